@@ -18,6 +18,7 @@ mod install;
 mod ls;
 mod run;
 mod sharing;
+mod sim;
 mod sockets;
 mod stats;
 mod users;
@@ -40,6 +41,7 @@ pub fn main() -> ExitCode {
         Some(("why", m)) => why::why(m),
         Some(("impair", m)) => impair::impair(m),
         Some(("cc", m)) => cc::cc(m),
+        Some(("sim", m)) => sim::sim(m),
         Some(("stats", m)) => stats::stats(m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
@@ -87,6 +89,7 @@ pub fn command() -> Command {
         .subcommand(cc::command())
         .subcommand(cm::command())
         .subcommand(impair::command())
+        .subcommand(sim::command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
         .subcommand(in_process::picture_command())

@@ -113,6 +113,25 @@ impl Core {
 }
 
 impl Worker {
+    /// What this worker answers to a peer that asks through `device`.
+    pub fn hello(&self, device: DeviceId) -> Hello {
+        self.core.own_hello(self.ports[device.index()].port.caps().active_mtu(), 0)
+    }
+
+    /// Tells the worker what `peer` has answered, so that it need not ask: queue pairs of the path use it from now on. Nothing
+    /// changes if the peer is known, or if no queue pair has joined the path. For a simulation, whose connections begin between
+    /// hosts that know each other; a daemon believes nobody but the peer itself.
+    pub fn know_peer(&mut self, now: Nanos, device: DeviceId, peer: IpAddr, hello: &Hello) {
+        let (own_boot_id, Some(at)) = (self.core.boot_id(), self.core.paths.find(device, peer)) else { return };
+        let path = &mut self.core.paths[at as usize];
+        if path.hello.is_burst() || path.is_own_address {
+            return;
+        }
+        path.hello.know(now, hello, own_boot_id);
+        self.core.tell_family(at as usize);
+        let _ = self.core.paths[at as usize].hello.take_change() && self.settle_cc(now, at as usize);
+    }
+
     /// Answers questions, and asks the peers whose time has come.
     #[cold]
     pub(crate) fn run_hellos(&mut self, now: Nanos) -> bool {

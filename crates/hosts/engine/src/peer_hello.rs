@@ -134,6 +134,11 @@ impl PeerHello {
         (self.is_burst, self.choice) = (true, choice);
         true
     }
+    /// Somebody else has asked: the answer is `hello`, whatever its number.
+    pub(crate) fn know(&mut self, now: Nanos, hello: &Hello, own_boot_id: u64) {
+        self.tid = hello.tid.max(1);
+        self.on_answer(now, &Hello { tid: self.tid, ..*hello }, own_boot_id);
+    }
     /// The peer asks. If its daemon was started anew, or has not answered until now, it is asked soon.
     ///
     /// Another congestion control than the one known is asked for, too, but not at once again and again: each change gives the

@@ -1,0 +1,162 @@
+//! `burst sim`: hosts that run the real engine, on a modelled network, in virtual time.
+
+mod plot;
+mod table;
+
+use burst_sim::results::Results;
+use burst_sim::scenario::Scenario;
+use burst_sim::world::World;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Exit code of a simulation that was stopped: 128 and the number of SIGINT, as a shell shows it.
+const EXIT_STOPPED: u8 = 130;
+/// Largest file of a scenario in bytes.
+const FILE_MAX: u64 = 1 << 20;
+/// Steps of the simulation between two looks at the clock.
+const STEPS_PER_LOOK: u32 = 1 << 14;
+/// Part of the available memory, in percent, that a simulation may need by its estimate.
+const MEMORY_PERCENT: u64 = 80;
+
+/// The grammar.
+pub fn command() -> Command {
+    let file =
+        |name, help| Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf)).help(help);
+    Command::new("sim")
+        .about("Simulate hosts that run the real engine on a modelled network (docs/simulator.md)")
+        .long_about(
+            "Simulate hosts that run the real engine on a modelled network, in virtual time.\n\n\
+             Transport, loss recovery, congestion control and scheduling are the code of the daemon; links, switches and \
+             what a host's processor costs are models. A scenario and a seed always give the same results. Ctrl-C ends the \
+             simulation with the results so far, marked as partial (exit code 130).",
+        )
+        .after_help("burst sim incast.toml\nburst sim incast.toml --seed 7 --json incast.json --svg incast.svg")
+        .arg(
+            Arg::new("scenario")
+                .value_name("SCENARIO.toml")
+                .required(true)
+                .value_parser(value_parser!(PathBuf))
+                .help("The scenario"),
+        )
+        .arg(
+            Arg::new("seed")
+                .long("seed")
+                .value_name("NUMBER")
+                .value_parser(value_parser!(u64))
+                .help("Seed, instead of the scenario's"),
+        )
+        .arg(file("json", "Write the results as JSON to this file; `-`: to the standard output, without the table"))
+        .arg(file("svg", "Plot the results into this file"))
+}
+
+/// Carries it out.
+pub fn sim(matches: &ArgMatches) -> ExitCode {
+    let path = matches.get_one::<PathBuf>("scenario").expect("a required argument");
+    let mut scenario = match read(path) {
+        Ok(scenario) => scenario,
+        Err(sentence) => {
+            eprintln!("burst: {sentence}");
+            return ExitCode::from(burst_args::EXIT_USAGE);
+        }
+    };
+    if let Some(seed) = matches.get_one::<u64>("seed") {
+        scenario.seed = *seed;
+    }
+    let results = match simulate(&scenario) {
+        Ok(results) => results,
+        Err(sentence) => return crate::fail(format!("{}: {sentence}", path.display())),
+    };
+    if let Err(sentence) = write(matches, &results) {
+        return crate::fail(sentence);
+    }
+    if results.is_partial { ExitCode::from(EXIT_STOPPED) } else { ExitCode::SUCCESS }
+}
+
+/// Reads a scenario; the sentence of an error begins with the file's name.
+fn read(path: &Path) -> Result<Scenario, String> {
+    let shown = path.display();
+    let length = std::fs::metadata(path).map_err(|e| format!("{shown}: {e}"))?.len();
+    if length > FILE_MAX {
+        return Err(format!("{shown}: longer than {FILE_MAX} bytes"));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{shown}: {e}"))?;
+    Scenario::parse(&text).map_err(|e| format!("{shown}: {e}"))
+}
+
+/// Runs a scenario to its end or until Ctrl-C.
+fn simulate(scenario: &Scenario) -> Result<Results, String> {
+    let estimate = scenario.estimate();
+    let available = available_memory();
+    eprintln!("{estimate}");
+    if estimate.bytes > available / 100 * MEMORY_PERCENT {
+        return Err(format!(
+            "needs about {} MiB, more than {MEMORY_PERCENT} % of the {} MiB that are available; use fewer hosts or less load",
+            estimate.bytes >> 20,
+            available >> 20
+        ));
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGINT, stop.clone()).map_err(|e| format!("SIGINT: {e}"))?;
+    let mut world = World::new(scenario).map_err(|e| e.to_string())?;
+    let bar = progress_bar(scenario);
+    let began = Instant::now();
+    loop {
+        for _ in 0..STEPS_PER_LOOK {
+            if !world.step().map_err(|e| e.to_string())? {
+                bar.finish_and_clear();
+                return Ok(world.results(false));
+            }
+        }
+        bar.set_position(world.now() / 1_000);
+        let rate = world.events() as f64 / began.elapsed().as_secs_f64().max(1e-3);
+        bar.set_message(format!("{:.2} M events/s", rate / 1e6));
+        // Relaxed: the flag carries nothing else.
+        if stop.load(Ordering::Relaxed) {
+            bar.finish_and_clear();
+            return Ok(world.results(true));
+        }
+    }
+}
+
+fn progress_bar(scenario: &Scenario) -> ProgressBar {
+    let bar = ProgressBar::new(scenario.time / 1_000);
+    let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+/// Bytes of memory that programs may still use; all there can be, if the system does not say.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib << 10)
+}
+
+/// Writes what the user has asked for.
+fn write(matches: &ArgMatches, results: &Results) -> Result<(), String> {
+    let json = matches.get_one::<PathBuf>("json");
+    if let Some(path) = json {
+        let mut text = serde_json::to_string_pretty(results).map_err(|e| format!("JSON: {e}"))?;
+        text.push('\n');
+        if path.as_os_str() == "-" {
+            print!("{text}");
+        } else {
+            std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+    }
+    if let Some(path) = matches.get_one::<PathBuf>("svg") {
+        let drawing = plot::draw(results).map_err(|e| format!("plot: {e}"))?;
+        std::fs::write(path, drawing).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    if json.is_none_or(|path| path.as_os_str() != "-") {
+        print!("{}", table::of(results));
+    }
+    Ok(())
+}

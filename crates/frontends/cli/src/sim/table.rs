@@ -1,0 +1,38 @@
+//! The results of a simulation as a table for a terminal.
+
+use burst_sim::results::{NetworkTotals, Results, TrafficResults};
+use std::fmt::Write;
+
+/// The table.
+pub fn of(results: &Results) -> String {
+    let mut text = String::new();
+    let partial = if results.is_partial { ", PARTIAL: stopped before its end" } else { "" };
+    let Results { scenario, seed, hosts, cpu, payload, simulated_us, packets, trains, passes, .. } = results;
+    let _ = writeln!(
+        text,
+        "{scenario}: seed {seed}, {hosts} hosts ({cpu}), payload {payload}, {:.3} ms simulated{partial}",
+        simulated_us / 1e3
+    );
+    let _ = writeln!(text, "{packets} packets in {trains} trains arrived; hosts ran {passes} passes\n");
+    let _ = writeln!(
+        text,
+        "{:<12} {:>9} {:>7} {:>9} {:>6} {:>10} {:>10} {:>10} {:>9} {:>9}",
+        "traffic", "messages", "failed", "Gbit/s", "Jain", "mean us", "p50 us", "p99 us", "slowdown", "its p99"
+    );
+    for TrafficResults { kind, messages, failed, goodput_gbps, jain, time_us, slowdown, .. } in &results.traffic {
+        let _ = writeln!(
+            text,
+            "{kind:<12} {messages:>9} {failed:>7} {goodput_gbps:>9.2} {jain:>6.3} {:>10.2} {:>10.2} {:>10.2} {:>9.2} {:>9.2}",
+            time_us.mean, time_us.p50, time_us.p99, slowdown.mean, slowdown.p99
+        );
+    }
+    let NetworkTotals { buffer_drops, losses, corrupted, receive_overflows, marks, pauses, queue_bytes_max } =
+        results.network;
+    let _ = writeln!(
+        text,
+        "\nnetwork: {buffer_drops} dropped by full buffers, {losses} lost, {corrupted} corrupted, {receive_overflows} dropped \
+         by hosts, {marks} marked, {pauses} pauses, fullest queue {:.1} KiB",
+        queue_bytes_max as f64 / 1024.0
+    );
+    text
+}

@@ -1,0 +1,168 @@
+//! Connections between simulated hosts, and which of them are free.
+//!
+//! A message takes a free connection of its pair of hosts, or a new one. A host that has many free connections gives the queue
+//! pairs of the oldest one to the next new connection.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Free connections that a host keeps for later messages to the same peer.
+const FREE_KEPT: usize = 64;
+
+/// An end: a host, and the number of a queue pair in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The host.
+    pub host: u32,
+    /// The queue pair's number in the host.
+    pub qp: u32,
+}
+
+/// A connection: the end that sends, and the other one.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    /// The ends.
+    pub ends: [Place; 2],
+    is_alive: bool,
+}
+
+/// All connections of a simulation.
+#[derive(Debug)]
+pub struct Connections {
+    all: Vec<Connection>,
+    /// Numbers of dead connections, which are used again.
+    dead: Vec<u32>,
+    /// Free connections by source and destination, oldest first.
+    free: BTreeMap<(u32, u32), VecDeque<u32>>,
+    /// Free connections by source, oldest first; an entry that is no longer free is skipped.
+    by_source: Vec<VecDeque<(u32, (u32, u32))>>,
+    /// Queue pairs by host that are in no connection.
+    queue_pairs: Vec<Vec<u32>>,
+    /// Connections of lanes.
+    lanes: BTreeMap<(u16, u32), u32>,
+}
+
+impl Connections {
+    /// No connections among so many hosts.
+    pub fn new(hosts: u32) -> Connections {
+        Connections {
+            all: Vec::new(),
+            dead: Vec::new(),
+            free: BTreeMap::new(),
+            by_source: vec![VecDeque::new(); hosts as usize],
+            queue_pairs: vec![Vec::new(); hosts as usize],
+            lanes: BTreeMap::new(),
+        }
+    }
+
+    /// A connection.
+    pub fn get(&self, number: u32) -> &Connection {
+        &self.all[number as usize]
+    }
+
+    /// Takes a free connection from `from` to `to`.
+    pub fn take(&mut self, from: u32, to: u32) -> Option<u32> {
+        let free = self.free.get_mut(&(from, to))?;
+        let number = free.pop_back();
+        if free.is_empty() {
+            self.free.remove(&(from, to));
+        }
+        number
+    }
+
+    /// The connection of a lane of a part of the traffic.
+    pub fn lane(&self, traffic: u16, lane: u32) -> Option<u32> {
+        self.lanes.get(&(traffic, lane)).copied()
+    }
+
+    /// Notes the connection of a lane.
+    pub fn set_lane(&mut self, traffic: u16, lane: u32, number: u32) {
+        self.lanes.insert((traffic, lane), number);
+    }
+
+    /// A queue pair of `host` that is in no connection, if there is one.
+    pub fn take_queue_pair(&mut self, host: u32) -> Option<u32> {
+        self.queue_pairs[host as usize].pop()
+    }
+
+    /// A new connection between two queue pairs.
+    pub fn add(&mut self, ends: [Place; 2]) -> u32 {
+        let connection = Connection { ends, is_alive: true };
+        match self.dead.pop() {
+            Some(number) => {
+                self.all[number as usize] = connection;
+                number
+            }
+            None => {
+                self.all.push(connection);
+                self.all.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The message of a connection has ended.
+    pub fn release(&mut self, number: u32) {
+        let [from, to] = self.all[number as usize].ends.map(|end| end.host);
+        self.free.entry((from, to)).or_default().push_back(number);
+        let line = &mut self.by_source[from as usize];
+        line.push_back((number, (from, to)));
+        if line.len() > FREE_KEPT
+            && let Some((oldest, pair)) = line.pop_front()
+        {
+            self.end(oldest, pair);
+        }
+    }
+
+    /// Ends a connection of `pair` if it is free.
+    fn end(&mut self, number: u32, pair: (u32, u32)) {
+        let Some(free) = self.free.get_mut(&pair) else { return };
+        let Some(at) = free.iter().position(|known| *known == number) else { return };
+        free.remove(at);
+        if free.is_empty() {
+            self.free.remove(&pair);
+        }
+        self.forget(number);
+    }
+
+    /// A connection has failed, or has ended: its queue pairs may be used again.
+    pub fn forget(&mut self, number: u32) {
+        let connection = &mut self.all[number as usize];
+        if std::mem::take(&mut connection.is_alive) {
+            for end in connection.ends {
+                self.queue_pairs[end.host as usize].push(end.qp);
+            }
+            self.dead.push(number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(from: u32, to: u32, qp: u32) -> [Place; 2] {
+        [Place { host: from, qp }, Place { host: to, qp }]
+    }
+
+    #[test]
+    fn a_free_connection_is_used_again() {
+        let mut all = Connections::new(3);
+        assert_eq!(all.take(0, 1), None);
+        let number = all.add(ends(0, 1, 0));
+        all.release(number);
+        assert_eq!((all.take(1, 0), all.take(0, 1), all.take(0, 1)), (None, Some(number), None));
+    }
+
+    #[test]
+    fn the_oldest_free_connection_ends_when_there_are_many() {
+        let mut all = Connections::new(2);
+        let numbers: Vec<u32> = (0..=FREE_KEPT as u32).map(|qp| all.add(ends(0, 1, qp))).collect();
+        numbers.iter().for_each(|number| all.release(*number));
+        assert_eq!((all.take_queue_pair(0), all.take_queue_pair(0), all.take_queue_pair(1)), (Some(0), None, Some(0)));
+        assert_eq!(all.add(ends(0, 1, 9)), numbers[0], "the number of the dead connection");
+        let mut free = 0;
+        while all.take(0, 1).is_some() {
+            free += 1;
+        }
+        assert_eq!(free, FREE_KEPT);
+    }
+}

@@ -1,0 +1,81 @@
+//! What a simulation will need, before it begins.
+
+use crate::scenario::{Pattern, Scenario, Sizes};
+use crate::topology;
+use burst_fabric::traffic::SizeTable;
+use std::fmt;
+
+/// Bytes of a host that has begun: worker, rings, tables (measured: `hosts_take_little_memory`).
+const HOST_BYTES: u64 = 150 << 10;
+/// Bytes of both ends of a connection with its queues.
+const CONNECTION_BYTES: u64 = 8 << 10;
+/// Bytes kept of a message that has ended.
+const ENDED_BYTES: u64 = 64;
+/// Trains that one core handles per second.
+const TRAINS_PER_SECOND: f64 = 400_000.0;
+
+/// An estimate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Messages.
+    pub messages: f64,
+    /// Packets with data.
+    pub packets: f64,
+    /// Time on one core, in seconds.
+    pub seconds: f64,
+}
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Estimate { bytes, messages, packets, seconds } = self;
+        let (messages, packets, mib) = (messages.round(), packets / 1e6, (bytes >> 20) + 1);
+        write!(f, "estimate: {messages} messages, {packets:.2} M packets, {mib} MiB, {seconds:.0} s")
+    }
+}
+
+impl Scenario {
+    /// What the simulation will need, as far as the scenario says.
+    pub fn estimate(&self) -> Estimate {
+        let rate = topology::host_rate(self) as f64;
+        let hosts = f64::from(self.hosts);
+        let (mut messages, mut bytes) = (0.0, 0.0);
+        for traffic in &self.traffic {
+            let seconds = (traffic.end - traffic.begin) as f64 / 1e12;
+            let line = rate / 8.0 * seconds;
+            let rounds = |every: u64| if every == 0 { 1.0 } else { (seconds * 1e12 / every as f64).ceil() };
+            let (count, size) = match &traffic.pattern {
+                Pattern::Stream { bytes, count, .. } => ((*count as f64).min(line / *bytes as f64), *bytes as f64),
+                Pattern::Poisson { sizes, load } => {
+                    let mean = mean_bytes(sizes);
+                    (load * line * hosts / mean, mean)
+                }
+                Pattern::Incast { senders, bytes, every, .. } => (rounds(*every) * f64::from(*senders), *bytes as f64),
+                Pattern::AllToAll { bytes, every } => (rounds(*every) * hosts * (hosts - 1.0), *bytes as f64),
+                Pattern::Permutation { bytes, every, .. } => (rounds(*every) * hosts, *bytes as f64),
+                Pattern::Ring { bytes } => {
+                    let part = (*bytes as f64 / hosts).ceil();
+                    (line / part * hosts, part)
+                }
+            };
+            messages += count;
+            bytes += count * size;
+        }
+        let mtu = f64::from(self.node.mtu.bytes());
+        let packets = bytes / mtu + messages;
+        let per_train = (f64::from(self.node.train_bytes) / mtu).max(1.0);
+        let trains = bytes / mtu / per_train + messages;
+        let at_once = (messages / 8.0).min(64.0 * hosts);
+        let memory = hosts * HOST_BYTES as f64 + messages * ENDED_BYTES as f64 + at_once * CONNECTION_BYTES as f64;
+        Estimate { bytes: memory as u64, messages, packets, seconds: 2.0 * trains / TRAINS_PER_SECOND }
+    }
+}
+
+fn mean_bytes(sizes: &Sizes) -> f64 {
+    match sizes {
+        Sizes::Fixed(bytes) => *bytes as f64,
+        Sizes::Table(name) => SizeTable::published(name).map_or(1.0, |table| table.mean()),
+        Sizes::Own(steps) => SizeTable::new(steps).map_or(1.0, |table| table.mean()),
+    }
+}

@@ -1,0 +1,255 @@
+//! The hunt for faults: a random scenario for each seed, run under the oracle, and made smaller when it fails.
+//!
+//! Scenarios are small (2 to 9 hosts), move real payload, and have everything at once: loss, reordering, duplication,
+//! corruption, faults, any congestion control, both ways of repairing loss. What must hold: every message ends well, exactly
+//! once, with the bytes that were sent, and the simulation comes to its end. A seed always gives the same scenario.
+
+use crate::scenario::Scenario;
+use crate::world::{SimError, World};
+use burst_base::rng::Rng;
+use std::fmt;
+
+/// Steps after which a scenario counts as endless. The longest has some hundred thousand.
+const STEPS_MAX: u64 = 20_000_000;
+/// Congestion controls that are tried.
+const CONTROLS: [&str; 6] = ["none", "aimd", "dctcp", "dcqcn", "swift", "timely"];
+
+/// The parts of a random scenario, which can be left out one by one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draft {
+    /// The seed, which is the scenario's, too.
+    pub seed: u64,
+    hosts: u32,
+    topology: &'static str,
+    rate_gbit: u64,
+    cpu: &'static str,
+    mtu: u32,
+    cc: &'static str,
+    selective: bool,
+    train_kib: u64,
+    /// `key = value` of `[links]`.
+    links: Vec<String>,
+    /// `key = value` of `[switches]`.
+    switches: Vec<String>,
+    /// Tables `[[traffic]]`.
+    traffic: Vec<String>,
+    /// Tables `[[fault]]`.
+    faults: Vec<String>,
+}
+
+/// A violation, and the smallest scenario that was found to have it.
+#[derive(Debug)]
+pub struct Found {
+    /// What is wrong.
+    pub error: SimError,
+    /// The scenario.
+    pub draft: Draft,
+    /// Scenarios that were tried to make it smaller.
+    pub tried: u32,
+}
+
+fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
+    from[(rng.next_u64() % from.len() as u64) as usize]
+}
+
+impl Draft {
+    /// The random scenario of a seed.
+    pub fn of_seed(seed: u64) -> Draft {
+        let mut rng = Rng::new(seed);
+        let rng = &mut rng;
+        let topology = pick(rng, &["pair", "star", "star", "dumbbell", "leaf-spine"]);
+        let hosts = match topology {
+            "pair" => 2,
+            "star" => 2 + rng.next_u32() % 8,
+            _ => 4 + 2 * (rng.next_u32() % 3),
+        };
+        let mut draft = Draft {
+            seed,
+            hosts,
+            topology,
+            rate_gbit: pick(rng, &[1, 10, 100]),
+            cpu: pick(rng, &["ideal", "ideal", "udp", "dpdk"]),
+            mtu: pick(rng, &[256, 1_024, 4_096]),
+            cc: pick(rng, &CONTROLS),
+            selective: rng.next_u32() % 4 != 0,
+            train_kib: pick(rng, &[4, 16, 64]),
+            links: Vec::new(),
+            switches: Vec::new(),
+            traffic: Vec::new(),
+            faults: Vec::new(),
+        };
+        for (key, shares) in [
+            ("loss", ["0.1%", "1%", "3%"]),
+            ("reorder", ["0.1%", "1%", "10%"]),
+            ("duplicate", ["0.1%", "1%", "5%"]),
+            ("corrupt", ["0.1%", "0.5%", "1%"]),
+        ] {
+            if rng.next_u32() % 2 == 0 {
+                draft.links.push(format!("{key} = \"{}\"", pick(rng, &shares)));
+            }
+        }
+        if topology != "pair" {
+            draft.add_switches(rng);
+        }
+        for _ in 0..1 + rng.next_u32() % 3 {
+            draft.add_traffic(rng);
+        }
+        for _ in 0..rng.next_u32() % 3 {
+            draft.add_fault(rng);
+        }
+        draft
+    }
+
+    fn add_switches(&mut self, rng: &mut Rng) {
+        if rng.next_u32() % 2 == 0 {
+            self.switches.push(format!("buffer = \"{}KiB\"", pick(rng, &[64, 256, 4_096])));
+        }
+        if rng.next_u32() % 3 == 0 {
+            self.switches.push("pfc = true".into());
+        }
+        if rng.next_u32() % 2 == 0 {
+            self.switches.push("ecn_min = \"20KiB\"\necn_max = \"80KiB\"\necn_share = \"20%\"".into());
+        }
+    }
+
+    fn add_traffic(&mut self, rng: &mut Rng) {
+        let verb = pick(rng, &["write", "write", "read", "send"]);
+        let size = pick(rng, &[1, 64, 255, 1_024, 4_097, 20_000, 65_536, 300_001]);
+        let hosts = self.hosts;
+        let body = match rng.next_u32() % 5 {
+            0 | 1 => {
+                let from = rng.next_u32() % hosts;
+                let to = (from + 1 + rng.next_u32() % (hosts - 1)) % hosts;
+                let (depth, count) = (pick(rng, &[1, 4, 16]), 20 + rng.next_u32() % 80);
+                format!("kind = \"stream\"\nfrom = {from}\nto = {to}\nsize = {size}\ndepth = {depth}\ncount = {count}")
+            }
+            2 => format!("kind = \"incast\"\nto = {}\nsize = {size}\nevery = \"1ms\"", rng.next_u32() % hosts),
+            3 => format!("kind = \"all-to-all\"\nsize = {}\nevery = \"2ms\"", size.min(20_000)),
+            _ => format!(
+                "kind = \"permutation\"\nshift = {}\nsize = {size}\nevery = \"1ms\"",
+                1 + rng.next_u32() % (hosts - 1)
+            ),
+        };
+        self.traffic.push(format!("{body}\nverb = \"{verb}\""));
+    }
+
+    fn add_fault(&mut self, rng: &mut Rng) {
+        let at = format!("at = \"{}us\"\nfor = \"{}us\"", rng.next_u32() % 4_000, 1 + rng.next_u32() % 1_500);
+        let host = rng.next_u32() % self.hosts;
+        self.faults.push(match rng.next_u32() % 2 {
+            0 => format!("kind = \"stall\"\nhost = {host}\n{at}"),
+            _ => format!("kind = \"link-down\"\nlink = \"host{host}\"\n{at}"),
+        });
+    }
+
+    /// The same, made smaller in one way; as many as there are ways.
+    fn smaller(&self) -> Vec<Draft> {
+        let mut all = Vec::new();
+        let mut push = |change: &dyn Fn(&mut Draft)| {
+            let mut draft = self.clone();
+            change(&mut draft);
+            if draft != *self {
+                all.push(draft);
+            }
+        };
+        for at in 0..self.faults.len() {
+            push(&|d| drop(d.faults.remove(at)));
+        }
+        for at in (0..self.traffic.len()).filter(|_| self.traffic.len() > 1) {
+            push(&|d| drop(d.traffic.remove(at)));
+        }
+        for at in 0..self.links.len() {
+            push(&|d| drop(d.links.remove(at)));
+        }
+        for at in 0..self.switches.len() {
+            push(&|d| drop(d.switches.remove(at)));
+        }
+        push(&|d| d.hosts = d.hosts.div_ceil(2).next_multiple_of(2));
+        push(&|d| d.cpu = "ideal");
+        push(&|d| d.cc = "aimd");
+        push(&|d| {
+            if d.hosts > 1 {
+                d.topology = "star";
+            }
+        });
+        all
+    }
+
+    /// Runs the scenario under the oracle.
+    ///
+    /// # Errors
+    /// What is violated.
+    pub fn run(&self) -> Result<(), SimError> {
+        let scenario = Scenario::parse(&self.to_string()).map_err(|e| SimError::Engine(e.to_string()))?;
+        let mut world = World::new(&scenario)?;
+        for _ in 0..STEPS_MAX {
+            if !world.step()? {
+                return world.check_end();
+            }
+        }
+        Err(SimError::Violation { at: world.now(), what: format!("no end after {STEPS_MAX} steps") })
+    }
+
+    /// Runs the scenario; if something is violated, looks for a smaller scenario in which something is.
+    pub fn hunt(self) -> Option<Found> {
+        let mut found = Found { error: self.run().err()?, draft: self, tried: 0 };
+        'smaller: loop {
+            for draft in found.draft.smaller() {
+                found.tried += 1;
+                // A scenario that has become wrong (a host that is no longer there) shows nothing.
+                if let Err(error @ SimError::Violation { .. }) = draft.run() {
+                    (found.error, found.draft) = (error, draft);
+                    continue 'smaller;
+                }
+            }
+            return Some(found);
+        }
+    }
+}
+
+/// The scenario's file.
+impl fmt::Display for Draft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Draft { seed, hosts, topology, rate_gbit, cpu, mtu, cc, selective, train_kib, .. } = self;
+        writeln!(f, "name = \"hunt {seed}\"\nseed = {seed}\ntime = \"5ms\"\ndrain = \"60s\"\npayload = \"real\"\n")?;
+        writeln!(f, "[topology]\nkind = \"{topology}\"\nrate = \"{rate_gbit}Gbit\"\ndelay = \"1us\"")?;
+        if *topology != "pair" {
+            writeln!(f, "hosts = {hosts}")?;
+        }
+        if *topology == "leaf-spine" {
+            writeln!(f, "leaves = 2\nspines = 2")?;
+        }
+        writeln!(f, "\n[hosts]\ncpu = \"{cpu}\"\nmtu = {mtu}\ncc = \"{cc}\"\nselective_repeat = {selective}")?;
+        writeln!(f, "train = \"{train_kib}KiB\"\nmemory = \"32MiB\"")?;
+        for (table, lines) in [("links", &self.links), ("switches", &self.switches)] {
+            if !lines.is_empty() {
+                writeln!(f, "\n[{table}]\n{}", lines.join("\n"))?;
+            }
+        }
+        for (table, bodies) in [("traffic", &self.traffic), ("fault", &self.faults)] {
+            for body in bodies {
+                writeln!(f, "\n[[{table}]]\n{body}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_seed_gives_a_scenario() {
+        for seed in 0..2_000 {
+            let text = Draft::of_seed(seed).to_string();
+            Scenario::parse(&text).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{text}"));
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_scenario() {
+        assert_eq!(Draft::of_seed(7), Draft::of_seed(7));
+        assert_ne!(Draft::of_seed(7).to_string(), Draft::of_seed(8).to_string());
+    }
+}

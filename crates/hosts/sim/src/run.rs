@@ -1,0 +1,182 @@
+//! Packets of one flow on their way through the modelled network.
+//!
+//! A [`PacketRun`] keeps what a port was given, packet by packet: head, length of the payload, padding; and the payload's bytes,
+//! if the simulation moves them. It is one buffer, so that a train costs one allocation, and the buffers are used again.
+
+use burst_fabric::Cut;
+use burst_frame::{Flow, HEAD_MAX, TRAILER_LEN, TxFrame};
+use burst_span::Span;
+
+/// What becomes of the payload of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum PayloadMode {
+    /// The bytes travel: what was sent arrives, and a test may compare.
+    Real,
+    /// Only lengths travel. Programs have no memory; reading and writing it does nothing.
+    #[default]
+    Void,
+}
+
+/// Bytes before each packet's head in the buffer: length of the head, padding, length of the payload (two bytes).
+const PREFIX: usize = 4;
+
+/// Packets of one flow.
+#[derive(Clone, Debug)]
+pub struct PacketRun {
+    /// Addresses.
+    pub flow: Flow,
+    /// Number of packets.
+    pub count: u32,
+    /// Whether payload is in `bytes`.
+    has_payload: bool,
+    /// For each packet: prefix, head, and the payload if `has_payload`.
+    bytes: Vec<u8>,
+}
+
+/// One packet of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct RunPacket<'a> {
+    /// The transport's headers.
+    pub head: &'a [u8],
+    /// Bytes of payload.
+    pub payload_len: usize,
+    /// The payload, or nothing if it does not travel.
+    pub payload: &'a [u8],
+    /// Zero bytes behind the payload.
+    pub pad: usize,
+}
+
+impl RunPacket<'_> {
+    /// Bytes from the head to the end of the padding.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.payload_len + self.pad
+    }
+
+    /// Writes the packet to `out`, which is longer by the trailer. Payload that does not travel stays as it is in `out`.
+    pub fn write_to(&self, out: &mut [u8]) {
+        debug_assert_eq!(out.len(), self.len() + TRAILER_LEN);
+        out[..self.head.len()].copy_from_slice(self.head);
+        if !self.payload.is_empty() {
+            out[self.head.len()..][..self.payload_len].copy_from_slice(self.payload);
+        }
+        out[self.head.len() + self.payload_len..].fill(0);
+    }
+}
+
+impl PacketRun {
+    /// A run without packets; `buffer` is used again.
+    pub fn new(flow: Flow, mode: PayloadMode, mut buffer: Vec<u8>) -> PacketRun {
+        buffer.clear();
+        PacketRun { flow, count: 0, has_payload: mode == PayloadMode::Real, bytes: buffer }
+    }
+
+    /// Appends a frame with its payload. False, and nothing is appended, if the payload cannot be read.
+    pub fn push<'a>(&mut self, frame: &TxFrame, spans: impl IntoIterator<Item = &'a Span>) -> bool {
+        debug_assert!(usize::from(frame.head_len) <= HEAD_MAX);
+        let start = self.bytes.len();
+        let [low, high] = frame.payload_len.to_le_bytes();
+        self.bytes.extend_from_slice(&[frame.head_len, frame.pad, low, high]);
+        self.bytes.extend_from_slice(frame.head());
+        if self.has_payload {
+            for span in spans {
+                let at = self.bytes.len();
+                self.bytes.resize(at + span.len(), 0);
+                if span.read_to(&mut self.bytes[at..]).is_err() {
+                    self.bytes.truncate(start);
+                    return false;
+                }
+            }
+        }
+        self.count += 1;
+        true
+    }
+
+    /// The packet that begins at `at` in the buffer, and where the next one begins. `None` at the end.
+    pub fn packet_at(&self, at: usize) -> Option<(RunPacket<'_>, usize)> {
+        let &[head_len, pad, low, high] = self.bytes.get(at..)?.first_chunk::<PREFIX>()?;
+        let payload_len = usize::from(u16::from_le_bytes([low, high]));
+        let head_at = at + PREFIX;
+        let payload_at = head_at + usize::from(head_len);
+        let end = payload_at + if self.has_payload { payload_len } else { 0 };
+        let (head, payload) = (self.bytes.get(head_at..payload_at)?, self.bytes.get(payload_at..end)?);
+        Some((RunPacket { head, payload_len, payload, pad: usize::from(pad) }, end))
+    }
+
+    /// Gives the buffer back, for another run.
+    pub fn into_buffer(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+impl Cut for PacketRun {
+    fn cut(&mut self, keep: u32) -> PacketRun {
+        let mut at = 0;
+        for _ in 0..keep {
+            let Some((_, next)) = self.packet_at(at) else { break };
+            at = next;
+        }
+        let rest = PacketRun { count: self.count.saturating_sub(keep), bytes: self.bytes.split_off(at), ..*self };
+        self.count -= rest.count;
+        rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_frame::TxBatch;
+
+    fn run(mode: PayloadMode) -> PacketRun {
+        let memory: Vec<u8> = (0..200).collect();
+        let own = burst_span::ProcessMemory::own().expect("own memory");
+        let span = own.span(memory.as_ptr() as u64, 200);
+        let mut batch = TxBatch::new(8);
+        assert!(batch.push(&Flow::default(), &[1; 28], &[span.sub(0, 50), span.sub(50, 50)], 0));
+        assert!(batch.push(&Flow::default(), &[2; 12], &[span.sub(100, 7)], 1));
+        assert!(batch.push(&Flow::default(), &[3; 16], &[], 0));
+        let mut run = PacketRun::new(Flow::default(), mode, Vec::new());
+        for frame in batch.frames() {
+            assert!(run.push(frame, batch.spans_of(frame)));
+        }
+        run
+    }
+
+    fn packets(run: &PacketRun) -> Vec<Vec<u8>> {
+        let (mut at, mut all) = (0, Vec::new());
+        while let Some((packet, next)) = run.packet_at(at) {
+            let mut out = vec![0xee; packet.len() + TRAILER_LEN];
+            packet.write_to(&mut out);
+            all.push(out);
+            at = next;
+        }
+        all
+    }
+
+    #[test]
+    fn packets_come_out_as_they_went_in() {
+        let all = packets(&run(PayloadMode::Real));
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [28 + 100 + 4, 12 + 7 + 1 + 4, 16 + 4]);
+        assert_eq!((&all[0][..28], &all[0][28..128]), (&[1; 28][..], &(0..100).collect::<Vec<u8>>()[..]));
+        assert_eq!(&all[1][12..], [100, 101, 102, 103, 104, 105, 106, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn payload_that_does_not_travel_has_its_length() {
+        let all = packets(&run(PayloadMode::Void));
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [132, 24, 20]);
+        assert_eq!((all[0][27], all[0][28], all[0][127], all[0][128]), (1, 0xee, 0xee, 0));
+    }
+
+    #[test]
+    fn a_cut_run_has_the_same_packets() {
+        for mode in [PayloadMode::Real, PayloadMode::Void] {
+            for keep in 0..=3 {
+                let whole = packets(&run(mode));
+                let mut first = run(mode);
+                let rest = first.cut(keep);
+                assert_eq!((first.count, rest.count), (keep, 3 - keep));
+                assert_eq!([packets(&first), packets(&rest)].concat(), whole);
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Scenarios that are read, and sentences for those that are not.
+use super::*;
+
+const GOOD: &str = r#"
+name = "two hosts"
+time = "1ms"
+
+[topology]
+kind = "pair"
+rate = "100Gbit"
+delay = "1us"
+
+[hosts]
+mtu = 1024
+cc = "dcqcn"
+
+[[traffic]]
+kind = "stream"
+size = "64KiB"
+"#;
+
+fn refused(what: &str, by: &str) -> String {
+    assert!(GOOD.contains(what), "{what}");
+    Scenario::parse(&GOOD.replacen(what, by, 1)).expect_err("a wrong scenario").to_string()
+}
+
+#[test]
+fn a_scenario_is_read() {
+    let scenario = Scenario::parse(GOOD).expect("a right scenario");
+    assert_eq!(
+        (scenario.name.as_str(), scenario.seed, scenario.hosts, scenario.time),
+        ("two hosts", 1, 2, 1_000_000_000)
+    );
+    assert_eq!((scenario.node.mtu, scenario.node.cpu.name, scenario.node.selective), (Mtu::B1024, "ideal", true));
+    let [Traffic { pattern: Pattern::Stream { from: 0, to: 1, bytes: 65_536, depth: 16, .. }, .. }] =
+        scenario.traffic[..]
+    else {
+        panic!("{:?}", scenario.traffic)
+    };
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line() {
+    let cases = [
+        ("mtu = 1024", "mtu = 1500", "line 11: mtu: 1500; expected 256, 512, 1024, 2048 or 4096"),
+        ("mtu = 1024", "mtuu = 1024", "line 11: unknown field `mtuu`"),
+        ("\"100Gbit\"", "\"-1Gbit\"", "line 7: rate: \"-1Gbit\" is not a bit rate above 0"),
+        ("\"100Gbit\"", "100", "line 7: rate: 100 is not a bit rate above 0"),
+        ("\"1us\"", "\"soon\"", "line 8: delay: \"soon\" is not a duration"),
+        ("\"pair\"", "\"ring\"", "line 6: kind: unknown variant `ring`"),
+        ("\"pair\"", "\"star\"", "line 5: hosts is missing"),
+        ("delay = \"1us\"", "leaves = 2", "line 5: leaves has no meaning for kind \"pair\""),
+        ("\"dcqcn\"", "\"dcqc\"", "line 12: cc: unknown congestion controller 'dcqc'; did you mean 'dcqcn'?"),
+        ("size = \"64KiB\"", "size = 0", "line 16: size: a message of 0 bytes; expected 1 byte to 1 GiB"),
+        ("size = \"64KiB\"", "", "line 14: size is missing"),
+        ("size = \"64KiB\"", "size = 1\nto = 2", "line 17: to: there is no host 2; the hosts are 0 to 1"),
+        ("size = \"64KiB\"", "size = 1\nfrom = 1", "to: host 1 would send to itself"),
+        ("size = \"64KiB\"", "size = 1\nload = 0.5", "line 14: load has no meaning for kind \"stream\""),
+        ("time = \"1ms\"", "time = \"0s\"", "line 3: time: expected more than 0"),
+    ];
+    for (what, by, expected) in cases {
+        let sentence = refused(what, by);
+        assert!(sentence.contains(expected), "{sentence:?} does not have {expected:?}");
+    }
+}
+
+#[test]
+fn a_table_of_sizes_rises_to_its_end() {
+    let with = |sizes: &str| {
+        let traffic = format!("kind = \"poisson\"\nload = 0.5\nsizes = {sizes}");
+        Scenario::parse(&GOOD.replace("kind = \"stream\"\nsize = \"64KiB\"", &traffic))
+    };
+    assert!(with("[[100, 0.5], [1000, 1.0]]").is_ok());
+    assert!(with("\"web-search\"").is_ok());
+    for wrong in ["[[100, 0.5], [50, 1.0]]", "[[100, 0.5], [1000, 0.4]]", "[[100, 0.5]]", "[]"] {
+        let sentence = with(wrong).expect_err("not monotone").to_string();
+        assert!(sentence.starts_with("line 17: sizes: the table is not monotone"), "{wrong}: {sentence}");
+    }
+    assert!(with("\"webserch\"").expect_err("unknown").to_string().contains("there is no table \"webserch\""));
+}

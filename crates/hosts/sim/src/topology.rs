@@ -1,0 +1,112 @@
+//! From a scenario's tables to the modelled network.
+
+use crate::port::WIRE_OVERHEAD;
+use crate::results::NetworkTotals;
+use crate::run::PacketRun;
+use crate::scenario::file::TopologyKind;
+use crate::scenario::value::{Rate, Share};
+use crate::scenario::{FaultKind, Pattern, Scenario};
+use burst_fabric::topology::{FatTree, Speeds};
+use burst_fabric::{Host, LinkFaults, Network, Switches, Topology, Totals};
+
+/// Rate of a host's link when the scenario has none: 100 Gbit/s.
+const RATE_DEFAULT: u64 = 100_000_000_000;
+/// Propagation when the scenario has none: 1 µs.
+const DELAY_DEFAULT: u64 = 1_000_000;
+/// Bytes of a packet beside its payload: BTH, and what it takes on the wire.
+const PACKET_OVERHEAD: u64 = 12 + WIRE_OVERHEAD as u64;
+/// Bytes of an acknowledgement on the wire.
+const ANSWER: u64 = PACKET_OVERHEAD + 4;
+
+/// Rate of the hosts' links in bit/s.
+pub fn host_rate(scenario: &Scenario) -> u64 {
+    scenario.topology.rate.map_or(RATE_DEFAULT, |rate| rate.0)
+}
+
+/// Requests that a queue pair must hold.
+pub fn queue_depth(scenario: &Scenario) -> u32 {
+    let depth = |pattern: &Pattern| if let Pattern::Stream { depth, .. } = pattern { *depth } else { 4 };
+    scenario.traffic.iter().map(|traffic| depth(&traffic.pattern)).max().unwrap_or(4).max(4)
+}
+
+/// The network of a scenario.
+///
+/// # Errors
+/// A sentence that names what cannot be reached, or a fault's link or switch that does not exist.
+pub fn build(scenario: &Scenario) -> Result<Topology, String> {
+    let t = &scenario.topology;
+    let host = host_rate(scenario);
+    let fabric = t.fabric_rate.map_or(host, |Rate(rate)| rate);
+    let speeds = Speeds { host, fabric, delay: t.delay.map_or(DELAY_DEFAULT, |delay| delay.0) };
+    let hosts = scenario.hosts;
+    let mut topology = match t.kind {
+        TopologyKind::Pair => Topology::pair(speeds),
+        TopologyKind::Star => Topology::star(hosts, speeds),
+        TopologyKind::Dumbbell => Topology::dumbbell(hosts, speeds),
+        TopologyKind::LeafSpine => Topology::leaf_spine(hosts, t.leaves.unwrap_or(1), t.spines.unwrap_or(1), speeds),
+        TopologyKind::FatTree => {
+            let shape = FatTree::of_srnic(hosts).ok_or("a fat tree has 16, 64, 256, 1024 or 4096 hosts")?;
+            Topology::fat_tree(hosts, shape, speeds)
+        }
+    };
+    let share = |share: Option<Share>| share.unwrap_or_default().0;
+    let links = &scenario.links;
+    topology.faults = LinkFaults {
+        loss: share(links.loss),
+        reorder: share(links.reorder),
+        duplicate: share(links.duplicate),
+        corrupt: share(links.corrupt),
+    };
+    let (s, default) = (&scenario.switches, Switches::default());
+    let train = u64::from(scenario.node.train_bytes) + u64::from(scenario.node.mtu.bytes());
+    // Twice what a link holds, and the train that is being sent.
+    let headroom =
+        2 * (speeds.host.max(speeds.fabric) / 8).saturating_mul(speeds.delay) / 1_000_000_000_000 + 2 * train;
+    topology.settings = Switches {
+        buffer: s.buffer.map_or(default.buffer, |size| size.0),
+        alpha: s.alpha.unwrap_or(default.alpha),
+        pfc: s.pfc.unwrap_or(default.pfc),
+        headroom: s.headroom.map_or(headroom, |size| size.0),
+        ecn_min: s.ecn_min.map_or(default.ecn_min, |size| size.0),
+        ecn_max: s.ecn_max.or(s.ecn_min).map_or(default.ecn_max, |size| size.0),
+        ecn_share: s.ecn_share.map_or(default.ecn_share, |share| share.0),
+        adapter: scenario.node.send_bytes,
+    };
+    topology.check()?;
+    check_faults(scenario, &topology)?;
+    Ok(topology)
+}
+
+/// Checks that the links and switches of faults exist.
+fn check_faults(scenario: &Scenario, topology: &Topology) -> Result<(), String> {
+    let mut trial: Network<PacketRun> = Network::new(topology, 0);
+    for fault in &scenario.faults {
+        match &fault.kind {
+            FaultKind::Link(name) if !trial.set_link(name, true) => {
+                return Err(format!("there is no link \"{name}\"; a host's is \"host0\", a switch's \"leaf0-spine1\""));
+            }
+            FaultKind::Drops { switch, .. } if !trial.set_drops(switch, 0.0) => {
+                let all = topology.switches.join(", ");
+                return Err(format!("there is no switch \"{switch}\"; there are: {all}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What the network has counted.
+pub fn totals(network: &Network<PacketRun>, receive_overflows: u64, corrupted: u64) -> NetworkTotals {
+    let Totals { buffer_drops, losses, marks, pauses, .. } = *network.totals();
+    let queue_bytes_max = network.queue_max();
+    NetworkTotals { buffer_drops, losses, corrupted, receive_overflows, marks, pauses, queue_bytes_max }
+}
+
+/// Picoseconds from the post of a message to its completion in an idle network with ideal hosts: propagation, each packet once
+/// on the slowest link, and the acknowledgement.
+pub fn ideal_time(scenario: &Scenario, network: &Network<PacketRun>, from: u32, to: u32, bytes: u64) -> u64 {
+    let mtu = u64::from(scenario.node.mtu.bytes());
+    let packets = bytes.div_ceil(mtu).max(1);
+    let packet = bytes.min(mtu) + PACKET_OVERHEAD;
+    network.ideal_time(Host(from), Host(to), bytes + packets * PACKET_OVERHEAD, packet, ANSWER)
+}

@@ -1,0 +1,536 @@
+//! A simulation: hosts, network and traffic in one virtual time.
+//!
+//! The loop goes from event to event: faults, messages that begin, packets that arrive, hosts that are due. Events of one time
+//! come in this order, hosts by their numbers. A host that has run runs again when its processor is free and it has work, at the
+//! engine's next deadline, or when packets arrive.
+
+use crate::connections::{Connections, Place};
+use crate::flows::{Flow, Message, Source};
+use crate::memory::Parts;
+use crate::node::{MemoryPart, Node, NodeConfig, Verb};
+use crate::port::{Outgoing, SimPortConfig, Work, lock};
+use crate::results::{Results, Tally};
+use crate::run::{PacketRun, PayloadMode};
+use crate::scenario::{FaultKind, Scenario};
+use crate::topology;
+use burst_base::Nanos;
+use burst_base::rng::Rng;
+use burst_base::verbs::WcStatus;
+use burst_fabric::{Arrival, Host, Network, Train};
+use burst_shm::Cqe;
+use rustix::fd::{AsFd, OwnedFd};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+/// Picoseconds per nanosecond, the engine's unit.
+const NANOSECOND: u64 = 1_000;
+/// Instead of a time: never.
+const NEVER: u64 = u64::MAX;
+
+/// Why a simulation ends early.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// The network of the scenario cannot be built.
+    #[error("the network cannot be built: {0}")]
+    Network(String),
+    /// The system has no memory or descriptor left.
+    #[error("host {host}: {error}")]
+    Host {
+        /// The host.
+        host: u32,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// A queue pair was refused.
+    #[error("{0}")]
+    Engine(String),
+    /// A property of reliable transports was violated: a fault of Burst.
+    #[error("violated at {at} ps: {what}")]
+    Violation {
+        /// When, in picoseconds.
+        at: u64,
+        /// What.
+        what: String,
+    },
+    /// The programs' memory is too small for the messages at one time.
+    #[error("host {0}: [hosts] memory is too small for the messages that are on their way at one time")]
+    Memory(u32),
+}
+
+/// A host and when it runs.
+struct HostState {
+    node: Option<Node>,
+    wake_at: u64,
+    /// Until when the processor is busy.
+    busy_until: u64,
+    /// Trains that the adapter had no room for.
+    backlog: VecDeque<Train<PacketRun>>,
+    /// The parts of the program's memory that are in use.
+    parts: Parts,
+}
+
+/// A simulation.
+pub struct World {
+    scenario: Scenario,
+    node_config: NodeConfig,
+    network: Network<PacketRun>,
+    hosts: Vec<HostState>,
+    wakes: BinaryHeap<Reverse<(u64, u32)>>,
+    sources: Vec<Source>,
+    connections: Connections,
+    /// Messages on their way, by the number in their requests.
+    flows: Vec<Flow>,
+    free_flows: Vec<u32>,
+    /// Faults that have not happened, the next one last; and those that end.
+    faults: Vec<(u64, usize, bool)>,
+    memory: Option<OwnedFd>,
+    arrivals: Vec<Arrival<PacketRun>>,
+    tally: Tally,
+    now: u64,
+}
+
+fn to_nanos(at: u64) -> Nanos {
+    Nanos(at / NANOSECOND)
+}
+
+impl World {
+    /// The world of a scenario at its beginning.
+    ///
+    /// # Errors
+    /// When the network cannot be built, or when there is no memory for the programs.
+    pub fn new(scenario: &Scenario) -> Result<World, SimError> {
+        let settings = &scenario.node;
+        let built = topology::build(scenario).map_err(SimError::Network)?;
+        let mut rng = Rng::new(scenario.seed);
+        let network = Network::new(&built, rng.next_u64());
+        let rate_bps = topology::host_rate(scenario);
+        let port = SimPortConfig {
+            link_mtu: settings.mtu.bytes() + 128,
+            rate_bps,
+            payload: scenario.payload,
+            train_bytes: settings.train_bytes,
+            receive_bytes: settings.receive_bytes,
+            hosts: scenario.hosts,
+        };
+        let node_config = NodeConfig {
+            port,
+            mtu: settings.mtu,
+            cc: settings.cc,
+            selective: settings.selective,
+            timeout: settings.timeout,
+            depth: topology::queue_depth(scenario),
+            memory: settings.memory,
+            seed: rng.next_u64(),
+        };
+        let sources = scenario.traffic.iter().map(|t| Source::new(t, scenario.hosts, rate_bps, rng.fork())).collect();
+        let idle = || HostState {
+            node: None,
+            wake_at: NEVER,
+            busy_until: 0,
+            backlog: VecDeque::new(),
+            parts: Parts::default(),
+        };
+        let mut faults: Vec<(u64, usize, bool)> = Vec::new();
+        for (index, fault) in scenario.faults.iter().enumerate() {
+            faults.push((fault.at, index, true));
+            if fault.lasts > 0 {
+                faults.push((fault.at + fault.lasts, index, false));
+            }
+        }
+        faults.sort_unstable_by_key(|fault| Reverse(*fault));
+        let memory = match scenario.payload {
+            PayloadMode::Real => Some(shared_memory(u64::from(scenario.hosts) * settings.memory).map_err(no_memory)?),
+            PayloadMode::Void => None,
+        };
+        Ok(World {
+            scenario: scenario.clone(),
+            node_config,
+            network,
+            hosts: (0..scenario.hosts).map(|_| idle()).collect(),
+            wakes: BinaryHeap::new(),
+            sources,
+            connections: Connections::new(scenario.hosts),
+            flows: Vec::new(),
+            free_flows: Vec::new(),
+            faults,
+            memory,
+            arrivals: Vec::new(),
+            tally: Tally::new(scenario),
+            now: 0,
+        })
+    }
+
+    /// The time, in picoseconds.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Events until now: passes of hosts, and trains that have arrived.
+    pub fn events(&self) -> u64 {
+        self.tally.passes + self.tally.trains
+    }
+
+    /// Handles all events of the next time. False at the end of the simulation.
+    ///
+    /// # Errors
+    /// [`SimError::Violation`] when an oracle finds a fault; others when the scenario cannot go on.
+    pub fn step(&mut self) -> Result<bool, SimError> {
+        let source = self.sources.iter().filter_map(Source::next_at).min();
+        let network = self.network.next_event();
+        let wake = self.wakes.peek().map(|wake| wake.0.0);
+        let fault = self.faults.last().map(|fault| fault.0);
+        let Some(at) = [source, network, wake].into_iter().flatten().min() else { return Ok(false) };
+        let at = fault.map_or(at, |fault| fault.min(at));
+        let is_over = at > self.scenario.time && self.tally.in_flight == 0 && source.is_none();
+        if is_over || at > self.scenario.time + self.scenario.drain {
+            return Ok(false);
+        }
+        debug_assert!(at >= self.now, "time goes forward");
+        self.now = at;
+        self.run_faults();
+        self.run_sources()?;
+        self.run_network();
+        while let Some(Reverse((wake, host))) = self.wakes.peek().copied()
+            && wake <= at
+        {
+            self.wakes.pop();
+            if self.hosts[host as usize].wake_at == wake {
+                self.run_host(host)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Checks what must hold when a simulation has come to its end: every message has ended well, and no packet has vanished.
+    ///
+    /// # Errors
+    /// [`SimError::Violation`].
+    pub fn check_end(&self) -> Result<(), SimError> {
+        let violated = |what: String| Err(SimError::Violation { at: self.now, what });
+        if self.tally.in_flight > 0 {
+            return violated(format!("{} messages have not ended", self.tally.in_flight));
+        }
+        if self.tally.failed() > 0 {
+            return violated(format!("{} messages have failed", self.tally.failed()));
+        }
+        self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))
+    }
+
+    /// What has been measured until now; `is_partial` if the simulation was stopped.
+    pub fn results(&self, is_partial: bool) -> Results {
+        self.tally.results(&self.scenario, &self.network, self.now, is_partial)
+    }
+
+    fn run_faults(&mut self) {
+        while let Some((at, index, begins)) = self.faults.last().copied()
+            && at <= self.now
+        {
+            self.faults.pop();
+            let fault = &self.scenario.faults[index];
+            match &fault.kind {
+                FaultKind::Link(name) => drop(self.network.set_link(name, !begins)),
+                FaultKind::Drops { switch, share } => {
+                    self.network.set_drops(switch, if begins { *share } else { 0.0 });
+                }
+                FaultKind::Stall { host } if begins => {
+                    let until = if fault.lasts > 0 { self.now + fault.lasts } else { NEVER };
+                    self.network.stall_nic(self.now, Host(*host), until);
+                }
+                FaultKind::Stall { .. } => {}
+            }
+        }
+    }
+
+    fn run_sources(&mut self) -> Result<(), SimError> {
+        for traffic in 0..self.sources.len() {
+            while let Some(message) = self.sources[traffic].take(self.now) {
+                self.send(traffic as u16, message)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Wakes a host at `at`, or when its processor is free.
+    fn wake(&mut self, host: u32, at: u64) {
+        let state = &mut self.hosts[host as usize];
+        let at = at.max(state.busy_until);
+        if at < state.wake_at {
+            state.wake_at = at;
+            self.wakes.push(Reverse((at, host)));
+        }
+    }
+
+    /// The node of a host, made when it is first needed.
+    fn node(&mut self, host: u32) -> Result<&mut Node, SimError> {
+        let state = &mut self.hosts[host as usize];
+        if state.node.is_none() {
+            let offset = u64::from(host) * self.node_config.memory;
+            let part = self.memory.as_ref().map(|file| MemoryPart { file: file.as_fd(), offset });
+            let node = Node::new(Host(host), self.node_config, part).map_err(|error| SimError::Host { host, error })?;
+            state.node = Some(node);
+        }
+        state.node.as_mut().ok_or(SimError::Engine("a host without a node".into()))
+    }
+
+    /// Begins a message.
+    fn send(&mut self, traffic: u16, message: Message) -> Result<(), SimError> {
+        let connection = self.connection(traffic, &message)?;
+        let verb = self.sources[usize::from(traffic)].traffic().verb;
+        let memory = self.place(&message)?;
+        let flow = Flow { message, traffic, verb, connection, memory, end: 0, status: 0 };
+        let id = match self.free_flows.pop() {
+            Some(id) => id,
+            None => {
+                self.flows.push(flow);
+                self.flows.len() as u32 - 1
+            }
+        };
+        self.flows[id as usize] = flow;
+        let [source, target] = self.connections.get(connection).ends;
+        let len = message.bytes as u32;
+        if self.memory.is_some() {
+            self.fill(id)?;
+        }
+        let (poster, other) = if verb == Verb::Read { (target, source) } else { (source, target) };
+        let [at, there] = if verb == Verb::Read { [memory[1], memory[0]] } else { memory };
+        let rkey = self.node(other.host)?.key();
+        if verb == Verb::Send && !self.node(target.host)?.post_receive(target.qp, u64::from(id), memory[1], len) {
+            return Err(SimError::Engine("a receive queue is full".into()));
+        }
+        if !self.node(poster.host)?.post(poster.qp, verb, u64::from(id), [at, there], len, rkey) {
+            return Err(SimError::Engine("a send queue is full".into()));
+        }
+        self.tally.begin();
+        self.wake(poster.host, self.now);
+        if verb == Verb::Send {
+            self.wake(target.host, self.now);
+        }
+        Ok(())
+    }
+
+    /// The connection for a message.
+    fn connection(&mut self, traffic: u16, message: &Message) -> Result<u32, SimError> {
+        let (from, to) = (message.from, message.to);
+        let known = match message.lane {
+            Some(lane) => self.connections.lane(traffic, lane),
+            None => self.connections.take(from, to),
+        };
+        if let Some(number) = known {
+            return Ok(number);
+        }
+        let mut ends = [Place { host: from, qp: 0 }, Place { host: to, qp: 0 }];
+        for end in &mut ends {
+            end.qp = match self.connections.take_queue_pair(end.host) {
+                Some(qp) => qp,
+                None => self.node(end.host)?.create().map_err(SimError::Engine)?,
+            };
+        }
+        let [a, b] = [self.node(from)?.end(ends[0].qp), self.node(to)?.end(ends[1].qp)];
+        let now = to_nanos(self.now);
+        // The responder first: it must be able to receive.
+        self.node(to)?.connect(now, ends[1].qp, &b, &a).map_err(SimError::Engine)?;
+        self.node(from)?.connect(now, ends[0].qp, &a, &b).map_err(SimError::Engine)?;
+        let number = self.connections.add(ends);
+        if let Some(lane) = message.lane {
+            self.connections.set_lane(traffic, lane, number);
+        }
+        self.wake(from, self.now);
+        self.wake(to, self.now);
+        Ok(number)
+    }
+
+    /// Places a message in the memory of both programs.
+    fn place(&mut self, message: &Message) -> Result<[u64; 2], SimError> {
+        let mut places = [0; 2];
+        if self.memory.is_some() {
+            for (place, host) in places.iter_mut().zip([message.from, message.to]) {
+                let parts = &mut self.hosts[host as usize].parts;
+                *place = parts.take(message.bytes, self.node_config.memory).ok_or(SimError::Memory(host))?;
+            }
+        }
+        Ok(places)
+    }
+
+    fn run_network(&mut self) {
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        self.network.step(self.now, &mut arrivals);
+        for arrival in arrivals.drain(..) {
+            let host = arrival.host.0;
+            let Some(train) = arrival.train else {
+                // The adapter has room again.
+                if !self.hosts[host as usize].backlog.is_empty() {
+                    self.wake(host, self.now);
+                }
+                continue;
+            };
+            self.tally.on_arrival(self.now, &train, arrival.corrupted);
+            if arrival.corrupted {
+                continue;
+            }
+            let state = &self.hosts[host as usize];
+            // A packet to a host that has never sent: nobody listens.
+            let Some(node) = &state.node else { continue };
+            let bytes = train.stride * (train.count - 1) + train.last;
+            if !lock(&node.wire).deliver(train.body, train.marked, bytes) {
+                self.tally.overflows += u64::from(train.count);
+            }
+            let sleeps = state.wake_at == NEVER || state.wake_at > self.now + self.scenario.node.cpu.wake;
+            let latency = if sleeps { self.scenario.node.cpu.wake } else { 0 };
+            self.wake(host, self.now + latency);
+        }
+        self.arrivals = arrivals;
+    }
+
+    /// Gives trains that waited, and those that the engine has sent, to the adapter. False if some have no room.
+    fn transmit(&mut self, host: u32) -> bool {
+        let state = &mut self.hosts[host as usize];
+        let Some(node) = &state.node else { return true };
+        {
+            let mut wire = lock(&node.wire);
+            let trains = wire.out.drain(..).map(|out| train_of(Host(host), out));
+            state.backlog.extend(trains);
+        }
+        while let Some(train) = state.backlog.pop_front() {
+            if let Err(train) = self.network.send(self.now, train) {
+                state.backlog.push_front(train);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// One pass of a host.
+    fn run_host(&mut self, host: u32) -> Result<(), SimError> {
+        self.hosts[host as usize].wake_at = NEVER;
+        if !self.transmit(host) {
+            return Ok(());
+        }
+        let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
+        let is_busy = node.run_once(to_nanos(self.now));
+        self.tally.passes += 1;
+        let work: Work = std::mem::take(&mut lock(&node.wire).work);
+        self.hosts[host as usize].busy_until = self.now + self.scenario.node.cpu.cost(&work);
+        let is_blocked = !self.transmit(host);
+        while let Some((qp, cqe)) = self.hosts[host as usize].node.as_mut().and_then(Node::poll) {
+            self.on_completion(host, qp, &cqe)?;
+        }
+        let now = self.now;
+        let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
+        let soon = now + NANOSECOND;
+        let next = match node.next_deadline(to_nanos(now)) {
+            _ if is_blocked => NEVER,
+            _ if is_busy || lock(&node.wire).has_arrived() => soon,
+            Nanos::NEVER => NEVER,
+            Nanos(deadline) => deadline.saturating_mul(NANOSECOND).max(soon),
+        };
+        if next != NEVER {
+            self.wake(host, next);
+        }
+        Ok(())
+    }
+
+    fn on_completion(&mut self, host: u32, qp: u32, cqe: &Cqe) -> Result<(), SimError> {
+        let id = cqe.wr_id as u32;
+        let now = self.now;
+        let violation = |what: String| SimError::Violation { at: now, what };
+        let Some(flow) = self.flows.get_mut(id as usize).filter(|flow| flow.end == 0) else {
+            return Err(violation(format!("host {host} got a second completion of request {id}")));
+        };
+        let is_failure = cqe.status != WcStatus::Success as u8;
+        if cqe.is_recv == 1 {
+            if !is_failure && u64::from(cqe.byte_len) != flow.message.bytes {
+                let (got, sent) = (cqe.byte_len, flow.message.bytes);
+                return Err(violation(format!("host {host} received {got} bytes of a message of {sent}")));
+            }
+            return Ok(());
+        }
+        let poster = self.connections.get(flow.connection).ends[usize::from(flow.verb == Verb::Read)];
+        if (poster.host, poster.qp) != (host, qp) {
+            return Err(violation(format!("host {host} got the completion of another queue pair's request {id}")));
+        }
+        flow.end = now;
+        flow.status = cqe.status;
+        let flow = *flow;
+        if self.memory.is_some() {
+            if !is_failure {
+                self.check(&flow, id)?;
+            }
+            let Message { from, to, .. } = flow.message;
+            self.hosts[from as usize].parts.free(flow.memory[0]);
+            self.hosts[to as usize].parts.free(flow.memory[1]);
+        }
+        self.tally.end(&flow);
+        self.free_flows.push(id);
+        if is_failure {
+            // Requests behind it have failed, too.
+            if flow.message.lane.is_none() {
+                self.connections.forget(flow.connection);
+            }
+            return Ok(());
+        }
+        if flow.message.lane.is_none() {
+            self.connections.release(flow.connection);
+        }
+        self.sources[usize::from(flow.traffic)].on_end(now, &flow.message);
+        self.run_sources()
+    }
+
+    /// The byte at `at` of message `id`, which nothing else has.
+    fn pattern(id: u32, begin: u64, at: usize) -> u8 {
+        let word = (u64::from(id) << 32 ^ begin).wrapping_add(at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word.to_le_bytes()[at % 8] ^ word.to_le_bytes()[7 - at % 8]
+    }
+
+    /// Fills the memory from which message `id` is sent.
+    fn fill(&mut self, id: u32) -> Result<(), SimError> {
+        let Flow { message, memory, .. } = self.flows[id as usize];
+        let bytes: Vec<u8> = (0..message.bytes as usize).map(|at| World::pattern(id, message.at, at)).collect();
+        let span = self.node(message.from)?.memory(memory[0], message.bytes as u32);
+        match span.map(|span| span.write_from(&bytes)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(SimError::Memory(message.from)),
+        }
+    }
+
+    /// Compares what has arrived with what was sent.
+    fn check(&mut self, flow: &Flow, id: u32) -> Result<(), SimError> {
+        let Message { to, bytes, at: begin, .. } = flow.message;
+        let mut got = vec![0; bytes as usize];
+        let span = self.node(to)?.memory(flow.memory[1], bytes as u32);
+        if !matches!(span.map(|span| span.read_to(&mut got)), Some(Ok(()))) {
+            return Err(SimError::Memory(to));
+        }
+        match got.iter().enumerate().find(|(at, byte)| **byte != World::pattern(id, begin, *at)) {
+            None => Ok(()),
+            Some((at, _)) => Err(SimError::Violation {
+                at: self.now,
+                what: format!("byte {at} of a message of {bytes} bytes to host {to} is not what was sent"),
+            }),
+        }
+    }
+}
+
+fn no_memory(error: rustix::io::Errno) -> SimError {
+    SimError::Engine(format!("no memory for the programs: {error}"))
+}
+
+/// A file without a name, sealed against shrinking.
+fn shared_memory(bytes: u64) -> Result<OwnedFd, rustix::io::Errno> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let fd = memfd_create("burst-sim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, bytes)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK)?;
+    Ok(fd)
+}
+
+/// The train of a run. Packets differ by the headers of first and last packets, a few bytes; the train's bytes are exact.
+fn train_of(from: Host, out: Outgoing) -> Train<PacketRun> {
+    let Outgoing { to, run, bytes, last } = out;
+    let count = run.count;
+    let stride = if count > 1 { (bytes - last) / (count - 1) } else { last };
+    let last = bytes - stride * (count - 1);
+    let flow = &run.flow;
+    let key = u64::from(flow.src_port) << 48 ^ u64::from(from.0) << 24 ^ u64::from(to.0);
+    let (class, capable) = (flow.tos >> 5, flow.tos & 3 != 0);
+    Train { flow: key, from, to, class, ecn_capable: capable, marked: false, count, stride, last, body: run }
+}
