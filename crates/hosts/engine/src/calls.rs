@@ -132,7 +132,8 @@ impl Tables<'_> {
             if signals.has_events() {
                 signals.for_each(|signal| path.on_signal(now, signal));
                 if signals.is_refused() {
-                    path.hello.refused(now);
+                    path.hello.doubted(now);
+                    outbox.hello_due = outbox.hello_due.min(path.hello.due());
                 }
             }
             if signals.is_reported() {

@@ -78,7 +78,7 @@ impl Core {
             && !path.is_own_address
         {
             path.hello.join(now, flow, asks);
-            self.hello_due = self.hello_due.min(path.hello.due());
+            self.outbox.hello_due = self.outbox.hello_due.min(path.hello.due());
         }
     }
 
@@ -86,7 +86,7 @@ impl Core {
     pub(crate) fn greet_again(&mut self, now: Nanos) {
         if self.asks() {
             self.paths.iter_mut().filter(|path| path.users > 0).for_each(|path| path.hello.ask_now(now));
-            self.hello_due = now;
+            self.outbox.hello_due = now;
         }
     }
 
@@ -98,7 +98,7 @@ impl Core {
             && let Some(path) = self.paths.get_mut(at as usize)
         {
             path.hello.on_vendor_id(now);
-            self.hello_due = self.hello_due.min(path.hello.due());
+            self.outbox.hello_due = self.outbox.hello_due.min(path.hello.due());
         }
     }
 
@@ -163,7 +163,7 @@ impl Worker {
                 }
             }
         }
-        self.core.hello_due = self.core.paths.iter().map(|path| path.hello.due()).min().unwrap_or(Nanos::NEVER);
+        self.core.outbox.hello_due = self.core.paths.iter().map(|path| path.hello.due()).min().unwrap_or(Nanos::NEVER);
         any
     }
 
@@ -199,7 +199,7 @@ impl RxBurst<'_> {
             (true, Some(at)) if self.core.paths[at].hello.on_answer(now, &hello, own_boot_id) => {
                 self.core.tell_family(at);
                 // The controller follows with the timers of this pass.
-                self.core.hello_due = now;
+                self.core.outbox.hello_due = now;
             }
             (true, _) => self.counters.count(Reason::HelloUnexpected),
             // Before anything is read of it: a flood of questions costs no more than its packets.
@@ -207,7 +207,7 @@ impl RxBurst<'_> {
             (false, at) => {
                 if let Some(at) = at {
                     self.core.paths[at].hello.on_question(now, &hello);
-                    self.core.hello_due = self.core.hello_due.min(self.core.paths[at].hello.due());
+                    self.core.outbox.hello_due = self.core.outbox.hello_due.min(self.core.paths[at].hello.due());
                 }
                 self.answer_hello(&frame.flow, &hello);
             }
@@ -218,6 +218,6 @@ impl RxBurst<'_> {
         // With the timers of this pass, when the port is at hand.
         let back = Flow { src: from.dst, dst: from.src, tos: 0, ..*from };
         self.core.hello_questions.push(HelloQuestion { device: self.device, back, tid: hello.tid });
-        self.core.hello_due = self.now;
+        self.core.outbox.hello_due = self.now;
     }
 }

@@ -17,6 +17,9 @@ use burst_wire::hello::{FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_XRC_SELECT
 const WAITS: [Nanos; 3] = [Nanos::from_ms(250), Nanos::from_ms(1_000), Nanos::from_ms(4_000)];
 /// Time until a peer that has not answered is asked again.
 pub const STANDARD_FOR: Nanos = Nanos::from_ms(600_000);
+/// Time until a peer is asked again that has answered, but whose queue pair did not answer the selective repeat family in time.
+/// It doubles each time, up to [`STANDARD_FOR`]: the path may lose just these packets.
+const DOUBTED_FOR: Nanos = Nanos::from_ms(1_000);
 /// Time until a peer that has answered is asked again.
 pub const REFRESH: Nanos = Nanos::from_ms(60_000);
 /// Shortest time from an answer to a question about another congestion control.
@@ -35,6 +38,8 @@ pub(crate) struct PeerHello {
     tid: u64,
     /// Questions without an answer.
     tries: u8,
+    /// How often it did not answer the family although it had said that it would.
+    doubts: u8,
     /// When to ask, or to give up.
     due: Nanos,
     /// When the last answer came.
@@ -56,6 +61,7 @@ impl Default for PeerHello {
             flow: None,
             tid: 0,
             tries: 0,
+            doubts: 0,
             due: Nanos::NEVER,
             answered_at: Nanos(0),
             is_burst: false,
@@ -153,7 +159,19 @@ impl PeerHello {
             self.due = self.due.min(now.max(self.answered_at + CHOICE_PAUSE));
         }
     }
-    /// The peer does not answer packets of the selective repeat family, or questions: it counts as standard.
+    /// The peer has said that it can do the selective repeat family, and a queue pair got no answer to it: the standard family is
+    /// used until the peer has said it again. Its daemon may be another by now, or the network may be slower than the timers.
+    #[cold]
+    pub(crate) fn doubted(&mut self, now: Nanos) {
+        if !self.is_burst {
+            return;
+        }
+        let wait = Nanos((DOUBTED_FOR.0 << self.doubts.min(10)).min(STANDARD_FOR.0));
+        self.doubts = self.doubts.saturating_add(1);
+        self.refused(now);
+        self.due = now + wait;
+    }
+    /// The peer does not answer questions: it counts as standard.
     #[cold]
     pub(crate) fn refused(&mut self, now: Nanos) {
         (self.window, self.features) = (0, 0);
@@ -228,6 +246,23 @@ mod tests {
         assert_eq!(windows(FEATURE_XRC_SELECTIVE), [0, 500]);
         assert_eq!(windows(FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE), [500; 2]);
         assert_eq!(windows(0), [0; 2]);
+    }
+
+    #[test]
+    fn a_peer_that_had_answered_is_asked_again_soon_and_then_later_and_later() {
+        let mut peer = PeerHello::default();
+        peer.join(Nanos(0), &Flow::default(), true);
+        let mut waits = Vec::new();
+        for _ in 0..12 {
+            let now = peer.due();
+            assert!(peer.on_due(now, 77).is_some() && peer.on_answer(now, &answer(77), 9));
+            peer.doubted(now);
+            waits.push(peer.due().since(now).0 / 1_000_000_000);
+            // Another queue pair of the path gives up as well.
+            peer.doubted(now + Nanos(5));
+            assert_eq!((peer.window(QpType::Rc), peer.due()), (0, now + Nanos(1_000_000_000 * waits[waits.len() - 1])));
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]);
     }
 
     #[test]

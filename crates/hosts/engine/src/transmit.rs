@@ -161,7 +161,7 @@ impl Worker {
     /// Fires due timers.
     pub(crate) fn run_timers(&mut self, now: Nanos) -> bool {
         let mut any = self.core.pacing.next_deadline() <= now && self.open_gates(now);
-        any |= self.core.hello_due <= now && self.run_hellos(now);
+        any |= self.core.outbox.hello_due <= now && self.run_hellos(now);
         while let Some(index) = self.core.wheel.pop_due(now) {
             any |= self.fire(now, index);
         }

@@ -81,6 +81,8 @@ pub(crate) struct Outbox {
     pub full: Vec<Weak<dyn EventSink>>,
     /// When events that had no room are tried again; never, if there are none.
     pub retry_at: Nanos,
+    /// When a peer is to be asked what it can do.
+    pub hello_due: Nanos,
     /// Whether completions were written since [`Worker::has_delivered`] was last called.
     pub delivered: bool,
     /// What acknowledgements have said of the path during a call to a queue pair.
@@ -95,6 +97,7 @@ impl Outbox {
             lost: Vec::with_capacity(LOST_MAX),
             full: Vec::new(),
             retry_at: Nanos::NEVER,
+            hello_due: Nanos::NEVER,
             delivered: false,
             report: AckReport::default(),
         }
@@ -189,8 +192,6 @@ pub(crate) struct Core {
     pub pulse: Arc<Pulse>,
     /// Records of loss recovery, which queue pairs borrow.
     pub records: RecordPool,
-    /// When a peer is to be asked what it can do.
-    pub hello_due: Nanos,
     /// Questions asked.
     pub hellos_asked: u64,
     pub hello_answers: hello::AnswerBudget,
@@ -241,7 +242,6 @@ impl Core {
                 true => RecordPool::strict(RECORDS_MAX, PACKETS_MAX),
                 false => RecordPool::default(),
             },
-            hello_due: Nanos::NEVER,
             hellos_asked: 0,
             hello_answers: hello::AnswerBudget::default(),
             hello_questions: Vec::new(),
@@ -310,13 +310,13 @@ impl Worker {
     /// When the next pass is due if nothing else happens before.
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
-        let Core { wheel, pacing, delayed_acks, outbox, hello_due, .. } = &self.core;
+        let Core { wheel, pacing, delayed_acks, outbox, .. } = &self.core;
         let tables = wheel
             .next_deadline()
             .min(pacing.next_deadline())
             .min(delayed_acks.next_deadline())
             .min(outbox.retry_at)
-            .min(*hello_due);
+            .min(outbox.hello_due);
         ports.min(self.agent.next_deadline()).min(tables)
     }
 

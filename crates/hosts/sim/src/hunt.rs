@@ -211,7 +211,7 @@ impl Draft {
 impl fmt::Display for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Draft { seed, hosts, topology, rate_gbit, cpu, mtu, cc, selective, train_kib, .. } = self;
-        writeln!(f, "name = \"hunt {seed}\"\nseed = {seed}\ntime = \"5ms\"\ndrain = \"60s\"\npayload = \"real\"\n")?;
+        writeln!(f, "name = \"hunt {seed}\"\nseed = {seed}\ntime = \"5ms\"\ndrain = \"600s\"\npayload = \"real\"\n")?;
         writeln!(f, "[topology]\nkind = \"{topology}\"\nrate = \"{rate_gbit}Gbit\"\ndelay = \"1us\"")?;
         if *topology != "pair" {
             writeln!(f, "hosts = {hosts}")?;
@@ -220,7 +220,8 @@ impl fmt::Display for Draft {
             writeln!(f, "leaves = 2\nspines = 2")?;
         }
         writeln!(f, "\n[hosts]\ncpu = \"{cpu}\"\nmtu = {mtu}\ncc = \"{cc}\"\nselective_repeat = {selective}")?;
-        writeln!(f, "train = \"{train_kib}KiB\"\nmemory = \"32MiB\"")?;
+        // Longer than any queue here: a host gives up after eight time-outs, and that would be right.
+        writeln!(f, "train = \"{train_kib}KiB\"\nmemory = \"32MiB\"\ntimeout = 14")?;
         for (table, lines) in [("links", &self.links), ("switches", &self.switches)] {
             if !lines.is_empty() {
                 writeln!(f, "\n[{table}]\n{}", lines.join("\n"))?;

@@ -7,6 +7,7 @@ use crate::topology;
 use burst_base::verbs::WcStatus;
 use burst_fabric::{Network, Train};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Points of each series over time.
 const SERIES_POINTS: u64 = 200;
@@ -45,6 +46,8 @@ pub struct Tally {
     pub in_flight: u64,
     /// Messages that have failed, by part of the traffic.
     failed: Vec<u64>,
+    /// The first message that has failed.
+    pub first_failure: Option<Flow>,
     ended: Vec<Ended>,
     warm_up: u64,
     interval: u64,
@@ -64,6 +67,7 @@ impl Tally {
             corrupted: 0,
             in_flight: 0,
             failed: vec![0; scenario.traffic.len()],
+            first_failure: None,
             ended: Vec::new(),
             warm_up: scenario.warm_up,
             interval: scenario.time.div_ceil(SERIES_POINTS).max(1),
@@ -87,6 +91,7 @@ impl Tally {
         let (message, traffic) = (&flow.message, flow.traffic);
         if flow.status != WcStatus::Success as u8 {
             self.failed[usize::from(traffic)] += 1;
+            self.first_failure.get_or_insert(*flow);
         } else if message.at >= self.warm_up {
             let (bytes, from, to) = (message.bytes, message.from, message.to);
             self.ended.push(Ended { traffic, bytes, from, to, begin: message.at, end: flow.end });
@@ -109,7 +114,7 @@ impl Tally {
     }
 
     /// What is known at `now`.
-    pub fn results(&self, scenario: &Scenario, network: &Network<PacketRun>, now: u64, is_partial: bool) -> Results {
+    pub fn results(&self, scenario: &Scenario, network: &Network<PacketRun>, now: u64) -> Results {
         let traffic = (0..scenario.traffic.len()).map(|part| self.traffic(scenario, network, part as u16)).collect();
         let gbps = |bytes: &u64| *bytes as f64 * 8.0 / (self.interval as f64 / 1e3);
         Results {
@@ -119,7 +124,7 @@ impl Tally {
             seed: scenario.seed,
             cpu: scenario.node.cpu.name,
             payload: if scenario.payload == PayloadMode::Real { "real" } else { "void" },
-            is_partial,
+            is_partial: false,
             hosts: scenario.hosts,
             simulated_us: now as f64 / MICROSECOND,
             passes: self.passes,
@@ -127,6 +132,7 @@ impl Tally {
             packets: self.packets,
             traffic,
             network: topology::totals(network, self.overflows, self.corrupted),
+            engine: BTreeMap::new(),
             interval_us: self.interval as f64 / MICROSECOND,
             series_gbps: self.series.iter().map(|points| points.iter().map(gbps).collect()).collect(),
         }
@@ -218,6 +224,8 @@ pub struct Results {
     pub traffic: Vec<TrafficResults>,
     /// The network.
     pub network: NetworkTotals,
+    /// Counters of the engines, those that are not 0, summed over all hosts: traffic, and the reasons of `burst why`.
+    pub engine: BTreeMap<&'static str, u64>,
     /// Time between two points of the series.
     pub interval_us: f64,
     /// For each source, when there are at most 64 hosts: the rate at which its packets arrived.

@@ -20,7 +20,7 @@ use burst_fabric::{Arrival, Host, Network, Train};
 use burst_shm::Cqe;
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 /// Picoseconds per nanosecond, the engine's unit.
 const NANOSECOND: u64 = 1_000;
@@ -210,15 +210,25 @@ impl World {
         if self.tally.in_flight > 0 {
             return violated(format!("{} messages have not ended", self.tally.in_flight));
         }
-        if self.tally.failed() > 0 {
-            return violated(format!("{} messages have failed", self.tally.failed()));
+        if let Some(Flow { message, verb, status, end, .. }) = &self.tally.first_failure {
+            let (failed, Message { at, from, to, bytes, .. }) = (self.tally.failed(), message);
+            return violated(format!(
+                "{failed} messages have failed; the first, a {verb:?} of {bytes} bytes from host {from} to host {to}, began at \
+                 {at} ps and failed at {end} ps with status {status}"
+            ));
         }
         self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))
     }
 
     /// What has been measured until now; `is_partial` if the simulation was stopped.
     pub fn results(&self, is_partial: bool) -> Results {
-        self.tally.results(&self.scenario, &self.network, self.now, is_partial)
+        let mut engine = BTreeMap::new();
+        for node in self.hosts.iter().filter_map(|state| state.node.as_ref()) {
+            for (name, value) in node.counters().snapshot().into_iter().filter(|(_, value)| *value > 0) {
+                *engine.entry(name).or_insert(0) += value;
+            }
+        }
+        Results { engine, is_partial, ..self.tally.results(&self.scenario, &self.network, self.now) }
     }
 
     fn run_faults(&mut self) {

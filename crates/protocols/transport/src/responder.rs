@@ -300,6 +300,17 @@ impl Responder {
         (resource.start, resource.next, resource.end) = (index, index, end);
         self.served = self.served.min(age);
     }
+
+    /// READs and ATOMICs of the selective repeat family are answered in the standard one from now on, those too whose response
+    /// the peer asks for again: it understands no other. What is left of a response begins as a whole one.
+    #[cold]
+    pub(crate) fn answer_in_standard_family(&mut self) {
+        self.pending &= !READ_REPAIR_DUE;
+        for resource in &mut self.resources {
+            (resource.selective, resource.is_repair, resource.rest) = (false, false, None);
+            resource.start = resource.next;
+        }
+    }
 }
 
 impl Qp {

@@ -98,6 +98,7 @@ impl Qp {
     pub(crate) fn leave_selective(&mut self, env: &mut Env<'_>) {
         self.resp.sel.active = false;
         self.forget_responses();
+        self.resp.answer_in_standard_family();
         if let Some(early) = self.resp.sel.early.take()
             && let Some(pool) = env.fx.records()
         {

@@ -268,6 +268,35 @@ fn a_packet_of_the_standard_family_ends_the_count() {
 }
 
 #[test]
+fn a_read_that_is_asked_for_again_in_the_standard_family_is_answered_in_it() {
+    let standard = |end: &mut End, psn: u32, (first, len): (u32, u32)| {
+        let head = HeadBuf::new(&Bth::new(Opcode::RcReadRequest, qpn_of(1), Psn::new(psn)));
+        let reth = Reth { addr: u64::from(first * MTU), rkey: Rkey(end.lkey), len };
+        end.receive_from(NOW, ip_of(0), head.reth(reth).as_slice());
+    };
+    let sent = |end: &mut End| -> Vec<String> {
+        let packets = end.drain(NOW);
+        let parsed = packets.iter().map(|bytes| Packet::parse(bytes).expect("well-formed").bth);
+        parsed.map(|bth| format!("{:?} {}", bth.opcode, bth.psn.get())).collect()
+    };
+    // The window lets a part of the first response go; the second waits behind it.
+    for (window, before) in [(16 * 1024, 4 + 2), (2 * 1024, 2)] {
+        let mut end = responder(window);
+        ask(&mut end, 10, 4 * MTU);
+        ask(&mut end, 14, 2 * MTU);
+        assert_eq!(responses(&mut end, NOW).len(), before);
+        standard(&mut end, 10, (0, 4 * MTU));
+        standard(&mut end, 14, (0, 2 * MTU));
+        let first =
+            ["RcReadResponseFirst 10", "RcReadResponseMiddle 11", "RcReadResponseMiddle 12", "RcReadResponseLast 13"];
+        let second = ["RcReadResponseFirst 14", "RcReadResponseLast 15"];
+        assert_eq!(sent(&mut end), [&first[..], &second].concat(), "window {window}");
+        standard(&mut end, 12, (2, 2 * MTU));
+        assert_eq!(sent(&mut end), ["RcReadResponseFirst 12", "RcReadResponseLast 13"]);
+    }
+}
+
+#[test]
 fn without_the_peers_word_none_is_sent_and_none_is_expected() {
     let base = setup(2 * 1024);
     let mut end = End::new(1, &base);
