@@ -233,6 +233,7 @@ impl<T: Cut> Network<T> {
         }
         let Some(queued) = port.pop() else { return };
         let bytes = queued.train.bytes();
+        port.packets_sent += u64::from(queued.train.count);
         port.sending = Some(Sending { class: queued.train.class, bytes, ingress: queued.ingress });
         let free_at = now + port.time_of(bytes);
         self.schedule(free_at, What::Free(at));
@@ -509,6 +510,13 @@ impl<T: Cut> Network<T> {
     pub fn queue_max(&self) -> u64 {
         let switches = self.ports.iter().filter(|port| port.node >= self.hosts);
         switches.map(|port| port.queued_max).max().unwrap_or(0)
+    }
+
+    /// Packets that each switch has sent whose name begins with `prefix`.
+    pub fn sent_through(&self, prefix: &str) -> Vec<u64> {
+        let names = self.topology.switches.iter().zip(self.hosts..).filter(|(name, _)| name.starts_with(prefix));
+        let sent = |node| self.ports.iter().filter(|port| port.node == node).map(|port| port.packets_sent).sum();
+        names.map(|(_, node)| sent(node)).collect()
     }
 
     /// Rate and delay of each link on a way between two hosts.

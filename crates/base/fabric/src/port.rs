@@ -53,6 +53,8 @@ pub(crate) struct Port<T> {
     pub pausing: u8,
     /// For adapters: a train was refused.
     pub was_full: bool,
+    /// Packets that were sent.
+    pub packets_sent: u64,
     /// Bytes queued, and the most there have been.
     pub queued: u64,
     pub queued_max: u64,
@@ -82,6 +84,7 @@ impl<T> Port<T> {
             headroom_used: [0; CLASSES],
             pausing: 0,
             was_full: false,
+            packets_sent: 0,
             queued: 0,
             queued_max: 0,
         }

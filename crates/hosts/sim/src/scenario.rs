@@ -242,7 +242,7 @@ impl Scenario {
             let key = line.split_once('=').map(|(key, _)| key.trim()).filter(|key| !key.is_empty());
             let what = error.message().lines().next().unwrap_or("not TOML").to_owned();
             let what = match key {
-                Some(key) if !what.contains(key) => format!("{key}: {what}"),
+                Some(key) if !what.contains(&format!("`{key}`")) => format!("{key}: {what}"),
                 _ => what,
             };
             ScenarioError { line: text.line(&span), what }

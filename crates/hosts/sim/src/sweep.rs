@@ -188,7 +188,7 @@ mod tests {
     fn what_is_wrong_with_a_key_is_said() {
         let refused = |axis: &str| grid(FILE, &[Axis::parse(axis).expect("an axis")]).expect_err("wrong");
         assert_eq!(refused("traffic.3.size=1"), "traffic.3.size: there are 1 tables, from 0");
-        assert_eq!(refused("seed.x=1"), "seed.x: 'x' is not in a table");
+        assert_eq!(refused("time.x=1"), "time.x: 'x' is not in a table");
         assert!(refused("hosts.mtu=7").starts_with("hosts.mtu=7: mtu: 7; expected 256"));
         assert!(Axis::parse("seed").is_err() && Axis::parse("seed=1,").is_err());
     }

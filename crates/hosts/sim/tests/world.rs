@@ -1,0 +1,121 @@
+//! Simulations against what must hold: equal runs, computed times, memory, random scenarios.
+
+use burst_sim::hunt::Draft;
+use burst_sim::results::Results;
+use burst_sim::scenario::Scenario;
+use burst_sim::sweep::{Axis, grid, run};
+use burst_sim::world::World;
+use std::sync::atomic::AtomicBool;
+
+fn simulate(text: &str) -> Results {
+    let scenario = Scenario::parse(text).expect("a scenario");
+    let mut world = World::new(&scenario).expect("a world");
+    while world.step().expect("no violation") {}
+    world.check_end().expect("an end");
+    world.results(false)
+}
+
+fn scenario(topology: &str, hosts: &str, rest: &str, traffic: &str) -> String {
+    format!("{rest}\n[topology]\n{topology}\n[hosts]\n{hosts}\n[[traffic]]\n{traffic}\n")
+}
+
+const PAIR: &str = "kind = \"pair\"\nrate = \"100Gbit\"\ndelay = \"1us\"";
+const BUSY: &str =
+    "time = \"2ms\"\n[links]\nloss = \"0.5%\"\nreorder = \"1%\"\n[switches]\necn_min = \"20KiB\"\necn_max = \"80KiB\"";
+
+#[test]
+fn the_same_scenario_gives_the_same_bytes_on_one_thread_and_on_many() {
+    let text = scenario(
+        "kind = \"leaf-spine\"\nhosts = 8\nleaves = 2\nspines = 2",
+        "cc = \"dcqcn\"",
+        BUSY,
+        "kind = \"poisson\"\nsizes = \"web-search\"\nload = 0.6",
+    );
+    let points = grid(&text, &[Axis::parse("seed=1,2,3,4").expect("an axis")]).expect("a grid");
+    let json = |threads| {
+        let results = run(&points, threads, &AtomicBool::new(false), &|| {});
+        let text = |result: Option<Result<Results, String>>| {
+            serde_json::to_string(&result.expect("it ran").expect("results")).expect("JSON")
+        };
+        results.into_iter().map(text).collect::<Vec<_>>()
+    };
+    let (one, four) = (json(1), json(4));
+    assert_eq!(one, four);
+    assert_eq!(one, json(1), "a second time");
+    assert!(one[0] != one[1] && one[0].contains("\"messages\""));
+}
+
+#[test]
+fn a_message_alone_takes_the_ideal_time() {
+    for (size, mtu) in [("1", 1_024), ("4096", 4_096), ("64KiB", 4_096), ("1MiB", 1_024)] {
+        let traffic = format!("kind = \"stream\"\nsize = \"{size}\"\ndepth = 1\ncount = 40");
+        let results = simulate(&scenario(PAIR, &format!("mtu = {mtu}\ncc = \"none\""), "time = \"50ms\"", &traffic));
+        let slowdown = &results.traffic[0].slowdown;
+        assert_eq!(results.traffic[0].messages, 40);
+        assert!(
+            (1.0..1.15).contains(&slowdown.p50),
+            "{size}, MTU {mtu}: {slowdown:?}, {:?}",
+            results.traffic[0].time_us
+        );
+    }
+}
+
+#[test]
+fn a_stream_fills_the_link_and_its_bytes_arrive() {
+    for verb in ["write", "read", "send"] {
+        let traffic = format!("kind = \"stream\"\nsize = \"64KiB\"\nverb = \"{verb}\"");
+        let results = simulate(&scenario(PAIR, "mtu = 4096", "time = \"1ms\"\npayload = \"real\"", &traffic));
+        assert!(results.traffic[0].goodput_gbps > 90.0, "{verb}: {} Gbit/s", results.traffic[0].goodput_gbps);
+    }
+}
+
+#[test]
+fn hosts_share_a_bottleneck() {
+    let text = scenario(
+        "kind = \"star\"\nhosts = 5",
+        "cc = \"dctcp\"",
+        "time = \"20ms\"\nwarm_up = \"5ms\"\n[switches]\necn_min = \"100KiB\"\necn_max = \"100KiB\"",
+        "kind = \"incast\"\nto = 0\nsize = \"64KiB\"\nevery = \"40us\"",
+    );
+    let results = simulate(&text);
+    assert!(results.traffic[0].jain > 0.99, "{}", results.traffic[0].jain);
+    assert!(results.network.marks > 0);
+}
+
+#[test]
+fn a_processor_costs_time() {
+    let rate = |cpu: &str| {
+        let hosts = format!("cpu = \"{cpu}\"");
+        simulate(&scenario(PAIR, &hosts, "time = \"5ms\"", "kind = \"stream\"\nsize = \"64KiB\"")).traffic[0]
+            .goodput_gbps
+    };
+    let [ideal, udp, dpdk] = ["ideal", "udp", "dpdk"].map(rate);
+    assert!(udp < dpdk && dpdk <= ideal, "{ideal} {dpdk} {udp}");
+}
+
+#[test]
+fn faults_pass() {
+    let traffic = "kind = \"stream\"\nsize = \"64KiB\"\n[[fault]]\nkind = \"link-down\"\nlink = \"host1\"\nat = \"1ms\"\nfor = \"200us\"\n\
+                   [[fault]]\nkind = \"stall\"\nhost = 0\nat = \"3ms\"\nfor = \"200us\"";
+    let results = simulate(&scenario(PAIR, "", "time = \"5ms\"\npayload = \"real\"", traffic));
+    assert!(results.network.losses > 0 && results.traffic[0].failed == 0);
+    // 0.4 of 5 ms, and the time-out that ends the first.
+    assert!(results.traffic[0].goodput_gbps > 50.0, "{}", results.traffic[0].goodput_gbps);
+}
+
+#[test]
+fn a_fault_without_its_link_is_refused() {
+    let traffic = "kind = \"stream\"\nsize = 64\n[[fault]]\nkind = \"link-down\"\nlink = \"host7\"\nat = \"1ms\"";
+    let scenario = Scenario::parse(&scenario(PAIR, "", "time = \"5ms\"", traffic)).expect("a scenario");
+    let sentence = World::new(&scenario).err().expect("refused").to_string();
+    assert!(sentence.contains("there is no link \"host7\""), "{sentence}");
+}
+
+#[test]
+fn random_scenarios_hold_under_the_oracle() {
+    for seed in 0..150 {
+        if let Err(error) = Draft::of_seed(seed).run() {
+            panic!("seed {seed}: {error}\nburst sim replay {seed}\n{}", Draft::of_seed(seed));
+        }
+    }
+}
