@@ -43,9 +43,9 @@ conformance: build ## Run rdma-core's own test suite (from PyPI) and compare wit
 	@$(PYTHON) tests/conformance/run
 	@$(PYTHON) tests/conformance/run --in-process
 
-hunt: build ## Attack a daemon beside a bystander and search for faults by seeds, for hours; kill a guarded one 200 times (tests/hunt/run; PARTS=attacks SECONDS=60 KILLS=200)
+hunt: build ## Attack a daemon beside a bystander and search for faults by seeds, for hours; kill a guarded one 200 times; simulate 10,000 random scenarios (tests/hunt/run; PARTS=sim SECONDS=60 KILLS=200 SEEDS=10000)
 	$(CARGO) build --release --locked -p burst-control --example attack
-	SECONDS_EACH=$(or $(SECONDS),60) KILLS=$(or $(KILLS),200) tests/hunt/run $(PARTS)
+	SECONDS_EACH=$(or $(SECONDS),60) KILLS=$(or $(KILLS),200) SEEDS=$(or $(SEEDS),10000) tests/hunt/run $(PARTS)
 
 demo: deps build ## Install what is missing, build, and measure Debian's perftest against kernel TCP between two namespaces (target/demo)
 	@scripts/demo

@@ -33,12 +33,12 @@ mod port;
 pub mod topology;
 pub mod traffic;
 
-pub use network::{Arrival, Network, Totals};
+pub use network::{Delivery, Network, Totals};
 pub use topology::{LinkFaults, Switches, Topology};
 
 /// A host's number, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Host(pub u32);
+pub struct HostId(pub u32);
 
 /// The content of a train, as far as the network must know it.
 pub trait Cut: Clone {
@@ -53,9 +53,9 @@ pub struct Train<T> {
     /// What chooses among equal routes: a hash of addresses and ports.
     pub flow: u64,
     /// The source.
-    pub from: Host,
+    pub from: HostId,
     /// The destination.
-    pub to: Host,
+    pub to: HostId,
     /// Class, 0 to 7; the highest is sent first.
     pub class: u8,
     /// Whether switches may mark it.

@@ -1,17 +1,17 @@
 //! The network that runs: events of ports and switches in virtual time.
 
-use crate::port::{CLASSES, Port, Queued, Sending, time_of};
+use crate::port::{CLASSES, LinkEnd, QueuedTrain, Sending, time_of};
 use crate::topology::{LinkFaults, REORDER_MAX, Switches, Topology, distances, neighbours};
-use crate::{Cut, Host, Train};
+use crate::{Cut, HostId, Train};
 use burst_base::rng::Rng;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 /// What reaches a host: a train, or that its adapter has room again.
 #[derive(Debug)]
-pub struct Arrival<T> {
+pub struct Delivery<T> {
     /// The host.
-    pub host: Host,
+    pub host: HostId,
     /// The train; `None`: the adapter that refused one has room again.
     pub train: Option<Train<T>>,
     /// Whether the ICRC of its packets is wrong.
@@ -43,29 +43,29 @@ enum What<T> {
     /// The port's train has been sent.
     Free(u32),
     /// A train's first packet has come in by a port of a switch, or its last one by a port of a host.
-    Come { port: u32, queued: Queued<T> },
+    Come { port: u32, queued: QueuedTrain<T> },
     /// The other end pauses or resumes classes of a port.
     Pause { port: u32, paused: u8 },
 }
 
-struct Event<T> {
+struct NetworkEvent<T> {
     at: u64,
     sequence: u64,
     what: What<T>,
 }
 
-impl<T> PartialEq for Event<T> {
+impl<T> PartialEq for NetworkEvent<T> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl<T> Eq for Event<T> {}
-impl<T> PartialOrd for Event<T> {
+impl<T> Eq for NetworkEvent<T> {}
+impl<T> PartialOrd for NetworkEvent<T> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl<T> Ord for Event<T> {
+impl<T> Ord for NetworkEvent<T> {
     // The earliest is the greatest, for the heap.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.sequence).cmp(&(self.at, self.sequence))
@@ -88,7 +88,7 @@ struct Switch {
 
 /// A running network.
 pub struct Network<T> {
-    ports: Vec<Port<T>>,
+    ports: Vec<LinkEnd<T>>,
     /// Random numbers of the link behind each port.
     rngs: Vec<Rng>,
     switches: Vec<Switch>,
@@ -97,14 +97,14 @@ pub struct Network<T> {
     hosts: u32,
     faults: LinkFaults,
     settings: Switches,
-    events: BinaryHeap<Event<T>>,
+    events: BinaryHeap<NetworkEvent<T>>,
     sequence: u64,
     totals: Totals,
     topology: Topology,
 }
 
 /// What happens to a part of a train on a link.
-struct Piece<T> {
+struct TrainPiece<T> {
     train: Train<T>,
     /// Bytes of the train before it.
     before: u64,
@@ -120,8 +120,8 @@ impl<T: Cut> Network<T> {
         let mut ports = Vec::new();
         for link in &topology.links {
             let [a, b] = [ports.len() as u32, ports.len() as u32 + 1];
-            ports.push(Port::new(link.ends[0], b, link.rate, link.delay));
-            ports.push(Port::new(link.ends[1], a, link.rate, link.delay));
+            ports.push(LinkEnd::new(link.ends[0], b, link.rate, link.delay));
+            ports.push(LinkEnd::new(link.ends[1], a, link.rate, link.delay));
         }
         let rngs = ports.iter().map(|_| links.fork()).collect();
         let hosts = topology.hosts;
@@ -159,7 +159,7 @@ impl<T: Cut> Network<T> {
             let distance = distances(nodes, &all, hosts + to as u32);
             for from in 0..count {
                 let node = hosts + from as u32;
-                let leads = |port: &Port<T>| {
+                let leads = |port: &LinkEnd<T>| {
                     let next = self.ports[port.peer as usize].node;
                     port.node == node && distance[next as usize] < distance[node as usize] && next >= hosts
                 };
@@ -171,7 +171,7 @@ impl<T: Cut> Network<T> {
     }
 
     /// Bytes that the adapter of a host has room for.
-    pub fn room(&self, host: Host) -> u64 {
+    pub fn room(&self, host: HostId) -> u64 {
         let port = &self.ports[self.adapters[host.0 as usize].0 as usize];
         self.settings.adapter.saturating_sub(port.queued)
     }
@@ -189,7 +189,7 @@ impl<T: Cut> Network<T> {
             return Err(train);
         }
         self.totals.sent += u64::from(train.count);
-        port.push(Queued { train, is_corrupted: false, whole_at: now, ingress: None }, bytes);
+        port.push(QueuedTrain { train, is_corrupted: false, whole_at: now, ingress: None }, bytes);
         self.start(now, at);
         Ok(())
     }
@@ -200,9 +200,9 @@ impl<T: Cut> Network<T> {
     }
 
     /// Handles all events until `until`, that time included. What reaches hosts is appended to `out`, in order.
-    pub fn step(&mut self, until: u64, out: &mut Vec<Arrival<T>>) {
+    pub fn step(&mut self, until: u64, out: &mut Vec<Delivery<T>>) {
         while self.events.peek().is_some_and(|event| event.at <= until) {
-            let Some(Event { at: now, what, .. }) = self.events.pop() else { return };
+            let Some(NetworkEvent { at: now, what, .. }) = self.events.pop() else { return };
             match what {
                 What::Free(port) => self.on_free(now, port, out),
                 What::Come { port, queued } => self.on_come(now, port, queued, out),
@@ -216,7 +216,7 @@ impl<T: Cut> Network<T> {
 
     fn schedule(&mut self, at: u64, what: What<T>) {
         self.sequence += 1;
-        self.events.push(Event { at, sequence: self.sequence, what });
+        self.events.push(NetworkEvent { at, sequence: self.sequence, what });
     }
 
     /// Begins to send the next train of a port, if it can.
@@ -241,9 +241,9 @@ impl<T: Cut> Network<T> {
     }
 
     /// Lets a train that port `at` begins to send travel to the other end.
-    fn deliver(&mut self, now: u64, at: u32, queued: Queued<T>) {
-        let Queued { train, is_corrupted, whole_at, .. } = queued;
-        let Port { rate, delay, peer, is_up, .. } = self.ports[at as usize];
+    fn deliver(&mut self, now: u64, at: u32, queued: QueuedTrain<T>) {
+        let QueuedTrain { train, is_corrupted, whole_at, .. } = queued;
+        let LinkEnd { rate, delay, peer, is_up, .. } = self.ports[at as usize];
         if !is_up {
             self.totals.losses += u64::from(train.count);
             return;
@@ -256,20 +256,20 @@ impl<T: Cut> Network<T> {
             let end = now + time_of(piece.before + piece.train.bytes(), rate) + late_end + delay + piece.late;
             let head = now + time_of(piece.before + piece.train.first(), rate) + delay + piece.late;
             let is_corrupted = is_corrupted || piece.is_corrupted;
-            let queued = Queued { train: piece.train, is_corrupted, whole_at: end, ingress: None };
+            let queued = QueuedTrain { train: piece.train, is_corrupted, whole_at: end, ingress: None };
             self.schedule(if to_host { end } else { head }, What::Come { port: peer, queued });
         }
     }
 
     /// Cuts a train where the link treats packets differently.
-    fn pieces(&mut self, at: u32, train: Train<T>) -> Vec<Piece<T>> {
-        let whole = |train| Piece { train, before: 0, late: 0, is_corrupted: false };
+    fn pieces(&mut self, at: u32, train: Train<T>) -> Vec<TrainPiece<T>> {
+        let whole = |train| TrainPiece { train, before: 0, late: 0, is_corrupted: false };
         let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
         if loss + reorder + duplicate + corrupt == 0.0 {
             return vec![whole(train)];
         }
         let rng = &mut self.rngs[at as usize];
-        let mut pieces: Vec<Piece<T>> = Vec::new();
+        let mut pieces: Vec<TrainPiece<T>> = Vec::new();
         let (mut rest, mut before, mut untouched) = (Some(train), 0, 0);
         while let Some(mut train) = rest.take() {
             let [is_lost, is_late, is_double, is_corrupted] =
@@ -277,7 +277,7 @@ impl<T: Cut> Network<T> {
             if !(is_lost || is_late || is_double || is_corrupted) {
                 untouched += 1;
                 if untouched == train.count {
-                    pieces.push(Piece { train, before, late: 0, is_corrupted: false });
+                    pieces.push(TrainPiece { train, before, late: 0, is_corrupted: false });
                 } else {
                     rest = Some(train);
                 }
@@ -286,7 +286,7 @@ impl<T: Cut> Network<T> {
             if untouched > 0 {
                 let tail = train.cut(untouched);
                 let bytes = train.bytes();
-                pieces.push(Piece { train, before, late: 0, is_corrupted: false });
+                pieces.push(TrainPiece { train, before, late: 0, is_corrupted: false });
                 (train, before, untouched) = (tail, before + bytes, 0);
             }
             rest = (train.count > 1).then(|| train.cut(1));
@@ -294,11 +294,16 @@ impl<T: Cut> Network<T> {
             let late = if is_late { 1 + rng.next_u64() % REORDER_MAX } else { 0 };
             if is_double && !is_lost {
                 self.totals.duplicated += 1;
-                pieces.push(Piece { train: train.clone(), before, late: rng.next_u64() % REORDER_MAX, is_corrupted });
+                pieces.push(TrainPiece {
+                    train: train.clone(),
+                    before,
+                    late: rng.next_u64() % REORDER_MAX,
+                    is_corrupted,
+                });
             }
             match is_lost {
                 true => self.totals.losses += 1,
-                false => pieces.push(Piece { train, before, late, is_corrupted }),
+                false => pieces.push(TrainPiece { train, before, late, is_corrupted }),
             }
             before += bytes;
         }
@@ -306,7 +311,7 @@ impl<T: Cut> Network<T> {
     }
 
     /// A port has sent its train.
-    fn on_free(&mut self, now: u64, at: u32, out: &mut Vec<Arrival<T>>) {
+    fn on_free(&mut self, now: u64, at: u32, out: &mut Vec<Delivery<T>>) {
         let port = &mut self.ports[at as usize];
         if let Some(Sending { class, bytes, ingress: Some((from, headroom)) }) = port.sent() {
             self.release(now, from, class, bytes, headroom);
@@ -314,13 +319,13 @@ impl<T: Cut> Network<T> {
         let port = &mut self.ports[at as usize];
         if port.was_full && port.node < self.hosts && port.queued <= self.settings.adapter / 2 {
             port.was_full = false;
-            out.push(Arrival { host: Host(port.node), train: None, corrupted: false });
+            out.push(Delivery { host: HostId(port.node), train: None, corrupted: false });
         }
         self.start(now, at);
     }
 
     /// A train comes in by a port.
-    fn on_come(&mut self, now: u64, at: u32, queued: Queued<T>, out: &mut Vec<Arrival<T>>) {
+    fn on_come(&mut self, now: u64, at: u32, queued: QueuedTrain<T>, out: &mut Vec<Delivery<T>>) {
         let port = &self.ports[at as usize];
         let Some(switch) = port.node.checked_sub(self.hosts) else {
             if port.stalled_until > now {
@@ -328,8 +333,8 @@ impl<T: Cut> Network<T> {
                 return self.schedule(until, What::Come { port: at, queued });
             }
             self.totals.arrived += u64::from(queued.train.count);
-            let host = Host(port.node);
-            return out.push(Arrival { host, train: Some(queued.train), corrupted: queued.is_corrupted });
+            let host = HostId(port.node);
+            return out.push(Delivery { host, train: Some(queued.train), corrupted: queued.is_corrupted });
         };
         let drops = self.switches[switch as usize].drops;
         if drops > 0.0 && chance(&mut self.switches[switch as usize].rng, drops) {
@@ -350,11 +355,11 @@ impl<T: Cut> Network<T> {
         let ways = &routes[last.unwrap_or(0) as usize];
         let mixed = (train.flow ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32;
-        ways[(mixed * ways.len() as u64 >> 32) as usize]
+        ways[((mixed * ways.len() as u64) >> 32) as usize]
     }
 
     /// Puts a train that came in by `from` into the queue of `to`, if the buffer has room.
-    fn forward(&mut self, now: u64, from: u32, to: u32, mut queued: Queued<T>) {
+    fn forward(&mut self, now: u64, from: u32, to: u32, mut queued: QueuedTrain<T>) {
         let settings = self.settings;
         let (class, mut bytes) = (queued.train.class, queued.train.bytes());
         let Some(headroom) = self.admit(now, from, class, bytes) else {
@@ -381,7 +386,7 @@ impl<T: Cut> Network<T> {
         now: u64,
         from: u32,
         to: u32,
-        mut queued: Queued<T>,
+        mut queued: QueuedTrain<T>,
         bytes: u64,
         headroom: u64,
         s: &Switches,
@@ -472,8 +477,8 @@ impl<T: Cut> Network<T> {
         self.schedule(now + delay, What::Pause { port: peer, paused });
     }
 
-    /// Lets a link go down or up again: trains that are sent meanwhile are lost. A host's name stands for its link, two names with
-    /// `-` between them for the link of two switches. False if there is no such link.
+    /// Lets a link go down or up again: trains that are sent meanwhile are lost. A host's name stands for its link, two names
+    /// with `-` between them for the link of two switches. False if there is no such link.
     pub fn set_link(&mut self, name: &str, is_up: bool) -> bool {
         let mut found = false;
         for (at, link) in self.topology.links.iter().enumerate() {
@@ -495,7 +500,7 @@ impl<T: Cut> Network<T> {
     }
 
     /// The adapter of a host sends and receives nothing until then.
-    pub fn stall_nic(&mut self, now: u64, host: Host, until: u64) {
+    pub fn stall_nic(&mut self, now: u64, host: HostId, until: u64) {
         let at = self.adapters[host.0 as usize].0;
         self.ports[at as usize].stalled_until = until;
         self.start(now, at);
@@ -520,7 +525,7 @@ impl<T: Cut> Network<T> {
     }
 
     /// Rate and delay of each link on a way between two hosts.
-    pub fn path(&self, from: Host, to: Host) -> Vec<(u64, u64)> {
+    pub fn path(&self, from: HostId, to: HostId) -> Vec<(u64, u64)> {
         let mut path = Vec::new();
         let mut at = self.adapters[from.0 as usize].0;
         loop {
@@ -538,7 +543,7 @@ impl<T: Cut> Network<T> {
 
     /// Time of `bytes`, sent as packets of `packet` bytes, from one host to another through an empty network, and of an answer
     /// of `answer` bytes back: the ideal completion time.
-    pub fn ideal_time(&self, from: Host, to: Host, bytes: u64, packet: u64, answer: u64) -> u64 {
+    pub fn ideal_time(&self, from: HostId, to: HostId, bytes: u64, packet: u64, answer: u64) -> u64 {
         let path = self.path(from, to);
         let slowest = path.iter().map(|(rate, _)| *rate).min().unwrap_or(1);
         let first = bytes.min(packet);
@@ -556,7 +561,7 @@ impl<T: Cut> Network<T> {
             What::Come { queued, .. } => u64::from(queued.train.count),
             _ => 0,
         });
-        let waiting: u64 = self.ports.iter().map(Port::packets).sum();
+        let waiting: u64 = self.ports.iter().map(LinkEnd::packets).sum();
         let Totals { sent, duplicated, arrived, buffer_drops, losses, .. } = self.totals;
         let on_the_way = travelling.sum::<u64>() + waiting;
         match sent + duplicated == arrived + buffer_drops + losses + on_the_way {

@@ -8,7 +8,7 @@ pub(crate) const CLASSES: usize = 8;
 
 /// A train in a queue.
 #[derive(Debug)]
-pub(crate) struct Queued<T> {
+pub(crate) struct QueuedTrain<T> {
     pub train: Train<T>,
     /// Whether the ICRC of its packets is wrong.
     pub is_corrupted: bool,
@@ -22,13 +22,13 @@ pub(crate) struct Queued<T> {
 #[derive(Debug)]
 struct ClassQueue<T> {
     class: u8,
-    trains: VecDeque<Queued<T>>,
+    trains: VecDeque<QueuedTrain<T>>,
     bytes: u64,
 }
 
 /// An end of a link. Queues are made when a class is first used, highest class first.
 #[derive(Debug)]
-pub(crate) struct Port<T> {
+pub(crate) struct LinkEnd<T> {
     /// The node to which the port belongs.
     pub node: u32,
     /// The port at the other end.
@@ -68,9 +68,9 @@ pub(crate) struct Sending {
     pub ingress: Option<(u32, u64)>,
 }
 
-impl<T> Port<T> {
-    pub fn new(node: u32, peer: u32, rate: u64, delay: u64) -> Port<T> {
-        Port {
+impl<T> LinkEnd<T> {
+    pub fn new(node: u32, peer: u32, rate: u64, delay: u64) -> LinkEnd<T> {
+        LinkEnd {
             node,
             peer,
             rate,
@@ -101,7 +101,7 @@ impl<T> Port<T> {
     }
 
     /// Appends a train of `bytes`.
-    pub fn push(&mut self, queued: Queued<T>, bytes: u64) {
+    pub fn push(&mut self, queued: QueuedTrain<T>, bytes: u64) {
         let class = queued.train.class;
         let at = match self.queues.iter().position(|queue| queue.class <= class) {
             Some(at) if self.queues[at].class == class => at,
@@ -117,8 +117,8 @@ impl<T> Port<T> {
         self.queued_max = self.queued_max.max(self.queued);
     }
 
-    /// Takes the next train that may be sent. Its bytes stay queued until [`Port::sent`].
-    pub fn pop(&mut self) -> Option<Queued<T>> {
+    /// Takes the next train that may be sent. Its bytes stay queued until [`LinkEnd::sent`].
+    pub fn pop(&mut self) -> Option<QueuedTrain<T>> {
         let paused = self.paused;
         let mut may = self.queues.iter_mut().filter(|queue| paused >> queue.class & 1 == 0);
         may.find_map(|queue| queue.trains.pop_front())

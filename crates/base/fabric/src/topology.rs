@@ -150,8 +150,8 @@ impl Topology {
         topology
     }
 
-    /// Three tiers: in each pod every edge switch is linked to every aggregation switch, and aggregation switch `k` of each pod to
-    /// the `k`th group of core switches.
+    /// Three tiers: in each pod every edge switch is linked to every aggregation switch, and aggregation switch `k` of each pod
+    /// to the `k`th group of core switches.
     pub fn fat_tree(hosts: u32, shape: FatTree, speeds: Speeds) -> Topology {
         let mut topology = Topology::with(hosts);
         let FatTree { pods, edges, aggregations, cores } = shape;

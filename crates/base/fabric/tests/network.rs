@@ -2,7 +2,7 @@
 
 use burst_fabric::topology::{FatTree, Speeds};
 use burst_fabric::traffic::SizeTable;
-use burst_fabric::{Arrival, Cut, Host, LinkFaults, Network, Switches, Topology, Train};
+use burst_fabric::{Cut, Delivery, HostId, LinkFaults, Network, Switches, Topology, Train};
 use proptest::prelude::*;
 
 const US: u64 = 1_000_000;
@@ -21,12 +21,12 @@ impl Cut for Numbers {
 
 fn train(from: u32, to: u32, first: u32, count: u32, stride: u32) -> Train<Numbers> {
     let body = Numbers((first..first + count).collect());
-    let (flow, from, to) = (u64::from(first) << 20 ^ u64::from(from), Host(from), Host(to));
+    let (flow, from, to) = (u64::from(first) << 20 ^ u64::from(from), HostId(from), HostId(to));
     Train { flow, from, to, class: 0, ecn_capable: true, marked: false, count, stride, last: stride, body }
 }
 
 /// Runs to the end; what arrived, with times.
-fn run(network: &mut Network<Numbers>) -> Vec<(u64, Arrival<Numbers>)> {
+fn run(network: &mut Network<Numbers>) -> Vec<(u64, Delivery<Numbers>)> {
     let (mut all, mut out) = (Vec::new(), Vec::new());
     while let Some(at) = network.next_event() {
         network.step(at, &mut out);
@@ -110,8 +110,8 @@ fn a_step_marks_what_enters_a_longer_queue() {
         (0..100).for_each(|k| network.send(0, train(from, 2, k, 1, 1_000)).expect("room"));
     }
     let marked: Vec<bool> = run(&mut network).iter().filter_map(|(_, a)| a.train.as_ref()).map(|t| t.marked).collect();
-    // The queue grows by a packet with every two that come: one of the last before the 100th is the 51st in it, the one that is being
-    // sent included.
+    // The queue grows by a packet with every two that come: one of the last before the 100th is the 51st in it, the one that is
+    // being sent included.
     let unmarked = marked.iter().take_while(|marked| !**marked).count();
     assert!((95..=100).contains(&unmarked) && marked[unmarked..].iter().all(|marked| *marked), "{unmarked}");
 }
@@ -205,7 +205,7 @@ proptest! {
             }
             let early = out.into_iter().map(|arrival| (now, arrival));
             let all: Vec<_> = early.chain(run(&mut network)).collect();
-            let numbers = |a: &Arrival<Numbers>| a.train.as_ref().map(|t| (t.to, t.body.0.clone(), t.marked, t.bytes()));
+            let numbers = |a: &Delivery<Numbers>| a.train.as_ref().map(|t| (t.to, t.body.0.clone(), t.marked, t.bytes()));
             all.iter().map(|(at, a)| (*at, a.host, numbers(a), a.corrupted)).collect::<Vec<_>>()
         };
         prop_assert_eq!(trace(), trace());

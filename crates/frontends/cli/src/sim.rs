@@ -1,5 +1,6 @@
 //! `burst sim`: hosts that run the real engine, on a modelled network, in virtual time.
 
+mod many;
 mod plot;
 mod table;
 
@@ -52,10 +53,21 @@ pub fn command() -> Command {
         )
         .arg(file("json", "Write the results as JSON to this file; `-`: to the standard output, without the table"))
         .arg(file("svg", "Plot the results into this file"))
+        .args_conflicts_with_subcommands(true)
+        .subcommand_negates_reqs(true)
+        .subcommand(many::sweep_command())
+        .subcommand(many::hunt_command())
+        .subcommand(many::replay_command())
 }
 
 /// Carries it out.
 pub fn sim(matches: &ArgMatches) -> ExitCode {
+    match matches.subcommand() {
+        Some(("sweep", m)) => return many::sweep(m),
+        Some(("hunt", m)) => return many::hunt(m),
+        Some(("replay", m)) => return many::replay(m),
+        _ => {}
+    }
     let path = matches.get_one::<PathBuf>("scenario").expect("a required argument");
     let mut scenario = match read(path) {
         Ok(scenario) => scenario,
@@ -79,17 +91,22 @@ pub fn sim(matches: &ArgMatches) -> ExitCode {
 
 /// Reads a scenario; the sentence of an error begins with the file's name.
 fn read(path: &Path) -> Result<Scenario, String> {
+    Scenario::parse(&read_text(path)?).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Reads a file that is short enough to be a scenario.
+fn read_text(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let length = std::fs::metadata(path).map_err(|e| format!("{shown}: {e}"))?.len();
     if length > FILE_MAX {
         return Err(format!("{shown}: longer than {FILE_MAX} bytes"));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| format!("{shown}: {e}"))?;
-    Scenario::parse(&text).map_err(|e| format!("{shown}: {e}"))
+    std::fs::read_to_string(path).map_err(|e| format!("{shown}: {e}"))
 }
 
 /// Runs a scenario to its end or until Ctrl-C.
 fn simulate(scenario: &Scenario) -> Result<Results, String> {
+    let stop = stop_flag()?;
     let estimate = scenario.estimate();
     let available = available_memory();
     eprintln!("{estimate}");
@@ -100,8 +117,6 @@ fn simulate(scenario: &Scenario) -> Result<Results, String> {
             available >> 20
         ));
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGINT, stop.clone()).map_err(|e| format!("SIGINT: {e}"))?;
     let mut world = World::new(scenario).map_err(|e| e.to_string())?;
     let bar = progress_bar(scenario);
     let began = Instant::now();
@@ -121,6 +136,13 @@ fn simulate(scenario: &Scenario) -> Result<Results, String> {
             return Ok(world.results(true));
         }
     }
+}
+
+/// A flag that Ctrl-C sets.
+fn stop_flag() -> Result<Arc<AtomicBool>, String> {
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGINT, stop.clone()).map_err(|e| format!("SIGINT: {e}"))?;
+    Ok(stop)
 }
 
 fn progress_bar(scenario: &Scenario) -> ProgressBar {

@@ -4,7 +4,7 @@
 //! packet and `byte` for each byte. Packets that arrive meanwhile wait. A worker that has gone to sleep begins `wake` after the
 //! packet that wakes it. The figures of `udp` and `dpdk` are of a core of 2.5 GHz; `experiments/sim-costs` measures them again.
 
-use crate::port::Work;
+use crate::port::PassWork;
 
 /// Costs of a host's processor, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl CpuProfile {
     pub const ALL: [CpuProfile; 3] = [IDEAL, UDP, DPDK];
 
     /// Picoseconds of a pass that did this work.
-    pub fn cost(&self, work: &Work) -> u64 {
+    pub fn cost(&self, work: &PassWork) -> u64 {
         let side = |of: usize| {
             work.trains[of] * self.train[of] + work.packets[of] * self.packet[of] + work.bytes[of] * self.byte[of]
         };
@@ -72,9 +72,9 @@ mod tests {
 
     #[test]
     fn a_pass_costs_what_it_did() {
-        let work = Work { trains: [1, 2], packets: [10, 20], bytes: [1_000, 2_000] };
+        let work = PassWork { trains: [1, 2], packets: [10, 20], bytes: [1_000, 2_000] };
         assert_eq!(IDEAL.cost(&work), 0);
-        assert_eq!(UDP.cost(&Work::default()), 300_000);
+        assert_eq!(UDP.cost(&PassWork::default()), 300_000);
         assert_eq!(UDP.cost(&work), 300_000 + 3 * 3_000_000 + 30 * 12_000 + 3_000 * 120);
     }
 }

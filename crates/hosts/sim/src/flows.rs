@@ -1,19 +1,19 @@
 //! Messages: what is to be sent when, and what has become of it.
 //!
-//! A [`Source`] turns one part of a scenario's traffic into messages. Open-loop patterns (Poisson, incast, all-to-all, permutation)
-//! know the times; closed-loop patterns (stream, ring) begin a message when an earlier one has ended.
+//! A [`TrafficSource`] turns one part of a scenario's traffic into messages. Open-loop patterns (Poisson, incast, all-to-all,
+//! permutation) know the times; closed-loop patterns (stream, ring) begin a message when an earlier one has ended.
 
 use crate::node::Verb;
-use crate::scenario::{Pattern, Sizes, Traffic};
+use crate::scenario::{Pattern, Sizes, TrafficPart};
 use burst_base::rng::Rng;
 use burst_fabric::traffic::SizeTable;
 
 /// A message to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct SimMessage {
     /// When it begins, in picoseconds.
     pub at: u64,
-    /// Source of the bytes.
+    /// TrafficSource of the bytes.
     pub from: u32,
     /// Destination of the bytes.
     pub to: u32,
@@ -28,9 +28,9 @@ pub struct Message {
 
 /// A message on its way or at its end.
 #[derive(Clone, Copy, Debug)]
-pub struct Flow {
+pub struct Transfer {
     /// The message.
-    pub message: Message,
+    pub message: SimMessage,
     /// Which part of the traffic it belongs to.
     pub traffic: u16,
     /// The verb.
@@ -46,14 +46,13 @@ pub struct Flow {
 }
 
 /// Makes the messages of one part of the traffic.
-pub struct Source {
-    traffic: Traffic,
+pub struct TrafficSource {
+    traffic: TrafficPart,
     hosts: u32,
     rate_bps: u64,
-    rng: Rng,
     sizes: Option<SizeTable>,
     /// Messages whose time is known, the next one last.
-    planned: Vec<Message>,
+    planned: Vec<SimMessage>,
     /// The next round of a pattern that repeats.
     next_round: Option<u64>,
     /// For `Poisson`: the next time of each host, in a heap by time.
@@ -90,20 +89,19 @@ fn natural_log(x: f64) -> f64 {
     2.0 * sum + exponent as f64 * std::f64::consts::LN_2
 }
 
-impl Source {
+impl TrafficSource {
     /// The source of `traffic` among so many hosts, whose links have this rate.
-    pub fn new(traffic: &Traffic, hosts: u32, rate_bps: u64, mut rng: Rng) -> Source {
+    pub fn new(traffic: &TrafficPart, hosts: u32, rate_bps: u64, mut rng: Rng) -> TrafficSource {
         let sizes = match &traffic.pattern {
             Pattern::Poisson { sizes: Sizes::Table(name), .. } => SizeTable::published(name),
             Pattern::Poisson { sizes: Sizes::Own(steps), .. } => SizeTable::new(steps).ok(),
             _ => None,
         };
         let forks = (0..hosts).map(|_| rng.fork()).collect();
-        let mut source = Source {
+        let mut source = TrafficSource {
             traffic: traffic.clone(),
             hosts,
             rate_bps,
-            rng,
             sizes,
             planned: Vec::new(),
             next_round: None,
@@ -132,7 +130,7 @@ impl Source {
     fn plan_stream(&mut self, at: u64) {
         let Pattern::Stream { from, to, bytes, count, .. } = self.traffic.pattern else { return };
         if self.begun < count && at < self.traffic.end {
-            self.planned.push(Message { at, from, to, bytes, lane: Some(0), tag: self.begun });
+            self.planned.push(SimMessage { at, from, to, bytes, lane: Some(0), tag: self.begun });
             self.begun += 1;
         }
     }
@@ -161,14 +159,14 @@ impl Source {
         let is_new_round = tag.is_multiple_of(steps);
         if at < self.traffic.end || !is_new_round {
             let bytes = bytes.div_ceil(u64::from(self.hosts)).max(1);
-            self.planned.push(Message { at, from, to: (from + 1) % self.hosts, bytes, lane: Some(from), tag });
+            self.planned.push(SimMessage { at, from, to: (from + 1) % self.hosts, bytes, lane: Some(from), tag });
         }
     }
 
     fn plan_round(&mut self, at: u64) {
         let (hosts, mut round) = (self.hosts, Vec::new());
         let mut message = |from: u32, to: u32, bytes: u64| {
-            round.push(Message { at, from, to, bytes, lane: None, tag: 0 });
+            round.push(SimMessage { at, from, to, bytes, lane: None, tag: 0 });
         };
         let every = match self.traffic.pattern {
             Pattern::Incast { to, senders, bytes, every } => {
@@ -201,7 +199,7 @@ impl Source {
     }
 
     /// Takes a message whose time has come.
-    pub fn take(&mut self, now: u64) -> Option<Message> {
+    pub fn take(&mut self, now: u64) -> Option<SimMessage> {
         if self.planned.is_empty()
             && let Some(at) = self.next_round.filter(|at| *at <= now)
         {
@@ -221,11 +219,11 @@ impl Source {
             _ => 1,
         };
         self.plan_arrival(at, from);
-        Some(Message { at, from, to, bytes: bytes.max(1), lane: None, tag: 0 })
+        Some(SimMessage { at, from, to, bytes: bytes.max(1), lane: None, tag: 0 })
     }
 
     /// A message has arrived whole and its sender knows it.
-    pub fn on_end(&mut self, now: u64, message: &Message) {
+    pub fn on_end(&mut self, now: u64, message: &SimMessage) {
         match self.traffic.pattern {
             Pattern::Stream { .. } => self.plan_stream(now),
             // The next host passes on what it has got.
@@ -235,13 +233,8 @@ impl Source {
     }
 
     /// The part of the traffic.
-    pub fn traffic(&self) -> &Traffic {
+    pub fn traffic(&self) -> &TrafficPart {
         &self.traffic
-    }
-
-    /// Another generator, for what belongs to this source.
-    pub fn fork(&mut self) -> Rng {
-        self.rng.fork()
     }
 }
 
@@ -258,12 +251,12 @@ mod tests {
         assert!((natural_log(1e-16) - 1e-16f64.ln()).abs() < 1e-13);
     }
 
-    fn source(pattern: Pattern, hosts: u32) -> Source {
-        let traffic = Traffic { pattern, verb: Verb::Write, begin: 0, end: 10_000_000_000 };
-        Source::new(&traffic, hosts, 100_000_000_000, Rng::new(1))
+    fn source(pattern: Pattern, hosts: u32) -> TrafficSource {
+        let traffic = TrafficPart { pattern, verb: Verb::Write, begin: 0, end: 10_000_000_000 };
+        TrafficSource::new(&traffic, hosts, 100_000_000_000, Rng::new(1))
     }
 
-    fn all(source: &mut Source) -> Vec<Message> {
+    fn all(source: &mut TrafficSource) -> Vec<SimMessage> {
         std::iter::from_fn(|| source.next_at().and_then(|at| source.take(at))).collect()
     }
 

@@ -71,7 +71,7 @@ impl Draft {
             cpu: pick(rng, &["ideal", "ideal", "udp", "dpdk"]),
             mtu: pick(rng, &[256, 1_024, 4_096]),
             cc: pick(rng, &CONTROLS),
-            selective: rng.next_u32() % 4 != 0,
+            selective: !rng.next_u32().is_multiple_of(4),
             train_kib: pick(rng, &[4, 16, 64]),
             links: Vec::new(),
             switches: Vec::new(),
@@ -84,7 +84,7 @@ impl Draft {
             ("duplicate", ["0.1%", "1%", "5%"]),
             ("corrupt", ["0.1%", "0.5%", "1%"]),
         ] {
-            if rng.next_u32() % 2 == 0 {
+            if rng.next_u32().is_multiple_of(2) {
                 draft.links.push(format!("{key} = \"{}\"", pick(rng, &shares)));
             }
         }
@@ -101,13 +101,13 @@ impl Draft {
     }
 
     fn add_switches(&mut self, rng: &mut Rng) {
-        if rng.next_u32() % 2 == 0 {
+        if rng.next_u32().is_multiple_of(2) {
             self.switches.push(format!("buffer = \"{}KiB\"", pick(rng, &[64, 256, 4_096])));
         }
-        if rng.next_u32() % 3 == 0 {
+        if rng.next_u32().is_multiple_of(3) {
             self.switches.push("pfc = true".into());
         }
-        if rng.next_u32() % 2 == 0 {
+        if rng.next_u32().is_multiple_of(2) {
             self.switches.push("ecn_min = \"20KiB\"\necn_max = \"80KiB\"\necn_share = \"20%\"".into());
         }
     }

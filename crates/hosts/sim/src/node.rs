@@ -15,7 +15,7 @@ use burst_engine::flow::{entropy_of, flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{ContextSlot, Counters, EngineCq, QpHolder, QpSlot, Worker, WorkerOptions};
-use burst_fabric::Host;
+use burst_fabric::HostId;
 use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 use burst_mem::{KeySpace, MapPiece, Mapping, MrTable, Region};
 use burst_port::{Port, PortCaps};
@@ -79,9 +79,9 @@ struct NodeQp {
 }
 
 /// A simulated host.
-pub struct Node {
+pub struct SimHost {
     /// Its number.
-    pub host: Host,
+    pub host: HostId,
     worker: Worker,
     /// What its port exchanges with the network.
     pub wire: Arc<Mutex<Wire>>,
@@ -126,17 +126,17 @@ pub struct End {
     /// Its first PSN.
     pub psn: Psn,
     /// Its host.
-    pub host: Host,
+    pub host: HostId,
     /// What its worker can do.
     pub hello: Hello,
 }
 
-impl Node {
+impl SimHost {
     /// Host number `host`, whose program has the memory of `part`, or none.
     ///
     /// # Errors
     /// The system's, when there is no descriptor or memory.
-    pub fn new(host: Host, config: NodeConfig, part: Option<MemoryPart<'_>>) -> std::io::Result<Node> {
+    pub fn new(host: HostId, config: NodeConfig, part: Option<MemoryPart<'_>>) -> std::io::Result<SimHost> {
         let mut rng = Rng::new(config.seed ^ u64::from(host.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (port, wire) = SimPort::new(host, config.port);
         let caps = port.caps().clone();
@@ -176,7 +176,21 @@ impl Node {
         let mut random = rng.fork();
         let qpns = QpnSpace::new(0, Box::new(move || random.next_u64()));
         let psns = rng.fork();
-        Ok(Node { host, worker, wire, caps, bells, cq, qps: Vec::new(), qpns, psns, async_events, key, config, view })
+        Ok(SimHost {
+            host,
+            worker,
+            wire,
+            caps,
+            bells,
+            cq,
+            qps: Vec::new(),
+            qpns,
+            psns,
+            async_events,
+            key,
+            config,
+            view,
+        })
     }
 
     /// The engine's counters.

@@ -3,7 +3,7 @@
 
 use crate::run::{PacketRun, PayloadMode};
 use burst_base::{Nanos, Reason};
-use burst_fabric::Host;
+use burst_fabric::HostId;
 use burst_frame::{Flow, RxFrame, TRAILER_LEN, TxBatch, TxFrame};
 use burst_port::{Port, PortAddr, PortCaps, ReceivePressure, RxSink};
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ const BUFFERS_KEPT: usize = 64;
 #[derive(Debug)]
 pub struct Outgoing {
     /// The destination.
-    pub to: Host,
+    pub to: HostId,
     /// The packets.
     pub run: PacketRun,
     /// Bytes of all packets on the wire.
@@ -48,12 +48,12 @@ pub struct Wire {
     /// Buffers for runs.
     buffers: Vec<Vec<u8>>,
     /// Packets, trains and bytes that have passed since the simulation looked.
-    pub work: Work,
+    pub work: PassWork,
 }
 
 /// What a host's processor had to do for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct PassWork {
     /// Trains received and sent.
     pub trains: [u64; 2],
     /// Packets received and sent.
@@ -119,16 +119,16 @@ pub fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The address of a host: 10.0.0.0/8 without its ends.
-pub fn address_of(host: Host) -> IpAddr {
+pub fn address_of(host: HostId) -> IpAddr {
     let [a, b, c, d] = (0x0a00_0001 + host.0).to_be_bytes();
     IpAddr::from([a, b, c, d])
 }
 
 /// The host that has an address, if it is in the network of simulated hosts.
-fn host_of(ip: IpAddr) -> Option<Host> {
+fn host_of(ip: IpAddr) -> Option<HostId> {
     let IpAddr::V4(ip) = ip else { return None };
     let number = Ipv4Addr::to_bits(ip).checked_sub(0x0a00_0001)?;
-    (number < 1 << 24).then_some(Host(number))
+    (number < 1 << 24).then_some(HostId(number))
 }
 
 /// Settings of a port.
@@ -163,7 +163,7 @@ thread_local! {
 
 impl SimPort {
     /// The port of `host`, and what it exchanges with the network.
-    pub fn new(host: Host, config: SimPortConfig) -> (SimPort, Arc<Mutex<Wire>>) {
+    pub fn new(host: HostId, config: SimPortConfig) -> (SimPort, Arc<Mutex<Wire>>) {
         let wire = Arc::new(Mutex::new(Wire { room: config.receive_bytes, ..Wire::default() }));
         let addr = PortAddr { ip: address_of(host), ifindex: 1, ifname: "sim0".into(), reach: None };
         let caps = PortCaps {

@@ -1,6 +1,6 @@
 //! What a simulation has measured: counted while it runs ([`Tally`]), and as it is written ([`Results`]).
 
-use crate::flows::Flow;
+use crate::flows::Transfer;
 use crate::run::{PacketRun, PayloadMode};
 use crate::scenario::{Pattern, Scenario};
 use crate::topology;
@@ -47,7 +47,7 @@ pub struct Tally {
     /// Messages that have failed, by part of the traffic.
     failed: Vec<u64>,
     /// The first message that has failed.
-    pub first_failure: Option<Flow>,
+    pub first_failure: Option<Transfer>,
     ended: Vec<Ended>,
     warm_up: u64,
     interval: u64,
@@ -86,7 +86,7 @@ impl Tally {
     }
 
     /// A message has ended.
-    pub fn end(&mut self, flow: &Flow) {
+    pub fn end(&mut self, flow: &Transfer) {
         self.in_flight -= 1;
         let (message, traffic) = (&flow.message, flow.traffic);
         if flow.status != WcStatus::Success as u8 {

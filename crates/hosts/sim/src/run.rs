@@ -48,6 +48,7 @@ pub struct RunPacket<'a> {
 
 impl RunPacket<'_> {
     /// Bytes from the head to the end of the padding.
+    #[allow(clippy::len_without_is_empty)] // a packet has a head
     pub fn len(&self) -> usize {
         self.head.len() + self.payload_len + self.pad
     }

@@ -56,7 +56,7 @@ pub struct Scenario {
     /// Settings of hosts.
     pub node: NodeSettings,
     /// What is sent.
-    pub traffic: Vec<Traffic>,
+    pub traffic: Vec<TrafficPart>,
     /// What fails.
     pub faults: Vec<Fault>,
     /// FNV-1a of the file's text.
@@ -88,7 +88,7 @@ pub struct NodeSettings {
 
 /// What a part of the traffic sends.
 #[derive(Clone, Debug)]
-pub struct Traffic {
+pub struct TrafficPart {
     /// The pattern.
     pub pattern: Pattern,
     /// The request by which each message moves.
@@ -115,7 +115,7 @@ pub enum Sizes {
 pub enum Pattern {
     /// `depth` messages at a time on one connection, as perftest's.
     Stream {
-        /// Source.
+        /// TrafficSource.
         from: u32,
         /// Destination.
         to: u32,
@@ -398,7 +398,7 @@ fn read_traffic(
     table: &Spanned<TrafficTable>,
     hosts: u32,
     time: u64,
-) -> Result<Traffic, ScenarioError> {
+) -> Result<TrafficPart, ScenarioError> {
     use file::TrafficKind as K;
     let (span, t) = (table.span(), table.get_ref());
     let common = ["kind", "verb", "begin", "end"];
@@ -455,7 +455,7 @@ fn read_traffic(
     if begin >= end {
         return text.refuse(table.span(), "begin: not before the end of the traffic");
     }
-    Ok(Traffic { pattern, verb: t.verb.unwrap_or_default().verb(), begin, end })
+    Ok(TrafficPart { pattern, verb: t.verb.unwrap_or_default().verb(), begin, end })
 }
 
 fn read_load(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<f64, ScenarioError> {
@@ -480,7 +480,10 @@ fn read_sizes(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<
             file::SizesValue::Steps(steps) => {
                 let is_rising = steps.windows(2).all(|w| w[0].0 <= w[1].0 && w[0].1 <= w[1].1);
                 let ends = steps.last().is_some_and(|last| last.1 == 1.0 || last.1 == 100.0);
-                if !is_rising || !ends || steps.iter().any(|step| step.0 > MESSAGE_MAX || !(step.1 >= 0.0)) {
+                if !is_rising
+                    || !ends
+                    || steps.iter().any(|step| step.0 > MESSAGE_MAX || step.1.is_nan() || step.1 < 0.0)
+                {
                     let expected = "rows [bytes, share] whose bytes and shares do not fall, the last with share 1";
                     return text.refuse(sizes.span(), format!("sizes: the table is not monotone; expected {expected}"));
                 }

@@ -7,7 +7,7 @@ use crate::scenario::file::TopologyKind;
 use crate::scenario::value::{Rate, Share};
 use crate::scenario::{FaultKind, Pattern, Scenario};
 use burst_fabric::topology::{FatTree, Speeds};
-use burst_fabric::{Host, LinkFaults, Network, Switches, Topology, Totals};
+use burst_fabric::{HostId, LinkFaults, Network, Switches, Topology, Totals};
 
 /// Rate of a host's link when the scenario has none: 100 Gbit/s.
 const RATE_DEFAULT: u64 = 100_000_000_000;
@@ -108,5 +108,5 @@ pub fn ideal_time(scenario: &Scenario, network: &Network<PacketRun>, from: u32, 
     let mtu = u64::from(scenario.node.mtu.bytes());
     let packets = bytes.div_ceil(mtu).max(1);
     let packet = bytes.min(mtu) + PACKET_OVERHEAD;
-    network.ideal_time(Host(from), Host(to), bytes + packets * PACKET_OVERHEAD, packet, ANSWER)
+    network.ideal_time(HostId(from), HostId(to), bytes + packets * PACKET_OVERHEAD, packet, ANSWER)
 }

@@ -5,10 +5,10 @@
 //! engine's next deadline, or when packets arrive.
 
 use crate::connections::{Connections, Place};
-use crate::flows::{Flow, Message, Source};
+use crate::flows::{SimMessage, TrafficSource, Transfer};
 use crate::memory::Parts;
-use crate::node::{MemoryPart, Node, NodeConfig, Verb};
-use crate::port::{Outgoing, SimPortConfig, Work, lock};
+use crate::node::{MemoryPart, NodeConfig, SimHost, Verb};
+use crate::port::{Outgoing, PassWork, SimPortConfig, lock};
 use crate::results::{Results, Tally};
 use crate::run::{PacketRun, PayloadMode};
 use crate::scenario::{FaultKind, Scenario};
@@ -16,7 +16,7 @@ use crate::topology;
 use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_base::verbs::WcStatus;
-use burst_fabric::{Arrival, Host, Network, Train};
+use burst_fabric::{Delivery, HostId, Network, Train};
 use burst_shm::Cqe;
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
@@ -59,7 +59,7 @@ pub enum SimError {
 
 /// A host and when it runs.
 struct HostState {
-    node: Option<Node>,
+    node: Option<SimHost>,
     wake_at: u64,
     /// Until when the processor is busy.
     busy_until: u64,
@@ -76,15 +76,15 @@ pub struct World {
     network: Network<PacketRun>,
     hosts: Vec<HostState>,
     wakes: BinaryHeap<Reverse<(u64, u32)>>,
-    sources: Vec<Source>,
+    sources: Vec<TrafficSource>,
     connections: Connections,
     /// Messages on their way, by the number in their requests.
-    flows: Vec<Flow>,
+    flows: Vec<Transfer>,
     free_flows: Vec<u32>,
     /// Faults that have not happened, the next one last; and those that end.
     faults: Vec<(u64, usize, bool)>,
     memory: Option<OwnedFd>,
-    arrivals: Vec<Arrival<PacketRun>>,
+    arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
     now: u64,
 }
@@ -122,7 +122,8 @@ impl World {
             memory: settings.memory,
             seed: rng.next_u64(),
         };
-        let sources = scenario.traffic.iter().map(|t| Source::new(t, scenario.hosts, rate_bps, rng.fork())).collect();
+        let sources =
+            scenario.traffic.iter().map(|t| TrafficSource::new(t, scenario.hosts, rate_bps, rng.fork())).collect();
         let idle = || HostState {
             node: None,
             wake_at: NEVER,
@@ -175,7 +176,7 @@ impl World {
     /// # Errors
     /// [`SimError::Violation`] when an oracle finds a fault; others when the scenario cannot go on.
     pub fn step(&mut self) -> Result<bool, SimError> {
-        let source = self.sources.iter().filter_map(Source::next_at).min();
+        let source = self.sources.iter().filter_map(TrafficSource::next_at).min();
         let network = self.network.next_event();
         let wake = self.wakes.peek().map(|wake| wake.0.0);
         let fault = self.faults.last().map(|fault| fault.0);
@@ -210,8 +211,8 @@ impl World {
         if self.tally.in_flight > 0 {
             return violated(format!("{} messages have not ended", self.tally.in_flight));
         }
-        if let Some(Flow { message, verb, status, end, .. }) = &self.tally.first_failure {
-            let (failed, Message { at, from, to, bytes, .. }) = (self.tally.failed(), message);
+        if let Some(Transfer { message, verb, status, end, .. }) = &self.tally.first_failure {
+            let (failed, SimMessage { at, from, to, bytes, .. }) = (self.tally.failed(), message);
             return violated(format!(
                 "{failed} messages have failed; the first, a {verb:?} of {bytes} bytes from host {from} to host {to}, began at \
                  {at} ps and failed at {end} ps with status {status}"
@@ -244,7 +245,7 @@ impl World {
                 }
                 FaultKind::Stall { host } if begins => {
                     let until = if fault.lasts > 0 { self.now + fault.lasts } else { NEVER };
-                    self.network.stall_nic(self.now, Host(*host), until);
+                    self.network.stall_nic(self.now, HostId(*host), until);
                 }
                 FaultKind::Stall { .. } => {}
             }
@@ -271,23 +272,24 @@ impl World {
     }
 
     /// The node of a host, made when it is first needed.
-    fn node(&mut self, host: u32) -> Result<&mut Node, SimError> {
+    fn node(&mut self, host: u32) -> Result<&mut SimHost, SimError> {
         let state = &mut self.hosts[host as usize];
         if state.node.is_none() {
             let offset = u64::from(host) * self.node_config.memory;
             let part = self.memory.as_ref().map(|file| MemoryPart { file: file.as_fd(), offset });
-            let node = Node::new(Host(host), self.node_config, part).map_err(|error| SimError::Host { host, error })?;
+            let node =
+                SimHost::new(HostId(host), self.node_config, part).map_err(|error| SimError::Host { host, error })?;
             state.node = Some(node);
         }
         state.node.as_mut().ok_or(SimError::Engine("a host without a node".into()))
     }
 
     /// Begins a message.
-    fn send(&mut self, traffic: u16, message: Message) -> Result<(), SimError> {
+    fn send(&mut self, traffic: u16, message: SimMessage) -> Result<(), SimError> {
         let connection = self.connection(traffic, &message)?;
         let verb = self.sources[usize::from(traffic)].traffic().verb;
         let memory = self.place(&message)?;
-        let flow = Flow { message, traffic, verb, connection, memory, end: 0, status: 0 };
+        let flow = Transfer { message, traffic, verb, connection, memory, end: 0, status: 0 };
         let id = match self.free_flows.pop() {
             Some(id) => id,
             None => {
@@ -319,7 +321,7 @@ impl World {
     }
 
     /// The connection for a message.
-    fn connection(&mut self, traffic: u16, message: &Message) -> Result<u32, SimError> {
+    fn connection(&mut self, traffic: u16, message: &SimMessage) -> Result<u32, SimError> {
         let (from, to) = (message.from, message.to);
         let known = match message.lane {
             Some(lane) => self.connections.lane(traffic, lane),
@@ -350,7 +352,7 @@ impl World {
     }
 
     /// Places a message in the memory of both programs.
-    fn place(&mut self, message: &Message) -> Result<[u64; 2], SimError> {
+    fn place(&mut self, message: &SimMessage) -> Result<[u64; 2], SimError> {
         let mut places = [0; 2];
         if self.memory.is_some() {
             for (place, host) in places.iter_mut().zip([message.from, message.to]) {
@@ -397,7 +399,7 @@ impl World {
         let Some(node) = &state.node else { return true };
         {
             let mut wire = lock(&node.wire);
-            let trains = wire.out.drain(..).map(|out| train_of(Host(host), out));
+            let trains = wire.out.drain(..).map(|out| train_of(HostId(host), out));
             state.backlog.extend(trains);
         }
         while let Some(train) = state.backlog.pop_front() {
@@ -418,10 +420,10 @@ impl World {
         let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
         let is_busy = node.run_once(to_nanos(self.now));
         self.tally.passes += 1;
-        let work: Work = std::mem::take(&mut lock(&node.wire).work);
+        let work: PassWork = std::mem::take(&mut lock(&node.wire).work);
         self.hosts[host as usize].busy_until = self.now + self.scenario.node.cpu.cost(&work);
         let is_blocked = !self.transmit(host);
-        while let Some((qp, cqe)) = self.hosts[host as usize].node.as_mut().and_then(Node::poll) {
+        while let Some((qp, cqe)) = self.hosts[host as usize].node.as_mut().and_then(SimHost::poll) {
             self.on_completion(host, qp, &cqe)?;
         }
         let now = self.now;
@@ -465,7 +467,7 @@ impl World {
             if !is_failure {
                 self.check(&flow, id)?;
             }
-            let Message { from, to, .. } = flow.message;
+            let SimMessage { from, to, .. } = flow.message;
             self.hosts[from as usize].parts.free(flow.memory[0]);
             self.hosts[to as usize].parts.free(flow.memory[1]);
         }
@@ -493,7 +495,7 @@ impl World {
 
     /// Fills the memory from which message `id` is sent.
     fn fill(&mut self, id: u32) -> Result<(), SimError> {
-        let Flow { message, memory, .. } = self.flows[id as usize];
+        let Transfer { message, memory, .. } = self.flows[id as usize];
         let bytes: Vec<u8> = (0..message.bytes as usize).map(|at| World::pattern(id, message.at, at)).collect();
         let span = self.node(message.from)?.memory(memory[0], message.bytes as u32);
         match span.map(|span| span.write_from(&bytes)) {
@@ -503,8 +505,8 @@ impl World {
     }
 
     /// Compares what has arrived with what was sent.
-    fn check(&mut self, flow: &Flow, id: u32) -> Result<(), SimError> {
-        let Message { to, bytes, at: begin, .. } = flow.message;
+    fn check(&mut self, flow: &Transfer, id: u32) -> Result<(), SimError> {
+        let SimMessage { to, bytes, at: begin, .. } = flow.message;
         let mut got = vec![0; bytes as usize];
         let span = self.node(to)?.memory(flow.memory[1], bytes as u32);
         if !matches!(span.map(|span| span.read_to(&mut got)), Some(Ok(()))) {
@@ -534,7 +536,7 @@ fn shared_memory(bytes: u64) -> Result<OwnedFd, rustix::io::Errno> {
 }
 
 /// The train of a run. Packets differ by the headers of first and last packets, a few bytes; the train's bytes are exact.
-fn train_of(from: Host, out: Outgoing) -> Train<PacketRun> {
+fn train_of(from: HostId, out: Outgoing) -> Train<PacketRun> {
     let Outgoing { to, run, bytes, last } = out;
     let count = run.count;
     let stride = if count > 1 { (bytes - last) / (count - 1) } else { last };

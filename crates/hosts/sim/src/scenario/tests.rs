@@ -32,7 +32,7 @@ fn a_scenario_is_read() {
         ("two hosts", 1, 2, 1_000_000_000)
     );
     assert_eq!((scenario.node.mtu, scenario.node.cpu.name, scenario.node.selective), (Mtu::B1024, "ideal", true));
-    let [Traffic { pattern: Pattern::Stream { from: 0, to: 1, bytes: 65_536, depth: 16, .. }, .. }] =
+    let [TrafficPart { pattern: Pattern::Stream { from: 0, to: 1, bytes: 65_536, depth: 16, .. }, .. }] =
         scenario.traffic[..]
     else {
         panic!("{:?}", scenario.traffic)

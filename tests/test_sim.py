@@ -1,0 +1,78 @@
+"""`burst sim` as a user runs it: results that repeat, sentences for wrong files, Ctrl-C, sweeps, the hunt."""
+import json
+import signal
+import subprocess
+import time
+
+from conftest import BUILD
+
+PAIR = """
+time = "{time}"
+[topology]
+kind = "pair"
+[[traffic]]
+kind = "stream"
+size = "{size}"
+"""
+
+
+def sim(*args, **kwargs):
+    return subprocess.run([BUILD / "burst", "sim", *map(str, args)], capture_output=True, text=True, timeout=120, **kwargs)
+
+
+def scenario(tmp_path, until="2ms", size="64KiB", more=""):
+    path = tmp_path / "pair.toml"
+    path.write_text(PAIR.format(time=until, size=size) + more)
+    return path
+
+
+def test_results_are_equal_twice_and_complete(tmp_path):
+    path = scenario(tmp_path)
+    outputs = []
+    for run in "ab":
+        done = sim(path, "--json", tmp_path / run, "--svg", tmp_path / "plot.svg")
+        assert done.returncode == 0, done.stderr
+        assert "stream" in done.stdout and done.stderr.startswith("estimate: ")
+        outputs.append((tmp_path / run).read_bytes())
+    assert outputs[0] == outputs[1]
+    results = json.loads(outputs[0])
+    assert results["traffic"][0]["goodput_gbps"] > 90 and not results["partial"] and results["cpu"] == "ideal"
+    assert "<polyline" in (tmp_path / "plot.svg").read_text()
+
+
+def test_a_wrong_file_gets_its_line_and_exit_code_2(tmp_path):
+    for more, sentence in [
+        ("[links]\nlos = 0.1\n", "line 8: unknown field `los`"),
+        ("[links]\nloss = -1\n", "line 9: loss: -1 is not a share"),
+        ("to = 5\n", "line 8: to: there is no host 5"),
+    ]:
+        done = sim(scenario(tmp_path, more=more))
+        assert done.returncode == 2 and sentence in done.stderr, done.stderr
+    assert sim(tmp_path / "absent.toml").returncode == 2
+
+
+def test_ctrl_c_gives_the_results_so_far(tmp_path):
+    path = scenario(tmp_path, until="3600s", size="1GiB")
+    process = subprocess.Popen([BUILD / "burst", "sim", path, "--json", "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stderr.readline()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert json.loads(output)["partial"]
+
+
+def test_a_sweep_has_a_row_for_each_combination(tmp_path):
+    done = sim("sweep", scenario(tmp_path), "--set", "hosts.cc=aimd,dctcp", "--set", "seed=1,2", "--json", tmp_path / "grid")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "grid").read_text())
+    assert [row["set"] for row in rows] == [{"hosts.cc": cc, "seed": seed} for cc in ("aimd", "dctcp") for seed in "12"]
+    wrong = sim("sweep", scenario(tmp_path), "--set", "hosts.mtu=1")
+    assert wrong.returncode == 2 and "hosts.mtu=1: mtu: 1; expected 256" in wrong.stderr
+
+
+def test_the_hunt_repeats_its_seeds():
+    done = sim("hunt", "--from", 5, "--seeds", 40)
+    assert done.returncode == 0 and done.stdout == "40 seeds from 5 on: 0 violations\n", done.stdout
+    assert sim("replay", 7).stdout == "seed 7: nothing is violated\n"
+    assert 'name = "hunt 7"' in sim("replay", 7, "--show").stdout
