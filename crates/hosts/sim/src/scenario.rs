@@ -17,6 +17,10 @@ use value::{Delay, Share};
 
 /// Most hosts of a simulation.
 pub const HOSTS_MAX: u32 = 4_096;
+/// Most messages of a stream at one time.
+const DEPTH_MAX: u32 = 1_024;
+/// Most spine switches.
+const SPINES_MAX: u32 = 256;
 /// Largest message, which is one request: 1 GiB.
 const MESSAGE_MAX: u64 = 1 << 30;
 
@@ -253,6 +257,7 @@ impl Scenario {
         if time == 0 || warm_up >= time {
             return text.refuse(file.time.span(), "time: expected more than 0 and more than warm_up");
         }
+        check_switches(&text, &file.switches)?;
         let mut traffic = Vec::new();
         for table in &file.traffic {
             traffic.push(read_traffic(&text, table, hosts, time)?);
@@ -336,10 +341,24 @@ fn topology_hosts(text: &Text<'_>, table: &Spanned<file::TopologyTable>) -> Resu
         };
         return text.refuse(span, format!("hosts: {hosts} hosts do not fit kind \"{name}\"; expected {expected}"));
     }
-    if t.kind == K::LeafSpine && t.spines.unwrap_or(0) == 0 {
-        return text.refuse(span, "spines is missing");
+    if t.kind == K::LeafSpine {
+        let spines = text.need(&span, "spines", t.spines.as_ref())?;
+        if !(1..=SPINES_MAX).contains(spines.get_ref()) {
+            return text.refuse(spines.span(), format!("spines: {}; expected 1 to {SPINES_MAX}", spines.get_ref()));
+        }
     }
     Ok(hosts)
+}
+
+fn check_switches(text: &Text<'_>, table: &file::SwitchesTable) -> Result<(), ScenarioError> {
+    if let Some(alpha) = table.alpha.as_ref().filter(|alpha| !(0.001..=1_000.0).contains(alpha.get_ref())) {
+        return text.refuse(alpha.span(), format!("alpha: {}; expected 0.001 to 1000", alpha.get_ref()));
+    }
+    match (&table.ecn_min, &table.ecn_max) {
+        (None, Some(max)) => text.refuse(max.span(), "ecn_max: without ecn_min"),
+        (Some(min), Some(max)) if max.get_ref() < min => text.refuse(max.span(), "ecn_max: less than ecn_min"),
+        _ => Ok(()),
+    }
 }
 
 fn node_settings(
@@ -427,7 +446,13 @@ fn read_traffic(
             if from == to {
                 return text.refuse(span, format!("to: host {to} would send to itself"));
             }
-            let depth = t.depth.unwrap_or(16).clamp(1, 1_024);
+            let depth = match t.depth.as_ref().map(|depth| (*depth.get_ref(), depth.span())) {
+                None => 16,
+                Some((depth @ 1..=DEPTH_MAX, _)) => depth,
+                Some((depth, span)) => {
+                    return text.refuse(span, format!("depth: {depth}; expected 1 to {DEPTH_MAX}"));
+                }
+            };
             Pattern::Stream { from, to, bytes: size()?, depth, count: t.count.unwrap_or(u64::MAX) }
         }
         K::Poisson => Pattern::Poisson { sizes: read_sizes(text, &span, t)?, load: read_load(text, &span, t)? },

@@ -43,7 +43,12 @@ pub fn build(scenario: &Scenario) -> Result<Topology, String> {
         TopologyKind::Pair => Topology::pair(speeds),
         TopologyKind::Star => Topology::star(hosts, speeds),
         TopologyKind::Dumbbell => Topology::dumbbell(hosts, speeds),
-        TopologyKind::LeafSpine => Topology::leaf_spine(hosts, t.leaves.unwrap_or(1), t.spines.unwrap_or(1), speeds),
+        TopologyKind::LeafSpine => Topology::leaf_spine(
+            hosts,
+            t.leaves.unwrap_or(1),
+            t.spines.as_ref().map_or(1, |spines| *spines.get_ref()),
+            speeds,
+        ),
         TopologyKind::FatTree => {
             let shape = FatTree::of_srnic(hosts).ok_or("a fat tree has 16, 64, 256, 1024 or 4096 hosts")?;
             Topology::fat_tree(hosts, shape, speeds)
@@ -64,11 +69,11 @@ pub fn build(scenario: &Scenario) -> Result<Topology, String> {
         2 * (speeds.host.max(speeds.fabric) / 8).saturating_mul(speeds.delay) / 1_000_000_000_000 + 2 * train;
     topology.settings = Switches {
         buffer: s.buffer.map_or(default.buffer, |size| size.0),
-        alpha: s.alpha.unwrap_or(default.alpha),
+        alpha: s.alpha.as_ref().map_or(default.alpha, |alpha| *alpha.get_ref()),
         pfc: s.pfc.unwrap_or(default.pfc),
         headroom: s.headroom.map_or(headroom, |size| size.0),
         ecn_min: s.ecn_min.map_or(default.ecn_min, |size| size.0),
-        ecn_max: s.ecn_max.or(s.ecn_min).map_or(default.ecn_max, |size| size.0),
+        ecn_max: s.ecn_max.as_ref().map(|size| *size.get_ref()).or(s.ecn_min).map_or(default.ecn_max, |size| size.0),
         ecn_share: s.ecn_share.map_or(default.ecn_share, |share| share.0),
         adapter: scenario.node.send_bytes,
     };

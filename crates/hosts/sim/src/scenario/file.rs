@@ -122,7 +122,7 @@ table! {
         /// Number of leaf switches.
         leaves "leaves": u32,
         /// Number of spine switches.
-        spines "spines": u32,
+        spines "spines": Spanned<u32>,
         /// Rate of hosts' links.
         rate "rate": Rate,
         /// Rate of links between switches.
@@ -173,13 +173,13 @@ pub struct LinksTable {
 }
 
 /// `[switches]`.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchesTable {
     /// Shared buffer.
     pub buffer: Option<Size>,
     /// Dynamic threshold: a queue may hold this times what is free.
-    pub alpha: Option<f64>,
+    pub alpha: Option<Spanned<f64>>,
     /// Whether priority flow control is on.
     pub pfc: Option<bool>,
     /// Headroom of each port and class.
@@ -187,7 +187,7 @@ pub struct SwitchesTable {
     /// Queue from which packets are marked.
     pub ecn_min: Option<Size>,
     /// Queue from which all packets are marked.
-    pub ecn_max: Option<Size>,
+    pub ecn_max: Option<Spanned<Size>>,
     /// Share of packets marked just below `ecn_max`.
     pub ecn_share: Option<Share>,
 }
@@ -268,7 +268,7 @@ table! {
         /// Offered bytes over the rate of the host's link.
         load "load": Spanned<Share>,
         /// Messages at a time.
-        depth "depth": u32,
+        depth "depth": Spanned<u32>,
         /// Messages in all.
         count "count": u64,
         /// Number of sources.

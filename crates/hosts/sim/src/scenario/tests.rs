@@ -56,6 +56,10 @@ fn what_is_wrong_is_named_with_its_line() {
         ("size = \"64KiB\"", "size = 1\nto = 2", "line 17: to: there is no host 2; the hosts are 0 to 1"),
         ("size = \"64KiB\"", "size = 1\nfrom = 1", "to: host 1 would send to itself"),
         ("size = \"64KiB\"", "size = 1\nload = 0.5", "line 14: load has no meaning for kind \"stream\""),
+        ("size = \"64KiB\"", "size = 1\ndepth = 5000", "line 17: depth: 5000; expected 1 to 1024"),
+        ("[hosts]", "[switches]\nalpha = -1.0\n[hosts]", "line 11: alpha: -1; expected 0.001 to 1000"),
+        ("[hosts]", "[switches]\necn_max = 1\n[hosts]", "line 11: ecn_max: without ecn_min"),
+        ("[hosts]", "[switches]\necn_min = 9\necn_max = 1\n[hosts]", "line 12: ecn_max: less than ecn_min"),
         ("time = \"1ms\"", "time = \"0s\"", "line 3: time: expected more than 0"),
     ];
     for (what, by, expected) in cases {

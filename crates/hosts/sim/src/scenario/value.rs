@@ -83,7 +83,7 @@ impl Notation for Delay {
 }
 
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Size(pub u64);
 notated!(Size);
 
