@@ -59,9 +59,9 @@ bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in
 	@scripts/install-deps --interop
 	$(PYTHON) tests/interop/cost.py
 
-experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP) and how senders share a link (half an hour; tables, plots in target)
+experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP), how senders share a link, and simulate figures of publications (half an hour; tables, plots in target)
 	$(CARGO) build --release --locked -p burst-engine --example shared_link
-	@missed=0; for one in fairness/run loss/run loss/tcp; do experiments/$$one || missed=1; done; exit $$missed
+	@missed=0; for one in fairness/run loss/run loss/tcp simulator/run; do experiments/$$one || missed=1; done; exit $$missed
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check
