@@ -35,8 +35,9 @@ const PD: u32 = 1;
 /// Where the program's memory begins, in the program's own addresses.
 pub const MEMORY: u64 = 0x10_0000;
 const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
-/// Entries of a host's one completion queue. It is read after every pass, and a pass receives fewer packets.
-const CQ_ENTRIES: u32 = 4096;
+/// Entries of a host's one completion queue, beside two for each request of a queue pair. It is read after every pass, which
+/// receives at most 256 packets.
+const CQ_ENTRIES: u32 = 512;
 
 /// Settings of all hosts of a simulation.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +170,7 @@ impl SimHost {
                 wake: None,
             },
         );
-        let (producer, cq) = paired::cq(CQ_ENTRIES);
+        let (producer, cq) = paired::cq(CQ_ENTRIES + 2 * config.depth);
         let shared =
             EngineCq { producer, channel: None, cookie: 0, async_events: sink, overrun_reported: Default::default() };
         worker.add_cq(0, Arc::new(shared));
