@@ -63,6 +63,9 @@ pub(crate) const PARAMETERS: [Parameter; 10] = {
 
 /// Timeouts in a row after which the window is the smallest.
 const TIMEOUTS_MAX: u32 = 5;
+/// Longest time from one packet to the next that losses lead to, in nanoseconds. With the smallest window, a packet in 1000 round
+/// trips, packets would wait for their turn longer than queue pairs wait for their acknowledgement: more timeouts would follow.
+const LOSS_GAP: f64 = 1_000_000.0;
 /// A round trip that was not measured yet, for the distance of two decreases and for pacing.
 const RTT_UNKNOWN: f64 = 100_000.0;
 /// Shortest round trip with which the controller calculates, in nanoseconds.
@@ -176,16 +179,18 @@ impl Swift {
 
     /// Packets were lost.
     pub(crate) fn on_loss(&mut self, now: Nanos, kind: LossKind) {
+        let least = (self.rtt / LOSS_GAP).min(self.fabric.packets);
         if kind == LossKind::Timeout {
             self.timeouts = self.timeouts.saturating_add(1);
             if self.timeouts >= TIMEOUTS_MAX {
-                self.fabric = DelayWindow { packets: self.settings.window_min, decreased_at: now };
+                self.fabric = DelayWindow { packets: self.settings.window_min.max(least), decreased_at: now };
                 self.undo = 0.0;
                 return;
             }
         }
         self.undo = self.fabric.packets;
         self.fabric.cut(now, self.rtt, 1.0 - self.settings.max_mdf, &self.settings);
+        self.fabric.packets = self.fabric.packets.max(least);
     }
 
     /// The last loss was none.

@@ -180,6 +180,21 @@ fn swift_paces_windows_under_one_packet() {
 }
 
 #[test]
+fn swift_sends_a_packet_in_each_millisecond_whatever_is_lost() {
+    for (rtt_us, kind) in
+        [(10, LossKind::Timeout), (10, LossKind::Fast), (500, LossKind::Timeout), (500, LossKind::Fast)]
+    {
+        let mut c = controller("swift");
+        c.on_ack(us(1_000), &delay(0, rtt_us, 0));
+        for k in 1..100 {
+            c.on_loss(us(10_000 * k), kind);
+        }
+        let rate = c.limits().rate_bps as f64 / (MTU as f64 * 8.0);
+        assert!((999.0..1_001.0).contains(&rate), "{rate} packets per second after {kind:?}, round trip {rtt_us} us");
+    }
+}
+
+#[test]
 fn swift_reduces_after_losses_notifications_and_five_timeouts() {
     for event in [|c: &mut Controller| c.on_loss(us(5_000), LossKind::Fast), |c: &mut Controller| c.on_cnp(us(5_000))] {
         let mut c = controller("swift:max_mdf=0.4");
