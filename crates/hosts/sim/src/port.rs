@@ -1,7 +1,7 @@
 //! The port of a simulated host: what the engine sends waits in [`Wire`] for the network, what the network delivers waits there
 //! for the engine.
 
-use crate::run::{PacketRun, PayloadMode};
+use crate::run::PacketRun;
 use burst_base::{Nanos, Reason};
 use burst_fabric::HostId;
 use burst_frame::{Flow, RxFrame, TRAILER_LEN, TxBatch, TxFrame};
@@ -138,8 +138,6 @@ pub struct SimPortConfig {
     pub link_mtu: u32,
     /// Rate of the link in bit/s.
     pub rate_bps: u64,
-    /// What becomes of payload.
-    pub payload: PayloadMode,
     /// Most bytes of a train, as on the wire; each train has at least one packet.
     pub train_bytes: u32,
     /// Bytes of packets that wait for the engine; 0: any number.
@@ -191,7 +189,7 @@ impl SimPort {
         });
         if !joins {
             let buffer = wire.buffers.pop().unwrap_or_default();
-            let run = PacketRun::new(frame.flow, config.payload, buffer);
+            let run = PacketRun::new(frame.flow, buffer);
             wire.out.push(Outgoing { to, run, bytes: 0, last: 0 });
         }
         let Some(out) = wire.out.last_mut() else { return Err(Reason::SendFailed) };

@@ -5,20 +5,23 @@
 
 use burst_fabric::Cut;
 use burst_frame::{Flow, HEAD_MAX, TRAILER_LEN, TxFrame};
-use burst_span::Span;
+use burst_span::{Backing, Span};
 
 /// What becomes of the payload of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PayloadMode {
     /// The bytes travel: what was sent arrives, and a test may compare.
     Real,
-    /// Only lengths travel. Programs have no memory; reading and writing it does nothing.
+    /// Only lengths travel. Programs have no memory; reading and writing it does nothing. What the engine itself puts into a
+    /// payload (bitmaps of acknowledgements, management datagrams) travels.
     #[default]
     Void,
 }
 
-/// Bytes before each packet's head in the buffer: length of the head, padding, length of the payload (two bytes).
+/// Bytes before each packet's head in the buffer: length of the head, padding and flag, length of the payload (two bytes).
 const PREFIX: usize = 4;
+/// Flag beside the padding: the payload is in the buffer.
+const CARRIED: u8 = 0x80;
 
 /// Packets of one flow.
 #[derive(Clone, Debug)]
@@ -27,9 +30,7 @@ pub struct PacketRun {
     pub flow: Flow,
     /// Number of packets.
     pub count: u32,
-    /// Whether payload is in `bytes`.
-    has_payload: bool,
-    /// For each packet: prefix, head, and the payload if `has_payload`.
+    /// For each packet: prefix, head, and the payload if it is not of a program without memory.
     bytes: Vec<u8>,
 }
 
@@ -66,19 +67,21 @@ impl RunPacket<'_> {
 
 impl PacketRun {
     /// A run without packets; `buffer` is used again.
-    pub fn new(flow: Flow, mode: PayloadMode, mut buffer: Vec<u8>) -> PacketRun {
+    pub fn new(flow: Flow, mut buffer: Vec<u8>) -> PacketRun {
         buffer.clear();
-        PacketRun { flow, count: 0, has_payload: mode == PayloadMode::Real, bytes: buffer }
+        PacketRun { flow, count: 0, bytes: buffer }
     }
 
     /// Appends a frame with its payload. False, and nothing is appended, if the payload cannot be read.
-    pub fn push<'a>(&mut self, frame: &TxFrame, spans: impl IntoIterator<Item = &'a Span>) -> bool {
+    pub fn push(&mut self, frame: &TxFrame, spans: &[Span]) -> bool {
         debug_assert!(usize::from(frame.head_len) <= HEAD_MAX);
         let start = self.bytes.len();
         let [low, high] = frame.payload_len.to_le_bytes();
-        self.bytes.extend_from_slice(&[frame.head_len, frame.pad, low, high]);
+        let is_carried = spans.iter().any(|span| span.backing() != Backing::Null);
+        let flag = if is_carried { CARRIED } else { 0 };
+        self.bytes.extend_from_slice(&[frame.head_len, frame.pad | flag, low, high]);
         self.bytes.extend_from_slice(frame.head());
-        if self.has_payload {
+        if is_carried {
             for span in spans {
                 let at = self.bytes.len();
                 self.bytes.resize(at + span.len(), 0);
@@ -94,13 +97,13 @@ impl PacketRun {
 
     /// The packet that begins at `at` in the buffer, and where the next one begins. `None` at the end.
     pub fn packet_at(&self, at: usize) -> Option<(RunPacket<'_>, usize)> {
-        let &[head_len, pad, low, high] = self.bytes.get(at..)?.first_chunk::<PREFIX>()?;
+        let &[head_len, mark, low, high] = self.bytes.get(at..)?.first_chunk::<PREFIX>()?;
         let payload_len = usize::from(u16::from_le_bytes([low, high]));
         let head_at = at + PREFIX;
         let payload_at = head_at + usize::from(head_len);
-        let end = payload_at + if self.has_payload { payload_len } else { 0 };
+        let end = payload_at + if mark & CARRIED != 0 { payload_len } else { 0 };
         let (head, payload) = (self.bytes.get(head_at..payload_at)?, self.bytes.get(payload_at..end)?);
-        Some((RunPacket { head, payload_len, payload, pad: usize::from(pad) }, end))
+        Some((RunPacket { head, payload_len, payload, pad: usize::from(mark & !CARRIED) }, end))
     }
 
     /// Gives the buffer back, for another run.
@@ -130,12 +133,15 @@ mod tests {
     fn run(mode: PayloadMode) -> PacketRun {
         let memory: Vec<u8> = (0..200).collect();
         let own = burst_span::ProcessMemory::own().expect("own memory");
-        let span = own.span(memory.as_ptr() as u64, 200);
+        let span = match mode {
+            PayloadMode::Real => own.span(memory.as_ptr() as u64, 200),
+            PayloadMode::Void => Span::null(200),
+        };
         let mut batch = TxBatch::new(8);
         assert!(batch.push(&Flow::default(), &[1; 28], &[span.sub(0, 50), span.sub(50, 50)], 0));
         assert!(batch.push(&Flow::default(), &[2; 12], &[span.sub(100, 7)], 1));
         assert!(batch.push(&Flow::default(), &[3; 16], &[], 0));
-        let mut run = PacketRun::new(Flow::default(), mode, Vec::new());
+        let mut run = PacketRun::new(Flow::default(), Vec::new());
         for frame in batch.frames() {
             assert!(run.push(frame, batch.spans_of(frame)));
         }
@@ -166,6 +172,16 @@ mod tests {
         let all = packets(&run(PayloadMode::Void));
         assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [132, 24, 20]);
         assert_eq!((all[0][27], all[0][28], all[0][127], all[0][128]), (1, 0xee, 0xee, 0));
+    }
+
+    #[test]
+    fn what_the_engine_puts_into_a_payload_travels_beside_what_does_not() {
+        let mut batch = TxBatch::new(8);
+        assert!(batch.push(&Flow::default(), &[1; 12], &[Span::null(100)], 0));
+        assert!(batch.push_copied(&Flow::default(), &[2; 12], &[7; 8]));
+        let mut run = PacketRun::new(Flow::default(), Vec::new());
+        assert!(batch.frames().iter().all(|frame| run.push(frame, batch.spans_of(frame))));
+        assert_eq!(packets(&run)[1][12..20], [7; 8]);
     }
 
     #[test]

@@ -107,7 +107,6 @@ impl World {
         let port = SimPortConfig {
             link_mtu: settings.mtu.bytes() + 128,
             rate_bps,
-            payload: scenario.payload,
             train_bytes: settings.train_bytes,
             receive_bytes: settings.receive_bytes,
             hosts: scenario.hosts,

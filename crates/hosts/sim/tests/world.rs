@@ -70,6 +70,25 @@ fn a_stream_fills_the_link_and_its_bytes_arrive() {
 }
 
 #[test]
+fn it_makes_no_difference_whether_the_bytes_travel() {
+    for verb in ["write", "read", "send"] {
+        let traffic = format!("kind = \"stream\"\nsize = \"16KiB\"\nverb = \"{verb}\"");
+        let of = |payload: &str| {
+            let rest = format!("time = \"2ms\"\npayload = \"{payload}\"\n[links]\nloss = \"0.5%\"\nreorder = \"0.5%\"");
+            Results {
+                payload: "",
+                scenario_hash: String::new(),
+                ..simulate(&scenario(PAIR, "mtu = 1024", &rest, &traffic))
+            }
+        };
+        assert_eq!(
+            serde_json::to_string(&of("real")).expect("JSON"),
+            serde_json::to_string(&of("void")).expect("JSON")
+        );
+    }
+}
+
+#[test]
 fn hosts_share_a_bottleneck() {
     let text = scenario(
         "kind = \"star\"\nhosts = 5",
