@@ -42,7 +42,7 @@ def test_results_are_equal_twice_and_complete(tmp_path):
 
 def test_a_wrong_file_gets_its_line_and_exit_code_2(tmp_path):
     for more, sentence in [
-        ("[links]\nlos = 0.1\n", "line 8: unknown field `los`"),
+        ("[links]\nlos = 0.1\n", "line 9: unknown field `los`"),
         ("[links]\nloss = -1\n", "line 9: loss: -1 is not a share"),
         ("to = 5\n", "line 8: to: there is no host 5"),
     ]:
