@@ -1,40 +1,12 @@
 //! The network against what can be computed: times, conservation, flow control, marks, routes, determinism.
 
+mod common;
+
 use burst_fabric::topology::{FatTree, Speeds};
 use burst_fabric::traffic::SizeTable;
-use burst_fabric::{Cut, Delivery, HostId, LinkFaults, Network, Switches, Topology, Train};
+use burst_fabric::{CLASSES, ClassSettings, Delivery, LinkFaults, Network, Switches, Topology};
+use common::{ALL_100, GBIT, Numbers, US, run, train};
 use proptest::prelude::*;
-
-const US: u64 = 1_000_000;
-const GBIT: u64 = 1_000_000_000;
-const ALL_100: Speeds = Speeds { host: 100 * GBIT, fabric: 100 * GBIT, delay: US };
-
-/// Numbers of packets.
-#[derive(Clone, Debug, PartialEq)]
-struct Numbers(Vec<u32>);
-
-impl Cut for Numbers {
-    fn cut(&mut self, keep: u32) -> Numbers {
-        Numbers(self.0.split_off(keep as usize))
-    }
-}
-
-fn train(from: u32, to: u32, first: u32, count: u32, stride: u32) -> Train<Numbers> {
-    let body = Numbers((first..first + count).collect());
-    let (flow, from, to) = (u64::from(first) << 20 ^ u64::from(from), HostId(from), HostId(to));
-    Train { flow, from, to, class: 0, ecn_capable: true, marked: false, count, stride, last: stride, body }
-}
-
-/// Runs to the end; what arrived, with times.
-fn run(network: &mut Network<Numbers>) -> Vec<(u64, Delivery<Numbers>)> {
-    let (mut all, mut out) = (Vec::new(), Vec::new());
-    while let Some(at) = network.next_event() {
-        network.step(at, &mut out);
-        network.check_conservation().expect("every packet is somewhere");
-        all.extend(out.drain(..).map(|arrival| (at, arrival)));
-    }
-    all
-}
 
 /// The time of a packet there and of one back.
 fn round_trip(topology: &Topology, to: u32, bytes: u32) -> u64 {
@@ -83,8 +55,9 @@ fn a_bottleneck_carries_its_rate() {
 fn flow_control_loses_nothing_with_headroom_and_loses_without() {
     let lost = |headroom: u64, pfc: bool| {
         let mut topology = Topology::star(9, ALL_100);
+        let classes = [ClassSettings { pfc, ..ClassSettings::default() }; CLASSES];
         topology.settings =
-            Switches { buffer: 200_000, alpha: 0.125, pfc, headroom, adapter: 8 << 20, ..Switches::default() };
+            Switches { buffer: 200_000, alpha: 0.125, headroom, adapter: 8 << 20, classes, ..Switches::default() };
         let mut network = Network::new(&topology, 1);
         for from in 0..8 {
             (0..500).for_each(|k| network.send(0, train(from, 8, k * 4, 4, 1_000)).expect("room"));
@@ -104,7 +77,7 @@ fn flow_control_loses_nothing_with_headroom_and_loses_without() {
 #[test]
 fn a_step_marks_what_enters_a_longer_queue() {
     let mut topology = Topology::star(3, ALL_100);
-    topology.settings = Switches { ecn_min: 50_000, ecn_max: 50_000, ..Switches::default() };
+    topology.settings.classes[0] = ClassSettings { ecn_min: 50_000, ecn_max: 50_000, ..ClassSettings::default() };
     let mut network = Network::new(&topology, 1);
     for from in 0..2 {
         (0..100).for_each(|k| network.send(0, train(from, 2, k, 1, 1_000)).expect("room"));
@@ -192,7 +165,8 @@ proptest! {
         let trace = || {
             let mut topology = Topology::leaf_spine(8, 2, 2, ALL_100);
             topology.faults = LinkFaults { loss, reorder: loss, duplicate: loss, corrupt: loss };
-            topology.settings = Switches { buffer, pfc, alpha: 0.5, ecn_min: 20_000, ecn_max: 60_000, ..Switches::default() };
+            let class = ClassSettings { pfc, ecn_min: 20_000, ecn_max: 60_000, ..ClassSettings::default() };
+            topology.settings = Switches { buffer, alpha: 0.5, classes: [class; CLASSES], ..Switches::default() };
             let mut network = Network::new(&topology, seed);
             let (mut now, mut out) = (0, Vec::new());
             for (k, (from, to, count, stride, gap)) in sends.iter().enumerate() {

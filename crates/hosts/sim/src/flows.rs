@@ -252,7 +252,7 @@ mod tests {
     }
 
     fn source(pattern: Pattern, hosts: u32) -> TrafficSource {
-        let traffic = TrafficPart { pattern, verb: Verb::Write, begin: 0, end: 10_000_000_000 };
+        let traffic = TrafficPart { pattern, verb: Verb::Write, class: 0, begin: 0, end: 10_000_000_000 };
         TrafficSource::new(&traffic, hosts, 100_000_000_000, Rng::new(1))
     }
 

@@ -247,11 +247,12 @@ impl SimHost {
         End { qpn, psn, host: self.host, hello: self.worker.hello(DeviceId(0)) }
     }
 
-    /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`.
+    /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`. Its packets are of `class`, which is
+    /// the upper three bits of their traffic class (RFC 2474, section 4.2.2: class selectors).
     ///
     /// # Errors
     /// A sentence with the engine's error.
-    pub fn connect(&mut self, now: Nanos, at: u32, own: &End, peer: &End) -> Result<(), String> {
+    pub fn connect(&mut self, now: Nanos, at: u32, own: &End, peer: &End, class: u8) -> Result<(), String> {
         use attr_mask as m;
         let qp = &mut self.qps[at as usize];
         let qpn = qp.qpn;
@@ -260,7 +261,8 @@ impl SimHost {
         self.worker.modify_qp(now, qpn, &reset, m::STATE, None).map_err(failed)?;
         qp.sq.free_all();
         let ip = address_of(peer.host);
-        let ah = AhAttr { dgid: gid_of(ip), is_global: true, port_num: 1, ..AhAttr::default() };
+        let traffic_class = class << 5;
+        let ah = AhAttr { dgid: gid_of(ip), is_global: true, port_num: 1, traffic_class, ..AhAttr::default() };
         let attr = QpAttr {
             qp_access_flags: ALL_RIGHTS,
             port_num: 1,

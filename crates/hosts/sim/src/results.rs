@@ -305,6 +305,10 @@ pub struct NetworkTotals {
     pub marks: u64,
     /// Pause frames.
     pub pauses: u64,
+    /// Pauses that the watchdog has ended.
+    pub pause_storms: u64,
+    /// Packets that the watchdog has dropped.
+    pub watchdog_drops: u64,
     /// The fullest queue of a switch, in bytes.
     pub queue_bytes_max: u64,
 }

@@ -247,6 +247,9 @@ impl World {
                     self.network.stall_nic(self.now, HostId(*host), until);
                 }
                 FaultKind::Stall { .. } => {}
+                FaultKind::PauseStorm { host, class } => {
+                    self.network.set_pause_storm(self.now, HostId(*host), *class, begins);
+                }
             }
         }
     }
@@ -322,9 +325,10 @@ impl World {
     /// The connection for a message.
     fn connection(&mut self, traffic: u16, message: &SimMessage) -> Result<u32, SimError> {
         let (from, to) = (message.from, message.to);
+        let class = self.sources[usize::from(traffic)].traffic().class;
         let known = match message.lane {
             Some(lane) => self.connections.lane(traffic, lane),
-            None => self.connections.take(from, to),
+            None => self.connections.take(from, to, class),
         };
         if let Some(number) = known {
             return Ok(number);
@@ -339,9 +343,9 @@ impl World {
         let [a, b] = [self.node(from)?.end(ends[0].qp), self.node(to)?.end(ends[1].qp)];
         let now = to_nanos(self.now);
         // The responder first: it must be able to receive.
-        self.node(to)?.connect(now, ends[1].qp, &b, &a).map_err(SimError::Engine)?;
-        self.node(from)?.connect(now, ends[0].qp, &a, &b).map_err(SimError::Engine)?;
-        let number = self.connections.add(ends);
+        self.node(to)?.connect(now, ends[1].qp, &b, &a, class).map_err(SimError::Engine)?;
+        self.node(from)?.connect(now, ends[0].qp, &a, &b, class).map_err(SimError::Engine)?;
+        let number = self.connections.add(ends, class);
         if let Some(lane) = message.lane {
             self.connections.set_lane(traffic, lane, number);
         }

@@ -33,6 +33,9 @@ pub struct File {
     /// Settings of switches.
     #[serde(default)]
     pub switches: SwitchesTable,
+    /// Settings of single classes.
+    #[serde(default)]
+    pub class: Vec<Spanned<ClassTable>>,
     /// What is sent.
     #[serde(default)]
     pub traffic: Vec<Spanned<TrafficTable>>,
@@ -106,6 +109,8 @@ pub enum TopologyKind {
     Dumbbell,
     /// Leaves with hosts, each connected to every spine.
     LeafSpine,
+    /// Switches in a ring with hosts.
+    Ring,
     /// Three tiers of switches.
     FatTree,
 }
@@ -123,6 +128,8 @@ table! {
         leaves "leaves": u32,
         /// Number of spine switches.
         spines "spines": Spanned<u32>,
+        /// Number of switches of a ring.
+        switches "switches": Spanned<u32>,
         /// Rate of hosts' links.
         rate "rate": Rate,
         /// Rate of links between switches.
@@ -182,8 +189,28 @@ pub struct SwitchesTable {
     pub alpha: Option<Spanned<f64>>,
     /// Whether priority flow control is on.
     pub pfc: Option<bool>,
+    /// How long a pause may last before it is a storm.
+    pub pfc_watchdog: Option<Delay>,
     /// Headroom of each port and class.
     pub headroom: Option<Size>,
+    /// Queue from which packets are marked.
+    pub ecn_min: Option<Size>,
+    /// Queue from which all packets are marked.
+    pub ecn_max: Option<Spanned<Size>>,
+    /// Share of packets marked just below `ecn_max`.
+    pub ecn_share: Option<Share>,
+}
+
+/// `[[class]]`: what is different in a class; keys that are missing are those of `[switches]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClassTable {
+    /// The class, 0 to 7.
+    pub class: Spanned<u8>,
+    /// Bytes in a round of deficit round robin; without it, strict priority.
+    pub weight: Option<Spanned<Size>>,
+    /// Whether priority flow control is on.
+    pub pfc: Option<bool>,
     /// Queue from which packets are marked.
     pub ecn_min: Option<Size>,
     /// Queue from which all packets are marked.
@@ -253,6 +280,8 @@ table! {
     TrafficTable {
         /// How messages move.
         verb "verb": VerbName,
+        /// Class of its packets.
+        class "class": Spanned<u8>,
         /// When it begins.
         begin "begin": Delay,
         /// When its last message begins at the latest.
@@ -291,6 +320,8 @@ pub enum FaultKindName {
     Drops,
     /// An adapter stands still.
     Stall,
+    /// An adapter pauses a class without end.
+    PauseStorm,
 }
 
 /// `[[fault]]`.
@@ -312,6 +343,8 @@ pub struct FaultTable {
     pub share: Option<Share>,
     /// The host.
     pub host: Option<Spanned<u32>>,
+    /// The class.
+    pub class: Option<Spanned<u8>>,
 }
 
 impl FaultTable {
@@ -322,6 +355,7 @@ impl FaultTable {
             ("switch", self.switch.is_some()),
             ("share", self.share.is_some()),
             ("host", self.host.is_some()),
+            ("class", self.class.is_some()),
         ];
         keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect()
     }
