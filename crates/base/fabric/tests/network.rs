@@ -3,7 +3,6 @@
 mod common;
 
 use burst_fabric::topology::{FatTree, Speeds};
-use burst_fabric::traffic::SizeTable;
 use burst_fabric::{CLASSES, ClassSettings, Delivery, LinkFaults, Network, Switches, Topology};
 use common::{ALL_100, GBIT, Numbers, US, run, train};
 use proptest::prelude::*;
@@ -90,20 +89,6 @@ fn a_step_marks_what_enters_a_longer_queue() {
 }
 
 #[test]
-fn equal_routes_are_used_equally() {
-    let mut network = Network::new(&Topology::leaf_spine(16, 2, 4, ALL_100), 7);
-    (0..4_000).for_each(|k| {
-        let _ = network.send(k * 100_000, train(0, 15, k as u32, 1, 1_000));
-        network.step((k + 1) * 100_000 - 1, &mut Vec::new());
-    });
-    run(&mut network);
-    let through = network.sent_through("spine");
-    assert_eq!((through.len(), through.iter().sum::<u64>()), (4, 4_000));
-    // Binomial: 1,000 with a deviation of 27; five of them.
-    assert!(through.iter().all(|packets| packets.abs_diff(1_000) < 140), "{through:?}");
-}
-
-#[test]
 fn impairments_have_their_frequency() {
     let mut topology = Topology::pair(ALL_100);
     topology.faults = LinkFaults { loss: 0.01, reorder: 0.02, duplicate: 0.03, corrupt: 0.04 };
@@ -121,34 +106,6 @@ fn impairments_have_their_frequency() {
     let near = |value: u64, mean: f64| (value as f64 - mean).abs() < 5.0 * mean.sqrt();
     assert!(near(totals.losses, 1_000.0) && near(totals.duplicated, 2_970.0), "{totals:?}");
     assert!(near(u64::from(packets), 4_000.0 * 0.99 * 1.03), "{packets}");
-}
-
-#[test]
-fn the_queue_of_poisson_arrivals_is_that_of_pollaczek_and_khinchine() {
-    // Cache follower at 100 Gbit/s: 37 us at a load of 0.3, 86 at 0.5.
-    let table = SizeTable::published("cache-follower").expect("a table");
-    let service = table.mean() * 80.0 / 1e6;
-    for load in [0.3, 0.5] {
-        let expected = load / (1.0 - load) * (1.0 + table.cv_squared()) / 2.0 * service;
-        let (mut rng, mut now, mut waited, mut free_at) = (burst_base::rng::Rng::new(5), 0u64, 0.0, 0u64);
-        let mut topology = Topology::pair(Speeds { delay: 0, ..ALL_100 });
-        topology.settings.adapter = u64::MAX;
-        let mut network = Network::new(&topology, 1);
-        let count = 400_000;
-        let mut uniform = move || ((rng.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-        for k in 0..count {
-            now += (-uniform().ln() * service / load * 1e6) as u64;
-            let bytes = table.sample(uniform()) as u32;
-            network.send(now, train(0, 1, k, 1, bytes)).expect("room");
-            waited += free_at.saturating_sub(now) as f64;
-            free_at = free_at.max(now) + u64::from(bytes) * 80;
-            network.step(now, &mut Vec::new());
-        }
-        let end = run(&mut network).last().expect("an arrival").0;
-        assert_eq!(end, free_at, "the link is the queue that was computed");
-        let mean = waited / f64::from(count) / 1e6;
-        assert!((mean / expected - 1.0).abs() < 0.05, "load {load}: {mean} us, expected {expected}");
-    }
 }
 
 proptest! {
