@@ -26,15 +26,18 @@
 //! | [`topology`] | hosts, switches, links; the usual arrangements; routes |
 //! | [`network`] | the network that runs |
 //! | `port` | an end of a link: queues, pauses |
+//! | [`schedule`] | what happens to single packets of a host |
 //! | [`traffic`] | published sizes of messages |
 #![forbid(unsafe_code)]
 
 pub mod network;
 mod port;
+pub mod schedule;
 pub mod topology;
 pub mod traffic;
 
 pub use network::{Delivery, Network, Totals};
+pub use schedule::{PacketFate, PacketSchedule};
 pub use topology::{CLASSES, ClassSettings, LinkFaults, Switches, Topology};
 
 /// A host's number, from 0.

@@ -1,6 +1,7 @@
 //! The network that runs: events of ports and switches in virtual time.
 
 use crate::port::{LinkEnd, QueuedTrain, Sending, time_of};
+use crate::schedule::{PacketFate, PacketSchedule};
 use crate::topology::{CLASSES, LinkFaults, REORDER_MAX, Switches, Topology, distances, neighbours};
 use crate::{Cut, HostId, Train};
 use burst_base::rng::Rng;
@@ -267,18 +268,15 @@ impl<T: Cut> Network<T> {
 
     /// Cuts a train where the link treats packets differently.
     fn pieces(&mut self, at: u32, train: Train<T>) -> Vec<TrainPiece<T>> {
-        let whole = |train| TrainPiece { train, before: 0, late: 0, is_corrupted: false };
         let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
-        if loss + reorder + duplicate + corrupt == 0.0 {
-            return vec![whole(train)];
+        if loss + reorder + duplicate + corrupt == 0.0 && self.ports[at as usize].schedules.is_empty() {
+            return vec![TrainPiece { train, before: 0, late: 0, is_corrupted: false }];
         }
-        let rng = &mut self.rngs[at as usize];
         let mut pieces: Vec<TrainPiece<T>> = Vec::new();
         let (mut rest, mut before, mut untouched) = (Some(train), 0, 0);
         while let Some(mut train) = rest.take() {
-            let [is_lost, is_late, is_double, is_corrupted] =
-                [loss, reorder, duplicate, corrupt].map(|share| share > 0.0 && chance(rng, share));
-            if !(is_lost || is_late || is_double || is_corrupted) {
+            let fate = self.fate(at);
+            if fate.is_none() {
                 untouched += 1;
                 if untouched == train.count {
                     pieces.push(TrainPiece { train, before, late: 0, is_corrupted: false });
@@ -295,23 +293,35 @@ impl<T: Cut> Network<T> {
             }
             rest = (train.count > 1).then(|| train.cut(1));
             let bytes = train.bytes();
-            let late = if is_late { 1 + rng.next_u64() % REORDER_MAX } else { 0 };
-            if is_double && !is_lost {
-                self.totals.duplicated += 1;
-                pieces.push(TrainPiece {
-                    train: train.clone(),
-                    before,
-                    late: rng.next_u64() % REORDER_MAX,
-                    is_corrupted,
-                });
+            if fate.is_marked && train.ecn_capable && !train.marked {
+                train.marked = true;
+                self.totals.marks += 1;
             }
-            match is_lost {
+            let is_corrupted = fate.is_corrupted;
+            if let Some(late) = fate.again.filter(|_| !fate.is_lost) {
+                self.totals.duplicated += 1;
+                pieces.push(TrainPiece { train: train.clone(), before, late, is_corrupted });
+            }
+            match fate.is_lost {
                 true => self.totals.losses += 1,
-                false => pieces.push(TrainPiece { train, before, late, is_corrupted }),
+                false => pieces.push(TrainPiece { train, before, late: fate.late, is_corrupted }),
             }
             before += bytes;
         }
         pieces
+    }
+
+    /// What happens to the next packet that a port sends: by schedule, and at random.
+    fn fate(&mut self, at: u32) -> PacketFate {
+        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
+        let port = &mut self.ports[at as usize];
+        let planned = if port.schedules.is_empty() { PacketFate::default() } else { port.next_fate() };
+        let rng = &mut self.rngs[at as usize];
+        let [is_lost, is_late, is_double, is_corrupted] =
+            [loss, reorder, duplicate, corrupt].map(|share| share > 0.0 && chance(rng, share));
+        let late = if is_late { 1 + rng.next_u64() % REORDER_MAX } else { 0 };
+        let again = (is_double && !is_lost).then(|| rng.next_u64() % REORDER_MAX);
+        planned.and(PacketFate { is_lost, again, late, is_corrupted, is_marked: false })
     }
 
     /// A port has sent its train.
@@ -532,6 +542,11 @@ impl<T: Cut> Network<T> {
         let Some(at) = self.topology.switches.iter().position(|switch| switch == name) else { return false };
         self.switches[at].drops = share;
         true
+    }
+
+    /// Gives the next packets of a host fates.
+    pub fn add_schedule(&mut self, host: HostId, schedule: PacketSchedule) {
+        self.ports[self.adapters[host.0 as usize].0 as usize].schedules.push(schedule);
     }
 
     /// The adapter of a host sends and receives nothing until then.

@@ -1,6 +1,7 @@
 //! An end of a link: what waits to be sent, by class, and which classes are paused.
 
 use crate::Train;
+use crate::schedule::{PacketFate, PacketSchedule};
 use crate::topology::{CLASSES, ClassSettings};
 use std::collections::VecDeque;
 
@@ -56,6 +57,8 @@ pub(crate) struct LinkEnd<T> {
     pub headroom_used: [u64; CLASSES],
     /// Classes for which the other end was told to pause.
     pub pausing: u8,
+    /// For adapters: what happens to single packets.
+    pub schedules: Vec<PacketSchedule>,
     /// For adapters: a train was refused.
     pub was_full: bool,
     /// Packets that were sent.
@@ -91,6 +94,7 @@ impl<T> LinkEnd<T> {
             held: [0; CLASSES],
             headroom_used: [0; CLASSES],
             pausing: 0,
+            schedules: Vec::new(),
             was_full: false,
             packets_sent: 0,
             queued: 0,
@@ -189,6 +193,13 @@ impl<T> LinkEnd<T> {
         let waiting = self.queues.iter().flat_map(|queue| &queue.trains).filter(|queued| queued.ingress.is_some());
         let sending = self.sending.filter(|sending| sending.ingress.is_some()).map_or(0, |sending| sending.bytes);
         waiting.map(|queued| queued.train.bytes()).sum::<u64>() + sending
+    }
+
+    /// What the schedules have for the next packet.
+    pub fn next_fate(&mut self) -> PacketFate {
+        let fate = self.schedules.iter_mut().fold(PacketFate::default(), |fate, schedule| fate.and(schedule.next()));
+        self.schedules.retain(|schedule| !schedule.is_over());
+        fate
     }
 
     /// Packets that wait.

@@ -11,7 +11,7 @@ use crate::node::Verb;
 use crate::run::PayloadMode;
 use burst_base::verbs::Mtu;
 use burst_cc::{CcChoice, CcTable, ChoiceRank, Params};
-use burst_fabric::CLASSES;
+use burst_fabric::{CLASSES, PacketFate};
 use file::{File, HostsTable};
 use std::ops::Range;
 use toml::Spanned;
@@ -213,6 +213,15 @@ pub enum FaultKind {
         host: u32,
         /// The class.
         class: u8,
+    },
+    /// Packets that a host sends from then on have a fate.
+    Packets {
+        /// The host.
+        host: u32,
+        /// Their numbers, from 0.
+        numbers: Vec<u64>,
+        /// The fate.
+        fate: PacketFate,
     },
 }
 

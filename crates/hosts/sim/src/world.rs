@@ -16,7 +16,7 @@ use crate::topology;
 use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_base::verbs::WcStatus;
-use burst_fabric::{Delivery, HostId, Network, Train};
+use burst_fabric::{Delivery, HostId, Network, PacketSchedule, Train};
 use burst_shm::Cqe;
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
@@ -247,6 +247,9 @@ impl World {
                     self.network.stall_nic(self.now, HostId(*host), until);
                 }
                 FaultKind::Stall { .. } => {}
+                FaultKind::Packets { host, numbers, fate } => {
+                    self.network.add_schedule(HostId(*host), PacketSchedule::new(numbers, *fate));
+                }
                 FaultKind::PauseStorm { host, class } => {
                     self.network.set_pause_storm(self.now, HostId(*host), *class, begins);
                 }

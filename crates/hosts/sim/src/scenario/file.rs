@@ -322,6 +322,24 @@ pub enum FaultKindName {
     Stall,
     /// An adapter pauses a class without end.
     PauseStorm,
+    /// Something happens to single packets of a host.
+    Packets,
+}
+
+/// `fate` of `[[fault]]`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum FateName {
+    /// Packets are lost.
+    Lost,
+    /// Packets come twice, the second time later.
+    Twice,
+    /// Packets come later.
+    Late,
+    /// Packets come with a wrong ICRC.
+    Corrupted,
+    /// Packets come with a mark.
+    Marked,
 }
 
 /// `[[fault]]`.
@@ -345,10 +363,16 @@ pub struct FaultTable {
     pub host: Option<Spanned<u32>>,
     /// The class.
     pub class: Option<Spanned<u8>>,
+    /// Numbers of packets.
+    pub numbers: Option<Spanned<Vec<u64>>>,
+    /// What happens to packets.
+    pub fate: Option<FateName>,
+    /// How much later.
+    pub by: Option<Spanned<Delay>>,
 }
 
 impl FaultTable {
-    /// The keys that are there, those of every kind excepted.
+    /// The keys that are there, `kind` and `at` excepted.
     pub fn given(&self) -> Vec<&'static str> {
         let keys = [
             ("link", self.link.is_some()),
@@ -356,6 +380,10 @@ impl FaultTable {
             ("share", self.share.is_some()),
             ("host", self.host.is_some()),
             ("class", self.class.is_some()),
+            ("numbers", self.numbers.is_some()),
+            ("fate", self.fate.is_some()),
+            ("by", self.by.is_some()),
+            ("for", self.lasts.is_some()),
         ];
         keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect()
     }

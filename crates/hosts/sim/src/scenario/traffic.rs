@@ -3,8 +3,12 @@
 use super::file::{self, FaultTable, TrafficTable};
 use super::value::Share;
 use super::{DEPTH_MAX, Fault, FaultKind, MESSAGE_MAX, Pattern, ScenarioError, Sizes, Text, TrafficPart, only};
+use burst_fabric::PacketFate;
 use std::ops::Range;
 use toml::Spanned;
+
+/// Most packets that one fault names.
+const NUMBERS_MAX: usize = 4_096;
 
 /// A table of `[[traffic]]`.
 pub(super) fn read_traffic(
@@ -126,14 +130,14 @@ fn read_sizes(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<
 pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u32) -> Result<Fault, ScenarioError> {
     use file::FaultKindName as K;
     let (span, t) = (table.span(), table.get_ref());
-    let common = ["kind", "at", "for"];
     let (name, own): (&str, &[&str]) = match t.kind {
-        K::Link => ("link-down", &["link"]),
-        K::Drops => ("drops", &["switch", "share"]),
-        K::Stall => ("stall", &["host"]),
-        K::PauseStorm => ("pause-storm", &["host", "class"]),
+        K::Link => ("link-down", &["for", "link"]),
+        K::Drops => ("drops", &["for", "switch", "share"]),
+        K::Stall => ("stall", &["for", "host"]),
+        K::PauseStorm => ("pause-storm", &["for", "host", "class"]),
+        K::Packets => ("packets", &["host", "numbers", "fate", "by"]),
     };
-    only(text, &span, name, &t.given(), &[&common[..], own].concat())?;
+    only(text, &span, name, &t.given(), &[&["kind", "at"], own].concat())?;
     let host = || text.host("host", text.need(&span, "host", t.host.as_ref())?, hosts);
     let kind = match t.kind {
         K::Link => FaultKind::Link(text.need(&span, "link", t.link.clone())?),
@@ -145,6 +149,37 @@ pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u3
         K::PauseStorm => {
             FaultKind::PauseStorm { host: host()?, class: t.class.as_ref().map_or(Ok(0), |class| text.class(class))? }
         }
+        K::Packets => {
+            let numbers = text.need(&span, "numbers", t.numbers.as_ref())?;
+            if !(1..=NUMBERS_MAX).contains(&numbers.get_ref().len()) {
+                let count = numbers.get_ref().len();
+                let expected = format!("numbers: {count} packets; expected 1 to {NUMBERS_MAX}");
+                return text.refuse(numbers.span(), expected);
+            }
+            FaultKind::Packets { host: host()?, numbers: numbers.get_ref().clone(), fate: read_fate(text, &span, t)? }
+        }
     };
     Ok(Fault { at: t.at.0, lasts: t.lasts.unwrap_or_default().0, kind })
+}
+
+/// `fate` of packets, and `by` where it means something.
+fn read_fate(text: &Text<'_>, span: &Range<usize>, t: &FaultTable) -> Result<PacketFate, ScenarioError> {
+    use file::FateName as F;
+    let fate = text.need(span, "fate", t.fate)?;
+    let by = match (fate, &t.by) {
+        (F::Twice | F::Late, Some(by)) => by.get_ref().0,
+        (F::Twice | F::Late, None) => return text.need(span, "by", None),
+        (F::Lost | F::Corrupted | F::Marked, Some(by)) => {
+            return text.refuse(by.span(), "by: has a meaning for the fates \"twice\" and \"late\" alone");
+        }
+        (F::Lost | F::Corrupted | F::Marked, None) => 0,
+    };
+    let none = PacketFate::default();
+    Ok(match fate {
+        F::Lost => PacketFate { is_lost: true, ..none },
+        F::Twice => PacketFate { again: Some(by), ..none },
+        F::Late => PacketFate { late: by, ..none },
+        F::Corrupted => PacketFate { is_corrupted: true, ..none },
+        F::Marked => PacketFate { is_marked: true, ..none },
+    })
 }
