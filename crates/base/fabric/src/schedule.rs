@@ -1,7 +1,7 @@
 //! What happens to single packets of a host: adversarial schedules.
 //!
-//! A [`PacketSchedule`] counts the packets that an adapter sends from the time at which it is given to the network, and names some
-//! of them: those are lost, doubled, late, corrupted or marked. Several schedules of one adapter act side by side.
+//! A [`PacketSchedule`] counts the packets that an adapter sends from the time at which it is given to the network, and names
+//! some of them: those are lost, doubled, late, corrupted or marked. Several schedules of one adapter act side by side.
 
 use std::collections::VecDeque;
 

@@ -65,6 +65,8 @@ pub struct NodeConfig {
 pub enum Verb {
     /// RDMA WRITE.
     Write,
+    /// RDMA WRITE with immediate data; the other end posts the receives, which tell it that a message has come.
+    WriteImm,
     /// RDMA READ.
     Read,
     /// SEND; the other end posts the receives.
@@ -130,6 +132,13 @@ pub struct End {
     pub host: HostId,
     /// What its worker can do.
     pub hello: Hello,
+}
+
+impl Verb {
+    /// Whether the other end posts a receive for each request.
+    pub fn is_received(self) -> bool {
+        matches!(self, Verb::Send | Verb::WriteImm)
+    }
 }
 
 impl SimHost {
@@ -302,6 +311,7 @@ impl SimHost {
         let qp = &mut self.qps[at as usize];
         let opcode = match verb {
             Verb::Write => WrOpcode::RdmaWrite,
+            Verb::WriteImm => WrOpcode::RdmaWriteWithImm,
             Verb::Read => WrOpcode::RdmaRead,
             Verb::Send => WrOpcode::Send,
         };

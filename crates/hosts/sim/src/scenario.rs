@@ -19,8 +19,8 @@ use value::Delay;
 
 /// Most hosts of a simulation.
 pub const HOSTS_MAX: u32 = 4_096;
-/// Most messages of a stream at one time.
-const DEPTH_MAX: u32 = 1_024;
+/// Most messages of a stream at one time, and most requests of a queue pair.
+pub const DEPTH_MAX: u32 = 1_024;
 /// Most spine switches.
 const SPINES_MAX: u32 = 256;
 /// Weights of deficit round robin in bytes.
@@ -163,16 +163,17 @@ pub enum Pattern {
         /// Picoseconds from one round to the next; 0: one round.
         every: u64,
     },
-    /// Each host sends one message to the host `shift` further on, every `every` (0: once).
+    /// Each host sends one message to another one, and each host is sent one, every `every` (0: once).
     Permutation {
-        /// Distance of the destination.
-        shift: u32,
+        /// Distance of the destination; `None`: a new random permutation in each round.
+        shift: Option<u32>,
         /// Bytes of a message.
         bytes: u64,
         /// Picoseconds from one round to the next; 0: one round.
         every: u64,
     },
-    /// All hosts reduce and gather `bytes` around a ring, again and again.
+    /// All hosts reduce and gather `bytes` around a ring, again and again. A host begins a step when it has received the one
+    /// before.
     Ring {
         /// Bytes that are reduced.
         bytes: u64,

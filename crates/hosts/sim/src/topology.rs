@@ -5,7 +5,7 @@ use crate::results::NetworkTotals;
 use crate::run::PacketRun;
 use crate::scenario::file::TopologyKind;
 use crate::scenario::value::{Rate, Share, Size};
-use crate::scenario::{FaultKind, Pattern, Scenario};
+use crate::scenario::{DEPTH_MAX, FaultKind, Pattern, Scenario};
 use burst_fabric::topology::{FatTree, Speeds};
 use burst_fabric::{CLASSES, ClassSettings, HostId, LinkFaults, Network, Switches, Topology, Totals};
 use toml::Spanned;
@@ -26,7 +26,12 @@ pub fn host_rate(scenario: &Scenario) -> u64 {
 
 /// Requests that a queue pair must hold.
 pub fn queue_depth(scenario: &Scenario) -> u32 {
-    let depth = |pattern: &Pattern| if let Pattern::Stream { depth, .. } = pattern { *depth } else { 4 };
+    let depth = |pattern: &Pattern| match pattern {
+        Pattern::Stream { depth, .. } => *depth,
+        // A host that receives nothing holds up the others only when each has sent it as many steps as there are hosts.
+        Pattern::Ring { .. } => (scenario.hosts + 1).min(DEPTH_MAX),
+        _ => 4,
+    };
     scenario.traffic.iter().map(|traffic| depth(&traffic.pattern)).max().unwrap_or(4).max(4)
 }
 

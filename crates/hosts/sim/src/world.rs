@@ -311,7 +311,7 @@ impl World {
         let (poster, other) = if verb == Verb::Read { (target, source) } else { (source, target) };
         let [at, there] = if verb == Verb::Read { [memory[1], memory[0]] } else { memory };
         let rkey = self.node(other.host)?.key();
-        if verb == Verb::Send && !self.node(target.host)?.post_receive(target.qp, u64::from(id), memory[1], len) {
+        if verb.is_received() && !self.node(target.host)?.post_receive(target.qp, u64::from(id), memory[1], len) {
             return Err(SimError::Engine("a receive queue is full".into()));
         }
         if !self.node(poster.host)?.post(poster.qp, verb, u64::from(id), [at, there], len, rkey) {
@@ -319,7 +319,7 @@ impl World {
         }
         self.tally.begin();
         self.wake(poster.host, self.now);
-        if verb == Verb::Send {
+        if verb.is_received() {
             self.wake(target.host, self.now);
         }
         Ok(())
@@ -460,7 +460,12 @@ impl World {
                 let (got, sent) = (cqe.byte_len, flow.message.bytes);
                 return Err(violation(format!("host {host} received {got} bytes of a message of {sent}")));
             }
-            return Ok(());
+            if is_failure {
+                return Ok(());
+            }
+            let (traffic, message) = (usize::from(flow.traffic), flow.message);
+            self.sources[traffic].on_receipt(now, &message);
+            return self.run_sources();
         }
         let poster = self.connections.get(flow.connection).ends[usize::from(flow.verb == Verb::Read)];
         if (poster.host, poster.qp) != (host, qp) {
@@ -489,7 +494,11 @@ impl World {
         if flow.message.lane.is_none() {
             self.connections.release(flow.connection);
         }
-        self.sources[usize::from(flow.traffic)].on_end(now, &flow.message);
+        let source = &mut self.sources[usize::from(flow.traffic)];
+        source.on_end(now);
+        if flow.verb == Verb::Read {
+            source.on_receipt(now, &flow.message);
+        }
         self.run_sources()
     }
 

@@ -244,6 +244,8 @@ pub enum VerbName {
     /// RDMA WRITE.
     #[default]
     Write,
+    /// RDMA WRITE with immediate data.
+    WriteImm,
     /// RDMA READ.
     Read,
     /// SEND.
@@ -255,6 +257,7 @@ impl VerbName {
     pub fn verb(self) -> Verb {
         match self {
             VerbName::Write => Verb::Write,
+            VerbName::WriteImm => Verb::WriteImm,
             VerbName::Read => Verb::Read,
             VerbName::Send => Verb::Send,
         }
@@ -304,6 +307,8 @@ table! {
         senders "senders": Spanned<u32>,
         /// Distance of the destination.
         shift "shift": Spanned<u32>,
+        /// Whether destinations are random.
+        random "random": bool,
         /// Time from one round to the next.
         every "every": Delay,
     }

@@ -76,6 +76,16 @@ fn what_is_wrong_is_named_with_its_line() {
             "\"ring\"\nhosts = 4\nswitches = 2",
             "line 5: hosts: 4 hosts do not fit kind \"ring\"; expected at least 3",
         ),
+        (
+            "kind = \"stream\"\nsize",
+            "kind = \"ring\"\nverb = \"write\"\nsize",
+            "line 14: verb: \"write\" for kind \"ring\"; expected write-imm, send or read",
+        ),
+        (
+            "kind = \"stream\"\nsize",
+            "kind = \"permutation\"\nrandom = true\nshift = 1\nsize",
+            "line 17: shift: beside random; expected one of them",
+        ),
         ("time = \"1ms\"", "time = \"0s\"", "line 3: time: expected more than 0"),
     ];
     for (what, by, expected) in cases {

@@ -3,6 +3,7 @@
 use super::file::{self, FaultTable, TrafficTable};
 use super::value::Share;
 use super::{DEPTH_MAX, Fault, FaultKind, MESSAGE_MAX, Pattern, ScenarioError, Sizes, Text, TrafficPart, only};
+use crate::node::Verb;
 use burst_fabric::PacketFate;
 use std::ops::Range;
 use toml::Spanned;
@@ -25,7 +26,7 @@ pub(super) fn read_traffic(
         K::Poisson => ("poisson", &["sizes", "size", "load"]),
         K::Incast => ("incast", &["to", "senders", "size", "every"]),
         K::AllToAll => ("all-to-all", &["size", "every"]),
-        K::Permutation => ("permutation", &["shift", "size", "every"]),
+        K::Permutation => ("permutation", &["shift", "random", "size", "every"]),
         K::Ring => ("ring", &["size"]),
     };
     only(text, &span, name, &t.given(), &[&common[..], own].concat())?;
@@ -35,7 +36,15 @@ pub(super) fn read_traffic(
         return text.refuse(span, "begin: not before the end of the traffic");
     }
     let class = t.class.as_ref().map_or(Ok(0), |class| text.class(class))?;
-    Ok(TrafficPart { pattern, verb: t.verb.unwrap_or_default().verb(), class, begin, end })
+    let verb = match (t.kind, t.verb) {
+        (K::Ring, Some(file::VerbName::Write)) => {
+            let expected = "expected write-imm, send or read, by which a host learns that a message has come";
+            return text.refuse(span, format!("verb: \"write\" for kind \"ring\"; {expected}"));
+        }
+        (K::Ring, None) => Verb::WriteImm,
+        (_, verb) => verb.unwrap_or_default().verb(),
+    };
+    Ok(TrafficPart { pattern, verb, class, begin, end })
 }
 
 fn read_pattern(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable, hosts: u32) -> Result<Pattern, ScenarioError> {
@@ -76,13 +85,17 @@ fn read_pattern(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable, hosts: u
             Pattern::Incast { to, senders, bytes: size()?, every }
         }
         K::AllToAll => Pattern::AllToAll { bytes: size()?, every },
+        K::Permutation if t.random == Some(true) => match &t.shift {
+            Some(shift) => return text.refuse(shift.span(), "shift: beside random; expected one of them"),
+            None => Pattern::Permutation { shift: None, bytes: size()?, every },
+        },
         K::Permutation => {
             let shift = t.shift.as_ref().map_or(hosts / 2, |shift| *shift.get_ref());
             if shift == 0 || shift >= hosts {
                 let span = t.shift.as_ref().map_or(span.clone(), Spanned::span);
                 return text.refuse(span, format!("shift: {shift}; expected 1 to {}", hosts - 1));
             }
-            Pattern::Permutation { shift, bytes: size()?, every }
+            Pattern::Permutation { shift: Some(shift), bytes: size()?, every }
         }
         K::Ring => Pattern::Ring { bytes: size()? },
     })
