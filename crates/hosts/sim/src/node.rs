@@ -5,6 +5,7 @@
 //! other's hello.
 
 use crate::port::{SimPort, SimPortConfig, Wire, address_of};
+use crate::run::PayloadMode;
 use burst_base::rng::Rng;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, WrOpcode, access, attr_mask, send_flags};
 use burst_base::{DeviceId, Nanos, Psn, Qpn};
@@ -54,7 +55,9 @@ pub struct NodeConfig {
     pub timeout: u8,
     /// Requests that a queue pair's queue holds.
     pub depth: u32,
-    /// Bytes of the program's memory; without payload any number of addresses.
+    /// What becomes of payload.
+    pub payload: PayloadMode,
+    /// Bytes of the program's memory; if it has none, any number of addresses.
     pub memory: u64,
     /// Seed of the simulation.
     pub seed: u64,
@@ -110,12 +113,14 @@ pub struct MemoryPart<'a> {
     pub offset: u64,
 }
 
-/// Registers `len` bytes of `part` with all rights, or as many bytes without memory.
-fn region(key: u32, part: Option<MemoryPart<'_>>, len: u64) -> std::io::Result<Region> {
+/// Registers the memory of a program with all rights, or as many addresses without memory.
+fn region(key: u32, part: Option<MemoryPart<'_>>, config: &NodeConfig) -> std::io::Result<Region> {
+    let len = config.memory;
     let mapping = match part {
         Some(MemoryPart { file, offset }) => {
             Region::map(&[MapPiece { fd: file, offset, len }], ALL_RIGHTS).map_err(std::io::Error::other)?
         }
+        None if config.payload == PayloadMode::Pattern => Mapping::Pattern,
         None => Mapping::Null,
     };
     Ok(Region::new(key, PD, MEMORY, len, ALL_RIGHTS, mapping))
@@ -164,8 +169,8 @@ impl SimHost {
         let async_events = Arc::new(EventQueue::new());
         let sink: Arc<dyn EventSink> = async_events.clone();
         let key = keys.alloc().ok_or_else(|| std::io::Error::other("no key is free"))?;
-        worker.add_region(Arc::new(region(key, part, config.memory)?));
-        let view = if part.is_some() { Some(region(key, part, config.memory)?) } else { None };
+        worker.add_region(Arc::new(region(key, part, &config)?));
+        let view = if part.is_some() { Some(region(key, part, &config)?) } else { None };
         let (bells, drain) = paired::doorbells(0);
         let account = Ledger::new(Capacities::new(|_| 1), Policy::default()).account(AccountId::User(0), false);
         worker.add_context(

@@ -1,7 +1,7 @@
 //! What a simulation has measured: counted while it runs ([`Tally`]), and as it is written ([`Results`]).
 
 use crate::flows::Transfer;
-use crate::run::{PacketRun, PayloadMode};
+use crate::run::PacketRun;
 use crate::scenario::{Pattern, Scenario};
 use crate::topology;
 use burst_base::verbs::WcStatus;
@@ -123,7 +123,7 @@ impl Tally {
             scenario_hash: format!("{:016x}", scenario.hash),
             seed: scenario.seed,
             cpu: scenario.node.cpu.name,
-            payload: if scenario.payload == PayloadMode::Real { "real" } else { "void" },
+            payload: scenario.payload.name(),
             is_partial: false,
             hosts: scenario.hosts,
             simulated_us: now as f64 / MICROSECOND,

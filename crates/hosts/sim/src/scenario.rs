@@ -92,7 +92,7 @@ pub struct NodeSettings {
     pub receive_bytes: u64,
     /// Local ACK timeout, IBA 9.7.6.1.3: 4.096 µs · 2^n.
     pub timeout: u8,
-    /// Bytes of memory of each program, if payload travels.
+    /// Bytes of memory of each program, or of its addresses if it has none.
     pub memory: u64,
 }
 
@@ -302,7 +302,10 @@ impl Scenario {
             file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts)).collect::<Result<_, _>>()?;
         let payload = file.payload.unwrap_or_default().mode();
         if payload == PayloadMode::Real && hosts > 64 {
-            return text.refuse(0..0, format!("payload: \"real\" is for 64 hosts at most, not {hosts}; use \"void\""));
+            return text.refuse(
+                0..0,
+                format!("payload: \"real\" is for 64 hosts at most, not {hosts}; use \"pattern\" or \"void\""),
+            );
         }
         Ok(Scenario {
             name: file.name.unwrap_or_else(|| "scenario".into()),
@@ -464,6 +467,8 @@ fn node_settings(
     }
     let memory = match payload {
         file::Payload::Real => t.memory.map_or(4 << 20, |size| size.0.next_multiple_of(4_096).max(4_096)),
+        // Each message has addresses of its own.
+        file::Payload::Pattern => 1 << 60,
         file::Payload::Void => 1 << 40,
     };
     Ok(NodeSettings {

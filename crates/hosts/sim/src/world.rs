@@ -6,7 +6,7 @@
 
 use crate::connections::{Connections, Place};
 use crate::flows::{SimMessage, TrafficSource, Transfer};
-use crate::memory::Parts;
+use crate::memory::{Parts, PatternMemory};
 use crate::node::{MemoryPart, NodeConfig, SimHost, Verb};
 use crate::port::{Outgoing, PassWork, SimPortConfig, lock};
 use crate::results::{Results, Tally};
@@ -18,6 +18,7 @@ use burst_base::rng::Rng;
 use burst_base::verbs::WcStatus;
 use burst_fabric::{Delivery, HostId, Network, PacketSchedule, Train};
 use burst_shm::Cqe;
+use burst_span::{PatternWrite, take_pattern_writes};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -84,6 +85,9 @@ pub struct World {
     /// Faults that have not happened, the next one last; and those that end.
     faults: Vec<(u64, usize, bool)>,
     memory: Option<OwnedFd>,
+    /// The messages of programs without memory, if their bytes are checked.
+    pattern: Option<PatternMemory>,
+    writes: Vec<PatternWrite>,
     arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
     now: u64,
@@ -118,6 +122,7 @@ impl World {
             selective: settings.selective,
             timeout: settings.timeout,
             depth: topology::queue_depth(scenario),
+            payload: scenario.payload,
             memory: settings.memory,
             seed: rng.next_u64(),
         };
@@ -140,8 +145,10 @@ impl World {
         faults.sort_unstable_by_key(|fault| Reverse(*fault));
         let memory = match scenario.payload {
             PayloadMode::Real => Some(shared_memory(u64::from(scenario.hosts) * settings.memory).map_err(no_memory)?),
-            PayloadMode::Void => None,
+            PayloadMode::Pattern | PayloadMode::Void => None,
         };
+        // What an earlier simulation of this thread has left.
+        take_pattern_writes(&mut Vec::new());
         Ok(World {
             scenario: scenario.clone(),
             node_config,
@@ -154,6 +161,8 @@ impl World {
             free_flows: Vec::new(),
             faults,
             memory,
+            pattern: (scenario.payload == PayloadMode::Pattern).then(PatternMemory::default),
+            writes: Vec::new(),
             arrivals: Vec::new(),
             tally: Tally::new(scenario),
             now: 0,
@@ -360,6 +369,9 @@ impl World {
     /// Places a message in the memory of both programs.
     fn place(&mut self, message: &SimMessage) -> Result<[u64; 2], SimError> {
         let mut places = [0; 2];
+        if let Some(pattern) = &mut self.pattern {
+            places = [pattern.take(message.bytes, message.to); 2];
+        }
         if self.memory.is_some() {
             for (place, host) in places.iter_mut().zip([message.from, message.to]) {
                 let parts = &mut self.hosts[host as usize].parts;
@@ -428,6 +440,7 @@ impl World {
         self.tally.passes += 1;
         let work: PassWork = std::mem::take(&mut lock(&node.wire).work);
         self.hosts[host as usize].busy_until = self.now + self.scenario.node.cpu.cost(&work);
+        self.check_writes(host)?;
         let is_blocked = !self.transmit(host);
         while let Some((qp, cqe)) = self.hosts[host as usize].node.as_mut().and_then(SimHost::poll) {
             self.on_completion(host, qp, &cqe)?;
@@ -443,6 +456,16 @@ impl World {
         };
         if next != NEVER {
             self.wake(host, next);
+        }
+        Ok(())
+    }
+
+    /// Checks what a host has written to pattern memory in a pass.
+    fn check_writes(&mut self, host: u32) -> Result<(), SimError> {
+        let Some(pattern) = &mut self.pattern else { return Ok(()) };
+        take_pattern_writes(&mut self.writes);
+        for write in self.writes.drain(..).filter(|write| write.len > 0) {
+            pattern.on_write(host, &write).map_err(|what| SimError::Violation { at: self.now, what })?;
         }
         Ok(())
     }
@@ -474,6 +497,9 @@ impl World {
         flow.end = now;
         flow.status = cqe.status;
         let flow = *flow;
+        if let Some(pattern) = &mut self.pattern {
+            pattern.end(flow.memory[1], is_failure).map_err(violation)?;
+        }
         if self.memory.is_some() {
             if !is_failure {
                 self.check(&flow, id)?;

@@ -54,6 +54,8 @@ fn no_hosts() -> Spanned<HostsTable> {
 pub enum Payload {
     /// The bytes travel.
     Real,
+    /// The bytes follow from their addresses, and are checked.
+    Pattern,
     /// Only lengths travel.
     #[default]
     Void,
@@ -64,6 +66,7 @@ impl Payload {
     pub fn mode(self) -> PayloadMode {
         match self {
             Payload::Real => PayloadMode::Real,
+            Payload::Pattern => PayloadMode::Pattern,
             Payload::Void => PayloadMode::Void,
         }
     }
