@@ -215,6 +215,15 @@ pub enum FaultKind {
         /// The class.
         class: u8,
     },
+    /// The clock of a host is set forward, and is faster or slower while the fault lasts.
+    Clock {
+        /// The host.
+        host: u32,
+        /// Picoseconds forward.
+        offset: u64,
+        /// Parts per million.
+        drift: i32,
+    },
     /// Packets that a host sends from then on have a fate.
     Packets {
         /// The host.

@@ -4,6 +4,7 @@
 //! come in this order, hosts by their numbers. A host that has run runs again when its processor is free and it has work, at the
 //! engine's next deadline, or when packets arrive.
 
+use crate::clock::HostClock;
 use crate::connections::{Connections, Place};
 use crate::flows::{SimMessage, TrafficSource, Transfer};
 use crate::memory::{Parts, PatternMemory};
@@ -64,6 +65,8 @@ struct HostState {
     wake_at: u64,
     /// Until when the processor is busy.
     busy_until: u64,
+    /// What its engine takes for the time.
+    clock: HostClock,
     /// Trains that the adapter had no room for.
     backlog: VecDeque<Train<PacketRun>>,
     /// The parts of the program's memory that are in use.
@@ -91,10 +94,6 @@ pub struct World {
     arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
     now: u64,
-}
-
-fn to_nanos(at: u64) -> Nanos {
-    Nanos(at / NANOSECOND)
 }
 
 impl World {
@@ -132,6 +131,7 @@ impl World {
             node: None,
             wake_at: NEVER,
             busy_until: 0,
+            clock: HostClock::default(),
             backlog: VecDeque::new(),
             parts: Parts::default(),
         };
@@ -256,6 +256,12 @@ impl World {
                     self.network.stall_nic(self.now, HostId(*host), until);
                 }
                 FaultKind::Stall { .. } => {}
+                FaultKind::Clock { host, offset, drift } => {
+                    let (host, (offset, drift)) = (*host, if begins { (*offset, *drift) } else { (0, 0) });
+                    self.hosts[host as usize].clock.change(self.now, offset, drift);
+                    // What it waits for may be due.
+                    self.wake(host, self.now);
+                }
                 FaultKind::Packets { host, numbers, fate } => {
                     self.network.add_schedule(HostId(*host), PacketSchedule::new(numbers, *fate));
                 }
@@ -353,10 +359,10 @@ impl World {
             };
         }
         let [a, b] = [self.node(from)?.end(ends[0].qp), self.node(to)?.end(ends[1].qp)];
-        let now = to_nanos(self.now);
+        let [from_now, to_now] = [from, to].map(|host| self.hosts[host as usize].clock.nanos(self.now));
         // The responder first: it must be able to receive.
-        self.node(to)?.connect(now, ends[1].qp, &b, &a, class).map_err(SimError::Engine)?;
-        self.node(from)?.connect(now, ends[0].qp, &a, &b, class).map_err(SimError::Engine)?;
+        self.node(to)?.connect(to_now, ends[1].qp, &b, &a, class).map_err(SimError::Engine)?;
+        self.node(from)?.connect(from_now, ends[0].qp, &a, &b, class).map_err(SimError::Engine)?;
         let number = self.connections.add(ends, class);
         if let Some(lane) = message.lane {
             self.connections.set_lane(traffic, lane, number);
@@ -435,8 +441,9 @@ impl World {
         if !self.transmit(host) {
             return Ok(());
         }
-        let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
-        let is_busy = node.run_once(to_nanos(self.now));
+        let state = &mut self.hosts[host as usize];
+        let (clock, Some(node)) = (state.clock, &mut state.node) else { return Ok(()) };
+        let is_busy = node.run_once(clock.nanos(self.now));
         self.tally.passes += 1;
         let work: PassWork = std::mem::take(&mut lock(&node.wire).work);
         self.hosts[host as usize].busy_until = self.now + self.scenario.node.cpu.cost(&work);
@@ -448,11 +455,11 @@ impl World {
         let now = self.now;
         let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
         let soon = now + NANOSECOND;
-        let next = match node.next_deadline(to_nanos(now)) {
+        let next = match node.next_deadline(clock.nanos(now)) {
             _ if is_blocked => NEVER,
             _ if is_busy || lock(&node.wire).has_arrived() => soon,
             Nanos::NEVER => NEVER,
-            Nanos(deadline) => deadline.saturating_mul(NANOSECOND).max(soon),
+            deadline => clock.when(deadline).max(soon),
         };
         if next != NEVER {
             self.wake(host, next);

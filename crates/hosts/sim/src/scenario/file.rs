@@ -1,6 +1,6 @@
 //! The file's tables as they are written: kinds, optional keys, places for errors.
 
-use super::value::{Delay, Rate, Share, Size};
+use super::value::{Delay, Drift, Rate, Share, Size};
 use crate::node::Verb;
 use crate::run::PayloadMode;
 use serde::Deserialize;
@@ -332,6 +332,8 @@ pub enum FaultKindName {
     PauseStorm,
     /// Something happens to single packets of a host.
     Packets,
+    /// The clock of a host is wrong.
+    Clock,
 }
 
 /// `fate` of `[[fault]]`.
@@ -377,6 +379,10 @@ pub struct FaultTable {
     pub fate: Option<FateName>,
     /// How much later.
     pub by: Option<Spanned<Delay>>,
+    /// How far a clock is set forward.
+    pub offset: Option<Delay>,
+    /// How much faster a clock is.
+    pub drift: Option<Drift>,
 }
 
 impl FaultTable {
@@ -391,6 +397,8 @@ impl FaultTable {
             ("numbers", self.numbers.is_some()),
             ("fate", self.fate.is_some()),
             ("by", self.by.is_some()),
+            ("offset", self.offset.is_some()),
+            ("drift", self.drift.is_some()),
             ("for", self.lasts.is_some()),
         ];
         keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect()

@@ -149,6 +149,7 @@ pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u3
         K::Stall => ("stall", &["for", "host"]),
         K::PauseStorm => ("pause-storm", &["for", "host", "class"]),
         K::Packets => ("packets", &["host", "numbers", "fate", "by"]),
+        K::Clock => ("clock", &["for", "host", "offset", "drift"]),
     };
     only(text, &span, name, &t.given(), &[&["kind", "at"], own].concat())?;
     let host = || text.host("host", text.need(&span, "host", t.host.as_ref())?, hosts);
@@ -161,6 +162,13 @@ pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u3
         K::Stall => FaultKind::Stall { host: host()? },
         K::PauseStorm => {
             FaultKind::PauseStorm { host: host()?, class: t.class.as_ref().map_or(Ok(0), |class| text.class(class))? }
+        }
+        K::Clock => {
+            if t.offset.is_none() && t.drift.is_none() {
+                return text.refuse(span, "offset is missing, and drift: a clock fault has one of them or both");
+            }
+            let (offset, drift) = (t.offset.unwrap_or_default().0, t.drift.unwrap_or_default().0);
+            FaultKind::Clock { host: host()?, offset, drift }
         }
         K::Packets => {
             let numbers = text.need(&span, "numbers", t.numbers.as_ref())?;
