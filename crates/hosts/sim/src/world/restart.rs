@@ -9,6 +9,7 @@ use super::{NEVER, SimError, World};
 use crate::flows::{SimMessage, Transfer};
 use crate::node::Verb;
 use burst_base::verbs::WcStatus;
+use burst_fabric::HostId;
 use std::collections::VecDeque;
 
 impl World {
@@ -20,6 +21,7 @@ impl World {
         }
         (state.wake_at, state.busy_until, state.backlog) = (NEVER, 0, VecDeque::new());
         (state.up_at, state.boots) = (self.now + lasts, state.boots + 1);
+        self.network.clear_adapter(HostId(host));
         let concerned = self.connections.on_restart(host);
         let lost = |flow: &Transfer| flow.end == 0 && self.poster(flow) == host;
         let lost: Vec<u32> = (0..self.flows.len() as u32).filter(|id| lost(&self.flows[*id as usize])).collect();
