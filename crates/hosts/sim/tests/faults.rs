@@ -150,3 +150,18 @@ fn streams_go_on_when_the_host_is_up() {
         }
     }
 }
+
+#[test]
+fn a_read_under_repair_ends_when_its_peer_restarts() {
+    // Some READs wait for responses that were lost when the responder restarts: their repairs are never answered.
+    for seed in 1..=6 {
+        let results = simulate(&format!(
+            "seed = {seed}\ntime = \"20ms\"\ndrain = \"60s\"\npayload = \"pattern\"\n[topology]\nkind = \"star\"\nhosts = 3\n\
+             rate = \"1Gbit\"\n[hosts]\nmtu = 1024\ntimeout = 10\n[links]\nloss = \"3%\"\n[[traffic]]\nkind = \"stream\"\n\
+             from = 2\nto = 0\nsize = 20000\nverb = \"read\"\n[[fault]]\nkind = \"restart\"\nat = \"2ms\"\nhost = 2\n"
+        ));
+        // 16 were on their way, and the responses to some of them had left host 2.
+        let failed = results.traffic[0].failed;
+        assert!((8..=16).contains(&failed), "seed {seed}: {failed} have failed");
+    }
+}
