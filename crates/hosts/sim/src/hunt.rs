@@ -180,14 +180,20 @@ impl Draft {
     /// # Errors
     /// What is violated.
     pub fn run(&self) -> Result<(), SimError> {
+        self.run_with(|_| Ok(()))
+    }
+
+    /// The same; `prepare` gets the world before its first step.
+    ///
+    /// # Errors
+    /// What is violated, or what `prepare` fails with.
+    pub fn run_with(&self, prepare: impl FnOnce(&mut World) -> Result<(), SimError>) -> Result<(), SimError> {
         let scenario = Scenario::parse(&self.to_string()).map_err(|e| SimError::Engine(e.to_string()))?;
         let mut world = World::new(&scenario)?;
-        for _ in 0..STEPS_MAX {
-            if !world.step()? {
-                return world.check_end();
-            }
-        }
-        Err(SimError::Violation { at: world.now(), what: format!("no end after {STEPS_MAX} steps") })
+        prepare(&mut world)?;
+        let result = check_steps(&mut world);
+        world.end_capture().map_err(SimError::Engine)?;
+        result
     }
 
     /// Runs the scenario; if something is violated, looks for a smaller scenario in which something is.
@@ -205,6 +211,16 @@ impl Draft {
             return Some(found);
         }
     }
+}
+
+/// Goes from step to step until the end, and checks that everything has ended well.
+fn check_steps(world: &mut World) -> Result<(), SimError> {
+    for _ in 0..STEPS_MAX {
+        if !world.step()? {
+            return world.check_end();
+        }
+    }
+    Err(SimError::Violation { at: world.now(), what: format!("no end after {STEPS_MAX} steps") })
 }
 
 /// The scenario's file.

@@ -4,6 +4,7 @@
 //! come in this order, hosts by their numbers. A host that has run runs again when its processor is free and it has work, at the
 //! engine's next deadline, or when packets arrive.
 
+use crate::capture::SimCapture;
 use crate::connections::{Connections, Place};
 use crate::flows::{SimMessage, TrafficSource, Transfer};
 use crate::memory::Parts;
@@ -86,6 +87,7 @@ pub struct World {
     memory: Option<OwnedFd>,
     arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
+    capture: Option<SimCapture>,
     now: u64,
 }
 
@@ -156,8 +158,30 @@ impl World {
             memory,
             arrivals: Vec::new(),
             tally: Tally::new(scenario),
+            capture: None,
             now: 0,
         })
+    }
+
+    /// Writes the packets of one host into `capture` from now on.
+    ///
+    /// # Errors
+    /// A sentence when there is no such host.
+    pub fn set_capture(&mut self, capture: SimCapture) -> Result<(), String> {
+        let (host, hosts) = (capture.host, self.scenario.hosts);
+        if host >= hosts {
+            return Err(format!("there is no host {host} to capture at, only 0 to {}", hosts - 1));
+        }
+        self.capture = Some(capture);
+        Ok(())
+    }
+
+    /// Ends the capture, if there is one.
+    ///
+    /// # Errors
+    /// A sentence when not everything could be written.
+    pub fn end_capture(&mut self) -> Result<(), String> {
+        self.capture.take().map_or(Ok(()), SimCapture::finish).map_err(|e| format!("the capture is not whole: {e}"))
     }
 
     /// The time, in picoseconds.
@@ -381,6 +405,9 @@ impl World {
             let state = &self.hosts[host as usize];
             // A packet to a host that has never sent: nobody listens.
             let Some(node) = &state.node else { continue };
+            if let Some(capture) = self.capture.as_mut().filter(|capture| capture.host == host) {
+                capture.run(self.now / NANOSECOND, &train.body, train.marked);
+            }
             let bytes = train.stride * (train.count - 1) + train.last;
             if !lock(&node.wire).deliver(train.body, train.marked, bytes) {
                 self.tally.overflows += u64::from(train.count);
@@ -398,6 +425,9 @@ impl World {
         let Some(node) = &state.node else { return true };
         {
             let mut wire = lock(&node.wire);
+            if let Some(capture) = self.capture.as_mut().filter(|capture| capture.host == host) {
+                wire.out.iter().for_each(|out| capture.run(self.now / NANOSECOND, &out.run, false));
+            }
             let trains = wire.out.drain(..).map(|out| train_of(HostId(host), out));
             state.backlog.extend(trains);
         }
