@@ -299,7 +299,7 @@ impl Qp {
         self.recount_covered();
         if news || self.req.recovery.una_psn() != una || self.req.sel.acked != acked {
             self.req.stalled = false;
-            (self.req.sel.probes, self.req.sel.backoff) = (0, 0);
+            (self.req.sel.probes, self.req.sel.backoff, self.req.sel.sent_since) = (0, 0, true);
             self.restart_ack_timer(env.now);
         }
         self.arm_fast(env.now);
@@ -349,7 +349,7 @@ impl Qp {
 /// Timers.
 impl Qp {
     /// Sets the fast timer.
-    fn arm_fast(&mut self, now: Nanos) {
+    pub(crate) fn arm_fast(&mut self, now: Nanos) {
         let sel = &self.req.sel;
         if !self.req.recovery.is_outstanding() || self.req.rnr_deadline != Nanos::NEVER {
             self.req.sel.deadline = Nanos::NEVER;
@@ -392,14 +392,17 @@ impl Qp {
             }
             return self.arm_fast(now);
         }
-        if !sel.acked.is_before(recovery.next_packet_psn()) {
+        if !sel.sent_since && sel.wants_repair() {
+            // What is to be sent again waits for its turn.
+        } else if !sel.acked.is_before(recovery.next_packet_psn()) {
             // All requests have arrived, and a response is missing.
             sel.backoff = sel.backoff.saturating_add(1);
+            sel.sent_since = false;
             sel.probes = PROBES_MAX;
             self.ask_answer();
         } else if sel.probes < PROBES_MAX {
             sel.probes += 1;
-            sel.probe_due = true;
+            (sel.probe_due, sel.sent_since) = (true, false);
             self.req.begin_repetition();
         } else {
             env.fx.count(Reason::SrTimeout);
@@ -413,6 +416,7 @@ impl Qp {
     pub(crate) fn on_selective_timeout(&mut self, env: &mut Env<'_>) {
         let sel = &mut self.req.sel;
         sel.backoff = sel.backoff.saturating_add(1);
+        sel.sent_since = false;
         if !sel.answered && sel.backoff >= SILENT_TIMEOUTS {
             return self.fall_back(env);
         }

@@ -279,6 +279,7 @@ impl Qp {
             self.req.recovery.on_range_sent(&range);
             // The answer to the repair is waited for as long as that to a request.
             self.req.ack_deadline = env.now + self.ack_wait();
+            self.req.sel.sent_since = true;
         }
         self.req.recovery.on_ranges_sent();
         true
