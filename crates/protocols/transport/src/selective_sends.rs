@@ -105,7 +105,8 @@ impl Qp {
         let sel = &mut self.req.sel;
         match &mut sel.measured {
             Some(measured) if measured.sent_at == now => measured.extend(next),
-            None if asks_ack && sel.losses.is_none() => {
+            // While packets are missing, all that arrive are acknowledged.
+            None if asks_ack || sel.losses.is_some() => {
                 sel.measured = Some(MeasuredPacket::new(next, now));
             }
             _ => {}
