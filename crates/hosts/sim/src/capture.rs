@@ -3,7 +3,7 @@
 //! Packets are IPv4 with UDP (link type RAW), with times in nanoseconds since the beginning of the simulation. The invariant CRC
 //! is zero, since no simulated packet has one. Payload that does not travel is left out, as by a capture with a snap length.
 
-use crate::run::{PacketRun, RunPacket};
+use crate::run::{PacketRun, RunPacket, RunPayload};
 use burst_frame::TRAILER_LEN;
 use burst_wire::{IP_PROTOCOL_UDP, Ipv4, ROCE_PORT, Udp};
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -81,10 +81,11 @@ impl SimCapture {
         out.resize(Ipv4::LEN + Udp::LEN, 0);
         ip.emit(&mut out[..Ipv4::LEN]);
         Udp { src_port: flow.src_port, dst_port: ROCE_PORT, len, checksum: 0 }.emit(&mut out[Ipv4::LEN..]);
-        out.extend_from_slice(packet.head);
-        out.extend_from_slice(packet.payload);
-        if packet.payload.len() == packet.payload_len {
-            out.extend(std::iter::repeat_n(0, packet.pad + TRAILER_LEN));
+        let headers = out.len();
+        out.resize(usize::from(ip.total_len), 0);
+        packet.write_to(&mut out[headers..]);
+        if packet.payload == RunPayload::Nowhere && packet.payload_len > 0 {
+            out.truncate(headers + packet.head.len());
         }
         u32::from(ip.total_len)
     }

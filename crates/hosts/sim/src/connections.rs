@@ -22,8 +22,13 @@ pub struct Place {
 pub struct Connection {
     /// The ends.
     pub ends: [Place; 2],
+    /// Class of its packets.
+    pub class: u8,
     is_alive: bool,
 }
+
+/// What connections have in common that serve the same messages: source, destination, class.
+type Kind = (u32, u32, u8);
 
 /// All connections of a simulation.
 #[derive(Debug)]
@@ -31,10 +36,10 @@ pub struct Connections {
     all: Vec<Connection>,
     /// Numbers of dead connections, which are used again.
     dead: Vec<u32>,
-    /// Free connections by source and destination, oldest first.
-    free: BTreeMap<(u32, u32), VecDeque<u32>>,
+    /// Free connections, oldest first.
+    free: BTreeMap<Kind, VecDeque<u32>>,
     /// Free connections by source, oldest first; an entry that is no longer free is skipped.
-    by_source: Vec<VecDeque<(u32, (u32, u32))>>,
+    by_source: Vec<VecDeque<(u32, Kind)>>,
     /// Queue pairs by host that are in no connection.
     queue_pairs: Vec<Vec<u32>>,
     /// Connections of lanes.
@@ -59,12 +64,12 @@ impl Connections {
         &self.all[number as usize]
     }
 
-    /// Takes a free connection from `from` to `to`.
-    pub fn take(&mut self, from: u32, to: u32) -> Option<u32> {
-        let free = self.free.get_mut(&(from, to))?;
+    /// Takes a free connection from `from` to `to` in a class.
+    pub fn take(&mut self, from: u32, to: u32, class: u8) -> Option<u32> {
+        let free = self.free.get_mut(&(from, to, class))?;
         let number = free.pop_back();
         if free.is_empty() {
-            self.free.remove(&(from, to));
+            self.free.remove(&(from, to, class));
         }
         number
     }
@@ -85,8 +90,8 @@ impl Connections {
     }
 
     /// A new connection between two queue pairs.
-    pub fn add(&mut self, ends: [Place; 2]) -> u32 {
-        let connection = Connection { ends, is_alive: true };
+    pub fn add(&mut self, ends: [Place; 2], class: u8) -> u32 {
+        let connection = Connection { ends, class, is_alive: true };
         match self.dead.pop() {
             Some(number) => {
                 self.all[number as usize] = connection;
@@ -101,24 +106,25 @@ impl Connections {
 
     /// The message of a connection has ended.
     pub fn release(&mut self, number: u32) {
-        let [from, to] = self.all[number as usize].ends.map(|end| end.host);
-        self.free.entry((from, to)).or_default().push_back(number);
+        let Connection { ends, class, .. } = self.all[number as usize];
+        let [from, to] = ends.map(|end| end.host);
+        self.free.entry((from, to, class)).or_default().push_back(number);
         let line = &mut self.by_source[from as usize];
-        line.push_back((number, (from, to)));
+        line.push_back((number, (from, to, class)));
         if line.len() > FREE_KEPT
-            && let Some((oldest, pair)) = line.pop_front()
+            && let Some((oldest, kind)) = line.pop_front()
         {
-            self.end(oldest, pair);
+            self.end(oldest, kind);
         }
     }
 
-    /// Ends a connection of `pair` if it is free.
-    fn end(&mut self, number: u32, pair: (u32, u32)) {
-        let Some(free) = self.free.get_mut(&pair) else { return };
+    /// Ends a connection of `kind` if it is free.
+    fn end(&mut self, number: u32, kind: Kind) {
+        let Some(free) = self.free.get_mut(&kind) else { return };
         let Some(at) = free.iter().position(|known| *known == number) else { return };
         free.remove(at);
         if free.is_empty() {
-            self.free.remove(&pair);
+            self.free.remove(&kind);
         }
         self.forget(number);
     }
@@ -146,21 +152,22 @@ mod tests {
     #[test]
     fn a_free_connection_is_used_again() {
         let mut all = Connections::new(3);
-        assert_eq!(all.take(0, 1), None);
-        let number = all.add(ends(0, 1, 0));
+        assert_eq!(all.take(0, 1, 0), None);
+        let number = all.add(ends(0, 1, 0), 0);
         all.release(number);
-        assert_eq!((all.take(1, 0), all.take(0, 1), all.take(0, 1)), (None, Some(number), None));
+        assert_eq!((all.take(1, 0, 0), all.take(0, 1, 3)), (None, None), "the other way, another class");
+        assert_eq!((all.take(0, 1, 0), all.take(0, 1, 0)), (Some(number), None));
     }
 
     #[test]
     fn the_oldest_free_connection_ends_when_there_are_many() {
         let mut all = Connections::new(2);
-        let numbers: Vec<u32> = (0..=FREE_KEPT as u32).map(|qp| all.add(ends(0, 1, qp))).collect();
+        let numbers: Vec<u32> = (0..=FREE_KEPT as u32).map(|qp| all.add(ends(0, 1, qp), 0)).collect();
         numbers.iter().for_each(|number| all.release(*number));
         assert_eq!((all.take_queue_pair(0), all.take_queue_pair(0), all.take_queue_pair(1)), (Some(0), None, Some(0)));
-        assert_eq!(all.add(ends(0, 1, 9)), numbers[0], "the number of the dead connection");
+        assert_eq!(all.add(ends(0, 1, 9), 0), numbers[0], "the number of the dead connection");
         let mut free = 0;
-        while all.take(0, 1).is_some() {
+        while all.take(0, 1, 0).is_some() {
             free += 1;
         }
         assert_eq!(free, FREE_KEPT);

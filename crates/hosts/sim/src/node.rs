@@ -5,6 +5,7 @@
 //! other's hello.
 
 use crate::port::{SimPort, SimPortConfig, Wire, address_of};
+use crate::run::PayloadMode;
 use burst_base::rng::Rng;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, WrOpcode, access, attr_mask, send_flags};
 use burst_base::{DeviceId, Nanos, Psn, Qpn};
@@ -54,7 +55,9 @@ pub struct NodeConfig {
     pub timeout: u8,
     /// Requests that a queue pair's queue holds.
     pub depth: u32,
-    /// Bytes of the program's memory; without payload any number of addresses.
+    /// What becomes of payload.
+    pub payload: PayloadMode,
+    /// Bytes of the program's memory; if it has none, any number of addresses.
     pub memory: u64,
     /// Seed of the simulation.
     pub seed: u64,
@@ -65,6 +68,8 @@ pub struct NodeConfig {
 pub enum Verb {
     /// RDMA WRITE.
     Write,
+    /// RDMA WRITE with immediate data; the other end posts the receives, which tell it that a message has come.
+    WriteImm,
     /// RDMA READ.
     Read,
     /// SEND; the other end posts the receives.
@@ -108,12 +113,14 @@ pub struct MemoryPart<'a> {
     pub offset: u64,
 }
 
-/// Registers `len` bytes of `part` with all rights, or as many bytes without memory.
-fn region(key: u32, part: Option<MemoryPart<'_>>, len: u64) -> std::io::Result<Region> {
+/// Registers the memory of a program with all rights, or as many addresses without memory.
+fn region(key: u32, part: Option<MemoryPart<'_>>, config: &NodeConfig) -> std::io::Result<Region> {
+    let len = config.memory;
     let mapping = match part {
         Some(MemoryPart { file, offset }) => {
             Region::map(&[MapPiece { fd: file, offset, len }], ALL_RIGHTS).map_err(std::io::Error::other)?
         }
+        None if config.payload == PayloadMode::Pattern => Mapping::Pattern,
         None => Mapping::Null,
     };
     Ok(Region::new(key, PD, MEMORY, len, ALL_RIGHTS, mapping))
@@ -130,6 +137,13 @@ pub struct End {
     pub host: HostId,
     /// What its worker can do.
     pub hello: Hello,
+}
+
+impl Verb {
+    /// Whether the other end posts a receive for each request.
+    pub fn is_received(self) -> bool {
+        matches!(self, Verb::Send | Verb::WriteImm)
+    }
 }
 
 impl SimHost {
@@ -155,8 +169,8 @@ impl SimHost {
         let async_events = Arc::new(EventQueue::new());
         let sink: Arc<dyn EventSink> = async_events.clone();
         let key = keys.alloc().ok_or_else(|| std::io::Error::other("no key is free"))?;
-        worker.add_region(Arc::new(region(key, part, config.memory)?));
-        let view = if part.is_some() { Some(region(key, part, config.memory)?) } else { None };
+        worker.add_region(Arc::new(region(key, part, &config)?));
+        let view = if part.is_some() { Some(region(key, part, &config)?) } else { None };
         let (bells, drain) = paired::doorbells(0);
         let account = Ledger::new(Capacities::new(|_| 1), Policy::default()).account(AccountId::User(0), false);
         worker.add_context(
@@ -247,11 +261,12 @@ impl SimHost {
         End { qpn, psn, host: self.host, hello: self.worker.hello(DeviceId(0)) }
     }
 
-    /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`.
+    /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`. Its packets are of `class`, which is
+    /// the upper three bits of their traffic class (RFC 2474, section 4.2.2: class selectors).
     ///
     /// # Errors
     /// A sentence with the engine's error.
-    pub fn connect(&mut self, now: Nanos, at: u32, own: &End, peer: &End) -> Result<(), String> {
+    pub fn connect(&mut self, now: Nanos, at: u32, own: &End, peer: &End, class: u8) -> Result<(), String> {
         use attr_mask as m;
         let qp = &mut self.qps[at as usize];
         let qpn = qp.qpn;
@@ -260,7 +275,8 @@ impl SimHost {
         self.worker.modify_qp(now, qpn, &reset, m::STATE, None).map_err(failed)?;
         qp.sq.free_all();
         let ip = address_of(peer.host);
-        let ah = AhAttr { dgid: gid_of(ip), is_global: true, port_num: 1, ..AhAttr::default() };
+        let traffic_class = class << 5;
+        let ah = AhAttr { dgid: gid_of(ip), is_global: true, port_num: 1, traffic_class, ..AhAttr::default() };
         let attr = QpAttr {
             qp_access_flags: ALL_RIGHTS,
             port_num: 1,
@@ -300,6 +316,7 @@ impl SimHost {
         let qp = &mut self.qps[at as usize];
         let opcode = match verb {
             Verb::Write => WrOpcode::RdmaWrite,
+            Verb::WriteImm => WrOpcode::RdmaWriteWithImm,
             Verb::Read => WrOpcode::RdmaRead,
             Verb::Send => WrOpcode::Send,
         };

@@ -1,7 +1,7 @@
 //! What a simulation has measured: counted while it runs ([`Tally`]), and as it is written ([`Results`]).
 
 use crate::flows::Transfer;
-use crate::run::{PacketRun, PayloadMode};
+use crate::run::PacketRun;
 use crate::scenario::{Pattern, Scenario};
 use crate::topology;
 use burst_base::verbs::WcStatus;
@@ -123,7 +123,7 @@ impl Tally {
             scenario_hash: format!("{:016x}", scenario.hash),
             seed: scenario.seed,
             cpu: scenario.node.cpu.name,
-            payload: if scenario.payload == PayloadMode::Real { "real" } else { "void" },
+            payload: scenario.payload.name(),
             is_partial: false,
             hosts: scenario.hosts,
             simulated_us: now as f64 / MICROSECOND,
@@ -305,6 +305,10 @@ pub struct NetworkTotals {
     pub marks: u64,
     /// Pause frames.
     pub pauses: u64,
+    /// Pauses that the watchdog has ended.
+    pub pause_storms: u64,
+    /// Packets that the watchdog has dropped.
+    pub watchdog_drops: u64,
     /// The fullest queue of a switch, in bytes.
     pub queue_bytes_max: u64,
 }

@@ -5,9 +5,10 @@
 //! engine's next deadline, or when packets arrive.
 
 use crate::capture::SimCapture;
+use crate::clock::HostClock;
 use crate::connections::{Connections, Place};
 use crate::flows::{SimMessage, TrafficSource, Transfer};
-use crate::memory::Parts;
+use crate::memory::{Parts, PatternMemory};
 use crate::node::{MemoryPart, NodeConfig, SimHost, Verb};
 use crate::port::{Outgoing, PassWork, SimPortConfig, lock};
 use crate::results::{Results, Tally};
@@ -17,8 +18,9 @@ use crate::topology;
 use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_base::verbs::WcStatus;
-use burst_fabric::{Delivery, HostId, Network, Train};
+use burst_fabric::{Delivery, HostId, Network, PacketSchedule, Train};
 use burst_shm::Cqe;
+use burst_span::{PatternWrite, take_pattern_writes};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -64,6 +66,8 @@ struct HostState {
     wake_at: u64,
     /// Until when the processor is busy.
     busy_until: u64,
+    /// What its engine takes for the time.
+    clock: HostClock,
     /// Trains that the adapter had no room for.
     backlog: VecDeque<Train<PacketRun>>,
     /// The parts of the program's memory that are in use.
@@ -85,14 +89,13 @@ pub struct World {
     /// Faults that have not happened, the next one last; and those that end.
     faults: Vec<(u64, usize, bool)>,
     memory: Option<OwnedFd>,
+    /// The messages of programs without memory, if their bytes are checked.
+    pattern: Option<PatternMemory>,
+    writes: Vec<PatternWrite>,
     arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
     capture: Option<SimCapture>,
     now: u64,
-}
-
-fn to_nanos(at: u64) -> Nanos {
-    Nanos(at / NANOSECOND)
 }
 
 impl World {
@@ -120,6 +123,7 @@ impl World {
             selective: settings.selective,
             timeout: settings.timeout,
             depth: topology::queue_depth(scenario),
+            payload: scenario.payload,
             memory: settings.memory,
             seed: rng.next_u64(),
         };
@@ -129,6 +133,7 @@ impl World {
             node: None,
             wake_at: NEVER,
             busy_until: 0,
+            clock: HostClock::default(),
             backlog: VecDeque::new(),
             parts: Parts::default(),
         };
@@ -142,8 +147,10 @@ impl World {
         faults.sort_unstable_by_key(|fault| Reverse(*fault));
         let memory = match scenario.payload {
             PayloadMode::Real => Some(shared_memory(u64::from(scenario.hosts) * settings.memory).map_err(no_memory)?),
-            PayloadMode::Void => None,
+            PayloadMode::Pattern | PayloadMode::Void => None,
         };
+        // What an earlier simulation of this thread has left.
+        take_pattern_writes(&mut Vec::new());
         Ok(World {
             scenario: scenario.clone(),
             node_config,
@@ -156,6 +163,8 @@ impl World {
             free_flows: Vec::new(),
             faults,
             memory,
+            pattern: (scenario.payload == PayloadMode::Pattern).then(PatternMemory::default),
+            writes: Vec::new(),
             arrivals: Vec::new(),
             tally: Tally::new(scenario),
             capture: None,
@@ -271,6 +280,18 @@ impl World {
                     self.network.stall_nic(self.now, HostId(*host), until);
                 }
                 FaultKind::Stall { .. } => {}
+                FaultKind::Clock { host, offset, drift } => {
+                    let (host, (offset, drift)) = (*host, if begins { (*offset, *drift) } else { (0, 0) });
+                    self.hosts[host as usize].clock.change(self.now, offset, drift);
+                    // What it waits for may be due.
+                    self.wake(host, self.now);
+                }
+                FaultKind::Packets { host, numbers, fate } => {
+                    self.network.add_schedule(HostId(*host), PacketSchedule::new(numbers, *fate));
+                }
+                FaultKind::PauseStorm { host, class } => {
+                    self.network.set_pause_storm(self.now, HostId(*host), *class, begins);
+                }
             }
         }
     }
@@ -329,7 +350,7 @@ impl World {
         let (poster, other) = if verb == Verb::Read { (target, source) } else { (source, target) };
         let [at, there] = if verb == Verb::Read { [memory[1], memory[0]] } else { memory };
         let rkey = self.node(other.host)?.key();
-        if verb == Verb::Send && !self.node(target.host)?.post_receive(target.qp, u64::from(id), memory[1], len) {
+        if verb.is_received() && !self.node(target.host)?.post_receive(target.qp, u64::from(id), memory[1], len) {
             return Err(SimError::Engine("a receive queue is full".into()));
         }
         if !self.node(poster.host)?.post(poster.qp, verb, u64::from(id), [at, there], len, rkey) {
@@ -337,7 +358,7 @@ impl World {
         }
         self.tally.begin();
         self.wake(poster.host, self.now);
-        if verb == Verb::Send {
+        if verb.is_received() {
             self.wake(target.host, self.now);
         }
         Ok(())
@@ -346,9 +367,10 @@ impl World {
     /// The connection for a message.
     fn connection(&mut self, traffic: u16, message: &SimMessage) -> Result<u32, SimError> {
         let (from, to) = (message.from, message.to);
+        let class = self.sources[usize::from(traffic)].traffic().class;
         let known = match message.lane {
             Some(lane) => self.connections.lane(traffic, lane),
-            None => self.connections.take(from, to),
+            None => self.connections.take(from, to, class),
         };
         if let Some(number) = known {
             return Ok(number);
@@ -361,11 +383,11 @@ impl World {
             };
         }
         let [a, b] = [self.node(from)?.end(ends[0].qp), self.node(to)?.end(ends[1].qp)];
-        let now = to_nanos(self.now);
+        let [from_now, to_now] = [from, to].map(|host| self.hosts[host as usize].clock.nanos(self.now));
         // The responder first: it must be able to receive.
-        self.node(to)?.connect(now, ends[1].qp, &b, &a).map_err(SimError::Engine)?;
-        self.node(from)?.connect(now, ends[0].qp, &a, &b).map_err(SimError::Engine)?;
-        let number = self.connections.add(ends);
+        self.node(to)?.connect(to_now, ends[1].qp, &b, &a, class).map_err(SimError::Engine)?;
+        self.node(from)?.connect(from_now, ends[0].qp, &a, &b, class).map_err(SimError::Engine)?;
+        let number = self.connections.add(ends, class);
         if let Some(lane) = message.lane {
             self.connections.set_lane(traffic, lane, number);
         }
@@ -377,6 +399,9 @@ impl World {
     /// Places a message in the memory of both programs.
     fn place(&mut self, message: &SimMessage) -> Result<[u64; 2], SimError> {
         let mut places = [0; 2];
+        if let Some(pattern) = &mut self.pattern {
+            places = [pattern.take(message.bytes, message.to); 2];
+        }
         if self.memory.is_some() {
             for (place, host) in places.iter_mut().zip([message.from, message.to]) {
                 let parts = &mut self.hosts[host as usize].parts;
@@ -446,11 +471,13 @@ impl World {
         if !self.transmit(host) {
             return Ok(());
         }
-        let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
-        let is_busy = node.run_once(to_nanos(self.now));
+        let state = &mut self.hosts[host as usize];
+        let (clock, Some(node)) = (state.clock, &mut state.node) else { return Ok(()) };
+        let is_busy = node.run_once(clock.nanos(self.now));
         self.tally.passes += 1;
         let work: PassWork = std::mem::take(&mut lock(&node.wire).work);
         self.hosts[host as usize].busy_until = self.now + self.scenario.node.cpu.cost(&work);
+        self.check_writes(host)?;
         let is_blocked = !self.transmit(host);
         while let Some((qp, cqe)) = self.hosts[host as usize].node.as_mut().and_then(SimHost::poll) {
             self.on_completion(host, qp, &cqe)?;
@@ -458,14 +485,24 @@ impl World {
         let now = self.now;
         let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
         let soon = now + NANOSECOND;
-        let next = match node.next_deadline(to_nanos(now)) {
+        let next = match node.next_deadline(clock.nanos(now)) {
             _ if is_blocked => NEVER,
             _ if is_busy || lock(&node.wire).has_arrived() => soon,
             Nanos::NEVER => NEVER,
-            Nanos(deadline) => deadline.saturating_mul(NANOSECOND).max(soon),
+            deadline => clock.when(deadline).max(soon),
         };
         if next != NEVER {
             self.wake(host, next);
+        }
+        Ok(())
+    }
+
+    /// Checks what a host has written to pattern memory in a pass.
+    fn check_writes(&mut self, host: u32) -> Result<(), SimError> {
+        let Some(pattern) = &mut self.pattern else { return Ok(()) };
+        take_pattern_writes(&mut self.writes);
+        for write in self.writes.drain(..).filter(|write| write.len > 0) {
+            pattern.on_write(host, &write).map_err(|what| SimError::Violation { at: self.now, what })?;
         }
         Ok(())
     }
@@ -483,7 +520,12 @@ impl World {
                 let (got, sent) = (cqe.byte_len, flow.message.bytes);
                 return Err(violation(format!("host {host} received {got} bytes of a message of {sent}")));
             }
-            return Ok(());
+            if is_failure {
+                return Ok(());
+            }
+            let (traffic, message) = (usize::from(flow.traffic), flow.message);
+            self.sources[traffic].on_receipt(now, &message);
+            return self.run_sources();
         }
         let poster = self.connections.get(flow.connection).ends[usize::from(flow.verb == Verb::Read)];
         if (poster.host, poster.qp) != (host, qp) {
@@ -492,6 +534,9 @@ impl World {
         flow.end = now;
         flow.status = cqe.status;
         let flow = *flow;
+        if let Some(pattern) = &mut self.pattern {
+            pattern.end(flow.memory[1], is_failure).map_err(violation)?;
+        }
         if self.memory.is_some() {
             if !is_failure {
                 self.check(&flow, id)?;
@@ -512,7 +557,11 @@ impl World {
         if flow.message.lane.is_none() {
             self.connections.release(flow.connection);
         }
-        self.sources[usize::from(flow.traffic)].on_end(now, &flow.message);
+        let source = &mut self.sources[usize::from(flow.traffic)];
+        source.on_end(now);
+        if flow.verb == Verb::Read {
+            source.on_receipt(now, &flow.message);
+        }
         self.run_sources()
     }
 
