@@ -240,6 +240,8 @@ impl World {
     /// [`SimError::Violation`].
     pub fn check_end(&self) -> Result<(), SimError> {
         let violated = |what: String| Err(SimError::Violation { at: self.now, what });
+        // First: a network that loses count loses messages, too.
+        self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))?;
         if self.tally.in_flight > 0 {
             return violated(format!("{} messages have not ended", self.tally.in_flight));
         }
@@ -250,7 +252,7 @@ impl World {
                  {at} ps and failed at {end} ps with status {status}"
             ));
         }
-        self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))
+        Ok(())
     }
 
     /// What has been measured until now; `is_partial` if the simulation was stopped.
