@@ -556,6 +556,16 @@ impl<T: Cut> Network<T> {
         self.start(now, at);
     }
 
+    /// The adapter of a host loses what waits in it.
+    pub fn clear_adapter(&mut self, host: HostId) {
+        let port = &mut self.ports[self.adapters[host.0 as usize].0 as usize];
+        for class in 0..CLASSES as u8 {
+            let lost = port.take_class(class);
+            self.totals.losses += lost.iter().map(|queued| u64::from(queued.train.count)).sum::<u64>();
+        }
+        port.was_full = false;
+    }
+
     /// What was counted.
     pub fn totals(&self) -> &Totals {
         &self.totals

@@ -3,7 +3,7 @@
 mod common;
 
 use burst_fabric::topology::{FatTree, Speeds};
-use burst_fabric::{CLASSES, ClassSettings, Delivery, LinkFaults, Network, Switches, Topology};
+use burst_fabric::{CLASSES, ClassSettings, Delivery, HostId, LinkFaults, Network, Switches, Topology};
 use common::{ALL_100, GBIT, Numbers, US, run, train};
 use proptest::prelude::*;
 
@@ -86,6 +86,17 @@ fn a_step_marks_what_enters_a_longer_queue() {
     // being sent included.
     let unmarked = marked.iter().take_while(|marked| !**marked).count();
     assert!((95..=100).contains(&unmarked) && marked[unmarked..].iter().all(|marked| *marked), "{unmarked}");
+}
+
+#[test]
+fn an_adapter_that_is_cleared_loses_what_waits_in_it() {
+    let mut network = Network::new(&Topology::pair(ALL_100), 1);
+    (0..10).for_each(|k| network.send(0, train(0, 1, k, 2, 1_000)).expect("room"));
+    network.clear_adapter(HostId(0));
+    assert_eq!(network.room(HostId(0)), (1 << 20) - 2_000, "what is being sent stays");
+    assert_eq!((run(&mut network).len(), network.totals().losses), (1, 18));
+    network.send(0, train(0, 1, 50, 2, 1_000)).expect("room");
+    assert_eq!(run(&mut network).len(), 1);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The clock of a host: what its engine takes for the time.
 //!
-//! It is right until a fault gives it an offset or a drift. Offsets only go forward, because the engine reads a monotonic clock. A clock
-//! that drifts runs faster or slower than the simulation's time by a part of it.
+//! It is right until a fault gives it an offset or a drift. Offsets only go forward, because the engine reads a monotonic
+//! clock. A clock that drifts runs faster or slower than the simulation's time by a part of it.
 
 use burst_base::Nanos;
 

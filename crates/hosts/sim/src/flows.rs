@@ -241,6 +241,11 @@ impl TrafficSource {
         self.plan_stream(now);
     }
 
+    /// A message was lost with a host that has restarted, and may be tried again at `at`.
+    pub fn on_loss(&mut self, at: u64) {
+        self.plan_stream(at);
+    }
+
     /// The part of the traffic.
     pub fn traffic(&self) -> &TrafficPart {
         &self.traffic

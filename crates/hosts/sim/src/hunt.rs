@@ -1,8 +1,9 @@
 //! The hunt for faults: a random scenario for each seed, run under the oracle, and made smaller when it fails.
 //!
 //! Scenarios are small (2 to 9 hosts), move and check payload, and have everything at once: loss, reordering, duplication,
-//! corruption, faults, any congestion control, both ways of repairing loss. What must hold: every message ends well, exactly
-//! once, with the bytes that were sent, and the simulation comes to its end. A seed always gives the same scenario.
+//! corruption, faults, any congestion control, both ways of repairing loss. What must hold: every message ends exactly
+//! once, and well unless one of its hosts has restarted, with the bytes that were sent, and the simulation comes to its
+//! end. A seed always gives the same scenario.
 
 use crate::scenario::Scenario;
 use crate::world::{SimError, World};
@@ -106,6 +107,7 @@ impl Draft {
         for _ in 0..rng.next_u32() % 3 {
             draft.add_fault(rng);
         }
+        draft.add_host_fault(rng);
         draft
     }
 
@@ -148,6 +150,26 @@ impl Draft {
         self.faults.push(match rng.next_u32() % 2 {
             0 => format!("kind = \"stall\"\nhost = {host}\n{at}"),
             _ => format!("kind = \"link-down\"\nlink = \"host{host}\"\n{at}"),
+        });
+    }
+
+    /// A clock that is wrong, or a restart, in a part of the scenarios.
+    fn add_host_fault(&mut self, rng: &mut Rng) {
+        let (host, at) = (rng.next_u32() % self.hosts, rng.next_u32() % 4_000);
+        self.faults.extend(match rng.next_u32() % 12 {
+            0 => Some(format!(
+                "kind = \"clock\"\nhost = {host}\nat = \"{at}us\"\noffset = \"{}ms\"",
+                pick(rng, &[1, 100, 10_000])
+            )),
+            1 => Some(format!(
+                "kind = \"clock\"\nhost = {host}\nat = \"{at}us\"\ndrift = \"{}%\"",
+                pick(rng, &["5", "-5", "-50"])
+            )),
+            2 | 3 => Some(format!(
+                "kind = \"restart\"\nhost = {host}\nat = \"{at}us\"\nfor = \"{}us\"",
+                pick(rng, &[0, 10, 2_000])
+            )),
+            _ => None,
         });
     }
 

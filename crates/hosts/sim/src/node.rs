@@ -147,12 +147,13 @@ impl Verb {
 }
 
 impl SimHost {
-    /// Host number `host`, whose program has the memory of `part`, or none.
+    /// Host number `host`, which has restarted `boots` times, and whose program has the memory of `part`, or none.
     ///
     /// # Errors
     /// The system's, when there is no descriptor or memory.
-    pub fn new(host: HostId, config: NodeConfig, part: Option<MemoryPart<'_>>) -> std::io::Result<SimHost> {
-        let mut rng = Rng::new(config.seed ^ u64::from(host.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    pub fn new(host: HostId, boots: u32, config: NodeConfig, part: Option<MemoryPart<'_>>) -> std::io::Result<SimHost> {
+        let of_host = u64::from(host.0) | u64::from(boots) << 32;
+        let mut rng = Rng::new(config.seed ^ of_host.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (port, wire) = SimPort::new(host, config.port);
         let caps = port.caps().clone();
         let mut random = rng.fork();
@@ -261,6 +262,20 @@ impl SimHost {
         End { qpn, psn, host: self.host, hello: self.worker.hello(DeviceId(0)) }
     }
 
+    /// Takes queue pair `at` to RESET: what was posted to it is forgotten.
+    ///
+    /// # Errors
+    /// A sentence with the engine's error.
+    pub fn reset(&mut self, now: Nanos, at: u32) -> Result<(), String> {
+        let qp = &mut self.qps[at as usize];
+        let (host, qpn) = (self.host.0, qp.qpn);
+        let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+        let failed = |e| format!("host {host}: queue pair {:#x}: {e:?}", qpn.get());
+        self.worker.modify_qp(now, qpn, &reset, attr_mask::STATE, None).map_err(failed)?;
+        qp.sq.free_all();
+        Ok(())
+    }
+
     /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`. Its packets are of `class`, which is
     /// the upper three bits of their traffic class (RFC 2474, section 4.2.2: class selectors).
     ///
@@ -268,12 +283,9 @@ impl SimHost {
     /// A sentence with the engine's error.
     pub fn connect(&mut self, now: Nanos, at: u32, own: &End, peer: &End, class: u8) -> Result<(), String> {
         use attr_mask as m;
-        let qp = &mut self.qps[at as usize];
-        let qpn = qp.qpn;
-        let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+        self.reset(now, at)?;
+        let qpn = self.qps[at as usize].qpn;
         let failed = |e| format!("host {}: queue pair {:#x}: {e:?}", own.host.0, qpn.get());
-        self.worker.modify_qp(now, qpn, &reset, m::STATE, None).map_err(failed)?;
-        qp.sq.free_all();
         let ip = address_of(peer.host);
         let traffic_class = class << 5;
         let ah = AhAttr { dgid: gid_of(ip), is_global: true, port_num: 1, traffic_class, ..AhAttr::default() };

@@ -218,6 +218,11 @@ pub enum FaultKind {
         /// The class.
         class: u8,
     },
+    /// A host restarts, and is down while the fault lasts, or for no time.
+    Restart {
+        /// The host.
+        host: u32,
+    },
     /// The clock of a host is set forward, and is faster or slower while the fault lasts.
     Clock {
         /// The host.

@@ -4,6 +4,8 @@
 //! come in this order, hosts by their numbers. A host that has run runs again when its processor is free and it has work, at the
 //! engine's next deadline, or when packets arrive.
 
+mod restart;
+
 use crate::capture::SimCapture;
 use crate::clock::HostClock;
 use crate::connections::{Connections, Place};
@@ -23,7 +25,7 @@ use burst_shm::Cqe;
 use burst_span::{PatternWrite, take_pattern_writes};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 
 /// Picoseconds per nanosecond, the engine's unit.
 const NANOSECOND: u64 = 1_000;
@@ -68,6 +70,9 @@ struct HostState {
     busy_until: u64,
     /// What its engine takes for the time.
     clock: HostClock,
+    /// How often it has restarted, and when it is up again.
+    boots: u32,
+    up_at: u64,
     /// Trains that the adapter had no room for.
     backlog: VecDeque<Train<PacketRun>>,
     /// The parts of the program's memory that are in use.
@@ -134,6 +139,8 @@ impl World {
             wake_at: NEVER,
             busy_until: 0,
             clock: HostClock::default(),
+            boots: 0,
+            up_at: 0,
             backlog: VecDeque::new(),
             parts: Parts::default(),
         };
@@ -220,7 +227,7 @@ impl World {
         }
         debug_assert!(at >= self.now, "time goes forward");
         self.now = at;
-        self.run_faults();
+        self.run_faults()?;
         self.run_sources()?;
         self.run_network();
         while let Some(Reverse((wake, host))) = self.wakes.peek().copied()
@@ -257,7 +264,7 @@ impl World {
 
     /// What has been measured until now; `is_partial` if the simulation was stopped.
     pub fn results(&self, is_partial: bool) -> Results {
-        let mut engine = BTreeMap::new();
+        let mut engine = self.tally.old_counters().clone();
         for node in self.hosts.iter().filter_map(|state| state.node.as_ref()) {
             for (name, value) in node.counters().snapshot().into_iter().filter(|(_, value)| *value > 0) {
                 *engine.entry(name).or_insert(0) += value;
@@ -266,7 +273,7 @@ impl World {
         Results { engine, is_partial, ..self.tally.results(&self.scenario, &self.network, self.now) }
     }
 
-    fn run_faults(&mut self) {
+    fn run_faults(&mut self) -> Result<(), SimError> {
         while let Some((at, index, begins)) = self.faults.last().copied()
             && at <= self.now
         {
@@ -282,6 +289,11 @@ impl World {
                     self.network.stall_nic(self.now, HostId(*host), until);
                 }
                 FaultKind::Stall { .. } => {}
+                FaultKind::Restart { host } if begins => {
+                    let (host, lasts) = (*host, fault.lasts);
+                    self.restart(host, lasts)?;
+                }
+                FaultKind::Restart { .. } => {}
                 FaultKind::Clock { host, offset, drift } => {
                     let (host, (offset, drift)) = (*host, if begins { (*offset, *drift) } else { (0, 0) });
                     self.hosts[host as usize].clock.change(self.now, offset, drift);
@@ -296,6 +308,7 @@ impl World {
                 }
             }
         }
+        Ok(())
     }
 
     fn run_sources(&mut self) -> Result<(), SimError> {
@@ -323,8 +336,8 @@ impl World {
         if state.node.is_none() {
             let offset = u64::from(host) * self.node_config.memory;
             let part = self.memory.as_ref().map(|file| MemoryPart { file: file.as_fd(), offset });
-            let node =
-                SimHost::new(HostId(host), self.node_config, part).map_err(|error| SimError::Host { host, error })?;
+            let node = SimHost::new(HostId(host), state.boots, self.node_config, part)
+                .map_err(|error| SimError::Host { host, error })?;
             state.node = Some(node);
         }
         state.node.as_mut().ok_or(SimError::Engine("a host without a node".into()))
@@ -332,6 +345,10 @@ impl World {
 
     /// Begins a message.
     fn send(&mut self, traffic: u16, message: SimMessage) -> Result<(), SimError> {
+        if self.up_at(&message) > self.now {
+            self.refuse(traffic, message);
+            return Ok(());
+        }
         let connection = self.connection(traffic, &message)?;
         let verb = self.sources[usize::from(traffic)].traffic().verb;
         let memory = self.place(&message)?;
@@ -358,6 +375,7 @@ impl World {
         if !self.node(poster.host)?.post(poster.qp, verb, u64::from(id), [at, there], len, rkey) {
             return Err(SimError::Engine("a send queue is full".into()));
         }
+        self.connections.begin_request(connection);
         self.tally.begin();
         self.wake(poster.host, self.now);
         if verb.is_received() {
@@ -533,33 +551,53 @@ impl World {
         if (poster.host, poster.qp) != (host, qp) {
             return Err(violation(format!("host {host} got the completion of another queue pair's request {id}")));
         }
-        flow.end = now;
-        flow.status = cqe.status;
+        self.finish(id, cqe.status)
+    }
+
+    /// A message has ended: what it took is free, and others may begin.
+    fn finish(&mut self, id: u32, status: u8) -> Result<(), SimError> {
+        let now = self.now;
+        let flow = &mut self.flows[id as usize];
+        (flow.end, flow.status) = (now.max(1), status);
         let flow = *flow;
+        let is_failure = status != WcStatus::Success as u8;
+        // What a host had that has restarted is not known any more.
+        let is_stale = self.connections.is_stale(flow.connection);
         if let Some(pattern) = &mut self.pattern {
-            pattern.end(flow.memory[1], is_failure).map_err(violation)?;
+            let violation = |what: String| SimError::Violation { at: now, what };
+            pattern.end(flow.memory[1], is_failure || is_stale).map_err(violation)?;
         }
         if self.memory.is_some() {
-            if !is_failure {
+            if !is_failure && !is_stale {
                 self.check(&flow, id)?;
             }
             let SimMessage { from, to, .. } = flow.message;
             self.hosts[from as usize].parts.free(flow.memory[0]);
             self.hosts[to as usize].parts.free(flow.memory[1]);
         }
-        self.tally.end(&flow);
+        self.tally.end(&flow, is_stale);
         self.free_flows.push(id);
+        self.connections.end_request(flow.connection);
+        if is_stale {
+            if self.connections.is_idle(flow.connection) {
+                self.drop_connection(flow.connection)?;
+            }
+        } else if flow.message.lane.is_none() {
+            match is_failure {
+                true => self.connections.forget(flow.connection),
+                false => self.connections.release(flow.connection),
+            }
+        }
+        // A connection of a lane whose request has failed stays: requests behind it have failed, too.
+        let up_at = self.up_at(&flow.message).max(now);
+        let source = &mut self.sources[usize::from(flow.traffic)];
         if is_failure {
-            // Requests behind it have failed, too.
-            if flow.message.lane.is_none() {
-                self.connections.forget(flow.connection);
+            if is_stale {
+                source.on_loss(up_at);
+                return self.run_sources();
             }
             return Ok(());
         }
-        if flow.message.lane.is_none() {
-            self.connections.release(flow.connection);
-        }
-        let source = &mut self.sources[usize::from(flow.traffic)];
         source.on_end(now);
         if flow.verb == Verb::Read {
             source.on_receipt(now, &flow.message);

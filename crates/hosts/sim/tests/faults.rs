@@ -1,4 +1,4 @@
-//! Faults of hosts: clocks that are wrong.
+//! Faults of hosts: clocks that are wrong, restarts.
 
 use burst_sim::results::Results;
 use burst_sim::scenario::Scenario;
@@ -84,5 +84,84 @@ fn what_is_wrong_with_a_clock_is_said() {
     ] {
         let sentence = refused(keys);
         assert!(sentence.contains(expected), "{sentence:?} does not have {expected:?}");
+    }
+}
+
+/// Four hosts around a switch, of which host 2 restarts at 1 ms.
+fn restart(payload: &str, lasts: &str, traffic: &str) -> Results {
+    simulate(&format!(
+        "time = \"8ms\"\ndrain = \"10s\"\npayload = \"{payload}\"\n[topology]\nkind = \"star\"\nhosts = 4\n[hosts]\n\
+         timeout = 5\n[[fault]]\nkind = \"restart\"\nat = \"1ms\"\nhost = 2\n{lasts}\n{traffic}"
+    ))
+}
+
+#[test]
+fn a_host_that_restarts_loses_its_messages_and_sends_new_ones() {
+    let cases = [("real", "write"), ("real", "send"), ("pattern", "read"), ("pattern", "write-imm")];
+    for (payload, verb) in cases {
+        // Every 200 us, each to each; a round is on its way at 1 ms. Of its 12 messages, 6 have host 2 at an end.
+        let results = restart(
+            payload,
+            "",
+            &format!(
+                "[[traffic]]\nkind = \"all-to-all\"\nsize = \"30KiB\"\nevery = \"200us\"\nbegin = \"195us\"\nverb = \"{verb}\"\n"
+            ),
+        );
+        let traffic = &results.traffic[0];
+        assert_eq!(traffic.messages + traffic.failed, 12 * 40, "{payload} {verb}");
+        assert_eq!(traffic.restarted, traffic.failed, "{payload} {verb}");
+        assert!((1..=6).contains(&traffic.failed), "{payload} {verb}: {} have failed", traffic.failed);
+    }
+}
+
+#[test]
+fn messages_of_a_host_that_is_down_fail_at_once() {
+    let traffic = "[[traffic]]\nkind = \"permutation\"\nshift = 1\nsize = 1000\nevery = \"100us\"\nbegin = \"50us\"\n";
+    let results = restart("pattern", "for = \"2ms\"", traffic);
+    // In 2 ms are 20 rounds, and in each host 2 sends one message and is sent one.
+    assert_eq!((results.traffic[0].failed, results.traffic[0].messages), (40, 4 * 80 - 40));
+}
+
+#[test]
+fn streams_go_on_when_the_host_is_up() {
+    // To host 2, from host 2, and one that has nothing to do with it. Those that send to host 2 take 27 ms to give up.
+    let stream = |from: u32, to: u32, verb: &str| {
+        format!(
+            "[[traffic]]\nkind = \"stream\"\nfrom = {from}\nto = {to}\nsize = \"4KiB\"\ndepth = 2\nverb = \"{verb}\"\n"
+        )
+    };
+    for verb in ["write", "send", "read"] {
+        let results = simulate(&format!(
+            "time = \"60ms\"\npayload = \"pattern\"\n[topology]\nkind = \"star\"\nhosts = 4\nrate = \"1Gbit\"\n[hosts]\ntimeout = 5\n\
+             [[fault]]\nkind = \"restart\"\nat = \"10ms\"\nhost = 2\nfor = \"5ms\"\n{}{}{}",
+            stream(0, 2, verb),
+            stream(2, 3, verb),
+            stream(1, 0, verb)
+        ));
+        let [to, from, other] = [0, 1, 2].map(|part: usize| &results.traffic[part]);
+        assert_eq!(other.failed, 0, "{verb}");
+        // The host whose requests get no answer waits longest.
+        let least = if verb == "read" { [0.9, 0.45] } else { [0.45, 0.9] };
+        for (part, name, least) in [(to, "to", least[0]), (from, "from", least[1])] {
+            // The requests on their way; one more for each when the host is down.
+            assert!((2..=4).contains(&part.failed), "{verb} {name} host 2: {} have failed", part.failed);
+            let share = part.goodput_gbps / other.goodput_gbps;
+            assert!((least..1.0).contains(&share), "{verb} {name} host 2: {share} of the undisturbed stream's rate");
+        }
+    }
+}
+
+#[test]
+fn a_read_under_repair_ends_when_its_peer_restarts() {
+    // Some READs wait for responses that were lost when the responder restarts: their repairs are never answered.
+    for seed in 1..=6 {
+        let results = simulate(&format!(
+            "seed = {seed}\ntime = \"20ms\"\ndrain = \"60s\"\npayload = \"pattern\"\n[topology]\nkind = \"star\"\nhosts = 3\n\
+             rate = \"1Gbit\"\n[hosts]\nmtu = 1024\ntimeout = 10\n[links]\nloss = \"3%\"\n[[traffic]]\nkind = \"stream\"\n\
+             from = 2\nto = 0\nsize = 20000\nverb = \"read\"\n[[fault]]\nkind = \"restart\"\nat = \"2ms\"\nhost = 2\n"
+        ));
+        // 16 were on their way, and the responses to some of them had left host 2.
+        let failed = results.traffic[0].failed;
+        assert!((8..=16).contains(&failed), "seed {seed}: {failed} have failed");
     }
 }

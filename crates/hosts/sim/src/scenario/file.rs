@@ -334,6 +334,8 @@ pub enum FaultKindName {
     Packets,
     /// The clock of a host is wrong.
     Clock,
+    /// A host restarts.
+    Restart,
 }
 
 /// `fate` of `[[fault]]`.

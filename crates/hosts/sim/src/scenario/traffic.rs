@@ -149,6 +149,7 @@ pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u3
         K::Stall => ("stall", &["for", "host"]),
         K::PauseStorm => ("pause-storm", &["for", "host", "class"]),
         K::Packets => ("packets", &["host", "numbers", "fate", "by"]),
+        K::Restart => ("restart", &["for", "host"]),
         K::Clock => ("clock", &["for", "host", "offset", "drift"]),
     };
     only(text, &span, name, &t.given(), &[&["kind", "at"], own].concat())?;
@@ -160,6 +161,7 @@ pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u3
             share: text.need(&span, "share", t.share)?.0,
         },
         K::Stall => FaultKind::Stall { host: host()? },
+        K::Restart => FaultKind::Restart { host: host()? },
         K::PauseStorm => {
             FaultKind::PauseStorm { host: host()?, class: t.class.as_ref().map_or(Ok(0), |class| text.class(class))? }
         }
