@@ -1,0 +1,2 @@
+//! The second transport: transactions over shared channels.
+#![forbid(unsafe_code)]
