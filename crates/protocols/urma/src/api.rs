@@ -38,8 +38,7 @@ pub trait UrmaEffects {
     fn completion(&mut self, _jfc: u32) {}
     /// Something happened to an object.
     fn event(&mut self, _event: UrmaEvent) {}
-    /// A request of a peer was executed here: its effect on memory or a receive queue is complete, or for a READ: has been read and
-    /// has arrived at the peer where order matters.
+    /// A request of a peer was executed here: its effect on memory or a receive queue is complete, or its data begin to be read.
     fn executed(&mut self, _peer: Cna, _rc_id: u32, _tassn: u16) {}
 }
 

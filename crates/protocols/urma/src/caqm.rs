@@ -45,10 +45,10 @@ impl CaqmWindow {
         let unit = CongestionField::HINT_BYTES;
         let units = if self.avoiding {
             // alpha * MTU in each window of bytes.
-            self.owed += (u64::from(self.mtu) * u64::from(len) << 15) / u64::from(self.cwnd.max(1));
+            self.owed += ((u64::from(self.mtu) * u64::from(len)) << 15) / u64::from(self.cwnd.max(1));
             let units = (self.owed >> 16) / u64::from(unit);
             let units = units.min(255);
-            self.owed -= units * u64::from(unit) << 16;
+            self.owed -= (units * u64::from(unit)) << 16;
             units as u32
         } else {
             (len.min(self.mtu) / unit).min(255)

@@ -8,7 +8,7 @@ use crate::api::NodeConfig;
 use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::pool::PoolRef;
 use crate::rx_window::RxWindow;
-use crate::tx_window::{TxOwner, TxWindow, rto};
+use crate::tx_window::{TX_WINDOW, TxOwner, TxWindow, rto};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Psn};
 use burst_ubwire::Cna;
@@ -45,8 +45,13 @@ pub(crate) struct TpChannel {
     pub(crate) window: CaqmWindow,
     pub(crate) echo: CaqmEcho,
     pub(crate) next_tpmsn: u32,
-    /// Messages that have packets to send; each sends a few in turn.
+    /// Requests that have packets to send; each sends a few in turn.
     pub(crate) queue: VecDeque<TxOwner>,
+    /// Responses. They may exceed the window of the requests: a peer accepts requests only while it can send its own responses, and two
+    /// peers whose requests fill both windows would wait for each other.
+    pub(crate) answers: VecDeque<TxOwner>,
+    /// The next turn is a response's.
+    pub(crate) is_answers_turn: bool,
     pub(crate) fused: VecDeque<FusedAck>,
     pub(crate) ack_due: bool,
     pub(crate) nak_due: bool,
@@ -64,6 +69,8 @@ pub(crate) struct TpChannel {
     pub(crate) timer_at: Nanos,
 }
 
+/// Packets in flight up to which requests are sent.
+const REQUEST_WINDOW: usize = TX_WINDOW - 200;
 /// Queues longer than this give their memory back when they are empty.
 const KEEP: usize = 32;
 
@@ -85,6 +92,8 @@ impl TpChannel {
             echo: CaqmEcho::default(),
             next_tpmsn: 0,
             queue: VecDeque::new(),
+            answers: VecDeque::new(),
+            is_answers_turn: false,
             fused: VecDeque::new(),
             ack_due: false,
             nak_due: false,
@@ -115,6 +124,24 @@ impl TpChannel {
         self.ask_at = now + rto(config, self.asks, Nanos(0));
         self.asks += 1;
     }
+    /// Adds a message that waits for its turn.
+    pub(crate) fn enqueue(&mut self, owner: TxOwner) {
+        match owner {
+            TxOwner::Request(..) => self.queue.push_back(owner),
+            TxOwner::Response(_) | TxOwner::Busy { .. } => self.answers.push_back(owner),
+        }
+    }
+    /// The queue whose turn it is and that may send with this window in bytes.
+    pub(crate) fn next_queue(&mut self, window_bytes: u32) -> Option<&mut VecDeque<TxOwner>> {
+        let may_ask = !self.queue.is_empty() && self.tx.has_room(window_bytes, REQUEST_WINDOW);
+        let may_answer = !self.answers.is_empty() && self.tx.has_room(window_bytes.saturating_mul(2), TX_WINDOW);
+        match (may_ask, may_answer) {
+            (false, false) => None,
+            (true, false) => Some(&mut self.queue),
+            (true, true) if !self.is_answers_turn => Some(&mut self.queue),
+            _ => Some(&mut self.answers),
+        }
+    }
     pub(crate) const fn take_tpmsn(&mut self) -> u32 {
         let tpmsn = self.next_tpmsn;
         self.next_tpmsn = (tpmsn + 1) & 0xff_ffff;
@@ -125,6 +152,9 @@ impl TpChannel {
         if self.queue.is_empty() && self.queue.capacity() > KEEP {
             self.queue = VecDeque::new();
         }
+        if self.answers.is_empty() && self.answers.capacity() > KEEP {
+            self.answers = VecDeque::new();
+        }
         if self.fused.is_empty() && self.fused.capacity() > KEEP {
             self.fused = VecDeque::new();
         }
@@ -132,7 +162,7 @@ impl TpChannel {
     pub(crate) fn heap_bytes(&self) -> usize {
         self.tx.heap_bytes()
             + self.rx.heap_bytes()
-            + self.queue.capacity() * size_of::<TxOwner>()
+            + (self.queue.capacity() + self.answers.capacity()) * size_of::<TxOwner>()
             + self.fused.capacity() * size_of::<FusedAck>()
     }
     pub(crate) const fn message(&self, kind: TpMessageKind, config: &NodeConfig) -> TpMessage {

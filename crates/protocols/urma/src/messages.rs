@@ -4,17 +4,20 @@
 //! come; only the last packet waits for the others, because programs poll the last byte of a WRITE. Otherwise the payload waits in the
 //! reorder buffer. If that is full, the message is refused by RNR and sent again; it never blocks the channel.
 
-use crate::api::UrmaEnv;
+use crate::api::{LossRecovery, UrmaEnv};
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::{Inbound, InboundPhase, MessageOrigin, Refusal};
 use crate::sequence::OrderVerdict;
 use crate::target::is_fusable;
+use crate::tx_window::TxOwner;
 use burst_base::Reason;
 use burst_ubwire::{OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode};
 
 /// Timer code of an RNR answer when the order buffer is full: 80 us.
 const FULL_TIMER: u8 = 3;
+/// Responses of a channel that wait at most, if requests are refused without a record.
+const BUSY_MAX: usize = 4096;
 const FULL: Refusal = Refusal::rnr(FULL_TIMER, Reason::UbOrderBufferFull);
 
 /// What became of a packet of a request.
@@ -59,10 +62,6 @@ impl UrmaNode {
             env.fx.count(Reason::UbRefused);
             return true;
         }
-        // Each record will need a response, and so does this request.
-        if self.responses.len() + self.inbound.len() >= self.config.responses_max {
-            return false;
-        }
         let is_fused = base.mode == ServiceMode::Rol && is_fusable(base.opcode) && !base.alloc && rtph.last;
         if is_fused && !self.channels.get(origin.channel).is_some_and(|channel| channel.rx.can_withhold()) {
             return false;
@@ -87,6 +86,10 @@ impl UrmaNode {
             let is_taken = self.continue_message(env, at, origin, rtph, payload);
             return if is_taken { Taken::Stored(at) } else { Taken::No };
         }
+        // Each record will need a response, and so does this request.
+        if self.responses.len() + self.inbound.len() >= self.config.responses_max {
+            return self.no_room(env, origin, rtph);
+        }
         let is_whole = rtph.last && origin.request.base.offset == 0;
         let turn = self.turn(origin);
         match turn {
@@ -110,18 +113,12 @@ impl UrmaNode {
             self.refuse(env, origin, FULL);
             return Taken::Done;
         }
+        if !self.inbound.has_room() || self.is_refused_rest(origin) {
+            return self.no_room(env, origin, rtph);
+        }
         let phase = self.first_phase(env, origin, &turn);
         let message = Inbound { origin: *origin, tpmsn: rtph.tpmsn, phase, received: 0, total: None, held: None };
-        let Ok(at) = self.inbound.insert(message) else {
-            // Not even begun: a receive that was taken goes back.
-            if let InboundPhase::Placing(placement) = phase
-                && let (Some(jfr), Some(receive)) =
-                    (placement.jfr.and_then(|at| self.jfrs.get_mut(at)), placement.receive)
-            {
-                jfr.receives.push_front(receive);
-            }
-            return Taken::No;
-        };
+        let Ok(at) = self.inbound.insert(message) else { return Taken::No };
         if let (Turn::Later(context, number), InboundPhase::Waiting) = (&turn, phase)
             && let Some(context) = self.contexts.get_mut(*context)
         {
@@ -131,8 +128,30 @@ impl UrmaNode {
         if self.continue_message(env, at, origin, rtph, payload) {
             return Taken::Stored(at);
         }
-        self.forget(at);
+        // Not even begun: a receive that was taken goes back.
+        self.inbound_keys.remove(&key);
+        self.drop_inbound(at);
         Taken::No
+    }
+    /// There is no record for a message. With selective repeat the packet counts as not received, and others pass it. With go-back-N that
+    /// would stop all that is behind it, the peer's responses too: the message is refused by RNR.
+    fn no_room(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, rtph: &Rtph) -> Taken {
+        let base = &origin.request.base;
+        let Some(channel) = self.channels.get_mut(origin.channel) else { return Taken::No };
+        let is_fused = base.mode == ServiceMode::Rol && is_fusable(base.opcode);
+        if self.config.recovery == LossRecovery::Selective || is_fused || channel.answers.len() >= BUSY_MAX {
+            return Taken::No;
+        }
+        if rtph.last {
+            env.fx.count(Reason::UbOrderBufferFull);
+            let owner = TxOwner::Busy { rc_id: base.rc_id, tassn: base.tassn, mode: base.mode };
+            self.enqueue(origin.channel, owner);
+        }
+        Taken::Done
+    }
+    /// With go-back-N: a packet of a message whose first packet found no room.
+    fn is_refused_rest(&self, origin: &MessageOrigin) -> bool {
+        self.config.recovery == LossRecovery::GoBackN && origin.request.base.offset > 0
     }
     fn first_phase(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, turn: &Turn) -> InboundPhase {
         match turn {

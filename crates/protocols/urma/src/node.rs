@@ -106,7 +106,10 @@ pub struct NodeState {
 impl UrmaNode {
     /// A node without objects.
     pub fn new(config: NodeConfig) -> Self {
-        let config = NodeConfig { mtu: config.mtu.clamp(256, 8192), ..config };
+        // Messages that wait leave room for those that they wait for, and for all their responses.
+        let inbound_max = config.inbound_max.max(2);
+        let responses_max = config.responses_max.max(inbound_max + 4);
+        let config = NodeConfig { mtu: config.mtu.clamp(256, 8192), inbound_max, responses_max, ..config };
         UrmaNode {
             rng: Rng::new(config.seed),
             incarnations: config.incarnation,

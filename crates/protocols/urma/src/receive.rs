@@ -126,8 +126,8 @@ impl UrmaNode {
         for packet in &acked {
             match packet.owner {
                 TxOwner::Request(request, attempt) if packet.last => self.request_delivered(env, request, attempt),
-                TxOwner::Request(..) => {}
-                TxOwner::Response(response) => self.response_delivered(env, response),
+                TxOwner::Request(..) | TxOwner::Busy { .. } => {}
+                TxOwner::Response(response) => self.response_delivered(response),
             }
         }
         self.acked = acked;
@@ -136,7 +136,7 @@ impl UrmaNode {
         result.map(|_| ())
     }
     /// A packet of a response has arrived.
-    fn response_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef) {
+    fn response_delivered(&mut self, at: PoolRef) {
         let Some(response) = self.responses.get_mut(at) else { return };
         response.unacked -= 1;
         if !response.all_sent || response.unacked > 0 {
@@ -149,8 +149,7 @@ impl UrmaNode {
             channel.ack_due = true;
         }
         if let Some((context, number)) = response.context {
-            let peer = self.channels.get(response.channel).map_or(Cna::new(0), |c| c.peer);
-            env.fx.executed(peer, response.rc_id, response.tassn);
+            // Later requests may change the memory now: a repetition of the data would have read it again.
             self.context_executed(context, number);
         }
     }

@@ -1,7 +1,9 @@
 //! Execution of peers' requests: checks of target, token, range and right, then memory, receives and answers. Each refusal answers one
 //! request and touches nothing else.
 
-use crate::api::{CompletionRecord, CrStatus, JettyState, JfrState, TransMode, UrmaEnv, UrmaEvent, access};
+use crate::api::{
+    CompletionRecord, CrStatus, JettyState, JfrState, LossRecovery, TransMode, UrmaEnv, UrmaEvent, access,
+};
 use crate::channel::FusedAck;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
@@ -155,9 +157,7 @@ impl UrmaNode {
         let granted = self.grant(env, origin);
         let kind = ResponseKind::Read { addr: memory.addr, len: memory.len, token_id: memory.token_id, granted };
         let context = self.context_of(origin, granted);
-        if context.is_none() {
-            env.fx.executed(origin.peer, origin.request.base.rc_id, origin.request.base.tassn);
-        }
+        env.fx.executed(origin.peer, origin.request.base.rc_id, origin.request.base.tassn);
         self.respond(origin, kind, context);
         Ok(())
     }
@@ -283,7 +283,7 @@ impl UrmaNode {
     }
     /// Adds a success to the acknowledgement of the request before it, if that one is the last in the queue and not sent.
     fn join_acknowledgement(&mut self, origin: &MessageOrigin) -> bool {
-        let last = self.channels.get(origin.channel).and_then(|channel| channel.queue.back().copied());
+        let last = self.channels.get(origin.channel).and_then(|channel| channel.answers.back().copied());
         let Some(TxOwner::Response(at)) = last else { return false };
         let Some(response) = self.responses.get_mut(at) else { return false };
         let base = &origin.request.base;
@@ -328,6 +328,10 @@ impl UrmaNode {
     fn grant(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Option<u16> {
         let base = &origin.request.base;
         if !base.alloc || base.mode == ServiceMode::Uno {
+            return None;
+        }
+        // With go-back-N a ROL request that waits would keep the one that it waits for from arriving.
+        if base.mode == ServiceMode::Rol && self.config.recovery == LossRecovery::GoBackN {
             return None;
         }
         let context = SequenceContext {

@@ -16,6 +16,8 @@ use burst_ubwire::{
 const TURN_PACKETS: u8 = 8;
 /// A packet asks for an acknowledgement at least once in so many.
 const ACK_EVERY: u32 = 16;
+/// Timer code of RNR answers that are about this node's records: 80 us.
+const BUSY_TIMER: u8 = 3;
 /// Queued management messages at most.
 pub(crate) const MANAGEMENT_MAX: usize = 256;
 
@@ -71,7 +73,7 @@ impl UrmaNode {
     /// A message waits for its turn on a channel.
     pub(crate) fn enqueue(&mut self, channel: PoolRef, owner: TxOwner) {
         if let Some(record) = self.channels.get_mut(channel) {
-            record.queue.push_back(owner);
+            record.enqueue(owner);
             self.activate(channel);
         }
     }
@@ -131,39 +133,43 @@ impl UrmaNode {
         let (packet, is_last) = self.next_packet(at)?;
         let channel = self.channels.get_mut(at)?;
         let psn = channel.tx.push(env.now, packet);
-        let asks = is_last || psn.get().is_multiple_of(ACK_EVERY) || !channel.tx.has_room(channel.window.bytes());
+        let window = if config.caqm { channel.window.bytes() } else { config.window_max };
+        let asks = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_queue(window).is_none();
         self.write_packet(at, psn, packet, asks, env, out)
     }
     /// Cuts the next new packet; also whether no other is ready.
     fn next_packet(&mut self, at: PoolRef) -> Option<(TxPacket, bool)> {
-        let limits = (self.config.caqm, self.config.window_max);
+        let (is_caqm, window_max) = (self.config.caqm, self.config.window_max);
         loop {
             let channel = self.channels.get_mut(at)?;
-            let bytes = if limits.0 { channel.window.bytes() } else { limits.1 };
-            if !channel.tx.has_room(bytes) {
-                return None;
-            }
-            let owner = *channel.queue.front()?;
-            let Some((packet, is_done)) = self.cut(at, owner) else {
+            let bytes = if is_caqm { channel.window.bytes() } else { window_max };
+            let owner = *channel.next_queue(bytes)?.front()?;
+            let cut = self.cut(at, owner);
+            let channel = self.channels.get_mut(at)?;
+            let queue = channel.next_queue(bytes)?;
+            let Some((packet, is_done)) = cut else {
                 // The request has an outcome already.
-                self.channels.get_mut(at)?.queue.pop_front();
+                queue.pop_front();
                 continue;
             };
-            let channel = self.channels.get_mut(at)?;
-            channel.turn += 1;
             if is_done {
-                channel.queue.pop_front();
-                channel.turn = 0;
-            } else if channel.turn >= TURN_PACKETS {
-                channel.queue.rotate_left(1);
-                channel.turn = 0;
+                queue.pop_front();
             }
-            let is_last = channel.queue.is_empty();
+            channel.turn += 1;
+            if is_done || channel.turn >= TURN_PACKETS {
+                if let (false, Some(queue)) = (is_done, channel.next_queue(bytes)) {
+                    queue.rotate_left(1);
+                }
+                channel.turn = 0;
+                channel.is_answers_turn = !channel.is_answers_turn;
+            }
+            let is_last = channel.queue.is_empty() && channel.answers.is_empty();
             return Some((packet, is_last));
         }
     }
     /// The next packet of a message, and whether it is the last one.
     fn cut(&mut self, channel: PoolRef, owner: TxOwner) -> Option<(TxPacket, bool)> {
+        let (mut busy_sent, mut busy_all, mut busy_tpmsn) = (0, false, 0);
         let mtu = u32::from(self.config.mtu);
         let (total, sent, all_sent, tpmsn) = match owner {
             TxOwner::Request(at, attempt) => {
@@ -178,6 +184,7 @@ impl UrmaNode {
                 response.unacked += 1;
                 (response.payload_len(), &mut response.sent, &mut response.all_sent, &mut response.tpmsn)
             }
+            TxOwner::Busy { .. } => (0, &mut busy_sent, &mut busy_all, &mut busy_tpmsn),
         };
         if *sent == 0 {
             *tpmsn = self.channels.get_mut(channel)?.take_tpmsn();
@@ -256,6 +263,11 @@ impl UrmaNode {
             TxOwner::Response(at) => {
                 let Some(response) = self.responses.get(at) else { return filler() };
                 response_header(response, packet.offset)
+            }
+            TxOwner::Busy { rc_id, tassn, mode } => {
+                let status = UbStatus { status: UbStatus::RNR, info: BUSY_TIMER };
+                let atah = Atah { status, mode, ..Atah::new(TaOpcode::TaAck, tassn, rc_id) };
+                (TaHeader::Response(atah), Source::Nothing)
             }
         }
     }

@@ -8,7 +8,7 @@
 use crate::api::{LossRecovery, NodeConfig};
 use crate::pool::PoolRef;
 use burst_base::{Nanos, Psn, Reason};
-use burst_ubwire::Saetph;
+use burst_ubwire::{Saetph, ServiceMode};
 use std::collections::VecDeque;
 
 /// Packets in flight at most. The receiver accepts as many ([`crate::rx_window::RX_WINDOW`]).
@@ -25,6 +25,15 @@ pub(crate) enum TxOwner {
     Request(PoolRef, u8),
     /// Of a response.
     Response(PoolRef),
+    /// An RNR answer that needs no record.
+    Busy {
+        /// The peer's Jetty.
+        rc_id: u32,
+        /// The request.
+        tassn: u16,
+        /// Its service mode.
+        mode: ServiceMode,
+    },
 }
 
 /// A packet, described.
@@ -94,9 +103,9 @@ impl TxWindow {
     pub(crate) fn next_psn(&self) -> Psn {
         self.una.add(self.flight.len() as u32)
     }
-    /// Whether a new packet may be sent with this window in bytes. One packet is always allowed.
-    pub(crate) fn has_room(&self, window_bytes: u32) -> bool {
-        self.flight.is_empty() || self.flight.len() < TX_WINDOW && self.flight_bytes < window_bytes
+    /// Whether a new packet may be sent with these limits on bytes and packets in flight. One packet is always allowed.
+    pub(crate) fn has_room(&self, bytes_max: u32, packets_max: usize) -> bool {
+        self.flight.is_empty() || self.flight.len() < packets_max && self.flight_bytes < bytes_max
     }
     pub(crate) fn is_empty(&self) -> bool {
         self.flight.is_empty()

@@ -8,8 +8,10 @@ use burst_urma::{
     CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, NodeConfig, RemoteJetty,
     SegmentConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, WrData, access,
 };
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::rc::Rc;
 
 /// Memory of one host: bytes from address 0x10000 on.
 pub struct Ram {
@@ -51,6 +53,10 @@ pub struct Log {
     pub events: Vec<UrmaEvent>,
     /// Executed requests of peers: peer, Jetty, TASSN.
     pub executed: Vec<(u32, u32, u16)>,
+    /// The number of each execution among those of all hosts.
+    pub executed_at: Vec<u64>,
+    /// Executions at all hosts.
+    pub clock: Rc<Cell<u64>>,
 }
 
 impl UrmaEffects for Log {
@@ -62,6 +68,8 @@ impl UrmaEffects for Log {
     }
     fn executed(&mut self, peer: Cna, rc_id: u32, tassn: u16) {
         self.executed.push((peer.get(), rc_id, tassn));
+        self.executed_at.push(self.clock.get());
+        self.clock.set(self.clock.get() + 1);
     }
 }
 
@@ -145,6 +153,7 @@ pub struct World {
 impl World {
     /// Hosts with addresses 1, 2, …; each with `ram` bytes of memory.
     pub fn new(count: usize, ram: usize, seed: u64, change: impl Fn(&mut NodeConfig)) -> World {
+        let clock = Rc::new(Cell::new(0));
         let hosts = (0..count).map(|i| {
             let mut config = NodeConfig::new(Cna::new(i as u32 + 1), seed.wrapping_mul(31).wrapping_add(i as u64));
             change(&mut config);
@@ -153,7 +162,7 @@ impl World {
             let all = SegmentConfig { addr: RAM_BASE, len: ram as u64, token: None, access: rights };
             let all = node.register_segment(all).expect("room");
             let ram = Ram { bytes: vec![0; ram], is_gone: false };
-            TestHost { node, ram, log: Log::default(), all, busy_until: Nanos(0) }
+            TestHost { node, ram, log: Log { clock: clock.clone(), ..Log::default() }, all, busy_until: Nanos(0) }
         });
         World {
             now: Nanos(0),
