@@ -50,6 +50,12 @@ pub(crate) struct TxPacket {
     pub(crate) tpmsn: u32,
 }
 
+impl TxPacket {
+    const fn is_request(&self) -> bool {
+        matches!(self.owner, TxOwner::Request(..))
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     packet: TxPacket,
@@ -137,7 +143,9 @@ impl TxWindow {
         }
         Some((self.una.add(at as u32), entry.packet))
     }
-    /// All packets up to `cumulative` are acknowledged, and those of the bitmap. Passes each packet that leaves to `done`.
+    /// All packets up to `cumulative` are acknowledged, and those of the bitmap. `done` gets each packet of a request when all before it
+    /// are acknowledged, too, and each other packet when it is acknowledged: a response that has arrived makes room although the peer
+    /// cannot take a request in front of it.
     /// [`Reason::UbBadAck`] for packets that were never sent.
     pub(crate) fn on_ack(
         &mut self,
@@ -162,7 +170,9 @@ impl TxWindow {
                 self.sample_rtt(now.since(entry.sent_at));
             }
             self.una = self.una.next();
-            done(entry.packet);
+            if !entry.acked || entry.packet.is_request() {
+                done(entry.packet);
+            }
         }
         if count > 0 {
             (self.tries, self.progress_at) = (0, now);
@@ -171,7 +181,7 @@ impl TxWindow {
             self.mark = None;
         }
         if let Some((saetph, degree)) = sack {
-            acked.losses = self.on_bitmap(now, saetph, degree)?;
+            acked.losses = self.on_bitmap(now, saetph, degree, done)?;
         }
         if self.flight.is_empty() && self.flight.capacity() > KEEP {
             self.flight = VecDeque::new();
@@ -206,7 +216,13 @@ impl TxWindow {
     fn sample_rtt(&mut self, rtt: Nanos) {
         self.srtt = if self.srtt.0 == 0 { rtt } else { Nanos(self.srtt.0 - self.srtt.0 / 8 + rtt.0 / 8) };
     }
-    fn on_bitmap(&mut self, now: Nanos, saetph: &Saetph, degree: u32) -> Result<u32, Reason> {
+    fn on_bitmap(
+        &mut self,
+        now: Nanos,
+        saetph: &Saetph,
+        degree: u32,
+        done: &mut dyn FnMut(TxPacket),
+    ) -> Result<u32, Reason> {
         let greatest = saetph.max_psn.diff(self.una);
         if greatest >= self.flight.len() as i32 {
             return Err(Reason::UbBadAck);
@@ -217,6 +233,9 @@ impl TxWindow {
                 let copy = *entry;
                 (entry.acked, entry.lost) = (true, false);
                 self.leave(&copy);
+                if !copy.packet.is_request() {
+                    done(copy.packet);
+                }
                 // A sign of life, although the oldest packet is still missing.
                 (self.tries, self.progress_at) = (0, now);
             }
