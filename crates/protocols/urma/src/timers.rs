@@ -51,6 +51,10 @@ impl UrmaNode {
         if deadline > env.now {
             return self.arm_channel(at, env.now);
         }
+        if channel.state == ChannelState::Open && channel.tx.probe(env.now, &config) {
+            self.activate(at);
+            return self.arm_channel(at, env.now);
+        }
         env.fx.count(Reason::UbTimeout);
         let is_alive = match channel.state {
             ChannelState::Opening => channel.asks <= config.rto_tries,

@@ -3,7 +3,8 @@
 //! Packets are kept as descriptions ([`TxPacket`]), not as bytes: a repetition reads the data again. MarkPSN: when a selective
 //! acknowledgement shows losses, the greatest PSN sent so far is marked, and until a packet behind it is acknowledged each
 //! missing packet is repeated once only. A packet counts as lost when one at least `reorder_degree` PSNs behind it has arrived.
-//! Time-out n is `rto_base * 2^(rto_shift * n)`; after `rto_tries` in a row the channel has failed.
+//! If no acknowledgement comes for a few round trips, the oldest and the newest packet are sent again as a probe, because the loss of
+//! the last packets shows in no acknowledgement. Time-out n is `rto_base * 2^(rto_shift * n)`; after `rto_tries` in a row the channel has failed.
 
 use crate::api::{LossRecovery, NodeConfig};
 use crate::pool::PoolRef;
@@ -13,6 +14,9 @@ use std::collections::VecDeque;
 
 /// Packets in flight at most. The receiver accepts as many ([`crate::rx_window::RX_WINDOW`]).
 pub(crate) const TX_WINDOW: usize = 1000;
+/// Smoothed round trips without acknowledgement after which a probe is sent, and the shortest such time.
+const PROBE_ROUND_TRIPS: u64 = 4;
+const PROBE_MIN: Nanos = Nanos(50_000);
 /// Packets repeated at one time-out.
 const TIMEOUT_BURST: usize = 16;
 /// Queues longer than this give their memory back when they are empty.
@@ -78,6 +82,8 @@ pub(crate) struct TxWindow {
     /// In the present recovery, PSNs before this one have been judged.
     scanned: Psn,
     tries: u8,
+    /// The probe was sent since the last progress.
+    is_probed: bool,
     progress_at: Nanos,
     srtt: Nanos,
     gbn: bool,
@@ -100,6 +106,7 @@ impl TxWindow {
             mark: None,
             scanned: first,
             tries: 0,
+            is_probed: false,
             progress_at: Nanos(0),
             srtt: Nanos(0),
             gbn: config.recovery == LossRecovery::GoBackN,
@@ -122,7 +129,7 @@ impl TxWindow {
     /// A new packet is sent.
     pub(crate) fn push(&mut self, now: Nanos, packet: TxPacket) -> Psn {
         if self.flight.is_empty() {
-            self.progress_at = now;
+            (self.progress_at, self.is_probed) = (now, false);
         }
         let psn = self.next_psn();
         self.flight.push_back(InFlight { packet, sent_at: now, acked: false, lost: false, repeated: false });
@@ -175,7 +182,7 @@ impl TxWindow {
             }
         }
         if count > 0 {
-            (self.tries, self.progress_at) = (0, now);
+            (self.tries, self.is_probed, self.progress_at) = (0, false, now);
         }
         if self.mark.is_some_and(|mark| self.una.is_after(mark)) {
             self.mark = None;
@@ -237,7 +244,7 @@ impl TxWindow {
                     done(copy.packet);
                 }
                 // A sign of life, although the oldest packet is still missing.
-                (self.tries, self.progress_at) = (0, now);
+                (self.tries, self.is_probed, self.progress_at) = (0, false, now);
             }
         }
         let end = greatest + 1 - degree as i32;
@@ -263,7 +270,26 @@ impl TxWindow {
         if self.flight.is_empty() {
             return Nanos::NEVER;
         }
-        self.progress_at + rto(config, self.tries, self.srtt)
+        let rto = rto(config, self.tries, self.srtt);
+        let probe = Nanos((PROBE_ROUND_TRIPS * self.srtt.0).max(PROBE_MIN.0));
+        let is_probe = !self.is_probed && self.tries == 0 && self.srtt.0 > 0 && !self.gbn;
+        self.progress_at + if is_probe { probe.min(rto) } else { rto }
+    }
+    /// The deadline has come: true if a probe is sent instead of a time-out.
+    pub(crate) fn probe(&mut self, now: Nanos, config: &NodeConfig) -> bool {
+        if now >= self.progress_at + rto(config, self.tries, self.srtt) || self.is_probed {
+            return false;
+        }
+        self.is_probed = true;
+        let is_open = |p: &InFlight| !p.acked && !p.lost;
+        let (first, last) = (self.flight.iter().position(is_open), self.flight.iter().rposition(is_open));
+        for at in [first, last].into_iter().flatten() {
+            self.lose(at);
+        }
+        if first.is_none() {
+            self.lose(0);
+        }
+        true
     }
     /// No acknowledgement came in time: the oldest packets are lost. False: the channel has failed.
     pub(crate) fn on_timeout(&mut self, now: Nanos, config: &NodeConfig) -> bool {
