@@ -3,12 +3,14 @@
 mod common;
 
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, TaOpcode};
+use burst_ubwire::{Cna, Dialect, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbPacket};
 use burst_urma::{
-    CrStatus, JettyConfig, JfsWr, LossRecovery, RemoteJetty, RemoteSegment, SegmentConfig, TransMode, UrmaError,
-    UrmaEvent, WrData, access,
+    CrStatus, JettyConfig, JfrConfig, JfrState, JfsWr, LossRecovery, RemoteJetty, RemoteSegment, SegmentConfig,
+    TransMode, UrmaError, UrmaEvent, WrData, access,
 };
 use common::*;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 const SECOND: Nanos = Nanos(1_000_000_000);
 
@@ -308,4 +310,140 @@ fn deregistered_memory_fails_requests_that_use_it_and_nothing_else() {
     let wr = p.wr(TaOpcode::Write, 0, 64, 0);
     assert_eq!(p.go(wr).0, [CrStatus::Success]);
     p.world.assert_drained();
+}
+
+/// Drops these packets of requests that leave host 0, counted from the next one.
+fn lose_requests(p: &mut Pair, lost: &'static [u32]) {
+    let mut count = 0;
+    p.world.filter = Some(Box::new(move |from, _, bytes| {
+        let packet = UbPacket::parse(bytes, &Dialect::BURST).expect("a packet");
+        let is_request = matches!(packet.head.ta, Some(TaHeader::Request(r)) if r.base.opcode != TaOpcode::Management);
+        count += u32::from(from == 0 && is_request);
+        from == 0 && is_request && lost.contains(&count)
+    }));
+}
+
+#[test]
+fn the_last_byte_of_a_write_appears_after_all_others() {
+    let mut p = pair(LossRecovery::Selective, |_| ());
+    let wr = p.wr(TaOpcode::Write, 0, 8, 0);
+    assert_eq!(p.go(wr).0, [CrStatus::Success]);
+    p.world.hosts[0].ram.bytes[..12_288].fill(0xab);
+    lose_requests(&mut p, &[2]);
+    let wr = p.wr(TaOpcode::Write, 0, 12_288, 0x4000);
+    p.world.post(0, p.jetty[0], wr).expect("accepted");
+    p.world.run_for(Nanos(3_000));
+    let there = &p.world.hosts[1].ram.bytes[0x4000..];
+    assert_eq!(
+        (there[0], there[4096], there[8192], there[12_287]),
+        (0xab, 0, 0, 0),
+        "the last packet waits for the second"
+    );
+    p.world.run_for(SECOND);
+    assert!(p.world.hosts[1].ram.bytes[0x4000..0x4000 + 12_288].iter().all(|b| *b == 0xab));
+    p.world.assert_drained();
+}
+
+#[test]
+fn a_receive_that_a_broken_message_had_taken_is_used_by_the_next_one() {
+    let mut p = pair(LossRecovery::Selective, |_| ());
+    p.world.recv(1, p.jfr[1], 1000, 20_000, 44);
+    lose_requests(&mut p, &[2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]);
+    let wr = p.wr(TaOpcode::Send, 0, 9_000, 0);
+    assert_eq!(p.go(wr), (vec![CrStatus::AckTimeout], vec![]));
+    p.world.filter = None;
+    p.fill(0, 0, 9_000);
+    assert_eq!(p.go(wr), (vec![CrStatus::Success], vec![CrStatus::Success]));
+    assert_eq!(p.world.hosts[0].ram.bytes[..9_000], p.world.hosts[1].ram.bytes[1000..10_000]);
+    p.world.assert_drained();
+}
+
+#[test]
+fn a_late_acknowledgement_of_a_refused_attempt_is_no_success() {
+    let mut p = pair(LossRecovery::Selective, |config| config.service = ServiceMode::Rol);
+    let wr = p.wr(TaOpcode::Write, 0, 8, 0);
+    assert_eq!(p.go(wr).0, [CrStatus::Success]);
+    // Host 1's acknowledgements are lost for a while, its refusals arrive.
+    let mut losses = 0;
+    p.world.filter = Some(Box::new(move |from, _, bytes| {
+        let packet = UbPacket::parse(bytes, &Dialect::BURST).expect("a packet");
+        let is_ack = packet.head.rtph.is_some_and(|rtph| rtph.opcode != TpOpcode::Data);
+        losses += u32::from(from == 1 && is_ack);
+        from == 1 && is_ack && losses < 6
+    }));
+    let wr = p.wr(TaOpcode::Send, 0, 64, 0);
+    assert_eq!(p.go(wr).0, [], "no receive is posted");
+    assert!(p.world.count(0, Reason::RnrNakReceived) > 10);
+    p.world.recv(1, p.jfr[1], 0, 64, 3);
+    p.world.run_for(SECOND);
+    assert_eq!((p.world.poll(0, p.jfc[0]).len(), p.world.poll(1, p.jfc[1]).len()), (1, 1));
+    p.world.assert_drained();
+}
+
+#[test]
+fn queues_report_overflow_error_and_their_limit_once() {
+    let mut p = pair(LossRecovery::Selective, |_| ());
+    let small = p.world.hosts[0].node.create_jfc(2).expect("room");
+    let jetty = p.world.jetty(0, JettyConfig::new(small, None));
+    let wr = p.wr(TaOpcode::Write, 0, 8, 0);
+    for _ in 0..4 {
+        p.world.post(0, jetty, wr).expect("accepted");
+    }
+    p.world.run_for(SECOND);
+    assert_eq!(p.world.hosts[0].log.events, [UrmaEvent::JfcError(small)]);
+    assert_eq!((p.world.poll(0, small).len(), p.world.count(0, Reason::CqOverrun)), (2, 2));
+    assert_eq!(p.world.hosts[0].node.delete_jfc(small), Err(UrmaError::Busy));
+
+    let config = JfrConfig { depth: 8, jfc: p.jfc[1], token: Some(4), rnr_timer: 0, limit: 2 };
+    let jfr = p.world.hosts[1].node.create_jfr(config).expect("room");
+    for i in 0..3 {
+        p.world.recv(1, jfr, 0, 64, i);
+    }
+    let remote = RemoteJetty { cna: Cna::new(2), id: jfr, is_jfr: true, token: Some(4) };
+    let target = p.world.hosts[0].node.import_jetty(remote).expect("room");
+    let send = JfsWr { target: Some(target), ..p.wr(TaOpcode::Send, 0, 8, 0) };
+    for events in [0, 1, 1] {
+        assert_eq!(p.go(send), (vec![CrStatus::Success], vec![CrStatus::Success]));
+        assert_eq!(p.world.hosts[1].log.events, vec![UrmaEvent::JfrLimit(jfr); events]);
+    }
+    p.world.with(1, |node, env| node.modify_jfr(jfr, JfrState::Error, env.fx)).expect("was ready");
+    assert_eq!(p.world.hosts[1].log.events.last(), Some(&UrmaEvent::JfrError(jfr)));
+    assert_eq!(p.go(send).0, [CrStatus::RemOperation]);
+    p.world.with(1, |node, env| node.modify_jfr(jfr, JfrState::Ready, env.fx)).expect_err("reset comes first");
+    p.world.with(1, |node, env| node.modify_jfr(jfr, JfrState::Reset, env.fx)).expect("allowed");
+    p.world.with(1, |node, env| node.modify_jfr(jfr, JfrState::Ready, env.fx)).expect("allowed");
+    p.world.recv(1, jfr, 0, 64, 9);
+    assert_eq!(p.go(send).0, [CrStatus::Success]);
+    p.world.hosts[1].node.delete_jfr(jfr).expect("not shared");
+    assert_eq!(p.go(send).0, [CrStatus::RemOperation]);
+    assert_eq!(p.world.hosts[1].node.delete_jfr(p.jfr[1]), Err(UrmaError::Busy), "a Jetty shares it");
+}
+
+#[test]
+fn late_packets_of_a_former_channel_do_nothing() {
+    let mut p = pair(LossRecovery::Selective, |_| ());
+    let old: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
+    let copy = old.clone();
+    p.world.filter = Some(Box::new(move |from, _, bytes| {
+        if from == 0 {
+            copy.borrow_mut().push(bytes.to_vec());
+        }
+        false
+    }));
+    let wr = JfsWr { operand: 1, ..p.wr(TaOpcode::FetchAdd, 0, 8, 64) };
+    assert_eq!(p.go(wr).0, [CrStatus::Success]);
+    // The peer dies and the channel fails; then a new one is opened.
+    p.world.filter = Some(Box::new(|_, _, _| true));
+    assert_eq!(p.go(wr).0, [CrStatus::AckTimeout]);
+    p.world.filter = None;
+    assert_eq!(p.go(wr).0, [CrStatus::Success]);
+    let before = p.world.hosts[1].ram.bytes[64];
+    for packet in old.borrow().iter() {
+        p.world.inject(1, packet);
+    }
+    p.world.run_for(SECOND);
+    assert_eq!(p.world.hosts[1].ram.bytes[64], before);
+    assert_eq!(p.world.count(1, Reason::UbStaleChannel), 1);
+    assert!(p.world.count(1, Reason::UbUnknownChannel) >= 1);
+    assert_eq!(p.go(wr).0, [CrStatus::Success], "the new channel goes on");
 }
