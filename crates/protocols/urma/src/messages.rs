@@ -37,6 +37,12 @@ enum Turn {
     Never,
 }
 
+/// Whether the transport acknowledgement of a request's last packet is its answer.
+fn is_fused(origin: &MessageOrigin) -> bool {
+    let base = &origin.request.base;
+    base.mode == ServiceMode::Rol && is_fusable(base.opcode) && !base.alloc
+}
+
 impl UrmaNode {
     /// A packet of a request. False: there is no room for it, and it counts as not received.
     pub(crate) fn on_request(
@@ -62,7 +68,7 @@ impl UrmaNode {
             env.fx.count(Reason::UbRefused);
             return true;
         }
-        let is_fused = base.mode == ServiceMode::Rol && is_fusable(base.opcode) && !base.alloc && rtph.last;
+        let is_fused = is_fused(&origin) && rtph.last;
         if is_fused && !self.channels.get(origin.channel).is_some_and(|channel| channel.rx.can_withhold()) {
             return false;
         }
@@ -86,8 +92,10 @@ impl UrmaNode {
             let is_taken = self.continue_message(env, at, origin, rtph, payload);
             return if is_taken { Taken::Stored(at) } else { Taken::No };
         }
-        // Each record will need a response, and so does this request.
-        if self.responses.len() + self.inbound.len() >= self.config.responses_max {
+        // Each record will need a response, and so does this request. A ROL request needs one only if it is refused; those are limited by
+        // the PSNs that a channel withholds.
+        let is_full = self.responses.len() + self.inbound.len() >= self.config.responses_max;
+        if is_full && !is_fused(origin) {
             return self.no_room(env, origin, rtph);
         }
         let is_whole = rtph.last && origin.request.base.offset == 0;
@@ -138,11 +146,12 @@ impl UrmaNode {
     fn no_room(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, rtph: &Rtph) -> Taken {
         let base = &origin.request.base;
         let Some(channel) = self.channels.get_mut(origin.channel) else { return Taken::No };
-        let is_fused = base.mode == ServiceMode::Rol && is_fusable(base.opcode);
-        if self.config.recovery == LossRecovery::Selective || is_fused || channel.answers.len() >= BUSY_MAX {
+        if self.config.recovery == LossRecovery::Selective || channel.answers.len() >= BUSY_MAX {
             return Taken::No;
         }
-        if rtph.last {
+        if rtph.last && is_fused(origin) {
+            self.refuse(env, origin, FULL);
+        } else if rtph.last {
             env.fx.count(Reason::UbOrderBufferFull);
             let owner = TxOwner::Busy { rc_id: base.rc_id, tassn: base.tassn, mode: base.mode };
             self.enqueue(origin.channel, owner);

@@ -8,6 +8,7 @@ use crate::channel::{TpChannel, TpMessage, UrmaTimer};
 use crate::pool::{Pool, PoolRef};
 use crate::queues::{Drain, JETTY_BYTES, Jetty, Jfc, Jfr, StreamState};
 use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
+use crate::rx_window::WITHHELD_MAX;
 use crate::segment::SegmentTable;
 use crate::sequence::SequenceContext;
 use burst_base::Nanos;
@@ -122,7 +123,8 @@ impl UrmaNode {
             requests: Pool::new(config.requests_max),
             inbound: Pool::new(config.inbound_max),
             inbound_keys: HashMap::new(),
-            responses: Pool::new(config.responses_max),
+            // Beyond `responses_max` only refusals of ROL requests, for each of which a PSN is withheld.
+            responses: Pool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
             contexts: Pool::new(config.contexts_max.min(1 << 16)),
             moved_contexts: Vec::new(),
             buffer: ReorderBuffer::new(config.mtu, config.reorder_packets),
