@@ -87,6 +87,13 @@ impl UrmaNode {
         let (channel, attempt) = (request.channel, request.attempt);
         self.enqueue(channel, TxOwner::Request(at, attempt));
     }
+    /// Ends the channel to a peer as if it had failed: all requests to it end with [`CrStatus::AckTimeout`]. For a peer that acknowledges
+    /// packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
+    pub fn end_channel(&mut self, peer: Cna, env: &mut UrmaEnv<'_>) {
+        if let Some(&at) = self.by_peer.get(&peer) {
+            self.fail_channel(at, env);
+        }
+    }
     /// A channel has failed or its peer has started a new one: all that used it ends.
     pub(crate) fn fail_channel(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
         let Some(channel) = self.channels.remove(at) else { return };
