@@ -1,5 +1,5 @@
-//! Any bytes as a Unified Bus datagram and packet, in every dialect: nothing panics, and what is accepted is written so that it is
-//! read the same again.
+//! Any bytes as a Unified Bus datagram and packet, in every dialect: nothing panics, and what is accepted is written so that
+//! it is read the same again.
 #![no_main]
 
 use burst_ubwire::{Dialect, UB_HEAD_MAX, UbPacket, encap};

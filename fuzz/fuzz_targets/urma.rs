@@ -1,13 +1,13 @@
-//! Posts, packets, losses, duplicates, changed packets and time for a pair of URMA nodes: nothing panics, memory outside of segments is
-//! not reached, and when the network is fair again, each request ends once and no record is left. Where a packet was changed (a hostile
-//! peer, because the checksum is not checked here), requests end when the host ends the channel.
+//! Posts, packets, losses, duplicates, changed packets and time for a pair of URMA nodes: nothing panics, memory outside of
+//! segments is not reached, and when the network is fair again, each request ends once and no record is left. Where a packet
+//! was changed (a hostile peer, because the checksum is not checked here), requests end when the host ends the channel.
 #![no_main]
 
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
-    JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, NodeConfig, RemoteJetty,
-    SegmentConfig, TransMode, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
+    JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, RemoteJetty, SegmentConfig,
+    TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
 };
 use libfuzzer_sys::fuzz_target;
 use std::collections::VecDeque;
@@ -66,7 +66,7 @@ struct Side {
 const SERVICES: [ServiceMode; 4] = [ServiceMode::Roi, ServiceMode::Rot, ServiceMode::Rol, ServiceMode::Uno];
 
 fn side(index: u32, recovery: LossRecovery) -> Side {
-    let mut config = NodeConfig::new(Cna::new(index + 1), u64::from(index) + 1);
+    let mut config = UrmaConfig::new(Cna::new(index + 1), u64::from(index) + 1);
     (config.mtu, config.recovery) = (256, recovery);
     (config.reorder_packets, config.inbound_max, config.responses_max, config.contexts_max) = (4, 6, 10, 2);
     let mut node = UrmaNode::new(config);

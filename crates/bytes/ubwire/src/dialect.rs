@@ -1,13 +1,13 @@
 //! The dialect table: what differs between the encoders of Unified Bus packets. Everything else is common to all.
 //!
-//! The specification of the bus is not public. [`Dialect::BURST`] is what Burst sends and accepts. [`Dialect::OPENURMA`] is the
-//! encoder of OpenURMA's published hardware model, whose recorded packets are the golden tests of this crate. Burst's dialect uses
-//! bytes that OpenURMA leaves zero: each packet of a message says where its payload belongs, so that no packet waits for another
-//! one before it is placed.
+//! The specification of the bus is not public. [`Dialect::BURST`] is what Burst sends and accepts. [`Dialect::OPENURMA`] is
+//! the encoder of OpenURMA's published hardware model, whose recorded packets are the golden tests of this crate. Burst's
+//! dialect uses bytes that OpenURMA leaves zero: each packet of a message says where its payload belongs, so that no packet
+//! waits for another one before it is placed.
 
 /// How packets travel below the NTH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encapsulation {
+pub enum UbEncapsulation {
     /// UDP with this destination port, and a CRC-32 behind the packet ([`crate::encap`]).
     Udp(u16),
     /// Ethernet with this EtherType, no checksum of its own.
@@ -20,7 +20,7 @@ pub struct Dialect {
     /// Name in logs and tests.
     pub name: &'static str,
     /// What carries the packets.
-    pub encapsulation: Encapsulation,
+    pub encapsulation: UbEncapsulation,
     /// Whether only transport version 0 is accepted.
     pub version_zero: bool,
     /// TVETAH follows whenever TV_EN is set. Otherwise only behind a MAETAH.
@@ -39,7 +39,7 @@ impl Dialect {
     /// What Burst sends and accepts.
     pub const BURST: Dialect = Dialect {
         name: "burst",
-        encapsulation: Encapsulation::Udp(UB_UDP_PORT),
+        encapsulation: UbEncapsulation::Udp(UB_UDP_PORT),
         version_zero: true,
         token_with_send: true,
         placement: true,
@@ -50,7 +50,7 @@ impl Dialect {
     /// OpenURMA's encoder: EtherType 0x88B5 (IEEE 802 local experimental 1), no payload offsets, no immediate data.
     pub const OPENURMA: Dialect = Dialect {
         name: "openurma",
-        encapsulation: Encapsulation::Ethernet(0x88b5),
+        encapsulation: UbEncapsulation::Ethernet(0x88b5),
         version_zero: false,
         token_with_send: false,
         placement: false,

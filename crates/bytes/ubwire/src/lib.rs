@@ -1,9 +1,9 @@
 //! Wire formats of the Unified Bus: network, transport and transaction headers, packets, the dialect table, and the
 //! encapsulation in UDP.
 //!
-//! Order on the wire: NTH, then RTPH (or UTPH, or nothing with TP bypass), then CETPH and SAETPH of acknowledgements, then BTAH or ATAH,
-//! extended headers, payload. `docs/urma.md` draws every format. Numbers are big-endian. [`UbPacket::parse`] accepts any bytes and
-//! never panics; only this crate finds a packet too short.
+//! Order on the wire: NTH, then RTPH (or UTPH, or nothing with TP bypass), then CETPH and SAETPH of acknowledgements, then
+//! BTAH or ATAH, extended headers, payload. `docs/urma.md` draws every format. Numbers are big-endian. [`UbPacket::parse`]
+//! accepts any bytes and never panics; only this crate finds a packet too short.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -24,7 +24,7 @@ mod packet;
 mod ta;
 mod tp;
 
-pub use dialect::{Dialect, Encapsulation, UB_UDP_PORT};
+pub use dialect::{Dialect, UB_UDP_PORT, UbEncapsulation};
 pub use nth::{Cna, CongestionField, NextLayer, Nth};
 pub use packet::{UB_HEAD_MAX, UTPH_LEN, UbHead, UbPacket};
 pub use ta::{

@@ -1,4 +1,5 @@
-//! Any bytes are a packet or have a named reason; what is accepted is written so that it is read the same again, in every dialect.
+//! Any bytes are a packet or have a named reason; what is accepted is written so that it is read the same again, in every
+//! dialect.
 
 use burst_base::Reason;
 use burst_ubwire::{Cna, Dialect, NextLayer, Nth, Rtph, TpOpcode, UB_HEAD_MAX, UbHead, UbPacket, UbStatus};

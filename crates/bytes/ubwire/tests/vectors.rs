@@ -1,10 +1,11 @@
 //! Golden tests: packets recorded from OpenURMA's encoder (specification notes 3.10) are written byte for byte by the dialect
-//! `openurma`, and read back to the same headers. Frames begin with the Ethernet header; the zeros that fill the last 32 bytes are cut.
+//! `openurma`, and read back to the same headers. Frames begin with the Ethernet header; the zeros that fill the last 32
+//! bytes are cut.
 
 use burst_base::Psn;
 use burst_ubwire::{
-    Atah, Btah, BtahFlags, Cna, CongestionField, Dialect, Encapsulation, Maetah, Mtetah, NextLayer, Nth, OrderTag,
-    RC_TYPE_CONTEXT, Rtph, ServiceMode, TaHeader, TaOpcode, TaRequest, TpOpcode, UB_HEAD_MAX, UbHead, UbPacket,
+    Atah, Btah, BtahFlags, Cna, CongestionField, Dialect, Maetah, Mtetah, NextLayer, Nth, OrderTag, RC_TYPE_CONTEXT,
+    Rtph, ServiceMode, TaHeader, TaOpcode, TaRequest, TpOpcode, UB_HEAD_MAX, UbEncapsulation, UbHead, UbPacket,
     UbStatus,
 };
 
@@ -61,7 +62,7 @@ fn reliable(ta: TaHeader) -> UbHead {
 /// Writes and reads, and compares with the recorded frame.
 fn check(head: UbHead, payload: &[u8], recorded: &str) {
     let dialect = Dialect::OPENURMA;
-    assert_eq!(dialect.encapsulation, Encapsulation::Ethernet(0x88b5));
+    assert_eq!(dialect.encapsulation, UbEncapsulation::Ethernet(0x88b5));
     let mut frame = hex(ETHERNET);
     let mut buffer = [0xa5; UB_HEAD_MAX];
     let len = head.emit(&dialect, &mut buffer);

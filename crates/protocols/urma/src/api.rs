@@ -1,5 +1,5 @@
-//! Arguments and results of the calls on a node: configuration, work requests, completions, events, and the traits by which a node
-//! reaches memory and reports.
+//! Arguments and results of the calls on a node: configuration, work requests, completions, events, and the traits by which a
+//! node reaches memory and reports.
 //!
 //! Names and numbers are those of the URMA interface (liburma 0.9), so that a library can pass them through.
 
@@ -63,7 +63,7 @@ pub enum LossRecovery {
 
 /// Constants of a node.
 #[derive(Clone, Copy, Debug)]
-pub struct NodeConfig {
+pub struct UrmaConfig {
     /// Own address.
     pub cna: Cna,
     /// Greater after each restart of the node; peers end a channel of an older one.
@@ -100,10 +100,10 @@ pub struct NodeConfig {
     pub window_max: u32,
 }
 
-impl NodeConfig {
+impl UrmaConfig {
     /// Usual values for a node.
-    pub const fn new(cna: Cna, seed: u64) -> NodeConfig {
-        NodeConfig {
+    pub const fn new(cna: Cna, seed: u64) -> UrmaConfig {
+        UrmaConfig {
             cna,
             incarnation: 1,
             seed,
@@ -320,7 +320,7 @@ pub struct JfsWr {
     pub opcode: TaOpcode,
     /// Returned in the completion.
     pub user_ctx: u64,
-    /// Source, or destination of a READ or atomic.
+    /// PayloadSource, or destination of a READ or atomic.
     pub data: WrData,
     /// Imported Jetty: receiver of messages and notifications. In mode RC the bound peer is used.
     pub target: Option<u32>,
@@ -334,7 +334,7 @@ pub struct JfsWr {
     pub swap: u64,
     /// Immediate data.
     pub immediate: u64,
-    /// Place order.
+    /// UrmaPlace order.
     pub order: OrderTag,
     /// Completion in posting order, among the requests that have this bit.
     pub completion_order: bool,
@@ -447,8 +447,8 @@ pub enum UrmaError {
     NoObject,
     /// EINVAL: a value is out of range.
     Value,
-    /// EINVAL: this combination of modes, order and operation is not offered (mode UM and out-of-order completion accept no order,
-    /// no fence; RM and RC need a reliable order type; UM carries SEND and WRITE of one packet).
+    /// EINVAL: this combination of modes, order and operation is not offered (mode UM and out-of-order completion accept no
+    /// order, no fence; RM and RC need a reliable order type; UM carries SEND and WRITE of one packet).
     Unsupported,
     /// EPERM: the local segment or range does not allow it.
     Access,

@@ -1,9 +1,10 @@
-//! C-AQM: congestion control by hints. The sender asks for an increase of its window with each packet, a switch grants it, clears the
-//! request or marks the packet, the receiver echoes the outcome, and the sender follows.
+//! C-AQM: congestion control by hints. The sender asks for an increase of its window with each packet, a switch grants it,
+//! clears the request or marks the packet, the receiver echoes the outcome, and the sender follows.
 //!
-//! The algorithm is the public one (constants alpha = beta = gamma = lambda = 1/2, theta = 10, p = 1/10, queue target 10 MTU, period
-//! 500 ns, first window 10 MTU). [`CaqmWindow`] is the sender, [`CaqmEcho`] the receiver, [`CaqmPort`] a switch's output port. Where no
-//! switch answers, requests stay granted: the window grows to its limit, and only losses (time-outs) reduce it.
+//! The algorithm is the public one (constants alpha = beta = gamma = lambda = 1/2, theta = 10, p = 1/10, queue target 10 MTU,
+//! period 500 ns, first window 10 MTU). [`CaqmWindow`] is the sender, [`CaqmEcho`] the receiver, [`CaqmPort`] a switch's
+//! output port. Where no switch answers, requests stay granted: the window grows to its limit, and only losses (time-outs)
+//! reduce it.
 
 use burst_base::Nanos;
 use burst_base::rng::Rng;

@@ -1,10 +1,11 @@
 //! A transport channel (TP channel): one for each pair of hosts, shared by all their Jetties. It knows no Jetty.
 //!
-//! A channel is opened by two management messages: REQUEST with number, first PSN and incarnation of the sender, and REPLY with the
-//! same and an echo of the request. Both ends may ask at once. A REQUEST of a greater incarnation ends the present channel: the
-//! peer has restarted it. Messages of an older one are dropped, so that late packets of a former channel do nothing.
+//! A channel is opened by two management messages: REQUEST with number, first PSN and incarnation of the sender, and REPLY
+//! with the same and an echo of the request. Both ends may ask at once. A REQUEST of a greater incarnation ends the present
+//! channel: the peer has restarted it. Messages of an older one are dropped, so that late packets of a former channel do
+//! nothing.
 
-use crate::api::NodeConfig;
+use crate::api::UrmaConfig;
 use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::pool::PoolRef;
 use crate::rx_window::RxWindow;
@@ -47,8 +48,8 @@ pub(crate) struct TpChannel {
     pub(crate) next_tpmsn: u32,
     /// Requests that have packets to send; each sends a few in turn.
     pub(crate) queue: VecDeque<TxOwner>,
-    /// Responses. They may exceed the window of the requests: a peer accepts requests only while it can send its own responses, and two
-    /// peers whose requests fill both windows would wait for each other.
+    /// Responses. They may exceed the window of the requests: a peer accepts requests only while it can send its own
+    /// responses, and two peers whose requests fill both windows would wait for each other.
     pub(crate) answers: VecDeque<TxOwner>,
     /// The next turn is a response's.
     pub(crate) is_answers_turn: bool,
@@ -76,7 +77,7 @@ const KEEP: usize = 32;
 
 impl TpChannel {
     /// A channel that is not open yet.
-    pub(crate) fn new(peer: Cna, incarnation: u64, config: &NodeConfig, rng: &mut Rng) -> Self {
+    pub(crate) fn new(peer: Cna, incarnation: u64, config: &UrmaConfig, rng: &mut Rng) -> Self {
         let first_psn = Psn::new(rng.next_u32());
         TpChannel {
             peer,
@@ -113,14 +114,14 @@ impl TpChannel {
         self.state = ChannelState::Open;
     }
     /// When something is due.
-    pub(crate) fn deadline(&self, config: &NodeConfig) -> Nanos {
+    pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
         match self.state {
             ChannelState::Opening => self.ask_at,
             ChannelState::Open => self.tx.deadline(config),
         }
     }
     /// A REQUEST was sent: the next one is due after the time-out of this many tries.
-    pub(crate) fn asked(&mut self, now: Nanos, config: &NodeConfig) {
+    pub(crate) fn asked(&mut self, now: Nanos, config: &UrmaConfig) {
         self.ask_at = now + rto(config, self.asks, Nanos(0));
         self.asks += 1;
     }
@@ -165,7 +166,7 @@ impl TpChannel {
             + (self.queue.capacity() + self.answers.capacity()) * size_of::<TxOwner>()
             + self.fused.capacity() * size_of::<FusedAck>()
     }
-    pub(crate) const fn message(&self, kind: TpMessageKind, config: &NodeConfig) -> TpMessage {
+    pub(crate) const fn message(&self, kind: TpMessageKind, config: &UrmaConfig) -> TpMessage {
         TpMessage {
             kind,
             mtu: config.mtu,

@@ -5,7 +5,7 @@ use crate::channel::UrmaTimer;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::queues::{OrderStream, StreamState};
-use crate::records::{Refusal, RequestPhase, SendRecord};
+use crate::records::{RequestPhase, SendRecord, UrmaRefusal};
 use crate::tx_window::TxOwner;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Atah, Rtph, ServiceMode, TaOpcode, UbStatus};
@@ -110,10 +110,10 @@ impl UrmaNode {
             UbStatus::RNR | UbStatus::PAGE_FAULT => self.on_rnr(env, at, status.info),
             _ => {
                 let status = request.abandoned.unwrap_or(match status.info {
-                    Refusal::UNSUPPORTED => CrStatus::RemUnsupportedReq,
-                    Refusal::ACCESS => CrStatus::RemAccessAbort,
-                    Refusal::LENGTH => CrStatus::RemRespLen,
-                    Refusal::POISON => CrStatus::LocAccess,
+                    UrmaRefusal::UNSUPPORTED => CrStatus::RemUnsupportedReq,
+                    UrmaRefusal::ACCESS => CrStatus::RemAccessAbort,
+                    UrmaRefusal::LENGTH => CrStatus::RemRespLen,
+                    UrmaRefusal::POISON => CrStatus::LocAccess,
                     _ => CrStatus::RemOperation,
                 });
                 self.refused_first(at);

@@ -1,13 +1,13 @@
 //! When a request may leave: the order rules of the initiator.
 //!
-//! Requests of a Jetty are considered in posting order. A request without order (NO) passes a strongly ordered one that waits; requests
-//! with order do not pass each other; nothing passes a fence that waits.
+//! Requests of a Jetty are considered in posting order. A request without order (NO) passes a strongly ordered one that
+//! waits; requests with order do not pass each other; nothing passes a fence that waits.
 //!
 //! * ROI: an SO request waits until all earlier RO and SO requests are answered.
-//! * ROT, ROL: ordered requests to one peer form a stream, numbered for the target, and leave at once. The first one asks for a
-//!   sequence context; the next ones wait for the grant. Without a grant the rule of ROI applies. In ROL every request is ordered.
-//!   An SO request to another peer than the stream's waits until all ordered requests are answered, and then begins a
-//!   new stream. RO requests to other peers leave without a number, and later SO requests wait for their answers.
+//! * ROT, ROL: ordered requests to one peer form a stream, numbered for the target, and leave at once. The first one asks for
+//!   a sequence context; the next ones wait for the grant. Without a grant the rule of ROI applies. In ROL every request is
+//!   ordered. An SO request to another peer than the stream's waits until all ordered requests are answered, and then begins
+//!   a new stream. RO requests to other peers leave without a number, and later SO requests wait for their answers.
 
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;

@@ -1,9 +1,10 @@
-//! URMA, the transport of the Unified Bus, as state machines: transactions of Jetties over transport channels that all Jetties of two
-//! hosts share.
+//! URMA, the transport of the Unified Bus, as state machines: transactions of Jetties over transport channels that all
+//! Jetties of two hosts share.
 //!
-//! Calls drive an [`UrmaNode`]: posts, packets ([`UrmaNode::on_packet`]), turns to send ([`UrmaNode::poll_tx`]) and timers. Each call
-//! gets the time, the memory and a receiver of reports ([`UrmaEnv`]). There is no I/O, clock, thread or global. Tables grow to what is
-//! in use and are bounded; nothing panics on any packet. `docs/urma.md` has formats, rules, and what is not there.
+//! Calls drive an [`UrmaNode`]: posts, packets ([`UrmaNode::on_packet`]), turns to send ([`UrmaNode::poll_tx`]) and timers.
+//! Each call gets the time, the memory and a receiver of reports ([`UrmaEnv`]). There is no I/O, clock, thread or global.
+//! Tables grow to what is in use and are bounded; nothing panics on any packet. `docs/urma.md` has formats, rules, and what
+//! is not there.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -49,8 +50,8 @@ mod tx_window;
 
 pub use api::{
     CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, JfsWr, LocalRange,
-    LossRecovery, MemoryGone, NodeConfig, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment, SegmentConfig, TransMode,
-    URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
+    LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment, SegmentConfig, TransMode, URMA_INLINE_MAX,
+    URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
 };
 pub use node::{NodeState, UrmaNode};
 pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};

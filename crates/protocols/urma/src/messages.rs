@@ -1,13 +1,14 @@
 //! Requests of peers before they are executed: messages of several packets, and those that wait for their turn.
 //!
-//! A packet says where its payload belongs. If it is the message's turn, the payload is placed at once, in whatever order the packets
-//! come; only the last packet waits for the others, because programs poll the last byte of a WRITE. Otherwise the payload waits in the
-//! reorder buffer. If that is full, the message is refused by RNR and sent again; it never blocks the channel.
+//! A packet says where its payload belongs. If it is the message's turn, the payload is placed at once, in whatever order the
+//! packets come; only the last packet waits for the others, because programs poll the last byte of a WRITE. Otherwise the
+//! payload waits in the reorder buffer. If that is full, the message is refused by RNR and sent again; it never blocks the
+//! channel.
 
 use crate::api::{LossRecovery, UrmaEnv};
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::{Inbound, InboundPhase, MessageOrigin, Refusal};
+use crate::records::{Inbound, InboundPhase, MessageOrigin, UrmaRefusal};
 use crate::sequence::OrderVerdict;
 use crate::target::is_fusable;
 use crate::tx_window::TxOwner;
@@ -18,10 +19,10 @@ use burst_ubwire::{OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode};
 const FULL_TIMER: u8 = 3;
 /// Responses of a channel that wait at most, if requests are refused without a record.
 const BUSY_MAX: usize = 4096;
-const FULL: Refusal = Refusal::rnr(FULL_TIMER, Reason::UbOrderBufferFull);
+const FULL: UrmaRefusal = UrmaRefusal::rnr(FULL_TIMER, Reason::UbOrderBufferFull);
 
 /// What became of a packet of a request.
-enum Taken {
+enum RequestTaken {
     /// There is no room: it counts as not received.
     No,
     /// Its message has been answered.
@@ -73,9 +74,9 @@ impl UrmaNode {
             return false;
         }
         match self.take_request(env, &origin, rtph, payload) {
-            Taken::No => return false,
-            Taken::Done => {}
-            Taken::Stored(at) => {
+            RequestTaken::No => return false,
+            RequestTaken::Done => {}
+            RequestTaken::Stored(at) => {
                 // A ROL request whose last packet has arrived and that is not executed: the packet is not acknowledged yet.
                 if let (true, true, Some(channel)) =
                     (is_fused, self.inbound.get(at).is_some(), self.channels.get_mut(origin.channel))
@@ -86,14 +87,20 @@ impl UrmaNode {
         }
         true
     }
-    fn take_request(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, rtph: &Rtph, payload: &[u8]) -> Taken {
+    fn take_request(
+        &mut self,
+        env: &mut UrmaEnv<'_>,
+        origin: &MessageOrigin,
+        rtph: &Rtph,
+        payload: &[u8],
+    ) -> RequestTaken {
         let key = (origin.channel.index(), rtph.tpmsn);
         if let Some(&at) = self.inbound_keys.get(&key) {
             let is_taken = self.continue_message(env, at, origin, rtph, payload);
-            return if is_taken { Taken::Stored(at) } else { Taken::No };
+            return if is_taken { RequestTaken::Stored(at) } else { RequestTaken::No };
         }
-        // Each record will need a response, and so does this request. A ROL request needs one only if it is refused; those are limited by
-        // the PSNs that a channel withholds.
+        // Each record will need a response, and so does this request. A ROL request needs one only if it is refused; those
+        // are limited by the PSNs that a channel withholds.
         let is_full = self.responses.len() + self.inbound.len() >= self.config.responses_max;
         if is_full && !is_fused(origin) {
             return self.no_room(env, origin, rtph);
@@ -103,30 +110,30 @@ impl UrmaNode {
         match turn {
             Turn::Now if is_whole => {
                 self.execute_whole(env, *origin, payload);
-                return Taken::Done;
+                return RequestTaken::Done;
             }
             Turn::Never if is_whole => {
-                self.refuse(env, origin, Refusal::error(Refusal::OPERATION, Reason::UbRefused));
-                return Taken::Done;
+                self.refuse(env, origin, UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused));
+                return RequestTaken::Done;
             }
             Turn::Later(..) if is_whole && origin.request.base.poison => {
                 // Given up by its sender: nothing waits for it any more.
-                self.refuse(env, origin, Refusal::error(Refusal::POISON, Reason::UbPoisoned));
-                return Taken::Done;
+                self.refuse(env, origin, UrmaRefusal::error(UrmaRefusal::POISON, Reason::UbPoisoned));
+                return RequestTaken::Done;
             }
             _ => {}
         }
         let is_waiting = matches!(turn, Turn::Later(..));
         if is_waiting && is_whole && self.inbound.len() * 2 >= self.config.inbound_max {
             self.refuse(env, origin, FULL);
-            return Taken::Done;
+            return RequestTaken::Done;
         }
         if !self.inbound.has_room() || self.is_refused_rest(origin) {
             return self.no_room(env, origin, rtph);
         }
         let phase = self.first_phase(env, origin, &turn);
         let message = Inbound { origin: *origin, tpmsn: rtph.tpmsn, phase, received: 0, total: None, held: None };
-        let Ok(at) = self.inbound.insert(message) else { return Taken::No };
+        let Ok(at) = self.inbound.insert(message) else { return RequestTaken::No };
         if let (Turn::Later(context, number), InboundPhase::Waiting) = (&turn, phase)
             && let Some(context) = self.contexts.get_mut(*context)
         {
@@ -134,20 +141,20 @@ impl UrmaNode {
         }
         self.inbound_keys.insert(key, at);
         if self.continue_message(env, at, origin, rtph, payload) {
-            return Taken::Stored(at);
+            return RequestTaken::Stored(at);
         }
         // Not even begun: a receive that was taken goes back.
         self.inbound_keys.remove(&key);
         self.drop_inbound(at);
-        Taken::No
+        RequestTaken::No
     }
-    /// There is no record for a message. With selective repeat the packet counts as not received, and others pass it. With go-back-N that
-    /// would stop all that is behind it, the peer's responses too: the message is refused by RNR.
-    fn no_room(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, rtph: &Rtph) -> Taken {
+    /// There is no record for a message. With selective repeat the packet counts as not received, and others pass it. With
+    /// go-back-N that would stop all that is behind it, the peer's responses too: the message is refused by RNR.
+    fn no_room(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, rtph: &Rtph) -> RequestTaken {
         let base = &origin.request.base;
-        let Some(channel) = self.channels.get_mut(origin.channel) else { return Taken::No };
+        let Some(channel) = self.channels.get_mut(origin.channel) else { return RequestTaken::No };
         if self.config.recovery == LossRecovery::Selective || channel.answers.len() >= BUSY_MAX {
-            return Taken::No;
+            return RequestTaken::No;
         }
         if rtph.last && is_fused(origin) {
             self.refuse(env, origin, FULL);
@@ -156,7 +163,7 @@ impl UrmaNode {
             let owner = TxOwner::Busy { rc_id: base.rc_id, tassn: base.tassn, mode: base.mode };
             self.enqueue(origin.channel, owner);
         }
-        Taken::Done
+        RequestTaken::Done
     }
     /// With go-back-N: a packet of a message whose first packet found no room.
     fn is_refused_rest(&self, origin: &MessageOrigin) -> bool {
@@ -166,13 +173,13 @@ impl UrmaNode {
         match turn {
             Turn::Later(..) if self.inbound.len() * 2 >= self.config.inbound_max => InboundPhase::Refused(FULL),
             Turn::Later(..) => InboundPhase::Waiting,
-            Turn::Never => InboundPhase::Refused(Refusal::error(Refusal::OPERATION, Reason::UbRefused)),
+            Turn::Never => InboundPhase::Refused(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused)),
             Turn::Now => self.begin(env, origin),
         }
     }
     fn begin(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> InboundPhase {
         if !is_fusable(origin.request.base.opcode) {
-            return InboundPhase::Refused(Refusal::error(Refusal::LENGTH, Reason::UbLength));
+            return InboundPhase::Refused(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
         }
         match self.place_of(env, origin) {
             Ok(placement) => InboundPhase::Placing(placement),
@@ -235,12 +242,12 @@ impl UrmaNode {
             if let InboundPhase::Placing(placement) = message.phase {
                 self.fail_receive(env, &placement);
             }
-            self.set_refused(at, Refusal::error(Refusal::POISON, Reason::UbPoisoned));
+            self.set_refused(at, UrmaRefusal::error(UrmaRefusal::POISON, Reason::UbPoisoned));
         }
         self.check_complete(env, at);
         true
     }
-    fn set_refused(&mut self, at: PoolRef, refusal: Refusal) {
+    fn set_refused(&mut self, at: PoolRef, refusal: UrmaRefusal) {
         if let Some(message) = self.inbound.get_mut(at) {
             message.phase = InboundPhase::Refused(refusal);
             self.buffer.drop_list(&mut message.held);
@@ -256,7 +263,7 @@ impl UrmaNode {
             InboundPhase::Placing(placement) => {
                 let is_whole = origin.request.memory.is_none_or(|memory| memory.len == total);
                 let mut outcome =
-                    if is_whole { Ok(()) } else { Err(Refusal::error(Refusal::LENGTH, Reason::UbLength)) };
+                    if is_whole { Ok(()) } else { Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength)) };
                 if outcome.is_ok() {
                     outcome = self.place_held(env, at, &placement);
                 }
@@ -281,7 +288,7 @@ impl UrmaNode {
         env: &mut UrmaEnv<'_>,
         at: PoolRef,
         placement: &crate::records::Placement,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), UrmaRefusal> {
         let Some(mut held) = self.inbound.get_mut(at).and_then(|message| message.held.take()).map(Some) else {
             return Ok(());
         };
@@ -366,7 +373,7 @@ impl UrmaNode {
         env: &mut UrmaEnv<'_>,
         at: PoolRef,
         placement: &crate::records::Placement,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), UrmaRefusal> {
         let Some(message) = self.inbound.get_mut(at) else { return Ok(()) };
         let (mut held, total) = (message.held.take(), message.total);
         let mut kept: Option<(u32, Vec<u8>)> = None;

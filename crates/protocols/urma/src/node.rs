@@ -1,11 +1,11 @@
 //! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
 
 use crate::api::{
-    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, NodeConfig,
-    RemoteJetty, RemoteSegment, SegmentConfig, TransMode, UrmaEffects, UrmaError, UrmaEvent,
+    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty,
+    RemoteSegment, SegmentConfig, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
 };
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
-use crate::pool::{Pool, PoolRef};
+use crate::pool::{PoolRef, UrmaPool};
 use crate::queues::{Drain, JETTY_BYTES, Jetty, Jfc, Jfr, StreamState};
 use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
 use crate::rx_window::WITHHELD_MAX;
@@ -48,25 +48,25 @@ impl Ord for TimerEntry {
 
 /// One host's URMA.
 pub struct UrmaNode {
-    pub(crate) config: NodeConfig,
+    pub(crate) config: UrmaConfig,
     pub(crate) rng: Rng,
     pub(crate) incarnations: u64,
-    pub(crate) jfcs: Pool<Jfc>,
-    pub(crate) jfrs: Pool<Jfr>,
-    pub(crate) jetties: Pool<Jetty>,
+    pub(crate) jfcs: UrmaPool<Jfc>,
+    pub(crate) jfrs: UrmaPool<Jfr>,
+    pub(crate) jetties: UrmaPool<Jetty>,
     pub(crate) segments: SegmentTable,
-    pub(crate) remote_segments: Pool<RemoteSegment>,
-    pub(crate) remote_jetties: Pool<RemoteJetty>,
-    pub(crate) requests: Pool<SendRecord>,
-    pub(crate) inbound: Pool<Inbound>,
+    pub(crate) remote_segments: UrmaPool<RemoteSegment>,
+    pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
+    pub(crate) requests: UrmaPool<SendRecord>,
+    pub(crate) inbound: UrmaPool<Inbound>,
     /// Incomplete messages by channel and TPMSN.
     pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef>,
-    pub(crate) responses: Pool<ResponseRecord>,
-    pub(crate) contexts: Pool<SequenceContext>,
+    pub(crate) responses: UrmaPool<ResponseRecord>,
+    pub(crate) contexts: UrmaPool<SequenceContext>,
     /// Contexts in which a request was executed, so that others may follow.
     pub(crate) moved_contexts: Vec<PoolRef>,
     pub(crate) buffer: ReorderBuffer,
-    pub(crate) channels: Pool<TpChannel>,
+    pub(crate) channels: UrmaPool<TpChannel>,
     pub(crate) by_peer: BTreeMap<Cna, PoolRef>,
     /// Channels that may have something to send.
     pub(crate) active: VecDeque<PoolRef>,
@@ -106,29 +106,29 @@ pub struct NodeState {
 
 impl UrmaNode {
     /// A node without objects.
-    pub fn new(config: NodeConfig) -> Self {
+    pub fn new(config: UrmaConfig) -> Self {
         // Messages that wait leave room for those that they wait for, and for all their responses.
         let inbound_max = config.inbound_max.max(2);
         let responses_max = config.responses_max.max(inbound_max + 4);
-        let config = NodeConfig { mtu: config.mtu.clamp(256, 8192), inbound_max, responses_max, ..config };
+        let config = UrmaConfig { mtu: config.mtu.clamp(256, 8192), inbound_max, responses_max, ..config };
         UrmaNode {
             rng: Rng::new(config.seed),
             incarnations: config.incarnation,
-            jfcs: Pool::new(OBJECTS_MAX),
-            jfrs: Pool::new(OBJECTS_MAX),
-            jetties: Pool::new(OBJECTS_MAX),
+            jfcs: UrmaPool::new(OBJECTS_MAX),
+            jfrs: UrmaPool::new(OBJECTS_MAX),
+            jetties: UrmaPool::new(OBJECTS_MAX),
             segments: SegmentTable::new(),
-            remote_segments: Pool::new(OBJECTS_MAX),
-            remote_jetties: Pool::new(OBJECTS_MAX),
-            requests: Pool::new(config.requests_max),
-            inbound: Pool::new(config.inbound_max),
+            remote_segments: UrmaPool::new(OBJECTS_MAX),
+            remote_jetties: UrmaPool::new(OBJECTS_MAX),
+            requests: UrmaPool::new(config.requests_max),
+            inbound: UrmaPool::new(config.inbound_max),
             inbound_keys: HashMap::new(),
             // Beyond `responses_max` only refusals of ROL requests, for each of which a PSN is withheld.
-            responses: Pool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
-            contexts: Pool::new(config.contexts_max.min(1 << 16)),
+            responses: UrmaPool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
+            contexts: UrmaPool::new(config.contexts_max.min(1 << 16)),
             moved_contexts: Vec::new(),
             buffer: ReorderBuffer::new(config.mtu, config.reorder_packets),
-            channels: Pool::new(config.channels_max.min(1 << 16)),
+            channels: UrmaPool::new(config.channels_max.min(1 << 16)),
             by_peer: BTreeMap::new(),
             active: VecDeque::new(),
             unreliable: VecDeque::new(),

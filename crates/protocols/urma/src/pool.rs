@@ -1,7 +1,7 @@
 //! Records behind references with a generation: a reference to a record that was freed finds nothing, even if its place is used
 //! again. A pool grows by doubling up to its limit, and gives its memory back when it is empty and large.
 
-/// Reference to a record of a [`Pool`].
+/// Reference to a record of a [`UrmaPool`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolRef {
     index: u32,
@@ -20,15 +20,15 @@ impl PoolRef {
 }
 
 #[derive(Debug)]
-struct Place<T> {
+struct UrmaPlace<T> {
     generation: u32,
     value: Option<T>,
 }
 
 /// Records of one type.
 #[derive(Debug)]
-pub(crate) struct Pool<T> {
-    places: Vec<Place<T>>,
+pub(crate) struct UrmaPool<T> {
+    places: Vec<UrmaPlace<T>>,
     free: Vec<u32>,
     limit: usize,
     used: usize,
@@ -39,10 +39,10 @@ pub(crate) struct Pool<T> {
 /// Empty pools with more places than this give their memory back.
 const KEEP: usize = 64;
 
-impl<T> Pool<T> {
+impl<T> UrmaPool<T> {
     /// An empty pool for at most `limit` records.
     pub(crate) fn new(limit: usize) -> Self {
-        Pool { places: Vec::new(), free: Vec::new(), limit, used: 0, first_generation: 0 }
+        UrmaPool { places: Vec::new(), free: Vec::new(), limit, used: 0, first_generation: 0 }
     }
     /// Records in use.
     pub(crate) fn len(&self) -> usize {
@@ -61,7 +61,7 @@ impl<T> Pool<T> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                self.places.push(Place { generation: self.first_generation, value: None });
+                self.places.push(UrmaPlace { generation: self.first_generation, value: None });
                 (self.places.len() - 1) as u32
             }
         };
@@ -113,7 +113,7 @@ impl<T> Pool<T> {
     }
     /// Bytes on the heap, records' own heap not counted.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.places.capacity() * size_of::<Place<T>>() + self.free.capacity() * 4
+        self.places.capacity() * size_of::<UrmaPlace<T>>() + self.free.capacity() * 4
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_reference_to_a_freed_record_finds_nothing() {
-        let mut pool = Pool::new(2);
+        let mut pool = UrmaPool::new(2);
         let a = pool.insert(1).expect("room");
         let b = pool.insert(2).expect("room");
         assert_eq!((pool.insert(3), pool.get(b)), (Err(3), Some(&2)));
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn an_old_reference_finds_nothing_after_the_memory_was_given_back() {
-        let mut pool = Pool::new(1000);
+        let mut pool = UrmaPool::new(1000);
         let refs: Vec<PoolRef> = (0..500).map(|i| pool.insert(i).expect("room")).collect();
         assert!(pool.heap_bytes() > 0);
         for r in &refs {

@@ -11,7 +11,7 @@ use crate::records::{RequestPhase, SendRecord};
 use burst_ubwire::{Cna, Maetah, Mtetah, OrderTag, ServiceMode, TaOpcode};
 
 /// What a request reaches.
-struct Reach {
+struct RequestReach {
     dest: Cna,
     target: Option<Mtetah>,
     token: Option<u32>,
@@ -85,7 +85,7 @@ impl UrmaNode {
             }
         }
     }
-    fn reach(&self, jetty: &Jetty, wr: &JfsWr) -> Result<Reach, UrmaError> {
+    fn reach(&self, jetty: &Jetty, wr: &JfsWr) -> Result<RequestReach, UrmaError> {
         let remote: Option<RemoteJetty> = match jetty.config.mode {
             TransMode::Rc => Some(jetty.bound.ok_or(UrmaError::State)?),
             _ => match wr.target {
@@ -109,14 +109,14 @@ impl UrmaNode {
         }
         if !wr.opcode.has_memory() {
             let remote = remote.ok_or(UrmaError::Value)?;
-            return Ok(Reach { dest: remote.cna, target, token: remote.token, memory: None });
+            return Ok(RequestReach { dest: remote.cna, target, token: remote.token, memory: None });
         }
         let segment = segment.ok_or(UrmaError::Value)?;
         if remote.is_some_and(|remote| remote.cna != segment.cna) {
             return Err(UrmaError::Value);
         }
         let memory = Maetah { addr: wr.remote_addr, token_id: segment.token_id, len: wr.data.len() };
-        Ok(Reach { dest: segment.cna, target, token: segment.token, memory: Some(memory) })
+        Ok(RequestReach { dest: segment.cna, target, token: segment.token, memory: Some(memory) })
     }
     /// Adds a request to the end of its Jetty's list.
     fn link(&mut self, jetty: PoolRef, request: SendRecord) -> Result<PoolRef, UrmaError> {
@@ -174,7 +174,7 @@ impl UrmaNode {
     }
 }
 
-fn new_request(jetty: PoolRef, tassn: u16, wr: &JfsWr, reach: Reach) -> SendRecord {
+fn new_request(jetty: PoolRef, tassn: u16, wr: &JfsWr, reach: RequestReach) -> SendRecord {
     let operands = if wr.opcode == TaOpcode::Cas { [wr.operand, wr.swap] } else { [wr.operand, 0] };
     SendRecord {
         jetty,

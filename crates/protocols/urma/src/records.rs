@@ -100,23 +100,23 @@ pub(crate) struct Placement {
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct UrmaRefusal {
     pub(crate) status: UbStatus,
     pub(crate) reason: Reason,
 }
 
-impl Refusal {
+impl UrmaRefusal {
     pub(crate) const UNSUPPORTED: u8 = 1;
     pub(crate) const OPERATION: u8 = 2;
     pub(crate) const ACCESS: u8 = 3;
     pub(crate) const LENGTH: u8 = 4;
     pub(crate) const POISON: u8 = 5;
 
-    pub(crate) const fn error(info: u8, reason: Reason) -> Refusal {
-        Refusal { status: UbStatus { status: UbStatus::ERROR, info }, reason }
+    pub(crate) const fn error(info: u8, reason: Reason) -> UrmaRefusal {
+        UrmaRefusal { status: UbStatus { status: UbStatus::ERROR, info }, reason }
     }
-    pub(crate) const fn rnr(timer: u8, reason: Reason) -> Refusal {
-        Refusal { status: UbStatus { status: UbStatus::RNR, info: timer }, reason }
+    pub(crate) const fn rnr(timer: u8, reason: Reason) -> UrmaRefusal {
+        UrmaRefusal { status: UbStatus { status: UbStatus::RNR, info: timer }, reason }
     }
     pub(crate) const fn is_final(&self) -> bool {
         self.status.status != UbStatus::RNR
@@ -131,7 +131,7 @@ pub(crate) enum InboundPhase {
     /// Payload goes to its place.
     Placing(Placement),
     /// It is refused when it is complete.
-    Refused(Refusal),
+    Refused(UrmaRefusal),
 }
 
 /// A message of a peer that is incomplete or waits.

@@ -1,8 +1,9 @@
 //! The receiving half of a channel: which PSNs have arrived, and what the next acknowledgement says.
 //!
-//! A packet is delivered once, whenever it arrives; packets say where their payload belongs, so that none waits for an earlier one here. With
-//! go-back-N only the expected PSN is accepted. Acknowledgements do not pass a *withheld* PSN: the last packet of a
-//! ROL request that is not executed yet, because there a transport acknowledgement is the transaction's, too.
+//! A packet is delivered once, whenever it arrives; packets say where their payload belongs, so that none waits for an
+//! earlier one here. With go-back-N only the expected PSN is accepted. Acknowledgements do not pass a *withheld* PSN: the
+//! last packet of a ROL request that is not executed yet, because there a transport acknowledgement is the transaction's,
+//! too.
 
 use crate::pool::PoolRef;
 use burst_base::Psn;

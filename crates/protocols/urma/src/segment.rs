@@ -1,7 +1,7 @@
 //! Registered segments: token, range and right are checked on every access.
 
 use crate::api::{SegmentConfig, access};
-use crate::pool::Pool;
+use crate::pool::UrmaPool;
 use burst_base::Reason;
 
 /// Segments that a node may have: their number must fit into 16 bits of the token id; 4 bits are a generation.
@@ -10,13 +10,13 @@ pub(crate) const SEGMENTS_MAX: usize = 1 << 16;
 /// The registered segments of a node.
 #[derive(Debug)]
 pub(crate) struct SegmentTable {
-    segments: Pool<(u32, SegmentConfig)>,
+    segments: UrmaPool<(u32, SegmentConfig)>,
     generation: u32,
 }
 
 impl SegmentTable {
     pub(crate) fn new() -> Self {
-        SegmentTable { segments: Pool::new(SEGMENTS_MAX), generation: 0 }
+        SegmentTable { segments: UrmaPool::new(SEGMENTS_MAX), generation: 0 }
     }
     /// Registers a segment and returns its token id. `None` if the table is full, or the segment ends behind the address space.
     pub(crate) fn insert(&mut self, config: SegmentConfig) -> Option<u32> {

@@ -1,8 +1,8 @@
 //! Order of requests at the target (service modes ROT and ROL): which requests of a sequence context have been executed.
 //!
-//! Requests of a context are numbered. A request with the tag SO may execute when all with smaller numbers have been executed; RO and
-//! NO may execute at once. Burst numbers only requests whose order matters, so that a NO request which is lost delays nothing. A dialect
-//! without numbers may use TASSNs: then NO requests count as executed when they arrive.
+//! Requests of a context are numbered. A request with the tag SO may execute when all with smaller numbers have been
+//! executed; RO and NO may execute at once. Burst numbers only requests whose order matters, so that a NO request which is
+//! lost delays nothing. A dialect without numbers may use TASSNs: then NO requests count as executed when they arrive.
 
 use crate::pool::PoolRef;
 use burst_ubwire::OrderTag;

@@ -1,5 +1,5 @@
-//! Execution of peers' requests: checks of target, token, range and right, then memory, receives and answers. Each refusal answers one
-//! request and touches nothing else.
+//! Execution of peers' requests: checks of target, token, range and right, then memory, receives and answers. Each refusal
+//! answers one request and touches nothing else.
 
 use crate::api::{
     CompletionRecord, CrStatus, JettyState, JfrState, LossRecovery, TransMode, UrmaEnv, UrmaEvent, access,
@@ -7,7 +7,7 @@ use crate::api::{
 use crate::channel::FusedAck;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::{MessageOrigin, Placement, Refusal, ResponseKind, ResponseRecord};
+use crate::records::{MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
 use crate::segment::PeerAccess;
 use crate::sequence::{OrderTracker, SequenceContext};
 use crate::tx_window::TxOwner;
@@ -19,7 +19,7 @@ impl UrmaNode {
     pub(crate) fn execute_whole(&mut self, env: &mut UrmaEnv<'_>, origin: MessageOrigin, payload: &[u8]) {
         let base = &origin.request.base;
         let outcome = if base.poison {
-            Err(Refusal::error(Refusal::POISON, Reason::UbPoisoned))
+            Err(UrmaRefusal::error(UrmaRefusal::POISON, Reason::UbPoisoned))
         } else if base.opcode == TaOpcode::Read {
             self.execute_read(env, &origin)
         } else if base.opcode.is_atomic() {
@@ -36,9 +36,9 @@ impl UrmaNode {
         env: &mut UrmaEnv<'_>,
         origin: &MessageOrigin,
         payload: &[u8],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), UrmaRefusal> {
         if origin.request.memory.is_some_and(|memory| memory.len as usize != payload.len()) {
-            return Err(Refusal::error(Refusal::LENGTH, Reason::UbLength));
+            return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
         }
         let placement = self.place_of(env, origin)?;
         let is_fit = self.put_payload(env, &placement, 0, payload);
@@ -52,7 +52,7 @@ impl UrmaNode {
         Ok(())
     }
     /// Where the payload of a SEND or WRITE goes. Takes a receive if one is used.
-    pub(crate) fn place_of(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<Placement, Refusal> {
+    pub(crate) fn place_of(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<Placement, UrmaRefusal> {
         let request = &origin.request;
         let opcode = request.base.opcode;
         let mut placement = Placement { token_id: 0, addr: 0, limit: 0, jfr: None, receive: None, local_id: 0 };
@@ -68,9 +68,10 @@ impl UrmaNode {
         if opcode == TaOpcode::WriteNotify {
             return Ok(placement);
         }
-        let queue = self.jfrs.get_mut(jfr).ok_or(Refusal::error(Refusal::OPERATION, Reason::UbUnknownTarget))?;
+        let queue =
+            self.jfrs.get_mut(jfr).ok_or(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget))?;
         let timer = queue.config.rnr_timer;
-        let receive = queue.receives.pop_front().ok_or(Refusal::rnr(timer, Reason::UbNotReady))?;
+        let receive = queue.receives.pop_front().ok_or(UrmaRefusal::rnr(timer, Reason::UbNotReady))?;
         if queue.receives.len() < usize::from(queue.config.limit) && !queue.is_limit_told {
             queue.is_limit_told = true;
             env.fx.event(UrmaEvent::JfrLimit(jfr.index() + crate::api::JETTY_ID_FIRST));
@@ -89,11 +90,11 @@ impl UrmaNode {
         placement: &Placement,
         offset: u32,
         payload: &[u8],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), UrmaRefusal> {
         if u64::from(offset) + payload.len() as u64 > u64::from(placement.limit) {
-            return Err(Refusal::error(Refusal::LENGTH, Reason::UbTooLong));
+            return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbTooLong));
         }
-        let gone = Refusal::error(Refusal::OPERATION, Reason::UbAccess);
+        let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
         if payload.is_empty() {
             return Ok(());
         }
@@ -105,8 +106,8 @@ impl UrmaNode {
         env.mem.write(addr, payload).map_err(|_| gone)
     }
     /// The segment of a request, checked.
-    fn check_memory(&self, origin: &MessageOrigin, right: u8) -> Result<Maetah, Refusal> {
-        let missing = Refusal::error(Refusal::UNSUPPORTED, Reason::UbRefused);
+    fn check_memory(&self, origin: &MessageOrigin, right: u8) -> Result<Maetah, UrmaRefusal> {
+        let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
         let memory = origin.request.memory.ok_or(missing)?;
         let wanted = PeerAccess {
             token_id: memory.token_id,
@@ -115,13 +116,13 @@ impl UrmaNode {
             len: memory.len,
             right,
         };
-        self.segments.check(wanted).map_err(|reason| Refusal::error(Refusal::ACCESS, reason))?;
+        self.segments.check(wanted).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
         Ok(memory)
     }
     /// The receive queue of the Jetty or JFR that a request names: its number, and the queue.
-    fn check_target(&self, origin: &MessageOrigin) -> Result<(u32, PoolRef), Refusal> {
-        let unknown = Refusal::error(Refusal::OPERATION, Reason::UbUnknownTarget);
-        let refused = Refusal::error(Refusal::OPERATION, Reason::UbRefused);
+    fn check_target(&self, origin: &MessageOrigin) -> Result<(u32, PoolRef), UrmaRefusal> {
+        let unknown = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget);
+        let refused = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused);
         let target = origin.request.target.ok_or(unknown)?;
         let (jfr, token) = match target.kind {
             Mtetah::JFR => (target.id, None),
@@ -143,16 +144,16 @@ impl UrmaNode {
                 }
                 (jetty.config.jfr.ok_or(unknown)?, jetty.config.token)
             }
-            _ => return Err(Refusal::error(Refusal::UNSUPPORTED, Reason::UbUnknownTarget)),
+            _ => return Err(UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbUnknownTarget)),
         };
         let at = self.jfr_ref(jfr).ok_or(unknown)?;
         let queue = self.jfrs.get(at).filter(|queue| queue.state == JfrState::Ready).ok_or(unknown)?;
         let needed = if target.kind == Mtetah::JFR { queue.config.token } else { token };
         // A WRITE with notification carries the token of the segment, which was checked.
         let is_shown = needed.is_none() || origin.request.base.opcode.has_memory() || origin.request.token == needed;
-        if is_shown { Ok((target.id, at)) } else { Err(Refusal::error(Refusal::ACCESS, Reason::UbToken)) }
+        if is_shown { Ok((target.id, at)) } else { Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbToken)) }
     }
-    fn execute_read(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), Refusal> {
+    fn execute_read(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
         let memory = self.check_memory(origin, access::READ)?;
         let granted = self.grant(env, origin);
         let kind = ResponseKind::Read { addr: memory.addr, len: memory.len, token_id: memory.token_id, granted };
@@ -161,10 +162,10 @@ impl UrmaNode {
         self.respond(origin, kind, context);
         Ok(())
     }
-    fn execute_atomic(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), Refusal> {
+    fn execute_atomic(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
         let memory = self.check_memory(origin, access::ATOMIC)?;
         if memory.len != 8 || !memory.addr.is_multiple_of(8) {
-            return Err(Refusal::error(Refusal::LENGTH, Reason::MisalignedAtomic));
+            return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::MisalignedAtomic));
         }
         let [a, b] = origin.request.operands;
         let opcode = origin.request.base.opcode;
@@ -184,7 +185,7 @@ impl UrmaNode {
             TaOpcode::FetchXor => old ^ a,
             _ => old,
         };
-        let gone = Refusal::error(Refusal::OPERATION, Reason::UbAccess);
+        let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
         let value = env.mem.update(memory.addr, &change).map_err(|_| gone)?;
         let granted = self.grant(env, origin);
         self.executed(env, origin, granted);
@@ -249,7 +250,7 @@ impl UrmaNode {
         self.complete(jfc, record, env.fx);
     }
     /// Answers a request by a refusal.
-    pub(crate) fn refuse(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, refusal: Refusal) {
+    pub(crate) fn refuse(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, refusal: UrmaRefusal) {
         env.fx.count(refusal.reason);
         let base = &origin.request.base;
         if base.mode == ServiceMode::Uno {

@@ -87,8 +87,8 @@ impl UrmaNode {
         let (channel, attempt) = (request.channel, request.attempt);
         self.enqueue(channel, TxOwner::Request(at, attempt));
     }
-    /// Ends the channel to a peer as if it had failed: all requests to it end with [`CrStatus::AckTimeout`]. For a peer that acknowledges
-    /// packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
+    /// Ends the channel to a peer as if it had failed: all requests to it end with [`CrStatus::AckTimeout`]. For a peer that
+    /// acknowledges packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
     pub fn end_channel(&mut self, peer: Cna, env: &mut UrmaEnv<'_>) {
         if let Some(&at) = self.by_peer.get(&peer) {
             self.fail_channel(at, env);

@@ -228,13 +228,13 @@ impl UrmaNode {
         let mut head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta: Some(ta) };
         let mut at = head.emit(&Dialect::BURST, out);
         let is_read = match source {
-            Source::Nothing => return Some(UrmaTransmit { dest, len: at }),
-            Source::Data(data) => self.gather(&data, packet.offset, &mut out[at..at + len], env),
-            Source::Segment { token_id, addr } => {
+            PayloadSource::Nothing => return Some(UrmaTransmit { dest, len: at }),
+            PayloadSource::Data(data) => self.gather(&data, packet.offset, &mut out[at..at + len], env),
+            PayloadSource::Segment { token_id, addr } => {
                 self.segments.is_local(token_id, addr, u32::from(packet.len))
                     && env.mem.read(addr, &mut out[at..at + len]).is_ok()
             }
-            Source::Value(value) => {
+            PayloadSource::Value(value) => {
                 out[at..at + 8].copy_from_slice(&value.to_be_bytes());
                 true
             }
@@ -252,12 +252,13 @@ impl UrmaNode {
         Some(UrmaTransmit { dest, len: at + len })
     }
     /// Transaction header and source of the payload.
-    fn transaction(&self, packet: &TxPacket) -> (TaHeader, Source) {
+    fn transaction(&self, packet: &TxPacket) -> (TaHeader, PayloadSource) {
         match packet.owner {
             TxOwner::Request(at, attempt) => {
                 let Some(request) = self.requests.get(at).filter(|r| r.attempt == attempt) else { return filler() };
                 let header = self.request_header(request, packet.offset, request.order_number.is_some());
-                let source = if request.payload_len() == 0 { Source::Nothing } else { Source::Data(request.data) };
+                let source =
+                    if request.payload_len() == 0 { PayloadSource::Nothing } else { PayloadSource::Data(request.data) };
                 (TaHeader::Request(header), source)
             }
             TxOwner::Response(at) => {
@@ -267,7 +268,7 @@ impl UrmaNode {
             TxOwner::Busy { rc_id, tassn, mode } => {
                 let status = UbStatus { status: UbStatus::RNR, info: BUSY_TIMER };
                 let atah = Atah { status, mode, ..Atah::new(TaOpcode::TaAck, tassn, rc_id) };
-                (TaHeader::Response(atah), Source::Nothing)
+                (TaHeader::Response(atah), PayloadSource::Nothing)
             }
         }
     }
@@ -376,7 +377,7 @@ impl UrmaNode {
 }
 
 /// Where a packet's payload comes from.
-enum Source {
+enum PayloadSource {
     Nothing,
     Data(WrData),
     Segment { token_id: u32, addr: u64 },
@@ -384,11 +385,11 @@ enum Source {
 }
 
 /// What fills a PSN whose message has an outcome already: an acknowledgement of nothing.
-fn filler() -> (TaHeader, Source) {
-    (TaHeader::Response(Atah::new(TaOpcode::TaAck, 0, 0)), Source::Nothing)
+fn filler() -> (TaHeader, PayloadSource) {
+    (TaHeader::Response(Atah::new(TaOpcode::TaAck, 0, 0)), PayloadSource::Nothing)
 }
 
-fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, Source) {
+fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, PayloadSource) {
     let base = |opcode| Atah { mode: response.mode, ..Atah::new(opcode, response.tassn, response.rc_id) };
     let grant =
         |atah: Atah, granted: Option<u16>| Atah { granted: granted.is_some(), context: granted.unwrap_or(0), ..atah };
@@ -396,21 +397,24 @@ fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, Source)
         ResponseKind::Ack { status, also, granted } => {
             let info = if status.status == UbStatus::OK { also } else { status.info };
             let atah = Atah { status: UbStatus { info, ..status }, ..base(TaOpcode::TaAck) };
-            (TaHeader::Response(grant(atah, granted)), Source::Nothing)
+            (TaHeader::Response(grant(atah, granted)), PayloadSource::Nothing)
         }
         ResponseKind::Read { addr, token_id, granted, len } => {
             let atah = Atah { offset, ..base(TaOpcode::ReadResponse) };
-            let source =
-                if len == 0 { Source::Nothing } else { Source::Segment { token_id, addr: addr + u64::from(offset) } };
+            let source = if len == 0 {
+                PayloadSource::Nothing
+            } else {
+                PayloadSource::Segment { token_id, addr: addr + u64::from(offset) }
+            };
             (TaHeader::Response(grant(atah, granted)), source)
         }
         ResponseKind::Atomic { value, granted } => {
-            (TaHeader::Response(grant(base(TaOpcode::AtomicResponse), granted)), Source::Value(value))
+            (TaHeader::Response(grant(base(TaOpcode::AtomicResponse), granted)), PayloadSource::Value(value))
         }
         ResponseKind::Disconnect { context } => {
             let base =
                 Btah { context, rc_type: RC_TYPE_CONTEXT, ..Btah::new(TaOpcode::DisconnectContext, 0, response.rc_id) };
-            (TaHeader::Request(TaRequest::new(base)), Source::Nothing)
+            (TaHeader::Request(TaRequest::new(base)), PayloadSource::Nothing)
         }
     }
 }

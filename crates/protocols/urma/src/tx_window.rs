@@ -1,12 +1,13 @@
 //! The sending half of a channel: PSNs, packets in flight, selective repeat with MarkPSN, go-back-N, retransmission time-outs.
 //!
-//! Packets are kept as descriptions ([`TxPacket`]), not as bytes: a repetition reads the data again. MarkPSN: when a selective
-//! acknowledgement shows losses, the greatest PSN sent so far is marked, and until a packet behind it is acknowledged each
-//! missing packet is repeated once only. A packet counts as lost when one at least `reorder_degree` PSNs behind it has arrived.
-//! If no acknowledgement comes for a few round trips, the oldest and the newest packet are sent again as a probe, because the loss of
-//! the last packets shows in no acknowledgement. Time-out n is `rto_base * 2^(rto_shift * n)`; after `rto_tries` in a row the channel has failed.
+//! Packets are kept as descriptions ([`TxPacket`]), not as bytes: a repetition reads the data again. MarkPSN: when a
+//! selective acknowledgement shows losses, the greatest PSN sent so far is marked, and until a packet behind it is
+//! acknowledged each missing packet is repeated once only. A packet counts as lost when one at least `reorder_degree` PSNs
+//! behind it has arrived. If no acknowledgement comes for a few round trips, the oldest and the newest packet are sent again
+//! as a probe, because the loss of the last packets shows in no acknowledgement. Time-out n is `rto_base * 2^(rto_shift *
+//! n)`; after `rto_tries` in a row the channel has failed.
 
-use crate::api::{LossRecovery, NodeConfig};
+use crate::api::{LossRecovery, UrmaConfig};
 use crate::pool::PoolRef;
 use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{Saetph, ServiceMode};
@@ -97,7 +98,7 @@ pub(crate) struct Acked {
 }
 
 impl TxWindow {
-    pub(crate) fn new(first: Psn, config: &NodeConfig) -> Self {
+    pub(crate) fn new(first: Psn, config: &UrmaConfig) -> Self {
         TxWindow {
             una: first,
             flight: VecDeque::new(),
@@ -150,10 +151,9 @@ impl TxWindow {
         }
         Some((self.una.add(at as u32), entry.packet))
     }
-    /// All packets up to `cumulative` are acknowledged, and those of the bitmap. `done` gets each packet of a request when all before it
-    /// are acknowledged, too, and each other packet when it is acknowledged: a response that has arrived makes room although the peer
-    /// cannot take a request in front of it.
-    /// [`Reason::UbBadAck`] for packets that were never sent.
+    /// All packets up to `cumulative` are acknowledged, and those of the bitmap. `done` gets each packet of a request when
+    /// all before it are acknowledged, too, and each other packet when it is acknowledged: a response that has arrived makes
+    /// room although the peer cannot take a request in front of it. [`Reason::UbBadAck`] for packets that were never sent.
     pub(crate) fn on_ack(
         &mut self,
         now: Nanos,
@@ -266,7 +266,7 @@ impl TxWindow {
         Ok(self.lost - before)
     }
     /// When the next time-out is due.
-    pub(crate) fn deadline(&self, config: &NodeConfig) -> Nanos {
+    pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
         if self.flight.is_empty() {
             return Nanos::NEVER;
         }
@@ -276,7 +276,7 @@ impl TxWindow {
         self.progress_at + if is_probe { probe.min(rto) } else { rto }
     }
     /// The deadline has come: true if a probe is sent instead of a time-out.
-    pub(crate) fn probe(&mut self, now: Nanos, config: &NodeConfig) -> bool {
+    pub(crate) fn probe(&mut self, now: Nanos, config: &UrmaConfig) -> bool {
         if now >= self.progress_at + rto(config, self.tries, self.srtt) || self.is_probed {
             return false;
         }
@@ -292,7 +292,7 @@ impl TxWindow {
         true
     }
     /// No acknowledgement came in time: the oldest packets are lost. False: the channel has failed.
-    pub(crate) fn on_timeout(&mut self, now: Nanos, config: &NodeConfig) -> bool {
+    pub(crate) fn on_timeout(&mut self, now: Nanos, config: &UrmaConfig) -> bool {
         self.tries += 1;
         if self.tries > config.rto_tries {
             return false;
@@ -324,7 +324,7 @@ impl TxWindow {
 }
 
 /// Time-out number `tries`; never shorter than four round trips.
-pub(crate) fn rto(config: &NodeConfig, tries: u8, srtt: Nanos) -> Nanos {
+pub(crate) fn rto(config: &UrmaConfig, tries: u8, srtt: Nanos) -> Nanos {
     let base = config.rto_base.0.max(4 * srtt.0);
     let shift = u32::from(config.rto_shift) * u32::from(tries);
     Nanos(base.saturating_mul(1u64.checked_shl(shift).unwrap_or(u64::MAX)).min(5_000_000_000))
@@ -336,7 +336,7 @@ mod tests {
     use burst_ubwire::{Cna, SACK_WORDS_MAX};
 
     fn window(count: u32) -> TxWindow {
-        let mut window = TxWindow::new(Psn::new(0xff_fff0), &NodeConfig::new(Cna::new(1), 1));
+        let mut window = TxWindow::new(Psn::new(0xff_fff0), &UrmaConfig::new(Cna::new(1), 1));
         for i in 0..count {
             let owner = TxOwner::Response(PoolRef::NONE);
             window.push(Nanos(0), TxPacket { owner, offset: i, len: 100, last: true, tpmsn: i });
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn time_outs_double_and_end() {
-        let config = NodeConfig::new(Cna::new(1), 1);
+        let config = UrmaConfig::new(Cna::new(1), 1);
         let mut w = window(40);
         let mut at = Nanos(0);
         for n in 0..config.rto_tries {

@@ -6,7 +6,7 @@ use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_ubwire::{CongestionField, Nth, TaOpcode, encap};
 use burst_urma::caqm::CaqmPort;
-use burst_urma::{CrStatus, JettyConfig, JfsWr, NodeConfig, UrmaEnv};
+use burst_urma::{CrStatus, JettyConfig, JfsWr, UrmaConfig, UrmaEnv};
 use common::*;
 use std::collections::VecDeque;
 
@@ -25,9 +25,26 @@ struct Outcome {
     drops: u64,
 }
 
+/// Keeps 16 writes of each sender outstanding; the bytes of those that have ended.
+fn post_all(world: &mut World, setup: &[(u32, u32, u32)]) -> Vec<u64> {
+    let mut ended = vec![0; setup.len()];
+    for (i, (jfc, jetty, segment)) in setup.iter().enumerate() {
+        for cr in world.poll(i + 1, *jfc) {
+            assert_eq!(cr.status, CrStatus::Success);
+            ended[i] += u64::from(cr.len);
+        }
+        let data = world.data(i + 1, 0, 65_536);
+        let wr = JfsWr { segment: Some(*segment), remote_addr: RAM_BASE, ..JfsWr::new(TaOpcode::Write, data, 0) };
+        while world.hosts[i + 1].node.state().requests < 16 {
+            world.post(i + 1, *jetty, wr).expect("accepted");
+        }
+    }
+    ended
+}
+
 /// Senders 1 to `SENDERS` write to host 0 through one port for 4 ms. Packets in the other direction take 2 us.
 fn run(is_caqm: bool) -> Outcome {
-    let mut world = World::new(SENDERS + 1, 1 << 17, 3, |config: &mut NodeConfig| config.caqm = is_caqm);
+    let mut world = World::new(SENDERS + 1, 1 << 17, 3, |config: &mut UrmaConfig| config.caqm = is_caqm);
     let (mut port, mut rng) = (CaqmPort::new(MTU, RATE * 1_000_000), Rng::new(5));
     let setup: Vec<(u32, u32, u32)> = (1..=SENDERS)
         .map(|host| {
@@ -46,16 +63,8 @@ fn run(is_caqm: bool) -> Outcome {
     for step in 0..40_000u64 {
         world.now = Nanos(step * 100);
         let is_second_half = step >= 20_000;
-        for (i, (jfc, jetty, segment)) in setup.iter().enumerate() {
-            for cr in world.poll(i + 1, *jfc) {
-                assert_eq!(cr.status, CrStatus::Success);
-                outcome.shares[i] += u64::from(cr.len) * u64::from(is_second_half);
-            }
-            let data = world.data(i + 1, 0, 65_536);
-            let wr = JfsWr { segment: Some(*segment), remote_addr: RAM_BASE, ..JfsWr::new(TaOpcode::Write, data, 0) };
-            while world.hosts[i + 1].node.state().requests < 16 {
-                world.post(i + 1, *jetty, wr).expect("accepted");
-            }
+        for (i, bytes) in post_all(&mut world, &setup).into_iter().enumerate() {
+            outcome.shares[i] += bytes * u64::from(is_second_half);
         }
         while back.front().is_some_and(|b| b.0 <= step) {
             let Some((_, dest, bytes)) = back.pop_front() else { break };

@@ -1,5 +1,5 @@
-//! What the design promises in numbers: state of N Jetties and M channels, traffic without order beside ordered traffic behind a loss, and
-//! throughput under loss. Times are virtual, so that the figures are the same on every machine.
+//! What the design promises in numbers: state of N Jetties and M channels, traffic without order beside ordered traffic
+//! behind a loss, and throughput under loss. Times are virtual, so that the figures are the same on every machine.
 //!
 //! `cargo test -p burst-urma --test figures -- --nocapture` prints them.
 
@@ -7,7 +7,7 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Dialect, OrderTag, ServiceMode, TaHeader, TaOpcode, UbPacket};
-use burst_urma::{CrStatus, JettyConfig, JfsWr, LossRecovery, NodeConfig};
+use burst_urma::{CrStatus, JettyConfig, JfsWr, LossRecovery, UrmaConfig};
 use common::*;
 
 const SECOND: Nanos = Nanos(1_000_000_000);
@@ -116,7 +116,7 @@ fn requests_without_order_are_not_held_by_ordered_ones_behind_a_loss() {
 
 /// Time to write 32 MiB in messages of 64 KiB at 10 GB/s with this loss in millionths; also the packets sent.
 fn time_to_write(loss: u64, recovery: LossRecovery) -> (Nanos, u64, u64) {
-    let mut world = World::new(2, 1 << 17, 11, |config: &mut NodeConfig| {
+    let mut world = World::new(2, 1 << 17, 11, |config: &mut UrmaConfig| {
         config.recovery = recovery;
         config.window_max = 256 << 10;
         config.caqm = false;

@@ -40,6 +40,33 @@ fn transaction(rng: &mut Rng) -> TaHeader {
     TaHeader::Request(request)
 }
 
+/// A packet on the attacker's channel, whose numbers are `known`.
+fn forged(rng: &mut Rng, known: &Rtph, i: u32) -> Vec<u8> {
+    let mut rtph = Rtph { last: rng.chance(2, 3), psn: known.psn.add(i / 2 + rng.below(8) as u32), ..*known };
+    rtph.opcode = TpOpcode::Data;
+    rtph.tpmsn = rng.below(12) as u32;
+    if rng.chance(1, 6) {
+        let psn = Psn::new(rng.next_u32());
+        rtph = Rtph { opcode: TpOpcode::Ack { congestion: false }, psn, ..rtph };
+    }
+    let congestion = CongestionField::parse(rng.next_u32() as u16);
+    let nth = Nth {
+        source: Cna::new(2),
+        dest: Cna::new(1),
+        congestion,
+        balance: 0,
+        service_level: 0,
+        next: NextLayer::Reliable,
+    };
+    let ta = (rtph.opcode == TpOpcode::Data).then(|| transaction(rng));
+    let head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta };
+    let mut bytes = vec![0; UB_HEAD_MAX];
+    let len = head.emit(&Dialect::BURST, &mut bytes);
+    bytes.truncate(len);
+    bytes.extend(vec![i as u8; [0, 8, 64, 1000][rng.below(4) as usize]]);
+    bytes
+}
+
 #[test]
 fn random_packets_on_an_open_channel_harm_nobody() {
     for seed in 1..=40 {
@@ -82,28 +109,7 @@ fn random_packets_on_an_open_channel_harm_nobody() {
             world.recv(0, jfr, 1000, 500, 9);
         }
         for i in 0..3000u32 {
-            let mut rtph = Rtph { last: rng.chance(2, 3), psn: known.psn.add(i / 2 + rng.below(8) as u32), ..known };
-            rtph.opcode = TpOpcode::Data;
-            rtph.tpmsn = rng.below(12) as u32;
-            if rng.chance(1, 6) {
-                let psn = Psn::new(rng.next_u32());
-                rtph = Rtph { opcode: TpOpcode::Ack { congestion: false }, psn, ..rtph };
-            }
-            let congestion = CongestionField::parse(rng.next_u32() as u16);
-            let nth = Nth {
-                source: Cna::new(2),
-                dest: Cna::new(1),
-                congestion,
-                balance: 0,
-                service_level: 0,
-                next: NextLayer::Reliable,
-            };
-            let ta = (rtph.opcode == TpOpcode::Data).then(|| transaction(&mut rng));
-            let head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta };
-            let mut bytes = vec![0; UB_HEAD_MAX];
-            let len = head.emit(&Dialect::BURST, &mut bytes);
-            bytes.truncate(len);
-            bytes.extend(vec![i as u8; [0, 8, 64, 1000][rng.below(4) as usize]]);
+            let bytes = forged(&mut rng, &known, i);
             world.inject(0, &bytes);
             if i % 50 == 0 {
                 world.run_for(Nanos(3_000));

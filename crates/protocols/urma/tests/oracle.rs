@@ -4,8 +4,8 @@
 //! * each reliable operation completes once and was executed once, or was refused as it had to be, and then not at all;
 //! * the bytes of a finished WRITE are at the target and those of a READ here; afterwards nothing writes there again;
 //! * atomics return each old value once; each message is received once, with its bytes;
-//! * an SO request executes after all earlier RO and SO requests of its Jetty, in ROL each request after all earlier ones, a fenced one
-//!   after all earlier READs and atomics; completions with the bit for order come in posting order;
+//! * an SO request executes after all earlier RO and SO requests of its Jetty, in ROL each request after all earlier ones, a
+//!   fenced one after all earlier READs and atomics; completions with the bit for order come in posting order;
 //! * at the end no record, held packet or response is left at any host.
 //!
 //! `BURST_URMA_SEEDS` and `BURST_URMA_OPS` make it longer than the few seconds of the default, `BURST_URMA_SEED` runs one seed.
@@ -16,7 +16,7 @@ use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_ubwire::{OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
-    CompletionRecord, CrStatus, JettyConfig, JfsWr, LossRecovery, NodeConfig, RemoteSegment, TransMode, UrmaError,
+    CompletionRecord, CrStatus, JettyConfig, JfsWr, LossRecovery, RemoteSegment, TransMode, UrmaConfig, UrmaError,
 };
 use common::*;
 use std::collections::{HashMap, HashSet};
@@ -92,12 +92,21 @@ fn pattern(op: usize, len: u32) -> Vec<u8> {
     bytes
 }
 
+/// A Jetty of each service mode.
+fn create_jetties(world: &mut World, host: usize, jfc: u32, jfr: u32) -> Vec<u32> {
+    let create = |service: &ServiceMode| {
+        let mode = if *service == ServiceMode::Uno { TransMode::Um } else { TransMode::Rm };
+        world.jetty(host, JettyConfig { service: *service, mode, ..JettyConfig::new(jfc, Some(jfr)) })
+    };
+    SERVICES.iter().map(create).collect()
+}
+
 impl Oracle {
     fn new(seed: u64) -> Oracle {
         let mut rng = Rng::new(seed);
         let (mtu, small, gbn, caqm) =
             (*pick(&mut rng, &[256, 1024, 4096]), rng.chance(1, 2), rng.chance(1, 4), rng.chance(1, 2));
-        let mut world = World::new(HOSTS, (counter_at() + 8) as usize, seed, |config: &mut NodeConfig| {
+        let mut world = World::new(HOSTS, (counter_at() + 8) as usize, seed, |config: &mut UrmaConfig| {
             config.mtu = mtu;
             config.caqm = caqm;
             if gbn {
@@ -117,18 +126,7 @@ impl Oracle {
         }
         let jfc: Vec<u32> = (0..HOSTS).map(|h| world.jfc(h)).collect();
         let jfr: Vec<u32> = (0..HOSTS).map(|h| world.jfr(h, jfc[h])).collect();
-        let jetties: Vec<Vec<u32>> = (0..HOSTS)
-            .map(|h| {
-                SERVICES
-                    .iter()
-                    .map(|service| {
-                        let mode = if *service == ServiceMode::Uno { TransMode::Um } else { TransMode::Rm };
-                        let config = JettyConfig { service: *service, mode, ..JettyConfig::new(jfc[h], Some(jfr[h])) };
-                        world.jetty(h, config)
-                    })
-                    .collect()
-            })
-            .collect();
+        let jetties: Vec<Vec<u32>> = (0..HOSTS).map(|h| create_jetties(&mut world, h, jfc[h], jfr[h])).collect();
         let each = |make: &mut dyn FnMut(usize, usize) -> u32| -> Vec<Vec<u32>> {
             (0..HOSTS).map(|h| (0..HOSTS).map(|p| make(h, p)).collect()).collect()
         };

@@ -1,4 +1,5 @@
-//! Bytes of the heap that a Jetty and a channel cost, counted by the allocator, not by the node. One test, so that nothing else allocates.
+//! Bytes of the heap that a Jetty and a channel cost, counted by the allocator, not by the node. One test, so that nothing
+//! else allocates.
 //!
 //! SAFETY: the allocator passes every call on to the system's unchanged and adds up sizes.
 
@@ -6,7 +7,7 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_ubwire::ServiceMode;
-use burst_urma::{JettyConfig, NodeConfig, UrmaEnv, UrmaNode};
+use burst_urma::{JettyConfig, UrmaConfig, UrmaEnv, UrmaNode};
 use common::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
@@ -31,7 +32,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Management message REQUEST of a host that has this address.
 fn open_request(world: &mut World, peer: u32) -> Vec<u8> {
-    let mut node = UrmaNode::new(NodeConfig::new(burst_ubwire::Cna::new(peer), u64::from(peer)));
+    let mut node = UrmaNode::new(UrmaConfig::new(burst_ubwire::Cna::new(peer), u64::from(peer)));
     let jfc = node.create_jfc(16).expect("room");
     let jetty = node.create_jetty(JettyConfig::new(jfc, None)).expect("sound");
     let token_id = world.hosts[0].all;

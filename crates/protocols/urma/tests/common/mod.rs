@@ -5,8 +5,8 @@ use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, encap};
 use burst_urma::{
-    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, NodeConfig, RemoteJetty,
-    SegmentConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, WrData, access,
+    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, RemoteJetty, SegmentConfig,
+    UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, WrData, access,
 };
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -152,10 +152,10 @@ pub struct World {
 
 impl World {
     /// Hosts with addresses 1, 2, …; each with `ram` bytes of memory.
-    pub fn new(count: usize, ram: usize, seed: u64, change: impl Fn(&mut NodeConfig)) -> World {
+    pub fn new(count: usize, ram: usize, seed: u64, change: impl Fn(&mut UrmaConfig)) -> World {
         let clock = Rc::new(Cell::new(0));
         let hosts = (0..count).map(|i| {
-            let mut config = NodeConfig::new(Cna::new(i as u32 + 1), seed.wrapping_mul(31).wrapping_add(i as u64));
+            let mut config = UrmaConfig::new(Cna::new(i as u32 + 1), seed.wrapping_mul(31).wrapping_add(i as u64));
             change(&mut config);
             let mut node = UrmaNode::new(config);
             let rights = access::READ | access::WRITE | access::ATOMIC;
