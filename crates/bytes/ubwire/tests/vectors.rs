@@ -167,3 +167,35 @@ fn read_with_every_flag() {
     let bytes = "81b0111213212223c000a1b20000c3d4 0617123407c000000567890000000000 1122334455667788000abcde00000040";
     check(UbHead { rtph: Some(rtph), ..reliable(ta) }, &[], &format!("{ETHERNET}{NTH}{bytes}"));
 }
+
+#[test]
+fn the_fields_of_burst_lie_where_the_documentation_draws_them() {
+    let mut cas = TaRequest::new(Btah::new(TaOpcode::Cas, 0x1234, 0x5_6789));
+    (cas.base.context, cas.base.order_number, cas.base.offset) = (0x0a0b, 0x0c0d, 0x0e_0f10);
+    (cas.memory, cas.operands) = (memory(0x2000, 8), [1, 2]);
+    let mut send = TaRequest::new(Btah { has_token: true, ..Btah::new(TaOpcode::SendImm, 0x1234, 0x5_6789) });
+    (send.token, send.immediate) = (Some(0xdead_beef), 0x1122_3344_5566_7788);
+    send.target = Some(Mtetah { hint: 0, kind: Mtetah::JETTY, id: 0x400 });
+    let granted = Atah {
+        granted: true,
+        context: 0x0a0b,
+        offset: 0x0e_0f10,
+        ..Atah::new(TaOpcode::ReadResponse, 0x1234, 0x5_6789)
+    };
+    let cases = [
+        (
+            TaHeader::Request(cas),
+            "07101234 00000a0b 0567890c 0d0e0f10 0000000000002000 000abcde 00000008 0000000000000001 0000000000000002",
+        ),
+        (TaHeader::Request(send), "01181234 00000000 05678900 00000000 deadbeef 00400400 1122334455667788"),
+        (TaHeader::Response(granted), "12181234 00000a0b 05678900 000e0f10"),
+    ];
+    for (ta, bytes) in cases {
+        let mut buffer = [0xa5; UB_HEAD_MAX];
+        let head = reliable(ta);
+        let len = head.emit(&Dialect::BURST, &mut buffer);
+        let expected = hex(&format!("{NTH}{RTPH}{bytes}"));
+        assert_eq!(buffer[..len], expected);
+        assert_eq!(UbPacket::parse(&expected, &Dialect::BURST).map(|p| p.head), Ok(head));
+    }
+}
