@@ -445,6 +445,10 @@ impl Core {
     fn wake_first(&mut self, now: Nanos, path: u32) {
         let p = &mut self.paths[path as usize];
         let Some(index) = p.waiting.first(|place| waits_for(&self.qps, path, place)) else { return };
+        if let Some(gate) = p.faster_gate(now) {
+            // Whoever waits there may have READ responses, which need no room for requests.
+            self.pacing.arm(path, gate, gate.opens_at());
+        }
         if let Some(gate) = p.closed_gate(now) {
             return self.pacing.arm(path, gate, gate.opens_at());
         }

@@ -23,6 +23,9 @@ pub const HOSTS_MAX: u32 = 4_096;
 pub const DEPTH_MAX: u32 = 1_024;
 /// Most spine switches.
 const SPINES_MAX: u32 = 256;
+/// Trains that the buffer of a switch holds at least. A train takes its place as a whole, and two hosts whose trains fill a buffer
+/// would drop each other's without end, although single packets would all have passed.
+const TRAINS_MIN: u64 = 16;
 /// Weights of deficit round robin in bytes.
 const WEIGHTS: std::ops::RangeInclusive<u64> = 64..=16 << 20;
 /// Largest message, which is one request: 1 GiB.
@@ -297,12 +300,15 @@ impl Scenario {
             ScenarioError { line: text.line(&span), what }
         })?;
         let hosts = topology_hosts(&text, &file.topology)?;
-        let node = node_settings(&text, &file.hosts, file.payload.unwrap_or_default())?;
+        let mut node = node_settings(&text, &file.hosts, file.payload.unwrap_or_default())?;
         let (time, warm_up) = (file.time.get_ref().0, file.warm_up.unwrap_or_default().0);
         if time == 0 || warm_up >= time {
             return text.refuse(file.time.span(), "time: expected more than 0 and more than warm_up");
         }
         check_switches(&text, &file.switches)?;
+        if let Some(buffer) = file.switches.buffer {
+            node.train_bytes = node.train_bytes.min((buffer.0 / TRAINS_MIN).try_into().unwrap_or(u32::MAX));
+        }
         check_classes(&text, &file.class, &file.switches)?;
         let traffic: Vec<TrafficPart> = file
             .traffic

@@ -6,6 +6,7 @@
 
 mod restart;
 
+use crate::capture::SimCapture;
 use crate::clock::HostClock;
 use crate::connections::{Connections, Place};
 use crate::flows::{SimMessage, TrafficSource, Transfer};
@@ -98,6 +99,7 @@ pub struct World {
     writes: Vec<PatternWrite>,
     arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
+    capture: Option<SimCapture>,
     now: u64,
 }
 
@@ -172,8 +174,30 @@ impl World {
             writes: Vec::new(),
             arrivals: Vec::new(),
             tally: Tally::new(scenario),
+            capture: None,
             now: 0,
         })
+    }
+
+    /// Writes the packets of one host into `capture` from now on.
+    ///
+    /// # Errors
+    /// A sentence when there is no such host.
+    pub fn set_capture(&mut self, capture: SimCapture) -> Result<(), String> {
+        let (host, hosts) = (capture.host, self.scenario.hosts);
+        if host >= hosts {
+            return Err(format!("there is no host {host} to capture at, only 0 to {}", hosts - 1));
+        }
+        self.capture = Some(capture);
+        Ok(())
+    }
+
+    /// Ends the capture, if there is one.
+    ///
+    /// # Errors
+    /// A sentence when not everything could be written.
+    pub fn end_capture(&mut self) -> Result<(), String> {
+        self.capture.take().map_or(Ok(()), SimCapture::finish).map_err(|e| format!("the capture is not whole: {e}"))
     }
 
     /// The time, in picoseconds.
@@ -223,6 +247,8 @@ impl World {
     /// [`SimError::Violation`].
     pub fn check_end(&self) -> Result<(), SimError> {
         let violated = |what: String| Err(SimError::Violation { at: self.now, what });
+        // First: a network that loses count loses messages, too.
+        self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))?;
         if self.tally.in_flight > 0 {
             return violated(format!("{} messages have not ended", self.tally.in_flight));
         }
@@ -233,7 +259,7 @@ impl World {
                  {at} ps and failed at {end} ps with status {status}"
             ));
         }
-        self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))
+        Ok(())
     }
 
     /// What has been measured until now; `is_partial` if the simulation was stopped.
@@ -424,6 +450,9 @@ impl World {
             let state = &self.hosts[host as usize];
             // A packet to a host that has never sent: nobody listens.
             let Some(node) = &state.node else { continue };
+            if let Some(capture) = self.capture.as_mut().filter(|capture| capture.host == host) {
+                capture.run(self.now / NANOSECOND, &train.body, train.marked);
+            }
             let bytes = train.stride * (train.count - 1) + train.last;
             if !lock(&node.wire).deliver(train.body, train.marked, bytes) {
                 self.tally.overflows += u64::from(train.count);
@@ -441,6 +470,9 @@ impl World {
         let Some(node) = &state.node else { return true };
         {
             let mut wire = lock(&node.wire);
+            if let Some(capture) = self.capture.as_mut().filter(|capture| capture.host == host) {
+                wire.out.iter().for_each(|out| capture.run(self.now / NANOSECOND, &out.run, false));
+            }
             let trains = wire.out.drain(..).map(|out| train_of(HostId(host), out));
             state.backlog.extend(trains);
         }

@@ -51,7 +51,7 @@ fn a_class_has_marks_and_flow_control_of_its_own() {
 fn ring(watchdog: &str) -> Results {
     let text = format!(
         "time = \"2ms\"\ndrain = \"20ms\"\n[topology]\nkind = \"ring\"\nhosts = 10\nswitches = 5\n[hosts]\ncc = \"none\"\ntimeout = 7\n\
-         [switches]\nbuffer = \"300KiB\"\nalpha = 0.25\npfc = true\n{watchdog}\n[[traffic]]\nkind = \"permutation\"\nshift = 4\n\
+         [switches]\nbuffer = \"600KiB\"\nalpha = 0.25\npfc = true\n{watchdog}\n[[traffic]]\nkind = \"permutation\"\nshift = 4\n\
          size = \"1MiB\"\nevery = \"400us\"\n"
     );
     simulate(&text)

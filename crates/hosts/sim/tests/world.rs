@@ -88,6 +88,23 @@ fn it_makes_no_difference_whether_the_bytes_travel() {
     }
 }
 
+/// SRNIC, figure 11, with a way to and fro of 285 packets: small messages are no obstacle, however many wait behind a gap.
+#[test]
+fn selective_repeat_keeps_its_rate_at_one_percent_loss() {
+    for verb in ["write", "send"] {
+        let goodput = |loss: &str| {
+            let hosts = "mtu = 1024\ncc = \"none\"\nwindow = \"4MiB\"\nsend_queue = \"16KiB\"";
+            let traffic = format!("kind = \"stream\"\nsize = 4096\ndepth = 512\nverb = \"{verb}\"");
+            let rest = format!("time = \"12ms\"\nwarm_up = \"2ms\"\n[links]\nloss = \"{loss}\"");
+            let topology = "kind = \"pair\"\nrate = \"100Gbit\"\ndelay = \"12us\"";
+            simulate(&scenario(topology, hosts, &rest, &traffic)).traffic[0].goodput_gbps
+        };
+        let (lossless, lossy) = (goodput("0%"), goodput("1%"));
+        println!("{verb}: {lossy:.1} of {lossless:.1} Gbit/s");
+        assert!(lossy >= 0.95 * lossless, "{verb}: {lossy:.1} of {lossless:.1} Gbit/s");
+    }
+}
+
 #[test]
 fn hosts_share_a_bottleneck() {
     let text = scenario(

@@ -282,6 +282,7 @@ impl Qp {
             if !self.req.sel.active || self.req.ack_deadline == Nanos::NEVER {
                 self.req.ack_deadline = env.now + self.ack_wait();
             }
+            self.req.sel.sent_since = true;
         }
         self.req.recovery.on_ranges_sent();
         true

@@ -108,3 +108,12 @@ fn a_table_of_sizes_rises_to_its_end() {
     }
     assert!(with("\"webserch\"").expect_err("unknown").to_string().contains("there is no table \"webserch\""));
 }
+
+#[test]
+fn trains_are_short_beside_the_buffers_of_switches() {
+    let of = |buffer: &str| {
+        let text = GOOD.replacen("[hosts]", &format!("[switches]\nbuffer = \"{buffer}\"\n[hosts]"), 1);
+        Scenario::parse(&text).expect("a right scenario").node.train_bytes
+    };
+    assert_eq!((of("32MiB"), of("64KiB"), of("1KiB")), (64 << 10, 4 << 10, 64));
+}
