@@ -23,8 +23,8 @@ pub const HOSTS_MAX: u32 = 4_096;
 pub const DEPTH_MAX: u32 = 1_024;
 /// Most spine switches.
 const SPINES_MAX: u32 = 256;
-/// Trains that the buffer of a switch holds at least. A train takes its place as a whole, and two hosts whose trains fill a buffer
-/// would drop each other's without end, although single packets would all have passed.
+/// Trains that the buffer of a switch holds at least. A train takes its place as a whole, and two hosts whose trains fill a
+/// buffer would drop each other's without end, although single packets would all have passed.
 const TRAINS_MIN: u64 = 16;
 /// Weights of deficit round robin in bytes.
 const WEIGHTS: std::ops::RangeInclusive<u64> = 64..=16 << 20;
@@ -190,6 +190,8 @@ pub struct Fault {
     pub at: u64,
     /// How long; 0: until the end.
     pub lasts: u64,
+    /// From one beginning to the next, until the end of the traffic; 0: once.
+    pub every: u64,
     /// What.
     pub kind: FaultKind,
 }
@@ -319,7 +321,7 @@ impl Scenario {
             return text.refuse(0..0, "[[traffic]] is missing: a scenario without traffic shows nothing");
         }
         let faults =
-            file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts)).collect::<Result<_, _>>()?;
+            file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts, time)).collect::<Result<_, _>>()?;
         let payload = file.payload.unwrap_or_default().mode();
         if payload == PayloadMode::Real && hosts > 64 {
             return text.refuse(
