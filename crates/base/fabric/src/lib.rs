@@ -25,11 +25,13 @@
 //! |---|---|
 //! | [`topology`] | hosts, switches, links; the usual arrangements; routes |
 //! | [`network`] | the network that runs |
+//! | `events` | what will happen, by time |
 //! | `port` | an end of a link: queues, pauses |
 //! | [`schedule`] | what happens to single packets of a host |
 //! | [`traffic`] | published sizes of messages |
 #![forbid(unsafe_code)]
 
+mod events;
 pub mod network;
 mod port;
 pub mod schedule;

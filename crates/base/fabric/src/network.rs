@@ -1,12 +1,11 @@
 //! The network that runs: events of ports and switches in virtual time.
 
+use crate::events::NetworkEvents;
 use crate::port::{LinkEnd, QueuedTrain, Sending, time_of};
 use crate::schedule::{PacketFate, PacketSchedule};
 use crate::topology::{CLASSES, LinkFaults, REORDER_MAX, Switches, Topology, distances, neighbours};
 use crate::{Cut, HostId, Train};
 use burst_base::rng::Rng;
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 
 /// What reaches a host: a train, or that its adapter has room again.
 #[derive(Debug)]
@@ -55,30 +54,6 @@ enum What<T> {
     Watchdog { port: u32, class: u8, since: u64 },
 }
 
-struct NetworkEvent<T> {
-    at: u64,
-    sequence: u64,
-    what: What<T>,
-}
-
-impl<T> PartialEq for NetworkEvent<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl<T> Eq for NetworkEvent<T> {}
-impl<T> PartialOrd for NetworkEvent<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl<T> Ord for NetworkEvent<T> {
-    // The earliest is the greatest, for the heap.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.sequence).cmp(&(self.at, self.sequence))
-    }
-}
-
 /// A switch.
 #[derive(Debug)]
 struct Switch {
@@ -104,8 +79,7 @@ pub struct Network<T> {
     hosts: u32,
     faults: LinkFaults,
     settings: Switches,
-    events: BinaryHeap<NetworkEvent<T>>,
-    sequence: u64,
+    events: NetworkEvents<What<T>>,
     totals: Totals,
     topology: Topology,
 }
@@ -148,8 +122,7 @@ impl<T: Cut> Network<T> {
             hosts,
             faults: topology.faults,
             settings: topology.settings,
-            events: BinaryHeap::new(),
-            sequence: 0,
+            events: NetworkEvents::new(),
             totals: Totals::default(),
             topology: topology.clone(),
         };
@@ -203,13 +176,12 @@ impl<T: Cut> Network<T> {
 
     /// The time of the next event.
     pub fn next_event(&self) -> Option<u64> {
-        self.events.peek().map(|event| event.at)
+        self.events.next_at()
     }
 
     /// Handles all events until `until`, that time included. What reaches hosts is appended to `out`, in order.
     pub fn step(&mut self, until: u64, out: &mut Vec<Delivery<T>>) {
-        while self.events.peek().is_some_and(|event| event.at <= until) {
-            let Some(NetworkEvent { at: now, what, .. }) = self.events.pop() else { return };
+        while let Some((now, what)) = self.events.pop(until) {
             match what {
                 What::Free(port) => self.on_free(now, port, out),
                 What::Come { port, queued } => self.on_come(now, port, queued, out),
@@ -220,8 +192,7 @@ impl<T: Cut> Network<T> {
     }
 
     fn schedule(&mut self, at: u64, what: What<T>) {
-        self.sequence += 1;
-        self.events.push(NetworkEvent { at, sequence: self.sequence, what });
+        self.events.push(at, what);
     }
 
     /// Begins to send the next train of a port, if it can.
@@ -257,21 +228,27 @@ impl<T: Cut> Network<T> {
         // What the last packet waits for: it came in at `whole_at`, and takes its time here.
         let (total, last) = (train.bytes(), u64::from(train.last));
         let late_end = (whole_at + time_of(last, rate)).saturating_sub(now + time_of(total, rate));
-        for piece in self.pieces(at, train) {
-            let end = now + time_of(piece.before + piece.train.bytes(), rate) + late_end + delay + piece.late;
-            let head = now + time_of(piece.before + piece.train.first(), rate) + delay + piece.late;
+        let arrival = |piece: TrainPiece<T>| {
+            let (before, bytes, first) = (piece.before, piece.train.bytes(), piece.train.first());
+            let end = now + time_of(before + bytes, rate) + late_end + delay + piece.late;
+            let head = now + time_of(before + first, rate) + delay + piece.late;
             let is_corrupted = is_corrupted || piece.is_corrupted;
             let queued = QueuedTrain { train: piece.train, is_corrupted, whole_at: end, ingress: None };
-            self.schedule(if to_host { end } else { head }, What::Come { port: peer, queued });
+            (if to_host { end } else { head }, What::Come { port: peer, queued })
+        };
+        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
+        if loss + reorder + duplicate + corrupt == 0.0 && self.ports[at as usize].schedules.is_empty() {
+            let (at, what) = arrival(TrainPiece { train, before: 0, late: 0, is_corrupted: false });
+            return self.schedule(at, what);
+        }
+        for piece in self.pieces(at, train) {
+            let (at, what) = arrival(piece);
+            self.schedule(at, what);
         }
     }
 
     /// Cuts a train where the link treats packets differently.
     fn pieces(&mut self, at: u32, train: Train<T>) -> Vec<TrainPiece<T>> {
-        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
-        if loss + reorder + duplicate + corrupt == 0.0 && self.ports[at as usize].schedules.is_empty() {
-            return vec![TrainPiece { train, before: 0, late: 0, is_corrupted: false }];
-        }
         let mut pieces: Vec<TrainPiece<T>> = Vec::new();
         let (mut rest, mut before, mut untouched) = (Some(train), 0, 0);
         while let Some(mut train) = rest.take() {
@@ -314,14 +291,19 @@ impl<T: Cut> Network<T> {
     /// What happens to the next packet that a port sends: by schedule, and at random.
     fn fate(&mut self, at: u32) -> PacketFate {
         let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
-        let port = &mut self.ports[at as usize];
-        let planned = if port.schedules.is_empty() { PacketFate::default() } else { port.next_fate() };
         let rng = &mut self.rngs[at as usize];
-        let [is_lost, is_late, is_double, is_corrupted] =
-            [loss, reorder, duplicate, corrupt].map(|share| share > 0.0 && chance(rng, share));
-        let late = if is_late { 1 + rng.next_u64() % REORDER_MAX } else { 0 };
-        let again = (is_double && !is_lost).then(|| rng.next_u64() % REORDER_MAX);
-        planned.and(PacketFate { is_lost, again, late, is_corrupted, is_marked: false })
+        let mut happens = |share: f64| share > 0.0 && chance(rng, share);
+        let (is_lost, is_late, is_double, is_corrupted) =
+            (happens(loss), happens(reorder), happens(duplicate), happens(corrupt));
+        let mut fate = PacketFate { is_lost, is_corrupted, ..PacketFate::default() };
+        if is_late {
+            fate.late = 1 + rng.next_u64() % REORDER_MAX;
+        }
+        if is_double && !is_lost {
+            fate.again = Some(rng.next_u64() % REORDER_MAX);
+        }
+        let port = &mut self.ports[at as usize];
+        if port.schedules.is_empty() { fate } else { port.next_fate().and(fate) }
     }
 
     /// A port has sent its train.
@@ -618,7 +600,7 @@ impl<T: Cut> Network<T> {
     /// # Errors
     /// The numbers that do not fit.
     pub fn check_conservation(&self) -> Result<(), String> {
-        let travelling = self.events.iter().map(|event| match &event.what {
+        let travelling = self.events.iter().map(|event| match event {
             What::Come { queued, .. } => u64::from(queued.train.count),
             _ => 0,
         });

@@ -32,6 +32,8 @@ pub struct Draft {
     links: Vec<String>,
     /// `key = value` of `[switches]`.
     switches: Vec<String>,
+    /// Tables `[[class]]`.
+    classes: Vec<String>,
     /// Tables `[[traffic]]`.
     traffic: Vec<String>,
     /// Tables `[[fault]]`.
@@ -81,6 +83,7 @@ impl Draft {
             train_kib: pick(rng, &[4, 16, 64]),
             links: Vec::new(),
             switches: Vec::new(),
+            classes: Vec::new(),
             traffic: Vec::new(),
             faults: Vec::new(),
         };
@@ -108,6 +111,7 @@ impl Draft {
             draft.add_fault(rng);
         }
         draft.add_host_fault(rng);
+        draft.add_classes(rng);
         draft
     }
 
@@ -173,6 +177,24 @@ impl Draft {
         });
     }
 
+    /// Classes with weights and flow control, in a part of the scenarios.
+    fn add_classes(&mut self, rng: &mut Rng) {
+        if !rng.next_u32().is_multiple_of(4) {
+            return;
+        }
+        let classes = [rng.next_u32() % 4, 4 + rng.next_u32() % 4];
+        for traffic in &mut self.traffic {
+            traffic.push_str(&format!("\nclass = {}", pick(rng, &classes)));
+        }
+        for class in classes {
+            let (weight, pfc) = (pick(rng, &[64, 5_000, 100_000]), rng.next_u32().is_multiple_of(2));
+            self.classes.push(format!("class = {class}\nweight = {weight}\npfc = {pfc}"));
+        }
+        if rng.next_u32().is_multiple_of(2) {
+            self.switches.push("pfc_watchdog = \"300us\"".into());
+        }
+    }
+
     /// The same, made smaller in one way; as many as there are ways.
     fn smaller(&self) -> Vec<Draft> {
         let mut all = Vec::new();
@@ -194,6 +216,9 @@ impl Draft {
         }
         for at in 0..self.switches.len() {
             push(&|d| drop(d.switches.remove(at)));
+        }
+        for at in 0..self.classes.len() {
+            push(&|d| drop(d.classes.remove(at)));
         }
         push(&|d| d.hosts = d.hosts.div_ceil(2).next_multiple_of(2));
         push(&|d| d.cpu = "ideal");
@@ -279,7 +304,7 @@ impl fmt::Display for Draft {
                 writeln!(f, "\n[{table}]\n{}", lines.join("\n"))?;
             }
         }
-        for (table, bodies) in [("traffic", &self.traffic), ("fault", &self.faults)] {
+        for (table, bodies) in [("class", &self.classes), ("traffic", &self.traffic), ("fault", &self.faults)] {
             for body in bodies {
                 writeln!(f, "\n[[{table}]]\n{body}")?;
             }

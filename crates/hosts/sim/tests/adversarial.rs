@@ -126,6 +126,18 @@ fn marks_on_all_packets_on_none_and_on_every_other_one() {
 }
 
 #[test]
+fn a_receive_buffer_of_four_packets_is_enough() {
+    // The processor takes longer for a packet than the link: what finds no room is lost.
+    for repair in REPAIRS {
+        for verb in ["write", "send", "read"] {
+            let hosts = format!("cpu = \"udp\"\ntrain = \"1KiB\"\nreceive_queue = 4600\n{repair}");
+            let results = simulate(verb, &hosts, "");
+            assert!(results.network.receive_overflows > 0, "{verb}: {:?}", results.network);
+        }
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_fate_is_said() {
     let refused = |fault: &str| {
         let text = format!(
