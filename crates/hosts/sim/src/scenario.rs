@@ -23,8 +23,8 @@ pub const HOSTS_MAX: u32 = 4_096;
 pub const DEPTH_MAX: u32 = 1_024;
 /// Most spine switches.
 const SPINES_MAX: u32 = 256;
-/// Trains that the buffer of a switch holds at least. A train takes its place as a whole, and two hosts whose trains fill a buffer
-/// would drop each other's without end, although single packets would all have passed.
+/// Trains that the buffer of a switch holds at least. A train takes its place as a whole, and two hosts whose trains fill a
+/// buffer would drop each other's without end, although single packets would all have passed.
 const TRAINS_MIN: u64 = 16;
 /// Weights of deficit round robin in bytes.
 const WEIGHTS: std::ops::RangeInclusive<u64> = 64..=16 << 20;
