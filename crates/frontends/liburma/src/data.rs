@@ -254,7 +254,13 @@ exported! {
             host.turn(&mut inner);
         }
         for i in 0..count {
-            let Some(cr) = inner.node.poll_jfc(handle) else { return i };
+            let Some(cr) = inner.node.poll_jfc(handle) else {
+                drop(inner);
+                if i == 0 {
+                    host.idle_poll();
+                }
+                return i;
+            };
             crs.add(i as usize).write(record(&inner, &cr));
         }
         count

@@ -9,10 +9,12 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Packets taken from the socket at once.
 const BURST: usize = 64;
+/// A program that has polled within this time serves the node itself.
+const POLLING: Duration = Duration::from_millis(1);
 /// Longest sleep of the thread.
 const SLEEP_MS: i32 = 100;
 
@@ -125,6 +127,8 @@ pub struct Host {
     inner: Mutex<Inner>,
     socket: UdpSocket,
     start: Instant,
+    /// When the program last polled in vain.
+    polled_at: AtomicU64,
     pub address: IpAddr,
 }
 
@@ -177,7 +181,7 @@ impl Host {
         let buffer = vec![0; 65_536];
         let (reports, peers, jetties, pointers) = (Reports::default(), HashMap::new(), HashSet::new(), HashMap::new());
         let inner = Mutex::new(Inner { node, reports, peers, buffer, jetties, pointers });
-        Ok(Host { inner, socket, start: Instant::now(), address })
+        Ok(Host { inner, socket, start: Instant::now(), polled_at: AtomicU64::new(0), address })
     }
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -194,6 +198,12 @@ impl Host {
     pub fn with<R>(&self, inner: &mut Inner, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
         let mut env = UrmaEnv { now: self.now(), mem: &mut OwnMemory, fx: &mut inner.reports };
         call(&mut inner.node, &mut env)
+    }
+    /// A poll of the program that found nothing: it has served the node, so that the thread need not.
+    pub fn idle_poll(&self) {
+        self.polled_at.store(self.now().0, Ordering::Relaxed);
+        // Pollers that outnumber the processors would else wait for each other's time slices.
+        std::thread::yield_now();
     }
     /// Takes what has arrived, handles what is due, sends what may be sent.
     pub fn turn(&self, inner: &mut Inner) {
@@ -256,6 +266,11 @@ fn payload_for(address: IpAddr) -> u16 {
 fn serve(host: &Weak<Host>) {
     loop {
         let Some(host) = host.upgrade() else { return };
+        if host.now().0.saturating_sub(host.polled_at.load(Ordering::Relaxed)) < POLLING.as_nanos() as u64 {
+            drop(host);
+            std::thread::sleep(POLLING);
+            continue;
+        }
         let wait = {
             let mut inner = host.lock();
             host.turn(&mut inner);
