@@ -1,5 +1,5 @@
-//! Structures that cross the C interface, x86-64 and alike. Sizes and offsets are asserted; `tests/layout.sh` compares them with UMDK's
-//! headers where those are at hand.
+//! Structures that cross the C interface, x86-64 and alike. Sizes and offsets are asserted; `tests/layout.sh` compares them
+//! with UMDK's headers where those are at hand.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;

@@ -4,7 +4,7 @@ use crate::abi::{
     EINVAL, Eid, ObjectId, RwWr, SUCCESS, SendWr, Status, TargetJetty, TargetSeg, UrmaContext, UrmaCr, UrmaJetty,
     UrmaJfc, UrmaJfce, UrmaJfr, UrmaJfrWr, UrmaJfs, UrmaJfsWr, UrmaSg, UrmaSge, WrBody,
 };
-use crate::host::{Host, Inner};
+use crate::host::{Inner, UrmaHost};
 use crate::macros::exported;
 use crate::objects::{host_of, status_of};
 use burst_ubwire::{OrderTag, TaOpcode};
@@ -122,7 +122,7 @@ unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
 ///
 /// # Safety
 /// The list and what it points to is alive; `bad` is null or writable.
-unsafe fn post_list(host: &Host, jetty: u32, mut wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
+unsafe fn post_list(host: &UrmaHost, jetty: u32, mut wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
     let mut inner = host.lock();
     while !wr.is_null() {
         // SAFETY: as the caller promises.
@@ -145,7 +145,7 @@ unsafe fn post_list(host: &Host, jetty: u32, mut wr: *mut UrmaJfsWr, bad: *mut *
 
 /// # Safety
 /// As for [`post_list`].
-unsafe fn post_receives(host: &Host, jfr: u32, mut wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
+unsafe fn post_receives(host: &UrmaHost, jfr: u32, mut wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
     let mut inner = host.lock();
     while !wr.is_null() {
         // SAFETY: as the caller promises.

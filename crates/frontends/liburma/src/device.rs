@@ -4,7 +4,7 @@ use crate::abi::{
     DeviceAttr, EAGAIN, EINVAL, Eid, EidInfo, FAIL, PriorityInfo, SUCCESS, Status, UrmaAsyncEvent, UrmaContext,
     UrmaDevice,
 };
-use crate::host::Host;
+use crate::host::UrmaHost;
 use crate::macros::exported;
 use burst_urma::{URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaEvent};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,9 +15,9 @@ use std::sync::OnceLock;
 
 /// A context with what the library keeps for it.
 #[repr(C)]
-pub struct Context {
+pub struct OwnedContext {
     pub c: UrmaContext,
-    pub host: Arc<Host>,
+    pub host: Arc<UrmaHost>,
     /// Objects that live: the context cannot be deleted meanwhile.
     pub objects: usize,
 }
@@ -33,21 +33,21 @@ const DEVICE_NAME: &CStr = c"burst0";
 pub const DEPTH_MAX: u32 = 32_768;
 const OBJECTS_MAX: u32 = 65_536;
 
-struct Device(UrmaDevice);
+struct StaticDevice(UrmaDevice);
 
 // SAFETY: the device is never changed after it was made; its pointers are null.
-unsafe impl Send for Device {}
+unsafe impl Send for StaticDevice {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Device {}
+unsafe impl Sync for StaticDevice {}
 
 fn device() -> *mut UrmaDevice {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
+    static DEVICE: OnceLock<StaticDevice> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         let mut name = [0; 64];
         for (to, from) in name.iter_mut().zip(DEVICE_NAME.to_bytes()) {
             *to = *from as c_char;
         }
-        Device(UrmaDevice { name, path: [0; 4096], kind: 0, ops: null_mut(), sysfs: null_mut() })
+        StaticDevice(UrmaDevice { name, path: [0; 4096], kind: 0, ops: null_mut(), sysfs: null_mut() })
     });
     (&raw const device.0).cast_mut()
 }
@@ -124,6 +124,33 @@ fn fill_attr(attr: &mut DeviceAttr) {
     (attr.reserved_min, attr.reserved_max) = (0, 1023);
 }
 
+/// A context of an address of this machine; null if its UDP port cannot be used.
+pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaContext {
+    let host = match UrmaHost::of(address) {
+        Ok(host) => host,
+        Err(error) => {
+            explain(&format!("UDP port 4792 of {address} cannot be used: {error}"));
+            return null_mut();
+        }
+    };
+    // SAFETY: makes a descriptor; no memory is passed.
+    let async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    host.lock().reports.event_fd = async_fd;
+    let c = UrmaContext {
+        dev,
+        ops: (&raw const OPS).cast(),
+        dev_fd: -1,
+        async_fd,
+        mutex: [0; 5],
+        eid: eid_of(address),
+        eid_index: index,
+        uasid: std::process::id(),
+        refs: 1,
+        aggr_mode: 0,
+    };
+    Box::into_raw(Box::new(OwnedContext { c, host, objects: 0 })).cast()
+}
+
 exported! {
     fn urma_init(_conf: *mut c_void) -> Status { SUCCESS }
     fn urma_uninit() -> Status { SUCCESS }
@@ -187,34 +214,13 @@ exported! {
             explain(&format!("there is no EID with index {index}; there are {}", found.len()));
             return null_mut();
         };
-        let host = match Host::of(*address) {
-            Ok(host) => host,
-            Err(error) => {
-                explain(&format!("UDP port 4792 of {address} cannot be used: {error}"));
-                return null_mut();
-            }
-        };
-        let async_fd = libc::eventfd(0, libc::EFD_CLOEXEC);
-        host.lock().reports.event_fd = async_fd;
-        let c = UrmaContext {
-            dev,
-            ops: (&raw const OPS).cast(),
-            dev_fd: -1,
-            async_fd,
-            mutex: [0; 5],
-            eid: eid_of(*address),
-            eid_index: index,
-            uasid: std::process::id(),
-            refs: 1,
-            aggr_mode: 0,
-        };
-        Box::into_raw(Box::new(Context { c, host, objects: 0 })).cast()
+        open(dev, *address, index)
     }
     fn urma_delete_context(ctx: *mut UrmaContext) -> Status {
         if ctx.is_null() {
             return EINVAL;
         }
-        let context = ctx.cast::<Context>();
+        let context = ctx.cast::<OwnedContext>();
         if (*context).objects > 0 {
             return EAGAIN;
         }
@@ -230,7 +236,7 @@ exported! {
         if libc::read((*ctx).async_fd, count.as_mut_ptr().cast(), count.len()) < 0 {
             return FAIL;
         }
-        let mut inner = (*ctx.cast::<Context>()).host.lock();
+        let mut inner = (*ctx.cast::<OwnedContext>()).host.lock();
         let Some(next) = inner.reports.events.pop_front() else { return EAGAIN };
         let (kind, element) = match next {
             UrmaEvent::JfcError(id) => (0, id),

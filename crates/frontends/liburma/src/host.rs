@@ -1,4 +1,5 @@
-//! The host of one address inside the program: node, UDP socket, and a thread that serves both while the program does something else.
+//! The host of one address inside the program: node, UDP socket, and a thread that serves both while the program does
+//! something else.
 
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, UB_UDP_PORT, encap};
@@ -23,8 +24,8 @@ struct OwnMemory;
 
 impl UrmaMemory for OwnMemory {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
-        // SAFETY: the program has registered the range, and keeps it mapped until it deregisters it; bytes may change meanwhile, as with an
-        // adapter.
+        // SAFETY: the program has registered the range, and keeps it mapped until it deregisters it; bytes may change
+        // meanwhile, as with an adapter.
         unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -123,7 +124,7 @@ impl ChannelNews {
 }
 
 /// One address.
-pub struct Host {
+pub struct UrmaHost {
     inner: Mutex<Inner>,
     socket: UdpSocket,
     start: Instant,
@@ -142,23 +143,23 @@ pub fn cna_of(address: IpAddr) -> Cna {
 }
 
 /// Hosts of this process, by address.
-static HOSTS: Mutex<Vec<Weak<Host>>> = Mutex::new(Vec::new());
+static HOSTS: Mutex<Vec<Weak<UrmaHost>>> = Mutex::new(Vec::new());
 
-impl Host {
+impl UrmaHost {
     /// The host of an address: the present one, or a new one.
-    pub fn of(address: IpAddr) -> io::Result<Arc<Host>> {
+    pub fn of(address: IpAddr) -> io::Result<Arc<UrmaHost>> {
         let mut hosts = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
         hosts.retain(|host| host.strong_count() > 0);
         if let Some(host) = hosts.iter().filter_map(Weak::upgrade).find(|host| host.address == address) {
             return Ok(host);
         }
-        let host = Arc::new(Host::new(address)?);
+        let host = Arc::new(UrmaHost::new(address)?);
         hosts.push(Arc::downgrade(&host));
         let weak = Arc::downgrade(&host);
         std::thread::Builder::new().name("urma".into()).spawn(move || serve(&weak))?;
         Ok(host)
     }
-    fn new(address: IpAddr) -> io::Result<Host> {
+    fn new(address: IpAddr) -> io::Result<UrmaHost> {
         let socket = UdpSocket::bind(SocketAddr::new(address, UB_UDP_PORT))?;
         socket.set_nonblocking(true)?;
         for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
@@ -181,7 +182,7 @@ impl Host {
         let buffer = vec![0; 65_536];
         let (reports, peers, jetties, pointers) = (Reports::default(), HashMap::new(), HashSet::new(), HashMap::new());
         let inner = Mutex::new(Inner { node, reports, peers, buffer, jetties, pointers });
-        Ok(Host { inner, socket, start: Instant::now(), polled_at: AtomicU64::new(0), address })
+        Ok(UrmaHost { inner, socket, start: Instant::now(), polled_at: AtomicU64::new(0), address })
     }
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -263,7 +264,7 @@ fn payload_for(address: IpAddr) -> u16 {
 }
 
 /// The thread of a host; ends with it.
-fn serve(host: &Weak<Host>) {
+fn serve(host: &Weak<UrmaHost>) {
     loop {
         let Some(host) = host.upgrade() else { return };
         if host.now().0.saturating_sub(host.polled_at.load(Ordering::Relaxed)) < POLLING.as_nanos() as u64 {

@@ -5,8 +5,8 @@ use crate::abi::{
     SegCfg, Status, TargetJetty, TargetSeg, TokenId, UbVa, UrmaContext, UrmaJetty, UrmaJfc, UrmaJfce, UrmaJfr, UrmaJfs,
     UrmaSeg,
 };
-use crate::device::{Context, DEPTH_MAX, address_of, explain};
-use crate::host::{ChannelNews, Host, Inner, cna_of};
+use crate::device::{DEPTH_MAX, OwnedContext, address_of, explain};
+use crate::host::{ChannelNews, Inner, UrmaHost, cna_of};
 use crate::macros::exported;
 use burst_ubwire::ServiceMode;
 use burst_urma::{
@@ -40,9 +40,9 @@ fn set_errno(status: Status) {
 ///
 /// # Safety
 /// The context is one of this library's and alive.
-pub unsafe fn host_of<'a>(ctx: *mut UrmaContext) -> &'a Host {
-    // SAFETY: contexts of this library begin a `Context`.
-    unsafe { &(*ctx.cast::<Context>()).host }
+pub unsafe fn host_of<'a>(ctx: *mut UrmaContext) -> &'a UrmaHost {
+    // SAFETY: contexts of this library begin a `OwnedContext`.
+    unsafe { &(*ctx.cast::<OwnedContext>()).host }
 }
 
 /// Locks the host of a context and makes an object; null with errno if it is refused.
@@ -62,7 +62,7 @@ unsafe fn create<T>(
     match make(&mut host.lock()) {
         Ok(object) => {
             // SAFETY: as above; programs do not create objects of one context while they delete it.
-            unsafe { (*ctx.cast::<Context>()).objects += 1 };
+            unsafe { (*ctx.cast::<OwnedContext>()).objects += 1 };
             Box::into_raw(Box::new(object))
         }
         Err(error) => {
@@ -81,7 +81,7 @@ unsafe fn destroy<T>(ctx: *mut UrmaContext, object: *mut T, status: Status) -> S
     if status == SUCCESS {
         // SAFETY: as the caller promises.
         unsafe {
-            (*ctx.cast::<Context>()).objects -= 1;
+            (*ctx.cast::<OwnedContext>()).objects -= 1;
             drop(Box::from_raw(object));
         }
     }
@@ -448,7 +448,7 @@ exported! {
     fn urma_put_seg_ctx(seg: *mut UrmaSeg) { libc::free(seg.cast()) }
 }
 
-fn delete_jetty(host: &Host, id: u32) -> Status {
+fn delete_jetty(host: &UrmaHost, id: u32) -> Status {
     let mut inner = host.lock();
     let mut result = inner.node.delete_jetty(id);
     if result == Err(UrmaError::Busy) {
@@ -468,7 +468,7 @@ fn delete_jetty(host: &Host, id: u32) -> Status {
     done(result)
 }
 
-fn modify(host: &Host, id: u32, mask: u32, state: u32) -> Status {
+fn modify(host: &UrmaHost, id: u32, mask: u32, state: u32) -> Status {
     let state = match state {
         0 => JettyState::Reset,
         1 => JettyState::Ready,
