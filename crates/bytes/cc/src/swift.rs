@@ -16,9 +16,9 @@
 //!
 //! A loss that was none is undone, unless the window was reduced again since.
 //!
-//! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice measure
-//! no round trip. While they are all there is, a window under one packet doubles each time that one is acknowledged; otherwise it
-//! would stay as small as it is, since what follows waits behind them.
+//! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice
+//! measure no round trip. While they are all there is, a window under one packet doubles each time that one is acknowledged;
+//! otherwise it would stay as small as it is, since what follows waits behind them.
 
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::bounded;

@@ -564,8 +564,8 @@ mod tests {
         assert!(path().gate().is_none() && path().burst(now) == Some(u64::MAX));
     }
 
-    /// Only repairs of READ responses are sent, which do not count as in flight: what the peer says of them must not wait for bytes
-    /// that are acknowledged.
+    /// Only repairs of READ responses are sent, which do not count as in flight: what the peer says of them must not wait for
+    /// bytes that are acknowledged.
     #[test]
     fn reports_reach_a_paced_path_that_has_nothing_in_flight() {
         let mut p = path_with(Algorithm::Swift);

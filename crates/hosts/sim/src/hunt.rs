@@ -87,9 +87,9 @@ impl Draft {
             traffic: Vec::new(),
             faults: Vec::new(),
         };
-        // A queue pair gives up after eight losses in a row, which must be too rare to happen in a hunt: a way to and fro
-        // over the eight links of a leaf-spine would lose 28 % of packets at 3 % loss and 1 % corruption, eight in a row in
-        // 4 of 100,000 attempts; at 1 % and 0.5 % it is 3 of 100 million.
+        // A queue pair gives up after eight losses in a row, which must be too rare to happen in a hunt: a way to and fro over
+        // the eight links of a leaf-spine would lose 28 % of packets at 3 % loss and 1 % corruption, eight in a row in 4 of
+        // 100,000 attempts; at 1 % and 0.5 % it is 3 of 100 million.
         let (loss, corrupt) = if hops_are_few(topology) { ("3%", "1%") } else { ("1%", "0.5%") };
         for (key, shares) in [
             ("loss", ["0.1%", "1%", loss]),

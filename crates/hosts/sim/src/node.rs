@@ -39,6 +39,11 @@ const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REM
 /// Entries of a host's one completion queue, beside two for each request of a queue pair. It is read after every pass, which
 /// receives at most 256 packets.
 const CQ_ENTRIES: u32 = 512;
+/// Packets that a pass sends at most, less than a daemon's: thousands of hosts need memory for them, and a real adapter stops a
+/// worker more often than once in 256 packets.
+const BATCH_FRAMES: usize = 64;
+/// First room of a worker's lists.
+const LIST_ROOM: usize = 16;
 
 /// Settings of all hosts of a simulation.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +169,8 @@ impl SimHost {
             cm_secret: Secret::new([rng.next_u64(), rng.next_u64()]),
             selective: config.selective,
             strict_placement: false,
+            batch_frames: BATCH_FRAMES,
+            list_room: LIST_ROOM,
         };
         let inbox = Arc::new(Inbox::new(1)?);
         let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![Box::new(port)], vec![inbox]);

@@ -180,8 +180,8 @@ impl Qp {
             let (elapsed, delay) = (env.now.since(sent_at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));
             let has_come = !saeth.trigger.next().is_before(behind) && saeth.transmission == 0;
             let is_it = has_come && saeth.trigger.is_before(measured.end());
-            // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm, unless what
-            // was missing in between has held it up.
+            // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm, unless
+            // what was missing in between has held it up.
             if is_it || (has_come && !expected.is_before(behind) && sel.losses.is_none()) {
                 sel.rtt.measured(elapsed, delay);
                 rtt = is_it.then(|| Nanos(elapsed.0.saturating_sub(delay.0)));

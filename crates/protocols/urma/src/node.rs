@@ -18,6 +18,8 @@ use burst_ubwire::{Cna, ServiceMode, TaOpcode};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
+/// Longest payload of a packet.
+const PAYLOAD_MAX: u16 = 8192;
 /// Objects of each kind at most.
 const OBJECTS_MAX: usize = (1 << 20) - JETTY_ID_FIRST as usize;
 
@@ -110,7 +112,7 @@ impl UrmaNode {
         // Messages that wait leave room for those that they wait for, and for all their responses.
         let inbound_max = config.inbound_max.max(2);
         let responses_max = config.responses_max.max(inbound_max + 4);
-        let config = UrmaConfig { mtu: config.mtu.clamp(256, 8192), inbound_max, responses_max, ..config };
+        let config = UrmaConfig { mtu: config.mtu.clamp(256, PAYLOAD_MAX), inbound_max, responses_max, ..config };
         UrmaNode {
             rng: Rng::new(config.seed),
             incarnations: config.incarnation,
@@ -127,7 +129,8 @@ impl UrmaNode {
             responses: UrmaPool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
             contexts: UrmaPool::new(config.contexts_max.min(1 << 16)),
             moved_contexts: Vec::new(),
-            buffer: ReorderBuffer::new(config.mtu, config.reorder_packets),
+            // A peer may send longer packets than this node.
+            buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
             channels: UrmaPool::new(config.channels_max.min(1 << 16)),
             by_peer: BTreeMap::new(),
             active: VecDeque::new(),
@@ -398,6 +401,10 @@ impl UrmaNode {
     /// Takes the oldest record of a completion queue.
     pub fn poll_jfc(&mut self, jfc: u32) -> Option<CompletionRecord> {
         self.jfcs.at_mut(jfc)?.records.pop_front()
+    }
+    /// Whether a completion queue has records.
+    pub fn has_completions(&self, jfc: u32) -> bool {
+        self.jfcs.at(jfc).is_some_and(|queue| !queue.records.is_empty())
     }
     /// Adds a record; a full queue breaks, and the record is lost.
     pub(crate) fn complete(&mut self, jfc: u32, record: CompletionRecord, fx: &mut dyn UrmaEffects) {
