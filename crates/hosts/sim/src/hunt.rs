@@ -160,7 +160,13 @@ impl Draft {
     /// A clock that is wrong, or a restart, in a part of the scenarios.
     fn add_host_fault(&mut self, rng: &mut Rng) {
         let (host, at) = (rng.next_u32() % self.hosts, rng.next_u32() % 4_000);
-        self.faults.extend(match rng.next_u32() % 12 {
+        let kind = rng.next_u32() % 12;
+        if matches!(kind, 2 | 3) {
+            // All requests to a host that is gone are repeated at the same times. Without congestion control they would fill a
+            // small buffer each time, and requests of others that are repeated beside them would fail (seed 1588).
+            self.switches.retain(|line| !line.starts_with("buffer"));
+        }
+        self.faults.extend(match kind {
             0 => Some(format!(
                 "kind = \"clock\"\nhost = {host}\nat = \"{at}us\"\noffset = \"{}ms\"",
                 pick(rng, &[1, 100, 10_000])

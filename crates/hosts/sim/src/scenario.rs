@@ -190,6 +190,8 @@ pub struct Fault {
     pub at: u64,
     /// How long; 0: until the end.
     pub lasts: u64,
+    /// From one beginning to the next, until the end of the traffic; 0: once.
+    pub every: u64,
     /// What.
     pub kind: FaultKind,
 }
@@ -319,7 +321,7 @@ impl Scenario {
             return text.refuse(0..0, "[[traffic]] is missing: a scenario without traffic shows nothing");
         }
         let faults =
-            file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts)).collect::<Result<_, _>>()?;
+            file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts, time)).collect::<Result<_, _>>()?;
         let payload = file.payload.unwrap_or_default().mode();
         if payload == PayloadMode::Real && hosts > 64 {
             return text.refuse(

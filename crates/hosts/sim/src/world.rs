@@ -144,14 +144,7 @@ impl World {
             backlog: VecDeque::new(),
             parts: Parts::default(),
         };
-        let mut faults: Vec<(u64, usize, bool)> = Vec::new();
-        for (index, fault) in scenario.faults.iter().enumerate() {
-            faults.push((fault.at, index, true));
-            if fault.lasts > 0 {
-                faults.push((fault.at + fault.lasts, index, false));
-            }
-        }
-        faults.sort_unstable_by_key(|fault| Reverse(*fault));
+        let faults = plan_faults(scenario);
         let memory = match scenario.payload {
             PayloadMode::Real => Some(shared_memory(u64::from(scenario.hosts) * settings.memory).map_err(no_memory)?),
             PayloadMode::Pattern | PayloadMode::Void => None,
@@ -638,6 +631,23 @@ impl World {
             }),
         }
     }
+}
+
+/// Times, numbers in the scenario, and whether they begin, of all faults; the next one last.
+fn plan_faults(scenario: &Scenario) -> Vec<(u64, usize, bool)> {
+    let mut faults: Vec<(u64, usize, bool)> = Vec::new();
+    for (index, fault) in scenario.faults.iter().enumerate() {
+        let times = (0..).map(|time| fault.at + time * fault.every);
+        let repeats = scenario.time.saturating_sub(fault.at).checked_div(fault.every).unwrap_or(0);
+        for at in times.take(1 + repeats as usize) {
+            faults.push((at, index, true));
+            if fault.lasts > 0 {
+                faults.push((at + fault.lasts, index, false));
+            }
+        }
+    }
+    faults.sort_unstable_by_key(|fault| Reverse(*fault));
+    faults
 }
 
 fn no_memory(error: rustix::io::Errno) -> SimError {

@@ -67,6 +67,36 @@ fn a_clock_that_drifts_loses_no_message() {
 }
 
 #[test]
+fn a_link_that_flaps_loses_packets_each_time_and_no_message() {
+    let flaps =
+        pair("[[fault]]\nkind = \"link-down\"\nlink = \"host1\"\nat = \"100us\"\nfor = \"30us\"\nevery = \"500us\"\n");
+    assert_eq!(flaps.traffic[0].failed, 0);
+    // At 0.1, 0.6, … 3.6 ms: each time what is sent in 30 us of 80 ps a byte, less what waits for a time-out.
+    assert!(flaps.network.losses > 8 * 10, "{:?}", flaps.network);
+    let storms = |every: &str| {
+        let storm = "[[fault]]\nkind = \"pause-storm\"\nhost = 1\nat = \"100us\"\nfor = \"10us\"\n";
+        pair(&format!("{storm}{every}")).network.pauses
+    };
+    assert_eq!((storms(""), storms("every = \"400us\"\n")), (1, 10));
+}
+
+#[test]
+fn what_is_wrong_with_repetition_is_said() {
+    for (keys, expected) in [
+        ("every = \"1us\"", "every: expected more than for, which is more than 0"),
+        ("for = \"2us\"\nevery = \"2us\"", "line 11: every: expected more than for"),
+        ("for = \"1ns\"\nevery = \"2ns\"", "line 11: every: 500000 times until the end; expected 10000 at most"),
+    ] {
+        let text = format!(
+            "time = \"1ms\"\n[topology]\nkind = \"pair\"\n[[traffic]]\nkind = \"stream\"\nsize = 1\n[[fault]]\n\
+             kind = \"stall\"\nhost = 0\n{keys}\nat = 0\n"
+        );
+        let sentence = Scenario::parse(&text).expect_err("a wrong scenario").to_string();
+        assert!(sentence.contains(expected), "{sentence:?} does not have {expected:?}");
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_clock_is_said() {
     let refused = |keys: &str| {
         let text = format!(

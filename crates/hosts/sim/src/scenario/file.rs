@@ -365,6 +365,8 @@ pub struct FaultTable {
     /// How long it lasts.
     #[serde(rename = "for")]
     pub lasts: Option<Delay>,
+    /// Time from one beginning to the next, for what happens again and again.
+    pub every: Option<Spanned<Delay>>,
     /// The link.
     pub link: Option<String>,
     /// The switch.
@@ -402,6 +404,7 @@ impl FaultTable {
             ("offset", self.offset.is_some()),
             ("drift", self.drift.is_some()),
             ("for", self.lasts.is_some()),
+            ("every", self.every.is_some()),
         ];
         keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect()
     }

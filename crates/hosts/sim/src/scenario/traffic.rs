@@ -1,7 +1,7 @@
 //! What is sent and what fails: the tables `[[traffic]]` and `[[fault]]`.
 
 use super::file::{self, FaultTable, TrafficTable};
-use super::value::Share;
+use super::value::{Delay, Share};
 use super::{DEPTH_MAX, Fault, FaultKind, MESSAGE_MAX, Pattern, ScenarioError, Sizes, Text, TrafficPart, only};
 use crate::node::Verb;
 use burst_fabric::PacketFate;
@@ -10,6 +10,8 @@ use toml::Spanned;
 
 /// Most packets that one fault names.
 const NUMBERS_MAX: usize = 4_096;
+/// Most repetitions of a fault.
+const REPEATS_MAX: u64 = 10_000;
 
 /// A table of `[[traffic]]`.
 pub(super) fn read_traffic(
@@ -140,16 +142,21 @@ fn read_sizes(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<
 }
 
 /// A table of `[[fault]]`.
-pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u32) -> Result<Fault, ScenarioError> {
+pub(super) fn read_fault(
+    text: &Text<'_>,
+    table: &Spanned<FaultTable>,
+    hosts: u32,
+    time: u64,
+) -> Result<Fault, ScenarioError> {
     use file::FaultKindName as K;
     let (span, t) = (table.span(), table.get_ref());
     let (name, own): (&str, &[&str]) = match t.kind {
-        K::Link => ("link-down", &["for", "link"]),
-        K::Drops => ("drops", &["for", "switch", "share"]),
-        K::Stall => ("stall", &["for", "host"]),
-        K::PauseStorm => ("pause-storm", &["for", "host", "class"]),
+        K::Link => ("link-down", &["for", "every", "link"]),
+        K::Drops => ("drops", &["for", "every", "switch", "share"]),
+        K::Stall => ("stall", &["for", "every", "host"]),
+        K::PauseStorm => ("pause-storm", &["for", "every", "host", "class"]),
         K::Packets => ("packets", &["host", "numbers", "fate", "by"]),
-        K::Restart => ("restart", &["for", "host"]),
+        K::Restart => ("restart", &["for", "every", "host"]),
         K::Clock => ("clock", &["for", "host", "offset", "drift"]),
     };
     only(text, &span, name, &t.given(), &[&["kind", "at"], own].concat())?;
@@ -182,7 +189,23 @@ pub(super) fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u3
             FaultKind::Packets { host: host()?, numbers: numbers.get_ref().clone(), fate: read_fate(text, &span, t)? }
         }
     };
-    Ok(Fault { at: t.at.0, lasts: t.lasts.unwrap_or_default().0, kind })
+    let (at, lasts) = (t.at.0, t.lasts.unwrap_or_default().0);
+    let every = t.every.as_ref().map_or(Ok(0), |every| read_every(text, every, lasts, time.saturating_sub(at)))?;
+    Ok(Fault { at, lasts, every, kind })
+}
+
+/// `every` of a fault that lasts for `lasts`, and has the time `left` for its repetitions.
+fn read_every(text: &Text<'_>, every: &Spanned<Delay>, lasts: u64, left: u64) -> Result<u64, ScenarioError> {
+    let Delay(period) = *every.get_ref();
+    if lasts == 0 || period <= lasts {
+        return text.refuse(every.span(), "every: expected more than for, which is more than 0");
+    }
+    match left / period {
+        0..=REPEATS_MAX => Ok(period),
+        repeats => {
+            text.refuse(every.span(), format!("every: {repeats} times until the end; expected {REPEATS_MAX} at most"))
+        }
+    }
 }
 
 /// `fate` of packets, and `by` where it means something.
