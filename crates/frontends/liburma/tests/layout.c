@@ -1,4 +1,4 @@
-/* Compiles only if UMDK's structures have the sizes and offsets that src/abi.rs asserts. Run by tests/umdk.sh. */
+/* Compiles only if UMDK's structures have the sizes and offsets that src/abi.rs asserts. Run by tests/test_urma.py. */
 #include <stddef.h>
 #include "urma_types.h"
 
