@@ -158,6 +158,7 @@ fn post(side: &mut Side, now: Nanos, a: u8, b: u8) {
         target: Some(side.targets[which]),
         segment: Some(side.segment),
         remote_addr: BASE + u64::from(b) * 8,
+        notify: Some((side.segment, BASE + u64::from(a) * 8)),
         order: [OrderTag::None, OrderTag::Relaxed, OrderTag::Strong][usize::from(b >> 3 & 3).min(2)],
         completion_order: b & 0x40 != 0,
         fence: b & 0x80 != 0,

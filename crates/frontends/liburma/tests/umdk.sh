@@ -38,8 +38,8 @@ perftest() {
     [ $code = 0 ] || failed=1
 }
 sample() {
-    (sleep 6; echo q) | within $a "$build/urma/examples/urma_sample" -d burst0 "$@" >"$work/server" 2>&1 &
-    sleep 2
+    (sleep 12; echo q) | within $a "$build/urma/examples/urma_sample" -d burst0 "$@" >"$work/server" 2>&1 &
+    sleep 1
     within $b "$build/urma/examples/urma_sample" -d burst0 -i 10.77.0.1 "$@" >"$work/client" 2>&1
     local code=$?
     wait
@@ -55,7 +55,7 @@ for mode in 0 1; do
 done
 perftest send_lat -p 2 -n 200 -s 512
 perftest send_bw -p 2 -n 200 -s 512
-for options in "-b" "-b -f" "-J 4" "-l 8 -Q 8" "-Q 8" "-B" "-K 1" "--enable_imm" "--eid_idx 1"; do
+for options in "-b" "-b -f" "-J 4" "-l 8 -Q 8" "-Q 8" "-B" "-K 1" "--enable_imm" "--enable_notify" "--eid_idx 1"; do
     # shellcheck disable=SC2086  # several options
     perftest write_bw $options -n 512 -s 4096
 done

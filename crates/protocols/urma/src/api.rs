@@ -320,7 +320,7 @@ pub struct JfsWr {
     pub opcode: TaOpcode,
     /// Returned in the completion.
     pub user_ctx: u64,
-    /// PayloadSource, or destination of a READ or atomic.
+    /// Source, or destination of a READ or atomic.
     pub data: WrData,
     /// Imported Jetty: receiver of messages and notifications. In mode RC the bound peer is used.
     pub target: Option<u32>,
@@ -334,7 +334,10 @@ pub struct JfsWr {
     pub swap: u64,
     /// Immediate data.
     pub immediate: u64,
-    /// UrmaPlace order.
+    /// WRITE with notification: imported segment and address (eight bytes) to which the immediate data are written, after all
+    /// others.
+    pub notify: Option<(u32, u64)>,
+    /// Place order.
     pub order: OrderTag,
     /// Completion in posting order, among the requests that have this bit.
     pub completion_order: bool,
@@ -357,6 +360,7 @@ impl JfsWr {
             operand: 0,
             swap: 0,
             immediate: 0,
+            notify: None,
             order: OrderTag::None,
             completion_order: false,
             fence: false,
