@@ -376,6 +376,8 @@ impl Mtetah {
     pub const JFR: u8 = 0;
     /// TC type of a Jetty.
     pub const JETTY: u8 = 1;
+    /// TC type of a Jetty group.
+    pub const GROUP: u8 = 2;
 }
 
 /// Where a WRITE with notification writes its immediate data (Burst's own header).

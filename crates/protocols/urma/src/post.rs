@@ -1,8 +1,8 @@
 //! Work requests: checks when they are posted, and the list of a Jetty's requests.
 
 use crate::api::{
-    JETTY_ID_FIRST, JettyState, JfsWr, RemoteJetty, RemoteSegment, TransMode, URMA_MESSAGE_MAX, UrmaEnv, UrmaError,
-    WrData,
+    JETTY_ID_FIRST, JettyState, JfsWr, RemoteJetty, RemoteSegment, TargetKind, TransMode, URMA_MESSAGE_MAX, UrmaEnv,
+    UrmaError, WrData,
 };
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
@@ -100,8 +100,12 @@ impl UrmaNode {
         };
         let needs_target = matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::WriteImm);
         let target = remote.filter(|_| needs_target).map(|r| Mtetah {
-            hint: 0,
-            kind: if r.is_jfr { Mtetah::JFR } else { Mtetah::JETTY },
+            hint: wr.hint,
+            kind: match r.kind {
+                TargetKind::Jfr => Mtetah::JFR,
+                TargetKind::Jetty => Mtetah::JETTY,
+                TargetKind::Group => Mtetah::GROUP,
+            },
             id: r.id,
         });
         if needs_target && target.is_none() {

@@ -136,10 +136,16 @@ impl UrmaNode {
         env.mem.write(addr, &data).map_err(|_| UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess))
     }
     /// The receive queue of the Jetty or JFR that a request names: its number, and the queue.
-    fn check_target(&self, origin: &MessageOrigin) -> Result<(u32, PoolRef), UrmaRefusal> {
+    fn check_target(&mut self, origin: &MessageOrigin) -> Result<(u32, PoolRef), UrmaRefusal> {
         let unknown = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget);
         let refused = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused);
-        let target = origin.request.target.ok_or(unknown)?;
+        let mut target = origin.request.target.ok_or(unknown)?;
+        let mut group_token = None;
+        if target.kind == Mtetah::GROUP {
+            let (member, token) = self.choose_member(target.id, target.hint).ok_or(unknown)?;
+            group_token = Some(token);
+            target = Mtetah { kind: Mtetah::JETTY, id: member, ..target };
+        }
         let (jfr, token) = match target.kind {
             Mtetah::JFR => (target.id, None),
             Mtetah::JETTY => {
@@ -164,7 +170,8 @@ impl UrmaNode {
         };
         let at = self.jfr_ref(jfr).ok_or(unknown)?;
         let queue = self.jfrs.get(at).filter(|queue| queue.state == JfrState::Ready).ok_or(unknown)?;
-        let needed = if target.kind == Mtetah::JFR { queue.config.token } else { token };
+        let own = if target.kind == Mtetah::JFR { queue.config.token } else { token };
+        let needed = group_token.unwrap_or(own);
         // A WRITE with notification carries the token of the segment, which was checked.
         let is_shown = needed.is_none() || origin.request.base.opcode.has_memory() || origin.request.token == needed;
         if is_shown { Ok((target.id, at)) } else { Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbToken)) }

@@ -6,7 +6,7 @@ use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, Dialect, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbPacket};
 use burst_urma::{
     CrStatus, JettyConfig, JfrConfig, JfrState, JfsWr, LossRecovery, RemoteJetty, RemoteSegment, SegmentConfig,
-    TransMode, UrmaError, UrmaEvent, WrData, access,
+    TargetKind, TransMode, UrmaError, UrmaEvent, WrData, access,
 };
 use common::*;
 use std::cell::RefCell;
@@ -247,7 +247,7 @@ fn a_jetty_with_a_token_and_a_bound_one_refuse_others() {
     p.world.recv(1, p.jfr[1], 0, 100, 1);
     let wr = p.wr(TaOpcode::Send, 0, 10, 0);
     assert_eq!(p.go(wr).0, [CrStatus::RemAccessAbort]);
-    let shown = RemoteJetty { cna: Cna::new(2), id: p.jetty[1], is_jfr: false, token: Some(5) };
+    let shown = RemoteJetty { cna: Cna::new(2), id: p.jetty[1], kind: TargetKind::Jetty, token: Some(5) };
     let target = p.world.hosts[0].node.import_jetty(shown).expect("room");
     let wr = JfsWr { target: Some(target), ..wr };
     assert_eq!(p.go(wr).0, [CrStatus::Success]);
@@ -423,7 +423,7 @@ fn queues_report_overflow_error_and_their_limit_once() {
     for i in 0..3 {
         p.world.recv(1, jfr, 0, 64, i);
     }
-    let remote = RemoteJetty { cna: Cna::new(2), id: jfr, is_jfr: true, token: Some(4) };
+    let remote = RemoteJetty { cna: Cna::new(2), id: jfr, kind: TargetKind::Jfr, token: Some(4) };
     let target = p.world.hosts[0].node.import_jetty(remote).expect("room");
     let send = JfsWr { target: Some(target), ..p.wr(TaOpcode::Send, 0, 8, 0) };
     for events in [0, 1, 1] {
