@@ -7,7 +7,7 @@ use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
     JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, RemoteJetty, SegmentConfig,
-    TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
+    TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
 };
 use libfuzzer_sys::fuzz_target;
 use std::collections::VecDeque;
@@ -158,6 +158,7 @@ fn post(side: &mut Side, now: Nanos, a: u8, b: u8) {
         target: Some(side.targets[which]),
         segment: Some(side.segment),
         remote_addr: BASE + u64::from(b) * 8,
+        notify: Some((side.segment, BASE + u64::from(a) * 8)),
         order: [OrderTag::None, OrderTag::Relaxed, OrderTag::Strong][usize::from(b >> 3 & 3).min(2)],
         completion_order: b & 0x40 != 0,
         fence: b & 0x80 != 0,
@@ -181,7 +182,7 @@ fuzz_target!(|bytes: &[u8]| {
         sides[own].segment = sides[own].node.import_segment(segment).expect("room");
         let targets: Vec<u32> = sides[other].jetties.clone();
         for id in targets {
-            let remote = RemoteJetty { cna: Cna::new(other as u32 + 1), id, is_jfr: false, token: None };
+            let remote = RemoteJetty { cna: Cna::new(other as u32 + 1), id, kind: TargetKind::Jetty, token: None };
             let target = sides[own].node.import_jetty(remote).expect("room");
             sides[own].targets.push(target);
         }

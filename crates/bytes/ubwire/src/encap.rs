@@ -1,4 +1,4 @@
-//! UbEncapsulation in UDP: the packet, then a CRC-32 (IEEE 802.3, least significant byte first) over it.
+//! Encapsulation in UDP: the packet, then a CRC-32 (IEEE 802.3, least significant byte first) over it.
 //!
 //! The congestion field of the NTH counts as ones, because switches change it on the way. IP addresses and UDP ports are not
 //! covered: the NTH has addresses of its own, and a middle box may rewrite the outer ones.

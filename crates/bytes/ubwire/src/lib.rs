@@ -28,7 +28,7 @@ pub use dialect::{Dialect, UB_UDP_PORT, UbEncapsulation};
 pub use nth::{Cna, CongestionField, NextLayer, Nth};
 pub use packet::{UB_HEAD_MAX, UTPH_LEN, UbHead, UbPacket};
 pub use ta::{
-    Atah, Btah, BtahFlags, Maetah, Mtetah, OrderTag, RC_TYPE_CONTEXT, RC_TYPE_QUEUE, ServiceMode, TA_HEAD_MAX,
-    TaHeader, TaOpcode, TaRequest,
+    Atah, Btah, BtahFlags, Maetah, Mtetah, NotifyTarget, OrderTag, RC_TYPE_CONTEXT, RC_TYPE_QUEUE, ServiceMode,
+    TA_HEAD_MAX, TaHeader, TaOpcode, TaRequest,
 };
 pub use tp::{Cetph, Rtph, SACK_WORDS_MAX, Saetph, TpOpcode, UbStatus};

@@ -99,7 +99,7 @@ impl CongestionField {
 /// Network header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nth {
-    /// PayloadSource.
+    /// Source.
     pub source: Cna,
     /// Destination.
     pub dest: Cna,

@@ -376,6 +376,25 @@ impl Mtetah {
     pub const JFR: u8 = 0;
     /// TC type of a Jetty.
     pub const JETTY: u8 = 1;
+    /// TC type of a Jetty group.
+    pub const GROUP: u8 = 2;
+}
+
+/// Where a WRITE with notification writes its immediate data (Burst's own header).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotifyTarget {
+    /// Address of eight bytes.
+    pub addr: u64,
+    /// Token id of their segment.
+    pub token_id: u32,
+    /// Token value, if one is shown.
+    pub token: Option<u32>,
+}
+
+impl NotifyTarget {
+    /// Length in bytes.
+    pub const LEN: usize = 16;
+    const SHOWN: u32 = 1 << 31;
 }
 
 /// A request's headers.
@@ -393,6 +412,8 @@ pub struct TaRequest {
     pub operands: [u64; 2],
     /// Immediate data.
     pub immediate: u64,
+    /// Where the data of a WRITE with notification go; present for that opcode in dialects with immediate data.
+    pub notify: Option<NotifyTarget>,
 }
 
 /// Headers of a transaction.
@@ -405,13 +426,14 @@ pub enum TaHeader {
     Response(Atah),
 }
 
-/// Longest transaction header: BTAH, MAETAH, TVETAH, MTETAH and two operands or immediate data.
-pub const TA_HEAD_MAX: usize = SKELETON + Maetah::LEN + 4 + Mtetah::LEN + 16;
+/// Longest transaction header: BTAH, MAETAH, TVETAH, MTETAH and two operands or
+/// immediate data and their target.
+pub const TA_HEAD_MAX: usize = SKELETON + Maetah::LEN + 4 + Mtetah::LEN + 8 + NotifyTarget::LEN;
 
 impl TaRequest {
     /// A request with the basic header only.
     pub const fn new(base: Btah) -> TaRequest {
-        TaRequest { base, memory: None, token: None, target: None, operands: [0; 2], immediate: 0 }
+        TaRequest { base, memory: None, token: None, target: None, operands: [0; 2], immediate: 0, notify: None }
     }
     fn token_follows(&self, dialect: &Dialect) -> bool {
         self.base.has_token && (dialect.token_with_send || self.base.opcode.has_memory())
@@ -438,6 +460,12 @@ impl TaRequest {
         }
         if dialect.immediate && base.opcode.has_immediate() {
             out.immediate = be64(cursor.take(8)?, 0);
+        }
+        if dialect.immediate && base.opcode == TaOpcode::WriteNotify {
+            let b = cursor.take(NotifyTarget::LEN)?;
+            let shown = be32(b, 8) & NotifyTarget::SHOWN != 0;
+            let token_id = be32(b, 8) & 0xf_ffff;
+            out.notify = Some(NotifyTarget { addr: be64(b, 0), token_id, token: shown.then(|| be32(b, 12)) });
         }
         Ok((out, cursor.0))
     }
@@ -467,6 +495,14 @@ impl TaRequest {
         if dialect.immediate && self.base.opcode.has_immediate() {
             put(out, at, &self.immediate.to_be_bytes());
             at += 8;
+        }
+        if dialect.immediate && self.base.opcode == TaOpcode::WriteNotify {
+            let notify = self.notify.unwrap_or(NotifyTarget { addr: 0, token_id: 0, token: None });
+            let shown = if notify.token.is_some() { NotifyTarget::SHOWN } else { 0 };
+            put(out, at, &notify.addr.to_be_bytes());
+            put(out, at + 8, &(notify.token_id & 0xf_ffff | shown).to_be_bytes());
+            put(out, at + 12, &notify.token.unwrap_or(0).to_be_bytes());
+            at += NotifyTarget::LEN;
         }
         at
     }

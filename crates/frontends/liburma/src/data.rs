@@ -84,6 +84,7 @@ unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
     let opcode = opcode_of(wr.opcode).ok_or(UrmaError::Unsupported)?;
     // SAFETY: the opcode says which member of the union the program has filled; pointers as the caller promises.
     unsafe {
+        let mut notify = None;
         let (near, far) = if opcode.is_atomic() {
             let body = wr.body.atomic;
             if body.src.is_null() || body.dst.is_null() {
@@ -93,12 +94,23 @@ unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
         } else if opcode == TaOpcode::Read {
             (only(&wr.body.rw.dst)?, Some(only(&wr.body.rw.src)?))
         } else if opcode.has_memory() {
-            (only(&wr.body.rw.src)?, Some(only(&wr.body.rw.dst)?))
+            let mut dst = wr.body.rw.dst;
+            if opcode == TaOpcode::WriteNotify && dst.num == 2 && !dst.sge.is_null() {
+                // The second entry is where the notification is written.
+                let second = *dst.sge.add(1);
+                if second.tseg.is_null() {
+                    return Err(UrmaError::Unsupported);
+                }
+                notify = Some(((*second.tseg).handle as u32, second.addr));
+                dst.num = 1;
+            }
+            (only(&wr.body.rw.src)?, Some(only(&dst)?))
         } else {
             (only(&wr.body.send.src)?, None)
         };
         let flag = if opcode.is_atomic() || opcode == TaOpcode::Read { 0 } else { wr.flag };
         let mut out = JfsWr::new(opcode, local(&near, flag)?, wr.user_ctx);
+        out.notify = notify;
         out.target = (!wr.tjetty.is_null()).then(|| (*wr.tjetty).handle as u32);
         if let Some(far) = far {
             if far.tseg.is_null() {

@@ -109,7 +109,8 @@ fn fill_attr(attr: &mut DeviceAttr) {
     (cap.max_jfc, cap.max_jfs, cap.max_jfr, cap.max_jetty) = (OBJECTS_MAX, OBJECTS_MAX, OBJECTS_MAX, OBJECTS_MAX);
     (cap.max_jfc_depth, cap.max_jfs_depth, cap.max_jfr_depth) = (1 << 20, DEPTH_MAX, DEPTH_MAX);
     cap.max_inline = URMA_INLINE_MAX as u32;
-    (cap.max_jfs_sge, cap.max_jfs_rsge, cap.max_jfr_sge) = (1, 1, 1);
+    // Two remote entries for WRITE with notification, one for all others.
+    (cap.max_jfs_sge, cap.max_jfs_rsge, cap.max_jfr_sge) = (1, 2, 1);
     cap.max_msg_size = u64::from(URMA_MESSAGE_MAX);
     cap.max_sizes = [URMA_MESSAGE_MAX, URMA_MESSAGE_MAX, 8, 8, 8, 8, 8, 8, 8];
     cap.atomic_feature = 0x7f;

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Packets taken from the socket at once.
 const BURST: usize = 64;
-/// A program that has polled within this time serves the node itself.
-const POLLING: Duration = Duration::from_millis(1);
+/// A program that has polled within this time serves the node itself. Some programs poll memory after they have polled a
+/// queue, so that the thread must soon be back.
+const POLLING: Duration = Duration::from_micros(50);
 /// Longest sleep of the thread.
 const SLEEP_MS: i32 = 100;
 
@@ -265,6 +266,8 @@ fn payload_for(address: IpAddr) -> u16 {
 
 /// The thread of a host; ends with it.
 fn serve(host: &Weak<UrmaHost>) {
+    // SAFETY: changes the accuracy of this thread's sleeps only; without it they are 50 us longer.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     loop {
         let Some(host) = host.upgrade() else { return };
         if host.now().0.saturating_sub(host.polled_at.load(Ordering::Relaxed)) < POLLING.as_nanos() as u64 {

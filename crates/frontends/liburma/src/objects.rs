@@ -10,7 +10,8 @@ use crate::host::{ChannelNews, Inner, UrmaHost, cna_of};
 use crate::macros::exported;
 use burst_ubwire::ServiceMode;
 use burst_urma::{
-    JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, SegmentConfig, TransMode, UrmaError,
+    JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode,
+    UrmaError,
 };
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -154,7 +155,12 @@ unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) -> *
                 return Err(UrmaError::Bound);
             }
             let shown = if value.is_null() { None } else { token(remote.flag, *value) };
-            let jetty = RemoteJetty { cna: cna_of(address), id: remote.id.id, is_jfr: remote.kind == 0, token: shown };
+            let jetty = RemoteJetty {
+                cna: cna_of(address),
+                id: remote.id.id,
+                kind: if remote.kind == 0 { TargetKind::Jfr } else { TargetKind::Jetty },
+                token: shown,
+            };
             let handle = u64::from(inner.node.import_jetty(jetty)?);
             Ok(TargetJetty {
                 ctx,

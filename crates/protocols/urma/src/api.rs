@@ -12,6 +12,8 @@ pub const URMA_MESSAGE_MAX: u32 = (1 << 24) - 1;
 pub const URMA_INLINE_MAX: usize = 64;
 /// First Jetty and JFR number for programs; smaller ones are public or reserved.
 pub const JETTY_ID_FIRST: u32 = 1024;
+/// Members of a Jetty group at most.
+pub const GROUP_MEMBERS_MAX: usize = 32;
 /// `rnr_retry` that stands for no limit.
 pub const RNR_RETRY_FOREVER: u8 = 7;
 
@@ -157,6 +159,8 @@ pub struct JettyConfig {
     pub outorder_comp: bool,
     /// Repetitions after RNR, [`RNR_RETRY_FOREVER`].
     pub rnr_retry: u8,
+    /// Group of which it becomes a member, [`GROUP_MEMBERS_MAX`] at most.
+    pub group: Option<u32>,
 }
 
 impl JettyConfig {
@@ -172,6 +176,7 @@ impl JettyConfig {
             error_suspend: false,
             outorder_comp: false,
             rnr_retry: RNR_RETRY_FOREVER,
+            group: None,
         }
     }
 }
@@ -255,6 +260,28 @@ pub struct RemoteSegment {
     pub token: Option<u32>,
 }
 
+/// Kind of a receiver of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TargetKind {
+    /// A receive queue.
+    Jfr,
+    /// A Jetty.
+    Jetty,
+    /// A group of Jetties, one of which gets each message.
+    Group,
+}
+
+/// How a group chooses a member for a message. Members that are not ready are passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupPolicy {
+    /// One after the other.
+    RoundRobin,
+    /// The sender's hint modulo the number of members that are ready.
+    HashHint,
+    /// The one with the most receives posted; among equals one after the other.
+    Depth,
+}
+
 /// What an owner tells of its Jetty or JFR, and an initiator imports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteJetty {
@@ -262,8 +289,8 @@ pub struct RemoteJetty {
     pub cna: Cna,
     /// Number.
     pub id: u32,
-    /// A JFR, not a Jetty.
-    pub is_jfr: bool,
+    /// What it is.
+    pub kind: TargetKind,
     /// The token.
     pub token: Option<u32>,
 }
@@ -320,10 +347,12 @@ pub struct JfsWr {
     pub opcode: TaOpcode,
     /// Returned in the completion.
     pub user_ctx: u64,
-    /// PayloadSource, or destination of a READ or atomic.
+    /// Source, or destination of a READ or atomic.
     pub data: WrData,
     /// Imported Jetty: receiver of messages and notifications. In mode RC the bound peer is used.
     pub target: Option<u32>,
+    /// For a group's choice of a member.
+    pub hint: u8,
     /// Imported segment.
     pub segment: Option<u32>,
     /// Address in it.
@@ -334,7 +363,10 @@ pub struct JfsWr {
     pub swap: u64,
     /// Immediate data.
     pub immediate: u64,
-    /// UrmaPlace order.
+    /// WRITE with notification: imported segment and address (eight bytes) to which the immediate data are written, after all
+    /// others.
+    pub notify: Option<(u32, u64)>,
+    /// Place order.
     pub order: OrderTag,
     /// Completion in posting order, among the requests that have this bit.
     pub completion_order: bool,
@@ -352,11 +384,13 @@ impl JfsWr {
             user_ctx,
             data,
             target: None,
+            hint: 0,
             segment: None,
             remote_addr: 0,
             operand: 0,
             swap: 0,
             immediate: 0,
+            notify: None,
             order: OrderTag::None,
             completion_order: false,
             fence: false,

@@ -11,6 +11,7 @@
 //! | `api` | the types of calls; limits |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
 //! | `channel` | transport channels and how they open |
+//! | `group` | groups of Jetties |
 //! | `initiator` | answers to own requests, completions |
 //! | `issue` | order at the initiator |
 //! | `messages` | peers' messages of several packets, and those that wait for their turn |
@@ -31,6 +32,7 @@
 mod api;
 pub mod caqm;
 mod channel;
+mod group;
 mod initiator;
 mod issue;
 mod messages;
@@ -49,9 +51,10 @@ mod transmit;
 mod tx_window;
 
 pub use api::{
-    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, JfsWr, LocalRange,
-    LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment, SegmentConfig, TransMode, URMA_INLINE_MAX,
-    URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
+    CompletionRecord, CrStatus, GROUP_MEMBERS_MAX, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig,
+    JfrState, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment,
+    SegmentConfig, TargetKind, TransMode, URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv,
+    UrmaError, UrmaEvent, UrmaMemory, WrData, access,
 };
 pub use node::{NodeState, UrmaNode};
 pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};

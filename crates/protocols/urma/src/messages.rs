@@ -265,7 +265,7 @@ impl UrmaNode {
                 let mut outcome =
                     if is_whole { Ok(()) } else { Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength)) };
                 if outcome.is_ok() {
-                    outcome = self.place_held(env, at, &placement);
+                    outcome = self.place_held(env, at, &placement).and_then(|()| self.notify(env, &origin));
                 }
                 self.forget(at);
                 match outcome {

@@ -2,11 +2,11 @@
 
 use crate::api::{
     CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty,
-    RemoteSegment, SegmentConfig, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
+    RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
 };
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
 use crate::pool::{PoolRef, UrmaPool};
-use crate::queues::{Drain, JETTY_BYTES, Jetty, Jfc, Jfr, StreamState};
+use crate::queues::{Drain, JETTY_BYTES, Jetty, JettyGroup, Jfc, Jfr, StreamState};
 use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
 use crate::rx_window::WITHHELD_MAX;
 use crate::segment::SegmentTable;
@@ -56,6 +56,7 @@ pub struct UrmaNode {
     pub(crate) jfcs: UrmaPool<Jfc>,
     pub(crate) jfrs: UrmaPool<Jfr>,
     pub(crate) jetties: UrmaPool<Jetty>,
+    pub(crate) groups: UrmaPool<JettyGroup>,
     pub(crate) segments: SegmentTable,
     pub(crate) remote_segments: UrmaPool<RemoteSegment>,
     pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
@@ -119,6 +120,7 @@ impl UrmaNode {
             jfcs: UrmaPool::new(OBJECTS_MAX),
             jfrs: UrmaPool::new(OBJECTS_MAX),
             jetties: UrmaPool::new(OBJECTS_MAX),
+            groups: UrmaPool::new(OBJECTS_MAX),
             segments: SegmentTable::new(),
             remote_segments: UrmaPool::new(OBJECTS_MAX),
             remote_jetties: UrmaPool::new(OBJECTS_MAX),
@@ -211,7 +213,9 @@ impl UrmaNode {
         if self.jfcs.at(config.jfc).is_none() {
             return Err(UrmaError::NoObject);
         }
+        self.check_group(&config)?;
         let at = self.jetties.insert(Jetty::new(config)).map_err(|_| UrmaError::Full)?;
+        self.join_group(at, config.group);
         if let Some(jfc) = self.jfcs.at_mut(config.jfc) {
             jfc.users += 1;
         }
@@ -227,6 +231,7 @@ impl UrmaNode {
             return Err(UrmaError::Busy);
         }
         self.end_stream(at);
+        self.leave_group(at);
         let Some(jetty) = self.jetties.remove(at) else { return Err(UrmaError::NoObject) };
         self.release_jfc(jetty.config.jfc);
         if let Some(at) = jetty.config.jfr.and_then(|jfr| self.jfr_ref(jfr))
@@ -359,7 +364,7 @@ impl UrmaNode {
         let remote = *self.remote_jetties.at(remote).ok_or(UrmaError::NoObject)?;
         let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
         let record = self.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
-        if record.config.mode != TransMode::Rc || remote.is_jfr {
+        if record.config.mode != TransMode::Rc || remote.kind != TargetKind::Jetty {
             return Err(UrmaError::Unsupported);
         }
         if record.bound.is_some() {

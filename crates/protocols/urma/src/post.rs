@@ -1,14 +1,14 @@
 //! Work requests: checks when they are posted, and the list of a Jetty's requests.
 
 use crate::api::{
-    JETTY_ID_FIRST, JettyState, JfsWr, RemoteJetty, RemoteSegment, TransMode, URMA_MESSAGE_MAX, UrmaEnv, UrmaError,
-    WrData,
+    JETTY_ID_FIRST, JettyState, JfsWr, RemoteJetty, RemoteSegment, TargetKind, TransMode, URMA_MESSAGE_MAX, UrmaEnv,
+    UrmaError, WrData,
 };
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::queues::Jetty;
 use crate::records::{RequestPhase, SendRecord};
-use burst_ubwire::{Cna, Maetah, Mtetah, OrderTag, ServiceMode, TaOpcode};
+use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, ServiceMode, TaOpcode};
 
 /// What a request reaches.
 struct RequestReach {
@@ -16,6 +16,7 @@ struct RequestReach {
     target: Option<Mtetah>,
     token: Option<u32>,
     memory: Option<Maetah>,
+    notify: Option<NotifyTarget>,
 }
 
 impl UrmaNode {
@@ -97,11 +98,14 @@ impl UrmaNode {
             Some(segment) => Some(*self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?),
             None => None,
         };
-        let needs_target =
-            matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::WriteImm | TaOpcode::WriteNotify);
+        let needs_target = matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::WriteImm);
         let target = remote.filter(|_| needs_target).map(|r| Mtetah {
-            hint: 0,
-            kind: if r.is_jfr { Mtetah::JFR } else { Mtetah::JETTY },
+            hint: wr.hint,
+            kind: match r.kind {
+                TargetKind::Jfr => Mtetah::JFR,
+                TargetKind::Jetty => Mtetah::JETTY,
+                TargetKind::Group => Mtetah::GROUP,
+            },
             id: r.id,
         });
         if needs_target && target.is_none() {
@@ -109,14 +113,26 @@ impl UrmaNode {
         }
         if !wr.opcode.has_memory() {
             let remote = remote.ok_or(UrmaError::Value)?;
-            return Ok(RequestReach { dest: remote.cna, target, token: remote.token, memory: None });
+            return Ok(RequestReach { dest: remote.cna, target, token: remote.token, memory: None, notify: None });
         }
         let segment = segment.ok_or(UrmaError::Value)?;
         if remote.is_some_and(|remote| remote.cna != segment.cna) {
             return Err(UrmaError::Value);
         }
+        let notify = self.notify_target(wr, &segment)?;
         let memory = Maetah { addr: wr.remote_addr, token_id: segment.token_id, len: wr.data.len() };
-        Ok(RequestReach { dest: segment.cna, target, token: segment.token, memory: Some(memory) })
+        Ok(RequestReach { dest: segment.cna, target, token: segment.token, memory: Some(memory), notify })
+    }
+    fn notify_target(&self, wr: &JfsWr, data: &RemoteSegment) -> Result<Option<NotifyTarget>, UrmaError> {
+        if wr.opcode != TaOpcode::WriteNotify {
+            return Ok(None);
+        }
+        let (segment, addr) = wr.notify.ok_or(UrmaError::Value)?;
+        let segment = self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
+        if segment.cna != data.cna {
+            return Err(UrmaError::Value);
+        }
+        Ok(Some(NotifyTarget { addr, token_id: segment.token_id, token: segment.token }))
     }
     /// Adds a request to the end of its Jetty's list.
     fn link(&mut self, jetty: PoolRef, request: SendRecord) -> Result<PoolRef, UrmaError> {
@@ -193,6 +209,7 @@ fn new_request(jetty: PoolRef, tassn: u16, wr: &JfsWr, reach: RequestReach) -> S
         memory: reach.memory,
         operands,
         immediate: wr.immediate,
+        notify: reach.notify,
         channel: PoolRef::NONE,
         tpmsn: 0,
         sent: 0,

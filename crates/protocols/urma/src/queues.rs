@@ -1,6 +1,6 @@
 //! Completion queues (JFC), receive queues (JFR) and the Jetty record.
 
-use crate::api::{CompletionRecord, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty};
+use crate::api::{CompletionRecord, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty};
 use crate::pool::PoolRef;
 use burst_ubwire::Cna;
 use std::collections::VecDeque;
@@ -96,6 +96,16 @@ impl Jetty {
             drain: Drain::No,
         }
     }
+}
+
+/// A group of Jetties.
+#[derive(Debug)]
+pub(crate) struct JettyGroup {
+    pub(crate) policy: GroupPolicy,
+    pub(crate) token: Option<u32>,
+    pub(crate) members: Vec<PoolRef>,
+    /// Messages that were given to members.
+    pub(crate) given: u32,
 }
 
 /// Bytes of a Jetty's record.

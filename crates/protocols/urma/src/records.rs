@@ -3,7 +3,7 @@
 use crate::api::{CrStatus, JfrWr, WrData};
 use crate::pool::PoolRef;
 use burst_base::{Psn, Reason};
-use burst_ubwire::{Cna, Maetah, Mtetah, OrderTag, TaOpcode, TaRequest, UbStatus};
+use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode, TaRequest, UbStatus};
 
 /// Where a request of this node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,7 @@ pub(crate) struct SendRecord {
     pub(crate) memory: Option<Maetah>,
     pub(crate) operands: [u64; 2],
     pub(crate) immediate: u64,
+    pub(crate) notify: Option<NotifyTarget>,
     pub(crate) channel: PoolRef,
     pub(crate) tpmsn: u32,
     /// Payload bytes sent in this attempt.

@@ -12,7 +12,7 @@ use crate::segment::PeerAccess;
 use crate::sequence::{OrderTracker, SequenceContext};
 use crate::tx_window::TxOwner;
 use burst_base::Reason;
-use burst_ubwire::{Maetah, Mtetah, RC_TYPE_CONTEXT, ServiceMode, TaOpcode, UbStatus};
+use burst_ubwire::{Maetah, Mtetah, NotifyTarget, RC_TYPE_CONTEXT, ServiceMode, TaOpcode, UbStatus};
 
 impl UrmaNode {
     /// Executes a request whose payload is complete and whose turn it is.
@@ -41,7 +41,7 @@ impl UrmaNode {
             return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
         }
         let placement = self.place_of(env, origin)?;
-        let is_fit = self.put_payload(env, &placement, 0, payload);
+        let is_fit = self.put_payload(env, &placement, 0, payload).and_then(|()| self.notify(env, origin));
         match is_fit {
             Ok(()) => self.finish(env, origin, &placement, payload.len() as u32),
             Err(refusal) => {
@@ -60,14 +60,14 @@ impl UrmaNode {
             let memory = self.check_memory(origin, access::WRITE)?;
             (placement.token_id, placement.addr, placement.limit) = (memory.token_id, memory.addr, memory.len);
         }
-        if opcode == TaOpcode::Write {
+        if opcode == TaOpcode::WriteNotify {
+            self.check_notify(origin)?;
+        }
+        if matches!(opcode, TaOpcode::Write | TaOpcode::WriteNotify) {
             return Ok(placement);
         }
         let (local_id, jfr) = self.check_target(origin)?;
         (placement.local_id, placement.jfr) = (local_id, Some(jfr));
-        if opcode == TaOpcode::WriteNotify {
-            return Ok(placement);
-        }
         let queue =
             self.jfrs.get_mut(jfr).ok_or(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget))?;
         let timer = queue.config.rnr_timer;
@@ -119,11 +119,33 @@ impl UrmaNode {
         self.segments.check(wanted).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
         Ok(memory)
     }
+    /// Where the data of a WRITE with notification go, checked: address and data.
+    fn check_notify(&self, origin: &MessageOrigin) -> Result<(u64, [u8; 8]), UrmaRefusal> {
+        let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
+        let NotifyTarget { addr, token_id, token } = origin.request.notify.ok_or(missing)?;
+        let wanted = PeerAccess { token_id, token, addr, len: 8, right: access::WRITE };
+        self.segments.check(wanted).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
+        Ok((addr, origin.request.immediate.to_le_bytes()))
+    }
+    /// Writes the data of a WRITE with notification, behind all others.
+    pub(crate) fn notify(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
+        if origin.request.base.opcode != TaOpcode::WriteNotify {
+            return Ok(());
+        }
+        let (addr, data) = self.check_notify(origin)?;
+        env.mem.write(addr, &data).map_err(|_| UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess))
+    }
     /// The receive queue of the Jetty or JFR that a request names: its number, and the queue.
-    fn check_target(&self, origin: &MessageOrigin) -> Result<(u32, PoolRef), UrmaRefusal> {
+    fn check_target(&mut self, origin: &MessageOrigin) -> Result<(u32, PoolRef), UrmaRefusal> {
         let unknown = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget);
         let refused = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused);
-        let target = origin.request.target.ok_or(unknown)?;
+        let mut target = origin.request.target.ok_or(unknown)?;
+        let mut group_token = None;
+        if target.kind == Mtetah::GROUP {
+            let (member, token) = self.choose_member(target.id, target.hint).ok_or(unknown)?;
+            group_token = Some(token);
+            target = Mtetah { kind: Mtetah::JETTY, id: member, ..target };
+        }
         let (jfr, token) = match target.kind {
             Mtetah::JFR => (target.id, None),
             Mtetah::JETTY => {
@@ -148,7 +170,8 @@ impl UrmaNode {
         };
         let at = self.jfr_ref(jfr).ok_or(unknown)?;
         let queue = self.jfrs.get(at).filter(|queue| queue.state == JfrState::Ready).ok_or(unknown)?;
-        let needed = if target.kind == Mtetah::JFR { queue.config.token } else { token };
+        let own = if target.kind == Mtetah::JFR { queue.config.token } else { token };
+        let needed = group_token.unwrap_or(own);
         // A WRITE with notification carries the token of the segment, which was checked.
         let is_shown = needed.is_none() || origin.request.base.opcode.has_memory() || origin.request.token == needed;
         if is_shown { Ok((target.id, at)) } else { Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbToken)) }

@@ -296,6 +296,7 @@ impl UrmaNode {
             target: request.target,
             operands: request.operands,
             immediate: request.immediate,
+            notify: request.notify,
         }
     }
     /// Reads a part of a request's payload; false if the memory is gone.

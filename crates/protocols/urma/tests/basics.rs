@@ -6,7 +6,7 @@ use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, Dialect, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbPacket};
 use burst_urma::{
     CrStatus, JettyConfig, JfrConfig, JfrState, JfsWr, LossRecovery, RemoteJetty, RemoteSegment, SegmentConfig,
-    TransMode, UrmaError, UrmaEvent, WrData, access,
+    TargetKind, TransMode, UrmaError, UrmaEvent, WrData, access,
 };
 use common::*;
 use std::cell::RefCell;
@@ -114,14 +114,12 @@ fn atomics_change_eight_bytes_and_return_the_old_value() {
 }
 
 #[test]
-fn immediate_data_and_notifications_arrive_with_the_bytes() {
+fn immediate_data_arrive_with_the_bytes() {
     let mut p = pair(LossRecovery::Selective, |_| ());
     p.fill(0, 0, 10_000);
     p.world.recv(1, p.jfr[1], 0, 16, 41);
     p.world.recv(1, p.jfr[1], 0, 16, 42);
-    for (opcode, len, user_ctx) in
-        [(TaOpcode::WriteImm, 10_000, 41), (TaOpcode::SendImm, 16, 42), (TaOpcode::WriteNotify, 9_000, 0)]
-    {
+    for (opcode, len, user_ctx) in [(TaOpcode::WriteImm, 10_000, 41), (TaOpcode::SendImm, 16, 42)] {
         let wr = JfsWr { immediate: 0x1234_5678_9abc_def0, ..p.wr(opcode, 0, len, 100_000) };
         p.world.post(0, p.jetty[0], wr).expect("accepted");
         p.world.run_for(SECOND);
@@ -130,8 +128,34 @@ fn immediate_data_and_notifications_arrive_with_the_bytes() {
         let cr = crs[0];
         assert_eq!((cr.status, cr.opcode, cr.len, cr.user_ctx), (CrStatus::Success, opcode, len, user_ctx));
         assert_eq!((cr.immediate, cr.remote), (0x1234_5678_9abc_def0, Some((Cna::new(1), p.jetty[0]))));
+        if opcode == TaOpcode::WriteImm {
+            assert_eq!(p.world.hosts[0].ram.bytes[..10_000], p.world.hosts[1].ram.bytes[100_000..110_000]);
+        }
     }
-    assert_eq!(p.world.hosts[0].ram.bytes[..10_000], p.world.hosts[1].ram.bytes[100_000..110_000]);
+}
+
+#[test]
+fn a_notification_is_written_after_the_bytes_and_needs_the_right_to_write() {
+    let mut p = pair(LossRecovery::Selective, |_| ());
+    p.fill(0, 0, 9_000);
+    let plain = p.wr(TaOpcode::WriteNotify, 0, 9_000, 100_000);
+    assert_eq!(p.world.post(0, p.jetty[0], plain), Err(UrmaError::Value), "no place for the notification");
+    let wr = JfsWr { immediate: 0x1122_3344_5566_7788, notify: Some((p.segment, RAM_BASE + 64)), ..plain };
+    assert_eq!(p.go(wr), (vec![CrStatus::Success], vec![]));
+    let there = &p.world.hosts[1].ram.bytes;
+    assert_eq!(there[64..72], 0x1122_3344_5566_7788u64.to_le_bytes());
+    assert_eq!(p.world.hosts[0].ram.bytes[..9_000], there[100_000..109_000]);
+    let config = SegmentConfig { addr: RAM_BASE + 64, len: 8, token: Some(5), access: access::READ };
+    let token_id = p.world.hosts[1].node.register_segment(config).expect("room");
+    let readable = p.world.hosts[1].node.export_segment(token_id).expect("registered");
+    let readable = p.world.hosts[0].node.import_segment(readable).expect("room");
+    for len in [8, 9_000] {
+        let notify = Some((readable, RAM_BASE + 64));
+        let wr = JfsWr { immediate: 9, notify, ..p.wr(TaOpcode::WriteNotify, 0, len, 0x8000) };
+        assert_eq!(p.go(wr).0, [CrStatus::RemAccessAbort]);
+    }
+    assert_eq!(p.world.hosts[1].ram.bytes[64], 0x88);
+    p.world.assert_drained();
 }
 
 #[test]
@@ -223,7 +247,7 @@ fn a_jetty_with_a_token_and_a_bound_one_refuse_others() {
     p.world.recv(1, p.jfr[1], 0, 100, 1);
     let wr = p.wr(TaOpcode::Send, 0, 10, 0);
     assert_eq!(p.go(wr).0, [CrStatus::RemAccessAbort]);
-    let shown = RemoteJetty { cna: Cna::new(2), id: p.jetty[1], is_jfr: false, token: Some(5) };
+    let shown = RemoteJetty { cna: Cna::new(2), id: p.jetty[1], kind: TargetKind::Jetty, token: Some(5) };
     let target = p.world.hosts[0].node.import_jetty(shown).expect("room");
     let wr = JfsWr { target: Some(target), ..wr };
     assert_eq!(p.go(wr).0, [CrStatus::Success]);
@@ -399,7 +423,7 @@ fn queues_report_overflow_error_and_their_limit_once() {
     for i in 0..3 {
         p.world.recv(1, jfr, 0, 64, i);
     }
-    let remote = RemoteJetty { cna: Cna::new(2), id: jfr, is_jfr: true, token: Some(4) };
+    let remote = RemoteJetty { cna: Cna::new(2), id: jfr, kind: TargetKind::Jfr, token: Some(4) };
     let target = p.world.hosts[0].node.import_jetty(remote).expect("room");
     let send = JfsWr { target: Some(target), ..p.wr(TaOpcode::Send, 0, 8, 0) };
     for events in [0, 1, 1] {

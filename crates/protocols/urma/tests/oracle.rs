@@ -25,7 +25,9 @@ const HOSTS: usize = 4;
 /// Operations that a Jetty may have outstanding.
 const DEPTH: usize = 16;
 /// Bytes of a slot: source and destination of one operation.
-const SLOT: u64 = 9_000;
+const SLOT: u64 = 9_016;
+/// Where in its slot the notification of a WRITE is written.
+const NOTIFY: u64 = 9_008;
 const SERVICES: [ServiceMode; 5] =
     [ServiceMode::Roi, ServiceMode::Rot, ServiceMode::Rol, ServiceMode::Rot, ServiceMode::Uno];
 /// After its operation is checked, a slot is filled with this, and nothing may change it.
@@ -114,7 +116,7 @@ impl Oracle {
             }
             if small {
                 // Limits that are reached: contexts denied, messages refused because the reorder buffer is full.
-                (config.contexts_max, config.reorder_packets, config.inbound_max) = (3, 2, 4);
+                (config.contexts_max, config.reorder_packets, config.inbound_max) = (3, 1, 4);
                 config.responses_max = 8;
             }
         });
@@ -228,6 +230,7 @@ impl Oracle {
             remote_addr: RAM_BASE + if is_add { counter_at() } else { to },
             operand: 1,
             immediate: number as u64,
+            notify: Some((segments[op.host][op.peer], RAM_BASE + to + NOTIFY)),
             order: op.order,
             fence: op.fence,
             completion_order: op.completion_order,
@@ -269,9 +272,6 @@ impl Oracle {
     }
     fn check_receive(&mut self, host: usize, cr: &CompletionRecord) {
         assert_eq!(cr.status, CrStatus::Success, "seed {}", self.seed);
-        if cr.opcode == TaOpcode::WriteNotify {
-            return;
-        }
         let at = receives_at() + cr.user_ctx * SLOT;
         if matches!(cr.opcode, TaOpcode::Send | TaOpcode::SendImm) {
             // A message without immediate data is known by its bytes; those of unreliable ones are checked by their length only.
@@ -308,6 +308,11 @@ impl Oracle {
             match op.opcode {
                 TaOpcode::Write | TaOpcode::WriteImm | TaOpcode::WriteNotify => {
                     assert!(self.world.hosts[op.peer].ram.bytes[to..to + len] == bytes, "seed {}: {op:?}", self.seed);
+                    if op.opcode == TaOpcode::WriteNotify {
+                        let at = to + NOTIFY as usize;
+                        let notification = &self.world.hosts[op.peer].ram.bytes[at..at + 8];
+                        assert_eq!(notification, (number as u64).to_le_bytes(), "seed {}: {op:?}", self.seed);
+                    }
                 }
                 TaOpcode::Read => {
                     assert!(self.world.hosts[host].ram.bytes[from..from + len] == bytes, "seed {}: {op:?}", self.seed);

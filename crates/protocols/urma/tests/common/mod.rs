@@ -6,7 +6,7 @@ use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, encap};
 use burst_urma::{
     CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, RemoteJetty, SegmentConfig,
-    UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, WrData, access,
+    TargetKind, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, WrData, access,
 };
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -299,7 +299,7 @@ impl World {
         self.hosts[host].node.import_segment(segment).expect("room")
     }
     pub fn import_jetty(&mut self, host: usize, owner: usize, id: u32) -> u32 {
-        let jetty = RemoteJetty { cna: Cna::new(owner as u32 + 1), id, is_jfr: false, token: None };
+        let jetty = RemoteJetty { cna: Cna::new(owner as u32 + 1), id, kind: TargetKind::Jetty, token: None };
         self.hosts[host].node.import_jetty(jetty).expect("room")
     }
     /// No request, message, response or held packet is left anywhere.
