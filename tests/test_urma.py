@@ -101,6 +101,7 @@ def test_perftest_runs_in_each_mode(umdk, kind, mode):
     "send_lat -p 2 -n 200 -s 512", "send_bw -p 2 -n 200 -s 512",
     "write_bw -b -n 512 -s 4096", "write_bw -b -f -n 512 -s 4096", "write_bw -J 4 -n 512 -s 4096", "write_bw -l 8 -Q 8 -n 512 -s 4096",
     "write_bw -Q 8 -n 512 -s 4096", "write_bw -B -n 512 -s 4096", "write_bw -K 1 -n 512 -s 4096", "write_bw --enable_imm -n 512 -s 4096",
+    "write_bw --enable_notify -n 512 -s 4096",
     "write_bw --eid_idx 1 -n 512 -s 4096", "send_lat -e -n 200 -s 64", "send_bw -e -n 200 -s 64", "write_lat -I 32 -n 200 -s 32",
     "read_lat -a -n 50", "write_bw -n 20 -s 16777215",
 ])
