@@ -1,0 +1,182 @@
+//! `burst proxy run`: sets up namespaces, interception, workers and the control thread, and takes them down.
+
+use crate::config::{Checked, Config, Prefix};
+use crate::control::{Control, Start as ControlStart, WorkerHandle};
+use crate::intercept::{self, Interception};
+use crate::sys::{self, Waker};
+use crate::tls::Keys;
+use crate::worker::{Place, Start, Worker, listener};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+/// Where a thread's own namespace is found.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// One namespace: the rules of the configuration that name it.
+#[derive(Default)]
+struct Named {
+    takes: Vec<usize>,
+    serves: Vec<usize>,
+}
+
+/// Runs the proxy until SIGTERM or SIGINT.
+///
+/// # Errors
+/// One sentence.
+pub fn run(path: &Path) -> Result<(), String> {
+    let config = Arc::new(Config::load(path)?);
+    let keys = Keys::load(&config.config.keys, &config.config.name)?;
+    let signal = signals()?;
+    let home = Arc::new(open(Path::new(OWN))?);
+    let mark = config.config.mark;
+    let named = namespaces(&config);
+    let paths: Vec<String> =
+        named.keys().map(|path| path.clone().unwrap_or(OWN.into()).display().to_string()).collect();
+    let mut janitor = if named.is_empty() { None } else { Some(intercept::start_janitor(&paths, mark)?) };
+
+    let mut interceptions = Vec::new();
+    let mut places: Vec<Vec<Place>> = (0..config.workers).map(|_| Vec::new()).collect();
+    for (path, rules) in named {
+        let namespace = path.as_deref().map(open).transpose()?.map(Arc::new);
+        if let Some(namespace) = &namespace {
+            sys::enter_namespace(namespace.as_ref()).map_err(|e| format!("{}: {e}", show(path.as_deref())))?;
+        }
+        let made = set_up(&config, namespace.as_ref().unwrap_or(&home), &rules);
+        sys::enter_namespace(home.as_ref()).map_err(|e| format!("{OWN}: {e}"))?;
+        let (interception, listeners) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
+        interceptions.extend(interception);
+        for (places, listeners) in places.iter_mut().zip(listeners) {
+            let (takes, serves) = (rules.takes.clone(), rules.serves.clone());
+            places.push(Place { namespace: namespace.clone(), listeners, takes, serves });
+        }
+    }
+
+    let (reports, reported) = channel();
+    let failed = |e: std::io::Error| format!("a worker cannot start: {e}");
+    let wake_control = Arc::new(Waker::new().map_err(failed)?);
+    let mut workers = Vec::new();
+    for (number, places) in (0..).zip(places) {
+        let (commands, commanded) = channel();
+        let wake = Arc::new(Waker::new().map_err(failed)?);
+        workers.push(WorkerHandle { commands, wake: wake.clone(), port: 0 });
+        let start = Start {
+            number,
+            config: config.clone(),
+            places,
+            home: home.clone(),
+            commands: commanded,
+            wake,
+            reports: reports.clone(),
+            wake_control: wake_control.clone(),
+        };
+        let run = move || match Worker::new(start) {
+            Ok(worker) => worker.run(),
+            Err(e) => {
+                crate::log(format_args!("a worker cannot start: {e}"));
+                std::process::exit(1);
+            }
+        };
+        std::thread::Builder::new().name(format!("worker-{number}")).spawn(run).map_err(failed)?;
+    }
+    let control = Control::new(ControlStart {
+        config: config.clone(),
+        keys,
+        workers,
+        reports: reported,
+        wake: wake_control,
+        interceptions,
+        signal,
+    })?;
+    println!("ready");
+    let ended = control.run();
+    if let Some(janitor) = &mut janitor {
+        drop(janitor.stdin.take());
+        janitor.wait().map_err(|e| format!("the process that removes routes: {e}"))?;
+    }
+    ended
+}
+
+fn open(path: &Path) -> Result<OwnedFd, String> {
+    File::open(path).map(OwnedFd::from).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn show(path: Option<&Path>) -> String {
+    path.map_or("the proxy's network namespace".into(), |path| format!("namespace {}", path.display()))
+}
+
+/// The rules by namespace; `None` is the process's own.
+fn namespaces(config: &Checked) -> BTreeMap<Option<PathBuf>, Named> {
+    let mut named: BTreeMap<Option<PathBuf>, Named> = BTreeMap::new();
+    for (number, take) in config.config.take.iter().enumerate() {
+        named.entry(take.namespace.clone()).or_default().takes.push(number);
+    }
+    for (number, serve) in config.config.serve.iter().enumerate() {
+        named.entry(serve.namespace.clone()).or_default().serves.push(number);
+    }
+    named
+}
+
+type SetUp = (Option<Interception>, Vec<Vec<OwnedFd>>);
+
+/// Sets up the calling thread's namespace: routes, listeners, programs.
+fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp, String> {
+    let taken: Vec<Prefix> = rules.takes.iter().flat_map(|take| config.takes[*take].0.clone()).collect();
+    intercept::add_routes(config.config.mark, &taken)?;
+    if rules.takes.is_empty() {
+        return Ok((None, (0..config.workers).map(|_| Vec::new()).collect()));
+    }
+    let mut listeners = Vec::new();
+    for _ in 0..config.workers {
+        let failed = |e: std::io::Error| format!("a listener cannot be made: {e} (CAP_NET_ADMIN is needed)");
+        let v4 = listener(false).map_err(failed)?;
+        // A kernel may be without IPv6.
+        listeners.push(std::iter::once(v4).chain(listener(true).ok()).collect::<Vec<_>>());
+    }
+    let groups = groups(config, rules)?;
+    let cookie =
+        sys::namespace_cookie(&listeners[0][0]).map_err(|e| format!("SO_NETNS_COOKIE: {e} (Linux 5.14 or newer)"))?;
+    let mut interception = Interception::load(namespace, cookie, config.config.mark, config.workers, &groups)?;
+    for take in &rules.takes {
+        let (prefixes, ports) = &config.takes[*take];
+        for prefix in prefixes {
+            interception.take(*prefix, ports)?;
+        }
+    }
+    for (worker, own) in (0..).zip(&listeners) {
+        for (v6, listener) in [false, true].into_iter().zip(own) {
+            interception.listen(worker, v6, listener)?;
+        }
+    }
+    Ok((Some(interception), listeners))
+}
+
+/// The control groups of a namespace's rules, each once.
+fn groups(config: &Checked, rules: &Named) -> Result<Vec<OwnedFd>, String> {
+    let mut paths: Vec<Option<&PathBuf>> =
+        rules.takes.iter().map(|take| config.config.take[*take].cgroup.as_ref()).collect();
+    paths.sort();
+    paths.dedup();
+    if paths.contains(&None) && paths.len() > 1 {
+        return Err(
+            "rules [[take]] with and without cgroup in one namespace: the root group contains all others".into()
+        );
+    }
+    paths.into_iter().map(|path| path.map_or_else(intercept::root_group, |path| open(path))).collect()
+}
+
+/// A descriptor that becomes readable by SIGTERM or SIGINT.
+fn signals() -> Result<OwnedFd, String> {
+    let failed = |e: std::io::Error| format!("signals: {e}");
+    let (read, write) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        let end = write.try_clone().map_err(failed)?;
+        signal_hook::low_level::pipe::register(signal, end).map_err(failed)?;
+    }
+    // Kept by the registrations.
+    drop(write);
+    Ok(read.into())
+}

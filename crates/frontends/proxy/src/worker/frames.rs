@@ -1,0 +1,193 @@
+//! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
+
+use super::conn::{Conn, Phase};
+use super::{Worker, listen};
+use crate::message::Report;
+use burst_relay::{Fault, Frame, FrameReader, Header, Kind, Novelty, Outcome, Stream, Window};
+use std::net::SocketAddr;
+
+impl Worker {
+    /// Takes a message of a link.
+    pub(super) fn on_message(&mut self, link: usize, message: &[u8]) {
+        if let Err(fault) = self.try_message(link, message) {
+            self.fault(link, fault);
+        }
+    }
+
+    pub(super) fn fault(&mut self, link: usize, fault: Fault) {
+        self.count("peer_faults", 1);
+        let Some(broken) = &self.links[link] else { return };
+        let peer = broken.peer;
+        self.report(Report::Fault(peer, fault.to_string()));
+        self.peer_gone(peer, "it broke the protocol");
+    }
+
+    fn try_message(&mut self, link: usize, message: &[u8]) -> Result<(), Fault> {
+        let (header, body) = Header::read(message)?;
+        if header.kind != Kind::Batch {
+            return Err(Fault::Kind(2));
+        }
+        let Some(state) = &mut self.links[link] else { return Ok(()) };
+        state.outbox.acknowledged(header.ack)?;
+        if state.inbox.take(header.seq)? == Novelty::Repeated {
+            return Ok(());
+        }
+        let mut frames = FrameReader::new(body);
+        while let Some((id, frame)) = frames.next_frame()? {
+            self.on_frame(link, id, frame)?;
+        }
+        if let Some(state) = &self.links[link]
+            && (state.inbox.ack_due() || state.outbox.ready(&state.inbox) || !state.waiting.is_empty())
+        {
+            self.mark_dirty(link);
+        }
+        Ok(())
+    }
+
+    fn on_frame(&mut self, link: usize, id: u32, frame: Frame<'_>) -> Result<(), Fault> {
+        if let Frame::Open { client, server, window } = frame {
+            return self.on_open(link, id, client, server, window);
+        }
+        let place = self.links[link].as_ref().and_then(|l| l.streams.get(&id).copied()).ok_or(Fault::Unknown(id))?;
+        if let Frame::End { outcome } = frame {
+            return self.on_end(place, outcome);
+        }
+        let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else {
+            return Err(Fault::Unknown(id));
+        };
+        if conn.stream.has_ended() {
+            return Ok(());
+        }
+        match frame {
+            Frame::Accept { window } if conn.phase == Phase::Opening => {
+                conn.stream.on_accept(window)?;
+                conn.phase = Phase::Open;
+                self.counters.entry("streams_opened").and_modify(|n| *n += 1).or_insert(1);
+            }
+            Frame::Data { offset, bytes } => {
+                conn.stream.on_data(offset, bytes.len())?;
+                let slot = conn.slot.ok_or(Fault::Turn(id))?;
+                let mut done = 0;
+                while done < bytes.len() {
+                    let to = state.pool.received(slot, offset + done as u64, bytes.len() - done);
+                    to.copy_from_slice(&bytes[done..done + to.len()]);
+                    done += to.len();
+                }
+            }
+            Frame::Placed { offset, len } => conn.stream.on_data(offset, len as usize)?,
+            Frame::Credit { delivered } => {
+                conn.stream.on_credit(delivered)?;
+                self.finish(place);
+            }
+            Frame::Fin { end } => conn.stream.on_fin(end)?,
+            Frame::Urgent { offset, byte } => {
+                // A second one replaces the first, as TCP's urgent pointer moves on.
+                let (_, received) = conn.stream.undelivered();
+                if offset != received {
+                    return Err(Fault::Offset(id));
+                }
+                conn.urgent = Some((offset, byte));
+            }
+            Frame::Open { .. } | Frame::End { .. } | Frame::Accept { .. } => return Err(Fault::Turn(id)),
+        }
+        self.queue(place);
+        Ok(())
+    }
+
+    fn on_end(&mut self, place: usize, outcome: Outcome) -> Result<(), Fault> {
+        let Some(conn) = &mut self.conns[place] else { return Ok(()) };
+        conn.stream.on_end(outcome)?;
+        if conn.stream.has_ended() {
+            self.forget_if_gone(place);
+            return Ok(());
+        }
+        let (client, server, opening) = (conn.client, conn.server, conn.phase == Phase::Opening);
+        if opening {
+            self.decide(client, server, super::reason(outcome));
+        }
+        if opening && outcome.leaves_tcp() {
+            self.go_by_tcp(place, outcome, super::reason(outcome));
+        } else {
+            self.reset(place, Outcome::Reset);
+        }
+        Ok(())
+    }
+
+    fn on_open(
+        &mut self,
+        link: usize,
+        id: u32,
+        client: SocketAddr,
+        server: SocketAddr,
+        window: Window,
+    ) -> Result<(), Fault> {
+        let Some(state) = &mut self.links[link] else { return Ok(()) };
+        // Ids of each side go up by two; the dialing side has the odd ones.
+        if (id % 2 == 1) == state.dials || id <= state.last_opened {
+            return Err(Fault::Id(id));
+        }
+        state.last_opened = id;
+        let ring = state.pool.len();
+        let slot = self.take_slot(link);
+        let conn = Conn {
+            generation: 0,
+            link,
+            phase: Phase::Connecting,
+            socket: None,
+            stream: Stream::new(id, ring, ring, Some(window)),
+            slot,
+            client,
+            server,
+            place: 0,
+            readable: false,
+            writable: false,
+            hung_up: false,
+            queued: false,
+            waits: false,
+            urgent_here: false,
+            urgent: None,
+        };
+        let refused = if self.draining {
+            Some(Outcome::Draining)
+        } else if slot.is_none() {
+            Some(Outcome::NoMemory)
+        } else {
+            None
+        };
+        let connected = match refused {
+            Some(outcome) => Err(outcome),
+            None => self.connect_server(client, server),
+        };
+        match connected {
+            Ok((socket, at)) => {
+                self.count("streams_accepted", 1);
+                let place = self.add_conn(Conn { socket: Some(socket), place: at, ..conn });
+                let _ = place;
+            }
+            Err(outcome) => {
+                let place = self.add_conn(conn);
+                self.decide(client, server, super::reason(outcome));
+                self.reset(place, outcome);
+            }
+        }
+        Ok(())
+    }
+
+    /// Connects to the server from the client's address.
+    fn connect_server(
+        &mut self,
+        client: SocketAddr,
+        server: SocketAddr,
+    ) -> Result<(std::os::fd::OwnedFd, usize), Outcome> {
+        let at = listen::serving(&self.places, &self.config, server.ip()).ok_or(Outcome::NotServed)?;
+        let made = self.in_place(at, |config| listen::connect_as(client, server, config.config.mark as i32));
+        match made {
+            Ok(socket) => Ok((socket, at)),
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => Err(Outcome::Refused),
+            Err(e) => {
+                crate::log(format_args!("cannot connect to {server} from {client}: {e}"));
+                Err(Outcome::NotServed)
+            }
+        }
+    }
+}
