@@ -1,7 +1,7 @@
 //! Interception in one network namespace: the BPF programs of `csrc/steer.bpf.c`, their maps, and the routes for marked connections.
 //!
 //! Programs are attached by links whose descriptors this process holds, so its death takes them away, and new connections go by TCP at once. Rules,
-//! routes and `tcp_fwmark_accept` would stay: a second process ([`janitor`]) removes them when its standard input ends. Setting up
+//! routes and settings would stay: a second process ([`janitor`]) removes them when its standard input ends. Setting up
 //! first removes what a predecessor with the same mark may have left.
 
 use crate::config::{Prefix, RANGES};
@@ -22,7 +22,10 @@ use std::process::{Child, Command, Stdio};
 /// The compiled programs; empty if clang was missing when the proxy was built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 
-const FWMARK_ACCEPT: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
+/// Settings of a namespace that are 1 while a proxy works there: a server's socket, and answers of the kernel such as RST, take the mark of what they
+/// answer, and so come back to the proxy.
+const SETTINGS: [&str; 3] =
+    ["/proc/sys/net/ipv4/tcp_fwmark_accept", "/proc/sys/net/ipv4/fwmark_reflect", "/proc/sys/net/ipv6/fwmark_reflect"];
 
 /// A link always allows other programs beside its own, and takes no flags.
 const NO_FLAGS: CgroupAttachMode = CgroupAttachMode::Single;
@@ -218,7 +221,12 @@ pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<(), String> {
         ip(&[family, "rule", "add", "fwmark", &number, "lookup", &number])?;
         ip(&[family, "route", "replace", "local", "default", "dev", "lo", "table", &number])?;
     }
-    std::fs::write(FWMARK_ACCEPT, "1").map_err(|e| format!("{FWMARK_ACCEPT}: {e}"))
+    present_settings().try_for_each(|path| std::fs::write(path, "1").map_err(|e| format!("{path}: {e}")))
+}
+
+/// The settings that this kernel has.
+fn present_settings() -> impl Iterator<Item = &'static str> {
+    SETTINGS.into_iter().filter(|path| Path::new(path).exists())
 }
 
 /// Removes rules and routes; what is not there is no error.
@@ -274,22 +282,25 @@ fn only_one(mark: u32) -> Result<UnixListener, String> {
 /// One sentence.
 pub fn janitor(mark: u32, namespaces: &[String]) -> Result<(), String> {
     let open = |path: &str| std::fs::File::open(path).map_err(|e| format!("{path}: {e}"));
-    let setting = || std::fs::read_to_string(FWMARK_ACCEPT).map_err(|e| format!("{FWMARK_ACCEPT}: {e}"));
+    let setting = |path| std::fs::read_to_string(path).map(|text| (path, text)).map_err(|e| format!("{path}: {e}"));
     let mut kept = Vec::new();
     for path in namespaces {
         let namespace = open(path)?;
         crate::sys::enter_namespace(&namespace).map_err(|e| format!("{path}: {e}"))?;
         let lock = only_one(mark)?;
-        kept.push((namespace, setting()?, lock));
+        let settings = present_settings().map(setting).collect::<Result<Vec<_>, _>>()?;
+        kept.push((namespace, settings, lock));
     }
     println!("ready");
     std::io::stdout().flush().map_err(|e| e.to_string())?;
     let mut rest = Vec::new();
     std::io::stdin().read_to_end(&mut rest).map_err(|e| e.to_string())?;
-    for (namespace, setting, _lock) in kept {
+    for (namespace, settings, _lock) in kept {
         crate::sys::enter_namespace(&namespace).map_err(|e| e.to_string())?;
         remove_routes(mark);
-        std::fs::write(FWMARK_ACCEPT, setting).map_err(|e| format!("{FWMARK_ACCEPT}: {e}"))?;
+        for (path, setting) in settings {
+            std::fs::write(path, setting).map_err(|e| format!("{path}: {e}"))?;
+        }
     }
     Ok(())
 }
