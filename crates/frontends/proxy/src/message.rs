@@ -58,6 +58,7 @@ pub enum Message {
         /// It is for the control channel itself, not for a queue pair.
         here: bool,
         /// `Hello::to_bytes`.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// A batch of the stream protocol, all data inside.
@@ -67,6 +68,7 @@ pub enum Message {
         /// The attempt to which it belongs.
         attempt: u64,
         /// The message.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// The side that does not dial says that a link's transport is broken.
