@@ -1,5 +1,5 @@
-//! Compiles the layer over verbs, and the BPF programs with clang. Without clang the crate is built without interception, and says so when it
-//! is asked for.
+//! Compiles the layer over verbs, and the BPF programs with clang. Without clang the crate is built without
+//! interception, and says so when it is asked for.
 
 use std::path::Path;
 use std::process::Command;

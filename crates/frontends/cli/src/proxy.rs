@@ -1,4 +1,5 @@
-//! `burst proxy`: executes `burst-proxy`, a program of its own because it is linked with libibverbs and librdmacm, which `burst` is not.
+//! `burst proxy`: executes `burst-proxy`, a program of its own because it is linked with libibverbs and librdmacm, which
+//! `burst` is not.
 
 use clap::{Arg, ArgMatches, Command};
 use std::ffi::OsString;

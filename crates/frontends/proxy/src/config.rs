@@ -1,6 +1,7 @@
 //! The configuration file of `burst proxy` (TOML) and the directory file of peers.
 //!
-//! Unknown keys are errors that name the nearest key. Everything is checked here, once, before anything is changed on the host.
+//! Unknown keys are errors that name the nearest key. Everything is checked here, once, before anything is changed on
+//! the host.
 
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +15,7 @@ pub const WORKERS_MAX: u32 = 32;
 /// The file as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Config {
+pub struct ProxyConfig {
     /// This proxy's name; its certificate carries it.
     pub name: String,
     /// Where the control channel listens.
@@ -46,7 +47,7 @@ pub struct Config {
     pub resume_s: u64,
     /// Known peers.
     #[serde(default)]
-    pub peer: Vec<Peer>,
+    pub peer: Vec<PeerEntry>,
     /// Connections to take.
     #[serde(default)]
     pub take: Vec<Take>,
@@ -78,7 +79,7 @@ fn default_resume() -> u64 {
 /// Another proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Peer {
+pub struct PeerEntry {
     /// Its name.
     pub name: String,
     /// Its control channel.
@@ -126,11 +127,14 @@ pub struct Serve {
 /// A prefix: address and bits.
 pub type Prefix = (IpAddr, u8);
 
+/// What one rule takes: prefixes, and ranges of ports.
+pub type Taken = (Vec<Prefix>, Vec<(u16, u16)>);
+
 /// The file after its checks.
 #[derive(Clone, Debug)]
 pub struct Checked {
     /// As written.
-    pub config: Config,
+    pub config: ProxyConfig,
     /// Number of workers.
     pub workers: u32,
     /// Bytes.
@@ -138,12 +142,12 @@ pub struct Checked {
     /// Bytes.
     pub memory: u64,
     /// For each `take`: prefixes and ranges of ports.
-    pub takes: Vec<(Vec<Prefix>, Vec<(u16, u16)>)>,
+    pub takes: Vec<Taken>,
     /// For each `serve`: prefixes.
     pub serves: Vec<Vec<Prefix>>,
 }
 
-impl Config {
+impl ProxyConfig {
     /// Reads and checks the file.
     ///
     /// # Errors
@@ -211,12 +215,12 @@ pub fn default_admin(name: &str) -> PathBuf {
 ///
 /// # Errors
 /// One sentence.
-pub fn directory(text: &str) -> Result<Vec<Peer>, String> {
+pub fn directory(text: &str) -> Result<Vec<PeerEntry>, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Directory {
         #[serde(default)]
-        peer: Vec<Peer>,
+        peer: Vec<PeerEntry>,
     }
     let directory: Directory = toml::from_str(text).map_err(|e| one_line(&e))?;
     directory.peer.iter().try_for_each(|peer| check_name(&peer.name))?;
@@ -302,7 +306,7 @@ fn ports(text: &str) -> Result<Vec<(u16, u16)>, String> {
 }
 
 /// Two policies of one namespace must not name the same prefix: one of them would be without effect.
-fn check_overlap(takes: &[Take], checked: &[(Vec<Prefix>, Vec<(u16, u16)>)]) -> Result<(), String> {
+fn check_overlap(takes: &[Take], checked: &[Taken]) -> Result<(), String> {
     for (n, (one, (prefixes, _))) in takes.iter().zip(checked).enumerate() {
         for (other, (others, _)) in takes.iter().zip(checked).take(n) {
             let same = prefixes.iter().find(|p| others.contains(p));
@@ -334,12 +338,12 @@ mod tests {
 
     fn refused(change: &str, by: &str) -> String {
         assert!(GOOD.contains(change), "{change}");
-        Config::parse(&GOOD.replace(change, by)).unwrap_err()
+        ProxyConfig::parse(&GOOD.replace(change, by)).unwrap_err()
     }
 
     #[test]
     fn a_good_file_is_taken() {
-        let checked = Config::parse(GOOD).unwrap();
+        let checked = ProxyConfig::parse(GOOD).unwrap();
         assert_eq!(checked.takes[0].0, [("10.0.0.2".parse().unwrap(), 32), ("fd00::".parse().unwrap(), 64)]);
         assert_eq!(checked.takes[0].1, [(80, 80), (8000, 8010)]);
         assert_eq!((checked.window, checked.memory), (256 << 10, 1 << 30));

@@ -1,17 +1,19 @@
-//! The control thread: channels to peers, the heartbeat, the directory file, the maps of living prefixes, and the admin socket.
+//! The control thread: channels to peers, the heartbeat, the directory file, the maps of living prefixes, and the
+//! admin socket.
 //!
-//! Of two proxies the one whose name sorts first dials. A peer is known by name and boot number: another number is another process, and all streams of
-//! the earlier one are reset. A channel that breaks is dialled again each second; the streams wait for `resume_s`, unless the peer's address refuses
-//! connections, which says that its process has ended. New connections go by TCP as long as the channel or a link does not work.
+//! Of two proxies the one whose name sorts first dials. A peer is known by name and boot number: another number is
+//! another process, and all streams of the earlier one are reset. A channel that breaks is dialled again each second;
+//! the streams wait for `resume_s`, unless the peer's address refuses connections, which says that its process has
+//! ended. New connections go by TCP as long as the channel or a link does not work.
 
 mod admin;
 mod peers;
 
 use crate::config::{Checked, Prefix};
 use crate::intercept::Interception;
-use crate::message::{Command, Introduction, Message, Report};
+use crate::message::{Command, ControlMessage, Introduction, Report};
 use crate::sys::{Poll, PollEvent, Waker};
-use crate::tls::{Channel, Keys};
+use crate::tls::{ControlChannel, TlsKeys};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,7 +39,7 @@ const TOKEN_SIGNAL: u64 = 3;
 const TOKEN_CHANNEL: u64 = 16;
 
 /// A worker, as the control thread knows it.
-pub struct WorkerHandle {
+pub struct RelayHandle {
     /// To the worker.
     pub commands: Sender<Command>,
     /// Wakes it.
@@ -47,7 +49,7 @@ pub struct WorkerHandle {
 }
 
 /// A peer.
-struct Peer {
+struct PeerState {
     name: String,
     /// Where to dial; `None`: known by its introduction only.
     address: Option<SocketAddr>,
@@ -67,13 +69,13 @@ struct Peer {
 }
 
 /// What the control thread is made from.
-pub struct Start {
+pub struct ControlStart {
     /// The configuration.
     pub config: Arc<Checked>,
-    /// Keys.
-    pub keys: Keys,
+    /// TlsKeys.
+    pub keys: TlsKeys,
     /// The workers.
-    pub workers: Vec<WorkerHandle>,
+    pub workers: Vec<RelayHandle>,
     /// From the workers.
     pub reports: Receiver<Report>,
     /// Wakes this thread.
@@ -87,9 +89,9 @@ pub struct Start {
 /// The control thread.
 pub struct Control {
     config: Arc<Checked>,
-    keys: Keys,
+    keys: TlsKeys,
     boot: u64,
-    workers: Vec<WorkerHandle>,
+    workers: Vec<RelayHandle>,
     reports: Receiver<Report>,
     wake: Arc<Waker>,
     interceptions: Vec<Interception>,
@@ -98,8 +100,8 @@ pub struct Control {
     admin: UnixListener,
     admin_path: PathBuf,
     signal: OwnedFd,
-    peers: Vec<Peer>,
-    channels: Vec<Option<Channel>>,
+    peers: Vec<PeerState>,
+    channels: Vec<Option<ControlChannel>>,
     directory_time: Option<SystemTime>,
     draining: bool,
     next_beat: Instant,
@@ -111,8 +113,8 @@ impl Control {
     ///
     /// # Errors
     /// One sentence.
-    pub fn new(start: Start) -> Result<Self, String> {
-        let Start { config, keys, workers, reports, wake, interceptions, signal } = start;
+    pub fn new(start: ControlStart) -> Result<Self, String> {
+        let ControlStart { config, keys, workers, reports, wake, interceptions, signal } = start;
         let at = config.config.listen;
         let listener = TcpListener::bind(at).map_err(|e| format!("listen = \"{at}\": {e}"))?;
         let admin_path = config.admin();
@@ -216,7 +218,7 @@ impl Control {
                         self.announce_worker(peer, worker);
                     }
                 }
-                Report::Link { peer, link, up } => {
+                Report::PeerLink { peer, link, up } => {
                     if let Some(peer) = self.peers.get_mut(peer) {
                         if up {
                             peer.links.insert(link)
@@ -226,7 +228,7 @@ impl Control {
                     }
                     self.update_alive();
                 }
-                Report::Fault(peer, what) => {
+                Report::PeerFault(peer, what) => {
                     crate::log(format_args!("peer {}: its channel is closed: {what}", self.peers[peer].name));
                     self.end_peer(peer, "it broke the protocol");
                     self.peers[peer].retry = Instant::now() + PAUSE;
@@ -239,12 +241,13 @@ impl Control {
     fn announce_worker(&mut self, peer: usize, worker: u32) {
         let (Some(handle), Some(to)) = (self.workers.get(worker as usize), self.peers.get(peer)) else { return };
         let address = SocketAddr::new(self.config.rdma(), handle.port);
-        let message = Message::Rdma { worker, address, token: to.token };
+        let message = ControlMessage::Rdma { worker, address, token: to.token };
         self.send(peer, &message);
     }
 
-    /// Puts a message into the peer's channel. Without one it is lost: what matters is said again when the channel is back.
-    fn send(&mut self, peer: usize, message: &Message) {
+    /// Puts a message into the peer's channel. Without one it is lost: what matters is said again when the channel is
+    /// back.
+    fn send(&mut self, peer: usize, message: &ControlMessage) {
         let channel = self.peers.get(peer).and_then(|p| p.channel);
         let Some(at) = channel else { return };
         let Some(Some(open)) = self.channels.get_mut(at) else { return };
@@ -308,7 +311,7 @@ impl Control {
             } else if channel.introduced
                 && let Some(peer) = channel.peer
             {
-                self.send(peer, &Message::Ping);
+                self.send(peer, &ControlMessage::Ping);
             }
         }
         for peer in 0..self.peers.len() {

@@ -1,8 +1,9 @@
-//! Interception in one network namespace: the BPF programs of `csrc/steer.bpf.c`, their maps, and the routes for marked connections.
+//! Interception in one network namespace: the BPF programs of `csrc/steer.bpf.c`, their maps, and the routes for
+//! marked connections.
 //!
-//! Programs are attached by links whose descriptors this process holds, so its death takes them away, and new connections go by TCP at once. Rules,
-//! routes and settings would stay: a second process ([`janitor`]) removes them when its standard input ends. Setting up
-//! first removes what a predecessor with the same mark may have left.
+//! Programs are attached by links whose descriptors this process holds, so its death takes them away, and new
+//! connections go by TCP at once. Rules, routes and settings would stay: a second process ([`janitor`]) removes them
+//! when its standard input ends. Setting up first removes what a predecessor with the same mark may have left.
 
 use crate::config::{Prefix, RANGES};
 use aya::maps::lpm_trie::{Key, LpmTrie};
@@ -22,8 +23,8 @@ use std::process::{Child, Command, Stdio};
 /// The compiled programs; empty if clang was missing when the proxy was built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 
-/// Settings of a namespace that are 1 while a proxy works there: a server's socket, and answers of the kernel such as RST, take the mark of what they
-/// answer, and so come back to the proxy.
+/// Settings of a namespace that are 1 while a proxy works there: a server's socket, and answers of the kernel such as
+/// RST, take the mark of what they answer, and so come back to the proxy.
 const SETTINGS: [&str; 3] =
     ["/proc/sys/net/ipv4/tcp_fwmark_accept", "/proc/sys/net/ipv4/fwmark_reflect", "/proc/sys/net/ipv6/fwmark_reflect"];
 
@@ -192,15 +193,17 @@ fn ip(words: &[&str]) -> Result<String, String> {
     Err(format!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim()))
 }
 
-/// The source address that the kernel chooses for a destination: a route to `lo` must name it, or it would be chosen for `lo`.
+/// The source address that the kernel chooses for a destination: a route to `lo` must name it, or it would be chosen
+/// for `lo`.
 fn source_for(address: IpAddr) -> Option<String> {
     let answer = ip(&["route", "get", &address.to_string()]).ok()?;
     let mut words = answer.split_whitespace().skip_while(|word| *word != "src");
     words.nth(1).map(str::to_owned)
 }
 
-/// Routes marked connections of the calling thread's namespace to `lo`: those to the prefixes taken, with the source that they would have anyway, and
-/// all others, which are answers of servers to the addresses of clients. Removes first what was left by a proxy that ended badly.
+/// Routes marked connections of the calling thread's namespace to `lo`: those to the prefixes taken, with the source
+/// that they would have anyway, and all others, which are answers of servers to the addresses of clients. Removes
+/// first what was left by a proxy that ended badly.
 ///
 /// # Errors
 /// One sentence.
@@ -208,8 +211,8 @@ pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<(), String> {
     remove_routes(mark);
     let number = mark.to_string();
     for (address, bits) in taken {
-        // Without a route the connection fails, or finds one later, as it would without a proxy: marked packets that this table does not route
-        // take the main one.
+        // Without a route the connection fails, or finds one later, as it would without a proxy: marked packets that
+        // this table does not route take the main one.
         let Some(source) = source_for(*address) else { continue };
         let (family, prefix) = (if address.is_ipv4() { "-4" } else { "-6" }, format!("{address}/{bits}"));
         ip(&[family, "route", "replace", "local", &prefix, "dev", "lo", "src", &source, "table", &number])?;
@@ -261,7 +264,8 @@ pub fn start_janitor(namespaces: &[String], mark: u32) -> Result<Child, String> 
     if line.trim() == "ready" { Ok(child) } else { Err(failed(&"it has ended")) }
 }
 
-/// Claims the mark in the calling thread's namespace (abstract Unix sockets belong to one), and so waits for an earlier janitor to finish.
+/// Claims the mark in the calling thread's namespace (abstract Unix sockets belong to one), and so waits for an
+/// earlier janitor to finish.
 fn only_one(mark: u32) -> Result<UnixListener, String> {
     let name = SocketAddr::from_abstract_name(format!("burst-proxy-{mark}")).map_err(|e| e.to_string())?;
     for _ in 0..250 {

@@ -8,8 +8,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Makes what is missing: `ca.pem` and `ca.key`, then `NAME.pem` and `NAME.key` for each name. Files that exist stay as they are. Returns the
-/// files made.
+/// Makes what is missing: `ca.pem` and `ca.key`, then `NAME.pem` and `NAME.key` for each name. Files that exist stay
+/// as they are. Returns the files made.
 ///
 /// # Errors
 /// One sentence.
@@ -57,7 +57,7 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tls::Keys;
+    use crate::tls::TlsKeys;
 
     #[test]
     fn keys_are_made_once_and_can_be_loaded() {
@@ -65,8 +65,8 @@ mod tests {
         let names = ["a".to_owned(), "b".to_owned()];
         assert_eq!(make(&directory, &names[..1]).unwrap().len(), 4);
         assert_eq!(make(&directory, &names).unwrap(), ["b.pem", "b.key"], "a has its certificate");
-        assert!(Keys::load(&directory, "a").is_ok() && Keys::load(&directory, "b").is_ok());
-        let missing = Keys::load(&directory, "c").err().unwrap();
+        assert!(TlsKeys::load(&directory, "a").is_ok() && TlsKeys::load(&directory, "b").is_ok());
+        let missing = TlsKeys::load(&directory, "c").err().unwrap();
         assert!(missing.contains("c.pem") && missing.contains("burst proxy keys"), "{missing}");
         std::fs::remove_dir_all(&directory).unwrap();
     }

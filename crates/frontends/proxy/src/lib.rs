@@ -1,9 +1,11 @@
 //! `burst proxy`: TCP connections of unmodified programs over RDMA.
 //!
-//! A proxy runs on each host. On the client's side a BPF program marks chosen connections and steers their SYNs to the proxy ([`intercept`]); the
-//! proxy carries the bytes over a queue pair to the proxy of the server's host ([`worker`]), which connects to the server from the client's
-//! own address. A TLS channel joins the two proxies ([`control`]) and carries the streams when there is no queue pair. The protocol of the streams is the
-//! crate `burst-relay`. RDMA is used by the ordinary librdmacm and libibverbs ([`rdma`]), so Burst, soft-RoCE and adapters serve alike.
+//! A proxy runs on each host. On the client's side a BPF program marks chosen connections and steers their SYNs to
+//! the proxy ([`intercept`]); the proxy carries the bytes over a queue pair to the proxy of the server's host
+//! ([`worker`]), which connects to the server from the client's own address. A TLS channel joins the two proxies
+//! ([`control`]) and carries the streams when there is no queue pair. The protocol of the streams is the crate
+//! `burst-relay`. RDMA is used by the ordinary librdmacm and libibverbs ([`rdma`]), so Burst, soft-RoCE and adapters
+//! serve alike.
 #![deny(unsafe_code)]
 
 pub mod cli;

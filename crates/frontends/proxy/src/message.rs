@@ -1,10 +1,10 @@
 //! Messages of the control channel between two proxies, and those between the threads of one proxy.
 //!
-//! On the wire: four bytes of length (little-endian), then postcard. A message of more than [`MESSAGE_BYTES`] or one that cannot be read ends the
-//! channel.
+//! On the wire: four bytes of length (little-endian), then postcard. A message of more than [`MESSAGE_BYTES`] or one
+//! that cannot be read ends the channel.
 
-use crate::worker::Picture;
-use burst_relay::Hello;
+use crate::worker::WorkerPicture;
+use burst_relay::LinkHello;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Sender;
@@ -39,7 +39,7 @@ pub struct Introduction {
 
 /// A message of the control channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Message {
+pub enum ControlMessage {
     /// First in each direction.
     Introduce(Introduction),
     /// A sign of life, each second.
@@ -53,11 +53,11 @@ pub enum Message {
         /// Random.
         token: [u8; 16],
     },
-    /// [`Hello`] of the stream protocol.
-    Hello {
+    /// [`LinkHello`] of the stream protocol.
+    LinkHello {
         /// It is for the control channel itself, not for a queue pair.
         here: bool,
-        /// `Hello::to_bytes`.
+        /// `LinkHello::to_bytes`.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
@@ -97,7 +97,7 @@ pub enum Command {
         token: [u8; 16],
     },
     /// The channel of a peer works, or not.
-    Channel {
+    ControlChannel {
         /// The peer.
         peer: usize,
         /// Whether it works.
@@ -110,7 +110,7 @@ pub enum Command {
         /// A sentence.
         why: String,
     },
-    /// [`Message::Rdma`] of a peer; `None`: no RDMA.
+    /// [`ControlMessage::Rdma`] of a peer; `None`: no RDMA.
     Rdma {
         /// The peer.
         peer: usize,
@@ -119,16 +119,16 @@ pub enum Command {
         /// Listener and token.
         at: Option<(SocketAddr, [u8; 16])>,
     },
-    /// [`Message::Hello`]
-    Hello {
+    /// [`ControlMessage::LinkHello`]
+    LinkHello {
         /// The peer.
         peer: usize,
         /// For the control channel.
         here: bool,
         /// What it says.
-        hello: Hello,
+        hello: LinkHello,
     },
-    /// [`Message::Batch`]
+    /// [`ControlMessage::Batch`]
     Batch {
         /// The peer.
         peer: usize,
@@ -139,7 +139,7 @@ pub enum Command {
         /// The message.
         bytes: Vec<u8>,
     },
-    /// [`Message::Broken`]
+    /// [`ControlMessage::Broken`]
     Broken {
         /// The peer.
         peer: usize,
@@ -155,14 +155,14 @@ pub enum Command {
     /// Break the queue pairs: for tests of resumption.
     BreakQueuePairs,
     /// Show streams and counters.
-    Show(Sender<Picture>),
+    Show(Sender<WorkerPicture>),
 }
 
 /// What a worker tells the control thread.
 #[derive(Debug)]
 pub enum Report {
     /// Send this to the peer.
-    ToPeer(usize, Message),
+    ToPeer(usize, ControlMessage),
     /// The worker listens for queue pairs there; port 0: no RDMA.
     Listening {
         /// The worker.
@@ -171,7 +171,7 @@ pub enum Report {
         port: u16,
     },
     /// A link can carry streams, or not.
-    Link {
+    PeerLink {
         /// The peer.
         peer: usize,
         /// Number of the link.
@@ -180,5 +180,5 @@ pub enum Report {
         up: bool,
     },
     /// The peer broke the protocol: close its channel.
-    Fault(usize, String),
+    PeerFault(usize, String),
 }

@@ -1,7 +1,8 @@
 //! Safe types over the layer of `csrc/verbs.c`: event channel, listener, queue pairs, registered memory.
 //!
-//! A worker owns one [`Rdma`] and everything made from it; no object crosses threads after its creation. When the device fails (Burst's daemon has
-//! ended, an adapter was removed), the worker drops all and begins again. Objects end in the order queue pairs, regions, device.
+//! A worker owns one [`Rdma`] and everything made from it; no object crosses threads after its creation. When the
+//! device fails (Burst's daemon has ended, an adapter was removed), the worker drops all and begins again. Objects
+//! end in the order queue pairs, regions, device.
 #![allow(unsafe_code)]
 
 use burst_relay::BATCH_BYTES;
@@ -18,7 +19,7 @@ pub const SENDS: u32 = 1024;
 pub const PRIVATE_BYTES: usize = 28;
 
 #[repr(C)]
-struct RawEvent {
+struct ShimEvent {
     kind: i32,
     status: i32,
     id: *mut c_void,
@@ -28,7 +29,7 @@ struct RawEvent {
 }
 
 #[repr(C)]
-struct RawQp {
+struct ShimQp {
     id: *mut c_void,
     send_cq: *mut c_void,
     recv_cq: *mut c_void,
@@ -64,10 +65,11 @@ pub struct Done {
     pub status: i32,
 }
 
+// SAFETY: the signatures are those of csrc/verbs.c.
 unsafe extern "C" {
     fn bp_channel(fd: *mut i32) -> *mut c_void;
     fn bp_channel_destroy(channel: *mut c_void);
-    fn bp_next_event(channel: *mut c_void, out: *mut RawEvent) -> i32;
+    fn bp_next_event(channel: *mut c_void, out: *mut ShimEvent) -> i32;
     fn bp_listen(channel: *mut c_void, address: *mut libc::sockaddr, port: *mut u16) -> *mut c_void;
     fn bp_dial(channel: *mut c_void, to: *mut libc::sockaddr, timeout_ms: i32) -> *mut c_void;
     fn bp_resolve_route(id: *mut c_void, timeout_ms: i32) -> i32;
@@ -87,15 +89,15 @@ unsafe extern "C" {
         context: *mut c_void,
         sends: u32,
         receives: u32,
-    ) -> *mut RawQp;
-    fn bp_qp_destroy(qp: *mut RawQp);
-    fn bp_join(qp: *mut RawQp, data: *const c_void, len: u8, accept: i32) -> i32;
-    fn bp_post_recv(qp: *mut RawQp, id: u64, address: u64, len: u32, lkey: u32) -> i32;
-    fn bp_post_batch(qp: *mut RawQp, writes: *const Write, count: u32, id: u64, at: u64, len: u32, lkey: u32) -> i32;
-    fn bp_poll(qp: *mut RawQp, receives: i32, out: *mut Done, most: i32) -> i32;
-    fn bp_arm(qp: *mut RawQp, receives: i32) -> i32;
+    ) -> *mut ShimQp;
+    fn bp_qp_destroy(qp: *mut ShimQp);
+    fn bp_join(qp: *mut ShimQp, data: *const c_void, len: u8, accept: i32) -> i32;
+    fn bp_post_recv(qp: *mut ShimQp, id: u64, address: u64, len: u32, lkey: u32) -> i32;
+    fn bp_post_batch(qp: *mut ShimQp, writes: *const Write, count: u32, id: u64, at: u64, len: u32, lkey: u32) -> i32;
+    fn bp_poll(qp: *mut ShimQp, receives: i32, out: *mut Done, most: i32) -> i32;
+    fn bp_arm(qp: *mut ShimQp, receives: i32) -> i32;
     fn bp_completion_event(completions: *mut c_void, cq: *mut *mut c_void, context: *mut *mut c_void) -> i32;
-    fn bp_taken(qp: *mut RawQp, cq: *mut c_void);
+    fn bp_taken(qp: *mut ShimQp, cq: *mut c_void);
 }
 
 fn check(result: i32) -> Result<i32> {
@@ -125,15 +127,15 @@ pub enum EventKind {
 
 /// An identifier of a connection, by address; compared, never followed outside this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Id(NonNull<c_void>);
+pub struct CmId(NonNull<c_void>);
 
 /// One event.
 #[derive(Clone, Copy, Debug)]
-pub struct Event {
+pub struct RdmaEvent {
     /// What.
     pub kind: EventKind,
     /// To what.
-    pub id: Id,
+    pub id: CmId,
     /// Of a request: what the peer sent.
     pub private: [u8; PRIVATE_BYTES],
 }
@@ -144,10 +146,10 @@ pub struct Rdma {
     channel: NonNull<c_void>,
     /// Becomes readable by events.
     pub fd: RawFd,
-    listener: Option<Id>,
+    listener: Option<CmId>,
     /// Port of the listener.
     pub port: u16,
-    device: Option<Rc<Device>>,
+    device: Option<Rc<ProxyDevice>>,
 }
 
 impl Rdma {
@@ -163,7 +165,7 @@ impl Rdma {
         let (mut storage, _) = crate::sys::to_sockaddr(address);
         // SAFETY: the channel lives, the address is a whole sockaddr_storage.
         let id = pointer(unsafe { bp_listen(channel.as_ptr(), (&raw mut storage).cast(), &raw mut rdma.port) })?;
-        rdma.listener = Some(Id(id));
+        rdma.listener = Some(CmId(id));
         Ok(rdma)
     }
 
@@ -171,9 +173,9 @@ impl Rdma {
     ///
     /// # Errors
     /// The channel has failed.
-    pub fn next_event(&mut self) -> Result<Option<Event>> {
+    pub fn next_event(&mut self) -> Result<Option<RdmaEvent>> {
         // SAFETY: all fields may be zero.
-        let mut raw: RawEvent = unsafe { std::mem::zeroed() };
+        let mut raw: ShimEvent = unsafe { std::mem::zeroed() };
         // SAFETY: the channel lives; `raw` is valid for the call.
         if check(unsafe { bp_next_event(self.channel.as_ptr(), &raw mut raw) })? == 0 {
             return Ok(None);
@@ -188,37 +190,37 @@ impl Rdma {
         };
         let mut private = [0; PRIVATE_BYTES];
         private.copy_from_slice(&raw.private_data[..PRIVATE_BYTES]);
-        let id = NonNull::new(raw.id).map(Id).ok_or_else(|| Error::other("an event without an id"))?;
-        Ok(Some(Event { kind, id, private }))
+        let id = NonNull::new(raw.id).map(CmId).ok_or_else(|| Error::other("an event without an id"))?;
+        Ok(Some(RdmaEvent { kind, id, private }))
     }
 
     /// Begins to connect; `AddressResolved` or `Failed` follows.
     ///
     /// # Errors
     /// Of `rdma_create_id` or `rdma_resolve_addr`.
-    pub fn dial(&mut self, to: SocketAddr) -> Result<Id> {
+    pub fn dial(&mut self, to: SocketAddr) -> Result<CmId> {
         let (mut storage, _) = crate::sys::to_sockaddr(to);
         // SAFETY: as in `listen`.
-        pointer(unsafe { bp_dial(self.channel.as_ptr(), (&raw mut storage).cast(), 2000) }).map(Id)
+        pointer(unsafe { bp_dial(self.channel.as_ptr(), (&raw mut storage).cast(), 2000) }).map(CmId)
     }
 
     /// The next step of connecting; `RouteResolved` or `Failed` follows.
     ///
     /// # Errors
     /// Of `rdma_resolve_route`.
-    pub fn resolve_route(&mut self, id: Id) -> Result<()> {
+    pub fn resolve_route(&mut self, id: CmId) -> Result<()> {
         // SAFETY: the id is one of this channel that was not destroyed: the caller forgets it before.
         check(unsafe { bp_resolve_route(id.0.as_ptr(), 2000) }).map(|_| ())
     }
 
     /// Refuses a request and ends its id.
-    pub fn reject(&mut self, id: Id) {
+    pub fn reject(&mut self, id: CmId) {
         // SAFETY: as in `resolve_route`.
         unsafe { bp_reject(id.0.as_ptr()) };
     }
 
     /// Ends an id that has no queue pair.
-    pub fn destroy(&mut self, id: Id) {
+    pub fn destroy(&mut self, id: CmId) {
         // SAFETY: as in `resolve_route`.
         unsafe { bp_destroy_id(id.0.as_ptr()) };
     }
@@ -227,7 +229,7 @@ impl Rdma {
     ///
     /// # Errors
     /// Of `ibv_alloc_pd` or `ibv_create_comp_channel`; or the id belongs to another device than those before.
-    pub fn device(&mut self, id: Id) -> Result<Rc<Device>> {
+    pub fn device(&mut self, id: CmId) -> Result<Rc<ProxyDevice>> {
         // SAFETY: as in `resolve_route`.
         let verbs = pointer(unsafe { bp_verbs(id.0.as_ptr()) })?;
         if let Some(device) = &self.device {
@@ -248,13 +250,13 @@ impl Rdma {
                 return Err(e);
             }
         };
-        let device = Rc::new(Device { verbs, pd, completions, fd });
+        let device = Rc::new(ProxyDevice { verbs, pd, completions, fd });
         self.device = Some(device.clone());
         Ok(device)
     }
 
     /// The device, if one is in use.
-    pub fn known_device(&self) -> Option<Rc<Device>> {
+    pub fn known_device(&self) -> Option<Rc<ProxyDevice>> {
         self.device.clone()
     }
 
@@ -276,7 +278,7 @@ impl Drop for Rdma {
 
 /// A protection domain and a completion channel of one device.
 #[derive(Debug)]
-pub struct Device {
+pub struct ProxyDevice {
     verbs: NonNull<c_void>,
     pd: NonNull<c_void>,
     completions: NonNull<c_void>,
@@ -284,7 +286,7 @@ pub struct Device {
     pub fd: RawFd,
 }
 
-impl Device {
+impl ProxyDevice {
     /// Takes one completion event; returns the context of its queue pair and the queue.
     ///
     /// # Errors
@@ -297,7 +299,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for ProxyDevice {
     fn drop(&mut self) {
         // SAFETY: queue pairs and regions hold an Rc of this, so none is left.
         unsafe {
@@ -320,7 +322,7 @@ struct Registered {
     mr: NonNull<c_void>,
     lkey: u32,
     rkey: u32,
-    device: Rc<Device>,
+    device: Rc<ProxyDevice>,
 }
 
 impl Memory {
@@ -343,7 +345,7 @@ impl Memory {
     ///
     /// # Errors
     /// Of `ibv_reg_mr`.
-    pub fn register(&mut self, device: &Rc<Device>) -> Result<()> {
+    pub fn register(&mut self, device: &Rc<ProxyDevice>) -> Result<()> {
         if self.registered.as_ref().is_some_and(|r| Rc::ptr_eq(&r.device, device)) {
             return Ok(());
         }
@@ -375,11 +377,13 @@ impl Memory {
         self.base.as_ptr() as u64 + at as u64
     }
 
-    /// Bytes of the memory. The peer may write into windows at any time; of what it wrote the protocol reads only what it has announced.
+    /// Bytes of the memory. The peer may write into windows at any time; of what it wrote the protocol reads only
+    /// what it has announced.
     pub fn bytes(&mut self, at: usize, len: usize) -> &mut [u8] {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "outside of the memory");
-        // SAFETY: inside of the mapping (asserted); the exclusive borrow of `self` excludes other references of this process. A device may write,
-        // as a kernel may into a mapped file: bytes have no invalid values, and none is read twice for a decision.
+        // SAFETY: inside of the mapping (asserted); the exclusive borrow of `self` excludes other references of this
+        // process. A device may write, as a kernel may into a mapped file: bytes have no invalid values, and none is
+        // read twice for a decision.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len) }
     }
 }
@@ -394,22 +398,23 @@ impl Drop for Memory {
 
 /// A queue pair with its completion queues, and its receives.
 #[derive(Debug)]
-pub struct Qp {
-    raw: NonNull<RawQp>,
+pub struct LinkQp {
+    raw: NonNull<ShimQp>,
     // Before the device ends, the memory is deregistered.
     receives: Memory,
     sends: Memory,
     slots: u64,
     free: u32,
-    _device: Rc<Device>,
+    _device: Rc<ProxyDevice>,
 }
 
-impl Qp {
-    /// Makes a queue pair of an id and posts `slots` receives. It owns the id from then on. `context` comes back with completion events.
+impl LinkQp {
+    /// Makes a queue pair of an id and posts `slots` receives. It owns the id from then on. `context` comes back with
+    /// completion events.
     ///
     /// # Errors
     /// Of the verbs; the id is left as it was.
-    pub fn new(id: Id, device: &Rc<Device>, context: usize, slots: u64) -> Result<Self> {
+    pub fn new(id: CmId, device: &Rc<ProxyDevice>, context: usize, slots: u64) -> Result<Self> {
         let mut receives = Memory::map(slots as usize * BATCH_BYTES)?;
         receives.register(device)?;
         let mut sends = Memory::map(slots as usize * BATCH_BYTES)?;
@@ -430,9 +435,9 @@ impl Qp {
     }
 
     /// Its identifier.
-    pub fn id(&self) -> Id {
+    pub fn id(&self) -> CmId {
         // SAFETY: the structure lives as long as this object.
-        Id(NonNull::new(unsafe { (*self.raw.as_ptr()).id }).expect("a queue pair has an id"))
+        CmId(NonNull::new(unsafe { (*self.raw.as_ptr()).id }).expect("a queue pair has an id"))
     }
 
     /// Connects (or accepts) with private data.
@@ -452,7 +457,8 @@ impl Qp {
         check(unsafe { bp_post_recv(self.raw.as_ptr(), slot, at, BATCH_BYTES as u32, lkey) }).map(|_| ())
     }
 
-    /// Whether a batch with the most writes fits into the send queue; takes completions of sends if needed. If not, the queue is armed.
+    /// Whether a batch with the most writes fits into the send queue; takes completions of sends if needed. If not,
+    /// the queue is armed.
     ///
     /// # Errors
     /// A send has failed.
@@ -542,7 +548,7 @@ fn failed(status: i32) -> Result<()> {
     if status == 0 { Ok(()) } else { Err(Error::other(format!("a work request failed with status {status}"))) }
 }
 
-impl Drop for Qp {
+impl Drop for LinkQp {
     fn drop(&mut self) {
         // SAFETY: made by `bp_qp`, ended once; its memory ends afterwards, when the fields drop.
         unsafe { bp_qp_destroy(self.raw.as_ptr()) };

@@ -1,17 +1,18 @@
 //! `burst proxy run`: sets up namespaces, interception, workers and the control thread, and takes them down.
 
-use crate::config::{Checked, Config, Prefix};
-use crate::control::{Control, Start as ControlStart, WorkerHandle};
+use crate::config::{Checked, Prefix, ProxyConfig};
+use crate::control::{Control, ControlStart, RelayHandle};
 use crate::intercept::{self, Interception};
+use crate::message::Report;
 use crate::sys::{self, Waker};
-use crate::tls::Keys;
-use crate::worker::{Place, Start, Worker, listener};
+use crate::tls::TlsKeys;
+use crate::worker::{NetworkPlace, RelayWorker, WorkerStart, listener};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 
 /// Where a thread's own namespace is found.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -28,8 +29,8 @@ struct Named {
 /// # Errors
 /// One sentence.
 pub fn run(path: &Path) -> Result<(), String> {
-    let config = Arc::new(Config::load(path)?);
-    let keys = Keys::load(&config.config.keys, &config.config.name)?;
+    let config = Arc::new(ProxyConfig::load(path)?);
+    let keys = TlsKeys::load(&config.config.keys, &config.config.name)?;
     let signal = signals()?;
     let home = Arc::new(open(Path::new(OWN))?);
     let mark = config.config.mark;
@@ -39,7 +40,7 @@ pub fn run(path: &Path) -> Result<(), String> {
     let mut janitor = if named.is_empty() { None } else { Some(intercept::start_janitor(&paths, mark)?) };
 
     let mut interceptions = Vec::new();
-    let mut places: Vec<Vec<Place>> = (0..config.workers).map(|_| Vec::new()).collect();
+    let mut places: Vec<Vec<NetworkPlace>> = (0..config.workers).map(|_| Vec::new()).collect();
     for (path, rules) in named {
         let namespace = path.as_deref().map(open).transpose()?.map(Arc::new);
         if let Some(namespace) = &namespace {
@@ -51,37 +52,11 @@ pub fn run(path: &Path) -> Result<(), String> {
         interceptions.extend(interception);
         for (places, listeners) in places.iter_mut().zip(listeners) {
             let (takes, serves) = (rules.takes.clone(), rules.serves.clone());
-            places.push(Place { namespace: namespace.clone(), listeners, takes, serves });
+            places.push(NetworkPlace { namespace: namespace.clone(), listeners, takes, serves });
         }
     }
 
-    let (reports, reported) = channel();
-    let failed = |e: std::io::Error| format!("a worker cannot start: {e}");
-    let wake_control = Arc::new(Waker::new().map_err(failed)?);
-    let mut workers = Vec::new();
-    for (number, places) in (0..).zip(places) {
-        let (commands, commanded) = channel();
-        let wake = Arc::new(Waker::new().map_err(failed)?);
-        workers.push(WorkerHandle { commands, wake: wake.clone(), port: 0 });
-        let start = Start {
-            number,
-            config: config.clone(),
-            places,
-            home: home.clone(),
-            commands: commanded,
-            wake,
-            reports: reports.clone(),
-            wake_control: wake_control.clone(),
-        };
-        let run = move || match Worker::new(start) {
-            Ok(worker) => worker.run(),
-            Err(e) => {
-                crate::log(format_args!("a worker cannot start: {e}"));
-                std::process::exit(1);
-            }
-        };
-        std::thread::Builder::new().name(format!("worker-{number}")).spawn(run).map_err(failed)?;
-    }
+    let (workers, reported, wake_control) = start_workers(&config, places, &home)?;
     let control = Control::new(ControlStart {
         config: config.clone(),
         keys,
@@ -98,6 +73,44 @@ pub fn run(path: &Path) -> Result<(), String> {
         janitor.wait().map_err(|e| format!("the process that removes routes: {e}"))?;
     }
     ended
+}
+
+type Started = (Vec<RelayHandle>, Receiver<Report>, Arc<Waker>);
+
+/// Starts the workers; returns their handles, what they report, and what wakes the control thread.
+fn start_workers(
+    config: &Arc<Checked>,
+    places: Vec<Vec<NetworkPlace>>,
+    home: &Arc<OwnedFd>,
+) -> Result<Started, String> {
+    let (reports, reported) = channel();
+    let failed = |e: std::io::Error| format!("a worker cannot start: {e}");
+    let wake_control = Arc::new(Waker::new().map_err(failed)?);
+    let mut workers = Vec::new();
+    for (number, places) in (0..).zip(places) {
+        let (commands, commanded) = channel();
+        let wake = Arc::new(Waker::new().map_err(failed)?);
+        workers.push(RelayHandle { commands, wake: wake.clone(), port: 0 });
+        let start = WorkerStart {
+            number,
+            config: config.clone(),
+            places,
+            home: home.clone(),
+            commands: commanded,
+            wake,
+            reports: reports.clone(),
+            wake_control: wake_control.clone(),
+        };
+        let run = move || match RelayWorker::new(start) {
+            Ok(worker) => worker.run(),
+            Err(e) => {
+                crate::log(format_args!("a worker cannot start: {e}"));
+                std::process::exit(1);
+            }
+        };
+        std::thread::Builder::new().name(format!("worker-{number}")).spawn(run).map_err(failed)?;
+    }
+    Ok((workers, reported, wake_control))
 }
 
 fn open(path: &Path) -> Result<OwnedFd, String> {

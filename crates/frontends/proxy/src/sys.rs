@@ -322,7 +322,8 @@ impl Waker {
     }
 }
 
-/// Opens a TCP connection without waiting for it, as a socket of the standard library. `mark`: so that it is not intercepted.
+/// Opens a TCP connection without waiting for it, as a socket of the standard library. `mark`: so that it is not
+/// intercepted.
 ///
 /// # Errors
 /// Of `socket` or `connect`.

@@ -1,6 +1,6 @@
 //! One control channel: messages over TLS 1.3, both ends with certificates of one CA, on a socket that does not block.
 
-use crate::message::{MESSAGE_BYTES, Message};
+use crate::message::{ControlMessage, MESSAGE_BYTES};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
@@ -13,12 +13,12 @@ use std::time::Instant;
 
 /// The keys of this proxy.
 #[derive(Clone)]
-pub struct Keys {
+pub struct TlsKeys {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
 
-impl Keys {
+impl TlsKeys {
     /// Reads `ca.pem`, `NAME.pem` and `NAME.key`.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Keys {
 }
 
 /// A channel.
-pub struct Channel {
+pub struct ControlChannel {
     socket: TcpStream,
     tls: Connection,
     /// Bytes of messages that are not whole yet.
@@ -74,12 +74,12 @@ pub struct Channel {
     pub introduced: bool,
 }
 
-impl Channel {
+impl ControlChannel {
     /// Of a socket that connects to the peer with this name.
     ///
     /// # Errors
     /// The name is no host name.
-    pub fn dial(socket: TcpStream, keys: &Keys, name: &str, peer: usize) -> Result<Self, String> {
+    pub fn dial(socket: TcpStream, keys: &TlsKeys, name: &str, peer: usize) -> Result<Self, String> {
         let server = ServerName::try_from(name.to_owned()).map_err(|e| e.to_string())?;
         let tls = ClientConnection::new(keys.client.clone(), server).map_err(|e| e.to_string())?;
         let mut channel = Self::new(socket, tls.into());
@@ -92,7 +92,7 @@ impl Channel {
     ///
     /// # Errors
     /// Of rustls.
-    pub fn accept(socket: TcpStream, keys: &Keys) -> Result<Self, String> {
+    pub fn accept(socket: TcpStream, keys: &TlsKeys) -> Result<Self, String> {
         let tls = ServerConnection::new(keys.server.clone()).map_err(|e| e.to_string())?;
         Ok(Self::new(socket, tls.into()))
     }
@@ -126,11 +126,11 @@ impl Channel {
         certificate.verify_is_valid_for_subject_name(&name).is_ok()
     }
 
-    /// Appends a message; it leaves with the next [`Channel::write`].
+    /// Appends a message; it leaves with the next [`ControlChannel::write`].
     ///
     /// # Errors
     /// A sentence.
-    pub fn push(&mut self, message: &Message) -> Result<(), String> {
+    pub fn push(&mut self, message: &ControlMessage) -> Result<(), String> {
         let mut bytes = vec![0; 4];
         bytes = postcard::to_extend(message, bytes).map_err(|e| e.to_string())?;
         let len = bytes.len() - 4;
@@ -160,7 +160,7 @@ impl Channel {
     ///
     /// # Errors
     /// A sentence: the channel is broken or has ended. The messages before are in `to`.
-    pub fn read(&mut self, to: &mut Vec<Message>) -> Result<(), String> {
+    pub fn read(&mut self, to: &mut Vec<ControlMessage>) -> Result<(), String> {
         let mut chunk = [0; 16 << 10];
         loop {
             match self.tls.read_tls(&mut self.socket) {
@@ -186,7 +186,7 @@ impl Channel {
         }
     }
 
-    fn take_messages(&mut self, to: &mut Vec<Message>) -> Result<(), String> {
+    fn take_messages(&mut self, to: &mut Vec<ControlMessage>) -> Result<(), String> {
         let mut at = 0;
         while let Some(head) = self.incoming.get(at..at + 4) {
             let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;

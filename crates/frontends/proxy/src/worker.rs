@@ -1,8 +1,10 @@
-//! One worker: a thread that relays the streams of its links, with an epoll instance, queue pairs and memory of its own.
+//! One worker: a thread that relays the streams of its links, with an epoll instance, queue pairs and memory of its
+//! own.
 //!
-//! A pass ([`Worker::pass`]): wait for events; take what queue pairs and the control thread have brought; give each ready stream a turn of at
-//! most [`TURN_BYTES`]; flush each link. So batches grow with the load and leave at once without it; there is no timer on the path. With nothing to
-//! do the thread sleeps in `epoll_wait` with armed completion queues. A stream belongs to one worker at each end, so nothing is locked.
+//! A pass ([`RelayWorker::pass`]): wait for events; take what queue pairs and the control thread have brought; give
+//! each ready stream a turn of at most [`TURN_BYTES`]; flush each link. So batches grow with the load and leave at
+//! once without it; there is no timer on the path. With nothing to do the thread sleeps in `epoll_wait` with armed
+//! completion queues. A stream belongs to one worker at each end, so nothing is locked.
 
 mod conn;
 mod direct;
@@ -11,9 +13,9 @@ mod link;
 mod listen;
 mod picture;
 
-pub use conn::Conn;
+pub use conn::ProxyConn;
 pub use listen::{listener, own_mark};
-pub use picture::{Picture, StreamView};
+pub use picture::{StreamView, WorkerPicture};
 
 use crate::config::Checked;
 use crate::message::{Command, Report};
@@ -21,7 +23,7 @@ use crate::rdma::Rdma;
 use crate::sys::{Poll, PollEvent, Waker};
 use burst_relay::Outcome;
 use direct::Pair;
-use link::{Link, PeerView};
+use link::{PeerLink, PeerView};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -49,7 +51,7 @@ const KIND_PAIR: u64 = 3;
 
 /// A namespace in which this worker listens and connects.
 #[derive(Debug)]
-pub struct Place {
+pub struct NetworkPlace {
     /// The namespace; `None`: that of the process.
     pub namespace: Option<Arc<OwnedFd>>,
     /// Listeners of this worker here: IPv4, IPv6.
@@ -62,13 +64,13 @@ pub struct Place {
 
 /// What a worker is made from.
 #[derive(Debug)]
-pub struct Start {
+pub struct WorkerStart {
     /// Number among the workers.
     pub number: u32,
     /// The configuration.
     pub config: Arc<Checked>,
     /// Namespaces.
-    pub places: Vec<Place>,
+    pub places: Vec<NetworkPlace>,
     /// The namespace of the process, to return to.
     pub home: Arc<OwnedFd>,
     /// From the control thread.
@@ -90,10 +92,10 @@ struct Decision {
 }
 
 /// The worker.
-pub struct Worker {
+pub struct RelayWorker {
     number: u32,
     config: Arc<Checked>,
-    places: Vec<Place>,
+    places: Vec<NetworkPlace>,
     home: Arc<OwnedFd>,
     commands: Receiver<Command>,
     wake: Arc<Waker>,
@@ -103,8 +105,8 @@ pub struct Worker {
     rdma: Option<Rdma>,
     completions_added: bool,
     peers: HashMap<usize, PeerView>,
-    links: Vec<Option<Link>>,
-    conns: Vec<Option<Conn>>,
+    links: Vec<Option<PeerLink>>,
+    conns: Vec<Option<ProxyConn>>,
     pairs: Vec<Option<Pair>>,
     /// Places of `conns` and `pairs` that are free, and generations that tell old events from new ones.
     free_conns: Vec<usize>,
@@ -122,13 +124,13 @@ pub struct Worker {
     scratch: Vec<u8>,
 }
 
-impl Worker {
+impl RelayWorker {
     /// A worker with its RDMA listener.
     ///
     /// # Errors
     /// No descriptors.
-    pub fn new(start: Start) -> std::io::Result<Self> {
-        let Start { number, config, places, home, commands, wake, reports, wake_control } = start;
+    pub fn new(start: WorkerStart) -> std::io::Result<Self> {
+        let WorkerStart { number, config, places, home, commands, wake, reports, wake_control } = start;
         let poll = Poll::new()?;
         poll.add(wake.fd(), libc::EPOLLIN, TOKEN_WAKE)?;
         let mut worker = Self {
@@ -281,10 +283,10 @@ impl Worker {
             };
             match command {
                 Command::PeerUp { peer, introduction, dials, token } => self.peer_up(peer, introduction, dials, token),
-                Command::Channel { peer, up } => self.channel(peer, up),
+                Command::ControlChannel { peer, up } => self.channel(peer, up),
                 Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
                 Command::Rdma { peer, worker, at } => self.peer_listens(peer, worker, at),
-                Command::Hello { peer, here, hello } => self.on_hello(peer, here, hello),
+                Command::LinkHello { peer, here, hello } => self.on_hello(peer, here, hello),
                 Command::Batch { peer, link, attempt, bytes } => self.on_channel_batch(peer, link, attempt, &bytes),
                 Command::Broken { peer, link, attempt } => self.on_broken(peer, link, attempt),
                 Command::PeerDraining(peer) => {

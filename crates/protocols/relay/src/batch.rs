@@ -1,10 +1,11 @@
 //! Numbered batches of frames, kept until the peer has received them.
 //!
-//! [`Outbox`] gathers frames into batches and hands out at most [`BATCHES`] that the peer has not acknowledged; each message acknowledges by its
-//! `ack`. The last place is for a batch that acknowledges only: two ends that have used all places could otherwise wait for each
-//! other. [`Inbox`] takes each batch once. After a change of transport, [`Outbox::resume`] marks what has to be sent again.
+//! [`LinkOutbox`] gathers frames into batches and hands out at most [`BATCHES`] that the peer has not acknowledged;
+//! each message acknowledges by its `ack`. The last place is for a batch that acknowledges only: two ends that have
+//! used all places could otherwise wait for each other. [`LinkInbox`] takes each batch once. After a change of
+//! transport, [`LinkOutbox::resume`] marks what has to be sent again.
 
-use crate::frame::{Fault, Frame, HEADER_BYTES, Header, Kind};
+use crate::frame::{Frame, HEADER_BYTES, Header, MessageKind, PeerFault};
 use std::collections::VecDeque;
 
 /// Most bytes of a batch, with its header.
@@ -18,7 +19,7 @@ const _: () = assert!(BATCHES.is_power_of_two() && BATCHES >= 4);
 
 /// Bytes of a stream that must be in the peer's window before the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Placement {
     /// The stream's id.
     pub stream: u32,
     /// Offset of the first byte.
@@ -35,7 +36,7 @@ pub struct Batch {
     /// Header and frames.
     pub bytes: Vec<u8>,
     /// What to write before.
-    pub places: Vec<Place>,
+    pub places: Vec<Placement>,
 }
 
 impl Batch {
@@ -49,7 +50,7 @@ impl Batch {
 
 /// The sending end of a link.
 #[derive(Debug, Default)]
-pub struct Outbox {
+pub struct LinkOutbox {
     /// Not handed out yet, in order.
     waiting: VecDeque<Batch>,
     /// Numbered and not acknowledged, in order.
@@ -62,11 +63,11 @@ pub struct Outbox {
     spare: Vec<Batch>,
 }
 
-impl Outbox {
+impl LinkOutbox {
     /// Appends a frame.
     pub fn push(&mut self, stream: u32, frame: &Frame<'_>) {
         let place = match *frame {
-            Frame::Placed { offset, len } => Some(Place { stream, offset, len }),
+            Frame::Placed { offset, len } => Some(Placement { stream, offset, len }),
             _ => None,
         };
         assert!(HEADER_BYTES + frame.len() <= BATCH_BYTES, "a frame is larger than a batch");
@@ -94,7 +95,7 @@ impl Outbox {
     }
 
     /// Whether there is anything to hand out.
-    pub fn ready(&self, inbox: &Inbox) -> bool {
+    pub fn ready(&self, inbox: &LinkInbox) -> bool {
         self.sent < self.kept.len() || self.may_number() || (inbox.ack_due() && (self.kept.len() as u64) < BATCHES)
     }
 
@@ -103,7 +104,7 @@ impl Outbox {
     }
 
     /// The next batch to send, with its number and acknowledgement; `None` if nothing can leave now.
-    pub fn next(&mut self, inbox: &mut Inbox) -> Option<&Batch> {
+    pub fn next(&mut self, inbox: &mut LinkInbox) -> Option<&Batch> {
         if self.sent == self.kept.len() {
             let mut batch = if self.may_number() {
                 self.waiting.pop_front().expect("one waits")
@@ -118,18 +119,18 @@ impl Outbox {
         }
         let batch = &mut self.kept[self.sent];
         self.sent += 1;
-        Header { kind: Kind::Batch, seq: batch.seq, ack: inbox.acknowledge() }.write(&mut batch.bytes);
+        Header { kind: MessageKind::Batch, seq: batch.seq, ack: inbox.acknowledge() }.write(&mut batch.bytes);
         Some(batch)
     }
 
     /// The peer has received all up to `ack`.
     ///
     /// # Errors
-    /// [`Fault::Ack`] if they were not sent.
-    pub fn acknowledged(&mut self, ack: u64) -> Result<(), Fault> {
+    /// [`PeerFault::Ack`] if they were not sent.
+    pub fn acknowledged(&mut self, ack: u64) -> Result<(), PeerFault> {
         let sent_last = self.last - (self.kept.len() - self.sent) as u64;
         if ack > sent_last {
-            return Err(Fault::Ack);
+            return Err(PeerFault::Ack);
         }
         while self.kept.front().is_some_and(|batch| batch.seq <= ack) {
             let batch = self.kept.pop_front().expect("there is one");
@@ -144,10 +145,10 @@ impl Outbox {
     /// A new transport begins, and the peer has received all up to `received`: the rest is handed out again.
     ///
     /// # Errors
-    /// [`Fault::Ack`] if the peer claims batches that have no number yet.
-    pub fn resume(&mut self, received: u64) -> Result<(), Fault> {
+    /// [`PeerFault::Ack`] if the peer claims batches that have no number yet.
+    pub fn resume(&mut self, received: u64) -> Result<(), PeerFault> {
         if received > self.last || self.kept.front().is_some_and(|batch| received + 1 < batch.seq) {
-            return Err(Fault::Ack);
+            return Err(PeerFault::Ack);
         }
         self.sent = self.kept.len();
         self.acknowledged(received)?;
@@ -172,22 +173,22 @@ pub enum Novelty {
 
 /// The receiving end of a link.
 #[derive(Debug, Default)]
-pub struct Inbox {
+pub struct LinkInbox {
     received: u64,
     told: u64,
 }
 
-impl Inbox {
+impl LinkInbox {
     /// Takes the number of a batch.
     ///
     /// # Errors
-    /// [`Fault::Gap`] if one before it is missing.
-    pub fn take(&mut self, seq: u64) -> Result<Novelty, Fault> {
+    /// [`PeerFault::Gap`] if one before it is missing.
+    pub fn take(&mut self, seq: u64) -> Result<Novelty, PeerFault> {
         if seq <= self.received {
             return Ok(Novelty::Repeated);
         }
         if seq != self.received + 1 {
-            return Err(Fault::Gap { had: self.received, got: seq });
+            return Err(PeerFault::Gap { had: self.received, got: seq });
         }
         self.received = seq;
         Ok(Novelty::New)
@@ -224,12 +225,12 @@ mod tests {
 
     #[test]
     fn batches_are_numbered_and_kept_until_acknowledged() {
-        let (mut out, mut inbox) = (Outbox::default(), Inbox::default());
+        let (mut out, mut inbox) = (LinkOutbox::default(), LinkInbox::default());
         assert!(!out.ready(&inbox) && out.next(&mut inbox).is_none());
         out.push(1, &fin(0));
         assert_eq!(out.next(&mut inbox).unwrap().seq, 1);
         assert_eq!(out.unacknowledged(), 1);
-        assert_eq!(out.acknowledged(2), Err(Fault::Ack));
+        assert_eq!(out.acknowledged(2), Err(PeerFault::Ack));
         out.acknowledged(1).unwrap();
         assert_eq!(out.unacknowledged(), 0);
         out.acknowledged(1).unwrap();
@@ -237,15 +238,15 @@ mod tests {
 
     #[test]
     fn after_a_change_of_transport_the_rest_is_sent_again() {
-        let (mut out, mut inbox) = (Outbox::default(), Inbox::default());
+        let (mut out, mut inbox) = (LinkOutbox::default(), LinkInbox::default());
         for number in 1..=3 {
             out.push(1, &fin(number));
             assert_eq!(out.next(&mut inbox).unwrap().seq, number);
         }
-        assert_eq!(out.resume(4), Err(Fault::Ack));
+        assert_eq!(out.resume(4), Err(PeerFault::Ack));
         out.resume(1).unwrap();
         assert_eq!(out.next(&mut inbox).unwrap().seq, 2);
-        assert_eq!(out.acknowledged(3), Err(Fault::Ack), "3 was not sent again yet");
+        assert_eq!(out.acknowledged(3), Err(PeerFault::Ack), "3 was not sent again yet");
         assert_eq!(out.next(&mut inbox).unwrap().seq, 3);
         assert!(out.next(&mut inbox).is_none());
         out.acknowledged(3).unwrap();
@@ -254,7 +255,7 @@ mod tests {
 
     #[test]
     fn two_ends_with_all_places_used_do_not_wait_for_each_other() {
-        let mut ends = [(Outbox::default(), Inbox::default()), (Outbox::default(), Inbox::default())];
+        let mut ends = [(LinkOutbox::default(), LinkInbox::default()), (LinkOutbox::default(), LinkInbox::default())];
         for (out, _) in &mut ends {
             for number in 0..10_000 {
                 out.push(1, &Frame::Placed { offset: number, len: 1 });
@@ -288,8 +289,8 @@ mod tests {
 
     #[test]
     fn an_inbox_takes_each_batch_once_and_in_order() {
-        let mut inbox = Inbox::default();
-        assert_eq!(inbox.take(2), Err(Fault::Gap { had: 0, got: 2 }));
+        let mut inbox = LinkInbox::default();
+        assert_eq!(inbox.take(2), Err(PeerFault::Gap { had: 0, got: 2 }));
         assert_eq!(inbox.take(1), Ok(Novelty::New));
         assert_eq!(inbox.take(1), Ok(Novelty::Repeated));
         assert_eq!(inbox.received(), 1);

@@ -1,8 +1,9 @@
 //! The bytes of messages and frames.
 //!
-//! A message is a header of 24 bytes and frames (kind batch) or a hello (kind hello). Integers are little-endian. Addresses are IPv6; an IPv4
-//! address is written v4-mapped. Each frame begins with its tag and the stream's id, and has the length that its tag says; only
-//! DATA carries a length of its own. Reading checks every length and rejects unknown tags: a newer peer agrees on a version first.
+//! A message is a header of 24 bytes and frames (kind batch) or a hello (kind hello). Integers are little-endian.
+//! Addresses are IPv6; an IPv4 address is written v4-mapped. Each frame begins with its tag and the stream's id, and
+//! has the length that its tag says; only DATA carries a length of its own. Reading checks every length and rejects
+//! unknown tags: a newer peer agrees on a version first.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use thiserror::Error;
@@ -16,7 +17,7 @@ const WINDOWS_MAX: usize = 1 << 20;
 
 /// What is wrong with what a peer sent. The link is closed with this reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Fault {
+pub enum PeerFault {
     /// A message or frame ends before its fields do.
     #[error("a frame is cut short")]
     Short,
@@ -25,7 +26,7 @@ pub enum Fault {
     Version(u8),
     /// No message has this kind.
     #[error("unknown kind of message {0}")]
-    Kind(u8),
+    What(u8),
     /// No frame has this tag.
     #[error("unknown frame {0}")]
     Tag(u8),
@@ -45,7 +46,7 @@ pub enum Fault {
     Ack,
     /// A stream is opened twice, or with an id of the other side.
     #[error("stream {0} is opened with an id that is in use")]
-    Id(u32),
+    InUse(u32),
     /// A frame names a stream that does not exist.
     #[error("no stream {0}")]
     Unknown(u32),
@@ -62,19 +63,19 @@ pub enum Fault {
 
 /// Kinds of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MessageKind {
     /// Frames with a sequence number.
     Batch,
     /// The first message on each new transport of a link.
-    Hello,
+    LinkHello,
 }
 
 /// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What follows.
-    pub kind: Kind,
-    /// Batch: its number, from 1. Hello: the attempt that the dialing side counts.
+    pub kind: MessageKind,
+    /// Batch: its number, from 1. LinkHello: the attempt that the dialing side counts.
     pub seq: u64,
     /// Number of the last batch that the sender has received.
     pub ack: u64,
@@ -86,8 +87,8 @@ impl Header {
         to[..HEADER_BYTES].fill(0);
         to[0] = VERSION;
         to[1] = match self.kind {
-            Kind::Batch => 1,
-            Kind::Hello => 2,
+            MessageKind::Batch => 1,
+            MessageKind::LinkHello => 2,
         };
         to[8..16].copy_from_slice(&self.seq.to_le_bytes());
         to[16..24].copy_from_slice(&self.ack.to_le_bytes());
@@ -96,32 +97,33 @@ impl Header {
     /// Reads a header; returns it and what follows.
     ///
     /// # Errors
-    /// A [`Fault`] of its fields.
-    pub fn read(from: &[u8]) -> Result<(Self, &[u8]), Fault> {
+    /// A [`PeerFault`] of its fields.
+    pub fn read(from: &[u8]) -> Result<(Self, &[u8]), PeerFault> {
         let mut bytes = Bytes(from);
         match bytes.u8()? {
             VERSION => {}
-            other => return Err(Fault::Version(other)),
+            other => return Err(PeerFault::Version(other)),
         }
         let kind = match bytes.u8()? {
-            1 => Kind::Batch,
-            2 => Kind::Hello,
-            other => return Err(Fault::Kind(other)),
+            1 => MessageKind::Batch,
+            2 => MessageKind::LinkHello,
+            other => return Err(PeerFault::What(other)),
         };
         if bytes.take(6)? != [0; 6] {
-            return Err(Fault::Field);
+            return Err(PeerFault::Field);
         }
         let header = Self { kind, seq: bytes.u64()?, ack: bytes.u64()? };
         if header.seq == 0 {
-            return Err(Fault::Field);
+            return Err(PeerFault::Field);
         }
         Ok((header, bytes.0))
     }
 }
 
-/// Memory of the sender of this frame into which its peer may write a stream's bytes: byte `n` of the stream at `address + n % len`.
+/// Memory of the sender of this frame into which its peer may write a stream's bytes: byte `n` of the stream at
+/// `address + n % len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct PeerWindow {
     /// Virtual address as the key knows it; 0: no memory is registered, data comes inside frames.
     pub address: u64,
     /// Key of the region.
@@ -180,12 +182,12 @@ pub enum Frame<'a> {
         /// Where the program connects to.
         server: SocketAddr,
         /// For the peer's bytes.
-        window: Window,
+        window: PeerWindow,
     },
     /// The server has accepted.
     Accept {
         /// For the peer's bytes.
-        window: Window,
+        window: PeerWindow,
     },
     /// Bytes of the stream.
     Data {
@@ -298,8 +300,8 @@ impl<'a> FrameReader<'a> {
     /// The next frame and its stream's id; `None` at the end.
     ///
     /// # Errors
-    /// A [`Fault`]; what follows cannot be read.
-    pub fn next_frame(&mut self) -> Result<Option<(u32, Frame<'a>)>, Fault> {
+    /// A [`PeerFault`]; what follows cannot be read.
+    pub fn next_frame(&mut self) -> Result<Option<(u32, Frame<'a>)>, PeerFault> {
         let bytes = &mut self.0;
         if bytes.0.is_empty() {
             return Ok(None);
@@ -317,10 +319,10 @@ impl<'a> FrameReader<'a> {
             6 => Frame::Fin { end: bytes.u64()? },
             7 => {
                 let code = bytes.u8()?;
-                Frame::End { outcome: *Outcome::ALL.get(usize::from(code)).ok_or(Fault::Field)? }
+                Frame::End { outcome: *Outcome::ALL.get(usize::from(code)).ok_or(PeerFault::Field)? }
             }
             8 => Frame::Urgent { offset: bytes.u64()?, byte: bytes.u8()? },
-            other => return Err(Fault::Tag(other)),
+            other => return Err(PeerFault::Tag(other)),
         };
         Ok(Some((stream, frame)))
     }
@@ -332,12 +334,12 @@ pub struct WindowOf {
     /// The stream's id.
     pub stream: u32,
     /// Its window, perhaps in newly registered memory.
-    pub window: Window,
+    pub window: PeerWindow,
 }
 
 /// The first message on each new transport: how far its sender has received, and where its windows are now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct LinkHello {
     /// Number of the link between the two proxies.
     pub link: u32,
     /// The attempt: counted by the side that dials, repeated by the other.
@@ -348,11 +350,11 @@ pub struct Hello {
     pub windows: Vec<WindowOf>,
 }
 
-impl Hello {
+impl LinkHello {
     /// The whole message.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut to = vec![0; HEADER_BYTES];
-        Header { kind: Kind::Hello, seq: self.attempt, ack: self.received }.write(&mut to);
+        Header { kind: MessageKind::LinkHello, seq: self.attempt, ack: self.received }.write(&mut to);
         to.extend(self.link.to_le_bytes());
         to.extend(u32::try_from(self.windows.len()).expect("streams have 32-bit ids").to_le_bytes());
         for window in &self.windows {
@@ -365,21 +367,21 @@ impl Hello {
     /// Of the bytes after its header.
     ///
     /// # Errors
-    /// A [`Fault`] of its fields.
-    pub fn read(header: Header, body: &[u8]) -> Result<Self, Fault> {
+    /// A [`PeerFault`] of its fields.
+    pub fn read(header: Header, body: &[u8]) -> Result<Self, PeerFault> {
         let mut bytes = Bytes(body);
         let (link, count) = (bytes.u32()?, bytes.u32()? as usize);
         if count > WINDOWS_MAX || bytes.0.len() != count * 20 {
-            return Err(Fault::Short);
+            return Err(PeerFault::Short);
         }
         let windows = (0..count)
             .map(|_| Ok(WindowOf { stream: bytes.u32()?, window: bytes.window()? }))
-            .collect::<Result<_, Fault>>()?;
+            .collect::<Result<_, PeerFault>>()?;
         Ok(Self { link, attempt: header.seq, received: header.ack, windows })
     }
 }
 
-fn write_window(window: Window, to: &mut Vec<u8>) {
+fn write_window(window: PeerWindow, to: &mut Vec<u8>) {
     to.extend(window.address.to_le_bytes());
     to.extend(window.rkey.to_le_bytes());
     to.extend(window.len.to_le_bytes());
@@ -399,37 +401,37 @@ fn write_address(address: SocketAddr, to: &mut Vec<u8>) {
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], Fault> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(Fault::Short)?;
+    fn take(&mut self, count: usize) -> Result<&'a [u8], PeerFault> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(PeerFault::Short)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], PeerFault> {
         self.take(N).map(|bytes| bytes.try_into().expect("so many were taken"))
     }
 
-    fn u8(&mut self) -> Result<u8, Fault> {
+    fn u8(&mut self) -> Result<u8, PeerFault> {
         self.array::<1>().map(|b| b[0])
     }
 
-    fn u32(&mut self) -> Result<u32, Fault> {
+    fn u32(&mut self) -> Result<u32, PeerFault> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Fault> {
+    fn u64(&mut self) -> Result<u64, PeerFault> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn address(&mut self) -> Result<SocketAddr, Fault> {
+    fn address(&mut self) -> Result<SocketAddr, PeerFault> {
         let ip = Ipv6Addr::from(self.array::<16>()?).to_canonical();
         Ok(SocketAddr::new(ip, u16::from_le_bytes(self.array()?)))
     }
 
-    fn window(&mut self) -> Result<Window, Fault> {
-        let window = Window { address: self.u64()?, rkey: self.u32()?, len: self.u32()? };
+    fn window(&mut self) -> Result<PeerWindow, PeerFault> {
+        let window = PeerWindow { address: self.u64()?, rkey: self.u32()?, len: self.u32()? };
         if window.len == 0 || window.address.checked_add(window.len.into()).is_none() {
-            return Err(Fault::Field);
+            return Err(PeerFault::Field);
         }
         Ok(window)
     }
@@ -440,7 +442,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const WINDOW: Window = Window { address: 0x1000, rkey: 7, len: 4096 };
+    const WINDOW: PeerWindow = PeerWindow { address: 0x1000, rkey: 7, len: 4096 };
 
     fn frames() -> Vec<Frame<'static>> {
         let (client, server) = ("10.0.0.1:1".parse().unwrap(), "[fd00::2]:65535".parse().unwrap());
@@ -479,7 +481,11 @@ mod tests {
             let mut bytes = Vec::new();
             frame.write(1, &mut bytes);
             for len in 1..bytes.len() {
-                assert_eq!(FrameReader::new(&bytes[..len]).next_frame(), Err(Fault::Short), "{frame:?} cut at {len}");
+                assert_eq!(
+                    FrameReader::new(&bytes[..len]).next_frame(),
+                    Err(PeerFault::Short),
+                    "{frame:?} cut at {len}"
+                );
             }
         }
     }
@@ -487,27 +493,27 @@ mod tests {
     #[test]
     fn impossible_fields_are_refused() {
         let read = |bytes: &[u8]| FrameReader::new(bytes).next_frame().unwrap_err();
-        assert_eq!(read(&[9, 0, 0, 0, 0]), Fault::Tag(9));
-        assert_eq!(read(&[7, 0, 0, 0, 0, 8]), Fault::Field);
+        assert_eq!(read(&[9, 0, 0, 0, 0]), PeerFault::Tag(9));
+        assert_eq!(read(&[7, 0, 0, 0, 0, 8]), PeerFault::Field);
         let mut bytes = Vec::new();
-        Frame::Accept { window: Window { len: 0, ..WINDOW } }.write(1, &mut bytes);
-        assert_eq!(read(&bytes), Fault::Field);
+        Frame::Accept { window: PeerWindow { len: 0, ..WINDOW } }.write(1, &mut bytes);
+        assert_eq!(read(&bytes), PeerFault::Field);
         bytes.clear();
-        Frame::Accept { window: Window { address: u64::MAX, ..WINDOW } }.write(1, &mut bytes);
-        assert_eq!(read(&bytes), Fault::Field);
+        Frame::Accept { window: PeerWindow { address: u64::MAX, ..WINDOW } }.write(1, &mut bytes);
+        assert_eq!(read(&bytes), PeerFault::Field);
     }
 
     #[test]
     fn a_hello_reads_as_it_was_written() {
         let hello =
-            Hello { link: 3, attempt: 2, received: 9, windows: vec![WindowOf { stream: 4, window: WINDOW }; 3] };
+            LinkHello { link: 3, attempt: 2, received: 9, windows: vec![WindowOf { stream: 4, window: WINDOW }; 3] };
         let bytes = hello.to_bytes();
         let (header, body) = Header::read(&bytes).unwrap();
-        assert_eq!(Hello::read(header, body), Ok(hello));
-        assert_eq!(Hello::read(header, &body[1..]), Err(Fault::Short));
+        assert_eq!(LinkHello::read(header, body), Ok(hello));
+        assert_eq!(LinkHello::read(header, &body[1..]), Err(PeerFault::Short));
         let mut many = body.to_vec();
         many[4..8].fill(0xff);
-        assert_eq!(Hello::read(header, &many), Err(Fault::Short));
+        assert_eq!(LinkHello::read(header, &many), Err(PeerFault::Short));
     }
 
     proptest! {
@@ -519,7 +525,7 @@ mod tests {
                 frame.write(stream, &mut again);
             }
             prop_assert!(bytes.starts_with(&again));
-            let _ = Header::read(&bytes).and_then(|(header, body)| Hello::read(header, body));
+            let _ = Header::read(&bytes).and_then(|(header, body)| LinkHello::read(header, body));
         }
     }
 }

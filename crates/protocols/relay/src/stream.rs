@@ -1,11 +1,12 @@
 //! One TCP connection between two proxies, as offsets: no bytes, no socket.
 //!
-//! Outgoing: the owner reads from its socket into a ring, tells the stream ([`Stream::read`], [`Stream::read_end`]), and may reuse what the peer has
-//! credited. Incoming: the peer's frames are checked ([`Stream::on_data`], [`Stream::on_fin`]), and the owner says what its socket took
-//! ([`Stream::delivered`], [`Stream::delivered_end`]). Credits go back after a quarter of the window, and for the FIN at once.
+//! Outgoing: the owner reads from its socket into a ring, tells the stream ([`Stream::read`], [`Stream::read_end`]),
+//! and may reuse what the peer has credited. Incoming: the peer's frames are checked ([`Stream::on_data`],
+//! [`Stream::on_fin`]), and the owner says what its socket took ([`Stream::delivered`], [`Stream::delivered_end`]).
+//! Credits go back after a quarter of the window, and for the FIN at once.
 
-use crate::batch::Outbox;
-use crate::frame::{Fault, Frame, Outcome, Window};
+use crate::batch::LinkOutbox;
+use crate::frame::{Frame, Outcome, PeerFault, PeerWindow};
 
 /// Data of at most so many bytes travels inside a batch: a WRITE of its own would cost more than the copy.
 pub const INLINE_BYTES: usize = 2048;
@@ -15,7 +16,7 @@ pub const INLINE_BYTES: usize = 2048;
 pub struct Stream {
     id: u32,
     /// Memory of the peer for outgoing bytes; `None` until the peer has accepted.
-    peer: Option<Window>,
+    peer: Option<PeerWindow>,
     ring: u32,
     sent: u64,
     credited: u64,
@@ -31,9 +32,9 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream whose outgoing ring has `ring` bytes and whose incoming window has `window`. `peer`: where the peer wants its bytes, if it
-    /// has said so.
-    pub fn new(id: u32, ring: u32, window: u32, peer: Option<Window>) -> Self {
+    /// A stream whose outgoing ring has `ring` bytes and whose incoming window has `window`. `peer`: where the peer
+    /// wants its bytes, if it has said so.
+    pub fn new(id: u32, ring: u32, window: u32, peer: Option<PeerWindow>) -> Self {
         Self {
             id,
             peer,
@@ -58,17 +59,17 @@ impl Stream {
     }
 
     /// The peer's window, once known.
-    pub fn peer_window(&self) -> Option<Window> {
+    pub fn peer_window(&self) -> Option<PeerWindow> {
         self.peer
     }
 
     /// The peer's window has moved to other memory of the same length.
     ///
     /// # Errors
-    /// [`Fault::Turn`] if the length differs.
-    pub fn move_peer_window(&mut self, to: Window) -> Result<(), Fault> {
+    /// [`PeerFault::Turn`] if the length differs.
+    pub fn move_peer_window(&mut self, to: PeerWindow) -> Result<(), PeerFault> {
         match &mut self.peer {
-            Some(window) if window.len != to.len => Err(Fault::Turn(self.id)),
+            Some(window) if window.len != to.len => Err(PeerFault::Turn(self.id)),
             window => {
                 *window = Some(to);
                 Ok(())
@@ -79,10 +80,10 @@ impl Stream {
     /// The peer has accepted.
     ///
     /// # Errors
-    /// [`Fault::Turn`] if it had before.
-    pub fn on_accept(&mut self, window: Window) -> Result<(), Fault> {
+    /// [`PeerFault::Turn`] if it had before.
+    pub fn on_accept(&mut self, window: PeerWindow) -> Result<(), PeerFault> {
         if self.peer.is_some() || self.last_received.is_some() {
-            return Err(Fault::Turn(self.id));
+            return Err(PeerFault::Turn(self.id));
         }
         self.peer = Some(window);
         Ok(())
@@ -110,7 +111,7 @@ impl Stream {
     }
 
     /// `bytes` were read from the socket into the ring at `sent()`; at most `room()`.
-    pub fn read(&mut self, bytes: &[u8], out: &mut Outbox) {
+    pub fn read(&mut self, bytes: &[u8], out: &mut LinkOutbox) {
         assert!(bytes.len() <= self.room(), "more was read than there is room");
         let offset = self.sent;
         self.sent += bytes.len() as u64;
@@ -125,7 +126,7 @@ impl Stream {
     }
 
     /// The program has ended its direction.
-    pub fn read_end(&mut self, out: &mut Outbox) {
+    pub fn read_end(&mut self, out: &mut LinkOutbox) {
         assert!(!self.sent_end, "a direction ends once");
         self.sent_end = true;
         out.push(self.id, &Frame::Fin { end: self.sent });
@@ -139,10 +140,10 @@ impl Stream {
     /// The peer's socket has taken `delivered` bytes (one more with the FIN).
     ///
     /// # Errors
-    /// [`Fault::Ack`] if that is less than before or more than was sent.
-    pub fn on_credit(&mut self, delivered: u64) -> Result<(), Fault> {
+    /// [`PeerFault::Ack`] if that is less than before or more than was sent.
+    pub fn on_credit(&mut self, delivered: u64) -> Result<(), PeerFault> {
         if delivered < self.credited || delivered > self.sent + u64::from(self.sent_end) {
-            return Err(Fault::Ack);
+            return Err(PeerFault::Ack);
         }
         self.credited = delivered;
         Ok(())
@@ -151,16 +152,16 @@ impl Stream {
     /// Bytes at `offset` have come.
     ///
     /// # Errors
-    /// [`Fault::Offset`], [`Fault::Overrun`], or [`Fault::Turn`] after the peer's FIN.
-    pub fn on_data(&mut self, offset: u64, len: usize) -> Result<(), Fault> {
+    /// [`PeerFault::Offset`], [`PeerFault::Overrun`], or [`PeerFault::Turn`] after the peer's FIN.
+    pub fn on_data(&mut self, offset: u64, len: usize) -> Result<(), PeerFault> {
         if self.received_end || self.last_received.is_some() {
-            return Err(Fault::Turn(self.id));
+            return Err(PeerFault::Turn(self.id));
         }
         if offset != self.received {
-            return Err(Fault::Offset(self.id));
+            return Err(PeerFault::Offset(self.id));
         }
         if self.received - self.delivered + len as u64 > self.window.into() {
-            return Err(Fault::Overrun(self.id));
+            return Err(PeerFault::Overrun(self.id));
         }
         self.received += len as u64;
         Ok(())
@@ -169,13 +170,13 @@ impl Stream {
     /// The peer's direction has ended.
     ///
     /// # Errors
-    /// [`Fault::Offset`] if bytes are missing, [`Fault::Turn`] if it had ended before.
-    pub fn on_fin(&mut self, end: u64) -> Result<(), Fault> {
+    /// [`PeerFault::Offset`] if bytes are missing, [`PeerFault::Turn`] if it had ended before.
+    pub fn on_fin(&mut self, end: u64) -> Result<(), PeerFault> {
         if self.received_end || self.last_received.is_some() {
-            return Err(Fault::Turn(self.id));
+            return Err(PeerFault::Turn(self.id));
         }
         if end != self.received {
-            return Err(Fault::Offset(self.id));
+            return Err(PeerFault::Offset(self.id));
         }
         self.received_end = true;
         Ok(())
@@ -192,7 +193,7 @@ impl Stream {
     }
 
     /// The socket took `count` bytes.
-    pub fn delivered(&mut self, count: usize, out: &mut Outbox) {
+    pub fn delivered(&mut self, count: usize, out: &mut LinkOutbox) {
         self.delivered += count as u64;
         assert!(self.delivered <= self.received, "more was delivered than has come");
         if !self.received_end && self.delivered - self.told >= u64::from(self.window / 4) {
@@ -201,13 +202,13 @@ impl Stream {
     }
 
     /// The socket took the peer's end.
-    pub fn delivered_end(&mut self, out: &mut Outbox) {
+    pub fn delivered_end(&mut self, out: &mut LinkOutbox) {
         assert!(self.end_due(), "the end comes after all bytes");
         self.delivered_end = true;
         self.tell(self.delivered + 1, out);
     }
 
-    fn tell(&mut self, delivered: u64, out: &mut Outbox) {
+    fn tell(&mut self, delivered: u64, out: &mut LinkOutbox) {
         self.told = delivered;
         if self.last_sent.is_none() {
             out.push(self.id, &Frame::Credit { delivered });
@@ -220,7 +221,7 @@ impl Stream {
     }
 
     /// Sends the last frame of this side, if it was not sent before.
-    pub fn end(&mut self, outcome: Outcome, out: &mut Outbox) {
+    pub fn end(&mut self, outcome: Outcome, out: &mut LinkOutbox) {
         if self.last_sent.is_none() {
             self.last_sent = Some(outcome);
             out.push(self.id, &Frame::End { outcome });
@@ -230,11 +231,11 @@ impl Stream {
     /// The peer's last frame.
     ///
     /// # Errors
-    /// [`Fault::Turn`] if it came before, or says that a stream is complete that is not.
-    pub fn on_end(&mut self, outcome: Outcome) -> Result<(), Fault> {
+    /// [`PeerFault::Turn`] if it came before, or says that a stream is complete that is not.
+    pub fn on_end(&mut self, outcome: Outcome) -> Result<(), PeerFault> {
         let early = outcome == Outcome::Clean && !self.complete() && self.last_sent.is_none();
         if self.last_received.is_some() || early {
-            return Err(Fault::Turn(self.id));
+            return Err(PeerFault::Turn(self.id));
         }
         self.last_received = Some(outcome);
         Ok(())

@@ -1,11 +1,12 @@
-//! Two ends move streams over transports that break at random points: every byte arrives once, in order, and both ends see the end.
+//! Two ends move streams over transports that break at random points: every byte arrives once, in order, and both
+//! ends see the end.
 
-use burst_relay::{Batch, Frame, FrameReader, Header, Inbox, Novelty, Outbox, Outcome, Stream, Window};
+use burst_relay::{Batch, Frame, FrameReader, Header, LinkInbox, LinkOutbox, Novelty, Outcome, PeerWindow, Stream};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
 const RING: usize = 4096;
-const WINDOW: Window = Window { address: 0x1000, rkey: 1, len: RING as u32 };
+const WINDOW: PeerWindow = PeerWindow { address: 0x1000, rkey: 1, len: RING as u32 };
 
 /// Bytes that an RDMA WRITE moves, and their offset.
 type Placed = (u64, Vec<u8>);
@@ -13,8 +14,8 @@ type Placed = (u64, Vec<u8>);
 /// One end with one stream: what its program sends, and what its program has received.
 struct End {
     stream: Stream,
-    out: Outbox,
-    inbox: Inbox,
+    out: LinkOutbox,
+    inbox: LinkInbox,
     to_send: Vec<u8>,
     ring: Vec<u8>,
     window: Vec<u8>,
@@ -28,8 +29,8 @@ impl End {
         let (ring, window) = (vec![0; RING], vec![0; RING]);
         Self {
             stream,
-            out: Outbox::default(),
-            inbox: Inbox::default(),
+            out: LinkOutbox::default(),
+            inbox: LinkInbox::default(),
             to_send,
             ring,
             window,
@@ -155,7 +156,7 @@ proptest! {
 
 #[test]
 fn wrong_repeated_and_late_frames_are_refused() {
-    let mut out = Outbox::default();
+    let mut out = LinkOutbox::default();
     let fresh = || Stream::new(1, 4096, 100, Some(WINDOW));
     let mut stream = fresh();
     assert!(stream.on_accept(WINDOW).is_err(), "accepted twice");
@@ -177,5 +178,5 @@ fn wrong_repeated_and_late_frames_are_refused() {
     assert!(stream.on_credit(2).is_err(), "the FIN was not sent");
     stream.on_end(Outcome::Reset).unwrap();
     assert!(stream.on_end(Outcome::Reset).is_err(), "twice");
-    assert!(fresh().move_peer_window(Window { len: 5, ..WINDOW }).is_err(), "another length");
+    assert!(fresh().move_peer_window(PeerWindow { len: 5, ..WINDOW }).is_err(), "another length");
 }

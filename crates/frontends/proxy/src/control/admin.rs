@@ -1,8 +1,8 @@
 //! The admin socket: one word comes, one text goes.
 
 use super::Control;
-use crate::message::{Command, Message};
-use crate::worker::Picture;
+use crate::message::{Command, ControlMessage};
+use crate::worker::WorkerPicture;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -65,13 +65,13 @@ impl Control {
         self.draining = true;
         self.tell_all(|| Command::Drain);
         for peer in 0..self.peers.len() {
-            self.send(peer, &Message::Draining);
+            self.send(peer, &ControlMessage::Draining);
         }
         self.update_alive();
         "no new connections are taken; open streams go on\n".into()
     }
 
-    fn pictures(&self) -> Vec<Picture> {
+    fn pictures(&self) -> Vec<WorkerPicture> {
         let asked = self.workers.iter().enumerate().map(|(worker, _)| {
             let (to, from) = channel();
             self.tell(worker, Command::Show(to));
@@ -81,7 +81,7 @@ impl Control {
         asked.into_iter().filter_map(|from| from.recv_timeout(PATIENCE).ok()).collect()
     }
 
-    fn counters(&self, pictures: &[Picture]) -> BTreeMap<String, u64> {
+    fn counters(&self, pictures: &[WorkerPicture]) -> BTreeMap<String, u64> {
         let mut sums: BTreeMap<String, u64> = BTreeMap::new();
         for (name, value) in pictures.iter().flat_map(|picture| &picture.counters) {
             *sums.entry(name.clone()).or_default() += value;

@@ -1,10 +1,10 @@
 //! Peers and their channels: dialling, introductions, messages, loss and return.
 
-use super::{Control, PAUSE, Peer, STRANGERS, TOKEN_CHANNEL};
-use crate::message::{CONTROL_VERSION, Command, FEATURES, Introduction, Message};
+use super::{Control, PAUSE, PeerState, STRANGERS, TOKEN_CHANNEL};
+use crate::message::{CONTROL_VERSION, Command, ControlMessage, FEATURES, Introduction};
 use crate::sys;
-use crate::tls::Channel;
-use burst_relay::{Header, Hello};
+use crate::tls::ControlChannel;
+use burst_relay::{Header, LinkHello};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ impl Control {
             peer.listed |= listed;
             return Ok(known);
         }
-        self.peers.push(Peer {
+        self.peers.push(PeerState {
             name: name.to_owned(),
             address,
             channel: None,
@@ -59,7 +59,7 @@ impl Control {
         }
     }
 
-    fn add_channel(&mut self, channel: Channel) -> Option<usize> {
+    fn add_channel(&mut self, channel: ControlChannel) -> Option<usize> {
         let at = self.channels.iter().position(Option::is_none).unwrap_or_else(|| {
             self.channels.push(None);
             self.channels.len() - 1
@@ -85,7 +85,7 @@ impl Control {
             if strangers >= STRANGERS || socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
                 continue;
             }
-            match Channel::accept(socket, &self.keys) {
+            match ControlChannel::accept(socket, &self.keys) {
                 Ok(channel) => {
                     self.add_channel(channel);
                 }
@@ -118,7 +118,7 @@ impl Control {
         match sys::dial(address, mark) {
             Ok(socket) => {
                 let name = peer.name.clone();
-                match Channel::dial(socket, &self.keys, &name, number) {
+                match ControlChannel::dial(socket, &self.keys, &name, number) {
                     Ok(channel) => {
                         let at = self.add_channel(channel);
                         self.peers[number].channel = at;
@@ -179,7 +179,7 @@ impl Control {
         if channel.introduced {
             peer.lost = Some(Instant::now());
             peer.retry = Instant::now();
-            self.tell_all(|| Command::Channel { peer: number, up: false });
+            self.tell_all(|| Command::ControlChannel { peer: number, up: false });
             self.update_alive();
             // At once, not with the next beat: if the process has ended, its programs' connections should end, too.
             self.look_after(number, Instant::now());
@@ -220,7 +220,7 @@ impl Control {
                 self.close_channel(at, &why);
             }
         }
-        let written = self.channels[at].as_mut().map_or(Ok(()), Channel::write);
+        let written = self.channels[at].as_mut().map_or(Ok(()), ControlChannel::write);
         if let Err(why) = read.and(written) {
             self.close_channel(at, &why);
         }
@@ -239,14 +239,14 @@ impl Control {
             draining: self.draining,
         };
         let Some(Some(channel)) = self.channels.get_mut(at) else { return };
-        if let Err(why) = channel.push(&Message::Introduce(introduction)) {
+        if let Err(why) = channel.push(&ControlMessage::Introduce(introduction)) {
             self.close_channel(at, &why);
         }
     }
 
-    fn on_channel_message(&mut self, at: usize, message: Message) -> Result<(), String> {
+    fn on_channel_message(&mut self, at: usize, message: ControlMessage) -> Result<(), String> {
         let Some(channel) = &self.channels[at] else { return Ok(()) };
-        if let Message::Introduce(introduction) = message {
+        if let ControlMessage::Introduce(introduction) = message {
             if channel.introduced {
                 return Err("it introduced itself twice".into());
             }
@@ -256,23 +256,23 @@ impl Control {
             return Err("it spoke before its introduction".into());
         };
         match message {
-            Message::Introduce(_) | Message::Ping => {}
-            Message::Rdma { worker, address, token } => {
+            ControlMessage::Introduce(_) | ControlMessage::Ping => {}
+            ControlMessage::Rdma { worker, address, token } => {
                 let at = (address.port() != 0).then_some((address, token));
                 self.tell_all(|| Command::Rdma { peer, worker, at });
             }
-            Message::Hello { here, bytes } => {
+            ControlMessage::LinkHello { here, bytes } => {
                 let (header, body) = Header::read(&bytes).map_err(|e| e.to_string())?;
-                let hello = Hello::read(header, body).map_err(|e| e.to_string())?;
-                self.tell(self.owner(hello.link), Command::Hello { peer, here, hello });
+                let hello = LinkHello::read(header, body).map_err(|e| e.to_string())?;
+                self.tell(self.owner(hello.link), Command::LinkHello { peer, here, hello });
             }
-            Message::Batch { link, attempt, bytes } => {
+            ControlMessage::Batch { link, attempt, bytes } => {
                 self.tell(self.owner(link), Command::Batch { peer, link, attempt, bytes });
             }
-            Message::Broken { link, attempt } => {
+            ControlMessage::Broken { link, attempt } => {
                 self.tell(self.owner(link), Command::Broken { peer, link, attempt });
             }
-            Message::Draining => {
+            ControlMessage::Draining => {
                 if let Some(introduction) = &mut self.peers[peer].introduction {
                     introduction.draining = true;
                 }

@@ -1,10 +1,11 @@
 //! One relayed connection: its socket here, its stream to the peer, and its turn.
 //!
-//! The socket is registered edge-triggered once; flags remember what it is ready for. All sockets reset their connection when they are closed, also by the
-//! death of the process, until both directions have ended in order: so that a program never takes a cut stream for a whole one.
+//! The socket is registered edge-triggered once; flags remember what it is ready for. All sockets reset their
+//! connection when they are closed, also by the death of the process, until both directions have ended in order: so
+//! that a program never takes a cut stream for a whole one.
 
-use super::{KIND_CONN, TURN_BYTES, Worker};
-use crate::pool::Slot;
+use super::{KIND_CONN, RelayWorker, TURN_BYTES};
+use crate::pool::WindowSlot;
 use crate::sys;
 use burst_relay::{Frame, Outcome, Stream};
 use std::io::ErrorKind;
@@ -26,13 +27,13 @@ pub enum Phase {
 
 /// One connection.
 #[derive(Debug)]
-pub struct Conn {
+pub struct ProxyConn {
     pub(super) generation: u32,
     pub(super) link: usize,
     pub(super) phase: Phase,
     pub(super) socket: Option<OwnedFd>,
     pub(super) stream: Stream,
-    pub(super) slot: Option<Slot>,
+    pub(super) slot: Option<WindowSlot>,
     pub(super) client: SocketAddr,
     pub(super) server: SocketAddr,
     /// Index of the place in which the socket lives.
@@ -49,9 +50,9 @@ pub struct Conn {
     pub(super) urgent: Option<(u64, u8)>,
 }
 
-impl Worker {
+impl RelayWorker {
     /// Registers a connection's socket; the connection has a place in `conns` from now on.
-    pub(super) fn add_conn(&mut self, mut conn: Conn) -> usize {
+    pub(super) fn add_conn(&mut self, mut conn: ProxyConn) -> usize {
         conn.generation = self.next_generation();
         let place = self.free_conns.pop().unwrap_or_else(|| {
             self.conns.push(None);

@@ -1,8 +1,9 @@
 //! The relay by TCP alone: the program's socket and a second TCP connection to the server, joined by two buffers.
 //!
-//! It serves connections that no peer carries, before their first byte, and the policy `relay = "tcp"`, which is the floor of the benchmark.
+//! It serves connections that no peer carries, before their first byte, and the policy `relay = "tcp"`, which is the
+//! floor of the benchmark.
 
-use super::{KIND_PAIR, TURN_BYTES, Worker, listen};
+use super::{KIND_PAIR, RelayWorker, TURN_BYTES, listen};
 use crate::sys;
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr};
@@ -10,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Bytes on their way in one direction.
 #[derive(Debug)]
-struct Direction {
+struct RelayDirection {
     buffer: Vec<u8>,
     from: usize,
     to: usize,
@@ -28,14 +29,14 @@ pub(super) struct Pair {
     hung_up: [bool; 2],
     connected: bool,
     /// From socket 0 to 1, and back.
-    directions: [Direction; 2],
+    directions: [RelayDirection; 2],
     queued: bool,
     pub(super) client: SocketAddr,
     pub(super) server: SocketAddr,
     pub(super) why: &'static str,
 }
 
-impl Direction {
+impl RelayDirection {
     fn new(bytes: usize) -> Self {
         Self { buffer: vec![0; bytes], from: 0, to: 0, read_end: false, told_end: false }
     }
@@ -45,7 +46,7 @@ impl Direction {
     }
 }
 
-impl Worker {
+impl RelayWorker {
     /// Relays an accepted connection by TCP.
     pub(super) fn go_onward(
         &mut self,
@@ -74,7 +75,7 @@ impl Worker {
             writable: [false; 2],
             hung_up: [false; 2],
             connected: false,
-            directions: [Direction::new(bytes), Direction::new(bytes)],
+            directions: [RelayDirection::new(bytes), RelayDirection::new(bytes)],
             queued: false,
             client,
             server,

@@ -1,12 +1,12 @@
 //! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
 
-use super::conn::{Conn, Phase};
-use super::{Worker, listen};
+use super::conn::{Phase, ProxyConn};
+use super::{RelayWorker, listen};
 use crate::message::Report;
-use burst_relay::{Fault, Frame, FrameReader, Header, Kind, Novelty, Outcome, Stream, Window};
+use burst_relay::{Frame, FrameReader, Header, MessageKind, Novelty, Outcome, PeerFault, PeerWindow, Stream};
 use std::net::SocketAddr;
 
-impl Worker {
+impl RelayWorker {
     /// Takes a message of a link.
     pub(super) fn on_message(&mut self, link: usize, message: &[u8]) {
         if let Err(fault) = self.try_message(link, message) {
@@ -14,18 +14,18 @@ impl Worker {
         }
     }
 
-    pub(super) fn fault(&mut self, link: usize, fault: Fault) {
+    pub(super) fn fault(&mut self, link: usize, fault: PeerFault) {
         self.count("peer_faults", 1);
         let Some(broken) = &self.links[link] else { return };
         let peer = broken.peer;
-        self.report(Report::Fault(peer, fault.to_string()));
+        self.report(Report::PeerFault(peer, fault.to_string()));
         self.peer_gone(peer, "it broke the protocol");
     }
 
-    fn try_message(&mut self, link: usize, message: &[u8]) -> Result<(), Fault> {
+    fn try_message(&mut self, link: usize, message: &[u8]) -> Result<(), PeerFault> {
         let (header, body) = Header::read(message)?;
-        if header.kind != Kind::Batch {
-            return Err(Fault::Kind(2));
+        if header.kind != MessageKind::Batch {
+            return Err(PeerFault::What(2));
         }
         let Some(state) = &mut self.links[link] else { return Ok(()) };
         state.outbox.acknowledged(header.ack)?;
@@ -44,16 +44,17 @@ impl Worker {
         Ok(())
     }
 
-    fn on_frame(&mut self, link: usize, id: u32, frame: Frame<'_>) -> Result<(), Fault> {
+    fn on_frame(&mut self, link: usize, id: u32, frame: Frame<'_>) -> Result<(), PeerFault> {
         if let Frame::Open { client, server, window } = frame {
             return self.on_open(link, id, client, server, window);
         }
-        let place = self.links[link].as_ref().and_then(|l| l.streams.get(&id).copied()).ok_or(Fault::Unknown(id))?;
+        let place =
+            self.links[link].as_ref().and_then(|l| l.streams.get(&id).copied()).ok_or(PeerFault::Unknown(id))?;
         if let Frame::End { outcome } = frame {
             return self.on_end(place, outcome);
         }
         let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else {
-            return Err(Fault::Unknown(id));
+            return Err(PeerFault::Unknown(id));
         };
         if conn.stream.has_ended() {
             return Ok(());
@@ -66,7 +67,7 @@ impl Worker {
             }
             Frame::Data { offset, bytes } => {
                 conn.stream.on_data(offset, bytes.len())?;
-                let slot = conn.slot.ok_or(Fault::Turn(id))?;
+                let slot = conn.slot.ok_or(PeerFault::Turn(id))?;
                 let mut done = 0;
                 while done < bytes.len() {
                     let to = state.pool.received(slot, offset + done as u64, bytes.len() - done);
@@ -84,17 +85,17 @@ impl Worker {
                 // A second one replaces the first, as TCP's urgent pointer moves on.
                 let (_, received) = conn.stream.undelivered();
                 if offset != received {
-                    return Err(Fault::Offset(id));
+                    return Err(PeerFault::Offset(id));
                 }
                 conn.urgent = Some((offset, byte));
             }
-            Frame::Open { .. } | Frame::End { .. } | Frame::Accept { .. } => return Err(Fault::Turn(id)),
+            Frame::Open { .. } | Frame::End { .. } | Frame::Accept { .. } => return Err(PeerFault::Turn(id)),
         }
         self.queue(place);
         Ok(())
     }
 
-    fn on_end(&mut self, place: usize, outcome: Outcome) -> Result<(), Fault> {
+    fn on_end(&mut self, place: usize, outcome: Outcome) -> Result<(), PeerFault> {
         let Some(conn) = &mut self.conns[place] else { return Ok(()) };
         conn.stream.on_end(outcome)?;
         if conn.stream.has_ended() {
@@ -119,17 +120,17 @@ impl Worker {
         id: u32,
         client: SocketAddr,
         server: SocketAddr,
-        window: Window,
-    ) -> Result<(), Fault> {
+        window: PeerWindow,
+    ) -> Result<(), PeerFault> {
         let Some(state) = &mut self.links[link] else { return Ok(()) };
         // Ids of each side go up by two; the dialing side has the odd ones.
         if (id % 2 == 1) == state.dials || id <= state.last_opened {
-            return Err(Fault::Id(id));
+            return Err(PeerFault::InUse(id));
         }
         state.last_opened = id;
-        let ring = state.pool.len();
+        let ring = state.pool.ring_len();
         let slot = self.take_slot(link);
-        let conn = Conn {
+        let conn = ProxyConn {
             generation: 0,
             link,
             phase: Phase::Connecting,
@@ -161,7 +162,7 @@ impl Worker {
         match connected {
             Ok((socket, at)) => {
                 self.count("streams_accepted", 1);
-                let place = self.add_conn(Conn { socket: Some(socket), place: at, ..conn });
+                let place = self.add_conn(ProxyConn { socket: Some(socket), place: at, ..conn });
                 let _ = place;
             }
             Err(outcome) => {

@@ -1,15 +1,16 @@
 //! Links of this worker: their transports, and how a broken one is replaced.
 //!
-//! The side whose name sorts first dials. An attempt has a number; the dialing side connects a queue pair (its request carries token, link and
-//! attempt), and both sides exchange a hello over the control channel: what each has received, and where its windows are. From the peer's hello on a
-//! side sends, beginning with what the peer lacks. Without RDMA, or if it fails, the attempt is for the control channel itself; then RDMA is tried
-//! again every second. A side whose queue pair fails dials anew, or tells the dialing side.
+//! The side whose name sorts first dials. An attempt has a number; the dialing side connects a queue pair (its
+//! request carries token, link and attempt), and both sides exchange a hello over the control channel: what each has
+//! received, and where its windows are. From the peer's hello on a side sends, beginning with what the peer lacks.
+//! Without RDMA, or if it fails, the attempt is for the control channel itself; then RDMA is tried again every
+//! second. A side whose queue pair fails dials anew, or tells the dialing side.
 
-use super::{TOKEN_CM, TOKEN_COMPLETIONS, Worker};
-use crate::message::{Introduction, Message, Report};
-use crate::pool::Pool;
-use crate::rdma::{EventKind, Id, PRIVATE_BYTES, Qp, Rdma, Write};
-use burst_relay::{BATCHES, Batch, Frame, FrameReader, HEADER_BYTES, Hello, Inbox, Outbox, WindowOf};
+use super::{RelayWorker, TOKEN_CM, TOKEN_COMPLETIONS};
+use crate::message::{ControlMessage, Introduction, Report};
+use crate::pool::WindowPool;
+use crate::rdma::{CmId, EventKind, LinkQp, PRIVATE_BYTES, Rdma, Write};
+use burst_relay::{BATCHES, Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, WindowOf};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -32,35 +33,35 @@ pub(super) struct PeerView {
 
 /// One link.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct PeerLink {
     pub(super) peer: usize,
     pub(super) number: u32,
     pub(super) dials: bool,
     pub(super) attempt: u64,
     began: Option<Instant>,
-    resolving: Option<Id>,
+    resolving: Option<CmId>,
     /// Before `pool`: a queue pair ends before the memory that its peer may write.
-    qp: Option<Qp>,
+    qp: Option<LinkQp>,
     qp_ready: bool,
     /// The control channel carries the link (also while an attempt for a queue pair runs).
     here: bool,
     /// The attempt by which it does.
     here_attempt: u64,
     /// The peer's hello of the present attempt, and whether it is for the control channel.
-    hello: Option<(bool, Hello)>,
+    hello: Option<(bool, LinkHello)>,
     /// Batches may be sent.
     pub(super) active: bool,
     rdma_at: Instant,
-    pub(super) outbox: Outbox,
-    pub(super) inbox: Inbox,
+    pub(super) outbox: LinkOutbox,
+    pub(super) inbox: LinkInbox,
     pub(super) streams: HashMap<u32, usize>,
     pub(super) next_id: u32,
     pub(super) last_opened: u32,
     pub(super) waiting: VecDeque<usize>,
-    pub(super) pool: Pool,
+    pub(super) pool: WindowPool,
 }
 
-impl Link {
+impl PeerLink {
     pub(super) fn carrier(&self) -> &'static str {
         match (self.active, self.here) {
             (false, _) => "down",
@@ -78,7 +79,7 @@ impl Link {
     }
 }
 
-impl Worker {
+impl RelayWorker {
     pub(super) fn open_rdma(&mut self) {
         let port = match Rdma::listen(SocketAddr::new(self.config.rdma(), 0)) {
             Ok(rdma) => match self.poll.add(rdma.fd, libc::EPOLLIN, TOKEN_CM) {
@@ -94,7 +95,7 @@ impl Worker {
                 }
             },
             Err(e) => {
-                if self.counters.get("rdma_missing").is_none() {
+                if !self.counters.contains_key("rdma_missing") {
                     let at = self.config.rdma();
                     crate::log(format_args!("no RDMA device at {at} ({e}): streams travel over the control channel"));
                 }
@@ -136,7 +137,7 @@ impl Worker {
             return self.channel(number, true);
         }
         for link in (0..own.max(theirs)).filter(|link| link % own == self.number) {
-            let link = Link {
+            let link = PeerLink {
                 peer: number,
                 number: link,
                 dials,
@@ -150,13 +151,13 @@ impl Worker {
                 hello: None,
                 active: false,
                 rdma_at: Instant::now(),
-                outbox: Outbox::default(),
-                inbox: Inbox::default(),
+                outbox: LinkOutbox::default(),
+                inbox: LinkInbox::default(),
                 streams: HashMap::new(),
                 next_id: if dials { 1 } else { 2 },
                 last_opened: 0,
                 waiting: VecDeque::new(),
-                pool: Pool::new(self.config.window),
+                pool: WindowPool::new(self.config.window),
             };
             match self.links.iter().position(Option::is_none) {
                 Some(free) => self.links[free] = Some(link),
@@ -222,16 +223,16 @@ impl Worker {
                     }
                 }
             }
-            self.report(Report::Link { peer, link: link.number, up: false });
+            self.report(Report::PeerLink { peer, link: link.number, up: false });
         }
     }
 
     fn link_down(&mut self, at: usize) {
         let Some(link) = &self.links[at] else { return };
         let (peer, number, attempt, dials) = (link.peer, link.number, link.attempt, link.dials);
-        self.report(Report::Link { peer, link: number, up: false });
+        self.report(Report::PeerLink { peer, link: number, up: false });
         if !dials {
-            self.report(Report::ToPeer(peer, Message::Broken { link: number, attempt }));
+            self.report(Report::ToPeer(peer, ControlMessage::Broken { link: number, attempt }));
         }
         self.tick_soon();
     }
@@ -261,8 +262,8 @@ impl Worker {
         self.links.iter().position(|link| link.as_ref().is_some_and(|l| l.peer == peer && l.number == number))
     }
 
-    fn find_id(&self, id: Id) -> Option<usize> {
-        let is = |link: &Link| link.resolving == Some(id) || link.qp.as_ref().is_some_and(|qp| qp.id() == id);
+    fn find_id(&self, id: CmId) -> Option<usize> {
+        let is = |link: &PeerLink| link.resolving == Some(id) || link.qp.as_ref().is_some_and(|qp| qp.id() == id);
         self.links.iter().position(|link| link.as_ref().is_some_and(is))
     }
 
@@ -314,11 +315,11 @@ impl Worker {
         });
         let attempt = if link.here { link.here_attempt } else { link.attempt };
         let (number, received) = (link.number, link.inbox.received());
-        let hello = Hello { link: number, attempt, received, windows: windows.collect() };
-        self.report(Report::ToPeer(link.peer, Message::Hello { here: link.here, bytes: hello.to_bytes() }));
+        let hello = LinkHello { link: number, attempt, received, windows: windows.collect() };
+        self.report(Report::ToPeer(link.peer, ControlMessage::LinkHello { here: link.here, bytes: hello.to_bytes() }));
     }
 
-    pub(super) fn on_hello(&mut self, peer: usize, here: bool, hello: Hello) {
+    pub(super) fn on_hello(&mut self, peer: usize, here: bool, hello: LinkHello) {
         let Some(at) = self.find(peer, hello.link) else { return };
         let Some(link) = &mut self.links[at] else { return };
         if here && !link.dials && hello.attempt > link.attempt {
@@ -358,7 +359,7 @@ impl Worker {
         link.began = None;
         let (peer, number, here) = (link.peer, link.number, link.here);
         self.count(if here { "links_on_control_channel" } else { "links_on_rdma" }, 1);
-        self.report(Report::Link { peer, link: number, up: true });
+        self.report(Report::PeerLink { peer, link: number, up: true });
         self.flush(at);
         self.tick_soon();
     }
@@ -477,7 +478,7 @@ impl Worker {
     }
 
     /// Makes the queue pair of a link and connects it.
-    fn join(&mut self, at: usize, id: Id) -> std::io::Result<()> {
+    fn join(&mut self, at: usize, id: CmId) -> std::io::Result<()> {
         let device = self.device(id)?;
         let Some(link) = &mut self.links[at] else { return Ok(()) };
         let Some(peer) = self.peers.get(&link.peer) else { return Ok(()) };
@@ -485,14 +486,14 @@ impl Worker {
             return Err(std::io::Error::other("the peer listens no more"));
         };
         link.pool.register(&device)?;
-        let mut qp = Qp::new(id, &device, at, BATCHES)?;
+        let mut qp = LinkQp::new(id, &device, at, BATCHES)?;
         link.resolving = None;
         let joined = qp.join(&Self::private(token, link.number, link.attempt), false);
         link.qp = Some(qp);
         joined
     }
 
-    fn device(&mut self, id: Id) -> std::io::Result<std::rc::Rc<crate::rdma::Device>> {
+    fn device(&mut self, id: CmId) -> std::io::Result<std::rc::Rc<crate::rdma::ProxyDevice>> {
         let rdma = self.rdma.as_mut().ok_or_else(|| std::io::Error::other("no RDMA"))?;
         let device = rdma.device(id)?;
         if !self.completions_added {
@@ -502,7 +503,7 @@ impl Worker {
         Ok(device)
     }
 
-    fn on_request(&mut self, id: Id, private: &[u8; PRIVATE_BYTES]) {
+    fn on_request(&mut self, id: CmId, private: &[u8; PRIVATE_BYTES]) {
         let number = u32::from_le_bytes([private[16], private[17], private[18], private[19]]);
         let mut attempt = [0; 8];
         attempt.copy_from_slice(&private[20..]);
@@ -526,7 +527,7 @@ impl Worker {
             link.stop();
             link.attempt = attempt;
             link.pool.register(&device)?;
-            let mut qp = Qp::new(id, &device, at, BATCHES)?;
+            let mut qp = LinkQp::new(id, &device, at, BATCHES)?;
             let joined = qp.join(private, true);
             link.qp = Some(qp);
             joined
@@ -565,9 +566,7 @@ impl Worker {
 
     fn receive(&mut self, at: usize) {
         let mut message = std::mem::take(&mut self.scratch);
-        loop {
-            let Some(link) = &mut self.links[at] else { break };
-            let Some(qp) = &mut link.qp else { break };
+        while let Some(qp) = self.links[at].as_mut().and_then(|link| link.qp.as_mut()) {
             message.clear();
             match qp.receive(&mut message) {
                 Ok(true) => self.on_message(at, &message),
@@ -609,7 +608,7 @@ impl Worker {
             if link.here {
                 let bytes = whole(batch, &link.streams, &self.conns, &mut link.pool);
                 let (peer, message) =
-                    (link.peer, Message::Batch { link: link.number, attempt: link.here_attempt, bytes });
+                    (link.peer, ControlMessage::Batch { link: link.number, attempt: link.here_attempt, bytes });
                 self.report(Report::ToPeer(peer, message));
                 continue;
             }
@@ -635,7 +634,7 @@ impl Worker {
     }
 }
 
-impl Link {
+impl PeerLink {
     fn stop_here(&mut self) {
         self.here = false;
         self.active = false;
@@ -643,8 +642,13 @@ impl Link {
 }
 
 /// The WRITEs of a batch. Places of streams that are gone are left out: the peer ignores them.
-fn writes(batch: &Batch, streams: &HashMap<u32, usize>, conns: &[Option<super::Conn>], pool: &Pool) -> Vec<Write> {
-    let one = |place: &burst_relay::Place| {
+fn writes(
+    batch: &Batch,
+    streams: &HashMap<u32, usize>,
+    conns: &[Option<super::ProxyConn>],
+    pool: &WindowPool,
+) -> Vec<Write> {
+    let one = |place: &burst_relay::Placement| {
         let conn = conns[*streams.get(&place.stream)?].as_ref()?;
         let window = conn.stream.peer_window()?;
         let (local, lkey) = pool.ring_address(conn.slot?, place.offset)?;
@@ -655,7 +659,12 @@ fn writes(batch: &Batch, streams: &HashMap<u32, usize>, conns: &[Option<super::C
 }
 
 /// A batch with the data of its places inside, for the control channel.
-fn whole(batch: &Batch, streams: &HashMap<u32, usize>, conns: &[Option<super::Conn>], pool: &mut Pool) -> Vec<u8> {
+fn whole(
+    batch: &Batch,
+    streams: &HashMap<u32, usize>,
+    conns: &[Option<super::ProxyConn>],
+    pool: &mut WindowPool,
+) -> Vec<u8> {
     if batch.places.is_empty() {
         return batch.bytes.clone();
     }

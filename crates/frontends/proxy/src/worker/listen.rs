@@ -1,12 +1,14 @@
-//! Connections of programs: accepted from the listeners to which the BPF program steers them, and sent to a peer or on by TCP.
+//! Connections of programs: accepted from the listeners to which the BPF program steers them, and sent to a peer or
+//! on by TCP.
 //!
-//! The accepted socket's own address is the server's, because the program's SYN was not rewritten. The program is connected before the
-//! server has answered ("early accept"): a server that refuses is seen as a reset after the connect.
+//! The accepted socket's own address is the server's, because the program's SYN was not rewritten. The program is
+//! connected before the server has answered ("early accept"): a server that refuses is seen as a reset after the
+//! connect.
 
-use super::conn::{Conn, Phase};
-use super::{ACCEPTS, KIND_LISTENER, Place, Worker};
+use super::conn::{Phase, ProxyConn};
+use super::{ACCEPTS, KIND_LISTENER, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
-use crate::pool::{Pool, Slot};
+use crate::pool::{WindowPool, WindowSlot};
 use crate::sys;
 use burst_relay::{Frame, Outcome, Stream};
 use std::io::Result;
@@ -14,15 +16,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Kernel buffer of each socket of the proxy and direction, in bytes: with the program's own buffers and the windows it bounds what a stalled
-/// stream holds.
+/// Kernel buffer of each socket of the proxy and direction, in bytes: with the program's own buffers and the windows
+/// it bounds what a stalled stream holds.
 const SOCKET_BUFFER: i32 = 1 << 20;
 const IP_TRANSPARENT: i32 = 19;
 const IPV6_TRANSPARENT: i32 = 75;
 const IP_BIND_ADDRESS_NO_PORT: i32 = 24;
 
 /// The index of the place that serves an address, by longest prefix.
-pub(super) fn serving(places: &[Place], config: &Checked, ip: IpAddr) -> Option<usize> {
+pub(super) fn serving(places: &[NetworkPlace], config: &Checked, ip: IpAddr) -> Option<usize> {
     let serves = places.iter().enumerate().flat_map(|(at, place)| place.serves.iter().map(move |serve| (at, *serve)));
     let prefixes = serves.flat_map(|(at, serve)| config.serves[serve].iter().map(move |prefix| (at, *prefix)));
     prefixes.filter(|(_, prefix)| within(ip, *prefix)).max_by_key(|(_, prefix)| prefix.1).map(|(at, _)| at)
@@ -62,8 +64,8 @@ pub(super) fn prepare(socket: &OwnedFd) -> Result<()> {
     sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, SOCKET_BUFFER)
 }
 
-/// Begins to connect to a server of this host from the client's own address and port. The mark goes over to the server's socket
-/// (`tcp_fwmark_accept`), so that its packets come back here.
+/// Begins to connect to a server of this host from the client's own address and port. The mark goes over to the
+/// server's socket (`tcp_fwmark_accept`), so that its packets come back here.
 pub(super) fn connect_as(client: SocketAddr, server: SocketAddr, mark: i32) -> Result<OwnedFd> {
     let socket = sys::tcp_socket(server.ip())?;
     prepare(&socket)?;
@@ -86,7 +88,7 @@ pub(super) fn connect_onward(client: SocketAddr, server: SocketAddr, mark: i32) 
     Ok(socket)
 }
 
-impl Worker {
+impl RelayWorker {
     pub(super) fn add_listeners(&mut self) -> Result<()> {
         for (at, place) in self.places.iter().enumerate() {
             for (which, listener) in place.listeners.iter().enumerate() {
@@ -113,7 +115,8 @@ impl Worker {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => return,
                 Err(e) => {
-                    // ECONNABORTED and the like concern one connection; without descriptors the rest waits for the next pass.
+                    // ECONNABORTED and the like concern one connection; without descriptors the rest waits for the
+                    // next pass.
                     crate::log(format_args!("a connection cannot be accepted: {e}"));
                     return;
                 }
@@ -166,10 +169,10 @@ impl Worker {
     }
 
     /// Memory for a stream of a link, if the worker's share allows it.
-    pub(super) fn take_slot(&mut self, link: usize) -> Option<Slot> {
+    pub(super) fn take_slot(&mut self, link: usize) -> Option<WindowSlot> {
         let mapped: u64 = self.links.iter().flatten().map(|link| link.pool.mapped()).sum();
         let share = self.config.memory / u64::from(self.config.workers);
-        let may_grow = mapped + Pool::region_bytes(self.config.window) <= share;
+        let may_grow = mapped + WindowPool::region_bytes(self.config.window) <= share;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.known_device());
         self.links[link].as_mut()?.pool.take(device.as_ref(), may_grow).ok()
     }
@@ -178,15 +181,15 @@ impl Worker {
         &mut self,
         at: usize,
         link: usize,
-        slot: Slot,
+        slot: WindowSlot,
         (socket, client, server): (OwnedFd, SocketAddr, SocketAddr),
     ) {
         let Some(state) = &mut self.links[link] else { return };
         let id = state.next_id;
         state.next_id += 2;
-        let (ring, window) = (state.pool.len(), state.pool.window(slot));
+        let (ring, window) = (state.pool.ring_len(), state.pool.window(slot));
         state.outbox.push(id, &Frame::Open { client, server, window });
-        let place = self.add_conn(Conn {
+        let place = self.add_conn(ProxyConn {
             generation: 0,
             link,
             phase: Phase::Opening,

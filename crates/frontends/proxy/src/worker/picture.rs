@@ -1,6 +1,6 @@
 //! What a worker shows of itself: streams, links, counters and decisions.
 
-use super::Worker;
+use super::RelayWorker;
 use super::conn::Phase;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub struct LinkView {
 
 /// A worker's picture.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Picture {
+pub struct WorkerPicture {
     /// Streams.
     pub streams: Vec<StreamView>,
     /// Links.
@@ -52,8 +52,8 @@ pub struct Picture {
     pub decisions: Vec<(String, String, String)>,
 }
 
-impl Worker {
-    pub(super) fn picture(&self) -> Picture {
+impl RelayWorker {
+    pub(super) fn picture(&self) -> WorkerPicture {
         let peer = |number: usize| self.peers.get(&number).map_or(String::new(), |p| p.introduction.name.clone());
         let link_of = |at: usize| self.links[at].as_ref();
         let relayed = self.conns.iter().flatten().filter(|conn| conn.phase != Phase::Ended).map(|conn| StreamView {
@@ -84,7 +84,7 @@ impl Worker {
             attempts: link.attempt,
             memory: link.pool.mapped(),
         });
-        Picture {
+        WorkerPicture {
             streams: relayed.chain(direct).collect(),
             links: links.collect(),
             counters: self.counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
