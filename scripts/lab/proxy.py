@@ -13,19 +13,23 @@ CONTROL = 7400
 class Proxies:
     """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager."""
 
-    def __init__(self, made, window="256KiB", memory="256MiB", workers=1, extra="", relay="rdma", rdma=True):
+    def __init__(self, made, window="1MiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True):
         self.fabric, self.relay, self.rdma = made, relay, rdma
         self.options = f'window = "{window}"\nmemory = "{memory}"\nworkers = {workers}\n{extra}'
         self.directory = made.directory
         self.running = {}
 
     def __enter__(self):
-        words = [base.build_directory() / "burst", "proxy", "keys", self.directory / "keys", "a", "b"]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        self.keys()
         for host in self.fabric.hosts:
             self.start(host)
         self.await_links()
         return self
+
+    def keys(self):
+        """Makes the certificates."""
+        words = [base.build_directory() / "burst", "proxy", "keys", self.directory / "keys", "a", "b"]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
     def admin(self, host):
         return self.directory / f"proxy-{host.name}.sock"
@@ -67,18 +71,16 @@ class Proxies:
         return self.show(host)["counters"]
 
     def links_are(self, carrier):
-        def all_links():
-            pictures = [self.show(host) for host in self.fabric.hosts]
-            return all(p["links"] and all(link["carried by"] == carrier if "carried by" in link else link["carrier"] == carrier
-                                          for link in p["links"]) for p in pictures) and all(
-                peer["carries"] for p in pictures for peer in p["peers"])
-        return all_links
+        """Whether all links of both proxies travel so, and both take new connections."""
+        pictures = [self.show(host) for host in self.fabric.hosts]
+        carried = [picture["links"] and all(link["carrier"] == carrier for link in picture["links"]) for picture in pictures]
+        return all(carried) and all(peer["carries"] for picture in pictures for peer in picture["peers"])
 
     def await_links(self, carrier=None):
         """Waits until each proxy carries connections of the other."""
         carrier = carrier or ("rdma" if self.rdma else "control channel")
         said = lambda: "\n".join(p.text() for p in self.running.values())  # noqa: E731
-        base.wait_until(self.links_are(carrier), said=said)
+        base.wait_until(lambda: self.links_are(carrier), said=said)
 
     def __exit__(self, *_):
         for program in self.running.values():

@@ -57,11 +57,11 @@ pub struct ProxyConfig {
 }
 
 fn default_window() -> String {
-    "256KiB".into()
+    "1MiB".into()
 }
 
 fn default_memory() -> String {
-    "1GiB".into()
+    "2GiB".into()
 }
 
 fn default_mark() -> u32 {
@@ -69,7 +69,7 @@ fn default_mark() -> u32 {
 }
 
 fn default_open() -> u64 {
-    500
+    3000
 }
 
 fn default_resume() -> u64 {
@@ -346,7 +346,7 @@ mod tests {
         let checked = ProxyConfig::parse(GOOD).unwrap();
         assert_eq!(checked.takes[0].0, [("10.0.0.2".parse().unwrap(), 32), ("fd00::".parse().unwrap(), 64)]);
         assert_eq!(checked.takes[0].1, [(80, 80), (8000, 8010)]);
-        assert_eq!((checked.window, checked.memory), (256 << 10, 1 << 30));
+        assert_eq!((checked.window, checked.memory), (1 << 20, 2 << 30));
         assert_eq!(checked.rdma().to_string(), "10.0.0.1");
     }
 

@@ -191,8 +191,15 @@ impl RelayWorker {
             self.turn_pair(pair);
         }
         for _ in 0..self.ready.len() {
-            let Some(conn) = self.ready.pop_front() else { break };
-            self.turn(conn);
+            let Some(place) = self.ready.pop_front() else { break };
+            let link = self.conns[place].as_ref().map(|conn| conn.link);
+            self.turn(place);
+            // A full batch need not wait for the rest of the list.
+            if let Some(at) = link
+                && self.links[at].as_ref().is_some_and(|link| link.outbox.blocked())
+            {
+                self.flush(at);
+            }
         }
         for link in std::mem::take(&mut self.dirty) {
             self.flush(link);

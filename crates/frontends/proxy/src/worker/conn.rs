@@ -12,6 +12,9 @@ use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// Bytes of one turn after which they are sent, though the turn goes on.
+const FLUSH_BYTES: usize = 64 << 10;
+
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -228,8 +231,15 @@ impl RelayWorker {
 
     fn read(&mut self, place: usize) {
         let mut budget = TURN_BYTES;
-        let (mut moved, mut again) = (0u64, false);
+        let (mut moved, mut again, mut unflushed) = (0u64, false, 0);
         let failed = loop {
+            if unflushed >= FLUSH_BYTES {
+                // What was read is on its way while more is read.
+                unflushed = 0;
+                if let Some(conn) = &self.conns[place] {
+                    self.flush(conn.link);
+                }
+            }
             let Some(conn) = &mut self.conns[place] else { return };
             let (Some(socket), Some(slot), Some(link)) = (&conn.socket, conn.slot, &mut self.links[conn.link]) else {
                 return;
@@ -266,6 +276,7 @@ impl RelayWorker {
                     conn.readable = got == room || conn.hung_up || conn.urgent_here;
                     conn.stream.read(link.pool.ring(slot, from, got), &mut link.outbox);
                     budget -= got;
+                    unflushed += got;
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => conn.readable = false,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
