@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from lab import LabError, await_true, wait_until
+from lab import await_true, build_directory, wait_until
 from lab.proxy import Proxies
 
 CLONE_NEWNET = 0x40000000
@@ -506,7 +506,7 @@ def test_the_death_of_a_proxy_is_a_reset_and_new_connections_go_by_tcp(make_fabr
 
 
 def test_random_deaths_never_shorten_or_alter_a_stream(make_fabric):
-    """The short form of tests/hunt/proxy.py, which runs it 500 times."""
+    """The short form of tests/hunt/proxy_kills.py."""
     from proxy_deaths import deaths
 
     with Proxies(make_fabric()) as proxies:
@@ -555,7 +555,7 @@ def test_draining_sends_new_connections_by_tcp(make_fabric):
 def test_a_wrong_certificate_is_refused_and_tcp_used(make_fabric):
     fabric = make_fabric()
     proxies = Proxies(fabric)
-    burst = [os.fspath(word) for word in (__import__("lab").build_directory() / "burst", "proxy", "keys")]
+    burst = [os.fspath(word) for word in (build_directory() / "burst", "proxy", "keys")]
     subprocess.run([*burst, fabric.directory / "keys", "a", "b"], check=True, stdout=subprocess.DEVNULL)
     other = fabric.directory / "others"
     subprocess.run([*burst, other, "b"], check=True, stdout=subprocess.DEVNULL)
@@ -585,7 +585,7 @@ def test_a_directory_file_adds_peers(make_fabric):
     written = proxies.configuration
     with contextlib.ExitStack() as end:
         end.callback(proxies.__exit__)
-        subprocess.run([__import__("lab").build_directory() / "burst", "proxy", "keys", fabric.directory / "keys", "a", "b"],
+        subprocess.run([build_directory() / "burst", "proxy", "keys", fabric.directory / "keys", "a", "b"],
                        check=True, stdout=subprocess.DEVNULL)
 
         def without_peers(host):
@@ -599,6 +599,87 @@ def test_a_directory_file_adds_peers(make_fabric):
         assert proxies.show(fabric.a)["peers"] == []
         directory.write_text("".join(f'[[peer]]\nname = "{h.name}"\naddress = "{h.address}:7400"\n' for h in fabric.hosts))
         proxies.await_links()
+
+def cgroup_mount(directory):
+    """The control groups of version 2, mounted below `directory`."""
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "cgroup2", "none", directory], check=True)
+    return directory
+
+
+def test_a_named_namespace_and_control_group(make_fabric, tmp_path):
+    """The proxy of host a names a's namespace by path, and takes connections of one control group alone."""
+    # Before the hosts, which have mounts of their own from then on.
+    groups = cgroup_mount(tmp_path / "groups")
+    fabric = make_fabric()
+    group = groups / f"burst-proxy-{os.getpid()}"
+    group.mkdir()
+    proxies = Proxies(fabric)
+    written = proxies.configuration
+
+    def named(host):
+        path = written(host)
+        if host is fabric.a:
+            place = f'namespace = "/proc/{host.keeper.pid}/ns/net"'
+            text = path.read_text().replace("[[take]]\n", f'[[take]]\ncgroup = "{group}"\n{place}\n')
+            path.write_text(text.replace("[[serve]]\n", f"[[serve]]\n{place}\n"))
+        return path
+    proxies.configuration = named
+    try:
+        with proxies, listen(fabric.b) as listener:
+            ask = "import socket; s = socket.create_connection(('%s', %d)); s.sendall(b'x'); s.recv(1)" % (fabric.b.address, PORT)
+            for words, taken in ((["python3", "-c", ask], 0), (["sh", "-c", f"echo $$ >{group}/cgroup.procs; exec python3 -c \"{ask}\""], 1)):
+                before = carried(proxies)
+                program = fabric.a.start(*words, plain=True)
+                theirs, _ = listener.accept()
+                with theirs:
+                    theirs.settimeout(20)
+                    assert theirs.recv(1) == b"x"
+                    theirs.sendall(b"y")
+                assert program.wait(20) == 0, program.text()
+                assert carried(proxies) == before + taken
+    finally:
+        group.rmdir()
+        subprocess.run(["umount", groups], check=True)
+
+
+def test_several_workers_share_the_streams(make_fabric):
+    with Proxies(make_fabric(), workers=2) as proxies:
+        assert {link["link"] for link in proxies.show(proxies.fabric.a)["links"]} == {0, 1}
+        data = pattern(500_000)
+        for _ in range(8):
+            with joined(proxies) as (ours, theirs):
+                sender = threading.Thread(target=lambda sock=ours: (sock.sendall(data), sock.shutdown(socket.SHUT_WR)))
+                sender.start()
+                assert read_all(theirs) == (data, "end")
+                sender.join()
+        assert carried(proxies) == 8
+
+
+def test_a_peer_that_speaks_nonsense_is_refused(proxies):
+    a = proxies.fabric.a
+    with inside(a):
+        stranger = socket.create_connection((a.address, 7400), timeout=10)
+    with stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        while stranger.recv(1000):
+            pass
+    wait_until(lambda: "a control channel is refused" in proxies.running["a"].text(), said=proxies.running["a"].text)
+    with joined(proxies) as (ours, theirs):
+        ours.sendall(b"unharmed")
+        assert exactly(theirs, 8) == b"unharmed"
+
+
+def test_without_privileges_one_sentence_lists_what_is_needed(namespaces, tmp_path):
+    burst = os.fspath(build_directory() / "burst")
+    subprocess.run([burst, "proxy", "keys", tmp_path, "a"], check=True, stdout=subprocess.DEVNULL)
+    path = tmp_path / "a.toml"
+    path.write_text(f'name = "a"\nlisten = "127.0.0.1:7400"\nkeys = "{tmp_path}"\nadmin = "{tmp_path}/s"\n'
+                    '[[take]]\nto = ["10.0.0.2"]\nports = "1"\n')
+    os.chmod(tmp_path / "a.key", 0o644)
+    words = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", burst, "proxy", "run", path]
+    done = subprocess.run(["unshare", "--net", *map(str, words)], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "CAP_NET_ADMIN" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("bad, said", [

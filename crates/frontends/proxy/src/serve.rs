@@ -31,6 +31,7 @@ struct Named {
 pub fn run(path: &Path) -> Result<(), String> {
     let config = Arc::new(ProxyConfig::load(path)?);
     let keys = TlsKeys::load(&config.config.keys, &config.config.name)?;
+    check_capabilities(&config)?;
     let signal = signals()?;
     let home = Arc::new(open(Path::new(OWN))?);
     let mark = config.config.mark;
@@ -73,6 +74,26 @@ pub fn run(path: &Path) -> Result<(), String> {
         janitor.wait().map_err(|e| format!("the process that removes routes: {e}"))?;
     }
     ended
+}
+
+/// Bits of the capabilities that are needed, with their names (capabilities(7)).
+const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN"), (39, "CAP_BPF")];
+
+/// Whether this process may do what the configuration asks for.
+fn check_capabilities(config: &Checked) -> Result<(), String> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|e| format!("/proc/self/status: {e}"))?;
+    let held = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    let missing = missing(held.unwrap_or(0), !config.takes.is_empty(), !config.serves.is_empty());
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let rules = if config.takes.is_empty() { "[[serve]] needs" } else { "[[take]] needs" };
+    Err(format!("{rules} capabilities that this process does not have: {}", missing.join(", ")))
+}
+
+fn missing(held: u64, takes: bool, serves: bool) -> Vec<&'static str> {
+    let needed = NEEDED.iter().filter(|(bit, _)| takes || (serves && *bit != 39));
+    needed.filter(|(bit, _)| held >> bit & 1 == 0).map(|(_, name)| *name).collect()
 }
 
 type Started = (Vec<RelayHandle>, Receiver<Report>, Arc<Waker>);
@@ -192,4 +213,16 @@ fn signals() -> Result<OwnedFd, String> {
     // Kept by the registrations.
     drop(write);
     Ok(read.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::missing;
+
+    #[test]
+    fn capabilities_are_asked_for_by_what_is_configured() {
+        assert_eq!(missing(0, true, true), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF"]);
+        assert_eq!(missing(1 << 12, false, true), ["CAP_SYS_ADMIN"]);
+        assert!(missing(0, false, false).is_empty() && missing(u64::MAX, true, true).is_empty());
+    }
 }
