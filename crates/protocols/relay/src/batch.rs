@@ -209,7 +209,8 @@ impl LinkInbox {
         self.received
     }
 
-    /// What was acknowledged on a transport that broke may be lost: acknowledged again by the hello.
+    /// What was acknowledged on a transport that broke may be lost: the hello of the next one acknowledges it again.
+    /// To be called when that hello is made. What comes after it is not acknowledged by it.
     pub fn resume(&mut self) {
         self.told = self.received;
     }

@@ -3,7 +3,8 @@
 //! Outgoing: the owner reads from its socket into a ring, tells the stream ([`Stream::read`], [`Stream::read_end`]),
 //! and may reuse what the peer has credited. Incoming: the peer's frames are checked ([`Stream::on_data`],
 //! [`Stream::on_fin`]), and the owner says what its socket took ([`Stream::delivered`], [`Stream::delivered_end`]).
-//! Credits go back after a quarter of the window, and for the FIN at once.
+//! Credits go back after a quarter of the smaller window, and for the FIN at once. An end's ring is at least as long as
+//! the window that it announces, so a sender never waits for a credit that is not due.
 
 use crate::batch::LinkOutbox;
 use crate::frame::{Frame, Outcome, PeerFault, PeerWindow};
@@ -196,7 +197,7 @@ impl Stream {
     pub fn delivered(&mut self, count: usize, out: &mut LinkOutbox) {
         self.delivered += count as u64;
         assert!(self.delivered <= self.received, "more was delivered than has come");
-        if !self.received_end && self.delivered - self.told >= u64::from(self.window / 4) {
+        if !self.received_end && self.delivered - self.told >= u64::from(self.credit_every()) {
             self.tell(self.delivered, out);
         }
     }
@@ -206,6 +207,11 @@ impl Stream {
         assert!(self.end_due(), "the end comes after all bytes");
         self.delivered_end = true;
         self.tell(self.delivered + 1, out);
+    }
+
+    /// The peer may have no more in flight than its own ring holds, which its window tells.
+    fn credit_every(&self) -> u32 {
+        self.peer.map_or(self.window, |peer| self.window.min(peer.len)) / 4
     }
 
     fn tell(&mut self, delivered: u64, out: &mut LinkOutbox) {

@@ -308,15 +308,16 @@ impl RelayWorker {
     }
 
     fn say_hello(&mut self, at: usize) {
-        let Some(link) = &self.links[at] else { return };
+        let Some(link) = &mut self.links[at] else { return };
+        link.inbox.resume();
         let windows = link.streams.iter().filter_map(|(id, place)| {
             let slot = self.conns[*place].as_ref()?.slot?;
             Some(WindowOf { stream: *id, window: link.pool.window(slot) })
         });
         let attempt = if link.here { link.here_attempt } else { link.attempt };
-        let (number, received) = (link.number, link.inbox.received());
+        let (number, received, peer, here) = (link.number, link.inbox.received(), link.peer, link.here);
         let hello = LinkHello { link: number, attempt, received, windows: windows.collect() };
-        self.report(Report::ToPeer(link.peer, ControlMessage::LinkHello { here: link.here, bytes: hello.to_bytes() }));
+        self.report(Report::ToPeer(peer, ControlMessage::LinkHello { here, bytes: hello.to_bytes() }));
     }
 
     pub(super) fn on_hello(&mut self, peer: usize, here: bool, hello: LinkHello) {
@@ -351,7 +352,6 @@ impl RelayWorker {
                 return self.fault(at, fault);
             }
         }
-        link.inbox.resume();
         if let Err(fault) = link.outbox.resume(hello.received) {
             return self.fault(at, fault);
         }
