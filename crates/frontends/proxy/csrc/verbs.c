@@ -150,7 +150,8 @@ void *bp_register(void *pd, void *address, size_t len, uint32_t *lkey, uint32_t 
 
 void bp_deregister(void *mr) { ibv_dereg_mr(mr); }
 
-void bp_qp_destroy(struct bp_qp *qp)
+/* Ends all but the id, which the caller keeps. */
+void bp_qp_unmake(struct bp_qp *qp)
 {
 	if (qp->id->qp)
 		rdma_destroy_qp(qp->id);
@@ -162,8 +163,14 @@ void bp_qp_destroy(struct bp_qp *qp)
 		ibv_ack_cq_events(qp->send_cq, qp->send_events);
 		ibv_destroy_cq(qp->send_cq);
 	}
-	rdma_destroy_id(qp->id);
 	free(qp);
+}
+
+void bp_qp_destroy(struct bp_qp *qp)
+{
+	struct rdma_cm_id *id = qp->id;
+	bp_qp_unmake(qp);
+	rdma_destroy_id(id);
 }
 
 /* Takes over the id only if it succeeds. `context` comes back from bp_completion_event. */

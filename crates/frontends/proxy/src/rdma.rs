@@ -91,6 +91,7 @@ unsafe extern "C" {
         receives: u32,
     ) -> *mut ShimQp;
     fn bp_qp_destroy(qp: *mut ShimQp);
+    fn bp_qp_unmake(qp: *mut ShimQp);
     fn bp_join(qp: *mut ShimQp, data: *const c_void, len: u8, accept: i32) -> i32;
     fn bp_post_recv(qp: *mut ShimQp, id: u64, address: u64, len: u32, lkey: u32) -> i32;
     fn bp_post_batch(qp: *mut ShimQp, writes: *const Write, count: u32, id: u64, at: u64, len: u32, lkey: u32) -> i32;
@@ -405,6 +406,8 @@ pub struct LinkQp {
     sends: Memory,
     slots: u64,
     free: u32,
+    /// The id ends with the queue pair.
+    owns_id: bool,
     _device: Rc<ProxyDevice>,
 }
 
@@ -423,14 +426,15 @@ impl LinkQp {
         // SAFETY: id, domain and channel live; `context` is a number for us.
         let raw = unsafe { bp_qp(id.0.as_ptr(), pd, completions, context as *mut c_void, SENDS, slots as u32) };
         let raw = NonNull::new(raw).ok_or_else(Error::last_os_error)?;
-        let mut qp = Self { raw, receives, sends, slots, free: SENDS, _device: device.clone() };
+        let mut qp = Self { raw, receives, sends, slots, free: SENDS, owns_id: false, _device: device.clone() };
         for slot in 0..slots {
             if let Err(e) = qp.post_receive(slot) {
-                // The id goes with the queue pair.
+                // The caller keeps the id.
                 drop(qp);
                 return Err(e);
             }
         }
+        qp.owns_id = true;
         Ok(qp)
     }
 
@@ -551,6 +555,6 @@ fn failed(status: i32) -> Result<()> {
 impl Drop for LinkQp {
     fn drop(&mut self) {
         // SAFETY: made by `bp_qp`, ended once; its memory ends afterwards, when the fields drop.
-        unsafe { bp_qp_destroy(self.raw.as_ptr()) };
+        unsafe { if self.owns_id { bp_qp_destroy(self.raw.as_ptr()) } else { bp_qp_unmake(self.raw.as_ptr()) } };
     }
 }
