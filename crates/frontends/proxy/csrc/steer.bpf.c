@@ -69,6 +69,14 @@ struct {
 	__type(value, __u32);
 } connecting SEC(".maps");
 
+/* Sockets that carry the mark because of this program, by cookie: a socket may connect again, to a place that no policy names. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, __u32);
+} marked SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -122,12 +130,21 @@ static __always_inline int listens(__u32 slot)
 static __always_inline int decide(struct bpf_sock_addr *ctx, struct prefix *to, __u32 is_v4)
 {
 	__u16 port = bpf_ntohs((__u16)ctx->user_port);
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	__u32 own = ctx->sk ? ctx->sk->mark : 0;
+	if (own == MARK && bpf_map_lookup_elem(&marked, &cookie)) {
+		int none = 0;
+		bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &none, sizeof none);
+		bpf_map_delete_elem(&connecting, &cookie);
+		bpf_map_delete_elem(&marked, &cookie);
+		own = 0;
+	}
 	struct ports *ports = bpf_map_lookup_elem(&policy, to);
 	if (!ports || !named(ports, port)) {
 		count(1);
 		return 1;
 	}
-	if (ctx->sk && ctx->sk->mark) {
+	if (own) {
 		count(4);
 		return 1;
 	}
@@ -139,9 +156,8 @@ static __always_inline int decide(struct bpf_sock_addr *ctx, struct prefix *to, 
 		count(3);
 		return 1;
 	}
-	__u64 cookie = bpf_get_socket_cookie(ctx);
 	int mark = MARK;
-	if (bpf_map_update_elem(&connecting, &cookie, &is_v4, BPF_ANY))
+	if (bpf_map_update_elem(&marked, &cookie, &is_v4, BPF_ANY) || bpf_map_update_elem(&connecting, &cookie, &is_v4, BPF_ANY))
 		return 1;
 	bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof mark);
 	count(0);
