@@ -97,6 +97,8 @@ pub struct Control {
     interceptions: Vec<Interception>,
     poll: Poll,
     listener: TcpListener,
+    /// No channel is accepted until the next beat.
+    listener_paused: bool,
     admin: UnixListener,
     admin_path: PathBuf,
     signal: OwnedFd,
@@ -139,6 +141,7 @@ impl Control {
             interceptions,
             poll,
             listener,
+            listener_paused: false,
             admin,
             admin_path,
             signal,
@@ -303,6 +306,9 @@ impl Control {
     /// What is done each second.
     fn beat(&mut self, now: Instant) {
         self.read_directory();
+        if self.listener_paused {
+            self.listen_for(libc::EPOLLIN);
+        }
         self.update_alive();
         for at in 0..self.channels.len() {
             let Some(channel) = &self.channels[at] else { continue };

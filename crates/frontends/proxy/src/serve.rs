@@ -32,6 +32,7 @@ pub fn run(path: &Path) -> Result<(), String> {
     let config = Arc::new(ProxyConfig::load(path)?);
     let keys = TlsKeys::load(&config.config.keys, &config.config.name)?;
     check_capabilities(&config)?;
+    sys::raise_descriptor_limit().map_err(|e| format!("the limit of open files cannot be raised: {e}"))?;
     let signal = signals()?;
     let home = Arc::new(open(Path::new(OWN))?);
     let mark = config.config.mark;
@@ -96,6 +97,18 @@ fn missing(held: u64, takes: bool, serves: bool) -> Vec<&'static str> {
     needed.filter(|(bit, _)| held >> bit & 1 == 0).map(|(_, name)| *name).collect()
 }
 
+/// Ends the process if its thread panics. A process without one of its workers would go on taking connections that
+/// nobody relays.
+struct EndsProcess;
+
+impl Drop for EndsProcess {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 type Started = (Vec<RelayHandle>, Receiver<Report>, Arc<Waker>);
 
 /// Starts the workers; returns their handles, what they report, and what wakes the control thread.
@@ -122,10 +135,10 @@ fn start_workers(
             reports: reports.clone(),
             wake_control: wake_control.clone(),
         };
-        let run = move || match RelayWorker::new(start) {
-            Ok(worker) => worker.run(),
-            Err(e) => {
-                crate::log(format_args!("a worker cannot start: {e}"));
+        let run = move || {
+            let _guard = EndsProcess;
+            if let Err(e) = RelayWorker::new(start).and_then(RelayWorker::run) {
+                crate::log(format_args!("a worker has failed: {e}"));
                 std::process::exit(1);
             }
         };

@@ -169,10 +169,39 @@ pub fn accept(fd: &impl AsRawFd) -> Result<Option<(OwnedFd, SocketAddr, SocketAd
         Err(e) => return Err(e),
     };
     let peer = from_sockaddr(&storage)?;
+    let own = local_address(&socket)?;
+    Ok(Some((socket, peer, own)))
+}
+
+/// The socket's own address.
+///
+/// # Errors
+/// Of `getsockname`.
+pub fn local_address(fd: &impl AsRawFd) -> Result<SocketAddr> {
+    // SAFETY: all fields may be zero.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut len = size_of_val(&storage) as libc::socklen_t;
     // SAFETY: address and length are valid for the call.
-    check(unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut storage).cast(), &raw mut len) })?;
-    Ok(Some((socket, peer, from_sockaddr(&storage)?)))
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut storage).cast(), &raw mut len) })?;
+    from_sockaddr(&storage)
+}
+
+/// Whether an error says that the process or the host has no descriptors, or no memory for one.
+pub fn no_descriptors(error: &Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+/// Raises the limit of open descriptors to the most that this process may have.
+///
+/// # Errors
+/// Of `getrlimit` or `setrlimit`.
+pub fn raise_descriptor_limit() -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is valid for the call.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the same.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(|_| ())
 }
 
 /// Receives without waiting.
@@ -269,6 +298,16 @@ impl Poll {
         let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: the event is valid for the call.
         check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(|_| ())
+    }
+
+    /// Changes the events of a descriptor.
+    ///
+    /// # Errors
+    /// Of `epoll_ctl`.
+    pub fn change(&self, fd: RawFd, events: i32, token: u64) -> Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
+        // SAFETY: the event is valid for the call.
+        check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, &raw mut event) }).map(|_| ())
     }
 
     /// Waits for events; `timeout_ms` -1: without end.

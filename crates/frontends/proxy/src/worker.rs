@@ -118,6 +118,8 @@ pub struct RelayWorker {
     /// Streams that wait for the peer's answer, oldest first.
     opening: VecDeque<(Instant, usize, u32)>,
     draining: bool,
+    /// No connection is accepted until the next tick.
+    listeners_paused: bool,
     next_tick: Option<Instant>,
     counters: BTreeMap<&'static str, u64>,
     decisions: VecDeque<Decision>,
@@ -157,6 +159,7 @@ impl RelayWorker {
             dirty: Vec::new(),
             opening: VecDeque::new(),
             draining: false,
+            listeners_paused: false,
             next_tick: None,
             counters: BTreeMap::new(),
             decisions: VecDeque::new(),
@@ -168,21 +171,25 @@ impl RelayWorker {
     }
 
     /// Runs until the control thread is gone.
-    pub fn run(mut self) {
+    ///
+    /// # Errors
+    /// Of `epoll_wait`.
+    pub fn run(mut self) -> std::io::Result<()> {
         let mut events = [PollEvent { events: 0, u64: 0 }; EVENTS];
-        while self.pass(&mut events) {}
+        while self.pass(&mut events)? {}
+        Ok(())
     }
 
     /// One pass; false if the worker should end.
-    fn pass(&mut self, events: &mut [PollEvent]) -> bool {
+    fn pass(&mut self, events: &mut [PollEvent]) -> std::io::Result<bool> {
         let busy = !self.ready.is_empty() || !self.ready_pairs.is_empty();
         let timeout = if busy { 0 } else { self.timeout_ms() };
         let poll = &self.poll;
-        let Ok(found) = poll.wait(events, timeout) else { return false };
+        let found = poll.wait(events, timeout)?;
         let found: Vec<(u32, u64)> = found.iter().map(|event| (event.events, event.u64)).collect();
         for (flags, token) in found {
             if !self.on_event(flags, token) {
-                return false;
+                return Ok(false);
             }
         }
         self.tick();
@@ -204,7 +211,7 @@ impl RelayWorker {
         for link in std::mem::take(&mut self.dirty) {
             self.flush(link);
         }
-        true
+        Ok(true)
     }
 
     fn on_event(&mut self, flags: u32, token: u64) -> bool {
@@ -243,6 +250,7 @@ impl RelayWorker {
             return;
         }
         self.next_tick = None;
+        self.resume_listeners();
         self.give_up_opening(now);
         self.mend_links(now);
     }

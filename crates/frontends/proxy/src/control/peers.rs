@@ -1,6 +1,6 @@
 //! Peers and their channels: dialling, introductions, messages, loss and return.
 
-use super::{Control, PAUSE, PeerState, STRANGERS, TOKEN_CHANNEL};
+use super::{Control, PAUSE, PeerState, STRANGERS, TOKEN_CHANNEL, TOKEN_LISTENER};
 use crate::message::{CONTROL_VERSION, Command, ControlMessage, FEATURES, Introduction};
 use crate::sys;
 use crate::tls::ControlChannel;
@@ -79,9 +79,17 @@ impl Control {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                Err(e) => return crate::log(format_args!("a control channel cannot be accepted: {e}")),
+                Err(e) => {
+                    crate::log(format_args!("a control channel cannot be accepted: {e}"));
+                    if sys::no_descriptors(&e) {
+                        // Until the next beat: the listener stays readable, so its events would come without end.
+                        self.listen_for(0);
+                    }
+                    return;
+                }
             };
-            let strangers = self.channels.iter().flatten().filter(|channel| !channel.introduced).count();
+            let own = |channel: &&ControlChannel| !channel.introduced && channel.dialled.is_none();
+            let strangers = self.channels.iter().flatten().filter(own).count();
             if strangers >= STRANGERS || socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
                 continue;
             }
@@ -92,6 +100,13 @@ impl Control {
                 Err(why) => crate::log(format_args!("a control channel cannot be accepted: {why}")),
             }
         }
+    }
+
+    pub(super) fn listen_for(&mut self, events: i32) {
+        if let Err(e) = self.poll.change(self.listener.as_raw_fd(), events, TOKEN_LISTENER) {
+            crate::log(format_args!("the control channel's listener cannot be watched: {e}"));
+        }
+        self.listener_paused = events == 0;
     }
 
     fn dials(&self, peer: usize) -> bool {

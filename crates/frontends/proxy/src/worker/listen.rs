@@ -11,9 +11,9 @@ use crate::config::{Checked, RelayBy, within};
 use crate::pool::{WindowPool, WindowSlot};
 use crate::sys;
 use burst_relay::{Frame, Outcome, Stream};
-use std::io::Result;
+use std::io::{Error, Result};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Kernel buffer of each socket of the proxy and direction, in bytes: with the program's own buffers and the windows
@@ -28,6 +28,15 @@ pub(super) fn serving(places: &[NetworkPlace], config: &Checked, ip: IpAddr) -> 
     let serves = places.iter().enumerate().flat_map(|(at, place)| place.serves.iter().map(move |serve| (at, *serve)));
     let prefixes = serves.flat_map(|(at, serve)| config.serves[serve].iter().map(move |prefix| (at, *prefix)));
     prefixes.filter(|(_, prefix)| within(ip, *prefix)).max_by_key(|(_, prefix)| prefix.1).map(|(at, _)| at)
+}
+
+/// The first of these rules `[[take]]` that names an address.
+fn named(config: &Checked, takes: &[usize], server: SocketAddr) -> Option<usize> {
+    takes.iter().copied().find(|take| {
+        let (prefixes, ranges) = &config.takes[*take];
+        let named = ranges.iter().any(|(first, last)| (*first..=*last).contains(&server.port()));
+        named && prefixes.iter().any(|prefix| within(server.ip(), *prefix))
+    })
 }
 
 /// The mark of the proxy's own connections, which no policy takes and no rule routes: the intercepted ones' plus 2^16.
@@ -90,13 +99,41 @@ pub(super) fn connect_onward(client: SocketAddr, server: SocketAddr, mark: i32) 
 
 impl RelayWorker {
     pub(super) fn add_listeners(&mut self) -> Result<()> {
+        self.each_listener(|poll, fd, token| poll.add(fd, libc::EPOLLIN, token))
+    }
+
+    fn each_listener(&self, change: impl Fn(&sys::Poll, RawFd, u64) -> Result<()>) -> Result<()> {
         for (at, place) in self.places.iter().enumerate() {
             for (which, listener) in place.listeners.iter().enumerate() {
                 let token = KIND_LISTENER << 56 | (which as u64) << 16 | at as u64;
-                self.poll.add(listener.as_raw_fd(), libc::EPOLLIN, token)?;
+                change(&self.poll, listener.as_raw_fd(), token)?;
             }
         }
         Ok(())
+    }
+
+    /// Accepts nothing until the next tick: there are no descriptors.
+    fn pause_listeners(&mut self, why: &Error) {
+        if !self.counters.contains_key("accepts_paused") {
+            crate::log(format_args!("connections wait to be accepted: {why} (limit of open files: ulimit -n)"));
+        }
+        self.count("accepts_paused", 1);
+        self.listen_for(0);
+        self.listeners_paused = true;
+        self.tick_soon();
+    }
+
+    /// Accepts again after a pause.
+    pub(super) fn resume_listeners(&mut self) {
+        if std::mem::take(&mut self.listeners_paused) {
+            self.listen_for(libc::EPOLLIN);
+        }
+    }
+
+    fn listen_for(&self, events: i32) {
+        if let Err(e) = self.each_listener(|poll, fd, token| poll.change(fd, events, token)) {
+            crate::log(format_args!("a listener cannot be watched: {e}"));
+        }
     }
 
     /// Runs `make` in a place's namespace.
@@ -114,9 +151,10 @@ impl RelayWorker {
             let (socket, client, server) = match accepted {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => return,
+                // The rest waits in the kernel: the listener stays readable, so its events would come without end.
+                Err(e) if sys::no_descriptors(&e) => return self.pause_listeners(&e),
                 Err(e) => {
-                    // ECONNABORTED and the like concern one connection; without descriptors the rest waits for the
-                    // next pass.
+                    // ECONNABORTED and the like concern one connection.
                     crate::log(format_args!("a connection cannot be accepted: {e}"));
                     return;
                 }
@@ -124,6 +162,13 @@ impl RelayWorker {
             self.count("connections_taken", 1);
             if let Err(e) = prepare(&socket) {
                 crate::log(format_args!("{client} to {server}: {e}"));
+                continue;
+            }
+            // A listener is an ordinary socket to the programs of its namespace. Only what a policy took goes on: another
+            // connection would lead to this listener again, or to addresses of the peer that no policy names.
+            let own = sys::local_address(&self.places[at].listeners[which]).is_ok_and(|own| own == server);
+            if own || named(&self.config, &self.places[at].takes, server).is_none() {
+                self.count("connections_not_named", 1);
                 continue;
             }
             self.dispatch(at, socket, client, server);
@@ -142,12 +187,8 @@ impl RelayWorker {
 
     /// The link for a destination, or why there is none.
     fn choose(&self, at: usize, server: SocketAddr) -> std::result::Result<usize, &'static str> {
-        let take = self.places[at].takes.iter().find(|take| {
-            let (prefixes, ranges) = &self.config.takes[**take];
-            let named = ranges.iter().any(|(first, last)| (*first..=*last).contains(&server.port()));
-            named && prefixes.iter().any(|prefix| within(server.ip(), *prefix))
-        });
-        if take.is_some_and(|take| self.config.config.take[*take].relay == RelayBy::Tcp) {
+        let take = named(&self.config, &self.places[at].takes, server);
+        if take.is_some_and(|take| self.config.config.take[take].relay == RelayBy::Tcp) {
             return Err("the policy says relay = \"tcp\"");
         }
         if self.draining {
@@ -243,5 +284,26 @@ impl RelayWorker {
         if let Some(socket) = moved {
             self.go_onward(at, socket, ends, why);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+    use crate::config::ProxyConfig;
+
+    #[test]
+    fn only_what_a_policy_of_the_place_names_is_taken() {
+        let config = ProxyConfig::parse(
+            "name='a'\nlisten='10.0.0.1:7400'\nkeys='k'\n[[take]]\nto=['10.0.0.0/8']\nports='80'\n\
+             [[take]]\nto=['fd00::/64']\nports='1-65535'",
+        )
+        .unwrap();
+        let take = |takes: &[usize], server: &str| named(&config, takes, server.parse().unwrap());
+        assert_eq!(take(&[0, 1], "10.0.0.2:80"), Some(0));
+        assert_eq!(take(&[0, 1], "[fd00::1]:9"), Some(1));
+        assert_eq!(take(&[1], "10.0.0.2:80"), None, "another place");
+        assert_eq!(take(&[0, 1], "10.0.0.2:81"), None, "another port");
+        assert_eq!(take(&[0, 1], "127.0.0.1:80"), None, "the listener itself");
     }
 }
