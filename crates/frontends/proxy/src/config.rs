@@ -84,6 +84,19 @@ pub struct PeerEntry {
     pub name: String,
     /// Its control channel.
     pub address: SocketAddr,
+    /// The addresses and prefixes that it may serve; default: any.
+    pub serves: Option<Vec<String>>,
+}
+
+impl PeerEntry {
+    /// What it may serve; `None`: anything.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn allowed(&self) -> Result<Option<Vec<Prefix>>, String> {
+        let read = |texts: &Vec<String>| texts.iter().map(|text| prefix(text)).collect();
+        self.serves.as_ref().map(read).transpose().map_err(|e: String| format!("serves of peer {}: {e}", self.name))
+    }
 }
 
 /// Connections to take.
@@ -166,6 +179,7 @@ impl ProxyConfig {
         check_name(&config.name)?;
         for peer in &config.peer {
             check_name(&peer.name)?;
+            peer.allowed()?;
         }
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let workers = config.workers.unwrap_or((cores / 2).clamp(1, 4));
@@ -223,7 +237,7 @@ pub fn directory(text: &str) -> Result<Vec<PeerEntry>, String> {
         peer: Vec<PeerEntry>,
     }
     let directory: Directory = toml::from_str(text).map_err(|e| one_line(&e))?;
-    directory.peer.iter().try_for_each(|peer| check_name(&peer.name))?;
+    directory.peer.iter().try_for_each(|peer| check_name(&peer.name).and_then(|()| peer.allowed().map(|_| ())))?;
     Ok(directory.peer)
 }
 
@@ -257,10 +271,31 @@ pub fn prefix(text: &str) -> Result<Prefix, String> {
     if bits > most {
         return Err(wrong());
     }
-    if !within(ip, (ip, bits)) || masked(ip, bits) != ip {
-        return Err(format!("\"{text}\" has bits behind its prefix: write {}/{bits}", masked(ip, bits)));
-    }
+    check_prefix((ip, bits))?;
     Ok((ip, bits))
+}
+
+/// Whether a prefix has no more bits than an address, none behind them, and IPv4 in its own form.
+///
+/// # Errors
+/// One sentence.
+pub fn check_prefix((ip, bits): Prefix) -> Result<(), String> {
+    let most = if ip.is_ipv4() { 32 } else { 128 };
+    if bits > most {
+        return Err(format!("{ip}/{bits}: an address has {most} bits"));
+    }
+    if masked(ip, bits) != ip {
+        return Err(format!("{ip}/{bits} has bits behind its prefix: write {}/{bits}", masked(ip, bits)));
+    }
+    match ip.to_canonical() {
+        IpAddr::V4(v4) if ip.is_ipv6() && bits >= 96 => Err(format!("{ip}/{bits}: write {v4}/{}", bits - 96)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether all addresses of a prefix lie within another one.
+pub fn inside(prefix: Prefix, outer: Prefix) -> bool {
+    prefix.1 >= outer.1 && within(prefix.0, outer)
 }
 
 fn masked(ip: IpAddr, bits: u8) -> IpAddr {
@@ -370,6 +405,9 @@ mod tests {
         let inside = |ip: &str, text: &str| within(ip.parse().unwrap(), prefix(text).unwrap());
         assert!(inside("10.1.2.3", "10.0.0.0/8") && !inside("11.1.2.3", "10.0.0.0/8"));
         assert!(inside("1.2.3.4", "0.0.0.0/0") && !inside("::1", "0.0.0.0/0"));
+        let subnet = |text: &str, outer: &str| super::inside(prefix(text).unwrap(), prefix(outer).unwrap());
+        assert!(subnet("10.1.0.0/16", "10.0.0.0/8") && subnet("10.0.0.0/8", "10.0.0.0/8"));
+        assert!(!subnet("10.0.0.0/8", "10.0.0.0/16") && !subnet("0.0.0.0/0", "10.0.0.0/8"));
         assert!(inside("fd00::1:2", "fd00::/64") && !inside("fd01::1", "fd00::/64"));
     }
 
@@ -378,5 +416,8 @@ mod tests {
         assert_eq!(directory("").unwrap(), []);
         assert_eq!(directory("[[peer]]\nname=\"c\"\naddress=\"1.2.3.4:5\"").unwrap()[0].name, "c");
         assert!(directory("[[peer]]\nname=\"c\"").is_err());
+        let serves = |text: &str| directory(&format!("[[peer]]\nname='c'\naddress='1.2.3.4:5'\nserves=['{text}']"));
+        assert_eq!(serves("10.0.0.0/8").unwrap()[0].allowed().unwrap().unwrap().len(), 1);
+        assert!(serves("10.0.0.1/8").unwrap_err().contains("10.0.0.0/8"));
     }
 }

@@ -1,8 +1,8 @@
 //! The control thread: channels to peers, the heartbeat, the directory file, the maps of living prefixes, and the
 //! admin socket.
 //!
-//! Of two proxies the one whose name sorts first dials. A peer is known by name and boot number: another number is
-//! another process, and all streams of the earlier one are reset. A channel that breaks is dialled again each second;
+//! Of two proxies the one whose name sorts first dials. A peer is known by name and session number: another
+//! number is another process, or one that has given this peer up, and all streams of the earlier session are reset. A channel that breaks is dialled again each second;
 //! the streams wait for `resume_s`, unless the peer's address refuses connections, which says that its process has
 //! ended. New connections go by TCP as long as the channel or a link does not work.
 
@@ -51,10 +51,14 @@ pub struct RelayHandle {
 /// A peer.
 struct PeerState {
     name: String,
-    /// Where to dial; `None`: known by its introduction only.
-    address: Option<SocketAddr>,
+    /// Where to dial.
+    address: SocketAddr,
+    /// What it may serve; `None`: anything.
+    serves: Option<Vec<Prefix>>,
     channel: Option<usize>,
     introduction: Option<Introduction>,
+    /// What this side's introductions say.
+    session: u64,
     /// Since when the channel is broken.
     lost: Option<Instant>,
     retry: Instant,
@@ -64,8 +68,6 @@ struct PeerState {
     token: [u8; 16],
     /// The last complaint, so that each is logged once.
     complaint: String,
-    /// It is in the configuration or the directory file.
-    listed: bool,
 }
 
 /// What the control thread is made from.
@@ -90,7 +92,6 @@ pub struct ControlStart {
 pub struct Control {
     config: Arc<Checked>,
     keys: TlsKeys,
-    boot: u64,
     workers: Vec<RelayHandle>,
     reports: Receiver<Report>,
     wake: Arc<Waker>,
@@ -134,7 +135,6 @@ impl Control {
         }
         let mut control = Self {
             keys,
-            boot: u64::from_le_bytes(crate::random()?),
             workers,
             reports,
             wake,
@@ -154,7 +154,7 @@ impl Control {
             config,
         };
         for peer in control.config.config.peer.clone() {
-            control.add_peer(&peer.name, Some(peer.address), true)?;
+            control.add_peer(&peer)?;
         }
         Ok(control)
     }
@@ -233,7 +233,7 @@ impl Control {
                 }
                 Report::PeerFault(peer, what) => {
                     crate::log(format_args!("peer {}: its channel is closed: {what}", self.peers[peer].name));
-                    self.end_peer(peer, "it broke the protocol");
+                    self.give_up(peer, "it broke the protocol");
                     self.peers[peer].retry = Instant::now() + PAUSE;
                 }
             }
@@ -254,6 +254,10 @@ impl Control {
         let channel = self.peers.get(peer).and_then(|p| p.channel);
         let Some(at) = channel else { return };
         let Some(Some(open)) = self.channels.get_mut(at) else { return };
+        // Before its introduction a peer may not know yet to which session a message belongs.
+        if !open.introduced {
+            return;
+        }
         if let Err(why) = open.push(message) {
             self.close_channel(at, &why);
         }
@@ -275,7 +279,9 @@ impl Control {
         for peer in &mut self.peers {
             let Some(introduction) = &peer.introduction else { continue };
             let links = own.max(introduction.workers) as usize;
-            peer.alive = peer.channel.is_some() && peer.links.len() == links && !introduction.draining;
+            let open = peer.channel.and_then(|at| self.channels[at].as_ref());
+            peer.alive =
+                open.is_some_and(|channel| channel.introduced) && peer.links.len() == links && !introduction.draining;
             if peer.alive && !self.draining {
                 prefixes.extend(&introduction.serves);
             }

@@ -25,8 +25,9 @@ pub struct Introduction {
     pub features: u64,
     /// Its name, which its certificate must carry.
     pub name: String,
-    /// Random at each start: another number is another process, which knows nothing of earlier streams.
-    pub boot: u64,
+    /// Random for each peer and start, and another one after the sender has given up the peer: who sees another number
+    /// than before speaks to a proxy that knows nothing of earlier links and streams.
+    pub session: u64,
     /// Threads that relay.
     pub workers: u32,
     /// Where its control channel listens.

@@ -68,7 +68,7 @@ pub struct ControlChannel {
     pub dialled: Option<usize>,
     /// The TCP connection is not established yet.
     pub connecting: bool,
-    /// Last message.
+    /// When bytes came last: a long message takes a while on a slow network.
     pub heard: Instant,
     /// The peer has introduced itself.
     pub introduced: bool,
@@ -165,7 +165,7 @@ impl ControlChannel {
         loop {
             match self.tls.read_tls(&mut self.socket) {
                 Ok(0) => return Err("the peer closed it".into()),
-                Ok(_) => {}
+                Ok(_) => self.heard = Instant::now(),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) => return Err(e.to_string()),
             }
@@ -196,7 +196,6 @@ impl ControlChannel {
             let Some(body) = self.incoming.get(at + 4..at + 4 + len) else { break };
             to.push(postcard::from_bytes(body).map_err(|e| format!("it sent a message that cannot be read: {e}"))?);
             at += 4 + len;
-            self.heard = Instant::now();
         }
         self.incoming.drain(..at);
         Ok(())

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -25,21 +25,36 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, String> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).map_err(failed)?;
     }
-    if path.exists() {
+    if let Ok(facts) = std::fs::symlink_metadata(path) {
+        if !facts.file_type().is_socket() {
+            return Err(format!("admin socket {}: there is a file that is no socket", path.display()));
+        }
         if UnixStream::connect(path).is_ok() {
             return Err(format!("another proxy serves {}: choose another admin socket", path.display()));
         }
         std::fs::remove_file(path).map_err(failed)?;
     }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    // Others must not connect before the permissions are set: the socket gets its name afterwards.
+    let hidden = path.with_extension(format!("new-{}", std::process::id()));
+    let listener = UnixListener::bind(&hidden).map_err(failed)?;
+    let named = std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&hidden, path));
+    if let Err(e) = named {
+        let _ = std::fs::remove_file(&hidden);
+        return Err(failed(e));
+    }
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
 
 impl Control {
     pub(super) fn answer(&mut self) {
-        let Ok((mut socket, _)) = self.admin.accept() else { return };
+        let mut socket = match self.admin.accept() {
+            Ok((socket, _)) => socket,
+            Err(e) if crate::sys::no_descriptors(&e) => return self.listen_for(0),
+            // It has gone again.
+            Err(_) => return,
+        };
         let mut word = [0; 64];
         let asked = socket
             .set_nonblocking(false)
@@ -100,11 +115,10 @@ impl Control {
             .map(|peer| {
                 json!({
                     "name": peer.name,
-                    "address": peer.address.map(|a| a.to_string()),
+                    "address": peer.address.to_string(),
                     "channel": peer.introduction.is_some() && peer.channel.is_some(),
                     "carries": peer.alive,
                     "draining": peer.introduction.as_ref().is_some_and(|i| i.draining),
-                    "listed": peer.listed,
                     "trouble": peer.complaint,
                     "serves": peer.introduction.iter().flat_map(|i| &i.serves).map(|(ip, bits)| format!("{ip}/{bits}")).collect::<Vec<_>>(),
                 })

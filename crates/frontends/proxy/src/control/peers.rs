@@ -1,40 +1,42 @@
 //! Peers and their channels: dialling, introductions, messages, loss and return.
 
-use super::{Control, PAUSE, PeerState, STRANGERS, TOKEN_CHANNEL, TOKEN_LISTENER};
+use super::{Control, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
+use crate::config::{self, PeerEntry, Prefix};
 use crate::message::{CONTROL_VERSION, Command, ControlMessage, FEATURES, Introduction};
 use crate::sys;
 use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+/// Prefixes that one peer may serve: the maps of the BPF programs hold 4096.
+const SERVES_MAX: usize = 256;
+
 impl Control {
-    pub(super) fn add_peer(&mut self, name: &str, address: Option<SocketAddr>, listed: bool) -> Result<usize, String> {
-        if let Some(known) = self.peers.iter().position(|peer| peer.name == name) {
-            let peer = &mut self.peers[known];
-            if address.is_some() {
-                peer.address = address;
-            }
-            peer.listed |= listed;
-            return Ok(known);
+    pub(super) fn add_peer(&mut self, entry: &PeerEntry) -> Result<(), String> {
+        let serves = entry.allowed()?;
+        if let Some(peer) = self.peers.iter_mut().find(|peer| peer.name == entry.name) {
+            peer.address = entry.address;
+            peer.serves = serves;
+            return Ok(());
         }
         self.peers.push(PeerState {
-            name: name.to_owned(),
-            address,
+            name: entry.name.clone(),
+            address: entry.address,
+            serves,
             channel: None,
             introduction: None,
+            session: u64::from_le_bytes(crate::random()?),
             lost: None,
             retry: Instant::now(),
             links: BTreeSet::new(),
             alive: false,
             token: crate::random()?,
             complaint: String::new(),
-            listed,
         });
-        Ok(self.peers.len() - 1)
+        Ok(())
     }
 
     /// Reads the directory file if it has changed.
@@ -50,7 +52,7 @@ impl Control {
             Ok(peers) => {
                 let own = self.config.config.name.clone();
                 for peer in peers.into_iter().filter(|peer| peer.name != own) {
-                    if let Err(why) = self.add_peer(&peer.name, Some(peer.address), true) {
+                    if let Err(why) = self.add_peer(&peer) {
                         crate::log(format_args!("peer {}: {why}", peer.name));
                     }
                 }
@@ -103,8 +105,11 @@ impl Control {
     }
 
     pub(super) fn listen_for(&mut self, events: i32) {
-        if let Err(e) = self.poll.change(self.listener.as_raw_fd(), events, TOKEN_LISTENER) {
-            crate::log(format_args!("the control channel's listener cannot be watched: {e}"));
+        let listeners = [(self.listener.as_raw_fd(), TOKEN_LISTENER), (self.admin.as_raw_fd(), TOKEN_ADMIN)];
+        for (fd, token) in listeners {
+            if let Err(e) = self.poll.change(fd, events, token) {
+                crate::log(format_args!("a listener of the control thread cannot be watched: {e}"));
+            }
         }
         self.listener_paused = events == 0;
     }
@@ -122,10 +127,10 @@ impl Control {
         }
         let patience = Duration::from_secs(self.config.config.resume_s);
         if peer.lost.is_some_and(|lost| now > lost + patience) {
-            self.end_peer(number, "it has not come back in time");
+            self.give_up(number, "it has not come back in time");
         }
         let peer = &mut self.peers[number];
-        let Some(address) = peer.address else { return };
+        let address = peer.address;
         if !dials && peer.lost.is_none() {
             return;
         }
@@ -155,13 +160,22 @@ impl Control {
 
     fn dial_failed(&mut self, number: usize, error: &std::io::Error) {
         if error.kind() == ErrorKind::ConnectionRefused && self.peers[number].introduction.is_some() {
-            self.end_peer(number, "its process has ended");
+            self.give_up(number, "its process has ended");
         }
         self.complain(number, &format!("{error}"));
     }
 
+    /// Ends the peer's streams without its knowledge: it finds out by this side's next introduction.
+    pub(super) fn give_up(&mut self, number: usize, why: &str) {
+        match crate::random() {
+            Ok(session) => self.peers[number].session = u64::from_le_bytes(session),
+            Err(e) => crate::log(format_args!("peer {}: {e}", self.peers[number].name)),
+        }
+        self.end_peer(number, why);
+    }
+
     /// The peer's streams end.
-    pub(super) fn end_peer(&mut self, number: usize, why: &str) {
+    fn end_peer(&mut self, number: usize, why: &str) {
         let peer = &mut self.peers[number];
         let channel = peer.channel.take();
         peer.lost = None;
@@ -242,12 +256,12 @@ impl Control {
     }
 
     /// Says who this proxy is.
-    fn introduce(&mut self, _peer: usize, at: usize) {
+    fn introduce(&mut self, peer: usize, at: usize) {
         let introduction = Introduction {
             version: CONTROL_VERSION,
             features: FEATURES,
             name: self.config.config.name.clone(),
-            boot: self.boot,
+            session: self.peers[peer].session,
             workers: self.config.workers,
             address: self.config.config.listen,
             serves: self.config.serves.concat(),
@@ -312,17 +326,23 @@ impl Control {
         if said.workers == 0 || said.workers > crate::config::WORKERS_MAX {
             return Err(format!("it says that it has {} workers", said.workers));
         }
+        check_served(&said.serves)?;
         let dialled = channel.dialled;
-        let number = self.add_peer(&said.name, None, false)?;
+        let Some(number) = self.peers.iter().position(|peer| peer.name == said.name) else {
+            return Err(format!("{} is no peer of this proxy's configuration or directory file", said.name));
+        };
+        if let Some(allowed) = &self.peers[number].serves {
+            let outside = |prefix: &&Prefix| !allowed.iter().any(|allowed| config::inside(**prefix, *allowed));
+            if let Some((ip, bits)) = said.serves.iter().find(outside) {
+                return Err(format!("it serves {ip}/{bits}, which its [[peer]] does not allow"));
+            }
+        }
         if dialled.is_some_and(|dialled| dialled != number) {
             return Err(format!("it is {}, another peer", said.name));
         }
-        if self.peers[number].address.is_none() {
-            self.peers[number].address = Some(said.address);
-        }
-        if self.peers[number].introduction.as_ref().is_some_and(|before| before.boot != said.boot) {
+        if self.peers[number].introduction.as_ref().is_some_and(|before| before.session != said.session) {
             let own = self.peers[number].channel.take_if(|open| *open == at);
-            self.end_peer(number, "its process was started again");
+            self.end_peer(number, "it has begun again");
             self.peers[number].channel = own;
         }
         // The newer channel replaces an older one, which may be broken without this side's knowledge.
@@ -349,7 +369,35 @@ impl Control {
         for worker in 0..self.config.workers {
             self.announce_worker(number, worker);
         }
+        if self.draining {
+            // It may have begun to drain after it introduced itself.
+            self.send(number, &ControlMessage::Draining);
+        }
         self.update_alive();
         Ok(())
+    }
+}
+
+/// Checks the prefixes that a peer says it serves.
+fn check_served(serves: &[Prefix]) -> Result<(), String> {
+    if serves.len() > SERVES_MAX {
+        return Err(format!("it serves {} prefixes, more than {SERVES_MAX}", serves.len()));
+    }
+    serves.iter().try_for_each(|prefix| config::check_prefix(*prefix)).map_err(|why| format!("it serves {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SERVES_MAX, check_served};
+
+    #[test]
+    fn what_a_peer_says_that_it_serves_is_checked() {
+        let prefix = |ip: &str, bits| (ip.parse().unwrap(), bits);
+        assert!(check_served(&[prefix("10.0.0.0", 8), prefix("fd00::", 64), prefix("0.0.0.0", 0)]).is_ok());
+        assert!(check_served(&[prefix("10.0.0.0", 33)]).is_err(), "more bits than an address has");
+        assert!(check_served(&[prefix("fd00::", 129)]).is_err());
+        assert!(check_served(&[prefix("10.0.0.1", 8)]).is_err(), "bits behind the prefix");
+        assert!(check_served(&[prefix("::ffff:10.0.0.0", 104)]).is_err(), "IPv4 in another form");
+        assert!(check_served(&vec![prefix("10.0.0.1", 32); SERVES_MAX + 1]).is_err());
     }
 }

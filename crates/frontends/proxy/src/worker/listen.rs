@@ -75,7 +75,16 @@ pub(super) fn prepare(socket: &OwnedFd) -> Result<()> {
 
 /// Begins to connect to a server of this host from the client's own address and port. The mark goes over to the
 /// server's socket (`tcp_fwmark_accept`), so that its packets come back here.
+///
+/// # Errors
+/// PermissionDenied if the client's address is one of this host, which its programs may trust; those of the calls.
 pub(super) fn connect_as(client: SocketAddr, server: SocketAddr, mark: i32) -> Result<OwnedFd> {
+    // An ordinary socket can be bound to addresses of this host only.
+    let local = client.ip().is_unspecified()
+        || sys::bind(&sys::tcp_socket(client.ip())?, SocketAddr::new(client.ip(), 0)).is_ok();
+    if local || client.ip().is_loopback() || client.ip().is_multicast() {
+        return Err(Error::new(std::io::ErrorKind::PermissionDenied, "the client's address is one of this host"));
+    }
     let socket = sys::tcp_socket(server.ip())?;
     prepare(&socket)?;
     set_transparent(&socket, server.is_ipv6())?;
@@ -289,7 +298,7 @@ impl RelayWorker {
 
 #[cfg(test)]
 mod tests {
-    use super::named;
+    use super::{connect_as, named};
     use crate::config::ProxyConfig;
 
     #[test]
@@ -305,5 +314,12 @@ mod tests {
         assert_eq!(take(&[1], "10.0.0.2:80"), None, "another place");
         assert_eq!(take(&[0, 1], "10.0.0.2:81"), None, "another port");
         assert_eq!(take(&[0, 1], "127.0.0.1:80"), None, "the listener itself");
+    }
+    #[test]
+    fn no_peer_speaks_for_a_client_of_this_host() {
+        for client in ["127.0.0.1:5", "[::1]:5", "0.0.0.0:5", "224.0.0.1:5"] {
+            let refused = connect_as(client.parse().unwrap(), "127.0.0.1:9".parse().unwrap(), 81).unwrap_err();
+            assert_eq!(refused.to_string(), "the client's address is one of this host", "{client}");
+        }
     }
 }
