@@ -52,7 +52,7 @@ struct {
 	__type(value, struct ports);
 } policy SEC(".maps");
 
-/* Prefixes that a living peer serves. */
+/* Prefixes that a living peer serves: 1; 0: none, though a shorter prefix has one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 4096);
@@ -148,7 +148,8 @@ static __always_inline int decide(struct bpf_sock_addr *ctx, struct prefix *to, 
 		count(4);
 		return 1;
 	}
-	if (!bpf_map_lookup_elem(&alive, to)) {
+	__u64 *living = bpf_map_lookup_elem(&alive, to);
+	if (!living || !*living) {
 		count(2);
 		return 1;
 	}

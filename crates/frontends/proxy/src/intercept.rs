@@ -14,11 +14,13 @@ use std::fmt::Display;
 use std::io::{BufRead, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+
+mod claim;
+
+use claim::Claim;
 
 /// The compiled programs; empty if clang was missing when the proxy was built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
@@ -31,6 +33,8 @@ const SETTINGS: [&str; 3] =
 /// A link always allows other programs beside its own, and takes no flags.
 const NO_FLAGS: CgroupAttachMode = CgroupAttachMode::Single;
 
+const ALL_V4: Prefix = (IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
+
 /// What the counters of `csrc/steer.bpf.c` count.
 pub const COUNTS: [&str; 5] = [
     "connects_taken",
@@ -40,7 +44,7 @@ pub const COUNTS: [&str; 5] = [
     "connects_marked",
 ];
 
-/// The programs of one namespace.
+/// The programs of one control group in one namespace.
 pub struct Interception {
     bpf: Ebpf,
     alive: LpmTrie<MapData, [u8; 16], u64>,
@@ -51,7 +55,7 @@ impl Interception {
     ///
     /// # Errors
     /// One sentence.
-    pub fn load(namespace: &OwnedFd, cookie: u64, mark: u32, workers: u32, groups: &[OwnedFd]) -> Result<Self, String> {
+    pub fn load(namespace: &OwnedFd, cookie: u64, mark: u32, workers: u32, group: &OwnedFd) -> Result<Self, String> {
         if OBJECT.is_empty() {
             return Err(
                 "this burst-proxy was built without clang: no connections can be taken, those of peers are served"
@@ -70,26 +74,24 @@ impl Interception {
             .load(OBJECT)
             .map_err(|e| needs("BPF programs cannot be loaded")(&chain(&e)))?;
         let failed = needs("BPF programs cannot be attached");
-        for group in groups {
-            for name in ["connect4", "connect6"] {
-                let program: &mut CgroupSockAddr = program(&mut bpf, name)?;
-                if program.fd().is_err() {
-                    program.load().map_err(|e| failed(&chain(&e)))?;
-                }
-                program.attach(group, NO_FLAGS).map_err(|e| failed(&chain(&e)))?;
-            }
-            let program: &mut SockOps = program(&mut bpf, "tcp_connect")?;
-            if program.fd().is_err() {
-                program.load().map_err(|e| failed(&chain(&e)))?;
-            }
+        for name in ["connect4", "connect6"] {
+            let program: &mut CgroupSockAddr = program(&mut bpf, name)?;
+            program.load().map_err(|e| failed(&chain(&e)))?;
             program.attach(group, NO_FLAGS).map_err(|e| failed(&chain(&e)))?;
         }
+        let tcp_connect: &mut SockOps = program(&mut bpf, "tcp_connect")?;
+        tcp_connect.load().map_err(|e| failed(&chain(&e)))?;
+        tcp_connect.attach(group, NO_FLAGS).map_err(|e| failed(&chain(&e)))?;
         let program: &mut SkLookup = program(&mut bpf, "lookup")?;
         program.load().map_err(|e| failed(&chain(&e)))?;
         program.attach(namespace.as_fd()).map_err(|e| failed(&chain(&e)))?;
         let map = bpf.take_map("alive").ok_or("the BPF object has no map alive")?;
         let alive = LpmTrie::try_from(map).map_err(|e| e.to_string())?;
-        Ok(Self { bpf, alive })
+        let mut made = Self { bpf, alive };
+        // Keys of IPv4 lie within ::ffff:0:0/96, which prefixes of IPv6 such as ::/0 must not name.
+        made.take(ALL_V4, &[])?;
+        made.set_alive(ALL_V4, false)?;
+        Ok(made)
     }
 
     /// Takes connections to a prefix and to these ports.
@@ -121,8 +123,8 @@ impl Interception {
     /// # Errors
     /// One sentence.
     pub fn set_alive(&mut self, prefix: Prefix, alive: bool) -> Result<(), String> {
-        if alive {
-            return self.alive.insert(&key(prefix), 1, 0).map_err(|e| chain(&e));
+        if alive || prefix == ALL_V4 {
+            return self.alive.insert(&key(prefix), u64::from(alive), 0).map_err(|e| chain(&e));
         }
         match self.alive.remove(&key(prefix)) {
             Err(aya::maps::MapError::KeyNotFound) | Ok(()) => Ok(()),
@@ -224,7 +226,7 @@ pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<(), String> {
         ip(&[family, "rule", "add", "fwmark", &number, "lookup", &number])?;
         ip(&[family, "route", "replace", "local", "default", "dev", "lo", "table", &number])?;
     }
-    present_settings().try_for_each(|path| std::fs::write(path, "1").map_err(|e| format!("{path}: {e}")))
+    Ok(())
 }
 
 /// The settings that this kernel has.
@@ -264,47 +266,32 @@ pub fn start_janitor(namespaces: &[String], mark: u32) -> Result<Child, String> 
     if line.trim() == "ready" { Ok(child) } else { Err(failed(&"it has ended")) }
 }
 
-/// Claims the mark in the calling thread's namespace (abstract Unix sockets belong to one), and so waits for an
-/// earlier janitor to finish.
-fn only_one(mark: u32) -> Result<UnixListener, String> {
-    let name = SocketAddr::from_abstract_name(format!("burst-proxy-{mark}")).map_err(|e| e.to_string())?;
-    for _ in 0..250 {
-        match UnixListener::bind_addr(&name) {
-            Ok(lock) => return Ok(lock),
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
-                std::thread::sleep(std::time::Duration::from_millis(20))
-            }
-            Err(e) => return Err(format!("the mark {mark} cannot be claimed: {e}")),
-        }
-    }
-    Err(format!("another proxy takes connections in this network namespace with mark {mark}: choose another mark"))
-}
-
-/// The janitor: remembers the namespaces and their setting, and restores them when standard input ends.
+/// The janitor: claims the mark in each namespace and switches the settings on, and undoes both when standard input
+/// ends. Signals to the group of the proxy do not end it before.
 ///
 /// # Errors
 /// One sentence.
 pub fn janitor(mark: u32, namespaces: &[String]) -> Result<(), String> {
-    let open = |path: &str| std::fs::File::open(path).map_err(|e| format!("{path}: {e}"));
-    let setting = |path| std::fs::read_to_string(path).map(|text| (path, text)).map_err(|e| format!("{path}: {e}"));
+    crate::sys::ignore_signals(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE]);
     let mut kept = Vec::new();
     for path in namespaces {
-        let namespace = open(path)?;
+        let namespace = std::fs::File::open(path).map_err(|e| format!("{path}: {e}"))?;
         crate::sys::enter_namespace(&namespace).map_err(|e| format!("{path}: {e}"))?;
-        let lock = only_one(mark)?;
-        let settings = present_settings().map(setting).collect::<Result<Vec<_>, _>>()?;
-        kept.push((namespace, settings, lock));
+        let claim = Claim::new(mark).map_err(|why| format!("{path}: {why}"))?;
+        kept.push((namespace, claim));
     }
     println!("ready");
     std::io::stdout().flush().map_err(|e| e.to_string())?;
     let mut rest = Vec::new();
     std::io::stdin().read_to_end(&mut rest).map_err(|e| e.to_string())?;
-    for (namespace, settings, _lock) in kept {
-        crate::sys::enter_namespace(&namespace).map_err(|e| e.to_string())?;
-        remove_routes(mark);
-        for (path, setting) in settings {
-            std::fs::write(path, setting).map_err(|e| format!("{path}: {e}"))?;
-        }
+    let mut failed = Vec::new();
+    for ((namespace, claim), path) in kept.into_iter().zip(namespaces) {
+        let tidied = crate::sys::enter_namespace(&namespace).map_err(|e| e.to_string()).and_then(|()| {
+            remove_routes(mark);
+            claim.end()
+        });
+        // The other namespaces are tidied all the same.
+        failed.extend(tidied.err().map(|why| format!("{path}: {why}")));
     }
-    Ok(())
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }

@@ -72,7 +72,10 @@ pub fn run(path: &Path) -> Result<(), String> {
     let ended = control.run();
     if let Some(janitor) = &mut janitor {
         drop(janitor.stdin.take());
-        janitor.wait().map_err(|e| format!("the process that removes routes: {e}"))?;
+        let status = janitor.wait().map_err(|e| format!("the process that removes routes: {e}"))?;
+        if !status.success() {
+            return Err(format!("the process that removes routes has failed ({status}): some may be left"));
+        }
     }
     ended
 }
@@ -167,14 +170,14 @@ fn namespaces(config: &Checked) -> BTreeMap<Option<PathBuf>, Named> {
     named
 }
 
-type SetUp = (Option<Interception>, Vec<Vec<OwnedFd>>);
+type SetUp = (Vec<Interception>, Vec<Vec<OwnedFd>>);
 
 /// Sets up the calling thread's namespace: routes, listeners, programs.
 fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp, String> {
     let taken: Vec<Prefix> = rules.takes.iter().flat_map(|take| config.takes[*take].0.clone()).collect();
     intercept::add_routes(config.config.mark, &taken)?;
     if rules.takes.is_empty() {
-        return Ok((None, (0..config.workers).map(|_| Vec::new()).collect()));
+        return Ok((Vec::new(), (0..config.workers).map(|_| Vec::new()).collect()));
     }
     let mut listeners = Vec::new();
     for _ in 0..config.workers {
@@ -183,26 +186,29 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
         // A kernel may be without IPv6.
         listeners.push(std::iter::once(v4).chain(listener(true).ok()).collect::<Vec<_>>());
     }
-    let groups = groups(config, rules)?;
     let cookie =
         sys::namespace_cookie(&listeners[0][0]).map_err(|e| format!("SO_NETNS_COOKIE: {e} (Linux 5.14 or newer)"))?;
-    let mut interception = Interception::load(namespace, cookie, config.config.mark, config.workers, &groups)?;
-    for take in &rules.takes {
-        let (prefixes, ports) = &config.takes[*take];
-        for prefix in prefixes {
-            interception.take(*prefix, ports)?;
+    let mut interceptions = Vec::new();
+    for (path, group) in groups(config, rules)? {
+        let mut interception = Interception::load(namespace, cookie, config.config.mark, config.workers, &group)?;
+        let own = |take: &&usize| config.config.take[**take].cgroup == path;
+        for (prefixes, ports) in rules.takes.iter().filter(own).map(|take| &config.takes[*take]) {
+            for prefix in prefixes {
+                interception.take(*prefix, ports)?;
+            }
         }
-    }
-    for (worker, own) in (0..).zip(&listeners) {
-        for (v6, listener) in [false, true].into_iter().zip(own) {
-            interception.listen(worker, v6, listener)?;
+        for (worker, own) in (0..).zip(&listeners) {
+            for (v6, listener) in [false, true].into_iter().zip(own) {
+                interception.listen(worker, v6, listener)?;
+            }
         }
+        interceptions.push(interception);
     }
-    Ok((Some(interception), listeners))
+    Ok((interceptions, listeners))
 }
 
-/// The control groups of a namespace's rules, each once.
-fn groups(config: &Checked, rules: &Named) -> Result<Vec<OwnedFd>, String> {
+/// The control groups of a namespace's rules, each once: a group has programs and maps of its own.
+fn groups(config: &Checked, rules: &Named) -> Result<Vec<(Option<PathBuf>, OwnedFd)>, String> {
     let mut paths: Vec<Option<&PathBuf>> =
         rules.takes.iter().map(|take| config.config.take[*take].cgroup.as_ref()).collect();
     paths.sort();
@@ -212,7 +218,8 @@ fn groups(config: &Checked, rules: &Named) -> Result<Vec<OwnedFd>, String> {
             "rules [[take]] with and without cgroup in one namespace: the root group contains all others".into()
         );
     }
-    paths.into_iter().map(|path| path.map_or_else(intercept::root_group, |path| open(path))).collect()
+    let opened = |path: Option<&PathBuf>| path.map_or_else(intercept::root_group, |path| open(path));
+    paths.into_iter().map(|path| Ok((path.cloned(), opened(path)?))).collect()
 }
 
 /// A descriptor that becomes readable by SIGTERM or SIGINT.

@@ -271,6 +271,14 @@ pub fn enter_namespace(namespace: &impl AsRawFd) -> Result<()> {
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(|_| ())
 }
 
+/// Ignores signals from now on.
+pub fn ignore_signals(signals: &[i32]) {
+    for signal in signals {
+        // SAFETY: no handler runs; the only failure is a number that is no signal.
+        unsafe { libc::signal(*signal, libc::SIG_IGN) };
+    }
+}
+
 /// An epoll instance.
 #[derive(Debug)]
 pub struct Poll(OwnedFd);
