@@ -197,6 +197,13 @@ impl ProxyConfig {
             ));
         }
         let memory = size("memory", &config.memory)?;
+        let least = crate::pool::WindowPool::region_bytes(window as u32) * u64::from(workers);
+        if memory < least {
+            return Err(format!(
+                "memory = \"{}\": with {workers} workers and windows of {window} bytes at least {least} bytes are needed",
+                config.memory
+            ));
+        }
         let takes = config
             .take
             .iter()
@@ -394,6 +401,7 @@ mod tests {
         assert!(refused("80, 8000-8010", "80, 8010-8000").contains("8010-8000"));
         assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 0").contains("workers = 0"));
         assert!(refused("name = \"a\"", "name = \"a\"\nwindow = \"5000\"").contains("5000"));
+        assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 2\nmemory = \"31MiB\"").contains("33554432"));
         assert!(refused("name = \"a\"", "name = \"a\"\nmark = 0").contains("mark = 0"));
         assert!(
             refused("80, 8000-8010\"", "80\"\n[[take]]\nto = [\"fd00::/64\"]\nports = \"1\"").contains("fd00::/64")

@@ -107,6 +107,8 @@ pub struct Control {
     channels: Vec<Option<ControlChannel>>,
     directory_time: Option<SystemTime>,
     draining: bool,
+    /// Channels that were not read to their end in their last turn.
+    unread: Vec<usize>,
     next_beat: Instant,
     alive: BTreeSet<Prefix>,
 }
@@ -149,6 +151,7 @@ impl Control {
             channels: Vec::new(),
             directory_time: None,
             draining: false,
+            unread: Vec::new(),
             next_beat: Instant::now(),
             alive: BTreeSet::new(),
             config,
@@ -171,7 +174,8 @@ impl Control {
                 self.next_beat = now + HEARTBEAT;
                 self.beat(now);
             }
-            let timeout = self.next_beat.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
+            let pause = self.next_beat.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
+            let timeout = if self.unread.is_empty() { pause } else { 0 };
             let found = self.poll.wait(&mut events, timeout).map_err(|e| format!("epoll: {e}"))?;
             let tokens: Vec<(u64, u32)> = found.iter().map(|event| (event.u64, event.events)).collect();
             for (token, flags) in tokens {
@@ -187,6 +191,9 @@ impl Control {
                     }
                     channel => self.channel_event((channel - TOKEN_CHANNEL) as usize, flags),
                 }
+            }
+            for at in std::mem::take(&mut self.unread) {
+                self.channel_event(at, libc::EPOLLIN as u32);
             }
             self.take_reports();
             self.write_channels();

@@ -205,17 +205,20 @@ fn source_for(address: IpAddr) -> Option<String> {
 
 /// Routes marked connections of the calling thread's namespace to `lo`: those to the prefixes taken, with the source
 /// that they would have anyway, and all others, which are answers of servers to the addresses of clients. Removes
-/// first what was left by a proxy that ended badly.
+/// first what was left by a proxy that ended badly. Returns the prefixes to which there is no route, and so no source:
+/// they must not be taken, because the kernel would choose the destination's own address as source.
 ///
 /// # Errors
 /// One sentence.
-pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<(), String> {
+pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<Vec<Prefix>, String> {
     remove_routes(mark);
     let number = mark.to_string();
+    let mut without = Vec::new();
     for (address, bits) in taken {
-        // Without a route the connection fails, or finds one later, as it would without a proxy: marked packets that
-        // this table does not route take the main one.
-        let Some(source) = source_for(*address) else { continue };
+        let Some(source) = source_for(*address) else {
+            without.push((*address, *bits));
+            continue;
+        };
         let (family, prefix) = (if address.is_ipv4() { "-4" } else { "-6" }, format!("{address}/{bits}"));
         ip(&[family, "route", "replace", "local", &prefix, "dev", "lo", "src", &source, "table", &number])?;
     }
@@ -226,7 +229,7 @@ pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<(), String> {
         ip(&[family, "rule", "add", "fwmark", &number, "lookup", &number])?;
         ip(&[family, "route", "replace", "local", "default", "dev", "lo", "table", &number])?;
     }
-    Ok(())
+    Ok(without)
 }
 
 /// The settings that this kernel has.

@@ -175,7 +175,10 @@ type SetUp = (Vec<Interception>, Vec<Vec<OwnedFd>>);
 /// Sets up the calling thread's namespace: routes, listeners, programs.
 fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp, String> {
     let taken: Vec<Prefix> = rules.takes.iter().flat_map(|take| config.takes[*take].0.clone()).collect();
-    intercept::add_routes(config.config.mark, &taken)?;
+    let without_route = intercept::add_routes(config.config.mark, &taken)?;
+    for (ip, bits) in &without_route {
+        crate::log(format_args!("connections to {ip}/{bits} are not taken: there is no route to {ip}"));
+    }
     if rules.takes.is_empty() {
         return Ok((Vec::new(), (0..config.workers).map(|_| Vec::new()).collect()));
     }
@@ -193,7 +196,7 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
         let mut interception = Interception::load(namespace, cookie, config.config.mark, config.workers, &group)?;
         let own = |take: &&usize| config.config.take[**take].cgroup == path;
         for (prefixes, ports) in rules.takes.iter().filter(own).map(|take| &config.takes[*take]) {
-            for prefix in prefixes {
+            for prefix in prefixes.iter().filter(|prefix| !without_route.contains(prefix)) {
                 interception.take(*prefix, ports)?;
             }
         }

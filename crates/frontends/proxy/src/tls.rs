@@ -11,6 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Bytes read from a channel before others have their turn.
+const TURN_BYTES: usize = 1 << 20;
+
 /// The keys of this proxy.
 #[derive(Clone)]
 pub struct TlsKeys {
@@ -156,17 +159,18 @@ impl ControlChannel {
         Ok(())
     }
 
-    /// Reads what has come; appends whole messages.
+    /// Reads what has come, at most [`TURN_BYTES`]; appends whole messages. True if there may be more.
     ///
     /// # Errors
     /// A sentence: the channel is broken or has ended. The messages before are in `to`.
-    pub fn read(&mut self, to: &mut Vec<ControlMessage>) -> Result<(), String> {
+    pub fn read(&mut self, to: &mut Vec<ControlMessage>) -> Result<bool, String> {
         let mut chunk = [0; 16 << 10];
-        loop {
+        let mut turn = 0;
+        while turn < TURN_BYTES {
             match self.tls.read_tls(&mut self.socket) {
                 Ok(0) => return Err("the peer closed it".into()),
                 Ok(_) => self.heard = Instant::now(),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(e) => return Err(e.to_string()),
             }
             if let Err(e) = self.tls.process_new_packets() {
@@ -177,13 +181,17 @@ impl ControlChannel {
             loop {
                 match self.tls.reader().read(&mut chunk) {
                     Ok(0) => return Err("the peer closed it".into()),
-                    Ok(got) => self.incoming.extend_from_slice(&chunk[..got]),
+                    Ok(got) => {
+                        turn += got;
+                        self.incoming.extend_from_slice(&chunk[..got]);
+                    }
                     Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                     Err(e) => return Err(e.to_string()),
                 }
             }
             self.take_messages(to)?;
         }
+        Ok(true)
     }
 
     fn take_messages(&mut self, to: &mut Vec<ControlMessage>) -> Result<(), String> {

@@ -104,6 +104,13 @@ pub struct RelayWorker {
     poll: Poll,
     rdma: Option<Rdma>,
     completions_added: bool,
+    /// What was last reported; `None`: nothing yet.
+    rdma_port: Option<u16>,
+    /// When a device is looked for again, and the pause after that.
+    rdma_again: Instant,
+    rdma_pause: Duration,
+    /// Links whose messages were not all taken in their last turn.
+    unreceived: Vec<usize>,
     peers: HashMap<usize, PeerView>,
     links: Vec<Option<PeerLink>>,
     conns: Vec<Option<ProxyConn>>,
@@ -147,6 +154,10 @@ impl RelayWorker {
             poll,
             rdma: None,
             completions_added: false,
+            rdma_port: None,
+            rdma_again: Instant::now(),
+            rdma_pause: TICK,
+            unreceived: Vec::new(),
             peers: HashMap::new(),
             links: Vec::new(),
             conns: Vec::new(),
@@ -182,7 +193,7 @@ impl RelayWorker {
 
     /// One pass; false if the worker should end.
     fn pass(&mut self, events: &mut [PollEvent]) -> std::io::Result<bool> {
-        let busy = !self.ready.is_empty() || !self.ready_pairs.is_empty();
+        let busy = !self.ready.is_empty() || !self.ready_pairs.is_empty() || !self.unreceived.is_empty();
         let timeout = if busy { 0 } else { self.timeout_ms() };
         let poll = &self.poll;
         let found = poll.wait(events, timeout)?;
@@ -193,6 +204,9 @@ impl RelayWorker {
             }
         }
         self.tick();
+        for link in std::mem::take(&mut self.unreceived) {
+            self.receive(link);
+        }
         for _ in 0..self.ready_pairs.len() {
             let Some(pair) = self.ready_pairs.pop_front() else { break };
             self.turn_pair(pair);
@@ -256,7 +270,8 @@ impl RelayWorker {
     }
 
     fn tick_soon(&mut self) {
-        self.next_tick.get_or_insert_with(|| Instant::now() + TICK);
+        let soon = Instant::now() + TICK;
+        self.next_tick = Some(self.next_tick.map_or(soon, |at| at.min(soon)));
     }
 
     fn count(&mut self, name: &'static str, by: u64) {

@@ -156,6 +156,11 @@ impl LinkOutbox {
         Ok(())
     }
 
+    /// Number of batches that have not been handed out for the first time.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Number of batches that the peer has not acknowledged.
     pub fn unacknowledged(&self) -> usize {
         self.kept.len()

@@ -59,6 +59,9 @@ pub enum PeerFault {
     /// The frame cannot come in the stream's present state.
     #[error("stream {0}: a frame out of turn")]
     Turn(u32),
+    /// The peer has more streams open, or leaves more frames unacknowledged, than an end keeps for it.
+    #[error("more streams or unacknowledged frames than an end keeps")]
+    TooMuch,
 }
 
 /// Kinds of messages.

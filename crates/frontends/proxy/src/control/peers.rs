@@ -1,6 +1,6 @@
 //! Peers and their channels: dialling, introductions, messages, loss and return.
 
-use super::{Control, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
+use super::{Control, HEARTBEAT, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
 use crate::config::{self, PeerEntry, Prefix};
 use crate::message::{CONTROL_VERSION, Command, ControlMessage, FEATURES, Introduction};
 use crate::sys;
@@ -150,6 +150,16 @@ impl Control {
         }
     }
 
+    /// Whether a channel that the peer dialled crosses one that this side has dialled. After a loss both sides dial; if
+    /// each kept the one accepted last, both could be closed. The one of the side whose name sorts first stays, unless
+    /// its peer is silent or speaks of another session.
+    fn crosses(&self, number: usize, said: &Introduction) -> bool {
+        let peer = &self.peers[number];
+        let Some(own) = peer.channel.and_then(|at| self.channels[at].as_ref()) else { return false };
+        let same = peer.introduction.as_ref().is_none_or(|before| before.session == said.session);
+        self.dials(number) && own.dialled.is_some() && !own.connecting && same && own.heard.elapsed() < 2 * HEARTBEAT
+    }
+
     fn complain(&mut self, number: usize, why: &str) {
         let peer = &mut self.peers[number];
         if peer.complaint != why {
@@ -240,7 +250,11 @@ impl Control {
         }
         let mut messages = Vec::new();
         let Some(Some(channel)) = self.channels.get_mut(at) else { return };
-        let read = channel.read(&mut messages);
+        let read = channel.read(&mut messages).map(|more| {
+            if more {
+                self.unread.push(at);
+            }
+        });
         for message in messages {
             if self.channels[at].is_none() {
                 return;
@@ -339,6 +353,9 @@ impl Control {
         }
         if dialled.is_some_and(|dialled| dialled != number) {
             return Err(format!("it is {}, another peer", said.name));
+        }
+        if dialled.is_none() && self.crosses(number, &said) {
+            return Err("both sides have dialled: the other channel stays".into());
         }
         if self.peers[number].introduction.as_ref().is_some_and(|before| before.session != said.session) {
             let own = self.peers[number].channel.take_if(|open| *open == at);

@@ -9,6 +9,9 @@ use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// Buffer of each direction when the configured memory is used up.
+const PAIR_BYTES_LEAST: usize = 16 << 10;
+
 /// Bytes on their way in one direction.
 #[derive(Debug)]
 struct RelayDirection {
@@ -17,6 +20,10 @@ struct RelayDirection {
     to: usize,
     read_end: bool,
     told_end: bool,
+    /// The kernel has announced an urgent byte that was not read yet.
+    urgent_here: bool,
+    /// An urgent byte that follows what is in the buffer.
+    urgent: Option<u8>,
 }
 
 /// Two sockets.
@@ -38,7 +45,15 @@ pub(super) struct Pair {
 
 impl RelayDirection {
     fn new(bytes: usize) -> Self {
-        Self { buffer: vec![0; bytes], from: 0, to: 0, read_end: false, told_end: false }
+        Self {
+            buffer: vec![0; bytes],
+            from: 0,
+            to: 0,
+            read_end: false,
+            told_end: false,
+            urgent_here: false,
+            urgent: None,
+        }
     }
 
     fn pending(&self) -> usize {
@@ -62,7 +77,10 @@ impl RelayWorker {
             Ok(onward) => onward,
             Err(e) => return crate::log(format_args!("{client} to {server} by TCP: {e}")),
         };
-        let bytes = self.config.window as usize;
+        // Without memory left a connection goes on slowly rather than not at all.
+        let share = self.config.memory / u64::from(self.config.workers);
+        let full = self.paired() + 2 * u64::from(self.config.window) > share;
+        let bytes = if full { PAIR_BYTES_LEAST.min(self.config.window as usize) } else { self.config.window as usize };
         let generation = self.next_generation();
         let place = self.free_pairs.pop().unwrap_or_else(|| {
             self.pairs.push(None);
@@ -81,7 +99,7 @@ impl RelayWorker {
             server,
             why,
         };
-        let flags = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let flags = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
         let added = (0..2u64).try_for_each(|side| {
             let token = KIND_PAIR << 56 | u64::from(generation) << 32 | side << 31 | place as u64;
             self.poll.add(pair.sockets[side as usize].as_raw_fd(), flags, token)
@@ -91,6 +109,16 @@ impl RelayWorker {
             crate::log(format_args!("a connection cannot be watched: {e}"));
             self.drop_pair(place);
         }
+    }
+
+    /// Bytes of the buffers of connections that are relayed by TCP.
+    pub(super) fn paired(&self) -> u64 {
+        self.pairs
+            .iter()
+            .flatten()
+            .flat_map(|pair| &pair.directions)
+            .map(|direction| direction.buffer.len() as u64)
+            .sum()
     }
 
     fn drop_pair(&mut self, place: usize) {
@@ -105,7 +133,8 @@ impl RelayWorker {
             return;
         }
         let has = |flag: i32| flags & flag as u32 != 0;
-        pair.readable[side] |= has(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
+        pair.directions[side].urgent_here |= has(libc::EPOLLPRI);
+        pair.readable[side] |= has(libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
         pair.hung_up[side] |= has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
         pair.writable[side] |= has(libc::EPOLLOUT);
         if has(libc::EPOLLERR) && !matches!(sys::take_error(&pair.sockets[side]), Ok(None)) {
@@ -158,19 +187,34 @@ impl Pair {
             }
             if direction.pending() == 0 {
                 (direction.from, direction.to) = (0, 0);
+                if let (Some(byte), true) = (direction.urgent, self.writable[1 - side]) {
+                    match sys::send(&self.sockets[1 - side], &[byte], libc::MSG_OOB) {
+                        Ok(_) => direction.urgent = None,
+                        Err(e) if e.kind() == ErrorKind::WouldBlock => self.writable[1 - side] = false,
+                        Err(e) => return Err(e),
+                    }
+                }
+                if direction.urgent.is_some() {
+                    return Ok(false);
+                }
                 if direction.read_end && !direction.told_end {
                     sys::shutdown(&self.sockets[1 - side], Shutdown::Write)?;
                     direction.told_end = true;
                 }
             }
             let room = (direction.buffer.len() - direction.to).min(budget);
-            if !self.readable[side] || direction.read_end || room == 0 {
+            if !self.readable[side] || direction.read_end || room == 0 || direction.urgent.is_some() {
                 return Ok(budget == 0);
+            }
+            if direction.urgent_here && matches!(sys::at_mark(&self.sockets[side]), Ok(true)) {
+                direction.urgent_here = false;
+                direction.urgent = sys::receive_urgent(&self.sockets[side]).ok();
+                continue;
             }
             match sys::receive(&self.sockets[side], &mut direction.buffer[direction.to..direction.to + room]) {
                 Ok(0) => direction.read_end = true,
                 Ok(got) => {
-                    self.readable[side] = got == room || self.hung_up[side];
+                    self.readable[side] = got == room || self.hung_up[side] || direction.urgent_here;
                     direction.to += got;
                     budget -= got;
                 }

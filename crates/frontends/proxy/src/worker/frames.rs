@@ -6,6 +6,11 @@ use crate::message::Report;
 use burst_relay::{Frame, FrameReader, Header, MessageKind, Novelty, Outcome, PeerFault, PeerWindow, Stream};
 use std::net::SocketAddr;
 
+/// Refused streams of a link whose last frame the peer may owe.
+const REFUSED_MAX: u64 = 4096;
+/// Batches of a link that may wait for the peer's acknowledgements, beside those under way.
+const WAITING_MAX: usize = 1024;
+
 impl RelayWorker {
     /// Takes a message of a link.
     pub(super) fn on_message(&mut self, link: usize, message: &[u8]) {
@@ -35,6 +40,10 @@ impl RelayWorker {
         let mut frames = FrameReader::new(body);
         while let Some((id, frame)) = frames.next_frame()? {
             self.on_frame(link, id, frame)?;
+        }
+        // Its frames make this side say something each, and it takes nothing.
+        if self.links[link].as_ref().is_some_and(|state| state.outbox.waiting() > WAITING_MAX) {
+            return Err(PeerFault::TooMuch);
         }
         if let Some(state) = &self.links[link]
             && (state.inbox.ack_due() || state.outbox.ready(&state.inbox) || !state.waiting.is_empty())
@@ -128,6 +137,11 @@ impl RelayWorker {
             return Err(PeerFault::InUse(id));
         }
         state.last_opened = id;
+        // Each has memory, or was refused and waits for the peer's last frame.
+        let most = self.config.memory / (2 * u64::from(self.config.window)) + REFUSED_MAX;
+        if state.streams.len() as u64 >= most {
+            return Err(PeerFault::TooMuch);
+        }
         let ring = state.pool.ring_len();
         let slot = self.take_slot(link);
         let conn = ProxyConn {

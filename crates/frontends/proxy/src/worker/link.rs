@@ -20,6 +20,11 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 /// Time between attempts to use RDMA again.
 const RDMA_AGAIN: Duration = Duration::from_secs(1);
 
+/// Messages of a link taken per pass.
+const RECEIVES: u64 = 2 * BATCHES;
+/// Longest time between attempts to find an RDMA device.
+const RDMA_PAUSE: Duration = Duration::from_secs(5);
+
 /// A peer, as this worker knows it.
 #[derive(Debug)]
 pub(super) struct PeerView {
@@ -86,6 +91,7 @@ impl RelayWorker {
                 Ok(()) => {
                     let port = rdma.port;
                     self.rdma = Some(rdma);
+                    self.rdma_pause = super::TICK;
                     self.completions_added = false;
                     port
                 }
@@ -103,7 +109,14 @@ impl RelayWorker {
                 0
             }
         };
-        self.report(Report::Listening { worker: self.number, port });
+        if port == 0 {
+            self.rdma_again = Instant::now() + self.rdma_pause;
+            self.rdma_pause = (2 * self.rdma_pause).min(RDMA_PAUSE);
+        }
+        if self.rdma_port != Some(port) {
+            self.rdma_port = Some(port);
+            self.report(Report::Listening { worker: self.number, port });
+        }
     }
 
     /// The device is gone: everything of it ends, and the listener begins again.
@@ -368,8 +381,11 @@ impl RelayWorker {
     pub(super) fn mend_links(&mut self, now: Instant) {
         let mut more = false;
         if self.rdma.is_none() && !self.links.is_empty() {
-            self.open_rdma();
-            more = true;
+            if now >= self.rdma_again {
+                self.open_rdma();
+            }
+            let again = self.rdma_again;
+            self.next_tick = Some(self.next_tick.map_or(again, |at| at.min(again)));
         }
         for at in 0..self.links.len() {
             let Some(link) = &mut self.links[at] else { continue };
@@ -381,10 +397,11 @@ impl RelayWorker {
                 continue;
             }
             let late = link.began.is_some_and(|began| now > began + ATTEMPT);
-            if late && !link.here {
-                // RDMA did not come about: the control channel, if it works.
+            if late {
+                // RDMA did not come about: the control channel, if it works. If that carried the link before, the peer
+                // has left it for the queue pair when the request came.
                 self.fall_back(at);
-            } else if link.began.is_none() || late {
+            } else if link.began.is_none() {
                 if link.active && now < link.rdma_at {
                     continue;
                 }
@@ -564,9 +581,16 @@ impl RelayWorker {
         }
     }
 
-    fn receive(&mut self, at: usize) {
+    /// Takes messages that have come, at most [`RECEIVES`] before others have their turn.
+    pub(super) fn receive(&mut self, at: usize) {
         let mut message = std::mem::take(&mut self.scratch);
-        while let Some(qp) = self.links[at].as_mut().and_then(|link| link.qp.as_mut()) {
+        let mut budget = RECEIVES;
+        while let Some(qp) = self.links.get_mut(at).and_then(Option::as_mut).and_then(|link| link.qp.as_mut()) {
+            if budget == 0 {
+                self.unreceived.push(at);
+                break;
+            }
+            budget -= 1;
             message.clear();
             match qp.receive(&mut message) {
                 Ok(true) => self.on_message(at, &message),
@@ -612,7 +636,10 @@ impl RelayWorker {
                 self.report(Report::ToPeer(peer, message));
                 continue;
             }
-            let writes = writes(batch, &link.streams, &self.conns, &link.pool);
+            let writes = match writes(batch, &link.streams, &self.conns, &link.pool) {
+                Ok(writes) => writes,
+                Err(e) => break Some(e),
+            };
             let Some(qp) = &mut link.qp else { return };
             if let Err(e) = qp.send(batch.seq, &batch.bytes, &writes) {
                 break Some(e);
@@ -642,18 +669,23 @@ impl PeerLink {
 }
 
 /// The WRITEs of a batch. Places of streams that are gone are left out: the peer ignores them.
+///
+/// # Errors
+/// The ring of a stream is not registered: the peer must not be told of bytes that were not written.
 fn writes(
     batch: &Batch,
     streams: &HashMap<u32, usize>,
     conns: &[Option<super::ProxyConn>],
     pool: &WindowPool,
-) -> Vec<Write> {
+) -> std::io::Result<Vec<Write>> {
     let one = |place: &burst_relay::Placement| {
-        let conn = conns[*streams.get(&place.stream)?].as_ref()?;
+        let conn = conns[*streams.get(&place.stream)?].as_ref().filter(|conn| !conn.stream.has_ended())?;
         let window = conn.stream.peer_window()?;
-        let (local, lkey) = pool.ring_address(conn.slot?, place.offset)?;
+        let Some((local, lkey)) = pool.ring_address(conn.slot?, place.offset) else {
+            return Some(Err(std::io::Error::other("a ring is not registered")));
+        };
         let remote = window.address + place.offset % u64::from(window.len);
-        Some(Write { local, remote, len: place.len, lkey, rkey: window.rkey })
+        Some(Ok(Write { local, remote, len: place.len, lkey, rkey: window.rkey }))
     };
     batch.places.iter().filter_map(one).collect()
 }

@@ -8,6 +8,7 @@
 use super::conn::{Phase, ProxyConn};
 use super::{ACCEPTS, KIND_LISTENER, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
+use crate::message::Report;
 use crate::pool::{WindowPool, WindowSlot};
 use crate::sys;
 use burst_relay::{Frame, Outcome, Stream};
@@ -220,7 +221,7 @@ impl RelayWorker {
 
     /// Memory for a stream of a link, if the worker's share allows it.
     pub(super) fn take_slot(&mut self, link: usize) -> Option<WindowSlot> {
-        let mapped: u64 = self.links.iter().flatten().map(|link| link.pool.mapped()).sum();
+        let mapped: u64 = self.links.iter().flatten().map(|link| link.pool.mapped()).sum::<u64>() + self.paired();
         let share = self.config.memory / u64::from(self.config.workers);
         let may_grow = mapped + WindowPool::region_bytes(self.config.window) <= share;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.known_device());
@@ -236,7 +237,14 @@ impl RelayWorker {
     ) {
         let Some(state) = &mut self.links[link] else { return };
         let id = state.next_id;
-        state.next_id += 2;
+        let Some(next) = id.checked_add(2) else {
+            // The links begin anew.
+            let peer = state.peer;
+            state.pool.give(slot);
+            self.report(Report::PeerFault(peer, "the stream ids of a link are used up".into()));
+            return self.go_onward(at, socket, (client, server), "the stream ids of the link are used up");
+        };
+        state.next_id = next;
         let (ring, window) = (state.pool.ring_len(), state.pool.window(slot));
         state.outbox.push(id, &Frame::Open { client, server, window });
         let place = self.add_conn(ProxyConn {
