@@ -204,10 +204,7 @@ impl Control {
                     return;
                 }
             }
-            let number = channel.dialled;
-            if let Some(number) = number {
-                self.introduce(number, at);
-            }
+            self.introduce(at);
         }
         let mut messages = Vec::new();
         let Some(Some(channel)) = self.channels.get_mut(at) else { return };
@@ -227,7 +224,7 @@ impl Control {
     }
 
     /// Says who this proxy is.
-    fn introduce(&mut self, _peer: usize, at: usize) {
+    fn introduce(&mut self, at: usize) {
         let introduction = Introduction {
             version: CONTROL_VERSION,
             features: FEATURES,
@@ -321,7 +318,7 @@ impl Control {
             channel.peer = Some(number);
         }
         if dialled.is_none() {
-            self.introduce(number, at);
+            self.introduce(at);
         }
         let dials = self.dials(number);
         let peer = &mut self.peers[number];
