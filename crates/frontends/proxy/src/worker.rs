@@ -1,7 +1,7 @@
 //! One worker: a thread that relays the streams of its links, with an epoll instance, queue pairs and memory of its
 //! own.
 //!
-//! A pass ([`RelayWorker::pass`]): wait for events; take what queue pairs and the control thread have brought; give
+//! A pass (`RelayWorker::pass`): wait for events; take what queue pairs and the control thread have brought; give
 //! each ready stream a turn of at most [`TURN_BYTES`]; flush each link. So batches grow with the load and leave at
 //! once without it; there is no timer on the path. With nothing to do the thread sleeps in `epoll_wait` with armed
 //! completion queues. A stream belongs to one worker at each end, so nothing is locked.

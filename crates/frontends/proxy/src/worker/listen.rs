@@ -44,6 +44,9 @@ pub fn listener(v6: bool) -> Result<OwnedFd> {
     let any: IpAddr = if v6 { std::net::Ipv6Addr::LOCALHOST.into() } else { std::net::Ipv4Addr::LOCALHOST.into() };
     let socket = sys::tcp_socket(any)?;
     set_transparent(&socket, v6)?;
+    // Accepted sockets inherit it. They hold the server's port on the client's host, where a program may want to listen
+    // at the same one.
+    sys::set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     sys::bind(&socket, SocketAddr::new(any, 0))?;
     sys::listen(&socket, 4096)?;
     Ok(socket)
