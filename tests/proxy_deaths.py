@@ -30,7 +30,7 @@ def deaths(proxies, load, rounds, seed, daemons=False):
         outcomes = running.finish()
         seen.update((victim, outcome) for outcome in outcomes)
         said = f"seed {seed}, round {number}, death of {victim}: {outcomes}"
-        allowed = {"whole"} if not victim.startswith("proxy") else {"whole", "ECONNRESET", "ECONNREFUSED", "EPIPE"}
+        allowed = {"whole"} if not victim.startswith("proxy") else {"whole", "ECONNRESET", "ECONNREFUSED", "EPIPE", "ENOTCONN"}
         assert set(outcomes) <= allowed, said
         if victim.startswith("daemon"):
             host.start_daemon()

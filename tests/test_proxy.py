@@ -151,6 +151,14 @@ def test_what_the_policy_does_not_name_is_left_alone(proxies):
     assert after["connections_taken"] == before["connections_taken"]
 
 
+def test_a_program_may_listen_at_the_port_of_a_server_elsewhere(proxies):
+    with joined(proxies) as (ours, theirs), listen(proxies.fabric.a, "0.0.0.0"):
+        ours.sendall(b"still here")
+        assert exactly(theirs, 10) == b"still here"
+    # The closed connection's TIMEWAIT is no obstacle, either.
+    listen(proxies.fabric.a, "0.0.0.0").close()
+
+
 def test_half_close_both_ways(proxies):
     for first, second in ((0, 1), (1, 0)):
         with joined(proxies) as ends:

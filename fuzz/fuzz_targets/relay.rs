@@ -1,7 +1,7 @@
 //! What a peer of `burst proxy` sends: messages with frames for one stream, and hellos.
 //!
-//! The input is a list of messages, each behind two bytes of length. Whatever comes, nothing panics; a stream never has more undelivered bytes than
-//! its window, offsets never go back, and what is read writes back as the same bytes.
+//! The input is a list of messages, each behind two bytes of length. Whatever comes, nothing panics; a stream never has more
+//! undelivered bytes than its window, offsets never go back, and what is read writes back as the same bytes.
 #![no_main]
 
 use burst_relay::{

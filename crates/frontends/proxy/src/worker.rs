@@ -1,7 +1,7 @@
 //! One worker: a thread that relays the streams of its links, with an epoll instance, queue pairs and memory of its
 //! own.
 //!
-//! A pass ([`RelayWorker::pass`]): wait for events; take what queue pairs and the control thread have brought; give
+//! A pass (`RelayWorker::pass`): wait for events; take what queue pairs and the control thread have brought; give
 //! each ready stream a turn of at most [`TURN_BYTES`]; flush each link. So batches grow with the load and leave at
 //! once without it; there is no timer on the path. With nothing to do the thread sleeps in `epoll_wait` with armed
 //! completion queues. A stream belongs to one worker at each end, so nothing is locked.
@@ -21,6 +21,7 @@ use crate::config::Checked;
 use crate::message::{Command, Report};
 use crate::rdma::Rdma;
 use crate::sys::{Poll, PollEvent, Waker};
+use burst_base::Reason;
 use burst_relay::Outcome;
 use direct::Pair;
 use link::{PeerLink, PeerView};
@@ -88,7 +89,7 @@ pub struct WorkerStart {
 struct Decision {
     client: SocketAddr,
     server: SocketAddr,
-    text: String,
+    reason: Reason,
 }
 
 /// The worker.
@@ -278,11 +279,11 @@ impl RelayWorker {
         *self.counters.entry(name).or_default() += by;
     }
 
-    fn decide(&mut self, client: SocketAddr, server: SocketAddr, text: impl Into<String>) {
+    fn decide(&mut self, client: SocketAddr, server: SocketAddr, reason: Reason) {
         if self.decisions.len() == DECISIONS {
             self.decisions.pop_front();
         }
-        self.decisions.push_back(Decision { client, server, text: text.into() });
+        self.decisions.push_back(Decision { client, server, reason });
     }
 
     fn report(&self, report: Report) {
@@ -335,16 +336,15 @@ impl RelayWorker {
     }
 }
 
-/// The reason of an outcome, in words.
-pub fn reason(outcome: Outcome) -> &'static str {
+/// The reason of an outcome, in the one table of reasons.
+pub fn reason(outcome: Outcome) -> Reason {
     match outcome {
-        Outcome::Clean => "ended in order",
-        Outcome::Reset => "reset",
-        Outcome::Refused => "the server refused the connection",
-        Outcome::Unreachable => "the server cannot be reached",
-        Outcome::NotServed => "the peer does not serve this address",
-        Outcome::NoMemory => "the peer has no memory for another stream",
-        Outcome::Cancelled => "the peer did not answer in time",
-        Outcome::Draining => "the peer is draining",
+        Outcome::Clean | Outcome::Reset => Reason::ProxyReset,
+        Outcome::Refused => Reason::ProxyRefused,
+        Outcome::Unreachable => Reason::ProxyUnreachable,
+        Outcome::NotServed => Reason::ProxyNotServed,
+        Outcome::NoMemory => Reason::ProxyNoMemory,
+        Outcome::Cancelled => Reason::ProxyPeerSilent,
+        Outcome::Draining => Reason::ProxyDraining,
     }
 }

@@ -236,7 +236,8 @@ impl Control {
                 Ok(Some(e)) | Err(e) => {
                     let number = channel.dialled;
                     self.channels[at] = None;
-                    if let Some(number) = number {
+                    // Not if the peer's own channel has taken its place.
+                    if let Some(number) = number.filter(|number| self.peers[*number].channel == Some(at)) {
                         self.peers[number].channel = None;
                         self.dial_failed(number, &e);
                     }

@@ -5,6 +5,7 @@
 
 use super::{KIND_PAIR, RelayWorker, TURN_BYTES, listen};
 use crate::sys;
+use burst_base::Reason;
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -40,7 +41,7 @@ pub(super) struct Pair {
     queued: bool,
     pub(super) client: SocketAddr,
     pub(super) server: SocketAddr,
-    pub(super) why: &'static str,
+    pub(super) why: Reason,
 }
 
 impl RelayDirection {
@@ -68,7 +69,7 @@ impl RelayWorker {
         at: usize,
         socket: OwnedFd,
         (client, server): (SocketAddr, SocketAddr),
-        why: &'static str,
+        why: Reason,
     ) {
         self.count("connections_by_tcp", 1);
         self.decide(client, server, why);

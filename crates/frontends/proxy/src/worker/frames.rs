@@ -176,8 +176,7 @@ impl RelayWorker {
         match connected {
             Ok((socket, at)) => {
                 self.count("streams_accepted", 1);
-                let place = self.add_conn(ProxyConn { socket: Some(socket), place: at, ..conn });
-                let _ = place;
+                self.add_conn(ProxyConn { socket: Some(socket), place: at, ..conn });
             }
             Err(outcome) => {
                 let place = self.add_conn(conn);

@@ -10,6 +10,7 @@ use super::{RelayWorker, TOKEN_CM, TOKEN_COMPLETIONS};
 use crate::message::{ControlMessage, Introduction, Report};
 use crate::pool::WindowPool;
 use crate::rdma::{CmId, EventKind, LinkQp, PRIVATE_BYTES, Rdma, Write};
+use burst_base::Reason;
 use burst_relay::{BATCHES, Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, WindowOf};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -232,7 +233,7 @@ impl RelayWorker {
                     let (socket, from) = (conn.socket.take(), conn.place);
                     self.forget(place);
                     if opening && let Some(socket) = socket.and_then(|socket| socket.try_clone().ok()) {
-                        self.go_onward(from, socket, ends, "the peer is gone");
+                        self.go_onward(from, socket, ends, Reason::ProxyPeerGone);
                     }
                 }
             }

@@ -11,6 +11,7 @@ use crate::config::{Checked, RelayBy, within};
 use crate::message::Report;
 use crate::pool::{WindowPool, WindowSlot};
 use crate::sys;
+use burst_base::Reason;
 use burst_relay::{Frame, Outcome, Stream};
 use std::io::{Error, Result};
 use std::net::{IpAddr, SocketAddr};
@@ -53,6 +54,9 @@ pub fn listener(v6: bool) -> Result<OwnedFd> {
     let any: IpAddr = if v6 { std::net::Ipv6Addr::LOCALHOST.into() } else { std::net::Ipv4Addr::LOCALHOST.into() };
     let socket = sys::tcp_socket(any)?;
     set_transparent(&socket, v6)?;
+    // Accepted sockets inherit it. They hold the server's port on the client's host, where a program may want to listen
+    // at the same one.
+    sys::set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     sys::bind(&socket, SocketAddr::new(any, 0))?;
     sys::listen(&socket, 4096)?;
     Ok(socket)
@@ -189,34 +193,34 @@ impl RelayWorker {
         match self.choose(at, server) {
             Ok(link) => match self.take_slot(link) {
                 Some(slot) => self.open(at, link, slot, (socket, client, server)),
-                None => self.go_onward(at, socket, (client, server), "the configured memory is used up"),
+                None => self.go_onward(at, socket, (client, server), Reason::ProxyNoMemory),
             },
             Err(why) => self.go_onward(at, socket, (client, server), why),
         }
     }
 
     /// The link for a destination, or why there is none.
-    fn choose(&self, at: usize, server: SocketAddr) -> std::result::Result<usize, &'static str> {
+    fn choose(&self, at: usize, server: SocketAddr) -> std::result::Result<usize, Reason> {
         let take = named(&self.config, &self.places[at].takes, server);
         if take.is_some_and(|take| self.config.config.take[take].relay == RelayBy::Tcp) {
-            return Err("the policy says relay = \"tcp\"");
+            return Err(Reason::ProxyPolicyTcp);
         }
         if self.draining {
-            return Err("this proxy is draining");
+            return Err(Reason::ProxyDraining);
         }
         let serves = self.peers.iter().flat_map(|(number, peer)| {
             let prefixes = peer.introduction.serves.iter().filter(|prefix| within(server.ip(), **prefix));
             prefixes.map(move |prefix| (prefix.1, *number, peer))
         });
         let Some((_, number, peer)) = serves.max_by_key(|(bits, number, _)| (*bits, *number)) else {
-            return Err("no peer serves this address");
+            return Err(Reason::ProxyNoPeer);
         };
         if peer.introduction.draining {
-            return Err("the peer is draining");
+            return Err(Reason::ProxyDraining);
         }
         let links = self.links.iter().enumerate().filter_map(|(at, link)| link.as_ref().map(|link| (at, link)));
         let active = links.filter(|(_, link)| link.peer == number && link.active);
-        active.min_by_key(|(_, link)| link.streams.len()).map(|(at, _)| at).ok_or("no link to the peer works")
+        active.min_by_key(|(_, link)| link.streams.len()).map(|(at, _)| at).ok_or(Reason::ProxyNoLink)
     }
 
     /// Memory for a stream of a link, if the worker's share allows it.
@@ -242,7 +246,7 @@ impl RelayWorker {
             let peer = state.peer;
             state.pool.give(slot);
             self.report(Report::PeerFault(peer, "the stream ids of a link are used up".into()));
-            return self.go_onward(at, socket, (client, server), "the stream ids of the link are used up");
+            return self.go_onward(at, socket, (client, server), Reason::ProxyNoLink);
         };
         state.next_id = next;
         let (ring, window) = (state.pool.ring_len(), state.pool.window(slot));
@@ -283,7 +287,7 @@ impl RelayWorker {
             }
             self.opening.pop_front();
             if waits {
-                self.go_by_tcp(place, Outcome::Cancelled, "the peer did not answer in time");
+                self.go_by_tcp(place, Outcome::Cancelled, Reason::ProxyPeerSilent);
             }
         }
         if !self.opening.is_empty() {
@@ -292,7 +296,7 @@ impl RelayWorker {
     }
 
     /// A stream that the peer does not carry goes on by TCP: nothing was sent yet.
-    pub(super) fn go_by_tcp(&mut self, place: usize, outcome: Outcome, why: &'static str) {
+    pub(super) fn go_by_tcp(&mut self, place: usize, outcome: Outcome, why: Reason) {
         let Some(conn) = &mut self.conns[place] else { return };
         let (socket, at, ends) = (conn.socket.take(), conn.place, (conn.client, conn.server));
         self.reset(place, outcome);

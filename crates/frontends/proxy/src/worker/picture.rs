@@ -72,7 +72,7 @@ impl RelayWorker {
             client: pair.client.to_string(),
             server: pair.server.to_string(),
             peer: String::new(),
-            state: format!("tcp: {}", pair.why),
+            state: format!("tcp: {}", pair.why.name()),
             sent: 0,
             delivered: 0,
         });
@@ -91,7 +91,7 @@ impl RelayWorker {
             decisions: self
                 .decisions
                 .iter()
-                .map(|d| (d.client.to_string(), d.server.to_string(), d.text.clone()))
+                .map(|d| (d.client.to_string(), d.server.to_string(), d.reason.name().to_owned()))
                 .collect(),
         }
     }
