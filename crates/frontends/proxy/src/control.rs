@@ -1,10 +1,11 @@
 //! The control thread: channels to peers, the heartbeat, the directory file, the maps of living prefixes, and the
 //! admin socket.
 //!
-//! Of two proxies the one whose name sorts first dials. A peer is known by name and session number: another
-//! number is another process, or one that has given this peer up, and all streams of the earlier session are reset. A channel that breaks is dialled again each second;
-//! the streams wait for `resume_s`, unless the peer's address refuses connections, which says that its process has
-//! ended. New connections go by TCP as long as the channel or a link does not work.
+//! Of two proxies the one whose name sorts first dials. A peer is known by name and session number: another number is
+//! another process, or one that has given this peer up, and all streams of the earlier session are reset. A channel
+//! that breaks is dialled again each second; the streams wait for `resume_s`, unless the peer's address refuses
+//! connections, which says that its process has ended. New connections go by TCP as long as the channel or a link does
+//! not work.
 
 mod admin;
 mod peers;
