@@ -649,7 +649,7 @@ fn writes(
     conns: &[Option<super::ProxyConn>],
     pool: &WindowPool,
 ) -> Vec<Write> {
-    let one = |place: &burst_relay::Placement| {
+    let one = |place: &burst_relay::BatchPlace| {
         let conn = conns[*streams.get(&place.stream)?].as_ref()?;
         let window = conn.stream.peer_window()?;
         let (local, lkey) = pool.ring_address(conn.slot?, place.offset)?;
