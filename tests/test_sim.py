@@ -62,6 +62,17 @@ def test_ctrl_c_gives_the_results_so_far(tmp_path):
     assert json.loads(output)["partial"]
 
 
+def test_a_capture_is_what_one_host_sends_and_receives(tmp_path):
+    path = scenario(tmp_path, until="20us", more='[[traffic]]\nkind = "stream"\nfrom = 1\nto = 0\nsize = "1KiB"\n')
+    done = sim(path, "--capture", tmp_path / "0.pcap", "--capture-host", 1)
+    assert done.returncode == 0, done.stderr
+    fields = ["-T", "fields", "-e", "ip.src", "-e", "ip.dst", "-e", "infiniband.bth.opcode"]
+    shown = subprocess.run(["tshark", "-r", tmp_path / "0.pcap", *fields], capture_output=True, text=True, check=True).stdout
+    ways = {tuple(line.split("\t")[:2]) for line in shown.splitlines()}
+    assert ways == {("10.0.0.1", "10.0.0.2"), ("10.0.0.2", "10.0.0.1")} and "\t10\n" in shown, shown[:400]
+    assert "no host 2 to capture at, only 0 to 1" in sim(path, "--capture", tmp_path / "2.pcap", "--capture-host", 2).stderr
+
+
 def test_a_sweep_has_a_row_for_each_combination(tmp_path):
     done = sim("sweep", scenario(tmp_path), "--set", "hosts.cc=aimd,dctcp", "--set", "seed=1,2", "--json", tmp_path / "grid")
     assert done.returncode == 0, done.stderr

@@ -65,9 +65,11 @@ def gbits(route, streams=1, seconds=2):
             clients.append(route.client.start(*words, plain=True))
         total = 0
         for client in clients:
-            if client.wait(seconds + 60):
-                raise LabError(f"iperf3: {client.text()[-2000:]}")
-            total += json.loads(client.text())["end"]["sum_received"]["bits_per_second"] / 1e9
+            code = client.wait(seconds + 60)
+            report = json.loads(client.text())
+            if code or "sum_received" not in report["end"]:
+                raise LabError(f"iperf3: {report.get('error', report['end'])}")
+            total += report["end"]["sum_received"]["bits_per_second"] / 1e9
         return total
     finally:
         for server in servers:

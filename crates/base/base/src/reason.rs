@@ -176,6 +176,42 @@ reasons! {
     NoMemory, "no_memory", Nak, "The system gave the daemon no memory for a peer's request; an RNR NAK asks for it again.", "Give the daemon or the machine more memory, or let the peer have fewer requests outstanding (max_rd_atomic).";
     // --- acknowledgements of READ responses
     SrReadTimeout, "sr_read_timeout", Note, "No acknowledgement of READ responses came in time; they do not count as in flight any more.", "Packets are lost in the network, or the peer does not run.";
+    // --- the Unified Bus transport: packets
+    UbVersion, "ub_version", Drop, "A Unified Bus packet has a transport version other than 0.", "Use the same version of Burst on both hosts.";
+    UbNextLayer, "ub_next_layer", Drop, "A Unified Bus header announces a next header that Burst does not implement.", "The sender uses security or entity headers, or is no Unified Bus stack.";
+    UbTransportOpcode, "ub_transport_opcode", Drop, "A Unified Bus packet has an unknown transport opcode.", "The sender uses a transport type that Burst does not implement.";
+    UbTransactionOpcode, "ub_transaction_opcode", Drop, "A Unified Bus packet has an unknown transaction opcode.", "The sender uses a transaction that Burst does not implement.";
+    UbLength, "ub_length", Drop, "The payload of a Unified Bus packet does not fit the length and offset in its headers.", "The sender is faulty.";
+    UbChecksum, "ub_checksum", Drop, "The checksum of a Unified Bus packet does not match.", "The packet was corrupted on the path.";
+    UbSackSize, "ub_sack_size", Drop, "A selective acknowledgement has an unknown bitmap size.", "The sender is faulty.";
+    UbForeign, "ub_foreign", Drop, "A Unified Bus packet is for another network address.", "Nothing if rare: the peer has an old address of this host.";
+    UbManagement, "ub_management", Drop, "A management message of the Unified Bus transport is malformed.", "Use the same version of Burst on both hosts.";
+    // --- the Unified Bus transport: channels
+    UbUnknownChannel, "ub_unknown_channel", Drop, "A packet names a transport channel that does not exist, or is not the peer's.", "Nothing if rare: the packet is late. If often, look for a host that forges its packets.";
+    UbStaleChannel, "ub_stale_channel", Drop, "A request to open a transport channel is older than the present channel.", "Nothing: the packet is late.";
+    UbChannelLimit, "ub_channel_limit", Drop, "A transport channel was not opened because the host has its maximum number of channels.", "Raise the limit on channels, or look for a host that opens channels with forged addresses.";
+    UbDuplicate, "ub_duplicate", Note, "A packet of a transport channel arrived again and was not executed again.", "Nothing: an acknowledgement was lost or late.";
+    UbOutsideWindow, "ub_outside_window", Drop, "A packet's PSN is outside the receive window of its channel.", "Nothing if rare; if often, the peer ignores the window.";
+    UbGap, "ub_gap", Note, "A packet before this one is missing on its channel.", "Packets are lost or reordered in the network.";
+    UbRepeated, "ub_repeated", Note, "A packet of a transport channel was sent again.", "Packets are lost in the network: check the path and socket buffers.";
+    UbTimeout, "ub_timeout", Note, "No acknowledgement came on a transport channel in time.", "Packets are lost in the network, or the peer does not run.";
+    UbChannelFailed, "ub_channel_failed", Completion, "A transport channel got no acknowledgement after all retries.", "Check that the peer is reachable and that its daemon runs.";
+    UbPoolFull, "ub_pool_full", Drop, "A packet that must wait for others was dropped because the reorder buffer is full; it is sent again.", "Nothing if rare; if often, the path loses many packets.";
+    UbBadAck, "ub_bad_ack", Drop, "An acknowledgement is for packets that were never sent.", "The sender is faulty or forges its packets.";
+    // --- the Unified Bus transport: transactions
+    UbUnknownTarget, "ub_unknown_target", Nak, "A request names a Jetty or JFR that does not exist or is not ready.", "The peer uses an id of an object that was deleted, or the wrong host.";
+    UbToken, "ub_token", Nak, "A request carries a wrong token, or none where one is needed.", "Import the Jetty or segment with the token of its owner.";
+    UbRange, "ub_range", Nak, "A request reaches outside of its segment.", "Check address and length against the imported segment.";
+    UbAccess, "ub_access", Nak, "A request needs a right that its segment does not give.", "Register the segment with the access flags that the peer needs.";
+    UbRefused, "ub_refused", Nak, "A request is not allowed: the Jetty is bound to another one, or length or operation do not fit.", "Check the bound Jetty, the length and the opcode of the request.";
+    UbTooLong, "ub_too_long", Nak, "A message is longer than the receive buffer.", "Post larger receive buffers.";
+    UbNotReady, "ub_not_ready", Nak, "A message found no posted receive; the peer is asked to send it again.", "Post receives before the peer sends.";
+    UbOrderBufferFull, "ub_order_buffer_full", Nak, "An ordered request must wait for earlier ones and the order buffer is full; the peer is asked to send it again.", "Nothing if rare; if often, the path loses many packets.";
+    UbPoisoned, "ub_poisoned", Nak, "A packet is marked as poisoned: its sender could not read the data.", "The peer deregistered a segment that is in use.";
+    UbLate, "ub_late", Drop, "A response answers no outstanding request.", "Nothing: the response is late.";
+    UbUnreliableLost, "ub_unreliable_lost", Drop, "An unreliable message was dropped: no receive is posted, its target does not exist, or a check failed.", "Post more receives; check ids, tokens and ranges.";
+    UbContextDenied, "ub_context_denied", Note, "A peer's request for a sequence context was denied because all are in use; the peer keeps the order itself.", "Nothing: ordered requests take one round trip more.";
+    UbReplay, "ub_replay", Note, "A repeated load, store or atomic without channel was answered from the replay cache.", "Nothing: an answer was lost or late.";
     // --- connections that burst proxy did not carry over RDMA
     ProxyPolicyTcp, "proxy_policy_tcp", Note, "The proxy relays a connection by TCP, because its policy says relay = tcp.", "Nothing; remove relay from the rule to use RDMA.";
     ProxyNoPeer, "proxy_no_peer", Note, "The proxy relays a connection by TCP, because no peer serves its address.", "Name the address in a [[serve]] of the peer, and see burst proxy ls.";

@@ -5,17 +5,18 @@
 //!
 //! # Model
 //!
-//! A link has a rate and a propagation delay. Each end has queues by class; the highest class that may send goes first, and a
-//! class is first in, first out. Switches store and forward packet by packet: a train's first packet goes on when it has
-//! arrived, not when the last one has. A train occupies an outgoing link for the time of its bytes; it arrives whole when its
-//! last packet does, which is not before that packet came in and was sent. So the first and the last packet of a train that
-//! meets no other are exact on links of any rates, and a link never carries more than its rate. Where trains of different
-//! inputs meet, they are not interleaved packet by packet: shorter trains make that finer.
+//! A link has a rate and a propagation delay. Each end has queues by class, first in, first out. Classes of strict priority
+//! go first, the highest of them before the others; classes with weights share what they leave by deficit round robin.
+//! Switches store and forward packet by packet: a train's first packet goes on when it has arrived, not when the last one
+//! has. A train occupies an outgoing link for the time of its bytes; it arrives whole when its last packet does, which is not
+//! before that packet came in and was sent. So the first and the last packet of a train that meets no other are exact on
+//! links of any rates, and a link never carries more than its rate. Where trains of different inputs meet, they are not
+//! interleaved packet by packet: shorter trains make that finer.
 //!
 //! A switch has one buffer. Bytes count for the port and class by which they came in, from the first packet's arrival until the
 //! train has been sent. A port and class may hold `alpha` times what is free. Beyond that packets are dropped, or, with priority
-//! flow control, the sender is paused and what still comes goes into the headroom. Trains that enter a queue are marked by its
-//! length (RED, or a step).
+//! flow control of that class, the sender is paused and what still comes goes into the headroom. A watchdog ends pauses that are
+//! too long by dropping what they hold up. Trains that enter a queue are marked by its length (RED, or a step).
 //!
 //! Everything random comes from one seed, forked by purpose and entity. Events of one time are handled in the order in which they
 //! were scheduled.
@@ -24,17 +25,22 @@
 //! |---|---|
 //! | [`topology`] | hosts, switches, links; the usual arrangements; routes |
 //! | [`network`] | the network that runs |
+//! | `events` | what will happen, by time |
 //! | `port` | an end of a link: queues, pauses |
+//! | [`schedule`] | what happens to single packets of a host |
 //! | [`traffic`] | published sizes of messages |
 #![forbid(unsafe_code)]
 
+mod events;
 pub mod network;
 mod port;
+pub mod schedule;
 pub mod topology;
 pub mod traffic;
 
 pub use network::{Delivery, Network, Totals};
-pub use topology::{LinkFaults, Switches, Topology};
+pub use schedule::{PacketFate, PacketSchedule};
+pub use topology::{CLASSES, ClassSettings, LinkFaults, Switches, Topology};
 
 /// A host's number, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,7 +78,7 @@ pub struct Train<T> {
     pub body: T,
 }
 
-impl<T: Cut> Train<T> {
+impl<T> Train<T> {
     /// Bytes of all packets.
     pub fn bytes(&self) -> u64 {
         u64::from(self.stride) * u64::from(self.count - 1) + u64::from(self.last)
@@ -81,6 +87,9 @@ impl<T: Cut> Train<T> {
     pub fn first(&self) -> u64 {
         u64::from(if self.count == 1 { self.last } else { self.stride })
     }
+}
+
+impl<T: Cut> Train<T> {
     /// Keeps the first `keep` packets, at least 1 and not all, and returns the others.
     #[must_use]
     pub fn cut(&mut self, keep: u32) -> Train<T> {

@@ -1,11 +1,11 @@
 //! The network that runs: events of ports and switches in virtual time.
 
-use crate::port::{CLASSES, LinkEnd, QueuedTrain, Sending, time_of};
-use crate::topology::{LinkFaults, REORDER_MAX, Switches, Topology, distances, neighbours};
+use crate::events::NetworkEvents;
+use crate::port::{LinkEnd, QueuedTrain, Sending, time_of};
+use crate::schedule::{PacketFate, PacketSchedule};
+use crate::topology::{CLASSES, LinkFaults, REORDER_MAX, Switches, Topology, distances, neighbours};
 use crate::{Cut, HostId, Train};
 use burst_base::rng::Rng;
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 
 /// What reaches a host: a train, or that its adapter has room again.
 #[derive(Debug)]
@@ -35,6 +35,10 @@ pub struct Totals {
     pub marks: u64,
     /// Pauses sent.
     pub pauses: u64,
+    /// Pauses that the watchdog has ended.
+    pub pause_storms: u64,
+    /// Packets that the watchdog has dropped.
+    pub watchdog_drops: u64,
 }
 
 /// Something that happens.
@@ -46,30 +50,8 @@ enum What<T> {
     Come { port: u32, queued: QueuedTrain<T> },
     /// The other end pauses or resumes classes of a port.
     Pause { port: u32, paused: u8 },
-}
-
-struct NetworkEvent<T> {
-    at: u64,
-    sequence: u64,
-    what: What<T>,
-}
-
-impl<T> PartialEq for NetworkEvent<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl<T> Eq for NetworkEvent<T> {}
-impl<T> PartialOrd for NetworkEvent<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl<T> Ord for NetworkEvent<T> {
-    // The earliest is the greatest, for the heap.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.sequence).cmp(&(self.at, self.sequence))
-    }
+    /// A class of a port that was paused at `since` has been paused for the time of the watchdog, unless it was resumed.
+    Watchdog { port: u32, class: u8, since: u64 },
 }
 
 /// A switch.
@@ -97,8 +79,7 @@ pub struct Network<T> {
     hosts: u32,
     faults: LinkFaults,
     settings: Switches,
-    events: BinaryHeap<NetworkEvent<T>>,
-    sequence: u64,
+    events: NetworkEvents<What<T>>,
     totals: Totals,
     topology: Topology,
 }
@@ -141,8 +122,7 @@ impl<T: Cut> Network<T> {
             hosts,
             faults: topology.faults,
             settings: topology.settings,
-            events: BinaryHeap::new(),
-            sequence: 0,
+            events: NetworkEvents::new(),
             totals: Totals::default(),
             topology: topology.clone(),
         };
@@ -196,27 +176,23 @@ impl<T: Cut> Network<T> {
 
     /// The time of the next event.
     pub fn next_event(&self) -> Option<u64> {
-        self.events.peek().map(|event| event.at)
+        self.events.next_at()
     }
 
     /// Handles all events until `until`, that time included. What reaches hosts is appended to `out`, in order.
     pub fn step(&mut self, until: u64, out: &mut Vec<Delivery<T>>) {
-        while self.events.peek().is_some_and(|event| event.at <= until) {
-            let Some(NetworkEvent { at: now, what, .. }) = self.events.pop() else { return };
+        while let Some((now, what)) = self.events.pop(until) {
             match what {
                 What::Free(port) => self.on_free(now, port, out),
                 What::Come { port, queued } => self.on_come(now, port, queued, out),
-                What::Pause { port, paused } => {
-                    self.ports[port as usize].paused = paused;
-                    self.start(now, port);
-                }
+                What::Pause { port, paused } => self.on_pause(now, port, paused),
+                What::Watchdog { port, class, since } => self.on_watchdog(now, port, class, since),
             }
         }
     }
 
     fn schedule(&mut self, at: u64, what: What<T>) {
-        self.sequence += 1;
-        self.events.push(NetworkEvent { at, sequence: self.sequence, what });
+        self.events.push(at, what);
     }
 
     /// Begins to send the next train of a port, if it can.
@@ -231,7 +207,7 @@ impl<T: Cut> Network<T> {
             let until = port.stalled_until;
             return self.schedule(until, What::Free(at));
         }
-        let Some(queued) = port.pop() else { return };
+        let Some(queued) = port.pop(&self.settings.classes) else { return };
         let bytes = queued.train.bytes();
         port.packets_sent += u64::from(queued.train.count);
         port.sending = Some(Sending { class: queued.train.class, bytes, ingress: queued.ingress });
@@ -252,29 +228,32 @@ impl<T: Cut> Network<T> {
         // What the last packet waits for: it came in at `whole_at`, and takes its time here.
         let (total, last) = (train.bytes(), u64::from(train.last));
         let late_end = (whole_at + time_of(last, rate)).saturating_sub(now + time_of(total, rate));
-        for piece in self.pieces(at, train) {
-            let end = now + time_of(piece.before + piece.train.bytes(), rate) + late_end + delay + piece.late;
-            let head = now + time_of(piece.before + piece.train.first(), rate) + delay + piece.late;
+        let arrival = |piece: TrainPiece<T>| {
+            let (before, bytes, first) = (piece.before, piece.train.bytes(), piece.train.first());
+            let end = now + time_of(before + bytes, rate) + late_end + delay + piece.late;
+            let head = now + time_of(before + first, rate) + delay + piece.late;
             let is_corrupted = is_corrupted || piece.is_corrupted;
             let queued = QueuedTrain { train: piece.train, is_corrupted, whole_at: end, ingress: None };
-            self.schedule(if to_host { end } else { head }, What::Come { port: peer, queued });
+            (if to_host { end } else { head }, What::Come { port: peer, queued })
+        };
+        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
+        if loss + reorder + duplicate + corrupt == 0.0 && self.ports[at as usize].schedules.is_empty() {
+            let (at, what) = arrival(TrainPiece { train, before: 0, late: 0, is_corrupted: false });
+            return self.schedule(at, what);
+        }
+        for piece in self.pieces(at, train) {
+            let (at, what) = arrival(piece);
+            self.schedule(at, what);
         }
     }
 
     /// Cuts a train where the link treats packets differently.
     fn pieces(&mut self, at: u32, train: Train<T>) -> Vec<TrainPiece<T>> {
-        let whole = |train| TrainPiece { train, before: 0, late: 0, is_corrupted: false };
-        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
-        if loss + reorder + duplicate + corrupt == 0.0 {
-            return vec![whole(train)];
-        }
-        let rng = &mut self.rngs[at as usize];
         let mut pieces: Vec<TrainPiece<T>> = Vec::new();
         let (mut rest, mut before, mut untouched) = (Some(train), 0, 0);
         while let Some(mut train) = rest.take() {
-            let [is_lost, is_late, is_double, is_corrupted] =
-                [loss, reorder, duplicate, corrupt].map(|share| share > 0.0 && chance(rng, share));
-            if !(is_lost || is_late || is_double || is_corrupted) {
+            let fate = self.fate(at);
+            if fate.is_none() {
                 untouched += 1;
                 if untouched == train.count {
                     pieces.push(TrainPiece { train, before, late: 0, is_corrupted: false });
@@ -291,23 +270,40 @@ impl<T: Cut> Network<T> {
             }
             rest = (train.count > 1).then(|| train.cut(1));
             let bytes = train.bytes();
-            let late = if is_late { 1 + rng.next_u64() % REORDER_MAX } else { 0 };
-            if is_double && !is_lost {
-                self.totals.duplicated += 1;
-                pieces.push(TrainPiece {
-                    train: train.clone(),
-                    before,
-                    late: rng.next_u64() % REORDER_MAX,
-                    is_corrupted,
-                });
+            if fate.is_marked && train.ecn_capable && !train.marked {
+                train.marked = true;
+                self.totals.marks += 1;
             }
-            match is_lost {
+            let is_corrupted = fate.is_corrupted;
+            if let Some(late) = fate.again.filter(|_| !fate.is_lost) {
+                self.totals.duplicated += 1;
+                pieces.push(TrainPiece { train: train.clone(), before, late, is_corrupted });
+            }
+            match fate.is_lost {
                 true => self.totals.losses += 1,
-                false => pieces.push(TrainPiece { train, before, late, is_corrupted }),
+                false => pieces.push(TrainPiece { train, before, late: fate.late, is_corrupted }),
             }
             before += bytes;
         }
         pieces
+    }
+
+    /// What happens to the next packet that a port sends: by schedule, and at random.
+    fn fate(&mut self, at: u32) -> PacketFate {
+        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
+        let rng = &mut self.rngs[at as usize];
+        let mut happens = |share: f64| share > 0.0 && chance(rng, share);
+        let (is_lost, is_late, is_double, is_corrupted) =
+            (happens(loss), happens(reorder), happens(duplicate), happens(corrupt));
+        let mut fate = PacketFate { is_lost, is_corrupted, ..PacketFate::default() };
+        if is_late {
+            fate.late = 1 + rng.next_u64() % REORDER_MAX;
+        }
+        if is_double && !is_lost {
+            fate.again = Some(rng.next_u64() % REORDER_MAX);
+        }
+        let port = &mut self.ports[at as usize];
+        if port.schedules.is_empty() { fate } else { port.next_fate().and(fate) }
     }
 
     /// A port has sent its train.
@@ -360,8 +356,11 @@ impl<T: Cut> Network<T> {
 
     /// Puts a train that came in by `from` into the queue of `to`, if the buffer has room.
     fn forward(&mut self, now: u64, from: u32, to: u32, mut queued: QueuedTrain<T>) {
-        let settings = self.settings;
         let (class, mut bytes) = (queued.train.class, queued.train.bytes());
+        if self.ports[to as usize].storms >> class & 1 == 1 {
+            self.totals.watchdog_drops += u64::from(queued.train.count);
+            return;
+        }
         let Some(headroom) = self.admit(now, from, class, bytes) else {
             // What of it fits.
             let fits = self.fitting(from, class, &queued.train);
@@ -373,36 +372,25 @@ impl<T: Cut> Network<T> {
             self.totals.buffer_drops += u64::from(lost.count);
             bytes = queued.train.bytes();
             return match self.admit(now, from, class, bytes) {
-                Some(headroom) => self.enqueue(now, from, to, queued, bytes, headroom, &settings),
+                Some(headroom) => self.enqueue(now, to, queued, bytes, (from, headroom)),
                 None => self.totals.buffer_drops += u64::from(queued.train.count),
             };
         };
-        self.enqueue(now, from, to, queued, bytes, headroom, &settings);
+        self.enqueue(now, to, queued, bytes, (from, headroom));
     }
 
-    #[allow(clippy::too_many_arguments)] // the parts of one step of `forward`
-    fn enqueue(
-        &mut self,
-        now: u64,
-        from: u32,
-        to: u32,
-        mut queued: QueuedTrain<T>,
-        bytes: u64,
-        headroom: u64,
-        s: &Switches,
-    ) {
+    /// Marks a train by the length of the queue of its class, and appends it.
+    fn enqueue(&mut self, now: u64, to: u32, mut queued: QueuedTrain<T>, bytes: u64, ingress: (u32, u64)) {
         let class = queued.train.class;
-        let length = self.ports[to as usize].bytes_of(class);
-        if queued.train.ecn_capable && !queued.train.marked && length + bytes > s.ecn_min {
-            let range = s.ecn_max.saturating_sub(s.ecn_min) as f64;
-            let over = (length + bytes / 2).saturating_sub(s.ecn_min) as f64;
-            let share = if length >= s.ecn_max || range == 0.0 { 1.0 } else { s.ecn_share * (over / range) };
-            if chance(&mut self.rngs[to as usize], share) {
+        if queued.train.ecn_capable && !queued.train.marked {
+            let length = self.ports[to as usize].bytes_of(class);
+            let share = self.settings.classes[usize::from(class)].mark_share(length, bytes);
+            if share.is_some_and(|share| chance(&mut self.rngs[to as usize], share)) {
                 queued.train.marked = true;
                 self.totals.marks += u64::from(queued.train.count);
             }
         }
-        queued.ingress = Some((from, headroom));
+        queued.ingress = Some(ingress);
         self.ports[to as usize].push(queued, bytes);
         self.start(now, to);
     }
@@ -416,7 +404,7 @@ impl<T: Cut> Network<T> {
     /// How many packets of a train the buffer has room for, without flow control.
     fn fitting(&self, from: u32, class: u8, train: &Train<T>) -> u32 {
         let port = &self.ports[from as usize];
-        let room = match self.settings.pfc {
+        let room = match self.settings.classes[usize::from(class)].pfc {
             true => self.settings.headroom.saturating_sub(port.headroom_used[usize::from(class)]),
             false => self.threshold(port.node - self.hosts).saturating_sub(port.held[usize::from(class)]),
         };
@@ -432,7 +420,7 @@ impl<T: Cut> Network<T> {
         let port = &mut self.ports[from as usize];
         let shared = port.held[index] - port.headroom_used[index];
         let fits = shared + bytes <= threshold;
-        if !fits && !self.settings.pfc {
+        if !fits && !self.settings.classes[index].pfc {
             return None;
         }
         let headroom = if fits && port.pausing >> class & 1 == 0 { 0 } else { bytes };
@@ -477,6 +465,45 @@ impl<T: Cut> Network<T> {
         self.schedule(now + delay, What::Pause { port: peer, paused });
     }
 
+    /// The other end of a port pauses the classes whose bits are set, and resumes the others.
+    fn on_pause(&mut self, now: u64, at: u32, paused: u8) {
+        let port = &mut self.ports[at as usize];
+        let begins = paused & !port.paused;
+        port.paused = paused;
+        port.storms &= paused;
+        if self.settings.watchdog > 0 && port.node >= self.hosts {
+            for class in (0..CLASSES as u8).filter(|class| begins >> class & 1 == 1) {
+                self.ports[at as usize].paused_since[usize::from(class)] = now;
+                self.schedule(now + self.settings.watchdog, What::Watchdog { port: at, class, since: now });
+            }
+        }
+        self.start(now, at);
+    }
+
+    /// Ends a pause that has lasted too long: what it holds up is dropped, so that buffers which wait for it become free.
+    fn on_watchdog(&mut self, now: u64, at: u32, class: u8, since: u64) {
+        let port = &mut self.ports[at as usize];
+        if port.paused >> class & 1 == 0 || port.paused_since[usize::from(class)] != since {
+            return;
+        }
+        port.storms |= 1 << class;
+        let dropped = port.take_class(class);
+        self.totals.pause_storms += 1;
+        for queued in dropped {
+            self.totals.watchdog_drops += u64::from(queued.train.count);
+            if let Some((from, headroom)) = queued.ingress {
+                self.release(now, from, class, queued.train.bytes(), headroom);
+            }
+        }
+    }
+
+    /// Lets the adapter of a host pause a class without end, as a defective one does, or resume it.
+    pub fn set_pause_storm(&mut self, now: u64, host: HostId, class: u8, is_paused: bool) {
+        let at = self.adapters[host.0 as usize].0;
+        self.totals.pauses += u64::from(is_paused);
+        self.tell_pause(now, at, class, is_paused);
+    }
+
     /// Lets a link go down or up again: trains that are sent meanwhile are lost. A host's name stands for its link, two names
     /// with `-` between them for the link of two switches. False if there is no such link.
     pub fn set_link(&mut self, name: &str, is_up: bool) -> bool {
@@ -499,11 +526,26 @@ impl<T: Cut> Network<T> {
         true
     }
 
+    /// Gives the next packets of a host fates.
+    pub fn add_schedule(&mut self, host: HostId, schedule: PacketSchedule) {
+        self.ports[self.adapters[host.0 as usize].0 as usize].schedules.push(schedule);
+    }
+
     /// The adapter of a host sends and receives nothing until then.
     pub fn stall_nic(&mut self, now: u64, host: HostId, until: u64) {
         let at = self.adapters[host.0 as usize].0;
         self.ports[at as usize].stalled_until = until;
         self.start(now, at);
+    }
+
+    /// The adapter of a host loses what waits in it.
+    pub fn clear_adapter(&mut self, host: HostId) {
+        let port = &mut self.ports[self.adapters[host.0 as usize].0 as usize];
+        for class in 0..CLASSES as u8 {
+            let lost = port.take_class(class);
+            self.totals.losses += lost.iter().map(|queued| u64::from(queued.train.count)).sum::<u64>();
+        }
+        port.was_full = false;
     }
 
     /// What was counted.
@@ -552,22 +594,36 @@ impl<T: Cut> Network<T> {
         there + time_of(bytes - first, slowest) + back
     }
 
-    /// Checks that every packet is somewhere: sent and made twice = arrived, dropped, lost, or on its way.
+    /// Checks that every packet is somewhere: sent and made twice = arrived, dropped, lost, or on its way; and that each switch
+    /// counts the bytes that are in it.
     ///
     /// # Errors
     /// The numbers that do not fit.
     pub fn check_conservation(&self) -> Result<(), String> {
-        let travelling = self.events.iter().map(|event| match &event.what {
+        let travelling = self.events.iter().map(|event| match event {
             What::Come { queued, .. } => u64::from(queued.train.count),
             _ => 0,
         });
         let waiting: u64 = self.ports.iter().map(LinkEnd::packets).sum();
-        let Totals { sent, duplicated, arrived, buffer_drops, losses, .. } = self.totals;
+        let Totals { sent, duplicated, arrived, buffer_drops, losses, watchdog_drops, .. } = self.totals;
         let on_the_way = travelling.sum::<u64>() + waiting;
-        match sent + duplicated == arrived + buffer_drops + losses + on_the_way {
-            true => Ok(()),
-            false => Err(format!("{:?}, and {on_the_way} packets on their way", self.totals)),
+        if sent + duplicated != arrived + buffer_drops + losses + watchdog_drops + on_the_way {
+            return Err(format!("{:?}, and {on_the_way} packets on their way", self.totals));
         }
+        let sum = |values: [u64; CLASSES]| values.into_iter().sum::<u64>();
+        for (switch, node) in self.switches.iter().zip(self.hosts..) {
+            let ports = || self.ports.iter().filter(|port| port.node == node);
+            let held: u64 = ports().map(|port| sum(port.held)).sum();
+            let headroom: u64 = ports().map(|port| sum(port.headroom_used)).sum();
+            let queued: u64 = ports().map(LinkEnd::ingress_bytes).sum();
+            if held != queued || switch.used + headroom != held {
+                let (name, used) = (self.topology.name(node), switch.used);
+                return Err(format!(
+                    "{name} counts {held} bytes, {used} shared and {headroom} of headroom, and has {queued}"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -19,40 +19,72 @@ pub struct LinkFaults {
 /// The most that a reordered packet is late: 20 µs.
 pub const REORDER_MAX: u64 = 20_000_000;
 
-/// Settings of switches.
+/// Number of classes.
+pub const CLASSES: usize = 8;
+
+/// How ports treat a class.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClassSettings {
+    /// Bytes that the class may send in a round of deficit round robin; 0: strict priority. As in IEEE 802.1Q, clause 8.6.8,
+    /// classes of strict priority go first, the highest of them before the others; those with weights share what is left.
+    pub weight: u64,
+    /// Whether priority flow control is on.
+    pub pfc: bool,
+    /// Queue of the class in bytes from which trains are marked, and from which all are; none if equal to `u64::MAX`.
+    pub ecn_min: u64,
+    /// See `ecn_min`.
+    pub ecn_max: u64,
+    /// Share of trains marked just below `ecn_max`.
+    pub ecn_share: f64,
+}
+
+impl Default for ClassSettings {
+    /// Strict priority, no flow control, no marks.
+    fn default() -> ClassSettings {
+        ClassSettings { weight: 0, pfc: false, ecn_min: u64::MAX, ecn_max: u64::MAX, ecn_share: 1.0 }
+    }
+}
+
+impl ClassSettings {
+    /// Share of trains of `bytes` bytes to be marked that find `queued` bytes of their class: RED on the length of the queue in
+    /// the middle of the train, or a step. `None` if the queue is shorter than `ecn_min` with the train in it.
+    pub fn mark_share(&self, queued: u64, bytes: u64) -> Option<f64> {
+        let range = self.ecn_max.saturating_sub(self.ecn_min) as f64;
+        let over = (queued + bytes / 2).saturating_sub(self.ecn_min) as f64;
+        let share = if queued >= self.ecn_max || range == 0.0 { 1.0 } else { self.ecn_share * (over / range) };
+        (queued + bytes > self.ecn_min).then_some(share)
+    }
+}
+
+/// Settings of switches. Adapters use `adapter` and the weights of classes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Switches {
     /// Bytes of a switch's buffer.
     pub buffer: u64,
     /// A port and class may hold this times what is free.
     pub alpha: f64,
-    /// Whether priority flow control is on.
-    pub pfc: bool,
-    /// Bytes of headroom of each port and class, beside the buffer. It must hold what arrives until a pause has effect: twice the
-    /// link's rate times its delay, and the train that is being sent.
+    /// Bytes of headroom of each port and class with flow control, beside the buffer. It must hold what arrives until a pause has
+    /// effect: twice the link's rate times its delay, and the train that is being sent.
     pub headroom: u64,
-    /// Queue in bytes from which trains are marked, and from which all are; none if equal to `u64::MAX`.
-    pub ecn_min: u64,
-    /// See `ecn_min`.
-    pub ecn_max: u64,
-    /// Share of trains marked just below `ecn_max`.
-    pub ecn_share: f64,
+    /// Picoseconds after which a pause without a break is a storm: the port drops the trains of that class until the other end
+    /// resumes it. 0: never.
+    pub watchdog: u64,
     /// Bytes of an adapter's send queue.
     pub adapter: u64,
+    /// Classes, by number.
+    pub classes: [ClassSettings; CLASSES],
 }
 
 impl Default for Switches {
-    /// 32 MB, alpha 1, no flow control, no marks.
+    /// 32 MB, alpha 1, no watchdog, a send queue of 1 MiB.
     fn default() -> Switches {
         Switches {
             buffer: 32_000_000,
             alpha: 1.0,
-            pfc: false,
             headroom: 128 << 10,
-            ecn_min: u64::MAX,
-            ecn_max: u64::MAX,
-            ecn_share: 1.0,
+            watchdog: 0,
             adapter: 1 << 20,
+            classes: [ClassSettings::default(); CLASSES],
         }
     }
 }
@@ -133,6 +165,20 @@ impl Topology {
             topology.add_link([host, sides[usize::from(host >= hosts / 2)]], speeds.host, speeds.delay);
         }
         topology.add_link(sides, speeds.fabric, speeds.delay);
+        topology
+    }
+
+    /// Switches in a ring, each with the same number of hosts. With four of them or more, packets that go two links around the
+    /// ring can wait for each other: the arrangement of deadlocks by flow control.
+    pub fn ring(hosts: u32, switches: u32, speeds: Speeds) -> Topology {
+        let mut topology = Topology::with(hosts);
+        let all: Vec<u32> = (0..switches).map(|at| topology.add_switch(format!("switch{at}"))).collect();
+        for host in 0..hosts {
+            topology.add_link([host, all[(host / (hosts / switches)) as usize]], speeds.host, speeds.delay);
+        }
+        for (at, switch) in all.iter().enumerate() {
+            topology.add_link([*switch, all[(at + 1) % all.len()]], speeds.fabric, speeds.delay);
+        }
         topology
     }
 

@@ -1,4 +1,8 @@
-//! Sizes of messages in publications: cumulative shares, linear between points; two points of one size are a step.
+//! Traffic of publications: sizes of messages, and permutations.
+//!
+//! A table of sizes has cumulative shares, linear between points; two points of one size are a step.
+
+use burst_base::rng::Rng;
 
 /// A published table.
 #[derive(Clone, Copy, Debug)]
@@ -156,9 +160,43 @@ impl SizeTable {
     }
 }
 
+/// To which host each of `hosts` hosts sends: a permutation in which no host has itself. It is one cycle, all cycles being
+/// equally likely (S. Sattolo, Information Processing Letters 22, 1986).
+pub fn permutation(hosts: u32, rng: &mut Rng) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..hosts).collect();
+    for at in (1..all.len()).rev() {
+        // The remainder prefers none of so few hosts by more than 2^-50.
+        all.swap(at, (rng.next_u64() % at as u64) as usize);
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn permutations_have_no_fixed_points() {
+        let mut rng = Rng::new(1);
+        for hosts in [2, 3, 7, 64, 1_000] {
+            let all = permutation(hosts, &mut rng);
+            assert!(all.iter().enumerate().all(|(from, to)| from as u32 != *to), "{all:?}");
+            let mut sorted = all;
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..hosts).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn all_cycles_are_equally_likely() {
+        let mut rng = Rng::new(2);
+        let mut seen = std::collections::BTreeMap::new();
+        for _ in 0..6_000 {
+            *seen.entry(permutation(4, &mut rng)).or_insert(0u32) += 1;
+        }
+        // Six cycles of four hosts, each 1,000 times with a deviation of 29.
+        assert!(seen.len() == 6 && seen.values().all(|count| count.abs_diff(1_000) < 150), "{seen:?}");
+    }
 
     #[test]
     fn means_are_the_published_ones() {

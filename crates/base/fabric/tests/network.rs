@@ -1,40 +1,11 @@
 //! The network against what can be computed: times, conservation, flow control, marks, routes, determinism.
 
+mod common;
+
 use burst_fabric::topology::{FatTree, Speeds};
-use burst_fabric::traffic::SizeTable;
-use burst_fabric::{Cut, Delivery, HostId, LinkFaults, Network, Switches, Topology, Train};
+use burst_fabric::{CLASSES, ClassSettings, Delivery, HostId, LinkFaults, Network, Switches, Topology};
+use common::{ALL_100, GBIT, Numbers, US, run, train};
 use proptest::prelude::*;
-
-const US: u64 = 1_000_000;
-const GBIT: u64 = 1_000_000_000;
-const ALL_100: Speeds = Speeds { host: 100 * GBIT, fabric: 100 * GBIT, delay: US };
-
-/// Numbers of packets.
-#[derive(Clone, Debug, PartialEq)]
-struct Numbers(Vec<u32>);
-
-impl Cut for Numbers {
-    fn cut(&mut self, keep: u32) -> Numbers {
-        Numbers(self.0.split_off(keep as usize))
-    }
-}
-
-fn train(from: u32, to: u32, first: u32, count: u32, stride: u32) -> Train<Numbers> {
-    let body = Numbers((first..first + count).collect());
-    let (flow, from, to) = (u64::from(first) << 20 ^ u64::from(from), HostId(from), HostId(to));
-    Train { flow, from, to, class: 0, ecn_capable: true, marked: false, count, stride, last: stride, body }
-}
-
-/// Runs to the end; what arrived, with times.
-fn run(network: &mut Network<Numbers>) -> Vec<(u64, Delivery<Numbers>)> {
-    let (mut all, mut out) = (Vec::new(), Vec::new());
-    while let Some(at) = network.next_event() {
-        network.step(at, &mut out);
-        network.check_conservation().expect("every packet is somewhere");
-        all.extend(out.drain(..).map(|arrival| (at, arrival)));
-    }
-    all
-}
 
 /// The time of a packet there and of one back.
 fn round_trip(topology: &Topology, to: u32, bytes: u32) -> u64 {
@@ -83,8 +54,9 @@ fn a_bottleneck_carries_its_rate() {
 fn flow_control_loses_nothing_with_headroom_and_loses_without() {
     let lost = |headroom: u64, pfc: bool| {
         let mut topology = Topology::star(9, ALL_100);
+        let classes = [ClassSettings { pfc, ..ClassSettings::default() }; CLASSES];
         topology.settings =
-            Switches { buffer: 200_000, alpha: 0.125, pfc, headroom, adapter: 8 << 20, ..Switches::default() };
+            Switches { buffer: 200_000, alpha: 0.125, headroom, adapter: 8 << 20, classes, ..Switches::default() };
         let mut network = Network::new(&topology, 1);
         for from in 0..8 {
             (0..500).for_each(|k| network.send(0, train(from, 8, k * 4, 4, 1_000)).expect("room"));
@@ -104,7 +76,7 @@ fn flow_control_loses_nothing_with_headroom_and_loses_without() {
 #[test]
 fn a_step_marks_what_enters_a_longer_queue() {
     let mut topology = Topology::star(3, ALL_100);
-    topology.settings = Switches { ecn_min: 50_000, ecn_max: 50_000, ..Switches::default() };
+    topology.settings.classes[0] = ClassSettings { ecn_min: 50_000, ecn_max: 50_000, ..ClassSettings::default() };
     let mut network = Network::new(&topology, 1);
     for from in 0..2 {
         (0..100).for_each(|k| network.send(0, train(from, 2, k, 1, 1_000)).expect("room"));
@@ -117,17 +89,14 @@ fn a_step_marks_what_enters_a_longer_queue() {
 }
 
 #[test]
-fn equal_routes_are_used_equally() {
-    let mut network = Network::new(&Topology::leaf_spine(16, 2, 4, ALL_100), 7);
-    (0..4_000).for_each(|k| {
-        let _ = network.send(k * 100_000, train(0, 15, k as u32, 1, 1_000));
-        network.step((k + 1) * 100_000 - 1, &mut Vec::new());
-    });
-    run(&mut network);
-    let through = network.sent_through("spine");
-    assert_eq!((through.len(), through.iter().sum::<u64>()), (4, 4_000));
-    // Binomial: 1,000 with a deviation of 27; five of them.
-    assert!(through.iter().all(|packets| packets.abs_diff(1_000) < 140), "{through:?}");
+fn an_adapter_that_is_cleared_loses_what_waits_in_it() {
+    let mut network = Network::new(&Topology::pair(ALL_100), 1);
+    (0..10).for_each(|k| network.send(0, train(0, 1, k, 2, 1_000)).expect("room"));
+    network.clear_adapter(HostId(0));
+    assert_eq!(network.room(HostId(0)), (1 << 20) - 2_000, "what is being sent stays");
+    assert_eq!((run(&mut network).len(), network.totals().losses), (1, 18));
+    network.send(0, train(0, 1, 50, 2, 1_000)).expect("room");
+    assert_eq!(run(&mut network).len(), 1);
 }
 
 #[test]
@@ -150,34 +119,6 @@ fn impairments_have_their_frequency() {
     assert!(near(u64::from(packets), 4_000.0 * 0.99 * 1.03), "{packets}");
 }
 
-#[test]
-fn the_queue_of_poisson_arrivals_is_that_of_pollaczek_and_khinchine() {
-    // Cache follower at 100 Gbit/s: 37 us at a load of 0.3, 86 at 0.5.
-    let table = SizeTable::published("cache-follower").expect("a table");
-    let service = table.mean() * 80.0 / 1e6;
-    for load in [0.3, 0.5] {
-        let expected = load / (1.0 - load) * (1.0 + table.cv_squared()) / 2.0 * service;
-        let (mut rng, mut now, mut waited, mut free_at) = (burst_base::rng::Rng::new(5), 0u64, 0.0, 0u64);
-        let mut topology = Topology::pair(Speeds { delay: 0, ..ALL_100 });
-        topology.settings.adapter = u64::MAX;
-        let mut network = Network::new(&topology, 1);
-        let count = 400_000;
-        let mut uniform = move || ((rng.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-        for k in 0..count {
-            now += (-uniform().ln() * service / load * 1e6) as u64;
-            let bytes = table.sample(uniform()) as u32;
-            network.send(now, train(0, 1, k, 1, bytes)).expect("room");
-            waited += free_at.saturating_sub(now) as f64;
-            free_at = free_at.max(now) + u64::from(bytes) * 80;
-            network.step(now, &mut Vec::new());
-        }
-        let end = run(&mut network).last().expect("an arrival").0;
-        assert_eq!(end, free_at, "the link is the queue that was computed");
-        let mean = waited / f64::from(count) / 1e6;
-        assert!((mean / expected - 1.0).abs() < 0.05, "load {load}: {mean} us, expected {expected}");
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     /// Nothing vanishes, nothing comes from nowhere, and a seed gives the same run.
@@ -192,7 +133,8 @@ proptest! {
         let trace = || {
             let mut topology = Topology::leaf_spine(8, 2, 2, ALL_100);
             topology.faults = LinkFaults { loss, reorder: loss, duplicate: loss, corrupt: loss };
-            topology.settings = Switches { buffer, pfc, alpha: 0.5, ecn_min: 20_000, ecn_max: 60_000, ..Switches::default() };
+            let class = ClassSettings { pfc, ecn_min: 20_000, ecn_max: 60_000, ..ClassSettings::default() };
+            topology.settings = Switches { buffer, alpha: 0.5, classes: [class; CLASSES], ..Switches::default() };
             let mut network = Network::new(&topology, seed);
             let (mut now, mut out) = (0, Vec::new());
             for (k, (from, to, count, stride, gap)) in sends.iter().enumerate() {

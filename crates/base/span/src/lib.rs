@@ -3,7 +3,8 @@
 //! A [`Span`] is an address, a length and a [`Backing`], checked once by its maker (the memory region table, the send
 //! queue's inline area). A span never becomes a `&[u8]` that outlives one call. Memory that is not mapped in this
 //! process is reached through the file `/proc/PID/mem` of its process (module `remote`), a run of packets by one system
-//! call ([`Span::write_pieces`], [`Span::joined`]). A null span has no memory: writes vanish, reads give zeroes.
+//! call ([`Span::write_pieces`], [`Span::joined`]). A null span has no memory: writes vanish, reads give zeroes. A pattern span
+//! has none either, and checks what is written (module `pattern`).
 //!
 //! Every access succeeds or fails as a whole: a transfer that stops half-way reports [`Unreachable`], and the bytes that it has
 //! already moved are undefined content, as after any failed RDMA operation. Atomics (IBA 9.4.5) are real atomics
@@ -13,12 +14,14 @@
 
 mod copy;
 mod guarded;
+mod pattern;
 mod prefetch;
 mod remote;
 mod staging;
 
 pub use copy::{PIECE, copy};
 pub use guarded::{AccessThreads, LATE_MAX, THREADS_MAX, WAIT_MAX, WAIT_PERCENT};
+pub use pattern::{PatternWrite, pattern_fill, take_pattern_writes};
 pub use prefetch::{prefetch, prefetch_line};
 pub use remote::{MemoryFd, PIECES_PER_CALL, ProcessMemory};
 pub use staging::{STAGING_BYTES, StagedReads, Staging};
@@ -35,6 +38,9 @@ pub enum Backing {
     Remote(MemoryFd),
     /// No memory: writes vanish and reads give zeroes (`ibv_alloc_null_mr`). The address has no meaning.
     Null,
+    /// No memory: reads give bytes that depend on the address alone, and writes are compared with them and noted
+    /// ([`take_pattern_writes`]).
+    Pattern,
 }
 
 /// A contiguous piece of reachable memory. Cheap to copy.
@@ -51,13 +57,14 @@ pub struct Span {
 // compiler copies it piece by piece, twice as many instructions for each span.
 const _: () = assert!(size_of::<Span>() == 16 && size_of::<Option<Span>>() == 16);
 
-/// A [`Backing`] in one word: 1 local, 2 null, or 3 and the bits of a [`MemoryFd`] above two bits.
+/// A [`Backing`] in one word: 1 local, 2 null, 4 pattern, or 3 and the bits of a [`MemoryFd`] above two bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct SpanKind(NonZeroU32);
 
 impl SpanKind {
     const LOCAL: SpanKind = SpanKind(NonZeroU32::new(1).unwrap());
     const NULL: SpanKind = SpanKind(NonZeroU32::new(2).unwrap());
+    const PATTERN: SpanKind = SpanKind(NonZeroU32::new(4).unwrap());
     const REMOTE: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
     fn remote(memory: MemoryFd) -> SpanKind {
@@ -73,6 +80,7 @@ impl SpanKind {
         match self.0.get() {
             1 => Backing::Local,
             2 => Backing::Null,
+            4 => Backing::Pattern,
             remote => Backing::Remote(MemoryFd::from_bits(remote >> 2)),
         }
     }
@@ -107,6 +115,10 @@ impl Span {
     pub const fn null(len: u32) -> Span {
         Span { addr: 0, len, kind: SpanKind::NULL }
     }
+    /// `len` bytes without memory that have the bytes which belong to `addr` and the addresses behind it.
+    pub const fn pattern(addr: u64, len: u32) -> Span {
+        Span { addr, len, kind: SpanKind::PATTERN }
+    }
     /// A span of length 0.
     pub const fn nothing() -> Span {
         // Well aligned and not null, for the kernel's iovecs.
@@ -129,7 +141,7 @@ impl Span {
     pub const fn is_remote(&self) -> bool {
         self.kind.is_remote()
     }
-    /// Address in this process (local spans) or in the owner (remote spans).
+    /// Address in this process (local spans), in the owner (remote spans) or of the pattern.
     pub const fn as_ptr(&self) -> *mut u8 {
         self.addr as *mut u8
     }
@@ -162,6 +174,10 @@ impl Span {
     fn read_elsewhere(&self, dst: &mut [u8]) -> Result<(), Unreachable> {
         match self.backing() {
             Backing::Remote(memory) => remote::read(memory, self.addr, dst),
+            Backing::Pattern => {
+                pattern::pattern_fill(self.addr, dst);
+                Ok(())
+            }
             Backing::Local | Backing::Null => {
                 debug_assert!(!self.is_local(), "local spans are copied by the caller");
                 dst.fill(0);
@@ -186,6 +202,10 @@ impl Span {
     fn write_elsewhere(&self, src: &[u8]) -> Result<(), Unreachable> {
         match self.backing() {
             Backing::Remote(memory) => remote::write(memory, self.addr, src),
+            Backing::Pattern => {
+                pattern::note(self.addr, std::iter::once(src));
+                Ok(())
+            }
             Backing::Local | Backing::Null => {
                 debug_assert!(!self.is_local(), "local spans are copied by the caller");
                 Ok(())
@@ -210,6 +230,10 @@ impl Span {
             }
             Backing::Remote(memory) => remote::write_pieces(memory, self.addr, self.len(), pieces),
             Backing::Null => Ok(()),
+            Backing::Pattern => {
+                pattern::note(self.addr, pieces);
+                Ok(())
+            }
         }
     }
     /// Lends the bytes of a local span for one call, without copying; `None` for any other span. The application may

@@ -16,8 +16,9 @@
 //!
 //! A loss that was none is undone, unless the window was reduced again since.
 //!
-//! A window under one packet is sent as one packet per round trip / window, so sends are paced. Without measured round trips
-//! the windows change by losses and notifications only.
+//! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice
+//! measure no round trip. While they are all there is, a window under one packet doubles each time that one is acknowledged;
+//! otherwise it would stay as small as it is, since what follows waits behind them.
 
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::bounded;
@@ -66,6 +67,9 @@ const TIMEOUTS_MAX: u32 = 5;
 /// Longest time from one packet to the next that losses lead to, in nanoseconds. With the smallest window, a packet in 1000 round
 /// trips, packets would wait for their turn longer than queue pairs wait for their acknowledgement: more timeouts would follow.
 const LOSS_GAP: f64 = 1_000_000.0;
+/// Longest time from one packet to the next that anything leads to, in nanoseconds. The round trip of a full queue, at which the
+/// window was reduced, is no measure of the time after which to try again.
+const GAP_MAX: f64 = 16_000_000.0;
 /// A round trip that was not measured yet, for the distance of two decreases and for pacing.
 const RTT_UNKNOWN: f64 = 100_000.0;
 /// Shortest round trip with which the controller calculates, in nanoseconds.
@@ -104,6 +108,8 @@ pub struct Swift {
     /// The last round trip in nanoseconds.
     rtt: f64,
     rtt_min: f64,
+    /// When a round trip was measured last, or the window doubled without.
+    measured_at: Nanos,
     timeouts: u32,
     /// The fabric's window in packets before the last loss; 0 if other signs of congestion came since.
     undo: f64,
@@ -137,6 +143,7 @@ impl Swift {
             endpoint: window,
             rtt: RTT_UNKNOWN,
             rtt_min: f64::MAX,
+            measured_at: now,
             timeouts: 0,
             undo: 0.0,
         }
@@ -152,11 +159,16 @@ impl Swift {
             let rtt = (rtt.0 as f64).max(RTT_MIN);
             self.rtt_min = self.rtt_min.min(rtt);
             let (target, before) = (self.fabric_target(), self.fabric.packets);
-            self.rtt = rtt;
+            (self.rtt, self.measured_at) = (rtt, now);
             self.fabric.follow(now, rtt, &self.settings, (rtt, target, packets));
             if self.fabric.packets < before {
                 self.undo = 0.0;
             }
+        }
+        let has_arrived = sample.acked_bytes > 0 || sample.packets > 0;
+        if sample.rtt.is_none() && has_arrived && self.is_unmeasured(now) {
+            self.measured_at = now;
+            self.fabric.resize((2.0 * self.fabric.packets).min(1.0), &self.settings);
         }
         let is_told = sample.packets > 0 || sample.remote_delay.0 > 0 || sample.pressure > 0;
         if sample.rtt.is_none() && !is_told {
@@ -168,6 +180,17 @@ impl Swift {
             remote = remote.max(2.0 * target);
         }
         self.endpoint.follow(now, self.rtt, &self.settings, (remote, target, packets));
+    }
+
+    /// Time from one packet to the next with a window of `packets`, less than one, in nanoseconds.
+    fn gap(&self, packets: f64) -> f64 {
+        (self.rtt / packets).min(GAP_MAX)
+    }
+
+    /// Whether the last packet before this time, of a window under one packet, has measured nothing.
+    fn is_unmeasured(&self, now: Nanos) -> bool {
+        let packets = self.fabric.packets;
+        packets < 1.0 && now.since(self.measured_at).0 as f64 >= self.gap(packets)
     }
 
     /// The delay of the fabric that is accepted, in nanoseconds.
@@ -212,7 +235,7 @@ impl Swift {
             let window_bytes = ((packets * mtu as f64) as u64).max(mtu);
             return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
         }
-        let rate = packets * mtu as f64 * 8.0 / (self.rtt * 1e-9);
+        let rate = mtu as f64 * 8.0 / (self.gap(packets) * 1e-9);
         SendLimits { window_bytes: mtu, rate_bps: (rate as u64).max(1), burst_bytes: mtu }
     }
 

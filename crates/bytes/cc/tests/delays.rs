@@ -164,7 +164,7 @@ fn swift_follows_the_delay_of_the_peer_with_a_window_of_its_own() {
 
 #[test]
 fn swift_paces_windows_under_one_packet() {
-    let mut c = controller("swift:min_window=0.01");
+    let mut c = controller("swift:min_window=0.1");
     for k in 1..20 {
         c.on_ack(us(10_000 * k), &delay(0, 1_000, 0));
     }
@@ -177,6 +177,30 @@ fn swift_paces_windows_under_one_packet() {
     c.on_ack(us(1_000_000), &delay(1, 1, 0));
     assert!(near(value(&c, "fcwnd_bytes"), (packets + 1.0) * 1000.0));
     assert_eq!(c.limits().rate_bps, RATE_UNPACED);
+}
+
+/// The delay of a long queue neither stops a path for seconds, nor for as long as only repeated packets are acknowledged.
+#[test]
+fn swift_comes_back_from_the_smallest_window_without_measurements() {
+    let mut c = controller("swift");
+    for k in 1..40 {
+        c.on_ack(us(10_000 * k), &delay(0, 1_000, 0));
+    }
+    assert!(near(value(&c, "fcwnd_bytes"), 1.0), "a thousandth of a packet");
+    // Round trip / window is a second.
+    assert_eq!(c.limits().rate_bps, (MTU as f64 * 8.0 / 16e-3) as u64);
+    // A packet that was sent twice, and one that counts as in flight no more: each doubles the window, once in 16 ms.
+    let repeated = AckSample { acked_bytes: MTU, ..AckSample::default() };
+    let repaired = AckSample { packets: 1, ..AckSample::default() };
+    c.on_ack(us(400_000), &repeated);
+    assert!(near(value(&c, "fcwnd_bytes"), 1.0), "too soon");
+    for (k, sample) in (0..).zip([repeated, repaired, repeated]) {
+        c.on_ack(us(410_000 + 16_000 * k), &sample);
+        c.on_ack(us(410_000 + 16_000 * k), &sample);
+    }
+    assert!(near(value(&c, "fcwnd_bytes"), 8.0), "{}", value(&c, "fcwnd_bytes"));
+    (0..20).for_each(|k| c.on_ack(us(500_000 + 16_000 * k), &repeated));
+    assert_eq!((value(&c, "fcwnd_bytes"), c.limits().rate_bps), (1000.0, RATE_UNPACED), "no more than a packet");
 }
 
 #[test]

@@ -70,6 +70,9 @@ pub enum Mapping {
     Nothing,
     /// No memory: writes vanish and reads give zeroes ([`Region::null`]).
     Null,
+    /// No memory: reads give bytes that depend on the offset in the region alone, and writes are compared with them
+    /// ([`Span::pattern`]).
+    Pattern,
 }
 
 /// A range mapped into this process; dropping unmaps it.
@@ -202,6 +205,7 @@ impl Region {
             // The descriptor stays open as long as the region exists.
             Mapping::InProcess { memory, addr } => Some(memory.span(addr.wrapping_add(offset), len)),
             Mapping::Null => Some(Span::null(len)),
+            Mapping::Pattern => Some(Span::pattern(offset, len)),
             Mapping::Nothing if len == 0 => Some(Span::nothing()),
             Mapping::Nothing | Mapping::Local(_) => None,
         }

@@ -160,4 +160,10 @@ fn a_region_in_a_process_adds_the_offset_to_the_address_there() {
     assert_eq!((span.as_ptr() as u64, span.len(), span.is_remote()), (0x5010, 20, true));
     assert!(region.span(0x1051, 20).is_none() && region.span(0xfff, 1).is_none() && region.span(u64::MAX, 2).is_none());
     assert_eq!(Region::null(1, 1).span(u64::MAX - 5, 5).map(|s| s.backing()), Some(Backing::Null));
+    let pattern = Region::new(1, 1, 0x1000, 1 << 60, ALL, Mapping::Pattern).span(0x1007, 5).expect("inside");
+    assert_eq!(
+        (pattern.backing(), pattern.as_ptr() as u64),
+        (Backing::Pattern, 7),
+        "the offset is the address of the pattern"
+    );
 }

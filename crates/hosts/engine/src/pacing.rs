@@ -27,13 +27,15 @@ pub(crate) struct Pacer {
     opens_at: Nanos,
     /// Remainder of the last division, in bits times nanoseconds per second.
     rest: u64,
+    /// Bits per second for which it waits.
+    rate_bps: u64,
     /// Time of the path's entry in the queue that counts; [`Nanos::NEVER`] for none.
     armed: Nanos,
 }
 
 impl Default for Pacer {
     fn default() -> Pacer {
-        Pacer { opens_at: Nanos(0), rest: 0, armed: Nanos::NEVER }
+        Pacer { opens_at: Nanos(0), rest: 0, rate_bps: 0, armed: Nanos::NEVER }
     }
 }
 
@@ -56,6 +58,18 @@ impl Pacer {
         let work = u128::from(bytes) * 8 * NS_PER_SECOND + u128::from(self.rest);
         self.rest = u64::try_from(work % rate).unwrap_or(0);
         self.opens_at = from + Nanos(u64::try_from(work / rate).unwrap_or(u64::MAX));
+        self.rate_bps = rate_bps;
+    }
+
+    /// The rate is `rate_bps` from now on: a gate that waits for what was sent at a lower rate opens earlier. True if it does.
+    pub fn speed_up(&mut self, now: Nanos, rate_bps: u64) -> bool {
+        if rate_bps <= self.rate_bps || self.opens_at <= now {
+            return false;
+        }
+        let wait = u128::from(self.opens_at.since(now).0) * u128::from(self.rate_bps) / u128::from(rate_bps);
+        self.opens_at = now + Nanos(u64::try_from(wait).unwrap_or(u64::MAX));
+        self.rate_bps = rate_bps;
+        true
     }
 }
 
@@ -160,6 +174,21 @@ mod tests {
         let later = now + Nanos::from_ms(1_000);
         pacer.charge(later, 12_500, 1_000_000_000);
         assert_eq!(pacer.opens_at(), later);
+    }
+
+    #[test]
+    fn a_gate_opens_earlier_when_the_rate_rises() {
+        let (mut pacer, now) = (Pacer::default(), Nanos::from_ms(5));
+        pacer.charge(now, 25_000, 1_000_000_000);
+        assert_eq!(pacer.opens_at(), now + Nanos::from_us(100));
+        for lower in [1, 1_000_000_000] {
+            assert!(!pacer.speed_up(now, lower));
+            assert_eq!(pacer.opens_at(), now + Nanos::from_us(100));
+        }
+        assert!(pacer.speed_up(now + Nanos::from_us(20), 4_000_000_000));
+        assert_eq!(pacer.opens_at(), now + Nanos::from_us(40));
+        assert!(pacer.speed_up(now + Nanos::from_us(30), u64::MAX));
+        assert_eq!(pacer.opens_at(), now + Nanos::from_us(30));
     }
 
     #[test]

@@ -27,6 +27,8 @@ use std::net::IpAddr;
 /// Bytes that a queue pair may have in flight whatever the window is.
 pub const QP_MIN_BYTES: u64 = 16 << 10;
 
+/// Instead of a queue pair: none.
+const NO_QP: u32 = u32::MAX;
 /// Bytes that a work request takes in that store besides its payload: stores count the memory that keeps a packet.
 const WQE_BYTES: u64 = 512;
 /// Time without unacknowledged messages after which a next hop counts as unknown again. Ports and kernels keep it longer.
@@ -212,13 +214,19 @@ impl Path {
         }
     }
 
-    /// Acknowledgements of selective repeat say this of the path. The controller gets it with the bytes that they acknowledge;
-    /// `aimd` and `none`, which use nothing of it but pressure and round trips, at once.
+    /// Acknowledgements of selective repeat say this of the path. The controller gets it with the bytes that they acknowledge; at
+    /// once, if there are none, because repaired responses do not count as in flight. `aimd` and `none`, which use nothing of it
+    /// but pressure and round trips, get it at once, too.
     #[inline(never)]
     pub(crate) fn on_report(&mut self, now: Nanos, report: &AckReport) {
         self.report.add(report);
         match &mut self.tuned {
-            Some(tuned) => tuned.reported.get_or_insert_default().add(report),
+            Some(tuned) => {
+                tuned.reported.get_or_insert_default().add(report);
+                if self.inflight == 0 {
+                    tuned.on_ack(now, NO_QP, &AckSample::default(), &mut self.controller);
+                }
+            }
             None => {
                 let AckReport { rtt, pressure, .. } = *report;
                 let sample = AckSample { rtt, pressure, inflight_bytes: self.inflight, ..AckSample::default() };
@@ -239,8 +247,11 @@ impl Path {
             self.controller.on_timer(now);
         }
         let SendLimits { rate_bps, burst_bytes, .. } = self.controller.limits();
-        match &self.tuned {
-            Some(tuned) if rate_bps != RATE_UNPACED => (!tuned.pacer.is_closed(now)).then_some(burst_bytes),
+        match &mut self.tuned {
+            Some(tuned) if rate_bps != RATE_UNPACED => {
+                tuned.pacer.speed_up(now, rate_bps);
+                (!tuned.pacer.is_closed(now)).then_some(burst_bytes)
+            }
             _ => Some(u64::MAX),
         }
     }
@@ -280,6 +291,12 @@ impl Path {
         {
             tuned.probe = None;
         }
+    }
+
+    /// The gate, if it opens earlier now, because the rate has risen while it was closed.
+    pub(crate) fn faster_gate(&mut self, now: Nanos) -> Option<&mut Pacer> {
+        let rate_bps = self.controller.limits().rate_bps;
+        self.gate().and_then(|gate| gate.speed_up(now, rate_bps).then_some(gate))
     }
 
     /// The gate, if it is closed.
@@ -545,6 +562,40 @@ mod tests {
         assert!(p.burst(open - Nanos(1)).is_none() && p.burst(open).is_some());
         // Others have no gate.
         assert!(path().gate().is_none() && path().burst(now) == Some(u64::MAX));
+    }
+
+    /// Only repairs of READ responses are sent, which do not count as in flight: what the peer says of them must not wait for
+    /// bytes that are acknowledged.
+    #[test]
+    fn reports_reach_a_paced_path_that_has_nothing_in_flight() {
+        let mut p = path_with(Algorithm::Swift);
+        let ms = Nanos::from_ms;
+        p.moved(ms(1), 1, 0, 4096);
+        for k in 1..20 {
+            // Round trips of a millisecond: the window becomes smaller than a packet.
+            p.on_report(ms(10 * k), &AckReport { rtt: Some(ms(1)), packets: 1, ..AckReport::default() });
+            p.moved(ms(10 * k), 1, 4096, 4095);
+            p.moved(ms(10 * k), 1, 4095, 4096);
+        }
+        p.moved(ms(200), 1, 4096, 0);
+        let gap = |p: &mut Path, now: Nanos| {
+            assert!(p.burst(now).is_some());
+            p.left_bytes(now, 1, (4096, 4096), (0, 0));
+            p.closed_gate(now).map(|gate| gate.opens_at().since(now))
+        };
+        let slow = gap(&mut p, ms(300)).expect("a rate");
+        assert!(p.faster_gate(ms(300)).is_none());
+        let reported = AckReport { packets: 1, ..AckReport::default() };
+        (0..9).for_each(|k| p.on_report(ms(320 + 17 * k), &reported));
+        let now = ms(500);
+        let fast = gap(&mut p, now).expect("a rate");
+        assert!(fast < Nanos(slow.0 / 4), "{fast:?} {slow:?}");
+        // A gate that is closed opens earlier as well.
+        let due = p.gate().expect("paced").opens_at();
+        p.on_report(now, &AckReport { rtt: Some(Nanos(10_000)), packets: 1, ..AckReport::default() });
+        p.moved(now, 1, 0, 4096);
+        p.moved(now, 1, 4096, 0);
+        assert!(p.faster_gate(now).is_some_and(|gate| gate.opens_at() < due));
     }
 
     #[test]

@@ -42,6 +42,8 @@ const DOORBELLS_PER_PASS: usize = 256;
 
 /// Queue pairs noted in one pass for a lost completion. A further one is noted when it loses its next completion.
 const LOST_MAX: usize = 1024;
+/// Entries of the lists of a pass: completions, events, queue pairs that lost completions.
+pub const LIST_ROOM: usize = 1024;
 
 /// Time between two attempts to write events for which a program has not made room.
 const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
@@ -59,12 +61,24 @@ pub struct WorkerOptions {
     pub selective: bool,
     /// Selective repeat keeps early packets until their turn.
     pub strict_placement: bool,
+    /// Frames of a port's batch, at least 4.
+    pub batch_frames: usize,
+    /// Entries for which the lists of a pass have room from the beginning.
+    pub list_room: usize,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
         let cm_secret = Secret::new([0; 2]);
-        WorkerOptions { id: 0, cc: CcTable::default(), cm_secret, selective: false, strict_placement: false }
+        WorkerOptions {
+            id: 0,
+            cc: CcTable::default(),
+            cm_secret,
+            selective: false,
+            strict_placement: false,
+            batch_frames: BATCH_FRAMES,
+            list_room: LIST_ROOM,
+        }
     }
 }
 
@@ -90,11 +104,11 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    fn new() -> Outbox {
+    fn new(room: usize) -> Outbox {
         Outbox {
-            events: Vec::with_capacity(1024),
-            completions: Vec::with_capacity(1024),
-            lost: Vec::with_capacity(LOST_MAX),
+            events: Vec::with_capacity(room),
+            completions: Vec::with_capacity(room),
+            lost: Vec::with_capacity(room.min(LOST_MAX)),
             full: Vec::new(),
             retry_at: Nanos::NEVER,
             hello_due: Nanos::NEVER,
@@ -231,8 +245,8 @@ impl Core {
             tombstone_file: None,
             groups: GroupTable::default(),
             delayed_acks: DelayedAcks::default(),
-            outbox: Outbox::new(),
-            touched: Vec::with_capacity(RX_BUDGET),
+            outbox: Outbox::new(options.list_room),
+            touched: Vec::with_capacity(options.list_room.min(RX_BUDGET)),
             inboxes,
             handed_to: 0,
             data_came: false,
@@ -253,8 +267,9 @@ impl Worker {
     /// A worker with its key table, its ports (one per device, in device order), and the inboxes of all workers.
     pub fn new(options: WorkerOptions, mem: MrTable, ports: Vec<Box<dyn Port>>, inboxes: Vec<Arc<Inbox>>) -> Worker {
         assert!((options.id as usize) < inboxes.len());
-        let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), BATCH_FRAMES);
-        let slot = |port| PortSlot { port, batch: TxBatch::new(BATCH_FRAMES), counters: Arc::new(Counters::default()) };
+        let frames = options.batch_frames.max(4);
+        let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), frames);
+        let slot = |port| PortSlot { port, batch: TxBatch::new(frames), counters: Arc::new(Counters::default()) };
         Worker { core: Core::new(options, mem, inboxes), ports: ports.into_iter().map(slot).collect(), agent }
     }
 
@@ -445,6 +460,10 @@ impl Core {
     fn wake_first(&mut self, now: Nanos, path: u32) {
         let p = &mut self.paths[path as usize];
         let Some(index) = p.waiting.first(|place| waits_for(&self.qps, path, place)) else { return };
+        if let Some(gate) = p.faster_gate(now) {
+            // Whoever waits there may have READ responses, which need no room for requests.
+            self.pacing.arm(path, gate, gate.opens_at());
+        }
         if let Some(gate) = p.closed_gate(now) {
             return self.pacing.arm(path, gate, gate.opens_at());
         }

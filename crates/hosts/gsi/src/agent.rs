@@ -51,22 +51,31 @@ struct ReceivedMad {
 /// Buffers of MADs that leave.
 ///
 /// A buffer must not change while a batch points to it. The ring has twice as many buffers as all ports' batches have places,
-/// so a buffer is written again only after its batch has been sent.
+/// so a buffer is written again only after its batch has been sent. It has memory from the first MAD on.
 pub(crate) struct MadRing {
     buffers: Box<[[u8; MAD_LEN]]>,
+    /// Places of all batches.
+    places: usize,
     next: usize,
     pub psn: Psn,
 }
 
 impl MadRing {
     fn new(places: usize) -> MadRing {
-        let buffers = vec![[0; MAD_LEN]; places.max(1).next_power_of_two() * 2].into_boxed_slice();
-        assert!(buffers.len() >= 2 * places, "a buffer could change before its batch is sent");
-        MadRing { buffers, next: 0, psn: Psn::new(0) }
+        MadRing { buffers: Box::default(), places, next: 0, psn: Psn::new(0) }
+    }
+
+    #[cold]
+    fn allocate(&mut self) {
+        self.buffers = vec![[0; MAD_LEN]; self.places.max(1).next_power_of_two() * 2].into_boxed_slice();
+        assert!(self.buffers.len() >= 2 * self.places, "a buffer could change before its batch is sent");
     }
 
     /// Copies a MAD into the next buffer.
     pub fn put(&mut self, mad: &[u8; MAD_LEN]) -> Span {
+        if self.buffers.is_empty() {
+            self.allocate();
+        }
         self.next = (self.next + 1) % self.buffers.len();
         let buffer = &mut self.buffers[self.next];
         *buffer = *mad;
@@ -121,7 +130,7 @@ impl GsiAgent {
         let io = AgentIo {
             worker_id: worker,
             mads: MadRing::new(batch_frames * devices.max(1)),
-            events: Vec::with_capacity(256),
+            events: Vec::new(),
             backlogged: Vec::new(),
             retry_at: Nanos::NEVER,
             timewait_exits: TimewaitExits::new(secret.number((TIMEWAIT_DOMAIN, worker))),

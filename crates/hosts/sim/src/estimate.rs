@@ -6,7 +6,7 @@ use burst_fabric::traffic::SizeTable;
 use std::fmt;
 
 /// Bytes of a host that has begun: its worker with agent and tables.
-const HOST_BYTES: u64 = 460 << 10;
+const HOST_BYTES: u64 = 116 << 10;
 /// Bytes of both ends of a connection with their queues.
 const CONNECTION_BYTES: u64 = 18 << 10;
 /// Connections that a host has at one time.

@@ -1,12 +1,13 @@
 //! Messages: what is to be sent when, and what has become of it.
 //!
 //! A [`TrafficSource`] turns one part of a scenario's traffic into messages. Open-loop patterns (Poisson, incast, all-to-all,
-//! permutation) know the times; closed-loop patterns (stream, ring) begin a message when an earlier one has ended.
+//! permutation) know the times; closed-loop patterns (stream, ring) begin a message when an earlier one has ended or has been
+//! received.
 
 use crate::node::Verb;
 use crate::scenario::{Pattern, Sizes, TrafficPart};
 use burst_base::rng::Rng;
-use burst_fabric::traffic::SizeTable;
+use burst_fabric::traffic::{SizeTable, permutation};
 
 /// A message to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub struct TrafficSource {
     arrivals: std::collections::BinaryHeap<std::cmp::Reverse<(u64, u32)>>,
     /// Random numbers of each host.
     forks: Vec<Rng>,
+    /// Random numbers of the whole pattern.
+    rng: Rng,
     /// Messages of a stream that have begun.
     begun: u64,
 }
@@ -107,6 +110,7 @@ impl TrafficSource {
             next_round: None,
             arrivals: Default::default(),
             forks,
+            rng,
             begun: 0,
         };
         source.begin();
@@ -181,7 +185,11 @@ impl TrafficSource {
                 every
             }
             Pattern::Permutation { shift, bytes, every } => {
-                (0..hosts).for_each(|from| message(from, (from + shift) % hosts, bytes));
+                let to = match shift {
+                    Some(shift) => (0..hosts).map(|from| (from + shift) % hosts).collect(),
+                    None => permutation(hosts, &mut self.rng),
+                };
+                (0..hosts).zip(to).for_each(|(from, to)| message(from, to, bytes));
                 every
             }
             _ => 0,
@@ -222,14 +230,20 @@ impl TrafficSource {
         Some(SimMessage { at, from, to, bytes: bytes.max(1), lane: None, tag: 0 })
     }
 
-    /// A message has arrived whole and its sender knows it.
-    pub fn on_end(&mut self, now: u64, message: &SimMessage) {
-        match self.traffic.pattern {
-            Pattern::Stream { .. } => self.plan_stream(now),
-            // The next host passes on what it has got.
-            Pattern::Ring { .. } => self.plan_ring(now, message.to, message.tag + 1),
-            _ => {}
-        }
+    /// A message has arrived whole, and the program at its destination knows it.
+    pub fn on_receipt(&mut self, now: u64, message: &SimMessage) {
+        // The next host passes on what it has got.
+        self.plan_ring(now, message.to, message.tag + 1);
+    }
+
+    /// A message has arrived whole, and the program that has posted its request knows it.
+    pub fn on_end(&mut self, now: u64) {
+        self.plan_stream(now);
+    }
+
+    /// A message was lost with a host that has restarted, and may be tried again at `at`.
+    pub fn on_loss(&mut self, at: u64) {
+        self.plan_stream(at);
     }
 
     /// The part of the traffic.
@@ -252,7 +266,7 @@ mod tests {
     }
 
     fn source(pattern: Pattern, hosts: u32) -> TrafficSource {
-        let traffic = TrafficPart { pattern, verb: Verb::Write, begin: 0, end: 10_000_000_000 };
+        let traffic = TrafficPart { pattern, verb: Verb::Write, class: 0, begin: 0, end: 10_000_000_000 };
         TrafficSource::new(&traffic, hosts, 100_000_000_000, Rng::new(1))
     }
 
@@ -295,8 +309,29 @@ mod tests {
         while let Some(message) = source.take(now) {
             assert_eq!(message.bytes, 100);
             (now, count) = (now + 1, count + 1);
-            source.on_end(now, &message);
+            source.on_end(now);
+            source.on_receipt(now, &message);
         }
         assert_eq!(count, 4 * 6);
+    }
+
+    #[test]
+    fn a_host_of_a_ring_begins_a_step_when_it_has_received_the_one_before() {
+        let mut source = source(Pattern::Ring { bytes: 400 }, 4);
+        let first: Vec<SimMessage> = std::iter::from_fn(|| source.take(0)).collect();
+        assert_eq!(first.len(), 4, "all hosts begin");
+        source.on_end(5);
+        assert_eq!(source.next_at(), None, "that a sender knows of it begins nothing");
+        source.on_receipt(7, first.iter().find(|m| m.from == 2).expect("host 2 sends"));
+        let next = source.take(7).expect("host 3 goes on");
+        assert_eq!((next.at, next.from, next.to, next.tag), (7, 3, 0, 1));
+        assert_eq!(source.take(7), None);
+    }
+
+    #[test]
+    fn random_permutations_differ_from_round_to_round() {
+        let messages = all(&mut source(Pattern::Permutation { shift: None, bytes: 5, every: 5_000_000_000 }, 16));
+        let to: Vec<Vec<u32>> = messages.chunks(16).map(|round| round.iter().map(|m| m.to).collect()).collect();
+        assert!(to.len() == 2 && to[0] != to[1] && messages.iter().all(|m| m.from != m.to), "{to:?}");
     }
 }

@@ -11,13 +11,16 @@
 //! | [`node`] | a host: worker, queues, memory |
 //! | [`port`], [`run`] | the port of a host; packets of one flow on their way |
 //! | [`flows`], [`connections`], `memory` | messages, the connections they take, the memory they use |
-//! | [`cpu`] | what a host's processor costs |
+//! | [`capture`] | the packets of one host as a capture file |
+//! | [`cpu`], [`clock`] | what a host's processor costs; what it takes for the time |
 //! | [`topology`], [`estimate`] | the network of a scenario; what a simulation will need |
 //! | [`results`] | what was measured |
 //! | [`sweep`] | a grid of scenarios |
 //! | [`hunt`] | random scenarios under the oracle |
 #![forbid(unsafe_code)]
 
+pub mod capture;
+pub mod clock;
 pub mod connections;
 pub mod cpu;
 pub mod estimate;

@@ -5,6 +5,7 @@
 //! other's hello.
 
 use crate::port::{SimPort, SimPortConfig, Wire, address_of};
+use crate::run::PayloadMode;
 use burst_base::rng::Rng;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, WrOpcode, access, attr_mask, send_flags};
 use burst_base::{DeviceId, Nanos, Psn, Qpn};
@@ -38,6 +39,11 @@ const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REM
 /// Entries of a host's one completion queue, beside two for each request of a queue pair. It is read after every pass, which
 /// receives at most 256 packets.
 const CQ_ENTRIES: u32 = 512;
+/// Packets that a pass sends at most, less than a daemon's: thousands of hosts need memory for them, and a real adapter stops a
+/// worker more often than once in 256 packets.
+const BATCH_FRAMES: usize = 64;
+/// First room of a worker's lists.
+const LIST_ROOM: usize = 16;
 
 /// Settings of all hosts of a simulation.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +60,9 @@ pub struct NodeConfig {
     pub timeout: u8,
     /// Requests that a queue pair's queue holds.
     pub depth: u32,
-    /// Bytes of the program's memory; without payload any number of addresses.
+    /// What becomes of payload.
+    pub payload: PayloadMode,
+    /// Bytes of the program's memory; if it has none, any number of addresses.
     pub memory: u64,
     /// Seed of the simulation.
     pub seed: u64,
@@ -65,6 +73,8 @@ pub struct NodeConfig {
 pub enum Verb {
     /// RDMA WRITE.
     Write,
+    /// RDMA WRITE with immediate data; the other end posts the receives, which tell it that a message has come.
+    WriteImm,
     /// RDMA READ.
     Read,
     /// SEND; the other end posts the receives.
@@ -108,12 +118,14 @@ pub struct MemoryPart<'a> {
     pub offset: u64,
 }
 
-/// Registers `len` bytes of `part` with all rights, or as many bytes without memory.
-fn region(key: u32, part: Option<MemoryPart<'_>>, len: u64) -> std::io::Result<Region> {
+/// Registers the memory of a program with all rights, or as many addresses without memory.
+fn region(key: u32, part: Option<MemoryPart<'_>>, config: &NodeConfig) -> std::io::Result<Region> {
+    let len = config.memory;
     let mapping = match part {
         Some(MemoryPart { file, offset }) => {
             Region::map(&[MapPiece { fd: file, offset, len }], ALL_RIGHTS).map_err(std::io::Error::other)?
         }
+        None if config.payload == PayloadMode::Pattern => Mapping::Pattern,
         None => Mapping::Null,
     };
     Ok(Region::new(key, PD, MEMORY, len, ALL_RIGHTS, mapping))
@@ -132,13 +144,21 @@ pub struct End {
     pub hello: Hello,
 }
 
+impl Verb {
+    /// Whether the other end posts a receive for each request.
+    pub fn is_received(self) -> bool {
+        matches!(self, Verb::Send | Verb::WriteImm)
+    }
+}
+
 impl SimHost {
-    /// Host number `host`, whose program has the memory of `part`, or none.
+    /// Host number `host`, which has restarted `boots` times, and whose program has the memory of `part`, or none.
     ///
     /// # Errors
     /// The system's, when there is no descriptor or memory.
-    pub fn new(host: HostId, config: NodeConfig, part: Option<MemoryPart<'_>>) -> std::io::Result<SimHost> {
-        let mut rng = Rng::new(config.seed ^ u64::from(host.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    pub fn new(host: HostId, boots: u32, config: NodeConfig, part: Option<MemoryPart<'_>>) -> std::io::Result<SimHost> {
+        let of_host = u64::from(host.0) | u64::from(boots) << 32;
+        let mut rng = Rng::new(config.seed ^ of_host.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (port, wire) = SimPort::new(host, config.port);
         let caps = port.caps().clone();
         let mut random = rng.fork();
@@ -149,14 +169,16 @@ impl SimHost {
             cm_secret: Secret::new([rng.next_u64(), rng.next_u64()]),
             selective: config.selective,
             strict_placement: false,
+            batch_frames: BATCH_FRAMES,
+            list_room: LIST_ROOM,
         };
         let inbox = Arc::new(Inbox::new(1)?);
         let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![Box::new(port)], vec![inbox]);
         let async_events = Arc::new(EventQueue::new());
         let sink: Arc<dyn EventSink> = async_events.clone();
         let key = keys.alloc().ok_or_else(|| std::io::Error::other("no key is free"))?;
-        worker.add_region(Arc::new(region(key, part, config.memory)?));
-        let view = if part.is_some() { Some(region(key, part, config.memory)?) } else { None };
+        worker.add_region(Arc::new(region(key, part, &config)?));
+        let view = if part.is_some() { Some(region(key, part, &config)?) } else { None };
         let (bells, drain) = paired::doorbells(0);
         let account = Ledger::new(Capacities::new(|_| 1), Policy::default()).account(AccountId::User(0), false);
         worker.add_context(
@@ -247,20 +269,33 @@ impl SimHost {
         End { qpn, psn, host: self.host, hello: self.worker.hello(DeviceId(0)) }
     }
 
-    /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`.
+    /// Takes queue pair `at` to RESET: what was posted to it is forgotten.
     ///
     /// # Errors
     /// A sentence with the engine's error.
-    pub fn connect(&mut self, now: Nanos, at: u32, own: &End, peer: &End) -> Result<(), String> {
-        use attr_mask as m;
+    pub fn reset(&mut self, now: Nanos, at: u32) -> Result<(), String> {
         let qp = &mut self.qps[at as usize];
-        let qpn = qp.qpn;
+        let (host, qpn) = (self.host.0, qp.qpn);
         let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
-        let failed = |e| format!("host {}: queue pair {:#x}: {e:?}", own.host.0, qpn.get());
-        self.worker.modify_qp(now, qpn, &reset, m::STATE, None).map_err(failed)?;
+        let failed = |e| format!("host {host}: queue pair {:#x}: {e:?}", qpn.get());
+        self.worker.modify_qp(now, qpn, &reset, attr_mask::STATE, None).map_err(failed)?;
         qp.sq.free_all();
+        Ok(())
+    }
+
+    /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`. Its packets are of `class`, which is
+    /// the upper three bits of their traffic class (RFC 2474, section 4.2.2: class selectors).
+    ///
+    /// # Errors
+    /// A sentence with the engine's error.
+    pub fn connect(&mut self, now: Nanos, at: u32, own: &End, peer: &End, class: u8) -> Result<(), String> {
+        use attr_mask as m;
+        self.reset(now, at)?;
+        let qpn = self.qps[at as usize].qpn;
+        let failed = |e| format!("host {}: queue pair {:#x}: {e:?}", own.host.0, qpn.get());
         let ip = address_of(peer.host);
-        let ah = AhAttr { dgid: gid_of(ip), is_global: true, port_num: 1, ..AhAttr::default() };
+        let traffic_class = class << 5;
+        let ah = AhAttr { dgid: gid_of(ip), is_global: true, port_num: 1, traffic_class, ..AhAttr::default() };
         let attr = QpAttr {
             qp_access_flags: ALL_RIGHTS,
             port_num: 1,
@@ -300,6 +335,7 @@ impl SimHost {
         let qp = &mut self.qps[at as usize];
         let opcode = match verb {
             Verb::Write => WrOpcode::RdmaWrite,
+            Verb::WriteImm => WrOpcode::RdmaWriteWithImm,
             Verb::Read => WrOpcode::RdmaRead,
             Verb::Send => WrOpcode::Send,
         };

@@ -1,7 +1,7 @@
 //! What a simulation has measured: counted while it runs ([`Tally`]), and as it is written ([`Results`]).
 
 use crate::flows::Transfer;
-use crate::run::{PacketRun, PayloadMode};
+use crate::run::PacketRun;
 use crate::scenario::{Pattern, Scenario};
 use crate::topology;
 use burst_base::verbs::WcStatus;
@@ -44,9 +44,12 @@ pub struct Tally {
     pub corrupted: u64,
     /// Messages on their way.
     pub in_flight: u64,
-    /// Messages that have failed, by part of the traffic.
+    /// Messages that have failed, by part of the traffic; and those of them whose host has restarted.
     failed: Vec<u64>,
-    /// The first message that has failed.
+    restarted: Vec<u64>,
+    /// Counters of the engines of hosts that have restarted.
+    old_counters: BTreeMap<&'static str, u64>,
+    /// The first message that has failed and whose hosts have not restarted.
     pub first_failure: Option<Transfer>,
     ended: Vec<Ended>,
     warm_up: u64,
@@ -67,6 +70,8 @@ impl Tally {
             corrupted: 0,
             in_flight: 0,
             failed: vec![0; scenario.traffic.len()],
+            restarted: vec![0; scenario.traffic.len()],
+            old_counters: BTreeMap::new(),
             first_failure: None,
             ended: Vec::new(),
             warm_up: scenario.warm_up,
@@ -75,9 +80,21 @@ impl Tally {
         }
     }
 
-    /// Messages that have failed.
+    /// Messages that have failed though their hosts have not restarted.
     pub fn failed(&self) -> u64 {
-        self.failed.iter().sum()
+        self.failed.iter().sum::<u64>() - self.restarted.iter().sum::<u64>()
+    }
+
+    /// Keeps the counters of an engine that is lost.
+    pub fn keep_counters(&mut self, counters: &[(&'static str, u64)]) {
+        for (name, value) in counters.iter().filter(|(_, value)| *value > 0) {
+            *self.old_counters.entry(name).or_insert(0) += value;
+        }
+    }
+
+    /// Counters of the engines that are lost.
+    pub fn old_counters(&self) -> &BTreeMap<&'static str, u64> {
+        &self.old_counters
     }
 
     /// A message has begun.
@@ -85,13 +102,16 @@ impl Tally {
         self.in_flight += 1;
     }
 
-    /// A message has ended.
-    pub fn end(&mut self, flow: &Transfer) {
+    /// A message has ended; `by_restart` if one of its hosts has restarted since it began, or is down.
+    pub fn end(&mut self, flow: &Transfer, by_restart: bool) {
         self.in_flight -= 1;
         let (message, traffic) = (&flow.message, flow.traffic);
         if flow.status != WcStatus::Success as u8 {
             self.failed[usize::from(traffic)] += 1;
-            self.first_failure.get_or_insert(*flow);
+            self.restarted[usize::from(traffic)] += u64::from(by_restart);
+            if !by_restart {
+                self.first_failure.get_or_insert(*flow);
+            }
         } else if message.at >= self.warm_up {
             let (bytes, from, to) = (message.bytes, message.from, message.to);
             self.ended.push(Ended { traffic, bytes, from, to, begin: message.at, end: flow.end });
@@ -123,7 +143,7 @@ impl Tally {
             scenario_hash: format!("{:016x}", scenario.hash),
             seed: scenario.seed,
             cpu: scenario.node.cpu.name,
-            payload: if scenario.payload == PayloadMode::Real { "real" } else { "void" },
+            payload: scenario.payload.name(),
             is_partial: false,
             hosts: scenario.hosts,
             simulated_us: now as f64 / MICROSECOND,
@@ -164,6 +184,7 @@ impl Tally {
             kind: kind_of(&traffic.pattern),
             messages: ended.len() as u64,
             failed: self.failed[usize::from(part)],
+            restarted: self.restarted[usize::from(part)],
             goodput_gbps: bytes as f64 * 8.0 / seconds / 1e9,
             jain: jain(&by_source),
             time_us: Distribution::of(times),
@@ -241,6 +262,8 @@ pub struct TrafficResults {
     pub messages: u64,
     /// Messages that have failed.
     pub failed: u64,
+    /// Those of them whose host has restarted or was down.
+    pub restarted: u64,
     /// Bytes of messages that ended while traffic was offered, over that time.
     pub goodput_gbps: f64,
     /// Jain's index over the sources.
@@ -305,6 +328,10 @@ pub struct NetworkTotals {
     pub marks: u64,
     /// Pause frames.
     pub pauses: u64,
+    /// Pauses that the watchdog has ended.
+    pub pause_storms: u64,
+    /// Packets that the watchdog has dropped.
+    pub watchdog_drops: u64,
     /// The fullest queue of a switch, in bytes.
     pub queue_bytes_max: u64,
 }

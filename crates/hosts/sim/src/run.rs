@@ -5,23 +5,39 @@
 
 use burst_fabric::Cut;
 use burst_frame::{Flow, HEAD_MAX, TRAILER_LEN, TxFrame};
-use burst_span::{Backing, Span};
+use burst_span::{Backing, Span, pattern_fill};
 
 /// What becomes of the payload of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PayloadMode {
     /// The bytes travel: what was sent arrives, and a test may compare.
     Real,
+    /// Programs have no memory, but each message has bytes of its own that follow from their address. They do not travel; the
+    /// receiver's engine gets them and what it writes is compared, byte by byte.
+    Pattern,
     /// Only lengths travel. Programs have no memory; reading and writing it does nothing. What the engine itself puts into a
     /// payload (bitmaps of acknowledgements, management datagrams) travels.
     #[default]
     Void,
 }
 
+impl PayloadMode {
+    /// Its name in scenarios and results.
+    pub fn name(self) -> &'static str {
+        match self {
+            PayloadMode::Real => "real",
+            PayloadMode::Pattern => "pattern",
+            PayloadMode::Void => "void",
+        }
+    }
+}
+
 /// Bytes before each packet's head in the buffer: length of the head, padding and flag, length of the payload (two bytes).
 const PREFIX: usize = 4;
 /// Flag beside the padding: the payload is in the buffer.
 const CARRIED: u8 = 0x80;
+/// Flag beside the padding: the payload's address in pattern memory is in the buffer.
+const DERIVED: u8 = 0x40;
 
 /// Packets of one flow.
 #[derive(Clone, Debug)]
@@ -30,8 +46,19 @@ pub struct PacketRun {
     pub flow: Flow,
     /// Number of packets.
     pub count: u32,
-    /// For each packet: prefix, head, and the payload if it is not of a program without memory.
+    /// For each packet: prefix, head, and the payload or its address, but for programs without memory.
     bytes: Vec<u8>,
+}
+
+/// Where the payload of a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunPayload<'a> {
+    /// It does not travel.
+    Nowhere,
+    /// It travels.
+    Bytes(&'a [u8]),
+    /// It follows from this address.
+    At(u64),
 }
 
 /// One packet of a run.
@@ -41,8 +68,8 @@ pub struct RunPacket<'a> {
     pub head: &'a [u8],
     /// Bytes of payload.
     pub payload_len: usize,
-    /// The payload, or nothing if it does not travel.
-    pub payload: &'a [u8],
+    /// The payload.
+    pub payload: RunPayload<'a>,
     /// Zero bytes behind the payload.
     pub pad: usize,
 }
@@ -58,11 +85,21 @@ impl RunPacket<'_> {
     pub fn write_to(&self, out: &mut [u8]) {
         debug_assert_eq!(out.len(), self.len() + TRAILER_LEN);
         out[..self.head.len()].copy_from_slice(self.head);
-        if !self.payload.is_empty() {
-            out[self.head.len()..][..self.payload_len].copy_from_slice(self.payload);
+        let place = &mut out[self.head.len()..][..self.payload_len];
+        match self.payload {
+            RunPayload::Nowhere => {}
+            RunPayload::Bytes(payload) => place.copy_from_slice(payload),
+            RunPayload::At(addr) => pattern_fill(addr, place),
         }
         out[self.head.len() + self.payload_len..].fill(0);
     }
+}
+
+/// The address of a payload that is in one piece of pattern memory.
+fn pattern_of(spans: &[Span]) -> Option<u64> {
+    let (first, rest) = spans.split_first()?;
+    let whole = rest.iter().try_fold(*first, |whole, span| whole.joined(span))?;
+    (whole.backing() == Backing::Pattern).then(|| whole.as_ptr() as u64)
 }
 
 impl PacketRun {
@@ -77,11 +114,14 @@ impl PacketRun {
         debug_assert!(usize::from(frame.head_len) <= HEAD_MAX);
         let start = self.bytes.len();
         let [low, high] = frame.payload_len.to_le_bytes();
-        let is_carried = spans.iter().any(|span| span.backing() != Backing::Null);
-        let flag = if is_carried { CARRIED } else { 0 };
+        let (pattern, is_null) = (pattern_of(spans), spans.iter().all(|span| span.backing() == Backing::Null));
+        let flag = if pattern.is_some() { DERIVED } else { CARRIED };
+        let flag = if is_null { 0 } else { flag };
         self.bytes.extend_from_slice(&[frame.head_len, frame.pad | flag, low, high]);
         self.bytes.extend_from_slice(frame.head());
-        if is_carried {
+        if let Some(addr) = pattern {
+            self.bytes.extend_from_slice(&addr.to_le_bytes());
+        } else if !is_null {
             for span in spans {
                 let at = self.bytes.len();
                 self.bytes.resize(at + span.len(), 0);
@@ -101,9 +141,19 @@ impl PacketRun {
         let payload_len = usize::from(u16::from_le_bytes([low, high]));
         let head_at = at + PREFIX;
         let payload_at = head_at + usize::from(head_len);
-        let end = payload_at + if mark & CARRIED != 0 { payload_len } else { 0 };
-        let (head, payload) = (self.bytes.get(head_at..payload_at)?, self.bytes.get(payload_at..end)?);
-        Some((RunPacket { head, payload_len, payload, pad: usize::from(mark & !CARRIED) }, end))
+        let head = self.bytes.get(head_at..payload_at)?;
+        let (payload, end) = match mark & (CARRIED | DERIVED) {
+            0 => (RunPayload::Nowhere, payload_at),
+            DERIVED => {
+                let addr = self.bytes.get(payload_at..)?.first_chunk()?;
+                (RunPayload::At(u64::from_le_bytes(*addr)), payload_at + size_of::<u64>())
+            }
+            _ => {
+                let end = payload_at + payload_len;
+                (RunPayload::Bytes(self.bytes.get(payload_at..end)?), end)
+            }
+        };
+        Some((RunPacket { head, payload_len, payload, pad: usize::from(mark & !(CARRIED | DERIVED)) }, end))
     }
 
     /// Gives the buffer back, for another run.
@@ -135,6 +185,7 @@ mod tests {
         let own = burst_span::ProcessMemory::own().expect("own memory");
         let span = match mode {
             PayloadMode::Real => own.span(memory.as_ptr() as u64, 200),
+            PayloadMode::Pattern => Span::pattern(4_001, 200),
             PayloadMode::Void => Span::null(200),
         };
         let mut batch = TxBatch::new(8);
@@ -168,6 +219,22 @@ mod tests {
     }
 
     #[test]
+    fn payload_that_follows_from_its_address_does() {
+        let all = packets(&run(PayloadMode::Pattern));
+        let mut expected = vec![0; 200];
+        pattern_fill(4_001, &mut expected);
+        assert_eq!((&all[0][28..128], &all[1][12..19]), (&expected[..100], &expected[100..107]));
+        assert_eq!((all[0][27], all[1].len(), all[1][19]), (1, 12 + 7 + 1 + 4, 0));
+        // Two pieces that are not neighbours are read.
+        let mut batch = TxBatch::new(8);
+        let span = Span::pattern(4_001, 200);
+        assert!(batch.push(&Flow::default(), &[1; 12], &[span.sub(0, 50), span.sub(60, 50)], 0));
+        let mut run = PacketRun::new(Flow::default(), Vec::new());
+        assert!(batch.frames().iter().all(|frame| run.push(frame, batch.spans_of(frame))));
+        assert_eq!(packets(&run)[0][12..112], [&expected[..50], &expected[60..110]].concat());
+    }
+
+    #[test]
     fn payload_that_does_not_travel_has_its_length() {
         let all = packets(&run(PayloadMode::Void));
         assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [132, 24, 20]);
@@ -186,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_cut_run_has_the_same_packets() {
-        for mode in [PayloadMode::Real, PayloadMode::Void] {
+        for mode in [PayloadMode::Real, PayloadMode::Pattern, PayloadMode::Void] {
             for keep in 0..=3 {
                 let whole = packets(&run(mode));
                 let mut first = run(mode);

@@ -3,6 +3,7 @@
 //! Everything wrong in a file is one sentence with line and key, and what was expected: [`ScenarioError`].
 
 pub mod file;
+mod traffic;
 pub mod value;
 
 use crate::cpu::CpuProfile;
@@ -10,17 +11,23 @@ use crate::node::Verb;
 use crate::run::PayloadMode;
 use burst_base::verbs::Mtu;
 use burst_cc::{CcChoice, CcTable, ChoiceRank, Params};
-use file::{FaultTable, File, HostsTable, TrafficTable};
+use burst_fabric::{CLASSES, PacketFate};
+use file::{File, HostsTable};
 use std::ops::Range;
 use toml::Spanned;
-use value::{Delay, Share};
+use value::Delay;
 
 /// Most hosts of a simulation.
 pub const HOSTS_MAX: u32 = 4_096;
-/// Most messages of a stream at one time.
-const DEPTH_MAX: u32 = 1_024;
+/// Most messages of a stream at one time, and most requests of a queue pair.
+pub const DEPTH_MAX: u32 = 1_024;
 /// Most spine switches.
 const SPINES_MAX: u32 = 256;
+/// Trains that the buffer of a switch holds at least. A train takes its place as a whole, and two hosts whose trains fill a
+/// buffer would drop each other's without end, although single packets would all have passed.
+const TRAINS_MIN: u64 = 16;
+/// Weights of deficit round robin in bytes.
+const WEIGHTS: std::ops::RangeInclusive<u64> = 64..=16 << 20;
 /// Largest message, which is one request: 1 GiB.
 const MESSAGE_MAX: u64 = 1 << 30;
 
@@ -55,6 +62,8 @@ pub struct Scenario {
     pub links: file::LinksTable,
     /// Settings of switches.
     pub switches: file::SwitchesTable,
+    /// Settings of classes that are not those of all.
+    pub classes: Vec<file::ClassTable>,
     /// Number of hosts.
     pub hosts: u32,
     /// Settings of hosts.
@@ -86,7 +95,7 @@ pub struct NodeSettings {
     pub receive_bytes: u64,
     /// Local ACK timeout, IBA 9.7.6.1.3: 4.096 µs · 2^n.
     pub timeout: u8,
-    /// Bytes of memory of each program, if payload travels.
+    /// Bytes of memory of each program, or of its addresses if it has none.
     pub memory: u64,
 }
 
@@ -97,6 +106,8 @@ pub struct TrafficPart {
     pub pattern: Pattern,
     /// The request by which each message moves.
     pub verb: Verb,
+    /// Class of its packets and acknowledgements, 0 to 7.
+    pub class: u8,
     /// When it begins, in picoseconds.
     pub begin: u64,
     /// When its last message begins at the latest.
@@ -155,16 +166,17 @@ pub enum Pattern {
         /// Picoseconds from one round to the next; 0: one round.
         every: u64,
     },
-    /// Each host sends one message to the host `shift` further on, every `every` (0: once).
+    /// Each host sends one message to another one, and each host is sent one, every `every` (0: once).
     Permutation {
-        /// Distance of the destination.
-        shift: u32,
+        /// Distance of the destination; `None`: a new random permutation in each round.
+        shift: Option<u32>,
         /// Bytes of a message.
         bytes: u64,
         /// Picoseconds from one round to the next; 0: one round.
         every: u64,
     },
-    /// All hosts reduce and gather `bytes` around a ring, again and again.
+    /// All hosts reduce and gather `bytes` around a ring, again and again. A host begins a step when it has received the one
+    /// before.
     Ring {
         /// Bytes that are reduced.
         bytes: u64,
@@ -178,6 +190,8 @@ pub struct Fault {
     pub at: u64,
     /// How long; 0: until the end.
     pub lasts: u64,
+    /// From one beginning to the next, until the end of the traffic; 0: once.
+    pub every: u64,
     /// What.
     pub kind: FaultKind,
 }
@@ -198,6 +212,36 @@ pub enum FaultKind {
     Stall {
         /// The host.
         host: u32,
+    },
+    /// The adapter of a host pauses a class all the time.
+    PauseStorm {
+        /// The host.
+        host: u32,
+        /// The class.
+        class: u8,
+    },
+    /// A host restarts, and is down while the fault lasts, or for no time.
+    Restart {
+        /// The host.
+        host: u32,
+    },
+    /// The clock of a host is set forward, and is faster or slower while the fault lasts.
+    Clock {
+        /// The host.
+        host: u32,
+        /// Picoseconds forward.
+        offset: u64,
+        /// Parts per million.
+        drift: i32,
+    },
+    /// Packets that a host sends from then on have a fate.
+    Packets {
+        /// The host.
+        host: u32,
+        /// Their numbers, from 0.
+        numbers: Vec<u64>,
+        /// The fate.
+        fate: PacketFate,
     },
 }
 
@@ -224,6 +268,12 @@ impl Text<'_> {
             return Ok(number);
         }
         self.refuse(host.span(), format!("{key}: there is no host {number}; the hosts are 0 to {}", hosts - 1))
+    }
+    fn class(&self, class: &Spanned<u8>) -> Result<u8, ScenarioError> {
+        match *class.get_ref() {
+            number if usize::from(number) < CLASSES => Ok(number),
+            number => self.refuse(class.span(), format!("class: {number}; expected 0 to {}", CLASSES - 1)),
+        }
     }
     fn message(&self, key: &str, size: &Spanned<value::Size>) -> Result<u64, ScenarioError> {
         match size.get_ref().0 {
@@ -252,23 +302,32 @@ impl Scenario {
             ScenarioError { line: text.line(&span), what }
         })?;
         let hosts = topology_hosts(&text, &file.topology)?;
-        let node = node_settings(&text, &file.hosts, file.payload.unwrap_or_default())?;
+        let mut node = node_settings(&text, &file.hosts, file.payload.unwrap_or_default())?;
         let (time, warm_up) = (file.time.get_ref().0, file.warm_up.unwrap_or_default().0);
         if time == 0 || warm_up >= time {
             return text.refuse(file.time.span(), "time: expected more than 0 and more than warm_up");
         }
         check_switches(&text, &file.switches)?;
-        let mut traffic = Vec::new();
-        for table in &file.traffic {
-            traffic.push(read_traffic(&text, table, hosts, time)?);
+        if let Some(buffer) = file.switches.buffer {
+            node.train_bytes = node.train_bytes.min((buffer.0 / TRAINS_MIN).try_into().unwrap_or(u32::MAX));
         }
+        check_classes(&text, &file.class, &file.switches)?;
+        let traffic: Vec<TrafficPart> = file
+            .traffic
+            .iter()
+            .map(|table| traffic::read_traffic(&text, table, hosts, time))
+            .collect::<Result<_, _>>()?;
         if traffic.is_empty() {
             return text.refuse(0..0, "[[traffic]] is missing: a scenario without traffic shows nothing");
         }
-        let faults = file.fault.iter().map(|table| read_fault(&text, table, hosts)).collect::<Result<_, _>>()?;
+        let faults =
+            file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts, time)).collect::<Result<_, _>>()?;
         let payload = file.payload.unwrap_or_default().mode();
         if payload == PayloadMode::Real && hosts > 64 {
-            return text.refuse(0..0, format!("payload: \"real\" is for 64 hosts at most, not {hosts}; use \"void\""));
+            return text.refuse(
+                0..0,
+                format!("payload: \"real\" is for 64 hosts at most, not {hosts}; use \"pattern\" or \"void\""),
+            );
         }
         Ok(Scenario {
             name: file.name.unwrap_or_else(|| "scenario".into()),
@@ -280,6 +339,7 @@ impl Scenario {
             topology: file.topology.into_inner(),
             links: file.links,
             switches: file.switches,
+            classes: file.class.into_iter().map(Spanned::into_inner).collect(),
             hosts,
             node,
             traffic,
@@ -313,6 +373,7 @@ fn topology_hosts(text: &Text<'_>, table: &Spanned<file::TopologyTable>) -> Resu
         K::Star => ("star", &["hosts"]),
         K::Dumbbell => ("dumbbell", &["hosts", "fabric_rate"]),
         K::LeafSpine => ("leaf-spine", &["hosts", "leaves", "spines", "fabric_rate"]),
+        K::Ring => ("ring", &["hosts", "switches", "fabric_rate"]),
         K::FatTree => ("fat-tree", &["hosts", "fabric_rate"]),
     };
     only(text, &span, name, &given, &[&common[..], own].concat())?;
@@ -331,12 +392,14 @@ fn topology_hosts(text: &Text<'_>, table: &Spanned<file::TopologyTable>) -> Resu
         K::Dumbbell => hosts.is_multiple_of(2),
         K::LeafSpine => t.leaves.is_some_and(|leaves| leaves > 0 && hosts.is_multiple_of(leaves)),
         K::FatTree => [16, 64, 256, 1_024, 4_096].contains(&hosts),
+        K::Ring => t.switches.as_ref().is_some_and(|all| *all.get_ref() >= 3 && hosts.is_multiple_of(*all.get_ref())),
         K::Pair | K::Star => true,
     };
     if !fits {
         let expected = match t.kind {
             K::Dumbbell => "an even number of hosts, half of them on each side",
             K::LeafSpine => "leaves, with the same number of hosts on each",
+            K::Ring => "at least 3 switches, with the same number of hosts on each",
             _ => "16, 64, 256, 1024 or 4096 hosts",
         };
         return text.refuse(span, format!("hosts: {hosts} hosts do not fit kind \"{name}\"; expected {expected}"));
@@ -354,11 +417,40 @@ fn check_switches(text: &Text<'_>, table: &file::SwitchesTable) -> Result<(), Sc
     if let Some(alpha) = table.alpha.as_ref().filter(|alpha| !(0.001..=1_000.0).contains(alpha.get_ref())) {
         return text.refuse(alpha.span(), format!("alpha: {}; expected 0.001 to 1000", alpha.get_ref()));
     }
-    match (&table.ecn_min, &table.ecn_max) {
+    check_marks(text, table.ecn_min, &table.ecn_max)
+}
+
+fn check_marks(
+    text: &Text<'_>,
+    min: Option<value::Size>,
+    max: &Option<Spanned<value::Size>>,
+) -> Result<(), ScenarioError> {
+    match (min, max) {
         (None, Some(max)) => text.refuse(max.span(), "ecn_max: without ecn_min"),
-        (Some(min), Some(max)) if max.get_ref() < min => text.refuse(max.span(), "ecn_max: less than ecn_min"),
+        (Some(min), Some(max)) if *max.get_ref() < min => text.refuse(max.span(), "ecn_max: less than ecn_min"),
         _ => Ok(()),
     }
+}
+
+fn check_classes(
+    text: &Text<'_>,
+    tables: &[Spanned<file::ClassTable>],
+    switches: &file::SwitchesTable,
+) -> Result<(), ScenarioError> {
+    let mut known = [false; CLASSES];
+    for table in tables {
+        let t = table.get_ref();
+        let class = text.class(&t.class)?;
+        if std::mem::replace(&mut known[usize::from(class)], true) {
+            return text.refuse(t.class.span(), format!("class: there are two tables of class {class}"));
+        }
+        if let Some(weight) = t.weight.as_ref().filter(|weight| !WEIGHTS.contains(&weight.get_ref().0)) {
+            let (bytes, [least, most]) = (weight.get_ref().0, [WEIGHTS.start(), WEIGHTS.end()]);
+            return text.refuse(weight.span(), format!("weight: {bytes} bytes; expected {least} to {most}"));
+        }
+        check_marks(text, t.ecn_min.or(switches.ecn_min), &t.ecn_max)?;
+    }
+    Ok(())
 }
 
 fn node_settings(
@@ -397,6 +489,8 @@ fn node_settings(
     }
     let memory = match payload {
         file::Payload::Real => t.memory.map_or(4 << 20, |size| size.0.next_multiple_of(4_096).max(4_096)),
+        // Each message has addresses of its own.
+        file::Payload::Pattern => 1 << 60,
         file::Payload::Void => 1 << 40,
     };
     Ok(NodeSettings {
@@ -410,136 +504,6 @@ fn node_settings(
         timeout,
         memory,
     })
-}
-
-fn read_traffic(
-    text: &Text<'_>,
-    table: &Spanned<TrafficTable>,
-    hosts: u32,
-    time: u64,
-) -> Result<TrafficPart, ScenarioError> {
-    use file::TrafficKind as K;
-    let (span, t) = (table.span(), table.get_ref());
-    let common = ["kind", "verb", "begin", "end"];
-    let (name, own): (&str, &[&str]) = match t.kind {
-        K::Stream => ("stream", &["from", "to", "size", "depth", "count"]),
-        K::Poisson => ("poisson", &["sizes", "size", "load"]),
-        K::Incast => ("incast", &["to", "senders", "size", "every"]),
-        K::AllToAll => ("all-to-all", &["size", "every"]),
-        K::Permutation => ("permutation", &["shift", "size", "every"]),
-        K::Ring => ("ring", &["size"]),
-    };
-    only(text, &span, name, &t.given(), &[&common[..], own].concat())?;
-    let size = || match &t.size {
-        Some(size) => text.message("size", size),
-        None => text.need(&span, "size", None),
-    };
-    let host = |key: &str, host: &Option<Spanned<u32>>, default: Option<u32>| match (host, default) {
-        (Some(host), _) => text.host(key, host, hosts),
-        (None, Some(default)) => Ok(default),
-        (None, None) => text.need(&span, key, None),
-    };
-    let every = t.every.unwrap_or_default().0;
-    let pattern = match t.kind {
-        K::Stream => {
-            let (from, to) = (host("from", &t.from, Some(0))?, host("to", &t.to, Some(1))?);
-            if from == to {
-                return text.refuse(span, format!("to: host {to} would send to itself"));
-            }
-            let depth = match t.depth.as_ref().map(|depth| (*depth.get_ref(), depth.span())) {
-                None => 16,
-                Some((depth @ 1..=DEPTH_MAX, _)) => depth,
-                Some((depth, span)) => {
-                    return text.refuse(span, format!("depth: {depth}; expected 1 to {DEPTH_MAX}"));
-                }
-            };
-            Pattern::Stream { from, to, bytes: size()?, depth, count: t.count.unwrap_or(u64::MAX) }
-        }
-        K::Poisson => Pattern::Poisson { sizes: read_sizes(text, &span, t)?, load: read_load(text, &span, t)? },
-        K::Incast => {
-            let to = host("to", &t.to, Some(0))?;
-            let senders = t.senders.as_ref().map_or(hosts - 1, |senders| *senders.get_ref());
-            if senders == 0 || senders >= hosts {
-                let span = t.senders.as_ref().map_or(span, Spanned::span);
-                return text.refuse(span, format!("senders: {senders}; expected 1 to {}", hosts - 1));
-            }
-            Pattern::Incast { to, senders, bytes: size()?, every }
-        }
-        K::AllToAll => Pattern::AllToAll { bytes: size()?, every },
-        K::Permutation => {
-            let shift = t.shift.as_ref().map_or(hosts / 2, |shift| *shift.get_ref());
-            if shift == 0 || shift >= hosts {
-                let span = t.shift.as_ref().map_or(span, Spanned::span);
-                return text.refuse(span, format!("shift: {shift}; expected 1 to {}", hosts - 1));
-            }
-            Pattern::Permutation { shift, bytes: size()?, every }
-        }
-        K::Ring => Pattern::Ring { bytes: size()? },
-    };
-    let (begin, end) = (t.begin.unwrap_or_default().0, t.end.map_or(time, |end| end.0.min(time)));
-    if begin >= end {
-        return text.refuse(table.span(), "begin: not before the end of the traffic");
-    }
-    Ok(TrafficPart { pattern, verb: t.verb.unwrap_or_default().verb(), begin, end })
-}
-
-fn read_load(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<f64, ScenarioError> {
-    let load = text.need(span, "load", t.load.as_ref())?;
-    let Share(share) = *load.get_ref();
-    if share > 0.0 { Ok(share) } else { text.refuse(load.span(), "load: 0; expected more than 0, up to 1") }
-}
-
-fn read_sizes(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<Sizes, ScenarioError> {
-    match (&t.sizes, &t.size) {
-        (None, Some(size)) => Ok(Sizes::Fixed(text.message("size", size)?)),
-        (Some(sizes), None) => match sizes.get_ref() {
-            file::SizesValue::Name(name) => match burst_fabric::traffic::TABLES.iter().any(|table| table.name == *name)
-            {
-                true => Ok(Sizes::Table(name.clone())),
-                false => {
-                    let all: Vec<_> = burst_fabric::traffic::TABLES.iter().map(|table| table.name).collect();
-                    let all = all.join(", ");
-                    text.refuse(sizes.span(), format!("sizes: there is no table \"{name}\"; expected one of {all}"))
-                }
-            },
-            file::SizesValue::Steps(steps) => {
-                let is_rising = steps.windows(2).all(|w| w[0].0 <= w[1].0 && w[0].1 <= w[1].1);
-                let ends = steps.last().is_some_and(|last| last.1 == 1.0 || last.1 == 100.0);
-                if !is_rising
-                    || !ends
-                    || steps.iter().any(|step| step.0 > MESSAGE_MAX || step.1.is_nan() || step.1 < 0.0)
-                {
-                    let expected = "rows [bytes, share] whose bytes and shares do not fall, the last with share 1";
-                    return text.refuse(sizes.span(), format!("sizes: the table is not monotone; expected {expected}"));
-                }
-                let scale = steps.last().map_or(1.0, |last| last.1);
-                Ok(Sizes::Own(steps.iter().map(|(bytes, share)| (*bytes, share / scale)).collect()))
-            }
-        },
-        (Some(sizes), Some(_)) => text.refuse(sizes.span(), "sizes: beside size; expected one of them"),
-        (None, None) => text.need(span, "sizes", None),
-    }
-}
-
-fn read_fault(text: &Text<'_>, table: &Spanned<FaultTable>, hosts: u32) -> Result<Fault, ScenarioError> {
-    use file::FaultKindName as K;
-    let (span, t) = (table.span(), table.get_ref());
-    let common = ["kind", "at", "for"];
-    let (name, own): (&str, &[&str]) = match t.kind {
-        K::Link => ("link-down", &["link"]),
-        K::Drops => ("drops", &["switch", "share"]),
-        K::Stall => ("stall", &["host"]),
-    };
-    only(text, &span, name, &t.given(), &[&common[..], own].concat())?;
-    let kind = match t.kind {
-        K::Link => FaultKind::Link(text.need(&span, "link", t.link.clone())?),
-        K::Drops => FaultKind::Drops {
-            switch: text.need(&span, "switch", t.switch.clone())?,
-            share: text.need(&span, "share", t.share)?.0,
-        },
-        K::Stall => FaultKind::Stall { host: text.host("host", text.need(&span, "host", t.host.as_ref())?, hosts)? },
-    };
-    Ok(Fault { at: t.at.0, lasts: t.lasts.unwrap_or_default().0, kind })
 }
 
 #[cfg(test)]

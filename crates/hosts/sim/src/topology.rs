@@ -4,10 +4,11 @@ use crate::port::WIRE_OVERHEAD;
 use crate::results::NetworkTotals;
 use crate::run::PacketRun;
 use crate::scenario::file::TopologyKind;
-use crate::scenario::value::{Rate, Share};
-use crate::scenario::{FaultKind, Pattern, Scenario};
+use crate::scenario::value::{Rate, Share, Size};
+use crate::scenario::{DEPTH_MAX, FaultKind, Pattern, Scenario};
 use burst_fabric::topology::{FatTree, Speeds};
-use burst_fabric::{HostId, LinkFaults, Network, Switches, Topology, Totals};
+use burst_fabric::{CLASSES, ClassSettings, HostId, LinkFaults, Network, Switches, Topology, Totals};
+use toml::Spanned;
 
 /// Rate of a host's link when the scenario has none: 100 Gbit/s.
 const RATE_DEFAULT: u64 = 100_000_000_000;
@@ -25,7 +26,12 @@ pub fn host_rate(scenario: &Scenario) -> u64 {
 
 /// Requests that a queue pair must hold.
 pub fn queue_depth(scenario: &Scenario) -> u32 {
-    let depth = |pattern: &Pattern| if let Pattern::Stream { depth, .. } = pattern { *depth } else { 4 };
+    let depth = |pattern: &Pattern| match pattern {
+        Pattern::Stream { depth, .. } => *depth,
+        // A host that receives nothing holds up the others only when each has sent it as many steps as there are hosts.
+        Pattern::Ring { .. } => (scenario.hosts + 1).min(DEPTH_MAX),
+        _ => 4,
+    };
     scenario.traffic.iter().map(|traffic| depth(&traffic.pattern)).max().unwrap_or(4).max(4)
 }
 
@@ -49,6 +55,7 @@ pub fn build(scenario: &Scenario) -> Result<Topology, String> {
             t.spines.as_ref().map_or(1, |spines| *spines.get_ref()),
             speeds,
         ),
+        TopologyKind::Ring => Topology::ring(hosts, t.switches.as_ref().map_or(3, |all| *all.get_ref()), speeds),
         TopologyKind::FatTree => {
             let shape = FatTree::of_srnic(hosts).ok_or("a fat tree has 16, 64, 256, 1024 or 4096 hosts")?;
             Topology::fat_tree(hosts, shape, speeds)
@@ -70,16 +77,41 @@ pub fn build(scenario: &Scenario) -> Result<Topology, String> {
     topology.settings = Switches {
         buffer: s.buffer.map_or(default.buffer, |size| size.0),
         alpha: s.alpha.as_ref().map_or(default.alpha, |alpha| *alpha.get_ref()),
-        pfc: s.pfc.unwrap_or(default.pfc),
         headroom: s.headroom.map_or(headroom, |size| size.0),
-        ecn_min: s.ecn_min.map_or(default.ecn_min, |size| size.0),
-        ecn_max: s.ecn_max.as_ref().map(|size| *size.get_ref()).or(s.ecn_min).map_or(default.ecn_max, |size| size.0),
-        ecn_share: s.ecn_share.map_or(default.ecn_share, |share| share.0),
+        watchdog: s.pfc_watchdog.map_or(default.watchdog, |time| time.0),
         adapter: scenario.node.send_bytes,
+        classes: classes(scenario),
     };
     topology.check()?;
     check_faults(scenario, &topology)?;
     Ok(topology)
+}
+
+/// The settings of all classes: those of `[switches]`, and what `[[class]]` says otherwise. A class with an `ecn_min` of its own
+/// and no `ecn_max` has a step.
+fn classes(scenario: &Scenario) -> [ClassSettings; CLASSES] {
+    let (s, default) = (&scenario.switches, ClassSettings::default());
+    let size = |max: &Option<Spanned<Size>>| max.as_ref().map(|size| size.get_ref().0);
+    let ecn_min = s.ecn_min.map(|size| size.0);
+    let of_all = ClassSettings {
+        weight: 0,
+        pfc: s.pfc.unwrap_or(default.pfc),
+        ecn_min: ecn_min.unwrap_or(default.ecn_min),
+        ecn_max: size(&s.ecn_max).or(ecn_min).unwrap_or(default.ecn_max),
+        ecn_share: s.ecn_share.map_or(default.ecn_share, |share| share.0),
+    };
+    let mut classes = [of_all; CLASSES];
+    for table in &scenario.classes {
+        let class = &mut classes[usize::from(*table.class.get_ref())];
+        class.weight = table.weight.as_ref().map_or(0, |weight| weight.get_ref().0);
+        class.pfc = table.pfc.unwrap_or(class.pfc);
+        if let Some(Size(min)) = table.ecn_min {
+            (class.ecn_min, class.ecn_max) = (min, min);
+        }
+        class.ecn_max = size(&table.ecn_max).unwrap_or(class.ecn_max);
+        class.ecn_share = table.ecn_share.map_or(class.ecn_share, |share| share.0);
+    }
+    classes
 }
 
 /// Checks that the links and switches of faults exist.
@@ -102,9 +134,19 @@ fn check_faults(scenario: &Scenario, topology: &Topology) -> Result<(), String> 
 
 /// What the network has counted.
 pub fn totals(network: &Network<PacketRun>, receive_overflows: u64, corrupted: u64) -> NetworkTotals {
-    let Totals { buffer_drops, losses, marks, pauses, .. } = *network.totals();
+    let Totals { buffer_drops, losses, marks, pauses, pause_storms, watchdog_drops, .. } = *network.totals();
     let queue_bytes_max = network.queue_max();
-    NetworkTotals { buffer_drops, losses, corrupted, receive_overflows, marks, pauses, queue_bytes_max }
+    NetworkTotals {
+        buffer_drops,
+        losses,
+        corrupted,
+        receive_overflows,
+        marks,
+        pauses,
+        pause_storms,
+        watchdog_drops,
+        queue_bytes_max,
+    }
 }
 
 /// Picoseconds from the post of a message to its completion in an idle network with ideal hosts: propagation, each packet once

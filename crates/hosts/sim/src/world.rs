@@ -4,9 +4,13 @@
 //! come in this order, hosts by their numbers. A host that has run runs again when its processor is free and it has work, at the
 //! engine's next deadline, or when packets arrive.
 
+mod restart;
+
+use crate::capture::SimCapture;
+use crate::clock::HostClock;
 use crate::connections::{Connections, Place};
 use crate::flows::{SimMessage, TrafficSource, Transfer};
-use crate::memory::Parts;
+use crate::memory::{Parts, PatternMemory};
 use crate::node::{MemoryPart, NodeConfig, SimHost, Verb};
 use crate::port::{Outgoing, PassWork, SimPortConfig, lock};
 use crate::results::{Results, Tally};
@@ -16,11 +20,12 @@ use crate::topology;
 use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_base::verbs::WcStatus;
-use burst_fabric::{Delivery, HostId, Network, Train};
+use burst_fabric::{Delivery, HostId, Network, PacketSchedule, Train};
 use burst_shm::Cqe;
+use burst_span::{PatternWrite, take_pattern_writes};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 
 /// Picoseconds per nanosecond, the engine's unit.
 const NANOSECOND: u64 = 1_000;
@@ -63,6 +68,11 @@ struct HostState {
     wake_at: u64,
     /// Until when the processor is busy.
     busy_until: u64,
+    /// What its engine takes for the time.
+    clock: HostClock,
+    /// How often it has restarted, and when it is up again.
+    boots: u32,
+    up_at: u64,
     /// Trains that the adapter had no room for.
     backlog: VecDeque<Train<PacketRun>>,
     /// The parts of the program's memory that are in use.
@@ -84,13 +94,13 @@ pub struct World {
     /// Faults that have not happened, the next one last; and those that end.
     faults: Vec<(u64, usize, bool)>,
     memory: Option<OwnedFd>,
+    /// The messages of programs without memory, if their bytes are checked.
+    pattern: Option<PatternMemory>,
+    writes: Vec<PatternWrite>,
     arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
+    capture: Option<SimCapture>,
     now: u64,
-}
-
-fn to_nanos(at: u64) -> Nanos {
-    Nanos(at / NANOSECOND)
 }
 
 impl World {
@@ -118,6 +128,7 @@ impl World {
             selective: settings.selective,
             timeout: settings.timeout,
             depth: topology::queue_depth(scenario),
+            payload: scenario.payload,
             memory: settings.memory,
             seed: rng.next_u64(),
         };
@@ -127,21 +138,19 @@ impl World {
             node: None,
             wake_at: NEVER,
             busy_until: 0,
+            clock: HostClock::default(),
+            boots: 0,
+            up_at: 0,
             backlog: VecDeque::new(),
             parts: Parts::default(),
         };
-        let mut faults: Vec<(u64, usize, bool)> = Vec::new();
-        for (index, fault) in scenario.faults.iter().enumerate() {
-            faults.push((fault.at, index, true));
-            if fault.lasts > 0 {
-                faults.push((fault.at + fault.lasts, index, false));
-            }
-        }
-        faults.sort_unstable_by_key(|fault| Reverse(*fault));
+        let faults = plan_faults(scenario);
         let memory = match scenario.payload {
             PayloadMode::Real => Some(shared_memory(u64::from(scenario.hosts) * settings.memory).map_err(no_memory)?),
-            PayloadMode::Void => None,
+            PayloadMode::Pattern | PayloadMode::Void => None,
         };
+        // What an earlier simulation of this thread has left.
+        take_pattern_writes(&mut Vec::new());
         Ok(World {
             scenario: scenario.clone(),
             node_config,
@@ -154,10 +163,34 @@ impl World {
             free_flows: Vec::new(),
             faults,
             memory,
+            pattern: (scenario.payload == PayloadMode::Pattern).then(PatternMemory::default),
+            writes: Vec::new(),
             arrivals: Vec::new(),
             tally: Tally::new(scenario),
+            capture: None,
             now: 0,
         })
+    }
+
+    /// Writes the packets of one host into `capture` from now on.
+    ///
+    /// # Errors
+    /// A sentence when there is no such host.
+    pub fn set_capture(&mut self, capture: SimCapture) -> Result<(), String> {
+        let (host, hosts) = (capture.host, self.scenario.hosts);
+        if host >= hosts {
+            return Err(format!("there is no host {host} to capture at, only 0 to {}", hosts - 1));
+        }
+        self.capture = Some(capture);
+        Ok(())
+    }
+
+    /// Ends the capture, if there is one.
+    ///
+    /// # Errors
+    /// A sentence when not everything could be written.
+    pub fn end_capture(&mut self) -> Result<(), String> {
+        self.capture.take().map_or(Ok(()), SimCapture::finish).map_err(|e| format!("the capture is not whole: {e}"))
     }
 
     /// The time, in picoseconds.
@@ -187,7 +220,7 @@ impl World {
         }
         debug_assert!(at >= self.now, "time goes forward");
         self.now = at;
-        self.run_faults();
+        self.run_faults()?;
         self.run_sources()?;
         self.run_network();
         while let Some(Reverse((wake, host))) = self.wakes.peek().copied()
@@ -207,6 +240,8 @@ impl World {
     /// [`SimError::Violation`].
     pub fn check_end(&self) -> Result<(), SimError> {
         let violated = |what: String| Err(SimError::Violation { at: self.now, what });
+        // First: a network that loses count loses messages, too.
+        self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))?;
         if self.tally.in_flight > 0 {
             return violated(format!("{} messages have not ended", self.tally.in_flight));
         }
@@ -217,12 +252,12 @@ impl World {
                  {at} ps and failed at {end} ps with status {status}"
             ));
         }
-        self.network.check_conservation().or_else(|what| violated(format!("packets have vanished: {what}")))
+        Ok(())
     }
 
     /// What has been measured until now; `is_partial` if the simulation was stopped.
     pub fn results(&self, is_partial: bool) -> Results {
-        let mut engine = BTreeMap::new();
+        let mut engine = self.tally.old_counters().clone();
         for node in self.hosts.iter().filter_map(|state| state.node.as_ref()) {
             for (name, value) in node.counters().snapshot().into_iter().filter(|(_, value)| *value > 0) {
                 *engine.entry(name).or_insert(0) += value;
@@ -231,7 +266,7 @@ impl World {
         Results { engine, is_partial, ..self.tally.results(&self.scenario, &self.network, self.now) }
     }
 
-    fn run_faults(&mut self) {
+    fn run_faults(&mut self) -> Result<(), SimError> {
         while let Some((at, index, begins)) = self.faults.last().copied()
             && at <= self.now
         {
@@ -247,8 +282,26 @@ impl World {
                     self.network.stall_nic(self.now, HostId(*host), until);
                 }
                 FaultKind::Stall { .. } => {}
+                FaultKind::Restart { host } if begins => {
+                    let (host, lasts) = (*host, fault.lasts);
+                    self.restart(host, lasts)?;
+                }
+                FaultKind::Restart { .. } => {}
+                FaultKind::Clock { host, offset, drift } => {
+                    let (host, (offset, drift)) = (*host, if begins { (*offset, *drift) } else { (0, 0) });
+                    self.hosts[host as usize].clock.change(self.now, offset, drift);
+                    // What it waits for may be due.
+                    self.wake(host, self.now);
+                }
+                FaultKind::Packets { host, numbers, fate } => {
+                    self.network.add_schedule(HostId(*host), PacketSchedule::new(numbers, *fate));
+                }
+                FaultKind::PauseStorm { host, class } => {
+                    self.network.set_pause_storm(self.now, HostId(*host), *class, begins);
+                }
             }
         }
+        Ok(())
     }
 
     fn run_sources(&mut self) -> Result<(), SimError> {
@@ -276,8 +329,8 @@ impl World {
         if state.node.is_none() {
             let offset = u64::from(host) * self.node_config.memory;
             let part = self.memory.as_ref().map(|file| MemoryPart { file: file.as_fd(), offset });
-            let node =
-                SimHost::new(HostId(host), self.node_config, part).map_err(|error| SimError::Host { host, error })?;
+            let node = SimHost::new(HostId(host), state.boots, self.node_config, part)
+                .map_err(|error| SimError::Host { host, error })?;
             state.node = Some(node);
         }
         state.node.as_mut().ok_or(SimError::Engine("a host without a node".into()))
@@ -285,6 +338,10 @@ impl World {
 
     /// Begins a message.
     fn send(&mut self, traffic: u16, message: SimMessage) -> Result<(), SimError> {
+        if self.up_at(&message) > self.now {
+            self.refuse(traffic, message);
+            return Ok(());
+        }
         let connection = self.connection(traffic, &message)?;
         let verb = self.sources[usize::from(traffic)].traffic().verb;
         let memory = self.place(&message)?;
@@ -305,15 +362,16 @@ impl World {
         let (poster, other) = if verb == Verb::Read { (target, source) } else { (source, target) };
         let [at, there] = if verb == Verb::Read { [memory[1], memory[0]] } else { memory };
         let rkey = self.node(other.host)?.key();
-        if verb == Verb::Send && !self.node(target.host)?.post_receive(target.qp, u64::from(id), memory[1], len) {
+        if verb.is_received() && !self.node(target.host)?.post_receive(target.qp, u64::from(id), memory[1], len) {
             return Err(SimError::Engine("a receive queue is full".into()));
         }
         if !self.node(poster.host)?.post(poster.qp, verb, u64::from(id), [at, there], len, rkey) {
             return Err(SimError::Engine("a send queue is full".into()));
         }
+        self.connections.begin_request(connection);
         self.tally.begin();
         self.wake(poster.host, self.now);
-        if verb == Verb::Send {
+        if verb.is_received() {
             self.wake(target.host, self.now);
         }
         Ok(())
@@ -322,9 +380,10 @@ impl World {
     /// The connection for a message.
     fn connection(&mut self, traffic: u16, message: &SimMessage) -> Result<u32, SimError> {
         let (from, to) = (message.from, message.to);
+        let class = self.sources[usize::from(traffic)].traffic().class;
         let known = match message.lane {
             Some(lane) => self.connections.lane(traffic, lane),
-            None => self.connections.take(from, to),
+            None => self.connections.take(from, to, class),
         };
         if let Some(number) = known {
             return Ok(number);
@@ -337,11 +396,11 @@ impl World {
             };
         }
         let [a, b] = [self.node(from)?.end(ends[0].qp), self.node(to)?.end(ends[1].qp)];
-        let now = to_nanos(self.now);
+        let [from_now, to_now] = [from, to].map(|host| self.hosts[host as usize].clock.nanos(self.now));
         // The responder first: it must be able to receive.
-        self.node(to)?.connect(now, ends[1].qp, &b, &a).map_err(SimError::Engine)?;
-        self.node(from)?.connect(now, ends[0].qp, &a, &b).map_err(SimError::Engine)?;
-        let number = self.connections.add(ends);
+        self.node(to)?.connect(to_now, ends[1].qp, &b, &a, class).map_err(SimError::Engine)?;
+        self.node(from)?.connect(from_now, ends[0].qp, &a, &b, class).map_err(SimError::Engine)?;
+        let number = self.connections.add(ends, class);
         if let Some(lane) = message.lane {
             self.connections.set_lane(traffic, lane, number);
         }
@@ -353,6 +412,9 @@ impl World {
     /// Places a message in the memory of both programs.
     fn place(&mut self, message: &SimMessage) -> Result<[u64; 2], SimError> {
         let mut places = [0; 2];
+        if let Some(pattern) = &mut self.pattern {
+            places = [pattern.take(message.bytes, message.to); 2];
+        }
         if self.memory.is_some() {
             for (place, host) in places.iter_mut().zip([message.from, message.to]) {
                 let parts = &mut self.hosts[host as usize].parts;
@@ -381,6 +443,9 @@ impl World {
             let state = &self.hosts[host as usize];
             // A packet to a host that has never sent: nobody listens.
             let Some(node) = &state.node else { continue };
+            if let Some(capture) = self.capture.as_mut().filter(|capture| capture.host == host) {
+                capture.run(self.now / NANOSECOND, &train.body, train.marked);
+            }
             let bytes = train.stride * (train.count - 1) + train.last;
             if !lock(&node.wire).deliver(train.body, train.marked, bytes) {
                 self.tally.overflows += u64::from(train.count);
@@ -398,6 +463,9 @@ impl World {
         let Some(node) = &state.node else { return true };
         {
             let mut wire = lock(&node.wire);
+            if let Some(capture) = self.capture.as_mut().filter(|capture| capture.host == host) {
+                wire.out.iter().for_each(|out| capture.run(self.now / NANOSECOND, &out.run, false));
+            }
             let trains = wire.out.drain(..).map(|out| train_of(HostId(host), out));
             state.backlog.extend(trains);
         }
@@ -416,11 +484,13 @@ impl World {
         if !self.transmit(host) {
             return Ok(());
         }
-        let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
-        let is_busy = node.run_once(to_nanos(self.now));
+        let state = &mut self.hosts[host as usize];
+        let (clock, Some(node)) = (state.clock, &mut state.node) else { return Ok(()) };
+        let is_busy = node.run_once(clock.nanos(self.now));
         self.tally.passes += 1;
         let work: PassWork = std::mem::take(&mut lock(&node.wire).work);
         self.hosts[host as usize].busy_until = self.now + self.scenario.node.cpu.cost(&work);
+        self.check_writes(host)?;
         let is_blocked = !self.transmit(host);
         while let Some((qp, cqe)) = self.hosts[host as usize].node.as_mut().and_then(SimHost::poll) {
             self.on_completion(host, qp, &cqe)?;
@@ -428,14 +498,24 @@ impl World {
         let now = self.now;
         let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
         let soon = now + NANOSECOND;
-        let next = match node.next_deadline(to_nanos(now)) {
+        let next = match node.next_deadline(clock.nanos(now)) {
             _ if is_blocked => NEVER,
             _ if is_busy || lock(&node.wire).has_arrived() => soon,
             Nanos::NEVER => NEVER,
-            Nanos(deadline) => deadline.saturating_mul(NANOSECOND).max(soon),
+            deadline => clock.when(deadline).max(soon),
         };
         if next != NEVER {
             self.wake(host, next);
+        }
+        Ok(())
+    }
+
+    /// Checks what a host has written to pattern memory in a pass.
+    fn check_writes(&mut self, host: u32) -> Result<(), SimError> {
+        let Some(pattern) = &mut self.pattern else { return Ok(()) };
+        take_pattern_writes(&mut self.writes);
+        for write in self.writes.drain(..).filter(|write| write.len > 0) {
+            pattern.on_write(host, &write).map_err(|what| SimError::Violation { at: self.now, what })?;
         }
         Ok(())
     }
@@ -453,36 +533,68 @@ impl World {
                 let (got, sent) = (cqe.byte_len, flow.message.bytes);
                 return Err(violation(format!("host {host} received {got} bytes of a message of {sent}")));
             }
-            return Ok(());
+            if is_failure {
+                return Ok(());
+            }
+            let (traffic, message) = (usize::from(flow.traffic), flow.message);
+            self.sources[traffic].on_receipt(now, &message);
+            return self.run_sources();
         }
         let poster = self.connections.get(flow.connection).ends[usize::from(flow.verb == Verb::Read)];
         if (poster.host, poster.qp) != (host, qp) {
             return Err(violation(format!("host {host} got the completion of another queue pair's request {id}")));
         }
-        flow.end = now;
-        flow.status = cqe.status;
+        self.finish(id, cqe.status)
+    }
+
+    /// A message has ended: what it took is free, and others may begin.
+    fn finish(&mut self, id: u32, status: u8) -> Result<(), SimError> {
+        let now = self.now;
+        let flow = &mut self.flows[id as usize];
+        (flow.end, flow.status) = (now.max(1), status);
         let flow = *flow;
+        let is_failure = status != WcStatus::Success as u8;
+        // What a host had that has restarted is not known any more.
+        let is_stale = self.connections.is_stale(flow.connection);
+        if let Some(pattern) = &mut self.pattern {
+            let violation = |what: String| SimError::Violation { at: now, what };
+            pattern.end(flow.memory[1], is_failure || is_stale).map_err(violation)?;
+        }
         if self.memory.is_some() {
-            if !is_failure {
+            if !is_failure && !is_stale {
                 self.check(&flow, id)?;
             }
             let SimMessage { from, to, .. } = flow.message;
             self.hosts[from as usize].parts.free(flow.memory[0]);
             self.hosts[to as usize].parts.free(flow.memory[1]);
         }
-        self.tally.end(&flow);
+        self.tally.end(&flow, is_stale);
         self.free_flows.push(id);
+        self.connections.end_request(flow.connection);
+        if is_stale {
+            if self.connections.is_idle(flow.connection) {
+                self.drop_connection(flow.connection)?;
+            }
+        } else if flow.message.lane.is_none() {
+            match is_failure {
+                true => self.connections.forget(flow.connection),
+                false => self.connections.release(flow.connection),
+            }
+        }
+        // A connection of a lane whose request has failed stays: requests behind it have failed, too.
+        let up_at = self.up_at(&flow.message).max(now);
+        let source = &mut self.sources[usize::from(flow.traffic)];
         if is_failure {
-            // Requests behind it have failed, too.
-            if flow.message.lane.is_none() {
-                self.connections.forget(flow.connection);
+            if is_stale {
+                source.on_loss(up_at);
+                return self.run_sources();
             }
             return Ok(());
         }
-        if flow.message.lane.is_none() {
-            self.connections.release(flow.connection);
+        source.on_end(now);
+        if flow.verb == Verb::Read {
+            source.on_receipt(now, &flow.message);
         }
-        self.sources[usize::from(flow.traffic)].on_end(now, &flow.message);
         self.run_sources()
     }
 
@@ -519,6 +631,23 @@ impl World {
             }),
         }
     }
+}
+
+/// Times, numbers in the scenario, and whether they begin, of all faults; the next one last.
+fn plan_faults(scenario: &Scenario) -> Vec<(u64, usize, bool)> {
+    let mut faults: Vec<(u64, usize, bool)> = Vec::new();
+    for (index, fault) in scenario.faults.iter().enumerate() {
+        let times = (0..).map(|time| fault.at + time * fault.every);
+        let repeats = scenario.time.saturating_sub(fault.at).checked_div(fault.every).unwrap_or(0);
+        for at in times.take(1 + repeats as usize) {
+            faults.push((at, index, true));
+            if fault.lasts > 0 {
+                faults.push((at + fault.lasts, index, false));
+            }
+        }
+    }
+    faults.sort_unstable_by_key(|fault| Reverse(*fault));
+    faults
 }
 
 fn no_memory(error: rustix::io::Errno) -> SimError {

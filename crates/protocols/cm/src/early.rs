@@ -39,7 +39,7 @@ pub(crate) struct EarlyRequests {
 
 impl EarlyRequests {
     pub fn new() -> EarlyRequests {
-        EarlyRequests { requests: VecDeque::with_capacity(ROOM), look: 0 }
+        EarlyRequests { requests: VecDeque::new(), look: 0 }
     }
 
     /// Keeps a request. Returns false if there was no room.

@@ -19,7 +19,7 @@ const _: () = assert!(BATCHES.is_power_of_two() && BATCHES >= 4);
 
 /// Bytes of a stream that must be in the peer's window before the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct BatchPlace {
     /// The stream's id.
     pub stream: u32,
     /// Offset of the first byte.
@@ -36,7 +36,7 @@ pub struct Batch {
     /// Header and frames.
     pub bytes: Vec<u8>,
     /// What to write before.
-    pub places: Vec<Placement>,
+    pub places: Vec<BatchPlace>,
 }
 
 impl Batch {
@@ -67,7 +67,7 @@ impl LinkOutbox {
     /// Appends a frame.
     pub fn push(&mut self, stream: u32, frame: &Frame<'_>) {
         let place = match *frame {
-            Frame::Placed { offset, len } => Some(Placement { stream, offset, len }),
+            Frame::Placed { offset, len } => Some(BatchPlace { stream, offset, len }),
             _ => None,
         };
         assert!(HEADER_BYTES + frame.len() <= BATCH_BYTES, "a frame is larger than a batch");

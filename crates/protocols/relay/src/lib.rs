@@ -19,7 +19,7 @@ mod batch;
 mod frame;
 mod stream;
 
-pub use batch::{BATCH_BYTES, BATCHES, Batch, LinkInbox, LinkOutbox, Novelty, PLACES, Placement};
+pub use batch::{BATCH_BYTES, BATCHES, Batch, BatchPlace, LinkInbox, LinkOutbox, Novelty, PLACES};
 pub use frame::{
     Frame, FrameReader, HEADER_BYTES, Header, LinkHello, MessageKind, Outcome, PeerFault, PeerWindow, VERSION, WindowOf,
 };

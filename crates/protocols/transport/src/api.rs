@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// uses the number of the server's device.
 pub const RD_ATOMIC_MAX: u8 = 128;
 /// Most work requests of a QP in flight. Others stay in the shared queue until an earlier one is acknowledged.
-pub const INFLIGHT_WQES_MAX: u32 = 256;
+pub const INFLIGHT_WQES_MAX: u32 = 512;
 /// Most scatter/gather entries of the work requests in flight of a QP.
 pub const INFLIGHT_SGES_MAX: u32 = 1024;
 /// A READ is requested in pieces of at most this many bytes, so that the responses cannot overrun the requester's socket buffer.

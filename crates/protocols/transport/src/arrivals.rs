@@ -8,8 +8,8 @@
 //! packet that arrived early leaves the range of its bytes ([`WriteRun`]), and a packet that arrives after it with a lower PSN
 //! writes only what no such range covers ([`Arrivals::next_uncovered`]).
 //!
-//! A record exists only while PSNs are missing. It is borrowed from the pool of the worker ([`crate::records`]) and has fixed
-//! limits: what finds no room is dropped as if it had been lost.
+//! A record exists only while PSNs are missing. It is borrowed from the pool of the worker ([`crate::records`]), which lets its
+//! lists grow within limits: what finds no room is dropped as if it had been lost.
 
 use crate::message::ReceivedMessage;
 use crate::packet_store::StoredPacket;
@@ -19,12 +19,14 @@ use burst_base::{Psn, Rkey};
 use burst_wire::selective::{BITMAP_WORDS_MAX, PSNS_PER_WORD};
 use burst_wire::{AtomicEth, OpKind};
 
-/// Ranges of written bytes; adjacent ones are one.
-pub(crate) const RUNS_MAX: usize = 64;
-/// Last bytes of WRITEs that are kept back.
-pub(crate) const TAILS_MAX: usize = 128;
-/// Operations that wait for their turn.
-pub(crate) const OPS_MAX: usize = 128;
+/// Ranges of written bytes for which a new record has room; adjacent ones are one.
+pub(crate) const RUNS_FIRST: usize = 64;
+/// Last bytes of WRITEs that are kept back, in a new record.
+pub(crate) const TAILS_FIRST: usize = 64;
+/// Operations that wait for their turn, in a new record.
+pub(crate) const OPS_FIRST: usize = 64;
+/// Entries of each list at most: half of the PSNs that are kept track of.
+pub(crate) const ENTRIES_MAX: usize = WINDOW_PSNS as usize / 2;
 /// The last bytes of a WRITE that are written when everything before it has arrived: programs poll the last byte of a message.
 pub const TAIL_BYTES: usize = 64;
 
@@ -141,8 +143,22 @@ pub(crate) struct Arrivals {
     /// Strict placement: the packets themselves; empty in a record that was never used so.
     packets: Vec<Option<StoredPacket>>,
     runs: Vec<WriteRun>,
+    /// The last PSN of all runs, while there are any. Runs that were withdrawn may have had it.
+    newest: Psn,
     tails: Vec<HeldTail>,
     ops: Vec<HeldOp>,
+}
+
+fn has_place<T>(list: &Vec<T>) -> bool {
+    list.len() < list.capacity()
+}
+
+/// Doubles a full list up to `most` entries, if that takes no more than `budget` bytes. Returns the bytes.
+pub(crate) fn grow<T>(list: &mut Vec<T>, most: usize, budget: usize) -> usize {
+    let more = list.len().min(most - list.len().min(most));
+    let bytes = more * size_of::<T>();
+    let grows = !has_place(list) && bytes <= budget && heap::reserve(list, list.len() + more).is_ok();
+    if grows { bytes } else { 0 }
 }
 
 impl Arrivals {
@@ -155,9 +171,10 @@ impl Arrivals {
             srqs: Vec::new(),
             has_srqs: false,
             packets: Vec::new(),
-            runs: heap::with_room(RUNS_MAX)?,
-            tails: heap::with_room(TAILS_MAX)?,
-            ops: heap::with_room(OPS_MAX)?,
+            runs: heap::with_room(RUNS_FIRST)?,
+            newest: Psn::new(0),
+            tails: heap::with_room(TAILS_FIRST)?,
+            ops: heap::with_room(OPS_FIRST)?,
         })
     }
     /// Forgets everything.
@@ -179,9 +196,14 @@ impl Arrivals {
     /// Whether there is room for one more run, tail and operation, as far as they are wanted. A run is counted although it may
     /// join another one.
     pub(crate) fn has_room(&self, run: bool, tail: bool, op: bool) -> bool {
-        (!run || self.runs.len() < RUNS_MAX)
-            && (!tail || self.tails.len() < TAILS_MAX)
-            && (!op || self.ops.len() < OPS_MAX)
+        (!run || has_place(&self.runs)) && (!tail || has_place(&self.tails)) && (!op || has_place(&self.ops))
+    }
+    /// Doubles those lists that have no room, within `budget` bytes. Returns the bytes; what could not grow has no room still.
+    #[cold]
+    pub(crate) fn grow(&mut self, budget: usize) -> usize {
+        let used = grow(&mut self.runs, ENTRIES_MAX, budget);
+        let used = used + grow(&mut self.tails, ENTRIES_MAX, budget - used);
+        used + grow(&mut self.ops, ENTRIES_MAX, budget - used)
     }
     /// A packet that takes `count` PSNs from `psn` on has arrived.
     pub(crate) fn note(&mut self, psn: Psn, count: u32, note: ArrivalNote) {
@@ -283,15 +305,30 @@ impl Arrivals {
     }
     /// Notes the bytes that `count` WRITE packets from `psn` on have written side by side. There must be room for one run.
     pub(crate) fn add_runs(&mut self, psn: Psn, count: u32, range: RemoteRange) {
-        debug_assert!(range.len > 0 && count > 0 && self.runs.len() < RUNS_MAX);
+        debug_assert!(range.len > 0 && count > 0 && has_place(&self.runs));
         let RemoteRange { addr, len, rkey } = range;
         let mut new = WriteRun { first: psn, last: psn.add(count - 1), addr, len: len.into(), rkey };
+        // Packets come in order, as a rule: the last run is the only one in front of a new one.
+        if let Some(last) = self.runs.last_mut().filter(|run| run.last.next() == psn && psn.is_after(self.newest)) {
+            self.newest = new.last;
+            if !last.join(&new) {
+                self.runs.push(new);
+            }
+            return;
+        }
+        if self.runs.is_empty() || new.last.is_after(self.newest) {
+            self.newest = new.last;
+        }
         if let Some(at) = self.runs.iter().position(|run| new.join(run)) {
             self.runs.swap_remove(at);
         }
         if !self.runs.iter_mut().any(|run| run.join(&new)) {
             self.runs.push(new);
         }
+    }
+    /// Whether no packet behind `psn` has left a range.
+    fn is_newest(&self, psn: Psn) -> bool {
+        self.runs.is_empty() || !psn.is_before(self.newest)
     }
     /// The run of which `psn` is a packet.
     pub(crate) fn run_of(&self, psn: Psn) -> Option<&WriteRun> {
@@ -300,6 +337,9 @@ impl Arrivals {
     /// The first part of `range`, which packet `psn` is to write, that no later packet of the same key has written.
     pub(crate) fn next_uncovered(&self, psn: Psn, range: RemoteRange) -> Option<RemoteRange> {
         let end = range.addr.saturating_add(range.len.into());
+        if self.is_newest(psn) {
+            return (range.addr < end).then_some(range);
+        }
         let later = || self.runs.iter().filter(|run| run.first.is_after(psn) && run.rkey == range.rkey);
         let mut from = range.addr;
         while let Some(over) = later().find(|run| run.addr <= from && from < run.end()) {
@@ -312,7 +352,8 @@ impl Arrivals {
     /// these packets.
     pub(crate) fn aliases(&self, psn: Psn, range: RemoteRange) -> impl Iterator<Item = (Psn, RemoteRange)> {
         let end = range.addr.saturating_add(range.len.into());
-        let later = self.runs.iter().filter(move |run| run.first.is_after(psn) && run.rkey != range.rkey);
+        let runs = if self.is_newest(psn) { &[] } else { &self.runs[..] };
+        let later = runs.iter().filter(move |run| run.first.is_after(psn) && run.rkey != range.rkey);
         later.filter_map(move |run| {
             let (from, to) = (run.addr.max(range.addr), run.end().min(end));
             (from < to).then(|| (run.first, RemoteRange { addr: from, len: (to - from) as u32, rkey: run.rkey }))
@@ -333,7 +374,7 @@ impl Arrivals {
     }
     /// Keeps an operation until its turn. There must be room.
     pub(crate) fn hold(&mut self, psn: Psn, work: HeldWork) {
-        debug_assert!(self.ops.len() < OPS_MAX);
+        debug_assert!(has_place(&self.ops));
         self.ops.push(HeldOp { psn, work });
     }
     /// Removes the operation of `psn`.

@@ -214,7 +214,9 @@ impl Qp {
         }
         self.req.retry_left -= 1;
         if self.req.sel.active {
-            self.req.ack_deadline = env.now + self.ack_wait();
+            // As after going back, no timer runs until something is sent: repetitions may wait for their turn on a slow path, and
+            // retries are counted by what was sent.
+            self.req.ack_deadline = Nanos::NEVER;
             return self.on_selective_timeout(env);
         }
         self.req.go_back();

@@ -11,6 +11,7 @@ use crate::arrivals::{ArrivalKind, ArrivalNote, Arrivals, RemoteRange};
 use crate::psn_bits::WINDOW_PSNS;
 use crate::qp::Qp;
 use crate::selective_middles::MiddlePlace;
+use crate::selective_requests::has_room;
 use burst_base::verbs::access;
 use burst_base::{Reason, Rkey};
 use burst_frame::{Flow, MiddleRun};
@@ -71,10 +72,10 @@ impl Qp {
         place: &MiddlePlace,
         (count, head): (usize, usize),
         early: &mut Arrivals,
-        env: &Env<'_>,
+        env: &mut Env<'_>,
     ) -> usize {
         let range = RemoteRange { addr: place.addr, len: count as u32 * self.mtu, rkey: place.rkey };
-        if !early.has_room(true, false, false) || self.attr.qp_access_flags & access::REMOTE_WRITE == 0 {
+        if !has_room(early, (true, false, false), env) || self.attr.qp_access_flags & access::REMOTE_WRITE == 0 {
             return 0;
         }
         let is_whole = early.next_uncovered(place.psn, range) == Some(range);

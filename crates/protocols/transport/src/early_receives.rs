@@ -6,16 +6,19 @@
 //! message whose turn it is lies in [`crate::receive::Receiver`]; later ones are here, and move there one by one as receives
 //! complete.
 //!
-//! A record is borrowed from the pool of the worker ([`crate::records`]) and has fixed limits.
+//! A record is borrowed from the pool of the worker ([`crate::records`]), which lets it grow within limits.
 
+use crate::arrivals::{ENTRIES_MAX, grow};
 use burst_base::heap::{self, OutOfMemory};
 use burst_shm::layout::{RecvWqe, SGE_MAX, Sge};
 
-/// Most receives taken early.
-pub(crate) const EARLY_RECEIVES_MAX: usize = 64;
+/// Receives for which a new record has room.
+pub(crate) const EARLY_RECEIVES_FIRST: usize = 64;
 /// Scatter/gather entries of all of them.
-const EARLY_SGES_MAX: usize = 256;
-const _: () = assert!(EARLY_SGES_MAX >= SGE_MAX as usize);
+const EARLY_SGES_FIRST: usize = 256;
+/// Entries at most.
+const EARLY_SGES_MAX: usize = 4 * ENTRIES_MAX;
+const _: () = assert!(EARLY_SGES_FIRST >= SGE_MAX as usize);
 
 /// A receive that was taken early.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +50,7 @@ pub(crate) struct EarlyReceives {
 
 impl EarlyReceives {
     pub(crate) fn new() -> Result<Self, OutOfMemory> {
-        Ok(EarlyReceives { receives: heap::with_room(EARLY_RECEIVES_MAX)?, sges: heap::with_room(EARLY_SGES_MAX)? })
+        Ok(EarlyReceives { receives: heap::with_room(EARLY_RECEIVES_FIRST)?, sges: heap::with_room(EARLY_SGES_FIRST)? })
     }
     pub(crate) fn clear(&mut self) {
         self.receives.clear();
@@ -58,7 +61,18 @@ impl EarlyReceives {
     }
     /// Whether one more receive of any length fits.
     pub(crate) fn has_room(&self) -> bool {
-        self.receives.len() < EARLY_RECEIVES_MAX && self.sges.len() + SGE_MAX as usize <= EARLY_SGES_MAX
+        self.receives.len() < self.receives.capacity() && self.sges.len() + SGE_MAX as usize <= self.sges.capacity()
+    }
+    /// Doubles what has no room, within `budget` bytes. Returns the bytes.
+    #[cold]
+    pub(crate) fn grow(&mut self, budget: usize) -> usize {
+        let used = grow(&mut self.receives, ENTRIES_MAX, budget);
+        let (len, capacity) = (self.sges.len(), self.sges.capacity());
+        let more = capacity.min(EARLY_SGES_MAX.saturating_sub(capacity));
+        let bytes = more * size_of::<Sge>();
+        let is_full = len + SGE_MAX as usize > capacity;
+        let grows = is_full && bytes <= budget - used && heap::reserve(&mut self.sges, capacity + more).is_ok();
+        used + if grows { bytes } else { 0 }
     }
     /// Adds receive number `rsn` of this shared receive queue (XRC); there must be room.
     pub(crate) fn add(&mut self, (rsn, srqn): (u32, Option<u32>), wqe: RecvWqe, malformed: bool, sges: &[Sge]) {

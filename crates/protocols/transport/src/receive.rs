@@ -162,7 +162,12 @@ impl Receiver {
     }
     /// Takes receive number `rsn` into `early`, unless it is there; of an own queue also those before it. The receive of the
     /// next message is loaded instead. False if there is no receive or no room for it.
-    pub(crate) fn take_early(&mut self, rsn: u32, early: &mut EarlyReceives) -> bool {
+    pub(crate) fn take_early(
+        &mut self,
+        rsn: u32,
+        early: &mut EarlyReceives,
+        grow: &mut dyn FnMut(&mut EarlyReceives),
+    ) -> bool {
         let current = self.rsn();
         if rsn == current {
             return matches!(self.load(), Load::Ready);
@@ -175,6 +180,9 @@ impl Receiver {
         for number in (first..=ahead).map(|k| current.wrapping_add(k) & MASK_24) {
             if early.get(number).is_some() {
                 continue;
+            }
+            if !early.has_room() {
+                grow(early);
             }
             let mut sges = [Sge::default(); SGE_MAX as usize];
             let Some((wqe, malformed)) = early.has_room().then(|| self.fetch(&mut sges)).flatten() else {

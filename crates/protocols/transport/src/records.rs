@@ -10,8 +10,13 @@ use crate::losses::Losses;
 use crate::packet_store::{PacketStore, StoredPacket};
 use burst_base::heap::OutOfMemory;
 
-/// Records of each kind that a worker makes at most. One has 17 KiB (arrivals), 6 KiB (receives) or 6 KiB (losses).
+/// Records of each kind that a worker makes at most. One has 17 KiB (arrivals), 6 KiB (receives) or 6 KiB (losses), and keeps
+/// what it has grown by.
 pub const RECORDS_MAX: usize = 256;
+
+/// Bytes by which all records of a worker may grow together. One of the largest, for a thousand small messages behind a gap, has
+/// grown by 190 KiB (arrivals) or 110 KiB (receives).
+const GROWTH_MAX: usize = 8 << 20;
 
 /// Early packets that a worker keeps at most with strict placement: 4 MiB.
 pub const PACKETS_MAX: usize = 1024;
@@ -51,6 +56,8 @@ pub struct RecordPool {
     losses: Shelf<Losses>,
     /// With strict placement: the early packets.
     packets: Option<PacketStore>,
+    /// Bytes by which records may still grow.
+    growth_left: usize,
 }
 
 impl Default for RecordPool {
@@ -62,7 +69,13 @@ impl Default for RecordPool {
 impl RecordPool {
     /// A pool of at most `max` records of each kind.
     pub fn new(max: usize) -> Self {
-        RecordPool { arrivals: Shelf::new(max), receives: Shelf::new(max), losses: Shelf::new(max), packets: None }
+        RecordPool {
+            arrivals: Shelf::new(max),
+            receives: Shelf::new(max),
+            losses: Shelf::new(max),
+            packets: None,
+            growth_left: GROWTH_MAX,
+        }
     }
     /// The same, with strict placement: early packets, at most `packets`, are kept and executed in their turn.
     pub fn strict(max: usize, packets: usize) -> Self {
@@ -96,6 +109,14 @@ impl RecordPool {
         }
         record.clear();
         self.arrivals.give(record);
+    }
+    /// Lets the lists of a record grow that have no room.
+    pub(crate) fn grow_arrivals(&mut self, record: &mut Arrivals) {
+        self.growth_left -= record.grow(self.growth_left);
+    }
+    /// The same, for receives.
+    pub(crate) fn grow_receives(&mut self, record: &mut EarlyReceives) {
+        self.growth_left -= record.grow(self.growth_left);
     }
     pub(crate) fn take_receives(&mut self) -> Option<Box<EarlyReceives>> {
         self.receives.take(EarlyReceives::new)
@@ -131,7 +152,48 @@ mod tests {
 
     #[test]
     fn records_have_the_size_that_the_limit_is_chosen_for() {
-        use crate::arrivals::{OPS_MAX, RUNS_MAX, TAILS_MAX};
-        assert!(size_of::<Arrivals>() < 512 && RUNS_MAX * 40 + TAILS_MAX * 96 + OPS_MAX * 64 + 4096 < 27 << 10);
+        use crate::arrivals::{OPS_FIRST, RUNS_FIRST, TAILS_FIRST};
+        assert!(size_of::<Arrivals>() < 512 && RUNS_FIRST * 40 + TAILS_FIRST * 96 + OPS_FIRST * 64 + 4096 < 18 << 10);
+    }
+
+    #[test]
+    fn records_grow_within_the_limit_of_the_pool_and_no_further() {
+        use crate::arrivals::{ENTRIES_MAX, HeldWork, RemoteRange};
+        use burst_base::{Psn, Rkey};
+        let mut pool = RecordPool::new(RECORDS_MAX);
+        let mut grown = Vec::new();
+        loop {
+            let mut record = pool.take_arrivals().expect("one more");
+            let before = pool.growth_left;
+            let mut held = 0;
+            let range = |k: u32| RemoteRange { addr: u64::from(k) * 100, len: 10, rkey: Rkey(1) };
+            loop {
+                if !record.has_room(true, true, true) {
+                    pool.grow_arrivals(&mut record);
+                }
+                if !record.has_room(true, true, true) {
+                    break;
+                }
+                let psn = Psn::new(held);
+                record.add_run(psn, range(held));
+                record.hold_tail(psn, range(held), &[0; 10]);
+                record.hold(psn, HeldWork::Read(range(held)));
+                held += 1;
+            }
+            if held < ENTRIES_MAX as u32 {
+                assert!(pool.growth_left < 100 << 10, "{}", pool.growth_left);
+                break;
+            }
+            assert!(before - pool.growth_left < 190 << 10, "{}", before - pool.growth_left);
+            grown.push(record);
+        }
+        assert!(grown.len() >= 40, "{}", grown.len());
+        // A record that is given back keeps its room.
+        let left = pool.growth_left;
+        grown.drain(..).for_each(|record| pool.give_arrivals(record));
+        let mut record = pool.take_arrivals().expect("one that was given back");
+        (0..ENTRIES_MAX as u32)
+            .for_each(|k| record.hold(Psn::new(k), HeldWork::Read(RemoteRange { addr: 0, len: 1, rkey: Rkey(1) })));
+        assert_eq!(pool.growth_left, left);
     }
 }

@@ -646,6 +646,11 @@ impl Recovery {
             };
             let len = (first..most).take_while(is_missing).count() as u32;
             debug_assert!(len > 0);
+            if first + len < most && request.first_psn.add(first + len) == end {
+                // A part of a piece of which nothing has arrived. A peer that has lost the request of the piece would execute the
+                // part as a READ of its own, and could answer no later range that reaches beyond.
+                return None;
+            }
             return Some(MissingRange { request: *request, first, end: first + len });
         }
         None

@@ -85,6 +85,8 @@ pub(crate) struct SelectiveRequester {
     /// Probes and time-outs since the last progress.
     pub(crate) probes: u8,
     pub(crate) backoff: u8,
+    /// Something was sent since the last probe or time-out was due. Another one would say nothing of the path before.
+    pub(crate) sent_since: bool,
     /// The last packet is to be sent again, to provoke an acknowledgement.
     pub(crate) probe_due: bool,
     /// The request of *una* is to be sent again: its response is missing.
@@ -126,6 +128,7 @@ impl SelectiveRequester {
             deadline: Nanos::NEVER,
             probes: 0,
             backoff: 0,
+            sent_since: true,
             probe_due: false,
             answer_due: false,
         }

@@ -175,15 +175,20 @@ impl Qp {
             }
         }
         let mut rtt = None;
-        if let Some(measured) = sel.measured.filter(|measured| !expected.is_before(measured.behind)) {
+        if let Some(measured) = sel.measured {
             let MeasuredPacket { behind, sent_at, .. } = measured;
             let (elapsed, delay) = (env.now.since(sent_at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));
-            // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm.
-            if !saeth.trigger.next().is_before(behind) && saeth.transmission == 0 {
+            let has_come = !saeth.trigger.next().is_before(behind) && saeth.transmission == 0;
+            let is_it = has_come && saeth.trigger.is_before(measured.end());
+            // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm, unless
+            // what was missing in between has held it up.
+            if is_it || (has_come && !expected.is_before(behind) && sel.losses.is_none()) {
                 sel.rtt.measured(elapsed, delay);
-                rtt = saeth.trigger.is_before(measured.end()).then(|| Nanos(elapsed.0.saturating_sub(delay.0)));
+                rtt = is_it.then(|| Nanos(elapsed.0.saturating_sub(delay.0)));
             }
-            sel.measured = None;
+            if has_come || !expected.is_before(behind) {
+                sel.measured = None;
+            }
         }
         env.fx.acknowledged(&sel.echoed.take(saeth, rtt));
     }
@@ -299,7 +304,7 @@ impl Qp {
         self.recount_covered();
         if news || self.req.recovery.una_psn() != una || self.req.sel.acked != acked {
             self.req.stalled = false;
-            (self.req.sel.probes, self.req.sel.backoff) = (0, 0);
+            (self.req.sel.probes, self.req.sel.backoff, self.req.sel.sent_since) = (0, 0, true);
             self.restart_ack_timer(env.now);
         }
         self.arm_fast(env.now);
@@ -349,7 +354,7 @@ impl Qp {
 /// Timers.
 impl Qp {
     /// Sets the fast timer.
-    fn arm_fast(&mut self, now: Nanos) {
+    pub(crate) fn arm_fast(&mut self, now: Nanos) {
         let sel = &self.req.sel;
         if !self.req.recovery.is_outstanding() || self.req.rnr_deadline != Nanos::NEVER {
             self.req.sel.deadline = Nanos::NEVER;
@@ -392,14 +397,17 @@ impl Qp {
             }
             return self.arm_fast(now);
         }
-        if !sel.acked.is_before(recovery.next_packet_psn()) {
+        if !sel.sent_since && sel.wants_repair() {
+            // What is to be sent again waits for its turn.
+        } else if !sel.acked.is_before(recovery.next_packet_psn()) {
             // All requests have arrived, and a response is missing.
             sel.backoff = sel.backoff.saturating_add(1);
+            sel.sent_since = false;
             sel.probes = PROBES_MAX;
             self.ask_answer();
         } else if sel.probes < PROBES_MAX {
             sel.probes += 1;
-            sel.probe_due = true;
+            (sel.probe_due, sel.sent_since) = (true, false);
             self.req.begin_repetition();
         } else {
             env.fx.count(Reason::SrTimeout);
@@ -413,6 +421,7 @@ impl Qp {
     pub(crate) fn on_selective_timeout(&mut self, env: &mut Env<'_>) {
         let sel = &mut self.req.sel;
         sel.backoff = sel.backoff.saturating_add(1);
+        sel.sent_since = false;
         if !sel.answered && sel.backoff >= SILENT_TIMEOUTS {
             return self.fall_back(env);
         }

@@ -9,6 +9,7 @@
 
 use crate::api::{Env, MESSAGE_BYTES_MAX};
 use crate::arrivals::{ArrivalKind, ArrivalNote, Arrivals, HeldWork, RemoteRange, TAIL_BYTES};
+use crate::early_receives::EarlyReceives;
 use crate::message::ReceivedMessage;
 use crate::psn_bits::WINDOW_PSNS;
 use crate::qp::Qp;
@@ -275,6 +276,16 @@ fn received_by(pkt: &Packet<'_>, total: u64) -> ReceivedMessage {
 }
 
 /// Early packets.
+/// Whether a record has room for one more run, tail and operation, as far as they are wanted; it grows if it has none.
+pub(crate) fn has_room(early: &mut Arrivals, (run, tail, op): (bool, bool, bool), env: &mut Env<'_>) -> bool {
+    if !early.has_room(run, tail, op)
+        && let Some(pool) = env.fx.records()
+    {
+        pool.grow_arrivals(early);
+    }
+    early.has_room(run, tail, op)
+}
+
 impl Qp {
     /// A packet behind a gap. `distance` is that from ePSN, `psns` the number of PSNs that the packet takes.
     #[cold]
@@ -376,7 +387,7 @@ impl Qp {
                 Ok(ArrivalNote::new(ArrivalKind::Write, flags, seth.index))
             }
             _ => {
-                if !early.has_room(false, false, true) {
+                if !has_room(early, (false, false, true), env) {
                     return Err(Reason::SrRecordFull);
                 }
                 let work = match (pkt.reth(), pkt.atomic()) {
@@ -402,7 +413,12 @@ impl Qp {
     pub(crate) fn take_receive(&mut self, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
         let held = self.recv.early.take();
         let mut receives = held.or_else(|| env.fx.records()?.take_receives()).ok_or(Reason::SrPoolEmpty)?;
-        let taken = self.recv.take_early(rsn, &mut receives);
+        let mut grow = |record: &mut EarlyReceives| {
+            if let Some(pool) = env.fx.records() {
+                pool.grow_receives(record);
+            }
+        };
+        let taken = self.recv.take_early(rsn, &mut receives, &mut grow);
         self.recv.early = Some(receives);
         if taken { Ok(()) } else { Err(Reason::SrUnplaced) }
     }
@@ -415,7 +431,7 @@ impl Qp {
         env: &mut Env<'_>,
     ) -> Result<(), Dropped> {
         let ends = pkt.info.position.is_end();
-        if !early.has_room(false, false, ends) {
+        if !has_room(early, (false, false, ends), env) {
             return Err(Reason::SrRecordFull);
         }
         self.take_receive(seth.rsn, env)?;
@@ -443,7 +459,7 @@ impl Qp {
         let range = RemoteRange { addr: weth.addr, len: len as u32, rkey: weth.rkey };
         let holds = pkt.info.position.is_end() && !self.is_relaxed(range, env);
         let kept = if holds { len.min(TAIL_BYTES) } else { 0 };
-        if !early.has_room(len > 0, kept > 0, pkt.info.has_imm) {
+        if !has_room(early, (len > 0, kept > 0, pkt.info.has_imm), env) {
             return Err(Reason::SrRecordFull);
         }
         let is_allowed = self.attr.qp_access_flags & access::REMOTE_WRITE != 0 && self.remote_range(range, env).is_ok();

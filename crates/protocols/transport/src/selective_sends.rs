@@ -41,7 +41,7 @@ impl Requester {
     pub(crate) fn stop_selective(&mut self) {
         let sel = &mut self.sel;
         (sel.deadline, sel.covered_bytes, sel.measured) = (Nanos::NEVER, 0, None);
-        (sel.probe_due, sel.answer_due, sel.probes, sel.backoff) = (false, false, 0, 0);
+        (sel.probe_due, sel.answer_due, sel.probes, sel.backoff, sel.sent_since) = (false, false, 0, 0, true);
     }
     /// Something is to be sent again.
     pub(crate) fn begin_repetition(&mut self) {
@@ -105,7 +105,8 @@ impl Qp {
         let sel = &mut self.req.sel;
         match &mut sel.measured {
             Some(measured) if measured.sent_at == now => measured.extend(next),
-            None if asks_ack && sel.losses.is_none() => {
+            // While packets are missing, all that arrive are acknowledged.
+            None if asks_ack || sel.losses.is_some() => {
                 sel.measured = Some(MeasuredPacket::new(next, now));
             }
             _ => {}
@@ -313,9 +314,7 @@ impl Qp {
             return Some(TxState::More);
         }
         env.fx.count(Reason::SrRepeated);
-        if self.req.ack_deadline == Nanos::NEVER {
-            self.req.ack_deadline = env.now + self.ack_wait();
-        }
+        self.note_repeated(env.now);
         None
     }
 
@@ -371,11 +370,20 @@ impl Qp {
         let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
         if pushed {
             turn.budget.wqes -= 1;
-            if self.req.ack_deadline == Nanos::NEVER {
-                self.req.ack_deadline = env.now + self.ack_wait();
-            }
+            self.note_repeated(env.now);
         }
         pushed
+    }
+
+    /// Something was sent again: timers run from now on, if they have waited for it.
+    fn note_repeated(&mut self, now: Nanos) {
+        if self.req.ack_deadline == Nanos::NEVER {
+            self.req.ack_deadline = now + self.ack_wait();
+        }
+        if !self.req.sel.sent_since {
+            self.req.sel.sent_since = true;
+            self.arm_fast(now);
+        }
     }
 
     /// Sends the last packet again, so that the peer acknowledges what it has; for a READ or ATOMIC, a probe without payload.
@@ -399,6 +407,7 @@ impl Qp {
         };
         if pushed {
             env.fx.count(Reason::SrProbe);
+            self.note_repeated(env.now);
             if let Some(losses) = &mut self.req.sel.losses {
                 losses.on_probe(LostPacket { psn: last, transmission });
             }

@@ -277,8 +277,12 @@ impl Qp {
             turn.budget.wqes -= 1;
             env.fx.count(Reason::ReadRepaired);
             self.req.recovery.on_range_sent(&range);
-            // The answer to the repair is waited for as long as that to a request.
-            self.req.ack_deadline = env.now + self.ack_wait();
+            // The answer to the repair is waited for as long as that to a request. In the selective family repairs are repeated
+            // sooner than that; each would put off the time-out of a peer that is dead.
+            if !self.req.sel.active || self.req.ack_deadline == Nanos::NEVER {
+                self.req.ack_deadline = env.now + self.ack_wait();
+            }
+            self.req.sel.sent_since = true;
         }
         self.req.recovery.on_ranges_sent();
         true

@@ -158,6 +158,28 @@ fn a_range_ends_with_the_piece_that_the_peer_keeps() {
     assert!(holds(&end, 100..100 + 2 * piece));
 }
 
+/// A peer that has lost the request of a piece executes its repair as a new READ. What is asked for again later must be a part of
+/// it, so the repair is of the whole piece, or waits.
+#[test]
+fn a_time_out_requests_no_part_of_a_piece_that_reaches_beyond_the_notes() {
+    let attr = QpAttr { max_rd_atomic: 32, ..Setup::default().attr };
+    let setup = Setup { memory: 4 << 20, attr, window: 4 << 20, ..Setup::default() };
+    let mut end = End::new(0, &setup);
+    end.bring_up(1, &setup, QpState::Rts);
+    let piece = READ_CHUNK_BYTES / MTU;
+    post(&mut end, WrOpcode::RdmaRead, 1, 0, 64 * MTU);
+    post(&mut end, WrOpcode::RdmaRead, 2, 64 * u64::from(MTU), 17 * READ_CHUNK_BYTES);
+    let all: Vec<_> = [(100, 64)].into_iter().chain((0..17).map(|k| (164 + k * piece, piece))).collect();
+    assert_eq!(asked(&mut end, NOW), all);
+    response(&mut end, 102);
+    assert_eq!(asked(&mut end, NOW), [(100, 2)]);
+    let late = end.qp.next_deadline();
+    end.fire(late);
+    // 2,048 responses may be noted, from 100 on: the last piece but one would reach beyond.
+    let whole = all[1..16].iter().copied();
+    assert_eq!(asked(&mut end, late), [(100, 2), (103, 61)].into_iter().chain(whole).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_time_out_requests_all_that_is_missing() {
     let mut end = requester();

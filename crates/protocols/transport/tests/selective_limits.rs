@@ -136,6 +136,48 @@ fn the_fast_timer_follows_the_measured_round_trip() {
     assert_eq!(end.qp.next_deadline(), late + Nanos(600_000 + 64 * 437));
 }
 
+/// Repetitions may wait for their turn on a path that sends slowly. Time-outs meanwhile say nothing: no retry is used up, and
+/// congestion control is told once.
+#[test]
+fn what_waits_to_be_sent_again_uses_up_no_retries() {
+    for len in [3 * MTU, 0] {
+        let mut end = requester();
+        let opcode = if len > 0 { WrOpcode::RdmaWrite } else { WrOpcode::AtomicFetchAndAdd };
+        post(&mut end, opcode, len.max(8));
+        let first = sent(&mut end, NOW).len();
+        acknowledge(&mut end, NOW, FIRST - 1);
+        for _ in 0..3 {
+            // Two probes, and a time-out.
+            let due = end.qp.next_deadline();
+            end.fire(due);
+            let probes = end.fx.count_of(Reason::SrTimeout) == 0;
+            assert!(!probes || sent(&mut end, due).len() == 1);
+        }
+        let mut now = NOW;
+        for _ in 0..200 {
+            let due = end.qp.next_deadline();
+            if due == Nanos::NEVER {
+                break;
+            }
+            now = due;
+            end.fire(due);
+        }
+        assert_eq!((end.statuses(), end.qp.state()), (vec![], QpState::Rts), "{opcode:?}");
+        assert_eq!(end.fx.count_of(Reason::SrTimeout), 1, "{opcode:?}");
+        // Sent at last, and never answered: the retries begin to count.
+        assert_eq!(sent(&mut end, now).len(), first, "{opcode:?}");
+        for _ in 0..200 {
+            let due = end.qp.next_deadline();
+            end.fire(due);
+            sent(&mut end, due);
+            if end.qp.state() == QpState::Err {
+                break;
+            }
+        }
+        assert_eq!(end.statuses(), [WcStatus::RetryExcErr], "{opcode:?}");
+    }
+}
+
 /// A WRITE packet with this transmission number arrives in a packet with this ECN mark.
 fn write(end: &mut End, now: Nanos, psn: u32, transmission: u8, ecn: Ecn) {
     let bth = Bth { ack_req: true, ..Bth::new(Opcode::RcSrWriteOnly, qpn_of(1), Psn::new(psn)) };

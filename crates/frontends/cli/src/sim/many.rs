@@ -3,6 +3,7 @@
 use super::{EXIT_STOPPED, read_text, stop_flag};
 use burst_sim::hunt::{Draft, Found};
 use burst_sim::sweep::{Axis, Point, grid, run, shown};
+use burst_sim::world::SimError;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -174,6 +175,7 @@ pub fn replay_command() -> Command {
         .about("Run the random scenario of a seed again, as `hunt` did")
         .arg(Arg::new("seed").value_name("SEED").required(true).value_parser(value_parser!(u64)).help("The seed"))
         .arg(Arg::new("show").long("show").action(ArgAction::SetTrue).help("Print the scenario and do not run it"))
+        .args(super::capture_args())
 }
 
 /// Carries out `replay`.
@@ -183,7 +185,7 @@ pub fn replay(matches: &ArgMatches) -> ExitCode {
         print!("{draft}");
         return ExitCode::SUCCESS;
     }
-    match draft.run() {
+    match draft.run_with(|world| super::begin_capture(matches, world).map_err(SimError::Engine)) {
         Ok(()) => {
             println!("seed {}: nothing is violated", draft.seed);
             ExitCode::SUCCESS

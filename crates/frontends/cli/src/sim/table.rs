@@ -26,13 +26,16 @@ pub fn of(results: &Results) -> String {
             time_us.mean, time_us.p50, time_us.p99, slowdown.mean, slowdown.p99
         );
     }
-    let NetworkTotals { buffer_drops, losses, corrupted, receive_overflows, marks, pauses, queue_bytes_max } =
-        results.network;
+    let NetworkTotals { buffer_drops, losses, corrupted, receive_overflows, .. } = results.network;
+    let NetworkTotals { marks, pauses, pause_storms, watchdog_drops, queue_bytes_max, .. } = results.network;
     let _ = writeln!(
         text,
         "\nnetwork: {buffer_drops} dropped by full buffers, {losses} lost, {corrupted} corrupted, {receive_overflows} dropped \
          by hosts, {marks} marked, {pauses} pauses, fullest queue {:.1} KiB",
         queue_bytes_max as f64 / 1024.0
     );
+    if pause_storms > 0 {
+        let _ = writeln!(text, "watchdog: {pause_storms} pauses ended, {watchdog_drops} packets dropped");
+    }
     text
 }

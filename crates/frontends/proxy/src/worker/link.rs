@@ -679,8 +679,8 @@ fn writes(
     conns: &[Option<super::ProxyConn>],
     pool: &WindowPool,
 ) -> std::io::Result<Vec<Write>> {
-    let one = |place: &burst_relay::Placement| {
-        let conn = conns[*streams.get(&place.stream)?].as_ref().filter(|conn| !conn.stream.has_ended())?;
+    let one = |place: &burst_relay::BatchPlace| {
+        let conn = conns[*streams.get(&place.stream)?].as_ref()?;
         let window = conn.stream.peer_window()?;
         let Some((local, lkey)) = pool.ring_address(conn.slot?, place.offset) else {
             return Some(Err(std::io::Error::other("a ring is not registered")));

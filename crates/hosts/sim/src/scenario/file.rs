@@ -1,6 +1,6 @@
 //! The file's tables as they are written: kinds, optional keys, places for errors.
 
-use super::value::{Delay, Rate, Share, Size};
+use super::value::{Delay, Drift, Rate, Share, Size};
 use crate::node::Verb;
 use crate::run::PayloadMode;
 use serde::Deserialize;
@@ -33,6 +33,9 @@ pub struct File {
     /// Settings of switches.
     #[serde(default)]
     pub switches: SwitchesTable,
+    /// Settings of single classes.
+    #[serde(default)]
+    pub class: Vec<Spanned<ClassTable>>,
     /// What is sent.
     #[serde(default)]
     pub traffic: Vec<Spanned<TrafficTable>>,
@@ -51,6 +54,8 @@ fn no_hosts() -> Spanned<HostsTable> {
 pub enum Payload {
     /// The bytes travel.
     Real,
+    /// The bytes follow from their addresses, and are checked.
+    Pattern,
     /// Only lengths travel.
     #[default]
     Void,
@@ -61,6 +66,7 @@ impl Payload {
     pub fn mode(self) -> PayloadMode {
         match self {
             Payload::Real => PayloadMode::Real,
+            Payload::Pattern => PayloadMode::Pattern,
             Payload::Void => PayloadMode::Void,
         }
     }
@@ -106,6 +112,8 @@ pub enum TopologyKind {
     Dumbbell,
     /// Leaves with hosts, each connected to every spine.
     LeafSpine,
+    /// Switches in a ring with hosts.
+    Ring,
     /// Three tiers of switches.
     FatTree,
 }
@@ -123,6 +131,8 @@ table! {
         leaves "leaves": u32,
         /// Number of spine switches.
         spines "spines": Spanned<u32>,
+        /// Number of switches of a ring.
+        switches "switches": Spanned<u32>,
         /// Rate of hosts' links.
         rate "rate": Rate,
         /// Rate of links between switches.
@@ -182,8 +192,28 @@ pub struct SwitchesTable {
     pub alpha: Option<Spanned<f64>>,
     /// Whether priority flow control is on.
     pub pfc: Option<bool>,
+    /// How long a pause may last before it is a storm.
+    pub pfc_watchdog: Option<Delay>,
     /// Headroom of each port and class.
     pub headroom: Option<Size>,
+    /// Queue from which packets are marked.
+    pub ecn_min: Option<Size>,
+    /// Queue from which all packets are marked.
+    pub ecn_max: Option<Spanned<Size>>,
+    /// Share of packets marked just below `ecn_max`.
+    pub ecn_share: Option<Share>,
+}
+
+/// `[[class]]`: what is different in a class; keys that are missing are those of `[switches]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClassTable {
+    /// The class, 0 to 7.
+    pub class: Spanned<u8>,
+    /// Bytes in a round of deficit round robin; without it, strict priority.
+    pub weight: Option<Spanned<Size>>,
+    /// Whether priority flow control is on.
+    pub pfc: Option<bool>,
     /// Queue from which packets are marked.
     pub ecn_min: Option<Size>,
     /// Queue from which all packets are marked.
@@ -217,6 +247,8 @@ pub enum VerbName {
     /// RDMA WRITE.
     #[default]
     Write,
+    /// RDMA WRITE with immediate data.
+    WriteImm,
     /// RDMA READ.
     Read,
     /// SEND.
@@ -228,6 +260,7 @@ impl VerbName {
     pub fn verb(self) -> Verb {
         match self {
             VerbName::Write => Verb::Write,
+            VerbName::WriteImm => Verb::WriteImm,
             VerbName::Read => Verb::Read,
             VerbName::Send => Verb::Send,
         }
@@ -253,6 +286,8 @@ table! {
     TrafficTable {
         /// How messages move.
         verb "verb": VerbName,
+        /// Class of its packets.
+        class "class": Spanned<u8>,
         /// When it begins.
         begin "begin": Delay,
         /// When its last message begins at the latest.
@@ -275,6 +310,8 @@ table! {
         senders "senders": Spanned<u32>,
         /// Distance of the destination.
         shift "shift": Spanned<u32>,
+        /// Whether destinations are random.
+        random "random": bool,
         /// Time from one round to the next.
         every "every": Delay,
     }
@@ -291,6 +328,30 @@ pub enum FaultKindName {
     Drops,
     /// An adapter stands still.
     Stall,
+    /// An adapter pauses a class without end.
+    PauseStorm,
+    /// Something happens to single packets of a host.
+    Packets,
+    /// The clock of a host is wrong.
+    Clock,
+    /// A host restarts.
+    Restart,
+}
+
+/// `fate` of `[[fault]]`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum FateName {
+    /// Packets are lost.
+    Lost,
+    /// Packets come twice, the second time later.
+    Twice,
+    /// Packets come later.
+    Late,
+    /// Packets come with a wrong ICRC.
+    Corrupted,
+    /// Packets come with a mark.
+    Marked,
 }
 
 /// `[[fault]]`.
@@ -304,6 +365,8 @@ pub struct FaultTable {
     /// How long it lasts.
     #[serde(rename = "for")]
     pub lasts: Option<Delay>,
+    /// Time from one beginning to the next, for what happens again and again.
+    pub every: Option<Spanned<Delay>>,
     /// The link.
     pub link: Option<String>,
     /// The switch.
@@ -312,16 +375,36 @@ pub struct FaultTable {
     pub share: Option<Share>,
     /// The host.
     pub host: Option<Spanned<u32>>,
+    /// The class.
+    pub class: Option<Spanned<u8>>,
+    /// Numbers of packets.
+    pub numbers: Option<Spanned<Vec<u64>>>,
+    /// What happens to packets.
+    pub fate: Option<FateName>,
+    /// How much later.
+    pub by: Option<Spanned<Delay>>,
+    /// How far a clock is set forward.
+    pub offset: Option<Delay>,
+    /// How much faster a clock is.
+    pub drift: Option<Drift>,
 }
 
 impl FaultTable {
-    /// The keys that are there, those of every kind excepted.
+    /// The keys that are there, `kind` and `at` excepted.
     pub fn given(&self) -> Vec<&'static str> {
         let keys = [
             ("link", self.link.is_some()),
             ("switch", self.switch.is_some()),
             ("share", self.share.is_some()),
             ("host", self.host.is_some()),
+            ("class", self.class.is_some()),
+            ("numbers", self.numbers.is_some()),
+            ("fate", self.fate.is_some()),
+            ("by", self.by.is_some()),
+            ("offset", self.offset.is_some()),
+            ("drift", self.drift.is_some()),
+            ("for", self.lasts.is_some()),
+            ("every", self.every.is_some()),
         ];
         keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect()
     }

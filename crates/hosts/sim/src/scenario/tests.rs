@@ -47,7 +47,7 @@ fn what_is_wrong_is_named_with_its_line() {
         ("\"100Gbit\"", "\"-1Gbit\"", "line 7: rate: \"-1Gbit\" is not a bit rate above 0"),
         ("\"100Gbit\"", "100", "line 7: rate: 100 is not a bit rate above 0"),
         ("\"1us\"", "\"soon\"", "line 8: delay: \"soon\" is not a duration"),
-        ("\"pair\"", "\"ring\"", "line 6: kind: unknown variant `ring`"),
+        ("\"pair\"", "\"rings\"", "line 6: kind: unknown variant `rings`"),
         ("\"pair\"", "\"star\"", "line 5: hosts is missing"),
         ("delay = \"1us\"", "leaves = 2", "line 5: leaves has no meaning for kind \"pair\""),
         ("\"dcqcn\"", "\"dcqc\"", "line 12: cc: unknown congestion controller 'dcqc'; did you mean 'dcqcn'?"),
@@ -60,6 +60,32 @@ fn what_is_wrong_is_named_with_its_line() {
         ("[hosts]", "[switches]\nalpha = -1.0\n[hosts]", "line 11: alpha: -1; expected 0.001 to 1000"),
         ("[hosts]", "[switches]\necn_max = 1\n[hosts]", "line 11: ecn_max: without ecn_min"),
         ("[hosts]", "[switches]\necn_min = 9\necn_max = 1\n[hosts]", "line 12: ecn_max: less than ecn_min"),
+        ("[hosts]", "[[class]]\nclass = 8\n[hosts]", "line 11: class: 8; expected 0 to 7"),
+        ("[hosts]", "[[class]]\nclass = 1\nweight = 9\n[hosts]", "line 12: weight: 9 bytes; expected 64 to 16777216"),
+        ("[hosts]", "[[class]]\nclass = 1\nweight = \"heavy\"\n[hosts]", "line 12: weight: \"heavy\" is not a size"),
+        (
+            "[hosts]",
+            "[[class]]\nclass = 1\n[[class]]\nclass = 1\n[hosts]",
+            "line 13: class: there are two tables of class 1",
+        ),
+        ("[hosts]", "[[class]]\nclass = 1\necn_max = 9\n[hosts]", "line 12: ecn_max: without ecn_min"),
+        ("[hosts]", "[[class]]\nweight = 99\n[hosts]", "line 10: missing field `class`"),
+        ("size = \"64KiB\"", "size = 1\nclass = 9", "line 17: class: 9; expected 0 to 7"),
+        (
+            "\"pair\"",
+            "\"ring\"\nhosts = 4\nswitches = 2",
+            "line 5: hosts: 4 hosts do not fit kind \"ring\"; expected at least 3",
+        ),
+        (
+            "kind = \"stream\"\nsize",
+            "kind = \"ring\"\nverb = \"write\"\nsize",
+            "line 14: verb: \"write\" for kind \"ring\"; expected write-imm, send or read",
+        ),
+        (
+            "kind = \"stream\"\nsize",
+            "kind = \"permutation\"\nrandom = true\nshift = 1\nsize",
+            "line 17: shift: beside random; expected one of them",
+        ),
         ("time = \"1ms\"", "time = \"0s\"", "line 3: time: expected more than 0"),
     ];
     for (what, by, expected) in cases {
@@ -81,4 +107,13 @@ fn a_table_of_sizes_rises_to_its_end() {
         assert!(sentence.starts_with("line 17: sizes: the table is not monotone"), "{wrong}: {sentence}");
     }
     assert!(with("\"webserch\"").expect_err("unknown").to_string().contains("there is no table \"webserch\""));
+}
+
+#[test]
+fn trains_are_short_beside_the_buffers_of_switches() {
+    let of = |buffer: &str| {
+        let text = GOOD.replacen("[hosts]", &format!("[switches]\nbuffer = \"{buffer}\"\n[hosts]"), 1);
+        Scenario::parse(&text).expect("a right scenario").node.train_bytes
+    };
+    assert_eq!((of("32MiB"), of("64KiB"), of("1KiB")), (64 << 10, 4 << 10, 64));
 }

@@ -1,6 +1,7 @@
 //! Values of a scenario as a person writes them. Each reads a string (or a plain number where that has one meaning) and refuses
 //! in words that the reader of the file puts behind line and key.
 
+use crate::clock::DRIFT_MAX;
 use burst_grammar::quantity;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
@@ -79,6 +80,25 @@ impl Notation for Delay {
     }
     fn of_number(number: f64) -> Option<Delay> {
         (number == 0.0).then_some(Delay(0))
+    }
+}
+
+/// How much faster a clock is, in parts per million.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Drift(pub i32);
+notated!(Drift);
+
+impl Notation for Drift {
+    const EXPECTED: &'static str = "a drift such as \"50ppm\" or \"-5%\", from -50% to 50%";
+    fn of_text(text: &str) -> Result<Drift, String> {
+        let (sign, amount) = text.strip_prefix('-').map_or((1, text), |amount| (-1, amount));
+        let ppm = quantity::parts_per_million(amount).ok().and_then(|ppm| i32::try_from(ppm).ok());
+        let ppm = ppm.filter(|ppm| *ppm <= DRIFT_MAX).ok_or_else(|| format!("{text:?} is not {}", Drift::EXPECTED))?;
+        Ok(Drift(sign * ppm))
+    }
+    fn of_number(number: f64) -> Option<Drift> {
+        let ppm = number * 1e6;
+        (ppm.abs() <= f64::from(DRIFT_MAX)).then_some(Drift(ppm.round() as i32))
     }
 }
 

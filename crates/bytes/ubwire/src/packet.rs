@@ -1,0 +1,161 @@
+//! Whole packets, from the NTH to the end of the payload: checked once when parsed, written from a head and a payload.
+//!
+//! Checks, in order: NTH and its next layer, transport header and version, congestion echo and bitmap of an acknowledgement,
+//! transaction header, extended headers, and that the payload fits opcode, offset and length.
+
+use crate::dialect::Dialect;
+use crate::nth::{NextLayer, Nth};
+use crate::ta::{TA_HEAD_MAX, TaHeader, TaOpcode};
+use crate::tp::{Cetph, Rtph, SACK_WORDS_MAX, Saetph, TpOpcode, UbStatus};
+use burst_base::Reason;
+
+/// Bytes of a UTPH; all but the version are zero.
+pub const UTPH_LEN: usize = 16;
+/// Room for the longest head.
+pub const UB_HEAD_MAX: usize = Nth::LEN + Rtph::LEN + Cetph::LEN + Saetph::FIXED + 8 * SACK_WORDS_MAX + TA_HEAD_MAX;
+
+/// All headers of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UbHead {
+    /// Network header; its next layer says whether `rtph` is present.
+    pub nth: Nth,
+    /// Reliable transport header.
+    pub rtph: Option<Rtph>,
+    /// Congestion echo, in acknowledgements that have one.
+    pub cetph: Option<Cetph>,
+    /// Bitmap of a selective acknowledgement.
+    pub saetph: Option<Saetph>,
+    /// Transaction headers; absent in plain acknowledgements.
+    pub ta: Option<TaHeader>,
+}
+
+/// A received packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UbPacket<'a> {
+    /// The headers.
+    pub head: UbHead,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+impl UbHead {
+    /// Writes the headers and returns their length. Panics if `out` is shorter than [`UB_HEAD_MAX`].
+    pub fn emit(&self, dialect: &Dialect, out: &mut [u8]) -> usize {
+        self.nth.emit(out);
+        let mut at = Nth::LEN;
+        match (self.nth.next, &self.rtph) {
+            (NextLayer::Reliable, Some(rtph)) => {
+                rtph.emit(&mut out[at..]);
+                at += Rtph::LEN;
+            }
+            (NextLayer::Reliable, None) => debug_assert!(false, "a reliable packet has an RTPH"),
+            (NextLayer::Unreliable, _) => {
+                out[at..at + UTPH_LEN].fill(0);
+                at += UTPH_LEN;
+            }
+            (NextLayer::Bypass, _) => {}
+        }
+        if let Some(cetph) = &self.cetph {
+            cetph.emit(&mut out[at..]);
+            at += Cetph::LEN;
+        }
+        if let Some(saetph) = &self.saetph {
+            saetph.emit(&mut out[at..]);
+            at += saetph.len();
+        }
+        if let Some(ta) = &self.ta {
+            at += ta.emit(dialect, &mut out[at..]);
+        }
+        at
+    }
+}
+
+impl<'a> UbPacket<'a> {
+    /// Parses `bytes`, from the NTH to the end of the payload (without a checksum). Fails with [`Reason::Truncated`],
+    /// [`Reason::TrailingBytes`] or one of the reasons `Ub…`.
+    pub fn parse(bytes: &'a [u8], dialect: &Dialect) -> Result<UbPacket<'a>, Reason> {
+        if bytes.len() < Nth::LEN {
+            return Err(Reason::Truncated);
+        }
+        let nth = Nth::parse(bytes).ok_or(Reason::UbNextLayer)?;
+        let mut head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: None };
+        let mut rest = &bytes[Nth::LEN..];
+        match nth.next {
+            NextLayer::Bypass => {}
+            NextLayer::Unreliable => {
+                let utph = rest.get(..UTPH_LEN).ok_or(Reason::Truncated)?;
+                check_utph(utph, dialect)?;
+                rest = &rest[UTPH_LEN..];
+            }
+            NextLayer::Reliable => rest = parse_reliable(&mut head, rest, dialect)?,
+        }
+        let is_data = head.rtph.is_none_or(|rtph| rtph.opcode == TpOpcode::Data);
+        let is_fused = head.rtph.is_some_and(|rtph| rtph.status.status == UbStatus::FUSED);
+        if !is_data && !is_fused {
+            // Zeros follow in dialects that fill frames up.
+            return if rest.is_empty() || dialect.padded {
+                Ok(UbPacket { head, payload: &[] })
+            } else {
+                Err(Reason::TrailingBytes)
+            };
+        }
+        let (ta, rest) = TaHeader::parse(rest, dialect)?;
+        if !is_data && !ta.opcode().is_response() {
+            return Err(Reason::UbTransactionOpcode);
+        }
+        head.ta = Some(ta);
+        let payload = check_payload(&ta, rest, dialect)?;
+        Ok(UbPacket { head, payload })
+    }
+}
+
+fn check_utph(utph: &[u8], dialect: &Dialect) -> Result<(), Reason> {
+    if utph[0] & 0x7f != 0 {
+        return Err(Reason::UbTransportOpcode);
+    }
+    if utph[1] & 0x0f != 0 {
+        return Err(Reason::UbNextLayer);
+    }
+    check_version(utph[1] >> 6, dialect)
+}
+
+fn check_version(version: u8, dialect: &Dialect) -> Result<(), Reason> {
+    if dialect.version_zero && version != 0 { Err(Reason::UbVersion) } else { Ok(()) }
+}
+
+/// RTPH, CETPH and SAETPH.
+fn parse_reliable<'a>(head: &mut UbHead, bytes: &'a [u8], dialect: &Dialect) -> Result<&'a [u8], Reason> {
+    let rtph = Rtph::parse(bytes)?;
+    check_version(rtph.version, dialect)?;
+    let mut rest = &bytes[Rtph::LEN..];
+    if rtph.opcode.has_congestion() {
+        let (b, after) = rest.split_at_checked(Cetph::LEN).ok_or(Reason::Truncated)?;
+        head.cetph = Some(Cetph::read(b));
+        rest = after;
+    }
+    if let TpOpcode::Sack { .. } = rtph.opcode {
+        let saetph = Saetph::parse(rest)?;
+        rest = &rest[saetph.len()..];
+        head.saetph = Some(saetph);
+    }
+    head.rtph = Some(rtph);
+    Ok(rest)
+}
+
+/// The payload, if it fits.
+fn check_payload<'a>(ta: &TaHeader, rest: &'a [u8], dialect: &Dialect) -> Result<&'a [u8], Reason> {
+    let opcode = ta.opcode();
+    if !opcode.has_payload() {
+        return if rest.is_empty() || dialect.padded { Ok(&[]) } else { Err(Reason::TrailingBytes) };
+    }
+    let TaHeader::Request(request) = ta else {
+        let is_sound = opcode != TaOpcode::AtomicResponse || rest.len() == 8 || rest.is_empty() || dialect.padded;
+        return if is_sound { Ok(rest) } else { Err(Reason::UbLength) };
+    };
+    let Some(memory) = request.memory else { return Ok(rest) };
+    if dialect.padded {
+        return rest.get(..memory.len as usize).ok_or(Reason::Truncated);
+    }
+    let end = u64::from(request.base.offset) + rest.len() as u64;
+    if end > u64::from(memory.len) { Err(Reason::UbLength) } else { Ok(rest) }
+}

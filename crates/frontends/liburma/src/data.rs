@@ -1,0 +1,322 @@
+//! Work requests and completions.
+
+use crate::abi::{
+    EINVAL, Eid, ObjectId, RwWr, SUCCESS, SendWr, Status, TargetJetty, TargetSeg, UrmaContext, UrmaCr, UrmaJetty,
+    UrmaJfc, UrmaJfce, UrmaJfr, UrmaJfrWr, UrmaJfs, UrmaJfsWr, UrmaSg, UrmaSge, WrBody,
+};
+use crate::host::{Inner, UrmaHost};
+use crate::macros::exported;
+use crate::objects::{host_of, status_of};
+use burst_ubwire::{OrderTag, TaOpcode};
+use burst_urma::{CompletionRecord, JfrWr, JfsWr, LocalRange, UrmaError, WrData};
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+/// Flag bits of a work request.
+const COMPLETION_ORDER: u32 = 1 << 2;
+const FENCE: u32 = 1 << 3;
+const COMPLETE: u32 = 1 << 5;
+const INLINE: u32 = 1 << 6;
+
+const fn opcode_of(number: u32) -> Option<TaOpcode> {
+    Some(match number {
+        0x00 => TaOpcode::Write,
+        0x01 => TaOpcode::WriteImm,
+        0x02 => TaOpcode::WriteNotify,
+        0x10 => TaOpcode::Read,
+        0x20 => TaOpcode::Cas,
+        0x21 => TaOpcode::Swap,
+        0x22 => TaOpcode::FetchAdd,
+        0x23 => TaOpcode::FetchSub,
+        0x24 => TaOpcode::FetchAnd,
+        0x25 => TaOpcode::FetchOr,
+        0x26 => TaOpcode::FetchXor,
+        0x40 => TaOpcode::Send,
+        0x41 => TaOpcode::SendImm,
+        _ => return None,
+    })
+}
+
+/// Opcode of a receive completion.
+const fn receive_opcode(opcode: TaOpcode) -> u32 {
+    match opcode {
+        TaOpcode::SendImm => 1,
+        TaOpcode::WriteImm | TaOpcode::WriteNotify => 3,
+        _ => 0,
+    }
+}
+
+/// The only entry of a list; an empty list is an entry without bytes.
+///
+/// # Safety
+/// The list has as many entries as it says.
+unsafe fn only(sg: &UrmaSg) -> Result<UrmaSge, UrmaError> {
+    match sg.num {
+        0 => Ok(UrmaSge { addr: 0, len: 0, tseg: null_mut(), user_tseg: null_mut() }),
+        // SAFETY: as the caller promises.
+        1 if !sg.sge.is_null() => Ok(unsafe { *sg.sge }),
+        _ => Err(UrmaError::Unsupported),
+    }
+}
+
+/// # Safety
+/// The entry's segment is alive, and its memory for inline data.
+unsafe fn local(sge: &UrmaSge, flag: u32) -> Result<WrData, UrmaError> {
+    if sge.len == 0 && sge.tseg.is_null() {
+        return WrData::inline(&[]).ok_or(UrmaError::Value);
+    }
+    if flag & INLINE != 0 {
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.len as usize) };
+        return WrData::inline(bytes).ok_or(UrmaError::Value);
+    }
+    if sge.tseg.is_null() {
+        return Err(UrmaError::Access);
+    }
+    // SAFETY: as the caller promises.
+    let token_id = unsafe { (*sge.tseg).handle as u32 };
+    Ok(WrData::Local(LocalRange { token_id, addr: sge.addr, len: sge.len }))
+}
+
+/// # Safety
+/// What the work request points to is alive.
+unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
+    let opcode = opcode_of(wr.opcode).ok_or(UrmaError::Unsupported)?;
+    // SAFETY: the opcode says which member of the union the program has filled; pointers as the caller promises.
+    unsafe {
+        let (near, far) = if opcode.is_atomic() {
+            let body = wr.body.atomic;
+            if body.src.is_null() || body.dst.is_null() {
+                return Err(UrmaError::Value);
+            }
+            (*body.src, Some(*body.dst))
+        } else if opcode == TaOpcode::Read {
+            (only(&wr.body.rw.dst)?, Some(only(&wr.body.rw.src)?))
+        } else if opcode.has_memory() {
+            (only(&wr.body.rw.src)?, Some(only(&wr.body.rw.dst)?))
+        } else {
+            (only(&wr.body.send.src)?, None)
+        };
+        let flag = if opcode.is_atomic() || opcode == TaOpcode::Read { 0 } else { wr.flag };
+        let mut out = JfsWr::new(opcode, local(&near, flag)?, wr.user_ctx);
+        out.target = (!wr.tjetty.is_null()).then(|| (*wr.tjetty).handle as u32);
+        if let Some(far) = far {
+            if far.tseg.is_null() {
+                return Err(UrmaError::Unsupported);
+            }
+            (out.segment, out.remote_addr) = (Some((*far.tseg).handle as u32), far.addr);
+        }
+        if opcode.is_atomic() {
+            (out.operand, out.swap) = (wr.body.atomic.first, wr.body.atomic.swap);
+        } else if opcode.has_immediate() {
+            out.immediate = if opcode.has_memory() { wr.body.rw.notify_data } else { wr.body.send.imm_data };
+        }
+        out.order = [OrderTag::None, OrderTag::Relaxed, OrderTag::Strong, OrderTag::Strong][(wr.flag & 3) as usize];
+        (out.completion_order, out.fence) = (wr.flag & COMPLETION_ORDER != 0, wr.flag & FENCE != 0);
+        out.complete = wr.flag & COMPLETE != 0;
+        Ok(out)
+    }
+}
+
+/// Posts a list of work requests; on a refusal `bad` points to the first one that was not posted.
+///
+/// # Safety
+/// The list and what it points to is alive; `bad` is null or writable.
+unsafe fn post_list(host: &UrmaHost, jetty: u32, mut wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
+    let mut inner = host.lock();
+    while !wr.is_null() {
+        // SAFETY: as the caller promises.
+        let result = unsafe { translate(&*wr) }
+            .and_then(|request| host.with(&mut inner, |node, env| node.post_send(jetty, &request, env)));
+        if let Err(error) = result {
+            if !bad.is_null() {
+                // SAFETY: as the caller promises.
+                unsafe { *bad = wr };
+            }
+            host.flush(&mut inner);
+            return status_of(error);
+        }
+        // SAFETY: as the caller promises.
+        wr = unsafe { (*wr).next };
+    }
+    host.flush(&mut inner);
+    SUCCESS
+}
+
+/// # Safety
+/// As for [`post_list`].
+unsafe fn post_receives(host: &UrmaHost, jfr: u32, mut wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
+    let mut inner = host.lock();
+    while !wr.is_null() {
+        // SAFETY: as the caller promises.
+        let result = unsafe {
+            only(&(*wr).src).and_then(|sge| local(&sge, 0)).and_then(|data| match data {
+                WrData::Local(range) => inner.node.post_recv(jfr, JfrWr { range, user_ctx: (*wr).user_ctx }),
+                WrData::Inline { .. } => Err(UrmaError::Value),
+            })
+        };
+        if let Err(error) = result {
+            if !bad.is_null() {
+                // SAFETY: as the caller promises.
+                unsafe { *bad = wr };
+            }
+            return status_of(error);
+        }
+        // SAFETY: as the caller promises.
+        wr = unsafe { (*wr).next };
+    }
+    SUCCESS
+}
+
+fn record(inner: &Inner, cr: &CompletionRecord) -> UrmaCr {
+    let is_jetty = inner.jetties.contains(&cr.local_id);
+    let status = cr.status as u32;
+    let flag = u8::from(cr.is_receive)
+        | u8::from(is_jetty) << 1
+        | u8::from(cr.status == burst_urma::CrStatus::SuspendDone) << 2
+        | u8::from(cr.status == burst_urma::CrStatus::FlushErrDone) << 3;
+    let (eid, id) = match cr.remote {
+        Some((cna, id)) => (inner.eid_of(cna), id),
+        None => ([0; 16], 0),
+    };
+    let remote = ObjectId { eid: Eid(eid), uasid: 0, id };
+    let pointer = inner.pointers.get(&(4, cr.local_id)).or_else(|| inner.pointers.get(&(2, cr.local_id)));
+    UrmaCr {
+        status,
+        user_ctx: cr.user_ctx,
+        opcode: receive_opcode(cr.opcode),
+        flag,
+        len: cr.len,
+        local_id: cr.local_id,
+        remote,
+        imm_data: cr.immediate,
+        tpn: 0,
+        user_data: pointer.copied().unwrap_or(0) as usize,
+    }
+}
+
+/// A work request of the flat functions.
+fn single(opcode: u32, flag: u32, tjetty: *mut TargetJetty, user_ctx: u64, body: WrBody) -> UrmaJfsWr {
+    UrmaJfsWr { opcode, flag, tjetty, user_ctx, body, next: null_mut() }
+}
+
+fn entry(addr: u64, len: u32, tseg: *mut TargetSeg) -> UrmaSge {
+    UrmaSge { addr, len, tseg, user_tseg: null_mut() }
+}
+
+exported! {
+    fn urma_post_jfs_wr(jfs: *mut UrmaJfs, wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
+        if jfs.is_null() || wr.is_null() { EINVAL } else { post_list(host_of((*jfs).ctx), (*jfs).handle as u32, wr, bad) }
+    }
+    fn urma_post_jetty_send_wr(jetty: *mut UrmaJetty, wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
+        if jetty.is_null() || wr.is_null() { EINVAL } else { post_list(host_of((*jetty).ctx), (*jetty).handle as u32, wr, bad) }
+    }
+    fn urma_post_jfr_wr(jfr: *mut UrmaJfr, wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
+        if jfr.is_null() || wr.is_null() { EINVAL } else { post_receives(host_of((*jfr).ctx), (*jfr).handle as u32, wr, bad) }
+    }
+    fn urma_post_jetty_recv_wr(jetty: *mut UrmaJetty, wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
+        if jetty.is_null() || wr.is_null() || (*jetty).cfg.jfr.is_null() {
+            return EINVAL;
+        }
+        post_receives(host_of((*jetty).ctx), (*(*jetty).cfg.jfr).handle as u32, wr, bad)
+    }
+    fn urma_write(jfs: *mut UrmaJfs, target: *mut TargetJetty, dst_seg: *mut TargetSeg, src_seg: *mut TargetSeg, dst: u64, src: u64, len: u32, flag: u32, user_ctx: u64) -> Status {
+        let (mut near, mut far) = (entry(src, len, src_seg), entry(dst, len, dst_seg));
+        let rw = RwWr { src: UrmaSg { sge: &raw mut near, num: 1 }, dst: UrmaSg { sge: &raw mut far, num: 1 }, target_hint: 0, notify_data: 0 };
+        let mut wr = single(0, flag, target, user_ctx, WrBody { rw });
+        urma_post_jfs_wr(jfs, &raw mut wr, null_mut())
+    }
+    fn urma_read(jfs: *mut UrmaJfs, target: *mut TargetJetty, dst_seg: *mut TargetSeg, src_seg: *mut TargetSeg, dst: u64, src: u64, len: u32, flag: u32, user_ctx: u64) -> Status {
+        let (mut near, mut far) = (entry(dst, len, dst_seg), entry(src, len, src_seg));
+        let rw = RwWr { src: UrmaSg { sge: &raw mut far, num: 1 }, dst: UrmaSg { sge: &raw mut near, num: 1 }, target_hint: 0, notify_data: 0 };
+        let mut wr = single(0x10, flag, target, user_ctx, WrBody { rw });
+        urma_post_jfs_wr(jfs, &raw mut wr, null_mut())
+    }
+    fn urma_send(jfs: *mut UrmaJfs, target: *mut TargetJetty, src_seg: *mut TargetSeg, src: u64, len: u32, flag: u32, user_ctx: u64) -> Status {
+        let mut near = entry(src, len, src_seg);
+        let send = SendWr { src: UrmaSg { sge: &raw mut near, num: 1 }, target_hint: 0, imm_data: 0, tseg: null_mut() };
+        let mut wr = single(0x40, flag, target, user_ctx, WrBody { send });
+        urma_post_jfs_wr(jfs, &raw mut wr, null_mut())
+    }
+    fn urma_recv(jfr: *mut UrmaJfr, seg: *mut TargetSeg, buf: u64, len: u32, user_ctx: u64) -> Status {
+        let mut near = entry(buf, len, seg);
+        let mut wr = UrmaJfrWr { src: UrmaSg { sge: &raw mut near, num: 1 }, user_ctx, next: null_mut() };
+        urma_post_jfr_wr(jfr, &raw mut wr, null_mut())
+    }
+    fn urma_poll_jfc(jfc: *mut UrmaJfc, count: c_int, crs: *mut UrmaCr) -> c_int {
+        if jfc.is_null() || crs.is_null() || count < 0 {
+            return -1;
+        }
+        let (ctx, handle) = ((*jfc).ctx, (*jfc).handle as u32);
+        let host = host_of(ctx);
+        let mut inner = host.lock();
+        if !inner.node.has_completions(handle) {
+            host.turn(&mut inner);
+        }
+        for i in 0..count {
+            let Some(cr) = inner.node.poll_jfc(handle) else {
+                drop(inner);
+                if i == 0 {
+                    host.idle_poll();
+                }
+                return i;
+            };
+            crs.add(i as usize).write(record(&inner, &cr));
+        }
+        count
+    }
+    fn urma_rearm_jfc(jfc: *mut UrmaJfc, _solicited_only: bool) -> Status {
+        if jfc.is_null() || (*jfc).cfg.jfce.is_null() {
+            return EINVAL;
+        }
+        let host = host_of((*jfc).ctx);
+        host.arm(&mut host.lock(), (*jfc).handle as u32, (*(*jfc).cfg.jfce).fd as usize);
+        SUCCESS
+    }
+    fn urma_wait_jfc(jfce: *mut UrmaJfce, count: u32, timeout: c_int, jfcs: *mut *mut UrmaJfc) -> c_int {
+        if jfce.is_null() || jfcs.is_null() || count == 0 {
+            return -1;
+        }
+        let mut poll = libc::pollfd { fd: (*jfce).fd, events: libc::POLLIN, revents: 0 };
+        if libc::poll(&raw mut poll, 1, timeout) < 0 {
+            return -1;
+        }
+        let mut inner = host_of((*jfce).ctx).lock();
+        let mut drained = [0u8; 8];
+        libc::read((*jfce).fd, drained.as_mut_ptr().cast(), drained.len());
+        let mut found = 0;
+        while found < count {
+            let next = inner.reports.channels.get_mut(&((*jfce).fd as usize)).and_then(|news| news.queues.pop_front());
+            let Some(queue) = next else { return found as c_int };
+            let Some(pointer) = inner.pointers.get(&(0, queue)) else { continue };
+            *jfcs.add(found as usize) = *pointer as *mut UrmaJfc;
+            found += 1;
+        }
+        // More have news: the descriptor stays readable.
+        if let Some(news) = inner.reports.channels.get(&((*jfce).fd as usize)) {
+            news.remind();
+        }
+        found as c_int
+    }
+    fn urma_ack_jfc(_jfcs: *mut *mut UrmaJfc, _events: *mut u32, _count: u32) {}
+    fn urma_flush_jetty(jetty: *mut UrmaJetty, count: c_int, crs: *mut UrmaCr) -> c_int {
+        if jetty.is_null() || crs.is_null() { -1 } else { flush((*jetty).ctx, (*jetty).handle as u32, count, crs) }
+    }
+    fn urma_flush_jfs(jfs: *mut UrmaJfs, count: c_int, crs: *mut UrmaCr) -> c_int {
+        if jfs.is_null() || crs.is_null() { -1 } else { flush((*jfs).ctx, (*jfs).handle as u32, count, crs) }
+    }
+}
+
+/// # Safety
+/// There is room for `count` records.
+unsafe fn flush(ctx: *mut UrmaContext, jetty: u32, count: c_int, crs: *mut UrmaCr) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut inner = host_of(ctx).lock();
+        for i in 0..count.max(0) {
+            let Some(cr) = inner.node.flush_jetty(jetty) else { return i };
+            crs.add(i as usize).write(record(&inner, &cr));
+        }
+        count.max(0)
+    }
+}

@@ -1,0 +1,257 @@
+//! Library, devices, contexts, asynchronous events, log function.
+
+use crate::abi::{
+    DeviceAttr, EAGAIN, EINVAL, Eid, EidInfo, FAIL, PriorityInfo, SUCCESS, Status, UrmaAsyncEvent, UrmaContext,
+    UrmaDevice,
+};
+use crate::host::UrmaHost;
+use crate::macros::exported;
+use burst_urma::{URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaEvent};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+/// A context with what the library keeps for it.
+#[repr(C)]
+pub struct OwnedContext {
+    pub c: UrmaContext,
+    pub host: Arc<UrmaHost>,
+    /// Objects that live: the context cannot be deleted meanwhile.
+    pub objects: usize,
+}
+
+/// The table of a provider's functions. Programs look whether `import_jetty_ex` is there: it is not.
+#[repr(C)]
+struct Ops([usize; 100]);
+const _: () = assert!(size_of::<Ops>() == 800);
+static OPS: Ops = Ops([0; 100]);
+
+const DEVICE_NAME: &CStr = c"burst0";
+/// Queue depth at most.
+pub const DEPTH_MAX: u32 = 32_768;
+const OBJECTS_MAX: u32 = 65_536;
+
+struct StaticDevice(UrmaDevice);
+
+// SAFETY: the device is never changed after it was made; its pointers are null.
+unsafe impl Send for StaticDevice {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for StaticDevice {}
+
+fn device() -> *mut UrmaDevice {
+    static DEVICE: OnceLock<StaticDevice> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        let mut name = [0; 64];
+        for (to, from) in name.iter_mut().zip(DEVICE_NAME.to_bytes()) {
+            *to = *from as c_char;
+        }
+        StaticDevice(UrmaDevice { name, path: [0; 4096], kind: 0, ops: null_mut(), sysfs: null_mut() })
+    });
+    (&raw const device.0).cast_mut()
+}
+
+/// The address in an entity id.
+pub fn address_of(eid: &[u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(*eid);
+    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+fn eid_of(address: IpAddr) -> Eid {
+    Eid(match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    })
+}
+
+/// Addresses of this machine: those of interfaces, then those of the loopback interface. Link-local ones are left out.
+fn addresses() -> Vec<IpAddr> {
+    let mut first = null_mut::<libc::ifaddrs>();
+    let mut found = Vec::new();
+    // SAFETY: the list is freed below, and only read between.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return found;
+    }
+    let mut at = first;
+    while !at.is_null() {
+        // SAFETY: an entry of the list; an address that is not null has the structure of its family.
+        unsafe {
+            let addr = (*at).ifa_addr;
+            if !addr.is_null() && i32::from((*addr).sa_family) == libc::AF_INET {
+                let v4 = (*addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
+                found.push(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4))));
+            } else if !addr.is_null() && i32::from((*addr).sa_family) == libc::AF_INET6 {
+                let v6 = Ipv6Addr::from((*addr.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr);
+                found.push(IpAddr::V6(v6));
+            }
+            at = (*at).ifa_next;
+        }
+    }
+    // SAFETY: the list of `getifaddrs`.
+    unsafe { libc::freeifaddrs(first) };
+    found.retain(|a| !matches!(a, IpAddr::V6(v6) if v6.is_unicast_link_local()));
+    found.sort_by_key(|a| (a.is_loopback(), a.is_ipv6()));
+    found
+}
+
+/// Writes a sentence to stderr, where a status is not enough.
+pub fn explain(sentence: &str) {
+    eprintln!("liburma (burst): {sentence}");
+}
+
+fn fill_attr(attr: &mut DeviceAttr) {
+    // SAFETY: numbers only; zeros are valid.
+    *attr = unsafe { std::mem::zeroed() };
+    let cap = &mut attr.cap;
+    // Selective retransmission (8), suspension on errors (12), out-of-order completion (13).
+    cap.feature = 1 << 8 | 1 << 12 | 1 << 13;
+    (cap.max_jfc, cap.max_jfs, cap.max_jfr, cap.max_jetty) = (OBJECTS_MAX, OBJECTS_MAX, OBJECTS_MAX, OBJECTS_MAX);
+    (cap.max_jfc_depth, cap.max_jfs_depth, cap.max_jfr_depth) = (1 << 20, DEPTH_MAX, DEPTH_MAX);
+    cap.max_inline = URMA_INLINE_MAX as u32;
+    (cap.max_jfs_sge, cap.max_jfs_rsge, cap.max_jfr_sge) = (1, 1, 1);
+    cap.max_msg_size = u64::from(URMA_MESSAGE_MAX);
+    cap.max_sizes = [URMA_MESSAGE_MAX, URMA_MESSAGE_MAX, 8, 8, 8, 8, 8, 8, 8];
+    cap.atomic_feature = 0x7f;
+    cap.trans_mode = 7;
+    (cap.ceq_cnt, cap.max_eid_cnt, cap.page_size_cap) = (1, 1024, 4096);
+    // Target and initiator order and lower layers (OT, OI, OL); RTP, and UTP for UM.
+    (cap.order_caps, cap.tp_caps) = ([7, 7], [1, 1, 4]);
+    cap.priority = std::array::from_fn(|i| PriorityInfo { sl: i as u32, tp_type: 1 });
+    attr.port_cnt = 1;
+    // MTU 4096 (5), active (3), one lane, 10 Gbit/s, MTU 1024 (3).
+    attr.ports[0] = [5, 3, 1, 4, 3];
+    (attr.reserved_min, attr.reserved_max) = (0, 1023);
+}
+
+/// A context of an address of this machine; null if its UDP port cannot be used.
+pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaContext {
+    let host = match UrmaHost::of(address) {
+        Ok(host) => host,
+        Err(error) => {
+            explain(&format!("UDP port 4792 of {address} cannot be used: {error}"));
+            return null_mut();
+        }
+    };
+    // SAFETY: makes a descriptor; no memory is passed.
+    let async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    host.lock().reports.event_fd = async_fd;
+    let c = UrmaContext {
+        dev,
+        ops: (&raw const OPS).cast(),
+        dev_fd: -1,
+        async_fd,
+        mutex: [0; 5],
+        eid: eid_of(address),
+        eid_index: index,
+        uasid: std::process::id(),
+        refs: 1,
+        aggr_mode: 0,
+    };
+    Box::into_raw(Box::new(OwnedContext { c, host, objects: 0 })).cast()
+}
+
+exported! {
+    fn urma_init(_conf: *mut c_void) -> Status { SUCCESS }
+    fn urma_uninit() -> Status { SUCCESS }
+    fn urma_register_log_func(_func: *const c_void) -> Status { SUCCESS }
+    fn urma_register_loc_log_func(_func: *const c_void) -> Status { SUCCESS }
+    fn urma_unregister_log_func() -> Status { SUCCESS }
+    fn urma_log_set_level(_level: c_int) {}
+    fn urma_log_get_level() -> c_int { 6 }
+    fn urma_get_uasid(uasid: *mut u32) -> Status {
+        if uasid.is_null() {
+            return EINVAL;
+        }
+        *uasid = std::process::id();
+        SUCCESS
+    }
+    fn urma_get_device_list(count: *mut c_int) -> *mut *mut UrmaDevice {
+        let list = libc::calloc(2, size_of::<*mut UrmaDevice>()).cast::<*mut UrmaDevice>();
+        if list.is_null() {
+            return null_mut();
+        }
+        *list = device();
+        if !count.is_null() {
+            *count = 1;
+        }
+        list
+    }
+    fn urma_free_device_list(list: *mut *mut UrmaDevice) { libc::free(list.cast()) }
+    fn urma_get_device_by_name(name: *const c_char) -> *mut UrmaDevice {
+        if !name.is_null() && CStr::from_ptr(name) == DEVICE_NAME {
+            return device();
+        }
+        explain("the only device is burst0");
+        null_mut()
+    }
+    fn urma_get_device_by_eid(eid: Eid, _kind: c_int) -> *mut UrmaDevice {
+        if addresses().contains(&address_of(&eid.0)) { device() } else { null_mut() }
+    }
+    fn urma_get_eid_list(_device: *mut UrmaDevice, count: *mut u32) -> *mut EidInfo {
+        let found = addresses();
+        let list = libc::calloc(found.len().max(1), size_of::<EidInfo>()).cast::<EidInfo>();
+        if list.is_null() || count.is_null() {
+            return null_mut();
+        }
+        for (i, address) in found.iter().enumerate() {
+            list.add(i).write(EidInfo { eid: eid_of(*address), index: i as u32 });
+        }
+        *count = found.len() as u32;
+        list
+    }
+    fn urma_free_eid_list(list: *mut EidInfo) { libc::free(list.cast()) }
+    fn urma_query_device(dev: *mut UrmaDevice, attr: *mut DeviceAttr) -> Status {
+        if dev.is_null() || attr.is_null() {
+            return EINVAL;
+        }
+        fill_attr(&mut *attr);
+        SUCCESS
+    }
+    fn urma_create_context(dev: *mut UrmaDevice, index: u32) -> *mut UrmaContext {
+        let found = addresses();
+        let Some(address) = found.get(index as usize) else {
+            explain(&format!("there is no EID with index {index}; there are {}", found.len()));
+            return null_mut();
+        };
+        open(dev, *address, index)
+    }
+    fn urma_delete_context(ctx: *mut UrmaContext) -> Status {
+        if ctx.is_null() {
+            return EINVAL;
+        }
+        let context = ctx.cast::<OwnedContext>();
+        if (*context).objects > 0 {
+            return EAGAIN;
+        }
+        libc::close((*ctx).async_fd);
+        drop(Box::from_raw(context));
+        SUCCESS
+    }
+    fn urma_get_async_event(ctx: *mut UrmaContext, event: *mut UrmaAsyncEvent) -> Status {
+        if ctx.is_null() || event.is_null() {
+            return EINVAL;
+        }
+        let mut count = [0u8; 8];
+        if libc::read((*ctx).async_fd, count.as_mut_ptr().cast(), count.len()) < 0 {
+            return FAIL;
+        }
+        let mut inner = (*ctx.cast::<OwnedContext>()).host.lock();
+        let Some(next) = inner.reports.events.pop_front() else { return EAGAIN };
+        let (kind, element) = match next {
+            UrmaEvent::JfcError(id) => (0, id),
+            UrmaEvent::JfrError(id) => (2, id),
+            UrmaEvent::JfrLimit(id) => (3, id),
+            UrmaEvent::JettyError(id) if inner.jetties.contains(&id) => (4, id),
+            UrmaEvent::JettyError(id) => (1, id),
+        };
+        let element = inner.pointers.get(&(kind, element)).copied().unwrap_or(0);
+        *event = UrmaAsyncEvent { ctx, element, kind, private: null_mut() };
+        SUCCESS
+    }
+    fn urma_ack_async_event(_event: *mut UrmaAsyncEvent) {}
+    fn urma_user_ctl(_ctx: *mut UrmaContext, _input: *mut c_void, _output: *mut c_void) -> Status { FAIL }
+    fn urma_set_context_opt(_ctx: *mut UrmaContext, _name: c_int, _value: *const c_void, _len: usize) -> Status { EINVAL }
+    fn urma_log_set_thread_tag(_tag: *const c_char) {}
+    fn urma_log_get_thread_tag() -> *const c_char { null() }
+}

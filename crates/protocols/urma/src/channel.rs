@@ -1,0 +1,276 @@
+//! A transport channel (TP channel): one for each pair of hosts, shared by all their Jetties. It knows no Jetty.
+//!
+//! A channel is opened by two management messages: REQUEST with number, first PSN and incarnation of the sender, and REPLY
+//! with the same and an echo of the request. Both ends may ask at once. A REQUEST of a greater incarnation ends the present
+//! channel: the peer has restarted it. Messages of an older one are dropped, so that late packets of a former channel do
+//! nothing.
+
+use crate::api::UrmaConfig;
+use crate::caqm::{CaqmEcho, CaqmWindow};
+use crate::pool::PoolRef;
+use crate::rx_window::RxWindow;
+use crate::tx_window::{TX_WINDOW, TxOwner, TxWindow, rto};
+use burst_base::rng::Rng;
+use burst_base::{Nanos, Psn};
+use burst_ubwire::Cna;
+use std::collections::VecDeque;
+
+/// State of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChannelState {
+    /// REQUESTs are sent; the peer's values are not known.
+    Opening,
+    /// Open.
+    Open,
+}
+
+/// A transaction acknowledgement that leaves in a transport acknowledgement (ROL).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FusedAck {
+    pub(crate) rc_id: u32,
+    pub(crate) tassn: u16,
+}
+
+/// A channel.
+#[derive(Debug)]
+pub(crate) struct TpChannel {
+    pub(crate) peer: Cna,
+    pub(crate) local_tpn: u32,
+    pub(crate) peer_tpn: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) peer_incarnation: u64,
+    pub(crate) state: ChannelState,
+    pub(crate) first_psn: Psn,
+    pub(crate) tx: TxWindow,
+    pub(crate) rx: RxWindow,
+    pub(crate) window: CaqmWindow,
+    pub(crate) echo: CaqmEcho,
+    pub(crate) next_tpmsn: u32,
+    /// Requests that have packets to send; each sends a few in turn.
+    pub(crate) queue: VecDeque<TxOwner>,
+    /// Responses. They may exceed the window of the requests: a peer accepts requests only while it can send its own
+    /// responses, and two peers whose requests fill both windows would wait for each other.
+    pub(crate) answers: VecDeque<TxOwner>,
+    /// The next turn is a response's.
+    pub(crate) is_answers_turn: bool,
+    pub(crate) fused: VecDeque<FusedAck>,
+    pub(crate) ack_due: bool,
+    pub(crate) nak_due: bool,
+    /// Expected PSN for which a NAK was sent last (go-back-N).
+    pub(crate) nak_sent: Option<Psn>,
+    pub(crate) packets_to_ack: u8,
+    /// Packets that the message at the head of the queue has sent in its turn.
+    pub(crate) turn: u8,
+    /// In the list of channels that may have something to send.
+    pub(crate) is_active: bool,
+    /// The next REQUEST is due (opening).
+    pub(crate) ask_at: Nanos,
+    pub(crate) asks: u8,
+    /// Time of this channel's entry in the timer heap.
+    pub(crate) timer_at: Nanos,
+}
+
+/// Packets in flight up to which requests are sent.
+const REQUEST_WINDOW: usize = TX_WINDOW - 200;
+/// Queues longer than this give their memory back when they are empty.
+const KEEP: usize = 32;
+
+impl TpChannel {
+    /// A channel that is not open yet.
+    pub(crate) fn new(peer: Cna, incarnation: u64, config: &UrmaConfig, rng: &mut Rng) -> Self {
+        let first_psn = Psn::new(rng.next_u32());
+        TpChannel {
+            peer,
+            local_tpn: 0,
+            peer_tpn: 0,
+            incarnation,
+            peer_incarnation: 0,
+            state: ChannelState::Opening,
+            first_psn,
+            tx: TxWindow::new(first_psn, config),
+            rx: RxWindow::new(Psn::new(0)),
+            window: CaqmWindow::new(u32::from(config.mtu), config.window_max),
+            echo: CaqmEcho::default(),
+            next_tpmsn: 0,
+            queue: VecDeque::new(),
+            answers: VecDeque::new(),
+            is_answers_turn: false,
+            fused: VecDeque::new(),
+            ack_due: false,
+            nak_due: false,
+            nak_sent: None,
+            packets_to_ack: 0,
+            turn: 0,
+            is_active: false,
+            ask_at: Nanos(0),
+            asks: 0,
+            timer_at: Nanos::NEVER,
+        }
+    }
+    /// The peer's values are known.
+    pub(crate) fn open(&mut self, message: &TpMessage) {
+        (self.peer_tpn, self.peer_incarnation) = (message.tpn, message.incarnation);
+        self.rx = RxWindow::new(message.psn);
+        self.state = ChannelState::Open;
+    }
+    /// When something is due.
+    pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
+        match self.state {
+            ChannelState::Opening => self.ask_at,
+            ChannelState::Open => self.tx.deadline(config),
+        }
+    }
+    /// A REQUEST was sent: the next one is due after the time-out of this many tries.
+    pub(crate) fn asked(&mut self, now: Nanos, config: &UrmaConfig) {
+        self.ask_at = now + rto(config, self.asks, Nanos(0));
+        self.asks += 1;
+    }
+    /// Adds a message that waits for its turn.
+    pub(crate) fn enqueue(&mut self, owner: TxOwner) {
+        match owner {
+            TxOwner::Request(..) => self.queue.push_back(owner),
+            TxOwner::Response(_) | TxOwner::Busy { .. } => self.answers.push_back(owner),
+        }
+    }
+    /// The queue whose turn it is and that may send with this window in bytes.
+    pub(crate) fn next_queue(&mut self, window_bytes: u32) -> Option<&mut VecDeque<TxOwner>> {
+        let may_ask = !self.queue.is_empty() && self.tx.has_room(window_bytes, REQUEST_WINDOW);
+        let may_answer = !self.answers.is_empty() && self.tx.has_room(window_bytes.saturating_mul(2), TX_WINDOW);
+        match (may_ask, may_answer) {
+            (false, false) => None,
+            (true, false) => Some(&mut self.queue),
+            (true, true) if !self.is_answers_turn => Some(&mut self.queue),
+            _ => Some(&mut self.answers),
+        }
+    }
+    pub(crate) const fn take_tpmsn(&mut self) -> u32 {
+        let tpmsn = self.next_tpmsn;
+        self.next_tpmsn = (tpmsn + 1) & 0xff_ffff;
+        tpmsn
+    }
+    /// Gives memory of empty queues back.
+    pub(crate) fn trim(&mut self) {
+        if self.queue.is_empty() && self.queue.capacity() > KEEP {
+            self.queue = VecDeque::new();
+        }
+        if self.answers.is_empty() && self.answers.capacity() > KEEP {
+            self.answers = VecDeque::new();
+        }
+        if self.fused.is_empty() && self.fused.capacity() > KEEP {
+            self.fused = VecDeque::new();
+        }
+    }
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.tx.heap_bytes()
+            + self.rx.heap_bytes()
+            + (self.queue.capacity() + self.answers.capacity()) * size_of::<TxOwner>()
+            + self.fused.capacity() * size_of::<FusedAck>()
+    }
+    pub(crate) const fn message(&self, kind: TpMessageKind, config: &UrmaConfig) -> TpMessage {
+        TpMessage {
+            kind,
+            mtu: config.mtu,
+            tpn: self.local_tpn,
+            psn: self.first_psn,
+            incarnation: self.incarnation,
+            echo_tpn: self.peer_tpn,
+            echo_incarnation: self.peer_incarnation,
+        }
+    }
+}
+
+/// Kind of a management message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TpMessageKind {
+    Request,
+    Reply,
+}
+
+/// A management message between public Jetties 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TpMessage {
+    pub(crate) kind: TpMessageKind,
+    pub(crate) mtu: u16,
+    pub(crate) tpn: u32,
+    pub(crate) psn: Psn,
+    pub(crate) incarnation: u64,
+    pub(crate) echo_tpn: u32,
+    pub(crate) echo_incarnation: u64,
+}
+
+impl TpMessage {
+    pub(crate) const LEN: usize = 32;
+    const VERSION: u8 = 1;
+
+    pub(crate) fn parse(b: &[u8]) -> Option<TpMessage> {
+        let b: &[u8; Self::LEN] = b.try_into().ok()?;
+        let be24 = |at: usize| u32::from_be_bytes([0, b[at], b[at + 1], b[at + 2]]);
+        let be64 = |at: usize| {
+            u64::from(u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])) << 32
+                | u64::from(u32::from_be_bytes([b[at + 4], b[at + 5], b[at + 6], b[at + 7]]))
+        };
+        let kind = match b[0] {
+            1 => TpMessageKind::Request,
+            2 => TpMessageKind::Reply,
+            _ => return None,
+        };
+        (b[1] == Self::VERSION).then(|| TpMessage {
+            kind,
+            mtu: u16::from_be_bytes([b[2], b[3]]),
+            tpn: be24(4),
+            psn: Psn::new(be24(7)),
+            echo_tpn: be24(10),
+            incarnation: be64(16),
+            echo_incarnation: be64(24),
+        })
+    }
+    pub(crate) fn bytes(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[0] = match self.kind {
+            TpMessageKind::Request => 1,
+            TpMessageKind::Reply => 2,
+        };
+        b[1] = Self::VERSION;
+        b[2..4].copy_from_slice(&self.mtu.to_be_bytes());
+        b[4..7].copy_from_slice(&self.tpn.to_be_bytes()[1..]);
+        b[7..10].copy_from_slice(&self.psn.get().to_be_bytes()[1..]);
+        b[10..13].copy_from_slice(&self.echo_tpn.to_be_bytes()[1..]);
+        b[16..24].copy_from_slice(&self.incarnation.to_be_bytes());
+        b[24..32].copy_from_slice(&self.echo_incarnation.to_be_bytes());
+        b
+    }
+}
+
+/// A deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UrmaTimer {
+    Channel(PoolRef),
+    /// A request that was refused by RNR is sent again.
+    Retry(PoolRef),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_were_written_and_others_refused() {
+        let message = TpMessage {
+            kind: TpMessageKind::Reply,
+            mtu: 4096,
+            tpn: 0x12_3456,
+            psn: Psn::new(0x65_4321),
+            incarnation: 0x0102_0304_0506_0708,
+            echo_tpn: 0xab_cdef,
+            echo_incarnation: u64::MAX - 1,
+        };
+        let bytes = message.bytes();
+        assert_eq!(TpMessage::parse(&bytes), Some(message));
+        assert_eq!(TpMessage::parse(&bytes[1..]), None);
+        for (at, value) in [(0, 3), (1, 2)] {
+            let mut other = bytes;
+            other[at] = value;
+            assert_eq!(TpMessage::parse(&other), None);
+        }
+    }
+}

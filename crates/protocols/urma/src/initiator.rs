@@ -1,0 +1,228 @@
+//! Answers to this node's requests, and their completions.
+
+use crate::api::{CompletionRecord, CrStatus, RNR_RETRY_FOREVER, UrmaEnv, WrData};
+use crate::channel::UrmaTimer;
+use crate::node::UrmaNode;
+use crate::pool::PoolRef;
+use crate::queues::{OrderStream, StreamState};
+use crate::records::{RequestPhase, SendRecord, UrmaRefusal};
+use crate::tx_window::TxOwner;
+use burst_base::{Nanos, Reason};
+use burst_ubwire::{Atah, Rtph, ServiceMode, TaOpcode, UbStatus};
+
+/// Delay after an RNR answer with this timer code.
+const fn rnr_delay(info: u8) -> Nanos {
+    Nanos(10_000 << (if info > 15 { 15 } else { info }))
+}
+
+impl UrmaNode {
+    /// A response arrived.
+    pub(crate) fn on_response(
+        &mut self,
+        env: &mut UrmaEnv<'_>,
+        channel: PoolRef,
+        rtph: &Rtph,
+        response: &Atah,
+        payload: &[u8],
+    ) {
+        let Some(jetty) = self.jetty_ref(response.rc_id) else { return env.fx.count(Reason::UbLate) };
+        let also = if response.status.status == UbStatus::OK { response.status.info } else { 0 };
+        for i in 0..=u16::from(also) {
+            let request = self.find_request(jetty, response.tassn.wrapping_add(i));
+            let Some((at, request)) = request.and_then(|at| self.requests.get(at).map(|r| (at, r))) else {
+                env.fx.count(Reason::UbLate);
+                continue;
+            };
+            if request.channel != channel || request.phase != RequestPhase::Issued || !request.all_sent {
+                env.fx.count(Reason::UbLate);
+                continue;
+            }
+            self.on_answer(env, at, rtph, response, payload);
+        }
+    }
+    fn on_answer(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, rtph: &Rtph, response: &Atah, payload: &[u8]) {
+        match response.opcode {
+            TaOpcode::TaAck => self.on_outcome(env, at, response),
+            TaOpcode::ReadResponse => {
+                self.take_data(env, at, response, payload);
+                let Some(request) = self.requests.get(at) else { return };
+                if request.received >= request.data.len() {
+                    let status = request.fault.unwrap_or(CrStatus::Success);
+                    self.take_grant(at, response);
+                    self.answer(at, status, env);
+                }
+            }
+            TaOpcode::AtomicResponse if rtph.last => {
+                let status = self.take_old_value(env, at, response, payload);
+                self.take_grant(at, response);
+                self.answer(at, status, env);
+            }
+            _ => env.fx.count(Reason::UbLate),
+        }
+    }
+    /// A part of the data of a READ.
+    fn take_data(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, response: &Atah, payload: &[u8]) {
+        let Some(request) = self.requests.get_mut(at) else { return };
+        let WrData::Local(range) = request.data else { return };
+        let end = u64::from(response.offset) + payload.len() as u64;
+        if request.opcode != TaOpcode::Read || end > u64::from(range.len) {
+            request.fault = Some(CrStatus::RemRespLen);
+            request.received = range.len;
+            return;
+        }
+        request.received += payload.len() as u32;
+        if response.poison {
+            request.fault = Some(CrStatus::RemDataPoison);
+            return;
+        }
+        let addr = range.addr + u64::from(response.offset);
+        let is_written =
+            self.segments.is_local(range.token_id, addr, payload.len() as u32) && env.mem.write(addr, payload).is_ok();
+        if !is_written {
+            request.fault = Some(CrStatus::LocAccess);
+        }
+    }
+    fn take_old_value(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, response: &Atah, payload: &[u8]) -> CrStatus {
+        let Some(request) = self.requests.get(at) else { return CrStatus::RemRespLen };
+        let (WrData::Local(range), Ok(value)) = (request.data, <[u8; 8]>::try_from(payload)) else {
+            return CrStatus::RemRespLen;
+        };
+        if !request.opcode.is_atomic() || response.poison {
+            return CrStatus::RemRespLen;
+        }
+        let value = u64::from_be_bytes(value).to_le_bytes();
+        let is_written =
+            self.segments.is_local(range.token_id, range.addr, 8) && env.mem.write(range.addr, &value).is_ok();
+        if is_written { CrStatus::Success } else { CrStatus::LocAccess }
+    }
+    /// A transaction acknowledgement: success, a refusal, or receiver not ready.
+    fn on_outcome(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, response: &Atah) {
+        let Some(request) = self.requests.get(at) else { return };
+        let status = response.status;
+        match status.status {
+            UbStatus::OK | UbStatus::FUSED => {
+                if request.is_read() {
+                    return self.answer(at, CrStatus::RemRespLen, env);
+                }
+                self.take_grant(at, response);
+                self.answer(at, CrStatus::Success, env);
+            }
+            UbStatus::RNR | UbStatus::PAGE_FAULT => self.on_rnr(env, at, status.info),
+            _ => {
+                let status = request.abandoned.unwrap_or(match status.info {
+                    UrmaRefusal::UNSUPPORTED => CrStatus::RemUnsupportedReq,
+                    UrmaRefusal::ACCESS => CrStatus::RemAccessAbort,
+                    UrmaRefusal::LENGTH => CrStatus::RemRespLen,
+                    UrmaRefusal::POISON => CrStatus::LocAccess,
+                    _ => CrStatus::RemOperation,
+                });
+                self.refused_first(at);
+                self.answer(at, status, env);
+            }
+        }
+    }
+    fn on_rnr(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, timer: u8) {
+        env.fx.count(Reason::RnrNakReceived);
+        let Some(request) = self.requests.get_mut(at) else { return };
+        let limit = self.jetties.get(request.jetty).map_or(0, |jetty| jetty.config.rnr_retry);
+        request.attempt = request.attempt.wrapping_add(1);
+        if limit != RNR_RETRY_FOREVER && request.rnr_tries >= limit {
+            if request.order_number.is_none() || request.alloc {
+                self.refused_first(at);
+                return self.answer(at, CrStatus::RnrRetryExceeded, env);
+            }
+            // The target waits for this number: it is told that nothing will come.
+            request.abandoned = Some(CrStatus::RnrRetryExceeded);
+            (request.sent, request.all_sent) = (0, false);
+            let (channel, attempt) = (request.channel, request.attempt);
+            return self.enqueue(channel, TxOwner::Request(at, attempt));
+        }
+        request.rnr_tries = request.rnr_tries.saturating_add(1);
+        request.phase = RequestPhase::Waiting;
+        self.add_timer(env.now + rnr_delay(timer), UrmaTimer::Retry(at));
+    }
+    /// The first request of a stream was executed: the target has given a context or not.
+    fn take_grant(&mut self, at: PoolRef, response: &Atah) {
+        let Some(request) = self.requests.get(at).filter(|request| request.alloc) else { return };
+        let Some(jetty) = self.jetties.get_mut(request.jetty) else { return };
+        if jetty.stream.state == StreamState::Asking && jetty.stream.channel == request.channel {
+            jetty.stream.state = match response.granted {
+                true => StreamState::Granted { context: response.context },
+                false => StreamState::Denied,
+            };
+        }
+    }
+    /// The first request of a stream was refused: the next one asks again.
+    fn refused_first(&mut self, at: PoolRef) {
+        let Some(request) = self.requests.get(at).filter(|request| request.alloc) else { return };
+        if let Some(jetty) = self.jetties.get_mut(request.jetty)
+            && jetty.stream.state == StreamState::Asking
+        {
+            let none = OrderStream { state: StreamState::None, channel: PoolRef::NONE, ..jetty.stream };
+            jetty.stream = none;
+        }
+    }
+    /// All packets up to the last one of a request have arrived: in ROL it is executed.
+    pub(crate) fn request_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, attempt: u8) {
+        let Some(request) = self.requests.get(at) else { return };
+        let is_rol = self.jetties.get(request.jetty).is_some_and(|jetty| jetty.config.service == ServiceMode::Rol);
+        if is_rol && request.attempt == attempt && request.phase == RequestPhase::Issued && request.is_fusable() {
+            // An abandoned request is answered by an error before its packet is acknowledged.
+            self.answer(at, CrStatus::Success, env);
+        }
+    }
+    /// A request has an outcome: reports it in the order that it asks for, and issues what waited for it.
+    pub(crate) fn answer(&mut self, at: PoolRef, status: CrStatus, env: &mut UrmaEnv<'_>) {
+        let Some(request) = self.requests.get(at) else { return };
+        if !matches!(request.phase, RequestPhase::Issued | RequestPhase::Waiting) {
+            return;
+        }
+        let jetty = request.jetty;
+        self.mark_answered(jetty, at);
+        let Some(request) = self.requests.get_mut(at) else { return };
+        request.phase = RequestPhase::Done(status);
+        if request.completion_order {
+            self.report_in_order(jetty, env);
+        } else {
+            self.report(at, env);
+        }
+        self.check_drained(jetty, env.fx);
+        self.issue_at(jetty, env.now);
+    }
+    /// Reports the requests with ordered completion up to the first one without outcome.
+    fn report_in_order(&mut self, jetty: PoolRef, env: &mut UrmaEnv<'_>) {
+        let Some(mut at) = self.jetties.get(jetty).map(|jetty| jetty.head) else { return };
+        while let Some(request) = self.requests.get(at) {
+            let next = request.next;
+            if request.completion_order {
+                if !matches!(request.phase, RequestPhase::Done(_)) {
+                    break;
+                }
+                self.report(at, env);
+            }
+            at = next;
+        }
+    }
+    fn report(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+        let Some(request) = self.unlink(at) else { return };
+        let RequestPhase::Done(status) = request.phase else { return };
+        if status == CrStatus::Success && !request.complete {
+            return;
+        }
+        let Some(jfc) = self.jetties.get(request.jetty).map(|jetty| jetty.config.jfc) else { return };
+        self.complete(jfc, send_record(&request, status), env.fx);
+    }
+}
+
+fn send_record(request: &SendRecord, status: CrStatus) -> CompletionRecord {
+    CompletionRecord {
+        status,
+        user_ctx: request.user_ctx,
+        opcode: request.opcode,
+        is_receive: false,
+        len: request.data.len(),
+        local_id: UrmaNode::id_of(request.jetty),
+        remote: None,
+        immediate: 0,
+    }
+}

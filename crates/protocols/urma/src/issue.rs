@@ -1,0 +1,212 @@
+//! When a request may leave: the order rules of the initiator.
+//!
+//! Requests of a Jetty are considered in posting order. A request without order (NO) passes a strongly ordered one that
+//! waits; requests with order do not pass each other; nothing passes a fence that waits.
+//!
+//! * ROI: an SO request waits until all earlier RO and SO requests are answered.
+//! * ROT, ROL: ordered requests to one peer form a stream, numbered for the target, and leave at once. The first one asks for
+//!   a sequence context; the next ones wait for the grant. Without a grant the rule of ROI applies. In ROL every request is
+//!   ordered. An SO request to another peer than the stream's waits until all ordered requests are answered, and then begins
+//!   a new stream. RO requests to other peers leave without a number, and later SO requests wait for their answers.
+
+use crate::node::UrmaNode;
+use crate::pool::PoolRef;
+use crate::queues::{Jetty, OrderStream, StreamState};
+use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
+use crate::sequence::CONTEXT_WINDOW;
+use crate::tx_window::TxOwner;
+use burst_base::Nanos;
+use burst_ubwire::{Cna, OrderTag, ServiceMode};
+
+/// Requests behind the first waiting one that are looked at.
+const LOOKAHEAD: u32 = 64;
+
+/// How a request may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leave {
+    /// Not yet.
+    No,
+    /// Without a number.
+    Plain,
+    /// In the stream, with the next number.
+    Numbered,
+    /// As the first one of a new stream.
+    Begin,
+}
+
+impl UrmaNode {
+    /// Issues what may leave now.
+    pub(crate) fn issue(&mut self, jetty: PoolRef) {
+        self.issue_at(jetty, Nanos(0));
+    }
+    /// The same at a known time, at which a new channel begins to open.
+    pub(crate) fn issue_at(&mut self, jetty: PoolRef, now: Nanos) {
+        let Some(record) = self.jetties.get(jetty) else { return };
+        if record.state != crate::api::JettyState::Ready || record.config.service == ServiceMode::Uno {
+            return;
+        }
+        let mut at = record.cursor;
+        let (mut is_ordered_blocked, mut blocked_reads, mut passed) = (false, 0u16, 0);
+        while let (Some(request), Some(record)) = (self.requests.get(at), self.jetties.get(jetty)) {
+            let next = request.next;
+            if request.phase == RequestPhase::Posted {
+                if request.fence && record.reads + blocked_reads > 0 {
+                    break;
+                }
+                match self.may_leave(record, request, is_ordered_blocked) {
+                    Leave::No => {
+                        is_ordered_blocked = true;
+                        blocked_reads += u16::from(request.is_read());
+                    }
+                    leave => self.send_out(jetty, at, leave, now),
+                }
+            }
+            if is_ordered_blocked {
+                passed += 1;
+                if passed > LOOKAHEAD {
+                    break;
+                }
+            } else if let Some(record) = self.jetties.get_mut(jetty) {
+                record.cursor = next;
+            }
+            at = next;
+        }
+    }
+    fn may_leave(&self, jetty: &Jetty, request: &SendRecord, is_ordered_blocked: bool) -> Leave {
+        let order = effective_order(jetty.config.service, request.order);
+        if order == OrderTag::None {
+            return Leave::Plain;
+        }
+        if is_ordered_blocked {
+            return Leave::No;
+        }
+        let is_strong = order == OrderTag::Strong;
+        let plain_rule = if is_strong && jetty.ordered > 0 { Leave::No } else { Leave::Plain };
+        if jetty.config.service == ServiceMode::Roi {
+            return plain_rule;
+        }
+        let stream = &jetty.stream;
+        if stream.state == StreamState::None
+            || stream.peer != request.dest
+            || self.channels.get(stream.channel).is_none()
+        {
+            return match (jetty.ordered, is_strong, stream.state) {
+                (0, _, _) => Leave::Begin,
+                (_, false, StreamState::None) => Leave::Plain,
+                (_, false, _) => plain_rule,
+                (_, true, _) => Leave::No,
+            };
+        }
+        match stream.state {
+            StreamState::Denied => plain_rule,
+            StreamState::None | StreamState::Asking => Leave::No,
+            StreamState::Granted { .. } => {
+                let is_blocked = is_strong && jetty.outside > 0 || !self.has_number(jetty);
+                if is_blocked { Leave::No } else { Leave::Numbered }
+            }
+        }
+    }
+    /// Whether the next number is within the window of the oldest request of the stream.
+    fn has_number(&self, jetty: &Jetty) -> bool {
+        let mut at = jetty.head;
+        while let Some(request) = self.requests.get(at) {
+            if let (Some(number), RequestPhase::Issued | RequestPhase::Waiting) = (request.order_number, request.phase)
+            {
+                return jetty.stream.next_number.wrapping_sub(number) < CONTEXT_WINDOW;
+            }
+            at = request.next;
+        }
+        true
+    }
+    fn send_out(&mut self, jetty: PoolRef, at: PoolRef, leave: Leave, now: Nanos) {
+        let Some(dest) = self.requests.get(at).map(|r| r.dest) else { return };
+        let channel = self.channel_to(dest, now);
+        if leave == Leave::Begin {
+            self.end_stream(jetty);
+        }
+        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
+        match leave {
+            Leave::Begin => {
+                record.stream = OrderStream {
+                    state: StreamState::Asking,
+                    peer: dest,
+                    channel: channel.unwrap_or(PoolRef::NONE),
+                    next_number: 1,
+                };
+                (request.alloc, request.order_number) = (true, Some(0));
+            }
+            Leave::Numbered => {
+                request.order_number = Some(record.stream.next_number);
+                record.stream.next_number = record.stream.next_number.wrapping_add(1);
+            }
+            Leave::Plain | Leave::No => {}
+        }
+        request.channel = channel.unwrap_or(PoolRef::NONE);
+        let attempt = request.attempt;
+        self.mark_issued(jetty, at);
+        match channel {
+            Some(channel) => self.enqueue(channel, TxOwner::Request(at, attempt)),
+            // No channel can be made: the time-out of the retry timer reports it.
+            None => self.add_timer(now, crate::channel::UrmaTimer::Retry(at)),
+        }
+    }
+    /// The request counts as issued.
+    pub(crate) fn mark_issued(&mut self, jetty: PoolRef, at: PoolRef) {
+        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
+        request.phase = RequestPhase::Issued;
+        record.issued += 1;
+        record.reads += u16::from(request.is_read());
+        if effective_order(record.config.service, request.order) != OrderTag::None {
+            record.ordered += 1;
+            record.outside += u16::from(request.order_number.is_none());
+        }
+        if record.cursor == at {
+            record.cursor = request.next;
+        }
+    }
+    /// The request is answered: counts are undone, and later ones may leave.
+    pub(crate) fn mark_answered(&mut self, jetty: PoolRef, at: PoolRef) {
+        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get(at)) else { return };
+        record.issued -= 1;
+        record.reads -= u16::from(request.is_read());
+        if effective_order(record.config.service, request.order) != OrderTag::None {
+            record.ordered -= 1;
+            record.outside -= u16::from(request.order_number.is_none());
+        }
+    }
+    /// Tells the peer that the sequence context of a Jetty is not needed any more.
+    pub(crate) fn end_stream(&mut self, jetty: PoolRef) {
+        let Some(record) = self.jetties.get_mut(jetty) else { return };
+        let stream = record.stream;
+        record.stream =
+            OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 };
+        let StreamState::Granted { context } = stream.state else { return };
+        if self.channels.get(stream.channel).is_none() {
+            return;
+        }
+        let response = ResponseRecord {
+            channel: stream.channel,
+            rc_id: Self::id_of(jetty),
+            tassn: 0,
+            mode: ServiceMode::Rot,
+            kind: ResponseKind::Disconnect { context },
+            tpmsn: 0,
+            sent: 0,
+            all_sent: false,
+            unacked: 0,
+            context: None,
+        };
+        if self.responses.len() + self.inbound.len() >= self.config.responses_max {
+            // The peer keeps the context until the channel ends.
+            return;
+        }
+        if let Ok(at) = self.responses.insert(response) {
+            self.enqueue(stream.channel, TxOwner::Response(at));
+        }
+    }
+}
+
+/// In ROL all requests are in order.
+fn effective_order(service: ServiceMode, order: OrderTag) -> OrderTag {
+    if service == ServiceMode::Rol { OrderTag::Strong } else { order }
+}

@@ -1,0 +1,58 @@
+//! URMA, the transport of the Unified Bus, as state machines: transactions of Jetties over transport channels that all
+//! Jetties of two hosts share.
+//!
+//! Calls drive an [`UrmaNode`]: posts, packets ([`UrmaNode::on_packet`]), turns to send ([`UrmaNode::poll_tx`]) and timers.
+//! Each call gets the time, the memory and a receiver of reports ([`UrmaEnv`]). There is no I/O, clock, thread or global.
+//! Tables grow to what is in use and are bounded; nothing panics on any packet. `docs/urma.md` has formats, rules, and what
+//! is not there.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `api` | the types of calls; limits |
+//! | `caqm` | congestion control by hints: sender, receiver, switch port |
+//! | `channel` | transport channels and how they open |
+//! | `initiator` | answers to own requests, completions |
+//! | `issue` | order at the initiator |
+//! | `messages` | peers' messages of several packets, and those that wait for their turn |
+//! | `node` | objects and control calls |
+//! | `pool` | records behind references with a generation |
+//! | `post` | work requests |
+//! | `queues` | completion and receive queues, the Jetty record |
+//! | `receive` | received packets, acknowledgements, management |
+//! | `records` | requests, messages, responses under way; the reorder buffer |
+//! | `rx_window`, `tx_window` | the two halves of a channel |
+//! | `segment` | segments and the checks of tokens |
+//! | `sequence` | order at the target |
+//! | `target` | execution of peers' requests |
+//! | `timers` | deadlines, failed channels |
+//! | `transmit` | packets to send |
+#![forbid(unsafe_code)]
+
+mod api;
+pub mod caqm;
+mod channel;
+mod initiator;
+mod issue;
+mod messages;
+mod node;
+mod pool;
+mod post;
+mod queues;
+mod receive;
+mod records;
+mod rx_window;
+mod segment;
+mod sequence;
+mod target;
+mod timers;
+mod transmit;
+mod tx_window;
+
+pub use api::{
+    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, JfsWr, LocalRange,
+    LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment, SegmentConfig, TransMode, URMA_INLINE_MAX,
+    URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
+};
+pub use node::{NodeState, UrmaNode};
+pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
+pub use transmit::UrmaTransmit;

@@ -1,0 +1,484 @@
+//! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
+
+use crate::api::{
+    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty,
+    RemoteSegment, SegmentConfig, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
+};
+use crate::channel::{TpChannel, TpMessage, UrmaTimer};
+use crate::pool::{PoolRef, UrmaPool};
+use crate::queues::{Drain, JETTY_BYTES, Jetty, Jfc, Jfr, StreamState};
+use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
+use crate::rx_window::WITHHELD_MAX;
+use crate::segment::SegmentTable;
+use crate::sequence::SequenceContext;
+use burst_base::Nanos;
+use burst_base::Reason;
+use burst_base::rng::Rng;
+use burst_ubwire::{Cna, ServiceMode, TaOpcode};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+
+/// Longest payload of a packet.
+const PAYLOAD_MAX: u16 = 8192;
+/// Objects of each kind at most.
+const OBJECTS_MAX: usize = (1 << 20) - JETTY_ID_FIRST as usize;
+
+/// Entry of the timer heap: time, number in order of insertion, what is due.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimerEntry {
+    pub(crate) at: Nanos,
+    pub(crate) number: u64,
+    pub(crate) timer: UrmaTimer,
+}
+
+impl PartialEq for TimerEntry {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.number) == (other.at, other.number)
+    }
+}
+impl Eq for TimerEntry {}
+impl PartialOrd for TimerEntry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for TimerEntry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// One host's URMA.
+pub struct UrmaNode {
+    pub(crate) config: UrmaConfig,
+    pub(crate) rng: Rng,
+    pub(crate) incarnations: u64,
+    pub(crate) jfcs: UrmaPool<Jfc>,
+    pub(crate) jfrs: UrmaPool<Jfr>,
+    pub(crate) jetties: UrmaPool<Jetty>,
+    pub(crate) segments: SegmentTable,
+    pub(crate) remote_segments: UrmaPool<RemoteSegment>,
+    pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
+    pub(crate) requests: UrmaPool<SendRecord>,
+    pub(crate) inbound: UrmaPool<Inbound>,
+    /// Incomplete messages by channel and TPMSN.
+    pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef>,
+    pub(crate) responses: UrmaPool<ResponseRecord>,
+    pub(crate) contexts: UrmaPool<SequenceContext>,
+    /// Contexts in which a request was executed, so that others may follow.
+    pub(crate) moved_contexts: Vec<PoolRef>,
+    pub(crate) buffer: ReorderBuffer,
+    pub(crate) channels: UrmaPool<TpChannel>,
+    pub(crate) by_peer: BTreeMap<Cna, PoolRef>,
+    /// Channels that may have something to send.
+    pub(crate) active: VecDeque<PoolRef>,
+    /// Unreliable messages to send.
+    pub(crate) unreliable: VecDeque<PoolRef>,
+    pub(crate) management: VecDeque<(Cna, TpMessage)>,
+    pub(crate) timers: BinaryHeap<Reverse<TimerEntry>>,
+    pub(crate) timer_count: u64,
+    /// Scratch for packets that an acknowledgement covers.
+    pub(crate) acked: Vec<crate::tx_window::TxPacket>,
+}
+
+/// Counts and bytes of a node's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    /// Jetties and JFSs.
+    pub jetties: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Bytes of all Jetties and of what belongs to them.
+    pub jetty_bytes: usize,
+    /// Bytes of all channels and of what belongs to them.
+    pub channel_bytes: usize,
+    /// Bytes of the rest: requests, messages, responses, reorder buffer, segments, queues.
+    pub other_bytes: usize,
+    /// Requests outstanding.
+    pub requests: usize,
+    /// Messages of peers that are incomplete or wait.
+    pub inbound: usize,
+    /// Packets in the reorder buffer.
+    pub held_packets: usize,
+    /// Responses that wait or are not acknowledged.
+    pub responses: usize,
+    /// Sequence contexts kept for peers.
+    pub contexts: usize,
+}
+
+impl UrmaNode {
+    /// A node without objects.
+    pub fn new(config: UrmaConfig) -> Self {
+        // Messages that wait leave room for those that they wait for, and for all their responses.
+        let inbound_max = config.inbound_max.max(2);
+        let responses_max = config.responses_max.max(inbound_max + 4);
+        let config = UrmaConfig { mtu: config.mtu.clamp(256, PAYLOAD_MAX), inbound_max, responses_max, ..config };
+        UrmaNode {
+            rng: Rng::new(config.seed),
+            incarnations: config.incarnation,
+            jfcs: UrmaPool::new(OBJECTS_MAX),
+            jfrs: UrmaPool::new(OBJECTS_MAX),
+            jetties: UrmaPool::new(OBJECTS_MAX),
+            segments: SegmentTable::new(),
+            remote_segments: UrmaPool::new(OBJECTS_MAX),
+            remote_jetties: UrmaPool::new(OBJECTS_MAX),
+            requests: UrmaPool::new(config.requests_max),
+            inbound: UrmaPool::new(config.inbound_max),
+            inbound_keys: HashMap::new(),
+            // Beyond `responses_max` only refusals of ROL requests, for each of which a PSN is withheld.
+            responses: UrmaPool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
+            contexts: UrmaPool::new(config.contexts_max.min(1 << 16)),
+            moved_contexts: Vec::new(),
+            // A peer may send longer packets than this node.
+            buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
+            channels: UrmaPool::new(config.channels_max.min(1 << 16)),
+            by_peer: BTreeMap::new(),
+            active: VecDeque::new(),
+            unreliable: VecDeque::new(),
+            management: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            timer_count: 0,
+            acked: Vec::new(),
+            config,
+        }
+    }
+    /// Own address.
+    pub const fn cna(&self) -> Cna {
+        self.config.cna
+    }
+    /// A completion queue for at most `depth` records. [`UrmaError::Value`] for 0.
+    pub fn create_jfc(&mut self, depth: u32) -> Result<u32, UrmaError> {
+        if depth == 0 {
+            return Err(UrmaError::Value);
+        }
+        let jfc = Jfc { depth, records: VecDeque::new(), is_broken: false, users: 0 };
+        self.jfcs.insert(jfc).map(PoolRef::index).map_err(|_| UrmaError::Full)
+    }
+    /// [`UrmaError::Busy`] while Jetties or JFRs use it.
+    pub fn delete_jfc(&mut self, jfc: u32) -> Result<(), UrmaError> {
+        let at = self.jfcs.ref_of(jfc).ok_or(UrmaError::NoObject)?;
+        if self.jfcs.get(at).is_some_and(|jfc| jfc.users > 0) {
+            return Err(UrmaError::Busy);
+        }
+        self.jfcs.remove(at);
+        Ok(())
+    }
+    /// A receive queue.
+    pub fn create_jfr(&mut self, config: JfrConfig) -> Result<u32, UrmaError> {
+        if config.depth == 0 || config.rnr_timer > 15 {
+            return Err(UrmaError::Value);
+        }
+        let jfc = self.jfcs.at_mut(config.jfc).ok_or(UrmaError::NoObject)?;
+        let jfr = Jfr { config, state: JfrState::Ready, receives: VecDeque::new(), users: 0, is_limit_told: false };
+        let at = self.jfrs.insert(jfr).map_err(|_| UrmaError::Full)?;
+        jfc.users += 1;
+        Ok(at.index() + JETTY_ID_FIRST)
+    }
+    /// [`UrmaError::Busy`] while Jetties share it.
+    pub fn delete_jfr(&mut self, jfr: u32) -> Result<(), UrmaError> {
+        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
+        if self.jfrs.get(at).is_some_and(|jfr| jfr.users > 0) || self.is_jfr_in_use(at) {
+            return Err(UrmaError::Busy);
+        }
+        if let Some(jfr) = self.jfrs.remove(at) {
+            self.release_jfc(jfr.config.jfc);
+        }
+        Ok(())
+    }
+    /// Moves a receive queue to ERROR, or from ERROR to RESET (its receives are dropped), or from RESET to READY.
+    pub fn modify_jfr(&mut self, jfr: u32, state: JfrState, fx: &mut dyn UrmaEffects) -> Result<(), UrmaError> {
+        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
+        let queue = self.jfrs.get_mut(at).ok_or(UrmaError::NoObject)?;
+        match (queue.state, state) {
+            (JfrState::Ready, JfrState::Error) => fx.event(UrmaEvent::JfrError(jfr)),
+            (JfrState::Error, JfrState::Reset) => queue.receives.clear(),
+            (JfrState::Reset, JfrState::Ready) => {}
+            _ => return Err(UrmaError::State),
+        }
+        queue.state = state;
+        Ok(())
+    }
+    /// A Jetty (with a receive queue) or JFS (without).
+    pub fn create_jetty(&mut self, config: JettyConfig) -> Result<u32, UrmaError> {
+        let is_unreliable = config.service == ServiceMode::Uno;
+        if is_unreliable != (config.mode == TransMode::Um) {
+            return Err(UrmaError::Unsupported);
+        }
+        if config.depth == 0 || config.rnr_retry > 7 {
+            return Err(UrmaError::Value);
+        }
+        let jfr = config.jfr.map(|jfr| self.jfr_ref(jfr).ok_or(UrmaError::NoObject)).transpose()?;
+        if self.jfcs.at(config.jfc).is_none() {
+            return Err(UrmaError::NoObject);
+        }
+        let at = self.jetties.insert(Jetty::new(config)).map_err(|_| UrmaError::Full)?;
+        if let Some(jfc) = self.jfcs.at_mut(config.jfc) {
+            jfc.users += 1;
+        }
+        if let Some(jfr) = jfr.and_then(|at| self.jfrs.get_mut(at)) {
+            jfr.users += 1;
+        }
+        Ok(at.index() + JETTY_ID_FIRST)
+    }
+    /// [`UrmaError::Busy`] while requests are outstanding: move it to ERROR, wait and flush first.
+    pub fn delete_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
+        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
+        if self.jetties.get(at).is_some_and(|jetty| jetty.count > 0) {
+            return Err(UrmaError::Busy);
+        }
+        self.end_stream(at);
+        let Some(jetty) = self.jetties.remove(at) else { return Err(UrmaError::NoObject) };
+        self.release_jfc(jetty.config.jfc);
+        if let Some(at) = jetty.config.jfr.and_then(|jfr| self.jfr_ref(jfr))
+            && let Some(jfr) = self.jfrs.get_mut(at)
+        {
+            jfr.users -= 1;
+        }
+        Ok(())
+    }
+    /// The state of a Jetty.
+    pub fn jetty_state(&self, jetty: u32) -> Option<JettyState> {
+        self.jetty_ref(jetty).and_then(|at| self.jetties.get(at)).map(|jetty| jetty.state)
+    }
+    /// Moves a Jetty: READY or SUSPENDED to ERROR, SUSPENDED to READY, drained ERROR to RESET, RESET to READY.
+    pub fn modify_jetty(&mut self, jetty: u32, to: JettyState, fx: &mut dyn UrmaEffects) -> Result<(), UrmaError> {
+        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
+        let record = self.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
+        match (record.state, to) {
+            (JettyState::Ready | JettyState::Suspended, JettyState::Error) => {
+                self.stop_jetty(at, JettyState::Error, fx);
+                return Ok(());
+            }
+            (JettyState::Suspended, JettyState::Ready) if record.drain == Drain::Told => {}
+            (JettyState::Error, JettyState::Reset) if record.drain == Drain::Told && record.count == 0 => {}
+            (JettyState::Reset, JettyState::Ready) => {}
+            _ => return Err(UrmaError::State),
+        }
+        (record.state, record.drain) = (to, Drain::No);
+        if to == JettyState::Ready {
+            self.issue(at);
+        }
+        Ok(())
+    }
+    /// A Jetty stops: nothing more is issued; when what is issued has an outcome, the program is told.
+    pub(crate) fn stop_jetty(&mut self, at: PoolRef, to: JettyState, fx: &mut dyn UrmaEffects) {
+        let id = at.index() + JETTY_ID_FIRST;
+        let Some(jetty) = self.jetties.get_mut(at) else { return };
+        if jetty.state == to {
+            return;
+        }
+        (jetty.state, jetty.drain) = (to, Drain::Waiting);
+        fx.event(UrmaEvent::JettyError(id));
+        self.check_drained(at, fx);
+    }
+    /// Tells the program once that a stopped Jetty has nothing issued.
+    pub(crate) fn check_drained(&mut self, at: PoolRef, fx: &mut dyn UrmaEffects) {
+        let Some(jetty) = self.jetties.get_mut(at) else { return };
+        if jetty.drain != Drain::Waiting || jetty.issued > 0 {
+            return;
+        }
+        jetty.drain = Drain::Told;
+        let status = if jetty.state == JettyState::Suspended { CrStatus::SuspendDone } else { CrStatus::FlushErrDone };
+        let jfc = jetty.config.jfc;
+        let record = CompletionRecord {
+            status,
+            user_ctx: 0,
+            opcode: TaOpcode::Send,
+            is_receive: false,
+            len: 0,
+            local_id: at.index() + JETTY_ID_FIRST,
+            remote: None,
+            immediate: 0,
+        };
+        self.complete(jfc, record, fx);
+    }
+    /// Hands back a request of a stopped Jetty that was not executed, as a record with the status `Unhandled`; `None` if there
+    /// is none (any more).
+    pub fn flush_jetty(&mut self, jetty: u32) -> Option<CompletionRecord> {
+        let at = self.jetty_ref(jetty)?;
+        let record = self.jetties.get(at)?;
+        if record.drain != Drain::Told {
+            return None;
+        }
+        let first = self.first_posted(at)?;
+        let request = self.unlink(first)?;
+        Some(CompletionRecord {
+            status: CrStatus::Unhandled,
+            user_ctx: request.user_ctx,
+            opcode: request.opcode,
+            is_receive: false,
+            len: 0,
+            local_id: jetty,
+            remote: None,
+            immediate: 0,
+        })
+    }
+    fn first_posted(&self, jetty: PoolRef) -> Option<PoolRef> {
+        let mut at = self.jetties.get(jetty)?.head;
+        loop {
+            let request = self.requests.get(at)?;
+            if request.phase == RequestPhase::Posted {
+                return Some(at);
+            }
+            at = request.next;
+        }
+    }
+    /// Registers memory and returns its token id. [`UrmaError::Value`] if it ends behind the address space.
+    pub fn register_segment(&mut self, config: SegmentConfig) -> Result<u32, UrmaError> {
+        self.segments.insert(config).ok_or(UrmaError::Value)
+    }
+    /// Deregisters memory. Requests and answers that still use it fail.
+    pub fn unregister_segment(&mut self, token_id: u32) -> Result<(), UrmaError> {
+        if self.segments.remove(token_id) { Ok(()) } else { Err(UrmaError::NoObject) }
+    }
+    /// What a peer needs for the import of a segment.
+    pub fn export_segment(&self, token_id: u32) -> Option<RemoteSegment> {
+        let config = self.segments.get(token_id)?;
+        Some(RemoteSegment { cna: self.config.cna, token_id, addr: config.addr, len: config.len, token: config.token })
+    }
+    /// Imports a peer's segment.
+    pub fn import_segment(&mut self, segment: RemoteSegment) -> Result<u32, UrmaError> {
+        self.remote_segments.insert(segment).map(PoolRef::index).map_err(|_| UrmaError::Full)
+    }
+    /// Forgets an imported segment. Requests that were posted keep its values.
+    pub fn unimport_segment(&mut self, segment: u32) -> Result<(), UrmaError> {
+        let at = self.remote_segments.ref_of(segment).ok_or(UrmaError::NoObject)?;
+        self.remote_segments.remove(at).map(|_| ()).ok_or(UrmaError::NoObject)
+    }
+    /// Imports a peer's Jetty or JFR.
+    pub fn import_jetty(&mut self, jetty: RemoteJetty) -> Result<u32, UrmaError> {
+        self.remote_jetties.insert(jetty).map(PoolRef::index).map_err(|_| UrmaError::Full)
+    }
+    /// Forgets an imported Jetty. Requests that were posted keep its values.
+    pub fn unimport_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
+        let at = self.remote_jetties.ref_of(jetty).ok_or(UrmaError::NoObject)?;
+        self.remote_jetties.remove(at).map(|_| ()).ok_or(UrmaError::NoObject)
+    }
+    /// Binds a Jetty of mode RC to an imported one. [`UrmaError::Bound`] if it is bound.
+    pub fn bind_jetty(&mut self, jetty: u32, remote: u32) -> Result<(), UrmaError> {
+        let remote = *self.remote_jetties.at(remote).ok_or(UrmaError::NoObject)?;
+        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
+        let record = self.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
+        if record.config.mode != TransMode::Rc || remote.is_jfr {
+            return Err(UrmaError::Unsupported);
+        }
+        if record.bound.is_some() {
+            return Err(UrmaError::Bound);
+        }
+        record.bound = Some(remote);
+        Ok(())
+    }
+    /// Ends the binding. [`UrmaError::Busy`] while requests are outstanding.
+    pub fn unbind_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
+        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
+        let record = self.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
+        if record.count > 0 {
+            return Err(UrmaError::Busy);
+        }
+        record.bound.take().map(|_| ()).ok_or(UrmaError::State)?;
+        self.end_stream(at);
+        Ok(())
+    }
+    /// Posts a receive.
+    pub fn post_recv(&mut self, jfr: u32, wr: JfrWr) -> Result<(), UrmaError> {
+        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
+        if !self.segments.is_local(wr.range.token_id, wr.range.addr, wr.range.len) {
+            return Err(UrmaError::Access);
+        }
+        let queue = self.jfrs.get_mut(at).ok_or(UrmaError::NoObject)?;
+        if queue.state != JfrState::Ready {
+            return Err(UrmaError::State);
+        }
+        if queue.receives.len() >= usize::from(queue.config.depth) {
+            return Err(UrmaError::Full);
+        }
+        queue.receives.push_back(wr);
+        if queue.receives.len() >= usize::from(queue.config.limit) {
+            queue.is_limit_told = false;
+        }
+        Ok(())
+    }
+    /// Takes the oldest record of a completion queue.
+    pub fn poll_jfc(&mut self, jfc: u32) -> Option<CompletionRecord> {
+        self.jfcs.at_mut(jfc)?.records.pop_front()
+    }
+    /// Whether a completion queue has records.
+    pub fn has_completions(&self, jfc: u32) -> bool {
+        self.jfcs.at(jfc).is_some_and(|queue| !queue.records.is_empty())
+    }
+    /// Adds a record; a full queue breaks, and the record is lost.
+    pub(crate) fn complete(&mut self, jfc: u32, record: CompletionRecord, fx: &mut dyn UrmaEffects) {
+        let Some(queue) = self.jfcs.at_mut(jfc) else { return };
+        if queue.records.len() >= queue.depth as usize {
+            fx.count(Reason::CqOverrun);
+            if !queue.is_broken {
+                queue.is_broken = true;
+                fx.event(UrmaEvent::JfcError(jfc));
+            }
+            return;
+        }
+        queue.records.push_back(record);
+        fx.completion(jfc);
+    }
+    /// Counts and bytes of the state.
+    pub fn state(&self) -> NodeState {
+        let channel_heap: usize = self.channels.iter().map(|(_, c)| c.heap_bytes()).sum();
+        let queues: usize = self.jfcs.iter().map(|(_, q)| q.records.capacity() * size_of::<CompletionRecord>()).sum();
+        let receives: usize = self.jfrs.iter().map(|(_, q)| q.receives.capacity() * size_of::<JfrWr>()).sum();
+        let waiting: usize =
+            self.contexts.iter().map(|(_, c)| c.waiting.capacity() * size_of::<(u16, PoolRef)>()).sum();
+        NodeState {
+            jetties: self.jetties.len(),
+            channels: self.channels.len(),
+            jetty_bytes: self.jetties.heap_bytes(),
+            channel_bytes: self.channels.heap_bytes()
+                + channel_heap
+                + self.by_peer.len() * 2 * size_of::<(Cna, PoolRef)>()
+                + self.active.capacity() * size_of::<PoolRef>()
+                + self.timers.capacity() * size_of::<TimerEntry>(),
+            other_bytes: self.requests.heap_bytes()
+                + self.inbound.heap_bytes()
+                + self.inbound_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
+                + self.responses.heap_bytes()
+                + self.contexts.heap_bytes()
+                + self.buffer.heap_bytes()
+                + self.segments.heap_bytes()
+                + self.jfcs.heap_bytes()
+                + self.jfrs.heap_bytes()
+                + queues
+                + receives
+                + waiting,
+            requests: self.requests.len(),
+            inbound: self.inbound.len(),
+            held_packets: self.buffer.len(),
+            responses: self.responses.len(),
+            contexts: self.contexts.len(),
+        }
+    }
+    /// Bytes of one Jetty's record.
+    pub const fn jetty_bytes() -> usize {
+        JETTY_BYTES
+    }
+    pub(crate) fn jfr_ref(&self, id: u32) -> Option<PoolRef> {
+        self.jfrs.ref_of(id.checked_sub(JETTY_ID_FIRST)?)
+    }
+    pub(crate) fn jetty_ref(&self, id: u32) -> Option<PoolRef> {
+        self.jetties.ref_of(id.checked_sub(JETTY_ID_FIRST)?)
+    }
+    fn release_jfc(&mut self, jfc: u32) {
+        if let Some(jfc) = self.jfcs.at_mut(jfc) {
+            jfc.users -= 1;
+        }
+    }
+    /// Whether a message of a peer is being placed into one of its receives.
+    fn is_jfr_in_use(&self, at: PoolRef) -> bool {
+        self.inbound.iter().any(|(_, m)| {
+            matches!(m.phase, crate::records::InboundPhase::Placing(p) if p.jfr == Some(at) && p.receive.is_some())
+        })
+    }
+    /// Whether a Jetty has a sequence context at a peer.
+    pub fn has_context(&self, jetty: u32) -> bool {
+        let at = self.jetty_ref(jetty);
+        at.and_then(|at| self.jetties.get(at)).is_some_and(|j| matches!(j.stream.state, StreamState::Granted { .. }))
+    }
+}

@@ -1,0 +1,151 @@
+//! Records behind references with a generation: a reference to a record that was freed finds nothing, even if its place is used
+//! again. A pool grows by doubling up to its limit, and gives its memory back when it is empty and large.
+
+/// Reference to a record of a [`UrmaPool`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolRef {
+    index: u32,
+    generation: u32,
+}
+
+impl PoolRef {
+    /// No record has it.
+    pub(crate) const NONE: PoolRef = PoolRef { index: u32::MAX, generation: 0 };
+    pub(crate) const fn index(self) -> u32 {
+        self.index
+    }
+    pub(crate) fn is_none(self) -> bool {
+        self == PoolRef::NONE
+    }
+}
+
+#[derive(Debug)]
+struct UrmaPlace<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// Records of one type.
+#[derive(Debug)]
+pub(crate) struct UrmaPool<T> {
+    places: Vec<UrmaPlace<T>>,
+    free: Vec<u32>,
+    limit: usize,
+    used: usize,
+    /// Generation of places made after the memory was given back: no old reference may find a new record.
+    first_generation: u32,
+}
+
+/// Empty pools with more places than this give their memory back.
+const KEEP: usize = 64;
+
+impl<T> UrmaPool<T> {
+    /// An empty pool for at most `limit` records.
+    pub(crate) fn new(limit: usize) -> Self {
+        UrmaPool { places: Vec::new(), free: Vec::new(), limit, used: 0, first_generation: 0 }
+    }
+    /// Records in use.
+    pub(crate) fn len(&self) -> usize {
+        self.used
+    }
+    /// Whether another record fits.
+    pub(crate) fn has_room(&self) -> bool {
+        self.used < self.limit
+    }
+    /// Stores a record; gives it back if the pool is full.
+    pub(crate) fn insert(&mut self, value: T) -> Result<PoolRef, T> {
+        if !self.has_room() {
+            return Err(value);
+        }
+        self.used += 1;
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.places.push(UrmaPlace { generation: self.first_generation, value: None });
+                (self.places.len() - 1) as u32
+            }
+        };
+        let place = &mut self.places[index as usize];
+        place.value = Some(value);
+        Ok(PoolRef { index, generation: place.generation })
+    }
+    pub(crate) fn get(&self, at: PoolRef) -> Option<&T> {
+        let place = self.places.get(at.index as usize)?;
+        if place.generation == at.generation { place.value.as_ref() } else { None }
+    }
+    pub(crate) fn get_mut(&mut self, at: PoolRef) -> Option<&mut T> {
+        let place = self.places.get_mut(at.index as usize)?;
+        if place.generation == at.generation { place.value.as_mut() } else { None }
+    }
+    pub(crate) fn remove(&mut self, at: PoolRef) -> Option<T> {
+        let place = self.places.get_mut(at.index as usize)?;
+        if place.generation != at.generation {
+            return None;
+        }
+        let value = place.value.take()?;
+        place.generation = place.generation.wrapping_add(1);
+        self.used -= 1;
+        self.free.push(at.index);
+        if self.used == 0 && self.places.len() > KEEP {
+            let newest = self.places.iter().map(|p| p.generation).max().unwrap_or(0);
+            self.first_generation = newest.wrapping_add(1);
+            (self.places, self.free) = (Vec::new(), Vec::new());
+        }
+        Some(value)
+    }
+    /// The record at a place, whatever its generation.
+    pub(crate) fn at(&self, index: u32) -> Option<&T> {
+        self.places.get(index as usize)?.value.as_ref()
+    }
+    pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.places.get_mut(index as usize)?.value.as_mut()
+    }
+    /// The present reference of a place in use.
+    pub(crate) fn ref_of(&self, index: u32) -> Option<PoolRef> {
+        let place = self.places.get(index as usize)?;
+        place.value.as_ref().map(|_| PoolRef { index, generation: place.generation })
+    }
+    /// All records with their references.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PoolRef, &T)> {
+        self.places.iter().enumerate().filter_map(|(i, place)| {
+            place.value.as_ref().map(|v| (PoolRef { index: i as u32, generation: place.generation }, v))
+        })
+    }
+    /// Bytes on the heap, records' own heap not counted.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.places.capacity() * size_of::<UrmaPlace<T>>() + self.free.capacity() * 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_to_a_freed_record_finds_nothing() {
+        let mut pool = UrmaPool::new(2);
+        let a = pool.insert(1).expect("room");
+        let b = pool.insert(2).expect("room");
+        assert_eq!((pool.insert(3), pool.get(b)), (Err(3), Some(&2)));
+        assert_eq!(pool.remove(a), Some(1));
+        let c = pool.insert(4).expect("room");
+        assert_eq!(pool.remove(a), None);
+        assert_eq!((pool.get(a), pool.get(c)), (None, Some(&4)));
+        assert_eq!(c.index(), a.index());
+    }
+
+    #[test]
+    fn an_old_reference_finds_nothing_after_the_memory_was_given_back() {
+        let mut pool = UrmaPool::new(1000);
+        let refs: Vec<PoolRef> = (0..500).map(|i| pool.insert(i).expect("room")).collect();
+        assert!(pool.heap_bytes() > 0);
+        for r in &refs {
+            pool.remove(*r);
+        }
+        assert_eq!(pool.heap_bytes(), 0);
+        for i in 0..500 {
+            pool.insert(i).expect("room");
+        }
+        assert!(refs.iter().all(|r| pool.get(*r).is_none()));
+    }
+}

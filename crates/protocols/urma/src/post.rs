@@ -1,0 +1,210 @@
+//! Work requests: checks when they are posted, and the list of a Jetty's requests.
+
+use crate::api::{
+    JETTY_ID_FIRST, JettyState, JfsWr, RemoteJetty, RemoteSegment, TransMode, URMA_MESSAGE_MAX, UrmaEnv, UrmaError,
+    WrData,
+};
+use crate::node::UrmaNode;
+use crate::pool::PoolRef;
+use crate::queues::Jetty;
+use crate::records::{RequestPhase, SendRecord};
+use burst_ubwire::{Cna, Maetah, Mtetah, OrderTag, ServiceMode, TaOpcode};
+
+/// What a request reaches.
+struct RequestReach {
+    dest: Cna,
+    target: Option<Mtetah>,
+    token: Option<u32>,
+    memory: Option<Maetah>,
+}
+
+impl UrmaNode {
+    /// Posts a work request to a Jetty or JFS. The answer comes as a completion record; a refusal has no effect.
+    pub fn post_send(&mut self, jetty: u32, wr: &JfsWr, env: &mut UrmaEnv<'_>) -> Result<(), UrmaError> {
+        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
+        let record = self.jetties.get(at).ok_or(UrmaError::NoObject)?;
+        if record.state != JettyState::Ready {
+            return Err(UrmaError::State);
+        }
+        if record.count >= record.config.depth {
+            return Err(UrmaError::Full);
+        }
+        self.check_combination(record, wr)?;
+        self.check_data(wr)?;
+        let reach = self.reach(record, wr)?;
+        let request = new_request(at, record.next_tassn, wr, reach);
+        let at_request = self.link(at, request)?;
+        if self.jetties.get(at).is_some_and(|j| j.config.service == ServiceMode::Uno) {
+            self.mark_issued(at, at_request);
+            self.unreliable.push_back(at_request);
+        } else {
+            self.issue_at(at, env.now);
+        }
+        Ok(())
+    }
+    fn check_combination(&self, jetty: &Jetty, wr: &JfsWr) -> Result<(), UrmaError> {
+        let is_known = matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::Read)
+            || matches!(wr.opcode, TaOpcode::Write | TaOpcode::WriteImm | TaOpcode::WriteNotify)
+            || wr.opcode.is_atomic();
+        if !is_known {
+            return Err(UrmaError::Unsupported);
+        }
+        let is_ordered = wr.order != OrderTag::None || wr.completion_order || wr.fence;
+        let is_unreliable = jetty.config.mode == TransMode::Um;
+        if is_ordered && (is_unreliable || jetty.config.outorder_comp) {
+            return Err(UrmaError::Unsupported);
+        }
+        if is_unreliable {
+            if !matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::Write) {
+                return Err(UrmaError::Unsupported);
+            }
+            if wr.data.len() > u32::from(self.config.mtu) {
+                return Err(UrmaError::Value);
+            }
+        }
+        Ok(())
+    }
+    fn check_data(&self, wr: &JfsWr) -> Result<(), UrmaError> {
+        if wr.data.len() > URMA_MESSAGE_MAX {
+            return Err(UrmaError::Value);
+        }
+        match &wr.data {
+            WrData::Local(range) => {
+                if wr.opcode.is_atomic() && range.len != 8 {
+                    return Err(UrmaError::Value);
+                }
+                if self.segments.is_local(range.token_id, range.addr, range.len) {
+                    Ok(())
+                } else {
+                    Err(UrmaError::Access)
+                }
+            }
+            WrData::Inline { len, bytes } => {
+                let is_source = !wr.opcode.is_atomic() && wr.opcode != TaOpcode::Read;
+                if is_source && usize::from(*len) <= bytes.len() { Ok(()) } else { Err(UrmaError::Value) }
+            }
+        }
+    }
+    fn reach(&self, jetty: &Jetty, wr: &JfsWr) -> Result<RequestReach, UrmaError> {
+        let remote: Option<RemoteJetty> = match jetty.config.mode {
+            TransMode::Rc => Some(jetty.bound.ok_or(UrmaError::State)?),
+            _ => match wr.target {
+                Some(target) => Some(*self.remote_jetties.at(target).ok_or(UrmaError::NoObject)?),
+                None => None,
+            },
+        };
+        let segment: Option<RemoteSegment> = match wr.segment {
+            Some(segment) => Some(*self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?),
+            None => None,
+        };
+        let needs_target =
+            matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::WriteImm | TaOpcode::WriteNotify);
+        let target = remote.filter(|_| needs_target).map(|r| Mtetah {
+            hint: 0,
+            kind: if r.is_jfr { Mtetah::JFR } else { Mtetah::JETTY },
+            id: r.id,
+        });
+        if needs_target && target.is_none() {
+            return Err(UrmaError::Value);
+        }
+        if !wr.opcode.has_memory() {
+            let remote = remote.ok_or(UrmaError::Value)?;
+            return Ok(RequestReach { dest: remote.cna, target, token: remote.token, memory: None });
+        }
+        let segment = segment.ok_or(UrmaError::Value)?;
+        if remote.is_some_and(|remote| remote.cna != segment.cna) {
+            return Err(UrmaError::Value);
+        }
+        let memory = Maetah { addr: wr.remote_addr, token_id: segment.token_id, len: wr.data.len() };
+        Ok(RequestReach { dest: segment.cna, target, token: segment.token, memory: Some(memory) })
+    }
+    /// Adds a request to the end of its Jetty's list.
+    fn link(&mut self, jetty: PoolRef, request: SendRecord) -> Result<PoolRef, UrmaError> {
+        let Some(record) = self.jetties.get_mut(jetty) else { return Err(UrmaError::NoObject) };
+        let request = SendRecord { prev: record.tail, ..request };
+        let at = self.requests.insert(request).map_err(|_| UrmaError::Full)?;
+        match self.requests.get_mut(record.tail) {
+            Some(tail) => tail.next = at,
+            None => record.head = at,
+        }
+        record.tail = at;
+        if record.cursor.is_none() {
+            record.cursor = at;
+        }
+        record.count += 1;
+        record.next_tassn = record.next_tassn.wrapping_add(1);
+        Ok(at)
+    }
+    /// Removes a request from its Jetty's list.
+    pub(crate) fn unlink(&mut self, at: PoolRef) -> Option<SendRecord> {
+        let request = self.requests.remove(at)?;
+        if let Some(prev) = self.requests.get_mut(request.prev) {
+            prev.next = request.next;
+        }
+        if let Some(next) = self.requests.get_mut(request.next) {
+            next.prev = request.prev;
+        }
+        if let Some(jetty) = self.jetties.get_mut(request.jetty) {
+            if jetty.head == at {
+                jetty.head = request.next;
+            }
+            if jetty.tail == at {
+                jetty.tail = request.prev;
+            }
+            if jetty.cursor == at {
+                jetty.cursor = request.next;
+            }
+            jetty.count -= 1;
+        }
+        Some(request)
+    }
+    /// The outstanding request of a Jetty with this TASSN.
+    pub(crate) fn find_request(&self, jetty: PoolRef, tassn: u16) -> Option<PoolRef> {
+        let mut at = self.jetties.get(jetty)?.head;
+        loop {
+            let request = self.requests.get(at)?;
+            if request.tassn == tassn {
+                return Some(at);
+            }
+            at = request.next;
+        }
+    }
+    pub(crate) const fn id_of(jetty: PoolRef) -> u32 {
+        jetty.index() + JETTY_ID_FIRST
+    }
+}
+
+fn new_request(jetty: PoolRef, tassn: u16, wr: &JfsWr, reach: RequestReach) -> SendRecord {
+    let operands = if wr.opcode == TaOpcode::Cas { [wr.operand, wr.swap] } else { [wr.operand, 0] };
+    SendRecord {
+        jetty,
+        dest: reach.dest,
+        tassn,
+        opcode: wr.opcode,
+        order: wr.order,
+        completion_order: wr.completion_order,
+        fence: wr.fence,
+        complete: wr.complete,
+        phase: RequestPhase::Posted,
+        user_ctx: wr.user_ctx,
+        data: wr.data,
+        target: reach.target,
+        token: reach.token,
+        memory: reach.memory,
+        operands,
+        immediate: wr.immediate,
+        channel: PoolRef::NONE,
+        tpmsn: 0,
+        sent: 0,
+        all_sent: false,
+        attempt: 0,
+        rnr_tries: 0,
+        received: 0,
+        fault: None,
+        order_number: None,
+        alloc: false,
+        abandoned: None,
+        prev: PoolRef::NONE,
+        next: PoolRef::NONE,
+    }
+}

@@ -1,0 +1,103 @@
+//! Completion queues (JFC), receive queues (JFR) and the Jetty record.
+
+use crate::api::{CompletionRecord, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty};
+use crate::pool::PoolRef;
+use burst_ubwire::Cna;
+use std::collections::VecDeque;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Jfc {
+    pub(crate) depth: u32,
+    pub(crate) records: VecDeque<CompletionRecord>,
+    pub(crate) is_broken: bool,
+    /// Jetties and JFRs that use it.
+    pub(crate) users: u32,
+}
+
+/// A receive queue.
+#[derive(Debug)]
+pub(crate) struct Jfr {
+    pub(crate) config: JfrConfig,
+    pub(crate) state: JfrState,
+    pub(crate) receives: VecDeque<JfrWr>,
+    /// Jetties that share it.
+    pub(crate) users: u32,
+    pub(crate) is_limit_told: bool,
+}
+
+/// Whether the target keeps the order of a Jetty's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamState {
+    None,
+    /// The first request, which asks for a context, is not answered.
+    Asking,
+    Granted {
+        context: u16,
+    },
+    /// The target has no context: the initiator keeps the order.
+    Denied,
+}
+
+/// The ordered requests of a Jetty to one peer, in service modes ROT and ROL. A Jetty has one such stream at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OrderStream {
+    pub(crate) state: StreamState,
+    pub(crate) peer: Cna,
+    pub(crate) channel: PoolRef,
+    pub(crate) next_number: u16,
+}
+
+/// Why a Jetty is drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drain {
+    No,
+    Waiting,
+    Told,
+}
+
+/// A Jetty or JFS.
+#[derive(Debug)]
+pub(crate) struct Jetty {
+    pub(crate) config: JettyConfig,
+    pub(crate) state: JettyState,
+    pub(crate) bound: Option<RemoteJetty>,
+    pub(crate) next_tassn: u16,
+    /// Requests in posting order, and the first one that is not issued.
+    pub(crate) head: PoolRef,
+    pub(crate) tail: PoolRef,
+    pub(crate) cursor: PoolRef,
+    pub(crate) count: u16,
+    /// Issued and not answered: all, those with order, READs and atomics, those with order outside of the stream.
+    pub(crate) issued: u16,
+    pub(crate) ordered: u16,
+    pub(crate) reads: u16,
+    pub(crate) outside: u16,
+    pub(crate) stream: OrderStream,
+    pub(crate) drain: Drain,
+}
+
+impl Jetty {
+    pub(crate) const fn new(config: JettyConfig) -> Self {
+        Jetty {
+            config,
+            state: JettyState::Ready,
+            bound: None,
+            next_tassn: 0,
+            head: PoolRef::NONE,
+            tail: PoolRef::NONE,
+            cursor: PoolRef::NONE,
+            count: 0,
+            issued: 0,
+            ordered: 0,
+            reads: 0,
+            outside: 0,
+            stream: OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 },
+            drain: Drain::No,
+        }
+    }
+}
+
+/// Bytes of a Jetty's record.
+pub(crate) const JETTY_BYTES: usize = size_of::<Jetty>();
+const _: () = assert!(JETTY_BYTES <= 256);

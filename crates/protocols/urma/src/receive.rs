@@ -1,0 +1,243 @@
+//! Received packets: address, channel, PSN; then to the target's or the initiator's side. Acknowledgements and management.
+
+use crate::api::{LossRecovery, UrmaEnv};
+use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
+use crate::node::UrmaNode;
+use crate::pool::PoolRef;
+use crate::records::MessageOrigin;
+use crate::rx_window::PsnVerdict;
+use crate::tx_window::TxOwner;
+use burst_base::{Nanos, Psn, Reason};
+use burst_ubwire::{
+    Cna, Dialect, NextLayer, Nth, Rtph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket, UbStatus,
+};
+
+/// Packets after which an acknowledgement is sent without being asked for.
+const ACK_PACKETS_MAX: u8 = 16;
+
+impl UrmaNode {
+    /// A packet arrived, from the NTH on and without checksum. Drops are counted by reason.
+    pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
+        let packet = match UbPacket::parse(bytes, &Dialect::BURST) {
+            Ok(packet) => packet,
+            Err(reason) => return env.fx.count(reason),
+        };
+        if packet.head.nth.dest != self.config.cna {
+            return env.fx.count(Reason::UbForeign);
+        }
+        let verdict = match (packet.head.nth.next, &packet.head.rtph) {
+            (NextLayer::Reliable, Some(rtph)) => self.on_reliable(env, &packet, rtph, bytes.len() as u32),
+            (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet),
+            // Loads and stores without transport header are not implemented.
+            _ => Err(Reason::UbNextLayer),
+        };
+        if let Err(reason) = verdict {
+            env.fx.count(reason);
+        }
+        self.run_contexts(env);
+    }
+    /// The channel that a packet names, if it is the sender's.
+    fn channel_of(&self, nth: &Nth, rtph: &Rtph) -> Result<PoolRef, Reason> {
+        let at = self.channels.ref_of(rtph.dst_tpn & 0xffff).ok_or(Reason::UbUnknownChannel)?;
+        let channel = self.channels.get(at).ok_or(Reason::UbUnknownChannel)?;
+        let is_its = channel.state == ChannelState::Open
+            && (channel.local_tpn, channel.peer_tpn, channel.peer) == (rtph.dst_tpn, rtph.src_tpn, nth.source);
+        if is_its { Ok(at) } else { Err(Reason::UbUnknownChannel) }
+    }
+    fn on_reliable(
+        &mut self,
+        env: &mut UrmaEnv<'_>,
+        packet: &UbPacket<'_>,
+        rtph: &Rtph,
+        len: u32,
+    ) -> Result<(), Reason> {
+        let at = self.channel_of(&packet.head.nth, rtph)?;
+        if rtph.opcode != TpOpcode::Data {
+            return self.on_ack(env, at, &packet.head, rtph);
+        }
+        let recovery = self.config.recovery;
+        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
+        channel.echo.on_packet(packet.head.nth.congestion, len);
+        let verdict = channel.rx.judge(rtph.psn);
+        match verdict {
+            PsnVerdict::Duplicate => {
+                self.ask_ack(at);
+                return Err(Reason::UbDuplicate);
+            }
+            PsnVerdict::Outside => return Err(Reason::UbOutsideWindow),
+            PsnVerdict::Early if recovery == LossRecovery::GoBackN => {
+                let expected = channel.rx.expected();
+                if channel.nak_sent != Some(expected) {
+                    (channel.nak_sent, channel.nak_due) = (Some(expected), true);
+                    self.activate(at);
+                }
+                return Err(Reason::UbGap);
+            }
+            PsnVerdict::Early | PsnVerdict::Expected => {}
+        }
+        let peer = channel.peer;
+        let is_taken = match &packet.head.ta {
+            Some(TaHeader::Request(request)) => {
+                let origin = MessageOrigin { channel: at, peer, last_psn: rtph.psn, request: *request };
+                self.on_request(env, origin, rtph, packet.payload)
+            }
+            Some(TaHeader::Response(response)) => {
+                self.on_response(env, at, rtph, response, packet.payload);
+                true
+            }
+            None => true,
+        };
+        if !is_taken {
+            return Err(Reason::UbPoolFull);
+        }
+        self.packet_delivered(env, at, rtph, verdict);
+        Ok(())
+    }
+    fn packet_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, rtph: &Rtph, verdict: PsnVerdict) {
+        let Some(channel) = self.channels.get_mut(at) else { return };
+        channel.rx.received(rtph.psn);
+        channel.packets_to_ack += 1;
+        if rtph.ack_req || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
+            channel.ack_due = true;
+        }
+        if verdict == PsnVerdict::Early {
+            env.fx.count(Reason::UbGap);
+        }
+        if channel.ack_due || !channel.fused.is_empty() {
+            self.activate(at);
+        }
+    }
+    fn on_ack(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, head: &UbHead, rtph: &Rtph) -> Result<(), Reason> {
+        let degree = self.config.reorder_degree.max(1);
+        let mut acked = std::mem::take(&mut self.acked);
+        acked.clear();
+        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
+        let is_nak = rtph.status.status == UbStatus::ERROR;
+        let is_sack = head.saetph.is_some();
+        let cumulative = if is_sack || is_nak { rtph.psn.prev() } else { rtph.psn };
+        let sack = head.saetph.as_ref().map(|saetph| (saetph, degree));
+        let result = channel.tx.on_ack(env.now, cumulative, sack, &mut |packet| acked.push(packet));
+        if let (Ok(_), Some(cetph)) = (&result, &head.cetph) {
+            channel.window.on_echo(env.now, channel.tx.srtt(), cetph);
+        }
+        if result.is_ok() && is_nak && !channel.tx.is_empty() {
+            channel.tx.go_back();
+        }
+        for packet in &acked {
+            match packet.owner {
+                TxOwner::Request(request, attempt) if packet.last => self.request_delivered(env, request, attempt),
+                TxOwner::Request(..) | TxOwner::Busy { .. } => {}
+                TxOwner::Response(response) => self.response_delivered(response),
+            }
+        }
+        self.acked = acked;
+        self.activate(at);
+        self.arm_channel(at, env.now);
+        result.map(|_| ())
+    }
+    /// A packet of a response has arrived.
+    fn response_delivered(&mut self, at: PoolRef) {
+        let Some(response) = self.responses.get_mut(at) else { return };
+        response.unacked -= 1;
+        if !response.all_sent || response.unacked > 0 {
+            return;
+        }
+        let Some(response) = self.responses.remove(at) else { return };
+        if let Some(channel) = self.channels.get_mut(response.channel)
+            && channel.rx.response_arrived(at)
+        {
+            channel.ack_due = true;
+        }
+        if let Some((context, number)) = response.context {
+            // Later requests may change the memory now: a repetition of the data would have read it again.
+            self.context_executed(context, number);
+        }
+    }
+    fn on_unreliable(&mut self, env: &mut UrmaEnv<'_>, packet: &UbPacket<'_>) -> Result<(), Reason> {
+        let Some(TaHeader::Request(request)) = &packet.head.ta else { return Err(Reason::UbLate) };
+        let peer = packet.head.nth.source;
+        match request.base.opcode {
+            TaOpcode::Management => {
+                let message = TpMessage::parse(packet.payload).ok_or(Reason::UbManagement)?;
+                self.on_management(env, peer, &message)
+            }
+            TaOpcode::Send | TaOpcode::SendImm | TaOpcode::Write if request.base.mode == ServiceMode::Uno => {
+                let origin = MessageOrigin { channel: PoolRef::NONE, peer, last_psn: Psn::new(0), request: *request };
+                self.execute_whole(env, origin, packet.payload);
+                Ok(())
+            }
+            _ => Err(Reason::UbUnreliableLost),
+        }
+    }
+    fn on_management(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+        match message.kind {
+            TpMessageKind::Request => self.on_open_request(env, peer, message),
+            TpMessageKind::Reply => self.on_open_reply(env, peer, message),
+        }
+    }
+    fn on_open_request(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+        if let Some(&at) = self.by_peer.get(&peer) {
+            let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
+            if channel.state == ChannelState::Opening {
+                channel.open(message);
+            } else if message.incarnation < channel.peer_incarnation {
+                return Err(Reason::UbStaleChannel);
+            } else if message.incarnation > channel.peer_incarnation {
+                self.fail_channel(at, env);
+            }
+        }
+        let at = match self.by_peer.get(&peer) {
+            Some(&at) => at,
+            None => {
+                let at = self.new_channel(peer).ok_or(Reason::UbChannelLimit)?;
+                if let Some(channel) = self.channels.get_mut(at) {
+                    channel.open(message);
+                }
+                at
+            }
+        };
+        let config = self.config;
+        let reply = self.channels.get(at).map(|c| c.message(TpMessageKind::Reply, &config));
+        if let Some(reply) = reply {
+            self.push_management(peer, reply);
+        }
+        self.activate(at);
+        self.arm_channel(at, env.now);
+        Ok(())
+    }
+    fn on_open_reply(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+        let at = *self.by_peer.get(&peer).ok_or(Reason::UbUnknownChannel)?;
+        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
+        if (message.echo_tpn, message.echo_incarnation) != (channel.local_tpn, channel.incarnation) {
+            return Err(Reason::UbStaleChannel);
+        }
+        if channel.state == ChannelState::Opening {
+            channel.open(message);
+            self.activate(at);
+            self.arm_channel(at, env.now);
+        }
+        Ok(())
+    }
+    /// The channel to a peer; a new one begins to open. `None` if there are too many.
+    pub(crate) fn channel_to(&mut self, peer: Cna, now: Nanos) -> Option<PoolRef> {
+        if let Some(&at) = self.by_peer.get(&peer) {
+            return Some(at);
+        }
+        let at = self.new_channel(peer)?;
+        self.channels.get_mut(at)?.ask_at = now;
+        self.activate(at);
+        self.arm_channel(at, now);
+        Some(at)
+    }
+    fn new_channel(&mut self, peer: Cna) -> Option<PoolRef> {
+        self.incarnations += 1;
+        let channel = TpChannel::new(peer, self.incarnations, &self.config, &mut self.rng);
+        let at = self.channels.insert(channel).ok()?;
+        let high = self.rng.next_u32() & 0xff;
+        if let Some(channel) = self.channels.get_mut(at) {
+            channel.local_tpn = high << 16 | at.index();
+        }
+        self.by_peer.insert(peer, at);
+        Some(at)
+    }
+}

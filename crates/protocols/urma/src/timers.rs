@@ -1,0 +1,158 @@
+//! Deadlines: retransmission and opening of channels, repetition of requests after RNR; and the end of a channel.
+
+use crate::api::{CrStatus, JettyState, UrmaEnv};
+use crate::channel::{ChannelState, UrmaTimer};
+use crate::node::{TimerEntry, UrmaNode};
+use crate::pool::PoolRef;
+use crate::queues::{OrderStream, StreamState};
+use crate::records::{InboundPhase, RequestPhase};
+use crate::tx_window::TxOwner;
+use burst_base::{Nanos, Reason};
+use burst_ubwire::Cna;
+use std::cmp::Reverse;
+
+impl UrmaNode {
+    /// Time has passed: handles all that is due.
+    pub fn on_timer(&mut self, env: &mut UrmaEnv<'_>) {
+        while let Some(Reverse(entry)) = self.timers.peek().copied() {
+            if entry.at > env.now {
+                break;
+            }
+            self.timers.pop();
+            match entry.timer {
+                UrmaTimer::Channel(at) => self.on_channel_timer(at, env),
+                UrmaTimer::Retry(at) => self.on_retry(at, env),
+            }
+        }
+        self.run_contexts(env);
+    }
+    pub(crate) fn add_timer(&mut self, at: Nanos, timer: UrmaTimer) {
+        self.timer_count += 1;
+        self.timers.push(Reverse(TimerEntry { at, number: self.timer_count, timer }));
+    }
+    /// Makes sure that a channel's deadline is in the heap. A deadline that moves later keeps its entry.
+    pub(crate) fn arm_channel(&mut self, at: PoolRef, now: Nanos) {
+        let config = self.config;
+        let Some(channel) = self.channels.get_mut(at) else { return };
+        let deadline = channel.deadline(&config).max(now);
+        if deadline < channel.timer_at {
+            channel.timer_at = deadline;
+            self.add_timer(deadline, UrmaTimer::Channel(at));
+        }
+    }
+    fn on_channel_timer(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+        let config = self.config;
+        let Some(channel) = self.channels.get_mut(at) else { return };
+        channel.timer_at = Nanos::NEVER;
+        let deadline = channel.deadline(&config);
+        if deadline == Nanos::NEVER {
+            return;
+        }
+        if deadline > env.now {
+            return self.arm_channel(at, env.now);
+        }
+        if channel.state == ChannelState::Open && channel.tx.probe(env.now, &config) {
+            self.activate(at);
+            return self.arm_channel(at, env.now);
+        }
+        env.fx.count(Reason::UbTimeout);
+        let is_alive = match channel.state {
+            ChannelState::Opening => channel.asks <= config.rto_tries,
+            ChannelState::Open => {
+                channel.window.on_timeout(env.now);
+                channel.tx.on_timeout(env.now, &config)
+            }
+        };
+        if !is_alive {
+            env.fx.count(Reason::UbChannelFailed);
+            return self.fail_channel(at, env);
+        }
+        self.activate(at);
+        // An opening channel is armed when its next REQUEST leaves.
+        if self.channels.get(at).is_some_and(|channel| channel.state == ChannelState::Open) {
+            self.arm_channel(at, env.now);
+        }
+    }
+    /// A request that waited after RNR, or for which there is no channel.
+    fn on_retry(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+        let Some(request) = self.requests.get_mut(at) else { return };
+        if self.channels.get(request.channel).is_none() {
+            return self.answer(at, CrStatus::AckTimeout, env);
+        }
+        if request.phase != RequestPhase::Waiting {
+            return;
+        }
+        request.phase = RequestPhase::Issued;
+        (request.sent, request.all_sent) = (0, false);
+        let (channel, attempt) = (request.channel, request.attempt);
+        self.enqueue(channel, TxOwner::Request(at, attempt));
+    }
+    /// Ends the channel to a peer as if it had failed: all requests to it end with [`CrStatus::AckTimeout`]. For a peer that
+    /// acknowledges packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
+    pub fn end_channel(&mut self, peer: Cna, env: &mut UrmaEnv<'_>) {
+        if let Some(&at) = self.by_peer.get(&peer) {
+            self.fail_channel(at, env);
+        }
+    }
+    /// A channel has failed or its peer has started a new one: all that used it ends.
+    pub(crate) fn fail_channel(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+        let Some(channel) = self.channels.remove(at) else { return };
+        self.by_peer.remove(&channel.peer);
+        self.active.retain(|other| *other != at);
+        let inbound: Vec<PoolRef> =
+            self.inbound.iter().filter(|(_, m)| m.origin.channel == at).map(|(r, _)| r).collect();
+        for message in inbound {
+            self.drop_inbound(message);
+        }
+        self.inbound_keys.retain(|key, _| key.0 != at.index());
+        let contexts: Vec<PoolRef> = self.contexts.iter().filter(|(_, c)| c.channel == at).map(|(r, _)| r).collect();
+        for context in contexts {
+            self.contexts.remove(context);
+        }
+        let responses: Vec<PoolRef> = self.responses.iter().filter(|(_, r)| r.channel == at).map(|(r, _)| r).collect();
+        for response in responses {
+            self.responses.remove(response);
+        }
+        self.fail_requests(at, channel.peer, env);
+    }
+    fn fail_requests(&mut self, at: PoolRef, peer: Cna, env: &mut UrmaEnv<'_>) {
+        let jetties: Vec<PoolRef> =
+            self.jetties.iter().filter(|(_, j)| j.stream.channel == at).map(|(r, _)| r).collect();
+        for jetty in jetties {
+            if let Some(jetty) = self.jetties.get_mut(jetty) {
+                jetty.stream = OrderStream { state: StreamState::None, peer, channel: PoolRef::NONE, next_number: 0 };
+            }
+        }
+        let mut failed: Vec<(PoolRef, u64, u16)> = self
+            .requests
+            .iter()
+            .filter(|(_, r)| r.channel == at && matches!(r.phase, RequestPhase::Issued | RequestPhase::Waiting))
+            .map(|(r, request)| (r, u64::from(request.jetty.index()), request.tassn))
+            .collect();
+        // In posting order for each Jetty (a Jetty has fewer than 2^15 requests outstanding).
+        failed.sort_by(|a, b| a.1.cmp(&b.1).then((a.2.wrapping_sub(b.2) as i16).cmp(&0)));
+        for (request, _, _) in &failed {
+            if let Some(jetty) = self.requests.get(*request).map(|r| r.jetty)
+                && let Some(record) = self.jetties.get(jetty)
+                && record.config.error_suspend
+                && record.state == JettyState::Ready
+            {
+                self.stop_jetty(jetty, JettyState::Suspended, env.fx);
+            }
+        }
+        for (request, _, _) in failed {
+            self.answer(request, CrStatus::AckTimeout, env);
+        }
+    }
+    /// Forgets an incomplete message; its receive goes back to the front of its queue.
+    pub(crate) fn drop_inbound(&mut self, at: PoolRef) {
+        let Some(mut message) = self.inbound.remove(at) else { return };
+        self.buffer.drop_list(&mut message.held);
+        if let InboundPhase::Placing(placement) = message.phase
+            && let (Some(jfr), Some(receive)) =
+                (placement.jfr.and_then(|jfr| self.jfrs.get_mut(jfr)), placement.receive)
+        {
+            jfr.receives.push_front(receive);
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Packets to send: management, unreliable messages, and of each channel in turn acknowledgements, repetitions and new packets.
+
+use crate::api::{CrStatus, UrmaEnv, WrData};
+use crate::channel::{ChannelState, FusedAck, TpMessage, TpMessageKind};
+use crate::node::UrmaNode;
+use crate::pool::PoolRef;
+use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
+use crate::tx_window::{TxOwner, TxPacket};
+use burst_base::{Nanos, Psn, Reason};
+use burst_ubwire::{
+    Atah, Btah, Cna, CongestionField, Dialect, Mtetah, NextLayer, Nth, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaHeader,
+    TaOpcode, TaRequest, TpOpcode, UB_HEAD_MAX, UbHead, UbStatus,
+};
+
+/// Packets of one message in its turn.
+const TURN_PACKETS: u8 = 8;
+/// A packet asks for an acknowledgement at least once in so many.
+const ACK_EVERY: u32 = 16;
+/// Timer code of RNR answers that are about this node's records: 80 us.
+const BUSY_TIMER: u8 = 3;
+/// Queued management messages at most.
+pub(crate) const MANAGEMENT_MAX: usize = 256;
+
+/// A packet that is in the caller's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UrmaTransmit {
+    /// Where to.
+    pub dest: Cna,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl UrmaNode {
+    /// Bytes that [`UrmaNode::poll_tx`] may write.
+    pub const fn packet_max(&self) -> usize {
+        UB_HEAD_MAX + self.config.mtu as usize
+    }
+    /// Writes the next packet to `out`, from the NTH on and without checksum. `None`: nothing may be sent now. Panics if `out` is
+    /// shorter than [`UrmaNode::packet_max`].
+    pub fn poll_tx(&mut self, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
+        if let Some((dest, message)) = self.management.pop_front() {
+            return Some(self.write_management(dest, &message, out));
+        }
+        while let Some(request) = self.unreliable.pop_front() {
+            if let Some(sent) = self.write_unreliable(request, env, out) {
+                return Some(sent);
+            }
+        }
+        while let Some(&channel) = self.active.front() {
+            if let Some(sent) = self.poll_channel(channel, env, out) {
+                self.arm_channel(channel, env.now);
+                // The next channel's turn.
+                self.active.rotate_left(1);
+                return Some(sent);
+            }
+            self.active.pop_front();
+            if let Some(channel) = self.channels.get_mut(channel) {
+                channel.is_active = false;
+                channel.trim();
+            }
+        }
+        None
+    }
+    /// The channel may have something to send.
+    pub(crate) fn activate(&mut self, at: PoolRef) {
+        if let Some(channel) = self.channels.get_mut(at)
+            && !channel.is_active
+        {
+            channel.is_active = true;
+            self.active.push_back(at);
+        }
+    }
+    /// A message waits for its turn on a channel.
+    pub(crate) fn enqueue(&mut self, channel: PoolRef, owner: TxOwner) {
+        if let Some(record) = self.channels.get_mut(channel) {
+            record.enqueue(owner);
+            self.activate(channel);
+        }
+    }
+    fn nth(&self, dest: Cna, next: NextLayer) -> Nth {
+        let congestion = CongestionField::default();
+        Nth { source: self.config.cna, dest, congestion, balance: 0, service_level: 0, next }
+    }
+    fn write_management(&mut self, dest: Cna, message: &TpMessage, out: &mut [u8]) -> UrmaTransmit {
+        let mut request = TaRequest::new(Btah { mode: ServiceMode::Uno, ..Btah::new(TaOpcode::Management, 0, 0) });
+        request.base.has_target = true;
+        request.target = Some(Mtetah { hint: 0, kind: Mtetah::JETTY, id: 0 });
+        let nth = self.nth(dest, NextLayer::Unreliable);
+        let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(TaHeader::Request(request)) };
+        let len = head.emit(&Dialect::BURST, out);
+        out[len..len + TpMessage::LEN].copy_from_slice(&message.bytes());
+        UrmaTransmit { dest, len: len + TpMessage::LEN }
+    }
+    fn write_unreliable(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
+        let request = self.requests.get(at)?;
+        let dest = request.dest;
+        let head = UbHead {
+            nth: self.nth(dest, NextLayer::Unreliable),
+            rtph: None,
+            cetph: None,
+            saetph: None,
+            ta: Some(TaHeader::Request(self.request_header(request, 0, false))),
+        };
+        let len = head.emit(&Dialect::BURST, out);
+        let payload_len = request.data.len() as usize;
+        let is_read = self.gather(&request.data, 0, &mut out[len..len + payload_len], env);
+        let status = if is_read { CrStatus::Success } else { CrStatus::LocAccess };
+        self.answer(at, status, env);
+        is_read.then_some(UrmaTransmit { dest, len: len + payload_len })
+    }
+    /// Acknowledgement, repetition or new packet of a channel.
+    fn poll_channel(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
+        let config = self.config;
+        let channel = self.channels.get_mut(at)?;
+        if channel.state == ChannelState::Opening {
+            if channel.ask_at > env.now || channel.asks > config.rto_tries {
+                return None;
+            }
+            channel.asked(env.now, &config);
+            let (dest, message) = (channel.peer, channel.message(TpMessageKind::Request, &config));
+            return Some(self.write_management(dest, &message, out));
+        }
+        if let Some(fused) = channel.fused.pop_front() {
+            return self.write_ack(at, Some(fused), out);
+        }
+        if channel.ack_due || channel.nak_due {
+            return self.write_ack(at, None, out);
+        }
+        if let Some((psn, packet)) = channel.tx.take_lost(env.now) {
+            env.fx.count(Reason::UbRepeated);
+            return self.write_packet(at, psn, packet, true, env, out);
+        }
+        let (packet, is_last) = self.next_packet(at)?;
+        let channel = self.channels.get_mut(at)?;
+        let psn = channel.tx.push(env.now, packet);
+        let window = if config.caqm { channel.window.bytes() } else { config.window_max };
+        let asks = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_queue(window).is_none();
+        self.write_packet(at, psn, packet, asks, env, out)
+    }
+    /// Cuts the next new packet; also whether no other is ready.
+    fn next_packet(&mut self, at: PoolRef) -> Option<(TxPacket, bool)> {
+        let (is_caqm, window_max) = (self.config.caqm, self.config.window_max);
+        loop {
+            let channel = self.channels.get_mut(at)?;
+            let bytes = if is_caqm { channel.window.bytes() } else { window_max };
+            let owner = *channel.next_queue(bytes)?.front()?;
+            let cut = self.cut(at, owner);
+            let channel = self.channels.get_mut(at)?;
+            let queue = channel.next_queue(bytes)?;
+            let Some((packet, is_done)) = cut else {
+                // The request has an outcome already.
+                queue.pop_front();
+                continue;
+            };
+            if is_done {
+                queue.pop_front();
+            }
+            channel.turn += 1;
+            if is_done || channel.turn >= TURN_PACKETS {
+                if let (false, Some(queue)) = (is_done, channel.next_queue(bytes)) {
+                    queue.rotate_left(1);
+                }
+                channel.turn = 0;
+                channel.is_answers_turn = !channel.is_answers_turn;
+            }
+            let is_last = channel.queue.is_empty() && channel.answers.is_empty();
+            return Some((packet, is_last));
+        }
+    }
+    /// The next packet of a message, and whether it is the last one.
+    fn cut(&mut self, channel: PoolRef, owner: TxOwner) -> Option<(TxPacket, bool)> {
+        let (mut busy_sent, mut busy_all, mut busy_tpmsn) = (0, false, 0);
+        let mtu = u32::from(self.config.mtu);
+        let (total, sent, all_sent, tpmsn) = match owner {
+            TxOwner::Request(at, attempt) => {
+                let request = self.requests.get_mut(at)?;
+                if request.attempt != attempt || request.phase != RequestPhase::Issued {
+                    return None;
+                }
+                (request.payload_len(), &mut request.sent, &mut request.all_sent, &mut request.tpmsn)
+            }
+            TxOwner::Response(at) => {
+                let response = self.responses.get_mut(at)?;
+                response.unacked += 1;
+                (response.payload_len(), &mut response.sent, &mut response.all_sent, &mut response.tpmsn)
+            }
+            TxOwner::Busy { .. } => (0, &mut busy_sent, &mut busy_all, &mut busy_tpmsn),
+        };
+        if *sent == 0 {
+            *tpmsn = self.channels.get_mut(channel)?.take_tpmsn();
+        }
+        let offset = *sent;
+        let len = (total - offset).min(mtu);
+        *sent += len;
+        *all_sent = *sent == total;
+        let packet = TxPacket { owner, offset, len: len as u16, last: *all_sent, tpmsn: *tpmsn };
+        Some((packet, *all_sent))
+    }
+    fn write_packet(
+        &mut self,
+        at: PoolRef,
+        psn: Psn,
+        packet: TxPacket,
+        ack_req: bool,
+        env: &mut UrmaEnv<'_>,
+        out: &mut [u8],
+    ) -> Option<UrmaTransmit> {
+        let (ta, source) = self.transaction(&packet);
+        let len = usize::from(packet.len);
+        let channel = self.channels.get_mut(at)?;
+        let dest = channel.peer;
+        let rtph = Rtph {
+            last: packet.last,
+            opcode: TpOpcode::Data,
+            version: 0,
+            padding: 0,
+            src_tpn: channel.local_tpn,
+            dst_tpn: channel.peer_tpn,
+            ack_req,
+            flag: false,
+            psn,
+            status: UbStatus::SUCCESS,
+            tpmsn: packet.tpmsn,
+        };
+        let congestion =
+            if self.config.caqm { channel.window.stamp(u32::from(packet.len)) } else { CongestionField::default() };
+        let nth = Nth { congestion, ..self.nth(dest, NextLayer::Reliable) };
+        let mut head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta: Some(ta) };
+        let mut at = head.emit(&Dialect::BURST, out);
+        let is_read = match source {
+            PayloadSource::Nothing => return Some(UrmaTransmit { dest, len: at }),
+            PayloadSource::Data(data) => self.gather(&data, packet.offset, &mut out[at..at + len], env),
+            PayloadSource::Segment { token_id, addr } => {
+                self.segments.is_local(token_id, addr, u32::from(packet.len))
+                    && env.mem.read(addr, &mut out[at..at + len]).is_ok()
+            }
+            PayloadSource::Value(value) => {
+                out[at..at + 8].copy_from_slice(&value.to_be_bytes());
+                true
+            }
+        };
+        if !is_read {
+            // The bytes are counted as sent, so that the peer's message completes and is refused.
+            match &mut head.ta {
+                Some(TaHeader::Request(request)) => request.base.poison = true,
+                Some(TaHeader::Response(response)) => response.poison = true,
+                None => {}
+            }
+            at = head.emit(&Dialect::BURST, out);
+            out[at..at + len].fill(0);
+        }
+        Some(UrmaTransmit { dest, len: at + len })
+    }
+    /// Transaction header and source of the payload.
+    fn transaction(&self, packet: &TxPacket) -> (TaHeader, PayloadSource) {
+        match packet.owner {
+            TxOwner::Request(at, attempt) => {
+                let Some(request) = self.requests.get(at).filter(|r| r.attempt == attempt) else { return filler() };
+                let header = self.request_header(request, packet.offset, request.order_number.is_some());
+                let source =
+                    if request.payload_len() == 0 { PayloadSource::Nothing } else { PayloadSource::Data(request.data) };
+                (TaHeader::Request(header), source)
+            }
+            TxOwner::Response(at) => {
+                let Some(response) = self.responses.get(at) else { return filler() };
+                response_header(response, packet.offset)
+            }
+            TxOwner::Busy { rc_id, tassn, mode } => {
+                let status = UbStatus { status: UbStatus::RNR, info: BUSY_TIMER };
+                let atah = Atah { status, mode, ..Atah::new(TaOpcode::TaAck, tassn, rc_id) };
+                (TaHeader::Response(atah), PayloadSource::Nothing)
+            }
+        }
+    }
+    fn request_header(&self, request: &SendRecord, offset: u32, is_numbered: bool) -> TaRequest {
+        let jetty = self.jetties.get(request.jetty);
+        let mode = jetty.map_or(ServiceMode::Roi, |jetty| jetty.config.service);
+        let mut base = Btah::new(request.opcode, request.tassn, Self::id_of(request.jetty));
+        base.has_token = request.token.is_some();
+        base.poison = request.abandoned.is_some();
+        (base.order, base.completion_order) = (request.order, request.completion_order);
+        (base.has_target, base.mode, base.offset) = (request.target.is_some(), mode, offset);
+        (base.retry, base.alloc) = (request.attempt > 0, request.alloc);
+        if is_numbered {
+            base.order_number = request.order_number.unwrap_or(0);
+            if let (false, Some(crate::queues::StreamState::Granted { context })) =
+                (request.alloc, jetty.map(|jetty| jetty.stream.state))
+            {
+                (base.rc_type, base.context) = (RC_TYPE_CONTEXT, context);
+            }
+        }
+        TaRequest {
+            base,
+            memory: request.memory,
+            token: request.token,
+            target: request.target,
+            operands: request.operands,
+            immediate: request.immediate,
+        }
+    }
+    /// Reads a part of a request's payload; false if the memory is gone.
+    fn gather(&self, data: &WrData, offset: u32, out: &mut [u8], env: &mut UrmaEnv<'_>) -> bool {
+        match data {
+            WrData::Inline { bytes, .. } => {
+                let from = offset as usize;
+                bytes.get(from..from + out.len()).is_some_and(|bytes| {
+                    out.copy_from_slice(bytes);
+                    true
+                })
+            }
+            WrData::Local(range) => {
+                let addr = range.addr + u64::from(offset);
+                self.segments.is_local(range.token_id, addr, out.len() as u32) && env.mem.read(addr, out).is_ok()
+            }
+        }
+    }
+    fn write_ack(&mut self, at: PoolRef, fused: Option<FusedAck>, out: &mut [u8]) -> Option<UrmaTransmit> {
+        let channel = self.channels.get_mut(at)?;
+        // A fused acknowledgement has no room for the NAK, which then follows.
+        let is_nak = fused.is_none() && std::mem::take(&mut channel.nak_due);
+        (channel.ack_due, channel.packets_to_ack) = (false, 0);
+        let cetph = channel.echo.take();
+        let congestion = cetph.is_some();
+        let sack = if is_nak { None } else { channel.rx.sack() };
+        let base = channel.rx.base();
+        let (opcode, psn) = match &sack {
+            Some((base, _)) => (TpOpcode::Sack { congestion }, *base),
+            None if is_nak => (TpOpcode::Ack { congestion }, base),
+            None => (TpOpcode::Ack { congestion }, base.prev()),
+        };
+        let status = match (fused, is_nak) {
+            (Some(_), _) => UbStatus { status: UbStatus::FUSED, info: 0 },
+            (None, true) => UbStatus { status: UbStatus::ERROR, info: 0 },
+            (None, false) => UbStatus::SUCCESS,
+        };
+        let rtph = Rtph {
+            last: false,
+            opcode,
+            version: 0,
+            padding: 0,
+            src_tpn: channel.local_tpn,
+            dst_tpn: channel.peer_tpn,
+            ack_req: false,
+            flag: false,
+            psn,
+            status,
+            tpmsn: 0,
+        };
+        let dest = channel.peer;
+        let ta = fused.map(|fused| {
+            TaHeader::Response(Atah {
+                status,
+                mode: ServiceMode::Rol,
+                ..Atah::new(TaOpcode::TaAck, fused.tassn, fused.rc_id)
+            })
+        });
+        let nth = self.nth(dest, NextLayer::Reliable);
+        let head = UbHead { nth, rtph: Some(rtph), cetph, saetph: sack.map(|s| s.1), ta };
+        Some(UrmaTransmit { dest, len: head.emit(&Dialect::BURST, out) })
+    }
+    /// Acknowledgements that are due on a channel leave with the next turn.
+    pub(crate) fn ask_ack(&mut self, at: PoolRef) {
+        if let Some(channel) = self.channels.get_mut(at) {
+            channel.ack_due = true;
+            self.activate(at);
+        }
+    }
+    pub(crate) fn push_management(&mut self, dest: Cna, message: TpMessage) {
+        if self.management.len() < MANAGEMENT_MAX {
+            self.management.push_back((dest, message));
+        }
+    }
+    /// The time at which [`UrmaNode::on_timer`] must be called.
+    pub fn next_deadline(&self) -> Nanos {
+        self.timers.peek().map_or(Nanos::NEVER, |entry| entry.0.at)
+    }
+}
+
+/// Where a packet's payload comes from.
+enum PayloadSource {
+    Nothing,
+    Data(WrData),
+    Segment { token_id: u32, addr: u64 },
+    Value(u64),
+}
+
+/// What fills a PSN whose message has an outcome already: an acknowledgement of nothing.
+fn filler() -> (TaHeader, PayloadSource) {
+    (TaHeader::Response(Atah::new(TaOpcode::TaAck, 0, 0)), PayloadSource::Nothing)
+}
+
+fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, PayloadSource) {
+    let base = |opcode| Atah { mode: response.mode, ..Atah::new(opcode, response.tassn, response.rc_id) };
+    let grant =
+        |atah: Atah, granted: Option<u16>| Atah { granted: granted.is_some(), context: granted.unwrap_or(0), ..atah };
+    match response.kind {
+        ResponseKind::Ack { status, also, granted } => {
+            let info = if status.status == UbStatus::OK { also } else { status.info };
+            let atah = Atah { status: UbStatus { info, ..status }, ..base(TaOpcode::TaAck) };
+            (TaHeader::Response(grant(atah, granted)), PayloadSource::Nothing)
+        }
+        ResponseKind::Read { addr, token_id, granted, len } => {
+            let atah = Atah { offset, ..base(TaOpcode::ReadResponse) };
+            let source = if len == 0 {
+                PayloadSource::Nothing
+            } else {
+                PayloadSource::Segment { token_id, addr: addr + u64::from(offset) }
+            };
+            (TaHeader::Response(grant(atah, granted)), source)
+        }
+        ResponseKind::Atomic { value, granted } => {
+            (TaHeader::Response(grant(base(TaOpcode::AtomicResponse), granted)), PayloadSource::Value(value))
+        }
+        ResponseKind::Disconnect { context } => {
+            let base =
+                Btah { context, rc_type: RC_TYPE_CONTEXT, ..Btah::new(TaOpcode::DisconnectContext, 0, response.rc_id) };
+            (TaHeader::Request(TaRequest::new(base)), PayloadSource::Nothing)
+        }
+    }
+}
