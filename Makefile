@@ -12,7 +12,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix interop conformance hunt threads demo bench bench-rxe experiments lint fuzz mutants doc install clean
+.PHONY: help deps build test test-matrix interop conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,6 +50,9 @@ hunt: build ## Attack a daemon beside a bystander and search for faults by seeds
 demo: deps build ## Install what is missing, build, and measure Debian's perftest against kernel TCP between two namespaces (target/demo)
 	@scripts/demo
 
+demo-proxy: deps build ## Measure redis, iperf3 and nginx through `burst proxy`, by TCP and by the relay alone (target/demo)
+	@scripts/demo-proxy
+
 bench: deps build ## Measure the promised figures, each against its bound and against earlier runs (tests/bench/history.jsonl)
 	$(CARGO) build --release --locked -p burst-shm --example doorbells
 	$(CARGO) build --release --locked -p burst-engine --examples
@@ -80,7 +83,7 @@ doc: ## Build the API documentation; warnings are errors
 
 install: build ## Install below PREFIX (default /usr/local)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/burst
-	install -m 755 target/release/burst target/release/burstd $(DESTDIR)$(PREFIX)/bin
+	install -m 755 target/release/burst target/release/burstd target/release/burst-proxy $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(LIB)/burst-pair $(DESTDIR)$(PREFIX)/lib/burst
 	install -m 644 $(LIB)/lib*.so.1 $(DESTDIR)$(PREFIX)/lib/burst
 	ln -sf libibverbs.so.1 $(DESTDIR)$(PREFIX)/lib/burst/libibverbs.so

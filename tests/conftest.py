@@ -24,7 +24,7 @@ FIGURES = {}
 
 
 def pytest_configure(config):
-    for part in ("burst", "burstd", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
+    for part in ("burst", "burstd", "burst-proxy", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
         if not (BUILD / part).exists():
             raise pytest.UsageError(f"{BUILD / part} is missing: run make build first")
 

@@ -9,6 +9,7 @@ use burst_control::{
     QpInitAttr, Reply, Request, Response, SrqInitAttr,
 };
 use burst_port::lan::{Lan, LanHost};
+use burst_relay::{Frame, HEADER_BYTES, Header, LinkHello, MessageKind, Outcome, PeerWindow, WindowOf};
 use burst_shm::QUEUE_HEADER_BYTES;
 use burst_shm::arena::Segment;
 use burst_wire::MacAddr;
@@ -283,6 +284,33 @@ fn texts() {
     }
 }
 
+/// Messages of a peer of `burst proxy`, each behind its length.
+fn relay() {
+    let window = PeerWindow { address: 4096, rkey: 1, len: 8192 };
+    let frames = [
+        Frame::Accept { window },
+        Frame::Data { offset: 0, bytes: b"hello" },
+        Frame::Placed { offset: 5, len: 4000 },
+        Frame::Credit { delivered: 5 },
+        Frame::Fin { end: 4005 },
+        Frame::End { outcome: Outcome::Reset },
+    ];
+    let hello =
+        LinkHello { link: 0, attempt: 1, received: 0, windows: vec![WindowOf { stream: 1, window }] }.to_bytes();
+    let mut input = after(&(hello.len() as u16).to_le_bytes(), &hello);
+    for (frame, seq) in frames.iter().zip(1..) {
+        let mut bytes = vec![0; HEADER_BYTES];
+        Header { kind: MessageKind::Batch, seq, ack: 0 }.write(&mut bytes);
+        frame.write(1, &mut bytes);
+        write("relay", &format!("frame-{seq}"), &after(&(bytes.len() as u16).to_le_bytes(), &bytes));
+        input.extend((bytes.len() as u16).to_le_bytes());
+        input.extend(bytes);
+    }
+    write("relay", "stream", &input);
+    input.push(0);
+    write("relay", "stream-accepted", &input);
+}
+
 fn main() {
     control_and_session();
     rings();
@@ -290,4 +318,5 @@ fn main() {
     trains();
     netlink();
     texts();
+    relay();
 }

@@ -212,6 +212,18 @@ reasons! {
     UbUnreliableLost, "ub_unreliable_lost", Drop, "An unreliable message was dropped: no receive is posted, its target does not exist, or a check failed.", "Post more receives; check ids, tokens and ranges.";
     UbContextDenied, "ub_context_denied", Note, "A peer's request for a sequence context was denied because all are in use; the peer keeps the order itself.", "Nothing: ordered requests take one round trip more.";
     UbReplay, "ub_replay", Note, "A repeated load, store or atomic without channel was answered from the replay cache.", "Nothing: an answer was lost or late.";
+    // --- connections that burst proxy did not carry over RDMA
+    ProxyPolicyTcp, "proxy_policy_tcp", Note, "The proxy relays a connection by TCP, because its policy says relay = tcp.", "Nothing; remove relay from the rule to use RDMA.";
+    ProxyNoPeer, "proxy_no_peer", Note, "The proxy relays a connection by TCP, because no peer serves its address.", "Name the address in a [[serve]] of the peer, and see burst proxy ls.";
+    ProxyPeerGone, "proxy_peer_gone", Note, "The proxy relays a connection by TCP, because its peer went away before the server had answered.", "See the log of the peer's proxy.";
+    ProxyNoLink, "proxy_no_link", Note, "The proxy relays a connection by TCP, because no link to the peer works at the moment.", "See burst proxy ls; the control channel carries a link that has no queue pair.";
+    ProxyPeerSilent, "proxy_peer_silent", Note, "The proxy relays a connection by TCP, because the peer did not answer in time (open_ms).", "The peer's host or the server is overloaded or far away: raise open_ms.";
+    ProxyNotServed, "proxy_not_served", Note, "The peer's proxy could not connect to the server from the client's address.", "Name the address in a [[serve]] of the peer, and see the peer's log.";
+    ProxyNoMemory, "proxy_no_memory", Note, "The proxy or its peer has no memory for another stream.", "Raise memory, or lower window, in the configuration.";
+    ProxyDraining, "proxy_draining", Note, "The proxy or its peer takes no new streams, because it was asked to drain.", "Nothing: it will be started again.";
+    ProxyRefused, "proxy_refused", Note, "The server refused a connection; the client's connection was reset.", "Start the server, or look for a wrong port.";
+    ProxyUnreachable, "proxy_unreachable", Note, "The server did not answer the peer's connect; the client's connection was reset.", "Look for a firewall on the server's host.";
+    ProxyReset, "proxy_reset", Note, "A connection was reset before the server had answered.", "Nothing: the program gave up.";
 }
 
 impl Reason {

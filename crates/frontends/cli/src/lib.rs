@@ -16,6 +16,7 @@ mod impair;
 mod in_process;
 mod install;
 mod ls;
+mod proxy;
 mod run;
 mod sharing;
 mod sim;
@@ -42,6 +43,7 @@ pub fn main() -> ExitCode {
         Some(("impair", m)) => impair::impair(m),
         Some(("cc", m)) => cc::cc(m),
         Some(("sim", m)) => sim::sim(m),
+        Some(("proxy", m)) => proxy::proxy(m),
         Some(("stats", m)) => stats::stats(m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
@@ -90,6 +92,7 @@ pub fn command() -> Command {
         .subcommand(cm::command())
         .subcommand(impair::command())
         .subcommand(sim::command())
+        .subcommand(proxy::command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
         .subcommand(in_process::picture_command())

@@ -1,0 +1,222 @@
+//! The command line of `burst proxy`.
+
+use clap::{Arg, ArgMatches, Command};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The grammar.
+pub fn command() -> Command {
+    let path =
+        |name: &'static str, help: &'static str| Arg::new(name).value_parser(clap::value_parser!(PathBuf)).help(help);
+    let admin = || {
+        Arg::new("admin")
+            .long("admin")
+            .value_name("PATH")
+            .value_parser(clap::value_parser!(PathBuf))
+            .help("Admin socket of the proxy [default: the only one in /run/burst]")
+    };
+    let json = || Arg::new("json").long("json").action(clap::ArgAction::SetTrue).help("Print JSON");
+    Command::new("burst proxy")
+        .bin_name("burst proxy")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Carry TCP connections of unmodified programs over RDMA (docs/proxy.md)")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            Command::new("run")
+                .about("Run a proxy until SIGTERM")
+                .arg(path("config", "Configuration file").required(true)),
+        )
+        .subcommand(
+            Command::new("keys")
+                .about("Make a certificate authority and a certificate for each name, where they are missing")
+                .arg(path("directory", "Where the files lie").required(true))
+                .arg(Arg::new("names").value_name("NAME").num_args(1..).required(true).help("Names of proxies")),
+        )
+        .subcommand(Command::new("ls").about("List peers, links and streams").arg(admin()).arg(json()))
+        .subcommand(Command::new("stats").about("Show counters").arg(admin()).arg(json()))
+        .subcommand(Command::new("metrics").about("Show counters as Prometheus text").arg(admin()))
+        .subcommand(
+            Command::new("why")
+                .about("Show why connections were not carried by a peer: the last 256 per worker")
+                .arg(Arg::new("server").value_name("ADDRESS").help("Only those to this server"))
+                .arg(admin())
+                .arg(json()),
+        )
+        .subcommand(Command::new("drain").about("Take no new connections; open streams go on").arg(admin()))
+        .subcommand(
+            Command::new("break-queue-pairs")
+                .hide(true)
+                .about("Break all queue pairs, to test resumption")
+                .arg(admin()),
+        )
+        .subcommand(
+            Command::new("janitor")
+                .hide(true)
+                .about("Remove routes when standard input ends")
+                .arg(Arg::new("mark").required(true).value_parser(clap::value_parser!(u32)))
+                .arg(Arg::new("namespaces").num_args(0..)),
+        )
+}
+
+/// Carries out the command line of this process; returns its exit code.
+pub fn main() -> ExitCode {
+    let matches = match burst_args::parse(command(), std::env::args_os()) {
+        Ok(matches) => matches,
+        Err(code) => return ExitCode::from(code),
+    };
+    let (name, m) = matches.subcommand().unwrap_or(("", &matches));
+    let done = match name {
+        "run" => crate::serve::run(&path(m, "config")).map(|()| String::new()),
+        "keys" => {
+            let names: Vec<String> = m.get_many::<String>("names").into_iter().flatten().cloned().collect();
+            crate::keys::make(&path(m, "directory"), &names)
+                .map(|made| made.iter().fold(String::new(), |text, file| text + file + "\n"))
+        }
+        "janitor" => {
+            let namespaces: Vec<String> = m.get_many::<String>("namespaces").into_iter().flatten().cloned().collect();
+            crate::intercept::janitor(m.get_one::<u32>("mark").copied().unwrap_or(0), &namespaces)
+                .map(|()| String::new())
+        }
+        "ls" => show(m, list),
+        "stats" => show(m, stats),
+        "why" => show(m, |picture| why(picture, m.get_one::<String>("server"))),
+        other => ask(m, other),
+    };
+    match done {
+        Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            Err(e) => fail(&format!("cannot write the answer: {e}")),
+        },
+        Err(sentence) => fail(&sentence),
+    }
+}
+
+fn fail(sentence: &str) -> ExitCode {
+    crate::log(sentence);
+    ExitCode::FAILURE
+}
+
+fn path(m: &ArgMatches, name: &str) -> PathBuf {
+    m.get_one::<PathBuf>(name).cloned().unwrap_or_default()
+}
+
+/// Asks a running proxy.
+fn ask(m: &ArgMatches, word: &str) -> Result<String, String> {
+    let path = match m.get_one::<PathBuf>("admin") {
+        Some(path) => path.clone(),
+        None => only_socket()?,
+    };
+    let failed = |e: std::io::Error| format!("no proxy answers at {}: {e}", path.display());
+    let mut socket = UnixStream::connect(&path).map_err(failed)?;
+    socket.write_all(word.as_bytes()).map_err(failed)?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).map_err(failed)?;
+    Ok(answer)
+}
+
+fn only_socket() -> Result<PathBuf, String> {
+    let entries = std::fs::read_dir("/run/burst").into_iter().flatten().flatten().map(|entry| entry.path());
+    let is = |path: &PathBuf| {
+        path.file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with("proxy-") && name.ends_with(".sock"))
+    };
+    let found: Vec<PathBuf> = entries.filter(is).collect();
+    match &found[..] {
+        [one] => Ok(one.clone()),
+        [] => Err("no proxy runs here: there is no admin socket in /run/burst; --admin names another place".into()),
+        _ => Err("several proxies run here: choose one by --admin".into()),
+    }
+}
+
+fn show(m: &ArgMatches, text: impl Fn(&Value) -> String) -> Result<String, String> {
+    let answer = ask(m, "show")?;
+    let picture: Value =
+        serde_json::from_str(&answer).map_err(|e| format!("the proxy's answer cannot be read: {e}"))?;
+    Ok(if m.get_flag("json") { format!("{picture:#}\n") } else { text(&picture) })
+}
+
+fn word<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or("-")
+}
+
+fn rows<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    value[key].as_array().into_iter().flatten()
+}
+
+fn list(picture: &Value) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "{:<16} {:<24} {:<8} serves", "peer", "address", "state");
+    for peer in rows(picture, "peers") {
+        let state = match (peer["carries"].as_bool(), peer["channel"].as_bool()) {
+            _ if peer["draining"] == true => "draining",
+            (Some(true), _) => "carries",
+            (_, Some(true)) => "channel",
+            _ => "away",
+        };
+        let serves: Vec<&str> = rows(peer, "serves").filter_map(Value::as_str).collect();
+        let trouble = if state == "away" { word(peer, "trouble") } else { "" };
+        let _ = writeln!(
+            text,
+            "{:<16} {:<24} {state:<8} {} {trouble}",
+            word(peer, "name"),
+            word(peer, "address"),
+            serves.join(",")
+        );
+    }
+    let _ = writeln!(text, "\n{:<16} {:>4} {:<16} {:>7} {:>12}", "link to", "no.", "carried by", "streams", "memory");
+    for link in rows(picture, "links") {
+        let memory = burst_grammar::show_bytes(link["memory"].as_u64().unwrap_or(0));
+        let (peer, carrier) = (word(link, "peer"), word(link, "carrier"));
+        let _ = writeln!(text, "{peer:<16} {:>4} {carrier:<16} {:>7} {memory:>12}", link["link"], link["streams"]);
+    }
+    let _ =
+        writeln!(text, "\n{:<28} {:<28} {:<12} {:>14} {:>14} state", "client", "server", "peer", "sent", "delivered");
+    for stream in rows(picture, "streams") {
+        let (client, server, peer) = (word(stream, "client"), word(stream, "server"), word(stream, "peer"));
+        let (sent, delivered, state) = (&stream["sent"], &stream["delivered"], word(stream, "state"));
+        let _ = writeln!(text, "{client:<28} {server:<28} {peer:<12} {sent:>14} {delivered:>14} {state}");
+    }
+    text
+}
+
+fn stats(picture: &Value) -> String {
+    let counters = picture["counters"].as_object().into_iter().flatten();
+    counters.fold(String::new(), |mut text, (name, value)| {
+        let _ = writeln!(text, "{name:<32} {value:>20}");
+        text
+    })
+}
+
+fn why(picture: &Value, server: Option<&String>) -> String {
+    let decisions = rows(picture, "decisions").filter(|decision| {
+        server.is_none_or(|server| {
+            decision[1].as_str().is_some_and(|at| at == server || at.starts_with(&format!("{server}:")))
+        })
+    });
+    let mut text = String::new();
+    for decision in decisions {
+        let part = |at: usize| decision[at].as_str().unwrap_or("-");
+        let _ = writeln!(text, "{:<28} {:<28} {}", part(0), part(1), part(2));
+    }
+    if text.is_empty() {
+        text = "Every connection that was taken is carried by a peer. Those that were not taken are counted by \
+                `burst proxy stats`: connects_without_policy, _peer, _listener, connects_marked.\n"
+            .into();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::command().debug_assert();
+    }
+}

@@ -1,0 +1,342 @@
+//! The control thread: channels to peers, the heartbeat, the directory file, the maps of living prefixes, and the
+//! admin socket.
+//!
+//! Of two proxies the one whose name sorts first dials. A peer is known by name and session number: another number is
+//! another process, or one that has given this peer up, and all streams of the earlier session are reset. A channel
+//! that breaks is dialled again each second; the streams wait for `resume_s`, unless the peer's address refuses
+//! connections, which says that its process has ended. New connections go by TCP as long as the channel or a link does
+//! not work.
+
+mod admin;
+mod peers;
+
+use crate::config::{Checked, Prefix};
+use crate::intercept::Interception;
+use crate::message::{Command, ControlMessage, Introduction, Report};
+use crate::sys::{Poll, PollEvent, Waker};
+use crate::tls::{ControlChannel, TlsKeys};
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Time between signs of life.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Silence after which a channel counts as broken.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Pause after a peer broke the protocol or showed a wrong certificate.
+const PAUSE: Duration = Duration::from_secs(5);
+/// Channels that may be open without an introduction.
+const STRANGERS: usize = 64;
+
+const TOKEN_WAKE: u64 = 0;
+const TOKEN_LISTENER: u64 = 1;
+const TOKEN_ADMIN: u64 = 2;
+const TOKEN_SIGNAL: u64 = 3;
+const TOKEN_CHANNEL: u64 = 16;
+
+/// A worker, as the control thread knows it.
+pub struct RelayHandle {
+    /// To the worker.
+    pub commands: Sender<Command>,
+    /// Wakes it.
+    pub wake: Arc<Waker>,
+    /// Where it listens for queue pairs; 0: nowhere.
+    pub port: u16,
+}
+
+/// A peer.
+struct PeerState {
+    name: String,
+    /// Where to dial.
+    address: SocketAddr,
+    /// What it may serve; `None`: anything.
+    serves: Option<Vec<Prefix>>,
+    channel: Option<usize>,
+    introduction: Option<Introduction>,
+    /// What this side's introductions say.
+    session: u64,
+    /// Since when the channel is broken.
+    lost: Option<Instant>,
+    retry: Instant,
+    /// The numbers of the links that work.
+    links: BTreeSet<u32>,
+    alive: bool,
+    token: [u8; 16],
+    /// The last complaint, so that each is logged once.
+    complaint: String,
+}
+
+/// What the control thread is made from.
+pub struct ControlStart {
+    /// The configuration.
+    pub config: Arc<Checked>,
+    /// TlsKeys.
+    pub keys: TlsKeys,
+    /// The workers.
+    pub workers: Vec<RelayHandle>,
+    /// From the workers.
+    pub reports: Receiver<Report>,
+    /// Wakes this thread.
+    pub wake: Arc<Waker>,
+    /// Of each namespace in which connections are taken.
+    pub interceptions: Vec<Interception>,
+    /// Becomes readable when the process should end.
+    pub signal: OwnedFd,
+}
+
+/// The control thread.
+pub struct Control {
+    config: Arc<Checked>,
+    keys: TlsKeys,
+    workers: Vec<RelayHandle>,
+    reports: Receiver<Report>,
+    wake: Arc<Waker>,
+    interceptions: Vec<Interception>,
+    poll: Poll,
+    listener: TcpListener,
+    /// No channel is accepted until the next beat.
+    listener_paused: bool,
+    admin: UnixListener,
+    admin_path: PathBuf,
+    signal: OwnedFd,
+    peers: Vec<PeerState>,
+    channels: Vec<Option<ControlChannel>>,
+    directory_time: Option<SystemTime>,
+    draining: bool,
+    /// Channels that were not read to their end in their last turn.
+    unread: Vec<usize>,
+    next_beat: Instant,
+    alive: BTreeSet<Prefix>,
+}
+
+impl Control {
+    /// Listens.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn new(start: ControlStart) -> Result<Self, String> {
+        let ControlStart { config, keys, workers, reports, wake, interceptions, signal } = start;
+        let at = config.config.listen;
+        let listener = TcpListener::bind(at).map_err(|e| format!("listen = \"{at}\": {e}"))?;
+        let admin_path = config.admin();
+        let admin = admin::listen(&admin_path)?;
+        let failed = |e: std::io::Error| format!("the control thread cannot start: {e}");
+        listener.set_nonblocking(true).map_err(failed)?;
+        let poll = Poll::new().map_err(failed)?;
+        for (fd, token) in [
+            (wake.fd(), TOKEN_WAKE),
+            (listener.as_raw_fd(), TOKEN_LISTENER),
+            (admin.as_raw_fd(), TOKEN_ADMIN),
+            (signal.as_raw_fd(), TOKEN_SIGNAL),
+        ] {
+            poll.add(fd, libc::EPOLLIN, token).map_err(failed)?;
+        }
+        let mut control = Self {
+            keys,
+            workers,
+            reports,
+            wake,
+            interceptions,
+            poll,
+            listener,
+            listener_paused: false,
+            admin,
+            admin_path,
+            signal,
+            peers: Vec::new(),
+            channels: Vec::new(),
+            directory_time: None,
+            draining: false,
+            unread: Vec::new(),
+            next_beat: Instant::now(),
+            alive: BTreeSet::new(),
+            config,
+        };
+        for peer in control.config.config.peer.clone() {
+            control.add_peer(&peer)?;
+        }
+        Ok(control)
+    }
+
+    /// Runs until a signal asks it to end.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn run(mut self) -> Result<(), String> {
+        let mut events = [PollEvent { events: 0, u64: 0 }; 64];
+        loop {
+            let now = Instant::now();
+            if now >= self.next_beat {
+                self.next_beat = now + HEARTBEAT;
+                self.beat(now);
+            }
+            let pause = self.next_beat.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
+            let timeout = if self.unread.is_empty() { pause } else { 0 };
+            let found = self.poll.wait(&mut events, timeout).map_err(|e| format!("epoll: {e}"))?;
+            let tokens: Vec<(u64, u32)> = found.iter().map(|event| (event.u64, event.events)).collect();
+            for (token, flags) in tokens {
+                match token {
+                    TOKEN_WAKE => self.wake.clear(),
+                    TOKEN_LISTENER => self.accept(),
+                    TOKEN_ADMIN => self.answer(),
+                    TOKEN_SIGNAL => {
+                        // The signal's descriptor stays with the process, whose end resets what is left.
+                        debug_assert!(self.signal.as_raw_fd() >= 0);
+                        let _ = std::fs::remove_file(&self.admin_path);
+                        return Ok(());
+                    }
+                    channel => self.channel_event((channel - TOKEN_CHANNEL) as usize, flags),
+                }
+            }
+            for at in std::mem::take(&mut self.unread) {
+                self.channel_event(at, libc::EPOLLIN as u32);
+            }
+            self.take_reports();
+            self.write_channels();
+        }
+    }
+
+    fn tell(&self, worker: usize, command: Command) {
+        if let Some(worker) = self.workers.get(worker)
+            && worker.commands.send(command).is_ok()
+        {
+            worker.wake.wake();
+        }
+    }
+
+    fn tell_all(&self, command: impl Fn() -> Command) {
+        (0..self.workers.len()).for_each(|worker| self.tell(worker, command()));
+    }
+
+    fn owner(&self, link: u32) -> usize {
+        link as usize % self.workers.len()
+    }
+
+    fn take_reports(&mut self) {
+        while let Ok(report) = self.reports.try_recv() {
+            match report {
+                Report::ToPeer(peer, message) => self.send(peer, &message),
+                Report::Listening { worker, port } => {
+                    if let Some(handle) = self.workers.get_mut(worker as usize) {
+                        handle.port = port;
+                    }
+                    for peer in 0..self.peers.len() {
+                        self.announce_worker(peer, worker);
+                    }
+                }
+                Report::PeerLink { peer, link, up } => {
+                    if let Some(peer) = self.peers.get_mut(peer) {
+                        if up {
+                            peer.links.insert(link)
+                        } else {
+                            peer.links.remove(&link)
+                        };
+                    }
+                    self.update_alive();
+                }
+                Report::PeerFault(peer, what) => {
+                    crate::log(format_args!("peer {}: its channel is closed: {what}", self.peers[peer].name));
+                    self.give_up(peer, "it broke the protocol");
+                    self.peers[peer].retry = Instant::now() + PAUSE;
+                }
+            }
+        }
+    }
+
+    /// Tells a peer where a worker listens for queue pairs.
+    fn announce_worker(&mut self, peer: usize, worker: u32) {
+        let (Some(handle), Some(to)) = (self.workers.get(worker as usize), self.peers.get(peer)) else { return };
+        let address = SocketAddr::new(self.config.rdma(), handle.port);
+        let message = ControlMessage::Rdma { worker, address, token: to.token };
+        self.send(peer, &message);
+    }
+
+    /// Puts a message into the peer's channel. Without one it is lost: what matters is said again when the channel is
+    /// back.
+    fn send(&mut self, peer: usize, message: &ControlMessage) {
+        let channel = self.peers.get(peer).and_then(|p| p.channel);
+        let Some(at) = channel else { return };
+        let Some(Some(open)) = self.channels.get_mut(at) else { return };
+        // Before its introduction a peer may not know yet to which session a message belongs.
+        if !open.introduced {
+            return;
+        }
+        if let Err(why) = open.push(message) {
+            self.close_channel(at, &why);
+        }
+    }
+
+    fn write_channels(&mut self) {
+        for at in 0..self.channels.len() {
+            let Some(channel) = &mut self.channels[at] else { continue };
+            if let Err(why) = channel.write() {
+                self.close_channel(at, &why);
+            }
+        }
+    }
+
+    /// Writes to the maps which prefixes have a living peer.
+    fn update_alive(&mut self) {
+        let own = self.config.workers;
+        let mut prefixes: BTreeSet<Prefix> = BTreeSet::new();
+        for peer in &mut self.peers {
+            let Some(introduction) = &peer.introduction else { continue };
+            let links = own.max(introduction.workers) as usize;
+            let open = peer.channel.and_then(|at| self.channels[at].as_ref());
+            peer.alive =
+                open.is_some_and(|channel| channel.introduced) && peer.links.len() == links && !introduction.draining;
+            if peer.alive && !self.draining {
+                prefixes.extend(&introduction.serves);
+            }
+        }
+        prefixes.extend(self.by_tcp());
+        for (prefix, alive) in self
+            .alive
+            .difference(&prefixes)
+            .map(|p| (*p, false))
+            .chain(prefixes.difference(&self.alive).map(|p| (*p, true)))
+        {
+            for interception in &mut self.interceptions {
+                if let Err(why) = interception.set_alive(prefix, alive) {
+                    crate::log(format_args!("{}/{}: {why}", prefix.0, prefix.1));
+                }
+            }
+        }
+        self.alive = prefixes;
+    }
+
+    /// Prefixes of policies that need no peer.
+    fn by_tcp(&self) -> Vec<Prefix> {
+        let takes = self.config.config.take.iter().zip(&self.config.takes);
+        let by_tcp = takes.filter(|(take, _)| take.relay == crate::config::RelayBy::Tcp && !self.draining);
+        by_tcp.flat_map(|(_, (prefixes, _))| prefixes.clone()).collect()
+    }
+
+    /// What is done each second.
+    fn beat(&mut self, now: Instant) {
+        self.read_directory();
+        if self.listener_paused {
+            self.listen_for(libc::EPOLLIN);
+        }
+        self.update_alive();
+        for at in 0..self.channels.len() {
+            let Some(channel) = &self.channels[at] else { continue };
+            if now.duration_since(channel.heard) > SILENCE {
+                self.close_channel(at, "it is silent");
+            } else if channel.introduced
+                && let Some(peer) = channel.peer
+            {
+                self.send(peer, &ControlMessage::Ping);
+            }
+        }
+        for peer in 0..self.peers.len() {
+            self.look_after(peer, now);
+        }
+        self.write_channels();
+    }
+}

@@ -1,0 +1,155 @@
+//! The admin socket: one word comes, one text goes.
+
+use super::Control;
+use crate::message::{Command, ControlMessage};
+use crate::worker::WorkerPicture;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// How long a worker or the asking process may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Listens; a socket that nobody serves is replaced.
+///
+/// # Errors
+/// One sentence.
+pub(super) fn listen(path: &Path) -> Result<UnixListener, String> {
+    let failed = |e: std::io::Error| format!("admin socket {}: {e}", path.display());
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(failed)?;
+    }
+    if let Ok(facts) = std::fs::symlink_metadata(path) {
+        if !facts.file_type().is_socket() {
+            return Err(format!("admin socket {}: there is a file that is no socket", path.display()));
+        }
+        if UnixStream::connect(path).is_ok() {
+            return Err(format!("another proxy serves {}: choose another admin socket", path.display()));
+        }
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    // Others must not connect before the permissions are set: the socket gets its name afterwards.
+    let hidden = path.with_extension(format!("new-{}", std::process::id()));
+    let listener = UnixListener::bind(&hidden).map_err(failed)?;
+    let named = std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&hidden, path));
+    if let Err(e) = named {
+        let _ = std::fs::remove_file(&hidden);
+        return Err(failed(e));
+    }
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+impl Control {
+    pub(super) fn answer(&mut self) {
+        let mut socket = match self.admin.accept() {
+            Ok((socket, _)) => socket,
+            Err(e) if crate::sys::no_descriptors(&e) => return self.listen_for(0),
+            // It has gone again.
+            Err(_) => return,
+        };
+        let mut word = [0; 64];
+        let asked = socket
+            .set_nonblocking(false)
+            .and_then(|()| socket.set_read_timeout(Some(PATIENCE)))
+            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+            .and_then(|()| socket.read(&mut word));
+        let Ok(len) = asked else { return };
+        let answer = match String::from_utf8_lossy(&word[..len]).trim() {
+            "show" => format!("{}\n", self.show()),
+            "metrics" => self.metrics(),
+            "drain" => self.drain(),
+            "break-queue-pairs" => {
+                self.tell_all(|| Command::BreakQueuePairs);
+                "queue pairs are broken\n".into()
+            }
+            other => format!("error: unknown word {other}\n"),
+        };
+        // Whoever asked may have gone.
+        let _ = socket.write_all(answer.as_bytes());
+    }
+
+    fn drain(&mut self) -> String {
+        self.draining = true;
+        self.tell_all(|| Command::Drain);
+        for peer in 0..self.peers.len() {
+            self.send(peer, &ControlMessage::Draining);
+        }
+        self.update_alive();
+        "no new connections are taken; open streams go on\n".into()
+    }
+
+    fn pictures(&self) -> Vec<WorkerPicture> {
+        let asked = self.workers.iter().enumerate().map(|(worker, _)| {
+            let (to, from) = channel();
+            self.tell(worker, Command::Show(to));
+            from
+        });
+        let asked: Vec<_> = asked.collect();
+        asked.into_iter().filter_map(|from| from.recv_timeout(PATIENCE).ok()).collect()
+    }
+
+    fn counters(&self, pictures: &[WorkerPicture]) -> BTreeMap<String, u64> {
+        let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+        for (name, value) in pictures.iter().flat_map(|picture| &picture.counters) {
+            *sums.entry(name.clone()).or_default() += value;
+        }
+        for (name, value) in self.interceptions.iter().flat_map(|interception| interception.counts()) {
+            *sums.entry(name.to_owned()).or_default() += value;
+        }
+        sums
+    }
+
+    fn show(&self) -> Value {
+        let pictures = self.pictures();
+        let peers: Vec<Value> = self
+            .peers
+            .iter()
+            .map(|peer| {
+                json!({
+                    "name": peer.name,
+                    "address": peer.address.to_string(),
+                    "channel": peer.introduction.is_some() && peer.channel.is_some(),
+                    "carries": peer.alive,
+                    "draining": peer.introduction.as_ref().is_some_and(|i| i.draining),
+                    "trouble": peer.complaint,
+                    "serves": peer.introduction.iter().flat_map(|i| &i.serves).map(|(ip, bits)| format!("{ip}/{bits}")).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        json!({
+            "name": self.config.config.name,
+            "draining": self.draining,
+            "workers": pictures.len(),
+            "peers": peers,
+            "links": pictures.iter().flat_map(|p| &p.links).collect::<Vec<_>>(),
+            "streams": pictures.iter().flat_map(|p| &p.streams).collect::<Vec<_>>(),
+            "decisions": pictures.iter().flat_map(|p| &p.decisions).collect::<Vec<_>>(),
+            "counters": self.counters(&pictures),
+        })
+    }
+
+    fn metrics(&self) -> String {
+        let pictures = self.pictures();
+        let mut text = String::new();
+        for (name, value) in self.counters(&pictures) {
+            let _ = writeln!(text, "# TYPE burst_proxy_{name}_total counter\nburst_proxy_{name}_total {value}");
+        }
+        let streams: usize = pictures.iter().map(|picture| picture.streams.len()).sum();
+        let memory: u64 = pictures.iter().flat_map(|picture| &picture.links).map(|link| link.memory).sum();
+        let _ = writeln!(text, "# TYPE burst_proxy_streams gauge\nburst_proxy_streams {streams}");
+        let _ = writeln!(text, "# TYPE burst_proxy_memory_bytes gauge\nburst_proxy_memory_bytes {memory}");
+        let _ = writeln!(text, "# TYPE burst_proxy_peer_carries gauge");
+        for peer in &self.peers {
+            let _ = writeln!(text, "burst_proxy_peer_carries{{peer=\"{}\"}} {}", peer.name, u8::from(peer.alive));
+        }
+        text
+    }
+}

@@ -1,0 +1,421 @@
+//! Peers and their channels: dialling, introductions, messages, loss and return.
+
+use super::{Control, HEARTBEAT, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
+use crate::config::{self, PeerEntry, Prefix};
+use crate::message::{CONTROL_VERSION, Command, ControlMessage, FEATURES, Introduction};
+use crate::sys;
+use crate::tls::ControlChannel;
+use burst_relay::{Header, LinkHello};
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// Prefixes that one peer may serve: the maps of the BPF programs hold 4096.
+const SERVES_MAX: usize = 256;
+
+impl Control {
+    pub(super) fn add_peer(&mut self, entry: &PeerEntry) -> Result<(), String> {
+        let serves = entry.allowed()?;
+        if let Some(peer) = self.peers.iter_mut().find(|peer| peer.name == entry.name) {
+            peer.address = entry.address;
+            peer.serves = serves;
+            return Ok(());
+        }
+        self.peers.push(PeerState {
+            name: entry.name.clone(),
+            address: entry.address,
+            serves,
+            channel: None,
+            introduction: None,
+            session: u64::from_le_bytes(crate::random()?),
+            lost: None,
+            retry: Instant::now(),
+            links: BTreeSet::new(),
+            alive: false,
+            token: crate::random()?,
+            complaint: String::new(),
+        });
+        Ok(())
+    }
+
+    /// Reads the directory file if it has changed.
+    pub(super) fn read_directory(&mut self) {
+        let Some(path) = self.config.config.directory.clone() else { return };
+        let time = std::fs::metadata(&path).and_then(|m| m.modified()).ok();
+        if time == self.directory_time {
+            return;
+        }
+        self.directory_time = time;
+        let read = std::fs::read_to_string(&path).map_err(|e| e.to_string());
+        match read.and_then(|text| crate::config::directory(&text)) {
+            Ok(peers) => {
+                let own = self.config.config.name.clone();
+                for peer in peers.into_iter().filter(|peer| peer.name != own) {
+                    if let Err(why) = self.add_peer(&peer) {
+                        crate::log(format_args!("peer {}: {why}", peer.name));
+                    }
+                }
+            }
+            Err(why) => crate::log(format_args!("{}: {why}; the peers known before stay", path.display())),
+        }
+    }
+
+    fn add_channel(&mut self, channel: ControlChannel) -> Option<usize> {
+        let at = self.channels.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.channels.push(None);
+            self.channels.len() - 1
+        });
+        let flags = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let added = self.poll.add(channel.socket().as_raw_fd(), flags, TOKEN_CHANNEL + at as u64);
+        if let Err(e) = added {
+            crate::log(format_args!("a control channel cannot be watched: {e}"));
+            return None;
+        }
+        self.channels[at] = Some(channel);
+        Some(at)
+    }
+
+    pub(super) fn accept(&mut self) {
+        loop {
+            let socket = match self.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    crate::log(format_args!("a control channel cannot be accepted: {e}"));
+                    if sys::no_descriptors(&e) {
+                        // Until the next beat: the listener stays readable, so its events would come without end.
+                        self.listen_for(0);
+                    }
+                    return;
+                }
+            };
+            let own = |channel: &&ControlChannel| !channel.introduced && channel.dialled.is_none();
+            let strangers = self.channels.iter().flatten().filter(own).count();
+            if strangers >= STRANGERS || socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
+                continue;
+            }
+            match ControlChannel::accept(socket, &self.keys) {
+                Ok(channel) => {
+                    self.add_channel(channel);
+                }
+                Err(why) => crate::log(format_args!("a control channel cannot be accepted: {why}")),
+            }
+        }
+    }
+
+    pub(super) fn listen_for(&mut self, events: i32) {
+        let listeners = [(self.listener.as_raw_fd(), TOKEN_LISTENER), (self.admin.as_raw_fd(), TOKEN_ADMIN)];
+        for (fd, token) in listeners {
+            if let Err(e) = self.poll.change(fd, events, token) {
+                crate::log(format_args!("a listener of the control thread cannot be watched: {e}"));
+            }
+        }
+        self.listener_paused = events == 0;
+    }
+
+    fn dials(&self, peer: usize) -> bool {
+        self.config.config.name < self.peers[peer].name
+    }
+
+    /// Dials a peer without a channel, or finds out that it has ended.
+    pub(super) fn look_after(&mut self, number: usize, now: Instant) {
+        let dials = self.dials(number);
+        let peer = &mut self.peers[number];
+        if peer.channel.is_some() || now < peer.retry {
+            return;
+        }
+        let patience = Duration::from_secs(self.config.config.resume_s);
+        if peer.lost.is_some_and(|lost| now > lost + patience) {
+            self.give_up(number, "it has not come back in time");
+        }
+        let peer = &mut self.peers[number];
+        let address = peer.address;
+        if !dials && peer.lost.is_none() {
+            return;
+        }
+        let mark = crate::worker::own_mark(self.config.config.mark as i32);
+        match sys::dial(address, mark) {
+            Ok(socket) => {
+                let name = peer.name.clone();
+                match ControlChannel::dial(socket, &self.keys, &name, number) {
+                    Ok(channel) => {
+                        let at = self.add_channel(channel);
+                        self.peers[number].channel = at;
+                    }
+                    Err(why) => self.complain(number, &why),
+                }
+            }
+            Err(e) => self.dial_failed(number, &e),
+        }
+    }
+
+    /// Whether a channel that the peer dialled crosses one that this side has dialled. After a loss both sides dial; if
+    /// each kept the one accepted last, both could be closed. The one of the side whose name sorts first stays, unless
+    /// its peer is silent or speaks of another session.
+    fn crosses(&self, number: usize, said: &Introduction) -> bool {
+        let peer = &self.peers[number];
+        let Some(own) = peer.channel.and_then(|at| self.channels[at].as_ref()) else { return false };
+        let same = peer.introduction.as_ref().is_none_or(|before| before.session == said.session);
+        self.dials(number) && own.dialled.is_some() && !own.connecting && same && own.heard.elapsed() < 2 * HEARTBEAT
+    }
+
+    fn complain(&mut self, number: usize, why: &str) {
+        let peer = &mut self.peers[number];
+        if peer.complaint != why {
+            crate::log(format_args!("peer {}: {why}", peer.name));
+            why.clone_into(&mut peer.complaint);
+        }
+    }
+
+    fn dial_failed(&mut self, number: usize, error: &std::io::Error) {
+        if error.kind() == ErrorKind::ConnectionRefused && self.peers[number].introduction.is_some() {
+            self.give_up(number, "its process has ended");
+        }
+        self.complain(number, &format!("{error}"));
+    }
+
+    /// Ends the peer's streams without its knowledge: it finds out by this side's next introduction.
+    pub(super) fn give_up(&mut self, number: usize, why: &str) {
+        match crate::random() {
+            Ok(session) => self.peers[number].session = u64::from_le_bytes(session),
+            Err(e) => crate::log(format_args!("peer {}: {e}", self.peers[number].name)),
+        }
+        self.end_peer(number, why);
+    }
+
+    /// The peer's streams end.
+    fn end_peer(&mut self, number: usize, why: &str) {
+        let peer = &mut self.peers[number];
+        let channel = peer.channel.take();
+        peer.lost = None;
+        peer.links.clear();
+        let known = peer.introduction.take().is_some();
+        if let Some(at) = channel {
+            self.channels[at] = None;
+        }
+        if known {
+            crate::log(format_args!("peer {} is gone: {why}", self.peers[number].name));
+            self.tell_all(|| Command::PeerGone { peer: number, why: why.to_owned() });
+        }
+        self.update_alive();
+    }
+
+    pub(super) fn close_channel(&mut self, at: usize, why: &str) {
+        let Some(channel) = self.channels[at].take() else { return };
+        let Some(number) = channel.peer.or(channel.dialled) else {
+            if !channel.introduced && why != "the peer closed it" {
+                crate::log(format_args!("a control channel is refused: {why}"));
+            }
+            return;
+        };
+        if self.peers[number].channel != Some(at) {
+            return;
+        }
+        self.peers[number].channel = None;
+        self.complain(number, why);
+        let peer = &mut self.peers[number];
+        if channel.introduced {
+            peer.lost = Some(Instant::now());
+            peer.retry = Instant::now();
+            self.tell_all(|| Command::ControlChannel { peer: number, up: false });
+            self.update_alive();
+            // At once, not with the next beat: if the process has ended, its programs' connections should end, too.
+            self.look_after(number, Instant::now());
+        } else if !channel.connecting {
+            peer.retry = Instant::now() + PAUSE;
+        }
+    }
+
+    pub(super) fn channel_event(&mut self, at: usize, flags: u32) {
+        let Some(Some(channel)) = self.channels.get_mut(at) else { return };
+        if channel.connecting {
+            match sys::take_error(channel.socket()) {
+                Ok(None) if flags & libc::EPOLLOUT as u32 != 0 => channel.connecting = false,
+                Ok(None) => return,
+                Ok(Some(e)) | Err(e) => {
+                    let number = channel.dialled;
+                    self.channels[at] = None;
+                    // Not if the peer's own channel has taken its place.
+                    if let Some(number) = number.filter(|number| self.peers[*number].channel == Some(at)) {
+                        self.peers[number].channel = None;
+                        self.dial_failed(number, &e);
+                    }
+                    return;
+                }
+            }
+            let number = channel.dialled;
+            if let Some(number) = number {
+                self.introduce(number, at);
+            }
+        }
+        let mut messages = Vec::new();
+        let Some(Some(channel)) = self.channels.get_mut(at) else { return };
+        let read = channel.read(&mut messages).map(|more| {
+            if more {
+                self.unread.push(at);
+            }
+        });
+        for message in messages {
+            if self.channels[at].is_none() {
+                return;
+            }
+            if let Err(why) = self.on_channel_message(at, message) {
+                self.close_channel(at, &why);
+            }
+        }
+        let written = self.channels[at].as_mut().map_or(Ok(()), ControlChannel::write);
+        if let Err(why) = read.and(written) {
+            self.close_channel(at, &why);
+        }
+    }
+
+    /// Says who this proxy is.
+    fn introduce(&mut self, peer: usize, at: usize) {
+        let introduction = Introduction {
+            version: CONTROL_VERSION,
+            features: FEATURES,
+            name: self.config.config.name.clone(),
+            session: self.peers[peer].session,
+            workers: self.config.workers,
+            address: self.config.config.listen,
+            serves: self.config.serves.concat(),
+            draining: self.draining,
+        };
+        let Some(Some(channel)) = self.channels.get_mut(at) else { return };
+        if let Err(why) = channel.push(&ControlMessage::Introduce(introduction)) {
+            self.close_channel(at, &why);
+        }
+    }
+
+    fn on_channel_message(&mut self, at: usize, message: ControlMessage) -> Result<(), String> {
+        let Some(channel) = &self.channels[at] else { return Ok(()) };
+        if let ControlMessage::Introduce(introduction) = message {
+            if channel.introduced {
+                return Err("it introduced itself twice".into());
+            }
+            return self.on_introduction(at, introduction);
+        }
+        let (Some(peer), true) = (channel.peer, channel.introduced) else {
+            return Err("it spoke before its introduction".into());
+        };
+        match message {
+            ControlMessage::Introduce(_) | ControlMessage::Ping => {}
+            ControlMessage::Rdma { worker, address, token } => {
+                let at = (address.port() != 0).then_some((address, token));
+                self.tell_all(|| Command::Rdma { peer, worker, at });
+            }
+            ControlMessage::LinkHello { here, bytes } => {
+                let (header, body) = Header::read(&bytes).map_err(|e| e.to_string())?;
+                let hello = LinkHello::read(header, body).map_err(|e| e.to_string())?;
+                self.tell(self.owner(hello.link), Command::LinkHello { peer, here, hello });
+            }
+            ControlMessage::Batch { link, attempt, bytes } => {
+                self.tell(self.owner(link), Command::Batch { peer, link, attempt, bytes });
+            }
+            ControlMessage::Broken { link, attempt } => {
+                self.tell(self.owner(link), Command::Broken { peer, link, attempt });
+            }
+            ControlMessage::Draining => {
+                if let Some(introduction) = &mut self.peers[peer].introduction {
+                    introduction.draining = true;
+                }
+                self.tell_all(|| Command::PeerDraining(peer));
+                self.update_alive();
+            }
+        }
+        Ok(())
+    }
+
+    fn on_introduction(&mut self, at: usize, said: Introduction) -> Result<(), String> {
+        let Some(Some(channel)) = self.channels.get(at) else { return Ok(()) };
+        if said.version != CONTROL_VERSION {
+            return Err(format!("it speaks version {} of the control channel, not {CONTROL_VERSION}", said.version));
+        }
+        if !channel.shows(&said.name) {
+            return Err(format!("it says that it is {}, but its certificate does not", said.name));
+        }
+        if said.name == self.config.config.name {
+            return Err("it has this proxy's own name".into());
+        }
+        if said.workers == 0 || said.workers > crate::config::WORKERS_MAX {
+            return Err(format!("it says that it has {} workers", said.workers));
+        }
+        check_served(&said.serves)?;
+        let dialled = channel.dialled;
+        let Some(number) = self.peers.iter().position(|peer| peer.name == said.name) else {
+            return Err(format!("{} is no peer of this proxy's configuration or directory file", said.name));
+        };
+        if let Some(allowed) = &self.peers[number].serves {
+            let outside = |prefix: &&Prefix| !allowed.iter().any(|allowed| config::inside(**prefix, *allowed));
+            if let Some((ip, bits)) = said.serves.iter().find(outside) {
+                return Err(format!("it serves {ip}/{bits}, which its [[peer]] does not allow"));
+            }
+        }
+        if dialled.is_some_and(|dialled| dialled != number) {
+            return Err(format!("it is {}, another peer", said.name));
+        }
+        if dialled.is_none() && self.crosses(number, &said) {
+            return Err("both sides have dialled: the other channel stays".into());
+        }
+        if self.peers[number].introduction.as_ref().is_some_and(|before| before.session != said.session) {
+            let own = self.peers[number].channel.take_if(|open| *open == at);
+            self.end_peer(number, "it has begun again");
+            self.peers[number].channel = own;
+        }
+        // The newer channel replaces an older one, which may be broken without this side's knowledge.
+        if let Some(old) = self.peers[number].channel.replace(at)
+            && old != at
+        {
+            self.channels[old] = None;
+        }
+        if let Some(channel) = &mut self.channels[at] {
+            channel.introduced = true;
+            channel.peer = Some(number);
+        }
+        if dialled.is_none() {
+            self.introduce(number, at);
+        }
+        let dials = self.dials(number);
+        let peer = &mut self.peers[number];
+        peer.lost = None;
+        peer.complaint.clear();
+        peer.introduction = Some(said.clone());
+        let token = peer.token;
+        crate::log(format_args!("peer {} is there", said.name));
+        self.tell_all(|| Command::PeerUp { peer: number, introduction: said.clone(), dials, token });
+        for worker in 0..self.config.workers {
+            self.announce_worker(number, worker);
+        }
+        if self.draining {
+            // It may have begun to drain after it introduced itself.
+            self.send(number, &ControlMessage::Draining);
+        }
+        self.update_alive();
+        Ok(())
+    }
+}
+
+/// Checks the prefixes that a peer says it serves.
+fn check_served(serves: &[Prefix]) -> Result<(), String> {
+    if serves.len() > SERVES_MAX {
+        return Err(format!("it serves {} prefixes, more than {SERVES_MAX}", serves.len()));
+    }
+    serves.iter().try_for_each(|prefix| config::check_prefix(*prefix)).map_err(|why| format!("it serves {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SERVES_MAX, check_served};
+
+    #[test]
+    fn what_a_peer_says_that_it_serves_is_checked() {
+        let prefix = |ip: &str, bits| (ip.parse().unwrap(), bits);
+        assert!(check_served(&[prefix("10.0.0.0", 8), prefix("fd00::", 64), prefix("0.0.0.0", 0)]).is_ok());
+        assert!(check_served(&[prefix("10.0.0.0", 33)]).is_err(), "more bits than an address has");
+        assert!(check_served(&[prefix("fd00::", 129)]).is_err());
+        assert!(check_served(&[prefix("10.0.0.1", 8)]).is_err(), "bits behind the prefix");
+        assert!(check_served(&[prefix("::ffff:10.0.0.0", 104)]).is_err(), "IPv4 in another form");
+        assert!(check_served(&vec![prefix("10.0.0.1", 32); SERVES_MAX + 1]).is_err());
+    }
+}

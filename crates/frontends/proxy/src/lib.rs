@@ -1,0 +1,43 @@
+//! `burst proxy`: TCP connections of unmodified programs over RDMA.
+//!
+//! A proxy runs on each host. On the client's side a BPF program marks chosen connections and steers their SYNs to
+//! the proxy ([`intercept`]); the proxy carries the bytes over a queue pair to the proxy of the server's host
+//! ([`worker`]), which connects to the server from the client's own address. A TLS channel joins the two proxies
+//! ([`control`]) and carries the streams when there is no queue pair. The protocol of the streams is the crate
+//! `burst-relay`. RDMA is used by the ordinary librdmacm and libibverbs ([`rdma`]), so Burst, soft-RoCE and adapters
+//! serve alike.
+#![deny(unsafe_code)]
+
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod intercept;
+pub mod keys;
+pub mod message;
+pub mod pool;
+pub mod rdma;
+pub mod serve;
+pub mod sys;
+pub mod tls;
+pub mod worker;
+
+use std::fmt::Display;
+use std::io::Write;
+
+/// Writes a line of the log to stderr.
+pub fn log(line: impl Display) {
+    // A log that cannot be written must not end the proxy.
+    let _ = writeln!(std::io::stderr(), "burst-proxy: {line}");
+}
+
+/// Random bytes of the kernel.
+///
+/// # Errors
+/// One sentence.
+pub fn random<const N: usize>() -> Result<[u8; N], String> {
+    use std::io::Read;
+    let mut bytes = [0; N];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|e| format!("/dev/urandom: {e}"))?;
+    Ok(bytes)
+}

@@ -1,0 +1,185 @@
+//! Messages of the control channel between two proxies, and those between the threads of one proxy.
+//!
+//! On the wire: four bytes of length (little-endian), then postcard. A message of more than [`MESSAGE_BYTES`] or one
+//! that cannot be read ends the channel.
+
+use crate::worker::WorkerPicture;
+use burst_relay::LinkHello;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::Sender;
+
+/// Longest message: a batch with the data of all its places, or a hello with all windows.
+pub const MESSAGE_BYTES: usize = 32 << 20;
+/// Version of the control messages.
+pub const CONTROL_VERSION: u32 = 1;
+/// Feature bits that this version knows: 1, urgent data.
+pub const FEATURES: u64 = 1;
+
+/// What a proxy says first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Introduction {
+    /// [`CONTROL_VERSION`].
+    pub version: u32,
+    /// Feature bits; both ends use those that both have.
+    pub features: u64,
+    /// Its name, which its certificate must carry.
+    pub name: String,
+    /// Random for each peer and start, and another one after the sender has given up the peer: who sees another number
+    /// than before speaks to a proxy that knows nothing of earlier links and streams.
+    pub session: u64,
+    /// Threads that relay.
+    pub workers: u32,
+    /// Where its control channel listens.
+    pub address: SocketAddr,
+    /// Prefixes of the servers that it reaches: address and bits.
+    pub serves: Vec<(IpAddr, u8)>,
+    /// It takes no new streams.
+    pub draining: bool,
+}
+
+/// A message of the control channel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ControlMessage {
+    /// First in each direction.
+    Introduce(Introduction),
+    /// A sign of life, each second.
+    Ping,
+    /// Where a worker listens for queue pairs, and what a request must carry. Port 0: no RDMA there.
+    Rdma {
+        /// The worker.
+        worker: u32,
+        /// Its listener.
+        address: SocketAddr,
+        /// Random.
+        token: [u8; 16],
+    },
+    /// [`LinkHello`] of the stream protocol.
+    LinkHello {
+        /// It is for the control channel itself, not for a queue pair.
+        here: bool,
+        /// `LinkHello::to_bytes`.
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// A batch of the stream protocol, all data inside.
+    Batch {
+        /// The link.
+        link: u32,
+        /// The attempt to which it belongs.
+        attempt: u64,
+        /// The message.
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// The side that does not dial says that a link's transport is broken.
+    Broken {
+        /// The link.
+        link: u32,
+        /// The attempt that is broken.
+        attempt: u64,
+    },
+    /// It takes no new streams from now on.
+    Draining,
+}
+
+/// What the control thread tells a worker.
+#[derive(Debug)]
+pub enum Command {
+    /// A peer is there, perhaps again.
+    PeerUp {
+        /// Its number in this process.
+        peer: usize,
+        /// What it said.
+        introduction: Introduction,
+        /// Whether this side dials.
+        dials: bool,
+        /// What the peer's requests for queue pairs must carry.
+        token: [u8; 16],
+    },
+    /// The channel of a peer works, or not.
+    ControlChannel {
+        /// The peer.
+        peer: usize,
+        /// Whether it works.
+        up: bool,
+    },
+    /// The peer's process has ended, or does not answer: its streams are reset.
+    PeerGone {
+        /// The peer.
+        peer: usize,
+        /// A sentence.
+        why: String,
+    },
+    /// [`ControlMessage::Rdma`] of a peer; `None`: no RDMA.
+    Rdma {
+        /// The peer.
+        peer: usize,
+        /// Its worker.
+        worker: u32,
+        /// Listener and token.
+        at: Option<(SocketAddr, [u8; 16])>,
+    },
+    /// [`ControlMessage::LinkHello`]
+    LinkHello {
+        /// The peer.
+        peer: usize,
+        /// For the control channel.
+        here: bool,
+        /// What it says.
+        hello: LinkHello,
+    },
+    /// [`ControlMessage::Batch`]
+    Batch {
+        /// The peer.
+        peer: usize,
+        /// The link.
+        link: u32,
+        /// The attempt.
+        attempt: u64,
+        /// The message.
+        bytes: Vec<u8>,
+    },
+    /// [`ControlMessage::Broken`]
+    Broken {
+        /// The peer.
+        peer: usize,
+        /// The link.
+        link: u32,
+        /// The attempt.
+        attempt: u64,
+    },
+    /// A peer takes no new streams.
+    PeerDraining(usize),
+    /// Take no new streams.
+    Drain,
+    /// Break the queue pairs: for tests of resumption.
+    BreakQueuePairs,
+    /// Show streams and counters.
+    Show(Sender<WorkerPicture>),
+}
+
+/// What a worker tells the control thread.
+#[derive(Debug)]
+pub enum Report {
+    /// Send this to the peer.
+    ToPeer(usize, ControlMessage),
+    /// The worker listens for queue pairs there; port 0: no RDMA.
+    Listening {
+        /// The worker.
+        worker: u32,
+        /// The port.
+        port: u16,
+    },
+    /// A link can carry streams, or not.
+    PeerLink {
+        /// The peer.
+        peer: usize,
+        /// Number of the link.
+        link: u32,
+        /// Whether it can.
+        up: bool,
+    },
+    /// The peer broke the protocol: close its channel.
+    PeerFault(usize, String),
+}

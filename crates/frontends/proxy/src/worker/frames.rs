@@ -1,0 +1,207 @@
+//! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
+
+use super::conn::{Phase, ProxyConn};
+use super::{RelayWorker, listen};
+use crate::message::Report;
+use burst_relay::{Frame, FrameReader, Header, MessageKind, Novelty, Outcome, PeerFault, PeerWindow, Stream};
+use std::net::SocketAddr;
+
+/// Refused streams of a link whose last frame the peer may owe.
+const REFUSED_MAX: u64 = 4096;
+/// Batches of a link that may wait for the peer's acknowledgements, beside those under way.
+const WAITING_MAX: usize = 1024;
+
+impl RelayWorker {
+    /// Takes a message of a link.
+    pub(super) fn on_message(&mut self, link: usize, message: &[u8]) {
+        if let Err(fault) = self.try_message(link, message) {
+            self.fault(link, fault);
+        }
+    }
+
+    pub(super) fn fault(&mut self, link: usize, fault: PeerFault) {
+        self.count("peer_faults", 1);
+        let Some(broken) = &self.links[link] else { return };
+        let peer = broken.peer;
+        self.report(Report::PeerFault(peer, fault.to_string()));
+        self.peer_gone(peer, "it broke the protocol");
+    }
+
+    fn try_message(&mut self, link: usize, message: &[u8]) -> Result<(), PeerFault> {
+        let (header, body) = Header::read(message)?;
+        if header.kind != MessageKind::Batch {
+            return Err(PeerFault::What(2));
+        }
+        let Some(state) = &mut self.links[link] else { return Ok(()) };
+        state.outbox.acknowledged(header.ack)?;
+        if state.inbox.take(header.seq)? == Novelty::Repeated {
+            return Ok(());
+        }
+        let mut frames = FrameReader::new(body);
+        while let Some((id, frame)) = frames.next_frame()? {
+            self.on_frame(link, id, frame)?;
+        }
+        // Its frames make this side say something each, and it takes nothing.
+        if self.links[link].as_ref().is_some_and(|state| state.outbox.waiting() > WAITING_MAX) {
+            return Err(PeerFault::TooMuch);
+        }
+        if let Some(state) = &self.links[link]
+            && (state.inbox.ack_due() || state.outbox.ready(&state.inbox) || !state.waiting.is_empty())
+        {
+            self.mark_dirty(link);
+        }
+        Ok(())
+    }
+
+    fn on_frame(&mut self, link: usize, id: u32, frame: Frame<'_>) -> Result<(), PeerFault> {
+        if let Frame::Open { client, server, window } = frame {
+            return self.on_open(link, id, client, server, window);
+        }
+        let place =
+            self.links[link].as_ref().and_then(|l| l.streams.get(&id).copied()).ok_or(PeerFault::Unknown(id))?;
+        if let Frame::End { outcome } = frame {
+            return self.on_end(place, outcome);
+        }
+        let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else {
+            return Err(PeerFault::Unknown(id));
+        };
+        if conn.stream.has_ended() {
+            return Ok(());
+        }
+        match frame {
+            Frame::Accept { window } if conn.phase == Phase::Opening => {
+                conn.stream.on_accept(window)?;
+                conn.phase = Phase::Open;
+                self.counters.entry("streams_opened").and_modify(|n| *n += 1).or_insert(1);
+            }
+            Frame::Data { offset, bytes } => {
+                conn.stream.on_data(offset, bytes.len())?;
+                let slot = conn.slot.ok_or(PeerFault::Turn(id))?;
+                let mut done = 0;
+                while done < bytes.len() {
+                    let to = state.pool.received(slot, offset + done as u64, bytes.len() - done);
+                    to.copy_from_slice(&bytes[done..done + to.len()]);
+                    done += to.len();
+                }
+            }
+            Frame::Placed { offset, len } => conn.stream.on_data(offset, len as usize)?,
+            Frame::Credit { delivered } => {
+                conn.stream.on_credit(delivered)?;
+                self.finish(place);
+            }
+            Frame::Fin { end } => conn.stream.on_fin(end)?,
+            Frame::Urgent { offset, byte } => {
+                // A second one replaces the first, as TCP's urgent pointer moves on.
+                let (_, received) = conn.stream.undelivered();
+                if offset != received {
+                    return Err(PeerFault::Offset(id));
+                }
+                conn.urgent = Some((offset, byte));
+            }
+            Frame::Open { .. } | Frame::End { .. } | Frame::Accept { .. } => return Err(PeerFault::Turn(id)),
+        }
+        self.queue(place);
+        Ok(())
+    }
+
+    fn on_end(&mut self, place: usize, outcome: Outcome) -> Result<(), PeerFault> {
+        let Some(conn) = &mut self.conns[place] else { return Ok(()) };
+        conn.stream.on_end(outcome)?;
+        if conn.stream.has_ended() {
+            self.forget_if_gone(place);
+            return Ok(());
+        }
+        let (client, server, opening) = (conn.client, conn.server, conn.phase == Phase::Opening);
+        if opening {
+            self.decide(client, server, super::reason(outcome));
+        }
+        if opening && outcome.leaves_tcp() {
+            self.go_by_tcp(place, outcome, super::reason(outcome));
+        } else {
+            self.reset(place, Outcome::Reset);
+        }
+        Ok(())
+    }
+
+    fn on_open(
+        &mut self,
+        link: usize,
+        id: u32,
+        client: SocketAddr,
+        server: SocketAddr,
+        window: PeerWindow,
+    ) -> Result<(), PeerFault> {
+        let Some(state) = &mut self.links[link] else { return Ok(()) };
+        // Ids of each side go up by two; the dialing side has the odd ones.
+        if (id % 2 == 1) == state.dials || id <= state.last_opened {
+            return Err(PeerFault::InUse(id));
+        }
+        state.last_opened = id;
+        // Each has memory, or was refused and waits for the peer's last frame.
+        let most = self.config.memory / (2 * u64::from(self.config.window)) + REFUSED_MAX;
+        if state.streams.len() as u64 >= most {
+            return Err(PeerFault::TooMuch);
+        }
+        let ring = state.pool.ring_len();
+        let slot = self.take_slot(link);
+        let conn = ProxyConn {
+            generation: 0,
+            link,
+            phase: Phase::Connecting,
+            socket: None,
+            stream: Stream::new(id, ring, ring, Some(window)),
+            slot,
+            client,
+            server,
+            place: 0,
+            readable: false,
+            writable: false,
+            hung_up: false,
+            queued: false,
+            waits: false,
+            urgent_here: false,
+            urgent: None,
+        };
+        let refused = if self.draining {
+            Some(Outcome::Draining)
+        } else if slot.is_none() {
+            Some(Outcome::NoMemory)
+        } else {
+            None
+        };
+        let connected = match refused {
+            Some(outcome) => Err(outcome),
+            None => self.connect_server(client, server),
+        };
+        match connected {
+            Ok((socket, at)) => {
+                self.count("streams_accepted", 1);
+                self.add_conn(ProxyConn { socket: Some(socket), place: at, ..conn });
+            }
+            Err(outcome) => {
+                let place = self.add_conn(conn);
+                self.decide(client, server, super::reason(outcome));
+                self.reset(place, outcome);
+            }
+        }
+        Ok(())
+    }
+
+    /// Connects to the server from the client's address.
+    fn connect_server(
+        &mut self,
+        client: SocketAddr,
+        server: SocketAddr,
+    ) -> Result<(std::os::fd::OwnedFd, usize), Outcome> {
+        let at = listen::serving(&self.places, &self.config, server.ip()).ok_or(Outcome::NotServed)?;
+        let made = self.in_place(at, |config| listen::connect_as(client, server, config.config.mark as i32));
+        match made {
+            Ok(socket) => Ok((socket, at)),
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => Err(Outcome::Refused),
+            Err(e) => {
+                crate::log(format_args!("cannot connect to {server} from {client}: {e}"));
+                Err(Outcome::NotServed)
+            }
+        }
+    }
+}

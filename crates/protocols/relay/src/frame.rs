@@ -1,0 +1,534 @@
+//! The bytes of messages and frames.
+//!
+//! A message is a header of 24 bytes and frames (kind batch) or a hello (kind hello). Integers are little-endian.
+//! Addresses are IPv6; an IPv4 address is written v4-mapped. Each frame begins with its tag and the stream's id, and
+//! has the length that its tag says; only DATA carries a length of its own. Reading checks every length and rejects
+//! unknown tags: a newer peer agrees on a version first.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use thiserror::Error;
+
+/// Version of the protocol: the first byte of each message.
+pub const VERSION: u8 = 1;
+/// Bytes of a message's header.
+pub const HEADER_BYTES: usize = 24;
+/// Most windows that one hello names.
+const WINDOWS_MAX: usize = 1 << 20;
+
+/// What is wrong with what a peer sent. The link is closed with this reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PeerFault {
+    /// A message or frame ends before its fields do.
+    #[error("a frame is cut short")]
+    Short,
+    /// The message is of another version.
+    #[error("version {0} of the stream protocol, not 1")]
+    Version(u8),
+    /// No message has this kind.
+    #[error("unknown kind of message {0}")]
+    What(u8),
+    /// No frame has this tag.
+    #[error("unknown frame {0}")]
+    Tag(u8),
+    /// A field has a value that it cannot have.
+    #[error("a field of a frame has an impossible value")]
+    Field,
+    /// A batch follows one that never came.
+    #[error("batch {got} after batch {had}")]
+    Gap {
+        /// Last one received.
+        had: u64,
+        /// This one.
+        got: u64,
+    },
+    /// More is acknowledged than was sent.
+    #[error("acknowledges what was not sent")]
+    Ack,
+    /// A stream is opened twice, or with an id of the other side.
+    #[error("stream {0} is opened with an id that is in use")]
+    InUse(u32),
+    /// A frame names a stream that does not exist.
+    #[error("no stream {0}")]
+    Unknown(u32),
+    /// Data does not begin where the last ended.
+    #[error("stream {0}: data at a wrong offset")]
+    Offset(u32),
+    /// More data than the window holds.
+    #[error("stream {0}: more data than its window holds")]
+    Overrun(u32),
+    /// The frame cannot come in the stream's present state.
+    #[error("stream {0}: a frame out of turn")]
+    Turn(u32),
+    /// The peer has more streams open, or leaves more frames unacknowledged, than an end keeps for it.
+    #[error("more streams or unacknowledged frames than an end keeps")]
+    TooMuch,
+}
+
+/// Kinds of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind {
+    /// Frames with a sequence number.
+    Batch,
+    /// The first message on each new transport of a link.
+    LinkHello,
+}
+
+/// The header of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What follows.
+    pub kind: MessageKind,
+    /// Batch: its number, from 1. LinkHello: the attempt that the dialing side counts.
+    pub seq: u64,
+    /// Number of the last batch that the sender has received.
+    pub ack: u64,
+}
+
+impl Header {
+    /// Writes the header over the first bytes of `to`, which has at least [`HEADER_BYTES`].
+    pub fn write(&self, to: &mut [u8]) {
+        to[..HEADER_BYTES].fill(0);
+        to[0] = VERSION;
+        to[1] = match self.kind {
+            MessageKind::Batch => 1,
+            MessageKind::LinkHello => 2,
+        };
+        to[8..16].copy_from_slice(&self.seq.to_le_bytes());
+        to[16..24].copy_from_slice(&self.ack.to_le_bytes());
+    }
+
+    /// Reads a header; returns it and what follows.
+    ///
+    /// # Errors
+    /// A [`PeerFault`] of its fields.
+    pub fn read(from: &[u8]) -> Result<(Self, &[u8]), PeerFault> {
+        let mut bytes = Bytes(from);
+        match bytes.u8()? {
+            VERSION => {}
+            other => return Err(PeerFault::Version(other)),
+        }
+        let kind = match bytes.u8()? {
+            1 => MessageKind::Batch,
+            2 => MessageKind::LinkHello,
+            other => return Err(PeerFault::What(other)),
+        };
+        if bytes.take(6)? != [0; 6] {
+            return Err(PeerFault::Field);
+        }
+        let header = Self { kind, seq: bytes.u64()?, ack: bytes.u64()? };
+        if header.seq == 0 {
+            return Err(PeerFault::Field);
+        }
+        Ok((header, bytes.0))
+    }
+}
+
+/// Memory of the sender of this frame into which its peer may write a stream's bytes: byte `n` of the stream at
+/// `address + n % len`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerWindow {
+    /// Virtual address as the key knows it; 0: no memory is registered, data comes inside frames.
+    pub address: u64,
+    /// Key of the region.
+    pub rkey: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// How a stream ends: the code of its last frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Both directions ended by FIN and were delivered.
+    Clean = 0,
+    /// A socket was reset, or failed.
+    Reset = 1,
+    /// The server refused the connection.
+    Refused = 2,
+    /// The server cannot be reached.
+    Unreachable = 3,
+    /// The peer does not serve this address.
+    NotServed = 4,
+    /// The peer has no memory for another stream.
+    NoMemory = 5,
+    /// The opener gave up waiting.
+    Cancelled = 6,
+    /// The peer takes no new streams.
+    Draining = 7,
+}
+
+impl Outcome {
+    /// All outcomes, by code.
+    pub const ALL: [Self; 8] = [
+        Self::Clean,
+        Self::Reset,
+        Self::Refused,
+        Self::Unreachable,
+        Self::NotServed,
+        Self::NoMemory,
+        Self::Cancelled,
+        Self::Draining,
+    ];
+
+    /// Whether the opener may still reach the server by TCP: the peer has sent it nothing.
+    pub fn leaves_tcp(self) -> bool {
+        matches!(self, Self::NotServed | Self::NoMemory | Self::Draining)
+    }
+}
+
+/// One frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// Asks the peer to connect to `server` from `client`.
+    Open {
+        /// The program's address, seen by the server.
+        client: SocketAddr,
+        /// Where the program connects to.
+        server: SocketAddr,
+        /// For the peer's bytes.
+        window: PeerWindow,
+    },
+    /// The server has accepted.
+    Accept {
+        /// For the peer's bytes.
+        window: PeerWindow,
+    },
+    /// Bytes of the stream.
+    Data {
+        /// Offset of the first.
+        offset: u64,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// Bytes of the stream were written into the window.
+    Placed {
+        /// Offset of the first.
+        offset: u64,
+        /// How many.
+        len: u32,
+    },
+    /// So many bytes were delivered to the receiver's socket; one more once the FIN was.
+    Credit {
+        /// Count since the stream's begin.
+        delivered: u64,
+    },
+    /// No bytes come after this offset.
+    Fin {
+        /// Count of all bytes.
+        end: u64,
+    },
+    /// The byte that follows `offset` bytes is urgent (RFC 9293, 3.8.5) and part of no DATA.
+    Urgent {
+        /// Offset at which it stands.
+        offset: u64,
+        /// The byte.
+        byte: u8,
+    },
+    /// The last frame of the stream in this direction.
+    End {
+        /// Why.
+        outcome: Outcome,
+    },
+}
+
+impl Frame<'_> {
+    /// Bytes that the frame takes.
+    pub fn len(&self) -> usize {
+        5 + match self {
+            Self::Open { .. } => 18 + 18 + 16,
+            Self::Accept { .. } => 16,
+            Self::Data { bytes, .. } => 12 + bytes.len(),
+            Self::Placed { .. } => 12,
+            Self::Credit { .. } | Self::Fin { .. } => 8,
+            Self::Urgent { .. } => 9,
+            Self::End { .. } => 1,
+        }
+    }
+
+    /// Never: each frame has a tag.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Appends the frame of a stream.
+    pub fn write(&self, stream: u32, to: &mut Vec<u8>) {
+        let tag: u8 = match self {
+            Self::Open { .. } => 1,
+            Self::Accept { .. } => 2,
+            Self::Data { .. } => 3,
+            Self::Placed { .. } => 4,
+            Self::Credit { .. } => 5,
+            Self::Fin { .. } => 6,
+            Self::End { .. } => 7,
+            Self::Urgent { .. } => 8,
+        };
+        to.push(tag);
+        to.extend(stream.to_le_bytes());
+        match *self {
+            Self::Open { client, server, window } => {
+                write_address(client, to);
+                write_address(server, to);
+                write_window(window, to);
+            }
+            Self::Accept { window } => write_window(window, to),
+            Self::Data { offset, bytes } => {
+                to.extend(offset.to_le_bytes());
+                let len = u32::try_from(bytes.len()).expect("a batch is smaller than 4 GiB");
+                to.extend(len.to_le_bytes());
+                to.extend(bytes);
+            }
+            Self::Placed { offset, len } => {
+                to.extend(offset.to_le_bytes());
+                to.extend(len.to_le_bytes());
+            }
+            Self::Credit { delivered: number } | Self::Fin { end: number } => to.extend(number.to_le_bytes()),
+            Self::Urgent { offset, byte } => {
+                to.extend(offset.to_le_bytes());
+                to.push(byte);
+            }
+            Self::End { outcome } => to.push(outcome as u8),
+        }
+    }
+}
+
+/// Reads the frames of a batch one after the other.
+#[derive(Debug)]
+pub struct FrameReader<'a>(Bytes<'a>);
+
+impl<'a> FrameReader<'a> {
+    /// Of the bytes after a batch's header.
+    pub fn new(frames: &'a [u8]) -> Self {
+        Self(Bytes(frames))
+    }
+
+    /// The next frame and its stream's id; `None` at the end.
+    ///
+    /// # Errors
+    /// A [`PeerFault`]; what follows cannot be read.
+    pub fn next_frame(&mut self) -> Result<Option<(u32, Frame<'a>)>, PeerFault> {
+        let bytes = &mut self.0;
+        if bytes.0.is_empty() {
+            return Ok(None);
+        }
+        let (tag, stream) = (bytes.u8()?, bytes.u32()?);
+        let frame = match tag {
+            1 => Frame::Open { client: bytes.address()?, server: bytes.address()?, window: bytes.window()? },
+            2 => Frame::Accept { window: bytes.window()? },
+            3 => {
+                let (offset, len) = (bytes.u64()?, bytes.u32()?);
+                Frame::Data { offset, bytes: bytes.take(len as usize)? }
+            }
+            4 => Frame::Placed { offset: bytes.u64()?, len: bytes.u32()? },
+            5 => Frame::Credit { delivered: bytes.u64()? },
+            6 => Frame::Fin { end: bytes.u64()? },
+            7 => {
+                let code = bytes.u8()?;
+                Frame::End { outcome: *Outcome::ALL.get(usize::from(code)).ok_or(PeerFault::Field)? }
+            }
+            8 => Frame::Urgent { offset: bytes.u64()?, byte: bytes.u8()? },
+            other => return Err(PeerFault::Tag(other)),
+        };
+        Ok(Some((stream, frame)))
+    }
+}
+
+/// A stream's window, as a hello names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowOf {
+    /// The stream's id.
+    pub stream: u32,
+    /// Its window, perhaps in newly registered memory.
+    pub window: PeerWindow,
+}
+
+/// The first message on each new transport: how far its sender has received, and where its windows are now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkHello {
+    /// Number of the link between the two proxies.
+    pub link: u32,
+    /// The attempt: counted by the side that dials, repeated by the other.
+    pub attempt: u64,
+    /// Last batch received.
+    pub received: u64,
+    /// Windows of all open streams.
+    pub windows: Vec<WindowOf>,
+}
+
+impl LinkHello {
+    /// The whole message.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut to = vec![0; HEADER_BYTES];
+        Header { kind: MessageKind::LinkHello, seq: self.attempt, ack: self.received }.write(&mut to);
+        to.extend(self.link.to_le_bytes());
+        to.extend(u32::try_from(self.windows.len()).expect("streams have 32-bit ids").to_le_bytes());
+        for window in &self.windows {
+            to.extend(window.stream.to_le_bytes());
+            write_window(window.window, &mut to);
+        }
+        to
+    }
+
+    /// Of the bytes after its header.
+    ///
+    /// # Errors
+    /// A [`PeerFault`] of its fields.
+    pub fn read(header: Header, body: &[u8]) -> Result<Self, PeerFault> {
+        let mut bytes = Bytes(body);
+        let (link, count) = (bytes.u32()?, bytes.u32()? as usize);
+        if count > WINDOWS_MAX || bytes.0.len() != count * 20 {
+            return Err(PeerFault::Short);
+        }
+        let windows = (0..count)
+            .map(|_| Ok(WindowOf { stream: bytes.u32()?, window: bytes.window()? }))
+            .collect::<Result<_, PeerFault>>()?;
+        Ok(Self { link, attempt: header.seq, received: header.ack, windows })
+    }
+}
+
+fn write_window(window: PeerWindow, to: &mut Vec<u8>) {
+    to.extend(window.address.to_le_bytes());
+    to.extend(window.rkey.to_le_bytes());
+    to.extend(window.len.to_le_bytes());
+}
+
+fn write_address(address: SocketAddr, to: &mut Vec<u8>) {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    to.extend(ip.octets());
+    to.extend(address.port().to_le_bytes());
+}
+
+/// What is left to read.
+#[derive(Debug)]
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], PeerFault> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(PeerFault::Short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], PeerFault> {
+        self.take(N).map(|bytes| bytes.try_into().expect("so many were taken"))
+    }
+
+    fn u8(&mut self) -> Result<u8, PeerFault> {
+        self.array::<1>().map(|b| b[0])
+    }
+
+    fn u32(&mut self) -> Result<u32, PeerFault> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, PeerFault> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn address(&mut self) -> Result<SocketAddr, PeerFault> {
+        let ip = Ipv6Addr::from(self.array::<16>()?).to_canonical();
+        Ok(SocketAddr::new(ip, u16::from_le_bytes(self.array()?)))
+    }
+
+    fn window(&mut self) -> Result<PeerWindow, PeerFault> {
+        let window = PeerWindow { address: self.u64()?, rkey: self.u32()?, len: self.u32()? };
+        if window.len == 0 || window.address.checked_add(window.len.into()).is_none() {
+            return Err(PeerFault::Field);
+        }
+        Ok(window)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WINDOW: PeerWindow = PeerWindow { address: 0x1000, rkey: 7, len: 4096 };
+
+    fn frames() -> Vec<Frame<'static>> {
+        let (client, server) = ("10.0.0.1:1".parse().unwrap(), "[fd00::2]:65535".parse().unwrap());
+        let mut frames = vec![
+            Frame::Open { client, server, window: WINDOW },
+            Frame::Accept { window: WINDOW },
+            Frame::Data { offset: 5, bytes: b"hello" },
+            Frame::Data { offset: 10, bytes: b"" },
+            Frame::Placed { offset: u64::MAX, len: u32::MAX },
+            Frame::Credit { delivered: 9 },
+            Frame::Fin { end: 10 },
+            Frame::Urgent { offset: 3, byte: 33 },
+        ];
+        frames.extend(Outcome::ALL.map(|outcome| Frame::End { outcome }));
+        frames
+    }
+
+    #[test]
+    fn every_frame_reads_as_it_was_written() {
+        let mut bytes = Vec::new();
+        for (id, frame) in frames().iter().enumerate() {
+            let before = bytes.len();
+            frame.write(id as u32, &mut bytes);
+            assert_eq!(bytes.len() - before, frame.len());
+        }
+        let mut reader = FrameReader::new(&bytes);
+        for (id, frame) in frames().into_iter().enumerate() {
+            assert_eq!(reader.next_frame(), Ok(Some((id as u32, frame))));
+        }
+        assert_eq!(reader.next_frame(), Ok(None));
+    }
+
+    #[test]
+    fn every_shorter_frame_is_refused() {
+        for frame in frames() {
+            let mut bytes = Vec::new();
+            frame.write(1, &mut bytes);
+            for len in 1..bytes.len() {
+                assert_eq!(
+                    FrameReader::new(&bytes[..len]).next_frame(),
+                    Err(PeerFault::Short),
+                    "{frame:?} cut at {len}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_fields_are_refused() {
+        let read = |bytes: &[u8]| FrameReader::new(bytes).next_frame().unwrap_err();
+        assert_eq!(read(&[9, 0, 0, 0, 0]), PeerFault::Tag(9));
+        assert_eq!(read(&[7, 0, 0, 0, 0, 8]), PeerFault::Field);
+        let mut bytes = Vec::new();
+        Frame::Accept { window: PeerWindow { len: 0, ..WINDOW } }.write(1, &mut bytes);
+        assert_eq!(read(&bytes), PeerFault::Field);
+        bytes.clear();
+        Frame::Accept { window: PeerWindow { address: u64::MAX, ..WINDOW } }.write(1, &mut bytes);
+        assert_eq!(read(&bytes), PeerFault::Field);
+    }
+
+    #[test]
+    fn a_hello_reads_as_it_was_written() {
+        let hello =
+            LinkHello { link: 3, attempt: 2, received: 9, windows: vec![WindowOf { stream: 4, window: WINDOW }; 3] };
+        let bytes = hello.to_bytes();
+        let (header, body) = Header::read(&bytes).unwrap();
+        assert_eq!(LinkHello::read(header, body), Ok(hello));
+        assert_eq!(LinkHello::read(header, &body[1..]), Err(PeerFault::Short));
+        let mut many = body.to_vec();
+        many[4..8].fill(0xff);
+        assert_eq!(LinkHello::read(header, &many), Err(PeerFault::Short));
+    }
+
+    proptest! {
+        #[test]
+        fn rubbish_ends_in_a_fault_or_in_frames_that_write_back(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut reader = FrameReader::new(&bytes);
+            let mut again = Vec::new();
+            while let Ok(Some((stream, frame))) = reader.next_frame() {
+                frame.write(stream, &mut again);
+            }
+            prop_assert!(bytes.starts_with(&again));
+            let _ = Header::read(&bytes).and_then(|(header, body)| LinkHello::read(header, body));
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! One TCP connection between two proxies, as offsets: no bytes, no socket.
+//!
+//! Outgoing: the owner reads from its socket into a ring, tells the stream ([`Stream::read`], [`Stream::read_end`]),
+//! and may reuse what the peer has credited. Incoming: the peer's frames are checked ([`Stream::on_data`],
+//! [`Stream::on_fin`]), and the owner says what its socket took ([`Stream::delivered`], [`Stream::delivered_end`]).
+//! Credits go back after a quarter of the smaller window, and for the FIN at once. An end's ring is at least as long as
+//! the window that it announces, so a sender never waits for a credit that is not due.
+
+use crate::batch::LinkOutbox;
+use crate::frame::{Frame, Outcome, PeerFault, PeerWindow};
+
+/// Data of at most so many bytes travels inside a batch: a WRITE of its own would cost more than the copy.
+pub const INLINE_BYTES: usize = 2048;
+
+/// The offsets and states of one stream.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    id: u32,
+    /// Memory of the peer for outgoing bytes; `None` until the peer has accepted.
+    peer: Option<PeerWindow>,
+    ring: u32,
+    sent: u64,
+    credited: u64,
+    sent_end: bool,
+    window: u32,
+    received: u64,
+    delivered: u64,
+    told: u64,
+    received_end: bool,
+    delivered_end: bool,
+    last_sent: Option<Outcome>,
+    last_received: Option<Outcome>,
+}
+
+impl Stream {
+    /// A stream whose outgoing ring has `ring` bytes and whose incoming window has `window`. `peer`: where the peer
+    /// wants its bytes, if it has said so.
+    pub fn new(id: u32, ring: u32, window: u32, peer: Option<PeerWindow>) -> Self {
+        Self {
+            id,
+            peer,
+            ring,
+            sent: 0,
+            credited: 0,
+            sent_end: false,
+            window,
+            received: 0,
+            delivered: 0,
+            told: 0,
+            received_end: false,
+            delivered_end: false,
+            last_sent: None,
+            last_received: None,
+        }
+    }
+
+    /// Its id on the link.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The peer's window, once known.
+    pub fn peer_window(&self) -> Option<PeerWindow> {
+        self.peer
+    }
+
+    /// The peer's window has moved to other memory of the same length.
+    ///
+    /// # Errors
+    /// [`PeerFault::Turn`] if the length differs.
+    pub fn move_peer_window(&mut self, to: PeerWindow) -> Result<(), PeerFault> {
+        match &mut self.peer {
+            Some(window) if window.len != to.len => Err(PeerFault::Turn(self.id)),
+            window => {
+                *window = Some(to);
+                Ok(())
+            }
+        }
+    }
+
+    /// The peer has accepted.
+    ///
+    /// # Errors
+    /// [`PeerFault::Turn`] if it had before.
+    pub fn on_accept(&mut self, window: PeerWindow) -> Result<(), PeerFault> {
+        if self.peer.is_some() || self.last_received.is_some() {
+            return Err(PeerFault::Turn(self.id));
+        }
+        self.peer = Some(window);
+        Ok(())
+    }
+
+    /// Offset of the next byte to read from the socket.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// First offset whose bytes the ring must still hold.
+    pub fn credited(&self) -> u64 {
+        self.credited
+    }
+
+    /// Bytes that may be read from the socket now, without wrapping in the ring or in the peer's window.
+    pub fn room(&self) -> usize {
+        let Some(peer) = self.peer else { return 0 };
+        if self.sent_end || self.last_sent.is_some() {
+            return 0;
+        }
+        let left = |len: u32| u64::from(len) - self.sent % u64::from(len);
+        let flight = u64::from(self.ring.min(peer.len)) - (self.sent - self.credited);
+        flight.min(left(self.ring)).min(left(peer.len)) as usize
+    }
+
+    /// `bytes` were read from the socket into the ring at `sent()`; at most `room()`.
+    pub fn read(&mut self, bytes: &[u8], out: &mut LinkOutbox) {
+        assert!(bytes.len() <= self.room(), "more was read than there is room");
+        let offset = self.sent;
+        self.sent += bytes.len() as u64;
+        let registered = self.peer.is_some_and(|window| window.address != 0);
+        if registered && bytes.len() > INLINE_BYTES {
+            out.push(self.id, &Frame::Placed { offset, len: bytes.len() as u32 });
+            return;
+        }
+        for (part, number) in bytes.chunks(INLINE_BYTES).zip(0..) {
+            out.push(self.id, &Frame::Data { offset: offset + number * INLINE_BYTES as u64, bytes: part });
+        }
+    }
+
+    /// The program has ended its direction.
+    pub fn read_end(&mut self, out: &mut LinkOutbox) {
+        assert!(!self.sent_end, "a direction ends once");
+        self.sent_end = true;
+        out.push(self.id, &Frame::Fin { end: self.sent });
+    }
+
+    /// Whether the program's end was read.
+    pub fn has_read_end(&self) -> bool {
+        self.sent_end
+    }
+
+    /// The peer's socket has taken `delivered` bytes (one more with the FIN).
+    ///
+    /// # Errors
+    /// [`PeerFault::Ack`] if that is less than before or more than was sent.
+    pub fn on_credit(&mut self, delivered: u64) -> Result<(), PeerFault> {
+        if delivered < self.credited || delivered > self.sent + u64::from(self.sent_end) {
+            return Err(PeerFault::Ack);
+        }
+        self.credited = delivered;
+        Ok(())
+    }
+
+    /// Bytes at `offset` have come.
+    ///
+    /// # Errors
+    /// [`PeerFault::Offset`], [`PeerFault::Overrun`], or [`PeerFault::Turn`] after the peer's FIN.
+    pub fn on_data(&mut self, offset: u64, len: usize) -> Result<(), PeerFault> {
+        if self.received_end || self.last_received.is_some() {
+            return Err(PeerFault::Turn(self.id));
+        }
+        if offset != self.received {
+            return Err(PeerFault::Offset(self.id));
+        }
+        if self.received - self.delivered + len as u64 > self.window.into() {
+            return Err(PeerFault::Overrun(self.id));
+        }
+        self.received += len as u64;
+        Ok(())
+    }
+
+    /// The peer's direction has ended.
+    ///
+    /// # Errors
+    /// [`PeerFault::Offset`] if bytes are missing, [`PeerFault::Turn`] if it had ended before.
+    pub fn on_fin(&mut self, end: u64) -> Result<(), PeerFault> {
+        if self.received_end || self.last_received.is_some() {
+            return Err(PeerFault::Turn(self.id));
+        }
+        if end != self.received {
+            return Err(PeerFault::Offset(self.id));
+        }
+        self.received_end = true;
+        Ok(())
+    }
+
+    /// Offsets of the bytes that wait for the socket: from, to.
+    pub fn undelivered(&self) -> (u64, u64) {
+        (self.delivered, self.received)
+    }
+
+    /// Whether the socket has to be told of the peer's end now.
+    pub fn end_due(&self) -> bool {
+        self.received_end && self.delivered == self.received && !self.delivered_end
+    }
+
+    /// The socket took `count` bytes.
+    pub fn delivered(&mut self, count: usize, out: &mut LinkOutbox) {
+        self.delivered += count as u64;
+        assert!(self.delivered <= self.received, "more was delivered than has come");
+        if !self.received_end && self.delivered - self.told >= u64::from(self.credit_every()) {
+            self.tell(self.delivered, out);
+        }
+    }
+
+    /// The socket took the peer's end.
+    pub fn delivered_end(&mut self, out: &mut LinkOutbox) {
+        assert!(self.end_due(), "the end comes after all bytes");
+        self.delivered_end = true;
+        self.tell(self.delivered + 1, out);
+    }
+
+    /// The peer may have no more in flight than its own ring holds, which its window tells.
+    fn credit_every(&self) -> u32 {
+        self.peer.map_or(self.window, |peer| self.window.min(peer.len)) / 4
+    }
+
+    fn tell(&mut self, delivered: u64, out: &mut LinkOutbox) {
+        self.told = delivered;
+        if self.last_sent.is_none() {
+            out.push(self.id, &Frame::Credit { delivered });
+        }
+    }
+
+    /// Whether both directions have ended and all is delivered at both ends.
+    pub fn complete(&self) -> bool {
+        self.delivered_end && self.sent_end && self.credited == self.sent + 1
+    }
+
+    /// Sends the last frame of this side, if it was not sent before.
+    pub fn end(&mut self, outcome: Outcome, out: &mut LinkOutbox) {
+        if self.last_sent.is_none() {
+            self.last_sent = Some(outcome);
+            out.push(self.id, &Frame::End { outcome });
+        }
+    }
+
+    /// The peer's last frame.
+    ///
+    /// # Errors
+    /// [`PeerFault::Turn`] if it came before, or says that a stream is complete that is not.
+    pub fn on_end(&mut self, outcome: Outcome) -> Result<(), PeerFault> {
+        let early = outcome == Outcome::Clean && !self.complete() && self.last_sent.is_none();
+        if self.last_received.is_some() || early {
+            return Err(PeerFault::Turn(self.id));
+        }
+        self.last_received = Some(outcome);
+        Ok(())
+    }
+
+    /// Whether this side has sent its last frame: frames that still come are ignored.
+    pub fn has_ended(&self) -> bool {
+        self.last_sent.is_some()
+    }
+
+    /// Whether neither side will name the stream again: its memory is free.
+    pub fn gone(&self) -> bool {
+        self.last_sent.is_some() && self.last_received.is_some()
+    }
+}

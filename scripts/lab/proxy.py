@@ -1,0 +1,87 @@
+"""Proxies on the two hosts of a fabric: keys, configurations, processes."""
+
+import json
+import subprocess
+
+from . import fabric as base
+
+#: Ports that the policy takes on host a, to host b.
+TAKEN = "5201,6379,7000-7999,8080,11211"
+CONTROL = 7400
+
+
+class Proxies:
+    """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager."""
+
+    def __init__(self, made, window="1MiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True):
+        self.fabric, self.relay, self.rdma = made, relay, rdma
+        self.options = f'window = "{window}"\nmemory = "{memory}"\nworkers = {workers}\n{extra}'
+        self.directory = made.directory
+        self.running = {}
+
+    def __enter__(self):
+        self.keys()
+        for host in self.fabric.hosts:
+            self.start(host)
+        self.await_links()
+        return self
+
+    def keys(self):
+        """Makes the certificates."""
+        words = [base.build_directory() / "burst", "proxy", "keys", self.directory / "keys", "a", "b"]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+
+    def admin(self, host):
+        return self.directory / f"proxy-{host.name}.sock"
+
+    def configuration(self, host):
+        """Writes a host's configuration; returns its path."""
+        other = next(h for h in self.fabric.hosts if h is not host)
+        path = self.directory / f"proxy-{host.name}.toml"
+        path.write_text(
+            f'name = "{host.name}"\nlisten = "{host.address}:{CONTROL}"\nkeys = "{self.directory}/keys"\n'
+            f'admin = "{self.admin(host)}"\n{self.options}\n'
+            f'[[peer]]\nname = "{other.name}"\naddress = "{other.address}:{CONTROL}"\n'
+            f'[[take]]\nto = ["{other.address}", "{other.address6}"]\nports = "{TAKEN}"\nrelay = "{self.relay}"\n'
+            f'[[serve]]\nto = ["{host.address}", "{host.address6}"]\n'
+        )
+        return path
+
+    def start(self, host):
+        """Starts a host's proxy."""
+        words = [base.build_directory() / "burst", "proxy", "run", self.configuration(host)]
+        self.running[host.name] = host.start(*words, plain=not self.rdma)
+        self.running[host.name].wait_for_text("ready", base.WAIT_SECONDS)
+        return self.running[host.name]
+
+    def show(self, host):
+        """The picture of `burst proxy ls --json`."""
+        words = [base.build_directory() / "burst", "proxy", "ls", "--json", "--admin", self.admin(host)]
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+        if done.returncode:
+            raise base.LabError(f"{done.stderr}\n{self.running[host.name].text()}")
+        return json.loads(done.stdout)
+
+    def ask(self, host, *words):
+        """Output of another subcommand."""
+        words = [base.build_directory() / "burst", "proxy", *words, "--admin", self.admin(host)]
+        return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True).stdout
+
+    def counters(self, host):
+        return self.show(host)["counters"]
+
+    def links_are(self, carrier):
+        """Whether all links of both proxies travel so, and both take new connections."""
+        pictures = [self.show(host) for host in self.fabric.hosts]
+        carried = [picture["links"] and all(link["carrier"] == carrier for link in picture["links"]) for picture in pictures]
+        return all(carried) and all(peer["carries"] for picture in pictures for peer in picture["peers"])
+
+    def await_links(self, carrier=None):
+        """Waits until each proxy carries connections of the other."""
+        carrier = carrier or ("rdma" if self.rdma else "control channel")
+        said = lambda: "\n".join(p.text() for p in self.running.values())  # noqa: E731
+        base.wait_until(lambda: self.links_are(carrier), said=said)
+
+    def __exit__(self, *_):
+        for program in self.running.values():
+            program.stop()

@@ -1,0 +1,139 @@
+"""`burst proxy` where something is missing or strange: descriptors, routes, one side's memory of the other, connections nobody named."""
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import time
+
+from lab import wait_until
+from lab.proxy import Proxies
+from test_proxy import LIBC, PORT, carried, client, exactly, inside, joined, listen, read_all
+from test_proxy import _replace as replace
+from test_proxy import proxies as proxies  # noqa: PLC0414 - a fixture
+from test_proxy import test_urgent_data_keeps_its_place as urgent_data_keeps_its_place
+
+
+def test_a_connection_to_the_listener_itself_is_reset(proxies):
+    """Carried on, it would lead to the listener again, without end."""
+    a = proxies.fabric.a
+    listening = [fields[1] for fields in map(str.split, a.tcp_table()) if fields[1].startswith("0100007F:") and fields[3] == "0A"]
+    assert listening
+    before = proxies.counters(a).get("connections_taken", 0)
+    for address in listening:
+        with inside(a):
+            stranger = socket.create_connection(("127.0.0.1", int(address[9:], 16)), timeout=20)
+        with stranger:
+            assert read_all(stranger) == (b"", "ECONNRESET")
+    after = proxies.counters(a)
+    assert after["connections_taken"] == before + len(listening) and after["connections_not_named"] >= len(listening)
+
+
+def test_a_socket_that_connects_again_elsewhere_is_left_alone(proxies):
+    a, b = proxies.fabric.hosts
+    before = carried(proxies)
+    with listen(b, port=6998) as plain, listen(b) as listener, client(a, b.address) as ours:
+        theirs, _ = listener.accept()
+        theirs.close()
+        nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
+        assert LIBC.connect(ours.fileno(), nowhere, len(nowhere)) == 0
+        for port, other, more in ((6998, plain, 1), (PORT, listener, 2)):
+            ours.connect((b.address, port))
+            theirs, _ = other.accept()
+            with theirs:
+                theirs.sendall(b"hello")
+                assert exactly(ours, 5) == b"hello"
+            assert carried(proxies) == before + more
+            assert LIBC.connect(ours.fileno(), nowhere, len(nowhere)) == 0
+
+
+def test_without_descriptors_connections_wait(make_fabric):
+    with Proxies(make_fabric()) as proxies, contextlib.ExitStack() as end:
+        a, b = proxies.fabric.hosts
+        pid = proxies.running["a"].pid
+        listener = end.enter_context(listen(b))
+        used = len(os.listdir(f"/proc/{pid}/fd"))
+        limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert limit[0] == limit[1], "the limit was raised"
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 3, limit[1]))
+        waiting = [client(a, b.address) for _ in range(10)]
+        for number, ours in enumerate(waiting):
+            end.callback(ours.close)
+            ours.sendall(bytes([number]))
+        time.sleep(1)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+        seen = set()
+        while len(seen) < len(waiting):
+            theirs = end.enter_context(listener.accept()[0])
+            theirs.settimeout(20)
+            seen |= set(theirs.recv(1))
+        assert seen == set(range(len(waiting)))
+        # Four ticks each second; a loop that is woken without end counts thousands.
+        assert 1 <= proxies.counters(a)["accepts_paused"] < 100
+
+
+def cut(a, b, away):
+    """Cuts the hosts from each other by wrong neighbour addresses, or joins them again."""
+    for host, other in ((a, b), (b, a)):
+        device = host.run("ip", "route", "get", other.address, plain=True)[1].split(" dev ")[1].split()[0]
+        words = ["replace", other.address, "lladdr", "02:00:00:00:00:99"] if away else ["del", other.address]
+        code, text = host.run("ip", "neigh", *words, "dev", device, plain=True)
+        assert code == 0, text
+
+
+def test_a_peer_that_only_one_side_has_given_up_begins_anew(make_fabric):
+    """The network is away for longer than one proxy waits, and shorter than the other one does."""
+    fabric = make_fabric()
+    proxies = Proxies(fabric)
+    written = proxies.configuration
+
+    def patience(host):
+        path = written(host)
+        path.write_text(f"resume_s = {1 if host is fabric.a else 100}\n" + path.read_text())
+        return path
+    proxies.configuration = patience
+    with proxies:
+        a, b = fabric.hosts
+        with joined(proxies) as (ours, theirs):
+            ours.sendall(b"before")
+            assert exactly(theirs, 6) == b"before"
+            cut(a, b, True)
+            wait_until(lambda: "is gone" in proxies.running["a"].text(), said=proxies.running["a"].text)
+            cut(a, b, False)
+            assert read_all(ours) == (b"", "ECONNRESET")
+            assert read_all(theirs) == (b"", "ECONNRESET")
+        proxies.await_links()
+        assert "broke the protocol" not in proxies.running["a"].text() + proxies.running["b"].text()
+        before = carried(proxies)
+        with joined(proxies) as (ours, theirs):
+            ours.sendall(b"anew")
+            assert exactly(theirs, 4) == b"anew"
+        assert carried(proxies) == before + 1
+
+
+def test_a_policy_for_all_ipv6_addresses_takes_no_ipv4(make_fabric):
+    fabric = make_fabric()
+    proxies = Proxies(fabric)
+    written = proxies.configuration
+    proxies.configuration = lambda host: replace(written(host), f'to = ["{fabric.b.address}", "{fabric.b.address6}"]', 'to = ["::/0"]')
+    # A prefix without a route is not taken.
+    assert fabric.a.run("ip", "-6", "route", "add", "default", "via", fabric.b.address6, plain=True)[0] == 0
+    with proxies:
+        a, b = fabric.hosts
+        before = proxies.counters(a).get("connections_taken", 0)
+        with joined(proxies) as (ours, theirs):
+            ours.sendall(b"IPv4")
+            assert exactly(theirs, 4) == b"IPv4"
+        assert proxies.counters(a).get("connections_taken", 0) == before
+        with listen(b, b.address6) as listener, client(a, b.address6) as ours, listener.accept()[0] as theirs:
+            theirs.sendall(b"IPv6")
+            assert exactly(ours, 4) == b"IPv6"
+        assert proxies.counters(a).get("connections_taken", 0) == before + 1
+
+
+def test_urgent_data_keeps_its_place_by_tcp(make_fabric):
+    with Proxies(make_fabric(), relay="tcp") as proxies:
+        before = proxies.counters(proxies.fabric.a).get("connections_by_tcp", 0)
+        urgent_data_keeps_its_place(proxies)
+        assert proxies.counters(proxies.fabric.a)["connections_by_tcp"] == before + 1
