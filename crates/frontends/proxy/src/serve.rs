@@ -12,6 +12,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, channel};
 
 /// Where a thread's own namespace is found.
@@ -127,13 +128,15 @@ fn start_workers(
     for (number, places) in (0..).zip(places) {
         let (commands, commanded) = channel();
         let wake = Arc::new(Waker::new().map_err(failed)?);
-        workers.push(RelayHandle { commands, wake: wake.clone(), port: 0 });
+        let queued = Arc::new(AtomicUsize::new(0));
+        workers.push(RelayHandle { commands, wake: wake.clone(), port: 0, queued: queued.clone() });
         let start = WorkerStart {
             number,
             config: config.clone(),
             places,
             home: home.clone(),
             commands: commanded,
+            queued,
             wake,
             reports: reports.clone(),
             wake_control: wake_control.clone(),
