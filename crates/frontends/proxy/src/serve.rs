@@ -243,7 +243,25 @@ fn signals() -> Result<OwnedFd, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::missing;
+    use super::{EndsProcess, missing};
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_worker_that_panics_ends_the_process() {
+        const CHILD: &str = "BURST_PROXY_TEST_PANICS";
+        if std::env::var_os(CHILD).is_some() {
+            let worker = std::thread::spawn(|| {
+                let _guard = EndsProcess;
+                panic!("on purpose");
+            });
+            // Does not return if the guard works.
+            drop(worker.join());
+            return;
+        }
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "serve::tests::a_worker_that_panics_ends_the_process"]).env(CHILD, "1");
+        assert_eq!(child.output().unwrap().status.signal(), Some(libc::SIGABRT));
+    }
 
     #[test]
     fn capabilities_are_asked_for_by_what_is_configured() {
