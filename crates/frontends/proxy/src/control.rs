@@ -21,6 +21,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -30,6 +31,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(5);
 /// Pause after a peer broke the protocol or showed a wrong certificate.
 const PAUSE: Duration = Duration::from_secs(5);
+/// Bytes of batches that may wait for a worker before channels are read on.
+const QUEUED_MAX: usize = 16 << 20;
 /// Channels that may be open without an introduction.
 const STRANGERS: usize = 64;
 
@@ -47,6 +50,8 @@ pub struct RelayHandle {
     pub wake: Arc<Waker>,
     /// Where it listens for queue pairs; 0: nowhere.
     pub port: u16,
+    /// Bytes of batches that it has not taken yet.
+    pub queued: Arc<AtomicUsize>,
 }
 
 /// A peer.
@@ -176,7 +181,11 @@ impl Control {
                 self.beat(now);
             }
             let pause = self.next_beat.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
-            let timeout = if self.unread.is_empty() { pause } else { 0 };
+            let timeout = match (self.unread.is_empty(), self.backlogged()) {
+                (true, _) => pause,
+                (false, false) => 0,
+                (false, true) => 1,
+            };
             let found = self.poll.wait(&mut events, timeout).map_err(|e| format!("epoll: {e}"))?;
             let tokens: Vec<(u64, u32)> = found.iter().map(|event| (event.u64, event.events)).collect();
             for (token, flags) in tokens {
@@ -199,6 +208,11 @@ impl Control {
             self.take_reports();
             self.write_channels();
         }
+    }
+
+    /// Whether a worker has so much to do that nothing more should be read for it.
+    fn backlogged(&self) -> bool {
+        self.workers.iter().any(|worker| worker.queued.load(Ordering::Relaxed) > QUEUED_MAX)
     }
 
     fn tell(&self, worker: usize, command: Command) {

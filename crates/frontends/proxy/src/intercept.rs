@@ -283,25 +283,31 @@ pub fn start_janitor(namespaces: &[String], mark: u32) -> Result<Child, String> 
 /// One sentence.
 pub fn janitor(mark: u32, namespaces: &[String]) -> Result<(), String> {
     crate::sys::ignore_signals(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE]);
-    let mut kept = Vec::new();
+    let (mut kept, mut failed) = (Vec::new(), Vec::new());
     for path in namespaces {
-        let namespace = std::fs::File::open(path).map_err(|e| format!("{path}: {e}"))?;
-        crate::sys::enter_namespace(&namespace).map_err(|e| format!("{path}: {e}"))?;
-        let claim = Claim::new(mark).map_err(|why| format!("{path}: {why}"))?;
-        kept.push((namespace, claim));
+        match claim_in(path, mark) {
+            Ok(claimed) => kept.push(claimed),
+            Err(why) => failed.push(format!("{path}: {why}")),
+        }
     }
-    println!("ready");
-    std::io::stdout().flush().map_err(|e| e.to_string())?;
-    let mut rest = Vec::new();
-    std::io::stdin().read_to_end(&mut rest).map_err(|e| e.to_string())?;
-    let mut failed = Vec::new();
-    for ((namespace, claim), path) in kept.into_iter().zip(namespaces) {
+    if failed.is_empty() {
+        // A proxy that has ended meanwhile does not read it; then standard input ends at once.
+        let _ = writeln!(std::io::stdout(), "ready").and_then(|()| std::io::stdout().flush());
+        failed.extend(std::io::stdin().read_to_end(&mut Vec::new()).err().map(|e| e.to_string()));
+    }
+    for (namespace, claim) in kept {
         let tidied = crate::sys::enter_namespace(&namespace).map_err(|e| e.to_string()).and_then(|()| {
             remove_routes(mark);
             claim.end()
         });
         // The other namespaces are tidied all the same.
-        failed.extend(tidied.err().map(|why| format!("{path}: {why}")));
+        failed.extend(tidied.err());
     }
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}
+
+fn claim_in(path: &str, mark: u32) -> Result<(std::fs::File, Claim), String> {
+    let namespace = std::fs::File::open(path).map_err(|e| e.to_string())?;
+    crate::sys::enter_namespace(&namespace).map_err(|e| e.to_string())?;
+    Ok((namespace, Claim::new(mark)?))
 }

@@ -2,7 +2,7 @@
 //!
 //! A slot has the ring of outgoing bytes and the window for incoming ones, of the same length. Each link has regions
 //! of its own, so that a peer's keys reach no other peer's streams. Regions are added as streams come, up to the
-//! worker's share of `memory`, and stay until the link ends.
+//! worker's share of `memory`. Empty ones stay until a link needs memory that the share does not have otherwise.
 
 use crate::rdma::{Memory, ProxyDevice};
 use burst_relay::PeerWindow;
@@ -22,7 +22,8 @@ pub struct WindowSlot {
 /// The regions of one link.
 #[derive(Debug)]
 pub struct WindowPool {
-    regions: Vec<Memory>,
+    /// `None`: freed; its number is used again.
+    regions: Vec<Option<Memory>>,
     free: Vec<WindowSlot>,
     len: u32,
 }
@@ -40,7 +41,7 @@ impl WindowPool {
 
     /// Bytes of all regions.
     pub fn mapped(&self) -> u64 {
-        self.regions.len() as u64 * Self::region_bytes(self.len)
+        self.regions.iter().flatten().count() as u64 * Self::region_bytes(self.len)
     }
 
     /// Bytes that a region takes.
@@ -63,8 +64,11 @@ impl WindowPool {
         if let Some(device) = device {
             region.register(device)?;
         }
-        let number = self.regions.len();
-        self.regions.push(region);
+        let number = self.regions.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.regions.push(None);
+            self.regions.len() - 1
+        });
+        self.regions[number] = Some(region);
         let slots = (0..SLOTS).map(|slot| WindowSlot { region: number, at: slot * 2 * self.len as usize });
         self.free.extend(slots);
         self.free.pop().ok_or_else(|| Error::other("a region without slots"))
@@ -75,22 +79,46 @@ impl WindowPool {
         self.free.push(slot);
     }
 
+    /// Whether no slot is free.
+    pub fn full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Frees the regions without streams. A WRITE of a stream that has just ended may still read from one: it breaks the
+    /// queue pair, which the link survives.
+    pub fn shrink(&mut self) {
+        for number in 0..self.regions.len() {
+            if self.free.iter().filter(|slot| slot.region == number).count() == SLOTS {
+                self.free.retain(|slot| slot.region != number);
+                self.regions[number] = None;
+            }
+        }
+    }
+
+    fn region(&self, slot: WindowSlot) -> &Memory {
+        self.regions[slot.region].as_ref().expect("a region with a stream is not freed")
+    }
+
+    fn region_mut(&mut self, slot: WindowSlot) -> &mut Memory {
+        self.regions[slot.region].as_mut().expect("a region with a stream is not freed")
+    }
+
     /// Registers all regions with the device.
     ///
     /// # Errors
     /// Of `ibv_reg_mr`.
     pub fn register(&mut self, device: &Rc<ProxyDevice>) -> Result<()> {
-        self.regions.iter_mut().try_for_each(|region| region.register(device))
+        self.regions.iter_mut().flatten().try_for_each(|region| region.register(device))
     }
 
     /// Ends the registrations: the device is gone.
     pub fn deregister(&mut self) {
-        self.regions.iter_mut().for_each(Memory::deregister);
+        self.regions.iter_mut().flatten().for_each(Memory::deregister);
     }
 
     /// The slot's window as the peer has to know it.
     pub fn window(&self, slot: WindowSlot) -> PeerWindow {
-        let region = &self.regions[slot.region];
+        let region = self.region(slot);
         match region.keys() {
             Some((_, rkey)) => PeerWindow { address: region.address(slot.at + self.len as usize), rkey, len: self.len },
             None => PeerWindow { address: 0, rkey: 0, len: self.len },
@@ -99,7 +127,7 @@ impl WindowPool {
 
     /// Address and local key of the ring's byte for an offset of the stream; `None` without a registration.
     pub fn ring_address(&self, slot: WindowSlot, offset: u64) -> Option<(u64, u32)> {
-        let region = &self.regions[slot.region];
+        let region = self.region(slot);
         let (lkey, _) = region.keys()?;
         Some((region.address(slot.at + (offset % u64::from(self.len)) as usize), lkey))
     }
@@ -108,14 +136,15 @@ impl WindowPool {
     pub fn ring(&mut self, slot: WindowSlot, offset: u64, len: usize) -> &mut [u8] {
         let at = (offset % u64::from(self.len)) as usize;
         assert!(at + len <= self.len as usize, "a part of a ring does not wrap");
-        self.regions[slot.region].bytes(slot.at + at, len)
+        self.region_mut(slot).bytes(slot.at + at, len)
     }
 
     /// Bytes of the window from an offset of the stream, at most `len` and up to the window's end.
     pub fn received(&mut self, slot: WindowSlot, offset: u64, len: usize) -> &mut [u8] {
         let at = (offset % u64::from(self.len)) as usize;
         let len = len.min(self.len as usize - at);
-        self.regions[slot.region].bytes(slot.at + self.len as usize + at, len)
+        let from = slot.at + self.len as usize + at;
+        self.region_mut(slot).bytes(from, len)
     }
 }
 
@@ -142,5 +171,14 @@ mod tests {
         assert_eq!(pool.window(slots[0]).address, 0, "not registered");
         pool.give(slots[3]);
         assert_eq!(pool.take(None, false).unwrap(), slots[3]);
+        let more = pool.take(None, true).unwrap();
+        assert_eq!(pool.mapped(), 2 * WindowPool::region_bytes(4096));
+        slots.into_iter().for_each(|slot| pool.give(slot));
+        pool.shrink();
+        assert_eq!(pool.mapped(), WindowPool::region_bytes(4096), "the region with a stream stays");
+        pool.ring(more, 0, 4096).fill(1);
+        let held: Vec<WindowSlot> = (0..2 * SLOTS - 1).map(|_| pool.take(None, true).unwrap()).collect();
+        assert_eq!(pool.mapped(), 2 * WindowPool::region_bytes(4096));
+        assert!(!held.contains(&more));
     }
 }

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, channel};
 
 /// Where a thread's own namespace is found.
@@ -127,13 +128,15 @@ fn start_workers(
     for (number, places) in (0..).zip(places) {
         let (commands, commanded) = channel();
         let wake = Arc::new(Waker::new().map_err(failed)?);
-        workers.push(RelayHandle { commands, wake: wake.clone(), port: 0 });
+        let queued = Arc::new(AtomicUsize::new(0));
+        workers.push(RelayHandle { commands, wake: wake.clone(), port: 0, queued: queued.clone() });
         let start = WorkerStart {
             number,
             config: config.clone(),
             places,
             home: home.clone(),
             commands: commanded,
+            queued,
             wake,
             reports: reports.clone(),
             wake_control: wake_control.clone(),
@@ -240,7 +243,25 @@ fn signals() -> Result<OwnedFd, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::missing;
+    use super::{EndsProcess, missing};
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_worker_that_panics_ends_the_process() {
+        const CHILD: &str = "BURST_PROXY_TEST_PANICS";
+        if std::env::var_os(CHILD).is_some() {
+            let worker = std::thread::spawn(|| {
+                let _guard = EndsProcess;
+                panic!("on purpose");
+            });
+            // Does not return if the guard works.
+            drop(worker.join());
+            return;
+        }
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "serve::tests::a_worker_that_panics_ends_the_process"]).env(CHILD, "1");
+        assert_eq!(child.output().unwrap().status.signal(), Some(libc::SIGABRT));
+    }
 
     #[test]
     fn capabilities_are_asked_for_by_what_is_configured() {

@@ -159,7 +159,7 @@ impl ControlChannel {
         Ok(())
     }
 
-    /// Reads what has come, at most [`TURN_BYTES`]; appends whole messages. True if there may be more.
+    /// Reads what has come, at most about 1 MiB; appends whole messages. True if there may be more.
     ///
     /// # Errors
     /// A sentence: the channel is broken or has ended. The messages before are in `to`.

@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,8 @@ pub struct WorkerStart {
     pub commands: Receiver<Command>,
     /// Wakes this worker.
     pub wake: Arc<Waker>,
+    /// Bytes of batches in `commands`.
+    pub queued: Arc<AtomicUsize>,
     /// To the control thread.
     pub reports: Sender<Report>,
     /// Wakes the control thread.
@@ -99,6 +102,7 @@ pub struct RelayWorker {
     places: Vec<NetworkPlace>,
     home: Arc<OwnedFd>,
     commands: Receiver<Command>,
+    queued: Arc<AtomicUsize>,
     wake: Arc<Waker>,
     reports: Sender<Report>,
     wake_control: Arc<Waker>,
@@ -140,7 +144,7 @@ impl RelayWorker {
     /// # Errors
     /// No descriptors.
     pub fn new(start: WorkerStart) -> std::io::Result<Self> {
-        let WorkerStart { number, config, places, home, commands, wake, reports, wake_control } = start;
+        let WorkerStart { number, config, places, home, commands, queued, wake, reports, wake_control } = start;
         let poll = Poll::new()?;
         poll.add(wake.fd(), libc::EPOLLIN, TOKEN_WAKE)?;
         let mut worker = Self {
@@ -149,6 +153,7 @@ impl RelayWorker {
             places,
             home,
             commands,
+            queued,
             wake,
             reports,
             wake_control,
@@ -318,7 +323,10 @@ impl RelayWorker {
                 Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
                 Command::Rdma { peer, worker, at } => self.peer_listens(peer, worker, at),
                 Command::LinkHello { peer, here, hello } => self.on_hello(peer, here, hello),
-                Command::Batch { peer, link, attempt, bytes } => self.on_channel_batch(peer, link, attempt, &bytes),
+                Command::Batch { peer, link, attempt, bytes } => {
+                    self.on_channel_batch(peer, link, attempt, &bytes);
+                    self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);
+                }
                 Command::Broken { peer, link, attempt } => self.on_broken(peer, link, attempt),
                 Command::PeerDraining(peer) => {
                     if let Some(peer) = self.peers.get_mut(&peer) {

@@ -5,7 +5,7 @@
 //! used all places could otherwise wait for each other. [`LinkInbox`] takes each batch once. After a change of
 //! transport, [`LinkOutbox::resume`] marks what has to be sent again.
 
-use crate::frame::{Frame, HEADER_BYTES, Header, MessageKind, PeerFault};
+use crate::frame::{Frame, FrameReader, HEADER_BYTES, Header, MessageKind, PeerFault, PeerWindow};
 use std::collections::VecDeque;
 
 /// Most bytes of a batch, with its header.
@@ -142,6 +142,24 @@ impl LinkOutbox {
         Ok(())
     }
 
+    /// Replaces the windows that frames not yet received name: memory that was registered again has other keys.
+    /// `window`: that of a stream, `None` to leave it.
+    pub fn move_windows(&mut self, window: impl Fn(u32) -> Option<PeerWindow>) {
+        for batch in self.kept.iter_mut().chain(&mut self.waiting) {
+            let mut bytes = batch.bytes[..HEADER_BYTES].to_vec();
+            let mut frames = FrameReader::new(&batch.bytes[HEADER_BYTES..]);
+            // Written by this outbox: all of it can be read.
+            while let Ok(Some((id, mut frame))) = frames.next_frame() {
+                if let Frame::Open { window: named, .. } | Frame::Accept { window: named } = &mut frame {
+                    *named = window(id).unwrap_or(*named);
+                }
+                frame.write(id, &mut bytes);
+            }
+            assert_eq!(bytes.len(), batch.bytes.len(), "windows have one length");
+            batch.bytes = bytes;
+        }
+    }
+
     /// A new transport begins, and the peer has received all up to `received`: the rest is handed out again.
     ///
     /// # Errors
@@ -257,6 +275,36 @@ mod tests {
         assert!(out.next(&mut inbox).is_none());
         out.acknowledged(3).unwrap();
         assert_eq!(out.resume(1), Ok(()), "nothing is kept that could be asked for");
+    }
+
+    #[test]
+    fn windows_that_were_not_received_can_move() {
+        let (mut out, mut inbox) = (LinkOutbox::default(), LinkInbox::default());
+        let window = |rkey| PeerWindow { address: 0x1000, rkey, len: 4096 };
+        let (client, server) = ("10.0.0.1:5".parse().unwrap(), "[fd00::1]:6".parse().unwrap());
+        let open = |rkey| Frame::Open { client, server, window: window(rkey) };
+        out.push(1, &open(1));
+        out.push(3, &fin(9));
+        out.next(&mut inbox).unwrap();
+        out.push(2, &Frame::Accept { window: window(1) });
+        out.push(5, &open(1));
+        out.move_windows(|id| (id != 5).then(|| window(7)));
+        out.resume(0).unwrap();
+        let mut seen = vec![];
+        while let Some(batch) = out.next(&mut inbox) {
+            let bytes = batch.bytes.clone();
+            let mut frames = FrameReader::new(Header::read(&bytes).unwrap().1);
+            while let Some((id, frame)) = frames.next_frame().unwrap() {
+                assert!(match id {
+                    1 => frame == open(7),
+                    2 => frame == Frame::Accept { window: window(7) },
+                    3 => frame == fin(9),
+                    _ => frame == open(1),
+                });
+                seen.push(id);
+            }
+        }
+        assert_eq!(seen, [1, 3, 2, 5]);
     }
 
     #[test]

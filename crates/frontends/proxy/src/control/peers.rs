@@ -9,6 +9,7 @@ use burst_relay::{Header, LinkHello};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Prefixes that one peer may serve: the maps of the BPF programs hold 4096.
@@ -249,10 +250,13 @@ impl Control {
                 self.introduce(number, at);
             }
         }
+        if self.backlogged() {
+            return self.read_later(at);
+        }
         let mut messages = Vec::new();
         let Some(Some(channel)) = self.channels.get_mut(at) else { return };
         let read = channel.read(&mut messages).map(|more| {
-            if more {
+            if more && !self.unread.contains(&at) {
                 self.unread.push(at);
             }
         });
@@ -267,6 +271,12 @@ impl Control {
         let written = self.channels[at].as_mut().map_or(Ok(()), ControlChannel::write);
         if let Err(why) = read.and(written) {
             self.close_channel(at, &why);
+        }
+    }
+
+    fn read_later(&mut self, at: usize) {
+        if !self.unread.contains(&at) {
+            self.unread.push(at);
         }
     }
 
@@ -311,7 +321,10 @@ impl Control {
                 self.tell(self.owner(hello.link), Command::LinkHello { peer, here, hello });
             }
             ControlMessage::Batch { link, attempt, bytes } => {
-                self.tell(self.owner(link), Command::Batch { peer, link, attempt, bytes });
+                let owner = self.owner(link);
+                // Counts only; the channel of commands orders the rest.
+                self.workers[owner].queued.fetch_add(bytes.len(), Ordering::Relaxed);
+                self.tell(owner, Command::Batch { peer, link, attempt, bytes });
             }
             ControlMessage::Broken { link, attempt } => {
                 self.tell(self.owner(link), Command::Broken { peer, link, attempt });

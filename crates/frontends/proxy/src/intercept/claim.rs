@@ -36,10 +36,12 @@ impl Claim {
         let directory = Path::new(DIRECTORY);
         let _mark = lock_mark(directory, cookie, mark)?;
         let settings = use_settings(directory, cookie, &|| present_settings().map(read_setting).collect())?;
-        for path in present_settings() {
-            write_setting(path, "1")?;
+        let claim = Self { _mark, settings };
+        if let Err(why) = present_settings().try_for_each(|path| write_setting(path, "1")) {
+            claim.end()?;
+            return Err(why);
         }
-        Ok(Self { _mark, settings })
+        Ok(claim)
     }
 
     /// Gives both back; the last proxy restores the settings.

@@ -366,6 +366,8 @@ impl RelayWorker {
                 return self.fault(at, fault);
             }
         }
+        let (streams, pool, conns) = (&link.streams, &link.pool, &self.conns);
+        link.outbox.move_windows(|id| Some(pool.window(conns[*streams.get(&id)?].as_ref()?.slot?)));
         if let Err(fault) = link.outbox.resume(hello.received) {
             return self.fault(at, fault);
         }

@@ -6,6 +6,7 @@
 //! connect.
 
 use super::conn::{Phase, ProxyConn};
+use super::link::PeerLink;
 use super::{ACCEPTS, KIND_LISTENER, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
 use crate::message::Report;
@@ -225,9 +226,15 @@ impl RelayWorker {
 
     /// Memory for a stream of a link, if the worker's share allows it.
     pub(super) fn take_slot(&mut self, link: usize) -> Option<WindowSlot> {
-        let mapped: u64 = self.links.iter().flatten().map(|link| link.pool.mapped()).sum::<u64>() + self.paired();
         let share = self.config.memory / u64::from(self.config.workers);
-        let may_grow = mapped + WindowPool::region_bytes(self.config.window) <= share;
+        let left = share.saturating_sub(self.paired() + WindowPool::region_bytes(self.config.window));
+        let mapped = |links: &[Option<PeerLink>]| links.iter().flatten().map(|link| link.pool.mapped()).sum::<u64>();
+        if self.links[link].as_ref()?.pool.full() && mapped(&self.links) > left {
+            let others = self.links.iter_mut().enumerate().filter(|(at, _)| *at != link);
+            others.filter_map(|(_, other)| other.as_mut()).for_each(|other| other.pool.shrink());
+        }
+        let may_grow =
+            mapped(&self.links) <= left && self.paired() + WindowPool::region_bytes(self.config.window) <= share;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.known_device());
         self.links[link].as_mut()?.pool.take(device.as_ref(), may_grow).ok()
     }
