@@ -1,8 +1,7 @@
 """`burst proxy` against its floor (`make bench`): ratios within one run, medians of rounds in turns.
 
 The floor is the same relay with two local TCP connections and no RDMA (scripts/lab/proxy_load.py). Both ends, both proxies and both daemons share the
-processors of one machine, so the software RDMA device's own work lowers every ratio. The aim is 0.9 of the floor at any number of streams, and 1.3 times its
-latency; it is not reached (docs/proxy.md). The assertion only catches a collapse; the ratios go to the history.
+processors of one machine, so the software RDMA device's own work lowers every ratio. The aims are not reached yet (docs/proxy.md, "What it costs").
 """
 
 import os
@@ -19,8 +18,12 @@ pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="fi
 
 ROUNDS = 5
 STREAMS = (1, 3, 40, 200, 1000)
-# Of the floor, whatever the number of streams.
-LEAST = 0.2
+#: Of the floor, at any number of streams or clients.
+LEAST = 0.9
+#: Of the floor's latency.
+PING_MOST = 1.3
+#: Of the ratio with one stream, the ratio with a thousand.
+MANY_LEAST = 0.85
 
 
 @pytest.fixture(scope="module")
@@ -55,4 +58,9 @@ def test_ratios_to_the_floor(rounds, figure):
     for name, ratio in ratios.items():
         figure(f"proxy_{name}_to_floor", ratio, "x")
     low = {name: ratio for name, ratio in ratios.items() if name != "ping_us" and ratio < LEAST}
-    assert not low, f"less than {LEAST} of the floor: {low}"
+    missed = [f"less than {LEAST} of the floor: {low}"] if low else []
+    if ratios["ping_us"] > PING_MOST:
+        missed.append(f"more than {PING_MOST} of the floor's latency: {ratios['ping_us']:.2f}")
+    if ratios["iperf3_1000"] < MANY_LEAST * ratios["iperf3_1"]:
+        missed.append(f"a thousand streams have {ratios['iperf3_1000']:.2f} of the floor, one has {ratios['iperf3_1']:.2f}")
+    assert not missed, "; ".join(missed)
