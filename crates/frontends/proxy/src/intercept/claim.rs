@@ -20,6 +20,8 @@ const DIRECTORY: &str = "/run/burst-proxy";
 
 /// A mark of this process in a namespace, and its use of the settings.
 pub(super) struct Claim {
+    cookie: u64,
+    mark: u32,
     _mark: File,
     settings: File,
 }
@@ -36,7 +38,7 @@ impl Claim {
         let directory = Path::new(DIRECTORY);
         let _mark = lock_mark(directory, cookie, mark)?;
         let settings = use_settings(directory, cookie, &|| present_settings().map(read_setting).collect())?;
-        let claim = Self { _mark, settings };
+        let claim = Self { cookie, mark, _mark, settings };
         if let Err(why) = present_settings().try_for_each(|path| write_setting(path, "1")) {
             claim.end()?;
             return Err(why);
@@ -49,10 +51,17 @@ impl Claim {
     /// # Errors
     /// One sentence.
     pub(super) fn end(mut self) -> Result<(), String> {
-        let Some(before) = last_use(&mut self.settings)? else { return Ok(()) };
-        let mut failed = Vec::new();
-        for (path, value) in before.lines().filter_map(|line| line.split_once(' ')) {
-            failed.extend(write_setting(path, value).err());
+        let remove = |name: String| {
+            let path = Path::new(DIRECTORY).join(name);
+            std::fs::remove_file(&path).map_err(|e| format!("{}: {e}", path.display()))
+        };
+        // While they are locked: who waits for a lock finds that the name is gone, and makes another file.
+        let mut failed = Vec::from_iter(remove(format!("{}-{}", self.cookie, self.mark)).err());
+        if let Some(before) = last_use(&mut self.settings)? {
+            for (path, value) in before.lines().filter_map(|line| line.split_once(' ')) {
+                failed.extend(write_setting(path, value).err());
+            }
+            failed.extend(remove(self.cookie.to_string()).err());
         }
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
     }
@@ -84,10 +93,12 @@ fn open(directory: &Path, name: &str) -> Result<File, String> {
 }
 
 fn lock_mark(directory: &Path, cookie: u64, mark: u32) -> Result<File, String> {
-    let file = open(directory, &format!("{cookie}-{mark}"))?;
     for _ in 0..250 {
+        // Opened each time: its last owner removes it.
+        let file = open(directory, &format!("{cookie}-{mark}"))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+            Ok(()) if is_named(&file) => return Ok(file),
+            Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
             Err(e) => return Err(format!("the mark {mark} cannot be claimed: {e}")),
         }
@@ -97,20 +108,24 @@ fn lock_mark(directory: &Path, cookie: u64, mark: u32) -> Result<File, String> {
 
 /// Notes that this process needs the settings; the first one writes down `present`.
 fn use_settings(directory: &Path, cookie: u64, present: &dyn Fn() -> Result<String, String>) -> Result<File, String> {
-    let mut file = open(directory, &cookie.to_string())?;
     let failed = |e: std::io::Error| format!("{}/{cookie}: {e}", directory.display());
     loop {
+        let mut file = open(directory, &cookie.to_string())?;
         let first = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if first && file.metadata().map_err(failed)?.len() == 0 {
+        if first && is_named(&file) && file.metadata().map_err(failed)?.len() == 0 {
             file.write_all(present()?.as_bytes()).map_err(failed)?;
         }
         flock(&file, FlockOperation::LockShared).map_err(|e| failed(e.into()))?;
-        // Empty: the last user ended while this one waited.
-        if file.metadata().map_err(failed)?.len() > 0 {
+        // Otherwise the last user ended while this one waited.
+        if is_named(&file) && file.metadata().map_err(failed)?.len() > 0 {
             return Ok(file);
         }
-        flock(&file, FlockOperation::Unlock).map_err(|e| failed(e.into()))?;
     }
+}
+
+/// Whether a file was not removed after it was opened.
+fn is_named(file: &File) -> bool {
+    file.metadata().is_ok_and(|facts| facts.nlink() > 0)
 }
 
 /// What the settings were before the first user, if this was the last one.
@@ -157,10 +172,13 @@ mod tests {
         let at = directory("mark");
         let held = lock_mark(&at, 1, 81).unwrap();
         let again = open(&at, "1-81").unwrap();
+        assert!(is_named(&again));
         assert!(flock(&again, FlockOperation::NonBlockingLockExclusive).is_err());
         assert!(lock_mark(&at, 1, 82).is_ok() && lock_mark(&at, 2, 81).is_ok());
+        std::fs::remove_file(at.join("1-81")).unwrap();
         drop(held);
-        assert!(lock_mark(&at, 1, 81).is_ok());
+        assert!(!is_named(&again) && flock(&again, FlockOperation::NonBlockingLockExclusive).is_ok());
+        assert!(lock_mark(&at, 1, 81).is_ok(), "a new file");
         std::fs::remove_dir_all(at).unwrap();
     }
 }
