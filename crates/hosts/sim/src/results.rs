@@ -112,7 +112,7 @@ impl Tally {
             if !by_restart {
                 self.first_failure.get_or_insert(*flow);
             }
-        } else if message.at >= self.warm_up {
+        } else if flow.end >= self.warm_up {
             let (bytes, from, to) = (message.bytes, message.from, message.to);
             self.ended.push(Ended { traffic, bytes, from, to, begin: message.at, end: flow.end });
         }
@@ -160,10 +160,12 @@ impl Tally {
 
     fn traffic(&self, scenario: &Scenario, network: &Network<PacketRun>, part: u16) -> TrafficResults {
         let traffic = &scenario.traffic[usize::from(part)];
-        let ended: Vec<&Ended> = self.ended.iter().filter(|ended| ended.traffic == part).collect();
+        let all = || self.ended.iter().filter(|ended| ended.traffic == part);
+        let ended: Vec<&Ended> = all().filter(|ended| ended.begin >= scenario.warm_up).collect();
         let window = traffic.begin.max(scenario.warm_up)..=traffic.end;
-        // Only what ended while traffic was offered: the rest had the network for itself.
-        let in_window = ended.iter().filter(|ended| window.contains(&ended.end));
+        // What ended while traffic was offered, whenever it began: later the rest has the network for itself. At both ends of this
+        // time messages are under way; those that end in it stand for those that begin in it.
+        let in_window = all().filter(|ended| window.contains(&ended.end));
         let bytes: u64 = in_window.clone().map(|ended| ended.bytes).sum();
         let seconds = (window.end() - window.start()) as f64 / 1e12;
         let mut by_source = vec![0u64; scenario.hosts as usize];
