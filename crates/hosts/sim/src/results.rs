@@ -163,8 +163,8 @@ impl Tally {
         let all = || self.ended.iter().filter(|ended| ended.traffic == part);
         let ended: Vec<&Ended> = all().filter(|ended| ended.begin >= scenario.warm_up).collect();
         let window = traffic.begin.max(scenario.warm_up)..=traffic.end;
-        // What ended while traffic was offered, whenever it began: later the rest has the network for itself. At both ends of this
-        // time messages are under way; those that end in it stand for those that begin in it.
+        // What ended while traffic was offered, whenever it began: later the rest has the network for itself. At both ends of
+        // this time messages are under way; those that end in it stand for those that begin in it.
         let in_window = all().filter(|ended| window.contains(&ended.end));
         let bytes: u64 = in_window.clone().map(|ended| ended.bytes).sum();
         let seconds = (window.end() - window.start()) as f64 / 1e12;
