@@ -70,6 +70,8 @@ def test_a_capture_is_what_one_host_sends_and_receives(tmp_path):
     shown = subprocess.run(["tshark", "-r", tmp_path / "0.pcap", *fields], capture_output=True, text=True, check=True).stdout
     ways = {tuple(line.split("\t")[:2]) for line in shown.splitlines()}
     assert ways == {("10.0.0.1", "10.0.0.2"), ("10.0.0.2", "10.0.0.1")} and "\t202\n" in shown, shown[:400]
+    full = sim(path, "--capture", "/dev/full")
+    assert full.returncode == 1 and "the capture is not whole: No space left on device" in full.stderr
     assert "no host 2 to capture at, only 0 to 1" in sim(path, "--capture", tmp_path / "2.pcap", "--capture-host", 2).stderr
 
 

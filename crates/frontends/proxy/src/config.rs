@@ -239,11 +239,11 @@ pub fn default_admin(name: &str) -> PathBuf {
 pub fn directory(text: &str) -> Result<Vec<PeerEntry>, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Directory {
+    struct PeerDirectory {
         #[serde(default)]
         peer: Vec<PeerEntry>,
     }
-    let directory: Directory = toml::from_str(text).map_err(|e| one_line(&e))?;
+    let directory: PeerDirectory = toml::from_str(text).map_err(|e| one_line(&e))?;
     directory.peer.iter().try_for_each(|peer| check_name(&peer.name).and_then(|()| peer.allowed().map(|_| ())))?;
     Ok(directory.peer)
 }

@@ -4,7 +4,7 @@
 //! of its own, so that a peer's keys reach no other peer's streams. Regions are added as streams come, up to the
 //! worker's share of `memory`. Empty ones stay until a link needs memory that the share does not have otherwise.
 
-use crate::rdma::{Memory, ProxyDevice};
+use crate::rdma::{ProxyDevice, RegisteredMemory};
 use burst_relay::PeerWindow;
 use std::io::{Error, Result};
 use std::rc::Rc;
@@ -23,7 +23,7 @@ pub struct WindowSlot {
 #[derive(Debug)]
 pub struct WindowPool {
     /// `None`: freed; its number is used again.
-    regions: Vec<Option<Memory>>,
+    regions: Vec<Option<RegisteredMemory>>,
     free: Vec<WindowSlot>,
     len: u32,
 }
@@ -60,7 +60,7 @@ impl WindowPool {
         if !may_grow {
             return Err(Error::other("the configured memory is used up"));
         }
-        let mut region = Memory::map(Self::region_bytes(self.len) as usize)?;
+        let mut region = RegisteredMemory::map(Self::region_bytes(self.len) as usize)?;
         if let Some(device) = device {
             region.register(device)?;
         }
@@ -95,11 +95,11 @@ impl WindowPool {
         }
     }
 
-    fn region(&self, slot: WindowSlot) -> &Memory {
+    fn region(&self, slot: WindowSlot) -> &RegisteredMemory {
         self.regions[slot.region].as_ref().expect("a region with a stream is not freed")
     }
 
-    fn region_mut(&mut self, slot: WindowSlot) -> &mut Memory {
+    fn region_mut(&mut self, slot: WindowSlot) -> &mut RegisteredMemory {
         self.regions[slot.region].as_mut().expect("a region with a stream is not freed")
     }
 
@@ -113,7 +113,7 @@ impl WindowPool {
 
     /// Ends the registrations: the device is gone.
     pub fn deregister(&mut self) {
-        self.regions.iter_mut().flatten().for_each(Memory::deregister);
+        self.regions.iter_mut().flatten().for_each(RegisteredMemory::deregister);
     }
 
     /// The slot's window as the peer has to know it.

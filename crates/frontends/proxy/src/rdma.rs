@@ -312,7 +312,7 @@ impl Drop for ProxyDevice {
 
 /// Anonymous memory, and its registration with a device.
 #[derive(Debug)]
-pub struct Memory {
+pub struct RegisteredMemory {
     base: NonNull<u8>,
     len: usize,
     registered: Option<Registered>,
@@ -326,7 +326,7 @@ struct Registered {
     device: Rc<ProxyDevice>,
 }
 
-impl Memory {
+impl RegisteredMemory {
     /// Maps `len` bytes; pages come when they are touched. Shared, not private, memory: Burst registers 16 MiB of it in 0.2 ms,
     /// and of private memory, whose pages it has to move, in 35 ms. To an adapter both are alike.
     ///
@@ -390,7 +390,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         self.deregister();
         // SAFETY: mapped by `map` with this length, and nothing refers to it.
@@ -403,8 +403,8 @@ impl Drop for Memory {
 pub struct LinkQp {
     raw: NonNull<ShimQp>,
     // Before the device ends, the memory is deregistered.
-    receives: Memory,
-    sends: Memory,
+    receives: RegisteredMemory,
+    sends: RegisteredMemory,
     slots: u64,
     free: u32,
     /// The id ends with the queue pair.
@@ -419,9 +419,9 @@ impl LinkQp {
     /// # Errors
     /// Of the verbs; the id is left as it was.
     pub fn new(id: CmId, device: &Rc<ProxyDevice>, context: usize, slots: u64) -> Result<Self> {
-        let mut receives = Memory::map(slots as usize * BATCH_BYTES)?;
+        let mut receives = RegisteredMemory::map(slots as usize * BATCH_BYTES)?;
         receives.register(device)?;
-        let mut sends = Memory::map(slots as usize * BATCH_BYTES)?;
+        let mut sends = RegisteredMemory::map(slots as usize * BATCH_BYTES)?;
         sends.register(device)?;
         let (pd, completions) = (device.pd.as_ptr(), device.completions.as_ptr());
         // SAFETY: id, domain and channel live; `context` is a number for us.

@@ -33,14 +33,14 @@ impl SimCapture {
     ///
     /// # Errors
     /// The system's, when the file cannot be made.
-    pub fn create(path: &Path, host: u32) -> Result<SimCapture, PcapError> {
+    pub fn create(path: &Path, host: u32) -> std::io::Result<SimCapture> {
         let header = PcapHeader {
             snaplen: SNAP_LEN,
             datalink: DataLink::RAW,
             ts_resolution: TsResolution::NanoSecond,
             ..PcapHeader::default()
         };
-        let writer = PcapWriter::with_header(BufWriter::new(File::create(path).map_err(PcapError::IoError)?), header)?;
+        let writer = PcapWriter::with_header(BufWriter::new(File::create(path)?), header).map_err(system_error)?;
         Ok(SimCapture { host, writer, packet: Vec::new(), error: None })
     }
 
@@ -94,11 +94,19 @@ impl SimCapture {
     ///
     /// # Errors
     /// The first error that writing met.
-    pub fn finish(self) -> Result<(), PcapError> {
+    pub fn finish(self) -> std::io::Result<()> {
         match self.error {
-            Some(error) => Err(error),
-            None => self.writer.into_writer().flush().map_err(PcapError::IoError),
+            Some(error) => Err(system_error(error)),
+            None => self.writer.into_writer().flush(),
         }
+    }
+}
+
+/// The system's error: that of the library does not show it.
+fn system_error(error: PcapError) -> std::io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        other => std::io::Error::other(other),
     }
 }
 

@@ -102,7 +102,7 @@ impl Header {
     /// # Errors
     /// A [`PeerFault`] of its fields.
     pub fn read(from: &[u8]) -> Result<(Self, &[u8]), PeerFault> {
-        let mut bytes = Bytes(from);
+        let mut bytes = FrameBytes(from);
         match bytes.u8()? {
             VERSION => {}
             other => return Err(PeerFault::Version(other)),
@@ -292,12 +292,12 @@ impl Frame<'_> {
 
 /// Reads the frames of a batch one after the other.
 #[derive(Debug)]
-pub struct FrameReader<'a>(Bytes<'a>);
+pub struct FrameReader<'a>(FrameBytes<'a>);
 
 impl<'a> FrameReader<'a> {
     /// Of the bytes after a batch's header.
     pub fn new(frames: &'a [u8]) -> Self {
-        Self(Bytes(frames))
+        Self(FrameBytes(frames))
     }
 
     /// The next frame and its stream's id; `None` at the end.
@@ -372,7 +372,7 @@ impl LinkHello {
     /// # Errors
     /// A [`PeerFault`] of its fields.
     pub fn read(header: Header, body: &[u8]) -> Result<Self, PeerFault> {
-        let mut bytes = Bytes(body);
+        let mut bytes = FrameBytes(body);
         let (link, count) = (bytes.u32()?, bytes.u32()? as usize);
         if count > WINDOWS_MAX || bytes.0.len() != count * 20 {
             return Err(PeerFault::Short);
@@ -401,9 +401,9 @@ fn write_address(address: SocketAddr, to: &mut Vec<u8>) {
 
 /// What is left to read.
 #[derive(Debug)]
-struct Bytes<'a>(&'a [u8]);
+struct FrameBytes<'a>(&'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> FrameBytes<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], PeerFault> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(PeerFault::Short)?;
         self.0 = rest;
