@@ -31,9 +31,9 @@ interop: build ## Test against the kernel's soft-RoCE in an emulated machine, ea
 	@scripts/install-deps --interop
 	@$(PYTHON) tests/interop/run
 
-test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, MPI, QEMU and Mooncake; `make test` runs a part of them
+test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, MPI, QEMU, Mooncake and programs behind the proxy; `make test` runs a part of them
 	@scripts/install-deps --matrix
-	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py
+	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py tests/test_proxy_programs.py
 
 threads: ## Test ten million completions on many threads, then ThreadSanitizer (needs a nightly toolchain with rust-src)
 	@scripts/threads
@@ -62,13 +62,15 @@ bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in
 	@scripts/install-deps --interop
 	$(PYTHON) tests/interop/cost.py
 
-experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP), how senders share a link, and simulate figures of publications (half an hour; tables, plots in target)
-	$(CARGO) build --release --locked -p burst-engine --example shared_link
-	@missed=0; for one in fairness/run loss/run loss/tcp simulator/run; do experiments/$$one || missed=1; done; exit $$missed
+experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP), how senders share a link, what many queue pairs cost, and simulate figures of publications (half an hour; tables, plots in target)
+	$(CARGO) build --release --locked -p burst-engine --example shared_link --example many_queue_pairs --example calibrate
+	$(CARGO) build --release --locked -p burst-shm --example doorbells
+	@missed=0; for one in fairness/run loss/run loss/tcp scale/run calibration/run simulator/run; do experiments/$$one || missed=1; done; exit $$missed
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check
 	scripts/tidy
+	scripts/check-python
 	scripts/check-fuzz
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
@@ -89,7 +91,7 @@ install: build ## Install below PREFIX (default /usr/local)
 	ln -sf libibverbs.so.1 $(DESTDIR)$(PREFIX)/lib/burst/libibverbs.so
 	ln -sf librdmacm.so.1 $(DESTDIR)$(PREFIX)/lib/burst/librdmacm.so
 	install -d $(DESTDIR)$(PREFIX)/share/burst
-	install -m 644 share/*.bt share/wireshark/burst.lua $(DESTDIR)$(PREFIX)/share/burst
+	install -m 644 share/*.bt share/wireshark/*.lua $(DESTDIR)$(PREFIX)/share/burst
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
 	sed 's|/usr/local/|$(PREFIX)/|' share/systemd/burstd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/burstd.service
 	install -m 644 share/systemd/burstd.socket $(DESTDIR)$(PREFIX)/lib/systemd/system

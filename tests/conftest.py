@@ -21,9 +21,12 @@ BUILD = lab.build_directory()
 #: One line per run of `make bench`: date, commit, facts of the machine, medians.
 HISTORY = Path(os.environ.get("BURST_BENCH_HISTORY", Path(__file__).parent / "bench" / "history.jsonl"))
 FIGURES = {}
+#: Large programs are tested by `make test-matrix` only.
+collect_ignore = [] if os.environ.get("BURST_MATRIX") == "1" else ["test_proxy_programs.py"]
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: measures shares or times of the machine, or takes what there is one of: not beside other tests")
     for part in ("burst", "burstd", "burst-proxy", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
         if not (BUILD / part).exists():
             raise pytest.UsageError(f"{BUILD / part} is missing: run make build first")

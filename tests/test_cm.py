@@ -8,7 +8,7 @@ import pytest
 from conftest import BUILD
 from lab import wait_until
 from lab.perftest import await_listener
-from test_middleware import BURST_RUN, fi_pingpong, needs
+from test_middleware import burst_run, fi_pingpong, needs
 
 SECONDS = 60
 # The ports on which programs listen by default.
@@ -175,7 +175,7 @@ def test_ucx_connects_by_rdmacm(fabric):
     # Verbs only, so rdmacm is the only connection manager.
     env = {"UCX_NET_DEVICES": "burst0:1", "UCX_TLS": "rc_verbs", "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm"}
     before = steps(fabric.a)["REQ to established"]["count"]
-    words = [*BURST_RUN, "io_demo", "-p", 1337, "-q", "-d", "1000:50000"]
+    words = [*burst_run(fabric.b), "io_demo", "-p", 1337, "-q", "-d", "1000:50000"]
     way = fabric.b, fabric.a, fabric.b.address
     pair(way, 1337, words, [*words, "-i", 20, "-o", "read,write", way[2]], ends=False, env=env)
     assert steps(fabric.a)["REQ to established"]["count"] > before

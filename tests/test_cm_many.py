@@ -104,6 +104,7 @@ def bandwidth_during_flood(fabric, port):
     return gbits
 
 
+@pytest.mark.alone
 def test_a_flood_of_requests_is_bounded_and_the_data_flows(make_fabric):
     fabric = make_fabric()
     backlog = 256

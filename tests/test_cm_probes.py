@@ -14,6 +14,8 @@ from lab.fabric import ROOT
 from test_cm import RPING, pair
 from test_middleware import needs
 
+pytestmark = pytest.mark.alone
+
 BURSTD = BUILD / "burstd"
 STEPS = [
     "addr_resolved", "route_resolved", "qp_created", "req_sent", "req_received", "rep_sent", "rep_received", "rtu_sent",

@@ -8,6 +8,8 @@ import pytest
 from lab import build_directory
 from lab.instructions import post_and_poll
 
+pytestmark = pytest.mark.alone
+
 IDLE_SECONDS, IDLE_SHARE = 5, 0.005
 # Idle queue pairs, and the bytes that each may cost.
 COUNT, IDLE_BYTES = 10_000, 2048

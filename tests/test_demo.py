@@ -14,6 +14,8 @@ import pytest
 from lab import wait_until
 from lab.fabric import ROOT
 
+pytestmark = pytest.mark.alone
+
 
 class Place:
     """A directory for a demo's temporary files. Its name, in the environment, identifies the demo's processes."""

@@ -145,3 +145,76 @@ def test_truncated_packets_are_marked(tmp_path):
         # A WRITE First only loses payload from its 36th byte on; the others are marked until they are whole.
         marked = "shorter" in line or "bitmap" in line
         assert marked != (opcode == 0xC6 and len(piece) - 42 >= 36), (len(piece) - 42, line)
+
+
+# The Unified Bus (share/wireshark/unified_bus.lua), golden packets of crates/bytes/ubwire/tests/golden.rs.
+
+BUS_SCRIPT = ROOT / "share/wireshark/unified_bus.lua"
+BUS_GOLDEN = ROOT / "crates/bytes/ubwire/tests/vectors/unified-bus.pcap"
+BUS_RESPONSES, BUS_ATOMICS, BUS_IMMEDIATE = {0x11, 0x12, 0x13}, {0x07, 0x08, *range(0x0B, 0x10)}, {0x01, 0x04, 0x05}
+BUS_MEMORY = {0x03, 0x04, 0x05, 0x06} | BUS_ATOMICS
+
+
+def bus_packets(*fields):
+    words = ["-T", "fields", "-E", "separator=|", "-e", "_ws.malformed", "-e", "_ws.expert.message"]
+    for field in fields:
+        words += ["-e", f"ub.{field}"]
+    done = subprocess.run(["tshark", "-X", f"lua_script:{BUS_SCRIPT}", "-r", BUS_GOLDEN, *words], capture_output=True, text=True)
+    assert done.returncode == 0 and "Lua" not in done.stderr, done.stderr
+    for line in done.stdout.splitlines():
+        malformed, expert, *values = line.split("|")
+        assert not malformed and not expert, line
+        yield dict(zip(fields, values, strict=True))
+
+
+def bus_numbers(*fields):
+    return [{name: read(text) for name, text in row.items()} for row in bus_packets(*fields)]
+
+
+def test_each_transaction_of_the_unified_bus_is_read():
+    fields = """next tp.opcode tp.psn tp.source ta.opcode ta.tassn ta.jetty ta.offset ta.mode ta.context ta.number ta.order ta.alloc status info
+addr token_id length token target.hint target.kind target.id operand swap imm notify.addr notify.token_id notify.token""".split()
+    rows = [row for row in bus_numbers(*fields) if row["next"] == 2 and row["tp.opcode"] == 1]
+    assert len(rows) == 17
+    for row in rows:
+        n = row["ta.opcode"]
+        want = dict.fromkeys(fields) | {"next": 2, "tp.opcode": 1, "tp.psn": 0x100000 + n, "tp.source": 0x110000 + n, "ta.opcode": n}
+        want |= {"ta.tassn": 0x600 + n, "ta.jetty": 0x700 + n, "ta.offset": 0x500 + n, "ta.context": 0x40 + n, "ta.mode": 1}
+        if n in BUS_RESPONSES:
+            want |= {"ta.mode": 0, "status": 0, "info": 2}
+        else:
+            want |= {"ta.number": 0x80 + n, "ta.order": 2, "ta.alloc": int(n == 3)}
+        if n in BUS_MEMORY:
+            want |= {"addr": 0x7F00112233440000 + n, "token_id": 0xA0000 + n, "length": 0x2000 + n}
+        if n in BUS_MEMORY or n <= 1:
+            want["token"] = 0xBEEF0000 + n
+        if n in (0, 1, 4):
+            want |= {"target.hint": 9, "target.kind": 2, "target.id": 0x50000 + n}
+        if n in BUS_ATOMICS:
+            want["operand"] = 0x11110000 + n
+        if n == 0x07:
+            want["swap"] = 0x22220000 + n
+        if n in BUS_IMMEDIATE:
+            want["imm"] = 0x44440000 + n
+        if n == 0x05:
+            want |= {"notify.addr": 0x55550000, "notify.token_id": 0x60000, "notify.token": 0x77770000}
+        assert row == want
+
+
+def test_acknowledgements_and_messages_of_the_unified_bus_are_read():
+    acks = [row for row in bus_numbers("tp.opcode", "tp.psn", "status", "echo.marked", "echo.granted", "sack.max", "sack.psn", "ta.opcode")
+            if row["tp.opcode"] not in (None, 1)]
+    psn = 0x100080
+    echo = {"echo.marked": 3, "echo.granted": 96}
+    none = dict.fromkeys(acks[0])
+    sack = lambda n: {"sack.max": n + 127, "sack.psn": [n + 1, n + 3, n + 127]}  # noqa: E731
+    assert acks == [
+        none | {"tp.opcode": 2, "tp.psn": psn, "status": 0},
+        none | {"tp.opcode": 5, "tp.psn": psn, "status": 0} | sack(psn),
+        none | {"tp.opcode": 3, "tp.psn": psn + 1, "status": 0} | echo,
+        none | {"tp.opcode": 6, "tp.psn": psn + 1, "status": 0} | echo | sack(psn + 1),
+        none | {"tp.opcode": 2, "tp.psn": 0x100090, "status": [5, 5], "ta.opcode": 0x11},
+    ]
+    message = bus_numbers("next", "source", "dest", "cc.increase", "cc.hint", "sl", "tp_message.kind", "tp_message.mtu", "tp_message.tpn",
+                          "tp_message.psn", "tp_message.incarnation")[-1]
+    assert list(message.values()) == [3, 0x010203, 0x040506, 1, 5, 3, 1, 4096, 0x010203, 0x0A0B0C, 77]

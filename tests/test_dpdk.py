@@ -16,6 +16,8 @@ from lab import Daemon, build_directory, run_pair, wait_until
 from lab.memif import Wire, meet, memif, wires, without_dpdk
 from lab.perftest import await_listener
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="session")
 def dpdk(tmp_path_factory):

@@ -1,7 +1,7 @@
 """Unmodified middleware from Debian between two hosts: perftest's options, UCX, libfabric, qperf, Open MPI.
 
 A case takes a few seconds; all cases take minutes. `make test` runs a part that contains each program, transport and option;
-`make test-matrix` (BURST_MATRIX=1) runs all.
+`make test-matrix` (BURST_MATRIX=1) runs all, and all a second time with the engine inside the programs.
 """
 
 import os
@@ -12,13 +12,29 @@ from pathlib import Path
 
 import pytest
 
+import lab
 from conftest import BUILD
 from lab import LabError, run_pair
 from lab.perftest import await_listener
 
-BURST_RUN = [BUILD / "burst", "run", "--no-start", "--"]
 SECONDS = 60
 ALL = os.environ.get("BURST_MATRIX") == "1"
+
+
+@pytest.fixture(scope="module", params=["daemon", "in-process"] if ALL else ["daemon"])
+def fabric(namespaces, request):
+    """Two hosts: with daemons, or with an engine in each program."""
+    with lab.Fabric(in_process=request.param == "in-process") as made:
+        yield made
+        for host in made.hosts:
+            if host.daemon:
+                assert host.daemon.running(), f"burstd of {host.name} ended:\n{host.daemon.text()}"
+                assert "panicked" not in host.daemon.text(), host.daemon.text()
+
+
+def burst_run(host):
+    """Words that run a program on Burst, with the files of a device (UCX reads them)."""
+    return [BUILD / "burst", "run", "--in-process" if host.in_process else "--no-start", "--"]
 
 
 def some(cases, step):
@@ -120,7 +136,7 @@ UCX = {"UCX_NET_DEVICES": "burst0:1", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 
 @needs("ucx_info", "ucx-utils")
 def test_ucx_finds_the_device(fabric):
-    code, text = fabric.a.run(*BURST_RUN, "ucx_info", "-d", env=UCX)
+    code, text = fabric.a.run(*burst_run(fabric.a), "ucx_info", "-d", env=UCX)
     assert code == 0, text
     for transport in ("rc_verbs", "ud_verbs"):
         block = text.split(f"Transport: {transport}\n")[1]
@@ -129,7 +145,7 @@ def test_ucx_finds_the_device(fabric):
 
 
 def ucx_perftest(fabric, transport, test, *words, **env):
-    tool = [*BURST_RUN, "ucx_perftest", "-d", "burst0:1", "-x", transport, "-t", test, "-n", 300, "-w", 10, *words]
+    tool = [*burst_run(fabric.a), "ucx_perftest", "-d", "burst0:1", "-x", transport, "-t", test, "-n", 300, "-w", 10, *words]
     server = fabric.b.start(*tool, env={**UCX, **env})
     try:
         await_listener(fabric.b, server, 13337)
@@ -178,7 +194,7 @@ def test_ucx_over_ipv6(fabric, transport):
 
 @needs("fi_info", "libfabric-bin")
 def test_libfabric_finds_the_device(fabric):
-    code, text = fabric.a.run(*BURST_RUN, "fi_info", "-p", "verbs")
+    code, text = fabric.a.run(*burst_run(fabric.a), "fi_info", "-p", "verbs")
     assert code == 0, text
     found = {tuple(line.split()[1] for line in block.splitlines()[2:5:2]) for block in text.split("provider: ")[1:]}
     assert {("burst0", "FI_EP_MSG"), ("burst0-dgram", "FI_EP_DGRAM")} <= found, text
@@ -211,7 +227,7 @@ def fi_pingpong(server_host, client_host, *words):
 
 def fi_pingpong_once(server_host, client_host, words):
     """Exit codes of client and server, or the error of the program that did not end; and their output."""
-    tool = [*BURST_RUN, "stdbuf", "-oL", "fi_pingpong", *words, "-c", "-I", 20]
+    tool = [*burst_run(server_host), "stdbuf", "-oL", "fi_pingpong", *words, "-c", "-I", 20]
     server = server_host.start(*tool)
     try:
         await_listener(server_host, server, 47592)
@@ -242,7 +258,7 @@ QPERF = [
 
 @pytest.fixture(scope="module")
 def qperf_server(fabric):
-    server = fabric.b.start(*BURST_RUN, "qperf")
+    server = fabric.b.start(*burst_run(fabric.b), "qperf")
     await_listener(fabric.b, server, 19765)
     yield fabric.b.address
     server.stop()
@@ -251,7 +267,7 @@ def qperf_server(fabric):
 @needs("qperf", "qperf")
 @pytest.mark.parametrize("test", some(QPERF, 3))
 def test_qperf(fabric, qperf_server, test):
-    code, text = fabric.a.run(*BURST_RUN, "qperf", "-t", 1, "-to", 20, "-cm", 1, qperf_server, test)
+    code, text = fabric.a.run(*burst_run(fabric.a), "qperf", "-t", 1, "-to", 20, "-cm", 1, qperf_server, test)
     assert code == 0 and "failed" not in text, text
     (line,) = [line for line in text.splitlines() if "=" in line]
     assert float(line.split()[2]) > 0, text
@@ -273,21 +289,28 @@ UCX_ONLY = ["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "self"
 MPI_TRANSPORTS = pytest.mark.parametrize("transports", ["rc_verbs,ud_verbs,self", "ud_verbs,self"], ids=["rc", "ud"])
 
 
+def sent(host):
+    """Packets sent so far. Programs with engines of their own take their counters with them; they have no other transport."""
+    return 0 if host.in_process else host.stats()["tx_packets"]
+
+
 def mpirun(host, transports, program, *words, prefix=()):
     """Runs a program of two ranks on Burst; its data must be right and have gone over Burst."""
-    before = host.stats()["tx_packets"]
+    before = sent(host)
     env = {**UCX, "UCX_TLS": transports}
     exported = [word for name in env for word in ("-x", name)]
-    words = [*prefix, *BURST_RUN, "mpirun", "--allow-run-as-root", "-n", 2, *words, *UCX_ONLY, *exported, program]
+    words = [*prefix, *burst_run(host), "mpirun", "--allow-run-as-root", "-n", 2, *words, *UCX_ONLY, *exported, program]
     code, text = host.run(*words, env=env)
     assert code == 0 and text.splitlines()[-1] == "checked", text
-    assert host.stats()["tx_packets"] > before + 100, "the data did not go over Burst"
+    assert host.in_process or sent(host) > before + 100, "the data did not go over Burst"
 
 
 @needs("mpirun", "openmpi-bin")
 @needs("mpicc", "libopenmpi-dev")
 @MPI_TRANSPORTS
 def test_open_mpi_on_one_host(fabric, mpi_program, transports):
+    if fabric.in_process:
+        pytest.skip("each program with an engine needs an address of its own")
     mpirun(fabric.a, transports, mpi_program, "--oversubscribe")
 
 
@@ -296,8 +319,9 @@ def agent(fabric, tmp_path):
     """A replacement for ssh, for mpirun: `agent HOST COMMAND...` runs the command on host b, under another host name."""
     path = tmp_path / "agent"
     enter = " ".join(map(str, fabric.b.prefix()))
-    environment = f"BURST_SOCKET={fabric.b.socket} LD_LIBRARY_PATH={BUILD / 'lib'}"
-    inside = f'hostname lab-b; export {environment}; exec {" ".join(map(str, BURST_RUN))} sh -c "$0"'
+    variables = {**fabric.b.burst_environment(), "LD_LIBRARY_PATH": BUILD / "lib"}
+    environment = " ".join(f"{name}={value}" for name, value in variables.items())
+    inside = f'hostname lab-b; export {environment}; exec {" ".join(map(str, burst_run(fabric.b)))} sh -c "$0"'
     path.write_text(f"#!/bin/sh\nshift\nexec {enter} unshare --uts sh -c '{inside}' \"$*\"\n")
     path.chmod(0o755)
     return path
@@ -309,7 +333,7 @@ def agent(fabric, tmp_path):
 def test_open_mpi_on_two_hosts(fabric, mpi_program, agent, transports):
     words = ["-H", f"{fabric.a.address},{fabric.b.address}", "--map-by", "node"]
     words += ["--mca", "plm_rsh_agent", agent, "--mca", "oob_tcp_if_include", "eth0"]
-    before = fabric.b.stats()["tx_packets"]
+    before = sent(fabric.b)
     rename = ["unshare", "--uts", "sh", "-c", 'hostname lab-a; exec "$@"', "sh"]
     mpirun(fabric.a, transports, mpi_program, *words, prefix=rename)
-    assert fabric.b.stats()["tx_packets"] > before + 100, "the second rank was not on the other host"
+    assert fabric.in_process or sent(fabric.b) > before + 100, "the second rank was not on the other host"

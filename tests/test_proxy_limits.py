@@ -143,3 +143,70 @@ def test_urgent_data_keeps_its_place_by_tcp(make_fabric):
         before = proxies.counters(proxies.fabric.a).get("connections_by_tcp", 0)
         urgent_data_keeps_its_place(proxies)
         assert proxies.counters(proxies.fabric.a)["connections_by_tcp"] == before + 1
+
+
+def resident_kib(program):
+    """Memory of a process: its own and what it shares with its daemon."""
+    lines = open(f"/proc/{program.pid}/status").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+
+def test_a_thousand_stalled_streams_take_no_more_than_the_configured_memory(make_fabric):
+    """Half of them find no memory and go by TCP, slowly. When the readers go on, all bytes come."""
+    count, each = 1000, 400_000
+    total = 64 << 10
+    with Proxies(make_fabric(), window="64KiB", memory="64MiB") as proxies, contextlib.ExitStack() as end:
+        a, b = proxies.fabric.hosts
+        before = [resident_kib(proxies.running[host.name]) for host in (a, b)]
+        listener = end.enter_context(listen(b))
+        pairs = []
+        for _ in range(count):
+            ours = end.enter_context(client(a, b.address))
+            pairs.append((ours, end.enter_context(listener.accept()[0])))
+        data = bytes(each)
+        left = []
+        for ours, _ in pairs:
+            ours.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                left.append(each - ours.send(data))
+        counters = proxies.counters(a)
+        assert counters["connections_by_tcp"] >= count // 4 and counters["streams_opened"] >= count // 4, counters
+        for host, first in zip((a, b), before):
+            memory = sum(link["memory"] for link in proxies.show(host)["links"])
+            assert memory <= total << 10
+            # Each connection by TCP has two buffers of 16 KiB, and the process a few structures for each.
+            grown = resident_kib(proxies.running[host.name]) - first
+            assert grown < total + count * 40, f"{grown} KiB"
+        for (ours, theirs), rest in zip(pairs, left):
+            ours.settimeout(20)
+            theirs.settimeout(20)
+            assert len(exactly(theirs, each - rest)) == each - rest
+
+
+def test_a_taken_prefix_with_several_routes_keeps_the_source_of_each(make_fabric):
+    """Also of a route that comes while the proxy runs."""
+    fabric = make_fabric()
+    a, b = fabric.hosts
+    proxies = Proxies(fabric)
+    written = proxies.configuration
+
+    def wide(host):
+        # What a takes, and b serves.
+        return replace(written(host), f'to = ["{b.address}", "{b.address6}"]', 'to = ["10.99.0.0/16"]')
+    proxies.configuration = wide
+    b.ip("addr add 10.99.5.1/32 dev eth0")
+    with proxies:
+        shown = lambda: a.run("ip", "route", "show", "table", "81", plain=True)[1]  # noqa: E731
+        assert "10.99.5.0/24" not in shown()
+        a.ip("addr add 10.99.0.77/32 dev eth0")
+        a.ip(f"route add 10.99.5.0/24 via {b.address} src 10.99.0.77")
+        wait_until(lambda: "10.99.5.0/24" in shown(), said=shown)
+        for address, source in (("10.99.5.1", "10.99.0.77"), (b.address, a.address)):
+            before = carried(proxies)
+            with listen(b, address) as listener, client(a, address) as ours:
+                theirs, peer = listener.accept()
+                with theirs:
+                    assert peer[0] == ours.getsockname()[0] == source
+                    theirs.sendall(b"hello")
+                    assert exactly(ours, 5) == b"hello"
+            await_carried(proxies, before + 1)

@@ -14,6 +14,8 @@ from lab import wait_until
 from lab.fabric import ROOT
 from lab.perftest import soonest
 
+pytestmark = pytest.mark.alone
+
 HOSTILE, BYSTANDER = 1001, 1002
 SECONDS = 60
 

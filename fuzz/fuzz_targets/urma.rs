@@ -249,7 +249,8 @@ fuzz_target!(|bytes: &[u8]| {
             // A request that another one held begins with a channel of its own.
             for _ in 0..200 {
                 with(side, now, |node, env| while node.poll_tx(env, &mut [0; 4096]).is_some() {});
-                now = side.node.next_deadline().min(now + Nanos(1_000_000_000));
+                // The other side may have gone on to a later time.
+                now = side.node.next_deadline().max(now).min(now + Nanos(1_000_000_000));
                 with(side, now, |node, env| node.on_timer(env));
                 collect(side);
             }

@@ -28,6 +28,27 @@ def by_object(profile):
     return sums
 
 
+def by_function(profile):
+    """Counts of each event by function, from callgrind's output: {function: {event: count}}, without those of called functions."""
+    names, sums, events, here, inclusive = {}, {}, [], None, False
+    for line in profile.splitlines():
+        if line.startswith("events: "):
+            events = line.split()[1:]
+        elif line.startswith(("fn=", "cfn=")):
+            key, number, name = re.fullmatch(r"(c?fn)=\((\d+)\)(?: (.*))?", line).groups()
+            names.setdefault(number, name)
+            here = names[number] if key == "fn" else here
+        elif line.startswith("calls="):
+            inclusive = True
+        elif line[:1] in "+-*0123456789" and line:
+            if not inclusive:
+                counts = sums.setdefault(here, dict.fromkeys(events, 0))
+                for event, count in zip(events, line.split()[1:]):
+                    counts[event] += int(count)
+            inclusive = False
+    return sums
+
+
 def post_and_poll(host, interface, batch=1, requests=208):
     """Instructions of libibverbs per 64-byte WRITE: (posting, polling), by programs/post_poll."""
     counts = []

@@ -1,6 +1,7 @@
 """Single measurements over a fabric: verbs by Debian's perftest, and the kernel's TCP and UDP on the same wire."""
 
 import json
+from statistics import median
 
 from .fabric import build_directory
 from .perftest import await_listener, run_pair
@@ -8,6 +9,15 @@ from .waiting import LabError
 
 REFERENCE_PORT = 5301
 DEVICE = "burst0"
+
+
+def in_turns(*jobs, rounds=5):
+    """Medians of jobs that are run in turns."""
+    values = [[] for _ in jobs]
+    for _ in range(rounds):
+        for row, job in zip(values, jobs):
+            row.append(job())
+    return [median(row) for row in values]
 
 
 def tcp_stream_gbits(fabric, seconds=2):

@@ -13,7 +13,7 @@ CONTROL = 7400
 class Proxies:
     """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager."""
 
-    def __init__(self, made, window="1MiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True):
+    def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True):
         self.fabric, self.relay, self.rdma = made, relay, rdma
         self.options = f'window = "{window}"\nmemory = "{memory}"\nworkers = {workers}\n{extra}'
         self.directory = made.directory

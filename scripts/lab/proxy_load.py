@@ -16,7 +16,27 @@ from .waiting import LabError, wait_until
 
 #: iperf3 refuses more streams in one process.
 STREAMS_PER_PROCESS = 125
-IPERF_PORT, REDIS_PORT, PING_PORT, HTTP_PORT = 7100, 6379, 7200, 8080
+IPERF_PORT, REDIS_PORT, PING_PORT, HTTP_PORT, CONNECT_PORT = 7100, 6379, 7200, 8080, 7300
+#: Accepts connections and closes each after its client.
+ACCEPTOR = """
+import socket, sys
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+while True:
+    peer = server.accept()[0]
+    peer.recv(1)
+    peer.close()
+"""
+#: Connects again and again; prints the median time of `connect` in microseconds.
+CONNECTOR = """
+import socket, statistics, sys, time
+times = []
+for _ in range(int(sys.argv[3])):
+    with socket.socket() as s:
+        began = time.perf_counter()
+        s.connect((sys.argv[1], int(sys.argv[2])))
+        times.append(time.perf_counter() - began)
+print(statistics.median(times) * 1e6)
+"""
 
 
 class Route:
@@ -134,6 +154,19 @@ def ping_pong_us(route, rounds=4000, size=64):
         if code:
             raise LabError(f"pingpong: {text}")
         return json.loads(text)
+    finally:
+        server.stop()
+
+
+def connect_us(route, count=300):
+    """Median time of `connect`, one connection after the other."""
+    server = route.server.start("python3", "-c", ACCEPTOR, route.address, CONNECT_PORT, plain=True)
+    try:
+        await_listener(route.server, CONNECT_PORT, server)
+        code, text = route.client.run("python3", "-c", CONNECTOR, route.address, CONNECT_PORT, count, seconds=60, plain=True)
+        if code:
+            raise LabError(f"connect: {text}")
+        return float(text)
     finally:
         server.stop()
 

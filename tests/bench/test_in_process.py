@@ -1,6 +1,7 @@
 """Programs with an engine of their own against the kernel's sockets in the same run (`make bench`): medians of five rounds, in turns."""
 
 import os
+from functools import partial
 from statistics import median
 
 import pytest
@@ -11,7 +12,6 @@ from lab import measure
 pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="figures are measured by make bench")
 
 KIB = 1 << 10
-ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +21,8 @@ def fabric(namespaces):
 
 
 def in_turns(fabric, *jobs):
-    """Medians of jobs that are run in turns."""
-    values = [[] for _ in jobs]
-    for _ in range(ROUNDS):
-        for row, job in zip(values, jobs):
-            row.append(job(fabric))
-    return [median(row) for row in values]
+    """Medians of jobs that are run in turns over a fabric."""
+    return measure.in_turns(*(partial(job, fabric) for job in jobs))
 
 
 @pytest.mark.parametrize("tool", ["ib_send_lat", "ib_write_lat"])

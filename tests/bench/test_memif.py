@@ -5,11 +5,11 @@ daemons on one processor, because the polling client keeps the other one busy.
 """
 
 import os
-from statistics import median
 
 import pytest
 
 import lab
+from lab import measure
 from lab.memif import meet, wires, without_dpdk
 
 pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="figures are measured by make bench")
@@ -35,11 +35,7 @@ def memif(tmp_path_factory):
 
 def in_turns(memif, fabric, words, read):
     """Medians over memif and over veth."""
-    values = ([], [])
-    for _ in range(ROUNDS):
-        values[0].append(read(meet(*memif, words)))
-        values[1].append(read(lab.run_pair(fabric.b, fabric.a, words)))
-    return [median(row) for row in values]
+    return measure.in_turns(lambda: read(meet(*memif, words)), lambda: read(lab.run_pair(fabric.b, fabric.a, words)), rounds=ROUNDS)
 
 
 def test_large_writes(memif, fabric, figure):

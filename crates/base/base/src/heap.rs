@@ -44,6 +44,16 @@ pub fn with_room<T>(entries: usize) -> Result<Vec<T>, OutOfMemory> {
     reserve(&mut list, entries).map(|()| list)
 }
 
+/// A value in memory of its own. An array of one, because only lists can be allocated so that it may fail.
+///
+/// # Errors
+/// There is no memory.
+pub fn boxed<T>(value: T) -> Result<Box<[T; 1]>, OutOfMemory> {
+    let mut list = with_room(1)?;
+    list.push(value);
+    list.into_boxed_slice().try_into().map_err(|_| OutOfMemory)
+}
+
 /// Carries out an allocation of another kind of table.
 ///
 /// # Errors

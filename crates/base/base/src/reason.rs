@@ -188,7 +188,7 @@ reasons! {
     UbManagement, "ub_management", Drop, "A management message of the Unified Bus transport is malformed.", "Use the same version of Burst on both hosts.";
     // --- the Unified Bus transport: channels
     UbUnknownChannel, "ub_unknown_channel", Drop, "A packet names a transport channel that does not exist, or is not the peer's.", "Nothing if rare: the packet is late. If often, look for a host that forges its packets.";
-    UbStaleChannel, "ub_stale_channel", Drop, "A request to open a transport channel is older than the present channel.", "Nothing: the packet is late.";
+    UbStaleChannel, "ub_stale_channel", Drop, "A message to open a transport channel does not belong to the present one; its sender is asked to show that it is not late.", "Nothing: the peer has restarted, or the packet is late.";
     UbChannelLimit, "ub_channel_limit", Drop, "A transport channel was not opened because the host has its maximum number of channels.", "Raise the limit on channels, or look for a host that opens channels with forged addresses.";
     UbDuplicate, "ub_duplicate", Note, "A packet of a transport channel arrived again and was not executed again.", "Nothing: an acknowledgement was lost or late.";
     UbOutsideWindow, "ub_outside_window", Drop, "A packet's PSN is outside the receive window of its channel.", "Nothing if rare; if often, the peer ignores the window.";
@@ -224,6 +224,8 @@ reasons! {
     ProxyRefused, "proxy_refused", Note, "The server refused a connection; the client's connection was reset.", "Start the server, or look for a wrong port.";
     ProxyUnreachable, "proxy_unreachable", Note, "The server did not answer the peer's connect; the client's connection was reset.", "Look for a firewall on the server's host.";
     ProxyReset, "proxy_reset", Note, "A connection was reset before the server had answered.", "Nothing: the program gave up.";
+    // --- going back
+    BackRepeated, "back_repeated", Note, "A packet that was sent again after a sequence NAK was not acknowledged within two round trips, and is sent once more.", "The path loses many packets: check it, and the peer's socket buffers.";
 }
 
 impl Reason {

@@ -559,6 +559,12 @@ impl<T: Cut> Network<T> {
         switches.map(|port| port.queued_max).max().unwrap_or(0)
     }
 
+    /// The most bytes that wait at a port of a switch now.
+    pub fn queue_now(&self) -> u64 {
+        let switches = self.ports.iter().filter(|port| port.node >= self.hosts);
+        switches.map(|port| port.queued).max().unwrap_or(0)
+    }
+
     /// Packets that each switch has sent whose name begins with `prefix`.
     pub fn sent_through(&self, prefix: &str) -> Vec<u64> {
         let names = self.topology.switches.iter().zip(self.hosts..).filter(|(name, _)| name.starts_with(prefix));

@@ -51,7 +51,7 @@ impl Controller {
             Algorithm::Dcqcn => Controller::Dcqcn(Dcqcn::new(Variant::Paper, params, now, line_rate, mtu)),
             Algorithm::DcqcnNvidia => Controller::Dcqcn(Dcqcn::new(Variant::Nvidia, params, now, line_rate, mtu)),
             Algorithm::Dctcp => Controller::Dctcp(Dctcp::new(params, mtu)),
-            Algorithm::Swift => Controller::Swift(Swift::new(params, now, mtu)),
+            Algorithm::Swift => Controller::Swift(Swift::new(params, now, line_rate, mtu)),
             Algorithm::Timely => Controller::Timely(Timely::new(params, now, line_rate, mtu)),
         }
     }

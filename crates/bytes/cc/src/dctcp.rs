@@ -1,9 +1,11 @@
 //! DCTCP: a window, reduced in proportion to the share of marked packets.
 //!
 //! Alizadeh et al., SIGCOMM 2010, and RFC 8257. Once per window of acknowledged bytes, F is the share of packets that arrived
-//! with CE, alpha = (1-g) alpha + g F, and the window is multiplied by 1 - alpha/2 if F > 0, else it grows by one MTU. Until
-//! the first mark the window grows by the bytes acknowledged (slow start). A loss halves the window once per window, as RFC
-//! 8257 section 3.5 asks; a timeout sets it to one MTU and begins slow start up to half of the window before.
+//! with CE, and alpha = (1-g) alpha + g F; the window grows by one MTU if F = 0. The first mark multiplies the window by
+//! 1 - alpha/2 at once; marks of packets that were in flight then do not (RFC 8257 section 3.3). A cut at the end of each window
+//! with a mark would be two cuts for most congestion: marks last for a round trip and fall into two windows. Until the first mark
+//! the window grows by the bytes acknowledged (slow start). A loss halves the window once per window, as RFC 8257 section 3.5
+//! asks; a timeout sets it to one MTU and begins slow start up to half of the window before.
 //!
 //! F needs a peer that echoes marks ([`AckSample::ce_packets`]). Towards a standard RoCEv2 peer, whose acknowledgements echo
 //! nothing, a window in which a congestion notification packet came counts as F = 1. A window in which the peer said that its
@@ -71,6 +73,8 @@ pub struct Dctcp {
     alpha: f64,
     /// Bytes to be acknowledged until the present window ends.
     left: u64,
+    /// Bytes to be acknowledged that were in flight at the last cut: their marks do not count again.
+    answered: u64,
     packets: u64,
     ce_packets: u64,
     /// A congestion notification came in this window.
@@ -95,6 +99,7 @@ impl Dctcp {
             threshold: if slow { window_max } else { window },
             alpha: params.fraction("initial_alpha"),
             left: window as u64,
+            answered: 0,
             packets: 0,
             ce_packets: 0,
             notified: false,
@@ -115,11 +120,25 @@ impl Dctcp {
         if self.window < self.threshold {
             self.resize(self.window + sample.acked_bytes as f64);
         }
+        let inflight = sample.inflight_bytes.max(self.settings.mtu as u64);
+        let is_marked = sample.ce_packets > 0 && sample.packets > 0 && self.answered == 0;
+        self.answered = self.answered.saturating_sub(sample.acked_bytes);
         self.left = self.left.saturating_sub(sample.acked_bytes);
         if self.left == 0 {
-            self.end_window();
-            self.left = sample.inflight_bytes.max(self.settings.mtu as u64);
+            self.end_window(inflight);
+            self.left = inflight;
         }
+        if is_marked && self.answered == 0 {
+            self.cut(inflight);
+        }
+    }
+
+    /// Reduces the window by half of alpha; so many bytes are in flight.
+    fn cut(&mut self, inflight: u64) {
+        self.answered = inflight;
+        self.resize(self.window * (1.0 - self.alpha / 2.0));
+        self.threshold = self.threshold.min(self.window);
+        self.undo = (0.0, 0.0);
     }
 
     /// A congestion notification packet.
@@ -149,7 +168,7 @@ impl Dctcp {
     }
 
     /// A window has been acknowledged: alpha and the window follow its marks.
-    fn end_window(&mut self) {
+    fn end_window(&mut self, inflight: u64) {
         let share = match (self.packets, self.notified) {
             _ if self.pressed => 1.0,
             (0, false) => 0.0,
@@ -158,11 +177,10 @@ impl Dctcp {
         };
         let DctcpSettings { g, mtu, .. } = *self.settings;
         self.alpha = (1.0 - g) * self.alpha + g * share;
-        if share > 0.0 {
-            self.resize(self.window * (1.0 - self.alpha / 2.0));
-            self.threshold = self.threshold.min(self.window);
-            self.undo = (0.0, 0.0);
-        } else if self.window >= self.threshold {
+        // The first mark has reduced the window already, notifications and pressure have not.
+        if (self.pressed || (share > 0.0 && self.packets == 0)) && self.answered == 0 {
+            self.cut(inflight);
+        } else if share == 0.0 && self.window >= self.threshold {
             self.resize(self.window + mtu);
             self.threshold = self.window;
         }

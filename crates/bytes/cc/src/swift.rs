@@ -89,6 +89,8 @@ struct SwiftSettings {
     fs_b: f64,
     window_min: f64,
     window_max: f64,
+    /// Bits per second of the link.
+    line_rate: f64,
     mtu: u64,
 }
 
@@ -116,7 +118,7 @@ pub struct Swift {
 }
 
 impl Swift {
-    pub(crate) fn new(params: &Params, now: Nanos, mtu: u64) -> Swift {
+    pub(crate) fn new(params: &Params, now: Nanos, line_rate: f64, mtu: u64) -> Swift {
         let (fs_range, fs_min, fs_max) =
             (params.number("fs_range"), params.fraction("fs_min"), params.number("fs_max"));
         let fs_a = fs_range / (1.0 / fs_min.sqrt() - 1.0 / fs_max.sqrt());
@@ -134,6 +136,7 @@ impl Swift {
             fs_b: -fs_a / fs_max.sqrt(),
             window_min: params.fraction("min_window"),
             window_max,
+            line_rate,
             mtu,
         };
         let settings = Arc::new(settings);
@@ -235,7 +238,8 @@ impl Swift {
             let window_bytes = ((packets * mtu as f64) as u64).max(mtu);
             return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
         }
-        let rate = mtu as f64 * 8.0 / (self.gap(packets) * 1e-9);
+        // A round trip may be shorter than a packet, if it was measured by a short one.
+        let rate = (mtu as f64 * 8.0 / (self.gap(packets) * 1e-9)).min(self.settings.line_rate);
         SendLimits { window_bytes: mtu, rate_bps: (rate as u64).max(1), burst_bytes: mtu }
     }
 

@@ -273,3 +273,96 @@ fn a_clock_that_goes_back_changes_nothing() {
     c.on_timer(us(5_050));
     assert_eq!(rate(&c), 10.0 * G);
 }
+
+/// NVIDIA's rules, integrated in steps of a microsecond, which is their period of alpha.
+struct Rules {
+    rate: f64,
+    target: f64,
+    alpha: f64,
+    stage: u32,
+    increased: u64,
+    cut: u64,
+    cnp_in_period: bool,
+    cut_waits: bool,
+    started: bool,
+}
+
+impl Rules {
+    const LINE: f64 = 100.0 * G;
+    const LEAST: f64 = 1e6;
+
+    fn new() -> Rules {
+        let (rate, target, alpha, stage, increased, cut) = (Rules::LINE, Rules::LINE, 1_023.0 / 1_024.0, 0, 0, 0);
+        Rules { rate, target, alpha, stage, increased, cut, cnp_in_period: false, cut_waits: false, started: false }
+    }
+    fn cut(&mut self, now: u64) {
+        if self.stage > 0 {
+            self.target = self.rate;
+        }
+        self.rate = (self.rate * (1.0 - self.alpha / 2.0).max(0.5)).max(Rules::LEAST);
+        (self.stage, self.increased, self.cut, self.cut_waits) = (0, now, now, false);
+    }
+    fn step(&mut self, now: u64, is_notified: bool) {
+        if !self.started {
+            if is_notified {
+                self.started = true;
+                self.cut(now);
+            }
+            return;
+        }
+        let g = 1.0 - 1_019.0 / 1_024.0;
+        self.alpha = (1.0 - g) * self.alpha + if self.cnp_in_period { g } else { 0.0 };
+        self.cnp_in_period = is_notified;
+        if now - self.increased >= 300 {
+            let more = match self.stage {
+                0 => 0.0,
+                1 => 5e6,
+                _ => 50e6,
+            };
+            self.target = (self.target + more).min(Rules::LINE);
+            self.rate = (self.rate + self.target) / 2.0;
+            (self.stage, self.increased) = (self.stage + 1, now);
+        }
+        self.cut_waits |= is_notified;
+        if self.cut_waits && now - self.cut >= 4 {
+            self.cut(now);
+        }
+    }
+}
+
+/// Two flows from (100, 0) Gbit/s share a link that marks from 400 to 1,600 KB: rates and targets are those of the rules
+/// within 10 %.
+#[test]
+fn two_flows_of_nvidias_variant_follow_a_numerical_integration_of_its_rules() {
+    let params = Params::parse("dcqcn-nvidia", 1 << 30).expect("a valid specification");
+    let mut flows: [_; 2] =
+        std::array::from_fn(|_| (Controller::new(&params, Nanos(0), 100_000_000_000, 1024), Rules::new()));
+    let (mut queue, mut marked, mut cnps) = (0.0f64, [0.0; 2], 0);
+    for now in 1..60_000u64 {
+        let share = ((queue - 400e3) / 1_200e3).clamp(0.0, 1.0) * 0.2;
+        let share = if queue > 1_600e3 { 1.0 } else { share };
+        let mut sent = 0.0;
+        for (at, (controller, rules)) in flows.iter_mut().enumerate() {
+            // The second flow is stopped by notifications first.
+            let is_stopped = at == 1 && now < 400;
+            let bytes = rate(controller) / 8.0 * 1e-6;
+            sent += if is_stopped { 0.0 } else { bytes };
+            marked[at] += bytes / 1_024.0 * share;
+            let is_notified = now % 4 == 0 && (marked[at] >= 1.0 || is_stopped);
+            controller.on_timer(us(now));
+            if is_notified {
+                (marked[at], cnps) = (0.0, cnps + 1);
+                controller.on_cnp(us(now));
+            }
+            rules.step(now, is_notified);
+            for (name, is, must) in
+                [("rate", rate(controller), rules.rate), ("target", value(controller, "target_rate_bps"), rules.target)]
+            {
+                assert!((is / must - 1.0).abs() <= 0.1, "flow {at}, {now} us: {name} {is}, by the rules {must}");
+            }
+        }
+        queue = (queue + sent - Rules::LINE / 8.0 * 1e-6).max(0.0);
+    }
+    assert!(cnps > 500, "only {cnps} notifications");
+    println!("{cnps} notifications, {:.1} and {:.1} Gbit/s", rate(&flows[0].0) / G, rate(&flows[1].0) / G);
+}

@@ -64,6 +64,26 @@ fn dctcp_reduces_the_window_by_half_of_alpha_once_per_window() {
     assert!(near(value(&c, "window_bytes"), before + MTU as f64));
 }
 
+/// Marks last for about a round trip, because the packets behind the first marked one are on their way already, and so they fall
+/// into two windows of the estimate. One cut answers them, at the first mark (RFC 8257, section 3.3; RFC 3168, section 6.1.2).
+#[test]
+fn dctcp_answers_marks_of_one_round_trip_once() {
+    let mut c = controller("dctcp:slow_start=0,initial_alpha=0.2,g=0.001");
+    // The last 60 packets of one window and the first 41 of the next one are marked.
+    for (packets, marked) in [(40, 0), (1, 1)] {
+        c.on_ack(us(1), &AckSample { inflight_bytes: 100 * MTU, ..window(packets, marked) });
+    }
+    let cut = value(&c, "window_bytes");
+    assert!(near(cut, 100_000.0 * (1.0 - 0.2 / 2.0)), "{cut}");
+    for (packets, marked) in [(59, 59), (41, 41)] {
+        c.on_ack(us(2), &AckSample { inflight_bytes: 90 * MTU, ..window(packets, marked) });
+        assert_eq!(value(&c, "window_bytes"), cut);
+    }
+    // Marks that go on are answered again.
+    c.on_ack(us(3), &AckSample { inflight_bytes: 90 * MTU, ..window(1, 1) });
+    assert!(value(&c, "window_bytes") < 0.92 * cut);
+}
+
 #[test]
 fn dctcp_alpha_converges_to_the_share_of_marks() {
     let mut c = controller("dctcp");
@@ -288,4 +308,16 @@ fn timely_updates_once_per_segment_and_obeys_notifications() {
     assert_eq!(value(&c, "rate_bps"), 2.5e9);
     (0..100).for_each(|k| c.on_cnp(us(2_000 + 50 * k)));
     assert_eq!(c.limits().rate_bps, 100_000_000);
+}
+
+#[test]
+fn swift_never_paces_above_the_rate_of_the_link() {
+    let params = Params::parse("swift:min_window=0.1", 100 * MTU).expect("a valid specification");
+    let mut c = Controller::new(&params, Nanos(0), 1_000_000_000, 4_096);
+    let sample = |rtt| AckSample { acked_bytes: MTU, rtt: Some(rtt), ..AckSample::default() };
+    // A full queue, again and again; then the round trip of a short packet.
+    (1..200).for_each(|k| c.on_ack(us(k * 10_000), &sample(us(5_000))));
+    assert!(c.limits().rate_bps < 1_000_000_000 && c.limits().rate_bps != RATE_UNPACED, "{:?}", c.limits());
+    c.on_ack(us(2_000_000), &sample(us(2)));
+    assert!(c.limits().rate_bps <= 1_000_000_000, "{:?}", c.limits());
 }

@@ -178,6 +178,7 @@ fn swift_is_unfair_to_the_flow_that_saw_the_empty_queue_if_minima_count() {
 #[test]
 fn timely_bounds_the_queue() {
     let outcome = share("timely", Marking::Over(f64::MAX), false, 400_000);
+    println!("timely: Jain {:.3}, queue {:.0} to {:.0} bytes", outcome.jain, outcome.queue_mean, outcome.queue_max);
     assert!(outcome.used > 0.9 && outcome.used < 1.1, "{} of the link", outcome.used);
     assert!(outcome.queue_max * 8.0 / LINK * 1e6 < 600.0, "queue {}", outcome.queue_max);
 }

@@ -165,7 +165,7 @@ fn each_sign_of_congestion_ends_the_slow_start_of_dctcp_at_once() {
         bytes(&c)
     };
     assert_eq!(window_after(|_| AckSample::default()), 48 * MTU, "doubles");
-    assert_eq!(window_after(|_| AckSample { ce_packets: 1, ..AckSample::default() }), 32 * MTU);
+    assert_eq!(window_after(|_| AckSample { ce_packets: 1, ..AckSample::default() }), 16 * MTU, "alpha is 1 at first");
     assert_eq!(window_after(|_| AckSample { pressure: 2, ..AckSample::default() }), 32 * MTU);
     let notified = |c: &mut Controller| {
         c.on_cnp(ms(1));

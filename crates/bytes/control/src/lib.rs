@@ -6,6 +6,7 @@
 //! manager have no reply and another encoding. The data path does not use this socket.
 #![forbid(unsafe_code)]
 
+mod async_record;
 pub mod client;
 pub mod cm;
 pub mod commands;
@@ -13,13 +14,17 @@ pub mod crash_report;
 pub mod events;
 pub mod frame;
 pub mod in_process;
+pub mod inspection;
+pub mod listener;
 pub mod messages;
 pub mod monitor;
 pub mod names;
 mod record;
 pub mod socket_path;
 pub mod trust;
+pub mod urma;
 
+pub use async_record::{AsyncObject, AsyncRecord};
 pub use client::Client;
 pub use commands::CommandSender;
 pub use messages::*;

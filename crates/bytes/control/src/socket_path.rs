@@ -22,26 +22,46 @@ pub fn candidates() -> Vec<PathBuf> {
     list
 }
 
-/// What names of sockets of programs with an engine of their own begin and end with; the process number is between.
-const IN_PROCESS: (&str, &str) = ("in-process-", ".sock");
-
-/// The socket by which tools see a program with an engine of its own: in the directory of the daemon's socket.
-pub fn in_process_socket(pid: u32) -> PathBuf {
-    let named = std::env::var_os(SOCKET_ENV).filter(|p| !p.is_empty()).map(PathBuf::from);
-    let (first, last) = IN_PROCESS;
-    named.unwrap_or_else(daemon_socket).with_file_name(format!("{first}{pid}{last}"))
+/// What a program with a host of its own runs: the beginning of its socket's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProgramKind {
+    /// The engine of verbs.
+    InProcess,
+    /// Nodes of URMA.
+    Urma,
 }
 
-/// The sockets of programs with engines of their own in a directory, by process number.
-pub fn in_process_sockets(directory: &Path) -> Vec<(u32, PathBuf)> {
-    let (first, last) = IN_PROCESS;
+impl ProgramKind {
+    /// All kinds.
+    pub const ALL: [ProgramKind; 2] = [ProgramKind::InProcess, ProgramKind::Urma];
+
+    const fn prefix(self) -> &'static str {
+        match self {
+            ProgramKind::InProcess => "in-process-",
+            ProgramKind::Urma => "urma-",
+        }
+    }
+}
+
+/// What names of sockets of programs end with; the process number is between this and the prefix of their kind.
+const PROGRAM_SUFFIX: &str = ".sock";
+
+/// The socket by which tools see a program with a host of its own: in the directory of the daemon's socket.
+pub fn program_socket(kind: ProgramKind, pid: u32) -> PathBuf {
+    let named = std::env::var_os(SOCKET_ENV).filter(|p| !p.is_empty()).map(PathBuf::from);
+    named.unwrap_or_else(daemon_socket).with_file_name(format!("{}{pid}{PROGRAM_SUFFIX}", kind.prefix()))
+}
+
+/// The sockets of programs with hosts of their own in a directory, by kind and process number.
+pub fn program_sockets(directory: &Path) -> Vec<(ProgramKind, u32, PathBuf)> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let sockets = entries.filter_map(|entry| {
         let name = entry.file_name();
-        let pid = name.to_str()?.strip_prefix(first)?.strip_suffix(last)?.parse().ok()?;
-        Some((pid, entry.path()))
+        let name = name.to_str()?;
+        let (kind, rest) = ProgramKind::ALL.iter().find_map(|kind| Some((*kind, name.strip_prefix(kind.prefix())?)))?;
+        Some((kind, rest.strip_suffix(PROGRAM_SUFFIX)?.parse().ok()?, entry.path()))
     });
-    let mut found: Vec<(u32, PathBuf)> = sockets.collect();
+    let mut found: Vec<(ProgramKind, u32, PathBuf)> = sockets.collect();
     found.sort();
     found
 }
@@ -83,11 +103,15 @@ mod tests {
     fn sockets_of_programs_are_found_by_their_names() {
         let base = std::env::temp_dir().join(format!("burst-programs-{}", std::process::id()));
         std::fs::create_dir_all(&base).unwrap();
-        for name in ["in-process-12.sock", "in-process-7.sock", "in-process-x.sock", "burstd.sock", "in-process-3"] {
+        for name in
+            ["in-process-12.sock", "urma-9.sock", "in-process-7.sock", "in-process-x.sock", "urma-12", "burstd.sock"]
+        {
             std::fs::write(base.join(name), "").unwrap();
         }
-        let found = in_process_sockets(&base);
-        assert_eq!(found, [(7, base.join("in-process-7.sock")), (12, base.join("in-process-12.sock"))]);
+        let want = [(ProgramKind::InProcess, 7), (ProgramKind::InProcess, 12), (ProgramKind::Urma, 9)];
+        let found: Vec<_> = program_sockets(&base).into_iter().map(|(kind, pid, _)| (kind, pid)).collect();
+        assert_eq!(found, want);
+        assert_eq!(program_sockets(&base)[2].2, base.join("urma-9.sock"));
         std::fs::remove_dir_all(base).unwrap();
     }
 

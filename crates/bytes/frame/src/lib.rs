@@ -19,7 +19,7 @@ use burst_span::{Span, Staging};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Most bytes of a transport's headers in a frame. Each transport asserts at compile time that its longest head fits.
-pub const HEAD_MAX: usize = 56;
+pub const HEAD_MAX: usize = 64;
 /// Bytes of the trailer that a port adds behind the padding (for RoCEv2 the ICRC).
 pub const TRAILER_LEN: usize = 4;
 /// Most payload spans of one frame: an MTU gathered from 30 scatter/gather entries, and two more where a piece ends.

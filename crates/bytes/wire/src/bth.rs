@@ -83,12 +83,12 @@ impl Bth {
     /// Writes the header to the first [`Bth::LEN`] bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) {
-        out[0] = self.opcode.number();
-        out[1] = u8::from(self.solicited) << 7 | u8::from(self.mig_req) << 6 | (self.pad & 3) << 4;
-        put(out, 2, &self.pkey.to_be_bytes());
-        out[4] = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6;
-        put24(out, 5, self.dest_qpn.get());
-        out[8] = u8::from(self.ack_req) << 7;
-        put24(out, 9, self.psn.get());
+        let out = &mut out[..Bth::LEN];
+        let flags = u32::from(self.solicited) << 7 | u32::from(self.mig_req) << 6 | u32::from(self.pad & 3) << 4;
+        let first = u32::from(self.opcode.number()) << 24 | flags << 16 | u32::from(self.pkey);
+        let marks = u32::from(self.fecn) << 7 | u32::from(self.becn) << 6;
+        put(out, 0, &first.to_be_bytes());
+        put(out, 4, &(marks << 24 | self.dest_qpn.get()).to_be_bytes());
+        put(out, 8, &(u32::from(self.ack_req) << 31 | self.psn.get()).to_be_bytes());
     }
 }

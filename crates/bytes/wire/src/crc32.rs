@@ -122,16 +122,21 @@ const fn field_nibbles(mut power: u32) -> [[u32; 16]; 4] {
 
 /// The value to exclusive-or to the CRC at a point of a message, so that byte 4 after that point counts as ones. Indexed by the
 /// value of that byte.
-pub(crate) static MASK_BYTE_4: [u32; 256] = {
+pub(crate) static MASK_BYTE_4: [u32; 256] = mask_byte(4);
+/// As [`MASK_BYTE_4`], for bytes 7 and 8.
+pub(crate) static MASK_BYTES_7_8: [[u32; 256]; 2] = [mask_byte(7), mask_byte(8)];
+
+const fn mask_byte(offset: u32) -> [u32; 256] {
+    let shift = x_to(8 * offset, true);
     let mut table = [0; 256];
     let mut value = 0;
     while value < 256 {
-        // A CRC with the difference D * x^-32 has, four bytes later, the difference D, which is the change by the byte.
-        table[value] = times(value as u32 ^ 0xff, X_MINUS_32);
+        // A CRC with the difference D * x^-8n has, n bytes later, the difference D, which is the change by the byte.
+        table[value] = times(value as u32 ^ 0xff, shift);
         value += 1;
     }
     table
-};
+}
 
 fn power_of(tables: &[[u32; 256]; 2], n: u16) -> u32 {
     times(tables[0][usize::from(n & 0xff)], tables[1][usize::from(n >> 8)])

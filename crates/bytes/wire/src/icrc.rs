@@ -18,7 +18,7 @@
 //! of 40 to 100 bytes, and there the lead is largest.
 
 use crate::bth::Bth;
-use crate::crc32::{FieldDelta, MASK_BYTE_4, explain_once};
+use crate::crc32::{FieldDelta, MASK_BYTE_4, MASK_BYTES_7_8, explain_once};
 use crate::ip::{IP_PROTOCOL_UDP, Ipv4, Ipv6, ROCE_PORT, Udp};
 use crate::train::FirstRegister;
 use crate::{HEAD_MAX, ICRC_LEN};
@@ -222,6 +222,16 @@ impl Icrc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
     crc: u32,
+    mask: CrcMask,
+}
+
+/// Bytes of a packet that count as ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CrcMask {
+    /// FECN and BECN of RoCEv2's BTH.
+    Byte4,
+    /// The congestion field of the Unified Bus's network header.
+    Bytes7And8,
 }
 
 impl Prepared {
@@ -229,31 +239,40 @@ impl Prepared {
     pub fn ipv4(pseudo: &PseudoV4, udp_payload_len: usize) -> Prepared {
         let mut masked = [0; V4_LEN];
         pseudo.emit(udp_payload_len, &mut masked);
-        Prepared { crc: Icrc { crc: ONES_8 }.update(&masked).crc }
+        Prepared { crc: Icrc { crc: ONES_8 }.update(&masked).crc, mask: CrcMask::Byte4 }
     }
     /// A packet over IPv6.
     pub fn ipv6(pseudo: &PseudoV6, udp_payload_len: usize) -> Prepared {
         let mut masked = [0; V6_LEN];
         pseudo.emit(udp_payload_len, &mut masked);
-        Prepared { crc: Icrc { crc: ONES_8 }.update(&masked).crc }
+        Prepared { crc: Icrc { crc: ONES_8 }.update(&masked).crc, mask: CrcMask::Byte4 }
+    }
+    /// For packets whose CRC-32 covers no pseudo header, and bytes 7 and 8 of the packet as ones (the Unified Bus in UDP).
+    pub const fn bare() -> Prepared {
+        Prepared { crc: 0, mask: CrcMask::Bytes7And8 }
     }
     /// Like [`Icrc::ipv4`] with identification `id`, which must be 0 over IPv6. Panics without a whole BTH.
     #[inline]
     pub fn begin(&self, id: u16, transport: &[u8]) -> Icrc {
         assert!(transport.len() >= Bth::LEN);
-        Icrc { crc: self.register(id, transport[4]) }.update(transport)
+        Icrc { crc: self.register(id, transport) }.update(transport)
     }
-    /// The CRC before the BTH of a packet with this identification, when byte 4 of the BTH is `resv8a`.
+    /// The CRC before the first byte of a packet with this identification, so that its masked bytes count as ones.
     #[inline]
-    pub(crate) fn register(&self, id: u16, resv8a: u8) -> u32 {
-        self.crc ^ ID_IN_PSEUDO.of(id) ^ MASK_BYTE_4[usize::from(resv8a)]
+    pub(crate) fn register(&self, id: u16, packet: &[u8]) -> u32 {
+        match self.mask {
+            CrcMask::Byte4 => self.crc ^ ID_IN_PSEUDO.of(id) ^ MASK_BYTE_4[usize::from(packet[4])],
+            CrcMask::Bytes7And8 => {
+                self.crc ^ MASK_BYTES_7_8[0][usize::from(packet[7])] ^ MASK_BYTES_7_8[1][usize::from(packet[8])]
+            }
+        }
     }
 }
 
 impl FirstRegister for Prepared {
     #[inline]
     fn first_register(&self, id: u16, packet: &[u8]) -> u32 {
-        self.register(id, packet[4])
+        self.register(id, packet)
     }
 }
 

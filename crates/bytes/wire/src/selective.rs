@@ -68,11 +68,11 @@ impl Seth {
     }
     /// Writes the first [`Seth::LEN`] bytes.
     pub fn emit(&self, out: &mut [u8]) {
-        let flags = u8::from(self.is_probe) << 5 | u8::from(self.is_repair) << 4;
-        out[0] = self.version << 6 | flags | self.transmission.min(TRANSMISSION_MAX);
-        put24(out, 1, self.rsn & MASK_24);
-        out[4] = self.lane;
-        put24(out, 5, self.index & MASK_24);
+        let out = &mut out[..Seth::LEN];
+        let flags = u32::from(self.is_probe) << 5 | u32::from(self.is_repair) << 4;
+        let first = u32::from(self.version & 3) << 6 | flags | u32::from(self.transmission.min(TRANSMISSION_MAX));
+        put(out, 0, &(first << 24 | self.rsn & MASK_24).to_be_bytes());
+        put(out, 4, &(u32::from(self.lane) << 24 | self.index & MASK_24).to_be_bytes());
     }
     /// Writes another index into a header that begins at `at`.
     #[inline]

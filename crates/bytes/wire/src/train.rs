@@ -21,8 +21,8 @@ const GROUP: usize = MARGIN;
 const MARGIN: usize = 16;
 /// Shortest packet for which summing is faster than one CRC for each packet.
 const STRIDE_MIN: usize = 256;
-/// Longest packet: a path MTU of 4096, 64 bytes of transport headers (RoCEv2 has 44), and the CRC.
-const STRIDE_MAX: usize = 4096 + 64 + crate::ICRC_LEN;
+/// Longest packet: a path MTU of 4096, 64 bytes of transport headers (RoCEv2 has 44), padding, and the CRC.
+const STRIDE_MAX: usize = 4096 + 64 + 3 + crate::ICRC_LEN;
 const _: () = assert!(crate::HEAD_MAX <= 64);
 /// CRC register after a message that ends with its CRC.
 const RESIDUE: u32 = 0xdebb_20e3;
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn lengths_from_256_to_the_longest_packet_are_worth_while() {
-        let worth = [255, 256, 4096 + 64 + 4, 4096 + 64 + 5].map(TrainCheck::is_worth_while);
+        let worth = [255, 256, 4096 + 64 + 3 + 4, 4096 + 64 + 3 + 5].map(TrainCheck::is_worth_while);
         assert_eq!(worth, [false, true, true, false]);
     }
 

@@ -8,6 +8,7 @@ mod steps;
 
 use crate::sockets::ShownHost;
 use burst_control::monitor::CmStats;
+use burst_control::socket_path::ProgramKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -72,7 +73,7 @@ fn show(matches: &ArgMatches) -> Result<(), String> {
     let mut before = None;
     let mut next = Instant::now();
     let chosen = crate::chosen_socket(matches);
-    let mut hosts = crate::sockets::hosts(chosen.as_deref())?;
+    let mut hosts = crate::sockets::hosts(chosen.as_deref(), &[ProgramKind::InProcess])?;
     loop {
         if matches.get_flag("connections") {
             let state = matches.get_one::<String>("state").map(String::as_str);
@@ -87,7 +88,7 @@ fn show(matches: &ArgMatches) -> Result<(), String> {
         let Some(interval) = watch else { return Ok(()) };
         next += interval;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        hosts = crate::sockets::hosts(chosen.as_deref())?;
+        hosts = crate::sockets::hosts(chosen.as_deref(), &[ProgramKind::InProcess])?;
     }
 }
 

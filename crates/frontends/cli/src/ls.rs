@@ -1,6 +1,9 @@
-//! `burst ls`: devices, ports, addresses.
+//! `burst ls`: devices, ports, addresses; nodes of URMA and their channels.
+
+mod urma;
 
 use burst_client::Daemon;
+use burst_control::socket_path::ProgramKind;
 use burst_control::{DeviceInfo, GidInfo};
 use clap::ArgMatches;
 use serde_json::{Value, json};
@@ -18,15 +21,23 @@ pub fn ls(matches: &ArgMatches) -> ExitCode {
 }
 
 fn list(matches: &ArgMatches) -> Result<String, String> {
-    let (mut rows, mut text) = (Vec::new(), String::new());
-    for mut shown in crate::sockets::hosts(crate::chosen_socket(matches).as_deref())? {
+    let (mut rows, mut nodes, mut text) = (Vec::new(), Vec::new(), String::new());
+    for mut shown in crate::sockets::hosts(crate::chosen_socket(matches).as_deref(), &ProgramKind::ALL)? {
+        if shown.kind == ProgramKind::Urma {
+            // One that has ended meanwhile is not shown.
+            let found = shown.host.urma_nodes().unwrap_or_default();
+            nodes.extend(found.iter().map(|node| shown.label(urma::as_json(node))));
+            text.extend((!found.is_empty()).then(|| shown.heading()));
+            text.extend(found.iter().map(urma::as_text));
+            continue;
+        }
         let devices = devices(&mut shown.host)?;
         rows.extend(devices.iter().map(|device| shown.label(as_json(device))));
         text.push_str(&shown.heading());
         text.extend(devices.iter().map(as_text));
     }
     if matches.get_flag("json") {
-        return Ok(crate::json_text(&json!({ "devices": rows })));
+        return Ok(crate::json_text(&json!({ "devices": rows, "urma": nodes })));
     }
     Ok(if text.is_empty() { "The daemon has no device: start burstd with --port.\n".to_owned() } else { text })
 }
@@ -41,7 +52,12 @@ pub fn devices(daemon: &mut Daemon) -> Result<Vec<DeviceInfo>, String> {
 
 /// A GID in the notation of IPv6 or IPv4 addresses.
 pub fn address(gid: &GidInfo) -> String {
-    let ip = Ipv6Addr::from(gid.gid);
+    ip_address(gid.gid)
+}
+
+/// The address in a GID or an EID.
+fn ip_address(bytes: [u8; 16]) -> String {
+    let ip = Ipv6Addr::from(bytes);
     ip.to_ipv4_mapped().map_or_else(|| ip.to_string(), |v4| v4.to_string())
 }
 

@@ -2,13 +2,14 @@
 
 use burst_client::{ClientError, Daemon};
 use burst_control::ControlError;
+use burst_control::socket_path::{ProgramKind, program_sockets};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Name of this program for the daemon's log.
 const PROGRAM: &str = "burst";
-/// How long a program with an engine of its own may take to answer: it may be stopped.
+/// How long a program with a host of its own may take to answer: it may be stopped.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// Result of an attempt to connect to one socket.
@@ -101,12 +102,14 @@ pub fn connect(chosen: Option<&Path>) -> Result<Daemon, String> {
     }
 }
 
-/// A host that answers: a daemon, or the engine inside a program.
+/// A host that answers: a daemon, or what is inside a program.
 pub struct ShownHost {
     /// The connection.
     pub host: Daemon,
     /// Name and process number of the program that the host is inside of; `None`: a daemon.
     pub program: Option<(String, u32)>,
+    /// What the host runs.
+    pub kind: ProgramKind,
 }
 
 impl ShownHost {
@@ -124,29 +127,37 @@ impl ShownHost {
     }
 }
 
-/// The daemon, if one answers, and the programs of this user with engines of their own.
+/// The daemon, if one answers, and the programs of this user with hosts of their own of these kinds.
 ///
 /// # Errors
 /// A sentence: there is none of them.
-pub fn hosts(chosen: Option<&Path>) -> Result<Vec<ShownHost>, String> {
+pub fn hosts(chosen: Option<&Path>, kinds: &[ProgramKind]) -> Result<Vec<ShownHost>, String> {
     let daemon = connect(chosen);
     let mut directories: Vec<PathBuf> =
         candidates(chosen).iter().filter_map(|p| p.parent().map(Path::to_owned)).collect();
     directories.dedup();
-    let programs = directories.iter().flat_map(|directory| burst_control::socket_path::in_process_sockets(directory));
-    let inside = programs.filter_map(|(pid, path)| match found(Daemon::connect_within(&path, PROGRAM, ANSWER_MAX)) {
-        FoundDaemon::Alive(host) => Some(ShownHost { host, program: Some((name_of(pid), pid)) }),
+    let programs = directories.iter().flat_map(|directory| program_sockets(directory));
+    let asked = programs.filter(|(kind, ..)| kinds.contains(kind));
+    let inside: Vec<ShownHost> = asked.filter_map(|(kind, pid, path)| program(kind, pid, &path)).collect();
+    match daemon {
+        Err(why) if inside.is_empty() => Err(why),
+        daemon => {
+            let daemon = daemon.ok().map(|host| ShownHost { host, program: None, kind: ProgramKind::InProcess });
+            Ok(daemon.into_iter().chain(inside).collect())
+        }
+    }
+}
+
+/// The host of a program, if it answers.
+fn program(kind: ProgramKind, pid: u32, path: &Path) -> Option<ShownHost> {
+    match found(Daemon::connect_within(path, PROGRAM, ANSWER_MAX)) {
+        FoundDaemon::Alive(host) => Some(ShownHost { host, program: Some((name_of(pid), pid)), kind }),
         // It has ended, or is another user's.
         FoundDaemon::Absent | FoundDaemon::Stale | FoundDaemon::Forbidden | FoundDaemon::Untrusted(_) => None,
         FoundDaemon::Strange(why) => {
             crate::complain(format!("{} (pid {pid}) does not answer: {why}", name_of(pid)));
             None
         }
-    });
-    let inside: Vec<ShownHost> = inside.collect();
-    match daemon {
-        Err(why) if inside.is_empty() => Err(why),
-        daemon => Ok(daemon.ok().map(|host| ShownHost { host, program: None }).into_iter().chain(inside).collect()),
     }
 }
 

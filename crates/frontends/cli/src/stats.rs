@@ -1,6 +1,7 @@
-//! `burst stats`: the daemon's counters.
+//! `burst stats`: the counters of the daemon, and of programs with hosts of their own.
 
 use burst_control::Counter;
+use burst_control::socket_path::ProgramKind;
 use clap::ArgMatches;
 use serde_json::json;
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ pub fn stats(matches: &ArgMatches) -> ExitCode {
 fn text(matches: &ArgMatches) -> Result<String, String> {
     let all = matches.get_flag("all");
     let (mut rows, mut text) = (Vec::new(), String::new());
-    for mut host in crate::sockets::hosts(crate::chosen_socket(matches).as_deref())? {
+    for mut host in crate::sockets::hosts(crate::chosen_socket(matches).as_deref(), &ProgramKind::ALL)? {
         let counters = host.host.counters().map_err(|e| e.to_string())?;
         let shown: Vec<&Counter> = counters.iter().filter(|c| all || c.value != 0).collect();
         let row = |c: &&Counter| host.label(json!({"name": c.name, "device": c.device, "value": c.value}));

@@ -132,7 +132,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
             return 0;
         }
     }
-    if pause() && context.daemon_is_gone() {
+    if pause(context.in_process_calls().is_none()) && context.daemon_is_gone() {
         flush::flush(context, Some(ours));
         // SAFETY: as above. What was flushed is found now.
         return unsafe { start_poll_once::<LOCKED>(cq, ours, context) };

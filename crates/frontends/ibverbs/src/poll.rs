@@ -30,7 +30,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     }
     if done > 0 {
         found();
-    } else if wanted > 0 && pause() && context.daemon_is_gone() {
+    } else if wanted > 0 && pause(context.in_process_calls().is_none()) && context.daemon_is_gone() {
         // SAFETY: as above.
         return unsafe { poll_flushed(cq.as_ibv(), count, wc) };
     }

@@ -40,7 +40,7 @@ pub struct Instance {
     worker: Arc<InPlaceWorker>,
     /// Wakes the keeper.
     pub bell: Bell,
-    /// Passes that threads of the program have made, and their waits.
+    /// Passes that threads of the program have made, their posts that were sent at once, and their waits.
     activity: AtomicU64,
     /// A post since the last pass has been sent.
     posted: AtomicBool,
@@ -224,6 +224,7 @@ impl Instance {
         let end = now + self.spin;
         loop {
             match self.pass() {
+                TurnOutcome::Idle if self.spin == Nanos(0) => return TurnOutcome::Idle,
                 TurnOutcome::Idle => std::thread::yield_now(),
                 other => return other,
             }
@@ -248,9 +249,15 @@ impl Instance {
     /// The program has rung a doorbell.
     #[inline]
     pub fn posted(&self) {
-        if self.posted.swap(true, Ordering::SeqCst) && !self.keeper_serves.load(Ordering::SeqCst) {
-            // A pass follows soon, and sends it with others.
-            return;
+        let had_posted = self.posted.swap(true, Ordering::SeqCst);
+        if !self.keeper_serves.load(Ordering::SeqCst) {
+            if had_posted {
+                // A pass follows soon, and sends it with others.
+                return;
+            }
+            // A program whose polls find completions makes few passes. It is busy all the same, and the keeper would be in
+            // its way.
+            self.count(1);
         }
         if !self.send_posted() {
             self.rung.store(true, Ordering::SeqCst);

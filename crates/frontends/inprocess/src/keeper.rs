@@ -2,14 +2,15 @@
 //!
 //! It *serves* (sleeps until a port or a time-out needs the worker) or *watches* (naps, and sees by a counter whether the
 //! program runs the worker). While it watches it touches no port, so that packets of a program that polls wake nobody. A
-//! program that stops polling is served after a nap, [`NAP_MAX`] at most. One that begins to poll is noticed at the next
-//! packet: that wakes the keeper in vain, once.
+//! program that stops polling is served after the present nap: [`NAP_MAX`] and [`QUIET_FROM`] at most. One that begins to
+//! poll is noticed at the next packet: that wakes the keeper in vain, once.
 
-use crate::inspection::InspectionSocket;
+use crate::inspection;
 use crate::instance::Instance;
 use burst_base::Nanos;
+use burst_control::inspection::InspectionSocket;
 use burst_engine::in_place::TurnOutcome;
-use burst_host::Clock;
+use burst_host::{Clock, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -18,6 +19,8 @@ use std::time::Duration;
 const NAP_MIN: Nanos = Nanos::from_us(500);
 /// See [`NAP_MIN`].
 const NAP_MAX: Nanos = Nanos::from_ms(2);
+/// Time since the program last ran the worker from which on it does not poll any more.
+const QUIET_FROM: Nanos = Nanos::from_us(300);
 /// Naps between two looks at the control plane: each look takes time from a program that polls.
 const NAPS_PER_UPKEEP: u32 = 16;
 /// Passes of the program since the keeper was last awake from which on it polls.
@@ -85,12 +88,27 @@ fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 
 fn run(instance: &'static Instance) {
     let kept = crate::enclosed(|| {
-        let inspection = InspectionSocket::open();
+        let inspection = inspection::open();
         crate::process::note_socket(inspection.as_ref().map(|socket| (socket.path(), socket.listener())));
-        Keeper { instance, seen: 0, nap: NAP_MIN, naps: 0, inspection }.run()
+        Keeper { instance, seen: 0, rule: NapRule { nap: NAP_MIN }, naps: 0, inspection }.run()
     });
     if kept.is_none() {
         crate::fail();
+    }
+}
+
+/// How long the keeper naps, and when it serves.
+struct NapRule {
+    nap: Nanos,
+}
+
+impl NapRule {
+    /// A nap has ended in which the program was active so often; it last ran the worker `since` ago. Returns whether it does
+    /// not run the worker any more.
+    fn is_quiet(&mut self, activity: u64, since: Nanos, has_waiter: bool) -> bool {
+        let is_quiet = (activity < POLLS_LEAST || since >= QUIET_FROM) && !has_waiter;
+        self.nap = if is_quiet { NAP_MIN } else { Nanos(self.nap.0 * 2).min(NAP_MAX) };
+        is_quiet
     }
 }
 
@@ -98,11 +116,11 @@ struct Keeper {
     instance: &'static Instance,
     /// The program's activity when the keeper was last awake.
     seen: u64,
-    nap: Nanos,
+    rule: NapRule,
     /// Naps so far.
     naps: u32,
     /// What tools see of the program.
-    inspection: Option<InspectionSocket>,
+    inspection: Option<InspectionSocket<Session>>,
 }
 
 impl Keeper {
@@ -123,15 +141,15 @@ impl Keeper {
     /// Naps until the program does not run the worker. Returns whether the keeper shall serve.
     fn watch(&mut self) -> bool {
         let bell = self.instance.bell.0.as_fd();
-        let is_rung = sleep(&[bell], self.nap) && self.instance.bell.take();
+        let is_rung = sleep(&[bell], self.rule.nap) && self.instance.bell.take();
         self.naps = self.naps.wrapping_add(1);
         let waits = self.instance.try_house().is_some_and(|house| house.host.cm.hops.is_waited_for());
         if waits || self.naps.is_multiple_of(NAPS_PER_UPKEEP) {
             self.keep_up();
         }
-        let is_quiet = self.activity() < POLLS_LEAST && !self.instance.has_waiter();
-        self.nap = if is_quiet { NAP_MIN } else { Nanos(self.nap.0 * 2).min(NAP_MAX) };
-        is_quiet || is_rung
+        let activity = self.activity();
+        let since = Clock::Monotonic.now().since(self.instance.worker().last_turn());
+        self.rule.is_quiet(activity, since, self.instance.has_waiter()) || is_rung
     }
 
     /// Runs the worker until the program does.
@@ -145,7 +163,7 @@ impl Keeper {
             }
         }
         self.instance.keeper_serves.store(false, std::sync::atomic::Ordering::SeqCst);
-        self.nap = NAP_MIN;
+        self.rule.nap = NAP_MIN;
     }
 
     /// Passes while there is work, the control plane, and a sleep.
@@ -169,10 +187,10 @@ impl Keeper {
         // SAFETY: the ports' descriptors are open as long as the worker is, which only `fail` ends: a closed one ends the sleep.
         let fds: Vec<BorrowedFd<'_>> = raw.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
         sleep(&fds, until.since(Clock::Monotonic.now()));
-        // A thread of the program that has begun to watch the ports meanwhile sleeps by the same marks.
+        self.instance.worker().end_sleep();
+        // A thread of the program that has begun to watch the ports meanwhile sleeps until the same time.
         if !self.instance.has_waiter() {
             self.instance.sleep_until(Nanos(0));
-            self.instance.worker().end_sleep();
         }
         self.instance.bell.take();
     }
@@ -190,7 +208,7 @@ impl Keeper {
         }
         let mut fds: Vec<RawFd> = interfaces.into_iter().chain(hops).collect();
         if let Some(inspection) = &mut self.inspection {
-            inspection.serve(&mut house);
+            inspection.serve(&mut *house, Clock::Monotonic.now());
             fds.extend(inspection.fds());
         }
         UpkeepPlan { fds, due: house.due_at().unwrap_or(Nanos::NEVER) }
@@ -217,4 +235,40 @@ fn sleep(fds: &[BorrowedFd<'_>], time: Nanos) -> bool {
     let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     // An error counts as a wake-up.
     poll(&mut fds, Some(&timeout)) != Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JUST_NOW: Nanos = Nanos(5_000);
+
+    /// When the keeper serves a program that polls every 5 us until `end`, in microseconds.
+    fn serves_at(end: u64) -> u64 {
+        let (mut rule, mut now) = (NapRule { nap: NAP_MIN }, 0);
+        loop {
+            let until = now + rule.nap.0 / 1_000;
+            let polls = (until.min(end) - now.min(end)) / 5;
+            now = until;
+            if rule.is_quiet(polls, Nanos::from_us(now.saturating_sub(end)), false) {
+                return now;
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_that_computes_is_served_in_less_than_three_milliseconds() {
+        let longest = (0..20_000).map(|end| serves_at(end) - end).max();
+        assert!(longest.is_some_and(|us| us <= 2_500), "{longest:?} us");
+    }
+
+    #[test]
+    fn a_program_that_polls_or_waits_is_left_alone_and_wakes_the_keeper_seldom() {
+        let mut rule = NapRule { nap: NAP_MIN };
+        assert!((0..10).all(|_| !rule.is_quiet(POLLS_LEAST, JUST_NOW, false) && !rule.is_quiet(0, NAP_MAX, true)));
+        assert_eq!(rule.nap, NAP_MAX);
+        assert!(rule.is_quiet(POLLS_LEAST - 1, JUST_NOW, false));
+        assert_eq!(rule.nap, NAP_MIN, "it may poll again soon");
+        assert!(rule.is_quiet(1_000, QUIET_FROM, false), "it has stopped within the nap");
+    }
 }

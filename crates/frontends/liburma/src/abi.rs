@@ -121,13 +121,102 @@ pub struct JfcCfg {
     pub user_ctx: u64,
 }
 
+/// Options of a queue beside its configuration (`urma_jfc_opt_t` and alike).
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct QueueOpt {
+    pub mask: u64,
+    pub is_active: bool,
+    pub base_addr: u64,
+    pub id: u32,
+    pub doorbell: u64,
+    pub doorbell_status: u8,
+    pub producer: u16,
+    pub producer_type: u16,
+    pub consumer: u16,
+    pub reserved: [u64; 4],
+}
+
+/// Options of a Jetty.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct JettyOpt {
+    pub is_active: bool,
+    pub jfs: QueueOpt,
+    pub reserved: [u64; 4],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct GroupCfg {
+    pub name: [c_char; 64],
+    pub flag: u32,
+    pub token: u32,
+    pub id: u32,
+    pub policy: u32,
+    pub user_ctx: u64,
+}
+
+#[repr(C)]
+pub struct UrmaJettyGroup {
+    pub ctx: *mut UrmaContext,
+    pub id: ObjectId,
+    pub cfg: GroupCfg,
+    pub count: u32,
+    pub list: *mut *mut UrmaJetty,
+    pub list_mutex: [u64; MUTEX],
+    pub handle: u64,
+    pub sync: [u64; 12],
+}
+
+/// Mask, and state or threshold, of `urma_query_jfs` (state second), `urma_query_jfr` and `urma_query_jetty` (state third).
+#[repr(C)]
+pub struct QueueAttr {
+    pub mask: u32,
+    pub threshold: u32,
+    pub state: u32,
+}
+
+#[repr(C)]
+pub struct UrmaNotifier {
+    pub ctx: *mut UrmaContext,
+    pub fd: c_int,
+    pub list: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UrmaNotify {
+    /// 0 import, 1 bind.
+    pub kind: u32,
+    pub status: Status,
+    pub user_ctx: u64,
+    pub object: *mut c_void,
+}
+
+/// `in_addr` and `in6_addr` in a union: four-byte alignment.
+#[repr(C, align(4))]
+#[derive(Clone, Copy)]
+pub struct AlignedAddress(pub [u8; 16]);
+
+#[repr(C)]
+pub struct NetAddr {
+    pub family: u16,
+    /// IPv4: the first four bytes.
+    pub address: AlignedAddress,
+    pub vlan: u64,
+    pub mac: [u8; 6],
+    pub prefix_len: u32,
+}
+
 #[repr(C)]
 pub struct UrmaJfc {
     pub ctx: *mut UrmaContext,
     pub id: ObjectId,
     pub cfg: JfcCfg,
     pub handle: u64,
-    pub private: [u64; 22],
+    pub sync: [u64; 12],
+    pub opt: QueueOpt,
 }
 
 #[repr(C)]
@@ -152,7 +241,8 @@ pub struct UrmaJfs {
     pub id: ObjectId,
     pub cfg: JfsCfg,
     pub handle: u64,
-    pub private: [u64; 22],
+    pub sync: [u64; 12],
+    pub opt: QueueOpt,
 }
 
 #[repr(C)]
@@ -175,7 +265,8 @@ pub struct UrmaJfr {
     pub id: ObjectId,
     pub cfg: JfrCfg,
     pub handle: u64,
-    pub private: [u64; 22],
+    pub sync: [u64; 12],
+    pub opt: QueueOpt,
 }
 
 #[repr(C)]
@@ -186,7 +277,7 @@ pub struct JettyCfg {
     pub jfs: JfsCfg,
     pub jfr: *mut UrmaJfr,
     pub jfr_jfc: *mut UrmaJfc,
-    pub group: *mut c_void,
+    pub group: *mut UrmaJettyGroup,
     pub user_ctx: u64,
 }
 
@@ -197,7 +288,8 @@ pub struct UrmaJetty {
     pub remote: *mut TargetJetty,
     pub cfg: JettyCfg,
     pub handle: u64,
-    pub private: [u64; 27],
+    pub sync: [u64; 12],
+    pub opt: JettyOpt,
 }
 
 #[repr(C)]
@@ -386,13 +478,21 @@ layout! {
     UrmaContext, 104, ops @ 8, dev_fd @ 16, async_fd @ 20, mutex @ 24, eid @ 64, eid_index @ 80, uasid @ 84, refs @ 88, aggr_mode @ 96;
     UrmaJfce, 24, fd @ 8, refs @ 16;
     JfcCfg, 32, jfce @ 16;
-    UrmaJfc, 248, id @ 8, cfg @ 32, handle @ 64;
+    QueueOpt, 80, is_active @ 8, base_addr @ 16, id @ 24, doorbell @ 32, doorbell_status @ 40, producer @ 42, producer_type @ 44, consumer @ 46;
+    JettyOpt, 120, jfs @ 8;
+    UrmaJfc, 248, id @ 8, cfg @ 32, handle @ 64, opt @ 168;
     JfsCfg, 40, jfc @ 24;
-    UrmaJfs, 256, id @ 8, cfg @ 32, handle @ 72;
+    UrmaJfs, 256, id @ 8, cfg @ 32, handle @ 72, opt @ 176;
     JfrCfg, 48, jfc @ 24, token @ 32;
-    UrmaJfr, 264, id @ 8, cfg @ 32, handle @ 80;
+    UrmaJfr, 264, id @ 8, cfg @ 32, handle @ 80, opt @ 184;
     JettyCfg, 80, jfs @ 8, jfr @ 48, group @ 64;
-    UrmaJetty, 344, id @ 8, remote @ 32, cfg @ 40, handle @ 120;
+    UrmaJetty, 344, id @ 8, remote @ 32, cfg @ 40, handle @ 120, opt @ 224;
+    GroupCfg, 88, flag @ 64, token @ 68, id @ 72, policy @ 76, user_ctx @ 80;
+    UrmaJettyGroup, 280, id @ 8, cfg @ 32, count @ 120, list @ 128, handle @ 176;
+    QueueAttr, 12;
+    UrmaNotifier, 24, fd @ 8, list @ 16;
+    UrmaNotify, 24, status @ 4, user_ctx @ 8, object @ 16;
+    NetAddr, 48, address @ 4, vlan @ 24, mac @ 32, prefix_len @ 40;
     RJfr, 40;
     RJetty, 48;
     TargetJetty, 64, id @ 8, handle @ 32, trans_mode @ 40, tpn @ 44, kind @ 48, flag @ 52, policy @ 56, tp_type @ 60;

@@ -1,16 +1,19 @@
 //! Work requests and completions.
 
 use crate::abi::{
-    EINVAL, Eid, ObjectId, RwWr, SUCCESS, SendWr, Status, TargetJetty, TargetSeg, UrmaContext, UrmaCr, UrmaJetty,
-    UrmaJfc, UrmaJfce, UrmaJfr, UrmaJfrWr, UrmaJfs, UrmaJfsWr, UrmaSg, UrmaSge, WrBody,
+    EINVAL, EPERM, Eid, FAIL, ObjectId, RwWr, SUCCESS, SendWr, Status, TargetJetty, TargetSeg, UrmaContext, UrmaCr,
+    UrmaJetty, UrmaJfc, UrmaJfce, UrmaJfr, UrmaJfrWr, UrmaJfs, UrmaJfsWr, UrmaSg, UrmaSge, WrBody,
 };
 use crate::host::{Inner, UrmaHost};
 use crate::macros::exported;
-use crate::objects::{host_of, status_of};
+use crate::objects::{OwnedJfce, host_of, status_of};
+use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR};
+use burst_client::raw::idle::{found, pause};
 use burst_ubwire::{OrderTag, TaOpcode};
-use burst_urma::{CompletionRecord, JfrWr, JfsWr, LocalRange, UrmaError, WrData};
+use burst_urma::{CompletionRecord, JfrWr, JfsWr, LocalRange, TargetKind, URMA_INLINE_MAX, UrmaError, WrData};
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 /// Flag bits of a work request.
 const COMPLETION_ORDER: u32 = 1 << 2;
@@ -59,6 +62,15 @@ unsafe fn only(sg: &UrmaSg) -> Result<UrmaSge, UrmaError> {
     }
 }
 
+/// The first entry of a list of remote places; further ones are ignored.
+///
+/// # Safety
+/// As for [`only`].
+unsafe fn first(sg: &UrmaSg) -> Result<UrmaSge, UrmaError> {
+    // SAFETY: as the caller promises.
+    unsafe { only(&UrmaSg { sge: sg.sge, num: sg.num.min(1) }) }
+}
+
 /// # Safety
 /// The entry's segment is alive, and its memory for inline data.
 unsafe fn local(sge: &UrmaSge, flag: u32) -> Result<WrData, UrmaError> {
@@ -66,6 +78,9 @@ unsafe fn local(sge: &UrmaSge, flag: u32) -> Result<WrData, UrmaError> {
         return WrData::inline(&[]).ok_or(UrmaError::Value);
     }
     if flag & INLINE != 0 {
+        if sge.addr == 0 || sge.len as usize > URMA_INLINE_MAX {
+            return Err(UrmaError::Value);
+        }
         // SAFETY: as the caller promises.
         let bytes = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.len as usize) };
         return WrData::inline(bytes).ok_or(UrmaError::Value);
@@ -84,7 +99,7 @@ unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
     let opcode = opcode_of(wr.opcode).ok_or(UrmaError::Unsupported)?;
     // SAFETY: the opcode says which member of the union the program has filled; pointers as the caller promises.
     unsafe {
-        let mut notify = None;
+        let (mut notify, mut hint) = (None, 0);
         let (near, far) = if opcode.is_atomic() {
             let body = wr.body.atomic;
             if body.src.is_null() || body.dst.is_null() {
@@ -92,25 +107,26 @@ unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
             }
             (*body.src, Some(*body.dst))
         } else if opcode == TaOpcode::Read {
-            (only(&wr.body.rw.dst)?, Some(only(&wr.body.rw.src)?))
+            (only(&wr.body.rw.dst)?, Some(first(&wr.body.rw.src)?))
         } else if opcode.has_memory() {
-            let mut dst = wr.body.rw.dst;
-            if opcode == TaOpcode::WriteNotify && dst.num == 2 && !dst.sge.is_null() {
+            let dst = wr.body.rw.dst;
+            if opcode == TaOpcode::WriteNotify && dst.num >= 2 && !dst.sge.is_null() {
                 // The second entry is where the notification is written.
                 let second = *dst.sge.add(1);
                 if second.tseg.is_null() {
                     return Err(UrmaError::Unsupported);
                 }
                 notify = Some(((*second.tseg).handle as u32, second.addr));
-                dst.num = 1;
             }
-            (only(&wr.body.rw.src)?, Some(only(&dst)?))
+            hint = wr.body.rw.target_hint;
+            (only(&wr.body.rw.src)?, Some(first(&dst)?))
         } else {
+            hint = wr.body.send.target_hint;
             (only(&wr.body.send.src)?, None)
         };
         let flag = if opcode.is_atomic() || opcode == TaOpcode::Read { 0 } else { wr.flag };
         let mut out = JfsWr::new(opcode, local(&near, flag)?, wr.user_ctx);
-        out.notify = notify;
+        (out.notify, out.hint) = (notify, hint);
         out.target = (!wr.tjetty.is_null()).then(|| (*wr.tjetty).handle as u32);
         if let Some(far) = far {
             if far.tseg.is_null() {
@@ -133,18 +149,16 @@ unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
 /// Posts a list of work requests; on a refusal `bad` points to the first one that was not posted.
 ///
 /// # Safety
-/// The list and what it points to is alive; `bad` is null or writable.
+/// The list and what it points to is alive; `bad` is writable.
 unsafe fn post_list(host: &UrmaHost, jetty: u32, mut wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
-    let mut inner = host.lock();
+    let Some(mut inner) = host.enter() else { return EPERM };
     while !wr.is_null() {
         // SAFETY: as the caller promises.
         let result = unsafe { translate(&*wr) }
             .and_then(|request| host.with(&mut inner, |node, env| node.post_send(jetty, &request, env)));
         if let Err(error) = result {
-            if !bad.is_null() {
-                // SAFETY: as the caller promises.
-                unsafe { *bad = wr };
-            }
+            // SAFETY: as the caller promises.
+            unsafe { *bad = wr };
             host.flush(&mut inner);
             return status_of(error);
         }
@@ -158,20 +172,18 @@ unsafe fn post_list(host: &UrmaHost, jetty: u32, mut wr: *mut UrmaJfsWr, bad: *m
 /// # Safety
 /// As for [`post_list`].
 unsafe fn post_receives(host: &UrmaHost, jfr: u32, mut wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
-    let mut inner = host.lock();
+    let Some(mut inner) = host.enter() else { return EPERM };
     while !wr.is_null() {
         // SAFETY: as the caller promises.
         let result = unsafe {
             only(&(*wr).src).and_then(|sge| local(&sge, 0)).and_then(|data| match data {
-                WrData::Local(range) => inner.node.post_recv(jfr, JfrWr { range, user_ctx: (*wr).user_ctx }),
+                WrData::Local(range) => inner.end.node.post_recv(jfr, JfrWr { range, user_ctx: (*wr).user_ctx }),
                 WrData::Inline { .. } => Err(UrmaError::Value),
             })
         };
         if let Err(error) = result {
-            if !bad.is_null() {
-                // SAFETY: as the caller promises.
-                unsafe { *bad = wr };
-            }
+            // SAFETY: as the caller promises.
+            unsafe { *bad = wr };
             return status_of(error);
         }
         // SAFETY: as the caller promises.
@@ -181,10 +193,14 @@ unsafe fn post_receives(host: &UrmaHost, jfr: u32, mut wr: *mut UrmaJfrWr, bad: 
 }
 
 fn record(inner: &Inner, cr: &CompletionRecord) -> UrmaCr {
-    let is_jetty = inner.jetties.contains(&cr.local_id);
+    // JFRs and Jetties are counted from the same number.
+    let class = match cr.local_kind {
+        TargetKind::Jfr => CLASS_JFR,
+        TargetKind::Jetty | TargetKind::Group => inner.reports.sender_class(cr.local_id),
+    };
     let status = cr.status as u32;
     let flag = u8::from(cr.is_receive)
-        | u8::from(is_jetty) << 1
+        | u8::from(class == CLASS_JETTY) << 1
         | u8::from(cr.status == burst_urma::CrStatus::SuspendDone) << 2
         | u8::from(cr.status == burst_urma::CrStatus::FlushErrDone) << 3;
     let (eid, id) = match cr.remote {
@@ -192,7 +208,6 @@ fn record(inner: &Inner, cr: &CompletionRecord) -> UrmaCr {
         None => ([0; 16], 0),
     };
     let remote = ObjectId { eid: Eid(eid), uasid: 0, id };
-    let pointer = inner.pointers.get(&(4, cr.local_id)).or_else(|| inner.pointers.get(&(2, cr.local_id)));
     UrmaCr {
         status,
         user_ctx: cr.user_ctx,
@@ -203,7 +218,7 @@ fn record(inner: &Inner, cr: &CompletionRecord) -> UrmaCr {
         remote,
         imm_data: cr.immediate,
         tpn: 0,
-        user_data: pointer.copied().unwrap_or(0) as usize,
+        user_data: inner.reports.pointer_of(class, cr.local_id) as usize,
     }
 }
 
@@ -218,42 +233,58 @@ fn entry(addr: u64, len: u32, tseg: *mut TargetSeg) -> UrmaSge {
 
 exported! {
     fn urma_post_jfs_wr(jfs: *mut UrmaJfs, wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
-        if jfs.is_null() || wr.is_null() { EINVAL } else { post_list(host_of((*jfs).ctx), (*jfs).handle as u32, wr, bad) }
+        if jfs.is_null() || wr.is_null() || bad.is_null() { EINVAL } else { post_list(host_of((*jfs).ctx), (*jfs).handle as u32, wr, bad) }
     }
     fn urma_post_jetty_send_wr(jetty: *mut UrmaJetty, wr: *mut UrmaJfsWr, bad: *mut *mut UrmaJfsWr) -> Status {
-        if jetty.is_null() || wr.is_null() { EINVAL } else { post_list(host_of((*jetty).ctx), (*jetty).handle as u32, wr, bad) }
+        if jetty.is_null() || wr.is_null() || bad.is_null() { EINVAL } else { post_list(host_of((*jetty).ctx), (*jetty).handle as u32, wr, bad) }
     }
     fn urma_post_jfr_wr(jfr: *mut UrmaJfr, wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
-        if jfr.is_null() || wr.is_null() { EINVAL } else { post_receives(host_of((*jfr).ctx), (*jfr).handle as u32, wr, bad) }
+        if jfr.is_null() || wr.is_null() || bad.is_null() { EINVAL } else { post_receives(host_of((*jfr).ctx), (*jfr).handle as u32, wr, bad) }
     }
     fn urma_post_jetty_recv_wr(jetty: *mut UrmaJetty, wr: *mut UrmaJfrWr, bad: *mut *mut UrmaJfrWr) -> Status {
-        if jetty.is_null() || wr.is_null() || (*jetty).cfg.jfr.is_null() {
+        if jetty.is_null() || wr.is_null() || bad.is_null() || (*jetty).cfg.jfr.is_null() {
             return EINVAL;
         }
         post_receives(host_of((*jetty).ctx), (*(*jetty).cfg.jfr).handle as u32, wr, bad)
     }
     fn urma_write(jfs: *mut UrmaJfs, target: *mut TargetJetty, dst_seg: *mut TargetSeg, src_seg: *mut TargetSeg, dst: u64, src: u64, len: u32, flag: u32, user_ctx: u64) -> Status {
-        let (mut near, mut far) = (entry(src, len, src_seg), entry(dst, len, dst_seg));
+        // Data may be inline: then there is no segment.
+        if target.is_null() || dst_seg.is_null() {
+            return EINVAL;
+        }
+        let (mut near, mut far, mut bad) = (entry(src, len, src_seg), entry(dst, len, dst_seg), null_mut());
         let rw = RwWr { src: UrmaSg { sge: &raw mut near, num: 1 }, dst: UrmaSg { sge: &raw mut far, num: 1 }, target_hint: 0, notify_data: 0 };
         let mut wr = single(0, flag, target, user_ctx, WrBody { rw });
-        urma_post_jfs_wr(jfs, &raw mut wr, null_mut())
+        urma_post_jfs_wr(jfs, &raw mut wr, &raw mut bad)
     }
     fn urma_read(jfs: *mut UrmaJfs, target: *mut TargetJetty, dst_seg: *mut TargetSeg, src_seg: *mut TargetSeg, dst: u64, src: u64, len: u32, flag: u32, user_ctx: u64) -> Status {
-        let (mut near, mut far) = (entry(dst, len, dst_seg), entry(src, len, src_seg));
+        if target.is_null() || dst_seg.is_null() || src_seg.is_null() {
+            return EINVAL;
+        }
+        let (mut near, mut far, mut bad) = (entry(dst, len, dst_seg), entry(src, len, src_seg), null_mut());
         let rw = RwWr { src: UrmaSg { sge: &raw mut far, num: 1 }, dst: UrmaSg { sge: &raw mut near, num: 1 }, target_hint: 0, notify_data: 0 };
         let mut wr = single(0x10, flag, target, user_ctx, WrBody { rw });
-        urma_post_jfs_wr(jfs, &raw mut wr, null_mut())
+        urma_post_jfs_wr(jfs, &raw mut wr, &raw mut bad)
     }
     fn urma_send(jfs: *mut UrmaJfs, target: *mut TargetJetty, src_seg: *mut TargetSeg, src: u64, len: u32, flag: u32, user_ctx: u64) -> Status {
-        let mut near = entry(src, len, src_seg);
+        if target.is_null() || flag & INLINE == 0 && src_seg.is_null() {
+            return EINVAL;
+        }
+        let (mut near, mut bad) = (entry(src, len, src_seg), null_mut());
         let send = SendWr { src: UrmaSg { sge: &raw mut near, num: 1 }, target_hint: 0, imm_data: 0, tseg: null_mut() };
         let mut wr = single(0x40, flag, target, user_ctx, WrBody { send });
-        urma_post_jfs_wr(jfs, &raw mut wr, null_mut())
+        urma_post_jfs_wr(jfs, &raw mut wr, &raw mut bad)
     }
     fn urma_recv(jfr: *mut UrmaJfr, seg: *mut TargetSeg, buf: u64, len: u32, user_ctx: u64) -> Status {
-        let mut near = entry(buf, len, seg);
+        if seg.is_null() {
+            return EINVAL;
+        }
+        if buf == 0 {
+            return FAIL;
+        }
+        let (mut near, mut bad) = (entry(buf, len, seg), null_mut());
         let mut wr = UrmaJfrWr { src: UrmaSg { sge: &raw mut near, num: 1 }, user_ctx, next: null_mut() };
-        urma_post_jfr_wr(jfr, &raw mut wr, null_mut())
+        urma_post_jfr_wr(jfr, &raw mut wr, &raw mut bad)
     }
     fn urma_poll_jfc(jfc: *mut UrmaJfc, count: c_int, crs: *mut UrmaCr) -> c_int {
         if jfc.is_null() || crs.is_null() || count < 0 {
@@ -261,61 +292,73 @@ exported! {
         }
         let (ctx, handle) = ((*jfc).ctx, (*jfc).handle as u32);
         let host = host_of(ctx);
-        let mut inner = host.lock();
-        if !inner.node.has_completions(handle) {
+        if !host.is_ours() {
+            return -1;
+        }
+        // A thread that has the node looks for packets itself.
+        let Some(mut inner) = host.try_lock() else {
+            pause(false);
+            return 0;
+        };
+        if !inner.end.node.has_completions(handle) {
             host.turn(&mut inner);
         }
         for i in 0..count {
-            let Some(cr) = inner.node.poll_jfc(handle) else {
+            let Some(cr) = inner.end.node.poll_jfc(handle) else {
                 drop(inner);
                 if i == 0 {
-                    host.idle_poll();
+                    pause(false);
+                } else {
+                    found();
                 }
                 return i;
             };
             crs.add(i as usize).write(record(&inner, &cr));
         }
+        found();
         count
     }
     fn urma_rearm_jfc(jfc: *mut UrmaJfc, _solicited_only: bool) -> Status {
-        if jfc.is_null() || (*jfc).cfg.jfce.is_null() {
+        if jfc.is_null() || !(*jfc).opt.is_active || (*jfc).cfg.jfce.is_null() {
             return EINVAL;
         }
         let host = host_of((*jfc).ctx);
-        host.arm(&mut host.lock(), (*jfc).handle as u32, (*(*jfc).cfg.jfce).fd as usize);
+        let Some(mut inner) = host.enter() else { return EPERM };
+        host.arm(&mut inner, (*jfc).handle as u32, (*(*jfc).cfg.jfce.cast::<OwnedJfce>()).number);
         SUCCESS
     }
     fn urma_wait_jfc(jfce: *mut UrmaJfce, count: u32, timeout: c_int, jfcs: *mut *mut UrmaJfc) -> c_int {
         if jfce.is_null() || jfcs.is_null() || count == 0 {
             return -1;
         }
-        let mut poll = libc::pollfd { fd: (*jfce).fd, events: libc::POLLIN, revents: 0 };
-        if libc::poll(&raw mut poll, 1, timeout) < 0 {
-            return -1;
+        let (fd, host, channel) = ((*jfce).fd, host_of((*jfce).ctx), (*jfce.cast::<OwnedJfce>()).number);
+        let end = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        loop {
+            let left = end.map_or(-1, |end| end.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000) as c_int);
+            let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let ready = libc::poll(&raw mut poll, 1, left);
+            if ready <= 0 {
+                return ready;
+            }
+            let Some(mut inner) = host.enter() else { return -1 };
+            let mut found = 0;
+            while found < count {
+                let Some(queue) = inner.reports.next_queue(channel) else { break };
+                *jfcs.add(found as usize) = inner.reports.pointer_of(CLASS_JFC, queue) as *mut UrmaJfc;
+                found += 1;
+            }
+            // Another thread may have been faster.
+            if found > 0 {
+                return found as c_int;
+            }
         }
-        let mut inner = host_of((*jfce).ctx).lock();
-        let mut drained = [0u8; 8];
-        libc::read((*jfce).fd, drained.as_mut_ptr().cast(), drained.len());
-        let mut found = 0;
-        while found < count {
-            let next = inner.reports.channels.get_mut(&((*jfce).fd as usize)).and_then(|news| news.queues.pop_front());
-            let Some(queue) = next else { return found as c_int };
-            let Some(pointer) = inner.pointers.get(&(0, queue)) else { continue };
-            *jfcs.add(found as usize) = *pointer as *mut UrmaJfc;
-            found += 1;
-        }
-        // More have news: the descriptor stays readable.
-        if let Some(news) = inner.reports.channels.get(&((*jfce).fd as usize)) {
-            news.remind();
-        }
-        found as c_int
     }
     fn urma_ack_jfc(_jfcs: *mut *mut UrmaJfc, _events: *mut u32, _count: u32) {}
     fn urma_flush_jetty(jetty: *mut UrmaJetty, count: c_int, crs: *mut UrmaCr) -> c_int {
-        if jetty.is_null() || crs.is_null() { -1 } else { flush((*jetty).ctx, (*jetty).handle as u32, count, crs) }
+        if jetty.is_null() || crs.is_null() || count <= 0 { -EINVAL } else { flush((*jetty).ctx, (*jetty).handle as u32, count, crs) }
     }
     fn urma_flush_jfs(jfs: *mut UrmaJfs, count: c_int, crs: *mut UrmaCr) -> c_int {
-        if jfs.is_null() || crs.is_null() { -1 } else { flush((*jfs).ctx, (*jfs).handle as u32, count, crs) }
+        if jfs.is_null() || crs.is_null() || count <= 0 { -EINVAL } else { flush((*jfs).ctx, (*jfs).handle as u32, count, crs) }
     }
 }
 
@@ -324,11 +367,11 @@ exported! {
 unsafe fn flush(ctx: *mut UrmaContext, jetty: u32, count: c_int, crs: *mut UrmaCr) -> c_int {
     // SAFETY: as the caller promises.
     unsafe {
-        let mut inner = host_of(ctx).lock();
-        for i in 0..count.max(0) {
-            let Some(cr) = inner.node.flush_jetty(jetty) else { return i };
+        let Some(mut inner) = host_of(ctx).enter() else { return -EPERM };
+        for i in 0..count {
+            let Some(cr) = inner.end.node.flush_jetty(jetty) else { return i };
             crs.add(i as usize).write(record(&inner, &cr));
         }
-        count.max(0)
+        count
     }
 }

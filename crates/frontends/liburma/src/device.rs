@@ -1,17 +1,19 @@
 //! Library, devices, contexts, asynchronous events, log function.
 
 use crate::abi::{
-    DeviceAttr, EAGAIN, EINVAL, Eid, EidInfo, FAIL, PriorityInfo, SUCCESS, Status, UrmaAsyncEvent, UrmaContext,
-    UrmaDevice,
+    AlignedAddress, DeviceAttr, EAGAIN, EINVAL, EPERM, Eid, EidInfo, FAIL, NetAddr, PriorityInfo, SUCCESS, Status,
+    UrmaAsyncEvent, UrmaContext, UrmaDevice,
 };
 use crate::host::UrmaHost;
+use crate::log::explain;
 use crate::macros::exported;
-use burst_urma::{URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaEvent};
+use crate::objects::set_errno;
+use burst_urma::{GROUP_MEMBERS_MAX, URMA_INLINE_MAX, URMA_MESSAGE_MAX};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::ptr::{null, null_mut};
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A context with what the library keeps for it.
 #[repr(C)]
@@ -19,7 +21,9 @@ pub struct OwnedContext {
     pub c: UrmaContext,
     pub host: Arc<UrmaHost>,
     /// Objects that live: the context cannot be deleted meanwhile.
-    pub objects: usize,
+    pub objects: AtomicUsize,
+    /// Its number for events.
+    pub number: u64,
 }
 
 /// The table of a provider's functions. Programs look whether `import_jetty_ex` is there: it is not.
@@ -28,9 +32,14 @@ struct Ops([usize; 100]);
 const _: () = assert!(size_of::<Ops>() == 800);
 static OPS: Ops = Ops([0; 100]);
 
-const DEVICE_NAME: &CStr = c"burst0";
+pub const DEVICE_NAME: &CStr = c"burst0";
 /// Queue depth at most.
 pub const DEPTH_MAX: u32 = 32_768;
+/// Depth of a completion queue at most.
+pub const JFC_DEPTH_MAX: u32 = 1 << 20;
+/// Entries of a scatter/gather list at most. Two remote ones for WRITE with notification, one for all others.
+pub const LOCAL_SGE_MAX: u32 = 1;
+pub const REMOTE_SGE_MAX: u32 = 2;
 const OBJECTS_MAX: u32 = 65_536;
 
 struct StaticDevice(UrmaDevice);
@@ -58,7 +67,7 @@ pub fn address_of(eid: &[u8; 16]) -> IpAddr {
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-fn eid_of(address: IpAddr) -> Eid {
+pub fn eid_of(address: IpAddr) -> Eid {
     Eid(match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -95,22 +104,17 @@ fn addresses() -> Vec<IpAddr> {
     found
 }
 
-/// Writes a sentence to stderr, where a status is not enough.
-pub fn explain(sentence: &str) {
-    eprintln!("liburma (burst): {sentence}");
-}
-
 fn fill_attr(attr: &mut DeviceAttr) {
     // SAFETY: numbers only; zeros are valid.
     *attr = unsafe { std::mem::zeroed() };
     let cap = &mut attr.cap;
-    // Selective retransmission (8), suspension on errors (12), out-of-order completion (13).
-    cap.feature = 1 << 8 | 1 << 12 | 1 << 13;
+    // Selective retransmission (8), groups (11), suspension on errors (12), out-of-order completion (13).
+    cap.feature = 1 << 8 | 1 << 11 | 1 << 12 | 1 << 13;
+    (cap.max_jetty_grp, cap.max_jetty_in_grp) = (OBJECTS_MAX, GROUP_MEMBERS_MAX as u32);
     (cap.max_jfc, cap.max_jfs, cap.max_jfr, cap.max_jetty) = (OBJECTS_MAX, OBJECTS_MAX, OBJECTS_MAX, OBJECTS_MAX);
-    (cap.max_jfc_depth, cap.max_jfs_depth, cap.max_jfr_depth) = (1 << 20, DEPTH_MAX, DEPTH_MAX);
+    (cap.max_jfc_depth, cap.max_jfs_depth, cap.max_jfr_depth) = (JFC_DEPTH_MAX, DEPTH_MAX, DEPTH_MAX);
     cap.max_inline = URMA_INLINE_MAX as u32;
-    // Two remote entries for WRITE with notification, one for all others.
-    (cap.max_jfs_sge, cap.max_jfs_rsge, cap.max_jfr_sge) = (1, 2, 1);
+    (cap.max_jfs_sge, cap.max_jfs_rsge, cap.max_jfr_sge) = (LOCAL_SGE_MAX, REMOTE_SGE_MAX, LOCAL_SGE_MAX);
     cap.max_msg_size = u64::from(URMA_MESSAGE_MAX);
     cap.max_sizes = [URMA_MESSAGE_MAX, URMA_MESSAGE_MAX, 8, 8, 8, 8, 8, 8, 8];
     cap.atomic_feature = 0x7f;
@@ -130,13 +134,17 @@ pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaConte
     let host = match UrmaHost::of(address) {
         Ok(host) => host,
         Err(error) => {
-            explain(&format!("UDP port 4792 of {address} cannot be used: {error}"));
+            explain(&error);
             return null_mut();
         }
     };
     // SAFETY: makes a descriptor; no memory is passed.
     let async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    host.lock().reports.event_fd = async_fd;
+    if async_fd < 0 {
+        explain("the system gives no eventfd");
+        return null_mut();
+    }
+    let number = host.lock().reports.open_context(async_fd);
     let c = UrmaContext {
         dev,
         ops: (&raw const OPS).cast(),
@@ -149,17 +157,12 @@ pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaConte
         refs: 1,
         aggr_mode: 0,
     };
-    Box::into_raw(Box::new(OwnedContext { c, host, objects: 0 })).cast()
+    Box::into_raw(Box::new(OwnedContext { c, host, objects: AtomicUsize::new(0), number })).cast()
 }
 
 exported! {
     fn urma_init(_conf: *mut c_void) -> Status { SUCCESS }
     fn urma_uninit() -> Status { SUCCESS }
-    fn urma_register_log_func(_func: *const c_void) -> Status { SUCCESS }
-    fn urma_register_loc_log_func(_func: *const c_void) -> Status { SUCCESS }
-    fn urma_unregister_log_func() -> Status { SUCCESS }
-    fn urma_log_set_level(_level: c_int) {}
-    fn urma_log_get_level() -> c_int { 6 }
     fn urma_get_uasid(uasid: *mut u32) -> Status {
         if uasid.is_null() {
             return EINVAL;
@@ -191,8 +194,12 @@ exported! {
     }
     fn urma_get_eid_list(_device: *mut UrmaDevice, count: *mut u32) -> *mut EidInfo {
         let found = addresses();
+        if count.is_null() {
+            set_errno(EINVAL);
+            return null_mut();
+        }
         let list = libc::calloc(found.len().max(1), size_of::<EidInfo>()).cast::<EidInfo>();
-        if list.is_null() || count.is_null() {
+        if list.is_null() {
             return null_mut();
         }
         for (i, address) in found.iter().enumerate() {
@@ -222,9 +229,13 @@ exported! {
             return EINVAL;
         }
         let context = ctx.cast::<OwnedContext>();
-        if (*context).objects > 0 {
+        // Pairs with the release of the thread that has deleted the last object.
+        if (*context).objects.load(Ordering::Acquire) > 0 {
             return EAGAIN;
         }
+        let Some(mut inner) = (*context).host.enter() else { return EPERM };
+        inner.reports.close_context((*context).number);
+        drop(inner);
         libc::close((*ctx).async_fd);
         drop(Box::from_raw(context));
         SUCCESS
@@ -233,26 +244,74 @@ exported! {
         if ctx.is_null() || event.is_null() {
             return EINVAL;
         }
-        let mut count = [0u8; 8];
-        if libc::read((*ctx).async_fd, count.as_mut_ptr().cast(), count.len()) < 0 {
-            return FAIL;
+        let context = &*ctx.cast::<OwnedContext>();
+        loop {
+            let Some(mut inner) = context.host.enter() else { return EPERM };
+            if let Some((kind, element)) = inner.reports.next_event(context.number) {
+                *event = UrmaAsyncEvent { ctx, element, kind, private: null_mut() };
+                return SUCCESS;
+            }
+            drop(inner);
+            if libc::fcntl((*ctx).async_fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 {
+                return EAGAIN;
+            }
+            let mut poll = libc::pollfd { fd: (*ctx).async_fd, events: libc::POLLIN, revents: 0 };
+            if libc::poll(&raw mut poll, 1, -1) < 0 {
+                return FAIL;
+            }
         }
-        let mut inner = (*ctx.cast::<OwnedContext>()).host.lock();
-        let Some(next) = inner.reports.events.pop_front() else { return EAGAIN };
-        let (kind, element) = match next {
-            UrmaEvent::JfcError(id) => (0, id),
-            UrmaEvent::JfrError(id) => (2, id),
-            UrmaEvent::JfrLimit(id) => (3, id),
-            UrmaEvent::JettyError(id) if inner.jetties.contains(&id) => (4, id),
-            UrmaEvent::JettyError(id) => (1, id),
-        };
-        let element = inner.pointers.get(&(kind, element)).copied().unwrap_or(0);
-        *event = UrmaAsyncEvent { ctx, element, kind, private: null_mut() };
-        SUCCESS
     }
     fn urma_ack_async_event(_event: *mut UrmaAsyncEvent) {}
-    fn urma_user_ctl(_ctx: *mut UrmaContext, _input: *mut c_void, _output: *mut c_void) -> Status { FAIL }
-    fn urma_set_context_opt(_ctx: *mut UrmaContext, _name: c_int, _value: *const c_void, _len: usize) -> Status { EINVAL }
-    fn urma_log_set_thread_tag(_tag: *const c_char) {}
-    fn urma_log_get_thread_tag() -> *const c_char { null() }
+    /// EIDs are addresses, so both directions need no table.
+    fn urma_get_eid_by_ip(ctx: *const UrmaContext, net: *const NetAddr, eid: *mut Eid) -> Status {
+        if ctx.is_null() || net.is_null() || eid.is_null() {
+            return EINVAL;
+        }
+        let bytes = (*net).address.0;
+        let address = match c_int::from((*net).family) {
+            libc::AF_INET => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])),
+            libc::AF_INET6 => IpAddr::V6(Ipv6Addr::from(bytes)),
+            _ => return EINVAL,
+        };
+        *eid = eid_of(address);
+        SUCCESS
+    }
+    fn urma_get_ip_by_eid(ctx: *const UrmaContext, eid: *const Eid, net: *mut NetAddr) -> Status {
+        if ctx.is_null() || net.is_null() || eid.is_null() {
+            return EINVAL;
+        }
+        let mut address = [0; 16];
+        let (family, prefix_len) = match address_of(&(*eid).0) {
+            IpAddr::V4(v4) => {
+                address[..4].copy_from_slice(&v4.octets());
+                (libc::AF_INET as u16, 32)
+            }
+            IpAddr::V6(v6) => {
+                address = v6.octets();
+                (libc::AF_INET6 as u16, 128)
+            }
+        };
+        *net = NetAddr { family, address: AlignedAddress(address), vlan: 0, mac: [0; 6], prefix_len };
+        SUCCESS
+    }
+    fn urma_u32_to_eid(ipv4: u32, eid: *mut Eid) {
+        if !eid.is_null() {
+            *eid = eid_of(IpAddr::V4(Ipv4Addr::from(ipv4)));
+        }
+    }
+    /// An IPv6 or IPv4 address, or the number of an IPv4 address, decimal or hexadecimal.
+    fn urma_str_to_eid(text: *const c_char, eid: *mut Eid) -> c_int {
+        if text.is_null() || eid.is_null() {
+            return -EINVAL;
+        }
+        let Ok(text) = CStr::from_ptr(text).to_str() else { return -EINVAL };
+        let number = || {
+            let (digits, radix) = text.strip_prefix("0x").map_or((text, 10), |digits| (digits, 16));
+            u32::from_str_radix(digits, radix).or_else(|_| u32::from_str_radix(digits, 16)).ok()
+        };
+        let address = text.parse().ok().or_else(|| number().map(|ipv4| IpAddr::V4(Ipv4Addr::from(ipv4))));
+        let Some(address) = address else { return -EINVAL };
+        *eid = eid_of(address);
+        0
+    }
 }

@@ -1,24 +1,29 @@
-//! The host of one address inside the program: node, UDP socket, and a thread that serves both while the program does
-//! something else.
+//! The host of one address inside the program: node, port, and who runs both.
+//!
+//! Polls of the program run a pass each ([`UrmaHost::turn`]). The first post since the last pass sends at once; later ones wait
+//! for the next pass, so that they leave as trains. If the program does not poll, the keeper ([`crate::keeper`]) makes it;
+//! while the keeper serves, each post sends.
 
-use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, UB_UDP_PORT, encap};
-use burst_urma::{MemoryGone, UrmaConfig, UrmaEffects, UrmaEnv, UrmaEvent, UrmaMemory, UrmaNode};
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use crate::keeper;
+use crate::link;
+use crate::reports::{Reports, ring};
+use burst_base::Nanos;
+use burst_engine::urma::{UrmaEndpoint, cna_of};
+use burst_shm::life::LifePage;
+use burst_span::Span;
+use burst_ubwire::Cna;
+use burst_urma::{MemoryGone, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Packets taken from the socket at once.
-const BURST: usize = 64;
-/// A program that has polled within this time serves the node itself. Some programs poll memory after they have polled a
-/// queue, so that the thread must soon be back.
-const POLLING: Duration = Duration::from_micros(50);
-/// Longest sleep of the thread.
-const SLEEP_MS: i32 = 100;
+/// Packets taken from the port at once.
+const BURST: usize = 256;
+/// Attempts to lock the node before a thread sleeps, and those of them between which it does not even yield.
+const LOCK_ATTEMPTS: u32 = 24;
+const LOCK_SPINS: u32 = 16;
 
 /// The program's own memory. The node has checked that the range is registered.
 struct OwnMemory;
@@ -50,97 +55,70 @@ impl UrmaMemory for OwnMemory {
         }
         Ok(old)
     }
-}
-
-/// An event channel of completions: its queues with news. The descriptor is an eventfd.
-#[derive(Default)]
-pub struct ChannelNews {
-    pub fd: i32,
-    pub queues: VecDeque<u32>,
-}
-
-/// What the node reports.
-#[derive(Default)]
-pub struct Reports {
-    /// Queues that are armed, and the number of their event channel.
-    armed: HashMap<u32, usize>,
-    pub channels: HashMap<usize, ChannelNews>,
-    pub events: VecDeque<UrmaEvent>,
-    pub event_fd: i32,
-    counts: HashMap<Reason, u64>,
-}
-
-fn ring(fd: i32) {
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: the buffer has eight bytes. A full counter keeps the descriptor readable, so that a failure loses nothing.
-    unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
-}
-
-impl UrmaEffects for Reports {
-    fn count(&mut self, reason: Reason) {
-        *self.counts.entry(reason).or_default() += 1;
-    }
-    fn completion(&mut self, jfc: u32) {
-        if let Some(channel) = self.armed.remove(&jfc).and_then(|number| self.channels.get_mut(&number)) {
-            channel.queues.push_back(jfc);
-            ring(channel.fd);
-        }
-    }
-    fn event(&mut self, event: UrmaEvent) {
-        self.events.push_back(event);
-        ring(self.event_fd);
+    fn lend(&self, addr: u64, len: u32) -> Option<Span> {
+        // SAFETY: as in `read`; the batch is sent before the lock of the node is given back.
+        Some(unsafe { Span::local(addr as *mut u8, len) })
     }
 }
 
 /// What the lock covers.
 pub struct Inner {
-    pub node: UrmaNode,
+    pub end: UrmaEndpoint,
     pub reports: Reports,
-    peers: HashMap<Cna, SocketAddr>,
-    buffer: Vec<u8>,
-    /// Jetties that are no JFS.
-    pub jetties: HashSet<u32>,
-    /// The program's objects by kind of event (0 JFC, 1 JFS, 2 and 3 JFR, 4 Jetty) and number.
-    pub pointers: HashMap<(u32, u32), u64>,
 }
 
 impl Inner {
     /// The entity id of a node that was heard of.
     pub fn eid_of(&self, cna: Cna) -> [u8; 16] {
-        match self.peers.get(&cna).map(SocketAddr::ip) {
+        match self.end.address_of(cna) {
             Some(IpAddr::V4(v4)) => v4.to_ipv6_mapped().octets(),
             Some(IpAddr::V6(v6)) => v6.octets(),
             None => [0; 16],
         }
     }
-}
-
-impl ChannelNews {
-    /// Makes the descriptor readable if queues are left.
-    pub fn remind(&self) {
-        if !self.queues.is_empty() {
-            ring(self.fd);
-        }
+    /// Calls something of the node.
+    pub fn with<R>(&mut self, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
+        self.end.with(now, &mut OwnMemory, &mut self.reports, call)
+    }
+    /// Sends what may be sent, handles what is due, takes what has arrived. True if there was anything to do.
+    ///
+    /// What a burst makes ready waits for the next pass or post: a program that answers a request at once sends answer and
+    /// acknowledgement together, so the peer, which polls for its completion, has the answer with it.
+    fn pass(&mut self, now: Nanos) -> bool {
+        let is_active = self.send(now) | self.end.run_timers(now, &mut OwnMemory, &mut self.reports);
+        let burst = self.end.receive(now, &mut OwnMemory, &mut self.reports, BURST);
+        is_active | (burst.packets > 0)
+    }
+    fn send(&mut self, now: Nanos) -> bool {
+        let sent = self.end.send(now, &mut OwnMemory, &mut self.reports, u64::MAX);
+        self.end.flush(now);
+        sent > 0
     }
 }
 
 /// One address.
 pub struct UrmaHost {
     inner: Mutex<Inner>,
-    socket: UdpSocket,
+    /// Dead in a child that the process has forked: it has the parent's socket and no keeper.
+    life: LifePage,
     start: Instant,
-    /// When the program last polled in vain.
-    polled_at: AtomicU64,
+    /// Passes that the program's threads have made.
+    activity: AtomicU64,
+    /// A post since the last pass has been sent.
+    posted: AtomicBool,
+    /// A later post, or what the last burst has made ready, waits for a pass.
+    deferred: AtomicBool,
+    /// Whether the keeper watches the port, so that it, not the program, answers.
+    pub keeper_serves: AtomicBool,
+    /// When node or port must be looked at, as of the last use.
+    due: AtomicU64,
+    /// Descriptors that become readable when packets arrive.
+    fds: Vec<RawFd>,
+    /// Until when the keeper sleeps; 0: it is awake.
+    sleeps_until: AtomicU64,
+    /// Wakes the keeper.
+    bell: OwnedFd,
     pub address: IpAddr,
-}
-
-/// The network address of a node: the last 24 bits of its IP address.
-pub fn cna_of(address: IpAddr) -> Cna {
-    let last = match address {
-        IpAddr::V4(v4) => u32::from(v4),
-        IpAddr::V6(v6) => u128::from(v6) as u32,
-    };
-    Cna::new(last)
 }
 
 /// Hosts of this process, by address.
@@ -148,141 +126,181 @@ static HOSTS: Mutex<Vec<Weak<UrmaHost>>> = Mutex::new(Vec::new());
 
 impl UrmaHost {
     /// The host of an address: the present one, or a new one.
-    pub fn of(address: IpAddr) -> io::Result<Arc<UrmaHost>> {
+    ///
+    /// # Errors
+    /// A sentence: the port cannot be opened, or the system gives no thread.
+    pub fn of(address: IpAddr) -> Result<Arc<UrmaHost>, String> {
         let mut hosts = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
         hosts.retain(|host| host.strong_count() > 0);
-        if let Some(host) = hosts.iter().filter_map(Weak::upgrade).find(|host| host.address == address) {
+        if let Some(host) =
+            hosts.iter().filter_map(Weak::upgrade).find(|host| host.address == address && host.is_ours())
+        {
             return Ok(host);
         }
         let host = Arc::new(UrmaHost::new(address)?);
         hosts.push(Arc::downgrade(&host));
-        let weak = Arc::downgrade(&host);
-        std::thread::Builder::new().name("urma".into()).spawn(move || serve(&weak))?;
+        keeper::start(&host)?;
         Ok(host)
     }
-    fn new(address: IpAddr) -> io::Result<UrmaHost> {
-        let socket = UdpSocket::bind(SocketAddr::new(address, UB_UDP_PORT))?;
-        socket.set_nonblocking(true)?;
-        for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
-            let bytes = 4 << 20;
-            // SAFETY: the value is an int. The kernel limits it; a smaller buffer is no error.
-            unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const bytes).cast(), 4) };
-        }
+    /// All hosts of this process; `None` while one is being opened.
+    pub fn try_all() -> Option<Vec<Arc<UrmaHost>>> {
+        let hosts = match HOSTS.try_lock() {
+            Ok(hosts) => hosts,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(hosts.iter().filter_map(Weak::upgrade).filter(|host| host.is_ours()).collect())
+    }
+    fn new(address: IpAddr) -> Result<UrmaHost, String> {
         let boot = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
         let mut seed = [0u8; 8];
         // SAFETY: the buffer has eight bytes.
         if unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) } != 8 {
-            return Err(io::Error::last_os_error());
+            return Err("the system gives no random numbers".into());
         }
-        let mut config = UrmaConfig::new(cna_of(address), u64::from_ne_bytes(seed));
-        config.incarnation = boot;
-        config.mtu = payload_for(address);
-        // The socket's buffer is the receiver's, of unknown size: the window stays below the usual one.
-        (config.caqm, config.window_max, config.rto_base) = (false, 128 << 10, Nanos::from_ms(10));
-        let node = UrmaNode::new(config);
-        let buffer = vec![0; 65_536];
-        let (reports, peers, jetties, pointers) = (Reports::default(), HashMap::new(), HashSet::new(), HashMap::new());
-        let inner = Mutex::new(Inner { node, reports, peers, buffer, jetties, pointers });
-        Ok(UrmaHost { inner, socket, start: Instant::now(), polled_at: AtomicU64::new(0), address })
+        let end = link::open(address, |mtu, window_max| UrmaConfig {
+            incarnation: boot,
+            mtu,
+            // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.
+            caqm: false,
+            window_max,
+            rto_base: Nanos::from_ms(10),
+            ..UrmaConfig::new(cna_of(address), u64::from_ne_bytes(seed))
+        })?;
+        let fds = end.wait_fds();
+        let life =
+            LifePage::new().map_err(|e| format!("the kernel cannot tell a forked child from its parent: {e}"))?;
+        let inner = Mutex::new(Inner { end, reports: Reports::default() });
+        Ok(UrmaHost {
+            inner,
+            life,
+            start: Instant::now(),
+            activity: AtomicU64::new(0),
+            posted: AtomicBool::new(false),
+            deferred: AtomicBool::new(false),
+            keeper_serves: AtomicBool::new(false),
+            due: AtomicU64::new(0),
+            fds,
+            sleeps_until: AtomicU64::new(0),
+            bell: keeper::bell()?,
+            address,
+        })
     }
+    /// Whether this process has opened the host, not its parent.
+    pub fn is_ours(&self) -> bool {
+        self.life.is_alive()
+    }
+    /// Locks the node for a call of the program; `None` in a child of the process that has opened it.
+    pub fn enter(&self) -> Option<MutexGuard<'_, Inner>> {
+        self.is_ours().then(|| self.lock())
+    }
+    /// Locks the node. Another thread has it for the time of a pass, a few microseconds: a sleep would take longer.
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        for attempt in 0..LOCK_ATTEMPTS {
+            if let Some(inner) = self.try_lock() {
+                return inner;
+            }
+            if attempt < LOCK_SPINS {
+                (0..64).for_each(|_| std::hint::spin_loop());
+            } else {
+                std::thread::yield_now();
+            }
+        }
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn now(&self) -> Nanos {
+    pub fn now(&self) -> Nanos {
         Nanos(self.start.elapsed().as_nanos() as u64 + 1)
     }
     /// Remembers where a node is; false if its address clashes with another one's.
     pub fn learn(&self, inner: &mut Inner, address: IpAddr) -> bool {
-        let place = SocketAddr::new(address, UB_UDP_PORT);
-        *inner.peers.entry(cna_of(address)).or_insert(place) == place
+        inner.end.learn(address)
     }
     /// Calls something of the node.
     pub fn with<R>(&self, inner: &mut Inner, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
-        let mut env = UrmaEnv { now: self.now(), mem: &mut OwnMemory, fx: &mut inner.reports };
-        call(&mut inner.node, &mut env)
+        inner.with(self.now(), call)
     }
-    /// A poll of the program that found nothing: it has served the node, so that the thread need not.
-    pub fn idle_poll(&self) {
-        self.polled_at.store(self.now().0, Ordering::Relaxed);
-        // Pollers that outnumber the processors would else wait for each other's time slices.
-        std::thread::yield_now();
+    /// A pass of the program. True if there was anything to do.
+    pub fn turn(&self, inner: &mut Inner) -> bool {
+        // Not an addition in one step: a lost count does no harm.
+        self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.pass(inner)
     }
-    /// Takes what has arrived, handles what is due, sends what may be sent.
-    pub fn turn(&self, inner: &mut Inner) {
-        let mut buffer = std::mem::take(&mut inner.buffer);
-        for _ in 0..BURST {
-            let Ok((len, from)) = self.socket.recv_from(&mut buffer) else { break };
-            let packet = match encap::open(&buffer[..len]) {
-                Ok(packet) => packet,
-                Err(reason) => {
-                    inner.reports.count(reason);
-                    continue;
-                }
-            };
-            self.take(inner, from.ip(), packet);
-        }
-        if inner.node.next_deadline() <= self.now() {
-            self.with(inner, |node, env| node.on_timer(env));
-        }
-        self.send(inner, &mut buffer);
-        inner.buffer = buffer;
+    fn pass(&self, inner: &mut Inner) -> bool {
+        // Under the lock, as all other uses.
+        self.posted.store(false, Ordering::Relaxed);
+        let is_active = inner.pass(self.now());
+        self.deferred.store(inner.end.node.wants_tx(), Ordering::Relaxed);
+        self.due.store(inner.end.next_deadline().0, Ordering::Relaxed);
+        is_active
     }
-    fn take(&self, inner: &mut Inner, from: IpAddr, packet: &[u8]) {
-        // The packet's source must be the sender's own address.
-        let is_its = packet.get(1..4).is_some_and(|b| cna_of(from).get().to_be_bytes()[1..] == *b);
-        if !is_its || !self.learn(inner, from) {
-            return inner.reports.count(Reason::UbForeign);
-        }
-        self.with(inner, |node, env| node.on_packet(env, packet));
-    }
-    fn send(&self, inner: &mut Inner, buffer: &mut [u8]) {
-        while let Some(sent) = self.with(inner, |node, env| node.poll_tx(env, buffer)) {
-            let len = encap::seal(buffer, sent.len);
-            let Some(place) = inner.peers.get(&sent.dest) else { continue };
-            if self.socket.send_to(&buffer[..len], place).is_err() {
-                inner.reports.count(Reason::SendFailed);
-            }
+    /// Locks the node unless another thread has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
+        match self.inner.try_lock() {
+            Ok(inner) => Some(inner),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
-    /// Sends what a post has made ready.
+    /// Whether a pass would find work. Without the lock, so that a keeper that looks stands in no post's way.
+    pub fn has_work(&self) -> bool {
+        let is_due = self.due.load(Ordering::Relaxed) <= self.now().0;
+        is_due || self.deferred.load(Ordering::Relaxed) || keeper::sleep(&self.fds, Nanos(0))
+    }
+    /// A pass of the keeper; `None` if the program runs the node.
+    pub fn try_pass(&self) -> Option<bool> {
+        let mut inner = self.try_lock()?;
+        Some(self.pass(&mut inner))
+    }
+    /// Passes that the program has made so far.
+    pub fn activity(&self) -> u64 {
+        self.activity.load(Ordering::Relaxed)
+    }
+    /// Prepares a sleep of the keeper: the descriptors to watch and when to wake up. `None`: there is work.
+    pub fn plan_sleep(&self) -> Option<(Vec<RawFd>, Nanos)> {
+        let mut inner = self.lock();
+        if inner.end.before_sleep() {
+            return None;
+        }
+        let fds = self.fds.iter().copied().chain([self.bell.as_raw_fd()]).collect();
+        let until = inner.end.next_deadline();
+        // Under the lock: a post that brings the deadline forward comes before it, or sees it.
+        self.sleeps_until.store(until.0, Ordering::Relaxed);
+        Some((fds, until))
+    }
+    /// The keeper is awake.
+    pub fn end_sleep(&self) {
+        self.sleeps_until.store(0, Ordering::Relaxed);
+        keeper::silence(&self.bell);
+    }
+    /// Sends what a post has made ready, or leaves it to the pass that follows.
     pub fn flush(&self, inner: &mut Inner) {
-        let mut buffer = std::mem::take(&mut inner.buffer);
-        self.send(inner, &mut buffer);
-        inner.buffer = buffer;
+        let is_second = self.posted.swap(true, Ordering::Relaxed);
+        if is_second && !self.keeper_serves.load(Ordering::Relaxed) {
+            self.deferred.store(true, Ordering::Relaxed);
+            return;
+        }
+        inner.send(self.now());
+        self.due.store(inner.end.next_deadline().0, Ordering::Relaxed);
+        if inner.end.next_deadline().0 < self.sleeps_until.load(Ordering::Relaxed) {
+            self.wake_keeper();
+        }
+    }
+    /// The descriptor that wakes the keeper.
+    pub fn bell(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+    fn wake_keeper(&self) {
+        ring(self.bell.as_raw_fd());
     }
     /// Arms a completion queue; one that has records already reports at once.
-    pub fn arm(&self, inner: &mut Inner, jfc: u32, channel: usize) {
-        inner.reports.armed.insert(jfc, channel);
-        if inner.node.has_completions(jfc) {
+    pub fn arm(&self, inner: &mut Inner, jfc: u32, channel: u64) {
+        inner.reports.arm(jfc, channel);
+        if inner.end.node.has_completions(jfc) {
             inner.reports.completion(jfc);
         }
-    }
-}
-
-/// Payload of packets that fit through the interface of an address: large ones on the loopback interface only.
-fn payload_for(address: IpAddr) -> u16 {
-    if address.is_loopback() { 4096 } else { 1024 }
-}
-
-/// The thread of a host; ends with it.
-fn serve(host: &Weak<UrmaHost>) {
-    // SAFETY: changes the accuracy of this thread's sleeps only; without it they are 50 us longer.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    loop {
-        let Some(host) = host.upgrade() else { return };
-        if host.now().0.saturating_sub(host.polled_at.load(Ordering::Relaxed)) < POLLING.as_nanos() as u64 {
-            drop(host);
-            std::thread::sleep(POLLING);
-            continue;
+        // The program is about to wait by a descriptor, which the keeper makes readable.
+        if !self.keeper_serves.load(Ordering::Relaxed) {
+            self.wake_keeper();
         }
-        let wait = {
-            let mut inner = host.lock();
-            host.turn(&mut inner);
-            let wait = inner.node.next_deadline().since(host.now()).0.div_ceil(1_000_000);
-            (wait as i64).min(i64::from(SLEEP_MS)) as i32
-        };
-        let mut poll = libc::pollfd { fd: host.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one descriptor, which lives while `host` does.
-        unsafe { libc::poll(&raw mut poll, 1, wait) };
     }
 }

@@ -1,21 +1,28 @@
 //! Queues, Jetties, segments, imports.
 
 use crate::abi::{
-    EAGAIN, EEXIST, EINVAL, ENOMEM, EPERM, FAIL, JettyCfg, JfcCfg, JfrCfg, JfsCfg, ObjectId, RJetty, RJfr, SUCCESS,
-    SegCfg, Status, TargetJetty, TargetSeg, TokenId, UbVa, UrmaContext, UrmaJetty, UrmaJfc, UrmaJfce, UrmaJfr, UrmaJfs,
-    UrmaSeg,
+    EAGAIN, EEXIST, EINVAL, ENOMEM, EPERM, FAIL, ObjectId, RJetty, RJfr, SUCCESS, SegCfg, Status, TargetJetty,
+    TargetSeg, TokenId, UbVa, UrmaContext, UrmaJetty, UrmaJfce, UrmaJfs, UrmaSeg,
 };
-use crate::device::{DEPTH_MAX, OwnedContext, address_of, explain};
-use crate::host::{ChannelNews, Inner, UrmaHost, cna_of};
+use crate::checks::{RC, RM, check_remote, check_segment, remote_order, send_order};
+use crate::device::{OwnedContext, address_of};
+use crate::host::{Inner, UrmaHost};
+use crate::log::explain;
 use crate::macros::exported;
-use burst_ubwire::ServiceMode;
-use burst_urma::{
-    JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode,
-    UrmaError,
-};
-use std::ffi::c_int;
+use crate::reports::CLASS_JETTY;
+use burst_engine::urma::cna_of;
+use burst_urma::{JettyState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, UrmaError};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An event channel with its number in [`crate::reports::Reports`].
+#[repr(C)]
+pub struct OwnedJfce {
+    c: UrmaJfce,
+    pub number: u64,
+}
 
 /// A status of the interface for a refusal of the node.
 pub const fn status_of(error: UrmaError) -> Status {
@@ -32,7 +39,7 @@ pub fn done(result: Result<(), UrmaError>) -> Status {
     result.map_or_else(status_of, |()| SUCCESS)
 }
 
-fn set_errno(status: Status) {
+pub fn set_errno(status: Status) {
     // SAFETY: glibc returns the address of this thread's errno.
     unsafe { *libc::__errno_location() = status };
 }
@@ -50,7 +57,7 @@ pub unsafe fn host_of<'a>(ctx: *mut UrmaContext) -> &'a UrmaHost {
 ///
 /// # Safety
 /// As for [`host_of`].
-unsafe fn create<T>(
+pub unsafe fn create<T>(
     ctx: *mut UrmaContext,
     make: impl FnOnce(&mut MutexGuard<'_, Inner>) -> Result<T, UrmaError>,
 ) -> *mut T {
@@ -60,10 +67,11 @@ unsafe fn create<T>(
     }
     // SAFETY: as the caller promises.
     let host = unsafe { host_of(ctx) };
-    match make(&mut host.lock()) {
+    let made = host.enter().map_or(Err(UrmaError::Access), |mut inner| make(&mut inner));
+    match made {
         Ok(object) => {
             // SAFETY: as above; programs do not create objects of one context while they delete it.
-            unsafe { (*ctx.cast::<OwnedContext>()).objects += 1 };
+            unsafe { (*ctx.cast::<OwnedContext>()).objects.fetch_add(1, Ordering::Relaxed) };
             Box::into_raw(Box::new(object))
         }
         Err(error) => {
@@ -78,90 +86,68 @@ unsafe fn create<T>(
 ///
 /// # Safety
 /// The object is one of [`create`] and of this context.
-unsafe fn destroy<T>(ctx: *mut UrmaContext, object: *mut T, status: Status) -> Status {
+pub unsafe fn destroy<T>(ctx: *mut UrmaContext, object: *mut T, status: Status) -> Status {
     if status == SUCCESS {
         // SAFETY: as the caller promises.
         unsafe {
-            (*ctx.cast::<OwnedContext>()).objects -= 1;
             drop(Box::from_raw(object));
+            // Pairs with the load of the thread that deletes the context.
+            (*ctx.cast::<OwnedContext>()).objects.fetch_sub(1, Ordering::Release);
         }
     }
     status
 }
 
-fn id_of(ctx: &UrmaContext, id: u32) -> ObjectId {
+/// One more than the completion queues that use an event channel, as in UMDK's library.
+///
+/// # Safety
+/// The channel is alive for as long as the counter is used.
+pub unsafe fn users_of<'a>(jfce: *mut UrmaJfce) -> &'a AtomicU64 {
+    // SAFETY: as the caller promises; the library changes the field by this function only.
+    unsafe { AtomicU64::from_ptr(&raw mut (*jfce).refs) }
+}
+
+/// The segments that are registered with a token id.
+///
+/// # Safety
+/// The token id is alive for as long as the counter is used.
+unsafe fn segments_of<'a>(token_id: *mut TokenId) -> &'a AtomicU64 {
+    // SAFETY: as the caller promises; the library changes the field by this function only.
+    unsafe { AtomicU64::from_ptr(&raw mut (*token_id).refs) }
+}
+
+pub fn id_of(ctx: &UrmaContext, id: u32) -> ObjectId {
     ObjectId { eid: ctx.eid, uasid: ctx.uasid, id }
 }
 
 /// Token policy in the low three bits of a flag: 0 none.
-fn token(flag: u32, value: u32) -> Option<u32> {
+pub fn token(flag: u32, value: u32) -> Option<u32> {
     (flag & 7 != 0).then_some(value)
-}
-
-/// Mode and order of a Jetty; DEF is the mode's default.
-fn mode_of(cfg: &JfsCfg) -> Result<(TransMode, ServiceMode), UrmaError> {
-    let order = cfg.flag >> 3 & 0xff;
-    match (cfg.trans_mode, order) {
-        (1, 0 | 2) => Ok((TransMode::Rm, ServiceMode::Roi)),
-        (1, 1) => Ok((TransMode::Rm, ServiceMode::Rot)),
-        (1, 3) => Ok((TransMode::Rm, ServiceMode::Rol)),
-        (2, 0 | 3) => Ok((TransMode::Rc, ServiceMode::Rol)),
-        (2, 1) => Ok((TransMode::Rc, ServiceMode::Rot)),
-        (2, 2) => Ok((TransMode::Rc, ServiceMode::Roi)),
-        (4, 0 | 4) => Ok((TransMode::Um, ServiceMode::Uno)),
-        _ => Err(UrmaError::Unsupported),
-    }
-}
-
-/// # Safety
-/// The configuration's JFC is alive, `jfr` too if it is not null.
-unsafe fn jetty_config(cfg: &JfsCfg, jfr: *mut UrmaJfr) -> Result<JettyConfig, UrmaError> {
-    let (mode, service) = mode_of(cfg)?;
-    if cfg.jfc.is_null() || cfg.depth == 0 || cfg.depth > DEPTH_MAX {
-        return Err(UrmaError::Value);
-    }
-    // SAFETY: as the caller promises.
-    let (jfc, jfr, shown) = unsafe {
-        let jfr = (!jfr.is_null()).then(|| &*jfr);
-        let shown = jfr.and_then(|jfr| token(jfr.cfg.flag, jfr.cfg.token));
-        ((*cfg.jfc).handle as u32, jfr.map(|jfr| jfr.handle as u32), shown)
-    };
-    Ok(JettyConfig {
-        mode,
-        service,
-        depth: cfg.depth as u16,
-        token: shown,
-        error_suspend: cfg.flag & 2 != 0,
-        outorder_comp: cfg.flag & 4 != 0,
-        rnr_retry: cfg.rnr_retry.min(7),
-        ..JettyConfig::new(jfc, jfr)
-    })
 }
 
 /// Imports a remote Jetty or JFR.
 ///
 /// # Safety
 /// As for [`host_of`]; the token may be null.
-unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) -> *mut TargetJetty {
+pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) -> *mut TargetJetty {
     // SAFETY: as the caller promises.
     unsafe {
         create(ctx, |inner| {
+            check_remote(remote)?;
             let address = address_of(&remote.id.eid.0);
-            if remote.kind > 1 {
-                return Err(UrmaError::Unsupported);
-            }
+            let kind = match remote.kind {
+                0 => TargetKind::Jfr,
+                1 => TargetKind::Jetty,
+                2 => TargetKind::Group,
+                _ => return Err(UrmaError::Value),
+            };
             if !host_of(ctx).learn(inner, address) {
                 explain(&format!("{address} ends like the address of another peer: both have the same CNA"));
                 return Err(UrmaError::Bound);
             }
             let shown = if value.is_null() { None } else { token(remote.flag, *value) };
-            let jetty = RemoteJetty {
-                cna: cna_of(address),
-                id: remote.id.id,
-                kind: if remote.kind == 0 { TargetKind::Jfr } else { TargetKind::Jetty },
-                token: shown,
-            };
-            let handle = u64::from(inner.node.import_jetty(jetty)?);
+            let jetty = RemoteJetty { cna: cna_of(address), id: remote.id.id, kind, token: shown };
+            let handle = u64::from(inner.end.node.import_jetty(jetty)?);
             Ok(TargetJetty {
                 ctx,
                 id: remote.id,
@@ -184,124 +170,24 @@ exported! {
             if fd < 0 {
                 return Err(UrmaError::Full);
             }
-            inner.reports.channels.insert(fd as usize, ChannelNews { fd, ..ChannelNews::default() });
-            Ok(UrmaJfce { ctx, fd, refs: 1 })
+            let number = inner.reports.open_channel(fd);
+            Ok(OwnedJfce { c: UrmaJfce { ctx, fd, refs: 1 }, number })
         })
+        .cast()
     }
     fn urma_delete_jfce(jfce: *mut UrmaJfce) -> Status {
         if jfce.is_null() {
             return EINVAL;
         }
-        let (ctx, fd) = ((*jfce).ctx, (*jfce).fd);
-        host_of(ctx).lock().reports.channels.remove(&(fd as usize));
-        libc::close(fd);
-        destroy(ctx, jfce, SUCCESS)
-    }
-    fn urma_create_jfc(ctx: *mut UrmaContext, cfg: *mut JfcCfg) -> *mut UrmaJfc {
-        if cfg.is_null() {
-            return null_mut();
+        let (ctx, fd, own) = ((*jfce).ctx, (*jfce).fd, jfce.cast::<OwnedJfce>());
+        let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
+        if users_of(jfce).load(Ordering::Acquire) > 1 {
+            return FAIL;
         }
-        let jfc = create(ctx, |inner| {
-            let handle = inner.node.create_jfc((*cfg).depth)?;
-            Ok(UrmaJfc { ctx, id: id_of(&*ctx, handle), cfg: *cfg, handle: u64::from(handle), private: [0; 22] })
-        });
-        if !jfc.is_null() {
-            host_of(ctx).lock().pointers.insert((0, (*jfc).handle as u32), jfc as u64);
-        }
-        jfc
-    }
-    fn urma_modify_jfc(jfc: *mut UrmaJfc, _attr: *mut u8) -> Status { if jfc.is_null() { EINVAL } else { SUCCESS } }
-    fn urma_delete_jfc(jfc: *mut UrmaJfc) -> Status {
-        if jfc.is_null() {
-            return EINVAL;
-        }
-        let (ctx, handle) = ((*jfc).ctx, (*jfc).handle as u32);
-        let mut inner = host_of(ctx).lock();
-        let status = done(inner.node.delete_jfc(handle));
-        if status == SUCCESS {
-            inner.pointers.remove(&(0, handle));
-        }
+        inner.reports.close_channel((*own).number);
         drop(inner);
-        destroy(ctx, jfc, status)
-    }
-    fn urma_create_jfs(ctx: *mut UrmaContext, cfg: *mut JfsCfg) -> *mut UrmaJfs {
-        if cfg.is_null() {
-            return null_mut();
-        }
-        let jfs = create(ctx, |inner| {
-            let id = inner.node.create_jetty(jetty_config(&*cfg, null_mut())?)?;
-            Ok(UrmaJfs { ctx, id: id_of(&*ctx, id), cfg: *cfg, handle: u64::from(id), private: [0; 22] })
-        });
-        if !jfs.is_null() {
-            host_of(ctx).lock().pointers.insert((1, (*jfs).handle as u32), jfs as u64);
-        }
-        jfs
-    }
-    fn urma_delete_jfs(jfs: *mut UrmaJfs) -> Status {
-        if jfs.is_null() {
-            return EINVAL;
-        }
-        let (ctx, id) = ((*jfs).ctx, (*jfs).handle as u32);
-        let status = delete_jetty(host_of(ctx), id);
-        destroy(ctx, jfs, status)
-    }
-    fn urma_create_jfr(ctx: *mut UrmaContext, cfg: *mut JfrCfg) -> *mut UrmaJfr {
-        if cfg.is_null() || (*cfg).jfc.is_null() {
-            return null_mut();
-        }
-        let jfr = create(ctx, |inner| {
-            let c = &*cfg;
-            if c.depth > DEPTH_MAX {
-                return Err(UrmaError::Value);
-            }
-            let jfc = (*c.jfc).handle as u32;
-            let shown = token(c.flag, c.token);
-            // URMA's timer codes are those of IBA; the node's double from 10 us on.
-            let config = JfrConfig { depth: c.depth as u16, jfc, token: shown, rnr_timer: c.min_rnr_timer.min(31) / 3, limit: 0 };
-            let id = inner.node.create_jfr(config)?;
-            Ok(UrmaJfr { ctx, id: id_of(&*ctx, id), cfg: *cfg, handle: u64::from(id), private: [0; 22] })
-        });
-        if !jfr.is_null() {
-            let mut inner = host_of(ctx).lock();
-            for kind in [2, 3] {
-                inner.pointers.insert((kind, (*jfr).handle as u32), jfr as u64);
-            }
-        }
-        jfr
-    }
-    fn urma_delete_jfr(jfr: *mut UrmaJfr) -> Status {
-        if jfr.is_null() {
-            return EINVAL;
-        }
-        let (ctx, id) = ((*jfr).ctx, (*jfr).handle as u32);
-        let status = done(host_of(ctx).lock().node.delete_jfr(id));
-        destroy(ctx, jfr, status)
-    }
-    fn urma_create_jetty(ctx: *mut UrmaContext, cfg: *mut JettyCfg) -> *mut UrmaJetty {
-        if cfg.is_null() {
-            return null_mut();
-        }
-        let jetty = create(ctx, |inner| {
-            let c = &*cfg;
-            if c.flag & 1 == 0 || c.jfr.is_null() || !c.group.is_null() {
-                return Err(UrmaError::Unsupported);
-            }
-            let id = inner.node.create_jetty(jetty_config(&c.jfs, c.jfr)?)?;
-            inner.jetties.insert(id);
-            Ok(UrmaJetty { ctx, id: id_of(&*ctx, id), remote: null_mut(), cfg: *c, handle: u64::from(id), private: [0; 27] })
-        });
-        if !jetty.is_null() {
-            host_of(ctx).lock().pointers.insert((4, (*jetty).handle as u32), jetty as u64);
-        }
-        jetty
-    }
-    fn urma_delete_jetty(jetty: *mut UrmaJetty) -> Status {
-        if jetty.is_null() {
-            return EINVAL;
-        }
-        let (ctx, id) = ((*jetty).ctx, (*jetty).handle as u32);
-        let status = delete_jetty(host_of(ctx), id);
-        destroy(ctx, jetty, status)
+        libc::close(fd);
+        destroy(ctx, own, SUCCESS)
     }
     fn urma_modify_jetty(jetty: *mut UrmaJetty, attr: *const [u32; 3]) -> Status {
         if jetty.is_null() || attr.is_null() { EINVAL } else { modify(host_of((*jetty).ctx), (*jetty).handle as u32, (*attr)[0] >> 1, (*attr)[2]) }
@@ -309,23 +195,16 @@ exported! {
     fn urma_modify_jfs(jfs: *mut UrmaJfs, attr: *const [u32; 2]) -> Status {
         if jfs.is_null() || attr.is_null() { EINVAL } else { modify(host_of((*jfs).ctx), (*jfs).handle as u32, (*attr)[0], (*attr)[1]) }
     }
-    fn urma_modify_jfr(jfr: *mut UrmaJfr, attr: *const [u32; 3]) -> Status {
-        if jfr.is_null() || attr.is_null() || (*attr)[0] & 2 == 0 {
-            return EINVAL;
-        }
-        let state = match (*attr)[2] {
-            0 => JfrState::Reset,
-            1 => JfrState::Ready,
-            _ => JfrState::Error,
-        };
-        let (host, id) = (host_of((*jfr).ctx), (*jfr).handle as u32);
-        done(host.with(&mut host.lock(), |node, env| node.modify_jfr(id, state, env.fx)))
-    }
     fn urma_import_jetty(ctx: *mut UrmaContext, remote: *const RJetty, token_value: *const u32) -> *mut TargetJetty {
-        if remote.is_null() { null_mut() } else { import(ctx, &*remote, token_value) }
+        if remote.is_null() {
+            set_errno(EINVAL);
+            return null_mut();
+        }
+        import(ctx, &*remote, token_value)
     }
     fn urma_import_jfr(ctx: *mut UrmaContext, remote: *const RJfr, token_value: *const u32) -> *mut TargetJetty {
-        if remote.is_null() {
+        if remote.is_null() || (*remote).flag & 7 != 0 && token_value.is_null() {
+            set_errno(EINVAL);
             return null_mut();
         }
         let r = &*remote;
@@ -337,7 +216,13 @@ exported! {
             return EINVAL;
         }
         let (ctx, handle) = ((*target).ctx, (*target).handle as u32);
-        let status = done(host_of(ctx).lock().node.unimport_jetty(handle));
+        let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
+        let status = done(inner.end.node.unimport_jetty(handle));
+        if status == SUCCESS {
+            // The node keeps the binding until the Jetty is unbound or deleted; the pointer would dangle.
+            inner.reports.objects_of(CLASS_JETTY).map(|jetty| jetty as *mut UrmaJetty).filter(|jetty| (**jetty).remote == target).for_each(|jetty| (*jetty).remote = null_mut());
+        }
+        drop(inner);
         destroy(ctx, target, status)
     }
     fn urma_unimport_jfr(target: *mut TargetJetty) -> Status { urma_unimport_jetty(target) }
@@ -345,8 +230,12 @@ exported! {
         if jetty.is_null() || target.is_null() {
             return EINVAL;
         }
-        let host = host_of((*jetty).ctx);
-        let status = done(host.lock().node.bind_jetty((*jetty).handle as u32, (*target).handle as u32));
+        let (cfg, t) = (&(*jetty).cfg.jfs, &*target);
+        if cfg.trans_mode != RC || t.trans_mode != RC || send_order(cfg) != remote_order(t.trans_mode, t.flag) {
+            return EPERM;
+        }
+        let Some(mut inner) = host_of((*jetty).ctx).enter() else { return EPERM };
+        let status = done(inner.end.node.bind_jetty((*jetty).handle as u32, t.handle as u32));
         if status == SUCCESS {
             (*jetty).remote = target;
         }
@@ -356,15 +245,27 @@ exported! {
         if jetty.is_null() {
             return EINVAL;
         }
-        let status = done(host_of((*jetty).ctx).lock().node.unbind_jetty((*jetty).handle as u32));
+        if (*jetty).cfg.jfs.trans_mode != RC {
+            return EPERM;
+        }
+        let Some(mut inner) = host_of((*jetty).ctx).enter() else { return EPERM };
+        let status = done(inner.end.node.unbind_jetty((*jetty).handle as u32));
         if status == SUCCESS {
             (*jetty).remote = null_mut();
         }
         status
     }
-    fn urma_advise_jetty(jetty: *mut UrmaJetty, target: *mut TargetJetty) -> Status { if jetty.is_null() || target.is_null() { EINVAL } else { SUCCESS } }
+    fn urma_advise_jetty(jetty: *mut UrmaJetty, target: *mut TargetJetty) -> Status {
+        if jetty.is_null() || target.is_null() || (*jetty).cfg.jfs.trans_mode != RM || (*target).trans_mode != RM { EINVAL } else { SUCCESS }
+    }
     fn urma_unadvise_jetty(jetty: *mut UrmaJetty, target: *mut TargetJetty) -> Status { if jetty.is_null() || target.is_null() { EINVAL } else { SUCCESS } }
-    fn urma_advise_jfr(jfs: *mut UrmaJfs, target: *mut TargetJetty) -> Status { if jfs.is_null() || target.is_null() { EINVAL } else { SUCCESS } }
+    fn urma_advise_jfr(jfs: *mut UrmaJfs, target: *mut TargetJetty) -> Status {
+        if jfs.is_null() || target.is_null() || (*jfs).cfg.trans_mode != RM || (*target).trans_mode != RM { EINVAL } else { SUCCESS }
+    }
+    /// Nothing to prepare: a device of type UB is ready, and the function is not called, as in UMDK's library.
+    fn urma_advise_jfr_async(jfs: *mut UrmaJfs, target: *mut TargetJetty, function: *const c_void, argument: *const c_void) -> Status {
+        if jfs.is_null() || target.is_null() || function.is_null() || argument.is_null() { EINVAL } else { SUCCESS }
+    }
     fn urma_unadvise_jfr(jfs: *mut UrmaJfs, target: *mut TargetJetty) -> Status { if jfs.is_null() || target.is_null() { EINVAL } else { SUCCESS } }
     fn urma_get_rjetty(jetty: *mut UrmaJetty, remote: *mut *mut RJetty, len: *mut u32) -> Status {
         if jetty.is_null() || remote.is_null() || len.is_null() {
@@ -375,7 +276,7 @@ exported! {
         if copy.is_null() {
             return ENOMEM;
         }
-        let order = (*jetty).cfg.jfs.flag >> 3 & 0xff;
+        let order = send_order(&(*jetty).cfg.jfs);
         *copy = RJetty { id: (*jetty).id, trans_mode: (*jetty).cfg.jfs.trans_mode, policy: 0, kind: 1, flag: policy | order << 3, tp_type: 0 };
         (*remote, *len) = (copy, size_of::<RJetty>() as u32);
         SUCCESS
@@ -383,23 +284,36 @@ exported! {
     fn urma_put_rjetty(remote: *mut RJetty) { libc::free(remote.cast()) }
     fn urma_get_tpn(jetty: *mut UrmaJetty) -> c_int { if jetty.is_null() { -1 } else { 0 } }
     fn urma_alloc_token_id(ctx: *mut UrmaContext) -> *mut TokenId {
-        create(ctx, |_| Ok(TokenId { ctx, token_id: 0, handle: 0, refs: 1, flag: 0 }))
+        create(ctx, |_| Ok(TokenId { ctx, token_id: 0, handle: 0, refs: 0, flag: 0 }))
     }
-    fn urma_free_token_id(token_id: *mut TokenId) -> Status { if token_id.is_null() { EINVAL } else { destroy((*token_id).ctx, token_id, SUCCESS) } }
+    /// One segment a token id.
+    fn urma_alloc_token_id_ex(ctx: *mut UrmaContext, flag: u32) -> *mut TokenId {
+        if flag & 1 != 0 {
+            set_errno(EINVAL);
+            return null_mut();
+        }
+        urma_alloc_token_id(ctx)
+    }
+    fn urma_free_token_id(token_id: *mut TokenId) -> Status {
+        if token_id.is_null() || segments_of(token_id).load(Ordering::Acquire) > 0 {
+            return EINVAL;
+        }
+        destroy((*token_id).ctx, token_id, SUCCESS)
+    }
     fn urma_register_seg(ctx: *mut UrmaContext, cfg: *const SegCfg) -> *mut TargetSeg {
         if cfg.is_null() {
+            set_errno(EINVAL);
             return null_mut();
         }
         create(ctx, |inner| {
             let c = &*cfg;
+            check_segment(c)?;
             let access = (c.flag >> 5 & 0x3f) as u8;
-            if access & 1 != 0 && access & 0xe != 0 || c.len == 0 {
-                return Err(UrmaError::Value);
-            }
             let config = SegmentConfig { addr: c.va, len: c.len, token: token(c.flag, c.token), access };
-            let token_id = inner.node.register_segment(config)?;
+            let token_id = inner.end.node.register_segment(config)?;
             if !c.token_id.is_null() {
                 (*c.token_id).token_id = token_id;
+                segments_of(c.token_id).fetch_add(1, Ordering::Relaxed);
             }
             let ubva = UbVa { eid: (*ctx).eid.0, uasid: (*ctx).uasid, va: c.va };
             // The bits for policy, cacheability and access lie at the same places in both flags.
@@ -411,12 +325,18 @@ exported! {
         if seg.is_null() {
             return EINVAL;
         }
-        let ctx = (*seg).ctx;
-        let status = done(host_of(ctx).lock().node.unregister_segment((*seg).handle as u32));
+        let (ctx, token_id) = ((*seg).ctx, (*seg).token_id);
+        let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
+        let status = done(inner.end.node.unregister_segment((*seg).handle as u32));
+        drop(inner);
+        if status == SUCCESS && !token_id.is_null() {
+            segments_of(token_id).fetch_sub(1, Ordering::Release);
+        }
         destroy(ctx, seg, status)
     }
     fn urma_import_seg(ctx: *mut UrmaContext, seg: *const UrmaSeg, value: *const u32, _addr: u64, _flag: u32) -> *mut TargetSeg {
-        if seg.is_null() {
+        if seg.is_null() || { (*seg).attr } & 7 != 0 && value.is_null() {
+            set_errno(EINVAL);
             return null_mut();
         }
         create(ctx, |inner| {
@@ -427,7 +347,7 @@ exported! {
             }
             let shown = if value.is_null() { None } else { token(s.attr, *value) };
             let remote = RemoteSegment { cna: cna_of(address), token_id: s.token_id, addr: s.ubva.va, len: s.len, token: shown };
-            let handle = u64::from(inner.node.import_segment(remote)?);
+            let handle = u64::from(inner.end.node.import_segment(remote)?);
             Ok(TargetSeg { seg: s, user_ctx: 0, mva: s.ubva.va, ctx, token_id: null_mut(), handle })
         })
     }
@@ -436,7 +356,9 @@ exported! {
             return EINVAL;
         }
         let ctx = (*seg).ctx;
-        let status = done(host_of(ctx).lock().node.unimport_segment((*seg).handle as u32));
+        let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
+        let status = done(inner.end.node.unimport_segment((*seg).handle as u32));
+        drop(inner);
         destroy(ctx, seg, status)
     }
     fn urma_get_seg_ctx(tseg: *mut TargetSeg, seg: *mut *mut UrmaSeg, len: *mut u32) -> Status {
@@ -454,26 +376,6 @@ exported! {
     fn urma_put_seg_ctx(seg: *mut UrmaSeg) { libc::free(seg.cast()) }
 }
 
-fn delete_jetty(host: &UrmaHost, id: u32) -> Status {
-    let mut inner = host.lock();
-    let mut result = inner.node.delete_jetty(id);
-    if result == Err(UrmaError::Busy) {
-        // As an adapter does: the queue is stopped, and what was not executed is dropped.
-        let stopped = host.with(&mut inner, |node, env| node.modify_jetty(id, JettyState::Error, env.fx));
-        while stopped.is_ok() && inner.node.flush_jetty(id).is_some() {}
-        result = inner.node.delete_jetty(id);
-    }
-    if result.is_ok() {
-        inner.jetties.remove(&id);
-        for kind in [1, 4] {
-            inner.pointers.remove(&(kind, id));
-        }
-        // The end of an ordered stream is told to the peer.
-        host.flush(&mut inner);
-    }
-    done(result)
-}
-
 fn modify(host: &UrmaHost, id: u32, mask: u32, state: u32) -> Status {
     let state = match state {
         0 => JettyState::Reset,
@@ -485,7 +387,7 @@ fn modify(host: &UrmaHost, id: u32, mask: u32, state: u32) -> Status {
     if mask & 1 == 0 {
         return FAIL;
     }
-    let mut inner = host.lock();
+    let Some(mut inner) = host.enter() else { return EPERM };
     let result = host.with(&mut inner, |node, env| node.modify_jetty(id, state, env.fx));
     host.flush(&mut inner);
     done(result)

@@ -42,3 +42,12 @@ _Static_assert(offsetof(urma_jfs_wr_t, next) == 72, "urma_jfs_wr_t.next");
 _Static_assert(offsetof(urma_seg_t, attr) == 40, "urma_seg_t.attr");
 _Static_assert(offsetof(urma_target_seg_t, handle) == 80, "urma_target_seg_t.handle");
 _Static_assert(offsetof(urma_token_id_t, flag) == 32, "urma_token_id_t.flag");
+
+_Static_assert(sizeof(urma_jfc_opt_t) == 80 && sizeof(urma_jfs_opt_t) == 80 && sizeof(urma_jfr_opt_t) == 80, "urma_*_opt_t");
+_Static_assert(offsetof(urma_jfc_t, urma_jfc_opt) == 168 && offsetof(urma_jfc_opt_t, is_actived) == 8, "urma_jfc_opt");
+_Static_assert(offsetof(urma_jfs_t, urma_jfs_opt) == 176 && offsetof(urma_jfr_t, urma_jfr_opt) == 184, "urma_jfs_opt, urma_jfr_opt");
+_Static_assert(offsetof(urma_jetty_t, urma_jetty_opt) == 224 && sizeof(urma_jetty_opt_t) == 120, "urma_jetty_opt");
+_Static_assert(sizeof(urma_jetty_grp_cfg_t) == 88 && sizeof(urma_jetty_grp_t) == 280, "urma_jetty_grp_t");
+_Static_assert(offsetof(urma_jetty_grp_t, jetty_cnt) == 120 && offsetof(urma_jetty_grp_t, handle) == 176, "urma_jetty_grp_t");
+_Static_assert(sizeof(urma_jetty_attr_t) == 12 && sizeof(urma_jfr_attr_t) == 12 && sizeof(urma_jfs_attr_t) == 8, "attributes");
+_Static_assert(sizeof(urma_notifier_t) == 24 && sizeof(urma_notify_t) == 24 && sizeof(urma_net_addr_t) == 48, "urma_notify_t");

@@ -22,6 +22,7 @@
 volatile const __u64 NAMESPACE = 0;	/* cookie of the namespace */
 volatile const __u32 MARK = 0;
 volatile const __u32 WORKERS = 1;
+volatile const __u32 CLASSES = 1;	/* of source ports: the least power of two that is not below WORKERS */
 
 struct address {
 	__u32 word[4];
@@ -256,7 +257,7 @@ int lookup(struct bpf_sk_lookup *ctx)
 	}
 	if (!bpf_map_lookup_elem(&steered, &tuple))
 		return SK_PASS;
-	slot += 2 * (tuple.client_port % WORKERS);
+	slot += 2 * ((tuple.client_port & (CLASSES - 1)) % WORKERS);
 	struct bpf_sock *socket = bpf_map_lookup_elem(&listeners, &slot);
 	if (!socket)
 		return SK_PASS;

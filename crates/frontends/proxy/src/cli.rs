@@ -1,5 +1,6 @@
 //! The command line of `burst proxy`.
 
+use crate::config::ProxyConfig;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -71,7 +72,17 @@ pub fn main() -> ExitCode {
     };
     let (name, m) = matches.subcommand().unwrap_or(("", &matches));
     let done = match name {
-        "run" => crate::serve::run(&path(m, "config")).map(|()| String::new()),
+        "run" => {
+            crate::engine::prepare();
+            let config = match ProxyConfig::load(&path(m, "config")) {
+                Ok(config) => config,
+                Err(sentence) => {
+                    crate::log(sentence);
+                    return ExitCode::from(burst_args::EXIT_USAGE);
+                }
+            };
+            crate::serve::run(config).map(|()| String::new())
+        }
         "keys" => {
             let names: Vec<String> = m.get_many::<String>("names").into_iter().flatten().cloned().collect();
             crate::keys::make(&path(m, "directory"), &names)
@@ -197,7 +208,9 @@ fn stats(picture: &Value) -> String {
 fn why(picture: &Value, server: Option<&String>) -> String {
     let decisions = rows(picture, "decisions").filter(|decision| {
         server.is_none_or(|server| {
-            decision[1].as_str().is_some_and(|at| at == server || at.starts_with(&format!("{server}:")))
+            let starts =
+                |at: &str| at == server || [":", "]:"].iter().any(|end| at.starts_with(&format!("{server}{end}")));
+            decision[1].as_str().is_some_and(|at| starts(at) || at.strip_prefix('[').is_some_and(starts))
         })
     });
     let mut text = String::new();

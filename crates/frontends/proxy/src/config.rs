@@ -42,6 +42,9 @@ pub struct ProxyConfig {
     /// Milliseconds after which a stream whose peer does not answer goes by TCP.
     #[serde(default = "default_open")]
     pub open_ms: u64,
+    /// Whether SYNs are held until the server has answered, where the kernel can.
+    #[serde(default = "default_hold")]
+    pub hold_syn: bool,
     /// Seconds after which streams of a peer that does not come back are reset.
     #[serde(default = "default_resume")]
     pub resume_s: u64,
@@ -57,7 +60,7 @@ pub struct ProxyConfig {
 }
 
 fn default_window() -> String {
-    "1MiB".into()
+    "512KiB".into()
 }
 
 fn default_memory() -> String {
@@ -70,6 +73,10 @@ fn default_mark() -> u32 {
 
 fn default_open() -> u64 {
     3000
+}
+
+fn default_hold() -> bool {
+    true
 }
 
 fn default_resume() -> u64 {
@@ -388,7 +395,7 @@ mod tests {
         let checked = ProxyConfig::parse(GOOD).unwrap();
         assert_eq!(checked.takes[0].0, [("10.0.0.2".parse().unwrap(), 32), ("fd00::".parse().unwrap(), 64)]);
         assert_eq!(checked.takes[0].1, [(80, 80), (8000, 8010)]);
-        assert_eq!((checked.window, checked.memory), (1 << 20, 2 << 30));
+        assert_eq!((checked.window, checked.memory), (512 << 10, 2 << 30));
         assert_eq!(checked.rdma().to_string(), "10.0.0.1");
     }
 
@@ -401,7 +408,7 @@ mod tests {
         assert!(refused("80, 8000-8010", "80, 8010-8000").contains("8010-8000"));
         assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 0").contains("workers = 0"));
         assert!(refused("name = \"a\"", "name = \"a\"\nwindow = \"5000\"").contains("5000"));
-        assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 2\nmemory = \"31MiB\"").contains("33554432"));
+        assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 2\nmemory = \"15MiB\"").contains("16777216"));
         assert!(refused("name = \"a\"", "name = \"a\"\nmark = 0").contains("mark = 0"));
         assert!(
             refused("80, 8000-8010\"", "80\"\n[[take]]\nto = [\"fd00::/64\"]\nports = \"1\"").contains("fd00::/64")

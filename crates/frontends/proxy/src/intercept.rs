@@ -5,7 +5,7 @@
 //! connections go by TCP at once. Rules, routes and settings would stay: a second process ([`janitor`]) removes them
 //! when its standard input ends. Setting up first removes what a predecessor with the same mark may have left.
 
-use crate::config::{Prefix, RANGES};
+use crate::config::{self, Prefix, RANGES};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData, SockMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr, SkLookup, SockOps};
@@ -19,6 +19,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 mod claim;
+pub mod watch;
 
 use claim::Claim;
 
@@ -29,6 +30,9 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/st
 /// RST, take the mark of what they answer, and so come back to the proxy.
 const SETTINGS: [&str; 3] =
     ["/proc/sys/net/ipv4/tcp_fwmark_accept", "/proc/sys/net/ipv4/fwmark_reflect", "/proc/sys/net/ipv6/fwmark_reflect"];
+
+/// Most routes within one prefix that are looked at.
+const PARTS_MAX: usize = 1024;
 
 /// A link always allows other programs beside its own, and takes no flags.
 const NO_FLAGS: CgroupAttachMode = CgroupAttachMode::Single;
@@ -71,6 +75,7 @@ impl Interception {
             .override_global("NAMESPACE", &cookie, true)
             .override_global("MARK", &mark, true)
             .override_global("WORKERS", &workers, true)
+            .override_global("CLASSES", &crate::hold::port_classes(workers), true)
             .load(OBJECT)
             .map_err(|e| needs("BPF programs cannot be loaded")(&chain(&e)))?;
         let failed = needs("BPF programs cannot be attached");
@@ -220,15 +225,7 @@ fn source_for(address: IpAddr) -> Option<String> {
 pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<Vec<Prefix>, String> {
     remove_routes(mark);
     let number = mark.to_string();
-    let mut without = Vec::new();
-    for (address, bits) in taken {
-        let Some(source) = source_for(*address) else {
-            without.push((*address, *bits));
-            continue;
-        };
-        let (family, prefix) = (if address.is_ipv4() { "-4" } else { "-6" }, format!("{address}/{bits}"));
-        ip(&[family, "route", "replace", "local", &prefix, "dev", "lo", "src", &source, "table", &number])?;
-    }
+    let without = set_routes(mark, taken)?;
     for family in ["-4", "-6"] {
         if family == "-6" && !Path::new("/proc/net/if_inet6").exists() {
             continue;
@@ -237,6 +234,48 @@ pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<Vec<Prefix>, String> {
         ip(&[family, "route", "replace", "local", "default", "dev", "lo", "table", &number])?;
     }
     Ok(without)
+}
+
+/// The routes of the calling thread's namespace to taken prefixes. Where a prefix contains the destinations of several
+/// routes, each gets the source of its own. Returns the prefixes to which there is no route.
+fn set_routes(mark: u32, taken: &[Prefix]) -> Result<Vec<Prefix>, String> {
+    let number = mark.to_string();
+    let mut without = Vec::new();
+    for prefix in taken {
+        let parts = parts_of(*prefix)?;
+        for (address, bits) in std::iter::once(*prefix).chain(parts) {
+            let (family, to) = (family(address), format!("{address}/{bits}"));
+            match source_for(address) {
+                Some(source) => {
+                    ip(&[family, "route", "replace", "local", &to, "dev", "lo", "src", &source, "table", &number])?;
+                }
+                None if (address, bits) == *prefix => without.push(*prefix),
+                // Gone since the list was read.
+                None => {}
+            }
+        }
+    }
+    Ok(without)
+}
+
+fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "-4" } else { "-6" }
+}
+
+/// Destinations of routes that lie within a prefix and are smaller than it.
+fn parts_of(prefix: Prefix) -> Result<Vec<Prefix>, String> {
+    let list = ip(&[family(prefix.0), "-j", "route", "show"])?;
+    Ok(parts_in(&list, prefix))
+}
+
+/// The same of a list of routes in JSON.
+fn parts_in(list: &str, prefix: Prefix) -> Vec<Prefix> {
+    let routes: serde_json::Value = serde_json::from_str(list).unwrap_or_default();
+    let to = |route: &serde_json::Value| config::prefix(route["dst"].as_str()?).ok();
+    let found = routes.as_array().into_iter().flatten().filter_map(to);
+    // Link-local addresses are those of several links at once: a policy cannot name them.
+    let is_local = |ip: IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    found.filter(|to| *to != prefix && config::inside(*to, prefix) && !is_local(to.0)).take(PARTS_MAX).collect()
 }
 
 /// The settings that this kernel has.
@@ -310,4 +349,23 @@ fn claim_in(path: &str, mark: u32) -> Result<(std::fs::File, Claim), String> {
     let namespace = std::fs::File::open(path).map_err(|e| e.to_string())?;
     crate::sys::enter_namespace(&namespace).map_err(|e| e.to_string())?;
     Ok((namespace, Claim::new(mark)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts_in;
+
+    #[test]
+    fn routes_within_a_prefix_are_its_parts() {
+        let list = r#"[{"dst":"default","gateway":"10.0.0.254"},{"dst":"10.0.0.0/24","prefsrc":"10.0.0.1"},
+            {"dst":"10.1.0.0/16"},{"dst":"10.1.2.3"},{"dst":"192.168.0.0/24"},{"type":"blackhole","dst":"10.0.0.0/8"},{}]"#;
+        let parts = |text: &str| parts_in(list, crate::config::prefix(text).unwrap());
+        let want = |texts: &[&str]| texts.iter().map(|text| crate::config::prefix(text).unwrap()).collect::<Vec<_>>();
+        assert_eq!(parts("10.0.0.0/8"), want(&["10.0.0.0/24", "10.1.0.0/16", "10.1.2.3"]));
+        assert_eq!(parts("10.0.0.0/24"), []);
+        let v6 = r#"[{"dst":"fe80::/64"},{"dst":"fd99::/64"}]"#;
+        assert_eq!(parts_in(v6, crate::config::prefix("::/0").unwrap()), want(&["fd99::/64"]));
+        assert_eq!(parts("0.0.0.0/0").len(), 5);
+        assert_eq!(parts_in("no JSON", crate::config::prefix("10.0.0.0/8").unwrap()), []);
+    }
 }

@@ -11,6 +11,8 @@
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod engine;
+pub mod hold;
 pub mod intercept;
 pub mod keys;
 pub mod message;

@@ -15,6 +15,8 @@ use std::rc::Rc;
 
 /// Work requests that may wait in a send queue.
 pub const SENDS: u32 = 1024;
+/// Completions taken at once.
+pub const RECEIVES_POLLED: usize = 16;
 /// Bytes of private data in a connection request.
 pub const PRIVATE_BYTES: usize = 28;
 
@@ -409,6 +411,8 @@ pub struct LinkQp {
     free: u32,
     /// The id ends with the queue pair.
     owns_id: bool,
+    /// The queue of receives was asked for an event that has not come.
+    armed: bool,
     _device: Rc<ProxyDevice>,
 }
 
@@ -427,7 +431,8 @@ impl LinkQp {
         // SAFETY: id, domain and channel live; `context` is a number for us.
         let raw = unsafe { bp_qp(id.0.as_ptr(), pd, completions, context as *mut c_void, SENDS, slots as u32) };
         let raw = NonNull::new(raw).ok_or_else(Error::last_os_error)?;
-        let mut qp = Self { raw, receives, sends, slots, free: SENDS, owns_id: false, _device: device.clone() };
+        let mut qp =
+            Self { raw, receives, sends, slots, free: SENDS, owns_id: false, armed: true, _device: device.clone() };
         for slot in 0..slots {
             if let Err(e) = qp.post_receive(slot) {
                 // The caller keeps the id.
@@ -516,21 +521,25 @@ impl LinkQp {
         Ok(())
     }
 
-    /// Appends the next message received to `to` and posts its receive again; false if none waits.
+    /// Takes completions of receives into `to`; returns how many.
+    ///
+    /// # Errors
+    /// The completion queue has failed.
+    pub fn poll_receives(&mut self, to: &mut [Done; RECEIVES_POLLED]) -> Result<usize> {
+        // SAFETY: the queue pair lives; there are that many places.
+        let count = check(unsafe { bp_poll(self.raw.as_ptr(), 1, to.as_mut_ptr(), RECEIVES_POLLED as i32) })?;
+        Ok(count as usize)
+    }
+
+    /// Appends the message of a completion to `to` and posts its receive again.
     ///
     /// # Errors
     /// The queue pair has failed.
-    pub fn receive(&mut self, to: &mut Vec<u8>) -> Result<bool> {
-        let mut done = Done::default();
-        // SAFETY: the queue pair lives; there is one place.
-        if check(unsafe { bp_poll(self.raw.as_ptr(), 1, &raw mut done, 1) })? == 0 {
-            return Ok(false);
-        }
+    pub fn receive(&mut self, done: Done, to: &mut Vec<u8>) -> Result<()> {
         failed(done.status)?;
         let at = done.id as usize * BATCH_BYTES;
         to.extend_from_slice(self.receives.bytes(at, (done.len as usize).min(BATCH_BYTES)));
-        self.post_receive(done.id)?;
-        Ok(true)
+        self.post_receive(done.id)
     }
 
     /// Asks for an event at the next completion of a receive. Poll once more afterwards.
@@ -539,11 +548,20 @@ impl LinkQp {
     /// Of `ibv_req_notify_cq`.
     pub fn arm(&mut self) -> Result<()> {
         // SAFETY: the queue pair lives.
-        check(unsafe { bp_arm(self.raw.as_ptr(), 1) }).map(|_| ())
+        check(unsafe { bp_arm(self.raw.as_ptr(), 1) })?;
+        self.armed = true;
+        Ok(())
+    }
+
+    /// Whether an event comes at the next completion of a receive.
+    pub fn is_armed(&self) -> bool {
+        self.armed
     }
 
     /// Notes that an event of one of its queues was taken.
     pub fn event_taken(&mut self, cq: usize) {
+        // Perhaps of the other queue: then it is armed once more, which does no harm.
+        self.armed = false;
         // SAFETY: the queue pair lives.
         unsafe { bp_taken(self.raw.as_ptr(), cq as *mut c_void) };
     }

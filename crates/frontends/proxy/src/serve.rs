@@ -1,7 +1,9 @@
 //! `burst proxy run`: sets up namespaces, interception, workers and the control thread, and takes them down.
 
-use crate::config::{Checked, Prefix, ProxyConfig};
+use crate::config::{Checked, Prefix};
 use crate::control::{Control, ControlStart, RelayHandle};
+use crate::hold::{self, SynQueue, SynRules};
+use crate::intercept::watch::{self, TakenHere};
 use crate::intercept::{self, Interception};
 use crate::message::Report;
 use crate::sys::{self, Waker};
@@ -29,8 +31,8 @@ struct Named {
 ///
 /// # Errors
 /// One sentence.
-pub fn run(path: &Path) -> Result<(), String> {
-    let config = Arc::new(ProxyConfig::load(path)?);
+pub fn run(config: Checked) -> Result<(), String> {
+    let config = Arc::new(config);
     let keys = TlsKeys::load(&config.config.keys, &config.config.name)?;
     check_capabilities(&config)?;
     sys::raise_descriptor_limit().map_err(|e| format!("the limit of open files cannot be raised: {e}"))?;
@@ -43,22 +45,38 @@ pub fn run(path: &Path) -> Result<(), String> {
     let mut janitor = if named.is_empty() { None } else { Some(intercept::start_janitor(&paths, mark)?) };
 
     let mut interceptions = Vec::new();
+    // The kernel removes the rules when the process ends.
+    let mut syn_rules: Vec<SynRules> = Vec::new();
+    let mut taken_here = Vec::new();
     let mut places: Vec<Vec<NetworkPlace>> = (0..config.workers).map(|_| Vec::new()).collect();
     for (path, rules) in named {
         let namespace = path.as_deref().map(open).transpose()?.map(Arc::new);
         if let Some(namespace) = &namespace {
             sys::enter_namespace(namespace.as_ref()).map_err(|e| format!("{}: {e}", show(path.as_deref())))?;
         }
+        // Before the listeners: a process that is killed closes what it opened last first, and the removal of the rules
+        // takes some time, in which a listener would take connections that nobody relays.
+        let held = if rules.takes.is_empty() { None } else { hold_syns(&config) };
         let made = set_up(&config, namespace.as_ref().unwrap_or(&home), &rules);
         sys::enter_namespace(home.as_ref()).map_err(|e| format!("{OWN}: {e}"))?;
-        let (interception, listeners) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
+        let (interception, listeners, prefixes) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
         interceptions.extend(interception);
+        if !prefixes.is_empty() {
+            let namespace = namespace.as_ref().unwrap_or(&home).clone();
+            taken_here.push(TakenHere { namespace, prefixes });
+        }
+        let (rules_of_syns, queues) = held.unzip();
+        syn_rules.extend(rules_of_syns);
+        let mut queues = queues.unwrap_or_default().into_iter();
         for (places, listeners) in places.iter_mut().zip(listeners) {
             let (takes, serves) = (rules.takes.clone(), rules.serves.clone());
-            places.push(NetworkPlace { namespace: namespace.clone(), listeners, takes, serves });
+            places.push(NetworkPlace { namespace: namespace.clone(), listeners, queue: queues.next(), takes, serves });
         }
     }
 
+    if !taken_here.is_empty() {
+        watch::follow(mark, taken_here)?;
+    }
     let (workers, reported, wake_control) = start_workers(&config, places, &home)?;
     let control = Control::new(ControlStart {
         config: config.clone(),
@@ -173,7 +191,17 @@ fn namespaces(config: &Checked) -> BTreeMap<Option<PathBuf>, Named> {
     named
 }
 
-type SetUp = (Vec<Interception>, Vec<Vec<OwnedFd>>);
+/// Holds SYNs in the calling thread's namespace, if that is wanted and the kernel can.
+fn hold_syns(config: &Checked) -> Option<(SynRules, Vec<SynQueue>)> {
+    if !config.config.hold_syn {
+        return None;
+    }
+    let held = hold::hold(config.config.mark, config.workers);
+    let refused = |why| crate::log(format_args!("connects succeed before the server has answered: {why}"));
+    held.map_err(refused).ok()
+}
+
+type SetUp = (Vec<Interception>, Vec<Vec<OwnedFd>>, Vec<Prefix>);
 
 /// Sets up the calling thread's namespace: routes, listeners, programs.
 fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp, String> {
@@ -183,7 +211,7 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
         crate::log(format_args!("connections to {ip}/{bits} are not taken: there is no route to {ip}"));
     }
     if rules.takes.is_empty() {
-        return Ok((Vec::new(), (0..config.workers).map(|_| Vec::new()).collect()));
+        return Ok((Vec::new(), (0..config.workers).map(|_| Vec::new()).collect(), Vec::new()));
     }
     let mut listeners = Vec::new();
     for _ in 0..config.workers {
@@ -210,7 +238,8 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
         }
         interceptions.push(interception);
     }
-    Ok((interceptions, listeners))
+    let routed = taken.into_iter().filter(|prefix| !without_route.contains(prefix)).collect();
+    Ok((interceptions, listeners, routed))
 }
 
 /// The control groups of a namespace's rules, each once: a group has programs and maps of its own.

@@ -271,6 +271,12 @@ pub fn enter_namespace(namespace: &impl AsRawFd) -> Result<()> {
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(|_| ())
 }
 
+/// Gives the processor to a thread that waits for it.
+pub fn yield_now() {
+    // SAFETY: no memory is passed; it does not fail on Linux.
+    unsafe { libc::sched_yield() };
+}
+
 /// Ignores signals from now on.
 pub fn ignore_signals(signals: &[i32]) {
     for signal in signals {
@@ -296,6 +302,11 @@ impl Poll {
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: the kernel gave this descriptor to nobody else.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The descriptor; readable while there are events.
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     /// Adds a descriptor. A descriptor leaves by being closed.

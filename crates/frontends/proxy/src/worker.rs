@@ -12,19 +12,24 @@ mod frames;
 mod link;
 mod listen;
 mod picture;
+mod rest;
+mod syn;
 
 pub use conn::ProxyConn;
 pub use listen::{listener, own_mark};
 pub use picture::{StreamView, WorkerPicture};
 
 use crate::config::Checked;
+use crate::engine::{OwnEngine, SleepEnd};
+use crate::hold::SynQueue;
 use crate::message::{Command, Report};
 use crate::rdma::Rdma;
-use crate::sys::{Poll, PollEvent, Waker};
+use crate::sys::{self, Poll, PollEvent, Waker};
 use burst_base::Reason;
 use burst_relay::Outcome;
 use direct::Pair;
 use link::{PeerLink, PeerView};
+use rest::{LOOK_MOST, LookScore, YIELD_LONG};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -32,6 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
+use syn::{Ends, HeldSyn};
 
 /// Bytes that a stream may move before others have their turn.
 pub const TURN_BYTES: usize = 256 << 10;
@@ -50,6 +56,7 @@ const TOKEN_COMPLETIONS: u64 = 2;
 const KIND_LISTENER: u64 = 1;
 const KIND_CONN: u64 = 2;
 const KIND_PAIR: u64 = 3;
+const KIND_SYNS: u64 = 4;
 
 /// A namespace in which this worker listens and connects.
 #[derive(Debug)]
@@ -58,6 +65,8 @@ pub struct NetworkPlace {
     pub namespace: Option<Arc<OwnedFd>>,
     /// Listeners of this worker here: IPv4, IPv6.
     pub listeners: Vec<OwnedFd>,
+    /// This worker's held SYNs here; `None`: the kernel answers them at once.
+    pub queue: Option<SynQueue>,
     /// Index of the configuration's `take`s and `serve`s here.
     pub takes: Vec<usize>,
     /// The same.
@@ -108,6 +117,9 @@ pub struct RelayWorker {
     wake_control: Arc<Waker>,
     poll: Poll,
     rdma: Option<Rdma>,
+    /// Burst's engine in this process; `None`: the device needs none of this thread's time.
+    engine: Option<OwnEngine>,
+    look_score: LookScore,
     completions_added: bool,
     /// What was last reported; `None`: nothing yet.
     rdma_port: Option<u16>,
@@ -129,6 +141,10 @@ pub struct RelayWorker {
     dirty: Vec<usize>,
     /// Streams that wait for the peer's answer, oldest first.
     opening: VecDeque<(Instant, usize, u32)>,
+    /// SYNs that are held, or have passed and lead to a socket soon.
+    held: HashMap<Ends, HeldSyn>,
+    /// Those that have passed, oldest first.
+    passed: VecDeque<(Instant, Ends)>,
     draining: bool,
     /// No connection is accepted until the next tick.
     listeners_paused: bool,
@@ -159,6 +175,8 @@ impl RelayWorker {
             wake_control,
             poll,
             rdma: None,
+            engine: None,
+            look_score: LookScore::new(),
             completions_added: false,
             rdma_port: None,
             rdma_again: Instant::now(),
@@ -175,6 +193,8 @@ impl RelayWorker {
             ready_pairs: VecDeque::new(),
             dirty: Vec::new(),
             opening: VecDeque::new(),
+            held: HashMap::new(),
+            passed: VecDeque::new(),
             draining: false,
             listeners_paused: false,
             next_tick: None,
@@ -200,14 +220,14 @@ impl RelayWorker {
     /// One pass; false if the worker should end.
     fn pass(&mut self, events: &mut [PollEvent]) -> std::io::Result<bool> {
         let busy = !self.ready.is_empty() || !self.ready_pairs.is_empty() || !self.unreceived.is_empty();
-        let timeout = if busy { 0 } else { self.timeout_ms() };
-        let poll = &self.poll;
-        let found = poll.wait(events, timeout)?;
-        let found: Vec<(u32, u64)> = found.iter().map(|event| (event.events, event.u64)).collect();
-        for (flags, token) in found {
-            if !self.on_event(flags, token) {
+        let count = if busy { self.poll.wait(events, 0)?.len() } else { self.rest(events)? };
+        for event in &events[..count] {
+            if !self.on_event(event.events, event.u64) {
                 return Ok(false);
             }
+        }
+        if busy && self.engine.is_some() {
+            self.look();
         }
         self.tick();
         for link in std::mem::take(&mut self.unreceived) {
@@ -243,6 +263,7 @@ impl RelayWorker {
             (0, TOKEN_CM) => self.take_cm_events(),
             (0, TOKEN_COMPLETIONS) => self.take_completions(),
             (KIND_LISTENER, _) => self.accept((token & 0xffff) as usize, (token >> 16 & 0xffff) as usize),
+            (KIND_SYNS, _) => self.take_syns((token & 0xffff) as usize),
             (KIND_CONN, _) => {
                 self.conn_event((token & 0xffff_ffff) as usize, (token >> 32) as u32 & 0x00ff_ffff, flags)
             }
@@ -253,6 +274,55 @@ impl RelayWorker {
             _ => {}
         }
         true
+    }
+
+    /// Waits until there is something to do; returns the number of events in `events`.
+    fn rest(&mut self, events: &mut [PollEvent]) -> std::io::Result<usize> {
+        if let Some(count) = self.look_for_a_while(events)? {
+            return Ok(count);
+        }
+        let Some(engine) = self.engine else {
+            return self.poll.wait(events, self.timeout_ms()).map(<[_]>::len);
+        };
+        // Another thread may run the engine at any time, and take the packet for which this one sleeps.
+        if !self.all_armed() {
+            self.arm_all();
+            if self.look() {
+                return Ok(0);
+            }
+        }
+        let most = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
+        let (look, poll) = match engine.sleep(self.poll.fd(), most) {
+            SleepEnd::Found { engine, poll } => (engine, poll),
+            SleepEnd::Quiet => return self.poll.wait(events, self.timeout_ms()).map(<[_]>::len),
+        };
+        if look {
+            self.look();
+        }
+        if poll { self.poll.wait(events, 0).map(<[_]>::len) } else { Ok(0) }
+    }
+
+    /// Looks for events and messages without sleeping. `None`: there were none, or looking does not pay.
+    fn look_for_a_while(&mut self, events: &mut [PollEvent]) -> std::io::Result<Option<usize>> {
+        if !self.look_score.pays() {
+            return Ok(None);
+        }
+        let began = Instant::now();
+        let mut last = began;
+        loop {
+            let count = self.poll.wait(events, 0)?.len();
+            if self.look() || count > 0 {
+                self.look_score.note(true);
+                return Ok(Some(count));
+            }
+            sys::yield_now();
+            let now = Instant::now();
+            if now - last > YIELD_LONG || now - began > LOOK_MOST {
+                self.look_score.note(false);
+                return Ok(None);
+            }
+            last = now;
+        }
     }
 
     fn timeout_ms(&self) -> i32 {
@@ -272,6 +342,7 @@ impl RelayWorker {
         self.next_tick = None;
         self.resume_listeners();
         self.give_up_opening(now);
+        self.give_up_passed(now);
         self.mend_links(now);
     }
 

@@ -120,7 +120,7 @@ impl CompletionQueue {
         self.0.inner.lock().take_one(&context.send_slots, |cqe| found = Some(Completion::of(cqe)));
         if found.is_some() {
             idle::found();
-        } else if idle::pause() && context.daemon_has_ended() {
+        } else if idle::pause(context.in_process_calls().is_none()) && context.daemon_has_ended() {
             return Err(ClientError::Control(burst_control::ControlError::Closed));
         }
         Ok(found)

@@ -6,6 +6,7 @@ use crate::raw::place::HostPlace;
 use crate::raw::program_name;
 use burst_control::cm::CmAddr;
 use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
+use burst_control::urma::{UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -143,6 +144,30 @@ impl Daemon {
                 Some(next) if next > from => from = next,
                 Some(_) => return Err(ClientError::Unexpected("a list of users that does not end")),
                 None => return Ok((all, hidden)),
+            }
+        }
+    }
+
+    /// The nodes of a program of URMA, with all their channels.
+    ///
+    /// # Errors
+    /// When the host has none (a daemon, the engine of verbs), or the connection fails.
+    pub fn urma_nodes(&mut self) -> Result<Vec<UrmaNodeInfo>> {
+        let (mut all, mut from) = (Vec::<UrmaNodeInfo>::new(), UrmaCursor::default());
+        loop {
+            let Response::Urma(UrmaPage { node, next }) = self.ask(&Request::Urma { from })? else {
+                return Err(ClientError::Unexpected("no node of URMA"));
+            };
+            if let Some(node) = node {
+                match all.last_mut().filter(|last| last.eid == node.eid) {
+                    Some(last) => last.channels.extend(node.channels),
+                    None => all.push(node),
+                }
+            }
+            match next {
+                Some(next) if next > from => from = next,
+                Some(_) => return Err(ClientError::Unexpected("a list of channels that does not end")),
+                None => return Ok(all),
             }
         }
     }

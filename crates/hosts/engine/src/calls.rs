@@ -6,11 +6,12 @@
 
 use crate::counters::{Counters, Traffic};
 use crate::endpoint::Endpoint;
-use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::objects::{AddressHandle, BurstState, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
+use crate::port_slot::PortSlot;
 use crate::sched::ReceivedWork;
 use crate::signals::Signals;
-use crate::worker::{Core, Outbox, PortSlot};
+use crate::worker::{Core, Outbox};
 use burst_base::reason::Class;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
@@ -146,13 +147,13 @@ impl Tables<'_> {
     /// Notes that a queue pair gets packets in this burst, and returns when the completions of these packets become visible.
     #[inline]
     pub fn touch(&mut self, slot: &mut QpSlot, index: u32) -> Completions {
-        if !slot.touched {
-            slot.touched = true;
+        if slot.burst == BurstState::Untouched {
             // Decided once per burst, so that receive completions of one burst keep their order.
-            slot.receives_last = slot.endpoint.awaits_acknowledgement();
+            let awaits = slot.endpoint.awaits_acknowledgement();
+            slot.burst = if awaits { BurstState::ReceivesLast } else { BurstState::Touched };
             self.touched.push(index);
         }
-        if slot.receives_last { Completions::ReceivesLast } else { Completions::Visible }
+        if slot.burst == BurstState::ReceivesLast { Completions::ReceivesLast } else { Completions::Visible }
     }
 }
 

@@ -10,11 +10,12 @@ use crate::objects::{
 };
 use crate::path::{Path, PathLink};
 use crate::paths::NOT_WAITING;
+use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::tombstone_file::TombstoneFile;
-use crate::worker::{Core, DataPath, PortSlot, Worker};
+use crate::worker::{Core, DataPath, Worker};
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
@@ -146,9 +147,9 @@ impl Worker {
     pub fn impair(&mut self, now: Nanos, device: DeviceId, spec: Option<ImpairSpec>, time: Nanos) {
         let until = Nanos(now.0.saturating_add(time.0));
         if self.ports[device.index()].port.impairment().is_none() {
-            let PortSlot { port, batch, counters } = self.ports.remove(device.index());
+            let PortSlot { port, batch, counters, attention } = self.ports.remove(device.index());
             let port = Box::new(Impair::changeable(port));
-            self.ports.insert(device.index(), PortSlot { port, batch, counters });
+            self.ports.insert(device.index(), PortSlot { port, batch, counters, attention });
         }
         let wrapper = self.ports[device.index()].port.impairment().expect("a wrapper that was just made");
         wrapper.set(spec.as_ref(), until);
@@ -156,12 +157,14 @@ impl Worker {
 
     /// Descriptors to sleep on.
     pub fn wait_fds(&self) -> Vec<std::os::fd::RawFd> {
-        self.ports.iter().flat_map(|p| p.port.wait_fds()).collect()
+        let urma = self.urma.iter().flat_map(|slot| slot.wait_fds());
+        self.ports.iter().flat_map(|p| p.port.wait_fds()).chain(urma).collect()
     }
 
     /// All descriptors of the ports.
     pub fn port_descriptors(&self) -> Vec<std::os::fd::RawFd> {
-        self.ports.iter().flat_map(|p| p.port.descriptors()).collect()
+        let urma = self.urma.iter().flat_map(|slot| slot.descriptors());
+        self.ports.iter().flat_map(|p| p.port.descriptors()).chain(urma).collect()
     }
 
     /// Adds a queue pair.
@@ -173,6 +176,7 @@ impl Worker {
         );
         let index = self.core.directory.add(slot.qpn);
         slot.index = index;
+        slot.has_more = slot.srq.is_some();
         slot.endpoint.qp_mut().accept_selective(self.core.options.selective);
         if slot.doorbell != NO_DOORBELL
             && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
@@ -296,7 +300,7 @@ impl Worker {
         stones.iter().for_each(|stone| self.core.tombstones.add(*stone));
         self.core.tombstone_file = Some(file);
         self.agent.note_established();
-        let Worker { core, ports, agent } = self;
+        let Worker { core, ports, agent, .. } = self;
         let mut data_path = DataPath { core, ports };
         for (at, stone) in stones.iter().enumerate() {
             let Tombstone { peer, cm, device, flow, .. } = stone;

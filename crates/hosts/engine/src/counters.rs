@@ -2,12 +2,12 @@
 //! acknowledgements of the selective repeat family report. The worker writes them; any thread may read them.
 
 use burst_base::Reason;
-use burst_port::ReceivePressure;
+use burst_port::{PortCalls, ReceivePressure};
 use burst_transport::HostPressure;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Names of the traffic counters, in order of [`Traffic`].
-pub const TRAFFIC: [&str; 9] = [
+pub const TRAFFIC: [&str; 13] = [
     "rx_packets",
     "rx_bytes",
     "tx_packets",
@@ -17,6 +17,10 @@ pub const TRAFFIC: [&str; 9] = [
     "loopback_packets",
     "marked_packets",
     "cnps_sent",
+    "handed_over",
+    "handover_wakes",
+    "send_calls",
+    "receive_calls",
 ];
 
 /// Index into the traffic counters.
@@ -41,6 +45,14 @@ pub enum Traffic {
     MarkedPackets = 7,
     /// Congestion notification packets sent.
     CnpsSent = 8,
+    /// Packets and management datagrams copied into another worker's inbox.
+    HandedOver = 9,
+    /// Workers woken for what was handed over to them.
+    HandoverWakes = 10,
+    /// System calls that have sent packets.
+    SendCalls = 11,
+    /// System calls that have received packets.
+    ReceiveCalls = 12,
 }
 
 /// One worker's counters of one device.
@@ -76,6 +88,11 @@ impl Counters {
     /// Adds to a traffic counter.
     pub fn add(&self, what: Traffic, n: u64) {
         add(&self.traffic[what as usize], n);
+    }
+    /// Adds system calls of the port.
+    pub fn count_calls(&self, calls: PortCalls) {
+        self.add(Traffic::SendCalls, calls.send);
+        self.add(Traffic::ReceiveCalls, calls.receive);
     }
     /// The count of a reason.
     pub fn reason(&self, reason: Reason) -> u64 {

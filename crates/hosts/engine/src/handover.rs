@@ -14,6 +14,7 @@ use burst_wire::MAD_LEN;
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Frames per inbox.
 const FRAMES: usize = 512;
@@ -48,8 +49,12 @@ impl<const LEN: usize> HandedFrame<LEN> {
 }
 
 /// Packets that other workers hand over to one worker, and the eventfd by which the daemon's threads wake that worker.
+///
+/// Both sides of a sleep are sequentially consistent, the queues' operations included: the owner announces its sleep and then
+/// looks at the queues, others put something in and then look whether the owner sleeps. One of the two sees the other.
 pub struct Inbox {
     wake: OwnedFd,
+    asleep: AtomicBool,
     filled: ArrayQueue<Box<HandedFrame<BYTES_MAX>>>,
     empty: ArrayQueue<Box<HandedFrame<BYTES_MAX>>>,
     mads: SegQueue<HandedFrame<MAD_BYTES_MAX>>,
@@ -64,6 +69,7 @@ impl Inbox {
         let frames = if workers > 1 { FRAMES } else { 1 };
         let inbox = Inbox {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            asleep: AtomicBool::new(false),
             filled: ArrayQueue::new(frames),
             empty: ArrayQueue::new(frames),
             mads: SegQueue::new(),
@@ -83,6 +89,20 @@ impl Inbox {
     /// Wakes the owner. A full eventfd counter is as good as a write.
     pub fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Announces that the owner sleeps, or that it does not any more. Before it waits it looks at all its work once more.
+    pub fn set_asleep(&self, asleep: bool) {
+        self.asleep.store(asleep, Ordering::SeqCst);
+    }
+
+    /// Wakes the owner if it sleeps; true if so. To be called after giving it work.
+    pub fn wake_sleeper(&self) -> bool {
+        let sleeps = self.asleep.load(Ordering::SeqCst);
+        if sleeps {
+            self.wake();
+        }
+        sleeps
     }
 
     /// Copies a packet into the inbox. The caller wakes the owner at the end of its burst.
@@ -178,6 +198,17 @@ mod tests {
         );
         inbox.hand_over(DEVICE, &frame(&[0; 20])).expect("room again");
         assert!(!inbox.is_empty());
+    }
+
+    #[test]
+    fn only_a_sleeper_is_woken() {
+        let inbox = Inbox::new(2).expect("inbox");
+        let is_woken = || rustix::io::read(inbox.wake_fd(), &mut [0; 8]).is_ok();
+        assert!(!inbox.wake_sleeper() && !is_woken());
+        inbox.set_asleep(true);
+        assert!(inbox.wake_sleeper() && is_woken());
+        inbox.set_asleep(false);
+        assert!(!inbox.wake_sleeper() && !is_woken());
     }
 
     /// A process that dies withdraws thousands of requests within one pass of a worker, and the receiver's workers take turns on

@@ -9,8 +9,9 @@
 use crate::counters::Counters;
 use crate::objects::NO_PATH;
 use crate::peer_hello::PeerHello;
+use crate::port_slot::PortSlot;
 use crate::receive::RxBurst;
-use crate::worker::{Core, PortSlot, Worker};
+use crate::worker::{Core, Worker};
 use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason, TokenBucket};
 use burst_cc::PeerKind;
@@ -171,7 +172,7 @@ impl Worker {
         if !self.ports[device.index()].batch.has_room() {
             self.flush_all(now);
         }
-        let PortSlot { port, batch, counters } = &mut self.ports[device.index()];
+        let PortSlot { port, batch, counters, .. } = &mut self.ports[device.index()];
         let hello = Hello { is_answer, ..self.core.own_hello(port.caps().active_mtu(), tid) };
         push_hello(batch, counters, flow, &hello);
         self.flush_all(now);

@@ -10,7 +10,7 @@ use crate::runner::Runner;
 use crate::runner::{WorkerClock, WorkerGone};
 use burst_base::Nanos;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 /// What an attempt to run a worker has come to.
@@ -41,12 +41,16 @@ pub struct InPlaceWorker {
     state: Mutex<Option<InPlaceState>>,
     /// Commands that wait for the worker.
     waiting: AtomicU32,
+    /// When the last pass, or half of one, began, in nanoseconds.
+    last_turn: AtomicU64,
     inbox: Arc<Inbox>,
 }
 
 struct InPlaceState {
     runner: Runner,
     clock: WorkerClock,
+    /// Sleeps that have begun and not ended. The worker is announced as awake when there are none.
+    sleepers: u32,
 }
 
 impl std::fmt::Debug for InPlaceWorker {
@@ -57,7 +61,12 @@ impl std::fmt::Debug for InPlaceWorker {
 
 impl InPlaceWorker {
     pub(crate) fn new(runner: Runner, clock: WorkerClock, inbox: Arc<Inbox>) -> InPlaceWorker {
-        InPlaceWorker { state: Mutex::new(Some(InPlaceState { runner, clock })), waiting: AtomicU32::new(0), inbox }
+        InPlaceWorker {
+            state: Mutex::new(Some(InPlaceState { runner, clock, sleepers: 0 })),
+            waiting: AtomicU32::new(0),
+            last_turn: AtomicU64::new(0),
+            inbox,
+        }
     }
 
     /// Ends a sleep by a descriptor of [`SleepPlan::fds`], or keeps the next one from lasting.
@@ -67,19 +76,33 @@ impl InPlaceWorker {
 
     /// Waits for the worker, and calls `f` with it and the time.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Runner, Nanos) -> T) -> Result<T, WorkerGone> {
+        self.with_state(|state| {
+            let now = (state.clock)();
+            f(&mut state.runner, now)
+        })
+    }
+
+    fn with_state<T>(&self, f: impl FnOnce(&mut InPlaceState) -> T) -> Result<T, WorkerGone> {
         // Relaxed: the count only keeps others from beginning a turn.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let locked = self.state.lock();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         let mut guard = locked.map_err(|_| WorkerGone)?;
         let state = guard.as_mut().ok_or(WorkerGone)?;
-        let now = (state.clock)();
-        Ok(f(&mut state.runner, now))
+        Ok(f(state))
     }
 
     /// Calls `f` with the worker and the time, unless another thread runs it.
     #[inline]
     fn try_with<T>(&self, f: impl FnOnce(&mut Runner, Nanos) -> T) -> Result<T, TurnOutcome> {
+        self.try_with_state(|state| {
+            let now = (state.clock)();
+            f(&mut state.runner, now)
+        })
+    }
+
+    #[inline]
+    fn try_with_state<T>(&self, f: impl FnOnce(&mut InPlaceState) -> T) -> Result<T, TurnOutcome> {
         if self.waiting.load(Ordering::Relaxed) != 0 {
             return Err(TurnOutcome::Busy);
         }
@@ -87,9 +110,12 @@ impl InPlaceWorker {
             TryLockError::WouldBlock => TurnOutcome::Busy,
             TryLockError::Poisoned(_) => TurnOutcome::Gone,
         })?;
-        let state = guard.as_mut().ok_or(TurnOutcome::Gone)?;
-        let now = (state.clock)();
-        Ok(f(&mut state.runner, now))
+        Ok(f(guard.as_mut().ok_or(TurnOutcome::Gone)?))
+    }
+
+    /// When the last pass, or half of one, began.
+    pub fn last_turn(&self) -> Nanos {
+        Nanos(self.last_turn.load(Ordering::Relaxed))
     }
 
     /// Whether no pass has panicked.
@@ -109,7 +135,11 @@ impl InPlaceWorker {
     /// When the pass does. The worker is gone then.
     #[inline]
     pub fn try_turn(&self) -> TurnOutcome {
-        match self.try_with(Runner::turn) {
+        let pass = |runner: &mut Runner, now: Nanos| {
+            self.last_turn.store(now.0, Ordering::Relaxed);
+            runner.turn(now)
+        };
+        match self.try_with(pass) {
             Ok(true) => TurnOutcome::Active,
             Ok(false) => TurnOutcome::Idle,
             Err(outcome) => outcome,
@@ -123,6 +153,7 @@ impl InPlaceWorker {
     /// As [`InPlaceWorker::try_turn`].
     pub fn try_send_posted(&self) -> Option<Nanos> {
         self.try_with(|runner, now| {
+            self.last_turn.store(now.0, Ordering::Relaxed);
             runner.worker.send_posted(now);
             runner.worker.next_deadline()
         })
@@ -132,12 +163,15 @@ impl InPlaceWorker {
     /// Announces that the caller sleeps until the worker has work, as far as the ports and the control thread need to know.
     /// `None`: there is work already, or another thread runs the worker. The caller looks at later doorbells itself.
     pub fn try_sleep(&self) -> Option<SleepPlan> {
-        let plan = self.try_with(|runner, _| {
-            runner.asleep.store(true, Ordering::SeqCst);
+        let plan = self.try_with_state(|InPlaceState { runner, sleepers, .. }| {
+            runner.inbox.set_asleep(true);
             if runner.worker.before_sleep() || runner.worker.has_work() || runner.pending.load(Ordering::SeqCst) {
-                runner.asleep.store(false, Ordering::SeqCst);
+                if *sleepers == 0 {
+                    runner.end_sleep();
+                }
                 return None;
             }
+            *sleepers += 1;
             let mut fds = runner.worker.wait_fds();
             fds.push(runner.inbox.wake_fd().as_raw_fd());
             Some(SleepPlan { fds, until: runner.worker.next_deadline() })
@@ -145,12 +179,16 @@ impl InPlaceWorker {
         plan.ok().flatten()
     }
 
-    /// Ends a sleep that [`InPlaceWorker::try_sleep`] has begun, and consumes the wake-ups by commands.
+    /// Ends a sleep that [`InPlaceWorker::try_sleep`] has begun, and consumes the wake-ups by commands: the caller looks for work
+    /// next. A thread that is cancelled in its sleep leaves the worker announced as asleep, which costs wake-ups only.
     pub fn end_sleep(&self) {
         // Gone: nobody wakes it.
-        let _ = self.with(|runner, _| {
+        let _ = self.with_state(|InPlaceState { runner, sleepers, .. }| {
             let _ = rustix::io::read(runner.inbox.wake_fd(), &mut [0; 8]);
-            runner.asleep.store(false, Ordering::SeqCst);
+            *sleepers = sleepers.saturating_sub(1);
+            if *sleepers == 0 {
+                runner.end_sleep();
+            }
         });
     }
 

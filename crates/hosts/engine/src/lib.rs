@@ -11,6 +11,7 @@
 //! | `worker` | [`Worker`]: tables, the pass, events |
 //! | `calls` | calls to queue pairs; their completions, events, counts and signals |
 //! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
+//! | `urma`, `urma_turns` | [`urma::UrmaEndpoint`]: a node of the Unified Bus with its port; its turns in a worker |
 //! | `objects` | what the tables hold |
 //! | `commands` | what the control thread does to a worker between two passes |
 //! | `room` | room in the tables, made before the objects exist |
@@ -29,9 +30,11 @@
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
 //! | `xrc` | shared receive queues and targets of XRC |
+//! | `port_slot` | a port, what waits to leave by it, and how often it is looked at |
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
 //! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
 //! | `in_place` | a worker without a thread |
+//! | `check` | what must hold between two passes, for simulators and tests |
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
 pub mod clock;
@@ -46,7 +49,8 @@ pub mod path;
 pub mod paths;
 mod peer_hello;
 mod peer_report;
-pub mod priority;
+mod port_slot;
+mod priority;
 pub mod pulse;
 pub mod qpn;
 pub mod runner;
@@ -54,11 +58,14 @@ pub mod sched;
 pub mod signals;
 pub mod tombstone;
 pub mod tombstone_file;
+pub mod urma;
+mod urma_turns;
 pub mod wakes;
 pub mod worker;
 
 mod ack_delay;
 mod calls;
+mod check;
 mod commands;
 mod congestion;
 mod hello;
@@ -72,6 +79,7 @@ mod transmit;
 mod xrc;
 
 pub use burst_gsi as gsi;
+pub use check::PathLoad;
 pub use congestion::{CNP_DSCP, CNP_PATH_INTERVAL, CNP_QP_INTERVAL};
 pub use counters::Counters;
 pub use endpoint::Endpoint;

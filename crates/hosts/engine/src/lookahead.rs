@@ -13,7 +13,6 @@ use crate::worker::Core;
 use burst_base::Qpn;
 use burst_port::EXPECTED_MAX;
 use std::mem::offset_of;
-use std::ops::Range;
 
 /// Entries of a worker's table of queue pairs from which lines are asked for ahead. The hot lines of so many are about 1 MiB, a
 /// level 2 cache.
@@ -64,12 +63,12 @@ impl ExpectedPackets {
     }
     /// Asks for the next queue pair.
     #[inline]
-    fn ask(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>]) {
+    fn ask(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>], is_selective: bool) {
         let (qpn, is_response) = self.packets[self.asked];
         self.packets[self.asked].0 = directory.find(Qpn::new(qpn));
         if let Some(slot) = slot_at(qps, self.packets[self.asked].0) {
             if is_response {
-                slot.prefetch_requester();
+                slot.prefetch_requester(is_selective);
             } else {
                 slot.prefetch_responder();
             }
@@ -95,9 +94,9 @@ impl ExpectedPackets {
         }
     }
     /// The next packet is handled now.
-    fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>]) {
+    fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>], is_selective: bool) {
         while self.asked < (self.handled + PACKETS_AHEAD).min(self.told) {
-            self.ask(directory, qps);
+            self.ask(directory, qps, is_selective);
         }
         let first = if self.handled == 0 { 1 } else { POINTED_AHEAD };
         for at in (self.handled + first..=self.handled + POINTED_AHEAD).take_while(|at| *at < self.told) {
@@ -122,8 +121,8 @@ impl Core {
     /// The next expected packet is handled now.
     #[inline(never)]
     pub fn advance_expected(&mut self) {
-        let Core { expected, directory, qps, .. } = self;
-        expected.advance(directory, qps);
+        let Core { expected, directory, qps, options, .. } = self;
+        expected.advance(directory, qps, options.selective);
     }
     /// Asks for what a turn soon reads.
     #[inline(never)]
@@ -136,18 +135,18 @@ impl Core {
     }
 }
 
-/// The lines of a slot's own fields that turns and packets use.
-const OWN: Range<usize> =
-    offset_of!(QpSlot, index) / LINE..(offset_of!(QpSlot, holder) + offset_of!(QpHolder, event_cookie)).div_ceil(LINE);
+/// Offset of the line of a slot's own fields that turns and packets use.
+const OWN: usize = offset_of!(QpSlot, path);
 const LINE: usize = 64;
 // The transport counts the lines of a queue pair from its beginning.
-const _: () = assert!(offset_of!(QpSlot, endpoint) == 0 && align_of::<QpSlot>() == LINE && OWN.end - OWN.start <= 3);
+const _: () = assert!(offset_of!(QpSlot, endpoint) == 0 && align_of::<QpSlot>() == LINE && OWN.is_multiple_of(LINE));
+const _: () = assert!(offset_of!(QpSlot, holder) + offset_of!(QpHolder, context) + size_of::<u32>() <= OWN + LINE);
 
 impl QpSlot {
     /// Asks for the lines that a turn, or the packet of a requester, uses.
     #[inline(always)]
-    pub fn prefetch_requester(&self) {
-        self.endpoint.qp().prefetch_requester();
+    pub fn prefetch_requester(&self, is_selective: bool) {
+        self.endpoint.qp().prefetch_requester(is_selective);
         self.prefetch_own();
     }
     /// Asks for the lines that the packet of a responder uses.
@@ -158,8 +157,7 @@ impl QpSlot {
     }
     #[inline(always)]
     fn prefetch_own(&self) {
-        let base: *const u8 = std::ptr::from_ref(self).cast();
-        OWN.for_each(|line| burst_span::prefetch_line(base.wrapping_add(line * LINE)));
+        burst_span::prefetch_line(std::ptr::from_ref(self).cast::<u8>().wrapping_add(OWN));
     }
 }
 
@@ -202,7 +200,7 @@ mod tests {
         for _ in 0..EXPECTED_MAX {
             assert!(expected.has_any());
             expected.add(&two, &directory);
-            expected.advance(&directory, &[]);
+            expected.advance(&directory, &[], false);
         }
         // Places are free again when all have been handled.
         assert!(!expected.has_any());

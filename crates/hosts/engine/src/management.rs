@@ -19,7 +19,7 @@ use std::sync::Arc;
 impl Worker {
     /// Lets the agent serve received management datagrams and due timers. Returns whether there were any.
     pub(crate) fn run_agent(&mut self, now: Nanos) -> bool {
-        let Worker { core, ports, agent } = self;
+        let Worker { core, ports, agent, .. } = self;
         if agent.next_deadline() > now {
             return false;
         }
@@ -32,7 +32,7 @@ impl Worker {
 
     /// Carries out what programs asked of their connections; failures become events of their ids.
     pub fn cm_jobs(&mut self, now: Nanos, jobs: Vec<CmJob>) {
-        let Worker { core, ports, agent } = self;
+        let Worker { core, ports, agent, .. } = self;
         let mut data_path = DataPath { core, ports };
         agent.carry_out(now, jobs, &mut data_path);
         data_path.flush_all(now);

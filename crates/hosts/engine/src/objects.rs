@@ -120,40 +120,41 @@ pub struct QpHolder {
 }
 
 /// A queue pair in a worker's table.
-// In the order of use, a line at its beginning: see `lookahead`.
+// In the order of use, a line at its beginning. Behind the protocol's end is one line that turns and packets use, up to the
+// number of the context: see `lookahead`.
 #[repr(C, align(64))]
 pub struct QpSlot {
     /// The protocol's end.
     pub endpoint: Endpoint,
-    /// Its entry in the worker's table.
-    pub(crate) index: u32,
-    /// Queue pair number, generation included.
-    pub qpn: burst_base::Qpn,
     /// Index of the path to the peer, or [`NO_PATH`].
     pub(crate) path: u32,
     /// Ticket of its place in the ready queue, or [`NO_TICKET`].
     pub(crate) ticket: u32,
     /// Ticket of its place in the line of its path, or [`NOT_WAITING`].
     pub(crate) waiting: u32,
-    /// What it has received in this burst.
-    pub(crate) received: ReceivedWork,
-    /// Its bytes in flight when it last settled, which its path has counted.
-    pub(crate) inflight_seen: u64,
-    /// Those of READ responses among them.
-    pub(crate) responses_seen: u64,
-    /// Deadline of its timer in the wheel, [`Nanos::NEVER`] if it has none.
-    pub(crate) armed: Nanos,
-    /// The shared receive queue, if it has one.
-    pub srq: Option<Arc<SrqShared>>,
-    pub(crate) ack_delay: AckDelay,
     /// Device.
     pub device: DeviceId,
     /// Whether it got packets in this burst.
-    pub(crate) touched: bool,
-    /// Whether the receive completions of this burst wait for its end.
-    pub(crate) receives_last: bool,
+    pub(crate) burst: BurstState,
+    /// Whether `srq` or `responses_seen` is to be looked at when it settles.
+    pub(crate) has_more: bool,
+    /// What it has received in this burst.
+    pub(crate) received: ReceivedWork,
+    pub(crate) ack_delay: AckDelay,
+    /// Its bytes in flight when it last settled, which its path has counted.
+    pub(crate) inflight_seen: u64,
+    /// Deadline of its timer in the wheel, [`Nanos::NEVER`] if it has none.
+    pub(crate) armed: Nanos,
     /// The context that is charged for its turns, and for the packets that it receives.
     pub holder: QpHolder,
+    /// Its entry in the worker's table.
+    pub(crate) index: u32,
+    /// Queue pair number, generation included.
+    pub qpn: burst_base::Qpn,
+    /// Those of READ responses among `inflight_seen`.
+    pub(crate) responses_seen: u64,
+    /// The shared receive queue, if it has one.
+    pub srq: Option<Arc<SrqShared>>,
     /// Number of its doorbell in its context, or [`NO_DOORBELL`].
     pub doorbell: u32,
     /// Nanoseconds that its creation took, 4 s at most. For the tracepoint of its connection.
@@ -162,6 +163,18 @@ pub struct QpSlot {
     pub(crate) cnp_from: Nanos,
     /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
     pub other_holders: BTreeMap<u64, QpHolder>,
+}
+
+/// What a queue pair has got in a receive burst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum BurstState {
+    /// No packets.
+    #[default]
+    Untouched,
+    /// Packets, whose completions become visible at once.
+    Touched,
+    /// Packets, whose receive completions wait for the end of the burst.
+    ReceivesLast,
 }
 
 /// Whether the queue pair at this place of the ready queue is still ready by it.
@@ -206,9 +219,9 @@ impl QpSlot {
             responses_seen: 0,
             ticket: NO_TICKET,
             waiting: NOT_WAITING,
-            touched: false,
+            burst: BurstState::Untouched,
+            has_more: false,
             received: ReceivedWork::default(),
-            receives_last: false,
             ack_delay: AckDelay::default(),
             armed: Nanos::NEVER,
             cnp_from: Nanos(0),

@@ -356,6 +356,18 @@ impl Path {
     pub fn inflight(&self) -> u64 {
         self.inflight
     }
+    /// Bytes of READ responses among them.
+    pub(crate) fn responses(&self) -> u64 {
+        self.responses
+    }
+    /// Bytes that a queue pair may have in flight whatever the window is.
+    pub(crate) fn qp_min_bytes(&self) -> u64 {
+        self.qp_min_bytes
+    }
+    /// The limits of the controller.
+    pub(crate) fn limits(&self) -> SendLimits {
+        self.controller.limits()
+    }
     /// The window in bytes.
     pub fn window(&self) -> u64 {
         let window = self.controller.limits().window_bytes;

@@ -3,8 +3,10 @@
 use crate::calls::Egress;
 use crate::congestion::{answer_mark, is_marked};
 use crate::counters::{Counters, Traffic};
+use crate::objects::BurstState;
+use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
-use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
+use crate::worker::{Core, RX_BUDGET, Worker};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_gsi::GsiAgent;
@@ -29,8 +31,12 @@ impl Worker {
     /// Takes a burst from each port; queue pairs that now have something to send become ready.
     pub(crate) fn receive(&mut self, now: Nanos) -> bool {
         let (mut taken, mut unread) = (0, false);
-        let Worker { core, ports, agent } = self;
-        for (index, PortSlot { port, batch, counters }) in ports.iter_mut().enumerate() {
+        let Worker { core, ports, agent, .. } = self;
+        let several = ports.len() > 1;
+        for (index, PortSlot { port, batch, counters, attention }) in ports.iter_mut().enumerate() {
+            if several && attention.may_skip() && port.next_event() > now {
+                continue;
+            }
             let device = DeviceId::from_index(index);
             if core.expected.has_any() {
                 core.expected.clear();
@@ -38,6 +44,10 @@ impl Worker {
             let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: false };
             let burst = port.rx_burst(now, RX_BUDGET, &mut sink);
             taken += burst;
+            attention.note(burst);
+            if burst > 0 {
+                counters.count_calls(port.take_calls());
+            }
             unread |= burst >= RX_BUDGET || port.next_event() <= now;
         }
         core.unread = unread;
@@ -47,7 +57,7 @@ impl Worker {
         debug_assert!(self.core.outbox.completions.is_empty() && self.core.handed_to == 0, "a burst has not ended");
         while let Some(qp) = self.core.touched.pop() {
             if let Some(slot) = self.core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
-                slot.touched = false;
+                slot.burst = BurstState::Untouched;
                 if let Some(received) = slot.received.take_due() {
                     self.core.sched.charge_received(slot.holder.context, received);
                 }
@@ -59,7 +69,7 @@ impl Worker {
 
     /// Takes the packets that other workers have handed over.
     fn take_inbox(&mut self, now: Nanos) -> usize {
-        let Worker { core, ports, agent } = self;
+        let Worker { core, ports, agent, .. } = self;
         let inbox = &core.inboxes[core.options.id as usize];
         if inbox.is_empty() {
             return 0;
@@ -78,7 +88,9 @@ impl Worker {
         while self.core.handed_to != 0 {
             let worker = self.core.handed_to.trailing_zeros();
             self.core.handed_to &= self.core.handed_to - 1;
-            self.core.inboxes[worker as usize].wake();
+            if self.core.inboxes[worker as usize].wake_sleeper() {
+                self.ports[0].counters.add(Traffic::HandoverWakes, 1);
+            }
         }
     }
 }
@@ -147,7 +159,7 @@ impl RxBurst<'_> {
         self.core.pulse.serve_qp(bth.dest_qpn.get());
         let index = self.core.directory.find(bth.dest_qpn);
         let (Some(slot), mut tables) = self.core.slot_and_tables(self.now, index) else { return 0 };
-        if slot.qpn != bth.dest_qpn || slot.device != self.device {
+        if slot.endpoint.qp().qpn() != bth.dest_qpn || slot.device != self.device {
             return 0;
         }
         let completions = tables.touch(slot, index);
@@ -183,7 +195,7 @@ impl RxBurst<'_> {
         }
         let index = self.core.directory.find(qpn);
         let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
-        let Some(slot) = slot.filter(|slot| slot.qpn == qpn && slot.device == self.device) else {
+        let Some(slot) = slot.filter(|slot| slot.endpoint.qp().qpn() == qpn && slot.device == self.device) else {
             if let Err(reason) = self.core.tombstones.answer(self.now, frame.flow.src, packet, self.batch) {
                 self.counters.count(reason);
             }
@@ -256,7 +268,10 @@ impl RxBurst<'_> {
     /// The owner of what was handed over is woken at the end of the burst.
     fn handed(&mut self, owner: u32, result: Result<(), Reason>) {
         match result {
-            Ok(()) => self.core.handed_to |= 1 << owner,
+            Ok(()) => {
+                self.core.handed_to |= 1 << owner;
+                self.counters.add(Traffic::HandedOver, 1);
+            }
             Err(reason) => self.counters.count(reason),
         }
     }

@@ -70,7 +70,6 @@ impl std::fmt::Debug for WorkerBody {
 pub struct WorkerHandle {
     jobs: Sender<Job>,
     pending: Arc<AtomicBool>,
-    asleep: Arc<AtomicBool>,
     inbox: Arc<Inbox>,
     wakes: Wakes,
     stop: Arc<AtomicBool>,
@@ -81,6 +80,20 @@ pub struct WorkerHandle {
 /// The worker's thread has ended (it panicked, or was stopped).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerGone;
+
+/// What a worker will answer to a call.
+#[must_use]
+pub struct WorkerAnswer<T>(Receiver<T>);
+
+impl<T> WorkerAnswer<T> {
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// [`WorkerGone`] if the worker has ended.
+    pub fn wait(self) -> Result<T, WorkerGone> {
+        self.0.recv().map_err(|_| WorkerGone)
+    }
+}
 
 impl WorkerHandle {
     /// Starts the thread.
@@ -113,7 +126,7 @@ impl WorkerHandle {
     ) -> std::io::Result<(WorkerHandle, Runner)> {
         let (inbox, wakes, pulse) = (worker.inbox().clone(), Wakes::new()?, worker.pulse().clone());
         let (sender, jobs) = channel();
-        let [pending, asleep, stop] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
+        let [pending, stop] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
         let runner = Runner {
             worker,
             options,
@@ -121,14 +134,13 @@ impl WorkerHandle {
             jobs,
             taken: Vec::with_capacity(64),
             pending: pending.clone(),
-            asleep: asleep.clone(),
             inbox: inbox.clone(),
             wakes: wakes.clone(),
             stop: stop.clone(),
             pulse: pulse.clone(),
         };
         let body = WorkerBody::Thread(None);
-        let handle = WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, pulse, body };
+        let handle = WorkerHandle { jobs: sender, pending, inbox, wakes, stop, pulse, body };
         Ok((handle, runner))
     }
 
@@ -148,6 +160,18 @@ impl WorkerHandle {
         &self,
         f: impl FnOnce(&mut Worker, Nanos) -> T + Send + 'static,
     ) -> Result<T, WorkerGone> {
+        self.begin_call(f)?.wait()
+    }
+
+    /// The first half of [`WorkerHandle::call`], which does not wait for a worker with a thread: a caller that asks several
+    /// workers waits as long as for the slowest, not for all in turn.
+    ///
+    /// # Errors
+    /// [`WorkerGone`] if the worker has ended.
+    pub fn begin_call<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Worker, Nanos) -> T + Send + 'static,
+    ) -> Result<WorkerAnswer<T>, WorkerGone> {
         let (sender, answer) = std::sync::mpsc::sync_channel(1);
         let job: Job = Box::new(move |worker, now| {
             // Fails if the caller has gone; then the answer is not needed.
@@ -157,7 +181,7 @@ impl WorkerHandle {
         if let Some(worker) = self.in_place_worker() {
             worker.with(|runner, now| runner.run_jobs(now))?;
         }
-        answer.recv().map_err(|_| WorkerGone)
+        Ok(WorkerAnswer(answer))
     }
 
     /// Runs `f` on the worker, after all earlier calls and posts, and does not wait for it.
@@ -171,10 +195,8 @@ impl WorkerHandle {
     fn send(&self, job: Job) -> Result<(), WorkerGone> {
         self.jobs.send(job).map_err(|_| WorkerGone)?;
         self.pending.store(true, Ordering::SeqCst);
-        // Sequentially consistent on both sides: either the worker sees `pending` before it sleeps, or this thread sees `asleep`.
-        if self.asleep.load(Ordering::SeqCst) {
-            self.inbox.wake();
-        }
+        // As `pending`, sequentially consistent on both sides: the worker sees it before it sleeps, or this thread sees that.
+        self.inbox.wake_sleeper();
         Ok(())
     }
 
@@ -284,8 +306,6 @@ pub(crate) struct Runner {
     /// Jobs of this pass.
     taken: Vec<Job>,
     pub pending: Arc<AtomicBool>,
-    /// Set before the worker tests `pending` for the last time before it sleeps.
-    pub asleep: Arc<AtomicBool>,
     pub inbox: Arc<Inbox>,
     wakes: Wakes,
     stop: Arc<AtomicBool>,
@@ -365,15 +385,22 @@ impl Runner {
     /// Announces the sleep, and looks for work once more after that. Returns whether there is none.
     fn announce_sleep(&mut self) -> bool {
         self.sleeper.set_sleeping();
-        self.asleep.store(true, Ordering::SeqCst);
+        self.inbox.set_asleep(true);
         let arrived = self.worker.before_sleep();
         !arrived && !self.worker.has_work() && !self.pending.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst)
     }
 
     /// Announces that the worker is awake.
-    fn announce_wake(&self) {
-        self.asleep.store(false, Ordering::SeqCst);
+    fn announce_wake(&mut self) {
+        self.worker.after_sleep();
+        self.inbox.set_asleep(false);
         self.sleeper.awake();
+    }
+
+    /// Ends the announcement of a sleep to ports and commands.
+    pub fn end_sleep(&mut self) {
+        self.worker.after_sleep();
+        self.inbox.set_asleep(false);
     }
 
     fn wait(&self) {

@@ -34,6 +34,8 @@ use std::sync::Arc;
 /// A queue with fewer void places is not swept.
 const SWEPT_FROM: usize = 64;
 
+/// The entry of URMA's endpoint in the tables of a worker.
+pub(crate) const URMA_ENTRY: u32 = 0;
 /// Ticket of a queue pair that is in no ready queue.
 pub const NO_TICKET: u32 = 0;
 
@@ -296,7 +298,7 @@ impl Scheduler {
         self.this_round.shrink_to_fit();
         self.next_round.shrink_to_fit();
     }
-    /// Appends queue pair `qp` of `context`, which must not be queued, to a class ([`class_of`](crate::priority::class_of)), and
+    /// Appends queue pair `qp` of `context`, which must not be queued, to a class (`priority::class_of`), and
     /// returns its ticket.
     pub fn push(&mut self, context: u32, class: usize, qp: u32) -> u32 {
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);

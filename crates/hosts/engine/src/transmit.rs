@@ -4,8 +4,9 @@ use crate::calls::{Completions, Egress};
 use crate::counters::Traffic;
 use crate::objects::{NO_PATH, is_ready, waits_for};
 use crate::paths::NOT_WAITING;
-use crate::sched::NO_TICKET;
-use crate::worker::{Core, DataPath, PortSlot, Worker};
+use crate::port_slot::PortSlot;
+use crate::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
+use crate::worker::{Core, DataPath, Worker};
 use burst_base::{Nanos, Reason};
 use burst_frame::Flow;
 use burst_transport::{TxBudget, TxState};
@@ -18,25 +19,30 @@ const TURN_BYTES: u64 = 64 << 10;
 const RESOLVING_PAUSE: Nanos = Nanos::from_us(200);
 /// Time between two queue pairs of a line that are made ready by an open gate, if the first did not close it.
 const GATE_PAUSE: Nanos = Nanos::from_us(10);
-/// Full turns before the worker looks at its ports again.
-const TURNS_PER_PASS: u64 = 4;
 /// Ready queue pairs served in one pass at most, when their turns are short.
 const SHORT_TURNS_PER_PASS: usize = 64;
 
 impl Worker {
     /// Gives turns to ready queue pairs and sends their packets.
     pub(crate) fn transmit(&mut self, now: Nanos) -> bool {
-        let mut bytes_left = TURN_BYTES * TURNS_PER_PASS;
+        let mut bytes_left = self.core.options.pass_bytes;
         let mut any = false;
         for _ in 0..SHORT_TURNS_PER_PASS {
             let Core { sched, qps, .. } = &mut self.core;
-            let Some(index) = sched.take_turn(|place| is_ready(qps, place)) else { break };
+            let urma = self.urma.as_ref().map_or(NO_TICKET, |slot| slot.ticket);
+            let is_ready = |place: ReadyPlace| match place.qp {
+                URMA_ENTRY => place.ticket == urma,
+                _ => is_ready(qps, place),
+            };
+            let Some(index) = sched.take_turn(is_ready) else { break };
             any = true;
             if self.core.has_many() {
                 self.core.prefetch_turn();
             }
-            self.core.pulse.serve_qp(self.core.qps[index as usize].as_ref().map_or(0, |slot| slot.qpn.get()));
-            let (requests, used) = self.turn(now, index);
+            self.core
+                .pulse
+                .serve_qp(self.core.qps[index as usize].as_ref().map_or(0, |slot| slot.endpoint.qp().qpn().get()));
+            let (requests, used) = if index == URMA_ENTRY { self.urma_turn(now) } else { self.turn(now, index) };
             self.core.sched.charge(requests, used);
             bytes_left = bytes_left.saturating_sub(used);
             if bytes_left == 0 {
@@ -55,11 +61,12 @@ impl Worker {
 
     /// One queue pair's turn. Returns how many work requests it has begun or continued, and payload bytes that it may have used.
     fn turn(&mut self, now: Nanos, index: u32) -> (u32, u64) {
+        let turn_most = TURN_BYTES.min(self.core.options.pass_bytes);
         let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return (0, 0) };
         let port = &mut self.ports[slot.device.index()];
         debug_assert_ne!(slot.ticket, NO_TICKET, "a turn without a place in the ready queue");
         slot.ticket = NO_TICKET;
-        let (mut bytes, mut window_bytes, mut tuned) = (TURN_BYTES, TURN_BYTES, false);
+        let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             window_bytes = path.room(slot.endpoint.request_bytes());
             if slot.endpoint.qp().wants_response_room() {
@@ -163,7 +170,7 @@ impl Worker {
         let mut any = self.core.pacing.next_deadline() <= now && self.open_gates(now);
         any |= self.core.outbox.hello_due <= now && self.run_hellos(now);
         while let Some(index) = self.core.wheel.pop_due(now) {
-            any |= self.fire(now, index);
+            any |= if index == URMA_ENTRY { self.fire_urma(now) } else { self.fire(now, index) };
         }
         any
     }
@@ -222,7 +229,7 @@ impl PortSlot {
         if self.batch.is_empty() {
             return;
         }
-        let PortSlot { port, batch, counters } = self;
+        let PortSlot { port, batch, counters, .. } = self;
         let bytes: usize = batch.frames().iter().map(|f| f.udp_payload_len()).sum();
         counters.add(Traffic::TxPackets, batch.len() as u64);
         counters.add(Traffic::TxBytes, bytes as u64);
@@ -230,6 +237,7 @@ impl PortSlot {
             counters.count(Reason::PageLate);
         }
         port.tx_burst(now, batch, &mut |reason: Reason| counters.count(reason));
+        counters.count_calls(port.take_calls());
         batch.clear();
         debug_assert!(batch.is_empty());
     }

@@ -5,7 +5,7 @@
 
 use crate::ack_delay::DelayedAcks;
 use crate::calls::DeferredCompletion;
-use crate::counters::{Counters, Traffic};
+use crate::counters::Traffic;
 use crate::handover::Inbox;
 use crate::hello;
 use crate::lookahead::{self, DOORBELLS_AHEAD, ExpectedPackets};
@@ -13,11 +13,13 @@ use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for, write_async};
 use crate::pacing::PaceQueue;
 use crate::paths::{NOT_WAITING, Paths};
+use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
 use crate::qpn::Directory;
 use crate::sched::{NO_TICKET, Scheduler};
 use crate::tombstone::Tombstones;
 use crate::tombstone_file::TombstoneFile;
+use crate::urma_turns::UrmaSlot;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{Nanos, Qpn};
@@ -25,7 +27,6 @@ use burst_cc::CcTable;
 use burst_cm::Secret;
 use burst_control::AsyncObject;
 use burst_control::events::EventSink;
-use burst_frame::TxBatch;
 use burst_gsi::GsiAgent;
 use burst_mem::MrTable;
 use burst_port::Port;
@@ -44,6 +45,8 @@ const DOORBELLS_PER_PASS: usize = 256;
 const LOST_MAX: usize = 1024;
 /// Entries of the lists of a pass: completions, events, queue pairs that lost completions.
 pub const LIST_ROOM: usize = 1024;
+/// Bytes of turns before the worker looks at its ports again: four full turns.
+pub const PASS_BYTES: u64 = 256 << 10;
 
 /// Time between two attempts to write events for which a program has not made room.
 const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
@@ -61,6 +64,8 @@ pub struct WorkerOptions {
     pub selective: bool,
     /// Selective repeat keeps early packets until their turn.
     pub strict_placement: bool,
+    /// Bytes that are sent before the worker looks at its ports again, in turns of 64 KiB at most.
+    pub pass_bytes: u64,
     /// Frames of a port's batch, at least 4.
     pub batch_frames: usize,
     /// Entries for which the lists of a pass have room from the beginning.
@@ -76,6 +81,7 @@ impl Default for WorkerOptions {
             cm_secret,
             selective: false,
             strict_placement: false,
+            pass_bytes: PASS_BYTES,
             batch_frames: BATCH_FRAMES,
             list_room: LIST_ROOM,
         }
@@ -138,7 +144,12 @@ fn on_doorbell(context: u32, index: u32, qps: &mut [Option<Box<QpSlot>>], sched:
 
 /// Takes a context's doorbells where there are so many queue pairs that lines are asked for ahead. Returns whether any rang.
 #[inline(never)]
-fn take_many(context: u32, slot: &mut ContextSlot, qps: &mut [Option<Box<QpSlot>>], sched: &mut Scheduler) -> bool {
+fn take_many(
+    context: u32,
+    slot: &mut ContextSlot,
+    (qps, sched): (&mut [Option<Box<QpSlot>>], &mut Scheduler),
+    is_selective: bool,
+) -> bool {
     let mut taken = 0;
     while taken < DOORBELLS_PER_PASS {
         let (mut known, mut indices) = (0, [0; DOORBELLS_AHEAD]);
@@ -147,7 +158,7 @@ fn take_many(context: u32, slot: &mut ContextSlot, qps: &mut [Option<Box<QpSlot>
             indices[known] = *index;
             known += 1;
             if let Some(slot) = qps.get(*index as usize).and_then(Option::as_ref) {
-                slot.prefetch_requester();
+                slot.prefetch_requester(is_selective);
             }
         });
         indices[..known].iter().for_each(|index| on_doorbell(context, *index, qps, sched));
@@ -159,13 +170,6 @@ fn take_many(context: u32, slot: &mut ContextSlot, qps: &mut [Option<Box<QpSlot>
     taken > 0
 }
 const _: () = assert!(DOORBELLS_PER_PASS.is_multiple_of(DOORBELLS_AHEAD));
-
-/// A port and what waits to leave by it.
-pub(crate) struct PortSlot {
-    pub port: Box<dyn Port>,
-    pub batch: TxBatch,
-    pub counters: Arc<Counters>,
-}
 
 /// All tables of a worker. Ports and agent lie beside it, so that they can be borrowed at the same time.
 pub(crate) struct Core {
@@ -217,6 +221,8 @@ pub struct Worker {
     pub(crate) core: Core,
     pub(crate) ports: Vec<PortSlot>,
     pub(crate) agent: GsiAgent,
+    /// The second transport.
+    pub(crate) urma: Option<Box<UrmaSlot>>,
 }
 
 /// A worker's tables and ports, borrowed while its agent runs.
@@ -269,8 +275,8 @@ impl Worker {
         assert!((options.id as usize) < inboxes.len());
         let frames = options.batch_frames.max(4);
         let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), frames);
-        let slot = |port| PortSlot { port, batch: TxBatch::new(frames), counters: Arc::new(Counters::default()) };
-        Worker { core: Core::new(options, mem, inboxes), ports: ports.into_iter().map(slot).collect(), agent }
+        let ports = ports.into_iter().map(|port| PortSlot::new(port, frames)).collect();
+        Worker { core: Core::new(options, mem, inboxes), ports, agent, urma: None }
     }
 
     /// Tables and ports without the agent.
@@ -294,6 +300,7 @@ impl Worker {
         self.core.release_delayed_acks(now);
         busy |= self.transmit(now);
         busy |= self.receive(now);
+        busy |= self.receive_urma(now);
         busy |= self.run_agent(now);
         busy |= self.run_timers(now);
         busy |= self.fail_overrun(now);
@@ -332,7 +339,8 @@ impl Worker {
             .min(delayed_acks.next_deadline())
             .min(outbox.retry_at)
             .min(outbox.hello_due);
-        ports.min(self.agent.next_deadline()).min(tables)
+        let urma = self.urma.as_ref().map_or(Nanos::NEVER, |slot| slot.next_event());
+        ports.min(self.agent.next_deadline()).min(tables).min(urma)
     }
 
     /// The pulse of the thread that runs this worker.
@@ -348,7 +356,19 @@ impl Worker {
     /// Announces to the ports that the worker sleeps next. True if one of them has packets.
     pub(crate) fn before_sleep(&mut self) -> bool {
         self.core.sched.forgive_received();
-        self.ports.iter_mut().fold(false, |any, slot| any | slot.port.before_sleep())
+        let urma = self.urma.as_mut().is_some_and(|slot| slot.before_sleep());
+        self.ports.iter_mut().fold(urma, |any, slot| {
+            slot.attention.wake();
+            any | slot.port.before_sleep()
+        })
+    }
+
+    /// The sleep is over, or there was none.
+    pub(crate) fn after_sleep(&mut self) {
+        self.ports.iter_mut().for_each(|slot| slot.port.after_sleep());
+        if let Some(slot) = &mut self.urma {
+            slot.after_sleep();
+        }
     }
 
     /// Whether some queue pair is ready now (the worker must not sleep).
@@ -371,11 +391,11 @@ impl Core {
     /// Turns doorbells into ready queue pairs.
     fn take_doorbells(&mut self) -> bool {
         let mut any = false;
-        let Core { contexts, qps, sched, .. } = self;
+        let Core { contexts, qps, sched, options, .. } = self;
         for (context, slot) in contexts.iter_mut().enumerate() {
             let Some(slot) = slot.as_mut().filter(|slot| slot.doorbells.is_ringing()) else { continue };
             if qps.len() >= lookahead::MANY {
-                any |= take_many(context as u32, slot, qps, sched);
+                any |= take_many(context as u32, slot, (qps, sched), options.selective);
                 continue;
             }
             let rung = slot.doorbells.drain(DOORBELLS_PER_PASS, |queue| {
@@ -415,14 +435,16 @@ impl Core {
             if let Some(path) = self.paths.get_mut(slot.path as usize) {
                 path.moved(now, index, slot.inflight_seen, inflight);
                 let responses = slot.endpoint.response_bytes();
-                if responses != slot.responses_seen {
+                if responses > 0 || slot.has_more {
                     path.responses_moved(slot.responses_seen, responses);
                     slot.responses_seen = responses;
+                    slot.has_more = slot.srq.is_some() || responses > 0;
                 }
             }
             slot.inflight_seen = inflight;
         }
-        if let Some(srq) = &slot.srq
+        if slot.has_more
+            && let Some(srq) = &slot.srq
             && srq.limit_reached()
         {
             write_async(&*slot.holder.async_events, EventType::SrqLimitReached, AsyncObject::Srq, srq.cookie);

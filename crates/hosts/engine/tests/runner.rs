@@ -79,3 +79,22 @@ fn a_worker_without_a_thread_runs_when_it_is_told_and_wakes_as_one_with_a_thread
     assert_eq!((handle.turn(), handle.try_sleep()), (Ok(true), true));
     drop(wake);
 }
+
+#[test]
+fn a_worker_that_two_threads_sleep_on_is_asleep_until_both_are_awake() {
+    let (pa, _pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let a = Host::new(Box::new(pa), BYTES);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let worker = handle.in_place_worker().expect("it has no thread");
+    assert!(worker.try_sleep().is_some() && worker.try_sleep().is_some());
+    worker.end_sleep();
+    handle.post(|_, _| ()).expect("alive");
+    assert!(handle.is_woken(), "the other one sleeps");
+    worker.end_sleep();
+    assert!(!handle.is_woken(), "the wake-up is consumed");
+    assert_eq!(handle.turn(), Ok(true));
+    handle.post(|_, _| ()).expect("alive");
+    assert!(!handle.is_woken(), "nobody sleeps");
+}

@@ -288,10 +288,19 @@ impl Host {
         &self.workers
     }
 
-    /// The worker for the next queue pair: round robin.
+    /// The worker for the next completion queue or queue pair: round robin.
     pub fn pick_worker(&mut self) -> usize {
         self.next_worker = (self.next_worker + 1) % self.workers.len();
         self.next_worker
+    }
+
+    /// The worker of the queue pairs that receive into a completion queue of this vector. Vector 0 is what programs name that do
+    /// not care: these queues go round robin.
+    pub fn worker_of_vector(&mut self, vector: u32) -> usize {
+        match vector {
+            0 => self.pick_worker(),
+            vector => vector as usize % self.workers.len(),
+        }
     }
 
     /// Runs `f` on one worker and waits for the result.
@@ -308,12 +317,15 @@ impl Host {
         self.workers[worker].post(f).expect(WORKER_GONE);
     }
 
-    /// Runs a copy of `f` on every worker, one after the other, and waits for all.
+    /// Runs a copy of `f` on every worker, in no particular order, and waits for all.
     pub fn on_all(&self, f: impl Fn(&mut Worker) + Send + Clone + 'static) {
-        for worker in &self.workers {
+        // All have it before the first is waited for: sixteen that sleep take as long to wake as one.
+        let begin = |worker: &WorkerHandle| {
             let f = f.clone();
-            worker.call(move |w, _| f(w)).expect(WORKER_GONE);
-        }
+            worker.begin_call(move |w, _| f(w)).expect(WORKER_GONE)
+        };
+        let answers: Vec<_> = self.workers.iter().map(begin).collect();
+        answers.into_iter().for_each(|answer| answer.wait().expect(WORKER_GONE));
     }
 
     /// Runs `f` on worker 0 while all other workers stand still between two passes. Nothing in it can fail: it starts no thread.

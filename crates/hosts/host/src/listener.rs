@@ -1,75 +1,11 @@
-//! The control socket's file: bound, given its mode, and removed.
+//! The control socket's file, for daemons: bound, and removed.
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+pub use burst_control::listener::bind_socket;
 use std::path::Path;
-use tracing::warn;
-
-/// Clients that may wait to be accepted.
-const BACKLOG: i32 = 256;
 
 /// Removes the socket file.
 pub fn remove_socket(path: &Path) {
-    if let Err(e) = fs::remove_file(path) {
-        warn!("cannot remove {}: {e}", path.display());
-    }
-}
-
-/// Binds and listens. Replaces a socket on which no process listens; refuses to replace a live one or another kind of file.
-///
-/// # Errors
-/// A sentence.
-pub fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
-    let say = |what: &str, e: std::io::Error| format!("cannot {what} {}: {e}", path.display());
-    if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty() && !d.exists()) {
-        fs::create_dir_all(dir).map_err(|e| say("make the directory of", e))?;
-        let dir_mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
-        fs::set_permissions(dir, fs::Permissions::from_mode(dir_mode))
-            .map_err(|e| say("set the mode of the directory of", e))?;
-    }
-    let address = SocketAddrUnix::new(path).map_err(|e| say("use the socket path", e.into()))?;
-    let new_socket =
-        || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
-    let listener = new_socket().map_err(|e| say("make the socket", e.into()))?;
-    if let Ok(found) = path.symlink_metadata() {
-        if !found.file_type().is_socket() {
-            return Err(format!("{} is there already and is no socket; choose another --socket", path.display()));
-        }
-        let probe = new_socket().map_err(|e| say("make the socket", e.into()))?;
-        match rustix::net::connect(&probe, &address) {
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                fs::remove_file(path).map_err(|e| say("replace the dead socket", e))?
-            }
-            Ok(()) | Err(rustix::io::Errno::AGAIN) => {
-                return Err(format!("another burstd serves {}; stop it, or choose another --socket", path.display()));
-            }
-            Err(e) => return Err(say("probe", e.into())),
-        }
-    }
-    bind(&listener, &address).map_err(|e| say("bind", e.into()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(|e| say("set the mode of", e))?;
-    listen(listener.as_fd(), BACKLOG).map_err(|e| say("listen on", e.into()))?;
-    Ok(listener)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_socket_is_replaced() {
-        let directory = std::env::temp_dir().join(format!("burstd-bind-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let file = directory.join("precious");
-        fs::write(&file, "data").unwrap();
-        let why = bind_socket(&file, 0o600).unwrap_err();
-        assert!(why.contains("is no socket"), "{why}");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "data");
-        let socket = directory.join("socket");
-        drop(bind_socket(&socket, 0o600).unwrap());
-        bind_socket(&socket, 0o600).expect("a dead socket is replaced");
-        fs::remove_dir_all(directory).unwrap();
+    if let Err(e) = std::fs::remove_file(path) {
+        tracing::warn!("cannot remove {}: {e}", path.display());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A pass takes `pass` and, for received and for sent packets, `train` for each system call's worth of them, `packet` for each
 //! packet and `byte` for each byte. Packets that arrive meanwhile wait. A worker that has gone to sleep begins `wake` after the
-//! packet that wakes it. The figures of `udp` and `dpdk` are of a core of 2.5 GHz; `experiments/sim-costs` measures them again.
+//! packet that wakes it. The figures of `udp` and `dpdk` are of a core of 2.5 GHz; `experiments/calibration`
+//! measures them again and prints them for this file.
 
 use crate::port::PassWork;
 

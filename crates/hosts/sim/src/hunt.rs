@@ -12,6 +12,9 @@ use std::fmt;
 
 /// Steps after which a scenario counts as endless. The longest has some hundred thousand.
 const STEPS_MAX: u64 = 20_000_000;
+/// Time after the last message, in picoseconds, in which acknowledgements and time-outs end what is still on its way: a
+/// quarter of the local ACK timeout at most, and its repetitions.
+const REST: u64 = 10_000_000_000_000;
 /// Congestion controls that are tried.
 const CONTROLS: [&str; 6] = ["none", "aimd", "dctcp", "dcqcn", "swift", "timely"];
 
@@ -252,6 +255,7 @@ impl Draft {
     pub fn run_with(&self, prepare: impl FnOnce(&mut World) -> Result<(), SimError>) -> Result<(), SimError> {
         let scenario = Scenario::parse(&self.to_string()).map_err(|e| SimError::Engine(e.to_string()))?;
         let mut world = World::new(&scenario)?;
+        world.check_engines();
         prepare(&mut world)?;
         let result = check_steps(&mut world);
         world.end_capture().map_err(SimError::Engine)?;
@@ -279,7 +283,8 @@ impl Draft {
 fn check_steps(world: &mut World) -> Result<(), SimError> {
     for _ in 0..STEPS_MAX {
         if !world.step()? {
-            return world.check_end();
+            world.check_end()?;
+            return world.check_rest(REST);
         }
     }
     Err(SimError::Violation { at: world.now(), what: format!("no end after {STEPS_MAX} steps") })

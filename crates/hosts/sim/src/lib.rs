@@ -16,6 +16,7 @@
 //! | [`topology`], [`estimate`] | the network of a scenario; what a simulation will need |
 //! | [`results`] | what was measured |
 //! | [`sweep`] | a grid of scenarios |
+//! | [`oracle`] | what must hold inside the engines |
 //! | [`hunt`] | random scenarios under the oracle |
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,7 @@ pub mod flows;
 pub mod hunt;
 mod memory;
 pub mod node;
+pub mod oracle;
 pub mod port;
 pub mod results;
 pub mod run;

@@ -43,6 +43,9 @@ struct PatternMessage {
     bytes: u64,
     /// The host at which it arrives.
     to: u32,
+    /// The connection, if programs may poll the last byte of its messages: it comes after all other bytes, and after those of
+    /// messages that were posted before.
+    ordered: Option<u32>,
     /// Whether it has ended with an error: writes to it show nothing.
     has_failed: bool,
     /// What has been written: end by begin of each piece, as offsets.
@@ -59,12 +62,14 @@ pub struct PatternMemory {
 }
 
 impl PatternMemory {
-    /// Takes addresses for a message of `bytes` bytes to host `to`. They are not used again, so that what comes too late is seen.
-    pub fn take(&mut self, bytes: u64, to: u32) -> u64 {
+    /// Takes addresses for a message of `bytes` bytes to host `to`. They are not used again, so that what comes too late is
+    /// seen. Of connection `ordered`, if one is given, the last byte of each message is to be written in the order of these
+    /// calls, and after the other bytes of the message.
+    pub fn take(&mut self, bytes: u64, to: u32, ordered: Option<u32>) -> u64 {
         let at = self.next;
         // A gap, so that a byte too much has no place.
         self.next = (at + bytes + 1).next_multiple_of(LINE);
-        self.messages.insert(at, PatternMessage { bytes, to, has_failed: false, written: BTreeMap::new() });
+        self.messages.insert(at, PatternMessage { bytes, to, ordered, has_failed: false, written: BTreeMap::new() });
         at
     }
 
@@ -95,6 +100,16 @@ impl PatternMemory {
                 message.bytes
             ));
         }
+        let (begin, bytes) = (*begin, message.bytes);
+        if let Some(connection) = message.ordered.filter(|_| end == bytes) {
+            if message.written.get(&0).copied().unwrap_or(0) < offset {
+                return Err(format!(
+                    "the last byte of a message of {bytes} bytes to host {host} came before the others"
+                ));
+            }
+            self.check_turn(begin, connection, host)?;
+        }
+        let Some(message) = self.messages.get_mut(&begin) else { return Ok(()) };
         // Joined with what touches it.
         let (mut from, mut to) = (offset, end);
         while let Some((piece, piece_end)) = message.written.range(..=to).next_back().map(|(a, b)| (*a, *b))
@@ -105,6 +120,18 @@ impl PatternMemory {
         }
         message.written.insert(from, to);
         Ok(())
+    }
+
+    /// The last byte of the message at `begin` is written: all of those in front of it on its connection must have been.
+    fn check_turn(&self, begin: u64, connection: u32, host: u32) -> Result<(), String> {
+        let mut earlier = self.messages.range(..begin).filter(|(_, other)| other.ordered == Some(connection));
+        match earlier.find(|(_, other)| !other.has_failed && other.written.get(&0) != Some(&other.bytes)) {
+            None => Ok(()),
+            Some((_, other)) => Err(format!(
+                "the last byte of a message to host {host} came before all of the message of {} bytes in front of it",
+                other.bytes
+            )),
+        }
     }
 
     /// The message at `at` has ended, with an error if `has_failed`.
@@ -138,7 +165,7 @@ mod tests {
     #[test]
     fn a_message_is_whole_when_every_byte_was_written() {
         let mut memory = PatternMemory::default();
-        let [first, second] = [100, 50].map(|bytes| memory.take(bytes, 7));
+        let [first, second] = [100, 50].map(|bytes| memory.take(bytes, 7, None));
         assert!(second > first + 100);
         for (at, len) in [(90, 10), (20, 30), (0, 10), (5, 20), (50, 40)] {
             memory.on_write(7, &write(first + at, len)).expect("a part");
@@ -151,7 +178,7 @@ mod tests {
     #[test]
     fn a_write_belongs_to_a_message_on_its_way() {
         let mut memory = PatternMemory::default();
-        let at = memory.take(100, 7);
+        let at = memory.take(100, 7, None);
         assert!(memory.on_write(8, &write(at, 1)).unwrap_err().contains("host 8 wrote 1 bytes of a message to host 7"));
         assert!(memory.on_write(7, &write(at + 90, 11)).unwrap_err().contains("no message is on its way"));
         let wrong = PatternWrite { wrong: Some(3), ..write(at + 10, 5) };
@@ -159,9 +186,24 @@ mod tests {
         memory.on_write(7, &write(at, 100)).expect("the message");
         memory.end(at, false).expect("it is whole");
         assert!(memory.on_write(7, &write(at, 1)).is_err(), "too late");
-        let failed = memory.take(100, 7);
+        let failed = memory.take(100, 7, None);
         memory.end(failed, true).expect("it has failed");
         assert_eq!(memory.on_write(7, &write(failed, 1)), Ok(()), "of a message that has failed nothing is known");
+    }
+
+    #[test]
+    fn the_last_byte_of_a_write_comes_last_and_in_turn() {
+        let mut memory = PatternMemory::default();
+        let [first, second, other] = [(100, 3), (200, 3), (50, 4)].map(|(bytes, of)| memory.take(bytes, 7, Some(of)));
+        memory.on_write(7, &write(other, 50)).expect("another connection");
+        memory.on_write(7, &write(second, 136)).expect("all but the last bytes");
+        let early = memory.on_write(7, &write(second + 136, 64)).unwrap_err();
+        assert!(early.contains("before all of the message of 100 bytes in front of it"), "{early}");
+        memory.on_write(7, &write(first, 30)).expect("a part");
+        let early = memory.on_write(7, &write(first + 60, 40)).unwrap_err();
+        assert!(early.contains("came before the others"), "{early}");
+        memory.on_write(7, &write(first + 30, 70)).expect("the rest");
+        memory.on_write(7, &write(second + 136, 64)).expect("its turn");
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct NodeConfig {
     pub timeout: u8,
     /// Requests that a queue pair's queue holds.
     pub depth: u32,
+    /// Bytes that a pass of the worker sends at most: no more than the adapter takes at once.
+    pub pass_bytes: u64,
     /// What becomes of payload.
     pub payload: PayloadMode,
     /// Bytes of the program's memory; if it has none, any number of addresses.
@@ -169,6 +171,7 @@ impl SimHost {
             cm_secret: Secret::new([rng.next_u64(), rng.next_u64()]),
             selective: config.selective,
             strict_placement: false,
+            pass_bytes: config.pass_bytes,
             batch_frames: BATCH_FRAMES,
             list_room: LIST_ROOM,
         };
@@ -221,6 +224,11 @@ impl SimHost {
         self.worker.counters(DeviceId(0))
     }
 
+    /// The worker, for looks into its state.
+    pub fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
     /// The key of the program's memory.
     pub fn key(&self) -> u32 {
         self.key
@@ -269,18 +277,18 @@ impl SimHost {
         End { qpn, psn, host: self.host, hello: self.worker.hello(DeviceId(0)) }
     }
 
-    /// Takes queue pair `at` to RESET: what was posted to it is forgotten.
+    /// Takes queue pair `at` to RESET: what was posted to it is forgotten. Returns its number.
     ///
     /// # Errors
     /// A sentence with the engine's error.
-    pub fn reset(&mut self, now: Nanos, at: u32) -> Result<(), String> {
+    pub fn reset(&mut self, now: Nanos, at: u32) -> Result<Qpn, String> {
         let qp = &mut self.qps[at as usize];
         let (host, qpn) = (self.host.0, qp.qpn);
         let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
         let failed = |e| format!("host {host}: queue pair {:#x}: {e:?}", qpn.get());
         self.worker.modify_qp(now, qpn, &reset, attr_mask::STATE, None).map_err(failed)?;
         qp.sq.free_all();
-        Ok(())
+        Ok(qpn)
     }
 
     /// Connects queue pair `at`, in whatever state it is, with the PSN of `own` to `peer`. Its packets are of `class`, which is

@@ -12,6 +12,7 @@ use crate::connections::{Connections, Place};
 use crate::flows::{SimMessage, TrafficSource, Transfer};
 use crate::memory::{Parts, PatternMemory};
 use crate::node::{MemoryPart, NodeConfig, SimHost, Verb};
+use crate::oracle::EngineOracle;
 use crate::port::{Outgoing, PassWork, SimPortConfig, lock};
 use crate::results::{Results, Tally};
 use crate::run::{PacketRun, PayloadMode};
@@ -19,10 +20,12 @@ use crate::scenario::{FaultKind, Scenario};
 use crate::topology;
 use burst_base::Nanos;
 use burst_base::rng::Rng;
-use burst_base::verbs::WcStatus;
+use burst_base::verbs::{Mtu, WcStatus};
+use burst_engine::WorkerOptions;
 use burst_fabric::{Delivery, HostId, Network, PacketSchedule, Train};
 use burst_shm::Cqe;
 use burst_span::{PatternWrite, take_pattern_writes};
+use burst_transport::READ_CHUNK_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -100,6 +103,10 @@ pub struct World {
     arrivals: Vec<Delivery<PacketRun>>,
     tally: Tally,
     capture: Option<SimCapture>,
+    /// What must hold inside the engines, if it is checked.
+    oracle: Option<EngineOracle>,
+    /// Most bytes that one packet puts in flight.
+    packet_most: u64,
     now: u64,
 }
 
@@ -128,6 +135,7 @@ impl World {
             selective: settings.selective,
             timeout: settings.timeout,
             depth: topology::queue_depth(scenario),
+            pass_bytes: pass_bytes(settings.send_bytes, settings.mtu),
             payload: scenario.payload,
             memory: settings.memory,
             seed: rng.next_u64(),
@@ -168,8 +176,15 @@ impl World {
             arrivals: Vec::new(),
             tally: Tally::new(scenario),
             capture: None,
+            oracle: None,
+            packet_most: packet_most(scenario),
             now: 0,
         })
+    }
+
+    /// Checks what must hold inside the engines after each pass from now on ([`EngineOracle`]). It costs time.
+    pub fn check_engines(&mut self) {
+        self.oracle = Some(EngineOracle::new(self.scenario.hosts));
     }
 
     /// Writes the packets of one host into `capture` from now on.
@@ -198,6 +213,11 @@ impl World {
         self.now
     }
 
+    /// The most bytes that wait at a port of a switch now.
+    pub fn queue_bytes(&self) -> u64 {
+        self.network.queue_now()
+    }
+
     /// Events until now: passes of hosts, and trains that have arrived.
     pub fn events(&self) -> u64 {
         self.tally.passes + self.tally.trains
@@ -218,6 +238,12 @@ impl World {
         if is_over || at > self.scenario.time + self.scenario.drain {
             return Ok(false);
         }
+        self.step_to(at)?;
+        Ok(true)
+    }
+
+    /// Handles all events of the time `at`, which is the next one.
+    fn step_to(&mut self, at: u64) -> Result<(), SimError> {
         debug_assert!(at >= self.now, "time goes forward");
         self.now = at;
         self.run_faults()?;
@@ -231,7 +257,29 @@ impl World {
                 self.run_host(host)?;
             }
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// After the end of all messages: lets what is left on the way come to its end within `span` picoseconds, and checks that
+    /// the engines have returned what they had borrowed. Only with [`World::check_engines`].
+    ///
+    /// # Errors
+    /// [`SimError::Violation`].
+    pub fn check_rest(&mut self, span: u64) -> Result<(), SimError> {
+        let until = self.now + span;
+        while let Some(at) =
+            [self.network.next_event(), self.wakes.peek().map(|wake| wake.0.0)].into_iter().flatten().min()
+            && at <= until
+        {
+            self.step_to(at)?;
+        }
+        let Some(oracle) = &self.oracle else { return Ok(()) };
+        for (host, state) in self.hosts.iter().enumerate() {
+            let Some(node) = &state.node else { continue };
+            let violation = |what| SimError::Violation { at: self.now, what: format!("host {host}: {what}") };
+            oracle.at_rest(node.worker()).map_err(violation)?;
+        }
+        Ok(())
     }
 
     /// Checks what must hold when a simulation has come to its end: every message has ended well, and no packet has vanished.
@@ -344,7 +392,8 @@ impl World {
         }
         let connection = self.connection(traffic, &message)?;
         let verb = self.sources[usize::from(traffic)].traffic().verb;
-        let memory = self.place(&message)?;
+        let ordered = matches!(verb, Verb::Write | Verb::WriteImm).then_some(connection);
+        let memory = self.place(&message, ordered)?;
         let flow = Transfer { message, traffic, verb, connection, memory, end: 0, status: 0 };
         let id = match self.free_flows.pop() {
             Some(id) => id,
@@ -400,6 +449,10 @@ impl World {
         // The responder first: it must be able to receive.
         self.node(to)?.connect(to_now, ends[1].qp, &b, &a, class).map_err(SimError::Engine)?;
         self.node(from)?.connect(from_now, ends[0].qp, &a, &b, class).map_err(SimError::Engine)?;
+        if let Some(oracle) = &mut self.oracle {
+            oracle.forget(from, a.qpn);
+            oracle.forget(to, b.qpn);
+        }
         let number = self.connections.add(ends, class);
         if let Some(lane) = message.lane {
             self.connections.set_lane(traffic, lane, number);
@@ -410,10 +463,10 @@ impl World {
     }
 
     /// Places a message in the memory of both programs.
-    fn place(&mut self, message: &SimMessage) -> Result<[u64; 2], SimError> {
+    fn place(&mut self, message: &SimMessage, ordered: Option<u32>) -> Result<[u64; 2], SimError> {
         let mut places = [0; 2];
         if let Some(pattern) = &mut self.pattern {
-            places = [pattern.take(message.bytes, message.to); 2];
+            places = [pattern.take(message.bytes, message.to, ordered); 2];
         }
         if self.memory.is_some() {
             for (place, host) in places.iter_mut().zip([message.from, message.to]) {
@@ -486,7 +539,14 @@ impl World {
         }
         let state = &mut self.hosts[host as usize];
         let (clock, Some(node)) = (state.clock, &mut state.node) else { return Ok(()) };
+        if let Some(oracle) = &mut self.oracle {
+            oracle.before_pass(host, node.worker());
+        }
         let is_busy = node.run_once(clock.nanos(self.now));
+        if let Some(oracle) = &mut self.oracle {
+            let violation = |what| SimError::Violation { at: self.now, what: format!("host {host}: {what}") };
+            oracle.after_pass(host, node.worker(), self.packet_most).map_err(violation)?;
+        }
         self.tally.passes += 1;
         let work: PassWork = std::mem::take(&mut lock(&node.wire).work);
         self.hosts[host as usize].busy_until = self.now + self.scenario.node.cpu.cost(&work);
@@ -648,6 +708,18 @@ fn plan_faults(scenario: &Scenario) -> Vec<(u64, usize, bool)> {
     }
     faults.sort_unstable_by_key(|fault| Reverse(*fault));
     faults
+}
+
+/// What a pass of the worker sends at most. What the adapter has no room for waits in front of it, and the worker, which
+/// sends before it receives, sees nothing of the network meanwhile.
+fn pass_bytes(send_queue: u64, mtu: Mtu) -> u64 {
+    send_queue.clamp(u64::from(mtu.bytes()), WorkerOptions::default().pass_bytes)
+}
+
+/// Most bytes that one packet puts in flight: a READ asks for many.
+fn packet_most(scenario: &Scenario) -> u64 {
+    let has_reads = scenario.traffic.iter().any(|part| part.verb == Verb::Read);
+    u64::from(if has_reads { READ_CHUNK_BYTES } else { scenario.node.mtu.bytes() })
 }
 
 fn no_memory(error: rustix::io::Errno) -> SimError {

@@ -31,7 +31,7 @@ pub use store::{DELAYED_BYTES, DELAYED_MAX};
 use crate::ether::icrc::ICRC;
 use crate::spec::{Direction, ImpairSpec, Ppm};
 use crate::sys::lend::{DelayedFrame, send_delayed};
-use crate::{NeighbourState, Port, PortCaps, PortError, ReceivePressure, RxSink};
+use crate::{NeighbourState, Port, PortCalls, PortCaps, PortError, ReceivePressure, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Ecn, Flow, RxFrame, SPANS_MAX, TxBatch, TxFrame};
 use fate::{FateSequence, FrameFate};
@@ -379,8 +379,16 @@ impl Port for Impair {
         self.inner.before_sleep()
     }
 
+    fn after_sleep(&mut self) {
+        self.inner.after_sleep();
+    }
+
     fn descriptors(&self) -> Vec<RawFd> {
         self.inner.descriptors()
+    }
+
+    fn take_calls(&mut self) -> PortCalls {
+        self.inner.take_calls()
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

@@ -207,10 +207,16 @@ pub trait Port: Send {
     fn before_sleep(&mut self) -> bool {
         false
     }
+    /// The sleep that [`Port::before_sleep`] has announced is over, or there was none.
+    fn after_sleep(&mut self) {}
     /// Reads addresses, MTU and link state again; true when one has changed. Called after an event from the kernel, and about
     /// once a second.
     fn refresh(&mut self) -> bool {
         false
+    }
+    /// The system calls since the last question that have sent or received packets.
+    fn take_calls(&mut self) -> PortCalls {
+        PortCalls::default()
     }
     /// Returns memory of past packets to the system. For times without traffic.
     fn shrink(&mut self) {}
@@ -218,6 +224,15 @@ pub trait Port: Send {
     fn impairment(&mut self) -> Option<&mut impair::Impair> {
         None
     }
+}
+
+/// Numbers of system calls ([`Port::take_calls`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCalls {
+    /// Calls that have sent packets.
+    pub send: u64,
+    /// Calls that have received packets.
+    pub receive: u64,
 }
 
 /// Bytes of payload, in packets of any path MTU, that every port queues for a next hop that is being resolved. The kernel's queue

@@ -75,6 +75,10 @@ impl RxMessages {
         self.bytes += self.ring.message(self.at).bytes.len();
         (self.at, self.offset) = (self.at + 1, 0);
     }
+    /// Number of calls that have received messages, since the last question.
+    pub fn take_calls(&mut self) -> u64 {
+        self.ring.take_calls()
+    }
     /// Discards the messages that are not delivered.
     pub fn forget(&mut self) {
         (self.have, self.at, self.offset, self.bytes) = (0, 0, 0, 0);
@@ -146,7 +150,7 @@ impl PacketVerifier {
     }
     /// Begins a message: packets of `flow` with the identification `header`.
     pub fn begin(&mut self, flow: &Flow, header: IpId) {
-        self.seal = IcrcSeal::reuse(self.seal, flow.src, flow.dst, flow.src_port, self.encapsulation.udp_port);
+        self.seal = self.encapsulation.reuse_seal(self.seal, flow.src, flow.dst, flow.src_port);
         self.checker.begin_train(header);
     }
     /// Delivers the next packets of the present message, at most `budget`; returns how many, and their bytes.
@@ -180,7 +184,7 @@ impl PacketVerifier {
         check_length(packet, self.encapsulation.packet_min, self.len_max)?;
         let good =
             !self.encapsulation.is_sealed() || self.seal.as_mut().is_some_and(|seal| self.checker.check(seal, packet));
-        if good { Ok(&packet[..packet.len() - ICRC]) } else { Err(Reason::BadIcrc) }
+        if good { Ok(&packet[..packet.len() - ICRC]) } else { Err(self.encapsulation.bad_checksum()) }
     }
 }
 
@@ -334,6 +338,34 @@ mod tests {
         bad[2][50] ^= 1;
         let sink = pass(&mut PacketVerifier::new(UNSEALED, TRANSPORT_MAX, true), false, IpId::Unknown, &bad, 64);
         assert!(came(&sink, &bad, &[]) && sink.trains == [6] && sink.dropped.is_empty());
+    }
+
+    #[test]
+    fn trains_of_the_unified_bus_are_checked_whole_and_their_congestion_field_may_change() {
+        let bus = &Encapsulation::UNIFIED_BUS;
+        let packet = |number: usize| {
+            let mut packet: Vec<u8> = (0..STRIDE - ICRC).map(|i| (i * i + 31 * number) as u8).collect();
+            let sum = burst_ubwire::encap::checksum(&packet);
+            packet.extend_from_slice(&sum);
+            // What a switch may change.
+            packet[7] ^= number as u8;
+            packet[8] ^= 0x5a;
+            packet
+        };
+        let good: Vec<_> = (0..40).map(packet).collect();
+        for (v6, header) in
+            [(false, IpId::Unknown), (true, IpId::Unknown), (false, IpId::Known { id: 9, flags_fragment: 0 })]
+        {
+            let mut verifier = PacketVerifier::new(bus, TRANSPORT_MAX, true);
+            let sink = pass(&mut verifier, v6, header, &good, 64);
+            assert!(came(&sink, &good, &[]) && sink.trains == [40] && sink.dropped.is_empty());
+            for (at, byte) in [(0, 6), (7, 9), (39, 200)] {
+                let mut bad = good.clone();
+                bad[at][byte] ^= 1;
+                let sink = pass(&mut PacketVerifier::new(bus, TRANSPORT_MAX, true), v6, header, &bad, 64);
+                assert!(came(&sink, &good, &[at]) && sink.dropped == [Reason::UbChecksum]);
+            }
+        }
     }
 
     #[test]

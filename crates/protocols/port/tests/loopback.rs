@@ -246,23 +246,41 @@ fn workers_share_an_address_by_qpn() {
 }
 
 #[test]
-fn the_wait_descriptor_is_readable_when_packets_wait() {
+fn each_of_several_workers_sends_from_a_port_of_its_own() {
+    let mut peer = lo("127.0.0.1", 10_807, "");
+    let text = &format!("udp:dev=lo,addr=127.0.0.2,udp_port={}", here(10_807));
+    let mut workers: Vec<_> = (0..3).map(|i| open_worker(text, i, 3)).collect();
+    let mut ports = Vec::new();
+    for port in &mut workers {
+        assert_eq!(send(port, &flow("127.0.0.2", "127.0.0.1"), &payloads(&[64; 3])), []);
+        let got = receive(&mut peer, 3);
+        assert_eq!((got.frames.len(), got.dropped), (3, vec![]), "the ICRCs are right");
+        ports.extend(got.frames.iter().map(|(flow, _)| flow.src_port));
+    }
+    ports.dedup();
+    assert!(ports.len() == 3 && !ports.contains(&here(10_807)), "{ports:?}");
+}
+
+#[test]
+fn the_wait_descriptors_are_readable_when_packets_wait() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::BorrowedFd;
     let mut a = lo("127.0.0.1", 10_802, "");
     let mut b = lo("127.0.0.2", 10_802, "");
-    let fd = b.wait_fds()[0];
-    let readable = || {
-        // SAFETY: the port, which owns the descriptor, lives to the end of the test.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    let readable = |fds: &[std::os::fd::RawFd]| {
+        // SAFETY: the port, which owns the descriptors, lives to the end of the test.
+        let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+        let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
     };
-    assert!(!readable());
-    assert_eq!(send(&mut a, &flow("127.0.0.1", "127.0.0.2"), &payloads(&[8])), []);
-    assert!(readable());
-    receive(&mut b, 1);
-    assert!(!readable());
+    for _ in 0..3 {
+        assert!(!b.before_sleep());
+        let fds = b.wait_fds();
+        assert!(!readable(&fds));
+        assert_eq!(send(&mut a, &flow("127.0.0.1", "127.0.0.2"), &payloads(&[8])), []);
+        assert!(readable(&fds));
+        receive(&mut b, 1);
+    }
     assert!(!b.refresh(), "nothing changed on lo");
 }
 

@@ -18,9 +18,14 @@ pub(crate) const AHEAD_MAX: u32 = 2048;
 const WORDS: usize = (AHEAD_MAX / 64) as usize;
 
 /// The record of one queue pair. The bit of a PSN is its number modulo [`AHEAD_MAX`].
-// In the order of use: see `hot`.
-#[repr(C)]
+#[derive(Default)]
 pub(crate) struct ReadAhead {
+    /// None until the first gap: most queue pairs never have one.
+    notes: Option<Box<[AheadNotes; 1]>>,
+}
+
+/// What only queue pairs with gaps need.
+struct AheadNotes {
     /// There may be ranges to request again.
     due: bool,
     /// Missing PSNs before this one were requested again.
@@ -30,12 +35,6 @@ pub(crate) struct ReadAhead {
     /// The first PSN that had never been sent when the latest range was requested again.
     mark: Psn,
     count: u32,
-    /// None until the first gap: most queue pairs never have one. Then one.
-    notes: Box<[AheadNotes]>,
-}
-
-/// What only queue pairs with gaps need.
-struct AheadNotes {
     bits: [u64; WORDS],
     /// Repairs of PSNs from here on were requested after those of all PSNs before them.
     ordered_from: Psn,
@@ -43,47 +42,64 @@ struct AheadNotes {
     skipped: Option<(Psn, Psn)>,
 }
 
+impl AheadNotes {
+    fn new() -> AheadNotes {
+        let zero = Psn::new(0);
+        let (asked, end, mark, ordered_from) = (zero, zero, zero, zero);
+        AheadNotes { due: false, asked, end, mark, count: 0, bits: [0; WORDS], ordered_from, skipped: None }
+    }
+    fn has(&self, psn: Psn) -> bool {
+        let (word, bit) = ReadAhead::bit(psn);
+        self.bits[word] & bit != 0
+    }
+}
+
 impl ReadAhead {
     pub(crate) fn new() -> Self {
-        let zero = Psn::new(0);
-        ReadAhead { notes: Box::default(), count: 0, asked: zero, end: zero, mark: zero, due: false }
+        ReadAhead::default()
+    }
+    #[inline]
+    fn notes(&self) -> Option<&AheadNotes> {
+        self.notes.as_deref().map(|[notes]| notes)
+    }
+    #[inline]
+    fn notes_mut(&mut self) -> Option<&mut AheadNotes> {
+        self.notes.as_deref_mut().map(|[notes]| notes)
     }
     /// Reserves the memory for notes, unless that was done.
     ///
     /// # Errors
     /// There is no memory.
     pub(crate) fn reserve(&mut self) -> Result<(), OutOfMemory> {
-        if self.notes.is_empty() {
-            let mut notes = heap::with_room(1)?;
-            notes.push(AheadNotes { bits: [0; WORDS], ordered_from: Psn::new(0), skipped: None });
-            self.notes = notes.into_boxed_slice();
+        if self.notes.is_none() {
+            self.notes = Some(heap::boxed(AheadNotes::new())?);
         }
         Ok(())
     }
     /// Whether no response is noted.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
+        self.notes().is_none_or(|notes| notes.count == 0)
     }
     /// Whether ranges may have to be requested again.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.due
+        self.notes().is_some_and(|notes| notes.due)
     }
     /// The PSNs in which missing ranges are to be requested again: from here to [`ReadAhead::end`].
     pub(crate) fn asked(&self) -> Psn {
-        self.asked
+        self.notes().map_or(Psn::new(0), |notes| notes.asked)
     }
     /// The PSN from which on missing ranges are to be requested again, at `psn` or behind it.
     pub(crate) fn unasked_from(&self, psn: Psn) -> Psn {
-        match self.notes.first().and_then(|notes| notes.skipped) {
+        match self.notes().and_then(|notes| notes.skipped) {
             Some((first, end)) if !psn.is_before(first) && psn.is_before(end) => end,
             _ => psn,
         }
     }
     /// The PSN after the newest one placed.
     pub(crate) fn end(&self) -> Psn {
-        self.end
+        self.notes().map_or(Psn::new(0), |notes| notes.end)
     }
     fn bit(psn: Psn) -> (usize, u64) {
         let at = psn.get() % AHEAD_MAX;
@@ -91,86 +107,81 @@ impl ReadAhead {
     }
     /// Whether the response of `psn` was placed.
     pub(crate) fn has(&self, psn: Psn) -> bool {
-        let (word, bit) = ReadAhead::bit(psn);
-        self.notes.first().is_some_and(|notes| notes.bits[word] & bit != 0)
+        self.notes().is_some_and(|notes| notes.has(psn))
     }
     /// The response of `psn` was placed; `una` is missing, and `sent` is the first PSN that was never sent. There must be
     /// memory ([`ReadAhead::reserve`]).
     pub(crate) fn note(&mut self, psn: Psn, una: Psn, sent: Psn) {
         debug_assert!(psn.is_after(una) && psn.diff(una) < AHEAD_MAX as i32 && !self.has(psn));
-        let Some(notes) = self.notes.first_mut() else { return };
-        if self.count == 0 {
-            (self.asked, self.end, self.mark) = (una, una, sent);
+        let Some(notes) = self.notes_mut() else { return };
+        if notes.count == 0 {
+            (notes.asked, notes.end, notes.mark) = (una, una, sent);
             (notes.ordered_from, notes.skipped) = (una, None);
-        } else if !psn.is_before(self.mark) {
+        } else if !psn.is_before(notes.mark) {
             // It answers a request that was sent after the repairs, so their answers should have come.
-            (self.asked, self.mark, self.due) = (una, sent, true);
-            (notes.ordered_from, notes.skipped) = (self.end, None);
-        } else if psn.is_before(self.asked)
-            && una.is_before(self.asked)
+            (notes.asked, notes.mark, notes.due) = (una, sent, true);
+            (notes.ordered_from, notes.skipped) = (notes.end, None);
+        } else if psn.is_before(notes.asked)
+            && una.is_before(notes.asked)
             && !psn.is_before(notes.ordered_from)
             && notes.skipped.is_none()
         {
             // It answers a repair that was requested after those of everything missing before it.
-            (notes.skipped, notes.ordered_from) = (Some((psn, self.asked)), self.asked);
-            (self.asked, self.due) = (una, true);
+            (notes.skipped, notes.ordered_from) = (Some((psn, notes.asked)), notes.asked);
+            (notes.asked, notes.due) = (una, true);
         }
         let (word, bit) = ReadAhead::bit(psn);
         notes.bits[word] |= bit;
-        self.count += 1;
-        if psn.is_after(self.end) {
-            self.due = true;
+        notes.count += 1;
+        if psn.is_after(notes.end) {
+            notes.due = true;
         }
-        if !psn.is_before(self.end) {
-            self.end = psn.next();
+        if !psn.is_before(notes.end) {
+            notes.end = psn.next();
         }
     }
     /// Removes the note of `psn`; false if there is none.
     pub(crate) fn take(&mut self, psn: Psn) -> bool {
+        let Some(notes) = self.notes_mut().filter(|notes| notes.has(psn)) else { return false };
         let (word, bit) = ReadAhead::bit(psn);
-        let noted = self.has(psn);
-        if noted {
-            self.notes.iter_mut().for_each(|notes| notes.bits[word] &= !bit);
-            self.count -= 1;
-            self.due &= self.count > 0;
-        }
-        noted
+        notes.bits[word] &= !bit;
+        notes.count -= 1;
+        notes.due &= notes.count > 0;
+        true
     }
     /// Missing PSNs before `end` were requested again; `sent` is the first PSN that was never sent.
     pub(crate) fn on_asked(&mut self, end: Psn, sent: Psn) {
-        (self.asked, self.mark) = (end, sent);
-        if let Some(notes) = self.notes.first_mut()
-            && let Some((first, behind)) = notes.skipped
+        let Some(notes) = self.notes_mut() else { return };
+        (notes.asked, notes.mark) = (end, sent);
+        if let Some((first, behind)) = notes.skipped
             && !end.is_before(first)
         {
-            (self.asked, notes.skipped) = (behind, None);
+            (notes.asked, notes.skipped) = (behind, None);
         }
     }
     /// A time-out: all that is missing from `una` to `end` is to be requested again, whether it was already or not.
     pub(crate) fn ask_again(&mut self, una: Psn, end: Psn) {
         debug_assert!(!self.is_empty() && end.diff(una) <= AHEAD_MAX as i32);
-        (self.asked, self.due) = (una, true);
-        if end.is_after(self.end) {
-            self.end = end;
+        let Some(notes) = self.notes_mut() else { return };
+        (notes.asked, notes.due) = (una, true);
+        if end.is_after(notes.end) {
+            notes.end = end;
         }
-        for notes in &mut self.notes {
-            (notes.ordered_from, notes.skipped) = (self.end, None);
-        }
+        (notes.ordered_from, notes.skipped) = (notes.end, None);
     }
     /// Nothing is left to request again.
     pub(crate) fn all_asked(&mut self) {
-        self.due = false;
-        self.notes.iter_mut().for_each(|notes| notes.skipped = None);
-        if self.asked.is_before(self.end) {
-            self.asked = self.end;
+        let Some(notes) = self.notes_mut() else { return };
+        (notes.due, notes.skipped) = (false, None);
+        if notes.asked.is_before(notes.end) {
+            notes.asked = notes.end;
         }
     }
-    /// Forgets everything: all is requested anew.
+    /// Forgets everything: all is requested anew. The memory stays.
     #[inline]
     pub(crate) fn clear(&mut self) {
-        if !self.is_empty() {
-            self.notes.iter_mut().for_each(|notes| notes.bits = [0; WORDS]);
-            *self = ReadAhead { notes: std::mem::take(&mut self.notes), ..ReadAhead::new() };
+        if let Some(notes) = self.notes_mut().filter(|notes| notes.count > 0) {
+            *notes = AheadNotes::new();
         }
     }
 }

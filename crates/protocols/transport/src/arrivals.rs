@@ -14,10 +14,12 @@
 use crate::message::ReceivedMessage;
 use crate::packet_store::StoredPacket;
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
+use crate::records::NO_PEER;
 use burst_base::heap::{self, OutOfMemory};
 use burst_base::{Psn, Rkey};
 use burst_wire::selective::{BITMAP_WORDS_MAX, PSNS_PER_WORD};
 use burst_wire::{AtomicEth, OpKind};
+use std::net::IpAddr;
 
 /// Ranges of written bytes for which a new record has room; adjacent ones are one.
 pub(crate) const RUNS_FIRST: usize = 64;
@@ -135,6 +137,7 @@ struct HeldOp {
 
 /// The record of one queue pair.
 pub(crate) struct Arrivals {
+    pub(crate) peer: IpAddr,
     bits: PsnBits,
     notes: Box<[ArrivalNote]>,
     /// XRC: the shared receive queue that each packet names; empty in a record that no XRC target has had.
@@ -166,6 +169,7 @@ impl Arrivals {
         let mut notes = heap::with_room(WINDOW_PSNS as usize)?;
         notes.resize(WINDOW_PSNS as usize, ArrivalNote::default());
         Ok(Arrivals {
+            peer: NO_PEER,
             bits: PsnBits::new(),
             notes: notes.into_boxed_slice(),
             srqs: Vec::new(),

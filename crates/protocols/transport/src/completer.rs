@@ -5,8 +5,8 @@
 //! response, once until there is progress. READ responses are matched by PSN alone: one is placed even if its opcode says
 //! another position, because a responder may begin a repeated response with a "middle" packet (rxe does). A READ response
 //! behind a gap is placed as well, and only what is missing is requested again ([`crate::early_responses`]). After a sequence
-//! NAK at most half of what was in flight is sent until the missing packet is acknowledged: if it is lost again, the rest was
-//! sent in vain.
+//! NAK at most half of the window is sent until the missing packet is acknowledged: if it is lost again, the rest was sent in
+//! vain. Responders report a gap once, so the loss of that repetition is found by a timer of its own ([`crate::going_back`]).
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet and one for RNR. The first starts when the packet
 //! is sent, restarts on progress and when the latest acknowledgement arrives again, and is longer after each time-out
@@ -125,7 +125,7 @@ impl Qp {
         self.req.stalled = false;
         self.req.recovery.rearm_implied_loss();
         if self.req.is_back {
-            self.req.set_back(None);
+            self.end_back(env.now);
         }
         self.req.ack_deadline =
             if self.req.recovery.is_outstanding() { env.now + self.ack_timeout } else { Nanos::NEVER };
@@ -182,14 +182,14 @@ impl Qp {
             return env.fx.count(Reason::StaleAck);
         }
         // Once for each packet, until there is progress: each further going back would send the same window once more.
-        let inflight = self.req.recovery.inflight_bytes(self.mtu);
         if !self.req.recovery.on_implied_loss() {
             return env.fx.count(Reason::NakRepeated);
         }
         env.fx.count(Reason::SequenceNakReceived);
         env.fx.congestion(Signal::Loss);
         self.retry(env);
-        self.req.set_back(Some((inflight / 2).max(self.mtu.into())));
+        self.req.sel.probes = 0;
+        self.req.set_back(true);
     }
 
     pub(crate) fn on_fatal_nak(&mut self, psn: Psn, code: NakCode, env: &mut Env<'_>) {

@@ -45,7 +45,8 @@ impl Qp {
             return 0;
         }
         let held = self.resp.sel.early.take();
-        let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals()) else { return 0 };
+        let peer = self.flow.dst;
+        let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals(peer)) else { return 0 };
         let placed = match early.has_any(place.psn, count as u32) {
             true => 0,
             false if kind == OpKind::Send => self.place_early_sends(train, &place, (count, head), env),
@@ -75,7 +76,7 @@ impl Qp {
         env: &mut Env<'_>,
     ) -> usize {
         let range = RemoteRange { addr: place.addr, len: count as u32 * self.mtu, rkey: place.rkey };
-        if !has_room(early, (true, false, false), env) || self.attr.qp_access_flags & access::REMOTE_WRITE == 0 {
+        if !has_room(early, (true, false, false), env) || self.access_flags & access::REMOTE_WRITE == 0 {
             return 0;
         }
         let is_whole = early.next_uncovered(place.psn, range) == Some(range);

@@ -9,8 +9,10 @@
 //! A record is borrowed from the pool of the worker ([`crate::records`]), which lets it grow within limits.
 
 use crate::arrivals::{ENTRIES_MAX, grow};
+use crate::records::NO_PEER;
 use burst_base::heap::{self, OutOfMemory};
 use burst_shm::layout::{RecvWqe, SGE_MAX, Sge};
+use std::net::IpAddr;
 
 /// Receives for which a new record has room.
 pub(crate) const EARLY_RECEIVES_FIRST: usize = 64;
@@ -44,13 +46,15 @@ pub(crate) struct TakenReceive<'a> {
 
 /// The record of one queue pair.
 pub(crate) struct EarlyReceives {
+    pub(crate) peer: IpAddr,
     receives: Vec<EarlyReceive>,
     sges: Vec<Sge>,
 }
 
 impl EarlyReceives {
     pub(crate) fn new() -> Result<Self, OutOfMemory> {
-        Ok(EarlyReceives { receives: heap::with_room(EARLY_RECEIVES_FIRST)?, sges: heap::with_room(EARLY_SGES_FIRST)? })
+        let (receives, sges) = (heap::with_room(EARLY_RECEIVES_FIRST)?, heap::with_room(EARLY_SGES_FIRST)?);
+        Ok(EarlyReceives { peer: NO_PEER, receives, sges })
     }
     pub(crate) fn clear(&mut self) {
         self.receives.clear();

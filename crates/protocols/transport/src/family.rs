@@ -76,11 +76,11 @@ impl Requester {
         self.is_limited = self.is_back || selective;
     }
 
-    /// At most this many bytes are in flight after going back, or any number again.
+    /// After going back less than the window is sent, or as much as may be again.
     #[cold]
     #[inline(never)]
-    pub(crate) fn set_back(&mut self, limit: Option<u64>) {
-        (self.is_back, self.back_limit) = (limit.is_some(), limit.unwrap_or(0));
+    pub(crate) fn set_back(&mut self, is_back: bool) {
+        (self.is_back, self.back_limit) = (is_back, 0);
         self.is_limited = self.is_back || self.sel.active;
     }
 }

@@ -1,34 +1,41 @@
 //! The lines of a queue pair that most of its turns and packets use, and requests for them.
 //!
-//! A queue pair of 900 bytes has 15 lines. Its fields are in an order in which a turn or response of a requester uses 9 of them,
-//! and a request of a responder 9: 5 lines that both use, then those of each. What only connecting, READs, ATOMICs, losses and
-//! errors use lies between. With thousands of queue pairs none of these lines is in a cache, and the processor waits a tenth of a
-//! microsecond for each, unless it is asked for it before. So the engine asks some queue pairs ahead.
+//! A queue pair has 1 KiB in 16 lines. Its fields are in an order in which a message of the standard family uses 7 lines of the
+//! sender (3 that both halves use, 4 of the requester) and 7 of the receiver (these 3, 3 of the responder, and the first of the
+//! requester, which tells that nothing waits to be sent). One more line holds what a requester of the selective repeat family
+//! measures. What only connecting, READs, ATOMICs, losses and errors use lies between. With thousands of queue pairs none of
+//! these lines is in a cache, and the processor waits a tenth of a microsecond for each, unless it is asked for it before. So the
+//! engine asks some queue pairs ahead.
 //!
 //! `repr(C)` fixes the order of fields in the structs of this crate. The ranges below are made of offsets: an assertion fails if
 //! a field that moves makes them longer.
 
 use crate::qp::Qp;
+use crate::receive::{LoadedSges, Receiver};
 use burst_base::verbs::QpAttr;
+use burst_shm::Sge;
 use burst_span::prefetch_line;
 use core::mem::offset_of;
 use core::ops::Range;
 
 const LINE: usize = 64;
 
-/// Used by requester and responder: attributes, identity, flow, state, limits of sending, positions in flight.
+/// Used by requester and responder: attributes, identity; flow, port of the peer; state, answers that are due.
 const COMMON: Range<usize> =
-    lines(offset_of!(Qp, attr) + offset_of!(QpAttr, retry_cnt), offset_of!(Qp, req.recovery.ahead) + 1);
-/// Used by both: whether the family is selective repeat, and its deadline.
-const FAMILY: Range<usize> = lines(offset_of!(Qp, req.sel.covered_bytes), offset_of!(Qp, req.sel.losses));
-/// Used by a requester: its send queue.
-const SENDING: Range<usize> = lines(offset_of!(Qp, sq), offset_of!(Qp, resp));
-/// Used by a requester: where the rings of requests in flight are.
-const RINGS: Range<usize> = lines(offset_of!(Qp, req.recovery.implied_at), offset_of!(Qp, req.sel));
-/// Used by a requester: whether answers are due.
-const ANSWERS: Range<usize> = lines(offset_of!(Qp, resp.nak_due), offset_of!(Qp, resp.expected));
-/// Used by a responder: what is due, the message, the receive.
-const RECEIVING: Range<usize> = lines(offset_of!(Qp, resp.nak_due), offset_of!(Qp, recv.early));
+    lines(offset_of!(Qp, attr) + offset_of!(QpAttr, retry_cnt), offset_of!(Qp, resp.msn) + size_of::<u32>());
+/// Used by a responder: the message, and what the family notes of packets.
+const MESSAGE: Range<usize> = lines(offset_of!(Qp, resp.message), offset_of!(Qp, resp.resources));
+/// Used by a responder: the receive queue, and a loaded receive with one entry.
+const RECEIVE: Range<usize> = lines(
+    offset_of!(Qp, recv),
+    offset_of!(Qp, recv) + offset_of!(Receiver, sges) + offset_of!(LoadedSges, few) + size_of::<Sge>(),
+);
+/// Used by a requester: limits of sending, positions, the rings of requests in flight, the send queue.
+const SENDING: Range<usize> = lines(offset_of!(Qp, req.sel.covered_bytes), size_of::<Qp>());
+/// Used by a responder: whether its requester waits for something.
+const WAITING: Range<usize> = lines(offset_of!(Qp, req.sel.covered_bytes), offset_of!(Qp, req.recovery.cursor_pkt));
+/// Used by a requester of the selective repeat family: what it measures.
+const MEASURED: Range<usize> = lines(offset_of!(Qp, req.sel), offset_of!(Qp, req.sel.covered_bytes));
 
 const fn lines(first: usize, end: usize) -> Range<usize> {
     first / LINE..end.div_ceil(LINE)
@@ -38,33 +45,35 @@ const fn count(lines: &Range<usize>) -> usize {
     lines.end - lines.start
 }
 
-const _: () = assert!(count(&COMMON) <= 4 && count(&RINGS) <= 2 && count(&FAMILY) <= 1 && count(&SENDING) <= 1);
-const _: () = assert!(count(&RECEIVING) <= 5 && count(&ANSWERS) <= 1);
+const _: () = assert!(size_of::<Qp>() == 16 * LINE && align_of::<Qp>() == LINE);
+const _: () = assert!(count(&COMMON) == 3 && count(&MESSAGE) == 1 && count(&RECEIVE) == 2);
+const _: () = assert!(count(&SENDING) == 4 && count(&WAITING) == 1 && count(&MEASURED) == 1);
 
 impl Qp {
-    /// Asks the processor for `lines` of the queue pair. Its owner aligns it to a line.
+    /// Asks the processor for `lines` of the queue pair.
     #[inline(always)]
     fn prefetch_lines(&self, lines: Range<usize>) {
         let base: *const u8 = core::ptr::from_ref(self).cast();
         lines.for_each(|line| prefetch_line(base.wrapping_add(line * LINE)));
     }
 
-    /// Asks the processor for what a requester uses.
+    /// Asks the processor for what a requester uses, perhaps one of the selective repeat family.
     #[inline(always)]
-    pub fn prefetch_requester(&self) {
+    pub fn prefetch_requester(&self, is_selective: bool) {
         self.prefetch_lines(COMMON);
-        self.prefetch_lines(RINGS);
-        self.prefetch_lines(FAMILY);
         self.prefetch_lines(SENDING);
-        self.prefetch_lines(ANSWERS);
+        if is_selective {
+            self.prefetch_lines(MEASURED);
+        }
     }
 
     /// Asks the processor for what a responder uses.
     #[inline(always)]
     pub fn prefetch_responder(&self) {
         self.prefetch_lines(COMMON);
-        self.prefetch_lines(FAMILY);
-        self.prefetch_lines(RECEIVING);
+        self.prefetch_lines(MESSAGE);
+        self.prefetch_lines(RECEIVE);
+        self.prefetch_lines(WAITING);
     }
 
     /// Asks the processor for what the next turn reads outside of the queue pair.

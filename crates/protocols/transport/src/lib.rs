@@ -15,6 +15,7 @@
 //! | `recovery` | the requests in flight, and repetition after a loss |
 //! | `ahead`, `early_responses` | READ responses that arrived behind a gap |
 //! | `completer` | acknowledgements, responses, NAKs, time-outs |
+//! | `going_back` | how much is sent after a sequence NAK, and when it counts as lost again |
 //! | `finish` | completions, errors, flushing, draining |
 //! | `responder`, `responder_resource` | request packets: checks and execution; READs and ATOMICs that were accepted |
 //! | `respond` | acknowledgements, NAKs, READ and ATOMIC responses |
@@ -28,9 +29,10 @@
 //! | `read_acks` | acknowledgements of READ responses, and the responses in flight |
 //! | `repair_queue`, `response_repairs` | lost parts of READ responses that the peer asks for again |
 //! | `arrivals`, `early_receives`, `losses`, `psn_bits` | records of packets that arrived early, of receives, of lost packets |
-//! | `records`, `packet_store` | the pool of these records; whole early packets, with strict placement |
+//! | `records`, `peer_shares`, `packet_store` | their pool; each peer's share; whole early packets, with strict placement |
 //! | `strict` | strict placement |
 //! | `rtt`, `ack_report` | round trips and time-outs; what acknowledgements say to congestion control |
+//! | `check` | what must hold between two calls, for simulators and tests |
 //! | `gather`, `ring`, `head` | scatter/gather lists, rings of requests in flight, opcodes and headers |
 //!
 //! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, annex A14 (XRC) and annex A17 (RoCEv2).
@@ -45,6 +47,7 @@ mod ack_report;
 mod ahead;
 mod api;
 mod arrivals;
+mod check;
 mod completer;
 mod early_middles;
 mod early_receives;
@@ -52,6 +55,7 @@ mod early_responses;
 mod family;
 mod finish;
 mod gather;
+mod going_back;
 mod head;
 mod hot;
 mod losses;
@@ -59,6 +63,7 @@ mod message;
 mod middles;
 mod packet_store;
 mod peer_port;
+mod peer_shares;
 mod psn_bits;
 mod qp;
 mod read_acks;
@@ -94,6 +99,7 @@ pub use api::{
 };
 pub use arrivals::TAIL_BYTES;
 pub use burst_frame::MiddleRun;
+pub use check::QpPositions;
 pub use psn_bits::WINDOW_PSNS;
 pub use qp::Qp;
 pub use records::{PACKETS_MAX, RECORDS_MAX, RecordPool};

@@ -3,8 +3,9 @@
 //!
 //! A packet is *lost* if it is unacknowledged and
 //! * it was never repeated, and a packet sent after it has arrived (and the tolerance for reordering has passed), or
-//! * it was repeated, and a packet has arrived that was sent after the repetition: a new one (PSN at or behind the hole's *mark*,
-//!   the first PSN never sent at that time), the repetition of another hole, or a probe, or
+//! * it was repeated, and a packet has arrived that was sent after the repetition: a new one (PSN at or behind the hole's
+//!   *mark*, the first PSN never sent at that time; the bitmap has it, or it is the newest packet at the peer), the
+//!   repetition of another hole, or a probe, or
 //! * a time-out says so ([`Losses::mark_all`]).
 //!
 //! So a lost repetition is found without a clock as long as anything else arrives. A hole is repeated at most once for each such
@@ -13,9 +14,11 @@
 //! A record exists only while packets are missing. It is borrowed from the pool of the worker ([`crate::records`]).
 
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
+use crate::records::NO_PEER;
 use burst_base::heap::{self, OutOfMemory};
 use burst_base::{Nanos, Psn};
 use burst_wire::selective::{AckBitmap, PSNS_PER_WORD, TRANSMISSION_MAX};
+use std::net::IpAddr;
 
 /// Missing packets that are kept track of. Others are found when some of these have arrived.
 pub(crate) const HOLES_MAX: usize = 256;
@@ -60,11 +63,14 @@ pub(crate) type PacketPsns = (Psn, u32);
 
 /// The record of one queue pair.
 pub(crate) struct Losses {
+    pub(crate) peer: IpAddr,
     arrived: PsnBits,
     /// The first missing PSN: everything before it is acknowledged.
     base: Psn,
     /// The PSN behind the last that has arrived.
     top: Psn,
+    /// The PSN behind the newest packet that has arrived, which may lie behind the end of the bitmap.
+    latest: Psn,
     /// Missing packets, in order.
     holes: Vec<Hole>,
     repetitions: u32,
@@ -83,13 +89,26 @@ impl Losses {
         let holes = heap::with_room(HOLES_MAX)?;
         let arrived = PsnBits::new();
         let (probe, repetitions, newest, repeated, needless) = (None, 0, 0, 0, 0);
-        Ok(Losses { arrived, base: zero, top: zero, holes, repetitions, newest, probe, repeated, needless })
+        Ok(Losses {
+            peer: NO_PEER,
+            arrived,
+            base: zero,
+            top: zero,
+            latest: zero,
+            holes,
+            repetitions,
+            newest,
+            probe,
+            repeated,
+            needless,
+        })
     }
     /// Begins with `base`, the first missing PSN.
     pub(crate) fn begin(&mut self, base: Psn) {
         self.arrived.clear();
         self.holes.clear();
-        (self.base, self.top, self.repetitions, self.newest, self.probe) = (base, base, 0, 0, None);
+        (self.base, self.top, self.latest) = (base, base, base);
+        (self.repetitions, self.newest, self.probe) = (0, 0, None);
         (self.repeated, self.needless) = (0, 0);
     }
     /// Whether nothing is missing in front of anything that has arrived, nor to be repeated.
@@ -114,8 +133,10 @@ impl Losses {
         self.base = base;
         // It is missing, whatever earlier acknowledgements have said.
         self.arrived.remove(base);
-        if self.top.is_before(base) {
-            self.top = base;
+        for end in [&mut self.top, &mut self.latest] {
+            if end.is_before(base) {
+                *end = base;
+            }
         }
         self.holes.retain(|hole| !hole.psn.is_before(base));
     }
@@ -131,6 +152,13 @@ impl Losses {
             self.newest = self.newest.max(hole.order + 1);
         }
         transmission < hole.transmission
+    }
+    /// The newest packet that the peer has received is `psn`, which was sent. A bitmap ends 960 PSNs behind the first missing
+    /// one; a packet further on shows as well that repetitions before it were lost.
+    pub(crate) fn on_newest(&mut self, psn: Psn) {
+        if !psn.is_before(self.latest) {
+            self.latest = psn.next();
+        }
     }
     /// The peer has kept the first transmission of `psn`, which was repeated.
     pub(crate) fn on_needless(&mut self, psn: Psn) {
@@ -176,7 +204,7 @@ impl Losses {
             let Some((first, count)) = packet_of(missing) else { break };
             psn = first.add(count.max(1));
             let Some(at) = self.hole_at(self.name_of(first, missing), now) else { break };
-            let (top, newest) = (self.top, self.newest);
+            let (top, newest) = (if self.latest.is_after(self.top) { self.latest } else { self.top }, self.newest);
             let hole = &mut self.holes[at];
             let is_lost = match hole.state {
                 HoleState::Suspect(since) => now >= since + tolerance,
@@ -280,6 +308,14 @@ impl Losses {
         });
         due.min().unwrap_or(Nanos::NEVER)
     }
+    /// The first missing PSN.
+    pub(crate) fn base(&self) -> Psn {
+        self.base
+    }
+    /// The PSN behind the last that has arrived.
+    pub(crate) fn top(&self) -> Psn {
+        self.top
+    }
     /// The invariant: base <= top, holes in order behind base and not arrived.
     pub(crate) fn is_consistent(&self) -> bool {
         let ordered = self.holes.windows(2).all(|pair| pair[0].psn.is_before(pair[1].psn));
@@ -355,6 +391,21 @@ mod tests {
         take(&mut losses, 10, &[13], 16);
         assert_eq!((losses.find(NOW, NONE, single), lost(&losses)), (2, vec![10, 11]));
         assert_eq!(losses.lost().next().map(|packet| packet.transmission), Some(3));
+    }
+
+    #[test]
+    fn a_lost_repetition_is_found_by_a_new_packet_behind_the_end_of_the_bitmap() {
+        let mut losses = losses_at(10);
+        take(&mut losses, 10, &[12], 1_500);
+        losses.find(NOW, NONE, single);
+        repeat(&mut losses, 1_500);
+        losses.on_newest(Psn::new(1_499));
+        assert_eq!(losses.find(NOW, NONE, single), 0, "sent before the repetitions");
+        losses.on_newest(Psn::new(1_500));
+        assert_eq!((losses.find(NOW, NONE, single), lost(&losses)), (2, vec![10, 11]));
+        losses.on_newest(Psn::new(20));
+        losses.advance(Psn::new(1_600));
+        assert!(losses.is_over() && losses.is_consistent());
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Qp {
         let (opcode, room) = match message.kind {
             OpKind::Send if self.recv.is_usable() => (Opcode::RcSendMiddle, self.recv.room),
             // The last packet of a WRITE is not empty.
-            OpKind::Write if self.attr.qp_access_flags & access::REMOTE_WRITE != 0 => {
+            OpKind::Write if self.access_flags & access::REMOTE_WRITE != 0 => {
                 (Opcode::RcWriteMiddle, u64::from(message.length).saturating_sub(1))
             }
             _ => return 0,

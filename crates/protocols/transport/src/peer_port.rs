@@ -33,6 +33,8 @@ const SHUT: Nanos = Nanos::from_ms(1_000);
 
 /// The source port of the peer's packets, and what came from others.
 #[derive(Clone, Copy, Debug, Default)]
+// What packets use comes first: see `hot`.
+#[repr(C)]
 pub(crate) struct PeerPort {
     /// 0 until a packet has made progress.
     pub(crate) port: u16,
@@ -79,7 +81,7 @@ impl Qp {
 
     fn dispatch_any(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         match pkt.info.service.is_selective() {
-            true => self.on_foreign(frame, pkt, None, env),
+            true => self.dispatch_selective_apart(frame, pkt, env),
             false => self.dispatch(frame, pkt, env),
         }
     }

@@ -35,25 +35,21 @@ pub(crate) struct QpIdentity {
     pub(crate) cookie: u32,
     pub(crate) qp_type: QpType,
     port_mtu: Mtu,
-    pub(crate) cap: QpCap,
-}
-
-/// Why a packet of service `got` is dropped by a queue pair of service `own`.
-#[cold]
-fn foreign_service(got: Service, own: Service) -> Reason {
-    match (got, own) {
-        (Service::RcSr, Service::Rc) | (Service::XrcSr, Service::Xrc) => Reason::SrNotNegotiated,
-        _ => Reason::WrongTransport,
-    }
 }
 
 /// A queue pair. One thread drives it; each call gets an [`Env`].
 // In the order of use: see `hot`.
 #[repr(C)]
 pub struct Qp {
+    /// READ responses are acknowledged.
+    pub(crate) read_acks: Option<Box<ReadAcks>>,
+    /// Parts of READ responses that the peer asks for again.
+    pub(crate) repairs: ResponseRepairs,
+    pub(crate) cap: QpCap,
     pub(crate) attr: QpAttr,
-    /// `attr.dest_qpn`, in a line that each packet uses.
+    /// `attr.dest_qpn` and `attr.qp_access_flags`, in a line that each packet uses.
     pub(crate) dest_qpn: Qpn,
+    pub(crate) access_flags: u32,
     /// Payload bytes per packet.
     pub(crate) mtu: u32,
     pub(crate) ack_timeout: Nanos,
@@ -69,25 +65,26 @@ pub struct Qp {
     pub(crate) corrupt: bool,
     /// Requests of the selective repeat family are accepted.
     pub(crate) accepts_selective: bool,
-    pub(crate) req: Requester,
-    pub(crate) sq: SqConsumer,
     pub(crate) resp: Responder,
     pub(crate) recv: Receiver,
-    /// READ responses are acknowledged.
-    pub(crate) read_acks: Option<Box<ReadAcks>>,
-    /// Parts of READ responses that the peer asks for again.
-    pub(crate) repairs: ResponseRepairs,
+    pub(crate) req: Requester,
+    pub(crate) sq: SqConsumer,
 }
 
 impl Qp {
     /// A queue pair in RESET.
     pub fn new(config: QpConfig) -> Qp {
         let QpConfig { qpn, qp_type, pd, send_cq, recv_cq, cookie, cap, port_mtu, sq, rq } = config;
+        // Requests are checked against the queue's limits, which lie in a line that each turn uses.
+        debug_assert!(cap.max_send_wr == 0 || sq.spec().max_sge() == cap.max_send_sge);
+        debug_assert!(cap.max_send_wr == 0 || sq.spec().max_inline() == cap.max_inline_data);
         Qp {
-            id: QpIdentity { qpn, qp_type, pd, send_cq, recv_cq, cookie, cap, port_mtu },
+            id: QpIdentity { qpn, qp_type, pd, send_cq, recv_cq, cookie, port_mtu },
+            cap,
             state: QpState::Reset,
             attr: QpAttr { cap, ..QpAttr::default() },
             dest_qpn: QpAttr::default().dest_qpn,
+            access_flags: 0,
             flow: Flow::default(),
             peer_port: PeerPort::default(),
             mtu: port_mtu.bytes(),
@@ -144,7 +141,7 @@ impl Qp {
         QpAttr {
             qp_state: self.state,
             cur_qp_state: self.state,
-            cap: self.id.cap,
+            cap: self.cap,
             sq_psn: if self.id.qp_type == QpType::Ud { self.attr.sq_psn } else { self.req.recovery.next_request_psn() },
             rq_psn: if self.state as u8 >= QpState::Rtr as u8 { self.resp.expected } else { self.attr.rq_psn },
             sq_draining: self.state == QpState::Sqd && !self.req.drained,
@@ -170,7 +167,7 @@ impl Qp {
             self.peer_port = PeerPort::default();
         }
         state::apply(&mut self.attr, attr, mask);
-        self.dest_qpn = self.attr.dest_qpn;
+        (self.dest_qpn, self.access_flags) = (self.attr.dest_qpn, self.attr.qp_access_flags);
         if self.id.qp_type != QpType::Ud {
             self.mtu = self.attr.path_mtu.bytes();
         }
@@ -184,7 +181,7 @@ impl Qp {
         match (self.state, to) {
             (QpState::Reset, QpState::Init) => {
                 self.recv.reserve()?;
-                self.req.allocate(self.id.cap.max_send_wr, self.id.cap.max_send_sge)
+                self.req.allocate(self.cap.max_send_wr, self.cap.max_send_sge)
             }
             (QpState::Init, QpState::Rtr) => {
                 let is_given = mask & attr_mask::MAX_DEST_RD_ATOMIC != 0;
@@ -236,8 +233,8 @@ impl Qp {
         self.req.set_family(false);
         self.req.retired = self.sq.taken();
         self.resp = Responder::new();
-        self.attr = QpAttr { cap: self.id.cap, ..QpAttr::default() };
-        self.dest_qpn = self.attr.dest_qpn;
+        self.attr = QpAttr { cap: self.cap, ..QpAttr::default() };
+        (self.dest_qpn, self.access_flags) = (self.attr.dest_qpn, self.attr.qp_access_flags);
         self.flow = Flow::default();
         self.peer_port = PeerPort::default();
         self.mtu = self.id.port_mtu.bytes();
@@ -252,8 +249,11 @@ impl Qp {
     /// Handles a packet for this queue pair. Answers become pending, and [`Qp::poll_tx`] sends them: see [`Qp::wants_tx`].
     #[inline]
     pub fn on_packet(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if pkt.info.service.is_selective() {
+            return self.on_selective(frame, pkt, env);
+        }
         if let Err(reason) = self.check_packet(frame, pkt) {
-            return self.on_foreign(frame, pkt, Some(reason), env);
+            return env.fx.count(reason);
         }
         if frame.flow.src_port != self.peer_port.port {
             return self.on_other_port(frame, pkt, env);
@@ -261,33 +261,45 @@ impl Qp {
         self.dispatch(frame, pkt, env);
     }
 
-    /// Handles a packet of the selective repeat family: one that has passed the checks, or one that `refused` says is not of the
-    /// queue pair's own service. Drops any other.
+    /// Checks and handles a packet of the selective repeat family.
     #[inline(never)]
-    pub(crate) fn on_foreign(
-        &mut self,
-        frame: &RxFrame<'_>,
-        pkt: &Packet<'_>,
-        refused: Option<Reason>,
-        env: &mut Env<'_>,
-    ) {
-        if let Some(reason) = refused {
-            if reason != Reason::SrNotNegotiated || !(self.accepts_selective || self.req.sel.active) {
-                return env.fx.count(reason);
-            }
-            if let Err(reason) = self.check_peer(frame, pkt) {
-                return env.fx.count(reason);
-            }
-            if frame.flow.src_port != self.peer_port.port {
-                return self.on_other_port(frame, pkt, env);
-            }
+    fn on_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        let is_own = match self.id.qp_type {
+            QpType::Rc => pkt.info.service == Service::RcSr,
+            QpType::XrcSend | QpType::XrcRecv => pkt.info.service == Service::XrcSr,
+            QpType::Uc | QpType::Ud => false,
+        };
+        if !is_own {
+            return env.fx.count(Reason::WrongTransport);
         }
+        if !(self.accepts_selective || self.req.sel.active) {
+            return env.fx.count(Reason::SrNotNegotiated);
+        }
+        if let Err(reason) = self.check_peer(frame, pkt) {
+            return env.fx.count(reason);
+        }
+        if frame.flow.src_port != self.peer_port.port {
+            return self.on_other_port(frame, pkt, env);
+        }
+        self.dispatch_selective(frame, pkt, env);
+    }
+
+    /// Handles a packet of the selective repeat family that has passed the checks.
+    #[inline(always)]
+    fn dispatch_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         match pkt.info.kind {
             kind if kind.is_response() => self.on_selective_response(frame, pkt, env),
             OpKind::ReadAck => self.on_read_ack(pkt, env),
             _ if self.accepts_selective => self.on_selective_request(frame, pkt, env),
             _ => env.fx.count(Reason::SrNotNegotiated),
         }
+    }
+
+    /// The same for a packet from another source port.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn dispatch_selective_apart(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        self.dispatch_selective(frame, pkt, env);
     }
 
     /// Handles a packet that has passed the checks.
@@ -316,7 +328,7 @@ impl Qp {
             QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
         };
         if pkt.info.service != service && pkt.info.service != Service::Cnp {
-            return Err(foreign_service(pkt.info.service, service));
+            return Err(Reason::WrongTransport);
         }
         self.check_peer(frame, pkt)
     }

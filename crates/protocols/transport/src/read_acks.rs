@@ -172,7 +172,7 @@ impl Qp {
         };
         let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrReadAck } else { Opcode::RcSrReadAck };
         let psn = self.req.recovery.una_psn().prev();
-        let head = HeadBuf::new(&Bth::new(opcode, self.attr.dest_qpn, psn)).saeth(saeth);
+        let head = HeadBuf::new(&Bth::new(opcode, self.dest_qpn, psn)).saeth(saeth);
         let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
         if pushed {
             (acks.since, acks.is_congested, acks.lost_seen) = (0, false, Some(lost));

@@ -31,11 +31,10 @@ pub(crate) enum Load {
 
 /// The receive queue and the loaded receive.
 // In the order of use: see `hot`.
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct Receiver {
     queue: RecvQueue,
     wqe: RecvWqe,
-    sges: LoadedSges,
     /// Bytes for which the loaded receive has room.
     pub(crate) room: u64,
     /// Receives completed since the queue pair was connected, modulo 2^32. The low 24 bits are the RSN of the next message.
@@ -43,21 +42,24 @@ pub(crate) struct Receiver {
     loaded: bool,
     /// The loaded receive has more entries than the queue allows.
     malformed: bool,
-    /// XRC target: number of the shared receive queue in `queue`.
-    srqn: Option<u32>,
     /// Receives taken before their turn.
     pub(crate) early: Option<Box<EarlyReceives>>,
-    /// XRC target: the domain.
-    domain: Option<u32>,
     /// XRC target: number of the shared receive queue of the loaded receive.
     loaded_srqn: Option<u32>,
+    pub(crate) sges: LoadedSges,
+    /// XRC target: number of the shared receive queue in `queue`.
+    srqn: Option<u32>,
+    /// XRC target: the domain.
+    domain: Option<u32>,
 }
 
 /// The entries of the loaded receive. Most queues allow one or two, which lie in the queue pair itself.
 #[derive(Default)]
-struct LoadedSges {
-    few: [Sge; 2],
+// In the order of use: see `hot`.
+#[repr(C)]
+pub(crate) struct LoadedSges {
     many: Box<[Sge]>,
+    pub(crate) few: [Sge; 2],
 }
 
 impl LoadedSges {

@@ -97,7 +97,7 @@ pub(crate) struct Recovery {
     cursor: u32,
     tail: u32,
     /// Packets of the cursor's request that are sent.
-    cursor_pkt: u32,
+    pub(crate) cursor_pkt: u32,
     /// Packets of the oldest request that are acknowledged.
     una_pkt: u32,
     /// PSN of the next pushed request's first packet.
@@ -108,11 +108,11 @@ pub(crate) struct Recovery {
     next_ssn: u32,
     next_rsn: u32,
     next_bytes: u64,
-    pub(crate) ahead: ReadAhead,
-    /// *una* at the last implied NAK that moved the cursor, until there is progress.
-    pub(crate) implied_at: Option<Psn>,
     pub(crate) wqes: InflightRing<InflightWqe>,
     sges: SgeRing,
+    /// *una* at the last implied NAK that moved the cursor, until there is progress.
+    pub(crate) implied_at: Option<Psn>,
+    pub(crate) ahead: ReadAhead,
 }
 
 /// A part of a READ in flight that is requested again: packets `first..end` of `request`, within one piece.
@@ -261,6 +261,9 @@ impl Recovery {
     /// Payload bytes that were sent or requested, and not yet acknowledged or received.
     #[inline]
     pub(crate) fn inflight_bytes(&self, mtu: u32) -> u64 {
+        if self.is_empty() {
+            return 0;
+        }
         self.bytes_at(self.cursor, self.cursor_pkt, mtu) - self.bytes_at(self.head, self.una_pkt, mtu)
     }
     /// READ pieces and atomics that were sent and not yet answered.
@@ -270,14 +273,14 @@ impl Recovery {
     /// Whether a packet was sent that is not acknowledged.
     #[inline]
     pub(crate) fn is_outstanding(&self) -> bool {
-        self.cursor != self.head || self.cursor_pkt != self.una_pkt
+        !self.is_empty() && (self.cursor != self.head || self.cursor_pkt != self.una_pkt)
     }
     /// The scatter/gather entries of a request in flight.
     pub(crate) fn sges_of(&self, request: &InflightWqe) -> &[Sge] {
         self.sges.get(request.sge_first, request.wqe.num_sge)
     }
     /// The invariant of the positions: *una* <= cursor <= end, and both inside their requests.
-    fn is_consistent(&self) -> bool {
+    pub(crate) fn is_consistent(&self) -> bool {
         let sent = self.cursor.wrapping_sub(self.head);
         let all = self.tail.wrapping_sub(self.head);
         let inside = |at: u32, pkt: u32| at == self.tail && pkt == 0 || pkt <= self.wqes.get(at).packets;
@@ -455,6 +458,14 @@ impl Recovery {
         let piece = READ_CHUNK_BYTES / mtu;
         let first = index / piece * piece;
         Some((request, first, piece.min(request.packets - first)))
+    }
+    /// The PSN behind the piece of a READ that *una* lies in, if the first response of the piece has come: the peer has
+    /// executed its request.
+    pub(crate) fn answered_piece(&self, mtu: u32) -> Option<Psn> {
+        let una = self.una_psn();
+        let (request, first, psns) = self.packet_of(una, mtu).filter(|(request, ..)| request.work == Work::Read)?;
+        let begin = request.first_psn.add(first);
+        (una != begin).then(|| begin.add(psns))
     }
     /// The request that takes `psn` cannot be executed: it ends with this error when all before it have ended.
     pub(crate) fn fail_request_of(&mut self, psn: Psn, status: WcStatus, reason: Reason) {

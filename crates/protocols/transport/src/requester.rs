@@ -29,17 +29,14 @@ type CheckedRequest = (Work, WrOpcode, u32);
 // In the order of use: see `hot`.
 #[repr(C)]
 pub(crate) struct Requester {
-    /// Send queue entries retired.
-    pub(crate) retired: u32,
-    /// Payload bytes sent since the last packet that asked for an acknowledgement.
-    pub(crate) since_ack_request: u32,
-    /// Last SSN that the peer's credits allow, once it has given any (IBA 9.7.7.2.5).
-    pub(crate) credit_limit: Option<u32>,
+    pub(crate) back_limit: u64,
+    /// The selective repeat family.
+    pub(crate) sel: SelectiveRequester,
     pub(crate) ack_deadline: Nanos,
     pub(crate) rnr_deadline: Nanos,
     pub(crate) retry_left: u8,
     pub(crate) rnr_left: u8,
-    /// After going back, until there is progress, at most `back_limit` bytes are in flight.
+    /// After going back, until there is progress, at most `back_limit` bytes are in flight; 0 before the first turn.
     pub(crate) is_back: bool,
     /// `is_back`, or requests are of the selective repeat family: more limits apply.
     pub(crate) is_limited: bool,
@@ -53,9 +50,12 @@ pub(crate) struct Requester {
     /// SQD: the drained event has been raised.
     pub(crate) drained: bool,
     pub(crate) recovery: Recovery,
-    /// The selective repeat family.
-    pub(crate) sel: SelectiveRequester,
-    pub(crate) back_limit: u64,
+    /// Send queue entries retired.
+    pub(crate) retired: u32,
+    /// Payload bytes sent since the last packet that asked for an acknowledgement.
+    pub(crate) since_ack_request: u32,
+    /// Last SSN that the peer's credits allow, once it has given any (IBA 9.7.7.2.5).
+    pub(crate) credit_limit: Option<u32>,
 }
 
 /// Result of sending from one request.
@@ -176,6 +176,9 @@ impl Qp {
         if self.req.rnr_deadline != Nanos::NEVER {
             return TxState::Timer;
         }
+        if self.req.is_back && self.req.back_limit == 0 {
+            self.begin_back(budget.window_bytes, env.now);
+        }
         let mut turn = SendTurn { budget };
         if self.req.recovery.wants_repair() && !self.send_repairs(&mut turn, env) {
             return TxState::More;
@@ -293,12 +296,12 @@ impl Qp {
             return Err(BAD_REQUEST);
         }
         let length = if wqe.flags & send_flags::INLINE as u16 != 0 {
-            if work.has_response() || wqe.length > self.id.cap.max_inline_data {
+            if work.has_response() || wqe.length > self.sq.spec().max_inline() {
                 return Err(BAD_REQUEST);
             }
             u64::from(wqe.length)
         } else {
-            if u32::from(wqe.num_sge) > self.id.cap.max_send_sge.min(SGE_MAX) {
+            if u32::from(wqe.num_sge) > self.sq.spec().max_sge() {
                 return Err(BAD_REQUEST);
             }
             self.req.recovery.sges_written(wqe.num_sge).iter().map(|sge| u64::from(sge.length)).sum()

@@ -30,9 +30,11 @@ use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
 /// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
 /// one such answer in a turn, because answers coalesce.
 pub(crate) type AnswerBudget = TokenBucket<1024, 100_000>;
-/// A gap that stays this long is reported again when a packet comes: a lost NAK costs the peer a whole ACK timeout otherwise.
-/// A peer that has sent the missing packet again ignores it.
-const NAK_REPEATED_AFTER: Nanos = Nanos::from_us(500);
+/// A gap that stays is reported again when a packet comes: a lost NAK costs the peer a whole ACK timeout otherwise. A peer
+/// that has sent the missing packet again ignores it, but others may send everything once more. So a gap is repeated after
+/// twice the time for which packets behind the last gap came, which is a round trip if the peer has kept sending; not sooner
+/// than the first of these times, nor later than the second, which is also for the first gap.
+const NAK_REPEATED_AFTER: [Nanos; 2] = [Nanos::from_us(50), Nanos::from_us(500)];
 /// A READ's response is repeated this many times, and [`REPEATS_PER_PACKET`] times for each response packet of this READ and of
 /// those before it. With go-back-N each lost packet of theirs repeats it once.
 const READ_REPEATS_MIN: u64 = 32;
@@ -59,20 +61,12 @@ pub(crate) const FLAGS: u32 = READ_ACK_DUE | READ_REPAIR_DUE;
 // In the order of use: see `hot`.
 #[repr(C)]
 pub(crate) struct Responder {
-    /// Grows with use, up to `depth` resources.
-    resources: Vec<ResponderResource>,
-    depth: usize,
-    /// Index of the oldest resource; `count` of them follow each other from there.
-    first: usize,
-    count: usize,
-    /// Number of the oldest resources that have nothing pending.
-    served: usize,
-    pub(crate) answers: AnswerBudget,
-    nak_at: Nanos,
     /// PSN and syndrome of the pending NAK.
     pub(crate) nak_due: Option<(Psn, Syndrome)>,
     /// Bytes of READ responses in flight.
     pub(crate) response_bytes: u64,
+    /// When the responses in flight stop counting; never, if there are none.
+    pub(crate) response_deadline: Nanos,
     /// PSN and MSN of the pending acknowledgement.
     pub(crate) ack_due: Option<(Psn, u32)>,
     /// Resources with pending packets; [`READ_ACK_DUE`] if READ responses are to be acknowledged; and [`READ_REPAIR_DUE`] if
@@ -93,8 +87,20 @@ pub(crate) struct Responder {
     pub(crate) message: Option<InboundMessage>,
     /// The selective repeat family.
     pub(crate) sel: SelectiveResponder,
-    /// When the responses in flight stop counting; never, if there are none.
-    pub(crate) response_deadline: Nanos,
+    /// Grows with use, up to `depth` resources.
+    pub(crate) resources: Vec<ResponderResource>,
+    depth: usize,
+    /// Index of the oldest resource; `count` of them follow each other from there.
+    first: usize,
+    count: usize,
+    /// Number of the oldest resources that have nothing pending.
+    served: usize,
+    pub(crate) answers: AnswerBudget,
+    nak_at: Nanos,
+    /// Time from the NAK of the last gap to the last packet that came behind it, in nanoseconds.
+    gap_lasted_ns: u32,
+    /// After which time the NAK of a gap is repeated, in nanoseconds.
+    nak_wait_ns: u32,
 }
 
 /// Why a packet is not executed.
@@ -137,6 +143,8 @@ impl Responder {
             nak_given: false,
             nak_is_gap: false,
             nak_at: Nanos(0),
+            gap_lasted_ns: 0,
+            nak_wait_ns: NAK_REPEATED_AFTER[1].0 as u32,
             message: None,
             ack_due: None,
             ack_follows_receive: false,
@@ -355,12 +363,19 @@ impl Qp {
     }
 
     fn on_gap(&mut self, env: &mut Env<'_>) {
-        if self.resp.nak_given && !(self.resp.nak_is_gap && env.now.since(self.resp.nak_at) >= NAK_REPEATED_AFTER) {
+        let since = env.now.since(self.resp.nak_at);
+        if self.resp.nak_given && !(self.resp.nak_is_gap && since.0 >= self.resp.nak_wait_ns.into()) {
+            self.resp.gap_lasted_ns = since.0.min(NAK_REPEATED_AFTER[1].0) as u32;
             return env.fx.count(Reason::GapRepeated);
         }
         if !self.resp.answers.take(env.now) {
             return env.fx.count(Reason::AnswerWithheld);
         }
+        if !self.resp.nak_given && self.resp.gap_lasted_ns > 0 {
+            let [least, most] = NAK_REPEATED_AFTER.map(|after| after.0 as u32);
+            self.resp.nak_wait_ns = (2 * self.resp.gap_lasted_ns).clamp(least, most);
+        }
+        self.resp.gap_lasted_ns = 0;
         env.fx.count(Reason::SequenceGap);
         (self.resp.nak_given, self.resp.nak_is_gap, self.resp.nak_at) = (true, true, env.now);
         self.set_nak_due(Syndrome::Nak(NakCode::PsnSequence));
@@ -422,7 +437,7 @@ impl Qp {
 
     /// Checks that the queue pair grants the right (IBA 9.7.4.1.4).
     pub(crate) fn check_right(&self, right: u32) -> CheckResult {
-        if self.attr.qp_access_flags & right != 0 {
+        if self.access_flags & right != 0 {
             Ok(())
         } else {
             Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest))

@@ -16,22 +16,37 @@ use burst_base::{Nanos, Psn};
 use core::num::NonZeroU16;
 
 /// State of a responder.
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct SelectiveResponder {
-    /// The newest request is of the family, so answers are.
-    pub(crate) active: bool,
     /// Packets that have arrived before their turn.
     pub(crate) early: Option<Box<Arrivals>>,
-    /// PSN and transmission number of the newest packet, and when it arrived.
-    pub(crate) trigger: Psn,
-    pub(crate) transmission: u8,
+    /// When the newest packet arrived, its PSN and transmission number.
     pub(crate) arrived_at: Nanos,
+    pub(crate) trigger: Psn,
     /// Packets received, and those marked "congestion experienced".
     pub(crate) received: u16,
     pub(crate) congested: u16,
+    pub(crate) transmission: u8,
+    /// The newest request is of the family, so answers are.
+    pub(crate) active: bool,
     /// A marked packet came since the last acknowledgement.
     pub(crate) is_congested: bool,
+    /// An acknowledgement has left.
+    has_acked: bool,
+    /// Packets that the port had lost when the last acknowledgement left.
+    lost: u32,
+}
+
+impl SelectiveResponder {
     /// Packets that the port had lost when the last acknowledgement left; `None` before the first.
-    pub(crate) lost_seen: Option<u32>,
+    pub(crate) fn lost_seen(&self) -> Option<u32> {
+        self.has_acked.then_some(self.lost)
+    }
+    /// An acknowledgement has left, when the port had lost so many packets.
+    pub(crate) fn acked(&mut self, lost: u32) {
+        (self.is_congested, self.has_acked, self.lost) = (false, true, lost);
+    }
 }
 
 /// A packet whose acknowledgement measures the round trip.
@@ -72,6 +87,8 @@ pub(crate) struct SelectiveRequester {
     pub(crate) acked: Psn,
     /// PSNs that the peer keeps track of, from the first missing one on; 0: the family is not to be used.
     pub(crate) window: u32,
+    pub(crate) losses: Option<Box<Losses>>,
+    pub(crate) echoed: EchoedCounts,
     /// Bytes in flight that need no room in the window: the peer has them, or they are lost and not sent again yet.
     pub(crate) covered_bytes: u64,
     /// When to probe, or when all is lost.
@@ -91,8 +108,6 @@ pub(crate) struct SelectiveRequester {
     pub(crate) probe_due: bool,
     /// The request of *una* is to be sent again: its response is missing.
     pub(crate) answer_due: bool,
-    pub(crate) losses: Option<Box<Losses>>,
-    pub(crate) echoed: EchoedCounts,
 }
 
 impl SelectiveResponder {
@@ -107,7 +122,8 @@ impl SelectiveResponder {
             received: 0,
             congested: 0,
             is_congested: false,
-            lost_seen: None,
+            has_acked: false,
+            lost: 0,
         }
     }
 }

@@ -162,6 +162,7 @@ impl Qp {
 
     /// What the newest packet at the peer shows: reordering, the arrival of a repetition, the round trip.
     fn note_trigger(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
+        let is_sent = saeth.trigger.is_before(self.req.recovery.sent_psn());
         let sel = &mut self.req.sel;
         sel.answered = true;
         if let Some(losses) = &mut sel.losses
@@ -173,6 +174,9 @@ impl Qp {
             if saeth.transmission == 0 && is_kept {
                 losses.on_needless(saeth.trigger);
             }
+        }
+        if let Some(losses) = sel.losses.as_mut().filter(|_| is_sent && saeth.transmission == 0) {
+            losses.on_newest(saeth.trigger);
         }
         let mut rtt = None;
         if let Some(measured) = sel.measured {
@@ -242,7 +246,7 @@ impl Qp {
         if let Some(losses) = self.req.sel.losses.take() {
             return Some(losses);
         }
-        let mut losses = env.fx.records()?.take_losses()?;
+        let mut losses = env.fx.records()?.take_losses(self.flow.dst)?;
         losses.begin(expected);
         self.req.sel.measured = None;
         env.fx.count(Reason::SrRecovery);
@@ -384,6 +388,9 @@ impl Qp {
     /// The fast timer is due.
     #[cold]
     pub(crate) fn on_fast_timer(&mut self, env: &mut Env<'_>) {
+        if !self.req.sel.active {
+            return self.on_back_timer(env);
+        }
         let (now, mtu) = (env.now, self.mtu);
         let tolerance = self.req.sel.rtt.tolerance();
         let recovery = &self.req.recovery;
@@ -428,12 +435,16 @@ impl Qp {
         self.lose_all(env);
     }
 
-    /// All that is unacknowledged is to be sent again.
+    /// All that is unacknowledged is to be sent again; of a READ that the peer has begun to answer, what is missing of the
+    /// response.
     pub(crate) fn lose_all(&mut self, env: &mut Env<'_>) {
+        if let Some(end) = self.req.recovery.answered_piece(self.mtu) {
+            self.advance_acked(end);
+        }
         let held = self.req.sel.losses.take();
-        let acked = self.req.sel.acked;
+        let (acked, peer) = (self.req.sel.acked, self.flow.dst);
         let fresh = || {
-            let mut losses = env.fx.records()?.take_losses()?;
+            let mut losses = env.fx.records()?.take_losses(peer)?;
             losses.begin(acked);
             Some(losses)
         };

@@ -46,7 +46,7 @@ impl Qp {
         let count = early.map_or(0, |early| early.bitmap(self.resp.expected, &mut words));
         let sel = &self.resp.sel;
         let delay = env.now.since(sel.arrived_at).0 / DELAY_UNIT_NS;
-        let (pressure, lost) = pressure_now(sel.lost_seen, env);
+        let (pressure, lost) = pressure_now(sel.lost_seen(), env);
         let saeth = Saeth {
             pressure,
             is_congested: sel.is_congested,
@@ -58,7 +58,7 @@ impl Qp {
             transmission: sel.transmission,
         };
         let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrAck } else { Opcode::RcSrAck };
-        let head = HeadBuf::new(&Bth::new(opcode, self.attr.dest_qpn, psn))
+        let head = HeadBuf::new(&Bth::new(opcode, self.dest_qpn, psn))
             .aeth(Aeth { syndrome, msn: self.resp.msn })
             .saeth(saeth);
         let mut bytes = [0; BITMAP_WORDS_MAX * 8];
@@ -68,7 +68,7 @@ impl Qp {
             len => env.tx.push_copied(&self.flow, head.as_slice(), &bytes[..len]),
         };
         if pushed {
-            (self.resp.sel.is_congested, self.resp.sel.lost_seen) = (false, Some(lost));
+            self.resp.sel.acked(lost);
         }
         pushed
     }
@@ -83,11 +83,8 @@ impl Qp {
     ) -> HeadBuf {
         let place = head::position(index == 0, index + 1 == resource.packets);
         let opcode = selective_form(head::read_response_opcode(self.id.qp_type, place));
-        let bth = Bth {
-            pad: head::pad_of(len),
-            ack_req: asks,
-            ..Bth::new(opcode, self.attr.dest_qpn, resource.psn.add(index))
-        };
+        let bth =
+            Bth { pad: head::pad_of(len), ack_req: asks, ..Bth::new(opcode, self.dest_qpn, resource.psn.add(index)) };
         debug_assert!(place != Position::Middle || len == self.mtu);
         let seth = Seth {
             is_repair: resource.is_repair,

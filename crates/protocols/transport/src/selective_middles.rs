@@ -109,7 +109,7 @@ impl Qp {
         }
         let room = match kind {
             OpKind::Send if self.recv.is_usable() => self.recv.room,
-            OpKind::Write if self.attr.qp_access_flags & access::REMOTE_WRITE != 0 => crate::api::MESSAGE_BYTES_MAX - 1,
+            OpKind::Write if self.access_flags & access::REMOTE_WRITE != 0 => crate::api::MESSAGE_BYTES_MAX - 1,
             _ => return 0,
         };
         let most = (room.saturating_sub(message.received) / u64::from(self.mtu)) as usize;

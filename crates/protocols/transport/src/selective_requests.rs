@@ -298,7 +298,8 @@ impl Qp {
         env: &mut Env<'_>,
     ) {
         let held = self.resp.sel.early.take();
-        let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals()) else {
+        let peer = self.flow.dst;
+        let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals(peer)) else {
             env.fx.count(Reason::SrPoolEmpty);
             return self.owe_repeated_ack(env);
         };
@@ -412,7 +413,8 @@ impl Qp {
     /// Takes receive number `rsn` before its turn.
     pub(crate) fn take_receive(&mut self, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
         let held = self.recv.early.take();
-        let mut receives = held.or_else(|| env.fx.records()?.take_receives()).ok_or(Reason::SrPoolEmpty)?;
+        let peer = self.flow.dst;
+        let mut receives = held.or_else(|| env.fx.records()?.take_receives(peer)).ok_or(Reason::SrPoolEmpty)?;
         let mut grow = |record: &mut EarlyReceives| {
             if let Some(pool) = env.fx.records() {
                 pool.grow_receives(record);
@@ -462,7 +464,7 @@ impl Qp {
         if !has_room(early, (len > 0, kept > 0, pkt.info.has_imm), env) {
             return Err(Reason::SrRecordFull);
         }
-        let is_allowed = self.attr.qp_access_flags & access::REMOTE_WRITE != 0 && self.remote_range(range, env).is_ok();
+        let is_allowed = self.access_flags & access::REMOTE_WRITE != 0 && self.remote_range(range, env).is_ok();
         if !is_allowed {
             return Err(Reason::SrUnplaced);
         }

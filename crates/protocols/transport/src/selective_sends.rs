@@ -100,19 +100,17 @@ impl Qp {
     /// A packet that asks for an acknowledgement was sent; or any, if no time-out runs.
     #[inline]
     pub(crate) fn note_selective_sent(&mut self, asks_ack: bool, now: Nanos) {
-        let next = self.req.recovery.next_packet_psn();
-        let wait_max = self.fast_wait_max();
-        let sel = &mut self.req.sel;
+        let (sel, recovery) = (&mut self.req.sel, &self.req.recovery);
         match &mut sel.measured {
-            Some(measured) if measured.sent_at == now => measured.extend(next),
+            Some(measured) if measured.sent_at == now => measured.extend(recovery.next_packet_psn()),
             // While packets are missing, all that arrive are acknowledged.
             None if asks_ack || sel.losses.is_some() => {
-                sel.measured = Some(MeasuredPacket::new(next, now));
+                sel.measured = Some(MeasuredPacket::new(recovery.next_packet_psn(), now));
             }
             _ => {}
         }
-        if sel.deadline == Nanos::NEVER {
-            sel.deadline = now + sel.rtt.probe_after().min(wait_max);
+        if self.req.sel.deadline == Nanos::NEVER {
+            self.req.sel.deadline = now + self.req.sel.rtt.probe_after().min(self.fast_wait_max());
         }
     }
 }
@@ -139,7 +137,7 @@ impl Qp {
             solicited: request.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && request.takes_credit(),
             pad: head::pad_of(len),
             ack_req: marks.asks_ack,
-            ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt))
+            ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(pkt))
         };
         // With two copies of the code the offsets of each are constants.
         if self.id.qp_type.is_xrc() {
@@ -199,7 +197,7 @@ impl Qp {
     ) -> HeadBuf {
         let piece = crate::api::READ_CHUNK_BYTES / self.mtu;
         let opcode = selective_form(head::single_opcode(self.id.qp_type, OpKind::ReadRequest));
-        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(first)) };
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(first)) };
         let index = if is_repair { first % piece } else { 0 };
         let marks = PacketMarks { transmission, ..PacketMarks::default() };
         let seth = Seth { is_repair, ..self.request_seth(request, index, marks) };
@@ -211,7 +209,7 @@ impl Qp {
         let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
         let kind = if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd };
         let opcode = selective_form(head::single_opcode(self.id.qp_type, kind));
-        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn) };
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn) };
         let marks = PacketMarks { transmission, ..PacketMarks::default() };
         self.request_head(&bth, request).seth(self.request_seth(request, 0, marks)).atomic(atomic)
     }
@@ -401,7 +399,7 @@ impl Qp {
             self.repeat_packet(&request, index, len, marks, turn, env)
         } else {
             let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrProbe } else { Opcode::RcSrProbe };
-            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, last) };
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, last) };
             let head = HeadBuf::new(&bth).seth(Seth { is_probe: true, transmission, ..Seth::default() });
             env.tx.push(&self.flow, head.as_slice(), &[], 0)
         };

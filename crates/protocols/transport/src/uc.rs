@@ -83,7 +83,7 @@ impl Qp {
     }
 
     fn take_uc_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
-        if self.attr.qp_access_flags & access::REMOTE_WRITE == 0 {
+        if self.access_flags & access::REMOTE_WRITE == 0 {
             return Err(Reason::InvalidRequest);
         }
         let message = self.write_message(pkt).map_err(RequestRefusal::into_reason)?;

@@ -448,7 +448,8 @@ fn more_queue_pairs_in_recovery_than_there_are_records() {
             most = shared[1].in_use().max(most);
         }
     }
-    assert_eq!((most, shared[0].in_use(), shared[1].in_use()), (256, 0, 0));
+    // One peer has at most half of them.
+    assert_eq!((most, shared[0].in_use(), shared[1].in_use()), (128, 0, 0));
     assert!(pairs.iter().all(|pair| pair.ends[0].statuses() == [WcStatus::Success]));
     let refused: u32 = pairs.iter().map(|pair| pair.ends[1].fx.count_of(Reason::SrPoolEmpty)).sum();
     assert!(refused as usize >= COUNT - 256, "{refused}");

@@ -98,25 +98,27 @@ fn stale_and_ghost_answers_change_nothing() {
 #[test]
 fn a_sequence_nak_goes_back_to_its_packet() {
     let mut end = requester(&Setup::default());
-    post(&mut end, WrOpcode::RdmaWrite, 1, 4 * MTU);
+    end.window = u64::from(4 * MTU);
+    post(&mut end, WrOpcode::RdmaWrite, 1, 6 * MTU);
     assert_eq!(sent(&mut end, NOW).len(), 4);
     answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
     assert_eq!(end.qp.inflight_bytes(), 0);
     // The same NAK again, before anything was sent again, is stale.
     answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
     let before = end.qp.next_deadline();
-    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102!"], "half of what was in flight");
+    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102", "RcWriteMiddle 103!"], "half of the window");
     assert_eq!(end.fx.signals, [Signal::Loss]);
     assert_eq!(
         (before, end.qp.next_deadline()),
-        (Nanos::NEVER, NOW + ack_timeout(10)),
-        "the peer is there: no longer wait"
+        (Nanos::NEVER, NOW + Nanos(ack_timeout(10).0 / 4)),
+        "the repetition may be lost: a quarter of the wait, before a round trip was measured"
     );
 }
 
 #[test]
 fn a_repeated_sequence_nak_is_ignored_until_there_is_progress() {
     let mut end = requester(&with_attr(|a| a.retry_cnt = 1));
+    end.window = u64::from(4 * MTU);
     post(&mut end, WrOpcode::RdmaWrite, 1, 4 * MTU);
     sent(&mut end, NOW);
     answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
@@ -126,20 +128,54 @@ fn a_repeated_sequence_nak_is_ignored_until_there_is_progress() {
     }
     assert_eq!((end.fx.count_of(Reason::NakRepeated), end.statuses(), sent(&mut end, NOW)), (3, vec![], vec![]));
     answer(&mut end, NOW, 101, Syndrome::Nak(NakCode::PsnSequence));
-    assert_eq!(sent(&mut end, NOW)[0], "RcWriteMiddle 101!", "another packet");
+    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 101", "RcWriteMiddle 102!"], "another packet");
     assert_eq!(end.fx.count_of(Reason::SequenceNakReceived), 2);
 }
 
 #[test]
 fn after_going_back_half_of_the_window_is_sent_until_the_missing_packet_is_acknowledged() {
     let mut end = requester(&Setup::default());
+    end.window = u64::from(20 * MTU);
     post(&mut end, WrOpcode::RdmaWrite, 1, 20 * MTU);
     assert_eq!(sent(&mut end, NOW).len(), 20);
     answer(&mut end, NOW, 104, Syndrome::Nak(NakCode::PsnSequence));
     let again = sent(&mut end, NOW);
-    assert_eq!((again.len(), again[7].as_str()), (8, "RcWriteMiddle 111!"), "half of 16; the last asks for an answer");
+    assert_eq!((again.len(), again[9].as_str()), (10, "RcWriteMiddle 113!"), "half of 20; the last asks for an answer");
     ack(&mut end, 104);
-    assert_eq!(sent(&mut end, NOW).len(), 8, "the rest");
+    assert_eq!(sent(&mut end, NOW).len(), 6, "the rest");
+}
+
+/// Responders report a gap once. Without a timer of its own a packet that is lost twice would cost a local ACK timeout.
+#[test]
+fn a_packet_that_is_lost_again_is_repeated_after_two_round_trips_without_a_retry() {
+    let mut end = requester(&with_attr(|a| a.retry_cnt = 1));
+    let ms = Nanos::from_ms;
+    post(&mut end, WrOpcode::RdmaWrite, 1, 8 * MTU);
+    sent(&mut end, ms(1));
+    answer(&mut end, ms(2), 100, Syndrome::Nak(NakCode::PsnSequence));
+    sent(&mut end, ms(2));
+    // The answer to the repetition measures a round trip of 300 us.
+    let later = ms(2) + Nanos::from_us(300);
+    answer(&mut end, later, 102, Syndrome::ACK);
+    assert_eq!(end.qp.next_deadline(), later + ack_timeout(10), "only the local ACK timeout runs");
+    answer(&mut end, later, 103, Syndrome::Nak(NakCode::PsnSequence));
+    for (repeat, at) in [(0, later), (1, later + Nanos::from_us(900)), (2, later + Nanos::from_us(1_800))] {
+        match repeat {
+            0 => assert_eq!(sent(&mut end, at)[0], "RcWriteMiddle 103"),
+            _ => {
+                let again = sent(&mut end, at);
+                assert_eq!((again.len(), again[3].as_str()), (4, "RcWriteMiddle 106!"), "after silence, {repeat}");
+            }
+        }
+        let wait = if repeat < 2 { Nanos::from_us(900) } else { ack_timeout(10) };
+        assert_eq!(end.qp.next_deadline(), at + wait, "round trip and four times its variation, {repeat}");
+        if repeat < 2 {
+            end.fire(at + wait);
+        }
+    }
+    assert_eq!((end.fx.count_of(Reason::BackRepeated), end.statuses()), (2, vec![]), "one retry was given");
+    answer(&mut end, ms(5), 107, Syndrome::ACK);
+    assert_eq!((end.statuses(), end.qp.next_deadline()), (vec![OK], Nanos::NEVER));
 }
 
 #[test]

@@ -304,6 +304,75 @@ fn a_read_is_probed_without_a_payload() {
     assert_eq!(end.fx.count_of(Reason::SrProbe), 2);
 }
 
+/// Responses with these PSNs to a READ of 8 packets whose PSNs begin at [`FIRST`].
+fn respond(end: &mut End, at: Nanos, psns: &[u32]) {
+    for &psn in psns {
+        let index = psn - FIRST;
+        let opcode = match index {
+            0 => Opcode::RcSrReadResponseFirst,
+            7 => Opcode::RcSrReadResponseLast,
+            _ => Opcode::RcSrReadResponseMiddle,
+        };
+        let head = HeadBuf::new(&Bth::new(opcode, qpn_of(0), Psn::new(psn))).seth(Seth { index, ..Seth::default() });
+        end.receive_from(at, ip_of(1), &[head.as_slice(), &[psn as u8; MTU as usize]].concat());
+    }
+}
+
+/// The packets that the next `count` timers send, without probes, and the packets that each READ request asks for.
+fn sent_by_timers(end: &mut End, count: usize) -> Vec<(String, u32)> {
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let due = end.qp.next_deadline();
+        end.fire(due);
+        for bytes in end.drain(due) {
+            let packet = Packet::parse(&bytes).expect("well-formed");
+            let (seth, len) = (packet.seth().expect("a request"), packet.reth().map_or(0, |reth| reth.len / MTU));
+            if !seth.is_probe {
+                let mark = if seth.is_repair { " A" } else { "" };
+                all.push((format!("{:?} {}{mark}", packet.bth.opcode, packet.bth.psn.get()), len));
+            }
+        }
+    }
+    all
+}
+
+/// A responder on a slow path would send its response from the first packet on each time, and might never come to the first one
+/// that is missing.
+#[test]
+fn time_outs_ask_for_what_is_missing_of_a_response_that_has_begun() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaRead, 8 * MTU);
+    sent(&mut end, NOW);
+    respond(&mut end, NOW, &[10, 11, 12]);
+    // Two probes, and time-outs.
+    let rest = ("RcSrReadRequest 13 A".to_owned(), 5);
+    let asked = sent_by_timers(&mut end, 5);
+    assert!(asked.len() >= 3 && asked.iter().all(|packet| *packet == rest), "{asked:?}");
+    let late = end.qp.next_deadline();
+    respond(&mut end, late, &[13]);
+    let (asked, rest) = (sent_by_timers(&mut end, 5), ("RcSrReadRequest 14 A".to_owned(), 4));
+    assert!(asked.len() >= 3 && asked.iter().all(|packet| *packet == rest), "{asked:?}");
+    respond(&mut end, late, &[14, 15, 16, 17]);
+    assert_eq!(end.statuses(), [OK]);
+}
+
+#[test]
+fn time_outs_ask_for_the_missing_ranges_of_a_response_with_gaps() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaRead, 8 * MTU);
+    sent(&mut end, NOW);
+    respond(&mut end, NOW, &[10, 14]);
+    let gap = ("RcSrReadRequest 11 A".to_owned(), 3);
+    assert_eq!(sent(&mut end, NOW), ["RcSrReadRequest 11 xn1 A"]);
+    let asked = sent_by_timers(&mut end, 5);
+    let ranges = [gap, ("RcSrReadRequest 15 A".to_owned(), 3)];
+    assert!(asked.len() >= 4 && asked.chunks(2).all(|pair| *pair == ranges), "{asked:?}");
+    let late = end.qp.next_deadline();
+    respond(&mut end, late, &[15, 16, 17]);
+    respond(&mut end, late, &[11, 12, 13]);
+    assert_eq!(end.statuses(), [OK]);
+}
+
 #[test]
 fn time_outs_differ_between_queue_pairs_by_an_eighth_at_most() {
     let setup = setup(WINDOW_PSNS);

@@ -238,7 +238,8 @@ fn an_error_flushes_no_receive_of_a_shared_queue() {
     let setup = Setup::default();
     let mut end = End::new(1, &setup);
     let (mut srq, consumer) = paired::srq(16, 2);
-    let (sq, sq_consumer) = paired::sq(16, 2, 64);
+    let cap = setup.cap;
+    let (sq, sq_consumer) = paired::sq(16, cap.max_send_sge, cap.max_inline_data);
     end.sq = sq;
     end.qp = burst_transport::Qp::new(QpConfig {
         qpn: qpn_of(1),
@@ -247,7 +248,7 @@ fn an_error_flushes_no_receive_of_a_shared_queue() {
         send_cq: common::SEND_CQ,
         recv_cq: common::RECV_CQ,
         cookie: 1,
-        cap: setup.cap,
+        cap,
         port_mtu: Mtu::B4096,
         sq: sq_consumer,
         rq: RecvQueue::Shared(Arc::new(consumer)),

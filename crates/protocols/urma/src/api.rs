@@ -4,6 +4,7 @@
 //! Names and numbers are those of the URMA interface (liburma 0.9), so that a library can pass them through.
 
 use burst_base::{Nanos, Reason};
+use burst_span::Span;
 use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
 
 /// Longest message.
@@ -26,6 +27,10 @@ pub trait UrmaMemory {
     /// Replaces eight aligned bytes by `change` of them, in one step for all who use the memory; returns the old value. Numbers
     /// are little-endian, as the processors that use the memory.
     fn update(&mut self, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone>;
+    /// The memory itself, to send from it without a copy ([`crate::UrmaNode::poll_tx_lent`]); `None`: it must be copied.
+    fn lend(&self, _addr: u64, _len: u32) -> Option<Span> {
+        None
+    }
 }
 
 /// The memory behind a segment cannot be reached any more.
@@ -159,8 +164,14 @@ pub struct JettyConfig {
     pub outorder_comp: bool,
     /// Repetitions after RNR, [`RNR_RETRY_FOREVER`].
     pub rnr_retry: u8,
+    /// A request does not end with [`CrStatus::AckTimeout`] before its peer was silent for `4.096 us * 2^n`, n in 0..=31. The
+    /// time that the channel's own time-outs take ([`UrmaConfig::rto_tries`]) passes in any case: the channel is shared.
+    pub err_timeout: u8,
     /// Group of which it becomes a member, [`GROUP_MEMBERS_MAX`] at most.
     pub group: Option<u32>,
+    /// Program of the host that it belongs to. A WRITE with immediate that shows the token of a segment may use the receives of
+    /// Jetties of the segment's owner ([`crate::UrmaNode::register_segment_of`]).
+    pub owner: u32,
 }
 
 impl JettyConfig {
@@ -176,8 +187,14 @@ impl JettyConfig {
             error_suspend: false,
             outorder_comp: false,
             rnr_retry: RNR_RETRY_FOREVER,
+            err_timeout: 0,
             group: None,
+            owner: 0,
         }
+    }
+    /// Least silence before a request fails.
+    pub(crate) fn err_timeout(&self) -> Nanos {
+        Nanos(4096 << self.err_timeout)
     }
 }
 
@@ -372,7 +389,8 @@ pub struct JfsWr {
     pub completion_order: bool,
     /// Waits until all earlier READs and atomics are answered.
     pub fence: bool,
-    /// A success has a completion, too.
+    /// A success has a completion, too. Unless the Jetty has `outorder_comp`, it comes when all earlier requests that have none
+    /// are done.
     pub complete: bool,
 }
 
@@ -430,6 +448,8 @@ pub enum CrStatus {
     AckTimeout = 9,
     /// No receive after all repetitions.
     RnrRetryExceeded = 10,
+    /// It waited for the peer to be ready when its Jetty or receive queue was moved to ERROR.
+    FlushErr = 11,
     /// A Jetty has been suspended and holds no request any more.
     SuspendDone = 12,
     /// A Jetty has failed and holds no request any more.
@@ -453,12 +473,21 @@ pub struct CompletionRecord {
     pub is_receive: bool,
     /// Bytes.
     pub len: u32,
+    /// Whether `local_id` is a Jetty's (or JFS's) number or a JFR's: both are counted from [`JETTY_ID_FIRST`].
+    pub local_kind: TargetKind,
     /// The Jetty or JFR.
     pub local_id: u32,
     /// The peer's Jetty (receives).
     pub remote: Option<(Cna, u32)>,
     /// Immediate data (receives).
     pub immediate: u64,
+}
+
+impl CompletionRecord {
+    /// Whether it says that a stopped Jetty holds no request any more: it is of no request.
+    pub const fn is_drain_end(&self) -> bool {
+        matches!(self.status, CrStatus::SuspendDone | CrStatus::FlushErrDone)
+    }
 }
 
 /// Asynchronous event.
@@ -486,7 +515,7 @@ pub enum UrmaError {
     Unsupported,
     /// EPERM: the local segment or range does not allow it.
     Access,
-    /// ENOMEM: queue or table is full.
+    /// ENOMEM: queue or table is full, or the oldest request of the Jetty has waited while 2^15 others were posted.
     Full,
     /// EINVAL: not in this state.
     State,

@@ -1,14 +1,15 @@
 //! A transport channel (TP channel): one for each pair of hosts, shared by all their Jetties. It knows no Jetty.
 //!
 //! A channel is opened by two management messages: REQUEST with number, first PSN and incarnation of the sender, and REPLY
-//! with the same and an echo of the request. Both ends may ask at once. A REQUEST of a greater incarnation ends the present
-//! channel: the peer has restarted it. Messages of an older one are dropped, so that late packets of a former channel do
-//! nothing.
+//! with the same and an echo of the request. Both ends may ask at once; each then opens with the REPLY to its own REQUEST.
+//! When a REQUEST comes for a channel that is open with other values, the peer has restarted, or the message is late or
+//! forged. A CHALLENGE with the values of the present channel tells which: only who asks now echoes them in another REQUEST,
+//! and that ends the present channel.
 
 use crate::api::UrmaConfig;
 use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::pool::PoolRef;
-use crate::rx_window::RxWindow;
+use crate::rx_window::{RX_WINDOW, RxWindow};
 use crate::tx_window::{TX_WINDOW, TxOwner, TxWindow, rto};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Psn};
@@ -39,6 +40,7 @@ pub(crate) struct TpChannel {
     pub(crate) peer_tpn: u32,
     pub(crate) incarnation: u64,
     pub(crate) peer_incarnation: u64,
+    pub(crate) peer_first_psn: Psn,
     pub(crate) state: ChannelState,
     pub(crate) first_psn: Psn,
     pub(crate) tx: TxWindow,
@@ -68,10 +70,32 @@ pub(crate) struct TpChannel {
     pub(crate) asks: u8,
     /// Time of this channel's entry in the timer heap.
     pub(crate) timer_at: Nanos,
+    /// Time of the last packet from the peer.
+    pub(crate) heard_at: Nanos,
+    /// First REQUEST, or first of the time-outs in a row.
+    pub(crate) quiet_since: Nanos,
+    /// A packet of the peer has arrived.
+    pub(crate) is_used: bool,
+    /// Requests to the peer that are issued and not answered.
+    pub(crate) unanswered: u32,
+    /// Messages of the peer that are incomplete or wait.
+    pub(crate) inbound: u32,
+    /// Those of them that wait for earlier requests.
+    pub(crate) waiting: u32,
+    /// Responses to the peer that wait or are not acknowledged.
+    pub(crate) responses: u32,
+    /// Messages that were refused before their last packet came: TPMSN, and the PSN of the packet that was refused.
+    pub(crate) refused: VecDeque<(u32, Psn)>,
+    /// Payloads of the peer's messages in the reorder buffer.
+    pub(crate) held: u32,
+    /// Sequence contexts of the peer's Jetties.
+    pub(crate) contexts: u32,
 }
 
 /// Packets in flight up to which requests are sent.
 const REQUEST_WINDOW: usize = TX_WINDOW - 200;
+/// The peer is asked for a sign of life when it was silent for the time-out of so many tries and something is awaited.
+const SILENCE_TRIES: u8 = 4;
 /// Queues longer than this give their memory back when they are empty.
 const KEEP: usize = 32;
 
@@ -85,6 +109,7 @@ impl TpChannel {
             peer_tpn: 0,
             incarnation,
             peer_incarnation: 0,
+            peer_first_psn: Psn::new(0),
             state: ChannelState::Opening,
             first_psn,
             tx: TxWindow::new(first_psn, config),
@@ -105,31 +130,74 @@ impl TpChannel {
             ask_at: Nanos(0),
             asks: 0,
             timer_at: Nanos::NEVER,
+            heard_at: Nanos(0),
+            quiet_since: Nanos(0),
+            is_used: false,
+            unanswered: 0,
+            inbound: 0,
+            waiting: 0,
+            responses: 0,
+            refused: VecDeque::new(),
+            held: 0,
+            contexts: 0,
         }
     }
     /// The peer's values are known.
-    pub(crate) fn open(&mut self, message: &TpMessage) {
+    pub(crate) fn open(&mut self, message: &TpMessage, now: Nanos) {
+        self.heard_at = now;
         (self.peer_tpn, self.peer_incarnation) = (message.tpn, message.incarnation);
+        self.peer_first_psn = message.psn;
         self.rx = RxWindow::new(message.psn);
         self.state = ChannelState::Open;
+    }
+    /// Whether a message was refused before its last packet came. The peer has sent its packets within a window.
+    pub(crate) fn is_refused(&mut self, tpmsn: u32) -> bool {
+        let expected = self.rx.expected();
+        while self.refused.front().is_some_and(|(_, psn)| !expected.is_before(psn.add(RX_WINDOW))) {
+            self.refused.pop_front();
+        }
+        self.refused.iter().any(|refused| refused.0 == tpmsn)
+    }
+    /// Whether only a REQUEST has come from the peer, which anybody may have sent.
+    pub(crate) fn is_idle_from_birth(&self) -> bool {
+        self.state == ChannelState::Open && !self.is_used && self.unanswered == 0 && self.tx.is_empty()
+    }
+    /// Whether a message is of the peer's end of this channel.
+    pub(crate) fn is_of_peer(&self, message: &TpMessage) -> bool {
+        let known = (self.peer_tpn, self.peer_incarnation, self.peer_first_psn);
+        self.state == ChannelState::Open && known == (message.tpn, message.incarnation, message.psn)
+    }
+    /// Whether a message echoes this end.
+    pub(crate) fn is_echoed(&self, message: &TpMessage) -> bool {
+        (message.echo_tpn, message.echo_incarnation) == (self.local_tpn, self.incarnation)
     }
     /// When something is due.
     pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
         match self.state {
             ChannelState::Opening => self.ask_at,
+            ChannelState::Open if self.tx.is_empty() && self.awaits() => {
+                self.heard_at + rto(config, SILENCE_TRIES, self.tx.srtt())
+            }
             ChannelState::Open => self.tx.deadline(config),
         }
     }
+    /// Whether something should come from the peer.
+    const fn awaits(&self) -> bool {
+        self.unanswered > 0 || self.inbound > 0
+    }
     /// A REQUEST was sent: the next one is due after the time-out of this many tries.
     pub(crate) fn asked(&mut self, now: Nanos, config: &UrmaConfig) {
+        if self.asks == 0 {
+            self.quiet_since = now;
+        }
         self.ask_at = now + rto(config, self.asks, Nanos(0));
-        self.asks += 1;
+        self.asks = self.asks.saturating_add(1);
     }
     /// Adds a message that waits for its turn.
     pub(crate) fn enqueue(&mut self, owner: TxOwner) {
         match owner {
             TxOwner::Request(..) => self.queue.push_back(owner),
-            TxOwner::Response(_) | TxOwner::Busy { .. } => self.answers.push_back(owner),
+            TxOwner::Response(_) | TxOwner::Busy { .. } | TxOwner::Filler => self.answers.push_back(owner),
         }
     }
     /// The queue whose turn it is and that may send with this window in bytes.
@@ -156,6 +224,9 @@ impl TpChannel {
         if self.answers.is_empty() && self.answers.capacity() > KEEP {
             self.answers = VecDeque::new();
         }
+        if self.refused.is_empty() && self.refused.capacity() > KEEP {
+            self.refused = VecDeque::new();
+        }
         if self.fused.is_empty() && self.fused.capacity() > KEEP {
             self.fused = VecDeque::new();
         }
@@ -165,16 +236,18 @@ impl TpChannel {
             + self.rx.heap_bytes()
             + (self.queue.capacity() + self.answers.capacity()) * size_of::<TxOwner>()
             + self.fused.capacity() * size_of::<FusedAck>()
+            + self.refused.capacity() * size_of::<(u32, Psn)>()
     }
-    pub(crate) const fn message(&self, kind: TpMessageKind, config: &UrmaConfig) -> TpMessage {
+    /// A message of this end, with an echo of a channel number and incarnation.
+    pub(crate) const fn message(&self, kind: TpMessageKind, echo: (u32, u64), config: &UrmaConfig) -> TpMessage {
         TpMessage {
             kind,
             mtu: config.mtu,
             tpn: self.local_tpn,
             psn: self.first_psn,
             incarnation: self.incarnation,
-            echo_tpn: self.peer_tpn,
-            echo_incarnation: self.peer_incarnation,
+            echo_tpn: echo.0,
+            echo_incarnation: echo.1,
         }
     }
 }
@@ -184,6 +257,7 @@ impl TpChannel {
 pub(crate) enum TpMessageKind {
     Request,
     Reply,
+    Challenge,
 }
 
 /// A management message between public Jetties 0.
@@ -212,6 +286,7 @@ impl TpMessage {
         let kind = match b[0] {
             1 => TpMessageKind::Request,
             2 => TpMessageKind::Reply,
+            3 => TpMessageKind::Challenge,
             _ => return None,
         };
         (b[1] == Self::VERSION).then(|| TpMessage {
@@ -229,6 +304,7 @@ impl TpMessage {
         b[0] = match self.kind {
             TpMessageKind::Request => 1,
             TpMessageKind::Reply => 2,
+            TpMessageKind::Challenge => 3,
         };
         b[1] = Self::VERSION;
         b[2..4].copy_from_slice(&self.mtu.to_be_bytes());
@@ -267,7 +343,7 @@ mod tests {
         let bytes = message.bytes();
         assert_eq!(TpMessage::parse(&bytes), Some(message));
         assert_eq!(TpMessage::parse(&bytes[1..]), None);
-        for (at, value) in [(0, 3), (1, 2)] {
+        for (at, value) in [(0, 4), (1, 2)] {
             let mut other = bytes;
             other[at] = value;
             assert_eq!(TpMessage::parse(&other), None);

@@ -1,14 +1,19 @@
 //! Answers to this node's requests, and their completions.
 
-use crate::api::{CompletionRecord, CrStatus, RNR_RETRY_FOREVER, UrmaEnv, WrData};
+use crate::api::{CompletionRecord, CrStatus, JettyState, RNR_RETRY_FOREVER, TargetKind, UrmaEffects, UrmaEnv, WrData};
 use crate::channel::UrmaTimer;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::queues::{OrderStream, StreamState};
 use crate::records::{RequestPhase, SendRecord, UrmaRefusal};
 use crate::tx_window::TxOwner;
-use burst_base::{Nanos, Reason};
+use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{Atah, Rtph, ServiceMode, TaOpcode, UbStatus};
+
+/// RSPINFO of a TAACK with RSPST 5 that says that the request waits.
+pub(crate) const DEFERRED: u8 = 1;
+/// The delay after refusals for want of room doubles up to this often.
+const BUSY_SHIFT_MAX: u8 = 7;
 
 /// Delay after an RNR answer with this timer code.
 const fn rnr_delay(info: u8) -> Nanos {
@@ -33,7 +38,10 @@ impl UrmaNode {
                 env.fx.count(Reason::UbLate);
                 continue;
             };
-            if request.channel != channel || request.phase != RequestPhase::Issued || !request.all_sent {
+            // A message for which there is no room is refused before its last packet.
+            let is_early = (response.opcode, response.status.status) == (TaOpcode::TaAck, UbStatus::RNR);
+            let is_sent = request.all_sent || is_early && request.sent > 0;
+            if request.channel != channel || request.phase != RequestPhase::Issued || !is_sent {
                 env.fx.count(Reason::UbLate);
                 continue;
             }
@@ -77,7 +85,7 @@ impl UrmaNode {
         }
         let addr = range.addr + u64::from(response.offset);
         let is_written =
-            self.segments.is_local(range.token_id, addr, payload.len() as u32) && env.mem.write(addr, payload).is_ok();
+            self.segments.is_held(request.segment, addr, payload.len() as u32) && env.mem.write(addr, payload).is_ok();
         if !is_written {
             request.fault = Some(CrStatus::LocAccess);
         }
@@ -92,7 +100,7 @@ impl UrmaNode {
         }
         let value = u64::from_be_bytes(value).to_le_bytes();
         let is_written =
-            self.segments.is_local(range.token_id, range.addr, 8) && env.mem.write(range.addr, &value).is_ok();
+            self.segments.is_held(request.segment, range.addr, 8) && env.mem.write(range.addr, &value).is_ok();
         if is_written { CrStatus::Success } else { CrStatus::LocAccess }
     }
     /// A transaction acknowledgement: success, a refusal, or receiver not ready.
@@ -100,6 +108,13 @@ impl UrmaNode {
         let Some(request) = self.requests.get(at) else { return };
         let status = response.status;
         match status.status {
+            UbStatus::FUSED if status.info == DEFERRED => {
+                if let Some(request) = self.requests.get_mut(at)
+                    && request.last_psn == Some(Psn::new(response.offset))
+                {
+                    request.is_deferred = true;
+                }
+            }
             UbStatus::OK | UbStatus::FUSED => {
                 if request.is_read() {
                     return self.answer(at, CrStatus::RemRespLen, env);
@@ -124,22 +139,62 @@ impl UrmaNode {
     fn on_rnr(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, timer: u8) {
         env.fx.count(Reason::RnrNakReceived);
         let Some(request) = self.requests.get_mut(at) else { return };
-        let limit = self.jetties.get(request.jetty).map_or(0, |jetty| jetty.config.rnr_retry);
+        let Some(jetty) = self.jetties.get(request.jetty) else { return };
+        let limit = jetty.config.rnr_retry;
         request.attempt = request.attempt.wrapping_add(1);
-        if limit != RNR_RETRY_FOREVER && request.rnr_tries >= limit {
-            if request.order_number.is_none() || request.alloc {
-                self.refused_first(at);
-                return self.answer(at, CrStatus::RnrRetryExceeded, env);
+        let mut delay = rnr_delay(timer & (UrmaRefusal::BUSY - 1));
+        if request.abandoned.is_none() {
+            if jetty.state == JettyState::Error {
+                return self.give_up(at, CrStatus::FlushErr, env.fx);
             }
-            // The target waits for this number: it is told that nothing will come.
-            request.abandoned = Some(CrStatus::RnrRetryExceeded);
-            (request.sent, request.all_sent) = (0, false);
-            let (channel, attempt) = (request.channel, request.attempt);
-            return self.enqueue(channel, TxOwner::Request(at, attempt));
+            let is_busy = timer & UrmaRefusal::BUSY != 0;
+            if !is_busy && limit != RNR_RETRY_FOREVER && request.rnr_tries >= limit {
+                return self.give_up(at, CrStatus::RnrRetryExceeded, env.fx);
+            }
+            if is_busy {
+                delay = Nanos(delay.0 << request.busy_tries.min(BUSY_SHIFT_MAX));
+                request.busy_tries = request.busy_tries.saturating_add(1);
+            } else {
+                request.rnr_tries = request.rnr_tries.saturating_add(1);
+            }
         }
-        request.rnr_tries = request.rnr_tries.saturating_add(1);
         request.phase = RequestPhase::Waiting;
-        self.add_timer(env.now + rnr_delay(timer), UrmaTimer::Retry(at));
+        self.add_timer(env.now + delay, UrmaTimer::Retry(at));
+    }
+    /// No further attempt of a request is made.
+    fn give_up(&mut self, at: PoolRef, status: CrStatus, fx: &mut dyn UrmaEffects) {
+        let Some(request) = self.requests.get_mut(at) else { return };
+        if request.order_number.is_none() || request.alloc {
+            self.refused_first(at);
+            return self.conclude(at, status, Nanos(0), fx);
+        }
+        // The target waits for this number: it is told that nothing will come.
+        request.abandoned = Some(status);
+        request.begin_attempt();
+        let (channel, attempt) = (request.channel, request.attempt);
+        self.enqueue(channel, TxOwner::Request(at, attempt));
+    }
+    /// A Jetty is moved to ERROR: its requests that wait for the peer to be ready end.
+    pub(crate) fn end_waiting(&mut self, jetty: PoolRef, fx: &mut dyn UrmaEffects) {
+        let Some(mut at) = self.jetties.get(jetty).map(|jetty| jetty.head) else { return };
+        while let Some(request) = self.requests.get(at) {
+            let next = request.next;
+            if request.phase == RequestPhase::Waiting && request.abandoned.is_none() {
+                self.give_up(at, CrStatus::FlushErr, fx);
+            }
+            at = next;
+        }
+    }
+    /// The answer of a ROL request that came in a transport acknowledgement. That may be lost: the acknowledgement of the
+    /// request's last packet says the same, but covers all packets before it.
+    pub(crate) fn on_fused(&mut self, env: &mut UrmaEnv<'_>, channel: PoolRef, response: &Atah) {
+        let jetty = self.jetty_ref(response.rc_id);
+        let Some(at) = jetty.and_then(|jetty| self.find_request(jetty, response.tassn)) else { return };
+        let Some(request) = self.requests.get(at) else { return };
+        if request.channel == channel && request.all_sent {
+            let attempt = request.attempt;
+            self.request_delivered(env, at, attempt);
+        }
     }
     /// The first request of a stream was executed: the target has given a context or not.
     fn take_grant(&mut self, at: PoolRef, response: &Atah) {
@@ -166,13 +221,17 @@ impl UrmaNode {
     pub(crate) fn request_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, attempt: u8) {
         let Some(request) = self.requests.get(at) else { return };
         let is_rol = self.jetties.get(request.jetty).is_some_and(|jetty| jetty.config.service == ServiceMode::Rol);
-        if is_rol && request.attempt == attempt && request.phase == RequestPhase::Issued && request.is_fusable() {
+        let is_answer = request.is_fusable() && !request.is_deferred;
+        if is_rol && request.attempt == attempt && request.phase == RequestPhase::Issued && is_answer {
             // An abandoned request is answered by an error before its packet is acknowledged.
             self.answer(at, CrStatus::Success, env);
         }
     }
     /// A request has an outcome: reports it in the order that it asks for, and issues what waited for it.
     pub(crate) fn answer(&mut self, at: PoolRef, status: CrStatus, env: &mut UrmaEnv<'_>) {
+        self.conclude(at, status, env.now, env.fx);
+    }
+    fn conclude(&mut self, at: PoolRef, status: CrStatus, now: Nanos, fx: &mut dyn UrmaEffects) {
         let Some(request) = self.requests.get(at) else { return };
         if !matches!(request.phase, RequestPhase::Issued | RequestPhase::Waiting) {
             return;
@@ -181,46 +240,102 @@ impl UrmaNode {
         self.mark_answered(jetty, at);
         let Some(request) = self.requests.get_mut(at) else { return };
         request.phase = RequestPhase::Done(status);
+        let (is_silent, prev, next) = (!request.complete, request.prev, request.next);
         if request.completion_order {
-            self.report_in_order(jetty, env);
-        } else {
-            self.report(at, env);
+            if self.report_in_order(jetty, fx) {
+                self.report_behind(jetty, self.head_of(jetty), fx);
+            }
+        } else if is_silent {
+            self.report(at, fx);
+            if !self.is_behind_silent(prev) {
+                self.report_behind(jetty, next, fx);
+            }
+        } else if self.completes_early(jetty) || !self.is_behind_silent(prev) {
+            self.report(at, fx);
         }
-        self.check_drained(jetty, env.fx);
-        self.issue_at(jetty, env.now);
+        self.check_drained(jetty, fx);
+        self.issue_at(jetty, now);
     }
-    /// Reports the requests with ordered completion up to the first one without outcome.
-    fn report_in_order(&mut self, jetty: PoolRef, env: &mut UrmaEnv<'_>) {
-        let Some(mut at) = self.jetties.get(jetty).map(|jetty| jetty.head) else { return };
+    fn head_of(&self, jetty: PoolRef) -> PoolRef {
+        self.jetties.get(jetty).map_or(PoolRef::NONE, |jetty| jetty.head)
+    }
+    /// Whether completions of a Jetty say nothing about earlier requests.
+    fn completes_early(&self, jetty: PoolRef) -> bool {
+        self.jetties.get(jetty).is_some_and(|jetty| jetty.config.outorder_comp)
+    }
+    /// Whether a request without completion is outstanding at a place of the list or before it. The completion of a request
+    /// says that those are done, too: the program uses their memory again and counts their room in the queue as free.
+    fn is_behind_silent(&self, mut at: PoolRef) -> bool {
+        while let Some(request) = self.requests.get(at) {
+            if !request.complete {
+                return true;
+            }
+            at = request.prev;
+        }
+        false
+    }
+    /// Reports what has waited for a request without completion: the requests from a place on to the next such request.
+    fn report_behind(&mut self, jetty: PoolRef, mut at: PoolRef, fx: &mut dyn UrmaEffects) {
+        loop {
+            let mut has_ordered = false;
+            while let Some(request) = self.requests.get(at).filter(|request| request.complete) {
+                let next = request.next;
+                if matches!(request.phase, RequestPhase::Done(_)) {
+                    if request.completion_order {
+                        has_ordered = true;
+                    } else {
+                        self.report(at, fx);
+                    }
+                }
+                at = next;
+            }
+            if !has_ordered || !self.report_in_order(jetty, fx) {
+                return;
+            }
+            at = self.head_of(jetty);
+        }
+    }
+    /// Reports the requests with ordered completion up to the first one without outcome. True if one of them asked for no
+    /// completion.
+    fn report_in_order(&mut self, jetty: PoolRef, fx: &mut dyn UrmaEffects) -> bool {
+        let waits = !self.completes_early(jetty);
+        let (mut at, mut is_behind_silent, mut had_silent) = (self.head_of(jetty), false, false);
         while let Some(request) = self.requests.get(at) {
             let next = request.next;
             if request.completion_order {
-                if !matches!(request.phase, RequestPhase::Done(_)) {
+                let is_done = matches!(request.phase, RequestPhase::Done(_));
+                if !is_done || request.complete && is_behind_silent && waits {
                     break;
                 }
-                self.report(at, env);
+                had_silent |= !request.complete;
+                self.report(at, fx);
+            } else {
+                is_behind_silent |= !request.complete;
             }
             at = next;
         }
+        had_silent
     }
-    fn report(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+    fn report(&mut self, at: PoolRef, fx: &mut dyn UrmaEffects) {
         let Some(request) = self.unlink(at) else { return };
         let RequestPhase::Done(status) = request.phase else { return };
         if status == CrStatus::Success && !request.complete {
             return;
         }
         let Some(jfc) = self.jetties.get(request.jetty).map(|jetty| jetty.config.jfc) else { return };
-        self.complete(jfc, send_record(&request, status), env.fx);
+        self.complete(jfc, send_record(&request, status), fx);
     }
 }
 
-fn send_record(request: &SendRecord, status: CrStatus) -> CompletionRecord {
+/// The completion of a request.
+pub(crate) fn send_record(request: &SendRecord, status: CrStatus) -> CompletionRecord {
     CompletionRecord {
         status,
         user_ctx: request.user_ctx,
         opcode: request.opcode,
         is_receive: false,
         len: request.data.len(),
+        local_kind: TargetKind::Jetty,
         local_id: UrmaNode::id_of(request.jetty),
         remote: None,
         immediate: 0,

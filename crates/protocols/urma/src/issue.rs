@@ -155,6 +155,9 @@ impl UrmaNode {
         let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
         request.phase = RequestPhase::Issued;
         record.issued += 1;
+        if let Some(channel) = self.channels.get_mut(request.channel) {
+            channel.unanswered += 1;
+        }
         record.reads += u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
             record.ordered += 1;
@@ -168,6 +171,9 @@ impl UrmaNode {
     pub(crate) fn mark_answered(&mut self, jetty: PoolRef, at: PoolRef) {
         let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get(at)) else { return };
         record.issued -= 1;
+        if let Some(channel) = self.channels.get_mut(request.channel) {
+            channel.unanswered -= 1;
+        }
         record.reads -= u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
             record.ordered -= 1;
@@ -196,13 +202,11 @@ impl UrmaNode {
             unacked: 0,
             context: None,
         };
-        if self.responses.len() + self.inbound.len() >= self.config.responses_max {
+        if !self.has_response_room(stream.channel) {
             // The peer keeps the context until the channel ends.
             return;
         }
-        if let Ok(at) = self.responses.insert(response) {
-            self.enqueue(stream.channel, TxOwner::Response(at));
-        }
+        self.queue_response(response);
     }
 }
 

@@ -27,6 +27,7 @@
 //! | `target` | execution of peers' requests |
 //! | `timers` | deadlines, failed channels |
 //! | `transmit` | packets to send |
+//! | `view` | what tools see of objects and channels |
 #![forbid(unsafe_code)]
 
 mod api;
@@ -49,6 +50,7 @@ mod target;
 mod timers;
 mod transmit;
 mod tx_window;
+mod view;
 
 pub use api::{
     CompletionRecord, CrStatus, GROUP_MEMBERS_MAX, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig,
@@ -59,3 +61,4 @@ pub use api::{
 pub use node::{NodeState, UrmaNode};
 pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
 pub use transmit::UrmaTransmit;
+pub use view::{ChannelView, ObjectCounts};

@@ -19,7 +19,7 @@ use burst_ubwire::{OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode};
 const FULL_TIMER: u8 = 3;
 /// Responses of a channel that wait at most, if requests are refused without a record.
 const BUSY_MAX: usize = 4096;
-const FULL: UrmaRefusal = UrmaRefusal::rnr(FULL_TIMER, Reason::UbOrderBufferFull);
+const FULL: UrmaRefusal = UrmaRefusal::rnr(FULL_TIMER | UrmaRefusal::BUSY, Reason::UbOrderBufferFull);
 
 /// What became of a packet of a request.
 enum RequestTaken {
@@ -29,6 +29,8 @@ enum RequestTaken {
     Done,
     /// It belongs to this record, unless that is complete.
     Stored(PoolRef),
+    /// It is no packet of the message that its number names: dropped, and acknowledged as any other.
+    Foreign,
 }
 
 /// Whether a request may be executed.
@@ -42,6 +44,13 @@ enum Turn {
 fn is_fused(origin: &MessageOrigin) -> bool {
     let base = &origin.request.base;
     base.mode == ServiceMode::Rol && is_fusable(base.opcode) && !base.alloc
+}
+
+/// Whether a packet continues a message: but for the offset (and poison) all its packets have one header, and one is the last.
+fn is_same_message(message: &Inbound, origin: &MessageOrigin, is_last: bool) -> bool {
+    let (first, mut other) = (&message.origin.request, origin.request);
+    (other.base.offset, other.base.poison) = (first.base.offset, first.base.poison);
+    *first == other && !(is_last && message.total.is_some())
 }
 
 impl UrmaNode {
@@ -76,12 +85,16 @@ impl UrmaNode {
         match self.take_request(env, &origin, rtph, payload) {
             RequestTaken::No => return false,
             RequestTaken::Done => {}
+            RequestTaken::Foreign => env.fx.count(Reason::UbRefused),
             RequestTaken::Stored(at) => {
                 // A ROL request whose last packet has arrived and that is not executed: the packet is not acknowledged yet.
-                if let (true, true, Some(channel)) =
-                    (is_fused, self.inbound.get(at).is_some(), self.channels.get_mut(origin.channel))
+                if let (true, Some(message), Some(channel)) =
+                    (is_fused, self.inbound.get(at), self.channels.get_mut(origin.channel))
                 {
                     channel.rx.withhold(origin.last_psn);
+                    if matches!(message.phase, InboundPhase::Waiting) {
+                        self.defer(at);
+                    }
                 }
             }
         }
@@ -95,13 +108,19 @@ impl UrmaNode {
         payload: &[u8],
     ) -> RequestTaken {
         let key = (origin.channel.index(), rtph.tpmsn);
+        if self.channels.get_mut(origin.channel).is_some_and(|channel| channel.is_refused(rtph.tpmsn)) {
+            return RequestTaken::Done;
+        }
         if let Some(&at) = self.inbound_keys.get(&key) {
+            if !self.inbound.get(at).is_some_and(|message| is_same_message(message, origin, rtph.last)) {
+                return RequestTaken::Foreign;
+            }
             let is_taken = self.continue_message(env, at, origin, rtph, payload);
             return if is_taken { RequestTaken::Stored(at) } else { RequestTaken::No };
         }
         // Each record will need a response, and so does this request. A ROL request needs one only if it is refused; those
         // are limited by the PSNs that a channel withholds.
-        let is_full = self.responses.len() + self.inbound.len() >= self.config.responses_max;
+        let is_full = !self.has_response_room(origin.channel);
         if is_full && !is_fused(origin) {
             return self.no_room(env, origin, rtph);
         }
@@ -123,17 +142,20 @@ impl UrmaNode {
             }
             _ => {}
         }
-        let is_waiting = matches!(turn, Turn::Later(..));
-        if is_waiting && is_whole && self.inbound.len() * 2 >= self.config.inbound_max {
+        if is_whole && matches!(turn, Turn::Later(..)) && !self.has_waiting_room(origin.channel) {
             self.refuse(env, origin, FULL);
             return RequestTaken::Done;
         }
-        if !self.inbound.has_room() || self.is_refused_rest(origin) {
+        if !self.has_message_room(origin.channel) || self.is_refused_rest(origin) {
             return self.no_room(env, origin, rtph);
         }
         let phase = self.first_phase(env, origin, &turn);
         let message = Inbound { origin: *origin, tpmsn: rtph.tpmsn, phase, received: 0, total: None, held: None };
         let Ok(at) = self.inbound.insert(message) else { return RequestTaken::No };
+        if let Some(channel) = self.channels.get_mut(origin.channel) {
+            channel.inbound += 1;
+            channel.waiting += u32::from(matches!(phase, InboundPhase::Waiting));
+        }
         if let (Turn::Later(context, number), InboundPhase::Waiting) = (&turn, phase)
             && let Some(context) = self.contexts.get_mut(*context)
         {
@@ -148,17 +170,24 @@ impl UrmaNode {
         self.drop_inbound(at);
         RequestTaken::No
     }
-    /// There is no record for a message. With selective repeat the packet counts as not received, and others pass it. With
-    /// go-back-N that would stop all that is behind it, the peer's responses too: the message is refused by RNR.
+    /// There is no record for a message. One of a single packet is refused by RNR. With go-back-N each is, because a packet that
+    /// counts as not received would stop all that is behind it, the peer's responses too. With selective repeat others pass it,
+    /// until it is the oldest one: then its message is refused at once, because those for which there are records may wait for
+    /// the sender's window.
     fn no_room(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, rtph: &Rtph) -> RequestTaken {
         let base = &origin.request.base;
         let Some(channel) = self.channels.get_mut(origin.channel) else { return RequestTaken::No };
-        if self.config.recovery == LossRecovery::Selective || channel.answers.len() >= BUSY_MAX {
+        let is_part = self.config.recovery == LossRecovery::Selective && !(rtph.last && base.offset == 0);
+        let is_oldest = channel.rx.expected() == rtph.psn && (channel.rx.can_withhold() || !is_fused(origin));
+        if is_part && !is_oldest || channel.answers.len() >= BUSY_MAX {
             return RequestTaken::No;
         }
-        if rtph.last && is_fused(origin) {
+        if is_part {
+            channel.refused.push_back((rtph.tpmsn, rtph.psn));
+        }
+        if (rtph.last || is_part) && is_fused(origin) {
             self.refuse(env, origin, FULL);
-        } else if rtph.last {
+        } else if rtph.last || is_part {
             env.fx.count(Reason::UbOrderBufferFull);
             let owner = TxOwner::Busy { rc_id: base.rc_id, tassn: base.tassn, mode: base.mode };
             self.enqueue(origin.channel, owner);
@@ -171,7 +200,7 @@ impl UrmaNode {
     }
     fn first_phase(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, turn: &Turn) -> InboundPhase {
         match turn {
-            Turn::Later(..) if self.inbound.len() * 2 >= self.config.inbound_max => InboundPhase::Refused(FULL),
+            Turn::Later(..) if !self.has_waiting_room(origin.channel) => InboundPhase::Refused(FULL),
             Turn::Later(..) => InboundPhase::Waiting,
             Turn::Never => InboundPhase::Refused(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused)),
             Turn::Now => self.begin(env, origin),
@@ -196,6 +225,8 @@ impl UrmaNode {
         let order = if base.mode == ServiceMode::Rol { OrderTag::Strong } else { base.order };
         match context.tracker.judge(number, order) {
             OrderVerdict::Execute => Turn::Now,
+            // A second one with its number would wait for ever.
+            OrderVerdict::Wait if context.waiting.iter().any(|waiting| waiting.0 == number) => Turn::Never,
             OrderVerdict::Wait => Turn::Later(at, number),
             OrderVerdict::Repeated | OrderVerdict::Outside => Turn::Never,
         }
@@ -214,13 +245,12 @@ impl UrmaNode {
         let is_last_early = rtph.last && message.received < offset;
         match message.phase {
             InboundPhase::Waiting => {
-                if !self.buffer.hold(&mut message.held, offset, payload) {
-                    message.phase = InboundPhase::Refused(FULL);
-                    self.buffer.drop_list(&mut message.held);
+                if !payload.is_empty() && !self.hold(at, offset, payload) {
+                    self.set_refused(at, FULL);
                 }
             }
             InboundPhase::Placing(_) if is_last_early => {
-                if !self.buffer.hold(&mut message.held, offset, payload) {
+                if !self.hold(at, offset, payload) {
                     return false;
                 }
             }
@@ -247,14 +277,41 @@ impl UrmaNode {
         self.check_complete(env, at);
         true
     }
-    fn set_refused(&mut self, at: PoolRef, refusal: UrmaRefusal) {
-        if let Some(message) = self.inbound.get_mut(at) {
-            message.phase = InboundPhase::Refused(refusal);
-            self.buffer.drop_list(&mut message.held);
+    pub(crate) fn set_refused(&mut self, at: PoolRef, refusal: UrmaRefusal) {
+        self.set_phase(at, InboundPhase::Refused(refusal));
+        self.drop_held(at);
+    }
+    /// A message does not wait for its turn any more.
+    fn set_phase(&mut self, at: PoolRef, phase: InboundPhase) {
+        let Some(message) = self.inbound.get_mut(at) else { return };
+        let before = std::mem::replace(&mut message.phase, phase);
+        if let (InboundPhase::Waiting, Some(channel)) = (before, self.channels.get_mut(message.origin.channel)) {
+            channel.waiting -= 1;
+        }
+    }
+    /// Keeps a payload of a message in the reorder buffer, of which a channel leaves half for the others. False without room.
+    fn hold(&mut self, at: PoolRef, offset: u32, payload: &[u8]) -> bool {
+        let Some(message) = self.inbound.get_mut(at) else { return false };
+        let Some(channel) = self.channels.get_mut(message.origin.channel) else { return false };
+        let has_room = (channel.held as usize) < self.buffer.free();
+        let is_held = has_room && self.buffer.hold(&mut message.held, offset, payload);
+        channel.held += u32::from(is_held);
+        is_held
+    }
+    /// Drops the payloads of a message that are in the reorder buffer.
+    pub(crate) fn drop_held(&mut self, at: PoolRef) {
+        let Some(message) = self.inbound.get_mut(at) else { return };
+        let (channel, count) = (message.origin.channel, self.buffer.drop_list(&mut message.held));
+        self.unhold(channel, count);
+    }
+    /// So many payloads of a channel have left the reorder buffer.
+    pub(crate) fn unhold(&mut self, channel: PoolRef, count: u32) {
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.held -= count;
         }
     }
     /// Ends a message that has arrived as a whole.
-    fn check_complete(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef) {
+    pub(crate) fn check_complete(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef) {
         let Some(message) = self.inbound.get(at).filter(|message| message.is_complete()) else { return };
         let (origin, total) = (message.origin, message.total.unwrap_or(0));
         self.inbound_keys.remove(&(origin.channel.index(), message.tpmsn));
@@ -289,14 +346,14 @@ impl UrmaNode {
         at: PoolRef,
         placement: &crate::records::Placement,
     ) -> Result<(), UrmaRefusal> {
-        let Some(mut held) = self.inbound.get_mut(at).and_then(|message| message.held.take()).map(Some) else {
-            return Ok(());
-        };
+        let Some(message) = self.inbound.get_mut(at) else { return Ok(()) };
+        let (channel, mut held) = (message.origin.channel, message.held.take());
         let mut outcome = Ok(());
         // The packets come last first; the last one must be placed at the end.
         let mut last: Option<(u32, Vec<u8>)> = None;
         while let Some((offset, payload)) = self.buffer.take(&mut held) {
             let payload = payload.to_vec();
+            self.unhold(channel, 1);
             let (offset, payload) = match &mut last {
                 Some(last) if last.0 >= offset => (offset, payload),
                 Some(last) => std::mem::replace(last, (offset, payload)),
@@ -314,8 +371,8 @@ impl UrmaNode {
     }
     /// Removes the record of a message.
     fn forget(&mut self, at: PoolRef) {
-        let Some(mut message) = self.inbound.remove(at) else { return };
-        self.buffer.drop_list(&mut message.held);
+        self.drop_held(at);
+        let Some(message) = self.remove_inbound(at) else { return };
         self.inbound_keys.remove(&(message.origin.channel.index(), message.tpmsn));
         if let Some((context, _)) = self.context_of(&message.origin, None)
             && let Some(context) = self.contexts.get_mut(context)
@@ -349,8 +406,7 @@ impl UrmaNode {
             return self.execute_whole(env, origin, &[]);
         }
         let phase = self.begin(env, &origin);
-        let Some(message) = self.inbound.get_mut(at) else { return };
-        message.phase = phase;
+        self.set_phase(at, phase);
         match phase {
             InboundPhase::Placing(placement) if !is_complete => {
                 // Others are missing: what is here is placed, and the last packet comes to its place in time.
@@ -359,10 +415,7 @@ impl UrmaNode {
                     self.set_refused(at, refusal);
                 }
             }
-            InboundPhase::Refused(_) => {
-                let mut held = message.held.take();
-                self.buffer.drop_list(&mut held);
-            }
+            InboundPhase::Refused(_) => self.drop_held(at),
             _ => {}
         }
         self.check_complete(env, at);
@@ -375,20 +428,21 @@ impl UrmaNode {
         placement: &crate::records::Placement,
     ) -> Result<(), UrmaRefusal> {
         let Some(message) = self.inbound.get_mut(at) else { return Ok(()) };
-        let (mut held, total) = (message.held.take(), message.total);
+        let (channel, mut held, total) = (message.origin.channel, message.held.take(), message.total);
         let mut kept: Option<(u32, Vec<u8>)> = None;
         let mut outcome = Ok(());
         while let Some((offset, payload)) = self.buffer.take(&mut held) {
             let payload = payload.to_vec();
+            self.unhold(channel, 1);
             if total == Some(offset + payload.len() as u32) {
                 kept = Some((offset, payload));
             } else {
                 outcome = outcome.and(self.put_payload(env, placement, offset, &payload));
             }
         }
-        if let (Some((offset, payload)), Some(message)) = (kept, self.inbound.get_mut(at)) {
+        if let Some((offset, payload)) = kept {
             // Its place was freed just now.
-            let is_held = self.buffer.hold(&mut message.held, offset, &payload);
+            let is_held = self.hold(at, offset, &payload);
             debug_assert!(is_held);
         }
         outcome
@@ -397,7 +451,7 @@ impl UrmaNode {
         if let Some((at, _)) = self.context_of(origin, None)
             && self.contexts.get(at).is_some_and(|context| context.waiting.is_empty())
         {
-            self.contexts.remove(at);
+            self.remove_context(at);
         }
     }
 }

@@ -5,8 +5,9 @@ use crate::api::{
     RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
 };
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
+use crate::initiator::send_record;
 use crate::pool::{PoolRef, UrmaPool};
-use crate::queues::{Drain, JETTY_BYTES, Jetty, JettyGroup, Jfc, Jfr, StreamState};
+use crate::queues::{Drain, JETTY_BYTES, Jetty, JettyGroup, Jfc, Jfr, PostedReceive, StreamState};
 use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
 use crate::rx_window::WITHHELD_MAX;
 use crate::segment::SegmentTable;
@@ -22,6 +23,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 const PAYLOAD_MAX: u16 = 8192;
 /// Objects of each kind at most.
 const OBJECTS_MAX: usize = (1 << 20) - JETTY_ID_FIRST as usize;
+/// Numbers of deleted Jetties, JFRs and groups that are not given to new ones yet: peers may still send to them.
+const NUMBERS_REST: usize = 256;
 
 /// Entry of the timer heap: time, number in order of insertion, what is due.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +69,8 @@ pub struct UrmaNode {
     pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef>,
     pub(crate) responses: UrmaPool<ResponseRecord>,
     pub(crate) contexts: UrmaPool<SequenceContext>,
+    /// The context of a peer's Jetty, by channel and Jetty.
+    pub(crate) context_keys: HashMap<(u32, u32), PoolRef>,
     /// Contexts in which a request was executed, so that others may follow.
     pub(crate) moved_contexts: Vec<PoolRef>,
     pub(crate) buffer: ReorderBuffer,
@@ -118,9 +123,9 @@ impl UrmaNode {
             rng: Rng::new(config.seed),
             incarnations: config.incarnation,
             jfcs: UrmaPool::new(OBJECTS_MAX),
-            jfrs: UrmaPool::new(OBJECTS_MAX),
-            jetties: UrmaPool::new(OBJECTS_MAX),
-            groups: UrmaPool::new(OBJECTS_MAX),
+            jfrs: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
+            jetties: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
+            groups: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
             segments: SegmentTable::new(),
             remote_segments: UrmaPool::new(OBJECTS_MAX),
             remote_jetties: UrmaPool::new(OBJECTS_MAX),
@@ -130,6 +135,7 @@ impl UrmaNode {
             // Beyond `responses_max` only refusals of ROL requests, for each of which a PSN is withheld.
             responses: UrmaPool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
             contexts: UrmaPool::new(config.contexts_max.min(1 << 16)),
+            context_keys: HashMap::new(),
             moved_contexts: Vec::new(),
             // A peer may send longer packets than this node.
             buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
@@ -176,7 +182,7 @@ impl UrmaNode {
         jfc.users += 1;
         Ok(at.index() + JETTY_ID_FIRST)
     }
-    /// [`UrmaError::Busy`] while Jetties share it.
+    /// [`UrmaError::Busy`] while Jetties share it, or a message is being placed: move it to ERROR first.
     pub fn delete_jfr(&mut self, jfr: u32) -> Result<(), UrmaError> {
         let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
         if self.jfrs.get(at).is_some_and(|jfr| jfr.users > 0) || self.is_jfr_in_use(at) {
@@ -187,12 +193,29 @@ impl UrmaNode {
         }
         Ok(())
     }
-    /// Moves a receive queue to ERROR, or from ERROR to RESET (its receives are dropped), or from RESET to READY.
+    /// The state of a receive queue, and its limit.
+    pub fn jfr_state(&self, jfr: u32) -> Option<(JfrState, u16)> {
+        self.jfr_ref(jfr).and_then(|at| self.jfrs.get(at)).map(|jfr| (jfr.state, jfr.config.limit))
+    }
+    /// Changes the number of receives below which there is an event; 0 for none. Armed anew.
+    pub fn set_jfr_limit(&mut self, jfr: u32, limit: u16) -> Result<(), UrmaError> {
+        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
+        let queue = self.jfrs.get_mut(at).ok_or(UrmaError::NoObject)?;
+        (queue.config.limit, queue.is_limit_told) = (limit, false);
+        Ok(())
+    }
+    /// Moves a receive queue to ERROR, or from ERROR to RESET (its receives are dropped), or from RESET to READY. In ERROR,
+    /// receives into which messages are being placed end with [`CrStatus::FlushErr`].
     pub fn modify_jfr(&mut self, jfr: u32, state: JfrState, fx: &mut dyn UrmaEffects) -> Result<(), UrmaError> {
         let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
         let queue = self.jfrs.get_mut(at).ok_or(UrmaError::NoObject)?;
         match (queue.state, state) {
-            (JfrState::Ready, JfrState::Error) => fx.event(UrmaEvent::JfrError(jfr)),
+            (JfrState::Ready, JfrState::Error) => {
+                queue.state = state;
+                fx.event(UrmaEvent::JfrError(jfr));
+                self.end_messages(at, fx);
+                return Ok(());
+            }
             (JfrState::Error, JfrState::Reset) => queue.receives.clear(),
             (JfrState::Reset, JfrState::Ready) => {}
             _ => return Err(UrmaError::State),
@@ -206,7 +229,7 @@ impl UrmaNode {
         if is_unreliable != (config.mode == TransMode::Um) {
             return Err(UrmaError::Unsupported);
         }
-        if config.depth == 0 || config.rnr_retry > 7 {
+        if config.depth == 0 || config.rnr_retry > 7 || config.err_timeout > 31 {
             return Err(UrmaError::Value);
         }
         let jfr = config.jfr.map(|jfr| self.jfr_ref(jfr).ok_or(UrmaError::NoObject)).transpose()?;
@@ -224,7 +247,8 @@ impl UrmaNode {
         }
         Ok(at.index() + JETTY_ID_FIRST)
     }
-    /// [`UrmaError::Busy`] while requests are outstanding: move it to ERROR, wait and flush first.
+    /// [`UrmaError::Busy`] while requests are outstanding: move it to ERROR, wait and flush first. The record that says that it
+    /// is drained goes with it.
     pub fn delete_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
         let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
         if self.jetties.get(at).is_some_and(|jetty| jetty.count > 0) {
@@ -232,9 +256,15 @@ impl UrmaNode {
         }
         self.end_stream(at);
         self.leave_group(at);
-        let Some(jetty) = self.jetties.remove(at) else { return Err(UrmaError::NoObject) };
-        self.release_jfc(jetty.config.jfc);
-        if let Some(at) = jetty.config.jfr.and_then(|jfr| self.jfr_ref(jfr))
+        let Some(record) = self.jetties.remove(at) else { return Err(UrmaError::NoObject) };
+        if record.drain == Drain::Told
+            && let Some(jfc) = self.jfcs.at_mut(record.config.jfc)
+        {
+            // The program has no use for it any more, and the next Jetty may get the number.
+            jfc.records.retain(|cr| !(cr.is_drain_end() && cr.local_id == jetty));
+        }
+        self.release_jfc(record.config.jfc);
+        if let Some(at) = record.config.jfr.and_then(|jfr| self.jfr_ref(jfr))
             && let Some(jfr) = self.jfrs.get_mut(at)
         {
             jfr.users -= 1;
@@ -274,6 +304,9 @@ impl UrmaNode {
         }
         (jetty.state, jetty.drain) = (to, Drain::Waiting);
         fx.event(UrmaEvent::JettyError(id));
+        if to == JettyState::Error {
+            self.end_waiting(at, fx);
+        }
         self.check_drained(at, fx);
     }
     /// Tells the program once that a stopped Jetty has nothing issued.
@@ -291,46 +324,39 @@ impl UrmaNode {
             opcode: TaOpcode::Send,
             is_receive: false,
             len: 0,
+            local_kind: TargetKind::Jetty,
             local_id: at.index() + JETTY_ID_FIRST,
             remote: None,
             immediate: 0,
         };
         self.complete(jfc, record, fx);
     }
-    /// Hands back a request of a stopped Jetty that was not executed, as a record with the status `Unhandled`; `None` if there
-    /// is none (any more).
+    /// Hands back the oldest request of a stopped Jetty: as a record with the status `Unhandled` if it was not executed, else
+    /// with its outcome, which waited for an earlier one. `None` if there is none (any more).
     pub fn flush_jetty(&mut self, jetty: u32) -> Option<CompletionRecord> {
         let at = self.jetty_ref(jetty)?;
         let record = self.jetties.get(at)?;
         if record.drain != Drain::Told {
             return None;
         }
-        let first = self.first_posted(at)?;
-        let request = self.unlink(first)?;
-        Some(CompletionRecord {
-            status: CrStatus::Unhandled,
-            user_ctx: request.user_ctx,
-            opcode: request.opcode,
-            is_receive: false,
-            len: 0,
-            local_id: jetty,
-            remote: None,
-            immediate: 0,
-        })
-    }
-    fn first_posted(&self, jetty: PoolRef) -> Option<PoolRef> {
-        let mut at = self.jetties.get(jetty)?.head;
         loop {
-            let request = self.requests.get(at)?;
-            if request.phase == RequestPhase::Posted {
-                return Some(at);
+            let head = self.jetties.get(at)?.head;
+            let request = self.unlink(head)?;
+            match request.phase {
+                RequestPhase::Done(CrStatus::Success) if !request.complete => {}
+                // Executed, but its completion waited for one that was not.
+                RequestPhase::Done(status) => return Some(send_record(&request, status)),
+                _ => return Some(CompletionRecord { len: 0, ..send_record(&request, CrStatus::Unhandled) }),
             }
-            at = request.next;
         }
     }
     /// Registers memory and returns its token id. [`UrmaError::Value`] if it ends behind the address space.
     pub fn register_segment(&mut self, config: SegmentConfig) -> Result<u32, UrmaError> {
-        self.segments.insert(config).ok_or(UrmaError::Value)
+        self.register_segment_of(0, config)
+    }
+    /// The same for one of several programs ([`JettyConfig::owner`]).
+    pub fn register_segment_of(&mut self, owner: u32, config: SegmentConfig) -> Result<u32, UrmaError> {
+        self.segments.insert(owner, config).ok_or(UrmaError::Value)
     }
     /// Deregisters memory. Requests and answers that still use it fail.
     pub fn unregister_segment(&mut self, token_id: u32) -> Result<(), UrmaError> {
@@ -397,7 +423,7 @@ impl UrmaNode {
         if queue.receives.len() >= usize::from(queue.config.depth) {
             return Err(UrmaError::Full);
         }
-        queue.receives.push_back(wr);
+        queue.receives.push_back(PostedReceive { wr, segment: self.segments.hold(wr.range.token_id) });
         if queue.receives.len() >= usize::from(queue.config.limit) {
             queue.is_limit_told = false;
         }
@@ -429,7 +455,7 @@ impl UrmaNode {
     pub fn state(&self) -> NodeState {
         let channel_heap: usize = self.channels.iter().map(|(_, c)| c.heap_bytes()).sum();
         let queues: usize = self.jfcs.iter().map(|(_, q)| q.records.capacity() * size_of::<CompletionRecord>()).sum();
-        let receives: usize = self.jfrs.iter().map(|(_, q)| q.receives.capacity() * size_of::<JfrWr>()).sum();
+        let receives: usize = self.jfrs.iter().map(|(_, q)| q.receives.capacity() * size_of::<PostedReceive>()).sum();
         let waiting: usize =
             self.contexts.iter().map(|(_, c)| c.waiting.capacity() * size_of::<(u16, PoolRef)>()).sum();
         NodeState {
@@ -446,6 +472,7 @@ impl UrmaNode {
                 + self.inbound_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
                 + self.responses.heap_bytes()
                 + self.contexts.heap_bytes()
+                + self.context_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
                 + self.buffer.heap_bytes()
                 + self.segments.heap_bytes()
                 + self.jfcs.heap_bytes()

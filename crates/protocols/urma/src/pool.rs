@@ -1,6 +1,8 @@
 //! Records behind references with a generation: a reference to a record that was freed finds nothing, even if its place is used
 //! again. A pool grows by doubling up to its limit, and gives its memory back when it is empty and large.
 
+use std::collections::VecDeque;
+
 /// Reference to a record of a [`UrmaPool`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolRef {
@@ -29,7 +31,10 @@ struct UrmaPlace<T> {
 #[derive(Debug)]
 pub(crate) struct UrmaPool<T> {
     places: Vec<UrmaPlace<T>>,
-    free: Vec<u32>,
+    /// Places without a record, in the order in which they were freed.
+    free: VecDeque<u32>,
+    /// So many places are kept out of use, so that the index of a freed one comes again late.
+    rest: usize,
     limit: usize,
     used: usize,
     /// Generation of places made after the memory was given back: no old reference may find a new record.
@@ -42,7 +47,19 @@ const KEEP: usize = 64;
 impl<T> UrmaPool<T> {
     /// An empty pool for at most `limit` records.
     pub(crate) fn new(limit: usize) -> Self {
-        UrmaPool { places: Vec::new(), free: Vec::new(), limit, used: 0, first_generation: 0 }
+        UrmaPool { places: Vec::new(), free: VecDeque::new(), rest: 0, limit, used: 0, first_generation: 0 }
+    }
+    /// A pool whose indices peers know. A peer that has not heard that a record is gone would reach the next one with its index:
+    /// that one comes after `rest` others were freed, or when all other indices are in use.
+    pub(crate) fn with_rest(limit: usize, rest: usize) -> Self {
+        UrmaPool { rest, ..UrmaPool::new(limit) }
+    }
+    /// A place to be used again: the one that was freed last, as it is in the cache, or the one that has rested longest.
+    fn take_free(&mut self) -> Option<u32> {
+        if self.rest == 0 {
+            return self.free.pop_back();
+        }
+        if self.free.len() > self.rest || self.places.len() >= self.limit { self.free.pop_front() } else { None }
     }
     /// Records in use.
     pub(crate) fn len(&self) -> usize {
@@ -58,7 +75,7 @@ impl<T> UrmaPool<T> {
             return Err(value);
         }
         self.used += 1;
-        let index = match self.free.pop() {
+        let index = match self.take_free() {
             Some(index) => index,
             None => {
                 self.places.push(UrmaPlace { generation: self.first_generation, value: None });
@@ -85,11 +102,11 @@ impl<T> UrmaPool<T> {
         let value = place.value.take()?;
         place.generation = place.generation.wrapping_add(1);
         self.used -= 1;
-        self.free.push(at.index);
-        if self.used == 0 && self.places.len() > KEEP {
+        self.free.push_back(at.index);
+        if self.used == 0 && self.places.len() > KEEP && self.rest == 0 {
             let newest = self.places.iter().map(|p| p.generation).max().unwrap_or(0);
             self.first_generation = newest.wrapping_add(1);
-            (self.places, self.free) = (Vec::new(), Vec::new());
+            (self.places, self.free) = (Vec::new(), VecDeque::new());
         }
         Some(value)
     }
@@ -132,6 +149,19 @@ mod tests {
         assert_eq!(pool.remove(a), None);
         assert_eq!((pool.get(a), pool.get(c)), (None, Some(&4)));
         assert_eq!(c.index(), a.index());
+    }
+
+    #[test]
+    fn an_index_that_peers_know_rests_before_it_comes_again() {
+        let mut pool = UrmaPool::with_rest(6, 2);
+        let mut churn = || {
+            let at = pool.insert(0).expect("room");
+            pool.remove(at);
+            at.index()
+        };
+        assert_eq!((0..7).map(|_| churn()).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 0]);
+        let all: Vec<u32> = (0..6).map(|_| pool.insert(0).expect("room").index()).collect();
+        assert_eq!((all, pool.insert(0)), (vec![1, 3, 4, 5, 2, 0], Err(0)), "rather an index than none");
     }
 
     #[test]

@@ -10,6 +10,9 @@ use crate::queues::Jetty;
 use crate::records::{RequestPhase, SendRecord};
 use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, ServiceMode, TaOpcode};
 
+/// TASSNs from the oldest outstanding request of a Jetty on that may be in use. Twice as many are told apart.
+const TASSN_WINDOW: u16 = 1 << 15;
+
 /// What a request reaches.
 struct RequestReach {
     dest: Cna,
@@ -27,13 +30,19 @@ impl UrmaNode {
         if record.state != JettyState::Ready {
             return Err(UrmaError::State);
         }
-        if record.count >= record.config.depth {
+        // A request that waits for long keeps its number while others come and go.
+        let oldest = self.requests.get(record.head).map_or(record.next_tassn, |request| request.tassn);
+        if record.count >= record.config.depth || record.next_tassn.wrapping_sub(oldest) >= TASSN_WINDOW {
             return Err(UrmaError::Full);
         }
         self.check_combination(record, wr)?;
         self.check_data(wr)?;
         let reach = self.reach(record, wr)?;
-        let request = new_request(at, record.next_tassn, wr, reach);
+        let segment = match wr.data {
+            WrData::Local(range) => self.segments.hold(range.token_id),
+            WrData::Inline { .. } => PoolRef::NONE,
+        };
+        let request = SendRecord { segment, ..new_request(at, record.next_tassn, wr, reach) };
         let at_request = self.link(at, request)?;
         if self.jetties.get(at).is_some_and(|j| j.config.service == ServiceMode::Uno) {
             self.mark_issued(at, at_request);
@@ -176,11 +185,18 @@ impl UrmaNode {
     }
     /// The outstanding request of a Jetty with this TASSN.
     pub(crate) fn find_request(&self, jetty: PoolRef, tassn: u16) -> Option<PoolRef> {
-        let mut at = self.jetties.get(jetty)?.head;
+        let record = self.jetties.get(jetty)?;
+        let mut at = record.head;
+        let first = self.requests.get(at)?.tassn;
+        let ahead = tassn.wrapping_sub(first);
+        if ahead >= record.next_tassn.wrapping_sub(first) {
+            return None;
+        }
+        // The list is in the order of the numbers.
         loop {
             let request = self.requests.get(at)?;
-            if request.tassn == tassn {
-                return Some(at);
+            if request.tassn.wrapping_sub(first) >= ahead {
+                return (request.tassn == tassn).then_some(at);
             }
             at = request.next;
         }
@@ -204,6 +220,7 @@ fn new_request(jetty: PoolRef, tassn: u16, wr: &JfsWr, reach: RequestReach) -> S
         phase: RequestPhase::Posted,
         user_ctx: wr.user_ctx,
         data: wr.data,
+        segment: PoolRef::NONE,
         target: reach.target,
         token: reach.token,
         memory: reach.memory,
@@ -214,8 +231,11 @@ fn new_request(jetty: PoolRef, tassn: u16, wr: &JfsWr, reach: RequestReach) -> S
         tpmsn: 0,
         sent: 0,
         all_sent: false,
+        last_psn: None,
+        is_deferred: false,
         attempt: 0,
         rnr_tries: 0,
+        busy_tries: 0,
         received: 0,
         fault: None,
         order_number: None,

@@ -15,12 +15,19 @@ pub(crate) struct Jfc {
     pub(crate) users: u32,
 }
 
+/// A receive, and the registration of its segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PostedReceive {
+    pub(crate) wr: JfrWr,
+    pub(crate) segment: PoolRef,
+}
+
 /// A receive queue.
 #[derive(Debug)]
 pub(crate) struct Jfr {
     pub(crate) config: JfrConfig,
     pub(crate) state: JfrState,
-    pub(crate) receives: VecDeque<JfrWr>,
+    pub(crate) receives: VecDeque<PostedReceive>,
     /// Jetties that share it.
     pub(crate) users: u32,
     pub(crate) is_limit_told: bool,

@@ -6,7 +6,7 @@ use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::MessageOrigin;
 use crate::rx_window::PsnVerdict;
-use crate::tx_window::TxOwner;
+use crate::tx_window::{Acked, TxOwner};
 use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{
     Cna, Dialect, NextLayer, Nth, Rtph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket, UbStatus,
@@ -52,6 +52,9 @@ impl UrmaNode {
         len: u32,
     ) -> Result<(), Reason> {
         let at = self.channel_of(&packet.head.nth, rtph)?;
+        if let Some(channel) = self.channels.get_mut(at) {
+            (channel.heard_at, channel.is_used) = (env.now, true);
+        }
         if rtph.opcode != TpOpcode::Data {
             return self.on_ack(env, at, &packet.head, rtph);
         }
@@ -78,7 +81,8 @@ impl UrmaNode {
         let peer = channel.peer;
         let is_taken = match &packet.head.ta {
             Some(TaHeader::Request(request)) => {
-                let origin = MessageOrigin { channel: at, peer, last_psn: rtph.psn, request: *request };
+                let origin =
+                    MessageOrigin { channel: at, peer, last_psn: rtph.psn, is_deferred: false, request: *request };
                 self.on_request(env, origin, rtph, packet.payload)
             }
             Some(TaHeader::Response(response)) => {
@@ -88,6 +92,8 @@ impl UrmaNode {
             None => true,
         };
         if !is_taken {
+            // A sign of life for its sender, who sends it again.
+            self.ask_ack(at);
             return Err(Reason::UbPoolFull);
         }
         self.packet_delivered(env, at, rtph, verdict);
@@ -96,15 +102,19 @@ impl UrmaNode {
     fn packet_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, rtph: &Rtph, verdict: PsnVerdict) {
         let Some(channel) = self.channels.get_mut(at) else { return };
         channel.rx.received(rtph.psn);
-        channel.packets_to_ack += 1;
+        channel.packets_to_ack = channel.packets_to_ack.saturating_add(1);
         if rtph.ack_req || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
             channel.ack_due = true;
         }
         if verdict == PsnVerdict::Early {
             env.fx.count(Reason::UbGap);
         }
+        let is_awaiting = channel.inbound > 0;
         if channel.ack_due || !channel.fused.is_empty() {
             self.activate(at);
+        }
+        if is_awaiting {
+            self.arm_channel(at, env.now);
         }
     }
     fn on_ack(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, head: &UbHead, rtph: &Rtph) -> Result<(), Reason> {
@@ -120,17 +130,22 @@ impl UrmaNode {
         if let (Ok(_), Some(cetph)) = (&result, &head.cetph) {
             channel.window.on_echo(env.now, channel.tx.srtt(), cetph);
         }
-        if result.is_ok() && is_nak && !channel.tx.is_empty() {
-            channel.tx.go_back();
+        if result.is_ok() && is_nak && !channel.tx.is_empty() && self.config.recovery == LossRecovery::GoBackN {
+            channel.tx.on_nak();
         }
         for packet in &acked {
             match packet.owner {
                 TxOwner::Request(request, attempt) if packet.last => self.request_delivered(env, request, attempt),
-                TxOwner::Request(..) | TxOwner::Busy { .. } => {}
+                TxOwner::Request(..) | TxOwner::Busy { .. } | TxOwner::Filler => {}
                 TxOwner::Response(response) => self.response_delivered(response),
             }
         }
         self.acked = acked;
+        if let (Ok(Acked { is_old: false, .. }), Some(TaHeader::Response(response))) = (&result, &head.ta)
+            && (response.opcode, response.status.status) == (TaOpcode::TaAck, UbStatus::FUSED)
+        {
+            self.on_fused(env, at, response);
+        }
         self.activate(at);
         self.arm_channel(at, env.now);
         result.map(|_| ())
@@ -143,10 +158,11 @@ impl UrmaNode {
             return;
         }
         let Some(response) = self.responses.remove(at) else { return };
-        if let Some(channel) = self.channels.get_mut(response.channel)
-            && channel.rx.response_arrived(at)
-        {
-            channel.ack_due = true;
+        if let Some(channel) = self.channels.get_mut(response.channel) {
+            channel.responses -= 1;
+            if channel.rx.response_arrived(at) {
+                channel.ack_due = true;
+            }
         }
         if let Some((context, number)) = response.context {
             // Later requests may change the memory now: a repetition of the data would have read it again.
@@ -162,7 +178,13 @@ impl UrmaNode {
                 self.on_management(env, peer, &message)
             }
             TaOpcode::Send | TaOpcode::SendImm | TaOpcode::Write if request.base.mode == ServiceMode::Uno => {
-                let origin = MessageOrigin { channel: PoolRef::NONE, peer, last_psn: Psn::new(0), request: *request };
+                let origin = MessageOrigin {
+                    channel: PoolRef::NONE,
+                    peer,
+                    last_psn: Psn::new(0),
+                    is_deferred: false,
+                    request: *request,
+                };
                 self.execute_whole(env, origin, packet.payload);
                 Ok(())
             }
@@ -173,31 +195,43 @@ impl UrmaNode {
         match message.kind {
             TpMessageKind::Request => self.on_open_request(env, peer, message),
             TpMessageKind::Reply => self.on_open_reply(env, peer, message),
+            TpMessageKind::Challenge => self.on_challenge(peer, message),
         }
     }
     fn on_open_request(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
-        if let Some(&at) = self.by_peer.get(&peer) {
-            let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
-            if channel.state == ChannelState::Opening {
-                channel.open(message);
-            } else if message.incarnation < channel.peer_incarnation {
+        let config = self.config;
+        let echo = (message.tpn, message.incarnation);
+        let mut present = self.by_peer.get(&peer).copied();
+        if let Some(at) = present
+            && let Some(channel) = self.channels.get(at)
+            && channel.state == ChannelState::Open
+            && !channel.is_of_peer(message)
+        {
+            if !channel.is_echoed(message) {
+                let challenge = channel.message(TpMessageKind::Challenge, echo, &config);
+                self.push_management(peer, challenge);
                 return Err(Reason::UbStaleChannel);
-            } else if message.incarnation > channel.peer_incarnation {
-                self.fail_channel(at, env);
             }
+            self.fail_channel(at, env);
+            present = None;
         }
-        let at = match self.by_peer.get(&peer) {
-            Some(&at) => at,
+        let at = match present {
+            Some(at) => at,
             None => {
+                if !self.channels.has_room() {
+                    // The table may be full of those that forged REQUESTs have made.
+                    let idle = self.channels.iter().find(|(_, channel)| channel.is_idle_from_birth()).map(|(at, _)| at);
+                    self.fail_channel(idle.ok_or(Reason::UbChannelLimit)?, env);
+                }
                 let at = self.new_channel(peer).ok_or(Reason::UbChannelLimit)?;
                 if let Some(channel) = self.channels.get_mut(at) {
-                    channel.open(message);
+                    channel.open(message, env.now);
                 }
                 at
             }
         };
-        let config = self.config;
-        let reply = self.channels.get(at).map(|c| c.message(TpMessageKind::Reply, &config));
+        // An end that asks, too, answers, but opens only with the answer to its own REQUEST: this one may be late.
+        let reply = self.channels.get(at).map(|channel| channel.message(TpMessageKind::Reply, echo, &config));
         if let Some(reply) = reply {
             self.push_management(peer, reply);
         }
@@ -208,14 +242,26 @@ impl UrmaNode {
     fn on_open_reply(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
         let at = *self.by_peer.get(&peer).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
-        if (message.echo_tpn, message.echo_incarnation) != (channel.local_tpn, channel.incarnation) {
+        if !channel.is_echoed(message) {
             return Err(Reason::UbStaleChannel);
         }
         if channel.state == ChannelState::Opening {
-            channel.open(message);
+            channel.open(message, env.now);
             self.activate(at);
             self.arm_channel(at, env.now);
         }
+        Ok(())
+    }
+    /// The peer has another channel to this node, and wants to see that this node asks now.
+    fn on_challenge(&mut self, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+        let config = self.config;
+        let at = *self.by_peer.get(&peer).ok_or(Reason::UbUnknownChannel)?;
+        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
+        if !channel.is_echoed(message) || channel.state != ChannelState::Opening {
+            return Err(Reason::UbStaleChannel);
+        }
+        let request = channel.message(TpMessageKind::Request, (message.tpn, message.incarnation), &config);
+        self.push_management(peer, request);
         Ok(())
     }
     /// The channel to a peer; a new one begins to open. `None` if there are too many.

@@ -1,7 +1,8 @@
 //! Records of what is under way: requests of this node, messages of peers, responses to peers; and the reorder buffer.
 
-use crate::api::{CrStatus, JfrWr, WrData};
+use crate::api::{CrStatus, TargetKind, WrData};
 use crate::pool::PoolRef;
+use crate::queues::PostedReceive;
 use burst_base::{Psn, Reason};
 use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode, TaRequest, UbStatus};
 
@@ -32,6 +33,8 @@ pub(crate) struct SendRecord {
     pub(crate) phase: RequestPhase,
     pub(crate) user_ctx: u64,
     pub(crate) data: WrData,
+    /// Registration of the data's segment.
+    pub(crate) segment: PoolRef,
     pub(crate) target: Option<Mtetah>,
     pub(crate) token: Option<u32>,
     pub(crate) memory: Option<Maetah>,
@@ -44,8 +47,14 @@ pub(crate) struct SendRecord {
     pub(crate) sent: u32,
     /// All packets of this attempt are sent.
     pub(crate) all_sent: bool,
+    /// PSN of the last packet of this attempt, when that is sent.
+    pub(crate) last_psn: Option<Psn>,
+    /// In ROL: the target holds it, and answers it by a TAACK.
+    pub(crate) is_deferred: bool,
     pub(crate) attempt: u8,
     pub(crate) rnr_tries: u8,
+    /// Refusals for want of room at the target.
+    pub(crate) busy_tries: u8,
     /// Bytes of the answer that have arrived.
     pub(crate) received: u32,
     /// The answer is larger than it may be, or local memory is gone.
@@ -65,6 +74,11 @@ impl SendRecord {
     pub(crate) fn is_read(&self) -> bool {
         self.opcode == TaOpcode::Read || self.opcode.is_atomic()
     }
+    /// All packets are sent again, as a new message.
+    pub(crate) const fn begin_attempt(&mut self) {
+        (self.phase, self.sent, self.all_sent) = (RequestPhase::Issued, 0, false);
+        (self.last_psn, self.is_deferred) = (None, false);
+    }
     /// Payload bytes to send.
     pub(crate) fn payload_len(&self) -> u32 {
         if self.is_read() || self.abandoned.is_some() { 0 } else { self.data.len() }
@@ -82,21 +96,23 @@ pub(crate) struct MessageOrigin {
     pub(crate) peer: Cna,
     /// PSN of the last packet.
     pub(crate) last_psn: Psn,
+    /// In ROL: the peer knows that it waits and that its answer is a TAACK.
+    pub(crate) is_deferred: bool,
     pub(crate) request: TaRequest,
 }
 
 /// Where the payload goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placement {
-    /// The segment, checked again for each packet.
-    pub(crate) token_id: u32,
+    /// Registration of the segment, checked again for each packet.
+    pub(crate) segment: PoolRef,
     pub(crate) addr: u64,
     pub(crate) limit: u32,
     /// Receive queue whose completion queue is told, and the receive that is used.
     pub(crate) jfr: Option<PoolRef>,
-    pub(crate) receive: Option<JfrWr>,
+    pub(crate) receive: Option<PostedReceive>,
     /// The Jetty or JFR that the request named.
-    pub(crate) local_id: u32,
+    pub(crate) local: (TargetKind, u32),
 }
 
 /// Why a request is refused.
@@ -112,6 +128,9 @@ impl UrmaRefusal {
     pub(crate) const ACCESS: u8 = 3;
     pub(crate) const LENGTH: u8 = 4;
     pub(crate) const POISON: u8 = 5;
+    /// In the timer code of an RNR answer: there is no room for the request, whether or not a receive is posted. Such refusals
+    /// are not counted against `rnr_retry`.
+    pub(crate) const BUSY: u8 = 16;
 
     pub(crate) const fn error(info: u8, reason: Reason) -> UrmaRefusal {
         UrmaRefusal { status: UbStatus { status: UbStatus::ERROR, info }, reason }
@@ -158,8 +177,10 @@ impl Inbound {
 pub(crate) enum ResponseKind {
     /// Outcome of this and the following `also` requests.
     Ack { status: UbStatus, also: u8, granted: Option<u16> },
+    /// In ROL: the request whose last packet this was waits for its turn. The transport acknowledgement is not its answer.
+    Deferred { psn: Psn },
     /// Data of memory.
-    Read { addr: u64, len: u32, token_id: u32, granted: Option<u16> },
+    Read { addr: u64, len: u32, segment: PoolRef, granted: Option<u16> },
     /// Old value.
     Atomic { value: u64, granted: Option<u16> },
     /// A sequence context of the peer is not needed any more.
@@ -188,7 +209,7 @@ impl ResponseRecord {
         match self.kind {
             ResponseKind::Read { len, .. } => len,
             ResponseKind::Atomic { .. } => 8,
-            ResponseKind::Ack { .. } | ResponseKind::Disconnect { .. } => 0,
+            ResponseKind::Ack { .. } | ResponseKind::Deferred { .. } | ResponseKind::Disconnect { .. } => 0,
         }
     }
 }
@@ -247,9 +268,17 @@ impl ReorderBuffer {
         let at = index as usize * self.mtu;
         Some((packet.offset, &self.bytes[at..at + usize::from(packet.len)]))
     }
-    /// Frees a list.
-    pub(crate) fn drop_list(&mut self, head: &mut Option<u32>) {
-        while self.take(head).is_some() {}
+    /// Frees a list; how long it was.
+    pub(crate) fn drop_list(&mut self, head: &mut Option<u32>) -> u32 {
+        let mut count = 0;
+        while self.take(head).is_some() {
+            count += 1;
+        }
+        count
+    }
+    /// Packets for which there is room.
+    pub(crate) fn free(&self) -> usize {
+        self.limit - self.len()
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.bytes.capacity() + self.packets.capacity() * size_of::<HeldPacket>() + self.free.capacity() * 4

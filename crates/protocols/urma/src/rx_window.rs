@@ -12,15 +12,15 @@ use burst_ubwire::{SACK_WORDS_MAX, Saetph};
 /// PSNs from the first unacknowledged one on that are accepted.
 pub(crate) const RX_WINDOW: u32 = 1024;
 const WORDS: usize = RX_WINDOW as usize / 64;
-/// Withheld PSNs at most.
-pub(crate) const WITHHELD_MAX: usize = 32;
+/// Withheld PSNs at most. Each is released a round trip later.
+pub(crate) const WITHHELD_MAX: usize = 128;
 
 /// Why a PSN is withheld.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Withheld {
     /// The request waits.
     Waiting,
-    /// It was refused, and this response is not acknowledged yet.
+    /// It was refused, or its answer was deferred, and this response is not acknowledged yet.
     Refused(PoolRef),
 }
 
@@ -101,9 +101,12 @@ impl RxWindow {
     pub(crate) fn can_withhold(&self) -> bool {
         self.withheld.len() < WITHHELD_MAX
     }
+    /// A PSN that is being delivered is not acknowledged yet. One that acknowledgements have covered cannot be withheld any more.
     pub(crate) fn withhold(&mut self, psn: Psn) {
         debug_assert!(self.can_withhold());
-        self.withheld.push((psn, Withheld::Waiting));
+        if !psn.is_before(self.expected) && self.withheld.iter().all(|w| w.0 != psn) {
+            self.withheld.push((psn, Withheld::Waiting));
+        }
     }
     /// The request of a withheld PSN was executed.
     pub(crate) fn release(&mut self, psn: Psn) {
@@ -126,7 +129,7 @@ impl RxWindow {
     /// The bitmap of a selective acknowledgement; `None` if nothing behind the base has arrived.
     pub(crate) fn sack(&self) -> Option<(Psn, Saetph)> {
         let base = self.base();
-        let span = self.greatest.diff(base) + 1;
+        let span = (self.greatest.diff(base) + 1).min(RX_WINDOW as i32);
         if span <= 0 {
             return None;
         }
@@ -184,13 +187,15 @@ mod tests {
     #[test]
     fn acknowledgements_do_not_pass_a_withheld_psn() {
         let mut rx = RxWindow::new(Psn::new(0));
-        rx.received(Psn::new(0));
         rx.withhold(Psn::new(0));
+        rx.received(Psn::new(0));
         rx.received(Psn::new(1));
         let (base, saetph) = rx.sack().expect("withheld");
         assert_eq!((base, saetph.has(0), saetph.has(1), rx.has_gap()), (Psn::new(0), true, true, false));
         rx.refuse(Psn::new(0), PoolRef::NONE);
         assert!(rx.response_arrived(PoolRef::NONE));
         assert_eq!((rx.base(), rx.sack()), (Psn::new(2), None));
+        rx.withhold(Psn::new(1));
+        assert_eq!(rx.base(), Psn::new(2), "never back behind what is acknowledged");
     }
 }

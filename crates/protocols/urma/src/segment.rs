@@ -1,16 +1,25 @@
 //! Registered segments: token, range and right are checked on every access.
 
 use crate::api::{SegmentConfig, access};
-use crate::pool::UrmaPool;
+use crate::pool::{PoolRef, UrmaPool};
 use burst_base::Reason;
 
 /// Segments that a node may have: their number must fit into 16 bits of the token id; 4 bits are a generation.
 pub(crate) const SEGMENTS_MAX: usize = 1 << 16;
 
+/// A registered segment.
+#[derive(Debug)]
+struct SegmentEntry {
+    token_id: u32,
+    /// Program of the host that registered it.
+    owner: u32,
+    config: SegmentConfig,
+}
+
 /// The registered segments of a node.
 #[derive(Debug)]
 pub(crate) struct SegmentTable {
-    segments: UrmaPool<(u32, SegmentConfig)>,
+    segments: UrmaPool<SegmentEntry>,
     generation: u32,
 }
 
@@ -19,13 +28,17 @@ impl SegmentTable {
         SegmentTable { segments: UrmaPool::new(SEGMENTS_MAX), generation: 0 }
     }
     /// Registers a segment and returns its token id. `None` if the table is full, or the segment ends behind the address space.
-    pub(crate) fn insert(&mut self, config: SegmentConfig) -> Option<u32> {
+    pub(crate) fn insert(&mut self, owner: u32, config: SegmentConfig) -> Option<u32> {
         config.addr.checked_add(config.len)?;
-        let at = self.segments.insert((0, config)).ok()?;
+        let at = self.segments.insert(SegmentEntry { token_id: 0, owner, config }).ok()?;
         self.generation = (self.generation + 1) & 0xf;
         let token_id = self.generation << 16 | at.index();
-        self.segments.get_mut(at)?.0 = token_id;
+        self.segments.get_mut(at)?.token_id = token_id;
         Some(token_id)
+    }
+    /// Registered segments.
+    pub(crate) fn len(&self) -> usize {
+        self.segments.len()
     }
     pub(crate) fn remove(&mut self, token_id: u32) -> bool {
         if self.get(token_id).is_none() {
@@ -34,7 +47,24 @@ impl SegmentTable {
         self.segments.ref_of(token_id & 0xffff).is_some_and(|at| self.segments.remove(at).is_some())
     }
     pub(crate) fn get(&self, token_id: u32) -> Option<&SegmentConfig> {
-        self.segments.at(token_id & 0xffff).filter(|(id, _)| *id == token_id).map(|(_, config)| config)
+        self.registration(token_id).map(|registration| &registration.config)
+    }
+    fn registration(&self, token_id: u32) -> Option<&SegmentEntry> {
+        self.segments.at(token_id & 0xffff).filter(|registration| registration.token_id == token_id)
+    }
+    /// Program of the host that registered a segment.
+    pub(crate) fn owner(&self, token_id: u32) -> Option<u32> {
+        self.registration(token_id).map(|registration| registration.owner)
+    }
+    /// The registration behind a token id, for what goes on for a while: token ids come again after 16 registrations, perhaps
+    /// with other rights, and these references do not.
+    pub(crate) fn hold(&self, token_id: u32) -> PoolRef {
+        let at = self.registration(token_id).and_then(|_| self.segments.ref_of(token_id & 0xffff));
+        at.unwrap_or(PoolRef::NONE)
+    }
+    /// Whether the registration is still there and the range lies in it.
+    pub(crate) fn is_held(&self, at: PoolRef, addr: u64, len: u32) -> bool {
+        self.segments.get(at).is_some_and(|registration| contains(&registration.config, addr, len))
     }
     /// Whether the range lies in the segment.
     pub(crate) fn is_local(&self, token_id: u32, addr: u64, len: u32) -> bool {
@@ -82,7 +112,7 @@ mod tests {
     fn token_range_and_right_are_checked_up_to_the_last_byte() {
         let mut table = SegmentTable::new();
         let config = SegmentConfig { addr: 0x1000, len: 0x100, token: Some(7), access: access::READ };
-        let id = table.insert(config).expect("room");
+        let id = table.insert(0, config).expect("room");
         let good = PeerAccess { token_id: id, token: Some(7), addr: 0x1000, len: 0x100, right: access::READ };
         assert_eq!(table.check(good), Ok(()));
         assert_eq!(table.check(PeerAccess { token: Some(8), ..good }), Err(Reason::UbToken));
@@ -94,9 +124,10 @@ mod tests {
         assert_eq!(table.check(PeerAccess { right: access::WRITE, ..good }), Err(Reason::UbAccess));
         assert!(table.remove(id) && !table.remove(id));
         assert_eq!(table.check(good), Err(Reason::UbToken));
-        let again = table.insert(SegmentConfig { access: access::READ | access::LOCAL_ONLY, ..config }).expect("room");
+        let again =
+            table.insert(0, SegmentConfig { access: access::READ | access::LOCAL_ONLY, ..config }).expect("room");
         assert_ne!(again, id);
         assert_eq!(table.check(PeerAccess { token_id: again, ..good }), Err(Reason::UbAccess));
-        assert_eq!(table.insert(SegmentConfig { addr: u64::MAX, len: 2, ..config }), None);
+        assert_eq!(table.insert(0, SegmentConfig { addr: u64::MAX, len: 2, ..config }), None);
     }
 }

@@ -2,12 +2,13 @@
 //! answers one request and touches nothing else.
 
 use crate::api::{
-    CompletionRecord, CrStatus, JettyState, JfrState, LossRecovery, TransMode, UrmaEnv, UrmaEvent, access,
+    CompletionRecord, CrStatus, JettyState, JfrState, LossRecovery, TargetKind, TransMode, URMA_MESSAGE_MAX,
+    UrmaEffects, UrmaEnv, UrmaEvent, access,
 };
 use crate::channel::FusedAck;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::{MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
+use crate::records::{Inbound, InboundPhase, MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
 use crate::segment::PeerAccess;
 use crate::sequence::{OrderTracker, SequenceContext};
 use crate::tx_window::TxOwner;
@@ -55,10 +56,18 @@ impl UrmaNode {
     pub(crate) fn place_of(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<Placement, UrmaRefusal> {
         let request = &origin.request;
         let opcode = request.base.opcode;
-        let mut placement = Placement { token_id: 0, addr: 0, limit: 0, jfr: None, receive: None, local_id: 0 };
+        let mut placement = Placement {
+            segment: PoolRef::NONE,
+            addr: 0,
+            limit: 0,
+            jfr: None,
+            receive: None,
+            local: (TargetKind::Jfr, 0),
+        };
         if opcode.has_memory() {
             let memory = self.check_memory(origin, access::WRITE)?;
-            (placement.token_id, placement.addr, placement.limit) = (memory.token_id, memory.addr, memory.len);
+            placement.segment = self.segments.hold(memory.token_id);
+            (placement.addr, placement.limit) = (memory.addr, memory.len);
         }
         if opcode == TaOpcode::WriteNotify {
             self.check_notify(origin)?;
@@ -66,8 +75,8 @@ impl UrmaNode {
         if matches!(opcode, TaOpcode::Write | TaOpcode::WriteNotify) {
             return Ok(placement);
         }
-        let (local_id, jfr) = self.check_target(origin)?;
-        (placement.local_id, placement.jfr) = (local_id, Some(jfr));
+        let (local, jfr) = self.check_target(origin)?;
+        (placement.local, placement.jfr) = (local, Some(jfr));
         let queue =
             self.jfrs.get_mut(jfr).ok_or(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget))?;
         let timer = queue.config.rnr_timer;
@@ -78,8 +87,8 @@ impl UrmaNode {
         }
         placement.receive = Some(receive);
         if !opcode.has_memory() {
-            let range = receive.range;
-            (placement.token_id, placement.addr, placement.limit) = (range.token_id, range.addr, range.len);
+            let range = receive.wr.range;
+            (placement.segment, placement.addr, placement.limit) = (receive.segment, range.addr, range.len);
         }
         Ok(placement)
     }
@@ -100,7 +109,7 @@ impl UrmaNode {
         }
         let addr = placement.addr + u64::from(offset);
         // The segment may have been deregistered since the first packet.
-        if !self.segments.is_local(placement.token_id, addr, payload.len() as u32) {
+        if !self.segments.is_held(placement.segment, addr, payload.len() as u32) {
             return Err(gone);
         }
         env.mem.write(addr, payload).map_err(|_| gone)
@@ -109,6 +118,9 @@ impl UrmaNode {
     fn check_memory(&self, origin: &MessageOrigin, right: u8) -> Result<Maetah, UrmaRefusal> {
         let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
         let memory = origin.request.memory.ok_or(missing)?;
+        if memory.len > URMA_MESSAGE_MAX {
+            return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
+        }
         let wanted = PeerAccess {
             token_id: memory.token_id,
             token: origin.request.token,
@@ -135,8 +147,8 @@ impl UrmaNode {
         let (addr, data) = self.check_notify(origin)?;
         env.mem.write(addr, &data).map_err(|_| UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess))
     }
-    /// The receive queue of the Jetty or JFR that a request names: its number, and the queue.
-    fn check_target(&mut self, origin: &MessageOrigin) -> Result<(u32, PoolRef), UrmaRefusal> {
+    /// The receive queue of the Jetty or JFR that a request names: what that is, its number, and the queue.
+    fn check_target(&mut self, origin: &MessageOrigin) -> Result<((TargetKind, u32), PoolRef), UrmaRefusal> {
         let unknown = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget);
         let refused = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused);
         let mut target = origin.request.target.ok_or(unknown)?;
@@ -146,8 +158,8 @@ impl UrmaNode {
             group_token = Some(token);
             target = Mtetah { kind: Mtetah::JETTY, id: member, ..target };
         }
-        let (jfr, token) = match target.kind {
-            Mtetah::JFR => (target.id, None),
+        let (jfr, token, owner) = match target.kind {
+            Mtetah::JFR => (target.id, None, None),
             Mtetah::JETTY => {
                 let jetty = self.jetty_ref(target.id).and_then(|at| self.jetties.get(at)).ok_or(unknown)?;
                 let is_unreliable = origin.request.base.mode == ServiceMode::Uno;
@@ -164,7 +176,7 @@ impl UrmaNode {
                 if !is_peer {
                     return Err(refused);
                 }
-                (jetty.config.jfr.ok_or(unknown)?, jetty.config.token)
+                (jetty.config.jfr.ok_or(unknown)?, jetty.config.token, Some(jetty.config.owner))
             }
             _ => return Err(UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbUnknownTarget)),
         };
@@ -172,14 +184,22 @@ impl UrmaNode {
         let queue = self.jfrs.get(at).filter(|queue| queue.state == JfrState::Ready).ok_or(unknown)?;
         let own = if target.kind == Mtetah::JFR { queue.config.token } else { token };
         let needed = group_token.unwrap_or(own);
-        // A WRITE with notification carries the token of the segment, which was checked.
-        let is_shown = needed.is_none() || origin.request.base.opcode.has_memory() || origin.request.token == needed;
-        if is_shown { Ok((target.id, at)) } else { Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbToken)) }
+        // A WRITE with immediate carries the token of its segment, which was checked: it opens receives of the same program only.
+        let is_owner = |memory: Maetah| owner.is_some() && self.segments.owner(memory.token_id) == owner;
+        let is_shown =
+            needed.is_none() || origin.request.token == needed || origin.request.memory.is_some_and(is_owner);
+        let kind = if target.kind == Mtetah::JFR { TargetKind::Jfr } else { TargetKind::Jetty };
+        if is_shown {
+            Ok(((kind, target.id), at))
+        } else {
+            Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbToken))
+        }
     }
     fn execute_read(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
         let memory = self.check_memory(origin, access::READ)?;
         let granted = self.grant(env, origin);
-        let kind = ResponseKind::Read { addr: memory.addr, len: memory.len, token_id: memory.token_id, granted };
+        let segment = self.segments.hold(memory.token_id);
+        let kind = ResponseKind::Read { addr: memory.addr, len: memory.len, segment, granted };
         let context = self.context_of(origin, granted);
         env.fx.executed(origin.peer, origin.request.base.rc_id, origin.request.base.tassn);
         self.respond(origin, kind, context);
@@ -226,7 +246,7 @@ impl UrmaNode {
         if base.mode == ServiceMode::Uno {
             return;
         }
-        if base.mode == ServiceMode::Rol && !base.alloc {
+        if base.mode == ServiceMode::Rol && !base.alloc && !origin.is_deferred {
             if let Some(channel) = self.channels.get_mut(origin.channel) {
                 channel.rx.release(origin.last_psn);
                 channel.fused.push_back(FusedAck { rc_id: base.rc_id, tassn: base.tassn });
@@ -246,11 +266,12 @@ impl UrmaNode {
         let Some(jfc) = self.jfrs.get(jfr).map(|jfr| jfr.config.jfc) else { return };
         let record = CompletionRecord {
             status,
-            user_ctx: placement.receive.map_or(0, |receive| receive.user_ctx),
+            user_ctx: placement.receive.map_or(0, |receive| receive.wr.user_ctx),
             opcode: origin.request.base.opcode,
             is_receive: true,
             len,
-            local_id: placement.local_id,
+            local_kind: placement.local.0,
+            local_id: placement.local.1,
             remote: Some((origin.peer, origin.request.base.rc_id)),
             immediate: origin.request.immediate,
         };
@@ -258,19 +279,35 @@ impl UrmaNode {
     }
     /// A receive that was taken cannot be filled: it ends with an error.
     pub(crate) fn fail_receive(&mut self, env: &mut UrmaEnv<'_>, placement: &Placement) {
+        self.end_receive(placement, CrStatus::LocLen, env.fx);
+    }
+    fn end_receive(&mut self, placement: &Placement, status: CrStatus, fx: &mut dyn UrmaEffects) {
         let (Some(jfr), Some(receive)) = (placement.jfr, placement.receive) else { return };
         let Some(jfc) = self.jfrs.get(jfr).map(|jfr| jfr.config.jfc) else { return };
         let record = CompletionRecord {
-            status: CrStatus::LocLen,
-            user_ctx: receive.user_ctx,
+            status,
+            user_ctx: receive.wr.user_ctx,
             opcode: TaOpcode::Send,
             is_receive: true,
             len: 0,
-            local_id: placement.local_id,
+            local_kind: placement.local.0,
+            local_id: placement.local.1,
             remote: None,
             immediate: 0,
         };
-        self.complete(jfc, record, env.fx);
+        self.complete(jfc, record, fx);
+    }
+    /// A receive queue is moved to ERROR: messages that are being placed into its receives are refused.
+    pub(crate) fn end_messages(&mut self, jfr: PoolRef, fx: &mut dyn UrmaEffects) {
+        let is_its = |m: &Inbound| match m.phase {
+            InboundPhase::Placing(p) if p.jfr == Some(jfr) && p.receive.is_some() => Some(p),
+            _ => None,
+        };
+        let ended: Vec<_> = self.inbound.iter().filter_map(|(at, m)| is_its(m).map(|p| (at, p))).collect();
+        for (at, placement) in ended {
+            self.end_receive(&placement, CrStatus::FlushErr, fx);
+            self.set_refused(at, UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget));
+        }
     }
     /// Answers a request by a refusal.
     pub(crate) fn refuse(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, refusal: UrmaRefusal) {
@@ -285,19 +322,18 @@ impl UrmaNode {
             self.context_executed(context, number);
         }
         let response = self.acknowledge(origin, refusal.status, None);
-        if base.mode == ServiceMode::Rol && is_fusable(base.opcode) && !base.alloc {
+        if base.mode == ServiceMode::Rol && is_fusable(base.opcode) && !base.alloc && !origin.is_deferred {
             // The packet is acknowledged when the peer has the refusal.
             self.withhold_for(origin, response);
         }
     }
     fn withhold_for(&mut self, origin: &MessageOrigin, response: Option<PoolRef>) {
         let Some(channel) = self.channels.get_mut(origin.channel) else { return };
-        channel.rx.release(origin.last_psn);
-        let Some(response) = response else { return };
+        let Some(response) = response else { return channel.rx.release(origin.last_psn) };
         if channel.rx.can_withhold() {
             channel.rx.withhold(origin.last_psn);
-            channel.rx.refuse(origin.last_psn, response);
         }
+        channel.rx.refuse(origin.last_psn, response);
     }
     fn acknowledge(&mut self, origin: &MessageOrigin, status: UbStatus, granted: Option<u16>) -> Option<PoolRef> {
         if status == UbStatus::SUCCESS && granted.is_none() && self.join_acknowledgement(origin) {
@@ -344,9 +380,47 @@ impl UrmaNode {
             unacked: 0,
             context,
         };
+        self.queue_response(record)
+    }
+    pub(crate) fn queue_response(&mut self, record: ResponseRecord) -> Option<PoolRef> {
+        let channel = record.channel;
         let at = self.responses.insert(record).ok()?;
-        self.enqueue(origin.channel, TxOwner::Response(at));
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.responses += 1;
+        }
+        self.enqueue(channel, TxOwner::Response(at));
         Some(at)
+    }
+    /// Tells the peer that a ROL request waits, so that the acknowledgement of its last packet need not.
+    pub(crate) fn defer(&mut self, at: PoolRef) {
+        let Some(origin) = self.inbound.get(at).map(|message| message.origin) else { return };
+        let kind = ResponseKind::Deferred { psn: origin.last_psn };
+        let Some(response) = self.respond(&origin, kind, None) else { return };
+        if let Some(message) = self.inbound.get_mut(at) {
+            message.origin.is_deferred = true;
+        }
+        if let Some(channel) = self.channels.get_mut(origin.channel) {
+            channel.rx.refuse(origin.last_psn, response);
+        }
+    }
+    /// Whether a channel may have another message or response under way: each may use as much as is free, so that one leaves half
+    /// for the others. Messages that wait for earlier ones do not count, or those might find no room.
+    pub(crate) fn has_response_room(&self, channel: PoolRef) -> bool {
+        let free = self.config.responses_max.saturating_sub(self.responses.len() + self.inbound.len());
+        let own = self.channels.get(channel).map_or(0, |c| c.responses + c.inbound - c.waiting);
+        (own as usize) < free
+    }
+    /// The same for messages that are incomplete.
+    pub(crate) fn has_message_room(&self, channel: PoolRef) -> bool {
+        let free = self.config.inbound_max.saturating_sub(self.inbound.len());
+        let own = self.channels.get(channel).map_or(0, |c| c.inbound - c.waiting);
+        (own as usize) < free && self.has_response_room(channel)
+    }
+    /// The same for messages that wait for earlier ones. All together they leave half of the room to those.
+    pub(crate) fn has_waiting_room(&self, channel: PoolRef) -> bool {
+        let free = (self.config.inbound_max / 2).saturating_sub(self.inbound.len());
+        let own = self.channels.get(channel).map_or(0, |c| c.waiting);
+        (own as usize) < free && self.has_message_room(channel)
     }
     /// Gives a sequence context to a request that asks for one.
     fn grant(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Option<u16> {
@@ -364,12 +438,40 @@ impl UrmaNode {
             tracker: OrderTracker::new(base.order_number),
             waiting: Vec::new(),
         };
-        match self.contexts.insert(context) {
-            Ok(at) => Some(at.index() as u16),
-            Err(_) => {
-                env.fx.count(Reason::UbContextDenied);
-                None
-            }
+        let key = (origin.channel.index(), base.rc_id);
+        let old = self.context_keys.get(&key).copied();
+        let free = self.config.contexts_max.saturating_sub(self.contexts.len());
+        let own = self.channels.get(origin.channel).map_or(0, |channel| channel.contexts);
+        // A channel leaves half of them for the others.
+        let has_room = old.is_some() || (own as usize) < free;
+        let Some(at) = Some(context).filter(|_| has_room).and_then(|context| self.contexts.insert(context).ok()) else {
+            env.fx.count(Reason::UbContextDenied);
+            return None;
+        };
+        // A Jetty has one; the new one gets another number, because the message that ends the old one may be late.
+        if let Some(old) = old {
+            self.end_context(env, old);
+        }
+        self.context_keys.insert(key, at);
+        if let Some(channel) = self.channels.get_mut(origin.channel) {
+            channel.contexts += 1;
+        }
+        Some(at.index() as u16)
+    }
+    /// A peer's Jetty has a newer context: what waits in this one is refused.
+    fn end_context(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef) {
+        let waiting = self.contexts.get_mut(at).map(|context| std::mem::take(&mut context.waiting));
+        for (_, message) in waiting.into_iter().flatten() {
+            self.set_refused(message, UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused));
+            self.check_complete(env, message);
+        }
+        self.remove_context(at);
+    }
+    pub(crate) fn remove_context(&mut self, at: PoolRef) {
+        let Some(context) = self.contexts.remove(at) else { return };
+        self.context_keys.remove(&(context.channel.index(), context.rc_id));
+        if let Some(channel) = self.channels.get_mut(context.channel) {
+            channel.contexts -= 1;
         }
     }
     /// The sequence context of a request, and its number there.

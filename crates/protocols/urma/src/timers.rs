@@ -1,11 +1,11 @@
 //! Deadlines: retransmission and opening of channels, repetition of requests after RNR; and the end of a channel.
 
-use crate::api::{CrStatus, JettyState, UrmaEnv};
+use crate::api::{CrStatus, JettyState, JfrState, UrmaEnv};
 use crate::channel::{ChannelState, UrmaTimer};
 use crate::node::{TimerEntry, UrmaNode};
 use crate::pool::PoolRef;
 use crate::queues::{OrderStream, StreamState};
-use crate::records::{InboundPhase, RequestPhase};
+use crate::records::{Inbound, InboundPhase, RequestPhase};
 use crate::tx_window::TxOwner;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::Cna;
@@ -20,7 +20,7 @@ impl UrmaNode {
             }
             self.timers.pop();
             match entry.timer {
-                UrmaTimer::Channel(at) => self.on_channel_timer(at, env),
+                UrmaTimer::Channel(at) => self.on_channel_timer(at, entry.at, env),
                 UrmaTimer::Retry(at) => self.on_retry(at, env),
             }
         }
@@ -40,9 +40,13 @@ impl UrmaNode {
             self.add_timer(deadline, UrmaTimer::Channel(at));
         }
     }
-    fn on_channel_timer(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+    fn on_channel_timer(&mut self, at: PoolRef, due: Nanos, env: &mut UrmaEnv<'_>) {
         let config = self.config;
         let Some(channel) = self.channels.get_mut(at) else { return };
+        if due != channel.timer_at {
+            // An earlier deadline came after it and has an entry of its own.
+            return;
+        }
         channel.timer_at = Nanos::NEVER;
         let deadline = channel.deadline(&config);
         if deadline == Nanos::NEVER {
@@ -51,27 +55,52 @@ impl UrmaNode {
         if deadline > env.now {
             return self.arm_channel(at, env.now);
         }
+        if channel.state == ChannelState::Open && channel.tx.is_empty() {
+            // Nothing is in flight, but something is awaited: is the peer alive?
+            channel.heard_at = env.now;
+            self.enqueue(at, TxOwner::Filler);
+            return self.arm_channel(at, env.now);
+        }
         if channel.state == ChannelState::Open && channel.tx.probe(env.now, &config) {
             self.activate(at);
             return self.arm_channel(at, env.now);
         }
         env.fx.count(Reason::UbTimeout);
-        let is_alive = match channel.state {
-            ChannelState::Opening => channel.asks <= config.rto_tries,
+        let is_spent = match channel.state {
+            ChannelState::Opening => channel.asks > config.rto_tries,
             ChannelState::Open => {
-                channel.window.on_timeout(env.now);
-                channel.tx.on_timeout(env.now, &config)
+                let tries = channel.tx.silent_tries();
+                if tries == 0 {
+                    channel.quiet_since = env.now;
+                }
+                tries >= config.rto_tries
             }
         };
-        if !is_alive {
+        let quiet = env.now.since(channel.quiet_since);
+        if is_spent && (config.rto_tries == 0 || !self.has_patience(at, quiet)) {
             env.fx.count(Reason::UbChannelFailed);
             return self.fail_channel(at, env);
+        }
+        let Some(channel) = self.channels.get_mut(at) else { return };
+        match channel.state {
+            // One REQUEST more.
+            ChannelState::Opening => channel.asks = channel.asks.min(config.rto_tries),
+            ChannelState::Open => {
+                channel.window.on_timeout(env.now);
+                channel.tx.on_timeout(env.now);
+            }
         }
         self.activate(at);
         // An opening channel is armed when its next REQUEST leaves.
         if self.channels.get(at).is_some_and(|channel| channel.state == ChannelState::Open) {
             self.arm_channel(at, env.now);
         }
+    }
+    /// Whether a request that uses a channel may not fail yet after so long a silence.
+    fn has_patience(&self, at: PoolRef, quiet: Nanos) -> bool {
+        let jetties =
+            self.requests.iter().filter(|(_, request)| request.channel == at).map(|(_, request)| request.jetty);
+        jetties.filter_map(|jetty| self.jetties.get(jetty)).any(|jetty| quiet < jetty.config.err_timeout())
     }
     /// A request that waited after RNR, or for which there is no channel.
     fn on_retry(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
@@ -82,8 +111,7 @@ impl UrmaNode {
         if request.phase != RequestPhase::Waiting {
             return;
         }
-        request.phase = RequestPhase::Issued;
-        (request.sent, request.all_sent) = (0, false);
+        request.begin_attempt();
         let (channel, attempt) = (request.channel, request.attempt);
         self.enqueue(channel, TxOwner::Request(at, attempt));
     }
@@ -107,7 +135,7 @@ impl UrmaNode {
         self.inbound_keys.retain(|key, _| key.0 != at.index());
         let contexts: Vec<PoolRef> = self.contexts.iter().filter(|(_, c)| c.channel == at).map(|(r, _)| r).collect();
         for context in contexts {
-            self.contexts.remove(context);
+            self.remove_context(context);
         }
         let responses: Vec<PoolRef> = self.responses.iter().filter(|(_, r)| r.channel == at).map(|(r, _)| r).collect();
         for response in responses {
@@ -146,13 +174,23 @@ impl UrmaNode {
     }
     /// Forgets an incomplete message; its receive goes back to the front of its queue.
     pub(crate) fn drop_inbound(&mut self, at: PoolRef) {
-        let Some(mut message) = self.inbound.remove(at) else { return };
-        self.buffer.drop_list(&mut message.held);
+        self.drop_held(at);
+        let Some(message) = self.remove_inbound(at) else { return };
         if let InboundPhase::Placing(placement) = message.phase
             && let (Some(jfr), Some(receive)) =
                 (placement.jfr.and_then(|jfr| self.jfrs.get_mut(jfr)), placement.receive)
+            && jfr.state == JfrState::Ready
         {
             jfr.receives.push_front(receive);
         }
+    }
+    /// Removes the record of a message, and only that.
+    pub(crate) fn remove_inbound(&mut self, at: PoolRef) -> Option<Inbound> {
+        let message = self.inbound.remove(at)?;
+        if let Some(channel) = self.channels.get_mut(message.origin.channel) {
+            channel.inbound -= 1;
+            channel.waiting -= u32::from(matches!(message.phase, InboundPhase::Waiting));
+        }
+        Some(message)
     }
 }

@@ -2,11 +2,13 @@
 
 use crate::api::{CrStatus, UrmaEnv, WrData};
 use crate::channel::{ChannelState, FusedAck, TpMessage, TpMessageKind};
+use crate::initiator::DEFERRED;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
+use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord, UrmaRefusal};
 use crate::tx_window::{TxOwner, TxPacket};
 use burst_base::{Nanos, Psn, Reason};
+use burst_span::Span;
 use burst_ubwire::{
     Atah, Btah, Cna, CongestionField, Dialect, Mtetah, NextLayer, Nth, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaHeader,
     TaOpcode, TaRequest, TpOpcode, UB_HEAD_MAX, UbHead, UbStatus,
@@ -22,12 +24,20 @@ const BUSY_TIMER: u8 = 3;
 pub(crate) const MANAGEMENT_MAX: usize = 256;
 
 /// A packet that is in the caller's buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct UrmaTransmit {
     /// Where to.
     pub dest: Cna,
-    /// Bytes.
+    /// Bytes in the buffer.
     pub len: usize,
+    /// Payload that follows them and stays where it is ([`UrmaNode::poll_tx_lent`]).
+    pub lent: Option<Span>,
+}
+
+impl UrmaTransmit {
+    const fn whole(dest: Cna, len: usize) -> UrmaTransmit {
+        UrmaTransmit { dest, len, lent: None }
+    }
 }
 
 impl UrmaNode {
@@ -38,6 +48,14 @@ impl UrmaNode {
     /// Writes the next packet to `out`, from the NTH on and without checksum. `None`: nothing may be sent now. Panics if `out` is
     /// shorter than [`UrmaNode::packet_max`].
     pub fn poll_tx(&mut self, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
+        self.poll_any(env, out, false)
+    }
+    /// As [`UrmaNode::poll_tx`], without a copy of payload in registered memory: the caller sends it from there, before anything
+    /// else is done with the node.
+    pub fn poll_tx_lent(&mut self, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
+        self.poll_any(env, out, true)
+    }
+    fn poll_any(&mut self, env: &mut UrmaEnv<'_>, out: &mut [u8], lends: bool) -> Option<UrmaTransmit> {
         if let Some((dest, message)) = self.management.pop_front() {
             return Some(self.write_management(dest, &message, out));
         }
@@ -47,7 +65,7 @@ impl UrmaNode {
             }
         }
         while let Some(&channel) = self.active.front() {
-            if let Some(sent) = self.poll_channel(channel, env, out) {
+            if let Some(sent) = self.poll_channel(channel, env, out, lends) {
                 self.arm_channel(channel, env.now);
                 // The next channel's turn.
                 self.active.rotate_left(1);
@@ -60,6 +78,10 @@ impl UrmaNode {
             }
         }
         None
+    }
+    /// Whether something may be ready to be sent. A channel that waits for its window counts until it was asked.
+    pub fn wants_tx(&self) -> bool {
+        !(self.active.is_empty() && self.management.is_empty() && self.unreliable.is_empty())
     }
     /// The channel may have something to send.
     pub(crate) fn activate(&mut self, at: PoolRef) {
@@ -89,7 +111,7 @@ impl UrmaNode {
         let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(TaHeader::Request(request)) };
         let len = head.emit(&Dialect::BURST, out);
         out[len..len + TpMessage::LEN].copy_from_slice(&message.bytes());
-        UrmaTransmit { dest, len: len + TpMessage::LEN }
+        UrmaTransmit::whole(dest, len + TpMessage::LEN)
     }
     fn write_unreliable(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
         let request = self.requests.get(at)?;
@@ -103,13 +125,19 @@ impl UrmaNode {
         };
         let len = head.emit(&Dialect::BURST, out);
         let payload_len = request.data.len() as usize;
-        let is_read = self.gather(&request.data, 0, &mut out[len..len + payload_len], env);
+        let is_read = self.gather(&request.data, request.segment, 0, &mut out[len..len + payload_len], env);
         let status = if is_read { CrStatus::Success } else { CrStatus::LocAccess };
         self.answer(at, status, env);
-        is_read.then_some(UrmaTransmit { dest, len: len + payload_len })
+        is_read.then_some(UrmaTransmit::whole(dest, len + payload_len))
     }
     /// Acknowledgement, repetition or new packet of a channel.
-    fn poll_channel(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
+    fn poll_channel(
+        &mut self,
+        at: PoolRef,
+        env: &mut UrmaEnv<'_>,
+        out: &mut [u8],
+        lends: bool,
+    ) -> Option<UrmaTransmit> {
         let config = self.config;
         let channel = self.channels.get_mut(at)?;
         if channel.state == ChannelState::Opening {
@@ -117,7 +145,7 @@ impl UrmaNode {
                 return None;
             }
             channel.asked(env.now, &config);
-            let (dest, message) = (channel.peer, channel.message(TpMessageKind::Request, &config));
+            let (dest, message) = (channel.peer, channel.message(TpMessageKind::Request, (0, 0), &config));
             return Some(self.write_management(dest, &message, out));
         }
         if let Some(fused) = channel.fused.pop_front() {
@@ -128,14 +156,19 @@ impl UrmaNode {
         }
         if let Some((psn, packet)) = channel.tx.take_lost(env.now) {
             env.fx.count(Reason::UbRepeated);
-            return self.write_packet(at, psn, packet, true, env, out);
+            return self.write_packet(at, ChannelPacket { psn, packet, ack_req: true, lends }, env, out);
         }
         let (packet, is_last) = self.next_packet(at)?;
         let channel = self.channels.get_mut(at)?;
         let psn = channel.tx.push(env.now, packet);
+        if let (TxOwner::Request(request, _), true) = (packet.owner, packet.last)
+            && let Some(request) = self.requests.get_mut(request)
+        {
+            request.last_psn = Some(psn);
+        }
         let window = if config.caqm { channel.window.bytes() } else { config.window_max };
-        let asks = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_queue(window).is_none();
-        self.write_packet(at, psn, packet, asks, env, out)
+        let ack_req = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_queue(window).is_none();
+        self.write_packet(at, ChannelPacket { psn, packet, ack_req, lends }, env, out)
     }
     /// Cuts the next new packet; also whether no other is ready.
     fn next_packet(&mut self, at: PoolRef) -> Option<(TxPacket, bool)> {
@@ -184,7 +217,7 @@ impl UrmaNode {
                 response.unacked += 1;
                 (response.payload_len(), &mut response.sent, &mut response.all_sent, &mut response.tpmsn)
             }
-            TxOwner::Busy { .. } => (0, &mut busy_sent, &mut busy_all, &mut busy_tpmsn),
+            TxOwner::Busy { .. } | TxOwner::Filler => (0, &mut busy_sent, &mut busy_all, &mut busy_tpmsn),
         };
         if *sent == 0 {
             *tpmsn = self.channels.get_mut(channel)?.take_tpmsn();
@@ -199,12 +232,11 @@ impl UrmaNode {
     fn write_packet(
         &mut self,
         at: PoolRef,
-        psn: Psn,
-        packet: TxPacket,
-        ack_req: bool,
+        sent: ChannelPacket,
         env: &mut UrmaEnv<'_>,
         out: &mut [u8],
     ) -> Option<UrmaTransmit> {
+        let ChannelPacket { psn, packet, ack_req, lends } = sent;
         let (ta, source) = self.transaction(&packet);
         let len = usize::from(packet.len);
         let channel = self.channels.get_mut(at)?;
@@ -227,11 +259,19 @@ impl UrmaNode {
         let nth = Nth { congestion, ..self.nth(dest, NextLayer::Reliable) };
         let mut head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta: Some(ta) };
         let mut at = head.emit(&Dialect::BURST, out);
+        if let Some((segment, addr)) = source.memory(&packet).filter(|_| lends)
+            && self.segments.is_held(segment, addr, u32::from(packet.len))
+            && let Some(span) = env.mem.lend(addr, u32::from(packet.len))
+        {
+            return Some(UrmaTransmit { dest, len: at, lent: Some(span) });
+        }
         let is_read = match source {
-            PayloadSource::Nothing => return Some(UrmaTransmit { dest, len: at }),
-            PayloadSource::Data(data) => self.gather(&data, packet.offset, &mut out[at..at + len], env),
-            PayloadSource::Segment { token_id, addr } => {
-                self.segments.is_local(token_id, addr, u32::from(packet.len))
+            PayloadSource::Nothing => return Some(UrmaTransmit::whole(dest, at)),
+            PayloadSource::Data(data, segment) => {
+                self.gather(&data, segment, packet.offset, &mut out[at..at + len], env)
+            }
+            PayloadSource::Segment { segment, addr } => {
+                self.segments.is_held(segment, addr, u32::from(packet.len))
                     && env.mem.read(addr, &mut out[at..at + len]).is_ok()
             }
             PayloadSource::Value(value) => {
@@ -249,7 +289,7 @@ impl UrmaNode {
             at = head.emit(&Dialect::BURST, out);
             out[at..at + len].fill(0);
         }
-        Some(UrmaTransmit { dest, len: at + len })
+        Some(UrmaTransmit::whole(dest, at + len))
     }
     /// Transaction header and source of the payload.
     fn transaction(&self, packet: &TxPacket) -> (TaHeader, PayloadSource) {
@@ -257,8 +297,11 @@ impl UrmaNode {
             TxOwner::Request(at, attempt) => {
                 let Some(request) = self.requests.get(at).filter(|r| r.attempt == attempt) else { return filler() };
                 let header = self.request_header(request, packet.offset, request.order_number.is_some());
-                let source =
-                    if request.payload_len() == 0 { PayloadSource::Nothing } else { PayloadSource::Data(request.data) };
+                let source = if request.payload_len() == 0 {
+                    PayloadSource::Nothing
+                } else {
+                    PayloadSource::Data(request.data, request.segment)
+                };
                 (TaHeader::Request(header), source)
             }
             TxOwner::Response(at) => {
@@ -266,10 +309,11 @@ impl UrmaNode {
                 response_header(response, packet.offset)
             }
             TxOwner::Busy { rc_id, tassn, mode } => {
-                let status = UbStatus { status: UbStatus::RNR, info: BUSY_TIMER };
+                let status = UbStatus { status: UbStatus::RNR, info: BUSY_TIMER | UrmaRefusal::BUSY };
                 let atah = Atah { status, mode, ..Atah::new(TaOpcode::TaAck, tassn, rc_id) };
                 (TaHeader::Response(atah), PayloadSource::Nothing)
             }
+            TxOwner::Filler => filler(),
         }
     }
     fn request_header(&self, request: &SendRecord, offset: u32, is_numbered: bool) -> TaRequest {
@@ -300,7 +344,7 @@ impl UrmaNode {
         }
     }
     /// Reads a part of a request's payload; false if the memory is gone.
-    fn gather(&self, data: &WrData, offset: u32, out: &mut [u8], env: &mut UrmaEnv<'_>) -> bool {
+    fn gather(&self, data: &WrData, segment: PoolRef, offset: u32, out: &mut [u8], env: &mut UrmaEnv<'_>) -> bool {
         match data {
             WrData::Inline { bytes, .. } => {
                 let from = offset as usize;
@@ -311,7 +355,7 @@ impl UrmaNode {
             }
             WrData::Local(range) => {
                 let addr = range.addr + u64::from(offset);
-                self.segments.is_local(range.token_id, addr, out.len() as u32) && env.mem.read(addr, out).is_ok()
+                self.segments.is_held(segment, addr, out.len() as u32) && env.mem.read(addr, out).is_ok()
             }
         }
     }
@@ -357,7 +401,7 @@ impl UrmaNode {
         });
         let nth = self.nth(dest, NextLayer::Reliable);
         let head = UbHead { nth, rtph: Some(rtph), cetph, saetph: sack.map(|s| s.1), ta };
-        Some(UrmaTransmit { dest, len: head.emit(&Dialect::BURST, out) })
+        Some(UrmaTransmit::whole(dest, head.emit(&Dialect::BURST, out)))
     }
     /// Acknowledgements that are due on a channel leave with the next turn.
     pub(crate) fn ask_ack(&mut self, at: PoolRef) {
@@ -377,12 +421,39 @@ impl UrmaNode {
     }
 }
 
+/// A packet of a channel that is sent now.
+#[derive(Clone, Copy)]
+struct ChannelPacket {
+    psn: Psn,
+    packet: TxPacket,
+    ack_req: bool,
+    /// Payload in registered memory is described, not copied.
+    lends: bool,
+}
+
 /// Where a packet's payload comes from.
 enum PayloadSource {
     Nothing,
-    Data(WrData),
-    Segment { token_id: u32, addr: u64 },
+    /// Data of a request and the registration of their segment.
+    Data(WrData, PoolRef),
+    Segment {
+        segment: PoolRef,
+        addr: u64,
+    },
     Value(u64),
+}
+
+impl PayloadSource {
+    /// The registered memory that holds a packet's payload: its registration, and the first byte.
+    fn memory(&self, packet: &TxPacket) -> Option<(PoolRef, u64)> {
+        match self {
+            PayloadSource::Data(WrData::Local(range), segment) => {
+                Some((*segment, range.addr + u64::from(packet.offset)))
+            }
+            PayloadSource::Segment { segment, addr } => Some((*segment, *addr)),
+            _ => None,
+        }
+    }
 }
 
 /// What fills a PSN whose message has an outcome already: an acknowledgement of nothing.
@@ -400,12 +471,16 @@ fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, Payload
             let atah = Atah { status: UbStatus { info, ..status }, ..base(TaOpcode::TaAck) };
             (TaHeader::Response(grant(atah, granted)), PayloadSource::Nothing)
         }
-        ResponseKind::Read { addr, token_id, granted, len } => {
+        ResponseKind::Deferred { psn } => {
+            let status = UbStatus { status: UbStatus::FUSED, info: DEFERRED };
+            (TaHeader::Response(Atah { status, offset: psn.get(), ..base(TaOpcode::TaAck) }), PayloadSource::Nothing)
+        }
+        ResponseKind::Read { addr, segment, granted, len } => {
             let atah = Atah { offset, ..base(TaOpcode::ReadResponse) };
             let source = if len == 0 {
                 PayloadSource::Nothing
             } else {
-                PayloadSource::Segment { token_id, addr: addr + u64::from(offset) }
+                PayloadSource::Segment { segment, addr: addr + u64::from(offset) }
             };
             (TaHeader::Response(grant(atah, granted)), source)
         }

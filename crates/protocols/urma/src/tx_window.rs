@@ -39,6 +39,8 @@ pub(crate) enum TxOwner {
         /// Its service mode.
         mode: ServiceMode,
     },
+    /// Of nothing: asks for a sign of life.
+    Filler,
 }
 
 /// A packet, described.
@@ -83,11 +85,15 @@ pub(crate) struct TxWindow {
     /// In the present recovery, PSNs before this one have been judged.
     scanned: Psn,
     tries: u8,
+    /// An acknowledgement came since the last time-out.
+    is_heard: bool,
     /// The probe was sent since the last progress.
     is_probed: bool,
     progress_at: Nanos,
     srtt: Nanos,
     gbn: bool,
+    /// Oldest PSN when a NAK was followed last: one for each gap.
+    nak_followed: Option<Psn>,
 }
 
 /// What an acknowledgement did.
@@ -95,6 +101,8 @@ pub(crate) struct TxWindow {
 pub(crate) struct Acked {
     /// Packets that are newly lost.
     pub(crate) losses: u32,
+    /// Another acknowledgement covered more: nothing was done.
+    pub(crate) is_old: bool,
 }
 
 impl TxWindow {
@@ -107,10 +115,12 @@ impl TxWindow {
             mark: None,
             scanned: first,
             tries: 0,
+            is_heard: false,
             is_probed: false,
             progress_at: Nanos(0),
             srtt: Nanos(0),
             gbn: config.recovery == LossRecovery::GoBackN,
+            nak_followed: None,
         }
     }
     /// PSN of the next new packet.
@@ -123,6 +133,14 @@ impl TxWindow {
     }
     pub(crate) fn is_empty(&self) -> bool {
         self.flight.is_empty()
+    }
+    /// Packets from the oldest one on that is not acknowledged.
+    pub(crate) fn packets(&self) -> usize {
+        self.flight.len()
+    }
+    /// Payload bytes that are neither acknowledged nor lost.
+    pub(crate) fn bytes(&self) -> u32 {
+        self.flight_bytes
     }
     pub(crate) fn srtt(&self) -> Nanos {
         self.srtt
@@ -165,9 +183,9 @@ impl TxWindow {
         if count > self.flight.len() as i32 {
             return Err(Reason::UbBadAck);
         }
-        let mut acked = Acked { losses: 0 };
-        if count < 0 {
-            // Older than another acknowledgement.
+        self.is_heard = true;
+        let mut acked = Acked { losses: 0, is_old: count < 0 };
+        if acked.is_old {
             return Ok(acked);
         }
         for _ in 0..count {
@@ -195,8 +213,15 @@ impl TxWindow {
         }
         Ok(acked)
     }
-    /// The peer keeps nothing behind a gap (go-back-N): all packets are lost.
-    pub(crate) fn go_back(&mut self) -> u32 {
+    /// The peer keeps nothing behind a gap (go-back-N) and says so, once for each gap.
+    pub(crate) fn on_nak(&mut self) {
+        if self.nak_followed != Some(self.una) {
+            self.nak_followed = Some(self.una);
+            self.go_back();
+        }
+    }
+    /// All packets are lost.
+    fn go_back(&mut self) -> u32 {
         let before = self.lost;
         for i in 0..self.flight.len() {
             self.lose(i);
@@ -291,16 +316,19 @@ impl TxWindow {
         }
         true
     }
-    /// No acknowledgement came in time: the oldest packets are lost. False: the channel has failed.
-    pub(crate) fn on_timeout(&mut self, now: Nanos, config: &UrmaConfig) -> bool {
-        self.tries += 1;
-        if self.tries > config.rto_tries {
-            return false;
-        }
+    /// Time-outs in a row in which nothing at all was acknowledged. Otherwise the peer is alive and has no room, or waits for
+    /// something else.
+    pub(crate) fn silent_tries(&self) -> u8 {
+        if self.is_heard { 0 } else { self.tries }
+    }
+    /// No acknowledgement of more packets came in time: the oldest ones are lost.
+    pub(crate) fn on_timeout(&mut self, now: Nanos) {
+        self.tries = self.silent_tries().saturating_add(1);
+        self.is_heard = false;
         (self.progress_at, self.mark) = (now, None);
         if self.gbn {
             self.go_back();
-            return true;
+            return;
         }
         let mut count = 0;
         for i in 0..self.flight.len() {
@@ -316,7 +344,6 @@ impl TxWindow {
             // All have arrived but the acknowledgement is missing: the first one asks for it.
             self.lose(0);
         }
-        true
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.flight.capacity() * size_of::<InFlight>()
@@ -401,7 +428,7 @@ mod tests {
         let mut seen = Vec::new();
         w.on_ack(Nanos(1), next.sub(2), None, &mut |p| seen.push(p.offset)).expect("sound");
         assert_eq!(seen, [0, 1]);
-        assert_eq!(w.on_ack(Nanos(1), before, None, &mut |_| ()), Ok(Acked { losses: 0 }));
+        assert_eq!(w.on_ack(Nanos(1), before, None, &mut |_| ()), Ok(Acked { losses: 0, is_old: true }));
     }
 
     #[test]
@@ -412,9 +439,10 @@ mod tests {
         for n in 0..config.rto_tries {
             assert_eq!(w.deadline(&config), at + Nanos(config.rto_base.0 << n));
             at = w.deadline(&config);
-            assert!(w.on_timeout(at, &config));
+            assert!(w.silent_tries() < config.rto_tries);
+            w.on_timeout(at);
             assert_eq!(lost(&mut w).len(), TIMEOUT_BURST);
         }
-        assert!(!w.on_timeout(at, &config));
+        assert_eq!(w.silent_tries(), config.rto_tries);
     }
 }

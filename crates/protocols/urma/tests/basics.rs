@@ -307,8 +307,35 @@ fn a_failed_channel_suspends_a_jetty_that_asks_for_it_and_flush_returns_the_rest
     p.world.with(0, |node, env| node.modify_jetty(p.jetty[0], Reset, env.fx)).expect("drained");
     p.world.with(0, |node, env| node.modify_jetty(p.jetty[0], Ready, env.fx)).expect("allowed");
     assert_eq!(p.go(wr).0, [CrStatus::Success]);
+    p.world.with(0, |node, env| node.modify_jetty(p.jetty[0], Error, env.fx)).expect("allowed");
     p.world.hosts[0].node.delete_jetty(p.jetty[0]).expect("nothing outstanding");
+    assert_eq!(p.world.poll(0, p.jfc[0]), [], "the number may be another Jetty's next");
     assert_eq!(p.world.hosts[0].node.delete_jetty(p.jetty[0]), Err(UrmaError::NoObject));
+}
+
+#[test]
+fn a_request_waits_for_a_silent_peer_as_long_as_its_jetty_says() {
+    // The time-outs of a channel take 0.51 s, the next two end after 1.02 and 2.05 s; code 18 is 1.07 s.
+    for (code, (early, late)) in [(0, (450, 600)), (18, (1_070, 2_100))] {
+        for is_open in [false, true] {
+            let mut p = pair(LossRecovery::Selective, |_| ());
+            let config = JettyConfig { err_timeout: code, ..JettyConfig::new(p.jfc[0], None) };
+            let jetty = p.world.jetty(0, config);
+            let wr = p.wr(TaOpcode::Write, 0, 64, 0);
+            if is_open {
+                p.world.post(0, jetty, wr).expect("accepted");
+                p.world.run_for(SECOND);
+                assert_eq!(p.world.poll(0, p.jfc[0])[0].status, CrStatus::Success);
+            }
+            p.world.filter = Some(Box::new(|_, _, _| true));
+            p.world.post(0, jetty, wr).expect("accepted");
+            p.world.run_for(Nanos::from_ms(early));
+            assert_eq!(p.world.poll(0, p.jfc[0]), [], "{code} {is_open}");
+            p.world.run_for(Nanos::from_ms(late - early));
+            let ends: Vec<_> = p.world.poll(0, p.jfc[0]).iter().map(|cr| cr.status).collect();
+            assert_eq!(ends, [CrStatus::AckTimeout], "{code} {is_open}");
+        }
+    }
 }
 
 #[test]
@@ -467,7 +494,39 @@ fn late_packets_of_a_former_channel_do_nothing() {
     }
     p.world.run_for(SECOND);
     assert_eq!(p.world.hosts[1].ram.bytes[64], before);
-    assert_eq!(p.world.count(1, Reason::UbStaleChannel), 1);
+    assert_eq!(p.world.count(1, Reason::UbStaleChannel), 2, "the new channel's first REQUEST, and the late one");
     assert!(p.world.count(1, Reason::UbUnknownChannel) >= 1);
     assert_eq!(p.go(wr).0, [CrStatus::Success], "the new channel goes on");
+}
+
+#[test]
+fn a_completion_says_that_earlier_requests_without_one_are_done() {
+    for is_ordered in [false, true] {
+        let mut p = pair(LossRecovery::Selective, |_| ());
+        let wr = JfsWr { completion_order: is_ordered, ..p.wr(TaOpcode::Write, 0, 64, 0) };
+        // The request without completion, the only one of its length, is lost for a while.
+        let (is_cut, len) = (std::rc::Rc::new(std::cell::Cell::new(true)), std::cell::Cell::new(0));
+        let cut = is_cut.clone();
+        p.world.filter = Some(Box::new(move |from, _, bytes| {
+            if from == 0 && bytes.len() > 100 {
+                len.set(bytes.len());
+            }
+            from == 0 && bytes.len() + 32 == len.get() && cut.get()
+        }));
+        // The channel opens first.
+        p.world.post(0, p.jetty[0], JfsWr { user_ctx: 0, ..wr }).expect("accepted");
+        p.world.run_for(Nanos(20_000));
+        let short =
+            JfsWr { user_ctx: 1, complete: false, completion_order: is_ordered, ..p.wr(TaOpcode::Write, 0, 32, 0) };
+        p.world.post(0, p.jetty[0], short).expect("accepted");
+        for (user_ctx, complete) in [(2, true), (3, false), (4, true)] {
+            p.world.post(0, p.jetty[0], JfsWr { user_ctx, complete, ..wr }).expect("accepted");
+        }
+        let poll = |p: &mut Pair| p.world.poll(0, p.jfc[0]).iter().map(|cr| cr.user_ctx).collect::<Vec<_>>();
+        p.world.run_for(Nanos(10_000));
+        assert_eq!(poll(&mut p), [0], "2, 3 and 4 are done, but 1 is not");
+        is_cut.set(false);
+        p.world.run_for(SECOND);
+        assert_eq!(poll(&mut p), [2, 4]);
+    }
 }

@@ -38,7 +38,8 @@ fn open_request(world: &mut World, peer: u32) -> Vec<u8> {
     let token_id = world.hosts[0].all;
     let segment = world.hosts[0].node.export_segment(token_id).expect("registered");
     let segment = node.import_segment(segment).expect("room");
-    let mut ram = Ram { bytes: vec![0; 64], is_gone: false };
+    let mut ram =
+        Ram { bytes: vec![0; 64], is_gone: false, own: burst_span::ProcessMemory::own().expect("own memory") };
     let mut log = Log::default();
     let mut env = UrmaEnv { now: Nanos(0), mem: &mut ram, fx: &mut log };
     let data = burst_urma::WrData::inline(&[1]).expect("short");

@@ -4,7 +4,9 @@
 //! connection when they are closed, also by the death of the process, until both directions have ended in order: so
 //! that a program never takes a cut stream for a whole one.
 
+use super::syn::HeldFor;
 use super::{KIND_CONN, RelayWorker, TURN_BYTES};
+use crate::hold::Verdict;
 use crate::pool::WindowSlot;
 use crate::sys;
 use burst_relay::{Frame, Outcome, Stream};
@@ -14,6 +16,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Bytes of one turn after which they are sent, though the turn goes on.
 const FLUSH_BYTES: usize = 64 << 10;
+
+/// Events for which a socket is watched.
+pub(super) const WATCHED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +67,7 @@ impl RelayWorker {
             self.conns.len() - 1
         });
         let token = KIND_CONN << 56 | u64::from(conn.generation) << 32 | place as u64;
-        let flags = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
-        let added = conn.socket.as_ref().map_or(Ok(()), |socket| self.poll.add(socket.as_raw_fd(), flags, token));
+        let added = conn.socket.as_ref().map_or(Ok(()), |socket| self.poll.add(socket.as_raw_fd(), WATCHED, token));
         let (link, id) = (conn.link, conn.stream.id());
         self.conns[place] = Some(conn);
         if let Some(link) = &mut self.links[link] {
@@ -306,6 +310,7 @@ impl RelayWorker {
         // Closed with the option set when it was made: RST.
         conn.socket = None;
         let number = conn.link;
+        let (ends, owner) = ((conn.client, conn.server), HeldFor::Stream(place, conn.generation));
         if let Some(link) = &mut self.links[number]
             && !conn.stream.has_ended()
         {
@@ -318,6 +323,8 @@ impl RelayWorker {
             self.count(name, 1);
         }
         self.mark_dirty(number);
+        let answer = if outcome == Outcome::Unreachable { Verdict::Drop } else { Verdict::Refuse };
+        self.end_syn(ends, owner, answer);
         self.forget_if_gone(place);
     }
 

@@ -3,7 +3,10 @@
 //! It serves connections that no peer carries, before their first byte, and the policy `relay = "tcp"`, which is the
 //! floor of the benchmark.
 
+use super::conn::WATCHED;
+use super::syn::{ClientEnd, HeldFor};
 use super::{KIND_PAIR, RelayWorker, TURN_BYTES, listen};
+use crate::hold::Verdict;
 use crate::sys;
 use burst_base::Reason;
 use std::io::ErrorKind;
@@ -31,7 +34,8 @@ struct RelayDirection {
 #[derive(Debug)]
 pub(super) struct Pair {
     generation: u32,
-    sockets: [OwnedFd; 2],
+    /// The program's, `None` while its SYN is held, and the one to the server.
+    sockets: [Option<OwnedFd>; 2],
     readable: [bool; 2],
     writable: [bool; 2],
     hung_up: [bool; 2],
@@ -67,7 +71,7 @@ impl RelayWorker {
     pub(super) fn go_onward(
         &mut self,
         at: usize,
-        socket: OwnedFd,
+        end: ClientEnd,
         (client, server): (SocketAddr, SocketAddr),
         why: Reason,
     ) {
@@ -76,7 +80,16 @@ impl RelayWorker {
         let made = self.in_place(at, |config| listen::connect_onward(client, server, config.config.mark as i32));
         let onward = match made {
             Ok(onward) => onward,
-            Err(e) => return crate::log(format_args!("{client} to {server} by TCP: {e}")),
+            Err(e) => {
+                // Without descriptors the program's TCP tries again.
+                let answer = if sys::no_descriptors(&e) { Verdict::Drop } else { Verdict::Refuse };
+                self.end_syn((client, server), HeldFor::Nobody, answer);
+                return crate::log(format_args!("{client} to {server} by TCP: {e}"));
+            }
+        };
+        let (socket, is_held) = match end {
+            ClientEnd::Accepted(socket) => (Some(socket), false),
+            ClientEnd::Held => (None, true),
         };
         // Without memory left a connection goes on slowly rather than not at all.
         let share = self.config.memory / u64::from(self.config.workers);
@@ -89,7 +102,7 @@ impl RelayWorker {
         });
         let pair = Pair {
             generation,
-            sockets: [socket, onward],
+            sockets: [socket, Some(onward)],
             readable: [false; 2],
             writable: [false; 2],
             hung_up: [false; 2],
@@ -100,12 +113,14 @@ impl RelayWorker {
             server,
             why,
         };
-        let flags = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
-        let added = (0..2u64).try_for_each(|side| {
-            let token = KIND_PAIR << 56 | u64::from(generation) << 32 | side << 31 | place as u64;
-            self.poll.add(pair.sockets[side as usize].as_raw_fd(), flags, token)
+        let added = (0..2).try_for_each(|side| {
+            let Some(socket) = &pair.sockets[side] else { return Ok(()) };
+            self.poll.add(socket.as_raw_fd(), WATCHED, pair_token(place, generation, side))
         });
         self.pairs[place] = Some(pair);
+        if is_held {
+            self.hold_for((client, server), HeldFor::Pair(place, generation));
+        }
         if let Err(e) = added {
             crate::log(format_args!("a connection cannot be watched: {e}"));
             self.drop_pair(place);
@@ -123,8 +138,35 @@ impl RelayWorker {
     }
 
     fn drop_pair(&mut self, place: usize) {
-        if self.pairs[place].take().is_some() {
+        self.end_pair(place, Verdict::Drop);
+    }
+
+    /// Ends a connection; `answer`: what its SYN gets if it is held.
+    fn end_pair(&mut self, place: usize, answer: Verdict) {
+        if let Some(pair) = self.pairs[place].take() {
             self.free_pairs.push(place);
+            self.end_syn((pair.client, pair.server), HeldFor::Pair(place, pair.generation), answer);
+        }
+    }
+
+    /// Joins the program's socket to a connection whose SYN was held.
+    pub(super) fn join_pair(&mut self, place: usize, generation: u32, socket: OwnedFd) {
+        let Some(Some(pair)) = self.pairs.get_mut(place) else { return };
+        if pair.generation != generation {
+            return;
+        }
+        let added = self.poll.add(socket.as_raw_fd(), WATCHED, pair_token(place, generation, 0));
+        pair.sockets[0] = Some(socket);
+        if let Err(e) = added {
+            crate::log(format_args!("a connection cannot be watched: {e}"));
+            self.drop_pair(place);
+        }
+    }
+
+    /// Ends a connection by TCP whose socket never came.
+    pub(super) fn drop_pair_of(&mut self, place: usize, generation: u32) {
+        if self.pairs[place].as_ref().is_some_and(|pair| pair.generation == generation) {
+            self.drop_pair(place);
         }
     }
 
@@ -138,13 +180,26 @@ impl RelayWorker {
         pair.readable[side] |= has(libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
         pair.hung_up[side] |= has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
         pair.writable[side] |= has(libc::EPOLLOUT);
-        if has(libc::EPOLLERR) && !matches!(sys::take_error(&pair.sockets[side]), Ok(None)) {
-            return self.drop_pair(place);
+        if has(libc::EPOLLERR)
+            && let Some(socket) = &pair.sockets[side]
+        {
+            match sys::take_error(socket) {
+                Ok(None) => {}
+                Ok(Some(e)) if e.kind() == ErrorKind::ConnectionRefused => {
+                    return self.end_pair(place, Verdict::Refuse);
+                }
+                Ok(Some(_)) | Err(_) => return self.drop_pair(place),
+            }
         }
+        let was_connected = pair.connected;
         pair.connected |= side == 1 && has(libc::EPOLLOUT) && !has(libc::EPOLLHUP);
+        let (ends, connected) = ((pair.client, pair.server), pair.connected);
         if !pair.queued {
             pair.queued = true;
             self.ready_pairs.push_back(place);
+        }
+        if connected && !was_connected {
+            self.pass_syn(ends, HeldFor::Pair(place, generation));
         }
     }
 
@@ -156,7 +211,7 @@ impl RelayWorker {
         }
         let (Ok(more), Ok(back)) = (pair.step(0), pair.step(1)) else { return self.drop_pair(place) };
         if pair.directions.iter().all(|d| d.told_end) {
-            for socket in &pair.sockets {
+            for socket in pair.sockets.iter().flatten() {
                 if let Err(e) = sys::set_reset_on_close(socket, false) {
                     crate::log(format_args!("a socket keeps its reset on close: {e}"));
                 }
@@ -170,14 +225,20 @@ impl RelayWorker {
     }
 }
 
+/// The token of a socket of a pair.
+fn pair_token(place: usize, generation: u32, side: usize) -> u64 {
+    KIND_PAIR << 56 | u64::from(generation) << 32 | (side as u64) << 31 | place as u64
+}
+
 impl Pair {
     /// Moves bytes from socket `side` to the other; true if there is more to do now.
     fn step(&mut self, side: usize) -> std::io::Result<bool> {
         let mut budget = TURN_BYTES;
+        let (Some(from), Some(to)) = (&self.sockets[side], &self.sockets[1 - side]) else { return Ok(false) };
         loop {
             let direction = &mut self.directions[side];
             if direction.pending() > 0 && self.writable[1 - side] {
-                match sys::send(&self.sockets[1 - side], &direction.buffer[direction.from..direction.to], 0) {
+                match sys::send(to, &direction.buffer[direction.from..direction.to], 0) {
                     Ok(sent) => {
                         self.writable[1 - side] = sent == direction.pending();
                         direction.from += sent;
@@ -189,7 +250,7 @@ impl Pair {
             if direction.pending() == 0 {
                 (direction.from, direction.to) = (0, 0);
                 if let (Some(byte), true) = (direction.urgent, self.writable[1 - side]) {
-                    match sys::send(&self.sockets[1 - side], &[byte], libc::MSG_OOB) {
+                    match sys::send(to, &[byte], libc::MSG_OOB) {
                         Ok(_) => direction.urgent = None,
                         Err(e) if e.kind() == ErrorKind::WouldBlock => self.writable[1 - side] = false,
                         Err(e) => return Err(e),
@@ -199,7 +260,7 @@ impl Pair {
                     return Ok(false);
                 }
                 if direction.read_end && !direction.told_end {
-                    sys::shutdown(&self.sockets[1 - side], Shutdown::Write)?;
+                    sys::shutdown(to, Shutdown::Write)?;
                     direction.told_end = true;
                 }
             }
@@ -207,12 +268,12 @@ impl Pair {
             if !self.readable[side] || direction.read_end || room == 0 || direction.urgent.is_some() {
                 return Ok(budget == 0);
             }
-            if direction.urgent_here && matches!(sys::at_mark(&self.sockets[side]), Ok(true)) {
+            if direction.urgent_here && matches!(sys::at_mark(from), Ok(true)) {
                 direction.urgent_here = false;
-                direction.urgent = sys::receive_urgent(&self.sockets[side]).ok();
+                direction.urgent = sys::receive_urgent(from).ok();
                 continue;
             }
-            match sys::receive(&self.sockets[side], &mut direction.buffer[direction.to..direction.to + room]) {
+            match sys::receive(from, &mut direction.buffer[direction.to..direction.to + room]) {
                 Ok(0) => direction.read_end = true,
                 Ok(got) => {
                     self.readable[side] = got == room || self.hung_up[side] || direction.urgent_here;

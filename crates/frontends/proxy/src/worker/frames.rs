@@ -1,7 +1,9 @@
 //! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
 
 use super::conn::{Phase, ProxyConn};
+use super::syn::HeldFor;
 use super::{RelayWorker, listen};
+use crate::hold::Verdict;
 use crate::message::Report;
 use burst_relay::{Frame, FrameReader, Header, MessageKind, Novelty, Outcome, PeerFault, PeerWindow, Stream};
 use std::net::SocketAddr;
@@ -72,6 +74,8 @@ impl RelayWorker {
             Frame::Accept { window } if conn.phase == Phase::Opening => {
                 conn.stream.on_accept(window)?;
                 conn.phase = Phase::Open;
+                let (ends, owner) = ((conn.client, conn.server), HeldFor::Stream(place, conn.generation));
+                self.pass_syn(ends, owner);
                 self.counters.entry("streams_opened").and_modify(|n| *n += 1).or_insert(1);
             }
             Frame::Data { offset, bytes } => {
@@ -112,14 +116,18 @@ impl RelayWorker {
             return Ok(());
         }
         let (client, server, opening) = (conn.client, conn.server, conn.phase == Phase::Opening);
+        let (generation, reason) = (conn.generation, super::reason(outcome));
         if opening {
-            self.decide(client, server, super::reason(outcome));
+            self.decide(client, server, reason);
         }
         if opening && outcome.leaves_tcp() {
-            self.go_by_tcp(place, outcome, super::reason(outcome));
-        } else {
-            self.reset(place, Outcome::Reset);
+            self.go_by_tcp(place, outcome, reason);
+            return Ok(());
         }
+        if outcome == Outcome::Unreachable {
+            self.end_syn((client, server), HeldFor::Stream(place, generation), Verdict::Drop);
+        }
+        self.reset(place, Outcome::Reset);
         Ok(())
     }
 

@@ -6,10 +6,13 @@
 //! Without RDMA, or if it fails, the attempt is for the control channel itself; then RDMA is tried again every
 //! second. A side whose queue pair fails dials anew, or tells the dialing side.
 
+use super::syn::HeldFor;
 use super::{RelayWorker, TOKEN_CM, TOKEN_COMPLETIONS};
+use crate::engine::OwnEngine;
+use crate::hold::Verdict;
 use crate::message::{ControlMessage, Introduction, Report};
 use crate::pool::WindowPool;
-use crate::rdma::{CmId, EventKind, LinkQp, PRIVATE_BYTES, Rdma, Write};
+use crate::rdma::{CmId, Done, EventKind, LinkQp, PRIVATE_BYTES, RECEIVES_POLLED, Rdma, Write};
 use burst_base::Reason;
 use burst_relay::{BATCHES, Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, WindowOf};
 use std::collections::{HashMap, VecDeque};
@@ -92,6 +95,7 @@ impl RelayWorker {
                 Ok(()) => {
                     let port = rdma.port;
                     self.rdma = Some(rdma);
+                    self.engine = OwnEngine::find();
                     self.rdma_pause = super::TICK;
                     self.completions_added = false;
                     port
@@ -231,9 +235,12 @@ impl RelayWorker {
                 if let Some(conn) = &mut self.conns[place] {
                     let (ends, opening) = ((conn.client, conn.server), conn.phase == super::conn::Phase::Opening);
                     let (socket, from) = (conn.socket.take(), conn.place);
+                    let owner = HeldFor::Stream(place, conn.generation);
+                    let end = if opening { self.release_end(socket, ends, place) } else { None };
+                    self.end_syn(ends, owner, Verdict::Refuse);
                     self.forget(place);
-                    if opening && let Some(socket) = socket.and_then(|socket| socket.try_clone().ok()) {
-                        self.go_onward(from, socket, ends, Reason::ProxyPeerGone);
+                    if let Some(end) = end {
+                        self.go_onward(from, end, ends, Reason::ProxyPeerGone);
                     }
                 }
             }
@@ -581,31 +588,96 @@ impl RelayWorker {
                 continue;
             }
             self.receive(at);
+            // A completion of a send makes room for what waits.
+            self.mark_dirty(at);
         }
     }
 
-    /// Takes messages that have come, at most [`RECEIVES`] before others have their turn.
-    pub(super) fn receive(&mut self, at: usize) {
+    /// Takes what has come by the queue pairs, without completion events.
+    pub(super) fn look(&mut self) -> bool {
+        let (mut found, mut looked) = (false, false);
+        for at in 0..self.links.len() {
+            if self.links[at].as_ref().is_some_and(|link| link.qp.is_some()) {
+                looked = true;
+                found |= self.receive(at);
+            }
+        }
+        if let (Some(engine), false) = (&self.engine, looked) {
+            // Otherwise the look at an empty queue is a pass of the engine.
+            engine.turn();
+        }
+        found
+    }
+
+    /// Whether each queue pair tells of its next message. What came before must be taken after this was made so.
+    pub(super) fn all_armed(&self) -> bool {
+        self.links.iter().flatten().filter_map(|link| link.qp.as_ref()).all(LinkQp::is_armed)
+    }
+
+    /// Lets each queue pair tell of its next message.
+    pub(super) fn arm_all(&mut self) {
+        for at in 0..self.links.len() {
+            let Some(qp) = self.links[at].as_mut().and_then(|link| link.qp.as_mut()) else { continue };
+            if !qp.is_armed()
+                && let Err(e) = qp.arm()
+            {
+                self.qp_failed(at, &e);
+            }
+        }
+    }
+
+    /// Takes messages that have come, at most about [`RECEIVES`] before others have their turn. Returns whether any has.
+    ///
+    /// With an engine in this process a queue that gave less than was asked for is not asked again: each look at an empty
+    /// queue is a pass of it.
+    pub(super) fn receive(&mut self, at: usize) -> bool {
         let mut message = std::mem::take(&mut self.scratch);
-        let mut budget = RECEIVES;
+        let mut done = [Done::default(); RECEIVES_POLLED];
+        let mut taken = 0;
         while let Some(qp) = self.links.get_mut(at).and_then(Option::as_mut).and_then(|link| link.qp.as_mut()) {
-            if budget == 0 {
+            if taken >= RECEIVES {
                 self.unreceived.push(at);
                 break;
             }
-            budget -= 1;
-            message.clear();
-            match qp.receive(&mut message) {
-                Ok(true) => self.on_message(at, &message),
-                Ok(false) => break,
+            let count = match qp.poll_receives(&mut done) {
+                Ok(count) => count,
                 Err(e) => {
                     self.qp_failed(at, &e);
                     break;
                 }
+            };
+            taken += count as u64;
+            let empty = count == 0 || (self.engine.is_some() && count < RECEIVES_POLLED);
+            if !self.take_messages(at, &done[..count], &mut message) || empty {
+                break;
             }
         }
         self.scratch = message;
-        self.mark_dirty(at);
+        if taken > 0 {
+            self.mark_dirty(at);
+        }
+        taken > 0
+    }
+
+    /// Takes the messages of completions; false if the queue pair has ended meanwhile.
+    fn take_messages(&mut self, at: usize, done: &[Done], message: &mut Vec<u8>) -> bool {
+        let id = self.qp_id(at);
+        for one in done {
+            // A message can end the link, or its queue pair.
+            let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else { return false };
+            let Some(qp) = link.qp.as_mut().filter(|qp| Some(qp.id()) == id) else { return false };
+            message.clear();
+            if let Err(e) = qp.receive(*one, message) {
+                self.qp_failed(at, &e);
+                return false;
+            }
+            self.on_message(at, message);
+        }
+        true
+    }
+
+    fn qp_id(&self, at: usize) -> Option<CmId> {
+        self.links.get(at)?.as_ref()?.qp.as_ref().map(LinkQp::id)
     }
 
     pub(super) fn on_channel_batch(&mut self, peer: usize, number: u32, attempt: u64, bytes: &[u8]) {

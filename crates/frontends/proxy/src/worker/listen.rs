@@ -7,7 +7,8 @@
 
 use super::conn::{Phase, ProxyConn};
 use super::link::PeerLink;
-use super::{ACCEPTS, KIND_LISTENER, NetworkPlace, RelayWorker};
+use super::syn::{ClientEnd, Ends, HeldFor};
+use super::{ACCEPTS, KIND_LISTENER, KIND_SYNS, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
 use crate::message::Report;
 use crate::pool::{WindowPool, WindowSlot};
@@ -33,8 +34,19 @@ pub(super) fn serving(places: &[NetworkPlace], config: &Checked, ip: IpAddr) -> 
     prefixes.filter(|(_, prefix)| within(ip, *prefix)).max_by_key(|(_, prefix)| prefix.1).map(|(at, _)| at)
 }
 
+/// Whether servers of a place have this address.
+pub(super) fn serves(place: &NetworkPlace, config: &Checked, ip: IpAddr) -> bool {
+    place.serves.iter().any(|serve| config.serves[*serve].iter().any(|prefix| within(ip, *prefix)))
+}
+
+/// Whether an address is one of this host, in the namespace of the calling thread: an ordinary socket can be bound to
+/// no other.
+pub(super) fn is_local(address: SocketAddr) -> bool {
+    sys::tcp_socket(address.ip()).is_ok_and(|socket| sys::bind(&socket, SocketAddr::new(address.ip(), 0)).is_ok())
+}
+
 /// The first of these rules `[[take]]` that names an address.
-fn named(config: &Checked, takes: &[usize], server: SocketAddr) -> Option<usize> {
+pub(super) fn named(config: &Checked, takes: &[usize], server: SocketAddr) -> Option<usize> {
     takes.iter().copied().find(|take| {
         let (prefixes, ranges) = &config.takes[*take];
         let named = ranges.iter().any(|(first, last)| (*first..=*last).contains(&server.port()));
@@ -85,9 +97,7 @@ pub(super) fn prepare(socket: &OwnedFd) -> Result<()> {
 /// # Errors
 /// PermissionDenied if the client's address is one of this host, which its programs may trust; those of the calls.
 pub(super) fn connect_as(client: SocketAddr, server: SocketAddr, mark: i32) -> Result<OwnedFd> {
-    // An ordinary socket can be bound to addresses of this host only.
-    let local = client.ip().is_unspecified()
-        || sys::bind(&sys::tcp_socket(client.ip())?, SocketAddr::new(client.ip(), 0)).is_ok();
+    let local = client.ip().is_unspecified() || is_local(client);
     if local || client.ip().is_loopback() || client.ip().is_multicast() {
         return Err(Error::new(std::io::ErrorKind::PermissionDenied, "the client's address is one of this host"));
     }
@@ -114,6 +124,11 @@ pub(super) fn connect_onward(client: SocketAddr, server: SocketAddr, mark: i32) 
 
 impl RelayWorker {
     pub(super) fn add_listeners(&mut self) -> Result<()> {
+        for (at, place) in self.places.iter().enumerate() {
+            if let Some(queue) = &place.queue {
+                self.poll.add(queue.fd(), libc::EPOLLIN, KIND_SYNS << 56 | at as u64)?;
+            }
+        }
         self.each_listener(|poll, fd, token| poll.add(fd, libc::EPOLLIN, token))
     }
 
@@ -186,17 +201,19 @@ impl RelayWorker {
                 self.count("connections_not_named", 1);
                 continue;
             }
-            self.dispatch(at, socket, client, server);
+            if let Some(socket) = self.join_accepted(socket, (client, server)) {
+                self.dispatch(at, ClientEnd::Accepted(socket), client, server);
+            }
         }
     }
 
-    fn dispatch(&mut self, at: usize, socket: OwnedFd, client: SocketAddr, server: SocketAddr) {
+    pub(super) fn dispatch(&mut self, at: usize, end: ClientEnd, client: SocketAddr, server: SocketAddr) {
         match self.choose(at, server) {
             Ok(link) => match self.take_slot(link) {
-                Some(slot) => self.open(at, link, slot, (socket, client, server)),
-                None => self.go_onward(at, socket, (client, server), Reason::ProxyNoMemory),
+                Some(slot) => self.open(at, link, slot, (end, client, server)),
+                None => self.go_onward(at, end, (client, server), Reason::ProxyNoMemory),
             },
-            Err(why) => self.go_onward(at, socket, (client, server), why),
+            Err(why) => self.go_onward(at, end, (client, server), why),
         }
     }
 
@@ -244,7 +261,7 @@ impl RelayWorker {
         at: usize,
         link: usize,
         slot: WindowSlot,
-        (socket, client, server): (OwnedFd, SocketAddr, SocketAddr),
+        (end, client, server): (ClientEnd, SocketAddr, SocketAddr),
     ) {
         let Some(state) = &mut self.links[link] else { return };
         let id = state.next_id;
@@ -253,7 +270,11 @@ impl RelayWorker {
             let peer = state.peer;
             state.pool.give(slot);
             self.report(Report::PeerFault(peer, "the stream ids of a link are used up".into()));
-            return self.go_onward(at, socket, (client, server), Reason::ProxyNoLink);
+            return self.go_onward(at, end, (client, server), Reason::ProxyNoLink);
+        };
+        let (socket, is_held) = match end {
+            ClientEnd::Accepted(socket) => (Some(socket), false),
+            ClientEnd::Held => (None, true),
         };
         state.next_id = next;
         let (ring, window) = (state.pool.ring_len(), state.pool.window(slot));
@@ -262,7 +283,7 @@ impl RelayWorker {
             generation: 0,
             link,
             phase: Phase::Opening,
-            socket: Some(socket),
+            socket,
             stream: Stream::new(id, ring, ring, None),
             slot: Some(slot),
             client,
@@ -277,6 +298,9 @@ impl RelayWorker {
             urgent: None,
         });
         let generation = self.conns[place].as_ref().map_or(0, |conn| conn.generation);
+        if is_held {
+            self.hold_for((client, server), HeldFor::Stream(place, generation));
+        }
         let deadline = Instant::now() + Duration::from_millis(self.config.config.open_ms);
         self.opening.push_back((deadline, place, generation));
         self.mark_dirty(link);
@@ -306,12 +330,25 @@ impl RelayWorker {
     pub(super) fn go_by_tcp(&mut self, place: usize, outcome: Outcome, why: Reason) {
         let Some(conn) = &mut self.conns[place] else { return };
         let (socket, at, ends) = (conn.socket.take(), conn.place, (conn.client, conn.server));
+        let end = self.release_end(socket, ends, place);
         self.reset(place, outcome);
-        // The old registration would report events under the old token; a duplicate is another entry of epoll.
-        let moved = socket.and_then(|socket| socket.try_clone().ok());
-        if let Some(socket) = moved {
-            self.go_onward(at, socket, ends, why);
+        if let Some(end) = end {
+            self.go_onward(at, end, ends, why);
         }
+    }
+
+    /// The program's end of a stream that goes on by TCP: its socket, or its SYN, which is no longer the stream's.
+    pub(super) fn release_end(&mut self, socket: Option<OwnedFd>, ends: Ends, place: usize) -> Option<ClientEnd> {
+        if let Some(socket) = socket {
+            // The old registration would report events under the old token; a duplicate is another entry of epoll.
+            return socket.try_clone().ok().map(ClientEnd::Accepted);
+        }
+        let generation = self.conns[place].as_ref()?.generation;
+        if !self.is_held(ends, HeldFor::Stream(place, generation)) {
+            return None;
+        }
+        self.hold_for(ends, HeldFor::Nobody);
+        Some(ClientEnd::Held)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Empty polls: the polling thread yields the processor, and from time to time checks that the daemon runs.
 //!
 //! A thread with `EMPTY_MAX` empty polls in a row yields now and then: the worker that is to write the completion may be waiting
-//! for this processor. Once a yield shows that another thread was waiting, every empty poll yields. Every `CHECK_EVERY` empty
-//! polls the caller must check the daemon: a program that only polls has no other way to learn that the daemon has ended, and
-//! would poll for ever.
+//! for this processor. Once a yield shows that another thread was waiting, every empty poll yields. On a processor that is
+//! contended ([`Sharing::is_contended`]) the thread naps instead: with the kernel's autogroups a yield does not reach threads of
+//! other sessions, so that a thread that only yields and the worker would take turns of whole time slices. Every
+//! `CHECK_EVERY` empty polls the caller must check the daemon: a program that only polls has no other way to learn that the
+//! daemon has ended, and would poll for ever.
 
 use burst_base::sharing::Sharing;
 use std::cell::Cell;
@@ -14,6 +16,31 @@ const EMPTY_MAX: u32 = 24;
 const CHECK_EVERY: u32 = 1024;
 /// Further empty polls between two yields while no other thread wants the processor.
 const YIELD_EVERY: u32 = 4;
+/// Length of a nap. The kernel adds its timer slack, usually 50 us. A queue of a few requests of 64 KiB lasts for longer.
+const NAP: burst_base::Nanos = burst_base::Nanos::from_us(20);
+
+/// What an empty poll does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IdleAction {
+    /// Return at once.
+    Poll,
+    /// Let threads of the same session run.
+    Yield,
+    /// Let any thread run.
+    Nap,
+}
+
+/// The action of the `so_far`th empty poll in a row; `now` reads the clock.
+#[inline]
+fn action(sharing: Sharing, so_far: u32, may_nap: bool, now: impl FnOnce() -> burst_base::Nanos) -> IdleAction {
+    if !sharing.is_shared() && (so_far <= EMPTY_MAX || !so_far.is_multiple_of(YIELD_EVERY)) {
+        IdleAction::Poll
+    } else if may_nap && so_far > EMPTY_MAX && sharing.is_contended(now()) {
+        IdleAction::Nap
+    } else {
+        IdleAction::Yield
+    }
+}
 
 /// A thread's record of its polls.
 struct IdleState {
@@ -33,21 +60,27 @@ pub fn found() {
     IDLE.with(|idle| idle.empty.set(0));
 }
 
-/// Notes an empty poll of this thread, and yields after many in a row. True: the caller must check that the daemon runs.
+/// Notes an empty poll of this thread, and yields or naps after many in a row. `may_nap`: another process writes the
+/// completions; the polls of a program with an engine of its own run that engine. True: the caller must check that the daemon
+/// runs.
 #[inline(never)]
-pub fn pause() -> bool {
+pub fn pause(may_nap: bool) -> bool {
     IDLE.with(|idle| {
         let so_far = idle.empty.get().wrapping_add(1);
         idle.empty.set(so_far);
         let mut sharing = idle.sharing.get();
-        if sharing.is_shared() || (so_far > EMPTY_MAX && so_far.is_multiple_of(YIELD_EVERY)) {
-            let before = monotonic();
-            yield_now();
-            let now = monotonic();
-            if sharing.yielded(now, now.since(before)) {
-                sharing.sample(switches());
+        match action(sharing, so_far, may_nap, monotonic) {
+            IdleAction::Poll => {}
+            IdleAction::Yield => {
+                let before = monotonic();
+                yield_now();
+                let now = monotonic();
+                if sharing.yielded(now, now.since(before)) {
+                    sharing.sample(switches());
+                }
+                idle.sharing.set(sharing);
             }
-            idle.sharing.set(sharing);
+            IdleAction::Nap => nap(),
         }
         so_far.is_multiple_of(CHECK_EVERY)
     })
@@ -71,8 +104,53 @@ pub fn monotonic() -> burst_base::Nanos {
     burst_base::Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
+/// Sleeps for [`NAP`], or until a signal.
+#[cold]
+fn nap() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: NAP.0 as libc::c_long };
+    // SAFETY: the time is readable, and the rest of it is not asked for. `syscall` is no cancellation point.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, core::ptr::null_mut::<libc::timespec>()) };
+}
+
 /// Lets another thread run on this processor.
 pub fn yield_now() {
     // SAFETY: no arguments; cannot fail on Linux.
     unsafe { libc::sched_yield() };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_base::Nanos;
+
+    #[test]
+    fn a_poller_naps_where_its_yields_do_not_reach_the_thread_that_wants_the_processor() {
+        let (mut sharing, now) = (Sharing::new(), Nanos::from_ms(7));
+        assert_eq!(action(sharing, 1, true, || now), IdleAction::Yield, "shared, as far as is known");
+        // A time slice of a thread of another session.
+        let _ = sharing.yielded(now, Nanos::from_ms(3));
+        assert_eq!(action(sharing, 1, true, || now), IdleAction::Yield, "a completion came lately");
+        assert_eq!(action(sharing, EMPTY_MAX + 4, true, || now), IdleAction::Nap);
+        assert_eq!(action(sharing, EMPTY_MAX + 4, false, || now), IdleAction::Yield, "its polls run the engine");
+        assert_eq!(
+            action(sharing, EMPTY_MAX + 4, true, || now + Nanos::from_ms(2_000)),
+            IdleAction::Yield,
+            "a new trial"
+        );
+        (0..4).for_each(|_| _ = sharing.yielded(now, Nanos(500)));
+        sharing.sample(0);
+        assert_eq!(action(sharing, EMPTY_MAX, true, || now), IdleAction::Poll);
+        assert_eq!(action(sharing, EMPTY_MAX + 1, true, || now), IdleAction::Poll);
+        assert_eq!(action(sharing, EMPTY_MAX + 4, true, || now), IdleAction::Nap);
+    }
+
+    #[test]
+    fn an_alone_poller_yields_every_fourth_time_after_many_empty_polls() {
+        let mut sharing = Sharing::new();
+        (0..4).for_each(|_| _ = sharing.yielded(Nanos(0), Nanos(500)));
+        sharing.sample(0);
+        let yields =
+            (1..=EMPTY_MAX + 40).filter(|n| action(sharing, *n, true, || Nanos(0)) == IdleAction::Yield).count();
+        assert_eq!(yields, 10);
+    }
 }

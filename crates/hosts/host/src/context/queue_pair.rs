@@ -165,7 +165,7 @@ impl Context {
         let ring = self.caller.charge(&[(Resource::QueueBytes, bytes as u64)])?;
         let sq_place = self.room(bytes)?;
         let rq_place = ShmRef { offset: sq_place.offset + sq_bytes as u32, ..sq_place };
-        let QpNumbers { worker, qpn, doorbell, charge } = match self.take_numbers(host) {
+        let QpNumbers { worker, qpn, doorbell, charge } = match self.take_numbers(host, plan.init.recv_cq) {
             Ok(numbers) => numbers,
             Err(refusal) => {
                 self.arena.free(sq_place);
@@ -220,9 +220,9 @@ impl Context {
         Ok((slot, grant))
     }
 
-    /// Chooses a worker, and allocates a queue pair number and a doorbell.
-    fn take_numbers(&mut self, host: &mut Host) -> Result<QpNumbers, Refusal> {
-        let worker = host.pick_worker();
+    /// Allocates a queue pair number and a doorbell at the worker of the receive completion queue: no two workers write to it.
+    fn take_numbers(&mut self, host: &mut Host, recv_cq: u32) -> Result<QpNumbers, Refusal> {
+        let worker = self.cqs.get(recv_cq).map_or_else(|| host.pick_worker(), |cq| cq.object.worker);
         self.make_room_for_doorbell(host, worker)?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         if let Some(doorbell) = self.doorbells[worker].take() {

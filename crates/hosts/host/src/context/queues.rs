@@ -49,7 +49,7 @@ impl Context {
 
     /// Creates a completion queue.
     pub(super) fn create_cq(&mut self, host: &mut Host, init: &CqInitAttr) -> Result<ReplyParts, Refusal> {
-        let CqInitAttr { entries, channel, cookie, .. } = *init;
+        let CqInitAttr { entries, channel, cookie, vector } = *init;
         let spec = cq_spec(entries)?;
         let pipe = match channel {
             None => None,
@@ -82,12 +82,14 @@ impl Context {
         });
         let for_workers = shared.clone();
         host.on_all(move |w| w.add_cq(number, for_workers.clone()));
+        let worker = host.worker_of_vector(vector);
         if let Some(c) = channel.and_then(|c| self.channels.get_mut(c)) {
             c.add_user();
         }
-        let cq = self
-            .cqs
-            .insert(InUse::new(HostCq { number, shared, place, old: Vec::new(), rings: vec![ring], channel }), charge);
+        let cq = self.cqs.insert(
+            InUse::new(HostCq { number, worker, shared, place, old: Vec::new(), rings: vec![ring], channel }),
+            charge,
+        );
         Ok(self.with_segments(Response::Cq { cq, ring: CqPlace { place: place.into(), entries: spec.entries() } }))
     }
 

@@ -70,7 +70,8 @@ impl Context {
             | Request::CmStats
             | Request::Cc { .. }
             | Request::SetCc { .. }
-            | Request::CmConnections { .. } => refuse(libc::EPROTO, "not a request to a context"),
+            | Request::CmConnections { .. }
+            | Request::Urma { .. } => refuse(libc::EPROTO, "not a request to a context"),
         }
     }
 }

@@ -59,6 +59,8 @@ impl<T> InUse<T> {
 pub(super) struct HostCq {
     /// Its number in the workers' tables.
     pub number: u32,
+    /// The worker of the queue pairs that receive into it.
+    pub worker: usize,
     /// The part that workers share.
     pub shared: Arc<EngineCq>,
     /// Its ring in the arena.

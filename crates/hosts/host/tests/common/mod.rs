@@ -12,9 +12,14 @@ use std::time::Duration;
 
 /// A host with one device, on which one user may use `share` percent.
 pub fn host(share: u8) -> Host {
+    host_of(1, share)
+}
+
+/// The same with several workers.
+pub fn host_of(workers: usize, share: u8) -> Host {
     let options = HostOptions {
         ports: Vec::new(),
-        workers: 1,
+        workers,
         worker_mode: WorkerMode::Threads,
         spin: Duration::ZERO,
         window_bytes: 1 << 20,
@@ -26,8 +31,9 @@ pub fn host(share: u8) -> Host {
         seed: Some(1),
     };
     let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
-    let (port, _peer) = pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b);
-    Host::with_ports(&options, Clock::Monotonic, vec![vec![Box::new(port)]]).expect("a host")
+    let port = || pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b).0;
+    let ports = (0..workers).map(|_| vec![Box::new(port()) as _]).collect();
+    Host::with_ports(&options, Clock::Monotonic, ports).expect("a host")
 }
 
 /// A file in memory that cannot shrink, as the library sends it.

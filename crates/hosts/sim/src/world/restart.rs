@@ -22,6 +22,9 @@ impl World {
         (state.wake_at, state.busy_until, state.backlog) = (NEVER, 0, VecDeque::new());
         (state.up_at, state.boots) = (self.now + lasts, state.boots + 1);
         self.network.clear_adapter(HostId(host));
+        if let Some(oracle) = &mut self.oracle {
+            oracle.forget_host(host);
+        }
         let concerned = self.connections.on_restart(host);
         let lost = |flow: &Transfer| flow.end == 0 && self.poster(flow) == host;
         let lost: Vec<u32> = (0..self.flows.len() as u32).filter(|id| lost(&self.flows[*id as usize])).collect();
@@ -62,7 +65,10 @@ impl World {
         for end in self.connections.ends_alive(number) {
             let state = &mut self.hosts[end.host as usize];
             if let Some(node) = &mut state.node {
-                node.reset(state.clock.nanos(self.now), end.qp).map_err(SimError::Engine)?;
+                let qpn = node.reset(state.clock.nanos(self.now), end.qp).map_err(SimError::Engine)?;
+                if let Some(oracle) = &mut self.oracle {
+                    oracle.forget(end.host, qpn);
+                }
             }
         }
         self.connections.forget(number);

@@ -59,7 +59,7 @@ impl DpdkRx {
         }
         check_length(payload, self.encapsulation.packet_min, TRANSPORT_MAX)?;
         if self.encapsulation.is_sealed() && !self.icrc_is_right(datagram) {
-            return Err(Reason::BadIcrc);
+            return Err(self.encapsulation.bad_checksum());
         }
         sink.frame(&RxFrame { flow: *flow, bytes: &payload[..payload.len() - ICRC] });
         Ok(())
@@ -69,7 +69,7 @@ impl DpdkRx {
     fn icrc_is_right(&mut self, datagram: &Datagram<'_>) -> bool {
         let Datagram { flow, header, payload, .. } = datagram;
         let seal = &mut self.seals[slot_of(flow)];
-        *seal = IcrcSeal::reuse(*seal, flow.src, flow.dst, flow.src_port, self.encapsulation.udp_port);
+        *seal = self.encapsulation.reuse_seal(*seal, flow.src, flow.dst, flow.src_port);
         self.checker.begin_train(*header);
         seal.as_mut().is_some_and(|seal| self.checker.check(seal, payload))
     }

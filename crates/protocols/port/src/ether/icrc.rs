@@ -32,6 +32,8 @@ pub struct IcrcSeal {
 enum IcrcAddresses {
     V4(PseudoV4),
     V6(PseudoV6),
+    /// None: the CRC covers the packet alone ([`IcrcSeal::bare`]).
+    Bare,
 }
 
 impl IcrcSeal {
@@ -47,6 +49,10 @@ impl IcrcSeal {
             _ => return None,
         };
         Some(IcrcSeal { pseudo, len: 0, prepared: prepare(&pseudo, 0) })
+    }
+    /// For packets whose CRC covers no addresses (`Prepared::bare`).
+    pub const fn bare() -> IcrcSeal {
+        IcrcSeal { pseudo: IcrcAddresses::Bare, len: 0, prepared: Prepared::bare() }
     }
     /// Returns `last` if it is of the same flow, else a new seal.
     pub fn reuse(last: Option<IcrcSeal>, src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<IcrcSeal> {
@@ -64,7 +70,7 @@ impl IcrcSeal {
     /// Begins the ICRC of a packet of `udp_payload_len` bytes, ICRC included; `transport` are its first bytes, from the BTH on.
     #[inline]
     pub fn begin(&mut self, id: u16, udp_payload_len: usize, transport: &[u8]) -> Icrc {
-        let id = if self.is_v6() { 0 } else { id };
+        let id = if self.has_id() { id } else { 0 };
         self.of_length(udp_payload_len).begin(id, transport)
     }
     /// The prepared beginning for packets of this length.
@@ -76,8 +82,9 @@ impl IcrcSeal {
         }
         &self.prepared
     }
-    fn is_v6(&self) -> bool {
-        matches!(self.pseudo, IcrcAddresses::V6(_))
+    /// Whether the CRC covers an IPv4 identification.
+    fn has_id(&self) -> bool {
+        matches!(self.pseudo, IcrcAddresses::V4(_))
     }
     /// The ICRC of a packet with other flags than DF, for which nothing is prepared; `None` over IPv6.
     #[cold]
@@ -91,6 +98,7 @@ fn prepare(pseudo: &IcrcAddresses, udp_payload_len: usize) -> Prepared {
     match pseudo {
         IcrcAddresses::V4(pseudo) => Prepared::ipv4(pseudo, udp_payload_len),
         IcrcAddresses::V6(pseudo) => Prepared::ipv6(pseudo, udp_payload_len),
+        IcrcAddresses::Bare => Prepared::bare(),
     }
 }
 
@@ -155,14 +163,14 @@ impl IcrcChecker {
     /// Whether the ICRCs of all packets of `train`, `stride` bytes each, are right with the predicted identifications. False does
     /// not tell which is wrong: the caller then verifies the packets one by one.
     pub fn check_train(&mut self, seal: &mut IcrcSeal, train: &[u8], stride: usize) -> bool {
-        if self.flags_fragment != Ipv4::DONT_FRAGMENT {
+        if self.flags_fragment != Ipv4::DONT_FRAGMENT && seal.has_id() {
             return false;
         }
         if !TrainCheck::is_worth_while(stride) || self.doubted > 0 {
             self.doubted = self.doubted.saturating_sub(1);
             return false;
         }
-        let (id, step) = if seal.is_v6() { (0, 0) } else { (self.next, self.step) };
+        let (id, step) = if seal.has_id() { (self.next, self.step) } else { (0, 0) };
         let good = self.sums.all_good(seal.of_length(stride), train, stride, id, step);
         if good {
             self.exact = false;
@@ -179,7 +187,7 @@ impl IcrcChecker {
         let (body, trailer) = packet.split_at(packet.len() - ICRC);
         let (id, exact) = (self.next, std::mem::take(&mut self.exact));
         self.next = id.wrapping_add(self.step);
-        if self.flags_fragment != Ipv4::DONT_FRAGMENT {
+        if self.flags_fragment != Ipv4::DONT_FRAGMENT && seal.has_id() {
             let icrc = seal.unusual(id, self.flags_fragment, packet.len(), body);
             return icrc.is_some_and(|icrc| icrc.finish() == trailer);
         }
@@ -190,7 +198,7 @@ impl IcrcChecker {
     /// Looks for another identification with which the ICRC is right.
     #[cold]
     fn recover(&mut self, seal: &IcrcSeal, icrc: Icrc, id: u16, len: usize, trailer: &[u8]) -> bool {
-        if seal.is_v6() {
+        if !seal.has_id() {
             return false;
         }
         if self.delta.as_ref().is_none_or(|(made_for, _)| *made_for != len) {

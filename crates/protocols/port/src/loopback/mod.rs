@@ -17,7 +17,7 @@
 //!
 //! In each pass the store and every queue get equal shares of the receive budget, and the wrapped port gets a quarter at least.
 
-use crate::{NeighbourState, Port, PortCaps, PortError, ReceivePressure, RxSink};
+use crate::{NeighbourState, Port, PortCalls, PortCaps, PortError, ReceivePressure, RxSink};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, SPANS_MAX, TxBatch, TxFrame};
 use std::net::IpAddr;
@@ -217,8 +217,16 @@ impl Port for Loopback {
         self.inner.before_sleep() | in_queues | !self.store.is_empty()
     }
 
+    fn after_sleep(&mut self) {
+        self.inner.after_sleep();
+    }
+
     fn descriptors(&self) -> Vec<RawFd> {
         self.inner.descriptors()
+    }
+
+    fn take_calls(&mut self) -> PortCalls {
+        self.inner.take_calls()
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

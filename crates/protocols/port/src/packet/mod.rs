@@ -30,7 +30,7 @@ mod vnet;
 
 use crate::error::PortError;
 use crate::spec::PacketSpec;
-use crate::{Encapsulation, Port, PortAddr, PortCaps, RxSink, WorkerShare, store};
+use crate::{Encapsulation, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, store};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_netif::NetifError;
@@ -360,6 +360,10 @@ impl Port for PacketPort {
 
     fn is_resolving(&mut self, _now: Nanos, flow: &Flow) -> bool {
         !self.own.has(&flow.dst) && self.netlink.is_resolving(flow.src, flow.dst, self.own.ifindex)
+    }
+
+    fn take_calls(&mut self) -> PortCalls {
+        PortCalls { send: self.tx.take_calls(), receive: self.rx.take_calls() }
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

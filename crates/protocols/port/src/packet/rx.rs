@@ -47,6 +47,11 @@ impl PacketRx {
         self.verifier.recovered()
     }
 
+    /// Number of calls that have received packets, since the last question.
+    pub fn take_calls(&mut self) -> u64 {
+        self.messages.take_calls()
+    }
+
     /// Discards the messages of the former socket.
     pub fn forget(&mut self) {
         self.messages.forget();

@@ -17,7 +17,7 @@ use crate::Encapsulation;
 use crate::ether::icrc::{IcrcSeal, TRAIN_MAX};
 use crate::ether::{HeaderTemplate, LinkHeader, UdpChecksum};
 use crate::sys::send::SendRing;
-use crate::tx_train::{TxProgress, TxTrain, append, transmit};
+use crate::tx_train::{TxProgress, TxTrain, append, same_worker, transmit};
 use burst_base::Reason;
 use burst_frame::{Flow, TxBatch, TxFrame};
 use burst_netif::netlink::RequestSocket;
@@ -75,6 +75,7 @@ pub struct PacketTx {
     bytes: usize,
     /// Whether packets get a checksum of their encapsulation.
     is_sealed: bool,
+    worker_word_at: u32,
     last: Option<LastFlow>,
 }
 
@@ -86,6 +87,7 @@ impl PacketTx {
             trains: Vec::with_capacity(MESSAGES),
             train_max: if gso { TRAIN_MAX } else { 1 },
             is_sealed: encapsulation.is_sealed(),
+            worker_word_at: encapsulation.worker_word_at,
             bytes: 0,
             last: None,
         }
@@ -94,6 +96,11 @@ impl PacketTx {
     /// Discards the headers of the last flow, because the interface's MAC address may have changed.
     pub fn forget(&mut self) {
         self.last = None;
+    }
+
+    /// Number of calls that have sent packets, since the last question.
+    pub fn take_calls(&mut self) -> u64 {
+        self.ring.take_calls()
     }
 
     /// Sends the whole batch.
@@ -214,7 +221,9 @@ impl PacketTx {
         let (mut taken, mut packets, mut total) = (0, 0, 0);
         for frame in frames {
             let len = frame.udp_payload_len();
-            let fits = packets < train_max && len <= length && total + len <= PAYLOAD_MAX && frame.flow == last.flow;
+            let alike =
+                frame.continues || frame.flow == last.flow && same_worker(frame, &frames[0], self.worker_word_at);
+            let fits = packets < train_max && len <= length && total + len <= PAYLOAD_MAX && alike;
             if packets > 0 && !fits || !self.has_room(batch, frame) {
                 break;
             }

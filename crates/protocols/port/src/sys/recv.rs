@@ -22,6 +22,8 @@ pub struct RecvRing {
     controls: Vec<ControlBuffer>,
     /// Number of messages that the last call has filled.
     used: usize,
+    /// Calls that have received messages, since [`RecvRing::take_calls`].
+    calls: u64,
 }
 
 // SAFETY: the raw pointers point into the ring's own heap blocks, which are never reallocated and move with it.
@@ -49,6 +51,7 @@ impl RecvRing {
             names: vec![SockAddr::zero(); count],
             controls: vec![ControlBuffer::EMPTY; count],
             used: 0,
+            calls: 0,
         };
         for at in 0..count {
             let iov_base = ring.buffers[at * STRIDE..].as_mut_ptr().cast();
@@ -80,6 +83,10 @@ impl RecvRing {
     pub fn capacity(&self) -> usize {
         self.msgs.len()
     }
+    /// Number of calls that have received messages, since the last question.
+    pub fn take_calls(&mut self) -> u64 {
+        std::mem::take(&mut self.calls)
+    }
     /// Receives up to `count` messages, which replace the last ones. Does not block.
     pub fn recv(&mut self, fd: RawFd, count: usize) -> io::Result<usize> {
         assert!(count <= self.capacity());
@@ -91,6 +98,7 @@ impl RecvRing {
         let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
         debug_assert!(n <= count);
         self.used = n;
+        self.calls += 1;
         Ok(n)
     }
     /// Message `at` of the last [`RecvRing::recv`].

@@ -28,6 +28,8 @@ pub struct SendRing {
     first_iov: usize,
     iov_capacity: usize,
     msg_capacity: usize,
+    /// Calls that have sent messages, since [`SendRing::take_calls`].
+    calls: u64,
 }
 
 // SAFETY: the raw pointers in `iovs` and `msgs` point into the other fields' heap blocks, which move with the ring, or to
@@ -48,6 +50,7 @@ impl SendRing {
             first_iov: 0,
             iov_capacity: iovs,
             msg_capacity: msgs,
+            calls: 0,
         }
     }
     /// Removes all messages.
@@ -166,6 +169,12 @@ impl SendRing {
         // is fixed and checked), or to lent spans, whose maker promised that they are valid while copies
         // of them are used.
         let n = unsafe { libc::sendmmsg(fd, msgs.as_mut_ptr(), msgs.len() as u32, libc::MSG_DONTWAIT) };
-        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+        let sent = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+        self.calls += 1;
+        Ok(sent)
+    }
+    /// Number of calls that have sent messages, since the last question.
+    pub fn take_calls(&mut self) -> u64 {
+        std::mem::take(&mut self.calls)
     }
 }

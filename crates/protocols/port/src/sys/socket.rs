@@ -160,6 +160,14 @@ pub fn receive_buffer(fd: &OwnedFd) -> u32 {
     if rc == 0 { u32::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
+/// The UDP port that the socket is bound to.
+pub fn local_port(fd: &OwnedFd) -> io::Result<u16> {
+    let (mut name, mut len) = (SockAddr::zero(), size_of::<SockAddr>() as libc::socklen_t);
+    // SAFETY: the name and its length live during the call.
+    let rc = unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut name).cast(), &mut len) };
+    if rc == 0 { Ok(name.parts().1) } else { Err(io::Error::last_os_error()) }
+}
+
 /// What the kernel tells of a socket's memory; zeros if it does not.
 fn memory(fd: RawFd) -> [u32; MEMINFO_WORDS] {
     let (mut words, mut len) = ([0u32; MEMINFO_WORDS], size_of::<[u32; MEMINFO_WORDS]>() as libc::socklen_t);
@@ -224,6 +232,14 @@ pub fn wait_writable(fd: RawFd, timeout_ms: i32) {
     let mut request = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one pollfd that lives during the call.
     unsafe { libc::poll(&mut request, 1, timeout_ms) };
+}
+
+/// Whether one of the descriptors is readable now.
+#[cfg(test)]
+pub fn is_readable(fds: &[RawFd]) -> bool {
+    let mut fds: Vec<_> = fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
+    // SAFETY: the array lives during the call and has the length given.
+    unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) > 0 }
 }
 
 /// A socket address in the kernel's format.

@@ -5,36 +5,36 @@
 //! - `rx`: trains by UDP_GRO, verified whole or split (`crate::rx_train`);
 //! - [`crate::ether::icrc`]: the ICRC and the IPv4 identification that it covers.
 //!
-//! Limits of a socket: the UDP source port is always the port's own (so ECMP cannot spread flows by it); the kernel chooses the
-//! IPv6 flow label when sending and does not report it when receiving. RoCEv2 needs neither.
+//! Limits of a socket: the UDP source port is the port's own, or one for each worker (so ECMP spreads workers, not flows); the
+//! kernel chooses the IPv6 flow label when sending and does not report it when receiving. RoCEv2 needs neither.
 //!
 //! Sending waits for room in the socket's send buffer, a few milliseconds at most, and then drops.
 //!
-//! `wait_fds` is one epoll descriptor, which stays the same while sockets are opened and closed with the interface's addresses.
+//! Which socket has packets tells `watch`: the busy one is read without a question, the others are watched by one epoll
+//! descriptor.
 
 mod rx;
 mod socks;
 mod tx;
+mod watch;
 
 use crate::error::PortError;
 use crate::spec::UdpSpec;
-use crate::{Encapsulation, Port, PortAddr, PortCaps, RxSink, WorkerShare, caps_of, choose, essence, wanted};
+use crate::{
+    Encapsulation, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, caps_of, choose, essence, wanted,
+};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_netif::netlink::RequestSocket;
 use burst_netif::{NetifError, iface};
-use rustix::event::epoll;
-use rustix::fd::{AsRawFd, OwnedFd};
+use socks::UdpSocket;
 use std::net::IpAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 /// Most addresses of an interface that get a socket.
 pub const ADDRS_MAX: usize = 64;
 /// Most multicast groups of a port.
 pub const GROUPS_MAX: usize = 256;
-/// Most sockets served by one call; the kernel begins with another one next time.
-const READY_MAX: usize = 16;
-const NO_WAIT: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A port of UDP sockets on an interface's addresses.
 pub struct UdpPort {
@@ -44,9 +44,9 @@ pub struct UdpPort {
     share: WorkerShare,
     caps: PortCaps,
     /// Sockets of addresses and of multicast groups.
-    socks: Vec<socks::UdpSocket>,
+    socks: Vec<UdpSocket>,
     ifindex: u32,
-    epoll: OwnedFd,
+    watch: watch::SocketWatch,
     /// Requests to the kernel about the state of next hops; `None` in a sandbox that allows no netlink socket.
     netlink: Option<RequestSocket>,
     tx: tx::UdpTx,
@@ -79,8 +79,7 @@ impl UdpPort {
         // From here on the interface is fixed, even if the default route changes.
         let spec = UdpSpec { dev: Some(interface.name.clone()), ..spec.clone() };
         let encapsulation = spec.encapsulation(encapsulation);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| PortError::from_io("make an epoll descriptor", e.into()))?;
+        let watch = watch::SocketWatch::new().map_err(|e| PortError::from_io("make an epoll descriptor", e.into()))?;
         let mut port = UdpPort {
             tx: tx::UdpTx::new(spec.gso, &encapsulation),
             rx: rx::UdpRx::new(&encapsulation, spec.strict_id),
@@ -89,7 +88,7 @@ impl UdpPort {
             caps: caps_of(name, &interface, Vec::new()),
             socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
             ifindex: interface.index,
-            epoll,
+            watch,
             netlink: RequestSocket::open().ok(),
             spec,
         };
@@ -120,17 +119,15 @@ impl UdpPort {
         self.add_socket(sock)
     }
 
-    fn add_socket(&mut self, sock: socks::UdpSocket) -> Result<(), PortError> {
-        let token = epoll::EventData::new_u64(sock.fd.as_raw_fd() as u64);
-        epoll::add(&self.epoll, &sock.fd, token, epoll::EventFlags::IN)
-            .map_err(|e| PortError::from_io("watch a socket", e.into()))?;
+    fn add_socket(&mut self, sock: UdpSocket) -> Result<(), PortError> {
+        self.watch.add(&sock.fd).map_err(|e| PortError::from_io("watch a socket", e.into()))?;
         self.socks.push(sock);
         Ok(())
     }
 
     /// Closes sockets of former addresses, opens sockets of new ones; returns the addresses that have a socket.
     fn update_sockets(&mut self, addrs: &[PortAddr]) -> Vec<PortAddr> {
-        let stays = |s: &socks::UdpSocket| s.ip.is_multicast() || addrs.iter().any(|a| a.ip == s.ip);
+        let stays = |s: &UdpSocket| s.ip.is_multicast() || addrs.iter().any(|a| a.ip == s.ip);
         if !self.socks.iter().all(stays) {
             self.rx.forget();
             if let Some(store) = &self.share.store {
@@ -178,16 +175,28 @@ impl Port for UdpPort {
         if taken >= budget {
             return taken;
         }
-        // One epoll call for all sockets costs a third of an empty recvmmsg on one.
-        let mut ready =
-            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; READY_MAX];
-        let found = epoll::wait(&self.epoll, &mut ready[..], Some(&NO_WAIT)).unwrap_or(0);
-        for event in &ready[..found] {
-            let token = event.data.u64();
+        let UdpPort { socks, watch, rx, .. } = self;
+        let mut serve = |socks: &mut Vec<UdpSocket>, fd: RawFd, taken: usize| {
             // The socket may have been closed since the event.
-            let Some(index) = self.socks.iter().position(|s| s.fd.as_raw_fd() as u64 == token) else { continue };
-            if taken < budget {
-                taken += self.rx.burst(&mut self.socks, index, budget - taken, sink);
+            let index = socks.iter().position(|s| s.fd.as_raw_fd() == fd);
+            index.filter(|_| taken < budget).map_or(0, |index| rx.burst(socks, index, budget - taken, sink))
+        };
+        if let Some(busy) = watch.busy() {
+            let found = serve(socks, busy, taken);
+            watch.found(found > 0);
+            taken += found;
+        }
+        if watch.is_due() {
+            let (ready, count) = watch.ready();
+            let before = taken;
+            for fd in &ready[..count] {
+                taken += serve(socks, *fd, taken);
+            }
+            watch.looked(taken > before);
+            if let Some(fd) = ready[..count].first()
+                && let Some(sock) = socks.iter().find(|s| s.fd.as_raw_fd() == *fd)
+            {
+                watch.offer(&sock.fd, socks.iter().map(|s| &s.fd));
             }
         }
         self.rx.end_burst(sink);
@@ -225,11 +234,25 @@ impl Port for UdpPort {
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
-        self.socks.iter().map(|s| s.fd.as_raw_fd()).chain([self.epoll.as_raw_fd()]).collect()
+        let socks = self.socks.iter().flat_map(UdpSocket::descriptors);
+        socks.chain([self.watch.fd()]).collect()
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        // True keeps the worker awake.
+        self.watch.before_sleep(self.socks.iter().map(|s| &s.fd)).is_err()
+    }
+
+    fn after_sleep(&mut self) {
+        self.watch.after_sleep();
+    }
+
+    fn take_calls(&mut self) -> PortCalls {
+        PortCalls { send: self.tx.take_calls(), receive: self.rx.take_calls() }
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {
-        vec![self.epoll.as_raw_fd()]
+        vec![self.watch.fd()]
     }
 
     fn refresh(&mut self) -> bool {

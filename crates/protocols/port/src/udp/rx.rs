@@ -47,6 +47,11 @@ impl UdpRx {
         taken
     }
 
+    /// Number of calls that have received packets, since the last question.
+    pub fn take_calls(&mut self) -> u64 {
+        self.messages.take_calls()
+    }
+
     /// Discards the rest of the last messages.
     pub fn forget(&mut self) {
         self.messages.forget();

@@ -1,5 +1,9 @@
 //! The sockets of a port: one per address and one per joined multicast group, so that the socket tells the address to which a
 //! packet was sent.
+//!
+//! With several workers each sends by a second socket with a UDP port of its own. All packets of two hosts would otherwise be one
+//! flow for receive side scaling and for ECMP, so that one processor of the receiver would feed the sockets of all its workers.
+//! RoCEv2 gives no meaning to the source port (IBA annex A17), and answers go to the encapsulation's port.
 
 use crate::error::PortError;
 use crate::spec::UdpSpec;
@@ -8,7 +12,7 @@ use crate::{Encapsulation, PortAddr, WorkerShare, store};
 use burst_netif::is_link_local;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// A socket and its address.
 pub struct UdpSocket {
@@ -16,10 +20,29 @@ pub struct UdpSocket {
     pub ip: IpAddr,
     /// The socket.
     pub fd: OwnedFd,
+    /// The socket that sends, and its UDP port, if it is not the same.
+    sender: Option<(OwnedFd, u16)>,
     /// The kernel's count of packets lost for want of buffer, at the last report.
     pub lost_seen: u32,
     /// The socket's name in the store of descriptors.
     pub stored_as: Option<String>,
+}
+
+impl UdpSocket {
+    /// The socket that sends.
+    pub fn sender(&self) -> &OwnedFd {
+        self.sender.as_ref().map_or(&self.fd, |(fd, _)| fd)
+    }
+
+    /// Its descriptors.
+    pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        std::iter::once(self.fd.as_raw_fd()).chain(self.sender.iter().map(|(fd, _)| fd.as_raw_fd()))
+    }
+
+    /// The source port of what is sent; `own` is that of the encapsulation.
+    pub fn source_port(&self, own: u16) -> u16 {
+        self.sender.as_ref().map_or(own, |(_, port)| *port)
+    }
 }
 
 /// Opens the socket of `addr`.
@@ -41,7 +64,8 @@ pub fn open(
     if let Some(fd) = share.store.as_ref().and_then(|store| store.take(&name)) {
         // What it has lost so far, the predecessor has reported.
         let lost_seen = socket::lost(&fd);
-        return Ok(UdpSocket { ip: addr.ip, fd, lost_seen, stored_as });
+        let sender = open_sender(spec, addr, share)?;
+        return Ok(UdpSocket { ip: addr.ip, fd, sender, lost_seen, stored_as });
     }
     let options = SocketOptions {
         addr: socket_addr(addr, udp_port),
@@ -73,7 +97,29 @@ pub fn open(
     if let Some(store) = &share.store {
         store.store(&name, fd.as_fd());
     }
-    Ok(UdpSocket { ip: addr.ip, fd, lost_seen: 0, stored_as })
+    Ok(UdpSocket { ip: addr.ip, fd, sender: open_sender(spec, addr, share)?, lost_seen: 0, stored_as })
+}
+
+/// Opens the socket by which one of several workers sends; the kernel chooses its port. It receives nothing but errors.
+fn open_sender(spec: &UdpSpec, addr: &PortAddr, share: &WorkerShare) -> Result<Option<(OwnedFd, u16)>, PortError> {
+    if share.workers == 1 {
+        return Ok(None);
+    }
+    let options = SocketOptions {
+        addr: socket_addr(addr, 0),
+        gro: false,
+        reuse: false,
+        rcvbuf: 0,
+        sndbuf: spec.sndbuf,
+        ifindex: addr.ifindex,
+    };
+    let open = || {
+        let fd = socket::open(&options)?;
+        socket::receive_nothing(&fd)?;
+        let port = socket::local_port(&fd)?;
+        Ok(Some((fd, port)))
+    };
+    open().map_err(|e| PortError::from_io(format!("open a UDP socket on {}", addr.ip), e))
 }
 
 /// Opens the socket of a multicast group on interface `ifindex`; the socket only receives.
@@ -96,7 +142,7 @@ pub fn open_group(
         ifindex,
     };
     let fd = socket::open(&options).map_err(|e| PortError::from_io(format!("join {group}"), e))?;
-    Ok(UdpSocket { ip: group, fd, lost_seen: 0, stored_as: None })
+    Ok(UdpSocket { ip: group, fd, sender: None, lost_seen: 0, stored_as: None })
 }
 
 fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {

@@ -1,10 +1,11 @@
 //! Sending of the `udp` port: packets are joined to trains, a train becomes one message, and one `sendmmsg` sends the messages.
 //!
-//! Consecutive packets of one flow and one length (the last may be shorter) become a train: one message with `UDP_SEGMENT`, which
-//! the kernel or the NIC segments into packets again. Heads and trailers are written into a scratch area. Payload is lent to the
-//! kernel where it lies, with two exceptions: short payload, which costs less to copy than to describe, and payload of another
-//! process, which is read into the scratch area. The ICRC is computed in the same loop. If the application changes its buffer
-//! between that and the kernel's copy, the receiver drops the packet and it is sent again, as verbs allow.
+//! Consecutive packets of one flow, one worker of the receiver and one length (the last may be shorter) become a train: one
+//! message with `UDP_SEGMENT`, which the kernel or the NIC segments into packets again. Heads and trailers are written into
+//! a scratch area. Payload is lent to the kernel where it lies, with two exceptions: short payload, which costs less to
+//! copy than to describe, and payload of another process, which is read into the scratch area. The ICRC is computed in the
+//! same loop. If the application changes its buffer between that and the kernel's copy, the receiver drops the packet and
+//! it is sent again, as verbs allow.
 //!
 //! Errors of the kernel are handled in [`crate::tx_train`].
 
@@ -14,7 +15,7 @@ use crate::ether::icrc::{IcrcSeal, TRAIN_MAX};
 use crate::sys::recv::take_error;
 use crate::sys::send::SendRing;
 use crate::sys::socket::{DEFAULT_HOPS, SockAddr};
-use crate::tx_train::{TxProgress, TxTrain, append, transmit};
+use crate::tx_train::{TxProgress, TxTrain, append, same_worker, transmit};
 use burst_base::Reason;
 use burst_frame::{Flow, TxBatch, TxFrame};
 use std::os::fd::{AsRawFd, RawFd};
@@ -42,6 +43,8 @@ pub struct UdpTx {
     /// Most packets of a train: [`TRAIN_MAX`], or 1 after the kernel has refused trains.
     train_max: usize,
     encapsulation: Encapsulation,
+    /// The source port of the socket that sends.
+    src_port: u16,
     /// UDP payload bytes in the ring.
     bytes: usize,
     /// Seal of the flow that was sent last.
@@ -56,9 +59,15 @@ impl UdpTx {
             trains: Vec::with_capacity(MESSAGES),
             train_max: if gso { TRAIN_MAX } else { 1 },
             encapsulation: *encapsulation,
+            src_port: encapsulation.udp_port,
             bytes: 0,
             seal: None,
         }
+    }
+
+    /// Number of calls that have sent packets, since the last question.
+    pub fn take_calls(&mut self) -> u64 {
+        self.ring.take_calls()
     }
 
     /// Sends the whole batch.
@@ -72,13 +81,14 @@ impl UdpTx {
                 at += 1;
                 continue;
             };
+            self.src_port = sock.source_port(self.encapsulation.udp_port);
             let singly = at < singly_to;
             let (end, train_max) = if singly { (singly_to, 1) } else { (frames.len(), self.train_max) };
             let next = self.build(batch, at..end, train_max, dropped);
             assert!(next > at, "an empty ring holds any frame");
             let mut too_long = false;
             let progress =
-                transmit(&mut self.ring, &self.trains, sock.fd.as_raw_fd(), empty_error_queue, &mut |reason| {
+                transmit(&mut self.ring, &self.trains, sock.sender().as_raw_fd(), empty_error_queue, &mut |reason| {
                     too_long |= reason == Reason::SendTooLong;
                     dropped(reason);
                 });
@@ -140,9 +150,9 @@ impl UdpTx {
         dropped: &mut dyn FnMut(Reason),
     ) -> usize {
         let flow = frames[0].flow;
-        let Encapsulation { udp_port, .. } = self.encapsulation;
+        let Encapsulation { udp_port, worker_word_at, .. } = self.encapsulation;
         let is_sealed = self.encapsulation.is_sealed();
-        self.seal = IcrcSeal::reuse(self.seal, flow.src, flow.dst, udp_port, udp_port);
+        self.seal = self.encapsulation.reuse_seal(self.seal, flow.src, flow.dst, self.src_port);
         let Some(mut seal) = self.seal else {
             dropped(Reason::SendFailed);
             return 1;
@@ -151,7 +161,7 @@ impl UdpTx {
         let (mut taken, mut packets, mut total) = (0, 0, 0);
         for frame in frames {
             let len = frame.udp_payload_len();
-            let alike = frame.continues || same(&frame.flow, &flow);
+            let alike = frame.continues || same(&frame.flow, &flow) && same_worker(frame, &frames[0], worker_word_at);
             let fits = packets < train_max && len <= length && total + len <= MESSAGE_MAX && alike;
             if packets > 0 && !fits || !self.ring.has_room(batch.spans_of(frame).len(), len) {
                 break;
@@ -255,6 +265,23 @@ mod tests {
         let mut tx = UdpTx::new(true, &Encapsulation::ROCE);
         tx.build(&batch, 0..5, 64, &mut |r| panic!("{r}"));
         assert_eq!(tx.trains.iter().map(|t| t.packets).collect::<Vec<_>>(), [2, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_train_is_for_one_worker_of_the_receiver() {
+        let (flow, payload) = (flow("10.0.0.1", "10.0.0.2"), vec![0u8; 512]);
+        let memory = burst_span::ProcessMemory::own().expect("own memory");
+        let span = memory.span(payload.as_ptr() as u64, 512);
+        let mut batch = TxBatch::new(16);
+        // Workers 1, 1 (another queue pair), 2, 2, 1.
+        for qpn in [0x51, 0x71, 0x52, 0x32, 0x51] {
+            let mut head = [0; 12];
+            head[7] = qpn;
+            assert!(batch.push(&flow, &head, &[span], 0));
+        }
+        let mut tx = UdpTx::new(true, &Encapsulation::ROCE);
+        tx.build(&batch, 0..5, 64, &mut |r| panic!("{r}"));
+        assert_eq!(tx.trains.iter().map(|t| t.packets).collect::<Vec<_>>(), [2, 2, 1]);
     }
 
     #[test]

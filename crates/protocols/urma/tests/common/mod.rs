@@ -1,8 +1,11 @@
 //! Several nodes and a network in virtual time: delay, loss, duplication, reordering by random delays; all from one seed.
 #![allow(dead_code)]
 
+pub mod forge;
+
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
+use burst_span::{ProcessMemory, Span};
 use burst_ubwire::{Cna, encap};
 use burst_urma::{
     CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, RemoteJetty, SegmentConfig,
@@ -17,6 +20,8 @@ use std::rc::Rc;
 pub struct Ram {
     pub bytes: Vec<u8>,
     pub is_gone: bool,
+    /// Reaches `bytes` by the kernel.
+    pub own: ProcessMemory,
 }
 
 pub const RAM_BASE: u64 = 0x1_0000;
@@ -43,6 +48,10 @@ impl UrmaMemory for Ram {
         let old = u64::from_le_bytes(self.bytes[range.clone()].try_into().expect("eight bytes"));
         self.bytes[range].copy_from_slice(&change(old).to_le_bytes());
         Ok(old)
+    }
+    fn lend(&self, addr: u64, len: u32) -> Option<Span> {
+        let at = self.range(addr, len as usize).ok()?;
+        Some(self.own.span(self.bytes[at].as_ptr() as u64, len))
     }
 }
 
@@ -133,6 +142,14 @@ impl Ord for Flight {
     }
 }
 
+/// A Jetty that receives ([`World::receiver`]).
+pub struct Receiver {
+    pub jfr: u32,
+    pub jetty: u32,
+    /// The number of the import at host 0.
+    pub target: u32,
+}
+
 /// A packet that a filter sees: source host, destination host, bytes. True drops it.
 pub type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
 
@@ -161,7 +178,7 @@ impl World {
             let rights = access::READ | access::WRITE | access::ATOMIC;
             let all = SegmentConfig { addr: RAM_BASE, len: ram as u64, token: None, access: rights };
             let all = node.register_segment(all).expect("room");
-            let ram = Ram { bytes: vec![0; ram], is_gone: false };
+            let ram = Ram { bytes: vec![0; ram], is_gone: false, own: ProcessMemory::own().expect("own memory") };
             TestHost { node, ram, log: Log { clock: clock.clone(), ..Log::default() }, all, busy_until: Nanos(0) }
         });
         World {
@@ -210,7 +227,19 @@ impl World {
                 if self.weather.ns_per_kb > 0 && self.hosts[host].busy_until > self.now {
                     break;
                 }
-                let Some(sent) = self.with(host, |node, env| node.poll_tx(env, &mut buffer)) else { break };
+                // Each second packet without a copy by the node.
+                let lends = self.sent.is_multiple_of(2);
+                let next = |node: &mut UrmaNode, env: &mut UrmaEnv<'_>| {
+                    let mut sent =
+                        if lends { node.poll_tx_lent(env, &mut buffer) } else { node.poll_tx(env, &mut buffer) }?;
+                    if let Some(span) = sent.lent.take() {
+                        let end = sent.len + span.len();
+                        span.read_to(&mut buffer[sent.len..end]).expect("registered memory");
+                        sent.len = end;
+                    }
+                    Some(sent)
+                };
+                let Some(sent) = self.with(host, next) else { break };
                 self.sent += 1;
                 let busy = Nanos(sent.len as u64 * self.weather.ns_per_kb / 1000);
                 self.hosts[host].busy_until = self.now + busy;
@@ -301,6 +330,17 @@ impl World {
     pub fn import_jetty(&mut self, host: usize, owner: usize, id: u32) -> u32 {
         let jetty = RemoteJetty { cna: Cna::new(owner as u32 + 1), id, kind: TargetKind::Jetty, token: None };
         self.hosts[host].node.import_jetty(jetty).expect("room")
+    }
+    /// A Jetty of host 1 with a receive queue, which host 0 has imported.
+    pub fn receiver(&mut self) -> Receiver {
+        let jfc = self.jfc(1);
+        let jfr = self.jfr(1, jfc);
+        let jetty = self.jetty(1, JettyConfig::new(jfc, Some(jfr)));
+        Receiver { jfr, jetty, target: self.import_jetty(0, 1, jetty) }
+    }
+    /// Posts a request that is accepted.
+    pub fn post_sound(&mut self, host: usize, jetty: u32, wr: JfsWr) {
+        self.post(host, jetty, wr).expect("accepted");
     }
     /// No request, message, response or held packet is left anywhere.
     pub fn assert_drained(&self) {

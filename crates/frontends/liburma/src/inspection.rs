@@ -1,0 +1,358 @@
+//! What `burst ls` and `stats` see of the program: all its nodes, by one socket of the process
+//! ([`burst_control::inspection`]). The keeper of one node serves it; when that node ends, the keeper of another one does.
+//!
+//! The file is removed when its keeper ends, or the process. A child after fork closes the socket: a tool that connects to a
+//! dead parent's would wait for ever.
+
+use crate::device::{DEVICE_NAME, eid_of};
+use crate::host::UrmaHost;
+use burst_base::{Nanos, Reason};
+use burst_control::inspection::{InspectedHost, InspectionSocket};
+use burst_control::socket_path::ProgramKind;
+use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, UrmaPage};
+use burst_control::{Counter, DaemonInfo, Refusal, Reply, Request, Response};
+use burst_peer::credentials::PeerCredentials;
+use burst_ubwire::Cna;
+use std::ffi::CString;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::time::Instant;
+
+/// The process whose keeper has the socket; 0: none. A child after fork sees its parent's number, which is not its own.
+static SERVED_BY: AtomicU32 = AtomicU32::new(0);
+/// The listening socket; -1: none.
+static LISTENER: AtomicI32 = AtomicI32::new(-1);
+/// Its file, a C string; null: none.
+static FILE: AtomicPtr<libc::c_char> = AtomicPtr::new(null_mut());
+
+/// A keeper's part in the socket.
+pub struct UrmaInspection {
+    pid: u32,
+    start: Instant,
+    socket: Option<InspectionSocket<()>>,
+    /// This keeper has tried to make the socket.
+    has_tried: bool,
+}
+
+impl UrmaInspection {
+    /// Most descriptors to watch.
+    pub const FDS_MAX: usize = InspectionSocket::<()>::FDS_MAX;
+
+    /// A part of this process's keepers.
+    pub fn new() -> UrmaInspection {
+        UrmaInspection { pid: std::process::id(), start: Instant::now(), socket: None, has_tried: false }
+    }
+
+    /// Takes the socket over if no keeper of this process has it. Without it the program runs as well.
+    pub fn take_over(&mut self) {
+        let served_by = SERVED_BY.load(Ordering::Relaxed);
+        if self.has_tried || served_by == self.pid {
+            return;
+        }
+        // Pairs with the release in `drop`: the former keeper has removed the file.
+        if SERVED_BY.compare_exchange(served_by, self.pid, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return;
+        }
+        self.has_tried = true;
+        self.socket = if watch_process() { InspectionSocket::open(ProgramKind::Urma).ok() } else { None };
+        match &self.socket {
+            Some(socket) => note(socket),
+            None => SERVED_BY.store(0, Ordering::Release),
+        }
+    }
+
+    /// Descriptors to watch.
+    pub fn fds(&self) -> Vec<RawFd> {
+        self.socket.as_ref().map(InspectionSocket::fds).unwrap_or_default()
+    }
+
+    /// Whether there is a connection, which may have to be ended because it is silent.
+    pub fn has_clients(&self) -> bool {
+        self.socket.as_ref().is_some_and(InspectionSocket::has_clients)
+    }
+
+    /// Answers questions.
+    pub fn serve(&mut self) {
+        // While an address is being opened, questions wait, not the keeper.
+        let Some(socket) = &mut self.socket else { return };
+        let Some(hosts) = UrmaHost::try_all() else { return };
+        let now = Nanos(self.start.elapsed().as_nanos() as u64);
+        socket.serve(&mut Nodes { hosts, pid: self.pid, start: self.start }, now);
+    }
+}
+
+impl Drop for UrmaInspection {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        remove_file();
+        LISTENER.store(-1, Ordering::Relaxed);
+        drop(socket);
+        SERVED_BY.store(0, Ordering::Release);
+    }
+}
+
+/// Remembers what is to be removed and closed.
+fn note(socket: &InspectionSocket<()>) {
+    LISTENER.store(socket.listener(), Ordering::Relaxed);
+    let name = CString::new(socket.path().as_os_str().as_bytes()).ok();
+    FILE.store(name.map_or(null_mut(), CString::into_raw), Ordering::Release);
+}
+
+/// Removes the file, once.
+fn remove_file() {
+    let file = FILE.swap(null_mut(), Ordering::AcqRel);
+    if !file.is_null() {
+        // SAFETY: made by `CString::into_raw`, and taken out by this thread alone.
+        unsafe {
+            libc::unlink(file);
+            drop(CString::from_raw(file));
+        }
+    }
+}
+
+/// Installs the handlers of fork and exit, once. False if there is no memory.
+fn watch_process() -> bool {
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
+    if INSTALLED.swap(true, Ordering::AcqRel) {
+        return true;
+    }
+    // SAFETY: functions that exist as long as the library, whose threads run until the process ends.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) == 0 && libc::atexit(at_exit) == 0 }
+}
+
+/// Closes the parent's socket. Its file is the parent's; the name is leaked, as a child may not free memory.
+unsafe extern "C" fn in_child() {
+    FILE.store(null_mut(), Ordering::Relaxed);
+    let listener = LISTENER.swap(-1, Ordering::Relaxed);
+    if listener >= 0 {
+        // SAFETY: a copy of the parent's descriptor that nothing in the child uses. `close` may be called after fork.
+        unsafe { libc::close(listener) };
+    }
+}
+
+extern "C" fn at_exit() {
+    remove_file();
+}
+
+/// The nodes of the process, while they are asked about.
+struct Nodes {
+    hosts: Vec<Arc<UrmaHost>>,
+    pid: u32,
+    start: Instant,
+}
+
+impl InspectedHost for Nodes {
+    type Visitor = ();
+
+    fn admit(&mut self, _peer: PeerCredentials) -> Option<()> {
+        Some(())
+    }
+
+    fn answer(&mut self, (): &mut (), request: Request) -> Option<Reply> {
+        let result = match request {
+            Request::Hello { .. } | Request::DaemonInfo => Ok(Response::Daemon(self.info())),
+            Request::ListDevices => Ok(Response::Devices(Vec::new())),
+            Request::Stats => Ok(Response::Stats(self.counters())),
+            Request::Urma { from } => Ok(Response::Urma(self.page(from))),
+            _ => {
+                let sentence = "a program of URMA knows nothing of this".to_owned();
+                Err(Refusal { errno: libc::EOPNOTSUPP, sentence })
+            }
+        };
+        Some(Reply { new_segments: 0, result })
+    }
+
+    fn leave(&mut self, (): ()) {}
+}
+
+impl Nodes {
+    fn info(&self) -> DaemonInfo {
+        // SAFETY: has no conditions.
+        let uid = unsafe { libc::geteuid() };
+        DaemonInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: self.pid,
+            uid,
+            uptime_s: self.start.elapsed().as_secs(),
+            workers: 0,
+            contexts: self.hosts.len() as u32,
+        }
+    }
+
+    /// The counters of all nodes together: they are of one device.
+    fn counters(&self) -> Vec<Counter> {
+        let mut sums: Vec<(&'static str, u64)> = Vec::new();
+        for host in &self.hosts {
+            let inner = host.lock();
+            let counted = inner.end.counters().snapshot();
+            sums.resize(counted.len(), ("", 0));
+            for (sum, (name, value)) in sums.iter_mut().zip(counted) {
+                *sum = (name, sum.1 + value);
+            }
+            // Reasons come last, in order.
+            let reasons = sums.len() - Reason::COUNT;
+            for (reason, count) in &inner.reports.counts {
+                sums[reasons + reason.index()].1 += count;
+            }
+        }
+        let sums = sums.into_iter();
+        sums.map(|(name, value)| Counter { name: name.to_owned(), device: device_name(), value }).collect()
+    }
+
+    /// The first node from the cursor on, and a page of its channels.
+    fn page(&self, from: UrmaCursor) -> UrmaPage {
+        let nodes = self.hosts.iter().map(|host| (eid_of(host.address).0, host)).filter(|(eid, _)| *eid >= from.eid);
+        let Some((eid, host)) = nodes.min_by_key(|(eid, _)| *eid) else { return UrmaPage::default() };
+        let first = if eid == from.eid { from.peer } else { 0 };
+        let inner = host.lock();
+        let node = &inner.end.node;
+        let counts = node.object_counts();
+        let mut channels: Vec<UrmaChannelInfo> = Vec::new();
+        let mut next = UrmaCursor::behind(eid);
+        for channel in node.channels_from(Cna::new(first)) {
+            if channels.len() == URMA_PAGE {
+                next = Some(UrmaCursor { eid, peer: channel.peer.get() });
+                break;
+            }
+            channels.push(UrmaChannelInfo {
+                peer: inner.end.address_of(channel.peer).map(|address| eid_of(address).0),
+                cna: channel.peer.get(),
+                tpns: [channel.local_tpn, channel.peer_tpn],
+                is_open: channel.is_open,
+                packets: channel.packets as u32,
+                bytes: channel.bytes,
+                unanswered: channel.unanswered,
+                srtt_ns: channel.srtt.0,
+            });
+        }
+        let node = UrmaNodeInfo {
+            device: device_name(),
+            eid,
+            cna: node.cna().get(),
+            mtu: u32::from(node.mtu()),
+            jetties: counts.jetties as u32,
+            jfrs: counts.jfrs as u32,
+            jfcs: counts.jfcs as u32,
+            segments: counts.segments as u32,
+            requests: counts.requests as u32,
+            channels,
+        };
+        UrmaPage { node: Some(node), next }
+    }
+}
+
+fn device_name() -> String {
+    DEVICE_NAME.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_control::{Client, socket_path};
+    use burst_ubwire::TaOpcode;
+    use burst_urma::{JettyConfig, JfsWr, SegmentConfig, WrData, access};
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::time::Duration;
+
+    /// A host at a loopback address that no other test uses.
+    fn host(last: u8) -> Arc<UrmaHost> {
+        let pid = std::process::id();
+        UrmaHost::of(IpAddr::V4(Ipv4Addr::new(127, (pid >> 8) as u8 | 1, pid as u8, last))).expect("opens")
+    }
+
+    /// A tool's connection to this process.
+    fn connect() -> Client {
+        let path = socket_path::program_socket(ProgramKind::Urma, std::process::id());
+        let start = Instant::now();
+        loop {
+            match Client::connect_within(&path, "tool", Some(Duration::from_secs(20))) {
+                Ok(client) => return client,
+                // A keeper has not bound it yet, or has just ended.
+                Err(why) => assert!(start.elapsed() < Duration::from_secs(20), "{why}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn ask(request: &Request) -> Response {
+        let start = Instant::now();
+        loop {
+            match connect().call(request, &[]) {
+                Ok(reply) => return reply.response,
+                // The keeper has ended with another test's host.
+                Err(why) => assert!(start.elapsed() < Duration::from_secs(20), "{why}"),
+            }
+        }
+    }
+
+    /// The node of a host, as a tool sees it.
+    fn seen(host: &UrmaHost) -> UrmaNodeInfo {
+        let eid = eid_of(host.address).0;
+        let Response::Urma(page) = ask(&Request::Urma { from: UrmaCursor { eid, peer: 0 } }) else { panic!("a page") };
+        page.node.filter(|node| node.eid == eid).expect("the node")
+    }
+
+    fn count(name: &str) -> u64 {
+        let Response::Stats(counters) = ask(&Request::Stats) else { panic!("counters") };
+        assert_eq!(counters.iter().filter(|c| c.name == name && c.device == "burst0").count(), 1);
+        counters.iter().filter(|c| c.name == name).map(|c| c.value).sum()
+    }
+
+    #[test]
+    fn tools_see_nodes_channels_and_reasons_of_the_process() {
+        let (a, b) = (host(61), host(62));
+        let memory = [0u8; 64];
+        let config = SegmentConfig {
+            addr: memory.as_ptr() as u64,
+            len: 64,
+            token: Some(7),
+            access: access::READ | access::WRITE | access::ATOMIC,
+        };
+        let segment = {
+            let mut there = b.lock();
+            let token_id = there.end.node.register_segment(config).expect("room");
+            let exported = there.end.node.export_segment(token_id).expect("registered");
+            burst_urma::RemoteSegment { token: Some(8), ..exported }
+        };
+        assert_eq!((seen(&b).segments, seen(&b).jetties, seen(&b).channels.len()), (1, 0, 0));
+        let before = count("ub_token");
+        let jfc = {
+            let mut inner = a.lock();
+            assert!(a.learn(&mut inner, b.address));
+            let node = &mut inner.end.node;
+            let jfc = node.create_jfc(8).expect("room");
+            let jetty = node.create_jetty(JettyConfig::new(jfc, None)).expect("room");
+            let segment = node.import_segment(segment).expect("room");
+            let data = WrData::inline(&[1]).expect("short");
+            let mut wr = JfsWr::new(TaOpcode::Write, data, 0);
+            (wr.segment, wr.remote_addr) = (Some(segment), memory.as_ptr() as u64);
+            a.with(&mut inner, |node, env| node.post_send(jetty, &wr, env)).expect("accepted");
+            a.flush(&mut inner);
+            jfc
+        };
+        let start = Instant::now();
+        while a.lock().end.node.poll_jfc(jfc).is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "no completion");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(count("ub_token") > before && count("rx_packets") > 0, "the refusal has its name");
+        let node = seen(&a);
+        assert_eq!((node.jetties, node.jfcs, node.jfrs, node.segments), (1, 1, 0, 0));
+        let [channel] = &node.channels[..] else { panic!("{node:?}") };
+        assert_eq!((channel.peer, channel.is_open, channel.unanswered), (Some(eid_of(b.address).0), true, 0));
+        assert_ne!(channel.tpns[1], 0);
+        let Err(refused) = connect().call(&Request::CmStats, &[]) else { panic!("a refusal") };
+        assert_eq!(refused.errno(), libc::EOPNOTSUPP);
+    }
+
+    #[test]
+    fn a_page_without_nodes_is_the_last() {
+        let nodes = Nodes { hosts: Vec::new(), pid: 1, start: Instant::now() };
+        assert_eq!(nodes.page(UrmaCursor::default()), UrmaPage::default());
+        assert_eq!(nodes.counters(), Vec::new());
+        assert_eq!(UrmaCursor::behind([0xff; 16]), None);
+    }
+}

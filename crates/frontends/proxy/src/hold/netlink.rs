@@ -1,0 +1,242 @@
+//! Messages of nfnetlink, as far as the rules and queues for SYNs need them: requests with nested attributes, batches,
+//! and the kernel's answers.
+#![allow(unsafe_code)]
+
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+const HEADER: usize = 16;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+const NLA_NESTED: u16 = 1 << 15;
+const NLA_KIND: u16 = 0x3fff;
+
+/// Attributes, one after the other, each padded to four bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Attributes(Vec<u8>);
+
+impl Attributes {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+        self.0.extend(((4 + value.len()) as u16).to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    pub fn text(self, kind: u16, value: &str) -> Self {
+        self.bytes(kind, &[value.as_bytes(), &[0]].concat())
+    }
+
+    pub fn byte(self, kind: u16, value: u8) -> Self {
+        self.bytes(kind, &[value])
+    }
+
+    pub fn be16(self, kind: u16, value: u16) -> Self {
+        self.bytes(kind, &value.to_be_bytes())
+    }
+
+    pub fn be32(self, kind: u16, value: u32) -> Self {
+        self.bytes(kind, &value.to_be_bytes())
+    }
+
+    pub fn nested(self, kind: u16, value: Attributes) -> Self {
+        self.bytes(kind | NLA_NESTED, &value.0)
+    }
+
+    /// These, and then the others.
+    pub fn with(mut self, others: Attributes) -> Self {
+        self.0.extend(others.0);
+        self
+    }
+
+    #[cfg(test)]
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// The value of the first attribute of a kind.
+pub fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let len = usize::from(u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?));
+        let found = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?) & NLA_KIND;
+        let value = attributes.get(4..len)?;
+        if found == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+}
+
+/// Messages that take effect together.
+#[derive(Debug)]
+pub struct RequestBatch {
+    bytes: Vec<u8>,
+    sequence: u32,
+}
+
+impl RequestBatch {
+    /// Appends a message.
+    pub fn message(
+        &mut self,
+        subsystem: u16,
+        kind: u16,
+        flags: u16,
+        family: u8,
+        resource: u16,
+        attributes: Attributes,
+    ) {
+        self.sequence += 1;
+        let flags = flags | libc::NLM_F_REQUEST as u16;
+        let kind = subsystem << 8 | kind;
+        append(&mut self.bytes, kind, flags, self.sequence, (family, resource), attributes);
+    }
+
+    fn mark(&mut self, kind: u16, subsystem: u16, flags: u16) {
+        self.sequence += 1;
+        let flags = flags | libc::NLM_F_REQUEST as u16;
+        append(&mut self.bytes, kind, flags, self.sequence, (0, subsystem), Attributes::new());
+    }
+}
+
+fn append(
+    to: &mut Vec<u8>,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    (family, resource): (u8, u16),
+    attributes: Attributes,
+) {
+    let len = (HEADER + 4 + attributes.0.len()) as u32;
+    to.extend(len.to_ne_bytes());
+    to.extend(kind.to_ne_bytes());
+    to.extend(flags.to_ne_bytes());
+    to.extend(sequence.to_ne_bytes());
+    to.extend(0u32.to_ne_bytes());
+    // struct nfgenmsg: family, version, resource.
+    to.extend([family, 0]);
+    to.extend(resource.to_be_bytes());
+    to.extend(attributes.0);
+}
+
+/// A netlink socket of the netfilter family, in the namespace of the thread that has opened it.
+#[derive(Debug)]
+pub struct Netlink(OwnedFd);
+
+impl AsRawFd for Netlink {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Netlink {
+    /// A socket that does not wait.
+    pub fn open() -> Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_NETFILTER) };
+        if fd < 0 {
+            return Err(Error::last_os_error());
+        }
+        // SAFETY: the kernel gave this descriptor to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the buffer is valid for the call, with its length.
+        let sent = unsafe { libc::send(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+        if sent < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// The next message or messages, at most as many bytes as there is room.
+    pub fn receive<'a>(&self, to: &'a mut [u8]) -> Result<&'a [u8]> {
+        // SAFETY: the buffer is valid for the call, with its length.
+        let got = unsafe { libc::recv(self.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), libc::MSG_DONTWAIT) };
+        let got = usize::try_from(got).map_err(|_| Error::last_os_error())?;
+        Ok(&to[..got])
+    }
+
+    /// A message without an answer.
+    pub fn tell(&self, subsystem: u16, kind: u16, family: u8, resource: u16, attributes: Attributes) -> Result<()> {
+        let mut bytes = Vec::new();
+        append(&mut bytes, subsystem << 8 | kind, libc::NLM_F_REQUEST as u16, 0, (family, resource), attributes);
+        self.send(&bytes)
+    }
+
+    /// A message with an answer: an error, or none.
+    pub fn ask(&self, subsystem: u16, kind: u16, family: u8, resource: u16, attributes: Attributes) -> Result<()> {
+        let mut bytes = Vec::new();
+        let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+        append(&mut bytes, subsystem << 8 | kind, flags, 1, (family, resource), attributes);
+        self.send(&bytes)?;
+        self.answers()
+    }
+
+    /// An empty batch for a subsystem.
+    pub fn batch(&self, subsystem: u16) -> RequestBatch {
+        let mut batch = RequestBatch { bytes: Vec::new(), sequence: 0 };
+        batch.mark(BATCH_BEGIN, subsystem, 0);
+        batch
+    }
+
+    /// Carries a batch out.
+    pub fn commit(&self, mut batch: RequestBatch) -> Result<()> {
+        batch.mark(BATCH_END, nft_subsystem(&batch), libc::NLM_F_ACK as u16);
+        self.send(&batch.bytes)?;
+        self.answers()
+    }
+
+    /// Reads the answers: nfnetlink writes them before `send` returns.
+    fn answers(&self) -> Result<()> {
+        let mut first = Ok(());
+        loop {
+            let mut buffer = [0; 4096];
+            let mut rest = match self.receive(&mut buffer) {
+                Ok(bytes) => bytes,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return first,
+                Err(e) => return Err(e),
+            };
+            while let Some(code) = error_code(rest) {
+                if code != 0 && first.is_ok() {
+                    first = Err(Error::from_raw_os_error(-code));
+                }
+                let len = rest.get(..4).and_then(|len| len.try_into().ok()).map_or(0, u32::from_ne_bytes) as usize;
+                rest = rest.get(len.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// The subsystem that a batch's first message names.
+fn nft_subsystem(batch: &RequestBatch) -> u16 {
+    u16::from_be_bytes([batch.bytes[HEADER + 2], batch.bytes[HEADER + 3]])
+}
+
+/// The code of an NLMSG_ERROR: a negative errno, or 0.
+fn error_code(message: &[u8]) -> Option<i32> {
+    let kind = u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?);
+    let code = i32::from_ne_bytes(message.get(HEADER..HEADER + 4)?.try_into().ok()?);
+    Some(if i32::from(kind) == libc::NLMSG_ERROR { code } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_found_as_they_were_written() {
+        let written = Attributes::new().text(1, "abc").be32(2, 7).nested(3, Attributes::new().byte(1, 9)).into_bytes();
+        assert_eq!(attribute(&written, 1), Some(&b"abc\0"[..]));
+        assert_eq!(attribute(&written, 2), Some(&7u32.to_be_bytes()[..]));
+        assert_eq!(attribute(attribute(&written, 3).unwrap(), 1), Some(&[9][..]));
+        assert_eq!(attribute(&written, 4), None);
+        assert_eq!(attribute(&[3, 0, 1, 0], 1), None, "shorter than its own header");
+        assert_eq!(attribute(&[200, 0, 1, 0, 1], 1), None, "longer than what is there");
+        assert_eq!(attribute(&[0, 0, 2, 0, 0, 0, 2, 0], 1), None, "of no length: the end");
+    }
+}

@@ -1,0 +1,85 @@
+//! A port of a worker, what waits to leave by it, and how often it is looked at.
+
+use crate::counters::Counters;
+use burst_frame::TxBatch;
+use burst_port::Port;
+use std::sync::Arc;
+
+/// A port and what waits to leave by it.
+pub(crate) struct PortSlot {
+    pub port: Box<dyn Port>,
+    pub batch: TxBatch,
+    pub counters: Arc<Counters>,
+    pub attention: PortAttention,
+}
+
+impl PortSlot {
+    /// A port with a batch of at most `frames` frames.
+    pub fn new(port: Box<dyn Port>, frames: usize) -> PortSlot {
+        let (batch, counters) = (TxBatch::new(frames), Arc::new(Counters::default()));
+        PortSlot { port, batch, counters, attention: PortAttention::default() }
+    }
+}
+
+/// How often a worker of several ports looks at one of them: a port without packets costs each pass a system call. A port that
+/// had none in [`PortAttention::QUIET`] passes is looked at in every [`PortAttention::LOOK_EVERY`]th, and in the first after a
+/// sleep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PortAttention {
+    /// Passes without packets.
+    quiet: u32,
+    /// Passes since the last look.
+    skipped: u32,
+}
+
+impl PortAttention {
+    const QUIET: u32 = 64;
+    const LOOK_EVERY: u32 = 8;
+
+    /// Whether this pass may leave the port out.
+    #[inline]
+    pub fn may_skip(&mut self) -> bool {
+        self.skipped += 1;
+        self.quiet >= PortAttention::QUIET && self.skipped < PortAttention::LOOK_EVERY
+    }
+    /// The port had so many packets.
+    #[inline]
+    pub fn note(&mut self, packets: usize) {
+        self.quiet = if packets > 0 { 0 } else { self.quiet.saturating_add(1) };
+        self.skipped = 0;
+    }
+    /// The next pass looks at the port.
+    pub fn wake(&mut self) {
+        self.skipped = PortAttention::LOOK_EVERY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PortAttention;
+
+    /// Passes of 64 that look at the port.
+    fn looks(attention: &mut PortAttention) -> usize {
+        (0..64)
+            .filter(|_| {
+                let looks = !attention.may_skip();
+                if looks {
+                    attention.note(0);
+                }
+                looks
+            })
+            .count()
+    }
+
+    #[test]
+    fn a_port_without_packets_is_looked_at_seldom_until_one_comes_or_the_worker_sleeps() {
+        let mut attention = PortAttention::default();
+        assert_eq!((looks(&mut attention), looks(&mut attention)), (64, 8));
+        attention.note(1);
+        assert_eq!((looks(&mut attention), looks(&mut attention)), (64, 8));
+        attention.wake();
+        assert!(!attention.may_skip());
+        attention.note(0);
+        assert!(attention.may_skip());
+    }
+}

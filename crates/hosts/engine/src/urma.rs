@@ -1,0 +1,268 @@
+//! URMA's endpoint: a node of the Unified Bus with its port, as workers run it beside their queue pairs, and programs alone.
+//!
+//! One node serves one host: all Jetties share its channels, so a worker has one endpoint ([`crate::Worker::add_urma`]), not a
+//! table. It is scheduled as a queue pair is: a turn of [`crate::sched`] in its context's order, bytes charged to the account,
+//! deadlines in the wheel. Its port has an encapsulation of its own (`burst_port::Encapsulation::UNIFIED_BUS`), so a packet's
+//! UDP port decides which transport gets it.
+//!
+//! Payload in registered memory is lent to the port; heads that are longer than a frame's are rare, and go by copy.
+
+use crate::counters::{Counters, Traffic};
+use crate::port_slot::PortSlot;
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, HEAD_MAX, RxFrame};
+use burst_port::{Port, PortCaps, ReceivePressure, RxSink};
+use burst_ubwire::Cna;
+use burst_urma::{UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaTransmit};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Payloads of packets, the greatest first, that a link's MTU can carry.
+const PAYLOADS: [u16; 5] = [4096, 2048, 1024, 512, 256];
+/// Bytes of a packet beside its payload: IPv6, UDP, the longest usual head (`HEAD_MAX`), the checksum.
+const OVERHEAD: u32 = 40 + 8 + HEAD_MAX as u32 + 4;
+
+/// The network address of a node: the last 24 bits of its IP address.
+pub fn cna_of(address: IpAddr) -> Cna {
+    let last = match address {
+        IpAddr::V4(v4) => u32::from(v4),
+        IpAddr::V6(v6) => u128::from(v6) as u32,
+    };
+    Cna::new(last)
+}
+
+/// A node and its port, and the nodes that were heard of.
+pub struct UrmaEndpoint {
+    /// The node.
+    pub node: UrmaNode,
+    slot: PortSlot,
+    peers: PeerTable,
+    head: Vec<u8>,
+    address: IpAddr,
+    scope: u32,
+}
+
+/// What a burst brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UrmaBurst {
+    /// Packets taken from the port.
+    pub packets: usize,
+    /// Bytes of those that the node got.
+    pub bytes: usize,
+}
+
+/// Where nodes are.
+#[derive(Default)]
+struct PeerTable {
+    places: HashMap<Cna, IpAddr>,
+    /// The last one: most packets are between the same two.
+    last: Option<(Cna, IpAddr)>,
+}
+
+impl PeerTable {
+    /// False if the address clashes with another one's.
+    fn learn(&mut self, address: IpAddr) -> bool {
+        let cna = cna_of(address);
+        if self.last == Some((cna, address)) {
+            return true;
+        }
+        let is_its = *self.places.entry(cna).or_insert(address) == address;
+        if is_its {
+            self.last = Some((cna, address));
+        }
+        is_its
+    }
+    fn find(&mut self, cna: Cna) -> Option<IpAddr> {
+        if let Some((_, address)) = self.last.filter(|last| last.0 == cna) {
+            return Some(address);
+        }
+        let address = *self.places.get(&cna)?;
+        self.last = Some((cna, address));
+        Some(address)
+    }
+}
+
+impl UrmaEndpoint {
+    /// The endpoint of `address`, one of the port's, with batches of `frames` frames. `config` gets the payload of packets that
+    /// fit through the link.
+    ///
+    /// # Errors
+    /// A sentence: the port has no such address.
+    pub fn new(
+        port: Box<dyn Port>,
+        address: IpAddr,
+        frames: usize,
+        config: impl FnOnce(u16) -> UrmaConfig,
+    ) -> Result<UrmaEndpoint, String> {
+        let caps = port.caps();
+        let Some(own) = caps.addrs.iter().find(|a| a.ip == address) else {
+            return Err(format!("the port {} does not have the address {address}", caps.name));
+        };
+        let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let scope = if is_link_local { own.ifindex } else { 0 };
+        let node = UrmaNode::new(config(payload_max(caps)));
+        let head = vec![0; node.packet_max()];
+        let slot = PortSlot::new(port, frames);
+        Ok(UrmaEndpoint { node, slot, peers: PeerTable::default(), head, address, scope })
+    }
+    /// Counters of the port.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.slot.counters
+    }
+    /// The port.
+    pub fn port(&mut self) -> &mut dyn Port {
+        &mut *self.slot.port
+    }
+    /// Own address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+    /// Remembers where a node is; false if its address clashes with another one's.
+    pub fn learn(&mut self, address: IpAddr) -> bool {
+        self.peers.learn(address)
+    }
+    /// Where a node is.
+    pub fn address_of(&self, cna: Cna) -> Option<IpAddr> {
+        self.peers.places.get(&cna).copied()
+    }
+    /// Calls something of the node.
+    pub fn with<R>(
+        &mut self,
+        now: Nanos,
+        mem: &mut dyn UrmaMemory,
+        fx: &mut dyn UrmaEffects,
+        call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R,
+    ) -> R {
+        call(&mut self.node, &mut UrmaEnv { now, mem, fx })
+    }
+    /// Gives the node what has arrived.
+    pub fn receive(
+        &mut self,
+        now: Nanos,
+        mem: &mut dyn UrmaMemory,
+        fx: &mut dyn UrmaEffects,
+        budget: usize,
+    ) -> UrmaBurst {
+        let UrmaEndpoint { node, slot: PortSlot { port, counters, .. }, peers, .. } = self;
+        let env = UrmaEnv { now, mem, fx };
+        let mut sink = UrmaSink { node, env, peers, counters, bytes: 0 };
+        let packets = port.rx_burst(now, budget, &mut sink);
+        UrmaBurst { packets, bytes: sink.bytes }
+    }
+    /// Handles what is due. True if anything was.
+    pub fn run_timers(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects) -> bool {
+        let is_due = self.node.next_deadline() <= now;
+        if is_due {
+            self.node.on_timer(&mut UrmaEnv { now, mem, fx });
+        }
+        is_due
+    }
+    /// Makes frames of what the node has ready, until they have about `bytes_max` bytes; returns their bytes.
+    /// [`UrmaEndpoint::flush`] must follow before anything else is done with the node: payload is sent from the program's
+    /// memory.
+    pub fn send(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects, bytes_max: u64) -> u64 {
+        let mut bytes = 0;
+        while bytes < bytes_max {
+            let Some(packet) = self.node.poll_tx_lent(&mut UrmaEnv { now, mem, fx }, &mut self.head) else { break };
+            bytes += (packet.len + packet.lent.map_or(0, |span| span.len())) as u64;
+            let Some(dst) = self.peers.find(packet.dest) else {
+                fx.count(Reason::UbForeign);
+                continue;
+            };
+            let flow = Flow {
+                src: self.address,
+                dst,
+                scope: self.scope,
+                src_port: burst_ubwire::UB_UDP_PORT,
+                ..Flow::default()
+            };
+            if !self.push(&flow, &packet) {
+                self.flush(now);
+                if !self.push(&flow, &packet) {
+                    fx.count(Reason::SendTooLong);
+                }
+            }
+            if !self.slot.batch.has_room() {
+                self.flush(now);
+            }
+        }
+        bytes
+    }
+    fn push(&mut self, flow: &Flow, packet: &UrmaTransmit) -> bool {
+        let batch = &mut self.slot.batch;
+        let (head, rest) = self.head[..packet.len].split_at(packet.len.min(HEAD_MAX));
+        match packet.lent {
+            None if rest.is_empty() => batch.push(flow, head, &[], 0),
+            None => batch.push_copied(flow, head, rest),
+            Some(payload) if rest.is_empty() => batch.push(flow, head, &[payload], 0),
+            Some(payload) => {
+                let mut whole = rest.to_vec();
+                whole.resize(rest.len() + payload.len(), 0);
+                payload.read_to(&mut whole[rest.len()..]).is_ok() && batch.push_copied(flow, head, &whole)
+            }
+        }
+    }
+    /// Sends the frames.
+    pub fn flush(&mut self, now: Nanos) {
+        self.slot.flush(now);
+    }
+    /// When node or port must be looked at.
+    pub fn next_deadline(&self) -> Nanos {
+        self.node.next_deadline().min(self.slot.port.next_event())
+    }
+    /// When the port must be looked at.
+    pub(crate) fn port_event(&self) -> Nanos {
+        self.slot.port.next_event()
+    }
+    /// All descriptors of the port.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.slot.port.descriptors()
+    }
+    /// True when packets have arrived meanwhile.
+    pub fn before_sleep(&mut self) -> bool {
+        self.slot.port.before_sleep()
+    }
+    /// The sleep is over, or there was none. Who may be woken by [`UrmaEndpoint::wait_fds`] at any time does not call this.
+    pub fn after_sleep(&mut self) {
+        self.slot.port.after_sleep();
+    }
+    /// Descriptors that become readable when packets arrive.
+    pub fn wait_fds(&self) -> Vec<RawFd> {
+        self.slot.port.wait_fds()
+    }
+}
+
+/// Payload of packets that fit through a port's link.
+fn payload_max(caps: &PortCaps) -> u16 {
+    let room = caps.link_mtu.saturating_sub(OVERHEAD);
+    PAYLOADS.into_iter().find(|payload| u32::from(*payload) <= room).unwrap_or(256)
+}
+
+/// Gives received packets to the node.
+struct UrmaSink<'a, 'b> {
+    node: &'a mut UrmaNode,
+    env: UrmaEnv<'b>,
+    peers: &'a mut PeerTable,
+    counters: &'a Counters,
+    bytes: usize,
+}
+
+impl RxSink for UrmaSink<'_, '_> {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.counters.add(Traffic::RxPackets, 1);
+        self.counters.add(Traffic::RxBytes, frame.bytes.len() as u64);
+        // The packet's source must be the sender's own address.
+        let source = frame.bytes.get(1..4).map(|b| Cna::new(u32::from_be_bytes([0, b[0], b[1], b[2]])));
+        if source != Some(cna_of(frame.flow.src)) || !self.peers.learn(frame.flow.src) {
+            return self.env.fx.count(Reason::UbForeign);
+        }
+        self.bytes += frame.bytes.len();
+        self.node.on_packet(&mut self.env, frame.bytes);
+    }
+    fn dropped(&mut self, reason: Reason) {
+        self.env.fx.count(reason);
+    }
+    fn pressure(&mut self, _pressure: ReceivePressure) {}
+}

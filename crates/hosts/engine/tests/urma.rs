@@ -1,0 +1,224 @@
+//! One worker runs both transports: RoCE queue pairs and URMA's endpoint, over `mem` ports, with one scheduler and one wheel.
+mod harness;
+
+use burst_base::Nanos;
+use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_cc::Params;
+use burst_engine::counters::Traffic;
+use burst_engine::urma::{UrmaEndpoint, cna_of};
+use burst_ledger::{AccountId, Capacities, Ledger, Policy};
+use burst_port::Port;
+use burst_port::impair::Impair;
+use burst_port::mem::{Hub, MemConfig};
+use burst_port::spec::ImpairSpec;
+use burst_span::{ProcessMemory, Span};
+use burst_ubwire::TaOpcode;
+use burst_urma::{
+    CrStatus, JettyConfig, JfsWr, LocalRange, MemoryGone, RemoteSegment, SegmentConfig, UrmaConfig, UrmaError,
+    UrmaMemory, WrData, access,
+};
+use harness::{AppQp, BASE, Host, poll, request, run};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+const BYTES: usize = 1 << 20;
+
+/// A program's memory: the addresses of a buffer that lives as long as the process's own memory is open.
+struct Memory {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    own: ProcessMemory,
+}
+
+impl Memory {
+    fn span(&self, addr: u64, len: usize) -> Result<Span, MemoryGone> {
+        let bytes = self.bytes.lock().expect("no panic");
+        let base = bytes.as_ptr() as u64;
+        let inside = addr >= base && addr + len as u64 <= base + bytes.len() as u64;
+        inside.then(|| self.own.span(addr, len as u32)).ok_or(MemoryGone)
+    }
+}
+
+impl UrmaMemory for Memory {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
+        self.span(addr, out.len())?.read_to(out).map_err(|_| MemoryGone)
+    }
+    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
+        self.span(addr, bytes.len())?.write_from(bytes).map_err(|_| MemoryGone)
+    }
+    fn update(&mut self, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
+        let span = self.span(addr, 8)?;
+        let mut old = [0; 8];
+        span.read_to(&mut old).map_err(|_| MemoryGone)?;
+        let old = u64::from_le_bytes(old);
+        span.write_from(&change(old).to_le_bytes()).map_err(|_| MemoryGone)?;
+        Ok(old)
+    }
+    fn lend(&self, addr: u64, len: u32) -> Option<Span> {
+        self.span(addr, len as usize).ok()
+    }
+}
+
+/// A host with both transports, and what URMA's program has made.
+struct Both {
+    host: Host,
+    bytes: Arc<Mutex<Vec<u8>>>,
+    token_id: u32,
+    jfc: u32,
+    jetty: u32,
+    /// The peer's memory.
+    segment: u32,
+}
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, last])
+}
+
+impl Both {
+    /// Host `last` on the hubs of RoCE and of URMA; URMA's turns are those of an account of its own.
+    fn new(hubs: &[Hub; 2], last: u8, loss: Option<ImpairSpec>) -> Both {
+        let port = |hub: &Hub| -> Box<dyn Port> {
+            let port = Box::new(hub.port(&format!("mem{last}"), &[address(last)]));
+            match loss {
+                Some(spec) => Box::new(Impair::new(port, spec)),
+                None => port,
+            }
+        };
+        let mut host = Host::with_cc(port(&hubs[0]), BYTES as u32, Params::default().with_window(8 << 20));
+        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+        host.add_context(&ledger.account(AccountId::User(u32::from(last)), false));
+        let config = |mtu| UrmaConfig {
+            mtu,
+            caqm: false,
+            window_max: 2 << 20,
+            ..UrmaConfig::new(cna_of(address(last)), u64::from(last))
+        };
+        let endpoint = UrmaEndpoint::new(port(&hubs[1]), address(last), 64, config).expect("its address");
+        assert_eq!(endpoint.node.packet_max() & !0xfff, 4096, "packets of 4 KiB fit");
+        let bytes = Arc::new(Mutex::new(vec![0; BYTES]));
+        let memory = Memory { bytes: bytes.clone(), own: ProcessMemory::own().expect("own memory") };
+        host.worker.add_urma(1, endpoint, Box::new(memory));
+        let addr = bytes.lock().expect("no panic").as_ptr() as u64;
+        let (token_id, jfc, jetty) = host
+            .worker
+            .with_urma(Nanos(0), |node, _| {
+                let config =
+                    SegmentConfig { addr, len: BYTES as u64, token: Some(7), access: access::READ | access::WRITE };
+                let jfc = node.create_jfc(1024).expect("room");
+                let jetty = node.create_jetty(JettyConfig::new(jfc, None)).expect("room");
+                (node.register_segment(config).expect("room"), jfc, jetty)
+            })
+            .expect("an endpoint");
+        Both { host, bytes, token_id, jfc, jetty, segment: 0 }
+    }
+    fn addr(&self) -> u64 {
+        self.bytes.lock().expect("no panic").as_ptr() as u64
+    }
+    fn import(&mut self, peer: &Both, last: u8) {
+        let remote = RemoteSegment {
+            cna: cna_of(address(last)),
+            token_id: peer.token_id,
+            addr: peer.addr(),
+            len: BYTES as u64,
+            token: Some(7),
+        };
+        assert!(self.host.worker.urma().expect("an endpoint").learn(address(last)));
+        let segment = self.host.worker.with_urma(Nanos(0), |node, _| node.import_segment(remote));
+        self.segment = segment.expect("an endpoint").expect("room");
+    }
+    fn write(&mut self, now: Nanos, len: u32, peer: &Both) -> Result<(), UrmaError> {
+        let data = WrData::Local(LocalRange { token_id: self.token_id, addr: self.addr(), len });
+        let wr = JfsWr {
+            segment: Some(self.segment),
+            remote_addr: peer.addr(),
+            ..JfsWr::new(TaOpcode::Write, data, u64::from(len))
+        };
+        let jetty = self.jetty;
+        self.host.worker.with_urma(now, |node, env| node.post_send(jetty, &wr, env)).expect("an endpoint")
+    }
+    fn poll(&mut self) -> Option<CrStatus> {
+        let jfc = self.jfc;
+        self.host.worker.with_urma(Nanos(0), |node, _| node.poll_jfc(jfc).map(|cr| cr.status)).flatten()
+    }
+}
+
+fn pair(loss: Option<ImpairSpec>, latency: Nanos) -> (Both, Both, [AppQp; 2]) {
+    let hubs = [0, 1].map(|_| Hub::new(MemConfig { depth: 1 << 14, latency, ..MemConfig::default() }));
+    let (mut a, mut b) = (Both::new(&hubs, 1, loss), Both::new(&hubs, 2, loss));
+    a.import(&b, 2);
+    b.import(&a, 1);
+    (a.host.context, b.host.context) = (0, 0);
+    let (qa, qb) = (a.host.create(QpType::Rc), b.host.create(QpType::Rc));
+    let (caps_a, caps_b) = (a.host.caps.clone(), b.host.caps.clone());
+    a.host.connect(&qa, qb.qpn, &caps_b, Mtu::B4096);
+    b.host.connect(&qb, qa.qpn, &caps_a, Mtu::B4096);
+    (a, b, [qa, qb])
+}
+
+#[test]
+fn writes_of_both_transports_arrive_through_losses() {
+    let loss = ImpairSpec::parse("loss=3%,reorder=2%,dup=1%,seed=5").expect("a specification");
+    let (mut a, mut b, [mut qa, _qb]) = pair(Some(loss), Nanos(5_000));
+    for (i, byte) in a.bytes.lock().expect("no panic").iter_mut().enumerate() {
+        *byte = (i * 7 + i / 251) as u8;
+    }
+    let mut now = Nanos(0);
+    const COUNT: usize = 20;
+    for k in 0..COUNT {
+        let len = 40_000 + k as u32 * 1000;
+        a.write(now, len, &b).expect("room");
+        let write = request(WrOpcode::RdmaWrite, k as u64, BASE, b.host.key);
+        let sge = a.host.sge(0, 30_000);
+        a.host.post(&mut qa, write, &[sge]);
+    }
+    let (mut done, jfc) = ([0, 0], a.jfc);
+    let finished = run(&mut a.host, &mut b.host, &mut now, |a, _| {
+        done[0] += std::iter::from_fn(|| poll(&mut qa)).count();
+        while let Some(Some(record)) = a.worker.with_urma(Nanos(0), |node, _| node.poll_jfc(jfc)) {
+            assert_eq!(record.status, CrStatus::Success);
+            done[1] += 1;
+        }
+        done == [COUNT; 2]
+    });
+    assert!(finished, "{done:?} at {now:?}");
+    let end = 40_000 + (COUNT - 1) * 1000;
+    assert_eq!(a.bytes.lock().expect("no panic")[..end], b.bytes.lock().expect("no panic")[..end]);
+    let (news, _) = a.host.worker.take_urma_news().expect("an endpoint");
+    assert!(news.contains(&jfc), "the program learns of completions");
+    assert!(a.poll().is_none());
+}
+
+#[test]
+fn the_scheduler_gives_both_transports_the_same_bytes() {
+    let (mut a, mut b, [mut qa, _qb]) = pair(None, Nanos(0));
+    let (mut posted, mut now) = ([0usize; 2], Nanos(0));
+    let mut at_start = [0; 2];
+    let sent = |a: &mut Both| {
+        let roce = a.host.worker.counters(burst_base::DeviceId(0)).traffic(Traffic::TxBytes);
+        [roce, a.host.worker.urma().expect("an endpoint").counters().traffic(Traffic::TxBytes)]
+    };
+    for pass in 0..600 {
+        if pass == 100 {
+            at_start = sent(&mut a);
+        }
+        posted[0] -= std::iter::from_fn(|| poll(&mut qa)).count();
+        posted[1] -= std::iter::from_fn(|| a.poll()).count();
+        while posted[0] < 64 {
+            let write = request(WrOpcode::RdmaWrite, 0, BASE, b.host.key);
+            let sge = a.host.sge(0, 64 << 10);
+            a.host.post(&mut qa, write, &[sge]);
+            posted[0] += 1;
+        }
+        while posted[1] < 64 {
+            a.write(now, 64 << 10, &b).expect("room");
+            posted[1] += 1;
+        }
+        a.host.worker.run_once(now);
+        b.host.worker.run_once(now);
+        now = now + Nanos(1_000);
+    }
+    let end = sent(&mut a);
+    let [roce, urma] = [0, 1].map(|i| end[i] - at_start[i]);
+    assert!(roce > 20 << 20, "{roce} {urma}");
+    let part = urma * 100 / (roce + urma);
+    assert!((47..=53).contains(&part), "URMA has {part} % of {} bytes", roce + urma);
+}

@@ -1,0 +1,73 @@
+//! What tools see of a node: numbers of its objects, and its channels.
+
+use crate::channel::ChannelState;
+use crate::node::UrmaNode;
+use burst_base::Nanos;
+use burst_ubwire::Cna;
+
+/// Numbers of objects of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectCounts {
+    /// Jetties and JFSs.
+    pub jetties: usize,
+    /// Receive queues.
+    pub jfrs: usize,
+    /// Completion queues.
+    pub jfcs: usize,
+    /// Registered segments.
+    pub segments: usize,
+    /// Requests outstanding.
+    pub requests: usize,
+}
+
+/// A channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelView {
+    /// Address of the peer.
+    pub peer: Cna,
+    /// Number of this end.
+    pub local_tpn: u32,
+    /// Number of the peer's end; 0 until it is known.
+    pub peer_tpn: u32,
+    /// Whether the peer has answered; else the channel is being opened.
+    pub is_open: bool,
+    /// Packets in flight: sent, from the oldest one on that is not acknowledged.
+    pub packets: usize,
+    /// Their payload in bytes, without packets that are acknowledged or taken for lost.
+    pub bytes: u32,
+    /// Requests that are issued and that the peer has not answered.
+    pub unanswered: u32,
+    /// Smoothed round-trip time; 0 until it is measured.
+    pub srtt: Nanos,
+}
+
+impl UrmaNode {
+    /// Maximum payload of a packet in bytes.
+    pub const fn mtu(&self) -> u16 {
+        self.config.mtu
+    }
+    /// Numbers of the objects; takes the same time for any number.
+    pub fn object_counts(&self) -> ObjectCounts {
+        ObjectCounts {
+            jetties: self.jetties.len(),
+            jfrs: self.jfrs.len(),
+            jfcs: self.jfcs.len(),
+            segments: self.segments.len(),
+            requests: self.requests.len(),
+        }
+    }
+    /// The channels to peers from this one on, in order of their addresses.
+    pub fn channels_from(&self, peer: Cna) -> impl Iterator<Item = ChannelView> + '_ {
+        let channels = self.by_peer.range(peer..).filter_map(|(_, at)| self.channels.get(*at));
+        channels.map(|channel| ChannelView {
+            peer: channel.peer,
+            local_tpn: channel.local_tpn,
+            peer_tpn: channel.peer_tpn,
+            is_open: channel.state == ChannelState::Open,
+            packets: channel.tx.packets(),
+            bytes: channel.tx.bytes(),
+            unanswered: channel.unanswered,
+            srtt: channel.tx.srtt(),
+        })
+    }
+}

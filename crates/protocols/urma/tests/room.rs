@@ -1,0 +1,153 @@
+//! Full pools: what one peer takes leaves room for the others, and a request for which there is none is sent again.
+
+mod common;
+
+use burst_base::Nanos;
+use burst_ubwire::{Cna, Dialect, Maetah, OrderTag, ServiceMode, TaHeader, TaOpcode, UbPacket};
+use burst_urma::{CrStatus, JettyConfig, JfsWr};
+use common::forge::{deliver, open_and_cut, packet, write, write_request};
+use common::*;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+#[test]
+fn one_greedy_reader_ends_no_channel() {
+    // Scaled down: at most 64 responses; by default 16384 with 65536 requests.
+    let mut world = World::new(3, 1 << 17, 1, |c| (c.inbound_max, c.responses_max) = (16, 64));
+    world.weather.ns_per_kb = 80_000; // 100 Mbit/s
+    let jfc: Vec<u32> = (0..3).map(|h| world.jfc(h)).collect();
+    let greedy = world.jetty(0, JettyConfig { depth: 4096, ..JettyConfig::new(jfc[0], None) });
+    let honest = world.jetty(1, JettyConfig::new(jfc[1], None));
+    let (s0, s1) = (world.import_all(0, 2), world.import_all(1, 2));
+    for i in 0..300 {
+        let wr = JfsWr {
+            segment: Some(s0),
+            remote_addr: RAM_BASE,
+            ..JfsWr::new(TaOpcode::Read, world.data(0, 0, 1 << 17), i)
+        };
+        world.post(0, greedy, wr).expect("accepted");
+    }
+    world.run_for(Nanos(50_000_000));
+    let wr = write(&world, 1, s1, 0, 8);
+    world.post(1, honest, wr).expect("accepted");
+    world.run_for(Nanos(5_000_000_000));
+    let (a, b) = (world.poll(0, jfc[0]), world.poll(1, jfc[1]));
+    let bad = a.iter().filter(|cr| cr.status != CrStatus::Success).count();
+    assert_eq!(b.first().map(|cr| cr.status), Some(CrStatus::Success));
+    assert_eq!((a.len(), bad), (300, 0));
+}
+
+#[test]
+fn two_hosts_that_read_from_each_other_do_not_stop_each_other() {
+    let mut world = World::new(2, 1 << 16, 1, |c| (c.inbound_max, c.responses_max) = (16, 64));
+    world.weather.ns_per_kb = 800;
+    let jfc: Vec<u32> = (0..2).map(|h| world.jfc(h)).collect();
+    let jetty: Vec<u32> =
+        (0..2).map(|h| world.jetty(h, JettyConfig { depth: 4096, ..JettyConfig::new(jfc[h], None) })).collect();
+    let s = [world.import_all(0, 1), world.import_all(1, 0)];
+    for i in 0..600 {
+        for h in 0..2 {
+            let wr = JfsWr {
+                segment: Some(s[h]),
+                remote_addr: RAM_BASE,
+                ..JfsWr::new(TaOpcode::Read, world.data(h, 0, 1 << 16), i)
+            };
+            world.post(h, jetty[h], wr).expect("accepted");
+        }
+    }
+    world.run_for(Nanos(6_000_000_000));
+    for (h, jfc) in jfc.into_iter().enumerate() {
+        let a = world.poll(h, jfc);
+        let bad = a.iter().filter(|cr| cr.status != CrStatus::Success).count();
+        assert_eq!((a.len(), bad), (600, 0));
+    }
+}
+
+#[test]
+fn incomplete_messages_of_one_peer_do_not_stop_those_of_others() {
+    let mut world = World::new(3, 1 << 16, 1, |_| ());
+    let known = open_and_cut(&mut world);
+    let memory = Maetah { addr: RAM_BASE, token_id: world.hosts[0].all, len: 24 };
+    for n in 1..=4096 {
+        let first = TaHeader::Request(write_request(ServiceMode::Roi, memory, 0));
+        deliver(&mut world, &packet(&known, n, (n + 100, false), first, &[1; 8]));
+    }
+    let jfc = world.jfc(2);
+    let jetty = world.jetty(2, JettyConfig::new(jfc, None));
+    let segment = world.import_all(2, 0);
+    let wr = write(&world, 2, segment, 0, 20_000);
+    world.post(2, jetty, wr).expect("accepted");
+    world.run_for(Nanos(10_000_000));
+    assert_eq!(world.poll(2, jfc).iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success]);
+}
+
+#[test]
+fn a_jetty_of_a_peer_has_one_context_and_a_peer_half_of_them() {
+    for (jetties, contexts) in [(1, 1), (4200, 2048)] {
+        let mut world = World::new(2, 1 << 12, 1, |_| ());
+        let known = open_and_cut(&mut world);
+        let memory = Maetah { addr: RAM_BASE, token_id: world.hosts[0].all, len: 8 };
+        for n in 1..=4200 {
+            let mut request = write_request(ServiceMode::Rot, memory, 0);
+            (request.base.alloc, request.base.rc_id) = (true, 1024 + n % jetties);
+            deliver(&mut world, &packet(&known, n, (n + 100, true), TaHeader::Request(request), &[1; 8]));
+        }
+        assert_eq!(world.hosts[0].node.state().contexts, contexts);
+    }
+}
+
+#[test]
+fn a_full_order_buffer_does_not_count_as_receiver_not_ready() {
+    let mut world = World::new(2, 1 << 16, 1, |c| c.inbound_max = 4);
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig { service: ServiceMode::Rot, rnr_retry: 0, ..JettyConfig::new(jfc, None) });
+    let segment = world.import_all(0, 1);
+    let strong = |world: &World| JfsWr { order: OrderTag::Strong, ..write(world, 0, segment, 0, 8) };
+    let wr = strong(&world);
+    world.post(0, jetty, wr).expect("accepted");
+    world.run_for(Nanos(1_000_000));
+    let mut dropped = false;
+    world.filter = Some(Box::new(move |from, _, bytes| {
+        let ta = UbPacket::parse(bytes, &Dialect::BURST).expect("a packet").head.ta;
+        from == 0 && matches!(ta, Some(TaHeader::Request(_))) && !std::mem::replace(&mut dropped, true)
+    }));
+    for _ in 0..20 {
+        let wr = strong(&world);
+        world.post(0, jetty, wr).expect("accepted");
+    }
+    world.run_for(Nanos(1_000_000_000));
+    let crs: Vec<_> = world.poll(0, jfc).iter().map(|cr| cr.status).collect();
+    assert!(crs.iter().all(|s| *s == CrStatus::Success));
+}
+
+#[test]
+fn channels_that_carry_nothing_make_room_for_others() {
+    let mut world = World::new(2, 1 << 12, 1, |config| config.channels_max = 4);
+    let seen: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
+    let copy = seen.clone();
+    world.filter = Some(Box::new(move |from, _, bytes| {
+        let is_request = from == 1 && copy.borrow().is_empty();
+        if is_request {
+            copy.borrow_mut().push(bytes.to_vec());
+        }
+        is_request
+    }));
+    let jfc = world.jfc(1);
+    let jetty = world.jetty(1, JettyConfig::new(jfc, None));
+    let segment = world.import_all(1, 0);
+    let wr = write(&world, 1, segment, 0, 8);
+    world.post(1, jetty, wr).expect("accepted");
+    world.transmit();
+    // REQUESTs of addresses at which nobody is.
+    for source in 100..110 {
+        let mut bytes = seen.borrow()[0].clone();
+        let mut head = UbPacket::parse(&bytes, &Dialect::BURST).expect("a packet").head;
+        head.nth.source = Cna::new(source);
+        head.emit(&Dialect::BURST, &mut bytes);
+        world.with(0, |node, env| node.on_packet(env, &bytes));
+        assert!(world.hosts[0].node.state().channels <= 4);
+    }
+    while world.with(0, |node, env| node.poll_tx(env, &mut [0; 16384])).is_some() {}
+    world.run_for(Nanos(10_000_000));
+    assert_eq!(world.poll(1, jfc).iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success]);
+}

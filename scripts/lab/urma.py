@@ -1,0 +1,86 @@
+"""UMDK's programs, unmodified, on Burst's liburma.so.0 between the hosts of a fabric.
+
+UMDK's sources are foreign: a directory with its `src`, or an archive of it (docs/urma.md). They are built once into target/umdk."""
+
+import hashlib
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+from .fabric import ROOT, build_directory
+from .waiting import WAIT_SECONDS, LabError, wait_until
+
+#: The TCP port on which urma_perftest agrees on its objects.
+PERFTEST_PORT = 21115
+
+
+def build(sources):
+    """The directories of UMDK's sources and of what is built of them."""
+    sources = Path(sources).resolve()
+    if not sources.exists():
+        raise LabError(f"BURST_UMDK={sources}: there is no such file or directory")
+    if sources.is_dir():
+        name = hashlib.sha256(str(sources).encode()).hexdigest()[:12]
+        unpacked = sources
+    else:
+        name = hashlib.sha256(sources.read_bytes()).hexdigest()[:12]
+        unpacked = ROOT / "target" / "umdk" / name / "sources"
+    built = ROOT / "target" / "umdk" / name / "built"
+    if not (built / "complete").exists():
+        shutil.rmtree(built, ignore_errors=True)
+        built.mkdir(parents=True)
+        if sources.is_file():
+            shutil.rmtree(unpacked, ignore_errors=True)
+            with tarfile.open(sources) as archive:
+                archive.extractall(unpacked, filter="data")
+        flags = ["-DBUILD_ALL=disable", "-DBUILD_URMA=enable", "-DBUILD_UDMA=disable"]
+        for command in (["cmake", unpacked / "src", *flags], ["make", "-j2"]):
+            done = subprocess.run(command, cwd=built, capture_output=True, text=True)
+            if done.returncode:
+                raise LabError(f"{command}: {(done.stdout + done.stderr)[-3000:]}")
+        (built / "complete").touch()
+    return unpacked, built
+
+
+def await_listener(host, program, port):
+    want = f":{port:04X} "
+    listens = lambda: any(want in line and " 0A " in line for line in host.tcp_table())  # noqa: E731
+    wait_until(listens, 60, program.text, program)
+
+
+class Umdk:
+    """UMDK's programs and the libraries that they load."""
+
+    def __init__(self, sources, libraries):
+        self.sources, self.built = build(sources)
+        (libraries / "liburma.so.0").symlink_to(build_directory() / "lib" / "liburma.so.0")
+        (libraries / "liburma_common.so.0").symlink_to(self.built / "urma/common/liburma_common.so.0")
+        self.env = {"LD_LIBRARY_PATH": str(libraries)}
+
+    def start_perftest(self, fabric, options, env=None):
+        """Starts urma_perftest: its server on host a, its client on host b."""
+        env = self.env | (env or {})
+        words = [self.built / "urma/tools/urma_perftest/urma_perftest", *options.split(), "-d", "burst0"]
+        server = fabric.a.start(*words, env=env, plain=True)
+        await_listener(fabric.a, server, PERFTEST_PORT)
+        return server, fabric.b.start(*words, "-S", fabric.a.address, env=env, plain=True)
+
+    def perftest(self, fabric, options, env=None):
+        """Runs urma_perftest to its end: the client's output."""
+        server, client = self.start_perftest(fabric, options, env)
+        if client.wait(WAIT_SECONDS) or server.wait(60):
+            raise LabError(f"client: {client.text()}\nserver: {server.text()}")
+        return client.text()
+
+    def row(self, fabric, options):
+        """The numbers of the last line of its table."""
+        return [float(word) for word in self.perftest(fabric, options).strip().splitlines()[-1].split()]
+
+    def gbits(self, fabric, options):
+        """Average throughput of a test of bandwidth; the tool counts in MiB/s."""
+        return self.row(fabric, options)[3] * 8 * (1 << 20) / 1e9
+
+    def median_us(self, fabric, options):
+        """Median of a test of latency."""
+        return self.row(fabric, options)[4]

@@ -1,0 +1,70 @@
+"""The second transport against the first one, both inside programs, in the same run (`make bench`): UMDK's urma_perftest on
+Burst's liburma.so.0 against Debian's perftest with an engine of its own. Medians of five rounds, in turns.
+
+Processor time is compared beside throughput and latency: it depends less on what else the machine does.
+"""
+
+import os
+import resource
+from statistics import median
+
+import pytest
+
+import lab
+from lab import measure, run_pair
+from lab.urma import Umdk
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="figures are measured by make bench"),
+    pytest.mark.skipif(not os.environ.get("BURST_UMDK"), reason="foreign sources: BURST_UMDK names no sources of UMDK (docs/urma.md)"),
+]
+
+KIB = 1 << 10
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def hosts(namespaces, tmp_path_factory):
+    umdk = Umdk(os.environ["BURST_UMDK"], tmp_path_factory.mktemp("urma"))
+    with lab.Fabric(in_process=True) as fabric:
+        yield fabric, umdk
+
+
+def processor_seconds(job):
+    """What the programs of a job have used, at both ends, and the job's result."""
+    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # noqa: E731
+    before = used()
+    result = job()
+    return used() - before, result
+
+
+def in_turns(*jobs):
+    rows = [[] for _ in jobs]
+    for _ in range(ROUNDS):
+        for row, job in zip(rows, jobs):
+            row.append(processor_seconds(job))
+    return [(median(s for s, _ in row), median(v for _, v in row)) for row in rows]
+
+
+def test_write_bandwidth(hosts, figure):
+    """64 KiB WRITEs: at least 95 % of ib_write_bw's throughput."""
+    fabric, umdk = hosts
+    words = ["ib_write_bw", "-d", "burst0", "-F", "--report_gbits", "-s", 64 * KIB, "-n", 20_000]
+    (ours_s, ours), (theirs_s, theirs) = in_turns(
+        lambda: umdk.gbits(fabric, f"write_bw -s {64 * KIB} -n 20000"), lambda: run_pair(fabric.b, fabric.a, words, seconds=60).gbits
+    )
+    figure("urma_perftest write_bw 64 KiB", ours, "Gbit/s")
+    figure("urma_perftest write_bw 64 KiB to ib_write_bw in process", ours / theirs, "ratio")
+    figure("urma_perftest write_bw 64 KiB to ib_write_bw in process, processor time", ours_s / theirs_s, "ratio")
+    assert ours >= 0.95 * theirs
+
+
+def test_write_latency(hosts, figure):
+    """64 B WRITEs, memory polled: at most 1.1 times ib_write_lat's median."""
+    fabric, umdk = hosts
+    (_, ours), (_, theirs) = in_turns(
+        lambda: umdk.median_us(fabric, "write_lat -s 64 -n 5000"), lambda: measure.latency(fabric, "ib_write_lat", 64)["p50_us"]
+    )
+    figure("urma_perftest write_lat 64 B", ours, "us")
+    figure("urma_perftest write_lat 64 B to ib_write_lat in process", ours / theirs, "ratio")
+    assert ours <= 1.1 * theirs
