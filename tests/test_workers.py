@@ -1,5 +1,8 @@
 """What several workers of a daemon cost each message: packets handed over, workers woken, system calls."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 import lab
@@ -33,3 +36,30 @@ def test_a_message_costs_no_more_with_more_workers():
         assert figures["handed_over"] == 0 and figures["handover_wakes"] == 0, figures
         # At most one call for a message and one for its acknowledgement, and never several for a packet.
         assert figures["send_calls"] <= 2.2 and figures["receive_calls"] <= 2.2, (one, figures)
+
+
+def affinities(fabric, name):
+    """Processors of the threads of the host's daemon that are called so."""
+    tasks = list(Path(f"/proc/{fabric.a.daemon.pid}/task").iterdir())
+    named = [task for task in tasks if (task / "comm").read_text().strip() == name]
+    status = lambda task: (task / "status").read_text()  # noqa: E731
+    return sorted(re.search(r"Cpus_allowed_list:\s*(\S+)", status(task)).group(1) for task in named)
+
+
+def test_a_port_names_its_workers_and_their_processors():
+    port = "udp:dev=eth0,workers=1,cpus=1"
+    with lab.Fabric(ports=(port, port), extra=["--workers", 2]) as fabric:
+        anywhere = re.search(r"Cpus_allowed_list:\s*(\S+)", Path("/proc/self/status").read_text()).group(1)
+        assert affinities(fabric, "burst-worker") == sorted([anywhere, "1"])
+        for extra in ([], ["-R"]):
+            said = run_pair(fabric.b, fabric.a, ["ib_send_bw", "-d", "burst0", "-F", "-s", 4096, "-n", 200, "-q", 3, *extra]).client
+            numbers = [int(number, 16) for number in re.findall(r"QPN (0x[0-9a-f]+)", said)]
+            # The low four bits name the worker.
+            assert len(numbers) == 6 and {number & 15 for number in numbers} == {1}, said
+
+
+def test_a_worker_or_processor_that_is_not_there_is_refused():
+    for option, why in (("workers=1-2", "worker 2, but the daemon has workers 0 to 1"), ("cpus=1023", "cpus= names 1023")):
+        with lab.Fabric(daemons=False) as fabric:
+            code, said = fabric.a.run(lab.build_directory() / "burstd", "--workers", 2, "--port", f"udp:dev=eth0,{option}")
+            assert code == 1 and why in said, said

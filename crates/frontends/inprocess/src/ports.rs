@@ -14,6 +14,12 @@ pub fn open(options: &HostOptions) -> Result<Vec<WorkerPorts>, String> {
     let mut ports: WorkerPorts = Vec::new();
     for text in &options.ports {
         let spec = PortSpec::parse(text).map_err(|e| e.to_string())?;
+        let placement = spec.kind.placement();
+        if placement.workers.as_ref().is_some_and(|workers| *workers != [0]) || placement.cpus.is_some() {
+            return Err(format!(
+                "port '{text}': workers= and cpus= are for the daemon; the engine inside a program is one worker, on its threads"
+            ));
+        }
         ports.extend(open_all(&spec, &Encapsulation::ROCE, 1, None).map_err(|error| explain(&error))?);
     }
     Ok(vec![ports])

@@ -23,9 +23,11 @@ impl PortSlot {
 
 /// How often a worker of several ports looks at one of them: a port without packets costs each pass a system call. A port that
 /// had none in [`PortAttention::QUIET`] passes is looked at in every [`PortAttention::LOOK_EVERY`]th, and in the first after a
-/// sleep.
+/// sleep. A port whose queue pairs other workers have is looked at in every [`PortAttention::LOOK_UNUSED`]th.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PortAttention {
+    /// Whether the worker has no queue pairs of the port: only connection management comes by it.
+    unused: bool,
     /// Passes without packets.
     quiet: u32,
     /// Passes since the last look.
@@ -35,12 +37,18 @@ pub(crate) struct PortAttention {
 impl PortAttention {
     const QUIET: u32 = 64;
     const LOOK_EVERY: u32 = 8;
+    const LOOK_UNUSED: u32 = 256;
 
+    /// The worker will have no queue pairs of the port.
+    pub fn set_unused(&mut self) {
+        self.unused = true;
+    }
     /// Whether this pass may leave the port out.
     #[inline]
     pub fn may_skip(&mut self) -> bool {
         self.skipped += 1;
-        self.quiet >= PortAttention::QUIET && self.skipped < PortAttention::LOOK_EVERY
+        let every = if self.unused { PortAttention::LOOK_UNUSED } else { PortAttention::LOOK_EVERY };
+        self.quiet >= PortAttention::QUIET && self.skipped < every
     }
     /// The port had so many packets.
     #[inline]
@@ -50,13 +58,24 @@ impl PortAttention {
     }
     /// The next pass looks at the port.
     pub fn wake(&mut self) {
-        self.skipped = PortAttention::LOOK_EVERY;
+        self.skipped = PortAttention::LOOK_UNUSED;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::PortAttention;
+
+    #[test]
+    fn an_unused_port_is_looked_at_more_seldom_still() {
+        let mut attention = PortAttention::default();
+        attention.set_unused();
+        assert_eq!(looks(&mut attention), 64);
+        let seen: usize = (0..8).map(|_| looks(&mut attention)).sum();
+        assert_eq!(seen, 2, "of 512 passes");
+        attention.wake();
+        assert!(!attention.may_skip(), "after a sleep");
+    }
 
     /// Passes of 64 that look at the port.
     fn looks(attention: &mut PortAttention) -> usize {

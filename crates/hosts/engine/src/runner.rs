@@ -28,10 +28,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Options of a worker's thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RunnerOptions {
     /// Time without work before the worker sleeps.
     pub spin: Duration,
+    /// Processors on which the thread may run; none: where the process may.
+    pub cpus: Vec<u16>,
 }
 
 /// Longest sleep. A lost wake-up would delay a worker by this time and not stop it. It costs one pass a second.
@@ -95,14 +97,35 @@ impl<T> WorkerAnswer<T> {
     }
 }
 
+/// Keeps the calling thread on these processors.
+fn run_on(cpus: &[u16]) -> rustix::io::Result<()> {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(usize::from(*cpu)));
+    sched_setaffinity(None, &set)
+}
+
 impl WorkerHandle {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system gives no thread or eventfd.
+    /// When the system gives no thread or eventfd, or none of the processors.
     pub fn start(worker: Worker, options: RunnerOptions, sleeper: SleepFlag) -> std::io::Result<WorkerHandle> {
         let (mut handle, mut runner) = WorkerHandle::with_runner(worker, options, sleeper)?;
-        let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(move || runner.run())?;
+        let (report, placed) = channel();
+        let body = move || {
+            // Before the first pass, so that what the thread allocates lies at its node.
+            let result = run_on(&runner.options.cpus);
+            let may_run = result.is_ok();
+            if report.send(result).is_ok() && may_run {
+                runner.run();
+            }
+        };
+        let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(body)?;
+        placed.recv().map_err(|_| std::io::ErrorKind::BrokenPipe)??;
         handle.body = WorkerBody::Thread(Some(thread));
         Ok(handle)
     }
@@ -112,7 +135,8 @@ impl WorkerHandle {
     /// # Errors
     /// When the system gives no eventfd.
     pub fn in_place(worker: Worker, sleeper: SleepFlag, clock: WorkerClock) -> std::io::Result<WorkerHandle> {
-        let (mut handle, runner) = WorkerHandle::with_runner(worker, RunnerOptions { spin: Duration::ZERO }, sleeper)?;
+        let options = RunnerOptions { spin: Duration::ZERO, cpus: Vec::new() };
+        let (mut handle, runner) = WorkerHandle::with_runner(worker, options, sleeper)?;
         let inbox = handle.inbox.clone();
         handle.body = WorkerBody::InPlace(Arc::new(InPlaceWorker::new(runner, clock, inbox)));
         Ok(handle)

@@ -22,7 +22,7 @@ use crate::tombstone_file::TombstoneFile;
 use crate::urma_turns::UrmaSlot;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
-use burst_base::{Nanos, Qpn};
+use burst_base::{DeviceId, Nanos, Qpn};
 use burst_cc::CcTable;
 use burst_cm::Secret;
 use burst_control::AsyncObject;
@@ -283,6 +283,11 @@ impl Worker {
     #[inline]
     pub(crate) fn data_path(&mut self) -> DataPath<'_> {
         DataPath { core: &mut self.core, ports: &mut self.ports }
+    }
+
+    /// The worker will have no queue pairs of the device, and looks at its port seldom.
+    pub fn leave_port(&mut self, device: DeviceId) {
+        self.ports[device.index()].attention.set_unused();
     }
 
     /// Tells the worker that this thread is its own: the worker charges the missing pages that the thread allocates.

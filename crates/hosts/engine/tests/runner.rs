@@ -26,7 +26,7 @@ fn a_request_posted_while_a_command_runs_leaves_before_the_next_command() {
     let (sge, bells, qpn) = (a.sge(0, BYTES), a.bells, qa.qpn);
 
     let status = StatusOwner::create().expect("a status page");
-    let options = RunnerOptions { spin: Duration::from_millis(1) };
+    let options = RunnerOptions { spin: Duration::from_millis(1), cpus: Vec::new() };
     let handle = WorkerHandle::start(a.worker, options, status.sleep_flag(0).expect("a sleep flag")).expect("a thread");
     let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
     let busy = move || {

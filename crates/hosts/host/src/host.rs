@@ -32,6 +32,7 @@ use crate::id_allocator::IdAllocator;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
 use crate::log_limit::{LogCause, LogLimiter};
 use crate::options::{HostOptions, WorkerMode};
+use crate::placement::{DeviceWorkers, HostPlacement, allowed_cpus, node_of};
 use crate::program_memory::ProgramMemory;
 use crate::random::RandomSource;
 use crate::trim::Trimmer;
@@ -50,6 +51,7 @@ use burst_mem::{KeySpace, MrTable};
 use burst_port::{DescriptorStore, Encapsulation, Port, PortSpec, open_all};
 use burst_shm::status::StatusOwner;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Barrier};
 
 /// The ports of each worker, in the order of the devices.
@@ -114,7 +116,7 @@ pub struct Host {
     cm_secret: Secret,
     /// Congestion control of all peers.
     cc: burst_cc::CcTable,
-    next_worker: usize,
+    placement: HostPlacement,
     started: Nanos,
 }
 
@@ -129,13 +131,16 @@ impl Host {
     /// A sentence: a port specification is wrong, a port cannot be opened, a worker cannot start.
     pub fn open(options: &HostOptions, clock: Clock, store: Option<Arc<dyn DescriptorStore>>) -> Result<Host, String> {
         let specs = options.ports.iter().map(|p| PortSpec::parse(p)).collect::<Result<Vec<_>, _>>();
+        let specs = specs.map_err(|e| e.to_string())?;
         let mut ports: Vec<WorkerPorts> = (0..options.workers).map(|_| Vec::new()).collect();
-        for spec in &specs.map_err(|e| e.to_string())? {
+        for spec in &specs {
             let opened = open_all(spec, &Encapsulation::ROCE, options.workers, store.as_ref());
             let opened = opened.map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
-        Host::start(options, clock, ports, store)
+        let node = |device: usize| node_of(Path::new("/sys"), &ports.first()?[device].caps().ifname);
+        let placement = HostPlacement::of(&specs, options.workers, &allowed_cpus(), node)?;
+        Host::start(options, clock, ports, store, placement)
     }
 
     /// Starts a host on ports that are open already: one list per worker, all lists in the order of the devices.
@@ -144,7 +149,8 @@ impl Host {
     /// # Errors
     /// A sentence: there is no worker, the lists differ in length, a worker cannot start.
     pub fn with_ports(options: &HostOptions, clock: Clock, ports: Vec<WorkerPorts>) -> Result<Host, String> {
-        Host::start(options, clock, ports, None)
+        let placement = HostPlacement::everywhere(ports.first().map_or(0, Vec::len), ports.len());
+        Host::start(options, clock, ports, None, placement)
     }
 
     fn start(
@@ -152,20 +158,23 @@ impl Host {
         clock: Clock,
         ports: Vec<WorkerPorts>,
         store: Option<Arc<dyn DescriptorStore>>,
+        placement: HostPlacement,
     ) -> Result<Host, String> {
         let Some(devices) = ports.first().map(Vec::len).filter(|n| ports.iter().all(|of| of.len() == *n)) else {
             return Err("every worker needs a port of every device".into());
         };
         let inboxes = (0..ports.len()).map(|_| Inbox::new(ports.len()).map(Arc::new)).collect::<Result<Vec<_>, _>>();
         let inboxes = inboxes.map_err(|e| format!("cannot make the workers' inboxes: {e}"))?;
-        let mut host = Host::empty(options, clock, devices as u32)?;
+        let mut host = Host::empty(options, clock, devices as u32, placement)?;
         host.devices = ports[0]
             .iter()
             .enumerate()
             .map(|(index, port)| HostDevice::new(DeviceId::from_index(index), port.caps().clone()))
             .collect();
         for (id, ports) in ports.into_iter().enumerate() {
-            let worker = host.make_worker(options, id, ports, &inboxes);
+            let mut worker = host.make_worker(options, id, ports, &inboxes);
+            let without = host.placement.devices.iter().enumerate().filter(|(_, of)| !of.numbers().contains(&id));
+            without.for_each(|(device, _)| worker.leave_port(DeviceId::from_index(device)));
             host.start_worker(options, worker, store.as_deref())?;
         }
         host.store = store;
@@ -173,7 +182,7 @@ impl Host {
     }
 
     /// A host without devices and workers, with room for the objects of `devices` devices.
-    fn empty(options: &HostOptions, clock: Clock, devices: u32) -> Result<Host, String> {
+    fn empty(options: &HostOptions, clock: Clock, devices: u32, placement: HostPlacement) -> Result<Host, String> {
         let mut random = RandomSource::new(options.seed);
         let keys = KeySpace::new(random.fork().into_fn());
         let descriptors = match options.worker_mode {
@@ -216,7 +225,7 @@ impl Host {
             cm_secret: Secret::new([random.number()?, random.number()?]),
             random,
             cc: options.cc.with_window(u64::from(options.window_in_force())),
-            next_worker: 0,
+            placement,
         })
     }
 
@@ -246,7 +255,10 @@ impl Host {
         }
         let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = match options.worker_mode {
-            WorkerMode::Threads => WorkerHandle::start(worker, RunnerOptions { spin: options.spin }, flag),
+            WorkerMode::Threads => {
+                let cpus = self.placement.cpus[id].clone();
+                WorkerHandle::start(worker, RunnerOptions { spin: options.spin, cpus }, flag)
+            }
             WorkerMode::InPlace => {
                 let clock = self.clock.clone();
                 WorkerHandle::in_place(worker, flag, Box::new(move || clock.now()))
@@ -288,19 +300,9 @@ impl Host {
         &self.workers
     }
 
-    /// The worker for the next completion queue or queue pair: round robin.
-    pub fn pick_worker(&mut self) -> usize {
-        self.next_worker = (self.next_worker + 1) % self.workers.len();
-        self.next_worker
-    }
-
-    /// The worker of the queue pairs that receive into a completion queue of this vector. Vector 0 is what programs name that do
-    /// not care: these queues go round robin.
-    pub fn worker_of_vector(&mut self, vector: u32) -> usize {
-        match vector {
-            0 => self.pick_worker(),
-            vector => vector as usize % self.workers.len(),
-        }
+    /// The workers that have the queue pairs of a device.
+    pub fn workers_of(&mut self, device: DeviceId) -> &mut DeviceWorkers {
+        &mut self.placement.devices[device.index()]
     }
 
     /// Runs `f` on one worker and waits for the result.

@@ -23,6 +23,7 @@
 //! | [`clock`], [`random`] | time and random numbers |
 //! | [`foreign`] | descriptors that programs send |
 //! | [`descriptors`] | limits of file descriptors |
+//! | [`placement`] | which workers have the queue pairs of a device, and their processors |
 //! | [`trim`] | when to return memory to the system |
 //! | [`log_limit`] | bounds the log lines that programs cause |
 //! | [`reply`], [`refusal`] | replies and their errors |
@@ -47,6 +48,7 @@ pub mod listener;
 pub mod log_limit;
 pub mod options;
 pub mod packet;
+pub mod placement;
 mod predecessor;
 mod program_memory;
 pub mod random;

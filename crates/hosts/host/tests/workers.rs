@@ -73,3 +73,26 @@ fn a_command_for_all_workers_waits_for_the_slowest_and_not_for_each() {
     });
     assert_eq!(seen.load(Ordering::SeqCst), WORKERS);
 }
+
+#[test]
+fn queue_pairs_of_a_port_stay_on_its_workers() {
+    use burst_host::{Clock, HostOptions};
+    let options = HostOptions {
+        ports: vec!["udp:dev=lo,addr=127.0.0.9,udp_port=10796,workers=1+3".into()],
+        ..common::options(WORKERS, 50)
+    };
+    let mut host = Host::open(&options, Clock::Monotonic, None).expect("a host");
+    let mut program = Program::start(&mut host, 1000).expect("a program");
+    let mut used = Vec::new();
+    for vector in [0, 0, 1, 2, 3, u32::MAX] {
+        let cq = completion_queue(&mut program, &mut host, vector);
+        used.push(worker_of_queue_pair(&mut program, &mut host, cq));
+    }
+    used[..2].sort_unstable();
+    assert_eq!(used, [1, 3, 3, 1, 3, 3], "round robin, and vectors modulo the port's workers");
+    program.end(&mut host);
+
+    let ports = vec!["udp:dev=lo,addr=127.0.0.9,udp_port=10797,workers=2-4".into()];
+    let refused = Host::open(&HostOptions { ports, ..options }, Clock::Monotonic, None).err().expect("no worker 4");
+    assert!(refused.contains("worker 4") && refused.contains("workers 0 to 3"), "{refused}");
+}

@@ -20,8 +20,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 mod dpdk;
+mod placement;
 
 pub use dpdk::{DPDK_OPTIONS, DpdkSpec};
+pub use placement::{CPU_MAX, PortPlacement};
+use placement::{Placed, cpus_row, workers_row};
 
 /// Most wrappers around one port.
 pub const WRAPPERS_MAX: usize = 4;
@@ -66,6 +69,27 @@ impl PortKind {
             PortKind::Dpdk(dpdk) => dpdk.loopback,
         }
     }
+
+    /// The workers that have the port's queue pairs, and their processors.
+    pub fn placement(&self) -> &PortPlacement {
+        match self {
+            PortKind::Udp(udp) => &udp.placement,
+            PortKind::Packet(packet) => &packet.placement,
+            PortKind::Dpdk(dpdk) => &dpdk.placement,
+        }
+    }
+}
+
+impl Placed for UdpSpec {
+    fn placement(&mut self) -> &mut PortPlacement {
+        &mut self.placement
+    }
+}
+
+impl Placed for PacketSpec {
+    fn placement(&mut self) -> &mut PortPlacement {
+        &mut self.placement
+    }
 }
 
 /// Help of the option `loopback` of all kinds.
@@ -89,11 +113,22 @@ pub struct PacketSpec {
     pub sndbuf: u32,
     /// Whether packets to own addresses are looped back in the daemon.
     pub loopback: bool,
+    /// Workers and processors.
+    pub placement: PortPlacement,
 }
 
 impl Default for PacketSpec {
     fn default() -> Self {
-        PacketSpec { dev: None, addr: None, gso: true, gro: true, rcvbuf: 8 << 20, sndbuf: 4 << 20, loopback: true }
+        PacketSpec {
+            dev: None,
+            addr: None,
+            gso: true,
+            gro: true,
+            rcvbuf: 8 << 20,
+            sndbuf: 4 << 20,
+            loopback: true,
+            placement: PortPlacement::default(),
+        }
     }
 }
 
@@ -120,6 +155,8 @@ pub struct UdpSpec {
     pub udp_port: Option<u16>,
     /// Whether packets to own addresses are looped back in the daemon.
     pub loopback: bool,
+    /// Workers and processors.
+    pub placement: PortPlacement,
 }
 
 impl Default for UdpSpec {
@@ -135,6 +172,7 @@ impl Default for UdpSpec {
             sndbuf: 4 << 20,
             udp_port: None,
             loopback: true,
+            placement: PortPlacement::default(),
         }
     }
 }
@@ -265,6 +303,8 @@ pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
     option!("sndbuf", "SIZE", "socket send buffer", sndbuf = size),
     option!("udp_port", "PORT", "UDP port; RoCEv2 peers use 4791 only", udp_port = udp_port),
     option!("loopback", "on|off", LOOPBACK, loopback = switch),
+    workers_row(),
+    cpus_row(),
 ];
 
 /// Options of `packet`.
@@ -281,6 +321,8 @@ pub const PACKET_OPTIONS: &[OptionRow<PacketSpec>] = &[
     option!("rcvbuf", "SIZE", "socket receive buffer", rcvbuf = size),
     option!("sndbuf", "SIZE", "socket send buffer", sndbuf = size),
     option!("loopback", "on|off", LOOPBACK, loopback = switch),
+    workers_row(),
+    cpus_row(),
 ];
 
 /// Options of `impair`.

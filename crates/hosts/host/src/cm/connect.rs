@@ -111,7 +111,7 @@ impl CmClient {
         let qp = Self::queue_pair(host, &id.entry, qp)?;
         let worker = match qp {
             Some(qp) => worker_of(qp.qpn),
-            None => host.pick_worker() as u32,
+            None => device_of(&id.route).map_or(0, |device| host.workers_of(device).pick() as u32),
         };
         id.entry.worker.store(worker, Ordering::Relaxed);
         // The first and only `set`: an id connects once.

@@ -222,7 +222,7 @@ impl Context {
 
     /// Allocates a queue pair number and a doorbell at the worker of the receive completion queue: no two workers write to it.
     fn take_numbers(&mut self, host: &mut Host, recv_cq: u32) -> Result<QpNumbers, Refusal> {
-        let worker = self.cqs.get(recv_cq).map_or_else(|| host.pick_worker(), |cq| cq.object.worker);
+        let worker = self.cqs.get(recv_cq).map_or_else(|| host.workers_of(self.device).pick(), |cq| cq.object.worker);
         self.make_room_for_doorbell(host, worker)?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         if let Some(doorbell) = self.doorbells[worker].take() {

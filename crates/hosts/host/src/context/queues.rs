@@ -82,7 +82,7 @@ impl Context {
         });
         let for_workers = shared.clone();
         host.on_all(move |w| w.add_cq(number, for_workers.clone()));
-        let worker = host.worker_of_vector(vector);
+        let worker = host.workers_of(self.device).of_vector(vector);
         if let Some(c) = channel.and_then(|c| self.channels.get_mut(c)) {
             c.add_user();
         }

@@ -112,7 +112,7 @@ impl Context {
         let domain = self.domain(xrcd)?;
         let Some(sq) = SqConsumer::detached() else { return no_room("queue pair") };
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
-        let worker = host.pick_worker();
+        let worker = host.workers_of(self.device).pick();
         let Some(qpn) = host.qpns[worker].take() else {
             host.uncount_object(self.device, DeviceObject::Qp);
             return no_room("queue pair");

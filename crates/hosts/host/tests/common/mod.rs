@@ -15,9 +15,9 @@ pub fn host(share: u8) -> Host {
     host_of(1, share)
 }
 
-/// The same with several workers.
-pub fn host_of(workers: usize, share: u8) -> Host {
-    let options = HostOptions {
+/// The settings of these hosts.
+pub fn options(workers: usize, share: u8) -> HostOptions {
+    HostOptions {
         ports: Vec::new(),
         workers,
         worker_mode: WorkerMode::Threads,
@@ -29,7 +29,12 @@ pub fn host_of(workers: usize, share: u8) -> Host {
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         seed: Some(1),
-    };
+    }
+}
+
+/// The same with several workers.
+pub fn host_of(workers: usize, share: u8) -> Host {
+    let options = options(workers, share);
     let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
     let port = || pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b).0;
     let ports = (0..workers).map(|_| vec![Box::new(port()) as _]).collect();

@@ -4,6 +4,7 @@
 //! [`DPDK_OPTIONS`]; every other word after `dev=` belongs to the device:
 //! `dpdk:dev=net_memif0,role=server,socket=/run/m.sock,addr=10.0.0.1/24`. `addr` and `gw` may be given several times.
 
+use super::placement::{Placed, PortPlacement, cpus_row, workers_row};
 use super::{LOOPBACK, OptionRow, apply, nonempty, set, switch};
 use crate::lan::Prefix;
 use burst_dpdk::{DevArgs, Pages};
@@ -27,12 +28,27 @@ pub struct DpdkSpec {
     pub pages: Pages,
     /// Whether packets to own addresses are looped back in the daemon.
     pub loopback: bool,
+    /// Workers and processors.
+    pub placement: PortPlacement,
+}
+
+impl Placed for DpdkSpec {
+    fn placement(&mut self) -> &mut PortPlacement {
+        &mut self.placement
+    }
 }
 
 impl Default for DpdkSpec {
     fn default() -> Self {
-        let (addrs, gateways) = (Vec::new(), Vec::new());
-        DpdkSpec { dev: String::new(), addrs, gateways, mtu: None, pages: Pages::default(), loopback: true }
+        DpdkSpec {
+            dev: String::new(),
+            addrs: Vec::new(),
+            gateways: Vec::new(),
+            mtu: None,
+            pages: Pages::default(),
+            loopback: true,
+            placement: PortPlacement::default(),
+        }
     }
 }
 
@@ -80,6 +96,8 @@ pub const DPDK_OPTIONS: &[OptionRow<DpdkSpec>] = &[
         },
     },
     OptionRow { key: "loopback", value: "on|off", help: LOOPBACK, set: |s, v| set(&mut s.loopback, switch(v)) },
+    workers_row(),
+    cpus_row(),
 ];
 
 /// Parses the options after `dpdk:`.
