@@ -11,10 +11,11 @@ CONTROL = 7400
 
 
 class Proxies:
-    """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager."""
+    """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager. `before`: words before the
+    command, such as those that drop capabilities."""
 
-    def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True):
-        self.fabric, self.relay, self.rdma = made, relay, rdma
+    def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True, before=()):
+        self.fabric, self.relay, self.rdma, self.before = made, relay, rdma, before
         self.options = f'window = "{window}"\nmemory = "{memory}"\nworkers = {workers}\n{extra}'
         self.directory = made.directory
         self.running = {}
@@ -49,7 +50,7 @@ class Proxies:
 
     def start(self, host):
         """Starts a host's proxy."""
-        words = [base.build_directory() / "burst", "proxy", "run", self.configuration(host)]
+        words = [*self.before, base.build_directory() / "burst", "proxy", "run", self.configuration(host)]
         self.running[host.name] = host.start(*words, plain=not self.rdma)
         self.running[host.name].wait_for_text("ready", base.WAIT_SECONDS)
         return self.running[host.name]

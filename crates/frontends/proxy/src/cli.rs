@@ -163,6 +163,10 @@ fn rows<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
 
 fn list(picture: &Value) -> String {
     let mut text = String::new();
+    for place in rows(picture, "intercept") {
+        let (namespace, by) = (word(place, "namespace"), word(place, "by"));
+        let _ = writeln!(text, "connections of {namespace} are taken by {by}: {}", word(place, "why"));
+    }
     let _ = writeln!(text, "{:<16} {:<24} {:<8} serves", "peer", "address", "state");
     for peer in rows(picture, "peers") {
         let state = match (peer["carries"].as_bool(), peer["channel"].as_bool()) {

@@ -45,6 +45,9 @@ pub struct ProxyConfig {
     /// Whether SYNs are held until the server has answered, where the kernel can.
     #[serde(default = "default_hold")]
     pub hold_syn: bool,
+    /// What takes connections.
+    #[serde(default)]
+    pub intercept: InterceptBy,
     /// Seconds after which streams of a peer that does not come back are reset.
     #[serde(default = "default_resume")]
     pub resume_s: u64,
@@ -132,6 +135,19 @@ pub enum RelayBy {
     Rdma,
     /// Over a second TCP connection, by this proxy alone.
     Tcp,
+}
+
+/// What takes connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InterceptBy {
+    /// BPF programs where they can be loaded, else rules of nf_tables.
+    #[default]
+    Auto,
+    /// BPF programs alone.
+    Bpf,
+    /// Rules of nf_tables alone.
+    Nft,
 }
 
 /// Servers to reach for peers.
@@ -410,6 +426,8 @@ mod tests {
         assert!(refused("name = \"a\"", "name = \"a\"\nwindow = \"5000\"").contains("5000"));
         assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 2\nmemory = \"15MiB\"").contains("16777216"));
         assert!(refused("name = \"a\"", "name = \"a\"\nmark = 0").contains("mark = 0"));
+        let refused_way = refused("name = \"a\"", "name = \"a\"\nintercept = \"xdp\"");
+        assert!(refused_way.contains("xdp") && refused_way.contains("`auto`, `bpf`, `nft`"), "{refused_way}");
         assert!(
             refused("80, 8000-8010\"", "80\"\n[[take]]\nto = [\"fd00::/64\"]\nports = \"1\"").contains("fd00::/64")
         );

@@ -76,6 +76,16 @@ struct PeerState {
     complaint: String,
 }
 
+/// A namespace in which connections are taken.
+pub struct InterceptedPlace {
+    /// Its name, for people.
+    pub namespace: String,
+    /// How.
+    pub interception: Interception,
+    /// Why in this way.
+    pub why: String,
+}
+
 /// What the control thread is made from.
 pub struct ControlStart {
     /// The configuration.
@@ -89,7 +99,7 @@ pub struct ControlStart {
     /// Wakes this thread.
     pub wake: Arc<Waker>,
     /// Of each namespace in which connections are taken.
-    pub interceptions: Vec<Interception>,
+    pub interceptions: Vec<InterceptedPlace>,
     /// Becomes readable when the process should end.
     pub signal: OwnedFd,
 }
@@ -101,7 +111,7 @@ pub struct Control {
     workers: Vec<RelayHandle>,
     reports: Receiver<Report>,
     wake: Arc<Waker>,
-    interceptions: Vec<Interception>,
+    interceptions: Vec<InterceptedPlace>,
     poll: Poll,
     listener: TcpListener,
     /// No channel is accepted until the next beat.
@@ -294,7 +304,7 @@ impl Control {
         }
     }
 
-    /// Writes to the maps which prefixes have a living peer.
+    /// Writes to maps and sets which prefixes have a living peer.
     fn update_alive(&mut self) {
         let own = self.config.workers;
         let mut prefixes: BTreeSet<Prefix> = BTreeSet::new();
@@ -309,16 +319,14 @@ impl Control {
             }
         }
         prefixes.extend(self.by_tcp());
-        for (prefix, alive) in self
-            .alive
-            .difference(&prefixes)
-            .map(|p| (*p, false))
-            .chain(prefixes.difference(&self.alive).map(|p| (*p, true)))
-        {
-            for interception in &mut self.interceptions {
-                if let Err(why) = interception.set_alive(prefix, alive) {
-                    crate::log(format_args!("{}/{}: {why}", prefix.0, prefix.1));
-                }
+        let gone = self.alive.difference(&prefixes).map(|prefix| (*prefix, false));
+        let changes: Vec<_> = gone.chain(prefixes.difference(&self.alive).map(|prefix| (*prefix, true))).collect();
+        if changes.is_empty() {
+            return;
+        }
+        for place in &mut self.interceptions {
+            if let Err(why) = place.interception.set_alive(&changes) {
+                crate::log(format_args!("living prefixes in {}: {why}", place.namespace));
             }
         }
         self.alive = prefixes;

@@ -10,9 +10,8 @@
 //! Without a reader, or with a full queue, SYNs pass at once. Kernels without the expression `queue` have perhaps the
 //! target NFQUEUE of xtables, which nf_tables can use as well.
 
-mod netlink;
-
-use netlink::{Attributes, Netlink};
+use crate::netlink::{self, Attributes, Netlink};
+use crate::nft::{self, HeaderBase, TableBatch};
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
@@ -67,101 +66,52 @@ pub fn hold(mark: u32, workers: u32) -> std::result::Result<(SynRules, Vec<SynQu
     Err(format!("nf_tables has neither the expression queue nor the target NFQUEUE: {why}"))
 }
 
-const NF_INET_LOCAL_IN: u32 = 1;
-/// That of the table `mangle` and one later.
-const PRIORITIES: [i32; 2] = [-150, -149];
-
-mod nft {
-    pub const SUBSYSTEM: u16 = 10;
-    pub const NEW_TABLE: u16 = 0;
-    pub const NEW_CHAIN: u16 = 3;
-    pub const NEW_RULE: u16 = 6;
-    pub const TABLE_OWNER: u32 = 2;
-    pub const META_MARK: u32 = 3;
-    pub const META_L4PROTO: u32 = 16;
-    pub const TRANSPORT_HEADER: u32 = 2;
-    pub const REJECT_TCP_RST: u32 = 1;
-}
+/// The number of `reject` for a reset.
+const REJECT_TCP_RST: u32 = 1;
 
 /// Makes table, chains and rules for IPv4 and, where the kernel has it, IPv6. All or nothing.
 fn set_rules(owner: &Netlink, mark: u32, workers: u32, native: bool) -> Result<()> {
     let table = format!("burst-proxy-{mark}");
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let mut batch = owner.batch(nft::SUBSYSTEM);
-        let mut message = |kind, flags, attributes: Attributes| {
-            batch.message(nft::SUBSYSTEM, kind, flags | libc::NLM_F_CREATE as u16, family as u8, 0, attributes);
-        };
-        message(nft::NEW_TABLE, 0, Attributes::new().text(1, &table).be32(2, nft::TABLE_OWNER));
-        for (chain, priority) in ["hold", "refuse"].into_iter().zip(PRIORITIES) {
-            let hook = Attributes::new().be32(1, NF_INET_LOCAL_IN).be32(2, priority as u32);
-            let made = Attributes::new().text(1, &table).text(3, chain).nested(4, hook).be32(5, 1).text(7, "filter");
-            message(nft::NEW_CHAIN, 0, made);
+        let mut made = TableBatch::new(owner, family, &table);
+        made.make_table();
+        for (chain, priority) in ["hold", "refuse"].into_iter().zip(nft::MANGLE..) {
+            made.base_chain(chain, "filter", nft::LOCAL_IN, priority);
         }
-        let append = libc::NLM_F_APPEND as u16;
-        let rule = |chain: &str, expressions: Attributes| {
-            Attributes::new().text(1, &table).text(2, chain).nested(4, expressions)
-        };
         let classes = port_classes(workers);
         for class in 0..classes {
             let queue = queue_number(mark, class % workers);
-            let held = when_syn(mark).with(when_port(classes, class)).with(to_queue(queue, native));
-            message(nft::NEW_RULE, append, rule("hold", held));
+            made.rule("hold", when_syn(mark).with(nft::when_port(classes, class)).with(to_queue(queue, native)));
         }
-        let reset = expression("reject", Attributes::new().be32(1, nft::REJECT_TCP_RST).byte(2, 0));
-        message(nft::NEW_RULE, append, rule("refuse", when_syn(refused_mark(mark)).with(reset)));
-        match owner.commit(batch) {
-            Err(_) if family == libc::AF_INET6 && !std::path::Path::new("/proc/net/if_inet6").exists() => {}
+        let reset = nft::expression("reject", Attributes::new().be32(1, REJECT_TCP_RST).byte(2, 0));
+        made.rule("refuse", when_syn(refused_mark(mark)).with(reset));
+        match made.commit(owner) {
+            Err(_) if family == libc::AF_INET6 && !has_ipv6() => {}
             other => other?,
         }
     }
     Ok(())
 }
 
-fn expression(name: &str, data: Attributes) -> Attributes {
-    Attributes::new().nested(1, Attributes::new().text(1, name).nested(2, data))
-}
-
-/// Loads into the first register, by which the next expression compares.
-fn load_meta(key: u32) -> Attributes {
-    expression("meta", Attributes::new().be32(1, 1).be32(2, key))
-}
-
-fn load_payload(offset: u32, len: u32) -> Attributes {
-    expression("payload", Attributes::new().be32(1, 1).be32(2, nft::TRANSPORT_HEADER).be32(3, offset).be32(4, len))
-}
-
-fn masked(mask: &[u8]) -> Attributes {
-    let data = |bytes: &[u8]| Attributes::new().bytes(1, bytes);
-    let zero = vec![0; mask.len()];
-    let words = Attributes::new().be32(1, 1).be32(2, 1).be32(3, mask.len() as u32);
-    expression("bitwise", words.nested(4, data(mask)).nested(5, data(&zero)))
-}
-
-fn equal(to: &[u8]) -> Attributes {
-    expression("cmp", Attributes::new().be32(1, 1).be32(2, 0).nested(3, Attributes::new().bytes(1, to)))
+/// Whether the calling thread's namespace has IPv6.
+pub fn has_ipv6() -> bool {
+    std::path::Path::new("/proc/net/if_inet6").exists()
 }
 
 /// A SYN with the mark, and no other flag of FIN, SYN, RST and ACK.
 fn when_syn(mark: u32) -> Attributes {
-    let marked = load_meta(nft::META_MARK).with(equal(&mark.to_ne_bytes()));
-    let tcp = load_meta(nft::META_L4PROTO).with(equal(&[libc::IPPROTO_TCP as u8]));
-    marked.with(tcp).with(load_payload(13, 1)).with(masked(&[0x17])).with(equal(&[0x02]))
-}
-
-/// A source port of a class.
-fn when_port(classes: u32, class: u32) -> Attributes {
-    let (mask, class) = ((classes - 1) as u16, class as u16);
-    load_payload(0, 2).with(masked(&mask.to_be_bytes())).with(equal(&class.to_be_bytes()))
+    let flags = nft::load_payload(nft::REG_1, HeaderBase::Transport, 13, 1);
+    nft::when_mark(mark).with(nft::when_tcp()).with(flags).with(nft::masked(&[0x17])).with(nft::equal(&[0x02]))
 }
 
 /// Gives the packet to a queue; without a reader it passes.
 fn to_queue(queue: u16, native: bool) -> Attributes {
     if native {
-        return expression("queue", Attributes::new().be16(1, queue).be16(2, 1).be16(3, 1));
+        return nft::expression("queue", Attributes::new().be16(1, queue).be16(2, 1).be16(3, 1));
     }
     // struct xt_NFQ_info_v3: number, how many, flags; padded to eight bytes.
     let info: Vec<u8> = [queue, 1, 1, 0].into_iter().flat_map(u16::to_ne_bytes).collect();
-    expression("target", Attributes::new().text(1, "NFQUEUE").be32(2, 3).bytes(3, &info))
+    nft::expression("target", Attributes::new().text(1, "NFQUEUE").be32(2, 3).bytes(3, &info))
 }
 
 mod nfqnl {

@@ -1,7 +1,7 @@
 //! `burst proxy`: TCP connections of unmodified programs over RDMA.
 //!
-//! A proxy runs on each host. On the client's side a BPF program marks chosen connections and steers their SYNs to
-//! the proxy ([`intercept`]); the proxy carries the bytes over a queue pair to the proxy of the server's host
+//! A proxy runs on each host. On the client's side BPF programs, or rules of nf_tables, mark chosen connections and
+//! steer their SYNs to the proxy ([`intercept`]); the proxy carries the bytes over a queue pair to the proxy of the server's host
 //! ([`worker`]), which connects to the server from the client's own address. A TLS channel joins the two proxies
 //! ([`control`]) and carries the streams when there is no queue pair. The protocol of the streams is the crate
 //! `burst-relay`. RDMA is used by the ordinary librdmacm and libibverbs ([`rdma`]), so Burst, soft-RoCE and adapters
@@ -16,6 +16,8 @@ pub mod hold;
 pub mod intercept;
 pub mod keys;
 pub mod message;
+mod netlink;
+mod nft;
 pub mod pool;
 pub mod rdma;
 pub mod serve;

@@ -1,8 +1,10 @@
 //! `burst proxy run`: sets up namespaces, interception, workers and the control thread, and takes them down.
 
-use crate::config::{Checked, Prefix};
-use crate::control::{Control, ControlStart, RelayHandle};
+use crate::config::{Checked, InterceptBy, Prefix, Taken};
+use crate::control::{Control, ControlStart, InterceptedPlace, RelayHandle};
 use crate::hold::{self, SynQueue, SynRules};
+use crate::intercept::bpf::{self, BpfPrograms};
+use crate::intercept::steer::{ControlGroup, NftSteering, SteerPolicy};
 use crate::intercept::watch::{self, TakenHere};
 use crate::intercept::{self, Interception};
 use crate::message::Report;
@@ -59,8 +61,9 @@ pub fn run(config: Checked) -> Result<(), String> {
         let held = if rules.takes.is_empty() { None } else { hold_syns(&config) };
         let made = set_up(&config, namespace.as_ref().unwrap_or(&home), &rules);
         sys::enter_namespace(home.as_ref()).map_err(|e| format!("{OWN}: {e}"))?;
-        let (interception, listeners, prefixes) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
-        interceptions.extend(interception);
+        let (taken_by, listeners, prefixes) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
+        let keep_alive = matches!(taken_by, Some((Interception::Nft(_), _)));
+        interceptions.extend(taken_by.map(|by| intercepted(path.as_deref(), by)));
         if !prefixes.is_empty() {
             let namespace = namespace.as_ref().unwrap_or(&home).clone();
             taken_here.push(TakenHere { namespace, prefixes });
@@ -70,7 +73,8 @@ pub fn run(config: Checked) -> Result<(), String> {
         let mut queues = queues.unwrap_or_default().into_iter();
         for (places, listeners) in places.iter_mut().zip(listeners) {
             let (takes, serves) = (rules.takes.clone(), rules.serves.clone());
-            places.push(NetworkPlace { namespace: namespace.clone(), listeners, queue: queues.next(), takes, serves });
+            let (namespace, queue) = (namespace.clone(), queues.next());
+            places.push(NetworkPlace { namespace, listeners, queue, keep_alive, takes, serves });
         }
     }
 
@@ -99,14 +103,15 @@ pub fn run(config: Checked) -> Result<(), String> {
     ended
 }
 
-/// Bits of the capabilities that are needed, with their names (capabilities(7)).
-const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN"), (39, "CAP_BPF")];
+const CAP_NET_ADMIN: (u32, &str) = (12, "CAP_NET_ADMIN");
+const CAP_SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
+const CAP_BPF: (u32, &str) = (39, "CAP_BPF");
 
 /// Whether this process may do what the configuration asks for.
 fn check_capabilities(config: &Checked) -> Result<(), String> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(|e| format!("/proc/self/status: {e}"))?;
     let held = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
-    let missing = missing(held.unwrap_or(0), !config.takes.is_empty(), !config.serves.is_empty());
+    let missing = missing(held.unwrap_or(0), config);
     if missing.is_empty() {
         return Ok(());
     }
@@ -114,9 +119,23 @@ fn check_capabilities(config: &Checked) -> Result<(), String> {
     Err(format!("{rules} capabilities that this process does not have: {}", missing.join(", ")))
 }
 
-fn missing(held: u64, takes: bool, serves: bool) -> Vec<&'static str> {
-    let needed = NEEDED.iter().filter(|(bit, _)| takes || (serves && *bit != 39));
-    needed.filter(|(bit, _)| held >> bit & 1 == 0).map(|(_, name)| *name).collect()
+/// The capabilities (capabilities(7)) that are missing. With `auto` those for BPF are not needed.
+fn missing(held: u64, config: &Checked) -> Vec<&'static str> {
+    let (takes, serves) = (&config.config.take, &config.config.serve);
+    let by_bpf = config.config.intercept == InterceptBy::Bpf && !takes.is_empty();
+    let mut namespaces = takes.iter().map(|take| &take.namespace).chain(serves.iter().map(|serve| &serve.namespace));
+    let enters = namespaces.any(Option::is_some) || (by_bpf && takes.iter().any(|take| take.cgroup.is_none()));
+    let needed = [(CAP_NET_ADMIN, !takes.is_empty() || !serves.is_empty()), (CAP_SYS_ADMIN, enters), (CAP_BPF, by_bpf)];
+    let lacking = needed.into_iter().filter(|((bit, _), needed)| *needed && held >> bit & 1 == 0);
+    lacking.map(|((_, name), _)| name).collect()
+}
+
+/// Says how connections of a namespace are taken.
+fn intercepted(path: Option<&Path>, (interception, why): (Interception, String)) -> InterceptedPlace {
+    let place = InterceptedPlace { namespace: show(path), interception, why };
+    let (namespace, by) = (&place.namespace, place.interception.name());
+    crate::log(format_args!("connections of {namespace} are taken by {by}: {}", place.why));
+    place
 }
 
 /// Ends the process if its thread panics. A process without one of its workers would go on taking connections that
@@ -201,9 +220,9 @@ fn hold_syns(config: &Checked) -> Option<(SynRules, Vec<SynQueue>)> {
     held.map_err(refused).ok()
 }
 
-type SetUp = (Vec<Interception>, Vec<Vec<OwnedFd>>, Vec<Prefix>);
+type SetUp = (Option<(Interception, String)>, Vec<Vec<OwnedFd>>, Vec<Prefix>);
 
-/// Sets up the calling thread's namespace: routes, listeners, programs.
+/// Sets up the calling thread's namespace: routes, listeners, programs or rules.
 fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp, String> {
     let taken: Vec<Prefix> = rules.takes.iter().flat_map(|take| config.takes[*take].0.clone()).collect();
     let without_route = intercept::add_routes(config.config.mark, &taken)?;
@@ -211,7 +230,7 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
         crate::log(format_args!("connections to {ip}/{bits} are not taken: there is no route to {ip}"));
     }
     if rules.takes.is_empty() {
-        return Ok((Vec::new(), (0..config.workers).map(|_| Vec::new()).collect(), Vec::new()));
+        return Ok((None, (0..config.workers).map(|_| Vec::new()).collect(), Vec::new()));
     }
     let mut listeners = Vec::new();
     for _ in 0..config.workers {
@@ -220,41 +239,78 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
         // A kernel may be without IPv6.
         listeners.push(std::iter::once(v4).chain(listener(true).ok()).collect::<Vec<_>>());
     }
-    let cookie =
-        sys::namespace_cookie(&listeners[0][0]).map_err(|e| format!("SO_NETNS_COOKIE: {e} (Linux 5.14 or newer)"))?;
-    let mut interceptions = Vec::new();
-    for (path, group) in groups(config, rules)? {
-        let mut interception = Interception::load(namespace, cookie, config.config.mark, config.workers, &group)?;
-        let own = |take: &&usize| config.config.take[**take].cgroup == path;
-        for (prefixes, ports) in rules.takes.iter().filter(own).map(|take| &config.takes[*take]) {
-            for prefix in prefixes.iter().filter(|prefix| !without_route.contains(prefix)) {
-                interception.take(*prefix, ports)?;
-            }
-        }
-        for (worker, own) in (0..).zip(&listeners) {
-            for (v6, listener) in [false, true].into_iter().zip(own) {
-                interception.listen(worker, v6, listener)?;
-            }
-        }
-        interceptions.push(interception);
-    }
+    let groups = groups(config, rules, &without_route)?;
+    let by_bpf = || take_by_bpf(config, namespace, &groups, &listeners).map(Interception::Bpf);
+    let by_nft = || take_by_nft(config, &groups, &listeners).map(Interception::Nft);
+    let taken_by = match config.config.intercept {
+        InterceptBy::Bpf => (by_bpf()?, "the configuration asks for it".into()),
+        InterceptBy::Nft => (by_nft()?, "the configuration asks for it".into()),
+        InterceptBy::Auto => match by_bpf() {
+            Ok(programs) => (programs, "the programs could be loaded".into()),
+            Err(without) => match by_nft() {
+                Ok(rules) => (rules, without),
+                Err(why) => return Err(format!("{without}; and instead: {why}")),
+            },
+        },
+    };
     let routed = taken.into_iter().filter(|prefix| !without_route.contains(prefix)).collect();
-    Ok((interceptions, listeners, routed))
+    Ok((Some(taken_by), listeners, routed))
+}
+
+/// What one control group's programs have taken; `None`: those of all.
+struct TakenOfGroup {
+    path: Option<PathBuf>,
+    taken: Vec<Taken>,
 }
 
 /// The control groups of a namespace's rules, each once: a group has programs and maps of its own.
-fn groups(config: &Checked, rules: &Named) -> Result<Vec<(Option<PathBuf>, OwnedFd)>, String> {
-    let mut paths: Vec<Option<&PathBuf>> =
-        rules.takes.iter().map(|take| config.config.take[*take].cgroup.as_ref()).collect();
-    paths.sort();
-    paths.dedup();
-    if paths.contains(&None) && paths.len() > 1 {
+fn groups(config: &Checked, rules: &Named, without_route: &[Prefix]) -> Result<Vec<TakenOfGroup>, String> {
+    let mut by_path: BTreeMap<Option<PathBuf>, Vec<Taken>> = BTreeMap::new();
+    for take in &rules.takes {
+        let (prefixes, ports) = &config.takes[*take];
+        let routed = prefixes.iter().copied().filter(|prefix| !without_route.contains(prefix)).collect();
+        by_path.entry(config.config.take[*take].cgroup.clone()).or_default().push((routed, ports.clone()));
+    }
+    if by_path.contains_key(&None) && by_path.len() > 1 {
         return Err(
             "rules [[take]] with and without cgroup in one namespace: the root group contains all others".into()
         );
     }
-    let opened = |path: Option<&PathBuf>| path.map_or_else(intercept::root_group, |path| open(path));
-    paths.into_iter().map(|path| Ok((path.cloned(), opened(path)?))).collect()
+    Ok(by_path.into_iter().map(|(path, taken)| TakenOfGroup { path, taken }).collect())
+}
+
+fn take_by_bpf(
+    config: &Checked,
+    namespace: &OwnedFd,
+    groups: &[TakenOfGroup],
+    listeners: &[Vec<OwnedFd>],
+) -> Result<Vec<BpfPrograms>, String> {
+    let cookie =
+        sys::namespace_cookie(&listeners[0][0]).map_err(|e| format!("SO_NETNS_COOKIE: {e} (Linux 5.14 or newer)"))?;
+    let mut all = Vec::new();
+    for TakenOfGroup { path, taken } in groups {
+        let group = path.as_deref().map_or_else(bpf::root_group, open)?;
+        let mut programs = BpfPrograms::load(namespace, cookie, config.config.mark, config.workers, &group)?;
+        for (prefixes, ports) in taken {
+            prefixes.iter().try_for_each(|prefix| programs.take(*prefix, ports))?;
+        }
+        for (worker, own) in (0..).zip(listeners) {
+            for (v6, listener) in [false, true].into_iter().zip(own) {
+                programs.listen(worker, v6, listener)?;
+            }
+        }
+        all.push(programs);
+    }
+    Ok(all)
+}
+
+fn take_by_nft(config: &Checked, groups: &[TakenOfGroup], listeners: &[Vec<OwnedFd>]) -> Result<NftSteering, String> {
+    let policy = |group: &TakenOfGroup| {
+        let path = group.path.as_deref();
+        Ok(SteerPolicy { group: path.map(ControlGroup::at).transpose()?, taken: group.taken.clone() })
+    };
+    let policies = groups.iter().map(policy).collect::<Result<Vec<_>, String>>()?;
+    NftSteering::load(config.config.mark, listeners, &policies)
 }
 
 /// A descriptor that becomes readable by SIGTERM or SIGINT.
@@ -294,8 +350,18 @@ mod tests {
 
     #[test]
     fn capabilities_are_asked_for_by_what_is_configured() {
-        assert_eq!(missing(0, true, true), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF"]);
-        assert_eq!(missing(1 << 12, false, true), ["CAP_SYS_ADMIN"]);
-        assert!(missing(0, false, false).is_empty() && missing(u64::MAX, true, true).is_empty());
+        let asked = |held: u64, rules: &str| {
+            let text = format!("name='a'\nlisten='10.0.0.1:7400'\nkeys='k'\n{rules}");
+            missing(held, &crate::config::ProxyConfig::parse(&text).unwrap())
+        };
+        let (take, serve) = ("[[take]]\nto=['10.0.0.2']\nports='1'\n", "[[serve]]\nto=['10.0.0.1']\n");
+        assert_eq!(asked(0, take), ["CAP_NET_ADMIN"]);
+        assert_eq!(asked(0, serve), ["CAP_NET_ADMIN"]);
+        assert_eq!(asked(1 << 12, &format!("{serve}namespace='/n'\n")), ["CAP_SYS_ADMIN"]);
+        let all = ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF"];
+        assert_eq!(asked(0, &format!("intercept='bpf'\n{take}")), all);
+        assert_eq!(asked(0, &format!("intercept='bpf'\n{take}cgroup='/g'\n")), ["CAP_NET_ADMIN", "CAP_BPF"]);
+        assert_eq!(asked(0, &format!("intercept='bpf'\n{serve}")), ["CAP_NET_ADMIN"]);
+        assert!(asked(0, "").is_empty() && asked(u64::MAX, &format!("intercept='bpf'\n{take}")).is_empty());
     }
 }

@@ -101,7 +101,7 @@ impl Control {
         for (name, value) in pictures.iter().flat_map(|picture| &picture.counters) {
             *sums.entry(name.clone()).or_default() += value;
         }
-        for (name, value) in self.interceptions.iter().flat_map(|interception| interception.counts()) {
+        for (name, value) in self.interceptions.iter().flat_map(|place| place.interception.counts()) {
             *sums.entry(name.to_owned()).or_default() += value;
         }
         sums
@@ -124,8 +124,13 @@ impl Control {
                 })
             })
             .collect();
+        let taken_by = self
+            .interceptions
+            .iter()
+            .map(|place| json!({ "namespace": place.namespace, "by": place.interception.name(), "why": place.why }));
         json!({
             "name": self.config.config.name,
+            "intercept": taken_by.collect::<Vec<_>>(),
             "draining": self.draining,
             "workers": pictures.len(),
             "peers": peers,

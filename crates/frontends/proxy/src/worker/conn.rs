@@ -7,6 +7,7 @@
 use super::syn::HeldFor;
 use super::{KIND_CONN, RelayWorker, TURN_BYTES};
 use crate::hold::Verdict;
+use crate::intercept::steer;
 use crate::pool::WindowSlot;
 use crate::sys;
 use burst_relay::{Frame, Outcome, Stream};
@@ -294,13 +295,20 @@ impl RelayWorker {
         if again {
             self.queue(place);
         }
-        if moved > 0
-            && let Some(conn) = &self.conns[place]
-        {
-            let link = conn.link;
+        if moved > 0 {
             self.count("bytes_read", (TURN_BYTES - budget) as u64);
-            self.mark_dirty(link);
+            self.after_read(place);
         }
+    }
+
+    fn after_read(&mut self, place: usize) {
+        let Some(conn) = &self.conns[place] else { return };
+        let half_closed = conn.stream.has_read_end() && self.places[conn.place].keep_alive;
+        if let (true, Some(socket)) = (half_closed, &conn.socket) {
+            steer::keep_half_closed(socket);
+        }
+        let link = conn.link;
+        self.mark_dirty(link);
     }
 
     /// Ends a connection at once; the program's socket is reset.

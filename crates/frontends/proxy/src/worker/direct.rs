@@ -7,6 +7,7 @@ use super::conn::WATCHED;
 use super::syn::{ClientEnd, HeldFor};
 use super::{KIND_PAIR, RelayWorker, TURN_BYTES, listen};
 use crate::hold::Verdict;
+use crate::intercept::steer;
 use crate::sys;
 use burst_base::Reason;
 use std::io::ErrorKind;
@@ -40,6 +41,8 @@ pub(super) struct Pair {
     writable: [bool; 2],
     hung_up: [bool; 2],
     connected: bool,
+    /// As in the place where the program is.
+    keep_alive: bool,
     /// From socket 0 to 1, and back.
     directions: [RelayDirection; 2],
     queued: bool,
@@ -107,6 +110,7 @@ impl RelayWorker {
             writable: [false; 2],
             hung_up: [false; 2],
             connected: false,
+            keep_alive: self.places[at].keep_alive,
             directions: [RelayDirection::new(bytes), RelayDirection::new(bytes)],
             queued: false,
             client,
@@ -274,7 +278,12 @@ impl Pair {
                 continue;
             }
             match sys::receive(from, &mut direction.buffer[direction.to..direction.to + room]) {
-                Ok(0) => direction.read_end = true,
+                Ok(0) => {
+                    direction.read_end = true;
+                    if side == 0 && self.keep_alive {
+                        steer::keep_half_closed(from);
+                    }
+                }
                 Ok(got) => {
                     self.readable[side] = got == room || self.hung_up[side] || direction.urgent_here;
                     direction.to += got;

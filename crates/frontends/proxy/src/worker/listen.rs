@@ -1,5 +1,5 @@
-//! Connections of programs: accepted from the listeners to which the BPF program steers them, and sent to a peer or
-//! on by TCP.
+//! Connections of programs: accepted from the listeners to which interception steers them, and sent to a peer or on by
+//! TCP.
 //!
 //! The accepted socket's own address is the server's, because the program's SYN was not rewritten. The program is
 //! connected before the server has answered ("early accept"): a server that refuses is seen as a reset after the
@@ -10,6 +10,7 @@ use super::link::PeerLink;
 use super::syn::{ClientEnd, Ends, HeldFor};
 use super::{ACCEPTS, KIND_LISTENER, KIND_SYNS, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
+use crate::intercept::steer;
 use crate::message::Report;
 use crate::pool::{WindowPool, WindowSlot};
 use crate::sys;
@@ -190,7 +191,9 @@ impl RelayWorker {
                 }
             };
             self.count("connections_taken", 1);
-            if let Err(e) = prepare(&socket) {
+            let keep_alive = self.places[at].keep_alive;
+            let kept = || if keep_alive { steer::keep_alive(&socket, steer::KEEPALIVE_S) } else { Ok(()) };
+            if let Err(e) = prepare(&socket).and_then(|()| kept()) {
                 crate::log(format_args!("{client} to {server}: {e}"));
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Messages of nfnetlink, as far as the rules and queues for SYNs need them: requests with nested attributes, batches,
-//! and the kernel's answers.
+//! Messages of nfnetlink, as far as rules and queues need them: requests with nested attributes, batches, and the kernel's
+//! answers.
 #![allow(unsafe_code)]
 
 use std::io::{Error, Result};
@@ -10,6 +10,8 @@ const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const NLA_NESTED: u16 = 1 << 15;
 const NLA_KIND: u16 = 0x3fff;
+/// What the kernel gives a socket at least, in every default.
+const SEND_BUFFER: i32 = 64 << 10;
 
 /// Attributes, one after the other, each padded to four bytes.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +43,10 @@ impl Attributes {
     }
 
     pub fn be32(self, kind: u16, value: u32) -> Self {
+        self.bytes(kind, &value.to_be_bytes())
+    }
+
+    pub fn be64(self, kind: u16, value: u64) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
@@ -177,6 +183,20 @@ impl Netlink {
         self.answers()
     }
 
+    /// A question; returns the attributes of the answer.
+    pub fn get(&self, subsystem: u16, kind: u16, family: u8, attributes: Attributes) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        append(&mut bytes, subsystem << 8 | kind, libc::NLM_F_REQUEST as u16, 1, (family, 0), attributes);
+        self.send(&bytes)?;
+        let mut buffer = [0; 4096];
+        let answer = self.receive(&mut buffer)?;
+        match error_code(answer) {
+            Some(0) => Ok(answer.get(HEADER + 4..).unwrap_or_default().to_vec()),
+            Some(code) => Err(Error::from_raw_os_error(-code)),
+            None => Err(Error::other("an answer that is cut short")),
+        }
+    }
+
     /// An empty batch for a subsystem.
     pub fn batch(&self, subsystem: u16) -> RequestBatch {
         let mut batch = RequestBatch { bytes: Vec::new(), sequence: 0 };
@@ -187,6 +207,11 @@ impl Netlink {
     /// Carries a batch out.
     pub fn commit(&self, mut batch: RequestBatch) -> Result<()> {
         batch.mark(BATCH_END, nft_subsystem(&batch), libc::NLM_F_ACK as u16);
+        // A batch must fit into the socket's buffer as a whole.
+        let room = i32::try_from(2 * batch.bytes.len()).unwrap_or(i32::MAX);
+        if room > SEND_BUFFER {
+            crate::sys::set_option(self, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, room)?;
+        }
         self.send(&batch.bytes)?;
         self.answers()
     }
