@@ -10,7 +10,7 @@
 //! would be too long: in a round trip of 30 us the window grows from half to its maximum within a millisecond, and the buffer
 //! overflows. A loss that was none is undone if no other came since. Marks and congestion notifications are not used. No timer.
 
-use crate::api::{AckSample, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, PRESSURE_CONGESTED, RATE_UNPACED, SendLimits};
 use burst_base::Nanos;
 
 /// Smallest window in bytes.
@@ -42,15 +42,26 @@ impl Aimd {
     /// Bytes were acknowledged: the window grows in proportion.
     #[inline]
     pub fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
-        if let Some(rtt) = sample.rtt {
-            self.rtt = rtt;
-        }
-        if sample.is_peer_congested() {
-            return self.on_pressure(now);
+        if self.on_report(now, sample.rtt, sample.pressure) {
+            return;
         }
         let increase = INCREASE_BYTES * sample.acked_bytes / self.window_bytes;
         self.window_bytes = (self.window_bytes + increase).min(self.window_max_bytes);
         debug_assert!((WINDOW_MIN..=self.window_max_bytes).contains(&self.window_bytes));
+    }
+
+    /// The peer has said how full its receive buffers are, and a round trip may have been measured. Returns whether the buffers
+    /// are nearly full.
+    #[inline]
+    pub fn on_report(&mut self, now: Nanos, rtt: Option<Nanos>, pressure: u8) -> bool {
+        if let Some(rtt) = rtt {
+            self.rtt = rtt;
+        }
+        let is_congested = pressure >= PRESSURE_CONGESTED;
+        if is_congested {
+            self.on_pressure(now);
+        }
+        is_congested
     }
 
     /// Packets were lost: the window is halved, unless that was done within [`HALVE_PAUSE`].

@@ -69,6 +69,17 @@ impl Controller {
         }
     }
 
+    /// An acknowledgement has said something of the path, and acknowledges no bytes: [`Controller::on_ack`] for controllers that
+    /// use nothing of it but round trip and pressure.
+    #[inline]
+    pub fn on_report(&mut self, now: Nanos, rtt: Option<Nanos>, pressure: u8, inflight_bytes: u64) {
+        if let Controller::Aimd(aimd) = self {
+            aimd.on_report(now, rtt, pressure);
+        } else {
+            self.on_ack_of_others(now, &AckSample { rtt, pressure, inflight_bytes, ..AckSample::default() });
+        }
+    }
+
     fn on_ack_of_others(&mut self, now: Nanos, sample: &AckSample) {
         match self {
             Controller::Aimd(_) | Controller::Fixed { .. } => {}

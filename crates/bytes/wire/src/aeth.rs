@@ -3,6 +3,7 @@
 
 use crate::bytes::{be24, put24};
 use burst_base::Nanos;
+use burst_base::num::MASK_24;
 
 /// Credit code of a responder without end-to-end credits.
 pub const CREDIT_INVALID: u8 = 31;
@@ -128,6 +129,11 @@ impl Aeth {
     pub fn parse(bytes: &[u8]) -> Option<Aeth> {
         let b = bytes.first_chunk::<{ Aeth::LEN }>()?;
         Some(Aeth { syndrome: Syndrome::from_byte(b[0]), msn: be24(b, 1) })
+    }
+    /// The header as a word, in host order.
+    #[inline]
+    pub const fn word(&self) -> u32 {
+        (self.syndrome.to_byte() as u32) << 24 | self.msn & MASK_24
     }
     /// Writes the first [`Aeth::LEN`] bytes.
     pub fn emit(&self, out: &mut [u8]) {

@@ -80,15 +80,20 @@ impl Bth {
     pub fn set_psn(head: &mut [u8], psn: Psn) {
         put24(head, 9, psn.get());
     }
+    /// The header as words, in host order.
+    #[inline]
+    pub const fn words(&self) -> [u32; Bth::LEN / 4] {
+        let flags = (self.solicited as u32) << 7 | (self.mig_req as u32) << 6 | (self.pad as u32 & 3) << 4;
+        let first = (self.opcode.number() as u32) << 24 | flags << 16 | self.pkey as u32;
+        let marks = (self.fecn as u32) << 7 | (self.becn as u32) << 6;
+        [first, marks << 24 | self.dest_qpn.get(), (self.ack_req as u32) << 31 | self.psn.get()]
+    }
     /// Writes the header to the first [`Bth::LEN`] bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) {
-        let out = &mut out[..Bth::LEN];
-        let flags = u32::from(self.solicited) << 7 | u32::from(self.mig_req) << 6 | u32::from(self.pad & 3) << 4;
-        let first = u32::from(self.opcode.number()) << 24 | flags << 16 | u32::from(self.pkey);
-        let marks = u32::from(self.fecn) << 7 | u32::from(self.becn) << 6;
+        let (out, [first, second, third]) = (&mut out[..Bth::LEN], self.words());
         put(out, 0, &first.to_be_bytes());
-        put(out, 4, &(marks << 24 | self.dest_qpn.get()).to_be_bytes());
-        put(out, 8, &(u32::from(self.ack_req) << 31 | self.psn.get()).to_be_bytes());
+        put(out, 4, &second.to_be_bytes());
+        put(out, 8, &third.to_be_bytes());
     }
 }

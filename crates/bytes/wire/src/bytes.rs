@@ -9,10 +9,12 @@ pub(crate) fn be24(b: &[u8], at: usize) -> u32 {
 pub(crate) fn be32(b: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
+#[inline]
 pub(crate) fn be64(b: &[u8], at: usize) -> u64 {
-    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+    u64::from_be_bytes(array(b, at))
 }
 /// `n` bytes from `at`, as an array.
+#[inline]
 pub(crate) fn array<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&b[at..at + N]);

@@ -38,6 +38,16 @@ impl HeadBuf {
         bth.emit(&mut bytes[..Bth::LEN]);
         HeadBuf { bytes, len: Bth::LEN as u8 }
     }
+    /// A head of these words, in host order: for the most frequent packets, which are not built header by header.
+    #[inline(always)]
+    pub fn of_words<const WORDS: usize>(words: [u32; WORDS]) -> Self {
+        const { assert!(4 * WORDS <= HEAD_MAX) };
+        let mut bytes = [0; HEAD_MAX];
+        for (k, word) in words.iter().enumerate() {
+            bytes[4 * k..4 * k + 4].copy_from_slice(&word.to_be_bytes());
+        }
+        HeadBuf { bytes, len: 4 * WORDS as u8 }
+    }
     adders! {
         /// Adds a DETH.
         deth: Deth;

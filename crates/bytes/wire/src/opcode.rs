@@ -97,6 +97,24 @@ impl Position {
     }
 }
 
+/// What is to be checked of a packet beside its lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Check {
+    /// Nothing: the most frequent packets.
+    Nothing,
+    /// That no payload follows.
+    Empty,
+    /// Selective repeat: the headers of a SEND of RC.
+    Send,
+    /// Selective repeat: the headers of a WRITE of RC.
+    Write,
+    /// Selective repeat: the headers of an acknowledgement.
+    Ack,
+    /// Selective repeat: other headers, those of XRC, and that no payload follows where none may.
+    Other,
+}
+
 /// One row of the opcode table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpcodeInfo {
@@ -112,8 +130,10 @@ pub struct OpcodeInfo {
     pub position: Position,
     /// Whether payload may follow the headers. The bitmap of an acknowledgement counts as payload.
     pub has_payload: bool,
-    /// Whether payload may follow and nothing else is to be checked: the most frequent packets.
-    pub(crate) is_plain: bool,
+    /// What is to be checked beside the lengths.
+    pub(crate) check: Check,
+    /// Whether `position` begins a message.
+    pub(crate) is_start: bool,
     /// Whether immediate data is carried.
     pub has_imm: bool,
     /// Whether an rkey to invalidate is carried.
@@ -166,8 +186,29 @@ impl OpcodeInfo {
             i += 1;
         }
         let (has_imm, has_inv) = (at[Ext::Imm as usize] != 0, at[Ext::Ieth as usize] != 0);
-        let is_plain = has_payload && !service.is_selective();
-        OpcodeInfo { opcode, name, service, kind, position, has_payload, is_plain, has_imm, has_inv, head_len, at }
+        let check = match (service, kind) {
+            (Service::RcSr, OpKind::Send) => Check::Send,
+            (Service::RcSr, OpKind::Write) => Check::Write,
+            (Service::RcSr | Service::XrcSr, OpKind::Ack) => Check::Ack,
+            (Service::RcSr | Service::XrcSr, _) => Check::Other,
+            _ if has_payload => Check::Nothing,
+            _ => Check::Empty,
+        };
+        let is_start = position.is_start();
+        OpcodeInfo {
+            opcode,
+            name,
+            service,
+            kind,
+            position,
+            has_payload,
+            check,
+            is_start,
+            has_imm,
+            has_inv,
+            head_len,
+            at,
+        }
     }
 }
 

@@ -6,8 +6,9 @@
 
 use crate::aeth::Aeth;
 use crate::bth::Bth;
+use crate::bytes::be32;
 use crate::ext::{AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Reth, XrcEth};
-use crate::opcode::{Ext, Opcode, OpcodeInfo};
+use crate::opcode::{Check, Ext, Opcode, OpcodeInfo};
 use crate::selective::{self, AckBitmap, Saeth, Seth, Weth};
 use burst_base::Reason;
 
@@ -37,22 +38,30 @@ macro_rules! accessors {
     };
 }
 
-/// [`selective::check`] of a packet whose lengths have been checked. It makes a packet of its own: with the address of the one
-/// that [`Packet::parse`] returns, every packet would be built in memory instead of in registers.
+/// Whether a packet of the selective repeat family, whose lengths have been checked, is one of the most frequent ones and without
+/// a fault.
 #[inline(never)]
-fn check_selective(bytes: &[u8], info: &'static OpcodeInfo, payload_len: usize) -> Result<(), Reason> {
-    if selective::is_sound_message(bytes, info, payload_len) {
-        Ok(())
-    } else {
-        check_selective_fully(bytes, info, payload_len)
+fn is_sound(bytes: &[u8], info: &'static OpcodeInfo, payload_len: usize) -> bool {
+    match info.check {
+        Check::Write => selective::is_sound_write(bytes, info.is_start, payload_len),
+        Check::Send => selective::is_sound_send(bytes, info.is_start),
+        Check::Ack => selective::is_sound_ack(bytes, payload_len),
+        _ => false,
     }
 }
 
-/// The same for any packet, with the reason.
+/// Checks of a packet whose lengths have been checked. They make a packet of their own: with the address of the one that
+/// [`Packet::parse`] returns, every packet would be built in memory instead of in registers.
 #[cold]
 #[inline(never)]
-fn check_selective_fully(bytes: &[u8], info: &'static OpcodeInfo, payload_len: usize) -> Result<(), Reason> {
+fn check_fully(bytes: &[u8], info: &'static OpcodeInfo, payload_len: usize) -> Result<(), Reason> {
     let (head, rest) = bytes.split_at(usize::from(info.head_len));
+    if !info.has_payload && !rest.is_empty() {
+        return Err(Reason::TrailingBytes);
+    }
+    if !info.service.is_selective() {
+        return Ok(());
+    }
     let bth = Bth::parse(head)?;
     selective::check(&Packet { bth, info, payload: &rest[..payload_len], head })
 }
@@ -74,12 +83,11 @@ impl<'a> Packet<'a> {
         if !bytes.len().is_multiple_of(4) || payload_len > rest.len() {
             return Err(Reason::BadPadding);
         }
-        if !info.is_plain {
-            if !info.has_payload && !rest.is_empty() {
-                return Err(Reason::TrailingBytes);
-            }
-            if info.service.is_selective() {
-                check_selective(bytes, info, payload_len)?;
+        if info.check != Check::Nothing {
+            let is_sound =
+                if info.check == Check::Empty { rest.is_empty() } else { is_sound(bytes, info, payload_len) };
+            if !is_sound {
+                check_fully(bytes, info, payload_len)?;
             }
         }
         Ok(Packet { bth, info, payload: &rest[..payload_len], head })
@@ -112,6 +120,14 @@ impl<'a> Packet<'a> {
     pub fn bitmap(&self) -> Option<AckBitmap<'a>> {
         self.saeth().and_then(|_| AckBitmap::of(self.payload))
     }
+    /// The words of the SETH of a SEND or WRITE of RC, in host order ([`Seth::words`]): its fields without those that are zero in
+    /// all such packets.
+    #[inline(always)]
+    pub fn rc_message_seth(&self) -> Option<[u32; 2]> {
+        debug_assert!(matches!(self.info.check, Check::Send | Check::Write));
+        let head = self.head.first_chunk::<{ Bth::LEN + Seth::LEN }>()?;
+        Some([be32(head, Bth::LEN), be32(head, Bth::LEN + 4)])
+    }
     /// BTH and extension headers, as received.
     pub const fn head(&self) -> &'a [u8] {
         self.head
@@ -121,7 +137,6 @@ impl<'a> Packet<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::opcode::OpKind;
     use burst_base::rng::Rng;
 
     /// Bytes of a packet of the selective repeat family after the BTH: each is zero, all ones, one bit or anything.
@@ -142,19 +157,45 @@ mod tests {
         let mut rng = Rng::new(7);
         let (mut sound, mut faulty) = (0, 0);
         for info in (0..=255).filter_map(Opcode::lookup).filter(|info| info.service.is_selective()) {
-            let is_message = matches!(info.kind, OpKind::Send | OpKind::Write);
+            let is_message = matches!(info.check, Check::Send | Check::Write);
             let payload_len = if info.has_payload { 16 } else { 0 };
             for _ in 0..20_000 {
                 let mut bytes = vec![0; usize::from(info.head_len) + payload_len];
                 fill(&mut rng, &mut bytes[Bth::LEN..]);
                 bytes[0] = info.opcode.number();
-                let is_sound = selective::is_sound_message(&bytes, info, payload_len);
-                let full = check_selective_fully(&bytes, info, payload_len);
+                let is_sound = is_sound(&bytes, info, payload_len) && info.check != Check::Ack;
+                let full = check_fully(&bytes, info, payload_len);
                 assert_eq!(is_sound, is_message && full.is_ok(), "{info:?} {full:?} {bytes:x?}");
                 sound += u32::from(is_sound);
                 faulty += u32::from(is_message && !is_sound);
             }
         }
         assert!(sound > 10_000 && faulty > 10_000, "{sound} {faulty}");
+    }
+
+    #[test]
+    fn the_short_check_of_acknowledgements_finds_what_the_full_check_finds() {
+        let mut rng = Rng::new(8);
+        let mut counts = [0; 3];
+        for info in [Opcode::RcSrAck, Opcode::XrcSrAck].map(Opcode::info) {
+            for round in 0..40_000 {
+                let payload_len = 8 * (round % 17);
+                let mut bytes = vec![0; usize::from(info.head_len) + payload_len];
+                fill(&mut rng, &mut bytes[Bth::LEN..]);
+                bytes[0] = info.opcode.number();
+                let pad = if rng.below(8) == 0 { rng.below(4) as u8 } else { 0 };
+                bytes[1] = pad << 4;
+                if rng.below(2) == 0 {
+                    bytes[Bth::LEN + Aeth::LEN] = (payload_len / 8) as u8 & 15;
+                }
+                let payload_len = payload_len.saturating_sub(pad.into());
+                let is_sound = selective::is_sound_ack(&bytes, payload_len);
+                let full = check_fully(&bytes, info, payload_len);
+                let is_nak = bytes[Bth::LEN] >> 5 != 0;
+                assert_eq!(is_sound, full.is_ok() && !is_nak, "{full:?} {bytes:x?}");
+                counts[if is_sound { 0 } else { 1 + usize::from(full.is_ok()) }] += 1;
+            }
+        }
+        assert!(counts.iter().all(|&count| count > 5_000), "sound, faulty, sound NAKs: {counts:?}");
     }
 }

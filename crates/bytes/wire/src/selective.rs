@@ -8,9 +8,10 @@
 //! `check` refuses values that no sender of this format produces. Checks that need the state of a queue pair (an index that
 //! does not fit the PSN, an acknowledgement of packets that were never sent) belong to the transport.
 
-use crate::aeth::{NakCode, Syndrome};
+use crate::aeth::{Aeth, NakCode, Syndrome};
+use crate::bth::Bth;
 use crate::bytes::{be16, be24, be32, be64, put, put24};
-use crate::opcode::{Ext, OpKind, OpcodeInfo};
+use crate::opcode::OpKind;
 use crate::packet::Packet;
 use burst_base::num::MASK_24;
 use burst_base::{Psn, Reason, Rkey};
@@ -66,13 +67,18 @@ impl Seth {
             index: second & MASK_24,
         })
     }
-    /// Writes the first [`Seth::LEN`] bytes.
-    pub fn emit(&self, out: &mut [u8]) {
-        let out = &mut out[..Seth::LEN];
+    /// The header as words, in host order.
+    #[inline]
+    pub fn words(&self) -> [u32; Seth::LEN / 4] {
         let flags = u32::from(self.is_probe) << 5 | u32::from(self.is_repair) << 4;
         let first = u32::from(self.version & 3) << 6 | flags | u32::from(self.transmission.min(TRANSMISSION_MAX));
-        put(out, 0, &(first << 24 | self.rsn & MASK_24).to_be_bytes());
-        put(out, 4, &(u32::from(self.lane) << 24 | self.index & MASK_24).to_be_bytes());
+        [first << 24 | self.rsn & MASK_24, u32::from(self.lane) << 24 | self.index & MASK_24]
+    }
+    /// Writes the first [`Seth::LEN`] bytes.
+    pub fn emit(&self, out: &mut [u8]) {
+        let (out, [first, second]) = (&mut out[..Seth::LEN], self.words());
+        put(out, 0, &first.to_be_bytes());
+        put(out, 4, &second.to_be_bytes());
     }
     /// Writes another index into a header that begins at `at`.
     #[inline]
@@ -98,6 +104,11 @@ impl Weth {
     pub fn parse(bytes: &[u8]) -> Option<Weth> {
         let b = bytes.first_chunk::<{ Weth::LEN }>()?;
         Some(Weth { addr: be64(b, 0), rkey: Rkey(be32(b, 8)) })
+    }
+    /// The header as words, in host order.
+    #[inline]
+    pub const fn words(&self) -> [u32; Weth::LEN / 4] {
+        [(self.addr >> 32) as u32, self.addr as u32, self.rkey.0]
     }
     /// Writes the first [`Weth::LEN`] bytes.
     pub fn emit(&self, out: &mut [u8]) {
@@ -150,15 +161,23 @@ impl Saeth {
             transmission: b[10] >> 4,
         })
     }
+    /// The header as words, in host order.
+    #[inline]
+    pub fn words(&self) -> [u32; Saeth::LEN / 4] {
+        debug_assert!(usize::from(self.words) <= BITMAP_WORDS_MAX && self.pressure < 4);
+        let first = (self.pressure & 3) << 5 | u8::from(self.is_congested) << 4 | self.words & 0x0f;
+        let transmission = u32::from(self.transmission.min(TRANSMISSION_MAX)) << 12;
+        [
+            u32::from(first) << 24 | self.trigger.get(),
+            u32::from(self.delay) << 16 | u32::from(self.congested_packets),
+            u32::from(self.received_packets) << 16 | transmission,
+        ]
+    }
     /// Writes the first [`Saeth::LEN`] bytes.
     pub fn emit(&self, out: &mut [u8]) {
-        debug_assert!(usize::from(self.words) <= BITMAP_WORDS_MAX && self.pressure < 4);
-        out[0] = (self.pressure & 3) << 5 | u8::from(self.is_congested) << 4 | self.words & 0x0f;
-        put24(out, 1, self.trigger.get());
-        put(out, 4, &self.delay.to_be_bytes());
-        put(out, 6, &self.congested_packets.to_be_bytes());
-        put(out, 8, &self.received_packets.to_be_bytes());
-        put(out, 10, &[self.transmission.min(TRANSMISSION_MAX) << 4, 0]);
+        for (at, word) in (0..).step_by(4).zip(self.words()) {
+            put(out, at, &word.to_be_bytes());
+        }
     }
 }
 
@@ -198,29 +217,37 @@ impl<'a> AckBitmap<'a> {
     }
 }
 
+/// The bits of the second byte of a BTH that count padding.
+const PAD_BITS: u8 = 0x30;
 /// Bits of a SETH that are zero in every SEND and WRITE: version, repair, lane, and an index of [`MESSAGE_PACKETS_MAX`] or more.
 const UNSET_BITS: u64 = 0xd000_0000_ff80_0000;
 const _: () = assert!(MESSAGE_PACKETS_MAX == 0x80_0000 && VERSION == 0);
 
-/// Whether a packet, whose lengths have been checked, is a SEND or WRITE with which [`check`] finds no fault: the same rules in
-/// a few words.
+/// Whether a packet, whose lengths have been checked, is a SEND of RC with which [`check`] finds no fault: the same rules in a
+/// few words.
 #[inline(always)]
-pub(crate) fn is_sound_message(bytes: &[u8], info: &OpcodeInfo, payload_len: usize) -> bool {
-    let seth_at = info.offset(Ext::Seth);
-    let Some(seth) = bytes.get(seth_at..).and_then(|rest| rest.first_chunk::<{ Seth::LEN }>()) else { return false };
-    let word = u64::from_be_bytes(*seth);
-    let is_start = word & u64::from(MASK_24) == 0;
-    if word & UNSET_BITS != 0 || is_start != info.position.is_start() {
-        return false;
-    }
-    match info.kind {
-        OpKind::Send => true,
-        OpKind::Write => {
-            let weth = bytes.get(seth_at + Seth::LEN..).and_then(Weth::parse);
-            weth.is_some_and(|weth| weth.addr.checked_add(payload_len as u64).is_some())
-        }
-        _ => false,
-    }
+pub(crate) fn is_sound_send(bytes: &[u8], is_start: bool) -> bool {
+    let Some(head) = bytes.first_chunk::<{ Bth::LEN + Seth::LEN }>() else { return false };
+    let word = be64(head, Bth::LEN);
+    word & UNSET_BITS == 0 && (word & u64::from(MASK_24) == 0) == is_start
+}
+
+/// The same for a WRITE.
+#[inline(always)]
+pub(crate) fn is_sound_write(bytes: &[u8], is_start: bool, payload_len: usize) -> bool {
+    let Some(head) = bytes.first_chunk::<{ Bth::LEN + Seth::LEN + Weth::LEN }>() else { return false };
+    is_sound_send(head, is_start) && be64(head, Bth::LEN + Seth::LEN).checked_add(payload_len as u64).is_some()
+}
+
+/// Whether an acknowledgement, whose lengths have been checked, is no NAK and has no fault: the rules of [`check`] in a few
+/// words.
+#[inline(always)]
+pub(crate) fn is_sound_ack(bytes: &[u8], payload_len: usize) -> bool {
+    let head = bytes.first_chunk::<{ Bth::LEN + Aeth::LEN + 1 }>();
+    head.is_some_and(|head| {
+        let (syndrome, words) = (head[Bth::LEN], head[Bth::LEN + Aeth::LEN] & 0x0f);
+        syndrome >> 5 == 0 && usize::from(words) * WORD == payload_len && head[1] & PAD_BITS == 0
+    })
 }
 
 /// Refuses a packet of the family whose headers have values that no sender produces.

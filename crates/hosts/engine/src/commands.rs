@@ -417,7 +417,9 @@ impl DataPath<'_> {
             file.write(index, &slot.tombstone(flow, None));
         }
         let qp_type = slot.endpoint.qp().qp_type();
-        self.core.paths[at as usize].hello.tell(slot.endpoint.qp_mut(), self.core.options.selective);
+        let path = &self.core.paths[at as usize];
+        path.hello.tell(slot.endpoint.qp_mut(), self.core.options.selective);
+        slot.endpoint.qp_mut().report_each(path.is_tuned());
         put(&mut self.core.qps, index, slot);
         if qp_type == QpType::Rc || qp_type.is_xrc() {
             self.core.greet(now, at, &flow);

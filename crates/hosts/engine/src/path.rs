@@ -229,8 +229,7 @@ impl Path {
             }
             None => {
                 let AckReport { rtt, pressure, .. } = *report;
-                let sample = AckSample { rtt, pressure, inflight_bytes: self.inflight, ..AckSample::default() };
-                self.controller.on_ack(now, &sample);
+                self.controller.on_report(now, rtt, pressure, self.inflight);
             }
         }
     }

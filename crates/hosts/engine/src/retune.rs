@@ -86,9 +86,15 @@ impl Worker {
     /// Gives a path a controller in its first state, and a turn to the queue pairs that waited for the old one.
     fn retune(&mut self, now: Nanos, at: usize, params: Params, is_peers: bool) {
         let path = &mut self.core.paths[at];
+        let was_tuned = path.is_tuned();
         path.retune(now, &PathLink::new(params, self.ports[path.device.index()].port.caps()));
         path.is_peers_choice = is_peers;
         // All queue pairs of the worker are looked at: not for a change that concerns none of them.
+        let is_tuned = path.is_tuned();
+        if is_tuned != was_tuned {
+            let others = self.core.qps.iter_mut().flatten().filter(|slot| slot.path == at as u32);
+            others.for_each(|slot| slot.endpoint.qp_mut().report_each(is_tuned));
+        }
         if params.algorithm().uses_ecn() {
             self.make_markable(at as u32, params.algorithm());
         }

@@ -13,6 +13,8 @@ use burst_wire::selective::DELAY_UNIT_NS;
 
 /// Most packets that arrive between two acknowledgements: everything in the largest window, twice.
 const PACKETS_MAX: u16 = 2 * WINDOW_PSNS as u16;
+/// Packets of which nothing may be reported, if they were not marked.
+const UNREPORTED_MAX: u16 = 1024;
 /// A difference from here on is a counter that has gone back.
 const BACK: u16 = 1 << 15;
 const _: () = assert!(2 * WINDOW_PSNS < BACK as u32);
@@ -51,6 +53,11 @@ pub(crate) struct EchoedCounts {
 }
 
 impl EchoedCounts {
+    /// Whether the peer has received so many packets since the report before that the next one is due.
+    #[inline]
+    pub(crate) fn is_behind(&self, saeth: &Saeth) -> bool {
+        saeth.received_packets.wrapping_sub(self.packets) >= UNREPORTED_MAX
+    }
     /// Takes the header of an acknowledgement. `rtt` is what it measures.
     pub(crate) fn take(&mut self, saeth: &Saeth, rtt: Option<Nanos>) -> AckReport {
         let remote_delay = Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS);

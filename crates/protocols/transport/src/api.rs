@@ -26,6 +26,8 @@ pub const INFLIGHT_SGES_MAX: u32 = 1024;
 pub const READ_CHUNK_BYTES: u32 = 128 << 10;
 /// A packet asks for an acknowledgement at least once in this many bytes.
 pub const ACK_REQUEST_BYTES: u32 = 64 << 10;
+/// Most PSNs between the oldest unacknowledged packet and the next: a quarter of the PSN space, half of what IBA allows.
+pub(crate) const PSN_DISTANCE_MAX: i32 = 1 << 22;
 /// Largest RC and UC message (IBA 9.7.2: 2^31 bytes).
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 /// Shortest local ACK timeout: a software peer may sleep that long.

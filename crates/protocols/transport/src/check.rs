@@ -2,9 +2,8 @@
 //!
 //! Nothing here is used by the data path, and nothing is stored for it.
 
-use crate::api::MESSAGE_BYTES_MAX;
+use crate::api::{MESSAGE_BYTES_MAX, PSN_DISTANCE_MAX};
 use crate::qp::Qp;
-use crate::requester::PSN_DISTANCE_MAX;
 use burst_base::verbs::QpState;
 use burst_base::{Nanos, Psn};
 

@@ -2,7 +2,7 @@
 //!
 //! The family changes only while nothing is in flight: the requests of one family are acknowledged in that family.
 
-use crate::api::Env;
+use crate::api::{Env, PSN_DISTANCE_MAX};
 use crate::qp::Qp;
 use crate::requester::Requester;
 use burst_base::verbs::QpType;
@@ -14,8 +14,15 @@ impl Qp {
     pub fn use_selective(&mut self, window: u32) {
         if matches!(self.id.qp_type, QpType::Rc | QpType::XrcSend) {
             self.req.sel.window = window;
+            self.req.limit_distance();
             self.req.sel.switch_due = self.req.sel.active != (window > 0);
         }
+    }
+    /// Reports each acknowledgement of the selective repeat family to congestion control ([`crate::Effects::acknowledged`]).
+    /// Else, of those that only say that packets have arrived unmarked, a sixteenth is reported: those that measure the round
+    /// trip.
+    pub fn report_each(&mut self, each: bool) {
+        self.req.reports_each = each;
     }
     /// Accepts requests of the selective repeat family, or drops them. RC queue pairs and XRC targets only.
     pub fn accept_selective(&mut self, accept: bool) {
@@ -73,7 +80,13 @@ impl Requester {
     pub(crate) fn set_family(&mut self, selective: bool) {
         self.sel.active = selective;
         self.sel.switch_due = selective != (self.sel.window > 0);
-        self.is_limited = self.is_back || selective;
+        self.limit_distance();
+    }
+
+    /// How many PSNs may be in flight follows the family and the peer's window.
+    fn limit_distance(&mut self) {
+        let window = self.sel.window.clamp(1, PSN_DISTANCE_MAX as u32) as i32;
+        self.sel.distance_max = if self.sel.active { window } else { PSN_DISTANCE_MAX };
     }
 
     /// After going back less than the window is sent, or as much as may be again.
@@ -81,6 +94,5 @@ impl Requester {
     #[inline(never)]
     pub(crate) fn set_back(&mut self, is_back: bool) {
         (self.is_back, self.back_limit) = (is_back, 0);
-        self.is_limited = self.is_back || self.sel.active;
     }
 }

@@ -35,7 +35,7 @@ impl Qp {
             return;
         }
         // A second repetition measures nothing.
-        sel.measured = (sel.probes == 0).then(|| MeasuredPacket::new(una.next(), now));
+        sel.measured = (sel.probes == 0).then(|| MeasuredPacket::new(una.next(), now, una.next()));
         sel.deadline = match sel.probes < REPEATS_MAX {
             true => now + sel.rtt.probe_after().min(wait_max),
             false => Nanos::NEVER,

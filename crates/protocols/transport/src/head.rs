@@ -120,6 +120,24 @@ pub(crate) fn message_opcode(qp_type: QpType, wr: WrOpcode, place: Position) -> 
     }
 }
 
+/// Opcodes of SENDs and WRITEs of RC in the selective repeat family, by the number of the work request's opcode and by position:
+/// looked up once per packet. Other work requests have no such packets.
+static RC_SELECTIVE: [[Opcode; 4]; 16] = {
+    const OTHER: [Opcode; 4] = [RcSrSendFirst, RcSrSendMiddle, RcSrSendLast, RcSrSendOnly];
+    let mut rows = [OTHER; 16];
+    rows[WrOpcode::RdmaWrite as usize] = [RcSrWriteFirst, RcSrWriteMiddle, RcSrWriteLast, RcSrWriteOnly];
+    rows[WrOpcode::RdmaWriteWithImm as usize] = [RcSrWriteFirst, RcSrWriteMiddle, RcSrWriteLastImm, RcSrWriteOnlyImm];
+    rows[WrOpcode::SendWithImm as usize] = [RcSrSendFirst, RcSrSendMiddle, RcSrSendLastImm, RcSrSendOnlyImm];
+    rows[WrOpcode::SendWithInv as usize] = [RcSrSendFirst, RcSrSendMiddle, RcSrSendLastInv, RcSrSendOnlyInv];
+    rows
+};
+
+/// The opcode of a SEND or WRITE packet of RC in the selective repeat family.
+#[inline(always)]
+pub(crate) fn selective_message_opcode(wr: WrOpcode, place: Position) -> Opcode {
+    RC_SELECTIVE[wr as usize & 15][place as usize]
+}
+
 /// Adds the immediate data or the key to invalidate, if the opcode carries one.
 pub(crate) fn add_tail(head: HeadBuf, opcode: Opcode, wqe: &SendWqe) -> HeadBuf {
     let info = opcode.info();
@@ -165,4 +183,20 @@ pub(crate) fn single_opcode(qp_type: QpType, kind: OpKind) -> Opcode {
 /// Bytes of padding after `len` payload bytes.
 pub(crate) const fn pad_of(len: u32) -> u8 {
     (len.wrapping_neg() & 3) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::selective_answers::selective_form;
+
+    #[test]
+    fn the_table_of_selective_repeat_has_the_forms_of_the_standard_opcodes() {
+        for &wr in WrOpcode::ALL.iter().filter(|&&wr| matches!(Work::of(wr), Work::Send | Work::Write)) {
+            for place in [Position::First, Position::Middle, Position::Last, Position::Only] {
+                let expected = selective_form(message_opcode(QpType::Rc, wr, place));
+                assert_eq!(selective_message_opcode(wr, place), expected, "{wr:?} {place:?}");
+            }
+        }
+    }
 }

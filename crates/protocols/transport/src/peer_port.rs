@@ -81,7 +81,7 @@ impl Qp {
 
     fn dispatch_any(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         match pkt.info.service.is_selective() {
-            true => self.dispatch_selective_apart(frame, pkt, env),
+            true => self.dispatch_selective(frame, pkt, env),
             false => self.dispatch(frame, pkt, env),
         }
     }

@@ -264,18 +264,22 @@ impl Qp {
     /// Checks and handles a packet of the selective repeat family.
     #[inline(never)]
     fn on_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        let is_own = match self.id.qp_type {
-            QpType::Rc => pkt.info.service == Service::RcSr,
-            QpType::XrcSend | QpType::XrcRecv => pkt.info.service == Service::XrcSr,
-            QpType::Uc | QpType::Ud => false,
-        };
-        if !is_own {
-            return env.fx.count(Reason::WrongTransport);
+        let is_usual = self.id.qp_type == QpType::Rc && pkt.info.service == Service::RcSr && self.accepts_selective;
+        if !is_usual || self.check_peer(frame, pkt).is_err() || frame.flow.src_port != self.peer_port.port {
+            return self.on_unusual_selective(frame, pkt, env);
         }
-        if !(self.accepts_selective || self.req.sel.active) {
-            return env.fx.count(Reason::SrNotNegotiated);
+        match pkt.info.kind {
+            OpKind::Send | OpKind::Write => self.on_selective_message(frame, pkt, env),
+            OpKind::Ack => self.on_selective_ack(pkt, env),
+            _ => self.dispatch_selective(frame, pkt, env),
         }
-        if let Err(reason) = self.check_peer(frame, pkt) {
+    }
+
+    /// The same for XRC, for a queue pair that only sends requests of the family, for packets from another source port, and for
+    /// packets that are dropped.
+    #[inline(never)]
+    fn on_unusual_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if let Err(reason) = self.check_selective(frame, pkt) {
             return env.fx.count(reason);
         }
         if frame.flow.src_port != self.peer_port.port {
@@ -284,22 +288,31 @@ impl Qp {
         self.dispatch_selective(frame, pkt, env);
     }
 
-    /// Handles a packet of the selective repeat family that has passed the checks.
-    #[inline(always)]
-    fn dispatch_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        match pkt.info.kind {
-            kind if kind.is_response() => self.on_selective_response(frame, pkt, env),
-            OpKind::ReadAck => self.on_read_ack(pkt, env),
-            _ if self.accepts_selective => self.on_selective_request(frame, pkt, env),
-            _ => env.fx.count(Reason::SrNotNegotiated),
+    /// Checks that every packet of the family must pass.
+    fn check_selective(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
+        let is_xrc = match self.id.qp_type {
+            QpType::Rc => false,
+            QpType::XrcSend | QpType::XrcRecv => true,
+            QpType::Uc | QpType::Ud => return Err(Reason::WrongTransport),
+        };
+        if is_xrc != (pkt.info.service == Service::XrcSr) {
+            return Err(Reason::WrongTransport);
         }
+        if !(self.accepts_selective || self.req.sel.active) {
+            return Err(Reason::SrNotNegotiated);
+        }
+        self.check_peer(frame, pkt)
     }
 
-    /// The same for a packet from another source port.
-    #[cold]
+    /// Handles a packet of the selective repeat family that has passed the checks.
     #[inline(never)]
-    pub(crate) fn dispatch_selective_apart(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        self.dispatch_selective(frame, pkt, env);
+    pub(crate) fn dispatch_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        match pkt.info.kind {
+            OpKind::Ack => self.on_selective_ack(pkt, env),
+            kind if kind.is_response() => self.on_selective_response(frame, pkt, env),
+            OpKind::ReadAck => self.on_read_ack(pkt, env),
+            _ => self.on_selective_request(frame, pkt, env),
+        }
     }
 
     /// Handles a packet that has passed the checks.

@@ -306,7 +306,7 @@ impl Recovery {
     }
     /// Appends a request with its scatter/gather entries in [`Recovery::sge_places`]; there must be room
     /// ([`Recovery::has_room`]).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, new: NewRequest<'_>) {
         debug_assert!(self.has_room());
         let (sge_first, sge_end) = self.sges.append(new.wqe.num_sge);

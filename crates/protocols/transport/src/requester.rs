@@ -6,7 +6,9 @@
 //! A packet leaves only if all limits allow it ([`Qp::gate`], [`Qp::must_wait_for_reads`]): budget and batch of the turn, window,
 //! PSN distance, end-to-end credits (IBA 9.7.7.2), fence (10.8.3.3), outstanding READs and ATOMICs (9.4.4).
 
-use crate::api::{ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, TxBudget, TxState};
+use crate::api::{
+    ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, PSN_DISTANCE_MAX, TxBudget, TxState,
+};
 use crate::head::Work;
 use crate::qp::Qp;
 use crate::recovery::{InflightWqe, NewRequest, Recovery};
@@ -16,9 +18,6 @@ use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::Fetch;
 use burst_shm::layout::{SGE_MAX, SendWqe};
-
-/// Most PSNs between the oldest unacknowledged packet and the next: a quarter of the PSN space, half of what IBA allows.
-pub(crate) const PSN_DISTANCE_MAX: i32 = 1 << 22;
 
 const BAD_REQUEST: (WcStatus, Reason) = (WcStatus::LocQpOpErr, Reason::LocalOperation);
 const TOO_LONG: (WcStatus, Reason) = (WcStatus::LocLenErr, Reason::LocalLength);
@@ -38,8 +37,6 @@ pub(crate) struct Requester {
     pub(crate) rnr_left: u8,
     /// After going back, until there is progress, at most `back_limit` bytes are in flight; 0 before the first turn.
     pub(crate) is_back: bool,
-    /// `is_back`, or requests are of the selective repeat family: more limits apply.
-    pub(crate) is_limited: bool,
     /// Time-outs since the last progress, as far as they count ([`Qp::ack_wait`]).
     pub(crate) timeouts: u8,
     /// Nothing may be sent until an answer comes or the window opens.
@@ -49,6 +46,8 @@ pub(crate) struct Requester {
     pub(crate) sq_active: bool,
     /// SQD: the drained event has been raised.
     pub(crate) drained: bool,
+    /// Selective repeat: each acknowledgement is reported to congestion control, and each turn is measured.
+    pub(crate) reports_each: bool,
     pub(crate) recovery: Recovery,
     /// Send queue entries retired.
     pub(crate) retired: u32,
@@ -73,6 +72,8 @@ enum Fetched {
     Nothing,
     /// There is no room for another request in flight, or those in flight must end before the family of packets changes.
     Full,
+    /// The next request is of the other family.
+    Switched,
 }
 
 /// State of one turn of sending.
@@ -90,7 +91,6 @@ impl Requester {
             retry_left: 0,
             rnr_left: 0,
             is_back: false,
-            is_limited: false,
             back_limit: 0,
             timeouts: 0,
             ack_deadline: Nanos::NEVER,
@@ -98,6 +98,7 @@ impl Requester {
             stalled: false,
             sq_active: false,
             drained: false,
+            reports_each: true,
             sel: SelectiveRequester::new(),
         }
     }
@@ -183,46 +184,59 @@ impl Qp {
         if self.req.recovery.wants_repair() && !self.send_repairs(&mut turn, env) {
             return TxState::More;
         }
-        if self.req.sel.active
-            && self.req.sel.wants_repair()
-            && let Some(state) = self.send_repetitions(&mut turn, env)
-        {
-            self.req.stalled = state == TxState::Window;
-            return state;
+        loop {
+            let stopped = match self.req.sel.active {
+                false => self.send_requests::<false>(&mut turn, env),
+                // Turns in which only answers leave are many: they need not look further.
+                true if !self.has_selective_requests() => return TxState::Idle,
+                true => self.send_selective_requests(&mut turn, env),
+            };
+            if let Some(state) = stopped {
+                return state;
+            }
         }
+    }
+
+    /// Sends requests of the selective repeat family or of the standard one until a limit stops it; `None` if the next request is
+    /// of the other family. Each family has its own copy of the code, so that nothing is decided per request.
+    #[inline(always)]
+    pub(crate) fn send_requests<const SELECTIVE: bool>(
+        &mut self,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> Option<TxState> {
+        debug_assert_eq!(self.req.sel.active, SELECTIVE);
         loop {
             let request = match self.req.recovery.next() {
                 Some(request) => *request,
                 None => match self.fetch(env) {
                     Fetched::Request => continue,
-                    Fetched::Nothing => return TxState::Idle,
+                    Fetched::Nothing => return Some(TxState::Idle),
                     Fetched::Full => {
                         self.req.stalled = true;
-                        return TxState::Idle;
+                        return Some(TxState::Idle);
                     }
+                    Fetched::Switched => return None,
                 },
             };
             let step = match request.work {
                 _ if request.fail.is_some() => SendStep::Stop(TxState::Idle),
-                _ if self.id.qp_type == QpType::Ud => self.send_datagram(&request, &mut turn, env),
-                Work::Send | Work::Write if !self.req.sel.active => {
-                    self.send_message::<false>(&request, &mut turn, env)
-                }
-                Work::Send | Work::Write => self.send_selective_message(&request, &mut turn, env),
-                Work::Read => self.send_read(&request, &mut turn, env),
-                Work::Atomic => self.send_atomic(&request, &mut turn, env),
-                Work::Local => self.run_local(&request, &mut turn, env),
+                _ if !SELECTIVE && self.id.qp_type == QpType::Ud => self.send_datagram(&request, turn, env),
+                Work::Send | Work::Write => self.send_message::<SELECTIVE>(&request, turn, env),
+                Work::Read => self.send_read(&request, turn, env),
+                Work::Atomic => self.send_atomic(&request, turn, env),
+                Work::Local => self.run_local(&request, turn, env),
             };
             match step {
                 SendStep::Sent => self.on_request_sent(request.work, env),
                 SendStep::Stop(state) => {
                     self.req.stalled = matches!(state, TxState::Idle | TxState::Window);
                     self.end_failed_oldest(env);
-                    return state;
+                    return Some(state);
                 }
             }
             if self.state == QpState::Err || self.state == QpState::Sqe {
-                return TxState::More;
+                return Some(TxState::More);
             }
         }
     }
@@ -239,12 +253,13 @@ impl Qp {
     }
 
     /// Takes the next work request from the shared queue, checks it, and puts it in flight.
+    #[inline(always)]
     fn fetch(&mut self, env: &mut Env<'_>) -> Fetched {
         if self.state != QpState::Rts || !self.req.sq_active {
             return Fetched::Nothing;
         }
-        if self.req.sel.switch_due && !self.switch_family() {
-            return Fetched::Full;
+        if self.req.sel.switch_due {
+            return if self.switch_family() { Fetched::Switched } else { Fetched::Full };
         }
         let r = &mut self.req;
         if !r.recovery.has_room() && !r.recovery.grow() {
@@ -269,6 +284,7 @@ impl Qp {
         Fetched::Request
     }
 
+    #[inline(always)]
     fn put_in_flight(&mut self, wqe: &mut SendWqe, sq_index: u32, checked: Result<CheckedRequest, (WcStatus, Reason)>) {
         let has_entries = checked.is_ok() && wqe.flags & send_flags::INLINE as u16 == 0;
         wqe.num_sge = if has_entries { wqe.num_sge } else { 0 };
@@ -289,6 +305,7 @@ impl Qp {
     }
 
     /// Checks a copied work request, and returns its operation and its bytes (IBA 10.8.2, 11.4.1.1).
+    #[inline(always)]
     fn check_wqe(&self, wqe: &SendWqe) -> Result<CheckedRequest, (WcStatus, Reason)> {
         let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).ok_or(BAD_REQUEST)?;
         let work = Work::of(opcode);
@@ -331,27 +348,33 @@ impl Qp {
         if u64::from(len) > window && (window == 0 || self.req.recovery.is_outstanding()) {
             return Some(TxState::Window);
         }
-        if self.req.recovery.psn_distance() >= PSN_DISTANCE_MAX {
-            return Some(TxState::Idle);
-        }
         if self.is_credit_limited(request) && self.req.recovery.is_outstanding() {
             return Some(TxState::Idle);
         }
-        if self.req.is_limited && self.is_limited_further(request, len) {
+        if self.req.is_back && self.is_back_limited(len.into()) && self.req.recovery.is_outstanding() {
             return Some(TxState::Idle);
         }
-        None
+        if self.req.recovery.psn_distance() < self.req.sel.distance_max {
+            return None;
+        }
+        self.far_gate()
     }
 
-    /// Limits of the selective repeat family, and after going back.
+    /// The last check of [`Qp::gate`], when there is not certainly room for another PSN.
+    #[cold]
     #[inline(never)]
-    fn is_limited_further(&self, request: &InflightWqe, len: u32) -> bool {
-        // So it is for nearly every packet of the selective repeat family.
-        if !self.req.is_back && request.work != Work::Read && self.peer_window_left() > 0 {
-            return false;
-        }
-        let too_many = self.is_back_limited(len.into()) && self.req.recovery.is_outstanding();
-        too_many || !self.is_in_peer_window(request)
+    fn far_gate(&self) -> Option<TxState> {
+        self.is_too_far(1).then_some(TxState::Idle)
+    }
+
+    /// Whether `psns` more in flight are too many for PSN arithmetic, or for the peer. In the selective repeat family requests
+    /// count that the peer has not acknowledged; READs in front of them may wait for their responses for longer.
+    #[cold]
+    pub(crate) fn is_too_far(&self, psns: u32) -> bool {
+        let recovery = &self.req.recovery;
+        let acked = if self.req.sel.active { self.req.sel.acked } else { recovery.una_psn() };
+        let distance = recovery.next_packet_psn().diff(acked).max(0) + psns as i32;
+        distance > self.req.sel.distance_max || recovery.psn_distance() >= PSN_DISTANCE_MAX
     }
 
     /// Whether `bytes` more in flight are too many after going back.

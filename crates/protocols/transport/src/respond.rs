@@ -83,7 +83,10 @@ impl Qp {
 
     fn push_ack(&mut self, psn: Psn, msn: u32, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
         if self.resp.sel.active {
-            return self.push_selective_ack(psn, syndrome, env);
+            return match syndrome {
+                Syndrome::Ack { .. } => self.push_selective_ack(env),
+                _ => self.push_selective_answer(psn, syndrome, env),
+            };
         }
         let head =
             HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::Ack), self.dest_qpn, psn)).aeth(Aeth { syndrome, msn });

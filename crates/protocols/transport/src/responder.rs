@@ -425,6 +425,7 @@ impl Qp {
     }
 
     /// Checks that first and middle packets are full and last ones not empty (IBA 9.7.4.1.6).
+    #[inline(always)]
     pub(crate) fn check_length(&self, pkt: &Packet<'_>) -> CheckResult {
         let len = pkt.payload.len() as u32;
         let fits = match pkt.info.position {
@@ -472,7 +473,8 @@ impl Qp {
         }
     }
 
-    fn on_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+    #[inline(always)]
+    pub(crate) fn on_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         self.check_sequence(pkt)?;
         self.check_length(pkt)?;
         self.check_receive()?;
@@ -535,7 +537,7 @@ impl Qp {
         if pkt.info.position.is_start() {
             self.check_remote(message.rkey, message.addr, message.length, access::REMOTE_WRITE, env)?;
         }
-        self.write_payload(&message, pkt.payload, env)?;
+        self.write_payload(message.rkey, message.addr.wrapping_add(message.received), pkt.payload, env)?;
         let message = InboundMessage { received: message.received + pkt.payload.len() as u64, ..message };
         self.resp.message = Some(message);
         if let Some(imm) = pkt.imm() {
@@ -569,20 +571,17 @@ impl Qp {
         if fits && length <= crate::api::MESSAGE_BYTES_MAX { Ok(message) } else { Err(INVALID) }
     }
 
-    /// Writes a packet's payload behind the bytes of the WRITE that have arrived.
-    pub(crate) fn write_payload(&self, message: &InboundMessage, payload: &[u8], env: &Env<'_>) -> CheckResult {
+    /// Writes a packet's payload where a WRITE says.
+    pub(crate) fn write_payload(&self, rkey: Rkey, addr: u64, payload: &[u8], env: &Env<'_>) -> CheckResult {
         if payload.is_empty() {
             return Ok(());
         }
-        let addr = message.addr.wrapping_add(message.received);
-        let span = env
-            .mem
-            .remote(self.peer(), message.rkey, addr, payload.len() as u32, access::REMOTE_WRITE)
-            .map_err(access_refusal)?;
+        let len = payload.len() as u32;
+        let span = env.mem.remote(self.peer(), rkey, addr, len, access::REMOTE_WRITE).map_err(access_refusal)?;
         span.write_from(payload).map_err(unreachable_refusal)
     }
 
-    fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+    pub(crate) fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         const INVALID: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
         self.check_sequence(pkt)?;
         let reth = pkt.reth().ok_or(INVALID)?;
@@ -633,7 +632,7 @@ impl Qp {
         self.resp.reserve_place().map_err(|_| RequestRefusal::NotReady(Reason::NoMemory))
     }
 
-    fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+    pub(crate) fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         self.check_sequence(pkt)?;
         let Some(atomic) = pkt.atomic() else {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));

@@ -20,6 +20,8 @@ const BACKOFF_MAX: u8 = 6;
 const CLEAN_RECOVERIES: u8 = 16;
 /// Most quarters of a round trip that are tolerated.
 const QUARTERS_MAX: u8 = 4;
+/// A measurement costs as much as a tenth of a short message, and the round trip of a path changes slowly.
+const TURNS_PER_MEASUREMENT: u8 = 16;
 /// Longest round trip that is believed.
 const RTT_MAX: u64 = 1_000_000_000;
 
@@ -34,9 +36,22 @@ pub(crate) struct RttEstimate {
     /// Quarters of a round trip that are tolerated.
     quarters: u8,
     clean: u8,
+    /// Turns of sending that are not measured before the next one is.
+    unmeasured: u8,
 }
 
 impl RttEstimate {
+    /// A turn has sent something. Whether it is to be measured: `each` is, or one of [`TURNS_PER_MEASUREMENT`].
+    #[inline]
+    pub(crate) fn is_due(&mut self, each: bool) -> bool {
+        let is_due = each || self.unmeasured == 0;
+        self.unmeasured = if is_due { TURNS_PER_MEASUREMENT } else { self.unmeasured } - 1;
+        is_due
+    }
+    /// The next turn is to be measured: the last measurement has failed, or what is known may be old.
+    pub(crate) fn measure_next(&mut self) {
+        self.unmeasured = 0;
+    }
     /// A measurement: `elapsed` from sending to acknowledgement, of which the peer took `delay` to answer.
     pub(crate) fn measured(&mut self, elapsed: Nanos, delay: Nanos) {
         let rtt = elapsed.0.saturating_sub(delay.0).clamp(1, RTT_MAX) as u32;

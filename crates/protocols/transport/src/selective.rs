@@ -9,6 +9,7 @@
 //! requester. `docs/protocol.md` has formats and rules.
 
 use crate::ack_report::EchoedCounts;
+use crate::api::PSN_DISTANCE_MAX;
 use crate::arrivals::Arrivals;
 use crate::losses::Losses;
 use crate::rtt::RttEstimate;
@@ -62,9 +63,11 @@ pub(crate) struct MeasuredPacket {
 const _: () = assert!(size_of::<Option<MeasuredPacket>>() == 16);
 
 impl MeasuredPacket {
-    /// The packet in front of `behind`, sent alone until now.
-    pub(crate) fn new(behind: Psn, sent_at: Nanos) -> MeasuredPacket {
-        MeasuredPacket { behind, count: NonZeroU16::MIN, sent_at }
+    /// The packet in front of `behind`, and those in front of `next`, sent now.
+    pub(crate) fn new(behind: Psn, sent_at: Nanos, next: Psn) -> MeasuredPacket {
+        let mut measured = MeasuredPacket { behind, count: NonZeroU16::MIN, sent_at };
+        measured.extend(next);
+        measured
     }
     /// The PSN behind the last packet that was sent at the same time.
     pub(crate) fn end(&self) -> Psn {
@@ -89,6 +92,13 @@ pub(crate) struct SelectiveRequester {
     pub(crate) window: u32,
     pub(crate) losses: Option<Box<Losses>>,
     pub(crate) echoed: EchoedCounts,
+    /// The peer has answered in the family since `active` was set.
+    pub(crate) answered: bool,
+    /// Probes and time-outs since the last progress.
+    pub(crate) probes: u8,
+    pub(crate) backoff: u8,
+    /// Something was sent since the last probe or time-out was due. Another one would say nothing of the path before.
+    pub(crate) sent_since: bool,
     /// Bytes in flight that need no room in the window: the peer has them, or they are lost and not sent again yet.
     pub(crate) covered_bytes: u64,
     /// When to probe, or when all is lost.
@@ -97,17 +107,13 @@ pub(crate) struct SelectiveRequester {
     pub(crate) active: bool,
     /// The next request is to be of the other family.
     pub(crate) switch_due: bool,
-    /// The peer has answered in the family since `active` was set.
-    pub(crate) answered: bool,
-    /// Probes and time-outs since the last progress.
-    pub(crate) probes: u8,
-    pub(crate) backoff: u8,
-    /// Something was sent since the last probe or time-out was due. Another one would say nothing of the path before.
-    pub(crate) sent_since: bool,
     /// The last packet is to be sent again, to provoke an acknowledgement.
     pub(crate) probe_due: bool,
     /// The request of *una* is to be sent again: its response is missing.
     pub(crate) answer_due: bool,
+    /// With so many PSNs in flight no packet is sent without a further check: [`PSN_DISTANCE_MAX`], or, in this family, the
+    /// peer's window.
+    pub(crate) distance_max: i32,
 }
 
 impl SelectiveResponder {
@@ -147,12 +153,17 @@ impl SelectiveRequester {
             sent_since: true,
             probe_due: false,
             answer_due: false,
+            distance_max: PSN_DISTANCE_MAX,
         }
     }
     /// Whether something is to be sent again.
+    #[inline(always)]
+    pub(crate) fn wants_repair(&self) -> bool {
+        self.probe_due || self.answer_due || (self.losses.is_some() && self.has_lost())
+    }
     #[cold]
     #[inline(never)]
-    pub(crate) fn wants_repair(&self) -> bool {
-        self.probe_due || self.answer_due || self.losses.as_ref().is_some_and(|losses| losses.has_lost())
+    fn has_lost(&self) -> bool {
+        self.losses.as_ref().is_some_and(|losses| losses.has_lost())
     }
 }

@@ -31,7 +31,61 @@ const PROBES_MAX: u8 = 2;
 const SILENT_TIMEOUTS: u8 = 2;
 
 impl Qp {
-    /// An acknowledgement or a response of the family.
+    /// An acknowledgement of the family.
+    #[inline(never)]
+    pub(crate) fn on_selective_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return env.fx.count(Reason::WrongState);
+        }
+        if !self.req.sel.active {
+            return env.fx.count(Reason::SrNotNegotiated);
+        }
+        let (Some(aeth), Some(saeth)) = (pkt.aeth(), pkt.saeth()) else { return env.fx.count(Reason::BadResponse) };
+        if !self.take_plain_ack(pkt.bth.psn, &aeth, &saeth, env) {
+            self.take_any_ack(pkt, &aeth, &saeth, env);
+        }
+    }
+
+    /// An acknowledgement that tells of progress and of nothing else, while nothing is missing. False, and nothing is done, if it
+    /// is another one.
+    #[inline(always)]
+    fn take_plain_ack(&mut self, psn: Psn, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
+        let (Syndrome::Ack { credit }, expected) = (aeth.syndrome, psn.next()) else { return false };
+        let (una, sent, sel) = (self.req.recovery.una_psn(), self.req.recovery.sent_psn(), &self.req.sel);
+        let has_gaps = saeth.words > 0 || sel.losses.is_some() || !saeth.trigger.is_before(expected);
+        let is_progress = expected.is_after(una) && !expected.is_after(sent);
+        if has_gaps || !is_progress || una != sel.acked || sel.answer_due {
+            return false;
+        }
+        self.note_answer(saeth, expected, env);
+        self.take_credits(credit, aeth.msn);
+        self.req.sel.acked = expected;
+        self.ack_through(psn, env);
+        if self.req.recovery.una_psn() != expected {
+            // READs and ATOMICs wait for their responses, or the queue pair has ended.
+            if matches!(self.state, QpState::Rts | QpState::Sqd) {
+                self.after_answer((una, una), true, env);
+            }
+            return true;
+        }
+        debug_assert!(self.req.sel.covered_bytes == 0, "bytes are covered while nothing is missing");
+        (self.req.sel.probes, self.req.sel.backoff, self.req.sel.sent_since) = (0, 0, true);
+        self.arm_fast(env.now);
+        true
+    }
+
+    /// An acknowledgement of any kind.
+    #[inline(never)]
+    fn take_any_ack(&mut self, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) {
+        let before = (self.req.recovery.una_psn(), self.req.sel.acked);
+        let news = self.take_ack(pkt, aeth, saeth, env);
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.after_answer(before, news, env);
+        }
+    }
+
+    /// A response of the family.
+    #[inline(never)]
     pub(crate) fn on_selective_response(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
@@ -39,29 +93,23 @@ impl Qp {
         if !self.req.sel.active {
             return env.fx.count(Reason::SrNotNegotiated);
         }
+        if let Some(reason) = self.check_response_psn(pkt, env.now) {
+            return env.fx.count(reason);
+        }
         let before = (self.req.recovery.una_psn(), self.req.sel.acked);
-        let news = match pkt.info.kind {
-            OpKind::Ack => self.on_selective_ack(pkt, env),
-            _ => {
-                if let Some(reason) = self.check_response_psn(pkt, env.now) {
-                    return env.fx.count(reason);
-                }
-                self.req.sel.answered = true;
-                if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
-                    self.answers_measure(pkt.bth.psn, 1, env.now);
-                }
-                match pkt.info.kind {
-                    OpKind::ReadResponse => {
-                        self.on_read_response(pkt, env);
-                        self.acknowledge_response(frame, pkt, before.0, env.now);
-                    }
-                    _ => self.on_selective_atomic_ack(pkt, env),
-                }
-                false
+        self.req.sel.answered = true;
+        if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
+            self.answers_measure(pkt.bth.psn, 1, env.now);
+        }
+        match pkt.info.kind {
+            OpKind::ReadResponse => {
+                self.on_read_response(pkt, env);
+                self.acknowledge_response(frame, pkt, before.0, env.now);
             }
-        };
+            _ => self.on_selective_atomic_ack(pkt, env),
+        }
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
-            self.after_answer(before, news, env);
+            self.after_answer(before, false, env);
         }
     }
 
@@ -126,11 +174,7 @@ impl Qp {
     }
 
     /// Handles an acknowledgement. Returns whether packets have arrived of which nothing was known.
-    fn on_selective_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> bool {
-        let (Some(aeth), Some(saeth)) = (pkt.aeth(), pkt.saeth()) else {
-            env.fx.count(Reason::BadResponse);
-            return false;
-        };
+    fn take_ack(&mut self, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
         let (psn, sent) = (pkt.bth.psn, self.req.recovery.sent_psn());
         let (expected, is_known) = match aeth.syndrome {
             Syndrome::Ack { .. } => (psn.next(), !psn.next().is_after(sent)),
@@ -141,7 +185,8 @@ impl Qp {
             env.fx.count(if is_known { Reason::StaleAck } else { Reason::UnexpectedResponse });
             return false;
         }
-        self.note_trigger(&saeth, expected, env);
+        self.note_trigger(saeth, expected, env);
+        self.note_answer(saeth, expected, env);
         if let Syndrome::Ack { credit } = aeth.syndrome {
             self.take_credits(credit, aeth.msn);
         }
@@ -151,7 +196,7 @@ impl Qp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return progress;
         }
-        let arrived = self.take_selective_bitmap(pkt, &saeth, expected, env);
+        let arrived = self.take_selective_bitmap(pkt, saeth, expected, env);
         match aeth.syndrome {
             Syndrome::Rnr { timer } => self.on_selective_rnr(timer, env),
             Syndrome::Nak(code) => self.on_selective_nak(psn, code, env),
@@ -160,11 +205,10 @@ impl Qp {
         progress || arrived
     }
 
-    /// What the newest packet at the peer shows: reordering, the arrival of a repetition, the round trip.
+    /// What the newest packet at the peer shows of missing packets: reordering, the arrival of a repetition.
     fn note_trigger(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
         let is_sent = saeth.trigger.is_before(self.req.recovery.sent_psn());
         let sel = &mut self.req.sel;
-        sel.answered = true;
         if let Some(losses) = &mut sel.losses
             && losses.on_trigger(saeth.trigger, saeth.transmission)
         {
@@ -178,6 +222,23 @@ impl Qp {
         if let Some(losses) = sel.losses.as_mut().filter(|_| is_sent && saeth.transmission == 0) {
             losses.on_newest(saeth.trigger);
         }
+    }
+
+    /// What an acknowledgement says of the path: the round trip, and counts for congestion control. Most say nothing that is
+    /// wanted now; the counts are cumulative, so a later one says it, too.
+    #[inline(always)]
+    fn note_answer(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
+        let (sel, reports_each) = (&mut self.req.sel, self.req.reports_each);
+        sel.answered = true;
+        let is_wanted = sel.measured.is_some() || saeth.is_congested || saeth.pressure > 0;
+        if is_wanted || reports_each || sel.echoed.is_behind(saeth) {
+            self.report_answer(saeth, expected, env);
+        }
+    }
+
+    #[inline(never)]
+    fn report_answer(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
+        let sel = &mut self.req.sel;
         let mut rtt = None;
         if let Some(measured) = sel.measured {
             let MeasuredPacket { behind, sent_at, .. } = measured;
@@ -192,6 +253,9 @@ impl Qp {
             }
             if has_come || !expected.is_before(behind) {
                 sel.measured = None;
+                if rtt.is_none() {
+                    sel.rtt.measure_next();
+                }
             }
         }
         env.fx.acknowledged(&sel.echoed.take(saeth, rtt));
@@ -415,6 +479,7 @@ impl Qp {
         } else if sel.probes < PROBES_MAX {
             sel.probes += 1;
             (sel.probe_due, sel.sent_since) = (true, false);
+            sel.rtt.measure_next();
             self.req.begin_repetition();
         } else {
             env.fx.count(Reason::SrTimeout);

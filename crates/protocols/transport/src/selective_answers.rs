@@ -9,13 +9,14 @@ use crate::api::Env;
 use crate::head;
 use crate::qp::Qp;
 use crate::responder_resource::ResponderResource;
-use burst_base::Psn;
+use burst_base::{Nanos, Psn};
 use burst_wire::selective::{AckBitmap, BITMAP_WORDS_MAX, DELAY_UNIT_NS};
 use burst_wire::{Aeth, Bth, HeadBuf, Opcode, Position, Saeth, Seth, Syndrome};
 
 /// The first opcode of the family. The low five bits are those of the RC or XRC opcode, and the bit above them is set for XRC
 /// (0xA0 to 0xBF), so that its opcodes are those from 0xE0 on.
 const FAMILY: u8 = 0xc0;
+const XRC_FAMILY: u8 = 0xe0;
 
 /// The highest level of host pressure without losses, and host pressure with losses.
 const PRESSURE_LEVEL_MAX: u8 = 2;
@@ -28,6 +29,11 @@ pub(crate) fn selective_form(opcode: Opcode) -> Opcode {
     form.unwrap_or(opcode)
 }
 
+/// The form for XRC of an opcode of the family.
+pub(crate) fn xrc_form(opcode: Opcode) -> Opcode {
+    Opcode::from_number(XRC_FAMILY | opcode.number()).unwrap_or(opcode)
+}
+
 /// Host pressure that an acknowledgement tells of, and the losses that it has told of then: those after `lost_seen` are new.
 pub(crate) fn pressure_now(lost_seen: Option<u32>, env: &Env<'_>) -> (u8, u32) {
     let host = env.fx.host_pressure();
@@ -36,21 +42,58 @@ pub(crate) fn pressure_now(lost_seen: Option<u32>, env: &Env<'_>) -> (u8, u32) {
 }
 
 impl Qp {
-    /// Sends an acknowledgement or a NAK. Its PSN is the last one that was executed; that of a NAK is the refused one.
+    /// Sends an acknowledgement. Its PSN is the last one that was executed.
     #[inline(never)]
-    pub(crate) fn push_selective_ack(&mut self, refused: Psn, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
-        let is_ack = matches!(syndrome, Syndrome::Ack { .. });
-        let psn = if is_ack { self.resp.expected.prev() } else { refused };
-        let mut words = [0; BITMAP_WORDS_MAX];
-        let early = self.resp.sel.early.as_ref().filter(|_| is_ack || refused == self.resp.expected);
-        let count = early.map_or(0, |early| early.bitmap(self.resp.expected, &mut words));
+    pub(crate) fn push_selective_ack(&mut self, env: &mut Env<'_>) -> bool {
+        let psn = self.resp.expected.prev();
+        if self.resp.sel.early.is_some() {
+            return self.push_selective_answer(psn, Syndrome::ACK, env);
+        }
+        let (pressure, lost) = pressure_now(self.resp.sel.lost_seen(), env);
+        let head = self.selective_ack_head(psn, Syndrome::ACK, (pressure, 0), env.now);
+        let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
+        if pushed {
+            self.resp.sel.acked(lost);
+        }
+        pushed
+    }
+
+    /// Sends a NAK of the PSN that is refused, or an acknowledgement while packets are missing.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push_selective_answer(&mut self, psn: Psn, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
+        let (pressure, lost) = pressure_now(self.resp.sel.lost_seen(), env);
+        let pushed = self.push_with_bitmap(psn, syndrome, pressure, env);
+        if pushed {
+            self.resp.sel.acked(lost);
+        }
+        pushed
+    }
+
+    /// Sends an acknowledgement or a NAK with a bitmap of the packets that have arrived behind the first missing one.
+    fn push_with_bitmap(&self, psn: Psn, syndrome: Syndrome, pressure: u8, env: &mut Env<'_>) -> bool {
+        let expected = self.resp.expected;
+        let tells = matches!(syndrome, Syndrome::Ack { .. }) || psn == expected;
+        let (mut words, mut bytes) = ([0; BITMAP_WORDS_MAX], [0; BITMAP_WORDS_MAX * 8]);
+        let early = self.resp.sel.early.as_ref().filter(|_| tells);
+        let count = early.map_or(0, |early| early.bitmap(expected, &mut words));
+        let len = AckBitmap::emit(&words[..count], &mut bytes);
+        let head = self.selective_ack_head(psn, syndrome, (pressure, count as u8), env.now);
+        match len {
+            0 => env.tx.push(&self.flow, head.as_slice(), &[], 0),
+            len => env.tx.push_copied(&self.flow, head.as_slice(), &bytes[..len]),
+        }
+    }
+
+    /// The head of an acknowledgement with a bitmap of so many words.
+    #[inline(always)]
+    fn selective_ack_head(&self, psn: Psn, syndrome: Syndrome, (pressure, words): (u8, u8), now: Nanos) -> HeadBuf {
         let sel = &self.resp.sel;
-        let delay = env.now.since(sel.arrived_at).0 / DELAY_UNIT_NS;
-        let (pressure, lost) = pressure_now(sel.lost_seen(), env);
+        let delay = now.since(sel.arrived_at).0 / DELAY_UNIT_NS;
         let saeth = Saeth {
             pressure,
             is_congested: sel.is_congested,
-            words: count as u8,
+            words,
             trigger: sel.trigger,
             delay: delay.min(u16::MAX.into()) as u16,
             congested_packets: sel.congested,
@@ -58,19 +101,9 @@ impl Qp {
             transmission: sel.transmission,
         };
         let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrAck } else { Opcode::RcSrAck };
-        let head = HeadBuf::new(&Bth::new(opcode, self.dest_qpn, psn))
-            .aeth(Aeth { syndrome, msn: self.resp.msn })
-            .saeth(saeth);
-        let mut bytes = [0; BITMAP_WORDS_MAX * 8];
-        let len = AckBitmap::emit(&words[..count], &mut bytes);
-        let pushed = match len {
-            0 => env.tx.push(&self.flow, head.as_slice(), &[], 0),
-            len => env.tx.push_copied(&self.flow, head.as_slice(), &bytes[..len]),
-        };
-        if pushed {
-            self.resp.sel.acked(lost);
-        }
-        pushed
+        let [a, b, c] = Bth::new(opcode, self.dest_qpn, psn).words();
+        let (d, [e, f, g]) = (Aeth { syndrome, msn: self.resp.msn }.word(), saeth.words());
+        HeadBuf::of_words([a, b, c, d, e, f, g])
     }
 
     /// The head of packet `index` of a READ's response, which asks for an acknowledgement or not.

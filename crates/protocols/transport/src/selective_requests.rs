@@ -20,6 +20,7 @@ use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_frame::{Ecn, Flow, RxFrame};
 use burst_mem::Peer;
 use burst_span::Span;
+use burst_wire::selective::TRANSMISSION_MAX;
 use burst_wire::{NakCode, OpKind, Packet, Reth, Seth};
 
 /// Length of a WRITE whose length was not announced: packets of the family do not say it.
@@ -37,8 +38,35 @@ const BAD_SEQUENCE: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequ
 type Dropped = Reason;
 
 impl Qp {
+    /// Handles a SEND or WRITE for an RC queue pair that accepts the family. One whose turn it is, while nothing is missing,
+    /// takes the short way.
+    #[inline(always)]
+    pub(crate) fn on_selective_message(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        debug_assert!(self.id.qp_type == QpType::Rc && self.accepts_selective);
+        let is_next = pkt.bth.psn == self.resp.expected && self.resp.sel.early.is_none();
+        let (true, Some([first, second])) = (is_next && self.receives_middles(), pkt.rc_message_seth()) else {
+            return self.on_selective_request(frame, pkt, env);
+        };
+        let (transmission, rsn, index) = ((first >> 24) as u8 & TRANSMISSION_MAX, first & MASK_24, second & MASK_24);
+        self.resp.sel.active = true;
+        self.note_arrivals(&frame.flow, (pkt.bth.psn, transmission), 1, env.now);
+        let executed = match pkt.info.kind {
+            _ if !self.is_in_turn(rsn, index) => Err(BAD_SEQUENCE),
+            OpKind::Write => self.on_selective_write::<false>(pkt, env),
+            _ => self.on_selective_send(pkt, env),
+        };
+        match executed {
+            Ok(()) => self.resp.nak_given = false,
+            Err(refusal) => self.refuse(refusal, env),
+        }
+    }
+
     /// Handles a request of the family.
+    #[inline(never)]
     pub(crate) fn on_selective_request(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !self.accepts_selective {
+            return env.fx.count(Reason::SrNotNegotiated);
+        }
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
@@ -63,9 +91,8 @@ impl Qp {
         if self.id.qp_type == QpType::XrcRecv && !self.prepare_named(pkt, env) {
             return;
         }
-        match self.execute_next(frame, pkt, (&seth, psns), env) {
-            Ok(false) => {}
-            Ok(true) => {
+        match self.execute_next(pkt, (&seth, psns), env) {
+            Ok(()) => {
                 self.resp.nak_given = false;
                 if self.resp.sel.early.is_some() {
                     self.commit_early(env);
@@ -123,30 +150,21 @@ impl Qp {
 
 /// The packet whose turn it is.
 impl Qp {
-    /// Executes the packet, which takes this many PSNs. False if it was refused and the refusal is pending.
-    #[inline(always)]
+    /// Executes the packet, which takes this many PSNs.
     pub(crate) fn execute_next(
         &mut self,
-        frame: &RxFrame<'_>,
         pkt: &Packet<'_>,
         (seth, psns): (&Seth, u32),
         env: &mut Env<'_>,
-    ) -> Result<bool, RequestRefusal> {
-        if seth.index != self.open_packets() || seth.rsn != self.recv.rsn() {
+    ) -> CheckResult {
+        if !self.is_in_turn(seth.rsn, seth.index) {
             return Err(BAD_SEQUENCE);
         }
         match pkt.info.kind {
-            OpKind::Write => self.on_selective_write(pkt, env)?,
-            // By the way of the standard family: with a second call the compiler would not place the code where it is used.
-            _ => self.dispatch(frame, pkt, env),
-        }
-        if self.resp.expected == pkt.bth.psn {
-            return Ok(false);
-        }
-        if pkt.info.kind == OpKind::Send
-            && let Some(message) = &mut self.resp.message
-        {
-            message.length = UNANNOUNCED;
+            OpKind::Write => self.on_selective_write::<true>(pkt, env)?,
+            OpKind::Send => self.on_selective_send(pkt, env)?,
+            OpKind::ReadRequest => self.on_read_request(pkt, env)?,
+            _ => self.on_atomic(pkt, env)?,
         }
         if psns > 1
             && let Some(early) = &mut self.resp.sel.early
@@ -154,17 +172,38 @@ impl Qp {
             // Only a faulty peer gives PSNs of a READ to other packets.
             early.forget(pkt.bth.psn, psns);
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// Whether a packet with this RSN and index is the next of the message that is being received, or begins one.
+    #[inline(always)]
+    fn is_in_turn(&self, rsn: u32, index: u32) -> bool {
+        u64::from(index) * u64::from(self.mtu) == self.received() && rsn == self.recv.rsn()
+    }
+
+    /// Bytes of the message that is being received.
+    #[inline(always)]
+    fn received(&self) -> u64 {
+        self.resp.message.as_ref().map_or(0, |message| message.received)
     }
 
     #[inline(always)]
-    fn on_selective_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+    fn on_selective_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+        self.on_send(pkt, env)?;
+        if let Some(message) = &mut self.resp.message {
+            message.length = UNANNOUNCED;
+        }
+        Ok(())
+    }
+
+    /// A WRITE whose turn it is. `GAPS`: packets behind it may have arrived, and have written the same bytes.
+    #[inline(always)]
+    fn on_selective_write<const GAPS: bool>(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_WRITE)?;
         self.check_length(pkt)?;
         let Some(weth) = pkt.weth() else { return Err(BAD_SEQUENCE) };
-        let before = self.resp.message.map_or(0, |message| message.received);
-        let received = before + pkt.payload.len() as u64;
+        let received = self.received() + pkt.payload.len() as u64;
         if received > MESSAGE_BYTES_MAX {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
         }
@@ -172,9 +211,18 @@ impl Qp {
             self.check_receive_apart()?;
         }
         let range = RemoteRange { addr: weth.addr, len: pkt.payload.len() as u32, rkey: weth.rkey };
-        self.write_uncovered(self.resp.sel.early.as_deref(), pkt.bth.psn, range, pkt.payload, env)?;
-        let (addr, rkey) = self.resp.message.map_or((weth.addr, weth.rkey), |message| (message.addr, message.rkey));
-        self.resp.message = Some(InboundMessage { kind: OpKind::Write, addr, rkey, length: UNANNOUNCED, received });
+        if GAPS {
+            self.write_uncovered(self.resp.sel.early.as_deref(), pkt.bth.psn, range, pkt.payload, env)?;
+        } else {
+            self.write_payload(range.rkey, range.addr, pkt.payload, env)?;
+        }
+        match &mut self.resp.message {
+            Some(message) => message.received = received,
+            none => {
+                let (addr, rkey) = (weth.addr, weth.rkey);
+                *none = Some(InboundMessage { kind: OpKind::Write, addr, rkey, length: UNANNOUNCED, received });
+            }
+        }
         if pkt.info.has_imm {
             self.complete_receive(received_by(pkt, received), env);
         }

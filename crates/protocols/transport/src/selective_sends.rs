@@ -11,13 +11,16 @@ use crate::qp::Qp;
 use crate::recovery::InflightWqe;
 use crate::requester::{Requester, SendTurn};
 use crate::selective::MeasuredPacket;
-use crate::selective_answers::selective_form;
+use crate::selective_answers::{selective_form, xrc_form};
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_wire::selective::TRANSMISSION_MAX;
 use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Opcode, Reth, Seth, Weth, XrcEth};
 
+/// The opcodes of work requests whose last packet has immediate data or a key, one bit each.
+const TAILED: u32 =
+    1 << WrOpcode::SendWithImm as u32 | 1 << WrOpcode::SendWithInv as u32 | 1 << WrOpcode::RdmaWriteWithImm as u32;
 /// Probes have transmission numbers above this one, so that their arrival tells them from repetitions.
 const PROBE_TRANSMISSION: u8 = 7;
 
@@ -50,26 +53,27 @@ impl Requester {
     }
 }
 
-/// The window of the peer.
+/// Turns and measurements.
 impl Qp {
-    /// PSNs that may be sent beyond those in flight: the peer drops what is further ahead.
+    /// Whether there may be something to send again, or requests.
     #[inline(always)]
-    pub(crate) fn peer_window_left(&self) -> u32 {
-        let used = self.req.recovery.next_packet_psn().diff(self.req.sel.acked).max(0) as u32;
-        self.req.sel.window.saturating_sub(used)
+    pub(crate) fn has_selective_requests(&self) -> bool {
+        self.req.recovery.has_next() || self.req.sq_active || self.req.sel.wants_repair()
     }
 
-    /// Whether the next packet of `request` is inside the peer's window.
-    #[inline]
-    pub(crate) fn is_in_peer_window(&self, request: &InflightWqe) -> bool {
-        if !self.req.sel.active {
-            return true;
+    /// Sends what was lost, then requests, until a limit stops it; `None` if the next request is of the standard family.
+    #[inline(never)]
+    pub(crate) fn send_selective_requests(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
+        if self.req.sel.wants_repair()
+            && let Some(state) = self.send_repetitions(turn, env)
+        {
+            self.req.stalled = state == TxState::Window;
+            return Some(state);
         }
-        let psns = match request.work {
-            Work::Read => self.read_piece(request).0 - self.req.recovery.next_packet(),
-            _ => 1,
-        };
-        psns <= self.peer_window_left()
+        let first = self.req.recovery.next_packet_psn();
+        let stopped = self.send_requests::<true>(turn, env);
+        self.note_selective_sent(first, env.now);
+        stopped
     }
 
     /// A READ or ATOMIC was sent: its first answer, with this PSN, measures the round trip, unless an acknowledgement does
@@ -78,7 +82,7 @@ impl Qp {
     pub(crate) fn measure_answer(&mut self, first: Psn, now: Nanos) {
         let sel = &mut self.req.sel;
         if sel.measured.is_none() {
-            sel.measured = Some(MeasuredPacket::new(first.next(), now));
+            sel.measured = Some(MeasuredPacket::new(first.next(), now, first.next()));
         }
     }
 
@@ -97,17 +101,24 @@ impl Qp {
         }
     }
 
-    /// A packet that asks for an acknowledgement was sent; or any, if no time-out runs.
-    #[inline]
-    pub(crate) fn note_selective_sent(&mut self, asks_ack: bool, now: Nanos) {
+    /// A turn has sent the packets from `first` on. The last one asks for an acknowledgement, unless the turn ended early; while
+    /// packets are missing, all that arrive are acknowledged. So the round trip of these packets can be measured.
+    #[inline(always)]
+    fn note_selective_sent(&mut self, first: Psn, now: Nanos) {
         let (sel, recovery) = (&mut self.req.sel, &self.req.recovery);
+        let next = recovery.next_packet_psn();
+        if next == first || !recovery.is_outstanding() {
+            return;
+        }
         match &mut sel.measured {
-            Some(measured) if measured.sent_at == now => measured.extend(recovery.next_packet_psn()),
-            // While packets are missing, all that arrive are acknowledged.
-            None if asks_ack || sel.losses.is_some() => {
-                sel.measured = Some(MeasuredPacket::new(recovery.next_packet_psn(), now));
+            Some(measured) if measured.sent_at == now => measured.extend(next),
+            Some(_) => {}
+            none if sel.losses.is_some()
+                || (self.req.since_ack_request == 0 && sel.rtt.is_due(self.req.reports_each)) =>
+            {
+                *none = Some(MeasuredPacket::new(first.next(), now, next));
             }
-            _ => {}
+            None => {}
         }
         if self.req.sel.deadline == Nanos::NEVER {
             self.req.sel.deadline = now + self.req.sel.rtt.probe_after().min(self.fast_wait_max());
@@ -130,36 +141,48 @@ impl Qp {
         len: u32,
         marks: PacketMarks,
     ) -> HeadBuf {
+        let is_tailed = TAILED >> request.opcode as u32 & u32::from(pkt + 1 == request.packets) != 0;
+        if is_tailed || self.id.qp_type.is_xrc() {
+            return self.long_message_head(request, pkt, len, marks);
+        }
+        let [a, b, c] = self.selective_message_bth(request, pkt, len, marks.asks_ack).words();
+        let [d, e] = self.request_seth(request, pkt, marks).words();
+        if request.work != Work::Write {
+            return HeadBuf::of_words([a, b, c, d, e]);
+        }
+        let [f, g, h] = self.weth(request, pkt).words();
+        HeadBuf::of_words([a, b, c, d, e, f, g, h])
+    }
+
+    /// The same for a packet with an XRCETH, or with immediate data or a key behind the other headers.
+    #[inline(never)]
+    fn long_message_head(&self, request: &InflightWqe, pkt: u32, len: u32, marks: PacketMarks) -> HeadBuf {
+        let bth = self.selective_message_bth(request, pkt, len, marks.asks_ack);
+        let head = match self.id.qp_type.is_xrc() {
+            true => self.request_head(&Bth { opcode: xrc_form(bth.opcode), ..bth }, request),
+            false => HeadBuf::new(&bth),
+        };
+        let head = head.seth(self.request_seth(request, pkt, marks));
+        let head = if request.work == Work::Write { head.weth(self.weth(request, pkt)) } else { head };
+        head::add_tail(head, bth.opcode, &request.wqe)
+    }
+
+    /// The BTH of a packet of RC.
+    #[inline(always)]
+    fn selective_message_bth(&self, request: &InflightWqe, pkt: u32, len: u32, ack_req: bool) -> Bth {
         let is_last = pkt + 1 == request.packets;
-        let place = head::position(pkt == 0, is_last);
-        let opcode = selective_form(head::message_opcode(self.id.qp_type, request.opcode, place));
-        let bth = Bth {
+        let opcode = head::selective_message_opcode(request.opcode, head::position(pkt == 0, is_last));
+        Bth {
             solicited: request.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && request.takes_credit(),
             pad: head::pad_of(len),
-            ack_req: marks.asks_ack,
+            ack_req,
             ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(pkt))
-        };
-        // With two copies of the code the offsets of each are constants.
-        if self.id.qp_type.is_xrc() {
-            return self.end_message_head(self.request_head(&bth, request), opcode, (request, pkt), marks);
         }
-        self.end_message_head(HeadBuf::new(&bth), opcode, (request, pkt), marks)
     }
 
     #[inline(always)]
-    fn end_message_head(
-        &self,
-        head: HeadBuf,
-        opcode: Opcode,
-        (request, pkt): (&InflightWqe, u32),
-        marks: PacketMarks,
-    ) -> HeadBuf {
-        let head = head.seth(self.request_seth(request, pkt, marks));
-        let head = match request.work {
-            Work::Write => head.weth(Weth { addr: self.write_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }),
-            _ => head,
-        };
-        head::add_tail(head, opcode, &request.wqe)
+    fn weth(&self, request: &InflightWqe, pkt: u32) -> Weth {
+        Weth { addr: self.write_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }
     }
 
     fn write_addr(&self, request: &InflightWqe, pkt: u32) -> u64 {
@@ -239,7 +262,6 @@ impl Qp {
         self.req.since_ack_request = self.req.since_ack_request.saturating_add(len);
         turn.budget.bytes -= u64::from(len);
         self.count_sent(turn, len, len / self.mtu, env);
-        self.note_selective_sent(false, env.now);
         true
     }
 }

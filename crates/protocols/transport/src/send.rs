@@ -11,7 +11,7 @@ use crate::gather::{Keys, SgeCursor};
 use crate::head;
 use crate::qp::Qp;
 use crate::recovery::InflightWqe;
-use crate::requester::{PSN_DISTANCE_MAX, SendStep, SendTurn};
+use crate::requester::{SendStep, SendTurn};
 use crate::selective_sends::{PacketMarks, atomic_eth};
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpType, WcStatus, WrOpcode, send_flags};
@@ -91,23 +91,9 @@ impl Qp {
             self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request.saturating_add(len) };
             turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
             self.count_sent(turn, len, 1, env);
-            if SELECTIVE {
-                self.note_selective_sent(ack_req, env.now);
-            }
         }
         turn.budget.wqes -= 1;
         SendStep::Sent
-    }
-
-    /// [`Qp::send_message`] in the selective repeat family.
-    #[inline(never)]
-    pub(crate) fn send_selective_message(
-        &mut self,
-        request: &InflightWqe,
-        turn: &mut SendTurn<'_>,
-        env: &mut Env<'_>,
-    ) -> SendStep {
-        self.send_message::<true>(request, turn, env)
     }
 
     /// Sends the next middle packets that [`Qp::middles`] allows and that are contiguous in memory. False if there are none.
@@ -118,7 +104,7 @@ impl Qp {
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
-        let count = self.middles::<SELECTIVE>(request, turn.budget, env);
+        let count = self.middles(request, turn.budget, env);
         if count == 0 {
             return false;
         }
@@ -143,7 +129,8 @@ impl Qp {
 
     /// Number of next packets that are middle packets, that [`Qp::gate`] lets pass, and that need not ask for an
     /// acknowledgement ([`Qp::wants_ack`]).
-    fn middles<const SELECTIVE: bool>(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
+    #[inline(always)]
+    fn middles(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
         let next_packet = self.req.recovery.next_packet();
         if next_packet == 0 || budget.wqes == 0 || self.is_credit_limited(request) || self.req.is_back {
             return 0;
@@ -156,10 +143,7 @@ impl Qp {
         }
         let window = (budget.window_bytes / mtu).saturating_sub(1);
         let unasked = u64::from((ACK_REQUEST_BYTES - 1).saturating_sub(self.req.since_ack_request)) / mtu;
-        let distance = match SELECTIVE {
-            false => (PSN_DISTANCE_MAX - self.req.recovery.psn_distance()).max(0) as u64,
-            true => self.peer_window_left().into(),
-        };
+        let distance = (self.req.sel.distance_max - self.req.recovery.psn_distance()).max(0) as u64;
         count.min(window).min(unasked).min(distance) as u32
     }
 
@@ -232,6 +216,9 @@ impl Qp {
             if let Some(state) = self.gate(request, len, turn, env) {
                 return SendStep::Stop(state);
             }
+            if self.req.sel.active && self.is_too_far(end - pkt) {
+                return SendStep::Stop(TxState::Idle);
+            }
             let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(pkt)) };
             let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
             let head = match self.req.sel.active {
@@ -245,7 +232,6 @@ impl Qp {
             self.count_sent(turn, len, end - pkt, env);
             if self.req.sel.active {
                 self.measure_answer(request.first_psn.add(pkt), env.now);
-                self.note_selective_sent(false, env.now);
             }
         }
         SendStep::Sent
@@ -315,7 +301,6 @@ impl Qp {
         self.count_sent(turn, request.length, 1, env);
         if self.req.sel.active {
             self.measure_answer(request.first_psn, env.now);
-            self.note_selective_sent(false, env.now);
         }
         SendStep::Sent
     }

@@ -6,7 +6,7 @@ use crate::packet_store::StoredPacket;
 use crate::qp::Qp;
 use crate::responder::RequestRefusal;
 use burst_base::Reason;
-use burst_frame::{Flow, RxFrame};
+use burst_frame::RxFrame;
 use burst_wire::{OpKind, Packet, Seth};
 
 impl Qp {
@@ -58,10 +58,9 @@ impl Qp {
         let psns = pkt.reth().filter(|_| pkt.info.kind == OpKind::ReadRequest).map_or(1, |reth| self.read_psns(&reth));
         // Its other PSNs have arrived with it, and are missing with it if it is refused.
         early.forget(pkt.bth.psn, psns);
-        let frame = RxFrame { flow: Flow { src: self.flow.dst, ..self.flow }, bytes };
         if self.id.qp_type == burst_base::verbs::QpType::XrcRecv && !self.prepare_named(&pkt, env) {
             return Ok(false);
         }
-        self.execute_next(&frame, &pkt, (&seth, psns), env)
+        self.execute_next(&pkt, (&seth, psns), env).map(|()| true)
     }
 }

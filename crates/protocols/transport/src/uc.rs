@@ -90,7 +90,8 @@ impl Qp {
         if pkt.info.has_imm {
             self.load_receive()?;
         }
-        self.write_payload(&message, pkt.payload, env).map_err(RequestRefusal::into_reason)?;
+        self.write_payload(message.rkey, message.addr.wrapping_add(message.received), pkt.payload, env)
+            .map_err(RequestRefusal::into_reason)?;
         self.resp.message = Some(InboundMessage { received: message.received + pkt.payload.len() as u64, ..message });
         if pkt.info.position.is_end() {
             self.resp.message = None;

@@ -57,9 +57,10 @@ fn each_acknowledgement_reports_what_is_new_in_it() {
     acknowledge(&mut end, Nanos(30 * US), 14, &[], said);
     let said = Saeth { received_packets: 8, congested_packets: 2, ..newest(17) };
     acknowledge(&mut end, Nanos(40 * US), 17, &[], said);
-    // The end of the first round asks for the acknowledgement: it is in the second.
-    let first = AckReport { packets: 5, ce_packets: 2, pressure: 2, remote_delay: Nanos(640), rtt: None };
-    let second = AckReport { packets: 3, rtt: Some(Nanos(39 * US)), ..AckReport::default() };
+    // All eight packets left in one turn, so the first answer to any of them measures the round trip.
+    let rtt = Some(Nanos(29 * US - 640));
+    let first = AckReport { packets: 5, ce_packets: 2, pressure: 2, remote_delay: Nanos(640), rtt };
+    let second = AckReport { packets: 3, ..AckReport::default() };
     assert_eq!(end.fx.reports, [first, second]);
     // One that comes again reports nothing new; one that is refused reports nothing.
     acknowledge(&mut end, Nanos(50 * US), 17, &[], said);
@@ -94,6 +95,57 @@ fn a_round_trip_is_that_of_a_packet_sent_once_and_then() {
     end.drain(Nanos(10 * US));
     acknowledge(&mut end, Nanos(20 * US), 10, &[], Saeth { delay: u16::MAX, ..newest(10) });
     assert_eq!(end.fx.reports[0].rtt, Some(Nanos(0)));
+}
+
+/// A path whose controller uses little of the reports gets those that say something: round trips, of which a sixteenth is
+/// measured, marks, pressure, and counts that have become large.
+#[test]
+fn acknowledgements_that_say_nothing_need_no_report() {
+    let (mut end, _) = end_of(0);
+    end.qp.report_each(false);
+    let (mut now, mut packets) = (Nanos(0), 0);
+    let mut ping = |end: &mut End, said: Saeth| {
+        let psn = FIRST + packets;
+        packets += 1;
+        post_write(end, 1);
+        end.drain(now);
+        now = now + Nanos(10 * US);
+        let received_packets = said.received_packets + packets as u16;
+        acknowledge(end, now, psn, &[], Saeth { received_packets, trigger: Psn::new(psn), ..said });
+        std::mem::take(&mut end.fx.reports)
+    };
+    let (plain, rtt) = (Saeth::default(), Some(Nanos(10 * US)));
+    for round in 0..3 {
+        let packets = if round == 0 { 1 } else { 16 };
+        assert_eq!(ping(&mut end, plain), [AckReport { packets, rtt, ..AckReport::default() }], "round {round}");
+        (1..16).for_each(|_| assert_eq!(ping(&mut end, plain), []));
+    }
+    assert_eq!(ping(&mut end, plain).len(), 1);
+    let marked = Saeth { is_congested: true, congested_packets: 1, ..plain };
+    assert_eq!(ping(&mut end, marked), [AckReport { packets: 1, ce_packets: 1, ..AckReport::default() }]);
+    let pressed = Saeth { pressure: 1, congested_packets: 1, ..plain };
+    assert_eq!(ping(&mut end, pressed), [AckReport { packets: 1, pressure: 1, ..AckReport::default() }]);
+    let many = |more| Saeth { received_packets: more, congested_packets: 1, ..plain };
+    assert_eq!(ping(&mut end, many(1022)), []);
+    assert_eq!(ping(&mut end, many(1022)), [AckReport { packets: 1024, ..AckReport::default() }]);
+    end.qp.report_each(true);
+    (0..3)
+        .for_each(|_| assert_eq!(ping(&mut end, many(1022)), [AckReport { packets: 1, rtt, ..AckReport::default() }]));
+}
+
+/// A round trip that could not be measured is measured in the next turn.
+#[test]
+fn a_measurement_that_fails_is_repeated() {
+    let (mut end, _) = end_of(0);
+    end.qp.report_each(false);
+    post_write(&mut end, 1);
+    end.drain(Nanos(0));
+    acknowledge(&mut end, Nanos(10 * US), FIRST, &[], Saeth { transmission: 1, ..newest(FIRST) });
+    assert_eq!(end.fx.reports[0].rtt, None, "the answer to a repetition");
+    post_write(&mut end, 1);
+    end.drain(Nanos(20 * US));
+    acknowledge(&mut end, Nanos(50 * US), FIRST + 1, &[], newest(FIRST + 1));
+    assert_eq!(end.fx.reports[1].rtt, Some(Nanos(30 * US)));
 }
 
 /// A packet of a WRITE arrives at the end; the acknowledgement that follows.
