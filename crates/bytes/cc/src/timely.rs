@@ -6,9 +6,15 @@
 //! or less adds N times `add_step`, N = 5 from the fifth in a row on (hyperactive increase), and a positive one multiplies the
 //! rate by 1 - `beta` gradient. One update at most halves the rate.
 //!
-//! The rates of several flows have no unique fixed point: TIMELY bounds the queue, but flows need not become equal. Without
-//! measured round trips only congestion notifications change the rate: each halves it, at most once per [`CNP_PAUSE`]. While
-//! the rate is the line rate, sends are not paced.
+//! The rates of several flows have no unique fixed point: whatever they are, the gradient is zero once their sum is the rate of
+//! the link. So TIMELY bounds the queue, but flows need not become equal, and those that begin later stay small
+//! (`tests/fairness.rs`). With `patched` they become equal (Zhu, Ghobadi, Misra, Padhye, "ECN or Delay: Lessons Learnt from
+//! Analysis of DCQCN and TIMELY", CoNEXT 2016, patched TIMELY): between `t_low` and `t_high` the rate becomes
+//! (1 - w) `add_step` + R (1 - `beta` w (rtt - `t_low`) / `t_low`), where w rises from 0 at a gradient of -1/4 to 1 at 1/4. At
+//! rest w is 1/2, and each rate follows from the round trip, which is the same for all.
+//!
+//! Without measured round trips only congestion notifications change the rate: each halves it, at most once per
+//! [`CNP_PAUSE`]. While the rate is the line rate, sends are not paced.
 
 use crate::api::{AckSample, RATE_UNPACED, SendLimits};
 use crate::math::{bounded, burst_bytes};
@@ -24,8 +30,8 @@ const HYPER_FROM: u32 = 5;
 const HYPER_STEPS: f64 = 5.0;
 
 /// What can be set, in the order of the values in [`Params`].
-pub(crate) const PARAMETERS: [Parameter; 8] = {
-    use ParameterUnit::{BitRate, Fraction, Size, Time};
+pub(crate) const PARAMETERS: [Parameter; 9] = {
+    use ParameterUnit::{BitRate, Count, Fraction, Size, Time};
     const US: u64 = 1_000;
     const MBIT: u64 = 1_000_000;
     [
@@ -43,6 +49,7 @@ pub(crate) const PARAMETERS: [Parameter; 8] = {
         Parameter::new("add_step", BitRate, (MBIT, 1_000_000 * MBIT), 10 * MBIT, "additive increase"),
         Parameter::new("min_rate", BitRate, (MBIT, 1_000_000 * MBIT), 100 * MBIT, "smallest rate"),
         Parameter::new("segment", Size, (4096, 64 << 20), 64 << 10, "acknowledged bytes for each update"),
+        Parameter::new("patched", Count, (0, 1), 0, "1: patched TIMELY, whose flows become equal"),
     ]
 };
 
@@ -56,6 +63,7 @@ struct TimelySettings {
     add_step: f64,
     min_rate: f64,
     segment: u64,
+    patched: bool,
     line_rate: f64,
     window_bytes: u64,
     mtu: u64,
@@ -88,6 +96,7 @@ impl Timely {
             add_step: params.number("add_step"),
             min_rate: params.number("min_rate").min(line_rate),
             segment: params.value("segment"),
+            patched: params.value("patched") == 1,
             line_rate,
             window_bytes: params.window_max_bytes.max(mtu),
             mtu,
@@ -120,7 +129,7 @@ impl Timely {
 
     /// A new round trip, in nanoseconds, and its difference from the last.
     fn update(&mut self, rtt: f64, difference: f64) {
-        let TimelySettings { ewma_alpha, beta, t_low, t_high, min_rtt, add_step, .. } = *self.settings;
+        let TimelySettings { ewma_alpha, beta, t_low, t_high, min_rtt, add_step, patched, .. } = *self.settings;
         self.diff = (1.0 - ewma_alpha) * self.diff + ewma_alpha * difference;
         let gradient = self.diff / min_rtt;
         if rtt < t_low {
@@ -129,6 +138,11 @@ impl Timely {
         } else if rtt > t_high {
             self.increases = 0;
             self.decrease(beta * (1.0 - t_high / rtt));
+        } else if patched {
+            let weight = bounded(2.0 * gradient + 0.5, 0.0, 1.0);
+            self.increases = 0;
+            self.decrease(beta * weight * (rtt - t_low) / t_low);
+            self.set_rate(self.rate + (1.0 - weight) * add_step);
         } else if gradient <= 0.0 {
             self.increases = self.increases.saturating_add(1);
             let steps = if self.increases >= HYPER_FROM { HYPER_STEPS } else { 1.0 };

@@ -292,6 +292,36 @@ fn timely_follows_the_gradient_between_its_two_limits() {
 }
 
 #[test]
+fn patched_timely_weighs_the_gradient_against_the_delay() {
+    let ack = |rtt: u64| AckSample { acked_bytes: 64 << 10, rtt: Some(us(rtt)), ..AckSample::default() };
+    let mut c = controller("timely:patched=1");
+    c.on_ack(us(0), &ack(100));
+    let mut expected = 10e9;
+    // A gradient of zero: half of a step, and half of beta for each t_low = 50 us above it. It is the same however large the
+    // rate is: the rates of all flows that see a round trip go to the same value.
+    for k in 1..4 {
+        c.on_ack(us(k), &ack(100));
+        expected = expected * (1.0 - 0.8 * 0.5 * 1.0) + 5e6;
+        assert!(near(value(&c, "rate_bps"), expected), "{k}");
+    }
+    // A gradient of a quarter or more: no increase; at most a half of the rate. Of minus a quarter or less: a step.
+    c.on_ack(us(5), &ack(106));
+    assert!(value(&c, "gradient") > 0.25);
+    expected *= 1.0 - f64::min(0.8 * 56.0 / 50.0, 0.5);
+    assert!(near(value(&c, "rate_bps"), expected));
+    c.on_ack(us(6), &ack(96));
+    assert!(value(&c, "gradient") < -0.25);
+    expected += 10e6;
+    assert!(near(value(&c, "rate_bps"), expected));
+    // Outside of the two limits nothing is different.
+    c.on_ack(us(7), &ack(40));
+    expected += 10e6;
+    assert!(near(value(&c, "rate_bps"), expected));
+    c.on_ack(us(8), &ack(625));
+    assert!(near(value(&c, "rate_bps"), (expected * (1.0 - 0.8 * 0.2)).max(100e6)));
+}
+
+#[test]
 fn timely_updates_once_per_segment_and_obeys_notifications() {
     let mut c = controller("timely:segment=10000");
     let ack = |bytes, rtt| AckSample { acked_bytes: bytes, rtt: Some(us(rtt)), ..AckSample::default() };

@@ -1,4 +1,4 @@
-//! Two flows share one link: a model of rates and queue lengths in virtual time, in steps of 1 us, without packets.
+//! Flows share one link: a model of rates and queue lengths in virtual time, in steps of 1 us, without packets.
 //!
 //! The link serves one queue. Each step adds to the queue what the flows send and removes what the link carries. A flow with a
 //! window sends window / round trip; a flow with a rate sends that. Marks and round trips follow from the queue's length.
@@ -12,9 +12,14 @@ use burst_cc::{AckSample, Controller, Params, RATE_UNPACED};
 const LINK: f64 = 10e9;
 const MTU: f64 = 1000.0;
 /// Bytes that the link carries in a step.
-const STEP_BYTES: f64 = LINK / 8.0 * 1e-6;
+const STEP_BYTES: f64 = bytes_in_step(LINK);
 /// Round trip without a queue, in microseconds.
 const RTT_US: f64 = 12.0;
+
+/// Bytes that a link of so many bits per second carries in a step.
+const fn bytes_in_step(link: f64) -> f64 {
+    link / 8.0 * 1e-6
+}
 
 /// When and how the switch marks.
 #[derive(Clone, Copy)]
@@ -38,6 +43,8 @@ impl Marking {
 
 struct Sender {
     controller: Controller,
+    /// Bits per second of its link, which is that of the bottleneck.
+    link: f64,
     /// Sent bytes that were not reported as acknowledged yet.
     unreported: f64,
     marked: f64,
@@ -47,16 +54,16 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(spec: &str) -> Sender {
+    fn new(spec: &str, link: f64) -> Sender {
         let params = Params::parse(spec, 1 << 20).expect("a valid specification");
-        let controller = Controller::new(&params, Nanos(0), LINK as u64, MTU as u32);
-        Sender { controller, unreported: 0.0, marked: 0.0, notified_us: 0, carried: 0.0 }
+        let controller = Controller::new(&params, Nanos(0), link as u64, MTU as u32);
+        Sender { controller, link, unreported: 0.0, marked: 0.0, notified_us: 0, carried: 0.0 }
     }
 
     /// Bytes of this step.
     fn sends(&self, rtt_us: f64) -> f64 {
         let limits = self.controller.limits();
-        let rate = if limits.rate_bps == RATE_UNPACED { LINK } else { limits.rate_bps as f64 };
+        let rate = if limits.rate_bps == RATE_UNPACED { self.link } else { limits.rate_bps as f64 };
         (limits.window_bytes as f64 / rtt_us).min(rate / 8.0 * 1e-6)
     }
 
@@ -100,12 +107,24 @@ struct Outcome {
 
 /// Runs two flows for `us`; the second begins after a tenth of it, when the first has the link alone.
 fn share(spec: &str, marking: Marking, by_notification: bool, us: u64) -> Outcome {
-    let mut flows = [Sender::new(spec), Sender::new(spec)];
+    share_of(spec, LINK, (2, us / 10), (marking, by_notification), us)
+}
+
+/// Runs `count` flows for `us` on a link of so many bits per second; each begins `apart` microseconds after the one before it.
+fn share_of(
+    spec: &str,
+    link: f64,
+    (count, apart): (u64, u64),
+    (marking, by_notification): (Marking, bool),
+    us: u64,
+) -> Outcome {
+    let step_bytes = bytes_in_step(link);
+    let mut flows: Vec<Sender> = (0..count).map(|_| Sender::new(spec, link)).collect();
     let (mut queue, mut queue_sum, mut queue_max) = (0.0f64, 0.0, 0.0f64);
     for now in 0..us {
-        let rtt = RTT_US + queue * 8.0 / LINK * 1e6;
+        let rtt = RTT_US + queue / step_bytes;
         let probability = marking.probability(queue);
-        let active = if now < us / 10 { 1 } else { 2 };
+        let active = (now / apart + 1).min(count) as usize;
         let mut sum = 0.0;
         for flow in &mut flows[..active] {
             let sent = flow.sends(rtt);
@@ -115,16 +134,16 @@ fn share(spec: &str, marking: Marking, by_notification: bool, us: u64) -> Outcom
                 flow.carried += sent;
             }
         }
-        queue = (queue + sum - STEP_BYTES).max(0.0);
+        queue = (queue + sum - step_bytes).max(0.0);
         if now >= us / 2 {
             queue_sum += queue;
             queue_max = queue_max.max(queue);
         }
     }
-    let [a, b] = flows.map(|flow| flow.carried);
-    let half = us as f64 / 2.0;
-    let jain = (a + b) * (a + b) / (2.0 * (a * a + b * b));
-    Outcome { jain, used: (a + b) / (STEP_BYTES * half), queue_mean: queue_sum / half, queue_max }
+    let carried = || flows.iter().map(|flow| flow.carried);
+    let (half, sum) = (us as f64 / 2.0, carried().sum::<f64>());
+    let jain = sum * sum / (count as f64 * carried().map(|bytes| bytes * bytes).sum::<f64>());
+    Outcome { jain, used: sum / (step_bytes * half), queue_mean: queue_sum / half, queue_max }
 }
 
 fn check(outcome: &Outcome, what: &str) {
@@ -181,4 +200,18 @@ fn timely_bounds_the_queue() {
     println!("timely: Jain {:.3}, queue {:.0} to {:.0} bytes", outcome.jain, outcome.queue_mean, outcome.queue_max);
     assert!(outcome.used > 0.9 && outcome.used < 1.1, "{} of the link", outcome.used);
     assert!(outcome.queue_max * 8.0 / LINK * 1e6 < 600.0, "queue {}", outcome.queue_max);
+}
+
+/// Its rules alone keep flows apart that begin one after the other: any rates whose sum is that of the link are at rest. The
+/// patch of Zhu et al. leaves one point of rest, where all are equal. (The simulator's experiment `convergence`: the same.)
+#[test]
+fn timely_is_unfair_to_flows_that_begin_later_unless_it_is_patched() {
+    let without_marks = (Marking::Over(f64::MAX), false);
+    for count in [4, 8, 16] {
+        let [plain, patched] = ["timely", "timely:patched=1,beta=0.05,add_step=100M"]
+            .map(|spec| share_of(spec, 100e9, (count, 1_000), without_marks, 60_000));
+        println!("{count} flows: Jain {:.3}, patched {:.3}", plain.jain, patched.jain);
+        assert!(plain.jain < 0.75, "{count} flows: Jain's index {}", plain.jain);
+        check(&patched, "patched");
+    }
 }

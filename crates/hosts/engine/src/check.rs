@@ -119,6 +119,12 @@ impl Worker {
         if is_paced && line_bps > 0 && limits.rate_bps > line_bps {
             return Err(format!("its rate of {} bit/s is above that of the line, {line_bps}", limits.rate_bps));
         }
+        // Both controllers of rates with a smallest rate have it as a parameter.
+        let least = ["rpg_min_rate", "min_rate"].into_iter().find_map(|name| path.params.get(name)).unwrap_or(1);
+        let least = if line_bps > 0 { least.min(line_bps) } else { least };
+        if is_paced && limits.rate_bps < least {
+            return Err(format!("its rate of {} bit/s is below the smallest, {least}", limits.rate_bps));
+        }
         if !is_paced && path.window() < u64::from(mtu) {
             return Err(format!("its window of {} bytes is less than a packet, and it is not paced", path.window()));
         }

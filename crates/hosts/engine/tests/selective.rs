@@ -2,15 +2,20 @@
 //! about their peer for long.
 mod harness;
 
+use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
-use burst_base::{DeviceId, Nanos, Reason};
+use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
 use burst_cc::{Algorithm, Params};
 use burst_control::events::EventQueue;
+use burst_frame::{Flow, TxBatch};
+use burst_gsi::GSI_QKEY;
 use burst_port::Port;
 use burst_port::impair::Impair;
-use burst_port::mem::{MemConfig, pair};
+use burst_port::mem::{Hub, MemConfig, MemPort, pair};
 use burst_port::spec::{ImpairSpec, Ppm};
 use burst_shm::{Cqe, SendWqe};
+use burst_wire::hello::Hello;
+use burst_wire::{Bth, Deth, HeadBuf, Opcode};
 use harness::{AppQp, BASE, Host, poll, request, run};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,9 +23,16 @@ use std::sync::Arc;
 const BYTES: u32 = 1 << 20;
 const DEVICE: DeviceId = DeviceId(0);
 
+fn ip(last: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, last])
+}
+
 fn hosts(impair: ImpairSpec, selective: [bool; 2]) -> (Host, Host) {
-    let ip = |last| IpAddr::from([10, 0, 0, last]);
     let (pa, pb) = pair(MemConfig { latency: Nanos(2_000), ..MemConfig::default() }, ip(1), ip(2));
+    hosts_at(pa, pb, impair, selective)
+}
+
+fn hosts_at(pa: MemPort, pb: MemPort, impair: ImpairSpec, selective: [bool; 2]) -> (Host, Host) {
     let host = |port, seed, selective| {
         let port: Box<dyn Port> = Box::new(Impair::new(Box::new(port), ImpairSpec { seed, ..impair }));
         let cc = Params::new(Algorithm::None, 256 << 10);
@@ -249,4 +261,52 @@ fn an_engine_that_does_not_use_it_gets_the_standard_family() {
     assert_eq!((count(&b, Reason::SrNotNegotiated), count(&a, Reason::SrRefused)), (0, 0));
     let kind = |host: &Host| host.worker.cc_peers(0, 8).0[0].kind.clone();
     assert_eq!((kind(&a), kind(&b)), ("burst".into(), "burst".into()), "it answers, and asks those who ask");
+}
+
+/// Sends a hello to host 1 in the name of host 2.
+fn forge(port: &mut MemPort, now: Nanos, hello: &Hello) {
+    let flow = Flow { src: ip(2), dst: ip(1), ..Flow::default() };
+    let head = HeadBuf::new(&Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::default()))
+        .deth(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI });
+    let mut batch = TxBatch::new(1);
+    assert!(batch.push_copied(&flow, head.as_slice(), &hello.to_mad()));
+    port.tx_burst(now, &batch, &mut |reason| panic!("{reason}"));
+}
+
+/// Questions and answers in the peer's name, each with another boot id and without selective repeat: nobody has asked for the
+/// answers, and questions make the host ask the peer itself, which says what it is.
+#[test]
+fn forged_hellos_with_changing_boot_ids_disturb_no_transfer() {
+    let hub = Hub::new(MemConfig { latency: Nanos(2_000), ..MemConfig::default() });
+    let (pa, pb, mut stranger) = (hub.port("a", &[ip(1)]), hub.port("b", &[ip(2)]), hub.port("stranger", &[ip(3)]));
+    let (mut a, mut b) = hosts_at(pa, pb, ImpairSpec { loss: Ppm(10_000), ..ImpairSpec::default() }, [true, true]);
+    let (mut qa, _qb) = connected(&mut a, &mut b);
+    let mut now = Nanos(0);
+    greet(&mut a, &mut b, &mut now);
+    let mut rng = Rng::new(3);
+    for round in 0..4 {
+        let (bytes, rkey) = (fill(&a, round), b.key);
+        for k in 0..16u64 {
+            let sge = a.sge(k << 16, 1 << 16);
+            a.post(&mut qa, request(WrOpcode::RdmaWrite, k, BASE + (k << 16), rkey), &[sge]);
+        }
+        let mut done = 0;
+        while done < 16 {
+            let (tid, boot_id, is_answer) = (rng.next_u64(), rng.next_u64(), rng.next_u32().is_multiple_of(2));
+            forge(&mut stranger, now, &Hello { is_answer, tid, boot_id, window: 1, ..Hello::default() });
+            let mut passes = 0;
+            run(&mut a, &mut b, &mut now, |_, _| {
+                while let Some(cqe) = poll(&mut qa) {
+                    assert_eq!((cqe.wr_id, cqe.status), (done, WcStatus::Success as u8));
+                    done += 1;
+                }
+                passes += 1;
+                done == 16 || passes > 3
+            });
+        }
+        assert!(contents(&b) == bytes, "round {round}");
+    }
+    assert!(count(&a, Reason::HelloUnexpected) > 10, "{}", count(&a, Reason::HelloUnexpected));
+    assert_eq!((count(&a, Reason::SequenceNakReceived), count(&b, Reason::SequenceGap)), (0, 0), "no go-back-N");
+    assert_eq!((count(&a, Reason::SrRefused), a.worker.cc_peers(0, 8).0[0].kind.as_str()), (0, "burst"));
 }

@@ -1,10 +1,11 @@
 //! The hunt for faults: a random scenario for each seed, run under the oracle, and made smaller when it fails.
 //!
 //! Scenarios are small (2 to 9 hosts), move and check payload, and have everything at once: loss, reordering, duplication,
-//! corruption, faults, any congestion control, both ways of repairing loss. What must hold: every message ends exactly
+//! corruption, faults, any congestion control, both ways of repairing loss, adapters. What must hold: every message ends exactly
 //! once, and well unless one of its hosts has restarted, with the bytes that were sent, and the simulation comes to its
 //! end. A seed always gives the same scenario.
 
+use crate::oracle::check_repetitions;
 use crate::scenario::Scenario;
 use crate::world::{SimError, World};
 use burst_base::rng::Rng;
@@ -37,6 +38,8 @@ pub struct Draft {
     switches: Vec<String>,
     /// Tables `[[class]]`.
     classes: Vec<String>,
+    /// Tables `[[adapter]]`.
+    adapters: Vec<String>,
     /// Tables `[[traffic]]`.
     traffic: Vec<String>,
     /// Tables `[[fault]]`.
@@ -87,6 +90,7 @@ impl Draft {
             links: Vec::new(),
             switches: Vec::new(),
             classes: Vec::new(),
+            adapters: Vec::new(),
             traffic: Vec::new(),
             faults: Vec::new(),
         };
@@ -115,6 +119,7 @@ impl Draft {
         }
         draft.add_host_fault(rng);
         draft.add_classes(rng);
+        draft.add_adapter(rng);
         draft
     }
 
@@ -204,6 +209,15 @@ impl Draft {
         }
     }
 
+    /// A host that stands for an adapter, in a part of the scenarios.
+    fn add_adapter(&mut self, rng: &mut Rng) {
+        if rng.next_u32().is_multiple_of(8) {
+            let (host, cc, cnps) =
+                (rng.next_u32() % self.hosts, pick(rng, &CONTROLS), rng.next_u32().is_multiple_of(2));
+            self.adapters.push(format!("hosts = [{host}]\ncc = \"{cc}\"\ncnps = {cnps}"));
+        }
+    }
+
     /// The same, made smaller in one way; as many as there are ways.
     fn smaller(&self) -> Vec<Draft> {
         let mut all = Vec::new();
@@ -228,6 +242,9 @@ impl Draft {
         }
         for at in 0..self.classes.len() {
             push(&|d| drop(d.classes.remove(at)));
+        }
+        for at in 0..self.adapters.len() {
+            push(&|d| drop(d.adapters.remove(at)));
         }
         push(&|d| d.hosts = d.hosts.div_ceil(2).next_multiple_of(2));
         push(&|d| d.cpu = "ideal");
@@ -257,7 +274,7 @@ impl Draft {
         let mut world = World::new(&scenario)?;
         world.check_engines();
         prepare(&mut world)?;
-        let result = check_steps(&mut world);
+        let result = check_steps(&scenario, &mut world);
         world.end_capture().map_err(SimError::Engine)?;
         result
     }
@@ -280,11 +297,13 @@ impl Draft {
 }
 
 /// Goes from step to step until the end, and checks that everything has ended well.
-fn check_steps(world: &mut World) -> Result<(), SimError> {
+fn check_steps(scenario: &Scenario, world: &mut World) -> Result<(), SimError> {
     for _ in 0..STEPS_MAX {
         if !world.step()? {
             world.check_end()?;
-            return world.check_rest(REST);
+            world.check_rest(REST)?;
+            let violation = |what| SimError::Violation { at: world.now(), what };
+            return check_repetitions(scenario, &world.results(false)).map_err(violation);
         }
     }
     Err(SimError::Violation { at: world.now(), what: format!("no end after {STEPS_MAX} steps") })
@@ -315,7 +334,13 @@ impl fmt::Display for Draft {
                 writeln!(f, "\n[{table}]\n{}", lines.join("\n"))?;
             }
         }
-        for (table, bodies) in [("class", &self.classes), ("traffic", &self.traffic), ("fault", &self.faults)] {
+        let tables = [
+            ("class", &self.classes),
+            ("adapter", &self.adapters),
+            ("traffic", &self.traffic),
+            ("fault", &self.faults),
+        ];
+        for (table, bodies) in tables {
             for body in bodies {
                 writeln!(f, "\n[[{table}]]\n{body}")?;
             }

@@ -2,7 +2,7 @@
 //!
 //! Queue pairs are made when the first flow needs them, and are used again for later flows: they go through RESET and are
 //! connected to the next peer. Connections are agreed out of band, without packets and in no time, and both ends know each
-//! other's hello.
+//! other's hello, unless one of them is an adapter.
 
 use crate::port::{SimPort, SimPortConfig, Wire, address_of};
 use crate::run::PayloadMode;
@@ -54,8 +54,10 @@ pub struct NodeConfig {
     pub mtu: Mtu,
     /// Congestion control.
     pub cc: CcTable,
-    /// Whether selective repeat is used; all hosts can do it then.
+    /// Whether selective repeat is used; all hosts but adapters can do it then.
     pub selective: bool,
+    /// Whether it stands for an adapter: neither it nor its peers know more of each other than RoCEv2 says.
+    pub is_adapter: bool,
     /// `timeout` of queue pairs: 4.096 µs · 2^timeout.
     pub timeout: u8,
     /// Requests that a queue pair's queue holds.
@@ -142,8 +144,8 @@ pub struct End {
     pub psn: Psn,
     /// Its host.
     pub host: HostId,
-    /// What its worker can do.
-    pub hello: Hello,
+    /// What its worker can do; `None` of an adapter.
+    pub hello: Option<Hello>,
 }
 
 impl Verb {
@@ -274,7 +276,8 @@ impl SimHost {
     pub fn end(&mut self, at: u32) -> End {
         let qpn = self.qps[at as usize].qpn;
         let psn = Psn::new(self.psns.next_u32() & 0xff_ffff);
-        End { qpn, psn, host: self.host, hello: self.worker.hello(DeviceId(0)) }
+        let hello = (!self.config.is_adapter).then(|| self.worker.hello(DeviceId(0)));
+        End { qpn, psn, host: self.host, hello }
     }
 
     /// Takes queue pair `at` to RESET: what was posted to it is forgotten. Returns its number.
@@ -333,7 +336,9 @@ impl SimHost {
             let attr = QpAttr { qp_state: state, ..attr };
             self.worker.modify_qp(now, qpn, &attr, mask | m::STATE, flow).map_err(failed)?;
         }
-        self.worker.know_peer(now, DeviceId(0), ip, &peer.hello);
+        if let Some(hello) = peer.hello.filter(|_| !self.config.is_adapter) {
+            self.worker.know_peer(now, DeviceId(0), ip, &hello);
+        }
         Ok(())
     }
 

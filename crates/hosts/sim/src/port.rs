@@ -1,7 +1,7 @@
 //! The port of a simulated host: what the engine sends waits in [`Wire`] for the network, what the network delivers waits there
 //! for the engine.
 
-use crate::run::PacketRun;
+use crate::run::{PacketRun, RunPacket};
 use burst_base::{Nanos, Reason};
 use burst_fabric::HostId;
 use burst_frame::{Flow, RxFrame, TRAILER_LEN, TxBatch, TxFrame};
@@ -144,6 +144,10 @@ pub struct SimPortConfig {
     pub receive_bytes: u64,
     /// Number of hosts.
     pub hosts: u32,
+    /// Whether the engine gets management datagrams (QP1).
+    pub knows_management: bool,
+    /// Whether the engine sees which packets were marked.
+    pub sees_marks: bool,
 }
 
 /// The port of a simulated host.
@@ -220,20 +224,36 @@ impl SimPort {
     }
 }
 
+/// Whether a packet is a management datagram: its destination is QP1 (IBA 9.2: bytes 5 to 7 of the BTH).
+fn is_management(packet: &RunPacket<'_>) -> bool {
+    packet.head.get(5..8) == Some(&[0, 0, 1])
+}
+
 /// Gives packets of one run to the sink, from the one at `at` on and `budget` at most. Packets of one length go together.
-/// Returns their number and where the next one begins, 0 at the end.
-fn give(run: &PacketRun, is_marked: bool, mut at: usize, budget: usize, sink: &mut dyn RxSink) -> (usize, usize) {
+/// Returns their number and where the next one begins, 0 at the end. Packets that are not `wanted` are dropped.
+fn give(
+    (run, is_marked): (&PacketRun, bool),
+    mut at: usize,
+    budget: usize,
+    wanted: impl Fn(&RunPacket<'_>) -> bool,
+    sink: &mut dyn RxSink,
+) -> (usize, usize) {
     let flow = if is_marked { Flow { tos: run.flow.tos | 3, ..run.flow } } else { run.flow };
     SCRATCH.with_borrow_mut(|scratch| {
         let mut given = 0;
         while given < budget
-            && let Some((first, _)) = run.packet_at(at)
+            && let Some((first, next)) = run.packet_at(at)
         {
+            if !wanted(&first) {
+                (given, at) = (given + 1, next);
+                continue;
+            }
             let stride = first.len() + TRAILER_LEN;
             let mut count = 0;
             while given + count < budget
                 && let Some((packet, next)) = run.packet_at(at)
                 && packet.len() + TRAILER_LEN == stride
+                && wanted(&packet)
             {
                 let from = count * stride;
                 if scratch.len() < from + stride {
@@ -266,7 +286,10 @@ impl Port for SimPort {
         while taken < budget
             && let Some(first) = wire.arrived.front()
         {
-            let (given, next) = give(&first.run, first.is_marked, wire.first_at, budget - taken, sink);
+            let SimPortConfig { knows_management, sees_marks, .. } = self.config;
+            let wanted = |packet: &RunPacket<'_>| knows_management || !is_management(packet);
+            let run = (&first.run, first.is_marked && sees_marks);
+            let (given, next) = give(run, wire.first_at, budget - taken, wanted, sink);
             taken += given;
             match next {
                 0 => wire.pop(),

@@ -136,7 +136,6 @@ impl Tally {
     /// What is known at `now`.
     pub fn results(&self, scenario: &Scenario, network: &Network<PacketRun>, now: u64) -> Results {
         let traffic = (0..scenario.traffic.len()).map(|part| self.traffic(scenario, network, part as u16)).collect();
-        let gbps = |bytes: &u64| *bytes as f64 * 8.0 / (self.interval as f64 / 1e3);
         Results {
             version: env!("CARGO_PKG_VERSION"),
             scenario: scenario.name.clone(),
@@ -154,8 +153,17 @@ impl Tally {
             network: topology::totals(network, self.overflows, self.corrupted),
             engine: BTreeMap::new(),
             interval_us: self.interval as f64 / MICROSECOND,
-            series_gbps: self.series.iter().map(|points| points.iter().map(gbps).collect()).collect(),
+            series_gbps: self
+                .series
+                .iter()
+                .map(|points| points.iter().map(|bytes| self.gbps(*bytes)).collect())
+                .collect(),
         }
+    }
+
+    /// The rate at which so many bytes pass in an interval of the series.
+    fn gbps(&self, bytes: u64) -> f64 {
+        bytes as f64 * 8.0 / (self.interval as f64 / 1e3)
     }
 
     fn traffic(&self, scenario: &Scenario, network: &Network<PacketRun>, part: u16) -> TrafficResults {
@@ -178,6 +186,12 @@ impl Tally {
         let mut slowdowns: Vec<(u64, f64)> = ended.iter().map(|ended| (ended.bytes, slowdown(ended))).collect();
         slowdowns.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let values = |part: &[(u64, f64)]| part.iter().map(|(_, slowdown)| *slowdown).collect::<Vec<f64>>();
+        let mut series = vec![0u64; SERIES_POINTS as usize];
+        for ended in all() {
+            if let Some(point) = series.get_mut((ended.end / self.interval) as usize) {
+                *point += ended.bytes;
+            }
+        }
         let per_bin = slowdowns.len().div_ceil(BINS).max(1);
         let bins = slowdowns
             .chunks(per_bin)
@@ -192,6 +206,7 @@ impl Tally {
             time_us: Distribution::of(times),
             slowdown: Distribution::of(values(&slowdowns)),
             bins: bins.collect(),
+            series_gbps: series.iter().map(|bytes| self.gbps(*bytes)).collect(),
         }
     }
 }
@@ -276,6 +291,8 @@ pub struct TrafficResults {
     pub slowdown: Distribution,
     /// Slowdowns of equal parts of the messages, by size.
     pub bins: Vec<SizeBin>,
+    /// The rate at which bytes of whole messages arrived, after the warm-up.
+    pub series_gbps: Vec<f64>,
 }
 
 /// Messages of similar size.

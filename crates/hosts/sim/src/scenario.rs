@@ -2,6 +2,7 @@
 //!
 //! Everything wrong in a file is one sentence with line and key, and what was expected: [`ScenarioError`].
 
+pub mod adapter;
 pub mod file;
 mod traffic;
 pub mod value;
@@ -9,6 +10,7 @@ pub mod value;
 use crate::cpu::CpuProfile;
 use crate::node::Verb;
 use crate::run::PayloadMode;
+use adapter::AdapterSettings;
 use burst_base::verbs::Mtu;
 use burst_cc::{CcChoice, CcTable, ChoiceRank, Params};
 use burst_fabric::{CLASSES, PacketFate};
@@ -68,6 +70,8 @@ pub struct Scenario {
     pub hosts: u32,
     /// Settings of hosts.
     pub node: NodeSettings,
+    /// Hosts that stand for adapters.
+    pub adapters: Vec<AdapterSettings>,
     /// What is sent.
     pub traffic: Vec<TrafficPart>,
     /// What fails.
@@ -85,6 +89,8 @@ pub struct NodeSettings {
     pub mtu: Mtu,
     /// Congestion control.
     pub cc: CcTable,
+    /// Its largest window.
+    pub window: u64,
     /// Whether selective repeat is used.
     pub selective: bool,
     /// Most bytes of a train.
@@ -312,6 +318,7 @@ impl Scenario {
             node.train_bytes = node.train_bytes.min((buffer.0 / TRAINS_MIN).try_into().unwrap_or(u32::MAX));
         }
         check_classes(&text, &file.class, &file.switches)?;
+        let adapters = adapter::read_adapters(&text, &file.adapter, hosts, node.window)?;
         let traffic: Vec<TrafficPart> = file
             .traffic
             .iter()
@@ -342,6 +349,7 @@ impl Scenario {
             classes: file.class.into_iter().map(Spanned::into_inner).collect(),
             hosts,
             node,
+            adapters,
             traffic,
             faults,
             hash: fnv1a(source.as_bytes()),
@@ -453,6 +461,19 @@ fn check_classes(
     Ok(())
 }
 
+/// `cc` of the table at `span`.
+fn read_params(
+    text: &Text<'_>,
+    span: &Range<usize>,
+    cc: &Option<Spanned<String>>,
+    default: &str,
+    window: u64,
+) -> Result<Params, ScenarioError> {
+    let written = cc.as_ref().map_or(default, |cc| cc.get_ref());
+    let span = cc.as_ref().map_or(span.clone(), Spanned::span);
+    Params::parse(written, window).or_else(|why| text.refuse(span, format!("cc: {why}")))
+}
+
 fn node_settings(
     text: &Text<'_>,
     table: &Spanned<HostsTable>,
@@ -460,11 +481,7 @@ fn node_settings(
 ) -> Result<NodeSettings, ScenarioError> {
     let (span, t) = (table.span(), table.get_ref());
     let window = t.window.map_or(1 << 20, |size| size.0);
-    let cc_text = t.cc.as_ref().map_or("aimd", |cc| cc.get_ref());
-    let params = match Params::parse(cc_text, window) {
-        Ok(params) => params,
-        Err(why) => return text.refuse(t.cc.as_ref().map_or(span, Spanned::span), format!("cc: {why}")),
-    };
+    let params = read_params(text, &span, &t.cc, "aimd", window)?;
     let mut cc = CcTable::default();
     cc.set(None, CcChoice { params, rank: ChoiceRank::Configured });
     let mtu = t.mtu.as_ref().map_or(4_096, |mtu| *mtu.get_ref());
@@ -497,6 +514,7 @@ fn node_settings(
         cpu,
         mtu,
         cc,
+        window,
         selective: t.selective_repeat.unwrap_or(true),
         train_bytes: train,
         send_bytes: t.send_queue.map_or(1 << 20, |size| size.0),

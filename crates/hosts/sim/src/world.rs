@@ -127,12 +127,15 @@ impl World {
             train_bytes: settings.train_bytes,
             receive_bytes: settings.receive_bytes,
             hosts: scenario.hosts,
+            knows_management: true,
+            sees_marks: true,
         };
         let node_config = NodeConfig {
             port,
             mtu: settings.mtu,
             cc: settings.cc,
             selective: settings.selective,
+            is_adapter: false,
             timeout: settings.timeout,
             depth: topology::queue_depth(scenario),
             pass_bytes: pass_bytes(settings.send_bytes, settings.mtu),
@@ -377,7 +380,9 @@ impl World {
         if state.node.is_none() {
             let offset = u64::from(host) * self.node_config.memory;
             let part = self.memory.as_ref().map(|file| MemoryPart { file: file.as_fd(), offset });
-            let node = SimHost::new(HostId(host), state.boots, self.node_config, part)
+            let adapter = self.scenario.adapters.iter().find(|adapter| adapter.hosts.contains(&host));
+            let config = adapter.map_or(self.node_config, |adapter| adapter.apply(self.node_config));
+            let node = SimHost::new(HostId(host), state.boots, config, part)
                 .map_err(|error| SimError::Host { host, error })?;
             state.node = Some(node);
         }
@@ -417,6 +422,12 @@ impl World {
         if !self.node(poster.host)?.post(poster.qp, verb, u64::from(id), [at, there], len, rkey) {
             return Err(SimError::Engine("a send queue is full".into()));
         }
+        if let Some(oracle) = &mut self.oracle {
+            oracle.on_post((poster.host, poster.qp), false, id);
+            if verb.is_received() {
+                oracle.on_post((target.host, target.qp), true, id);
+            }
+        }
         self.connections.begin_request(connection);
         self.tally.begin();
         self.wake(poster.host, self.now);
@@ -450,8 +461,8 @@ impl World {
         self.node(to)?.connect(to_now, ends[1].qp, &b, &a, class).map_err(SimError::Engine)?;
         self.node(from)?.connect(from_now, ends[0].qp, &a, &b, class).map_err(SimError::Engine)?;
         if let Some(oracle) = &mut self.oracle {
-            oracle.forget(from, a.qpn);
-            oracle.forget(to, b.qpn);
+            oracle.forget(from, ends[0].qp, a.qpn);
+            oracle.forget(to, ends[1].qp, b.qpn);
         }
         let number = self.connections.add(ends, class);
         if let Some(lane) = message.lane {
@@ -587,6 +598,9 @@ impl World {
         let Some(flow) = self.flows.get_mut(id as usize).filter(|flow| flow.end == 0) else {
             return Err(violation(format!("host {host} got a second completion of request {id}")));
         };
+        if let Some(oracle) = &mut self.oracle {
+            oracle.on_completion((host, qp), cqe.is_recv == 1, id).map_err(violation)?;
+        }
         let is_failure = cqe.status != WcStatus::Success as u8;
         if cqe.is_recv == 1 {
             if !is_failure && u64::from(cqe.byte_len) != flow.message.bytes {

@@ -341,6 +341,36 @@ fn sequence_numbers_go_around_once_and_packets_of_the_last_round_are_duplicates(
     assert_eq!(pair.ends.each_ref().map(|end| end.qp.inflight_bytes()), [0; 2]);
 }
 
+/// How many packets are repeated when the second packet of a message comes so much later than those behind it. The path has
+/// reordered once before, and a round trip takes 10 us.
+fn repeated_if_late(late: Nanos) -> u32 {
+    let mut pair = Pair::new(&setup(KINDS[3]), 1, LinkFaults::default());
+    let mut write = |late: Nanos| {
+        let (rkey, sge) = (pair.ends[1].lkey, pair.ends[0].sge(0, 4 * MTU));
+        let flags = send_flags::SIGNALED as u16;
+        let wqe = SendWqe { opcode: WrOpcode::RdmaWrite as u8, flags, rkey, remote_addr: TARGET, ..SendWqe::default() };
+        pair.ends[0].post(&wqe, &[sge]);
+        let second = pair.link.sent + 1;
+        pair.link.delays = Some(Box::new(move |number, _, _| if number == second { late } else { Nanos(0) }));
+        pair.settle();
+        let done = std::mem::take(&mut pair.ends[0].fx.sends);
+        assert_eq!(done.iter().map(|cqe| cqe.status).collect::<Vec<_>>(), [OK]);
+        pair.ends[0].sq.free(done[0].sq_consumer);
+        pair.ends[0].fx.count_of(Reason::SrRepeated)
+    };
+    // Round trips are measured, and then the path reorders: what is tolerated is a quarter of a round trip from then on.
+    (0..50).for_each(|_| assert_eq!(write(Nanos(0)), 0));
+    assert_eq!(write(Nanos(4_000)), 1, "nothing is tolerated yet");
+    write(late) - 1
+}
+
+#[test]
+fn a_packet_is_repeated_when_it_is_later_than_is_tolerated_and_not_before() {
+    const TOLERANCE: u64 = 10_000 / 4;
+    assert_eq!([0, 1, TOLERANCE - 1].map(|late| repeated_if_late(Nanos(late))), [0; 3]);
+    assert_eq!([TOLERANCE + 1, 2 * TOLERANCE].map(|late| repeated_if_late(Nanos(late))), [1; 2]);
+}
+
 /// A flight in recovery: each third packet of the first flight was lost, and no repetition has been sent.
 fn in_recovery(kind: Kind) -> Flight {
     let mut flight = Flight::new(kind);

@@ -27,6 +27,9 @@ pub struct File {
     /// Settings of hosts.
     #[serde(default = "no_hosts")]
     pub hosts: Spanned<HostsTable>,
+    /// Hosts that stand for adapters.
+    #[serde(default)]
+    pub adapter: Vec<Spanned<AdapterTable>>,
     /// Impairments of links.
     #[serde(default)]
     pub links: LinksTable,
@@ -166,6 +169,20 @@ pub struct HostsTable {
     pub timeout: Option<Spanned<u8>>,
     /// Bytes of memory of each program.
     pub memory: Option<Size>,
+}
+
+/// `[[adapter]]`: hosts that stand for RDMA adapters, with settings of their own.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterTable {
+    /// Their numbers.
+    pub hosts: Spanned<Vec<u32>>,
+    /// Their congestion control.
+    pub cc: Option<Spanned<String>>,
+    /// Largest window.
+    pub window: Option<Size>,
+    /// Whether they answer marked packets with congestion notifications.
+    pub cnps: Option<bool>,
 }
 
 /// `[links]`: what happens to packets on every link.

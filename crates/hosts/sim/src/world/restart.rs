@@ -67,7 +67,7 @@ impl World {
             if let Some(node) = &mut state.node {
                 let qpn = node.reset(state.clock.nanos(self.now), end.qp).map_err(SimError::Engine)?;
                 if let Some(oracle) = &mut self.oracle {
-                    oracle.forget(end.host, qpn);
+                    oracle.forget(end.host, end.qp, qpn);
                 }
             }
         }

@@ -525,17 +525,21 @@ pub struct Link {
     pub lost: u64,
     /// Says of each packet (its number from 0, the end that it goes to, its bytes) whether it is lost.
     pub drops: Option<PacketFilter>,
+    /// Says of each packet, like [`Link::drops`], how much later than others it arrives.
+    pub delays: Option<PacketDelay>,
 }
 
 /// See [`Link::drops`].
 pub type PacketFilter = Box<dyn FnMut(u64, usize, &[u8]) -> bool>;
+/// See [`Link::delays`].
+pub type PacketDelay = Box<dyn FnMut(u64, usize, &[u8]) -> Nanos>;
 
 impl Link {
     pub fn new(seed: u64, faults: LinkFaults) -> Link {
         let rng = Rng::new(seed);
         let on_way = BinaryHeap::new();
         let latency = Nanos::from_us(5);
-        Link { faults, rng, latency, on_way, number: 0, spare: Vec::new(), sent: 0, lost: 0, drops: None }
+        Link { faults, rng, latency, on_way, number: 0, spare: Vec::new(), sent: 0, lost: 0, drops: None, delays: None }
     }
 
     fn carry(&mut self, now: Nanos, to: usize, batch: &TxBatch) {
@@ -553,6 +557,12 @@ impl Link {
                 self.lost += 1;
                 continue;
             }
+            let mut late = Nanos(0);
+            if let Some(delays) = &mut self.delays {
+                let mut bytes = Vec::new();
+                frame_bytes(batch, frame, &mut bytes);
+                late = delays(self.sent - 1, to, &bytes);
+            }
             let copies = 1 + u64::from(self.rng.below(10_000) < self.faults.duplication);
             for copy in 0..copies {
                 let strays = copy > 0 || self.rng.below(10_000) < self.faults.reordering;
@@ -560,7 +570,7 @@ impl Link {
                 let mut bytes = self.spare.pop().unwrap_or_default();
                 frame_bytes(batch, frame, &mut bytes);
                 self.number += 1;
-                let at = now + self.latency + Nanos(extra);
+                let at = now + self.latency + late + Nanos(extra);
                 self.on_way.push(Reverse(InFlight { at, number: self.number, to, bytes }));
             }
         }
