@@ -119,7 +119,7 @@ impl BpfPrograms {
         }
     }
 
-    /// Counters by the names of [`COUNTS`].
+    /// Counters by the names of `COUNTS`.
     pub fn counts(&self) -> Counts {
         let map = self.bpf.map("counts").and_then(|map| Array::<_, u64>::try_from(map).ok());
         let read = |at: usize| map.as_ref().and_then(|map| map.get(&(at as u32), 0).ok()).unwrap_or(0);

@@ -1,14 +1,14 @@
 //! Interception without BPF: rules of nf_tables for one network namespace.
 //!
 //! A program's socket stays as it is, so its packets are marked one by one. A SYN without a mark to a taken and living
-//! prefix and port gets the mark ([`SYN`], [`DECIDE`]), and its addresses and ports go into the set [`FLOWS`]; later
-//! packets with an element there get the mark as well ([`FOLLOW`]). A chain of type `route` routes a packet anew when its
-//! mark has changed: to `lo`. There `tproxy` gives the SYN to a worker's listener ([`DEAL`]).
+//! prefix and port gets the mark (`SYN`, `DECIDE`), and its addresses and ports go into the set `FLOWS`; later
+//! packets with an element there get the mark as well (`FOLLOW`). A chain of type `route` routes a packet anew when its
+//! mark has changed: to `lo`. There `tproxy` gives the SYN to a worker's listener (`DEAL`).
 //!
 //! Connection tracking is not used: the kernel would then track every connection of the namespace, drop new ones when its
-//! table is full, and forget a half-closed one after a minute. An element of [`FLOWS`] leaves [`FLOW_MS`] after the last
-//! packet. A FIN moves it to [`CLOSING`], where it stays for [`CLOSING_MS`]; a RST removes it. Accepted sockets have
-//! keepalives ([`KEEPALIVE_S`], [`HALF_CLOSED_S`]), so that an open connection is never forgotten. Each SYN removes its
+//! table is full, and forget a half-closed one after a minute. An element of `FLOWS` leaves `FLOW_MS` after the last
+//! packet. A FIN moves it to `CLOSING`, where it stays for `CLOSING_MS`; a RST removes it. Accepted sockets have
+//! keepalives (`KEEPALIVE_S`, `HALF_CLOSED_S`), so that an open connection is never forgotten. Each SYN removes its
 //! element first: a connection that is not taken never inherits one. Connections that exist without an element, those
 //! from before the start among them, are never touched.
 //!
@@ -57,7 +57,7 @@ const ARRIVE: &str = "arrive";
 /// From there to a worker.
 const DEAL: &str = "deal";
 
-/// Counters, in the order of [`super::COUNTS`]; rules cannot miss a listener.
+/// Counters, in the order of `COUNTS`; rules cannot miss a listener.
 const COUNTERS: [&str; 4] = ["connects_taken", "connects_without_policy", "connects_without_peer", "connects_marked"];
 
 const FLAG_FIN: u8 = 1;
@@ -181,7 +181,7 @@ impl NftSteering {
         Ok(())
     }
 
-    /// SYNs by the names of [`COUNTERS`]: a repeated one counts again.
+    /// SYNs by the names of `COUNTERS`: a repeated one counts again.
     pub fn counts(&self) -> Counts {
         let read = |counter| {
             let each = self.families.iter();
@@ -383,7 +383,7 @@ pub fn keep_alive(socket: &impl AsRawFd, idle_s: i32) -> Result<()> {
     crate::sys::set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)
 }
 
-/// Lets it ask more often: the program has ended its direction, so the element is in [`CLOSING`].
+/// Lets it ask more often: the program has ended its direction, so the element is in `CLOSING`.
 pub fn keep_half_closed(socket: &impl AsRawFd) {
     if let Err(e) = keep_alive(socket, HALF_CLOSED_S) {
         crate::log(format_args!("a half-closed connection may be forgotten: {e}"));
