@@ -1,5 +1,5 @@
-//! Compiles the layer over verbs, and the BPF programs with clang. Without clang the crate is built without
-//! interception, and says so when it is asked for.
+//! Compiles the layer over verbs, and the BPF programs with clang. Without clang the crate is built without them, and
+//! takes connections by nf_tables.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ fn main() {
     let out = std::env::var("OUT_DIR").expect("cargo sets it");
     let object = Path::new(&out).join("steer.bpf.o");
     if let Err(why) = compile_bpf(&object) {
-        println!("cargo::warning=burst-proxy is built without interception: {why}");
+        println!("cargo::warning=burst-proxy is built without BPF programs: {why}");
         std::fs::write(&object, b"").expect("cargo's directory can be written");
     }
 }

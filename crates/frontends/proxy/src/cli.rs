@@ -191,12 +191,20 @@ fn list(picture: &Value) -> String {
         let (peer, carrier) = (word(link, "peer"), word(link, "carrier"));
         let _ = writeln!(text, "{peer:<16} {:>4} {carrier:<16} {:>7} {memory:>12}", link["link"], link["streams"]);
     }
-    let _ =
-        writeln!(text, "\n{:<28} {:<28} {:<12} {:>14} {:>14} state", "client", "server", "peer", "sent", "delivered");
+    let _ = writeln!(
+        text,
+        "\n{:<28} {:<28} {:<12} {:>8} {:>8} {:>14} {:>14} state",
+        "client", "server", "peer", "window", "back", "sent", "delivered"
+    );
     for stream in rows(picture, "streams") {
         let (client, server, peer) = (word(stream, "client"), word(stream, "server"), word(stream, "peer"));
         let (sent, delivered, state) = (&stream["sent"], &stream["delivered"], word(stream, "state"));
-        let _ = writeln!(text, "{client:<28} {server:<28} {peer:<12} {sent:>14} {delivered:>14} {state}");
+        let window = |key: &str| burst_grammar::show_bytes(stream[key].as_u64().unwrap_or(0));
+        let (out, back) = (window("window"), window("window_in"));
+        let _ = writeln!(
+            text,
+            "{client:<28} {server:<28} {peer:<12} {out:>8} {back:>8} {sent:>14} {delivered:>14} {state}"
+        );
     }
     text
 }

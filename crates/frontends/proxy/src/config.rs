@@ -12,6 +12,9 @@ pub const RANGES: usize = 16;
 /// Most workers: two listeners each (as in `csrc/steer.bpf.c`).
 pub const WORKERS_MAX: u32 = 32;
 
+/// What windows grow to without `window_max`.
+const WINDOW_MAX: u32 = 4 << 20;
+
 /// The file as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,9 +29,11 @@ pub struct ProxyConfig {
     pub keys: PathBuf,
     /// Threads that relay; default: half of the processors, at most 4.
     pub workers: Option<u32>,
-    /// Bytes in flight of each stream and direction.
+    /// Bytes in flight of each stream and direction at first.
     #[serde(default = "default_window")]
     pub window: String,
+    /// The most that they grow to; default: 4 MiB, or `window` if that is more.
+    pub window_max: Option<String>,
     /// Memory for all streams.
     #[serde(default = "default_memory")]
     pub memory: String,
@@ -176,6 +181,8 @@ pub struct Checked {
     /// Bytes.
     pub window: u32,
     /// Bytes.
+    pub window_max: u32,
+    /// Bytes.
     pub memory: u64,
     /// For each `take`: prefixes and ranges of ports.
     pub takes: Vec<Taken>,
@@ -209,9 +216,13 @@ impl ProxyConfig {
         if workers == 0 || workers > WORKERS_MAX {
             return Err(format!("workers = {workers}: between 1 and {WORKERS_MAX} are possible"));
         }
-        let window = size("window", &config.window)?;
-        if !(4096..=64 << 20).contains(&window) || window % 4096 != 0 {
-            return Err(format!("window = \"{}\": a multiple of 4KiB, from 4KiB to 64MiB", config.window));
+        let window = window_size("window", &config.window)?;
+        let window_max = match &config.window_max {
+            Some(text) => window_size("window_max", text)?,
+            None => window.max(WINDOW_MAX),
+        };
+        if window_max < window {
+            return Err(format!("window_max = {window_max} bytes: it must not be less than window, {window} bytes"));
         }
         if config.mark == 0 || config.mark > 252 {
             return Err(format!(
@@ -220,7 +231,7 @@ impl ProxyConfig {
             ));
         }
         let memory = size("memory", &config.memory)?;
-        let least = crate::pool::WindowPool::region_bytes(window as u32) * u64::from(workers);
+        let least = crate::pool::WindowPool::region_bytes(window) * u64::from(workers);
         if memory < least {
             return Err(format!(
                 "memory = \"{}\": with {workers} workers and windows of {window} bytes at least {least} bytes are needed",
@@ -234,7 +245,7 @@ impl ProxyConfig {
             .collect::<Result<Vec<_>, String>>()?;
         check_overlap(&config.take, &takes)?;
         let serves = config.serve.iter().map(|serve| prefixes(&serve.to)).collect::<Result<_, _>>()?;
-        Ok(Checked { workers, window: window as u32, memory, takes, serves, config })
+        Ok(Checked { workers, window, window_max, memory, takes, serves, config })
     }
 }
 
@@ -286,6 +297,14 @@ fn check_name(name: &str) -> Result<(), String> {
 
 fn size(key: &str, text: &str) -> Result<u64, String> {
     burst_grammar::bytes(text).map_err(|e| format!("{key} = \"{text}\": {e}"))
+}
+
+fn window_size(key: &str, text: &str) -> Result<u32, String> {
+    let bytes = size(key, text)?;
+    if !(4096..=64 << 20).contains(&bytes) || bytes % 4096 != 0 {
+        return Err(format!("{key} = \"{text}\": a multiple of 4KiB, from 4KiB to 64MiB"));
+    }
+    Ok(bytes as u32)
 }
 
 /// Reads `10.0.0.0/8`, `10.0.0.1`, `fd00::/8`.
@@ -411,7 +430,9 @@ mod tests {
         let checked = ProxyConfig::parse(GOOD).unwrap();
         assert_eq!(checked.takes[0].0, [("10.0.0.2".parse().unwrap(), 32), ("fd00::".parse().unwrap(), 64)]);
         assert_eq!(checked.takes[0].1, [(80, 80), (8000, 8010)]);
-        assert_eq!((checked.window, checked.memory), (512 << 10, 2 << 30));
+        assert_eq!((checked.window, checked.window_max, checked.memory), (512 << 10, 4 << 20, 2 << 30));
+        let large = GOOD.replace("keys =", "window = \"8MiB\"\nkeys =");
+        assert_eq!(ProxyConfig::parse(&large).unwrap().window_max, 8 << 20);
         assert_eq!(checked.rdma().to_string(), "10.0.0.1");
     }
 
@@ -424,6 +445,8 @@ mod tests {
         assert!(refused("80, 8000-8010", "80, 8010-8000").contains("8010-8000"));
         assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 0").contains("workers = 0"));
         assert!(refused("name = \"a\"", "name = \"a\"\nwindow = \"5000\"").contains("5000"));
+        assert!(refused("name = \"a\"", "name = \"a\"\nwindow_max = \"256KiB\"").contains("262144"));
+        assert!(refused("name = \"a\"", "name = \"a\"\nwindow_max = \"1GiB\"").contains("window_max"));
         assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 2\nmemory = \"15MiB\"").contains("16777216"));
         assert!(refused("name = \"a\"", "name = \"a\"\nmark = 0").contains("mark = 0"));
         let refused_way = refused("name = \"a\"", "name = \"a\"\nintercept = \"xdp\"");

@@ -13,8 +13,10 @@ use std::sync::mpsc::Sender;
 pub const MESSAGE_BYTES: usize = 32 << 20;
 /// Version of the control messages.
 pub const CONTROL_VERSION: u32 = 1;
-/// Feature bits that this version knows: 1, urgent data.
-pub const FEATURES: u64 = 1;
+/// A feature bit: windows that grow.
+pub const GROWS: u64 = 2;
+/// Feature bits that this version knows: 1, urgent data; and [`GROWS`].
+pub const FEATURES: u64 = 1 | GROWS;
 
 /// What a proxy says first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,22 +1,73 @@
-//! Rings and windows of a link's streams: slots in large registered regions.
+//! Rings and windows of a link's streams: parts of large registered regions.
 //!
-//! A slot has the ring of outgoing bytes and the window for incoming ones, of the same length. Each link has regions
-//! of its own, so that a peer's keys reach no other peer's streams. Regions are added as streams come, up to the
-//! worker's share of `memory`. Empty ones stay until a link needs memory that the share does not have otherwise.
+//! A stream has a ring of outgoing bytes and a window for incoming ones. Both begin with the same length, in a region of
+//! [`SLOTS`] streams, and can grow, each by itself: a larger part has a region of its own, and the part before is kept
+//! until its bytes are needed no more ([`GrowingPart`]). Each link has regions of its own, so that a peer's keys reach no
+//! other peer's streams. Regions are added as streams come and grow, up to the worker's share of `memory`. Empty ones stay
+//! until a link needs memory that the share does not have otherwise.
 
 use crate::rdma::{ProxyDevice, RegisteredMemory};
 use burst_relay::PeerWindow;
+use std::collections::BTreeMap;
 use std::io::{Error, Result};
 use std::rc::Rc;
 
-/// Slots of one region.
+/// Streams whose first rings and windows share a region.
 const SLOTS: usize = 8;
+
+/// Part of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionPart {
+    region: usize,
+    at: usize,
+    len: u32,
+}
+
+/// A ring or a window: byte `n` of the stream is at `n` modulo the part's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrowingPart {
+    now: RegionPart,
+    /// For bytes below the offset.
+    before: Option<(RegionPart, u64)>,
+}
+
+impl GrowingPart {
+    fn at(&self, offset: u64) -> RegionPart {
+        match self.before {
+            Some((part, from)) if offset < from => part,
+            _ => self.now,
+        }
+    }
+
+    /// Whether bytes are still in the part before.
+    pub fn is_growing(&self) -> bool {
+        self.before.is_some()
+    }
+
+    /// `part` is for bytes from `from` on.
+    pub fn grow(&mut self, part: RegionPart, from: u64) {
+        assert!(self.before.is_none() && part.len > self.now.len, "one growth after the other");
+        self.before = Some((self.now, from));
+        self.now = part;
+    }
+
+    /// The part before, if bytes are needed from `first` on only.
+    pub fn retire(&mut self, first: u64) -> Option<RegionPart> {
+        self.before.take_if(|(_, from)| *from <= first).map(|(part, _)| part)
+    }
+
+    fn parts(self) -> impl Iterator<Item = RegionPart> {
+        std::iter::once(self.now).chain(self.before.map(|(part, _)| part))
+    }
+}
 
 /// A stream's memory in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSlot {
-    region: usize,
-    at: usize,
+    /// Of outgoing bytes.
+    pub ring: GrowingPart,
+    /// For incoming bytes.
+    pub window: GrowingPart,
 }
 
 /// The regions of one link.
@@ -24,43 +75,76 @@ pub struct WindowSlot {
 pub struct WindowPool {
     /// `None`: freed; its number is used again.
     regions: Vec<Option<RegisteredMemory>>,
-    free: Vec<WindowSlot>,
+    /// By length.
+    free: BTreeMap<u32, Vec<RegionPart>>,
     len: u32,
+    /// Bytes of regions for streams that have grown.
+    grown: u64,
 }
 
 impl WindowPool {
-    /// A pool without regions, whose rings and windows have `len` bytes.
+    /// A pool without regions, whose rings and windows have `len` bytes at first.
     pub fn new(len: u32) -> Self {
-        Self { regions: Vec::new(), free: Vec::new(), len }
+        Self { regions: Vec::new(), free: BTreeMap::new(), len, grown: 0 }
     }
 
-    /// Length of each ring and window.
+    /// Length of each ring and window at first.
     pub fn ring_len(&self) -> u32 {
         self.len
     }
 
     /// Bytes of all regions.
     pub fn mapped(&self) -> u64 {
-        self.regions.iter().flatten().count() as u64 * Self::region_bytes(self.len)
+        self.regions.iter().flatten().map(|region| region.len() as u64).sum()
     }
 
-    /// Bytes that a region takes.
+    /// Bytes of regions for streams that have grown.
+    pub fn grown(&self) -> u64 {
+        self.grown
+    }
+
+    /// Bytes that a region of first rings and windows takes.
     pub fn region_bytes(len: u32) -> u64 {
         (SLOTS * 2 * len as usize) as u64
     }
 
-    /// A slot; maps another region if none is free and `may_grow`.
+    /// A slot; maps another region if none is free and `may_map`.
     ///
     /// # Errors
     /// No memory.
-    pub fn take(&mut self, device: Option<&Rc<ProxyDevice>>, may_grow: bool) -> Result<WindowSlot> {
-        if let Some(slot) = self.free.pop() {
-            return Ok(slot);
+    pub fn take(&mut self, device: Option<&Rc<ProxyDevice>>, may_map: bool) -> Result<WindowSlot> {
+        if self.full() {
+            if !may_map {
+                return Err(Error::other("the configured memory is used up"));
+            }
+            self.map(device, self.len, 2 * SLOTS)?;
         }
-        if !may_grow {
+        let mut part = || self.free.get_mut(&self.len).and_then(Vec::pop).map(|now| GrowingPart { now, before: None });
+        match (part(), part()) {
+            (Some(ring), Some(window)) => Ok(WindowSlot { ring, window }),
+            _ => Err(Error::other("a region without slots")),
+        }
+    }
+
+    /// A larger part for one ring or window; maps a region if none is free and `may_map`.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn take_larger(&mut self, device: Option<&Rc<ProxyDevice>>, len: u32, may_map: bool) -> Result<RegionPart> {
+        let free = |pool: &mut Self| pool.free.get_mut(&len).and_then(Vec::pop);
+        if let Some(part) = free(self) {
+            return Ok(part);
+        }
+        if !may_map {
             return Err(Error::other("the configured memory is used up"));
         }
-        let mut region = RegisteredMemory::map(Self::region_bytes(self.len) as usize)?;
+        self.map(device, len, 1)?;
+        self.grown += u64::from(len);
+        free(self).ok_or_else(|| Error::other("a region without parts"))
+    }
+
+    fn map(&mut self, device: Option<&Rc<ProxyDevice>>, len: u32, parts: usize) -> Result<()> {
+        let mut region = RegisteredMemory::map(parts * len as usize)?;
         if let Some(device) = device {
             region.register(device)?;
         }
@@ -69,38 +153,49 @@ impl WindowPool {
             self.regions.len() - 1
         });
         self.regions[number] = Some(region);
-        let slots = (0..SLOTS).map(|slot| WindowSlot { region: number, at: slot * 2 * self.len as usize });
-        self.free.extend(slots);
-        self.free.pop().ok_or_else(|| Error::other("a region without slots"))
+        let parts = (0..parts).map(|part| RegionPart { region: number, at: part * len as usize, len });
+        self.free.entry(len).or_default().extend(parts);
+        Ok(())
     }
 
     /// Gives a slot back.
     pub fn give(&mut self, slot: WindowSlot) {
-        self.free.push(slot);
+        slot.ring.parts().chain(slot.window.parts()).for_each(|part| self.give_part(part));
     }
 
-    /// Whether no slot is free.
+    /// Gives a part back.
+    pub fn give_part(&mut self, part: RegionPart) {
+        self.free.entry(part.len).or_default().push(part);
+    }
+
+    /// Whether there is no slot for another stream.
     pub fn full(&self) -> bool {
-        self.free.is_empty()
+        self.free.get(&self.len).is_none_or(|parts| parts.len() < 2)
     }
 
     /// Frees the regions without streams. A WRITE of a stream that has just ended may still read from one: it breaks the
     /// queue pair, which the link survives.
     pub fn shrink(&mut self) {
         for number in 0..self.regions.len() {
-            if self.free.iter().filter(|slot| slot.region == number).count() == SLOTS {
-                self.free.retain(|slot| slot.region != number);
+            let Some(region) = &self.regions[number] else { continue };
+            let own = |part: &&RegionPart| part.region == number;
+            let unused: u64 = self.free.values().flatten().filter(own).map(|part| u64::from(part.len)).sum();
+            if unused == region.len() as u64 {
+                self.free.values_mut().for_each(|parts| parts.retain(|part| part.region != number));
+                if unused != Self::region_bytes(self.len) {
+                    self.grown -= unused;
+                }
                 self.regions[number] = None;
             }
         }
     }
 
-    fn region(&self, slot: WindowSlot) -> &RegisteredMemory {
-        self.regions[slot.region].as_ref().expect("a region with a stream is not freed")
+    fn region(&self, part: RegionPart) -> &RegisteredMemory {
+        self.regions[part.region].as_ref().expect("a region with a stream is not freed")
     }
 
-    fn region_mut(&mut self, slot: WindowSlot) -> &mut RegisteredMemory {
-        self.regions[slot.region].as_mut().expect("a region with a stream is not freed")
+    fn region_mut(&mut self, part: RegionPart) -> &mut RegisteredMemory {
+        self.regions[part.region].as_mut().expect("a region with a stream is not freed")
     }
 
     /// Registers all regions with the device.
@@ -116,35 +211,50 @@ impl WindowPool {
         self.regions.iter_mut().flatten().for_each(RegisteredMemory::deregister);
     }
 
-    /// The slot's window as the peer has to know it.
-    pub fn window(&self, slot: WindowSlot) -> PeerWindow {
-        let region = self.region(slot);
+    /// A part as the peer has to know it.
+    pub fn named(&self, part: RegionPart) -> PeerWindow {
+        let region = self.region(part);
         match region.keys() {
-            Some((_, rkey)) => PeerWindow { address: region.address(slot.at + self.len as usize), rkey, len: self.len },
-            None => PeerWindow { address: 0, rkey: 0, len: self.len },
+            Some((_, rkey)) => PeerWindow { address: region.address(part.at), rkey, len: part.len },
+            None => PeerWindow { address: 0, rkey: 0, len: part.len },
         }
+    }
+
+    /// The slot's window as the peer has to know it, for bytes that come next.
+    pub fn window(&self, slot: WindowSlot) -> PeerWindow {
+        self.named(slot.window.now)
+    }
+
+    /// The slot's windows: the present one, and the one before while bytes may be missing there.
+    pub fn windows(&self, slot: WindowSlot) -> impl Iterator<Item = PeerWindow> {
+        slot.window.parts().map(|part| self.named(part))
     }
 
     /// Address and local key of the ring's byte for an offset of the stream; `None` without a registration.
     pub fn ring_address(&self, slot: WindowSlot, offset: u64) -> Option<(u64, u32)> {
-        let region = self.region(slot);
+        let part = slot.ring.at(offset);
+        let region = self.region(part);
         let (lkey, _) = region.keys()?;
-        Some((region.address(slot.at + (offset % u64::from(self.len)) as usize), lkey))
+        Some((region.address(part.at + (offset % u64::from(part.len)) as usize), lkey))
     }
 
     /// Bytes of the ring from an offset of the stream; `len` does not wrap.
     pub fn ring(&mut self, slot: WindowSlot, offset: u64, len: usize) -> &mut [u8] {
-        let at = (offset % u64::from(self.len)) as usize;
-        assert!(at + len <= self.len as usize, "a part of a ring does not wrap");
-        self.region_mut(slot).bytes(slot.at + at, len)
+        let part = slot.ring.at(offset);
+        let at = (offset % u64::from(part.len)) as usize;
+        assert!(at + len <= part.len as usize, "a part of a ring does not wrap");
+        self.region_mut(part).bytes(part.at + at, len)
     }
 
-    /// Bytes of the window from an offset of the stream, at most `len` and up to the window's end.
+    /// Bytes of the window from an offset of the stream, at most `len` and up to the part's end, or to where the next
+    /// part begins.
     pub fn received(&mut self, slot: WindowSlot, offset: u64, len: usize) -> &mut [u8] {
-        let at = (offset % u64::from(self.len)) as usize;
-        let len = len.min(self.len as usize - at);
-        let from = slot.at + self.len as usize + at;
-        self.region_mut(slot).bytes(from, len)
+        let part = slot.window.at(offset);
+        let at = (offset % u64::from(part.len)) as usize;
+        let len = len.min(part.len as usize - at);
+        let next = slot.window.before.map(|(_, from)| from).filter(|from| offset < *from);
+        let len = next.map_or(len, |from| len.min((from - offset) as usize));
+        self.region_mut(part).bytes(part.at + at, len)
     }
 }
 
@@ -170,7 +280,9 @@ mod tests {
         assert_eq!(pool.received(slots[0], 4000, 200).len(), 96, "up to the end of the window");
         assert_eq!(pool.window(slots[0]).address, 0, "not registered");
         pool.give(slots[3]);
-        assert_eq!(pool.take(None, false).unwrap(), slots[3]);
+        assert!(!pool.full());
+        let again = pool.take(None, false).unwrap();
+        assert!([again.ring, again.window].iter().all(|part| [slots[3].ring, slots[3].window].contains(part)));
         let more = pool.take(None, true).unwrap();
         assert_eq!(pool.mapped(), 2 * WindowPool::region_bytes(4096));
         slots.into_iter().for_each(|slot| pool.give(slot));
@@ -180,5 +292,35 @@ mod tests {
         let held: Vec<WindowSlot> = (0..2 * SLOTS - 1).map(|_| pool.take(None, true).unwrap()).collect();
         assert_eq!(pool.mapped(), 2 * WindowPool::region_bytes(4096));
         assert!(!held.contains(&more));
+    }
+
+    #[test]
+    fn a_part_that_grows_keeps_the_bytes_below_its_offset() {
+        let mut pool = WindowPool::new(4096);
+        let mut slot = pool.take(None, true).unwrap();
+        let one = WindowPool::region_bytes(4096);
+        pool.received(slot, 4000, 96).fill(1);
+        pool.ring(slot, 4000, 96).fill(2);
+        assert!(pool.take_larger(None, 8192, false).is_err());
+        let part = pool.take_larger(None, 8192, true).unwrap();
+        slot.window.grow(part, 5000);
+        assert_eq!((pool.mapped(), pool.grown()), (one + 8192, 8192));
+        assert_eq!(pool.windows(slot).map(|window| window.len).collect::<Vec<_>>(), [8192, 4096]);
+        assert_eq!(pool.received(slot, 4000, 9000), [1; 96], "up to the end of the part before");
+        assert_eq!(pool.received(slot, 4096, 9000).len(), 5000 - 4096, "up to where the next part begins");
+        pool.received(slot, 5000, 9000).fill(3);
+        assert_eq!(pool.received(slot, 4000, 9000), [1; 96], "untouched");
+        assert_eq!(pool.received(slot, 5000, 9000).len(), 8192 - 5000);
+        assert_eq!(slot.window.retire(4999), None);
+        let before = slot.window.retire(5000).unwrap();
+        assert!(!slot.window.is_growing());
+        assert_eq!(pool.received(slot, 8192 + 5000, 1), [3]);
+        assert_eq!(pool.ring(slot, 4000, 96), [2; 96], "the ring has not grown");
+        pool.give_part(before);
+        pool.give(slot);
+        assert_eq!(pool.take_larger(None, 8192, false).unwrap(), part, "used again");
+        pool.give_part(part);
+        pool.shrink();
+        assert_eq!((pool.mapped(), pool.grown()), (0, 0));
     }
 }

@@ -370,6 +370,12 @@ impl RegisteredMemory {
         }
     }
 
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Local and remote key; `None` without a registration.
     pub fn keys(&self) -> Option<(u32, u32)> {
         self.registered.as_ref().map(|r| (r.lkey, r.rkey))

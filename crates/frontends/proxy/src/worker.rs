@@ -6,11 +6,14 @@
 //! once without it; there is no timer on the path. With nothing to do the thread sleeps in `epoll_wait` with armed
 //! completion queues. A stream belongs to one worker at each end, so nothing is locked.
 
+mod carry;
 mod conn;
 mod direct;
 mod frames;
+mod grow;
 mod link;
 mod listen;
+mod pace;
 mod picture;
 mod rest;
 mod syn;

@@ -37,11 +37,13 @@ pub struct Batch {
     pub bytes: Vec<u8>,
     /// What to write before.
     pub places: Vec<BatchPlace>,
+    /// How many frames there are.
+    pub frames: u32,
 }
 
 impl Batch {
     fn clear(&mut self) {
-        self.seq = 0;
+        (self.seq, self.frames) = (0, 0);
         self.places.clear();
         self.bytes.clear();
         self.bytes.resize(HEADER_BYTES, 0);
@@ -80,6 +82,7 @@ impl LinkOutbox {
         }
         let batch = self.waiting.back_mut().expect("one was pushed");
         frame.write(stream, &mut batch.bytes);
+        batch.frames += 1;
         batch.places.extend(place);
     }
 
@@ -143,15 +146,18 @@ impl LinkOutbox {
     }
 
     /// Replaces the windows that frames not yet received name: memory that was registered again has other keys.
-    /// `window`: that of a stream, `None` to leave it.
-    pub fn move_windows(&mut self, window: impl Fn(u32) -> Option<PeerWindow>) {
+    /// `window`: that of a stream with so many bytes, `None` to leave it.
+    pub fn move_windows(&mut self, window: impl Fn(u32, u32) -> Option<PeerWindow>) {
         for batch in self.kept.iter_mut().chain(&mut self.waiting) {
             let mut bytes = batch.bytes[..HEADER_BYTES].to_vec();
             let mut frames = FrameReader::new(&batch.bytes[HEADER_BYTES..]);
             // Written by this outbox: all of it can be read.
             while let Ok(Some((id, mut frame))) = frames.next_frame() {
-                if let Frame::Open { window: named, .. } | Frame::Accept { window: named } = &mut frame {
-                    *named = window(id).unwrap_or(*named);
+                if let Frame::Open { window: named, .. }
+                | Frame::Accept { window: named }
+                | Frame::Grow { window: named, .. } = &mut frame
+                {
+                    *named = window(id, named.len).unwrap_or(*named);
                 }
                 frame.write(id, &mut bytes);
             }
@@ -288,7 +294,7 @@ mod tests {
         out.next(&mut inbox).unwrap();
         out.push(2, &Frame::Accept { window: window(1) });
         out.push(5, &open(1));
-        out.move_windows(|id| (id != 5).then(|| window(7)));
+        out.move_windows(|id, _| (id != 5).then(|| window(7)));
         out.resume(0).unwrap();
         let mut seen = vec![];
         while let Some(batch) = out.next(&mut inbox) {

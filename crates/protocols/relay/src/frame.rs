@@ -228,6 +228,24 @@ pub enum Frame<'a> {
         /// Why.
         outcome: Outcome,
     },
+    /// The sender of this frame has waited for credit though the path was idle, and could use a window of so many bytes.
+    /// There is no answer but [`Frame::Grow`].
+    Want {
+        /// Bytes.
+        len: u32,
+    },
+    /// A larger window for the peer's bytes from an offset on. Earlier ones still belong into the window before.
+    Grow {
+        /// The window.
+        window: PeerWindow,
+        /// Offset of the first byte that belongs there.
+        from: u64,
+    },
+    /// Asks for an answer at once, to learn the round trip; of no stream (id 0).
+    Probe {
+        /// This is the answer.
+        is_answer: bool,
+    },
 }
 
 impl Frame<'_> {
@@ -241,6 +259,9 @@ impl Frame<'_> {
             Self::Credit { .. } | Self::Fin { .. } => 8,
             Self::Urgent { .. } => 9,
             Self::End { .. } => 1,
+            Self::Want { .. } => 4,
+            Self::Grow { .. } => 16 + 8,
+            Self::Probe { .. } => 1,
         }
     }
 
@@ -260,6 +281,9 @@ impl Frame<'_> {
             Self::Fin { .. } => 6,
             Self::End { .. } => 7,
             Self::Urgent { .. } => 8,
+            Self::Want { .. } => 9,
+            Self::Grow { .. } => 10,
+            Self::Probe { .. } => 11,
         };
         to.push(tag);
         to.extend(stream.to_le_bytes());
@@ -286,6 +310,12 @@ impl Frame<'_> {
                 to.push(byte);
             }
             Self::End { outcome } => to.push(outcome as u8),
+            Self::Want { len } => to.extend(len.to_le_bytes()),
+            Self::Grow { window, from } => {
+                write_window(window, to);
+                to.extend(from.to_le_bytes());
+            }
+            Self::Probe { is_answer } => to.push(is_answer.into()),
         }
     }
 }
@@ -325,6 +355,12 @@ impl<'a> FrameReader<'a> {
                 Frame::End { outcome: *Outcome::ALL.get(usize::from(code)).ok_or(PeerFault::Field)? }
             }
             8 => Frame::Urgent { offset: bytes.u64()?, byte: bytes.u8()? },
+            9 => Frame::Want { len: bytes.u32()? },
+            10 => Frame::Grow { window: bytes.window()?, from: bytes.u64()? },
+            11 => match bytes.u8()? {
+                answer @ 0..=1 => Frame::Probe { is_answer: answer == 1 },
+                _ => return Err(PeerFault::Field),
+            },
             other => return Err(PeerFault::Tag(other)),
         };
         Ok(Some((stream, frame)))
@@ -349,7 +385,7 @@ pub struct LinkHello {
     pub attempt: u64,
     /// Last batch received.
     pub received: u64,
-    /// Windows of all open streams.
+    /// Windows of all open streams; two of one that grows, as long as bytes may be missing in the smaller one.
     pub windows: Vec<WindowOf>,
 }
 
@@ -458,6 +494,10 @@ mod tests {
             Frame::Credit { delivered: 9 },
             Frame::Fin { end: 10 },
             Frame::Urgent { offset: 3, byte: 33 },
+            Frame::Want { len: 8192 },
+            Frame::Grow { window: WINDOW, from: 77 },
+            Frame::Probe { is_answer: false },
+            Frame::Probe { is_answer: true },
         ];
         frames.extend(Outcome::ALL.map(|outcome| Frame::End { outcome }));
         frames
@@ -496,8 +536,9 @@ mod tests {
     #[test]
     fn impossible_fields_are_refused() {
         let read = |bytes: &[u8]| FrameReader::new(bytes).next_frame().unwrap_err();
-        assert_eq!(read(&[9, 0, 0, 0, 0]), PeerFault::Tag(9));
+        assert_eq!(read(&[12, 0, 0, 0, 0]), PeerFault::Tag(12));
         assert_eq!(read(&[7, 0, 0, 0, 0, 8]), PeerFault::Field);
+        assert_eq!(read(&[11, 0, 0, 0, 0, 2]), PeerFault::Field);
         let mut bytes = Vec::new();
         Frame::Accept { window: PeerWindow { len: 0, ..WINDOW } }.write(1, &mut bytes);
         assert_eq!(read(&bytes), PeerFault::Field);

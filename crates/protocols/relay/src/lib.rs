@@ -8,9 +8,9 @@
 //! A *stream* is one TCP connection ([`Stream`]). Its bytes have offsets from 0 in each direction. A sender places
 //! bytes into the receiver's window by RDMA WRITE and announces them by a frame PLACED, or carries a few inside a
 //! frame DATA. Bytes stay in the sender's ring until the receiver has delivered them to its own socket and says so by
-//! CREDIT, so that a batch can be sent again at any time. FIN carries the final offset. END is the last frame of a
-//! stream in each direction: memory of a window is used again only after the peer's END, because earlier frames of
-//! one queue pair have then taken effect.
+//! CREDIT, so that a batch can be sent again at any time. GROW names a larger window. FIN carries the final offset. END
+//! is the last frame of a stream in each direction: memory of a window is used again only after the peer's END, because
+//! earlier frames of one queue pair have then taken effect.
 //!
 //! Frames from a peer are hostile until checked: each fault is named by [`PeerFault`] and ends the link.
 #![forbid(unsafe_code)]

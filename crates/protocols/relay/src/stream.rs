@@ -4,7 +4,13 @@
 //! and may reuse what the peer has credited. Incoming: the peer's frames are checked ([`Stream::on_data`],
 //! [`Stream::on_fin`]), and the owner says what its socket took ([`Stream::delivered`], [`Stream::delivered_end`]).
 //! Credits go back after a quarter of the smaller window, and for the FIN at once. An end's ring is at least as long as
-//! the window that it announces, so a sender never waits for a credit that is not due.
+//! the window that it announces first, so a sender never waits for a credit that is not due.
+//!
+//! A window can grow. The receiver names larger memory and the offset from which on it counts ([`Stream::grow_window`]):
+//! the first that the sender cannot have reached, because the credits given so far end there. So both ends know of each
+//! byte where it belongs, also after a change of transport, and nothing is copied. The window before is needed until the
+//! bytes below that offset are delivered; once they are credited, the next growth may begin. The sender's ring grows in the same
+//! way ([`Stream::grow_ring`]), for bytes that are not read from the socket yet.
 
 use crate::batch::LinkOutbox;
 use crate::frame::{Frame, Outcome, PeerFault, PeerWindow};
@@ -18,11 +24,17 @@ pub struct Stream {
     id: u32,
     /// Memory of the peer for outgoing bytes; `None` until the peer has accepted.
     peer: Option<PeerWindow>,
+    /// The one before, for bytes below the offset; until those are credited.
+    peer_before: Option<(PeerWindow, u64)>,
     ring: u32,
     sent: u64,
     credited: u64,
     sent_end: bool,
     window: u32,
+    /// Offset from which on the window counts.
+    window_from: u64,
+    /// Bytes after which a credit is due: of the first windows, because the peer's ring may stay as it is.
+    credit_every: u32,
     received: u64,
     delivered: u64,
     told: u64,
@@ -39,11 +51,14 @@ impl Stream {
         Self {
             id,
             peer,
+            peer_before: None,
             ring,
             sent: 0,
             credited: 0,
             sent_end: false,
             window,
+            window_from: 0,
+            credit_every: peer.map_or(window, |peer| window.min(peer.len)) / 4,
             received: 0,
             delivered: 0,
             told: 0,
@@ -59,22 +74,26 @@ impl Stream {
         self.id
     }
 
-    /// The peer's window, once known.
+    /// The peer's window, once known; for bytes that come next.
     pub fn peer_window(&self) -> Option<PeerWindow> {
         self.peer
     }
 
-    /// The peer's window has moved to other memory of the same length.
-    ///
-    /// # Errors
-    /// [`PeerFault::Turn`] if the length differs.
-    pub fn move_peer_window(&mut self, to: PeerWindow) -> Result<(), PeerFault> {
-        match &mut self.peer {
-            Some(window) if window.len != to.len => Err(PeerFault::Turn(self.id)),
-            window => {
-                *window = Some(to);
-                Ok(())
-            }
+    /// The peer's window into which the byte at an offset belongs.
+    pub fn peer_window_at(&self, offset: u64) -> Option<PeerWindow> {
+        match self.peer_before {
+            Some((window, from)) if offset < from => Some(window),
+            _ => self.peer,
+        }
+    }
+
+    /// The peer's window has moved to other memory of the same length. Other lengths are left out: a hello may be older
+    /// than what has come since over the new transport, or name a window whose frame is still to come.
+    pub fn move_peer_window(&mut self, to: PeerWindow) {
+        let before = self.peer_before.as_mut().map(|(window, _)| window);
+        let same = self.peer.as_mut().into_iter().chain(before).find(|window| window.len == to.len);
+        if let Some(window) = same {
+            *window = to;
         }
     }
 
@@ -87,7 +106,76 @@ impl Stream {
             return Err(PeerFault::Turn(self.id));
         }
         self.peer = Some(window);
+        self.credit_every = self.window.min(window.len) / 4;
         Ok(())
+    }
+
+    /// The peer's window is larger from an offset on.
+    ///
+    /// # Errors
+    /// [`PeerFault::Turn`] before the peer has accepted, while an earlier growth is under way, and if the window is not
+    /// larger; [`PeerFault::Offset`] if bytes from that offset on were sent already, or could not be sent before it.
+    pub fn on_grow(&mut self, window: PeerWindow, from: u64) -> Result<(), PeerFault> {
+        let Some(known) = self.peer else { return Err(PeerFault::Turn(self.id)) };
+        if self.peer_before.is_some() || self.last_received.is_some() || window.len <= known.len {
+            return Err(PeerFault::Turn(self.id));
+        }
+        if from < self.sent || from > self.credited + u64::from(known.len) {
+            return Err(PeerFault::Offset(self.id));
+        }
+        self.peer_before = Some((known, from));
+        self.peer = Some(window);
+        self.retire();
+        Ok(())
+    }
+
+    /// Forgets the peer's window before, once all of its bytes are credited.
+    fn retire(&mut self) {
+        self.peer_before.take_if(|(_, from)| *from <= self.credited);
+    }
+
+    /// The ring has `len` bytes from the returned offset on. Bytes below it stay where they are until they are credited.
+    pub fn grow_ring(&mut self, len: u32) -> u64 {
+        assert!(len > self.ring, "a ring only grows");
+        self.ring = len;
+        self.sent
+    }
+
+    /// Whether the window can grow now: the last growth is complete, as the peer knows by a credit, and bytes may still
+    /// come.
+    pub fn can_grow_window(&self) -> bool {
+        let open = !self.received_end && self.last_sent.is_none() && self.last_received.is_none();
+        open && self.peer.is_some() && self.told >= self.window_from
+    }
+
+    /// Tells the peer of a larger window; returns the offset from which on it counts. Bytes below it stay in the window
+    /// before until they are delivered.
+    pub fn grow_window(&mut self, window: PeerWindow, out: &mut LinkOutbox) -> u64 {
+        assert!(self.can_grow_window() && window.len > self.window, "a window grows when it can");
+        self.window_from = self.told + u64::from(self.window);
+        self.window = window.len;
+        out.push(self.id, &Frame::Grow { window, from: self.window_from });
+        self.window_from
+    }
+
+    /// Bytes of the window for what comes.
+    pub fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Bytes of the ring for what is read next.
+    pub fn ring(&self) -> u32 {
+        self.ring
+    }
+
+    /// Most bytes that may be on their way to the peer's socket.
+    pub fn flight_max(&self) -> u32 {
+        self.peer.map_or(0, |peer| self.ring.min(peer.len))
+    }
+
+    /// Bytes after which the peer has to give credit.
+    pub fn credit_every(&self) -> u32 {
+        self.credit_every
     }
 
     /// Offset of the next byte to read from the socket.
@@ -102,13 +190,17 @@ impl Stream {
 
     /// Bytes that may be read from the socket now, without wrapping in the ring or in the peer's window.
     pub fn room(&self) -> usize {
-        let Some(peer) = self.peer else { return 0 };
+        let Some(peer) = self.peer_window_at(self.sent) else { return 0 };
         if self.sent_end || self.last_sent.is_some() {
             return 0;
         }
         let left = |len: u32| u64::from(len) - self.sent % u64::from(len);
-        let flight = u64::from(self.ring.min(peer.len)) - (self.sent - self.credited);
-        flight.min(left(self.ring)).min(left(peer.len)) as usize
+        let flight = u64::from(self.flight_max()) - (self.sent - self.credited);
+        let window = match self.peer_before {
+            Some((_, from)) if self.sent < from => left(peer.len).min(from - self.sent),
+            _ => left(peer.len),
+        };
+        flight.min(left(self.ring)).min(window) as usize
     }
 
     /// `bytes` were read from the socket into the ring at `sent()`; at most `room()`.
@@ -116,7 +208,7 @@ impl Stream {
         assert!(bytes.len() <= self.room(), "more was read than there is room");
         let offset = self.sent;
         self.sent += bytes.len() as u64;
-        let registered = self.peer.is_some_and(|window| window.address != 0);
+        let registered = self.peer_window_at(offset).is_some_and(|window| window.address != 0);
         if registered && bytes.len() > INLINE_BYTES {
             out.push(self.id, &Frame::Placed { offset, len: bytes.len() as u32 });
             return;
@@ -147,6 +239,7 @@ impl Stream {
             return Err(PeerFault::Ack);
         }
         self.credited = delivered;
+        self.retire();
         Ok(())
     }
 
@@ -197,7 +290,7 @@ impl Stream {
     pub fn delivered(&mut self, count: usize, out: &mut LinkOutbox) {
         self.delivered += count as u64;
         assert!(self.delivered <= self.received, "more was delivered than has come");
-        if !self.received_end && self.delivered - self.told >= u64::from(self.credit_every()) {
+        if !self.received_end && self.delivered - self.told >= u64::from(self.credit_every) {
             self.tell(self.delivered, out);
         }
     }
@@ -207,11 +300,6 @@ impl Stream {
         assert!(self.end_due(), "the end comes after all bytes");
         self.delivered_end = true;
         self.tell(self.delivered + 1, out);
-    }
-
-    /// The peer may have no more in flight than its own ring holds, which its window tells.
-    fn credit_every(&self) -> u32 {
-        self.peer.map_or(self.window, |peer| self.window.min(peer.len)) / 4
     }
 
     fn tell(&mut self, delivered: u64, out: &mut LinkOutbox) {

@@ -1,16 +1,52 @@
-//! Two ends move streams over transports that break at random points: every byte arrives once, in order, and both
-//! ends see the end. A WRITE takes its bytes from the ring when it arrives, so a ring that is used again too early
-//! shows. After a break each end resumes by itself, when it reads the other one's hello.
+//! Two ends move streams over transports that break at random points, while windows and rings grow: every byte arrives
+//! once, in order, and both ends see the end. A WRITE takes its bytes from the ring when it arrives, and goes to the key
+//! that was known when it was sent, so memory that is used again or given back too early shows. After a break each end
+//! resumes by itself, when it reads the other one's hello; all keys are other ones then.
 
-use burst_relay::{Batch, Frame, FrameReader, Header, LinkInbox, LinkOutbox, Novelty, Outcome, PeerWindow, Stream};
+use burst_relay::{
+    Batch, Frame, FrameReader, Header, LinkInbox, LinkOutbox, Novelty, Outcome, PeerFault, PeerWindow, Stream,
+};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-const WINDOW: PeerWindow = window(4096);
+const WINDOW: PeerWindow = window(4096, FIRST_KEY);
+const FIRST_KEY: u32 = 1;
+/// Longest window.
+const LEN_MAX: usize = 40_000;
 
-const fn window(len: usize) -> PeerWindow {
-    PeerWindow { address: 0x1000, rkey: 1, len: len as u32 }
+const fn window(len: usize, rkey: u32) -> PeerWindow {
+    PeerWindow { address: 0x1000, rkey, len: len as u32 }
 }
+
+/// Memory for the bytes of a stream from an offset on, up to the next part.
+struct Part {
+    from: u64,
+    key: u32,
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    fn new(from: u64, key: u32, len: usize) -> Self {
+        Self { from, key, bytes: vec![0; len] }
+    }
+}
+
+/// The byte of an offset.
+fn byte_at(parts: &mut [Part], offset: u64) -> &mut u8 {
+    let part = parts.iter_mut().rev().find(|part| part.from <= offset).expect("memory that is gone is not used");
+    let len = part.bytes.len() as u64;
+    &mut part.bytes[(offset % len) as usize]
+}
+
+/// Gives the first part back if bytes are needed from `first` on only.
+fn give_back(parts: &mut Vec<Part>, first: u64) {
+    if parts.len() > 1 && parts[1].from <= first {
+        parts.remove(0);
+    }
+}
+
+/// A batch under way, with the peer's window of each place as it was known when it was sent.
+type Sent = (Batch, Vec<PeerWindow>);
 
 /// One end with one stream: what its program sends, and what its program has received.
 struct End {
@@ -18,25 +54,27 @@ struct End {
     out: LinkOutbox,
     inbox: LinkInbox,
     to_send: Vec<u8>,
-    ring: Vec<u8>,
-    window: Vec<u8>,
+    rings: Vec<Part>,
+    windows: Vec<Part>,
+    next_key: u32,
     got: Vec<u8>,
     got_end: bool,
-    /// What the other end has received when the present transport began; `None` once it is read.
-    hello: Option<u64>,
+    /// What the other end has received when the present transport began, and its windows; `None` once it is read.
+    hello: Option<(u64, Vec<PeerWindow>)>,
 }
 
 impl End {
     /// An end with a window of `len` bytes, a ring of `more` bytes more, and a peer whose window has `peer` bytes.
     fn new(to_send: Vec<u8>, len: usize, more: usize, peer: usize) -> Self {
-        let stream = Stream::new(1, (len + more) as u32, len as u32, Some(window(peer)));
+        let stream = Stream::new(1, (len + more) as u32, len as u32, Some(window(peer, FIRST_KEY)));
         Self {
             stream,
             out: LinkOutbox::default(),
             inbox: LinkInbox::default(),
             to_send,
-            ring: vec![0; len + more],
-            window: vec![0; len],
+            rings: vec![Part::new(0, 0, len + more)],
+            windows: vec![Part::new(0, FIRST_KEY, len)],
+            next_key: FIRST_KEY + 1,
             got: vec![],
             got_end: false,
             hello: None,
@@ -46,10 +84,11 @@ impl End {
     fn read(&mut self, most: usize) {
         let from = self.stream.sent() as usize;
         let count = self.stream.room().min(most).min(self.to_send.len() - from);
-        let at = from % self.ring.len();
-        self.ring[at..at + count].copy_from_slice(&self.to_send[from..from + count]);
+        let bytes = self.to_send[from..from + count].to_vec();
+        for (byte, offset) in bytes.iter().zip(from as u64..) {
+            *byte_at(&mut self.rings, offset) = *byte;
+        }
         if count > 0 {
-            let bytes = self.ring[at..at + count].to_vec();
             self.stream.read(&bytes, &mut self.out);
         } else if from == self.to_send.len() && !self.stream.has_read_end() {
             self.stream.read_end(&mut self.out);
@@ -57,32 +96,62 @@ impl End {
     }
 
     /// Batches that leave now: none before the peer's hello was read.
-    fn send(&mut self) -> Vec<Batch> {
+    fn send(&mut self) -> Vec<Sent> {
         if self.hello.is_some() {
             return vec![];
         }
-        std::iter::from_fn(|| self.out.next(&mut self.inbox).cloned()).collect()
+        let batches: Vec<Batch> = std::iter::from_fn(|| self.out.next(&mut self.inbox).cloned()).collect();
+        let known = |batch: &Batch| {
+            batch.places.iter().map(|place| self.stream.peer_window_at(place.offset).expect("accepted")).collect()
+        };
+        batches.into_iter().map(|batch| (batch.clone(), known(&batch))).collect()
+    }
+
+    fn named(&self) -> Vec<PeerWindow> {
+        self.windows.iter().map(|part| window(part.bytes.len(), part.key)).collect()
     }
 
     fn read_hello(&mut self) {
-        if let Some(received) = self.hello.take() {
-            self.out.resume(received).unwrap();
+        let Some((received, windows)) = self.hello.take() else { return };
+        windows.into_iter().for_each(|window| self.stream.move_peer_window(window));
+        let named = self.named();
+        self.out.move_windows(|_, len| named.iter().copied().find(|window| window.len == len));
+        self.out.resume(received).unwrap();
+    }
+
+    /// All memory is registered again.
+    fn register(&mut self) {
+        for part in &mut self.windows {
+            part.key = self.next_key;
+            self.next_key += 1;
         }
     }
 
-    fn write(&mut self, offset: u64, bytes: &[u8]) {
-        let len = self.window.len();
+    fn grow(&mut self) {
+        let len = 2 * self.windows.last().unwrap().bytes.len();
+        if self.stream.can_grow_window() && len <= LEN_MAX {
+            assert_eq!(self.windows.len(), 1, "the window before is gone");
+            let key = self.next_key;
+            self.next_key += 1;
+            let from = self.stream.grow_window(window(len, key), &mut self.out);
+            self.windows.push(Part::new(from, key, len));
+        }
+    }
+
+    /// The WRITE of a batch arrives.
+    fn write(&mut self, offset: u64, bytes: &[u8], to: PeerWindow) {
+        let part = self.windows.iter_mut().find(|part| part.key == to.rkey).expect("a WRITE finds its memory");
+        assert_eq!(part.bytes.len() as u32, to.len);
         for (byte, n) in bytes.iter().zip(0..) {
-            self.window[(offset + n) as usize % len] = *byte;
+            part.bytes[((offset + n) % u64::from(to.len)) as usize] = *byte;
         }
     }
 
-    /// A batch of the end whose ring is `ring` arrives, after its WRITEs.
-    fn receive(&mut self, batch: &Batch, ring: &[u8]) {
-        for place in &batch.places {
-            let bytes: Vec<u8> =
-                (0..place.len.into()).map(|n: u64| ring[(place.offset + n) as usize % ring.len()]).collect();
-            self.write(place.offset, &bytes);
+    /// A batch of the end whose rings are `rings` arrives, after its WRITEs.
+    fn receive(&mut self, (batch, windows): &Sent, rings: &mut [Part]) {
+        for (place, window) in batch.places.iter().zip(windows) {
+            let bytes: Vec<u8> = (0..place.len.into()).map(|n: u64| *byte_at(rings, place.offset + n)).collect();
+            self.write(place.offset, &bytes, *window);
         }
         let (header, frames) = Header::read(&batch.bytes).unwrap();
         self.out.acknowledged(header.ack).unwrap();
@@ -93,23 +162,45 @@ impl End {
         while let Some((_, frame)) = reader.next_frame().unwrap() {
             match frame {
                 Frame::Data { offset, bytes } => {
-                    self.write(offset, bytes);
+                    for (byte, offset) in bytes.iter().zip(offset..) {
+                        *byte_at(&mut self.windows, offset) = *byte;
+                    }
                     self.stream.on_data(offset, bytes.len()).unwrap();
                 }
                 Frame::Placed { offset, len } => self.stream.on_data(offset, len as usize).unwrap(),
-                Frame::Credit { delivered } => self.stream.on_credit(delivered).unwrap(),
+                Frame::Credit { delivered } => {
+                    self.stream.on_credit(delivered).unwrap();
+                    give_back(&mut self.rings, self.stream.credited());
+                }
+                Frame::Grow { window, from } => {
+                    self.stream.on_grow(window, from).unwrap();
+                    // A ring may stay as it is.
+                    if self.rings.len() == 1 && from % 3 > 0 && self.rings[0].bytes.len() < window.len as usize {
+                        let from = self.stream.grow_ring(window.len);
+                        self.rings.push(Part::new(from, 0, window.len as usize));
+                        give_back(&mut self.rings, self.stream.credited());
+                    }
+                }
                 Frame::Fin { end } => self.stream.on_fin(end).unwrap(),
                 Frame::End { outcome } => self.stream.on_end(outcome).unwrap(),
-                Frame::Open { .. } | Frame::Accept { .. } | Frame::Urgent { .. } => unreachable!(),
+                Frame::Open { .. }
+                | Frame::Accept { .. }
+                | Frame::Urgent { .. }
+                | Frame::Want { .. }
+                | Frame::Probe { .. } => unreachable!(),
             }
         }
     }
 
     fn deliver(&mut self, most: usize) {
         let (from, to) = self.stream.undelivered();
-        let (count, len) = ((to - from).min(most as u64), self.window.len());
-        self.got.extend((from..from + count).map(|offset| self.window[offset as usize % len]));
+        let count = (to - from).min(most as u64);
+        for offset in from..from + count {
+            let byte = *byte_at(&mut self.windows, offset);
+            self.got.push(byte);
+        }
         self.stream.delivered(count as usize, &mut self.out);
+        give_back(&mut self.windows, from + count);
         if self.stream.end_due() {
             self.stream.delivered_end(&mut self.out);
             self.got_end = true;
@@ -121,11 +212,12 @@ impl End {
 }
 
 /// Delivers to an end what its wire holds, at most `most` batches.
-fn arrive(ends: &mut [End; 2], wires: &mut [VecDeque<Batch>; 2], to: usize, most: usize) {
+fn arrive(ends: &mut [End; 2], wires: &mut [VecDeque<Sent>; 2], to: usize, most: usize) {
     for _ in 0..most {
-        let Some(batch) = wires[1 - to].pop_front() else { return };
-        let ring = ends[1 - to].ring.clone();
-        ends[to].receive(&batch, &ring);
+        let Some(sent) = wires[1 - to].pop_front() else { return };
+        let mut rings = std::mem::take(&mut ends[1 - to].rings);
+        ends[to].receive(&sent, &mut rings);
+        ends[1 - to].rings = rings;
     }
 }
 
@@ -139,7 +231,7 @@ proptest! {
         payloads in [0usize..30_000, 0usize..30_000],
         lens in [prop::sample::select(vec![700, 4096, 20_000]), prop::sample::select(vec![700, 4096, 20_000])],
         more in prop::sample::select(vec![0usize, 333]),
-        steps in proptest::collection::vec((0u8..14, 1usize..6000), 50..400),
+        steps in proptest::collection::vec((0u8..16, 1usize..6000), 50..400),
     ) {
         let sent = [bytes(payloads[0], 1), bytes(payloads[1], 2)];
         let mut ends = [End::new(sent[0].clone(), lens[0], more, lens[1]), End::new(sent[1].clone(), lens[1], more, lens[0])];
@@ -155,6 +247,7 @@ proptest! {
                 4 | 5 => arrive(&mut ends, &mut wires, who, usize::MAX),
                 6..=9 => ends[who].deliver(size),
                 10 | 11 => ends[who].read_hello(),
+                14 | 15 => ends[who].grow(),
                 _ => {
                     // The transport breaks: what was under way may have arrived in part.
                     for to in [0, 1] {
@@ -164,7 +257,8 @@ proptest! {
                     wires.iter_mut().for_each(VecDeque::clear);
                     for to in [0, 1] {
                         ends[1 - to].inbox.resume();
-                        ends[to].hello = Some(ends[1 - to].inbox.received());
+                        ends[1 - to].register();
+                        ends[to].hello = Some((ends[1 - to].inbox.received(), ends[1 - to].named()));
                     }
                 }
             }
@@ -196,19 +290,19 @@ fn unequal_windows_do_not_stop_a_stream() {
 fn an_end_that_resumes_late_still_acknowledges_what_came_before() {
     let (mut early, mut late) = (End::new(vec![], 4096, 0, 4096), End::new(vec![], 4096, 0, 4096));
     late.inbox.resume();
-    (early.hello, late.hello) = (Some(0), Some(0));
+    (early.hello, late.hello) = (Some((0, vec![])), Some((0, vec![])));
     early.read_hello();
     for _ in 0..100 {
         early.out.push(1, &Frame::Credit { delivered: 0 });
         for batch in early.send() {
-            late.receive(&batch, &[]);
+            late.receive(&batch, &mut []);
         }
     }
     late.read_hello();
     let answers = late.send();
     assert!(!answers.is_empty(), "the early end waits for an acknowledgement");
     for batch in answers {
-        early.receive(&batch, &[]);
+        early.receive(&batch, &mut []);
     }
     assert!(early.out.ready(&early.inbox));
 }
@@ -237,5 +331,50 @@ fn wrong_repeated_and_late_frames_are_refused() {
     assert!(stream.on_credit(2).is_err(), "the FIN was not sent");
     stream.on_end(Outcome::Reset).unwrap();
     assert!(stream.on_end(Outcome::Reset).is_err(), "twice");
-    assert!(fresh().move_peer_window(PeerWindow { len: 5, ..WINDOW }).is_err(), "another length");
+    let mut moved = fresh();
+    moved.move_peer_window(PeerWindow { rkey: 8, ..WINDOW });
+    moved.move_peer_window(PeerWindow { rkey: 9, len: 5, ..WINDOW });
+    assert_eq!(moved.peer_window(), Some(PeerWindow { rkey: 8, ..WINDOW }), "another length is left out");
+}
+
+#[test]
+fn wrong_growths_are_refused() {
+    let larger = PeerWindow { len: 8192, rkey: 2, ..WINDOW };
+    let mut out = LinkOutbox::default();
+    let mut stream = Stream::new(1, 8192, 100, Some(WINDOW));
+    stream.read(&[7; 1000], &mut out);
+    assert_eq!(stream.on_grow(WINDOW, 4096), Err(PeerFault::Turn(1)), "not larger");
+    assert_eq!(stream.on_grow(larger, 999), Err(PeerFault::Offset(1)), "its byte was sent elsewhere");
+    assert_eq!(stream.on_grow(larger, 4097), Err(PeerFault::Offset(1)), "no window has the byte before it");
+    assert_eq!(Stream::new(1, 8192, 100, None).on_grow(larger, 0), Err(PeerFault::Turn(1)), "not accepted");
+    stream.on_grow(larger, 4096).unwrap();
+    assert_eq!((stream.peer_window_at(4095), stream.peer_window_at(4096)), (Some(WINDOW), Some(larger)));
+    assert_eq!(
+        stream.on_grow(PeerWindow { len: 9000, ..larger }, 5000),
+        Err(PeerFault::Turn(1)),
+        "the last one is under way"
+    );
+    assert_eq!(stream.room(), 3096, "up to where the next window begins");
+    // What a resumed link names: both, and one that is not known yet.
+    for window in [WINDOW, larger, PeerWindow { len: 16_384, ..larger }] {
+        stream.move_peer_window(PeerWindow { address: 0x9000, ..window });
+    }
+    assert_eq!(stream.peer_window_at(0), Some(PeerWindow { address: 0x9000, ..WINDOW }));
+    assert_eq!(stream.peer_window_at(4096), Some(PeerWindow { address: 0x9000, ..larger }));
+    stream.read(&[7; 3096], &mut out);
+    assert_eq!(stream.room(), 4096, "the ring ends there");
+    stream.on_credit(4096).unwrap();
+    assert_eq!(stream.peer_window_at(0).map(|window| window.len), Some(8192), "the window before is forgotten");
+    assert!(!Stream::new(1, 100, 100, None).can_grow_window());
+    let mut receiver = Stream::new(1, 100, 100, Some(WINDOW));
+    receiver.on_data(0, 60).unwrap();
+    receiver.delivered(60, &mut out);
+    assert_eq!(receiver.grow_window(PeerWindow { len: 200, ..WINDOW }, &mut out), 160, "behind what was credited");
+    assert!(!receiver.can_grow_window(), "until the bytes below that offset are credited");
+    receiver.on_data(60, 200).unwrap();
+    assert!(receiver.on_data(260, 1).is_err(), "over the larger window");
+    receiver.delivered(100, &mut out);
+    assert!(receiver.can_grow_window());
+    receiver.on_fin(260).unwrap();
+    assert!(!receiver.can_grow_window(), "nothing more comes");
 }

@@ -42,10 +42,7 @@ impl BpfPrograms {
     /// One sentence.
     pub fn load(namespace: &OwnedFd, cookie: u64, mark: u32, workers: u32, group: &OwnedFd) -> Result<Self, String> {
         if OBJECT.is_empty() {
-            return Err(
-                "this burst-proxy was built without clang: no connections can be taken, those of peers are served"
-                    .into(),
-            );
+            return Err("this burst-proxy was built without clang, so it has no BPF programs".into());
         }
         let needs = |what: &'static str| {
             move |e: &dyn Display| {

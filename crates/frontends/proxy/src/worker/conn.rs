@@ -4,6 +4,7 @@
 //! connection when they are closed, also by the death of the process, until both directions have ended in order: so
 //! that a program never takes a cut stream for a whole one.
 
+use super::pace::Pace;
 use super::syn::HeldFor;
 use super::{KIND_CONN, RelayWorker, TURN_BYTES};
 use crate::hold::Verdict;
@@ -57,6 +58,9 @@ pub struct ProxyConn {
     pub(super) urgent_here: bool,
     /// An urgent byte to deliver at an offset.
     pub(super) urgent: Option<(u64, u8)>,
+    pub(super) pace: Pace,
+    /// Bytes delivered when the program last made this side wait.
+    pub(super) blocked_at: u64,
 }
 
 impl RelayWorker {
@@ -183,6 +187,9 @@ impl RelayWorker {
                     conn.writable = sent == bytes.len();
                     moved += sent as u64;
                     conn.stream.delivered(sent, &mut link.outbox);
+                    if !conn.writable {
+                        conn.blocked_at = conn.stream.undelivered().0;
+                    }
                     credits = true;
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => conn.writable = false,
@@ -194,6 +201,7 @@ impl RelayWorker {
         if failed {
             return self.reset(place, Outcome::Reset);
         }
+        self.retire_window(place);
         let Some(conn) = &mut self.conns[place] else { return };
         let number = conn.link;
         if conn.stream.end_due() && conn.urgent.is_none() {
@@ -265,6 +273,7 @@ impl RelayWorker {
             }
             let room = conn.stream.room().min(budget);
             if room == 0 {
+                conn.pace.stop(conn.stream.sent(), conn.stream.credit_every());
                 break false;
             }
             let from = conn.stream.sent();

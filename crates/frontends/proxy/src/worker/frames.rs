@@ -1,12 +1,14 @@
 //! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
 
 use super::conn::{Phase, ProxyConn};
+use super::pace::Pace;
 use super::syn::HeldFor;
 use super::{RelayWorker, listen};
 use crate::hold::Verdict;
 use crate::message::Report;
 use burst_relay::{Frame, FrameReader, Header, MessageKind, Novelty, Outcome, PeerFault, PeerWindow, Stream};
 use std::net::SocketAddr;
+use std::time::Instant;
 
 /// Refused streams of a link whose last frame the peer may owe.
 const REFUSED_MAX: u64 = 4096;
@@ -36,6 +38,7 @@ impl RelayWorker {
         }
         let Some(state) = &mut self.links[link] else { return Ok(()) };
         state.outbox.acknowledged(header.ack)?;
+        state.round_trips.acknowledged(header.ack, state.here, Instant::now());
         if state.inbox.take(header.seq)? == Novelty::Repeated {
             return Ok(());
         }
@@ -58,6 +61,10 @@ impl RelayWorker {
     fn on_frame(&mut self, link: usize, id: u32, frame: Frame<'_>) -> Result<(), PeerFault> {
         if let Frame::Open { client, server, window } = frame {
             return self.on_open(link, id, client, server, window);
+        }
+        if let Frame::Probe { is_answer } = frame {
+            self.on_probe(link, is_answer);
+            return Ok(());
         }
         let place =
             self.links[link].as_ref().and_then(|l| l.streams.get(&id).copied()).ok_or(PeerFault::Unknown(id))?;
@@ -91,8 +98,11 @@ impl RelayWorker {
             Frame::Placed { offset, len } => conn.stream.on_data(offset, len as usize)?,
             Frame::Credit { delivered } => {
                 conn.stream.on_credit(delivered)?;
+                self.after_credit(place);
                 self.finish(place);
             }
+            Frame::Want { len } => self.on_want(place, len),
+            Frame::Grow { window, from } => self.on_grow(place, window, from)?,
             Frame::Fin { end } => conn.stream.on_fin(end)?,
             Frame::Urgent { offset, byte } => {
                 // A second one replaces the first, as TCP's urgent pointer moves on.
@@ -102,7 +112,9 @@ impl RelayWorker {
                 }
                 conn.urgent = Some((offset, byte));
             }
-            Frame::Open { .. } | Frame::End { .. } | Frame::Accept { .. } => return Err(PeerFault::Turn(id)),
+            Frame::Open { .. } | Frame::End { .. } | Frame::Accept { .. } | Frame::Probe { .. } => {
+                return Err(PeerFault::Turn(id));
+            }
         }
         self.queue(place);
         Ok(())
@@ -169,6 +181,8 @@ impl RelayWorker {
             waits: false,
             urgent_here: false,
             urgent: None,
+            pace: Pace::default(),
+            blocked_at: 0,
         };
         let refused = if self.draining {
             Some(Outcome::Draining)

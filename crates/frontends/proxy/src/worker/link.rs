@@ -6,15 +6,17 @@
 //! Without RDMA, or if it fails, the attempt is for the control channel itself; then RDMA is tried again every
 //! second. A side whose queue pair fails dials anew, or tells the dialing side.
 
+use super::carry::{whole, writes};
+use super::pace::RoundTrips;
 use super::syn::HeldFor;
 use super::{RelayWorker, TOKEN_CM, TOKEN_COMPLETIONS};
 use crate::engine::OwnEngine;
 use crate::hold::Verdict;
 use crate::message::{ControlMessage, Introduction, Report};
 use crate::pool::WindowPool;
-use crate::rdma::{CmId, Done, EventKind, LinkQp, PRIVATE_BYTES, RECEIVES_POLLED, Rdma, Write};
+use crate::rdma::{CmId, Done, EventKind, LinkQp, PRIVATE_BYTES, RECEIVES_POLLED, Rdma};
 use burst_base::Reason;
-use burst_relay::{BATCHES, Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, WindowOf};
+use burst_relay::{BATCHES, LinkHello, LinkInbox, LinkOutbox, WindowOf};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -53,7 +55,7 @@ pub(super) struct PeerLink {
     qp: Option<LinkQp>,
     qp_ready: bool,
     /// The control channel carries the link (also while an attempt for a queue pair runs).
-    here: bool,
+    pub(super) here: bool,
     /// The attempt by which it does.
     here_attempt: u64,
     /// The peer's hello of the present attempt, and whether it is for the control channel.
@@ -62,6 +64,7 @@ pub(super) struct PeerLink {
     pub(super) active: bool,
     rdma_at: Instant,
     pub(super) outbox: LinkOutbox,
+    pub(super) round_trips: RoundTrips,
     pub(super) inbox: LinkInbox,
     pub(super) streams: HashMap<u32, usize>,
     pub(super) next_id: u32,
@@ -170,6 +173,7 @@ impl RelayWorker {
                 active: false,
                 rdma_at: Instant::now(),
                 outbox: LinkOutbox::default(),
+                round_trips: RoundTrips::default(),
                 inbox: LinkInbox::default(),
                 streams: HashMap::new(),
                 next_id: if dials { 1 } else { 2 },
@@ -331,9 +335,11 @@ impl RelayWorker {
     fn say_hello(&mut self, at: usize) {
         let Some(link) = &mut self.links[at] else { return };
         link.inbox.resume();
-        let windows = link.streams.iter().filter_map(|(id, place)| {
-            let slot = self.conns[*place].as_ref()?.slot?;
-            Some(WindowOf { stream: *id, window: link.pool.window(slot) })
+        let pool = &link.pool;
+        let windows = link.streams.iter().flat_map(|(id, place)| {
+            let slot = self.conns[*place].as_ref().and_then(|conn| conn.slot);
+            let windows = slot.into_iter().flat_map(|slot| pool.windows(slot));
+            windows.map(|window| WindowOf { stream: *id, window })
         });
         let attempt = if link.here { link.here_attempt } else { link.attempt };
         let (number, received, peer, here) = (link.number, link.inbox.received(), link.peer, link.here);
@@ -368,13 +374,15 @@ impl RelayWorker {
         for WindowOf { stream, window } in hello.windows {
             if let Some(conn) = link.streams.get(&stream).and_then(|place| self.conns[*place].as_mut())
                 && conn.stream.peer_window().is_some()
-                && let Err(fault) = conn.stream.move_peer_window(window)
             {
-                return self.fault(at, fault);
+                conn.stream.move_peer_window(window);
             }
         }
         let (streams, pool, conns) = (&link.streams, &link.pool, &self.conns);
-        link.outbox.move_windows(|id| Some(pool.window(conns[*streams.get(&id)?].as_ref()?.slot?)));
+        link.outbox.move_windows(|id, len| {
+            let slot = conns[*streams.get(&id)?].as_ref()?.slot?;
+            pool.windows(slot).find(|window| window.len == len)
+        });
         if let Err(fault) = link.outbox.resume(hello.received) {
             return self.fault(at, fault);
         }
@@ -383,6 +391,7 @@ impl RelayWorker {
         let (peer, number, here) = (link.peer, link.number, link.here);
         self.count(if here { "links_on_control_channel" } else { "links_on_rdma" }, 1);
         self.report(Report::PeerLink { peer, link: number, up: true });
+        self.probe(at);
         self.flush(at);
         self.tick_soon();
     }
@@ -691,6 +700,7 @@ impl RelayWorker {
 
     /// Sends what waits, and lets streams go on that waited for room.
     pub(super) fn flush(&mut self, at: usize) {
+        let (mut messages, mut frames, mut placed) = (0, 0, 0);
         let failed = loop {
             let Some(link) = &mut self.links[at] else { return };
             if !link.active {
@@ -703,15 +713,24 @@ impl RelayWorker {
                     Err(e) => break Some(e),
                 }
             }
+            let (streams, conns) = (&link.streams, &self.conns);
+            let stream = |id: u32| {
+                let conn = conns[*streams.get(&id)?].as_ref()?;
+                Some((&conn.stream, conn.slot?))
+            };
             let Some(batch) = link.outbox.next(&mut link.inbox) else { break None };
+            link.round_trips.sent(batch.seq, Instant::now());
+            messages += 1;
+            frames += u64::from(batch.frames);
+            placed += batch.places.len() as u64;
             if link.here {
-                let bytes = whole(batch, &link.streams, &self.conns, &mut link.pool);
+                let bytes = whole(batch, &mut link.pool, stream);
                 let (peer, message) =
                     (link.peer, ControlMessage::Batch { link: link.number, attempt: link.here_attempt, bytes });
                 self.report(Report::ToPeer(peer, message));
                 continue;
             }
-            let writes = match writes(batch, &link.streams, &self.conns, &link.pool) {
+            let writes = match writes(batch, &link.pool, stream) {
                 Ok(writes) => writes,
                 Err(e) => break Some(e),
             };
@@ -720,6 +739,11 @@ impl RelayWorker {
                 break Some(e);
             }
         };
+        if messages > 0 {
+            self.count("messages_sent", messages);
+            self.count("frames_sent", frames);
+            self.count("writes_sent", placed);
+        }
         if let Some(e) = failed {
             return self.qp_failed(at, &e);
         }
@@ -741,52 +765,4 @@ impl PeerLink {
         self.here = false;
         self.active = false;
     }
-}
-
-/// The WRITEs of a batch. Places of streams that are gone are left out: the peer ignores them.
-///
-/// # Errors
-/// The ring of a stream is not registered: the peer must not be told of bytes that were not written.
-fn writes(
-    batch: &Batch,
-    streams: &HashMap<u32, usize>,
-    conns: &[Option<super::ProxyConn>],
-    pool: &WindowPool,
-) -> std::io::Result<Vec<Write>> {
-    let one = |place: &burst_relay::BatchPlace| {
-        let conn = conns[*streams.get(&place.stream)?].as_ref()?;
-        let window = conn.stream.peer_window()?;
-        let Some((local, lkey)) = pool.ring_address(conn.slot?, place.offset) else {
-            return Some(Err(std::io::Error::other("a ring is not registered")));
-        };
-        let remote = window.address + place.offset % u64::from(window.len);
-        Some(Ok(Write { local, remote, len: place.len, lkey, rkey: window.rkey }))
-    };
-    batch.places.iter().filter_map(one).collect()
-}
-
-/// A batch with the data of its places inside, for the control channel.
-fn whole(
-    batch: &Batch,
-    streams: &HashMap<u32, usize>,
-    conns: &[Option<super::ProxyConn>],
-    pool: &mut WindowPool,
-) -> Vec<u8> {
-    if batch.places.is_empty() {
-        return batch.bytes.clone();
-    }
-    let mut bytes = batch.bytes[..HEADER_BYTES].to_vec();
-    let mut frames = FrameReader::new(&batch.bytes[HEADER_BYTES..]);
-    // Written by this process: it can be read.
-    while let Ok(Some((id, frame))) = frames.next_frame() {
-        let Frame::Placed { offset, len } = frame else {
-            frame.write(id, &mut bytes);
-            continue;
-        };
-        let slot = streams.get(&id).and_then(|place| conns[*place].as_ref()).and_then(|conn| conn.slot);
-        if let Some(slot) = slot {
-            Frame::Data { offset, bytes: pool.ring(slot, offset, len as usize) }.write(id, &mut bytes);
-        }
-    }
-    bytes
 }

@@ -6,7 +6,7 @@
 //! connect.
 
 use super::conn::{Phase, ProxyConn};
-use super::link::PeerLink;
+use super::pace::Pace;
 use super::syn::{ClientEnd, Ends, HeldFor};
 use super::{ACCEPTS, KIND_LISTENER, KIND_SYNS, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// Kernel buffer of each socket of the proxy and direction, in bytes: with the program's own buffers and the windows
 /// it bounds what a stalled stream holds.
-const SOCKET_BUFFER: i32 = 1 << 20;
+pub(super) const SOCKET_BUFFER: i32 = 1 << 20;
 const IP_TRANSPARENT: i32 = 19;
 const IPV6_TRANSPARENT: i32 = 75;
 const IP_BIND_ADDRESS_NO_PORT: i32 = 24;
@@ -247,14 +247,12 @@ impl RelayWorker {
     /// Memory for a stream of a link, if the worker's share allows it.
     pub(super) fn take_slot(&mut self, link: usize) -> Option<WindowSlot> {
         let share = self.config.memory / u64::from(self.config.workers);
-        let left = share.saturating_sub(self.paired() + WindowPool::region_bytes(self.config.window));
-        let mapped = |links: &[Option<PeerLink>]| links.iter().flatten().map(|link| link.pool.mapped()).sum::<u64>();
-        if self.links[link].as_ref()?.pool.full() && mapped(&self.links) > left {
-            let others = self.links.iter_mut().enumerate().filter(|(at, _)| *at != link);
-            others.filter_map(|(_, other)| other.as_mut()).for_each(|other| other.pool.shrink());
+        let first = WindowPool::region_bytes(self.config.window);
+        let left = share.saturating_sub(self.paired() + first);
+        if self.links[link].as_ref()?.pool.full() && self.mapped() > left {
+            self.links.iter_mut().flatten().for_each(|link| link.pool.shrink());
         }
-        let may_grow =
-            mapped(&self.links) <= left && self.paired() + WindowPool::region_bytes(self.config.window) <= share;
+        let may_grow = self.mapped() <= left && self.paired() + first <= share;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.known_device());
         self.links[link].as_mut()?.pool.take(device.as_ref(), may_grow).ok()
     }
@@ -299,6 +297,8 @@ impl RelayWorker {
             waits: false,
             urgent_here: false,
             urgent: None,
+            pace: Pace::default(),
+            blocked_at: 0,
         });
         let generation = self.conns[place].as_ref().map_or(0, |conn| conn.generation);
         if is_held {

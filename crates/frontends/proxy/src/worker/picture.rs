@@ -16,6 +16,10 @@ pub struct StreamView {
     pub peer: String,
     /// What it waits for or how it travels.
     pub state: String,
+    /// Bytes that may be on their way to the peer's program, and from it.
+    pub window: u32,
+    /// The same.
+    pub window_in: u32,
     /// Bytes read from the program here.
     pub sent: u64,
     /// Bytes delivered to it.
@@ -37,6 +41,8 @@ pub struct LinkView {
     pub attempts: u64,
     /// Bytes of memory for streams.
     pub memory: u64,
+    /// The shortest round trip of its carrier, in microseconds; absent before the first one.
+    pub round_trip_us: Option<u64>,
 }
 
 /// A worker's picture.
@@ -65,6 +71,8 @@ impl RelayWorker {
                 Phase::Opening => "waiting for the peer".into(),
                 Phase::Open | Phase::Ended => link_of(conn.link).map_or("down", |link| link.carrier()).into(),
             },
+            window: conn.stream.flight_max(),
+            window_in: conn.stream.window(),
             sent: conn.stream.sent(),
             delivered: conn.stream.undelivered().0,
         });
@@ -73,6 +81,8 @@ impl RelayWorker {
             server: pair.server.to_string(),
             peer: String::new(),
             state: format!("tcp: {}", pair.why.name()),
+            window: 0,
+            window_in: 0,
             sent: 0,
             delivered: 0,
         });
@@ -83,6 +93,7 @@ impl RelayWorker {
             streams: link.streams.len(),
             attempts: link.attempt,
             memory: link.pool.mapped(),
+            round_trip_us: link.round_trips.shortest(link.here).map(|time| time.as_micros() as u64),
         });
         WorkerPicture {
             streams: relayed.chain(direct).collect(),

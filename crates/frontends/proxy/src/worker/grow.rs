@@ -1,0 +1,176 @@
+//! Windows that grow: a stream whose path is long needs more bytes under way than the first window holds.
+//!
+//! Large windows cost time where they are not needed, because rings that are long leave the processor's cache. So a window
+//! grows only if that helps ([`super::pace`]): from the moment when the window is full to the credit for what is in it
+//! took about the shortest round trip of the link, several times one after the other. Twice that time and more means that
+//! bytes waited for a processor, a link or the reader rather than for the path, and more of them would only wait longer;
+//! less than half of it, that credits were waiting here. Then the sender asks (WANT). The receiver doubles the window if
+//! its program has taken a whole window without blocking, and if there is memory (GROW); the sender's ring follows. What
+//! has been placed stays where it is.
+
+use super::RelayWorker;
+use super::conn::Phase;
+use super::link::PeerLink;
+use super::listen::SOCKET_BUFFER;
+use crate::message::GROWS;
+use crate::pool::RegionPart;
+use burst_relay::{Frame, PeerFault, PeerWindow};
+use std::time::Instant;
+
+/// Windows are multiples of it.
+const PAGE: u32 = 4096;
+
+/// Whether a program that has taken so many bytes without making this side wait reads as fast as they come: a whole
+/// window beside what the socket holds anyway. The kernel doubles the size of a buffer.
+fn is_fast(taken: u64, window: u32) -> bool {
+    taken >= 2 * SOCKET_BUFFER as u64 + u64::from(window)
+}
+
+impl RelayWorker {
+    fn grows(&self, peer: usize) -> bool {
+        self.peers.get(&peer).is_some_and(|peer| peer.introduction.features & GROWS != 0)
+    }
+
+    /// A link has a new transport: learns its round trip.
+    pub(super) fn probe(&mut self, at: usize) {
+        let Some(peer) = self.links[at].as_ref().map(|link| link.peer) else { return };
+        let grows = self.grows(peer);
+        if let Some(link) = &mut self.links[at] {
+            link.round_trips.begin();
+            if grows {
+                link.outbox.push(0, &Frame::Probe { is_answer: false });
+            }
+        }
+    }
+
+    /// Answers a probe, or sends the next one.
+    pub(super) fn on_probe(&mut self, at: usize, is_answer: bool) {
+        let Some(link) = &mut self.links[at] else { return };
+        if is_answer {
+            link.round_trips.probes = link.round_trips.probes.saturating_sub(1);
+            if link.round_trips.probes == 0 {
+                return;
+            }
+        }
+        link.outbox.push(0, &Frame::Probe { is_answer: !is_answer });
+        self.mark_dirty(at);
+    }
+
+    /// The peer has given credit.
+    pub(super) fn after_credit(&mut self, place: usize) {
+        let (Some(conn), now) = (&mut self.conns[place], Instant::now()) else { return };
+        let Some(link) = &mut self.links[conn.link] else { return };
+        let credited = conn.stream.credited();
+        if let Some(part) = conn.slot.as_mut().and_then(|slot| slot.ring.retire(credited)) {
+            link.pool.give_part(part);
+        }
+        if !conn.pace.credited(credited, link.round_trips.shortest(link.here), now) {
+            return;
+        }
+        let peer = link.peer;
+        if self.grows(peer) {
+            self.want(place, now);
+        }
+    }
+
+    /// Asks for a larger window.
+    fn want(&mut self, place: usize, now: Instant) {
+        let Some(conn) = &mut self.conns[place] else { return };
+        let Some(link) = &mut self.links[conn.link] else { return };
+        let growing = conn.slot.is_none_or(|slot| slot.ring.is_growing());
+        let (most, flight) = (self.config.window_max, conn.stream.flight_max());
+        if !growing && flight < most && !conn.stream.has_read_end() && conn.pace.may_ask(now) {
+            link.outbox.push(conn.stream.id(), &Frame::Want { len: most.min(flight.saturating_mul(2)) });
+            let at = conn.link;
+            self.count("windows_wanted", 1);
+            self.mark_dirty(at);
+        }
+    }
+
+    /// The peer would use a larger window.
+    pub(super) fn on_want(&mut self, place: usize, len: u32) {
+        let Some(conn) = &self.conns[place] else { return };
+        let (link, window) = (conn.link, conn.stream.window());
+        let wanted = len.min(window.saturating_mul(2)).min(self.config.window_max) / PAGE * PAGE;
+        let (delivered, _) = conn.stream.undelivered();
+        let is_fast = conn.writable && is_fast(delivered - conn.blocked_at, window);
+        let growing = conn.slot.is_none_or(|slot| slot.window.is_growing());
+        let able = conn.phase == Phase::Open && conn.stream.can_grow_window() && !growing;
+        if wanted <= window || !is_fast || !able {
+            return self.count("windows_kept", 1);
+        }
+        let Some(part) = self.take_larger(link, wanted) else { return self.count("windows_without_memory", 1) };
+        let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else { return };
+        let from = conn.stream.grow_window(state.pool.named(part), &mut state.outbox);
+        if let Some(slot) = &mut conn.slot {
+            slot.window.grow(part, from);
+        }
+        self.count("windows_grown", 1);
+        self.retire_window(place);
+        self.mark_dirty(link);
+    }
+
+    /// The peer's window is larger: the ring follows, if there is memory.
+    pub(super) fn on_grow(&mut self, place: usize, window: PeerWindow, from: u64) -> Result<(), PeerFault> {
+        let Some(conn) = &mut self.conns[place] else { return Ok(()) };
+        conn.stream.on_grow(window, from)?;
+        conn.pace.grown();
+        let len = window.len.min(self.config.window_max) / PAGE * PAGE;
+        let link = conn.link;
+        if conn.stream.ring() >= len || conn.slot.is_none_or(|slot| slot.ring.is_growing()) {
+            return Ok(());
+        }
+        let Some(part) = self.take_larger(link, len) else {
+            self.count("rings_without_memory", 1);
+            return Ok(());
+        };
+        let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else { return Ok(()) };
+        let from = conn.stream.grow_ring(len);
+        if let Some(slot) = &mut conn.slot {
+            slot.ring.grow(part, from);
+            if let Some(before) = slot.ring.retire(conn.stream.credited()) {
+                state.pool.give_part(before);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the window before back, once its bytes are delivered.
+    pub(super) fn retire_window(&mut self, place: usize) {
+        let Some(conn) = &mut self.conns[place] else { return };
+        let (delivered, _) = conn.stream.undelivered();
+        if let Some(part) = conn.slot.as_mut().and_then(|slot| slot.window.retire(delivered))
+            && let Some(link) = &mut self.links[conn.link]
+        {
+            link.pool.give_part(part);
+        }
+    }
+
+    /// Bytes of all regions of this worker.
+    pub(super) fn mapped(&self) -> u64 {
+        self.links.iter().flatten().map(|link| link.pool.mapped()).sum()
+    }
+
+    /// Memory for a larger ring or window. At least half of the worker's share is left to first ones.
+    fn take_larger(&mut self, link: usize, len: u32) -> Option<RegionPart> {
+        let share = self.config.memory / u64::from(self.config.workers);
+        let grown: u64 = self.links.iter().flatten().map(|link| link.pool.grown()).sum();
+        let more = u64::from(len);
+        let may_map = self.mapped() + self.paired() + more <= share && grown + more <= share / 2;
+        let device = self.rdma.as_ref().and_then(|rdma| rdma.known_device());
+        let link: &mut PeerLink = self.links[link].as_mut()?;
+        link.pool.take_larger(device.as_ref(), len, may_map).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_fast_after_more_than_its_socket_holds() {
+        let buffered = 2 * SOCKET_BUFFER as u64;
+        assert!(!is_fast(0, 4096) && !is_fast(buffered, 4096) && !is_fast(buffered + 4095, 4096));
+        assert!(is_fast(buffered + 4096, 4096));
+    }
+}
