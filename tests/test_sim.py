@@ -4,6 +4,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from conftest import BUILD
 
 PAIR = """
@@ -45,6 +47,9 @@ def test_a_wrong_file_gets_its_line_and_exit_code_2(tmp_path):
         ("[links]\nlos = 0.1\n", "line 9: unknown field `los`"),
         ("[links]\nloss = -1\n", "line 9: loss: -1 is not a share"),
         ("to = 5\n", "line 8: to: there is no host 5"),
+        ("to = 0\n", "line 8: to: host 0 would send to itself"),
+        ('[[fault]]\nkind = "link-down"\nat = 0\nlink = "host2"\n', 'line 11: link: there is no link "host2"'),
+        ('[[adapter]]\nhosts = [2]\n', "line 9: hosts: there is no host 2"),
     ]:
         done = sim(scenario(tmp_path, more=more))
         assert done.returncode == 2 and sentence in done.stderr, done.stderr
@@ -60,6 +65,24 @@ def test_ctrl_c_gives_the_results_so_far(tmp_path):
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert json.loads(output)["partial"]
+    for words, expected in [(("sweep", path, "--set", "seed=1,2,3"), "PARTIAL"), (("hunt", "--seconds", "600"), ": 0 violations")]:
+        process = subprocess.Popen([BUILD / "burst", "sim", *map(str, words)], stdout=subprocess.PIPE, text=True)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=100)
+        assert process.returncode == 130 and expected in output, output
+
+
+def test_what_needs_more_memory_than_there_is_gets_refused(tmp_path):
+    path = tmp_path / "all.toml"
+    path.write_text('''time = "1ms"\n[topology]\nkind = "fat-tree"\nhosts = 4096\n[[traffic]]\nkind = "all-to-all"\nsize = "64KiB"\n''')
+    with open("/proc/meminfo") as lines:
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
+    if kib > 200 << 20:
+        pytest.skip(f"{kib >> 20} GiB of memory are enough for the scenario")
+    for words in ([path], ["sweep", path, "--set", "seed=1,2"]):
+        done = sim(*words)
+        assert done.returncode == 1 and "more than 80 % of the" in done.stderr and done.stderr.startswith("estimate: "), done.stderr
 
 
 def test_a_capture_is_what_one_host_sends_and_receives(tmp_path):

@@ -509,9 +509,7 @@ impl<T: Cut> Network<T> {
     pub fn set_link(&mut self, name: &str, is_up: bool) -> bool {
         let mut found = false;
         for (at, link) in self.topology.links.iter().enumerate() {
-            let [a, b] = link.ends.map(|end| self.topology.name(end));
-            let is_host = link.ends.iter().any(|end| *end < self.hosts) && (name == a || name == b);
-            if (is_host && name.starts_with("host")) || name == format!("{a}-{b}") || name == format!("{b}-{a}") {
+            if self.topology.is_name_of(name, link) {
                 found = true;
                 self.ports[2 * at..2 * at + 2].iter_mut().for_each(|port| port.is_up = is_up);
             }

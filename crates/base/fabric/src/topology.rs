@@ -233,6 +233,13 @@ impl Topology {
         }
     }
 
+    /// Whether `name` is that of a link: of a host's, the host's (`host3`); of others, those of both ends (`leaf0-spine1`).
+    pub fn is_name_of(&self, name: &str, link: &Link) -> bool {
+        let [a, b] = link.ends.map(|end| self.name(end));
+        let is_host = link.ends.iter().any(|end| *end < self.hosts) && (name == a || name == b);
+        (is_host && name.starts_with("host")) || name == format!("{a}-{b}") || name == format!("{b}-{a}")
+    }
+
     /// Checks that each host has one link, and that each node can reach every other one.
     ///
     /// # Errors

@@ -153,15 +153,8 @@ fn read_text(path: &Path) -> Result<String, String> {
 fn simulate(matches: &ArgMatches, scenario: &Scenario) -> Result<Results, String> {
     let stop = stop_flag()?;
     let estimate = scenario.estimate();
-    let available = available_memory();
     eprintln!("{estimate}");
-    if estimate.bytes > available / 100 * MEMORY_PERCENT {
-        return Err(format!(
-            "needs about {} MiB, more than {MEMORY_PERCENT} % of the {} MiB that are available; use fewer hosts or less load",
-            estimate.bytes >> 20,
-            available >> 20
-        ));
-    }
+    check_memory(estimate.bytes)?;
     let mut world = World::new(scenario).map_err(|e| e.to_string())?;
     begin_capture(matches, &mut world)?;
     let bar = progress_bar(scenario);
@@ -169,6 +162,19 @@ fn simulate(matches: &ArgMatches, scenario: &Scenario) -> Result<Results, String
     bar.finish_and_clear();
     world.end_capture()?;
     results
+}
+
+/// Refuses what would need too much of the memory that is available.
+fn check_memory(bytes: u64) -> Result<(), String> {
+    let available = available_memory();
+    if bytes <= available / 100 * MEMORY_PERCENT {
+        return Ok(());
+    }
+    Err(format!(
+        "needs about {} MiB, more than {MEMORY_PERCENT} % of the {} MiB that are available; use fewer hosts or less load",
+        bytes >> 20,
+        available >> 20
+    ))
 }
 
 /// Goes from step to step until the end, or until `stop` is set.

@@ -1,5 +1,6 @@
 //! What a simulation will need, before it begins.
 
+use crate::run::PayloadMode;
 use crate::scenario::{Pattern, Scenario, Sizes};
 use crate::topology;
 use burst_fabric::traffic::SizeTable;
@@ -7,10 +8,12 @@ use std::fmt;
 
 /// Bytes of a host that has begun: its worker with agent and tables.
 const HOST_BYTES: u64 = 116 << 10;
-/// Bytes of both ends of a connection with their queues.
-const CONNECTION_BYTES: u64 = 18 << 10;
-/// Connections that a host has at one time.
-const CONNECTIONS: f64 = 64.0;
+/// Bytes of both ends of a connection with queues of four requests.
+const CONNECTION_BYTES: u64 = 12 << 10;
+/// Bytes of both ends of a connection for each further request that its queues hold.
+const REQUEST_BYTES: u64 = 2 * (128 + 32);
+/// Connections that a host has at one time, when messages begin at random times.
+const CONNECTIONS: f64 = 96.0;
 /// Bytes kept of a message that has ended.
 const ENDED_BYTES: u64 = 64;
 /// Trains that one core handles per second when hosts are too many for its caches.
@@ -42,7 +45,7 @@ impl Scenario {
     pub fn estimate(&self) -> Estimate {
         let rate = topology::host_rate(self) as f64;
         let hosts = f64::from(self.hosts);
-        let (mut messages, mut bytes) = (0.0, 0.0);
+        let (mut messages, mut bytes, mut at_once) = (0.0, 0.0, 0.0);
         for traffic in &self.traffic {
             let seconds = (traffic.end - traffic.begin) as f64 / 1e12;
             let line = rate / 8.0 * seconds;
@@ -61,6 +64,13 @@ impl Scenario {
                     (line / part * hosts, part)
                 }
             };
+            at_once += match &traffic.pattern {
+                Pattern::Stream { .. } => 1.0,
+                Pattern::Poisson { .. } => count.min(CONNECTIONS * hosts),
+                Pattern::Incast { senders, .. } => f64::from(*senders),
+                Pattern::AllToAll { .. } => hosts * (hosts - 1.0),
+                Pattern::Permutation { .. } | Pattern::Ring { .. } => hosts,
+            };
             messages += count;
             bytes += count * size;
         }
@@ -68,8 +78,11 @@ impl Scenario {
         let packets = bytes / mtu + messages;
         let per_train = (f64::from(self.node.train_bytes) / mtu).max(1.0);
         let trains = bytes / mtu / per_train + messages;
-        let at_once = messages.min(CONNECTIONS * hosts);
-        let memory = hosts * HOST_BYTES as f64 + messages * ENDED_BYTES as f64 + at_once * CONNECTION_BYTES as f64;
+        let requests = u64::from(topology::queue_depth(self)).saturating_sub(4);
+        let connection = CONNECTION_BYTES + requests * REQUEST_BYTES;
+        let programs = if self.payload == PayloadMode::Real { self.node.memory } else { 0 };
+        let memory =
+            hosts * (HOST_BYTES + programs) as f64 + messages * ENDED_BYTES as f64 + at_once * connection as f64;
         Estimate { bytes: memory as u64, messages, packets, seconds: 2.0 * trains / TRAINS_PER_SECOND }
     }
 }
@@ -94,5 +107,21 @@ mod tests {
         let estimate = Scenario::parse(text).expect("a scenario").estimate();
         assert!((1 << 30..2 << 30).contains(&estimate.bytes), "{estimate}");
         assert!((50.0..200.0).contains(&estimate.seconds) && (15e6..16e6).contains(&estimate.packets), "{estimate}");
+    }
+
+    #[test]
+    fn what_begins_at_one_time_has_connections_at_one_time() {
+        let estimate = |hosts: u32, payload: &str, traffic: &str| {
+            let text = format!(
+                "time = \"7ms\"\npayload = \"{payload}\"\n[topology]\nkind = \"star\"\nhosts = {hosts}\n[[traffic]]\n{traffic}\n"
+            );
+            Scenario::parse(&text).expect("a scenario").estimate().bytes >> 20
+        };
+        let all = "kind = \"all-to-all\"\nsize = 4096";
+        // Measured: 626 MiB, and 760 with messages of 1 MiB.
+        assert!((600..850).contains(&estimate(256, "void", all)), "{}", estimate(256, "void", all));
+        assert!(estimate(4_096, "void", all) > 150 << 10, "{}", estimate(4_096, "void", all));
+        let stream = "kind = \"stream\"\nsize = 4096\ncount = 1";
+        assert_eq!([estimate(64, "void", stream), estimate(64, "real", stream)], [7, 7 + 256]);
     }
 }

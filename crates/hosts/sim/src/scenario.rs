@@ -10,6 +10,7 @@ pub mod value;
 use crate::cpu::CpuProfile;
 use crate::node::Verb;
 use crate::run::PayloadMode;
+use crate::topology;
 use adapter::AdapterSettings;
 use burst_base::verbs::Mtu;
 use burst_cc::{CcChoice, CcTable, ChoiceRank, Params};
@@ -308,7 +309,8 @@ impl Scenario {
             ScenarioError { line: text.line(&span), what }
         })?;
         let hosts = topology_hosts(&text, &file.topology)?;
-        let mut node = node_settings(&text, &file.hosts, file.payload.unwrap_or_default())?;
+        let payload = file.payload.as_ref().map_or(file::Payload::default(), |payload| *payload.get_ref());
+        let mut node = node_settings(&text, &file.hosts, payload)?;
         let (time, warm_up) = (file.time.get_ref().0, file.warm_up.unwrap_or_default().0);
         if time == 0 || warm_up >= time {
             return text.refuse(file.time.span(), "time: expected more than 0 and more than warm_up");
@@ -329,14 +331,14 @@ impl Scenario {
         }
         let faults =
             file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts, time)).collect::<Result<_, _>>()?;
-        let payload = file.payload.unwrap_or_default().mode();
+        let payload = payload.mode();
         if payload == PayloadMode::Real && hosts > 64 {
             return text.refuse(
-                0..0,
+                file.payload.as_ref().map_or(0..0, Spanned::span),
                 format!("payload: \"real\" is for 64 hosts at most, not {hosts}; use \"pattern\" or \"void\""),
             );
         }
-        Ok(Scenario {
+        let scenario = Scenario {
             name: file.name.unwrap_or_else(|| "scenario".into()),
             seed: file.seed.unwrap_or(1),
             time,
@@ -353,8 +355,27 @@ impl Scenario {
             traffic,
             faults,
             hash: fnv1a(source.as_bytes()),
-        })
+        };
+        check_names(&text, &scenario, &file.fault)?;
+        Ok(scenario)
     }
+}
+
+/// Checks that the network can be built, and that links and switches of faults exist in it.
+fn check_names(
+    text: &Text<'_>,
+    scenario: &Scenario,
+    faults: &[Spanned<file::FaultTable>],
+) -> Result<(), ScenarioError> {
+    let topology = topology::build(scenario).or_else(|what| text.refuse(0..0, format!("topology: {what}")))?;
+    for (fault, table) in scenario.faults.iter().zip(faults) {
+        if let Err((key, what)) = topology::check_fault(&fault.kind, &topology) {
+            let t = table.get_ref();
+            let at = t.link.as_ref().or(t.switch.as_ref()).map_or(table.span(), Spanned::span);
+            return text.refuse(at, format!("{key}: {what}"));
+        }
+    }
+    Ok(())
 }
 
 /// FNV-1a, 64 bits.

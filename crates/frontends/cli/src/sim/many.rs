@@ -1,6 +1,6 @@
 //! Many simulations: a grid of them (`sweep`), random ones under the oracle (`hunt`), and one of those again (`replay`).
 
-use super::{EXIT_STOPPED, read_text, stop_flag};
+use super::{EXIT_STOPPED, check_memory, read_text, stop_flag};
 use burst_sim::hunt::{Draft, Found};
 use burst_sim::sweep::{Axis, Point, grid, run, shown};
 use burst_sim::world::SimError;
@@ -61,16 +61,23 @@ pub fn sweep(matches: &ArgMatches) -> ExitCode {
             return ExitCode::from(burst_args::EXIT_USAGE);
         }
     };
-    let stop = match stop_flag() {
+    let threads = threads(matches);
+    let (sum, at_once) = needs(&points, threads);
+    eprintln!(
+        "estimate: {} simulations, {sum:.0} s of one core, {} MiB at one time",
+        points.len(),
+        (at_once >> 20) + 1
+    );
+    let stop = match check_memory(at_once).and_then(|()| stop_flag()) {
         Ok(stop) => stop,
-        Err(sentence) => return crate::fail(sentence),
+        Err(sentence) => return crate::fail(format!("{}: {sentence}, or fewer --jobs", path.display())),
     };
     let bar = ProgressBar::new(points.len() as u64);
     bar.set_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let results = run(&points, threads(matches), &stop, &|| bar.inc(1));
+    let results = run(&points, threads, &stop, &|| bar.inc(1));
     bar.finish_and_clear();
     let rows: Vec<Value> = points.iter().zip(&results).map(|(point, result)| row(point, result.as_ref())).collect();
     if let Some(file) = matches.get_one::<PathBuf>("json") {
@@ -96,6 +103,14 @@ pub fn sweep(matches: &ArgMatches) -> ExitCode {
         (false, 0) => ExitCode::SUCCESS,
         (false, _) => ExitCode::FAILURE,
     }
+}
+
+/// Seconds of one core of all points, and the most bytes that so many of them need at one time.
+fn needs(points: &[Point], threads: usize) -> (f64, u64) {
+    let estimates: Vec<_> = points.iter().map(|point| point.scenario.estimate()).collect();
+    let mut bytes: Vec<u64> = estimates.iter().map(|estimate| estimate.bytes).collect();
+    bytes.sort_unstable_by_key(|bytes| std::cmp::Reverse(*bytes));
+    (estimates.iter().map(|estimate| estimate.seconds).sum(), bytes.iter().take(threads).sum())
 }
 
 fn row(point: &Point, result: Option<&Result<burst_sim::results::Results, String>>) -> Value {
@@ -141,7 +156,12 @@ pub fn hunt(matches: &ArgMatches) -> ExitCode {
         );
     }
     println!("{tried} seeds from {from} on: {} violations", found.len());
-    if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    // Relaxed: the flag carries nothing else.
+    match (found.is_empty(), stop.load(Ordering::Relaxed)) {
+        (false, _) => ExitCode::FAILURE,
+        (true, true) => ExitCode::from(EXIT_STOPPED),
+        (true, false) => ExitCode::SUCCESS,
+    }
 }
 
 /// Tries seeds on some threads, until `end` or `stop`. Returns how many, and the failures in the order of their seeds.

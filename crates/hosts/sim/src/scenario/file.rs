@@ -21,7 +21,7 @@ pub struct File {
     /// The simulation ends at the latest this long after `time`.
     pub drain: Option<Delay>,
     /// What becomes of payload.
-    pub payload: Option<Payload>,
+    pub payload: Option<Spanned<Payload>>,
     /// Hosts and network.
     pub topology: Spanned<TopologyTable>,
     /// Settings of hosts.
@@ -385,9 +385,9 @@ pub struct FaultTable {
     /// Time from one beginning to the next, for what happens again and again.
     pub every: Option<Spanned<Delay>>,
     /// The link.
-    pub link: Option<String>,
+    pub link: Option<Spanned<String>>,
     /// The switch.
-    pub switch: Option<String>,
+    pub switch: Option<Spanned<String>>,
     /// Share of packets.
     pub share: Option<Share>,
     /// The host.

@@ -87,6 +87,12 @@ fn what_is_wrong_is_named_with_its_line() {
             "line 17: shift: beside random; expected one of them",
         ),
         ("time = \"1ms\"", "time = \"0s\"", "line 3: time: expected more than 0"),
+        ("size = \"64KiB\"", "size = 1\nto = 0", "line 17: to: host 0 would send to itself"),
+        (
+            "size = \"64KiB\"",
+            "size = 1\n[[fault]]\nkind = \"link-down\"\nat = 0\nlink = \"host7\"",
+            "line 20: link: there is no link \"host7\"; a host's is \"host0\"",
+        ),
     ];
     for (what, by, expected) in cases {
         let sentence = refused(what, by);
@@ -116,4 +122,22 @@ fn trains_are_short_beside_the_buffers_of_switches() {
         Scenario::parse(&text).expect("a right scenario").node.train_bytes
     };
     assert_eq!((of("32MiB"), of("64KiB"), of("1KiB")), (64 << 10, 4 << 10, 64));
+}
+
+#[test]
+fn what_is_wrong_with_names_of_the_network_and_with_payload_is_named_with_its_line() {
+    let star = |hosts: u32, before: &str, after: &str| {
+        let text = format!(
+            "time = \"1ms\"\n{before}\n[topology]\nkind = \"star\"\nhosts = {hosts}\n[[traffic]]\nkind = \"stream\"\nsize = 1\n{after}\n"
+        );
+        Scenario::parse(&text).map(|scenario| scenario.hosts).map_err(|error| error.to_string())
+    };
+    let drops = |switch: &str| format!("[[fault]]\nkind = \"drops\"\nat = 0\nshare = 0.1\nswitch = \"{switch}\"");
+    assert_eq!(star(3, "", &drops("switch")), Ok(3));
+    let sentence = star(3, "", &drops("leaf0")).expect_err("no such switch");
+    assert_eq!(sentence, "line 13: switch: there is no switch \"leaf0\"; there are: switch");
+    let real = "payload = \"real\"";
+    assert_eq!(star(64, real, ""), Ok(64));
+    let sentence = star(65, real, "").expect_err("too many");
+    assert!(sentence.starts_with("line 2: payload: \"real\" is for 64 hosts at most, not 65"), "{sentence}");
 }

@@ -65,7 +65,8 @@ fn read_pattern(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable, hosts: u
         K::Stream => {
             let (from, to) = (host("from", &t.from, Some(0))?, host("to", &t.to, Some(1))?);
             if from == to {
-                return text.refuse(span.clone(), format!("to: host {to} would send to itself"));
+                let at = t.to.as_ref().or(t.from.as_ref()).map_or(span.clone(), Spanned::span);
+                return text.refuse(at, format!("to: host {to} would send to itself"));
             }
             let depth = match t.depth.as_ref().map(|depth| (*depth.get_ref(), depth.span())) {
                 None => 16,
@@ -162,9 +163,9 @@ pub(super) fn read_fault(
     only(text, &span, name, &t.given(), &[&["kind", "at"], own].concat())?;
     let host = || text.host("host", text.need(&span, "host", t.host.as_ref())?, hosts);
     let kind = match t.kind {
-        K::Link => FaultKind::Link(text.need(&span, "link", t.link.clone())?),
+        K::Link => FaultKind::Link(text.need(&span, "link", t.link.as_ref())?.get_ref().clone()),
         K::Drops => FaultKind::Drops {
-            switch: text.need(&span, "switch", t.switch.clone())?,
+            switch: text.need(&span, "switch", t.switch.as_ref())?.get_ref().clone(),
             share: text.need(&span, "share", t.share)?.0,
         },
         K::Stall => FaultKind::Stall { host: host()? },
