@@ -743,6 +743,9 @@ impl Qp {
         let resource = self.resp.resources[place];
         debug_assert!(index <= end && end <= resource.packets, "a part outside of the READ");
         let most = (READ_REPEATS_MIN + REPEATS_PER_PACKET * before) * u64::from(resource.packets);
+        // New READs may have taken the places of those before it.
+        let most = most.max(resource.repeated_max);
+        self.resp.resources[place].repeated_max = most;
         let is_repair = pkt.seth().is_some_and(|seth| seth.is_repair);
         let part = resource.part(index, end);
         let by_itself = is_repair || !resource.selective;

@@ -37,6 +37,8 @@ pub(crate) struct ResponderResource {
     pub(crate) is_repair: bool,
     /// READ: packets of its response that were repeated.
     pub(crate) repeated: u64,
+    /// READ: the highest bound that `repeated` has had.
+    pub(crate) repeated_max: u64,
     /// READ of the selective repeat family ([`crate::read_acks`]): bytes of its response that were ever sent; of these from the
     /// first on, the bytes that count as sent (more than those acknowledged by what is in flight); the bytes acknowledged.
     pub(crate) sent_bytes: u32,
@@ -97,6 +99,7 @@ pub(crate) const EMPTY: ResponderResource = ResponderResource {
     selective: false,
     is_repair: false,
     repeated: 0,
+    repeated_max: 0,
     sent_bytes: 0,
     counted_bytes: 0,
     acked_bytes: 0,

@@ -161,6 +161,30 @@ fn a_read_repeated_further_on_each_time_is_always_answered() {
     assert_eq!(end.fx.count_of(Reason::AnswerWithheld), 0);
 }
 
+/// Behind long READs a short one is repeated with each of their lost packets. What it has been allowed stays allowed when new
+/// READs have taken the places of the long ones.
+#[test]
+fn the_bound_of_repetitions_does_not_shrink() {
+    let mut end = responder();
+    let rkey = end.lkey;
+    let count = |answers: Vec<Vec<u8>>| answers.len() as u32;
+    for k in 0..3 {
+        assert_eq!(count(from(&mut end, Nanos(1_000), PEER, &read(FIRST + 64 * k, rkey, 0, 64 << 10))), 64);
+    }
+    let short = FIRST + 192;
+    let most = 32 + 2 * 193;
+    assert_eq!(count(from(&mut end, Nanos(1_000), PEER, &read(short, rkey, 0, 1024))), 1);
+    for _ in 0..most - 1 {
+        assert_eq!(count(from(&mut end, Nanos(2_000), PEER, &read(short, rkey, 0, 1024))), 1);
+    }
+    for k in 1..4 {
+        assert_eq!(count(from(&mut end, Nanos(3_000), PEER, &read(short + k, rkey, 0, 1024))), 1);
+    }
+    for again in [1, 0] {
+        assert_eq!(count(from(&mut end, Nanos(4_000), PEER, &read(short, rkey, 0, 1024))), again, "up to the bound");
+    }
+}
+
 #[test]
 fn a_congestion_notification_is_counted_and_may_come_from_any_port() {
     let mut end = connected();
