@@ -1,7 +1,7 @@
 //! Rings and windows of a link's streams: parts of large registered regions.
 //!
 //! A stream has a ring of outgoing bytes and a window for incoming ones. Both begin with the same length, in a region of
-//! [`SLOTS`] streams, and can grow, each by itself: a larger part has a region of its own, and the part before is kept
+//! eight streams, and can grow, each by itself: a larger part has a region of its own, and the part before is kept
 //! until its bytes are needed no more ([`GrowingPart`]). Each link has regions of its own, so that a peer's keys reach no
 //! other peer's streams. Regions are added as streams come and grow, up to the worker's share of `memory`. Empty ones stay
 //! until a link needs memory that the share does not have otherwise.
