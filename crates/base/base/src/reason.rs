@@ -226,6 +226,7 @@ reasons! {
     ProxyReset, "proxy_reset", Note, "A connection was reset before the server had answered.", "Nothing: the program gave up.";
     // --- going back
     BackRepeated, "back_repeated", Note, "A packet that was sent again after a sequence NAK was not acknowledged within two round trips, and is sent once more.", "The path loses many packets: check it, and the peer's socket buffers.";
+    TailProbe, "tail_probe", Note, "The last packet was sent again because the peer had said nothing for two round trips (standard packets).", "The last packets of a message, or their acknowledgement, were lost, or the peer did not run.";
 }
 
 impl Reason {

@@ -127,6 +127,14 @@ impl Endpoint {
         }
     }
 
+    /// A timer has passed that was set for it, and nothing was due.
+    #[inline]
+    pub(crate) fn timer_passed(&mut self) {
+        match self {
+            Endpoint::Roce(qp) => qp.timer_passed(),
+        }
+    }
+
     /// Whether a message that is lost stays lost, so that it must wait until the next hop is known. Flushed requests are not
     /// sent.
     #[inline]

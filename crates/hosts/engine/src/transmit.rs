@@ -177,6 +177,7 @@ impl Worker {
 
     /// A timer of the wheel is due. The queue pair's deadline may be later than when the timer was set.
     fn fire(&mut self, now: Nanos, index: u32) -> bool {
+        self.core.outbox.timers = self.core.wheel.len();
         let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return false };
         slot.armed = Nanos::NEVER;
         let due = slot.endpoint.next_deadline() <= now;
@@ -184,6 +185,8 @@ impl Worker {
             let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
             let egress = Egress { batch, counters };
             tables.call_qp(slot, egress, Completions::Visible, |qp, env| qp.on_timer(env));
+        } else {
+            slot.endpoint.timer_passed();
         }
         self.core.settle(now, index);
         due

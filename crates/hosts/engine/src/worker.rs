@@ -107,6 +107,8 @@ pub(crate) struct Outbox {
     pub delivered: bool,
     /// What acknowledgements have said of the path during a call to a queue pair.
     pub report: AckReport,
+    /// Timers of queue pairs that were set when the last one fired.
+    pub timers: u32,
 }
 
 impl Outbox {
@@ -120,6 +122,7 @@ impl Outbox {
             hello_due: Nanos::NEVER,
             delivered: false,
             report: AckReport::default(),
+            timers: 0,
         }
     }
 

@@ -152,6 +152,11 @@ pub trait Effects {
     fn host_pressure(&self) -> HostPressure {
         HostPressure::default()
     }
+    /// Shortest wait until a probe of the standard family. Queue pairs that have been given a timer for it each would keep a
+    /// worker busy if they were many.
+    fn probe_wait_min(&self) -> Nanos {
+        Nanos(0)
+    }
     /// The records of loss recovery; `None` if there are none, so that queue pairs go back to the first missing packet.
     fn records(&mut self) -> Option<&mut RecordPool> {
         None

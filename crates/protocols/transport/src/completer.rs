@@ -58,7 +58,7 @@ impl Qp {
             {
                 self.take_credits(credit, msn);
                 if self.req.ack_deadline != Nanos::NEVER {
-                    self.req.ack_deadline = now + self.ack_wait();
+                    self.req.ack_deadline = now + self.wait_again();
                 }
             }
             return Some(Reason::StaleAck);
@@ -124,11 +124,11 @@ impl Qp {
         self.req.timeouts = 0;
         self.req.stalled = false;
         self.req.recovery.rearm_implied_loss();
-        if self.req.is_back {
-            self.end_back(env.now);
+        if self.req.watched != 0 {
+            self.on_watched_progress(env);
         }
         self.req.ack_deadline =
-            if self.req.recovery.is_outstanding() { env.now + self.ack_timeout } else { Nanos::NEVER };
+            if self.req.recovery.is_outstanding() { env.now + self.answer_wait } else { Nanos::NEVER };
         self.end_failed_oldest(env);
         self.check_drained(env);
     }
@@ -332,7 +332,7 @@ impl Qp {
         if self.req.sel.deadline <= env.now {
             self.on_fast_timer(env);
         }
-        if self.req.ack_deadline <= env.now {
+        if self.req.ack_deadline <= env.now && !self.probe_first(env) {
             env.fx.count(Reason::AckTimeout);
             env.fx.congestion(Signal::Timeout);
             self.req.recovery.rearm_implied_loss();

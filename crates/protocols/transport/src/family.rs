@@ -62,13 +62,14 @@ impl Qp {
     /// Changes the family if nothing is in flight. False if it must be changed and requests are still in flight: no new one may
     /// be begun then.
     #[cold]
-    pub(crate) fn switch_family(&mut self) -> bool {
+    pub(crate) fn switch_family(&mut self, env: &Env<'_>) -> bool {
         if !self.req.recovery.is_empty() {
             return false;
         }
         debug_assert!(self.req.sel.losses.is_none(), "a record without requests in flight");
         self.req.stop_selective();
         self.req.set_family(self.req.sel.window > 0);
+        self.set_answer_wait(env);
         self.req.sel.answered = false;
         self.req.sel.acked = self.req.recovery.next_request_psn();
         true
@@ -81,18 +82,12 @@ impl Requester {
         self.sel.active = selective;
         self.sel.switch_due = selective != (self.sel.window > 0);
         self.limit_distance();
+        self.stop_watching();
     }
 
     /// How many PSNs may be in flight follows the family and the peer's window.
     fn limit_distance(&mut self) {
         let window = self.sel.window.clamp(1, PSN_DISTANCE_MAX as u32) as i32;
         self.sel.distance_max = if self.sel.active { window } else { PSN_DISTANCE_MAX };
-    }
-
-    /// After going back less than the window is sent, or as much as may be again.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn set_back(&mut self, is_back: bool) {
-        (self.is_back, self.back_limit) = (is_back, 0);
     }
 }

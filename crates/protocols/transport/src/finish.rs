@@ -105,6 +105,7 @@ impl Qp {
     fn stop_sending(&mut self) {
         self.req.go_back();
         self.req.stop_selective();
+        self.req.stop_watching();
         self.req.rnr_deadline = Nanos::NEVER;
         self.req.credit_limit = None;
         self.req.sq_active = true;
@@ -223,8 +224,8 @@ impl Qp {
 
     /// SQD: raises an event once, when nothing is in flight any more (IBA 10.3.1.5).
     pub(crate) fn check_drained(&mut self, env: &mut Env<'_>) {
-        if self.state == QpState::Sqd && !self.req.drained && self.req.recovery.is_empty() {
-            self.req.drained = true;
+        if self.state == QpState::Sqd && !self.drained && self.req.recovery.is_empty() {
+            self.drained = true;
             if self.attr.en_sqd_async_notify {
                 env.fx.event(self.id.qpn, EventType::SqDrained);
             }

@@ -2,8 +2,8 @@
 //!
 //! At most half of the room that the window has is sent until the packet that was missing is acknowledged. Responders
 //! report a gap once (IBA 9.7.4.1.2), so nothing tells that the packet was lost again, and the local ACK timeout is many
-//! round trips. Therefore a timer of two round trips, or of a round trip and four times its variation (as the probes of
-//! selective repeat), goes back once more, at most [`REPEATS_MAX`] times, and sends four packets. That uses up no retry.
+//! round trips. Therefore a timer of two round trips, or of a round trip and four times its variation (as
+//! [`crate::probes`]), goes back once more, at most [`REPEATS_MAX`] times, and sends four packets. That uses up no retry.
 //! The time from going back to progress measures the round trip: the NAK has said that the packet was missing, so the
 //! answer is that of the repetition (no ambiguity as in Karn's rule). Before the first measurement a quarter of the local
 //! ACK timeout is waited, at most [`crate::rtt::RTO_FIRST`].
@@ -13,6 +13,7 @@
 use crate::api::Env;
 use crate::qp::Qp;
 use crate::selective::MeasuredPacket;
+use crate::watch::WAITS_PER_TIMEOUT;
 use burst_base::{Nanos, Reason};
 
 /// How often the repetition is repeated without a word of the peer.
@@ -26,7 +27,7 @@ impl Qp {
     #[inline(never)]
     pub(crate) fn begin_back(&mut self, room: u64, now: Nanos) {
         let una = self.req.recovery.una_psn();
-        let wait_max = self.fast_wait_max();
+        let wait_max = Nanos(self.ack_timeout().0 / WAITS_PER_TIMEOUT);
         let sel = &mut self.req.sel;
         // Silence may be a queue that stands still: then half of a window would make it longer.
         let limit = if sel.probes == 0 { room / 2 } else { AFTER_SILENCE * u64::from(self.mtu) };
@@ -62,7 +63,7 @@ impl Qp {
     pub(crate) fn on_back_timer(&mut self, env: &mut Env<'_>) {
         let r = &mut self.req;
         (r.sel.deadline, r.sel.measured) = (Nanos::NEVER, None);
-        if !r.is_back || !r.recovery.is_outstanding() || r.rnr_deadline != Nanos::NEVER {
+        if !r.is_back() || !r.recovery.is_outstanding() || r.rnr_deadline != Nanos::NEVER {
             return;
         }
         env.fx.count(Reason::BackRepeated);

@@ -16,6 +16,7 @@
 //! | `ahead`, `early_responses` | READ responses that arrived behind a gap |
 //! | `completer` | acknowledgements, responses, NAKs, time-outs |
 //! | `going_back` | how much is sent after a sequence NAK, and when it counts as lost again |
+//! | `probes`, `watch` | the last packet is sent again when nothing comes; the wait for progress |
 //! | `finish` | completions, errors, flushing, draining |
 //! | `responder`, `responder_resource` | request packets: checks and execution; READs and ATOMICs that were accepted |
 //! | `respond` | acknowledgements, NAKs, READ and ATOMIC responses |
@@ -64,6 +65,7 @@ mod middles;
 mod packet_store;
 mod peer_port;
 mod peer_shares;
+mod probes;
 mod psn_bits;
 mod qp;
 mod read_acks;
@@ -89,6 +91,7 @@ mod state;
 mod strict;
 mod uc;
 mod ud;
+mod watch;
 mod xrc;
 
 pub use ack_report::AckReport;

@@ -4,7 +4,7 @@
 //! pending answers, then requests; `on_timer` fires the timers that are due; `modify` moves the queue pair through its
 //! states by the rules of [`crate::state`]. A queue pair shares no state with another.
 
-use crate::api::{ACK_TIMEOUT_MIN, Env, ModifyError, PKEY_DEFAULT, QpConfig, Signal, TxBudget, TxState};
+use crate::api::{Env, ModifyError, PKEY_DEFAULT, QpConfig, Signal, TxBudget, TxState};
 use crate::peer_port::PeerPort;
 use crate::read_acks::ReadAcks;
 use crate::receive::Receiver;
@@ -12,14 +12,14 @@ use crate::repair_queue::ResponseRepairs;
 use crate::requester::Requester;
 use crate::responder::{READ_ACK_DUE, Responder};
 use crate::state;
+use crate::watch::ProbeState;
 use burst_base::heap::OutOfMemory;
-use burst_base::verbs::{Mtu, QpAttr, QpCap, QpState, QpType, attr_mask};
+use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Psn, Qpn, Reason};
 use burst_frame::{Flow, RxFrame};
 use burst_mem::Peer;
 use burst_shm::rq::SrqConsumer;
 use burst_shm::sq::SqConsumer;
-use burst_wire::aeth::ack_timeout;
 use burst_wire::{OpKind, Packet, Service};
 use std::sync::Arc;
 
@@ -45,14 +45,18 @@ pub struct Qp {
     pub(crate) read_acks: Option<Box<ReadAcks>>,
     /// Parts of READ responses that the peer asks for again.
     pub(crate) repairs: ResponseRepairs,
-    pub(crate) cap: QpCap,
+    /// The wait for progress, and probes.
+    pub(crate) probes: ProbeState,
+    /// SQD: the drained event has been raised.
+    pub(crate) drained: bool,
     pub(crate) attr: QpAttr,
     /// `attr.dest_qpn` and `attr.qp_access_flags`, in a line that each packet uses.
     pub(crate) dest_qpn: Qpn,
     pub(crate) access_flags: u32,
     /// Payload bytes per packet.
     pub(crate) mtu: u32,
-    pub(crate) ack_timeout: Nanos,
+    /// The wait that each sign of progress begins: the local ACK timeout, or the time until a probe ([`crate::probes`]).
+    pub(crate) answer_wait: Nanos,
     pub(crate) id: QpIdentity,
     pub(crate) flow: Flow,
     pub(crate) peer_port: PeerPort,
@@ -80,7 +84,6 @@ impl Qp {
         debug_assert!(cap.max_send_wr == 0 || sq.spec().max_inline() == cap.max_inline_data);
         Qp {
             id: QpIdentity { qpn, qp_type, pd, send_cq, recv_cq, cookie, port_mtu },
-            cap,
             state: QpState::Reset,
             attr: QpAttr { cap, ..QpAttr::default() },
             dest_qpn: QpAttr::default().dest_qpn,
@@ -88,7 +91,7 @@ impl Qp {
             flow: Flow::default(),
             peer_port: PeerPort::default(),
             mtu: port_mtu.bytes(),
-            ack_timeout: Nanos::NEVER,
+            answer_wait: Nanos::NEVER,
             sq,
             req: Requester::new(),
             resp: Responder::new(),
@@ -99,6 +102,8 @@ impl Qp {
             accepts_selective: false,
             read_acks: None,
             repairs: ResponseRepairs::default(),
+            probes: ProbeState::new(),
+            drained: false,
         }
     }
 
@@ -141,10 +146,9 @@ impl Qp {
         QpAttr {
             qp_state: self.state,
             cur_qp_state: self.state,
-            cap: self.cap,
             sq_psn: if self.id.qp_type == QpType::Ud { self.attr.sq_psn } else { self.req.recovery.next_request_psn() },
             rq_psn: if self.state as u8 >= QpState::Rtr as u8 { self.resp.expected } else { self.attr.rq_psn },
-            sq_draining: self.state == QpState::Sqd && !self.req.drained,
+            sq_draining: self.state == QpState::Sqd && !self.drained,
             ..self.attr
         }
     }
@@ -171,7 +175,7 @@ impl Qp {
         if self.id.qp_type != QpType::Ud {
             self.mtu = self.attr.path_mtu.bytes();
         }
-        self.ack_timeout = ack_timeout(self.attr.timeout).max(ACK_TIMEOUT_MIN);
+        self.set_answer_wait(env);
         self.enter(to, env);
         Ok(())
     }
@@ -181,7 +185,7 @@ impl Qp {
         match (self.state, to) {
             (QpState::Reset, QpState::Init) => {
                 self.recv.reserve()?;
-                self.req.allocate(self.cap.max_send_wr, self.cap.max_send_sge)
+                self.req.allocate(self.attr.cap.max_send_wr, self.attr.cap.max_send_sge)
             }
             (QpState::Init, QpState::Rtr) => {
                 let is_given = mask & attr_mask::MAX_DEST_RD_ATOMIC != 0;
@@ -216,7 +220,7 @@ impl Qp {
                 self.req.sq_active = true;
                 self.req.stalled = false;
             }
-            QpState::Sqd if from == QpState::Rts => self.req.drained = false,
+            QpState::Sqd if from == QpState::Rts => self.drained = false,
             _ => {}
         }
         self.state = to;
@@ -228,17 +232,17 @@ impl Qp {
         self.sq.discard_all();
         self.recv.discard();
         let window = self.req.sel.window;
-        self.req = Requester::new();
+        (self.req, self.probes, self.drained) = (Requester::new(), ProbeState::new(), false);
         self.req.sel.window = window;
         self.req.set_family(false);
         self.req.retired = self.sq.taken();
         self.resp = Responder::new();
-        self.attr = QpAttr { cap: self.cap, ..QpAttr::default() };
+        self.attr = QpAttr { cap: self.attr.cap, ..QpAttr::default() };
         (self.dest_qpn, self.access_flags) = (self.attr.dest_qpn, self.attr.qp_access_flags);
         self.flow = Flow::default();
         self.peer_port = PeerPort::default();
         self.mtu = self.id.port_mtu.bytes();
-        self.ack_timeout = Nanos::NEVER;
+        self.answer_wait = Nanos::NEVER;
         self.state = QpState::Reset;
         self.forget_responses();
         self.flush_recv = false;

@@ -352,17 +352,19 @@ impl Recovery {
     pub(crate) fn next_packet(&self) -> u32 {
         self.cursor_pkt
     }
-    /// `packets` packets of the next request were sent.
+    /// `packets` packets of the next request were sent. Returns whether the last of them was sent for the first time.
     #[inline]
-    pub(crate) fn on_sent(&mut self, packets: u32) {
+    pub(crate) fn on_sent(&mut self, packets: u32) -> bool {
         self.cursor_pkt += packets;
         let request = self.wqes.get(self.cursor);
         debug_assert!(self.cursor_pkt <= request.packets);
         let next = request.first_psn.add(self.cursor_pkt);
-        if next.is_after(self.sent_psn) {
+        let is_new = next.is_after(self.sent_psn);
+        if is_new {
             self.sent_psn = next;
         }
         debug_assert!(self.is_consistent());
+        is_new
     }
     /// All packets of the next request were sent, or it was executed locally.
     #[inline]

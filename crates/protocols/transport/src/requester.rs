@@ -7,17 +7,20 @@
 //! PSN distance, end-to-end credits (IBA 9.7.7.2), fence (10.8.3.3), outstanding READs and ATOMICs (9.4.4).
 
 use crate::api::{
-    ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, PSN_DISTANCE_MAX, TxBudget, TxState,
+    ACK_BACKOFF_MAX, ACK_TIMEOUT_MIN, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, PSN_DISTANCE_MAX,
+    TxBudget, TxState,
 };
 use crate::head::Work;
 use crate::qp::Qp;
 use crate::recovery::{InflightWqe, NewRequest, Recovery};
 use crate::selective::SelectiveRequester;
+use crate::watch::BACK;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::Fetch;
 use burst_shm::layout::{SGE_MAX, SendWqe};
+use burst_wire::aeth::ack_timeout;
 
 const BAD_REQUEST: (WcStatus, Reason) = (WcStatus::LocQpOpErr, Reason::LocalOperation);
 const TOO_LONG: (WcStatus, Reason) = (WcStatus::LocLenErr, Reason::LocalLength);
@@ -35,8 +38,9 @@ pub(crate) struct Requester {
     pub(crate) rnr_deadline: Nanos,
     pub(crate) retry_left: u8,
     pub(crate) rnr_left: u8,
-    /// After going back, until there is progress, at most `back_limit` bytes are in flight; 0 before the first turn.
-    pub(crate) is_back: bool,
+    /// What the next progress must be looked at for, as bits ([`crate::watch`]). One of them: after going back, until there is
+    /// progress, at most `back_limit` bytes are in flight.
+    pub(crate) watched: u8,
     /// Time-outs since the last progress, as far as they count ([`Qp::ack_wait`]).
     pub(crate) timeouts: u8,
     /// Nothing may be sent until an answer comes or the window opens.
@@ -44,8 +48,8 @@ pub(crate) struct Requester {
     /// There may be something to send beside the requests in flight: a doorbell rang, so that the send queue may hold work
     /// requests, or a part of a READ is to be requested again.
     pub(crate) sq_active: bool,
-    /// SQD: the drained event has been raised.
-    pub(crate) drained: bool,
+    /// What the next turn does first, as bits ([`crate::watch`]).
+    pub(crate) turn_due: u8,
     /// Selective repeat: each acknowledgement is reported to congestion control, and each turn is measured.
     pub(crate) reports_each: bool,
     pub(crate) recovery: Recovery,
@@ -90,14 +94,14 @@ impl Requester {
             since_ack_request: 0,
             retry_left: 0,
             rnr_left: 0,
-            is_back: false,
+            watched: 0,
+            turn_due: 0,
             back_limit: 0,
             timeouts: 0,
             ack_deadline: Nanos::NEVER,
             rnr_deadline: Nanos::NEVER,
             stalled: false,
             sq_active: false,
-            drained: false,
             reports_each: true,
             sel: SelectiveRequester::new(),
         }
@@ -114,13 +118,21 @@ impl Requester {
     /// Begins at `psn` (the queue pair enters RTS).
     pub(crate) fn start(&mut self, psn: Psn, retry_cnt: u8, rnr_retry: u8) {
         self.recovery.start(psn);
+        self.stop_watching();
         self.retry_left = retry_cnt;
         self.rnr_left = rnr_retry;
+    }
+
+    /// Whether it has gone back, and there was no progress since.
+    #[inline]
+    pub(crate) fn is_back(&self) -> bool {
+        self.watched & BACK != 0
     }
 
     /// Sends everything again from the oldest unacknowledged packet on; no timer runs until then.
     pub(crate) fn go_back(&mut self) {
         self.recovery.go_back();
+        self.forget_measurement();
         self.since_ack_request = 0;
         self.ack_deadline = Nanos::NEVER;
         self.stalled = false;
@@ -129,6 +141,7 @@ impl Requester {
     /// Missing parts of READs are to be requested again.
     pub(crate) fn begin_repair(&mut self) {
         debug_assert!(self.recovery.wants_repair());
+        self.forget_measurement();
         self.stalled = false;
         self.sq_active = true;
     }
@@ -157,7 +170,7 @@ impl Qp {
     #[inline(never)]
     fn wants_requests_draining(&self) -> bool {
         let r = &self.req;
-        r.recovery.has_next() || r.recovery.wants_repair() || r.sel.wants_repair()
+        r.recovery.has_next() || r.recovery.wants_repair() || r.sel.wants_repair() || r.turn_due != 0
     }
 
     /// Bytes that the next packet puts in flight. With less room in the window nothing is sent, unless nothing is in flight.
@@ -177,8 +190,10 @@ impl Qp {
         if self.req.rnr_deadline != Nanos::NEVER {
             return TxState::Timer;
         }
-        if self.req.is_back && self.req.back_limit == 0 {
-            self.begin_back(budget.window_bytes, env.now);
+        if self.req.turn_due != 0
+            && let Some(state) = self.begin_turn(budget, env)
+        {
+            return state;
         }
         let mut turn = SendTurn { budget };
         if self.req.recovery.wants_repair() && !self.send_repairs(&mut turn, env) {
@@ -259,7 +274,7 @@ impl Qp {
             return Fetched::Nothing;
         }
         if self.req.sel.switch_due {
-            return if self.switch_family() { Fetched::Switched } else { Fetched::Full };
+            return if self.switch_family(env) { Fetched::Switched } else { Fetched::Full };
         }
         let r = &mut self.req;
         if !r.recovery.has_room() && !r.recovery.grow() {
@@ -351,7 +366,7 @@ impl Qp {
         if self.is_credit_limited(request) && self.req.recovery.is_outstanding() {
             return Some(TxState::Idle);
         }
-        if self.req.is_back && self.is_back_limited(len.into()) && self.req.recovery.is_outstanding() {
+        if self.req.is_back() && self.is_back_limited(len.into()) && self.req.recovery.is_outstanding() {
             return Some(TxState::Idle);
         }
         if self.req.recovery.psn_distance() < self.req.sel.distance_max {
@@ -379,7 +394,7 @@ impl Qp {
 
     /// Whether `bytes` more in flight are too many after going back.
     pub(crate) fn is_back_limited(&self, bytes: u64) -> bool {
-        self.req.is_back && self.req.recovery.inflight_bytes(self.mtu) + bytes > self.req.back_limit
+        self.req.is_back() && self.req.recovery.inflight_bytes(self.mtu) + bytes > self.req.back_limit
     }
 
     /// Whether the peer's credits show no receive for this message. Then one packet at a time may be sent as a probe.
@@ -402,9 +417,21 @@ impl Qp {
             || request.work.has_response() && outstanding >= u32::from(self.attr.max_rd_atomic.max(1))
     }
 
-    /// How long to wait for an answer now: longer after time-outs without progress.
+    /// How long to wait for progress now: longer after time-outs without any.
+    #[inline]
     pub(crate) fn ack_wait(&self) -> Nanos {
-        let longer = Nanos(self.ack_timeout.0.saturating_mul(1 << self.req.timeouts));
-        longer.min(self.ack_timeout.max(ACK_BACKOFF_MAX))
+        if self.req.timeouts == 0 { self.answer_wait } else { self.longer_wait() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn longer_wait(&self) -> Nanos {
+        let timeout = self.ack_timeout();
+        Nanos(timeout.0.saturating_mul(1 << self.req.timeouts)).min(timeout.max(ACK_BACKOFF_MAX))
+    }
+
+    /// The local ACK timeout.
+    pub(crate) fn ack_timeout(&self) -> Nanos {
+        ack_timeout(self.attr.timeout).max(ACK_TIMEOUT_MIN)
     }
 }

@@ -63,6 +63,10 @@ impl RttEstimate {
         self.rttvar = self.rttvar - self.rttvar / 4 + self.srtt.abs_diff(rtt) / 4;
         self.srtt = self.srtt - self.srtt / 8 + rtt / 8;
     }
+    /// Whether a round trip was measured.
+    pub(crate) fn is_known(&self) -> bool {
+        self.srtt != 0
+    }
     fn base(&self) -> u64 {
         u64::from(self.srtt) + 4 * u64::from(self.rttvar)
     }

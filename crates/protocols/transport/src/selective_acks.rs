@@ -446,7 +446,7 @@ impl Qp {
 
     /// Probes and a time-out come before the local ACK timeout.
     pub(crate) fn fast_wait_max(&self) -> Nanos {
-        Nanos(self.ack_timeout.0 / FAST_WAITS)
+        Nanos(self.answer_wait.0 / FAST_WAITS)
     }
 
     /// The fast timer is due.
@@ -541,6 +541,7 @@ impl Qp {
         }
         self.req.sel.window = 0;
         self.req.set_family(false);
+        self.set_answer_wait(env);
         self.req.go_back();
         self.req.stop_selective();
         self.req.begin_repetition();

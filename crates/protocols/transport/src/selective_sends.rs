@@ -338,8 +338,9 @@ impl Qp {
         None
     }
 
-    /// Sends packet `index` of a SEND or WRITE again. True if it was sent, or cannot be made any more.
-    fn repeat_packet(
+    /// Sends packet `index` of a SEND or WRITE again, in the family that is used. True if it was sent, or cannot be made any
+    /// more.
+    pub(crate) fn repeat_packet(
         &mut self,
         request: &InflightWqe,
         index: u32,
@@ -362,7 +363,10 @@ impl Qp {
             self.req.recovery.fail_request_of(psn, WcStatus::LocProtErr, reason);
             return true;
         }
-        let head = self.selective_message_head(request, index, len, marks);
+        let head = match self.req.sel.active {
+            false => self.message_head(request, index, marks.asks_ack, len),
+            true => self.selective_message_head(request, index, len, marks),
+        };
         let pushed = env.tx.push_payload(&self.flow, head.as_slice(), head::pad_of(len));
         if pushed {
             turn.budget.wqes -= 1;

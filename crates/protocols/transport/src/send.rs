@@ -21,11 +21,12 @@ use burst_wire::{Bth, HeadBuf, OpKind, Reth, XrcEth};
 
 impl Qp {
     /// Counts packets that were pushed.
+    #[inline(always)]
     pub(crate) fn count_sent(&mut self, turn: &mut SendTurn<'_>, len: u32, packets: u32, env: &Env<'_>) {
         turn.budget.window_bytes = turn.budget.window_bytes.saturating_sub(u64::from(len));
-        self.req.recovery.on_sent(packets);
+        let new = self.req.recovery.on_sent(packets);
         if self.req.ack_deadline == Nanos::NEVER && self.id.qp_type.is_reliable() {
-            self.req.ack_deadline = env.now + self.ack_wait();
+            self.begin_flight(packets, new, env.now);
         }
     }
 
@@ -82,7 +83,7 @@ impl Qp {
             let is_last = pkt + 1 == request.packets;
             let ack_req = self.wants_ack(request, len, is_last, turn.budget, env);
             let head = match SELECTIVE {
-                false => self.message_head(request, is_last, ack_req, len),
+                false => self.message_head(request, pkt, ack_req, len),
                 true => self.selective_message_head(request, pkt, len, PacketMarks::asking(ack_req)),
             };
             if !env.tx.push_payload(&self.flow, head.as_slice(), head::pad_of(len)) {
@@ -113,7 +114,7 @@ impl Qp {
         }
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
         let Some(span) = cursor.run(keys, self.req.recovery.sges_of(request), self.mtu, count) else { return false };
-        let head = self.message_head(request, false, false, self.mtu);
+        let head = self.message_head(request, self.req.recovery.next_packet(), false, self.mtu);
         let first = request.first_psn.add(self.req.recovery.next_packet());
         let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| Bth::set_psn(head, first.add(k));
         if !env.tx.push_run(&self.flow, head.as_slice(), &span, self.mtu as u16, number) {
@@ -132,7 +133,7 @@ impl Qp {
     #[inline(always)]
     fn middles(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
         let next_packet = self.req.recovery.next_packet();
-        if next_packet == 0 || budget.wqes == 0 || self.is_credit_limited(request) || self.req.is_back {
+        if next_packet == 0 || budget.wqes == 0 || self.is_credit_limited(request) || self.req.is_back() {
             return 0;
         }
         let mtu = u64::from(self.mtu);
@@ -173,8 +174,9 @@ impl Qp {
         head
     }
 
-    fn message_head(&self, request: &InflightWqe, is_last: bool, ack_req: bool, len: u32) -> HeadBuf {
-        let pkt = self.req.recovery.next_packet();
+    /// The head of packet `pkt` of a SEND or WRITE of the standard family, which has `len` bytes of payload.
+    pub(crate) fn message_head(&self, request: &InflightWqe, pkt: u32, ack_req: bool, len: u32) -> HeadBuf {
+        let is_last = pkt + 1 == request.packets;
         let place = head::position(pkt == 0, is_last);
         let opcode = head::message_opcode(self.id.qp_type, request.opcode, place);
         let info = opcode.info();
@@ -241,26 +243,10 @@ impl Qp {
     /// flight. False if budget or batch ended before all were sent.
     #[cold]
     pub(crate) fn send_repairs(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
-        let opcode = head::single_opcode(self.id.qp_type, OpKind::ReadRequest);
         while let Some(range) = self.req.recovery.next_range(self.mtu) {
-            if turn.budget.wqes == 0 {
+            if !self.push_read_range(&range.request, (range.first, range.end), turn, env) {
                 return false;
             }
-            let request = &range.request;
-            let offset = range.first * self.mtu;
-            let len = (request.length - offset).min((range.end - range.first) * self.mtu);
-            debug_assert!((len > 0 || request.length == 0) && len <= READ_CHUNK_BYTES);
-            let psn = request.first_psn.add(range.first);
-            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, psn) };
-            let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
-            let head = match self.req.sel.active {
-                false => self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len }),
-                true => self.selective_read_head(request, (range.first, len), true, 1),
-            };
-            if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
-                return false;
-            }
-            turn.budget.wqes -= 1;
             env.fx.count(Reason::ReadRepaired);
             self.req.recovery.on_range_sent(&range);
             // The answer to the repair is waited for as long as that to a request. In the selective family repairs are repeated
@@ -272,6 +258,32 @@ impl Qp {
         }
         self.req.recovery.on_ranges_sent();
         true
+    }
+
+    /// Requests packets `first..end` of a READ's response, which lie in one piece, again. False if budget or batch has no room.
+    pub(crate) fn push_read_range(
+        &self,
+        request: &InflightWqe,
+        (first, end): (u32, u32),
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> bool {
+        if turn.budget.wqes == 0 {
+            return false;
+        }
+        let offset = first * self.mtu;
+        let len = (request.length - offset).min((end - first) * self.mtu);
+        debug_assert!((len > 0 || request.length == 0) && len <= READ_CHUNK_BYTES);
+        let opcode = head::single_opcode(self.id.qp_type, OpKind::ReadRequest);
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(first)) };
+        let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
+        let head = match self.req.sel.active {
+            false => self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len }),
+            true => self.selective_read_head(request, (first, len), true, 1),
+        };
+        let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
+        turn.budget.wqes -= u32::from(pushed);
+        pushed
     }
 
     pub(crate) fn send_atomic(
@@ -286,6 +298,18 @@ impl Qp {
         if let Some(state) = self.gate(request, request.length, turn, env) {
             return SendStep::Stop(state);
         }
+        if !self.push_atomic(request, turn, env) {
+            return SendStep::Stop(TxState::More);
+        }
+        self.count_sent(turn, request.length, 1, env);
+        if self.req.sel.active {
+            self.measure_answer(request.first_psn, env.now);
+        }
+        SendStep::Sent
+    }
+
+    /// Sends an ATOMIC request. False if the batch has no room.
+    pub(crate) fn push_atomic(&self, request: &InflightWqe, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
         let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
         let opcode = head::single_opcode(self.id.qp_type, if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd });
         let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn) };
@@ -294,15 +318,9 @@ impl Qp {
             false => self.request_head(&bth, request).atomic(atomic),
             true => self.selective_atomic_head(request, atomic, 0),
         };
-        if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
-            return SendStep::Stop(TxState::More);
-        }
-        turn.budget.wqes -= 1;
-        self.count_sent(turn, request.length, 1, env);
-        if self.req.sel.active {
-            self.measure_answer(request.first_psn, env.now);
-        }
-        SendStep::Sent
+        let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
+        turn.budget.wqes -= u32::from(pushed);
+        pushed
     }
 
     /// Binds a memory window, or invalidates a key, once, when everything before it has been sent (IBA 10.8.3.3: outstanding

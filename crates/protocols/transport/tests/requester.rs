@@ -108,11 +108,22 @@ fn a_sequence_nak_goes_back_to_its_packet() {
     let before = end.qp.next_deadline();
     assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102", "RcWriteMiddle 103!"], "half of the window");
     assert_eq!(end.fx.signals, [Signal::Loss]);
+    let shortest = NOW + Nanos::from_us(200);
     assert_eq!(
         (before, end.qp.next_deadline()),
-        (Nanos::NEVER, NOW + Nanos(ack_timeout(10).0 / 4)),
-        "the repetition may be lost: a quarter of the wait, before a round trip was measured"
+        (Nanos::NEVER, shortest),
+        "the repetition may be lost: two round trips, which the NAK has measured to be short"
     );
+}
+
+#[test]
+fn a_repetition_is_repeated_after_a_quarter_of_the_wait_before_a_round_trip_was_measured() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaWrite, 1, 2 * MTU);
+    sent(&mut end, NOW);
+    answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
+    assert_eq!(sent(&mut end, NOW), ["RcWriteFirst 100", "RcWriteLast 101!"]);
+    assert_eq!(end.qp.next_deadline(), NOW + Nanos(ack_timeout(10).0 / 4));
 }
 
 #[test]
@@ -157,7 +168,7 @@ fn a_packet_that_is_lost_again_is_repeated_after_two_round_trips_without_a_retry
     // The answer to the repetition measures a round trip of 300 us.
     let later = ms(2) + Nanos::from_us(300);
     answer(&mut end, later, 102, Syndrome::ACK);
-    assert_eq!(end.qp.next_deadline(), later + ack_timeout(10), "only the local ACK timeout runs");
+    assert_eq!(end.qp.next_deadline(), later + Nanos::from_us(900), "a probe is next");
     answer(&mut end, later, 103, Syndrome::Nak(NakCode::PsnSequence));
     for (repeat, at) in [(0, later), (1, later + Nanos::from_us(900)), (2, later + Nanos::from_us(1_800))] {
         match repeat {
