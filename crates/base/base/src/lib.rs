@@ -15,6 +15,7 @@
 //! | `num` | newtypes: PSN, QPN, keys, device number |
 //! | `reason` | the table of reasons for drops and errors |
 //! | `rng` | a seeded random number generator |
+//! | `rto` | which waits loss recovery has |
 //! | `sharing` | whether a polling thread shares its processor |
 //! | `slab` | objects of fixed capacity behind generation handles |
 //! | `time` | protocol time in nanoseconds |
@@ -30,6 +31,7 @@ pub mod heap;
 pub mod num;
 pub mod reason;
 pub mod rng;
+pub mod rto;
 pub mod sharing;
 pub mod slab;
 pub mod time;
@@ -39,4 +41,5 @@ pub mod wheel;
 pub use bucket::TokenBucket;
 pub use num::{DeviceId, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use reason::Reason;
+pub use rto::RtoMode;
 pub use time::Nanos;

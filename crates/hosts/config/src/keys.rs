@@ -5,6 +5,7 @@
 //! type, does not compile.
 
 use crate::value::ValueKind;
+use burst_base::RtoMode;
 
 /// A key, as an index of [`KEYS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum KeyId {
     SelectiveRepeat,
     /// `sr_placement`.
     SrPlacement,
+    /// `rto`.
+    Rto,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -201,6 +204,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "in-place",
         help: "Packets of selective repeat that arrive early: in-place writes all but the last bytes of a WRITE at once; strict keeps them (up to 4 MiB per worker) until their turn, for programs that poll other bytes",
+    },
+    ConfigKey {
+        id: KeyId::Rto,
+        name: "rto",
+        flag: "rto",
+        env: "BURST_RTO",
+        kind: ValueKind::Choice(RtoMode::NAMES),
+        many: false,
+        default: "shared",
+        help: "Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us); irn as IRN, for comparisons (100 us with three packets in flight, else 320 us, no probes)",
     },
     ConfigKey {
         id: KeyId::IdleExit,

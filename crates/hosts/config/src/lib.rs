@@ -238,6 +238,7 @@ const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
 const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
 const SR_PLACEMENT: TextKey = TextKey::new(KeyId::SrPlacement);
+const RTO: TextKey = TextKey::new(KeyId::Rto);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
 const RESTART_PAUSE: NumberKey = NumberKey::new(KeyId::RestartPause);
@@ -273,6 +274,7 @@ fn assemble(values: &ConfigValues) -> Config {
             cc: congestion_control(values),
             selective: values.number_or_default(SELECTIVE_REPEAT) == 1,
             strict_placement: values.text(SR_PLACEMENT) == Some("strict"),
+            rto: values.text(RTO).and_then(|word| word.parse().ok()).unwrap_or_default(),
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,
                 reserve_percent: values.number_or_default(USER_RESERVE) as u8,

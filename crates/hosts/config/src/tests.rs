@@ -107,6 +107,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::CcBurst => "dctcp",
         KeyId::SelectiveRepeat => "yes",
         KeyId::SrPlacement => "strict",
+        KeyId::Rto => "irn",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",

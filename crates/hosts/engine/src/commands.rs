@@ -177,7 +177,9 @@ impl Worker {
         let index = self.core.directory.add(slot.qpn);
         slot.index = index;
         slot.has_more = slot.srq.is_some();
-        slot.endpoint.qp_mut().accept_selective(self.core.options.selective);
+        let qp = slot.endpoint.qp_mut();
+        qp.accept_selective(self.core.options.selective);
+        qp.set_rto(self.core.options.rto);
         if slot.doorbell != NO_DOORBELL
             && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
         {

@@ -22,7 +22,7 @@ use crate::tombstone_file::TombstoneFile;
 use crate::urma_turns::UrmaSlot;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
-use burst_base::{DeviceId, Nanos, Qpn};
+use burst_base::{DeviceId, Nanos, Qpn, RtoMode};
 use burst_cc::CcTable;
 use burst_cm::Secret;
 use burst_control::AsyncObject;
@@ -64,6 +64,8 @@ pub struct WorkerOptions {
     pub selective: bool,
     /// Selective repeat keeps early packets until their turn.
     pub strict_placement: bool,
+    /// Waits of loss recovery.
+    pub rto: RtoMode,
     /// Bytes that are sent before the worker looks at its ports again, in turns of 64 KiB at most.
     pub pass_bytes: u64,
     /// Frames of a port's batch, at least 4.
@@ -81,6 +83,7 @@ impl Default for WorkerOptions {
             cm_secret,
             selective: false,
             strict_placement: false,
+            rto: RtoMode::default(),
             pass_bytes: PASS_BYTES,
             batch_frames: BATCH_FRAMES,
             list_room: LIST_ROOM,

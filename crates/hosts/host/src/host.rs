@@ -236,6 +236,7 @@ impl Host {
             cm_secret: self.cm_secret,
             selective: options.selective,
             strict_placement: options.strict_placement,
+            rto: options.rto,
             ..WorkerOptions::default()
         };
         Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec())

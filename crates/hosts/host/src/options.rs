@@ -1,6 +1,7 @@
 //! The settings of a host as a plain struct. The caller decides where they come from: flags, a file, a test.
 
 use crate::accounts::AccountBy;
+use burst_base::RtoMode;
 use burst_cc::CcTable;
 use burst_ledger::Policy;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct HostOptions {
     pub selective: bool,
     /// Whether selective repeat keeps packets that arrive early until their turn.
     pub strict_placement: bool,
+    /// Waits of loss recovery.
+    pub rto: RtoMode,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.

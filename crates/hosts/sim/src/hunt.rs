@@ -31,6 +31,7 @@ pub struct Draft {
     mtu: u32,
     cc: &'static str,
     selective: bool,
+    rto: &'static str,
     train_kib: u64,
     /// `key = value` of `[links]`.
     links: Vec<String>,
@@ -87,6 +88,7 @@ impl Draft {
             cc: pick(rng, &CONTROLS),
             selective: !rng.next_u32().is_multiple_of(4),
             train_kib: pick(rng, &[4, 16, 64]),
+            rto: "shared",
             links: Vec::new(),
             switches: Vec::new(),
             classes: Vec::new(),
@@ -120,6 +122,7 @@ impl Draft {
         draft.add_host_fault(rng);
         draft.add_classes(rng);
         draft.add_adapter(rng);
+        draft.rto = pick(rng, &["shared", "shared", "dedicated", "irn"]);
         draft
     }
 
@@ -312,7 +315,7 @@ fn check_steps(scenario: &Scenario, world: &mut World) -> Result<(), SimError> {
 /// The scenario's file.
 impl fmt::Display for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Draft { seed, hosts, topology, rate_gbit, cpu, mtu, cc, selective, train_kib, .. } = self;
+        let Draft { seed, hosts, topology, rate_gbit, cpu, mtu, cc, selective, rto, train_kib, .. } = self;
         // One in four: it sees writes after the end of their message, but not what the copies of bytes do.
         let payload = if seed % 4 == 3 { "pattern" } else { "real" };
         writeln!(
@@ -326,7 +329,10 @@ impl fmt::Display for Draft {
         if *topology == "leaf-spine" {
             writeln!(f, "leaves = 2\nspines = 2")?;
         }
-        writeln!(f, "\n[hosts]\ncpu = \"{cpu}\"\nmtu = {mtu}\ncc = \"{cc}\"\nselective_repeat = {selective}")?;
+        writeln!(
+            f,
+            "\n[hosts]\ncpu = \"{cpu}\"\nmtu = {mtu}\ncc = \"{cc}\"\nselective_repeat = {selective}\nrto = \"{rto}\""
+        )?;
         // Longer than any queue here: a host gives up after eight time-outs, and that would be right.
         writeln!(f, "train = \"{train_kib}KiB\"\nmemory = \"32MiB\"\ntimeout = 14")?;
         for (table, lines) in [("links", &self.links), ("switches", &self.switches)] {

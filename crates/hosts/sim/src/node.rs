@@ -8,7 +8,7 @@ use crate::port::{SimPort, SimPortConfig, Wire, address_of};
 use crate::run::PayloadMode;
 use burst_base::rng::Rng;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, WrOpcode, access, attr_mask, send_flags};
-use burst_base::{DeviceId, Nanos, Psn, Qpn};
+use burst_base::{DeviceId, Nanos, Psn, Qpn, RtoMode};
 use burst_cc::CcTable;
 use burst_cm::Secret;
 use burst_control::events::{EventQueue, EventSink};
@@ -56,6 +56,8 @@ pub struct NodeConfig {
     pub cc: CcTable,
     /// Whether selective repeat is used; all hosts but adapters can do it then.
     pub selective: bool,
+    /// Waits of loss recovery.
+    pub rto: RtoMode,
     /// Whether it stands for an adapter: neither it nor its peers know more of each other than RoCEv2 says.
     pub is_adapter: bool,
     /// `timeout` of queue pairs: 4.096 µs · 2^timeout.
@@ -173,6 +175,7 @@ impl SimHost {
             cm_secret: Secret::new([rng.next_u64(), rng.next_u64()]),
             selective: config.selective,
             strict_placement: false,
+            rto: config.rto,
             pass_bytes: config.pass_bytes,
             batch_frames: BATCH_FRAMES,
             list_room: LIST_ROOM,

@@ -12,6 +12,7 @@ use crate::node::Verb;
 use crate::run::PayloadMode;
 use crate::topology;
 use adapter::AdapterSettings;
+use burst_base::RtoMode;
 use burst_base::verbs::Mtu;
 use burst_cc::{CcChoice, CcTable, ChoiceRank, Params};
 use burst_fabric::{CLASSES, PacketFate};
@@ -94,6 +95,8 @@ pub struct NodeSettings {
     pub window: u64,
     /// Whether selective repeat is used.
     pub selective: bool,
+    /// Waits of loss recovery.
+    pub rto: RtoMode,
     /// Most bytes of a train.
     pub train_bytes: u32,
     /// Bytes that the adapter's send queue holds.
@@ -525,6 +528,13 @@ fn node_settings(
         let span = t.timeout.as_ref().map_or(span, Spanned::span);
         return text.refuse(span, format!("timeout: {timeout}; expected 0 to 31 (4.096 us doubled so many times)"));
     }
+    let rto = match &t.rto {
+        None => RtoMode::default(),
+        Some(word) => word.get_ref().parse().or_else(|()| {
+            let expected = RtoMode::NAMES.join(", ");
+            text.refuse(word.span(), format!("rto: {:?}; expected one of {expected}", word.get_ref()))
+        })?,
+    };
     let memory = match payload {
         file::Payload::Real => t.memory.map_or(4 << 20, |size| size.0.next_multiple_of(4_096).max(4_096)),
         // Each message has addresses of its own.
@@ -537,6 +547,7 @@ fn node_settings(
         cc,
         window,
         selective: t.selective_repeat.unwrap_or(true),
+        rto,
         train_bytes: train,
         send_bytes: t.send_queue.map_or(1 << 20, |size| size.0),
         receive_bytes: t.receive_queue.map_or(cpu.receive_bytes, |size| size.0),

@@ -135,6 +135,7 @@ impl World {
             mtu: settings.mtu,
             cc: settings.cc,
             selective: settings.selective,
+            rto: settings.rto,
             is_adapter: false,
             timeout: settings.timeout,
             depth: topology::queue_depth(scenario),

@@ -44,6 +44,27 @@ fn a_timeout_is_one_of_the_hosts_own_clock() {
     assert_eq!(time(1, "50%"), right, "the receiver's clock has no part in it");
 }
 
+/// A message of one packet behind others, of four, whose last packet is lost.
+#[test]
+fn waits_of_loss_recovery_are_those_of_the_mode() {
+    let time = |rto: &str, size: u32, packet: u32| {
+        let results = simulate(&format!(
+            "time = \"9ms\"\n[topology]\nkind = \"pair\"\n[hosts]\nmtu = 1024\ntimeout = 14\nrto = \"{rto}\"\n\
+             [[traffic]]\nkind = \"stream\"\nsize = {size}\ndepth = 1\ncount = 40\n\
+             [[fault]]\nkind = \"packets\"\nat = 0\nhost = 0\nnumbers = [{packet}]\nfate = \"lost\"\n"
+        ));
+        assert_eq!((results.network.losses, results.traffic[0].failed), (1, 0));
+        results.traffic[0].time_us.max
+    };
+    for (rto, one, many) in [("shared", 200.0, 200.0), ("dedicated", 20.0, 20.0), ("irn", 100.0, 320.0)] {
+        // Of messages of eight packets all eight are unacknowledged when the last one is lost.
+        for (size, packet, wait) in [(64, 30, one), (8 * 1024, 8 * 20 + 7, many)] {
+            let took = time(rto, size, packet);
+            assert!((0.87 * wait..1.13 * wait + 12.0).contains(&took), "{rto}, {size} bytes: {took} us");
+        }
+    }
+}
+
 #[test]
 fn a_clock_that_jumps_loses_no_message() {
     let right = pair("");

@@ -5,6 +5,8 @@
 use crate::api::{Env, PSN_DISTANCE_MAX};
 use crate::qp::Qp;
 use crate::requester::Requester;
+use crate::rtt::RttEstimate;
+use burst_base::RtoMode;
 use burst_base::verbs::QpType;
 
 impl Qp {
@@ -23,6 +25,10 @@ impl Qp {
     /// trip.
     pub fn report_each(&mut self, each: bool) {
         self.req.reports_each = each;
+    }
+    /// Which waits loss recovery has, from now on.
+    pub fn set_rto(&mut self, rto: RtoMode) {
+        self.req.sel.rtt = RttEstimate::new(rto);
     }
     /// Accepts requests of the selective repeat family, or drops them. RC queue pairs and XRC targets only.
     pub fn accept_selective(&mut self, accept: bool) {

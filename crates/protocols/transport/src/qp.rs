@@ -15,7 +15,7 @@ use crate::state;
 use crate::watch::ProbeState;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};
-use burst_base::{Nanos, Psn, Qpn, Reason};
+use burst_base::{Nanos, Psn, Qpn, Reason, RtoMode};
 use burst_frame::{Flow, RxFrame};
 use burst_mem::Peer;
 use burst_shm::rq::SrqConsumer;
@@ -93,7 +93,7 @@ impl Qp {
             mtu: port_mtu.bytes(),
             answer_wait: Nanos::NEVER,
             sq,
-            req: Requester::new(),
+            req: Requester::new(RtoMode::default()),
             resp: Responder::new(),
             recv: Receiver::new(rq),
             flush_recv: false,
@@ -231,8 +231,8 @@ impl Qp {
     fn reset(&mut self) {
         self.sq.discard_all();
         self.recv.discard();
-        let window = self.req.sel.window;
-        (self.req, self.probes, self.drained) = (Requester::new(), ProbeState::new(), false);
+        let (window, rto) = (self.req.sel.window, self.req.sel.rtt.mode());
+        (self.req, self.probes, self.drained) = (Requester::new(rto), ProbeState::new(), false);
         self.req.sel.window = window;
         self.req.set_family(false);
         self.req.retired = self.sq.taken();

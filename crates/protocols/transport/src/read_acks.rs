@@ -203,6 +203,11 @@ impl Qp {
         self.read_acks.as_deref().filter(|acks| counts && acks.silent < SILENT_TIMEOUTS)
     }
 
+    /// Packets of READ responses in flight.
+    fn response_packets(&self) -> u32 {
+        (self.resp.response_bytes / u64::from(self.mtu)) as u32
+    }
+
     /// Packets of the oldest pending response were sent, up to before packet `next`.
     pub(crate) fn note_response_sent(&mut self, resource: &ResponderResource, next: u32, now: Nanos) {
         let end = next.saturating_mul(self.mtu).min(resource.length);
@@ -211,9 +216,9 @@ impl Qp {
         if added == 0 {
             return;
         }
-        let wait_max = self.fast_wait_max();
+        let (wait_max, packets) = (self.fast_wait_max(), self.response_packets());
         let Some(acks) = &mut self.read_acks else { return };
-        let wait = self.req.sel.rtt.timeout_after(acks.silent).min(wait_max);
+        let wait = self.req.sel.rtt.timeout_after(acks.silent, packets).min(wait_max);
         acks.room = acks.room.saturating_sub(added.into());
         if self.resp.response_deadline == Nanos::NEVER {
             self.resp.response_deadline = now + wait;
@@ -259,7 +264,7 @@ impl Qp {
         if freed == 0 {
             return env.fx.count(Reason::StaleAck);
         }
-        let wait = self.req.sel.rtt.timeout_after(0).min(wait_max);
+        let wait = self.req.sel.rtt.timeout_after(0, self.response_packets()).min(wait_max);
         self.resp.response_deadline = if self.resp.response_bytes == 0 { Nanos::NEVER } else { env.now + wait };
         self.resp.unpark();
         // Requests may have waited for the room as well.

@@ -17,7 +17,7 @@ use crate::selective::SelectiveRequester;
 use crate::watch::BACK;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
-use burst_base::{Nanos, Psn, Reason};
+use burst_base::{Nanos, Psn, Reason, RtoMode};
 use burst_shm::Fetch;
 use burst_shm::layout::{SGE_MAX, SendWqe};
 use burst_wire::aeth::ack_timeout;
@@ -86,7 +86,7 @@ pub(crate) struct SendTurn<'b> {
 }
 
 impl Requester {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(rto: RtoMode) -> Self {
         Requester {
             recovery: Recovery::new(),
             retired: 0,
@@ -103,7 +103,7 @@ impl Requester {
             stalled: false,
             sq_active: false,
             reports_each: true,
-            sel: SelectiveRequester::new(),
+            sel: SelectiveRequester::new(rto),
         }
     }
 

@@ -6,14 +6,30 @@
 //! nothing (Karn). The tolerance for reordering is that of RFC 8985 (RACK): zero until the path has reordered, then quarters of a
 //! round trip, at most one, and forgotten after [`CLEAN_RECOVERIES`] recoveries without reordering.
 
-use burst_base::Nanos;
+use burst_base::{Nanos, RtoMode};
 
-/// Shortest retransmission time-out: a software peer sleeps, and shares its processor.
-pub(crate) const RTO_MIN: Nanos = Nanos::from_ms(1);
+/// Shortest retransmission time-out.
+const fn timeout_min(mode: RtoMode) -> Nanos {
+    match mode {
+        RtoMode::Shared => Nanos::from_ms(1),
+        RtoMode::Dedicated | RtoMode::Irn => Nanos::from_us(100),
+    }
+}
+
+/// Shortest time until a probe.
+const fn probe_min(mode: RtoMode) -> Nanos {
+    match mode {
+        RtoMode::Shared => Nanos::from_us(200),
+        RtoMode::Dedicated | RtoMode::Irn => Nanos::from_us(20),
+    }
+}
+
+/// IRN's time-outs, with few packets in flight and with more.
+const IRN_TIMEOUTS: [Nanos; 2] = [Nanos::from_us(100), Nanos::from_us(320)];
+/// Packets that are few.
+const IRN_FEW: u32 = 3;
 /// Retransmission time-out before the first measurement.
 pub(crate) const RTO_FIRST: Nanos = Nanos::from_ms(10);
-/// Shortest time until a probe.
-const PTO_MIN: Nanos = Nanos::from_us(200);
 /// A time-out is doubled at most this often.
 const BACKOFF_MAX: u8 = 6;
 /// Recoveries without reordering after which it is forgotten (RFC 8985, 6.2).
@@ -38,9 +54,17 @@ pub(crate) struct RttEstimate {
     clean: u8,
     /// Turns of sending that are not measured before the next one is.
     unmeasured: u8,
+    mode: RtoMode,
 }
 
 impl RttEstimate {
+    /// Nothing is known of the path.
+    pub(crate) fn new(mode: RtoMode) -> RttEstimate {
+        RttEstimate { mode, ..RttEstimate::default() }
+    }
+    pub(crate) fn mode(&self) -> RtoMode {
+        self.mode
+    }
     /// A turn has sent something. Whether it is to be measured: `each` is, or one of [`TURNS_PER_MEASUREMENT`].
     #[inline]
     pub(crate) fn is_due(&mut self, each: bool) -> bool {
@@ -76,12 +100,16 @@ impl RttEstimate {
             return RTO_FIRST;
         }
         let wait = self.base().max(2 * u64::from(self.srtt)) + u64::from(self.delay_max);
-        Nanos(wait).max(PTO_MIN)
+        Nanos(wait).max(probe_min(self.mode))
     }
-    /// How long to wait until all that is unacknowledged is lost, after `backoff` time-outs without progress.
-    pub(crate) fn timeout_after(&self, backoff: u8) -> Nanos {
-        let first = if self.srtt == 0 { RTO_FIRST.0 } else { self.base() + u64::from(self.delay_max) };
-        Nanos(first.max(RTO_MIN.0) << backoff.min(BACKOFF_MAX))
+    /// How long to wait until all that is unacknowledged, `packets`, is lost, after `backoff` time-outs without progress.
+    pub(crate) fn timeout_after(&self, backoff: u8, packets: u32) -> Nanos {
+        let first = match self.mode {
+            RtoMode::Irn => IRN_TIMEOUTS[usize::from(packets > IRN_FEW)].0,
+            _ if self.srtt == 0 => RTO_FIRST.0,
+            _ => self.base() + u64::from(self.delay_max),
+        };
+        Nanos(first.max(timeout_min(self.mode).0) << backoff.min(BACKOFF_MAX))
     }
     /// How long a missing packet may come after those behind it.
     pub(crate) fn tolerance(&self) -> Nanos {
@@ -105,18 +133,40 @@ impl RttEstimate {
 mod tests {
     use super::*;
 
+    const TIMEOUT_MIN: Nanos = timeout_min(RtoMode::Shared);
+    const PROBE_MIN: Nanos = probe_min(RtoMode::Shared);
+
+    #[test]
+    fn hosts_with_processors_of_their_own_and_irn_have_shorter_waits() {
+        let us = Nanos::from_us;
+        let of = |mode| {
+            let mut rtt = RttEstimate::new(mode);
+            let first = rtt.timeout_after(0, 9);
+            (0..100).for_each(|_| rtt.measured(us(5), Nanos(0)));
+            (
+                first,
+                rtt.probe_after(),
+                [(0, 3), (0, 4), (2, 1)].map(|(tries, packets)| rtt.timeout_after(tries, packets)),
+            )
+        };
+        assert_eq!(of(RtoMode::Shared), (RTO_FIRST, us(200), [us(1_000), us(1_000), us(4_000)]));
+        assert_eq!(of(RtoMode::Dedicated), (RTO_FIRST, us(20), [us(100), us(100), us(400)]));
+        let (first, _, later) = of(RtoMode::Irn);
+        assert_eq!((first, later), (us(320), [us(100), us(320), us(400)]));
+    }
+
     #[test]
     fn times_follow_the_measured_round_trips() {
         let mut rtt = RttEstimate::default();
-        assert_eq!((rtt.probe_after(), rtt.timeout_after(0), rtt.tolerance()), (RTO_FIRST, RTO_FIRST, Nanos(0)));
+        assert_eq!((rtt.probe_after(), rtt.timeout_after(0, 9), rtt.tolerance()), (RTO_FIRST, RTO_FIRST, Nanos(0)));
         (0..100).for_each(|_| rtt.measured(Nanos::from_us(550), Nanos::from_us(50)));
         let srtt = rtt.srtt;
         assert!((490_000..=500_000).contains(&srtt), "{srtt}");
         let probe = rtt.probe_after().0;
         assert!((1_000_000..1_100_000).contains(&probe), "twice the round trip and the delay: {probe}");
-        assert_eq!(rtt.timeout_after(0), RTO_MIN);
-        assert_eq!(rtt.timeout_after(2), Nanos(4 * RTO_MIN.0));
-        assert_eq!(rtt.timeout_after(200), rtt.timeout_after(BACKOFF_MAX));
+        assert_eq!(rtt.timeout_after(0, 9), TIMEOUT_MIN);
+        assert_eq!(rtt.timeout_after(2, 9), Nanos(4 * TIMEOUT_MIN.0));
+        assert_eq!(rtt.timeout_after(200, 9), rtt.timeout_after(BACKOFF_MAX, 9));
     }
 
     #[test]
@@ -140,30 +190,34 @@ mod tests {
         rtt.measured(ms(8), ms(0));
         assert_eq!((rtt.srtt, rtt.rttvar), (8_000_000, 4_000_000));
         assert_eq!(
-            (rtt.probe_after(), rtt.timeout_after(0)),
+            (rtt.probe_after(), rtt.timeout_after(0, 9)),
             (ms(24), ms(24)),
             "round trip and four times its variation"
         );
         // 8 ms more, and 1 ms in which the peer did not answer.
         rtt.measured(ms(17), ms(1));
         assert_eq!((rtt.srtt, rtt.rttvar), (9_000_000, 5_000_000), "an eighth of it, and a quarter");
-        assert_eq!((rtt.probe_after(), rtt.timeout_after(0)), (ms(30), ms(30)), "and the time until the peer answers");
+        assert_eq!(
+            (rtt.probe_after(), rtt.timeout_after(0, 9)),
+            (ms(30), ms(30)),
+            "and the time until the peer answers"
+        );
         rtt.measured(ms(9), Nanos(0));
         assert_eq!((rtt.srtt, rtt.rttvar, rtt.delay_max), (9_000_000, 3_750_000, 1_000_000), "the longest time counts");
-        assert_eq!((rtt.timeout_after(1), rtt.timeout_after(6)), (ms(50), ms(25 << 6)));
+        assert_eq!((rtt.timeout_after(1, 9), rtt.timeout_after(6, 9)), (ms(50), ms(25 << 6)));
         rtt.on_reordering();
         rtt.on_reordering();
         assert_eq!(rtt.tolerance(), Nanos(4_500_000), "two quarters of a round trip");
         // Short round trips: a software peer needs more time than the path.
         let mut short = RttEstimate::default();
         short.measured(Nanos(10_000), Nanos(0));
-        assert_eq!((short.probe_after(), short.timeout_after(0)), (PTO_MIN, RTO_MIN));
-        assert_eq!(short.timeout_after(3), Nanos(8 * RTO_MIN.0));
+        assert_eq!((short.probe_after(), short.timeout_after(0, 9)), (PROBE_MIN, TIMEOUT_MIN));
+        assert_eq!(short.timeout_after(3, 9), Nanos(8 * TIMEOUT_MIN.0));
         // A steady path: twice its round trip.
         let mut steady = RttEstimate { srtt: 1_000_000, rttvar: 100_000, ..RttEstimate::default() };
-        assert_eq!((steady.probe_after(), steady.timeout_after(0)), (ms(2), Nanos(1_400_000)));
+        assert_eq!((steady.probe_after(), steady.timeout_after(0, 9)), (ms(2), Nanos(1_400_000)));
         steady.delay_max = 300_000;
-        assert_eq!((steady.probe_after(), steady.timeout_after(0)), (Nanos(2_300_000), Nanos(1_700_000)));
+        assert_eq!((steady.probe_after(), steady.timeout_after(0, 9)), (Nanos(2_300_000), Nanos(1_700_000)));
     }
 
     #[test]
@@ -185,6 +239,6 @@ mod tests {
         let mut rtt = RttEstimate::default();
         rtt.measured(Nanos(5), Nanos(u64::MAX));
         rtt.measured(Nanos(u64::MAX), Nanos(0));
-        assert!(rtt.timeout_after(6) < Nanos::from_ms(1_000_000) && rtt.probe_after() >= PTO_MIN);
+        assert!(rtt.timeout_after(6, 9) < Nanos::from_ms(1_000_000) && rtt.probe_after() >= PROBE_MIN);
     }
 }

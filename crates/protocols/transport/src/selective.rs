@@ -13,7 +13,7 @@ use crate::api::PSN_DISTANCE_MAX;
 use crate::arrivals::Arrivals;
 use crate::losses::Losses;
 use crate::rtt::RttEstimate;
-use burst_base::{Nanos, Psn};
+use burst_base::{Nanos, Psn, RtoMode};
 use core::num::NonZeroU16;
 
 /// State of a responder.
@@ -135,7 +135,7 @@ impl SelectiveResponder {
 }
 
 impl SelectiveRequester {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(rto: RtoMode) -> Self {
         SelectiveRequester {
             active: false,
             switch_due: false,
@@ -144,7 +144,7 @@ impl SelectiveRequester {
             losses: None,
             acked: Psn::new(0),
             covered_bytes: 0,
-            rtt: RttEstimate::default(),
+            rtt: RttEstimate::new(rto),
             measured: None,
             echoed: EchoedCounts::default(),
             deadline: Nanos::NEVER,

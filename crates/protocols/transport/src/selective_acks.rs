@@ -17,7 +17,7 @@ use crate::losses::Losses;
 use crate::qp::Qp;
 use crate::selective::MeasuredPacket;
 use burst_base::verbs::{QpState, WcStatus};
-use burst_base::{Nanos, Psn, Reason};
+use burst_base::{Nanos, Psn, Reason, RtoMode};
 use burst_frame::RxFrame;
 use burst_wire::aeth::rnr_timer;
 use burst_wire::selective::DELAY_UNIT_NS;
@@ -428,9 +428,10 @@ impl Qp {
             self.req.sel.deadline = Nanos::NEVER;
             return;
         }
-        let wait = match sel.probes < PROBES_MAX {
+        let has_probe = sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn;
+        let wait = match has_probe {
             true => sel.rtt.probe_after().min(self.fast_wait_max()),
-            false => self.spread(sel.rtt.timeout_after(sel.backoff).min(self.fast_wait_max())),
+            false => self.spread(self.timeout_after(sel.backoff)),
         };
         let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));
         self.req.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
@@ -442,6 +443,12 @@ impl Qp {
         // A multiplicative hash of the number: queue pairs are numbered side by side.
         let share = u64::from(self.id.qpn.get().wrapping_mul(0x9e37_79b1) >> 27);
         Nanos(wait.0 / 128 * (112 + share))
+    }
+
+    /// The time-out of selective repeat after `backoff` of them without progress.
+    pub(crate) fn timeout_after(&self, backoff: u8) -> Nanos {
+        let packets = self.req.recovery.psn_distance().max(0) as u32;
+        self.req.sel.rtt.timeout_after(backoff, packets).min(self.fast_wait_max())
     }
 
     /// Probes and a time-out come before the local ACK timeout.
@@ -476,7 +483,7 @@ impl Qp {
             sel.sent_since = false;
             sel.probes = PROBES_MAX;
             self.ask_answer();
-        } else if sel.probes < PROBES_MAX {
+        } else if sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn {
             sel.probes += 1;
             (sel.probe_due, sel.sent_since) = (true, false);
             sel.rtt.measure_next();

@@ -14,7 +14,7 @@ use crate::selective::MeasuredPacket;
 use crate::selective_answers::{selective_form, xrc_form};
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
-use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_base::{Nanos, Psn, Reason, Rkey, RtoMode};
 use burst_wire::selective::TRANSMISSION_MAX;
 use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Opcode, Reth, Seth, Weth, XrcEth};
 
@@ -121,7 +121,10 @@ impl Qp {
             None => {}
         }
         if self.req.sel.deadline == Nanos::NEVER {
-            self.req.sel.deadline = now + self.req.sel.rtt.probe_after().min(self.fast_wait_max());
+            let rtt = &self.req.sel.rtt;
+            let is_irn = rtt.mode() == RtoMode::Irn;
+            let wait = if is_irn { self.timeout_after(0) } else { rtt.probe_after().min(self.fast_wait_max()) };
+            self.req.sel.deadline = now + wait;
         }
     }
 }

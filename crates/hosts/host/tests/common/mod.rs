@@ -26,6 +26,7 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
         cc: burst_cc::CcTable::default(),
         selective: false,
         strict_placement: false,
+        rto: burst_base::RtoMode::default(),
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         seed: Some(1),

@@ -81,6 +81,7 @@ impl Node {
             cc: burst_cc::CcTable::default(),
             selective: false,
             strict_placement: false,
+            rto: burst_base::RtoMode::default(),
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             seed: Some(rng.next_u64()),

@@ -159,6 +159,8 @@ pub struct HostsTable {
     pub window: Option<Size>,
     /// Whether selective repeat is used.
     pub selective_repeat: Option<bool>,
+    /// Waits of loss recovery.
+    pub rto: Option<Spanned<String>>,
     /// Most bytes of a train.
     pub train: Option<Size>,
     /// Bytes that the adapter's send queue holds.
