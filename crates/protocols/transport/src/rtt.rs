@@ -19,8 +19,9 @@ const fn timeout_min(mode: RtoMode) -> Nanos {
 /// Shortest time until a probe.
 const fn probe_min(mode: RtoMode) -> Nanos {
     match mode {
-        RtoMode::Shared => Nanos::from_us(200),
-        RtoMode::Dedicated | RtoMode::Irn => Nanos::from_us(20),
+        // With IRN's time-outs only the standard family has probes.
+        RtoMode::Shared | RtoMode::Irn => Nanos::from_us(200),
+        RtoMode::Dedicated => Nanos::from_us(20),
     }
 }
 

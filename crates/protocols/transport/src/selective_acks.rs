@@ -27,8 +27,11 @@ use burst_wire::{Aeth, NakCode, OpKind, Packet, Saeth, Syndrome};
 const FAST_WAITS: u64 = 4;
 /// Probes before a time-out.
 const PROBES_MAX: u8 = 2;
-/// Time-outs without any answer in the family after which the standard family is used.
+/// Time-outs without any answer in the family after which the standard family is used: 30 ms and more, in which the queues of a
+/// path have drained.
 const SILENT_TIMEOUTS: u8 = 2;
+/// The same for IRN's time-outs, which begin with 320 us.
+const SILENT_TIMEOUTS_OF_IRN: u8 = 7;
 
 impl Qp {
     /// An acknowledgement of the family.
@@ -501,7 +504,8 @@ impl Qp {
         let sel = &mut self.req.sel;
         sel.backoff = sel.backoff.saturating_add(1);
         sel.sent_since = false;
-        if !sel.answered && sel.backoff >= SILENT_TIMEOUTS {
+        let silent = if sel.rtt.mode() == RtoMode::Irn { SILENT_TIMEOUTS_OF_IRN } else { SILENT_TIMEOUTS };
+        if !sel.answered && sel.backoff >= silent {
             return self.fall_back(env);
         }
         self.lose_all(env);

@@ -135,6 +135,8 @@ impl Qp {
         if let Some(message) = self.resp.message.filter(|message| message.length == UNANNOUNCED) {
             self.resp.expected = self.resp.expected.sub(self.packets_of(&message));
             self.resp.message = None;
+            // They would acknowledge packets that are received again.
+            (self.resp.ack_due, self.resp.nak_due, self.resp.nak_given) = (None, None, false);
         }
     }
 

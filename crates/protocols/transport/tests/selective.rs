@@ -704,6 +704,27 @@ fn a_message_that_began_in_one_family_is_received_again_in_the_other() {
     );
 }
 
+/// The answer that was due when the family changed would acknowledge packets that are received again: the requester would
+/// never send them.
+#[test]
+fn an_answer_that_is_due_does_not_outlive_the_family_of_its_message() {
+    let mut end = responder();
+    let rkey = Rkey(end.lkey);
+    let standard = |opcode: Opcode, psn: u32| HeadBuf::new(&Bth::new(opcode, qpn_of(1), Psn::new(psn)));
+    let opcodes = [Opcode::RcSrWriteFirst, Opcode::RcSrWriteMiddle, Opcode::RcSrWriteMiddle];
+    for (index, opcode) in opcodes.into_iter().enumerate() {
+        let head = at(10 + index as u32, index as u32, 0);
+        write(&mut end, opcode, head, index as u64 * 1024, 7, 1024);
+    }
+    // Before they are acknowledged, a packet of the other family arrives.
+    feed(&mut end, standard(Opcode::RcWriteFirst, 10).reth(Reth { addr: 0, rkey, len: 4096 }), &[9; 1024]);
+    assert_eq!(end.drain(NOW).len(), 0, "packets 11 and 12 are not there");
+    for (psn, opcode) in [(11, Opcode::RcWriteMiddle), (12, Opcode::RcWriteMiddle), (13, Opcode::RcWriteLast)] {
+        feed(&mut end, standard(opcode, psn), &[9; 1024]);
+    }
+    assert_eq!(end.memory(0, 4096), vec![9; 4096]);
+}
+
 #[test]
 fn a_queue_pair_that_was_not_told_drops_the_family() {
     let plain = Setup { selective: 0, ..setup() };
