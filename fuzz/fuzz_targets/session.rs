@@ -42,6 +42,7 @@ fn host(time: &Arc<AtomicU64>) -> Host {
         cc: burst_cc::CcTable::default(),
         selective: false,
         strict_placement: false,
+        rto: Default::default(),
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
         seed: Some(1),
