@@ -123,6 +123,10 @@ impl Draft {
         draft.add_classes(rng);
         draft.add_adapter(rng);
         draft.rto = pick(rng, &["shared", "shared", "dedicated", "irn"]);
+        // IRN's time-outs are fixed. Where queues are longer than they are, hosts send the same packets for ever.
+        if draft.rate_gbit == 1 && draft.rto == "irn" {
+            draft.rto = "dedicated";
+        }
         draft
     }
 
