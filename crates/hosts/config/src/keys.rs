@@ -213,7 +213,7 @@ pub const KEYS: &[ConfigKey] = &[
         kind: ValueKind::Choice(RtoMode::NAMES),
         many: false,
         default: "shared",
-        help: "Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us); irn as IRN, for comparisons (100 us with three packets in flight, else 320 us, no probes)",
+        help: "Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us); irn as IRN, for comparisons on networks of 10 Gbit/s and more (100 us with three packets in flight, else 320 us, no probes)",
     },
     ConfigKey {
         id: KeyId::IdleExit,

@@ -44,7 +44,7 @@ fn a_timeout_is_one_of_the_hosts_own_clock() {
     assert_eq!(time(1, "50%"), right, "the receiver's clock has no part in it");
 }
 
-/// A message of one packet behind others, of four, whose last packet is lost.
+/// Messages of one packet and of eight, whose last packet is lost: the time until it is sent again.
 #[test]
 fn waits_of_loss_recovery_are_those_of_the_mode() {
     let time = |rto: &str, size: u32, packet: u32| {

@@ -31,6 +31,7 @@ use burst_base::{Nanos, Psn, Reason};
 
 /// Probes per flight.
 const PROBES_MAX: u8 = 2;
+
 impl Requester {
     /// After going back less than the window is sent, or as much as may be again.
     #[cold]

@@ -3,7 +3,7 @@
 mod common;
 
 use burst_base::verbs::{QpAttr, QpState, WcStatus, WrOpcode, send_flags};
-use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_base::{Nanos, Psn, Reason, Rkey, RtoMode};
 use burst_frame::{Ecn, Flow, RxFrame};
 use burst_shm::layout::SendWqe;
 use burst_transport::{Env, TxBudget, TxState, WINDOW_PSNS};
@@ -542,4 +542,27 @@ fn flushing_keeps_to_the_budget_of_a_turn() {
     }
     assert_eq!((end.statuses().len(), end.receive_statuses().len()), (20, 10));
     assert!(ended.iter().zip(&ended[1..]).all(|(before, after)| after - before <= 4), "{ended:?}");
+}
+
+/// IRN's time-outs begin with 320 us, in which a peer behind a queue cannot have answered. There are no probes.
+#[test]
+fn with_the_time_outs_of_irn_more_of_them_are_waited_for() {
+    let fallen_back_after = |rto: RtoMode| {
+        let mut end = requester();
+        end.qp.set_rto(rto);
+        post(&mut end, WrOpcode::RdmaWrite, 5 * MTU);
+        sent(&mut end, NOW);
+        for fired in 1..20 {
+            let now = end.qp.next_deadline();
+            end.fire(now);
+            if end.fx.refused > 0 {
+                let counts = [Reason::SrProbe, Reason::SrTimeout, Reason::AckTimeout].map(|reason| end.fx.count_of(reason));
+                return (fired, counts);
+            }
+            sent(&mut end, now);
+        }
+        panic!("{rto:?}: it never falls back")
+    };
+    assert_eq!(fallen_back_after(RtoMode::Shared), (4, [2, 2, 0]));
+    assert_eq!(fallen_back_after(RtoMode::Irn), (7, [0, 6, 1]));
 }
