@@ -556,7 +556,8 @@ fn with_the_time_outs_of_irn_more_of_them_are_waited_for() {
             let now = end.qp.next_deadline();
             end.fire(now);
             if end.fx.refused > 0 {
-                let counts = [Reason::SrProbe, Reason::SrTimeout, Reason::AckTimeout].map(|reason| end.fx.count_of(reason));
+                let counts =
+                    [Reason::SrProbe, Reason::SrTimeout, Reason::AckTimeout].map(|reason| end.fx.count_of(reason));
                 return (fired, counts);
             }
             sent(&mut end, now);
