@@ -130,14 +130,20 @@ impl Controller {
 
     /// The time of [`Controller::next_deadline`] has come. A late call does what several would have done, in constant time.
     pub fn on_timer(&mut self, now: Nanos) {
-        if let Controller::Dcqcn(dcqcn) = self {
-            dcqcn.advance(now);
+        match self {
+            Controller::Dcqcn(dcqcn) => dcqcn.advance(now),
+            Controller::Swift(swift) => swift.on_timer(now),
+            _ => {}
         }
     }
 
     /// When [`Controller::on_timer`] should be called; [`Nanos::NEVER`] for no timer.
     pub fn next_deadline(&self) -> Nanos {
-        if let Controller::Dcqcn(dcqcn) = self { dcqcn.next_deadline() } else { Nanos::NEVER }
+        match self {
+            Controller::Dcqcn(dcqcn) => dcqcn.next_deadline(),
+            Controller::Swift(swift) => swift.next_deadline(),
+            _ => Nanos::NEVER,
+        }
     }
 
     /// Limits on sending now.

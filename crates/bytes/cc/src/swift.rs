@@ -18,7 +18,8 @@
 //!
 //! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice
 //! measure no round trip. While they are all there is, a window under one packet doubles each time that one is acknowledged;
-//! otherwise it would stay as small as it is, since what follows waits behind them.
+//! otherwise it would stay as small as it is, since what follows waits behind them. Responses to READs of the standard family are
+//! acknowledged by nothing at all: without a word of the peer for two packets' time and a round trip, such a window doubles, too.
 
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::bounded;
@@ -194,6 +195,24 @@ impl Swift {
     fn is_unmeasured(&self, now: Nanos) -> bool {
         let packets = self.fabric.packets;
         packets < 1.0 && now.since(self.measured_at).0 as f64 >= self.gap(packets)
+    }
+
+    /// When the window doubles if the peer says nothing until then.
+    pub(crate) fn next_deadline(&self) -> Nanos {
+        let packets = self.fabric.packets;
+        if packets >= 1.0 {
+            return Nanos::NEVER;
+        }
+        self.measured_at + Nanos((2.0 * self.gap(packets) + self.rtt) as u64)
+    }
+
+    /// The peer has said nothing for long. The first time the gap between packets becomes shorter at once.
+    pub(crate) fn on_timer(&mut self, now: Nanos) {
+        if self.next_deadline() <= now {
+            self.measured_at = now;
+            let packets = self.fabric.packets.max(self.rtt / GAP_MAX);
+            self.fabric.resize((2.0 * packets).min(1.0), &self.settings);
+        }
     }
 
     /// The delay of the fabric that is accepted, in nanoseconds.

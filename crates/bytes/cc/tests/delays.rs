@@ -223,6 +223,30 @@ fn swift_comes_back_from_the_smallest_window_without_measurements() {
     assert_eq!((value(&c, "fcwnd_bytes"), c.limits().rate_bps), (1000.0, RATE_UNPACED), "no more than a packet");
 }
 
+/// Nothing acknowledges the responses to READs of the standard family: a responder must not stay at the rate to which losses or a
+/// long queue have taken it, or requests of other queue pairs wait longer than they are patient.
+#[test]
+fn swift_comes_back_where_the_peer_says_nothing() {
+    for rtt_us in [10, 2_000, 100_000] {
+        let mut c = controller("swift");
+        for k in 1..40 {
+            c.on_ack(us(100_000 * k), &delay(0, rtt_us, 0));
+            c.on_loss(us(100_000 * k + 50_000), LossKind::Fast);
+        }
+        let (begin, small) = (us(4_000_000), value(&c, "fcwnd_bytes"));
+        assert!(small < 1000.0 && c.next_deadline() != Nanos::NEVER, "{small}");
+        c.on_ack(begin, &delay(0, rtt_us, 0));
+        let before = value(&c, "fcwnd_bytes");
+        c.on_timer(begin + Nanos(c.next_deadline().since(begin).0 - 1));
+        assert!(near(value(&c, "fcwnd_bytes"), before), "before its time nothing happens");
+        while c.next_deadline() != Nanos::NEVER {
+            c.on_timer(c.next_deadline());
+            assert!(c.next_deadline() == Nanos::NEVER || c.next_deadline() < begin + Nanos::from_ms(900), "{rtt_us}");
+        }
+        assert_eq!((value(&c, "fcwnd_bytes"), c.limits().rate_bps), (1000.0, RATE_UNPACED), "no more than a packet");
+    }
+}
+
 #[test]
 fn swift_sends_a_packet_in_each_millisecond_whatever_is_lost() {
     for (rtt_us, kind) in

@@ -123,10 +123,6 @@ impl Draft {
         draft.add_classes(rng);
         draft.add_adapter(rng);
         draft.rto = pick(rng, &["shared", "shared", "dedicated", "irn"]);
-        // IRN's time-outs are fixed. At 1 Gbit/s queues last longer: what is sent again lengthens them until requests fail.
-        if draft.rate_gbit == 1 && draft.rto == "irn" {
-            draft.rto = "dedicated";
-        }
         draft
     }
 

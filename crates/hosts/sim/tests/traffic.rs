@@ -54,3 +54,15 @@ fn a_random_permutation_loads_all_hosts_alike() {
     assert_eq!((traffic.messages, traffic.failed), (16 * 100, 0));
     assert!(traffic.jain > 0.999 && traffic.slowdown.p99 < 2.0, "{} {:?}", traffic.jain, traffic.slowdown);
 }
+
+/// Nothing acknowledges the responses of the standard family, so a responder that has once been slowed down must become faster by
+/// itself: else READs of other queue pairs fail behind them.
+#[test]
+fn reads_of_standard_peers_end_well_under_swift() {
+    let results = simulate(
+        "seed = 117686174353662\ntime = \"5ms\"\ndrain = \"600s\"\n[topology]\nkind = \"star\"\nrate = \"1Gbit\"\nhosts = 4\n\
+         [hosts]\nmtu = 256\ncc = \"swift\"\nselective_repeat = false\ntrain = \"4KiB\"\ntimeout = 14\n[links]\nreorder = \"10%\"\n\
+         [[traffic]]\nkind = \"permutation\"\nshift = 2\nsize = 300001\nevery = \"1ms\"\nverb = \"read\"\nclass = 3\n",
+    );
+    assert_eq!((results.traffic[0].messages, results.traffic[0].failed), (20, 0));
+}
