@@ -17,7 +17,7 @@
 //! A loss that was none is undone, unless the window was reduced again since.
 //!
 //! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice
-//! measure no round trip. While they are all there is, a window under one packet doubles each time that one is acknowledged;
+//! measure no round trip. While they are all there is, a window under one packet doubles when one is acknowledged;
 //! otherwise it would stay as small as it is, since what follows waits behind them. Responses to READs of the standard family are
 //! acknowledged by nothing at all: without a word of the peer for two packets' time and a round trip, such a window doubles, too.
 
@@ -171,8 +171,7 @@ impl Swift {
         }
         let has_arrived = sample.acked_bytes > 0 || sample.packets > 0;
         if sample.rtt.is_none() && has_arrived && self.is_unmeasured(now) {
-            self.measured_at = now;
-            self.fabric.resize((2.0 * self.fabric.packets).min(1.0), &self.settings);
+            self.double(now);
         }
         let is_told = sample.packets > 0 || sample.remote_delay.0 > 0 || sample.pressure > 0;
         if sample.rtt.is_none() && !is_told {
@@ -206,13 +205,18 @@ impl Swift {
         self.measured_at + Nanos((2.0 * self.gap(packets) + self.rtt) as u64)
     }
 
-    /// The peer has said nothing for long. The first time the gap between packets becomes shorter at once.
+    /// The peer has said nothing for long.
     pub(crate) fn on_timer(&mut self, now: Nanos) {
         if self.next_deadline() <= now {
-            self.measured_at = now;
-            let packets = self.fabric.packets.max(self.rtt / GAP_MAX);
-            self.fabric.resize((2.0 * packets).min(1.0), &self.settings);
+            self.double(now);
         }
+    }
+
+    /// Doubles a window under one packet. However small it was, the gap between packets becomes shorter the first time.
+    fn double(&mut self, now: Nanos) {
+        self.measured_at = now;
+        let packets = self.fabric.packets.max(self.rtt / GAP_MAX);
+        self.fabric.resize((2.0 * packets).min(1.0), &self.settings);
     }
 
     /// The delay of the fabric that is accepted, in nanoseconds.
