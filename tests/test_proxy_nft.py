@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 
 import pytest
@@ -27,6 +28,8 @@ from test_proxy_syn import table
 SO_MARK = 36
 #: Bit of the capability.
 NET_ADMIN = 12
+#: As in `intercept/steer.rs`.
+FLOWS_MAX = 1 << 16
 #: Leaves a program no other one.
 ALONE = ("setpriv", "--inh-caps=-all", "--bounding-set=-all,+net_admin")
 
@@ -204,6 +207,43 @@ def test_when_the_peer_dies_new_connections_go_by_tcp_at_once(make_fabric):
             ours.sendall(b"again")
             assert exactly(theirs, 5) == b"again"
         await_carried(proxies, 2)
+
+
+def syns(source, target, count):
+    """SYNs from addresses and ports that differ, without a checksum of TCP: rules see them, and no listener takes them."""
+    end = socket.inet_aton(target)
+    for k in range(count):
+        sender = bytes([*socket.inet_aton(source)[:2], 200, k >> 14])
+        header = struct.pack(">BBHHHBBH", 0x45, 0, 40, 0, 0x4000, 64, socket.IPPROTO_TCP, 0) + sender + end
+        yield header + struct.pack(">HHIIBBHHH", 1024 + (k & 0x3FFF), PORT, k, 0, 5 << 4, 2, 1024, 0, 0)
+
+
+def test_a_full_set_sends_new_connections_by_tcp(make_fabric):
+    fabric = make_fabric()
+    a, b = fabric.hosts
+    with Proxies(fabric, before=ALONE) as proxies, joined(proxies) as (ours, theirs):
+        taken = lambda: proxies.counters(a).get("connects_taken", 0)  # noqa: E731
+        assert taken() == 1
+        with inside(a), socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+            for packet in syns(a.address, b.address, FLOWS_MAX + 1000):
+                raw.sendto(packet, (b.address, 0))
+        assert taken() == FLOWS_MAX, "the set is full"
+        opened = proxies.counters(a)["streams_opened"]
+        with listen(b, port=PORT + 1) as listener, client(a, b.address, port=PORT + 1) as late, listener.accept()[0] as accepted:
+            late.sendall(b"by TCP")
+            assert exactly(accepted, 6) == b"by TCP"
+        assert (taken(), proxies.counters(a)["streams_opened"]) == (FLOWS_MAX, opened)
+        # What was taken stays so, to its end.
+        ours.sendall(b"carried")
+        ours.shutdown(socket.SHUT_WR)
+        assert read_all(theirs) == (b"carried", "end")
+        theirs.sendall(b"back")
+        assert exactly(ours, 4) == b"back"
+        # Its end has made room for one.
+        with joined(proxies, PORT + 2) as (again, peer):
+            again.sendall(b"x")
+            assert exactly(peer, 1) == b"x"
+        assert taken() == FLOWS_MAX + 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

@@ -119,6 +119,20 @@ def test_broken_queue_pairs_lose_nothing_while_windows_grow(long_path):
         assert breaks >= 3 and all(grown()), (breaks, grown())
 
 
+@pytest.mark.parametrize("fixed", ["a", "b"])
+def test_a_side_without_growing_windows_is_asked_for_none(long_path, fixed):
+    """As between two versions: both ends do what both know."""
+    with Proxies(long_path, window=str(FIRST), own={fixed: f'window_max = "{FIRST}"'}) as proxies, joined(proxies) as (ours, theirs):
+        hosts = proxies.fabric.hosts
+        sources = Source(ours, theirs), Source(theirs, ours)
+        wait_until(lambda: all(source.got >= 16 * FIRST for source in sources))
+        for source in sources:
+            source.stop()
+        assert window_of(proxies, hosts[0], ours) == (FIRST, FIRST)
+        for name in ("windows_wanted", "windows_kept", "windows_grown"):
+            assert not any(proxies.counters(host).get(name, 0) for host in hosts), name
+
+
 def test_windows_grow_within_the_memory(long_path):
     """Half of it is left to first windows."""
     share, count = 2 << 20, 6

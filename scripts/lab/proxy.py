@@ -12,11 +12,12 @@ CONTROL = 7400
 
 class Proxies:
     """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager. `before`: words before the
-    command, such as those that drop capabilities."""
+    command, such as those that drop capabilities; `own`: further lines of the configuration of one host, by its name."""
 
-    def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True, before=()):
+    def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True, before=(), own=None):
         self.fabric, self.relay, self.rdma, self.before = made, relay, rdma, before
         self.options = f'window = "{window}"\nmemory = "{memory}"\nworkers = {workers}\n{extra}'
+        self.own = own or {}
         self.directory = made.directory
         self.running = {}
 
@@ -41,7 +42,7 @@ class Proxies:
         path = self.directory / f"proxy-{host.name}.toml"
         path.write_text(
             f'name = "{host.name}"\nlisten = "{host.address}:{CONTROL}"\nkeys = "{self.directory}/keys"\n'
-            f'admin = "{self.admin(host)}"\n{self.options}\n'
+            f'admin = "{self.admin(host)}"\n{self.options}\n{self.own.get(host.name, "")}\n'
             f'[[peer]]\nname = "{other.name}"\naddress = "{other.address}:{CONTROL}"\n'
             f'[[take]]\nto = ["{other.address}", "{other.address6}"]\nports = "{TAKEN}"\nrelay = "{self.relay}"\n'
             f'[[serve]]\nto = ["{host.address}", "{host.address6}"]\n'

@@ -3,6 +3,7 @@
 //! On the wire: four bytes of length (little-endian), then postcard. A message of more than [`MESSAGE_BYTES`] or one
 //! that cannot be read ends the channel.
 
+use crate::config::Checked;
 use crate::worker::WorkerPicture;
 use burst_relay::LinkHello;
 use serde::{Deserialize, Serialize};
@@ -15,8 +16,14 @@ pub const MESSAGE_BYTES: usize = 32 << 20;
 pub const CONTROL_VERSION: u32 = 1;
 /// A feature bit: windows that grow.
 pub const GROWS: u64 = 2;
-/// Feature bits that this version knows: 1, urgent data; and [`GROWS`].
-pub const FEATURES: u64 = 1 | GROWS;
+/// Feature bits of every configuration: 1, urgent data.
+const FEATURES: u64 = 1;
+
+/// Feature bits of this side.
+pub fn features(config: &Checked) -> u64 {
+    let grows = if config.window_max > config.window { GROWS } else { 0 };
+    FEATURES | grows
+}
 
 /// What a proxy says first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use super::{Control, HEARTBEAT, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
 use crate::config::{self, PeerEntry, Prefix};
-use crate::message::{CONTROL_VERSION, Command, ControlMessage, FEATURES, Introduction};
+use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, features};
 use crate::sys;
 use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
@@ -284,7 +284,7 @@ impl Control {
     fn introduce(&mut self, peer: usize, at: usize) {
         let introduction = Introduction {
             version: CONTROL_VERSION,
-            features: FEATURES,
+            features: features(&self.config),
             name: self.config.config.name.clone(),
             session: self.peers[peer].session,
             workers: self.config.workers,

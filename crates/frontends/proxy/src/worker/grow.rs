@@ -12,7 +12,7 @@ use super::RelayWorker;
 use super::conn::Phase;
 use super::link::PeerLink;
 use super::listen::SOCKET_BUFFER;
-use crate::message::GROWS;
+use crate::message::{GROWS, features};
 use crate::pool::RegionPart;
 use burst_relay::{Frame, PeerFault, PeerWindow};
 use std::time::Instant;
@@ -27,8 +27,9 @@ fn is_fast(taken: u64, window: u32) -> bool {
 }
 
 impl RelayWorker {
+    /// Whether windows to this peer can grow: both ends know how, and may.
     fn grows(&self, peer: usize) -> bool {
-        self.peers.get(&peer).is_some_and(|peer| peer.introduction.features & GROWS != 0)
+        self.peers.get(&peer).is_some_and(|peer| peer.introduction.features & features(&self.config) & GROWS != 0)
     }
 
     /// A link has a new transport: learns its round trip.
