@@ -11,8 +11,11 @@ use crate::world::{SimError, World};
 use burst_base::rng::Rng;
 use std::fmt;
 
-/// Steps after which a scenario counts as endless. The longest has some hundred thousand.
-const STEPS_MAX: u64 = 20_000_000;
+/// Steps after which a scenario counts as endless. Most have less than a million. The longest, with a full window that is sent
+/// again for every tenth packet, which is reordered, have some ten million.
+const STEPS_MAX: u64 = 200_000_000;
+/// Steps in which something must come nearer to its end.
+const STANDSTILL_STEPS: u64 = 2_000_000;
 /// Time after the last message, in picoseconds, in which acknowledgements and time-outs end what is still on its way: a
 /// quarter of the local ACK timeout at most, and its repetitions.
 const REST: u64 = 10_000_000_000_000;
@@ -277,7 +280,7 @@ impl Draft {
         let mut world = World::new(&scenario)?;
         world.check_engines();
         prepare(&mut world)?;
-        let result = check_steps(&scenario, &mut world);
+        let result = check_steps(&scenario, &mut world, STANDSTILL_STEPS);
         world.end_capture().map_err(SimError::Engine)?;
         result
     }
@@ -299,9 +302,19 @@ impl Draft {
     }
 }
 
-/// Goes from step to step until the end, and checks that everything has ended well.
-fn check_steps(scenario: &Scenario, world: &mut World) -> Result<(), SimError> {
-    for _ in 0..STEPS_MAX {
+/// Goes from step to step until the end, and checks that everything has ended well. Something must come nearer to its end in
+/// `standstill` steps.
+fn check_steps(scenario: &Scenario, world: &mut World, standstill: u64) -> Result<(), SimError> {
+    let mut before = None;
+    for number in 0..STEPS_MAX {
+        if number.is_multiple_of(standstill) {
+            let progress = world.progress();
+            if before == Some(progress) {
+                let what = format!("nothing has come nearer to its end in {standstill} steps");
+                return Err(SimError::Violation { at: world.now(), what });
+            }
+            before = Some(progress);
+        }
         if !world.step()? {
             world.check_end()?;
             world.check_rest(REST)?;
@@ -365,6 +378,21 @@ mod tests {
             let text = Draft::of_seed(seed).to_string();
             Scenario::parse(&text).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{text}"));
         }
+    }
+
+    #[test]
+    fn a_simulation_that_stands_still_is_seen() {
+        let text = Draft::of_seed(7).to_string();
+        let scenario = Scenario::parse(&text).expect("a scenario");
+        let run = |standstill| {
+            let mut world = World::new(&scenario).expect("a world");
+            world.check_engines();
+            check_steps(&scenario, &mut world, standstill)
+        };
+        assert!(run(STANDSTILL_STEPS).is_ok() && run(10_000).is_ok());
+        // Between two steps mostly nothing is acknowledged.
+        let found = run(2).expect_err("still").to_string();
+        assert!(found.contains("nothing has come nearer to its end in 2 steps"), "{found}");
     }
 
     #[test]

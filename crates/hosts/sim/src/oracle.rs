@@ -39,6 +39,8 @@ pub struct EngineOracle {
     hosts: Vec<WatchedEngine>,
     /// By host, and the queue pair's number in it.
     posted: BTreeMap<(u32, u32), PostedWork>,
+    /// How often a position of a queue pair has moved, or a request has ended.
+    progress: u64,
 }
 
 /// Checks that no position has gone back.
@@ -76,7 +78,14 @@ fn check_load(before: &PathLoad, now: &PathLoad, packet: u64) -> Result<(), Stri
 impl EngineOracle {
     /// Nothing is known of so many hosts.
     pub fn new(hosts: u32) -> EngineOracle {
-        EngineOracle { hosts: (0..hosts).map(|_| WatchedEngine::default()).collect(), posted: BTreeMap::new() }
+        let hosts = (0..hosts).map(|_| WatchedEngine::default()).collect();
+        EngineOracle { hosts, posted: BTreeMap::new(), progress: 0 }
+    }
+
+    /// Goes up with each packet that is acknowledged or executed the first time, and with each completion: if it stands still,
+    /// nothing comes nearer to its end.
+    pub fn progress(&self) -> u64 {
+        self.progress
     }
 
     /// Queue pair `qp` of a host, with the number `qpn`, is connected anew.
@@ -103,6 +112,7 @@ impl EngineOracle {
     pub fn on_completion(&mut self, (host, qp): (u32, u32), is_receive: bool, id: u32) -> Result<(), String> {
         let expected = self.posted.entry((host, qp)).or_default().queue(is_receive).pop_front();
         if expected == Some(id) {
+            self.progress += 1;
             return Ok(());
         }
         let what = if is_receive { "receive" } else { "request" };
@@ -128,9 +138,9 @@ impl EngineOracle {
         let WatchedEngine { queue_pairs, paths } = &mut self.hosts[host as usize];
         let mut wrong = None;
         worker.visit_progress(&mut |qpn, progress| {
-            if let Some(before) = queue_pairs.insert(qpn.get(), progress)
-                && let Err(what) = check_progress(&before, &progress)
-            {
+            let Some(before) = queue_pairs.insert(qpn.get(), progress) else { return };
+            self.progress += u64::from((before.una, before.expected) != (progress.una, progress.expected));
+            if let Err(what) = check_progress(&before, &progress) {
                 wrong.get_or_insert_with(|| format!("queue pair {:#x}: {what}", qpn.get()));
             }
         });
@@ -227,6 +237,7 @@ mod tests {
         assert_eq!(oracle.on_completion((0, 3), false, 4), Ok(()));
         assert_eq!(oracle.on_completion((0, 2), false, 9), Ok(()));
         assert_eq!(oracle.on_completion((0, 3), true, 4), Ok(()), "receives are by themselves");
+        assert_eq!(oracle.progress(), 3);
         let wrong = oracle.on_completion((0, 3), false, 5).expect_err("7 is before it");
         assert_eq!(wrong, "host 0 got the completion of request 5 before that of request 7");
         let again = oracle.on_completion((0, 2), false, 9).expect_err("a second time");

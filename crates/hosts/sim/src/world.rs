@@ -191,6 +191,11 @@ impl World {
         self.oracle = Some(EngineOracle::new(self.scenario.hosts));
     }
 
+    /// [`EngineOracle::progress`]; 0 without [`World::check_engines`].
+    pub(crate) fn progress(&self) -> u64 {
+        self.oracle.as_ref().map_or(0, EngineOracle::progress)
+    }
+
     /// Writes the packets of one host into `capture` from now on.
     ///
     /// # Errors
