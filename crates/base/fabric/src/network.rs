@@ -322,10 +322,14 @@ impl<T: Cut> Network<T> {
 
     /// A train comes in by a port.
     fn on_come(&mut self, now: u64, at: u32, queued: QueuedTrain<T>, out: &mut Vec<Delivery<T>>) {
-        let port = &self.ports[at as usize];
+        let port = &mut self.ports[at as usize];
         let Some(switch) = port.node.checked_sub(self.hosts) else {
             if port.stalled_until > now {
-                let until = port.stalled_until;
+                // Not before those that came earlier, if the stall has become longer since.
+                if port.held_until <= now {
+                    port.held_until = port.stalled_until;
+                }
+                let until = port.held_until;
                 return self.schedule(until, What::Come { port: at, queued });
             }
             self.totals.arrived += u64::from(queued.train.count);
@@ -529,10 +533,11 @@ impl<T: Cut> Network<T> {
         self.ports[self.adapters[host.0 as usize].0 as usize].schedules.push(schedule);
     }
 
-    /// The adapter of a host sends and receives nothing until then.
+    /// The adapter of a host sends and receives nothing until then, or until the end of an earlier stall that is later.
     pub fn stall_nic(&mut self, now: u64, host: HostId, until: u64) {
         let at = self.adapters[host.0 as usize].0;
-        self.ports[at as usize].stalled_until = until;
+        let port = &mut self.ports[at as usize];
+        port.stalled_until = port.stalled_until.max(until);
         self.start(now, at);
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct LinkEnd<T> {
     pub storms: u8,
     /// Until when nothing is sent.
     pub stalled_until: u64,
+    /// When trains that came meanwhile come again: the end of the stall, or of one that has become longer since.
+    pub held_until: u64,
     /// Bytes that are being sent: class, ingress and bytes of the train.
     pub sending: Option<Sending>,
     /// Bytes that came in by this port and are in the switch, by class, and those of them in the headroom.
@@ -90,6 +92,7 @@ impl<T> LinkEnd<T> {
             paused_since: [0; CLASSES],
             storms: 0,
             stalled_until: 0,
+            held_until: 0,
             sending: None,
             held: [0; CLASSES],
             headroom_used: [0; CLASSES],

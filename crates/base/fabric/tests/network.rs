@@ -41,6 +41,24 @@ fn a_train_takes_no_longer_than_its_packets_one_by_one() {
 }
 
 #[test]
+fn what_waits_at_a_stalled_adapter_keeps_its_order_if_another_stall_follows() {
+    let arrivals = |second: u64| {
+        let mut network = Network::new(&Topology::pair(ALL_100), 1);
+        network.stall_nic(0, HostId(1), 5 * US);
+        network.send(0, train(0, 1, 0, 1, 1_000)).expect("room");
+        let mut out = Vec::new();
+        network.step(3 * US, &mut out);
+        network.stall_nic(3 * US, HostId(1), second);
+        network.send(3 * US, train(0, 1, 1, 1, 1_000)).expect("room");
+        assert!(out.is_empty());
+        let came = run(&mut network);
+        came.into_iter().map(|(at, a)| (at, a.train.expect("a train").body.0)).collect::<Vec<_>>()
+    };
+    assert_eq!(arrivals(8 * US), [(8 * US, vec![0]), (8 * US, vec![1])]);
+    assert_eq!(arrivals(4 * US), [(5 * US, vec![0]), (5 * US, vec![1])], "the first one is longer");
+}
+
+#[test]
 fn a_bottleneck_carries_its_rate() {
     let mut network = Network::new(&Topology::star(4, ALL_100), 1);
     for from in 0..3 {
