@@ -357,11 +357,25 @@ impl Instance {
             if let Some(mut house) = self.try_house() {
                 house.leave_peers();
                 drop(house);
-                // Bounded: peers may send without end.
-                let _ = (0..EXIT_PASSES).take_while(|_| self.worker.try_turn() == TurnOutcome::Active).count();
-                return;
+                return self.send_last();
             }
             std::thread::sleep(process::EXIT_PAUSE);
+        }
+    }
+
+    /// Sends what peers learn at the end of the process. Bounded: peers may send without end, and the thread that has the worker
+    /// may be one that this one has interrupted.
+    fn send_last(&self) {
+        let (mut passes, mut attempts) = (EXIT_PASSES, process::EXIT_ATTEMPTS);
+        while passes > 0 && attempts > 0 {
+            match self.worker.try_turn() {
+                TurnOutcome::Active => passes -= 1,
+                TurnOutcome::Idle | TurnOutcome::Gone => return,
+                TurnOutcome::Busy => {
+                    attempts -= 1;
+                    std::thread::sleep(process::EXIT_PAUSE);
+                }
+            }
         }
     }
 }
