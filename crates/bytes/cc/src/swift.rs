@@ -158,7 +158,11 @@ impl Swift {
         if sample.acked_bytes > 0 {
             self.timeouts = 0;
         }
-        let packets = sample.acked_bytes as f64 / self.settings.mtu as f64;
+        // Repairs of responses acknowledge nothing new; what the peer has received counts instead.
+        let packets = match sample.acked_bytes {
+            0 => f64::from(sample.packets),
+            bytes => bytes as f64 / self.settings.mtu as f64,
+        };
         if let Some(rtt) = sample.rtt {
             let rtt = (rtt.0 as f64).max(RTT_MIN);
             self.rtt_min = self.rtt_min.min(rtt);

@@ -199,6 +199,22 @@ fn swift_paces_windows_under_one_packet() {
     assert_eq!(c.limits().rate_bps, RATE_UNPACED);
 }
 
+/// Repairs of READ responses acknowledge no byte for the first time, but the peer says that it has received them, and how long it
+/// kept them.
+#[test]
+fn swift_follows_the_delay_of_the_peer_where_only_repairs_arrive() {
+    let mut c = controller("swift");
+    for k in 1..40 {
+        c.on_ack(us(10_000 * k), &delay(0, 10, 1_000));
+    }
+    assert!(near(value(&c, "ecwnd_bytes"), 1.0), "a thousandth of a packet");
+    let repaired = AckSample { packets: 1, remote_delay: us(3), ..AckSample::default() };
+    c.on_ack(us(400_000), &repaired);
+    assert!(near(value(&c, "ecwnd_bytes"), 1_001.0), "{}", value(&c, "ecwnd_bytes"));
+    c.on_ack(us(401_000), &AckSample { packets: 2, ..repaired });
+    assert!(near(value(&c, "ecwnd_bytes"), 1_001.0 + 2_000.0 / 1.001), "two packets for each window");
+}
+
 /// The delay of a long queue neither stops a path for seconds, nor for as long as only repeated packets are acknowledged.
 #[test]
 fn swift_comes_back_from_the_smallest_window_without_measurements() {
