@@ -310,10 +310,8 @@ impl Responder {
     /// Takes a cumulative acknowledgement, and returns the bytes that are not in flight any more; `None` if it is one of bytes
     /// that were never sent.
     fn take_read_ack(&mut self, psn: Psn, mtu: u32) -> Option<u32> {
-        let covered = |resource: &ResponderResource| {
-            let packets = psn.diff(resource.psn).saturating_add(1).max(0) as u32;
-            packets.saturating_mul(mtu).min(resource.length)
-        };
+        let packets = |resource: &ResponderResource| psn.diff(resource.psn).saturating_add(1).max(0) as u32;
+        let covered = |resource: &ResponderResource| packets(resource).saturating_mul(mtu).min(resource.length);
         let reads = |resource: &&mut ResponderResource| resource.selective && resource.kind == OpKind::ReadRequest;
         let is_possible = |resource: &mut ResponderResource| covered(resource) <= resource.sent_bytes;
         if !self.held_resources().filter(reads).filter(|resource| !resource.answered).all(is_possible) {
@@ -322,6 +320,7 @@ impl Responder {
         let mut freed = 0;
         for resource in self.held_resources().filter(reads) {
             let acked = covered(resource);
+            resource.held = resource.held.max(packets(resource).min(resource.packets));
             if acked > resource.acked_bytes {
                 freed += acked.min(resource.counted_bytes).saturating_sub(resource.acked_bytes);
                 resource.acked_bytes = acked;

@@ -118,6 +118,15 @@ impl Qp {
         budget: &mut TxBudget,
         env: &mut Env<'_>,
     ) -> bool {
+        if resource.held > resource.next {
+            let is_done = resource.skip_held();
+            if let Some(stored) = self.resp.oldest_pending() {
+                stored.next = resource.next;
+            }
+            if is_done {
+                return true;
+            }
+        }
         let room = self.response_room(&resource);
         if room.is_closed {
             self.resp.park();

@@ -44,6 +44,8 @@ pub(crate) struct ResponderResource {
     pub(crate) sent_bytes: u32,
     pub(crate) counted_bytes: u32,
     pub(crate) acked_bytes: u32,
+    /// The same: packets of its response that the peer has, from the first on.
+    pub(crate) held: u32,
 }
 
 /// What is sent when packets of a response are asked for again.
@@ -59,6 +61,11 @@ pub(crate) struct RepeatedPart {
 impl ResponderResource {
     pub(crate) fn has_pending(&self) -> bool {
         self.next < self.end
+    }
+    /// Passes over pending packets that the peer has. True if nothing is pending any more.
+    pub(crate) fn skip_held(&mut self) -> bool {
+        self.next = self.next.max(self.held.min(self.end));
+        !self.has_pending()
     }
     /// What is to be sent if packets `index..end` are asked for again. A part in front of what is being sent is sent by itself,
     /// and the response goes on where it was: then the peer repairs a gap. A part that reaches further takes the response back.
@@ -103,4 +110,5 @@ pub(crate) const EMPTY: ResponderResource = ResponderResource {
     sent_bytes: 0,
     counted_bytes: 0,
     acked_bytes: 0,
+    held: 0,
 };

@@ -97,6 +97,9 @@ impl Qp {
             return env.fx.count(Reason::SrNotNegotiated);
         }
         if let Some(reason) = self.check_response_psn(pkt, env.now) {
+            if reason == Reason::StaleAck && pkt.info.kind == OpKind::ReadResponse {
+                self.acknowledge_response(frame, pkt, self.req.recovery.una_psn(), env.now);
+            }
             return env.fx.count(reason);
         }
         let before = (self.req.recovery.una_psn(), self.req.sel.acked);
@@ -116,7 +119,8 @@ impl Qp {
         }
     }
 
-    /// A response was taken: it is acknowledged at once if it ends a READ, asks for it, or is one behind a gap or of a repair.
+    /// A response has come: it is acknowledged at once if it ends a READ, asks for it, or is one behind a gap or of a repair; and
+    /// if it is here already: the peer, which sends it again, does not know that.
     #[inline(never)]
     fn acknowledge_response(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, una: Psn, now: Nanos) {
         if self.read_acks.is_none() {
