@@ -19,7 +19,8 @@
 //! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice
 //! measure no round trip. While they are all there is, a window under one packet doubles when one is acknowledged;
 //! otherwise it would stay as small as it is, since what follows waits behind them. Responses to READs of the standard family are
-//! acknowledged by nothing at all: without a word of the peer for two packets' time and a round trip, such a window doubles, too.
+//! acknowledged by nothing at all, and acknowledgements may be lost: without a word of the peer for two packets' time and a round
+//! trip, both windows double as long as they are under one packet.
 
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::bounded;
@@ -113,6 +114,8 @@ pub struct Swift {
     rtt_min: f64,
     /// When a round trip was measured last, or the window doubled without.
     measured_at: Nanos,
+    /// When the peer said anything of its delay last, or the windows doubled without.
+    heard_at: Nanos,
     timeouts: u32,
     /// The fabric's window in packets before the last loss; 0 if other signs of congestion came since.
     undo: f64,
@@ -148,6 +151,7 @@ impl Swift {
             rtt: RTT_UNKNOWN,
             rtt_min: f64::MAX,
             measured_at: now,
+            heard_at: now,
             timeouts: 0,
             undo: 0.0,
         }
@@ -181,6 +185,7 @@ impl Swift {
         if sample.rtt.is_none() && !is_told {
             return;
         }
+        self.heard_at = now;
         let target = self.settings.endpoint_target;
         let mut remote = sample.remote_delay.0 as f64;
         if sample.is_peer_congested() {
@@ -200,27 +205,28 @@ impl Swift {
         packets < 1.0 && now.since(self.measured_at).0 as f64 >= self.gap(packets)
     }
 
-    /// When the window doubles if the peer says nothing until then.
+    /// When windows under one packet double if the peer says nothing until then.
     pub(crate) fn next_deadline(&self) -> Nanos {
-        let packets = self.fabric.packets;
+        let packets = self.fabric.packets.min(self.endpoint.packets);
         if packets >= 1.0 {
             return Nanos::NEVER;
         }
-        self.measured_at + Nanos((2.0 * self.gap(packets) + self.rtt) as u64)
+        self.measured_at.max(self.heard_at) + Nanos((2.0 * self.gap(packets) + self.rtt) as u64)
     }
 
     /// The peer has said nothing for long.
     pub(crate) fn on_timer(&mut self, now: Nanos) {
         if self.next_deadline() <= now {
+            self.heard_at = now;
             self.double(now);
+            self.endpoint.double(self.rtt, &self.settings);
         }
     }
 
-    /// Doubles a window under one packet. However small it was, the gap between packets becomes shorter the first time.
+    /// Doubles the fabric's window, if it is under one packet.
     fn double(&mut self, now: Nanos) {
         self.measured_at = now;
-        let packets = self.fabric.packets.max(self.rtt / GAP_MAX);
-        self.fabric.resize((2.0 * packets).min(1.0), &self.settings);
+        self.fabric.double(self.rtt, &self.settings);
     }
 
     /// The delay of the fabric that is accepted, in nanoseconds.
@@ -296,6 +302,12 @@ impl DelayWindow {
             self.decreased_at = now;
             self.resize(self.packets * bounded(factor, 1.0 - settings.max_mdf, 1.0), settings);
         }
+    }
+
+    /// Doubles a window under one packet. However small it was, the gap between packets becomes shorter the first time.
+    fn double(&mut self, rtt: f64, settings: &SwiftSettings) {
+        let packets = self.packets.max(rtt / GAP_MAX);
+        self.resize(self.packets.max((2.0 * packets).min(1.0)), settings);
     }
 
     fn resize(&mut self, packets: f64, settings: &SwiftSettings) {

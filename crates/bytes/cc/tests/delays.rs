@@ -264,6 +264,28 @@ fn swift_comes_back_where_the_peer_says_nothing() {
     }
 }
 
+/// The window of the peer's delay, too.
+#[test]
+fn swift_comes_back_where_a_slow_peer_says_nothing_more() {
+    let mut c = controller("swift");
+    for k in 1..40 {
+        c.on_ack(us(10_000 * k), &delay(1, 10, 1_000));
+    }
+    assert!(near(value(&c, "ecwnd_bytes"), 1.0) && value(&c, "fcwnd_bytes") == 100_000.0, "a thousandth of a packet");
+    // A packet in 10 ms: twice that, and a round trip.
+    assert_eq!(c.next_deadline(), us(390_000 + 20_010));
+    let mut before = value(&c, "ecwnd_bytes");
+    while c.next_deadline() != Nanos::NEVER {
+        c.on_timer(c.next_deadline());
+        assert!(near(value(&c, "ecwnd_bytes"), (2.0 * before).min(1_000.0)), "{before}");
+        before = value(&c, "ecwnd_bytes");
+    }
+    assert_eq!((before, value(&c, "fcwnd_bytes")), (1_000.0, 100_000.0), "no more than a packet");
+    // What the peer says counts again.
+    c.on_ack(us(900_000), &delay(0, 10, 1_000));
+    assert!(near(value(&c, "ecwnd_bytes"), 500.0), "{}", value(&c, "ecwnd_bytes"));
+}
+
 #[test]
 fn swift_sends_a_packet_in_each_millisecond_whatever_is_lost() {
     for (rtt_us, kind) in
