@@ -126,6 +126,13 @@ impl Draft {
         draft.add_classes(rng);
         draft.add_adapter(rng);
         draft.rto = pick(rng, &["shared", "shared", "dedicated", "irn"]);
+        if draft.cc == "none" && !draft.selective {
+            // Each reordered packet sends a whole window again, which nothing regulates: with 10 % of them a full link carries so
+            // few others that messages beside them are lost eight times in a row (seed 338178844626671030: 95 % of packets).
+            for line in draft.links.iter_mut().filter(|line| *line == "reorder = \"10%\"") {
+                *line = "reorder = \"1%\"".into();
+            }
+        }
         draft
     }
 
@@ -377,6 +384,8 @@ mod tests {
         for seed in 0..2_000 {
             let text = Draft::of_seed(seed).to_string();
             Scenario::parse(&text).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{text}"));
+            let repeats_windows = text.contains("cc = \"none\"\nselective_repeat = false");
+            assert!(!repeats_windows || !text.contains("reorder = \"10%\""), "seed {seed} collapses\n{text}");
         }
     }
 
