@@ -13,6 +13,9 @@ use std::time::Instant;
 
 /// Bytes read from a channel before others have their turn.
 const TURN_BYTES: usize = 1 << 20;
+/// Most bytes of a record (RFC 8446, 5.1), and those of head, type and tag that it has beside.
+const RECORD_BYTES: u64 = 16 << 10;
+const RECORD_OVERHEAD: u64 = 5 + 1 + 16;
 
 /// The keys of this proxy.
 #[derive(Clone)]
@@ -75,33 +78,41 @@ pub struct ControlChannel {
     pub heard: Instant,
     /// The peer has introduced itself.
     pub introduced: bool,
+    /// Bytes that the socket has not taken, and how many may wait.
+    waiting: u64,
+    waiting_max: u64,
 }
 
 impl ControlChannel {
-    /// Of a socket that connects to the peer with this name.
+    /// Of a socket that connects to the peer with this name. `waiting_max`: most bytes that may wait until the peer reads.
     ///
     /// # Errors
     /// The name is no host name.
-    pub fn dial(socket: TcpStream, keys: &TlsKeys, name: &str, peer: usize) -> Result<Self, String> {
+    pub fn dial(
+        socket: TcpStream,
+        keys: &TlsKeys,
+        (name, peer): (&str, usize),
+        waiting_max: u64,
+    ) -> Result<Self, String> {
         let server = ServerName::try_from(name.to_owned()).map_err(|e| e.to_string())?;
         let tls = ClientConnection::new(keys.client.clone(), server).map_err(|e| e.to_string())?;
-        let mut channel = Self::new(socket, tls.into());
+        let mut channel = Self::new(socket, tls.into(), waiting_max);
         channel.dialled = Some(peer);
         channel.connecting = true;
         Ok(channel)
     }
 
-    /// Of an accepted socket.
+    /// Of an accepted socket; see [`ControlChannel::dial`].
     ///
     /// # Errors
     /// Of rustls.
-    pub fn accept(socket: TcpStream, keys: &TlsKeys) -> Result<Self, String> {
+    pub fn accept(socket: TcpStream, keys: &TlsKeys, waiting_max: u64) -> Result<Self, String> {
         let tls = ServerConnection::new(keys.server.clone()).map_err(|e| e.to_string())?;
-        Ok(Self::new(socket, tls.into()))
+        Ok(Self::new(socket, tls.into(), waiting_max))
     }
 
-    fn new(socket: TcpStream, mut tls: Connection) -> Self {
-        // What waits is bounded by the windows of the links and the heartbeat.
+    fn new(socket: TcpStream, mut tls: Connection, waiting_max: u64) -> Self {
+        // What waits is counted here: a message is taken whole or not at all.
         tls.set_buffer_limit(None);
         Self {
             socket,
@@ -112,6 +123,8 @@ impl ControlChannel {
             connecting: false,
             heard: Instant::now(),
             introduced: false,
+            waiting: 0,
+            waiting_max,
         }
     }
 
@@ -132,7 +145,7 @@ impl ControlChannel {
     /// Appends a message; it leaves with the next [`ControlChannel::write`].
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence; among others, that the peer does not read.
     pub fn push(&mut self, message: &ControlMessage) -> Result<(), String> {
         let mut bytes = vec![0; 4];
         bytes = postcard::to_extend(message, bytes).map_err(|e| e.to_string())?;
@@ -140,7 +153,12 @@ impl ControlChannel {
         if len > MESSAGE_BYTES {
             return Err(format!("a message of {len} bytes is too long"));
         }
+        if self.waiting > self.waiting_max {
+            return Err("it does not read what it is sent".into());
+        }
         bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+        let bytes_here = bytes.len() as u64;
+        self.waiting += bytes_here + bytes_here.div_ceil(RECORD_BYTES) * RECORD_OVERHEAD;
         self.tls.writer().write_all(&bytes).map_err(|e| e.to_string())
     }
 
@@ -151,10 +169,13 @@ impl ControlChannel {
     pub fn write(&mut self) -> Result<(), String> {
         while !self.connecting && self.tls.wants_write() {
             match self.tls.write_tls(&mut self.socket) {
-                Ok(_) => {}
+                Ok(written) => self.waiting = self.waiting.saturating_sub(written as u64),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) => return Err(e.to_string()),
             }
+        }
+        if !self.connecting {
+            self.waiting = 0;
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Peers and their channels: dialling, introductions, messages, loss and return.
 
 use super::{Control, HEARTBEAT, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
-use crate::config::{self, PeerEntry, Prefix};
-use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, features};
+use crate::config::{self, Checked, PeerEntry, Prefix};
+use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, features};
 use crate::sys;
 use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
@@ -96,7 +96,7 @@ impl Control {
             if strangers >= STRANGERS || socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
                 continue;
             }
-            match ControlChannel::accept(socket, &self.keys) {
+            match ControlChannel::accept(socket, &self.keys, waiting_max(&self.config)) {
                 Ok(channel) => {
                     self.add_channel(channel);
                 }
@@ -139,7 +139,7 @@ impl Control {
         match sys::dial(address, mark) {
             Ok(socket) => {
                 let name = peer.name.clone();
-                match ControlChannel::dial(socket, &self.keys, &name, number) {
+                match ControlChannel::dial(socket, &self.keys, (&name, number), waiting_max(&self.config)) {
                     Ok(channel) => {
                         let at = self.add_channel(channel);
                         self.peers[number].channel = at;
@@ -407,6 +407,11 @@ impl Control {
         self.update_alive();
         Ok(())
     }
+}
+
+/// Most bytes that may wait in a channel for a peer that does not read: what all windows hold, and the frames beside.
+fn waiting_max(config: &Checked) -> u64 {
+    config.memory + MESSAGE_BYTES as u64
 }
 
 /// Checks the prefixes that a peer says it serves.
