@@ -12,6 +12,7 @@
 use burst_base::Nanos;
 use burst_base::heap::{self, OutOfMemory};
 use burst_base::wheel::TICK;
+use burst_cc::RATE_UNPACED;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -61,12 +62,17 @@ impl Pacer {
         self.rate_bps = rate_bps;
     }
 
-    /// The rate is `rate_bps` from now on: a gate that waits for what was sent at a lower rate opens earlier. True if it does.
+    /// The rate is `rate_bps` from now on, [`RATE_UNPACED`] for none: a gate that waits for what was sent at a lower rate opens
+    /// earlier. True if it does.
     pub fn speed_up(&mut self, now: Nanos, rate_bps: u64) -> bool {
-        if rate_bps <= self.rate_bps || self.opens_at <= now {
+        let is_unpaced = rate_bps == RATE_UNPACED;
+        if self.opens_at <= now || (rate_bps <= self.rate_bps && !is_unpaced) {
             return false;
         }
-        let wait = u128::from(self.opens_at.since(now).0) * u128::from(self.rate_bps) / u128::from(rate_bps);
+        let wait = match is_unpaced {
+            true => 0,
+            false => u128::from(self.opens_at.since(now).0) * u128::from(self.rate_bps) / u128::from(rate_bps),
+        };
         self.opens_at = now + Nanos(u64::try_from(wait).unwrap_or(u64::MAX));
         self.rate_bps = rate_bps;
         true
@@ -189,6 +195,9 @@ mod tests {
         assert_eq!(pacer.opens_at(), now + Nanos::from_us(40));
         assert!(pacer.speed_up(now + Nanos::from_us(30), u64::MAX));
         assert_eq!(pacer.opens_at(), now + Nanos::from_us(30));
+        pacer.charge(now, 25_000, 1_000_000_000);
+        assert!(pacer.is_closed(now) && pacer.speed_up(now, RATE_UNPACED));
+        assert_eq!(pacer.opens_at(), now);
     }
 
     #[test]
