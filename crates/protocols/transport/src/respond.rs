@@ -122,6 +122,7 @@ impl Qp {
             let is_done = resource.skip_held();
             if let Some(stored) = self.resp.oldest_pending() {
                 stored.next = resource.next;
+                stored.answered |= resource.next == resource.packets;
             }
             if is_done {
                 return true;

@@ -211,6 +211,14 @@ fn what_the_requester_has_is_not_sent_again() {
     ask(&mut end, 18, 2 * MTU);
     assert_eq!((responses(&mut end, NOW), end.qp.wants_tx()), (vec![18, 19], false));
     assert_eq!(end.qp.response_bytes(), 2048);
+    acknowledge(&mut end, NOW, 19, (19, 0));
+    // Nobody needs a response without bytes whose acknowledgement comes first: its place is free for others.
+    for psn in 20..30 {
+        ask(&mut end, psn, 0);
+        acknowledge(&mut end, NOW, psn, (psn, 0));
+        responses(&mut end, NOW);
+    }
+    assert_eq!((end.fx.count_of(Reason::TooManyReads), end.qp.state()), (0, QpState::Rts));
 }
 
 #[test]
