@@ -112,6 +112,9 @@ pub struct Path {
     used_at: Nanos,
     /// Queue pairs that wait for room in the window, in order.
     pub(crate) waiting: WindowLine,
+    /// How many of them get a turn when the gate opens: those that waited when it was closed. Who waits for the window only would
+    /// be made ready in vain again and again.
+    pub(crate) gate_turns: usize,
     /// Whether it is in the list of unused paths.
     pub(crate) is_listed_unused: bool,
     /// What the controller was made of.
@@ -142,6 +145,7 @@ impl Path {
             hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
             waiting: WindowLine::default(),
+            gate_turns: 0,
             is_listed_unused: false,
             params: cc,
             is_peers_choice: false,
@@ -298,9 +302,18 @@ impl Path {
         self.gate().and_then(|gate| gate.speed_up(now, rate_bps).then_some(gate))
     }
 
-    /// The gate, if it is closed.
+    /// The gate, if it is closed; each queue pair that waits now is to have a turn when it opens.
     pub(crate) fn closed_gate(&mut self, now: Nanos) -> Option<&mut Pacer> {
-        self.gate().filter(|gate| gate.is_closed(now))
+        let waiting = self.waiting.len();
+        let gate = self.tuned.as_mut().map(|tuned| &mut tuned.pacer).filter(|gate| gate.is_closed(now))?;
+        self.gate_turns = waiting;
+        Some(gate)
+    }
+
+    /// The gate has opened. Whether another one that waited when it was closed gets a turn soon.
+    pub(crate) fn take_gate_turn(&mut self) -> bool {
+        self.gate_turns = self.gate_turns.saturating_sub(1).min(self.waiting.len());
+        self.gate_turns > 0
     }
 
     /// The gate, if sends may be paced.

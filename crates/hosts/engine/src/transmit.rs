@@ -131,6 +131,7 @@ impl Worker {
         if slot.waiting == NOT_WAITING {
             slot.waiting = path_slot.waiting.push(index);
         }
+        path_slot.gate_turns = path_slot.waiting.len();
         if let Some(gate) = path_slot.gate() {
             pacing.arm(path, gate, gate.opens_at());
         }
@@ -138,7 +139,7 @@ impl Worker {
     }
 
     /// Opens the gates that are due: each makes the first queue pair of its line ready, whether or not the window has room for
-    /// its requests, because it may have READ responses to send.
+    /// its requests, because it may have READ responses to send, and after a pause the next of those that waited for it.
     #[cold]
     #[inline(never)]
     fn open_gates(&mut self, now: Nanos) -> bool {
@@ -155,7 +156,7 @@ impl Worker {
             if let Some(slot) = qps.get_mut(first as usize).and_then(Option::as_mut) {
                 slot.waiting = NOT_WAITING;
             }
-            if !path.waiting.is_empty()
+            if path.take_gate_turn()
                 && let Some(gate) = path.gate()
             {
                 pacing.arm(index, gate, gate.opens_at().max(now + GATE_PAUSE));

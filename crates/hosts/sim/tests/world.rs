@@ -139,6 +139,23 @@ fn faults_pass() {
     assert!(results.traffic[0].goodput_gbps > 50.0, "{}", results.traffic[0].goodput_gbps);
 }
 
+/// A host sleeps while its queue pairs wait for the window of a path, also of one whose rate has ended meanwhile. (A worker
+/// that gave each of them a turn every ten microseconds ran eleven passes for each train.)
+#[test]
+fn who_waits_for_a_window_keeps_no_host_busy() {
+    let stream = "kind = \"stream\"\nsize = 300001\ndepth = 1\ncount = 20\nverb = \"send\"";
+    let traffic = [stream; 5].join("\n[[traffic]]\n") + "\n[links]\nloss = \"10%\"";
+    let pair = "kind = \"pair\"\nrate = \"1Gbit\"\ndelay = \"10us\"";
+    let results =
+        simulate(&scenario(pair, "cpu = \"ideal\"\ncc = \"swift\"", "time = \"20ms\"\ndrain = \"600s\"", &traffic));
+    assert!(
+        results.trains > 300 && results.passes < 6 * results.trains,
+        "{} passes, {} trains",
+        results.passes,
+        results.trains
+    );
+}
+
 /// Fewer where they take ten times as long; the part `oracle` of `make test` runs all of them.
 const SEEDS: u64 = if cfg!(debug_assertions) { 30 } else { 150 };
 
