@@ -157,8 +157,8 @@ impl ControlChannel {
             return Err("it does not read what it is sent".into());
         }
         bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
-        let bytes_here = bytes.len() as u64;
-        self.waiting += bytes_here + bytes_here.div_ceil(RECORD_BYTES) * RECORD_OVERHEAD;
+        let count = bytes.len() as u64;
+        self.waiting += count + count.div_ceil(RECORD_BYTES) * RECORD_OVERHEAD;
         self.tls.writer().write_all(&bytes).map_err(|e| e.to_string())
     }
 

@@ -316,6 +316,8 @@ impl Responder {
         self.pending &= !READ_REPAIR_DUE;
         for resource in &mut self.resources {
             (resource.selective, resource.is_repair, resource.rest) = (false, false, None);
+            // What acknowledgements of the other family have said does not count: a response begins with its first packet.
+            resource.held = 0;
             resource.start = resource.next;
         }
     }

@@ -315,6 +315,8 @@ fn a_read_that_is_asked_for_again_in_the_standard_family_is_answered_in_it() {
         ask(&mut end, 10, 4 * MTU);
         ask(&mut end, 14, 2 * MTU);
         assert_eq!(responses(&mut end, NOW).len(), before);
+        // Also what was acknowledged in the other family is sent from its first packet on, if it is asked for.
+        acknowledge(&mut end, NOW, 10, (10, 0));
         standard(&mut end, 10, (0, 4 * MTU));
         standard(&mut end, 14, (0, 2 * MTU));
         let first =
