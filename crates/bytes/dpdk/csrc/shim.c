@@ -24,7 +24,6 @@
 /* Buffers in the cache of a thread. */
 #define CACHE 64
 /* Bytes of a head or tail: Ethernet, VLAN, IPv6, UDP and the longest transport head, rounded up. */
-#define PART_ROOM 128
 /* Cache lines of a packet that are prefetched: from Ethernet to the end of the transport head. */
 #define PREFETCH_LINES 2
 
@@ -92,7 +91,6 @@ int bd_facts(uint16_t port, struct bd_facts *facts) {
     facts->rx_queues_max = info.max_rx_queues;
     facts->tx_queues_max = info.max_tx_queues;
     facts->if_index = info.if_index;
-    facts->is_multi_segment = (info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_MULTI_SEGS) != 0;
     facts->has_rss = (info.flow_type_rss_offloads & (RTE_ETH_RSS_UDP | RTE_ETH_RSS_IP)) != 0;
     facts->rx_scatter = (info.rx_offload_capa & RTE_ETH_RX_OFFLOAD_SCATTER) != 0;
     return 0;
@@ -105,30 +103,15 @@ static struct rte_mempool *pool(uint16_t port, uint16_t queue, const char *what,
                                    rte_eth_dev_socket_id(port));
 }
 
-/* The reference count of lent memory never reaches zero, because the shim keeps one reference: DPDK never calls this. */
-static void nothing_to_free(void *memory, void *opaque) {
-    (void)memory;
-    (void)opaque;
-}
-
 static int make_pools(uint16_t port, uint16_t queue, const struct bd_setup *setup, struct bd_pools *pools) {
     pools->rx = pool(port, queue, "rx", setup->rx_buffers, setup->room);
     pools->tx = pool(port, queue, "tx", setup->tx_buffers, setup->room);
-    pools->part = pool(port, queue, "part", 4 * setup->tx_buffers, PART_ROOM);
-    struct rte_mbuf_ext_shared_info *share = rte_zmalloc("burst_share", sizeof *share, RTE_CACHE_LINE_SIZE);
-    pools->share = share;
-    if (pools->rx == NULL || pools->tx == NULL || pools->part == NULL || share == NULL)
-        return -ENOMEM;
-    share->free_cb = nothing_to_free;
-    rte_mbuf_ext_refcnt_set(share, 1);
-    return 0;
+    return pools->rx == NULL || pools->tx == NULL ? -ENOMEM : 0;
 }
 
 void bd_free_pools(struct bd_pools *pools) {
     rte_mempool_free(pools->rx);
     rte_mempool_free(pools->tx);
-    rte_mempool_free(pools->part);
-    rte_free(pools->share);
     memset(pools, 0, sizeof *pools);
 }
 
@@ -139,7 +122,6 @@ static int configure_queues(uint16_t port, const struct bd_setup *setup, const s
     conf.rxmode.mtu = setup->mtu;
     if (info->rx_offload_capa & RTE_ETH_RX_OFFLOAD_SCATTER)
         conf.rxmode.offloads |= RTE_ETH_RX_OFFLOAD_SCATTER;
-    conf.txmode.offloads = info->tx_offload_capa & RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
     uint64_t rss = info->flow_type_rss_offloads & (RTE_ETH_RSS_IP | RTE_ETH_RSS_UDP);
     if (setup->queues > 1 && rss != 0) {
         conf.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
@@ -260,27 +242,6 @@ uint8_t *bd_fill(void *mbuf, uint16_t len) {
     return rte_pktmbuf_mtod(m, uint8_t *);
 }
 
-void bd_lend(void *mbuf, void *memory, uint16_t len, void *share) {
-    struct rte_mbuf *m = mbuf;
-    rte_mbuf_ext_refcnt_update(share, 1);
-    rte_pktmbuf_attach_extbuf(m, memory, (rte_iova_t)(uintptr_t)memory, len, share);
-    m->data_len = len;
-    m->pkt_len = len;
-}
-
-void bd_chain(void *first, void *last, void *next) {
-    struct rte_mbuf *head = first, *m = next;
-    ((struct rte_mbuf *)last)->next = m;
-    head->nb_segs++;
-    head->pkt_len += m->data_len;
-}
-
 uint16_t bd_tx(uint16_t port, uint16_t queue, void **mbufs, uint16_t n) {
     return rte_eth_tx_burst(port, queue, (struct rte_mbuf **)mbufs, n);
-}
-
-void bd_tx_reclaim(uint16_t port, uint16_t queue) { rte_eth_tx_done_cleanup(port, queue, 0); }
-
-uint32_t bd_borrowers(const void *share) {
-    return (uint32_t)rte_mbuf_ext_refcnt_read(share) - 1u;
 }

@@ -22,7 +22,6 @@ struct bd_facts {
     uint16_t rx_queues_max;
     uint16_t tx_queues_max;
     uint32_t if_index;
-    uint8_t is_multi_segment;
     uint8_t has_rss;
     uint8_t rx_scatter;
 };
@@ -42,8 +41,6 @@ struct bd_setup {
 struct bd_pools {
     void *rx;   /* receive buffers */
     void *tx;   /* whole frames to send */
-    void *part; /* heads, tails and lent memory */
-    void *share; /* counts the references to lent memory */
 };
 
 typedef void (*bd_log_line)(uint32_t level, const char *text, size_t length);
@@ -75,10 +72,6 @@ uint32_t bd_flatten(const void *mbuf, uint8_t *out, uint32_t max);
 int bd_alloc(void *pool, void **mbufs, uint16_t n);
 void bd_free(void **mbufs, uint16_t n);
 uint8_t *bd_fill(void *mbuf, uint16_t len);
-void bd_lend(void *mbuf, void *memory, uint16_t len, void *share);
-void bd_chain(void *first, void *last, void *next);
 uint16_t bd_tx(uint16_t port, uint16_t queue, void **mbufs, uint16_t n);
-void bd_tx_reclaim(uint16_t port, uint16_t queue);
-uint32_t bd_borrowers(const void *share);
 
 #endif

@@ -30,8 +30,6 @@ pub enum Pages {
 pub struct DriverTraits {
     /// Name of the driver, without the number of the device.
     pub name: &'static str,
-    /// Whether the driver has copied or written a packet when `tx_burst` returns, so that registered memory may be lent to it.
-    pub done_at_return: bool,
     /// For drivers of links between processes: the default MTU in bytes, with room for a RoCEv2 MTU of 4096. 0: the device's MTU.
     pub mtu: u16,
     /// Whether the driver accepts frames of any length whatever its MTU is, and refuses to set another MTU.
@@ -51,7 +49,6 @@ const OWN_MTU: u16 = 4200;
 pub const DRIVERS: &[DriverTraits] = &[
     DriverTraits {
         name: "net_memif",
-        done_at_return: true,
         mtu: OWN_MTU,
         ignores_mtu: true,
         reconnects: true,
@@ -63,7 +60,6 @@ pub const DRIVERS: &[DriverTraits] = &[
     },
     DriverTraits {
         name: "net_ring",
-        done_at_return: false,
         mtu: OWN_MTU,
         ignores_mtu: true,
         reconnects: false,
@@ -72,52 +68,27 @@ pub const DRIVERS: &[DriverTraits] = &[
     },
     DriverTraits {
         name: "net_null",
-        done_at_return: true,
         mtu: OWN_MTU,
         ignores_mtu: true,
         reconnects: false,
         defaults: &[],
         arguments: &[],
     },
-    DriverTraits {
-        name: "net_tap",
-        done_at_return: true,
-        mtu: 0,
-        ignores_mtu: false,
-        reconnects: false,
-        defaults: &[],
-        arguments: &[],
-    },
+    DriverTraits { name: "net_tap", mtu: 0, ignores_mtu: false, reconnects: false, defaults: &[], arguments: &[] },
     DriverTraits {
         name: "net_af_packet",
-        done_at_return: true,
         mtu: 0,
         ignores_mtu: true,
         reconnects: false,
         defaults: &[("blocksz", "16384"), ("framesz", "8192"), ("framecnt", "512"), ("qdisc_bypass", "1")],
         arguments: &[],
     },
-    DriverTraits {
-        name: "net_pcap",
-        done_at_return: true,
-        mtu: 0,
-        ignores_mtu: true,
-        reconnects: false,
-        defaults: &[],
-        arguments: &[],
-    },
+    DriverTraits { name: "net_pcap", mtu: 0, ignores_mtu: true, reconnects: false, defaults: &[], arguments: &[] },
 ];
 
 /// Properties of a driver that is not in the table.
-const PHYSICAL: DriverTraits = DriverTraits {
-    name: "",
-    done_at_return: false,
-    mtu: 0,
-    ignores_mtu: false,
-    reconnects: false,
-    defaults: &[],
-    arguments: &[],
-};
+const PHYSICAL: DriverTraits =
+    DriverTraits { name: "", mtu: 0, ignores_mtu: false, reconnects: false, defaults: &[], arguments: &[] };
 
 /// Name and arguments of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,10 +124,6 @@ impl DevArgs {
     /// Whether the name is that of a virtual device, which needs neither huge pages nor a bus address.
     pub fn is_virtual(&self) -> bool {
         !self.name().contains(':')
-    }
-    /// Whether registered memory may be lent: the driver is done with a packet at once, and does not pass it on by reference.
-    pub fn may_lend(&self) -> bool {
-        self.driver().done_at_return && self.get("zero-copy") != Some("yes")
     }
     /// Whether this end of the device connects to the other end.
     pub fn is_client(&self) -> bool {
@@ -239,7 +206,7 @@ mod tests {
         let memif = args("net_memif0,role=server,socket=/tmp/a.sock");
         assert_eq!((memif.name(), memif.get("role"), memif.get("rol")), ("net_memif0", Some("server"), None));
         assert_eq!(memif.driver().name, "net_memif");
-        assert!(memif.is_virtual() && memif.may_lend() && !memif.is_client());
+        assert!(memif.is_virtual() && !memif.is_client());
         assert!(args("net_memif1").is_client());
         assert!(DevArgs::parse("").is_err() && DevArgs::parse(" ,a=b").is_err());
     }
@@ -247,7 +214,7 @@ mod tests {
     #[test]
     fn physical_devices_keep_their_arguments() {
         let nic = args("0000:03:00.0,txq_inline=128");
-        assert!(!nic.is_virtual() && !nic.may_lend() && !nic.is_client());
+        assert!(!nic.is_virtual() && !nic.is_client());
         assert_eq!(nic.completed(), nic);
         assert_eq!(nic.frame_max(), None);
     }
@@ -257,7 +224,6 @@ mod tests {
         let memif = args("net_memif0,bsize=8192").completed();
         assert_eq!((memif.get("bsize"), memif.get("socket-abstract")), (Some("8192"), Some("no")));
         assert_eq!(args("net_memif0").completed().frame_max(), Some(4224));
-        assert!(!args("net_memif0,zero-copy=yes").may_lend());
     }
 
     #[test]

@@ -172,8 +172,7 @@ impl EthDev {
     /// The queue pair of worker `index`; the caller becomes its only user.
     pub fn queue_pair(self: &Arc<EthDev>, index: u16) -> EthQueue {
         let pools = self.pools[usize::from(index)];
-        let lends = self.args.may_lend() && self.facts.is_multi_segment != 0;
-        EthQueue::new(self.clone(), index, pools, usize::from(self.mtu) + 14, lends)
+        EthQueue::new(self.clone(), index, pools, usize::from(self.mtu) + 14)
     }
 
     /// MAC address.

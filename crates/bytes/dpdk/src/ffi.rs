@@ -34,7 +34,6 @@ pub struct DeviceFacts {
     pub rx_queues_max: u16,
     pub tx_queues_max: u16,
     pub if_index: u32,
-    pub is_multi_segment: u8,
     pub has_rss: u8,
     pub rx_scatter: u8,
 }
@@ -60,17 +59,10 @@ pub struct DeviceSetup {
 pub struct QueuePools {
     pub rx: *mut c_void,
     pub tx: *mut c_void,
-    pub part: *mut c_void,
-    pub share: *mut c_void,
 }
 
 impl QueuePools {
-    pub const NONE: QueuePools = QueuePools {
-        rx: core::ptr::null_mut(),
-        tx: core::ptr::null_mut(),
-        part: core::ptr::null_mut(),
-        share: core::ptr::null_mut(),
-    };
+    pub const NONE: QueuePools = QueuePools { rx: core::ptr::null_mut(), tx: core::ptr::null_mut() };
 }
 
 pub type LogLine = unsafe extern "C" fn(level: u32, text: *const c_char, length: usize);
@@ -101,9 +93,5 @@ unsafe extern "C" {
     pub fn bd_alloc(pool: *mut c_void, mbufs: *mut *mut c_void, n: u16) -> c_int;
     pub fn bd_free(mbufs: *mut *mut c_void, n: u16);
     pub fn bd_fill(mbuf: *mut c_void, len: u16) -> *mut u8;
-    pub fn bd_lend(mbuf: *mut c_void, memory: *mut c_void, len: u16, share: *mut c_void);
-    pub fn bd_chain(first: *mut c_void, last: *mut c_void, next: *mut c_void);
     pub fn bd_tx(port: u16, queue: u16, mbufs: *mut *mut c_void, n: u16) -> u16;
-    pub fn bd_tx_reclaim(port: u16, queue: u16);
-    pub fn bd_borrowers(share: *const c_void) -> u32;
 }

@@ -11,7 +11,7 @@
 //! | [`devargs`] | arguments that name a device, added defaults, properties of drivers |
 //! | `eal` | starts DPDK once per process: memory, processors, log |
 //! | `device` | a device: probing, configuration, link, reconnection |
-//! | `queue` | a queue pair: receiving, making, lending and sending frames |
+//! | `queue` | a queue pair: receiving, making and sending frames |
 //! | `ffi` | the shim's functions (`csrc/shim.h`) |
 
 pub mod devargs;
@@ -28,4 +28,4 @@ pub use devargs::{DevArgs, Pages};
 #[cfg(feature = "linked")]
 pub use device::{DeviceOptions, EthDev, LinkState, RX_DESCRIPTORS};
 #[cfg(feature = "linked")]
-pub use queue::{EthQueue, FlushResult, FrameBuf};
+pub use queue::{EthQueue, FlushResult};

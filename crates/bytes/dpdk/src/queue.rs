@@ -1,14 +1,11 @@
 //! A queue pair of a device: bursts of received frames, and frames to send.
 //!
 //! Frames are received in bursts of [`BURST`] packets: few enough that their first cache lines, which the shim prefetches, are
-//! still in the L1 cache when the protocol reads them. A frame to send is copied whole ([`EthQueue::frame`]), or made of a head,
-//! lent memory and a tail ([`EthQueue::lend`]) where the driver is done with packets at once: when [`EthQueue::flush`] returns,
-//! nothing reads the lent memory any more, as a port promises. If a driver does keep lent memory, the queue waits for it, and
-//! copies from then on.
+//! still in the L1 cache when the protocol reads them. A frame to send is copied whole into a buffer of the device
+//! ([`EthQueue::frame`]): a driver keeps it for an unbounded time, and the memory of the payload may change at any.
 
 use crate::device::EthDev;
 use crate::ffi::{self, QueuePools, RxPacket};
-use burst_span::Span;
 use core::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -16,13 +13,9 @@ use std::time::{Duration, Instant};
 
 /// Packets of one burst.
 pub const BURST: usize = 32;
-/// Most spans lent by one frame.
-pub const LENT_MAX: usize = 8;
 /// Longest wait for a full send queue before packets are dropped: a peer that naps or waits for its processor runs within this
 /// time. A queue that stayed full for so long is not waited for again until the driver has taken a packet.
 const FULL_WAIT: Duration = Duration::from_millis(20);
-/// Longest wait for memory that a driver should have returned.
-const RETURN_WAIT: Duration = Duration::from_secs(1);
 
 /// Timer slack of a worker in nanoseconds.
 const TIMER_SLACK_NS: libc::c_ulong = 1_000;
@@ -50,14 +43,6 @@ thread_local! {
     };
 }
 
-/// A frame under construction, for the caller to fill.
-pub struct FrameBuf<'a> {
-    /// Bytes from the Ethernet header on: the whole frame, or the part before lent memory.
-    pub head: &'a mut [u8],
-    /// Bytes behind lent memory; empty for a frame in one piece.
-    pub tail: &'a mut [u8],
-}
-
 /// Result of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushResult {
@@ -73,12 +58,9 @@ pub struct EthQueue {
     queue: u16,
     pools: QueuePools,
     frame_max: usize,
-    lends: bool,
     registered: bool,
     /// Frames to send.
     staged: Vec<*mut c_void>,
-    /// Whether some of the staged frames lend memory.
-    lent: bool,
     /// Whether the queue stayed full for too long, and the driver has taken nothing since.
     stuck: bool,
     /// Packets of one received burst.
@@ -95,16 +77,14 @@ pub struct EthQueue {
 unsafe impl Send for EthQueue {}
 
 impl EthQueue {
-    pub(crate) fn new(device: Arc<EthDev>, queue: u16, pools: QueuePools, frame_max: usize, lends: bool) -> EthQueue {
+    pub(crate) fn new(device: Arc<EthDev>, queue: u16, pools: QueuePools, frame_max: usize) -> EthQueue {
         EthQueue {
             device,
             queue,
             pools,
             frame_max,
-            lends,
             registered: false,
             staged: Vec::with_capacity(BURST),
-            lent: false,
             stuck: false,
             packets: Box::new([RxPacket::NONE; BURST]),
             flat: vec![0; frame_max + 8],
@@ -116,10 +96,6 @@ impl EthQueue {
     /// The device.
     pub fn device(&self) -> &EthDev {
         &self.device
-    }
-    /// Whether [`EthQueue::lend`] may be used.
-    pub fn lends(&self) -> bool {
-        self.lends
     }
     /// Bytes of the longest frame.
     pub fn frame_max(&self) -> usize {
@@ -169,7 +145,7 @@ impl EthQueue {
 
     /// Makes a frame of `len` bytes with undefined contents. `None` without a free buffer, when the queue is full, or when `len`
     /// is too long.
-    pub fn frame(&mut self, len: usize) -> Option<FrameBuf<'_>> {
+    pub fn frame(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.is_full() || len > self.frame_max {
             return None;
         }
@@ -182,44 +158,7 @@ impl EthQueue {
         self.staged.push(mbuf);
         debug_assert!(self.staged.len() <= BURST);
         // SAFETY: the mbuf is new and has room for `frame_max` bytes, which belong to this queue until the mbuf is sent.
-        let head = unsafe { core::slice::from_raw_parts_mut(ffi::bd_fill(mbuf, len as u16), len) };
-        Some(FrameBuf { head, tail: &mut [] })
-    }
-
-    /// Makes a frame of `head` bytes to fill, the bytes of `spans`, and `tail` bytes to fill. `None` as for [`EthQueue::frame`],
-    /// and if a span is empty or in another process.
-    pub fn lend(&mut self, head: usize, spans: &[Span], tail: usize) -> Option<FrameBuf<'_>> {
-        let usable = spans.iter().all(|s| s.is_local() && s.len() > 0 && s.len() <= usize::from(u16::MAX));
-        if !self.lends || !usable || self.is_full() || spans.len() > LENT_MAX || head.max(tail) > PART_ROOM {
-            return None;
-        }
-        self.register();
-        let mut mbufs = [core::ptr::null_mut(); LENT_MAX + 2];
-        let count = spans.len() + 2;
-        // SAFETY: `count` elements for as many mbufs of this queue's pool.
-        if unsafe { ffi::bd_alloc(self.pools.part, mbufs.as_mut_ptr(), count as u16) } != 0 {
-            return None;
-        }
-        let [first, rest @ ..] = &mut mbufs[..count] else { return None };
-        // SAFETY: the mbufs are new, and heads and tails fit their room. The spans are mapped in this process as long as the
-        // batch is being sent, and `flush` does not return while anything reads them.
-        let (head, tail) = unsafe {
-            let head = core::slice::from_raw_parts_mut(ffi::bd_fill(*first, head as u16), head);
-            let mut last = *first;
-            for (mbuf, span) in rest.iter().zip(spans) {
-                ffi::bd_lend(*mbuf, span.as_ptr().cast(), span.len() as u16, self.pools.share);
-                ffi::bd_chain(*first, last, *mbuf);
-                last = *mbuf;
-            }
-            let end = rest[spans.len()];
-            let tail = core::slice::from_raw_parts_mut(ffi::bd_fill(end, tail as u16), tail);
-            ffi::bd_chain(*first, last, end);
-            (head, tail)
-        };
-        self.staged.push(*first);
-        debug_assert!(self.staged.len() <= BURST);
-        self.lent = true;
-        Some(FrameBuf { head, tail })
+        Some(unsafe { core::slice::from_raw_parts_mut(ffi::bd_fill(mbuf, len as u16), len) })
     }
 
     /// Discards the frame made last, because it cannot be filled.
@@ -249,28 +188,7 @@ impl EthQueue {
             unsafe { ffi::bd_free(self.staged[at..].as_mut_ptr(), left as u16) };
         }
         self.staged.clear();
-        if self.lent {
-            self.lent = false;
-            // SAFETY: the share lives as long as the device.
-            if unsafe { ffi::bd_borrowers(self.pools.share) } != 0 {
-                self.await_return();
-            }
-        }
         sent
-    }
-
-    /// Waits for memory that the driver has kept instead of copying.
-    #[cold]
-    fn await_return(&mut self) {
-        self.lends = false;
-        tracing::warn!("DPDK device {} keeps packets: memory is copied for it from now on", self.device.port());
-        let since = Instant::now();
-        // SAFETY: as in `flush`; this thread owns the queue.
-        while unsafe { ffi::bd_borrowers(self.pools.share) } != 0 && since.elapsed() < RETURN_WAIT {
-            // SAFETY: as above.
-            unsafe { ffi::bd_tx_reclaim(self.device.port(), self.queue) };
-            std::thread::yield_now();
-        }
     }
 
     /// The descriptor that is readable when an armed queue has packets; `None` if the driver has no interrupts.
@@ -336,9 +254,6 @@ fn send(device: &EthDev, queue: u16, frames: &mut [*mut c_void], stuck: &mut boo
         std::thread::yield_now();
     }
 }
-
-/// Bytes of room for a head or a tail: `PART_ROOM` of the shim.
-const PART_ROOM: usize = 128;
 
 /// Received packets, freed when this value is dropped.
 struct ReceivedBurst<'a>(&'a [RxPacket]);

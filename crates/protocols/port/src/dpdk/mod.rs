@@ -1,7 +1,7 @@
 //! The `dpdk` port: packets on any Ethernet device of DPDK, without the kernel.
 //!
 //! - `rx`: delivers a received frame to the engine or to the LAN;
-//! - `tx`: makes a frame of the device from a packet of the engine, by one copy or by lending;
+//! - `tx`: makes a frame of the device from a packet of the engine, by one copy;
 //! - `flow_cache`: headers, next hop and seal of the flows that were sent last;
 //! - `poll_backoff`: when to poll next, on devices without receive interrupts.
 //!
@@ -123,7 +123,7 @@ fn emit(queue: &mut EthQueue, frame: &[u8]) {
         queue.flush();
     }
     if let Some(buffer) = queue.frame(frame.len()) {
-        buffer.head.copy_from_slice(frame);
+        buffer.copy_from_slice(frame);
     }
 }
 

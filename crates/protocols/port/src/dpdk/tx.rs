@@ -1,9 +1,8 @@
 //! Sending of the `dpdk` port: packets of the engine become frames of the device.
 //!
-//! Payload in registered memory is lent to drivers that are done with a packet when `tx_burst` of DPDK returns (memif, tap,
-//! AF_PACKET: they copy or write it within the call); the frame is then a head, the memory, and a tail. For other drivers the
-//! payload is copied once into a buffer of the device, and the ICRC is computed while copying: such drivers keep a packet for an
-//! unbounded time, and the engine may return the memory to its program right after the burst.
+//! The payload is copied once into a buffer of the device, and the ICRC is computed while copying. Lent memory would have to stay
+//! as it was until the driver has read it, but a program may write to it at any time, and the engine may return it to its program
+//! right after the burst.
 //!
 //! IPv4 packets have identification 0 and no UDP checksum, as RoCEv2 allows; IPv6 packets have a UDP checksum, because hosts
 //! whose kernel receives the datagrams demand one.
@@ -13,12 +12,10 @@ use crate::Encapsulation;
 use crate::ether::{ICRC, UdpChecksum};
 use crate::lan::Lan;
 use burst_base::{Nanos, Reason};
-use burst_dpdk::{EthQueue, FlushResult, FrameBuf};
+use burst_dpdk::{EthQueue, FlushResult};
 use burst_frame::{TxBatch, TxFrame};
 use burst_wire::Icrc;
 
-/// Payloads up to this length in bytes are copied, because lending them costs more.
-const COPY_MAX: usize = 512;
 /// Interval at which used neighbours are marked in the neighbour table; well below [`crate::lan::neighbours::FRESH`].
 const REPORT_EVERY: Nanos = Nanos::from_ms(5_000);
 
@@ -86,15 +83,8 @@ impl DpdkTx {
             fill(cached, batch, frame, bytes)?;
             return if lan.enqueue(frame.flow.dst, bytes) { Ok(()) } else { Err(Reason::NoNeighbour) };
         }
-        if usize::from(frame.payload_len) > COPY_MAX && queue.lends() && !cached.template.is_v6() {
-            let (head, tail) = (cached.template.header_len() + frame.head().len(), usize::from(frame.pad) + ICRC);
-            if let Some(buffer) = queue.lend(head, batch.spans_of(frame), tail) {
-                fill_around(cached, batch, frame, buffer);
-                return Ok(());
-            }
-        }
         let buffer = queue.frame(len).ok_or(Reason::SendQueueFull)?;
-        let filled = fill(cached, batch, frame, buffer.head);
+        let filled = fill(cached, batch, frame, buffer);
         if filled.is_err() {
             queue.discard_frame();
         }
@@ -121,21 +111,6 @@ fn fill(cached: &mut CachedFlow, batch: &TxBatch, frame: &TxFrame, out: &mut [u8
         cached.template.complete_checksum(out);
     }
     Ok(())
-}
-
-/// Writes the head and the tail around lent memory; the ICRC is computed over the memory in place.
-#[inline]
-fn fill_around(cached: &mut CachedFlow, batch: &TxBatch, frame: &TxFrame, buffer: FrameBuf<'_>) {
-    let udp_payload = frame.udp_payload_len();
-    let (headers, head) = buffer.head.split_at_mut(cached.template.header_len());
-    cached.template.write(headers, 0, udp_payload, UdpChecksum::Zero);
-    head.copy_from_slice(frame.head());
-    let mut icrc = cached.seal.begin(0, udp_payload, head);
-    for span in batch.spans_of(frame) {
-        // Only local spans are lent, and reading a local span does not fail.
-        icrc = icrc.update_span(span).unwrap_or(icrc);
-    }
-    finish(icrc, buffer.tail);
 }
 
 /// Writes padding and ICRC.

@@ -1,4 +1,4 @@
-//! Messages for one `sendmmsg`, gathered without copying payload.
+//! Messages for one `sendmmsg`, gathered from copied and lent bytes.
 //!
 //! A [`SendRing`] holds a scratch area and tables of iovecs, messages, addresses and control messages, all allocated once. Bytes
 //! are appended to the message under construction either in the scratch area ([`SendRing::scratch`]) or by reference
@@ -97,18 +97,6 @@ impl SendRing {
         self.close();
         self.iovs.push(libc::iovec { iov_base: span.as_ptr().cast(), iov_len: span.len() });
     }
-    /// Appends a whole packet: a head, a local span by reference as in [`SendRing::lend`], and the bytes behind it.
-    #[inline]
-    pub fn packet<const N: usize>(&mut self, head: &[u8], span: &Span, tail: [u8; N]) {
-        assert!(span.is_local());
-        let (open, lent) = (self.open, self.used + head.len());
-        let place = &mut self.scratch[open..lent + N];
-        place[lent - open - head.len()..lent - open].copy_from_slice(head);
-        place[lent - open..].copy_from_slice(&tail);
-        let before = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: lent - open };
-        self.iovs.extend([before, libc::iovec { iov_base: span.as_ptr().cast(), iov_len: span.len() }]);
-        (self.open, self.used) = (lent, lent + N);
-    }
     /// Covers the open scratch bytes by an iovec.
     #[inline]
     fn close(&mut self) {
@@ -172,6 +160,18 @@ impl SendRing {
         let sent = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
         self.calls += 1;
         Ok(sent)
+    }
+    /// The bytes of a complete message, as the kernel would read them now.
+    #[cfg(test)]
+    pub fn bytes_of(&self, message: usize) -> Vec<u8> {
+        let header = &self.msgs[message].msg_hdr;
+        // SAFETY: the iovecs of a complete message are in `iovs`, and their bytes in the scratch area or in lent spans, which are
+        // valid while copies of them are used.
+        let iovs = unsafe { core::slice::from_raw_parts(header.msg_iov, header.msg_iovlen) };
+        iovs.iter()
+            .flat_map(|iov| unsafe { core::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) })
+            .copied()
+            .collect()
     }
     /// Number of calls that have sent messages, since the last question.
     pub fn take_calls(&mut self) -> u64 {

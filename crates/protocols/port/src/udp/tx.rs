@@ -211,6 +211,7 @@ pub fn empty_error_queue(fd: RawFd, dropped: &mut dyn FnMut(Reason)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ether::ICRC;
     use crate::testing::{batch_of, flow, push};
 
     /// Numbers of packets of the trains that are made of packets with these payload lengths.
@@ -241,6 +242,26 @@ mod tests {
         // 4096 + 12 + 4 = 4112 bytes: 15 packets fit into 65,507 bytes.
         assert_eq!(trains(&[4096; 40], 64), [15, 15, 10]);
         assert_eq!(trains(&[4096; 3], 1), [1, 1, 1]);
+    }
+
+    #[test]
+    fn payload_that_changes_before_the_kernel_reads_it_keeps_its_checksum() {
+        for length in [256, 1024, 4096, 9000] {
+            let mut payloads = vec![vec![1u8; length]; 3];
+            let flow = flow("10.0.0.1", "10.0.0.2");
+            let batch = batch_of(&flow, &payloads);
+            let mut tx = UdpTx::new(true, &Encapsulation::ROCE);
+            tx.build(&batch, 0..3, 64, &mut |r| panic!("{r}"));
+            payloads.iter_mut().for_each(|p| p[length / 2] = 2);
+            let message = tx.ring.bytes_of(0);
+            let packets = message.chunks(batch.frames()[0].udp_payload_len());
+            assert_eq!(packets.len(), 3);
+            for (id, packet) in packets.enumerate() {
+                let (body, trailer) = packet.split_at(packet.len() - ICRC);
+                let mut seal = Encapsulation::ROCE.seal(flow.src, flow.dst, 4791).expect("one family");
+                assert_eq!(seal.begin(id as u16, packet.len(), body).finish(), trailer, "{length} bytes, packet {id}");
+            }
+        }
     }
 
     #[test]
