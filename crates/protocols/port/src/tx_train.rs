@@ -11,8 +11,8 @@ use burst_base::{Qpn, Reason};
 use burst_frame::{TxBatch, TxFrame};
 use std::os::fd::RawFd;
 
-/// Payload up to this length in bytes is copied even if it could be lent. At 512 bytes copying carried 1.2 to 2 times as many packets in
-/// four alternating runs of `pktbench`; at 1024 bytes neither was ahead.
+/// Payload up to this length in bytes is copied even if it could be lent. At 512 bytes copying carried 1.2 to 2 times as many
+/// packets in four alternating runs of `pktbench`; at 1024 bytes neither was ahead.
 const COPY_MAX: usize = 2048;
 /// Waits for room in the socket before a message is dropped.
 const WAITS_MAX: u32 = 4;
@@ -71,9 +71,9 @@ pub fn same_worker(a: &TxFrame, b: &TxFrame, word_at: u32) -> bool {
 /// Appends one packet, from its head to its trailer, to the message under construction. False, and nothing is appended, if the
 /// payload's memory is gone.
 ///
-/// With a seal the payload is copied. The application may write to it until its work request completes (a hypervisor that migrates
-/// a running guest does), and a kernel that read it after the checksum was made would send packets that the receiver has to drop.
-/// Without a seal the trailer is zero, and long payload is lent.
+/// With a seal the payload is copied. The application may write to it until its work request completes (a hypervisor that
+/// migrates a running guest does), and a kernel that read it after the checksum was made would send packets that the receiver has
+/// to drop. Without a seal the trailer is zero, and long payload is lent.
 #[inline]
 pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let spans = batch.spans_of(frame);

@@ -165,13 +165,13 @@ impl SendRing {
     #[cfg(test)]
     pub fn bytes_of(&self, message: usize) -> Vec<u8> {
         let header = &self.msgs[message].msg_hdr;
-        // SAFETY: the iovecs of a complete message are in `iovs`, and their bytes in the scratch area or in lent spans, which are
-        // valid while copies of them are used.
-        let iovs = unsafe { core::slice::from_raw_parts(header.msg_iov, header.msg_iovlen) };
-        iovs.iter()
-            .flat_map(|iov| unsafe { core::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) })
-            .copied()
-            .collect()
+        let mut bytes = Vec::new();
+        // SAFETY: the iovecs of a complete message are in `iovs`.
+        for iov in unsafe { core::slice::from_raw_parts(header.msg_iov, header.msg_iovlen) } {
+            // SAFETY: iovecs are in the scratch area or are lent spans, which are valid while copies of them are used.
+            bytes.extend_from_slice(unsafe { core::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) });
+        }
+        bytes
     }
     /// Number of calls that have sent messages, since the last question.
     pub fn take_calls(&mut self) -> u64 {
