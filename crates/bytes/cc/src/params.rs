@@ -81,6 +81,11 @@ impl Algorithm {
         matches!(self, Algorithm::Dcqcn | Algorithm::DcqcnNvidia | Algorithm::Dctcp)
     }
 
+    /// Whether it follows round-trip times, so that the time of arrival of acknowledgements should be known well.
+    pub const fn uses_delay(self) -> bool {
+        matches!(self, Algorithm::Swift | Algorithm::Timely)
+    }
+
     /// Its parameters.
     pub const fn parameters(self) -> &'static [Parameter] {
         match self {

@@ -62,6 +62,7 @@ pub(crate) struct Egress<'a> {
 /// The worker's tables without the slots of its queue pairs.
 pub(crate) struct Tables<'a> {
     pub now: Nanos,
+    waited: Nanos,
     cqs: &'a [Option<Arc<EngineCq>>],
     ahs: &'a [Option<AddressHandle>],
     xrc: &'a [Option<XrcEntry>],
@@ -77,9 +78,9 @@ impl Core {
     /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
     #[inline]
     pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records, .. } = self;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records, waited, .. } = self;
         let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
-        (slot, Tables { now, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records })
+        (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records })
     }
 
     /// Makes the completions visible that waited for the end of a batch or burst.
@@ -111,7 +112,7 @@ impl Tables<'_> {
         completions: Completions,
         f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T,
     ) -> T {
-        let Tables { now, cqs, ahs, xrc, mem, outbox, paths, records, .. } = self;
+        let Tables { now, waited, cqs, ahs, xrc, mem, outbox, paths, records, .. } = self;
         let Egress { batch, counters } = egress;
         let QpSlot { endpoint: Endpoint::Roce(qp), holder, other_holders, device, path, received, .. } = slot;
         let signals = Signals::default();
@@ -129,7 +130,7 @@ impl Tables<'_> {
             records,
             received,
         };
-        let result = f(qp, &mut Env { now, mem, tx: batch, fx: &mut fx });
+        let result = f(qp, &mut Env { now, waited, mem, tx: batch, fx: &mut fx });
         let signals = fx.signals;
         if !signals.is_empty()
             && let Some(path) = paths.get_mut(*path as usize)

@@ -409,6 +409,9 @@ impl DataPath<'_> {
         let at = paths.join(slot.device, flow.dst, || {
             let kind = if is_own_address { PeerKind::Loopback } else { PeerKind::Standard };
             let link = PathLink::new(options.cc.of(kind).params, self.ports[slot.device.index()].port.caps());
+            if link.cc.algorithm().uses_delay() {
+                self.ports[slot.device.index()].port.time_arrivals();
+            }
             let mut path = Path::new(now, flow.dst, slot.device, &link);
             path.is_own_address = is_own_address;
             path

@@ -43,6 +43,7 @@ impl Worker {
             }
             let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: false };
             let burst = port.rx_burst(now, RX_BUDGET, &mut sink);
+            core.waited = Nanos(0);
             taken += burst;
             attention.note(burst);
             if burst > 0 {
@@ -131,6 +132,10 @@ impl RxSink for RxBurst<'_> {
             }
             rest = &rest[taken.max(stride)..];
         }
+    }
+
+    fn waited(&mut self, waited: Nanos) {
+        self.core.waited = waited;
     }
 
     fn dropped(&mut self, reason: Reason) {

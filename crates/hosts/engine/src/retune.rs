@@ -95,6 +95,9 @@ impl Worker {
             let others = self.core.qps.iter_mut().flatten().filter(|slot| slot.path == at as u32);
             others.for_each(|slot| slot.endpoint.qp_mut().report_each(is_tuned));
         }
+        if params.algorithm().uses_delay() {
+            self.ports[self.core.paths[at].device.index()].port.time_arrivals();
+        }
         if params.algorithm().uses_ecn() {
             self.make_markable(at as u32, params.algorithm());
         }

@@ -208,6 +208,8 @@ pub(crate) struct Core {
     pub inboxes: Vec<Arc<Inbox>>,
     /// Workers that packets of this burst were handed over to, one bit each.
     pub handed_to: u32,
+    /// How long the received packet that is being handled has waited in its port ([`burst_port::RxSink::waited`]).
+    pub waited: Nanos,
     /// Whether packets of queue pairs came since the agent ran.
     pub data_came: bool,
     /// Whether the last burst left packets in a port.
@@ -261,6 +263,7 @@ impl Core {
             touched: Vec::with_capacity(options.list_room.min(RX_BUDGET)),
             inboxes,
             handed_to: 0,
+            waited: Nanos(0),
             data_came: false,
             unread: false,
             pulse: Arc::new(Pulse::new(format!("worker {}", options.id))),

@@ -306,6 +306,9 @@ impl RxSink for ImpairSink<'_> {
     fn looped_back(&mut self, packets: usize) {
         self.sink.looped_back(packets);
     }
+    fn waited(&mut self, waited: Nanos) {
+        self.sink.waited(waited);
+    }
     fn pressure(&mut self, pressure: ReceivePressure) {
         self.sink.pressure(pressure);
     }
@@ -389,6 +392,10 @@ impl Port for Impair {
 
     fn take_calls(&mut self) -> PortCalls {
         self.inner.take_calls()
+    }
+
+    fn time_arrivals(&mut self) {
+        self.inner.time_arrivals();
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

@@ -155,6 +155,9 @@ pub trait RxSink {
     fn dropped(&mut self, reason: Reason);
     /// Called when `packets` of this burst were looped back within the port.
     fn looped_back(&mut self, _packets: usize) {}
+    /// Called before packets that have waited in the receive buffers of a port with [`Port::time_arrivals`]: the time until
+    /// `now` of the burst. It is that of all packets until the next call, or the end of the burst.
+    fn waited(&mut self, _waited: Nanos) {}
     /// Called when the level of the port's receive buffers has changed, and when packets were lost there that are not passed to
     /// [`RxSink::dropped`] as `ReceiveOverflow`. A port that cannot tell never calls it.
     fn pressure(&mut self, _pressure: ReceivePressure) {}
@@ -218,6 +221,9 @@ pub trait Port: Send {
     fn take_calls(&mut self) -> PortCalls {
         PortCalls::default()
     }
+    /// From now on tells how long packets have waited in the receive buffers ([`RxSink::waited`]), as far as the port can. It
+    /// costs a time stamp of the kernel for each packet, so a port does not do so by itself.
+    fn time_arrivals(&mut self) {}
     /// Returns memory of past packets to the system. For times without traffic.
     fn shrink(&mut self) {}
     /// The wrapper whose options may be changed while the port runs, if this port is one.

@@ -17,8 +17,9 @@ use crate::ether::{ICRC, IcrcChecker, IcrcSeal, IpId, check_length};
 use crate::sys::recv::{Message, RecvRing};
 use crate::sys::socket;
 use crate::{Encapsulation, ReceivePressure, RxSink};
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame};
+use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::os::fd::RawFd;
 
@@ -38,12 +39,40 @@ pub struct RxMessages {
     offset: usize,
     /// Bytes of the messages before the present one.
     bytes: usize,
+    /// If the sockets note times of arrival, the time of the present burst.
+    burst: Option<BurstClock>,
+    is_timed: bool,
+}
+
+/// The beginning of a burst, by the clock of its caller and by the one of the kernel's time stamps.
+#[derive(Clone, Copy, Debug)]
+struct BurstClock {
+    now: Nanos,
+    /// What the real-time clock was ahead of the monotonic clock, by which `now` is.
+    ahead: u64,
+}
+
+impl BurstClock {
+    /// Longest wait that is told, against steps of the real-time clock.
+    const WAIT_MAX: Nanos = Nanos::from_ms(1_000);
+
+    fn begin(now: Nanos) -> BurstClock {
+        let [real, monotonic] = [ClockId::Realtime, ClockId::Monotonic].map(|clock| {
+            let time = clock_gettime(clock);
+            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+        });
+        BurstClock { now, ahead: real.wrapping_sub(monotonic) }
+    }
+    /// How long a packet has waited that was received at this time. What came after the beginning of the burst has not waited.
+    fn waited(&self, received: Nanos) -> Nanos {
+        Nanos(self.now.0.saturating_sub(received.0.wrapping_sub(self.ahead))).min(BurstClock::WAIT_MAX)
+    }
 }
 
 impl RxMessages {
     /// Without messages.
     pub fn new() -> RxMessages {
-        RxMessages { ring: RecvRing::new(MESSAGES), have: 0, at: 0, offset: 0, bytes: 0 }
+        RxMessages { ring: RecvRing::new(MESSAGES), have: 0, at: 0, offset: 0, bytes: 0, burst: None, is_timed: false }
     }
     /// Receives at most `budget` messages, after all earlier ones were delivered. False if no more are waiting.
     pub fn fill(&mut self, fd: RawFd, budget: usize) -> io::Result<bool> {
@@ -74,6 +103,26 @@ impl RxMessages {
     pub fn next(&mut self) {
         self.bytes += self.ring.message(self.at).bytes.len();
         (self.at, self.offset) = (self.at + 1, 0);
+    }
+    /// The sockets note when packets arrive.
+    pub fn time_arrivals(&mut self) {
+        self.is_timed = true;
+    }
+    /// A burst begins.
+    #[inline]
+    pub fn begin_burst(&mut self, now: Nanos) {
+        if self.is_timed {
+            self.burst = Some(BurstClock::begin(now));
+        }
+    }
+    /// Tells how long the present message has waited, if its time of arrival is known.
+    #[inline]
+    pub fn tell_wait(&self, sink: &mut dyn RxSink) {
+        if let Some(burst) = &self.burst
+            && let Some((message, _)) = self.current()
+        {
+            sink.waited(message.facts.received.map_or(Nanos(0), |received| burst.waited(received)));
+        }
     }
     /// Number of calls that have received messages, since the last question.
     pub fn take_calls(&mut self) -> u64 {

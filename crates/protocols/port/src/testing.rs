@@ -3,7 +3,7 @@
 
 use crate::ether::ICRC;
 use crate::{ReceivePressure, RxSink};
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_span::Span;
 
@@ -48,6 +48,8 @@ pub struct Collect {
     pub trains: Vec<usize>,
     /// Pressure on the receive buffers, as it was told.
     pub pressure: Vec<ReceivePressure>,
+    /// Waits, as they were told.
+    pub waits: Vec<Nanos>,
 }
 
 impl Collect {
@@ -68,6 +70,9 @@ impl RxSink for Collect {
     }
     fn dropped(&mut self, reason: Reason) {
         self.dropped.push(reason);
+    }
+    fn waited(&mut self, waited: Nanos) {
+        self.waits.push(waited);
     }
     fn pressure(&mut self, pressure: ReceivePressure) {
         self.pressure.push(pressure);

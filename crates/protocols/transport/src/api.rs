@@ -96,6 +96,8 @@ pub struct QpConfig {
 pub struct Env<'a> {
     /// Time of the call.
     pub now: Nanos,
+    /// How long the received packet has waited in the port's buffer until `now`, as far as the port can tell; else 0.
+    pub waited: Nanos,
     /// Memory regions.
     pub mem: &'a MrTable,
     /// Batch to which frames are appended. Its spans point into application memory: send the batch before the
@@ -103,6 +105,14 @@ pub struct Env<'a> {
     pub tx: &'a mut TxBatch,
     /// Receiver of results.
     pub fx: &'a mut dyn Effects,
+}
+
+impl Env<'_> {
+    /// When the received packet came to this host.
+    #[inline]
+    pub fn arrived_at(&self) -> Nanos {
+        Nanos(self.now.0.saturating_sub(self.waited.0))
+    }
 }
 
 /// Events on the path of a QP that congestion control needs.

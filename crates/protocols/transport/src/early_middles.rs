@@ -58,7 +58,7 @@ impl Qp {
             env.fx.count(Reason::SrEarly);
         }
         if placed > 0 {
-            self.note_arrivals(flow, (place.psn.add(placed as u32 - 1), 0), placed as u16, env.now);
+            self.note_arrivals(flow, (place.psn.add(placed as u32 - 1), 0), placed as u16, env.arrived_at());
             self.owe_ack();
         }
         debug_assert!(early.is_consistent(self.resp.expected), "the record disagrees with its set");

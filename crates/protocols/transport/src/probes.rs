@@ -106,7 +106,7 @@ impl Qp {
         }
         match self.req.sel.measured {
             Some(measured) if !una.is_before(measured.behind) => {
-                self.req.sel.rtt.measured(env.now.since(measured.sent_at), Nanos(0));
+                self.req.sel.rtt.measured(env.arrived_at().since(measured.sent_at), Nanos(0));
                 (self.req.sel.measured, self.req.watched) = (None, 0);
                 self.set_answer_wait(env);
             }

@@ -105,7 +105,7 @@ impl Qp {
         let before = (self.req.recovery.una_psn(), self.req.sel.acked);
         self.req.sel.answered = true;
         if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
-            self.answers_measure(pkt.bth.psn, 1, env.now);
+            self.answers_measure(pkt.bth.psn, 1, env.arrived_at());
         }
         match pkt.info.kind {
             OpKind::ReadResponse => {
@@ -249,7 +249,7 @@ impl Qp {
         let mut rtt = None;
         if let Some(measured) = sel.measured {
             let MeasuredPacket { behind, sent_at, .. } = measured;
-            let (elapsed, delay) = (env.now.since(sent_at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));
+            let (elapsed, delay) = (env.arrived_at().since(sent_at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));
             let has_come = !saeth.trigger.next().is_before(behind) && saeth.transmission == 0;
             let is_it = has_come && saeth.trigger.is_before(measured.end());
             // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm, unless

@@ -131,7 +131,7 @@ impl Qp {
         if let Some(message) = &mut self.resp.message {
             message.received += span.len() as u64;
         }
-        self.note_arrivals(flow, (psn.add(count as u32 - 1), 0), count as u16, env.now);
+        self.note_arrivals(flow, (psn.add(count as u32 - 1), 0), count as u16, env.arrived_at());
         count
     }
 
@@ -159,7 +159,7 @@ impl Qp {
         let done = span.len() / self.mtu as usize;
         let before = (psn, self.req.sel.acked);
         self.req.sel.answered = true;
-        self.answers_measure(psn, done as u32, env.now);
+        self.answers_measure(psn, done as u32, env.arrived_at());
         self.note_responses(flow, (psn.add(done as u32 - 1), 0), (done as u16, span.len() as u32), env.now);
         self.req.recovery.on_acked(done as u32);
         self.progressed(env);
@@ -184,7 +184,7 @@ impl Qp {
             return 0;
         }
         self.req.sel.answered = true;
-        self.answers_measure(psn, done, env.now);
+        self.answers_measure(psn, done, env.arrived_at());
         self.note_responses(flow, (psn.add(done - 1), 0), (done as u16, done * self.mtu), env.now);
         self.owe_read_ack();
         self.after_answer(before, false, env);

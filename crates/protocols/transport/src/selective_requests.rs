@@ -49,7 +49,7 @@ impl Qp {
         };
         let (transmission, rsn, index) = ((first >> 24) as u8 & TRANSMISSION_MAX, first & MASK_24, second & MASK_24);
         self.resp.sel.active = true;
-        self.note_arrivals(&frame.flow, (pkt.bth.psn, transmission), 1, env.now);
+        self.note_arrivals(&frame.flow, (pkt.bth.psn, transmission), 1, env.arrived_at());
         let executed = match pkt.info.kind {
             _ if !self.is_in_turn(rsn, index) => Err(BAD_SEQUENCE),
             OpKind::Write => self.on_selective_write::<false>(pkt, env),
@@ -73,7 +73,7 @@ impl Qp {
         let Some(seth) = pkt.seth() else { return env.fx.count(Reason::Truncated) };
         self.establish(env);
         self.resp.sel.active = true;
-        self.note_arrivals(&frame.flow, (pkt.bth.psn, seth.transmission), 1, env.now);
+        self.note_arrivals(&frame.flow, (pkt.bth.psn, seth.transmission), 1, env.arrived_at());
         let distance = pkt.bth.psn.diff(self.resp.expected);
         if distance < 0 || pkt.info.kind == OpKind::Probe {
             return self.on_selective_duplicate(pkt, env);
@@ -103,10 +103,10 @@ impl Qp {
     }
 
     /// Notes what the next acknowledgement tells of the newest packet: its PSN and transmission number; and counts packets.
-    pub(crate) fn note_arrivals(&mut self, flow: &Flow, newest: (Psn, u8), count: u16, now: Nanos) {
+    pub(crate) fn note_arrivals(&mut self, flow: &Flow, newest: (Psn, u8), count: u16, arrived_at: Nanos) {
         let sel = &mut self.resp.sel;
         (sel.trigger, sel.transmission) = newest;
-        sel.arrived_at = now;
+        sel.arrived_at = arrived_at;
         sel.received = sel.received.wrapping_add(count);
         if flow.tos & 3 == Ecn::Ce as u8 {
             sel.congested = sel.congested.wrapping_add(count);

@@ -377,7 +377,7 @@ fn respond(end: &mut End, (index, packets): (u32, u32), transmission: u8, ecn: E
     let bytes = [head.as_slice(), &vec![index as u8; MTU as usize]].concat();
     let packet = Packet::parse(&bytes).expect("well-formed");
     let flow = Flow { src: ip_of(1), dst: end.ip, tos: ecn as u8, ..Flow::default() };
-    let mut env = Env { now: NOW, mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
+    let mut env = Env { now: NOW, waited: Nanos(0), mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
     end.qp.on_packet(&RxFrame { flow, bytes: &bytes }, &packet, &mut env);
 }
 

@@ -186,7 +186,7 @@ fn write(end: &mut End, now: Nanos, psn: u32, transmission: u8, ecn: Ecn) {
     let bytes = [head.as_slice(), &[7; 64]].concat();
     let packet = Packet::parse(&bytes).expect("well-formed");
     let flow = Flow { src: ip_of(0), dst: end.ip, tos: ecn as u8, ..Flow::default() };
-    let mut env = Env { now, mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
+    let mut env = Env { now, waited: Nanos(0), mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
     end.qp.on_packet(&RxFrame { flow, bytes: &bytes }, &packet, &mut env);
 }
 

@@ -148,6 +148,24 @@ fn a_measurement_that_fails_is_repeated() {
     assert_eq!(end.fx.reports[1].rtt, Some(Nanos(30 * US)));
 }
 
+/// What a packet has waited in the buffer of its receiver is no time of the network: the requester leaves it out, and the
+/// responder tells it as its own delay.
+#[test]
+fn time_in_the_receive_buffer_is_the_host_s() {
+    let (mut end, _) = end_of(0);
+    end.qp.report_each(true);
+    post_write(&mut end, 1);
+    end.drain(Nanos(0));
+    end.waited = Nanos(70 * US);
+    acknowledge(&mut end, Nanos(100 * US), FIRST, &[], newest(FIRST));
+    assert_eq!(end.fx.reports[0].rtt, Some(Nanos(30 * US)));
+    let (mut end, _) = end_of(1);
+    let rkey = end.lkey;
+    assert_eq!(answered(&mut end, Nanos(100 * US), 10, Ecn::NotEct, rkey).delay, 0);
+    end.waited = Nanos(64 * 100);
+    assert_eq!(answered(&mut end, Nanos(100 * US), 11, Ecn::NotEct, rkey).delay, 100);
+}
+
 /// A packet of a WRITE arrives at the end; the acknowledgement that follows.
 fn answered(end: &mut End, now: Nanos, psn: u32, ecn: Ecn, rkey: u32) -> Saeth {
     let bth = Bth { ack_req: true, ..Bth::new(Opcode::RcSrWriteOnly, qpn_of(1), Psn::new(psn)) };
@@ -155,7 +173,7 @@ fn answered(end: &mut End, now: Nanos, psn: u32, ecn: Ecn, rkey: u32) -> Saeth {
     let bytes = [head.as_slice(), &[7; 64]].concat();
     let packet = Packet::parse(&bytes).expect("well-formed");
     let flow = Flow { src: ip_of(0), dst: end.ip, tos: ecn as u8, ..Flow::default() };
-    let mut env = Env { now, mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
+    let mut env = Env { now, waited: end.waited, mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
     end.qp.on_packet(&RxFrame { flow, bytes: &bytes }, &packet, &mut env);
     let sent = end.drain(now);
     let saeth = sent.last().and_then(|bytes| Packet::parse(bytes).ok()?.saeth());

@@ -156,7 +156,7 @@ fn route_header_of(packet: &[u8], flow: Flow) -> (Vec<u8>, u8) {
     end.bring_up(0, &ud(), QpState::Rts);
     post_receive(&mut end, 1, 2000);
     let parsed = Packet::parse(packet).expect("well-formed");
-    let mut env = Env { now: NOW, mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
+    let mut env = Env { now: NOW, waited: Nanos(0), mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
     end.qp.on_packet(&RxFrame { flow, bytes: packet }, &parsed, &mut env);
     let (cqe, _) = end.fx.receives[0];
     (end.memory(100_000, GRH_BYTES), cqe.sl)

@@ -225,6 +225,10 @@ impl Port for Loopback {
         self.inner.descriptors()
     }
 
+    fn time_arrivals(&mut self) {
+        self.inner.time_arrivals();
+    }
+
     fn take_calls(&mut self) -> PortCalls {
         self.inner.take_calls()
     }

@@ -30,6 +30,7 @@ mod vnet;
 
 use crate::error::PortError;
 use crate::spec::PacketSpec;
+use crate::sys::socket;
 use crate::{Encapsulation, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, store};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
@@ -307,7 +308,8 @@ impl Port for PacketPort {
         &self.caps
     }
 
-    fn rx_burst(&mut self, _now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.rx.begin_burst(now);
         let mut taken = self.rx.deliver_rest(&self.own, budget, sink);
         taken += self.local.deliver(budget - taken, sink);
         if taken >= budget {
@@ -360,6 +362,13 @@ impl Port for PacketPort {
 
     fn is_resolving(&mut self, _now: Nanos, flow: &Flow) -> bool {
         !self.own.has(&flow.dst) && self.netlink.is_resolving(flow.src, flow.dst, self.own.ifindex)
+    }
+
+    fn time_arrivals(&mut self) {
+        match socket::stamp_arrivals(&self.fd) {
+            Ok(()) => self.rx.time_arrivals(),
+            Err(error) => tracing::warn!("{}: packets have no times of arrival: {error}", self.caps.name),
+        }
     }
 
     fn take_calls(&mut self) -> PortCalls {

@@ -11,7 +11,7 @@ use crate::ether::{ChecksumState, Datagram, TRANSPORT_MAX, parse};
 use crate::rx_train::{BufferLevel, PacketVerifier, RxMessages, RxTrain, report_lost};
 use crate::sys::recv::Message;
 use crate::{Encapsulation, RxSink};
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
 use burst_netif::is_link_local;
 use burst_wire::Ethernet;
 use std::net::IpAddr;
@@ -56,6 +56,17 @@ impl PacketRx {
     pub fn forget(&mut self) {
         self.messages.forget();
         self.lost_seen = 0;
+    }
+
+    /// The sockets note when packets arrive.
+    pub fn time_arrivals(&mut self) {
+        self.messages.time_arrivals();
+    }
+
+    /// A burst from the port begins.
+    #[inline]
+    pub fn begin_burst(&mut self, now: Nanos) {
+        self.messages.begin_burst(now);
     }
 
     /// Delivers the rest of the last messages; returns how many packets.
@@ -116,6 +127,7 @@ impl PacketRx {
         if offset == 0 {
             self.verifier.begin(&datagram.flow, datagram.header);
         }
+        self.messages.tell_wait(sink);
         let train = RxTrain { flow: datagram.flow, bytes: &datagram.payload[offset..], segment };
         let (taken, bytes) = self.verifier.pass(&train, budget, sink);
         let all = bytes == train.bytes.len();

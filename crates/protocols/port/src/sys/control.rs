@@ -1,6 +1,8 @@
 //! Control messages (`cmsg`) of sockets, written and read by hand: bytes only, no pointers.
 
-/// Bytes for the control messages of one datagram or train: four messages, each with a value of up to 8 bytes.
+use burst_base::Nanos;
+
+/// Bytes for the control messages of one datagram or train: four messages with values of up to 8 bytes, and a time.
 pub const CONTROL_MAX: usize = 128;
 /// `struct cmsghdr` on 64-bit Linux: length (8), level (4), type (4).
 const HEADER: usize = 16;
@@ -14,7 +16,7 @@ const AUXDATA_TCI: usize = 16;
 const SO_RXQ_OVFL: i32 = 40;
 
 const _: () = assert!(size_of::<libc::cmsghdr>() == HEADER && size_of::<usize>() == ALIGN);
-const _: () = assert!(4 * (HEADER + ALIGN) <= CONTROL_MAX);
+const _: () = assert!(4 * (HEADER + ALIGN) + HEADER + size_of::<libc::timespec>() <= CONTROL_MAX);
 
 /// The control messages of one message.
 #[derive(Clone, Copy)]
@@ -85,6 +87,13 @@ fn number(value: &[u8]) -> u32 {
     }
 }
 
+/// The time in a `struct timespec`.
+fn time(value: &[u8]) -> Option<Nanos> {
+    let (seconds, rest) = value.split_first_chunk()?;
+    let nanos = rest.first_chunk()?;
+    Some(Nanos(u64::from_ne_bytes(*seconds).checked_mul(1_000_000_000)?.checked_add(u64::from_ne_bytes(*nanos))?))
+}
+
 /// Facts about a received message, from its control messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceivedControl {
@@ -98,6 +107,8 @@ pub struct ReceivedControl {
     pub lost: Option<u32>,
     /// VLAN tag (priority and VLAN ID) that the kernel has removed from a frame.
     pub vlan: Option<u16>,
+    /// When the kernel received it, or the first packet of a train: nanoseconds of the real-time clock.
+    pub received: Option<Nanos>,
 }
 
 impl ReceivedControl {
@@ -111,6 +122,7 @@ impl ReceivedControl {
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => self.tos = value as u8,
             (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => self.hops = value as u8,
             (libc::SOL_SOCKET, SO_RXQ_OVFL) => self.lost = Some(value),
+            (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => self.received = time(bytes),
             _ => {}
         }
     }
@@ -145,8 +157,17 @@ mod tests {
         let at = control.put(at, libc::IPPROTO_IP, libc::IP_TOS, &[3]);
         assert_eq!(
             control.read(at),
-            ReceivedControl { segment: Some(1040), tos: 3, hops: 0, lost: Some(9), vlan: None }
+            ReceivedControl { segment: Some(1040), tos: 3, hops: 0, lost: Some(9), vlan: None, received: None }
         );
+    }
+
+    #[test]
+    fn times_of_arrival_are_read() {
+        let mut control = ControlBuffer::EMPTY;
+        let value = [3u64, 5].map(u64::to_ne_bytes).concat();
+        let at = control.put(0, libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, &value);
+        assert_eq!(control.read(at).received, Some(Nanos(3_000_000_005)));
+        assert_eq!((time(&value[..15]), time(&[0xff; 16])), (None, None));
     }
 
     #[test]

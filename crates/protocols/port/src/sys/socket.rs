@@ -105,6 +105,11 @@ fn set_common(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes the kernel note when each packet arrives, and tell it with the packet.
+pub fn stamp_arrivals(fd: &OwnedFd) -> io::Result<()> {
+    set(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)
+}
+
 /// Sets the buffers of a socket, in bytes of the kernel's accounting.
 pub fn set_buffers(fd: &OwnedFd, rcvbuf: u32, sndbuf: u32) -> io::Result<()> {
     for (force, plain, bytes) in

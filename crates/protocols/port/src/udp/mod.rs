@@ -20,6 +20,7 @@ mod watch;
 
 use crate::error::PortError;
 use crate::spec::UdpSpec;
+use crate::sys::socket;
 use crate::{
     Encapsulation, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, caps_of, choose, essence, wanted,
 };
@@ -51,6 +52,14 @@ pub struct UdpPort {
     netlink: Option<RequestSocket>,
     tx: tx::UdpTx,
     rx: rx::UdpRx,
+    /// Whether the kernel notes when packets arrive.
+    is_timed: bool,
+}
+
+fn stamp_arrivals(sock: &UdpSocket) {
+    if let Err(error) = socket::stamp_arrivals(&sock.fd) {
+        tracing::warn!("packets to {} have no times of arrival: {error}", sock.ip);
+    }
 }
 
 impl UdpPort {
@@ -90,6 +99,7 @@ impl UdpPort {
             ifindex: interface.index,
             watch,
             netlink: RequestSocket::open().ok(),
+            is_timed: false,
             spec,
         };
         let addrs = wanted(port.spec.addr, &interface, ADDRS_MAX);
@@ -106,7 +116,7 @@ impl UdpPort {
     /// Receive buffer that the kernel has granted to the sockets, in bytes of its own accounting (a 64 KiB train takes up to
     /// twice its length). Packets that arrive while this worker is busy and the buffer is full are lost.
     pub fn receive_buffer(&self) -> u32 {
-        self.socks.iter().map(|s| crate::sys::socket::receive_buffer(&s.fd)).min().unwrap_or(0)
+        self.socks.iter().map(|s| socket::receive_buffer(&s.fd)).min().unwrap_or(0)
     }
 
     /// Number of IPv4 identifications that had to be recovered from the ICRC; not zero with peers that are not Burst.
@@ -120,6 +130,9 @@ impl UdpPort {
     }
 
     fn add_socket(&mut self, sock: UdpSocket) -> Result<(), PortError> {
+        if self.is_timed {
+            stamp_arrivals(&sock);
+        }
         self.watch.add(&sock.fd).map_err(|e| PortError::from_io("watch a socket", e.into()))?;
         self.socks.push(sock);
         Ok(())
@@ -170,7 +183,8 @@ impl Port for UdpPort {
         &self.caps
     }
 
-    fn rx_burst(&mut self, _now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.rx.begin_burst(now);
         let mut taken = self.rx.deliver_rest(&mut self.socks, budget, sink);
         if taken >= budget {
             return taken;
@@ -238,6 +252,13 @@ impl Port for UdpPort {
         socks.chain([self.watch.fd()]).collect()
     }
 
+    fn time_arrivals(&mut self) {
+        if !std::mem::replace(&mut self.is_timed, true) {
+            self.rx.time_arrivals();
+            self.socks.iter().for_each(stamp_arrivals);
+        }
+    }
+
     fn before_sleep(&mut self) -> bool {
         // True keeps the worker awake.
         self.watch.before_sleep(self.socks.iter().map(|s| &s.fd)).is_err()
@@ -300,6 +321,36 @@ mod tests {
             assert_eq!(sink.payloads(), payloads);
         }
         assert_eq!(b.ids_recovered(), 0, "identifications are 0 without trains");
+    }
+
+    #[test]
+    fn how_long_packets_have_waited_is_told_if_it_is_asked_for() {
+        let monotonic =
+            || Nanos(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec as u64 * 1_000_000_000);
+        let open = |addr: &str| {
+            let addr = Some(addr.parse().unwrap());
+            let spec = UdpSpec { dev: Some("lo".into()), addr, udp_port: Some(10_792), ..UdpSpec::default() };
+            UdpPort::open(&spec, &Encapsulation::ROCE, "udp:dev=lo", 0, 1).unwrap()
+        };
+        let (mut a, mut b) = (open("127.0.0.5"), open("127.0.0.6"));
+        let payloads = [vec![1; 1024], vec![2; 1024]];
+        let flow = flow("127.0.0.5", "127.0.0.6");
+        let mut waits = |b: &mut UdpPort, now: Nanos| {
+            a.tx_burst(Nanos(0), &batch_of(&flow, &payloads), &mut |r| panic!("{r}"));
+            let mut sink = Collect::default();
+            while sink.frames.len() < 2 {
+                b.rx_burst(now, 1000, &mut sink);
+            }
+            sink.waits
+        };
+        let hour = Nanos(3_600_000_000_000);
+        assert_eq!(waits(&mut b, hour), [], "not asked for");
+        b.time_arrivals();
+        // Bursts that begin, by their caller's clock, before the packets have come and long after.
+        let before = monotonic();
+        assert!(waits(&mut b, before).iter().all(|wait| *wait == Nanos(0)));
+        let long = waits(&mut b, before + hour);
+        assert!(!long.is_empty() && long.iter().all(|wait| *wait == Nanos::from_ms(1_000)), "{long:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::socks::UdpSocket;
 use crate::ether::IpId;
 use crate::rx_train::{BufferLevel, PacketVerifier, RxMessages, RxTrain, report_lost};
 use crate::{Encapsulation, RxSink};
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
 use burst_frame::Flow;
 use std::os::fd::AsRawFd;
 
@@ -32,6 +32,17 @@ impl UdpRx {
     /// Number of identifications that had to be recovered.
     pub fn recovered(&self) -> u64 {
         self.verifier.recovered()
+    }
+
+    /// The sockets note when packets arrive.
+    pub fn time_arrivals(&mut self) {
+        self.messages.time_arrivals();
+    }
+
+    /// A burst from the port begins.
+    #[inline]
+    pub fn begin_burst(&mut self, now: Nanos) {
+        self.messages.begin_burst(now);
     }
 
     /// Delivers the rest of the last messages; returns how many packets.
@@ -103,6 +114,7 @@ impl UdpRx {
             }
             self.verifier.begin(&flow, IpId::Unknown);
         }
+        self.messages.tell_wait(sink);
         let segment = facts.segment.map_or(message.bytes.len(), usize::from).max(1);
         let train = RxTrain { flow, bytes: &message.bytes[offset..], segment };
         let (taken, bytes) = self.verifier.pass(&train, budget, sink);

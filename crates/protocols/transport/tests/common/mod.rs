@@ -168,6 +168,8 @@ pub struct End {
     pub last: TxState,
     /// Packets that were executed together with others.
     pub carried: u64,
+    /// How long received packets have waited in the port.
+    pub waited: Nanos,
 }
 
 /// A request that binds `len` bytes from address 0 of a region.
@@ -255,7 +257,21 @@ impl End {
             pressure: HostPressure::default(),
         };
         let (ip, window) = (ip_of(index), setup.window);
-        End { qp, sq, rq, mem, keys, fx, tx: TxBatch::new(64), ip, lkey, window, last: TxState::Idle, carried: 0 }
+        End {
+            qp,
+            sq,
+            rq,
+            mem,
+            keys,
+            fx,
+            tx: TxBatch::new(64),
+            ip,
+            lkey,
+            window,
+            last: TxState::Idle,
+            carried: 0,
+            waited: Nanos(0),
+        }
     }
 
     /// Registers another region.
@@ -320,7 +336,7 @@ impl End {
     pub fn modify(&mut self, attr: &QpAttr, mask: u32, peer: u8) -> Result<(), burst_transport::ModifyError> {
         let flow = Flow { src: self.ip, dst: ip_of(peer), ..Flow::default() };
         self.fx.ah = Some(flow);
-        let mut env = Env { now: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
+        let mut env = Env { now: Nanos(0), waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.modify(attr, mask, Some(flow), &mut env)
     }
 
@@ -378,7 +394,7 @@ impl End {
     /// One turn. The frames stay in `tx`.
     pub fn poll(&mut self, now: Nanos, budget: &mut TxBudget) -> TxState {
         self.qp.allow_responses(self.window.saturating_sub(self.qp.response_bytes()));
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
+        let mut env = Env { now, waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.last = self.qp.poll_tx(budget, &mut env);
         self.last
     }
@@ -414,7 +430,7 @@ impl End {
             Err(reason) => return self.fx.count(reason),
         };
         let frame = RxFrame { flow: Flow { src, src_port, dst: self.ip, ..Flow::default() }, bytes };
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
+        let mut env = Env { now, waited: self.waited, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_packet(&frame, &packet, &mut env);
     }
 
@@ -427,7 +443,7 @@ impl End {
         let mut at = 0;
         while at < packets.len() {
             let train = burst_transport::MiddleRun { bytes: &bytes[at * stride..], stride };
-            let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
+            let mut env = Env { now, waited: self.waited, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
             let taken = self.qp.on_middles(&flow, &train, &mut env);
             self.carried += taken as u64;
             if taken == 0 {
@@ -438,13 +454,13 @@ impl End {
     }
 
     pub fn fire(&mut self, now: Nanos) {
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
+        let mut env = Env { now, waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_timer(&mut env);
     }
 
     /// A completion found its queue full.
     pub fn lose_completion(&mut self, now: Nanos) {
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
+        let mut env = Env { now, waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_lost_completion(&mut env);
     }
 
