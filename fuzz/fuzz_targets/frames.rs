@@ -6,7 +6,7 @@
 #![no_main]
 #![allow(dead_code)]
 
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame};
 use burst_fuzz::Tape;
 use burst_port::{Encapsulation, ReceivePressure, RxSink, ether};
@@ -28,6 +28,7 @@ mod sys {
     }
 
     pub mod recv {
+        use burst_base::Nanos;
         use std::cell::RefCell;
         use std::io;
         use std::os::fd::RawFd;
@@ -41,6 +42,7 @@ mod sys {
         pub struct Facts {
             pub vlan: Option<u16>,
             pub lost: Option<u32>,
+            pub received: Option<Nanos>,
         }
 
         pub struct Message<'a> {
@@ -118,6 +120,9 @@ impl RxSink for Seen {
         self.delivered += 1;
         self.longest = self.longest.max(frame.bytes.len());
     }
+    fn waited(&mut self, waited: Nanos) {
+        assert!(waited <= Nanos::from_ms(1_000));
+    }
     fn dropped(&mut self, _reason: Reason) {
         self.dropped += 1;
     }
@@ -164,6 +169,7 @@ fuzz_target!(|data: &[u8]| {
         addrs: vec![addresses(false)[1], addresses(true)[1]],
     };
     let mut rx = PacketRx::new(&Encapsulation::ROCE, tape.byte() & 1 == 1);
+    rx.time_arrivals();
     while !tape.is_empty() {
         let (mut longest, mut intact) = (0, 0);
         for _ in 0..1 + tape.byte() % 4 {
@@ -171,6 +177,8 @@ fuzz_target!(|data: &[u8]| {
             let facts = sys::recv::Facts {
                 vlan: (kind & 0x10 != 0).then(|| tape.half()),
                 lost: (kind & 0x20 != 0).then(|| u32::from(tape.byte())),
+                received: (kind & 0x80 != 0)
+                    .then(|| Nanos(u64::from(tape.half()) << 48 | u64::from(tape.half()) << 24)),
             };
             let mut message = if kind & 1 == 0 {
                 let len = usize::from(tape.half());
@@ -192,6 +200,7 @@ fuzz_target!(|data: &[u8]| {
             longest = longest.max(message.len());
             sys::recv::INBOX.with_borrow_mut(|inbox| inbox.push((message, facts)));
         }
+        rx.begin_burst(Nanos(u64::from(tape.half()) << 20));
         let (budget, mut seen) = (1 + usize::from(tape.byte()), Seen::default());
         loop {
             let mut taken = rx.deliver_rest(&own, budget, &mut seen);
