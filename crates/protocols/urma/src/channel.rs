@@ -7,6 +7,7 @@
 //! and that ends the present channel.
 
 use crate::api::UrmaConfig;
+use crate::bypass::AccessTag;
 use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::pool::PoolRef;
 use crate::rx_window::{RX_WINDOW, RxWindow};
@@ -323,6 +324,8 @@ pub(crate) enum UrmaTimer {
     Channel(PoolRef),
     /// A request that was refused by RNR is sent again.
     Retry(PoolRef),
+    /// A load, store or atomic without channel has no answer yet.
+    Access(AccessTag),
 }
 
 #[cfg(test)]

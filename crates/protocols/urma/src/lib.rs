@@ -9,6 +9,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `api` | the types of calls; limits |
+//! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
 //! | `channel` | transport channels and how they open |
 //! | `group` | groups of Jetties |
@@ -31,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod bypass;
 pub mod caqm;
 mod channel;
 mod group;
@@ -58,6 +60,7 @@ pub use api::{
     SegmentConfig, TargetKind, TransMode, URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv,
     UrmaError, UrmaEvent, UrmaMemory, WrData, access,
 };
+pub use bypass::{ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag};
 pub use node::{NodeState, UrmaNode};
 pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
 pub use transmit::UrmaTransmit;

@@ -4,6 +4,7 @@ use crate::api::{
     CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty,
     RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
 };
+use crate::bypass::Accesses;
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
 use crate::initiator::send_record;
 use crate::pool::{PoolRef, UrmaPool};
@@ -83,6 +84,8 @@ pub struct UrmaNode {
     pub(crate) management: VecDeque<(Cna, TpMessage)>,
     pub(crate) timers: BinaryHeap<Reverse<TimerEntry>>,
     pub(crate) timer_count: u64,
+    /// Loads, stores and atomics without a channel.
+    pub(crate) accesses: Accesses,
     /// Scratch for packets that an acknowledgement covers.
     pub(crate) acked: Vec<crate::tx_window::TxPacket>,
 }
@@ -146,6 +149,9 @@ impl UrmaNode {
             management: VecDeque::new(),
             timers: BinaryHeap::new(),
             timer_count: 0,
+            accesses: Accesses::new(
+                (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
+            ),
             acked: Vec::new(),
             config,
         }
@@ -474,6 +480,7 @@ impl UrmaNode {
                 + self.contexts.heap_bytes()
                 + self.context_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
                 + self.buffer.heap_bytes()
+                + self.accesses.heap_bytes()
                 + self.segments.heap_bytes()
                 + self.jfcs.heap_bytes()
                 + self.jfrs.heap_bytes()

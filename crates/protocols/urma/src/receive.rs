@@ -28,8 +28,8 @@ impl UrmaNode {
         let verdict = match (packet.head.nth.next, &packet.head.rtph) {
             (NextLayer::Reliable, Some(rtph)) => self.on_reliable(env, &packet, rtph, bytes.len() as u32),
             (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet),
-            // Loads and stores without transport header are not implemented.
-            _ => Err(Reason::UbNextLayer),
+            (NextLayer::Bypass, _) => self.on_access(env, &packet),
+            (NextLayer::Reliable, None) => Err(Reason::UbNextLayer),
         };
         if let Err(reason) = verdict {
             env.fx.count(reason);

@@ -15,6 +15,20 @@ use crate::tx_window::TxOwner;
 use burst_base::Reason;
 use burst_ubwire::{Maetah, Mtetah, NotifyTarget, RC_TYPE_CONTEXT, ServiceMode, TaOpcode, UbStatus};
 
+/// What an atomic makes of a value.
+pub(crate) fn changed(opcode: TaOpcode, [a, b]: [u64; 2], old: u64) -> u64 {
+    match opcode {
+        TaOpcode::Cas if old == a => b,
+        TaOpcode::Swap => a,
+        TaOpcode::FetchAdd => old.wrapping_add(a),
+        TaOpcode::FetchSub => old.wrapping_sub(a),
+        TaOpcode::FetchAnd => old & a,
+        TaOpcode::FetchOr => old | a,
+        TaOpcode::FetchXor => old ^ a,
+        _ => old,
+    }
+}
+
 impl UrmaNode {
     /// Executes a request whose payload is complete and whose turn it is.
     pub(crate) fn execute_whole(&mut self, env: &mut UrmaEnv<'_>, origin: MessageOrigin, payload: &[u8]) {
@@ -210,26 +224,9 @@ impl UrmaNode {
         if memory.len != 8 || !memory.addr.is_multiple_of(8) {
             return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::MisalignedAtomic));
         }
-        let [a, b] = origin.request.operands;
-        let opcode = origin.request.base.opcode;
-        let change = |old: u64| match opcode {
-            TaOpcode::Cas => {
-                if old == a {
-                    b
-                } else {
-                    old
-                }
-            }
-            TaOpcode::Swap => a,
-            TaOpcode::FetchAdd => old.wrapping_add(a),
-            TaOpcode::FetchSub => old.wrapping_sub(a),
-            TaOpcode::FetchAnd => old & a,
-            TaOpcode::FetchOr => old | a,
-            TaOpcode::FetchXor => old ^ a,
-            _ => old,
-        };
+        let (opcode, operands) = (origin.request.base.opcode, origin.request.operands);
         let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
-        let value = env.mem.update(memory.addr, &change).map_err(|_| gone)?;
+        let value = env.mem.update(memory.addr, &|old| changed(opcode, operands, old)).map_err(|_| gone)?;
         let granted = self.grant(env, origin);
         self.executed(env, origin, granted);
         self.respond(origin, ResponseKind::Atomic { value, granted }, None);

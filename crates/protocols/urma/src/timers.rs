@@ -22,6 +22,7 @@ impl UrmaNode {
             match entry.timer {
                 UrmaTimer::Channel(at) => self.on_channel_timer(at, entry.at, env),
                 UrmaTimer::Retry(at) => self.on_retry(at, env),
+                UrmaTimer::Access(tag) => self.on_access_timer(tag, entry.at, env),
             }
         }
         self.run_contexts(env);

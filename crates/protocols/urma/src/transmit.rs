@@ -59,6 +59,9 @@ impl UrmaNode {
         if let Some((dest, message)) = self.management.pop_front() {
             return Some(self.write_management(dest, &message, out));
         }
+        if let Some((dest, len)) = self.poll_access(env.now, out) {
+            return Some(UrmaTransmit::whole(dest, len));
+        }
         while let Some(request) = self.unreliable.pop_front() {
             if let Some(sent) = self.write_unreliable(request, env, out) {
                 return Some(sent);
@@ -82,6 +85,7 @@ impl UrmaNode {
     /// Whether something may be ready to be sent. A channel that waits for its window counts until it was asked.
     pub fn wants_tx(&self) -> bool {
         !(self.active.is_empty() && self.management.is_empty() && self.unreliable.is_empty())
+            || self.accesses.wants_tx()
     }
     /// The channel may have something to send.
     pub(crate) fn activate(&mut self, at: PoolRef) {
@@ -99,7 +103,7 @@ impl UrmaNode {
             self.activate(channel);
         }
     }
-    fn nth(&self, dest: Cna, next: NextLayer) -> Nth {
+    pub(crate) fn nth(&self, dest: Cna, next: NextLayer) -> Nth {
         let congestion = CongestionField::default();
         Nth { source: self.config.cna, dest, congestion, balance: 0, service_level: 0, next }
     }
