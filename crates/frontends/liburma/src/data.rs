@@ -21,7 +21,7 @@ const FENCE: u32 = 1 << 3;
 const COMPLETE: u32 = 1 << 5;
 const INLINE: u32 = 1 << 6;
 
-const fn opcode_of(number: u32) -> Option<TaOpcode> {
+pub const fn opcode_of(number: u32) -> Option<TaOpcode> {
     Some(match number {
         0x00 => TaOpcode::Write,
         0x01 => TaOpcode::WriteImm,

@@ -6,6 +6,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `abi` | the structures of the interface, with asserted sizes and offsets |
+//! | `accesses` | explicit loads, stores and atomics |
+//! | `aperture` | memory that shows a remote segment |
 //! | `checks` | refusals of UMDK's library |
 //! | `data` | work requests and completions |
 //! | `device` | library, devices, contexts, events |
@@ -25,6 +27,8 @@
 //! interface, and objects live until they are deleted. What the network sends is checked by `burst-urma`.
 
 mod abi;
+mod accesses;
+mod aperture;
 mod checks;
 mod data;
 mod device;

@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
+mod apertures;
 mod owners;
 mod refusals;
 
