@@ -100,6 +100,18 @@ def test_the_sample_moves_its_messages(umdk, options):
     assert code == 0 and "Response received" in text, f"client: {text}\nserver: {server.text()}"
 
 
+# Burst's own functions
+
+@pytest.mark.parametrize("port", ["udp", "packet:dev=eth0", "impair:loss=2%,reorder=2%,dup=2%,seed=3/udp"])
+def test_loads_stores_and_apertures_of_a_remote_segment(umdk, tmp_path, port):
+    """Under losses each addition is counted once, and the aperture has every byte."""
+    fabric, programs = umdk
+    rounds = 600
+    times, (first, counter, last) = programs.aperture(fabric, tmp_path, rounds, {"BURST_PORT": port})
+    assert (first, counter, last) == (rounds - 1, 2 + rounds, rounds - 1)
+    assert all(time > 0 for time in times.values())
+
+
 # What tools see
 
 def test_tools_see_jetties_and_channels(umdk):

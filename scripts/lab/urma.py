@@ -3,6 +3,7 @@
 UMDK's sources are foreign: a directory with its `src`, or an archive of it (docs/urma.md). They are built once into target/umdk."""
 
 import hashlib
+import json
 import shutil
 import subprocess
 import tarfile
@@ -72,6 +73,31 @@ class Umdk:
         if client.wait(WAIT_SECONDS) or server.wait(60):
             raise LabError(f"client: {client.text()}\nserver: {server.text()}")
         return client.text()
+
+    def aperture(self, fabric, directory, rounds, env=None):
+        """Runs tests/programs/urma/aperture.c: the client's times, and what the server has in its memory at the end."""
+        tool, description, env = directory / "urma_aperture", directory / "segment", self.env | (env or {})
+        include = [self.sources / "src/urma/lib/urma/core/include", ROOT / "crates/frontends/liburma/include"]
+        command = ["gcc", "-O2", "-Wall", "-o", tool, ROOT / "tests/programs/urma/aperture.c", *(f"-I{path}" for path in include)]
+        command += [f"-L{self.env['LD_LIBRARY_PATH']}", "-l:liburma.so.0", "-Wl,--allow-shlib-undefined"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise LabError(f"{command}: {done.stderr}")
+        description.unlink(missing_ok=True)
+        keeps = directory / "keeps"
+        keeps.touch()
+        # The end of its input is the end of the loop.
+        server = fabric.a.start("sh", "-c", f"while [ -e {keeps} ]; do sleep 0.1; done | {tool} serve {description}", env=env, plain=True)
+        try:
+            wait_until(description.exists, 60, server.text, server)
+            code, text = fabric.b.run(tool, "use", description, rounds, seconds=WAIT_SECONDS, env=env, plain=True)
+            if code:
+                raise LabError(f"client: {text}\nserver: {server.text()}")
+        finally:
+            keeps.unlink()
+        if server.wait(60):
+            raise LabError(f"server: {server.text()}")
+        return json.loads(text), [int(word) for word in server.text().split()]
 
     def row(self, fabric, options):
         """The numbers of the last line of its table."""

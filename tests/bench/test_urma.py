@@ -68,3 +68,16 @@ def test_write_latency(hosts, figure):
     figure("urma_perftest write_lat 64 B", ours, "us")
     figure("urma_perftest write_lat 64 B to ib_write_lat in process", ours / theirs, "ratio")
     assert ours <= 1.1 * theirs
+
+
+def test_accesses_beside_work_requests(hosts, figure, tmp_path):
+    """A load without a channel beside a READ of the same bytes; pages of an aperture beside a READ of a page. One program, in turns."""
+    fabric, umdk = hosts
+    rows = [umdk.aperture(fabric, tmp_path, 1000)[0] for _ in range(ROUNDS)]
+    times = {name: median(row[name] for row in rows) for name in rows[0]}
+    for name in ("load_8", "store_8", "fetch_add", "read_8", "read_4096", "first_load_of_a_page", "next_load", "store_and_flush"):
+        figure(f"urma: {name.replace('_', ' ')}", times[name] / 1000, "us")
+    figure("urma: aperture read in order", times["scan_mib_s"], "MiB/s")
+    figure("urma: load of 8 bytes to READ of 8 bytes", times["load_8"] / times["read_8"], "ratio")
+    assert times["load_8"] <= times["read_8"]
+    assert times["next_load"] * 100 <= times["first_load_of_a_page"]

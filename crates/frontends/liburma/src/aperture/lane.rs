@@ -18,7 +18,7 @@ const DEPTH: u16 = 64;
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Bytes to be written: offset in the buffer, remote address, length.
-pub struct Piece {
+pub struct ChangedBytes {
     pub from: usize,
     pub to: u64,
     pub len: u32,
@@ -74,18 +74,18 @@ impl PageLane {
     }
     /// Fetches bytes from a remote address to the beginning of the buffer.
     pub fn fetch(&mut self, from: u64, len: u32) -> Result<(), Status> {
-        self.carry_out(TaOpcode::Read, &[Piece { from: 0, to: from, len }])
+        self.carry_out(TaOpcode::Read, &[ChangedBytes { from: 0, to: from, len }])
     }
     /// Writes pieces of the buffer to their places; returns when they are there.
-    pub fn put(&mut self, pieces: &[Piece]) -> Result<(), Status> {
+    pub fn put(&mut self, pieces: &[ChangedBytes]) -> Result<(), Status> {
         pieces.chunks(usize::from(DEPTH)).try_for_each(|pieces| self.carry_out(TaOpcode::Write, pieces))
     }
-    fn carry_out(&mut self, opcode: TaOpcode, pieces: &[Piece]) -> Result<(), Status> {
+    fn carry_out(&mut self, opcode: TaOpcode, pieces: &[ChangedBytes]) -> Result<(), Status> {
         let mut result = Ok(());
         let mut posted = 0;
         {
             let mut inner = self.lock()?;
-            for Piece { from, to, len } in pieces {
+            for ChangedBytes { from, to, len } in pieces {
                 let addr = self.buffer[*from..].as_ptr() as u64;
                 let data = WrData::Local(LocalRange { token_id: self.token_id, addr, len: *len });
                 let wr = JfsWr { segment: Some(self.segment), remote_addr: *to, ..JfsWr::new(opcode, data, 0) };

@@ -1,10 +1,10 @@
 //! Apertures: memory that shows a part of an imported segment (`include/burst_urma.h`, `docs/urma.md`).
 //!
-//! Pages come when they are first used, by userfaultfd: a thread of the aperture fetches them by READ, and more at once while they
-//! are used in order. They are protected against stores; the first store to one makes a copy of it (a *twin*). A flush compares
-//! page and twin in words of eight bytes and writes the words that differ, so that hosts that store to different words of a page
-//! do not undo each other's stores. There is no coherence beyond that: who flushes makes stores visible, who invalidates sees
-//! those of others.
+//! Pages come when they are first used, by userfaultfd: a thread of the aperture fetches them by READ, and more at once while
+//! they are used in order. They are protected against stores; the first store to one makes a copy of it (a *twin*). A flush
+//! compares page and twin in words of eight bytes and writes the words that differ, so that hosts that store to different words
+//! of a page do not undo each other's stores. There is no coherence beyond that: who flushes makes stores visible, who
+//! invalidates sees those of others.
 //!
 //! A page that cannot be fetched is poisoned: a load cannot return an error, so the thread gets SIGBUS.
 //!
@@ -22,14 +22,14 @@ use crate::log::explain;
 use crate::macros::exported;
 use crate::objects::{create, destroy, set_errno, status_of};
 use burst_urma::UrmaError;
-use lane::{PAGES_MAX, PageLane, Piece};
+use lane::{ChangedBytes, PAGES_MAX, PageLane};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use uffd::{Fault, Faults, PAGE, errno};
+use uffd::{PAGE, PageFault, PageFaults, errno};
 
 /// `BURST_URMA_WRITE`.
 const WRITE: u32 = 1;
@@ -39,24 +39,24 @@ const WORD: usize = 8;
 /// An aperture, as C sees it.
 pub struct Aperture {
     ctx: *mut UrmaContext,
-    shared: Arc<Mapping>,
+    shared: Arc<ApertureMapping>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the thread and the calls share.
-struct Mapping {
+struct ApertureMapping {
     base: usize,
     /// Bytes that were asked for; the mapping is as many whole pages.
     len: usize,
     /// Remote address of the first byte.
     remote: u64,
-    faults: Faults,
+    faults: PageFaults,
     /// Readable: the thread ends.
     end: OwnedFd,
-    state: Mutex<MappingState>,
+    state: Mutex<ApertureState>,
 }
 
-struct MappingState {
+struct ApertureState {
     lane: PageLane,
     present: Vec<bool>,
     /// Pages with stores, and what they were before.
@@ -66,8 +66,8 @@ struct MappingState {
     ahead: usize,
 }
 
-impl Mapping {
-    fn lock(&self) -> MutexGuard<'_, MappingState> {
+impl ApertureMapping {
+    fn lock(&self) -> MutexGuard<'_, ApertureState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn page_at(&self, page: usize) -> usize {
@@ -96,7 +96,7 @@ impl Mapping {
             }
         }
     }
-    fn resolve(&self, fault: Fault) {
+    fn resolve(&self, fault: PageFault) {
         let page = (fault.addr - self.base) / PAGE;
         let mut state = self.lock();
         if !state.present[page]
@@ -117,7 +117,7 @@ impl Mapping {
             self.faults.wake(self.page_at(page), PAGE);
         }
     }
-    fn fetch(&self, state: &mut MappingState, page: usize) -> Result<(), Status> {
+    fn fetch(&self, state: &mut ApertureState, page: usize) -> Result<(), Status> {
         state.ahead = if page == state.next { (state.ahead * 2).min(PAGES_MAX) } else { 1 };
         let missing = state.present[page..].iter().take(state.ahead).take_while(|present| !**present).count();
         let len = (self.len - page * PAGE).min(missing * PAGE);
@@ -135,7 +135,7 @@ impl Mapping {
         let end = offset.checked_add(len).filter(|end| *end <= self.len as u64).ok_or(EINVAL)?;
         Ok(offset as usize / PAGE..(end as usize).div_ceil(PAGE))
     }
-    fn flush(&self, state: &mut MappingState, pages: std::ops::Range<usize>) -> Result<(), Status> {
+    fn flush(&self, state: &mut ApertureState, pages: std::ops::Range<usize>) -> Result<(), Status> {
         let dirty: Vec<usize> = state.twins.range(pages).map(|(page, _)| *page).collect();
         for page in dirty {
             // Stores from now on fault, and wait until the page is written.
@@ -146,15 +146,15 @@ impl Mapping {
             let pieces = changes(&twin[..], &now, self.bytes_of(page));
             state.lane.buffer()[..PAGE].copy_from_slice(&now);
             let at = self.remote + (page * PAGE) as u64;
-            let place = |(from, len): (usize, usize)| Piece { from, to: at + from as u64, len: len as u32 };
-            let pieces: Vec<Piece> = pieces.into_iter().map(place).collect();
+            let place = |(from, len): (usize, usize)| ChangedBytes { from, to: at + from as u64, len: len as u32 };
+            let pieces: Vec<ChangedBytes> = pieces.into_iter().map(place).collect();
             // After a failure the twin stays: the next flush tries again.
             state.lane.put(&pieces)?;
             state.twins.remove(&page);
         }
         Ok(())
     }
-    fn invalidate(&self, state: &mut MappingState, pages: std::ops::Range<usize>) -> Result<(), Status> {
+    fn invalidate(&self, state: &mut ApertureState, pages: std::ops::Range<usize>) -> Result<(), Status> {
         self.flush(state, pages.clone())?;
         state.present[pages.clone()].fill(false);
         // SAFETY: pages of the mapping without stores that were not flushed; who uses them faults.
@@ -180,7 +180,7 @@ fn changes(before: &[u8], now: &[u8], len: usize) -> Vec<(usize, usize)> {
     found
 }
 
-impl Drop for Mapping {
+impl Drop for ApertureMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping that `map` has made; the thread has ended.
         unsafe { libc::munmap(self.base as *mut _, self.len.next_multiple_of(PAGE)) };
@@ -230,7 +230,7 @@ unsafe fn map(seg: *mut TargetSeg, va: u64, len: u64, flags: u32) -> Result<*mut
     let make = |inner: &mut MutexGuard<'_, crate::host::Inner>| {
         let lane = PageLane::new(host, inner, segment)?;
         let mapped = reserve(whole, flags & WRITE != 0).and_then(|base| {
-            let faults = Faults::new(base, whole).inspect_err(|_| {
+            let faults = PageFaults::new(base, whole).inspect_err(|_| {
                 // SAFETY: new memory that nobody uses.
                 unsafe { libc::munmap(base as *mut _, whole) };
             })?;
@@ -247,8 +247,9 @@ unsafe fn map(seg: *mut TargetSeg, va: u64, len: u64, flags: u32) -> Result<*mut
     let (lane, mapped) = *unsafe { Box::from_raw(made) };
     let result = mapped.and_then(|(base, faults)| {
         let pages = whole / PAGE;
-        let state = MappingState { lane, present: vec![false; pages], twins: BTreeMap::new(), next: 0, ahead: 1 };
-        let shared = Arc::new(Mapping { base, len: len as usize, remote: va, faults, end, state: Mutex::new(state) });
+        let state = ApertureState { lane, present: vec![false; pages], twins: BTreeMap::new(), next: 0, ahead: 1 };
+        let shared =
+            Arc::new(ApertureMapping { base, len: len as usize, remote: va, faults, end, state: Mutex::new(state) });
         let thread = start(shared.clone()).inspect_err(|status| failed = *status)?;
         Ok(Box::into_raw(Box::new(Aperture { ctx, shared, thread: Some(thread) })))
     });
@@ -260,7 +261,7 @@ unsafe fn map(seg: *mut TargetSeg, va: u64, len: u64, flags: u32) -> Result<*mut
 }
 
 /// Starts the thread of an aperture. It takes no signals: they are the program's.
-fn start(mapping: Arc<Mapping>) -> Result<JoinHandle<()>, Status> {
+fn start(mapping: Arc<ApertureMapping>) -> Result<JoinHandle<()>, Status> {
     // SAFETY: plain data that the calls fill.
     let spawned = unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());

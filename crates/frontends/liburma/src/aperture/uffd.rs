@@ -24,7 +24,7 @@ const FLAG_WP: u64 = 2;
 
 /// A page fault.
 #[derive(Clone, Copy, Debug)]
-pub struct Fault {
+pub struct PageFault {
     pub addr: usize,
     /// A store, not a load.
     pub is_write: bool,
@@ -33,17 +33,17 @@ pub struct Fault {
 }
 
 /// The faults of one mapping.
-pub struct Faults {
+pub struct PageFaults {
     fd: OwnedFd,
     can_poison: bool,
 }
 
-impl Faults {
+impl PageFaults {
     /// Receives the faults of the pages from `base` on.
     ///
     /// # Errors
     /// An errno: the system has no userfaultfd, or none that protects pages.
-    pub fn new(base: usize, len: usize) -> Result<Faults, Status> {
+    pub fn new(base: usize, len: usize) -> Result<PageFaults, Status> {
         let open = |flags: libc::c_int| {
             // SAFETY: makes a descriptor; no memory is passed.
             let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | flags) } as i32;
@@ -53,7 +53,7 @@ impl Faults {
         // Without privilege only faults of the program itself are offered, not those of its system calls.
         let open = || open(0).or_else(|| open(USER_MODE_ONLY)).ok_or(EPERM);
         for features in [FEATURE_PAGEFAULT_FLAG_WP | FEATURE_POISON, FEATURE_PAGEFAULT_FLAG_WP] {
-            let faults = Faults { fd: open()?, can_poison: features & FEATURE_POISON != 0 };
+            let faults = PageFaults { fd: open()?, can_poison: features & FEATURE_POISON != 0 };
             if faults.call(UFFDIO_API, &mut [API, features, 0]) {
                 let is_registered =
                     faults.call(UFFDIO_REGISTER, &mut [base as u64, len as u64, REGISTER_MISSING_AND_WP, 0]);
@@ -68,7 +68,7 @@ impl Faults {
         unsafe { libc::ioctl(self.fd.as_raw_fd(), request, words.as_mut_ptr()) == 0 }
     }
     /// The next fault, if there is one.
-    pub fn next(&self) -> Option<Fault> {
+    pub fn next(&self) -> Option<PageFault> {
         let mut message = [0u64; 4];
         loop {
             // SAFETY: the buffer has the length of a message.
@@ -79,7 +79,7 @@ impl Faults {
             let [event, flags, addr, _] = message;
             if event as u8 == EVENT_PAGEFAULT {
                 let (is_write, is_protected) = (flags & FLAG_WRITE != 0, flags & FLAG_WP != 0);
-                return Some(Fault { addr: addr as usize, is_write, is_protected });
+                return Some(PageFault { addr: addr as usize, is_write, is_protected });
             }
         }
     }
