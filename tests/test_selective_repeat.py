@@ -7,7 +7,9 @@ from lab import build_directory, run_pair
 EXERCISE = build_directory() / "programs" / "exercise"
 LOSSY = "impair:loss=1%,seed={}/udp:dev=eth0"
 PORTS = (LOSSY.format(31), LOSSY.format(32))
+#: The default, said.
 SELECTIVE = ("--selective-repeat",)
+STANDARD = ("--selective-repeat=no",)
 #: Runs of a pair until a hello has come through and a packet was lost after it. A hello may be lost with its answer, and is
 #: repeated later than a short run ends.
 RUNS = 12
@@ -64,7 +66,7 @@ def test_every_operation_arrives_once_and_in_order(make_fabric):
 def test_a_daemon_without_it_gets_standard_packets(make_fabric):
     fabric = make_fabric(ports=PORTS, daemons=False)
     fabric.a.start_daemon(PORTS[0], SELECTIVE)
-    fabric.b.start_daemon(PORTS[1])
+    fabric.b.start_daemon(PORTS[1], STANDARD)
     run_until(fabric, [EXERCISE, "-n", 3000, "-s", 7], "sequence_nak_received")
     # The other daemon answered that it does not use the family, and no packet was of it.
     assert counted(fabric, "sr_repeated", "sr_early", "sr_refused", "sr_not_negotiated") == 0
@@ -74,7 +76,7 @@ def test_a_daemon_that_is_started_again_is_asked_again(make_fabric):
     fabric = make_fabric(ports=PORTS, extra=SELECTIVE)
     words = [EXERCISE, "-n", 2000, "-s", 8]
     run_until(fabric, words, "sr_repeated")
-    restart(fabric.b, PORTS[1])
+    restart(fabric.b, PORTS[1], *STANDARD)
     # Packets of the family that the new daemon drops are sent again as standard packets: no run fails.
     run_until(fabric, words, "sequence_nak_received")
     assert not fabric.b.stats().get("sr_early")

@@ -37,10 +37,10 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 
 @pytest.fixture
 def wire(make_fabric):
-    """A fabric whose interface on `a` shows single packets."""
+    """A fabric whose interface on `a` shows single packets, those of RoCEv2."""
 
-    def make(**options):
-        fabric = make_fabric(mtu=1500, **options)
+    def make(extra=("--selective-repeat=no",), **options):
+        fabric = make_fabric(mtu=1500, extra=extra, **options)
         for host in fabric.hosts:
             # Trains are cut and checksums completed before the capture.
             words = ["ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gro", "off", "tx-checksum-ip-generic", "off"]

@@ -13,7 +13,7 @@ from .perftest import run_pair
 from .waiting import LabError
 
 KIB, MIB = 1 << 10, 1 << 20
-FAMILIES = {"selective": ("--cc", "none", "--selective-repeat"), "go-back-n": ("--cc", "none")}
+FAMILIES = {"selective": ("--cc", "none", "--selective-repeat"), "go-back-n": ("--cc", "none", "--selective-repeat=no")}
 TOOLS = {"write": "ib_write_bw", "read": "ib_read_bw", "send": "ib_send_bw"}
 #: Counters that say what a run repeated, and why; sums of both hosts.
 COUNTERS = (

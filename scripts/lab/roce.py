@@ -94,6 +94,7 @@ class Answer:
         transport = packet[:-4]
         (self.opcode, self.qpn) = packet[0], int.from_bytes(packet[5:8], "big")
         self.mad = transport[20:]
+        self.management_class = self.mad[1]
         self.tid, attribute = struct.unpack("!QH", self.mad[8:18])
         self.name = NAMES.get(attribute, hex(attribute))
         self.body = self.mad[24:]
@@ -154,6 +155,9 @@ class Peer:
             if packet[0] != UD_SEND_ONLY:
                 continue
             answer = Answer(packet)
+            if answer.management_class != CM_CLASS:
+                # A daemon asks whether the peer is one, too.
+                continue
             known = answer.mad in self.seen
             self.seen.add(answer.mad)
             if again or not known:

@@ -192,8 +192,8 @@ pub const KEYS: &[ConfigKey] = &[
         env: "BURST_SELECTIVE_REPEAT",
         kind: ValueKind::Switch,
         many: false,
-        default: "no",
-        help: "Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon can do it; other peers get the standard packets",
+        default: "yes",
+        help: "Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon does so, too; other peers get the standard packets",
     },
     ConfigKey {
         id: KeyId::SrPlacement,

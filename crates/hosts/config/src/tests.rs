@@ -105,7 +105,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::Cc => "swift:beta=0.5",
         KeyId::CcStandard | KeyId::CcLoopback => "none",
         KeyId::CcBurst => "dctcp",
-        KeyId::SelectiveRepeat => "yes",
+        KeyId::SelectiveRepeat => "no",
         KeyId::SrPlacement => "strict",
         KeyId::Rto => "irn",
         KeyId::IdleExit => "9s",

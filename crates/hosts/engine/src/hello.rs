@@ -83,10 +83,15 @@ impl Core {
         }
     }
 
-    /// This daemon's own choices have changed: peers are told by a question.
+    /// This daemon's own choices have changed: peers are told by a question, those without queue pairs by that of the next one.
     pub(crate) fn greet_again(&mut self, now: Nanos) {
         if self.asks() {
-            self.paths.iter_mut().filter(|path| path.users > 0).for_each(|path| path.hello.ask_now(now));
+            for path in &mut *self.paths {
+                match path.users {
+                    0 => path.hello = PeerHello::default(),
+                    _ => path.hello.ask_now(now),
+                }
+            }
             self.outbox.hello_due = now;
         }
     }

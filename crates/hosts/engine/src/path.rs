@@ -161,12 +161,15 @@ impl Path {
     }
 
     /// Whether the peer's controller follows congestion notifications: that of any peer but a Burst daemon with another algorithm
-    /// than DCQCN. The peer's algorithm is the one on which both have settled, or what the peer was commanded.
+    /// than DCQCN. The peer's algorithm is the one on which both have settled, or what the peer was commanded. One that may have
+    /// changed follows them, too: a notification too many does no harm.
     pub(crate) fn peer_follows_notifications(&self) -> bool {
         let commanded = self.hello.choice().filter(|peer| peer.choice.rank == ChoiceRank::Commanded);
         let params = commanded.map_or(&self.params, |peer| &peer.choice.params);
         let is_burst = self.peer_kind() == PeerKind::Burst;
-        !is_burst || matches!(params.algorithm(), Algorithm::Dcqcn | Algorithm::DcqcnNvidia)
+        !is_burst
+            || self.hello.is_choice_old()
+            || matches!(params.algorithm(), Algorithm::Dcqcn | Algorithm::DcqcnNvidia)
     }
 
     /// What the peer is, as far as it is known.

@@ -50,6 +50,8 @@ pub(crate) struct PeerHello {
     choice: Option<PeerChoice>,
     /// Whether the path's controller may have to follow.
     choice_is_new: bool,
+    /// Whether a question named another choice than the one known. Only the answer to an own question tells for sure.
+    choice_is_old: bool,
 }
 
 impl Default for PeerHello {
@@ -67,6 +69,7 @@ impl Default for PeerHello {
             is_burst: false,
             choice: None,
             choice_is_new: false,
+            choice_is_old: false,
         }
     }
 }
@@ -93,6 +96,10 @@ impl PeerHello {
     /// Whether something has changed that decides about the path's controller, since this was last asked.
     pub(crate) fn take_change(&mut self) -> bool {
         std::mem::take(&mut self.choice_is_new)
+    }
+    /// Whether the peer may have another choice by now.
+    pub(crate) fn is_choice_old(&self) -> bool {
+        self.choice_is_old
     }
     /// A queue pair has joined the path: the peer is asked if this daemon `asks`, unless it was.
     pub(crate) fn join(&mut self, now: Nanos, flow: &Flow, asks: bool) {
@@ -137,7 +144,7 @@ impl PeerHello {
         let is_lower = hello.boot_id < own_boot_id;
         let choice = choice_of(&hello.cc).map(|choice| PeerChoice { choice, is_lower });
         self.choice_is_new |= !self.is_burst || choice != self.choice;
-        (self.is_burst, self.choice) = (true, choice);
+        (self.is_burst, self.choice, self.choice_is_old) = (true, choice, false);
         true
     }
     /// Somebody else has asked: the answer is `hello`, whatever its number.
@@ -156,6 +163,7 @@ impl PeerHello {
         if hello.boot_id != self.boot_id {
             self.due = now;
         } else if choice_of(&hello.cc) != self.choice.map(|peer| peer.choice) {
+            self.choice_is_old = true;
             self.due = self.due.min(now.max(self.answered_at + CHOICE_PAUSE));
         }
     }
@@ -282,12 +290,13 @@ mod tests {
         );
         peer.on_question(Nanos(5), &swift(1));
         assert_eq!(peer.due(), Nanos(4) + REFRESH, "nothing new");
+        assert!(!peer.is_choice_old());
         peer.on_question(Nanos(5), &swift(2));
-        assert_eq!(peer.due(), Nanos(4) + CHOICE_PAUSE);
+        assert_eq!((peer.due(), peer.is_choice_old()), (Nanos(4) + CHOICE_PAUSE, true));
         // A choice that this version does not know is none.
         peer.on_due(peer.due(), 1);
         peer.on_answer(Nanos(6), &Hello { cc: HelloCc::new(1, "tomorrow:x=1"), ..answer(1) }, 9);
-        assert!(peer.choice().is_none() && peer.take_change() && peer.is_burst());
+        assert!(peer.choice().is_none() && peer.take_change() && peer.is_burst() && !peer.is_choice_old());
         peer.refused(Nanos(7));
         assert!(!peer.is_burst() && peer.take_change());
     }
