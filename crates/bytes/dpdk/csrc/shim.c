@@ -23,7 +23,6 @@
 #define BURST 32
 /* Buffers in the cache of a thread. */
 #define CACHE 64
-/* Bytes of a head or tail: Ethernet, VLAN, IPv6, UDP and the longest transport head, rounded up. */
 /* Cache lines of a packet that are prefetched: from Ethernet to the end of the transport head. */
 #define PREFETCH_LINES 2
 

@@ -1,4 +1,4 @@
-//! Explicit loads, stores and atomics (`include/burst_urma.h`), and the request that an aperture moves its pages by.
+//! Explicit loads, stores and atomics (`include/burst_urma.h`): one packet asks, one answers, and the caller waits.
 
 use crate::abi::{EAGAIN, EINVAL, EPERM, SUCCESS, Status, TargetSeg};
 use crate::data::opcode_of;

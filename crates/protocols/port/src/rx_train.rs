@@ -39,7 +39,9 @@ pub struct RxMessages {
     offset: usize,
     /// Bytes of the messages before the present one.
     bytes: usize,
-    /// If the sockets note times of arrival, the time of the present burst.
+    /// The beginning of the present burst, by its caller's clock.
+    now: Nanos,
+    /// The same, for the times of arrival of the messages, if the sockets note them.
     burst: Option<BurstClock>,
     is_timed: bool,
 }
@@ -72,7 +74,16 @@ impl BurstClock {
 impl RxMessages {
     /// Without messages.
     pub fn new() -> RxMessages {
-        RxMessages { ring: RecvRing::new(MESSAGES), have: 0, at: 0, offset: 0, bytes: 0, burst: None, is_timed: false }
+        RxMessages {
+            ring: RecvRing::new(MESSAGES),
+            have: 0,
+            at: 0,
+            offset: 0,
+            bytes: 0,
+            now: Nanos(0),
+            burst: None,
+            is_timed: false,
+        }
     }
     /// Receives at most `budget` messages, after all earlier ones were delivered. False if no more are waiting.
     pub fn fill(&mut self, fd: RawFd, budget: usize) -> io::Result<bool> {
@@ -82,6 +93,9 @@ impl RxMessages {
         let asked = (HOT_BYTES / average).clamp(1, MESSAGES).min(budget).max(1);
         let have = self.ring.recv(fd, asked)?;
         (self.have, self.at, self.offset, self.bytes) = (have, 0, 0, 0);
+        if self.is_timed {
+            self.burst = Some(BurstClock::begin(self.now));
+        }
         Ok(have == asked)
     }
     /// The present message, and the offset in its bytes.
@@ -108,11 +122,16 @@ impl RxMessages {
     pub fn time_arrivals(&mut self) {
         self.is_timed = true;
     }
+    /// Whether they do.
+    pub fn is_timed(&self) -> bool {
+        self.is_timed
+    }
     /// A burst begins.
     #[inline]
     pub fn begin_burst(&mut self, now: Nanos) {
-        if self.is_timed {
-            self.burst = Some(BurstClock::begin(now));
+        self.now = now;
+        if let Some(burst) = &mut self.burst {
+            burst.now = now;
         }
     }
     /// Tells how long the present message has waited, if its time of arrival is known.

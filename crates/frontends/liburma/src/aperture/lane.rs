@@ -32,6 +32,8 @@ pub struct PageLane {
     jetty: u32,
     token_id: u32,
     buffer: Box<[u8]>,
+    /// The node could not be had while requests were under way: they still use the buffer.
+    is_stuck: bool,
 }
 
 impl PageLane {
@@ -52,7 +54,7 @@ impl PageLane {
         let jetty = jetty.inspect_err(|_| {
             let _ = (node.delete_jfc(jfc), node.unregister_segment(token_id));
         })?;
-        Ok(PageLane { host, segment, jfc, jetty, token_id, buffer })
+        Ok(PageLane { host, segment, jfc, jetty, token_id, buffer, is_stuck: false })
     }
     pub fn buffer(&mut self) -> &mut [u8] {
         &mut self.buffer
@@ -81,6 +83,9 @@ impl PageLane {
         pieces.chunks(usize::from(DEPTH)).try_for_each(|pieces| self.carry_out(TaOpcode::Write, pieces))
     }
     fn carry_out(&mut self, opcode: TaOpcode, pieces: &[ChangedBytes]) -> Result<(), Status> {
+        if self.is_stuck {
+            return Err(libc::EIO);
+        }
         let mut result = Ok(());
         let mut posted = 0;
         {
@@ -101,7 +106,10 @@ impl PageLane {
         }
         // Each request has an outcome, after the node's time-outs at the latest, and uses the buffer until then.
         while posted > 0 {
-            let mut inner = self.host.lock();
+            let Ok(mut inner) = self.lock() else {
+                self.is_stuck = true;
+                return Err(libc::EDEADLK);
+            };
             if !inner.end.node.has_completions(self.jfc) {
                 self.host.turn(&mut inner);
             }
@@ -121,6 +129,11 @@ impl PageLane {
 
 impl Drop for PageLane {
     fn drop(&mut self) {
+        if self.is_stuck {
+            // Lost, with its objects: the node may still write to it.
+            std::mem::forget(std::mem::take(&mut self.buffer));
+            return;
+        }
         let mut inner = self.host.lock();
         let node = &mut inner.end.node;
         // Nothing is under way, so nothing is refused.

@@ -20,8 +20,7 @@ use crate::abi::{EINVAL, SUCCESS, Status, TargetSeg, UrmaContext};
 use crate::device::OwnedContext;
 use crate::log::explain;
 use crate::macros::exported;
-use crate::objects::{create, destroy, set_errno, status_of};
-use burst_urma::UrmaError;
+use crate::objects::{create, destroy, set_errno};
 use lane::{ChangedBytes, PAGES_MAX, PageLane};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -99,6 +98,11 @@ impl ApertureMapping {
     fn resolve(&self, fault: PageFault) {
         let page = (fault.addr - self.base) / PAGE;
         let mut state = self.lock();
+        if !fault.is_protected {
+            // Another thread's fault may have brought it meanwhile, or the program has dropped it (`madvise`): a page that is
+            // there stays.
+            state.present[page] = false;
+        }
         if !state.present[page]
             && let Err(status) = self.fetch(&mut state, page)
         {
@@ -125,7 +129,7 @@ impl ApertureMapping {
         state.lane.fetch(from, len as u32)?;
         let buffer = state.lane.buffer();
         buffer[len..missing * PAGE].fill(0);
-        self.faults.fill(self.page_at(page), &buffer[..missing * PAGE]);
+        self.faults.fill(self.page_at(page), &buffer[..missing * PAGE])?;
         state.present[page..page + missing].fill(true);
         state.next = page + missing;
         Ok(())
@@ -226,7 +230,6 @@ unsafe fn map(seg: *mut TargetSeg, va: u64, len: u64, flags: u32) -> Result<*mut
     }
     // SAFETY: a new descriptor that nobody else owns; contexts of this library begin a `OwnedContext`.
     let (end, host) = unsafe { (OwnedFd::from_raw_fd(end), (*ctx.cast::<OwnedContext>()).host.clone()) };
-    let mut failed = status_of(UrmaError::NoObject);
     let make = |inner: &mut MutexGuard<'_, crate::host::Inner>| {
         let lane = PageLane::new(host, inner, segment)?;
         let mapped = reserve(whole, flags & WRITE != 0).and_then(|base| {
@@ -250,7 +253,7 @@ unsafe fn map(seg: *mut TargetSeg, va: u64, len: u64, flags: u32) -> Result<*mut
         let state = ApertureState { lane, present: vec![false; pages], twins: BTreeMap::new(), next: 0, ahead: 1 };
         let shared =
             Arc::new(ApertureMapping { base, len: len as usize, remote: va, faults, end, state: Mutex::new(state) });
-        let thread = start(shared.clone()).inspect_err(|status| failed = *status)?;
+        let thread = start(shared.clone())?;
         Ok(Box::into_raw(Box::new(Aperture { ctx, shared, thread: Some(thread) })))
     });
     if result.is_err() {

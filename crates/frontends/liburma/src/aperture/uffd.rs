@@ -84,7 +84,10 @@ impl PageFaults {
         }
     }
     /// Puts pages into the mapping, protected against stores, and wakes who waits for them. Pages that are there stay.
-    pub fn fill(&self, to: usize, bytes: &[u8]) {
+    ///
+    /// # Errors
+    /// An errno: the system has no memory for them. Those before are there.
+    pub fn fill(&self, to: usize, bytes: &[u8]) -> Result<(), Status> {
         debug_assert!(bytes.len().is_multiple_of(PAGE) && to.is_multiple_of(PAGE));
         let mut done = 0;
         while done < bytes.len() {
@@ -96,12 +99,13 @@ impl PageFaults {
                 done += if is_whole { bytes.len() - done } else { 0 };
             } else if copied > 0 {
                 done += copied as usize;
-            } else {
-                // There already (EEXIST): the next one. Whoever waits is woken, and faults again if it has to.
-                self.wake(to + done, PAGE);
+            } else if copied == -i64::from(libc::EEXIST) {
                 done += PAGE;
+            } else {
+                return Err((-copied) as Status);
             }
         }
+        Ok(())
     }
     /// Protects pages against stores.
     pub fn protect(&self, at: usize, len: usize) {

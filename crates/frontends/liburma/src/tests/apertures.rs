@@ -91,6 +91,10 @@ fn an_aperture_shows_the_segment_and_stores_leave_by_a_flush() {
         assert_eq!(b.memory[last].to_le_bytes()[3], 0xcc, "the last byte");
         assert_eq!(b.memory[last].to_le_bytes()[4..], (last as u64).to_le_bytes()[4..], "and none behind it");
 
+        // A page that the program drops comes again.
+        let second = bytes.as_mut_ptr().add(PAGE);
+        assert_eq!(libc::madvise(second.cast(), PAGE, libc::MADV_DONTNEED), 0);
+        assert_eq!(second.read_volatile(), word(PAGE));
         bytes[0] = 0xbb;
         assert_eq!(burst_urma_flush(aperture, 1, len as u64), EINVAL, "beyond the end");
         assert_eq!(burst_urma_unmap(aperture), SUCCESS);

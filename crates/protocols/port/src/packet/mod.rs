@@ -268,6 +268,9 @@ impl PacketPort {
         self.kernel = kernel_send::KernelSender::open(&own.name)?;
         self.fd = fd;
         self.rx.forget();
+        if self.rx.is_timed() {
+            self.time_arrivals();
+        }
         self.rejoin(interface.index);
         Ok(())
     }
@@ -311,7 +314,11 @@ impl Port for PacketPort {
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
         self.rx.begin_burst(now);
         let mut taken = self.rx.deliver_rest(&self.own, budget, sink);
-        taken += self.local.deliver(budget - taken, sink);
+        // What is delivered within the port has waited in no buffer of the kernel.
+        if !self.local.is_empty() {
+            sink.waited(Nanos(0));
+            taken += self.local.deliver(budget - taken, sink);
+        }
         if taken >= budget {
             return taken;
         }

@@ -63,6 +63,11 @@ impl PacketRx {
         self.messages.time_arrivals();
     }
 
+    /// Whether they do.
+    pub fn is_timed(&self) -> bool {
+        self.messages.is_timed()
+    }
+
     /// A burst from the port begins.
     #[inline]
     pub fn begin_burst(&mut self, now: Nanos) {

@@ -56,6 +56,8 @@ pub struct Collect {
     pub trains: Vec<usize>,
     /// Pressure on the receive buffers, as it was told.
     pub pressure: Vec<ReceivePressure>,
+    /// Waits, as they were told.
+    pub waits: Vec<Nanos>,
 }
 
 impl Collect {
@@ -75,6 +77,9 @@ impl RxSink for Collect {
     }
     fn dropped(&mut self, reason: Reason) {
         self.dropped.push(reason);
+    }
+    fn waited(&mut self, waited: Nanos) {
+        self.waits.push(waited);
     }
     fn pressure(&mut self, pressure: ReceivePressure) {
         self.pressure.push(pressure);
