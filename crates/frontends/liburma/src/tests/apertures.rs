@@ -153,23 +153,48 @@ fn hosts_that_share_a_page_do_not_undo_each_others_stores() {
 /// Marks the process that loads from a page that cannot be fetched.
 const VICTIM: &str = "BURST_TEST_VICTIM";
 
+/// Runs this test in a process of its own, where `load` must end by SIGBUS after a sentence with these words.
+fn ends_by_bus_error(test: &str, words: &str, load: impl FnOnce()) {
+    if std::env::var_os(VICTIM).is_some() {
+        load();
+        panic!("a byte without its page");
+    }
+    let own = std::env::current_exe().expect("this program");
+    let name = format!("tests::apertures::{test}");
+    let ran = Command::new(own).args(["--exact", &name]).env(VICTIM, "1").output().expect("started");
+    assert_eq!(ran.status.signal(), Some(libc::SIGBUS), "{ran:?}");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains(&format!("of an aperture cannot be fetched: {words}")), "{said}");
+}
+
 #[test]
 fn a_page_that_cannot_be_fetched_is_a_bus_error_and_no_zero() {
-    if std::env::var_os(VICTIM).is_none() {
-        let name = "tests::apertures::a_page_that_cannot_be_fetched_is_a_bus_error_and_no_zero";
-        let own = std::env::current_exe().expect("this program");
-        let ran = Command::new(own).args(["--exact", name]).env(VICTIM, "1").output().expect("started");
-        assert_eq!(ran.status.signal(), Some(libc::SIGBUS), "{ran:?}");
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert!(said.contains("of an aperture cannot be fetched: Permission denied"), "{said}");
-        return;
-    }
-    let (a, b) = (end(28), end(29));
-    // SAFETY: see the abstract of the tests; the load ends the process.
-    unsafe {
-        let aperture = burst_urma_map(import(&b, &a, &7), b.memory.as_ptr() as u64, PAGE as u64, 0);
-        assert!(!aperture.is_null());
-        let byte = burst_urma_address(aperture).read_volatile();
-        panic!("a byte without its page: {byte}");
-    }
+    ends_by_bus_error("a_page_that_cannot_be_fetched_is_a_bus_error_and_no_zero", "Permission denied", || {
+        let (a, b) = (end(28), end(29));
+        // SAFETY: see the abstract of the tests; the load ends the process.
+        unsafe {
+            let aperture = burst_urma_map(import(&b, &a, &7), b.memory.as_ptr() as u64, PAGE as u64, 0);
+            assert!(!aperture.is_null());
+            burst_urma_address(aperture).read_volatile();
+        }
+    });
+}
+
+/// As a call of the library would that is given a pointer into an aperture.
+#[test]
+fn a_load_by_who_has_the_node_is_a_bus_error_and_no_endless_wait() {
+    ends_by_bus_error(
+        "a_load_by_who_has_the_node_is_a_bus_error_and_no_endless_wait",
+        "Resource deadlock avoided",
+        || {
+            let (a, b) = (end(30), end(31));
+            // SAFETY: see the abstract of the tests; the load ends the process.
+            unsafe {
+                let aperture = burst_urma_map(import(&b, &a, &TOKEN), b.memory.as_ptr() as u64, PAGE as u64, 0);
+                assert!(!aperture.is_null());
+                let _node = host_of(a.ctx).lock();
+                burst_urma_address(aperture).read_volatile();
+            }
+        },
+    );
 }
