@@ -29,13 +29,13 @@ const LOCK_SPINS: u32 = 16;
 struct OwnMemory;
 
 impl UrmaMemory for OwnMemory {
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
+    fn read(&self, _region: u32, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
         // SAFETY: the program has registered the range, and keeps it mapped until it deregisters it; bytes may change
         // meanwhile, as with an adapter.
         unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
-    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
+    fn write(&mut self, _region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
         let Some((last, head)) = bytes.split_last() else { return Ok(()) };
         // SAFETY: as in `read`.
         unsafe {
@@ -46,7 +46,7 @@ impl UrmaMemory for OwnMemory {
         }
         Ok(())
     }
-    fn update(&mut self, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
+    fn update(&mut self, _region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
         // SAFETY: as in `read`; the node has checked that the address is a multiple of eight.
         let word = unsafe { &*(addr as *const AtomicU64) };
         let mut old = word.load(Ordering::Acquire);
@@ -55,7 +55,7 @@ impl UrmaMemory for OwnMemory {
         }
         Ok(old)
     }
-    fn lend(&self, addr: u64, len: u32) -> Option<Span> {
+    fn lend(&self, _region: u32, addr: u64, len: u32) -> Option<Span> {
         // SAFETY: as in `read`; the batch is sent before the lock of the node is given back.
         Some(unsafe { Span::local(addr as *mut u8, len) })
     }

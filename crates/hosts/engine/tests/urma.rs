@@ -39,13 +39,13 @@ impl Memory {
 }
 
 impl UrmaMemory for Memory {
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
+    fn read(&self, _region: u32, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
         self.span(addr, out.len())?.read_to(out).map_err(|_| MemoryGone)
     }
-    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
+    fn write(&mut self, _region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
         self.span(addr, bytes.len())?.write_from(bytes).map_err(|_| MemoryGone)
     }
-    fn update(&mut self, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
+    fn update(&mut self, _region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
         let span = self.span(addr, 8)?;
         let mut old = [0; 8];
         span.read_to(&mut old).map_err(|_| MemoryGone)?;
@@ -53,7 +53,7 @@ impl UrmaMemory for Memory {
         span.write_from(&change(old).to_le_bytes()).map_err(|_| MemoryGone)?;
         Ok(old)
     }
-    fn lend(&self, addr: u64, len: u32) -> Option<Span> {
+    fn lend(&self, _region: u32, addr: u64, len: u32) -> Option<Span> {
         self.span(addr, len as usize).ok()
     }
 }

@@ -18,17 +18,18 @@ pub const GROUP_MEMBERS_MAX: usize = 32;
 /// `rnr_retry` that stands for no limit.
 pub const RNR_RETRY_FOREVER: u8 = 7;
 
-/// Memory of the local process. A call fails if the memory is gone; the node has checked segment and range before.
+/// Memory of the host's programs. A call fails if the memory is gone; the node has checked segment and range before. `region` is
+/// what the segment was registered with ([`crate::UrmaNode::register_segment_of`]): the same address may be in several programs.
 pub trait UrmaMemory {
     /// Copies from memory.
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone>;
+    fn read(&self, region: u32, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone>;
     /// Copies to memory.
-    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone>;
+    fn write(&mut self, region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone>;
     /// Replaces eight aligned bytes by `change` of them, in one step for all who use the memory; returns the old value. Numbers
     /// are little-endian, as the processors that use the memory.
-    fn update(&mut self, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone>;
+    fn update(&mut self, region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone>;
     /// The memory itself, to send from it without a copy ([`crate::UrmaNode::poll_tx_lent`]); `None`: it must be copied.
-    fn lend(&self, _addr: u64, _len: u32) -> Option<Span> {
+    fn lend(&self, _region: u32, _addr: u64, _len: u32) -> Option<Span> {
         None
     }
 }

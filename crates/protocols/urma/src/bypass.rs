@@ -404,10 +404,10 @@ impl UrmaNode {
                 (answer.header.opcode, answer.len) = (TaOpcode::AtomicResponse, 8);
                 answer.bytes[..8].copy_from_slice(&value.to_be_bytes());
             }
-            Ok(_) => {
+            Ok(region) => {
                 let memory = request.memory.unwrap_or(Maetah { addr: 0, token_id: 0, len: 0 });
                 (answer.header.opcode, answer.len) = (TaOpcode::ReadResponse, memory.len as u8);
-                if env.mem.read(memory.addr, &mut answer.bytes[..memory.len as usize]).is_err() {
+                if env.mem.read(region as u32, memory.addr, &mut answer.bytes[..memory.len as usize]).is_err() {
                     answer = AccessAnswer { len: 0, ..answer };
                     answer.header.opcode = TaOpcode::TaAck;
                     answer.header.status = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess).status;
@@ -417,7 +417,7 @@ impl UrmaNode {
         self.accesses.answers.push_back(answer);
         Ok(())
     }
-    /// Checks and executes a store or an atomic, whose old value it returns; of a load it checks only.
+    /// Checks and executes a store or an atomic, whose old value it returns; of a load it checks only, and returns the region.
     fn execute_access(
         &mut self,
         env: &mut UrmaEnv<'_>,
@@ -438,11 +438,12 @@ impl UrmaNode {
             return Err(wrong_length);
         }
         let wanted = PeerAccess { token_id, token: request.token, addr, len, right };
-        self.segments.check(wanted).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
+        let region = self.segments.check(wanted);
+        let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
         match opcode {
-            TaOpcode::Read => Ok(0),
-            TaOpcode::Write => env.mem.write(addr, payload).map(|()| 0).map_err(|_| gone),
-            _ => env.mem.update(addr, &|old| changed(opcode, request.operands, old)).map_err(|_| gone),
+            TaOpcode::Read => Ok(u64::from(region)),
+            TaOpcode::Write => env.mem.write(region, addr, payload).map(|()| 0).map_err(|_| gone),
+            _ => env.mem.update(region, addr, &|old| changed(opcode, request.operands, old)).map_err(|_| gone),
         }
     }
     fn on_access_answer(&mut self, peer: Cna, response: &Atah, payload: &[u8]) -> Result<(), Reason> {

@@ -84,8 +84,10 @@ impl UrmaNode {
             return;
         }
         let addr = range.addr + u64::from(response.offset);
-        let is_written =
-            self.segments.is_held(request.segment, addr, payload.len() as u32) && env.mem.write(addr, payload).is_ok();
+        let is_written = self
+            .segments
+            .held(request.segment, addr, payload.len() as u32)
+            .is_some_and(|region| env.mem.write(region, addr, payload).is_ok());
         if !is_written {
             request.fault = Some(CrStatus::LocAccess);
         }
@@ -99,8 +101,10 @@ impl UrmaNode {
             return CrStatus::RemRespLen;
         }
         let value = u64::from_be_bytes(value).to_le_bytes();
-        let is_written =
-            self.segments.is_held(request.segment, range.addr, 8) && env.mem.write(range.addr, &value).is_ok();
+        let is_written = self
+            .segments
+            .held(request.segment, range.addr, 8)
+            .is_some_and(|region| env.mem.write(region, range.addr, &value).is_ok());
         if is_written { CrStatus::Success } else { CrStatus::LocAccess }
     }
     /// A transaction acknowledgement: success, a refusal, or receiver not ready.

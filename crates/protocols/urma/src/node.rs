@@ -358,11 +358,12 @@ impl UrmaNode {
     }
     /// Registers memory and returns its token id. [`UrmaError::Value`] if it ends behind the address space.
     pub fn register_segment(&mut self, config: SegmentConfig) -> Result<u32, UrmaError> {
-        self.register_segment_of(0, config)
+        self.register_segment_of(0, 0, config)
     }
-    /// The same for one of several programs ([`JettyConfig::owner`]).
-    pub fn register_segment_of(&mut self, owner: u32, config: SegmentConfig) -> Result<u32, UrmaError> {
-        self.segments.insert(owner, config).ok_or(UrmaError::Value)
+    /// The same for one of several programs ([`JettyConfig::owner`]). `region` names its memory in calls of
+    /// [`crate::UrmaMemory`].
+    pub fn register_segment_of(&mut self, owner: u32, region: u32, config: SegmentConfig) -> Result<u32, UrmaError> {
+        self.segments.insert(owner, region, config).ok_or(UrmaError::Value)
     }
     /// Deregisters memory. Requests and answers that still use it fail.
     pub fn unregister_segment(&mut self, token_id: u32) -> Result<(), UrmaError> {

@@ -13,6 +13,8 @@ struct SegmentEntry {
     token_id: u32,
     /// Program of the host that registered it.
     owner: u32,
+    /// Names its memory in calls of [`crate::UrmaMemory`].
+    region: u32,
     config: SegmentConfig,
 }
 
@@ -28,9 +30,9 @@ impl SegmentTable {
         SegmentTable { segments: UrmaPool::new(SEGMENTS_MAX), generation: 0 }
     }
     /// Registers a segment and returns its token id. `None` if the table is full, or the segment ends behind the address space.
-    pub(crate) fn insert(&mut self, owner: u32, config: SegmentConfig) -> Option<u32> {
+    pub(crate) fn insert(&mut self, owner: u32, region: u32, config: SegmentConfig) -> Option<u32> {
         config.addr.checked_add(config.len)?;
-        let at = self.segments.insert(SegmentEntry { token_id: 0, owner, config }).ok()?;
+        let at = self.segments.insert(SegmentEntry { token_id: 0, owner, region, config }).ok()?;
         self.generation = (self.generation + 1) & 0xf;
         let token_id = self.generation << 16 | at.index();
         self.segments.get_mut(at)?.token_id = token_id;
@@ -62,17 +64,19 @@ impl SegmentTable {
         let at = self.registration(token_id).and_then(|_| self.segments.ref_of(token_id & 0xffff));
         at.unwrap_or(PoolRef::NONE)
     }
-    /// Whether the registration is still there and the range lies in it.
-    pub(crate) fn is_held(&self, at: PoolRef, addr: u64, len: u32) -> bool {
-        self.segments.get(at).is_some_and(|registration| contains(&registration.config, addr, len))
+    /// The region of a registration that is still there, if the range lies in it.
+    pub(crate) fn held(&self, at: PoolRef, addr: u64, len: u32) -> Option<u32> {
+        let registration = self.segments.get(at).filter(|registration| contains(&registration.config, addr, len));
+        registration.map(|registration| registration.region)
     }
     /// Whether the range lies in the segment.
     pub(crate) fn is_local(&self, token_id: u32, addr: u64, len: u32) -> bool {
         self.get(token_id).is_some_and(|segment| contains(segment, addr, len))
     }
-    /// Whether a peer may reach a range: [`Reason::UbToken`], [`Reason::UbRange`] or [`Reason::UbAccess`].
-    pub(crate) fn check(&self, access: PeerAccess) -> Result<(), Reason> {
-        let segment = self.get(access.token_id).ok_or(Reason::UbToken)?;
+    /// The region of a range that a peer may reach; else [`Reason::UbToken`], [`Reason::UbRange`] or [`Reason::UbAccess`].
+    pub(crate) fn check(&self, access: PeerAccess) -> Result<u32, Reason> {
+        let registration = self.registration(access.token_id).ok_or(Reason::UbToken)?;
+        let segment = &registration.config;
         if segment.token.is_some() && segment.token != access.token {
             return Err(Reason::UbToken);
         }
@@ -82,7 +86,7 @@ impl SegmentTable {
         if segment.access & access::LOCAL_ONLY != 0 || segment.access & access.right != access.right {
             return Err(Reason::UbAccess);
         }
-        Ok(())
+        Ok(registration.region)
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.segments.heap_bytes()
@@ -112,9 +116,9 @@ mod tests {
     fn token_range_and_right_are_checked_up_to_the_last_byte() {
         let mut table = SegmentTable::new();
         let config = SegmentConfig { addr: 0x1000, len: 0x100, token: Some(7), access: access::READ };
-        let id = table.insert(0, config).expect("room");
+        let id = table.insert(0, 5, config).expect("room");
         let good = PeerAccess { token_id: id, token: Some(7), addr: 0x1000, len: 0x100, right: access::READ };
-        assert_eq!(table.check(good), Ok(()));
+        assert_eq!(table.check(good), Ok(5));
         assert_eq!(table.check(PeerAccess { token: Some(8), ..good }), Err(Reason::UbToken));
         assert_eq!(table.check(PeerAccess { token: None, ..good }), Err(Reason::UbToken));
         assert_eq!(table.check(PeerAccess { token_id: id ^ 1 << 16, ..good }), Err(Reason::UbToken));
@@ -125,9 +129,9 @@ mod tests {
         assert!(table.remove(id) && !table.remove(id));
         assert_eq!(table.check(good), Err(Reason::UbToken));
         let again =
-            table.insert(0, SegmentConfig { access: access::READ | access::LOCAL_ONLY, ..config }).expect("room");
+            table.insert(0, 5, SegmentConfig { access: access::READ | access::LOCAL_ONLY, ..config }).expect("room");
         assert_ne!(again, id);
         assert_eq!(table.check(PeerAccess { token_id: again, ..good }), Err(Reason::UbAccess));
-        assert_eq!(table.insert(0, SegmentConfig { addr: u64::MAX, len: 2, ..config }), None);
+        assert_eq!(table.insert(0, 5, SegmentConfig { addr: u64::MAX, len: 2, ..config }), None);
     }
 }

@@ -79,7 +79,7 @@ impl UrmaNode {
             local: (TargetKind::Jfr, 0),
         };
         if opcode.has_memory() {
-            let memory = self.check_memory(origin, access::WRITE)?;
+            let (memory, _) = self.check_memory(origin, access::WRITE)?;
             placement.segment = self.segments.hold(memory.token_id);
             (placement.addr, placement.limit) = (memory.addr, memory.len);
         }
@@ -123,13 +123,11 @@ impl UrmaNode {
         }
         let addr = placement.addr + u64::from(offset);
         // The segment may have been deregistered since the first packet.
-        if !self.segments.is_held(placement.segment, addr, payload.len() as u32) {
-            return Err(gone);
-        }
-        env.mem.write(addr, payload).map_err(|_| gone)
+        let region = self.segments.held(placement.segment, addr, payload.len() as u32).ok_or(gone)?;
+        env.mem.write(region, addr, payload).map_err(|_| gone)
     }
-    /// The segment of a request, checked.
-    fn check_memory(&self, origin: &MessageOrigin, right: u8) -> Result<Maetah, UrmaRefusal> {
+    /// The segment of a request, checked, and its region.
+    fn check_memory(&self, origin: &MessageOrigin, right: u8) -> Result<(Maetah, u32), UrmaRefusal> {
         let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
         let memory = origin.request.memory.ok_or(missing)?;
         if memory.len > URMA_MESSAGE_MAX {
@@ -142,24 +140,25 @@ impl UrmaNode {
             len: memory.len,
             right,
         };
-        self.segments.check(wanted).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
-        Ok(memory)
+        let region = self.segments.check(wanted);
+        Ok((memory, region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?))
     }
-    /// Where the data of a WRITE with notification go, checked: address and data.
-    fn check_notify(&self, origin: &MessageOrigin) -> Result<(u64, [u8; 8]), UrmaRefusal> {
+    /// Where the data of a WRITE with notification go, checked: region, address and data.
+    fn check_notify(&self, origin: &MessageOrigin) -> Result<(u32, u64, [u8; 8]), UrmaRefusal> {
         let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
         let NotifyTarget { addr, token_id, token } = origin.request.notify.ok_or(missing)?;
         let wanted = PeerAccess { token_id, token, addr, len: 8, right: access::WRITE };
-        self.segments.check(wanted).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
-        Ok((addr, origin.request.immediate.to_le_bytes()))
+        let region = self.segments.check(wanted);
+        let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
+        Ok((region, addr, origin.request.immediate.to_le_bytes()))
     }
     /// Writes the data of a WRITE with notification, behind all others.
     pub(crate) fn notify(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
         if origin.request.base.opcode != TaOpcode::WriteNotify {
             return Ok(());
         }
-        let (addr, data) = self.check_notify(origin)?;
-        env.mem.write(addr, &data).map_err(|_| UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess))
+        let (region, addr, data) = self.check_notify(origin)?;
+        env.mem.write(region, addr, &data).map_err(|_| UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess))
     }
     /// The receive queue of the Jetty or JFR that a request names: what that is, its number, and the queue.
     fn check_target(&mut self, origin: &MessageOrigin) -> Result<((TargetKind, u32), PoolRef), UrmaRefusal> {
@@ -210,7 +209,7 @@ impl UrmaNode {
         }
     }
     fn execute_read(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
-        let memory = self.check_memory(origin, access::READ)?;
+        let (memory, _) = self.check_memory(origin, access::READ)?;
         let granted = self.grant(env, origin);
         let segment = self.segments.hold(memory.token_id);
         let kind = ResponseKind::Read { addr: memory.addr, len: memory.len, segment, granted };
@@ -220,13 +219,13 @@ impl UrmaNode {
         Ok(())
     }
     fn execute_atomic(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
-        let memory = self.check_memory(origin, access::ATOMIC)?;
+        let (memory, region) = self.check_memory(origin, access::ATOMIC)?;
         if memory.len != 8 || !memory.addr.is_multiple_of(8) {
             return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::MisalignedAtomic));
         }
         let (opcode, operands) = (origin.request.base.opcode, origin.request.operands);
         let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
-        let value = env.mem.update(memory.addr, &|old| changed(opcode, operands, old)).map_err(|_| gone)?;
+        let value = env.mem.update(region, memory.addr, &|old| changed(opcode, operands, old)).map_err(|_| gone)?;
         let granted = self.grant(env, origin);
         self.executed(env, origin, granted);
         self.respond(origin, ResponseKind::Atomic { value, granted }, None);

@@ -264,8 +264,8 @@ impl UrmaNode {
         let mut head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta: Some(ta) };
         let mut at = head.emit(&Dialect::BURST, out);
         if let Some((segment, addr)) = source.memory(&packet).filter(|_| lends)
-            && self.segments.is_held(segment, addr, u32::from(packet.len))
-            && let Some(span) = env.mem.lend(addr, u32::from(packet.len))
+            && let Some(region) = self.segments.held(segment, addr, u32::from(packet.len))
+            && let Some(span) = env.mem.lend(region, addr, u32::from(packet.len))
         {
             return Some(UrmaTransmit { dest, len: at, lent: Some(span) });
         }
@@ -275,8 +275,8 @@ impl UrmaNode {
                 self.gather(&data, segment, packet.offset, &mut out[at..at + len], env)
             }
             PayloadSource::Segment { segment, addr } => {
-                self.segments.is_held(segment, addr, u32::from(packet.len))
-                    && env.mem.read(addr, &mut out[at..at + len]).is_ok()
+                let region = self.segments.held(segment, addr, u32::from(packet.len));
+                region.is_some_and(|region| env.mem.read(region, addr, &mut out[at..at + len]).is_ok())
             }
             PayloadSource::Value(value) => {
                 out[at..at + 8].copy_from_slice(&value.to_be_bytes());
@@ -359,7 +359,8 @@ impl UrmaNode {
             }
             WrData::Local(range) => {
                 let addr = range.addr + u64::from(offset);
-                self.segments.is_held(segment, addr, out.len() as u32) && env.mem.read(addr, out).is_ok()
+                let region = self.segments.held(segment, addr, out.len() as u32);
+                region.is_some_and(|region| env.mem.read(region, addr, out).is_ok())
             }
         }
     }

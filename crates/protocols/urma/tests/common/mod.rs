@@ -34,22 +34,22 @@ impl Ram {
 }
 
 impl UrmaMemory for Ram {
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
+    fn read(&self, _region: u32, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
         out.copy_from_slice(&self.bytes[self.range(addr, out.len())?]);
         Ok(())
     }
-    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
+    fn write(&mut self, _region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
         let range = self.range(addr, bytes.len())?;
         self.bytes[range].copy_from_slice(bytes);
         Ok(())
     }
-    fn update(&mut self, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
+    fn update(&mut self, _region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
         let range = self.range(addr, 8)?;
         let old = u64::from_le_bytes(self.bytes[range.clone()].try_into().expect("eight bytes"));
         self.bytes[range].copy_from_slice(&change(old).to_le_bytes());
         Ok(old)
     }
-    fn lend(&self, addr: u64, len: u32) -> Option<Span> {
+    fn lend(&self, _region: u32, addr: u64, len: u32) -> Option<Span> {
         let at = self.range(addr, len as usize).ok()?;
         Some(self.own.span(self.bytes[at].as_ptr() as u64, len))
     }
