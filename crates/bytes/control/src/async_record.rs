@@ -25,6 +25,12 @@ pub enum AsyncObject {
     Port = 3,
     /// The device.
     Device = 4,
+    /// A completion queue of URMA; the event is 0.
+    Jfc = 5,
+    /// A receive queue of URMA; the event is 0 for an error, 1 for the limit.
+    Jfr = 6,
+    /// A Jetty or JFS of URMA; the event is 0.
+    Jetty = 7,
 }
 
 impl AsyncRecord {
@@ -47,6 +53,9 @@ impl AsyncRecord {
             2 => AsyncObject::Srq,
             3 => AsyncObject::Port,
             4 => AsyncObject::Device,
+            5 => AsyncObject::Jfc,
+            6 => AsyncObject::Jfr,
+            7 => AsyncObject::Jetty,
             _ => return None,
         };
         Some(AsyncRecord { event: word(0), object, cookie: u64::from_ne_bytes(b[8..].try_into().ok()?) })

@@ -23,6 +23,7 @@ mod record;
 pub mod socket_path;
 pub mod trust;
 pub mod urma;
+pub mod urma_calls;
 
 pub use async_record::{AsyncObject, AsyncRecord};
 pub use client::Client;

@@ -7,6 +7,7 @@ use crate::cm::{CmCommand, CmReply};
 use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage};
 use crate::names;
 use crate::urma::{UrmaCursor, UrmaPage};
+use crate::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
@@ -443,11 +444,18 @@ pub enum Request {
         /// Beginning of the page: `next` of the page before, or the default.
         from: CmCursor,
     },
-    /// Asks a program of URMA for a node and a page of its channels.
+    /// Asks a host for a node of URMA and a page of its channels.
     Urma {
         /// Beginning of the page: `next` of the page before, or the default.
         from: UrmaCursor,
     },
+    /// Opens URMA's node of an address of the context's device, once per context.
+    UrmaOpen {
+        /// Entity id: the address, IPv4 mapped into IPv6.
+        eid: [u8; 16],
+    },
+    /// A call for an object of URMA.
+    UrmaCall(UrmaCall),
 }
 
 impl Request {
@@ -608,6 +616,19 @@ pub enum Response {
     },
     /// To `Urma`.
     Urma(UrmaPage),
+    /// To `UrmaOpen`. The reply brings the descriptor of the ring for posts.
+    UrmaOpened {
+        /// The node's address on the bus.
+        cna: u32,
+        /// Maximum payload of a packet in bytes.
+        mtu: u16,
+        /// Index of the worker that runs it.
+        worker: u32,
+        /// Doorbell of the ring.
+        doorbell: u32,
+    },
+    /// To `UrmaCall`.
+    UrmaDone(UrmaAnswer),
 }
 
 /// A response or a refusal, and the number of new arena segments.

@@ -6,6 +6,7 @@ use burst_base::conn::PeerClass;
 use burst_base::verbs::{Mtu, QpType};
 use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmRoute, ConnAttr, DAEMON_IDS, Ece};
 use burst_control::frame::{BELL_MAGIC, HEADER_BYTES, MAGIC};
+use burst_control::urma_calls::UrmaPost;
 use burst_control::{AsyncObject, AsyncRecord, CommandSender, FDS_MAX, MESSAGE_MAX, Reply, Request};
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RECORD_RING_ENTRIES};
 use burst_shm::{ABI_VERSION, protocol};
@@ -14,9 +15,9 @@ use shape::shape_of;
 use std::fmt::Write;
 
 /// The version whose contract [`RECORDED_HASH`] describes.
-const RECORDED_VERSION: u32 = 9;
+const RECORDED_VERSION: u32 = 10;
 /// Hash of the contract of that version.
-const RECORDED_HASH: u64 = 0xca81_34bc_4545_3a97;
+const RECORDED_HASH: u64 = 0x752c_f88b_3c82_e673;
 
 #[test]
 fn abi_version_changes_with_the_contract() {
@@ -65,9 +66,35 @@ fn contract() -> String {
     for command in &commands {
         write!(text, "{:?}", record_of(command)).expect("a string takes all");
     }
+    write!(text, "{:?}", urma_post().to_bytes()).expect("a string takes all");
     let record = AsyncRecord { event: 1, object: AsyncObject::Srq, cookie: 2 }.to_bytes();
     write!(text, "{record:?} {:?} {:?}", CmEventKind::ALL, event().to_bytes()).expect("a string takes all");
     text
+}
+
+/// A post whose fields all differ.
+fn urma_post() -> UrmaPost {
+    UrmaPost {
+        kind: 1,
+        opcode: 2,
+        flags: 3,
+        hint: 4,
+        inline_len: 5,
+        order: 6,
+        queue: 7,
+        target: 8,
+        segment: 9,
+        token_id: 10,
+        len: 11,
+        notify_segment: 12,
+        addr: 13,
+        user_ctx: 14,
+        remote_addr: 15,
+        operand: 16,
+        swap: 17,
+        immediate: 18,
+        notify_addr: 19,
+    }
 }
 
 /// An event whose fields all differ.

@@ -95,7 +95,16 @@ fn the_longest_message_and_the_most_descriptors_arrive() {
 
 #[test]
 fn async_record_round_trip() {
-    for object in [AsyncObject::Qp, AsyncObject::Cq, AsyncObject::Srq, AsyncObject::Port, AsyncObject::Device] {
+    for object in [
+        AsyncObject::Qp,
+        AsyncObject::Cq,
+        AsyncObject::Srq,
+        AsyncObject::Port,
+        AsyncObject::Device,
+        AsyncObject::Jfc,
+        AsyncObject::Jfr,
+        AsyncObject::Jetty,
+    ] {
         let record = AsyncRecord { event: 16, object, cookie: 0x1122_3344_5566_7788 };
         assert_eq!(AsyncRecord::from_bytes(&record.to_bytes()), Some(record));
     }

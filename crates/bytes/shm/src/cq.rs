@@ -336,6 +336,10 @@ impl CqConsumer {
             n += 1;
         })
     }
+    /// Whether a completion waits, so that an event that was asked for just now may have been due before.
+    pub fn has_next(&self) -> bool {
+        self.ring.sequence(self.index).load(Acquire) == self.index.wrapping_add(1)
+    }
     /// Asks for an event at the next completion (`solicited_only`: that is solicited or failed). Poll once more
     /// afterwards, before waiting.
     pub fn arm(&self, solicited_only: bool) {

@@ -176,6 +176,7 @@ fn element_of(context: &VerbsContext, record: &AsyncRecord) -> Option<ibv_async_
         AsyncObject::Port => return Some(ibv_async_event__bindgen_ty_1 { port_num: record.cookie as c_int }),
         AsyncObject::Device => return Some(ibv_async_event__bindgen_ty_1 { cq: null_mut() }),
         AsyncObject::Cq | AsyncObject::Qp | AsyncObject::Srq => sources.get(record.cookie)?,
+        AsyncObject::Jfc | AsyncObject::Jfr | AsyncObject::Jetty => return None,
     };
     // SAFETY: objects leave the table under this lock before they are freed.
     Some(unsafe {

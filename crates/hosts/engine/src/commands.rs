@@ -206,7 +206,9 @@ impl Worker {
         shrink(xrc);
         shrink(contexts);
         mem.shrink();
-        sched.shrink(contexts.len());
+        // URMA's endpoints have a context that is in no other table.
+        let urma = self.urma.as_ref().map_or(0, |slot| slot.context() as usize + 1);
+        sched.shrink(contexts.len().max(urma));
         wheel.shrink(qps.len().next_power_of_two() as u32);
         self.agent.shrink();
         self.ports.iter_mut().for_each(|slot| slot.port.shrink());

@@ -246,5 +246,10 @@ impl QpSlot {
 
 /// Writes an asynchronous event. Returns false if it was lost because the program does not read its events.
 pub fn write_async(sink: &dyn EventSink, event: EventType, object: AsyncObject, cookie: u64) -> bool {
-    sink.write(&AsyncRecord { event: event as u32, object, cookie }.to_bytes()).is_ok()
+    write_event(sink, event as u32, object, cookie)
+}
+
+/// As [`write_async`], for an event that verbs do not have.
+pub(crate) fn write_event(sink: &dyn EventSink, event: u32, object: AsyncObject, cookie: u64) -> bool {
+    sink.write(&AsyncRecord { event, object, cookie }.to_bytes()).is_ok()
 }

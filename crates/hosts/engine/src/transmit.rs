@@ -10,6 +10,7 @@ use crate::worker::{Core, DataPath, Worker};
 use burst_base::{Nanos, Reason};
 use burst_frame::Flow;
 use burst_transport::{TxBudget, TxState};
+use std::cell::Cell;
 
 /// Work requests in one turn.
 const TURN_WQES: u32 = 64;
@@ -27,11 +28,17 @@ impl Worker {
     pub(crate) fn transmit(&mut self, now: Nanos) -> bool {
         let mut bytes_left = self.core.options.pass_bytes;
         let mut any = false;
+        if !self.core.urma_rung.is_empty() {
+            self.admit_urma();
+        }
         for _ in 0..SHORT_TURNS_PER_PASS {
             let Core { sched, qps, .. } = &mut self.core;
-            let urma = self.urma.as_ref().map_or(NO_TICKET, |slot| slot.ticket);
+            let (urma, ticket) = (&self.urma, Cell::new(NO_TICKET));
             let is_ready = |place: ReadyPlace| match place.qp {
-                URMA_ENTRY => place.ticket == urma,
+                URMA_ENTRY => {
+                    ticket.set(place.ticket);
+                    urma.as_ref().is_some_and(|slot| slot.has_ticket(place.ticket))
+                }
                 _ => is_ready(qps, place),
             };
             let Some(index) = sched.take_turn(is_ready) else { break };
@@ -39,17 +46,23 @@ impl Worker {
             if self.core.has_many() {
                 self.core.prefetch_turn();
             }
-            self.core
-                .pulse
-                .serve_qp(self.core.qps[index as usize].as_ref().map_or(0, |slot| slot.endpoint.qp().qpn().get()));
-            let (requests, used) = if index == URMA_ENTRY { self.urma_turn(now) } else { self.turn(now, index) };
-            self.core.sched.charge(requests, used);
-            bytes_left = bytes_left.saturating_sub(used);
+            let served = self.core.qps.get(index as usize).and_then(Option::as_ref);
+            self.core.pulse.serve_qp(served.map_or(0, |slot| slot.endpoint.qp().qpn().get()));
+            let (requests, charged, sent) = match index {
+                URMA_ENTRY => self.urma_turn(now, ticket.get()),
+                index => {
+                    let (requests, used) = self.turn(now, index);
+                    (requests, used, used)
+                }
+            };
+            self.core.sched.charge(requests, charged);
+            bytes_left = bytes_left.saturating_sub(sent);
             if bytes_left == 0 {
                 break;
             }
         }
         self.flush_all(now);
+        self.flush_urma(now);
         any
     }
 

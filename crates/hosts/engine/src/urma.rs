@@ -24,6 +24,17 @@ const PAYLOADS: [u16; 5] = [4096, 2048, 1024, 512, 256];
 /// Bytes of a packet beside its payload: IPv6, UDP, the longest usual head (`HEAD_MAX`), the checksum.
 const OVERHEAD: u32 = 40 + 8 + HEAD_MAX as u32 + 4;
 
+/// Largest window of a channel.
+const WINDOW_MAX: u32 = 1 << 20;
+/// Least window: a message of 64 KiB.
+const WINDOW_MIN: u32 = 64 << 10;
+
+/// Bytes that may be in flight to a peer: a quarter of this port's own receive buffer, as the peer's is unknown. The kernel
+/// counts twice the length of a train, and half the buffer is left to others.
+pub fn window_max(port: &dyn Port) -> u32 {
+    burst_port::receive_buffer(port).map_or(WINDOW_MIN, |bytes| (bytes / 4).clamp(WINDOW_MIN, WINDOW_MAX))
+}
+
 /// The network address of a node: the last 24 bits of its IP address.
 pub fn cna_of(address: IpAddr) -> Cna {
     let last = match address {
@@ -53,32 +64,54 @@ pub struct UrmaBurst {
     pub bytes: usize,
 }
 
+/// Most nodes that are remembered. Those without imports and channels make room.
+const PEERS_MAX: usize = 1 << 16;
+
+/// Where a node is.
+struct PeerPlace {
+    address: IpAddr,
+    /// Imports from it: while there are any, no other address takes its place.
+    imports: u32,
+}
+
 /// Where nodes are.
 #[derive(Default)]
 struct PeerTable {
-    places: HashMap<Cna, IpAddr>,
+    places: HashMap<Cna, PeerPlace>,
     /// The last one: most packets are between the same two.
     last: Option<(Cna, IpAddr)>,
 }
 
 impl PeerTable {
-    /// False if the address clashes with another one's.
-    fn learn(&mut self, address: IpAddr) -> bool {
+    /// False if the address clashes with another one's that is in use, or if there are too many.
+    fn learn(&mut self, address: IpAddr, node: &UrmaNode) -> bool {
         let cna = cna_of(address);
         if self.last == Some((cna, address)) {
             return true;
         }
-        let is_its = *self.places.entry(cna).or_insert(address) == address;
-        if is_its {
-            self.last = Some((cna, address));
+        let is_used = |cna: Cna, place: &PeerPlace| place.imports > 0 || node.has_channel(cna);
+        match self.places.get_mut(&cna) {
+            Some(known) if known.address == address => {}
+            Some(known) if is_used(cna, known) => return false,
+            Some(known) => known.address = address,
+            None => {
+                if self.places.len() >= PEERS_MAX {
+                    self.places.retain(|cna, place| is_used(*cna, place));
+                }
+                if self.places.len() >= PEERS_MAX {
+                    return false;
+                }
+                self.places.insert(cna, PeerPlace { address, imports: 0 });
+            }
         }
-        is_its
+        self.last = Some((cna, address));
+        true
     }
     fn find(&mut self, cna: Cna) -> Option<IpAddr> {
         if let Some((_, address)) = self.last.filter(|last| last.0 == cna) {
             return Some(address);
         }
-        let address = *self.places.get(&cna)?;
+        let address = self.places.get(&cna)?.address;
         self.last = Some((cna, address));
         Some(address)
     }
@@ -119,13 +152,25 @@ impl UrmaEndpoint {
     pub fn address(&self) -> IpAddr {
         self.address
     }
-    /// Remembers where a node is; false if its address clashes with another one's.
+    /// Remembers where a node is from which something is imported; false if its address clashes with another one's.
     pub fn learn(&mut self, address: IpAddr) -> bool {
-        self.peers.learn(address)
+        let is_its = self.peers.learn(address, &self.node);
+        if is_its && let Some(place) = self.peers.places.get_mut(&cna_of(address)) {
+            place.imports += 1;
+        }
+        is_its
+    }
+    /// An import from a node has ended.
+    pub fn forget(&mut self, cna: Cna) {
+        if let Some(place) = self.peers.places.get_mut(&cna) {
+            place.imports = place.imports.saturating_sub(1);
+            // The next packet or import looks again.
+            self.peers.last = None;
+        }
     }
     /// Where a node is.
     pub fn address_of(&self, cna: Cna) -> Option<IpAddr> {
-        self.peers.places.get(&cna).copied()
+        self.peers.places.get(&cna).map(|place| place.address)
     }
     /// Calls something of the node.
     pub fn with<R>(
@@ -255,7 +300,7 @@ impl RxSink for UrmaSink<'_, '_> {
         self.counters.add(Traffic::RxBytes, frame.bytes.len() as u64);
         // The packet's source must be the sender's own address.
         let source = frame.bytes.get(1..4).map(|b| Cna::new(u32::from_be_bytes([0, b[0], b[1], b[2]])));
-        if source != Some(cna_of(frame.flow.src)) || !self.peers.learn(frame.flow.src) {
+        if source != Some(cna_of(frame.flow.src)) || !self.peers.learn(frame.flow.src, self.node) {
             return self.env.fx.count(Reason::UbForeign);
         }
         self.bytes += frame.bytes.len();

@@ -16,7 +16,7 @@ use crate::paths::{NOT_WAITING, Paths};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
 use crate::qpn::Directory;
-use crate::sched::{NO_TICKET, Scheduler};
+use crate::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 use crate::tombstone::Tombstones;
 use crate::tombstone_file::TombstoneFile;
 use crate::urma_turns::UrmaSlot;
@@ -153,7 +153,7 @@ fn on_doorbell(context: u32, index: u32, qps: &mut [Option<Box<QpSlot>>], sched:
 fn take_many(
     context: u32,
     slot: &mut ContextSlot,
-    (qps, sched): (&mut [Option<Box<QpSlot>>], &mut Scheduler),
+    (qps, sched, urma_rung): (&mut [Option<Box<QpSlot>>], &mut Scheduler, &mut Vec<u32>),
     is_selective: bool,
 ) -> bool {
     let mut taken = 0;
@@ -167,7 +167,10 @@ fn take_many(
                 slot.prefetch_requester(is_selective);
             }
         });
-        indices[..known].iter().for_each(|index| on_doorbell(context, *index, qps, sched));
+        indices[..known].iter().for_each(|index| match *index {
+            URMA_ENTRY => urma_rung.push(context),
+            index => on_doorbell(context, index, qps, sched),
+        });
         taken += rung;
         if rung < DOORBELLS_AHEAD {
             break;
@@ -191,6 +194,8 @@ pub(crate) struct Core {
     /// Shared receive queues of XRC domains, by number.
     pub xrc: Vec<Option<XrcEntry>>,
     pub contexts: Vec<Option<ContextSlot>>,
+    /// Contexts whose programs of URMA have posted.
+    pub urma_rung: Vec<u32>,
     pub mem: MrTable,
     pub sched: Scheduler,
     pub wheel: Wheel,
@@ -250,6 +255,7 @@ impl Core {
             ahs: Vec::new(),
             xrc: Vec::new(),
             contexts: Vec::new(),
+            urma_rung: Vec::new(),
             mem,
             sched: Scheduler::default(),
             wheel: Wheel::new(64),
@@ -389,7 +395,7 @@ impl Worker {
     pub fn has_work(&mut self) -> bool {
         let inbox = &self.core.inboxes[self.core.options.id as usize];
         let pending = !inbox.is_empty() || !self.core.outbox.lost.is_empty();
-        pending || self.core.take_doorbells() || !self.core.sched.is_empty()
+        pending || self.core.take_doorbells() || !self.core.urma_rung.is_empty() || !self.core.sched.is_empty()
     }
 }
 
@@ -405,17 +411,17 @@ impl Core {
     /// Turns doorbells into ready queue pairs.
     fn take_doorbells(&mut self) -> bool {
         let mut any = false;
-        let Core { contexts, qps, sched, options, .. } = self;
+        let Core { contexts, qps, sched, options, urma_rung, .. } = self;
         for (context, slot) in contexts.iter_mut().enumerate() {
             let Some(slot) = slot.as_mut().filter(|slot| slot.doorbells.is_ringing()) else { continue };
             if qps.len() >= lookahead::MANY {
-                any |= take_many(context as u32, slot, (qps, sched), options.selective);
+                any |= take_many(context as u32, slot, (qps, sched, urma_rung), options.selective);
                 continue;
             }
-            let rung = slot.doorbells.drain(DOORBELLS_PER_PASS, |queue| {
-                if let Some(index) = slot.queues.get(queue as usize) {
-                    on_doorbell(context as u32, *index, qps, sched);
-                }
+            let rung = slot.doorbells.drain(DOORBELLS_PER_PASS, |queue| match slot.queues.get(queue as usize) {
+                Some(&URMA_ENTRY) => urma_rung.push(context as u32),
+                Some(index) => on_doorbell(context as u32, *index, qps, sched),
+                None => {}
             });
             any |= rung > 0;
         }

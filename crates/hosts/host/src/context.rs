@@ -12,6 +12,7 @@
 //! | `memory` | memory regions, windows and device memory |
 //! | `queues` | completion queues and shared receive queues |
 //! | `queue_pair` | queue pairs |
+//! | `urma` | the use of URMA |
 //! | `xrc` | XRC domains and target queue pairs |
 //! | `close` | the end of a context |
 //! | `handles` | tables from handles to objects |
@@ -24,6 +25,7 @@ mod queue_pair;
 mod queues;
 mod requests;
 mod state;
+mod urma;
 mod xrc;
 
 pub use state::Context;

@@ -10,6 +10,7 @@
 //! | `host/hops.rs` | next hops: the questions that need a worker or a device |
 //! | `host/multicast.rs` | membership in multicast groups |
 //! | `host/stats.rs` | counters and the description of the host |
+//! | `host/urma.rs` | nodes of URMA |
 
 mod cm;
 mod congestion;
@@ -18,6 +19,7 @@ mod impair;
 mod multicast;
 pub(crate) mod room;
 mod stats;
+mod urma;
 
 use crate::accounts::{AccountBy, capacities};
 use crate::authority::Authority;
@@ -111,6 +113,7 @@ pub struct Host {
     /// What each account may cost when the daemon reaches its programs' memory.
     pub(crate) program_memory: ProgramMemory,
     room: room::TableRoom,
+    urma: urma::UrmaNodes,
     clock: Clock,
     random: RandomSource,
     cm_secret: Secret,
@@ -140,7 +143,9 @@ impl Host {
         }
         let node = |device: usize| node_of(Path::new("/sys"), &ports.first()?[device].caps().ifname);
         let placement = HostPlacement::of(&specs, options.workers, &allowed_cpus(), node)?;
-        Host::start(options, clock, ports, store, placement)
+        let mut host = Host::start(options, clock, ports, store, placement)?;
+        host.urma.specs = specs;
+        Ok(host)
     }
 
     /// Starts a host on ports that are open already: one list per worker, all lists in the order of the devices.
@@ -220,6 +225,7 @@ impl Host {
             store: None,
             program_memory: ProgramMemory::new(),
             room: room::TableRoom::default(),
+            urma: urma::UrmaNodes::default(),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),

@@ -196,7 +196,7 @@ impl Session {
             Request::SetCc { kind, cc } => host.set_cc(self.caller.process.uid, kind.as_deref(), &cc),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
             Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
-            Request::Urma { .. } => refuse(libc::EOPNOTSUPP, "this host has no node of URMA"),
+            Request::Urma { from } => Ok(Response::Urma(host.urma_page(from)).into()),
             Request::CmCommandRing => self.create_command_ring(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),

@@ -56,6 +56,17 @@ pub enum PortError {
 }
 
 impl PortError {
+    /// The error number of the system that is nearest.
+    pub fn errno(&self) -> i32 {
+        match self {
+            PortError::Spec(_) | PortError::Device(_) => libc::EINVAL,
+            PortError::Netif(_) => libc::EADDRNOTAVAIL,
+            PortError::InUse { .. } => libc::EADDRINUSE,
+            PortError::Permission { .. } => libc::EPERM,
+            PortError::Unsupported { .. } | PortError::Absent { .. } => libc::EOPNOTSUPP,
+            PortError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
     /// The error for a failed system call, by its error number.
     pub(crate) fn from_io(what: impl Into<String>, source: std::io::Error) -> PortError {
         let what = what.into();

@@ -314,6 +314,11 @@ pub fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Po
     Ok(wrap(spec, open_kind(spec, encapsulation, share)?, None, 0))
 }
 
+/// Bytes of the smallest receive buffer among a port's sockets; `None` if it has none.
+pub fn receive_buffer(port: &dyn Port) -> Option<u32> {
+    port.descriptors().into_iter().filter_map(sys::socket::receive_buffer_of).min()
+}
+
 /// Opens the port that `spec` describes, once for each of `workers` workers; returns the ports in order of the workers' numbers.
 ///
 /// Where the kernel can tell, received packets go to the worker of their destination (`Qpn::worker`); a packet may still arrive

@@ -435,6 +435,8 @@ pub enum CrStatus {
     Success = 0,
     /// A message is longer than the receive.
     LocLen = 2,
+    /// The request cannot be carried out by its Jetty as it is now.
+    LocOperation = 3,
     /// Local memory may not be used so.
     LocAccess = 4,
     /// The peer's receive is too short.
@@ -459,6 +461,30 @@ pub enum CrStatus {
     Unhandled = 14,
     /// The peer's memory was gone.
     RemDataPoison = 16,
+}
+
+impl CrStatus {
+    /// The status with this number.
+    pub const fn from_number(n: u8) -> Option<CrStatus> {
+        Some(match n {
+            0 => CrStatus::Success,
+            2 => CrStatus::LocLen,
+            3 => CrStatus::LocOperation,
+            4 => CrStatus::LocAccess,
+            5 => CrStatus::RemRespLen,
+            6 => CrStatus::RemUnsupportedReq,
+            7 => CrStatus::RemOperation,
+            8 => CrStatus::RemAccessAbort,
+            9 => CrStatus::AckTimeout,
+            10 => CrStatus::RnrRetryExceeded,
+            11 => CrStatus::FlushErr,
+            12 => CrStatus::SuspendDone,
+            13 => CrStatus::FlushErrDone,
+            14 => CrStatus::Unhandled,
+            16 => CrStatus::RemDataPoison,
+            _ => return None,
+        })
+    }
 }
 
 /// A completion record.
@@ -524,4 +550,18 @@ pub enum UrmaError {
     Bound,
     /// EAGAIN: still in use.
     Busy,
+}
+
+impl UrmaError {
+    /// All of them, by number.
+    pub const ALL: [UrmaError; 8] = [
+        UrmaError::NoObject,
+        UrmaError::Value,
+        UrmaError::Unsupported,
+        UrmaError::Access,
+        UrmaError::Full,
+        UrmaError::State,
+        UrmaError::Bound,
+        UrmaError::Busy,
+    ];
 }

@@ -1,8 +1,8 @@
 //! Work requests: checks when they are posted, and the list of a Jetty's requests.
 
 use crate::api::{
-    JETTY_ID_FIRST, JettyState, JfsWr, RemoteJetty, RemoteSegment, TargetKind, TransMode, URMA_MESSAGE_MAX, UrmaEnv,
-    UrmaError, WrData,
+    JETTY_ID_FIRST, JettyConfig, JettyState, JfsWr, RemoteJetty, RemoteSegment, TargetKind, TransMode,
+    URMA_MESSAGE_MAX, UrmaEnv, UrmaError, WrData,
 };
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
@@ -35,7 +35,7 @@ impl UrmaNode {
         if record.count >= record.config.depth || record.next_tassn.wrapping_sub(oldest) >= TASSN_WINDOW {
             return Err(UrmaError::Full);
         }
-        self.check_combination(record, wr)?;
+        UrmaNode::check_request(&record.config, self.config.mtu, wr)?;
         self.check_data(wr)?;
         let reach = self.reach(record, wr)?;
         let segment = match wr.data {
@@ -52,7 +52,9 @@ impl UrmaNode {
         }
         Ok(())
     }
-    fn check_combination(&self, jetty: &Jetty, wr: &JfsWr) -> Result<(), UrmaError> {
+    /// Whether a Jetty of this configuration may post a request, as far as it can be told without other objects. `mtu`: payload
+    /// of a packet.
+    pub fn check_request(config: &JettyConfig, mtu: u16, wr: &JfsWr) -> Result<(), UrmaError> {
         let is_known = matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::Read)
             || matches!(wr.opcode, TaOpcode::Write | TaOpcode::WriteImm | TaOpcode::WriteNotify)
             || wr.opcode.is_atomic();
@@ -60,39 +62,44 @@ impl UrmaNode {
             return Err(UrmaError::Unsupported);
         }
         let is_ordered = wr.order != OrderTag::None || wr.completion_order || wr.fence;
-        let is_unreliable = jetty.config.mode == TransMode::Um;
-        if is_ordered && (is_unreliable || jetty.config.outorder_comp) {
+        let is_unreliable = config.mode == TransMode::Um;
+        if is_ordered && (is_unreliable || config.outorder_comp) {
             return Err(UrmaError::Unsupported);
         }
         if is_unreliable {
             if !matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::Write) {
                 return Err(UrmaError::Unsupported);
             }
-            if wr.data.len() > u32::from(self.config.mtu) {
+            if wr.data.len() > u32::from(mtu) {
                 return Err(UrmaError::Value);
             }
         }
-        Ok(())
-    }
-    fn check_data(&self, wr: &JfsWr) -> Result<(), UrmaError> {
         if wr.data.len() > URMA_MESSAGE_MAX {
             return Err(UrmaError::Value);
         }
         match &wr.data {
+            WrData::Local(range) if wr.opcode.is_atomic() && range.len != 8 => Err(UrmaError::Value),
+            WrData::Local(_) => Ok(()),
+            WrData::Inline { len, bytes } => {
+                let is_source = !wr.opcode.is_atomic() && wr.opcode != TaOpcode::Read;
+                if is_source && usize::from(*len) <= bytes.len() { Ok(()) } else { Err(UrmaError::Value) }
+            }
+        }
+    }
+    /// Whether a request names a receiver of messages.
+    pub const fn needs_target(opcode: TaOpcode) -> bool {
+        matches!(opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::WriteImm)
+    }
+    fn check_data(&self, wr: &JfsWr) -> Result<(), UrmaError> {
+        match &wr.data {
             WrData::Local(range) => {
-                if wr.opcode.is_atomic() && range.len != 8 {
-                    return Err(UrmaError::Value);
-                }
                 if self.segments.is_local(range.token_id, range.addr, range.len) {
                     Ok(())
                 } else {
                     Err(UrmaError::Access)
                 }
             }
-            WrData::Inline { len, bytes } => {
-                let is_source = !wr.opcode.is_atomic() && wr.opcode != TaOpcode::Read;
-                if is_source && usize::from(*len) <= bytes.len() { Ok(()) } else { Err(UrmaError::Value) }
-            }
+            WrData::Inline { .. } => Ok(()),
         }
     }
     fn reach(&self, jetty: &Jetty, wr: &JfsWr) -> Result<RequestReach, UrmaError> {
@@ -107,7 +114,7 @@ impl UrmaNode {
             Some(segment) => Some(*self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?),
             None => None,
         };
-        let needs_target = matches!(wr.opcode, TaOpcode::Send | TaOpcode::SendImm | TaOpcode::WriteImm);
+        let needs_target = UrmaNode::needs_target(wr.opcode);
         let target = remote.filter(|_| needs_target).map(|r| Mtetah {
             hint: wr.hint,
             kind: match r.kind {

@@ -46,6 +46,22 @@ impl UrmaNode {
     pub const fn mtu(&self) -> u16 {
         self.config.mtu
     }
+    /// Work requests of a Jetty that are outstanding.
+    pub fn outstanding(&self, jetty: u32) -> Option<u16> {
+        self.jetty_ref(jetty).and_then(|at| self.jetties.get(at)).map(|jetty| jetty.count)
+    }
+    /// Receives that are posted to a receive queue.
+    pub fn posted_receives(&self, jfr: u32) -> Option<usize> {
+        self.jfr_ref(jfr).and_then(|at| self.jfrs.get(at)).map(|jfr| jfr.receives.len())
+    }
+    /// Whether there is room for another work request.
+    pub fn has_request_room(&self) -> bool {
+        self.requests.has_room()
+    }
+    /// Whether there is a channel to a peer, open or being opened.
+    pub fn has_channel(&self, peer: Cna) -> bool {
+        self.by_peer.contains_key(&peer)
+    }
     /// Numbers of the objects; takes the same time for any number.
     pub fn object_counts(&self) -> ObjectCounts {
         ObjectCounts {

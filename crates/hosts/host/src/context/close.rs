@@ -42,6 +42,9 @@ impl Context {
 
     /// Releases one object, or some queue pairs. Returns how many; 0: there are no more.
     fn close_next(&mut self, host: &mut Host, most: usize) -> usize {
+        if self.end_urma(host) {
+            return 1;
+        }
         let qps = self.qps.first(most.min(QPS_ENDED_AT_ONCE));
         if !qps.is_empty() {
             self.end_qps(host, &qps, true);

@@ -236,7 +236,7 @@ impl Context {
     }
 
     /// Makes room for one more doorbell of this context at a worker.
-    fn make_room_for_doorbell(&mut self, host: &Host, worker: usize) -> Result<(), Refusal> {
+    pub(super) fn make_room_for_doorbell(&mut self, host: &Host, worker: usize) -> Result<(), Refusal> {
         let (context, present) = (self.id, self.doorbells[worker].taken_end());
         if present < self.doorbell_room[worker] {
             return Ok(());

@@ -52,6 +52,8 @@ impl Context {
             Request::CreateAh { pd, attr } => self.create_ah(host, pd, attr),
             Request::DestroyAh { ah } => self.destroy_ah(host, ah),
             Request::ResolveMac { attr } => self.resolve_mac(host, attr),
+            Request::UrmaOpen { eid } => self.urma_open(host, eid),
+            Request::UrmaCall(call) => self.urma_call(host, call),
             Request::Hello { .. }
             | Request::DaemonInfo
             | Request::ListDevices

@@ -1,6 +1,7 @@
 //! The tables of a context: which objects it has, and what each of them refers to.
 
 use super::handles::HandleTable;
+use super::urma::HostUrma;
 use crate::authority::Caller;
 use crate::host::Host;
 use crate::id_allocator::IdAllocator;
@@ -181,6 +182,8 @@ pub struct Context {
     /// How many of `qps` are target queue pairs that it opened.
     pub(super) targets_open: u32,
     pub(super) ahs: HandleTable<HostAh>,
+    /// Its use of URMA.
+    pub(super) urma: Option<HostUrma>,
     /// Doorbell numbers, by worker.
     pub(super) doorbells: Vec<IdAllocator>,
     /// Doorbells for which each worker has room.
@@ -246,6 +249,7 @@ impl Context {
             qps: HandleTable::default(),
             targets_open: 0,
             ahs: HandleTable::default(),
+            urma: None,
             doorbells: (0..workers).map(|_| IdAllocator::new(burst_shm::DOORBELL_QUEUES)).collect(),
             doorbell_room: vec![0; workers],
         };

@@ -49,6 +49,9 @@ impl Host {
                     debug_assert_eq!(sums.len(), one.len(), "all workers have the same counters");
                     sums.iter_mut().zip(one).for_each(|(sum, of_worker)| sum.1 += of_worker.1);
                 }
+                for of_node in self.on_worker(worker, move |w, _| w.urma_counters(id)) {
+                    sums.iter_mut().zip(of_node.snapshot()).for_each(|(sum, of_node)| sum.1 += of_node.1);
+                }
             }
             let name = format!("burst{id}");
             all.extend(sums.into_iter().map(|(counter, value)| Counter {

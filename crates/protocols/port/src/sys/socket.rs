@@ -156,13 +156,18 @@ pub const DEFAULT_HOPS: u8 = 64;
 
 /// Receive buffer that the kernel granted, in bytes.
 pub fn receive_buffer(fd: &OwnedFd) -> u32 {
+    receive_buffer_of(fd.as_raw_fd()).unwrap_or(0)
+}
+
+/// The same; `None` for a descriptor that is no socket.
+pub fn receive_buffer_of(fd: RawFd) -> Option<u32> {
     let (mut bytes, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: the value and its length live during the call.
     let rc = unsafe {
         let value = (&raw mut bytes).cast();
-        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, value, &mut len)
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, value, &mut len)
     };
-    if rc == 0 { u32::try_from(bytes).unwrap_or(0) } else { 0 }
+    if rc == 0 { u32::try_from(bytes).ok() } else { None }
 }
 
 /// The UDP port that the socket is bound to.

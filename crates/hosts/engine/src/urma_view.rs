@@ -1,0 +1,55 @@
+//! What tools see of an endpoint of URMA: its node and a page of its channels.
+
+use crate::urma::UrmaEndpoint;
+use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, UrmaPage};
+use burst_ubwire::Cna;
+use std::net::IpAddr;
+
+/// The entity id of an address: IPv4 is mapped into IPv6.
+pub fn eid_of(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+impl UrmaEndpoint {
+    /// The node, which programs see as `device`, and a page of its channels. If the cursor names another node, the page begins
+    /// with the first channel; the next page is that of the next node, if all channels are on this one.
+    pub fn page(&self, device: &str, from: UrmaCursor) -> UrmaPage {
+        let eid = eid_of(self.address());
+        let first = if eid == from.eid { from.peer } else { 0 };
+        let counts = self.node.object_counts();
+        let mut channels: Vec<UrmaChannelInfo> = Vec::new();
+        let mut next = UrmaCursor::behind(eid);
+        for channel in self.node.channels_from(Cna::new(first)) {
+            if channels.len() == URMA_PAGE {
+                next = Some(UrmaCursor { eid, peer: channel.peer.get() });
+                break;
+            }
+            channels.push(UrmaChannelInfo {
+                peer: self.address_of(channel.peer).map(eid_of),
+                cna: channel.peer.get(),
+                tpns: [channel.local_tpn, channel.peer_tpn],
+                is_open: channel.is_open,
+                packets: channel.packets as u32,
+                bytes: channel.bytes,
+                unanswered: channel.unanswered,
+                srtt_ns: channel.srtt.0,
+            });
+        }
+        let node = UrmaNodeInfo {
+            device: device.to_owned(),
+            eid,
+            cna: self.node.cna().get(),
+            mtu: u32::from(self.node.mtu()),
+            jetties: counts.jetties as u32,
+            jfrs: counts.jfrs as u32,
+            jfcs: counts.jfcs as u32,
+            segments: counts.segments as u32,
+            requests: counts.requests as u32,
+            channels,
+        };
+        UrmaPage { node: Some(node), next }
+    }
+}

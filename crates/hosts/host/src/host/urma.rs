@@ -1,0 +1,129 @@
+//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last.
+
+use super::Host;
+use crate::refusal::refuse;
+use burst_base::{DeviceId, Nanos};
+use burst_control::Refusal;
+use burst_control::urma::{UrmaCursor, UrmaPage};
+use burst_engine::room::WorkerTable;
+use burst_engine::urma::{UrmaEndpoint, cna_of, window_max};
+use burst_engine::urma_view::eid_of;
+use burst_ledger::AccountId;
+use burst_port::{Encapsulation, PortKind, PortSpec};
+use burst_urma::UrmaConfig;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Frames of one call of a port.
+const FRAMES: usize = 128;
+/// Work requests of all programs that a node keeps.
+const REQUESTS_MAX: usize = 1 << 20;
+
+/// The nodes of a host.
+#[derive(Default)]
+pub(crate) struct UrmaNodes {
+    /// The ports' specifications, by device; none for a host on ports of somebody else.
+    pub specs: Vec<PortSpec>,
+    open: BTreeMap<[u8; 16], OpenNode>,
+}
+
+struct OpenNode {
+    device: DeviceId,
+    worker: usize,
+}
+
+/// A node, for a program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodePlace {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its worker.
+    pub worker: usize,
+    /// Its address on the bus.
+    pub cna: u32,
+    /// Maximum payload of a packet.
+    pub mtu: u16,
+}
+
+impl Host {
+    /// The node of an address of a device; opens it if no program has it.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL: the device does not have the address. EADDRINUSE and others: the port cannot be opened.
+    pub(crate) fn open_urma(&mut self, device: DeviceId, address: IpAddr) -> Result<NodePlace, Refusal> {
+        let name = format!("burst{device}");
+        if !self.devices[device.index()].caps.addrs.iter().any(|own| own.ip == address) {
+            return refuse(libc::EADDRNOTAVAIL, format!("{name} does not have the address {address}"));
+        }
+        let eid = eid_of(address);
+        if let Some(worker) = self.urma.open.get(&eid).map(|open| open.worker) {
+            let known = self.on_worker(worker, move |w, _| {
+                w.urma_endpoint(address).map(|end| (end.node.cna().get(), end.node.mtu()))
+            });
+            let Some((cna, mtu)) = known else { return refuse(libc::EIO, "the node of the address has ended") };
+            return Ok(NodePlace { address, worker, cna, mtu });
+        }
+        let Some(mut spec) = self.urma.specs.get(device.index()).cloned() else {
+            return refuse(libc::EOPNOTSUPP, "this host has ports of its own and no URMA");
+        };
+        match &mut spec.kind {
+            PortKind::Udp(udp) => udp.addr = Some(address),
+            PortKind::Packet(packet) => packet.addr = Some(address),
+            PortKind::Dpdk(_) => {
+                return refuse(
+                    libc::EOPNOTSUPP,
+                    format!("{name} is a port of DPDK, which carries no URMA beside RoCE"),
+                );
+            }
+        }
+        let port = burst_port::open(&spec, &Encapsulation::UNIFIED_BUS)
+            .or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))?;
+        let seed = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
+        let incarnation = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
+        let window = window_max(&*port);
+        let config = |mtu| UrmaConfig {
+            incarnation,
+            mtu,
+            // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.
+            caqm: false,
+            window_max: window,
+            rto_base: Nanos::from_ms(10),
+            requests_max: REQUESTS_MAX,
+            ..UrmaConfig::new(cna_of(address), seed)
+        };
+        let endpoint = UrmaEndpoint::new(port, address, FRAMES, config);
+        let endpoint = endpoint.or_else(|why| refuse(libc::EADDRNOTAVAIL, why))?;
+        let (cna, mtu) = (endpoint.node.cna().get(), endpoint.node.mtu());
+        self.make_room(WorkerTable::Contexts, "context")?;
+        let Some(context) = self.contexts.take() else {
+            return refuse(libc::ENOMEM, "there are as many contexts as the daemon can have");
+        };
+        let worker = self.workers_of(device).pick();
+        let account = self.ledger.account(AccountId::User(rustix::process::getuid().as_raw()), true);
+        let is_used = self.on_worker(worker, move |w, _| w.open_urma(context, device, &account, endpoint));
+        if !is_used {
+            // The worker has one already, for its other addresses.
+            self.contexts.put(context);
+        }
+        tracing::info!(%address, worker, mtu, "node of URMA opened");
+        self.urma.open.insert(eid, OpenNode { device, worker });
+        Ok(NodePlace { address, worker, cna, mtu })
+    }
+
+    /// Closes the node of an address, which no program uses any more.
+    pub(crate) fn close_urma(&mut self, address: IpAddr) {
+        let Some(open) = self.urma.open.remove(&eid_of(address)) else { return };
+        if let Some(context) = self.on_worker(open.worker, move |w, _| w.close_urma(address)) {
+            self.contexts.put(context);
+        }
+        tracing::info!(%address, "node of URMA closed");
+    }
+
+    /// The first node from the cursor on, and a page of its channels.
+    pub fn urma_page(&self, from: UrmaCursor) -> UrmaPage {
+        let Some((eid, open)) = self.urma.open.range(from.eid..).next() else { return UrmaPage::default() };
+        let (address, name) = (burst_engine::urma_objects::address_of(eid), format!("burst{}", open.device));
+        let page = self.on_worker(open.worker, move |w, _| w.urma_endpoint(address).map(|end| end.page(&name, from)));
+        page.unwrap_or_default()
+    }
+}
