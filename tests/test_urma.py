@@ -23,11 +23,25 @@ pytestmark = pytest.mark.skipif(not SOURCES, reason="foreign sources: BURST_UMDK
 
 
 @pytest.fixture(scope="module")
-def umdk(namespaces, tmp_path_factory):
-    """Two hosts without daemons, and UMDK's programs."""
-    umdk = Umdk(SOURCES, tmp_path_factory.mktemp("urma"))
+def own(namespaces, tmp_path_factory):
+    """Two hosts without daemons, and UMDK's programs, each with a node of its own."""
+    programs = Umdk(SOURCES, tmp_path_factory.mktemp("urma"))
     with lab.Fabric(mtu=1500, daemons=False) as fabric:
-        yield fabric, umdk
+        yield fabric, programs
+
+
+@pytest.fixture(scope="module")
+def shared(namespaces, tmp_path_factory):
+    """Two hosts with daemons, and UMDK's programs on them."""
+    programs = Umdk(SOURCES, tmp_path_factory.mktemp("urma"), daemons=True)
+    with lab.Fabric(mtu=1500) as fabric:
+        yield fabric, programs
+
+
+@pytest.fixture(params=["own", "shared"])
+def umdk(request):
+    """Both ways in which programs have a node."""
+    return request.getfixturevalue(request.param)
 
 
 def perftest(umdk, options):
@@ -36,8 +50,8 @@ def perftest(umdk, options):
     return programs.perftest(fabric, options)
 
 
-def test_structures_are_those_of_the_headers(umdk):
-    include = umdk[1].sources / "src/urma/lib/urma/core/include"
+def test_structures_are_those_of_the_headers(own):
+    include = own[1].sources / "src/urma/lib/urma/core/include"
     done = subprocess.run(["gcc", "-fsyntax-only", "-I", include, LAYOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -48,8 +62,8 @@ def symbols(library):
     return {line.split()[-1] for line in listed.splitlines() if line.split()[-1].startswith("urma_")}
 
 
-def test_every_symbol_of_umdk_s_library_is_there(umdk):
-    theirs, ours = symbols(umdk[1].built / "urma/lib/urma/core/liburma.so.0"), symbols(BUILD / "lib" / "liburma.so.0")
+def test_every_symbol_of_umdk_s_library_is_there(own):
+    theirs, ours = symbols(own[1].built / "urma/lib/urma/core/liburma.so.0"), symbols(BUILD / "lib" / "liburma.so.0")
     assert len(theirs) == 350 and theirs - ours == set() and ours - theirs == set()
 
 
@@ -81,8 +95,8 @@ def test_perftest_runs_with_its_options(umdk, options):
 
 
 @pytest.mark.parametrize("port", ["impair:loss=1%,reorder=1%,seed=3/udp", "packet:dev=eth0"])
-def test_any_port_of_burst_carries_the_transport(umdk, port):
-    fabric, programs = umdk
+def test_any_port_of_burst_carries_the_transport(own, port):
+    fabric, programs = own
     programs.perftest(fabric, "write_bw -n 512 -s 65536", env={"BURST_PORT": port})
 
 
@@ -91,9 +105,9 @@ def test_the_sample_moves_its_messages(umdk, options):
     fabric, programs = umdk
     env, words = programs.env, [programs.built / "urma/examples/urma_sample", "-d", "burst0", *options.split()]
     # The server ends with its standard input, or by a signal.
-    server = fabric.a.start("sh", "-c", f"sleep 600 | {' '.join(map(str, words))}", env=env, plain=True)
+    server = fabric.a.start("sh", "-c", f"sleep 600 | {' '.join(map(str, words))}", env=env, plain=programs.plain)
     await_listener(fabric.a, server, SAMPLE_PORT)
-    code, text = fabric.b.run(*words, "-i", fabric.a.address, env=env, plain=True)
+    code, text = fabric.b.run(*words, "-i", fabric.a.address, env=env, plain=programs.plain)
     server.stop()
     # The next server needs the port, which the shell's children leave when they have ended, too.
     lab.wait_until(lambda: ":12B8 " not in Path(f"/proc/{fabric.a.keeper.pid}/net/udp").read_text(), 60, server.text)
@@ -103,19 +117,25 @@ def test_the_sample_moves_its_messages(umdk, options):
 # Burst's own functions
 
 @pytest.mark.parametrize("port", ["udp", "packet:dev=eth0", "impair:loss=2%,reorder=2%,dup=2%,seed=3/udp"])
-def test_loads_stores_and_apertures_of_a_remote_segment(umdk, tmp_path, port):
+def test_loads_stores_and_apertures_of_a_remote_segment(own, tmp_path, port):
     """Under losses each addition is counted once, and the aperture has every byte."""
-    fabric, programs = umdk
+    fabric, programs = own
     rounds = 600
     times, (first, counter, last) = programs.aperture(fabric, tmp_path, rounds, {"BURST_PORT": port})
     assert (first, counter, last) == (rounds - 1, 2 + rounds, rounds - 1)
     assert all(time > 0 for time in times.values())
 
 
+def test_loads_stores_and_apertures_work_through_daemons(shared, tmp_path):
+    fabric, programs = shared
+    _, (first, counter, last) = programs.aperture(fabric, tmp_path, 200)
+    assert (first, counter, last) == (199, 202, 199)
+
+
 # What tools see
 
-def test_tools_see_jetties_and_channels(umdk):
-    fabric, programs = umdk
+def test_tools_see_jetties_and_channels(own):
+    fabric, programs = own
     env = {"BURST_SOCKET": str(fabric.a.socket)}
     sockets = lambda: sorted(fabric.a.socket.parent.glob("urma-*.sock"))  # noqa: E731
     nodes = lambda: {row["pid"]: row for row in json.loads(fabric.a.burst("ls", "--json")[1])["urma"]}  # noqa: E731

@@ -53,7 +53,9 @@ def await_listener(host, program, port):
 class Umdk:
     """UMDK's programs and the libraries that they load."""
 
-    def __init__(self, sources, libraries):
+    def __init__(self, sources, libraries, daemons=False):
+        #: Whether the programs are on the hosts' daemons; else each has a node of its own.
+        self.plain = not daemons
         self.sources, self.built = build(sources)
         (libraries / "liburma.so.0").symlink_to(build_directory() / "lib" / "liburma.so.0")
         (libraries / "liburma_common.so.0").symlink_to(self.built / "urma/common/liburma_common.so.0")
@@ -63,9 +65,9 @@ class Umdk:
         """Starts urma_perftest: its server on host a, its client on host b."""
         env = self.env | (env or {})
         words = [self.built / "urma/tools/urma_perftest/urma_perftest", *options.split(), "-d", "burst0"]
-        server = fabric.a.start(*words, env=env, plain=True)
+        server = fabric.a.start(*words, env=env, plain=self.plain)
         await_listener(fabric.a, server, PERFTEST_PORT)
-        return server, fabric.b.start(*words, "-S", fabric.a.address, env=env, plain=True)
+        return server, fabric.b.start(*words, "-S", fabric.a.address, env=env, plain=self.plain)
 
     def perftest(self, fabric, options, env=None):
         """Runs urma_perftest to its end: the client's output."""
@@ -87,10 +89,10 @@ class Umdk:
         keeps = directory / "keeps"
         keeps.touch()
         # The end of its input is the end of the loop.
-        server = fabric.a.start("sh", "-c", f"while [ -e {keeps} ]; do sleep 0.1; done | {tool} serve {description}", env=env, plain=True)
+        server = fabric.a.start("sh", "-c", f"while [ -e {keeps} ]; do sleep 0.1; done | {tool} serve {description}", env=env, plain=self.plain)
         try:
             wait_until(description.exists, 60, server.text, server)
-            code, text = fabric.b.run(tool, "use", description, rounds, seconds=WAIT_SECONDS, env=env, plain=True)
+            code, text = fabric.b.run(tool, "use", description, rounds, seconds=WAIT_SECONDS, env=env, plain=self.plain)
             if code:
                 raise LabError(f"client: {text}\nserver: {server.text()}")
         finally:

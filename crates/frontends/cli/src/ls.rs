@@ -23,18 +23,18 @@ pub fn ls(matches: &ArgMatches) -> ExitCode {
 fn list(matches: &ArgMatches) -> Result<String, String> {
     let (mut rows, mut nodes, mut text) = (Vec::new(), Vec::new(), String::new());
     for mut shown in crate::sockets::hosts(crate::chosen_socket(matches).as_deref(), &ProgramKind::ALL)? {
+        // One that has ended meanwhile is not shown.
+        let found = shown.host.urma_nodes().unwrap_or_default();
+        nodes.extend(found.iter().map(|node| shown.label(urma::as_json(node))));
         if shown.kind == ProgramKind::Urma {
-            // One that has ended meanwhile is not shown.
-            let found = shown.host.urma_nodes().unwrap_or_default();
-            nodes.extend(found.iter().map(|node| shown.label(urma::as_json(node))));
             text.extend((!found.is_empty()).then(|| shown.heading()));
-            text.extend(found.iter().map(urma::as_text));
-            continue;
+        } else {
+            let devices = devices(&mut shown.host)?;
+            rows.extend(devices.iter().map(|device| shown.label(as_json(device))));
+            text.push_str(&shown.heading());
+            text.extend(devices.iter().map(as_text));
         }
-        let devices = devices(&mut shown.host)?;
-        rows.extend(devices.iter().map(|device| shown.label(as_json(device))));
-        text.push_str(&shown.heading());
-        text.extend(devices.iter().map(as_text));
+        text.extend(found.iter().map(urma::as_text));
     }
     if matches.get_flag("json") {
         return Ok(crate::json_text(&json!({ "devices": rows, "urma": nodes })));

@@ -2,6 +2,7 @@
 
 use crate::abi::{EAGAIN, EINVAL, EPERM, SUCCESS, Status, TargetSeg};
 use crate::data::opcode_of;
+use crate::home::Home;
 use crate::host::UrmaHost;
 use crate::macros::exported;
 use crate::objects::{host_of, status_of};
@@ -27,7 +28,11 @@ unsafe fn access(seg: *mut TargetSeg, va: u64, kind: AccessKind) -> Result<Acces
     let (host, segment): (&UrmaHost, u32) = unsafe { (host_of((*seg).ctx), (*seg).handle as u32) };
     let begun = {
         let mut inner = host.enter().ok_or(EPERM)?;
-        let tag = inner.end.node.begin_access(segment, va, kind);
+        if let Home::Daemon(daemon) = &mut inner.home {
+            let outcome = daemon.access(segment, va, &kind).map_err(status_of)?;
+            return if outcome.status == CrStatus::Success { Ok(outcome) } else { Err(errno_of(outcome.status)) };
+        }
+        let tag = inner.own().node.begin_access(segment, va, kind);
         host.flush(&mut inner);
         tag
     };
@@ -35,10 +40,10 @@ unsafe fn access(seg: *mut TargetSeg, va: u64, kind: AccessKind) -> Result<Acces
     loop {
         // A thread that has the node looks for packets itself.
         let outcome = host.try_lock().and_then(|mut inner| {
-            let node = &mut inner.end.node;
+            let node = &mut inner.own().node;
             node.take_access(tag).or_else(|| {
                 host.turn(&mut inner);
-                inner.end.node.take_access(tag)
+                inner.own().node.take_access(tag)
             })
         });
         match outcome {

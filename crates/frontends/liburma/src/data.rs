@@ -154,8 +154,7 @@ unsafe fn post_list(host: &UrmaHost, jetty: u32, mut wr: *mut UrmaJfsWr, bad: *m
     let Some(mut inner) = host.enter() else { return EPERM };
     while !wr.is_null() {
         // SAFETY: as the caller promises.
-        let result = unsafe { translate(&*wr) }
-            .and_then(|request| host.with(&mut inner, |node, env| node.post_send(jetty, &request, env)));
+        let result = unsafe { translate(&*wr) }.and_then(|request| inner.post_send(host.now(), jetty, &request));
         if let Err(error) = result {
             // SAFETY: as the caller promises.
             unsafe { *bad = wr };
@@ -177,22 +176,24 @@ unsafe fn post_receives(host: &UrmaHost, jfr: u32, mut wr: *mut UrmaJfrWr, bad: 
         // SAFETY: as the caller promises.
         let result = unsafe {
             only(&(*wr).src).and_then(|sge| local(&sge, 0)).and_then(|data| match data {
-                WrData::Local(range) => inner.end.node.post_recv(jfr, JfrWr { range, user_ctx: (*wr).user_ctx }),
+                WrData::Local(range) => inner.post_recv(jfr, JfrWr { range, user_ctx: (*wr).user_ctx }),
                 WrData::Inline { .. } => Err(UrmaError::Value),
             })
         };
         if let Err(error) = result {
             // SAFETY: as the caller promises.
             unsafe { *bad = wr };
+            inner.show_receives();
             return status_of(error);
         }
         // SAFETY: as the caller promises.
         wr = unsafe { (*wr).next };
     }
+    inner.show_receives();
     SUCCESS
 }
 
-fn record(inner: &Inner, cr: &CompletionRecord) -> UrmaCr {
+fn record(inner: &mut Inner, cr: &CompletionRecord) -> UrmaCr {
     // JFRs and Jetties are counted from the same number.
     let class = match cr.local_kind {
         TargetKind::Jfr => CLASS_JFR,
@@ -300,20 +301,22 @@ exported! {
             pause(false);
             return 0;
         };
-        if !inner.end.node.has_completions(handle) {
+        if !inner.has_completions(handle) {
             host.turn(&mut inner);
         }
         for i in 0..count {
-            let Some(cr) = inner.end.node.poll_jfc(handle) else {
-                drop(inner);
-                if i == 0 {
-                    pause(false);
-                } else {
+            let Some(cr) = inner.poll_jfc(handle) else {
+                if i > 0 {
                     found();
+                    return i;
                 }
-                return i;
+                let is_daemons = inner.is_daemons();
+                drop(inner);
+                // A program that only polls has no other way to learn that the daemon has ended.
+                let is_check_due = pause(is_daemons);
+                return if is_check_due && is_daemons && host.lock().has_ended() { -1 } else { 0 };
             };
-            crs.add(i as usize).write(record(&inner, &cr));
+            crs.add(i as usize).write(record(&mut inner, &cr));
         }
         found();
         count
@@ -343,7 +346,7 @@ exported! {
             let Some(mut inner) = host.enter() else { return -1 };
             let mut found = 0;
             while found < count {
-                let Some(queue) = inner.reports.next_queue(channel) else { break };
+                let Some(queue) = inner.next_queue(channel) else { break };
                 *jfcs.add(found as usize) = inner.reports.pointer_of(CLASS_JFC, queue) as *mut UrmaJfc;
                 found += 1;
             }
@@ -368,10 +371,10 @@ unsafe fn flush(ctx: *mut UrmaContext, jetty: u32, count: c_int, crs: *mut UrmaC
     // SAFETY: as the caller promises.
     unsafe {
         let Some(mut inner) = host_of(ctx).enter() else { return -EPERM };
-        for i in 0..count {
-            let Some(cr) = inner.end.node.flush_jetty(jetty) else { return i };
-            crs.add(i as usize).write(record(&inner, &cr));
+        let flushed = inner.flush_jetty(jetty, count as usize);
+        for (i, cr) in flushed.iter().enumerate() {
+            crs.add(i).write(record(&mut inner, cr));
         }
-        count
+        flushed.len() as c_int
     }
 }

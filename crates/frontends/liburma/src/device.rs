@@ -4,6 +4,7 @@ use crate::abi::{
     AlignedAddress, DeviceAttr, EAGAIN, EINVAL, EPERM, Eid, EidInfo, FAIL, NetAddr, PriorityInfo, SUCCESS, Status,
     UrmaAsyncEvent, UrmaContext, UrmaDevice,
 };
+use crate::home::Home;
 use crate::host::UrmaHost;
 use crate::log::explain;
 use crate::macros::exported;
@@ -131,20 +132,25 @@ fn fill_attr(attr: &mut DeviceAttr) {
 
 /// A context of an address of this machine; null if its UDP port cannot be used.
 pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaContext {
-    let host = match UrmaHost::of(address) {
+    let host = match UrmaHost::for_context(address) {
         Ok(host) => host,
         Err(error) => {
             explain(&error);
             return null_mut();
         }
     };
-    // SAFETY: makes a descriptor; no memory is passed.
-    let async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    let mut inner = host.lock();
+    let async_fd = match &inner.home {
+        // SAFETY: makes a descriptor; no memory is passed.
+        Home::Own(_) => unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) },
+        Home::Daemon(daemon) => daemon.async_fd().unwrap_or(-1),
+    };
     if async_fd < 0 {
-        explain("the system gives no eventfd");
+        explain("the system gives no descriptor for events");
         return null_mut();
     }
-    let number = host.lock().reports.open_context(async_fd);
+    let number = if inner.is_daemons() { 0 } else { inner.reports.open_context(async_fd) };
+    drop(inner);
     let c = UrmaContext {
         dev,
         ops: (&raw const OPS).cast(),
@@ -247,7 +253,7 @@ exported! {
         let context = &*ctx.cast::<OwnedContext>();
         loop {
             let Some(mut inner) = context.host.enter() else { return EPERM };
-            if let Some((kind, element)) = inner.reports.next_event(context.number) {
+            if let Some((kind, element)) = inner.next_event(context.number) {
                 *event = UrmaAsyncEvent { ctx, element, kind, private: null_mut() };
                 return SUCCESS;
             }

@@ -4,11 +4,13 @@
 //! for the next pass, so that they leave as trains. If the program does not poll, the keeper ([`crate::keeper`]) makes it;
 //! while the keeper serves, each post sends.
 
+use crate::daemon::DaemonNode;
+use crate::home::Home;
 use crate::keeper;
 use crate::link;
 use crate::reports::{Reports, ring};
 use burst_base::Nanos;
-use burst_engine::urma::{UrmaEndpoint, cna_of};
+use burst_engine::urma::cna_of;
 use burst_shm::life::LifePage;
 use burst_span::Span;
 use burst_ubwire::Cna;
@@ -63,14 +65,18 @@ impl UrmaMemory for OwnMemory {
 
 /// What the lock covers.
 pub struct Inner {
-    pub end: UrmaEndpoint,
+    pub home: Home,
     pub reports: Reports,
 }
 
 impl Inner {
     /// The entity id of a node that was heard of.
-    pub fn eid_of(&self, cna: Cna) -> [u8; 16] {
-        match self.end.address_of(cna) {
+    pub fn eid_of(&mut self, cna: Cna) -> [u8; 16] {
+        let known = match &mut self.home {
+            Home::Own(end) => end.address_of(cna),
+            Home::Daemon(daemon) => daemon.address_of(cna),
+        };
+        match known {
             Some(IpAddr::V4(v4)) => v4.to_ipv6_mapped().octets(),
             Some(IpAddr::V6(v6)) => v6.octets(),
             None => [0; 16],
@@ -78,20 +84,25 @@ impl Inner {
     }
     /// Calls something of the node.
     pub fn with<R>(&mut self, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
-        self.end.with(now, &mut OwnMemory, &mut self.reports, call)
+        let Inner { home, reports } = self;
+        let Home::Own(end) = home else { unreachable!("a node in the daemon is called by messages") };
+        end.with(now, &mut OwnMemory, reports, call)
     }
     /// Sends what may be sent, handles what is due, takes what has arrived. True if there was anything to do.
     ///
     /// What a burst makes ready waits for the next pass or post: a program that answers a request at once sends answer and
     /// acknowledgement together, so the peer, which polls for its completion, has the answer with it.
     fn pass(&mut self, now: Nanos) -> bool {
-        let is_active = self.send(now) | self.end.run_timers(now, &mut OwnMemory, &mut self.reports);
-        let burst = self.end.receive(now, &mut OwnMemory, &mut self.reports, BURST);
+        let is_active = self.send(now);
+        let Inner { home: Home::Own(end), reports } = self else { return false };
+        let is_active = is_active | end.run_timers(now, &mut OwnMemory, reports);
+        let burst = end.receive(now, &mut OwnMemory, reports, BURST);
         is_active | (burst.packets > 0)
     }
     fn send(&mut self, now: Nanos) -> bool {
-        let sent = self.end.send(now, &mut OwnMemory, &mut self.reports, u64::MAX);
-        self.end.flush(now);
+        let Inner { home: Home::Own(end), reports } = self else { return false };
+        let sent = end.send(now, &mut OwnMemory, reports, u64::MAX);
+        end.flush(now);
         sent > 0
     }
 }
@@ -118,6 +129,8 @@ pub struct UrmaHost {
     sleeps_until: AtomicU64,
     /// Wakes the keeper.
     bell: OwnedFd,
+    /// Whether the node is in the daemon, which runs it.
+    is_daemons: bool,
     pub address: IpAddr,
 }
 
@@ -125,7 +138,17 @@ pub struct UrmaHost {
 static HOSTS: Mutex<Vec<Weak<UrmaHost>>> = Mutex::new(Vec::new());
 
 impl UrmaHost {
-    /// The host of an address: the present one, or a new one.
+    /// The host of an address for a new context: the daemon's, if a daemon has the address, else one in this process.
+    ///
+    /// # Errors
+    /// A sentence: the daemon refuses, or as [`UrmaHost::of`].
+    pub fn for_context(address: IpAddr) -> Result<Arc<UrmaHost>, String> {
+        match DaemonNode::open(address)? {
+            Some(daemon) => Ok(Arc::new(UrmaHost::at(address, Home::Daemon(Box::new(daemon)), Vec::new())?)),
+            None => UrmaHost::of(address),
+        }
+    }
+    /// The host of an address in this process: the present one, or a new one.
     ///
     /// # Errors
     /// A sentence: the port cannot be opened, or the system gives no thread.
@@ -168,9 +191,13 @@ impl UrmaHost {
             ..UrmaConfig::new(cna_of(address), u64::from_ne_bytes(seed))
         })?;
         let fds = end.wait_fds();
+        UrmaHost::at(address, Home::Own(Box::new(end)), fds)
+    }
+    fn at(address: IpAddr, home: Home, fds: Vec<RawFd>) -> Result<UrmaHost, String> {
+        let is_daemons = matches!(home, Home::Daemon(_));
         let life =
             LifePage::new().map_err(|e| format!("the kernel cannot tell a forked child from its parent: {e}"))?;
-        let inner = Mutex::new(Inner { end, reports: Reports::default() });
+        let inner = Mutex::new(Inner { home, reports: Reports::default() });
         Ok(UrmaHost {
             inner,
             life,
@@ -183,6 +210,7 @@ impl UrmaHost {
             fds,
             sleeps_until: AtomicU64::new(0),
             bell: keeper::bell()?,
+            is_daemons,
             address,
         })
     }
@@ -211,16 +239,11 @@ impl UrmaHost {
     pub fn now(&self) -> Nanos {
         Nanos(self.start.elapsed().as_nanos() as u64 + 1)
     }
-    /// Remembers where a node is; false if its address clashes with another one's.
-    pub fn learn(&self, inner: &mut Inner, address: IpAddr) -> bool {
-        inner.end.learn(address)
-    }
-    /// Calls something of the node.
-    pub fn with<R>(&self, inner: &mut Inner, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
-        inner.with(self.now(), call)
-    }
     /// A pass of the program. True if there was anything to do.
     pub fn turn(&self, inner: &mut Inner) -> bool {
+        if self.is_daemons {
+            return false;
+        }
         // Not an addition in one step: a lost count does no harm.
         self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.pass(inner)
@@ -229,8 +252,8 @@ impl UrmaHost {
         // Under the lock, as all other uses.
         self.posted.store(false, Ordering::Relaxed);
         let is_active = inner.pass(self.now());
-        self.deferred.store(inner.end.node.wants_tx(), Ordering::Relaxed);
-        self.due.store(inner.end.next_deadline().0, Ordering::Relaxed);
+        self.deferred.store(inner.own().node.wants_tx(), Ordering::Relaxed);
+        self.due.store(inner.own().next_deadline().0, Ordering::Relaxed);
         is_active
     }
     /// Locks the node unless another thread has it.
@@ -258,11 +281,11 @@ impl UrmaHost {
     /// Prepares a sleep of the keeper: the descriptors to watch and when to wake up. `None`: there is work.
     pub fn plan_sleep(&self) -> Option<(Vec<RawFd>, Nanos)> {
         let mut inner = self.lock();
-        if inner.end.before_sleep() {
+        if inner.own().before_sleep() {
             return None;
         }
         let fds = self.fds.iter().copied().chain([self.bell.as_raw_fd()]).collect();
-        let until = inner.end.next_deadline();
+        let until = inner.own().next_deadline();
         // Under the lock: a post that brings the deadline forward comes before it, or sees it.
         self.sleeps_until.store(until.0, Ordering::Relaxed);
         Some((fds, until))
@@ -274,14 +297,18 @@ impl UrmaHost {
     }
     /// Sends what a post has made ready, or leaves it to the pass that follows.
     pub fn flush(&self, inner: &mut Inner) {
+        if let Home::Daemon(daemon) = &mut inner.home {
+            return daemon.send_posted();
+        }
         let is_second = self.posted.swap(true, Ordering::Relaxed);
         if is_second && !self.keeper_serves.load(Ordering::Relaxed) {
             self.deferred.store(true, Ordering::Relaxed);
             return;
         }
         inner.send(self.now());
-        self.due.store(inner.end.next_deadline().0, Ordering::Relaxed);
-        if inner.end.next_deadline().0 < self.sleeps_until.load(Ordering::Relaxed) {
+        let deadline = inner.own().next_deadline().0;
+        self.due.store(deadline, Ordering::Relaxed);
+        if deadline < self.sleeps_until.load(Ordering::Relaxed) {
             self.wake_keeper();
         }
     }
@@ -294,8 +321,11 @@ impl UrmaHost {
     }
     /// Arms a completion queue; one that has records already reports at once.
     pub fn arm(&self, inner: &mut Inner, jfc: u32, channel: u64) {
+        if let Home::Daemon(daemon) = &mut inner.home {
+            return daemon.arm(jfc);
+        }
         inner.reports.arm(jfc, channel);
-        if inner.end.node.has_completions(jfc) {
+        if inner.has_completions(jfc) {
             inner.reports.completion(jfc);
         }
         // The program is about to wait by a descriptor, which the keeper makes readable.

@@ -9,10 +9,9 @@ use crate::host::UrmaHost;
 use burst_base::{Nanos, Reason};
 use burst_control::inspection::{InspectedHost, InspectionSocket};
 use burst_control::socket_path::ProgramKind;
-use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, UrmaPage};
+use burst_control::urma::{UrmaCursor, UrmaPage};
 use burst_control::{Counter, DaemonInfo, Refusal, Reply, Request, Response};
 use burst_peer::credentials::PeerCredentials;
-use burst_ubwire::Cna;
 use std::ffi::CString;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -186,8 +185,8 @@ impl Nodes {
     fn counters(&self) -> Vec<Counter> {
         let mut sums: Vec<(&'static str, u64)> = Vec::new();
         for host in &self.hosts {
-            let inner = host.lock();
-            let counted = inner.end.counters().snapshot();
+            let mut inner = host.lock();
+            let counted = inner.own().counters().snapshot();
             sums.resize(counted.len(), ("", 0));
             for (sum, (name, value)) in sums.iter_mut().zip(counted) {
                 *sum = (name, sum.1 + value);
@@ -205,42 +204,8 @@ impl Nodes {
     /// The first node from the cursor on, and a page of its channels.
     fn page(&self, from: UrmaCursor) -> UrmaPage {
         let nodes = self.hosts.iter().map(|host| (eid_of(host.address).0, host)).filter(|(eid, _)| *eid >= from.eid);
-        let Some((eid, host)) = nodes.min_by_key(|(eid, _)| *eid) else { return UrmaPage::default() };
-        let first = if eid == from.eid { from.peer } else { 0 };
-        let inner = host.lock();
-        let node = &inner.end.node;
-        let counts = node.object_counts();
-        let mut channels: Vec<UrmaChannelInfo> = Vec::new();
-        let mut next = UrmaCursor::behind(eid);
-        for channel in node.channels_from(Cna::new(first)) {
-            if channels.len() == URMA_PAGE {
-                next = Some(UrmaCursor { eid, peer: channel.peer.get() });
-                break;
-            }
-            channels.push(UrmaChannelInfo {
-                peer: inner.end.address_of(channel.peer).map(|address| eid_of(address).0),
-                cna: channel.peer.get(),
-                tpns: [channel.local_tpn, channel.peer_tpn],
-                is_open: channel.is_open,
-                packets: channel.packets as u32,
-                bytes: channel.bytes,
-                unanswered: channel.unanswered,
-                srtt_ns: channel.srtt.0,
-            });
-        }
-        let node = UrmaNodeInfo {
-            device: device_name(),
-            eid,
-            cna: node.cna().get(),
-            mtu: u32::from(node.mtu()),
-            jetties: counts.jetties as u32,
-            jfrs: counts.jfrs as u32,
-            jfcs: counts.jfcs as u32,
-            segments: counts.segments as u32,
-            requests: counts.requests as u32,
-            channels,
-        };
-        UrmaPage { node: Some(node), next }
+        let Some((_, host)) = nodes.min_by_key(|(eid, _)| *eid) else { return UrmaPage::default() };
+        host.lock().own().page(&device_name(), from)
     }
 }
 
@@ -251,6 +216,7 @@ fn device_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burst_control::urma::UrmaNodeInfo;
     use burst_control::{Client, socket_path};
     use burst_ubwire::TaOpcode;
     use burst_urma::{JettyConfig, JfsWr, SegmentConfig, WrData, access};
@@ -313,28 +279,28 @@ mod tests {
         };
         let segment = {
             let mut there = b.lock();
-            let token_id = there.end.node.register_segment(config).expect("room");
-            let exported = there.end.node.export_segment(token_id).expect("registered");
+            let token_id = there.own().node.register_segment(config).expect("room");
+            let exported = there.own().node.export_segment(token_id).expect("registered");
             burst_urma::RemoteSegment { token: Some(8), ..exported }
         };
         assert_eq!((seen(&b).segments, seen(&b).jetties, seen(&b).channels.len()), (1, 0, 0));
         let before = count("ub_token");
         let jfc = {
             let mut inner = a.lock();
-            assert!(a.learn(&mut inner, b.address));
-            let node = &mut inner.end.node;
+            assert!(inner.own().learn(b.address));
+            let node = &mut inner.own().node;
             let jfc = node.create_jfc(8).expect("room");
             let jetty = node.create_jetty(JettyConfig::new(jfc, None)).expect("room");
             let segment = node.import_segment(segment).expect("room");
             let data = WrData::inline(&[1]).expect("short");
             let mut wr = JfsWr::new(TaOpcode::Write, data, 0);
             (wr.segment, wr.remote_addr) = (Some(segment), memory.as_ptr() as u64);
-            a.with(&mut inner, |node, env| node.post_send(jetty, &wr, env)).expect("accepted");
+            inner.post_send(a.now(), jetty, &wr).expect("accepted");
             a.flush(&mut inner);
             jfc
         };
         let start = Instant::now();
-        while a.lock().end.node.poll_jfc(jfc).is_none() {
+        while a.lock().own().node.poll_jfc(jfc).is_none() {
             assert!(start.elapsed() < Duration::from_secs(20), "no completion");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -1,7 +1,8 @@
-//! `liburma.so.0`: the C interface of URMA (liburma 0.9), with a host inside the program.
+//! `liburma.so.0`: the C interface of URMA (liburma 0.9).
 //!
-//! A first step, not the drop-in library of the issue: each process has a node and a port of its own (UDP port 4792), so one
-//! process can use an address. There is no daemon behind it. `docs/urma.md` says which functions work.
+//! The node of an address is the daemon's, if a daemon runs that has the address: then many programs share it. Otherwise it is
+//! the process's own, with a port (UDP port 4792), and no other process can use the address. `docs/urma.md` says which functions
+//! work.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -9,11 +10,14 @@
 //! | `accesses` | explicit loads, stores and atomics |
 //! | `aperture` | memory that shows a remote segment |
 //! | `checks` | refusals of UMDK's library |
+//! | `daemon` | the program's end of a node in the daemon |
 //! | `data` | work requests and completions |
 //! | `device` | library, devices, contexts, events |
+//! | `home` | the calls on a node, in this process or in the daemon |
 //! | `host` | node and port of an address, and who runs them |
 //! | `inspection` | the socket for `burst ls` and `stats` |
 //! | `keeper` | the thread that runs them while the program does not |
+//! | `lane` | loads, stores and atomics through a daemon |
 //! | `link` | packets between node and port |
 //! | `macros` | the frame of an exported function |
 //! | `log` | the log function, names of levels |
@@ -30,11 +34,14 @@ mod abi;
 mod accesses;
 mod aperture;
 mod checks;
+mod daemon;
 mod data;
 mod device;
+mod home;
 mod host;
 mod inspection;
 mod keeper;
+mod lane;
 mod link;
 mod log;
 mod macros;

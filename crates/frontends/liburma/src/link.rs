@@ -1,7 +1,7 @@
 //! The port of an address, by the program's settings.
 
-use burst_engine::urma::UrmaEndpoint;
-use burst_port::{Encapsulation, Port, PortKind, PortSpec};
+use burst_engine::urma::{UrmaEndpoint, window_max};
+use burst_port::{Encapsulation, PortKind, PortSpec};
 use burst_urma::UrmaConfig;
 use std::net::IpAddr;
 
@@ -9,25 +9,6 @@ use std::net::IpAddr;
 const PORT_ENV: &str = "BURST_PORT";
 /// Frames of one call of the port: with 4 KiB each about as much as a window.
 const FRAMES: usize = 128;
-
-/// Largest window of a channel.
-const WINDOW_MAX: u32 = 1 << 20;
-/// Least window: a message of 64 KiB.
-const WINDOW_MIN: u32 = 64 << 10;
-
-/// Bytes that may be in flight to a peer: a quarter of this port's own receive buffer, as the peer's is unknown. The kernel
-/// counts twice the length of a train, and half the buffer is left to others.
-fn window_max(port: &dyn Port) -> u32 {
-    let buffer = |fd| {
-        let (mut bytes, mut len) = (0u32, 4);
-        // SAFETY: the value is an int; a descriptor that is no socket gives an error.
-        let done =
-            unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, (&raw mut bytes).cast(), &raw mut len) };
-        (done == 0).then_some(bytes)
-    };
-    let least = port.descriptors().into_iter().filter_map(buffer).min();
-    least.map_or(WINDOW_MIN, |bytes| (bytes / 4).clamp(WINDOW_MIN, WINDOW_MAX))
-}
 
 /// Opens the port of an address, `udp:addr=ADDRESS` or what `BURST_PORT` names, on the address, and makes its node: `config`
 /// gets the payload of a packet and the window.

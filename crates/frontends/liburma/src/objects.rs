@@ -5,6 +5,7 @@ use crate::abi::{
     TargetSeg, TokenId, UbVa, UrmaContext, UrmaJetty, UrmaJfce, UrmaJfs, UrmaSeg,
 };
 use crate::checks::{RC, RM, check_remote, check_segment, remote_order, send_order};
+use crate::daemon::NewChannel;
 use crate::device::{OwnedContext, address_of};
 use crate::host::{Inner, UrmaHost};
 use crate::log::explain;
@@ -141,13 +142,14 @@ pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) 
                 2 => TargetKind::Group,
                 _ => return Err(UrmaError::Value),
             };
-            if !host_of(ctx).learn(inner, address) {
-                explain(&format!("{address} ends like the address of another peer: both have the same CNA"));
-                return Err(UrmaError::Bound);
-            }
             let shown = if value.is_null() { None } else { token(remote.flag, *value) };
             let jetty = RemoteJetty { cna: cna_of(address), id: remote.id.id, kind, token: shown };
-            let handle = u64::from(inner.end.node.import_jetty(jetty)?);
+            let imported = inner.import_jetty(address, jetty).inspect_err(|error| {
+                if *error == UrmaError::Bound {
+                    explain(&format!("{address} ends like the address of another peer: both have the same CNA"));
+                }
+            });
+            let handle = u64::from(imported?);
             Ok(TargetJetty {
                 ctx,
                 id: remote.id,
@@ -166,11 +168,7 @@ pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) 
 exported! {
     fn urma_create_jfce(ctx: *mut UrmaContext) -> *mut UrmaJfce {
         create(ctx, |inner| {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if fd < 0 {
-                return Err(UrmaError::Full);
-            }
-            let number = inner.reports.open_channel(fd);
+            let NewChannel { fd, number } = inner.open_channel()?;
             Ok(OwnedJfce { c: UrmaJfce { ctx, fd, refs: 1 }, number })
         })
         .cast()
@@ -184,7 +182,7 @@ exported! {
         if users_of(jfce).load(Ordering::Acquire) > 1 {
             return FAIL;
         }
-        inner.reports.close_channel((*own).number);
+        inner.close_channel((*own).number);
         drop(inner);
         libc::close(fd);
         destroy(ctx, own, SUCCESS)
@@ -217,7 +215,7 @@ exported! {
         }
         let (ctx, handle) = ((*target).ctx, (*target).handle as u32);
         let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
-        let status = done(inner.end.node.unimport_jetty(handle));
+        let status = done(inner.unimport_jetty(handle));
         if status == SUCCESS {
             // The node keeps the binding until the Jetty is unbound or deleted; the pointer would dangle.
             inner.reports.objects_of(CLASS_JETTY).map(|jetty| jetty as *mut UrmaJetty).filter(|jetty| (**jetty).remote == target).for_each(|jetty| (*jetty).remote = null_mut());
@@ -235,7 +233,7 @@ exported! {
             return EPERM;
         }
         let Some(mut inner) = host_of((*jetty).ctx).enter() else { return EPERM };
-        let status = done(inner.end.node.bind_jetty((*jetty).handle as u32, t.handle as u32));
+        let status = done(inner.bind_jetty((*jetty).handle as u32, t.handle as u32));
         if status == SUCCESS {
             (*jetty).remote = target;
         }
@@ -249,7 +247,7 @@ exported! {
             return EPERM;
         }
         let Some(mut inner) = host_of((*jetty).ctx).enter() else { return EPERM };
-        let status = done(inner.end.node.unbind_jetty((*jetty).handle as u32));
+        let status = done(inner.unbind_jetty((*jetty).handle as u32));
         if status == SUCCESS {
             (*jetty).remote = null_mut();
         }
@@ -310,7 +308,7 @@ exported! {
             check_segment(c)?;
             let access = (c.flag >> 5 & 0x3f) as u8;
             let config = SegmentConfig { addr: c.va, len: c.len, token: token(c.flag, c.token), access };
-            let token_id = inner.end.node.register_segment(config)?;
+            let token_id = inner.register_segment(config)?;
             if !c.token_id.is_null() {
                 (*c.token_id).token_id = token_id;
                 segments_of(c.token_id).fetch_add(1, Ordering::Relaxed);
@@ -327,7 +325,7 @@ exported! {
         }
         let (ctx, token_id) = ((*seg).ctx, (*seg).token_id);
         let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
-        let status = done(inner.end.node.unregister_segment((*seg).handle as u32));
+        let status = done(inner.unregister_segment((*seg).handle as u32));
         drop(inner);
         if status == SUCCESS && !token_id.is_null() {
             segments_of(token_id).fetch_sub(1, Ordering::Release);
@@ -342,12 +340,9 @@ exported! {
         create(ctx, |inner| {
             let s = *seg;
             let address = address_of(&{ s.ubva.eid });
-            if !host_of(ctx).learn(inner, address) {
-                return Err(UrmaError::Bound);
-            }
             let shown = if value.is_null() { None } else { token(s.attr, *value) };
             let remote = RemoteSegment { cna: cna_of(address), token_id: s.token_id, addr: s.ubva.va, len: s.len, token: shown };
-            let handle = u64::from(inner.end.node.import_segment(remote)?);
+            let handle = u64::from(inner.import_segment(address, remote)?);
             Ok(TargetSeg { seg: s, user_ctx: 0, mva: s.ubva.va, ctx, token_id: null_mut(), handle })
         })
     }
@@ -357,7 +352,7 @@ exported! {
         }
         let ctx = (*seg).ctx;
         let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
-        let status = done(inner.end.node.unimport_segment((*seg).handle as u32));
+        let status = done(inner.unimport_segment((*seg).handle as u32));
         drop(inner);
         destroy(ctx, seg, status)
     }
@@ -388,7 +383,7 @@ fn modify(host: &UrmaHost, id: u32, mask: u32, state: u32) -> Status {
         return FAIL;
     }
     let Some(mut inner) = host.enter() else { return EPERM };
-    let result = host.with(&mut inner, |node, env| node.modify_jetty(id, state, env.fx));
+    let result = inner.modify_jetty(host.now(), id, state);
     host.flush(&mut inner);
     done(result)
 }

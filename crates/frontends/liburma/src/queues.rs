@@ -12,7 +12,7 @@ use crate::checks::{check_jetty, check_jfc, check_receive, check_send};
 use crate::device::OwnedContext;
 use crate::host::{Inner, UrmaHost};
 use crate::macros::exported;
-use crate::objects::{create, destroy, done, host_of, id_of, set_errno, status_of, token, users_of};
+use crate::objects::{OwnedJfce, create, destroy, done, host_of, id_of, set_errno, status_of, token, users_of};
 use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR, CLASS_JFS};
 use burst_urma::{GROUP_MEMBERS_MAX, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, UrmaError};
 use std::mem::offset_of;
@@ -112,15 +112,16 @@ queue!(UrmaJfc, JfcCfg, CLASS_JFC, opt.is_active,
     [0x2001: depth, 4; 0x2002: flag, 4; 0x2003: ceqn, 4; 0x2004: jfce, 8; 0x2005: user_ctx, 8;],
     self, inner => {
         check_jfc(&self.cfg)?;
-        inner.end.node.create_jfc(self.cfg.depth)
+        let channel = self.cfg.jfce.cast::<OwnedJfce>();
+        inner.create_jfc(self.cfg.depth, channel.as_ref().map(|channel| channel.number))
     },
-    _host, inner, id => inner.end.node.delete_jfc(id),
+    _host, inner, id => inner.delete_jfc(id),
     { opt: QueueOpt::default() });
 
 queue!(UrmaJfs, JfsCfg, CLASS_JFS, opt.is_active,
     [0x1: depth, 4; 0x2: flag, 4; 0x3: trans_mode, 4; 0x4: priority, 1; 0x5: max_sge, 1; 0x6: max_rsge, 1; 0x7: max_inline, 4;
      0x8: rnr_retry, 1; 0x9: err_timeout, 1; 0xa: jfc, 8; 0xb: user_ctx, 8;],
-    self, inner => inner.end.node.create_jetty(jetty_config(&self.cfg, null_mut())?),
+    self, inner => inner.create_jetty(jetty_config(&self.cfg, null_mut())?),
     host, inner, id => delete_jetty(host, inner, id),
     { opt: QueueOpt::default() });
 
@@ -131,9 +132,9 @@ queue!(UrmaJfr, JfrCfg, CLASS_JFR, opt.is_active,
         let c = &self.cfg;
         check_receive(c)?;
         let (jfc, rnr_timer) = ((*c.jfc).handle as u32, rnr_timer(c.min_rnr_timer));
-        inner.end.node.create_jfr(JfrConfig { depth: c.depth as u16, jfc, token: token(c.flag, c.token), rnr_timer, limit: 0 })
+        inner.create_jfr(JfrConfig { depth: c.depth as u16, jfc, token: token(c.flag, c.token), rnr_timer, limit: 0 })
     },
-    _host, inner, id => inner.end.node.delete_jfr(id),
+    _host, inner, id => inner.delete_jfr(id),
     { opt: QueueOpt::default() });
 
 queue!(UrmaJetty, JettyCfg, CLASS_JETTY, opt.is_active,
@@ -147,7 +148,7 @@ queue!(UrmaJetty, JettyCfg, CLASS_JETTY, opt.is_active,
         }
         check_jetty(c, &(*c.jfr).cfg, c.group.as_ref().map(|group| &group.cfg))?;
         let group = (!c.group.is_null()).then(|| (*c.group).handle as u32);
-        inner.end.node.create_jetty(JettyConfig { group, ..jetty_config(&c.jfs, c.jfr)? })
+        inner.create_jetty(JettyConfig { group, ..jetty_config(&c.jfs, c.jfr)? })
     },
     host, inner, id => delete_jetty(host, inner, id),
     { remote: null_mut(), opt: JettyOpt::default() });
@@ -446,8 +447,8 @@ exported! {
             return EINVAL;
         }
         *cfg = (*jfs).cfg;
-        let Some(inner) = host_of((*jfs).ctx).enter() else { return EPERM };
-        *attr = [1, jetty_state(inner.end.node.jetty_state((*jfs).handle as u32))];
+        let Some(mut inner) = host_of((*jfs).ctx).enter() else { return EPERM };
+        *attr = [1, jetty_state(inner.jetty_state((*jfs).handle as u32))];
         SUCCESS
     }
     fn urma_query_jetty(jetty: *mut UrmaJetty, cfg: *mut JettyCfg, attr: *mut QueueAttr) -> Status {
@@ -455,8 +456,8 @@ exported! {
             return EINVAL;
         }
         *cfg = (*jetty).cfg;
-        let Some(inner) = host_of((*jetty).ctx).enter() else { return EPERM };
-        let state = jetty_state(inner.end.node.jetty_state((*jetty).handle as u32));
+        let Some(mut inner) = host_of((*jetty).ctx).enter() else { return EPERM };
+        let state = jetty_state(inner.jetty_state((*jetty).handle as u32));
         *attr = QueueAttr { mask: 2, threshold: 0, state };
         SUCCESS
     }
@@ -465,8 +466,8 @@ exported! {
             return EINVAL;
         }
         *cfg = (*jfr).cfg;
-        let Some(inner) = host_of((*jfr).ctx).enter() else { return EPERM };
-        let (state, limit) = inner.end.node.jfr_state((*jfr).handle as u32).unwrap_or((JfrState::Reset, 0));
+        let Some(mut inner) = host_of((*jfr).ctx).enter() else { return EPERM };
+        let (state, limit) = inner.jfr_state((*jfr).handle as u32).unwrap_or((JfrState::Reset, 0));
         let state = match state {
             JfrState::Reset => 0,
             JfrState::Ready => 1,
@@ -483,7 +484,7 @@ exported! {
         let Some(mut inner) = host.enter() else { return EPERM };
         if attr.mask & 1 != 0 {
             let Ok(limit) = u16::try_from(attr.threshold) else { return EINVAL };
-            let status = done(inner.end.node.set_jfr_limit(id, limit));
+            let status = done(inner.set_jfr_limit(id, limit));
             if status != SUCCESS {
                 return status;
             }
@@ -497,7 +498,7 @@ exported! {
             2 => JfrState::Error,
             _ => return EINVAL,
         };
-        done(host.with(&mut inner, |node, env| node.modify_jfr(id, state, env.fx)))
+        done(inner.modify_jfr(host.now(), id, state))
     }
     fn urma_create_jetty_grp(ctx: *mut UrmaContext, cfg: *mut GroupCfg) -> *mut UrmaJettyGroup {
         if cfg.is_null() || (*cfg).name.iter().all(|c| *c != 0) {
@@ -514,7 +515,7 @@ exported! {
             if (*cfg).id != 0 {
                 return Err(UrmaError::Unsupported);
             }
-            let id = inner.end.node.create_group(policy, token((*cfg).flag, (*cfg).token))?;
+            let id = inner.create_group(policy, token((*cfg).flag, (*cfg).token))?;
             let list = Box::into_raw(vec![null_mut::<UrmaJetty>(); GROUP_MEMBERS_MAX].into_boxed_slice()).cast();
             let (count, list_mutex) = (0, [0; 5]);
             Ok(UrmaJettyGroup { ctx, id: id_of(&*ctx, id), cfg: *cfg, count, list, list_mutex, handle: u64::from(id), sync: [0; 12] })
@@ -526,7 +527,7 @@ exported! {
         }
         let (ctx, list) = ((*group).ctx, (*group).list);
         let Some(mut inner) = host_of(ctx).enter() else { return EPERM };
-        let status = done(inner.end.node.delete_group((*group).handle as u32));
+        let status = done(inner.delete_group((*group).handle as u32));
         drop(inner);
         if status == SUCCESS {
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, GROUP_MEMBERS_MAX)));
@@ -536,13 +537,7 @@ exported! {
 }
 
 fn delete_jetty(host: &UrmaHost, inner: &mut Inner, id: u32) -> Result<(), UrmaError> {
-    let mut result = inner.end.node.delete_jetty(id);
-    if result == Err(UrmaError::Busy) {
-        // As an adapter does: the queue is stopped, and what was not executed is dropped.
-        let stopped = host.with(inner, |node, env| node.modify_jetty(id, JettyState::Error, env.fx));
-        while stopped.is_ok() && inner.end.node.flush_jetty(id).is_some() {}
-        result = inner.end.node.delete_jetty(id);
-    }
+    let result = inner.delete_jetty(host.now(), id);
     if result.is_ok() {
         // The end of an ordered stream is told to the peer.
         host.flush(inner);

@@ -15,7 +15,7 @@ pub const CLASS_JFS: u32 = 1;
 pub const CLASS_JFR: u32 = 2;
 pub const CLASS_JETTY: u32 = 4;
 /// Event: a JFR has fewer receives than its limit.
-const JFR_LIMIT: u32 = 3;
+pub const JFR_LIMIT: u32 = 3;
 
 /// Makes a descriptor readable.
 pub fn ring(fd: i32) {

@@ -151,7 +151,7 @@ impl Daemon {
     /// The nodes of a program of URMA, with all their channels.
     ///
     /// # Errors
-    /// When the host has none (a daemon, the engine of verbs), or the connection fails.
+    /// When the connection fails.
     pub fn urma_nodes(&mut self) -> Result<Vec<UrmaNodeInfo>> {
         let (mut all, mut from) = (Vec::<UrmaNodeInfo>::new(), UrmaCursor::default());
         loop {

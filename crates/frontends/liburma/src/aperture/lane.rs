@@ -39,20 +39,19 @@ pub struct PageLane {
 impl PageLane {
     pub fn new(host: Arc<UrmaHost>, inner: &mut Inner, segment: u32) -> Result<PageLane, UrmaError> {
         let buffer = vec![0; PAGES_MAX * PAGE].into_boxed_slice();
-        let node = &mut inner.end.node;
         let config = SegmentConfig {
             addr: buffer.as_ptr() as u64,
             len: buffer.len() as u64,
             token: None,
             access: access::LOCAL_ONLY,
         };
-        let token_id = node.register_segment(config)?;
-        let jfc = node.create_jfc(u32::from(DEPTH)).inspect_err(|_| {
-            let _ = node.unregister_segment(token_id);
+        let token_id = inner.register_segment(config)?;
+        let jfc = inner.create_jfc(u32::from(DEPTH), None).inspect_err(|_| {
+            let _ = inner.unregister_segment(token_id);
         })?;
-        let jetty = node.create_jetty(JettyConfig { depth: DEPTH, ..JettyConfig::new(jfc, None) });
+        let jetty = inner.create_jetty(JettyConfig { depth: DEPTH, ..JettyConfig::new(jfc, None) });
         let jetty = jetty.inspect_err(|_| {
-            let _ = (node.delete_jfc(jfc), node.unregister_segment(token_id));
+            let _ = (inner.delete_jfc(jfc), inner.unregister_segment(token_id));
         })?;
         Ok(PageLane { host, segment, jfc, jetty, token_id, buffer, is_stuck: false })
     }
@@ -94,7 +93,7 @@ impl PageLane {
                 let addr = self.buffer[*from..].as_ptr() as u64;
                 let data = WrData::Local(LocalRange { token_id: self.token_id, addr, len: *len });
                 let wr = JfsWr { segment: Some(self.segment), remote_addr: *to, ..JfsWr::new(opcode, data, 0) };
-                match self.host.with(&mut inner, |node, env| node.post_send(self.jetty, &wr, env)) {
+                match inner.post_send(self.host.now(), self.jetty, &wr) {
                     Ok(()) => posted += 1,
                     Err(error) => {
                         result = Err(status_of(error));
@@ -110,10 +109,10 @@ impl PageLane {
                 self.is_stuck = true;
                 return Err(libc::EDEADLK);
             };
-            if !inner.end.node.has_completions(self.jfc) {
+            if !inner.has_completions(self.jfc) {
                 self.host.turn(&mut inner);
             }
-            while let Some(record) = inner.end.node.poll_jfc(self.jfc) {
+            while let Some(record) = inner.poll_jfc(self.jfc) {
                 posted -= 1;
                 result = result.and(match errno_of(record.status) {
                     0 => Ok(()),
@@ -135,9 +134,9 @@ impl Drop for PageLane {
             return;
         }
         let mut inner = self.host.lock();
-        let node = &mut inner.end.node;
         // Nothing is under way, so nothing is refused.
-        let ended = (node.delete_jetty(self.jetty), node.delete_jfc(self.jfc), node.unregister_segment(self.token_id));
+        let jetty = inner.delete_jetty(self.host.now(), self.jetty);
+        let ended = (jetty, inner.delete_jfc(self.jfc), inner.unregister_segment(self.token_id));
         debug_assert_eq!(ended, (Ok(()), Ok(()), Ok(())));
     }
 }

@@ -1,0 +1,131 @@
+"""Programs of URMA that share the nodes of two daemons: UMDK's own, unmodified.
+
+The sources of UMDK are foreign: BURST_UMDK names a directory with its `src`, or an archive of it (docs/urma.md)."""
+import json
+import os
+import signal
+
+import lab
+import pytest
+from conftest import BUILD
+from lab.urma import Umdk, await_listener
+from lab.waiting import WAIT_SECONDS
+
+SOURCES = os.environ.get("BURST_UMDK")
+pytestmark = pytest.mark.skipif(not SOURCES, reason="foreign sources: BURST_UMDK names no sources of UMDK (docs/urma.md)")
+#: The user of programs that the daemons do not trust, and who may use their sockets.
+NOBODY = 65534
+AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+
+
+@pytest.fixture(scope="module")
+def programs(namespaces, tmp_path_factory):
+    return Umdk(SOURCES, tmp_path_factory.mktemp("urma"), daemons=True)
+
+
+@pytest.fixture(scope="module")
+def hosts(programs):
+    with lab.Fabric(mtu=1500, extra=["--socket-mode", "0666"]) as fabric:
+        for directory in (fabric.a.socket.parent, programs.env["LD_LIBRARY_PATH"]):
+            for path in [os.fspath(directory), *map(os.fspath, lab.fabric.Path(directory).parents)][:-1]:
+                if path != "/tmp":
+                    os.chmod(path, os.stat(path).st_mode | 0o055)
+        yield fabric
+
+
+def nodes(host):
+    return json.loads(host.burst("ls", "--json")[1])["urma"]
+
+
+def counters(host):
+    return {c["name"]: c["value"] for c in json.loads(host.burst("stats", "--json")[1])["counters"]}
+
+
+class Pair:
+    """A test of urma_perftest at two ends, which may be on one host."""
+
+    def __init__(self, programs, server, client, options, port, before=()):
+        tool = programs.built / "urma/tools/urma_perftest/urma_perftest"
+        words = [*before, tool, *options.split(), "-d", "burst0", "-P", port]
+        self.server = server.start(*words, env=programs.env)
+        await_listener(server, self.server, port)
+        self.client = client.start(*words, "-S", server.address, env=programs.env)
+
+    def end(self):
+        """Its last line."""
+        codes = self.client.wait(WAIT_SECONDS), self.server.wait(60)
+        assert codes == (0, 0), f"client: {self.client.text()}\nserver: {self.server.text()}"
+        return self.client.text().strip().splitlines()[-1]
+
+    def kill(self):
+        self.client.stop(signal.SIGKILL)
+        self.server.stop(signal.SIGKILL)
+
+
+def test_programs_share_the_node_of_an_address(programs, hosts):
+    """Five tests at once, in both directions and within one host, and `burst ls` shows one node with all of them."""
+    a, b = hosts.a, hosts.b
+    long = "-n 100000000"
+    held = Pair(programs, a, b, f"write_bw {long} -s 4096 -J 2", 21200)
+    try:
+        busy = lambda: any(c["bytes_in_flight"] for node in nodes(b) for c in node["channels"])  # noqa: E731
+        lab.wait_until(busy, 60, held.client.text, held.client)
+        pairs = [
+            Pair(programs, a, b, "write_bw -n 1000 -s 65536", 21201), Pair(programs, b, a, "read_bw -n 500 -s 65536", 21202),
+            Pair(programs, a, b, "send_bw -n 1000 -s 4096 -p 1", 21203), Pair(programs, a, a, "write_bw -n 1000 -s 4096", 21204),
+        ]
+        shown = nodes(a)
+        assert [(node["device"], node["address"]) for node in shown] == [("burst0", a.address)]
+        assert {channel["peer"] for channel in shown[0]["channels"]} <= {a.address, b.address}
+        for pair in pairs:
+            pair.end()
+        code, text = b.burst("ls")
+        assert code == 0 and f"channel to {a.address} " in text and "Jetties and JFSs: 2" in text, text
+        assert counters(b)["tx_packets"] > 1000
+    finally:
+        held.kill()
+    lab.wait_until(lambda: not nodes(a) and not nodes(b), 60, a.daemon.text)
+
+
+@pytest.mark.parametrize("options", ["write_lat -n 200 -s 64", "send_bw -n 300 -s 65536", "atomic_lat -A faa -n 200", "send_lat -e -n 100 -s 64"])
+def test_both_ends_may_be_on_one_host(programs, hosts, options):
+    Pair(programs, hosts.a, hosts.a, options, 21210).end()
+
+
+@pytest.mark.parametrize("options", ["write_bw -n 300 -s 65536", "read_lat -n 200 -s 4096", "send_lat -n 200 -s 64", "atomic_bw -A cas -n 200"])
+def test_a_program_without_privileges_is_served(programs, hosts, options):
+    Pair(programs, hosts.a, hosts.b, options, 21220, before=AS_NOBODY).end()
+
+
+def test_the_program_runs_by_burst_run(programs, hosts):
+    """`burst run -- urma_perftest`: it finds the daemon's library and socket."""
+    tool = programs.built / "urma/tools/urma_perftest/urma_perftest"
+    env = {"LD_LIBRARY_PATH": str(programs.built / "urma/common")}
+    words = [BUILD / "burst", "run", "--no-start", "--", tool, "write_bw", "-n", 300, "-s", 4096, "-d", "burst0", "-P", 21230]
+    server = hosts.a.start(*words, env=env)
+    await_listener(hosts.a, server, 21230)
+    code, text = hosts.b.run(*words, "-S", hosts.a.address, env=env)
+    assert code == 0 and server.wait(60) == 0, f"client: {text}\nserver: {server.text()}"
+    assert "node of URMA opened" in hosts.a.daemon.text()
+
+
+def test_killed_programs_leave_nothing_and_hold_up_nobody(programs, hosts):
+    before = len(nodes(hosts.a))
+    for _ in range(5):
+        pair = Pair(programs, hosts.a, hosts.b, "write_bw -n 100000000 -s 65536 -J 4", 21240)
+        lab.wait_until(lambda: any(c["bytes_in_flight"] for n in nodes(hosts.b) for c in n["channels"]), 60, pair.client.text, pair.client)
+        other = Pair(programs, hosts.a, hosts.b, "send_bw -n 1000 -s 4096", 21241)
+        pair.kill()
+        other.end()
+    lab.wait_until(lambda: len(nodes(hosts.a)) == before == len(nodes(hosts.b)), 60, hosts.a.daemon.text)
+    Pair(programs, hosts.a, hosts.b, "write_lat -n 100 -s 64", 21242).end()
+
+
+def test_programs_learn_that_the_daemon_has_ended(programs, namespaces):
+    with lab.Fabric(mtu=1500) as fabric:
+        pair = Pair(programs, fabric.a, fabric.b, "write_bw -n 100000000 -s 65536", 21260)
+        lab.wait_until(lambda: any(c["bytes_in_flight"] for n in nodes(fabric.b) for c in n["channels"]), 60, pair.client.text, pair.client)
+        fabric.b.daemon.stop(signal.SIGKILL)
+        assert pair.client.wait(60) != 0, "it does not poll for ever"
+        assert "the daemon has ended" in pair.client.text()
+        pair.kill()
