@@ -7,17 +7,19 @@
 
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask as m};
 use burst_base::{Nanos, Psn, Qpn};
+use burst_control::urma_calls::{URMA_NONE, UrmaAnswer, UrmaCall, UrmaJettyAttr, UrmaPost};
 use burst_control::{CqInitAttr, MrPiece, MrPieceKind, QpCookies, QpInitAttr, QueuePlace, Reply, Request, Response};
 use burst_fuzz::Tape;
 use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session, Upkeep, WorkerMode};
-use burst_port::mem::{MemConfig, pair};
+use burst_port::Port;
+use burst_port::mem::{Hub, MemConfig, pair};
 use burst_shm::arena::Segment;
 use burst_shm::doorbell::Doorbells;
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingProducer};
 use burst_shm::{Area, ContextPage, QUEUE_HEADER_BYTES};
 use libfuzzer_sys::fuzz_target;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,8 +51,26 @@ fn host(time: &Arc<AtomicU64>) -> Host {
     };
     let [a, b] = ADDRESSES.map(IpAddr::from);
     let (left, right) = pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b);
-    Host::with_ports(&options, Clock::Virtual(time.clone()), vec![vec![Box::new(left), Box::new(right)]])
-        .expect("a host")
+    let clock = Clock::Virtual(time.clone());
+    let mut host = Host::with_ports(&options, clock, vec![vec![Box::new(left), Box::new(right)]]).expect("a host");
+    let mut hub = Hub::new(MemConfig::default());
+    let mut used = Vec::new();
+    host.lend_urma_ports(Box::new(move |_, address| {
+        if used.contains(&address) {
+            // A hub has each address once: the next life of the node is on another one.
+            hub = Hub::new(MemConfig::default());
+            used.clear();
+        }
+        used.push(address);
+        let port: Box<dyn Port> = Box::new(hub.port("urma", &[address]));
+        Some(port)
+    }));
+    host
+}
+
+/// The entity id of an address.
+fn eid(address: [u8; 4]) -> [u8; 16] {
+    Ipv4Addr::from(address).to_ipv6_mapped().octets()
 }
 
 /// Memory that cannot shrink, as the library sends it; without seals it is refused.
@@ -95,6 +115,19 @@ struct Hostile {
     places: Vec<(usize, usize, usize)>,
     lkey: u32,
     rkey: u32,
+    urma: UrmaNumbers,
+}
+
+/// What a hostile program has of URMA.
+#[derive(Default)]
+struct UrmaNumbers {
+    posts: Option<RecordRingProducer>,
+    doorbell: u32,
+    jfr: u32,
+    jetty: u32,
+    token_id: u32,
+    segment: u32,
+    target: u32,
 }
 
 impl AsMut<Session> for Hostile {
@@ -115,6 +148,7 @@ impl Hostile {
             places: Vec::new(),
             lkey: 0,
             rkey: 0,
+            urma: UrmaNumbers::default(),
         };
         program.ask(host, Request::Hello { program: "fuzz".into() }, Vec::new());
         program
@@ -124,6 +158,7 @@ impl Hostile {
     fn ask(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Option<Response> {
         let fds = self.session.foreign(host, fds);
         let wants_ring = matches!(request, Request::CmCommandRing);
+        let wants_posts = matches!(request, Request::UrmaOpen { .. });
         let (Reply { new_segments, result }, mut fds) = self.session.answer(host, request, fds)?;
         let at = fds.len() - new_segments as usize;
         for fd in fds.split_off(at) {
@@ -131,6 +166,9 @@ impl Hostile {
         }
         if wants_ring && let Some(fd) = fds.pop() {
             self.ring = RecordRingProducer::new(Segment::map(fd).expect("a ring")).ok();
+        }
+        if wants_posts && let Some(fd) = fds.pop() {
+            self.urma.posts = RecordRingProducer::new(Segment::map(fd).expect("a ring")).ok();
         }
         self.kept.extend(fds);
         self.kept.truncate(KEPT_MAX);
@@ -158,6 +196,7 @@ impl Hostile {
             }
             Response::Srq { queue, .. } => self.note_queue(*queue),
             Response::Mr { lkey, rkey, .. } => (self.lkey, self.rkey) = (*lkey, *rkey),
+            Response::UrmaOpened { doorbell, .. } => self.urma.doorbell = *doorbell,
             _ => {}
         }
     }
@@ -181,6 +220,80 @@ impl Hostile {
         let init = QpInitAttr { pd: 0, qp_type: QpType::Rc, send_cq: 0, recv_cq: 0, srq: None, cap };
         let names = vec![QpCookies { cookie: 0, event_cookie: 0 }];
         self.ask(host, Request::CreateQp { init, names }, Vec::new());
+    }
+
+    /// A call that makes an object of URMA: its number.
+    fn make(&mut self, host: &mut Host, call: UrmaCall) -> u32 {
+        match self.ask(host, Request::UrmaCall(call), Vec::new()) {
+            Some(Response::UrmaDone(UrmaAnswer::Number(number))) => number,
+            _ => 0,
+        }
+    }
+
+    /// Opens the node of `address`, with a Jetty, and a segment of its memory.
+    fn open_urma(&mut self, host: &mut Host, address: [u8; 4]) {
+        self.ask(host, Request::UrmaOpen { eid: eid(address) }, Vec::new());
+        self.ask(host, Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 1, vector: 0 }), Vec::new());
+        let jfc = self.make(host, UrmaCall::CreateJfc { cq: 1 });
+        self.urma.jfr = self.make(host, UrmaCall::CreateJfr { jfc, depth: 8, token: None, rnr_timer: 1 });
+        let jetty = UrmaJettyAttr { mode: 1, jfc, jfr: Some(self.urma.jfr), depth: 8, ..UrmaJettyAttr::default() };
+        self.urma.jetty = self.make(host, UrmaCall::CreateJetty(jetty));
+        let segment = UrmaCall::RegisterSegment { mr: 0, addr: BASE, len: MEMORY, token: Some(5), access: 14 };
+        self.urma.token_id = self.make(host, segment);
+    }
+
+    /// Imports a segment and a Jetty of the program at `address`.
+    fn import(&mut self, host: &mut Host, (token_id, id): (u32, u32), address: [u8; 4]) {
+        let eid = eid(address);
+        let segment = UrmaCall::ImportSegment { eid, token_id, addr: BASE, len: MEMORY, token: Some(5) };
+        self.urma.segment = self.make(host, segment);
+        self.urma.target = self.make(host, UrmaCall::ImportJetty { eid, id, kind: 1, token: None });
+    }
+
+    /// Writes a record into the ring for posts: of the fuzzer's fields, or of its bytes.
+    fn post_urma(&mut self, tape: &mut Tape<'_>) {
+        let UrmaNumbers { jfr, jetty, token_id, segment, target, doorbell, .. } = self.urma;
+        let Some(posts) = self.urma.posts.as_mut().filter(|posts| posts.has_room(1)) else { return };
+        let number = |tape: &mut Tape<'_>, usual: u32| match tape.byte() {
+            0..=223 => usual,
+            224..=239 => URMA_NONE,
+            _ => tape.limit(),
+        };
+        let near = |tape: &mut Tape<'_>| BASE + u64::from(tape.half()) + if tape.byte() % 16 == 0 { MEMORY } else { 0 };
+        let shape = tape.byte();
+        if shape >= 240 {
+            let len = usize::from(tape.half()) % RECORD_BYTES_MAX;
+            posts.write(tape.take(len));
+        } else {
+            let (is_receive, opcode, inline_len) = (shape % 4 == 0, tape.byte(), tape.byte());
+            let usual = [0, 1, 3, 4, 5, 6, 7, 8, 0xb, 0xf][usize::from(opcode) % 10];
+            let post = UrmaPost {
+                kind: if is_receive { UrmaPost::RECEIVE } else { UrmaPost::SEND },
+                opcode: if opcode < 240 { usual } else { opcode },
+                flags: tape.byte(),
+                hint: tape.byte(),
+                inline_len,
+                order: tape.byte() % 4,
+                queue: number(tape, if is_receive { jfr } else { jetty }),
+                target: number(tape, target),
+                segment: number(tape, segment),
+                token_id: number(tape, token_id),
+                len: tape.limit(),
+                notify_segment: number(tape, segment),
+                addr: near(tape),
+                user_ctx: tape.long(),
+                remote_addr: near(tape),
+                operand: tape.long(),
+                swap: tape.long(),
+                immediate: tape.long(),
+                notify_addr: near(tape),
+            };
+            let data = tape.take(usize::from(inline_len).min(RECORD_BYTES_MAX - UrmaPost::BYTES));
+            posts.write(&[&post.to_bytes()[..], data].concat());
+        }
+        if posts.post() {
+            self.ring(doorbell);
+        }
     }
 
     /// Moves its first queue pair to RTS, connected with `peer` at `address`.
@@ -317,6 +430,11 @@ impl World {
         let numbers = [0, 1].map(|at: usize| self.programs[at].qps.first().map_or(0, |qp| qp.qpn));
         for at in 0..2 {
             self.programs[at].join(&mut self.host, numbers[1 - at], ADDRESSES[1 - at]);
+            self.programs[at].open_urma(&mut self.host, ADDRESSES[at]);
+        }
+        let theirs = [0, 1].map(|at: usize| (self.programs[at].urma.token_id, self.programs[at].urma.jetty));
+        for at in 0..2 {
+            self.programs[at].import(&mut self.host, theirs[1 - at], ADDRESSES[1 - at]);
         }
     }
 
@@ -354,7 +472,8 @@ impl World {
                 let key = self.programs[1 - at].rkey;
                 self.programs[at].post(tape, key);
             }
-            96..=99 => self.programs[at].ring(tape.limit()),
+            96 | 97 => self.programs[at].ring(tape.limit()),
+            98 | 99 => (0..=tape.byte() % 8).for_each(|_| self.programs[at].post_urma(tape)),
             100..=107 => self.programs[at].command(&mut self.host, tape),
             108..=111 => {
                 if self.programs[at].session.receive_commands(&mut self.host).is_err() {

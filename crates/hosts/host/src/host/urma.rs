@@ -9,7 +9,7 @@ use burst_engine::room::WorkerTable;
 use burst_engine::urma::{UrmaEndpoint, cna_of, window_max};
 use burst_engine::urma_view::eid_of;
 use burst_ledger::AccountId;
-use burst_port::{Encapsulation, PortKind, PortSpec};
+use burst_port::{Encapsulation, Port, PortKind, PortSpec};
 use burst_urma::UrmaConfig;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,11 +19,16 @@ const FRAMES: usize = 128;
 /// Work requests of all programs that a node keeps.
 const REQUESTS_MAX: usize = 1 << 20;
 
+/// Opens a port for the node of an address of a device; `None`: it cannot.
+pub type UrmaPortLender = Box<dyn FnMut(DeviceId, IpAddr) -> Option<Box<dyn Port>> + Send>;
+
 /// The nodes of a host.
 #[derive(Default)]
 pub(crate) struct UrmaNodes {
     /// The ports' specifications, by device; none for a host on ports of somebody else.
     pub specs: Vec<PortSpec>,
+    /// Opens ports in their place.
+    lender: Option<UrmaPortLender>,
     open: BTreeMap<[u8; 16], OpenNode>,
 }
 
@@ -63,6 +68,20 @@ impl Host {
             let Some((cna, mtu)) = known else { return refuse(libc::EIO, "the node of the address has ended") };
             return Ok(NodePlace { address, worker, cna, mtu });
         }
+        let port = self.urma_port(device, address)?;
+        self.start_urma(device, address, port)
+    }
+
+    /// A host on ports of somebody else ([`Host::with_ports`]) takes those of URMA's nodes from `lender`.
+    pub fn lend_urma_ports(&mut self, lender: UrmaPortLender) {
+        self.urma.lender = Some(lender);
+    }
+
+    fn urma_port(&mut self, device: DeviceId, address: IpAddr) -> Result<Box<dyn Port>, Refusal> {
+        if let Some(lender) = &mut self.urma.lender {
+            let lent = lender(device, address);
+            return lent.map_or_else(|| refuse(libc::EADDRNOTAVAIL, "no port is lent for the address"), Ok);
+        }
         let Some(mut spec) = self.urma.specs.get(device.index()).cloned() else {
             return refuse(libc::EOPNOTSUPP, "this host has ports of its own and no URMA");
         };
@@ -72,12 +91,16 @@ impl Host {
             PortKind::Dpdk(_) => {
                 return refuse(
                     libc::EOPNOTSUPP,
-                    format!("{name} is a port of DPDK, which carries no URMA beside RoCE"),
+                    format!("burst{device} is a port of DPDK, which carries no URMA beside RoCE"),
                 );
             }
         }
-        let port = burst_port::open(&spec, &Encapsulation::UNIFIED_BUS)
-            .or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))?;
+        burst_port::open(&spec, &Encapsulation::UNIFIED_BUS)
+            .or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))
+    }
+
+    /// Starts the node of an address on its port.
+    fn start_urma(&mut self, device: DeviceId, address: IpAddr, port: Box<dyn Port>) -> Result<NodePlace, Refusal> {
         let seed = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let incarnation = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let window = window_max(&*port);
@@ -106,7 +129,7 @@ impl Host {
             self.contexts.put(context);
         }
         tracing::info!(%address, worker, mtu, "node of URMA opened");
-        self.urma.open.insert(eid, OpenNode { device, worker });
+        self.urma.open.insert(eid_of(address), OpenNode { device, worker });
         Ok(NodePlace { address, worker, cna, mtu })
     }
 
