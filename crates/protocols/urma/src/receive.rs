@@ -213,7 +213,8 @@ impl UrmaNode {
                 return Err(Reason::UbStaleChannel);
             }
             self.fail_channel(at, env);
-            present = None;
+            // Requests that waited for others may have begun to open another one.
+            present = self.by_peer.get(&peer).copied();
         }
         let at = match present {
             Some(at) => at,
