@@ -267,6 +267,31 @@ fn a_broken_path_of_the_first_lane_stops_nothing() {
 }
 
 #[test]
+fn a_write_of_which_a_part_was_sent_ends_with_its_lane_and_one_that_waited_goes_on() {
+    let mut world = four_paths(2, 4, 1);
+    open_all(&mut world, 4);
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig::new(jfc, None));
+    let segment = world.import_all(0, 1);
+    let wr = |world: &World, number| JfsWr { user_ctx: number, ..write(world, 0, segment, 0, 1_000_000) };
+    // The first one takes lane 0 and fills its window; of a late packet of it nobody could say which data it overwrites.
+    world.paths[0].loss = 1_000_000;
+    world.post_sound(0, jetty, wr(&world, 0));
+    world.transmit();
+    assert!(channels(&world, 0)[0].bytes >= 1 << 18);
+    // The next three take the other lanes, and the fourth waits behind the first.
+    for number in 1..=4 {
+        world.post_sound(0, jetty, wr(&world, number));
+    }
+    assert_eq!(channels(&world, 0)[0].unanswered, 2);
+    world.run_for(Nanos(1_000_000_000));
+    let mut crs: Vec<(u64, CrStatus)> = world.poll(0, jfc).iter().map(|cr| (cr.user_ctx, cr.status)).collect();
+    assert_eq!(crs.pop(), Some((0, CrStatus::AckTimeout)), "{crs:?}");
+    crs.sort_by_key(|cr| cr.0);
+    assert_eq!(crs, [1, 2, 3, 4].map(|number| (number, CrStatus::Success)));
+}
+
+#[test]
 fn an_ordered_stream_on_a_dead_lane_ends_and_begins_anew_on_another() {
     for service in [ServiceMode::Rot, ServiceMode::Rol] {
         let mut world = four_paths(2, 4, 1);
@@ -291,6 +316,10 @@ fn an_ordered_stream_on_a_dead_lane_ends_and_begins_anew_on_another() {
         let (ok, failed) = (CrStatus::Success, CrStatus::AckTimeout);
         assert_eq!(crs, [ok, failed, failed, failed, ok, ok, ok], "{service:?}");
     }
+}
+
+fn pick<'a, T>(rng: &mut Rng, list: &'a [T]) -> &'a T {
+    &list[rng.below(list.len() as u64) as usize]
 }
 
 /// Requests of all kinds from host 0 to host 1, while paths come and go.
@@ -318,11 +347,12 @@ impl Flapping {
         let (posted, statuses) = (Vec::new(), HashMap::new());
         Flapping { world, rng: Rng::new(seed), jetty, jfc, jfr, segment, target, posted, statuses }
     }
-    /// Now and then a path dies in both directions, loses some, or is repaired; now and then there is no receive.
+    /// Now and then a path dies or loses some, in one direction or both, or is repaired; now and then there is no receive.
     fn change_paths(&mut self) {
         if self.rng.chance(1, 40) {
-            let path = self.rng.below(4) as usize;
-            self.world.paths[path].loss = [0, 0, 300_000, 1_000_000][self.rng.below(4) as usize];
+            let path = &mut self.world.paths[self.rng.below(4) as usize];
+            path.loss = *pick(&mut self.rng, &[0, 0, 300_000, 1_000_000]);
+            path.only_from = *pick(&mut self.rng, &[None, Some(0), Some(1)]);
         }
         if self.rng.chance(1, 2) {
             self.world.recv(1, self.jfr, 1 << 19, 20_000, 1);
@@ -330,7 +360,7 @@ impl Flapping {
     }
     fn post(&mut self) {
         let opcodes = [TaOpcode::Write, TaOpcode::Read, TaOpcode::FetchAdd, TaOpcode::Send];
-        let opcode = opcodes[self.rng.below(4) as usize];
+        let opcode = *pick(&mut self.rng, &opcodes);
         let is_add = opcode == TaOpcode::FetchAdd;
         let len = if is_add { 8 } else { 1 + self.rng.below(20_000) as u32 };
         let data = self.world.data(0, 1 << 17, len);
@@ -557,6 +587,21 @@ fn further_lanes_leave_half_of_the_table_to_first_ones() {
     }
     let lanes: Vec<u8> = channels(&world, 0).iter().map(|c| c.lane).collect();
     assert_eq!(lanes, [0, 1, 2, 3, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_lane_that_a_node_does_not_take_is_not_opened() {
+    for lanes in [1, 4] {
+        let mut world = four_paths(2, lanes, 1);
+        for lane in [lanes, 7, 255] {
+            let request = open_request(9, lane, 8);
+            world.with(1, |node, env| node.on_packet(env, &request));
+        }
+        assert_eq!((world.count(1, Reason::UbChannelLimit), world.hosts[1].node.state().channels), (3, 0));
+        let request = open_request(9, lanes - 1, 8);
+        world.with(1, |node, env| node.on_packet(env, &request));
+        assert_eq!(lanes_open(&world, 1), [lanes - 1]);
+    }
 }
 
 #[test]

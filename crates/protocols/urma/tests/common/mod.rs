@@ -123,6 +123,8 @@ pub const STORM: Weather = Weather {
 pub struct Path {
     /// Of a million packets.
     pub loss: u64,
+    /// Only packets of this host are lost.
+    pub only_from: Option<usize>,
     pub delay: Nanos,
     /// Nanoseconds for 1000 bytes in one direction.
     pub ns_per_kb: u64,
@@ -134,7 +136,7 @@ pub struct Path {
 
 impl Path {
     pub fn new(delay: Nanos, ns_per_kb: u64) -> Path {
-        Path { loss: 0, delay, ns_per_kb, carried: 0, busy: Vec::new() }
+        Path { loss: 0, only_from: None, delay, ns_per_kb, carried: 0, busy: Vec::new() }
     }
 }
 
@@ -287,7 +289,7 @@ impl World {
         path.busy.resize(self.hosts.len(), Nanos(0));
         let sent_at = path.busy[host].max(self.now) + Nanos(bytes.len() as u64 * path.ns_per_kb / 1000);
         path.busy[host] = sent_at;
-        if self.rng.chance(path.loss, 1_000_000) {
+        if path.only_from.is_none_or(|from| from == host) && self.rng.chance(path.loss, 1_000_000) {
             return;
         }
         path.carried += bytes.len() as u64;
