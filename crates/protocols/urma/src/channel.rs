@@ -43,6 +43,8 @@ pub(crate) struct TpChannel {
     pub(crate) lane: u8,
     /// Lanes that the peer takes; 1 until it is known.
     pub(crate) peer_lanes: u8,
+    /// Life of the peer; 0 until it is known, and of one with one lane.
+    pub(crate) peer_life: u8,
     /// How often the lane has failed since a packet of the peer came on it.
     pub(crate) failures: u8,
     pub(crate) local_tpn: u32,
@@ -118,6 +120,7 @@ impl TpChannel {
             peer,
             lane,
             peer_lanes: 1,
+            peer_life: 0,
             failures: 0,
             local_tpn: 0,
             peer_tpn: 0,
@@ -162,7 +165,7 @@ impl TpChannel {
         self.heard_at = now;
         (self.peer_tpn, self.peer_incarnation) = (message.tpn, message.incarnation);
         self.peer_first_psn = message.psn;
-        self.peer_lanes = message.lanes;
+        (self.peer_lanes, self.peer_life) = (message.lanes, message.life);
         self.rx = RxWindow::new(message.psn);
         self.state = ChannelState::Open;
     }
@@ -274,10 +277,18 @@ impl TpChannel {
             incarnation: self.incarnation,
             lane: self.lane,
             lanes: config.lanes,
+            life: life_of(config),
             echo_tpn: echo.0,
             echo_incarnation: echo.1,
         }
     }
+}
+
+/// The life of a node that takes several lanes: one of them that has a new one shows that the others are of an older one.
+const fn life_of(config: &UrmaConfig) -> u8 {
+    let mixed =
+        (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    if config.lanes > 1 { 1 + ((mixed >> 40) % 255) as u8 } else { 0 }
 }
 
 /// Kind of a management message.
@@ -300,6 +311,8 @@ pub(crate) struct TpMessage {
     pub(crate) lane: u8,
     /// Lanes that the sender takes; on the wire one less, so that it is zero of those that know no lanes.
     pub(crate) lanes: u8,
+    /// Differs, in most cases, between the lives of a node that takes several lanes; 0 of others.
+    pub(crate) life: u8,
     pub(crate) incarnation: u64,
     pub(crate) echo_tpn: u32,
     pub(crate) echo_incarnation: u64,
@@ -331,6 +344,7 @@ impl TpMessage {
             echo_tpn: be24(10),
             lane: b[13],
             lanes: b[14].saturating_add(1),
+            life: b[15],
             incarnation: be64(16),
             echo_incarnation: be64(24),
         })
@@ -349,7 +363,7 @@ impl TpMessage {
         b[7..10].copy_from_slice(&self.psn.get().to_be_bytes()[1..]);
         b[10..13].copy_from_slice(&self.echo_tpn.to_be_bytes()[1..]);
         b[13] = self.lane;
-        b[14] = self.lanes - 1;
+        (b[14], b[15]) = (self.lanes - 1, self.life);
         b[16..24].copy_from_slice(&self.incarnation.to_be_bytes());
         b[24..32].copy_from_slice(&self.echo_incarnation.to_be_bytes());
         b
@@ -379,6 +393,7 @@ mod tests {
             psn: Psn::new(0x65_4321),
             lane: 3,
             lanes: 4,
+            life: 5,
             incarnation: 0x0102_0304_0506_0708,
             echo_tpn: 0xab_cdef,
             echo_incarnation: u64::MAX - 1,

@@ -162,6 +162,17 @@ impl UrmaNode {
         let is_open = |channel: &TpChannel| channel.state == ChannelState::Open;
         self.lanes_to(peer).filter(move |(other, channel)| *other != at && is_open(channel)).map(|(_, c)| c.lane)
     }
+    /// The peer has shown that it is in this life: lanes of former ones lead to nobody.
+    pub(crate) fn end_former_lives(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, life: u8) {
+        if self.config.lanes == 1 {
+            return;
+        }
+        let is_former = |channel: &TpChannel| channel.state == ChannelState::Open && channel.peer_life != life;
+        let former: Vec<PoolRef> = self.lanes_to(peer).filter(|(_, c)| is_former(c)).map(|(at, _)| at).collect();
+        for at in former {
+            self.fail_channel(at, env);
+        }
+    }
     /// The peer has ended a lane.
     pub(crate) fn on_end(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
         let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;

@@ -210,7 +210,7 @@ impl UrmaNode {
             return Err(Reason::UbChannelLimit);
         }
         let key = (peer, message.lane);
-        let mut present = self.by_peer.get(&key).copied();
+        let (mut present, mut is_shown) = (self.by_peer.get(&key).copied(), false);
         if let Some(at) = present
             && let Some(channel) = self.channels.get(at)
             && channel.state == ChannelState::Open
@@ -224,6 +224,7 @@ impl UrmaNode {
             self.fail_channel(at, env);
             // Requests that waited for others may have begun to open another one.
             present = self.by_peer.get(&key).copied();
+            is_shown = true;
         }
         let at = match present {
             Some(at) => at,
@@ -250,6 +251,9 @@ impl UrmaNode {
         }
         self.activate(at);
         self.arm_channel(at, env.now);
+        if is_shown {
+            self.end_former_lives(env, peer, message.life);
+        }
         Ok(())
     }
     fn on_open_reply(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
@@ -263,6 +267,7 @@ impl UrmaNode {
             self.activate(at);
             self.arm_channel(at, env.now);
             self.lane_is_open(at, peer);
+            self.end_former_lives(env, peer, message.life);
         }
         Ok(())
     }
