@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import lab
@@ -112,6 +113,57 @@ def test_the_sample_moves_its_messages(umdk, options):
     # The next server needs the port, which the shell's children leave when they have ended, too.
     lab.wait_until(lambda: ":12B8 " not in Path(f"/proc/{fabric.a.keeper.pid}/net/udp").read_text(), 60, server.text)
     assert code == 0 and "Response received" in text, f"client: {text}\nserver: {server.text()}"
+
+
+#: Prints the UDP source ports of packets to port 4792 that come in within 30 s, until there are as many as its argument says.
+SOURCE_PORTS = """
+import socket, sys, time
+s, ports, end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)), set(), time.monotonic() + 30
+s.settimeout(1)
+while len(ports) < int(sys.argv[1]) and time.monotonic() < end:
+    try:
+        frame = s.recv(65535)
+    except TimeoutError:
+        continue
+    if frame[23] == 17 and frame[36:38] == (4792).to_bytes(2, "big"):
+        ports.add(int.from_bytes(frame[34:36], "big"))
+print(*sorted(ports))
+"""
+
+
+@pytest.mark.parametrize("port", ["udp", "impair:loss=1%,reorder=1%,seed=3/udp", "packet:dev=eth0"])
+def test_lanes_carry_the_transport(own, port):
+    fabric, programs = own
+    programs.perftest(fabric, "write_bw -n 512 -s 65536", env={"BURST_PORT": port, "BURST_URMA_LANES": "4"})
+    programs.perftest(fabric, "read_bw -n 512 -s 65536", env={"BURST_PORT": port, "BURST_URMA_LANES": "4"})
+
+
+def test_lanes_are_seen_and_have_source_ports_of_their_own(own):
+    fabric, programs = own
+    env = {"BURST_SOCKET": str(fabric.a.socket), "BURST_PORT": "packet:dev=eth0", "BURST_URMA_LANES": "4"}
+    server, client = programs.start_perftest(fabric, "write_bw -n 100000000 -s 4096", env)
+
+    def lanes():
+        nodes = {row["pid"]: row for row in json.loads(fabric.a.burst("ls", "--json")[1])["urma"]}
+        return [(c["peer"], c["state"]) for c in nodes[client.pid]["channels"]] if client.pid in nodes else []
+
+    try:
+        lab.wait_until(lambda: lanes() == [(fabric.a.address, "open")] * 4, 60, client.text, client)
+        code, text = fabric.a.run(sys.executable, "-c", SOURCE_PORTS, 4, plain=True)
+        ports = [int(word) for word in text.split()]
+        assert code == 0 and len(ports) == 4 and ports[0] == 4792 and ports[1] >= 0xc000, text
+        assert fabric.a.burst("ls")[1].count(f"channel to {fabric.a.address} ") == 4
+    finally:
+        client.stop(signal.SIGKILL)
+        server.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("lanes", ["0", "9", "two"])
+def test_lanes_of_another_number_are_refused_with_a_sentence(own, lanes):
+    fabric, programs = own
+    words = [programs.built / "urma/examples/urma_sample", "-d", "burst0"]
+    code, text = fabric.a.run(*words, env=programs.env | {"BURST_URMA_LANES": lanes}, plain=True)
+    assert code != 0 and text.count(f'BURST_URMA_LANES is "{lanes}": the number of lanes to a peer is 1 to 8') == 1, text
 
 
 # Burst's own functions

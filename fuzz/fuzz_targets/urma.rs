@@ -65,9 +65,9 @@ struct Side {
 
 const SERVICES: [ServiceMode; 4] = [ServiceMode::Roi, ServiceMode::Rot, ServiceMode::Rol, ServiceMode::Uno];
 
-fn side(index: u32, recovery: LossRecovery) -> Side {
+fn side(index: u32, recovery: LossRecovery, lanes: u8) -> Side {
     let mut config = UrmaConfig::new(Cna::new(index + 1), u64::from(index) + 1);
-    (config.mtu, config.recovery) = (256, recovery);
+    (config.mtu, config.recovery, config.lanes) = (256, recovery, lanes);
     (config.reorder_packets, config.inbound_max, config.responses_max, config.contexts_max) = (4, 6, 10, 2);
     let mut node = UrmaNode::new(config);
     let rights = access::READ | access::WRITE | access::ATOMIC;
@@ -175,7 +175,8 @@ fn post(side: &mut Side, now: Nanos, a: u8, b: u8) {
 fuzz_target!(|bytes: &[u8]| {
     let Some((first, script)) = bytes.split_first() else { return };
     let recovery = if first & 1 == 0 { LossRecovery::Selective } else { LossRecovery::GoBackN };
-    let mut sides = [side(0, recovery), side(1, recovery)];
+    let lanes = 1 + (first >> 1 & 7);
+    let mut sides = [side(0, recovery, lanes), side(1, recovery, lanes)];
     for i in 0..2 {
         let (own, other) = if i == 0 { (0, 1) } else { (1, 0) };
         let segment = sides[other].node.export_segment(sides[other].token_id).expect("registered");

@@ -14,18 +14,30 @@ use burst_engine::urma::cna_of;
 use burst_shm::life::LifePage;
 use burst_span::Span;
 use burst_ubwire::Cna;
-use burst_urma::{MemoryGone, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode};
+use burst_urma::{LANES_MAX, MemoryGone, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+/// Names the number of lanes to each peer.
+const LANES_ENV: &str = "BURST_URMA_LANES";
 /// Packets taken from the port at once.
 const BURST: usize = 256;
 /// Attempts to lock the node before a thread sleeps, and those of them between which it does not even yield.
 const LOCK_ATTEMPTS: u32 = 24;
 const LOCK_SPINS: u32 = 16;
+
+/// The lanes to each peer that the environment names, 1 by default.
+///
+/// # Errors
+/// A sentence.
+fn lanes(text: Option<&str>) -> Result<u8, String> {
+    let Some(text) = text.map(str::trim).filter(|text| !text.is_empty()) else { return Ok(1) };
+    let lanes = text.parse().ok().filter(|lanes| (1..=LANES_MAX).contains(lanes));
+    lanes.ok_or_else(|| format!("{LANES_ENV} is \"{text}\": the number of lanes to a peer is 1 to {LANES_MAX}"))
+}
 
 /// The program's own memory. The node has checked that the range is registered.
 struct OwnMemory;
@@ -181,8 +193,10 @@ impl UrmaHost {
         if unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) } != 8 {
             return Err("the system gives no random numbers".into());
         }
+        let lanes = lanes(std::env::var_os(LANES_ENV).map(|text| text.to_string_lossy().into_owned()).as_deref())?;
         let end = link::open(address, |mtu, window_max| UrmaConfig {
             incarnation: boot,
+            lanes,
             mtu,
             // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.
             caqm: false,
@@ -331,6 +345,22 @@ impl UrmaHost {
         // The program is about to wait by a descriptor, which the keeper makes readable.
         if !self.keeper_serves.load(Ordering::Relaxed) {
             self.wake_keeper();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_lanes_is_checked() {
+        for (text, number) in [(None, 1), (Some(""), 1), (Some("1"), 1), (Some(" 4 "), 4), (Some("8"), 8)] {
+            assert_eq!(lanes(text), Ok(number));
+        }
+        for text in ["0", "9", "-1", "256", "four", "4.0"] {
+            let sentence = lanes(Some(text)).expect_err("refused");
+            assert_eq!(sentence, format!("BURST_URMA_LANES is \"{text}\": the number of lanes to a peer is 1 to 8"));
         }
     }
 }

@@ -44,6 +44,17 @@ pub fn cna_of(address: IpAddr) -> Cna {
     Cna::new(last)
 }
 
+/// The UDP source port of a lane: switches and network cards choose a path by it. Lane 0 keeps the transport's own port; the
+/// others have ports of the dynamic range, which differ from each other, and from those of most other peers.
+fn source_port(own: Cna, peer: Cna, lane: u8) -> u16 {
+    if lane == 0 {
+        return burst_ubwire::UB_UDP_PORT;
+    }
+    let mixed = (own.get() ^ peer.get().rotate_left(12)).wrapping_mul(0x9e37_79b1) >> 18;
+    // An odd step, so that bits of all weights change from lane to lane.
+    0xc000 | (mixed as u16).wrapping_add(u16::from(lane).wrapping_mul(0x0b2d)) & 0x3fff
+}
+
 /// A node and its port, and the nodes that were heard of.
 pub struct UrmaEndpoint {
     /// The node.
@@ -220,7 +231,7 @@ impl UrmaEndpoint {
                 src: self.address,
                 dst,
                 scope: self.scope,
-                src_port: burst_ubwire::UB_UDP_PORT,
+                src_port: source_port(self.node.cna(), packet.dest, packet.lane),
                 ..Flow::default()
             };
             if !self.push(&flow, &packet) {
@@ -310,4 +321,22 @@ impl RxSink for UrmaSink<'_, '_> {
         self.env.fx.count(reason);
     }
     fn pressure(&mut self, _pressure: ReceivePressure) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_lane_has_a_source_port_of_its_own() {
+        for (own, peer) in [(1, 2), (2, 1), (0x00_0a01, 0x00_0a02), (0xff_ffff, 0)] {
+            let ports: Vec<u16> = (0..8).map(|lane| source_port(Cna::new(own), Cna::new(peer), lane)).collect();
+            assert_eq!(ports[0], burst_ubwire::UB_UDP_PORT);
+            assert!(ports[1..].iter().all(|port| *port >= 0xc000), "{ports:?}");
+            let mut sorted = ports.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), 8, "{ports:?}");
+        }
+    }
 }

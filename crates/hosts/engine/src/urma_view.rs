@@ -24,7 +24,10 @@ impl UrmaEndpoint {
         let mut next = UrmaCursor::behind(eid);
         for channel in self.node.channels_from(Cna::new(first)) {
             if channels.len() == URMA_PAGE {
-                next = Some(UrmaCursor { eid, peer: channel.peer.get() });
+                // The next page begins with all lanes of this peer.
+                let peer = channel.peer.get();
+                channels.retain(|shown| shown.cna != peer);
+                next = Some(UrmaCursor { eid, peer });
                 break;
             }
             channels.push(UrmaChannelInfo {

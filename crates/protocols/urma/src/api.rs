@@ -13,6 +13,8 @@ pub const URMA_MESSAGE_MAX: u32 = (1 << 24) - 1;
 pub const URMA_INLINE_MAX: usize = 64;
 /// First Jetty and JFR number for programs; smaller ones are public or reserved.
 pub const JETTY_ID_FIRST: u32 = 1024;
+/// Lanes between two nodes at most.
+pub const LANES_MAX: u8 = 8;
 /// Members of a Jetty group at most.
 pub const GROUP_MEMBERS_MAX: usize = 32;
 /// `rnr_retry` that stands for no limit.
@@ -90,7 +92,9 @@ pub struct UrmaConfig {
     pub rto_tries: u8,
     /// A packet counts as lost when one with a PSN at least this much greater has arrived.
     pub reorder_degree: u32,
-    /// Most channels.
+    /// Lanes to each peer: channels that take different paths, 1..=[`LANES_MAX`]. The fewer of both ends' are used.
+    pub lanes: u8,
+    /// Most channels. Lanes behind the first ones of their peers take half of them at most.
     pub channels_max: usize,
     /// Most work requests outstanding.
     pub requests_max: usize,
@@ -121,6 +125,7 @@ impl UrmaConfig {
             rto_shift: 1,
             rto_tries: 7,
             reorder_degree: 3,
+            lanes: 1,
             channels_max: 4096,
             requests_max: 1 << 16,
             inbound_max: 4096,

@@ -1,15 +1,17 @@
-//! A transport channel (TP channel): one for each pair of hosts, shared by all their Jetties. It knows no Jetty.
+//! A transport channel (TP channel): one for each pair of hosts, or one for each of their lanes ([`crate::lanes`]), shared by all
+//! their Jetties. It knows no Jetty.
 //!
 //! A channel is opened by two management messages: REQUEST with number, first PSN and incarnation of the sender, and REPLY
 //! with the same and an echo of the request. Both ends may ask at once; each then opens with the REPLY to its own REQUEST.
 //! When a REQUEST comes for a channel that is open with other values, the peer has restarted, or the message is late or
 //! forged. A CHALLENGE with the values of the present channel tells which: only who asks now echoes them in another REQUEST,
-//! and that ends the present channel.
+//! and that ends the present channel. END says that its sender has ended one of several lanes, with the values of both ends.
 
 use crate::api::UrmaConfig;
 use crate::bypass::AccessTag;
 use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::pool::PoolRef;
+use crate::records::SendRecord;
 use crate::rx_window::{RX_WINDOW, RxWindow};
 use crate::tx_window::{TX_WINDOW, TxOwner, TxWindow, rto};
 use burst_base::rng::Rng;
@@ -37,6 +39,14 @@ pub(crate) struct FusedAck {
 #[derive(Debug)]
 pub(crate) struct TpChannel {
     pub(crate) peer: Cna,
+    /// Which of the channels to the peer it is.
+    pub(crate) lane: u8,
+    /// Lanes that the peer takes; 1 until it is known.
+    pub(crate) peer_lanes: u8,
+    /// Life of the peer; 0 until it is known, and of one with one lane.
+    pub(crate) peer_life: u8,
+    /// How often the lane has failed since a packet of the peer came on it.
+    pub(crate) failures: u8,
     pub(crate) local_tpn: u32,
     pub(crate) peer_tpn: u32,
     pub(crate) incarnation: u64,
@@ -79,6 +89,8 @@ pub(crate) struct TpChannel {
     pub(crate) is_used: bool,
     /// Requests to the peer that are issued and not answered.
     pub(crate) unanswered: u32,
+    /// Their bytes, in either direction.
+    pub(crate) load: u64,
     /// Messages of the peer that are incomplete or wait.
     pub(crate) inbound: u32,
     /// Those of them that wait for earlier requests.
@@ -102,10 +114,14 @@ const KEEP: usize = 32;
 
 impl TpChannel {
     /// A channel that is not open yet.
-    pub(crate) fn new(peer: Cna, incarnation: u64, config: &UrmaConfig, rng: &mut Rng) -> Self {
+    pub(crate) fn new((peer, lane): (Cna, u8), incarnation: u64, config: &UrmaConfig, rng: &mut Rng) -> Self {
         let first_psn = Psn::new(rng.next_u32());
         TpChannel {
             peer,
+            lane,
+            peer_lanes: 1,
+            peer_life: 0,
+            failures: 0,
             local_tpn: 0,
             peer_tpn: 0,
             incarnation,
@@ -135,6 +151,7 @@ impl TpChannel {
             quiet_since: Nanos(0),
             is_used: false,
             unanswered: 0,
+            load: 0,
             inbound: 0,
             waiting: 0,
             responses: 0,
@@ -148,6 +165,7 @@ impl TpChannel {
         self.heard_at = now;
         (self.peer_tpn, self.peer_incarnation) = (message.tpn, message.incarnation);
         self.peer_first_psn = message.psn;
+        (self.peer_lanes, self.peer_life) = (message.lanes, message.life);
         self.rx = RxWindow::new(message.psn);
         self.state = ChannelState::Open;
     }
@@ -162,6 +180,16 @@ impl TpChannel {
     /// Whether only a REQUEST has come from the peer, which anybody may have sent.
     pub(crate) fn is_idle_from_birth(&self) -> bool {
         self.state == ChannelState::Open && !self.is_used && self.unanswered == 0 && self.tx.is_empty()
+    }
+    /// A request to the peer is issued on it.
+    pub(crate) const fn begin(&mut self, request: &SendRecord) {
+        self.unanswered += 1;
+        self.load += request.load();
+    }
+    /// It is answered, or goes on on another lane.
+    pub(crate) const fn end(&mut self, request: &SendRecord) {
+        self.unanswered -= 1;
+        self.load -= request.load();
     }
     /// Whether a message is of the peer's end of this channel.
     pub(crate) fn is_of_peer(&self, message: &TpMessage) -> bool {
@@ -247,10 +275,20 @@ impl TpChannel {
             tpn: self.local_tpn,
             psn: self.first_psn,
             incarnation: self.incarnation,
+            lane: self.lane,
+            lanes: config.lanes,
+            life: life_of(config),
             echo_tpn: echo.0,
             echo_incarnation: echo.1,
         }
     }
+}
+
+/// The life of a node that takes several lanes: one of them that has a new one shows that the others are of an older one.
+const fn life_of(config: &UrmaConfig) -> u8 {
+    let mixed =
+        (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    if config.lanes > 1 { 1 + ((mixed >> 40) % 255) as u8 } else { 0 }
 }
 
 /// Kind of a management message.
@@ -259,6 +297,7 @@ pub(crate) enum TpMessageKind {
     Request,
     Reply,
     Challenge,
+    End,
 }
 
 /// A management message between public Jetties 0.
@@ -268,6 +307,12 @@ pub(crate) struct TpMessage {
     pub(crate) mtu: u16,
     pub(crate) tpn: u32,
     pub(crate) psn: Psn,
+    /// Which of the channels between the two nodes is meant.
+    pub(crate) lane: u8,
+    /// Lanes that the sender takes; on the wire one less, so that it is zero of those that know no lanes.
+    pub(crate) lanes: u8,
+    /// Differs, in most cases, between the lives of a node that takes several lanes; 0 of others.
+    pub(crate) life: u8,
     pub(crate) incarnation: u64,
     pub(crate) echo_tpn: u32,
     pub(crate) echo_incarnation: u64,
@@ -288,6 +333,7 @@ impl TpMessage {
             1 => TpMessageKind::Request,
             2 => TpMessageKind::Reply,
             3 => TpMessageKind::Challenge,
+            4 => TpMessageKind::End,
             _ => return None,
         };
         (b[1] == Self::VERSION).then(|| TpMessage {
@@ -296,6 +342,9 @@ impl TpMessage {
             tpn: be24(4),
             psn: Psn::new(be24(7)),
             echo_tpn: be24(10),
+            lane: b[13],
+            lanes: b[14].saturating_add(1),
+            life: b[15],
             incarnation: be64(16),
             echo_incarnation: be64(24),
         })
@@ -306,12 +355,15 @@ impl TpMessage {
             TpMessageKind::Request => 1,
             TpMessageKind::Reply => 2,
             TpMessageKind::Challenge => 3,
+            TpMessageKind::End => 4,
         };
         b[1] = Self::VERSION;
         b[2..4].copy_from_slice(&self.mtu.to_be_bytes());
         b[4..7].copy_from_slice(&self.tpn.to_be_bytes()[1..]);
         b[7..10].copy_from_slice(&self.psn.get().to_be_bytes()[1..]);
         b[10..13].copy_from_slice(&self.echo_tpn.to_be_bytes()[1..]);
+        b[13] = self.lane;
+        (b[14], b[15]) = (self.lanes - 1, self.life);
         b[16..24].copy_from_slice(&self.incarnation.to_be_bytes());
         b[24..32].copy_from_slice(&self.echo_incarnation.to_be_bytes());
         b
@@ -339,6 +391,9 @@ mod tests {
             mtu: 4096,
             tpn: 0x12_3456,
             psn: Psn::new(0x65_4321),
+            lane: 3,
+            lanes: 4,
+            life: 5,
             incarnation: 0x0102_0304_0506_0708,
             echo_tpn: 0xab_cdef,
             echo_incarnation: u64::MAX - 1,
@@ -346,7 +401,7 @@ mod tests {
         let bytes = message.bytes();
         assert_eq!(TpMessage::parse(&bytes), Some(message));
         assert_eq!(TpMessage::parse(&bytes[1..]), None);
-        for (at, value) in [(0, 4), (1, 2)] {
+        for (at, value) in [(0, 5), (1, 2)] {
             let mut other = bytes;
             other[at] = value;
             assert_eq!(TpMessage::parse(&other), None);

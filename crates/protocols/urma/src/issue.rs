@@ -120,7 +120,7 @@ impl UrmaNode {
     }
     fn send_out(&mut self, jetty: PoolRef, at: PoolRef, leave: Leave, now: Nanos) {
         let Some(dest) = self.requests.get(at).map(|r| r.dest) else { return };
-        let channel = self.channel_to(dest, now);
+        let channel = self.stream_channel(jetty, dest, leave).or_else(|| self.channel_to(dest, now));
         if leave == Leave::Begin {
             self.end_stream(jetty);
         }
@@ -150,13 +150,22 @@ impl UrmaNode {
             None => self.add_timer(now, crate::channel::UrmaTimer::Retry(at)),
         }
     }
+    /// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
+    /// requests of ROL take the same.
+    fn stream_channel(&self, jetty: PoolRef, dest: Cna, leave: Leave) -> Option<PoolRef> {
+        let record = self.jetties.get(jetty)?;
+        let stream = &record.stream;
+        let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;
+        let is_its = is_bound && stream.state != StreamState::None && stream.peer == dest;
+        (is_its && self.channels.get(stream.channel).is_some()).then_some(stream.channel)
+    }
     /// The request counts as issued.
     pub(crate) fn mark_issued(&mut self, jetty: PoolRef, at: PoolRef) {
         let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
         request.phase = RequestPhase::Issued;
         record.issued += 1;
         if let Some(channel) = self.channels.get_mut(request.channel) {
-            channel.unanswered += 1;
+            channel.begin(request);
         }
         record.reads += u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
@@ -172,7 +181,7 @@ impl UrmaNode {
         let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get(at)) else { return };
         record.issued -= 1;
         if let Some(channel) = self.channels.get_mut(request.channel) {
-            channel.unanswered -= 1;
+            channel.end(request);
         }
         record.reads -= u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {

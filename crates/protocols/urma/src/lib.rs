@@ -15,6 +15,7 @@
 //! | `group` | groups of Jetties |
 //! | `initiator` | answers to own requests, completions |
 //! | `issue` | order at the initiator |
+//! | `lanes` | several channels to one peer: choice, opening, failure |
 //! | `messages` | peers' messages of several packets, and those that wait for their turn |
 //! | `node` | objects and control calls |
 //! | `pool` | records behind references with a generation |
@@ -38,6 +39,7 @@ mod channel;
 mod group;
 mod initiator;
 mod issue;
+mod lanes;
 mod messages;
 mod node;
 mod pool;
@@ -56,9 +58,9 @@ mod view;
 
 pub use api::{
     CompletionRecord, CrStatus, GROUP_MEMBERS_MAX, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig,
-    JfrState, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment,
-    SegmentConfig, TargetKind, TransMode, URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv,
-    UrmaError, UrmaEvent, UrmaMemory, WrData, access,
+    JfrState, JfrWr, JfsWr, LANES_MAX, LocalRange, LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty,
+    RemoteSegment, SegmentConfig, TargetKind, TransMode, URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects,
+    UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
 };
 pub use bypass::{ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag};
 pub use node::{NodeState, UrmaNode};

@@ -293,7 +293,7 @@ impl UrmaNode {
     fn hold(&mut self, at: PoolRef, offset: u32, payload: &[u8]) -> bool {
         let Some(message) = self.inbound.get_mut(at) else { return false };
         let Some(channel) = self.channels.get_mut(message.origin.channel) else { return false };
-        let has_room = (channel.held as usize) < self.buffer.free();
+        let has_room = (channel.held as usize) * usize::from(self.config.lanes) < self.buffer.free();
         let is_held = has_room && self.buffer.hold(&mut message.held, offset, payload);
         channel.held += u32::from(is_held);
         is_held

@@ -1,12 +1,13 @@
 //! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
 
 use crate::api::{
-    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty,
-    RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
+    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, LANES_MAX,
+    RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
 };
 use crate::bypass::Accesses;
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
 use crate::initiator::send_record;
+use crate::lanes::LaneRest;
 use crate::pool::{PoolRef, UrmaPool};
 use crate::queues::{Drain, JETTY_BYTES, Jetty, JettyGroup, Jfc, Jfr, PostedReceive, StreamState};
 use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
@@ -76,12 +77,16 @@ pub struct UrmaNode {
     pub(crate) moved_contexts: Vec<PoolRef>,
     pub(crate) buffer: ReorderBuffer,
     pub(crate) channels: UrmaPool<TpChannel>,
-    pub(crate) by_peer: BTreeMap<Cna, PoolRef>,
+    /// Channels by peer and lane.
+    pub(crate) by_peer: BTreeMap<(Cna, u8), PoolRef>,
+    /// Lanes that have failed and are not open.
+    pub(crate) rests: BTreeMap<(Cna, u8), LaneRest>,
     /// Channels that may have something to send.
     pub(crate) active: VecDeque<PoolRef>,
     /// Unreliable messages to send.
     pub(crate) unreliable: VecDeque<PoolRef>,
-    pub(crate) management: VecDeque<(Cna, TpMessage)>,
+    /// Management messages to send: where to, on the path of which lane, and the message.
+    pub(crate) management: VecDeque<(Cna, u8, TpMessage)>,
     pub(crate) timers: BinaryHeap<Reverse<TimerEntry>>,
     pub(crate) timer_count: u64,
     /// Loads, stores and atomics without a channel.
@@ -121,7 +126,8 @@ impl UrmaNode {
         // Messages that wait leave room for those that they wait for, and for all their responses.
         let inbound_max = config.inbound_max.max(2);
         let responses_max = config.responses_max.max(inbound_max + 4);
-        let config = UrmaConfig { mtu: config.mtu.clamp(256, PAYLOAD_MAX), inbound_max, responses_max, ..config };
+        let (mtu, lanes) = (config.mtu.clamp(256, PAYLOAD_MAX), config.lanes.clamp(1, LANES_MAX));
+        let config = UrmaConfig { mtu, lanes, inbound_max, responses_max, ..config };
         UrmaNode {
             rng: Rng::new(config.seed),
             incarnations: config.incarnation,
@@ -144,6 +150,7 @@ impl UrmaNode {
             buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
             channels: UrmaPool::new(config.channels_max.min(1 << 16)),
             by_peer: BTreeMap::new(),
+            rests: BTreeMap::new(),
             active: VecDeque::new(),
             unreliable: VecDeque::new(),
             management: VecDeque::new(),
@@ -471,7 +478,8 @@ impl UrmaNode {
             jetty_bytes: self.jetties.heap_bytes(),
             channel_bytes: self.channels.heap_bytes()
                 + channel_heap
-                + self.by_peer.len() * 2 * size_of::<(Cna, PoolRef)>()
+                + self.by_peer.len() * 2 * size_of::<((Cna, u8), PoolRef)>()
+                + self.rests.len() * 2 * size_of::<((Cna, u8), LaneRest)>()
                 + self.active.capacity() * size_of::<PoolRef>()
                 + self.timers.capacity() * size_of::<TimerEntry>(),
             other_bytes: self.requests.heap_bytes()

@@ -1,13 +1,13 @@
 //! Received packets: address, channel, PSN; then to the target's or the initiator's side. Acknowledgements and management.
 
 use crate::api::{LossRecovery, UrmaEnv};
-use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
+use crate::channel::{ChannelState, TpMessage, TpMessageKind};
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::MessageOrigin;
 use crate::rx_window::PsnVerdict;
 use crate::tx_window::{Acked, TxOwner};
-use burst_base::{Nanos, Psn, Reason};
+use burst_base::{Psn, Reason};
 use burst_ubwire::{
     Cna, Dialect, NextLayer, Nth, Rtph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket, UbStatus,
 };
@@ -53,7 +53,11 @@ impl UrmaNode {
     ) -> Result<(), Reason> {
         let at = self.channel_of(&packet.head.nth, rtph)?;
         if let Some(channel) = self.channels.get_mut(at) {
-            (channel.heard_at, channel.is_used) = (env.now, true);
+            channel.heard_at = env.now;
+            if !channel.is_used {
+                (channel.is_used, channel.failures) = (true, 0);
+                self.lane_is_heard(at, packet.head.nth.source, env.now);
+            }
         }
         if rtph.opcode != TpOpcode::Data {
             return self.on_ack(env, at, &packet.head, rtph);
@@ -196,12 +200,17 @@ impl UrmaNode {
             TpMessageKind::Request => self.on_open_request(env, peer, message),
             TpMessageKind::Reply => self.on_open_reply(env, peer, message),
             TpMessageKind::Challenge => self.on_challenge(peer, message),
+            TpMessageKind::End => self.on_end(env, peer, message),
         }
     }
     fn on_open_request(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
         let config = self.config;
         let echo = (message.tpn, message.incarnation);
-        let mut present = self.by_peer.get(&peer).copied();
+        if message.lane >= config.lanes {
+            return Err(Reason::UbChannelLimit);
+        }
+        let key = (peer, message.lane);
+        let (mut present, mut is_shown) = (self.by_peer.get(&key).copied(), false);
         if let Some(at) = present
             && let Some(channel) = self.channels.get(at)
             && channel.state == ChannelState::Open
@@ -213,17 +222,22 @@ impl UrmaNode {
                 return Err(Reason::UbStaleChannel);
             }
             self.fail_channel(at, env);
-            present = None;
+            // Requests that waited for others may have begun to open another one.
+            present = self.by_peer.get(&key).copied();
+            is_shown = true;
         }
         let at = match present {
             Some(at) => at,
             None => {
+                if message.lane > 0 && !self.has_lane_room() {
+                    return Err(Reason::UbChannelLimit);
+                }
                 if !self.channels.has_room() {
                     // The table may be full of those that forged REQUESTs have made.
                     let idle = self.channels.iter().find(|(_, channel)| channel.is_idle_from_birth()).map(|(at, _)| at);
                     self.fail_channel(idle.ok_or(Reason::UbChannelLimit)?, env);
                 }
-                let at = self.new_channel(peer).ok_or(Reason::UbChannelLimit)?;
+                let at = self.new_channel(peer, message.lane).ok_or(Reason::UbChannelLimit)?;
                 if let Some(channel) = self.channels.get_mut(at) {
                     channel.open(message, env.now);
                 }
@@ -237,10 +251,13 @@ impl UrmaNode {
         }
         self.activate(at);
         self.arm_channel(at, env.now);
+        if is_shown {
+            self.end_former_lives(env, peer, message.life);
+        }
         Ok(())
     }
     fn on_open_reply(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
-        let at = *self.by_peer.get(&peer).ok_or(Reason::UbUnknownChannel)?;
+        let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         if !channel.is_echoed(message) {
             return Err(Reason::UbStaleChannel);
@@ -249,13 +266,15 @@ impl UrmaNode {
             channel.open(message, env.now);
             self.activate(at);
             self.arm_channel(at, env.now);
+            self.lane_is_open(at, peer);
+            self.end_former_lives(env, peer, message.life);
         }
         Ok(())
     }
     /// The peer has another channel to this node, and wants to see that this node asks now.
     fn on_challenge(&mut self, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
         let config = self.config;
-        let at = *self.by_peer.get(&peer).ok_or(Reason::UbUnknownChannel)?;
+        let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         if !channel.is_echoed(message) || channel.state != ChannelState::Opening {
             return Err(Reason::UbStaleChannel);
@@ -263,27 +282,5 @@ impl UrmaNode {
         let request = channel.message(TpMessageKind::Request, (message.tpn, message.incarnation), &config);
         self.push_management(peer, request);
         Ok(())
-    }
-    /// The channel to a peer; a new one begins to open. `None` if there are too many.
-    pub(crate) fn channel_to(&mut self, peer: Cna, now: Nanos) -> Option<PoolRef> {
-        if let Some(&at) = self.by_peer.get(&peer) {
-            return Some(at);
-        }
-        let at = self.new_channel(peer)?;
-        self.channels.get_mut(at)?.ask_at = now;
-        self.activate(at);
-        self.arm_channel(at, now);
-        Some(at)
-    }
-    fn new_channel(&mut self, peer: Cna) -> Option<PoolRef> {
-        self.incarnations += 1;
-        let channel = TpChannel::new(peer, self.incarnations, &self.config, &mut self.rng);
-        let at = self.channels.insert(channel).ok()?;
-        let high = self.rng.next_u32() & 0xff;
-        if let Some(channel) = self.channels.get_mut(at) {
-            channel.local_tpn = high << 16 | at.index();
-        }
-        self.by_peer.insert(peer, at);
-        Some(at)
     }
 }

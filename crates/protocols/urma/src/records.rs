@@ -79,6 +79,10 @@ impl SendRecord {
         (self.phase, self.sent, self.all_sent) = (RequestPhase::Issued, 0, false);
         (self.last_psn, self.is_deferred) = (None, false);
     }
+    /// What it adds to the load of a lane: the bytes of its data, sent or asked for, and about those of a header.
+    pub(crate) const fn load(&self) -> u64 {
+        self.data.len() as u64 + 64
+    }
     /// Payload bytes to send.
     pub(crate) fn payload_len(&self) -> u32 {
         if self.is_read() || self.abandoned.is_some() { 0 } else { self.data.len() }

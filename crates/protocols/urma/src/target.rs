@@ -404,19 +404,24 @@ impl UrmaNode {
     pub(crate) fn has_response_room(&self, channel: PoolRef) -> bool {
         let free = self.config.responses_max.saturating_sub(self.responses.len() + self.inbound.len());
         let own = self.channels.get(channel).map_or(0, |c| c.responses + c.inbound - c.waiting);
-        (own as usize) < free
+        self.is_share(own, free)
+    }
+    /// Whether a channel that has `own` places of a pool may have another one of the `free` ones. Lanes of a peer share what one
+    /// channel may have.
+    pub(crate) fn is_share(&self, own: u32, free: usize) -> bool {
+        own as usize * usize::from(self.config.lanes) < free
     }
     /// The same for messages that are incomplete.
     pub(crate) fn has_message_room(&self, channel: PoolRef) -> bool {
         let free = self.config.inbound_max.saturating_sub(self.inbound.len());
         let own = self.channels.get(channel).map_or(0, |c| c.inbound - c.waiting);
-        (own as usize) < free && self.has_response_room(channel)
+        self.is_share(own, free) && self.has_response_room(channel)
     }
     /// The same for messages that wait for earlier ones. All together they leave half of the room to those.
     pub(crate) fn has_waiting_room(&self, channel: PoolRef) -> bool {
         let free = (self.config.inbound_max / 2).saturating_sub(self.inbound.len());
         let own = self.channels.get(channel).map_or(0, |c| c.waiting);
-        (own as usize) < free && self.has_message_room(channel)
+        self.is_share(own, free) && self.has_message_room(channel)
     }
     /// Gives a sequence context to a request that asks for one.
     fn grant(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Option<u16> {
@@ -439,7 +444,7 @@ impl UrmaNode {
         let free = self.config.contexts_max.saturating_sub(self.contexts.len());
         let own = self.channels.get(origin.channel).map_or(0, |channel| channel.contexts);
         // A channel leaves half of them for the others.
-        let has_room = old.is_some() || (own as usize) < free;
+        let has_room = old.is_some() || self.is_share(own, free);
         let Some(at) = Some(context).filter(|_| has_room).and_then(|context| self.contexts.insert(context).ok()) else {
             env.fx.count(Reason::UbContextDenied);
             return None;

@@ -1,11 +1,11 @@
 //! Deadlines: retransmission and opening of channels, repetition of requests after RNR; and the end of a channel.
 
-use crate::api::{CrStatus, JettyState, JfrState, UrmaEnv};
+use crate::api::{CrStatus, JettyState, JfrState, LANES_MAX, UrmaEnv};
 use crate::channel::{ChannelState, UrmaTimer};
 use crate::node::{TimerEntry, UrmaNode};
 use crate::pool::PoolRef;
 use crate::queues::{OrderStream, StreamState};
-use crate::records::{Inbound, InboundPhase, RequestPhase};
+use crate::records::{Inbound, InboundPhase, RequestPhase, SendRecord};
 use crate::tx_window::TxOwner;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::Cna;
@@ -80,6 +80,8 @@ impl UrmaNode {
         let quiet = env.now.since(channel.quiet_since);
         if is_spent && (config.rto_tries == 0 || !self.has_patience(at, quiet)) {
             env.fx.count(Reason::UbChannelFailed);
+            self.rest_lane(at, env.now);
+            self.tell_end(at);
             return self.fail_channel(at, env);
         }
         let Some(channel) = self.channels.get_mut(at) else { return };
@@ -91,6 +93,7 @@ impl UrmaNode {
                 channel.tx.on_timeout(env.now);
             }
         }
+        self.lane_is_silent(at, env.now);
         self.activate(at);
         // An opening channel is armed when its next REQUEST leaves.
         if self.channels.get(at).is_some_and(|channel| channel.state == ChannelState::Open) {
@@ -116,17 +119,23 @@ impl UrmaNode {
         let (channel, attempt) = (request.channel, request.attempt);
         self.enqueue(channel, TxOwner::Request(at, attempt));
     }
-    /// Ends the channel to a peer as if it had failed: all requests to it end with [`CrStatus::AckTimeout`]. For a peer that
+    /// Ends the channels to a peer as if they had failed: all requests to it end with [`CrStatus::AckTimeout`]. For a peer that
     /// acknowledges packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
     pub fn end_channel(&mut self, peer: Cna, env: &mut UrmaEnv<'_>) {
-        if let Some(&at) = self.by_peer.get(&peer) {
+        let lanes: Vec<PoolRef> = self.lanes_to(peer).map(|(at, _)| at).collect();
+        // None of them takes the requests of another one.
+        (0..LANES_MAX).for_each(|lane| _ = self.by_peer.remove(&(peer, lane)));
+        for at in lanes {
             self.fail_channel(at, env);
         }
     }
     /// A channel has failed or its peer has started a new one: all that used it ends.
     pub(crate) fn fail_channel(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
         let Some(channel) = self.channels.remove(at) else { return };
-        self.by_peer.remove(&channel.peer);
+        let key = (channel.peer, channel.lane);
+        if self.by_peer.get(&key) == Some(&at) {
+            self.by_peer.remove(&key);
+        }
         self.active.retain(|other| *other != at);
         let inbound: Vec<PoolRef> =
             self.inbound.iter().filter(|(_, m)| m.origin.channel == at).map(|(r, _)| r).collect();
@@ -142,6 +151,7 @@ impl UrmaNode {
         for response in responses {
             self.responses.remove(response);
         }
+        self.relieve_failed(at, channel.peer);
         self.fail_requests(at, channel.peer, env);
     }
     fn fail_requests(&mut self, at: PoolRef, peer: Cna, env: &mut UrmaEnv<'_>) {
@@ -152,15 +162,11 @@ impl UrmaNode {
                 jetty.stream = OrderStream { state: StreamState::None, peer, channel: PoolRef::NONE, next_number: 0 };
             }
         }
-        let mut failed: Vec<(PoolRef, u64, u16)> = self
-            .requests
-            .iter()
-            .filter(|(_, r)| r.channel == at && matches!(r.phase, RequestPhase::Issued | RequestPhase::Waiting))
-            .map(|(r, request)| (r, u64::from(request.jetty.index()), request.tassn))
-            .collect();
-        // In posting order for each Jetty (a Jetty has fewer than 2^15 requests outstanding).
-        failed.sort_by(|a, b| a.1.cmp(&b.1).then((a.2.wrapping_sub(b.2) as i16).cmp(&0)));
-        for (request, _, _) in &failed {
+        let is_under_way = |r: &SendRecord| matches!(r.phase, RequestPhase::Issued | RequestPhase::Waiting);
+        let failed: Vec<PoolRef> =
+            self.requests.iter().filter(|(_, r)| r.channel == at && is_under_way(r)).map(|(r, _)| r).collect();
+        let failed = self.in_posting_order(failed);
+        for request in &failed {
             if let Some(jetty) = self.requests.get(*request).map(|r| r.jetty)
                 && let Some(record) = self.jetties.get(jetty)
                 && record.config.error_suspend
@@ -169,9 +175,18 @@ impl UrmaNode {
                 self.stop_jetty(jetty, JettyState::Suspended, env.fx);
             }
         }
-        for (request, _, _) in failed {
+        for request in failed {
             self.answer(request, CrStatus::AckTimeout, env);
         }
+    }
+    /// Requests in posting order for each Jetty (a Jetty has fewer than 2^15 outstanding).
+    pub(crate) fn in_posting_order(&self, mut list: Vec<PoolRef>) -> Vec<PoolRef> {
+        let key = |at: &PoolRef| self.requests.get(*at).map_or((0, 0), |r| (r.jetty.index(), r.tassn));
+        list.sort_by(|a, b| {
+            let (a, b) = (key(a), key(b));
+            a.0.cmp(&b.0).then((a.1.wrapping_sub(b.1) as i16).cmp(&0))
+        });
+        list
     }
     /// Forgets an incomplete message; its receive goes back to the front of its queue.
     pub(crate) fn drop_inbound(&mut self, at: PoolRef) {

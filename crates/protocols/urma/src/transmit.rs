@@ -28,6 +28,8 @@ pub(crate) const MANAGEMENT_MAX: usize = 256;
 pub struct UrmaTransmit {
     /// Where to.
     pub dest: Cna,
+    /// The lane; packets of different ones should take different paths through the network.
+    pub lane: u8,
     /// Bytes in the buffer.
     pub len: usize,
     /// Payload that follows them and stays where it is ([`UrmaNode::poll_tx_lent`]).
@@ -35,8 +37,8 @@ pub struct UrmaTransmit {
 }
 
 impl UrmaTransmit {
-    const fn whole(dest: Cna, len: usize) -> UrmaTransmit {
-        UrmaTransmit { dest, len, lent: None }
+    const fn whole((dest, lane): (Cna, u8), len: usize) -> UrmaTransmit {
+        UrmaTransmit { dest, lane, len, lent: None }
     }
 }
 
@@ -56,11 +58,11 @@ impl UrmaNode {
         self.poll_any(env, out, true)
     }
     fn poll_any(&mut self, env: &mut UrmaEnv<'_>, out: &mut [u8], lends: bool) -> Option<UrmaTransmit> {
-        if let Some((dest, message)) = self.management.pop_front() {
-            return Some(self.write_management(dest, &message, out));
+        if let Some((dest, lane, message)) = self.management.pop_front() {
+            return Some(self.write_management((dest, lane), &message, out));
         }
         if let Some((dest, len)) = self.poll_access(env.now, out) {
-            return Some(UrmaTransmit::whole(dest, len));
+            return Some(UrmaTransmit::whole((dest, 0), len));
         }
         while let Some(request) = self.unreliable.pop_front() {
             if let Some(sent) = self.write_unreliable(request, env, out) {
@@ -107,7 +109,7 @@ impl UrmaNode {
         let congestion = CongestionField::default();
         Nth { source: self.config.cna, dest, congestion, balance: 0, service_level: 0, next }
     }
-    fn write_management(&mut self, dest: Cna, message: &TpMessage, out: &mut [u8]) -> UrmaTransmit {
+    fn write_management(&mut self, (dest, lane): (Cna, u8), message: &TpMessage, out: &mut [u8]) -> UrmaTransmit {
         let mut request = TaRequest::new(Btah { mode: ServiceMode::Uno, ..Btah::new(TaOpcode::Management, 0, 0) });
         request.base.has_target = true;
         request.target = Some(Mtetah { hint: 0, kind: Mtetah::JETTY, id: 0 });
@@ -115,7 +117,7 @@ impl UrmaNode {
         let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(TaHeader::Request(request)) };
         let len = head.emit(&Dialect::BURST, out);
         out[len..len + TpMessage::LEN].copy_from_slice(&message.bytes());
-        UrmaTransmit::whole(dest, len + TpMessage::LEN)
+        UrmaTransmit::whole((dest, lane), len + TpMessage::LEN)
     }
     fn write_unreliable(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
         let request = self.requests.get(at)?;
@@ -132,7 +134,7 @@ impl UrmaNode {
         let is_read = self.gather(&request.data, request.segment, 0, &mut out[len..len + payload_len], env);
         let status = if is_read { CrStatus::Success } else { CrStatus::LocAccess };
         self.answer(at, status, env);
-        is_read.then_some(UrmaTransmit::whole(dest, len + payload_len))
+        is_read.then_some(UrmaTransmit::whole((dest, 0), len + payload_len))
     }
     /// Acknowledgement, repetition or new packet of a channel.
     fn poll_channel(
@@ -149,7 +151,8 @@ impl UrmaNode {
                 return None;
             }
             channel.asked(env.now, &config);
-            let (dest, message) = (channel.peer, channel.message(TpMessageKind::Request, (0, 0), &config));
+            let (dest, message) =
+                ((channel.peer, channel.lane), channel.message(TpMessageKind::Request, (0, 0), &config));
             return Some(self.write_management(dest, &message, out));
         }
         if let Some(fused) = channel.fused.pop_front() {
@@ -244,7 +247,7 @@ impl UrmaNode {
         let (ta, source) = self.transaction(&packet);
         let len = usize::from(packet.len);
         let channel = self.channels.get_mut(at)?;
-        let dest = channel.peer;
+        let (dest, lane) = (channel.peer, channel.lane);
         let rtph = Rtph {
             last: packet.last,
             opcode: TpOpcode::Data,
@@ -267,10 +270,10 @@ impl UrmaNode {
             && let Some(region) = self.segments.held(segment, addr, u32::from(packet.len))
             && let Some(span) = env.mem.lend(region, addr, u32::from(packet.len))
         {
-            return Some(UrmaTransmit { dest, len: at, lent: Some(span) });
+            return Some(UrmaTransmit { dest, lane, len: at, lent: Some(span) });
         }
         let is_read = match source {
-            PayloadSource::Nothing => return Some(UrmaTransmit::whole(dest, at)),
+            PayloadSource::Nothing => return Some(UrmaTransmit::whole((dest, lane), at)),
             PayloadSource::Data(data, segment) => {
                 self.gather(&data, segment, packet.offset, &mut out[at..at + len], env)
             }
@@ -293,7 +296,7 @@ impl UrmaNode {
             at = head.emit(&Dialect::BURST, out);
             out[at..at + len].fill(0);
         }
-        Some(UrmaTransmit::whole(dest, at + len))
+        Some(UrmaTransmit::whole((dest, lane), at + len))
     }
     /// Transaction header and source of the payload.
     fn transaction(&self, packet: &TxPacket) -> (TaHeader, PayloadSource) {
@@ -396,7 +399,7 @@ impl UrmaNode {
             status,
             tpmsn: 0,
         };
-        let dest = channel.peer;
+        let (dest, lane) = (channel.peer, channel.lane);
         let ta = fused.map(|fused| {
             TaHeader::Response(Atah {
                 status,
@@ -406,7 +409,7 @@ impl UrmaNode {
         });
         let nth = self.nth(dest, NextLayer::Reliable);
         let head = UbHead { nth, rtph: Some(rtph), cetph, saetph: sack.map(|s| s.1), ta };
-        Some(UrmaTransmit::whole(dest, head.emit(&Dialect::BURST, out)))
+        Some(UrmaTransmit::whole((dest, lane), head.emit(&Dialect::BURST, out)))
     }
     /// Acknowledgements that are due on a channel leave with the next turn.
     pub(crate) fn ask_ack(&mut self, at: PoolRef) {
@@ -416,8 +419,12 @@ impl UrmaNode {
         }
     }
     pub(crate) fn push_management(&mut self, dest: Cna, message: TpMessage) {
+        self.push_management_on(dest, message.lane, message);
+    }
+    /// The same on the path of a lane.
+    pub(crate) fn push_management_on(&mut self, dest: Cna, lane: u8, message: TpMessage) {
         if self.management.len() < MANAGEMENT_MAX {
-            self.management.push_back((dest, message));
+            self.management.push_back((dest, lane, message));
         }
     }
     /// The time at which [`UrmaNode::on_timer`] must be called.

@@ -25,6 +25,8 @@ pub struct ObjectCounts {
 pub struct ChannelView {
     /// Address of the peer.
     pub peer: Cna,
+    /// Which of the channels to the peer.
+    pub lane: u8,
     /// Number of this end.
     pub local_tpn: u32,
     /// Number of the peer's end; 0 until it is known.
@@ -60,7 +62,7 @@ impl UrmaNode {
     }
     /// Whether there is a channel to a peer, open or being opened.
     pub fn has_channel(&self, peer: Cna) -> bool {
-        self.by_peer.contains_key(&peer)
+        self.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
     }
     /// Numbers of the objects; takes the same time for any number.
     pub fn object_counts(&self) -> ObjectCounts {
@@ -72,11 +74,12 @@ impl UrmaNode {
             requests: self.requests.len(),
         }
     }
-    /// The channels to peers from this one on, in order of their addresses.
+    /// The channels to peers from this one on, in order of their addresses, and lanes.
     pub fn channels_from(&self, peer: Cna) -> impl Iterator<Item = ChannelView> + '_ {
-        let channels = self.by_peer.range(peer..).filter_map(|(_, at)| self.channels.get(*at));
+        let channels = self.by_peer.range((peer, 0)..).filter_map(|(_, at)| self.channels.get(*at));
         channels.map(|channel| ChannelView {
             peer: channel.peer,
+            lane: channel.lane,
             local_tpn: channel.local_tpn,
             peer_tpn: channel.peer_tpn,
             is_open: channel.state == ChannelState::Open,

@@ -3,7 +3,7 @@
 mod common;
 
 use burst_base::Nanos;
-use burst_ubwire::{Cna, Dialect, TaOpcode, TpOpcode, UbPacket};
+use burst_ubwire::{Cna, Dialect, OrderTag, TaOpcode, TpOpcode, UbPacket};
 use burst_urma::{CrStatus, JettyConfig, JettyState, JfrState, JfsWr, SegmentConfig, UrmaConfig, UrmaNode, access};
 use common::forge::write;
 use common::*;
@@ -109,6 +109,38 @@ fn a_late_request_of_a_former_channel_does_not_spoil_the_new_one() {
     world.run_for(Nanos(5_000_000_000));
     let crs = world.poll(0, jfc0);
     assert_eq!(crs.iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success]);
+}
+
+#[test]
+fn a_request_that_waited_for_others_when_the_peer_restarted_reaches_the_new_peer() {
+    let mut world = World::new(2, 1 << 16, 1, |_| ());
+    let jfc0 = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig::new(jfc0, None));
+    let segment = world.import_all(0, 1);
+    let wr = JfsWr { order: OrderTag::Strong, ..write(&world, 0, segment, 0, 8) };
+    world.post_sound(0, jetty, wr);
+    world.run_for(Nanos(1_000_000));
+    // The first one is sent and the second one waits for it when host 1 restarts and asks for a channel.
+    world.filter = Some(Box::new(|from, _, _| from == 0));
+    world.post_sound(0, jetty, wr);
+    world.post_sound(0, jetty, wr);
+    world.transmit();
+    world.filter = None;
+    world.hosts[1].node = UrmaNode::new(UrmaConfig { incarnation: 5000, ..UrmaConfig::new(Cna::new(2), 77) });
+    let rights = access::READ | access::WRITE | access::ATOMIC;
+    let all = SegmentConfig { addr: RAM_BASE, len: 1 << 16, token: None, access: rights };
+    world.hosts[1].all = world.hosts[1].node.register_segment(all).expect("room");
+    let jfc1 = world.jfc(1);
+    let jetty1 = world.jetty(1, JettyConfig::new(jfc1, None));
+    let back = world.import_all(1, 0);
+    let wr = write(&world, 1, back, 0, 8);
+    world.post_sound(1, jetty1, wr);
+    world.run_for(Nanos(1_000_000));
+    let statuses = |crs: Vec<burst_urma::CompletionRecord>| crs.iter().map(|cr| cr.status).collect::<Vec<_>>();
+    let own = world.poll(0, jfc0);
+    assert_eq!(statuses(own), [CrStatus::Success, CrStatus::AckTimeout, CrStatus::Success]);
+    let theirs = world.poll(1, jfc1);
+    assert_eq!(statuses(theirs), [CrStatus::Success]);
 }
 
 #[test]

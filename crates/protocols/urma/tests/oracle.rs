@@ -12,8 +12,8 @@
 
 mod common;
 
-use burst_base::Nanos;
 use burst_base::rng::Rng;
+use burst_base::{Nanos, Reason};
 use burst_ubwire::{OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
     CompletionRecord, CrStatus, JettyConfig, JfsWr, LossRecovery, RemoteSegment, TransMode, UrmaConfig, UrmaError,
@@ -104,13 +104,14 @@ fn create_jetties(world: &mut World, host: usize, jfc: u32, jfr: u32) -> Vec<u32
 }
 
 impl Oracle {
-    fn new(seed: u64) -> Oracle {
+    fn new(seed: u64, lanes: u8) -> Oracle {
         let mut rng = Rng::new(seed);
         let (mtu, small, gbn, caqm) =
             (*pick(&mut rng, &[256, 1024, 4096]), rng.chance(1, 2), rng.chance(1, 4), rng.chance(1, 2));
         let mut world = World::new(HOSTS, (counter_at() + 8) as usize, seed, |config: &mut UrmaConfig| {
             config.mtu = mtu;
             config.caqm = caqm;
+            config.lanes = lanes;
             if gbn {
                 config.recovery = LossRecovery::GoBackN;
             }
@@ -440,23 +441,34 @@ fn from_env(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
-#[test]
-fn random_operations_keep_all_promises() {
-    let (seeds, ops) = (from_env("BURST_URMA_SEEDS", 20), from_env("BURST_URMA_OPS", 600));
+/// Runs the seeds and counts the reasons of all hosts.
+fn run_seeds(lanes: u8, seeds: u64, ops: u64) -> HashMap<Reason, u64> {
     let first = from_env("BURST_URMA_SEED", 0);
     let last = if first > 0 { first } else { seeds };
-    let mut counts: HashMap<burst_base::Reason, u64> = HashMap::new();
+    let mut counts: HashMap<Reason, u64> = HashMap::new();
     for seed in first.max(1)..=last {
-        let world = Oracle::new(seed).run(ops as usize);
-        for host in &world.hosts {
+        let world = Oracle::new(seed, lanes).run(ops as usize);
+        for (h, host) in world.hosts.iter().enumerate() {
             for (reason, count) in &host.log.counts {
                 *counts.entry(*reason).or_default() += count;
             }
+            let channels = host.node.state().channels;
+            let most = (HOSTS - 1) * usize::from(lanes);
+            assert!(
+                channels <= most && (lanes == 1 || channels > HOSTS),
+                "seed {seed}: host {h} has {channels} channels"
+            );
         }
     }
+    counts
+}
+
+#[test]
+fn random_operations_keep_all_promises() {
+    let (seeds, ops) = (from_env("BURST_URMA_SEEDS", 20), from_env("BURST_URMA_OPS", 600));
+    let counts = run_seeds(1, seeds, ops);
     // What the seeds are for has happened.
-    if first == 0 && seeds >= 20 {
-        use burst_base::Reason;
+    if from_env("BURST_URMA_SEED", 0) == 0 && seeds >= 20 {
         for reason in [
             Reason::UbDuplicate,
             Reason::UbGap,
@@ -471,4 +483,9 @@ fn random_operations_keep_all_promises() {
             assert!(counts.get(&reason).is_some_and(|count| *count > 0), "{reason:?} has not happened: {counts:?}");
         }
     }
+}
+
+#[test]
+fn random_operations_over_four_lanes_keep_all_promises() {
+    run_seeds(4, from_env("BURST_URMA_SEEDS", 10), from_env("BURST_URMA_OPS", 600));
 }

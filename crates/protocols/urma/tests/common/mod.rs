@@ -118,6 +118,28 @@ pub const STORM: Weather = Weather {
     ns_per_kb: 100,
 };
 
+/// A path through the network: the one of all lanes with its number, modulo the number of paths.
+#[derive(Clone, Debug)]
+pub struct Path {
+    /// Of a million packets.
+    pub loss: u64,
+    /// Only packets of this host are lost.
+    pub only_from: Option<usize>,
+    pub delay: Nanos,
+    /// Nanoseconds for 1000 bytes in one direction.
+    pub ns_per_kb: u64,
+    /// Bytes that have come through.
+    pub carried: u64,
+    /// Of each host: until when the path is busy with its packets.
+    busy: Vec<Nanos>,
+}
+
+impl Path {
+    pub fn new(delay: Nanos, ns_per_kb: u64) -> Path {
+        Path { loss: 0, only_from: None, delay, ns_per_kb, carried: 0, busy: Vec::new() }
+    }
+}
+
 struct Flight {
     at: Nanos,
     number: u64,
@@ -160,6 +182,8 @@ pub struct World {
     pub weather: Weather,
     pub rng: Rng,
     pub filter: Option<Filter>,
+    /// If there are any, lanes take these, and the weather is not asked.
+    pub paths: Vec<Path>,
     /// Packets sent, before losses.
     pub sent: u64,
     flights: BinaryHeap<Reverse<Flight>>,
@@ -187,6 +211,7 @@ impl World {
             weather: FAIR,
             rng: Rng::new(seed),
             filter: None,
+            paths: Vec::new(),
             sent: 0,
             flights: BinaryHeap::new(),
             number: 0,
@@ -249,10 +274,27 @@ impl World {
                     continue;
                 }
                 let len = encap::seal(&mut buffer, sent.len);
-                self.fly(dest, busy, &buffer[..len]);
+                if self.paths.is_empty() {
+                    self.fly(dest, busy, &buffer[..len]);
+                } else {
+                    self.take_path((host, dest), sent.lane, &buffer[..len]);
+                }
             }
             self.buffer = buffer;
         }
+    }
+    fn take_path(&mut self, (host, dest): (usize, usize), lane: u8, bytes: &[u8]) {
+        let index = usize::from(lane) % self.paths.len();
+        let path = &mut self.paths[index];
+        path.busy.resize(self.hosts.len(), Nanos(0));
+        let sent_at = path.busy[host].max(self.now) + Nanos(bytes.len() as u64 * path.ns_per_kb / 1000);
+        path.busy[host] = sent_at;
+        if path.only_from.is_none_or(|from| from == host) && self.rng.chance(path.loss, 1_000_000) {
+            return;
+        }
+        path.carried += bytes.len() as u64;
+        let at = sent_at + path.delay;
+        self.schedule(dest, at, bytes.to_vec());
     }
     fn fly(&mut self, dest: usize, busy: Nanos, bytes: &[u8]) {
         let weather = self.weather;

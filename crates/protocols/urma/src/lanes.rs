@@ -1,0 +1,297 @@
+//! Lanes: several channels to one peer (a TP group), which take different paths through the network.
+//!
+//! Each lane is a channel with its own numbers, windows, loss recovery and congestion window. Lane 0 opens with the first
+//! request. A further one begins to open when a request is issued while all open ones have something to do, one after the
+//! other, up to the fewer of both nodes' numbers; each message that opens a channel says how many lanes its sender takes.
+//!
+//! **Choice**, for each request: the open lane with the least load (bytes of unanswered requests, in either direction)
+//! relative to its window. Lanes on which nothing has come yet, or not in the last time-out, are taken only if there is no
+//! other. Requests of a sequence context and all of ROL stay on the lane of their stream ([`crate::issue`]). Answers leave on
+//! the lane of the request.
+//!
+//! **Failure.** A packet is executed once because a channel takes each PSN once; lanes know nothing of each other's PSNs. So a
+//! request goes on on another lane only if it has not been executed on its own, or may be executed twice: one of which nothing
+//! was sent, one that was refused and waits, and a READ. Others end with their lane. They move when a lane fails, and before
+//! that when it was silent for [`SILENT_TRIES`] time-outs. Requests of a sequence context but its first do not move: the
+//! context ends with the lane. A failed lane may open again after [`REST`], doubling with each failure.
+
+use crate::api::UrmaEnv;
+use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
+use crate::node::UrmaNode;
+use crate::pool::PoolRef;
+use crate::queues::StreamState;
+use crate::records::{RequestPhase, SendRecord};
+use crate::tx_window::TxOwner;
+use burst_base::{Nanos, Reason};
+use burst_ubwire::{Cna, TaOpcode};
+
+/// Time-outs in silence after which requests of a lane that may go on on another one do so, if that is heard.
+const SILENT_TRIES: u8 = 3;
+/// REQUESTs without answer after which the next lane is tried.
+const ASKS: u8 = 3;
+/// How long a lane that has failed is not opened.
+const REST: Nanos = Nanos(1_000_000_000);
+/// It doubles up to this often.
+const REST_SHIFT_MAX: u8 = 6;
+
+/// A lane that has failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneRest {
+    again_at: Nanos,
+    failures: u8,
+}
+
+/// How good a lane is for a request. Smaller is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum LaneHealth {
+    /// It is open, and the peer was heard.
+    Heard,
+    /// It is open, but no packet of the peer has come yet, or none in the last time-out.
+    Silent,
+    /// It is being opened.
+    Opening,
+}
+
+impl UrmaNode {
+    /// The channels to a peer, by lane.
+    pub(crate) fn lanes_to(&self, peer: Cna) -> impl Iterator<Item = (PoolRef, &TpChannel)> {
+        let lanes = self.by_peer.range((peer, 0)..=(peer, u8::MAX));
+        lanes.filter_map(|(_, at)| self.channels.get(*at).map(|channel| (*at, channel)))
+    }
+    /// The channel for a request to a peer; a new one begins to open. `None` if there are too many.
+    pub(crate) fn channel_to(&mut self, peer: Cna, now: Nanos) -> Option<PoolRef> {
+        if self.config.lanes == 1 {
+            return self.by_peer.get(&(peer, 0)).copied().or_else(|| self.open_lane(peer, 0, now));
+        }
+        let Some((at, channel)) = self.best_lane(peer, LaneHealth::Opening) else {
+            return self.open_lane(peer, 0, now);
+        };
+        if channel.load > 0 && channel.state == ChannelState::Open {
+            self.open_further(peer, now);
+        }
+        Some(at)
+    }
+    fn health(channel: &TpChannel) -> LaneHealth {
+        match channel.state {
+            ChannelState::Opening => LaneHealth::Opening,
+            ChannelState::Open if !channel.is_used || channel.tx.silent_tries() > 0 => LaneHealth::Silent,
+            ChannelState::Open => LaneHealth::Heard,
+        }
+    }
+    /// Bytes that may be in flight on a channel.
+    fn window(&self, channel: &TpChannel) -> u64 {
+        u64::from(if self.config.caqm { channel.window.bytes() } else { self.config.window_max.max(1) })
+    }
+    /// The lane with the least load relative to its window, among the healthiest ones, which are at least so healthy.
+    fn best_lane(&self, peer: Cna, worst: LaneHealth) -> Option<(PoolRef, &TpChannel)> {
+        let lanes = self.lanes_to(peer).filter(|(_, channel)| Self::health(channel) <= worst);
+        lanes.min_by(|(_, a), (_, b)| {
+            let loads = (a.load * self.window(b)).cmp(&(b.load * self.window(a)));
+            Self::health(a).cmp(&Self::health(b)).then(loads)
+        })
+    }
+    /// Whether the table of channels has room for a lane that is not the first one of its peer: those leave half of it to the
+    /// first ones.
+    pub(crate) fn has_lane_room(&self) -> bool {
+        self.channels.len() * 2 < self.config.channels_max
+    }
+    /// Begins to open the next lane to a peer, unless one is being opened.
+    fn open_further(&mut self, peer: Cna, now: Nanos) {
+        let is_opening = |channel: &TpChannel| channel.state == ChannelState::Opening && channel.asks < ASKS;
+        let count = self.lanes_of_both(peer);
+        let is_full = self.by_peer.range((peer, 0)..(peer, count)).count() >= usize::from(count);
+        if is_full || !self.has_lane_room() || self.lanes_to(peer).any(|(_, channel)| is_opening(channel)) {
+            return;
+        }
+        let may_open = |lane: &u8| {
+            let rest = self.rests.get(&(peer, *lane));
+            !self.by_peer.contains_key(&(peer, *lane)) && rest.is_none_or(|rest| rest.again_at <= now)
+        };
+        if let Some(lane) = (0..count).find(may_open) {
+            self.open_lane(peer, lane, now);
+        }
+    }
+    /// Lanes that both nodes take; as many as this one if nothing is known of the peer.
+    fn lanes_of_both(&self, peer: Cna) -> u8 {
+        let open = self.lanes_to(peer).filter(|(_, channel)| channel.state == ChannelState::Open);
+        open.map(|(_, channel)| channel.peer_lanes)
+            .max()
+            .map_or(self.config.lanes, |lanes| lanes.min(self.config.lanes))
+    }
+    fn open_lane(&mut self, peer: Cna, lane: u8, now: Nanos) -> Option<PoolRef> {
+        let at = self.new_channel(peer, lane)?;
+        self.channels.get_mut(at)?.ask_at = now;
+        self.activate(at);
+        self.arm_channel(at, now);
+        Some(at)
+    }
+    pub(crate) fn new_channel(&mut self, peer: Cna, lane: u8) -> Option<PoolRef> {
+        self.incarnations += 1;
+        let channel = TpChannel::new((peer, lane), self.incarnations, &self.config, &mut self.rng);
+        let at = self.channels.insert(channel).ok()?;
+        let high = self.rng.next_u32() & 0xff;
+        let rest = self.rests.remove(&(peer, lane));
+        if let Some(channel) = self.channels.get_mut(at) {
+            channel.local_tpn = high << 16 | at.index();
+            channel.failures = rest.map_or(0, |rest| rest.failures);
+        }
+        self.by_peer.insert((peer, lane), at);
+        Some(at)
+    }
+    /// A lane is about to fail. If there are others, it is not opened again for a while.
+    pub(crate) fn rest_lane(&mut self, at: PoolRef, now: Nanos) {
+        let Some(channel) = self.channels.get(at) else { return };
+        let (key, failures) = ((channel.peer, channel.lane), channel.failures);
+        if self.open_beside(at, key.0).next().is_some() {
+            let again_at = now + Nanos(REST.0 << failures.min(REST_SHIFT_MAX));
+            self.rests.insert(key, LaneRest { again_at, failures: failures.saturating_add(1) });
+        }
+    }
+    /// The peer is told on all other lanes that one ends: its end would take requests and lose them.
+    pub(crate) fn tell_end(&mut self, at: PoolRef) {
+        let Some(channel) = self.channels.get(at).filter(|channel| channel.state == ChannelState::Open) else { return };
+        let echo = (channel.peer_tpn, channel.peer_incarnation);
+        let (peer, message) = (channel.peer, channel.message(TpMessageKind::End, echo, &self.config));
+        let others: Vec<u8> = self.open_beside(at, peer).collect();
+        for lane in others {
+            self.push_management_on(peer, lane, message);
+        }
+    }
+    /// The other open lanes.
+    fn open_beside(&self, at: PoolRef, peer: Cna) -> impl Iterator<Item = u8> {
+        let is_open = |channel: &TpChannel| channel.state == ChannelState::Open;
+        self.lanes_to(peer).filter(move |(other, channel)| *other != at && is_open(channel)).map(|(_, c)| c.lane)
+    }
+    /// The peer has shown that it is in this life: lanes of former ones lead to nobody.
+    pub(crate) fn end_former_lives(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, life: u8) {
+        if self.config.lanes == 1 {
+            return;
+        }
+        let is_former = |channel: &TpChannel| channel.state == ChannelState::Open && channel.peer_life != life;
+        let former: Vec<PoolRef> = self.lanes_to(peer).filter(|(_, c)| is_former(c)).map(|(at, _)| at).collect();
+        for at in former {
+            self.fail_channel(at, env);
+        }
+    }
+    /// The peer has ended a lane.
+    pub(crate) fn on_end(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+        let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
+        let channel = self.channels.get(at).ok_or(Reason::UbUnknownChannel)?;
+        if !channel.is_of_peer(message) || !channel.is_echoed(message) {
+            return Err(Reason::UbStaleChannel);
+        }
+        self.rest_lane(at, env.now);
+        self.fail_channel(at, env);
+        Ok(())
+    }
+    /// A time-out of a lane has passed without a sign of the peer.
+    pub(crate) fn lane_is_silent(&mut self, at: PoolRef, now: Nanos) {
+        if self.config.lanes == 1 {
+            return;
+        }
+        let Some(channel) = self.channels.get(at) else { return };
+        let peer = channel.peer;
+        match channel.state {
+            // The path of this lane may be the only one that is broken.
+            ChannelState::Opening if channel.asks >= ASKS => self.open_further(peer, now),
+            ChannelState::Open if channel.tx.silent_tries() >= SILENT_TRIES => {
+                self.relieve(at, peer, LaneHealth::Heard);
+            }
+            _ => {}
+        }
+    }
+    /// A lane has opened. A packet of nothing shows both ends that the path carries data.
+    pub(crate) fn lane_is_open(&mut self, at: PoolRef, peer: Cna) {
+        if self.config.lanes == 1 {
+            return;
+        }
+        let is_opening = |channel: &TpChannel| channel.state == ChannelState::Opening && channel.unanswered > 0;
+        let opening: Vec<PoolRef> =
+            self.lanes_to(peer).filter(|(_, channel)| is_opening(channel)).map(|(at, _)| at).collect();
+        for other in opening {
+            self.relieve(other, peer, LaneHealth::Silent);
+        }
+        if self.channels.get(at).is_some_and(|channel| channel.queue.is_empty()) {
+            self.enqueue(at, TxOwner::Filler);
+        }
+    }
+    /// The first packet of the peer has come on a lane: it takes its share of what the others have not begun to send, and the
+    /// next lane may open.
+    pub(crate) fn lane_is_heard(&mut self, at: PoolRef, peer: Cna, now: Nanos) {
+        if self.config.lanes == 1 {
+            return;
+        }
+        let is_unsent = |r: &SendRecord| r.phase == RequestPhase::Issued && r.sent == 0 && !r.all_sent;
+        let unsent: Vec<PoolRef> = self
+            .requests
+            .iter()
+            .filter(|(_, r)| r.dest == peer && r.channel != at && is_unsent(r) && !r.alloc && self.may_move(r))
+            .map(|(request, _)| request)
+            .collect();
+        for request in self.in_posting_order(unsent) {
+            let Some(record) = self.requests.get(request) else { continue };
+            let (Some(from), Some(to)) = (self.channels.get(record.channel), self.channels.get(at)) else { continue };
+            if (to.load + record.load()) * self.window(from) < from.load * self.window(to) {
+                self.move_request(request, at);
+            }
+        }
+        if self.best_lane(peer, LaneHealth::Heard).is_some_and(|(_, channel)| channel.unanswered > 1) {
+            self.open_further(peer, now);
+        }
+    }
+    /// A lane has failed and is no more: others take what they may.
+    pub(crate) fn relieve_failed(&mut self, at: PoolRef, peer: Cna) {
+        if self.lanes_to(peer).next().is_some() {
+            return self.relieve(at, peer, LaneHealth::Silent);
+        }
+        let resting: Vec<(Cna, u8)> = self.rests.range((peer, 0)..=(peer, u8::MAX)).map(|(key, _)| *key).collect();
+        for key in resting {
+            self.rests.remove(&key);
+        }
+    }
+    /// Moves the requests of a lane that may go on on another one.
+    fn relieve(&mut self, from: PoolRef, peer: Cna, worst: LaneHealth) {
+        let moving: Vec<PoolRef> =
+            self.requests.iter().filter(|(_, r)| r.channel == from && self.may_move(r)).map(|(at, _)| at).collect();
+        for at in self.in_posting_order(moving) {
+            match self.best_lane(peer, worst) {
+                Some((to, _)) if to != from => self.move_request(at, to),
+                _ => return,
+            }
+        }
+    }
+    /// Whether a request may be sent on another lane: it was not executed on its own, or does no harm if it is executed twice.
+    fn may_move(&self, request: &SendRecord) -> bool {
+        let is_harmless = match request.phase {
+            RequestPhase::Waiting => true,
+            RequestPhase::Issued => request.opcode == TaOpcode::Read || request.sent == 0 && !request.all_sent,
+            RequestPhase::Posted | RequestPhase::Done(_) => false,
+        };
+        // The target knows the others of a sequence context on its lane only.
+        let is_first = || {
+            let stream = self.jetties.get(request.jetty).map(|jetty| (jetty.stream.state, jetty.stream.channel));
+            request.alloc && stream == Some((StreamState::Asking, request.channel))
+        };
+        is_harmless && request.abandoned.is_none() && (request.order_number.is_none() || is_first())
+    }
+    fn move_request(&mut self, at: PoolRef, to: PoolRef) {
+        let Some(request) = self.requests.get_mut(at) else { return };
+        if let Some(channel) = self.channels.get_mut(request.channel) {
+            channel.end(request);
+        }
+        if let Some(channel) = self.channels.get_mut(to) {
+            channel.begin(request);
+        }
+        request.channel = to;
+        if let (true, Some(jetty)) = (request.alloc, self.jetties.get_mut(request.jetty)) {
+            jetty.stream.channel = to;
+        }
+        if request.phase == RequestPhase::Issued {
+            request.attempt = request.attempt.wrapping_add(1);
+            request.begin_attempt();
+            (request.received, request.fault) = (0, None);
+            let attempt = request.attempt;
+            self.enqueue(to, TxOwner::Request(at, attempt));
+        }
+    }
+}
