@@ -39,9 +39,9 @@ impl Worker {
             if self.core.has_many() {
                 self.core.prefetch_turn();
             }
-            self.core
-                .pulse
-                .serve_qp(self.core.qps[index as usize].as_ref().map_or(0, |slot| slot.endpoint.qp().qpn().get()));
+            // Without queue pairs the table is empty, and has not even the endpoint's entry.
+            let slot = self.core.qps.get(index as usize).and_then(Option::as_ref);
+            self.core.pulse.serve_qp(slot.map_or(0, |slot| slot.endpoint.qp().qpn().get()));
             let (requests, used) = if index == URMA_ENTRY { self.urma_turn(now) } else { self.turn(now, index) };
             self.core.sched.charge(requests, used);
             bytes_left = bytes_left.saturating_sub(used);
