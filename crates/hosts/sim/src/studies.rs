@@ -15,17 +15,28 @@
 //! | [`world`], `connect` | hosts and network in one time; queues and work requests |
 //! | [`measure`], [`report`] | runs a program; the table of a study |
 //! | [`latency`] | studies of two idle hosts |
+//! | [`load`], [`order`], [`disorder`] | many operations at a time; order; loss and jitter |
+//! | [`pressure`], [`contention`], [`congestion`] | many Jetties and hosts; a lock; a full port |
+//! | [`state`], [`absent`] | bytes and setup; what is not measured |
 //! | [`registry`] | all studies, by name |
 
+pub mod absent;
 pub mod artefact;
 pub mod closed_form;
+pub mod congestion;
 mod connect;
+pub mod contention;
+pub mod disorder;
 pub mod host;
 pub mod interface;
 pub mod latency;
+pub mod load;
 pub mod measure;
+pub mod order;
 pub mod packets;
+pub mod pressure;
 pub mod program;
 pub mod registry;
 pub mod report;
+pub mod state;
 pub mod world;

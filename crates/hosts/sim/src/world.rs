@@ -747,7 +747,7 @@ fn no_memory(error: rustix::io::Errno) -> SimError {
 }
 
 /// A file without a name, sealed against shrinking.
-fn shared_memory(bytes: u64) -> Result<OwnedFd, rustix::io::Errno> {
+pub(crate) fn shared_memory(bytes: u64) -> Result<OwnedFd, rustix::io::Errno> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let fd = memfd_create("burst-sim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, bytes)?;

@@ -1,7 +1,7 @@
 //! A simulated host's Unified Bus: URMA's endpoint in the host's worker, with a port of its own on the same network.
 //!
-//! Programs have no memory, as with [`crate::run::PayloadMode::Void`]: payload has a length only. Words that atomics have changed
-//! are kept, so that locks work.
+//! Programs have no memory, as with [`crate::run::PayloadMode::Void`]: payload has a length only. Words of eight bytes that were
+//! changed or written alone are kept, so that atomics work.
 
 use super::{BATCH_FRAMES, SimHost};
 use crate::port::{SimPort, Wire, address_of};
@@ -13,20 +13,23 @@ use burst_urma::{MemoryGone, UrmaConfig, UrmaEnv, UrmaMemory, UrmaNode};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Memory without bytes, but for words that atomics have changed.
+/// Memory without bytes, but for words that were changed or written alone.
 #[derive(Debug, Default)]
 struct VoidMemory {
     words: BTreeMap<u64, u64>,
 }
 
 impl UrmaMemory for VoidMemory {
-    fn read(&self, _addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
         out.fill(0);
+        if let (8, Some(word)) = (out.len(), self.words.get(&addr)) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
         Ok(())
     }
     fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
-        if let (Some(word), Some(bytes)) = (self.words.get_mut(&addr), bytes.first_chunk()) {
-            *word = u64::from_le_bytes(*bytes);
+        if let Ok(bytes) = bytes.try_into() {
+            self.words.insert(addr, u64::from_le_bytes(bytes));
         }
         Ok(())
     }

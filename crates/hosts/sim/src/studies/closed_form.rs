@@ -41,7 +41,8 @@ impl StudyVerb {
             StudyVerb::CompareSwap => "CAS",
         }
     }
-    const fn is_atomic(self) -> bool {
+    /// Whether it changes a word.
+    pub const fn is_atomic(self) -> bool {
         matches!(self, StudyVerb::FetchAdd | StudyVerb::CompareSwap)
     }
 }

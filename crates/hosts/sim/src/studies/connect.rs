@@ -159,24 +159,31 @@ impl StudyWorld {
             StudyVerb::Send => return Err("a message needs a work request".into()),
         };
         let begun = state.node.with_urma(now, |node, _| node.begin_access(segment, Self::remote(op), kind));
-        let tag = begun.ok_or("a host without endpoint")?.map_err(refused)?;
-        state.accesses.push_back((tag, id));
+        match begun.ok_or("a host without endpoint")? {
+            Ok(tag) => state.accesses.push_back((tag, id)),
+            // So many are under way, or the oldest one was lost.
+            Err(UrmaError::Full) => state.blocked.push_back(id),
+            Err(error) => return Err(refused(error)),
+        }
         Ok(())
     }
 
     /// Takes completions and outcomes of the bus.
-    pub(super) fn collect_bus(&mut self, host: u32, now: Nanos) {
+    pub(super) fn collect_bus(&mut self, host: u32, now: Nanos) -> Result<(), String> {
         let state = &mut self.hosts[host as usize];
         let (jfc, jfr, token_id) = (state.jfc, state.jfr, state.token_id);
         let accesses = &mut state.accesses;
         let mut ended = Vec::new();
-        state.node.with_urma(now, |node, _| {
+        state.node.with_urma(now, |node, env| {
             while let Some(record) = node.poll_jfc(jfc) {
                 if record.is_receive {
                     // The queue has just given one up.
                     let _ = node.post_recv(jfr, receive(token_id));
                 } else {
-                    ended.push((record.user_ctx as u32, record.status != CrStatus::Success, 0));
+                    // Where an atomic has put the old value.
+                    let mut word = [0; 8];
+                    let is_failure = record.status != CrStatus::Success || env.mem.read(MEMORY, &mut word).is_err();
+                    ended.push((record.user_ctx as u32, is_failure, u64::from_le_bytes(word)));
                 }
             }
             accesses.retain(|(tag, id)| {
@@ -187,9 +194,16 @@ impl StudyWorld {
                 outcome.is_none()
             });
         });
+        let is_any = !ended.is_empty();
         for (id, is_failure, value) in ended {
             self.complete(host, id, is_failure, value);
         }
+        if is_any {
+            for id in std::mem::take(&mut self.hosts[host as usize].blocked) {
+                self.post(host, id)?;
+            }
+        }
+        Ok(())
     }
 }
 

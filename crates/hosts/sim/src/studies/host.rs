@@ -73,6 +73,8 @@ pub struct StudyHost {
     pub processor_free_at: u64,
     /// When the engine is due.
     pub wake_at: u64,
+    /// When the program begins something by itself.
+    pub begin_at: u64,
     /// When the last packet of a context got to the engine: requests, answers.
     pub entered: BTreeMap<(u32, bool), u64>,
     /// When the last work request of a queue got to the adapter.
@@ -91,6 +93,8 @@ pub struct StudyHost {
     pub imports: BTreeMap<u32, (u32, u32)>,
     /// Accesses under way, with the operation's number.
     pub accesses: VecDeque<(AccessTag, u32)>,
+    /// Operations whose access waits until the oldest one to its peer has ended.
+    pub blocked: VecDeque<u32>,
 }
 
 impl StudyHost {
@@ -103,6 +107,7 @@ impl StudyHost {
             cache,
             processor_free_at: 0,
             wake_at: u64::MAX,
+            begin_at: u64::MAX,
             entered: BTreeMap::new(),
             posted: BTreeMap::new(),
             pairs: BTreeMap::new(),
@@ -112,6 +117,7 @@ impl StudyHost {
             token_id: 0,
             imports: BTreeMap::new(),
             accesses: VecDeque::new(),
+            blocked: VecDeque::new(),
         }
     }
 }

@@ -181,7 +181,9 @@ fn shown(value: Option<f64>) -> String {
     let text = match value.abs() {
         _ if !value.is_finite() => return if value > 0.0 { "any".into() } else { format!("{value}") },
         size if size >= 1_000.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 100.0 => format!("{value:.1}"),
+        size if size >= 10.0 => format!("{value:.2}"),
+        size if size > 0.0 && size < 0.01 => return format!("{value:.3e}"),
         _ => format!("{value:.4}"),
     };
     match text.contains('.') {
@@ -203,7 +205,7 @@ mod tests {
         table.promise_exact();
         assert!(!table.is_met());
         let text = table.text();
-        assert!(text.contains("513.2") && text.contains("0.0005") && text.matches("heads").count() == 1, "{text}");
+        assert!(text.contains("513.2") && text.contains("5.200e-4") && text.matches("heads").count() == 1, "{text}");
         assert!(text.contains("MISSED closed form differs from the artefact in rows, of 2: 1 (0 to 0)"), "{text}");
         assert_eq!(table.find("WRITE", "A").and_then(|row| row.artefact), Some(750.0));
     }

@@ -7,7 +7,7 @@
 //! [`crate::studies::interface`] and the network of [`burst_fabric`]; a program has one processor.
 
 use crate::flows::exponential;
-use crate::node::{MEMORY, NodeConfig, SimHost};
+use crate::node::{MEMORY, MemoryPart, NodeConfig, SimHost};
 use crate::port::{Outgoing, SimPortConfig, lock};
 use crate::run::{PacketRun, PayloadMode};
 use crate::studies::closed_form::{LINK_GBPS, LINK_NS, StudyVerb};
@@ -15,7 +15,7 @@ use crate::studies::host::{ContextCache, StudyHost};
 use crate::studies::interface::{HostInterface, JETTY_CACHE, QP_CACHE, StudyStack};
 use crate::studies::packets::{self, PacketRole, PacketView};
 use crate::studies::program::{EndedOp, StudyOp, StudyProgram};
-use crate::world::train_of;
+use crate::world::{shared_memory, train_of};
 use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, WcStatus};
 use burst_base::{Nanos, RtoMode};
@@ -24,6 +24,7 @@ use burst_fabric::topology::Speeds;
 use burst_fabric::{ClassSettings, Delivery, HostId, LinkFaults, Network, Switches, Topology, Train};
 use burst_ubwire::ServiceMode;
 use burst_urma::LossRecovery;
+use rustix::fd::AsFd;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -31,6 +32,8 @@ use std::collections::BinaryHeap;
 pub const NS: u64 = 1_000;
 /// Bytes of a host's memory, which has addresses only.
 pub const MEMORY_BYTES: u64 = 1 << 30;
+/// The same if it has bytes.
+const REAL_BYTES: u64 = 64 << 10;
 /// Passes of a worker at one time.
 const PASSES_MAX: u32 = 256;
 /// Packets whose sizes are kept.
@@ -77,6 +80,8 @@ pub struct StudyConfig {
     pub has_caches: bool,
     /// Work requests that a queue pair holds.
     pub depth: u32,
+    /// Whether RoCE's programs have memory, so that their atomics are real. (On the bus words that atomics change always are.)
+    pub has_memory: bool,
     /// Seed.
     pub seed: u64,
 }
@@ -104,6 +109,7 @@ impl StudyConfig {
             buffer: 32_000_000,
             has_caches: false,
             depth: 128,
+            has_memory: false,
             seed: 1,
         }
     }
@@ -145,8 +151,8 @@ impl StudyConfig {
             timeout: 8,
             depth: self.depth,
             pass_bytes: 1 << 20,
-            payload: PayloadMode::Void,
-            memory: MEMORY_BYTES,
+            payload: if self.has_memory { PayloadMode::Real } else { PayloadMode::Void },
+            memory: if self.has_memory { REAL_BYTES } else { MEMORY_BYTES },
             seed: self.seed,
         }
     }
@@ -263,8 +269,14 @@ impl StudyWorld {
         topology.check()?;
         let node_config = config.node();
         let mut hosts = Vec::new();
+        let memory = match config.has_memory {
+            true => Some(shared_memory(u64::from(config.hosts) * REAL_BYTES).map_err(|e| e.to_string())?),
+            false => None,
+        };
         for host in 0..config.hosts {
-            let mut node = SimHost::new(HostId(host), 0, node_config, None).map_err(|e| e.to_string())?;
+            let offset = u64::from(host) * REAL_BYTES;
+            let part = memory.as_ref().map(|file| MemoryPart { file: file.as_fd(), offset });
+            let mut node = SimHost::new(HostId(host), 0, node_config, part).map_err(|e| e.to_string())?;
             let bus = match config.stack.is_bus() {
                 true => Some(node.add_urma(|urma| {
                     urma.caqm = config.cc.is_some();
@@ -297,7 +309,7 @@ impl StudyWorld {
         };
         world.connect()?;
         // Receives that were posted get to the engines.
-        (0..world.config.hosts).for_each(|host| world.run_host(host));
+        (0..world.config.hosts).try_for_each(|host| world.run_host(host))?;
         Ok(world)
     }
 
@@ -384,7 +396,7 @@ impl StudyWorld {
             StudyEvent::Post(id) => {
                 self.note(self.now, host, "posted");
                 self.post(host, id)?;
-                self.run_host(host);
+                self.run_host(host)?;
             }
             StudyEvent::Leave(train) => {
                 if self.network.send(self.now, *train).is_err() {
@@ -399,7 +411,7 @@ impl StudyWorld {
                     _ => &host_state.node.wire,
                 };
                 lock(wire).deliver(*run, is_marked, bytes);
-                self.run_host(host);
+                self.run_host(host)?;
             }
             StudyEvent::Complete(id) => {
                 let interface = self.interface;
@@ -416,7 +428,7 @@ impl StudyWorld {
             }
             StudyEvent::Wake => {
                 if self.hosts[host as usize].wake_at <= self.now {
-                    self.run_host(host);
+                    self.run_host(host)?;
                 }
             }
         }
@@ -428,7 +440,9 @@ impl StudyWorld {
         while let Some(op) = program.next(host, self.now) {
             self.begin(host, op);
         }
-        if let Some(at) = program.next_at(host) {
+        // One event for each time: programs are asked after each of their operations.
+        if let Some(at) = program.next_at(host).filter(|at| self.hosts[host as usize].begin_at != *at) {
+            self.hosts[host as usize].begin_at = at;
             self.schedule(at.max(self.now), host, StudyEvent::Begin);
         }
     }
@@ -553,7 +567,7 @@ impl StudyWorld {
     }
 
     /// Runs the worker of a host until it has nothing to do now.
-    fn run_host(&mut self, host: u32) {
+    fn run_host(&mut self, host: u32) -> Result<(), String> {
         let now = self.nanos();
         let mut is_busy = true;
         let mut passes = 0;
@@ -561,7 +575,7 @@ impl StudyWorld {
             is_busy = self.hosts[host as usize].node.run_once(now);
             passes += 1;
             self.drain(host);
-            self.collect(host, now);
+            self.collect(host, now)?;
         }
         let state = &mut self.hosts[host as usize];
         let next = match state.node.next_deadline(now) {
@@ -573,6 +587,7 @@ impl StudyWorld {
         if next != u64::MAX {
             self.schedule(next, host, StudyEvent::Wake);
         }
+        Ok(())
     }
 
     /// Puts what the worker has sent into the adapter.
@@ -604,17 +619,31 @@ impl StudyWorld {
     }
 
     /// Takes the completions of RoCE; those of the bus are taken by [`StudyWorld::collect_bus`].
-    fn collect(&mut self, host: u32, now: Nanos) {
+    fn collect(&mut self, host: u32, now: Nanos) -> Result<(), String> {
         while let Some((qp, cqe)) = self.hosts[host as usize].node.poll() {
             if cqe.is_recv == 1 {
                 self.hosts[host as usize].node.post_receive(qp, 0, 0, 1 << 20);
                 continue;
             }
-            self.complete(host, cqe.wr_id as u32, cqe.status != WcStatus::Success as u8, 0);
+            let id = cqe.wr_id as u32;
+            let value = self.old_value(host, id);
+            self.complete(host, id, cqe.status != WcStatus::Success as u8, value);
         }
-        if self.config.stack.is_bus() {
-            self.collect_bus(host, now);
+        if self.config.stack.is_bus() { self.collect_bus(host, now) } else { Ok(()) }
+    }
+
+    /// The old value that an atomic of RoCE has written to the program's memory, if it has any.
+    fn old_value(&self, host: u32, id: u32) -> u64 {
+        let op = self.op(id);
+        let mut word = [0; 8];
+        if self.config.has_memory
+            && op.verb.is_atomic()
+            && let Some(span) = self.hosts[host as usize].node.memory(op.offset, 8)
+        {
+            // Registered memory can be read.
+            let _ = span.read_to(&mut word);
         }
+        u64::from_ne_bytes(word)
     }
 
     /// The address of an operation's data at the target.
