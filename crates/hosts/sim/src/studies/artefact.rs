@@ -144,6 +144,8 @@ pub const LOSS: [(f64, f64, [f64; 4]); 7] = [
 pub const ONE_LOSS: [f64; 4] = [801.0, 1_269.0, 11_752.0, 12_252.0];
 /// Median and 99.9th percentile with jitter 0.2.
 pub const JITTER: [[u64; 2]; 4] = [[540, 695], [797, 952], [1_954, 2_628], [2_550, 3_355]];
+/// The same in the paper's text; none for BlueFlame.
+pub const JITTER_PAPER: [Option<[u64; 2]>; 4] = [Some([540, 695]), Some([797, 952]), None, Some([2_500, 3_221])];
 /// YCSB-A with 1 and 256 operations at a time, millions a second.
 pub const YCSB: [(u64, [f64; 4]); 2] = [(1, [4.968, 1.325, 0.672_9, 0.503_5]), (256, [4.993, 1.327, 0.673_3, 0.503_7])];
 /// All to all by nodes.

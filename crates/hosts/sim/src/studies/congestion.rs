@@ -96,7 +96,7 @@ fn share(stack: StudyStack, is_controlled: bool, scale: &StudyScale) -> Result<S
     if stack.is_bus() && is_controlled {
         world.network.set_hook(Box::new(hints(scale.seed)));
     }
-    let time = scale.of(100_000_000_000, 6_000_000_000u64);
+    let time = scale.of(100_000_000_000, 4_000_000_000u64);
     let (begun, zeros) = (world.now, vec![0; SENDERS as usize]);
     let mut flood = Flood {
         under_way: zeros.clone(),
@@ -141,7 +141,7 @@ pub fn one_port(scale: &StudyScale) -> Result<StudyTable, String> {
     ];
     let toy = "The artefact's figures are of a window capped at 64 packets, without queue, loss or competitors; its DCQCN is cut and grows \
                by a rule of its own. Here both controls are whole, with a switch and four flows that begin with full windows.";
-    let slow = "As above. DCQCN's rates are cut to a tenth of the port by the queue of the beginning, and climb back by steps; C-AQM \
+    let slow = "As above. DCQCN's rates are cut to less than a tenth of the port by the queue of the beginning, and climb back by steps; C-AQM \
                 asks before it grows.";
     let mut found = Vec::new();
     for (name, stack, is_controlled, figures) in kinds {
@@ -168,6 +168,6 @@ pub fn one_port(scale: &StudyScale) -> Result<StudyTable, String> {
         [0.0, 0.3],
     );
     table.promise("C-AQM: packets dropped", found[0].drops, [0.0, 0.0]);
-    table.note("Headers and gaps take 4 % of the port. The paper's 96 and 62.5 % must not be taken as a comparison of the two controls.");
+    table.note("Headers and gaps take 2 % of the port. The paper's 96 and 62.5 % must not be taken as a comparison of the two controls.");
     Ok(table)
 }

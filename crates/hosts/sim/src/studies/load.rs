@@ -73,7 +73,7 @@ pub fn open_loop(scale: &StudyScale) -> Result<StudyTable, String> {
         for (column, stack) in StudyStack::ALL.into_iter().enumerate() {
             let op = StudyOp::new(StudyVerb::Read, 64, 1);
             let mut world = warm_world(config(stack, scale), op)?;
-            let count = scale.of(20_000, 2_000);
+            let count = scale.of(20_000, 1_000);
             let mut program = OpenProgram::new(count, mops, world.now, scale.seed, move |_, _| op);
             if !world.run(&mut program, RUN_MAX)? {
                 return Err("operations do not end".into());
@@ -114,7 +114,7 @@ pub fn ycsb(scale: &StudyScale) -> Result<StudyTable, String> {
                 let verb = if rng.chance(1, 2) { StudyVerb::Read } else { StudyVerb::Write };
                 StudyOp { offset: rng.below(10_000) * 64, ..StudyOp::new(verb, 64, 1) }
             };
-            let measured = closed_loop(config(stack, scale), scale.of(20_000, 2_000), depth_here, make)?;
+            let measured = closed_loop(config(stack, scale), scale.of(20_000, 1_000), depth_here, make)?;
             rates.push(measured.mops);
             let row = StudyRow::new(format!("{depth}"), stack.name()).artefact(figure);
             let row = if depth == 256 && stack == StudyStack::LoadStore { row.paper(4.6) } else { row };

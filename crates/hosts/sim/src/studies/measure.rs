@@ -4,7 +4,7 @@ use crate::studies::program::{EndedOp, LoopProgram, StudyOp};
 use crate::studies::world::{NS, StudyConfig, StudyWorld};
 
 /// Operations of each queue to each peer before what is measured: they open channels and order streams.
-const WARM_OPS: u64 = 3;
+const WARM_OPS: u64 = 2;
 /// The longest time that a program may take: ten virtual seconds.
 pub const RUN_MAX: u64 = 10_000_000_000_000;
 

@@ -47,6 +47,8 @@ pub fn share(scale: &StudyScale) -> Result<StudyTable, String> {
             let closed = base.latency() as f64 * (1.0 - share) + strong * share;
             let row = StudyRow::new(format!("READ, {percent} % SO, one at a time"), stack.name());
             let row = row.artefact(figure as f64).closed_form(closed);
+            // The paper's text has the ends.
+            let row = if stack.is_bus() && [0, 100].contains(&percent) { row.paper(figure as f64) } else { row };
             if stack == StudyStack::LoadStore {
                 table.row(StudyRow { why: "Accesses have no order tags: a program waits for them.".into(), ..row });
                 continue;

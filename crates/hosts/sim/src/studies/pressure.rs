@@ -44,6 +44,8 @@ pub fn sharing(scale: &StudyScale) -> Result<StudyTable, String> {
             let row =
                 StudyRow::new(format!("{jetties}"), stack.name()).artefact(row[column] as f64).closed_form(closed);
             let why = "The artefact adds 5 ns for each further Jetty, as if each looked at all of them; a Jetty is found by its number.";
+            // The paper's text has the bus' formula.
+            let row = if stack.is_bus() { row.paper(closed) } else { row };
             table.row(row.ours(ours, if stack.is_bus() && jetties > 1 { why } else { "" }));
             if stack == StudyStack::Urma && jetties == 64 {
                 let all = closed_loop(config, scale.of(20_000, 2_000), jetties, make)?;
@@ -170,7 +172,10 @@ pub fn cluster(scale: &StudyScale) -> Result<StudyTable, String> {
             } else if nodes > 4 {
                 growth = growth.max((ours - four[column]) / (nodes - 4) as f64);
             }
-            let row = StudyRow::new(format!("{nodes}"), stack.name()).artefact(row[column]).closed_form(closed);
+            let figure = row[column];
+            let row = StudyRow::new(format!("{nodes}"), stack.name()).artefact(figure).closed_form(closed);
+            // The paper's text has the ends.
+            let row = if [2, 64].contains(&nodes) { row.paper(figure.round()) } else { row };
             let why = "The artefact adds 25 ns for each further host, and RoCE's contexts from 23 on, as n programs on each of n hosts \
                        would need them. Here one program on each host has one READ under way: ports of the switch are idle.";
             table.row(row.ours(ours, if nodes > 2 { why } else { "" }));
