@@ -65,7 +65,7 @@ bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in
 experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP), how senders share a link, what many queue pairs cost, and simulate figures of publications (half an hour; tables, plots in target)
 	$(CARGO) build --release --locked -p burst-engine --example shared_link --example many_queue_pairs --example calibrate
 	$(CARGO) build --release --locked -p burst-shm --example doorbells
-	@missed=0; for one in fairness/run loss/run loss/tcp scale/run calibration/run simulator/run; do experiments/$$one || missed=1; done; exit $$missed
+	@missed=0; for one in fairness/run loss/run loss/tcp scale/run calibration/run simulator/run urma/run; do experiments/$$one || missed=1; done; exit $$missed
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check

@@ -38,7 +38,7 @@ pub mod schedule;
 pub mod topology;
 pub mod traffic;
 
-pub use network::{Delivery, Network, Totals};
+pub use network::{Delivery, Network, QueueHook, QueueView, Totals};
 pub use schedule::{PacketFate, PacketSchedule};
 pub use topology::{CLASSES, ClassSettings, LinkFaults, Switches, Topology};
 

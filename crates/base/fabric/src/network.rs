@@ -41,6 +41,24 @@ pub struct Totals {
     pub watchdog_drops: u64,
 }
 
+/// A switch's output port to which a train comes.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueView {
+    /// The port.
+    pub port: u32,
+    /// The time.
+    pub now: u64,
+    /// The link's rate in bit/s.
+    pub rate: u64,
+    /// Bytes that wait in front of the train.
+    pub queued: u64,
+    /// Bytes of the train.
+    pub bytes: u64,
+}
+
+/// What a switch does with the packets of trains that enter a queue.
+pub type QueueHook<T> = Box<dyn FnMut(QueueView, &mut T) + Send>;
+
 /// Something that happens.
 #[derive(Debug)]
 enum What<T> {
@@ -82,6 +100,7 @@ pub struct Network<T> {
     events: NetworkEvents<What<T>>,
     totals: Totals,
     topology: Topology,
+    hook: Option<QueueHook<T>>,
 }
 
 /// What happens to a part of a train on a link.
@@ -125,6 +144,7 @@ impl<T: Cut> Network<T> {
             events: NetworkEvents::new(),
             totals: Totals::default(),
             topology: topology.clone(),
+            hook: None,
         };
         network.find_routes();
         network
@@ -148,6 +168,11 @@ impl<T: Cut> Network<T> {
                 self.switches[from].routes.push(ports);
             }
         }
+    }
+
+    /// Lets `hook` change the packets of each train that enters a queue of a switch, as switches that write hints do.
+    pub fn set_hook(&mut self, hook: QueueHook<T>) {
+        self.hook = Some(hook);
     }
 
     /// Bytes that the adapter of a host has room for.
@@ -395,6 +420,10 @@ impl<T: Cut> Network<T> {
             }
         }
         queued.ingress = Some(ingress);
+        if let Some(hook) = &mut self.hook {
+            let LinkEnd { rate, queued: waiting, .. } = self.ports[to as usize];
+            hook(QueueView { port: to, now, rate, queued: waiting, bytes }, &mut queued.train.body);
+        }
         self.ports[to as usize].push(queued, bytes);
         self.start(now, to);
     }

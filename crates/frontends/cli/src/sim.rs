@@ -3,6 +3,7 @@
 mod many;
 mod plot;
 mod table;
+mod urma;
 
 use burst_sim::capture::SimCapture;
 use burst_sim::results::Results;
@@ -60,6 +61,7 @@ pub fn command() -> Command {
         .subcommand(many::sweep_command())
         .subcommand(many::hunt_command())
         .subcommand(many::replay_command())
+        .subcommand(urma::command())
 }
 
 /// The options of a capture.
@@ -111,6 +113,7 @@ pub fn sim(matches: &ArgMatches) -> ExitCode {
         Some(("sweep", m)) => return many::sweep(m),
         Some(("hunt", m)) => return many::hunt(m),
         Some(("replay", m)) => return many::replay(m),
+        Some(("urma", m)) => return urma::urma(m),
         _ => {}
     }
     let path = matches.get_one::<PathBuf>("scenario").expect("a required argument");

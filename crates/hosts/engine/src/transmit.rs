@@ -46,6 +46,7 @@ impl Worker {
             if self.core.has_many() {
                 self.core.prefetch_turn();
             }
+            // Without queue pairs the table is empty, and has not even the endpoint's entry.
             let served = self.core.qps.get(index as usize).and_then(Option::as_ref);
             self.core.pulse.serve_qp(served.map_or(0, |slot| slot.endpoint.qp().qpn().get()));
             let (requests, charged, sent) = match index {

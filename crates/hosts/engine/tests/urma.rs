@@ -222,3 +222,19 @@ fn the_scheduler_gives_both_transports_the_same_bytes() {
     let part = urma * 100 / (roce + urma);
     assert!((47..=53).contains(&part), "URMA has {part} % of {} bytes", roce + urma);
 }
+
+#[test]
+fn a_worker_without_queue_pairs_runs_the_endpoint() {
+    let hubs = [0, 1].map(|_| Hub::new(MemConfig::default()));
+    let (mut a, mut b) = (Both::new(&hubs, 1, None), Both::new(&hubs, 2, None));
+    a.import(&b, 2);
+    b.import(&a, 1);
+    a.write(Nanos(0), 4096, &b).expect("room");
+    let ended = (0..100).find_map(|pass| {
+        let now = Nanos(pass * 1_000);
+        a.host.worker.run_once(now);
+        b.host.worker.run_once(now);
+        a.poll()
+    });
+    assert_eq!(ended, Some(CrStatus::Success));
+}

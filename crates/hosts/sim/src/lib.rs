@@ -18,6 +18,7 @@
 //! | [`sweep`] | a grid of scenarios |
 //! | [`oracle`] | what must hold inside the engines |
 //! | [`hunt`] | random scenarios under the oracle |
+//! | [`studies`] | the evaluation of the OpenURMA paper |
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -34,6 +35,7 @@ pub mod port;
 pub mod results;
 pub mod run;
 pub mod scenario;
+pub mod studies;
 pub mod sweep;
 pub mod topology;
 pub mod world;

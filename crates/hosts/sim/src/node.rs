@@ -4,6 +4,8 @@
 //! connected to the next peer. Connections are agreed out of band, without packets and in no time, and both ends know each
 //! other's hello, unless one of them is an adapter.
 
+mod urma;
+
 use crate::port::{SimPort, SimPortConfig, Wire, address_of};
 use crate::run::PayloadMode;
 use burst_base::rng::Rng;
@@ -347,22 +349,36 @@ impl SimHost {
 
     /// Posts a signaled request of `len` bytes at `local` and `remote`, offsets in the programs' memory. False if the queue is
     /// full.
-    pub fn post(&mut self, at: u32, verb: Verb, id: u64, [local, remote]: [u64; 2], len: u32, rkey: u32) -> bool {
-        let qp = &mut self.qps[at as usize];
+    pub fn post(&mut self, at: u32, verb: Verb, id: u64, places: [u64; 2], len: u32, rkey: u32) -> bool {
         let opcode = match verb {
             Verb::Write => WrOpcode::RdmaWrite,
             Verb::WriteImm => WrOpcode::RdmaWriteWithImm,
             Verb::Read => WrOpcode::RdmaRead,
             Verb::Send => WrOpcode::Send,
         };
-        let wqe = SendWqe {
-            wr_id: id,
-            opcode: opcode as u8,
-            flags: send_flags::SIGNALED as u16,
-            remote_addr: MEMORY + remote,
-            rkey,
-            ..SendWqe::default()
-        };
+        let wqe = SendWqe { wr_id: id, opcode: opcode as u8, rkey, ..SendWqe::default() };
+        self.post_entry(at, wqe, places, len)
+    }
+
+    /// Posts a signaled atomic of eight bytes: FAA with the addend, or CAS with compare and swap values. False if the queue is
+    /// full.
+    pub fn post_atomic(
+        &mut self,
+        at: u32,
+        opcode: WrOpcode,
+        id: u64,
+        places: [u64; 2],
+        operands: [u64; 2],
+        rkey: u32,
+    ) -> bool {
+        let [compare_add, swap] = operands;
+        let wqe = SendWqe { wr_id: id, opcode: opcode as u8, rkey, compare_add, swap, ..SendWqe::default() };
+        self.post_entry(at, wqe, places, 8)
+    }
+
+    fn post_entry(&mut self, at: u32, wqe: SendWqe, [local, remote]: [u64; 2], len: u32) -> bool {
+        let qp = &mut self.qps[at as usize];
+        let wqe = SendWqe { flags: send_flags::SIGNALED as u16, remote_addr: MEMORY + remote, ..wqe };
         if qp.sq.room() == 0 || qp.sq.write(&wqe, &[Sge { addr: MEMORY + local, length: len, lkey: self.key }]).is_err()
         {
             return false;

@@ -156,6 +156,16 @@ impl PacketRun {
         Some((RunPacket { head, payload_len, payload, pad: usize::from(mark & !(CARRIED | DERIVED)) }, end))
     }
 
+    /// Lets `change` change the head of each packet, as a switch does.
+    pub fn change_heads(&mut self, mut change: impl FnMut(&mut [u8])) {
+        let mut at = 0;
+        while let Some((packet, next)) = self.packet_at(at) {
+            let head = at + PREFIX..at + PREFIX + packet.head.len();
+            change(&mut self.bytes[head]);
+            at = next;
+        }
+    }
+
     /// Gives the buffer back, for another run.
     pub fn into_buffer(self) -> Vec<u8> {
         self.bytes
