@@ -143,7 +143,7 @@ impl UrmaNode {
             inbound_keys: HashMap::new(),
             // Beyond `responses_max` only refusals of ROL requests, for each of which a PSN is withheld.
             responses: UrmaPool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
-            contexts: UrmaPool::new(config.contexts_max.min(1 << 16)),
+            contexts: UrmaPool::new(config.contexts_max.clamp(1, 1 << 16)),
             context_keys: HashMap::new(),
             moved_contexts: Vec::new(),
             // A peer may send longer packets than this node.

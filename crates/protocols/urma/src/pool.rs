@@ -16,9 +16,19 @@ impl PoolRef {
     pub(crate) const fn index(self) -> u32 {
         self.index
     }
+    /// A short number of the record, for a pool of at most `limit`, 1 to 2^16: its place and, in the bits that are left, the
+    /// generation. So the number of a freed record comes again as late as it may.
+    pub(crate) const fn short(self, limit: usize) -> u16 {
+        (self.generation << place_bits(limit) | self.index) as u16
+    }
     pub(crate) fn is_none(self) -> bool {
         self == PoolRef::NONE
     }
+}
+
+/// Bits of a place in a pool of at most `limit` records.
+const fn place_bits(limit: usize) -> u32 {
+    usize::BITS - (limit - 1).leading_zeros()
 }
 
 #[derive(Debug)]
@@ -122,6 +132,15 @@ impl<T> UrmaPool<T> {
         let place = self.places.get(index as usize)?;
         place.value.as_ref().map(|_| PoolRef { index, generation: place.generation })
     }
+    /// The record with a short number ([`PoolRef::short`]).
+    pub(crate) fn ref_of_short(&self, short: u16) -> Option<PoolRef> {
+        let place = u32::from(short) & ((1 << place_bits(self.limit)) - 1);
+        self.ref_of(place).filter(|at| at.short(self.limit) == short)
+    }
+    /// Most records.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
     /// All records with their references.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PoolRef, &T)> {
         self.places.iter().enumerate().filter_map(|(i, place)| {
@@ -149,6 +168,27 @@ mod tests {
         assert_eq!(pool.remove(a), None);
         assert_eq!((pool.get(a), pool.get(c)), (None, Some(&4)));
         assert_eq!(c.index(), a.index());
+    }
+
+    #[test]
+    fn a_short_number_comes_again_after_all_generations_that_fit() {
+        for (limit, lives) in [(1, 1 << 16), (3, 1 << 14), (4096, 16), (1 << 16, 1)] {
+            let mut pool = UrmaPool::new(limit);
+            let first = pool.insert(0).expect("room");
+            let short = first.short(limit);
+            pool.remove(first);
+            let mut count = 0;
+            loop {
+                count += 1;
+                let at = pool.insert(count).expect("room");
+                assert_eq!(pool.ref_of_short(at.short(limit)), Some(at));
+                if pool.ref_of_short(short).is_some() {
+                    break;
+                }
+                pool.remove(at);
+            }
+            assert_eq!(count, lives, "limit {limit}");
+        }
     }
 
     #[test]

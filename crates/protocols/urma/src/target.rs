@@ -449,7 +449,7 @@ impl UrmaNode {
             env.fx.count(Reason::UbContextDenied);
             return None;
         };
-        // A Jetty has one; the new one gets another number, because the message that ends the old one may be late.
+        // A Jetty has one. No later one gets its number soon, because the message that ends it may be late.
         if let Some(old) = old {
             self.end_context(env, old);
         }
@@ -457,7 +457,7 @@ impl UrmaNode {
         if let Some(channel) = self.channels.get_mut(origin.channel) {
             channel.contexts += 1;
         }
-        Some(at.index() as u16)
+        Some(at.short(self.contexts.limit()))
     }
     /// A peer's Jetty has a newer context: what waits in this one is refused.
     fn end_context(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef) {
@@ -483,7 +483,7 @@ impl UrmaNode {
             None if base.rc_type == RC_TYPE_CONTEXT => base.context,
             None => return None,
         };
-        let at = self.contexts.ref_of(u32::from(index))?;
+        let at = self.contexts.ref_of_short(index)?;
         let context = self.contexts.get(at)?;
         let is_its = context.channel == origin.channel && context.rc_id == base.rc_id;
         is_its.then_some((at, base.order_number))

@@ -416,3 +416,31 @@ fn case_15_a_lost_packet_holds_only_its_own_request() {
         l.world.assert_drained();
     }
 }
+
+#[test]
+fn a_late_end_of_a_former_context_does_not_end_the_present_one() {
+    let mut world = World::new(3, 1 << 16, 1, |_| ());
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig { service: ServiceMode::Rot, ..JettyConfig::new(jfc, None) });
+    let segments = [world.import_all(0, 1), world.import_all(0, 2)];
+    world.filter = Some(Box::new(|from, _, bytes| {
+        let head = UbPacket::parse(bytes, &Dialect::BURST).expect("a packet").head;
+        from == 0 && matches!(head.ta, Some(TaHeader::Request(r)) if r.base.opcode == TaOpcode::DisconnectContext)
+    }));
+    let order = |world: &mut World, peer: usize| {
+        let wr = JfsWr { order: OrderTag::Strong, ..common::forge::write(world, 0, segments[peer - 1], 0, 8) };
+        world.post_sound(0, jetty, wr);
+        world.run_for(Nanos(100_000));
+    };
+    // The third context at host 1 has the place of the first one, whose end is still on its way.
+    for peer in [1, 2, 1, 2, 1] {
+        order(&mut world, peer);
+    }
+    world.filter = None;
+    world.run_for(Nanos(50_000_000));
+    for _ in 0..2 {
+        order(&mut world, 1);
+    }
+    let statuses: Vec<CrStatus> = world.poll(0, jfc).iter().map(|cr| cr.status).collect();
+    assert_eq!(statuses, [CrStatus::Success; 7]);
+}
