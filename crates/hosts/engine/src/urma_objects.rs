@@ -63,7 +63,7 @@ fn words_of(cqe: &Cqe) -> [u64; 8] {
     ]
 }
 
-/// The entry of [`words_of`].
+/// The entry that is in words, as in [`UrmaAnswer::Flushed`].
 pub fn entry_of(words: &[u64; 8]) -> Cqe {
     let (low, high) = (|i: usize| words[i] as u32, |i: usize| (words[i] >> 32) as u32);
     let [status, opcode, sl, is_recv, ..] = words[6].to_le_bytes();
