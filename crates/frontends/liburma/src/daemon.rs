@@ -578,7 +578,9 @@ impl DaemonNode {
 
 impl Drop for DaemonNode {
     fn drop(&mut self) {
-        for (_, segment) in std::mem::take(&mut self.segments) {
+        for (token_id, segment) in std::mem::take(&mut self.segments) {
+            // Its objects are the context's, and nothing refuses their end; a daemon that has ended has none.
+            let _ = self.execute(UrmaCall::UnregisterSegment { token_id });
             self.deregister(segment.mr);
         }
     }

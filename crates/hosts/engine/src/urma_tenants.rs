@@ -91,6 +91,8 @@ pub struct UrmaTenant {
     pub(crate) ticket: u32,
     /// A work request for which the node has no room.
     held: Option<(UrmaPost, JfsWr)>,
+    /// How many requests of its Jetty were outstanding then.
+    held_at: u16,
     is_broken: bool,
     pub(crate) jfcs: HashMap<u32, TenantJfc>,
     /// With the number of receives that were taken from the ring.
@@ -131,6 +133,7 @@ impl UrmaTenant {
             doorbell,
             ticket: NO_TICKET,
             held: None,
+            held_at: 0,
             is_broken: false,
             jfcs: HashMap::new(),
             jfrs: HashMap::new(),
@@ -148,6 +151,17 @@ impl UrmaTenant {
             self.ticket = sched.push(self.context, class_of(0), URMA_ENTRY);
             tickets.insert(self.ticket, self.context);
         }
+    }
+
+    /// Whether something of a Jetty is under way, so that there will be room. Remembers how much it is.
+    fn may_wait(&mut self, jetty: u32, node: &UrmaNode) -> bool {
+        self.held_at = node.outstanding(jetty).unwrap_or(0);
+        self.held_at > 0
+    }
+
+    /// Whether requests of the Jetty of the held one have ended, with or without a completion.
+    fn may_go_on(&self, node: &UrmaNode) -> bool {
+        self.held.as_ref().is_none_or(|(post, _)| node.outstanding(post.queue) != Some(self.held_at))
     }
 
     /// The program's number among the owners of objects in a node; 0 is nobody's.
@@ -384,8 +398,8 @@ impl Worker {
             requests += 1;
             match posted {
                 Ok(()) => bytes += u64::from(wr.data.len()),
-                Err(UrmaError::Full) if end.endpoint.node.outstanding(jetty).is_some_and(|count| count > 0) => {
-                    // It goes on when something has ended.
+                Err(UrmaError::Full) if tenant.may_wait(jetty, &end.endpoint.node) => {
+                    // It goes on when a request of the Jetty has ended.
                     tenant.held = Some((post, wr));
                     held.push(tenant.context);
                     break false;
@@ -418,14 +432,12 @@ impl Worker {
             }
             let (completions, events) =
                 (std::mem::take(&mut end.news.completions), std::mem::take(&mut end.news.events));
-            let mut has_moved = false;
             for jfc in &completions {
                 let Some(tenant) = end.owners.get(jfc).and_then(|context| tenants.get(context)) else {
                     // Of a program that has ended.
                     while end.endpoint.node.poll_jfc(*jfc).is_some() {}
                     continue;
                 };
-                has_moved = true;
                 let mut is_whole = true;
                 while let Some(cr) = end.endpoint.node.poll_jfc(*jfc) {
                     let entry = tenant.entry(&cr, &end.endpoint.node);
@@ -454,13 +466,14 @@ impl Worker {
             }
             // What was taken has its capacity back.
             (end.news.completions, end.news.events) = (cleared(completions), Vec::new());
-            if has_moved {
-                for context in held.drain(..) {
-                    if let Some(tenant) = tenants.get_mut(&context) {
-                        tenant.queue(&mut core.sched, tickets);
-                    }
+            held.retain(|context| {
+                let Some(tenant) = tenants.get_mut(context) else { return false };
+                let goes_on = tenant.address == address && tenant.may_go_on(&end.endpoint.node);
+                if goes_on {
+                    tenant.queue(&mut core.sched, tickets);
                 }
-            }
+                !goes_on
+            });
         }
     }
 }

@@ -451,6 +451,29 @@ fn more_requests_than_the_queue_has_are_refused_and_lost_completions_are_told() 
 }
 
 #[test]
+fn a_full_jetty_goes_on_when_requests_without_completions_end() {
+    let mut hosts = pair();
+    let user = account(1);
+    let mut p = Program::new(&mut hosts, 0, &user);
+    let x = Program::new(&mut hosts, 1, &user);
+    let to_x = p.import(&mut hosts, &x);
+    // More than the Jetty's depth of 128, and only the last one has a completion.
+    for i in 0..=300 {
+        let (jetty, wr) = (p.jetty, JfsWr { complete: i == 300, ..p.write(to_x, &x, 8, i) });
+        p.post(jetty, &wr);
+    }
+    let (mut now, mut last) = (Nanos(0), None);
+    while last.is_none() {
+        p.show(&mut hosts);
+        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
+        last = p.poll();
+        now = now + Nanos(1_000);
+        assert!(now < Nanos::from_ms(1000), "{} requests are outstanding", p.counts(&hosts).requests);
+    }
+    assert_eq!(last.map(|cqe| (cqe.wr_id, cqe.status, cqe.sq_consumer)), Some((300, 0, 301)));
+}
+
+#[test]
 fn what_a_killed_program_has_is_gone_and_the_others_go_on() {
     let mut hosts = pair();
     let users = [account(1), account(2)];

@@ -6,7 +6,7 @@ use crate::exports::{ExportedDm, ExportedMr};
 use crate::foreign::ForeignFds;
 use crate::host::Host;
 use crate::limits::LIMITS;
-use crate::refusal::{no_room, refuse, system, unknown};
+use crate::refusal::{busy, no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
@@ -234,6 +234,9 @@ impl Context {
 
     /// Deregisters a region. When this returns, no worker uses the memory.
     pub(super) fn dereg_mr(&mut self, host: &mut Host, mr: u32) -> Result<ReplyParts, Refusal> {
+        if let segments @ 1.. = self.segments_of(mr) {
+            return busy("memory region", segments);
+        }
         let Some(HostMr { key, pd, mapping }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
         host.on_all(move |w| w.remove_region(key));
         drop(mapping);

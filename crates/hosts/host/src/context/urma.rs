@@ -15,6 +15,7 @@ use burst_ledger::{Charge, Resource};
 use burst_shm::record_ring;
 use burst_urma::SegmentConfig;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
 /// Bytes that a request costs a node while it is outstanding: its record.
@@ -43,6 +44,9 @@ pub(super) struct HostUrma {
     charges: HashMap<(UrmaKind, u32), Charge>,
     /// The completion queues of JFCs.
     cqs: HashMap<u32, u32>,
+    /// The memory regions of segments, and how many segments each region has.
+    regions: HashMap<u32, u32>,
+    region_users: HashMap<u32, u32>,
 }
 
 impl Context {
@@ -74,6 +78,8 @@ impl Context {
             _ring: charge,
             charges: HashMap::new(),
             cqs: HashMap::new(),
+            regions: HashMap::new(),
+            region_users: HashMap::new(),
         });
         let response = Response::UrmaOpened { cna: place.cna, mtu: place.mtu, worker: place.worker as u32, doorbell };
         Ok(ReplyParts::with_fds(response, vec![fd]))
@@ -86,7 +92,7 @@ impl Context {
         };
         let made = self.charge_call(&call)?;
         let ended = ended_by(&call);
-        let mut cq_of_jfc = None;
+        let (mut cq_of_jfc, mut region_of_segment) = (None, None);
         let call = match call {
             UrmaCall::CreateJfc { cq } => {
                 let Some(used) = self.cqs.get_mut(cq) else { return unknown("completion queue", cq) };
@@ -95,6 +101,7 @@ impl Context {
             }
             UrmaCall::RegisterSegment { mr, addr, len, token, access } => {
                 let Some(region) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+                region_of_segment = Some(mr);
                 TenantCall::RegisterSegment(region.key, SegmentConfig { addr, len, token, access })
             }
             other => TenantCall::Plain(other),
@@ -116,10 +123,23 @@ impl Context {
                     used.add_user();
                     urma.cqs.insert(*number, cq);
                 }
+                if let Some(mr) = region_of_segment {
+                    urma.regions.insert(*number, mr);
+                    *urma.region_users.entry(mr).or_default() += 1;
+                }
             }
             if let (UrmaAnswer::Done, Some(key)) = (&answer, ended) {
                 urma.charges.remove(&key);
                 host.note_ended(1);
+                if key.0 == UrmaKind::Segment
+                    && let Some(mr) = urma.regions.remove(&key.1)
+                    && let Entry::Occupied(mut users) = urma.region_users.entry(mr)
+                {
+                    *users.get_mut() -= 1;
+                    if *users.get() == 0 {
+                        users.remove();
+                    }
+                }
                 if key.0 == UrmaKind::Jfc
                     && let Some(used) = urma.cqs.remove(&key.1).and_then(|cq| self.cqs.get_mut(cq))
                 {
@@ -128,6 +148,11 @@ impl Context {
             }
         }
         Ok(Response::UrmaDone(answer).into())
+    }
+
+    /// How many segments use a memory region. Its key must not be another region's meanwhile.
+    pub(super) fn segments_of(&self, mr: u32) -> u32 {
+        self.urma.as_ref().and_then(|urma| urma.region_users.get(&mr)).copied().unwrap_or(0)
     }
 
     /// What a new object costs.

@@ -1,0 +1,166 @@
+//! Programs of URMA on a host: what opens and closes nodes, what holds what, and that everything is charged and given back.
+mod common;
+
+use burst_control::urma::UrmaCursor;
+use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
+use burst_control::{MrPiece, MrPieceKind, Refusal, Request, Response};
+use burst_host::Host;
+use burst_ledger::Resource;
+use burst_port::Port;
+use burst_port::mem::{Hub, MemConfig};
+use common::{Program, host, memfd};
+use std::net::{IpAddr, Ipv4Addr};
+
+const MEMORY: u64 = 64 << 10;
+const BASE: u64 = 0x10_0000;
+
+fn eid(last: u8) -> [u8; 16] {
+    Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets()
+}
+
+/// A host whose nodes have ports in memory.
+fn host_with_nodes(share: u8) -> Host {
+    let mut host = host(share);
+    host.lend_urma_ports(Box::new(|_, address: IpAddr| {
+        let port: Box<dyn Port> = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
+        Some(port)
+    }));
+    host
+}
+
+fn call(program: &mut Program, host: &mut Host, call: UrmaCall) -> Result<UrmaAnswer, Refusal> {
+    match program.ask(host, Request::UrmaCall(call))? {
+        Response::UrmaDone(answer) => Ok(answer),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn number(program: &mut Program, host: &mut Host, wanted: UrmaCall) -> u32 {
+    match call(program, host, wanted) {
+        Ok(UrmaAnswer::Number(number)) => number,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A program with the node of the host's address, and a memory region.
+fn start(host: &mut Host, uid: u32) -> (Program, u32) {
+    let mut program = Program::start(host, uid).expect("started");
+    program.ask(host, Request::UrmaOpen { eid: eid(1) }).expect("a node");
+    let pieces = vec![MrPiece { addr: BASE, len: MEMORY, kind: MrPieceKind::Fd { fd: 0, offset: 0 } }];
+    let pd = program.pd;
+    let region = Request::RegMr { pd, addr: BASE, len: MEMORY, iova: BASE, access: 1, pieces, replaces: None };
+    let Ok(Response::Mr { mr, .. }) = program.ask_with(host, region, vec![memfd(MEMORY)]) else { panic!("no region") };
+    (program, mr)
+}
+
+fn has_node(host: &Host) -> bool {
+    host.urma_page(UrmaCursor::default()).node.is_some()
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T, Refusal>) -> i32 {
+    result.expect_err("refused").errno
+}
+
+#[test]
+fn the_first_program_opens_the_node_and_the_last_one_closes_it() {
+    let mut host = host_with_nodes(100);
+    let mut early = Program::start(&mut host, 1001).expect("started");
+    assert_eq!(errno(early.ask(&mut host, Request::UrmaCall(UrmaCall::DeleteJfc { jfc: 0 }))), libc::EPROTO);
+    assert_eq!(errno(early.ask(&mut host, Request::UrmaOpen { eid: eid(9) })), libc::EADDRNOTAVAIL);
+    assert!(!has_node(&host));
+    let contexts = host.contexts.taken();
+    let (mut a, _) = start(&mut host, 1001);
+    assert_eq!(errno(a.ask(&mut host, Request::UrmaOpen { eid: eid(1) })), libc::EEXIST);
+    let (b, _) = start(&mut host, 1002);
+    let page = host.urma_page(UrmaCursor::default());
+    assert_eq!(
+        (page.node.map(|node| (node.eid, node.device)), page.next.is_some()),
+        (Some((eid(1), "burst0".into())), true)
+    );
+    a.end(&mut host);
+    assert!(has_node(&host));
+    b.end(&mut host);
+    assert!(!has_node(&host));
+    assert_eq!(host.contexts.taken(), contexts, "the node's own context is given back");
+    early.end(&mut host);
+}
+
+#[test]
+fn a_host_on_ports_of_somebody_else_says_that_it_has_none() {
+    let mut host = host(100);
+    let mut program = Program::start(&mut host, 1001).expect("started");
+    let refusal = program.ask(&mut host, Request::UrmaOpen { eid: eid(1) }).expect_err("no port");
+    assert_eq!(refusal.errno, libc::EOPNOTSUPP, "{}", refusal.sentence);
+    program.end(&mut host);
+}
+
+#[test]
+fn regions_and_completion_queues_end_after_what_uses_them() {
+    let mut host = host_with_nodes(100);
+    let (mut program, mr) = start(&mut host, 1001);
+    let cq = program.cq;
+    let segment = UrmaCall::RegisterSegment { mr, addr: BASE, len: MEMORY, token: None, access: 2 };
+    let segments: Vec<u32> = (0..2).map(|_| number(&mut program, &mut host, segment.clone())).collect();
+    for token_id in segments {
+        // A key that was freed may be another program's next: a segment must not outlive its region.
+        assert_eq!(errno(program.ask(&mut host, Request::DeregMr { mr })), libc::EBUSY);
+        assert_eq!(call(&mut program, &mut host, UrmaCall::UnregisterSegment { token_id }), Ok(UrmaAnswer::Done));
+    }
+    program.ask(&mut host, Request::DeregMr { mr }).expect("nothing uses it");
+    assert_eq!(errno(call(&mut program, &mut host, segment)), libc::EINVAL, "there is no such region");
+    let jfc = number(&mut program, &mut host, UrmaCall::CreateJfc { cq });
+    assert_eq!(errno(program.ask(&mut host, Request::DestroyCq { cq })), libc::EBUSY);
+    let attr = UrmaJettyAttr { mode: 1, jfc, depth: 4, ..UrmaJettyAttr::default() };
+    let jetty = number(&mut program, &mut host, UrmaCall::CreateJetty(attr));
+    assert!(matches!(call(&mut program, &mut host, UrmaCall::DeleteJfc { jfc }), Ok(UrmaAnswer::Refused(_))));
+    assert_eq!(call(&mut program, &mut host, UrmaCall::DeleteJetty { jetty }), Ok(UrmaAnswer::Done));
+    assert_eq!(call(&mut program, &mut host, UrmaCall::DeleteJfc { jfc }), Ok(UrmaAnswer::Done));
+    program.ask(&mut host, Request::DestroyCq { cq }).expect("nothing uses it");
+    program.end(&mut host);
+}
+
+#[test]
+fn objects_are_charged_and_given_back() {
+    let mut host = host_with_nodes(40);
+    let (mut program, mr) = start(&mut host, 1001);
+    let used = |host: &Host, resource| {
+        let uses = host.ledger.uses(host.now().0);
+        let of = |account: &burst_ledger::AccountUse| {
+            account.resources.iter().find(|r| r.resource == resource).map_or(0, |r| r.used)
+        };
+        uses.iter().map(of).max().unwrap_or(0)
+    };
+    let cq = program.cq;
+    let before =
+        [Resource::Qp, Resource::Srq, Resource::Ah, Resource::Mw, Resource::QueueBytes].map(|r| used(&host, r));
+    let jfc = number(&mut program, &mut host, UrmaCall::CreateJfc { cq });
+    let jfr = number(&mut program, &mut host, UrmaCall::CreateJfr { jfc, depth: 16, token: None, rnr_timer: 0 });
+    let attr = UrmaJettyAttr { mode: 1, jfc, jfr: Some(jfr), depth: 16, ..UrmaJettyAttr::default() };
+    number(&mut program, &mut host, UrmaCall::CreateJetty(attr.clone()));
+    let segment = UrmaCall::RegisterSegment { mr, addr: BASE, len: MEMORY, token: None, access: 2 };
+    number(&mut program, &mut host, segment);
+    number(&mut program, &mut host, UrmaCall::ImportJetty { eid: eid(2), id: 1024, kind: 1, token: None });
+    number(&mut program, &mut host, UrmaCall::CreateGroup { policy: 0, token: None });
+    let now = [Resource::Qp, Resource::Srq, Resource::Ah, Resource::Mw, Resource::QueueBytes].map(|r| used(&host, r));
+    let grown: Vec<u64> = now.iter().zip(before).map(|(now, before)| now - before).collect();
+    assert_eq!(grown, [1, 2, 1, 1, 32 * 256]);
+    // A refused call costs nothing.
+    let refused = call(&mut program, &mut host, UrmaCall::CreateJetty(UrmaJettyAttr { mode: 9, ..attr.clone() }));
+    assert!(matches!(refused, Ok(UrmaAnswer::Refused(_))));
+    assert_eq!(used(&host, Resource::Qp), now[0]);
+    // A share is a share.
+    let refused = loop {
+        if let Err(refusal) =
+            call(&mut program, &mut host, UrmaCall::CreateJetty(UrmaJettyAttr { depth: 32_768, ..attr.clone() }))
+        {
+            break refusal;
+        }
+    };
+    assert_eq!(refused.errno, libc::ENOMEM, "{}", refused.sentence);
+    program.end(&mut host);
+    for account in host.ledger.uses(host.now().0) {
+        let left: Vec<_> =
+            account.resources.iter().filter(|r| r.used != 0 && r.resource != Resource::Descriptor).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
