@@ -59,6 +59,13 @@ impl AckDelay {
         }
         own
     }
+    /// As [`AckDelay::expire`], where nobody has waited for what was delayed: the next delay is not left out.
+    pub fn pass(&mut self, at: Nanos) -> bool {
+        let skip = self.skip;
+        let own = self.expire(at);
+        self.skip = skip;
+        own
+    }
 }
 
 impl DelayedAcks {
@@ -76,6 +83,12 @@ impl DelayedAcks {
         delay.until = until;
         self.queue.push_back((index, until));
         true
+    }
+    /// Delays what nobody waits for, whatever became of earlier delays.
+    pub fn hold(&mut self, index: u32, delay: &mut AckDelay, now: Nanos) {
+        let skip = std::mem::take(&mut delay.skip);
+        let _ = self.delay(index, delay, now);
+        delay.skip = skip;
     }
     /// A queue pair whose deadline has come, and the deadline.
     pub fn pop_due(&mut self, now: Nanos) -> Option<(u32, Nanos)> {

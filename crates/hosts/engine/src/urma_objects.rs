@@ -128,7 +128,9 @@ impl Worker {
     /// # Errors
     /// The node's refusal; [`UrmaError::NoObject`] also for objects of others.
     pub fn urma_call(&mut self, now: Nanos, context: u32, call: TenantCall) -> Option<Result<UrmaAnswer, UrmaError>> {
-        let UrmaSlot { ends, tenants, .. } = self.urma.as_deref_mut()?;
+        let slot = self.urma.as_deref_mut()?;
+        slot.is_answering = false;
+        let UrmaSlot { ends, tenants, .. } = slot;
         let tenant = tenants.get_mut(&context)?;
         let end = ends.iter_mut().find(|end| end.endpoint.address() == tenant.address)?;
         if let TenantCall::RegisterSegment(key, config) = &call {

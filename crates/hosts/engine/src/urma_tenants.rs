@@ -370,6 +370,8 @@ impl Worker {
     /// A program's turn: its next records. Returns requests and bytes.
     pub(crate) fn tenant_turn(&mut self, now: Nanos, ticket: u32) -> (u32, u64) {
         let Some(slot) = self.urma.as_deref_mut() else { return (0, 0) };
+        slot.is_answering = false;
+        slot.ack_delay.on_post();
         let UrmaSlot { ends, tenants, tickets, held, .. } = slot;
         let Some(tenant) = tickets.remove(&ticket).and_then(|context| tenants.get_mut(&context)) else { return (0, 0) };
         tenant.ticket = NO_TICKET;

@@ -4,6 +4,7 @@
 //! places in ready queues and their timer in the wheel are those of this entry. A place's ticket says whose turn it is: the
 //! endpoints', which send what is ready, or a program's, which posts to its node ([`crate::urma_tenants`]).
 
+use crate::ack_delay::AckDelay;
 use crate::counters::Counters;
 use crate::priority::class_of;
 use crate::sched::{NO_TICKET, ReceivedWork, URMA_ENTRY};
@@ -22,6 +23,8 @@ use std::sync::Arc;
 
 /// Bytes of one turn, as of a queue pair's.
 pub(crate) const TURN_BYTES: u64 = 64 << 10;
+/// Packets of a burst whose answers may wait for the program: those of a ping-pong.
+const ANSWERED_MAX: usize = 2;
 /// Bursts whose news wait for their reader at most; further ones are the same news.
 const NEWS_MAX: usize = 4096;
 
@@ -106,6 +109,9 @@ pub(crate) struct UrmaSlot {
     ticket: u32,
     /// Deadline in the wheel.
     armed: Nanos,
+    /// Whether what is ready is answers to a short burst: they wait a moment for the program's own request.
+    pub is_answering: bool,
+    pub ack_delay: AckDelay,
     /// The end whose turn is next.
     next: usize,
 }
@@ -120,12 +126,18 @@ impl UrmaSlot {
             context,
             ticket: NO_TICKET,
             armed: Nanos::NEVER,
+            is_answering: false,
+            ack_delay: AckDelay::default(),
             next: 0,
         }
     }
     /// The context of the endpoints' turns.
     pub fn context(&self) -> u32 {
         self.context
+    }
+    /// Whether what is ready is more than acknowledgements of the transport, for which no program waits.
+    fn owes_answers(&self) -> bool {
+        self.ends.iter().any(|end| end.endpoint.node.owes_answers())
     }
     /// Whether a place in the ready queues is in use.
     pub fn has_ticket(&self, ticket: u32) -> bool {
@@ -254,11 +266,13 @@ impl Worker {
     pub(crate) fn receive_urma(&mut self, now: Nanos) -> bool {
         let Some(slot) = self.urma.as_deref_mut() else { return false };
         let mut received = ReceivedWork::default();
-        let mut any = false;
+        let (mut any, mut packets) = (false, 0);
+        let was_idle = slot.ticket == NO_TICKET && !slot.is_answering;
         for end in &mut slot.ends {
             let burst = end.call(&self.core.mem, |endpoint, mem, news| endpoint.receive(now, mem, news, RX_BUDGET));
             if burst.packets > 0 {
                 received.add_run(burst.packets, burst.bytes);
+                packets += burst.packets;
                 self.core.unread |= burst.packets >= RX_BUDGET;
                 any = true;
             }
@@ -269,6 +283,7 @@ impl Worker {
         if let Some(due) = received.take_due() {
             self.core.sched.charge_received(slot.context, due);
         }
+        slot.is_answering = (was_idle || slot.is_answering) && packets <= ANSWERED_MAX && !slot.tenants.is_empty();
         self.settle_urma(now);
         true
     }
@@ -315,7 +330,7 @@ impl Worker {
     /// The wheel's entry is due.
     pub(crate) fn fire_urma(&mut self, now: Nanos) -> bool {
         let Some(slot) = self.urma.as_deref_mut() else { return false };
-        slot.armed = Nanos::NEVER;
+        (slot.armed, slot.is_answering) = (Nanos::NEVER, false);
         let mut any = false;
         for end in &mut slot.ends {
             any |= end.call(&self.core.mem, |endpoint, mem, news| endpoint.run_timers(now, mem, news));
@@ -333,8 +348,30 @@ impl Worker {
             self.core.wheel.insert(URMA_ENTRY, due);
             slot.armed = due;
         }
-        if slot.ticket == NO_TICKET && slot.ends.iter().any(|end| end.endpoint.node.wants_tx()) {
+        if slot.ticket != NO_TICKET || !slot.ends.iter().any(|end| end.endpoint.node.wants_tx()) {
+            return;
+        }
+        if slot.is_answering {
+            let delayed_acks = &mut self.core.delayed_acks;
+            if !slot.owes_answers() {
+                delayed_acks.hold(URMA_ENTRY, &mut slot.ack_delay, now);
+                return;
+            }
+            slot.is_answering = delayed_acks.delay(URMA_ENTRY, &mut slot.ack_delay, now);
+        }
+        if !slot.is_answering {
             slot.ticket = self.core.sched.push(slot.context, class_of(0), URMA_ENTRY);
+        }
+    }
+
+    /// The time until which answers wait for the program is over.
+    pub(crate) fn release_urma(&mut self, now: Nanos) {
+        let Some(at) = self.core.urma_due.take() else { return };
+        if let Some(slot) = self.urma.as_deref_mut()
+            && (if slot.owes_answers() { slot.ack_delay.expire(at) } else { slot.ack_delay.pass(at) })
+        {
+            slot.is_answering = false;
+            self.settle_urma(now);
         }
     }
 }

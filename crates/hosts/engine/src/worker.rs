@@ -196,6 +196,8 @@ pub(crate) struct Core {
     pub contexts: Vec<Option<ContextSlot>>,
     /// Contexts whose programs of URMA have posted.
     pub urma_rung: Vec<u32>,
+    /// The deadline of answers of URMA that has come.
+    pub urma_due: Option<Nanos>,
     pub mem: MrTable,
     pub sched: Scheduler,
     pub wheel: Wheel,
@@ -256,6 +258,7 @@ impl Core {
             xrc: Vec::new(),
             contexts: Vec::new(),
             urma_rung: Vec::new(),
+            urma_due: None,
             mem,
             sched: Scheduler::default(),
             wheel: Wheel::new(64),
@@ -318,6 +321,7 @@ impl Worker {
         self.core.reclaim();
         let mut busy = self.core.take_doorbells();
         self.core.release_delayed_acks(now);
+        self.release_urma(now);
         busy |= self.transmit(now);
         busy |= self.receive(now);
         busy |= self.receive_urma(now);
@@ -431,6 +435,10 @@ impl Core {
     /// Makes queue pairs ready whose delayed ACK is due.
     fn release_delayed_acks(&mut self, now: Nanos) {
         while let Some((index, at)) = self.delayed_acks.pop_due(now) {
+            if index == URMA_ENTRY {
+                self.urma_due = Some(at);
+                continue;
+            }
             let slot = self.qps.get_mut(index as usize).and_then(Option::as_mut);
             if slot.is_some_and(|s| s.ack_delay.expire(at)) {
                 self.make_ready(index);

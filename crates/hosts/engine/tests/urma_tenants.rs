@@ -474,6 +474,50 @@ fn a_full_jetty_goes_on_when_requests_without_completions_end() {
 }
 
 #[test]
+fn answers_leave_with_the_request_of_a_program_that_answers() {
+    let mut hosts = pair();
+    let user = account(1);
+    let (mut p, mut x) = (Program::new(&mut hosts, 0, &user), Program::new(&mut hosts, 1, &user));
+    let (to_x, to_p) = (p.import(&mut hosts, &x), x.import(&mut hosts, &p));
+    let sent =
+        |hosts: &[Host; 2], at: usize| hosts[at].worker.urma_counters(DeviceId(0))[0].traffic(Traffic::TxPackets);
+    let mut now = Nanos(0);
+    // The channel opens, and the first answers have waited in vain.
+    for i in 0..80 {
+        let (jetty, wr) = (p.jetty, p.write(to_x, &x, 8, i));
+        p.post(jetty, &wr);
+        p.show(&mut hosts);
+        assert!(until(&mut hosts, &mut now, || p.poll().is_some()));
+        now = now + Nanos(100_000);
+    }
+    let mut together = 0;
+    for i in 0..80 {
+        let (jetty, wr) = (p.jetty, p.write(to_x, &x, 8, i));
+        p.post(jetty, &wr);
+        p.show(&mut hosts);
+        let before = sent(&hosts, 1);
+        for _ in 0..3 {
+            hosts[0].worker.run_once(now);
+            hosts[1].worker.run_once(now);
+            now = now + Nanos(1_000);
+        }
+        let waiting = sent(&hosts, 1) == before;
+        let (jetty, wr) = (x.jetty, x.write(to_p, &p, 8, i));
+        x.post(jetty, &wr);
+        x.show(&mut hosts);
+        hosts[1].worker.run_once(now);
+        together += usize::from(waiting && sent(&hosts, 1) >= before + 2);
+        let mut ends = [false; 2];
+        assert!(until(&mut hosts, &mut now, || {
+            ends[0] |= p.poll().is_some();
+            ends[1] |= x.poll().is_some();
+            ends == [true; 2]
+        }));
+    }
+    assert!(together >= 70, "{together} of 80");
+}
+
+#[test]
 fn what_a_killed_program_has_is_gone_and_the_others_go_on() {
     let mut hosts = pair();
     let users = [account(1), account(2)];

@@ -2,6 +2,7 @@
 
 use crate::channel::ChannelState;
 use crate::node::UrmaNode;
+use crate::pool::PoolRef;
 use burst_base::Nanos;
 use burst_ubwire::Cna;
 
@@ -63,6 +64,16 @@ impl UrmaNode {
     /// Whether there is a channel to a peer, open or being opened.
     pub fn has_channel(&self, peer: Cna) -> bool {
         self.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
+    }
+    /// Whether more than acknowledgements of the transport is ready to be sent.
+    pub fn owes_answers(&self) -> bool {
+        let has_messages = |at: &PoolRef| {
+            let channel = self.channels.get(*at);
+            channel.is_some_and(|c| !(c.answers.is_empty() && c.queue.is_empty() && c.fused.is_empty()))
+        };
+        !(self.management.is_empty() && self.unreliable.is_empty())
+            || self.accesses.wants_tx()
+            || self.active.iter().any(has_messages)
     }
     /// Numbers of the objects; takes the same time for any number.
     pub fn object_counts(&self) -> ObjectCounts {
