@@ -121,9 +121,10 @@ def test_killed_programs_leave_nothing_and_hold_up_nobody(programs, hosts):
     Pair(programs, hosts.a, hosts.b, "write_lat -n 100 -s 64", 21242).end()
 
 
-def test_programs_learn_that_the_daemon_has_ended(programs, namespaces):
+@pytest.mark.parametrize("options", ["write_bw -s 65536", "send_bw -e -s 4096"])
+def test_programs_learn_that_the_daemon_has_ended(programs, namespaces, options):
     with lab.Fabric(mtu=1500) as fabric:
-        pair = Pair(programs, fabric.a, fabric.b, "write_bw -n 100000000 -s 65536", 21260)
+        pair = Pair(programs, fabric.a, fabric.b, f"{options} -n 100000000", 21260)
         lab.wait_until(lambda: any(c["bytes_in_flight"] for n in nodes(fabric.b) for c in n["channels"]), 60, pair.client.text, pair.client)
         fabric.b.daemon.stop(signal.SIGKILL)
         assert pair.client.wait(60) != 0, "it does not poll for ever"

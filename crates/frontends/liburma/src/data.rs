@@ -354,6 +354,10 @@ exported! {
             if found > 0 {
                 return found as c_int;
             }
+            // The end of the daemon is an event of its pipe, for ever.
+            if inner.has_ended() {
+                return -1;
+            }
         }
     }
     fn urma_ack_jfc(_jfcs: *mut *mut UrmaJfc, _events: *mut u32, _count: u32) {}

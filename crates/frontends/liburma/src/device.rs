@@ -257,6 +257,9 @@ exported! {
                 *event = UrmaAsyncEvent { ctx, element, kind, private: null_mut() };
                 return SUCCESS;
             }
+            if inner.has_ended() {
+                return FAIL;
+            }
             drop(inner);
             if libc::fcntl((*ctx).async_fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 {
                 return EAGAIN;
