@@ -31,7 +31,7 @@ fn errno() -> i32 {
 
 #[test]
 fn loads_stores_and_atomics_return_when_they_are_done() {
-    let (a, mut b) = (end(21), end(22));
+    let (a, mut b) = (end(61), end(62));
     // SAFETY: see the abstract of the tests.
     unsafe {
         let (far, wrong, there) = (import(&b, &a, &TOKEN), import(&b, &a, &7), b.memory.as_ptr() as u64);
@@ -60,7 +60,7 @@ fn loads_stores_and_atomics_return_when_they_are_done() {
 
 #[test]
 fn an_aperture_shows_the_segment_and_stores_leave_by_a_flush() {
-    let (a, mut b) = (end(23), end(24));
+    let (a, mut b) = (end(63), end(64));
     b.memory.iter_mut().enumerate().for_each(|(i, word)| *word = i as u64);
     // SAFETY: see the abstract of the tests.
     unsafe {
@@ -118,7 +118,7 @@ fn an_aperture_shows_the_segment_and_stores_leave_by_a_flush() {
 /// Two hosts store to words of one page in turn, by threads of their own, and flush: no store is lost.
 #[test]
 fn hosts_that_share_a_page_do_not_undo_each_others_stores() {
-    let (a, b, c) = (end(25), end(26), end(27));
+    let (a, b, c) = (end(65), end(66), end(67));
     // SAFETY: see the abstract of the tests.
     unsafe {
         let there = b.memory.as_ptr() as u64;
@@ -170,7 +170,7 @@ fn ends_by_bus_error(test: &str, words: &str, load: impl FnOnce()) {
 #[test]
 fn a_page_that_cannot_be_fetched_is_a_bus_error_and_no_zero() {
     ends_by_bus_error("a_page_that_cannot_be_fetched_is_a_bus_error_and_no_zero", "Permission denied", || {
-        let (a, b) = (end(28), end(29));
+        let (a, b) = (end(68), end(69));
         // SAFETY: see the abstract of the tests; the load ends the process.
         unsafe {
             let aperture = burst_urma_map(import(&b, &a, &7), b.memory.as_ptr() as u64, PAGE as u64, 0);
