@@ -186,9 +186,11 @@ fn a_record_names_the_object_whose_it_is() {
             let mut wr = UrmaJfrWr { src: UrmaSg { sge: &raw mut near, num: 1 }, user_ctx: 9, next: null_mut() };
             assert_eq!(urma_post_jfr_wr(b.jfr, &raw mut wr, &mut null_mut()), SUCCESS);
             assert_eq!(urma_send(jfs, target, a.seg, a.memory.as_ptr() as u64, 64, 1 << 5, 7), SUCCESS);
-            let (sent, got) = (a.wait(), b.wait());
-            assert_eq!((got.status, got.flag & 2, got.user_data), (0, is_jetty, object));
+            // Where the peer's node has restarted it is a time-out: addresses are of one test only.
+            let sent = a.wait();
             assert_eq!((sent.status, sent.flag & 2, sent.user_data), (0, 0, jfs as usize));
+            let got = b.wait();
+            assert_eq!((got.status, got.flag & 2, got.user_data), (0, is_jetty, object));
             assert_eq!(urma_unimport_jetty(target), SUCCESS);
         }
         assert_eq!(urma_delete_jfs(jfs), SUCCESS);
