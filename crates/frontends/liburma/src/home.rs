@@ -2,7 +2,7 @@
 
 use crate::daemon::{DaemonNode, NewChannel};
 use crate::host::Inner;
-use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR, CLASS_JFS, JFR_LIMIT};
+use crate::reports::{CLASS_JFC, CLASS_JFR, JFR_LIMIT};
 use burst_base::Nanos;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{AsyncObject, AsyncRecord};
@@ -334,6 +334,3 @@ impl Inner {
         }
     }
 }
-
-/// All classes of objects, for the reader: JFS and Jetty share their numbers.
-const _: [u32; 4] = [CLASS_JFC, CLASS_JFR, CLASS_JETTY, CLASS_JFS];

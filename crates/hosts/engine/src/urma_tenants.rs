@@ -335,11 +335,16 @@ impl Worker {
         }
     }
 
+    /// Whether a program uses the node of an address.
+    pub fn has_urma_tenant(&self, address: IpAddr) -> bool {
+        self.urma.iter().flat_map(|slot| slot.tenants.values()).any(|tenant| tenant.address == address)
+    }
+
     /// Removes a program with all its objects: what it has not executed is dropped. Returns whether its node has no other one.
     pub fn remove_urma_tenant(&mut self, now: Nanos, context: u32) -> bool {
         let Some(slot) = self.urma.as_deref_mut() else { return false };
         let Some(tenant) = slot.tenants.remove(&context) else { return false };
-        let is_last = slot.tenants.values().all(|other| other.address != tenant.address);
+        let address = tenant.address;
         if slot.tickets.remove(&tenant.ticket).is_some() {
             let Core { sched, qps, .. } = &mut self.core;
             sched.remove(context, |place| place.qp != URMA_ENTRY && is_ready(qps, place));
@@ -353,7 +358,7 @@ impl Worker {
             slot.ends[end].inherit(tenant);
             self.settle_urma(now);
         }
-        is_last
+        !self.has_urma_tenant(address)
     }
 
     /// The programs whose doorbells have rung get turns.

@@ -66,7 +66,9 @@ impl Context {
         let doorbell =
             self.make_room_for_doorbell(host, place.worker).ok().and_then(|()| self.doorbells[place.worker].take());
         let Some(doorbell) = doorbell else {
-            self.leave_urma(host, place.address, false);
+            // A node that was opened for this program alone has no other one.
+            let is_unused = host.on_worker(place.worker, move |w, _| !w.has_urma_tenant(place.address));
+            self.leave_urma(host, place.address, is_unused);
             return no_room("doorbell");
         };
         let tenant = UrmaTenant::new(self.id, place.address, ring, doorbell, self.async_events.clone());
