@@ -130,3 +130,53 @@ def test_programs_learn_that_the_daemon_has_ended(programs, namespaces, options)
         assert pair.client.wait(60) != 0, "it does not poll for ever"
         assert "the daemon has ended" in pair.client.text()
         pair.kill()
+
+
+@pytest.fixture
+def hosts_of_a_long_program(programs, namespaces):
+    """Host b's node outlives the tests between a and b, for a program of it has a long test within b."""
+    with lab.Fabric(mtu=1500) as fabric:
+        long = Pair(programs, fabric.b, fabric.b, "write_bw -n 100000000 -s 64 -l 1 -Q 1", 21270)
+        lab.wait_until(lambda: nodes(fabric.b), 60, long.client.text, long.client)
+        yield fabric
+        long.kill()
+
+
+def channels_to(host, peer):
+    return [channel for node in nodes(host) for channel in node["channels"] if channel["peer"] == peer.address]
+
+
+def test_a_node_that_closes_takes_its_channels_with_it(programs, hosts_of_a_long_program):
+    """The next program of the address gets a channel of its own, and no request fails for the one before."""
+    a, b = hosts_of_a_long_program.a, hosts_of_a_long_program.b
+    for count in range(1, 4):
+        Pair(programs, a, b, "write_lat -n 100 -s 64", 21280).end()
+        lab.wait_until(lambda: not nodes(a) and not channels_to(b, a), 60, b.daemon.text)
+        assert counters(b)["ub_channel_ended"] == count
+    # A process with a node of its own tells its peers as well.
+    a.daemon.stop()
+    tool = programs.built / "urma/tools/urma_perftest/urma_perftest"
+    words = [tool, "send_lat", "-n", 100, "-s", 64, "-d", "burst0", "-P", 21281]
+    server = a.start(*words, env=programs.env, plain=True)
+    await_listener(a, server, 21281)
+    code, text = b.run(*words, "-S", a.address, env=programs.env)
+    assert (code, server.wait(60)) == (0, 0), f"client: {text}\nserver: {server.text()}"
+    lab.wait_until(lambda: not channels_to(b, a), 60, b.daemon.text)
+    assert counters(b)["ub_channel_ended"] == 4 and "ub_channel_failed" not in counters(b)
+
+
+def test_a_daemon_that_was_killed_and_started_again_is_noticed(programs, hosts_of_a_long_program):
+    """The channel of its former life is open at the peer, and no request of the next program is lost to it."""
+    a, b = hosts_of_a_long_program.a, hosts_of_a_long_program.b
+    for count in range(1, 4):
+        long = Pair(programs, a, a, "write_bw -n 100000000 -s 64 -l 1 -Q 1", 21290)
+        lab.wait_until(lambda: nodes(a), 60, long.client.text, long.client)
+        Pair(programs, a, b, "write_bw -n 100 -s 64", 21291).end()
+        assert channels_to(b, a)
+        a.daemon.stop(signal.SIGKILL)
+        long.kill()
+        a.start_daemon()
+        assert channels_to(b, a), "nobody has told the node"
+        Pair(programs, a, b, "write_bw -n 100 -s 64", 21291).end()
+        seen = counters(b)
+        assert seen["ub_peer_restarted"] == count and "ub_channel_failed" not in seen, seen

@@ -227,6 +227,9 @@ reasons! {
     // --- going back
     BackRepeated, "back_repeated", Note, "A packet that was sent again after a sequence NAK was not acknowledged within two round trips, and is sent once more.", "The path loses many packets: check it, and the peer's socket buffers.";
     TailProbe, "tail_probe", Note, "The last packet was sent again because the peer had said nothing for two round trips (standard packets).", "The last packets of a message, or their acknowledgement, were lost, or the peer did not run.";
+    // --- the end of a peer's node on the Unified Bus
+    UbPeerRestarted, "ub_peer_restarted", Note, "The peer of a transport channel has restarted: requests of which packets were sent have ended, others go on on a new channel.", "Nothing, if the peer's program or daemon was started again; import its Jetties and segments again.";
+    UbChannelEnded, "ub_channel_ended", Note, "The peer has closed a transport channel: its program or daemon has ended, or a lane of it has failed.", "Nothing, if the peer's program has ended.";
 }
 
 impl Reason {

@@ -111,6 +111,11 @@ impl Inner {
         let burst = end.receive(now, &mut OwnMemory, reports, BURST);
         is_active | (burst.packets > 0)
     }
+    /// The node ends: its peers are told.
+    fn leave(&mut self, now: Nanos) {
+        let Inner { home: Home::Own(end), reports } = self else { return };
+        end.leave(now, &mut OwnMemory, reports);
+    }
     fn send(&mut self, now: Nanos) -> bool {
         let Inner { home: Home::Own(end), reports } = self else { return false };
         let sent = end.send(now, &mut OwnMemory, reports, u64::MAX);
@@ -144,6 +149,12 @@ pub struct UrmaHost {
     /// Whether the node is in the daemon, which runs it.
     is_daemons: bool,
     pub address: IpAddr,
+}
+
+impl Drop for UrmaHost {
+    fn drop(&mut self) {
+        self.leave();
+    }
 }
 
 /// Hosts of this process, by address.
@@ -227,6 +238,15 @@ impl UrmaHost {
             is_daemons,
             address,
         })
+    }
+    /// The node of this process ends with its last context, or with the process. If another thread has it, its peers find out
+    /// themselves.
+    pub fn leave(&self) {
+        if self.is_ours()
+            && let Some(mut inner) = self.try_lock()
+        {
+            inner.leave(self.now());
+        }
     }
     /// Whether this process has opened the host, not its parent.
     pub fn is_ours(&self) -> bool {

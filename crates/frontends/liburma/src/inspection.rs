@@ -134,6 +134,7 @@ unsafe extern "C" fn in_child() {
 
 extern "C" fn at_exit() {
     remove_file();
+    UrmaHost::try_all().into_iter().flatten().for_each(|host| host.leave());
 }
 
 /// The nodes of the process, while they are asked about.

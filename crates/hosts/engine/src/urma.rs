@@ -260,6 +260,13 @@ impl UrmaEndpoint {
             }
         }
     }
+    /// The endpoint is about to be dropped: sends what the node owes its peers, and tells them ([`UrmaNode::leave`]).
+    pub fn leave(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects) {
+        self.send(now, mem, fx, u64::MAX);
+        self.node.leave();
+        self.send(now, mem, fx, u64::MAX);
+        self.flush(now);
+    }
     /// Sends the frames.
     pub fn flush(&mut self, now: Nanos) {
         self.slot.flush(now);

@@ -199,8 +199,11 @@ impl Worker {
 
     /// Removes the endpoint of an address, which no program uses any more. Returns the number of the context that the last one
     /// gives back.
-    pub fn close_urma(&mut self, address: IpAddr) -> Option<u32> {
+    pub fn close_urma(&mut self, now: Nanos, address: IpAddr) -> Option<u32> {
         let slot = self.urma.as_deref_mut()?;
+        if let Some(at) = slot.end_of(address) {
+            slot.ends[at].call(&self.core.mem, |endpoint, mem, news| endpoint.leave(now, mem, news));
+        }
         slot.ends.retain(|end| end.endpoint.address() != address);
         if !slot.ends.is_empty() {
             return None;

@@ -549,7 +549,7 @@ fn what_a_killed_program_has_is_gone_and_the_others_go_on() {
     assert_eq!((jetties, jfrs, jfcs, segments, requests), (1, 1, 1, 1, 0), "only the living one's are left");
     // The last one closes the node.
     assert!(hosts[0].worker.remove_urma_tenant(now, p.context));
-    assert_eq!(hosts[0].worker.close_urma(address(1)), Some(OWN));
+    assert_eq!(hosts[0].worker.close_urma(now, address(1)), Some(OWN));
     assert!(hosts[0].worker.urma_endpoint(address(1)).is_none());
     hosts[0].worker.run_once(now);
 }
@@ -633,4 +633,37 @@ fn the_node_s_work_is_seen_in_the_counters_of_its_device() {
     let counters = hosts[0].worker.urma_counters(DeviceId(0));
     assert!(counters[0].traffic(Traffic::TxPackets) >= 2);
     assert!(hosts[0].worker.urma_counters(DeviceId(1)).is_empty());
+}
+
+#[test]
+fn a_node_that_closes_answers_what_it_has_executed() {
+    let mut hosts = pair();
+    let users = [account(1), account(2)];
+    let p = Program::new(&mut hosts, 0, &users[0]);
+    let mut x = Program::new(&mut hosts, 1, &users[1]);
+    let to_p = x.import(&mut hosts, &p);
+    let at = (p.addr - BASE) as usize;
+    let mut now = Nanos(0);
+    for closes in [false, true] {
+        hosts[1].memory.sub((x.addr - BASE) as usize, 8).write_from(&[7 + u8::from(closes); 8]).expect("memory");
+        let (jetty, wr) = (x.jetty, x.write(to_p, &p, 8, 5));
+        x.post(jetty, &wr);
+        x.show(&mut hosts);
+        let mut bytes = [0; 8];
+        while bytes != [7 + u8::from(closes); 8] {
+            hosts.iter_mut().rev().for_each(|host| _ = host.worker.run_once(now));
+            hosts[0].memory.sub(at, 8).read_to(&mut bytes).expect("memory");
+            now = now + Nanos(1000);
+        }
+        if closes {
+            // In the pass in which the request was executed its answer has not left.
+            assert!(hosts[0].worker.remove_urma_tenant(now, p.context));
+            assert_eq!(hosts[0].worker.close_urma(now, address(1)), Some(OWN));
+        }
+        assert!(until(&mut hosts, &mut now, || x.poll().is_some_and(|cqe| cqe.status == 0)));
+    }
+    // The channel has ended, too: nothing waits for time-outs of a node that is not there any more.
+    let page = |hosts: &[Host; 2]| hosts[1].worker.urma_endpoint(address(2)).expect("open").node.state().channels;
+    until(&mut hosts, &mut now, || true);
+    assert_eq!(page(&hosts), 0);
 }

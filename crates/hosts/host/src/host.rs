@@ -428,6 +428,9 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.close_all_urma();
+        }
         self.disposal.end();
     }
 }

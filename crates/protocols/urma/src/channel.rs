@@ -5,7 +5,8 @@
 //! with the same and an echo of the request. Both ends may ask at once; each then opens with the REPLY to its own REQUEST.
 //! When a REQUEST comes for a channel that is open with other values, the peer has restarted, or the message is late or
 //! forged. A CHALLENGE with the values of the present channel tells which: only who asks now echoes them in another REQUEST,
-//! and that ends the present channel. END says that its sender has ended one of several lanes, with the values of both ends.
+//! and that ends the present channel. END says that its sender has ended a channel, with the values of both ends. UNKNOWN
+//! says that a packet came on a channel that its sender does not have ([`crate::restart`]).
 
 use crate::api::UrmaConfig;
 use crate::bypass::AccessTag;
@@ -76,7 +77,9 @@ pub(crate) struct TpChannel {
     pub(crate) turn: u8,
     /// In the list of channels that may have something to send.
     pub(crate) is_active: bool,
-    /// The next REQUEST is due (opening).
+    /// The peer may have restarted: it is asked, and nothing but acknowledgements leaves until it answers.
+    pub(crate) is_doubted: bool,
+    /// The next REQUEST is due (opening, or in doubt).
     pub(crate) ask_at: Nanos,
     pub(crate) asks: u8,
     /// Time of this channel's entry in the timer heap.
@@ -144,6 +147,7 @@ impl TpChannel {
             packets_to_ack: 0,
             turn: 0,
             is_active: false,
+            is_doubted: false,
             ask_at: Nanos(0),
             asks: 0,
             timer_at: Nanos::NEVER,
@@ -204,11 +208,16 @@ impl TpChannel {
     pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
         match self.state {
             ChannelState::Opening => self.ask_at,
+            ChannelState::Open if self.is_doubted => self.ask_at,
             ChannelState::Open if self.tx.is_empty() && self.awaits() => {
                 self.heard_at + rto(config, SILENCE_TRIES, self.tx.srtt())
             }
             ChannelState::Open => self.tx.deadline(config),
         }
+    }
+    /// Whether REQUESTs are sent.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.state == ChannelState::Opening || self.is_doubted
     }
     /// Whether something should come from the peer.
     const fn awaits(&self) -> bool {
@@ -298,6 +307,7 @@ pub(crate) enum TpMessageKind {
     Reply,
     Challenge,
     End,
+    Unknown,
 }
 
 /// A management message between public Jetties 0.
@@ -334,6 +344,7 @@ impl TpMessage {
             2 => TpMessageKind::Reply,
             3 => TpMessageKind::Challenge,
             4 => TpMessageKind::End,
+            5 => TpMessageKind::Unknown,
             _ => return None,
         };
         (b[1] == Self::VERSION).then(|| TpMessage {
@@ -356,6 +367,7 @@ impl TpMessage {
             TpMessageKind::Reply => 2,
             TpMessageKind::Challenge => 3,
             TpMessageKind::End => 4,
+            TpMessageKind::Unknown => 5,
         };
         b[1] = Self::VERSION;
         b[2..4].copy_from_slice(&self.mtu.to_be_bytes());
@@ -401,7 +413,7 @@ mod tests {
         let bytes = message.bytes();
         assert_eq!(TpMessage::parse(&bytes), Some(message));
         assert_eq!(TpMessage::parse(&bytes[1..]), None);
-        for (at, value) in [(0, 5), (1, 2)] {
+        for (at, value) in [(0, 6), (0, 0), (1, 2)] {
             let mut other = bytes;
             other[at] = value;
             assert_eq!(TpMessage::parse(&other), None);

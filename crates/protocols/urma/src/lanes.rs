@@ -74,7 +74,9 @@ impl UrmaNode {
     fn health(channel: &TpChannel) -> LaneHealth {
         match channel.state {
             ChannelState::Opening => LaneHealth::Opening,
-            ChannelState::Open if !channel.is_used || channel.tx.silent_tries() > 0 => LaneHealth::Silent,
+            ChannelState::Open if !channel.is_used || channel.is_doubted || channel.tx.silent_tries() > 0 => {
+                LaneHealth::Silent
+            }
             ChannelState::Open => LaneHealth::Heard,
         }
     }
@@ -173,13 +175,14 @@ impl UrmaNode {
             self.fail_channel(at, env);
         }
     }
-    /// The peer has ended a lane.
+    /// The peer has ended a channel.
     pub(crate) fn on_end(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
         let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.channels.get(at).ok_or(Reason::UbUnknownChannel)?;
         if !channel.is_of_peer(message) || !channel.is_echoed(message) {
             return Err(Reason::UbStaleChannel);
         }
+        env.fx.count(Reason::UbChannelEnded);
         self.rest_lane(at, env.now);
         self.fail_channel(at, env);
         Ok(())
@@ -194,7 +197,9 @@ impl UrmaNode {
         match channel.state {
             // The path of this lane may be the only one that is broken.
             ChannelState::Opening if channel.asks >= ASKS => self.open_further(peer, now),
-            ChannelState::Open if channel.tx.silent_tries() >= SILENT_TRIES => {
+            ChannelState::Open
+                if channel.tx.silent_tries() >= SILENT_TRIES || channel.is_doubted && channel.asks >= ASKS =>
+            {
                 self.relieve(at, peer, LaneHealth::Heard);
             }
             _ => {}

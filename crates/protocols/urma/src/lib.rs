@@ -23,6 +23,7 @@
 //! | `queues` | completion and receive queues, the Jetty record |
 //! | `receive` | received packets, acknowledgements, management |
 //! | `records` | requests, messages, responses under way; the reorder buffer |
+//! | `restart` | peers that may have restarted, or have ended |
 //! | `rx_window`, `tx_window` | the two halves of a channel |
 //! | `segment` | segments and the checks of tokens |
 //! | `sequence` | order at the target |
@@ -47,6 +48,7 @@ mod post;
 mod queues;
 mod receive;
 mod records;
+mod restart;
 mod rx_window;
 mod segment;
 mod sequence;

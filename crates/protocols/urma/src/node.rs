@@ -85,6 +85,8 @@ pub struct UrmaNode {
     pub(crate) active: VecDeque<PoolRef>,
     /// Unreliable messages to send.
     pub(crate) unreliable: VecDeque<PoolRef>,
+    /// When the next UNKNOWN may leave, if it were not for the burst that is allowed.
+    pub(crate) unknown_at: Nanos,
     /// Management messages to send: where to, on the path of which lane, and the message.
     pub(crate) management: VecDeque<(Cna, u8, TpMessage)>,
     pub(crate) timers: BinaryHeap<Reverse<TimerEntry>>,
@@ -153,6 +155,7 @@ impl UrmaNode {
             rests: BTreeMap::new(),
             active: VecDeque::new(),
             unreliable: VecDeque::new(),
+            unknown_at: Nanos(0),
             management: VecDeque::new(),
             timers: BinaryHeap::new(),
             timer_count: 0,

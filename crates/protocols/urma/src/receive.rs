@@ -51,10 +51,18 @@ impl UrmaNode {
         rtph: &Rtph,
         len: u32,
     ) -> Result<(), Reason> {
-        let at = self.channel_of(&packet.head.nth, rtph)?;
+        let at = match self.channel_of(&packet.head.nth, rtph) {
+            Ok(at) => at,
+            Err(reason) => {
+                self.tell_unknown(env.now, packet.head.nth.source, rtph);
+                return Err(reason);
+            }
+        };
         if let Some(channel) = self.channels.get_mut(at) {
             channel.heard_at = env.now;
-            if !channel.is_used {
+            if channel.is_doubted {
+                self.end_doubt(at, env.now);
+            } else if !channel.is_used {
                 (channel.is_used, channel.failures) = (true, 0);
                 self.lane_is_heard(at, packet.head.nth.source, env.now);
             }
@@ -199,8 +207,9 @@ impl UrmaNode {
         match message.kind {
             TpMessageKind::Request => self.on_open_request(env, peer, message),
             TpMessageKind::Reply => self.on_open_reply(env, peer, message),
-            TpMessageKind::Challenge => self.on_challenge(peer, message),
+            TpMessageKind::Challenge => self.on_challenge(env, peer, message),
             TpMessageKind::End => self.on_end(env, peer, message),
+            TpMessageKind::Unknown => self.on_unknown(env.now, peer, message),
         }
     }
     fn on_open_request(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
@@ -268,16 +277,25 @@ impl UrmaNode {
             self.arm_channel(at, env.now);
             self.lane_is_open(at, peer);
             self.end_former_lives(env, peer, message.life);
+        } else if channel.is_of_peer(message) {
+            channel.heard_at = env.now;
+            self.end_doubt(at, env.now);
+        } else if channel.is_doubted {
+            self.peer_has_restarted(env, at, message);
         }
         Ok(())
     }
     /// The peer has another channel to this node, and wants to see that this node asks now.
-    fn on_challenge(&mut self, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+    fn on_challenge(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
         let config = self.config;
         let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
-        if !channel.is_echoed(message) || channel.state != ChannelState::Opening {
+        if !channel.is_echoed(message) || !channel.is_asking() {
             return Err(Reason::UbStaleChannel);
+        }
+        if channel.is_doubted {
+            self.peer_has_restarted(env, at, message);
+            return Ok(());
         }
         let request = channel.message(TpMessageKind::Request, (message.tpn, message.incarnation), &config);
         self.push_management(peer, request);

@@ -1,7 +1,7 @@
 //! Deadlines: retransmission and opening of channels, repetition of requests after RNR; and the end of a channel.
 
 use crate::api::{CrStatus, JettyState, JfrState, LANES_MAX, UrmaEnv};
-use crate::channel::{ChannelState, UrmaTimer};
+use crate::channel::UrmaTimer;
 use crate::node::{TimerEntry, UrmaNode};
 use crate::pool::PoolRef;
 use crate::queues::{OrderStream, StreamState};
@@ -56,26 +56,30 @@ impl UrmaNode {
         if deadline > env.now {
             return self.arm_channel(at, env.now);
         }
-        if channel.state == ChannelState::Open && channel.tx.is_empty() {
+        let is_asking = channel.is_asking();
+        if !is_asking && channel.tx.is_empty() {
             // Nothing is in flight, but something is awaited: is the peer alive?
             channel.heard_at = env.now;
             self.enqueue(at, TxOwner::Filler);
             return self.arm_channel(at, env.now);
         }
-        if channel.state == ChannelState::Open && channel.tx.probe(env.now, &config) {
+        if !is_asking && channel.tx.probe(env.now, &config) {
             self.activate(at);
             return self.arm_channel(at, env.now);
         }
+        if is_asking && channel.asks == 0 {
+            // The first REQUEST has not left yet.
+            return self.activate(at);
+        }
         env.fx.count(Reason::UbTimeout);
-        let is_spent = match channel.state {
-            ChannelState::Opening => channel.asks > config.rto_tries,
-            ChannelState::Open => {
-                let tries = channel.tx.silent_tries();
-                if tries == 0 {
-                    channel.quiet_since = env.now;
-                }
-                tries >= config.rto_tries
+        let is_spent = if is_asking {
+            channel.asks > config.rto_tries
+        } else {
+            let tries = channel.tx.silent_tries();
+            if tries == 0 {
+                channel.quiet_since = env.now;
             }
+            tries >= config.rto_tries
         };
         let quiet = env.now.since(channel.quiet_since);
         if is_spent && (config.rto_tries == 0 || !self.has_patience(at, quiet)) {
@@ -85,18 +89,17 @@ impl UrmaNode {
             return self.fail_channel(at, env);
         }
         let Some(channel) = self.channels.get_mut(at) else { return };
-        match channel.state {
+        if is_asking {
             // One REQUEST more.
-            ChannelState::Opening => channel.asks = channel.asks.min(config.rto_tries),
-            ChannelState::Open => {
-                channel.window.on_timeout(env.now);
-                channel.tx.on_timeout(env.now);
-            }
+            channel.asks = channel.asks.min(config.rto_tries);
+        } else {
+            channel.window.on_timeout(env.now);
+            channel.tx.on_timeout(env.now);
         }
         self.lane_is_silent(at, env.now);
         self.activate(at);
-        // An opening channel is armed when its next REQUEST leaves.
-        if self.channels.get(at).is_some_and(|channel| channel.state == ChannelState::Open) {
+        // Otherwise it is armed when its next REQUEST leaves.
+        if self.channels.get(at).is_some_and(|channel| !channel.is_asking()) {
             self.arm_channel(at, env.now);
         }
     }

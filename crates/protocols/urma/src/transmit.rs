@@ -109,7 +109,12 @@ impl UrmaNode {
         let congestion = CongestionField::default();
         Nth { source: self.config.cna, dest, congestion, balance: 0, service_level: 0, next }
     }
-    fn write_management(&mut self, (dest, lane): (Cna, u8), message: &TpMessage, out: &mut [u8]) -> UrmaTransmit {
+    pub(crate) fn write_management(
+        &mut self,
+        (dest, lane): (Cna, u8),
+        message: &TpMessage,
+        out: &mut [u8],
+    ) -> UrmaTransmit {
         let mut request = TaRequest::new(Btah { mode: ServiceMode::Uno, ..Btah::new(TaOpcode::Management, 0, 0) });
         request.base.has_target = true;
         request.target = Some(Mtetah { hint: 0, kind: Mtetah::JETTY, id: 0 });
@@ -160,6 +165,9 @@ impl UrmaNode {
         }
         if channel.ack_due || channel.nak_due {
             return self.write_ack(at, None, out);
+        }
+        if channel.is_doubted || channel.is_stale(env.now) {
+            return self.ask_again(at, env, out);
         }
         if let Some((psn, packet)) = channel.tx.take_lost(env.now) {
             env.fx.count(Reason::UbRepeated);

@@ -4,7 +4,7 @@ mod common;
 
 use burst_base::Nanos;
 use burst_ubwire::{Cna, Dialect, OrderTag, TaOpcode, TpOpcode, UbPacket};
-use burst_urma::{CrStatus, JettyConfig, JettyState, JfrState, JfsWr, SegmentConfig, UrmaConfig, UrmaNode, access};
+use burst_urma::{CrStatus, JettyConfig, JettyState, JfrState, JfsWr};
 use common::forge::write;
 use common::*;
 use std::cell::RefCell;
@@ -126,10 +126,7 @@ fn a_request_that_waited_for_others_when_the_peer_restarted_reaches_the_new_peer
     world.post_sound(0, jetty, wr);
     world.transmit();
     world.filter = None;
-    world.hosts[1].node = UrmaNode::new(UrmaConfig { incarnation: 5000, ..UrmaConfig::new(Cna::new(2), 77) });
-    let rights = access::READ | access::WRITE | access::ATOMIC;
-    let all = SegmentConfig { addr: RAM_BASE, len: 1 << 16, token: None, access: rights };
-    world.hosts[1].all = world.hosts[1].node.register_segment(all).expect("room");
+    world.restart(1, |config| config.incarnation = 5000);
     let jfc1 = world.jfc(1);
     let jetty1 = world.jetty(1, JettyConfig::new(jfc1, None));
     let back = world.import_all(1, 0);
@@ -153,14 +150,7 @@ fn a_node_whose_clock_went_back_is_heard() {
     world.post_sound(0, jetty, wr);
     world.run_for(Nanos(1_000_000));
     // Host 0 restarts; its clock was set back a second meanwhile.
-    let mut config = UrmaConfig::new(Cna::new(1), 77);
-    config.incarnation = 900;
-    world.hosts[0].node = UrmaNode::new(config);
-    let rights = access::READ | access::WRITE | access::ATOMIC;
-    world.hosts[0].all = world.hosts[0]
-        .node
-        .register_segment(SegmentConfig { addr: RAM_BASE, len: 1 << 16, token: None, access: rights })
-        .expect("room");
+    world.restart(0, |config| config.incarnation = 900);
     let jfc0 = world.jfc(0);
     let jetty = world.jetty(0, JettyConfig::new(jfc0, None));
     let segment = world.import_all(0, 1);

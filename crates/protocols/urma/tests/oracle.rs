@@ -400,7 +400,9 @@ impl Oracle {
             for _ in 0..self.rng.below(6) {
                 self.post();
             }
-            let until = self.world.now + Nanos(self.rng.below(20_000));
+            // After a long pause channels ask whether their peers are in the same life.
+            let pause = if self.rng.chance(1, 60) { 300_000_000 } else { 20_000 };
+            let until = self.world.now + Nanos(self.rng.below(pause));
             self.world.run(until);
             self.take_executions();
             self.take_completions();

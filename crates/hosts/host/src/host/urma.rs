@@ -1,4 +1,5 @@
-//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last.
+//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last. Peers are
+//! told when a node closes.
 
 use super::Host;
 use crate::refusal::refuse;
@@ -136,10 +137,18 @@ impl Host {
     /// Closes the node of an address, which no program uses any more.
     pub(crate) fn close_urma(&mut self, address: IpAddr) {
         let Some(open) = self.urma.open.remove(&eid_of(address)) else { return };
-        if let Some(context) = self.on_worker(open.worker, move |w, _| w.close_urma(address)) {
+        if let Some(context) = self.on_worker(open.worker, move |w, now| w.close_urma(now, address)) {
             self.contexts.put(context);
         }
         tracing::info!(%address, "node of URMA closed");
+    }
+
+    /// Closes all nodes: the host ends.
+    pub(crate) fn close_all_urma(&mut self) {
+        let all: Vec<[u8; 16]> = self.urma.open.keys().copied().collect();
+        for eid in all {
+            self.close_urma(burst_engine::urma_objects::address_of(&eid));
+        }
     }
 
     /// The first node from the cursor on, and a page of its channels.

@@ -380,6 +380,17 @@ impl World {
         let jetty = self.jetty(1, JettyConfig::new(jfc, Some(jfr)));
         Receiver { jfr, jetty, target: self.import_jetty(0, 1, jetty) }
     }
+    /// A host restarts: it forgets all. Its whole memory is registered again.
+    pub fn restart(&mut self, host: usize, change: impl Fn(&mut UrmaConfig)) {
+        let mut config = UrmaConfig::new(Cna::new(host as u32 + 1), 77);
+        change(&mut config);
+        let mut node = UrmaNode::new(config);
+        let rights = access::READ | access::WRITE | access::ATOMIC;
+        let len = self.hosts[host].ram.bytes.len() as u64;
+        let all = SegmentConfig { addr: RAM_BASE, len, token: None, access: rights };
+        self.hosts[host].all = node.register_segment(all).expect("room");
+        self.hosts[host].node = node;
+    }
     /// Posts a request that is accepted.
     pub fn post_sound(&mut self, host: usize, jetty: u32, wr: JfsWr) {
         self.post(host, jetty, wr).expect("accepted");

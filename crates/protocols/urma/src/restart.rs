@@ -1,0 +1,151 @@
+//! A peer that may have restarted, or has ended.
+//!
+//! A node that closes sends END on all its channels ([`UrmaNode::leave`]). One that could not answers packets of a channel
+//! that it does not have by UNKNOWN. Neither UNKNOWN nor a long silence proves anything: anybody may send the one, and a
+//! peer may have nothing to say. Either puts the channel *in doubt*: it asks by the REQUEST that has opened it, with its
+//! present values, and sends nothing but acknowledgements until an answer comes.
+//!
+//! * REPLY with the peer's values, or any packet on the channel: the peer is in the same life, and all goes on.
+//! * REPLY or CHALLENGE with other values, and with the echo of this end, which only who asks now knows: the peer has
+//!   restarted. Requests of which packets were sent end with the channel, because the former life may have executed them.
+//!   The others are taken back and leave on a new channel: so a peer that restarts while nothing is under way costs no
+//!   request.
+
+use crate::api::UrmaEnv;
+use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
+use crate::node::UrmaNode;
+use crate::pool::PoolRef;
+use crate::records::RequestPhase;
+use crate::transmit::UrmaTransmit;
+use burst_base::{Nanos, Reason};
+use burst_ubwire::{Cna, Rtph, TpOpcode};
+
+/// Silence after which a channel on which nothing is in flight asks before it sends.
+const STALE_AFTER: Nanos = Nanos::from_ms(200);
+/// One UNKNOWN in this time, on average, and at once as many as come in the second time.
+const UNKNOWN_EVERY: Nanos = Nanos::from_ms(1);
+const UNKNOWN_BURST: Nanos = Nanos::from_ms(64);
+
+impl TpChannel {
+    /// Whether something waits to be sent, nothing is in flight, and the peer was silent for long.
+    pub(crate) fn is_stale(&self, now: Nanos) -> bool {
+        now.since(self.heard_at) >= STALE_AFTER
+            && self.tx.is_empty()
+            && !(self.queue.is_empty() && self.answers.is_empty())
+    }
+    fn doubt(&mut self, now: Nanos) {
+        (self.is_doubted, self.ask_at, self.asks) = (true, now, 0);
+    }
+}
+
+impl UrmaNode {
+    /// The next REQUEST of a channel in doubt, if it is due.
+    pub(crate) fn ask_again(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
+        let config = self.config;
+        let channel = self.channels.get_mut(at)?;
+        if !channel.is_doubted {
+            channel.doubt(env.now);
+        }
+        if channel.ask_at > env.now || channel.asks > config.rto_tries {
+            return None;
+        }
+        channel.asked(env.now, &config);
+        let echo = (channel.peer_tpn, channel.peer_incarnation);
+        let (dest, message) = ((channel.peer, channel.lane), channel.message(TpMessageKind::Request, echo, &config));
+        Some(self.write_management(dest, &message, out))
+    }
+    /// The peer was heard, so it is in the same life.
+    pub(crate) fn end_doubt(&mut self, at: PoolRef, now: Nanos) {
+        let Some(channel) = self.channels.get_mut(at) else { return };
+        if std::mem::take(&mut channel.is_doubted) {
+            self.activate(at);
+            self.arm_channel(at, now);
+        }
+    }
+    /// A packet came on a channel that this node does not have, perhaps of its former life: its sender is told.
+    pub(crate) fn tell_unknown(&mut self, now: Nanos, peer: Cna, rtph: &Rtph) {
+        // Which is being opened, and not open yet at this end.
+        let is_own = |channel: &TpChannel| channel.local_tpn == rtph.dst_tpn;
+        if rtph.opcode != TpOpcode::Data || self.lanes_to(peer).any(|(_, channel)| is_own(channel)) {
+            return;
+        }
+        let next = self.unknown_at.max(now) + UNKNOWN_EVERY;
+        if next > now + UNKNOWN_BURST {
+            return;
+        }
+        self.unknown_at = next;
+        let message = TpMessage {
+            kind: TpMessageKind::Unknown,
+            mtu: self.config.mtu,
+            tpn: rtph.dst_tpn,
+            psn: rtph.psn,
+            lane: 0,
+            lanes: self.config.lanes,
+            life: 0,
+            incarnation: 0,
+            echo_tpn: rtph.src_tpn,
+            echo_incarnation: 0,
+        };
+        self.push_management(peer, message);
+    }
+    /// A peer says that it does not have a channel.
+    pub(crate) fn on_unknown(&mut self, now: Nanos, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+        let is_meant = |channel: &TpChannel| {
+            channel.state == ChannelState::Open
+                && (channel.local_tpn, channel.peer_tpn) == (message.echo_tpn, message.tpn)
+                && channel.tx.is_in_flight(message.psn)
+        };
+        let at = self.lanes_to(peer).find(|(_, channel)| is_meant(channel)).map(|(at, _)| at);
+        let at = at.ok_or(Reason::UbStaleChannel)?;
+        let Some(channel) = self.channels.get_mut(at).filter(|channel| !channel.is_doubted) else { return Ok(()) };
+        channel.doubt(now);
+        self.activate(at);
+        Ok(())
+    }
+    /// The peer of a channel in doubt has answered in another life.
+    pub(crate) fn peer_has_restarted(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, message: &TpMessage) {
+        let Some(peer) = self.channels.get(at).map(|channel| channel.peer) else { return };
+        let mut unsent: Vec<PoolRef> = self
+            .requests
+            .iter()
+            .filter(|(_, r)| r.channel == at && r.phase == RequestPhase::Issued && r.sent == 0 && !r.all_sent)
+            .filter(|(_, r)| r.abandoned.is_none())
+            .map(|(request, _)| request)
+            .collect();
+        unsent = self.in_posting_order(unsent);
+        let mut jetties: Vec<PoolRef> = unsent.iter().filter_map(|at| self.take_back(*at)).collect();
+        env.fx.count(Reason::UbPeerRestarted);
+        self.fail_channel(at, env);
+        self.end_former_lives(env, peer, message.life);
+        jetties.dedup();
+        for jetty in jetties {
+            self.issue_at(jetty, env.now);
+        }
+    }
+    /// A request of which nothing was sent is as if it had not been issued. Its Jetty.
+    fn take_back(&mut self, at: PoolRef) -> Option<PoolRef> {
+        let jetty = self.requests.get(at)?.jetty;
+        self.mark_answered(jetty, at);
+        let request = self.requests.get_mut(at)?;
+        request.begin_attempt();
+        request.attempt = request.attempt.wrapping_add(1);
+        (request.phase, request.channel) = (RequestPhase::Posted, PoolRef::NONE);
+        (request.order_number, request.alloc) = (None, false);
+        (request.received, request.fault) = (0, None);
+        let record = self.jetties.get_mut(jetty)?;
+        record.cursor = record.head;
+        Some(jetty)
+    }
+    /// The node is about to be closed: all peers are told, so that their requests end at once, and their next ones open new
+    /// channels. Nothing but that leaves any more; what should must have been sent before.
+    pub fn leave(&mut self) {
+        self.active.clear();
+        self.unreliable.clear();
+        let config = self.config;
+        for (_, channel) in self.channels.iter().filter(|(_, channel)| channel.state == ChannelState::Open) {
+            let echo = (channel.peer_tpn, channel.peer_incarnation);
+            let message = channel.message(TpMessageKind::End, echo, &config);
+            self.management.push_back((channel.peer, channel.lane, message));
+        }
+    }
+}
