@@ -180,3 +180,15 @@ def test_a_daemon_that_was_killed_and_started_again_is_noticed(programs, hosts_o
         Pair(programs, a, b, "write_bw -n 100 -s 64", 21291).end()
         seen = counters(b)
         assert seen["ub_peer_restarted"] == count and "ub_channel_failed" not in seen, seen
+
+
+def test_packets_of_urma_are_captured(programs, hosts, tmp_path):
+    """Also of a node that is opened later."""
+    capture = hosts.a.start(BUILD / "burst", "capture", "--socket", hosts.a.socket)
+    lab.wait_until(lambda: "burst: capturing" in capture.text(), 60, capture.text, capture)
+    Pair(programs, hosts.a, hosts.b, "send_lat -n 20 -s 64", 21300).end()
+    capture.process.send_signal(signal.SIGINT)
+    assert capture.wait(60) == 0
+    lines = [line for line in capture.text().splitlines() if " URMA " in line]
+    assert sum(" Send tassn " in line for line in lines) >= 40 and {line.split()[1] for line in lines} == {"<", ">"}
+    assert not any("malformed" in line for line in lines)

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod async_record;
+pub mod capture;
 pub mod client;
 pub mod cm;
 pub mod commands;

@@ -180,6 +180,14 @@ pub enum Request {
         /// Time until it ends.
         time_ns: u64,
     },
+    /// Captures the packets of a device's port until the descriptors of the answer are closed; root's and the daemon's user's.
+    /// The answer is `Done`, with a socket for each worker ([`crate::capture`]).
+    Capture {
+        /// Device number.
+        device: u32,
+        /// Bytes of each packet's UDP payload.
+        snap: u16,
+    },
     /// Asks what users use of the limited resources, from the account number `from` on.
     Users {
         /// Number of the first account.

@@ -97,7 +97,7 @@ impl Change {
 }
 
 /// The device of that name, or on the interface of that name.
-fn find<'a>(devices: &'a [DeviceInfo], port: &str) -> Result<&'a DeviceInfo, String> {
+pub fn find<'a>(devices: &'a [DeviceInfo], port: &str) -> Result<&'a DeviceInfo, String> {
     if let Some(device) = devices.iter().find(|device| device.name == port) {
         return Ok(device);
     }

@@ -6,6 +6,7 @@
 //! 126 (not executable), 127 (not found).
 #![deny(unsafe_code)]
 
+mod capture;
 mod cc;
 mod cm;
 mod daemon;
@@ -41,6 +42,7 @@ pub fn main() -> ExitCode {
         Some(("doctor", m)) => doctor::doctor(m),
         Some(("why", m)) => why::why(m),
         Some(("impair", m)) => impair::impair(m),
+        Some(("capture", m)) => capture::capture(m),
         Some(("cc", m)) => cc::cc(m),
         Some(("sim", m)) => sim::sim(m),
         Some(("proxy", m)) => proxy::proxy(m),
@@ -88,6 +90,7 @@ pub fn command() -> Command {
                 .arg(json())
                 .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0")),
         )
+        .subcommand(capture::command())
         .subcommand(cc::command())
         .subcommand(cm::command())
         .subcommand(impair::command())

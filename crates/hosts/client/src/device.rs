@@ -8,6 +8,7 @@ use burst_control::cm::CmAddr;
 use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
 use burst_control::urma::{UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -125,6 +126,19 @@ impl Daemon {
         match self.ask(&Request::Impair { device, options: options.to_owned(), time_ns })? {
             Response::Done => Ok(()),
             _ => Err(ClientError::Unexpected("no answer to an impairment")),
+        }
+    }
+
+    /// Captures the packets of a device, of each the first `snap` bytes of UDP payload, until the sockets are closed: one for
+    /// each worker of the daemon, with messages as in [`burst_control::capture`].
+    ///
+    /// # Errors
+    /// When the daemon refuses (the user is neither root nor the daemon's), or the connection fails.
+    pub fn capture(&mut self, device: u32, snap: u16) -> Result<Vec<OwnedFd>> {
+        let reply = self.client.call(&Request::Capture { device, snap }, &[])?;
+        match reply.response {
+            Response::Done => Ok(reply.fds),
+            _ => Err(ClientError::Unexpected("no answer to a capture")),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::paths::NOT_WAITING;
 use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
+use crate::tap::PortTap;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::tombstone_file::TombstoneFile;
 use crate::worker::{Core, DataPath, Worker};
@@ -147,12 +148,22 @@ impl Worker {
     pub fn impair(&mut self, now: Nanos, device: DeviceId, spec: Option<ImpairSpec>, time: Nanos) {
         let until = Nanos(now.0.saturating_add(time.0));
         if self.ports[device.index()].port.impairment().is_none() {
-            let PortSlot { port, batch, counters, attention } = self.ports.remove(device.index());
-            let port = Box::new(Impair::changeable(port));
-            self.ports.insert(device.index(), PortSlot { port, batch, counters, attention });
+            let slot = self.ports.remove(device.index());
+            let port = Box::new(Impair::changeable(slot.port));
+            self.ports.insert(device.index(), PortSlot { port, ..slot });
         }
         let wrapper = self.ports[device.index()].port.impairment().expect("a wrapper that was just made");
         wrapper.set(spec.as_ref(), until);
+    }
+
+    /// Packets of the device, those of URMA included, are captured. False if there are too many taps.
+    pub fn capture(&mut self, device: DeviceId, tap: PortTap) -> bool {
+        let more: Vec<PortTap> = (0..self.urma_ends_of(device)).filter_map(|_| tap.try_clone().ok()).collect();
+        let is_added = self.ports[device.index()].taps.add(tap);
+        if is_added {
+            self.tap_urma(device, more);
+        }
+        is_added
     }
 
     /// Descriptors to sleep on.

@@ -30,6 +30,7 @@
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
 //! | `retune` | congestion control shown and changed while the worker runs |
 //! | `management` | the worker's side of the GSI agent (crate `gsi`) |
+//! | `tap` | copies of packets, for `burst capture` |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
 //! | `xrc` | shared receive queues and targets of XRC |
@@ -59,6 +60,7 @@ pub mod qpn;
 pub mod runner;
 pub mod sched;
 pub mod signals;
+pub mod tap;
 pub mod tombstone;
 pub mod tombstone_file;
 pub mod urma;

@@ -1,6 +1,7 @@
 //! A port of a worker, what waits to leave by it, and how often it is looked at.
 
 use crate::counters::Counters;
+use crate::tap::PortTaps;
 use burst_frame::TxBatch;
 use burst_port::Port;
 use std::sync::Arc;
@@ -11,13 +12,15 @@ pub(crate) struct PortSlot {
     pub batch: TxBatch,
     pub counters: Arc<Counters>,
     pub attention: PortAttention,
+    /// Who captures its packets.
+    pub taps: PortTaps,
 }
 
 impl PortSlot {
-    /// A port with a batch of at most `frames` frames.
-    pub fn new(port: Box<dyn Port>, frames: usize) -> PortSlot {
+    /// A port, whose packets go to a UDP port, with a batch of at most `frames` frames.
+    pub fn new(port: Box<dyn Port>, udp_port: u16, frames: usize) -> PortSlot {
         let (batch, counters) = (TxBatch::new(frames), Arc::new(Counters::default()));
-        PortSlot { port, batch, counters, attention: PortAttention::default() }
+        PortSlot { port, batch, counters, attention: PortAttention::default(), taps: PortTaps::new(udp_port) }
     }
 }
 

@@ -33,7 +33,7 @@ impl Worker {
         let (mut taken, mut unread) = (0, false);
         let Worker { core, ports, agent, .. } = self;
         let several = ports.len() > 1;
-        for (index, PortSlot { port, batch, counters, attention }) in ports.iter_mut().enumerate() {
+        for (index, PortSlot { port, batch, counters, attention, taps }) in ports.iter_mut().enumerate() {
             if several && attention.may_skip() && port.next_event() > now {
                 continue;
             }
@@ -42,7 +42,10 @@ impl Worker {
                 core.expected.clear();
             }
             let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: false };
-            let burst = port.rx_burst(now, RX_BUDGET, &mut sink);
+            let burst = match taps.is_empty() {
+                true => port.rx_burst(now, RX_BUDGET, &mut sink),
+                false => taps.receive(&mut **port, now, RX_BUDGET, &mut sink),
+            };
             core.waited = Nanos(0);
             taken += burst;
             attention.note(burst);

@@ -247,12 +247,15 @@ impl PortSlot {
         if self.batch.is_empty() {
             return;
         }
-        let PortSlot { port, batch, counters, .. } = self;
+        let PortSlot { port, batch, counters, taps, .. } = self;
         let bytes: usize = batch.frames().iter().map(|f| f.udp_payload_len()).sum();
         counters.add(Traffic::TxPackets, batch.len() as u64);
         counters.add(Traffic::TxBytes, bytes as u64);
         for _ in 0..batch.fetch_remote() {
             counters.count(Reason::PageLate);
+        }
+        if !taps.is_empty() {
+            taps.sent(batch);
         }
         port.tx_burst(now, batch, &mut |reason: Reason| counters.count(reason));
         counters.count_calls(port.take_calls());

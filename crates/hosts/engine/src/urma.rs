@@ -9,6 +9,7 @@
 
 use crate::counters::{Counters, Traffic};
 use crate::port_slot::PortSlot;
+use crate::tap::PortTap;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, HEAD_MAX, RxFrame};
 use burst_port::{Port, PortCaps, ReceivePressure, RxSink};
@@ -148,7 +149,7 @@ impl UrmaEndpoint {
         let scope = if is_link_local { own.ifindex } else { 0 };
         let node = UrmaNode::new(config(payload_max(caps)));
         let head = vec![0; node.packet_max()];
-        let slot = PortSlot::new(port, frames);
+        let slot = PortSlot::new(port, burst_ubwire::UB_UDP_PORT, frames);
         Ok(UrmaEndpoint { node, slot, peers: PeerTable::default(), head, address, scope })
     }
     /// Counters of the port.
@@ -158,6 +159,10 @@ impl UrmaEndpoint {
     /// The port.
     pub fn port(&mut self) -> &mut dyn Port {
         &mut *self.slot.port
+    }
+    /// Its packets are captured.
+    pub(crate) fn add_tap(&mut self, tap: PortTap) -> bool {
+        self.slot.taps.add(tap)
     }
     /// Own address.
     pub fn address(&self) -> IpAddr {
@@ -201,10 +206,13 @@ impl UrmaEndpoint {
         fx: &mut dyn UrmaEffects,
         budget: usize,
     ) -> UrmaBurst {
-        let UrmaEndpoint { node, slot: PortSlot { port, counters, .. }, peers, .. } = self;
+        let UrmaEndpoint { node, slot: PortSlot { port, counters, taps, .. }, peers, .. } = self;
         let env = UrmaEnv { now, mem, fx };
         let mut sink = UrmaSink { node, env, peers, counters, bytes: 0 };
-        let packets = port.rx_burst(now, budget, &mut sink);
+        let packets = match taps.is_empty() {
+            true => port.rx_burst(now, budget, &mut sink),
+            false => taps.receive(&mut **port, now, budget, &mut sink),
+        };
         UrmaBurst { packets, bytes: sink.bytes }
     }
     /// Handles what is due. True if anything was.

@@ -8,6 +8,7 @@ use crate::ack_delay::AckDelay;
 use crate::counters::Counters;
 use crate::priority::class_of;
 use crate::sched::{NO_TICKET, ReceivedWork, URMA_ENTRY};
+use crate::tap::PortTap;
 use crate::urma::UrmaEndpoint;
 use crate::urma_remains::UrmaRemains;
 use crate::urma_tenants::{RegionMemory, UrmaTenant};
@@ -183,7 +184,11 @@ impl Worker {
     /// when they post, so its turns are those of a context of the host itself, number `context`, if it is the worker's first one.
     /// Returns whether it is.
     pub fn open_urma(&mut self, context: u32, device: DeviceId, account: &Account, endpoint: UrmaEndpoint) -> bool {
-        let end = UrmaEnd::new(endpoint, Some(device), None);
+        let mut end = UrmaEnd::new(endpoint, Some(device), None);
+        // Who captures the device's packets gets these, too.
+        for tap in self.ports[device.index()].taps.copies() {
+            end.endpoint.add_tap(tap);
+        }
         match &mut self.urma {
             Some(slot) => {
                 slot.ends.push(end);
@@ -216,6 +221,19 @@ impl Worker {
         self.core.sched.remove_context(context);
         self.urma = None;
         Some(context)
+    }
+
+    /// Endpoints of a device.
+    pub(crate) fn urma_ends_of(&self, device: DeviceId) -> usize {
+        self.urma.iter().flat_map(|slot| &slot.ends).filter(|end| end.device == Some(device)).count()
+    }
+
+    /// Each endpoint of a device gets one of the taps.
+    pub(crate) fn tap_urma(&mut self, device: DeviceId, taps: Vec<PortTap>) {
+        let ends = self.urma.iter_mut().flat_map(|slot| &mut slot.ends).filter(|end| end.device == Some(device));
+        for (end, tap) in ends.zip(taps) {
+            end.endpoint.add_tap(tap);
+        }
     }
 
     /// Removes URMA's only endpoint.

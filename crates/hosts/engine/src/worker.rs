@@ -293,7 +293,7 @@ impl Worker {
         assert!((options.id as usize) < inboxes.len());
         let frames = options.batch_frames.max(4);
         let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), frames);
-        let ports = ports.into_iter().map(|port| PortSlot::new(port, frames)).collect();
+        let ports = ports.into_iter().map(|port| PortSlot::new(port, burst_wire::ROCE_PORT, frames)).collect();
         Worker { core: Core::new(options, mem, inboxes), ports, agent, urma: None }
     }
 

@@ -6,12 +6,14 @@
 //! | part | contents |
 //! |---|---|
 //! | `host.rs` | opening, workers, devices |
+//! | `host/capture.rs` | captures of packets |
 //! | `host/cm.rs` | events and jobs of connection management, its statistics |
 //! | `host/hops.rs` | next hops: the questions that need a worker or a device |
 //! | `host/multicast.rs` | membership in multicast groups |
 //! | `host/stats.rs` | counters and the description of the host |
 //! | `host/urma.rs` | nodes of URMA |
 
+mod capture;
 mod cm;
 mod congestion;
 mod hops;

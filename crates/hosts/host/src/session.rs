@@ -187,6 +187,7 @@ impl Session {
             Request::Impair { device, options, time_ns } => {
                 host.impair(self.caller.process.uid, device, options, Nanos(time_ns))
             }
+            Request::Capture { device, snap } => host.capture(self.caller.process.uid, device, snap),
             Request::Stats => Ok(Response::Stats(host.stats()).into()),
             Request::Crashes => Ok(Response::Crashes(host.crashes_for(self.caller.process.uid)).into()),
             Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),

@@ -59,6 +59,7 @@ impl Context {
             | Request::ListDevices
             | Request::Stats
             | Request::Impair { .. }
+            | Request::Capture { .. }
             | Request::Crashes
             | Request::Users { .. }
             | Request::OpenContext { .. }

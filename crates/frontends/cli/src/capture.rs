@@ -1,0 +1,225 @@
+//! `burst capture`: the packets of a running daemon, as lines or as a file for Wireshark.
+
+mod file;
+mod lines;
+
+use burst_client::Daemon;
+use burst_control::DeviceInfo;
+use burst_control::capture::{CAPTURE_MESSAGE_MAX, CapturedPacket, captured};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use file::CaptureFile;
+use lines::line_of;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use std::io::{IsTerminal, Write};
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of each packet that a line needs.
+const SNAP_OF_LINES: u16 = 128;
+/// Longest time without a look at signals and `--for`.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The grammar.
+pub fn command() -> Command {
+    Command::new("capture")
+        .about("Show the packets of a daemon's ports, or write them for Wireshark")
+        .long_about(
+            "Show the packets of a daemon's ports, or write them for Wireshark.\n\n\
+             The daemon copies what its workers send and receive, packets within this host and those of URMA included, so no privilege for \
+             the interface is needed: root and the user who runs the daemon may do it. The copies are taken above the port: without invariant \
+             CRC, and before an impairment loses a packet. A daemon that is not captured pays nothing. Packets are lost in the capture, not in \
+             the network, if they come faster than they are written; the end says how many.",
+        )
+        .after_help(
+            "burst capture                                     # a line for each packet\n\
+             burst capture burst0 -w packets.pcapng --for 10s\n\
+             burst capture -w - | tshark -X lua_script:/usr/local/share/burst/burst.lua -r -",
+        )
+        .arg(Arg::new("port").value_name("PORT").help("Device (burst0) or its interface (eth0) [default: all]"))
+        .arg(Arg::new("write").short('w').long("write").value_name("FILE").help("Write pcapng to this file; `-`: to stdout"))
+        .arg(
+            Arg::new("snap")
+                .long("snap")
+                .value_name("BYTES")
+                .value_parser(value_parser!(u16))
+                .help("Bytes of each packet behind the UDP header [default: all, without -w 128]"),
+        )
+        .arg(Arg::new("count").long("count").value_name("N").value_parser(value_parser!(u64)).help("End after N packets"))
+        .arg(Arg::new("for").long("for").value_name("TIME").value_parser(burst_grammar::duration).help("End after this time"))
+        .arg(crate::socket())
+}
+
+/// Carries it out.
+pub fn capture(matches: &ArgMatches) -> ExitCode {
+    match run(matches) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => crate::fail(why),
+    }
+}
+
+/// Where packets go.
+enum Output {
+    Lines(std::io::Stdout),
+    File(CaptureFile),
+}
+
+impl Output {
+    fn write(&mut self, device: usize, packet: &CapturedPacket<'_>, lost: u64) -> std::io::Result<()> {
+        match self {
+            Output::Lines(out) => out.write_all(line_of(packet).as_bytes()),
+            Output::File(file) => file.packet(device, packet, lost),
+        }
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Output::Lines(out) => out.flush(),
+            Output::File(file) => file.flush(),
+        }
+    }
+}
+
+/// A socket of a worker.
+struct CaptureSource {
+    device: usize,
+    socket: OwnedFd,
+}
+
+/// What has come.
+#[derive(Default)]
+struct CaptureTotals {
+    packets: u64,
+    lost: u64,
+}
+
+fn run(matches: &ArgMatches) -> Result<(), String> {
+    let mut daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
+    let devices = chosen(&mut daemon, matches.get_one::<String>("port").map(String::as_str))?;
+    let target = matches.get_one::<String>("write").map(String::as_str);
+    let mut output = match target {
+        None => Output::Lines(std::io::stdout()),
+        Some("-") if std::io::stdout().is_terminal() => {
+            return Err(
+                "a capture is no text for a terminal: name a file, or a program: `burst capture -w - | tshark -r -`"
+                    .into(),
+            );
+        }
+        Some("-") => {
+            Output::File(CaptureFile::to(Box::new(std::io::stdout()), &devices).map_err(|e| format!("stdout: {e}"))?)
+        }
+        Some(path) => {
+            let file = std::fs::File::create(path).map_err(|e| format!("{path}: {e}"))?;
+            Output::File(CaptureFile::to(Box::new(file), &devices).map_err(|e| format!("{path}: {e}"))?)
+        }
+    };
+    let snap = matches.get_one("snap").copied().unwrap_or(if target.is_none() { SNAP_OF_LINES } else { u16::MAX });
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(|e| e.to_string())?;
+    }
+    let mut sources = Vec::new();
+    for (index, device) in devices.iter().enumerate() {
+        let sockets = daemon.capture(device.index, snap).map_err(|e| e.to_string())?;
+        sources.extend(sockets.into_iter().map(|socket| CaptureSource { device: index, socket }));
+    }
+    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    eprintln!("burst: capturing {}", names.join(", "));
+    let until = matches.get_one::<Duration>("for").map(|time| Instant::now() + *time);
+    let count = matches.get_one::<u64>("count").copied().unwrap_or(u64::MAX);
+    let mut totals = CaptureTotals::default();
+    let mut is_over = false;
+    while !is_over && !stop.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until) {
+        let taken =
+            take(&mut sources, &mut output, &mut totals, count).and_then(|is_over| output.flush().map(|()| is_over));
+        is_over = match taken {
+            Ok(is_over) => is_over,
+            // A reader that has read enough is no fault: `burst capture | head`.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => true,
+            Err(error) => return Err(format!("the capture has broken off: {error}")),
+        };
+        if sources.is_empty() {
+            eprintln!("burst: the daemon has ended");
+            is_over = true;
+        }
+    }
+    // What has come before the end.
+    let mut before = u64::MAX;
+    while !is_over && before != totals.packets {
+        before = totals.packets;
+        let taken = take(&mut sources, &mut output, &mut totals, count).and_then(|_| output.flush());
+        taken.map_err(|error| format!("the capture has broken off: {error}"))?;
+    }
+    eprintln!("burst: {}", sentence(&totals));
+    Ok(())
+}
+
+fn sentence(totals: &CaptureTotals) -> String {
+    let lost =
+        if totals.lost == 0 { String::new() } else { format!("; {} more came too fast and are missing", totals.lost) };
+    format!("{} packets captured{lost}", totals.packets)
+}
+
+/// The devices on a port, all without a name.
+fn chosen(daemon: &mut Daemon, port: Option<&str>) -> Result<Vec<DeviceInfo>, String> {
+    let devices = crate::ls::devices(daemon)?;
+    let Some(port) = port else { return Ok(devices) };
+    crate::impair::find(&devices, port).map(|device| vec![device.clone()])
+}
+
+/// Waits a moment, and takes what has come. True when `count` packets have.
+fn take(
+    sources: &mut Vec<CaptureSource>,
+    output: &mut Output,
+    totals: &mut CaptureTotals,
+    count: u64,
+) -> std::io::Result<bool> {
+    let timeout = Timespec::try_from(LOOK_EVERY).expect("a short time");
+    let mut fds: Vec<PollFd<'_>> = sources.iter().map(|source| PollFd::new(&source.socket, PollFlags::IN)).collect();
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+    let (mut buffer, mut gone, mut is_over) = (vec![0; CAPTURE_MESSAGE_MAX], Vec::new(), false);
+    for (at, source) in sources.iter().enumerate().filter(|(at, _)| ready[*at]) {
+        match recv(&source.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
+            Ok((len, _)) if len > 0 => {
+                let (mut lost, packets) = captured(&buffer[..len]).ok_or(std::io::ErrorKind::InvalidData)?;
+                totals.lost += lost;
+                for packet in packets {
+                    is_over |= totals.packets >= count;
+                    if is_over {
+                        break;
+                    }
+                    output.write(source.device, &packet, lost)?;
+                    (totals.packets, lost) = (totals.packets + 1, 0);
+                }
+                is_over |= totals.packets >= count;
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok(_) | Err(_) => gone.push(at),
+        }
+    }
+    for at in gone.into_iter().rev() {
+        sources.remove(at);
+    }
+    Ok(is_over)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_is_said() {
+        assert_eq!(sentence(&CaptureTotals { packets: 5, lost: 0 }), "5 packets captured");
+        assert_eq!(
+            sentence(&CaptureTotals { packets: 5, lost: 2 }),
+            "5 packets captured; 2 more came too fast and are missing"
+        );
+    }
+}
