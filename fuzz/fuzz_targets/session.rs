@@ -1,6 +1,7 @@
-//! Two hostile programs and an honest one on a whole daemon without sockets and threads: control plane, connection manager, a
-//! worker, and two devices joined in memory. The input is a program of requests of any bytes, commands, work requests, doorbells
-//! and writes anywhere into shared memory.
+//! Two hostile programs and an honest one on a whole daemon without sockets and threads: control plane, connection
+//! manager, a worker in the caller's thread (as inside a program), and two devices joined in memory. The input is a
+//! program of requests of any bytes, commands, work requests, doorbells, writes anywhere into shared memory, and
+//! packets of a forger on the wire, who speaks for either device.
 //!
 //! Nothing panics, the honest program is served, and when the programs have gone nothing is charged to them any more.
 #![no_main]
@@ -9,10 +10,11 @@ use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, att
 use burst_base::{Nanos, Psn, Qpn};
 use burst_control::urma_calls::{URMA_NONE, UrmaAnswer, UrmaCall, UrmaJettyAttr, UrmaPost};
 use burst_control::{CqInitAttr, MrPiece, MrPieceKind, QpCookies, QpInitAttr, QueuePlace, Reply, Request, Response};
+use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_fuzz::Tape;
 use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session, Upkeep, WorkerMode};
-use burst_port::Port;
-use burst_port::mem::{Hub, MemConfig, pair};
+use burst_port::mem::{Hub, MemConfig, MemPort, pair};
+use burst_port::{NeighbourState, Port, PortCaps, PortError, RxSink};
 use burst_shm::arena::Segment;
 use burst_shm::doorbell::Doorbells;
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingProducer};
@@ -20,9 +22,9 @@ use burst_shm::{Area, ContextPage, QUEUE_HEADER_BYTES};
 use libfuzzer_sys::fuzz_target;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const ACTIONS_MAX: usize = 96;
@@ -34,7 +36,56 @@ const KEPT_MAX: usize = 64;
 
 const ADDRESSES: [[u8; 4]; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]];
 
-fn host(time: &Arc<AtomicU64>) -> Host {
+/// Packets of the forger that a device has not received yet: trains of packets of one length.
+type Forged = Arc<Mutex<Vec<(Flow, Vec<Vec<u8>>)>>>;
+
+/// A device that receives the forger's packets beside the other device's.
+struct WiredPort {
+    inner: MemPort,
+    forged: Forged,
+}
+
+impl Port for WiredPort {
+    fn caps(&self) -> &PortCaps {
+        self.inner.caps()
+    }
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        let trains = std::mem::take(&mut *self.forged.lock().expect("one thread"));
+        let mut count = 0;
+        for (flow, packets) in &trains {
+            count += packets.len();
+            match packets.as_slice() {
+                [bytes] => sink.frame(&RxFrame { flow: *flow, bytes }),
+                packets => {
+                    let stride = packets[0].len() + 4;
+                    let train: Vec<u8> = packets.iter().flat_map(|packet| [packet, &[0; 4][..]].concat()).collect();
+                    sink.train(flow, &train, stride);
+                }
+            }
+        }
+        count + self.inner.rx_burst(now, budget, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(burst_base::Reason)) {
+        self.inner.tx_burst(now, batch, dropped);
+    }
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.inner.wait_fds()
+    }
+    fn next_event(&self) -> Nanos {
+        self.inner.next_event()
+    }
+    fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
+        self.inner.join(group)
+    }
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NeighbourState {
+        self.inner.next_hop(now, dst)
+    }
+}
+
+fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2]) -> Host {
     let options = HostOptions {
         ports: Vec::new(),
         workers: 1,
@@ -52,7 +103,10 @@ fn host(time: &Arc<AtomicU64>) -> Host {
     let [a, b] = ADDRESSES.map(IpAddr::from);
     let (left, right) = pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b);
     let clock = Clock::Virtual(time.clone());
-    let mut host = Host::with_ports(&options, clock, vec![vec![Box::new(left), Box::new(right)]]).expect("a host");
+    let mut devices = [left, right].into_iter().zip(forged.clone());
+    let ports =
+        devices.by_ref().map(|(inner, forged)| Box::new(WiredPort { inner, forged }) as Box<dyn Port>).collect();
+    let mut host = Host::with_ports(&options, clock, vec![ports]).expect("a host");
     let mut hub = Hub::new(MemConfig::default());
     let mut used = Vec::new();
     host.lend_urma_ports(Box::new(move |_, address| {
@@ -409,6 +463,7 @@ struct World {
     host: Host,
     upkeep: Upkeep,
     programs: [Hostile; 2],
+    forged: [Forged; 2],
 }
 
 /// User ids of the hostile programs.
@@ -417,10 +472,11 @@ const UIDS: [u32; 2] = [70_001, 70_002];
 impl World {
     fn new() -> World {
         let time = Arc::new(AtomicU64::new(1_000_000_000));
-        let mut host = host(&time);
+        let forged = <[Forged; 2]>::default();
+        let mut host = host(&time, &forged);
         let programs = UIDS.map(|uid| Hostile::connect(&mut host, uid));
         let upkeep = Upkeep::without_events(host.now());
-        World { time, host, upkeep, programs }
+        World { time, host, upkeep, programs, forged }
     }
 
     fn join(&mut self) {
@@ -475,7 +531,8 @@ impl World {
             96 | 97 => self.programs[at].ring(tape.limit()),
             98 | 99 => (0..=tape.byte() % 8).for_each(|_| self.programs[at].post_urma(tape)),
             100..=107 => self.programs[at].command(&mut self.host, tape),
-            108..=111 => {
+            108 | 109 => self.forge(at, tape),
+            110 | 111 => {
                 if self.programs[at].session.receive_commands(&mut self.host).is_err() {
                     self.restart(at);
                 }
@@ -488,6 +545,36 @@ impl World {
             124 | 125 => self.programs[at].session.fail_queue_pairs(&mut self.host),
             _ => self.restart(at),
         }
+    }
+
+    /// Packets to a queue pair of a device, or to its QP1, in the name of the other device or of a stranger.
+    fn forge(&self, at: usize, tape: &mut Tape<'_>) {
+        let shape = tape.byte();
+        let qpn = match shape % 8 {
+            0 => 1,
+            1 => tape.word(),
+            _ => self.programs[at].qps.first().map_or(1, |qp| qp.qpn),
+        };
+        let src = if shape >= 250 { IpAddr::from([10, 0, 0, 66]) } else { ADDRESSES[1 - at].into() };
+        let flow = Flow { src, dst: ADDRESSES[at].into(), ..Flow::default() };
+        let (opcode, flags, psn, asked) = (tape.byte(), tape.byte(), u32::from(tape.byte()), tape.byte() & 0x80);
+        // The region's address and key stand where RETH, WETH and AtomicETH have them, in one of four places.
+        let mut behind = tape.take(usize::from(tape.0.first().copied().unwrap_or(0)) * 4).to_vec();
+        let place = usize::from(shape >> 3 & 3) * 4;
+        if shape & 4 == 4 && behind.len() >= place + 12 {
+            let offset = u64::from(behind[place]) << 8;
+            behind[place..place + 8].copy_from_slice(&(BASE + offset).to_be_bytes());
+            behind[place + 8..place + 12].copy_from_slice(&self.programs[at].rkey.to_be_bytes());
+        }
+        behind.resize(behind.len() + usize::from(tape.byte()) * 16, 0x5a);
+        let count = if tape.byte() & 3 == 3 { 2 + u32::from(tape.byte() % 30) } else { 1 };
+        let packets = (0..count).map(|number| {
+            let [_, psn @ ..] = psn.wrapping_add(number).to_be_bytes();
+            let [_, qpn @ ..] = qpn.to_be_bytes();
+            let bth = [opcode, flags & 0xf0, 0xff, 0xff, 0, qpn[0], qpn[1], qpn[2], asked, psn[0], psn[1], psn[2]];
+            [&bth[..], &behind].concat()
+        });
+        self.forged[at].lock().expect("one thread").push((flow, packets.collect()));
     }
 
     /// A program of another user is served as if it were alone.

@@ -226,7 +226,9 @@ class Host:
         code, text = self.burst("in-process-picture")
         if code:
             raise LabError(text)
-        gids = lambda device: [{**gid, "address": gid_address(gid["gid"])} for gid in device["gids"]]  # noqa: E731
+        gids = lambda device: [  # noqa: E731
+            {**gid, "index": index, "address": gid_address(gid["gid"])} for index, gid in enumerate(device["gids"])
+        ]
         return [{**device, "gids": gids(device)} for device in json.loads(text)[0]]
 
     def gid_index(self, address):
