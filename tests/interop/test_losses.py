@@ -23,9 +23,11 @@ def lose(ends, from_requester, **what):
     ends.rig.lose(Loss(**what), to_guest=ends.towards_guest(from_requester))
 
 
+#: A message of more packets than Burst sends as messages of their own.
+LONG = 20000
 REQUESTS = {
-    "write-first": ("write", 5000, {"opcode": WRITE_FIRST}), "write-middle": ("write", 5000, {"opcode": WRITE_MIDDLE}),
-    "write-last": ("write", 5000, {"opcode": WRITE_LAST}), "write-only": ("write", 500, {"opcode": WRITE_ONLY}),
+    "write-first": ("write", LONG, {"opcode": WRITE_FIRST}), "write-middle": ("write", LONG, {"opcode": WRITE_MIDDLE}),
+    "write-last": ("write", LONG, {"opcode": WRITE_LAST}), "write-only": ("write", 500, {"opcode": WRITE_ONLY}),
     "write-psn": ("write", 5000, {"psn": PSN + 2}),
     "read-request": ("read", 5000, {"opcode": READ_REQUEST}),
 }

@@ -75,6 +75,11 @@ impl Reth {
         put(out, 8, &self.rkey.0.to_be_bytes());
         put(out, 12, &self.len.to_be_bytes());
     }
+    /// Writes another address into a header that begins at `at`.
+    #[inline]
+    pub fn set_addr(out: &mut [u8], at: usize, addr: u64) {
+        put(out, at, &addr.to_be_bytes());
+    }
 }
 
 /// Atomic extended transport header.

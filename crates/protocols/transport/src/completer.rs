@@ -17,6 +17,7 @@ use crate::gather::{Keys, SgeCursor};
 use crate::head::Work;
 use crate::qp::Qp;
 use crate::recovery::InflightWqe;
+use crate::requester::NO_LIMIT;
 use burst_base::verbs::{QpState, WcStatus, access};
 use burst_base::{Nanos, Psn, Reason};
 use burst_wire::aeth::{credits_of_code, rnr_timer};
@@ -67,7 +68,7 @@ impl Qp {
     }
 
     pub(crate) fn take_credits(&mut self, credit: u8, msn: u32) {
-        let limit = credits_of_code(credit).map(|credits| Psn::new(msn).add(credits).get());
+        let limit = credits_of_code(credit).map_or(NO_LIMIT, |credits| Psn::new(msn).add(credits).get());
         if limit != self.req.credit_limit {
             self.req.credit_limit = limit;
             self.req.stalled = false;

@@ -107,7 +107,7 @@ impl Qp {
         self.req.stop_selective();
         self.req.stop_watching();
         self.req.rnr_deadline = Nanos::NEVER;
-        self.req.credit_limit = None;
+        self.req.credit_limit = crate::requester::NO_LIMIT;
         self.req.sq_active = true;
     }
 

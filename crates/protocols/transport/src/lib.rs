@@ -12,6 +12,7 @@
 //! | `state` | the table of `modify_qp` |
 //! | `requester` | work requests, and the limits on sending |
 //! | `send` | packets of work requests |
+//! | `split_writes` | short WRITEs whose packets are messages of their own |
 //! | `recovery` | the requests in flight, and repetition after a loss |
 //! | `ahead`, `early_responses` | READ responses that arrived behind a gap |
 //! | `completer` | acknowledgements, responses, NAKs, time-outs |
@@ -87,6 +88,7 @@ mod selective_middles;
 mod selective_requests;
 mod selective_sends;
 mod send;
+mod split_writes;
 mod state;
 mod strict;
 mod uc;

@@ -27,6 +27,9 @@ const TOO_LONG: (WcStatus, Reason) = (WcStatus::LocLenErr, Reason::LocalLength);
 /// Operation, opcode and bytes of a checked work request.
 type CheckedRequest = (Work, WrOpcode, u32);
 
+/// No limit by credits.
+pub(crate) const NO_LIMIT: u32 = u32::MAX;
+
 /// State of the sending half.
 // In the order of use: see `hot`.
 #[repr(C)]
@@ -57,8 +60,10 @@ pub(crate) struct Requester {
     pub(crate) retired: u32,
     /// Payload bytes sent since the last packet that asked for an acknowledgement.
     pub(crate) since_ack_request: u32,
-    /// Last SSN that the peer's credits allow, once it has given any (IBA 9.7.7.2.5).
-    pub(crate) credit_limit: Option<u32>,
+    /// Last SSN that the peer's credits allow, which has 24 bits (IBA 9.7.7.2.5), or [`NO_LIMIT`]: it has given none.
+    pub(crate) credit_limit: u32,
+    /// Messages on the wire beyond one for each request sent so far ([`crate::split_writes`]).
+    pub(crate) extra_messages: u32,
 }
 
 /// Result of sending from one request.
@@ -90,7 +95,8 @@ impl Requester {
         Requester {
             recovery: Recovery::new(),
             retired: 0,
-            credit_limit: None,
+            credit_limit: NO_LIMIT,
+            extra_messages: 0,
             since_ack_request: 0,
             retry_left: 0,
             rnr_left: 0,
@@ -399,10 +405,9 @@ impl Qp {
 
     /// Whether the peer's credits show no receive for this message. Then one packet at a time may be sent as a probe.
     pub(crate) fn is_credit_limited(&self, request: &InflightWqe) -> bool {
-        match self.req.credit_limit {
-            Some(limit) if request.takes_credit() => Psn::new(request.ssn).is_after(Psn::new(limit)),
-            _ => false,
-        }
+        self.req.credit_limit != NO_LIMIT
+            && request.takes_credit()
+            && Psn::new(request.ssn.wrapping_add(self.req.extra_messages)).is_after(Psn::new(self.req.credit_limit))
     }
 
     /// Whether the request must wait for outstanding READs and ATOMICs: because of its fence, or of their limit.

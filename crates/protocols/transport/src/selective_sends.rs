@@ -185,11 +185,7 @@ impl Qp {
 
     #[inline(always)]
     fn weth(&self, request: &InflightWqe, pkt: u32) -> Weth {
-        Weth { addr: self.write_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }
-    }
-
-    fn write_addr(&self, request: &InflightWqe, pkt: u32) -> u64 {
-        request.wqe.remote_addr.wrapping_add(u64::from(pkt) * u64::from(self.mtu))
+        Weth { addr: self.packet_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }
     }
 
     /// Writes PSN, index and address of packet `pkt` into the head of another middle packet of the same message.
@@ -208,7 +204,7 @@ impl Qp {
         Bth::set_psn(head, request.first_psn.add(pkt));
         Seth::set_index(head, AT, pkt);
         if request.work == Work::Write {
-            Weth::set_addr(head, AT + Seth::LEN, self.write_addr(request, pkt));
+            Weth::set_addr(head, AT + Seth::LEN, self.packet_addr(request, pkt));
         }
     }
 
@@ -227,7 +223,7 @@ impl Qp {
         let index = if is_repair { first % piece } else { 0 };
         let marks = PacketMarks { transmission, ..PacketMarks::default() };
         let seth = Seth { is_repair, ..self.request_seth(request, index, marks) };
-        let addr = self.write_addr(request, first);
+        let addr = self.packet_addr(request, first);
         self.request_head(&bth, request).seth(seth).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len })
     }
 

@@ -17,7 +17,7 @@ use burst_base::num::MASK_24;
 use burst_base::verbs::{QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason, Rkey};
 use burst_mem::BindRequest;
-use burst_wire::{Bth, HeadBuf, OpKind, Reth, XrcEth};
+use burst_wire::{Bth, HeadBuf, OpKind, Position, Reth, XrcEth};
 
 impl Qp {
     /// Counts packets that were pushed.
@@ -68,6 +68,7 @@ impl Qp {
             return SendStep::Stop(TxState::Idle);
         }
         let mut cursor = self.payload_cursor(request);
+        let sent = self.req.recovery.sent_psn();
         while self.req.recovery.next_packet() < request.packets {
             if self.send_middles::<SELECTIVE>(request, &mut cursor, turn, env) {
                 continue;
@@ -93,6 +94,9 @@ impl Qp {
             turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
             self.count_sent(turn, len, 1, env);
         }
+        if !SELECTIVE {
+            self.count_split_messages(request, self.req.recovery.sent_psn() != sent);
+        }
         turn.budget.wqes -= 1;
         SendStep::Sent
     }
@@ -105,7 +109,7 @@ impl Qp {
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
-        let count = self.middles(request, turn.budget, env);
+        let count = self.middles::<SELECTIVE>(request, turn.budget, env);
         if count == 0 {
             return false;
         }
@@ -115,9 +119,9 @@ impl Qp {
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
         let Some(span) = cursor.run(keys, self.req.recovery.sges_of(request), self.mtu, count) else { return false };
         let head = self.message_head(request, self.req.recovery.next_packet(), false, self.mtu);
-        let first = request.first_psn.add(self.req.recovery.next_packet());
-        let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| Bth::set_psn(head, first.add(k));
-        if !env.tx.push_run(&self.flow, head.as_slice(), &span, self.mtu as u16, number) {
+        let (first, is_split) = (self.req.recovery.next_packet(), self.is_split(request));
+        let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| self.set_place(request, first + k, is_split, head);
+        if !env.tx.push_run(&self.flow, head.as_slice(), &span, self.mtu as u16, place) {
             return false;
         }
         let len = span.len() as u32;
@@ -128,12 +132,16 @@ impl Qp {
         true
     }
 
-    /// Number of next packets that are middle packets, that [`Qp::gate`] lets pass, and that need not ask for an
-    /// acknowledgement ([`Qp::wants_ack`]).
+    /// Number of next packets that are middle packets (of a split WRITE: all but the last), that [`Qp::gate`] lets pass, and that
+    /// need not ask for an acknowledgement ([`Qp::wants_ack`]).
     #[inline(always)]
-    fn middles(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
+    fn middles<const SELECTIVE: bool>(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
         let next_packet = self.req.recovery.next_packet();
-        if next_packet == 0 || budget.wqes == 0 || self.is_credit_limited(request) || self.req.is_back() {
+        if (next_packet == 0 && (SELECTIVE || !self.is_split(request)))
+            || budget.wqes == 0
+            || self.is_credit_limited(request)
+            || self.req.is_back()
+        {
             return 0;
         }
         let mtu = u64::from(self.mtu);
@@ -177,7 +185,8 @@ impl Qp {
     /// The head of packet `pkt` of a SEND or WRITE of the standard family, which has `len` bytes of payload.
     pub(crate) fn message_head(&self, request: &InflightWqe, pkt: u32, ack_req: bool, len: u32) -> HeadBuf {
         let is_last = pkt + 1 == request.packets;
-        let place = head::position(pkt == 0, is_last);
+        let is_split = self.is_split(request);
+        let place = if is_split { Position::Only } else { head::position(pkt == 0, is_last) };
         let opcode = head::message_opcode(self.id.qp_type, request.opcode, place);
         let info = opcode.info();
         let asks_event = request.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && request.takes_credit();
@@ -188,7 +197,9 @@ impl Qp {
             ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(pkt))
         };
         let mut head = self.request_head(&bth, request);
-        if info.kind == OpKind::Write && place.is_start() {
+        if is_split {
+            head = head.reth(self.split_reth(request, pkt, len));
+        } else if info.kind == OpKind::Write && place.is_start() {
             head = head.reth(Reth { addr: request.wqe.remote_addr, rkey: Rkey(request.wqe.rkey), len: request.length });
         }
         if info.has_imm || info.has_inv {

@@ -81,12 +81,12 @@ fn fire(end: &mut End) -> Nanos {
 fn the_last_packet_is_sent_again_twice_and_the_local_ack_timeout_stays_what_it_was() {
     let mut end = measured();
     post(&mut end, WrOpcode::RdmaWrite, 3 * MTU);
-    assert_eq!(sent(&mut end, START), ["RcWriteFirst 101", "RcWriteMiddle 102", "RcWriteLast 103!"]);
+    assert_eq!(sent(&mut end, START), ["RcWriteOnly 101", "RcWriteOnly 102", "RcWriteOnly 103!"]);
     assert_eq!(end.qp.next_deadline(), START + WAIT);
     for probe in 1..=2 {
         let due = fire(&mut end);
         assert_eq!(due, START + Nanos(probe * WAIT.0));
-        assert_eq!(sent(&mut end, due), ["RcWriteLast 103!"]);
+        assert_eq!(sent(&mut end, due), ["RcWriteOnly 103!"]);
     }
     assert_eq!(fire(&mut end), START + Nanos(3 * WAIT.0));
     assert!(!end.qp.wants_tx(), "no third probe");
@@ -108,7 +108,7 @@ fn whatever_was_lost_the_answer_repairs_it() {
         post(&mut end, WrOpcode::RdmaWrite, 3 * MTU);
         sent(&mut end, START);
         let now = fire(&mut end);
-        assert_eq!(sent(&mut end, now), ["RcWriteLast 103!"]);
+        assert_eq!(sent(&mut end, now), ["RcWriteOnly 103!"]);
         (end, now + RTT)
     };
     // The last packet was lost, or the acknowledgement.
@@ -118,7 +118,7 @@ fn whatever_was_lost_the_answer_repairs_it() {
     // The last two.
     let (mut end, now) = probed();
     answer(&mut end, now, 102, Syndrome::Nak(NakCode::PsnSequence));
-    assert_eq!(sent(&mut end, now), ["RcWriteMiddle 102", "RcWriteLast 103!"]);
+    assert_eq!(sent(&mut end, now), ["RcWriteOnly 102", "RcWriteOnly 103!"]);
     answer(&mut end, now + RTT, 103, Syndrome::ACK);
     assert_eq!((end.statuses(), end.qp.next_deadline()), (vec![OK], Nanos::NEVER));
     // The peer has no receive.
@@ -126,7 +126,7 @@ fn whatever_was_lost_the_answer_repairs_it() {
     answer(&mut end, now, 103, Syndrome::Rnr { timer: 1 });
     assert_eq!(sent(&mut end, now), [""; 0]);
     let due = fire(&mut end);
-    assert_eq!((due, sent(&mut end, due)), (now + Nanos::from_us(10), vec!["RcWriteLast 103!".to_owned()]));
+    assert_eq!((due, sent(&mut end, due)), (now + Nanos::from_us(10), vec!["RcWriteOnly 103!".to_owned()]));
     assert_eq!(end.qp.next_deadline(), due + WAIT, "what follows an RNR NAK may be lost, too");
 }
 
@@ -286,11 +286,11 @@ fn a_flight_that_fills_the_window_is_probed() {
     let mut end = measured();
     end.window = u64::from(2 * MTU);
     post(&mut end, WrOpcode::RdmaWrite, 6 * MTU);
-    assert_eq!(sent(&mut end, START), ["RcWriteFirst 101", "RcWriteMiddle 102!"]);
+    assert_eq!(sent(&mut end, START), ["RcWriteOnly 101", "RcWriteOnly 102!"]);
     let due = fire(&mut end);
-    assert_eq!(sent(&mut end, due), ["RcWriteMiddle 102!"]);
+    assert_eq!(sent(&mut end, due), ["RcWriteOnly 102!"]);
     answer(&mut end, due + RTT, 102, Syndrome::ACK);
-    assert_eq!(sent(&mut end, due + RTT), ["RcWriteMiddle 103", "RcWriteMiddle 104!"]);
+    assert_eq!(sent(&mut end, due + RTT), ["RcWriteOnly 103", "RcWriteOnly 104!"]);
 }
 
 #[test]

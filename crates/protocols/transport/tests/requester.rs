@@ -71,7 +71,7 @@ fn one_acknowledgement_completes_all_requests_before_it() {
         post(&mut end, WrOpcode::RdmaWrite, wr_id, 2 * MTU);
     }
     let got = sent(&mut end, NOW);
-    assert_eq!(got[..2], ["RcWriteFirst 100", "RcWriteLast 101!"]);
+    assert_eq!(got[..2], ["RcWriteOnly 100", "RcWriteOnly 101!"]);
     ack(&mut end, 102);
     assert_eq!((end.statuses(), end.qp.inflight_bytes()), (vec![OK], 3 * u64::from(MTU)));
     ack(&mut end, 105);
@@ -106,7 +106,7 @@ fn a_sequence_nak_goes_back_to_its_packet() {
     // The same NAK again, before anything was sent again, is stale.
     answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
     let before = end.qp.next_deadline();
-    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102", "RcWriteMiddle 103!"], "half of the window");
+    assert_eq!(sent(&mut end, NOW), ["RcWriteOnly 102", "RcWriteOnly 103!"], "half of the window");
     assert_eq!(end.fx.signals, [Signal::Loss]);
     let shortest = NOW + Nanos::from_us(200);
     assert_eq!(
@@ -122,7 +122,7 @@ fn a_repetition_is_repeated_after_a_quarter_of_the_wait_before_a_round_trip_was_
     post(&mut end, WrOpcode::RdmaWrite, 1, 2 * MTU);
     sent(&mut end, NOW);
     answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
-    assert_eq!(sent(&mut end, NOW), ["RcWriteFirst 100", "RcWriteLast 101!"]);
+    assert_eq!(sent(&mut end, NOW), ["RcWriteOnly 100", "RcWriteOnly 101!"]);
     assert_eq!(end.qp.next_deadline(), NOW + Nanos(ack_timeout(10).0 / 4));
 }
 
@@ -133,13 +133,13 @@ fn a_repeated_sequence_nak_is_ignored_until_there_is_progress() {
     post(&mut end, WrOpcode::RdmaWrite, 1, 4 * MTU);
     sent(&mut end, NOW);
     answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
-    assert_eq!(sent(&mut end, NOW), ["RcWriteFirst 100", "RcWriteMiddle 101!"]);
+    assert_eq!(sent(&mut end, NOW), ["RcWriteOnly 100", "RcWriteOnly 101!"]);
     for _ in 0..3 {
         answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
     }
     assert_eq!((end.fx.count_of(Reason::NakRepeated), end.statuses(), sent(&mut end, NOW)), (3, vec![], vec![]));
     answer(&mut end, NOW, 101, Syndrome::Nak(NakCode::PsnSequence));
-    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 101", "RcWriteMiddle 102!"], "another packet");
+    assert_eq!(sent(&mut end, NOW), ["RcWriteOnly 101", "RcWriteOnly 102!"], "another packet");
     assert_eq!(end.fx.count_of(Reason::SequenceNakReceived), 2);
 }
 
@@ -172,10 +172,10 @@ fn a_packet_that_is_lost_again_is_repeated_after_two_round_trips_without_a_retry
     answer(&mut end, later, 103, Syndrome::Nak(NakCode::PsnSequence));
     for (repeat, at) in [(0, later), (1, later + Nanos::from_us(900)), (2, later + Nanos::from_us(1_800))] {
         match repeat {
-            0 => assert_eq!(sent(&mut end, at)[0], "RcWriteMiddle 103"),
+            0 => assert_eq!(sent(&mut end, at)[0], "RcWriteOnly 103"),
             _ => {
                 let again = sent(&mut end, at);
-                assert_eq!((again.len(), again[3].as_str()), (4, "RcWriteMiddle 106!"), "after silence, {repeat}");
+                assert_eq!((again.len(), again[3].as_str()), (4, "RcWriteOnly 106!"), "after silence, {repeat}");
             }
         }
         let wait = if repeat < 2 { Nanos::from_us(900) } else { ack_timeout(10) };
@@ -525,11 +525,11 @@ fn the_last_packet_before_a_closed_window_asks_for_an_acknowledgement() {
     let mut end = requester(&Setup { window: 3 * u64::from(MTU), ..Setup::default() });
     post(&mut end, WrOpcode::RdmaWrite, 1, 5 * MTU);
     let got = sent(&mut end, NOW);
-    assert_eq!(got, ["RcWriteFirst 100", "RcWriteMiddle 101", "RcWriteMiddle 102!"]);
+    assert_eq!(got, ["RcWriteOnly 100", "RcWriteOnly 101", "RcWriteOnly 102!"]);
     assert_eq!((end.last, end.qp.inflight_bytes()), (TxState::Window, 3 * u64::from(MTU)));
     assert!(!end.qp.wants_tx());
     ack(&mut end, 102);
-    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 103", "RcWriteLast 104!"]);
+    assert_eq!(sent(&mut end, NOW), ["RcWriteOnly 103", "RcWriteOnly 104!"]);
 }
 
 #[test]

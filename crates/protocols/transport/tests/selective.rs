@@ -670,7 +670,7 @@ fn a_peer_that_never_answers_gets_the_standard_packets_from_the_first_message_on
         end.fire(now);
         let out = sent(&mut end, now);
         if out.first().is_some_and(|line| line.starts_with("RcWrite")) {
-            assert_eq!(out, ["RcWriteFirst 10 xn0", "RcWriteLast 11 xn0"]);
+            assert_eq!(out, ["RcWriteOnly 10 xn0", "RcWriteOnly 11 xn0"]);
             assert!(end.fx.refused == 1 && end.fx.count_of(Reason::SrRefused) == 1 && !end.qp.sends_selective());
             assert!(now < NOW + Nanos::from_ms(200), "{now:?}");
             return;
