@@ -98,6 +98,8 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2]) -> Host {
         rto: Default::default(),
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
+        lend: false,
+        lent: None,
         seed: Some(1),
     };
     let [a, b] = ADDRESSES.map(IpAddr::from);

@@ -95,6 +95,7 @@ reasons! {
     LocalOperation, "local_operation", Completion, "The work request is malformed.", "Check opcode, SGE count, inline length and queue pair type.";
     Flushed, "flushed", Completion, "The queue pair entered the error state before the request was executed.", "Look at the first error completion of this queue pair.";
     CqOverrun, "cq_overrun", Completion, "A completion queue was full: the completion was lost, and its queue pair entered the error state.", "Create the CQ with room for all outstanding requests.";
+    ForeignWorker, "foreign_worker", Drop, "A packet for a queue pair of another process arrived at an engine with a lent worker number.", "Nothing if rare: trains of packets were joined on the way, and the sender repeats; if often, use a daemon's programs for this peer.";
     HandoverFull, "handover_full", Drop, "A packet was for another worker's queue pair, and that worker's input queue was full.", "Use fewer workers, or spread load over more peers.";
     ProcessDied, "process_died", Note, "A process died with connected queue pairs; their peers receive a NAK.", "Find out why the process ended.";
     QueueCorrupt, "queue_corrupt", Completion, "The indices of a work queue in shared memory are out of range.", "The application overwrote its queues: look for stray writes.";

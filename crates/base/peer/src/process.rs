@@ -106,6 +106,15 @@ impl PeerProcess {
         ProcessStatus::parse(&text).ok_or("its status has an unknown form")?.check(self.uid, owner, capability)
     }
 
+    /// Whether the process is in this process's namespace of a kind, as `/proc/PID/ns` names it. False if that cannot be seen.
+    pub fn shares_namespace(&self, kind: &str) -> bool {
+        let namespace = |of: String| std::fs::read_link(format!("/proc/{of}/ns/{kind}")).ok();
+        let theirs = namespace(self.pid.to_string());
+        let is_shared = self.pid != 0 && theirs.is_some() && theirs == namespace("self".into());
+        // Only now it is known whose namespace it was.
+        is_shared && !self.has_exited()
+    }
+
     /// Whether the process has exited. As long as it has not, its number is its own.
     pub fn has_exited(&self) -> bool {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];

@@ -17,20 +17,28 @@ pub const MODE_ENV: &str = "BURST_MODE";
 /// Value of [`MODE_ENV`] for a host in the process.
 pub const IN_PROCESS_MODE: &str = "inprocess";
 
+/// Value of [`MODE_ENV`] for a host in the process that shares the addresses of a daemon ([`crate::lend`]).
+pub const LENT_MODE: &str = "lent";
+
 /// Value of [`MODE_ENV`] for a daemon, as without the variable.
 pub const DAEMON_MODE: &str = "daemon";
 
 /// Whether the environment asks for a host in the process. Not in a program with more rights than the one that has started it.
 pub fn is_chosen() -> bool {
-    let asks = std::env::var_os(MODE_ENV).is_some_and(|mode| mode == IN_PROCESS_MODE);
+    let asks = std::env::var_os(MODE_ENV).is_some_and(|mode| mode == IN_PROCESS_MODE || mode == LENT_MODE);
     asks && !burst_peer::process::is_secure_execution()
+}
+
+/// Whether that host shares the addresses of a daemon.
+pub fn is_lent() -> bool {
+    is_chosen() && std::env::var_os(MODE_ENV).is_some_and(|mode| mode == LENT_MODE)
 }
 
 /// A sentence if [`MODE_ENV`] has a value that means nothing.
 pub fn misspelt_mode() -> Option<String> {
-    let mode =
-        std::env::var_os(MODE_ENV).filter(|mode| !mode.is_empty() && mode != IN_PROCESS_MODE && mode != DAEMON_MODE)?;
-    Some(format!("{MODE_ENV} is {mode:?}, and can be {IN_PROCESS_MODE} or {DAEMON_MODE}"))
+    let known = ["", IN_PROCESS_MODE, LENT_MODE, DAEMON_MODE];
+    let mode = std::env::var_os(MODE_ENV).filter(|mode| known.iter().all(|word| mode != word))?;
+    Some(format!("{MODE_ENV} is {mode:?}, and can be {IN_PROCESS_MODE}, {LENT_MODE} or {DAEMON_MODE}"))
 }
 
 /// A packet to the host.

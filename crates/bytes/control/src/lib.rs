@@ -16,6 +16,7 @@ pub mod events;
 pub mod frame;
 pub mod in_process;
 pub mod inspection;
+pub mod lend;
 pub mod listener;
 pub mod messages;
 pub mod monitor;

@@ -4,6 +4,7 @@
 //! contexts. The daemon checks them on every use.
 
 use crate::cm::{CmCommand, CmReply};
+use crate::lend::LentWorker;
 use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage};
 use crate::names;
 use crate::urma::{UrmaCursor, UrmaPage};
@@ -464,6 +465,8 @@ pub enum Request {
     },
     /// A call for an object of URMA.
     UrmaCall(UrmaCall),
+    /// Asks for a worker number, for an engine in the program. Reply: `Response::Lent`.
+    Lend,
 }
 
 impl Request {
@@ -637,6 +640,8 @@ pub enum Response {
     },
     /// To `UrmaCall`.
     UrmaDone(UrmaAnswer),
+    /// To `Lend`, with descriptors: see [`crate::lend`].
+    Lent(LentWorker),
 }
 
 /// A response or a refusal, and the number of new arena segments.

@@ -18,7 +18,7 @@ use burst_host::host::WORKER_GONE;
 use burst_host::listener::{bind_socket, remove_socket};
 use burst_host::log_limit::LogCause;
 use burst_host::session::ENDED_AT_ONCE;
-use burst_host::{Host, Upkeep};
+use burst_host::{Host, Session, Upkeep};
 use burst_ledger::{Account, AccountId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -414,6 +414,7 @@ impl Server {
         self.stop_listening("waiting for programs to exit");
         for client in self.clients.all_mut() {
             client.session_mut().device_fatal();
+            client.session().announce_end(&mut self.host);
         }
         false
     }
@@ -432,7 +433,8 @@ impl Server {
     fn is_over(&self) -> bool {
         let now = self.host.now();
         if let Some(since) = self.draining {
-            let all_gone = self.clients.all().iter().chain(self.ending.all()).all(|c| !c.session().has_context());
+            let uses = |session: &Session| session.has_context() || session.has_number();
+            let all_gone = !self.clients.all().iter().chain(self.ending.all()).any(|c| uses(c.session()));
             return all_gone || now.since(since) >= DRAIN_MAX;
         }
         let idle = self.idle_exit.is_some_and(|limit| {

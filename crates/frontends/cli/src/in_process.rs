@@ -1,4 +1,4 @@
-//! `burst run --in-process`: the program gets a host of its own ([`burst_control::in_process`]).
+//! `burst run --in-process` and `--lent`: the program gets a host of its own ([`burst_control::in_process`]).
 //!
 //! The host is opened once before, in a process of its own: if that fails, the user reads why before the program starts, and if
 //! it works, it says what the host files show. A thread of a host must not exist in `burst` itself, because a process with
@@ -41,10 +41,10 @@ pub fn picture() -> ExitCode {
 ///
 /// # Errors
 /// The host's sentence.
-pub fn rehearse(libraries: &Path, ports: &[String]) -> Result<Picture, String> {
+pub fn rehearse(libraries: &Path, variables: &[(&'static str, OsString)]) -> Result<Picture, String> {
     let program = std::env::current_exe().map_err(|e| format!("cannot find out where burst itself is: {e}"))?;
     let mut command = std::process::Command::new(program);
-    command.arg(PICTURE).envs(variables(ports)).env("LD_LIBRARY_PATH", libraries);
+    command.arg(PICTURE).envs(variables.iter().cloned()).env("LD_LIBRARY_PATH", libraries);
     let output = command.output().map_err(|e| format!("cannot start burst itself: {e}"))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);

@@ -128,6 +128,13 @@ fn run_command() -> Command {
                 .help("Run the engine inside the program, without a daemon; the program needs an address that no daemon serves"),
         )
         .arg(
+            Arg::new("lent")
+                .long("lent")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["port", "no-start", "in-process"])
+                .help("Run the engine inside the program, on the addresses of the running daemon, which must allow it (burstd --lend same-user)"),
+        )
+        .arg(
             Arg::new("no-start").long("no-start").action(ArgAction::SetTrue).help("Fail if no daemon runs: start none"),
         )
         .arg(

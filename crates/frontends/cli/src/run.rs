@@ -6,6 +6,7 @@ use crate::in_process;
 use crate::install;
 use crate::sharing;
 use crate::sockets::{self, FoundDaemon};
+use burst_control::in_process::{LENT_MODE, MODE_ENV};
 use burst_control::socket_path::SOCKET_ENV;
 use burst_control::trust::{self, TRUST_ENV};
 use clap::ArgMatches;
@@ -26,8 +27,11 @@ const EXIT_NOT_FOUND: u8 = 127;
 pub fn run(matches: &ArgMatches) -> ExitCode {
     let chosen = crate::chosen_socket(matches);
     let ports: Vec<String> = matches.get_many::<String>("port").into_iter().flatten().cloned().collect();
+    if matches.get_flag("lent") {
+        return run_in_process(matches, &lent_variables(chosen.as_deref()));
+    }
     if matches.get_flag("in-process") {
-        return run_in_process(matches, &ports);
+        return run_in_process(matches, &in_process::variables(&ports));
     }
     let prepared = install::library_directory()
         .and_then(|libraries| Ok((libraries, daemon_socket(chosen.as_deref(), &ports, matches.get_flag("no-start"))?)));
@@ -45,16 +49,25 @@ pub fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// The same for a program with a host of its own.
-fn run_in_process(matches: &ArgMatches, ports: &[String]) -> ExitCode {
+/// The environment variables of a program that shares the addresses of the daemon at the chosen socket.
+fn lent_variables(chosen: Option<&Path>) -> Vec<(&'static str, OsString)> {
+    let mut variables = vec![(MODE_ENV, OsString::from(LENT_MODE))];
+    variables.extend(chosen.map(|socket| (SOCKET_ENV, socket.into())));
+    variables
+}
+
+/// The same for a program with a host of its own, which these environment variables describe.
+fn run_in_process(matches: &ArgMatches, variables: &[(&'static str, OsString)]) -> ExitCode {
     let prepared = install::library_directory()
-        .and_then(|libraries| in_process::rehearse(&libraries, ports).map(|picture| (libraries, picture)));
+        .and_then(|libraries| in_process::rehearse(&libraries, variables).map(|picture| (libraries, picture)));
     match prepared {
         Ok((libraries, picture)) => {
-            if !matches.get_flag("no-host-files") {
+            // Only root needs no user namespace for these files, and the daemon lends nothing to other namespaces of users.
+            let may_enter = !matches.get_flag("lent") || rustix::process::geteuid().is_root();
+            if may_enter && !matches.get_flag("no-host-files") {
                 enter(Ok(picture));
             }
-            become_program(matches, &libraries, in_process::variables(ports))
+            become_program(matches, &libraries, variables.to_vec())
         }
         Err(sentence) => {
             eprintln!("burst: {sentence}");

@@ -4,12 +4,16 @@
 //! Requests come as the packets that a daemon would get by its socket. Commands of connection management come by a ring; its
 //! reader is always marked as asleep, so that each command is followed by a bell, which is a packet without a reply.
 
+use crate::lender::{Lender, LenderState};
 use burst_base::Nanos;
 use burst_control::frame::{self, ControlHeader, ControlPacket, HEADER_BYTES};
-use burst_host::{Clock, Host, PacketAnswer, Session, Upkeep};
+use burst_control::in_process;
+use burst_engine::handover::Inbox;
+use burst_host::{Clock, Host, HostOptions, PacketAnswer, Session, Upkeep};
 use burst_peer::PeerProcess;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 /// A reply.
 #[derive(Debug, Default)]
@@ -31,6 +35,19 @@ pub struct House {
     /// How long a waiting thread looks for packets before it sleeps.
     pub spin: Nanos,
     next: u64,
+    /// The daemon whose addresses this process shares. It must be dropped after the host's sockets.
+    lender: Option<Lender>,
+    inbox: Arc<Inbox>,
+}
+
+/// Gets a worker number of a daemon, and its settings.
+fn borrow(options: &mut HostOptions) -> Result<Lender, String> {
+    if crate::keeper::is_off() {
+        return Err("lent mode needs the keeper, which sees when the daemon ends: leave BURST_KEEPER=off out".into());
+    }
+    let lender = Lender::find()?;
+    lender.settle(options);
+    Ok(lender)
 }
 
 struct OwnSession {
@@ -63,13 +80,18 @@ impl House {
         }
         burst_config::log::try_init(config.log_level, config.log_format);
         burst_control::events::keep_readers();
-        let ports = crate::ports::open(&config.host)?;
-        let host = Host::with_ports(&config.host, Clock::Monotonic, ports)?;
+        let lender = if in_process::is_lent() { Some(borrow(&mut config.host)?) } else { None };
+        let host = match &lender {
+            Some(lender) => Host::with_lent_ports(&config.host, Clock::Monotonic, lender.ports()?, lender.store())?,
+            None => Host::with_ports(&config.host, Clock::Monotonic, crate::ports::open(&config.host)?)?,
+        };
+        let inbox = host.on_worker(0, |worker, _| worker.inbox().clone());
         let upkeep = Upkeep::new(host.now());
         let spin = Nanos(config.host.spin.as_nanos() as u64);
         // A child after fork may still hold numbers of its parent's sessions, and close them.
         let next = u64::from(std::process::id()) << 32 | 1;
-        Ok(House { host, sessions: Vec::new(), upkeep, spin, next })
+        crate::process::note_lender(lender.iter().flat_map(Lender::fds));
+        Ok(House { host, sessions: Vec::new(), upkeep, spin, next, lender, inbox })
     }
 
     /// Opens a session, and returns its number.
@@ -178,6 +200,30 @@ impl House {
     /// When [`House::keep_up`] must be called next.
     pub fn due_at(&self) -> Option<Nanos> {
         self.upkeep.due_at(&self.host, &self.sessions)
+    }
+
+    /// Looks at the daemon that has lent the number, if one has. When it is about to end, the programs' libraries learn of it.
+    pub fn look_at_lender(&mut self) -> LenderState {
+        let Some(lender) = &mut self.lender else { return LenderState::Serves };
+        let state = lender.look(&self.inbox);
+        if state == LenderState::Ends {
+            self.sessions.iter_mut().for_each(|own| own.session.device_fatal());
+        }
+        state
+    }
+
+    /// Descriptors that are readable when there is news of that daemon.
+    pub fn lender_fds(&self) -> impl Iterator<Item = RawFd> {
+        self.lender.iter().flat_map(Lender::fds)
+    }
+
+    /// Ends all queue pairs: their requests are flushed, and their peers are told.
+    pub fn end_sessions(&mut self) {
+        for OwnSession { session, .. } in &mut self.sessions {
+            session.fail_queue_pairs(&mut self.host);
+            session.end(&mut self.host);
+        }
+        self.host.post_cm_jobs();
     }
 
     /// The process exits: peers are told.

@@ -343,12 +343,26 @@ impl Instance {
         if self.failed.swap(true, Ordering::AcqRel) {
             return;
         }
-        tracing::error!("the engine in this process has failed; its queue pairs end");
         let house = self.house.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         self.worker.abandon();
         // What a session drops may ask the worker, which is gone.
         drop(house);
         self.bell.ring();
+    }
+
+    /// The daemon that has lent the number has ended: the queue pairs end, and the address is free for its successor.
+    #[cold]
+    pub fn lender_gone(&self) {
+        if self.has_failed() {
+            return;
+        }
+        tracing::warn!("the daemon that has lent this program its worker number has ended, and so do its queue pairs");
+        if let Some(mut house) = self.house() {
+            house.end_sessions();
+            drop(house);
+            self.send_last();
+        }
+        self.fail();
     }
 
     /// The process ends: peers are told, as far as no other thread is in the way.

@@ -7,6 +7,7 @@
 
 use crate::inspection;
 use crate::instance::Instance;
+use crate::lender::LenderState;
 use burst_base::Nanos;
 use burst_control::inspection::InspectionSocket;
 use burst_engine::in_place::TurnOutcome;
@@ -60,12 +61,17 @@ impl Bell {
     }
 }
 
+/// Whether the user wants no such thread.
+pub fn is_off() -> bool {
+    std::env::var_os(KEEPER_ENV).is_some_and(|way| way == KEEPER_OFF)
+}
+
 /// Starts the thread. It takes no signals: they are the program's.
 ///
 /// # Errors
 /// A sentence: the system starts no thread.
 pub fn start(instance: &'static Instance) -> Result<(), String> {
-    if std::env::var_os(KEEPER_ENV).is_some_and(|way| way == KEEPER_OFF) {
+    if is_off() {
         return Ok(());
     }
     let spawned =
@@ -199,6 +205,11 @@ impl Keeper {
     fn keep_up(&mut self) -> UpkeepPlan {
         let soon = UpkeepPlan { fds: Vec::new(), due: Clock::Monotonic.now() + NAP_MIN };
         let Some(mut house) = self.instance.try_house() else { return soon };
+        if house.look_at_lender() == LenderState::Gone {
+            drop(house);
+            self.instance.lender_gone();
+            return soon;
+        }
         let interfaces = house.upkeep.interface_events().map(|fd| fd.as_raw_fd());
         let hops = house.host.cm.hops.fd().map(|fd| fd.as_raw_fd());
         let [has_interfaces, has_hops] = [interfaces, hops].map(|fd| fd.is_some_and(is_readable));
@@ -206,7 +217,7 @@ impl Keeper {
         if has_interfaces || has_hops || house.due_at().is_some_and(|due| due <= now) {
             house.keep_up(has_interfaces, has_hops);
         }
-        let mut fds: Vec<RawFd> = interfaces.into_iter().chain(hops).collect();
+        let mut fds: Vec<RawFd> = interfaces.into_iter().chain(hops).chain(house.lender_fds()).collect();
         if let Some(inspection) = &mut self.inspection {
             inspection.serve(&mut *house, Clock::Monotonic.now());
             fds.extend(inspection.fds());

@@ -1,13 +1,15 @@
-//! `libburst-inprocess.so.1`: a host inside a program's process, for `BURST_MODE=inprocess`.
+//! `libburst-inprocess.so.1`: a host inside a program's process, for `BURST_MODE=inprocess` and `BURST_MODE=lent`.
 //!
 //! The same control plane, engine and ports as a daemon's, without a daemon: the process owns its address, QP1 and connection
-//! management. The drop-in libraries load this one and use its table of functions ([`InProcessCalls`]).
+//! management. In lent mode these stay a daemon's, and the process has the queue pairs of one worker number. The
+//! drop-in libraries load this one and use its table of functions ([`InProcessCalls`]).
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `house` | the host and its sessions: requests and commands |
 //! | `instance` | the one host of a process, and who runs its worker: polls, posts, waits |
 //! | `keeper` | the thread that runs it while the program does not |
+//! | `lender` | lent mode: the daemon whose addresses this program shares |
 //! | `inspection` | the socket for `burst ls`, `stats` and `cm` |
 //! | `ports` | opening the ports, and who holds a taken one |
 //! | `process` | fork and exit |
@@ -23,6 +25,7 @@ mod house;
 mod inspection;
 mod instance;
 mod keeper;
+mod lender;
 mod ports;
 mod process;
 
@@ -204,6 +207,9 @@ pub fn fall() {
 /// A panic has left the host unusable.
 #[cold]
 fn fail() {
+    if Instance::current().is_some_and(|instance| !instance.has_failed()) {
+        tracing::error!("the engine in this process has failed; its queue pairs end");
+    }
     // What it drops may panic again; then it stays.
     let _ = enclosed(|| Instance::current().into_iter().for_each(Instance::fail));
 }

@@ -58,11 +58,23 @@ fn note(fds: &[RawFd]) {
     COUNT.store(fds.len().min(FDS_MAX), Ordering::Relaxed);
 }
 
+/// The descriptors of the connection to the daemon in lent mode, which a child closes.
+static LENDER: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+
+/// Notes the descriptors of the connection to the daemon in lent mode.
+pub fn note_lender(fds: impl Iterator<Item = RawFd>) {
+    LENDER.iter().zip(fds).for_each(|(place, fd)| place.store(fd, Ordering::Relaxed));
+}
+
 unsafe extern "C" fn in_child() {
     if Instance::current().is_none() {
         return;
     }
     Instance::forget();
+    for fd in LENDER.iter().map(|place| place.swap(-1, Ordering::Relaxed)).filter(|fd| *fd >= 0) {
+        // SAFETY: as below.
+        unsafe { libc::close(fd) };
+    }
     // A connection to a dead parent's socket would wait for ever.
     let listener = LISTENER.swap(-1, Ordering::Relaxed);
     if listener >= 0 {

@@ -46,6 +46,8 @@ pub enum KeyId {
     UserReserve,
     /// `account_by`.
     AccountBy,
+    /// `lend`.
+    Lend,
     /// `guarded`.
     Guarded,
     /// `restart_pause`.
@@ -264,6 +266,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "user",
         help: "Owners of shares: user (each user id), or cgroup (each control group; for containers whose users have the same id)",
+    },
+    ConfigKey {
+        id: KeyId::Lend,
+        name: "lend",
+        flag: "lend",
+        env: "BURST_LEND",
+        kind: ValueKind::Choice(&["off", "same-user"]),
+        many: false,
+        default: "off",
+        help: "Programs that may run the engine themselves and share the daemon's addresses (lent mode): off, or same-user: those of the daemon's own user, which must trust each other; ports of kind udp only, for 16 programs less one for each worker",
     },
     ConfigKey {
         id: KeyId::Guarded,

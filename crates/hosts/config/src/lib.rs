@@ -54,7 +54,7 @@ impl Config {
     /// The settings that decide which sockets the daemon opens, as one word: a successor with other settings opens its own.
     pub fn socket_settings(&self) -> String {
         let mut hasher = std::hash::DefaultHasher::new();
-        (&self.host.ports, self.host.workers).hash(&mut hasher);
+        (&self.host.ports, self.host.workers, self.host.lend).hash(&mut hasher);
         format!("{:016x}", hasher.finish())
     }
     /// The sentence to log if the window is smaller than the smallest one and therefore raised.
@@ -240,6 +240,7 @@ const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
 const SR_PLACEMENT: TextKey = TextKey::new(KeyId::SrPlacement);
 const RTO: TextKey = TextKey::new(KeyId::Rto);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
+const LEND: TextKey = TextKey::new(KeyId::Lend);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
 const RESTART_PAUSE: NumberKey = NumberKey::new(KeyId::RestartPause);
 const STATE_DIR: TextKey = TextKey::new(KeyId::StateDir);
@@ -283,6 +284,8 @@ fn assemble(values: &ConfigValues) -> Config {
                 Some("cgroup") => AccountBy::ControlGroup,
                 _ => AccountBy::User,
             },
+            lend: values.text(LEND) == Some("same-user"),
+            lent: None,
             seed: None,
         },
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),

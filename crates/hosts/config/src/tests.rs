@@ -113,6 +113,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::UserShare => "33",
         KeyId::UserReserve => "4",
         KeyId::AccountBy => "cgroup",
+        KeyId::Lend => "same-user",
         KeyId::Guarded => "yes",
         KeyId::RestartPause => "5s",
         KeyId::StateDir => "/tmp/other-state",

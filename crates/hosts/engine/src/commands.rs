@@ -21,7 +21,6 @@ use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cc::PeerKind;
-use burst_cm::PathRecord;
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
 use burst_port::impair::Impair;
@@ -312,23 +311,9 @@ impl Worker {
     /// The system's: the file cannot be read.
     pub fn adopt_tombstones(&mut self, now: Nanos, file: TombstoneFile) -> io::Result<Vec<Qpn>> {
         let stones = file.take_over(now, self.core.options.id, self.ports.len())?;
-        stones.iter().for_each(|stone| self.core.tombstones.add(*stone));
         self.core.tombstone_file = Some(file);
         self.agent.note_established();
-        let Worker { core, ports, agent, .. } = self;
-        let mut data_path = DataPath { core, ports };
-        for (at, stone) in stones.iter().enumerate() {
-            let Tombstone { peer, cm, device, flow, .. } = stone;
-            if let Some(ids) = cm {
-                agent.announce_end(now, &PathRecord { device: *device, flow: *flow }, *ids, *peer, &mut data_path);
-            }
-            tombstone::announce(stone, &mut data_path.ports[device.index()].batch);
-            // A batch must have room for the next one.
-            if at % (data_path.core.options.batch_frames / 4).max(1) == 0 {
-                data_path.flush_all(now);
-            }
-        }
-        data_path.flush_all(now);
+        self.bury(now, &stones);
         Ok(stones.iter().map(|stone| stone.qpn).collect())
     }
 

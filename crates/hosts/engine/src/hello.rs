@@ -51,7 +51,7 @@ fn push_hello(batch: &mut TxBatch, counters: &Counters, flow: &Flow, hello: &Hel
 impl Core {
     /// Identifies the life of this daemon.
     fn boot_id(&self) -> u64 {
-        self.options.cm_secret.number((DOMAIN, "boot"))
+        self.options.boot_id.unwrap_or_else(|| self.options.cm_secret.number((DOMAIN, "boot")))
     }
     /// Whether this daemon asks its peers what they are.
     fn asks(&self) -> bool {
@@ -119,6 +119,11 @@ impl Core {
 }
 
 impl Worker {
+    /// The number in hellos that stands for this start of the daemon.
+    pub fn boot_id(&self) -> u64 {
+        self.core.boot_id()
+    }
+
     /// What this worker answers to a peer that asks through `device`.
     pub fn hello(&self, device: DeviceId) -> Hello {
         self.core.own_hello(self.ports[device.index()].port.caps().active_mtu(), 0)
@@ -191,10 +196,9 @@ impl RxBurst<'_> {
         let Some(hello) = Hello::parse(mad) else { return self.counters.count(Reason::MadUnknown) };
         let owner = (hello.tid & WORKER_BITS) as u32;
         if hello.is_answer && owner != self.core.options.id {
-            let is_worker = (owner as usize) < self.core.inboxes.len() && !self.handed_over;
-            return if is_worker {
+            return if self.core.inbox_of(owner).is_some() && !self.handed_over {
                 self.hand_over_mad(owner, frame)
-            } else {
+            } else if !self.mail(owner, frame) {
                 self.counters.count(Reason::HelloUnexpected)
             };
         }

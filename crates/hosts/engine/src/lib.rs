@@ -38,6 +38,7 @@
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
 //! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
 //! | `in_place` | a worker without a thread |
+//! | `lent` | worker numbers lent to other processes |
 //! | `check` | what must hold between two passes, for simulators and tests |
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
@@ -47,6 +48,7 @@ pub mod endpoint;
 pub mod flow;
 pub mod handover;
 pub mod in_place;
+pub mod lent;
 pub mod multicast;
 pub mod objects;
 pub mod path;

@@ -74,11 +74,8 @@ impl Worker {
     /// Takes the packets that other workers have handed over.
     fn take_inbox(&mut self, now: Nanos) -> usize {
         let Worker { core, ports, agent, .. } = self;
-        let inbox = &core.inboxes[core.options.id as usize];
-        if inbox.is_empty() {
-            return 0;
-        }
-        inbox.clone().drain(RX_BUDGET, |device, frame| {
+        let Some(inbox) = core.inbox_of(core.options.id).filter(|inbox| !inbox.is_empty()).cloned() else { return 0 };
+        inbox.drain(RX_BUDGET, |device, frame| {
             let PortSlot { batch, counters, .. } = &mut ports[device.index()];
             let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: true };
             if let Ok(packet) = Packet::parse(frame.bytes) {
@@ -92,7 +89,7 @@ impl Worker {
         while self.core.handed_to != 0 {
             let worker = self.core.handed_to.trailing_zeros();
             self.core.handed_to &= self.core.handed_to - 1;
-            if self.core.inboxes[worker as usize].wake_sleeper() {
+            if self.core.inbox_of(worker).is_some_and(|inbox| inbox.wake_sleeper()) {
                 self.ports[0].counters.add(Traffic::HandoverWakes, 1);
             }
         }
@@ -198,8 +195,13 @@ impl RxBurst<'_> {
         self.core.data_came = true;
         self.core.pulse.serve_qp(qpn.get());
         let owner = worker_of(qpn);
-        if owner != self.core.options.id && (owner as usize) < self.core.inboxes.len() {
-            return self.hand_over(owner, frame);
+        if owner != self.core.options.id {
+            if self.core.inbox_of(owner).is_some() {
+                return self.hand_over(owner, frame);
+            }
+            if self.core.options.first > 0 {
+                return self.counters.count(Reason::ForeignWorker);
+            }
         }
         let index = self.core.directory.find(qpn);
         let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
@@ -228,6 +230,10 @@ impl RxBurst<'_> {
 
     /// Gives a management datagram to the worker that has the connection, or shall have it.
     fn management(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
+        if self.core.options.first > 0 && !self.handed_over {
+            // QP1 is another process's, which passes on what is for this one.
+            return self.counters.count(Reason::ForeignWorker);
+        }
         let mad = match GsiAgent::parse(packet) {
             Ok(mad) => mad,
             Err(reason) => return self.counters.count(reason),
@@ -262,14 +268,16 @@ impl RxBurst<'_> {
     /// Copies a management datagram into another worker's inbox.
     pub(crate) fn hand_over_mad(&mut self, owner: u32, frame: &RxFrame<'_>) {
         debug_assert_ne!(owner, self.core.options.id, "a datagram handed to its own worker");
-        let handed = self.core.inboxes[owner as usize].hand_over_mad(self.device, frame);
+        let Some(inbox) = self.core.inbox_of(owner) else { return };
+        let handed = inbox.hand_over_mad(self.device, frame);
         self.handed(owner, handed);
     }
 
     /// Copies a packet into another worker's inbox.
     pub(crate) fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
         debug_assert_ne!(owner, self.core.options.id, "a packet handed to its own worker");
-        let handed = self.core.inboxes[owner as usize].hand_over(self.device, frame);
+        let Some(inbox) = self.core.inbox_of(owner) else { return };
+        let handed = inbox.hand_over(self.device, frame);
         self.handed(owner, handed);
     }
 

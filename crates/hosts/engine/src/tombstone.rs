@@ -59,6 +59,11 @@ impl Tombstones {
         debug_assert!(self.stones.len() <= self.order.len() && self.order.len() <= TOMBSTONES_MAX);
     }
 
+    /// Whether there is one of this number.
+    pub fn has(&self, qpn: Qpn) -> bool {
+        self.stones.contains_key(&qpn)
+    }
+
     fn remove_oldest(&mut self) {
         let Some((until, qpn)) = self.order.pop_front() else { return };
         // A later tombstone may have the same number.

@@ -109,7 +109,11 @@ impl TombstoneFile {
         Ok(stones)
     }
 
-    fn read(&self, now: Nanos, worker: u32, devices: usize) -> io::Result<Vec<Tombstone>> {
+    /// The tombstones of queue pairs that another process, which has ended, has noted here.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn read(&self, now: Nanos, worker: u32, devices: usize) -> io::Result<Vec<Tombstone>> {
         let length = self.records.metadata()?.len().min(place(SLOT_MAX));
         let mut bytes = vec![0; length as usize];
         self.records.read_exact_at(&mut bytes, 0)?;

@@ -31,6 +31,7 @@ use burst_gsi::GsiAgent;
 use burst_mem::MrTable;
 use burst_port::Port;
 use burst_transport::{AckReport, PACKETS_MAX, RECORDS_MAX, RecordPool};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 /// Frames of one transmit batch.
@@ -56,6 +57,11 @@ const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
 pub struct WorkerOptions {
     /// Number of the worker.
     pub id: u32,
+    /// Number of the first worker of this process, whose inbox is the first. Not 0: the number is lent, and other processes have
+    /// the other queue pairs of the addresses, and QP1.
+    pub first: u32,
+    /// The number in hellos that stands for this start of the daemon; `None`: it follows from `cm_secret`.
+    pub boot_id: Option<u64>,
     /// Congestion control for each kind of peer; its largest window bounds the bytes in flight to one peer.
     pub cc: CcTable,
     /// Makes communication ids unpredictable; the same for all workers of a daemon.
@@ -79,6 +85,8 @@ impl Default for WorkerOptions {
         let cm_secret = Secret::new([0; 2]);
         WorkerOptions {
             id: 0,
+            first: 0,
+            boot_id: None,
             cc: CcTable::default(),
             cm_secret,
             selective: false,
@@ -228,6 +236,8 @@ pub(crate) struct Core {
     /// Questions asked.
     pub hellos_asked: u64,
     pub hello_answers: hello::AnswerBudget,
+    /// What answers to the hellos of processes with lent numbers go through, by number.
+    pub mail: Vec<(u32, OwnedFd)>,
     pub hello_questions: Vec<hello::HelloQuestion>,
 }
 
@@ -282,6 +292,7 @@ impl Core {
             },
             hellos_asked: 0,
             hello_answers: hello::AnswerBudget::default(),
+            mail: Vec::new(),
             hello_questions: Vec::new(),
         }
     }
@@ -290,7 +301,7 @@ impl Core {
 impl Worker {
     /// A worker with its key table, its ports (one per device, in device order), and the inboxes of all workers.
     pub fn new(options: WorkerOptions, mem: MrTable, ports: Vec<Box<dyn Port>>, inboxes: Vec<Arc<Inbox>>) -> Worker {
-        assert!((options.id as usize) < inboxes.len());
+        assert!(options.id.checked_sub(options.first).is_some_and(|place| (place as usize) < inboxes.len()));
         let frames = options.batch_frames.max(4);
         let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), frames);
         let ports = ports.into_iter().map(|port| PortSlot::new(port, burst_wire::ROCE_PORT, frames)).collect();
@@ -374,7 +385,7 @@ impl Worker {
 
     /// This worker's inbox, with the eventfd that wakes it.
     pub fn inbox(&self) -> &Arc<Inbox> {
-        &self.core.inboxes[self.core.options.id as usize]
+        self.core.own_inbox()
     }
 
     /// Announces to the ports that the worker sleeps next. True if one of them has packets.
@@ -397,13 +408,22 @@ impl Worker {
 
     /// Whether some queue pair is ready now (the worker must not sleep).
     pub fn has_work(&mut self) -> bool {
-        let inbox = &self.core.inboxes[self.core.options.id as usize];
-        let pending = !inbox.is_empty() || !self.core.outbox.lost.is_empty();
+        let pending = !self.core.own_inbox().is_empty() || !self.core.outbox.lost.is_empty();
         pending || self.core.take_doorbells() || !self.core.urma_rung.is_empty() || !self.core.sched.is_empty()
     }
 }
 
 impl Core {
+    /// The inbox of a worker of this process.
+    #[inline]
+    pub(crate) fn inbox_of(&self, worker: u32) -> Option<&Arc<Inbox>> {
+        self.inboxes.get(worker.checked_sub(self.options.first)? as usize)
+    }
+
+    fn own_inbox(&self) -> &Arc<Inbox> {
+        &self.inboxes[(self.options.id - self.options.first) as usize]
+    }
+
     /// Drops removed regions, and charges pages that were allocated for programs.
     #[inline]
     pub(crate) fn reclaim(&mut self) {

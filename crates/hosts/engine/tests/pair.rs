@@ -3,6 +3,7 @@ mod harness;
 
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
+use burst_engine::WorkerOptions;
 use burst_engine::handover::Inbox;
 use burst_engine::path::QP_MIN_BYTES;
 use burst_port::Port;
@@ -209,6 +210,29 @@ fn packets_at_the_wrong_worker_are_handed_over() {
     });
     assert!(done, "no completion");
     assert_eq!(contents(&right)[..9000], bytes[..9000]);
+}
+
+#[test]
+fn a_lent_engine_drops_what_is_for_others_and_passes_on_nothing() {
+    let hub = Hub::new(MemConfig::default());
+    let mut a = Host::new(Box::new(hub.port("a", &[ip(1)])), BYTES);
+    let options = WorkerOptions { id: 5, first: 5, ..WorkerOptions::default() };
+    let inbox = Arc::new(Inbox::new(1).expect("inbox"));
+    let mut b = Host::with_options(Box::new(hub.port("b", &[ip(2)])), BYTES, vec![inbox], options);
+    let (mut own, mut foreign) = (a.create(QpType::Rc), a.create(QpType::Rc));
+    let qb = b.create(QpType::Rc);
+    assert_eq!(qb.qpn.worker(), 5);
+    let (caps_a, caps_b) = (a.caps.clone(), b.caps.clone());
+    a.connect(&own, qb.qpn, &caps_b, Mtu::B4096);
+    b.connect(&qb, own.qpn, &caps_a, Mtu::B4096);
+    a.connect(&foreign, Qpn::new(qb.qpn.get() ^ 1), &caps_b, Mtu::B4096);
+    let (sge, rkey) = (a.sge(0, 64), b.key);
+    a.post(&mut foreign, request(WrOpcode::RdmaWrite, 1, BASE, rkey), &[sge]);
+    a.post(&mut own, request(WrOpcode::RdmaWrite, 2, BASE, rkey), &[sge]);
+    let mut now = Nanos(0);
+    assert!(run(&mut a, &mut b, &mut now, |_, _| poll(&mut own).is_some()), "its own queue pair is served");
+    assert!(b.worker.counters(DeviceId(0)).reason(Reason::ForeignWorker) >= 1);
+    assert_eq!(b.worker.counters(DeviceId(0)).reason(Reason::UnknownQpn), 0);
 }
 
 /// ACKs to one queue pair make room in the window that all queue pairs towards a host share, and wake those that wait for the

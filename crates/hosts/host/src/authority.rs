@@ -95,6 +95,11 @@ impl Authority {
         uid != u32::MAX && Some(uid) != self.unmapped
     }
 
+    /// Whether the user is the one who runs this process.
+    pub fn is_owner(&self, uid: u32) -> bool {
+        self.is_known(uid) && uid == self.owner
+    }
+
     /// Whether the user sees the objects of all users.
     pub fn sees_all(&self, viewer: u32) -> bool {
         self.is_known(viewer) && (viewer == 0 || viewer == self.owner)

@@ -33,6 +33,7 @@ use crate::exports::Exports;
 use crate::foreign::Disposal;
 use crate::groups::MulticastGroups;
 use crate::id_allocator::IdAllocator;
+use crate::lent::Lending;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
 use crate::log_limit::{LogCause, LogLimiter};
 use crate::options::{HostOptions, WorkerMode};
@@ -52,7 +53,7 @@ use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
 use burst_ledger::{Charge, Ledger};
 use burst_mem::{KeySpace, MrTable};
-use burst_port::{DescriptorStore, Encapsulation, Port, PortSpec, open_all};
+use burst_port::{AddressSharing, DescriptorStore, Encapsulation, Port, PortSpec, can_lend, open_shared};
 use burst_shm::status::StatusOwner;
 use std::collections::HashMap;
 use std::path::Path;
@@ -114,6 +115,10 @@ pub struct Host {
     pub(crate) store: Option<Arc<dyn DescriptorStore>>,
     /// What each account may cost when the daemon reaches its programs' memory.
     pub(crate) program_memory: ProgramMemory,
+    /// Worker numbers lent to programs.
+    pub(crate) lending: Lending,
+    /// Whether this host has a lent number.
+    pub(crate) is_lent: bool,
     room: room::TableRoom,
     urma: urma::UrmaNodes,
     clock: Clock,
@@ -139,13 +144,16 @@ impl Host {
         let specs = specs.map_err(|e| e.to_string())?;
         let mut ports: Vec<WorkerPorts> = (0..options.workers).map(|_| Vec::new()).collect();
         for spec in &specs {
-            let opened = open_all(spec, &Encapsulation::ROCE, options.workers, store.as_ref());
+            let sharing = if options.lend && can_lend(spec) { AddressSharing::Lends } else { AddressSharing::Alone };
+            let opened = open_shared(spec, &Encapsulation::ROCE, options.workers, store.as_ref(), sharing);
             let opened = opened.map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
         let node = |device: usize| node_of(Path::new("/sys"), &ports.first()?[device].caps().ifname);
         let placement = HostPlacement::of(&specs, options.workers, &allowed_cpus(), node)?;
-        let mut host = Host::start(options, clock, ports, store, placement)?;
+        let mut host = Host::start(options, clock, ports, store.as_deref(), placement)?;
+        host.store = store;
+        host.lending = Lending::new(options, specs.clone());
         host.urma.specs = specs;
         Ok(host)
     }
@@ -160,11 +168,26 @@ impl Host {
         Host::start(options, clock, ports, None, placement)
     }
 
+    /// As [`Host::with_ports`], for a number that was lent to this process with its ports ([`HostOptions::lent`]). `store` has
+    /// the tombstone file that the lender reads.
+    ///
+    /// # Errors
+    /// As [`Host::with_ports`].
+    pub fn with_lent_ports(
+        options: &HostOptions,
+        clock: Clock,
+        ports: WorkerPorts,
+        store: &dyn DescriptorStore,
+    ) -> Result<Host, String> {
+        let placement = HostPlacement::everywhere(ports.len(), 1);
+        Host::start(options, clock, vec![ports], Some(store), placement)
+    }
+
     fn start(
         options: &HostOptions,
         clock: Clock,
         ports: Vec<WorkerPorts>,
-        store: Option<Arc<dyn DescriptorStore>>,
+        store: Option<&dyn DescriptorStore>,
         placement: HostPlacement,
     ) -> Result<Host, String> {
         let Some(devices) = ports.first().map(Vec::len).filter(|n| ports.iter().all(|of| of.len() == *n)) else {
@@ -182,9 +205,8 @@ impl Host {
             let mut worker = host.make_worker(options, id, ports, &inboxes);
             let without = host.placement.devices.iter().enumerate().filter(|(_, of)| !of.numbers().contains(&id));
             without.for_each(|(device, _)| worker.leave_port(DeviceId::from_index(device)));
-            host.start_worker(options, worker, store.as_deref())?;
+            host.start_worker(options, worker, store)?;
         }
-        host.store = store;
         Ok(host)
     }
 
@@ -226,6 +248,8 @@ impl Host {
             crashes: DaemonCrashes::default(),
             store: None,
             program_memory: ProgramMemory::new(),
+            lending: Lending::default(),
+            is_lent: options.lent.is_some(),
             room: room::TableRoom::default(),
             urma: urma::UrmaNodes::default(),
             started: clock.now(),
@@ -239,7 +263,9 @@ impl Host {
 
     fn make_worker(&mut self, options: &HostOptions, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
         let worker_options = WorkerOptions {
-            id: id as u32,
+            id: options.lent.map_or(0, |lent| lent.number) + id as u32,
+            first: options.lent.map_or(0, |lent| lent.number),
+            boot_id: options.lent.map(|lent| lent.boot_id),
             cc: self.cc,
             cm_secret: self.cm_secret,
             selective: options.selective,
@@ -258,7 +284,7 @@ impl Host {
         store: Option<&dyn DescriptorStore>,
     ) -> Result<(), String> {
         let id = self.workers.len();
-        let mut qpns = QpnSpace::new(id as u32, self.random.fork().into_fn());
+        let mut qpns = QpnSpace::new(worker.id(), self.random.fork().into_fn());
         if let Some(store) = store {
             crate::predecessor::adopt_tombstones(store, self.now(), &mut worker, &mut qpns)?;
         }
@@ -294,6 +320,11 @@ impl Host {
         let pulses = std::iter::once(self.pulse.clone()).chain(workers).collect();
         self.watchdog = Some(Watchdog::start(pulses, |stall| tracing::warn!("{stall}"))?);
         Ok(())
+    }
+
+    /// Congestion control of all peers.
+    pub(crate) fn cc(&self) -> &burst_cc::CcTable {
+        &self.cc
     }
 
     /// A random number for a secret.
@@ -416,10 +447,11 @@ impl Host {
     pub fn refresh(&mut self) {
         for index in 0..self.devices.len() {
             let device = DeviceId::from_index(index);
-            for worker in (1..self.workers.len()).rev() {
+            // In the order of numbers: sockets of a new address have the order in which they are bound.
+            self.devices[index].caps = self.on_worker(0, move |w, _| w.refresh_port(device));
+            for worker in 1..self.workers.len() {
                 self.on_worker(worker, move |w, _| drop(w.refresh_port(device)));
             }
-            self.devices[index].caps = self.on_worker(0, move |w, _| w.refresh_port(device));
             if self.contexts.taken() == 0 {
                 // No context exists that could get an event; a later context starts with the present state.
                 self.devices[index].take_changes();

@@ -18,6 +18,7 @@
 //! | [`watchdog`] | names a thread that stands still |
 //! | [`device`], [`limits`] | devices, their limits and object counts |
 //! | [`accounts`] | what each user may use |
+//! | [`lent`] | worker numbers lent to programs |
 //! | `predecessor` | tombstones of queue pairs that died with this process's predecessor |
 //! | [`listener`] | the file of a socket for clients |
 //! | [`clock`], [`random`] | time and random numbers |
@@ -43,6 +44,7 @@ pub mod foreign;
 mod groups;
 pub mod host;
 pub mod id_allocator;
+pub mod lent;
 pub mod limits;
 pub mod listener;
 pub mod log_limit;

@@ -1,6 +1,7 @@
 //! The settings of a host as a plain struct. The caller decides where they come from: flags, a file, a test.
 
 use crate::accounts::AccountBy;
+use crate::lent::LentIdentity;
 use burst_base::RtoMode;
 use burst_cc::CcTable;
 use burst_ledger::Policy;
@@ -43,6 +44,10 @@ pub struct HostOptions {
     pub policy: Policy,
     /// What an account of the ledger belongs to.
     pub account_by: AccountBy,
+    /// Whether worker numbers are lent to programs of this process's user ([`crate::lent`]).
+    pub lend: bool,
+    /// The number that this host has of another's addresses; `None`: the addresses are its own.
+    pub lent: Option<LentIdentity>,
     /// Seed of all random numbers, for simulations and tests; `None`: the system's generator.
     pub seed: Option<u64>,
 }

@@ -3,6 +3,7 @@
 //! Each worker has a tombstone file ([`TombstoneFile`]) with two descriptors, which the supervisor keeps. The successor's
 //! worker of the same number reads it, answers the peers of the dead queue pairs, and goes on with the file.
 
+use crate::lent::tombstone_names;
 use burst_base::Nanos;
 use burst_engine::Worker;
 use burst_engine::qpn::QpnSpace;
@@ -20,7 +21,7 @@ pub fn adopt_tombstones(
     worker: &mut Worker,
     qpns: &mut QpnSpace,
 ) -> Result<(), String> {
-    let names = [format!("tombstones {}", worker.id()), format!("psns {}", worker.id())];
+    let names = tombstone_names(worker.id());
     let file = match store.take(&names[0]) {
         Some(records) => TombstoneFile::from_fds(records, store.take(&names[1])),
         None => TombstoneFile::create(),

@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::device::PortChanges;
 use crate::foreign::ForeignFds;
 use crate::host::Host;
+use crate::lent::is_lenders;
 use crate::log_limit::LogCause;
 use crate::refusal::{refuse, system};
 use crate::reply::ReplyParts;
@@ -47,6 +48,8 @@ pub struct Session {
     token: Option<u64>,
     cm: Option<CmClient>,
     commands: Option<CommandReceiver>,
+    /// The worker number that is lent to the client.
+    lease: Option<usize>,
     /// How many queue pairs the program had when its session began to end.
     left_behind: Option<usize>,
 }
@@ -68,6 +71,7 @@ impl Session {
             token: None,
             cm: None,
             commands: None,
+            lease: None,
             left_behind: None,
         })
     }
@@ -172,6 +176,14 @@ impl Session {
         if !self.said_hello && !matches!(request, Request::Hello { .. }) {
             return refuse(libc::EPROTO, "say hello first");
         }
+        if host.is_lent
+            && let Some(what) = is_lenders(&request)
+        {
+            return refuse(
+                libc::EOPNOTSUPP,
+                format!("{what} is not for programs in lent mode: run it without BURST_MODE"),
+            );
+        }
         match request {
             Request::Hello { program } => {
                 self.said_hello = true;
@@ -193,6 +205,7 @@ impl Session {
             Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
+            Request::Lend => self.borrow(host),
             Request::Cc { from } => Ok(host.congestion(self.caller.process.uid, from).into()),
             Request::SetCc { kind, cc } => host.set_cc(self.caller.process.uid, kind.as_deref(), &cc),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
@@ -258,6 +271,23 @@ impl Session {
         Ok(Response::Token(token).into())
     }
 
+    /// Lends the client a worker number.
+    fn borrow(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
+        if let Some(number) = self.lease {
+            return refuse(libc::EPROTO, format!("this connection has worker number {number} already"));
+        }
+        let (number, reply) = host.lend(&self.caller)?;
+        let ClientProcess { pid, uid } = self.caller.process;
+        info!(pid, uid, program = self.program, number, "worker number lent");
+        self.lease = Some(number);
+        Ok(reply)
+    }
+
+    /// Whether the client has a worker number.
+    pub fn has_number(&self) -> bool {
+        self.lease.is_some()
+    }
+
     fn open_context(&mut self, host: &mut Host, device: u32) -> Result<ReplyParts, Refusal> {
         if self.context.is_some() {
             return refuse(libc::EPROTO, "this connection has a context already");
@@ -320,6 +350,13 @@ impl Session {
         }
     }
 
+    /// Tells a client with a worker number that the host is about to end.
+    pub fn announce_end(&self, host: &mut Host) {
+        if let Some(number) = self.lease {
+            host.announce_end_to(number);
+        }
+    }
+
     /// Writes the event IBV_EVENT_DEVICE_FATAL: the host is about to end.
     pub fn device_fatal(&mut self) {
         if let Some(context) = &self.context {
@@ -362,6 +399,9 @@ impl Session {
     /// Releases about `budget` objects. Returns true when all have been released. A session that has begun to end serves no more
     /// requests: nothing else of it may be called.
     pub fn end_some(&mut self, host: &mut Host, budget: usize) -> bool {
+        if let Some(number) = self.lease.take() {
+            host.end_lease(number);
+        }
         if let Some(cm) = &mut self.cm {
             if !cm.end_some(host, budget) {
                 return false;

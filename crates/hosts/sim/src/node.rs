@@ -173,6 +173,8 @@ impl SimHost {
         let mut keys = KeySpace::new(Box::new(move || random.next_u64()));
         let options = WorkerOptions {
             id: 0,
+            first: 0,
+            boot_id: None,
             cc: config.cc,
             cm_secret: Secret::new([rng.next_u64(), rng.next_u64()]),
             selective: config.selective,

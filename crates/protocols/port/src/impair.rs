@@ -31,7 +31,7 @@ pub use store::{DELAYED_BYTES, DELAYED_MAX};
 use crate::ether::icrc::ICRC;
 use crate::spec::{Direction, ImpairSpec, Ppm};
 use crate::sys::lend::{DelayedFrame, send_delayed};
-use crate::{NeighbourState, Port, PortCalls, PortCaps, PortError, ReceivePressure, RxSink};
+use crate::{LentSocket, NeighbourState, Port, PortCalls, PortCaps, PortError, ReceivePressure, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Ecn, Flow, RxFrame, SPANS_MAX, TxBatch, TxFrame};
 use fate::{FateSequence, FrameFate};
@@ -416,6 +416,14 @@ impl Port for Impair {
         self.tx.shrink();
         self.rx.shrink();
         self.inner.shrink();
+    }
+
+    fn lend(&mut self, number: usize) -> Result<Vec<LentSocket>, PortError> {
+        self.inner.lend(number)
+    }
+
+    fn take_back(&mut self, number: usize) {
+        self.inner.take_back(number);
     }
 
     fn impairment(&mut self) -> Option<&mut Impair> {

@@ -48,13 +48,13 @@ pub use spec::{PortKind, PortSpec};
 pub use store::DescriptorStore;
 
 use burst_base::verbs::Mtu;
-use burst_base::{Nanos, Reason};
+use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 
 pub use burst_netif::hops::NeighbourState;
 use burst_netif::iface::{self, Interface};
 use std::net::IpAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// An address of a port: an entry of the GID table.
@@ -226,6 +226,17 @@ pub trait Port: Send {
     fn time_arrivals(&mut self) {}
     /// Returns memory of past packets to the system. For times without traffic.
     fn shrink(&mut self) {}
+    /// Lends a worker number to another process: from now on packets to queue pairs of that number come to sockets of which the
+    /// caller gets duplicates, with their names for a [`DescriptorStore`]. Only worker 0's port is called, with the lowest
+    /// number that is free. The default implementation refuses.
+    ///
+    /// # Errors
+    /// [`PortError::Unsupported`] by default; otherwise the system's error, and nothing is lent.
+    fn lend(&mut self, _number: usize) -> Result<Vec<LentSocket>, PortError> {
+        Err(PortError::Unsupported { kind: self.caps().name.clone(), what: "lend a worker number to a program" })
+    }
+    /// Takes a lent number back: packets to its queue pairs come to this port. Those that wait in its sockets are dropped.
+    fn take_back(&mut self, _number: usize) {}
     /// The wrapper whose options may be changed while the port runs, if this port is one.
     fn impairment(&mut self) -> Option<&mut impair::Impair> {
         None
@@ -245,15 +256,54 @@ pub struct PortCalls {
 /// is the smallest: 208 KiB of memory by default, of which a packet of 256 bytes takes 1 KiB and a packet of 4 KiB takes 8 KiB.
 pub const UNRESOLVED_BYTES: u64 = 32 << 10;
 
+/// A socket that is lent to another process, and its name in that process's [`DescriptorStore`].
+pub type LentSocket = (String, OwnedFd);
+
+/// Whether processes share the addresses of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddressSharing {
+    /// All queue pair numbers of the addresses belong to this process.
+    #[default]
+    Alone,
+    /// This process has the addresses, and lends worker numbers from the number of its workers on.
+    Lends,
+    /// This process has one number, which was lent to it.
+    Lent,
+}
+
 /// The worker that a port serves, the number of workers, and the store of descriptors.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerShare {
     /// Number of the worker, from 0.
     pub worker: usize,
-    /// Number of workers, at least 1.
+    /// Number of workers of this process, at least 1; all numbers are below it.
     pub workers: usize,
-    /// Keeps the port's sockets for a successor of this process.
+    /// Keeps the port's sockets for a successor of this process, or has those that were lent to it.
     pub store: Option<Arc<dyn DescriptorStore>>,
+    /// Whether other processes have worker numbers of the same addresses.
+    pub sharing: AddressSharing,
+}
+
+impl WorkerShare {
+    /// The only worker of a port.
+    pub fn only() -> WorkerShare {
+        WorkerShare { worker: 0, workers: 1, store: None, sharing: AddressSharing::Alone }
+    }
+
+    /// Whether several sockets are bound to each address.
+    pub fn is_grouped(&self) -> bool {
+        self.workers > 1 || self.sharing != AddressSharing::Alone
+    }
+
+    /// Whether a queue pair of one of the port's addresses is in another process.
+    pub fn is_elsewhere(&self, qpn: Qpn) -> bool {
+        let worker = qpn.worker() as usize;
+        match self.sharing {
+            AddressSharing::Alone => false,
+            AddressSharing::Lends => qpn > Qpn::GSI && qpn != Qpn::MULTICAST && worker >= self.workers,
+            AddressSharing::Lent => qpn <= Qpn::GSI || qpn != Qpn::MULTICAST && worker != self.worker,
+        }
+    }
 }
 
 /// Finds the interface that the specification names, or chooses one.
@@ -310,8 +360,7 @@ pub(crate) fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6])
 /// # Errors
 /// [`PortError`]: one sentence that names what is missing and what to do.
 pub fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Port>, PortError> {
-    let share = WorkerShare { worker: 0, workers: 1, store: None };
-    Ok(wrap(spec, open_kind(spec, encapsulation, share)?, None, 0))
+    Ok(wrap(spec, open_kind(spec, encapsulation, &WorkerShare::only())?, None, &WorkerShare::only()))
 }
 
 /// Bytes of the smallest receive buffer among a port's sockets; `None` if it has none.
@@ -335,13 +384,49 @@ pub fn open_all(
     workers: usize,
     store: Option<&Arc<dyn DescriptorStore>>,
 ) -> Result<Vec<Box<dyn Port>>, PortError> {
-    let share = |worker| WorkerShare { worker, workers, store: store.cloned() };
-    let ports: Result<Vec<_>, _> = (0..workers).map(|worker| open_kind(spec, encapsulation, share(worker))).collect();
+    open_shared(spec, encapsulation, workers, store, AddressSharing::Alone)
+}
+
+/// As [`open_all`]; with [`AddressSharing::Lends`] the first port can lend worker numbers ([`Port::lend`]).
+///
+/// # Errors
+/// As [`open`].
+pub fn open_shared(
+    spec: &PortSpec,
+    encapsulation: &Encapsulation,
+    workers: usize,
+    store: Option<&Arc<dyn DescriptorStore>>,
+    sharing: AddressSharing,
+) -> Result<Vec<Box<dyn Port>>, PortError> {
+    debug_assert_ne!(sharing, AddressSharing::Lent, "a lent port has one worker");
+    let share = |worker| WorkerShare { worker, workers, store: store.cloned(), sharing };
+    let ports: Result<Vec<_>, _> = (0..workers).map(|worker| open_kind(spec, encapsulation, &share(worker))).collect();
     // A port that cannot be opened for so many workers refuses first, with its own sentence.
     let ports = ports?;
     let joined = workers > 1 && spec.kind.loops_back();
     let mut queues = if joined { loopback::WorkerQueues::between(workers)? } else { Vec::new() }.into_iter();
-    Ok(ports.into_iter().enumerate().map(|(worker, port)| wrap(spec, port, queues.next(), worker)).collect())
+    Ok(ports.into_iter().enumerate().map(|(worker, port)| wrap(spec, port, queues.next(), &share(worker))).collect())
+}
+
+/// Opens the port of a worker number that another process has lent to this one, with the sockets in `store`. The port has the
+/// addresses of these sockets, and no others later.
+///
+/// # Errors
+/// As [`open`]; there is no socket of any of the interface's addresses.
+pub fn open_lent(
+    spec: &PortSpec,
+    encapsulation: &Encapsulation,
+    number: usize,
+    store: &Arc<dyn DescriptorStore>,
+) -> Result<Box<dyn Port>, PortError> {
+    let share =
+        WorkerShare { worker: number, workers: number + 1, store: Some(store.clone()), sharing: AddressSharing::Lent };
+    Ok(wrap(spec, open_kind(spec, encapsulation, &share)?, None, &share))
+}
+
+/// Whether ports of this kind can lend worker numbers: a socket of the others is the whole wire.
+pub fn can_lend(spec: &PortSpec) -> bool {
+    matches!(spec.kind, PortKind::Udp(_))
 }
 
 /// Puts the wrappers of the specification around a worker's port.
@@ -349,24 +434,28 @@ fn wrap(
     spec: &PortSpec,
     mut port: Box<dyn Port>,
     queues: Option<loopback::WorkerQueues>,
-    worker: usize,
+    share: &WorkerShare,
 ) -> Box<dyn Port> {
     if spec.kind.loops_back() {
-        port = Box::new(loopback::Loopback::new(port, queues));
+        port = Box::new(loopback::Loopback::sharing(port, queues, share.clone()));
     }
     for impair in spec.impair.iter().rev() {
         // Workers get different seeds, so that they do not make the same random choices.
-        let seed = impair.seed.wrapping_add(worker as u64);
+        let seed = impair.seed.wrapping_add(share.worker as u64);
         port = Box::new(impair::Impair::new(port, spec::ImpairSpec { seed, ..*impair }));
     }
     port
 }
 
 /// Opens the port without wrappers.
-fn open_kind(spec: &PortSpec, encapsulation: &Encapsulation, share: WorkerShare) -> Result<Box<dyn Port>, PortError> {
+fn open_kind(spec: &PortSpec, encapsulation: &Encapsulation, share: &WorkerShare) -> Result<Box<dyn Port>, PortError> {
     let name = spec.to_string();
-    #[cfg(feature = "dpdk")]
-    let WorkerShare { worker, workers, .. } = share;
+    if share.sharing == AddressSharing::Lent && !can_lend(spec) {
+        return Err(PortError::Unsupported { kind: name, what: "be lent to a program" });
+    }
+    let (worker, workers, share) = (share.worker, share.workers, share.clone());
+    #[cfg(not(feature = "dpdk"))]
+    let _ = (worker, workers);
     Ok(match &spec.kind {
         PortKind::Udp(udp) => Box::new(udp::UdpPort::open_share(udp, encapsulation, &name, share)?),
         PortKind::Packet(packet) => Box::new(packet::PacketPort::open_share(packet, encapsulation, &name, share)?),

@@ -60,6 +60,19 @@ impl UdpSpec {
     }
 }
 
+impl PortSpec {
+    /// The same on an interface of this name. The text stays as the user wrote it.
+    #[must_use]
+    pub fn on_interface(mut self, ifname: &str) -> PortSpec {
+        match &mut self.kind {
+            PortKind::Udp(udp) => udp.dev = Some(ifname.to_owned()),
+            PortKind::Packet(packet) => packet.dev = Some(ifname.to_owned()),
+            PortKind::Dpdk(_) => {}
+        }
+        self
+    }
+}
+
 impl PortKind {
     /// Whether packets to the port's own addresses are looped back in the daemon ([`crate::loopback`]).
     pub fn loops_back(&self) -> bool {

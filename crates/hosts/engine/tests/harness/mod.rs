@@ -102,7 +102,7 @@ impl Host {
         Host::with_options(port, bytes, inboxes, WorkerOptions { id, ..WorkerOptions::default() })
     }
 
-    fn with_options(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, options: WorkerOptions) -> Host {
+    pub fn with_options(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, options: WorkerOptions) -> Host {
         let mut keys = KeySpace::from_system();
         let (id, caps) = (options.id, port.caps().clone());
         let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![port], inboxes);

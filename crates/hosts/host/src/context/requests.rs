@@ -64,6 +64,7 @@ impl Context {
             | Request::Users { .. }
             | Request::OpenContext { .. }
             | Request::Token
+            | Request::Lend
             | Request::CmCommandRing
             | Request::CmChannel { .. }
             | Request::CmCloseChannel { .. }

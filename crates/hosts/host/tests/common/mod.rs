@@ -29,6 +29,8 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
         rto: burst_base::RtoMode::default(),
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
+        lend: false,
+        lent: None,
         seed: Some(1),
     }
 }

@@ -84,6 +84,8 @@ impl Node {
             rto: burst_base::RtoMode::default(),
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
+            lend: false,
+            lent: None,
             seed: Some(rng.next_u64()),
         };
         let ports = (0..workers).map(|w| vec![Box::new(network.port(number, w)) as _]).collect();

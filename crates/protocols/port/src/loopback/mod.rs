@@ -6,7 +6,8 @@
 //!
 //! The destination queue pair number tells the worker that has the queue pair. Packets for the worker itself wait in a store
 //! (`store`); packets for another worker go through a queue (`worker_queue`) to that worker's port of the same device. All
-//! packets of one sender to one queue pair thus take one route and keep their order. [`crate::impair`] wraps this wrapper, so
+//! packets of one sender to one queue pair thus take one route and keep their order. Queue pairs of a worker number that another
+//! process has ([`crate::AddressSharing`]) get their packets from the kernel. [`crate::impair`] wraps this wrapper, so
 //! that its loss and delay apply to looped back packets too. A packet without room is dropped as `ReceiveOverflow`, as a socket
 //! drops it; a worker whose own store had no room hears of it as receiver, too ([`ReceivePressure::Lost`]). Levels of pressure
 //! are those of the wrapped port.
@@ -17,7 +18,7 @@
 //!
 //! In each pass the store and every queue get equal shares of the receive budget, and the wrapped port gets a quarter at least.
 
-use crate::{NeighbourState, Port, PortCalls, PortCaps, PortError, ReceivePressure, RxSink};
+use crate::{LentSocket, NeighbourState, Port, PortCalls, PortCaps, PortError, ReceivePressure, RxSink, WorkerShare};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, SPANS_MAX, TxBatch, TxFrame};
 use std::net::IpAddr;
@@ -50,6 +51,8 @@ pub struct Loopback {
     store: LoopbackStore,
     /// Queues to and from the other workers, if there are several.
     queues: Option<WorkerQueues>,
+    /// Tells which queue pairs of the addresses are in other processes: the kernel delivers their packets.
+    share: WorkerShare,
     /// The packets of a batch that are not looped back, when some of the batch are.
     others: TxBatch,
     /// Whether a group of interface-local scope has been joined.
@@ -61,8 +64,14 @@ pub struct Loopback {
 impl Loopback {
     /// Wraps `inner`, the port of a worker that has these queues to the other workers.
     pub fn new(inner: Box<dyn Port>, queues: Option<WorkerQueues>) -> Loopback {
+        Loopback::sharing(inner, queues, WorkerShare::only())
+    }
+
+    /// As [`Loopback::new`], for the port of a worker whose addresses other processes may share.
+    pub(crate) fn sharing(inner: Box<dyn Port>, queues: Option<WorkerQueues>, share: WorkerShare) -> Loopback {
         let (store, others) = (LoopbackStore::new(STORE_BYTES), TxBatch::new(BATCH));
-        let mut port = Loopback { inner, own: Vec::new(), store, queues, others, warned: false, has_lost: false };
+        let mut port =
+            Loopback { inner, own: Vec::new(), store, queues, share, others, warned: false, has_lost: false };
         port.update_addresses();
         port
     }
@@ -80,8 +89,12 @@ impl Loopback {
 
     /// The route of a packet that is looped back; `None` for all others.
     fn route(&self, frame: &TxFrame) -> Option<LoopbackRoute> {
-        let route = || self.queues.as_ref().map_or(LoopbackRoute::Own, |queues| queues.route(dest_qpn(frame)));
-        self.is_looped_back(&frame.flow.dst).then(route)
+        if !self.is_looped_back(&frame.flow.dst) {
+            return None;
+        }
+        let qpn = dest_qpn(frame);
+        let is_here = !self.share.is_elsewhere(qpn);
+        is_here.then(|| self.queues.as_ref().map_or(LoopbackRoute::Own, |queues| queues.route(qpn)))
     }
 
     /// Copies a packet into the store or into a queue.
@@ -242,6 +255,14 @@ impl Port for Loopback {
     fn next_event(&self) -> Nanos {
         let has_packets = !self.store.is_empty() || self.queues.as_ref().is_some_and(WorkerQueues::has_work);
         if has_packets { Nanos(0) } else { self.inner.next_event() }
+    }
+
+    fn lend(&mut self, number: usize) -> Result<Vec<LentSocket>, PortError> {
+        self.inner.lend(number)
+    }
+
+    fn take_back(&mut self, number: usize) {
+        self.inner.take_back(number);
     }
 
     fn refresh(&mut self) -> bool {

@@ -117,7 +117,7 @@ impl PacketPort {
         worker: usize,
         workers: usize,
     ) -> Result<PacketPort, PortError> {
-        PacketPort::open_share(spec, encapsulation, name, WorkerShare { worker, workers, store: None })
+        PacketPort::open_share(spec, encapsulation, name, WorkerShare { worker, workers, ..WorkerShare::only() })
     }
 
     pub(crate) fn open_share(

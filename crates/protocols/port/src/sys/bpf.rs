@@ -26,6 +26,11 @@ pub const fn op(code: u32, k: u32) -> Insn {
     Insn { code: code as u16, jt: 0, jf: 0, k }
 }
 
+/// A comparison with `k`: skips `yes` instructions if it holds, else `no`.
+pub const fn branch(condition: u32, k: u32, yes: u8, no: u8) -> Insn {
+    Insn { code: (libc::BPF_JMP | condition | libc::BPF_K) as u16, jt: yes, jf: no, k }
+}
+
 /// Attaches `code` to the socket.
 pub fn attach(fd: &OwnedFd, what: Attach, code: &[Insn]) -> io::Result<()> {
     let (level, option) = match what {

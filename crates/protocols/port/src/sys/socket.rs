@@ -1,6 +1,6 @@
 //! UDP sockets with the options that the ports need.
 
-use super::bpf::{self, Attach, op};
+use super::bpf::{self, Attach, Insn, op};
 use burst_base::Qpn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -231,6 +231,75 @@ pub fn steer_to_workers(fd: &OwnedFd, word_at: u32, workers: u32) -> io::Result<
     ];
     bpf::attach(fd, Attach::ReusePort, &code)
 }
+
+/// The same where worker numbers are lent to other processes. The first `workers` sockets are this process's, and `lent` has the
+/// numbers that are lent now, each with the index of its socket. Numbers that are not lent are spread over the own sockets; the
+/// management queue pairs' and multicast's packets come to the first socket.
+pub fn steer_to_processes(fd: &OwnedFd, word_at: u32, workers: u32, lent: &[(u32, u32)]) -> io::Result<()> {
+    bpf::attach(fd, Attach::ReusePort, &jump_table(word_at, workers, lent))
+}
+
+fn jump_table(word_at: u32, workers: u32, lent: &[(u32, u32)]) -> Vec<Insn> {
+    let mut code = vec![
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, word_at),
+        op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, Qpn::MULTICAST.get()),
+        // The first three rows: numbers that no worker has.
+        bpf::branch(libc::BPF_JGT, Qpn::GSI.get(), 1, 0),
+        op(libc::BPF_RET | libc::BPF_K, 0),
+        bpf::branch(libc::BPF_JEQ, Qpn::MULTICAST.get(), 0, 1),
+        op(libc::BPF_RET | libc::BPF_K, 0),
+        op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, Qpn::WORKER_MASK),
+    ];
+    for (number, index) in lent {
+        code.push(bpf::branch(libc::BPF_JEQ, *number, 0, 1));
+        code.push(op(libc::BPF_RET | libc::BPF_K, *index));
+    }
+    code.push(op(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, workers));
+    code.push(op(libc::BPF_RET | libc::BPF_A, 0));
+    code
+}
+
+/// Prepares a socket of the reuse group for another process: it can attach no program to the socket or its group.
+pub fn lock_programs(fd: &OwnedFd) -> io::Result<()> {
+    set(fd, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1)
+}
+
+/// Whether somebody has connected the socket to a peer. It took all of that peer's packets from the group then, and has left the
+/// group when it was disconnected (Linux 6.13 and later).
+pub fn was_connected(fd: &OwnedFd) -> bool {
+    let (mut name, mut len) = (SockAddr::zero(), size_of::<SockAddr>() as libc::socklen_t);
+    // SAFETY: the name and its length live during the call.
+    let is_connected = unsafe { libc::getpeername(fd.as_raw_fd(), (&raw mut name).cast(), &mut len) } == 0;
+    // The kernel notes the processor of received packets in connected sockets only; -1 in others.
+    let (mut cpu, mut len) = (-1i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the value and its length live during the call.
+    let rc = unsafe {
+        let value = (&raw mut cpu).cast();
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_INCOMING_CPU, value, &mut len)
+    };
+    is_connected || rc == 0 && cpu >= 0
+}
+
+/// Lets a connected socket receive from nobody in particular.
+pub fn disconnect(fd: &OwnedFd) {
+    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    // SAFETY: a socket address of the length given. It cannot fail.
+    unsafe { libc::connect(fd.as_raw_fd(), &nobody, size_of_val(&nobody) as libc::socklen_t) };
+}
+
+/// Drops the packets that wait.
+pub fn drain(fd: &OwnedFd) {
+    for _ in 0..DRAINED_MAX {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: no bytes are written.
+        if unsafe { libc::recv(fd.as_raw_fd(), std::ptr::null_mut(), 0, flags) } < 0 {
+            return;
+        }
+    }
+}
+
+/// Messages that a returned socket may have: a receive buffer holds fewer.
+const DRAINED_MAX: usize = 1 << 16;
 
 /// Makes the socket receive nothing, so that it only reserves its UDP port.
 pub fn receive_nothing(fd: &OwnedFd) -> io::Result<()> {

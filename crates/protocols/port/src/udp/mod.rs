@@ -22,7 +22,8 @@ use crate::error::PortError;
 use crate::spec::UdpSpec;
 use crate::sys::socket;
 use crate::{
-    Encapsulation, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, caps_of, choose, essence, wanted,
+    AddressSharing, Encapsulation, LentSocket, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, caps_of,
+    choose, essence, wanted,
 };
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
@@ -74,7 +75,8 @@ impl UdpPort {
         worker: usize,
         workers: usize,
     ) -> Result<UdpPort, PortError> {
-        UdpPort::open_share(spec, encapsulation, name, WorkerShare { worker, workers, store: None })
+        let share = WorkerShare { worker, workers, ..WorkerShare::only() };
+        UdpPort::open_share(spec, encapsulation, name, share)
     }
 
     pub(crate) fn open_share(
@@ -102,9 +104,11 @@ impl UdpPort {
             is_timed: false,
             spec,
         };
-        let addrs = wanted(port.spec.addr, &interface, ADDRS_MAX);
-        for addr in &addrs {
-            port.add(addr)?;
+        let mut addrs = wanted(port.spec.addr, &interface, ADDRS_MAX);
+        if port.share.sharing == AddressSharing::Lent {
+            addrs.retain(|addr| port.add(addr).is_ok());
+        } else {
+            addrs.iter().try_for_each(|addr| port.add(addr))?;
         }
         if port.socks.is_empty() {
             return Err(NetifError::NoAddress { name: interface.name }.into());
@@ -144,14 +148,19 @@ impl UdpPort {
         if !self.socks.iter().all(stays) {
             self.rx.forget();
             if let Some(store) = &self.share.store {
-                let gone = self.socks.iter().filter(|s| !stays(s)).filter_map(|s| s.stored_as.as_deref());
-                gone.for_each(|name| store.remove(name));
+                let gone = self.socks.iter().filter(|s| !stays(s));
+                gone.flat_map(|s| s.names(&self.encapsulation, self.ifindex, &self.share))
+                    .for_each(|name| store.remove(&name));
             }
             self.socks.retain(stays);
         }
         let mut have = Vec::new();
         for addr in addrs {
             let known = self.socks.iter().any(|s| s.ip == addr.ip);
+            if !known && self.share.sharing == AddressSharing::Lent {
+                // It came after the number was lent.
+                continue;
+            }
             if !known && let Err(error) = self.add(addr) {
                 tracing::warn!("address {} is left out: {error}", addr.ip);
                 continue;
@@ -274,6 +283,31 @@ impl Port for UdpPort {
 
     fn wait_fds(&self) -> Vec<RawFd> {
         vec![self.watch.fd()]
+    }
+
+    fn lend(&mut self, number: usize) -> Result<Vec<LentSocket>, PortError> {
+        if self.share.sharing != AddressSharing::Lends || self.share.worker != 0 {
+            let kind = self.caps.name.clone();
+            return Err(PortError::Unsupported { kind, what: "lend a worker number to a program" });
+        }
+        let mut lent = Vec::new();
+        for addr in self.caps.addrs.clone() {
+            let Some(sock) = self.socks.iter_mut().find(|s| s.ip == addr.ip) else { continue };
+            match sock.lend((&self.spec, &self.encapsulation), &addr, &self.share, number) {
+                Ok(socket) => lent.push(socket),
+                Err(error) => {
+                    self.take_back(number);
+                    return Err(PortError::from_io(format!("lend a socket of {}", addr.ip), error));
+                }
+            }
+        }
+        Ok(lent)
+    }
+
+    fn take_back(&mut self, number: usize) {
+        for sock in self.socks.iter_mut().filter(|s| !s.ip.is_multicast()) {
+            sock.take_back(&self.encapsulation, self.ifindex, &self.share, number);
+        }
     }
 
     fn refresh(&mut self) -> bool {

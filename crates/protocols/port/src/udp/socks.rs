@@ -4,11 +4,16 @@
 //! With several workers each sends by a second socket with a UDP port of its own. All packets of two hosts would otherwise be one
 //! flow for receive side scaling and for ECMP, so that one processor of the receiver would feed the sockets of all its workers.
 //! RoCEv2 gives no meaning to the source port (IBA annex A17), and answers go to the encapsulation's port.
+//!
+//! The sockets of an address are a reuse group, in which they have the order in which they were bound; the program that steers
+//! datagrams names them by it. Sockets for lent worker numbers follow those of the workers. They stay open while the group lives,
+//! because the kernel moves the last member into the place of one that leaves (`reuseport_detach_sock`).
 
 use crate::error::PortError;
 use crate::spec::UdpSpec;
 use crate::sys::socket::{self, SocketOptions};
-use crate::{Encapsulation, PortAddr, WorkerShare, store};
+use crate::{AddressSharing, Encapsulation, LentSocket, PortAddr, WorkerShare, store};
+use burst_base::Qpn;
 use burst_netif::is_link_local;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -26,6 +31,10 @@ pub struct UdpSocket {
     pub lost_seen: u32,
     /// The socket's name in the store of descriptors.
     pub stored_as: Option<String>,
+    /// Sockets for lent worker numbers, in the order of the group: behind those of the workers.
+    for_others: Vec<OwnedFd>,
+    /// The numbers that are lent with this address, and the places of their sockets in `for_others`.
+    lent: Vec<(usize, usize)>,
 }
 
 impl UdpSocket {
@@ -37,6 +46,88 @@ impl UdpSocket {
     /// Its descriptors.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         std::iter::once(self.fd.as_raw_fd()).chain(self.sender.iter().map(|(fd, _)| fd.as_raw_fd()))
+    }
+
+    /// A duplicate of the socket of worker number `number`, to which packets are steered from now on, and its name.
+    pub fn lend(
+        &mut self,
+        (spec, encapsulation): (&UdpSpec, &Encapsulation),
+        addr: &PortAddr,
+        share: &WorkerShare,
+        number: usize,
+    ) -> io::Result<LentSocket> {
+        assert!((share.workers..=Qpn::WORKER_MASK as usize).contains(&number), "a number that cannot be lent");
+        self.lent.retain(|(of, _)| *of != number);
+        let free = (0..self.for_others.len()).find(|place| self.lent.iter().all(|(_, taken)| taken != place));
+        let place = free.unwrap_or(self.for_others.len());
+        if place == self.for_others.len() {
+            let fd = socket::open(&group_options(spec, encapsulation, addr))?;
+            socket::lock_programs(&fd)?;
+            self.for_others.push(fd);
+            self.keep(encapsulation, addr.ifindex, share, place);
+        }
+        let fd = &self.for_others[place];
+        socket::drain(fd);
+        let copy = fd.try_clone()?;
+        self.lent.push((number, place));
+        if let Err(error) = self.steer(encapsulation, share) {
+            self.lent.pop();
+            return Err(error);
+        }
+        Ok((store::udp_socket(addr.ip, encapsulation.udp_port, addr.ifindex, number), copy))
+    }
+
+    /// Packets to the queue pairs of the number come to this process again.
+    pub fn take_back(&mut self, encapsulation: &Encapsulation, ifindex: u32, share: &WorkerShare, number: usize) {
+        let Some(at) = self.lent.iter().position(|(of, _)| *of == number) else { return };
+        let (_, place) = self.lent.swap_remove(at);
+        let fd = &self.for_others[place];
+        if socket::was_connected(fd) {
+            tracing::warn!("a program has connected the socket of worker number {number} of {} to a peer", self.ip);
+            socket::disconnect(fd);
+            self.forget(encapsulation, ifindex, share, place);
+        }
+        if let Err(error) = self.steer(encapsulation, share) {
+            tracing::warn!("packets to worker number {number} of {} are lost ({error})", self.ip);
+        }
+        if let Some(fd) = self.for_others.get(place) {
+            socket::drain(fd);
+        }
+    }
+
+    /// Closes a socket that has left the group. The last is in its place from now on.
+    fn forget(&mut self, encapsulation: &Encapsulation, ifindex: u32, share: &WorkerShare, place: usize) {
+        let last = self.for_others.len() - 1;
+        self.for_others.swap_remove(place);
+        self.lent.iter_mut().filter(|(_, of)| *of == last).for_each(|(_, of)| *of = place);
+        if let Some(store) = &share.store {
+            let name = |place| store::udp_socket(self.ip, encapsulation.udp_port, ifindex, share.workers + place);
+            store.remove(&name(last));
+            if place < last {
+                self.keep(encapsulation, ifindex, share, place);
+            }
+        }
+    }
+
+    /// Keeps a socket for a successor of this process.
+    fn keep(&self, encapsulation: &Encapsulation, ifindex: u32, share: &WorkerShare, place: usize) {
+        if let Some(store) = &share.store {
+            let name = store::udp_socket(self.ip, encapsulation.udp_port, ifindex, share.workers + place);
+            store.store(&name, self.for_others[place].as_fd());
+        }
+    }
+
+    fn steer(&self, encapsulation: &Encapsulation, share: &WorkerShare) -> io::Result<()> {
+        let index = |place: usize| (share.workers + place) as u32;
+        let lent: Vec<(u32, u32)> = self.lent.iter().map(|(number, place)| (*number as u32, index(*place))).collect();
+        socket::steer_to_processes(&self.fd, encapsulation.worker_word_at, share.workers as u32, &lent)
+    }
+
+    /// Names of its sockets in the store.
+    pub fn names(&self, encapsulation: &Encapsulation, ifindex: u32, share: &WorkerShare) -> Vec<String> {
+        let indices = share.workers..share.workers + self.for_others.len();
+        let lent = indices.map(|index| store::udp_socket(self.ip, encapsulation.udp_port, ifindex, index));
+        self.stored_as.clone().into_iter().chain(lent).collect()
     }
 
     /// The source port of what is sent; `own` is that of the encapsulation.
@@ -62,21 +153,23 @@ pub fn open(
     let name = store::udp_socket(addr.ip, udp_port, addr.ifindex, share.worker);
     let stored_as = share.store.is_some().then(|| name.clone());
     if let Some(fd) = share.store.as_ref().and_then(|store| store.take(&name)) {
-        // What it has lost so far, the predecessor has reported.
+        // What it has lost so far, the predecessor or the lender has reported.
         let lost_seen = socket::lost(&fd);
         let sender = open_sender(spec, addr, share)?;
-        return Ok(UdpSocket { ip: addr.ip, fd, sender, lost_seen, stored_as });
+        let for_others = take_for_others(encapsulation, addr, share);
+        let sock = UdpSocket { ip: addr.ip, fd, sender, lost_seen, stored_as, for_others, lent: Vec::new() };
+        if !sock.for_others.is_empty() {
+            // The programs have ended with the predecessor.
+            sock.steer(encapsulation, share).map_err(|e| PortError::from_io("steer packets to workers", e))?;
+        }
+        return Ok(sock);
     }
-    let options = SocketOptions {
-        addr: socket_addr(addr, udp_port),
-        gro: spec.gro,
-        reuse: share.workers > 1,
-        rcvbuf: spec.rcvbuf,
-        sndbuf: spec.sndbuf,
-        ifindex: addr.ifindex,
-    };
+    if share.sharing == AddressSharing::Lent {
+        return Err(PortError::Spec(format!("the daemon has lent no socket of {}", addr.ip)));
+    }
+    let options = SocketOptions { reuse: share.is_grouped(), ..group_options(spec, encapsulation, addr) };
     let sentence = |error| explain(addr.ip, udp_port, error);
-    if share.workers > 1 && share.worker == 0 {
+    if share.is_grouped() && share.worker == 0 {
         socket::open(&SocketOptions { reuse: false, ..options }).map_err(sentence)?;
     }
     let fd = socket::open(&options).map_err(sentence)?;
@@ -97,7 +190,30 @@ pub fn open(
     if let Some(store) = &share.store {
         store.store(&name, fd.as_fd());
     }
-    Ok(UdpSocket { ip: addr.ip, fd, sender: open_sender(spec, addr, share)?, lost_seen: 0, stored_as })
+    let sender = open_sender(spec, addr, share)?;
+    Ok(UdpSocket { ip: addr.ip, fd, sender, lost_seen: 0, stored_as, for_others: Vec::new(), lent: Vec::new() })
+}
+
+/// Options of a socket in an address's reuse group.
+fn group_options(spec: &UdpSpec, encapsulation: &Encapsulation, addr: &PortAddr) -> SocketOptions {
+    SocketOptions {
+        addr: socket_addr(addr, encapsulation.udp_port),
+        gro: spec.gro,
+        reuse: true,
+        rcvbuf: spec.rcvbuf,
+        sndbuf: spec.sndbuf,
+        ifindex: addr.ifindex,
+    }
+}
+
+/// The sockets for lent numbers of this process's predecessor.
+fn take_for_others(encapsulation: &Encapsulation, addr: &PortAddr, share: &WorkerShare) -> Vec<OwnedFd> {
+    let Some(store) = share.store.as_ref().filter(|_| share.sharing == AddressSharing::Lends && share.worker == 0)
+    else {
+        return Vec::new();
+    };
+    let name = |index| store::udp_socket(addr.ip, encapsulation.udp_port, addr.ifindex, index);
+    (share.workers..=Qpn::WORKER_MASK as usize).map_while(|index| store.take(&name(index))).collect()
 }
 
 /// Opens the socket by which one of several workers sends; the kernel chooses its port. It receives nothing but errors.
@@ -142,7 +258,15 @@ pub fn open_group(
         ifindex,
     };
     let fd = socket::open(&options).map_err(|e| PortError::from_io(format!("join {group}"), e))?;
-    Ok(UdpSocket { ip: group, fd, sender: None, lost_seen: 0, stored_as: None })
+    Ok(UdpSocket {
+        ip: group,
+        fd,
+        sender: None,
+        lost_seen: 0,
+        stored_as: None,
+        for_others: Vec::new(),
+        lent: Vec::new(),
+    })
 }
 
 fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {
