@@ -95,7 +95,6 @@ reasons! {
     LocalOperation, "local_operation", Completion, "The work request is malformed.", "Check opcode, SGE count, inline length and queue pair type.";
     Flushed, "flushed", Completion, "The queue pair entered the error state before the request was executed.", "Look at the first error completion of this queue pair.";
     CqOverrun, "cq_overrun", Completion, "A completion queue was full: the completion was lost, and its queue pair entered the error state.", "Create the CQ with room for all outstanding requests.";
-    ForeignWorker, "foreign_worker", Drop, "A packet for a queue pair of another process arrived at an engine with a lent worker number.", "Nothing if rare: trains of packets were joined on the way, and the sender repeats; if often, use a daemon's programs for this peer.";
     HandoverFull, "handover_full", Drop, "A packet was for another worker's queue pair, and that worker's input queue was full.", "Use fewer workers, or spread load over more peers.";
     ProcessDied, "process_died", Note, "A process died with connected queue pairs; their peers receive a NAK.", "Find out why the process ended.";
     QueueCorrupt, "queue_corrupt", Completion, "The indices of a work queue in shared memory are out of range.", "The application overwrote its queues: look for stray writes.";
@@ -231,6 +230,8 @@ reasons! {
     // --- the end of a peer's node on the Unified Bus
     UbPeerRestarted, "ub_peer_restarted", Note, "The peer of a transport channel has restarted: requests of which packets were sent have ended, others go on on a new channel.", "Nothing, if the peer's program or daemon was started again; import its Jetties and segments again.";
     UbChannelEnded, "ub_channel_ended", Note, "The peer has closed a transport channel: its program or daemon has ended, or a lane of it has failed.", "Nothing, if the peer's program has ended.";
+    // --- lent worker numbers
+    ForeignWorker, "foreign_worker", Drop, "A packet for a queue pair of another process arrived at an engine with a lent worker number.", "Nothing if rare: trains of packets were joined on the way, and the sender repeats; if often, use a daemon's programs for this peer.";
 }
 
 impl Reason {

@@ -1,7 +1,7 @@
 //! Connections: connect, accept, reject, disconnect.
 //!
-//! If the queue pair was created on the id, the daemon moves it. Otherwise the program names its number in the parameters, moves
-//! it itself, and calls [`rdma_establish`].
+//! If the queue pair was created on the id, the daemon moves it, or this library in lent mode ([`crate::lent`]). Otherwise the
+//! program names its number in the parameters, moves it itself, and calls [`rdma_establish`].
 
 use crate::boundary::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::id::Id;
@@ -11,8 +11,6 @@ use burst_base::conn::{ConnParam, Ece, private_data_room as room};
 use burst_control::cm::{CmCommand, CmData, PortSpace};
 use std::ffi::{c_int, c_void};
 
-/// IBA table 112: rejected by the program.
-const REASON_CONSUMER: u16 = 28;
 /// IBA table 112: vendor option not supported.
 const REASON_VENDOR_OPTION: u16 = 35;
 
@@ -97,7 +95,8 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn
         let most = if id.is_datagram() { room::SIDR_REQ } else { room::REQ };
         // SAFETY: as above.
         let (param, data) = unsafe { param_of(id, param, most) }?;
-        id.send_command(CmCommand::Connect { id: id.number, qp: qp::named(id)?, param, data })?;
+        let (qp, param) = qp::named_with(id, param)?;
+        id.send_command(CmCommand::Connect { id: id.number, qp, param, data })?;
         id.complete()
     })
 }
@@ -120,8 +119,10 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
             let conn = lock(&id.known).conn;
             (wanted.responder_resources, wanted.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
         }
+        let (qp, wanted) = qp::named_with(id, wanted)?;
+        qp::before_accept(id, &wanted)?;
         // Requests posted before the worker has moved the queue pair wait in the send queue until then.
-        id.send_command(CmCommand::Accept { id: id.number, qp: qp::named(id)?, param: wanted, data })?;
+        id.send_command(CmCommand::Accept { id: id.number, qp, param: wanted, data })?;
         if datagram {
             return Ok(());
         }
@@ -147,7 +148,7 @@ unsafe fn reject(id: *mut rdma_cm_id, reason: u16, data: *const c_void, len: u8)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     // SAFETY: the caller's promise.
-    boundary::status(|| unsafe { reject(id, REASON_CONSUMER, data, len) })
+    boundary::status(|| unsafe { reject(id, qp::REASON_CONSUMER, data, len) })
 }
 
 /// `rdma_reject_ece`: as [`rdma_reject`], with the reason that the ECE options are not supported.
@@ -191,6 +192,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
             // Without a connection no event would end the wait.
             return Err(EINVAL);
         }
+        qp::before_disconnect(id);
         id.send_command(CmCommand::Disconnect { id: id.number })?;
         qp::note_state(id, IBV_QPS_ERR);
         id.complete()

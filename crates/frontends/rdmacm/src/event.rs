@@ -81,6 +81,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     let id = if request { Id::requested(counted_id, channel, event.id) } else { counted_at };
     // SAFETY: just made, or counted.
     let id = unsafe { id.as_ref() };
+    let event = &crate::qp::seen(id, event);
     id.due.read(event, id.is_datagram());
     if is_of_group(event.kind) && !crate::multicast::is_wanted(id, event.cookie) {
         id.counted.acknowledge();

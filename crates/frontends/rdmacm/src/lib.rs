@@ -26,6 +26,7 @@ pub mod event;
 pub mod id;
 pub mod ids;
 pub mod info;
+pub mod lent;
 pub mod multicast;
 pub mod option;
 pub mod qp;

@@ -27,6 +27,7 @@ pub struct JoinedGroup {
 unsafe impl Send for JoinedGroup {}
 
 fn join(id: &Id, to: CmAddr, context: *mut c_void, receives: bool) -> Outcome<()> {
+    crate::lent::refuse("multicast")?;
     let cookie = {
         let mut known = lock(&id.known);
         if known.device.is_none() {

@@ -1,16 +1,26 @@
 //! Queue pairs of an id. They are created with default objects where the program gives none, and moved to a state in which
 //! receives can be posted. An XRC target is created in the device's default XRC domain if the program names none; it uses no
 //! completion queues, so those of its id serve the id's shared receive queue, if there is one.
+//!
+//! The daemon moves queue pairs of connections, but not those of an engine in this process with a lent worker number
+//! ([`crate::lent`]). Commands name these as queue pairs that their program moves, and this library does what the kernel's does:
+//! it moves the queue pair with the attributes of the event that brings the peer's answer, and then lets the daemon send the
+//! RTU; before a request is accepted, it moves the queue pair first.
 
 use crate::attr;
-use crate::boundary::{self, EINVAL, Outcome, errno, lock, verbs};
+use crate::boundary::{self, EINVAL, Errno, Outcome, errno, lock, verbs};
 use crate::device::RdmaDevice;
 use crate::id::Id;
+use crate::lent;
 use crate::sys::*;
-use burst_control::cm::CmQp;
+use burst_base::conn::ConnParam;
+use burst_control::cm::{CmCommand, CmData, CmEvent, CmEventKind, CmQp};
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr::null_mut;
+
+/// IBA table 112: rejected by the program.
+pub const REASON_CONSUMER: u16 = 28;
 
 // SAFETY: as defined by crate `ibverbs`, which is loaded with this library.
 unsafe extern "C" {
@@ -32,6 +42,83 @@ pub fn named(id: &Id) -> Outcome<Option<CmQp>> {
     let own = id.device().ok().filter(|d| d.context == context);
     let device = own.or_else(|| id.session.device_of(context)).ok_or(EINVAL)?;
     Ok(Some(CmQp { token: device.token, qpn }))
+}
+
+/// The queue pair of an id for a command, and the parameters: in lent mode they name it.
+///
+/// # Errors
+/// As [`named`].
+pub fn named_with(id: &Id, param: ConnParam) -> Outcome<(Option<CmQp>, ConnParam)> {
+    let named = named(id)?;
+    Ok(match named {
+        Some(CmQp { qpn, .. }) if lent::is_on() => (None, ConnParam { qpn, ..param }),
+        _ => (named, param),
+    })
+}
+
+/// The id's connected queue pair, which this library moves; `None` if there is none, or the daemon moves it.
+fn own_qp(id: &Id) -> Option<*mut ibv_qp> {
+    let qp = id.public().qp;
+    (lent::is_on() && !qp.is_null() && !id.is_datagram()).then_some(qp)
+}
+
+/// Moves the queue pair to RTS. `depths`: READs and atomics as responder and as requester, if they are not those of the event.
+fn move_to_rts(id: &Id, qp: *mut ibv_qp, depths: Option<(u8, u8)>) -> Outcome<()> {
+    for state in [IBV_QPS_RTR, IBV_QPS_RTS] {
+        let (mut values, mask) = {
+            let known = lock(&id.known);
+            attr::for_state(&known, id.public().qp_type, state)?
+        };
+        if let Some((responder, requester)) = depths {
+            let most = lock(&id.known).device.map_or(u8::MAX, |device| device.max_rd_atomic);
+            (values.max_dest_rd_atomic, values.max_rd_atomic) = (responder.min(most), requester.min(most));
+        }
+        // SAFETY: a queue pair on an id is alive.
+        verbs(unsafe { ibv_modify_qp(qp, &mut values, mask as c_int) })?;
+    }
+    Ok(())
+}
+
+/// The program accepts a request: the queue pair must be ready before the peer learns of it.
+///
+/// # Errors
+/// The errno of `ibv_modify_qp`.
+pub fn before_accept(id: &Id, param: &ConnParam) -> Outcome<()> {
+    let Some(qp) = own_qp(id) else { return Ok(()) };
+    move_to_rts(id, qp, Some((param.responder_resources, param.initiator_depth))).inspect_err(|_| fail(id))
+}
+
+/// The program ends a connection: its queue pair sends nothing after the DREQ.
+pub fn before_disconnect(id: &Id) {
+    if own_qp(id).is_some() {
+        fail(id);
+    }
+}
+
+/// The event that the program sees: the peer's answer to a queue pair that this library moves is the connection.
+pub fn seen(id: &Id, event: &CmEvent) -> CmEvent {
+    let mut seen = *event;
+    let Some(qp) = own_qp(id) else { return seen };
+    match event.kind {
+        CmEventKind::ConnectResponse => {
+            lock(&id.known).conn = event.conn;
+            let number = id.number;
+            let moved =
+                move_to_rts(id, qp, None).and_then(|()| id.session.send(&[CmCommand::Establish { id: number }]));
+            (seen.kind, seen.status) = match moved {
+                Ok(()) => (CmEventKind::Established, event.status),
+                Err(Errno(errno)) => {
+                    let reject = CmCommand::Reject { id: number, reason: REASON_CONSUMER, data: CmData::EMPTY };
+                    // If the daemon has ended, the program gets its end as the next event.
+                    let _ = id.session.send(&[reject]);
+                    (CmEventKind::ConnectError, -errno)
+                }
+            };
+        }
+        CmEventKind::Disconnected => fail(id),
+        _ => {}
+    }
+    seen
 }
 
 /// Sets the public `state` of the id's connected queue pair, which posting checks, after the daemon has moved the queue pair.

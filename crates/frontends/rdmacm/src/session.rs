@@ -82,16 +82,18 @@ fn errno_of(error: ClientError) -> Errno {
 impl DaemonSession {
     fn connect() -> Outcome<DaemonSession> {
         let opened =
-            HostPlace::candidates().into_iter().map(|place| CmControl::open(&place)).find_map(|result| match result {
-                Ok(connection) => Some(Ok(connection)),
-                Err(ClientError::Control(
-                    ControlError::Connect { .. }
-                    | ControlError::Untrusted(_)
-                    | ControlError::Version { .. }
-                    | ControlError::Closed,
-                )) => None,
-                Err(e) => Some(Err(e)),
-            });
+            HostPlace::of_connections().into_iter().map(|place| CmControl::open(&place)).find_map(
+                |result| match result {
+                    Ok(connection) => Some(Ok(connection)),
+                    Err(ClientError::Control(
+                        ControlError::Connect { .. }
+                        | ControlError::Untrusted(_)
+                        | ControlError::Version { .. }
+                        | ControlError::Closed,
+                    )) => None,
+                    Err(e) => Some(Err(e)),
+                },
+            );
         let Some(opened) = opened else {
             explain();
             return Err(ENODEV);

@@ -63,6 +63,11 @@ impl Lending {
             lent: BTreeMap::new(),
         }
     }
+
+    /// Whether a program has the worker number.
+    pub fn is_lent(&self, number: usize) -> bool {
+        self.lent.contains_key(&number)
+    }
 }
 
 /// What a host with a lent number refuses, because it is the lender's: the beginning of a sentence.
@@ -182,6 +187,8 @@ impl Host {
         });
         let has = |device: DeviceId, ip| self.devices[device.index()].caps.addrs.iter().any(|addr| addr.ip == ip);
         stones.retain(|stone| has(stone.device, stone.flow.src));
+        // Connections are this host's: it ends them itself.
+        stones.iter_mut().for_each(|stone| stone.cm = None);
         tracing::info!(number, queue_pairs = stones.len(), "worker number returned");
         self.on_worker(0, move |w, now| {
             w.set_mail(number as u32, None);

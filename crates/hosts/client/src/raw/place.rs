@@ -23,6 +23,14 @@ impl HostPlace {
         socket_path::candidates().into_iter().map(HostPlace::Socket).collect()
     }
 
+    /// The places to try for connection management: in lent mode it is the daemon's.
+    pub fn of_connections() -> Vec<HostPlace> {
+        if burst_control::in_process::is_lent() {
+            return socket_path::candidates().into_iter().map(HostPlace::Socket).collect();
+        }
+        HostPlace::candidates()
+    }
+
     /// Connects, under a name for the host's log.
     ///
     /// # Errors

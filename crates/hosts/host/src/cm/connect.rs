@@ -72,7 +72,12 @@ impl CmClient {
     fn check_own(&self, host: &Host, qpn: Qpn) -> Result<(), Refusal> {
         let worker = worker_of(qpn) as usize;
         if worker >= host.workers().len() {
-            return Ok(());
+            let is_lenders = host.lending.is_lent(worker) && !host.authority.is_owner(self.caller.process.uid);
+            return if is_lenders {
+                refuse(libc::EACCES, format!("queue pair {:#x} is another user's", qpn.get()))
+            } else {
+                Ok(())
+            };
         }
         let context = host.on_worker(worker, move |w, _| w.context_of(qpn));
         match context.and_then(|context| host.context_users.get(&context)) {
