@@ -110,8 +110,8 @@ def ends():
             index = next(gid["index"] for gid in host.devices()[0]["gids"] if gid["address"] == address)
             made.append(Peer(host, "burst0", index))
         a, b = made
-        a.region("m", 20480, rights="lrwab")
-        there = b.region("m", 20480, rights="lrwab")
+        a.region("m", 40960, rights="lrwab")
+        there = b.region("m", 40960, rights="lrwab")
         return a, b, {"remote": there["addr"], "rkey": there["rkey"]}
 
     yield make
@@ -135,7 +135,7 @@ def reliable_operations(a, b, there):
         a.done(3)
         b.done()
     # A message of more packets than are sent as messages of their own.
-    a("post", qp="rc", region="m", bytes=17000, op="write", **there)
+    a("post", qp="rc", region="m", bytes=34000, op="write", **there)
     a.done()
     a("post", qp="rc", region="m", bytes=8, op="cas", operand=0, swap=1, **there)
     a("post", qp="rc", region="m", bytes=8, op="add", operand=1, **there)

@@ -24,7 +24,7 @@ def lose(ends, from_requester, **what):
 
 
 #: A message of more packets than Burst sends as messages of their own.
-LONG = 20000
+LONG = 40000
 REQUESTS = {
     "write-first": ("write", LONG, {"opcode": WRITE_FIRST}), "write-middle": ("write", LONG, {"opcode": WRITE_MIDDLE}),
     "write-last": ("write", LONG, {"opcode": WRITE_LAST}), "write-only": ("write", 500, {"opcode": WRITE_ONLY}),

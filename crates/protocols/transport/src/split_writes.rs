@@ -18,7 +18,7 @@ use burst_base::verbs::{QpType, WrOpcode};
 use burst_wire::{Bth, Reth, XrcEth};
 
 /// The longest message, in packets.
-pub(crate) const SPLIT_PACKETS_MAX: u32 = 16;
+pub(crate) const SPLIT_PACKETS_MAX: u32 = 32;
 
 impl Qp {
     /// Whether the packets of a SEND or WRITE of the standard family are messages of their own.

@@ -151,7 +151,7 @@ fn after_going_back_half_of_the_window_is_sent_until_the_missing_packet_is_ackno
     assert_eq!(sent(&mut end, NOW).len(), 20);
     answer(&mut end, NOW, 104, Syndrome::Nak(NakCode::PsnSequence));
     let again = sent(&mut end, NOW);
-    assert_eq!((again.len(), again[9].as_str()), (10, "RcWriteMiddle 113!"), "half of 20; the last asks for an answer");
+    assert_eq!((again.len(), again[9].as_str()), (10, "RcWriteOnly 113!"), "half of 20; the last asks for an answer");
     ack(&mut end, 104);
     assert_eq!(sent(&mut end, NOW).len(), 6, "the rest");
 }

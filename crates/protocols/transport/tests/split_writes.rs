@@ -74,7 +74,7 @@ fn a_packet_is_sent_again_as_it_was() {
 #[test]
 fn other_requests_are_one_message() {
     let cases = [
-        (QpType::Rc, WrOpcode::RdmaWrite, 17 * MTU, "RcWriteFirst 100 0x7000+17408"),
+        (QpType::Rc, WrOpcode::RdmaWrite, 33 * MTU, "RcWriteFirst 100 0x7000+33792"),
         (QpType::Rc, WrOpcode::RdmaWriteWithImm, 2 * MTU, "RcWriteFirst 100 0x7000+2048"),
         (QpType::Uc, WrOpcode::RdmaWrite, 2 * MTU, "UcWriteFirst 100 0x7000+2048"),
         (QpType::Rc, WrOpcode::RdmaWrite, MTU, "RcWriteOnly 100 0x7000+1024"),
