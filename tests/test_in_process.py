@@ -3,6 +3,7 @@ programs as with daemons, and what is different: who runs the engine, what a tak
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -101,6 +102,14 @@ def test_a_program_that_never_polls_is_served(fabric):
 def test_polls_run_the_engine_on_small_stacks(fabric, port):
     code, text = fabric.a.run(BUILD / "programs" / "small_stack", "burst0", env={"BURST_PORT": port})
     assert code == 0 and int(text.split()[1]) < 16 << 10, text
+
+
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is missing: apt-get install valgrind")
+def test_a_program_under_valgrind(fabric):
+    """Valgrind hides the kernel's vDSO from programs, but not from those that read /proc/self/auxv."""
+    words = ["valgrind", "--tool=none", BUILD / "programs" / "post_poll", "burst0", "classic", "16", "1", "polling"]
+    code, text = fabric.a.run(*words)
+    assert code == 0 and "posted and polled 16" in text, text
 
 
 @pytest.mark.parametrize("keeper", ["on", "off"])
