@@ -34,6 +34,20 @@ def tcp_stream_gbits(fabric, seconds=2):
         server.stop()
 
 
+def raw_udp_gbits(fabric, seconds=2):
+    """Trains from a to b between two programs that poll plain UDP sockets and touch each byte once (programs/datagrams)."""
+    tool = build_directory() / "programs" / "datagrams"
+    server = fabric.b.start(tool, "serve", REFERENCE_PORT + 2, plain=True)
+    try:
+        fabric.b.await_udp(server, REFERENCE_PORT + 2)
+        code, text = fabric.a.run(tool, fabric.b.address, REFERENCE_PORT + 2, seconds, seconds=seconds + 20, plain=True)
+        if code:
+            raise LabError(f"datagrams: {text}")
+        return json.loads(text)["gbits"]
+    finally:
+        server.stop()
+
+
 def kernel_ping_pong(fabric, kind, rounds=10_000, size=64):
     """Half round trips of `tcp` (blocking) or `udp` (spinning): {"p50_us", "p99_us"}."""
     tool = build_directory() / "examples" / "pingpong"

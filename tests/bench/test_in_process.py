@@ -1,7 +1,10 @@
 """Programs with an engine of their own against the kernel's sockets in the same run (`make bench`): medians of five rounds, in turns."""
 
 import os
+import sys
+import time
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -9,9 +12,15 @@ import pytest
 import lab
 from lab import measure
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "interop"))
+
+from rig.peer import Peer, connect  # noqa: E402
+
 pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="figures are measured by make bench")
 
 KIB = 1 << 10
+#: Least share of what plain sockets carry.
+RAW_SHARE = 0.8
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +76,38 @@ def test_bandwidth(fabric, figure, size):
     figure(f"ib_write_bw {size // KIB} KiB in process", write, "Gbit/s")
     figure(f"ib_write_bw {size // KIB} KiB in process to one TCP stream", write / tcp, "ratio")
     assert write >= 2.86 * tcp
+
+
+def test_bandwidth_beside_raw_sockets(fabric, figure):
+    """The kernel's UDP with trains between two programs that do nothing but copy each byte once: what a protocol above it can reach."""
+    raw, write = in_turns(fabric, measure.raw_udp_gbits, lambda f: measure.bandwidth(f, "ib_write_bw", 64 * KIB, seconds=2)["gbits"])
+    figure("raw UDP sockets, trains of 4 KiB packets", raw, "Gbit/s")
+    figure("ib_write_bw 64 KiB in process to raw UDP sockets", write / raw, "ratio")
+    assert write >= RAW_SHARE * raw
+
+
+def test_a_target_that_computes_answers_soon(fabric, figure):
+    """A program that has polled stops calling the library for a second: the first READ waits until its keeper notices."""
+    a, b = (Peer(host, "burst0", host.gid_index(host.address)) for host in (fabric.a, fabric.b))
+    try:
+        a.region("m", 4096, rights="lrwab")
+        there = b.region("m", 4096, rights="lrwab")
+        connect(a, b)
+        words = {"qp": "q", "region": "m", "bytes": 64, "op": "read", "remote": there["addr"], "rkey": there["rkey"]}
+        times = []
+        for _ in range(5):
+            b.nothing(ms=50)
+            b.pipe.begin("compute ms=1000")
+            began = time.monotonic()
+            a("post", **words)
+            a.done()
+            times.append((time.monotonic() - began) * 1e3)
+            b.pipe.answer()
+    finally:
+        for end in (a, b):
+            end.end()
+    figure("in process: the first READ of a target that computes", median(times), "ms")
+    assert median(times) < 3
 
 
 def test_message_rate(fabric, figure):

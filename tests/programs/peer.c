@@ -510,6 +510,16 @@ static void do_poll(void)
 	}
 }
 
+/* Calls nothing for so long. */
+static void do_compute(void)
+{
+	double end = seconds() + number("ms", 1000) / 1e3;
+
+	while (seconds() < end)
+		;
+	say("ok");
+}
+
 static void do_event(void)
 {
 	struct pollfd wait = { .fd = context->async_fd, .events = POLLIN };
@@ -561,6 +571,7 @@ static const struct { const char *name; void (*work)(void); } commands[] = {
 	{ "chain", do_chain },     /* count= */
 	{ "post", do_post },       /* qp= op= region= at= bytes= remote= rkey= imm= operand= swap= window= handle= peer= qkey= flags= id= */
 	{ "poll", do_poll },       /* ms=                                           -> id= status= … */
+	{ "compute", do_compute }, /* ms= */
 	{ "event", do_event },     /* ms=                                           -> event= */
 	{ "drop", do_drop },       /* region=|qp=|srq=|handle=|window= */
 };

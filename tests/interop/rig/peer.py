@@ -33,8 +33,15 @@ class HostPipe:
         )
 
     def ask(self, line):
+        self.begin(line)
+        return self.answer()
+
+    def begin(self, line):
+        """Sends a command whose answer is read later."""
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+
+    def answer(self):
         return self.process.stdout.readline().strip()
 
     def kill(self):
