@@ -98,6 +98,7 @@ impl Host {
             return refuse(libc::EBUSY, format!("all {all} worker numbers that the daemon can lend are lent"));
         };
         let file = TombstoneFile::create().map_err(system("make a tombstone file"))?;
+        let files = duplicates(&file, number)?;
         let (ours, theirs) = mail_pair()?;
         let mut sockets = Vec::new();
         for device in 0..self.devices.len() {
@@ -109,7 +110,6 @@ impl Host {
                 }
             }
         }
-        let files = duplicates(&file, number)?;
         if sockets.len() + files.len() + 1 > FDS_MAX {
             self.on_worker(0, move |w, _| w.take_number_back(number));
             let most = FDS_MAX - files.len() - 1;

@@ -227,8 +227,8 @@ pub trait Port: Send {
     /// Returns memory of past packets to the system. For times without traffic.
     fn shrink(&mut self) {}
     /// Lends a worker number to another process: from now on packets to queue pairs of that number come to sockets of which the
-    /// caller gets duplicates, with their names for a [`DescriptorStore`]. Only worker 0's port is called, with the lowest
-    /// number that is free. The default implementation refuses.
+    /// caller gets duplicates, with their names for a [`DescriptorStore`]. Only worker 0's port is called. The
+    /// default implementation refuses.
     ///
     /// # Errors
     /// [`PortError::Unsupported`] by default; otherwise the system's error, and nothing is lent.
