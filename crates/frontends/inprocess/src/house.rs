@@ -217,12 +217,9 @@ impl House {
         self.lender.iter().flat_map(Lender::fds)
     }
 
-    /// Ends all queue pairs: their requests are flushed, and their peers are told.
+    /// Ends all sessions. The next passes tell the peers; the libraries flush all requests, with one reason.
     pub fn end_sessions(&mut self) {
-        for OwnSession { session, .. } in &mut self.sessions {
-            session.fail_queue_pairs(&mut self.host);
-            session.end(&mut self.host);
-        }
+        self.sessions.iter_mut().for_each(|own| own.session.abandon(&mut self.host));
         self.host.post_cm_jobs();
     }
 

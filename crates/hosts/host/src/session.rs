@@ -372,6 +372,14 @@ impl Session {
         }
     }
 
+    /// Releases all objects and tells the peers; the library of the program flushes what is posted, from the shared memory.
+    pub fn abandon(&mut self, host: &mut Host) {
+        if let Some(context) = &mut self.context {
+            context.keep_contents();
+        }
+        self.end(host);
+    }
+
     /// Ends connections and queue pairs, so that their peers learn of it, before the process of the host and of the program
     /// exits. What the program waits by stays: its threads may still run, and must not see the end of a host.
     pub fn leave_peers(&mut self, host: &mut Host) {

@@ -10,10 +10,15 @@ use burst_base::verbs::{QpAttr, QpState, attr_mask};
 const QPS_ENDED_AT_ONCE: usize = 64;
 
 impl Context {
+    /// The shared memory keeps its contents when objects end.
+    pub fn keep_contents(&mut self) {
+        self.arena.keep_contents();
+    }
+
     /// Moves all queue pairs to the error state, so that their work requests are flushed while the program can still poll. The
     /// host ends: the shared memory keeps its contents, from which the program's library flushes what is posted later.
     pub fn fail_queue_pairs(&mut self, host: &mut Host) {
-        self.arena.keep_contents();
+        self.keep_contents();
         for qp in self.qps.values() {
             let (qpn, attr) = (qp.qpn, QpAttr { qp_state: QpState::Err, ..QpAttr::default() });
             // A queue pair in RESET cannot move to ERR, and has nothing to flush.
