@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="fi
 
 KIB = 1 << 10
 #: Least share of what plain sockets carry.
-RAW_SHARE = 0.8
+RAW_SHARE = 0.9
 
 
 @pytest.fixture(scope="module")

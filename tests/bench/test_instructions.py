@@ -36,7 +36,7 @@ def test_one_write(fabric, figure, batch, bound):
 REQUESTS = (1024, 4096)
 
 
-@pytest.mark.parametrize("batch, bound", [(1, 9300), (64, 3100)])
+@pytest.mark.parametrize("batch, bound", [(1, 9300), (64, 2350)])
 def test_one_write_in_process(in_process, figure, tmp_path, batch, bound):
     """All instructions outside of the kernel for a WRITE of a program with an engine of its own to itself: both ends, and the poll."""
 

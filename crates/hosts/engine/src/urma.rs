@@ -36,6 +36,9 @@ pub fn window_max(port: &dyn Port) -> u32 {
     burst_port::receive_buffer(port).map_or(WINDOW_MIN, |bytes| (bytes / 4).clamp(WINDOW_MIN, WINDOW_MAX))
 }
 
+/// What a node that closes sends at most before its last messages: answers that were ready, not the windows of all peers.
+const LEAVE_BYTES: u64 = 4 << 20;
+
 /// The network address of a node: the last 24 bits of its IP address.
 pub fn cna_of(address: IpAddr) -> Cna {
     let last = match address {
@@ -270,7 +273,7 @@ impl UrmaEndpoint {
     }
     /// The endpoint is about to be dropped: sends what the node owes its peers, and tells them ([`UrmaNode::leave`]).
     pub fn leave(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects) {
-        self.send(now, mem, fx, u64::MAX);
+        self.send(now, mem, fx, LEAVE_BYTES);
         self.node.leave();
         self.send(now, mem, fx, u64::MAX);
         self.flush(now);

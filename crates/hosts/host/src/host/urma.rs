@@ -145,9 +145,10 @@ impl Host {
 
     /// Closes all nodes: the host ends.
     pub(crate) fn close_all_urma(&mut self) {
-        let all: Vec<[u8; 16]> = self.urma.open.keys().copied().collect();
-        for eid in all {
-            self.close_urma(burst_engine::urma_objects::address_of(&eid));
+        for (eid, open) in std::mem::take(&mut self.urma.open) {
+            let address = burst_engine::urma_objects::address_of(&eid);
+            // A worker that has ended has taken its nodes with it; peers find out themselves.
+            let _ = self.workers[open.worker].call(move |w, now| w.close_urma(now, address));
         }
     }
 
