@@ -79,6 +79,9 @@ pub(crate) struct TpChannel {
     pub(crate) is_active: bool,
     /// The peer may have restarted: it is asked, and nothing but acknowledgements leaves until it answers.
     pub(crate) is_doubted: bool,
+    /// The peer has shown that it is in the same life since the last new packet left, however long ago: a node that is seldom
+    /// run would ask for ever.
+    pub(crate) is_confirmed: bool,
     /// The next REQUEST is due (opening, or in doubt).
     pub(crate) ask_at: Nanos,
     pub(crate) asks: u8,
@@ -148,6 +151,7 @@ impl TpChannel {
             turn: 0,
             is_active: false,
             is_doubted: false,
+            is_confirmed: false,
             ask_at: Nanos(0),
             asks: 0,
             timer_at: Nanos::NEVER,
@@ -166,7 +170,7 @@ impl TpChannel {
     }
     /// The peer's values are known.
     pub(crate) fn open(&mut self, message: &TpMessage, now: Nanos) {
-        self.heard_at = now;
+        (self.heard_at, self.is_confirmed) = (now, true);
         (self.peer_tpn, self.peer_incarnation) = (message.tpn, message.incarnation);
         self.peer_first_psn = message.psn;
         (self.peer_lanes, self.peer_life) = (message.lanes, message.life);

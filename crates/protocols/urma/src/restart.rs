@@ -29,7 +29,8 @@ const UNKNOWN_BURST: Nanos = Nanos::from_ms(64);
 impl TpChannel {
     /// Whether something waits to be sent, nothing is in flight, and the peer was silent for long.
     pub(crate) fn is_stale(&self, now: Nanos) -> bool {
-        now.since(self.heard_at) >= STALE_AFTER
+        !self.is_confirmed
+            && now.since(self.heard_at) >= STALE_AFTER
             && self.tx.is_empty()
             && !(self.queue.is_empty() && self.answers.is_empty())
     }
@@ -58,6 +59,7 @@ impl UrmaNode {
     pub(crate) fn end_doubt(&mut self, at: PoolRef, now: Nanos) {
         let Some(channel) = self.channels.get_mut(at) else { return };
         if std::mem::take(&mut channel.is_doubted) {
+            channel.is_confirmed = true;
             self.activate(at);
             self.arm_channel(at, now);
         }

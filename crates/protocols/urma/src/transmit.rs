@@ -175,6 +175,7 @@ impl UrmaNode {
         }
         let (packet, is_last) = self.next_packet(at)?;
         let channel = self.channels.get_mut(at)?;
+        channel.is_confirmed = false;
         let psn = channel.tx.push(env.now, packet);
         if let (TxOwner::Request(request, _), true) = (packet.owner, packet.last)
             && let Some(request) = self.requests.get_mut(request)

@@ -144,6 +144,41 @@ fn a_long_silence_costs_a_question_and_no_more() {
     }
 }
 
+#[test]
+fn nodes_that_are_run_three_times_a_second_get_on() {
+    let mut world = World::new(2, 1 << 16, 1, |_| ());
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig::new(jfc, None));
+    let segment = world.import_all(0, 1);
+    let wr = write(&world, 0, segment, 0, 8);
+    for _ in 0..3 {
+        world.post_sound(0, jetty, wr);
+        let mut rounds = 0;
+        let done = loop {
+            // Each sends what it has, then takes what has come, as a pass does.
+            let mut flying = Vec::new();
+            for host in 0..2 {
+                let mut out = vec![0; 16384];
+                while let Some(sent) = world.with(host, |node, env| node.poll_tx(env, &mut out)) {
+                    flying.push((1 - host, out[..sent.len].to_vec()));
+                }
+            }
+            for (to, bytes) in flying {
+                world.with(to, |node, env| node.on_packet(env, &bytes));
+            }
+            (0..2).for_each(|host| world.with(host, |node, env| node.on_timer(env)));
+            world.now = world.now + Nanos(300 * MS);
+            rounds += 1;
+            let done = world.poll(0, jfc);
+            if !done.is_empty() || rounds == 12 {
+                break done;
+            }
+        };
+        assert_eq!(statuses(&done), [CrStatus::Success]);
+        world.now = world.now + Nanos(5000 * MS);
+    }
+}
+
 /// The packet of a management message with these bytes, from host 1 to host 0.
 fn management(message: &[u8; 32]) -> Vec<u8> {
     let mut request = TaRequest::new(Btah { mode: ServiceMode::Uno, ..Btah::new(TaOpcode::Management, 0, 0) });
