@@ -320,6 +320,19 @@ impl Charge {
     pub fn account(&self) -> &Account {
         &self.account
     }
+    /// Both charges as one, which ends with whichever of the two would have ended last.
+    ///
+    /// # Panics
+    /// If they are different accounts', or of more than four resources together.
+    #[must_use]
+    pub fn and(mut self, mut other: Charge) -> Charge {
+        assert!(Arc::ptr_eq(&self.account.0, &other.account.0), "charges of two accounts");
+        let mut free = self.items.iter_mut().filter(|place| place.is_none());
+        for item in other.items.iter_mut().filter(|place| place.is_some()) {
+            *free.next().expect("room for four resources") = item.take();
+        }
+        self
+    }
 }
 
 impl Drop for Charge {

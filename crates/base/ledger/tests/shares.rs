@@ -177,3 +177,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn joined_charges_end_together_and_once() {
+    let ledger = ledger(50, 0);
+    let account = ledger.account(AccountId::User(7), false);
+    let a = account.charge(&[(Resource::Qp, 1)]).expect("room");
+    let b = account.charge(&[(Resource::QueueBytes, 3), (Resource::Mr, 2)]).expect("room");
+    let used = |resource| account.charge(&[(resource, u64::MAX / 2)]).expect_err("too much").used;
+    let both = a.and(b);
+    assert_eq!([Resource::Qp, Resource::QueueBytes, Resource::Mr].map(used), [1, 3, 2]);
+    drop(both);
+    assert_eq!([Resource::Qp, Resource::QueueBytes, Resource::Mr].map(used), [0, 0, 0]);
+}

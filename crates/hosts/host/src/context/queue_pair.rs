@@ -206,7 +206,6 @@ impl Context {
             worker,
             doorbell,
             place: Some(sq_place),
-            _ring: Some(ring),
             pd,
             send_cq,
             recv_cq,
@@ -215,7 +214,8 @@ impl Context {
             hold: 0,
             groups: Vec::new(),
         };
-        let qp = self.qps.insert(qp, charge);
+        // One charge for the object and its queues: there are many queue pairs.
+        let qp = self.qps.insert(qp, charge.and(ring));
         let grant = QpGrant { qp, qpn: qpn.get(), sq, rq, cap: plan.cap, doorbell, worker: worker as u32 };
         Ok((slot, grant))
     }

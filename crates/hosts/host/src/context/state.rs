@@ -111,8 +111,6 @@ pub(super) struct HostQp {
     pub doorbell: u32,
     /// Its queues in the arena; an XRC target has none.
     pub place: Option<ShmRef>,
-    /// The charge of the queues.
-    pub _ring: Option<Charge>,
     /// Handle of its protection domain.
     pub pd: u32,
     /// Handle of the completion queue of its send queue.

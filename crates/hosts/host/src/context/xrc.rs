@@ -164,7 +164,6 @@ impl Context {
             worker,
             doorbell: NO_DOORBELL,
             place: None,
-            _ring: None,
             pd: NONE,
             send_cq: NONE,
             recv_cq: NONE,
