@@ -131,11 +131,14 @@ def test_what_is_asked_wrongly_is_refused_in_a_sentence(make_fabric, tmp_path):
     assert code == 1 and "only root and the user who runs the daemon may capture packets" in text
 
 
-def test_the_ninth_reader_is_refused_until_one_has_gone(make_fabric):
+def test_the_ninth_reader_is_refused_until_one_has_gone(make_fabric, tmp_path):
     host = make_fabric().a
     captures = [Capture(host) for _ in range(8)]
-    code, text = host.burst("capture")
+    path = tmp_path / "earlier.pcapng"
+    path.write_text("an earlier capture")
+    code, text = host.burst("capture", "-w", path)
     assert code == 1 and "8 capture the packets of burst0 already" in text
+    assert path.read_text() == "an earlier capture", "a refused capture takes nothing away"
     captures.pop().end()
     captures.append(Capture(host))
     for capture in captures:

@@ -100,22 +100,11 @@ fn run(matches: &ArgMatches) -> Result<(), String> {
     let mut daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
     let devices = chosen(&mut daemon, matches.get_one::<String>("port").map(String::as_str))?;
     let target = matches.get_one::<String>("write").map(String::as_str);
-    let mut output = match target {
-        None => Output::Lines(std::io::stdout()),
-        Some("-") if std::io::stdout().is_terminal() => {
-            return Err(
-                "a capture is no text for a terminal: name a file, or a program: `burst capture -w - | tshark -r -`"
-                    .into(),
-            );
-        }
-        Some("-") => {
-            Output::File(CaptureFile::to(Box::new(std::io::stdout()), &devices).map_err(|e| format!("stdout: {e}"))?)
-        }
-        Some(path) => {
-            let file = std::fs::File::create(path).map_err(|e| format!("{path}: {e}"))?;
-            Output::File(CaptureFile::to(Box::new(file), &devices).map_err(|e| format!("{path}: {e}"))?)
-        }
-    };
+    if target == Some("-") && std::io::stdout().is_terminal() {
+        return Err(
+            "a capture is no text for a terminal: name a file, or a program: `burst capture -w - | tshark -r -`".into(),
+        );
+    }
     let snap = matches.get_one("snap").copied().unwrap_or(if target.is_none() { SNAP_OF_LINES } else { u16::MAX });
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -126,6 +115,17 @@ fn run(matches: &ArgMatches) -> Result<(), String> {
         let sockets = daemon.capture(device.index, snap).map_err(|e| e.to_string())?;
         sources.extend(sockets.into_iter().map(|socket| CaptureSource { device: index, socket }));
     }
+    // Only now: a refused capture leaves a file of that name as it is.
+    let mut output = match target {
+        None => Output::Lines(std::io::stdout()),
+        Some("-") => {
+            Output::File(CaptureFile::to(Box::new(std::io::stdout()), &devices).map_err(|e| format!("stdout: {e}"))?)
+        }
+        Some(path) => {
+            let file = std::fs::File::create(path).map_err(|e| format!("{path}: {e}"))?;
+            Output::File(CaptureFile::to(Box::new(file), &devices).map_err(|e| format!("{path}: {e}"))?)
+        }
+    };
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     eprintln!("burst: capturing {}", names.join(", "));
     let until = matches.get_one::<Duration>("for").map(|time| Instant::now() + *time);
