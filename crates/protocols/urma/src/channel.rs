@@ -79,8 +79,8 @@ pub(crate) struct TpChannel {
     pub(crate) is_active: bool,
     /// The peer may have restarted: it is asked, and nothing but acknowledgements leaves until it answers.
     pub(crate) is_doubted: bool,
-    /// The peer has shown that it is in the same life since the last new packet left, however long ago: a node that is seldom
-    /// run would ask for ever.
+    /// The peer was asked, has answered from the same life, and no new packet has left since, however long ago that was: a node
+    /// that is seldom run would ask for ever.
     pub(crate) is_confirmed: bool,
     /// The next REQUEST is due (opening, or in doubt).
     pub(crate) ask_at: Nanos,
@@ -170,7 +170,7 @@ impl TpChannel {
     }
     /// The peer's values are known.
     pub(crate) fn open(&mut self, message: &TpMessage, now: Nanos) {
-        (self.heard_at, self.is_confirmed) = (now, true);
+        self.heard_at = now;
         (self.peer_tpn, self.peer_incarnation) = (message.tpn, message.incarnation);
         self.peer_first_psn = message.psn;
         (self.peer_lanes, self.peer_life) = (message.lanes, message.life);
@@ -257,6 +257,10 @@ impl TpChannel {
         let tpmsn = self.next_tpmsn;
         self.next_tpmsn = (tpmsn + 1) & 0xff_ffff;
         tpmsn
+    }
+    /// Whether no message waits for its turn.
+    pub(crate) fn has_nothing_to_send(&self) -> bool {
+        self.queue.is_empty() && self.answers.is_empty()
     }
     /// Gives memory of empty queues back.
     pub(crate) fn trim(&mut self) {

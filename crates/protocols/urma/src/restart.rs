@@ -32,7 +32,7 @@ impl TpChannel {
         !self.is_confirmed
             && now.since(self.heard_at) >= STALE_AFTER
             && self.tx.is_empty()
-            && !(self.queue.is_empty() && self.answers.is_empty())
+            && !self.has_nothing_to_send()
     }
     fn doubt(&mut self, now: Nanos) {
         (self.is_doubted, self.ask_at, self.asks) = (true, now, 0);

@@ -79,6 +79,7 @@ impl UrmaNode {
             self.active.pop_front();
             if let Some(channel) = self.channels.get_mut(channel) {
                 channel.is_active = false;
+                channel.is_confirmed &= !channel.has_nothing_to_send();
                 channel.trim();
             }
         }
