@@ -14,6 +14,8 @@ use burst_ubwire::{Atah, Rtph, ServiceMode, TaOpcode, UbStatus};
 pub(crate) const DEFERRED: u8 = 1;
 /// The delay after refusals for want of room doubles up to this often.
 const BUSY_SHIFT_MAX: u8 = 7;
+/// The same for the request that all later ones of its stream wait for, so that it does not always come with them.
+const OLDEST_SHIFT_MAX: u8 = 2;
 
 /// Delay after an RNR answer with this timer code.
 const fn rnr_delay(info: u8) -> Nanos {
@@ -142,6 +144,7 @@ impl UrmaNode {
     }
     fn on_rnr(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, timer: u8) {
         env.fx.count(Reason::RnrNakReceived);
+        let shift_max = if self.is_oldest_of_stream(at) { OLDEST_SHIFT_MAX } else { BUSY_SHIFT_MAX };
         let Some(request) = self.requests.get_mut(at) else { return };
         let Some(jetty) = self.jetties.get(request.jetty) else { return };
         let limit = jetty.config.rnr_retry;
@@ -156,7 +159,7 @@ impl UrmaNode {
                 return self.give_up(at, CrStatus::RnrRetryExceeded, env.fx);
             }
             if is_busy {
-                delay = Nanos(delay.0 << request.busy_tries.min(BUSY_SHIFT_MAX));
+                delay = Nanos(delay.0 << request.busy_tries.min(shift_max));
                 request.busy_tries = request.busy_tries.saturating_add(1);
             } else {
                 request.rnr_tries = request.rnr_tries.saturating_add(1);
@@ -164,6 +167,13 @@ impl UrmaNode {
         }
         request.phase = RequestPhase::Waiting;
         self.add_timer(env.now + delay, UrmaTimer::Retry(at));
+    }
+    /// Whether the target keeps all later requests of a Jetty's stream for this one.
+    fn is_oldest_of_stream(&self, at: PoolRef) -> bool {
+        let Some(jetty) = self.requests.get(at).and_then(|request| self.jetties.get(request.jetty)) else {
+            return false;
+        };
+        self.oldest_of_stream(jetty) == Some(at)
     }
     /// No further attempt of a request is made.
     fn give_up(&mut self, at: PoolRef, status: CrStatus, fx: &mut dyn UrmaEffects) {

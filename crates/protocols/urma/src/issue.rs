@@ -108,15 +108,19 @@ impl UrmaNode {
     }
     /// Whether the next number is within the window of the oldest request of the stream.
     fn has_number(&self, jetty: &Jetty) -> bool {
+        let oldest = self.oldest_of_stream(jetty).and_then(|at| self.requests.get(at)?.order_number);
+        oldest.is_none_or(|number| jetty.stream.next_number.wrapping_sub(number) < CONTEXT_WINDOW)
+    }
+    /// The oldest numbered request of a Jetty that is issued and not answered.
+    pub(crate) fn oldest_of_stream(&self, jetty: &Jetty) -> Option<PoolRef> {
         let mut at = jetty.head;
         while let Some(request) = self.requests.get(at) {
-            if let (Some(number), RequestPhase::Issued | RequestPhase::Waiting) = (request.order_number, request.phase)
-            {
-                return jetty.stream.next_number.wrapping_sub(number) < CONTEXT_WINDOW;
+            if request.order_number.is_some() && matches!(request.phase, RequestPhase::Issued | RequestPhase::Waiting) {
+                return Some(at);
             }
             at = request.next;
         }
-        true
+        None
     }
     fn send_out(&mut self, jetty: PoolRef, at: PoolRef, leave: Leave, now: Nanos) {
         let Some(dest) = self.requests.get(at).map(|r| r.dest) else { return };

@@ -143,8 +143,7 @@ impl UrmaNode {
             _ => {}
         }
         if is_whole && matches!(turn, Turn::Later(..)) && !self.has_waiting_room(origin.channel) {
-            self.refuse(env, origin, FULL);
-            return RequestTaken::Done;
+            return self.no_room(env, origin, rtph);
         }
         if !self.has_message_room(origin.channel) || self.is_refused_rest(origin) {
             return self.no_room(env, origin, rtph);

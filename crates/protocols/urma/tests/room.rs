@@ -3,7 +3,7 @@
 mod common;
 
 use burst_base::Nanos;
-use burst_ubwire::{Cna, Dialect, Maetah, OrderTag, ServiceMode, TaHeader, TaOpcode, UbPacket};
+use burst_ubwire::{Cna, Dialect, Maetah, OrderTag, RC_TYPE_CONTEXT, ServiceMode, TaHeader, TaOpcode, UbPacket};
 use burst_urma::{CrStatus, JettyConfig, JfsWr};
 use common::forge::{deliver, open_and_cut, packet, write, write_request};
 use common::*;
@@ -150,4 +150,56 @@ fn channels_that_carry_nothing_make_room_for_others() {
     while world.with(0, |node, env| node.poll_tx(env, &mut [0; 16384])).is_some() {}
     world.run_for(Nanos(10_000_000));
     assert_eq!(world.poll(1, jfc).iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success]);
+}
+
+/// Number in its stream of the request that a packet belongs to.
+fn order_number(bytes: &[u8]) -> Option<u16> {
+    match UbPacket::parse(bytes, &Dialect::BURST).expect("a packet").head.ta {
+        Some(TaHeader::Request(request)) if request.base.rc_type == RC_TYPE_CONTEXT => Some(request.base.order_number),
+        _ => None,
+    }
+}
+
+/// A stream whose requests all come to a node with little room, each time in an order in which the one that all others wait
+/// for comes last.
+fn a_stream_that_arrives_with_its_oldest_last(is_read: fn(u64) -> bool) {
+    let mut world = World::new(2, 1 << 16, 1, |c| (c.inbound_max, c.responses_max) = (6, 6));
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig { service: ServiceMode::Rol, ..JettyConfig::new(jfc, None) });
+    let segment = world.import_all(0, 1);
+    let mut done = Vec::new();
+    for i in 0..12 {
+        let opcode = if is_read(i) { TaOpcode::Read } else { TaOpcode::Write };
+        let data = world.data(0, 0, 8);
+        let wr = JfsWr { segment: Some(segment), remote_addr: RAM_BASE, ..JfsWr::new(opcode, data, i) };
+        world.post_sound(0, jetty, wr);
+    }
+    for _ in 0..600 {
+        let mut flying: [Vec<Vec<u8>>; 2] = Default::default();
+        for (host, sent) in flying.iter_mut().enumerate() {
+            let mut out = vec![0; 16384];
+            while let Some(packet) = world.with(host, |node, env| node.poll_tx(env, &mut out)) {
+                sent.push(out[..packet.len].to_vec());
+            }
+            // Those without number first: they are not of the stream.
+            sent.sort_by_key(|bytes| order_number(bytes).map(std::cmp::Reverse));
+        }
+        for (host, packets) in flying.iter().enumerate() {
+            for bytes in packets {
+                world.with(1 - host, |node, env| node.on_packet(env, bytes));
+            }
+        }
+        (0..2).for_each(|host| world.with(host, |node, env| node.on_timer(env)));
+        done.extend(world.poll(0, jfc));
+        world.now = world.now + Nanos(100_000);
+    }
+    let done: Vec<_> = done.iter().map(|cr| (cr.user_ctx, cr.status)).collect();
+    assert_eq!(done, (0..12).map(|i| (i, CrStatus::Success)).collect::<Vec<_>>());
+}
+
+#[test]
+fn refused_requests_do_not_take_the_room_of_the_one_that_they_wait_for() {
+    a_stream_that_arrives_with_its_oldest_last(|_| true);
+    a_stream_that_arrives_with_its_oldest_last(|i| i % 3 == 0);
+    a_stream_that_arrives_with_its_oldest_last(|i| i % 3 != 0);
 }
