@@ -12,19 +12,33 @@ pytestmark = pytest.mark.usefixtures("namespaces")
 MESSAGES = 2000
 
 
-def counted(workers):
-    """Counters of both hosts for each message of three programs at once, each with a queue pair of its own."""
+LATER = {"a": "10.99.7.1", "b": "10.99.7.2"}
+
+
+def counted(workers, is_later=False):
+    """Counters of both hosts for each message of three programs at once, each with a queue pair of its own, over addresses that
+    came when the daemons ran, or not."""
     # Questions of daemons to each other come to QP1, which is one worker's.
     with lab.Fabric(extra=["--workers", workers, "--selective-repeat=no"]) as fabric:
         a, b = fabric.a, fabric.b
-        words = lambda port: ["ib_send_bw", "-d", "burst0", "-F", "-s", 4096, "-n", MESSAGES, "-p", port]  # noqa: E731
-        servers = [b.start(*words(port)) for port in (18601, 18602)]
+        for host, address in ((a, LATER["a"]), (b, LATER["b"])) if is_later else ():
+            host.ip(f"addr add {address}/24 dev eth0")
+            has_it = lambda: address in [gid["address"] for gid in host.devices()[0]["gids"]]  # noqa: B023, E731
+            lab.wait_until(has_it, 20, lambda: f"no GID of {address}")  # noqa: B023
+        index = {host: host.gid_index(later if is_later else host.address) for host, later in ((a, LATER["a"]), (b, LATER["b"]))}
+        words = lambda host, port: [  # noqa: E731
+            "ib_send_bw", "-d", "burst0", "-F", "-s", 4096, "-n", MESSAGES, "-p", port, "-x", index[host]
+        ]
+        servers = [b.start(*words(b, port)) for port in (18601, 18602)]
         for server, port in zip(servers, (18601, 18602)):
             lab.perftest.await_listener(b, server, port)
-        clients = [a.start(*words(port), b.address) for port in (18601, 18602)]
-        run_pair(b, a, words(18603))
+        clients = [a.start(*words(a, port), b.address) for port in (18601, 18602)]
+        run_pair(b, a, words(a, 18603), server_words=words(b, 18603))
         for program in clients + servers:
             assert program.wait(60) == 0, program.text()
+        numbers = {int(number, 16) for client in clients for number in re.findall(r"QPN (0x[0-9a-f]+)", client.text())}
+        # The low four bits name the worker.
+        assert workers == 1 or len({number & 15 for number in numbers}) > 1
         sums = a.stats() + b.stats()
     return {name: sums[name] / (3 * MESSAGES) for name in ("handed_over", "handover_wakes", "send_calls", "receive_calls")}
 
@@ -37,6 +51,12 @@ def test_a_message_costs_no_more_with_more_workers():
         assert figures["handed_over"] == 0 and figures["handover_wakes"] == 0, figures
         # At most one call for a message and one for its acknowledgement, and never several for a packet.
         assert figures["send_calls"] <= 2.2 and figures["receive_calls"] <= 2.2, (one, figures)
+
+
+def test_packets_to_an_address_that_came_later_reach_their_worker():
+    """The kernel numbers the sockets of a new address as they are bound, so the first one must be the first worker's."""
+    figures = counted(2, is_later=True)
+    assert figures["receive_calls"] > 0 and figures["handed_over"] == 0, figures
 
 
 def affinities(fabric, name):

@@ -27,19 +27,17 @@ impl DeviceWorkers {
         &self.workers
     }
 
-    /// The worker for the next completion queue or queue pair: round robin.
+    /// The next worker: round robin.
     pub fn pick(&mut self) -> usize {
         self.next = (self.next + 1) % self.workers.len();
         self.workers[self.next]
     }
 
-    /// The worker of the queue pairs that receive into a completion queue of this vector. Vector 0 is what programs name that do
-    /// not care: these queues go round robin.
-    pub fn of_vector(&mut self, vector: u32) -> usize {
-        match vector {
-            0 => self.pick(),
-            vector => self.workers[vector as usize % self.workers.len()],
-        }
+    /// The worker of the queue pairs that receive into a completion queue of this vector. None for vector 0, which programs name
+    /// that do not care: those queues go round robin, when the first queue pair receives into one. Many programs make a queue
+    /// for what they send beside each such queue, which would take every second place of the round.
+    pub fn of_vector(&self, vector: u32) -> Option<usize> {
+        (vector != 0).then(|| self.workers[vector as usize % self.workers.len()])
     }
 }
 
@@ -184,7 +182,10 @@ mod tests {
     fn rounds_and_vectors_stay_within_a_device() {
         let mut of = DeviceWorkers::new(vec![1, 3], 1);
         assert_eq!([(); 4].map(|()| of.pick()), [1, 3, 1, 3]);
-        assert_eq!([1, 2, 3, u32::MAX].map(|vector| of.of_vector(vector)), [3, 1, 3, 3]);
+        assert_eq!(
+            [0, 1, 2, 3, u32::MAX].map(|vector| of.of_vector(vector)),
+            [None, Some(3), Some(1), Some(3), Some(3)]
+        );
     }
 
     #[test]

@@ -222,7 +222,11 @@ impl Context {
 
     /// Allocates a queue pair number and a doorbell at the worker of the receive completion queue: no two workers write to it.
     fn take_numbers(&mut self, host: &mut Host, recv_cq: u32) -> Result<QpNumbers, Refusal> {
-        let worker = self.cqs.get(recv_cq).map_or_else(|| host.workers_of(self.device).pick(), |cq| cq.object.worker);
+        let of_device = host.workers_of(self.device);
+        let worker = match self.cqs.get_mut(recv_cq) {
+            Some(cq) => *cq.object.worker.get_or_insert_with(|| of_device.pick()),
+            None => of_device.pick(),
+        };
         self.make_room_for_doorbell(host, worker)?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         if let Some(doorbell) = self.doorbells[worker].take() {

@@ -60,8 +60,8 @@ impl<T> InUse<T> {
 pub(super) struct HostCq {
     /// Its number in the workers' tables.
     pub number: u32,
-    /// The worker of the queue pairs that receive into it.
-    pub worker: usize,
+    /// The worker of the queue pairs that receive into it; none is chosen before the first of them if its vector is 0.
+    pub worker: Option<usize>,
     /// The part that workers share.
     pub shared: Arc<EngineCq>,
     /// Its ring in the arena.
