@@ -81,8 +81,10 @@ pub struct UrmaNode {
     pub(crate) by_peer: BTreeMap<(Cna, u8), PoolRef>,
     /// Lanes that have failed and are not open.
     pub(crate) rests: BTreeMap<(Cna, u8), LaneRest>,
-    /// Channels that may have something to send.
+    /// Channels that may have something to send. It is the first one's turn.
     pub(crate) active: VecDeque<PoolRef>,
+    /// Packets that it has sent in its turn.
+    pub(crate) channel_turn: u8,
     /// Unreliable messages to send.
     pub(crate) unreliable: VecDeque<PoolRef>,
     /// When the next UNKNOWN may leave, if it were not for the burst that is allowed.
@@ -154,6 +156,7 @@ impl UrmaNode {
             by_peer: BTreeMap::new(),
             rests: BTreeMap::new(),
             active: VecDeque::new(),
+            channel_turn: 0,
             unreliable: VecDeque::new(),
             unknown_at: Nanos(0),
             management: VecDeque::new(),

@@ -142,6 +142,7 @@ impl UrmaNode {
     /// channels. Nothing but that leaves any more; what should must have been sent before.
     pub fn leave(&mut self) {
         self.active.clear();
+        self.channel_turn = 0;
         self.unreliable.clear();
         let config = self.config;
         for (_, channel) in self.channels.iter().filter(|(_, channel)| channel.state == ChannelState::Open) {

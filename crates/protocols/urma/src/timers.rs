@@ -139,6 +139,9 @@ impl UrmaNode {
         if self.by_peer.get(&key) == Some(&at) {
             self.by_peer.remove(&key);
         }
+        if self.active.front() == Some(&at) {
+            self.channel_turn = 0;
+        }
         self.active.retain(|other| *other != at);
         let inbound: Vec<PoolRef> =
             self.inbound.iter().filter(|(_, m)| m.origin.channel == at).map(|(r, _)| r).collect();

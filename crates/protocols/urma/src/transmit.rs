@@ -16,6 +16,8 @@ use burst_ubwire::{
 
 /// Packets of one message in its turn.
 const TURN_PACKETS: u8 = 8;
+/// Packets of one channel in its turn: ports make trains of consecutive packets to one peer on one lane.
+const CHANNEL_TURN_PACKETS: u8 = 16;
 /// A packet asks for an acknowledgement at least once in so many.
 const ACK_EVERY: u32 = 16;
 /// Timer code of RNR answers that are about this node's records: 80 us.
@@ -72,10 +74,14 @@ impl UrmaNode {
         while let Some(&channel) = self.active.front() {
             if let Some(sent) = self.poll_channel(channel, env, out, lends) {
                 self.arm_channel(channel, env.now);
-                // The next channel's turn.
-                self.active.rotate_left(1);
+                self.channel_turn += 1;
+                if self.channel_turn >= CHANNEL_TURN_PACKETS {
+                    self.channel_turn = 0;
+                    self.active.rotate_left(1);
+                }
                 return Some(sent);
             }
+            self.channel_turn = 0;
             self.active.pop_front();
             if let Some(channel) = self.channels.get_mut(channel) {
                 channel.is_active = false;

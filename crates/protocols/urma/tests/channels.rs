@@ -197,3 +197,73 @@ fn tools_see_objects_and_channels_in_every_state() {
     world.run_for(Nanos(1_000_000));
     assert_eq!(world.hosts[0].node.channels_from(Cna::new(0)).map(|c| c.packets).sum::<usize>(), 0);
 }
+
+/// Packets of 1 KiB that hosts 1 and 2 are to get, each by a channel of its own: the order in which they leave host 0.
+fn order_of_two_channels(packets: [u32; 2]) -> Vec<usize> {
+    let mut world = World::new(3, 1 << 18, 1, |c| (c.mtu, c.caqm, c.window_max) = (1024, false, 1 << 20));
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig::new(jfc, None));
+    let segments = [world.import_all(0, 1), world.import_all(0, 2)];
+    for segment in segments {
+        let wr = write(&world, 0, segment, 0, 8);
+        world.post_sound(0, jetty, wr);
+    }
+    world.run_for(Nanos(1_000_000));
+    let order: Rc<RefCell<Vec<usize>>> = Rc::default();
+    let copy = order.clone();
+    world.filter = Some(Box::new(move |_, dest, _| {
+        copy.borrow_mut().push(dest);
+        false
+    }));
+    for (segment, packets) in segments.into_iter().zip(packets) {
+        let wr = write(&world, 0, segment, 0, packets * 1024);
+        world.post_sound(0, jetty, wr);
+    }
+    world.transmit();
+    order.take()
+}
+
+fn runs(runs: &[(usize, usize)]) -> Vec<usize> {
+    runs.iter().flat_map(|(dest, packets)| vec![*dest; *packets]).collect()
+}
+
+#[test]
+fn channels_take_turns_of_sixteen_packets() {
+    let order = order_of_two_channels([40, 33]);
+    assert_eq!(order, runs(&[(1, 16), (2, 16), (1, 16), (2, 16), (1, 8), (2, 1)]));
+}
+
+#[test]
+fn the_turn_after_a_short_one_is_whole() {
+    assert_eq!(order_of_two_channels([10, 40]), runs(&[(1, 10), (2, 40)]));
+    assert_eq!(order_of_two_channels([26, 40]), runs(&[(1, 16), (2, 16), (1, 10), (2, 24)]));
+}
+
+#[test]
+fn a_channel_that_fails_takes_its_turn_with_it() {
+    let mut world = World::new(3, 1 << 18, 1, |c| (c.mtu, c.caqm, c.window_max) = (1024, false, 1 << 20));
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig::new(jfc, None));
+    let segments = [world.import_all(0, 1), world.import_all(0, 2)];
+    for packets in [1, 40] {
+        for segment in segments {
+            let wr = write(&world, 0, segment, 0, packets * 1024);
+            world.post_sound(0, jetty, wr);
+        }
+        if packets == 1 {
+            world.run_for(Nanos(1_000_000));
+        }
+    }
+    let mut buffer = vec![0; 16384];
+    let mut dests = Vec::new();
+    let mut send = |world: &mut World, packets: usize| {
+        for _ in 0..packets {
+            let sent = world.with(0, |node, env| node.poll_tx(env, &mut buffer)).expect("a packet");
+            dests.push(sent.dest.get() as usize - 1);
+        }
+    };
+    send(&mut world, 16 + 10);
+    world.with(0, |node, env| node.end_channel(Cna::new(3), env));
+    send(&mut world, 16);
+    assert_eq!(dests, runs(&[(1, 16), (2, 10), (1, 16)]));
+}
