@@ -47,6 +47,15 @@ def test_latency_with_events(fabric, tool):
     assert pair(fabric, tool, "-e", "-s", 64, "-n", 500).p50_us > 0
 
 
+def test_a_program_with_a_send_queue_of_one_posts_before_it_has_polled(fabric):
+    """
+    perftest asks for a send queue of one request and has one event channel for both completion queues. Whether the event of its
+    send or of the answer comes first is chance, so it is run several times; after the answer's it posts without a poll.
+    """
+    for _ in range(6):
+        assert pair(fabric, "ib_send_lat", "-e", "-s", 2, "-n", 500).p50_us > 0
+
+
 @pytest.mark.parametrize("kind", ["FETCH_AND_ADD", "CMP_AND_SWAP"])
 def test_atomics(fabric, kind):
     assert pair(fabric, "ib_atomic_bw", "-A", kind, "-n", 1000).row[3] > 0

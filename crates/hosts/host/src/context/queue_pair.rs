@@ -29,6 +29,11 @@ use std::sync::Arc;
 /// The bit of privileged ("controlled") Q_Keys (IBA 3.5.3): the management datagrams of QP1 have one.
 const PRIVILEGED_QKEY: u32 = 1 << 31;
 
+/// Minimum number of entries of a send queue that has any. Providers of adapters round up as well, and programs
+/// that ask for one entry rely on it: `ib_send_lat -e` posts after the event of a receive, before it has polled the completion
+/// of its last send.
+const SEND_WR_MIN: u32 = 4;
+
 /// The checked attributes that all queue pairs of one request share.
 struct QpPlan {
     init: QpInitAttr,
@@ -65,7 +70,7 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
     // The rings have a power of two of entries: grant all of them.
     let whole = |wr: u32| if wr == 0 { 0 } else { wr.next_power_of_two() };
     Ok(QpCap {
-        max_send_wr: whole(cap.max_send_wr),
+        max_send_wr: if cap.max_send_wr == 0 { 0 } else { whole(cap.max_send_wr.max(SEND_WR_MIN)) },
         max_recv_wr: if has_srq { 0 } else { whole(cap.max_recv_wr) },
         max_send_sge,
         max_recv_sge: if has_srq { 0 } else { cap.max_recv_sge.max(1) },
@@ -407,5 +412,23 @@ impl Context {
             self.add_users(object.pd, [object.send_cq, object.recv_cq], object.srq, -1);
         }
         ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_send_queue_has_four_entries_or_none() {
+        let granted = |wr: u32| {
+            let cap = QpCap { max_send_wr: wr, max_recv_wr: wr, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+            let cap = grant(&cap, false).expect("within the limits");
+            let spec = SqSpec::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data).expect("within the limits");
+            assert!(wr == 0 || spec.entries() == cap.max_send_wr, "the capacity told is the ring's");
+            (cap.max_send_wr, cap.max_recv_wr)
+        };
+        assert_eq!([0, 1, 2, 3, 4, 5].map(granted), [(0, 0), (4, 1), (4, 2), (4, 4), (4, 4), (8, 8)]);
+        assert_eq!(granted(LIMITS.max_qp_wr), (LIMITS.max_qp_wr, LIMITS.max_qp_wr));
     }
 }
