@@ -8,7 +8,7 @@ import signal
 import lab
 import pytest
 from conftest import BUILD
-from lab.urma import Umdk, await_listener
+from lab.urma import Umdk, await_listener, source_ports, udp_ports
 from lab.waiting import WAIT_SECONDS
 
 SOURCES = os.environ.get("BURST_UMDK")
@@ -180,6 +180,43 @@ def test_a_daemon_that_was_killed_and_started_again_is_noticed(programs, hosts_o
         Pair(programs, a, b, "write_bw -n 100 -s 64", 21291).end()
         seen = counters(b)
         assert seen["ub_peer_restarted"] == count and "ub_channel_failed" not in seen, seen
+
+
+@pytest.mark.parametrize("port", ["udp:dev=eth0", "packet:dev=eth0"])
+def test_lanes_of_a_daemon_leave_by_source_ports_of_their_own(programs, namespaces, port):
+    """They are those of the node, however many programs and peers there are, and are closed with it."""
+    with lab.Fabric(mtu=1500, ports=(port, port), extra=["--urma-lanes", "4"]) as fabric:
+        a, b = fabric.a, fabric.b
+        before = udp_ports(b)
+        pair = Pair(programs, a, b, "write_bw -n 100000000 -s 4096", 21310)
+        open_lanes = lambda: [channel["state"] for channel in channels_to(b, a)] == ["open"] * 4  # noqa: E731
+        lab.wait_until(open_lanes, 60, pair.client.text, pair.client)
+        ports = source_ports(a, 4)
+        assert len(ports) == 4 and ports[0] == 4792, ports
+        opened = ports if port.startswith("udp") else [4792]
+        assert opened == ports or ports[1] >= 0xc000, ports
+        assert udp_ports(b) == sorted(before + opened)
+        # Another program, and a peer within the host.
+        Pair(programs, b, b, "write_bw -n 1000 -s 65536", 21311).end()
+        assert udp_ports(b) == sorted(before + opened)
+        pair.kill()
+        lab.wait_until(lambda: udp_ports(b) == before, 60, b.daemon.text)
+
+
+@pytest.mark.parametrize("mine, theirs", [(4, 1), (1, 8), (8, 2)])
+def test_the_fewer_lanes_of_both_daemons_are_used(programs, namespaces, mine, theirs):
+    with lab.Fabric(mtu=1500, daemons=False) as fabric:
+        a, b = fabric.a, fabric.b
+        a.start_daemon(extra=["--urma-lanes", theirs])
+        b.start_daemon(env={"BURST_URMA_LANES": str(mine)})
+        held = Pair(programs, a, b, "write_bw -n 100000000 -s 4096", 21320)
+        lanes = min(mine, theirs)
+        lab.wait_until(lambda: len(channels_to(b, a)) == lanes, 60, held.client.text, held.client)
+        # Many requests later there are no more.
+        Pair(programs, a, b, "write_bw -n 5000 -s 4096", 21321).end()
+        Pair(programs, b, a, "write_bw -n 5000 -s 4096", 21322).end()
+        assert [channel["state"] for channel in channels_to(b, a)] == ["open"] * lanes
+        held.kill()
 
 
 def test_packets_of_urma_are_captured(programs, hosts, tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -48,6 +49,36 @@ def await_listener(host, program, port):
     want = f":{port:04X} "
     listens = lambda: any(want in line and " 0A " in line for line in host.tcp_table())  # noqa: E731
     wait_until(listens, 60, program.text, program)
+
+
+#: Prints the UDP source ports of packets to port 4792 that come in within 30 s, until there are as many as its argument says.
+SOURCE_PORTS = """
+import socket, sys, time
+s, ports, end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)), set(), time.monotonic() + 30
+s.settimeout(1)
+while len(ports) < int(sys.argv[1]) and time.monotonic() < end:
+    try:
+        frame = s.recv(65535)
+    except TimeoutError:
+        continue
+    if frame[23] == 17 and frame[36:38] == (4792).to_bytes(2, "big"):
+        ports.add(int.from_bytes(frame[34:36], "big"))
+print(*sorted(ports))
+"""
+
+
+def source_ports(host, count):
+    """The UDP source ports of URMA's packets that come to a host, until there are so many or 30 s have passed."""
+    code, text = host.run(sys.executable, "-c", SOURCE_PORTS, count, plain=True)
+    if code:
+        raise LabError(text)
+    return [int(word) for word in text.split()]
+
+
+def udp_ports(host):
+    """The ports of all UDP sockets over IPv4 in a host's namespace."""
+    lines = Path(f"/proc/{host.keeper.pid}/net/udp").read_text().splitlines()[1:]
+    return sorted(int(line.split()[1].rsplit(":", 1)[1], 16) for line in lines)
 
 
 class Umdk:

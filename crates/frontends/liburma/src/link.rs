@@ -25,5 +25,5 @@ pub fn open(address: IpAddr, config: impl FnOnce(u16, u32) -> UrmaConfig) -> Res
     }
     let port = burst_port::open(&spec, &Encapsulation::UNIFIED_BUS).map_err(|e| e.to_string())?;
     let window = window_max(&*port);
-    UrmaEndpoint::new(port, address, FRAMES, |mtu| config(mtu, window))
+    UrmaEndpoint::new(port, address, FRAMES, |mtu| config(mtu, window)).map_err(|e| e.to_string())
 }

@@ -36,6 +36,8 @@ pub enum KeyId {
     SrPlacement,
     /// `rto`.
     Rto,
+    /// `urma_lanes`.
+    UrmaLanes,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -83,6 +85,8 @@ pub struct ConfigKey {
 
 /// Maximum number of workers.
 const WORKERS: u64 = burst_shm::layout::WORKER_MAX as u64;
+/// Maximum number of lanes of URMA.
+const URMA_LANES: u64 = burst_host::URMA_LANES_MAX as u64;
 
 /// Every key, in the order of help and document.
 pub const KEYS: &[ConfigKey] = &[
@@ -216,6 +220,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "shared",
         help: "Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us); irn as IRN, for comparisons on networks of 10 Gbit/s and more (100 us with three packets in flight, else 320 us, no probes)",
+    },
+    ConfigKey {
+        id: KeyId::UrmaLanes,
+        name: "urma_lanes",
+        flag: "urma-lanes",
+        env: "BURST_URMA_LANES",
+        kind: ValueKind::Count { min: 1, max: URMA_LANES },
+        many: false,
+        default: "1",
+        help: "Lanes of URMA to each peer (docs/urma.md), the fewer of both hosts': channels with a window each that leave by UDP source ports of their own, so that switches and adapters spread them over paths and queues",
     },
     ConfigKey {
         id: KeyId::IdleExit,

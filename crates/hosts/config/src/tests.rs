@@ -68,6 +68,8 @@ fn a_wrong_value_names_its_source() {
         ),
         (&["--idle-exit", "30"], &[], "--idle-exit: \"30\" is not a duration: write 50us, 5ms, 30s, 2m or 1h"),
         (&["--port", ""], &[], "--port: must not be empty"),
+        (&["--urma-lanes", "0"], &[], "--urma-lanes: 0 is not between 1 and 8"),
+        (&[], &[("BURST_URMA_LANES", "9")], "BURST_URMA_LANES: 9 is not between 1 and 8"),
     ] {
         assert_eq!(read(args, env).unwrap_err(), want);
     }
@@ -108,6 +110,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::SelectiveRepeat => "no",
         KeyId::SrPlacement => "strict",
         KeyId::Rto => "irn",
+        KeyId::UrmaLanes => "4",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",

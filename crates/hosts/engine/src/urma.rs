@@ -6,15 +6,18 @@
 //! UDP port decides which transport gets it.
 //!
 //! Payload in registered memory is lent to the port; heads that are longer than a frame's are rare, and go by copy.
+//!
+//! Each lane leaves by a UDP source port of its own. A port that cannot send from any opens what it needs for all lanes with the
+//! endpoint ([`Port::open_source_ports`]): later neither a peer's packet nor a program's request makes it open anything.
 
 use crate::counters::{Counters, Traffic};
 use crate::port_slot::PortSlot;
 use crate::tap::PortTap;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, HEAD_MAX, RxFrame};
-use burst_port::{Port, PortCaps, ReceivePressure, RxSink};
+use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
 use burst_ubwire::Cna;
-use burst_urma::{UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaTransmit};
+use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaTransmit};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -48,8 +51,11 @@ pub fn cna_of(address: IpAddr) -> Cna {
     Cna::new(last)
 }
 
-/// The UDP source port of a lane: switches and network cards choose a path by it. Lane 0 keeps the transport's own port; the
-/// others have ports of the dynamic range, which differ from each other, and from those of most other peers.
+const _: () = assert!(LANES_MAX as usize <= SOURCE_PORTS_MAX);
+
+/// The UDP source port of a lane on a port that can send from any: switches and network cards choose a path by it. Lane 0 has the
+/// transport's own port; the others have ports of the dynamic range, which differ from each other, and from those of most other
+/// peers.
 fn source_port(own: Cna, peer: Cna, lane: u8) -> u16 {
     if lane == 0 {
         return burst_ubwire::UB_UDP_PORT;
@@ -137,20 +143,22 @@ impl UrmaEndpoint {
     /// fit through the link.
     ///
     /// # Errors
-    /// A sentence: the port has no such address.
+    /// The port has no such address, or cannot send from a source port for each lane.
     pub fn new(
-        port: Box<dyn Port>,
+        mut port: Box<dyn Port>,
         address: IpAddr,
         frames: usize,
         config: impl FnOnce(u16) -> UrmaConfig,
-    ) -> Result<UrmaEndpoint, String> {
+    ) -> Result<UrmaEndpoint, PortError> {
         let caps = port.caps();
         let Some(own) = caps.addrs.iter().find(|a| a.ip == address) else {
-            return Err(format!("the port {} does not have the address {address}", caps.name));
+            let source = std::io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
+            return Err(PortError::System { what: format!("use {address} on the port {}", caps.name), source });
         };
         let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
         let scope = if is_link_local { own.ifindex } else { 0 };
         let node = UrmaNode::new(config(payload_max(caps)));
+        port.open_source_ports(usize::from(node.lanes()))?;
         let head = vec![0; node.packet_max()];
         let slot = PortSlot::new(port, burst_ubwire::UB_UDP_PORT, frames);
         Ok(UrmaEndpoint { node, slot, peers: PeerTable::default(), head, address, scope })
@@ -242,7 +250,7 @@ impl UrmaEndpoint {
                 src: self.address,
                 dst,
                 scope: self.scope,
-                src_port: source_port(self.node.cna(), packet.dest, packet.lane),
+                src_port: self.source_port(packet.dest, packet.lane),
                 ..Flow::default()
             };
             if !self.push(&flow, &packet) {
@@ -256,6 +264,11 @@ impl UrmaEndpoint {
             }
         }
         bytes
+    }
+    /// The UDP source port of a lane to a peer.
+    fn source_port(&self, peer: Cna, lane: u8) -> u16 {
+        let ports_own = if lane == 0 { None } else { self.slot.port.source_port(self.address, usize::from(lane)) };
+        ports_own.unwrap_or_else(|| source_port(self.node.cna(), peer, lane))
     }
     fn push(&mut self, flow: &Flow, packet: &UrmaTransmit) -> bool {
         let batch = &mut self.slot.batch;

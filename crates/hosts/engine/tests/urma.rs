@@ -1,16 +1,17 @@
 //! One worker runs both transports: RoCE queue pairs and URMA's endpoint, over `mem` ports, with one scheduler and one wheel.
 mod harness;
 
-use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_base::{Nanos, Reason};
 use burst_cc::Params;
 use burst_engine::counters::Traffic;
 use burst_engine::urma::{UrmaEndpoint, cna_of};
+use burst_frame::TxBatch;
 use burst_ledger::{AccountId, Capacities, Ledger, Policy};
-use burst_port::Port;
 use burst_port::impair::Impair;
 use burst_port::mem::{Hub, MemConfig};
 use burst_port::spec::ImpairSpec;
+use burst_port::{Port, PortCaps, PortError, RxSink};
 use burst_span::{ProcessMemory, Span};
 use burst_ubwire::TaOpcode;
 use burst_urma::{
@@ -18,7 +19,9 @@ use burst_urma::{
     UrmaMemory, WrData, access,
 };
 use harness::{AppQp, BASE, Host, poll, request, run};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 const BYTES: usize = 1 << 20;
@@ -83,16 +86,21 @@ impl Both {
                 None => port,
             }
         };
-        let mut host = Host::with_cc(port(&hubs[0]), BYTES as u32, Params::default().with_window(8 << 20));
+        Both::on([port(&hubs[0]), port(&hubs[1])], last, 1)
+    }
+    /// Host `last` on the ports of RoCE and of URMA, with so many lanes.
+    fn on([roce, urma]: [Box<dyn Port>; 2], last: u8, lanes: u8) -> Both {
+        let mut host = Host::with_cc(roce, BYTES as u32, Params::default().with_window(8 << 20));
         let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
         host.add_context(&ledger.account(AccountId::User(u32::from(last)), false));
         let config = |mtu| UrmaConfig {
             mtu,
             caqm: false,
             window_max: 2 << 20,
+            lanes,
             ..UrmaConfig::new(cna_of(address(last)), u64::from(last))
         };
-        let endpoint = UrmaEndpoint::new(port(&hubs[1]), address(last), 64, config).expect("its address");
+        let endpoint = UrmaEndpoint::new(urma, address(last), 64, config).expect("its address");
         assert_eq!(endpoint.node.packet_max() & !0xfff, 4096, "packets of 4 KiB fit");
         let bytes = Arc::new(Mutex::new(vec![0; BYTES]));
         let memory = Memory { bytes: bytes.clone(), own: ProcessMemory::own().expect("own memory") };
@@ -237,4 +245,99 @@ fn a_worker_without_queue_pairs_runs_the_endpoint() {
         a.poll()
     });
     assert_eq!(ended, Some(CrStatus::Success));
+}
+
+/// What a port was asked for, and the source ports of what it has sent.
+#[derive(Default)]
+struct Sources {
+    opened: Vec<usize>,
+    sent: BTreeSet<u16>,
+}
+
+/// A port that notes source ports. With `first` it can send from those numbers on only, else from any.
+struct SourcePorts {
+    inner: Box<dyn Port>,
+    first: Option<u16>,
+    seen: Arc<Mutex<Sources>>,
+}
+
+impl Port for SourcePorts {
+    fn caps(&self) -> &PortCaps {
+        self.inner.caps()
+    }
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.inner.rx_burst(now, budget, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.seen.lock().expect("no panic").sent.extend(batch.frames().iter().map(|frame| frame.flow.src_port));
+        self.inner.tx_burst(now, batch, dropped);
+    }
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.inner.wait_fds()
+    }
+    fn next_event(&self) -> Nanos {
+        self.inner.next_event()
+    }
+    fn open_source_ports(&mut self, count: usize) -> Result<(), PortError> {
+        self.seen.lock().expect("no panic").opened.push(count);
+        if count > 6 { Err(PortError::Spec("six at most".into())) } else { Ok(()) }
+    }
+    fn source_port(&self, src: IpAddr, number: usize) -> Option<u16> {
+        assert_eq!(src, address(1));
+        self.first.map(|first| first + number as u16)
+    }
+}
+
+/// What a host with four lanes to a peer with `lanes` has sent from.
+fn sources(first: Option<u16>, lanes: u8) -> Arc<Mutex<Sources>> {
+    let hubs = [0, 1].map(|_| Hub::new(MemConfig { depth: 1 << 14, ..MemConfig::default() }));
+    let port =
+        |hub: usize, last: u8| -> Box<dyn Port> { Box::new(hubs[hub].port(&format!("mem{last}"), &[address(last)])) };
+    let seen: Arc<Mutex<Sources>> = Arc::default();
+    let noting = Box::new(SourcePorts { inner: port(1, 1), first, seen: seen.clone() });
+    let mut a = Both::on([port(0, 1), noting], 1, 4);
+    let mut b = Both::on([port(0, 2), port(1, 2)], 2, lanes);
+    a.import(&b, 2);
+    b.import(&a, 1);
+    let mut done = 0;
+    for pass in 0..200 {
+        let now = Nanos(pass * 1_000);
+        (0..3).for_each(|_| a.write(now, 64 << 10, &b).expect("room"));
+        a.host.worker.run_once(now);
+        b.host.worker.run_once(now);
+        done += std::iter::from_fn(|| a.poll()).filter(|status| *status == CrStatus::Success).count();
+    }
+    assert!(done > 50, "{done}");
+    seen
+}
+
+#[test]
+fn lanes_leave_by_the_source_ports_that_the_port_has() {
+    let seen = sources(Some(50_000), 8);
+    let seen = seen.lock().expect("no panic");
+    assert_eq!(seen.sent, BTreeSet::from([4792, 50_001, 50_002, 50_003]));
+    let seen = sources(None, 8);
+    let seen = seen.lock().expect("no panic");
+    assert_eq!((seen.sent.len(), seen.sent.first(), seen.sent.range(0xc000..).count()), (4, Some(&4792), 3));
+}
+
+#[test]
+fn no_peer_makes_a_port_open_source_ports() {
+    for (lanes, used) in [(1, 1), (2, 2), (8, 4)] {
+        let seen = sources(Some(50_000), lanes);
+        let seen = seen.lock().expect("no panic");
+        assert_eq!((&seen.opened[..], seen.sent.len()), (&[4][..], used), "a peer with {lanes} lanes");
+    }
+}
+
+#[test]
+fn a_port_without_enough_source_ports_has_no_endpoint() {
+    let port = || -> Box<dyn Port> { Box::new(Hub::new(MemConfig::default()).port("mem1", &[address(1)])) };
+    let six = || SourcePorts { inner: port(), first: None, seen: Arc::default() };
+    let config = |lanes| move |mtu| UrmaConfig { mtu, lanes, ..UrmaConfig::new(cna_of(address(1)), 1) };
+    assert!(UrmaEndpoint::new(Box::new(six()), address(1), 64, config(6)).is_ok());
+    let why = UrmaEndpoint::new(Box::new(six()), address(1), 64, config(7)).err().expect("refused");
+    assert_eq!(why.to_string(), "six at most");
+    let why = UrmaEndpoint::new(port(), address(9), 64, config(1)).err().expect("refused");
+    assert_eq!(why.errno(), 99, "EADDRNOTAVAIL: {why}");
 }

@@ -251,7 +251,7 @@ impl Host {
             lending: Lending::default(),
             is_lent: options.lent.is_some(),
             room: room::TableRoom::default(),
-            urma: urma::UrmaNodes::default(),
+            urma: urma::UrmaNodes::with_lanes(options.urma_lanes),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),

@@ -67,7 +67,7 @@ pub use authority::{Authority, Caller, ClientProcess};
 pub use burst_ledger::Policy;
 pub use clock::Clock;
 pub use host::Host;
-pub use options::{HostOptions, WorkerMode};
+pub use options::{HostOptions, URMA_LANES_MAX, WorkerMode};
 pub use packet::PacketAnswer;
 pub use session::Session;
 pub use upkeep::Upkeep;

@@ -40,6 +40,8 @@ pub struct HostOptions {
     pub strict_placement: bool,
     /// Waits of loss recovery.
     pub rto: RtoMode,
+    /// Lanes of each node of URMA to a peer, 1 to [`URMA_LANES_MAX`]: channels that leave by UDP source ports of their own.
+    pub urma_lanes: u8,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.
@@ -51,6 +53,9 @@ pub struct HostOptions {
     /// Seed of all random numbers, for simulations and tests; `None`: the system's generator.
     pub seed: Option<u64>,
 }
+
+/// Most lanes of a node of URMA to a peer.
+pub const URMA_LANES_MAX: u8 = burst_urma::LANES_MAX;
 
 /// The smallest window of a peer address, in bytes: one GSO send.
 pub const WINDOW_BYTES_MIN: u32 = 64 << 10;

@@ -1,15 +1,19 @@
 //! Programs of URMA on a host: what opens and closes nodes, what holds what, and that everything is charged and given back.
 mod common;
 
+use burst_base::{Nanos, Reason};
 use burst_control::urma::UrmaCursor;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{MrPiece, MrPieceKind, Refusal, Request, Response};
-use burst_host::Host;
+use burst_frame::TxBatch;
+use burst_host::{Host, HostOptions};
 use burst_ledger::Resource;
-use burst_port::Port;
 use burst_port::mem::{Hub, MemConfig};
+use burst_port::{Port, PortCaps, PortError, RxSink};
 use common::{Program, host, memfd};
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
 
 const MEMORY: u64 = 64 << 10;
 const BASE: u64 = 0x10_0000;
@@ -26,6 +30,35 @@ fn host_with_nodes(share: u8) -> Host {
         Some(port)
     }));
     host
+}
+
+/// A port in memory that notes for how many source ports it was asked.
+struct CountingPort {
+    inner: Box<dyn Port>,
+    asked: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Port for CountingPort {
+    fn caps(&self) -> &PortCaps {
+        self.inner.caps()
+    }
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.inner.rx_burst(now, budget, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.inner.tx_burst(now, batch, dropped);
+    }
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.inner.wait_fds()
+    }
+    fn open_source_ports(&mut self, count: usize) -> Result<(), PortError> {
+        self.asked.lock().expect("no panic").push(count);
+        if count > 7 { Err(PortError::System { what: "open".into(), source: no_descriptor() }) } else { Ok(()) }
+    }
+}
+
+fn no_descriptor() -> std::io::Error {
+    std::io::Error::from_raw_os_error(libc::EMFILE)
 }
 
 fn call(program: &mut Program, host: &mut Host, call: UrmaCall) -> Result<UrmaAnswer, Refusal> {
@@ -162,5 +195,31 @@ fn objects_are_charged_and_given_back() {
         let left: Vec<_> =
             account.resources.iter().filter(|r| r.used != 0 && r.resource != Resource::Descriptor).collect();
         assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[test]
+fn a_node_s_lanes_are_the_host_s_setting_whatever_programs_do() {
+    for (lanes, is_open) in [(1, true), (4, true), (8, false)] {
+        let asked: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let mut host = common::host_with(&HostOptions { urma_lanes: lanes, ..common::options(1, 100) });
+        let noting = asked.clone();
+        host.lend_urma_ports(Box::new(move |_, address: IpAddr| {
+            let inner = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
+            Some(Box::new(CountingPort { inner, asked: noting.clone() }))
+        }));
+        let mut programs: Vec<Program> =
+            (0..3).map(|n| Program::start(&mut host, 1001 + n).expect("started")).collect();
+        for program in &mut programs {
+            let opened = program.ask(&mut host, Request::UrmaOpen { eid: eid(1) });
+            match is_open {
+                true => assert!(opened.is_ok()),
+                false => assert_eq!(errno(opened), libc::EMFILE),
+            }
+        }
+        assert_eq!(has_node(&host), is_open);
+        let asked = asked.lock().expect("no panic").clone();
+        assert_eq!(asked, if is_open { vec![usize::from(lanes)] } else { vec![8; 3] }, "once for each node");
+        programs.into_iter().for_each(|program| program.end(&mut host));
     }
 }

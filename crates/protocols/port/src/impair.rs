@@ -366,6 +366,14 @@ impl Port for Impair {
         self.flush(now, dropped);
     }
 
+    fn open_source_ports(&mut self, count: usize) -> Result<(), PortError> {
+        self.inner.open_source_ports(count)
+    }
+
+    fn source_port(&self, src: IpAddr, number: usize) -> Option<u16> {
+        self.inner.source_port(src, number)
+    }
+
     fn prepare(&mut self, flow: &Flow) {
         self.inner.prepare(flow);
     }

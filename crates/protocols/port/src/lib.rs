@@ -131,6 +131,9 @@ impl ReceivePressure {
     }
 }
 
+/// Most UDP source ports of one address ([`Port::open_source_ports`]).
+pub const SOURCE_PORTS_MAX: usize = 8;
+
 /// Packets that a sink is told of before it gets the first of them.
 pub const EXPECTED_MAX: usize = 32;
 
@@ -192,6 +195,19 @@ pub trait Port: Send {
     }
     /// Leaves a multicast group. A group that was not joined is no error.
     fn leave(&mut self, _group: IpAddr) {}
+    /// Prepares to send from `count` UDP source ports of each address, its usual one included, so that switches and adapters can
+    /// spread packets over paths and queues. Packets to the port come to the encapsulation's UDP port as before. The default
+    /// implementation is that of ports that write source ports into packets themselves and need nothing for it.
+    ///
+    /// # Errors
+    /// [`PortError`]: nothing has changed.
+    fn open_source_ports(&mut self, _count: usize) -> Result<(), PortError> {
+        Ok(())
+    }
+    /// The UDP source port with this number, from 1 on, that packets from `src` can have; `None`: they can have any.
+    fn source_port(&self, _src: IpAddr, _number: usize) -> Option<u16> {
+        None
+    }
     /// Announces that packets of this flow will follow, so that slow preparations (resolving the next hop) can begin. A flow from
     /// an address that is not the port's is ignored.
     fn prepare(&mut self, _flow: &Flow) {}

@@ -173,6 +173,10 @@ impl UrmaNode {
     pub const fn cna(&self) -> Cna {
         self.config.cna
     }
+    /// Lanes to each peer at most.
+    pub const fn lanes(&self) -> u8 {
+        self.config.lanes
+    }
     /// A completion queue for at most `depth` records. [`UrmaError::Value`] for 0.
     pub fn create_jfc(&mut self, depth: u32) -> Result<u32, UrmaError> {
         if depth == 0 {

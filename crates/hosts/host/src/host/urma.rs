@@ -30,7 +30,16 @@ pub(crate) struct UrmaNodes {
     pub specs: Vec<PortSpec>,
     /// Opens ports in their place.
     lender: Option<UrmaPortLender>,
+    /// Lanes of each node to a peer.
+    lanes: u8,
     open: BTreeMap<[u8; 16], OpenNode>,
+}
+
+impl UrmaNodes {
+    /// No node; those that are opened have `lanes` lanes to a peer.
+    pub fn with_lanes(lanes: u8) -> UrmaNodes {
+        UrmaNodes { lanes, ..UrmaNodes::default() }
+    }
 }
 
 struct OpenNode {
@@ -105,8 +114,10 @@ impl Host {
         let seed = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let incarnation = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let window = window_max(&*port);
+        let lanes = self.urma.lanes;
         let config = |mtu| UrmaConfig {
             incarnation,
+            lanes,
             mtu,
             // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.
             caqm: false,
@@ -116,7 +127,7 @@ impl Host {
             ..UrmaConfig::new(cna_of(address), seed)
         };
         let endpoint = UrmaEndpoint::new(port, address, FRAMES, config);
-        let endpoint = endpoint.or_else(|why| refuse(libc::EADDRNOTAVAIL, why))?;
+        let endpoint = endpoint.or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))?;
         let (cna, mtu) = (endpoint.node.cna().get(), endpoint.node.mtu());
         self.make_room(WorkerTable::Contexts, "context")?;
         let Some(context) = self.contexts.take() else {
@@ -129,7 +140,7 @@ impl Host {
             // The worker has one already, for its other addresses.
             self.contexts.put(context);
         }
-        tracing::info!(%address, worker, mtu, "node of URMA opened");
+        tracing::info!(%address, worker, mtu, lanes, "node of URMA opened");
         self.urma.open.insert(eid_of(address), OpenNode { device, worker });
         Ok(NodePlace { address, worker, cna, mtu })
     }

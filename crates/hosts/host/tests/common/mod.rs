@@ -27,6 +27,7 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
         selective: false,
         strict_placement: false,
         rto: burst_base::RtoMode::default(),
+        urma_lanes: 1,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         lend: false,
@@ -37,11 +38,15 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
 
 /// The same with several workers.
 pub fn host_of(workers: usize, share: u8) -> Host {
-    let options = options(workers, share);
+    host_with(&options(workers, share))
+}
+
+/// The same with these options.
+pub fn host_with(options: &HostOptions) -> Host {
     let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
     let port = || pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b).0;
-    let ports = (0..workers).map(|_| vec![Box::new(port()) as _]).collect();
-    Host::with_ports(&options, Clock::Monotonic, ports).expect("a host")
+    let ports = (0..options.workers).map(|_| vec![Box::new(port()) as _]).collect();
+    Host::with_ports(options, Clock::Monotonic, ports).expect("a host")
 }
 
 /// A file in memory that cannot shrink, as the library sends it.

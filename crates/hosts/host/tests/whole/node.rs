@@ -82,6 +82,7 @@ impl Node {
             selective: false,
             strict_placement: false,
             rto: burst_base::RtoMode::default(),
+            urma_lanes: 1,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             lend: false,

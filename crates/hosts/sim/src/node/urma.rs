@@ -57,7 +57,8 @@ impl SimHost {
             let mut config = UrmaConfig { mtu, ..UrmaConfig::new(cna_of(address), seed) };
             change(&mut config);
             config
-        })?;
+        })
+        .map_err(|e| e.to_string())?;
         for peer in (0..self.config.port.hosts).filter(|peer| *peer != self.host.0) {
             if !endpoint.learn(address_of(HostId(peer))) {
                 return Err(format!("host {peer} has the bus address of another one"));

@@ -210,6 +210,14 @@ impl Port for Loopback {
         }
     }
 
+    fn open_source_ports(&mut self, count: usize) -> Result<(), PortError> {
+        self.inner.open_source_ports(count)
+    }
+
+    fn source_port(&self, src: IpAddr, number: usize) -> Option<u16> {
+        self.inner.source_port(src, number)
+    }
+
     fn prepare(&mut self, flow: &Flow) {
         if !self.is_looped_back(&flow.dst) {
             self.inner.prepare(flow);

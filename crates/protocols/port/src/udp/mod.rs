@@ -5,8 +5,9 @@
 //! - `rx`: trains by UDP_GRO, verified whole or split (`crate::rx_train`);
 //! - [`crate::ether::icrc`]: the ICRC and the IPv4 identification that it covers.
 //!
-//! Limits of a socket: the UDP source port is the port's own, or one for each worker (so ECMP spreads workers, not flows); the
-//! kernel chooses the IPv6 flow label when sending and does not report it when receiving. RoCEv2 needs neither.
+//! Limits of a socket: the UDP source port is the port's own, one for each worker (so ECMP spreads workers, not flows), or one
+//! of the few for which [`Port::open_source_ports`] opens sockets; the kernel chooses the IPv6 flow label when sending and does
+//! not report it when receiving. RoCEv2 needs neither.
 //!
 //! Sending waits for room in the socket's send buffer, a few milliseconds at most, and then drops.
 //!
@@ -22,8 +23,8 @@ use crate::error::PortError;
 use crate::spec::UdpSpec;
 use crate::sys::socket;
 use crate::{
-    AddressSharing, Encapsulation, LentSocket, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, caps_of,
-    choose, essence, wanted,
+    AddressSharing, Encapsulation, LentSocket, Port, PortAddr, PortCalls, PortCaps, RxSink, SOURCE_PORTS_MAX,
+    WorkerShare, caps_of, choose, essence, wanted,
 };
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
@@ -44,6 +45,8 @@ pub struct UdpPort {
     /// The encapsulation, with the UDP port and the checksum of the specification.
     encapsulation: Encapsulation,
     share: WorkerShare,
+    /// UDP source ports of each address.
+    source_ports: usize,
     caps: PortCaps,
     /// Sockets of addresses and of multicast groups.
     socks: Vec<UdpSocket>,
@@ -96,6 +99,7 @@ impl UdpPort {
             rx: rx::UdpRx::new(&encapsulation, spec.strict_id),
             encapsulation,
             share,
+            source_ports: 1,
             caps: caps_of(name, &interface, Vec::new()),
             socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
             ifindex: interface.index,
@@ -129,7 +133,8 @@ impl UdpPort {
     }
 
     fn add(&mut self, addr: &PortAddr) -> Result<(), PortError> {
-        let sock = socks::open(&self.spec, &self.encapsulation, addr, &self.share)?;
+        let mut sock = socks::open(&self.spec, &self.encapsulation, addr, &self.share)?;
+        sock.open_further(&self.spec, addr, self.source_ports)?;
         self.add_socket(sock)
     }
 
@@ -251,6 +256,30 @@ impl Port for UdpPort {
         }
     }
 
+    fn open_source_ports(&mut self, count: usize) -> Result<(), PortError> {
+        if count > SOURCE_PORTS_MAX {
+            return Err(PortError::Spec(format!(
+                "a port sends from at most {SOURCE_PORTS_MAX} source ports, not {count}"
+            )));
+        }
+        let UdpPort { spec, socks, caps, source_ports, .. } = self;
+        let mut senders = socks.iter_mut().filter_map(|sock| {
+            let addr = caps.addrs.iter().find(|addr| addr.ip == sock.ip)?;
+            Some((sock, addr))
+        });
+        let opened = senders.try_for_each(|(sock, addr)| sock.open_further(spec, addr, count));
+        if opened.is_ok() {
+            *source_ports = count.max(1);
+        }
+        socks.iter_mut().for_each(|sock| sock.close_further(self.source_ports));
+        opened
+    }
+
+    fn source_port(&self, src: IpAddr, number: usize) -> Option<u16> {
+        let sock = self.socks.iter().find(|sock| sock.ip == src)?;
+        Some(sock.further_port(number).unwrap_or_else(|| sock.sender_of(0, self.encapsulation.udp_port).1))
+    }
+
     fn is_resolving(&mut self, _now: Nanos, flow: &Flow) -> bool {
         let index = self.ifindex;
         self.netlink.as_mut().is_some_and(|netlink| netlink.is_resolving(flow.src, flow.dst, index))
@@ -355,6 +384,70 @@ mod tests {
             assert_eq!(sink.payloads(), payloads);
         }
         assert_eq!(b.ids_recovered(), 0, "identifications are 0 without trains");
+    }
+
+    /// The source ports with which runs of five packets arrive that leave by `count` ones, their trains, and the ports offered.
+    fn sources_seen(count: usize) -> (Vec<u16>, Vec<usize>, Vec<u16>) {
+        let open = |addr: &str| {
+            let addr = Some(addr.parse().unwrap());
+            let spec = UdpSpec { dev: Some("lo".into()), addr, udp_port: Some(10_793), ..UdpSpec::default() };
+            UdpPort::open(&spec, &Encapsulation::UNIFIED_BUS, "udp:dev=lo", 0, 1).unwrap()
+        };
+        let (mut a, mut b) = (open("127.0.0.7"), open("127.0.0.8"));
+        a.open_source_ports(count).unwrap();
+        let src: IpAddr = "127.0.0.7".parse().unwrap();
+        let offered: Vec<u16> =
+            (1..8).map(|number| a.source_port(src, number).expect("no other can be sent")).collect();
+        let payload = vec![1; 1024];
+        let mut batch = TxBatch::new(64);
+        for src_port in std::iter::once(4792).chain(offered.iter().copied().take(count - 1)) {
+            let flow = Flow { src_port, ..flow("127.0.0.7", "127.0.0.8") };
+            (0..5).for_each(|_| assert!(crate::testing::push(&mut batch, &flow, &payload)));
+        }
+        a.tx_burst(Nanos(0), &batch, &mut |r| panic!("{r}"));
+        let mut sink = Collect::default();
+        while sink.frames.len() < 5 * count {
+            b.rx_burst(Nanos(0), 1000, &mut sink);
+        }
+        assert_eq!(sink.dropped, []);
+        (sink.frames.iter().map(|(flow, _)| flow.src_port).collect(), sink.trains, offered)
+    }
+
+    #[test]
+    fn each_source_port_has_a_socket_and_its_packets_share_a_train() {
+        let (seen, trains, offered) = sources_seen(4);
+        let expected: Vec<u16> = std::iter::once(10_793).chain(offered[..3].iter().copied()).collect();
+        assert_eq!(seen, expected.iter().flat_map(|port| [*port; 5]).collect::<Vec<_>>());
+        assert_eq!(trains, [5; 4]);
+        let mut sorted = expected;
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), 4, "{sorted:?}");
+        assert_eq!(offered[3..], [10_793; 4], "others are the usual one");
+        assert_eq!(sources_seen(1).0, [10_793; 5]);
+    }
+
+    #[test]
+    fn source_ports_cost_a_socket_each_and_have_a_limit() {
+        let mut port = lo("127.0.0.9");
+        let before = port.descriptors().len();
+        let addr: IpAddr = "127.0.0.9".parse().unwrap();
+        for (count, sockets) in [(1, 0), (8, 7), (8, 7), (3, 2), (0, 0)] {
+            port.open_source_ports(count).unwrap();
+            assert_eq!(port.descriptors().len(), before + sockets, "{count}");
+        }
+        port.open_source_ports(2).unwrap();
+        let second = port.source_port(addr, 1);
+        let refused = port.open_source_ports(9).expect_err("more than eight");
+        assert_eq!(refused.to_string(), "a port sends from at most 8 source ports, not 9");
+        assert_eq!((port.descriptors().len(), port.source_port(addr, 1)), (before + 1, second));
+        // An address that goes and comes back has as many again.
+        let addrs = port.caps.addrs.clone();
+        port.update_sockets(&[]);
+        assert_eq!(port.source_port(addr, 1), None);
+        port.update_sockets(&addrs);
+        assert!(port.source_port(addr, 1).is_some_and(|port| port != 10_790));
+        assert_eq!(port.descriptors().len(), before + 1);
     }
 
     #[test]

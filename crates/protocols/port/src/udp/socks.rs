@@ -5,6 +5,9 @@
 //! flow for receive side scaling and for ECMP, so that one processor of the receiver would feed the sockets of all its workers.
 //! RoCEv2 gives no meaning to the source port (IBA annex A17), and answers go to the encapsulation's port.
 //!
+//! For the same reason an address may have further sockets that only send ([`UdpSocket::open_further`]). A frame whose flow names
+//! the port of one of them leaves by it.
+//!
 //! The sockets of an address are a reuse group, in which they have the order in which they were bound; the program that steers
 //! datagrams names them by it. Sockets for lent worker numbers follow those of the workers. They stay open while the group lives,
 //! because the kernel moves the last member into the place of one that leaves (`reuseport_detach_sock`).
@@ -27,6 +30,8 @@ pub struct UdpSocket {
     pub fd: OwnedFd,
     /// The socket that sends, and its UDP port, if it is not the same.
     sender: Option<(OwnedFd, u16)>,
+    /// Sockets that send from further source ports, and these.
+    further: Vec<(OwnedFd, u16)>,
     /// The kernel's count of packets lost for want of buffer, at the last report.
     pub lost_seen: u32,
     /// The socket's name in the store of descriptors.
@@ -38,14 +43,53 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// The socket that sends.
-    pub fn sender(&self) -> &OwnedFd {
-        self.sender.as_ref().map_or(&self.fd, |(fd, _)| fd)
+    /// A socket that sends by itself.
+    fn bare(ip: IpAddr, fd: OwnedFd) -> UdpSocket {
+        UdpSocket {
+            ip,
+            fd,
+            sender: None,
+            further: Vec::new(),
+            lost_seen: 0,
+            stored_as: None,
+            for_others: Vec::new(),
+            lent: Vec::new(),
+        }
+    }
+
+    /// The socket that sends frames of a flow with this source port, and its own source port; `own` is that of the encapsulation.
+    pub fn sender_of(&self, src_port: u16, own: u16) -> (&OwnedFd, u16) {
+        let chosen = self.further.iter().find(|(_, port)| *port == src_port).or(self.sender.as_ref());
+        chosen.map_or((&self.fd, own), |(fd, port)| (fd, *port))
+    }
+
+    /// Whether the flow's source port decides which socket sends.
+    pub fn has_further(&self) -> bool {
+        !self.further.is_empty()
+    }
+
+    /// The source port of a further socket, by its number from 1 on.
+    pub fn further_port(&self, number: usize) -> Option<u16> {
+        self.further.get(number.checked_sub(1)?).map(|(_, port)| *port)
+    }
+
+    /// Opens sockets for source ports, until there are `count` with the usual one.
+    pub fn open_further(&mut self, spec: &UdpSpec, addr: &PortAddr, count: usize) -> Result<(), PortError> {
+        while self.further.len() + 1 < count {
+            self.further.push(open_sender(spec, addr)?);
+        }
+        Ok(())
+    }
+
+    /// Closes further sockets behind the first `count` source ports.
+    pub fn close_further(&mut self, count: usize) {
+        self.further.truncate(count.saturating_sub(1));
     }
 
     /// Its descriptors.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
-        std::iter::once(self.fd.as_raw_fd()).chain(self.sender.iter().map(|(fd, _)| fd.as_raw_fd()))
+        let senders = self.sender.iter().chain(&self.further);
+        std::iter::once(self.fd.as_raw_fd()).chain(senders.map(|(fd, _)| fd.as_raw_fd()))
     }
 
     /// A duplicate of the socket of worker number `number`, to which packets are steered from now on, and its name.
@@ -129,11 +173,6 @@ impl UdpSocket {
         let lent = indices.map(|index| store::udp_socket(self.ip, encapsulation.udp_port, ifindex, index));
         self.stored_as.clone().into_iter().chain(lent).collect()
     }
-
-    /// The source port of what is sent; `own` is that of the encapsulation.
-    pub fn source_port(&self, own: u16) -> u16 {
-        self.sender.as_ref().map_or(own, |(_, port)| *port)
-    }
 }
 
 /// Opens the socket of `addr`.
@@ -155,9 +194,9 @@ pub fn open(
     if let Some(fd) = share.store.as_ref().and_then(|store| store.take(&name)) {
         // What it has lost so far, the predecessor or the lender has reported.
         let lost_seen = socket::lost(&fd);
-        let sender = open_sender(spec, addr, share)?;
+        let sender = own_sender(spec, addr, share)?;
         let for_others = take_for_others(encapsulation, addr, share);
-        let sock = UdpSocket { ip: addr.ip, fd, sender, lost_seen, stored_as, for_others, lent: Vec::new() };
+        let sock = UdpSocket { sender, lost_seen, stored_as, for_others, ..UdpSocket::bare(addr.ip, fd) };
         if !sock.for_others.is_empty() {
             // The programs have ended with the predecessor.
             sock.steer(encapsulation, share).map_err(|e| PortError::from_io("steer packets to workers", e))?;
@@ -190,8 +229,8 @@ pub fn open(
     if let Some(store) = &share.store {
         store.store(&name, fd.as_fd());
     }
-    let sender = open_sender(spec, addr, share)?;
-    Ok(UdpSocket { ip: addr.ip, fd, sender, lost_seen: 0, stored_as, for_others: Vec::new(), lent: Vec::new() })
+    let sender = own_sender(spec, addr, share)?;
+    Ok(UdpSocket { sender, stored_as, ..UdpSocket::bare(addr.ip, fd) })
 }
 
 /// Options of a socket in an address's reuse group.
@@ -216,11 +255,13 @@ fn take_for_others(encapsulation: &Encapsulation, addr: &PortAddr, share: &Worke
     (share.workers..=Qpn::WORKER_MASK as usize).map_while(|index| store.take(&name(index))).collect()
 }
 
-/// Opens the socket by which one of several workers sends; the kernel chooses its port. It receives nothing but errors.
-fn open_sender(spec: &UdpSpec, addr: &PortAddr, share: &WorkerShare) -> Result<Option<(OwnedFd, u16)>, PortError> {
-    if share.workers == 1 {
-        return Ok(None);
-    }
+/// The socket by which one of several workers sends.
+fn own_sender(spec: &UdpSpec, addr: &PortAddr, share: &WorkerShare) -> Result<Option<(OwnedFd, u16)>, PortError> {
+    (share.workers > 1).then(|| open_sender(spec, addr)).transpose()
+}
+
+/// Opens a socket that sends; the kernel chooses its port. It receives nothing but errors.
+fn open_sender(spec: &UdpSpec, addr: &PortAddr) -> Result<(OwnedFd, u16), PortError> {
     let options = SocketOptions {
         addr: socket_addr(addr, 0),
         gro: false,
@@ -233,7 +274,7 @@ fn open_sender(spec: &UdpSpec, addr: &PortAddr, share: &WorkerShare) -> Result<O
         let fd = socket::open(&options)?;
         socket::receive_nothing(&fd)?;
         let port = socket::local_port(&fd)?;
-        Ok(Some((fd, port)))
+        Ok((fd, port))
     };
     open().map_err(|e| PortError::from_io(format!("open a UDP socket on {}", addr.ip), e))
 }
@@ -258,15 +299,7 @@ pub fn open_group(
         ifindex,
     };
     let fd = socket::open(&options).map_err(|e| PortError::from_io(format!("join {group}"), e))?;
-    Ok(UdpSocket {
-        ip: group,
-        fd,
-        sender: None,
-        lost_seen: 0,
-        stored_as: None,
-        for_others: Vec::new(),
-        lent: Vec::new(),
-    })
+    Ok(UdpSocket::bare(group, fd))
 }
 
 fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {

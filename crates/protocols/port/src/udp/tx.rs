@@ -7,6 +7,8 @@
 //! same loop. If the application changes its buffer between that and the kernel's copy, the receiver drops the packet and
 //! it is sent again, as verbs allow.
 //!
+//! If an address has several sockets that send, consecutive frames of one source port leave by one of them.
+//!
 //! Errors of the kernel are handled in [`crate::tx_train`].
 
 use super::socks::UdpSocket;
@@ -81,14 +83,16 @@ impl UdpTx {
                 at += 1;
                 continue;
             };
-            self.src_port = sock.source_port(self.encapsulation.udp_port);
+            let (sender, src_port) = sock.sender_of(frames[at].flow.src_port, self.encapsulation.udp_port);
+            self.src_port = src_port;
             let singly = at < singly_to;
-            let (end, train_max) = if singly { (singly_to, 1) } else { (frames.len(), self.train_max) };
+            let (limit, train_max) = if singly { (singly_to, 1) } else { (frames.len(), self.train_max) };
+            let end = if sock.has_further() { end_of_run(frames, at, limit) } else { limit };
             let next = self.build(batch, at..end, train_max, dropped);
             assert!(next > at, "an empty ring holds any frame");
             let mut too_long = false;
             let progress =
-                transmit(&mut self.ring, &self.trains, sock.sender().as_raw_fd(), empty_error_queue, &mut |reason| {
+                transmit(&mut self.ring, &self.trains, sender.as_raw_fd(), empty_error_queue, &mut |reason| {
                     too_long |= reason == Reason::SendTooLong;
                     dropped(reason);
                 });
@@ -190,7 +194,13 @@ impl UdpTx {
     }
 }
 
-/// Whether packets of the two flows may share a train: every field that the port sends is equal.
+/// The end of the frames from `at` on, before `limit`, that have one source port.
+fn end_of_run(frames: &[TxFrame], at: usize, limit: usize) -> usize {
+    let src_port = frames[at].flow.src_port;
+    at + frames[at..limit].iter().take_while(|frame| frame.flow.src_port == src_port).count()
+}
+
+/// Whether packets of the two flows, which one socket sends, may share a train: every field that the port sends is equal.
 #[inline]
 fn same(a: &Flow, b: &Flow) -> bool {
     a.dst == b.dst && a.src == b.src && a.tos == b.tos && a.hop_limit == b.hop_limit && a.scope == b.scope
