@@ -43,10 +43,20 @@ impl Open {
         cq
     }
     pub fn qp(&self, cq: *mut ibv_cq, qp_type: ibv_qp_type) -> *mut ibv_qp {
+        self.qp_of(cq, qp_type, 16).0
+    }
+    /// A queue pair for which `sends` entries of the send queue are asked for, and how many it has.
+    pub fn qp_of(&self, cq: *mut ibv_cq, qp_type: ibv_qp_type, sends: u32) -> (*mut ibv_qp, u32) {
         let mut init = ibv_qp_init_attr {
             send_cq: cq,
             recv_cq: cq,
-            cap: ibv_qp_cap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 },
+            cap: ibv_qp_cap {
+                max_send_wr: sends,
+                max_recv_wr: 16,
+                max_send_sge: 2,
+                max_recv_sge: 2,
+                max_inline_data: 64,
+            },
             qp_type,
             sq_sig_all: 1,
             ..Default::default()
@@ -54,8 +64,8 @@ impl Open {
         // SAFETY: live objects.
         let qp = unsafe { qp::ibv_create_qp(self.pd, &mut init) };
         assert!(!qp.is_null(), "{:?}", boundary::errno());
-        assert!(init.cap.max_send_wr >= 16 && init.cap.max_inline_data >= 64);
-        qp
+        assert!(init.cap.max_send_wr >= sends && init.cap.max_inline_data >= 64);
+        (qp, init.cap.max_send_wr)
     }
     pub fn mr(&self, bytes: &mut [u8]) -> *mut ibv_mr {
         let access =

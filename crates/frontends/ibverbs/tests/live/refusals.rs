@@ -80,6 +80,25 @@ fn a_full_queue_refuses_and_is_drained() {
 }
 
 #[test]
+fn a_send_queue_of_one_has_the_four_entries_that_are_told() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let mut bytes = vec![0u8; 4096];
+    let mr = open.mr(&mut bytes);
+    for (asked, granted) in [(1, 4), (4, 4), (5, 8)] {
+        let ((a, told), b) = (open.qp_of(cq, IBV_QPT_RC, asked), open.qp(cq, IBV_QPT_RC));
+        assert_eq!(told, granted, "{asked} asked for");
+        open.connect(a, b);
+        open.connect(b, a);
+        // Without a poll in between.
+        let write = || send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8)).0;
+        let posted = (0..granted).filter(|_| write() == 0).count();
+        assert_eq!((posted as u32, write()), (granted, libc::ENOMEM));
+        complete_all(cq, posted);
+    }
+}
+
+#[test]
 fn a_wrong_rkey_ends_in_error_completions() {
     let Some(open) = Open::new() else { return };
     let cq = open.cq(64);
