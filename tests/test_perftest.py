@@ -1,14 +1,10 @@
 """Debian's unmodified perftest between two hosts: each tool, polling and with events, several sizes and numbers of QPs."""
 
-import re
-
 import pytest
 
-from lab import LabError, run_pair
+from lab import run_pair
 
 BANDWIDTH = ["ib_write_bw", "ib_read_bw", "ib_send_bw"]
-#: The greatest status of a completion is that of tag matching, 23.
-IBV_WC_LAST = 23
 LATENCY = ["ib_write_lat", "ib_read_lat", "ib_send_lat"]
 
 
@@ -55,16 +51,9 @@ def test_a_program_with_a_send_queue_of_one_posts_before_it_has_polled(fabric):
     """
     perftest asks for a send queue of one request and has one event channel for both completion queues. If the event of an answer comes
     before that of its own send, it posts the next one before it has polled. How often is chance, so it runs several times.
-
-    If that happens to the first send, this perftest reads a completion that it has not got (`s_wc` in run_iter_lat_send), and ends if the
-    status in it, which is no status then, is not 0.
     """
     for _ in range(6):
-        try:
-            assert pair(fabric, "ib_send_lat", "-e", "-s", 2, "-n", 500).p50_us > 0
-        except LabError as error:
-            unread = re.search(r"Failed status (-?\d+): wr_id.*\nscnt=1, ccnt=1$", str(error), re.MULTILINE)
-            assert unread and int(unread[1]) not in range(IBV_WC_LAST + 1), error
+        assert pair(fabric, "ib_send_lat", "-e", "-s", 2, "-n", 500).p50_us > 0
 
 
 @pytest.mark.parametrize("kind", ["FETCH_AND_ADD", "CMP_AND_SWAP"])

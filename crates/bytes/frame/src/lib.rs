@@ -229,6 +229,16 @@ impl TxBatch {
         self.has_remote = false;
         self.staging.fetch(&mut self.spans).late
     }
+    /// Moves the last frame in front of the frames from number `first` on, if it is longer than that one: a train may end with a
+    /// shorter packet, not with a longer one. There must be a frame `first`, which begins a run if it is of one (panics if there
+    /// is none).
+    pub fn begin_with_longer(&mut self, first: usize) {
+        let frames = &mut self.places[first..self.len];
+        let (next, last) = (&frames[0], &frames[frames.len() - 1]);
+        if next.udp_payload_len() < last.udp_payload_len() {
+            frames.rotate_right(1);
+        }
+    }
     /// The frames.
     pub fn frames(&self) -> &[TxFrame] {
         &self.places[..self.len]

@@ -368,13 +368,14 @@ impl Qp {
 
     /// Sends pending acknowledgements and NAKs, then READ and ATOMIC responses, then requests, within `budget` and the batch.
     ///
-    /// An acknowledgement alone is sent after the requests of the same turn: one GSO send can end, but not begin, with a
-    /// short packet. If requests wait, responses get at most half of the turn's bytes, so that a peer that reads much cannot
+    /// An acknowledgement alone is sent after the requests of the same turn, unless it is longer: one GSO send can end, but not
+    /// begin, with a short packet. So both arrive together, and programs see that a message has been sent before they see the
+    /// answer. If requests wait, responses get at most half of the turn's bytes, so that a peer that reads much cannot
     /// stop them.
     pub fn poll_tx(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         let has_requests = self.wants_requests();
         let ack_last = self.resp.has_only_ack_pending() && has_requests;
-        let mut answered = true;
+        let (mut answered, first) = (true, env.tx.len());
         if !ack_last && self.resp.has_pending() {
             let kept = if has_requests { budget.bytes / 2 } else { 0 };
             budget.bytes -= kept;
@@ -391,6 +392,9 @@ impl Qp {
         // Responses get what the requests have left of the budget.
         if (ack_last || !answered) && self.resp.has_pending() {
             answered = self.poll_responses(budget, env);
+            if ack_last && answered && env.tx.len() > first {
+                env.tx.begin_with_longer(first);
+            }
         }
         if self.wants_flush() {
             self.poll_flush(budget, env);

@@ -1,9 +1,12 @@
 //! RC, in order and without loss: every operation, sizes around the MTU, scatter/gather, inline, immediate data.
 mod common;
 
+use burst_base::Nanos;
 use burst_base::verbs::{Mtu, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_shm::layout::{SendWqe, Sge};
-use common::{End, LinkFaults, Pair, Setup};
+use burst_transport::WINDOW_PSNS;
+use burst_wire::{Bth, OpKind};
+use common::{End, LinkFaults, Pair, Setup, ip_of};
 
 fn pattern(len: usize, tag: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(tag)).collect()
@@ -155,4 +158,39 @@ fn a_message_of_two_gibibytes_less_one_is_accepted_and_one_byte_over_the_limit_i
     pair.ends[0].post(&SendWqe { rkey: key, ..request(WrOpcode::RdmaWrite, 1) }, &sges);
     pair.settle();
     assert_eq!(pair.ends[0].statuses(), [WcStatus::LocLenErr]);
+}
+
+/// Lengths of what end 1 sends, in order, when it answers a message by others of these sizes.
+fn answers(selective: u32, sizes: &[u32]) -> Vec<(bool, usize)> {
+    let mut pair = Pair::new(&Setup { selective, ..Setup::default() }, 1, LinkFaults::default());
+    let to = cut(&pair.ends[1], 1000, 64, 1);
+    pair.ends[1].post_receive(5, &to);
+    let from = cut(&pair.ends[0], 0, 8, 1);
+    pair.ends[0].post(&request(WrOpcode::Send, 9), &from);
+    for packet in pair.ends[0].drain(Nanos(1)) {
+        pair.ends[1].receive_from(Nanos(2), ip_of(0), &packet);
+    }
+    for size in sizes {
+        let from = cut(&pair.ends[1], 0, *size, 1);
+        pair.ends[1].post(&request(WrOpcode::Send, 9), &from);
+    }
+    let sent = pair.ends[1].drain(Nanos(3));
+    sent.iter()
+        .map(|bytes| (Bth::parse(bytes).expect("a packet").opcode.info().kind == OpKind::Ack, bytes.len()))
+        .collect()
+}
+
+#[test]
+fn an_answer_and_the_acknowledgement_are_a_train_whichever_is_longer() {
+    for (selective, ack, own) in [(0, 16, 12), (WINDOW_PSNS, 28, 20)] {
+        for size in [0usize, 1, 4, 5, 8, 9, 64] {
+            let answer = (false, own + size.next_multiple_of(4));
+            let want = if answer.1 < ack { [(true, ack), answer] } else { [answer, (true, ack)] };
+            assert_eq!(answers(selective, &[size as u32]), want, "{selective} {size}");
+        }
+        // What is sent first decides; the others keep their order.
+        let [short, long] = [own, own + 64].map(|len| (false, len));
+        assert_eq!(answers(selective, &[0, 64, 0]), [(true, ack), short, long, short]);
+        assert_eq!(answers(selective, &[64, 0, 64]), [long, short, long, (true, ack)]);
+    }
 }
