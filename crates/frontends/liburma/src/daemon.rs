@@ -11,7 +11,7 @@ use burst_client::raw::place::HostPlace;
 use burst_client::raw::queue;
 use burst_client::{ClientError, Result};
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr, UrmaPost};
-use burst_control::{AsyncRecord, CqInitAttr, Request, Response};
+use burst_control::{AsyncRecord, ControlError, CqInitAttr, DeviceInfo, Request, Response};
 use burst_engine::urma_objects::{address_of, entry_of};
 use burst_engine::urma_records::{post_of, receive_post, record_of};
 use burst_engine::urma_view::eid_of;
@@ -111,6 +111,26 @@ fn refused(error: &ClientError) -> UrmaError {
     }
 }
 
+/// The devices of the daemon at a place.
+///
+/// # Errors
+/// There is no daemon; as the inner result, that it does not answer.
+fn devices_of(place: &HostPlace) -> std::result::Result<Result<Vec<DeviceInfo>>, ControlError> {
+    let mut client = place.connect(&burst_client::raw::program_name())?;
+    Ok(match client.call(&Request::ListDevices, &[]).map(|reply| reply.response) {
+        Ok(Response::Devices(devices)) => Ok(devices),
+        Ok(_) => Err(ClientError::Unexpected("no list of devices")),
+        Err(why) => Err(why.into()),
+    })
+}
+
+/// The devices of all daemons that a context of this process may be opened with. A daemon that does not answer has none here;
+/// opening a context says why.
+pub fn devices() -> Vec<DeviceInfo> {
+    let daemons = HostPlace::candidates().into_iter().filter(|place| *place != HostPlace::InProcess);
+    daemons.filter_map(|place| devices_of(&place).ok()?.ok()).flatten().collect()
+}
+
 impl DaemonNode {
     /// The node of an address in the daemon; `None` if no daemon runs, or it does not have the address.
     ///
@@ -121,15 +141,9 @@ impl DaemonNode {
             if place == HostPlace::InProcess {
                 return Ok(None);
             }
-            let Ok(mut client) = place.connect(&burst_client::raw::program_name()) else { continue };
-            let devices = match client.call(&Request::ListDevices, &[]).map(|reply| reply.response) {
-                Ok(Response::Devices(devices)) => devices,
-                Ok(_) => return Err("the daemon gives no list of devices".into()),
-                Err(why) => return Err(why.to_string()),
-            };
-            drop(client);
-            let has =
-                |device: &&burst_control::DeviceInfo| device.gids.iter().any(|gid| address_of(&gid.gid) == address);
+            let Ok(devices) = devices_of(&place) else { continue };
+            let devices = devices.map_err(|why| why.to_string())?;
+            let has = |device: &&DeviceInfo| device.gids.iter().any(|gid| address_of(&gid.gid) == address);
             let Some(device) = devices.iter().find(has) else { continue };
             return DaemonNode::connect(&place, device.index, address).map(Some).map_err(|why| why.to_string());
         }

@@ -4,6 +4,7 @@ use crate::abi::{
     AlignedAddress, DeviceAttr, EAGAIN, EINVAL, EPERM, Eid, EidInfo, FAIL, NetAddr, PriorityInfo, SUCCESS, Status,
     UrmaAsyncEvent, UrmaContext, UrmaDevice,
 };
+use crate::eids::addresses;
 use crate::home::Home;
 use crate::host::UrmaHost;
 use crate::log::explain;
@@ -73,36 +74,6 @@ pub fn eid_of(address: IpAddr) -> Eid {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     })
-}
-
-/// Addresses of this machine: those of interfaces, then those of the loopback interface. Link-local ones are left out.
-fn addresses() -> Vec<IpAddr> {
-    let mut first = null_mut::<libc::ifaddrs>();
-    let mut found = Vec::new();
-    // SAFETY: the list is freed below, and only read between.
-    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return found;
-    }
-    let mut at = first;
-    while !at.is_null() {
-        // SAFETY: an entry of the list; an address that is not null has the structure of its family.
-        unsafe {
-            let addr = (*at).ifa_addr;
-            if !addr.is_null() && i32::from((*addr).sa_family) == libc::AF_INET {
-                let v4 = (*addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-                found.push(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4))));
-            } else if !addr.is_null() && i32::from((*addr).sa_family) == libc::AF_INET6 {
-                let v6 = Ipv6Addr::from((*addr.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr);
-                found.push(IpAddr::V6(v6));
-            }
-            at = (*at).ifa_next;
-        }
-    }
-    // SAFETY: the list of `getifaddrs`.
-    unsafe { libc::freeifaddrs(first) };
-    found.retain(|a| !matches!(a, IpAddr::V6(v6) if v6.is_unicast_link_local()));
-    found.sort_by_key(|a| (a.is_loopback(), a.is_ipv6()));
-    found
 }
 
 fn fill_attr(attr: &mut DeviceAttr) {

@@ -318,7 +318,8 @@ impl UrmaHost {
         if inner.own().before_sleep() {
             return None;
         }
-        let fds = self.fds.iter().copied().chain([self.bell.as_raw_fd()]).collect();
+        // Not `self.fds`: a device of DPDK has a descriptor since its first sleep.
+        let fds = inner.own().wait_fds().into_iter().chain([self.bell.as_raw_fd()]).collect();
         let until = inner.own().next_deadline();
         // Under the lock: a post that brings the deadline forward comes before it, or sees it.
         self.sleeps_until.store(until.0, Ordering::Relaxed);

@@ -13,6 +13,7 @@
 //! | `daemon` | the program's end of a node in the daemon |
 //! | `data` | work requests and completions |
 //! | `device` | library, devices, contexts, events |
+//! | `eids` | addresses of the machine |
 //! | `home` | the calls on a node, in this process or in the daemon |
 //! | `host` | node and port of an address, and who runs them |
 //! | `inspection` | the socket for `burst ls` and `stats` |
@@ -37,6 +38,7 @@ mod checks;
 mod daemon;
 mod data;
 mod device;
+mod eids;
 mod home;
 mod host;
 mod inspection;

@@ -1,7 +1,7 @@
 //! The port of an address, by the program's settings.
 
 use burst_engine::urma::{UrmaEndpoint, window_max};
-use burst_port::{Encapsulation, PortKind, PortSpec};
+use burst_port::{Encapsulation, PortError, PortKind, PortSpec};
 use burst_urma::UrmaConfig;
 use std::net::IpAddr;
 
@@ -10,20 +10,32 @@ const PORT_ENV: &str = "BURST_PORT";
 /// Frames of one call of the port: with 4 KiB each about as much as a window.
 const FRAMES: usize = 128;
 
+/// The port that the environment names for a node in this process.
+pub fn port_of_program() -> Option<String> {
+    std::env::var(PORT_ENV).ok().filter(|text| !text.trim().is_empty())
+}
+
 /// Opens the port of an address, `udp:addr=ADDRESS` or what `BURST_PORT` names, on the address, and makes its node: `config`
 /// gets the payload of a packet and the window.
 ///
 /// # Errors
 /// A sentence.
 pub fn open(address: IpAddr, config: impl FnOnce(u16, u32) -> UrmaConfig) -> Result<UrmaEndpoint, String> {
-    let text = std::env::var(PORT_ENV).ok().filter(|text| !text.trim().is_empty());
-    let mut spec = PortSpec::parse(text.as_deref().unwrap_or("udp")).map_err(|e| format!("{PORT_ENV}: {e}"))?;
-    match &mut spec.kind {
-        PortKind::Udp(udp) => udp.addr = Some(address),
-        PortKind::Packet(packet) => packet.addr = Some(address),
-        PortKind::Dpdk(_) => {}
+    let text = port_of_program();
+    let spec = PortSpec::parse(text.as_deref().unwrap_or("udp")).map_err(|e| format!("{PORT_ENV}: {e}"))?;
+    let spec = spec.at(address);
+    if let PortKind::Dpdk(dpdk) = &spec.kind
+        && dpdk.addrs.is_empty()
+    {
+        return Err(format!("{PORT_ENV} does not give its device the address {address}"));
     }
-    let port = burst_port::open(&spec, &Encapsulation::UNIFIED_BUS).map_err(|e| e.to_string())?;
+    let port = burst_port::open(&spec, &Encapsulation::UNIFIED_BUS).map_err(|why| match why {
+        PortError::Absent { kind, .. } => format!(
+            "this liburma.so.0 was built without {kind} ports: build it with `cargo build --release -p burst-liburma --features {kind}`, \
+             or use a daemon's"
+        ),
+        why => why.to_string(),
+    })?;
     let window = window_max(&*port);
     UrmaEndpoint::new(port, address, FRAMES, |mtu| config(mtu, window)).map_err(|e| e.to_string())
 }

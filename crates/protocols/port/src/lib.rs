@@ -440,6 +440,27 @@ pub fn open_lent(
     Ok(wrap(spec, open_kind(spec, encapsulation, &share)?, None, &share))
 }
 
+/// Opens a port of one address for a transport beside the one of the ports that [`open_shared`] has opened by `spec`, for worker
+/// `worker`, which runs one of those: a port of its own, or a guest on their DPDK device.
+///
+/// # Errors
+/// As [`open`]; another port has the address and the encapsulation's UDP port.
+pub fn open_beside(
+    spec: &PortSpec,
+    encapsulation: &Encapsulation,
+    address: IpAddr,
+    worker: usize,
+) -> Result<Box<dyn Port>, PortError> {
+    #[cfg(feature = "dpdk")]
+    if let PortKind::Dpdk(device) = &spec.kind {
+        let guest = dpdk::guest::GuestPort::open(device, encapsulation, &spec.to_string(), address, worker)?;
+        return Ok(wrap(spec, Box::new(guest), None, &WorkerShare::only()));
+    }
+    // A port of its own does not care which worker runs it.
+    let _ = worker;
+    open(&spec.at(address), encapsulation)
+}
+
 /// Whether ports of this kind can lend worker numbers: a socket of the others is the whole wire.
 pub fn can_lend(spec: &PortSpec) -> bool {
     matches!(spec.kind, PortKind::Udp(_))

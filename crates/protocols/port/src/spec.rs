@@ -71,6 +71,19 @@ impl PortSpec {
         }
         self
     }
+
+    /// The same with one address only. On a DPDK device it must be one of those that the device is given; if it is not, the port
+    /// has none.
+    #[must_use]
+    pub fn at(&self, address: IpAddr) -> PortSpec {
+        let mut spec = self.clone();
+        match &mut spec.kind {
+            PortKind::Udp(udp) => udp.addr = Some(address),
+            PortKind::Packet(packet) => packet.addr = Some(address),
+            PortKind::Dpdk(dpdk) => dpdk.addrs.retain(|prefix| prefix.ip == address),
+        }
+        spec
+    }
 }
 
 impl PortKind {

@@ -10,7 +10,7 @@ use burst_engine::room::WorkerTable;
 use burst_engine::urma::{UrmaEndpoint, cna_of, window_max};
 use burst_engine::urma_view::eid_of;
 use burst_ledger::AccountId;
-use burst_port::{Encapsulation, Port, PortKind, PortSpec};
+use burst_port::{Encapsulation, Port, PortSpec};
 use burst_urma::UrmaConfig;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -78,8 +78,9 @@ impl Host {
             let Some((cna, mtu)) = known else { return refuse(libc::EIO, "the node of the address has ended") };
             return Ok(NodePlace { address, worker, cna, mtu });
         }
-        let port = self.urma_port(device, address)?;
-        self.start_urma(device, address, port)
+        let worker = self.workers_of(device).pick();
+        let port = self.urma_port(device, address, worker)?;
+        self.start_urma(device, address, (worker, port))
     }
 
     /// A host on ports of somebody else ([`Host::with_ports`]) takes those of URMA's nodes from `lender`.
@@ -87,30 +88,25 @@ impl Host {
         self.urma.lender = Some(lender);
     }
 
-    fn urma_port(&mut self, device: DeviceId, address: IpAddr) -> Result<Box<dyn Port>, Refusal> {
+    fn urma_port(&mut self, device: DeviceId, address: IpAddr, worker: usize) -> Result<Box<dyn Port>, Refusal> {
         if let Some(lender) = &mut self.urma.lender {
             let lent = lender(device, address);
             return lent.map_or_else(|| refuse(libc::EADDRNOTAVAIL, "no port is lent for the address"), Ok);
         }
-        let Some(mut spec) = self.urma.specs.get(device.index()).cloned() else {
+        let Some(spec) = self.urma.specs.get(device.index()) else {
             return refuse(libc::EOPNOTSUPP, "this host has ports of its own and no URMA");
         };
-        match &mut spec.kind {
-            PortKind::Udp(udp) => udp.addr = Some(address),
-            PortKind::Packet(packet) => packet.addr = Some(address),
-            PortKind::Dpdk(_) => {
-                return refuse(
-                    libc::EOPNOTSUPP,
-                    format!("burst{device} is a port of DPDK, which carries no URMA beside RoCE"),
-                );
-            }
-        }
-        burst_port::open(&spec, &Encapsulation::UNIFIED_BUS)
+        burst_port::open_beside(spec, &Encapsulation::UNIFIED_BUS, address, worker)
             .or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))
     }
 
-    /// Starts the node of an address on its port.
-    fn start_urma(&mut self, device: DeviceId, address: IpAddr, port: Box<dyn Port>) -> Result<NodePlace, Refusal> {
+    /// Starts the node of an address on a worker, with its port.
+    fn start_urma(
+        &mut self,
+        device: DeviceId,
+        address: IpAddr,
+        (worker, port): (usize, Box<dyn Port>),
+    ) -> Result<NodePlace, Refusal> {
         let seed = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let incarnation = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let window = window_max(&*port);
@@ -133,7 +129,6 @@ impl Host {
         let Some(context) = self.contexts.take() else {
             return refuse(libc::ENOMEM, "there are as many contexts as the daemon can have");
         };
-        let worker = self.workers_of(device).pick();
         let account = self.ledger.account(AccountId::User(rustix::process::getuid().as_raw()), true);
         let is_used = self.on_worker(worker, move |w, _| w.open_urma(context, device, &account, endpoint));
         if !is_used {

@@ -2,6 +2,8 @@
 //!
 //! - `rx`: delivers a received frame to the engine or to the LAN;
 //! - `tx`: makes a frame of the device from a packet of the engine, by one copy;
+//! - `share`: what the ports of one device share;
+//! - `guest`, `inbox`: the ports of other transports on the device, and how they get their packets;
 //! - `flow_cache`: headers, next hop and seal of the flows that were sent last;
 //! - `poll_backoff`: when to poll next, on devices without receive interrupts.
 //!
@@ -13,29 +15,39 @@
 //! A pass takes the packets that are there and continues ("run to completion"): bursts of 32, buffers that fit the L2 cache,
 //! first cache lines prefetched, payload copied and its ICRC computed in one loop. The pressure on the receive queue is the
 //! number of packets that one burst finds in it; what the device has lost is not asked for.
+//!
+//! Queue pair and LAN lie behind a lock ([`share::EthLine`]), because a guest of the same worker sends by them too. The guest
+//! runs on the thread of the worker, so the lock is free but for the moment in which a guest is opened: two atomic operations a
+//! burst.
 
 mod flow_cache;
+pub mod guest;
+mod inbox;
 mod poll_backoff;
 mod rx;
+mod share;
 mod tx;
 
 use crate::error::PortError;
-use crate::lan::{Lan, LanHost, LanNeighbour, SharedNeighbours};
+use crate::lan::{Lan, LanHost, LanNeighbour};
 use crate::spec::DpdkSpec;
 use crate::{Encapsulation, NeighbourState, Port, PortAddr, PortCaps, Reach, ReceivePressure, RxSink};
 use burst_base::{Nanos, Reason};
-use burst_dpdk::{DevArgs, DeviceOptions, EthDev, EthQueue, RX_DESCRIPTORS};
+use burst_dpdk::{DevArgs, DeviceOptions, EthDev, RX_DESCRIPTORS};
 use burst_frame::{Flow, TxBatch};
 use burst_wire::MacAddr;
+use share::{DeviceShare, EthLine, lock};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 
 /// A port on one queue pair of a DPDK device.
 pub struct DpdkPort {
     caps: PortCaps,
-    queue: EthQueue,
-    lan: Lan,
+    line: Arc<Mutex<EthLine>>,
+    share: Arc<DeviceShare>,
+    /// The descriptor of receive interrupts, if the driver has them; known since the first sleep.
+    event_fd: Option<RawFd>,
     tx: tx::DpdkTx,
     rx: rx::DpdkRx,
     backoff: poll_backoff::PollBackoff,
@@ -44,9 +56,6 @@ pub struct DpdkPort {
     announces: bool,
     was_up: bool,
 }
-
-/// Learnt addresses that the workers' ports of one device share, by the device's name.
-static SHARED: Mutex<Vec<(String, Weak<SharedNeighbours>)>> = Mutex::new(Vec::new());
 
 impl DpdkPort {
     /// Opens the queue pair of worker `worker` of `workers`; worker 0 opens the device. `name` is the
@@ -62,13 +71,14 @@ impl DpdkPort {
         workers: usize,
     ) -> Result<DpdkPort, PortError> {
         let args = DevArgs::parse(&spec.dev).map_err(PortError::Device)?;
-        let device = if worker == 0 {
+        let (device, share) = if worker == 0 {
             let options =
                 DeviceOptions { args: args.clone(), queues: workers as u16, mtu: spec.mtu, pages: spec.pages };
-            EthDev::open(&options).map_err(PortError::Device)?
+            let device = EthDev::open(&options).map_err(PortError::Device)?;
+            (device, DeviceShare::begin(args.name(), encapsulation.udp_port))
         } else {
             let gone = || PortError::Device(format!("DPDK device {} is closed", args.name()));
-            EthDev::find(args.name()).ok_or_else(gone)?
+            (EthDev::find(args.name()).ok_or_else(gone)?, DeviceShare::find(args.name())?)
         };
         let mac = MacAddr(device.mac());
         let host = LanHost { mac, addrs: spec.addrs.clone(), gateways: spec.gateways.clone() };
@@ -76,54 +86,41 @@ impl DpdkPort {
         let frame_max = queue.frame_max();
         Ok(DpdkPort {
             caps: caps_of(name, &args, &host, &device),
-            lan: Lan::new(Arc::new(host), shared(args.name(), worker == 0), frame_max),
             tx: tx::DpdkTx::new(encapsulation, usize::from(device.mtu()), frame_max),
             rx: rx::DpdkRx::new(encapsulation, frame_max),
             backoff: poll_backoff::PollBackoff::default(),
             level: ReceivePressure::Free,
             announces: worker == 0,
             was_up: false,
-            queue,
+            event_fd: None,
+            line: share.add_line(EthLine { lan: Lan::new(Arc::new(host), share.neighbours.clone(), frame_max), queue }),
+            share,
         })
     }
+}
 
+/// The link of a port, as it was when the port last looked.
+struct LinkWatch<'a> {
+    was_up: &'a mut bool,
+    announces: bool,
+}
+
+impl LinkWatch<'_> {
     /// Work beside packets: the link's state, solicitations, addresses that other workers have learnt.
     #[inline]
-    fn housekeeping(&mut self, now: Nanos, dropped: &mut dyn FnMut(Reason)) {
-        let DpdkPort { lan, queue, .. } = self;
-        lan.follow(now, &mut |frame| emit(queue, frame));
+    fn housekeeping(&mut self, now: Nanos, line: &mut EthLine, dropped: &mut dyn FnMut(Reason)) {
+        let EthLine { lan, queue } = line;
+        lan.follow(now, &mut |frame| EthLine::emit(queue, frame));
         if now >= lan.next_event() {
-            lan.tick(now, &mut |frame| emit(queue, frame), dropped);
+            lan.tick(now, &mut |frame| EthLine::emit(queue, frame), dropped);
         }
         let up = queue.device().link().up;
-        if up != self.was_up {
-            self.was_up = up;
+        if up != *self.was_up {
+            *self.was_up = up;
             if up && self.announces {
-                lan.announce(&mut |frame| emit(queue, frame));
+                lan.announce(&mut |frame| EthLine::emit(queue, frame));
             }
         }
-    }
-}
-
-/// The shared addresses of a device; worker 0 begins with none.
-fn shared(device: &str, new: bool) -> Arc<SharedNeighbours> {
-    let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    all.retain(|(name, shared)| shared.strong_count() > 0 && !(new && name == device));
-    if let Some(shared) = all.iter().find(|(name, _)| name == device).and_then(|(_, shared)| shared.upgrade()) {
-        return shared;
-    }
-    let shared = Arc::<SharedNeighbours>::default();
-    all.push((device.to_owned(), Arc::downgrade(&shared)));
-    shared
-}
-
-/// Stages a frame of the LAN. Without a free buffer the frame is lost, as it may be on any link, and is repeated later.
-fn emit(queue: &mut EthQueue, frame: &[u8]) {
-    if queue.is_full() {
-        queue.flush();
-    }
-    if let Some(buffer) = queue.frame(frame.len()) {
-        buffer.copy_from_slice(frame);
     }
 }
 
@@ -153,10 +150,13 @@ impl Port for DpdkPort {
     }
 
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
-        self.housekeeping(now, &mut |reason| sink.dropped(reason));
-        let DpdkPort { queue, lan, rx, .. } = self;
+        let DpdkPort { line, share, rx, was_up, announces, .. } = self;
+        let line = &mut *lock(line);
+        LinkWatch { was_up, announces: *announces }.housekeeping(now, line, &mut |reason| sink.dropped(reason));
+        let EthLine { queue, lan } = line;
+        rx.begin(share);
         let taken = queue.receive(budget, |frame| rx.frame(lan.host(), frame, sink));
-        rx.pass_to_lan(lan, now, sink, &mut |frame| emit(queue, frame));
+        rx.pass_to_lan(lan, now, sink, &mut |frame| EthLine::emit(queue, frame));
         tx::report(queue.flush(), &mut |reason| sink.dropped(reason));
         self.backoff.polled(now, taken > 0);
         let level = ReceivePressure::of(taken as u64, RX_DESCRIPTORS.into());
@@ -168,27 +168,28 @@ impl Port for DpdkPort {
     }
 
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
-        self.tx.burst(now, &mut self.queue, &mut self.lan, batch, dropped);
+        let EthLine { queue, lan } = &mut *lock(&self.line);
+        self.tx.burst(now, (queue, lan), batch, |_| None, dropped);
     }
 
     fn prepare(&mut self, flow: &Flow) {
-        let DpdkPort { queue, lan, backoff, .. } = self;
+        let EthLine { queue, lan } = &mut *lock(&self.line);
         if lan.host().owns(flow.src) {
             // A missing route is reported when a packet is sent.
-            let _ = lan.neighbour(backoff.last(), flow.dst, &mut |frame| emit(queue, frame));
+            let _ = lan.neighbour(self.backoff.last(), flow.dst, &mut |frame| EthLine::emit(queue, frame));
             queue.flush();
         }
     }
 
     fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
-        let DpdkPort { queue, lan, .. } = self;
+        let EthLine { queue, lan } = &mut *lock(&self.line);
         lan.host().owns(flow.src)
-            && lan.neighbour(now, flow.dst, &mut |frame| emit(queue, frame)) == Ok(LanNeighbour::Incomplete)
+            && lan.neighbour(now, flow.dst, &mut |frame| EthLine::emit(queue, frame)) == Ok(LanNeighbour::Incomplete)
     }
 
     fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NeighbourState {
-        let DpdkPort { queue, lan, .. } = self;
-        let found = lan.neighbour(now, dst, &mut |frame| emit(queue, frame));
+        let EthLine { queue, lan } = &mut *lock(&self.line);
+        let found = lan.neighbour(now, dst, &mut |frame| EthLine::emit(queue, frame));
         queue.flush();
         match found {
             Ok(LanNeighbour::Incomplete) => NeighbourState::Incomplete,
@@ -199,22 +200,24 @@ impl Port for DpdkPort {
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {
-        self.queue.event_fd().into_iter().collect()
+        self.event_fd.into_iter().collect()
     }
 
     fn next_event(&self) -> Nanos {
-        let poll = if self.queue.event_fd().is_some() { Nanos::NEVER } else { self.backoff.next() };
-        self.lan.next_event().min(poll)
+        let poll = if self.event_fd.is_some() { Nanos::NEVER } else { self.backoff.next() };
+        lock(&self.line).lan.next_event().min(poll)
     }
 
     fn before_sleep(&mut self) -> bool {
-        let waiting = self.queue.arm();
+        let queue = &mut lock(&self.line).queue;
+        let waiting = queue.arm();
+        self.event_fd = queue.event_fd();
         self.backoff.grow();
         waiting
     }
 
     fn refresh(&mut self) -> bool {
-        let link = self.queue.device().refresh();
+        let link = lock(&self.line).queue.device().refresh();
         let changed = (self.caps.up, self.caps.speed_mbps) != (link.up, link.speed_mbps);
         (self.caps.up, self.caps.speed_mbps) = (link.up, link.speed_mbps);
         changed

@@ -8,6 +8,7 @@
 //! whose kernel receives the datagrams demand one.
 
 use super::flow_cache::{CachedFlow, FlowCache};
+use super::share::EthLine;
 use crate::Encapsulation;
 use crate::ether::{ICRC, UdpChecksum};
 use crate::lan::Lan;
@@ -34,13 +35,13 @@ impl DpdkTx {
         DpdkTx { flows: FlowCache::new(encapsulation), mtu, scratch: vec![0; frame_max], report_at: Nanos(0) }
     }
 
-    /// Sends the whole batch.
+    /// Sends the whole batch, but for the frames of which `divert` knows what becomes.
     pub fn burst(
         &mut self,
         now: Nanos,
-        queue: &mut EthQueue,
-        lan: &mut Lan,
+        (queue, lan): (&mut EthQueue, &mut Lan),
         batch: &TxBatch,
+        divert: impl Fn(&TxFrame) -> Option<Result<(), Reason>>,
         dropped: &mut dyn FnMut(Reason),
     ) {
         if now >= self.report_at {
@@ -51,7 +52,8 @@ impl DpdkTx {
             if queue.is_full() {
                 report(queue.flush(), dropped);
             }
-            if let Err(reason) = self.stage(now, queue, lan, batch, frame) {
+            let staged = divert(frame).unwrap_or_else(|| self.stage(now, queue, lan, batch, frame));
+            if let Err(reason) = staged {
                 dropped(reason);
             }
         }
@@ -69,7 +71,7 @@ impl DpdkTx {
     ) -> Result<(), Reason> {
         // A solicitation is sent at once, so that the queue still has room for the packet.
         let mut send = |bytes: &[u8]| {
-            super::emit(queue, bytes);
+            EthLine::emit(queue, bytes);
             queue.flush();
         };
         let cached = self.flows.find(now, &frame.flow, lan, &mut send)?;

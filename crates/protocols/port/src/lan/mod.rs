@@ -47,6 +47,11 @@ impl Lan {
         &self.host
     }
 
+    /// The same, for use beside the LAN.
+    pub fn shared_host(&self) -> Arc<LanHost> {
+        self.host.clone()
+    }
+
     /// A number that changes whenever a result of [`Lan::neighbour`] may have changed.
     #[inline]
     pub fn version(&self) -> u32 {

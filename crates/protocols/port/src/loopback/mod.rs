@@ -27,8 +27,8 @@ use std::os::fd::RawFd;
 mod store;
 #[cfg(test)]
 mod tests;
-mod train;
-mod wakeup;
+pub(crate) mod train;
+pub(crate) mod wakeup;
 mod worker_queue;
 
 pub use store::{STORE_BYTES, TRAINS_MAX};

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU32;
 
 /// The word and the eventfd of one worker, shared by the worker and all senders.
 #[derive(Debug)]
-pub(super) struct WorkerWakeup {
+pub(crate) struct WorkerWakeup {
     sleeping: AtomicU32,
     fd: OwnedFd,
 }
@@ -37,7 +37,7 @@ impl WorkerWakeup {
 
 /// The sleeping worker's side of a [`WorkerWakeup`].
 #[derive(Debug)]
-pub(super) struct WorkerSleep {
+pub(crate) struct WorkerSleep {
     wakeup: Arc<WorkerWakeup>,
     /// Whether the worker has announced a sleep and not yet its end.
     announced: bool,
