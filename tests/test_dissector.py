@@ -172,9 +172,9 @@ def bus_numbers(*fields):
 
 
 def test_each_transaction_of_the_unified_bus_is_read():
-    fields = """next tp.opcode tp.psn tp.source ta.opcode ta.tassn ta.jetty ta.offset ta.mode ta.context ta.number ta.order ta.alloc status info
+    fields = """next tp.opcode tp.psn tp.source ta.opcode ta.tassn ta.jetty ta.offset ta.mode ta.context ta.number ta.order ta.alloc ta.acknowledges status info
 addr token_id length token target.hint target.kind target.id operand swap imm notify.addr notify.token_id notify.token""".split()
-    rows = [row for row in bus_numbers(*fields) if row["next"] == 2 and row["tp.opcode"] == 1]
+    rows = [row for row in bus_numbers(*fields) if row["next"] == 2 and row["tp.opcode"] == 1 and row["ta.acknowledges"] is None]
     assert len(rows) == 17
     for row in rows:
         n = row["ta.opcode"]
@@ -215,6 +215,8 @@ def test_acknowledgements_and_messages_of_the_unified_bus_are_read():
         none | {"tp.opcode": 6, "tp.psn": psn + 1, "status": 0} | echo | sack(psn + 1),
         none | {"tp.opcode": 2, "tp.psn": 0x100090, "status": [5, 5], "ta.opcode": 0x11},
     ]
+    carriers = [row for row in bus_numbers("tp.opcode", "ta.opcode", "ta.tassn", "ta.acked_psn", "ta.offset") if row["ta.acked_psn"]]
+    assert [list(row.values()) for row in carriers] == [[1, 0x11, 10, 0x100095, None]]
     message = bus_numbers("next", "source", "dest", "cc.increase", "cc.hint", "sl", "tp_message.kind", "tp_message.mtu", "tp_message.tpn",
                           "tp_message.psn", "tp_message.incarnation")[-1]
     assert list(message.values()) == [3, 0x010203, 0x040506, 1, 5, 3, 1, 4096, 0x010203, 0x0A0B0C, 77]

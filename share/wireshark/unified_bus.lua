@@ -65,6 +65,8 @@ field("ta.context", "uint16", "Sequence context", base.DEC)
 field("ta.jetty", "uint24", "Requester's Jetty", base.DEC, nil, 0x0FFFFF)
 field("ta.number", "uint16", "Order number", base.DEC)
 field("ta.offset", "uint24", "Payload offset", base.DEC)
+field("ta.acknowledges", "bool", "Acknowledges packets", 8, nil, 0x80)
+field("ta.acked_psn", "uint24", "Acknowledged PSN", base.DEC)
 field("addr", "uint64", "Address", base.HEX)
 field("token_id", "uint32", "Token id", base.HEX, nil, 0x000FFFFF)
 field("length", "uint32", "Bytes of the message", base.DEC)
@@ -177,7 +179,12 @@ local function transaction(tree, take)
     tree:add(f.ta_mode, r(5, 1))
     tree:add(f.ta_context, r(6, 2))
     tree:add(f.ta_jetty, r(8, 3))
-    tree:add(f.ta_offset, r(13, 3))
+    if opcode == 0x11 and bit_at(r(12, 1), 0x80) then
+        tree:add(f.ta_acknowledges, r(12, 1))
+        tree:add(f.ta_acked_psn, r(13, 3))
+    else
+        tree:add(f.ta_offset, r(13, 3))
+    end
     if RESPONSES[opcode] then return opcode end
     local has_token, has_target = bit_at(r(1, 1), 8), bit_at(r(4, 1), 8) or opcode <= 1
     if MEMORY[opcode] then

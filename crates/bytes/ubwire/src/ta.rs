@@ -289,6 +289,9 @@ pub struct Atah {
     pub context: u16,
     /// Offset of the payload in the data read, 24 bits; 0 in dialects without placement.
     pub offset: u32,
+    /// A TAACK that acknowledges packets as well: all up to the PSN in `offset` have arrived. False in dialects without
+    /// placement.
+    pub acknowledges: bool,
 }
 
 impl Atah {
@@ -308,6 +311,7 @@ impl Atah {
             rc_id,
             context: 0,
             offset: 0,
+            acknowledges: false,
         }
     }
     fn read(b: &[u8; SKELETON], opcode: TaOpcode, dialect: &Dialect) -> Atah {
@@ -324,6 +328,7 @@ impl Atah {
             rc_id: be24(b, 8) & 0xf_ffff,
             context: placement(u32::from(be16(b, 6))) as u16,
             offset: placement(be24(b, 13)),
+            acknowledges: dialect.placement && opcode == TaOpcode::TaAck && b[12] & 0x80 != 0,
         }
     }
     fn emit(&self, dialect: &Dialect, out: &mut [u8]) {
@@ -337,6 +342,7 @@ impl Atah {
         out[11..16].fill(0);
         if dialect.placement {
             put(out, 6, &self.context.to_be_bytes());
+            out[12] = u8::from(self.acknowledges) << 7;
             put24(out, 13, self.offset);
         }
     }

@@ -92,7 +92,8 @@ pub struct Rtph {
     pub dst_tpn: u32,
     /// The sender asks for an acknowledgement.
     pub ack_req: bool,
-    /// Bit F.
+    /// Bit F. In a packet of data of Burst: the sender takes acknowledgements of packets from TAACKs
+    /// ([`crate::Atah::acknowledges`]).
     pub flag: bool,
     /// Packet sequence number.
     pub psn: Psn,

@@ -132,6 +132,10 @@ fn packets() -> Vec<Vec<u8>> {
     let rtph = Some(Rtph { status, ..rtph(TpOpcode::Ack { congestion: false }, 0x90) });
     let ta = Some(TaHeader::Response(fused));
     add(&UbHead { nth: nth(NextLayer::Reliable), rtph, cetph: None, saetph: None, ta }, &[]);
+    // A TAACK that acknowledges packets as well.
+    let acknowledges = Atah { acknowledges: true, offset: 0x10_0095, ..Atah::new(TaOpcode::TaAck, 10, 11) };
+    let carrier = data(TaHeader::Response(acknowledges), 0x91);
+    add(&carrier, &[]);
     let ta = Some(transaction(TaOpcode::Management));
     add(&UbHead { nth: nth(NextLayer::Unreliable), rtph: None, cetph: None, saetph: None, ta }, &request());
     all

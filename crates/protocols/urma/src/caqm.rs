@@ -108,6 +108,10 @@ impl CaqmEcho {
             self.granted = self.granted.saturating_add(u16::from(field.hint) * CongestionField::HINT_BYTES as u16);
         }
     }
+    /// Whether the next acknowledgement has an echo.
+    pub const fn is_due(&self) -> bool {
+        self.seen
+    }
     /// The echo for the next acknowledgement, if a packet took part in C-AQM since the last one.
     pub fn take(&mut self) -> Option<Cetph> {
         if !self.seen {

@@ -73,6 +73,8 @@ pub(crate) struct TpChannel {
     /// Expected PSN for which a NAK was sent last (go-back-N).
     pub(crate) nak_sent: Option<Psn>,
     pub(crate) packets_to_ack: u8,
+    /// The peer takes acknowledgements of packets from TAACKs, as its last packet of data has said.
+    pub(crate) peer_reads_acks: bool,
     /// Packets that the message at the head of the queue has sent in its turn.
     pub(crate) turn: u8,
     /// In the list of channels that may have something to send.
@@ -148,6 +150,7 @@ impl TpChannel {
             nak_due: false,
             nak_sent: None,
             packets_to_ack: 0,
+            peer_reads_acks: false,
             turn: 0,
             is_active: false,
             is_doubted: false,
@@ -251,6 +254,20 @@ impl TpChannel {
             (true, false) => Some(&mut self.queue),
             (true, true) if !self.is_answers_turn => Some(&mut self.queue),
             _ => Some(&mut self.answers),
+        }
+    }
+    /// What a TAACK that leaves now may acknowledge: the PSN, if an acknowledgement of its own would say no more.
+    pub(crate) fn acknowledgeable(&self) -> Option<Psn> {
+        let is_plain = self.peer_reads_acks && !self.nak_due && self.fused.is_empty() && !self.echo.is_due();
+        self.rx.all_arrived().filter(|_| is_plain)
+    }
+    /// The first response to be sent next, if the acknowledgement that is due may leave with it.
+    pub(crate) fn carrier(&self, now: Nanos, window_bytes: u32) -> Option<PoolRef> {
+        let may_answer = self.tx.has_room(window_bytes.saturating_mul(2), TX_WINDOW);
+        let is_held_up = !may_answer || self.is_doubted || self.is_stale(now);
+        match self.answers.front() {
+            Some(TxOwner::Response(at)) if !is_held_up && self.acknowledgeable().is_some() => Some(*at),
+            _ => None,
         }
     }
     pub(crate) const fn take_tpmsn(&mut self) -> u32 {

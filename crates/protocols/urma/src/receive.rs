@@ -9,7 +9,8 @@ use crate::rx_window::PsnVerdict;
 use crate::tx_window::{Acked, TxOwner};
 use burst_base::{Psn, Reason};
 use burst_ubwire::{
-    Cna, Dialect, NextLayer, Nth, Rtph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket, UbStatus,
+    Atah, Cna, Dialect, NextLayer, Nth, Rtph, Saetph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket,
+    UbStatus,
 };
 
 /// Packets after which an acknowledgement is sent without being asked for.
@@ -90,6 +91,7 @@ impl UrmaNode {
             }
             PsnVerdict::Early | PsnVerdict::Expected => {}
         }
+        channel.peer_reads_acks = rtph.flag;
         let peer = channel.peer;
         let is_taken = match &packet.head.ta {
             Some(TaHeader::Request(request)) => {
@@ -98,6 +100,7 @@ impl UrmaNode {
                 self.on_request(env, origin, rtph, packet.payload)
             }
             Some(TaHeader::Response(response)) => {
+                self.on_carried(env, at, response);
                 self.on_response(env, at, rtph, response, packet.payload);
                 true
             }
@@ -130,29 +133,17 @@ impl UrmaNode {
         }
     }
     fn on_ack(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, head: &UbHead, rtph: &Rtph) -> Result<(), Reason> {
-        let degree = self.config.reorder_degree.max(1);
-        let mut acked = std::mem::take(&mut self.acked);
-        acked.clear();
-        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         let is_nak = rtph.status.status == UbStatus::ERROR;
         let is_sack = head.saetph.is_some();
         let cumulative = if is_sack || is_nak { rtph.psn.prev() } else { rtph.psn };
-        let sack = head.saetph.as_ref().map(|saetph| (saetph, degree));
-        let result = channel.tx.on_ack(env.now, cumulative, sack, &mut |packet| acked.push(packet));
+        let result = self.on_arrived(env, at, cumulative, head.saetph.as_ref());
+        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         if let (Ok(_), Some(cetph)) = (&result, &head.cetph) {
             channel.window.on_echo(env.now, channel.tx.srtt(), cetph);
         }
         if result.is_ok() && is_nak && !channel.tx.is_empty() && self.config.recovery == LossRecovery::GoBackN {
             channel.tx.on_nak();
         }
-        for packet in &acked {
-            match packet.owner {
-                TxOwner::Request(request, attempt) if packet.last => self.request_delivered(env, request, attempt),
-                TxOwner::Request(..) | TxOwner::Busy { .. } | TxOwner::Filler => {}
-                TxOwner::Response(response) => self.response_delivered(response),
-            }
-        }
-        self.acked = acked;
         if let (Ok(Acked { is_old: false, .. }), Some(TaHeader::Response(response))) = (&result, &head.ta)
             && (response.opcode, response.status.status) == (TaOpcode::TaAck, UbStatus::FUSED)
         {
@@ -161,6 +152,41 @@ impl UrmaNode {
         self.activate(at);
         self.arm_channel(at, env.now);
         result.map(|_| ())
+    }
+    /// The acknowledgement of packets in a TAACK. A bad one is counted; the answer is as good as without it.
+    fn on_carried(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, response: &Atah) {
+        if !response.acknowledges {
+            return;
+        }
+        if let Err(reason) = self.on_arrived(env, at, Psn::new(response.offset), None) {
+            env.fx.count(reason);
+        }
+        self.activate(at);
+        self.arm_channel(at, env.now);
+    }
+    /// The peer has all packets up to `cumulative`, and those of the bitmap.
+    fn on_arrived(
+        &mut self,
+        env: &mut UrmaEnv<'_>,
+        at: PoolRef,
+        cumulative: Psn,
+        bitmap: Option<&Saetph>,
+    ) -> Result<Acked, Reason> {
+        let degree = self.config.reorder_degree.max(1);
+        let mut acked = std::mem::take(&mut self.acked);
+        acked.clear();
+        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
+        let sack = bitmap.map(|saetph| (saetph, degree));
+        let result = channel.tx.on_ack(env.now, cumulative, sack, &mut |packet| acked.push(packet));
+        for packet in &acked {
+            match packet.owner {
+                TxOwner::Request(request, attempt) if packet.last => self.request_delivered(env, request, attempt),
+                TxOwner::Request(..) | TxOwner::Busy { .. } | TxOwner::Filler => {}
+                TxOwner::Response(response) => self.response_delivered(response),
+            }
+        }
+        self.acked = acked;
+        result
     }
     /// A packet of a response has arrived.
     fn response_delivered(&mut self, at: PoolRef) {

@@ -98,6 +98,10 @@ impl RxWindow {
     pub(crate) fn has_gap(&self) -> bool {
         self.expected != self.greatest.next()
     }
+    /// The greatest PSN, if an acknowledgement of it says everything.
+    pub(crate) fn all_arrived(&self) -> Option<Psn> {
+        (self.withheld.is_empty() && !self.has_gap()).then(|| self.expected.prev())
+    }
     pub(crate) fn can_withhold(&self) -> bool {
         self.withheld.len() < WITHHELD_MAX
     }

@@ -102,6 +102,9 @@ impl UrmaNode {
             && !channel.is_active
         {
             channel.is_active = true;
+            // A request and the answer to the peer's: the longer packet first, so that both are one train, and the peer has the
+            // request when it learns that its own is done.
+            channel.is_answers_turn = false;
             self.active.push_back(at);
         }
     }
@@ -170,9 +173,10 @@ impl UrmaNode {
         if let Some(fused) = channel.fused.pop_front() {
             return self.write_ack(at, Some(fused), out);
         }
-        if channel.ack_due || channel.nak_due {
+        if channel.nak_due || channel.ack_due && !self.is_carried(at, env.now) {
             return self.write_ack(at, None, out);
         }
+        let channel = self.channels.get_mut(at)?;
         if channel.is_doubted || channel.is_stale(env.now) {
             return self.ask_again(at, env, out);
         }
@@ -192,6 +196,13 @@ impl UrmaNode {
         let window = if config.caqm { channel.window.bytes() } else { config.window_max };
         let ack_req = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_queue(window).is_none();
         self.write_packet(at, ChannelPacket { psn, packet, ack_req, lends }, env, out)
+    }
+    /// Whether a TAACK leaves next to which the acknowledgement that is due can be added.
+    fn is_carried(&self, at: PoolRef, now: Nanos) -> bool {
+        let Some(channel) = self.channels.get(at) else { return false };
+        let window = if self.config.caqm { channel.window.bytes() } else { self.config.window_max };
+        let response = channel.carrier(now, window).and_then(|at| self.responses.get(at));
+        response.is_some_and(|response| matches!(response.kind, ResponseKind::Ack { status, .. } if carries(status)))
     }
     /// Cuts the next new packet; also whether no other is ready.
     fn next_packet(&mut self, at: PoolRef) -> Option<(TxPacket, bool)> {
@@ -260,9 +271,17 @@ impl UrmaNode {
         out: &mut [u8],
     ) -> Option<UrmaTransmit> {
         let ChannelPacket { psn, packet, ack_req, lends } = sent;
-        let (ta, source) = self.transaction(&packet);
+        let (mut ta, source) = self.transaction(&packet);
         let len = usize::from(packet.len);
         let channel = self.channels.get_mut(at)?;
+        if let (TxOwner::Response(_), TaHeader::Response(response)) = (packet.owner, &mut ta)
+            && response.opcode == TaOpcode::TaAck
+            && carries(response.status)
+            && let Some(arrived) = channel.acknowledgeable()
+        {
+            (response.acknowledges, response.offset) = (true, arrived.get());
+            (channel.ack_due, channel.packets_to_ack) = (false, 0);
+        }
         let (dest, lane) = (channel.peer, channel.lane);
         let rtph = Rtph {
             last: packet.last,
@@ -272,7 +291,7 @@ impl UrmaNode {
             src_tpn: channel.local_tpn,
             dst_tpn: channel.peer_tpn,
             ack_req,
-            flag: false,
+            flag: true,
             psn,
             status: UbStatus::SUCCESS,
             tpmsn: packet.tpmsn,
@@ -447,6 +466,11 @@ impl UrmaNode {
     pub fn next_deadline(&self) -> Nanos {
         self.timers.peek().map_or(Nanos::NEVER, |entry| entry.0.at)
     }
+}
+
+/// Whether a TAACK with this status has a field for an acknowledgement of packets: that of a deferred one names another PSN.
+const fn carries(status: UbStatus) -> bool {
+    status.status != UbStatus::FUSED
 }
 
 /// A packet of a channel that is sent now.

@@ -85,7 +85,12 @@ fn unified_bus(packet: &CapturedPacket<'_>, line: &mut String) {
                 let _ = write!(line, " jetty {}", target.id);
             }
         }
-        Some(TaHeader::Response(response)) => _ = write!(line, " {:?} tassn {}", response.opcode, response.tassn),
+        Some(TaHeader::Response(response)) => {
+            let _ = write!(line, " {:?} tassn {}", response.opcode, response.tassn);
+            if response.acknowledges {
+                let _ = write!(line, " TPACK {}", response.offset);
+            }
+        }
         None => {}
     }
     if !parsed.payload.is_empty() {
