@@ -351,7 +351,9 @@ impl Worker {
     /// The wheel's entry is due.
     pub(crate) fn fire_urma(&mut self, now: Nanos) -> bool {
         let Some(slot) = self.urma.as_deref_mut() else { return false };
-        (slot.armed, slot.is_answering) = (Nanos::NEVER, false);
+        // Answers go on waiting for the program: timers are set anew as late as possible, so in a ping-pong one fires in each few
+        // round trips and finds nothing to do.
+        slot.armed = Nanos::NEVER;
         let mut any = false;
         for end in &mut slot.ends {
             any |= end.call(&self.core.mem, |endpoint, mem, news| endpoint.run_timers(now, mem, news));
@@ -388,6 +390,16 @@ impl Worker {
     /// The time until which answers wait for the program is over.
     pub(crate) fn release_urma(&mut self, now: Nanos) {
         let Some(at) = self.core.urma_due.take() else { return };
+        if !self.core.urma_rung.is_empty() {
+            // A program has posted before this thread had the processor again: its turn, which comes next, lets the answers leave
+            // behind the request. Should the turn be of nobody, they wait once more.
+            if let Some(slot) = self.urma.as_deref_mut()
+                && slot.ack_delay.pass(at)
+            {
+                self.core.delayed_acks.hold(URMA_ENTRY, &mut slot.ack_delay, now);
+            }
+            return;
+        }
         if let Some(slot) = self.urma.as_deref_mut()
             && (if slot.owes_answers() { slot.ack_delay.expire(at) } else { slot.ack_delay.pass(at) })
         {

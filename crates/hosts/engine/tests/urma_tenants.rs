@@ -518,6 +518,38 @@ fn answers_leave_with_the_request_of_a_program_that_answers() {
 }
 
 #[test]
+fn an_answer_that_is_there_when_the_worker_gets_its_processor_late_is_in_time() {
+    let mut hosts = pair();
+    let user = account(1);
+    let mut ends = [Program::new(&mut hosts, 0, &user), Program::new(&mut hosts, 1, &user)];
+    let segments = [0, 1].map(|at| ends[at].import(&mut hosts, &ends[1 - at]));
+    let sent =
+        |hosts: &[Host; 2], at: usize| hosts[at].worker.urma_counters(DeviceId(0))[0].traffic(Traffic::TxPackets);
+    let (mut now, mut together, mut alone) = (Nanos(0), 0, 0);
+    for turn in 0..600 {
+        let (at, other) = (turn % 2, 1 - turn % 2);
+        let wr = ends[at].write(segments[at], &ends[other], 8, 0);
+        let jetty = ends[at].jetty;
+        ends[at].post(jetty, &wr);
+        ends[at].show(&mut hosts);
+        let before = sent(&hosts, at);
+        hosts[at].worker.run_once(now);
+        together += u64::from(turn >= 400 && sent(&hosts, at) == before + 2);
+        let before = sent(&hosts, other);
+        for _ in 0..3 {
+            hosts[other].worker.run_once(now);
+            now = now + Nanos(1_000);
+        }
+        alone += u64::from(turn >= 400 && sent(&hosts, other) > before);
+        while ends[0].poll().is_some() || ends[1].poll().is_some() {}
+        // The program answers; its worker runs again when the time for answers is long over.
+        now = now + Nanos(100_000);
+    }
+    // In the first half the channel opens, and answers wait in vain, so that later ones do not wait for a while.
+    assert_eq!((together, alone), (200, 0));
+}
+
+#[test]
 fn what_a_killed_program_has_is_gone_and_the_others_go_on() {
     let mut hosts = pair();
     let users = [account(1), account(2)];
