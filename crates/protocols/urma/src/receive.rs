@@ -75,6 +75,10 @@ impl UrmaNode {
         let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         channel.echo.on_packet(packet.head.nth.congestion, len);
         let verdict = channel.rx.judge(rtph.psn);
+        if verdict != PsnVerdict::Outside {
+            self.on_carried(env, at, packet.head.ta.as_ref());
+        }
+        let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         match verdict {
             PsnVerdict::Duplicate => {
                 self.ask_ack(at);
@@ -82,11 +86,7 @@ impl UrmaNode {
             }
             PsnVerdict::Outside => return Err(Reason::UbOutsideWindow),
             PsnVerdict::Early if recovery == LossRecovery::GoBackN => {
-                let expected = channel.rx.expected();
-                if channel.nak_sent != Some(expected) {
-                    (channel.nak_sent, channel.nak_due) = (Some(expected), true);
-                    self.activate(at);
-                }
+                self.refuse_early(at);
                 return Err(Reason::UbGap);
             }
             PsnVerdict::Early | PsnVerdict::Expected => {}
@@ -100,7 +100,6 @@ impl UrmaNode {
                 self.on_request(env, origin, rtph, packet.payload)
             }
             Some(TaHeader::Response(response)) => {
-                self.on_carried(env, at, response);
                 self.on_response(env, at, rtph, response, packet.payload);
                 true
             }
@@ -113,6 +112,15 @@ impl UrmaNode {
         }
         self.packet_delivered(env, at, rtph, verdict);
         Ok(())
+    }
+    /// Go-back-N: a NAK asks for what is missing, once.
+    fn refuse_early(&mut self, at: PoolRef) {
+        let Some(channel) = self.channels.get_mut(at) else { return };
+        let expected = channel.rx.expected();
+        if channel.nak_sent != Some(expected) {
+            (channel.nak_sent, channel.nak_due) = (Some(expected), true);
+            self.activate(at);
+        }
     }
     fn packet_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, rtph: &Rtph, verdict: PsnVerdict) {
         let Some(channel) = self.channels.get_mut(at) else { return };
@@ -153,11 +161,10 @@ impl UrmaNode {
         self.arm_channel(at, env.now);
         result.map(|_| ())
     }
-    /// The acknowledgement of packets in a TAACK. A bad one is counted; the answer is as good as without it.
-    fn on_carried(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, response: &Atah) {
-        if !response.acknowledges {
-            return;
-        }
+    /// The acknowledgement of packets in a TAACK. It holds whatever becomes of the answer, which go-back-N drops behind a gap. A
+    /// bad one is counted; the answer is as good as without it.
+    fn on_carried(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, transaction: Option<&TaHeader>) {
+        let Some(TaHeader::Response(response @ Atah { acknowledges: true, .. })) = transaction else { return };
         if let Err(reason) = self.on_arrived(env, at, Psn::new(response.offset), None) {
             env.fx.count(reason);
         }

@@ -3,8 +3,8 @@
 mod common;
 
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{Dialect, Nth, TaHeader, TaOpcode, TpOpcode, UbPacket};
-use burst_urma::{CrStatus, JettyConfig, JfsWr};
+use burst_ubwire::{Cna, Dialect, Nth, TaHeader, TaOpcode, TpOpcode, UbPacket};
+use burst_urma::{CrStatus, JettyConfig, JfsWr, LossRecovery};
 use common::*;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -36,7 +36,10 @@ struct Ends {
 
 impl Ends {
     fn new() -> Ends {
-        let mut world = World::new(2, 1 << 16, 3, |config| config.caqm = false);
+        Ends::with(LossRecovery::Selective)
+    }
+    fn with(recovery: LossRecovery) -> Ends {
+        let mut world = World::new(2, 1 << 16, 3, |config| (config.caqm, config.recovery) = (false, recovery));
         let jfcs = [0, 1].map(|host| world.jfc(host));
         let jetties = [0, 1].map(|host| world.jetty(host, JettyConfig::new(jfcs[host], None)));
         let segments = [0, 1].map(|host| world.import_all(host, 1 - host));
@@ -125,6 +128,30 @@ fn lost_answers_and_their_acknowledgements_come_again() {
     let late = ends.world.poll(0, ends.jfcs[0]).len() + ends.world.poll(1, ends.jfcs[1]).len();
     assert_eq!(done + late, 200);
     assert!(ends.world.count(0, Reason::UbRepeated) > 5 && ends.world.count(0, Reason::UbBadAck) == 0);
+    ends.world.assert_drained();
+}
+
+#[test]
+fn an_answer_that_go_back_n_drops_behind_a_gap_acknowledges_all_the_same() {
+    let mut ends = Ends::with(LossRecovery::GoBackN);
+    ends.open();
+    let answers = [0; 2].map(|_| {
+        ends.write(0, 64);
+        let write = take(&mut ends.world, 0).expect("the WRITE");
+        ends.world.with(1, |node, env| node.on_packet(env, &write));
+        take(&mut ends.world, 1).expect("the TAACK")
+    });
+    let in_flight = |ends: &Ends| ends.world.hosts[0].node.channels_from(Cna::new(0)).map(|c| c.packets).sum::<usize>();
+    assert_eq!(in_flight(&ends), 2);
+    // The first one is lost.
+    ends.world.with(0, |node, env| node.on_packet(env, &answers[1]));
+    assert_eq!((in_flight(&ends), ends.world.count(0, Reason::UbGap)), (0, 1));
+    assert_eq!(ends.world.poll(0, ends.jfcs[0]).len(), 0);
+    for answer in &answers {
+        ends.world.with(0, |node, env| node.on_packet(env, answer));
+    }
+    ends.world.run_for(Nanos(1_000_000_000));
+    assert_eq!(ends.world.poll(0, ends.jfcs[0]).len(), 2);
     ends.world.assert_drained();
 }
 

@@ -467,10 +467,10 @@ fn run_seeds(lanes: u8, seeds: u64, ops: u64) -> HashMap<Reason, u64> {
 
 #[test]
 fn random_operations_keep_all_promises() {
-    let (seeds, ops) = (from_env("BURST_URMA_SEEDS", 20), from_env("BURST_URMA_OPS", 600));
+    let (seeds, ops) = (from_env("BURST_URMA_SEEDS", 40), from_env("BURST_URMA_OPS", 600));
     let counts = run_seeds(1, seeds, ops);
     // What the seeds are for has happened.
-    if from_env("BURST_URMA_SEED", 0) == 0 && seeds >= 20 {
+    if from_env("BURST_URMA_SEED", 0) == 0 && seeds >= 40 {
         for reason in [
             Reason::UbDuplicate,
             Reason::UbGap,
