@@ -2,7 +2,7 @@
 
 mod common;
 
-use burst_base::Nanos;
+use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, Dialect, Maetah, OrderTag, RC_TYPE_CONTEXT, ServiceMode, TaHeader, TaOpcode, UbPacket};
 use burst_urma::{CrStatus, JettyConfig, JfsWr};
 use common::forge::{deliver, open_and_cut, packet, write, write_request};
@@ -202,4 +202,39 @@ fn refused_requests_do_not_take_the_room_of_the_one_that_they_wait_for() {
     a_stream_that_arrives_with_its_oldest_last(|_| true);
     a_stream_that_arrives_with_its_oldest_last(|i| i % 3 == 0);
     a_stream_that_arrives_with_its_oldest_last(|i| i % 3 != 0);
+}
+
+#[test]
+fn a_request_that_would_wait_is_refused_without_a_place_for_a_response() {
+    let mut world = World::new(2, 1 << 16, 1, |c| (c.inbound_max, c.responses_max) = (6, 6));
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig { service: ServiceMode::Rol, ..JettyConfig::new(jfc, None) });
+    let segment = world.import_all(0, 1);
+    let data = world.data(0, 0, 8);
+    let read = JfsWr { segment: Some(segment), remote_addr: RAM_BASE, ..JfsWr::new(TaOpcode::Read, data, 0) };
+    world.post_sound(0, jetty, read);
+    world.run_for(Nanos(1_000_000));
+    (0..8).for_each(|_| world.post_sound(0, jetty, read));
+    let mut out = vec![0; 16384];
+    let mut packets: Vec<Vec<u8>> = std::iter::from_fn(|| {
+        let sent = world.with(0, |node, env| node.poll_tx(env, &mut out))?;
+        Some(out[..sent.len].to_vec())
+    })
+    .filter(|bytes| order_number(bytes).is_some())
+    .collect();
+    packets.reverse();
+    let (oldest, later) = packets.split_last().expect("READs of the stream");
+    assert_eq!(later.len(), 7);
+    for packet in later {
+        world.with(1, |node, env| node.on_packet(env, packet));
+    }
+    let state = world.hosts[1].node.state();
+    assert_eq!((state.inbound, state.responses), (2, 0), "two wait, five are refused");
+    assert_eq!(world.count(1, Reason::UbOrderBufferFull), 5);
+    world.with(1, |node, env| node.on_packet(env, oldest));
+    assert!(world.hosts[1].node.state().responses > 0, "the oldest one is executed");
+    world.run_for(Nanos(1_000_000_000));
+    let done = world.poll(0, jfc);
+    assert_eq!(done.iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success; 9]);
+    world.assert_drained();
 }
