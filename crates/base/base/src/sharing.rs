@@ -9,6 +9,10 @@
 //! which keeps the processor for a whole time slice. Then sleeping is better than yielding, because the kernel prefers a thread
 //! that is woken to a thread that yielded. The processor is *contended* for a time, which doubles when the next trial has the
 //! same result.
+//!
+//! A yield that took longer than [`NOTED`] shows at least that the processor is not the thread's alone: it is *disputed* for
+//! [`DISPUTED`]. With the kernel's autogroups a thread whose yields switch seldom gets an equal share of the processor all the
+//! same, at the cost of a thread with work; who can sleep without a loss should do so then.
 
 use crate::Nanos;
 
@@ -16,6 +20,10 @@ use crate::Nanos;
 pub const SAMPLE_EVERY: u32 = 16;
 /// A yield that took longer went to a computing thread.
 pub const LONG: Nanos = Nanos::from_us(400);
+/// A yield that took longer went to another thread with work.
+pub const NOTED: Nanos = Nanos::from_us(20);
+/// Time for which the processor is disputed after a yield longer than [`NOTED`].
+pub const DISPUTED: Nanos = Nanos::from_ms(20);
 /// Time for which the processor is contended after the first long yield. It doubles up to [`CONTENDED_MAX`].
 pub const CONTENDED_MIN: Nanos = Nanos::from_ms(20);
 /// Longest time for which the processor is contended after a long yield.
@@ -28,6 +36,7 @@ pub struct Sharing {
     yields: u32,
     switches: u64,
     contended_until: Nanos,
+    disputed_until: Nanos,
     penalty: Nanos,
 }
 
@@ -40,7 +49,14 @@ impl Default for Sharing {
 impl Sharing {
     /// The initial estimate: shared, which is the safe guess, and not contended.
     pub const fn new() -> Self {
-        Sharing { shared: true, yields: 0, switches: 0, contended_until: Nanos(0), penalty: Nanos(0) }
+        Sharing {
+            shared: true,
+            yields: 0,
+            switches: 0,
+            contended_until: Nanos(0),
+            disputed_until: Nanos(0),
+            penalty: Nanos(0),
+        }
     }
     /// Whether other pollers share the processor.
     pub const fn is_shared(self) -> bool {
@@ -51,9 +67,20 @@ impl Sharing {
     pub fn is_contended(self, now: Nanos) -> bool {
         now < self.contended_until
     }
+    /// Whether another thread with work ran on this processor lately: sleep rather than poll where that costs nothing.
+    pub fn is_disputed(self, now: Nanos) -> bool {
+        now < self.disputed_until
+    }
+    /// Whether [`Sharing::is_disputed`] may be true at some time: needs no clock.
+    pub const fn is_ever_disputed(self) -> bool {
+        self.disputed_until.0 != 0
+    }
     /// The thread has yielded and runs again at `now`, after `took`. True: call [`Sharing::sample`] now.
     #[must_use]
     pub fn yielded(&mut self, now: Nanos, took: Nanos) -> bool {
+        if took > NOTED {
+            self.disputed_until = now + DISPUTED;
+        }
         if took > LONG {
             self.penalty = Nanos((self.penalty.0 * 2).clamp(CONTENDED_MIN.0, CONTENDED_MAX.0));
             self.contended_until = now + self.penalty;
@@ -89,6 +116,15 @@ mod tests {
         assert!(s.yielded(Nanos(0), Nanos(900)));
         s.sample(3 + 8);
         assert!(s.is_shared(), "8 of 16 yields switched");
+    }
+
+    #[test]
+    fn a_processor_is_disputed_for_a_while_after_another_thread_ran() {
+        let (mut s, now) = (Sharing::new(), Nanos::from_ms(5));
+        let _ = s.yielded(now, NOTED);
+        assert!(!s.is_disputed(now));
+        let _ = s.yielded(now, NOTED + Nanos(1));
+        assert!(s.is_disputed(now) && !s.is_contended(now) && !s.is_disputed(now + DISPUTED));
     }
 
     #[test]

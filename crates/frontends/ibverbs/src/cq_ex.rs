@@ -13,7 +13,7 @@ use crate::context::VerbsContext;
 use crate::cq::{VerbsCq, create};
 use crate::flush;
 use crate::sys::*;
-use burst_client::raw::idle::{found as found_one, pause};
+use burst_client::raw::idle::{found as found_some, pause};
 use burst_shm::Cqe;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -118,7 +118,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
     // SAFETY: the lock is held, or the program promised to poll from one thread only.
     let found = unsafe { step(cq, ours, context) };
     if found {
-        found_one();
+        found_some(1);
         return 0;
     }
     if LOCKED {
@@ -128,11 +128,13 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
     if context.turn() {
         // SAFETY: as above. The pass may have brought one.
         if unsafe { start_poll_once::<LOCKED>(cq, ours, context) } == 0 {
-            found_one();
+            found_some(1);
             return 0;
         }
     }
-    if pause(context.in_process_calls().is_none()) && context.daemon_is_gone() {
+    // SAFETY: without the lock, the program promised to poll from one thread only; no other reference lives here.
+    let outstanding = || if LOCKED { ours.inner.lock().outstanding } else { unsafe { ours.inner.held() }.outstanding };
+    if pause(context.in_process_calls().is_none(), outstanding) && context.daemon_is_gone() {
         flush::flush(context, Some(ours));
         // SAFETY: as above. What was flushed is found now.
         return unsafe { start_poll_once::<LOCKED>(cq, ours, context) };

@@ -29,8 +29,11 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         done = unsafe { take(cq, context, wanted, wc) };
     }
     if done > 0 {
-        found();
-    } else if wanted > 0 && pause(context.in_process_calls().is_none()) && context.daemon_is_gone() {
+        found(done as u32);
+    } else if wanted > 0
+        && pause(context.in_process_calls().is_none(), || cq.inner.lock().outstanding)
+        && context.daemon_is_gone()
+    {
         // SAFETY: as above.
         return unsafe { poll_flushed(cq.as_ibv(), count, wc) };
     }

@@ -210,6 +210,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         side.ring.rewind(side.extra.first);
     } else if side.ring.written() != side.extra.first {
         ring = side.ring.post();
+        ours.sq.slots.set_posted(side.ring.written());
     }
     // SAFETY: as above; `side` is not used any more.
     unsafe { ours.sq.side.release() };

@@ -48,11 +48,11 @@ unsafe fn access(seg: *mut TargetSeg, va: u64, kind: AccessKind) -> Result<Acces
         });
         match outcome {
             Some(outcome) if outcome.status == CrStatus::Success => {
-                found();
+                found(1);
                 return Ok(outcome);
             }
             Some(outcome) => return Err(errno_of(outcome.status)),
-            None => pause(false),
+            None => pause(false, || 0),
         };
     }
 }

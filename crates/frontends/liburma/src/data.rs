@@ -298,7 +298,7 @@ exported! {
         }
         // A thread that has the node looks for packets itself.
         let Some(mut inner) = host.try_lock() else {
-            pause(false);
+            pause(false, || 0);
             return 0;
         };
         if !inner.has_completions(handle) {
@@ -307,18 +307,18 @@ exported! {
         for i in 0..count {
             let Some(cr) = inner.poll_jfc(handle) else {
                 if i > 0 {
-                    found();
+                    found(i as u32);
                     return i;
                 }
                 let is_daemons = inner.is_daemons();
                 drop(inner);
                 // A program that only polls has no other way to learn that the daemon has ended.
-                let is_check_due = pause(is_daemons);
+                let is_check_due = pause(is_daemons, || 0);
                 return if is_check_due && is_daemons && host.lock().has_ended() { -1 } else { 0 };
             };
             crs.add(i as usize).write(record(&mut inner, &cr));
         }
-        found();
+        found(count as u32);
         count
     }
     fn urma_rearm_jfc(jfc: *mut UrmaJfc, _solicited_only: bool) -> Status {

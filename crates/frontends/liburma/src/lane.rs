@@ -79,11 +79,11 @@ impl AccessLane {
             if let Some(cr) = daemon.poll_jfc(self.jfc) {
                 break cr.status;
             }
-            if pause(true) && daemon.has_ended() {
+            if pause(true, || 0) && daemon.has_ended() {
                 break CrStatus::AckTimeout;
             }
         };
-        found();
+        found(1);
         let mut bytes = [0; ACCESS_MAX];
         if !matches!(kind, AccessKind::Store { .. }) {
             for (i, to) in bytes.chunks_exact_mut(8).enumerate() {

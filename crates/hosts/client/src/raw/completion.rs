@@ -22,12 +22,14 @@ pub struct CompletionRing {
     pub carried: VecDeque<Cqe>,
     /// The completion that an extended interface is looking at.
     pub current: Cqe,
+    /// Requests that the send queue of the last send completion had in flight after it. A hint.
+    pub outstanding: u32,
 }
 
 impl CompletionRing {
     /// The state over a fresh ring.
     pub fn new(ring: CqConsumer) -> CompletionRing {
-        CompletionRing { ring, carried: VecDeque::new(), current: Cqe::default() }
+        CompletionRing { ring, carried: VecDeque::new(), current: Cqe::default(), outstanding: 0 }
     }
 
     /// Moves all completions to `carried` that `keep` accepts, and drops the others there and in the ring.
@@ -49,14 +51,14 @@ impl CompletionRing {
     /// Copies the next completion to `current`. False: there is none.
     #[inline(always)]
     pub fn next(&mut self, table: &CookieTable<SendSlots>) -> bool {
-        next(&mut self.ring, &mut self.carried, table, &mut self.current)
+        next(&mut self.ring, &mut self.carried, table, &mut self.outstanding, &mut self.current)
     }
 
     /// Gives the next completion to `sink`, once. Returns how many there were: 0 or 1.
     #[inline(always)]
     pub fn take_one(&mut self, table: &CookieTable<SendSlots>, sink: impl FnOnce(&Cqe)) -> usize {
         let mut cqe = Cqe::default();
-        if !next(&mut self.ring, &mut self.carried, table, &mut cqe) {
+        if !next(&mut self.ring, &mut self.carried, table, &mut self.outstanding, &mut cqe) {
             return 0;
         }
         sink(&cqe);
@@ -78,7 +80,7 @@ impl CompletionRing {
                 Some(slots) if cqe.is_recv == 0 => {
                     if owed.is_some_and(|(other, _)| other != slots) {
                         self.ring.release();
-                        settle(owed);
+                        settle(owed, &mut self.outstanding);
                     }
                     owed = Some((slots, cqe.sq_consumer));
                 }
@@ -92,7 +94,7 @@ impl CompletionRing {
         }
         if taken {
             self.ring.release();
-            settle(owed);
+            settle(owed, &mut self.outstanding);
         }
         done
     }
@@ -108,7 +110,7 @@ impl CompletionRing {
         while done < wanted
             && let Some(cqe) = self.carried.pop_front()
         {
-            if retire(table, &cqe) {
+            if retire(table, &cqe, &mut self.outstanding) {
                 sink(done, &cqe);
                 done += 1;
             }
@@ -120,16 +122,22 @@ impl CompletionRing {
 /// Takes the next completion of a living queue pair as a copy: its entry in the ring is free before the send queue learns that
 /// it may post again. False: there is none.
 #[inline(always)]
-fn next(ring: &mut CqConsumer, carried: &mut VecDeque<Cqe>, table: &CookieTable<SendSlots>, cqe: &mut Cqe) -> bool {
+fn next(
+    ring: &mut CqConsumer,
+    carried: &mut VecDeque<Cqe>,
+    table: &CookieTable<SendSlots>,
+    outstanding: &mut u32,
+    cqe: &mut Cqe,
+) -> bool {
     if carried.is_empty() {
         if !ring.poll(cqe) {
             return false;
         }
-        if retire(table, cqe) {
+        if retire(table, cqe, outstanding) {
             return true;
         }
     }
-    next_after_others(ring, carried, table).map(|found| *cqe = found).is_some()
+    next_after_others(ring, carried, table, outstanding).map(|found| *cqe = found).is_some()
 }
 
 /// As [`next`], where completions were carried or their queue pairs have ended.
@@ -138,6 +146,7 @@ fn next_after_others(
     ring: &mut CqConsumer,
     carried: &mut VecDeque<Cqe>,
     table: &CookieTable<SendSlots>,
+    outstanding: &mut u32,
 ) -> Option<Cqe> {
     loop {
         let mut cqe = Cqe::default();
@@ -146,32 +155,35 @@ fn next_after_others(
         } else if !ring.poll(&mut cqe) {
             return None;
         }
-        if retire(table, &cqe) {
+        if retire(table, &cqe, outstanding) {
             return Some(cqe);
         }
     }
 }
 
-/// Records the free entries of a send queue.
+/// Records the free entries of a send queue, and how many of its requests are in flight.
 #[inline]
-fn settle(owed: Option<(NonNull<SendSlots>, u32)>) {
+fn settle(owed: Option<(NonNull<SendSlots>, u32)>, outstanding: &mut u32) {
     if let Some((slots, count)) = owed {
         // SAFETY: found by `take`, whose caller holds the lock of this completion queue; the end of a queue pair passes through
         // that lock before its memory is freed.
-        unsafe { slots.as_ref() }.set_retired(count);
+        let slots = unsafe { slots.as_ref() };
+        slots.set_retired(count);
+        *outstanding = slots.outstanding(count);
     }
 }
 
 /// Records the free entries that a completion reports; the completion's own entry must be free before. False: the queue pair has
 /// ended. A receive of an XRC shared receive queue names no queue pair: it may be another process's.
 #[inline]
-fn retire(table: &CookieTable<SendSlots>, cqe: &Cqe) -> bool {
+fn retire(table: &CookieTable<SendSlots>, cqe: &Cqe, outstanding: &mut u32) -> bool {
     let Some(slots) = table.get(cqe.qp_cookie) else { return cqe.qp_cookie == NO_COOKIE };
     // SAFETY: the caller holds the lock of this completion queue; the end of a queue pair passes through that lock before its
     // memory is freed.
     let slots = unsafe { slots.as_ref() };
     if cqe.is_recv == 0 {
         slots.set_retired(cqe.sq_consumer);
+        *outstanding = slots.outstanding(cqe.sq_consumer);
     } else {
         slots.set_received(cqe.sq_consumer);
     }

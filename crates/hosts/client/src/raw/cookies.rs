@@ -29,6 +29,7 @@ pub const NO_COOKIE: u32 = 0;
 pub struct SendSlots {
     retired: AtomicU32,
     received: AtomicU32,
+    posted: AtomicU32,
 }
 
 impl SendSlots {
@@ -42,6 +43,18 @@ impl SendSlots {
     #[inline]
     pub fn retired(&self) -> u32 {
         self.retired.load(Ordering::Acquire)
+    }
+
+    /// Records how many requests were posted so far. Called under the lock of the send queue.
+    #[inline]
+    pub fn set_posted(&self, count: u32) {
+        self.posted.store(count, Ordering::Relaxed);
+    }
+
+    /// Requests that are posted, and not among the `retired` ones.
+    #[inline]
+    pub fn outstanding(&self, retired: u32) -> u32 {
+        self.posted.load(Ordering::Relaxed).wrapping_sub(retired)
     }
 
     /// Records the count of a receive completion. Called under the lock of the receive completion queue.

@@ -182,6 +182,7 @@ impl<X: Default> SendQueue<X> {
         ring.free(self.slots.retired());
         let result = write(ring);
         let rings = ring.written() != before && ring.post();
+        self.slots.set_posted(ring.written());
         drop(side);
         if rings {
             self.doorbell.ring(context);
@@ -194,6 +195,7 @@ impl<X: Default> SendQueue<X> {
         let mut side = self.side.lock();
         side.ring.free_all();
         self.slots.set_retired(side.ring.written());
+        self.slots.set_posted(side.ring.written());
     }
 
     /// Whether anything was ever posted.
