@@ -10,9 +10,9 @@
 //! that is woken to a thread that yielded. The processor is *contended* for a time, which doubles when the next trial has the
 //! same result.
 //!
-//! A yield that took longer than [`NOTED`] shows at least that the processor is not the thread's alone: it is *disputed* for
-//! [`DISPUTED`]. With the kernel's autogroups a thread whose yields switch seldom gets an equal share of the processor all the
-//! same, at the cost of a thread with work; who can sleep without a loss should do so then.
+//! A yield that took longer than [`NOTED`] shows at least that another thread has work for this processor. If most yields do not
+//! switch all the same, the other thread belongs to another session (the kernel's autogroups): each gets an equal share, however
+//! little the one has to do. The processor is *disputed* for [`DISPUTED`]: who can sleep without a loss should do so.
 
 use crate::Nanos;
 
@@ -67,13 +67,13 @@ impl Sharing {
     pub fn is_contended(self, now: Nanos) -> bool {
         now < self.contended_until
     }
-    /// Whether another thread with work ran on this processor lately: sleep rather than poll where that costs nothing.
+    /// Whether another thread with work ran on this processor lately that most yields do not reach.
     pub fn is_disputed(self, now: Nanos) -> bool {
-        now < self.disputed_until
+        !self.shared && now < self.disputed_until
     }
     /// Whether [`Sharing::is_disputed`] may be true at some time: needs no clock.
     pub const fn is_ever_disputed(self) -> bool {
-        self.disputed_until.0 != 0
+        !self.shared && self.disputed_until.0 != 0
     }
     /// The thread has yielded and runs again at `now`, after `took`. True: call [`Sharing::sample`] now.
     #[must_use]
@@ -124,6 +124,8 @@ mod tests {
         let _ = s.yielded(now, NOTED);
         assert!(!s.is_disputed(now));
         let _ = s.yielded(now, NOTED + Nanos(1));
+        assert!(!s.is_disputed(now), "yields reach it, as far as is known");
+        s.sample(0);
         assert!(s.is_disputed(now) && !s.is_contended(now) && !s.is_disputed(now + DISPUTED));
     }
 
