@@ -143,3 +143,25 @@ def test_memory_of_every_kind_of_another_user(make_fabric, port):
     if any(said.startswith("unavailable") for kind, said in wrong.items() if kind.startswith("hugetlb")):
         pytest.skip(f"too few huge pages: {wrong}")
     assert not wrong, f"{wrong}\n{host.daemon.text()}"
+
+
+def session_of(daemon):
+    """The nice value of a daemon's autogroup."""
+    return int(Path(f"/proc/{daemon.pid}/autogroup").read_text().split()[2])
+
+
+@pytest.mark.skipif(not os.access("/proc/self/autogroup", os.W_OK), reason="this kernel has no autogroups")
+def test_the_daemon_takes_a_larger_share_for_its_own_session_if_it_may(make_fabric):
+    host = make_fabric(daemons=False).a
+    may_not = [*host.prefix(), "setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice"]
+    for prefix, extra, nice in (
+        (host.prefix(), [], -5),
+        (host.prefix(), ["--session-priority=no"], 0),
+        (may_not, [], 0),
+        # A session that it shares with its starter.
+        ([*host.prefix(), "setpriv", "--reuid=0", "sh", "-c", '"$@" & wait', "sh"], [], 0),
+    ):
+        daemon = host.daemon = Daemon(prefix, host.socket, "udp:dev=eth0", extra)
+        assert session_of(daemon) == nice, (prefix, extra)
+        host.run("ibv_devinfo", "-d", "burst0")
+        daemon.stop()

@@ -3,7 +3,7 @@
 //! The control plane is the crate `burst_host`, the settings and the log are those of `burst_config`. This binary adds what a
 //! daemon needs: [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
 //! [`clients`] and [`endings`] are the queues of the accounts, [`conversation`] a
-//! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
+//! client's socket, [`session`] the session's share of the processors, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
 //! [`systemd`] what systemd passes.
 
 use burst_config as config;
@@ -18,6 +18,7 @@ mod conversation;
 mod endings;
 mod rounds;
 mod server;
+mod session;
 mod signals;
 mod supervisor;
 mod systemd;
@@ -31,6 +32,16 @@ fn main() -> ExitCode {
     log::init(config.log_level, config.log_format);
     if let Some(sentence) = config.raised_window() {
         tracing::warn!("{sentence}");
+    }
+    if config.session_priority {
+        match session::prefer() {
+            session::SessionShare::Larger => {
+                tracing::debug!("the session's share of the processors is larger than a program's")
+            }
+            session::SessionShare::Unchanged(reason) => {
+                tracing::debug!("the session's share of the processors is as it was: {reason}")
+            }
+        }
     }
     let is_supervisor = config.guarded && !supervisor::is_supervised();
     let result = if is_supervisor { supervisor::supervise(&config) } else { run(&config) };

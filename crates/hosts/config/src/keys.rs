@@ -52,6 +52,8 @@ pub enum KeyId {
     Lend,
     /// `guarded`.
     Guarded,
+    /// `session_priority`.
+    SessionPriority,
     /// `restart_pause`.
     RestartPause,
     /// `state_dir`.
@@ -300,6 +302,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "no",
         help: "Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls",
+    },
+    ConfigKey {
+        id: KeyId::SessionPriority,
+        name: "session_priority",
+        flag: "session-priority",
+        env: "BURST_SESSION_PRIORITY",
+        kind: ValueKind::Switch,
+        many: false,
+        default: "yes",
+        help: "Where the kernel shares processors by session (autogroups), let the daemon's session have three times a program's share while both compete; needs CAP_SYS_NICE, and a session of its own",
     },
     ConfigKey {
         id: KeyId::RestartPause,

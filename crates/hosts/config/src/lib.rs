@@ -40,6 +40,8 @@ pub struct Config {
     pub ready_fd: Option<RawFd>,
     /// Whether a supervisor starts a successor when the daemon falls.
     pub guarded: bool,
+    /// Whether the daemon's session asks the kernel for a larger share of the processors than a program's.
+    pub session_priority: bool,
     /// The longest pause before a successor starts.
     pub restart_pause: Duration,
     /// Directory of crash reports; `None`: the default one.
@@ -243,6 +245,7 @@ const RTO: TextKey = TextKey::new(KeyId::Rto);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
 const LEND: TextKey = TextKey::new(KeyId::Lend);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
+const SESSION_PRIORITY: NumberKey = NumberKey::new(KeyId::SessionPriority);
 const RESTART_PAUSE: NumberKey = NumberKey::new(KeyId::RestartPause);
 const STATE_DIR: TextKey = TextKey::new(KeyId::StateDir);
 const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
@@ -293,6 +296,7 @@ fn assemble(values: &ConfigValues) -> Config {
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
         ready_fd: values.number(READY_FD).map(|fd| fd as RawFd),
         guarded: values.number_or_default(GUARDED) == 1,
+        session_priority: values.number_or_default(SESSION_PRIORITY) == 1,
         restart_pause: Duration::from_nanos(values.number_or_default(RESTART_PAUSE)),
         state_dir: values.text(STATE_DIR).map(PathBuf::from),
         log_level: match values.text(LOG_LEVEL) {

@@ -118,6 +118,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::AccountBy => "cgroup",
         KeyId::Lend => "same-user",
         KeyId::Guarded => "yes",
+        KeyId::SessionPriority => "no",
         KeyId::RestartPause => "5s",
         KeyId::StateDir => "/tmp/other-state",
         KeyId::LogLevel => "trace",

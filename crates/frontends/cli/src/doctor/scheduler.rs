@@ -10,9 +10,10 @@ const FEW: usize = 4;
 /// `/proc/PID/cgroup` of a process in the root group: only these have autogroups.
 const ROOT_GROUP: &str = "0::/";
 
-/// Autogroup of a process: its line of `/proc/PID/autogroup`, and whether the process is in the root control group.
+/// Autogroup of a process: name and nice value in `/proc/PID/autogroup`, and whether the process is in the root control group.
 struct AutoGroup {
     auto: String,
+    nice: i32,
     root: bool,
 }
 
@@ -20,13 +21,16 @@ impl AutoGroup {
     fn of(process: &str) -> Option<AutoGroup> {
         let auto = read_to_string(format!("/proc/{process}/autogroup")).ok()?;
         // "/autogroup-12 nice 0"
-        let auto = auto.split_whitespace().next()?.to_owned();
+        let mut words = auto.split_whitespace();
+        let name = words.next()?.to_owned();
+        let nice = words.nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
         let groups = read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
-        Some(AutoGroup { auto, root: groups.lines().any(|line| line == ROOT_GROUP) || groups.is_empty() })
+        Some(AutoGroup { auto: name, nice, root: groups.lines().any(|line| line == ROOT_GROUP) || groups.is_empty() })
     }
 }
 
-/// Warns if a program that polls delays the daemon although it yields, because the kernel shares processors by autogroup.
+/// Warns if a program that polls delays the daemon although it yields, because the kernel shares processors by autogroup, and the
+/// daemon could not take the larger share (its key `session_priority`).
 pub fn check(daemon: Option<u32>) -> Finding {
     let Some(daemon) = daemon else { return Finding::Skip("no daemon".to_owned()) };
     let enabled =
@@ -39,11 +43,16 @@ fn judge(enabled: bool, processors: usize, own: Option<AutoGroup>, daemon: Optio
     let seen = format!("{processors} processors");
     match (own, daemon) {
         (Some(own), Some(daemon))
-            if enabled && processors <= FEW && own.root && daemon.root && own.auto != daemon.auto =>
+            if enabled
+                && processors <= FEW
+                && own.root
+                && daemon.root
+                && own.auto != daemon.auto
+                && daemon.nice >= own.nice =>
         {
             Finding::Hint(
                 format!("{seen}, and the kernel shares them by session: programs that poll slow the daemon down"),
-                format!("sysctl {SWITCH}=0, on a host that is there for such programs"),
+                format!("let burstd start in a session of its own with CAP_SYS_NICE, or sysctl {SWITCH}=0"),
             )
         }
         _ => Finding::Ok(seen),
@@ -55,7 +64,7 @@ mod tests {
     use super::*;
 
     fn group(auto: &str, root: bool) -> Option<AutoGroup> {
-        Some(AutoGroup { auto: auto.to_owned(), root })
+        Some(AutoGroup { auto: auto.to_owned(), nice: 0, root })
     }
 
     #[test]
@@ -68,6 +77,8 @@ mod tests {
         assert!(!hint(true, 2, group("/autogroup-1", true), group("/autogroup-1", true)));
         assert!(!hint(true, 2, group("/autogroup-1", true), group("/autogroup-2", false)));
         assert!(!hint(true, 2, None, group("/autogroup-2", true)));
+        let larger = Some(AutoGroup { auto: "/autogroup-2".to_owned(), nice: -5, root: true });
+        assert!(!hint(true, 2, group("/autogroup-1", true), larger), "the daemon has the larger share");
     }
 
     #[test]
