@@ -25,6 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const YIELD_LONG: Nanos = Nanos::from_us(20);
 /// How much a wait counts as activity of the program, in passes.
 const WAIT_ACTIVITY: u64 = 8;
+/// Passes after a request until the rest is left to the keeper.
+const SETTLE_PASSES: u32 = 8;
 /// Passes that send what peers learn at the end of the process.
 const EXIT_PASSES: u32 = 64;
 
@@ -156,18 +158,33 @@ impl Instance {
         }
     }
 
-    /// Answers a packet. What it has left for the worker is done before the return, unless another thread runs the worker.
+    /// Answers a packet. What it has left for the worker is done before the return, unless another thread runs the worker or it
+    /// takes many passes.
     ///
     /// # Errors
     /// An errno: the session is unusable.
     pub fn call(&self, session: u64, bytes: &[u8], fds: &[RawFd]) -> Result<PacketReply, i32> {
         let mut house = self.house().ok_or(libc::EIO)?;
         let answer = house.call(session, bytes, fds);
+        // The sleeper watches no descriptor of next hops if none was waited for when it began.
+        let due = if house.host.cm.hops.is_waited_for() { Nanos(0) } else { house.due_at().unwrap_or(Nanos::NEVER) };
         drop(house);
-        self.pass();
-        // Something new may be waited for.
-        self.wake_for(Nanos(0));
+        self.settle(due);
         answer
+    }
+
+    /// Runs the worker as long as it has work. Whoever sleeps is woken if he is needed before he wakes up by himself: most
+    /// requests leave nothing, and a thread that is woken in vain costs more than the request. `due`: when the control plane
+    /// needs him.
+    fn settle(&self, due: Nanos) {
+        for _ in 0..SETTLE_PASSES {
+            match self.worker.try_due() {
+                Some(next) if next > Clock::Monotonic.now() => return self.wake_for(due.min(next)),
+                Some(_) => _ = self.pass(),
+                None => break,
+            }
+        }
+        self.wake_for(Nanos(0));
     }
 
     /// Whether the host has failed.

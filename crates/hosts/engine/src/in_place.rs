@@ -160,6 +160,16 @@ impl InPlaceWorker {
         .ok()
     }
 
+    /// When the next pass is due, at once (zero) if there is work already; `None` if another thread runs the worker. Does not
+    /// wait.
+    pub fn try_due(&self) -> Option<Nanos> {
+        let due = self.try_with_state(|InPlaceState { runner, .. }| {
+            let has_work = runner.pending.load(Ordering::SeqCst) || runner.worker.has_work();
+            if has_work { Nanos(0) } else { runner.worker.next_deadline() }
+        });
+        due.ok()
+    }
+
     /// Announces that the caller sleeps until the worker has work, as far as the ports and the control thread need to know.
     /// `None`: there is work already, or another thread runs the worker. The caller looks at later doorbells itself.
     pub fn try_sleep(&self) -> Option<SleepPlan> {
