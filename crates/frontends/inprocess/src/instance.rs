@@ -52,6 +52,8 @@ pub struct Instance {
     waiter: AtomicBool,
     /// Waits of the program so far.
     waits: AtomicU32,
+    /// A program that waits by descriptors of its own has armed a queue.
+    is_armed: AtomicBool,
     /// Whether the keeper watches the ports, so that it, not the program, answers.
     pub keeper_serves: AtomicBool,
     /// Until when whoever watches the ports sleeps, in nanoseconds; 0: nobody does.
@@ -102,6 +104,7 @@ impl Instance {
             rung: AtomicBool::new(false),
             waiter: AtomicBool::new(false),
             waits: AtomicU32::new(0),
+            is_armed: AtomicBool::new(false),
             keeper_serves: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(0),
             failed: AtomicBool::new(false),
@@ -267,15 +270,13 @@ impl Instance {
     #[inline]
     pub fn posted(&self) {
         let had_posted = self.posted.swap(true, Ordering::SeqCst);
-        if !self.keeper_serves.load(Ordering::SeqCst) {
-            if had_posted {
-                // A pass follows soon, and sends it with others.
-                return;
-            }
-            // A program whose polls find completions makes few passes. It is busy all the same, and the keeper would be in
-            // its way.
-            self.count(1);
+        let keeper_serves = self.keeper_serves.load(Ordering::SeqCst);
+        if had_posted && !keeper_serves {
+            // A pass follows soon, and sends it with others.
+            return;
         }
+        // A program whose polls find completions makes few passes. It is busy all the same, and the keeper would be in its way.
+        self.count(1);
         if !self.send_posted() {
             self.rung.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
@@ -312,9 +313,19 @@ impl Instance {
     /// The program has armed a completion queue. If it has never waited by [`Instance::begin_wait`], it waits by a descriptor
     /// of its own, which the keeper must make readable without delay.
     pub fn armed(&self) {
-        if !self.keeper_serves.load(Ordering::Relaxed) && self.waits.load(Ordering::Relaxed) == 0 {
+        if self.waits.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        // Before the look at the keeper, which looks at this after it has stopped serving.
+        self.is_armed.store(true, Ordering::SeqCst);
+        if !self.keeper_serves.load(Ordering::SeqCst) {
             self.bell.ring();
         }
+    }
+
+    /// Whether the program has armed a queue since the last call, and waits by a descriptor of its own.
+    pub fn take_armed(&self) -> bool {
+        self.is_armed.load(Ordering::SeqCst) && self.is_armed.swap(false, Ordering::SeqCst)
     }
 
     /// As `InProcessCalls::begin_wait`.

@@ -14,6 +14,7 @@ use burst_engine::in_place::TurnOutcome;
 use burst_host::{Clock, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// First nap, and the longest: each nap in which the program ran the worker is followed by one twice as long.
@@ -24,8 +25,10 @@ const NAP_MAX: Nanos = Nanos::from_ms(2);
 const QUIET_FROM: Nanos = Nanos::from_us(300);
 /// Naps between two looks at the control plane: each look takes time from a program that polls.
 const NAPS_PER_UPKEEP: u32 = 16;
-/// Passes of the program since the keeper was last awake from which on it polls.
+/// Passes and posts of the program within [`POLLS_WITHIN`] from which on it polls.
 const POLLS_FROM: u64 = 32;
+/// Two passes or posts in this time are not a program that sleeps: a keeper on the program's processor may be awake at each.
+const POLLS_WITHIN: Nanos = Nanos::from_ms(2);
 /// Passes in a nap below which the program does not poll any more.
 const POLLS_LEAST: u64 = 4;
 /// Passes with work before the keeper looks at the control plane.
@@ -103,6 +106,24 @@ fn run(instance: &'static Instance) {
     }
 }
 
+/// When the keeper stops serving: what the program did lately.
+#[derive(Default)]
+struct ServeRule {
+    since: Nanos,
+    activity: u64,
+}
+
+impl ServeRule {
+    /// The program has run the worker, or posted, `activity` times since the last call. Returns whether it polls.
+    fn polls(&mut self, activity: u64, now: Nanos) -> bool {
+        if now.since(self.since) >= POLLS_WITHIN {
+            (self.since, self.activity) = (now, 0);
+        }
+        self.activity += activity;
+        self.activity >= POLLS_FROM
+    }
+}
+
 /// How long the keeper naps, and when it serves.
 struct NapRule {
     nap: Nanos,
@@ -160,15 +181,23 @@ impl Keeper {
 
     /// Runs the worker until the program does.
     fn serve(&mut self) {
-        self.instance.keeper_serves.store(true, std::sync::atomic::Ordering::SeqCst);
-        self.activity();
-        while !self.instance.has_failed() && !self.instance.has_waiter() {
-            self.serve_once();
-            if self.activity() >= POLLS_FROM {
+        loop {
+            self.instance.keeper_serves.store(true, Ordering::SeqCst);
+            self.activity();
+            let mut rule = ServeRule::default();
+            while !self.instance.has_failed() && !self.instance.has_waiter() {
+                self.serve_once();
+                if rule.polls(self.activity(), Clock::Monotonic.now()) {
+                    break;
+                }
+            }
+            self.instance.keeper_serves.store(false, Ordering::SeqCst);
+            // A program that has armed a queue sleeps next, however much it polled and posted before.
+            let sleeps = self.instance.take_armed() && !self.instance.has_waiter();
+            if !sleeps || self.instance.has_failed() {
                 break;
             }
         }
-        self.instance.keeper_serves.store(false, std::sync::atomic::Ordering::SeqCst);
         self.rule.nap = NAP_MIN;
     }
 
@@ -265,6 +294,17 @@ mod tests {
                 return now;
             }
         }
+    }
+
+    #[test]
+    fn a_program_that_posts_often_polls_even_if_the_keeper_sees_each_post() {
+        let polls = |every_us: u64, each: u64| {
+            let mut rule = ServeRule::default();
+            (0..1_000).any(|n| rule.polls(each, Nanos::from_us(1_000_000 + n * every_us)))
+        };
+        assert!(polls(50, 1), "one post for each sleep of the keeper");
+        assert!(polls(1_000, POLLS_FROM), "many at a time");
+        assert!(!polls(100, 1) && !polls(2_000, POLLS_FROM - 1));
     }
 
     #[test]
