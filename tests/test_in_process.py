@@ -144,6 +144,31 @@ def test_idle_programs_use_no_processor(fabric):
         server.stop()
 
 
+def test_requests_that_leave_nothing_do_not_wake_the_keeper(fabric):
+    """It runs for a small part of the time that the program's requests take. Awake, it would look for packets all the time."""
+    script = (
+        "import ctypes, pathlib, time\n"
+        "verbs = ctypes.CDLL('libibverbs.so.1')\n"
+        "for name in ('ibv_get_device_list', 'ibv_open_device', 'ibv_alloc_pd'):\n"
+        "    getattr(verbs, name).restype = ctypes.c_void_p\n"
+        "devices = ctypes.cast(verbs.ibv_get_device_list(None), ctypes.POINTER(ctypes.c_void_p))\n"
+        "context = ctypes.c_void_p(verbs.ibv_open_device(ctypes.c_void_p(devices[0])))\n"
+        "time.sleep(0.3)\n"
+        "tasks = {(task / 'comm').read_text().strip(): task for task in pathlib.Path('/proc/self/task').iterdir()}\n"
+        "keeper = tasks.pop('burst-keeper')\n"
+        "[own] = tasks.values()\n"
+        "ran = lambda: [int((task / 'schedstat').read_text().split()[0]) for task in (keeper, own)]\n"
+        "before = ran()\n"
+        "for _ in range(20_000):\n"
+        "    pd = verbs.ibv_alloc_pd(context)\n"
+        "    assert pd and verbs.ibv_dealloc_pd(ctypes.c_void_p(pd)) == 0\n"
+        "took = [after - was for after, was in zip(ran(), before)]\n"
+        "print(took[0] / took[1])\n"
+    )
+    code, text = fabric.a.run("python3", "-c", script)
+    assert code == 0 and float(text) < 0.1, text
+
+
 def cpu_ticks(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
