@@ -166,7 +166,7 @@ def test_requests_that_leave_nothing_do_not_wake_the_keeper(fabric):
         "print(took[0] / took[1])\n"
     )
     code, text = fabric.a.run("python3", "-c", script)
-    assert code == 0 and float(text) < 0.1, text
+    assert code == 0 and float(text) < 0.05, text
 
 
 def cpu_ticks(pid):

@@ -9,6 +9,23 @@ from lab import LabError, build_directory
 
 # The environment of programs that shall use it.
 BURST = {"LD_LIBRARY_PATH": "/burst/lib", "BURST_SOCKET": "/tmp/burst.sock"}
+PARTS = ("burstd", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/libburst-inprocess.so.1")
+
+
+class ProgramEnd:
+    """A guest that has Burst, as `run_pair` takes it: its programs have engines of their own on an address of eth0, one at a time."""
+
+    def __init__(self, guest, address):
+        self.guest, self.address = guest, address
+        self.env = {**BURST, "BURST_MODE": "inprocess", "BURST_PORT": f"udp:dev=eth0,addr={address}"}
+        guest.shell(f"ip addr replace {address}/24 dev eth0")
+
+    def __getattr__(self, name):
+        return getattr(self.guest, name)
+
+    def start(self, *words, env=None, **options):
+        """Starts a program in the guest."""
+        return self.guest.start(*words, env={**(env or {}), **self.env}, **options)
 
 
 def install(guest, port="udp:dev=lo"):
@@ -16,7 +33,7 @@ def install(guest, port="udp:dev=lo"):
     guest.shell("rdma link delete rxe0 && rmmod rdma_rxe && mkdir -p /burst/lib")
     built = build_directory().resolve()
     with tempfile.TemporaryDirectory() as directory:
-        for part in ("burstd", "lib/libibverbs.so.1", "lib/librdmacm.so.1"):
+        for part in PARTS:
             bare = Path(directory) / "bare"
             subprocess.run(["strip", "-o", bare, built / part], check=True)
             guest.put(bare, f"/burst/{part}")
