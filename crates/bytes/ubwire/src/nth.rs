@@ -118,8 +118,18 @@ impl Nth {
     pub const LEN: usize = 12;
     /// Where the congestion field lies.
     pub const CONGESTION_AT: usize = 7;
+    /// From node 0 to node 0.
+    pub(crate) const NONE: Nth = Nth {
+        source: Cna::new(0),
+        dest: Cna::new(0),
+        congestion: CongestionField { other: 0, enable: false, congested: false, increase: false, hint: 0 },
+        balance: 0,
+        service_level: 0,
+        next: NextLayer::Bypass,
+    };
 
     /// Reads the first [`Nth::LEN`] bytes: `None` if there are fewer or the next layer is unknown.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Option<Nth> {
         let b = bytes.first_chunk::<{ Nth::LEN }>()?;
         Some(Nth {
@@ -132,7 +142,9 @@ impl Nth {
         })
     }
     /// Writes the first [`Nth::LEN`] bytes; panics if there are fewer.
+    #[inline]
     pub fn emit(&self, out: &mut [u8]) {
+        let out = &mut out[..Nth::LEN];
         out[0] = 0;
         put24(out, 1, self.source.get());
         put24(out, 4, self.dest.get());

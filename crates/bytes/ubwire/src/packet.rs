@@ -39,6 +39,10 @@ pub struct UbPacket<'a> {
 }
 
 impl UbHead {
+    /// A head of a network header alone.
+    pub const fn new(nth: Nth) -> UbHead {
+        UbHead { nth, rtph: None, cetph: None, saetph: None, ta: None }
+    }
     /// Writes the headers and returns their length. Panics if `out` is shorter than [`UB_HEAD_MAX`].
     pub fn emit(&self, dialect: &Dialect, out: &mut [u8]) -> usize {
         self.nth.emit(out);
@@ -74,11 +78,23 @@ impl<'a> UbPacket<'a> {
     /// Parses `bytes`, from the NTH to the end of the payload (without a checksum). Fails with [`Reason::Truncated`],
     /// [`Reason::TrailingBytes`] or one of the reasons `Ub…`.
     pub fn parse(bytes: &'a [u8], dialect: &Dialect) -> Result<UbPacket<'a>, Reason> {
+        let mut packet = UbPacket::empty();
+        packet.read(bytes, dialect).map(|()| packet)
+    }
+    /// No packet, for [`UbPacket::read`].
+    #[inline]
+    pub const fn empty() -> UbPacket<'a> {
+        UbPacket { head: UbHead::new(Nth::NONE), payload: &[] }
+    }
+    /// As [`UbPacket::parse`], in place: a head is long. After an error the packet is of no use.
+    pub fn read(&mut self, bytes: &'a [u8], dialect: &Dialect) -> Result<(), Reason> {
         if bytes.len() < Nth::LEN {
             return Err(Reason::Truncated);
         }
+        self.payload = &[];
+        let head = &mut self.head;
         let nth = Nth::parse(bytes).ok_or(Reason::UbNextLayer)?;
-        let mut head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: None };
+        (head.nth, head.rtph, head.cetph, head.saetph, head.ta) = (nth, None, None, None, None);
         let mut rest = &bytes[Nth::LEN..];
         match nth.next {
             NextLayer::Bypass => {}
@@ -87,25 +103,21 @@ impl<'a> UbPacket<'a> {
                 check_utph(utph, dialect)?;
                 rest = &rest[UTPH_LEN..];
             }
-            NextLayer::Reliable => rest = parse_reliable(&mut head, rest, dialect)?,
+            NextLayer::Reliable => rest = parse_reliable(head, rest, dialect)?,
         }
         let is_data = head.rtph.is_none_or(|rtph| rtph.opcode == TpOpcode::Data);
         let is_fused = head.rtph.is_some_and(|rtph| rtph.status.status == UbStatus::FUSED);
         if !is_data && !is_fused {
             // Zeros follow in dialects that fill frames up.
-            return if rest.is_empty() || dialect.padded {
-                Ok(UbPacket { head, payload: &[] })
-            } else {
-                Err(Reason::TrailingBytes)
-            };
+            return if rest.is_empty() || dialect.padded { Ok(()) } else { Err(Reason::TrailingBytes) };
         }
-        let (ta, rest) = TaHeader::parse(rest, dialect)?;
+        let rest = TaHeader::read(&mut head.ta, rest, dialect)?;
+        let Some(ta) = &head.ta else { return Err(Reason::UbTransactionOpcode) };
         if !is_data && !ta.opcode().is_response() {
             return Err(Reason::UbTransactionOpcode);
         }
-        head.ta = Some(ta);
-        let payload = check_payload(&ta, rest, dialect)?;
-        Ok(UbPacket { head, payload })
+        self.payload = check_payload(ta, rest, dialect)?;
+        Ok(())
     }
 }
 

@@ -236,7 +236,9 @@ impl Btah {
             offset: placement(be24(b, 13)),
         }
     }
+    #[inline]
     fn emit(&self, dialect: &Dialect, out: &mut [u8]) {
+        let out = &mut out[..SKELETON];
         let bit = |on: bool, at: u8| u8::from(on) << at;
         out[0] = self.opcode as u8;
         out[1] = self.version << 6
@@ -331,7 +333,9 @@ impl Atah {
             acknowledges: dialect.placement && opcode == TaOpcode::TaAck && b[12] & 0x80 != 0,
         }
     }
+    #[inline]
     fn emit(&self, dialect: &Dialect, out: &mut [u8]) {
+        let out = &mut out[..SKELETON];
         out[0] = self.opcode as u8;
         out[1] = self.other & !0x0c | u8::from(self.granted) << 3 | u8::from(self.poison) << 2;
         put(out, 2, &self.tassn.to_be_bytes());
@@ -447,34 +451,37 @@ impl TaRequest {
     fn target_follows(&self) -> bool {
         self.base.has_target || matches!(self.base.opcode, TaOpcode::Send | TaOpcode::SendImm)
     }
-    fn parse<'a>(base: Btah, rest: &'a [u8], dialect: &Dialect) -> Result<(TaRequest, &'a [u8]), Reason> {
-        let mut out = TaRequest::new(base);
+    /// Reads the extended headers and returns what follows.
+    #[inline]
+    fn read_rest<'a>(&mut self, rest: &'a [u8], dialect: &Dialect) -> Result<&'a [u8], Reason> {
+        let opcode = self.base.opcode;
         let mut cursor = Cursor(rest);
-        if base.opcode.has_memory() {
+        if opcode.has_memory() {
             let b = cursor.take(Maetah::LEN)?;
-            out.memory = Some(Maetah { addr: be64(b, 0), token_id: be32(b, 8) & 0xf_ffff, len: be32(b, 12) });
+            self.memory = Some(Maetah { addr: be64(b, 0), token_id: be32(b, 8) & 0xf_ffff, len: be32(b, 12) });
         }
-        if out.token_follows(dialect) {
-            out.token = Some(be32(cursor.take(4)?, 0));
+        if self.token_follows(dialect) {
+            self.token = Some(be32(cursor.take(4)?, 0));
         }
-        if out.target_follows() {
+        if self.target_follows() {
             let b = cursor.take(Mtetah::LEN)?;
-            out.target = Some(Mtetah { hint: b[0], kind: b[1] >> 6, id: be24(b, 1) & 0xf_ffff });
+            self.target = Some(Mtetah { hint: b[0], kind: b[1] >> 6, id: be24(b, 1) & 0xf_ffff });
         }
-        for i in 0..usize::from(base.opcode.operands(dialect)) {
-            out.operands[i] = be64(cursor.take(8)?, 0);
+        for i in 0..usize::from(opcode.operands(dialect)) {
+            self.operands[i] = be64(cursor.take(8)?, 0);
         }
-        if dialect.immediate && base.opcode.has_immediate() {
-            out.immediate = be64(cursor.take(8)?, 0);
+        if dialect.immediate && opcode.has_immediate() {
+            self.immediate = be64(cursor.take(8)?, 0);
         }
-        if dialect.immediate && base.opcode == TaOpcode::WriteNotify {
+        if dialect.immediate && opcode == TaOpcode::WriteNotify {
             let b = cursor.take(NotifyTarget::LEN)?;
             let shown = be32(b, 8) & NotifyTarget::SHOWN != 0;
             let token_id = be32(b, 8) & 0xf_ffff;
-            out.notify = Some(NotifyTarget { addr: be64(b, 0), token_id, token: shown.then(|| be32(b, 12)) });
+            self.notify = Some(NotifyTarget { addr: be64(b, 0), token_id, token: shown.then(|| be32(b, 12)) });
         }
-        Ok((out, cursor.0))
+        Ok(cursor.0)
     }
+    #[inline]
     fn emit(&self, dialect: &Dialect, out: &mut [u8]) -> usize {
         self.base.emit(dialect, out);
         let mut at = SKELETON;
@@ -515,16 +522,26 @@ impl TaRequest {
 }
 
 impl TaHeader {
-    /// Reads the headers and returns what follows: [`Reason::Truncated`] or [`Reason::UbTransactionOpcode`].
-    pub(crate) fn parse<'a>(bytes: &'a [u8], dialect: &Dialect) -> Result<(TaHeader, &'a [u8]), Reason> {
+    /// Reads the headers in place and returns what follows: [`Reason::Truncated`] or [`Reason::UbTransactionOpcode`].
+    #[inline]
+    pub(crate) fn read<'a>(
+        into: &mut Option<TaHeader>,
+        bytes: &'a [u8],
+        dialect: &Dialect,
+    ) -> Result<&'a [u8], Reason> {
         let (b, rest) = bytes.split_first_chunk::<SKELETON>().ok_or(Reason::Truncated)?;
         let opcode = TaOpcode::from_number(b[0]).ok_or(Reason::UbTransactionOpcode)?;
         if opcode.is_response() {
-            return Ok((TaHeader::Response(Atah::read(b, opcode, dialect)), rest));
+            *into = Some(TaHeader::Response(Atah::read(b, opcode, dialect)));
+            return Ok(rest);
         }
-        TaRequest::parse(Btah::read(b, opcode, dialect), rest, dialect).map(|(r, rest)| (TaHeader::Request(r), rest))
+        match into.insert(TaHeader::Request(TaRequest::new(Btah::read(b, opcode, dialect)))) {
+            TaHeader::Request(request) => request.read_rest(rest, dialect),
+            TaHeader::Response(_) => Ok(rest),
+        }
     }
     /// Writes the headers and returns their length; panics if `out` is shorter than [`TA_HEAD_MAX`].
+    #[inline]
     pub(crate) fn emit(&self, dialect: &Dialect, out: &mut [u8]) -> usize {
         match self {
             TaHeader::Request(request) => request.emit(dialect, out),

@@ -107,6 +107,7 @@ impl Rtph {
     /// Length in bytes.
     pub const LEN: usize = 16;
     /// Reads the first [`Rtph::LEN`] bytes: [`Reason::Truncated`], [`Reason::UbTransportOpcode`] or [`Reason::UbNextLayer`].
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Rtph, Reason> {
         let b = bytes.first_chunk::<{ Rtph::LEN }>().ok_or(Reason::Truncated)?;
         if b[1] & 0x0f != 0 {
@@ -127,7 +128,9 @@ impl Rtph {
         })
     }
     /// Writes the first [`Rtph::LEN`] bytes; panics if there are fewer.
+    #[inline]
     pub fn emit(&self, out: &mut [u8]) {
+        let out = &mut out[..Rtph::LEN];
         out[0] = u8::from(self.last) << 7 | self.opcode.number();
         out[1] = self.version << 6 | (self.padding & 3) << 4;
         put24(out, 2, self.src_tpn);

@@ -69,6 +69,8 @@ pub(crate) struct TpChannel {
     pub(crate) is_answers_turn: bool,
     pub(crate) fused: VecDeque<FusedAck>,
     pub(crate) ack_due: bool,
+    /// When the acknowledgement of lone answers is due, if nothing has carried it until then.
+    pub(crate) ack_at: Nanos,
     pub(crate) nak_due: bool,
     /// Expected PSN for which a NAK was sent last (go-back-N).
     pub(crate) nak_sent: Option<Psn>,
@@ -99,6 +101,8 @@ pub(crate) struct TpChannel {
     pub(crate) unanswered: u32,
     /// Their bytes, in either direction.
     pub(crate) load: u64,
+    /// The incomplete message of the peer to which a packet belonged last.
+    pub(crate) last_message: PoolRef,
     /// Messages of the peer that are incomplete or wait.
     pub(crate) inbound: u32,
     /// Those of them that wait for earlier requests.
@@ -147,6 +151,7 @@ impl TpChannel {
             is_answers_turn: false,
             fused: VecDeque::new(),
             ack_due: false,
+            ack_at: Nanos::NEVER,
             nak_due: false,
             nak_sent: None,
             packets_to_ack: 0,
@@ -163,6 +168,7 @@ impl TpChannel {
             is_used: false,
             unanswered: 0,
             load: 0,
+            last_message: PoolRef::NONE,
             inbound: 0,
             waiting: 0,
             responses: 0,
@@ -215,12 +221,18 @@ impl TpChannel {
     pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
         match self.state {
             ChannelState::Opening => self.ask_at,
-            ChannelState::Open if self.is_doubted => self.ask_at,
-            ChannelState::Open if self.tx.is_empty() && self.awaits() => {
-                self.heard_at + rto(config, SILENCE_TRIES, self.tx.srtt())
-            }
-            ChannelState::Open => self.tx.deadline(config),
+            ChannelState::Open if self.is_doubted => self.ask_at.min(self.ack_at),
+            ChannelState::Open if self.tx.is_empty() && self.awaits() => self.sign_of_life_at(config).min(self.ack_at),
+            ChannelState::Open => self.tx.deadline(config).min(self.ack_at),
         }
+    }
+    /// When a silent peer is asked for a sign of life.
+    pub(crate) fn sign_of_life_at(&self, config: &UrmaConfig) -> Nanos {
+        self.heard_at + rto(config, SILENCE_TRIES, self.tx.srtt())
+    }
+    /// An acknowledgement leaves.
+    pub(crate) const fn acknowledged(&mut self) {
+        (self.ack_due, self.ack_at, self.packets_to_ack) = (false, Nanos::NEVER, 0);
     }
     /// Whether REQUESTs are sent.
     pub(crate) fn is_asking(&self) -> bool {
@@ -245,16 +257,25 @@ impl TpChannel {
             TxOwner::Response(_) | TxOwner::Busy { .. } | TxOwner::Filler => self.answers.push_back(owner),
         }
     }
-    /// The queue whose turn it is and that may send with this window in bytes.
-    pub(crate) fn next_queue(&mut self, window_bytes: u32) -> Option<&mut VecDeque<TxOwner>> {
+    /// Whether it is the responses' turn, among the queues that may send with this window in bytes.
+    pub(crate) fn next_turn(&self, window_bytes: u32) -> Option<bool> {
         let may_ask = !self.queue.is_empty() && self.tx.has_room(window_bytes, REQUEST_WINDOW);
         let may_answer = !self.answers.is_empty() && self.tx.has_room(window_bytes.saturating_mul(2), TX_WINDOW);
         match (may_ask, may_answer) {
             (false, false) => None,
-            (true, false) => Some(&mut self.queue),
-            (true, true) if !self.is_answers_turn => Some(&mut self.queue),
-            _ => Some(&mut self.answers),
+            (true, false) => Some(false),
+            (true, true) => Some(self.is_answers_turn),
+            (false, true) => Some(true),
         }
+    }
+    /// The queue of the responses or of the requests.
+    pub(crate) const fn queue_of(&mut self, is_answers: bool) -> &mut VecDeque<TxOwner> {
+        if is_answers { &mut self.answers } else { &mut self.queue }
+    }
+    /// Whether nothing at all is ready to be sent, whatever the window.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        let owes_ack = self.ack_due || self.nak_due || !self.fused.is_empty();
+        self.has_nothing_to_send() && !owes_ack && !self.tx.has_lost() && !self.is_asking()
     }
     /// What a TAACK that leaves now may acknowledge: the PSN, if an acknowledgement of its own would say no more.
     pub(crate) fn acknowledgeable(&self) -> Option<Psn> {

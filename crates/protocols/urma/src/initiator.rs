@@ -331,13 +331,19 @@ impl UrmaNode {
         had_silent
     }
     fn report(&mut self, at: PoolRef, fx: &mut dyn UrmaEffects) {
-        let Some(request) = self.unlink(at) else { return };
-        let RequestPhase::Done(status) = request.phase else { return };
-        if status == CrStatus::Success && !request.complete {
-            return;
+        let Some(request) = self.requests.get(at) else { return };
+        let told = match request.phase {
+            RequestPhase::Done(CrStatus::Success) if !request.complete => None,
+            RequestPhase::Done(status) => {
+                let jfc = self.jetties.get(request.jetty).map(|jetty| jetty.config.jfc);
+                jfc.map(|jfc| (jfc, send_record(request, status)))
+            }
+            _ => None,
+        };
+        self.unlink(at);
+        if let Some((jfc, record)) = told {
+            self.complete(jfc, record, fx);
         }
-        let Some(jfc) = self.jetties.get(request.jetty).map(|jetty| jetty.config.jfc) else { return };
-        self.complete(jfc, send_record(&request, status), fx);
     }
 }
 

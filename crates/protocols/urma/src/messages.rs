@@ -13,7 +13,7 @@ use crate::sequence::OrderVerdict;
 use crate::target::is_fusable;
 use crate::tx_window::TxOwner;
 use burst_base::Reason;
-use burst_ubwire::{OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode};
+use burst_ubwire::{Btah, OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode};
 
 /// Timer code of an RNR answer when the order buffer is full: 80 us.
 const FULL_TIMER: u8 = 3;
@@ -48,9 +48,12 @@ fn is_fused(origin: &MessageOrigin) -> bool {
 
 /// Whether a packet continues a message: but for the offset (and poison) all its packets have one header, and one is the last.
 fn is_same_message(message: &Inbound, origin: &MessageOrigin, is_last: bool) -> bool {
-    let (first, mut other) = (&message.origin.request, origin.request);
-    (other.base.offset, other.base.poison) = (first.base.offset, first.base.poison);
-    *first == other && !(is_last && message.total.is_some())
+    let (first, other) = (&message.origin.request, &origin.request);
+    let base = Btah { offset: other.base.offset, poison: other.base.poison, ..first.base };
+    base == other.base
+        && (first.memory, first.token, first.target) == (other.memory, other.token, other.target)
+        && (first.operands, first.immediate, first.notify) == (other.operands, other.immediate, other.notify)
+        && !(is_last && message.total.is_some())
 }
 
 impl UrmaNode {
@@ -107,11 +110,12 @@ impl UrmaNode {
         rtph: &Rtph,
         payload: &[u8],
     ) -> RequestTaken {
-        let key = (origin.channel.index(), rtph.tpmsn);
-        if self.channels.get_mut(origin.channel).is_some_and(|channel| channel.is_refused(rtph.tpmsn)) {
+        let Some(channel) = self.channels.get_mut(origin.channel) else { return RequestTaken::No };
+        if channel.is_refused(rtph.tpmsn) {
             return RequestTaken::Done;
         }
-        if let Some(&at) = self.inbound_keys.get(&key) {
+        let last_message = channel.last_message;
+        if let Some(at) = self.inbound_of(origin.channel, rtph.tpmsn, last_message) {
             if !self.inbound.get(at).is_some_and(|message| is_same_message(message, origin, rtph.last)) {
                 return RequestTaken::Foreign;
             }
@@ -160,14 +164,28 @@ impl UrmaNode {
         {
             context.waiting.push((*number, at));
         }
-        self.inbound_keys.insert(key, at);
+        self.inbound_keys.insert((origin.channel.index(), rtph.tpmsn), at);
         if self.continue_message(env, at, origin, rtph, payload) {
             return RequestTaken::Stored(at);
         }
         // Not even begun: a receive that was taken goes back.
-        self.inbound_keys.remove(&key);
+        self.inbound_keys.remove(&(origin.channel.index(), rtph.tpmsn));
         self.drop_inbound(at);
         RequestTaken::No
+    }
+    /// The record of a message; most packets are of the same one as the packet before them.
+    fn inbound_of(&mut self, channel: PoolRef, tpmsn: u32, last: PoolRef) -> Option<PoolRef> {
+        if self.inbound.get(last).is_some_and(|message| message.tpmsn == tpmsn && !message.is_complete()) {
+            return Some(last);
+        }
+        if self.inbound_keys.is_empty() {
+            return None;
+        }
+        let at = *self.inbound_keys.get(&(channel.index(), tpmsn))?;
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.last_message = at;
+        }
+        Some(at)
     }
     /// There is no record for a message. One of a single packet is refused by RNR. With go-back-N each is, because a packet that
     /// counts as not received would stop all that is behind it, the peer's responses too. With selective repeat others pass it,

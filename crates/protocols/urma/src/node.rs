@@ -364,12 +364,16 @@ impl UrmaNode {
         }
         loop {
             let head = self.jetties.get(at)?.head;
-            let request = self.unlink(head)?;
-            match request.phase {
-                RequestPhase::Done(CrStatus::Success) if !request.complete => {}
+            let request = self.requests.get(head)?;
+            let record = match request.phase {
+                RequestPhase::Done(CrStatus::Success) if !request.complete => None,
                 // Executed, but its completion waited for one that was not.
-                RequestPhase::Done(status) => return Some(send_record(&request, status)),
-                _ => return Some(CompletionRecord { len: 0, ..send_record(&request, CrStatus::Unhandled) }),
+                RequestPhase::Done(status) => Some(send_record(request, status)),
+                _ => Some(CompletionRecord { len: 0, ..send_record(request, CrStatus::Unhandled) }),
+            };
+            self.unlink(head);
+            if record.is_some() {
+                return record;
             }
         }
     }

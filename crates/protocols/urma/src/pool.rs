@@ -105,11 +105,24 @@ impl<T> UrmaPool<T> {
         if place.generation == at.generation { place.value.as_mut() } else { None }
     }
     pub(crate) fn remove(&mut self, at: PoolRef) -> Option<T> {
-        let place = self.places.get_mut(at.index as usize)?;
-        if place.generation != at.generation {
-            return None;
+        let value = self.places.get_mut(at.index as usize).filter(|place| place.generation == at.generation);
+        let value = value?.value.take()?;
+        self.free_place(at);
+        Some(value)
+    }
+    /// Removes a record that is there, without a copy of it.
+    pub(crate) fn discard(&mut self, at: PoolRef) {
+        let Some(place) = self.places.get_mut(at.index as usize).filter(|p| p.generation == at.generation) else {
+            return;
+        };
+        if place.value.is_some() {
+            place.value = None;
+            self.free_place(at);
         }
-        let value = place.value.take()?;
+    }
+    /// The record of a place was taken.
+    fn free_place(&mut self, at: PoolRef) {
+        let Some(place) = self.places.get_mut(at.index as usize) else { return };
         place.generation = place.generation.wrapping_add(1);
         self.used -= 1;
         self.free.push_back(at.index);
@@ -118,7 +131,6 @@ impl<T> UrmaPool<T> {
             self.first_generation = newest.wrapping_add(1);
             (self.places, self.free) = (Vec::new(), VecDeque::new());
         }
-        Some(value)
     }
     /// The record at a place, whatever its generation.
     pub(crate) fn at(&self, index: u32) -> Option<&T> {

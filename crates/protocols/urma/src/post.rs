@@ -42,7 +42,8 @@ impl UrmaNode {
             WrData::Local(range) => self.segments.hold(range.token_id),
             WrData::Inline { .. } => PoolRef::NONE,
         };
-        let request = SendRecord { segment, ..new_request(at, record.next_tassn, wr, reach) };
+        let mut request = new_request(at, record.next_tassn, wr, reach);
+        request.segment = segment;
         let at_request = self.link(at, request)?;
         if self.jetties.get(at).is_some_and(|j| j.config.service == ServiceMode::Uno) {
             self.mark_issued(at, at_request);
@@ -151,9 +152,9 @@ impl UrmaNode {
         Ok(Some(NotifyTarget { addr, token_id: segment.token_id, token: segment.token }))
     }
     /// Adds a request to the end of its Jetty's list.
-    fn link(&mut self, jetty: PoolRef, request: SendRecord) -> Result<PoolRef, UrmaError> {
+    fn link(&mut self, jetty: PoolRef, mut request: SendRecord) -> Result<PoolRef, UrmaError> {
         let Some(record) = self.jetties.get_mut(jetty) else { return Err(UrmaError::NoObject) };
-        let request = SendRecord { prev: record.tail, ..request };
+        request.prev = record.tail;
         let at = self.requests.insert(request).map_err(|_| UrmaError::Full)?;
         match self.requests.get_mut(record.tail) {
             Some(tail) => tail.next = at,
@@ -167,28 +168,28 @@ impl UrmaNode {
         record.next_tassn = record.next_tassn.wrapping_add(1);
         Ok(at)
     }
-    /// Removes a request from its Jetty's list.
-    pub(crate) fn unlink(&mut self, at: PoolRef) -> Option<SendRecord> {
-        let request = self.requests.remove(at)?;
-        if let Some(prev) = self.requests.get_mut(request.prev) {
-            prev.next = request.next;
+    /// Removes a request and takes it from its Jetty's list.
+    pub(crate) fn unlink(&mut self, at: PoolRef) {
+        let Some(&SendRecord { jetty, prev, next, .. }) = self.requests.get(at) else { return };
+        self.requests.discard(at);
+        if let Some(prev) = self.requests.get_mut(prev) {
+            prev.next = next;
         }
-        if let Some(next) = self.requests.get_mut(request.next) {
-            next.prev = request.prev;
+        if let Some(record) = self.requests.get_mut(next) {
+            record.prev = prev;
         }
-        if let Some(jetty) = self.jetties.get_mut(request.jetty) {
+        if let Some(jetty) = self.jetties.get_mut(jetty) {
             if jetty.head == at {
-                jetty.head = request.next;
+                jetty.head = next;
             }
             if jetty.tail == at {
-                jetty.tail = request.prev;
+                jetty.tail = prev;
             }
             if jetty.cursor == at {
-                jetty.cursor = request.next;
+                jetty.cursor = next;
             }
             jetty.count -= 1;
         }
-        Some(request)
     }
     /// The outstanding request of a Jetty with this TASSN.
     pub(crate) fn find_request(&self, jetty: PoolRef, tassn: u16) -> Option<PoolRef> {

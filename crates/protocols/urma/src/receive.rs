@@ -7,7 +7,7 @@ use crate::pool::PoolRef;
 use crate::records::MessageOrigin;
 use crate::rx_window::PsnVerdict;
 use crate::tx_window::{Acked, TxOwner};
-use burst_base::{Psn, Reason};
+use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{
     Atah, Cna, Dialect, NextLayer, Nth, Rtph, Saetph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket,
     UbStatus,
@@ -15,14 +15,17 @@ use burst_ubwire::{
 
 /// Packets after which an acknowledgement is sent without being asked for.
 const ACK_PACKETS_MAX: u8 = 16;
+/// How long the acknowledgement of an answer waits for something that carries it, or for further answers. Less than the sender's
+/// probe: `PROBE_MIN` if the round trip is short, else four round trips.
+pub(crate) const ACK_DELAY: Nanos = Nanos::from_us(30);
 
 impl UrmaNode {
     /// A packet arrived, from the NTH on and without checksum. Drops are counted by reason.
     pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
-        let packet = match UbPacket::parse(bytes, &Dialect::BURST) {
-            Ok(packet) => packet,
-            Err(reason) => return env.fx.count(reason),
-        };
+        let mut packet = UbPacket::empty();
+        if let Err(reason) = packet.read(bytes, &Dialect::BURST) {
+            return env.fx.count(reason);
+        }
         if packet.head.nth.dest != self.config.cna {
             return env.fx.count(Reason::UbForeign);
         }
@@ -35,7 +38,9 @@ impl UrmaNode {
         if let Err(reason) = verdict {
             env.fx.count(reason);
         }
-        self.run_contexts(env);
+        if !self.moved_contexts.is_empty() {
+            self.run_contexts(env);
+        }
     }
     /// The channel that a packet names, if it is the sender's.
     fn channel_of(&self, nth: &Nth, rtph: &Rtph) -> Result<PoolRef, Reason> {
@@ -110,7 +115,7 @@ impl UrmaNode {
             self.ask_ack(at);
             return Err(Reason::UbPoolFull);
         }
-        self.packet_delivered(env, at, rtph, verdict);
+        self.packet_delivered(env, at, &packet.head, (rtph, verdict));
         Ok(())
     }
     /// Go-back-N: a NAK asks for what is missing, once.
@@ -122,21 +127,34 @@ impl UrmaNode {
             self.activate(at);
         }
     }
-    fn packet_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, rtph: &Rtph, verdict: PsnVerdict) {
+    fn packet_delivered(
+        &mut self,
+        env: &mut UrmaEnv<'_>,
+        at: PoolRef,
+        head: &UbHead,
+        (rtph, verdict): (&Rtph, PsnVerdict),
+    ) {
         let Some(channel) = self.channels.get_mut(at) else { return };
         channel.rx.received(rtph.psn);
         channel.packets_to_ack = channel.packets_to_ack.saturating_add(1);
-        if rtph.ack_req || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
+        // The acknowledgement of an answer that carries one may wait: no request waits for it. Other answers without payload
+        // may ask whether this end is alive, and an echo is what the peer's window waits for.
+        let is_carrier = matches!(&head.ta, Some(TaHeader::Response(Atah { acknowledges: true, .. })));
+        let is_answer = is_carrier && !channel.echo.is_due();
+        if rtph.ack_req && !is_answer || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
             channel.ack_due = true;
+        } else if rtph.ack_req && !channel.ack_due && channel.ack_at == Nanos::NEVER {
+            channel.ack_at = env.now + ACK_DELAY;
         }
         if verdict == PsnVerdict::Early {
             env.fx.count(Reason::UbGap);
         }
-        let is_awaiting = channel.inbound > 0;
+        let is_awaiting = channel.inbound > 0 && channel.timer_at > channel.sign_of_life_at(&self.config);
+        let is_unarmed = is_awaiting || channel.timer_at > channel.ack_at;
         if channel.ack_due || !channel.fused.is_empty() {
             self.activate(at);
         }
-        if is_awaiting {
+        if is_unarmed {
             self.arm_channel(at, env.now);
         }
     }

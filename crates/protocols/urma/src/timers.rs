@@ -56,6 +56,10 @@ impl UrmaNode {
         if deadline > env.now {
             return self.arm_channel(at, env.now);
         }
+        if channel.ack_at <= env.now && self.ack_is_due(at, env.now) {
+            return self.arm_channel(at, env.now);
+        }
+        let Some(channel) = self.channels.get_mut(at) else { return };
         let is_asking = channel.is_asking();
         if !is_asking && channel.tx.is_empty() {
             // Nothing is in flight, but something is awaited: is the peer alive?
@@ -102,6 +106,13 @@ impl UrmaNode {
         if self.channels.get(at).is_some_and(|channel| !channel.is_asking()) {
             self.arm_channel(at, env.now);
         }
+    }
+    /// Nothing has carried the acknowledgement of lone answers: it leaves. Whether nothing else is due.
+    fn ack_is_due(&mut self, at: PoolRef, now: Nanos) -> bool {
+        self.ask_ack(at);
+        let Some(channel) = self.channels.get_mut(at) else { return true };
+        channel.ack_at = Nanos::NEVER;
+        channel.deadline(&self.config) > now
     }
     /// Whether a request that uses a channel may not fail yet after so long a silence.
     fn has_patience(&self, at: PoolRef, quiet: Nanos) -> bool {

@@ -73,23 +73,37 @@ impl UrmaNode {
         }
         while let Some(&channel) = self.active.front() {
             if let Some(sent) = self.poll_channel(channel, env, out, lends) {
-                self.arm_channel(channel, env.now);
                 self.channel_turn += 1;
-                if self.channel_turn >= CHANNEL_TURN_PACKETS {
+                let (mut is_first, mut is_last) = (false, false);
+                if let Some(channel) = self.channels.get(channel) {
+                    // A further packet in flight does not change the deadline.
+                    is_first = channel.tx.packets() <= 1 || channel.is_asking() || channel.timer_at == Nanos::NEVER;
+                    is_last = channel.has_sent_all();
+                }
+                if is_first {
+                    self.arm_channel(channel, env.now);
+                }
+                if is_last {
+                    self.deactivate_first();
+                } else if self.channel_turn >= CHANNEL_TURN_PACKETS {
                     self.channel_turn = 0;
                     self.active.rotate_left(1);
                 }
                 return Some(sent);
             }
-            self.channel_turn = 0;
-            self.active.pop_front();
-            if let Some(channel) = self.channels.get_mut(channel) {
-                channel.is_active = false;
-                channel.is_confirmed &= !channel.has_nothing_to_send();
-                channel.trim();
-            }
+            self.deactivate_first();
         }
         None
+    }
+    /// The channel whose turn it is has nothing to send any more, or may not.
+    fn deactivate_first(&mut self) {
+        self.channel_turn = 0;
+        let first = self.active.pop_front();
+        if let Some(channel) = first.and_then(|channel| self.channels.get_mut(channel)) {
+            channel.is_active = false;
+            channel.is_confirmed &= !channel.has_nothing_to_send();
+            channel.trim();
+        }
     }
     /// Whether something may be ready to be sent. A channel that waits for its window counts until it was asked.
     pub fn wants_tx(&self) -> bool {
@@ -194,7 +208,7 @@ impl UrmaNode {
             request.last_psn = Some(psn);
         }
         let window = if config.caqm { channel.window.bytes() } else { config.window_max };
-        let ack_req = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_queue(window).is_none();
+        let ack_req = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_turn(window).is_none();
         self.write_packet(at, ChannelPacket { psn, packet, ack_req, lends }, env, out)
     }
     /// Whether a TAACK leaves next to which the acknowledgement that is due can be added.
@@ -210,10 +224,11 @@ impl UrmaNode {
         loop {
             let channel = self.channels.get_mut(at)?;
             let bytes = if is_caqm { channel.window.bytes() } else { window_max };
-            let owner = *channel.next_queue(bytes)?.front()?;
+            let is_answer = channel.next_turn(bytes)?;
+            let owner = *channel.queue_of(is_answer).front()?;
             let cut = self.cut(at, owner);
             let channel = self.channels.get_mut(at)?;
-            let queue = channel.next_queue(bytes)?;
+            let queue = channel.queue_of(is_answer);
             let Some((packet, is_done)) = cut else {
                 // The request has an outcome already.
                 queue.pop_front();
@@ -224,13 +239,13 @@ impl UrmaNode {
             }
             channel.turn += 1;
             if is_done || channel.turn >= TURN_PACKETS {
-                if let (false, Some(queue)) = (is_done, channel.next_queue(bytes)) {
-                    queue.rotate_left(1);
+                if !is_done {
+                    channel.queue_of(is_answer).rotate_left(1);
                 }
                 channel.turn = 0;
                 channel.is_answers_turn = !channel.is_answers_turn;
             }
-            let is_last = channel.queue.is_empty() && channel.answers.is_empty();
+            let is_last = channel.has_nothing_to_send();
             return Some((packet, is_last));
         }
     }
@@ -271,19 +286,22 @@ impl UrmaNode {
         out: &mut [u8],
     ) -> Option<UrmaTransmit> {
         let ChannelPacket { psn, packet, ack_req, lends } = sent;
-        let (mut ta, source) = self.transaction(&packet);
+        let dest = self.channels.get(at)?.peer;
+        // In place: headers are long.
+        let mut head = UbHead::new(self.nth(dest, NextLayer::Reliable));
+        let source = self.transaction(&packet, &mut head.ta);
         let len = usize::from(packet.len);
         let channel = self.channels.get_mut(at)?;
-        if let (TxOwner::Response(_), TaHeader::Response(response)) = (packet.owner, &mut ta)
+        if let (TxOwner::Response(_), Some(TaHeader::Response(response))) = (packet.owner, &mut head.ta)
             && response.opcode == TaOpcode::TaAck
             && carries(response.status)
             && let Some(arrived) = channel.acknowledgeable()
         {
             (response.acknowledges, response.offset) = (true, arrived.get());
-            (channel.ack_due, channel.packets_to_ack) = (false, 0);
+            channel.acknowledged();
         }
-        let (dest, lane) = (channel.peer, channel.lane);
-        let rtph = Rtph {
+        let lane = channel.lane;
+        head.rtph = Some(Rtph {
             last: packet.last,
             opcode: TpOpcode::Data,
             version: 0,
@@ -295,33 +313,22 @@ impl UrmaNode {
             psn,
             status: UbStatus::SUCCESS,
             tpmsn: packet.tpmsn,
-        };
-        let congestion =
-            if self.config.caqm { channel.window.stamp(u32::from(packet.len)) } else { CongestionField::default() };
-        let nth = Nth { congestion, ..self.nth(dest, NextLayer::Reliable) };
-        let mut head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta: Some(ta) };
+        });
+        if self.config.caqm {
+            head.nth.congestion = channel.window.stamp(u32::from(packet.len));
+        }
         let mut at = head.emit(&Dialect::BURST, out);
-        if let Some((segment, addr)) = source.memory(&packet).filter(|_| lends)
+        if let PayloadSource::Segment { segment, addr } = source
+            && lends
             && let Some(region) = self.segments.held(segment, addr, u32::from(packet.len))
             && let Some(span) = env.mem.lend(region, addr, u32::from(packet.len))
         {
             return Some(UrmaTransmit { dest, lane, len: at, lent: Some(span) });
         }
-        let is_read = match source {
-            PayloadSource::Nothing => return Some(UrmaTransmit::whole((dest, lane), at)),
-            PayloadSource::Data(data, segment) => {
-                self.gather(&data, segment, packet.offset, &mut out[at..at + len], env)
-            }
-            PayloadSource::Segment { segment, addr } => {
-                let region = self.segments.held(segment, addr, u32::from(packet.len));
-                region.is_some_and(|region| env.mem.read(region, addr, &mut out[at..at + len]).is_ok())
-            }
-            PayloadSource::Value(value) => {
-                out[at..at + 8].copy_from_slice(&value.to_be_bytes());
-                true
-            }
-        };
-        if !is_read {
+        if matches!(source, PayloadSource::Nothing) {
+            return Some(UrmaTransmit::whole((dest, lane), at));
+        }
+        if !self.read_payload(source, packet.offset, &mut out[at..at + len], env) {
             // The bytes are counted as sent, so that the peer's message completes and is refused.
             match &mut head.ta {
                 Some(TaHeader::Request(request)) => request.base.poison = true,
@@ -333,31 +340,59 @@ impl UrmaNode {
         }
         Some(UrmaTransmit::whole((dest, lane), at + len))
     }
-    /// Transaction header and source of the payload.
-    fn transaction(&self, packet: &TxPacket) -> (TaHeader, PayloadSource) {
+    /// Copies a packet's payload; false if the memory is gone.
+    fn read_payload(&self, source: PayloadSource, offset: u32, out: &mut [u8], env: &mut UrmaEnv<'_>) -> bool {
+        match source {
+            PayloadSource::Nothing => true,
+            PayloadSource::Inline(request) => self
+                .requests
+                .get(request)
+                .is_some_and(|request| self.gather(&request.data, request.segment, offset, out, env)),
+            PayloadSource::Segment { segment, addr } => {
+                let region = self.segments.held(segment, addr, out.len() as u32);
+                region.is_some_and(|region| env.mem.read(region, addr, out).is_ok())
+            }
+            PayloadSource::Value(value) => {
+                out.copy_from_slice(&value.to_be_bytes());
+                true
+            }
+        }
+    }
+    /// Writes the transaction header; the source of the payload.
+    #[inline]
+    fn transaction(&self, packet: &TxPacket, ta: &mut Option<TaHeader>) -> PayloadSource {
         match packet.owner {
             TxOwner::Request(at, attempt) => {
-                let Some(request) = self.requests.get(at).filter(|r| r.attempt == attempt) else { return filler() };
-                let header = self.request_header(request, packet.offset, request.order_number.is_some());
-                let source = if request.payload_len() == 0 {
-                    PayloadSource::Nothing
-                } else {
-                    PayloadSource::Data(request.data, request.segment)
-                };
-                (TaHeader::Request(header), source)
+                let Some(request) = self.requests.get(at).filter(|r| r.attempt == attempt) else { return filler(ta) };
+                *ta = Some(TaHeader::Request(self.request_header(
+                    request,
+                    packet.offset,
+                    request.order_number.is_some(),
+                )));
+                match request.data {
+                    _ if request.payload_len() == 0 => PayloadSource::Nothing,
+                    WrData::Local(range) => {
+                        PayloadSource::Segment { segment: request.segment, addr: range.addr + u64::from(packet.offset) }
+                    }
+                    WrData::Inline { .. } => PayloadSource::Inline(at),
+                }
             }
             TxOwner::Response(at) => {
-                let Some(response) = self.responses.get(at) else { return filler() };
-                response_header(response, packet.offset)
+                let Some(response) = self.responses.get(at) else { return filler(ta) };
+                let (header, source) = response_header(response, packet.offset);
+                *ta = Some(header);
+                source
             }
             TxOwner::Busy { rc_id, tassn, mode } => {
                 let status = UbStatus { status: UbStatus::RNR, info: BUSY_TIMER | UrmaRefusal::BUSY };
                 let atah = Atah { status, mode, ..Atah::new(TaOpcode::TaAck, tassn, rc_id) };
-                (TaHeader::Response(atah), PayloadSource::Nothing)
+                *ta = Some(TaHeader::Response(atah));
+                PayloadSource::Nothing
             }
-            TxOwner::Filler => filler(),
+            TxOwner::Filler => filler(ta),
         }
     }
+    #[inline]
     fn request_header(&self, request: &SendRecord, offset: u32, is_numbered: bool) -> TaRequest {
         let jetty = self.jetties.get(request.jetty);
         let mode = jetty.map_or(ServiceMode::Roi, |jetty| jetty.config.service);
@@ -406,7 +441,7 @@ impl UrmaNode {
         let channel = self.channels.get_mut(at)?;
         // A fused acknowledgement has no room for the NAK, which then follows.
         let is_nak = fused.is_none() && std::mem::take(&mut channel.nak_due);
-        (channel.ack_due, channel.packets_to_ack) = (false, 0);
+        channel.acknowledged();
         let cetph = channel.echo.take();
         let congestion = cetph.is_some();
         let sack = if is_nak { None } else { channel.rx.sack() };
@@ -484,10 +519,12 @@ struct ChannelPacket {
 }
 
 /// Where a packet's payload comes from.
+#[derive(Clone, Copy)]
 enum PayloadSource {
     Nothing,
-    /// Data of a request and the registration of their segment.
-    Data(WrData, PoolRef),
+    /// Data in a request's record.
+    Inline(PoolRef),
+    /// Registered memory: its registration, and the first byte.
     Segment {
         segment: PoolRef,
         addr: u64,
@@ -495,22 +532,10 @@ enum PayloadSource {
     Value(u64),
 }
 
-impl PayloadSource {
-    /// The registered memory that holds a packet's payload: its registration, and the first byte.
-    fn memory(&self, packet: &TxPacket) -> Option<(PoolRef, u64)> {
-        match self {
-            PayloadSource::Data(WrData::Local(range), segment) => {
-                Some((*segment, range.addr + u64::from(packet.offset)))
-            }
-            PayloadSource::Segment { segment, addr } => Some((*segment, *addr)),
-            _ => None,
-        }
-    }
-}
-
 /// What fills a PSN whose message has an outcome already: an acknowledgement of nothing.
-fn filler() -> (TaHeader, PayloadSource) {
-    (TaHeader::Response(Atah::new(TaOpcode::TaAck, 0, 0)), PayloadSource::Nothing)
+fn filler(ta: &mut Option<TaHeader>) -> PayloadSource {
+    *ta = Some(TaHeader::Response(Atah::new(TaOpcode::TaAck, 0, 0)));
+    PayloadSource::Nothing
 }
 
 fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, PayloadSource) {

@@ -134,6 +134,10 @@ impl TxWindow {
     pub(crate) fn is_empty(&self) -> bool {
         self.flight.is_empty()
     }
+    /// Whether packets wait to be sent again.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.lost > 0
+    }
     /// Whether the packet with a PSN is sent and not acknowledged cumulatively.
     pub(crate) fn is_in_flight(&self, psn: Psn) -> bool {
         usize::try_from(psn.diff(self.una)).is_ok_and(|ahead| ahead < self.flight.len())

@@ -207,3 +207,36 @@ fn an_acknowledgement_of_packets_that_were_never_sent_is_counted_and_its_answer_
     ends.world.run_for(Nanos(1_000_000_000));
     ends.world.assert_drained();
 }
+
+#[test]
+fn a_lone_taack_is_acknowledged_after_a_delay_and_several_at_once() {
+    let mut ends = Ends::new();
+    ends.open();
+    let tpacks = |ends: &Ends| ends.seen.borrow().iter().filter(|seen| seen.0 == 0 && seen.1.is_none()).count();
+    // 5 us of the path in each direction, and the delay.
+    ends.write(0, 64);
+    while ends.world.poll(0, ends.jfcs[0]).is_empty() {
+        assert!(ends.world.step(ends.world.now + MS));
+    }
+    ends.world.run_for(Nanos(29_000));
+    assert_eq!(tpacks(&ends), 0, "the TAACK has an acknowledgement, and nobody waits for its own");
+    ends.world.run_for(Nanos(2_000));
+    assert_eq!(tpacks(&ends), 1);
+    ends.world.run_for(MS);
+    let seen = ends.seen.borrow().iter().map(|seen| (seen.0, seen.1)).collect::<Vec<_>>();
+    assert_eq!(seen, [(0, Some(TaOpcode::Write)), (1, Some(TaOpcode::TaAck)), (0, None)], "no probe comes before");
+    assert!((0..2).all(|host| ends.world.count(host, Reason::UbRepeated) == 0));
+    ends.world.assert_drained();
+    ends.seen.borrow_mut().clear();
+    // A stream of requests: one acknowledgement of many answers.
+    let mut done = 0;
+    for _ in 0..40 {
+        ends.write(0, 64);
+        ends.world.run_for(Nanos(1_000));
+        done += ends.world.poll(0, ends.jfcs[0]).len();
+    }
+    ends.world.run_for(MS);
+    assert_eq!(done + ends.world.poll(0, ends.jfcs[0]).len(), 40);
+    assert!((1..=4).contains(&tpacks(&ends)), "{}", tpacks(&ends));
+    ends.world.assert_drained();
+}
