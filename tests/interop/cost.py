@@ -18,8 +18,7 @@ TCP, so its keeper thread answers. 64 B WRITEs are posted one by one and in list
 
 Bounds (LIMITS), for what users have: at most a third of rxe's instructions per KiB at 64 KiB, at most half per 64 B message; at
 least 12 times the connections a second. In process: at most 2,350 instructions per 64 B WRITE, 12 times the connections a second by
-the step "connect", and 8 times by all steps. What misses a bound is marked, by lo (where the bound is half) too; the others make the
-exit code 1.
+the step "connect", and 8 times by all steps. What misses a bound is marked, by lo too; the others make the exit code 1.
 """
 
 import argparse
@@ -45,8 +44,6 @@ LIST = 64
 SHAPES = [(tool, size, mtu, 1) for tool in TOOLS for mtu in MTUS for size in ROUNDS] + [("write", 64, mtu, LIST) for mtu in MTUS]
 # Size -> the largest share of rxe's instructions that Burst may take.
 LIMITS = {64: 1 / 2, 65536: 1 / 3}
-# The same by lo.
-LIMIT_BY_LO = 1 / 2
 # Instructions of a 64 B WRITE in process.
 LIMIT_IN_PROCESS = 2350
 CONNECTIONS, CM_FACTOR, CM_FACTOR_OF_ALL, CM_PORT = 2000, 12, 8, 7500
@@ -145,7 +142,7 @@ def report(rxe, burst, by_lo, in_process):
         per, unit = (size / 1024, "KiB") if size >= 1024 else (1, "message")
         marks = [
             "" if bound is None or value <= bound else " MISSED"
-            for value, bound in ((share, limit), (share_by_lo, limit and LIMIT_BY_LO), (alone, limit_in_process))
+            for value, bound in ((share, limit), (share_by_lo, limit), (alone, limit_in_process))
         ]
         bound = "" if limit is None else f" (at most {limit:.2f})"
         print(f"{name(*shape):33} a {unit:8} rxe {cost / per:8.0f}  Burst {burst[shape] / per:8.0f}, {share:.2f}{marks[0]}{bound}"

@@ -123,8 +123,8 @@ pub fn fused(scale: &StudyScale) -> Result<StudyTable, String> {
             }
         }
     }
-    // The request, its answer, which carries the acknowledgement of the request's packet, and that of the answer's packet.
-    table.promise("WRITE: packets of an operation with ROI", packets[2], [3.0, 3.0]);
+    // The request, its answer, which carries the acknowledgement of the request's packet, and a sixteenth of that of 16 answers.
+    table.promise("WRITE: packets of an operation with ROI", packets[2], [2.0, 2.1]);
     table.promise("WRITE: packets of an operation with ROL", packets[3], [2.0, 2.0]);
     Ok(table)
 }
