@@ -1,8 +1,8 @@
 //! The share of the daemon's session where the kernel shares processors by session (autogroups, sched(7)).
 //!
-//! A program that polls then takes half of a processor that it shares with the daemon, whatever it does with it, while the daemon does
-//! the larger part of the work of a message: a polled round trip takes a quarter longer than without autogroups. With a
-//! larger share for the daemon it does not. What the daemon does not use, the program has.
+//! A program that polls then takes half of a processor that it shares with the daemon, whatever it does with it, while the
+//! daemon does the larger part of the work of a message: a polled round trip takes a quarter longer than without autogroups.
+//! With a larger share for the daemon it does not. What the daemon does not use, the program has.
 
 use rustix::process::{getpid, getsid};
 use std::fs;

@@ -4,7 +4,8 @@
 
 use burst_base::rng::Rng;
 
-/// Numbers that are taken from the system at a time. One system call for each would be a fifth of what a queue pair costs in process.
+/// Numbers that are taken from the system at a time. One system call for each would be a fifth of what a queue pair costs in
+/// process.
 const ASKED: usize = 32;
 
 /// Numbers of the system's generator that were not used yet. A copy has none: no number is used twice.

@@ -4,10 +4,12 @@
 //! for this processor. Once a yield shows that another thread was waiting, every empty poll yields. On a processor that is
 //! contended ([`Sharing::is_contended`]) the thread naps instead: with the kernel's autogroups a yield does not reach threads of
 //! other sessions, so that a thread that only yields and the worker would take turns of whole time slices. On a processor that is
-//! disputed ([`Sharing::is_disputed`]) it naps at once if its send queue keeps the worker busy for several naps ([`Pace`]): then it
-//! takes many completions together, and the time that it would have spent in polls and yields is the worker's. Every
-//! `CHECK_EVERY` empty polls the caller must check the daemon: a program that only polls has no other way to learn that the
-//! daemon has ended, and would poll for ever.
+//! disputed ([`Sharing::is_disputed`]) it naps at once if its send queue keeps the worker busy for several naps
+//! ([`CompletionPace`]): then it takes many completions together, and the time that it would have spent in polls and yields is
+//! the worker's.
+//!
+//! Every `CHECK_EVERY` empty polls the caller must check the daemon: a program that only polls has no other way to learn that
+//! the daemon has ended, and would poll for ever.
 
 use burst_base::Nanos;
 use burst_base::sharing::Sharing;
@@ -41,12 +43,12 @@ enum IdleAction {
 
 /// How fast completions come: their number since a time.
 #[derive(Clone, Copy, Debug)]
-struct Pace {
+struct CompletionPace {
     since: Nanos,
     taken: u32,
 }
 
-impl Pace {
+impl CompletionPace {
     /// Whether `outstanding` requests last for [`AHEAD`] at this pace.
     fn lasts(self, now: Nanos, outstanding: u32) -> bool {
         let time = now.since(self.since);
@@ -74,7 +76,7 @@ struct IdleState {
     /// Whether other threads wait for the thread's processor.
     sharing: Cell<Sharing>,
     /// Completions since the last nap.
-    pace: Cell<Pace>,
+    pace: Cell<CompletionPace>,
 }
 
 thread_local! {
@@ -82,7 +84,7 @@ thread_local! {
         IdleState {
             empty: Cell::new(0),
             sharing: Cell::new(Sharing::new()),
-            pace: Cell::new(Pace { since: Nanos(0), taken: 0 }),
+            pace: Cell::new(CompletionPace { since: Nanos(0), taken: 0 }),
         }
     };
 }
@@ -93,7 +95,7 @@ pub fn found(some: u32) {
     IDLE.with(|idle| {
         idle.empty.set(0);
         let pace = idle.pace.get();
-        idle.pace.set(Pace { taken: pace.taken.wrapping_add(some), ..pace });
+        idle.pace.set(CompletionPace { taken: pace.taken.wrapping_add(some), ..pace });
     });
 }
 
@@ -127,7 +129,8 @@ pub fn pause(may_nap: bool, outstanding: impl FnOnce() -> u32) -> bool {
 }
 
 impl IdleState {
-    /// Naps where that costs nothing, and begins a new [`Pace`] if the old one is too long. Returns whether it has napped.
+    /// Naps where that costs nothing, and begins a new [`CompletionPace`] if the old one is too long. Returns whether it has
+    /// napped.
     fn naps_early(&self, sharing: Sharing, outstanding: impl FnOnce() -> u32) -> bool {
         let (now, pace) = (monotonic(), self.pace.get());
         if !sharing.is_disputed(now) {
@@ -138,7 +141,7 @@ impl IdleState {
             nap();
         }
         if naps || now.since(pace.since) > PACE_MAX {
-            self.pace.set(Pace { since: now, taken: 0 });
+            self.pace.set(CompletionPace { since: now, taken: 0 });
         }
         naps
     }
@@ -183,12 +186,12 @@ mod tests {
     #[test]
     fn a_full_send_queue_of_long_messages_lets_a_thread_sleep_at_once() {
         let (since, now) = (Nanos::from_ms(7), Nanos::from_ms(7) + Nanos::from_us(70));
-        let pace = Pace { since, taken: 7 };
+        let pace = CompletionPace { since, taken: 7 };
         assert!(pace.lasts(now, 28) && pace.lasts(now, 128), "one in 10 us");
         assert!(!pace.lasts(now, 27), "gone before the fourth nap ends");
-        assert!(!Pace { since, taken: 230 }.lasts(now, 128), "short messages");
-        assert!(!Pace { since, taken: 1 }.lasts(now, OUTSTANDING_MIN - 1));
-        assert!(!Pace { since, taken: 0 }.lasts(now, 128), "an unknown pace");
+        assert!(!CompletionPace { since, taken: 230 }.lasts(now, 128), "short messages");
+        assert!(!CompletionPace { since, taken: 1 }.lasts(now, OUTSTANDING_MIN - 1));
+        assert!(!CompletionPace { since, taken: 0 }.lasts(now, 128), "an unknown pace");
         assert!(!pace.lasts(since + PACE_MAX + Nanos(1), 128), "an old pace");
     }
 
