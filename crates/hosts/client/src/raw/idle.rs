@@ -5,7 +5,7 @@
 //! contended ([`Sharing::is_contended`]) the thread naps instead: with the kernel's autogroups a yield does not reach threads of
 //! other sessions, so that a thread that only yields and the worker would take turns of whole time slices. On a processor that is
 //! disputed ([`Sharing::is_disputed`]) it naps at once if its send queue keeps the worker busy for several naps
-//! ([`CompletionPace`]): then it takes many completions together, and the time that it would have spent in polls and yields is
+//! (`CompletionPace`): then it takes many completions together, and the time that it would have spent in polls and yields is
 //! the worker's.
 //!
 //! Every `CHECK_EVERY` empty polls the caller must check the daemon: a program that only polls has no other way to learn that
@@ -129,7 +129,7 @@ pub fn pause(may_nap: bool, outstanding: impl FnOnce() -> u32) -> bool {
 }
 
 impl IdleState {
-    /// Naps where that costs nothing, and begins a new [`CompletionPace`] if the old one is too long. Returns whether it has
+    /// Naps where that costs nothing, and begins a new `CompletionPace` if the old one is too long. Returns whether it has
     /// napped.
     fn naps_early(&self, sharing: Sharing, outstanding: impl FnOnce() -> u32) -> bool {
         let (now, pace) = (monotonic(), self.pace.get());
