@@ -70,7 +70,7 @@ fn address(last: u8) -> IpAddr {
 }
 
 /// One end of a connection of either transport.
-trait End {
+trait TransportEnd {
     /// Posts a WRITE of `len` bytes to the start of the peer's memory; its first byte is `mark`.
     fn post(&mut self, now: Nanos, len: u32, mark: u8);
     /// Whether a WRITE is done.
@@ -135,7 +135,7 @@ impl UrmaProgram {
     }
 }
 
-impl End for UrmaProgram {
+impl TransportEnd for UrmaProgram {
     fn post(&mut self, now: Nanos, len: u32, mark: u8) {
         set_mark(&self.host, mark);
         let range = LocalRange { token_id: self.token_id, addr: BASE + u64::from(SOURCE), len };
@@ -192,7 +192,7 @@ struct QueuePair {
     peer_key: u32,
 }
 
-impl End for QueuePair {
+impl TransportEnd for QueuePair {
     fn post(&mut self, now: Nanos, len: u32, mark: u8) {
         set_mark(&self.host, mark);
         let sge = self.host.sge(u64::from(SOURCE), len);
@@ -210,7 +210,7 @@ impl End for QueuePair {
     }
 }
 
-fn pings(a: &mut dyn End, b: &mut dyn End, count: u64) {
+fn pings(a: &mut dyn TransportEnd, b: &mut dyn TransportEnd, count: u64) {
     let mark = |round: u64| (round % 250) as u8 + 1;
     let mut now = Nanos(0);
     a.post(now, PING, mark(0));
@@ -221,7 +221,7 @@ fn pings(a: &mut dyn End, b: &mut dyn End, count: u64) {
         b.pass(now);
     }
     for round in 0..count {
-        let ends: [(&mut dyn End, _, _); 2] = [(&mut *b, round, round), (&mut *a, round, round + 1)];
+        let ends: [(&mut dyn TransportEnd, _, _); 2] = [(&mut *b, round, round), (&mut *a, round, round + 1)];
         for (end, wanted, answer) in ends {
             while end.mark() != mark(wanted) {
                 now = now + Nanos(1_000);
@@ -233,7 +233,7 @@ fn pings(a: &mut dyn End, b: &mut dyn End, count: u64) {
     }
 }
 
-fn writes(a: &mut dyn End, b: &mut dyn End, count: u64) {
+fn writes(a: &mut dyn TransportEnd, b: &mut dyn TransportEnd, count: u64) {
     let (mut now, mut under_way, mut done) = (Nanos(0), 0, 0);
     while done < count {
         while under_way < DEPTH {
@@ -256,7 +256,7 @@ fn main() {
     let family = args.next();
     let config = MemConfig { depth: 1 << 12, ..MemConfig::default() };
     let (pa, pb) = pair(config, address(1), address(2));
-    let (mut a, mut b): (Box<dyn End>, Box<dyn End>) = if family.as_deref() == Some("rc") {
+    let (mut a, mut b): (Box<dyn TransportEnd>, Box<dyn TransportEnd>) = if family.as_deref() == Some("rc") {
         let params = Params::default().with_window(1 << 20);
         let [mut a, mut b] = [Box::new(pa), Box::new(pb)].map(|port| Host::with_cc(port, MEMORY as u32, params));
         let (qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));

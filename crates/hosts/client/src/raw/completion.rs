@@ -189,3 +189,38 @@ fn retire(table: &CookieTable<SendSlots>, cqe: &Cqe, outstanding: &mut u32) -> b
     }
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_shm::paired;
+
+    #[test]
+    fn a_poll_learns_how_many_requests_are_in_flight() {
+        let slots = SendSlots::default();
+        slots.set_posted(10);
+        let table = CookieTable::default();
+        let cookie = table.reserve().expect("room");
+        // SAFETY: the slots live as long as the table.
+        unsafe { table.put(cookie, NonNull::from(&slots)) };
+        let (daemon, ring) = paired::cq(16);
+        let mut ring = CompletionRing::new(ring);
+        let completes = |sq_consumer, is_recv| {
+            let cqe = Cqe { qp_cookie: cookie, sq_consumer, is_recv, ..Cqe::default() };
+            assert!(daemon.publish(&cqe));
+        };
+        completes(1, 0);
+        assert_eq!((ring.take_one(&table, |_| ()), ring.outstanding), (1, 9));
+        completes(2, 0);
+        completes(4, 0);
+        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.outstanding), (2, 6));
+        completes(5, 0);
+        assert!(ring.next(&table));
+        assert_eq!(ring.outstanding, 5);
+        completes(1, 1);
+        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.outstanding), (1, 5), "a receive says nothing of it");
+        completes(7, 0);
+        ring.carry(|_| true);
+        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.outstanding), (1, 3), "carried over a resize");
+    }
+}

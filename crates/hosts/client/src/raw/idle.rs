@@ -108,7 +108,7 @@ pub fn pause(may_nap: bool, outstanding: impl FnOnce() -> u32) -> bool {
         let so_far = idle.empty.get().wrapping_add(1);
         idle.empty.set(so_far);
         let mut sharing = idle.sharing.get();
-        if may_nap && sharing.is_ever_disputed() && idle.naps_early(sharing, outstanding) {
+        if may_nap && sharing.is_ever_disputed() && idle.naps_early(monotonic(), sharing, outstanding) {
             return so_far.is_multiple_of(CHECK_EVERY);
         }
         match action(sharing, so_far, may_nap, monotonic) {
@@ -131,8 +131,8 @@ pub fn pause(may_nap: bool, outstanding: impl FnOnce() -> u32) -> bool {
 impl IdleState {
     /// Naps where that costs nothing, and begins a new `CompletionPace` if the old one is too long. Returns whether it has
     /// napped.
-    fn naps_early(&self, sharing: Sharing, outstanding: impl FnOnce() -> u32) -> bool {
-        let (now, pace) = (monotonic(), self.pace.get());
+    fn naps_early(&self, now: Nanos, sharing: Sharing, outstanding: impl FnOnce() -> u32) -> bool {
+        let pace = self.pace.get();
         if !sharing.is_disputed(now) {
             return false;
         }
@@ -182,6 +182,21 @@ pub fn yield_now() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_naps_early_only_where_its_yields_do_not_reach_the_thread_with_work() {
+        let (now, mut sharing) = (Nanos::from_ms(7), Sharing::new());
+        let paced = CompletionPace { since: now - Nanos::from_us(70), taken: 7 };
+        let idle = IdleState { empty: Cell::new(1), sharing: Cell::new(sharing), pace: Cell::new(paced) };
+        assert!(!idle.naps_early(now, sharing, || 128), "nobody else ran here");
+        (0..4).for_each(|_| _ = sharing.yielded(now, Nanos::from_us(150)));
+        assert!(!idle.naps_early(now, sharing, || 128), "yields reach the other thread");
+        sharing.sample(0);
+        assert!(!idle.naps_early(now, sharing, || 4), "a short queue");
+        assert!(idle.naps_early(now, sharing, || 128));
+        assert_eq!((idle.pace.get().since, idle.pace.get().taken), (now, 0), "a new pace is measured");
+        assert!(!idle.naps_early(now, sharing, || 128), "no completion came since");
+    }
 
     #[test]
     fn a_full_send_queue_of_long_messages_lets_a_thread_sleep_at_once() {
