@@ -4,7 +4,6 @@
 //! daemon does the larger part of the work of a message: a polled round trip takes a quarter longer than without autogroups.
 //! With a larger share for the daemon it does not. What the daemon does not use, the program has.
 
-use rustix::process::{getpid, getsid};
 use std::fs;
 
 /// The process's session for the scheduler.
@@ -23,14 +22,21 @@ pub enum SessionShare {
 
 /// Gives this session a larger share of the processors, if it is the daemon's own and nobody has set another one.
 pub fn prefer() -> SessionShare {
-    let is_own = getsid(None) == Ok(getpid());
-    match objection(is_own, fs::read_to_string(AUTOGROUP)) {
+    match objection(is_own(), fs::read_to_string(AUTOGROUP)) {
         Some(reason) => SessionShare::Unchanged(reason),
         None => match fs::write(AUTOGROUP, NICE) {
             Ok(()) => SessionShare::Larger,
             Err(error) => SessionShare::Unchanged(format!("{AUTOGROUP} refuses nice {NICE}: {error}")),
         },
     }
+}
+
+/// Whether this process leads its session.
+fn is_own() -> bool {
+    // Not of rustix: the identifier of a session from outside of the container is 0, which is none to it.
+    // SAFETY: a system call without pointers.
+    let session = unsafe { libc::getsid(0) };
+    u32::try_from(session) == Ok(std::process::id())
 }
 
 /// The reason to leave the session as it is, by the content of [`AUTOGROUP`].

@@ -22,12 +22,17 @@ pub struct Daemon {
 impl Daemon {
     /// Serves `lo` with `workers`.
     pub fn start(name: &str, workers: usize) -> Daemon {
+        Daemon::start_by(Command::new(env!("CARGO_BIN_EXE_burstd")), name, workers)
+    }
+
+    /// The same by `command`, which runs the daemon with the arguments that are added here.
+    pub fn start_by(mut command: Command, name: &str, workers: usize) -> Daemon {
         let socket = std::env::temp_dir().join(format!("burstd-{name}-{}.sock", std::process::id()));
         // Every daemon has an address of its own: tests run at the same time, and there is one UDP port.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let process = std::process::id();
         let port = format!("udp:dev=lo,addr=127.{}.{}.{}", 64 + process / 250 % 128, process % 250, number + 2);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_burstd"))
+        let mut child = command
             .arg("--socket")
             .arg(&socket)
             .args(["--port", &port, "--workers", &workers.to_string(), "--ready-fd", "1"])
