@@ -296,8 +296,7 @@ exported! {
         if !host.is_ours() {
             return -1;
         }
-        // A thread that has the node looks for packets itself.
-        let Some(mut inner) = host.try_lock() else {
+        let Some(mut inner) = host.lock_for_poll() else {
             pause(false, || 0);
             return 0;
         };

@@ -146,6 +146,8 @@ pub struct UrmaHost {
     sleeps_until: AtomicU64,
     /// Wakes the keeper.
     bell: OwnedFd,
+    /// A queue has been armed: the program waits for events.
+    uses_events: AtomicBool,
     /// Whether the node is in the daemon, which runs it.
     is_daemons: bool,
     pub address: IpAddr,
@@ -235,6 +237,7 @@ impl UrmaHost {
             fds,
             sleeps_until: AtomicU64::new(0),
             bell: keeper::bell()?,
+            uses_events: AtomicBool::new(false),
             is_daemons,
             address,
         })
@@ -298,6 +301,11 @@ impl UrmaHost {
             Err(TryLockError::WouldBlock) => None,
         }
     }
+    /// Locks the node for a look at a completion queue. `None`: another thread has the node, which looks for packets itself.
+    /// Then a program that only polls comes again. One that had an event may poll once, and must find what it was told of.
+    pub fn lock_for_poll(&self) -> Option<MutexGuard<'_, Inner>> {
+        self.try_lock().or_else(|| self.uses_events.load(Ordering::Relaxed).then(|| self.lock()))
+    }
     /// Whether a pass would find work. Without the lock, so that a keeper that looks stands in no post's way.
     pub fn has_work(&self) -> bool {
         let is_due = self.due.load(Ordering::Relaxed) <= self.now().0;
@@ -356,6 +364,7 @@ impl UrmaHost {
     }
     /// Arms a completion queue; one that has records already reports at once.
     pub fn arm(&self, inner: &mut Inner, jfc: u32, channel: u64) {
+        self.uses_events.store(true, Ordering::Relaxed);
         if let Home::Daemon(daemon) = &mut inner.home {
             return daemon.arm(jfc);
         }

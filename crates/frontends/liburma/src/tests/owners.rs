@@ -119,6 +119,31 @@ fn a_waiting_thread_goes_on_waiting_if_another_one_was_faster() {
 }
 
 #[test]
+fn a_poll_after_an_event_finds_the_record_while_another_thread_has_the_node() {
+    let a = end(60);
+    // SAFETY: see the abstract.
+    unsafe {
+        assert_eq!(urma_rearm_jfc(a.jfc, false), SUCCESS);
+        fail(&a);
+        let mut news = null_mut();
+        assert_eq!(urma_wait_jfc(a.jfce, 1, -1, &raw mut news), 1);
+        let (has_it, ctx) = (std::sync::Barrier::new(2), a.ctx as usize);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let inner = host_of(ctx as *mut UrmaContext).lock();
+                has_it.wait();
+                std::thread::sleep(Duration::from_millis(20));
+                drop(inner);
+            });
+            has_it.wait();
+            let mut cr: UrmaCr = std::mem::zeroed();
+            assert_eq!(urma_poll_jfc(news, 1, &raw mut cr), 1);
+        });
+    }
+    a.delete();
+}
+
+#[test]
 fn contexts_of_one_address_have_their_own_events() {
     let (a, b) = (end(23), end(23));
     let (first, second) = (a.jetty as u64, b.jetty as u64);
