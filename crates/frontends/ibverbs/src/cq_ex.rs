@@ -118,7 +118,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
     // SAFETY: the lock is held, or the program promised to poll from one thread only.
     let found = unsafe { step(cq, ours, context) };
     if found {
-        found_some(1);
+        found_some();
         return 0;
     }
     if LOCKED {
@@ -128,13 +128,14 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
     if context.turn() {
         // SAFETY: as above. The pass may have brought one.
         if unsafe { start_poll_once::<LOCKED>(cq, ours, context) } == 0 {
-            found_some(1);
+            found_some();
             return 0;
         }
     }
     // SAFETY: without the lock, the program promised to poll from one thread only; no other reference lives here.
-    let outstanding = || if LOCKED { ours.inner.lock().outstanding } else { unsafe { ours.inner.held() }.outstanding };
-    if pause(context.in_process_calls().is_none(), outstanding) && context.daemon_is_gone() {
+    let progress =
+        || if LOCKED { ours.inner.lock().progress.take() } else { unsafe { ours.inner.held() }.progress.take() };
+    if pause(context.in_process_calls().is_none(), progress) && context.daemon_is_gone() {
         flush::flush(context, Some(ours));
         // SAFETY: as above. What was flushed is found now.
         return unsafe { start_poll_once::<LOCKED>(cq, ours, context) };

@@ -29,9 +29,9 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         done = unsafe { take(cq, context, wanted, wc) };
     }
     if done > 0 {
-        found(done as u32);
+        found();
     } else if wanted > 0
-        && pause(context.in_process_calls().is_none(), || cq.inner.lock().outstanding)
+        && pause(context.in_process_calls().is_none(), || cq.inner.lock().progress.take())
         && context.daemon_is_gone()
     {
         // SAFETY: as above.

@@ -6,7 +6,7 @@ use crate::home::Home;
 use crate::host::UrmaHost;
 use crate::macros::exported;
 use crate::objects::{host_of, status_of};
-use burst_client::raw::idle::{found, pause};
+use burst_client::raw::idle::{SendProgress, found, pause};
 use burst_urma::{ACCESS_MAX, AccessKind, AccessOutcome, CrStatus, UrmaError};
 
 /// The errno of an outcome.
@@ -48,11 +48,11 @@ unsafe fn access(seg: *mut TargetSeg, va: u64, kind: AccessKind) -> Result<Acces
         });
         match outcome {
             Some(outcome) if outcome.status == CrStatus::Success => {
-                found(1);
+                found();
                 return Ok(outcome);
             }
             Some(outcome) => return Err(errno_of(outcome.status)),
-            None => pause(false, || 0),
+            None => pause(false, SendProgress::default),
         };
     }
 }

@@ -6,6 +6,7 @@
 use crate::lane::AccessLane;
 use crate::log::explain;
 use burst_client::raw::RawContext;
+use burst_client::raw::idle::SendProgress;
 use burst_client::raw::memory::{self, MemoryRange, RawMr};
 use burst_client::raw::place::HostPlace;
 use burst_client::raw::queue;
@@ -58,7 +59,10 @@ impl PostedCount {
         PostedCount { depth, posted: 0, finished: 0 }
     }
     const fn is_full(&self) -> bool {
-        self.posted.wrapping_sub(self.finished) >= self.depth
+        self.outstanding() >= self.depth
+    }
+    const fn outstanding(&self) -> u32 {
+        self.posted.wrapping_sub(self.finished)
     }
 }
 
@@ -85,6 +89,8 @@ pub struct DaemonNode {
     pub mtu: u16,
     is_posted: bool,
     has_ended: bool,
+    /// What the send completions so far say of their Jetties.
+    pub progress: SendProgress,
     jfcs: HashMap<u32, DaemonJfc>,
     /// JFCs by the records of their events.
     cookies: HashMap<u64, u32>,
@@ -170,6 +176,7 @@ impl DaemonNode {
             mtu,
             is_posted: false,
             has_ended: false,
+            progress: SendProgress::default(),
             jfcs: HashMap::new(),
             cookies: HashMap::new(),
             jfrs: HashMap::new(),
@@ -565,7 +572,11 @@ impl DaemonNode {
             _ => self.jfrs.get_mut(&cqe.qp_cookie),
         };
         if let Some(count) = count {
+            let finished = cqe.sq_consumer.wrapping_sub(count.finished);
             count.finished = cqe.sq_consumer;
+            if cqe.is_recv == 0 {
+                self.progress.note(finished, count.outstanding());
+            }
         }
         Some(record_of(&cqe))
     }

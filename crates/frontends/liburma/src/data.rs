@@ -8,7 +8,7 @@ use crate::host::{Inner, UrmaHost};
 use crate::macros::exported;
 use crate::objects::{OwnedJfce, host_of, status_of};
 use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR};
-use burst_client::raw::idle::{found, pause};
+use burst_client::raw::idle::{SendProgress, found, pause};
 use burst_ubwire::{OrderTag, TaOpcode};
 use burst_urma::{CompletionRecord, JfrWr, JfsWr, LocalRange, TargetKind, URMA_INLINE_MAX, UrmaError, WrData};
 use std::ffi::c_int;
@@ -297,7 +297,7 @@ exported! {
             return -1;
         }
         let Some(mut inner) = host.lock_for_poll() else {
-            pause(false, || 0);
+            pause(false, SendProgress::default);
             return 0;
         };
         if !inner.has_completions(handle) {
@@ -306,18 +306,18 @@ exported! {
         for i in 0..count {
             let Some(cr) = inner.poll_jfc(handle) else {
                 if i > 0 {
-                    found(i as u32);
+                    found();
                     return i;
                 }
-                let is_daemons = inner.is_daemons();
+                let (is_daemons, progress) = (inner.is_daemons(), inner.progress());
                 drop(inner);
                 // A program that only polls has no other way to learn that the daemon has ended.
-                let is_check_due = pause(is_daemons, || 0);
+                let is_check_due = pause(is_daemons, || progress);
                 return if is_check_due && is_daemons && host.lock().has_ended() { -1 } else { 0 };
             };
             crs.add(i as usize).write(record(&mut inner, &cr));
         }
-        found(count as u32);
+        found();
         count
     }
     fn urma_rearm_jfc(jfc: *mut UrmaJfc, _solicited_only: bool) -> Status {

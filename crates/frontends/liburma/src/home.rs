@@ -4,6 +4,7 @@ use crate::daemon::{DaemonNode, NewChannel};
 use crate::host::Inner;
 use crate::reports::{CLASS_JFC, CLASS_JFR, JFR_LIMIT};
 use burst_base::Nanos;
+use burst_client::raw::idle::SendProgress;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_engine::urma::UrmaEndpoint;
@@ -311,6 +312,13 @@ impl Inner {
         match &mut self.home {
             Home::Own(end) => end.node.poll_jfc(jfc),
             Home::Daemon(daemon) => daemon.poll_jfc(jfc),
+        }
+    }
+    /// What the daemon's send completions since the last question say of their queues; the polls of an own node run the node.
+    pub fn progress(&mut self) -> SendProgress {
+        match &mut self.home {
+            Home::Own(_) => SendProgress::default(),
+            Home::Daemon(daemon) => daemon.progress.take(),
         }
     }
     /// Shows the daemon the receives that were posted.

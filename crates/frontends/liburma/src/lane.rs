@@ -4,7 +4,7 @@
 //! accesses it would have to keep apart. A request of the reliable channel is executed once as well.
 
 use crate::daemon::DaemonNode;
-use burst_client::raw::idle::{found, pause};
+use burst_client::raw::idle::{SendProgress, found, pause};
 use burst_control::urma_calls::UrmaJettyAttr;
 use burst_ubwire::TaOpcode;
 use burst_urma::{
@@ -79,11 +79,11 @@ impl AccessLane {
             if let Some(cr) = daemon.poll_jfc(self.jfc) {
                 break cr.status;
             }
-            if pause(true, || 0) && daemon.has_ended() {
+            if pause(true, SendProgress::default) && daemon.has_ended() {
                 break CrStatus::AckTimeout;
             }
         };
-        found(1);
+        found();
         let mut bytes = [0; ACCESS_MAX];
         if !matches!(kind, AccessKind::Store { .. }) {
             for (i, to) in bytes.chunks_exact_mut(8).enumerate() {

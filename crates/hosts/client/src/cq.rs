@@ -119,8 +119,8 @@ impl CompletionQueue {
         let mut found = None;
         self.0.inner.lock().take_one(&context.send_slots, |cqe| found = Some(Completion::of(cqe)));
         if found.is_some() {
-            idle::found(1);
-        } else if idle::pause(context.in_process_calls().is_none(), || self.0.inner.lock().outstanding)
+            idle::found();
+        } else if idle::pause(context.in_process_calls().is_none(), || self.0.inner.lock().progress.take())
             && context.daemon_has_ended()
         {
             return Err(ClientError::Control(burst_control::ControlError::Closed));

@@ -8,6 +8,7 @@
 //! program polled them (a resize, or the end of a queue pair). They come first.
 
 use super::cookies::{CookieTable, NO_COOKIE, SendSlots};
+use super::idle::SendProgress;
 use burst_shm::cq::CqConsumer;
 use burst_shm::{CQE_MAX, Cqe};
 use std::collections::VecDeque;
@@ -22,14 +23,14 @@ pub struct CompletionRing {
     pub carried: VecDeque<Cqe>,
     /// The completion that an extended interface is looking at.
     pub current: Cqe,
-    /// Requests that the send queue of the last send completion had in flight after it. A hint.
-    pub outstanding: u32,
+    /// What the send completions so far say of their queues.
+    pub progress: SendProgress,
 }
 
 impl CompletionRing {
     /// The state over a fresh ring.
     pub fn new(ring: CqConsumer) -> CompletionRing {
-        CompletionRing { ring, carried: VecDeque::new(), current: Cqe::default(), outstanding: 0 }
+        CompletionRing { ring, carried: VecDeque::new(), current: Cqe::default(), progress: SendProgress::default() }
     }
 
     /// Moves all completions to `carried` that `keep` accepts, and drops the others there and in the ring.
@@ -51,14 +52,14 @@ impl CompletionRing {
     /// Copies the next completion to `current`. False: there is none.
     #[inline(always)]
     pub fn next(&mut self, table: &CookieTable<SendSlots>) -> bool {
-        next(&mut self.ring, &mut self.carried, table, &mut self.outstanding, &mut self.current)
+        next(&mut self.ring, &mut self.carried, table, &mut self.progress, &mut self.current)
     }
 
     /// Gives the next completion to `sink`, once. Returns how many there were: 0 or 1.
     #[inline(always)]
     pub fn take_one(&mut self, table: &CookieTable<SendSlots>, sink: impl FnOnce(&Cqe)) -> usize {
         let mut cqe = Cqe::default();
-        if !next(&mut self.ring, &mut self.carried, table, &mut self.outstanding, &mut cqe) {
+        if !next(&mut self.ring, &mut self.carried, table, &mut self.progress, &mut cqe) {
             return 0;
         }
         sink(&cqe);
@@ -80,7 +81,7 @@ impl CompletionRing {
                 Some(slots) if cqe.is_recv == 0 => {
                     if owed.is_some_and(|(other, _)| other != slots) {
                         self.ring.release();
-                        settle(owed, &mut self.outstanding);
+                        settle(owed, &mut self.progress);
                     }
                     owed = Some((slots, cqe.sq_consumer));
                 }
@@ -94,7 +95,7 @@ impl CompletionRing {
         }
         if taken {
             self.ring.release();
-            settle(owed, &mut self.outstanding);
+            settle(owed, &mut self.progress);
         }
         done
     }
@@ -110,7 +111,7 @@ impl CompletionRing {
         while done < wanted
             && let Some(cqe) = self.carried.pop_front()
         {
-            if retire(table, &cqe, &mut self.outstanding) {
+            if retire(table, &cqe, &mut self.progress) {
                 sink(done, &cqe);
                 done += 1;
             }
@@ -126,18 +127,18 @@ fn next(
     ring: &mut CqConsumer,
     carried: &mut VecDeque<Cqe>,
     table: &CookieTable<SendSlots>,
-    outstanding: &mut u32,
+    progress: &mut SendProgress,
     cqe: &mut Cqe,
 ) -> bool {
     if carried.is_empty() {
         if !ring.poll(cqe) {
             return false;
         }
-        if retire(table, cqe, outstanding) {
+        if retire(table, cqe, progress) {
             return true;
         }
     }
-    next_after_others(ring, carried, table, outstanding).map(|found| *cqe = found).is_some()
+    next_after_others(ring, carried, table, progress).map(|found| *cqe = found).is_some()
 }
 
 /// As [`next`], where completions were carried or their queue pairs have ended.
@@ -146,7 +147,7 @@ fn next_after_others(
     ring: &mut CqConsumer,
     carried: &mut VecDeque<Cqe>,
     table: &CookieTable<SendSlots>,
-    outstanding: &mut u32,
+    progress: &mut SendProgress,
 ) -> Option<Cqe> {
     loop {
         let mut cqe = Cqe::default();
@@ -155,7 +156,7 @@ fn next_after_others(
         } else if !ring.poll(&mut cqe) {
             return None;
         }
-        if retire(table, &cqe, outstanding) {
+        if retire(table, &cqe, progress) {
             return Some(cqe);
         }
     }
@@ -163,27 +164,25 @@ fn next_after_others(
 
 /// Records the free entries of a send queue, and how many of its requests are in flight.
 #[inline]
-fn settle(owed: Option<(NonNull<SendSlots>, u32)>, outstanding: &mut u32) {
+fn settle(owed: Option<(NonNull<SendSlots>, u32)>, progress: &mut SendProgress) {
     if let Some((slots, count)) = owed {
         // SAFETY: found by `take`, whose caller holds the lock of this completion queue; the end of a queue pair passes through
         // that lock before its memory is freed.
         let slots = unsafe { slots.as_ref() };
-        slots.set_retired(count);
-        *outstanding = slots.outstanding(count);
+        slots.retire(count, progress);
     }
 }
 
 /// Records the free entries that a completion reports; the completion's own entry must be free before. False: the queue pair has
 /// ended. A receive of an XRC shared receive queue names no queue pair: it may be another process's.
 #[inline]
-fn retire(table: &CookieTable<SendSlots>, cqe: &Cqe, outstanding: &mut u32) -> bool {
+fn retire(table: &CookieTable<SendSlots>, cqe: &Cqe, progress: &mut SendProgress) -> bool {
     let Some(slots) = table.get(cqe.qp_cookie) else { return cqe.qp_cookie == NO_COOKIE };
     // SAFETY: the caller holds the lock of this completion queue; the end of a queue pair passes through that lock before its
     // memory is freed.
     let slots = unsafe { slots.as_ref() };
     if cqe.is_recv == 0 {
-        slots.set_retired(cqe.sq_consumer);
-        *outstanding = slots.outstanding(cqe.sq_consumer);
+        slots.retire(cqe.sq_consumer, progress);
     } else {
         slots.set_received(cqe.sq_consumer);
     }
@@ -210,17 +209,27 @@ mod tests {
             assert!(daemon.publish(&cqe));
         };
         completes(1, 0);
-        assert_eq!((ring.take_one(&table, |_| ()), ring.outstanding), (1, 9));
+        assert_eq!((ring.take_one(&table, |_| ()), ring.progress.outstanding), (1, 9));
         completes(2, 0);
         completes(4, 0);
-        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.outstanding), (2, 6));
+        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.progress.outstanding), (2, 6));
         completes(5, 0);
         assert!(ring.next(&table));
-        assert_eq!(ring.outstanding, 5);
+        assert_eq!(ring.progress.take(), SendProgress { finished: 5, outstanding: 5 });
         completes(1, 1);
-        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.outstanding), (1, 5), "a receive says nothing of it");
+        assert_eq!(
+            (ring.take(&table, 8, |_, _| ()), ring.progress.outstanding),
+            (1, 5),
+            "a receive says nothing of it"
+        );
         completes(7, 0);
+        assert_eq!(ring.progress.finished, 0);
         ring.carry(|_| true);
-        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.outstanding), (1, 3), "carried over a resize");
+        assert_eq!((ring.take(&table, 8, |_, _| ()), ring.progress.outstanding), (1, 3), "carried over a resize");
+        assert_eq!(
+            ring.progress.take(),
+            SendProgress { finished: 2, outstanding: 3 },
+            "one of them without a completion"
+        );
     }
 }

@@ -5,6 +5,7 @@
 //! ([`RawContext::event_cookie`](super::RawContext::event_cookie)). A queue pair's cookie is an index with a generation, and
 //! indices are used again in the order in which they were freed.
 
+use super::idle::SendProgress;
 use super::lock::lock;
 use std::collections::{HashMap, VecDeque};
 use std::ptr::{NonNull, null_mut};
@@ -37,6 +38,13 @@ impl SendSlots {
     #[inline]
     pub fn set_retired(&self, count: u32) {
         self.retired.store(count, Ordering::Release);
+    }
+
+    /// The same, where a poll learns what the completion says of the queue.
+    #[inline]
+    pub fn retire(&self, count: u32, progress: &mut SendProgress) {
+        progress.note(count.wrapping_sub(self.retired.load(Ordering::Relaxed)), self.outstanding(count));
+        self.set_retired(count);
     }
 
     /// The last recorded count.

@@ -4,9 +4,8 @@
 //! for this processor. Once a yield shows that another thread was waiting, every empty poll yields. On a processor that is
 //! contended ([`Sharing::is_contended`]) the thread naps instead: with the kernel's autogroups a yield does not reach threads of
 //! other sessions, so that a thread that only yields and the worker would take turns of whole time slices. On a processor that is
-//! disputed ([`Sharing::is_disputed`]) it naps at once if its send queue keeps the worker busy for several naps
-//! (`CompletionPace`): then it takes many completions together, and the time that it would have spent in polls and yields is
-//! the worker's.
+//! disputed ([`Sharing::is_disputed`]) it naps at once if its send queue keeps the worker busy for several naps (`SendPace`):
+//! then it takes many completions together, and the time that it would have spent in polls and yields is the worker's.
 //!
 //! Every `CHECK_EVERY` empty polls the caller must check the daemon: a program that only polls has no other way to learn that
 //! the daemon has ended, and would poll for ever.
@@ -29,6 +28,31 @@ const AHEAD: Nanos = Nanos::from_us(280);
 const OUTSTANDING_MIN: u32 = 4;
 /// Older times and counts say nothing of the present rate.
 const PACE_MAX: Nanos = Nanos::from_ms(10);
+/// A rate is measured over at least this time: completions that are found together would seem to have taken none.
+const PACE_MIN: Nanos = Nanos::from_us(20);
+
+/// What the completions of a queue say of the requests before and behind them. A hint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendProgress {
+    /// Requests that have ended since the last question, also those without a completion of their own.
+    pub finished: u32,
+    /// Requests in flight of the send queue that had the last completion.
+    pub outstanding: u32,
+}
+
+impl SendProgress {
+    /// A completion: `finished` further requests have ended, `outstanding` have not.
+    #[inline]
+    pub const fn note(&mut self, finished: u32, outstanding: u32) {
+        (self.finished, self.outstanding) = (self.finished.wrapping_add(finished), outstanding);
+    }
+    /// Answers a question.
+    pub const fn take(&mut self) -> SendProgress {
+        let progress = *self;
+        self.finished = 0;
+        progress
+    }
+}
 
 /// What an empty poll does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,19 +65,34 @@ enum IdleAction {
     Nap,
 }
 
-/// How fast completions come: their number since a time.
-#[derive(Clone, Copy, Debug)]
-struct CompletionPace {
+/// How fast requests end.
+#[derive(Clone, Copy, Debug, Default)]
+struct SendPace {
+    /// The last completion, as far as the pace counts.
     since: Nanos,
-    taken: u32,
+    /// Requests that have ended since then.
+    finished: u32,
+    /// Time for each request; 0: unknown.
+    each: Nanos,
 }
 
-impl CompletionPace {
-    /// Whether `outstanding` requests last for [`AHEAD`] at this pace.
+impl SendPace {
+    /// Counts requests that were found to have ended.
+    fn note(&mut self, now: Nanos, finished: u32) {
+        if now.since(self.since) > PACE_MAX {
+            *self = SendPace { since: now, ..SendPace::default() };
+        } else if finished > 0 {
+            self.finished = self.finished.saturating_add(finished);
+            let time = now.since(self.since);
+            if time >= PACE_MIN {
+                *self = SendPace { since: now, finished: 0, each: Nanos(time.0 / u64::from(self.finished)) };
+            }
+        }
+    }
+    /// Whether `outstanding` requests, as of the last completion, last for [`AHEAD`] from now on.
     fn lasts(self, now: Nanos, outstanding: u32) -> bool {
-        let time = now.since(self.since);
-        let each = time.0.checked_div(u64::from(self.taken)).unwrap_or(0);
-        outstanding >= OUTSTANDING_MIN && time <= PACE_MAX && each.saturating_mul(u64::from(outstanding)) >= AHEAD.0
+        let time = self.each.0.saturating_mul(u64::from(outstanding)).saturating_sub(now.since(self.since).0);
+        outstanding >= OUTSTANDING_MIN && time >= AHEAD.0
     }
 }
 
@@ -75,8 +114,8 @@ struct IdleState {
     empty: Cell<u32>,
     /// Whether other threads wait for the thread's processor.
     sharing: Cell<Sharing>,
-    /// Completions since the last nap.
-    pace: Cell<CompletionPace>,
+    /// How fast the thread's requests end.
+    pace: Cell<SendPace>,
 }
 
 thread_local! {
@@ -84,31 +123,27 @@ thread_local! {
         IdleState {
             empty: Cell::new(0),
             sharing: Cell::new(Sharing::new()),
-            pace: Cell::new(CompletionPace { since: Nanos(0), taken: 0 }),
+            pace: Cell::new(SendPace { since: Nanos(0), finished: 0, each: Nanos(0) }),
         }
     };
 }
 
-/// Notes that this thread has found some completions.
+/// Notes that this thread has found completions.
 #[inline]
-pub fn found(some: u32) {
-    IDLE.with(|idle| {
-        idle.empty.set(0);
-        let pace = idle.pace.get();
-        idle.pace.set(CompletionPace { taken: pace.taken.wrapping_add(some), ..pace });
-    });
+pub fn found() {
+    IDLE.with(|idle| idle.empty.set(0));
 }
 
-/// Notes an empty poll of this thread, and yields or naps after many in a row, or where the `outstanding` requests of its send
-/// queue last. `may_nap`: another process writes the completions; the polls of a program with an engine of its own run that
-/// engine. True: the caller must check that the daemon runs.
+/// Notes an empty poll of this thread, and yields or naps after many in a row, or where its requests in flight last. `may_nap`:
+/// another process writes the completions; the polls of a program with an engine of its own run that engine. `progress` is asked
+/// only where it matters. True: the caller must check that the daemon runs.
 #[inline(never)]
-pub fn pause(may_nap: bool, outstanding: impl FnOnce() -> u32) -> bool {
+pub fn pause(may_nap: bool, progress: impl FnOnce() -> SendProgress) -> bool {
     IDLE.with(|idle| {
         let so_far = idle.empty.get().wrapping_add(1);
         idle.empty.set(so_far);
         let mut sharing = idle.sharing.get();
-        if may_nap && sharing.is_ever_disputed() && idle.naps_early(monotonic(), sharing, outstanding) {
+        if may_nap && sharing.is_ever_disputed() && idle.naps_early(monotonic(), sharing, progress) {
             return so_far.is_multiple_of(CHECK_EVERY);
         }
         match action(sharing, so_far, may_nap, monotonic) {
@@ -129,19 +164,17 @@ pub fn pause(may_nap: bool, outstanding: impl FnOnce() -> u32) -> bool {
 }
 
 impl IdleState {
-    /// Naps where that costs nothing, and begins a new `CompletionPace` if the old one is too long. Returns whether it has
-    /// napped.
-    fn naps_early(&self, now: Nanos, sharing: Sharing, outstanding: impl FnOnce() -> u32) -> bool {
-        let pace = self.pace.get();
+    /// Naps where that costs nothing. Returns whether it has napped.
+    fn naps_early(&self, now: Nanos, sharing: Sharing, progress: impl FnOnce() -> SendProgress) -> bool {
         if !sharing.is_disputed(now) {
             return false;
         }
-        let naps = pace.lasts(now, outstanding());
+        let (SendProgress { finished, outstanding }, mut pace) = (progress(), self.pace.get());
+        pace.note(now, finished);
+        self.pace.set(pace);
+        let naps = pace.lasts(now, outstanding);
         if naps {
             nap();
-        }
-        if naps || now.since(pace.since) > PACE_MAX {
-            self.pace.set(CompletionPace { since: now, taken: 0 });
         }
         naps
     }
@@ -186,28 +219,51 @@ mod tests {
     #[test]
     fn a_thread_naps_early_only_where_its_yields_do_not_reach_the_thread_with_work() {
         let (now, mut sharing) = (Nanos::from_ms(7), Sharing::new());
-        let paced = CompletionPace { since: now - Nanos::from_us(70), taken: 7 };
-        let idle = IdleState { empty: Cell::new(1), sharing: Cell::new(sharing), pace: Cell::new(paced) };
-        assert!(!idle.naps_early(now, sharing, || 128), "nobody else ran here");
+        let pace = SendPace { since: now - Nanos::from_us(70), ..SendPace::default() };
+        let idle = IdleState { empty: Cell::new(1), sharing: Cell::new(sharing), pace: Cell::new(pace) };
+        let progress = |finished, outstanding| move || SendProgress { finished, outstanding };
+        assert!(!idle.naps_early(now, sharing, progress(7, 128)), "nobody else ran here");
         (0..4).for_each(|_| _ = sharing.yielded(now, Nanos::from_us(150)));
-        assert!(!idle.naps_early(now, sharing, || 128), "yields reach the other thread");
+        assert!(!idle.naps_early(now, sharing, progress(7, 128)), "yields reach the other thread");
         sharing.sample(0);
-        assert!(!idle.naps_early(now, sharing, || 4), "a short queue");
-        assert!(idle.naps_early(now, sharing, || 128));
-        assert_eq!((idle.pace.get().since, idle.pace.get().taken), (now, 0), "a new pace is measured");
-        assert!(!idle.naps_early(now, sharing, || 128), "no completion came since");
+        assert!(!idle.naps_early(now, sharing, progress(7, 4)), "a short queue");
+        assert!(idle.naps_early(now, sharing, progress(0, 128)), "at the pace that is known");
+        let later = now + Nanos::from_us(1_000);
+        assert!(idle.naps_early(later, sharing, progress(0, 128)), "no completion since, but 1,280 us of requests");
+        assert!(!idle.naps_early(later + Nanos(1), sharing, progress(0, 128)), "now 279 us of them are left");
     }
 
     #[test]
     fn a_full_send_queue_of_long_messages_lets_a_thread_sleep_at_once() {
-        let (since, now) = (Nanos::from_ms(7), Nanos::from_ms(7) + Nanos::from_us(70));
-        let pace = CompletionPace { since, taken: 7 };
+        let since = Nanos::from_ms(7);
+        let paced = |time, finished| {
+            let mut pace = SendPace { since, ..SendPace::default() };
+            pace.note(since + Nanos::from_us(time), finished);
+            pace
+        };
+        let (pace, now) = (paced(70, 7), since + Nanos::from_us(70));
         assert!(pace.lasts(now, 28) && pace.lasts(now, 128), "one in 10 us");
         assert!(!pace.lasts(now, 27), "gone before the fourth nap ends");
-        assert!(!CompletionPace { since, taken: 230 }.lasts(now, 128), "short messages");
-        assert!(!CompletionPace { since, taken: 1 }.lasts(now, OUTSTANDING_MIN - 1));
-        assert!(!CompletionPace { since, taken: 0 }.lasts(now, 128), "an unknown pace");
-        assert!(!pace.lasts(since + PACE_MAX + Nanos(1), 128), "an old pace");
+        assert!(!paced(70, 230).lasts(now, 128), "short messages");
+        assert!(!paced(70, 1).lasts(now, OUTSTANDING_MIN - 1));
+        assert!(!paced(70, 0).lasts(now, 128), "an unknown pace");
+        assert!(!paced(10_001, 7).lasts(since + Nanos::from_us(10_001), 128), "an old pace");
+        let lump = paced(1_000, 100);
+        assert!(lump.lasts(since + Nanos::from_us(1_000), 28), "one completion of 100 requests");
+        assert!(!lump.lasts(since + Nanos::from_us(1_001), 28));
+    }
+
+    #[test]
+    fn completions_that_are_found_together_are_one_measurement() {
+        let (mut pace, since) = (SendPace::default(), Nanos::from_ms(70));
+        pace.note(since, 100);
+        assert_eq!((pace.since, pace.each), (since, Nanos(0)), "nobody knows when the requests before began");
+        pace.note(since + Nanos::from_us(19), 3);
+        pace.note(since + Nanos::from_us(40), 1);
+        assert_eq!(pace.each, Nanos::from_us(10));
+        pace.note(since + Nanos::from_us(50), 0);
+        pace.note(since + Nanos::from_us(70), 6);
+        assert_eq!(pace.each, Nanos::from_us(5));
     }
 
     #[test]
