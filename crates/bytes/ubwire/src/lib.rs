@@ -26,7 +26,7 @@ mod tp;
 
 pub use dialect::{Dialect, UB_UDP_PORT, UbEncapsulation};
 pub use nth::{Cna, CongestionField, NextLayer, Nth};
-pub use packet::{UB_HEAD_MAX, UTPH_LEN, UbHead, UbPacket};
+pub use packet::{MessageHead, NextPart, UB_HEAD_MAX, UTPH_LEN, UbHead, UbPacket};
 pub use ta::{
     Atah, Btah, BtahFlags, Maetah, Mtetah, NotifyTarget, OrderTag, RC_TYPE_CONTEXT, RC_TYPE_QUEUE, ServiceMode,
     TA_HEAD_MAX, TaHeader, TaOpcode, TaRequest,

@@ -3,11 +3,12 @@
 //! Checks, in order: NTH and its next layer, transport header and version, congestion echo and bitmap of an acknowledgement,
 //! transaction header, extended headers, and that the payload fits opcode, offset and length.
 
+use crate::bytes::{be16, be24, put24};
 use crate::dialect::Dialect;
-use crate::nth::{NextLayer, Nth};
-use crate::ta::{TA_HEAD_MAX, TaHeader, TaOpcode};
+use crate::nth::{CongestionField, NextLayer, Nth};
+use crate::ta::{Btah, TA_HEAD_MAX, TaHeader, TaOpcode};
 use crate::tp::{Cetph, Rtph, SACK_WORDS_MAX, Saetph, TpOpcode, UbStatus};
-use burst_base::Reason;
+use burst_base::{Psn, Reason};
 
 /// Bytes of a UTPH; all but the version are zero.
 pub const UTPH_LEN: usize = 16;
@@ -71,6 +72,92 @@ impl UbHead {
             at += ta.emit(dialect, &mut out[at..]);
         }
         at
+    }
+}
+
+/// The head of a request's packet as bytes, from which those of the message's other packets are made and recognized: they differ
+/// in the congestion field, the PSN, two bits of the transport header and the offset. For dialects with placement.
+#[derive(Clone, Debug)]
+pub struct MessageHead {
+    bytes: [u8; Self::MAX],
+    len: usize,
+}
+
+impl MessageHead {
+    const MAX: usize = Nth::LEN + Rtph::LEN + TA_HEAD_MAX;
+    const TA_AT: usize = Nth::LEN + Rtph::LEN;
+
+    /// No head.
+    pub const fn new() -> MessageHead {
+        MessageHead { bytes: [0; Self::MAX], len: 0 }
+    }
+    /// Keeps what [`UbHead::emit`] has written, for a reliable packet without congestion echo and bitmap. Panics if it is longer
+    /// than such a head can be.
+    pub fn keep(&mut self, head: &[u8]) {
+        self.bytes[..head.len()].copy_from_slice(head);
+        self.len = head.len();
+    }
+    /// Writes the head of another packet and returns its length. Panics if `out` is shorter than [`UB_HEAD_MAX`].
+    pub fn emit(&self, congestion: CongestionField, rtph: &Rtph, offset: u32, out: &mut [u8]) -> usize {
+        // The whole array: a copy of constant length.
+        out[..Self::MAX].copy_from_slice(&self.bytes);
+        out[Nth::CONGESTION_AT..Nth::CONGESTION_AT + 2].copy_from_slice(&congestion.bits().to_be_bytes());
+        rtph.emit(&mut out[Nth::LEN..Self::TA_AT]);
+        put24(out, Self::TA_AT + Btah::OFFSET_AT, offset);
+        self.len
+    }
+    /// Reads a packet that has this head but for what differs between the packets of one message; `None` for any other. The
+    /// payload is not checked.
+    #[inline]
+    pub fn follow<'a>(&self, bytes: &'a [u8]) -> Option<NextPart<'a>> {
+        const RTPH: usize = Nth::LEN;
+        const ACK: usize = RTPH + Rtph::ACK_AT;
+        const OFFSET: usize = MessageHead::TA_AT + Btah::OFFSET_AT;
+        const BASE: usize = MessageHead::TA_AT + Btah::LEN;
+        let (head, rest) = bytes.split_first_chunk::<BASE>()?;
+        let (kept, kept_rest) = self.bytes.split_first_chunk::<BASE>()?;
+        let kept_rest = kept_rest.get(..self.len.checked_sub(BASE)?)?;
+        let (extended, payload) = rest.split_at_checked(kept_rest.len())?;
+        // All but congestion field, last bit, bit of the wish for an acknowledgement, PSN and offset.
+        let is_next = head[..Nth::CONGESTION_AT] == kept[..Nth::CONGESTION_AT]
+            && head[Nth::CONGESTION_AT + 2..RTPH] == kept[Nth::CONGESTION_AT + 2..RTPH]
+            && (head[RTPH] ^ kept[RTPH]) & !Rtph::LAST == 0
+            && head[RTPH + 1..ACK] == kept[RTPH + 1..ACK]
+            && (head[ACK] ^ kept[ACK]) & !Rtph::ACK == 0
+            && head[RTPH + Rtph::PSN_AT + 3..OFFSET] == kept[RTPH + Rtph::PSN_AT + 3..OFFSET]
+            && head[OFFSET + 3..] == kept[OFFSET + 3..]
+            && extended == kept_rest;
+        is_next.then(|| NextPart {
+            congestion: CongestionField::parse(be16(head, Nth::CONGESTION_AT)),
+            last: head[RTPH] & Rtph::LAST != 0,
+            ack_req: head[ACK] & Rtph::ACK != 0,
+            psn: Psn::new(be24(head, RTPH + Rtph::PSN_AT)),
+            offset: be24(head, OFFSET),
+            payload,
+        })
+    }
+}
+
+/// A packet that follows another one of its message ([`MessageHead::follow`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextPart<'a> {
+    /// Congestion field.
+    pub congestion: CongestionField,
+    /// Last packet of its message.
+    pub last: bool,
+    /// The sender asks for an acknowledgement.
+    pub ack_req: bool,
+    /// Packet sequence number.
+    pub psn: Psn,
+    /// Offset of the payload in its message.
+    pub offset: u32,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+impl Default for MessageHead {
+    fn default() -> MessageHead {
+        MessageHead::new()
     }
 }
 

@@ -185,6 +185,8 @@ const SKELETON: usize = 16;
 impl Btah {
     /// Length in bytes.
     pub const LEN: usize = SKELETON;
+    /// Where the payload's offset lies.
+    pub(crate) const OFFSET_AT: usize = 13;
     /// A request with everything off.
     pub const fn new(opcode: TaOpcode, tassn: u16, rc_id: u32) -> Btah {
         Btah {
@@ -233,7 +235,7 @@ impl Btah {
             rc_id: be24(b, 8) & 0xf_ffff,
             context: placement(u32::from(be16(b, 6))) as u16,
             order_number: placement(u32::from(be16(b, 11))) as u16,
-            offset: placement(be24(b, 13)),
+            offset: placement(be24(b, Self::OFFSET_AT)),
         }
     }
     #[inline]
@@ -261,7 +263,7 @@ impl Btah {
         if dialect.placement {
             put(out, 6, &self.context.to_be_bytes());
             put(out, 11, &self.order_number.to_be_bytes());
-            put24(out, 13, self.offset);
+            put24(out, Self::OFFSET_AT, self.offset);
         }
     }
 }

@@ -106,6 +106,13 @@ pub struct Rtph {
 impl Rtph {
     /// Length in bytes.
     pub const LEN: usize = 16;
+    /// The bit of `last`, in byte 0.
+    pub(crate) const LAST: u8 = 0x80;
+    /// The byte and the bit of `ack_req`.
+    pub(crate) const ACK_AT: usize = 8;
+    pub(crate) const ACK: u8 = 0x80;
+    /// Where the PSN lies.
+    pub(crate) const PSN_AT: usize = 9;
     /// Reads the first [`Rtph::LEN`] bytes: [`Reason::Truncated`], [`Reason::UbTransportOpcode`] or [`Reason::UbNextLayer`].
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Rtph, Reason> {
@@ -114,15 +121,15 @@ impl Rtph {
             return Err(Reason::UbNextLayer);
         }
         Ok(Rtph {
-            last: b[0] & 0x80 != 0,
+            last: b[0] & Self::LAST != 0,
             opcode: TpOpcode::from_number(b[0] & 0x7f).ok_or(Reason::UbTransportOpcode)?,
             version: b[1] >> 6,
             padding: b[1] >> 4 & 3,
             src_tpn: be24(b, 2),
             dst_tpn: be24(b, 5),
-            ack_req: b[8] & 0x80 != 0,
+            ack_req: b[Self::ACK_AT] & Self::ACK != 0,
             flag: b[8] & 0x40 != 0,
-            psn: Psn::new(be24(b, 9)),
+            psn: Psn::new(be24(b, Self::PSN_AT)),
             status: UbStatus::parse(b[12]),
             tpmsn: be24(b, 13),
         })

@@ -90,7 +90,9 @@ pub struct DaemonNode {
     is_posted: bool,
     has_ended: bool,
     /// What the send completions so far say of their Jetties.
-    pub progress: SendProgress,
+    progress: SendProgress,
+    /// The Jetty of the last one.
+    last_jetty: u32,
     jfcs: HashMap<u32, DaemonJfc>,
     /// JFCs by the records of their events.
     cookies: HashMap<u64, u32>,
@@ -177,6 +179,7 @@ impl DaemonNode {
             is_posted: false,
             has_ended: false,
             progress: SendProgress::default(),
+            last_jetty: 0,
             jfcs: HashMap::new(),
             cookies: HashMap::new(),
             jfrs: HashMap::new(),
@@ -575,10 +578,18 @@ impl DaemonNode {
             let finished = cqe.sq_consumer.wrapping_sub(count.finished);
             count.finished = cqe.sq_consumer;
             if cqe.is_recv == 0 {
-                self.progress.note(finished, count.outstanding());
+                self.progress.note(finished, 0);
+                self.last_jetty = cqe.qp_cookie;
             }
         }
         Some(record_of(&cqe))
+    }
+
+    /// What the send completions since the last question say of the requests of the last one's Jetty, with those that were posted
+    /// meanwhile: a program that asks for one completion of many posts most of them after it.
+    pub fn progress(&mut self) -> SendProgress {
+        let outstanding = self.jetties.get(&self.last_jetty).map_or(0, |jetty| jetty.count.outstanding());
+        SendProgress { outstanding, ..self.progress.take() }
     }
 
     /// Asks for an event with the next record of a queue; one that has records already has the event at once.

@@ -318,7 +318,7 @@ impl Inner {
     pub fn progress(&mut self) -> SendProgress {
         match &mut self.home {
             Home::Own(_) => SendProgress::default(),
-            Home::Daemon(daemon) => daemon.progress.take(),
+            Home::Daemon(daemon) => daemon.progress(),
         }
     }
     /// Shows the daemon the receives that were posted.

@@ -118,7 +118,7 @@ pub(crate) struct TpChannel {
 }
 
 /// Packets in flight up to which requests are sent.
-const REQUEST_WINDOW: usize = TX_WINDOW - 200;
+pub(crate) const REQUEST_WINDOW: usize = TX_WINDOW - 200;
 /// The peer is asked for a sign of life when it was silent for the time-out of so many tries and something is awaited.
 const SILENCE_TRIES: u8 = 4;
 /// Queues longer than this give their memory back when they are empty.
@@ -276,6 +276,11 @@ impl TpChannel {
     pub(crate) fn has_sent_all(&self) -> bool {
         let owes_ack = self.ack_due || self.nak_due || !self.fused.is_empty();
         self.has_nothing_to_send() && !owes_ack && !self.tx.has_lost() && !self.is_asking()
+    }
+    /// Whether something else than new packets is due, or they may not leave.
+    pub(crate) fn owes_more_than_data(&self, now: Nanos) -> bool {
+        let owes_ack = self.ack_due || self.nak_due || !self.fused.is_empty();
+        owes_ack || self.tx.has_lost() || self.is_asking() || self.is_stale(now)
     }
     /// What a TAACK that leaves now may acknowledge: the PSN, if an acknowledgement of its own would say no more.
     pub(crate) fn acknowledgeable(&self) -> Option<Psn> {

@@ -12,6 +12,7 @@
 //! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
 //! | `channel` | transport channels and how they open |
+//! | `following` | further packets of the message of the last one |
 //! | `group` | groups of Jetties |
 //! | `initiator` | answers to own requests, completions |
 //! | `issue` | order at the initiator |
@@ -37,6 +38,7 @@ mod api;
 mod bypass;
 pub mod caqm;
 mod channel;
+mod following;
 mod group;
 mod initiator;
 mod issue;

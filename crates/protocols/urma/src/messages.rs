@@ -157,6 +157,7 @@ impl UrmaNode {
         let Ok(at) = self.inbound.insert(message) else { return RequestTaken::No };
         if let Some(channel) = self.channels.get_mut(origin.channel) {
             channel.inbound += 1;
+            channel.last_message = at;
             channel.waiting += u32::from(matches!(phase, InboundPhase::Waiting));
         }
         if let (Turn::Later(context, number), InboundPhase::Waiting) = (&turn, phase)

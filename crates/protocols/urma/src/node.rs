@@ -6,6 +6,7 @@ use crate::api::{
 };
 use crate::bypass::Accesses;
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
+use crate::following::{LastHead, LastPart};
 use crate::initiator::send_record;
 use crate::lanes::LaneRest;
 use crate::pool::{PoolRef, UrmaPool};
@@ -97,6 +98,8 @@ pub struct UrmaNode {
     pub(crate) accesses: Accesses,
     /// Scratch for packets that an acknowledgement covers.
     pub(crate) acked: Vec<crate::tx_window::TxPacket>,
+    pub(crate) last_head: LastHead,
+    pub(crate) last_part: LastPart,
 }
 
 /// Counts and bytes of a node's state.
@@ -166,6 +169,8 @@ impl UrmaNode {
                 (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
             ),
             acked: Vec::new(),
+            last_head: LastHead::default(),
+            last_part: LastPart::default(),
             config,
         }
     }

@@ -19,9 +19,23 @@ const ACK_PACKETS_MAX: u8 = 16;
 /// probe: `PROBE_MIN` if the round trip is short, else four round trips.
 pub(crate) const ACK_DELAY: Nanos = Nanos::from_us(30);
 
+/// What an acknowledgement has to say of a packet of data.
+pub(crate) struct DeliveredPacket {
+    pub(crate) psn: Psn,
+    pub(crate) ack_req: bool,
+    /// It is an answer that acknowledges packets itself.
+    pub(crate) is_carrier: bool,
+}
+
 impl UrmaNode {
     /// A packet arrived, from the NTH on and without checksum. Drops are counted by reason.
     pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
+        if self.on_following(env, bytes) {
+            if !self.moved_contexts.is_empty() {
+                self.run_contexts(env);
+            }
+            return;
+        }
         let mut packet = UbPacket::empty();
         if let Err(reason) = packet.read(bytes, &Dialect::BURST) {
             return env.fx.count(reason);
@@ -31,12 +45,18 @@ impl UrmaNode {
         }
         let verdict = match (packet.head.nth.next, &packet.head.rtph) {
             (NextLayer::Reliable, Some(rtph)) => self.on_reliable(env, &packet, rtph, bytes.len() as u32),
-            (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet),
-            (NextLayer::Bypass, _) => self.on_access(env, &packet),
+            (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet).map(|()| None),
+            (NextLayer::Bypass, _) => self.on_access(env, &packet).map(|()| None),
             (NextLayer::Reliable, None) => Err(Reason::UbNextLayer),
         };
-        if let Err(reason) = verdict {
-            env.fx.count(reason);
+        match verdict {
+            Ok(Some(at)) => {
+                if let (Some(rtph), Some(TaHeader::Request(request))) = (&packet.head.rtph, &packet.head.ta) {
+                    self.keep_part(at, rtph, request, &bytes[..bytes.len() - packet.payload.len()]);
+                }
+            }
+            Ok(None) => {}
+            Err(reason) => env.fx.count(reason),
         }
         if !self.moved_contexts.is_empty() {
             self.run_contexts(env);
@@ -50,13 +70,14 @@ impl UrmaNode {
             && (channel.local_tpn, channel.peer_tpn, channel.peer) == (rtph.dst_tpn, rtph.src_tpn, nth.source);
         if is_its { Ok(at) } else { Err(Reason::UbUnknownChannel) }
     }
+    /// The channel, if the packet was one of data and is taken.
     fn on_reliable(
         &mut self,
         env: &mut UrmaEnv<'_>,
         packet: &UbPacket<'_>,
         rtph: &Rtph,
         len: u32,
-    ) -> Result<(), Reason> {
+    ) -> Result<Option<PoolRef>, Reason> {
         let at = match self.channel_of(&packet.head.nth, rtph) {
             Ok(at) => at,
             Err(reason) => {
@@ -74,7 +95,7 @@ impl UrmaNode {
             }
         }
         if rtph.opcode != TpOpcode::Data {
-            return self.on_ack(env, at, &packet.head, rtph);
+            return self.on_ack(env, at, &packet.head, rtph).map(|()| None);
         }
         let recovery = self.config.recovery;
         let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
@@ -115,8 +136,12 @@ impl UrmaNode {
             self.ask_ack(at);
             return Err(Reason::UbPoolFull);
         }
-        self.packet_delivered(env, at, &packet.head, (rtph, verdict));
-        Ok(())
+        // The acknowledgement of an answer that carries one may wait: no request waits for it. Other answers without payload may
+        // ask whether this end is alive.
+        let is_carrier = matches!(&packet.head.ta, Some(TaHeader::Response(Atah { acknowledges: true, .. })));
+        let delivered = DeliveredPacket { psn: rtph.psn, ack_req: rtph.ack_req, is_carrier };
+        self.packet_delivered(env, at, &delivered, verdict);
+        Ok(Some(at))
     }
     /// Go-back-N: a NAK asks for what is missing, once.
     fn refuse_early(&mut self, at: PoolRef) {
@@ -127,23 +152,21 @@ impl UrmaNode {
             self.activate(at);
         }
     }
-    fn packet_delivered(
+    pub(crate) fn packet_delivered(
         &mut self,
         env: &mut UrmaEnv<'_>,
         at: PoolRef,
-        head: &UbHead,
-        (rtph, verdict): (&Rtph, PsnVerdict),
+        packet: &DeliveredPacket,
+        verdict: PsnVerdict,
     ) {
         let Some(channel) = self.channels.get_mut(at) else { return };
-        channel.rx.received(rtph.psn);
+        channel.rx.received(packet.psn);
         channel.packets_to_ack = channel.packets_to_ack.saturating_add(1);
-        // The acknowledgement of an answer that carries one may wait: no request waits for it. Other answers without payload
-        // may ask whether this end is alive, and an echo is what the peer's window waits for.
-        let is_carrier = matches!(&head.ta, Some(TaHeader::Response(Atah { acknowledges: true, .. })));
-        let is_answer = is_carrier && !channel.echo.is_due();
-        if rtph.ack_req && !is_answer || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
+        // An echo is what the peer's window waits for.
+        let is_answer = packet.is_carrier && !channel.echo.is_due();
+        if packet.ack_req && !is_answer || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
             channel.ack_due = true;
-        } else if rtph.ack_req && !channel.ack_due && channel.ack_at == Nanos::NEVER {
+        } else if packet.ack_req && !channel.ack_due && channel.ack_at == Nanos::NEVER {
             channel.ack_at = env.now + ACK_DELAY;
         }
         if verdict == PsnVerdict::Early {
@@ -202,11 +225,15 @@ impl UrmaNode {
         acked.clear();
         let channel = self.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         let sack = bitmap.map(|saetph| (saetph, degree));
-        let result = channel.tx.on_ack(env.now, cumulative, sack, &mut |packet| acked.push(packet));
+        let result = channel.tx.on_ack(env.now, cumulative, sack, &mut |packet| {
+            if packet.last || matches!(packet.owner, TxOwner::Response(_)) {
+                acked.push(packet);
+            }
+        });
         for packet in &acked {
             match packet.owner {
-                TxOwner::Request(request, attempt) if packet.last => self.request_delivered(env, request, attempt),
-                TxOwner::Request(..) | TxOwner::Busy { .. } | TxOwner::Filler => {}
+                TxOwner::Request(request, attempt) => self.request_delivered(env, request, attempt),
+                TxOwner::Busy { .. } | TxOwner::Filler => {}
                 TxOwner::Response(response) => self.response_delivered(response),
             }
         }

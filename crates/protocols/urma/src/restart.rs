@@ -29,9 +29,9 @@ const UNKNOWN_BURST: Nanos = Nanos::from_ms(64);
 impl TpChannel {
     /// Whether something waits to be sent, nothing is in flight, and the peer was silent for long.
     pub(crate) fn is_stale(&self, now: Nanos) -> bool {
-        !self.is_confirmed
+        self.tx.is_empty()
+            && !self.is_confirmed
             && now.since(self.heard_at) >= STALE_AFTER
-            && self.tx.is_empty()
             && !self.has_nothing_to_send()
     }
     fn doubt(&mut self, now: Nanos) {

@@ -80,12 +80,16 @@ impl RxWindow {
     }
     /// A packet that was judged as expected or early has been delivered.
     pub(crate) fn received(&mut self, psn: Psn) {
-        let (word, bit) = Self::place(psn);
-        self.bits[word] |= bit;
         if psn.is_after(self.greatest) {
             self.greatest = psn;
         }
-        loop {
+        if psn == self.expected {
+            self.expected = psn.next();
+        } else {
+            let (word, bit) = Self::place(psn);
+            self.bits[word] |= bit;
+        }
+        while self.has_gap() {
             let (word, bit) = Self::place(self.expected);
             if self.bits[word] & bit == 0 {
                 break;

@@ -2,6 +2,7 @@
 
 use crate::api::{CrStatus, UrmaEnv, WrData};
 use crate::channel::{ChannelState, FusedAck, TpMessage, TpMessageKind};
+use crate::following::{data_header, has_one_head};
 use crate::initiator::DEFERRED;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
@@ -15,11 +16,11 @@ use burst_ubwire::{
 };
 
 /// Packets of one message in its turn.
-const TURN_PACKETS: u8 = 8;
+pub(crate) const TURN_PACKETS: u8 = 8;
 /// Packets of one channel in its turn: ports make trains of consecutive packets to one peer on one lane.
 const CHANNEL_TURN_PACKETS: u8 = 16;
 /// A packet asks for an acknowledgement at least once in so many.
-const ACK_EVERY: u32 = 16;
+pub(crate) const ACK_EVERY: u32 = 16;
 /// Timer code of RNR answers that are about this node's records: 80 us.
 const BUSY_TIMER: u8 = 3;
 /// Queued management messages at most.
@@ -72,6 +73,11 @@ impl UrmaNode {
             }
         }
         while let Some(&channel) = self.active.front() {
+            if lends && let Some((sent, is_last)) = self.poll_following(channel, env, out) {
+                self.channel_turn += 1;
+                self.end_turn(is_last);
+                return Some(sent);
+            }
             if let Some(sent) = self.poll_channel(channel, env, out, lends) {
                 self.channel_turn += 1;
                 let (mut is_first, mut is_last) = (false, false);
@@ -83,17 +89,21 @@ impl UrmaNode {
                 if is_first {
                     self.arm_channel(channel, env.now);
                 }
-                if is_last {
-                    self.deactivate_first();
-                } else if self.channel_turn >= CHANNEL_TURN_PACKETS {
-                    self.channel_turn = 0;
-                    self.active.rotate_left(1);
-                }
+                self.end_turn(is_last);
                 return Some(sent);
             }
             self.deactivate_first();
         }
         None
+    }
+    /// A packet of the channel whose turn it is leaves; `is_last`: it has no other one.
+    fn end_turn(&mut self, is_last: bool) {
+        if is_last {
+            self.deactivate_first();
+        } else if self.channel_turn >= CHANNEL_TURN_PACKETS {
+            self.channel_turn = 0;
+            self.active.rotate_left(1);
+        }
     }
     /// The channel whose turn it is has nothing to send any more, or may not.
     fn deactivate_first(&mut self) {
@@ -301,28 +311,23 @@ impl UrmaNode {
             channel.acknowledged();
         }
         let lane = channel.lane;
-        head.rtph = Some(Rtph {
-            last: packet.last,
-            opcode: TpOpcode::Data,
-            version: 0,
-            padding: 0,
-            src_tpn: channel.local_tpn,
-            dst_tpn: channel.peer_tpn,
-            ack_req,
-            flag: true,
-            psn,
-            status: UbStatus::SUCCESS,
-            tpmsn: packet.tpmsn,
-        });
+        head.rtph = Some(data_header((channel.local_tpn, channel.peer_tpn), psn, &packet, ack_req));
         if self.config.caqm {
             head.nth.congestion = channel.window.stamp(u32::from(packet.len));
         }
+        let channel = at;
         let mut at = head.emit(&Dialect::BURST, out);
         if let PayloadSource::Segment { segment, addr } = source
             && lends
             && let Some(region) = self.segments.held(segment, addr, u32::from(packet.len))
             && let Some(span) = env.mem.lend(region, addr, u32::from(packet.len))
         {
+            if let TxOwner::Request(request, _) = packet.owner
+                && !packet.last
+                && self.requests.get(request).is_some_and(has_one_head)
+            {
+                self.last_head.keep(channel, packet.owner, &out[..at]);
+            }
             return Some(UrmaTransmit { dest, lane, len: at, lent: Some(span) });
         }
         if matches!(source, PayloadSource::Nothing) {

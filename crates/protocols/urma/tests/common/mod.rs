@@ -189,6 +189,15 @@ pub struct World {
     flights: BinaryHeap<Reverse<Flight>>,
     number: u64,
     buffer: Vec<u8>,
+    pub lending: Lending,
+}
+
+/// Which packets leave without a copy of their payload by the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lending {
+    Never,
+    EachSecond,
+    Always,
 }
 
 impl World {
@@ -216,6 +225,7 @@ impl World {
             flights: BinaryHeap::new(),
             number: 0,
             buffer: vec![0; 16384],
+            lending: Lending::EachSecond,
         }
     }
     /// Calls something of a host's node.
@@ -252,8 +262,11 @@ impl World {
                 if self.weather.ns_per_kb > 0 && self.hosts[host].busy_until > self.now {
                     break;
                 }
-                // Each second packet without a copy by the node.
-                let lends = self.sent.is_multiple_of(2);
+                let lends = match self.lending {
+                    Lending::Never => false,
+                    Lending::EachSecond => self.sent.is_multiple_of(2),
+                    Lending::Always => true,
+                };
                 let next = |node: &mut UrmaNode, env: &mut UrmaEnv<'_>| {
                     let mut sent =
                         if lends { node.poll_tx_lent(env, &mut buffer) } else { node.poll_tx(env, &mut buffer) }?;

@@ -1,0 +1,174 @@
+//! Packets that follow another one of their message take a short way ([`burst_urma`]'s module `following`). What is sent is what the
+//! long way sends, and what is received has the same effect, whatever is wrong with it.
+
+mod common;
+
+use burst_base::{Nanos, Reason};
+use burst_ubwire::{Btah, Maetah, Rtph, ServiceMode, TaHeader, TaOpcode, TaRequest};
+use burst_urma::{CrStatus, JettyConfig, JfsWr, LocalRange, LossRecovery, SegmentConfig, UrmaConfig, WrData, access};
+use common::forge::{deliver, open_and_cut, packet, write, write_request};
+use common::*;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Payload of a packet.
+const MTU: usize = 4096;
+
+/// All packets of two hosts whose Jetties move long and short messages in both directions, and what is in their memories then.
+fn packets(
+    lending: Lending,
+    weather: Weather,
+    change: impl Fn(&mut UrmaConfig),
+) -> (Vec<(usize, Vec<u8>)>, [Vec<u8>; 2]) {
+    let mut world = World::new(2, 1 << 20, 5, change);
+    (world.lending, world.weather) = (lending, weather);
+    let log: Rc<RefCell<Vec<(usize, Vec<u8>)>>> = Rc::default();
+    let list = log.clone();
+    world.filter = Some(Box::new(move |from, _, bytes| {
+        list.borrow_mut().push((from, bytes.to_vec()));
+        false
+    }));
+    let jfcs = [0, 1].map(|host| world.jfc(host));
+    let jetties = [0, 1].map(|host| [0; 2].map(|_| world.jetty(host, JettyConfig::new(jfcs[host], None))));
+    let segments = [0, 1].map(|host| world.import_all(host, 1 - host));
+    for (host, ram) in [(0, 3), (1, 7)] {
+        world.hosts[host].ram.bytes[..1 << 18].iter_mut().enumerate().for_each(|(i, b)| *b = (i / ram) as u8);
+    }
+    // Alone first, then both Jetties of both hosts at once, then READs, whose answers have the requests' turns.
+    for (jetty, opcode, lens) in [
+        (0, TaOpcode::Write, &[200_000, 4096, 4097, 64][..]),
+        (1, TaOpcode::Write, &[70_001, 1, 30_000]),
+        (1, TaOpcode::Read, &[50_000, 9000]),
+        (0, TaOpcode::Write, &[100_000]),
+    ] {
+        for (i, len) in lens.iter().enumerate() {
+            for host in 0..2 {
+                let at = (1 << 18) + (i as u64) * (1 << 18) / 2 + (jetty as u64) * 4096;
+                let data = world.data(host, if opcode == TaOpcode::Read { 1 << 19 } else { i as u64 * 64 }, *len);
+                let remote_addr = RAM_BASE + if opcode == TaOpcode::Read { 0 } else { at };
+                let wr = JfsWr { segment: Some(segments[host]), remote_addr, ..JfsWr::new(opcode, data, 1) };
+                world.post_sound(host, jetties[host][jetty], wr);
+            }
+        }
+        if jetty == 0 {
+            world.run_for(Nanos(3_000_000_000));
+        }
+    }
+    let done = [0, 1].map(|host| world.poll(host, jfcs[host]).len());
+    assert_eq!(done, [10, 10]);
+    let packets = log.borrow().clone();
+    (packets, [0, 1].map(|host| world.hosts[host].ram.bytes.clone()))
+}
+
+#[test]
+fn the_same_packets_leave_with_and_without_copies() {
+    for weather in [FAIR, STORM] {
+        for caqm in [false, true] {
+            for recovery in [LossRecovery::Selective, LossRecovery::GoBackN] {
+                let run =
+                    |lending| packets(lending, weather, |config| (config.caqm, config.recovery) = (caqm, recovery));
+                let (copied, lent) = (run(Lending::Never), run(Lending::Always));
+                assert_eq!(copied.0.len(), lent.0.len(), "{weather:?} {caqm} {recovery:?}");
+                for (number, (one, other)) in copied.0.iter().zip(&lent.0).enumerate() {
+                    assert!(one == other, "packet {number}, {weather:?} {caqm} {recovery:?}");
+                }
+                assert!(copied.1 == lent.1);
+            }
+        }
+    }
+}
+
+/// Host 0 with a segment of 24 bytes in which a WRITE of host 1 has begun, and the known header of host 1's packets.
+fn begun() -> (World, Rtph, u32, impl Fn(u32) -> TaHeader) {
+    let mut world = World::new(2, 1 << 16, 1, |_| ());
+    let known = open_and_cut(&mut world);
+    let rights = access::READ | access::WRITE;
+    let segment = SegmentConfig { addr: RAM_BASE + 0x8000, len: 0x100, token: Some(1), access: rights };
+    let token_id = world.hosts[0].node.register_segment(segment).expect("room");
+    let part = move |offset| {
+        let request = write_request(ServiceMode::Roi, Maetah { addr: segment.addr, token_id, len: 24 }, offset);
+        TaHeader::Request(TaRequest { token: Some(1), base: Btah { has_token: true, ..request.base }, ..request })
+    };
+    deliver(&mut world, &packet(&known, 1, (9, false), part(0), &[1; 8]));
+    assert_eq!(world.hosts[0].ram.bytes[0x8000..0x8010], [1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    (world, known, token_id, part)
+}
+
+#[test]
+fn a_packet_that_follows_is_placed_and_the_last_one_is_answered() {
+    let (mut world, known, _, part) = begun();
+    deliver(&mut world, &packet(&known, 2, (9, false), part(8), &[2; 8]));
+    assert_eq!(world.hosts[0].ram.bytes[0x8008..0x8010], [2; 8]);
+    assert!(world.hosts[0].log.executed.len() == 1, "the one that has opened the channel");
+    assert!(deliver(&mut world, &packet(&known, 3, (9, true), part(16), &[3; 8])) > 0, "its answer");
+    assert_eq!(world.hosts[0].ram.bytes[0x8010..0x8018], [3; 8]);
+    assert_eq!(world.hosts[0].log.executed.len(), 2);
+}
+
+#[test]
+fn a_packet_that_reaches_behind_its_message_is_dropped() {
+    let (mut world, known, _, part) = begun();
+    deliver(&mut world, &packet(&known, 2, (9, false), part(20), &[0x66; 8]));
+    deliver(&mut world, &packet(&known, 2, (9, true), part(16), &[0x66; 9]));
+    assert_eq!(world.count(0, Reason::UbLength), 2);
+    assert!(world.hosts[0].ram.bytes[0x8008..0x8100].iter().all(|byte| *byte == 0));
+    deliver(&mut world, &packet(&known, 2, (9, false), part(8), &[2; 8]));
+    assert_eq!(world.hosts[0].ram.bytes[0x8008..0x8010], [2; 8], "the number is still free");
+}
+
+#[test]
+fn duplicates_gaps_and_other_heads_are_none_that_follow() {
+    let (mut world, known, _, part) = begun();
+    deliver(&mut world, &packet(&known, 1, (9, false), part(8), &[0x66; 8]));
+    assert_eq!(world.count(0, Reason::UbDuplicate), 1);
+    // Early, and its message's last: it waits for the one that is missing.
+    deliver(&mut world, &packet(&known, 3, (9, true), part(16), &[3; 8]));
+    assert!(world.hosts[0].ram.bytes[0x8008..0x8018].iter().all(|byte| *byte == 0));
+    let TaHeader::Request(mut foreign) = part(8) else { unreachable!("a request") };
+    foreign.token = Some(2);
+    deliver(&mut world, &packet(&known, 2, (9, false), TaHeader::Request(foreign), &[0x66; 8]));
+    assert_eq!(world.count(0, Reason::UbRefused), 1, "another token under the number of a message");
+    assert!(world.hosts[0].ram.bytes[0x8008..0x8018].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_segment_that_ends_in_between_gets_nothing_more() {
+    let (mut world, known, token_id, part) = begun();
+    world.hosts[0].node.unregister_segment(token_id).expect("there");
+    deliver(&mut world, &packet(&known, 2, (9, false), part(8), &[0x66; 8]));
+    assert_eq!(world.hosts[0].ram.bytes[0x8008..0x8010], [0; 8]);
+    assert!(deliver(&mut world, &packet(&known, 3, (9, true), part(16), &[0x66; 8])) > 0, "its refusal");
+    assert_eq!(world.count(0, Reason::UbAccess), 1);
+}
+
+#[test]
+fn memory_that_is_gone_is_no_source_of_packets_that_follow() {
+    let mut world = World::new(2, 1 << 20, 1, |config| config.caqm = false);
+    let jfc = world.jfc(0);
+    let jetty = world.jetty(0, JettyConfig::new(jfc, None));
+    let segment = world.import_all(0, 1);
+    let own = SegmentConfig { addr: RAM_BASE, len: 1 << 16, token: None, access: access::LOCAL_ONLY };
+    let token_id = world.hosts[0].node.register_segment(own).expect("room");
+    let mut wr = write(&world, 0, segment, 1 << 17, 1 << 16);
+    wr.data = WrData::Local(LocalRange { token_id, addr: RAM_BASE, len: 1 << 16 });
+    world.hosts[0].ram.bytes[..1 << 16].fill(1);
+    let opening = write(&world, 0, segment, 1 << 19, 8);
+    world.post(0, jetty, opening).expect("accepted");
+    world.run_for(Nanos(1_000_000));
+    assert_eq!(world.poll(0, jfc).len(), 1);
+    world.post(0, jetty, wr).expect("accepted");
+    // Four packets leave; then the segment ends.
+    let mut out = vec![0; 16384];
+    for _ in 0..4 {
+        let sent = world.with(0, |node, env| node.poll_tx_lent(env, &mut out)).expect("a packet");
+        let span = sent.lent.expect("registered memory");
+        span.read_to(&mut out[sent.len..sent.len + span.len()]).expect("mapped");
+        let bytes = out[..sent.len + span.len()].to_vec();
+        world.with(1, |node, env| node.on_packet(env, &bytes));
+    }
+    world.hosts[0].node.unregister_segment(token_id).expect("there");
+    world.run_for(Nanos(3_000_000_000));
+    assert_eq!(world.poll(0, jfc).first().map(|record| record.status), Some(CrStatus::LocAccess));
+    let written = world.hosts[1].ram.bytes[1 << 17..1 << 18].iter().filter(|byte| **byte == 1).count();
+    assert_eq!(written, 4 * MTU, "what had left");
+}
