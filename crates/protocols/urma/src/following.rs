@@ -7,64 +7,16 @@
 
 use crate::api::{UrmaEnv, WrData};
 use crate::channel::{ChannelState, REQUEST_WINDOW};
+use crate::heads::{data_header, has_one_head};
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::receive::DeliveredPacket;
-use crate::records::{InboundPhase, RequestPhase, SendRecord};
+use crate::records::{InboundPhase, RequestPhase};
 use crate::rx_window::PsnVerdict;
 use crate::transmit::{ACK_EVERY, TURN_PACKETS, UrmaTransmit};
 use crate::tx_window::{TxOwner, TxPacket};
-use burst_base::{Nanos, Psn};
-use burst_ubwire::{CongestionField, MessageHead, Rtph, ServiceMode, TaRequest, TpOpcode, UbStatus};
-
-/// The head of the packet that was sent last, if it was one of a message from registered memory.
-#[derive(Debug, Default)]
-pub(crate) struct LastHead {
-    /// Channel, request and its attempt.
-    of: Option<(PoolRef, TxOwner)>,
-    head: MessageHead,
-}
-
-impl LastHead {
-    /// A packet of a request leaves with this head, and others of its message follow.
-    pub(crate) fn keep(&mut self, channel: PoolRef, owner: TxOwner, head: &[u8]) {
-        self.of = Some((channel, owner));
-        self.head.keep(head);
-    }
-}
-
-/// The head of the packet that was received last, if it was of a message that goes on.
-#[derive(Debug, Default)]
-pub(crate) struct LastPart {
-    /// The message's channel and record.
-    of: Option<(PoolRef, PoolRef)>,
-    /// Bytes that the head announces, if it does.
-    len: Option<u32>,
-    peer_reads_acks: bool,
-    head: MessageHead,
-}
-
-/// Whether all packets of a request have one head but for the offset. An order number may get its context meanwhile.
-pub(crate) const fn has_one_head(request: &SendRecord) -> bool {
-    request.order_number.is_none() && request.abandoned.is_none()
-}
-
-/// The header of a packet of data.
-pub(crate) const fn data_header((src_tpn, dst_tpn): (u32, u32), psn: Psn, packet: &TxPacket, ack_req: bool) -> Rtph {
-    Rtph {
-        last: packet.last,
-        opcode: TpOpcode::Data,
-        version: 0,
-        padding: 0,
-        src_tpn,
-        dst_tpn,
-        ack_req,
-        flag: true,
-        psn,
-        status: UbStatus::SUCCESS,
-        tpmsn: packet.tpmsn,
-    }
-}
+use burst_base::Nanos;
+use burst_ubwire::{CongestionField, Rtph, ServiceMode, TaRequest};
 
 impl UrmaNode {
     /// The next packet of the channel whose turn it is, if it is of the message of the last one and nothing else is to be

@@ -14,6 +14,7 @@
 //! | `channel` | transport channels and how they open |
 //! | `following` | further packets of the message of the last one |
 //! | `group` | groups of Jetties |
+//! | `heads` | heads of the packets that were sent and received last |
 //! | `initiator` | answers to own requests, completions |
 //! | `issue` | order at the initiator |
 //! | `lanes` | several channels to one peer: choice, opening, failure |
@@ -40,6 +41,7 @@ pub mod caqm;
 mod channel;
 mod following;
 mod group;
+mod heads;
 mod initiator;
 mod issue;
 mod lanes;

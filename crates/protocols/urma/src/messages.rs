@@ -156,8 +156,7 @@ impl UrmaNode {
         let message = Inbound { origin: *origin, tpmsn: rtph.tpmsn, phase, received: 0, total: None, held: None };
         let Ok(at) = self.inbound.insert(message) else { return RequestTaken::No };
         if let Some(channel) = self.channels.get_mut(origin.channel) {
-            channel.inbound += 1;
-            channel.last_message = at;
+            (channel.inbound, channel.last_message) = (channel.inbound + 1, at);
             channel.waiting += u32::from(matches!(phase, InboundPhase::Waiting));
         }
         if let (Turn::Later(context, number), InboundPhase::Waiting) = (&turn, phase)

@@ -6,7 +6,7 @@ use crate::api::{
 };
 use crate::bypass::Accesses;
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
-use crate::following::{LastHead, LastPart};
+use crate::heads::{LastHead, LastPart};
 use crate::initiator::send_record;
 use crate::lanes::LaneRest;
 use crate::pool::{PoolRef, UrmaPool};

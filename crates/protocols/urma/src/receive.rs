@@ -27,6 +27,15 @@ pub(crate) struct DeliveredPacket {
     pub(crate) is_carrier: bool,
 }
 
+impl DeliveredPacket {
+    fn new(rtph: &Rtph, ta: Option<&TaHeader>) -> DeliveredPacket {
+        // The acknowledgement of such an answer may wait: no request waits for it. Other answers without payload may ask whether
+        // this end is alive.
+        let is_carrier = matches!(ta, Some(TaHeader::Response(Atah { acknowledges: true, .. })));
+        DeliveredPacket { psn: rtph.psn, ack_req: rtph.ack_req, is_carrier }
+    }
+}
+
 impl UrmaNode {
     /// A packet arrived, from the NTH on and without checksum. Drops are counted by reason.
     pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
@@ -136,11 +145,7 @@ impl UrmaNode {
             self.ask_ack(at);
             return Err(Reason::UbPoolFull);
         }
-        // The acknowledgement of an answer that carries one may wait: no request waits for it. Other answers without payload may
-        // ask whether this end is alive.
-        let is_carrier = matches!(&packet.head.ta, Some(TaHeader::Response(Atah { acknowledges: true, .. })));
-        let delivered = DeliveredPacket { psn: rtph.psn, ack_req: rtph.ack_req, is_carrier };
-        self.packet_delivered(env, at, &delivered, verdict);
+        self.packet_delivered(env, at, &DeliveredPacket::new(rtph, packet.head.ta.as_ref()), verdict);
         Ok(Some(at))
     }
     /// Go-back-N: a NAK asks for what is missing, once.

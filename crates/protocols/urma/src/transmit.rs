@@ -2,7 +2,7 @@
 
 use crate::api::{CrStatus, UrmaEnv, WrData};
 use crate::channel::{ChannelState, FusedAck, TpMessage, TpMessageKind};
-use crate::following::{data_header, has_one_head};
+use crate::heads::{data_header, has_one_head};
 use crate::initiator::DEFERRED;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;

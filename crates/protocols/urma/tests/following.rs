@@ -1,5 +1,5 @@
-//! Packets that follow another one of their message take a short way ([`burst_urma`]'s module `following`). What is sent is what the
-//! long way sends, and what is received has the same effect, whatever is wrong with it.
+//! Packets that follow another one of their message take a short way (the module `following`). What is sent is what the long way
+//! sends, and what is received has the same effect, whatever is wrong with it.
 
 mod common;
 
@@ -14,15 +14,14 @@ use std::rc::Rc;
 /// Payload of a packet.
 const MTU: usize = 4096;
 
+/// Packets with their senders, and the memories of two hosts.
+type Traffic = (Vec<(usize, Vec<u8>)>, [Vec<u8>; 2]);
+
 /// All packets of two hosts whose Jetties move long and short messages in both directions, and what is in their memories then.
-fn packets(
-    lending: Lending,
-    weather: Weather,
-    change: impl Fn(&mut UrmaConfig),
-) -> (Vec<(usize, Vec<u8>)>, [Vec<u8>; 2]) {
+fn packets(lending: Lending, weather: Weather, change: impl Fn(&mut UrmaConfig)) -> Traffic {
     let mut world = World::new(2, 1 << 20, 5, change);
     (world.lending, world.weather) = (lending, weather);
-    let log: Rc<RefCell<Vec<(usize, Vec<u8>)>>> = Rc::default();
+    let log = Rc::new(RefCell::new(Vec::new()));
     let list = log.clone();
     world.filter = Some(Box::new(move |from, _, bytes| {
         list.borrow_mut().push((from, bytes.to_vec()));
