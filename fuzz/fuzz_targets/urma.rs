@@ -6,8 +6,8 @@
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
-    JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, RemoteJetty, SegmentConfig,
-    TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
+    ECHO_JETTY, JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, RemoteJetty,
+    SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
 };
 use libfuzzer_sys::fuzz_target;
 use std::collections::VecDeque;
@@ -58,6 +58,7 @@ struct Side {
     jetties: Vec<u32>,
     segment: u32,
     targets: Vec<u32>,
+    echo: u32,
     posted: u64,
     ended: u64,
     arrivals: VecDeque<Vec<u8>>,
@@ -94,6 +95,7 @@ fn side(index: u32, recovery: LossRecovery, lanes: u8) -> Side {
         jetties,
         segment: 0,
         targets: none,
+        echo: 0,
         posted: 0,
         ended: 0,
         arrivals: VecDeque::new(),
@@ -155,7 +157,7 @@ fn post(side: &mut Side, now: Nanos, a: u8, b: u8) {
     let len = if opcode.is_atomic() { 8 } else { [0, 8, 256, 257, 2000, 100, 512, 1][usize::from(b & 7)] };
     let range = LocalRange { token_id: side.token_id, addr: BASE + u64::from(b) * 16, len };
     let wr = JfsWr {
-        target: Some(side.targets[which]),
+        target: Some(if a & 0x20 == 0 { side.targets[which] } else { side.echo }),
         segment: Some(side.segment),
         remote_addr: BASE + u64::from(b) * 8,
         notify: Some((side.segment, BASE + u64::from(a) * 8)),
@@ -179,6 +181,9 @@ fuzz_target!(|bytes: &[u8]| {
     let mut sides = [side(0, recovery, lanes), side(1, recovery, lanes)];
     for i in 0..2 {
         let (own, other) = if i == 0 { (0, 1) } else { (1, 0) };
+        let echo =
+            RemoteJetty { cna: Cna::new(other as u32 + 1), id: ECHO_JETTY, kind: TargetKind::Jetty, token: None };
+        sides[own].echo = sides[own].node.import_jetty(echo).expect("room");
         let segment = sides[other].node.export_segment(sides[other].token_id).expect("registered");
         sides[own].segment = sides[own].node.import_segment(segment).expect("room");
         let targets: Vec<u32> = sides[other].jetties.clone();

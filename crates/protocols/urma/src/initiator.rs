@@ -2,6 +2,7 @@
 
 use crate::api::{CompletionRecord, CrStatus, JettyState, RNR_RETRY_FOREVER, TargetKind, UrmaEffects, UrmaEnv, WrData};
 use crate::channel::UrmaTimer;
+use crate::echo::ECHO_JETTY;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::queues::{OrderStream, StreamState};
@@ -32,6 +33,9 @@ impl UrmaNode {
         response: &Atah,
         payload: &[u8],
     ) {
+        if response.rc_id == ECHO_JETTY {
+            return self.on_echo_answer(env, response);
+        }
         let Some(jetty) = self.jetty_ref(response.rc_id) else { return env.fx.count(Reason::UbLate) };
         let also = if response.status.status == UbStatus::OK { response.status.info } else { 0 };
         for i in 0..=u16::from(also) {

@@ -12,6 +12,7 @@
 //! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
 //! | `channel` | transport channels and how they open |
+//! | `echo` | the echo at Jetty 5 |
 //! | `following` | further packets of the message of the last one |
 //! | `group` | groups of Jetties |
 //! | `heads` | heads of the packets that were sent and received last |
@@ -39,6 +40,7 @@ mod api;
 mod bypass;
 pub mod caqm;
 mod channel;
+mod echo;
 mod following;
 mod group;
 mod heads;
@@ -69,6 +71,7 @@ pub use api::{
     UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
 };
 pub use bypass::{ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag};
+pub use echo::{ECHO_JETTY, ECHO_MAX};
 pub use node::{NodeState, UrmaNode};
 pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
 pub use transmit::UrmaTransmit;

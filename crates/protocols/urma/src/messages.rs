@@ -6,6 +6,7 @@
 //! channel.
 
 use crate::api::{LossRecovery, UrmaEnv};
+use crate::echo::is_for_echo;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::{Inbound, InboundPhase, MessageOrigin, UrmaRefusal};
@@ -227,6 +228,9 @@ impl UrmaNode {
         if !is_fusable(origin.request.base.opcode) {
             return InboundPhase::Refused(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
         }
+        if is_for_echo(origin) {
+            return InboundPhase::Echo;
+        }
         match self.place_of(env, origin) {
             Ok(placement) => InboundPhase::Placing(placement),
             Err(refusal) => InboundPhase::Refused(refusal),
@@ -264,6 +268,11 @@ impl UrmaNode {
             InboundPhase::Waiting => {
                 if !payload.is_empty() && !self.hold(at, offset, payload) {
                     self.set_refused(at, FULL);
+                }
+            }
+            InboundPhase::Echo => {
+                if let Err(refusal) = self.echo_part(at, offset, payload) {
+                    self.set_refused(at, refusal);
                 }
             }
             InboundPhase::Placing(_) if is_last_early => {
@@ -350,6 +359,13 @@ impl UrmaNode {
                     }
                 }
             }
+            InboundPhase::Echo => {
+                let outcome = self.echo_message(env, at, &origin, total);
+                self.forget(at);
+                if let Err(refusal) = outcome {
+                    self.refuse(env, &origin, refusal);
+                }
+            }
             InboundPhase::Refused(refusal) => {
                 self.forget(at);
                 self.refuse(env, &origin, refusal);
@@ -432,10 +448,23 @@ impl UrmaNode {
                     self.set_refused(at, refusal);
                 }
             }
+            InboundPhase::Echo => self.echo_waited(at),
             InboundPhase::Refused(_) => self.drop_held(at),
             _ => {}
         }
         self.check_complete(env, at);
+    }
+    /// The turn of a message to the echo has come: its payloads leave the reorder buffer.
+    fn echo_waited(&mut self, at: PoolRef) {
+        let Some(message) = self.inbound.get_mut(at) else { return };
+        let (channel, mut held) = (message.origin.channel, message.held.take());
+        while let Some((offset, part)) = self.buffer.take(&mut held) {
+            let part = part.to_vec();
+            self.unhold(channel, 1);
+            if let Err(refusal) = self.echo_part(at, offset, &part) {
+                self.set_refused(at, refusal);
+            }
+        }
     }
     /// Places all payloads of an incomplete message but the last packet's.
     fn place_early(

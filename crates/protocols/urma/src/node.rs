@@ -6,6 +6,7 @@ use crate::api::{
 };
 use crate::bypass::Accesses;
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
+use crate::echo::Echo;
 use crate::heads::{LastHead, LastPart};
 use crate::initiator::send_record;
 use crate::lanes::LaneRest;
@@ -77,6 +78,8 @@ pub struct UrmaNode {
     /// Contexts in which a request was executed, so that others may follow.
     pub(crate) moved_contexts: Vec<PoolRef>,
     pub(crate) buffer: ReorderBuffer,
+    /// What peers have sent to the echo.
+    pub(crate) echo: Echo,
     pub(crate) channels: UrmaPool<TpChannel>,
     /// Channels by peer and lane.
     pub(crate) by_peer: BTreeMap<(Cna, u8), PoolRef>,
@@ -148,13 +151,14 @@ impl UrmaNode {
             requests: UrmaPool::new(config.requests_max),
             inbound: UrmaPool::new(config.inbound_max),
             inbound_keys: HashMap::new(),
-            // Beyond `responses_max` only refusals of ROL requests, for each of which a PSN is withheld.
-            responses: UrmaPool::new(config.responses_max + WITHHELD_MAX * config.channels_max),
+            // Beyond `responses_max` only echoes, and refusals of ROL requests, for each of which a PSN is withheld.
+            responses: UrmaPool::new(config.responses_max + crate::echo::SLOTS + WITHHELD_MAX * config.channels_max),
             contexts: UrmaPool::new(config.contexts_max.clamp(1, 1 << 16)),
             context_keys: HashMap::new(),
             moved_contexts: Vec::new(),
             // A peer may send longer packets than this node.
             buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
+            echo: Echo::default(),
             channels: UrmaPool::new(config.channels_max.min(1 << 16)),
             by_peer: BTreeMap::new(),
             rests: BTreeMap::new(),
@@ -508,6 +512,7 @@ impl UrmaNode {
                 + self.contexts.heap_bytes()
                 + self.context_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
                 + self.buffer.heap_bytes()
+                + self.echo.heap_bytes()
                 + self.accesses.heap_bytes()
                 + self.segments.heap_bytes()
                 + self.jfcs.heap_bytes()

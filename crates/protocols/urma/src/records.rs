@@ -152,6 +152,8 @@ impl UrmaRefusal {
 pub(crate) enum InboundPhase {
     /// Earlier requests of its context must be executed first.
     Waiting,
+    /// It goes to the echo when it is complete; payload waits in the reorder buffer.
+    Echo,
     /// Payload goes to its place.
     Placing(Placement),
     /// It is refused when it is complete.
@@ -187,6 +189,8 @@ pub(crate) enum ResponseKind {
     Read { addr: u64, len: u32, segment: PoolRef, granted: Option<u16> },
     /// Old value.
     Atomic { value: u64, granted: Option<u16> },
+    /// A message to the echo goes back ([`crate::echo`]).
+    Echo { slot: u8, len: u32, opcode: TaOpcode, immediate: u64 },
     /// A sequence context of the peer is not needed any more.
     Disconnect { context: u16 },
 }
@@ -211,7 +215,7 @@ pub(crate) struct ResponseRecord {
 impl ResponseRecord {
     pub(crate) const fn payload_len(&self) -> u32 {
         match self.kind {
-            ResponseKind::Read { len, .. } => len,
+            ResponseKind::Read { len, .. } | ResponseKind::Echo { len, .. } => len,
             ResponseKind::Atomic { .. } => 8,
             ResponseKind::Ack { .. } | ResponseKind::Deferred { .. } | ResponseKind::Disconnect { .. } => 0,
         }

@@ -6,6 +6,7 @@ use crate::api::{
     UrmaEffects, UrmaEnv, UrmaEvent, access,
 };
 use crate::channel::FusedAck;
+use crate::echo::is_for_echo;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::{Inbound, InboundPhase, MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
@@ -54,6 +55,9 @@ impl UrmaNode {
     ) -> Result<(), UrmaRefusal> {
         if origin.request.memory.is_some_and(|memory| memory.len as usize != payload.len()) {
             return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
+        }
+        if is_for_echo(origin) {
+            return self.echo_whole(env, origin, payload);
         }
         let placement = self.place_of(env, origin)?;
         let is_fit = self.put_payload(env, &placement, 0, payload).and_then(|()| self.notify(env, origin));

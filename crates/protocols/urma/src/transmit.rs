@@ -361,6 +361,7 @@ impl UrmaNode {
                 out.copy_from_slice(&value.to_be_bytes());
                 true
             }
+            PayloadSource::Echo(slot) => self.echo.read(slot, offset, out),
         }
     }
     /// Writes the transaction header; the source of the payload.
@@ -535,6 +536,8 @@ enum PayloadSource {
         addr: u64,
     },
     Value(u64),
+    /// What a peer has sent to the echo.
+    Echo(u8),
 }
 
 /// What fills a PSN whose message has an outcome already: an acknowledgement of nothing.
@@ -568,6 +571,10 @@ fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, Payload
         }
         ResponseKind::Atomic { value, granted } => {
             (TaHeader::Response(grant(base(TaOpcode::AtomicResponse), granted)), PayloadSource::Value(value))
+        }
+        ResponseKind::Echo { slot, opcode, immediate, .. } => {
+            let head = crate::echo::echo_header(response, (opcode, immediate), offset);
+            (TaHeader::Request(head), PayloadSource::Echo(slot))
         }
         ResponseKind::Disconnect { context } => {
             let base =

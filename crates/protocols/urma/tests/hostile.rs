@@ -8,7 +8,7 @@ use burst_ubwire::{
     Atah, Btah, Cna, CongestionField, Dialect, Maetah, Mtetah, NextLayer, Nth, OrderTag, RC_TYPE_CONTEXT, Rtph,
     ServiceMode, TaHeader, TaOpcode, TaRequest, TpOpcode, UB_HEAD_MAX, UbHead, UbPacket, UbStatus,
 };
-use burst_urma::{CrStatus, JettyConfig, JfsWr};
+use burst_urma::{CrStatus, ECHO_JETTY, JettyConfig, JfsWr};
 use common::*;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -34,7 +34,8 @@ fn transaction(rng: &mut Rng) -> TaHeader {
         request.base.order_number = rng.below(200) as u16;
     }
     request.base.has_target = rng.chance(1, 2);
-    request.target = Some(Mtetah { hint: 0, kind: rng.below(4) as u8, id: 1024 + rng.below(3) as u32 });
+    let id = if rng.chance(1, 8) { ECHO_JETTY } else { 1024 + rng.below(3) as u32 };
+    request.target = Some(Mtetah { hint: 0, kind: rng.below(4) as u8, id });
     let len = [8, 64, 1000, 1 << 24][rng.below(4) as usize];
     request.memory = Some(Maetah { addr: RAM_BASE + rng.below(70_000), token_id: 0x1_0000 + rng.below(2) as u32, len });
     TaHeader::Request(request)
