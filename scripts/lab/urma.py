@@ -107,6 +107,11 @@ class Umdk:
             raise LabError(f"client: {client.text()}\nserver: {server.text()}")
         return client.text()
 
+    def ping(self, host, options, destination, env=None, before=()):
+        """Runs urma_ping on a host: its exit code and what it says."""
+        words = [*before, self.built / "urma/tools/urma_ping/urma_ping", *options.split(), destination]
+        return host.run(*words, env=self.env | (env or {}), plain=self.plain)
+
     def aperture(self, fabric, directory, rounds, env=None):
         """Runs tests/programs/urma/aperture.c: the client's times, and what the server has in its memory at the end."""
         tool, description, env = directory / "urma_aperture", directory / "segment", self.env | (env or {})

@@ -34,6 +34,8 @@ const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_CREATE: u16 = 0x400;
+/// All entries of a table.
+const NLM_F_DUMP: u16 = 0x300;
 
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
@@ -210,6 +212,18 @@ impl RequestSocket {
         self.exchange(&request, &mut |kind, body| {
             if kind == RTM_NEWNEIGH {
                 found = neighbour(body);
+            }
+        });
+        found
+    }
+    /// The entries of all neighbours on all interfaces, IPv4 and IPv6.
+    pub fn neighbours(&mut self) -> Vec<NeighbourEntry> {
+        let mut request = RequestMessage::new(RTM_GETNEIGH, libc::AF_UNSPEC as u8);
+        request.bytes[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+        let mut found = Vec::new();
+        self.exchange(&request, &mut |kind, body| {
+            if kind == RTM_NEWNEIGH {
+                found.extend(neighbour(body));
             }
         });
         found

@@ -35,6 +35,9 @@ const _: () = assert!(size_of::<Ops>() == 800);
 static OPS: Ops = Ops([0; 100]);
 
 pub const DEVICE_NAME: &CStr = c"burst0";
+/// The device that stands for all links of a machine where the Unified Bus has several. Programs look for it by its name, and take
+/// its one EID for the machine's.
+pub const BONDING_NAME: &CStr = c"bonding_dev_0";
 /// Queue depth at most.
 pub const DEPTH_MAX: u32 = 32_768;
 /// Depth of a completion queue at most.
@@ -51,16 +54,37 @@ unsafe impl Send for StaticDevice {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for StaticDevice {}
 
-fn device() -> *mut UrmaDevice {
-    static DEVICE: OnceLock<StaticDevice> = OnceLock::new();
-    let device = DEVICE.get_or_init(|| {
+/// A device that is never changed.
+fn made(place: &'static OnceLock<StaticDevice>, called: &CStr) -> *mut UrmaDevice {
+    let device = place.get_or_init(|| {
         let mut name = [0; 64];
-        for (to, from) in name.iter_mut().zip(DEVICE_NAME.to_bytes()) {
+        for (to, from) in name.iter_mut().zip(called.to_bytes()) {
             *to = *from as c_char;
         }
         StaticDevice(UrmaDevice { name, path: [0; 4096], kind: 0, ops: null_mut(), sysfs: null_mut() })
     });
     (&raw const device.0).cast_mut()
+}
+
+/// The device with all addresses.
+fn device() -> *mut UrmaDevice {
+    static DEVICE: OnceLock<StaticDevice> = OnceLock::new();
+    made(&DEVICE, DEVICE_NAME)
+}
+
+/// The device with the first address only.
+fn bonding_device() -> *mut UrmaDevice {
+    static DEVICE: OnceLock<StaticDevice> = OnceLock::new();
+    made(&DEVICE, BONDING_NAME)
+}
+
+/// The addresses of a device, by the index of their EIDs.
+fn addresses_of(device: *mut UrmaDevice) -> Vec<IpAddr> {
+    let mut found = addresses();
+    if device == bonding_device() {
+        found.truncate(1);
+    }
+    found
 }
 
 /// The address in an entity id.
@@ -148,29 +172,34 @@ exported! {
         SUCCESS
     }
     fn urma_get_device_list(count: *mut c_int) -> *mut *mut UrmaDevice {
-        let list = libc::calloc(2, size_of::<*mut UrmaDevice>()).cast::<*mut UrmaDevice>();
+        let list = libc::calloc(3, size_of::<*mut UrmaDevice>()).cast::<*mut UrmaDevice>();
         if list.is_null() {
             return null_mut();
         }
-        *list = device();
+        // Who takes the first one has all addresses.
+        (*list, *list.add(1)) = (device(), bonding_device());
         if !count.is_null() {
-            *count = 1;
+            *count = 2;
         }
         list
     }
     fn urma_free_device_list(list: *mut *mut UrmaDevice) { libc::free(list.cast()) }
     fn urma_get_device_by_name(name: *const c_char) -> *mut UrmaDevice {
-        if !name.is_null() && CStr::from_ptr(name) == DEVICE_NAME {
+        let named = |wanted: &CStr| !name.is_null() && CStr::from_ptr(name) == wanted;
+        if named(DEVICE_NAME) {
             return device();
         }
-        explain("the only device is burst0");
+        if named(BONDING_NAME) {
+            return bonding_device();
+        }
+        explain("the devices are burst0 and bonding_dev_0");
         null_mut()
     }
     fn urma_get_device_by_eid(eid: Eid, _kind: c_int) -> *mut UrmaDevice {
         if addresses().contains(&address_of(&eid.0)) { device() } else { null_mut() }
     }
-    fn urma_get_eid_list(_device: *mut UrmaDevice, count: *mut u32) -> *mut EidInfo {
-        let found = addresses();
+    fn urma_get_eid_list(device: *mut UrmaDevice, count: *mut u32) -> *mut EidInfo {
+        let found = addresses_of(device);
         if count.is_null() {
             set_errno(EINVAL);
             return null_mut();
@@ -194,7 +223,7 @@ exported! {
         SUCCESS
     }
     fn urma_create_context(dev: *mut UrmaDevice, index: u32) -> *mut UrmaContext {
-        let found = addresses();
+        let found = addresses_of(dev);
         let Some(address) = found.get(index as usize) else {
             explain(&format!("there is no EID with index {index}; there are {}", found.len()));
             return null_mut();

@@ -5,6 +5,7 @@
 
 use crate::daemon;
 use crate::link;
+use burst_port::lan::Prefix;
 use burst_port::{PortKind, PortSpec};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::null_mut;
@@ -14,13 +15,27 @@ use std::ptr::null_mut;
 pub fn addresses() -> Vec<IpAddr> {
     let mut owned: Vec<IpAddr> = daemon::devices().iter().flat_map(|device| owned_by(&device.port)).collect();
     owned.extend(link::port_of_program().iter().flat_map(|port| owned_by(port)));
-    merged(owned, of_kernel())
+    merged(owned, of_kernel().iter().map(|prefix| prefix.ip).collect())
+}
+
+/// The networks of all addresses but those of the loopback interface.
+pub fn networks() -> Vec<Prefix> {
+    let mut networks: Vec<Prefix> = daemon::devices().iter().flat_map(|device| prefixes_of(&device.port)).collect();
+    networks.extend(link::port_of_program().iter().flat_map(|port| prefixes_of(port)));
+    networks.extend(of_kernel());
+    networks.retain(|network| !network.ip.is_loopback());
+    networks
 }
 
 /// Addresses of which the kernel knows nothing, by the specification of a port.
 fn owned_by(port: &str) -> Vec<IpAddr> {
+    prefixes_of(port).iter().map(|prefix| prefix.ip).collect()
+}
+
+/// The same with their networks.
+fn prefixes_of(port: &str) -> Vec<Prefix> {
     match PortSpec::parse(port).map(|spec| spec.kind) {
-        Ok(PortKind::Dpdk(dpdk)) => dpdk.addrs.iter().map(|prefix| prefix.ip).collect(),
+        Ok(PortKind::Dpdk(dpdk)) => dpdk.addrs,
         // A wrong specification is refused where the port is opened.
         _ => Vec::new(),
     }
@@ -40,8 +55,8 @@ fn merged(owned: Vec<IpAddr>, of_kernel: Vec<IpAddr>) -> Vec<IpAddr> {
     found
 }
 
-/// Addresses of the kernel's interfaces.
-fn of_kernel() -> Vec<IpAddr> {
+/// Addresses of the kernel's interfaces, with their networks.
+fn of_kernel() -> Vec<Prefix> {
     let mut first = null_mut::<libc::ifaddrs>();
     let mut found = Vec::new();
     // SAFETY: the list is freed below, and only read between.
@@ -52,13 +67,14 @@ fn of_kernel() -> Vec<IpAddr> {
     while !at.is_null() {
         // SAFETY: an entry of the list; an address that is not null has the structure of its family.
         unsafe {
-            let addr = (*at).ifa_addr;
-            if !addr.is_null() && i32::from((*addr).sa_family) == libc::AF_INET {
-                let v4 = (*addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-                found.push(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4))));
-            } else if !addr.is_null() && i32::from((*addr).sa_family) == libc::AF_INET6 {
-                let v6 = Ipv6Addr::from((*addr.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr);
-                found.push(IpAddr::V6(v6));
+            if let Some(ip) = ip_of((*at).ifa_addr) {
+                let len = match ip_of((*at).ifa_netmask) {
+                    Some(IpAddr::V4(mask)) => u32::from(mask).count_ones(),
+                    Some(IpAddr::V6(mask)) => u128::from(mask).count_ones(),
+                    None if ip.is_ipv4() => 32,
+                    None => 128,
+                };
+                found.push(Prefix { ip, len: len as u8 });
             }
             at = (*at).ifa_next;
         }
@@ -66,6 +82,24 @@ fn of_kernel() -> Vec<IpAddr> {
     // SAFETY: the list of `getifaddrs`.
     unsafe { libc::freeifaddrs(first) };
     found
+}
+
+/// The IP address in a socket address.
+///
+/// # Safety
+/// It is null, or has the structure of its family.
+unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match i32::from(addr.as_ref()?.sa_family) {
+            libc::AF_INET => {
+                let v4 = (*addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
+                Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4))))
+            }
+            libc::AF_INET6 => Some(IpAddr::V6(Ipv6Addr::from((*addr.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr))),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@
 //! | `provider` | functions that are not offered, and those for plug-ins of UMDK's own library: all refuse |
 //! | `queues` | completion, send and receive queues, Jetties, groups |
 //! | `reports` | events, and which channel, context and object they belong to |
+//! | `topology` | the map of the network: addresses that may have a node |
+//! | `ubagg` | the netlink family by which programs ask for the map |
 //!
 //! SAFETY: exported functions trust their caller as the C library does: pointers are valid for the structures of the
 //! interface, and objects live until they are deleted. What the network sends is checked by `burst-urma`.
@@ -54,3 +56,5 @@ mod queues;
 mod reports;
 #[cfg(test)]
 mod tests;
+mod topology;
+mod ubagg;

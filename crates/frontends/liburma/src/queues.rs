@@ -146,6 +146,10 @@ queue!(UrmaJetty, JettyCfg, CLASS_JETTY, opt.is_active,
         if c.flag & 1 == 0 || c.jfr.is_null() {
             return Err(UrmaError::Unsupported);
         }
+        // The node gives the numbers: the program may not choose one, least of all that of the echo.
+        if c.id != 0 {
+            return Err(UrmaError::Unsupported);
+        }
         check_jetty(c, &(*c.jfr).cfg, c.group.as_ref().map(|group| &group.cfg))?;
         let group = (!c.group.is_null()).then(|| (*c.group).handle as u32);
         inner.create_jetty(JettyConfig { group, ..jetty_config(&c.jfs, c.jfr)? })
