@@ -38,6 +38,8 @@ pub enum KeyId {
     Rto,
     /// `urma_lanes`.
     UrmaLanes,
+    /// `urma_nodes`.
+    UrmaNodes,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -232,6 +234,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "1",
         help: "Lanes of URMA to each peer (docs/urma.md), the fewer of both hosts': channels with a window each that leave by UDP source ports of their own, so that switches and adapters spread them over paths and queues",
+    },
+    ConfigKey {
+        id: KeyId::UrmaNodes,
+        name: "urma_nodes",
+        flag: "urma-nodes",
+        env: "BURST_URMA_NODES",
+        kind: ValueKind::Choice(&["used", "all"]),
+        many: false,
+        default: "used",
+        help: "Addresses that have a node of URMA (docs/urma.md): used: those that programs have opened, while they have them; all: all of the daemon's devices, from its start, so that urma_ping is answered where no program runs",
     },
     ConfigKey {
         id: KeyId::IdleExit,

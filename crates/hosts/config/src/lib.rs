@@ -236,6 +236,7 @@ const CC_KINDS: [(PeerKind, TextKey); 3] = [
 ];
 const SELECTIVE_REPEAT: NumberKey = NumberKey::new(KeyId::SelectiveRepeat);
 const URMA_LANES: NumberKey = NumberKey::new(KeyId::UrmaLanes);
+const URMA_NODES: TextKey = TextKey::new(KeyId::UrmaNodes);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
@@ -281,6 +282,7 @@ fn assemble(values: &ConfigValues) -> Config {
             strict_placement: values.text(SR_PLACEMENT) == Some("strict"),
             rto: values.text(RTO).and_then(|word| word.parse().ok()).unwrap_or_default(),
             urma_lanes: values.number_or_default(URMA_LANES) as u8,
+            urma_standing: values.text(URMA_NODES) == Some("all"),
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,
                 reserve_percent: values.number_or_default(USER_RESERVE) as u8,

@@ -111,6 +111,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::SrPlacement => "strict",
         KeyId::Rto => "irn",
         KeyId::UrmaLanes => "4",
+        KeyId::UrmaNodes => "all",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",

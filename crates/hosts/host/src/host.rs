@@ -155,6 +155,7 @@ impl Host {
         host.store = store;
         host.lending = Lending::new(options, specs.clone());
         host.urma.specs = specs;
+        host.open_standing_urma();
         Ok(host)
     }
 
@@ -251,7 +252,7 @@ impl Host {
             lending: Lending::default(),
             is_lent: options.lent.is_some(),
             room: room::TableRoom::default(),
-            urma: urma::UrmaNodes::with_lanes(options.urma_lanes),
+            urma: urma::UrmaNodes::new(options.urma_lanes, options.urma_standing),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),
@@ -452,7 +453,7 @@ impl Host {
             for worker in 1..self.workers.len() {
                 self.on_worker(worker, move |w, _| drop(w.refresh_port(device)));
             }
-            if self.contexts.taken() == 0 {
+            if self.contexts.taken() == self.urma.contexts() {
                 // No context exists that could get an event; a later context starts with the present state.
                 self.devices[index].take_changes();
             }

@@ -42,6 +42,8 @@ pub struct HostOptions {
     pub rto: RtoMode,
     /// Lanes of each node of URMA to a peer, 1 to [`URMA_LANES_MAX`]: channels that leave by UDP source ports of their own.
     pub urma_lanes: u8,
+    /// Whether each address of the devices has a node of URMA at any time, not only while programs use it.
+    pub urma_standing: bool,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.

@@ -6,7 +6,7 @@ use burst_control::urma::UrmaCursor;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{MrPiece, MrPieceKind, Refusal, Request, Response};
 use burst_frame::TxBatch;
-use burst_host::{Host, HostOptions};
+use burst_host::{Host, HostOptions, Session, Upkeep};
 use burst_ledger::Resource;
 use burst_port::mem::{Hub, MemConfig};
 use burst_port::{Port, PortCaps, PortError, RxSink};
@@ -116,6 +116,35 @@ fn the_first_program_opens_the_node_and_the_last_one_closes_it() {
     assert!(!has_node(&host));
     assert_eq!(host.contexts.taken(), contexts, "the node's own context is given back");
     early.end(&mut host);
+}
+
+#[test]
+fn a_node_stands_without_programs_if_the_host_is_to_be_there_for_pings() {
+    let options = HostOptions { urma_standing: true, ..common::options(1, 100) };
+    let mut host = common::host_with(&options);
+    let is_free = Arc::new(Mutex::new(false));
+    let free = is_free.clone();
+    host.lend_urma_ports(Box::new(move |_, address: IpAddr| {
+        let port: Box<dyn Port> = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
+        free.lock().expect("no panic").then_some(port)
+    }));
+    // The interfaces are read again without a session.
+    let keep = |host: &mut Host| {
+        let (mut upkeep, none): (_, &mut [Session]) = (Upkeep::without_events(Nanos(0)), &mut []);
+        assert!(upkeep.due_at(host, none).is_some_and(|at| at <= host.now()));
+        upkeep.run(host, none, false);
+    };
+    // Another process has the address; when it is free, the next look finds it so.
+    keep(&mut host);
+    assert!(!has_node(&host));
+    *is_free.lock().expect("no panic") = true;
+    keep(&mut host);
+    assert!(has_node(&host));
+    let contexts = host.contexts.taken();
+    let (program, _) = start(&mut host, 1001);
+    program.end(&mut host);
+    assert!(has_node(&host), "it stands when the last program has gone");
+    assert_eq!(host.contexts.taken(), contexts);
 }
 
 #[test]

@@ -1,18 +1,21 @@
-//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last. Peers are
-//! told when a node closes.
+//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last; or, if the host
+//! is to be there for pings without programs ([`crate::HostOptions::urma_standing`]), one for each address of the devices, as long as
+//! the device has it. Peers are told when a node closes.
 
 use super::Host;
+use crate::device::HostDevice;
 use crate::refusal::refuse;
 use burst_base::{DeviceId, Nanos};
 use burst_control::Refusal;
 use burst_control::urma::{UrmaCursor, UrmaPage};
 use burst_engine::room::WorkerTable;
 use burst_engine::urma::{UrmaEndpoint, cna_of, window_max};
+use burst_engine::urma_objects::address_of;
 use burst_engine::urma_view::eid_of;
 use burst_ledger::AccountId;
 use burst_port::{Encapsulation, Port, PortSpec};
 use burst_urma::UrmaConfig;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 /// Frames of one call of a port.
@@ -32,13 +35,21 @@ pub(crate) struct UrmaNodes {
     lender: Option<UrmaPortLender>,
     /// Lanes of each node to a peer.
     lanes: u8,
+    /// Whether nodes stand without programs.
+    standing: bool,
+    /// Addresses whose node could not be opened: the log says so once.
+    refused: BTreeSet<[u8; 16]>,
     open: BTreeMap<[u8; 16], OpenNode>,
 }
 
 impl UrmaNodes {
-    /// No node; those that are opened have `lanes` lanes to a peer.
-    pub fn with_lanes(lanes: u8) -> UrmaNodes {
-        UrmaNodes { lanes, ..UrmaNodes::default() }
+    /// No node; those that are opened have `lanes` lanes to a peer. `standing`: each address has one without programs.
+    pub fn new(lanes: u8, standing: bool) -> UrmaNodes {
+        UrmaNodes { lanes, standing, ..UrmaNodes::default() }
+    }
+    /// Contexts of the host itself: each worker with nodes has one.
+    pub fn contexts(&self) -> u32 {
+        self.open.values().map(|open| open.worker).collect::<BTreeSet<_>>().len() as u32
     }
 }
 
@@ -58,6 +69,13 @@ pub(crate) struct NodePlace {
     pub cna: u32,
     /// Maximum payload of a packet.
     pub mtu: u16,
+}
+
+/// The addresses of a device that are entity ids: link-local ones are none.
+fn of_device((index, device): (usize, &HostDevice)) -> impl Iterator<Item = (DeviceId, IpAddr)> + '_ {
+    let is_eid = |address: &IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let addresses = device.caps.addrs.iter().map(|own| own.ip).filter(is_eid);
+    addresses.map(move |address| (DeviceId::from_index(index), address))
 }
 
 impl Host {
@@ -140,8 +158,44 @@ impl Host {
         Ok(NodePlace { address, worker, cna, mtu })
     }
 
-    /// Closes the node of an address, which no program uses any more.
+    /// Whether nodes stand without programs.
+    pub(crate) const fn has_standing_urma(&self) -> bool {
+        self.urma.standing
+    }
+
+    /// Opens the nodes that stand without programs, and closes those of addresses that the devices have lost. An address whose port
+    /// another process has gets its node at a later call, or when a program asks for it.
+    pub(crate) fn open_standing_urma(&mut self) {
+        if !self.urma.standing {
+            return;
+        }
+        let own: Vec<(DeviceId, IpAddr)> = self.devices.iter().enumerate().flat_map(of_device).collect();
+        for (device, address) in &own {
+            let eid = eid_of(*address);
+            match self.open_urma(*device, *address) {
+                Ok(_) => _ = self.urma.refused.remove(&eid),
+                Err(why) if self.urma.refused.insert(eid) => {
+                    tracing::warn!(%address, why = why.sentence, "no node of URMA stands here");
+                }
+                Err(_) => {}
+            }
+        }
+        let lost: Vec<IpAddr> = self.urma.open.keys().map(address_of).collect();
+        for address in lost.into_iter().filter(|address| !own.iter().any(|own| own.1 == *address)) {
+            self.close_urma(address);
+        }
+    }
+
+    /// Closes the node of an address that no program uses, unless it stands without.
     pub(crate) fn close_urma(&mut self, address: IpAddr) {
+        let is_own = |device: &HostDevice| device.caps.addrs.iter().any(|own| own.ip == address);
+        if self.urma.standing && self.devices.iter().any(is_own) {
+            return;
+        }
+        let is_used = |open: &OpenNode| self.on_worker(open.worker, move |w, _| w.has_urma_tenant(address));
+        if self.urma.open.get(&eid_of(address)).is_some_and(is_used) {
+            return;
+        }
         let Some(open) = self.urma.open.remove(&eid_of(address)) else { return };
         if let Some(context) = self.on_worker(open.worker, move |w, now| w.close_urma(now, address)) {
             self.contexts.put(context);
@@ -152,7 +206,7 @@ impl Host {
     /// Closes all nodes: the host ends.
     pub(crate) fn close_all_urma(&mut self) {
         for (eid, open) in std::mem::take(&mut self.urma.open) {
-            let address = burst_engine::urma_objects::address_of(&eid);
+            let address = address_of(&eid);
             // A worker that has ended has taken its nodes with it; peers find out themselves.
             let _ = self.workers[open.worker].call(move |w, now| w.close_urma(now, address));
         }
@@ -161,7 +215,7 @@ impl Host {
     /// The first node from the cursor on, and a page of its channels.
     pub fn urma_page(&self, from: UrmaCursor) -> UrmaPage {
         let Some((eid, open)) = self.urma.open.range(from.eid..).next() else { return UrmaPage::default() };
-        let (address, name) = (burst_engine::urma_objects::address_of(eid), format!("burst{}", open.device));
+        let (address, name) = (address_of(eid), format!("burst{}", open.device));
         let page = self.on_worker(open.worker, move |w, _| w.urma_endpoint(address).map(|end| end.page(&name, from)));
         page.unwrap_or_default()
     }

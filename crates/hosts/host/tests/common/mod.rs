@@ -28,6 +28,7 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
         strict_placement: false,
         rto: burst_base::RtoMode::default(),
         urma_lanes: 1,
+        urma_standing: false,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         lend: false,

@@ -83,6 +83,7 @@ impl Node {
             strict_placement: false,
             rto: burst_base::RtoMode::default(),
             urma_lanes: 1,
+            urma_standing: false,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             lend: false,
