@@ -4,14 +4,16 @@ The sources of UMDK are foreign: BURST_UMDK names a directory with its `src`, or
 target/umdk."""
 import json
 import os
+import re
 import signal
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import lab
 import pytest
 from conftest import BUILD
-from lab.urma import Umdk, await_listener, source_ports, udp_ports
+from lab.urma import PERFTEST_PORT, Umdk, await_listener, source_ports, udp_ports
 
 SOURCES = os.environ.get("BURST_UMDK")
 ROOT = lab.fabric.ROOT
@@ -112,6 +114,113 @@ def test_the_sample_moves_its_messages(umdk, options):
     # The next server needs the port, which the shell's children leave when they have ended, too.
     lab.wait_until(lambda: ":12B8 " not in Path(f"/proc/{fabric.a.keeper.pid}/net/udp").read_text(), 60, server.text)
     assert code == 0 and "Response received" in text, f"client: {text}\nserver: {server.text()}"
+
+
+# urma_ping
+
+@contextmanager
+def node(umdk, host, eid_index=0, env=None):
+    """A node at one of a host's addresses: that of a server of urma_perftest, which waits for a client."""
+    _, programs = umdk
+    words = [programs.built / "urma/tools/urma_perftest/urma_perftest", "send_lat", "-d", "burst0", "--eid_idx", eid_index]
+    server = host.start(*words, env=programs.env | (env or {}), plain=programs.plain)
+    try:
+        await_listener(host, server, PERFTEST_PORT)
+        yield
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def replies(text):
+    """The sequence numbers and sizes of the answers, and what the last lines say: sent, received, lost in percent."""
+    answers = [(int(seq), int(size)) for size, seq in re.findall(r"^(\d+) bytes from [0-9a-f:]+: seq=(\d+) time=[0-9.]+ ms$", text, re.M)]
+    sent, received, lost = re.search(r"(\d+) packets transmitted, (\d+) received, ([0-9.]+)% packet loss", text).groups()
+    return answers, (int(sent), int(received), float(lost))
+
+
+@pytest.mark.parametrize("options", ["-c 20 -i 0", "-c 2", "-c 5 -i 0 -s 1", "-c 5 -i 0 -s 1025", "-c 5 -i 0 -s 4096 -v", "-c 3 -i 0 -W 5 -w 60"])
+def test_ping_has_an_answer_to_each_message(umdk, options):
+    fabric, programs = umdk
+    words = options.split()
+    count, size = int(words[1]), int(words[words.index("-s") + 1]) if "-s" in words else 4
+    with node(umdk, fabric.a):
+        code, text = programs.ping(fabric.b, options, fabric.a.address)
+    assert code == 0 and replies(text) == ([(i + 1, size) for i in range(count)], (count, count, 0.0)), text
+
+
+def test_ping_takes_addresses_of_both_families_and_a_source(umdk):
+    """The map of the network needs no configuration; without -I the source is of the destination's family."""
+    fabric, programs = umdk
+    a, b = fabric.a, fabric.b
+    for index, (ours, theirs) in enumerate([(b.address, a.address), (b.address6, a.address6)]):
+        with node(umdk, a, index):
+            for options in ("-c 3 -i 0", f"-c 3 -i 0 -I {ours}"):
+                code, text = programs.ping(b, options, theirs)
+                assert code == 0 and replies(text)[1] == (3, 3, 0.0), f"{options} {theirs}: {text}"
+    code, text = programs.ping(b, "-c 3 -i 0", b.address)
+    assert code == 0 and replies(text)[1] == (3, 3, 0.0), f"itself: {text}"
+
+
+def test_ping_of_nobody_ends_and_says_so(umdk):
+    fabric, programs = umdk
+    for nobody in ("10.99.0.77", "fd99::77"):
+        code, text = programs.ping(fabric.b, "-c 2 -i 0", nobody)
+        assert code == 0 and replies(text) == ([], (2, 0, 100.0)) and text.count("Request timeout") == 2, text
+    code, text = programs.ping(fabric.b, "-c 1", "10.44.0.1")
+    assert code == 1 and "Failed to find the destination primary EID" in text, text
+
+
+def test_the_map_of_the_network_may_be_named(own):
+    """Hosts in other networks are not known; who names one gets an answer, or its absence."""
+    fabric, programs = own
+    code, text = programs.ping(fabric.b, "-c 1 -i 0", "10.44.0.9", {"BURST_URMA_TOPOLOGY": "fd44::/64 10.44.0.0/24"})
+    assert code == 0 and replies(text)[1] == (1, 0, 100.0), text
+    code, text = programs.ping(fabric.b, "-c 1 -vvv", fabric.a.address, {"BURST_URMA_TOPOLOGY": "host-a"})
+    assert code == 1 and 'BURST_URMA_TOPOLOGY: "host-a" is neither an address nor a network' in text, text
+
+
+@pytest.mark.parametrize("port", ["impair:loss=10%,reorder=5%,dup=5%,seed=3/udp", "packet:dev=eth0"])
+def test_ping_goes_over_any_port(own, port):
+    fabric, programs = own
+    with node(own, fabric.a, env={"BURST_PORT": port}):
+        code, text = programs.ping(fabric.b, "-c 60 -i 0 -s 4000 -W 10", fabric.a.address, {"BURST_PORT": port})
+    assert code == 0 and replies(text)[1] == (60, 60, 0.0), text
+
+
+def test_the_daemons_of_all_addresses_answer_without_programs(umdk):
+    """By default the daemon has nodes only for programs; `urma_nodes` says otherwise."""
+    fabric, programs = umdk
+    if programs.plain:
+        pytest.skip("hosts without daemons")
+    code, text = programs.ping(fabric.b, "-c 1 -i 0", fabric.a.address)
+    assert code == 0 and replies(text)[1] == (1, 0, 100.0), text
+    fabric.a.daemon.stop()
+    try:
+        fabric.a.start_daemon(env={"BURST_URMA_NODES": "all"})
+        for theirs in (fabric.a.address, fabric.a.address6):
+            code, text = programs.ping(fabric.b, "-c 3 -i 0", theirs)
+            assert code == 0 and replies(text)[1] == (3, 3, 0.0), text
+        rows = json.loads(fabric.a.burst("ls", "--json")[1])["urma"]
+        assert {row["address"] for row in rows} == {fabric.a.address, fabric.a.address6} and not any(row["jetties"] for row in rows), rows
+        counters = {c["name"]: c["value"] for c in json.loads(fabric.a.burst("stats", "--json")[1])["counters"]}
+        assert counters["ub_echo"] == 6, counters
+    finally:
+        fabric.a.daemon.stop()
+        fabric.a.start_daemon()
+
+
+def test_a_program_that_uses_libnl_otherwise_reaches_it(own, tmp_path):
+    """The library answers for one family of generic netlink; all others are the kernel's, whoever loads libnl and however."""
+    fabric, programs = own
+    tool = tmp_path / "families"
+    command = ["gcc", "-O2", "-Wall", "-Werror", "-I/usr/include/libnl3", "-o", tool, ROOT / "tests/programs/urma/families.c"]
+    libraries = [f"-L{programs.env['LD_LIBRARY_PATH']}", "-Wl,--no-as-needed", "-l:liburma.so.0", "-Wl,--allow-shlib-undefined"]
+    for late in ([], ["-DLATE", "-ldl"]):
+        linked = late or ["-lnl-genl-3", "-lnl-3"]
+        done = subprocess.run([*command, *libraries, *linked], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        code, text = fabric.a.run(tool, env=programs.env, plain=True)
+        assert code == 0 and text.split() == ["nlctrl", "16", "UBAGG_GENL", "16981", "unknown", "-12"], text
 
 
 @pytest.mark.parametrize("port", ["udp", "impair:loss=1%,reorder=1%,seed=3/udp", "packet:dev=eth0"])

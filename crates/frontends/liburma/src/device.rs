@@ -35,8 +35,8 @@ const _: () = assert!(size_of::<Ops>() == 800);
 static OPS: Ops = Ops([0; 100]);
 
 pub const DEVICE_NAME: &CStr = c"burst0";
-/// The device that stands for all links of a machine where the Unified Bus has several. Programs look for it by its name, and take
-/// its one EID for the machine's.
+/// The device that stands for all links of a machine where the Unified Bus has several. Programs look for it by its name, and
+/// take its one EID for the machine's.
 pub const BONDING_NAME: &CStr = c"bonding_dev_0";
 /// Queue depth at most.
 pub const DEPTH_MAX: u32 = 32_768;

@@ -1,6 +1,6 @@
-//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last; or, if the host
-//! is to be there for pings without programs ([`crate::HostOptions::urma_standing`]), one for each address of the devices, as long as
-//! the device has it. Peers are told when a node closes.
+//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last; or, if the
+//! host is to be there for pings without programs ([`crate::HostOptions::urma_standing`]), one for each address of the devices,
+//! as long as the device has it. Peers are told when a node closes.
 
 use super::Host;
 use crate::device::HostDevice;
@@ -163,8 +163,8 @@ impl Host {
         self.urma.standing
     }
 
-    /// Opens the nodes that stand without programs, and closes those of addresses that the devices have lost. An address whose port
-    /// another process has gets its node at a later call, or when a program asks for it.
+    /// Opens the nodes that stand without programs, and closes those of addresses that the devices have lost. An address whose
+    /// port another process has gets its node at a later call, or when a program asks for it.
     pub(crate) fn open_standing_urma(&mut self) {
         if !self.urma.standing {
             return;
