@@ -13,7 +13,7 @@ from pathlib import Path
 import lab
 import pytest
 from conftest import BUILD
-from lab.urma import PERFTEST_PORT, Umdk, await_listener, source_ports, udp_ports
+from lab.urma import Umdk, await_listener, source_ports, udp_ports
 
 SOURCES = os.environ.get("BURST_UMDK")
 ROOT = lab.fabric.ROOT
@@ -119,16 +119,16 @@ def test_the_sample_moves_its_messages(umdk, options):
 # urma_ping
 
 @contextmanager
-def node(umdk, host, eid_index=0, env=None):
-    """A node at one of a host's addresses: that of a server of urma_perftest, which waits for a client."""
+def node(umdk, host, address, env=None):
+    """A node at one of a host's addresses: that of a program that has pinged itself and sleeps."""
     _, programs = umdk
-    words = [programs.built / "urma/tools/urma_perftest/urma_perftest", "send_lat", "-d", "burst0", "--eid_idx", eid_index]
-    server = host.start(*words, env=programs.env | (env or {}), plain=programs.plain)
+    words = ["stdbuf", "-oL", programs.built / "urma/tools/urma_ping/urma_ping", "-c", 2, "-i", 3600, address]
+    program = host.start(*words, env=programs.env | (env or {}), plain=programs.plain)
     try:
-        await_listener(host, server, PERFTEST_PORT)
+        program.wait_for_text("seq=1 time=", 60)
         yield
     finally:
-        server.stop(signal.SIGKILL)
+        program.stop(signal.SIGKILL)
 
 
 def replies(text):
@@ -143,7 +143,7 @@ def test_ping_has_an_answer_to_each_message(umdk, options):
     fabric, programs = umdk
     words = options.split()
     count, size = int(words[1]), int(words[words.index("-s") + 1]) if "-s" in words else 4
-    with node(umdk, fabric.a):
+    with node(umdk, fabric.a, fabric.a.address):
         code, text = programs.ping(fabric.b, options, fabric.a.address)
     assert code == 0 and replies(text) == ([(i + 1, size) for i in range(count)], (count, count, 0.0)), text
 
@@ -152,8 +152,8 @@ def test_ping_takes_addresses_of_both_families_and_a_source(umdk):
     """The map of the network needs no configuration; without -I the source is of the destination's family."""
     fabric, programs = umdk
     a, b = fabric.a, fabric.b
-    for index, (ours, theirs) in enumerate([(b.address, a.address), (b.address6, a.address6)]):
-        with node(umdk, a, index):
+    for ours, theirs in ((b.address, a.address), (b.address6, a.address6)):
+        with node(umdk, a, theirs):
             for options in ("-c 3 -i 0", f"-c 3 -i 0 -I {ours}"):
                 code, text = programs.ping(b, options, theirs)
                 assert code == 0 and replies(text)[1] == (3, 3, 0.0), f"{options} {theirs}: {text}"
@@ -182,16 +182,14 @@ def test_the_map_of_the_network_may_be_named(own):
 @pytest.mark.parametrize("port", ["impair:loss=10%,reorder=5%,dup=5%,seed=3/udp", "packet:dev=eth0"])
 def test_ping_goes_over_any_port(own, port):
     fabric, programs = own
-    with node(own, fabric.a, env={"BURST_PORT": port}):
+    with node(own, fabric.a, fabric.a.address, {"BURST_PORT": port}):
         code, text = programs.ping(fabric.b, "-c 60 -i 0 -s 4000 -W 10", fabric.a.address, {"BURST_PORT": port})
     assert code == 0 and replies(text)[1] == (60, 60, 0.0), text
 
 
-def test_the_daemons_of_all_addresses_answer_without_programs(umdk):
-    """By default the daemon has nodes only for programs; `urma_nodes` says otherwise."""
-    fabric, programs = umdk
-    if programs.plain:
-        pytest.skip("hosts without daemons")
+def test_a_daemon_answers_without_programs_if_all_addresses_have_a_node(shared):
+    """By default it has nodes only for programs; `urma_nodes` says otherwise."""
+    fabric, programs = shared
     code, text = programs.ping(fabric.b, "-c 1 -i 0", fabric.a.address)
     assert code == 0 and replies(text)[1] == (1, 0, 100.0), text
     fabric.a.daemon.stop()
