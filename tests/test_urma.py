@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -177,6 +178,25 @@ def test_the_map_of_the_network_may_be_named(own):
     assert code == 0 and replies(text)[1] == (1, 0, 100.0), text
     code, text = programs.ping(fabric.b, "-c 1 -vvv", fabric.a.address, {"BURST_URMA_TOPOLOGY": "host-a"})
     assert code == 1 and 'BURST_URMA_TOPOLOGY: "host-a" is neither an address nor a network' in text, text
+
+
+#: Sends an empty datagram to the discard port of its argument.
+GREET = "import socket, sys; socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).sendto(b'', (sys.argv[1], 9))"
+
+
+def test_a_neighbour_of_which_the_kernel_has_heard_is_in_the_map(own):
+    """IPv6 networks cannot be listed beyond their first addresses."""
+    fabric, programs = own
+    address = "fd99::9:beef"
+    fabric.a.ip(f"addr add {address}/64 dev eth0 nodad")
+    with node(own, fabric.a, address):
+        code, text = programs.ping(fabric.b, "-c 1", address)
+        assert code == 1 and "Failed to find the destination primary EID" in text, text
+        assert fabric.b.run(sys.executable, "-c", GREET, address, plain=True)[0] == 0
+        answered = lambda: programs.ping(fabric.b, "-c 1", address)[0] == 0  # noqa: E731
+        lab.wait_until(answered, 60)
+        code, text = programs.ping(fabric.b, "-c 2 -i 0", address)
+        assert code == 0 and replies(text)[1] == (2, 2, 0.0), text
 
 
 @pytest.mark.parametrize("port", ["impair:loss=10%,reorder=5%,dup=5%,seed=3/udp", "packet:dev=eth0"])

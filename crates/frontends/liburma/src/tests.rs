@@ -12,6 +12,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 mod apertures;
+mod devices;
 mod owners;
 mod refusals;
 

@@ -49,6 +49,10 @@ fn queues_beyond_the_capabilities_are_refused() {
         ] {
             assert!(is_refused(urma_create_jetty(a.ctx, &raw mut cfg)), "other than its JFR");
         }
+        for id in [5, 1, 1023, 1024] {
+            let mut cfg = JettyCfg { id, ..jetty };
+            assert!(is_refused(urma_create_jetty(a.ctx, &raw mut cfg)), "a number of the program's choice, {id}");
+        }
         // The default of RM by its name.
         let mut cfg = JettyCfg { jfs: JfsCfg { flag: 2 << 3, ..jfs }, ..jetty };
         assert_eq!(urma_delete_jetty(urma_create_jetty(a.ctx, &raw mut cfg)), SUCCESS);
