@@ -109,6 +109,26 @@ def test_the_program_runs_by_burst_run(programs, hosts):
     assert "node of URMA opened" in hosts.a.daemon.text()
 
 
+def test_ping_runs_by_burst_run_and_is_counted(programs, hosts):
+    """`burst run -- urma_ping`, also of a user without privileges; the other host's node is that of a program that sleeps."""
+    tool = programs.built / "urma/tools/urma_ping/urma_ping"
+    env = {"LD_LIBRARY_PATH": str(programs.built / "urma/common")}
+    runs = [BUILD / "burst", "run", "--no-start", "--"]
+    sleeper = hosts.a.start(*runs, "stdbuf", "-oL", tool, "-c", 2, "-i", 3600, hosts.a.address, env=env)
+    try:
+        sleeper.wait_for_text("seq=1 time=", 60)
+        before = counters(hosts.a)["ub_echo"]
+        code, text = hosts.b.run(*runs, tool, "-c", 5, "-i", 0, "-s", 4096, hosts.a.address, env=env)
+        assert code == 0 and "5 packets transmitted, 5 received, 0.0% packet loss" in text, text
+        code, text = programs.ping(hosts.b, "-c 5 -i 0", hosts.a.address, before=AS_NOBODY)
+        assert code == 0 and "5 packets transmitted, 5 received, 0.0% packet loss" in text, text
+        assert counters(hosts.a)["ub_echo"] == before + 10
+        assert [(node["jetties"], node["jfrs"]) for node in nodes(hosts.a)] == [(1, 1)], "the echo is no object"
+    finally:
+        sleeper.stop(signal.SIGKILL)
+    lab.wait_until(lambda: not nodes(hosts.a) and not nodes(hosts.b), 60, hosts.a.daemon.text)
+
+
 def test_killed_programs_leave_nothing_and_hold_up_nobody(programs, hosts):
     before = len(nodes(hosts.a))
     for _ in range(5):
