@@ -74,6 +74,8 @@ struct SendPace {
     finished: u32,
     /// Time for each request; 0: unknown.
     each: Nanos,
+    /// Requests that had ended when completions were found last: programs ask for one completion of so many.
+    lump: u32,
 }
 
 impl SendPace {
@@ -82,17 +84,19 @@ impl SendPace {
         if now.since(self.since) > PACE_MAX {
             *self = SendPace { since: now, ..SendPace::default() };
         } else if finished > 0 {
-            self.finished = self.finished.saturating_add(finished);
+            (self.finished, self.lump) = (self.finished.saturating_add(finished), finished);
             let time = now.since(self.since);
             if time >= PACE_MIN {
-                *self = SendPace { since: now, finished: 0, each: Nanos(time.0 / u64::from(self.finished)) };
+                (self.since, self.each, self.finished) = (now, Nanos(time.0 / u64::from(self.finished)), 0);
             }
         }
     }
-    /// Whether `outstanding` requests, as of the last completion, last for [`AHEAD`] from now on.
+    /// Whether `outstanding` requests, as of the last completion, last for [`AHEAD`] from now on. Those behind the next completion
+    /// are all there as long as it does not come.
     fn lasts(self, now: Nanos, outstanding: u32) -> bool {
-        let time = self.each.0.saturating_mul(u64::from(outstanding)).saturating_sub(now.since(self.since).0);
-        outstanding >= OUTSTANDING_MIN && time >= AHEAD.0
+        let time = |requests: u32| self.each.0.saturating_mul(u64::from(requests));
+        let left = time(outstanding).saturating_sub(now.since(self.since).0);
+        outstanding >= OUTSTANDING_MIN && left.max(time(outstanding.saturating_sub(self.lump))) >= AHEAD.0
     }
 }
 
@@ -123,7 +127,7 @@ thread_local! {
         IdleState {
             empty: Cell::new(0),
             sharing: Cell::new(Sharing::new()),
-            pace: Cell::new(SendPace { since: Nanos(0), finished: 0, each: Nanos(0) }),
+            pace: Cell::new(SendPace { since: Nanos(0), finished: 0, each: Nanos(0), lump: 0 }),
         }
     };
 }
@@ -228,9 +232,9 @@ mod tests {
         sharing.sample(0);
         assert!(!idle.naps_early(now, sharing, progress(7, 4)), "a short queue");
         assert!(idle.naps_early(now, sharing, progress(0, 128)), "at the pace that is known");
-        let later = now + Nanos::from_us(1_000);
-        assert!(idle.naps_early(later, sharing, progress(0, 128)), "no completion since, but 1,280 us of requests");
-        assert!(!idle.naps_early(later + Nanos(1), sharing, progress(0, 128)), "now 279 us of them are left");
+        let later = now + Nanos::from_us(70);
+        assert!(idle.naps_early(later, sharing, progress(0, 35)), "no completion since, but 350 us of requests");
+        assert!(!idle.naps_early(later, sharing, progress(0, 34)));
     }
 
     #[test]
@@ -251,6 +255,8 @@ mod tests {
         let lump = paced(1_000, 100);
         assert!(lump.lasts(since + Nanos::from_us(1_000), 28), "one completion of 100 requests");
         assert!(!lump.lasts(since + Nanos::from_us(1_001), 28));
+        assert!(lump.lasts(since + Nanos::from_us(5_000), 128), "28 are behind the next completion, which is late");
+        assert!(!lump.lasts(since + Nanos::from_us(5_000), 127));
     }
 
     #[test]
