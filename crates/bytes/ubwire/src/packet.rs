@@ -97,14 +97,29 @@ impl MessageHead {
         self.bytes[..head.len()].copy_from_slice(head);
         self.len = head.len();
     }
-    /// Writes the head of another packet and returns its length. Panics if `out` is shorter than [`UB_HEAD_MAX`].
-    pub fn emit(&self, congestion: CongestionField, rtph: &Rtph, offset: u32, out: &mut [u8]) -> usize {
+    /// The head that was kept.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+    /// Writes the head with another congestion field and returns its length; [`MessageHead::set`] does the rest. Panics if `out` is
+    /// shorter than [`UB_HEAD_MAX`].
+    pub fn emit(&self, congestion: CongestionField, out: &mut [u8]) -> usize {
         // The whole array: a copy of constant length.
         out[..Self::MAX].copy_from_slice(&self.bytes);
         out[Nth::CONGESTION_AT..Nth::CONGESTION_AT + 2].copy_from_slice(&congestion.bits().to_be_bytes());
-        rtph.emit(&mut out[Nth::LEN..Self::TA_AT]);
-        put24(out, Self::TA_AT + Btah::OFFSET_AT, offset);
         self.len
+    }
+    /// Makes a head that of another packet of its message: PSN, whether it is the last packet and whether it asks for an
+    /// acknowledgement, offset. Panics if `out` is shorter than the head of a request.
+    #[inline]
+    pub fn set(out: &mut [u8], psn: Psn, (last, ack_req): (bool, bool), offset: u32) {
+        const RTPH: usize = Nth::LEN;
+        const ACK: usize = RTPH + Rtph::ACK_AT;
+        let out = &mut out[..Self::TA_AT + Btah::LEN];
+        out[RTPH] = out[RTPH] & !Rtph::LAST | if last { Rtph::LAST } else { 0 };
+        out[ACK] = out[ACK] & !Rtph::ACK | if ack_req { Rtph::ACK } else { 0 };
+        put24(out, RTPH + Rtph::PSN_AT, psn.get());
+        put24(out, Self::TA_AT + Btah::OFFSET_AT, offset);
     }
     /// Reads a packet that has this head but for what differs between the packets of one message; `None` for any other. The
     /// payload is not checked.

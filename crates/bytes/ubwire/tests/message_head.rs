@@ -68,8 +68,10 @@ proptest! {
         let mut kept = MessageHead::new();
         kept.keep(&bytes(&head(first, of)));
         let other = head(second, of);
-        let (mut made, rtph) = ([0x5a; UB_HEAD_MAX], other.rtph.expect("reliable"));
-        let len = kept.emit(other.nth.congestion, &rtph, second.3, &mut made);
+        prop_assert_eq!(kept.bytes(), &bytes(&head(first, of))[..]);
+        let mut made = [0x5a; UB_HEAD_MAX];
+        let len = kept.emit(other.nth.congestion, &mut made);
+        MessageHead::set(&mut made, Psn::new(second.0), (second.1, second.2), second.3);
         let whole = bytes(&other);
         prop_assert_eq!(&made[..len], &whole[..]);
 
@@ -95,5 +97,6 @@ proptest! {
 
 #[test]
 fn no_head_is_followed_by_nothing() {
+    assert!(MessageHead::new().bytes().is_empty());
     assert_eq!(MessageHead::default().follow(&[0; 200]), None);
 }

@@ -17,7 +17,7 @@ use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, HEAD_MAX, RxFrame};
 use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
 use burst_ubwire::Cna;
-use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaTransmit};
+use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaRun, UrmaTransmit};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -240,18 +240,17 @@ impl UrmaEndpoint {
     pub fn send(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects, bytes_max: u64) -> u64 {
         let mut bytes = 0;
         while bytes < bytes_max {
+            if let Some(run) = self.node.poll_run(&mut UrmaEnv { now, mem, fx }, self.room_for_run(bytes_max - bytes)) {
+                bytes += (run.count() * self.node.run_head().len() + run.payload.len()) as u64;
+                self.push_run(&run, fx);
+                self.flush_full(now);
+                continue;
+            }
             let Some(packet) = self.node.poll_tx_lent(&mut UrmaEnv { now, mem, fx }, &mut self.head) else { break };
             bytes += (packet.len + packet.lent.map_or(0, |span| span.len())) as u64;
-            let Some(dst) = self.peers.find(packet.dest) else {
+            let Some(flow) = self.flow_to(packet.dest, packet.lane) else {
                 fx.count(Reason::UbForeign);
                 continue;
-            };
-            let flow = Flow {
-                src: self.address,
-                dst,
-                scope: self.scope,
-                src_port: self.source_port(packet.dest, packet.lane),
-                ..Flow::default()
             };
             if !self.push(&flow, &packet) {
                 self.flush(now);
@@ -259,11 +258,37 @@ impl UrmaEndpoint {
                     fx.count(Reason::SendTooLong);
                 }
             }
-            if !self.slot.batch.has_room() {
-                self.flush(now);
-            }
+            self.flush_full(now);
         }
         bytes
+    }
+    /// Packets of a run that fit into the batch and into so many bytes. Longer heads than usual are no runs'.
+    fn room_for_run(&self, bytes: u64) -> usize {
+        if self.node.run_head().len() > HEAD_MAX {
+            return 0;
+        }
+        let packets = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(self.node.packet_max());
+        packets.min(self.slot.batch.room_for_run())
+    }
+    /// Sends the frames if there is no room for another one.
+    fn flush_full(&mut self, now: Nanos) {
+        if !self.slot.batch.has_room() {
+            self.flush(now);
+        }
+    }
+    /// Makes frames of a run, for which there is room.
+    fn push_run(&mut self, run: &UrmaRun, fx: &mut dyn UrmaEffects) {
+        let Some(flow) = self.flow_to(run.dest, run.lane) else { return fx.count(Reason::UbForeign) };
+        let vary = |index, head: &mut [u8; HEAD_MAX]| run.vary(index, head);
+        if !self.slot.batch.push_run(&flow, self.node.run_head(), &run.payload, run.len, vary) {
+            fx.count(Reason::SendTooLong);
+        }
+    }
+    /// Addresses of packets on a lane to a peer. `None`: it is not known.
+    fn flow_to(&mut self, peer: Cna, lane: u8) -> Option<Flow> {
+        let dst = self.peers.find(peer)?;
+        let src_port = self.source_port(peer, lane);
+        Some(Flow { src: self.address, dst, scope: self.scope, src_port, ..Flow::default() })
     }
     /// The UDP source port of a lane to a peer.
     fn source_port(&self, peer: Cna, lane: u8) -> u16 {

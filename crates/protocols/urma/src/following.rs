@@ -7,16 +7,55 @@
 
 use crate::api::{UrmaEnv, WrData};
 use crate::channel::{ChannelState, REQUEST_WINDOW};
-use crate::heads::{data_header, has_one_head};
+use crate::heads::has_one_head;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::receive::DeliveredPacket;
 use crate::records::{InboundPhase, RequestPhase};
 use crate::rx_window::PsnVerdict;
-use crate::transmit::{ACK_EVERY, TURN_PACKETS, UrmaTransmit};
+use crate::transmit::{ACK_EVERY, CHANNEL_TURN_PACKETS, TURN_PACKETS, UrmaTransmit};
 use crate::tx_window::{TxOwner, TxPacket};
-use burst_base::Nanos;
-use burst_ubwire::{CongestionField, Rtph, ServiceMode, TaRequest};
+use burst_base::{Nanos, Psn};
+use burst_span::Span;
+use burst_ubwire::{Cna, CongestionField, MessageHead, Rtph, ServiceMode, TaRequest};
+
+/// Packets of a run at most: as many as there are bits for.
+const RUN_MAX: u32 = 32;
+
+/// Packets of one message that follow each other, of equal length. Their payload stays where it is.
+#[derive(Clone, Copy, Debug)]
+pub struct UrmaRun {
+    /// Where to.
+    pub dest: Cna,
+    /// The lane.
+    pub lane: u8,
+    /// Payload of all packets.
+    pub payload: Span,
+    /// Bytes of each packet's payload.
+    pub len: u16,
+    psn: Psn,
+    offset: u32,
+    /// Number of packets.
+    count: u32,
+    /// Bit of each packet that asks for an acknowledgement.
+    ack_reqs: u32,
+    /// The last packet is its message's.
+    is_last: bool,
+}
+
+impl UrmaRun {
+    /// Number of packets.
+    pub const fn count(&self) -> usize {
+        self.count as usize
+    }
+    /// Writes what differs to the head of packet number `index`, from 0 on: the head is that of [`UrmaNode::run_head`].
+    #[inline]
+    pub fn vary(&self, index: u32, head: &mut [u8]) {
+        let is_last = self.is_last && index + 1 == self.count;
+        let offset = self.offset + index * u32::from(self.len);
+        MessageHead::set(head, self.psn.add(index), (is_last, self.ack_reqs >> index & 1 != 0), offset);
+    }
+}
 
 impl UrmaNode {
     /// The next packet of the channel whose turn it is, if it is of the message of the last one and nothing else is to be
@@ -27,6 +66,35 @@ impl UrmaNode {
         env: &mut UrmaEnv<'_>,
         out: &mut [u8],
     ) -> Option<(UrmaTransmit, bool)> {
+        let run = self.take_following(at, env, 1)?;
+        let channel = self.channels.get_mut(at)?;
+        let is_caqm = self.config.caqm;
+        let congestion = if is_caqm { channel.window.stamp(u32::from(run.len)) } else { CongestionField::default() };
+        let len = self.last_head.head.emit(congestion, out);
+        run.vary(0, out);
+        Some((UrmaTransmit { dest: run.dest, lane: run.lane, len, lent: Some(run.payload) }, run.is_last))
+    }
+    /// Packets that [`UrmaNode::poll_tx_lent`] would give one by one, up to `count_max`. `None` says nothing: that function may have
+    /// one. The head of each begins as [`UrmaNode::run_head`].
+    pub fn poll_run(&mut self, env: &mut UrmaEnv<'_>, count_max: usize) -> Option<UrmaRun> {
+        let at = *self.active.front()?;
+        let is_other_due = !self.management.is_empty() || !self.unreliable.is_empty() || self.accesses.wants_tx();
+        // C-AQM marks each packet by those before it.
+        if is_other_due || self.config.caqm || count_max == 0 {
+            return None;
+        }
+        let turn_left = u32::from(CHANNEL_TURN_PACKETS - self.channel_turn);
+        let run = self.take_following(at, env, (count_max as u32).min(turn_left))?;
+        self.channel_turn += run.count as u8;
+        self.end_turn(run.is_last);
+        Some(run)
+    }
+    /// The head of the packets of the run that was taken last, but for what [`UrmaRun::vary`] writes.
+    pub fn run_head(&self) -> &[u8] {
+        self.last_head.head.bytes()
+    }
+    /// Sends up to `count_max` packets of equal length, 1 at least, if they follow the last one.
+    fn take_following(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, count_max: u32) -> Option<UrmaRun> {
         let (kept_of, owner @ TxOwner::Request(request_at, attempt)) = self.last_head.of? else { return None };
         if kept_of != at {
             return None;
@@ -43,35 +111,52 @@ impl UrmaNode {
         if !is_going_on || !has_one_head(request) {
             return None;
         }
-        let offset = request.sent;
-        let len = (range.len - offset).min(u32::from(self.config.mtu));
+        let (offset, left) = (request.sent, range.len - request.sent);
+        let len = left.min(u32::from(self.config.mtu));
+        let bytes = len * (left / len.max(1)).clamp(1, count_max.min(RUN_MAX));
         let addr = range.addr + u64::from(offset);
-        let span = env.mem.lend(self.segments.held(request.segment, addr, len)?, addr, len)?;
+        let span = env.mem.lend(self.segments.held(request.segment, addr, bytes)?, addr, bytes)?;
 
-        request.sent += len;
-        let last = request.sent == range.len;
-        let packet = TxPacket { owner, offset, len: len as u16, last, tpmsn: request.tpmsn };
-        let psn = channel.tx.push(env.now, packet);
+        let first = channel.tx.next_psn();
+        let mut run = UrmaRun {
+            dest: channel.peer,
+            lane: channel.lane,
+            payload: span,
+            len: len as u16,
+            psn: first,
+            offset,
+            count: 0,
+            ack_reqs: 0,
+            is_last: false,
+        };
+        // As behind any other packet: one more in flight does not change the deadline.
+        let is_first = channel.tx.packets() == 0 || channel.timer_at == Nanos::NEVER;
         channel.is_confirmed = false;
-        channel.turn += 1;
-        if last {
-            (request.all_sent, request.last_psn) = (true, Some(psn));
+        let mut has_room = true;
+        while has_room && run.count * len < bytes {
+            request.sent += len;
+            run.is_last = request.sent == range.len;
+            let offset = request.sent - len;
+            let packet = TxPacket { owner, offset, len: run.len, last: run.is_last, tpmsn: request.tpmsn };
+            let psn = channel.tx.push(env.now, packet);
+            channel.turn += 1;
+            if run.is_last || channel.turn >= TURN_PACKETS {
+                (channel.turn, channel.is_answers_turn) = (0, !channel.is_answers_turn);
+            }
+            has_room = channel.tx.has_room(window, REQUEST_WINDOW);
+            let ack_req = run.is_last || psn.get().is_multiple_of(ACK_EVERY) || !has_room;
+            run.ack_reqs |= u32::from(ack_req) << run.count;
+            run.count += 1;
+        }
+        run.payload = span.sub(0, (run.count * len) as usize);
+        if run.is_last {
+            (request.all_sent, request.last_psn) = (true, Some(first.add(run.count - 1)));
             channel.queue.pop_front();
         }
-        if last || channel.turn >= TURN_PACKETS {
-            (channel.turn, channel.is_answers_turn) = (0, !channel.is_answers_turn);
-        }
-        let ack_req = last || psn.get().is_multiple_of(ACK_EVERY) || !channel.tx.has_room(window, REQUEST_WINDOW);
-        let rtph = data_header((channel.local_tpn, channel.peer_tpn), psn, &packet, ack_req);
-        let congestion = if self.config.caqm { channel.window.stamp(len) } else { CongestionField::default() };
-        let (dest, lane) = (channel.peer, channel.lane);
-        // As behind any other packet: one more in flight does not change the deadline.
-        let is_first = channel.tx.packets() <= 1 || channel.timer_at == Nanos::NEVER;
-        let len = self.last_head.head.emit(congestion, &rtph, offset, out);
         if is_first {
             self.arm_channel(at, env.now);
         }
-        Some((UrmaTransmit { dest, lane, len, lent: Some(span) }, last))
+        Some(run)
     }
     /// A packet was taken by the usual way. Others of its message are recognized, if it has a record that needs nothing but them.
     pub(crate) fn keep_part(&mut self, at: PoolRef, rtph: &Rtph, request: &TaRequest, head: &[u8]) {

@@ -72,6 +72,7 @@ pub use api::{
 };
 pub use bypass::{ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag};
 pub use echo::{ECHO_JETTY, ECHO_MAX};
+pub use following::UrmaRun;
 pub use node::{NodeState, UrmaNode};
 pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
 pub use transmit::UrmaTransmit;

@@ -18,7 +18,7 @@ use burst_ubwire::{
 /// Packets of one message in its turn.
 pub(crate) const TURN_PACKETS: u8 = 8;
 /// Packets of one channel in its turn: ports make trains of consecutive packets to one peer on one lane.
-const CHANNEL_TURN_PACKETS: u8 = 16;
+pub(crate) const CHANNEL_TURN_PACKETS: u8 = 16;
 /// A packet asks for an acknowledgement at least once in so many.
 pub(crate) const ACK_EVERY: u32 = 16;
 /// Timer code of RNR answers that are about this node's records: 80 us.
@@ -97,7 +97,7 @@ impl UrmaNode {
         None
     }
     /// A packet of the channel whose turn it is leaves; `is_last`: it has no other one.
-    fn end_turn(&mut self, is_last: bool) {
+    pub(crate) fn end_turn(&mut self, is_last: bool) {
         if is_last {
             self.deactivate_first();
         } else if self.channel_turn >= CHANNEL_TURN_PACKETS {

@@ -61,17 +61,20 @@ fn packets(lending: Lending, weather: Weather, change: impl Fn(&mut UrmaConfig))
 
 #[test]
 fn the_same_packets_leave_with_and_without_copies() {
-    for weather in [FAIR, STORM] {
+    for weather in [FAIR, STORM, Weather { ns_per_kb: 0, ..STORM }] {
         for caqm in [false, true] {
             for recovery in [LossRecovery::Selective, LossRecovery::GoBackN] {
                 let run =
                     |lending| packets(lending, weather, |config| (config.caqm, config.recovery) = (caqm, recovery));
-                let (copied, lent) = (run(Lending::Never), run(Lending::Always));
-                assert_eq!(copied.0.len(), lent.0.len(), "{weather:?} {caqm} {recovery:?}");
-                for (number, (one, other)) in copied.0.iter().zip(&lent.0).enumerate() {
-                    assert!(one == other, "packet {number}, {weather:?} {caqm} {recovery:?}");
+                let copied = run(Lending::Never);
+                for lending in [Lending::Always, Lending::Runs] {
+                    let lent = run(lending);
+                    assert_eq!(copied.0.len(), lent.0.len(), "{lending:?} {weather:?} {caqm} {recovery:?}");
+                    for (number, (one, other)) in copied.0.iter().zip(&lent.0).enumerate() {
+                        assert!(one == other, "packet {number}, {lending:?} {weather:?} {caqm} {recovery:?}");
+                    }
+                    assert!(copied.1 == lent.1);
                 }
-                assert!(copied.1 == lent.1);
             }
         }
     }

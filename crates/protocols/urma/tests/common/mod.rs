@@ -9,11 +9,12 @@ use burst_span::{ProcessMemory, Span};
 use burst_ubwire::{Cna, encap};
 use burst_urma::{
     CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, RemoteJetty, SegmentConfig,
-    TargetKind, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, WrData, access,
+    TargetKind, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, UrmaTransmit, WrData,
+    access,
 };
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::rc::Rc;
 
 /// Memory of one host: bytes from address 0x10000 on.
@@ -190,6 +191,8 @@ pub struct World {
     number: u64,
     buffer: Vec<u8>,
     pub lending: Lending,
+    /// Packets of a run that have not left yet.
+    run: VecDeque<(UrmaTransmit, Vec<u8>)>,
 }
 
 /// Which packets leave without a copy of their payload by the node.
@@ -198,6 +201,8 @@ pub enum Lending {
     Never,
     EachSecond,
     Always,
+    /// As `Always`, and packets that follow each other are taken together.
+    Runs,
 }
 
 impl World {
@@ -226,6 +231,7 @@ impl World {
             number: 0,
             buffer: vec![0; 16384],
             lending: Lending::EachSecond,
+            run: VecDeque::new(),
         }
     }
     /// Calls something of a host's node.
@@ -262,22 +268,7 @@ impl World {
                 if self.weather.ns_per_kb > 0 && self.hosts[host].busy_until > self.now {
                     break;
                 }
-                let lends = match self.lending {
-                    Lending::Never => false,
-                    Lending::EachSecond => self.sent.is_multiple_of(2),
-                    Lending::Always => true,
-                };
-                let next = |node: &mut UrmaNode, env: &mut UrmaEnv<'_>| {
-                    let mut sent =
-                        if lends { node.poll_tx_lent(env, &mut buffer) } else { node.poll_tx(env, &mut buffer) }?;
-                    if let Some(span) = sent.lent.take() {
-                        let end = sent.len + span.len();
-                        span.read_to(&mut buffer[sent.len..end]).expect("registered memory");
-                        sent.len = end;
-                    }
-                    Some(sent)
-                };
-                let Some(sent) = self.with(host, next) else { break };
+                let Some(sent) = self.next_packet(host, &mut buffer) else { break };
                 self.sent += 1;
                 let busy = Nanos(sent.len as u64 * self.weather.ns_per_kb / 1000);
                 self.hosts[host].busy_until = self.now + busy;
@@ -295,6 +286,41 @@ impl World {
             }
             self.buffer = buffer;
         }
+    }
+    /// The next packet of a host.
+    fn next_packet(&mut self, host: usize, buffer: &mut [u8]) -> Option<UrmaTransmit> {
+        if let Some((sent, bytes)) = self.run.pop_front() {
+            buffer[..sent.len].copy_from_slice(&bytes);
+            return Some(sent);
+        }
+        let lends = match self.lending {
+            Lending::Never => false,
+            Lending::EachSecond => self.sent.is_multiple_of(2),
+            Lending::Always | Lending::Runs => true,
+        };
+        // Where a link has a rate, packets leave one by one.
+        let count_max = if self.lending == Lending::Runs && self.weather.ns_per_kb == 0 { 5 } else { 0 };
+        if let Some(run) = self.with(host, |node, env| node.poll_run(env, count_max)) {
+            for index in 0..run.count() {
+                let mut bytes = self.hosts[host].node.run_head().to_vec();
+                run.vary(index as u32, &mut bytes);
+                let (head, len) = (bytes.len(), usize::from(run.len));
+                bytes.resize(head + len, 0);
+                run.payload.sub(index * len, len).read_to(&mut bytes[head..]).expect("registered memory");
+                let sent = UrmaTransmit { dest: run.dest, lane: run.lane, len: bytes.len(), lent: None };
+                self.run.push_back((sent, bytes));
+            }
+            return self.next_packet(host, buffer);
+        }
+        self.with(host, |node, env| {
+            let mut sent = if lends { node.poll_tx_lent(env, buffer) } else { node.poll_tx(env, buffer) }?;
+            if let Some(span) = sent.lent.take() {
+                let end = sent.len + span.len();
+                span.read_to(&mut buffer[sent.len..end]).expect("registered memory");
+                sent.len = end;
+            }
+            Some(sent)
+        })
     }
     fn take_path(&mut self, (host, dest): (usize, usize), lane: u8, bytes: &[u8]) {
         let index = usize::from(lane) % self.paths.len();
