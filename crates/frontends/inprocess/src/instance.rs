@@ -35,6 +35,12 @@ static INSTANCE: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether a thread opens the instance. Not a mutex: a child after fork must be able to reset it.
 static OPENING: AtomicBool = AtomicBool::new(false);
 
+/// How long a wait looks for packets before it sleeps, with so many processors for this process. On a single one it would take
+/// the time of whoever it waits for: the scheduler gives equal shares, and lets a yield come back until they are.
+fn wait_spin(spin: Nanos, processors: usize) -> Nanos {
+    if processors > 1 { spin } else { Nanos(0) }
+}
+
 /// The host of a process.
 pub struct Instance {
     /// `None` once it has failed or ended.
@@ -91,7 +97,7 @@ impl Instance {
         let house = House::open()?;
         let handle = house.host.workers().first().ok_or("the host has no worker")?;
         let worker = handle.in_place_worker().ok_or("the worker has a thread")?.clone();
-        let spin = house.spin;
+        let spin = wait_spin(house.spin, std::thread::available_parallelism().map_or(1, usize::from));
         // For ever, as far as the program is concerned: each ring of a doorbell calls `posted`.
         handle.announce_sleep_for_ever();
         process::watch()?;
@@ -435,5 +441,17 @@ impl std::ops::Deref for HouseGuard<'_> {
 impl std::ops::DerefMut for HouseGuard<'_> {
     fn deref_mut(&mut self) -> &mut House {
         self.0.as_mut().expect("checked when it was made")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_spins_only_where_another_processor_may_run_whom_it_waits_for() {
+        let spin = Nanos::from_us(50);
+        assert_eq!([1, 2, 64].map(|processors| wait_spin(spin, processors)), [Nanos(0), spin, spin]);
+        assert_eq!(wait_spin(Nanos(0), 2), Nanos(0));
     }
 }
