@@ -169,6 +169,22 @@ def test_requests_that_leave_nothing_do_not_wake_the_keeper(fabric):
     assert code == 0 and float(text) < 0.05, text
 
 
+@pytest.mark.skipif(not shutil.which("strace"), reason="strace is missing: apt-get install strace")
+def test_on_one_processor_the_keeper_sleeps_at_once_and_asks_little(fabric, tmp_path):
+    """A server that waits by TCP: its keeper answers READs on the client's only processor. A yield of the keeper would return while the
+    client has had more of the processor; and what its sleep has told of the control plane needs no call."""
+    counts = tmp_path / "counts"
+    words = ["taskset", "-c", min(os.sched_getaffinity(0)), "ib_read_lat", "-d", "burst0", "-F", "-s", "64", "-n", "2000"]
+    traced = ["strace", "-f", "-c", "-U", "calls,name", "-o", counts, *words]
+    run_pair(fabric.b, fabric.a, words, server_words=traced)
+    rows = (line.split() for line in counts.read_text().splitlines())
+    calls = {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
+    passes, sleeps = calls["epoll_pwait"], calls["ppoll"]
+    assert passes > 1000 and "sched_yield" not in calls, calls
+    # It looks at the tools' socket after 64 passes with work or 16 naps, and at its beginning.
+    assert calls.get("accept4", 0) <= passes / 64 + sleeps / 16 + 8, calls
+
+
 def cpu_ticks(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])

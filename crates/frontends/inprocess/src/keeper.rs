@@ -13,7 +13,8 @@ use burst_control::inspection::InspectionSocket;
 use burst_engine::in_place::TurnOutcome;
 use burst_host::{Clock, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -99,7 +100,7 @@ fn run(instance: &'static Instance) {
     let kept = crate::enclosed(|| {
         let inspection = inspection::open();
         crate::process::note_socket(inspection.as_ref().map(|socket| (socket.path(), socket.listener())));
-        Keeper { instance, seen: 0, rule: NapRule { nap: NAP_MIN }, naps: 0, inspection }.run()
+        Keeper { instance, seen: 0, rule: NapRule { nap: NAP_MIN }, naps: 0, inspection, news: None }.run()
     });
     if kept.is_none() {
         crate::fail();
@@ -148,6 +149,8 @@ struct Keeper {
     naps: u32,
     /// What tools see of the program.
     inspection: Option<InspectionSocket<Session>>,
+    /// What the last sleep has found, until it is used.
+    news: Option<ControlNews>,
 }
 
 impl Keeper {
@@ -167,8 +170,7 @@ impl Keeper {
 
     /// Naps until the program does not run the worker. Returns whether the keeper shall serve.
     fn watch(&mut self) -> bool {
-        let bell = self.instance.bell.0.as_fd();
-        let is_rung = sleep(&[bell], self.rule.nap) && self.instance.bell.take();
+        let is_rung = nap(&self.instance.bell, self.rule.nap) && self.instance.bell.take();
         self.naps = self.naps.wrapping_add(1);
         let waits = self.instance.try_house().is_some_and(|house| house.host.cm.hops.is_waited_for());
         if waits || self.naps.is_multiple_of(NAPS_PER_UPKEEP) {
@@ -209,7 +211,7 @@ impl Keeper {
                 TurnOutcome::Idle => break,
                 TurnOutcome::Gone => return crate::fail(),
                 TurnOutcome::Busy => {
-                    sleep(&[self.instance.bell.0.as_fd()], BUSY_PAUSE);
+                    _ = nap(&self.instance.bell, BUSY_PAUSE);
                     return;
                 }
             }
@@ -218,47 +220,90 @@ impl Keeper {
         let Some(plan) = self.instance.worker().try_sleep() else { return };
         let until = plan.until.min(upkeep.due).min(Clock::Monotonic.now() + SLEEP_MAX);
         self.instance.sleep_until(until);
-        let raw = [self.instance.bell.0.as_raw_fd()].into_iter().chain(upkeep.fds).chain(plan.fds);
+        let raw = std::iter::once(self.instance.bell.0.as_raw_fd()).chain(upkeep.fds).chain(plan.fds);
         // SAFETY: the ports' descriptors are open as long as the worker is, which only `fail` ends: a closed one ends the sleep.
-        let fds: Vec<BorrowedFd<'_>> = raw.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
-        sleep(&fds, until.since(Clock::Monotonic.now()));
-        self.instance.worker().end_sleep();
+        let fds = raw.map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = fds.collect();
+        let slept = wait(&mut fds, until.since(Clock::Monotonic.now()));
+        let ready = |at: usize| !slept || !fds[at].revents().is_empty();
+        self.news = Some(ControlNews {
+            interfaces: upkeep.interfaces.is_some_and(|at| ready(1 + at)),
+            hops: upkeep.hops.is_some_and(|at| ready(1 + at)),
+            inspection: (upkeep.inspection.start..upkeep.inspection.end).any(|at| ready(1 + at)),
+        });
+        // The last descriptor of a plan is that of commands.
+        self.instance.worker().end_sleep_after(ready(fds.len() - 1));
         // A thread of the program that has begun to watch the ports meanwhile sleeps until the same time.
         if !self.instance.has_waiter() {
             self.instance.sleep_until(Nanos(0));
         }
-        self.instance.bell.take();
+        if ready(0) {
+            self.instance.bell.take();
+        }
     }
 
-    /// Carries out what is due in the control plane, unless a thread of the program uses it.
+    /// Carries out what is due in the control plane, unless a thread of the program uses it. A sleep that has just ended knows
+    /// which descriptors have news; otherwise they are asked.
     fn keep_up(&mut self) -> UpkeepPlan {
-        let soon = UpkeepPlan { fds: Vec::new(), due: Clock::Monotonic.now() + NAP_MIN };
+        let soon = UpkeepPlan { due: Clock::Monotonic.now() + NAP_MIN, ..UpkeepPlan::default() };
         let Some(mut house) = self.instance.try_house() else { return soon };
         if house.look_at_lender() == LenderState::Gone {
             drop(house);
             self.instance.lender_gone();
             return soon;
         }
+        let news = self.news.take();
+        let mut plan = UpkeepPlan::default();
         let interfaces = house.upkeep.interface_events().map(|fd| fd.as_raw_fd());
         let hops = house.host.cm.hops.fd().map(|fd| fd.as_raw_fd());
-        let [has_interfaces, has_hops] = [interfaces, hops].map(|fd| fd.is_some_and(is_readable));
+        plan.interfaces = interfaces.map(|fd| plan.add(fd));
+        plan.hops = hops.map(|fd| plan.add(fd));
+        let has_interfaces = news.map_or_else(|| interfaces.is_some_and(is_readable), |news| news.interfaces);
+        let has_hops = news.map_or_else(|| hops.is_some_and(is_readable), |news| news.hops);
         let now = house.host.now();
         if has_interfaces || has_hops || house.due_at().is_some_and(|due| due <= now) {
             house.keep_up(has_interfaces, has_hops);
         }
-        let mut fds: Vec<RawFd> = interfaces.into_iter().chain(hops).chain(house.lender_fds()).collect();
+        plan.fds.extend(house.lender_fds());
         if let Some(inspection) = &mut self.inspection {
-            inspection.serve(&mut *house, Clock::Monotonic.now());
-            fds.extend(inspection.fds());
+            // Silent connections are ended by time.
+            if inspection.has_clients() || news.is_none_or(|news| news.inspection) {
+                inspection.serve(&mut *house, now);
+            }
+            plan.inspection.start = plan.fds.len();
+            plan.fds.extend(inspection.fds());
+            plan.inspection.end = plan.fds.len();
         }
-        UpkeepPlan { fds, due: house.due_at().unwrap_or(Nanos::NEVER) }
+        plan.due = house.due_at().unwrap_or(Nanos::NEVER);
+        plan
     }
 }
 
 /// What the control plane waits for.
+#[derive(Default)]
 struct UpkeepPlan {
     fds: Vec<RawFd>,
     due: Nanos,
+    /// Places in `fds`: of changes of interfaces and of next hops, and of the tools' connections.
+    interfaces: Option<usize>,
+    hops: Option<usize>,
+    inspection: Range<usize>,
+}
+
+impl UpkeepPlan {
+    /// Adds a descriptor, and returns its place.
+    fn add(&mut self, fd: RawFd) -> usize {
+        self.fds.push(fd);
+        self.fds.len() - 1
+    }
+}
+
+/// Which of the control plane's descriptors were readable when a sleep ended. What comes later ends the next one.
+#[derive(Clone, Copy)]
+struct ControlNews {
+    interfaces: bool,
+    hops: bool,
+    inspection: bool,
 }
 
 fn is_readable(fd: RawFd) -> bool {
@@ -268,13 +313,18 @@ fn is_readable(fd: RawFd) -> bool {
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
 }
 
-/// Sleeps until a descriptor is readable, at most for `time`. Returns whether one may be.
-fn sleep(fds: &[BorrowedFd<'_>], time: Nanos) -> bool {
+/// Sleeps until the bell rings, at most for `time`. Returns whether it may have rung.
+fn nap(bell: &Bell, time: Nanos) -> bool {
+    let mut fds = [PollFd::new(&bell.0, PollFlags::IN)];
+    !wait(&mut fds, time) || !fds[0].revents().is_empty()
+}
+
+/// Sleeps until a descriptor is readable, at most for `time`. Returns whether the descriptors say so: not after an error, which
+/// counts as a wake-up by any of them.
+fn wait(fds: &mut [PollFd<'_>], time: Nanos) -> bool {
     let time = Duration::from_nanos(time.0);
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-    let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    // An error counts as a wake-up.
-    poll(&mut fds, Some(&timeout)) != Ok(0)
+    poll(fds, Some(&timeout)).is_ok()
 }
 
 #[cfg(test)]

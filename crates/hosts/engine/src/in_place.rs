@@ -29,7 +29,7 @@ pub enum TurnOutcome {
 /// What the owner of a sleeping worker waits for.
 #[derive(Clone, Debug, Default)]
 pub struct SleepPlan {
-    /// Descriptors of the ports, and of the wake-ups by commands.
+    /// Descriptors of the ports; the last one is that of the wake-ups by commands.
     pub fds: Vec<RawFd>,
     /// When the next pass is due if none of them becomes readable.
     pub until: Nanos,
@@ -192,9 +192,17 @@ impl InPlaceWorker {
     /// Ends a sleep that [`InPlaceWorker::try_sleep`] has begun, and consumes the wake-ups by commands: the caller looks for work
     /// next. A thread that is cancelled in its sleep leaves the worker announced as asleep, which costs wake-ups only.
     pub fn end_sleep(&self) {
+        self.end_sleep_after(true);
+    }
+
+    /// As [`InPlaceWorker::end_sleep`]. `is_woken`: the last of [`SleepPlan::fds`] may be readable; a caller that knows that it
+    /// is not saves a system call.
+    pub fn end_sleep_after(&self, is_woken: bool) {
         // Gone: nobody wakes it.
         let _ = self.with_state(|InPlaceState { runner, sleepers, .. }| {
-            let _ = rustix::io::read(runner.inbox.wake_fd(), &mut [0; 8]);
+            if is_woken {
+                let _ = rustix::io::read(runner.inbox.wake_fd(), &mut [0; 8]);
+            }
             *sleepers = sleepers.saturating_sub(1);
             if *sleepers == 0 {
                 runner.end_sleep();

@@ -8,7 +8,9 @@ use burst_engine::{RunnerOptions, WorkerHandle};
 use burst_port::mem::{MemConfig, pair};
 use burst_shm::status::StatusOwner;
 use harness::{BASE, Host, request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -97,4 +99,22 @@ fn a_worker_that_two_threads_sleep_on_is_asleep_until_both_are_awake() {
     assert_eq!(handle.turn(), Ok(true));
     handle.post(|_, _| ()).expect("alive");
     assert!(!handle.is_woken(), "nobody sleeps");
+
+    assert_eq!(handle.turn(), Ok(true));
+    let plan = worker.try_sleep().expect("no work");
+    handle.post(|_, _| ()).expect("alive");
+    assert!(is_readable(*plan.fds.last().expect("that of commands")), "a command makes the last descriptor readable");
+    worker.end_sleep_after(false);
+    assert!(is_readable(plan.fds[plan.fds.len() - 1]), "the caller has not been told of the wake-up");
+    worker.try_sleep();
+    worker.end_sleep_after(true);
+    assert!(!is_readable(plan.fds[plan.fds.len() - 1]), "the wake-up is consumed");
+}
+
+/// Whether a descriptor of a sleeping worker is readable.
+fn is_readable(fd: RawFd) -> bool {
+    // SAFETY: the worker, which has opened it, is alive.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)) == Ok(1)
 }
