@@ -21,7 +21,18 @@ pub fn copy(dst: &mut [u8], src: &[u8]) {
 ///
 /// # Safety
 /// As [`core::ptr::copy_nonoverlapping`].
+#[inline]
 pub(crate) unsafe fn raw(dst: *mut u8, src: *const u8, len: usize) {
+    if len <= PIECE {
+        // SAFETY: as the caller promises.
+        return unsafe { core::ptr::copy_nonoverlapping(src, dst, len) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { pieces(dst, src, len) };
+}
+
+/// [`raw`] for several pieces.
+unsafe fn pieces(dst: *mut u8, src: *const u8, len: usize) {
     let mut done = 0;
     while done < len {
         let n = (len - done).min(PIECE);

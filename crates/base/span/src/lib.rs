@@ -159,6 +159,7 @@ impl Span {
         adjacent.then_some(Span { len, ..*self })
     }
     /// Copies the span to `dst`, which must have the span's length (panics otherwise).
+    #[inline]
     pub fn read_to(&self, dst: &mut [u8]) -> Result<(), Unreachable> {
         assert_eq!(dst.len(), self.len());
         if !self.is_local() {

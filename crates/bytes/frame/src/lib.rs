@@ -244,6 +244,7 @@ impl TxBatch {
         &self.places[..self.len]
     }
     /// The payload spans of `frame`, a frame of this batch.
+    #[inline]
     pub fn spans_of(&self, frame: &TxFrame) -> &[Span] {
         let first = frame.span_first as usize;
         &self.spans[first..first + usize::from(frame.span_count)]
@@ -284,10 +285,12 @@ impl Default for TxFrame {
 
 impl TxFrame {
     /// The header bytes.
+    #[inline]
     pub fn head(&self) -> &[u8] {
         &self.head[..usize::from(self.head_len)]
     }
     /// Bytes of the UDP payload: head, payload, padding and trailer.
+    #[inline]
     pub fn udp_payload_len(&self) -> usize {
         usize::from(self.head_len) + usize::from(self.payload_len) + usize::from(self.pad) + TRAILER_LEN
     }

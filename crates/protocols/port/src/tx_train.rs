@@ -8,7 +8,7 @@ use crate::ether::icrc::{ICRC, IcrcSeal};
 use crate::sys::send::SendRing;
 use crate::sys::socket::wait_writable;
 use burst_base::{Qpn, Reason};
-use burst_frame::{TxBatch, TxFrame};
+use burst_frame::{HEAD_MAX, TxBatch, TxFrame};
 use std::os::fd::RawFd;
 
 /// Payload up to this length in bytes is copied even if it could be lent. At 512 bytes copying carried 1.2 to 2 times as many
@@ -88,6 +88,7 @@ pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Optio
 }
 
 /// [`append`] by copying the whole packet.
+#[inline]
 fn append_copy(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let len = frame.udp_payload_len();
     if !write(ring.scratch(len), batch, frame, seal, id) {
@@ -103,7 +104,11 @@ pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&
     let len = packet.len();
     debug_assert!(len == frame.udp_payload_len());
     let head = frame.head();
-    packet[..head.len()].copy_from_slice(head);
+    match packet.first_chunk_mut::<HEAD_MAX>() {
+        // A copy of fixed length needs no call. What it writes behind the head is overwritten.
+        Some(place) => *place = frame.head,
+        None => packet[..head.len()].copy_from_slice(head),
+    }
     let mut at = head.len();
     for span in batch.spans_of(frame) {
         if span.read_to(&mut packet[at..at + span.len()]).is_err() {

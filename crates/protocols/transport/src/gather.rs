@@ -29,7 +29,7 @@ pub(crate) fn unreachable_reason(why: Unreachable) -> Reason {
 }
 
 /// A position in a scatter/gather list.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SgeCursor {
     index: usize,
     offset: u32,

@@ -15,7 +15,7 @@ use crate::requester::{SendStep, SendTurn};
 use crate::selective_sends::{PacketMarks, atomic_eth};
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpType, WcStatus, WrOpcode, send_flags};
-use burst_base::{Nanos, Reason, Rkey};
+use burst_base::{Lkey, Nanos, Reason, Rkey};
 use burst_mem::BindRequest;
 use burst_wire::{Bth, HeadBuf, OpKind, Position, Reth, XrcEth};
 
@@ -45,13 +45,30 @@ impl Qp {
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
         match cursor.gather(keys, self.req.recovery.sges_of(request), len, env.tx) {
             Ok(()) => true,
-            Err(reason) => {
-                env.tx.discard_payload();
-                let reason = if reason.is_of_memory() { reason } else { Reason::LocalProtection };
-                self.req.recovery.fail_next(WcStatus::LocProtErr, reason);
-                false
-            }
+            Err(reason) => self.fail_gathering(reason, env),
         }
+    }
+
+    /// The same for a request of one packet with one entry, as most short messages are.
+    #[inline(always)]
+    fn gather_only(&mut self, request: &InflightWqe, env: &mut Env<'_>) -> bool {
+        let [sge] = self.req.recovery.sges_of(request) else { return self.fail_gathering(Reason::LocalLength, env) };
+        match env.mem.local(self.id.pd, Lkey(sge.lkey), sge.addr, request.length, 0) {
+            Ok(span) => {
+                env.tx.add_payload(span);
+                true
+            }
+            Err(reason) => self.fail_gathering(reason, env),
+        }
+    }
+
+    /// The memory of the next request's payload cannot be read. False, as the result of [`Qp::gather`].
+    #[cold]
+    fn fail_gathering(&mut self, reason: Reason, env: &mut Env<'_>) -> bool {
+        env.tx.discard_payload();
+        let reason = if reason.is_of_memory() { reason } else { Reason::LocalProtection };
+        self.req.recovery.fail_next(WcStatus::LocProtErr, reason);
+        false
     }
 
     /// Sends the packets of a SEND or WRITE, of the selective repeat family or of the standard one. Each family has its own copy
@@ -67,10 +84,11 @@ impl Qp {
         if self.must_wait_for_reads(request) {
             return SendStep::Stop(TxState::Idle);
         }
-        let mut cursor = self.payload_cursor(request);
+        let is_only = request.packets == 1 && request.wqe.num_sge == 1 && request.length > 0;
+        let mut cursor = if is_only { SgeCursor::default() } else { self.payload_cursor(request) };
         let sent = self.req.recovery.sent_psn();
         while self.req.recovery.next_packet() < request.packets {
-            if self.send_middles::<SELECTIVE>(request, &mut cursor, turn, env) {
+            if !is_only && self.send_middles::<SELECTIVE>(request, &mut cursor, turn, env) {
                 continue;
             }
             let pkt = self.req.recovery.next_packet();
@@ -78,7 +96,9 @@ impl Qp {
             if let Some(state) = self.gate(request, len, turn, env) {
                 return SendStep::Stop(state);
             }
-            if !self.gather(request, &mut cursor, len, env) {
+            let is_gathered =
+                if is_only { self.gather_only(request, env) } else { self.gather(request, &mut cursor, len, env) };
+            if !is_gathered {
                 return SendStep::Stop(TxState::Idle);
             }
             let is_last = pkt + 1 == request.packets;
