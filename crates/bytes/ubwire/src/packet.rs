@@ -101,8 +101,8 @@ impl MessageHead {
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
-    /// Writes the head with another congestion field and returns its length; [`MessageHead::set`] does the rest. Panics if `out` is
-    /// shorter than [`UB_HEAD_MAX`].
+    /// Writes the head with another congestion field and returns its length; [`MessageHead::set`] does the rest. Panics if
+    /// `out` is shorter than [`UB_HEAD_MAX`].
     pub fn emit(&self, congestion: CongestionField, out: &mut [u8]) -> usize {
         // The whole array: a copy of constant length.
         out[..Self::MAX].copy_from_slice(&self.bytes);

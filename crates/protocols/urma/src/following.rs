@@ -74,8 +74,8 @@ impl UrmaNode {
         run.vary(0, out);
         Some((UrmaTransmit { dest: run.dest, lane: run.lane, len, lent: Some(run.payload) }, run.is_last))
     }
-    /// Packets that [`UrmaNode::poll_tx_lent`] would give one by one, up to `count_max`. `None` says nothing: that function may have
-    /// one. The head of each begins as [`UrmaNode::run_head`].
+    /// Packets that [`UrmaNode::poll_tx_lent`] would give one by one, up to `count_max`. `None` says nothing: that function may
+    /// have one. The head of each begins as [`UrmaNode::run_head`].
     pub fn poll_run(&mut self, env: &mut UrmaEnv<'_>, count_max: usize) -> Option<UrmaRun> {
         let at = *self.active.front()?;
         let is_other_due = !self.management.is_empty() || !self.unreliable.is_empty() || self.accesses.wants_tx();

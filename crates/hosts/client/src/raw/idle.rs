@@ -91,8 +91,8 @@ impl SendPace {
             }
         }
     }
-    /// Whether `outstanding` requests, as of the last completion, last for [`AHEAD`] from now on. Those behind the next completion
-    /// are all there as long as it does not come.
+    /// Whether `outstanding` requests, as of the last completion, last for [`AHEAD`] from now on. Those behind the next
+    /// completion are all there as long as it does not come.
     fn lasts(self, now: Nanos, outstanding: u32) -> bool {
         let time = |requests: u32| self.each.0.saturating_mul(u64::from(requests));
         let left = time(outstanding).saturating_sub(now.since(self.since).0);

@@ -3,7 +3,8 @@
 //! One socket, that on which packets came last, is *busy*. It is read in each burst without a question to the kernel and is in
 //! no epoll set: the kernel then has nobody to tell of its packets, which costs the sender's softirq a lock and a list for
 //! each, and a burst one system call instead of two. All others are in one epoll set. It is asked in every [`LOOK_EVERY`]th
-//! burst, and in each burst while it has found packets lately. A socket becomes the busy one when [`STREAK_MIN`] looks in a
+//! burst, and in each burst while it has found packets lately, or after a sleep: a worker's other ports cost a busy one little. A
+//! socket becomes the busy one when [`STREAK_MIN`] looks in a
 //! row have found packets on it, if the present one has had none in [`QUIET_MAX`] bursts.
 //!
 //! While a thread sleeps all sockets are in the set. A thread that slept on the socket itself would often be woken on the
@@ -69,11 +70,11 @@ impl SocketWatch {
         self.quiet = if any { 0 } else { self.quiet.saturating_add(1) };
     }
 
-    /// Whether it is time to look at the other sockets.
+    /// Whether it is time to look at the other sockets. Who sleeps, or is about to, wants to know.
     #[inline]
     pub fn is_due(&mut self) -> bool {
         self.bursts += 1;
-        self.busy.is_none() || self.bursts >= LOOK_EVERY || self.looks_in_vain < FOUND_LATELY
+        self.asleep || self.bursts >= LOOK_EVERY || self.looks_in_vain < FOUND_LATELY
     }
 
     /// The other sockets that have packets.
@@ -119,6 +120,8 @@ impl SocketWatch {
     /// No thread sleeps any more.
     pub fn after_sleep(&mut self) {
         self.asleep = false;
+        // It may have been woken by packets.
+        self.looks_in_vain = 0;
     }
 
     /// Puts the busy socket into the set again; there is none then.
@@ -206,7 +209,10 @@ mod tests {
         assert_eq!(looks(&mut watch, FOUND_LATELY), FOUND_LATELY);
         assert_eq!(looks(&mut watch, 10 * LOOK_EVERY), 10);
         watch.before_sleep([&fd].into_iter()).unwrap();
-        assert_eq!(looks(&mut watch, 8), 8, "without a busy socket there is nothing but the set");
+        assert_eq!(looks(&mut watch, 8), 8, "somebody is about to sleep");
+        watch.after_sleep();
+        assert_eq!(looks(&mut watch, FOUND_LATELY), FOUND_LATELY, "it may have been woken by packets");
+        assert_eq!(looks(&mut watch, 10 * LOOK_EVERY), 10, "no socket is busy, but another port may be");
     }
 
     #[test]
