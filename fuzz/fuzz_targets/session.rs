@@ -97,6 +97,7 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2]) -> Host {
         strict_placement: false,
         rto: Default::default(),
         urma_lanes: 1,
+        urma_standing: false,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
         lend: false,
