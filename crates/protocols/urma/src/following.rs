@@ -8,6 +8,7 @@
 use crate::api::{UrmaEnv, WrData};
 use crate::channel::{ChannelState, REQUEST_WINDOW};
 use crate::heads::has_one_head;
+use crate::messages::is_same_head;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::receive::DeliveredPacket;
@@ -158,18 +159,24 @@ impl UrmaNode {
         }
         Some(run)
     }
-    /// A packet was taken by the usual way. Others of its message are recognized, if it has a record that needs nothing but them.
+    /// A packet has come by the usual way. Others of its message are recognized by its head, if it was one of a message that
+    /// needs nothing but them: a packet of another one under the same number is dropped, but counts as received.
     pub(crate) fn keep_part(&mut self, at: PoolRef, rtph: &Rtph, request: &TaRequest, head: &[u8]) {
-        if rtph.last || request.base.mode == ServiceMode::Rol || request.base.poison {
-            return;
-        }
         let Some(channel) = self.channels.get(at) else { return };
         let of = (at, channel.last_message);
-        if self.inbound.get(of.1).is_some_and(|message| message.tpmsn == rtph.tpmsn && message.origin.channel == at) {
+        let Some(message) = self.inbound.get(of.1) else { return };
+        let first = &message.origin.request;
+        let is_its = message.tpmsn == rtph.tpmsn && message.origin.channel == at && is_same_head(first, request);
+        if is_its && !rtph.last && first.base.mode != ServiceMode::Rol && !request.base.poison {
             let len = request.memory.map(|memory| memory.len);
             (self.last_part.of, self.last_part.len, self.last_part.peer_reads_acks) = (Some(of), len, rtph.flag);
             self.last_part.head.keep(head);
         }
+    }
+    /// The next packet takes the usual way, whatever the last one was: for tests that compare the two.
+    #[doc(hidden)]
+    pub fn forget_part(&mut self) {
+        self.last_part.of = None;
     }
     /// Takes a packet that follows the last one of its message in every respect. False: it is another one, and nothing has
     /// changed.

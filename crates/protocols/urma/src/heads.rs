@@ -1,4 +1,4 @@
-//! Heads of the packets that were sent and received last: those of the same messages' other packets are made of them
+//! Heads of packets that were sent and received lately: those of the same messages' other packets are made of them
 //! ([`crate::following`]).
 
 use crate::pool::PoolRef;
@@ -7,7 +7,7 @@ use crate::tx_window::{TxOwner, TxPacket};
 use burst_base::Psn;
 use burst_ubwire::{MessageHead, Rtph, TpOpcode, UbStatus};
 
-/// The head of the packet that was sent last, if it was one of a message from registered memory.
+/// The head of a packet that was sent, of a message from registered memory; `of` says whether it is that of a packet to come.
 #[derive(Debug, Default)]
 pub(crate) struct LastHead {
     /// Channel, request and its attempt.
@@ -23,7 +23,7 @@ impl LastHead {
     }
 }
 
-/// The head of the packet that was received last, if it was of a message that goes on.
+/// The head of a packet that was received, of a message that goes on; `of` says whether that is still there.
 #[derive(Debug, Default)]
 pub(crate) struct LastPart {
     /// The message's channel and record.

@@ -14,7 +14,7 @@ use crate::sequence::OrderVerdict;
 use crate::target::is_fusable;
 use crate::tx_window::TxOwner;
 use burst_base::Reason;
-use burst_ubwire::{Btah, OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode};
+use burst_ubwire::{Btah, OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode, TaRequest};
 
 /// Timer code of an RNR answer when the order buffer is full: 80 us.
 const FULL_TIMER: u8 = 3;
@@ -49,12 +49,15 @@ fn is_fused(origin: &MessageOrigin) -> bool {
 
 /// Whether a packet continues a message: but for the offset (and poison) all its packets have one header, and one is the last.
 fn is_same_message(message: &Inbound, origin: &MessageOrigin, is_last: bool) -> bool {
-    let (first, other) = (&message.origin.request, &origin.request);
+    is_same_head(&message.origin.request, &origin.request) && !(is_last && message.total.is_some())
+}
+
+/// Whether two packets have one header but for offset and poison.
+pub(crate) fn is_same_head(first: &TaRequest, other: &TaRequest) -> bool {
     let base = Btah { offset: other.base.offset, poison: other.base.poison, ..first.base };
     base == other.base
         && (first.memory, first.token, first.target) == (other.memory, other.token, other.target)
         && (first.operands, first.immediate, first.notify) == (other.operands, other.immediate, other.notify)
-        && !(is_last && message.total.is_some())
 }
 
 impl UrmaNode {

@@ -3,6 +3,7 @@
 
 mod common;
 
+use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Btah, Maetah, Rtph, ServiceMode, TaHeader, TaOpcode, TaRequest};
 use burst_urma::{CrStatus, JettyConfig, JfsWr, LocalRange, LossRecovery, SegmentConfig, UrmaConfig, WrData, access};
@@ -126,11 +127,58 @@ fn duplicates_gaps_and_other_heads_are_none_that_follow() {
     // Early, and its message's last: it waits for the one that is missing.
     deliver(&mut world, &packet(&known, 3, (9, true), part(16), &[3; 8]));
     assert!(world.hosts[0].ram.bytes[0x8008..0x8018].iter().all(|byte| *byte == 0));
-    let TaHeader::Request(mut foreign) = part(8) else { unreachable!("a request") };
-    foreign.token = Some(2);
-    deliver(&mut world, &packet(&known, 2, (9, false), TaHeader::Request(foreign), &[0x66; 8]));
+    let foreign = with_token(part(8), 2);
+    deliver(&mut world, &packet(&known, 2, (9, false), foreign, &[0x66; 8]));
     assert_eq!(world.count(0, Reason::UbRefused), 1, "another token under the number of a message");
+    deliver(&mut world, &packet(&known, 4, (9, false), foreign, &[0x66; 8]));
+    assert_eq!(world.count(0, Reason::UbRefused), 2, "its head is not the message's now");
     assert!(world.hosts[0].ram.bytes[0x8008..0x8018].iter().all(|byte| *byte == 0));
+}
+
+fn with_token(ta: TaHeader, token: u32) -> TaHeader {
+    let TaHeader::Request(request) = ta else { unreachable!("a request") };
+    TaHeader::Request(TaRequest { token: Some(token), ..request })
+}
+
+/// What a host has seen and done: counts, memory, executed requests, and packets that it has sent after each one.
+type Outcome = (Vec<(Reason, u64)>, Vec<u8>, Vec<(u32, u32, u16)>, Vec<usize>);
+
+/// Random packets of two messages and of others under their numbers, some of them with the usual way only.
+fn random_packets(seed: u64, has_short_way: bool) -> Outcome {
+    let (mut world, known, token_id, part) = begun();
+    let mut rng = Rng::new(seed);
+    let (mut next, mut answers) = (2, Vec::new());
+    for step in 0..60 {
+        let offset = 8 * rng.below(4) as u32;
+        let mut ta = with_token(part(offset), 1 + u32::from(rng.chance(1, 8)));
+        if let TaHeader::Request(request) = &mut ta {
+            request.base.poison = rng.chance(1, 40);
+            request.base.mode = if rng.chance(1, 10) { ServiceMode::Rol } else { ServiceMode::Roi };
+            request.base.opcode = if rng.chance(1, 10) { TaOpcode::WriteImm } else { TaOpcode::Write };
+        }
+        let ahead = if rng.chance(1, 4) { next + rng.below(4) as u32 - 1 } else { next };
+        next += u32::from(ahead == next);
+        let message = (9 + rng.below(3) as u32, rng.chance(1, 4));
+        let bytes = packet(&known, ahead, message, ta, &[step as u8; 16][..8 * rng.below(3) as usize]);
+        if !has_short_way {
+            world.hosts[0].node.forget_part();
+        }
+        answers.push(deliver(&mut world, &bytes));
+        if rng.chance(1, 200) {
+            let _ = world.hosts[0].node.unregister_segment(token_id);
+        }
+    }
+    let host = &world.hosts[0];
+    let mut counts: Vec<(Reason, u64)> = host.log.counts.iter().map(|(reason, count)| (*reason, *count)).collect();
+    counts.sort_by_key(|(reason, _)| reason.name());
+    (counts, host.ram.bytes.clone(), host.log.executed.clone(), answers)
+}
+
+#[test]
+fn the_short_way_takes_what_the_usual_way_takes() {
+    for seed in 0..3000 {
+        assert!(random_packets(seed, true) == random_packets(seed, false), "seed {seed}");
+    }
 }
 
 #[test]
