@@ -214,8 +214,8 @@ impl Port for UdpPort {
             watch.found(found > 0);
             taken += found;
         }
-        if watch.is_due() {
-            let (ready, count) = watch.ready();
+        if watch.is_due(now) {
+            let (ready, count) = watch.ready(now);
             let before = taken;
             for fd in &ready[..count] {
                 taken += serve(socks, *fd, taken);

@@ -2,15 +2,20 @@
 //!
 //! One socket, that on which packets came last, is *busy*. It is read in each burst without a question to the kernel and is in
 //! no epoll set: the kernel then has nobody to tell of its packets, which costs the sender's softirq a lock and a list for
-//! each, and a burst one system call instead of two. All others are in one epoll set. It is asked in every [`LOOK_EVERY`]th
-//! burst, and in each burst while it has found packets lately, or after a sleep: a worker's other ports cost a busy one little. A
-//! socket becomes the busy one when [`STREAK_MIN`] looks in a
-//! row have found packets on it, if the present one has had none in [`QUIET_MAX`] bursts.
+//! each, and a burst one system call instead of two. All others are in one epoll set. It is asked
+//!
+//! * in every [`LOOK_EVERY`]th burst, also while no socket is busy: a quiet port costs a worker's other ports little;
+//! * when [`LOOK_AFTER`] have passed: timers run after what has arrived;
+//! * in each burst while it has found packets lately, and after a sleep.
+//!
+//! A socket becomes the busy one when [`STREAK_MIN`] looks in a row have found packets on it, if the present one has had none in
+//! [`QUIET_MAX`] bursts.
 //!
 //! While a thread sleeps all sockets are in the set. A thread that slept on the socket itself would often be woken on the
 //! processor of the sender, because the kernel expects who fills a socket to sleep next; who sleeps on an epoll set is not.
 //! In a program with an engine one thread may sleep while another runs the worker: no socket leaves the set then.
 
+use burst_base::Nanos;
 use rustix::event::epoll;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
@@ -18,6 +23,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 pub const READY_MAX: usize = 16;
 /// Bursts between two looks at the sockets that are not busy.
 const LOOK_EVERY: u32 = 8;
+/// Longest time between two looks of who looks at all.
+const LOOK_AFTER: Nanos = Nanos::from_us(30);
 /// Looks without packets after which it is looked in every [`LOOK_EVERY`]th burst only.
 const FOUND_LATELY: u32 = 64;
 /// Bursts without packets after which the busy socket makes way.
@@ -34,8 +41,9 @@ pub struct SocketWatch {
     asleep: bool,
     /// The socket that was found first by the last looks, and how many of them.
     streak: (RawFd, u32),
-    /// Bursts since the last look.
+    /// Bursts since the last look, and its time.
     bursts: u32,
+    looked_at: Nanos,
     /// Looks since one found packets.
     looks_in_vain: u32,
     /// Bursts since the busy socket had packets.
@@ -46,7 +54,16 @@ impl SocketWatch {
     /// Without sockets.
     pub fn new() -> rustix::io::Result<SocketWatch> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(SocketWatch { epoll, busy: None, asleep: false, streak: (-1, 0), bursts: 0, looks_in_vain: 0, quiet: 0 })
+        Ok(SocketWatch {
+            epoll,
+            busy: None,
+            asleep: false,
+            streak: (-1, 0),
+            bursts: 0,
+            looked_at: Nanos(0),
+            looks_in_vain: 0,
+            quiet: 0,
+        })
     }
 
     /// Watches one more socket. A socket that is closed leaves the set by itself.
@@ -72,14 +89,15 @@ impl SocketWatch {
 
     /// Whether it is time to look at the other sockets. Who sleeps, or is about to, wants to know.
     #[inline]
-    pub fn is_due(&mut self) -> bool {
+    pub fn is_due(&mut self, now: Nanos) -> bool {
         self.bursts += 1;
-        self.asleep || self.bursts >= LOOK_EVERY || self.looks_in_vain < FOUND_LATELY
+        let is_late = now.since(self.looked_at) >= LOOK_AFTER;
+        self.asleep || is_late || self.bursts >= LOOK_EVERY || self.looks_in_vain < FOUND_LATELY
     }
 
     /// The other sockets that have packets.
-    pub fn ready(&mut self) -> ([RawFd; READY_MAX], usize) {
-        self.bursts = 0;
+    pub fn ready(&mut self, now: Nanos) -> ([RawFd; READY_MAX], usize) {
+        (self.bursts, self.looked_at) = (0, now);
         let mut events =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; READY_MAX];
         let found = epoll::wait(&self.epoll, &mut events[..], Some(&NO_WAIT)).unwrap_or(0);
@@ -169,24 +187,24 @@ mod tests {
         let socks = [&fd_a, &fd_b];
         socks.iter().for_each(|fd| watch.add(fd).unwrap());
         send_to(&a);
-        assert!(watch.is_due());
-        let (ready, count) = watch.ready();
+        assert!(watch.is_due(Nanos(0)));
+        let (ready, count) = watch.ready(Nanos(0));
         assert_eq!(ready[..count], [fd_a.as_raw_fd()]);
         watch.looked(true);
         (1..STREAK_MIN).for_each(|_| watch.offer(&fd_a, socks.iter().copied()));
         assert_eq!(watch.busy(), None);
         watch.offer(&fd_a, socks.iter().copied());
         assert_eq!(watch.busy(), Some(fd_a.as_raw_fd()));
-        assert_eq!(watch.ready().1, 0, "the busy one is not in the set");
+        assert_eq!(watch.ready(Nanos(0)).1, 0, "the busy one is not in the set");
         send_to(&b);
-        let (ready, count) = watch.ready();
+        let (ready, count) = watch.ready(Nanos(0));
         assert_eq!(ready[..count], [fd_b.as_raw_fd()]);
         offer_often(&mut watch, &fd_b, &socks);
         assert_eq!(watch.busy(), Some(fd_a.as_raw_fd()), "the busy one had packets lately");
         (0..QUIET_MAX).for_each(|_| watch.found(false));
         offer_often(&mut watch, &fd_b, &socks);
         assert_eq!(watch.busy(), Some(fd_b.as_raw_fd()));
-        let (ready, count) = watch.ready();
+        let (ready, count) = watch.ready(Nanos(0));
         assert_eq!(ready[..count], [fd_a.as_raw_fd()], "the former one is in the set again");
     }
 
@@ -198,8 +216,8 @@ mod tests {
         let looks = |watch: &mut SocketWatch, bursts: u32| {
             let mut looks = 0;
             for _ in 0..bursts {
-                if watch.is_due() {
-                    let (_, count) = watch.ready();
+                if watch.is_due(Nanos(0)) {
+                    let (_, count) = watch.ready(Nanos(0));
                     watch.looked(count > 0);
                     looks += 1;
                 }
@@ -213,6 +231,10 @@ mod tests {
         watch.after_sleep();
         assert_eq!(looks(&mut watch, FOUND_LATELY), FOUND_LATELY, "it may have been woken by packets");
         assert_eq!(looks(&mut watch, 10 * LOOK_EVERY), 10, "no socket is busy, but another port may be");
+        let now = Nanos::from_ms(9);
+        assert!(watch.is_due(now), "much may have arrived");
+        watch.ready(now);
+        assert!(!watch.is_due(now + LOOK_AFTER - Nanos(1)) && watch.is_due(now + LOOK_AFTER));
     }
 
     #[test]
