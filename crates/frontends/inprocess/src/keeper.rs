@@ -149,7 +149,7 @@ struct Keeper {
     naps: u32,
     /// What tools see of the program.
     inspection: Option<InspectionSocket<Session>>,
-    /// What the last sleep has found, until it is used.
+    /// What the last sleep has found, until it is used or the keeper watches.
     news: Option<ControlNews>,
 }
 
@@ -170,6 +170,7 @@ impl Keeper {
 
     /// Naps until the program does not run the worker. Returns whether the keeper shall serve.
     fn watch(&mut self) -> bool {
+        self.news = None;
         let is_rung = nap(&self.instance.bell, self.rule.nap) && self.instance.bell.take();
         self.naps = self.naps.wrapping_add(1);
         let waits = self.instance.try_house().is_some_and(|house| house.host.cm.hops.is_waited_for());
@@ -245,6 +246,8 @@ impl Keeper {
     /// Carries out what is due in the control plane, unless a thread of the program uses it. A sleep that has just ended knows
     /// which descriptors have news; otherwise they are asked.
     fn keep_up(&mut self) -> UpkeepPlan {
+        // Of a sleep long ago they say nothing.
+        let news = self.news.take();
         let soon = UpkeepPlan { due: Clock::Monotonic.now() + NAP_MIN, ..UpkeepPlan::default() };
         let Some(mut house) = self.instance.try_house() else { return soon };
         if house.look_at_lender() == LenderState::Gone {
@@ -252,7 +255,6 @@ impl Keeper {
             self.instance.lender_gone();
             return soon;
         }
-        let news = self.news.take();
         let mut plan = UpkeepPlan::default();
         let interfaces = house.upkeep.interface_events().map(|fd| fd.as_raw_fd());
         let hops = house.host.cm.hops.fd().map(|fd| fd.as_raw_fd());
