@@ -6,9 +6,9 @@ use burst_control::urma::UrmaCursor;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{MrPiece, MrPieceKind, Refusal, Request, Response};
 use burst_frame::TxBatch;
-use burst_host::{Host, HostOptions, Session, Upkeep};
+use burst_host::{Clock, Host, HostOptions, Session, Upkeep};
 use burst_ledger::Resource;
-use burst_port::mem::{Hub, MemConfig};
+use burst_port::mem::{Hub, MemConfig, pair};
 use burst_port::{Port, PortCaps, PortError, RxSink};
 use common::{Program, host, memfd};
 use std::net::{IpAddr, Ipv4Addr};
@@ -145,6 +145,23 @@ fn a_node_stands_without_programs_if_the_host_is_to_be_there_for_pings() {
     program.end(&mut host);
     assert!(has_node(&host), "it stands when the last program has gone");
     assert_eq!(host.contexts.taken(), contexts);
+}
+
+#[test]
+fn a_node_of_an_address_that_is_no_entity_id_ends_with_its_programs() {
+    let options = HostOptions { urma_standing: true, ..common::options(1, 100) };
+    let [own, peer]: [IpAddr; 2] = ["fe80::1", "fe80::2"].map(|text| text.parse().expect("an address"));
+    let port = Box::new(pair(MemConfig::default(), own, peer).0);
+    let mut host = Host::with_ports(&options, Clock::Monotonic, vec![vec![port]]).expect("a host");
+    host.lend_urma_ports(Box::new(|_, address: IpAddr| {
+        Some(Box::new(Hub::new(MemConfig::default()).port("urma", &[address])) as Box<dyn Port>)
+    }));
+    let mut program = Program::start(&mut host, 1001).expect("started");
+    let IpAddr::V6(v6) = own else { unreachable!("it is one") };
+    program.ask(&mut host, Request::UrmaOpen { eid: v6.octets() }).expect("a node");
+    assert!(has_node(&host));
+    program.end(&mut host);
+    assert!(!has_node(&host), "only entity ids stand without programs");
 }
 
 #[test]

@@ -188,8 +188,8 @@ impl Host {
 
     /// Closes the node of an address that no program uses, unless it stands without.
     pub(crate) fn close_urma(&mut self, address: IpAddr) {
-        let is_own = |device: &HostDevice| device.caps.addrs.iter().any(|own| own.ip == address);
-        if self.urma.standing && self.devices.iter().any(is_own) {
+        let mut own = self.devices.iter().enumerate().flat_map(of_device);
+        if self.urma.standing && own.any(|own| own.1 == address) {
             return;
         }
         let is_used = |open: &OpenNode| self.on_worker(open.worker, move |w, _| w.has_urma_tenant(address));
