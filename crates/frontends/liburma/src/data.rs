@@ -8,7 +8,7 @@ use crate::host::{Inner, UrmaHost};
 use crate::macros::exported;
 use crate::objects::{OwnedJfce, host_of, status_of};
 use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR};
-use burst_client::raw::idle::{SendProgress, found, pause};
+use burst_client::raw::idle::{SendProgress, asks_progress, found, pause};
 use burst_ubwire::{OrderTag, TaOpcode};
 use burst_urma::{CompletionRecord, JfrWr, JfsWr, LocalRange, TargetKind, URMA_INLINE_MAX, UrmaError, WrData};
 use std::ffi::c_int;
@@ -309,7 +309,8 @@ exported! {
                     found();
                     return i;
                 }
-                let (is_daemons, progress) = (inner.is_daemons(), inner.progress());
+                let is_daemons = inner.is_daemons();
+                let progress = if asks_progress() { inner.progress() } else { SendProgress::default() };
                 drop(inner);
                 // A program that only polls has no other way to learn that the daemon has ended.
                 let is_check_due = pause(is_daemons, || progress);

@@ -6,7 +6,7 @@
 //! networks of the machine's addresses: of IPv4 with all addresses, of IPv6, whose networks cannot be listed, the first
 //! [`LISTED_V6`]. Whether a host is there shows when something is sent to it.
 
-use crate::eids::{addresses, networks};
+use crate::eids::networks;
 use burst_netif::netlink::RequestSocket;
 use burst_port::lan::Prefix;
 use std::collections::{HashMap, HashSet};
@@ -25,18 +25,17 @@ const HOST_BITS_MAX: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapPlace {
     pub address: IpAddr,
-    /// The address of this machine that reaches it, by its place in [`addresses`].
+    /// The address of this machine that reaches it, by its place in [`crate::eids::addresses`].
     pub source: u32,
 }
 
-/// The map as it is now; this machine's addresses come first, in their order.
+/// The map as it is now; `own`, this machine's addresses, come first, in their order.
 ///
 /// # Errors
 /// A sentence: the environment names something that is no address.
-pub fn places() -> Result<Vec<MapPlace>, String> {
+pub fn places(own: &[IpAddr]) -> Result<Vec<MapPlace>, String> {
     let named = std::env::var(TOPOLOGY_ENV).unwrap_or_default();
-    let own = addresses();
-    let mut map = MapBuilder::new(&own);
+    let mut map = MapBuilder::new(own);
     for prefix in named_prefixes(&named)? {
         // The route of one of its addresses is that of all.
         let source = map.source_by(kernel_source, prefix.ip);
@@ -44,6 +43,9 @@ pub fn places() -> Result<Vec<MapPlace>, String> {
     }
     let neighbours = RequestSocket::open().map(|mut socket| socket.neighbours()).unwrap_or_default();
     for neighbour in neighbours.iter().filter(|neighbour| !neighbour.failed && is_unicast(neighbour.ip)) {
+        if map.is_full() {
+            break;
+        }
         let source = map.source_by(kernel_source, neighbour.ip);
         map.add(neighbour.ip, source);
     }
@@ -71,8 +73,11 @@ impl<'a> MapBuilder<'a> {
         }
         map
     }
+    fn is_full(&self) -> bool {
+        self.places.len() >= PLACES_MAX
+    }
     fn add(&mut self, address: IpAddr, source: u32) {
-        if self.places.len() < PLACES_MAX && self.known.insert(address) {
+        if !self.is_full() && self.known.insert(address) {
             self.places.push(MapPlace { address, source });
         }
     }
@@ -140,6 +145,7 @@ fn named_prefixes(text: &str) -> Result<Vec<Prefix>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eids::addresses;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -203,9 +209,10 @@ mod tests {
 
     #[test]
     fn the_map_has_this_machine_and_no_odd_neighbours() {
-        let map = places().unwrap();
-        let own: Vec<IpAddr> = map.iter().take(addresses().len()).map(|place| place.address).collect();
-        assert_eq!(own, addresses());
+        let own = addresses();
+        let map = places(&own).unwrap();
+        let first: Vec<IpAddr> = map.iter().take(own.len()).map(|place| place.address).collect();
+        assert_eq!(first, own);
         for odd in ["ff02::1", "224.0.0.1", "fe80::1", "255.255.255.255", "0.0.0.0", "::"] {
             assert!(!is_unicast(ip(odd)), "{odd}");
         }

@@ -14,6 +14,7 @@ use crate::macros::exported;
 use crate::topology::{self, MapPlace};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::{offset_of, transmute};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The name of the family.
@@ -146,8 +147,16 @@ fn request_of(body: &[u8]) -> Option<(u8, u64)> {
     None
 }
 
-/// The map that the program reads node by node: one that is made when it asks for the first node.
-static MAP: Mutex<Vec<MapPlace>> = Mutex::new(Vec::new());
+/// The map that the program reads node by node: one that is made when it asks for the first node. The machine's own addresses
+/// come first.
+struct ReadMap {
+    places: Vec<MapPlace>,
+    own: usize,
+}
+
+static MAP: Mutex<ReadMap> = Mutex::new(ReadMap { places: Vec::new(), own: 0 });
+/// Whether the program has asked for the number of the family: only then may it send a message of it.
+static IS_RESOLVED: AtomicBool = AtomicBool::new(false);
 
 /// Fills the argument of [`GET_TOPO`]. An error of libnl.
 ///
@@ -158,13 +167,14 @@ unsafe fn fill(arg: *mut TopologyArg) -> Result<(), c_int> {
     // SAFETY: as the caller promises.
     let index = usize::try_from(unsafe { (*arg).index }).map_err(|_| NLE_INVAL)?;
     if index == 0 {
-        *map = topology::places().map_err(|sentence| {
+        let own = addresses();
+        let places = topology::places(&own).map_err(|sentence| {
             explain(&sentence);
             NLE_INVAL
         })?;
+        *map = ReadMap { places, own: own.len() };
     }
-    let own = addresses();
-    let count = nodes_of(map.len());
+    let count = nodes_of(map.places.len());
     if index >= count {
         return Err(NLE_INVAL);
     }
@@ -176,10 +186,10 @@ unsafe fn fill(arg: *mut TopologyArg) -> Result<(), c_int> {
     arg.count = count as u32;
     (arg.node.number, arg.node.is_current) = (index as u32, u32::from(index == 0));
     let first = index * DEVICES;
-    for (i, (device, place)) in arg.node.devices.iter_mut().zip(map.iter().skip(first)).enumerate() {
+    for (i, (device, place)) in arg.node.devices.iter_mut().zip(map.places.iter().skip(first)).enumerate() {
         let number = first + i;
         // All addresses of this machine are one device, whose parts a program chooses by the chip.
-        let aggregate = if number < own.len() { own[0] } else { place.address };
+        let aggregate = if number < map.own { map.places[0].address } else { place.address };
         device.eid = eid_of(aggregate).0;
         device.dies[0].primary_eid = eid_of(place.address).0;
         // The chip says by which of this machine's addresses a place is reached. No two places are one entity.
@@ -215,6 +225,7 @@ exported! {
     /// The number of a generic netlink family.
     fn genl_ctrl_resolve(socket: *mut c_void, name: *const c_char) -> c_int {
         if !name.is_null() && CStr::from_ptr(name) == FAMILY {
+            IS_RESOLVED.store(true, Ordering::Relaxed);
             return c_int::from(FAMILY_ID);
         }
         let Some(function) = RESOLVE.find() else { return NLE_FAILURE };
@@ -223,8 +234,12 @@ exported! {
     }
     /// Completes a message and sends it.
     fn nl_send_auto(socket: *mut c_void, message: *mut c_void) -> c_int {
-        let (Some(send), Some(header_of)) = (SEND.find(), HEADER_OF.find()) else { return NLE_FAILURE };
+        let Some(send) = SEND.find() else { return NLE_FAILURE };
         let send: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int = transmute(send);
+        if !IS_RESOLVED.load(Ordering::Relaxed) {
+            return send(socket, message);
+        }
+        let Some(header_of) = HEADER_OF.find() else { return NLE_FAILURE };
         let header_of: unsafe extern "C" fn(*mut c_void) -> *mut MessageHeader = transmute(header_of);
         let header = if message.is_null() { std::ptr::null_mut() } else { header_of(message) };
         if header.is_null() || (*header).kind != FAMILY_ID {

@@ -138,6 +138,12 @@ pub fn found() {
     IDLE.with(|idle| idle.empty.set(0));
 }
 
+/// Whether [`pause`] may ask this thread for its progress: an answer that nobody asked for is lost.
+#[inline]
+pub fn asks_progress() -> bool {
+    IDLE.with(|idle| idle.sharing.get().is_ever_disputed())
+}
+
 /// Notes an empty poll of this thread, and yields or naps after many in a row, or where its requests in flight last. `may_nap`:
 /// another process writes the completions; the polls of a program with an engine of its own run that engine. `progress` is asked
 /// only where it matters. True: the caller must check that the daemon runs.
