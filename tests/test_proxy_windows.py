@@ -105,17 +105,21 @@ def test_windows_of_both_directions_grow_and_a_stall_stays_bounded(long_path):
 def test_broken_queue_pairs_lose_nothing_while_windows_grow(long_path):
     with Proxies(long_path, window=str(FIRST)) as proxies:
         hosts = proxies.fabric.hosts
-        load = Load(proxies, count=3, size=12_000_000)
         breaks = 0
         grown = lambda: [proxies.counters(host).get("windows_grown", 0) for host in hosts]  # noqa: E731
-        while any(thread.is_alive() for thread in load.threads):
-            before = grown()
-            # One of the growths that follow is under way, or was just complete, when the queue pairs break.
-            while any(thread.is_alive() for thread in load.threads) and grown() == before:
-                time.sleep(0.02)
-            proxies.ask(hosts[breaks % 2], "break-queue-pairs")
-            breaks += 1
-        assert load.finish() == ["whole"] * 6
+        # On a busy machine a load ends before this thread has seen its windows grow three times; each one has windows of its own.
+        for _ in range(10):
+            load = Load(proxies, count=3, size=12_000_000)
+            while any(thread.is_alive() for thread in load.threads):
+                before = grown()
+                # One of the growths that follow is under way, or was just complete, when the queue pairs break.
+                while any(thread.is_alive() for thread in load.threads) and grown() == before:
+                    time.sleep(0.02)
+                proxies.ask(hosts[breaks % 2], "break-queue-pairs")
+                breaks += 1
+            assert load.finish() == ["whole"] * 6
+            if breaks >= 3 and all(grown()):
+                break
         assert breaks >= 3 and all(grown()), (breaks, grown())
 
 
