@@ -230,12 +230,12 @@ reasons! {
     // --- the end of a peer's node on the Unified Bus
     UbPeerRestarted, "ub_peer_restarted", Note, "The peer of a transport channel has restarted: requests of which packets were sent have ended, others go on on a new channel.", "Nothing, if the peer's program or daemon was started again; import its Jetties and segments again.";
     UbChannelEnded, "ub_channel_ended", Note, "The peer has closed a transport channel: its program or daemon has ended, or a lane of it has failed.", "Nothing, if the peer's program has ended.";
+    // --- lent worker numbers
+    ForeignWorker, "foreign_worker", Drop, "A packet for a queue pair of another process arrived at an engine with a lent worker number.", "Nothing if rare: trains of packets were joined on the way, and the sender repeats; if often, use a daemon's programs for this peer.";
     // --- the Unified Bus transport: the echo
     UbEcho, "ub_echo", Note, "A message to Jetty 5, the echo of every host, was sent back: somebody pings.", "Nothing; if very many, look for a host that floods this one.";
     UbEchoBusy, "ub_echo_busy", Nak, "A message to the echo found no room: as many as it keeps, or half of what is left for one peer, are on their way back; the sender is asked to send it again.", "Nothing; if often, look for a host that floods this one.";
     UbEchoLost, "ub_echo_lost", Drop, "The requester did not take its message back from the echo: it has no receive posted, its Jetty is gone or needs a token, or the receive is too short.", "Post receives before pinging.";
-    // --- lent worker numbers
-    ForeignWorker, "foreign_worker", Drop, "A packet for a queue pair of another process arrived at an engine with a lent worker number.", "Nothing if rare: trains of packets were joined on the way, and the sender repeats; if often, use a daemon's programs for this peer.";
 }
 
 impl Reason {
