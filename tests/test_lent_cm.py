@@ -11,7 +11,7 @@ from conftest import BUILD
 
 # The same tests as with daemons, in the ways of this file.
 from test_cm import (  # noqa: F401
-    await_cm_listener, test_cmtime, test_rdma_server, test_rping, test_udaddy, test_ucmatose,
+    await_cm_listener, pair, test_cmtime, test_rdma_server, test_rping, test_udaddy, test_ucmatose,
 )
 from test_lent import LEND, ON, lent
 
@@ -49,6 +49,12 @@ def test_perftest(fabric, tool):
         assert (code, server.wait(60)) == (0, 0), text + server.text()
     finally:
         server.stop()
+
+
+def test_a_queue_pair_is_destroyed_while_another_thread_reads_its_end(way):
+    """librdmacm moves the queue pairs of lent programs, in the thread that reads the event of the end."""
+    words = [BUILD / "programs" / "cm_two_threads"]
+    pair(way, 7472, [*words, "server", way[2], "7472", "300"], [*words, "client", way[2], "7472", "300"])
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["server", "client"])

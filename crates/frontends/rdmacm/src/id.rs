@@ -202,6 +202,8 @@ pub struct Id {
     pub due: Due,
     /// Mutable state.
     pub known: Mutex<Known>,
+    /// Held while an event moves the id's queue pair, and while the queue pair is taken from the id.
+    pub qp_use: Mutex<()>,
 }
 
 /// Service of the id's queue pair, from the public field.
@@ -277,6 +279,7 @@ impl Id {
             counted: Counted::default(),
             due: Due::default(),
             known: Mutex::default(),
+            qp_use: Mutex::default(),
         })));
         session.put(number, id);
         id

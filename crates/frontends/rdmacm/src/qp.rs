@@ -98,47 +98,52 @@ pub fn before_disconnect(id: &Id) {
 /// The event that the program sees: the peer's answer to a queue pair that this library moves is the connection.
 pub fn seen(id: &Id, event: &CmEvent) -> CmEvent {
     let mut seen = *event;
-    let Some(qp) = own_qp(id) else { return seen };
-    match event.kind {
-        CmEventKind::ConnectResponse => {
-            lock(&id.known).conn = event.conn;
-            let number = id.number;
-            let moved =
-                move_to_rts(id, qp, None).and_then(|()| id.session.send(&[CmCommand::Establish { id: number }]));
-            (seen.kind, seen.status) = match moved {
-                Ok(()) => (CmEventKind::Established, event.status),
-                Err(Errno(errno)) => {
-                    let reject = CmCommand::Reject { id: number, reason: REASON_CONSUMER, data: CmData::EMPTY };
-                    // If the daemon has ended, the program gets its end as the next event.
-                    let _ = id.session.send(&[reject]);
-                    (CmEventKind::ConnectError, -errno)
-                }
-            };
-        }
-        CmEventKind::Disconnected => fail(id),
-        _ => {}
+    if own_qp(id).is_none() {
+        return seen;
+    }
+    // Not at the end of a connection: as with the kernel, the program's own `rdma_disconnect` moves the queue pair. The
+    // program may have destroyed it meanwhile with `ibv_destroy_qp`; then the id still names it.
+    if event.kind == CmEventKind::ConnectResponse {
+        lock(&id.known).conn = event.conn;
+        let number = id.number;
+        let Some(moved) = while_it_stays(id, |qp| move_to_rts(id, qp, None)) else { return seen };
+        let moved = moved.and_then(|()| id.session.send(&[CmCommand::Establish { id: number }]));
+        (seen.kind, seen.status) = match moved {
+            Ok(()) => (CmEventKind::Established, event.status),
+            Err(Errno(errno)) => {
+                let reject = CmCommand::Reject { id: number, reason: REASON_CONSUMER, data: CmData::EMPTY };
+                // If the daemon has ended, the program gets its end as the next event.
+                let _ = id.session.send(&[reject]);
+                (CmEventKind::ConnectError, -errno)
+            }
+        };
     }
     seen
 }
 
+/// Calls `inside` with the id's connected queue pair, which no other thread takes from the id meanwhile: one thread may read an
+/// event while another one destroys the queue pair. `None` without one.
+fn while_it_stays<R>(id: &Id, inside: impl FnOnce(*mut ibv_qp) -> R) -> Option<R> {
+    let _taken_by_nobody = lock(&id.qp_use);
+    let public = id.public();
+    (!public.qp.is_null() && public.qp_type != IBV_QPT_UD).then(|| inside(public.qp))
+}
+
 /// Sets the public `state` of the id's connected queue pair, which posting checks, after the daemon has moved the queue pair.
 pub fn note_state(id: &Id, state: ibv_qp_state) {
-    let public = id.public();
-    if !public.qp.is_null() && public.qp_type != IBV_QPT_UD {
-        // SAFETY: a queue pair on an id is alive; an aligned word that is only ever stored whole.
-        unsafe { (&raw mut (*public.qp).state).write_volatile(state) };
-    }
+    while_it_stays(id, |qp| {
+        // SAFETY: it stays; an aligned word that is only ever stored whole.
+        unsafe { (&raw mut (*qp).state).write_volatile(state) }
+    });
 }
 
 /// Moves the queue pair of a failed connection to ERR, so that posted receives are flushed.
 pub fn fail(id: &Id) {
-    let public = id.public();
-    if !public.qp.is_null() && public.qp_type != IBV_QPT_UD {
+    while_it_stays(id, |qp| {
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() };
-        // SAFETY: a queue pair on an id is alive. Refused only where there is nothing to flush: the daemon is gone, or the
-        // queue pair was never moved.
-        let _ = unsafe { ibv_modify_qp(public.qp, &mut attr, IBV_QP_STATE as c_int) };
-    }
+        // SAFETY: it stays. Refused only where there is nothing to flush: the daemon is gone, or the queue pair was never moved.
+        let _ = unsafe { ibv_modify_qp(qp, &mut attr, IBV_QP_STATE as c_int) };
+    });
 }
 
 /// The protection domain of a call, or the default one of the id's device. It must be of the id's context.
@@ -380,12 +385,15 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     boundary::nothing(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
-        // SAFETY: the field of a live struct; the queue pair is the id's.
-        unsafe {
-            let qp = std::mem::replace(&mut (*id.as_rdma()).qp, null_mut());
-            if !qp.is_null() {
-                ibv_destroy_qp(qp);
-            }
+        let qp = {
+            let _used_by_nobody = lock(&id.qp_use);
+            // SAFETY: the field of a live struct.
+            unsafe { std::mem::replace(&mut (*id.as_rdma()).qp, null_mut()) }
+        };
+        if !qp.is_null() {
+            // Without the lock: it waits until the program has acknowledged the queue pair's events.
+            // SAFETY: it was the id's, and now no other thread gets it from there.
+            unsafe { ibv_destroy_qp(qp) };
         }
         if id.public().qp_type == IBV_QPT_XRC_RECV && !id.public().srq.is_null() {
             // The id's shared receive queue still uses the completion queues.
