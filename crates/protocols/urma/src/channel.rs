@@ -20,6 +20,8 @@ use burst_base::{Nanos, Psn};
 use burst_ubwire::Cna;
 use std::collections::VecDeque;
 
+/// Packets of one message in its turn.
+const TURN_PACKETS: u8 = 8;
 /// State of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelState {
@@ -271,6 +273,26 @@ impl TpChannel {
     /// The queue of the responses or of the requests.
     pub(crate) const fn queue_of(&mut self, is_answers: bool) -> &mut VecDeque<TxOwner> {
         if is_answers { &mut self.answers } else { &mut self.queue }
+    }
+    /// The message at the head of a queue has sent a packet, its last one if it `is_done`. True: its turn is over, and another
+    /// message has the next one, if there is another.
+    pub(crate) fn end_packet(&mut self, is_answers: bool, is_done: bool) -> bool {
+        self.turn += 1;
+        let is_over = is_done || self.turn >= TURN_PACKETS;
+        if is_over {
+            let queue = self.queue_of(is_answers);
+            if is_done {
+                queue.pop_front();
+            } else {
+                queue.rotate_left(1);
+            }
+            (self.turn, self.is_answers_turn) = (0, !self.is_answers_turn);
+        }
+        is_over
+    }
+    /// Whether no other message than this request waits.
+    pub(crate) fn is_only(&self, owner: TxOwner) -> bool {
+        self.queue.len() == 1 && self.queue.front() == Some(&owner) && self.answers.is_empty()
     }
     /// Whether nothing at all is ready to be sent, whatever the window.
     pub(crate) fn has_sent_all(&self) -> bool {

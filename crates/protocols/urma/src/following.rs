@@ -1,12 +1,12 @@
 //! Further packets of the message of which a packet was sent, or received, last.
 //!
-//! Most packets are of long messages, and nothing but them is under way on their channel. Their heads differ from the one before
-//! in a few bytes, and of the rules of [`crate::transmit`] only the window applies, of those of [`crate::receive`] and
-//! [`crate::messages`] only the places of PSN and payload. If another one does, the packet takes the usual way: the outcome is
+//! Most packets are of long messages. Their heads differ from the one before in a few bytes, and while a message has its turn only
+//! the window applies of the rules of [`crate::transmit`], and of those of [`crate::receive`] and [`crate::messages`] only the
+//! places of PSN and payload. If another one does, the packet takes the usual way: the outcome is
 //! the same.
 
 use crate::api::{UrmaEnv, WrData};
-use crate::channel::{ChannelState, REQUEST_WINDOW};
+use crate::channel::ChannelState;
 use crate::heads::has_one_head;
 use crate::messages::is_same_head;
 use crate::node::UrmaNode;
@@ -14,7 +14,7 @@ use crate::pool::PoolRef;
 use crate::receive::DeliveredPacket;
 use crate::records::{InboundPhase, RequestPhase};
 use crate::rx_window::PsnVerdict;
-use crate::transmit::{ACK_EVERY, CHANNEL_TURN_PACKETS, TURN_PACKETS, UrmaTransmit};
+use crate::transmit::{ACK_EVERY, CHANNEL_TURN_PACKETS, UrmaTransmit};
 use crate::tx_window::{TxOwner, TxPacket};
 use burst_base::{Nanos, Psn};
 use burst_span::Span;
@@ -42,6 +42,8 @@ pub struct UrmaRun {
     ack_reqs: u32,
     /// The last packet is its message's.
     is_last: bool,
+    /// Nothing else waits on the channel.
+    is_drained: bool,
 }
 
 impl UrmaRun {
@@ -73,7 +75,7 @@ impl UrmaNode {
         let congestion = if is_caqm { channel.window.stamp(u32::from(run.len)) } else { CongestionField::default() };
         let len = self.last_head.head.emit(congestion, out);
         run.vary(0, out);
-        Some((UrmaTransmit { dest: run.dest, lane: run.lane, len, lent: Some(run.payload) }, run.is_last))
+        Some((UrmaTransmit { dest: run.dest, lane: run.lane, len, lent: Some(run.payload) }, run.is_drained))
     }
     /// Packets that [`UrmaNode::poll_tx_lent`] would give one by one, up to `count_max`. `None` says nothing: that function may
     /// have one. The head of each begins as [`UrmaNode::run_head`].
@@ -87,7 +89,7 @@ impl UrmaNode {
         let turn_left = u32::from(CHANNEL_TURN_PACKETS - self.channel_turn);
         let run = self.take_following(at, env, (count_max as u32).min(turn_left))?;
         self.channel_turn += run.count as u8;
-        self.end_turn(run.is_last);
+        self.end_turn(run.is_drained);
         Some(run)
     }
     /// The head of the packets of the run that was taken last, but for what [`UrmaRun::vary`] writes.
@@ -102,8 +104,8 @@ impl UrmaNode {
         }
         let channel = self.channels.get_mut(at)?;
         let window = if self.config.caqm { channel.window.bytes() } else { self.config.window_max };
-        let is_alone = channel.queue.len() == 1 && channel.queue.front() == Some(&owner) && channel.answers.is_empty();
-        if !is_alone || !channel.tx.has_room(window, REQUEST_WINDOW) || channel.owes_more_than_data(env.now) {
+        let has_turn = channel.queue.front() == Some(&owner) && channel.next_turn(window) == Some(false);
+        if !has_turn || channel.owes_more_than_data(env.now) {
             return None;
         }
         let request = self.requests.get_mut(request_at)?;
@@ -129,30 +131,29 @@ impl UrmaNode {
             count: 0,
             ack_reqs: 0,
             is_last: false,
+            is_drained: false,
         };
         // As behind any other packet: one more in flight does not change the deadline.
         let is_first = channel.tx.packets() == 0 || channel.timer_at == Nanos::NEVER;
         channel.is_confirmed = false;
-        let mut has_room = true;
-        while has_room && run.count * len < bytes {
+        let mut goes_on = true;
+        while goes_on && run.count * len < bytes {
             request.sent += len;
             run.is_last = request.sent == range.len;
             let offset = request.sent - len;
             let packet = TxPacket { owner, offset, len: run.len, last: run.is_last, tpmsn: request.tpmsn };
             let psn = channel.tx.push(env.now, packet);
-            channel.turn += 1;
-            if run.is_last || channel.turn >= TURN_PACKETS {
-                (channel.turn, channel.is_answers_turn) = (0, !channel.is_answers_turn);
-            }
-            has_room = channel.tx.has_room(window, REQUEST_WINDOW);
-            let ack_req = run.is_last || psn.get().is_multiple_of(ACK_EVERY) || !has_room;
+            goes_on = !channel.end_packet(false, run.is_last) || channel.is_only(owner);
+            let next = channel.next_turn(window);
+            run.is_drained = channel.has_nothing_to_send();
+            let ack_req = run.is_drained || psn.get().is_multiple_of(ACK_EVERY) || next.is_none();
             run.ack_reqs |= u32::from(ack_req) << run.count;
             run.count += 1;
+            goes_on &= next == Some(false);
         }
         run.payload = span.sub(0, (run.count * len) as usize);
         if run.is_last {
             (request.all_sent, request.last_psn) = (true, Some(first.add(run.count - 1)));
-            channel.queue.pop_front();
         }
         if is_first {
             self.arm_channel(at, env.now);

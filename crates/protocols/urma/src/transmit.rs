@@ -15,8 +15,6 @@ use burst_ubwire::{
     TaOpcode, TaRequest, TpOpcode, UB_HEAD_MAX, UbHead, UbStatus,
 };
 
-/// Packets of one message in its turn.
-pub(crate) const TURN_PACKETS: u8 = 8;
 /// Packets of one channel in its turn: ports make trains of consecutive packets to one peer on one lane.
 pub(crate) const CHANNEL_TURN_PACKETS: u8 = 16;
 /// A packet asks for an acknowledgement at least once in so many.
@@ -244,17 +242,7 @@ impl UrmaNode {
                 queue.pop_front();
                 continue;
             };
-            if is_done {
-                queue.pop_front();
-            }
-            channel.turn += 1;
-            if is_done || channel.turn >= TURN_PACKETS {
-                if !is_done {
-                    channel.queue_of(is_answer).rotate_left(1);
-                }
-                channel.turn = 0;
-                channel.is_answers_turn = !channel.is_answers_turn;
-            }
+            channel.end_packet(is_answer, is_done);
             let is_last = channel.has_nothing_to_send();
             return Some((packet, is_last));
         }
