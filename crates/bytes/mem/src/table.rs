@@ -200,6 +200,16 @@ impl MrTable {
     pub fn get(&self, key: u32) -> Option<&Arc<Region>> {
         self.slots.get(self.cipher.index(key))?.as_ref()?.region(key)
     }
+    /// The region with this key, for one of this side's programs, which mostly use one again and again.
+    #[inline]
+    pub fn get_local(&self, key: u32) -> Option<&Arc<Region>> {
+        self.slots.get(self.last_local.index(&self.cipher, key))?.as_ref()?.region(key)
+    }
+    /// The region with this key, for a peer: as [`MrTable::get_local`].
+    #[inline]
+    pub fn get_remote(&self, key: u32) -> Option<&Arc<Region>> {
+        self.slots.get(self.last_remote.index(&self.cipher, key))?.as_ref()?.region(key)
+    }
     /// Number of regions and windows.
     pub fn len(&self) -> usize {
         self.slots.iter().flatten().count()

@@ -14,7 +14,7 @@ use crate::counters::{Counters, Traffic};
 use crate::port_slot::PortSlot;
 use crate::tap::PortTap;
 use burst_base::{Nanos, Reason};
-use burst_frame::{Flow, HEAD_MAX, RxFrame};
+use burst_frame::{Flow, HEAD_MAX, RxFrame, TRAILER_LEN};
 use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
 use burst_ubwire::Cna;
 use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaRun, UrmaTransmit};
@@ -361,17 +361,41 @@ struct UrmaSink<'a, 'b> {
     bytes: usize,
 }
 
+impl UrmaSink<'_, '_> {
+    fn count(&mut self, packets: usize, bytes: usize) {
+        self.counters.add(Traffic::RxPackets, packets as u64);
+        self.counters.add(Traffic::RxBytes, bytes as u64);
+    }
+    /// Whether the packet's source is the sender's own address.
+    fn is_its_own(&mut self, flow: &Flow, packet: &[u8]) -> bool {
+        let source = packet.get(1..4).map(|b| Cna::new(u32::from_be_bytes([0, b[0], b[1], b[2]])));
+        source == Some(cna_of(flow.src)) && self.peers.learn(flow.src, self.node)
+    }
+}
+
 impl RxSink for UrmaSink<'_, '_> {
     fn frame(&mut self, frame: &RxFrame<'_>) {
-        self.counters.add(Traffic::RxPackets, 1);
-        self.counters.add(Traffic::RxBytes, frame.bytes.len() as u64);
-        // The packet's source must be the sender's own address.
-        let source = frame.bytes.get(1..4).map(|b| Cna::new(u32::from_be_bytes([0, b[0], b[1], b[2]])));
-        if source != Some(cna_of(frame.flow.src)) || !self.peers.learn(frame.flow.src, self.node) {
+        self.count(1, frame.bytes.len());
+        if !self.is_its_own(&frame.flow, frame.bytes) {
             return self.env.fx.count(Reason::UbForeign);
         }
         self.bytes += frame.bytes.len();
         self.node.on_packet(&mut self.env, frame.bytes);
+    }
+    fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        let (mut rest, len) = (train, stride - TRAILER_LEN);
+        while rest.len() >= stride {
+            // Further ones of a run have the first one's source.
+            let is_its_own = self.is_its_own(flow, rest);
+            let taken = if is_its_own { self.node.on_run(&mut self.env, rest, stride, len) } else { 0 };
+            if taken > 0 {
+                self.count(taken, taken * len);
+                self.bytes += taken * len;
+            } else {
+                self.frame(&RxFrame { flow: *flow, bytes: &rest[..len] });
+            }
+            rest = &rest[taken.max(1) * stride..];
+        }
     }
     fn dropped(&mut self, reason: Reason) {
         self.env.fx.count(reason);

@@ -28,6 +28,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// By numbers that this host gives: the standard hasher, which is for keys that others choose, takes longer.
+pub(crate) type ByNumber<T> = HashMap<u32, T, foldhash::fast::RandomState>;
+
 /// Records that one turn takes.
 const TURN_RECORDS: u32 = 64;
 
@@ -36,7 +39,9 @@ pub(crate) struct RegionMemory<'a>(pub &'a MrTable);
 
 impl RegionMemory<'_> {
     fn span(&self, region: u32, addr: u64, len: usize, rights: u32) -> Result<Span, MemoryGone> {
-        let found = self.0.get(region).filter(|region| region.access & rights == rights);
+        // Peers write, and this host's programs send: mostly, each from one region.
+        let region = if rights == 0 { self.0.get_local(region) } else { self.0.get_remote(region) };
+        let found = region.filter(|region| region.access & rights == rights);
         found.and_then(|region| region.span(addr, len as u32)).ok_or(MemoryGone)
     }
 }
@@ -47,6 +52,16 @@ impl UrmaMemory for RegionMemory<'_> {
     }
     fn write(&mut self, region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
         self.span(region, addr, bytes.len(), access::LOCAL_WRITE)?.write_from(bytes).map_err(|_| MemoryGone)
+    }
+    fn write_pieces(
+        &mut self,
+        region: u32,
+        addr: u64,
+        len: u32,
+        pieces: &mut dyn Iterator<Item = &[u8]>,
+    ) -> Result<(), MemoryGone> {
+        let span = self.span(region, addr, len as usize, access::LOCAL_WRITE)?;
+        span.write_pieces(pieces).map_err(|_| MemoryGone)
     }
     fn update(&mut self, region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
         let span = self.span(region, addr, 8, access::LOCAL_WRITE)?;
@@ -94,15 +109,15 @@ pub struct UrmaTenant {
     /// How many requests of its Jetty were outstanding then.
     held_at: u16,
     is_broken: bool,
-    pub(crate) jfcs: HashMap<u32, TenantJfc>,
+    pub(crate) jfcs: ByNumber<TenantJfc>,
     /// With the number of receives that were taken from the ring.
-    pub(crate) jfrs: HashMap<u32, u32>,
-    pub(crate) jetties: HashMap<u32, TenantJetty>,
+    pub(crate) jfrs: ByNumber<u32>,
+    pub(crate) jetties: ByNumber<TenantJetty>,
     pub(crate) groups: HashSet<u32>,
     pub(crate) segments: HashSet<u32>,
     /// Imports, with the address on the bus from which they are.
-    pub(crate) remote_segments: HashMap<u32, Cna>,
-    pub(crate) targets: HashMap<u32, Cna>,
+    pub(crate) remote_segments: ByNumber<Cna>,
+    pub(crate) targets: ByNumber<Cna>,
 }
 
 /// Calls whose arguments are the host's own objects by now.
@@ -135,18 +150,18 @@ impl UrmaTenant {
             held: None,
             held_at: 0,
             is_broken: false,
-            jfcs: HashMap::new(),
-            jfrs: HashMap::new(),
-            jetties: HashMap::new(),
+            jfcs: ByNumber::default(),
+            jfrs: ByNumber::default(),
+            jetties: ByNumber::default(),
             groups: HashSet::new(),
             segments: HashSet::new(),
-            remote_segments: HashMap::new(),
-            targets: HashMap::new(),
+            remote_segments: ByNumber::default(),
+            targets: ByNumber::default(),
         }
     }
 
     /// Queues the program for a turn, if it is not.
-    fn queue(&mut self, sched: &mut Scheduler, tickets: &mut HashMap<u32, u32>) {
+    fn queue(&mut self, sched: &mut Scheduler, tickets: &mut ByNumber<u32>) {
         if self.ticket == NO_TICKET {
             self.ticket = sched.push(self.context, class_of(0), URMA_ENTRY);
             tickets.insert(self.ticket, self.context);
@@ -225,7 +240,7 @@ impl UrmaTenant {
 
     /// Whether all objects that a work request names are the program's.
     fn owns(&self, wr: &JfsWr) -> bool {
-        let has = |objects: &HashMap<u32, Cna>, number: Option<u32>| number.is_none_or(|n| objects.contains_key(&n));
+        let has = |objects: &ByNumber<Cna>, number: Option<u32>| number.is_none_or(|n| objects.contains_key(&n));
         let local = match &wr.data {
             burst_urma::WrData::Local(range) => self.segments.contains(&range.token_id),
             burst_urma::WrData::Inline { .. } => true,

@@ -11,13 +11,12 @@ use crate::sched::{NO_TICKET, ReceivedWork, URMA_ENTRY};
 use crate::tap::PortTap;
 use crate::urma::UrmaEndpoint;
 use crate::urma_remains::UrmaRemains;
-use crate::urma_tenants::{RegionMemory, UrmaTenant};
+use crate::urma_tenants::{ByNumber, RegionMemory, UrmaTenant};
 use crate::worker::{RX_BUDGET, Worker};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_ledger::Account;
 use burst_mem::MrTable;
 use burst_urma::{UrmaEffects, UrmaEnv, UrmaEvent, UrmaMemory, UrmaNode};
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -64,7 +63,7 @@ pub(crate) struct UrmaEnd {
     memory: Option<Box<dyn UrmaMemory + Send>>,
     pub news: UrmaNews,
     /// Contexts of the programs that have completion queues, by JFC.
-    pub owners: HashMap<u32, u32>,
+    pub owners: ByNumber<u32>,
     /// What programs have left behind.
     pub remains: Vec<UrmaRemains>,
 }
@@ -77,7 +76,7 @@ impl UrmaEnd {
             device,
             memory,
             news: UrmaNews { counters, completions: Vec::new(), events: Vec::new() },
-            owners: HashMap::new(),
+            owners: ByNumber::default(),
             remains: Vec::new(),
         }
     }
@@ -100,9 +99,9 @@ impl UrmaEnd {
 pub(crate) struct UrmaSlot {
     pub ends: Vec<UrmaEnd>,
     /// Programs that post from other processes, by context.
-    pub tenants: HashMap<u32, UrmaTenant>,
+    pub tenants: ByNumber<UrmaTenant>,
     /// Contexts of programs that have a place in the ready queues, by ticket.
-    pub tickets: HashMap<u32, u32>,
+    pub tickets: ByNumber<u32>,
     /// Contexts of programs that wait until the node has room.
     pub held: Vec<u32>,
     context: u32,
@@ -121,8 +120,8 @@ impl UrmaSlot {
     fn new(context: u32, end: UrmaEnd) -> UrmaSlot {
         UrmaSlot {
             ends: vec![end],
-            tenants: HashMap::new(),
-            tickets: HashMap::new(),
+            tenants: ByNumber::default(),
+            tickets: ByNumber::default(),
             held: Vec::new(),
             context,
             ticket: NO_TICKET,

@@ -27,6 +27,21 @@ pub trait UrmaMemory {
     fn read(&self, region: u32, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone>;
     /// Copies to memory.
     fn write(&mut self, region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone>;
+    /// Copies `pieces` of equal length, `len` bytes in all, to memory one behind the other. After an error some may be there.
+    fn write_pieces(
+        &mut self,
+        region: u32,
+        addr: u64,
+        _len: u32,
+        pieces: &mut dyn Iterator<Item = &[u8]>,
+    ) -> Result<(), MemoryGone> {
+        let mut at = addr;
+        for piece in pieces {
+            self.write(region, at, piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
     /// Replaces eight aligned bytes by `change` of them, in one step for all who use the memory; returns the old value. Numbers
     /// are little-endian, as the processors that use the memory.
     fn update(&mut self, region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone>;

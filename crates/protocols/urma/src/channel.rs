@@ -304,6 +304,10 @@ impl TpChannel {
         let owes_ack = self.ack_due || self.nak_due || !self.fused.is_empty();
         owes_ack || self.tx.has_lost() || self.is_asking() || self.is_stale(now)
     }
+    /// Whether packets of data change nothing here but the state of PSNs and of acknowledgements.
+    pub(crate) fn takes_following(&self) -> bool {
+        self.state == ChannelState::Open && self.is_used && !self.is_doubted && self.refused.is_empty()
+    }
     /// What a TAACK that leaves now may acknowledge: the PSN, if an acknowledgement of its own would say no more.
     pub(crate) fn acknowledgeable(&self) -> Option<Psn> {
         let is_plain = self.peer_reads_acks && !self.nak_due && self.fused.is_empty() && !self.echo.is_due();

@@ -6,14 +6,13 @@
 //! the same.
 
 use crate::api::{UrmaEnv, WrData};
-use crate::channel::ChannelState;
 use crate::heads::has_one_head;
 use crate::messages::is_same_head;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::receive::DeliveredPacket;
+use crate::receive::DeliveredPackets;
 use crate::records::{InboundPhase, RequestPhase};
-use crate::rx_window::PsnVerdict;
+use crate::rx_window::{PsnVerdict, RX_WINDOW};
 use crate::transmit::{ACK_EVERY, CHANNEL_TURN_PACKETS, UrmaTransmit};
 use crate::tx_window::{TxOwner, TxPacket};
 use burst_base::{Nanos, Psn};
@@ -179,6 +178,58 @@ impl UrmaNode {
     pub fn forget_part(&mut self) {
         self.last_part.of = None;
     }
+    /// Packets of `len` bytes have come, one begins every `stride` bytes of `packets`. Takes those from the first one on that
+    /// follow the last one of their message in every respect, but not the message's last one. Returns their number; 0 changes
+    /// nothing. The outcome is that of [`UrmaNode::on_packet`] for each.
+    pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, packets: &[u8], stride: usize, len: usize) -> usize {
+        let Some((at, message_at)) = self.last_part.of else { return 0 };
+        let (Some(channel), Some(message)) = (self.channels.get_mut(at), self.inbound.get_mut(message_at)) else {
+            return 0;
+        };
+        let InboundPhase::Placing(placement) = &message.phase else { return 0 };
+        if !channel.takes_following() || message.total.is_some() || channel.rx.has_gap() {
+            return 0;
+        }
+        let (head, limit) =
+            (&self.last_part.head, self.last_part.len.map_or(placement.limit, |len| len.min(placement.limit)));
+        let parts = packets.chunks_exact(stride).map_while(|packet| head.follow(packet.get(..len)?));
+        let (psn, base) = (channel.rx.expected(), channel.rx.base());
+        let (mut count, mut offset, mut bytes, mut ack_req) = (0, 0, 0, false);
+        for part in parts {
+            let piece = part.payload.len() as u32;
+            if count == 0 {
+                offset = part.offset;
+            }
+            let is_next = part.psn == psn.add(count)
+                && part.psn.is_within(base, RX_WINDOW)
+                && part.offset == offset.saturating_add(bytes)
+                && part.offset.saturating_add(piece) <= limit
+                // C-AQM counts packet by packet.
+                && !part.congestion.is_caqm()
+                && !part.last
+                && piece > 0
+                && count < u32::from(u8::MAX);
+            if !is_next {
+                break;
+            }
+            (count, bytes, ack_req) = (count + 1, bytes + piece, ack_req || part.ack_req);
+        }
+        if count == 0 {
+            return 0;
+        }
+        let (addr, piece) = (placement.addr + u64::from(offset), (bytes / count) as usize);
+        let Some(region) = self.segments.held(placement.segment, addr, bytes) else { return 0 };
+        let mut pieces = packets.chunks_exact(stride).take(count as usize).map(|packet| &packet[len - piece..len]);
+        if env.mem.write_pieces(region, addr, bytes, &mut pieces).is_err() {
+            return 0;
+        }
+        (channel.heard_at, channel.peer_reads_acks) = (env.now, self.last_part.peer_reads_acks);
+        channel.echo.on_packet(CongestionField::default(), count * len as u32);
+        message.received = message.received.saturating_add(bytes);
+        let delivered = DeliveredPackets { psn, count: count as u8, ack_req, is_carrier: false };
+        self.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
+        count as usize
+    }
     /// Takes a packet that follows the last one of its message in every respect. False: it is another one, and nothing has
     /// changed.
     pub(crate) fn on_following(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) -> bool {
@@ -190,10 +241,7 @@ impl UrmaNode {
         let InboundPhase::Placing(placement) = &message.phase else { return false };
         let len = part.payload.len() as u32;
         let end = part.offset.saturating_add(len);
-        let is_next = channel.state == ChannelState::Open
-            && channel.is_used
-            && !channel.is_doubted
-            && channel.refused.is_empty()
+        let is_next = channel.takes_following()
             && channel.rx.judge(part.psn) == PsnVerdict::Expected
             && message.total.is_none()
             && !(part.last && message.received < part.offset)
@@ -216,8 +264,8 @@ impl UrmaNode {
             (message.total, message.origin.last_psn) = (Some(end), part.psn);
             self.check_complete(env, message_at);
         }
-        let delivered = DeliveredPacket { psn: part.psn, ack_req: part.ack_req, is_carrier: false };
-        self.packet_delivered(env, at, &delivered, PsnVerdict::Expected);
+        let delivered = DeliveredPackets { psn: part.psn, count: 1, ack_req: part.ack_req, is_carrier: false };
+        self.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
         true
     }
 }

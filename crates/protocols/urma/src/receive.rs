@@ -19,20 +19,23 @@ const ACK_PACKETS_MAX: u8 = 16;
 /// probe: `PROBE_MIN` if the round trip is short, else four round trips.
 pub(crate) const ACK_DELAY: Nanos = Nanos::from_us(30);
 
-/// What an acknowledgement has to say of a packet of data.
-pub(crate) struct DeliveredPacket {
+/// What an acknowledgement has to say of packets of data that follow each other.
+pub(crate) struct DeliveredPackets {
+    /// The first one's number.
     pub(crate) psn: Psn,
+    pub(crate) count: u8,
+    /// One of them asks for an acknowledgement.
     pub(crate) ack_req: bool,
     /// It is an answer that acknowledges packets itself.
     pub(crate) is_carrier: bool,
 }
 
-impl DeliveredPacket {
-    fn new(rtph: &Rtph, ta: Option<&TaHeader>) -> DeliveredPacket {
+impl DeliveredPackets {
+    fn one(rtph: &Rtph, ta: Option<&TaHeader>) -> DeliveredPackets {
         // The acknowledgement of such an answer may wait: no request waits for it. Other answers without payload may ask whether
         // this end is alive.
         let is_carrier = matches!(ta, Some(TaHeader::Response(Atah { acknowledges: true, .. })));
-        DeliveredPacket { psn: rtph.psn, ack_req: rtph.ack_req, is_carrier }
+        DeliveredPackets { psn: rtph.psn, count: 1, ack_req: rtph.ack_req, is_carrier }
     }
 }
 
@@ -145,7 +148,7 @@ impl UrmaNode {
             self.ask_ack(at);
             return Err(Reason::UbPoolFull);
         }
-        self.packet_delivered(env, at, &DeliveredPacket::new(rtph, packet.head.ta.as_ref()), verdict);
+        self.packets_delivered(env, at, &DeliveredPackets::one(rtph, packet.head.ta.as_ref()), verdict);
         Ok(Some(at))
     }
     /// Go-back-N: a NAK asks for what is missing, once.
@@ -157,21 +160,23 @@ impl UrmaNode {
             self.activate(at);
         }
     }
-    pub(crate) fn packet_delivered(
+    pub(crate) fn packets_delivered(
         &mut self,
         env: &mut UrmaEnv<'_>,
         at: PoolRef,
-        packet: &DeliveredPacket,
+        packets: &DeliveredPackets,
         verdict: PsnVerdict,
     ) {
         let Some(channel) = self.channels.get_mut(at) else { return };
-        channel.rx.received(packet.psn);
-        channel.packets_to_ack = channel.packets_to_ack.saturating_add(1);
+        for number in 0..packets.count {
+            channel.rx.received(packets.psn.add(number.into()));
+        }
+        channel.packets_to_ack = channel.packets_to_ack.saturating_add(packets.count);
         // An echo is what the peer's window waits for.
-        let is_answer = packet.is_carrier && !channel.echo.is_due();
-        if packet.ack_req && !is_answer || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
+        let is_answer = packets.is_carrier && !channel.echo.is_due();
+        if packets.ack_req && !is_answer || channel.rx.has_gap() || channel.packets_to_ack >= ACK_PACKETS_MAX {
             channel.ack_due = true;
-        } else if packet.ack_req && !channel.ack_due && channel.ack_at == Nanos::NEVER {
+        } else if packets.ack_req && !channel.ack_due && channel.ack_at == Nanos::NEVER {
             channel.ack_at = env.now + ACK_DELAY;
         }
         if verdict == PsnVerdict::Early {

@@ -83,13 +83,18 @@ fn the_same_packets_leave_with_and_without_copies() {
 
 /// Host 0 with a segment of 24 bytes in which a WRITE of host 1 has begun, and the known header of host 1's packets.
 fn begun() -> (World, Rtph, u32, impl Fn(u32) -> TaHeader) {
+    begun_of(24)
+}
+
+/// As [`begun`], a WRITE of so many bytes.
+fn begun_of(len: u32) -> (World, Rtph, u32, impl Fn(u32) -> TaHeader) {
     let mut world = World::new(2, 1 << 16, 1, |_| ());
     let known = open_and_cut(&mut world);
     let rights = access::READ | access::WRITE;
     let segment = SegmentConfig { addr: RAM_BASE + 0x8000, len: 0x100, token: Some(1), access: rights };
     let token_id = world.hosts[0].node.register_segment(segment).expect("room");
     let part = move |offset| {
-        let request = write_request(ServiceMode::Roi, Maetah { addr: segment.addr, token_id, len: 24 }, offset);
+        let request = write_request(ServiceMode::Roi, Maetah { addr: segment.addr, token_id, len }, offset);
         TaHeader::Request(TaRequest { token: Some(1), base: Btah { has_token: true, ..request.base }, ..request })
     };
     deliver(&mut world, &packet(&known, 1, (9, false), part(0), &[1; 8]));
@@ -179,6 +184,76 @@ fn the_short_way_takes_what_the_usual_way_takes() {
     for seed in 0..3000 {
         assert!(random_packets(seed, true) == random_packets(seed, false), "seed {seed}");
     }
+}
+
+/// A train of a long WRITE's packets, most of which follow each other, and other ones: all of one length.
+fn random_train(rng: &mut Rng, known: &Rtph, next: &mut (u32, u32), part: &impl Fn(u32) -> TaHeader) -> Vec<Vec<u8>> {
+    let payload = [rng.below(256) as u8; 8];
+    let mut train: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..1 + rng.below(12) {
+        let odd = rng.below(40);
+        let psn = if odd == 0 { next.0 + rng.below(4) as u32 - 1 } else { next.0 };
+        let offset = if odd == 1 { 8 * rng.below(20) as u32 } else { next.1 };
+        let ta = with_token(part(offset), if odd == 2 { 2 } else { 1 });
+        let known = Rtph { ack_req: rng.chance(1, 6), ..*known };
+        let mut bytes = packet(&known, psn, (if odd == 3 { 10 } else { 9 }, odd == 4), ta, &payload);
+        if odd == 5 {
+            let at = rng.below(bytes.len() as u64 - 8) as usize;
+            bytes[at] ^= 1 << rng.below(8);
+        }
+        *next = (next.0 + u32::from(psn == next.0), offset + 8);
+        train.push(bytes);
+    }
+    let len = train[0].len();
+    train.retain(|packet| packet.len() == len);
+    train
+}
+
+/// Random trains, taken as runs or packet by packet; what a host has done, all that it has sent, and the packets taken in runs.
+fn random_trains(seed: u64, has_runs: bool) -> (Outcome, Vec<Vec<u8>>, usize) {
+    const TRAILER: [u8; 4] = [0xee; 4];
+    let (mut world, known, token_id, part) = begun_of(160);
+    let (mut rng, mut next, mut sent, mut taken) = (Rng::new(seed), (2, 8), Vec::new(), 0);
+    let mut answers = Vec::new();
+    for _ in 0..6 {
+        let train = random_train(&mut rng, &known, &mut next, &part);
+        let (len, stride) = (train[0].len(), train[0].len() + TRAILER.len());
+        let bytes: Vec<u8> = train.iter().flat_map(|packet| [packet.as_slice(), &TRAILER].concat()).collect();
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let run = if has_runs { world.with(0, |node, env| node.on_run(env, rest, stride, len)) } else { 0 };
+            if run == 0 {
+                world.with(0, |node, env| node.on_packet(env, &rest[..len]));
+            }
+            taken += run;
+            rest = &rest[run.max(1) * stride..];
+        }
+        let before = sent.len();
+        let mut out = vec![0; 16384];
+        while let Some(packet) = world.with(0, |node, env| node.poll_tx(env, &mut out)) {
+            sent.push(out[..packet.len].to_vec());
+        }
+        answers.push(sent.len() - before);
+        if rng.chance(1, 40) {
+            let _ = world.hosts[0].node.unregister_segment(token_id);
+        }
+    }
+    let host = &world.hosts[0];
+    let mut counts: Vec<(Reason, u64)> = host.log.counts.iter().map(|(reason, count)| (*reason, *count)).collect();
+    counts.sort_by_key(|(reason, _)| reason.name());
+    ((counts, host.ram.bytes.clone(), host.log.executed.clone(), answers), sent, taken)
+}
+
+#[test]
+fn runs_take_what_single_packets_do() {
+    let mut all = 0;
+    for seed in 0..3000 {
+        let ((runs, sent, taken), (singles, sent_for_singles, _)) =
+            (random_trains(seed, true), random_trains(seed, false));
+        assert!(runs == singles && sent == sent_for_singles, "seed {seed}");
+        all += taken;
+    }
+    assert!(all > 3000, "{all} packets were taken in runs");
 }
 
 #[test]
