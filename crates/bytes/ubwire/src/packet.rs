@@ -80,23 +80,43 @@ impl UbHead {
 #[derive(Clone, Debug)]
 pub struct MessageHead {
     bytes: [u8; Self::MAX],
+    /// The bits that all packets of the message share.
+    mask: [u8; Self::MAX],
     len: usize,
 }
 
 impl MessageHead {
-    const MAX: usize = Nth::LEN + Rtph::LEN + TA_HEAD_MAX;
+    /// Whole words.
+    const MAX: usize = (Nth::LEN + Rtph::LEN + TA_HEAD_MAX).next_multiple_of(8);
     const TA_AT: usize = Nth::LEN + Rtph::LEN;
 
     /// No head.
     pub const fn new() -> MessageHead {
-        MessageHead { bytes: [0; Self::MAX], len: 0 }
+        MessageHead { bytes: [0; Self::MAX], mask: [0; Self::MAX], len: 0 }
     }
     /// Keeps what [`UbHead::emit`] has written, for a reliable packet without congestion echo and bitmap. Panics if it is longer
     /// than such a head can be.
     pub fn keep(&mut self, head: &[u8]) {
         self.bytes[..head.len()].copy_from_slice(head);
-        self.len = head.len();
+        if self.len != head.len() {
+            self.len = head.len();
+            self.mask = Self::SHARED;
+            self.mask[head.len()..].fill(0);
+        }
     }
+    /// All but congestion field, last bit, bit of the wish for an acknowledgement, PSN and offset.
+    const SHARED: [u8; Self::MAX] = {
+        let mut mask = [0xff; Self::MAX];
+        let (rtph, ta) = (Nth::LEN, Self::TA_AT);
+        (mask[Nth::CONGESTION_AT], mask[Nth::CONGESTION_AT + 1]) = (0, 0);
+        (mask[rtph], mask[rtph + Rtph::ACK_AT]) = (!Rtph::LAST, !Rtph::ACK);
+        let mut at = 0;
+        while at < 3 {
+            (mask[rtph + Rtph::PSN_AT + at], mask[ta + Btah::OFFSET_AT + at]) = (0, 0);
+            at += 1;
+        }
+        mask
+    };
     /// The head that was kept.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
@@ -128,20 +148,17 @@ impl MessageHead {
         const RTPH: usize = Nth::LEN;
         const ACK: usize = RTPH + Rtph::ACK_AT;
         const OFFSET: usize = MessageHead::TA_AT + Btah::OFFSET_AT;
-        const BASE: usize = MessageHead::TA_AT + Btah::LEN;
-        let (head, rest) = bytes.split_first_chunk::<BASE>()?;
-        let (kept, kept_rest) = self.bytes.split_first_chunk::<BASE>()?;
-        let kept_rest = kept_rest.get(..self.len.checked_sub(BASE)?)?;
-        let (extended, payload) = rest.split_at_checked(kept_rest.len())?;
-        // All but congestion field, last bit, bit of the wish for an acknowledgement, PSN and offset.
-        let is_next = head[..Nth::CONGESTION_AT] == kept[..Nth::CONGESTION_AT]
-            && head[Nth::CONGESTION_AT + 2..RTPH] == kept[Nth::CONGESTION_AT + 2..RTPH]
-            && (head[RTPH] ^ kept[RTPH]) & !Rtph::LAST == 0
-            && head[RTPH + 1..ACK] == kept[RTPH + 1..ACK]
-            && (head[ACK] ^ kept[ACK]) & !Rtph::ACK == 0
-            && head[RTPH + Rtph::PSN_AT + 3..OFFSET] == kept[RTPH + Rtph::PSN_AT + 3..OFFSET]
-            && head[OFFSET + 3..] == kept[OFFSET + 3..]
-            && extended == kept_rest;
+        let (head, payload) = bytes.split_at_checked(self.len)?;
+        let is_next = self.len >= Self::TA_AT + Btah::LEN
+            && match bytes.first_chunk::<{ Self::MAX }>() {
+                Some(head) => self.is_same(head),
+                None => {
+                    // A packet whose payload is shorter than what a longer head has more.
+                    let mut whole = [0; Self::MAX];
+                    whole[..head.len()].copy_from_slice(head);
+                    self.is_same(&whole)
+                }
+            };
         is_next.then(|| NextPart {
             congestion: CongestionField::parse(be16(head, Nth::CONGESTION_AT)),
             last: head[RTPH] & Rtph::LAST != 0,
@@ -150,6 +167,14 @@ impl MessageHead {
             offset: be24(head, OFFSET),
             payload,
         })
+    }
+    /// Whether these bytes begin with this head but for what differs between the packets of one message. Behind the head they
+    /// may be any.
+    #[inline]
+    fn is_same(&self, bytes: &[u8; Self::MAX]) -> bool {
+        let word = |bytes: &[u8; Self::MAX], at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
+        let differing = |at: usize| (word(bytes, at) ^ word(&self.bytes, at)) & word(&self.mask, at);
+        (0..Self::MAX / 8).fold(0, |all, at| all | differing(at)) == 0
     }
 }
 

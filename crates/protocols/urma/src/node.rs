@@ -70,7 +70,7 @@ pub struct UrmaNode {
     pub(crate) requests: UrmaPool<SendRecord>,
     pub(crate) inbound: UrmaPool<Inbound>,
     /// Incomplete messages by channel and TPMSN.
-    pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef>,
+    pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef, foldhash::fast::RandomState>,
     pub(crate) responses: UrmaPool<ResponseRecord>,
     pub(crate) contexts: UrmaPool<SequenceContext>,
     /// The context of a peer's Jetty, by channel and Jetty.
@@ -150,7 +150,7 @@ impl UrmaNode {
             remote_jetties: UrmaPool::new(OBJECTS_MAX),
             requests: UrmaPool::new(config.requests_max),
             inbound: UrmaPool::new(config.inbound_max),
-            inbound_keys: HashMap::new(),
+            inbound_keys: HashMap::default(),
             // Beyond `responses_max` only echoes, and refusals of ROL requests, for each of which a PSN is withheld.
             responses: UrmaPool::new(config.responses_max + crate::echo::SLOTS + WITHHELD_MAX * config.channels_max),
             contexts: UrmaPool::new(config.contexts_max.clamp(1, 1 << 16)),

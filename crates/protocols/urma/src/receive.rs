@@ -168,8 +168,9 @@ impl UrmaNode {
         verdict: PsnVerdict,
     ) {
         let Some(channel) = self.channels.get_mut(at) else { return };
-        for number in 0..packets.count {
-            channel.rx.received(packets.psn.add(number.into()));
+        match packets.count {
+            1 => channel.rx.received(packets.psn),
+            count => channel.rx.received_run(packets.psn, count.into()),
         }
         channel.packets_to_ack = channel.packets_to_ack.saturating_add(packets.count);
         // An echo is what the peer's window waits for.
