@@ -1,8 +1,8 @@
 //! Further packets of the message of which a packet was sent, or received, last.
 //!
-//! Most packets are of long messages. Their heads differ from the one before in a few bytes, and while a message has its turn only
-//! the window applies of the rules of [`crate::transmit`], and of those of [`crate::receive`] and [`crate::messages`] only the
-//! places of PSN and payload. If another one does, the packet takes the usual way: the outcome is
+//! Most packets are of long messages. Their heads differ from the one before in a few bytes, and while a message has its turn
+//! only the window applies of the rules of [`crate::transmit`], and of those of [`crate::receive`] and [`crate::messages`] only
+//! the places of PSN and payload. If another one does, the packet takes the usual way: the outcome is
 //! the same.
 
 use crate::api::{UrmaEnv, WrData};
