@@ -2,8 +2,7 @@
 //!
 //! Most packets are of long messages. Their heads differ from the one before in a few bytes, and while a message has its turn
 //! only the window applies of the rules of [`crate::transmit`], and of those of [`crate::receive`] and [`crate::messages`] only
-//! the places of PSN and payload. If another one does, the packet takes the usual way: the outcome is
-//! the same.
+//! the places of PSN and payload. If another one does, the packet takes the usual way: the outcome is the same.
 
 use crate::api::{UrmaEnv, WrData};
 use crate::heads::has_one_head;
