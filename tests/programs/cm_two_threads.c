@@ -1,8 +1,9 @@
 /*
- * cm_two_threads server ADDRESS PORT ROUNDS, cm_two_threads client ADDRESS PORT ROUNDS: connections, one after the other, that the
+ * cm_two_threads server ADDRESS PORT, cm_two_threads client ADDRESS PORT ROUNDS: connections, one after the other, that the
  * client ends at once. One thread of the client reads the events; the other one disconnects and destroys the queue pair while
- * the event of the end arrives, a little later in each round: by rdma_destroy_qp in every other round, else by ibv_destroy_qp,
- * which librdmacm does not see. Both print "done" after the last round.
+ * the event of the end arrives, a little later in each round: by rdma_destroy_qp, or by ibv_destroy_qp, which librdmacm does
+ * not see. In each third round it destroys the queue pair while the connection is made. It prints "done" after the last round;
+ * the server goes on.
  */
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
@@ -32,13 +33,14 @@ static void *read_events(void *channel)
 	while (!rdma_get_cm_event(channel, &event)) {
 		enum rdma_cm_event_type type = event->event;
 
-		if (type != RDMA_CM_EVENT_DISCONNECTED && type != RDMA_CM_EVENT_TIMEWAIT_EXIT && event->status)
-			must(1, rdma_event_str(type));
-		rdma_ack_cm_event(event);
+		if (type < RDMA_CM_EVENT_CONNECT_REQUEST)
+			must(event->status, rdma_event_str(type));
 		if (type == RDMA_CM_EVENT_DISCONNECTED)
 			sem_post(&ended);
 		else if (type != RDMA_CM_EVENT_TIMEWAIT_EXIT)
 			sem_post(&answered);
+		/* Last: rdma_destroy_id waits for it, and then all is posted. */
+		rdma_ack_cm_event(event);
 	}
 	return NULL;
 }
@@ -72,19 +74,26 @@ static void connect_and_end(struct rdma_event_channel *channel, struct rdma_addr
 	must(!cq, "ibv_create_cq");
 	must(rdma_create_qp(id, NULL, &init), "rdma_create_qp");
 	must(rdma_connect(id, &param), "rdma_connect");
-	sem_wait(&answered);
-	must(rdma_disconnect(id), "rdma_disconnect");
-	spin(round * STEP_US % LONGEST_US);
-	if (round % 2)
-		must(ibv_destroy_qp(id->qp), "ibv_destroy_qp");
-	else
+	if (round % 3 == 2) {
+		spin(round * STEP_US % LONGEST_US);
 		rdma_destroy_qp(id);
+	} else {
+		sem_wait(&answered);
+		must(rdma_disconnect(id), "rdma_disconnect");
+		spin(round * STEP_US % LONGEST_US);
+		if (round % 3)
+			must(ibv_destroy_qp(id->qp), "ibv_destroy_qp");
+		else
+			rdma_destroy_qp(id);
+		sem_wait(&ended);
+	}
 	must(ibv_destroy_cq(cq), "ibv_destroy_cq");
-	sem_wait(&ended);
 	must(rdma_destroy_id(id), "rdma_destroy_id");
+	while (!sem_trywait(&answered) || !sem_trywait(&ended))
+		;
 }
 
-static void serve(struct rdma_addrinfo *found, int rounds)
+static void serve(struct rdma_addrinfo *found)
 {
 	struct ibv_qp_init_attr init = small;
 	struct rdma_cm_id *listener, *id;
@@ -92,25 +101,28 @@ static void serve(struct rdma_addrinfo *found, int rounds)
 
 	must(rdma_create_ep(&listener, found, NULL, &init), "rdma_create_ep");
 	must(rdma_listen(listener, 8), "rdma_listen");
-	while (rounds--) {
-		must(rdma_get_request(listener, &id) || rdma_accept(id, NULL), "rdma_accept");
-		must(rdma_get_cm_event(id->channel, &event), "rdma_get_cm_event");
-		must(event->event != RDMA_CM_EVENT_DISCONNECTED, rdma_event_str(event->event));
-		rdma_ack_cm_event(event);
+	for (;;) {
+		must(rdma_get_request(listener, &id), "rdma_get_request");
+		/* The client may have gone already. */
+		if (!rdma_accept(id, NULL)) {
+			must(rdma_get_cm_event(id->channel, &event), "rdma_get_cm_event");
+			must(event->event != RDMA_CM_EVENT_DISCONNECTED, rdma_event_str(event->event));
+			rdma_ack_cm_event(event);
+		}
 		rdma_destroy_ep(id);
 	}
 }
 
 int main(int argc, char **argv)
 {
-	int server = argc == 5 && !strcmp(argv[1], "server");
+	int server = argc == 4 && !strcmp(argv[1], "server");
 	struct rdma_addrinfo hints = { .ai_flags = server ? RAI_PASSIVE : 0, .ai_port_space = RDMA_PS_TCP }, *found;
 	pthread_t reader;
 
-	must(argc != 5, "usage: cm_two_threads server|client ADDRESS PORT ROUNDS");
+	must(argc != 5 && !server, "usage: cm_two_threads server ADDRESS PORT | client ADDRESS PORT ROUNDS");
 	must(rdma_getaddrinfo(argv[2], argv[3], &hints, &found), "rdma_getaddrinfo");
 	if (server) {
-		serve(found, atoi(argv[4]));
+		serve(found);
 	} else {
 		struct rdma_event_channel *channel = rdma_create_event_channel();
 

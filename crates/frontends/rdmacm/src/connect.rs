@@ -189,7 +189,8 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
         let id = unsafe { Id::from_rdma(id) }?;
         id.due.check_met()?;
         if id.is_sync() && (id.is_datagram() || !id.due.is_awaited()) {
-            // Without a connection no event would end the wait.
+            // Without a connection no event would end the wait. The queue pair is flushed all the same, as with the kernel.
+            qp::fail(id);
             return Err(EINVAL);
         }
         qp::before_disconnect(id);

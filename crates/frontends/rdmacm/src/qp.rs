@@ -122,7 +122,8 @@ pub fn seen(id: &Id, event: &CmEvent) -> CmEvent {
 }
 
 /// Calls `inside` with the id's connected queue pair, which no other thread takes from the id meanwhile: one thread may read an
-/// event while another one destroys the queue pair. `None` without one.
+/// event while another one calls `rdma_destroy_qp`. `ibv_destroy_qp` is not seen here: a program that uses it does so after the
+/// last event that moves the queue pair. `None` without one.
 fn while_it_stays<R>(id: &Id, inside: impl FnOnce(*mut ibv_qp) -> R) -> Option<R> {
     let _taken_by_nobody = lock(&id.qp_use);
     let public = id.public();
@@ -132,7 +133,7 @@ fn while_it_stays<R>(id: &Id, inside: impl FnOnce(*mut ibv_qp) -> R) -> Option<R
 /// Sets the public `state` of the id's connected queue pair, which posting checks, after the daemon has moved the queue pair.
 pub fn note_state(id: &Id, state: ibv_qp_state) {
     while_it_stays(id, |qp| {
-        // SAFETY: it stays; an aligned word that is only ever stored whole.
+        // SAFETY: alive, as `while_it_stays` says; an aligned word that is only ever stored whole.
         unsafe { (&raw mut (*qp).state).write_volatile(state) }
     });
 }
@@ -141,7 +142,8 @@ pub fn note_state(id: &Id, state: ibv_qp_state) {
 pub fn fail(id: &Id) {
     while_it_stays(id, |qp| {
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() };
-        // SAFETY: it stays. Refused only where there is nothing to flush: the daemon is gone, or the queue pair was never moved.
+        // SAFETY: alive, as `while_it_stays` says. Refused only where there is nothing to flush: the daemon is gone, or the queue
+        // pair was never moved.
         let _ = unsafe { ibv_modify_qp(qp, &mut attr, IBV_QP_STATE as c_int) };
     });
 }

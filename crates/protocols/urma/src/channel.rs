@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 
 /// Packets of one message in its turn.
 const TURN_PACKETS: u8 = 8;
+
 /// State of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelState {

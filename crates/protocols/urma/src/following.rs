@@ -178,8 +178,8 @@ impl UrmaNode {
         self.last_part.of = None;
     }
     /// Packets of `len` bytes have come, one begins every `stride` bytes of `packets`. Takes those from the first one on that
-    /// follow the last one of their message in every respect, but not the message's last one. Returns their number; 0 changes
-    /// nothing. The outcome is that of [`UrmaNode::on_packet`] for each.
+    /// follow the last one of their message in every respect, but not the message's last one. Returns their number; the outcome
+    /// is that of [`UrmaNode::on_packet`] for each. 0 changes nothing but, where memory is gone, payload that comes again.
     pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, packets: &[u8], stride: usize, len: usize) -> usize {
         let Some((at, message_at)) = self.last_part.of else { return 0 };
         let (Some(channel), Some(message)) = (self.channels.get_mut(at), self.inbound.get_mut(message_at)) else {
