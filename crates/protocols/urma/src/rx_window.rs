@@ -98,12 +98,9 @@ impl RxWindow {
             self.expected = self.expected.next();
         }
     }
-    /// So many packets from the one on that was judged as expected have been delivered.
+    /// So many packets from the expected one on have been delivered, and none behind them has arrived.
     pub(crate) fn received_run(&mut self, first: Psn, count: u32) {
-        if self.has_gap() {
-            return (0..count).for_each(|number| self.received(first.add(number)));
-        }
-        debug_assert_eq!(first, self.expected);
+        debug_assert!(first == self.expected && !self.has_gap());
         (self.greatest, self.expected) = (first.add(count - 1), first.add(count));
     }
     /// Whether packets before the greatest PSN are missing.

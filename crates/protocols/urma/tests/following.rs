@@ -237,6 +237,7 @@ fn random_trains(seed: u64, has_runs: bool) -> (Outcome, Vec<Vec<u8>>, usize) {
         if rng.chance(1, 40) {
             let _ = world.hosts[0].node.unregister_segment(token_id);
         }
+        world.hosts[0].ram.is_gone |= rng.chance(1, 40);
     }
     let host = &world.hosts[0];
     let mut counts: Vec<(Reason, u64)> = host.log.counts.iter().map(|(reason, count)| (*reason, *count)).collect();
