@@ -6,7 +6,7 @@ use burst_base::{Nanos, Reason};
 use burst_cc::Params;
 use burst_engine::counters::Traffic;
 use burst_engine::urma::{UrmaEndpoint, cna_of};
-use burst_frame::TxBatch;
+use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 use burst_port::impair::Impair;
 use burst_port::mem::{Hub, MemConfig};
@@ -19,9 +19,11 @@ use burst_urma::{
     UrmaMemory, WrData, access,
 };
 use harness::{AppQp, BASE, Host, poll, request, run};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 const BYTES: usize = 1 << 20;
@@ -30,6 +32,8 @@ const BYTES: usize = 1 << 20;
 struct Memory {
     bytes: Arc<Mutex<Vec<u8>>>,
     own: ProcessMemory,
+    /// Payloads that came in runs.
+    pieces: Arc<AtomicUsize>,
 }
 
 impl Memory {
@@ -47,6 +51,19 @@ impl UrmaMemory for Memory {
     }
     fn write(&mut self, _region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
         self.span(addr, bytes.len())?.write_from(bytes).map_err(|_| MemoryGone)
+    }
+    fn write_pieces(
+        &mut self,
+        region: u32,
+        addr: u64,
+        len: u32,
+        pieces: &mut dyn Iterator<Item = &[u8]>,
+    ) -> Result<(), MemoryGone> {
+        let all: Vec<&[u8]> = pieces.collect();
+        self.pieces.fetch_add(all.len(), Ordering::Relaxed);
+        let bytes = all.concat();
+        assert_eq!(bytes.len(), len as usize);
+        self.write(region, addr, &bytes)
     }
     fn update(&mut self, _region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
         let span = self.span(addr, 8)?;
@@ -70,6 +87,7 @@ struct Both {
     jetty: u32,
     /// The peer's memory.
     segment: u32,
+    pieces: Arc<AtomicUsize>,
 }
 
 fn address(last: u8) -> IpAddr {
@@ -103,7 +121,9 @@ impl Both {
         let endpoint = UrmaEndpoint::new(urma, address(last), 64, config).expect("its address");
         assert_eq!(endpoint.node.packet_max() & !0xfff, 4096, "packets of 4 KiB fit");
         let bytes = Arc::new(Mutex::new(vec![0; BYTES]));
-        let memory = Memory { bytes: bytes.clone(), own: ProcessMemory::own().expect("own memory") };
+        let pieces = Arc::new(AtomicUsize::new(0));
+        let memory =
+            Memory { bytes: bytes.clone(), own: ProcessMemory::own().expect("own memory"), pieces: pieces.clone() };
         host.worker.add_urma(1, endpoint, Box::new(memory));
         let addr = bytes.lock().expect("no panic").as_ptr() as u64;
         let (token_id, jfc, jetty) = host
@@ -116,7 +136,7 @@ impl Both {
                 (node.register_segment(config).expect("room"), jfc, jetty)
             })
             .expect("an endpoint");
-        Both { host, bytes, token_id, jfc, jetty, segment: 0 }
+        Both { host, bytes, token_id, jfc, jetty, segment: 0, pieces }
     }
     fn addr(&self) -> u64 {
         self.bytes.lock().expect("no panic").as_ptr() as u64
@@ -340,4 +360,95 @@ fn a_port_without_enough_source_ports_has_no_endpoint() {
     assert_eq!(why.to_string(), "six at most");
     let why = UrmaEndpoint::new(port(), address(9), 64, config(1)).err().expect("refused");
     assert_eq!(why.errno(), 99, "EADDRNOTAVAIL: {why}");
+}
+
+/// A port that hands packets of one length over as trains. While `is_forged`, another host seems to have sent them.
+struct Trains {
+    inner: Box<dyn Port>,
+    is_forged: Arc<AtomicBool>,
+}
+
+/// The packets of a burst.
+#[derive(Default)]
+struct Collected(Vec<(Flow, Vec<u8>)>);
+
+impl RxSink for Collected {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.0.push((frame.flow, frame.bytes.to_vec()));
+    }
+    fn dropped(&mut self, reason: Reason) {
+        panic!("{reason:?}");
+    }
+}
+
+impl Port for Trains {
+    fn caps(&self) -> &PortCaps {
+        self.inner.caps()
+    }
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        let mut all = Collected::default();
+        let count = self.inner.rx_burst(now, budget, &mut all);
+        for train in all.0.chunk_by(|one, other| one.1.len() == other.1.len()) {
+            let mut flow = train[0].0;
+            if self.is_forged.load(Ordering::Relaxed) {
+                flow.src = address(9);
+            }
+            let bytes: Vec<u8> =
+                train.iter().flat_map(|(_, packet)| [packet.as_slice(), &[0xee; 4]].concat()).collect();
+            sink.train(&flow, &bytes, train[0].1.len() + 4);
+        }
+        count
+    }
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.inner.tx_burst(now, batch, dropped);
+    }
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.inner.wait_fds()
+    }
+    fn next_event(&self) -> Nanos {
+        self.inner.next_event()
+    }
+}
+
+#[test]
+fn trains_are_taken_in_runs_and_only_from_their_sender() {
+    let hubs = [0, 1].map(|_| Hub::new(MemConfig { depth: 1 << 14, ..MemConfig::default() }));
+    let port =
+        |hub: usize, last: u8| -> Box<dyn Port> { Box::new(hubs[hub].port(&format!("mem{last}"), &[address(last)])) };
+    let is_forged = Arc::new(AtomicBool::new(false));
+    let mut a = Both::new(&hubs, 1, None);
+    let trains = Box::new(Trains { inner: port(1, 2), is_forged: is_forged.clone() });
+    let mut b = Both::on([port(0, 2), trains], 2, 1);
+    a.import(&b, 2);
+    b.import(&a, 1);
+    let fill = |a: &Both, salt: usize| {
+        a.bytes.lock().expect("no panic").iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 5 + salt) as u8);
+    };
+    fill(&a, 0);
+    a.write(Nanos(0), 768 << 10, &b).expect("room");
+    let now = Cell::new(Nanos(0));
+    let pass = |a: &mut Both, b: &mut Both| {
+        now.set(now.get() + Nanos(1_000));
+        a.host.worker.run_once(now.get());
+        b.host.worker.run_once(now.get());
+        a.poll()
+    };
+    assert_eq!((0..200).find_map(|_| pass(&mut a, &mut b)), Some(CrStatus::Success));
+    let written = |b: &Both| b.bytes.lock().expect("no panic")[..768 << 10].to_vec();
+    let expected = a.bytes.lock().expect("no panic")[..768 << 10].to_vec();
+    assert!(written(&b) == expected);
+    let pieces = b.pieces.load(Ordering::Relaxed);
+    assert!(pieces > 96, "{pieces} of 192 packets came in runs");
+    // A message has begun when all that comes seems to be of another host: it does not go on.
+    fill(&a, 1);
+    a.write(now.get(), 768 << 10, &b).expect("room");
+    assert_eq!(pass(&mut a, &mut b), None);
+    let (begun, pieces) = (written(&b), b.pieces.load(Ordering::Relaxed));
+    assert!(begun != expected, "a part has come");
+    is_forged.store(true, Ordering::Relaxed);
+    for _ in 0..200 {
+        assert_eq!(pass(&mut a, &mut b), None, "no answer");
+    }
+    assert!(written(&b) == begun && b.pieces.load(Ordering::Relaxed) == pieces);
+    assert!(b.host.worker.urma().expect("an endpoint").counters().reason(Reason::UbForeign) > 16);
 }
