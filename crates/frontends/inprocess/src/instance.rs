@@ -277,12 +277,12 @@ impl Instance {
     pub fn posted(&self) {
         let had_posted = self.posted.swap(true, Ordering::SeqCst);
         let keeper_serves = self.keeper_serves.load(Ordering::SeqCst);
+        // A program whose polls find completions makes few passes. It is busy all the same, and the keeper would be in its way.
+        self.count(1);
         if had_posted && !keeper_serves {
             // A pass follows soon, and sends it with others.
             return;
         }
-        // A program whose polls find completions makes few passes. It is busy all the same, and the keeper would be in its way.
-        self.count(1);
         if !self.send_posted() {
             self.rung.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
@@ -311,7 +311,8 @@ impl Instance {
         }
     }
 
-    /// Notes until when the caller sleeps; zero when it is awake.
+    /// Notes until when the caller sleeps; zero when it is awake. Before it looks at what is due it says [`Nanos::NEVER`]: what
+    /// changes from then on wakes it.
     pub fn sleep_until(&self, until: Nanos) {
         self.sleeps_until.store(until.0, Ordering::SeqCst);
     }
@@ -346,8 +347,13 @@ impl Instance {
             TurnOutcome::Active => return self.no_wait(0),
             TurnOutcome::Busy | TurnOutcome::Gone => return self.no_wait(-1),
         }
-        let Some(plan) = self.worker.try_sleep() else { return self.no_wait(0) };
+        self.sleep_until(Nanos::NEVER);
+        let Some(plan) = self.worker.try_sleep() else {
+            self.sleep_until(Nanos(0));
+            return self.no_wait(0);
+        };
         if plan.fds.len() + 1 > fds.len() {
+            self.sleep_until(Nanos(0));
             self.worker.end_sleep();
             return self.no_wait(-1);
         }

@@ -2,8 +2,9 @@
 //!
 //! It *serves* (sleeps until a port or a time-out needs the worker) or *watches* (naps, and sees by a counter whether the
 //! program runs the worker). While it watches it touches no port, so that packets of a program that polls wake nobody. A
-//! program that stops polling is served after the present nap: [`NAP_MAX`] and [`QUIET_FROM`] at most. One that begins to
-//! poll is noticed at the next packet: that wakes the keeper in vain, once.
+//! program that stops polling is served after the present nap: [`NAP_MAX`] and [`NAP_MIN`] at most. One that begins to
+//! poll is noticed at the next packets, by its passes and because it has the worker: that wakes the keeper in vain, a few
+//! times.
 
 use crate::inspection;
 use crate::instance::Instance;
@@ -27,16 +28,20 @@ const QUIET_FROM: Nanos = Nanos::from_us(300);
 /// Naps between two looks at the control plane: each look takes time from a program that polls.
 const NAPS_PER_UPKEEP: u32 = 16;
 /// Passes and posts of the program within [`POLLS_WITHIN`] from which on it polls.
-const POLLS_FROM: u64 = 32;
+const POLLS_FROM: u64 = 16;
 /// Two passes or posts in this time are not a program that sleeps: a keeper on the program's processor may be awake at each.
 const POLLS_WITHIN: Nanos = Nanos::from_ms(2);
-/// Passes in a nap below which the program does not poll any more.
-const POLLS_LEAST: u64 = 4;
+/// Passes and posts in a nap below which the program does not poll any more.
+const POLLS_LEAST: u64 = 2;
+/// What it counts when the keeper finds that the program has the worker. Seldom by chance.
+const POLLS_MET: u64 = POLLS_FROM / 4;
 /// Passes with work before the keeper looks at the control plane.
 const PASSES_MAX: u32 = 64;
 /// Longest sleep, and the pause while another thread runs the worker.
 const SLEEP_MAX: Nanos = Nanos::from_ms(1000);
 const BUSY_PAUSE: Nanos = Nanos::from_us(50);
+/// Longest pause while another thread, which may wait for a processor, has the control plane. The first is [`NAP_MIN`].
+const HOUSE_PAUSE_MAX: Nanos = Nanos::from_ms(8);
 
 /// Environment variable: with [`KEEPER_OFF`] there is no such thread, and only the program's polls run the worker.
 const KEEPER_ENV: &str = "BURST_KEEPER";
@@ -100,7 +105,8 @@ fn run(instance: &'static Instance) {
     let kept = crate::enclosed(|| {
         let inspection = inspection::open();
         crate::process::note_socket(inspection.as_ref().map(|socket| (socket.path(), socket.listener())));
-        Keeper { instance, seen: 0, rule: NapRule { nap: NAP_MIN }, naps: 0, inspection, news: None }.run()
+        Keeper { instance, seen: 0, rule: NapRule::default(), naps: 0, house_pause: NAP_MIN, inspection, news: None }
+            .run()
     });
     if kept.is_none() {
         crate::fail();
@@ -115,12 +121,14 @@ struct ServeRule {
 }
 
 impl ServeRule {
-    /// The program has run the worker, or posted, `activity` times since the last call. Returns whether it polls.
-    fn polls(&mut self, activity: u64, now: Nanos) -> bool {
+    /// The program has run the worker, or posted, `activity` times since the last call. `is_met`: it had the worker just now,
+    /// which alone may be by a request to the control plane. Returns whether it polls.
+    fn polls(&mut self, activity: u64, is_met: bool, now: Nanos) -> bool {
         if now.since(self.since) >= POLLS_WITHIN {
             (self.since, self.activity) = (now, 0);
         }
-        self.activity += activity;
+        let met = if is_met && activity > 0 { POLLS_MET } else { 0 };
+        self.activity += activity + met;
         self.activity >= POLLS_FROM
     }
 }
@@ -128,15 +136,27 @@ impl ServeRule {
 /// How long the keeper naps, and when it serves.
 struct NapRule {
     nap: Nanos,
+    /// The program ran the worker in the last nap, but not at its end: it has stopped, or somebody else has its processor.
+    is_unsure: bool,
+}
+
+impl Default for NapRule {
+    fn default() -> NapRule {
+        NapRule { nap: NAP_MIN, is_unsure: false }
+    }
 }
 
 impl NapRule {
     /// A nap has ended in which the program was active so often; it last ran the worker `since` ago. Returns whether it does
     /// not run the worker any more.
     fn is_quiet(&mut self, activity: u64, since: Nanos, has_waiter: bool) -> bool {
-        let is_quiet = (activity < POLLS_LEAST || since >= QUIET_FROM) && !has_waiter;
-        self.nap = if is_quiet { NAP_MIN } else { Nanos(self.nap.0 * 2).min(NAP_MAX) };
-        is_quiet
+        let is_active = activity >= POLLS_LEAST;
+        if has_waiter || is_active && since < QUIET_FROM {
+            *self = NapRule { nap: Nanos(self.nap.0 * 2).min(NAP_MAX), is_unsure: false };
+            return false;
+        }
+        *self = NapRule { nap: NAP_MIN, is_unsure: is_active && !self.is_unsure };
+        !self.is_unsure
     }
 }
 
@@ -147,6 +167,8 @@ struct Keeper {
     rule: NapRule,
     /// Naps so far.
     naps: u32,
+    /// The next pause if another thread has the control plane.
+    house_pause: Nanos,
     /// What tools see of the program.
     inspection: Option<InspectionSocket<Session>>,
     /// What the last sleep has found, until it is used or the keeper watches.
@@ -189,8 +211,8 @@ impl Keeper {
             self.activity();
             let mut rule = ServeRule::default();
             while !self.instance.has_failed() && !self.instance.has_waiter() {
-                self.serve_once();
-                if rule.polls(self.activity(), Clock::Monotonic.now()) {
+                let is_met = self.serve_once();
+                if rule.polls(self.activity(), is_met, Clock::Monotonic.now()) {
                     break;
                 }
             }
@@ -201,24 +223,31 @@ impl Keeper {
                 break;
             }
         }
-        self.rule.nap = NAP_MIN;
+        self.rule = NapRule::default();
     }
 
-    /// Passes while there is work, the control plane, and a sleep.
-    fn serve_once(&mut self) {
+    /// Passes while there is work, the control plane, and a sleep. Returns whether the program had the worker.
+    fn serve_once(&mut self) -> bool {
         for _ in 0..PASSES_MAX {
             match self.instance.look() {
                 TurnOutcome::Active => continue,
                 TurnOutcome::Idle => break,
-                TurnOutcome::Gone => return crate::fail(),
+                TurnOutcome::Gone => {
+                    crate::fail();
+                    return false;
+                }
                 TurnOutcome::Busy => {
                     _ = nap(&self.instance.bell, BUSY_PAUSE);
-                    return;
+                    return true;
                 }
             }
         }
+        self.instance.sleep_until(Nanos::NEVER);
         let upkeep = self.keep_up();
-        let Some(plan) = self.instance.worker().try_sleep() else { return };
+        let Some(plan) = self.instance.worker().try_sleep() else {
+            self.instance.sleep_until(Nanos(0));
+            return false;
+        };
         let until = plan.until.min(upkeep.due).min(Clock::Monotonic.now() + SLEEP_MAX);
         self.instance.sleep_until(until);
         let raw = std::iter::once(self.instance.bell.0.as_raw_fd()).chain(upkeep.fds).chain(plan.fds);
@@ -234,6 +263,11 @@ impl Keeper {
         });
         // The last descriptor of a plan is that of commands.
         self.instance.worker().end_sleep_after(ready(fds.len() - 1));
+        if self.instance.activity() == self.seen {
+            // It has the worker for a request, if at all, whose answer may be what has woken the keeper. A program that posts or
+            // polls would be stopped each time.
+            self.instance.worker().wait_for_others();
+        }
         // A thread of the program that has begun to watch the ports meanwhile sleeps until the same time.
         if !self.instance.has_waiter() {
             self.instance.sleep_until(Nanos(0));
@@ -241,6 +275,7 @@ impl Keeper {
         if ready(0) {
             self.instance.bell.take();
         }
+        false
     }
 
     /// Carries out what is due in the control plane, unless a thread of the program uses it. A sleep that has just ended knows
@@ -248,12 +283,17 @@ impl Keeper {
     fn keep_up(&mut self) -> UpkeepPlan {
         // Of a sleep long ago they say nothing.
         let news = self.news.take();
-        let soon = UpkeepPlan { due: Clock::Monotonic.now() + NAP_MIN, ..UpkeepPlan::default() };
-        let Some(mut house) = self.instance.try_house() else { return soon };
+        let soon = |pause| UpkeepPlan { due: Clock::Monotonic.now() + pause, ..UpkeepPlan::default() };
+        let Some(mut house) = self.instance.try_house() else {
+            let pause = self.house_pause;
+            self.house_pause = Nanos(pause.0 * 2).min(HOUSE_PAUSE_MAX);
+            return soon(pause);
+        };
+        self.house_pause = NAP_MIN;
         if house.look_at_lender() == LenderState::Gone {
             drop(house);
             self.instance.lender_gone();
-            return soon;
+            return soon(NAP_MIN);
         }
         let mut plan = UpkeepPlan::default();
         let interfaces = house.upkeep.interface_events().map(|fd| fd.as_raw_fd());
@@ -337,7 +377,7 @@ mod tests {
 
     /// When the keeper serves a program that polls every 5 us until `end`, in microseconds.
     fn serves_at(end: u64) -> u64 {
-        let (mut rule, mut now) = (NapRule { nap: NAP_MIN }, 0);
+        let (mut rule, mut now) = (NapRule::default(), 0);
         loop {
             let until = now + rule.nap.0 / 1_000;
             let polls = (until.min(end) - now.min(end)) / 5;
@@ -352,11 +392,20 @@ mod tests {
     fn a_program_that_posts_often_polls_even_if_the_keeper_sees_each_post() {
         let polls = |every_us: u64, each: u64| {
             let mut rule = ServeRule::default();
-            (0..1_000).any(|n| rule.polls(each, Nanos::from_us(1_000_000 + n * every_us)))
+            (0..1_000).any(|n| rule.polls(each, false, Nanos::from_us(1_000_000 + n * every_us)))
         };
         assert!(polls(50, 1), "one post for each sleep of the keeper");
         assert!(polls(1_000, POLLS_FROM), "many at a time");
-        assert!(!polls(100, 1) && !polls(2_000, POLLS_FROM - 1));
+        assert!(!polls(200, 1) && !polls(2_000, POLLS_FROM - 1));
+    }
+
+    #[test]
+    fn a_program_that_has_the_worker_now_and_again_polls_but_not_by_requests_alone() {
+        let polls = |activity: u64| {
+            let mut rule = ServeRule::default();
+            (0..8).any(|n| rule.polls(activity, true, Nanos::from_us(1_000_000 + n * 200)))
+        };
+        assert!(polls(1) && !polls(0));
     }
 
     #[test]
@@ -367,11 +416,14 @@ mod tests {
 
     #[test]
     fn a_program_that_polls_or_waits_is_left_alone_and_wakes_the_keeper_seldom() {
-        let mut rule = NapRule { nap: NAP_MIN };
+        let mut rule = NapRule::default();
         assert!((0..10).all(|_| !rule.is_quiet(POLLS_LEAST, JUST_NOW, false) && !rule.is_quiet(0, NAP_MAX, true)));
         assert_eq!(rule.nap, NAP_MAX);
         assert!(rule.is_quiet(POLLS_LEAST - 1, JUST_NOW, false));
         assert_eq!(rule.nap, NAP_MIN, "it may poll again soon");
-        assert!(rule.is_quiet(1_000, QUIET_FROM, false), "it has stopped within the nap");
+        assert!(!rule.is_quiet(1_000, QUIET_FROM, false), "its processor may have been taken from it within the nap");
+        assert!(rule.is_quiet(1_000, QUIET_FROM, false), "it posts and does not poll");
+        assert!(!rule.is_quiet(1_000, QUIET_FROM, false) && !rule.is_quiet(1_000, JUST_NOW, false), "it had been");
+        assert!(!rule.is_quiet(1_000, QUIET_FROM, false) && rule.is_quiet(0, NAP_MIN, false), "it has stopped");
     }
 }

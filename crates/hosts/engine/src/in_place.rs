@@ -43,6 +43,8 @@ pub struct InPlaceWorker {
     waiting: AtomicU32,
     /// When the last pass, or half of one, began, in nanoseconds.
     last_turn: AtomicU64,
+    /// Sleeps that have ended while another thread had the worker.
+    ended_sleeps: AtomicU32,
     inbox: Arc<Inbox>,
 }
 
@@ -51,6 +53,16 @@ struct InPlaceState {
     clock: WorkerClock,
     /// Sleeps that have begun and not ended. The worker is announced as awake when there are none.
     sleepers: u32,
+}
+
+impl InPlaceState {
+    #[cold]
+    fn end_sleeps(&mut self, count: u32) {
+        self.sleepers = self.sleepers.saturating_sub(count);
+        if self.sleepers == 0 {
+            self.runner.end_sleep();
+        }
+    }
 }
 
 impl std::fmt::Debug for InPlaceWorker {
@@ -64,6 +76,7 @@ impl InPlaceWorker {
         InPlaceWorker {
             state: Mutex::new(Some(InPlaceState { runner, clock, sleepers: 0 })),
             waiting: AtomicU32::new(0),
+            ended_sleeps: AtomicU32::new(0),
             last_turn: AtomicU64::new(0),
             inbox,
         }
@@ -89,6 +102,7 @@ impl InPlaceWorker {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         let mut guard = locked.map_err(|_| WorkerGone)?;
         let state = guard.as_mut().ok_or(WorkerGone)?;
+        self.settle_sleeps(state);
         Ok(f(state))
     }
 
@@ -110,7 +124,17 @@ impl InPlaceWorker {
             TryLockError::WouldBlock => TurnOutcome::Busy,
             TryLockError::Poisoned(_) => TurnOutcome::Gone,
         })?;
-        Ok(f(guard.as_mut().ok_or(TurnOutcome::Gone)?))
+        let state = guard.as_mut().ok_or(TurnOutcome::Gone)?;
+        self.settle_sleeps(state);
+        Ok(f(state))
+    }
+
+    /// Ends the sleeps whose threads have found the worker taken.
+    #[inline]
+    fn settle_sleeps(&self, state: &mut InPlaceState) {
+        if self.ended_sleeps.load(Ordering::Relaxed) != 0 {
+            state.end_sleeps(self.ended_sleeps.swap(0, Ordering::Relaxed));
+        }
     }
 
     /// When the last pass, or half of one, began.
@@ -146,18 +170,19 @@ impl InPlaceWorker {
         }
     }
 
-    /// The first half of a pass: requests that programs have posted leave. Returns when the next pass is due; `None` if another
-    /// thread runs the worker. Does not wait.
+    /// The first half of a pass: requests that programs have posted leave. Returns when those who sleep must be awake, never if
+    /// nobody has announced a sleep; `None` if another thread runs the worker. Does not wait.
     ///
     /// # Panics
     /// As [`InPlaceWorker::try_turn`].
     pub fn try_send_posted(&self) -> Option<Nanos> {
-        self.try_with(|runner, now| {
+        let due = self.try_with_state(|InPlaceState { runner, clock, sleepers }| {
+            let now = clock();
             self.last_turn.store(now.0, Ordering::Relaxed);
             runner.worker.send_posted(now);
-            runner.worker.next_deadline()
-        })
-        .ok()
+            if *sleepers == 0 { Nanos::NEVER } else { runner.worker.next_deadline() }
+        });
+        due.ok()
     }
 
     /// When the next pass is due, at once (zero) if there is work already; `None` if another thread runs the worker. Does not
@@ -193,21 +218,22 @@ impl InPlaceWorker {
     /// next. A thread that is cancelled in its sleep leaves the worker announced as asleep, which costs wake-ups only.
     pub fn end_sleep(&self) {
         self.end_sleep_after(true);
+        self.wait_for_others();
     }
 
-    /// As [`InPlaceWorker::end_sleep`]. `is_woken`: the last of [`SleepPlan::fds`] may be readable; a caller that knows that it
-    /// is not saves a system call.
+    /// As [`InPlaceWorker::end_sleep`], but does not wait for a thread that has the worker: whoever takes it next ends the sleep.
+    /// `is_woken`: the last of [`SleepPlan::fds`] may be readable; a caller that knows that it is not saves a system call.
     pub fn end_sleep_after(&self, is_woken: bool) {
-        // Gone: nobody wakes it.
-        let _ = self.with_state(|InPlaceState { runner, sleepers, .. }| {
-            if is_woken {
-                let _ = rustix::io::read(runner.inbox.wake_fd(), &mut [0; 8]);
-            }
-            *sleepers = sleepers.saturating_sub(1);
-            if *sleepers == 0 {
-                runner.end_sleep();
-            }
-        });
+        if is_woken {
+            let _ = rustix::io::read(self.inbox.wake_fd(), &mut [0; 8]);
+        }
+        self.ended_sleeps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until no other thread has the worker.
+    pub fn wait_for_others(&self) {
+        // Gone: there are none.
+        let _ = self.with_state(|_| ());
     }
 
     /// All descriptors of the ports, for a child process to close; `None` if another thread runs the worker.

@@ -4,6 +4,7 @@ mod harness;
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_engine::clock::monotonic;
+use burst_engine::in_place::TurnOutcome;
 use burst_engine::{RunnerOptions, WorkerHandle};
 use burst_port::mem::{MemConfig, pair};
 use burst_shm::status::StatusOwner;
@@ -109,6 +110,37 @@ fn a_worker_that_two_threads_sleep_on_is_asleep_until_both_are_awake() {
     worker.try_sleep();
     worker.end_sleep_after(true);
     assert!(!is_readable(plan.fds[plan.fds.len() - 1]), "the wake-up is consumed");
+}
+
+#[test]
+fn a_sleep_ends_though_another_thread_has_the_worker() {
+    let (pa, _pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let a = Host::new(Box::new(pa), BYTES);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let worker = handle.in_place_worker().expect("it has no thread");
+    assert_eq!(worker.try_send_posted(), Some(Nanos::NEVER), "nobody sleeps who must be awake at some time");
+    assert!(worker.try_sleep().is_some());
+    let (begun, has_begun) = channel();
+    let (end, may_end) = channel();
+    std::thread::scope(|scope| {
+        let holder = scope.spawn(|| {
+            handle.call(move |_, _| {
+                begun.send(()).expect("the test waits");
+                may_end.recv().expect("the test goes on");
+            })
+        });
+        has_begun.recv().expect("the holder runs");
+        // Would wait for ever if it waited for the worker.
+        worker.end_sleep_after(true);
+        assert_eq!(worker.try_turn(), TurnOutcome::Busy);
+        end.send(()).expect("the holder waits");
+        assert_eq!(holder.join().expect("no panic"), Ok(()));
+    });
+    worker.wait_for_others();
+    handle.post(|_, _| ()).expect("alive");
+    assert!(!handle.is_woken(), "nobody sleeps");
 }
 
 /// Whether a descriptor of a sleeping worker is readable.
