@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -158,15 +159,17 @@ def test_requests_that_leave_nothing_do_not_wake_the_keeper(fabric):
         "keeper = tasks.pop('burst-keeper')\n"
         "[own] = tasks.values()\n"
         "ran = lambda: [int((task / 'schedstat').read_text().split()[0]) for task in (keeper, own)]\n"
-        "before = ran()\n"
-        "for _ in range(20_000):\n"
-        "    pd = verbs.ibv_alloc_pd(context)\n"
-        "    assert pd and verbs.ibv_dealloc_pd(ctypes.c_void_p(pd)) == 0\n"
-        "took = [after - was for after, was in zip(ran(), before)]\n"
-        "print(took[0] / took[1])\n"
+        "for _ in range(11):\n"
+        "    before = ran()\n"
+        "    for _ in range(20_000):\n"
+        "        pd = verbs.ibv_alloc_pd(context)\n"
+        "        assert pd and verbs.ibv_dealloc_pd(ctypes.c_void_p(pd)) == 0\n"
+        "    took = [after - was for after, was in zip(ran(), before)]\n"
+        "    print(took[0] / took[1])\n"
     )
     code, text = fabric.a.run("python3", "-c", script)
-    assert code == 0 and float(text) < 0.05, text
+    # The median: a program that has lost its processor within a request keeps the keeper waiting, and looking, for that long.
+    assert code == 0 and statistics.median(map(float, text.split())) < 0.05, text
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="strace is missing: apt-get install strace")
