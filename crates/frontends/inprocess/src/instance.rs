@@ -41,6 +41,15 @@ fn wait_spin(spin: Nanos, processors: usize) -> Nanos {
     if processors > 1 { spin } else { Nanos(0) }
 }
 
+/// Who sleeps until the worker has work.
+#[derive(Clone, Copy)]
+pub enum Sleeper {
+    /// The keeper.
+    Keeper,
+    /// A thread of the program, by [`Instance::begin_wait`].
+    Waiter,
+}
+
 /// The host of a process.
 pub struct Instance {
     /// `None` once it has failed or ended.
@@ -62,11 +71,13 @@ pub struct Instance {
     is_armed: AtomicBool,
     /// Whether the keeper watches the ports, so that it, not the program, answers.
     pub keeper_serves: AtomicBool,
-    /// Until when whoever watches the ports sleeps, in nanoseconds; 0: nobody does.
-    sleeps_until: AtomicU64,
+    /// Until when the keeper and the thread that waits sleep, in nanoseconds; 0: it does not.
+    sleeps_until: [AtomicU64; 2],
     failed: AtomicBool,
     /// How long a wait looks for packets before it sleeps.
     spin: Nanos,
+    /// Whether all threads, and perhaps the peer's, take turns on a single processor.
+    pub has_one_processor: bool,
 }
 
 impl Instance {
@@ -97,7 +108,8 @@ impl Instance {
         let house = House::open()?;
         let handle = house.host.workers().first().ok_or("the host has no worker")?;
         let worker = handle.in_place_worker().ok_or("the worker has a thread")?.clone();
-        let spin = wait_spin(house.spin, std::thread::available_parallelism().map_or(1, usize::from));
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin = wait_spin(house.spin, processors);
         // For ever, as far as the program is concerned: each ring of a doorbell calls `posted`.
         handle.announce_sleep_for_ever();
         process::watch()?;
@@ -112,9 +124,10 @@ impl Instance {
             waits: AtomicU32::new(0),
             is_armed: AtomicBool::new(false),
             keeper_serves: AtomicBool::new(false),
-            sleeps_until: AtomicU64::new(0),
+            sleeps_until: [AtomicU64::new(0), AtomicU64::new(0)],
             failed: AtomicBool::new(false),
             spin,
+            has_one_processor: processors == 1,
         }));
         // SAFETY: a valid box; it is freed below only if nobody else has the reference.
         let shared: &'static Instance = unsafe { &*instance };
@@ -188,7 +201,10 @@ impl Instance {
     fn settle(&self, due: Nanos) {
         for _ in 0..SETTLE_PASSES {
             match self.worker.try_due() {
-                Some(next) if next > Clock::Monotonic.now() => return self.wake_for(due.min(next)),
+                Some(next) if next > Clock::Monotonic.now() => {
+                    self.wake_for(due.min(next));
+                    return self.answer_rings();
+                }
                 Some(_) => _ = self.pass(),
                 None => break,
             }
@@ -261,13 +277,18 @@ impl Instance {
         }
     }
 
-    /// Sends what was posted while this thread ran the worker.
+    /// Sends what was posted while this thread had the worker. Whoever has had it calls this before it turns to something else.
     #[inline]
-    fn answer_rings(&self) {
+    pub fn answer_rings(&self) {
         fence(Ordering::SeqCst);
         while self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
             if !self.send_posted() {
-                return;
+                // For the thread that has it now, unless it has just looked.
+                self.rung.store(true, Ordering::SeqCst);
+                fence(Ordering::SeqCst);
+                if !self.send_posted() {
+                    return;
+                }
             }
         }
     }
@@ -279,7 +300,7 @@ impl Instance {
         let keeper_serves = self.keeper_serves.load(Ordering::SeqCst);
         // A program whose polls find completions makes few passes. It is busy all the same, and the keeper would be in its way.
         self.count(1);
-        if had_posted && !keeper_serves {
+        if had_posted && !keeper_serves && !self.has_waiter() {
             // A pass follows soon, and sends it with others.
             return;
         }
@@ -306,15 +327,15 @@ impl Instance {
 
     /// Something is due at `due`: wakes whoever watches the ports and sleeps for longer.
     fn wake_for(&self, due: Nanos) {
-        if due.0 < self.sleeps_until.load(Ordering::SeqCst) {
+        if self.sleeps_until.iter().any(|until| due.0 < until.load(Ordering::SeqCst)) {
             self.worker.wake();
         }
     }
 
     /// Notes until when the caller sleeps; zero when it is awake. Before it looks at what is due it says [`Nanos::NEVER`]: what
     /// changes from then on wakes it.
-    pub fn sleep_until(&self, until: Nanos) {
-        self.sleeps_until.store(until.0, Ordering::SeqCst);
+    pub fn sleep_until(&self, who: Sleeper, until: Nanos) {
+        self.sleeps_until[who as usize].store(until.0, Ordering::SeqCst);
     }
 
     /// The program has armed a completion queue. If it has never waited by [`Instance::begin_wait`], it waits by a descriptor
@@ -337,27 +358,35 @@ impl Instance {
 
     /// As `InProcessCalls::begin_wait`.
     pub fn begin_wait(&self, fd: RawFd, fds: &mut [RawFd], timeout_ns: &mut i64) -> c_int {
-        self.count(WAIT_ACTIVITY);
         self.waits.store(self.waits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if self.has_failed() || self.waiter.swap(true, Ordering::SeqCst) {
             return -1;
         }
         match self.look() {
             TurnOutcome::Idle => {}
-            TurnOutcome::Active => return self.no_wait(0),
-            TurnOutcome::Busy | TurnOutcome::Gone => return self.no_wait(-1),
+            TurnOutcome::Active => {
+                self.count(WAIT_ACTIVITY);
+                return self.no_wait(0);
+            }
+            TurnOutcome::Busy | TurnOutcome::Gone => return self.sleep_unwatched(),
         }
-        self.sleep_until(Nanos::NEVER);
+        self.sleep_until(Sleeper::Waiter, Nanos::NEVER);
         let Some(plan) = self.worker.try_sleep() else {
-            self.sleep_until(Nanos(0));
+            self.sleep_until(Sleeper::Waiter, Nanos(0));
             return self.no_wait(0);
         };
         if plan.fds.len() + 1 > fds.len() {
-            self.sleep_until(Nanos(0));
+            self.sleep_until(Sleeper::Waiter, Nanos(0));
             self.worker.end_sleep();
-            return self.no_wait(-1);
+            return self.sleep_unwatched();
         }
-        self.sleep_until(plan.until);
+        self.sleep_until(Sleeper::Waiter, plan.until);
+        self.answer_rings();
+        self.count(WAIT_ACTIVITY);
+        if self.keeper_serves.load(Ordering::SeqCst) {
+            // It may sleep on the same descriptors, and be the one whom a wake-up reaches.
+            self.bell.ring();
+        }
         let all = std::iter::once(fd).chain(plan.fds.iter().copied());
         fds.iter_mut().zip(all).for_each(|(place, fd)| *place = fd);
         let now = Clock::Monotonic.now();
@@ -370,10 +399,20 @@ impl Instance {
         result
     }
 
+    /// The caller sleeps by its descriptor alone, so that the keeper must serve.
+    fn sleep_unwatched(&self) -> c_int {
+        let result = self.no_wait(-1);
+        if !self.keeper_serves.load(Ordering::SeqCst) {
+            self.bell.ring();
+        }
+        result
+    }
+
     /// As `InProcessCalls::end_wait`.
     pub fn end_wait(&self) {
-        self.sleep_until(Nanos(0));
+        self.sleep_until(Sleeper::Waiter, Nanos(0));
         self.worker.end_sleep();
+        self.answer_rings();
         self.waiter.store(false, Ordering::SeqCst);
     }
 

@@ -1,4 +1,4 @@
-//! The keeper: the thread that runs the node of an address while the program does not, by the rules of the in-process host of
+//! The keeper: the thread that runs the node of an address while the program does not, by rules like those of the in-process host of
 //! verbs (`burst-inprocess`).
 //!
 //! It *serves* (looks for packets, then sleeps until the port or a deadline needs the node) or *watches* (naps, and sees by a

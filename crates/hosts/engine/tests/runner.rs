@@ -114,29 +114,43 @@ fn a_worker_that_two_threads_sleep_on_is_asleep_until_both_are_awake() {
 
 #[test]
 fn a_sleep_ends_though_another_thread_has_the_worker() {
-    let (pa, _pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-    let a = Host::new(Box::new(pa), BYTES);
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
+    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let caps_b = b.caps.clone();
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    let (sge, bells) = (a.sge(0, BYTES), a.bells);
     let status = StatusOwner::create().expect("a status page");
     let flag = status.sleep_flag(0).expect("a sleep flag");
     let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
     let worker = handle.in_place_worker().expect("it has no thread");
-    assert_eq!(worker.try_send_posted(), Some(Nanos::NEVER), "nobody sleeps who must be awake at some time");
+    // A request that nobody acknowledges: it must be repeated at some time.
+    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
+    assert!(qa.sq.post());
+    bells[0].ring(0, qa.doorbell);
+    assert_eq!(worker.try_send_posted(), Some(Nanos::NEVER), "nobody sleeps who must be awake then");
+    let due = worker.try_due().expect("nobody has it");
+    assert!(due > Nanos(7) && due < Nanos::NEVER);
     assert!(worker.try_sleep().is_some());
-    let (begun, has_begun) = channel();
-    let (end, may_end) = channel();
+    assert_eq!(worker.try_send_posted(), Some(due));
+
+    let ((begun, has_begun), (end, may_end), (ended, has_ended)) = (channel(), channel::<()>(), channel());
     std::thread::scope(|scope| {
         let holder = scope.spawn(|| {
             handle.call(move |_, _| {
-                begun.send(()).expect("the test waits");
-                may_end.recv().expect("the test goes on");
+                begun.send(()).expect("awaited");
+                may_end.recv().is_ok()
             })
         });
         has_begun.recv().expect("the holder runs");
-        // Would wait for ever if it waited for the worker.
-        worker.end_sleep_after(true);
-        assert_eq!(worker.try_turn(), TurnOutcome::Busy);
+        scope.spawn(|| {
+            worker.end_sleep_after(true);
+            ended.send(worker.try_turn()).expect("awaited");
+        });
+        let outcome = has_ended.recv_timeout(Duration::from_secs(60));
         end.send(()).expect("the holder waits");
-        assert_eq!(holder.join().expect("no panic"), Ok(()));
+        assert_eq!(outcome, Ok(TurnOutcome::Busy), "it has not waited for the holder");
+        assert_eq!(holder.join().expect("no panic"), Ok(true));
     });
     worker.wait_for_others();
     handle.post(|_, _| ()).expect("alive");
