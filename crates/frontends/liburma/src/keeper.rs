@@ -1,5 +1,5 @@
-//! The keeper: the thread that runs the node of an address while the program does not, by rules like those of the in-process host of
-//! verbs (`burst-inprocess`).
+//! The keeper: the thread that runs the node of an address while the program does not, by rules like those of the in-process host
+//! of verbs (`burst-inprocess`).
 //!
 //! It *serves* (looks for packets, then sleeps until the port or a deadline needs the node) or *watches* (naps, and sees by a
 //! counter whether the program polls). While it watches it touches no port, so that packets of a program that polls wake
