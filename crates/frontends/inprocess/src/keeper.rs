@@ -142,6 +142,22 @@ impl ServeRule {
     }
 }
 
+/// Whether a program that waits by descriptors of its own needs the keeper, however much it polls and posts.
+#[derive(Default)]
+struct ArmedRule {
+    since: Option<Nanos>,
+}
+
+impl ArmedRule {
+    /// `has_armed`: it has armed a queue since the last call. It sleeps soon after that, once it has posted its answers.
+    fn sleeps_soon(&mut self, has_armed: bool, now: Nanos) -> bool {
+        if has_armed {
+            self.since = Some(now);
+        }
+        self.since.is_some_and(|since| now.since(since) < POLLS_WITHIN)
+    }
+}
+
 /// How long the keeper naps, and when it serves.
 struct NapRule {
     nap: Nanos,
@@ -214,7 +230,7 @@ impl Keeper {
 
     /// Runs the worker until the program does.
     fn serve(&mut self) {
-        let mut armed = None;
+        let mut armed = ArmedRule::default();
         loop {
             self.instance.keeper_serves.store(true, Ordering::SeqCst);
             self.activity();
@@ -226,13 +242,8 @@ impl Keeper {
                 }
             }
             self.instance.keeper_serves.store(false, Ordering::SeqCst);
-            // A program that has armed a queue sleeps soon, however much it polled and posted before.
-            let now = Clock::Monotonic.now();
-            if self.instance.take_armed() {
-                armed = Some(now);
-            }
-            let sleeps = armed.is_some_and(|since| now.since(since) < POLLS_WITHIN) && !self.instance.has_waiter();
-            if !sleeps || self.instance.has_failed() {
+            let sleeps = armed.sleeps_soon(self.instance.take_armed(), Clock::Monotonic.now());
+            if !sleeps || self.instance.has_waiter() || self.instance.has_failed() {
                 break;
             }
         }
@@ -426,6 +437,15 @@ mod tests {
             (0..8).any(|n| rule.polls(activity, true, Nanos::from_us(1_000_000 + n * 200)))
         };
         assert!(polls(1) && !polls(0));
+    }
+
+    #[test]
+    fn a_program_that_has_armed_a_queue_is_served_while_it_posts_its_answers() {
+        let (mut rule, at) = (ArmedRule::default(), |us: u64| Nanos::from_us(1_000_000 + us));
+        assert!(!rule.sleeps_soon(false, at(0)));
+        assert!(rule.sleeps_soon(true, at(1)));
+        assert!(rule.sleeps_soon(false, at(2_000)) && !rule.sleeps_soon(false, at(2_001)), "it polls for longer");
+        assert!(rule.sleeps_soon(true, at(9_000)));
     }
 
     #[test]
