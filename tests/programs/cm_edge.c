@@ -197,7 +197,29 @@ static void test_calls_without_a_peer(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* A synchronous id that was never connected: no event would end the call, and what is posted is flushed all the same. */
+static void test_disconnecting_a_synchronous_id_flushes(void)
+{
+	static uint8_t in[SIZE];
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+
+	CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, at_port(htons(9)), TIMEOUT_MS) == 0 && rdma_resolve_route(id, TIMEOUT_MS) == 0);
+	new_qp(id);
+	mr = rdma_reg_msgs(id, in, SIZE);
+	CHECK(mr && rdma_post_recv(id, in, in, SIZE, mr) == 0);
+	CHECK(rdma_disconnect(id) == -1 && errno == EINVAL);
+	CHECK(id->qp->state == IBV_QPS_ERR, "state %d", id->qp->state);
+	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR, "status %d", wc.status);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+}
+
 static const struct rule rules[] = {
+	{ "sync_disconnect", test_disconnecting_a_synchronous_id_flushes },
 	{ "late_reader", test_destroyed_ids_have_no_events },
 	{ "reject_flushes", test_rejection_flushes },
 	{ "not_accepted", test_requests_that_are_not_accepted_have_no_events },
