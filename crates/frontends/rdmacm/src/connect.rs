@@ -178,7 +178,8 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// `rdma_disconnect`: EINVAL for a synchronous id without connection, or whose last event was read.
+/// `rdma_disconnect`: EINVAL for an id that never had a peer, and for a synchronous id without connection, or whose last event
+/// was read. What is posted is flushed in any case, as with the kernel's library.
 ///
 /// # Safety
 /// `id` must be alive.
@@ -187,9 +188,9 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
-        id.due.check_met()?;
-        if id.is_sync() && (id.is_datagram() || !id.due.is_awaited()) {
-            // Without a connection no event would end the wait. The queue pair is flushed all the same, as with the kernel.
+        // Without a connection no event would end the wait.
+        let waits_in_vain = id.is_sync() && (id.is_datagram() || !id.due.is_awaited());
+        if id.due.check_met().is_err() || waits_in_vain {
             qp::fail(id);
             return Err(EINVAL);
         }
