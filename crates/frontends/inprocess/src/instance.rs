@@ -67,7 +67,7 @@ pub struct Instance {
     waiter: AtomicBool,
     /// Waits of the program so far.
     waits: AtomicU32,
-    /// A program that waits by descriptors of its own has armed a queue.
+    /// A thread of the program is about to sleep by a descriptor of its own: it has armed a queue, or its wait was refused.
     is_armed: AtomicBool,
     /// Whether the keeper watches the ports, so that it, not the program, answers.
     pub keeper_serves: AtomicBool,
@@ -202,7 +202,9 @@ impl Instance {
         for _ in 0..SETTLE_PASSES {
             match self.worker.try_due() {
                 Some(next) if next > Clock::Monotonic.now() => {
-                    self.wake_for(due.min(next));
+                    // A thread that waits does nothing for the control plane.
+                    self.wake(Sleeper::Keeper, due.min(next));
+                    self.wake(Sleeper::Waiter, next);
                     return self.answer_rings();
                 }
                 Some(_) => _ = self.pass(),
@@ -306,11 +308,8 @@ impl Instance {
         }
         if !self.send_posted() {
             self.rung.store(true, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
             // Whoever runs the worker has perhaps just looked.
-            if self.send_posted() {
-                self.rung.store(false, Ordering::SeqCst);
-            }
+            self.answer_rings();
         }
     }
 
@@ -327,7 +326,12 @@ impl Instance {
 
     /// Something is due at `due`: wakes whoever watches the ports and sleeps for longer.
     fn wake_for(&self, due: Nanos) {
-        if self.sleeps_until.iter().any(|until| due.0 < until.load(Ordering::SeqCst)) {
+        self.wake(Sleeper::Keeper, due);
+        self.wake(Sleeper::Waiter, due);
+    }
+
+    fn wake(&self, who: Sleeper, due: Nanos) {
+        if due.0 < self.sleeps_until[who as usize].load(Ordering::SeqCst) {
             self.worker.wake();
         }
     }
@@ -344,14 +348,10 @@ impl Instance {
         if self.waits.load(Ordering::Relaxed) != 0 {
             return;
         }
-        // Before the look at the keeper, which looks at this after it has stopped serving.
-        self.is_armed.store(true, Ordering::SeqCst);
-        if !self.keeper_serves.load(Ordering::SeqCst) {
-            self.bell.ring();
-        }
+        self.needs_keeper();
     }
 
-    /// Whether the program has armed a queue since the last call, and waits by a descriptor of its own.
+    /// Whether a thread of the program has been about to sleep by a descriptor of its own since the last call.
     pub fn take_armed(&self) -> bool {
         self.is_armed.load(Ordering::SeqCst) && self.is_armed.swap(false, Ordering::SeqCst)
     }
@@ -373,11 +373,11 @@ impl Instance {
         self.sleep_until(Sleeper::Waiter, Nanos::NEVER);
         let Some(plan) = self.worker.try_sleep() else {
             self.sleep_until(Sleeper::Waiter, Nanos(0));
+            self.answer_rings();
             return self.no_wait(0);
         };
         if plan.fds.len() + 1 > fds.len() {
-            self.sleep_until(Sleeper::Waiter, Nanos(0));
-            self.worker.end_sleep();
+            self.end_wait();
             return self.sleep_unwatched();
         }
         self.sleep_until(Sleeper::Waiter, plan.until);
@@ -402,10 +402,17 @@ impl Instance {
     /// The caller sleeps by its descriptor alone, so that the keeper must serve.
     fn sleep_unwatched(&self) -> c_int {
         let result = self.no_wait(-1);
+        self.needs_keeper();
+        result
+    }
+
+    /// A thread of the program sleeps next, and only the keeper can wake it.
+    fn needs_keeper(&self) {
+        // Before the look at the keeper, which looks at this after it has stopped serving.
+        self.is_armed.store(true, Ordering::SeqCst);
         if !self.keeper_serves.load(Ordering::SeqCst) {
             self.bell.ring();
         }
-        result
     }
 
     /// As `InProcessCalls::end_wait`.

@@ -222,6 +222,7 @@ impl Keeper {
         let waits = self.instance.try_house().is_some_and(|house| house.host.cm.hops.is_waited_for());
         if waits || self.naps.is_multiple_of(NAPS_PER_UPKEEP) {
             self.keep_up();
+            self.instance.answer_rings();
         }
         let activity = self.activity();
         let since = Clock::Monotonic.now().since(self.instance.worker().last_turn());
@@ -242,6 +243,7 @@ impl Keeper {
                 }
             }
             self.instance.keeper_serves.store(false, Ordering::SeqCst);
+            self.instance.answer_rings();
             let sleeps = armed.sleeps_soon(self.instance.take_armed(), Clock::Monotonic.now());
             if !sleeps || self.instance.has_waiter() || self.instance.has_failed() {
                 break;
