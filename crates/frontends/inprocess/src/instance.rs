@@ -5,7 +5,7 @@
 //! the keeper serves, each post sends. A *wait* ([`Instance::begin_wait`]) watches the ports beside the program's descriptor, in
 //! place of the keeper.
 //!
-//! A post that finds the worker busy leaves a note (`rung`); whoever runs the worker looks at it after giving the worker back.
+//! A post that finds the worker busy leaves a note (`rung`); whoever has the worker looks at it after giving the worker back.
 //! The note is written before the last attempt to take the worker, and read after giving it back, both in one total order, so
 //! one of the two sees the other.
 

@@ -3,9 +3,8 @@
 //! It *serves* (sleeps until a port or a time-out needs the worker) or *watches* (naps, and sees by a counter whether the
 //! program runs the worker). While it watches it touches no port, so that packets of a program that polls wake nobody. A
 //! program that stops polling is served after the present nap, at most [`NAP_MAX`] and [`QUIET_FROM`] later; where there is one
-//! processor, [`NAP_MIN`] later still. One that begins to
-//! poll is noticed at the next packets, by its passes and because it has the worker: that wakes the keeper in vain, a few
-//! times.
+//! processor, [`NAP_MIN`] later still. One that begins to poll is noticed at the next packets, by its passes and because it has
+//! the worker: that wakes the keeper in vain, a few times.
 
 use crate::inspection;
 use crate::instance::{Instance, Sleeper};

@@ -43,7 +43,7 @@ pub struct InPlaceWorker {
     waiting: AtomicU32,
     /// When the last pass, or half of one, began, in nanoseconds.
     last_turn: AtomicU64,
-    /// Sleeps that have ended while another thread had the worker.
+    /// Sleeps that have ended, and that nobody who has had the worker since has taken off [`InPlaceState::sleepers`].
     ended_sleeps: AtomicU32,
     inbox: Arc<Inbox>,
 }
@@ -129,7 +129,7 @@ impl InPlaceWorker {
         Ok(f(state))
     }
 
-    /// Ends the sleeps whose threads have found the worker taken.
+    /// Takes the sleeps that have ended off the worker's count.
     #[inline]
     fn settle_sleeps(&self, state: &mut InPlaceState) {
         if self.ended_sleeps.load(Ordering::Relaxed) != 0 {
