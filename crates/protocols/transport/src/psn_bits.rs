@@ -25,7 +25,7 @@ fn place(psn: Psn) -> (usize, u32) {
 }
 
 impl PsnBits {
-    pub(crate) fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         PsnBits { words: [0; WORDS], count: 0 }
     }
     /// Number of members.
@@ -83,6 +83,34 @@ impl PsnBits {
         }
         psn.is_before(end).then_some(psn)
     }
+    /// The first of the PSNs from `first` up to before `end` that is a member.
+    pub(crate) fn next_member(&self, first: Psn, end: Psn) -> Option<Psn> {
+        let mut psn = first;
+        while psn.is_before(end) {
+            let absent = self.word_from(psn).trailing_zeros();
+            psn = psn.add(absent);
+            if absent < WORD {
+                break;
+            }
+        }
+        psn.is_before(end).then_some(psn)
+    }
+    /// Removes the PSNs from `first` up to before `end`.
+    pub(crate) fn remove_until(&mut self, first: Psn, end: Psn) {
+        let count = end.diff(first);
+        if count >= WINDOW_PSNS as i32 {
+            return self.clear();
+        }
+        let mut psn = first;
+        while psn.is_before(end) && self.count > 0 {
+            let (word, bit) = place(psn);
+            let size = (WORD - bit).min(end.diff(psn) as u32);
+            let mask = (u64::MAX >> (WORD - size)) << bit;
+            self.count -= (self.words[word] & mask).count_ones();
+            self.words[word] &= !mask;
+            psn = psn.add(size);
+        }
+    }
     /// Members among the `count` PSNs from `first` on.
     pub(crate) fn count_within(&self, first: Psn, count: u32) -> u32 {
         let part = |done: u32| {
@@ -123,6 +151,7 @@ mod tests {
         let missing = (first..end).find(|d| !model.contains(d)).map(|d| base.add(d));
         assert_eq!(bits.next_missing(base.add(first), base.add(end)), missing);
         assert_eq!(bits.count_within(base.add(first), end - first), inside.len() as u32);
+        assert_eq!(bits.next_member(base.add(first), base.add(end)), inside.first().map(|d| base.add(*d)));
         let last = inside.last().map_or(first, |d| d + 1);
         assert_eq!(bits.end_of_last(base.add(first), base.add(end)), base.add(last));
         assert_eq!(bits.len() as usize, model.len());
@@ -145,6 +174,11 @@ mod tests {
                     assert_eq!(bits.remove(base.add(d)), model.remove(&d));
                 }
                 assert_eq!(bits.has(base.add(d)), model.contains(&d));
+                if rng.below(40) == 0 {
+                    let end = (d + rng.below(300) as u32).min(WINDOW_PSNS);
+                    bits.remove_until(base.add(d), base.add(end));
+                    model.retain(|member| !(d..end).contains(member));
+                }
                 compare(&bits, &model, base, &mut rng);
             }
         }

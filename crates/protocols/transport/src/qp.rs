@@ -55,6 +55,9 @@ pub struct Qp {
     pub(crate) access_flags: u32,
     /// Payload bytes per packet.
     pub(crate) mtu: u32,
+    /// Selective repeat: losses of packets before this PSN were reported to congestion control (RFC 6582's `recover`), if it lies
+    /// between the first missing PSN and the first that was never sent.
+    pub(crate) recover: Psn,
     /// The wait that each sign of progress begins: the local ACK timeout, or the time until a probe ([`crate::probes`]).
     pub(crate) answer_wait: Nanos,
     pub(crate) id: QpIdentity,
@@ -91,6 +94,7 @@ impl Qp {
             flow: Flow::default(),
             peer_port: PeerPort::default(),
             mtu: port_mtu.bytes(),
+            recover: Psn::new(0),
             answer_wait: Nanos::NEVER,
             sq,
             req: Requester::new(RtoMode::default()),

@@ -13,7 +13,7 @@ use crate::peer_shares::{PeerShares, RecordKind};
 use burst_base::heap::OutOfMemory;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Records of each kind that a worker makes at most. One has 17 KiB (arrivals), 6 KiB (receives) or 6 KiB (losses), and keeps
+/// Records of each kind that a worker makes at most. One has 17 KiB (arrivals), 6 KiB (receives) or 25 KiB (losses), and keeps
 /// what it has grown by.
 pub const RECORDS_MAX: usize = 256;
 

@@ -13,7 +13,7 @@
 
 use crate::api::{Env, Signal};
 use crate::head::Work;
-use crate::losses::Losses;
+use crate::losses::{Losses, LossesFound};
 use crate::qp::Qp;
 use crate::selective::MeasuredPacket;
 use burst_base::verbs::{QpState, WcStatus};
@@ -299,17 +299,44 @@ impl Qp {
         let tolerance = self.req.sel.rtt.tolerance();
         let recovery = &self.req.recovery;
         let packet_of = |psn: Psn| recovery.packet_of(psn, mtu).map(|(r, first, n)| (r.first_psn.add(first), n));
-        let arrived = losses.take_bitmap(bitmap, sent) > 0;
-        let mut found = losses.find(now, tolerance, packet_of);
-        if refused {
-            found += losses.refused(saeth.trigger, saeth.transmission, packet_of);
-        }
+        let newest = (saeth.transmission == 0 && is_sent).then_some(saeth.trigger);
+        let arrived = losses.take_bitmap(bitmap, newest, sent) > 0;
+        let gaps = losses.find(now, tolerance, packet_of);
+        let dropped = match refused {
+            true => losses.refused(saeth.trigger, saeth.transmission, packet_of),
+            false => LossesFound::default(),
+        };
         debug_assert!(losses.is_consistent());
         self.req.sel.losses = Some(losses);
-        if found > 0 {
+        [gaps, dropped].into_iter().for_each(|found| self.on_found(found, env));
+        arrived
+    }
+
+    /// Packets were found to be lost: they are repeated, and congestion control is told once for each window of data.
+    fn on_found(&mut self, found: LossesFound, env: &mut Env<'_>) {
+        if found.packets > 0 {
             self.req.begin_repetition();
         }
-        arrived
+        if found.is_signal {
+            env.fx.congestion(Signal::Loss);
+            self.note_signal();
+        }
+    }
+
+    /// Congestion control was told of a loss: what was sent until now is of the same window of data.
+    fn note_signal(&mut self) {
+        let sent = self.req.recovery.sent_psn();
+        self.recover = sent;
+        if let Some(losses) = &mut self.req.sel.losses {
+            losses.on_signal(sent);
+        }
+    }
+
+    /// The PSN before which losses belong to a window of data of which congestion control was told. One of long ago says
+    /// nothing: PSNs have come round since.
+    fn recover_from(&self, base: Psn) -> Psn {
+        let (recover, sent) = (self.recover, self.req.recovery.sent_psn());
+        if recover.is_after(base) && !recover.is_after(sent) { recover } else { base }
     }
 
     /// The record of missing packets: a new one, if there is none. That begins a recovery.
@@ -318,10 +345,9 @@ impl Qp {
             return Some(losses);
         }
         let mut losses = env.fx.records()?.take_losses(self.flow.dst)?;
-        losses.begin(expected);
+        losses.begin(expected, self.recover_from(expected));
         self.req.sel.measured = None;
         env.fx.count(Reason::SrRecovery);
-        env.fx.congestion(Signal::Loss);
         Some(losses)
     }
 
@@ -416,9 +442,9 @@ impl Qp {
             let below = acked.diff(first).clamp(0, count as i32) as u32;
             let Some(losses) = losses else { return (below, count > 0 && below == count) };
             let (rest, left) = (first.add(below), count - below);
-            let lost = losses.lost().filter(|lost| lost.psn.is_within(rest, left)).count() as u32;
+            let lost = losses.lost_within(rest, left);
             let last = first.add(count).prev();
-            let last_lost = left > 0 && losses.lost().any(|lost| lost.psn == last);
+            let last_lost = left > 0 && losses.is_lost(last);
             let last_covered = count > 0 && (left == 0 || last_lost || losses.has_arrived(last));
             (below + losses.arrived_within(rest, left) + lost, last_covered)
         };
@@ -476,10 +502,9 @@ impl Qp {
         let sel = &mut self.req.sel;
         if let Some(losses) = sel.losses.as_mut().filter(|losses| losses.deadline(tolerance) <= now) {
             // A gap has stayed for as long as reordering is tolerated.
-            if losses.find(now, tolerance, packet_of) > 0 {
-                self.req.begin_repetition();
-                self.recount_covered();
-            }
+            let found = losses.find(now, tolerance, packet_of);
+            self.on_found(found, env);
+            self.recount_covered();
             return self.arm_fast(now);
         }
         if !sel.sent_since && sel.wants_repair() {
@@ -498,6 +523,7 @@ impl Qp {
         } else {
             env.fx.count(Reason::SrTimeout);
             env.fx.congestion(Signal::Timeout);
+            self.note_signal();
             return self.on_selective_timeout(env);
         }
         self.arm_fast(now);
@@ -523,9 +549,10 @@ impl Qp {
         }
         let held = self.req.sel.losses.take();
         let (acked, peer) = (self.req.sel.acked, self.flow.dst);
+        let recover = self.recover_from(acked);
         let fresh = || {
             let mut losses = env.fx.records()?.take_losses(peer)?;
-            losses.begin(acked);
+            losses.begin(acked, recover);
             Some(losses)
         };
         let Some(mut losses) = held.or_else(fresh) else {

@@ -283,16 +283,18 @@ impl Qp {
             }
             self.req.sel.answer_due = false;
         }
-        while let Some(lost) = self.req.sel.losses.as_ref().and_then(|losses| losses.lost().next()) {
+        while let Some(lost) = self.req.sel.losses.as_ref().and_then(|losses| losses.first_lost()) {
             let first = self.req.sel.acked == lost.psn;
-            if let Some(state) = self.repeat(lost, first, turn, env) {
-                return Some(state);
-            }
+            let bytes = match self.repeat(lost, first, turn, env) {
+                Ok(bytes) => bytes,
+                Err(state) => return Some(state),
+            };
             let sent = self.req.recovery.sent_psn();
             if let Some(losses) = &mut self.req.sel.losses {
                 losses.on_repeated(lost.psn, sent);
             }
-            self.recount_covered();
+            // It needs room in the window again. Counting all requests anew for each packet would take longer than sending it.
+            self.req.sel.covered_bytes -= u64::from(bytes);
         }
         if self.req.sel.probe_due {
             if !self.send_probe(turn, env) {
@@ -303,26 +305,33 @@ impl Qp {
         None
     }
 
-    /// Sends a lost packet again. The first missing packet needs no room in the window: nothing goes on without it.
-    fn repeat(&mut self, lost: LostPacket, first: bool, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
+    /// Sends a lost packet again. The first missing packet needs no room in the window: nothing goes on without it. Returns its
+    /// bytes of payload, or why sending stops.
+    fn repeat(
+        &mut self,
+        lost: LostPacket,
+        first: bool,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> Result<u32, TxState> {
         let Some((request, index, _)) = self.req.recovery.packet_of(lost.psn, self.mtu) else {
             debug_assert!(false, "a hole without a request");
-            return None;
+            return Ok(0);
         };
         let request = *request;
-        if request.fail.is_some() {
-            return None;
-        }
         let len = if request.work == Work::Send || request.work == Work::Write {
             (request.length - index * self.mtu).min(self.mtu)
         } else {
             0
         };
+        if request.fail.is_some() {
+            return Ok(len);
+        }
         if turn.budget.wqes == 0 || turn.budget.bytes == 0 || !env.tx.has_room() {
-            return Some(TxState::More);
+            return Err(TxState::More);
         }
         if !first && u64::from(len) > turn.budget.window_bytes {
-            return Some(TxState::Window);
+            return Err(TxState::Window);
         }
         let marks = PacketMarks { asks_ack: true, is_probe: false, transmission: lost.transmission };
         let pushed = match request.work {
@@ -330,11 +339,11 @@ impl Qp {
             _ => self.repeat_request_of(lost.psn, false, turn, env),
         };
         if !pushed {
-            return Some(TxState::More);
+            return Err(TxState::More);
         }
         env.fx.count(Reason::SrRepeated);
         self.note_repeated(env.now);
-        None
+        Ok(len)
     }
 
     /// Sends packet `index` of a SEND or WRITE again, in the family that is used. True if it was sent, or cannot be made any

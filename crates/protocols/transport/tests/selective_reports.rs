@@ -270,7 +270,7 @@ fn a_first_repetition_that_arrives_late_proves_nothing() {
     acknowledge(&mut end, Nanos(30 * US), 10, &[12, 13, 14], newest(14));
     assert_eq!(end.drain(Nanos(31 * US)).len(), 1, "packet 11 for the third time");
     acknowledge(&mut end, Nanos(40 * US), 14, &[], Saeth { transmission: 1, ..newest(11) });
-    assert_eq!(end.fx.signals, [Signal::Loss]);
+    assert_eq!(end.fx.signals, [Signal::Loss, Signal::Loss], "the packet, and its repetition; neither is taken back");
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! Loss recovery ends: whatever part of a flight is lost, goodput is back at half of the link within ten round trips.
+
+use burst_sim::results::Results;
+use burst_sim::scenario::Scenario;
+use burst_sim::world::World;
+
+fn simulate(text: &str) -> Results {
+    let scenario = Scenario::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let mut world = World::new(&scenario).expect("a world");
+    let told = || text.lines().filter(|line| line.len() < 200).collect::<Vec<_>>().join("\n");
+    while world.step().unwrap_or_else(|error| panic!("{error}\n{}", told())) {}
+    world.check_end().unwrap_or_else(|error| panic!("{error}\n{}", told()));
+    world.results(false)
+}
+
+/// Round trip of the pair.
+const RTT_MS: f64 = 10.0;
+/// When the link fails.
+const FAILS_AT_MS: f64 = 400.0;
+
+/// A stream on a link of 200 Mbit/s and 10 ms, which loses everything for a while.
+struct Stream<'a> {
+    cc: &'a str,
+    /// Further keys of the hosts.
+    hosts: &'a str,
+    /// Further keys of the traffic.
+    verb: &'a str,
+    mtu: u32,
+    /// How long the link is down.
+    down_ms: f64,
+    /// The host whose link fails: the one that sends, or the one that acknowledges.
+    link: u32,
+}
+
+impl Default for Stream<'_> {
+    fn default() -> Self {
+        Stream { cc: "aimd", hosts: "selective_repeat = true", verb: "write", mtu: 1024, down_ms: RTT_MS, link: 0 }
+    }
+}
+
+impl Stream<'_> {
+    fn text(&self) -> String {
+        let Stream { cc, hosts, verb, mtu, down_ms, link } = self;
+        format!(
+            "time = \"1200ms\"\ndrain = \"60s\"\n[topology]\nkind = \"pair\"\nrate = \"200Mbit\"\ndelay = \"5ms\"\n[hosts]\n\
+             mtu = {mtu}\ncc = \"{cc}\"\ntimeout = 18\n{hosts}\n[[traffic]]\nkind = \"stream\"\nsize = \"64KiB\"\n\
+             depth = 128\nverb = \"{verb}\"\n[[fault]]\nkind = \"link-down\"\nlink = \"host{link}\"\nat = \"{FAILS_AT_MS}ms\"\n\
+             for = \"{}us\"\n",
+            down_ms * 1e3
+        )
+    }
+
+    /// Round trips from the end of the fault until the rate is half of what it was before.
+    fn round_trips(&self) -> f64 {
+        let text = self.text();
+        let results = simulate(&text);
+        assert_eq!(results.traffic[0].failed, 0, "{text}");
+        // Of the host that sends the data.
+        let sum = |series: &&Vec<f64>| series.iter().sum::<f64>();
+        let series = results.series_gbps.iter().max_by(|a, b| sum(a).total_cmp(&sum(b))).expect("two hosts");
+        let point_ms = results.interval_us / 1e3;
+        let fault = (FAILS_AT_MS / point_ms) as usize;
+        // Over four points: a window may leave as a train in each round trip.
+        let rate = |at: usize| series[at..at + 4].iter().sum::<f64>() / 4.0;
+        let before = (1..5).map(|k| rate(fault - 4 * k - 1)).sum::<f64>() / 4.0;
+        let end = ((FAILS_AT_MS + self.down_ms) / point_ms) as usize;
+        let back = (end..series.len() - 4).find(|at| rate(*at) >= before / 2.0);
+        let back = back.unwrap_or_else(|| panic!("never at half of {before} Gbit/s: {:?}\n{text}", &series[fault..]));
+        (back - end) as f64 * point_ms / RTT_MS
+    }
+}
+
+#[test]
+fn a_lost_flight_is_sent_again_within_ten_round_trips_with_every_controller() {
+    // The targets of swift are those of a data centre unless others are given.
+    let swift = "swift:base_target=60ms,endpoint_target=10ms";
+    for cc in ["aimd", "none", "dcqcn", "dctcp", "timely", swift] {
+        for (verb, mtu) in [("write", 256), ("write", 1024), ("write", 4096), ("read", 1024), ("read", 4096)] {
+            for down_ms in [2.0, RTT_MS, 3.0 * RTT_MS] {
+                let stream = Stream { cc, verb, mtu, down_ms, ..Stream::default() };
+                let took = stream.round_trips();
+                assert!(took <= 10.0, "{took} round trips:\n{}", stream.text());
+            }
+        }
+    }
+}
+
+#[test]
+fn so_is_one_in_the_standard_family_and_one_whose_acknowledgements_were_lost() {
+    for (hosts, link) in
+        [("selective_repeat = false", 0), ("selective_repeat = true", 1), ("selective_repeat = false", 1)]
+    {
+        for verb in ["write", "read"] {
+            let stream = Stream { hosts, verb, link, ..Stream::default() };
+            let took = stream.round_trips();
+            assert!(took <= 10.0, "{took} round trips:\n{}", stream.text());
+        }
+    }
+}
