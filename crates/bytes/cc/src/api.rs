@@ -9,6 +9,9 @@ pub const RATE_UNPACED: u64 = 0;
 /// marks them.
 pub const PRESSURE_CONGESTED: u8 = 2;
 
+/// The pressure of a peer that has lost packets in its receive buffers.
+pub const PRESSURE_LOST: u8 = 3;
+
 /// Measurements of the path from one acknowledgement, or from several handled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AckSample {
@@ -27,6 +30,8 @@ pub struct AckSample {
     pub inflight_bytes: u64,
     /// How full the peer's receive buffers are: 0 free, 1 over one half, 2 over three quarters, 3 packets were lost there.
     pub pressure: u8,
+    /// The sender repairs losses: acknowledged bytes are no reason for a larger window (RFC 6675).
+    pub is_recovering: bool,
 }
 
 impl AckSample {

@@ -2,6 +2,7 @@
 
 use crate::aimd::Aimd;
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::cubic::Cubic;
 use crate::dcqcn::{Dcqcn, Variant};
 use crate::dctcp::Dctcp;
 use crate::params::{Algorithm, Params};
@@ -10,7 +11,7 @@ use crate::timely::Timely;
 use burst_base::Nanos;
 
 /// Most bytes that a controller may take: a path is looked at for each turn, and two cache lines hold it then.
-pub const CONTROLLER_BYTES_MAX: usize = 96;
+pub const CONTROLLER_BYTES_MAX: usize = 128;
 const _: () = assert!(size_of::<Controller>() <= CONTROLLER_BYTES_MAX);
 
 /// The rate of a link whose rate is unknown, in bits per second.
@@ -21,6 +22,8 @@ const MTU_MIN: u32 = 256;
 /// A congestion controller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Controller {
+    /// A window that grows in time.
+    Cubic(Cubic),
     /// Additive increase, halved on loss.
     Aimd(Aimd),
     /// A window that never changes, in bytes.
@@ -46,7 +49,8 @@ impl Controller {
         let window_bytes = params.window_max_bytes.max(u64::from(mtu));
         let mtu = u64::from(mtu.max(MTU_MIN));
         match params.algorithm() {
-            Algorithm::Aimd => Controller::Aimd(Aimd::new(window_bytes)),
+            Algorithm::Cubic => Controller::Cubic(Cubic::new(params, mtu)),
+            Algorithm::Aimd => Controller::Aimd(Aimd::starting(window_bytes, mtu)),
             Algorithm::None => Controller::Fixed { window_bytes },
             Algorithm::Dcqcn => Controller::Dcqcn(Dcqcn::new(Variant::Paper, params, now, line_rate, mtu)),
             Algorithm::DcqcnNvidia => Controller::Dcqcn(Dcqcn::new(Variant::Nvidia, params, now, line_rate, mtu)),
@@ -83,6 +87,7 @@ impl Controller {
     fn on_ack_of_others(&mut self, now: Nanos, sample: &AckSample) {
         match self {
             Controller::Aimd(_) | Controller::Fixed { .. } => {}
+            Controller::Cubic(cubic) => cubic.on_ack(now, sample),
             Controller::Dcqcn(dcqcn) => dcqcn.on_ack(now, sample),
             Controller::Dctcp(dctcp) => dctcp.on_ack(sample),
             Controller::Swift(swift) => swift.on_ack(now, sample),
@@ -90,10 +95,12 @@ impl Controller {
         }
     }
 
-    /// A congestion notification packet arrived (IBA annex A17.9.3). `aimd` and `none` do not react.
+    /// A congestion notification packet arrived (IBA annex A17.9.3). `none` does not react.
     pub fn on_cnp(&mut self, now: Nanos) {
         match self {
-            Controller::Aimd(_) | Controller::Fixed { .. } => {}
+            Controller::Fixed { .. } => {}
+            Controller::Aimd(aimd) => aimd.on_pressure(now),
+            Controller::Cubic(cubic) => cubic.on_cnp(now),
             Controller::Dcqcn(dcqcn) => dcqcn.on_cnp(now),
             Controller::Dctcp(dctcp) => dctcp.on_cnp(),
             Controller::Swift(swift) => swift.on_cnp(now),
@@ -105,6 +112,7 @@ impl Controller {
     /// caller keeps a second window below them.
     pub fn on_loss(&mut self, now: Nanos, kind: LossKind) {
         match self {
+            Controller::Cubic(cubic) => cubic.on_loss(now, kind),
             Controller::Aimd(aimd) => aimd.on_loss(now),
             Controller::Dctcp(dctcp) => dctcp.on_loss(kind),
             Controller::Swift(swift) => swift.on_loss(now, kind),
@@ -116,6 +124,7 @@ impl Controller {
     /// back, unless other signs of congestion came since.
     pub fn on_spurious(&mut self, _now: Nanos) {
         match self {
+            Controller::Cubic(cubic) => cubic.on_spurious(),
             Controller::Aimd(aimd) => aimd.on_spurious(),
             Controller::Dctcp(dctcp) => dctcp.on_spurious(),
             Controller::Swift(swift) => swift.on_spurious(),
@@ -123,9 +132,12 @@ impl Controller {
         }
     }
 
-    /// Nothing has been in flight since `_since`.
-    pub fn on_idle(&mut self, now: Nanos, _since: Nanos) {
-        self.on_timer(now);
+    /// Nothing has been in flight since `since`.
+    pub fn on_idle(&mut self, now: Nanos, since: Nanos) {
+        match self {
+            Controller::Cubic(cubic) => cubic.on_idle(now, since),
+            other => other.on_timer(now),
+        }
     }
 
     /// The time of [`Controller::next_deadline`] has come. A late call does what several would have done, in constant time.
@@ -161,6 +173,7 @@ impl Controller {
             Controller::Fixed { window_bytes } => {
                 SendLimits { window_bytes: *window_bytes, rate_bps: RATE_UNPACED, burst_bytes: *window_bytes }
             }
+            Controller::Cubic(cubic) => cubic.limits(),
             Controller::Dcqcn(dcqcn) => dcqcn.limits(),
             Controller::Dctcp(dctcp) => dctcp.limits(),
             Controller::Swift(swift) => swift.limits(),
@@ -174,6 +187,7 @@ impl Controller {
             Controller::Aimd(_) | Controller::Fixed { .. } => {
                 visit("window_bytes", self.limits().window_bytes as f64);
             }
+            Controller::Cubic(cubic) => cubic.observe(visit),
             Controller::Dcqcn(dcqcn) => dcqcn.observe(visit),
             Controller::Dctcp(dctcp) => dctcp.observe(visit),
             Controller::Swift(swift) => swift.observe(visit),
@@ -197,6 +211,7 @@ mod tests {
     fn aimd_halves_on_each_kind_of_loss_and_grows_on_acknowledgements() {
         for kind in LOSSES {
             let mut c = controller(Algorithm::Aimd);
+            c.on_ack(Nanos::from_ms(4), &AckSample { acked_bytes: 512 << 10, ..AckSample::default() });
             c.on_loss(Nanos::from_ms(5), kind);
             assert_eq!(c.limits().window_bytes, 256 << 10, "{kind:?}");
             c.on_ack(Nanos::from_ms(6), &AckSample { acked_bytes: 256 << 10, ..AckSample::default() });
@@ -223,16 +238,34 @@ mod tests {
     }
 
     #[test]
-    fn notifications_and_idle_time_change_nothing_and_no_timer_is_set() {
+    fn idle_time_changes_nothing_and_no_timer_is_set() {
         for algorithm in [Algorithm::Aimd, Algorithm::None] {
             let mut c = controller(algorithm);
             c.on_loss(Nanos::from_ms(5), LossKind::Fast);
             let before = c.clone();
-            c.on_cnp(Nanos::from_ms(6));
             c.on_idle(Nanos::from_ms(60), Nanos::from_ms(6));
             c.on_timer(Nanos::from_ms(60));
             assert_eq!(c.next_deadline(), Nanos::NEVER);
             assert_eq!(c, before);
+        }
+    }
+
+    #[test]
+    fn a_notification_acts_under_every_controller_but_none() {
+        for algorithm in Algorithm::ALL {
+            let limits = [false, true].map(|notified| {
+                let mut c = controller(algorithm);
+                let ack = AckSample { rtt: Some(Nanos::from_us(20)), packets: 16, ..AckSample::default() };
+                c.on_ack(Nanos::from_ms(1), &AckSample { acked_bytes: 64 << 10, ..ack });
+                if notified {
+                    c.on_cnp(Nanos::from_ms(9));
+                }
+                c.on_ack(Nanos::from_ms(9), &AckSample { acked_bytes: WINDOW, inflight_bytes: WINDOW, ..ack });
+                let SendLimits { window_bytes, rate_bps, .. } = c.limits();
+                (window_bytes, if rate_bps == RATE_UNPACED { u64::MAX } else { rate_bps })
+            });
+            let is_less = limits[1].0 < limits[0].0 || limits[1].1 < limits[0].1;
+            assert_eq!(is_less, algorithm != Algorithm::None, "{algorithm}: {limits:?}");
         }
     }
 

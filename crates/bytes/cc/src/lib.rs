@@ -14,6 +14,7 @@
 //! | `api` | samples, kinds of loss, limits |
 //! | `params` | [`Algorithm`], [`Params`]: tables of parameters, and how they are written |
 //! | `classes` | [`CcTable`]: the choice for each [`PeerKind`], and what two daemons agree on |
+//! | `cubic` | [`Cubic`]: grows in time, paced, reduced by losses and marks; the default |
 //! | `aimd` | [`Aimd`]: additive increase, halved on loss |
 //! | `dcqcn` | [`Dcqcn`]: a rate, reduced by congestion notifications; as published, and as in NVIDIA's adapters |
 //! | `dctcp` | [`Dctcp`]: a window, reduced by the share of marked packets |
@@ -29,6 +30,7 @@ mod aimd;
 mod api;
 mod classes;
 mod controller;
+mod cubic;
 mod dcqcn;
 mod dctcp;
 mod math;
@@ -37,9 +39,10 @@ mod swift;
 mod timely;
 
 pub use aimd::{Aimd, HALVE_PAUSE, INCREASE_BYTES, WINDOW_MIN};
-pub use api::{AckSample, LossKind, PRESSURE_CONGESTED, RATE_UNPACED, SendLimits};
+pub use api::{AckSample, LossKind, PRESSURE_CONGESTED, PRESSURE_LOST, RATE_UNPACED, SendLimits};
 pub use classes::{CcChoice, CcTable, ChoiceRank, PeerChoice, PeerKind};
 pub use controller::{CONTROLLER_BYTES_MAX, Controller, LINE_RATE_DEFAULT_BPS};
+pub use cubic::Cubic;
 pub use dcqcn::Dcqcn;
 pub use dctcp::Dctcp;
 pub use params::{Algorithm, PARAMETERS_MAX, Parameter, ParameterUnit, Params};

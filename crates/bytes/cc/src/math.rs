@@ -14,6 +14,19 @@ pub(crate) fn power(base: f64, exponent: u64) -> f64 {
     result
 }
 
+/// The cube root of a number from 0 to 10^18, by Newton's iteration.
+pub(crate) fn cube_root(value: f64) -> f64 {
+    if value <= 0.0 || value.is_nan() {
+        return 0.0;
+    }
+    let mut root = if value < 1.0 { 1.0 } else { value.min(1e6) };
+    // Each step takes a third off, and near the root doubles the digits.
+    for _ in 0..64 {
+        root -= (root - value / (root * root)) / 3.0;
+    }
+    root
+}
+
 /// `value` within `least` and `most`; `least` if the range is empty, or if `value` is no number.
 pub(crate) fn bounded(value: f64, least: f64, most: f64) -> f64 {
     if value > least { value.min(most).max(least) } else { least }
@@ -32,6 +45,15 @@ mod tests {
     fn powers() {
         assert_eq!((power(0.5, 0), power(0.5, 1), power(0.5, 10)), (1.0, 0.5, 1.0 / 1024.0));
         assert_eq!((power(2.0, 13), power(0.9, u64::MAX)), (8192.0, 0.0));
+    }
+
+    #[test]
+    fn cube_roots() {
+        for root in [0.001, 0.5, 1.0, 3.0, 12.5, 1000.0, 999_999.0] {
+            let found = cube_root(root * root * root);
+            assert!((found - root).abs() < root * 1e-12, "{root}: {found}");
+        }
+        assert_eq!([0.0, -8.0, f64::NAN].map(cube_root), [0.0; 3]);
     }
 
     #[test]

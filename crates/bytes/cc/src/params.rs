@@ -13,7 +13,7 @@
 //! | fraction | `0.8`, `80%`, `300ppm` | parts of one |
 //! | count | `5` | the number |
 
-use crate::{dcqcn, dctcp, swift, timely};
+use crate::{cubic, dcqcn, dctcp, swift, timely};
 use burst_grammar::nearest;
 use core::fmt;
 use std::time::Duration;
@@ -21,8 +21,10 @@ use std::time::Duration;
 /// The controllers that [`crate::Controller::new`] can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Algorithm {
-    /// Additive increase, multiplicative decrease ([`crate::Aimd`]).
+    /// CUBIC ([`crate::Cubic`]).
     #[default]
+    Cubic,
+    /// Additive increase, multiplicative decrease ([`crate::Aimd`]).
     Aimd,
     /// A window that never changes.
     None,
@@ -40,7 +42,8 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All algorithms, in the order in which they are listed.
-    pub const ALL: [Algorithm; 7] = [
+    pub const ALL: [Algorithm; 8] = [
+        Algorithm::Cubic,
         Algorithm::Aimd,
         Algorithm::None,
         Algorithm::Dcqcn,
@@ -53,6 +56,7 @@ impl Algorithm {
     /// The name by which it is chosen.
     pub const fn name(self) -> &'static str {
         match self {
+            Algorithm::Cubic => "cubic",
             Algorithm::Aimd => "aimd",
             Algorithm::None => "none",
             Algorithm::Dcqcn => "dcqcn",
@@ -66,7 +70,12 @@ impl Algorithm {
     /// What it does, in one line.
     pub const fn help(self) -> &'static str {
         match self {
-            Algorithm::Aimd => "window: grows with acknowledgements, halved on loss; for any network",
+            Algorithm::Cubic => {
+                "window, as most of TCP: grows in time, paced, reduced by losses and marks; for any network"
+            }
+            Algorithm::Aimd => {
+                "window: grows by 16 KiB a round trip, halved on loss; for links that Burst has to itself"
+            }
             Algorithm::None => "window that never changes",
             Algorithm::Dcqcn => "rate, reduced by congestion notifications as published; needs switches that mark ECN",
             Algorithm::DcqcnNvidia => "the same as NVIDIA's adapters do it, with their defaults",
@@ -78,7 +87,7 @@ impl Algorithm {
 
     /// Whether it reacts to congestion marks, so that packets should be sent ECN-capable.
     pub const fn uses_ecn(self) -> bool {
-        matches!(self, Algorithm::Dcqcn | Algorithm::DcqcnNvidia | Algorithm::Dctcp)
+        matches!(self, Algorithm::Cubic | Algorithm::Dcqcn | Algorithm::DcqcnNvidia | Algorithm::Dctcp)
     }
 
     /// Whether it follows round-trip times, so that the time of arrival of acknowledgements should be known well.
@@ -89,6 +98,7 @@ impl Algorithm {
     /// Its parameters.
     pub const fn parameters(self) -> &'static [Parameter] {
         match self {
+            Algorithm::Cubic => &cubic::PARAMETERS,
             Algorithm::Aimd | Algorithm::None => &[],
             Algorithm::Dcqcn => &dcqcn::PAPER_PARAMETERS,
             Algorithm::DcqcnNvidia => &dcqcn::NVIDIA_PARAMETERS,
@@ -353,7 +363,7 @@ mod tests {
         assert_eq!(parse(" swift ").map(|p| p.to_string()), Ok("swift".to_owned()));
         assert_eq!(parse("aimd:").map(|p| p.window_max_bytes), Ok(1 << 20));
         assert_eq!(parse("aimd").map(|p| p.with_window(7)), Params::parse("aimd", 7));
-        assert_eq!(parse("aimd"), Ok(Params::default()));
+        assert_eq!(parse("cubic"), Ok(Params::default()));
     }
 
     #[test]
@@ -440,6 +450,6 @@ mod tests {
     #[test]
     fn algorithms_that_react_to_marks_ask_for_ecn() {
         let users: Vec<_> = Algorithm::ALL.into_iter().filter(|algorithm| algorithm.uses_ecn()).collect();
-        assert_eq!(users, [Algorithm::Dcqcn, Algorithm::DcqcnNvidia, Algorithm::Dctcp]);
+        assert_eq!(users, [Algorithm::Cubic, Algorithm::Dcqcn, Algorithm::DcqcnNvidia, Algorithm::Dctcp]);
     }
 }

@@ -29,7 +29,17 @@ fn event() -> impl Strategy<Value = Event> {
     let ack = (bytes(), proptest::option::of(number()), number(), counts.clone(), counts, bytes(), any::<u8>());
     let ack = ack.prop_map(|(acked_bytes, rtt, remote, ce_packets, packets, inflight_bytes, pressure)| {
         let (rtt, remote_delay) = (rtt.map(Nanos), Nanos(remote));
-        Event::Ack(AckSample { acked_bytes, rtt, remote_delay, ce_packets, packets, inflight_bytes, pressure })
+        let is_recovering = acked_bytes % 5 == 4;
+        Event::Ack(AckSample {
+            acked_bytes,
+            rtt,
+            remote_delay,
+            ce_packets,
+            packets,
+            inflight_bytes,
+            pressure,
+            is_recovering,
+        })
     });
     prop_oneof![
         4 => ack,
@@ -106,11 +116,11 @@ proptest! {
             c.on_cnp(now);
             c.on_ack(now, &AckSample { acked_bytes: 65_536, inflight_bytes: 65_536, ..AckSample::default() });
         }
-        // Ten seconds of acknowledgements after 10 us, each of 64 KiB.
+        // Ten seconds of acknowledgements after 10 us, each of 64 KiB, of a window that is used.
         for _ in 0..2_000 {
             now = now + Nanos(5_000_000);
-            let rtt = Some(Nanos(10_000));
-            c.on_ack(now, &AckSample { acked_bytes: 65_536, inflight_bytes: 65_536, rtt, ..AckSample::default() });
+            let (rtt, inflight_bytes) = (Some(Nanos(10_000)), c.limits().window_bytes);
+            c.on_ack(now, &AckSample { acked_bytes: 65_536, inflight_bytes, rtt, ..AckSample::default() });
         }
         prop_assert_eq!(c.limits().rate_bps, RATE_UNPACED);
         prop_assert!(c.limits().window_bytes >= 1 << 19);

@@ -135,15 +135,16 @@ impl Tables<'_> {
         if !signals.is_empty()
             && let Some(path) = paths.get_mut(*path as usize)
         {
+            // First, because it may say where packets were lost.
+            if signals.is_reported() {
+                path.on_report(now, &outbox.report);
+            }
             if signals.has_events() {
                 signals.for_each(|signal| path.on_signal(now, signal));
                 if signals.is_refused() {
                     path.hello.doubted(now);
                     outbox.hello_due = outbox.hello_due.min(path.hello.due());
                 }
-            }
-            if signals.is_reported() {
-                path.on_report(now, &outbox.report);
             }
         }
         result

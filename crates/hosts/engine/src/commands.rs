@@ -422,7 +422,7 @@ impl DataPath<'_> {
         let qp_type = slot.endpoint.qp().qp_type();
         let path = &self.core.paths[at as usize];
         path.hello.tell(slot.endpoint.qp_mut(), self.core.options.selective);
-        slot.endpoint.qp_mut().report_each(path.is_tuned());
+        slot.endpoint.qp_mut().report_each(path.wants_each_report());
         put(&mut self.core.qps, index, slot);
         if qp_type == QpType::Rc || qp_type.is_xrc() {
             self.core.greet(now, at, &flow);

@@ -51,10 +51,10 @@ impl Pacer {
         self.opens_at
     }
 
-    /// `bytes` were sent at a rate of `rate_bps` bits per second.
-    pub fn charge(&mut self, now: Nanos, bytes: u64, rate_bps: u64) {
+    /// `bytes` were sent at a rate of `rate_bps` bits per second. What was late may leave at once, for as long as `lag`.
+    pub fn charge(&mut self, now: Nanos, bytes: u64, (rate_bps, lag): (u64, Nanos)) {
         const NS_PER_SECOND: u128 = 1_000_000_000;
-        let from = self.opens_at.max(now - PACE_LAG);
+        let from = self.opens_at.max(now - lag);
         let rate = u128::from(rate_bps.max(1));
         let work = u128::from(bytes) * 8 * NS_PER_SECOND + u128::from(self.rest);
         self.rest = u64::try_from(work % rate).unwrap_or(0);
@@ -155,10 +155,10 @@ mod tests {
         // 3 Gbit/s: 1001 bytes last 2669.33 ns.
         let mut pacer = Pacer::default();
         let begin = Nanos::from_ms(1);
-        pacer.charge(begin, 0, 1);
+        pacer.charge(begin, 0, (1, PACE_LAG));
         for _ in 0..3_000_000 {
             let now = pacer.opens_at().max(begin);
-            pacer.charge(now, 1001, 3_000_000_000);
+            pacer.charge(now, 1001, (3_000_000_000, PACE_LAG));
         }
         let spent = pacer.opens_at().since(begin - PACE_LAG).0;
         assert_eq!(spent, 1001 * 8 * 1_000_000);
@@ -170,22 +170,22 @@ mod tests {
         assert!(!pacer.is_closed(Nanos(0)));
         let now = Nanos::from_ms(5);
         // 12,500 bytes at 1 Gbit/s: 100 us, which the lag allows at once.
-        pacer.charge(now, 12_500, 1_000_000_000);
+        pacer.charge(now, 12_500, (1_000_000_000, PACE_LAG));
         assert!(!pacer.is_closed(now));
-        pacer.charge(now, 12_500, 1_000_000_000);
+        pacer.charge(now, 12_500, (1_000_000_000, PACE_LAG));
         assert_eq!(pacer.opens_at(), now + Nanos::from_us(100));
         assert!(pacer.is_closed(now) && pacer.is_closed(now + Nanos(91_807)));
         assert!(!pacer.is_closed(now + Nanos(91_808)));
         // After a second without sending no more than the lag is caught up.
         let later = now + Nanos::from_ms(1_000);
-        pacer.charge(later, 12_500, 1_000_000_000);
+        pacer.charge(later, 12_500, (1_000_000_000, PACE_LAG));
         assert_eq!(pacer.opens_at(), later);
     }
 
     #[test]
     fn a_gate_opens_earlier_when_the_rate_rises() {
         let (mut pacer, now) = (Pacer::default(), Nanos::from_ms(5));
-        pacer.charge(now, 25_000, 1_000_000_000);
+        pacer.charge(now, 25_000, (1_000_000_000, PACE_LAG));
         assert_eq!(pacer.opens_at(), now + Nanos::from_us(100));
         for lower in [1, 1_000_000_000] {
             assert!(!pacer.speed_up(now, lower));
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(pacer.opens_at(), now + Nanos::from_us(40));
         assert!(pacer.speed_up(now + Nanos::from_us(30), u64::MAX));
         assert_eq!(pacer.opens_at(), now + Nanos::from_us(30));
-        pacer.charge(now, 25_000, 1_000_000_000);
+        pacer.charge(now, 25_000, (1_000_000_000, PACE_LAG));
         assert!(pacer.is_closed(now) && pacer.speed_up(now, RATE_UNPACED));
         assert_eq!(pacer.opens_at(), now);
     }
@@ -203,9 +203,9 @@ mod tests {
     #[test]
     fn impossible_numbers_close_the_gate_for_good_and_do_not_panic() {
         let mut pacer = Pacer::default();
-        pacer.charge(Nanos(u64::MAX), u64::MAX, 0);
+        pacer.charge(Nanos(u64::MAX), u64::MAX, (0, PACE_LAG));
         assert_eq!(pacer.opens_at(), Nanos::NEVER);
-        pacer.charge(Nanos(0), u64::MAX, u64::MAX);
+        pacer.charge(Nanos(0), u64::MAX, (u64::MAX, PACE_LAG));
         assert_eq!(pacer.opens_at(), Nanos::NEVER);
     }
 

@@ -1,17 +1,16 @@
 //! The path to one peer address, shared by all queue pairs that talk to it: its congestion controller and its next hop.
 //!
-//! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have
-//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others. READ responses that the peer
+//! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have one
+//! packet in flight, so that one stuck peer queue pair cannot stop the others. READ responses that the peer
 //! acknowledges count as bytes in flight; the window bounds them before requests, which get what they leave. Below a controller
-//! other than `aimd` and `none` the window of `aimd` remains: the receive buffers of a software peer drop packets before a switch
-//! marks them. Such a controller also bounds what a queue pair may always have in flight to one packet, because its windows may
-//! be small.
+//! that does not react to full receive buffers the window of `aimd` remains: a software peer drops packets there before a switch
+//! marks them.
 //!
 //! While the peer's next hop is being resolved, packets wait in a small store of the port or of the kernel, which drops what
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
 //! asks the port whether the next hop is resolved ([`Path::may_send`]).
 
-use crate::pacing::{FRAME_OVERHEAD, Pacer};
+use crate::pacing::{FRAME_OVERHEAD, PACE_LAG, Pacer};
 use crate::paths::WindowLine;
 use crate::peer_hello::PeerHello;
 use crate::peer_report::PeerReport;
@@ -24,15 +23,14 @@ use burst_port::{PortCaps, UNRESOLVED_BYTES};
 use burst_transport::{AckReport, Signal};
 use std::net::IpAddr;
 
-/// Bytes that a queue pair may have in flight whatever the window is.
-pub const QP_MIN_BYTES: u64 = 16 << 10;
-
 /// Instead of a queue pair: none.
 const NO_QP: u32 = u32::MAX;
 /// Bytes that a work request takes in that store besides its payload: stores count the memory that keeps a packet.
 const WQE_BYTES: u64 = 512;
 /// Time without unacknowledged messages after which a next hop counts as unknown again. Ports and kernels keep it longer.
 pub const IDLE: Nanos = Nanos::from_ms(20_000);
+/// Time without bytes in flight after which a controller is asked whether it trusts its window.
+const IDLE_WINDOW: Nanos = Nanos::from_ms(100);
 /// Longest wait for a next hop. A kernel asks three times at intervals of a second.
 pub const RESOLVING_MAX: Nanos = Nanos::from_ms(4_000);
 
@@ -68,8 +66,12 @@ pub struct PathLink {
 /// What a path has for a controller other than `aimd` and `none`.
 #[derive(Debug)]
 struct Tuned {
-    /// The window against full receive buffers.
-    guard: Aimd,
+    /// The window against full receive buffers; `cubic` has one of its own.
+    guard: Option<Aimd>,
+    /// The peer's acknowledgements say what the path is like, so that nothing else need be measured.
+    is_reported: bool,
+    /// Time by which a late path may catch up.
+    lag: Nanos,
     pacer: Pacer,
     probe: Option<RttProbe>,
     /// What acknowledgements have said since bytes were last acknowledged.
@@ -97,9 +99,13 @@ pub struct Path {
     controller: Controller,
     /// What controllers other than `aimd` and `none` need besides.
     tuned: Option<Box<Tuned>>,
-    /// Bytes that a queue pair may have in flight whatever the window is.
+    /// Bytes that a queue pair may have in flight whatever the window is: one packet.
     qp_min_bytes: u64,
     inflight: u64,
+    /// When nothing was in flight any more.
+    idle_since: Nanos,
+    /// The queue pair whose bytes are counted next repairs losses.
+    pub(crate) is_recovering: bool,
     /// Bytes of READ responses among them.
     responses: u64,
     /// When a marked packet is next answered by a congestion notification.
@@ -134,10 +140,12 @@ impl Path {
             peer,
             device,
             users: 0,
-            controller: Controller::new(&cc, now, line_rate_bps, if plain { 0 } else { mtu }),
-            tuned: (!plain).then(|| Box::new(Tuned::new(&cc))),
-            qp_min_bytes: if plain { QP_MIN_BYTES } else { u64::from(mtu) },
+            controller: Controller::new(&cc, now, line_rate_bps, mtu),
+            tuned: (!plain).then(|| Box::new(Tuned::new(&cc, mtu))),
+            qp_min_bytes: u64::from(mtu),
             inflight: 0,
+            idle_since: now,
+            is_recovering: false,
             responses: 0,
             cnp_from: Nanos(0),
             hello: PeerHello::default(),
@@ -214,7 +222,11 @@ impl Path {
         let acked_bytes = before - after;
         debug_assert!(acked_bytes <= self.inflight, "more bytes acknowledged than in flight");
         self.inflight = self.inflight.saturating_sub(acked_bytes);
-        let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, ..AckSample::default() };
+        if self.inflight == 0 {
+            self.idle_since = now;
+        }
+        let is_recovering = self.is_recovering;
+        let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, is_recovering, ..AckSample::default() };
         match &mut self.tuned {
             None => self.controller.on_ack(now, &sample),
             Some(tuned) => tuned.on_ack(now, qp, &sample, &mut self.controller),
@@ -230,6 +242,7 @@ impl Path {
         match &mut self.tuned {
             Some(tuned) => {
                 tuned.reported.get_or_insert_default().add(report);
+                tuned.is_reported = true;
                 if self.inflight == 0 {
                     tuned.on_ack(now, NO_QP, &AckSample::default(), &mut self.controller);
                 }
@@ -262,10 +275,30 @@ impl Path {
         }
     }
 
-    /// Whether this path is to be told of what leaves ([`Path::left`]).
+    /// Whether this path is to be told of what leaves now ([`Path::left`]).
     #[inline]
-    pub(crate) fn is_tuned(&self) -> bool {
-        self.tuned.is_some()
+    pub(crate) fn is_measured(&self) -> bool {
+        self.tuned.is_some() && self.is_charged()
+    }
+
+    #[inline(never)]
+    fn is_charged(&self) -> bool {
+        let is_measuring = self.tuned.as_ref().is_some_and(|tuned| !tuned.is_reported || tuned.guard.is_some());
+        is_measuring || self.controller.limits().rate_bps != RATE_UNPACED
+    }
+
+    /// Whether each acknowledgement is to be reported. `cubic` needs a round trip now and then.
+    pub(crate) fn wants_each_report(&self) -> bool {
+        self.tuned.as_ref().is_some_and(|tuned| tuned.guard.is_some())
+    }
+
+    /// A turn begins. After a time without packets in flight the controller cannot trust its window.
+    #[inline]
+    pub(crate) fn begin_turn(&mut self, now: Nanos) {
+        if self.inflight == 0 && now.since(self.idle_since) >= IDLE_WINDOW {
+            let since = std::mem::replace(&mut self.idle_since, now);
+            self.controller.on_idle(now, since);
+        }
     }
 
     /// Frames left in a turn of queue pair `qp`, which had `before` bytes in flight and has `after` now.
@@ -282,10 +315,11 @@ impl Path {
         let rate = self.controller.limits().rate_bps;
         let Some(tuned) = &mut self.tuned else { return };
         if rate != RATE_UNPACED {
-            tuned.pacer.charge(now, wire_bytes, rate);
+            tuned.pacer.charge(now, wire_bytes, (rate, tuned.lag));
         }
         // What a READ asks for takes longer than a round trip.
-        if tuned.probe.is_none() && after > before && payload >= after - before {
+        let wants_probe = tuned.probe.is_none() && !(tuned.is_reported && tuned.guard.is_none());
+        if wants_probe && after > before && payload >= after - before {
             tuned.probe = Some(RttProbe { qp, left: after, at: now });
         }
     }
@@ -326,13 +360,8 @@ impl Path {
 
     /// Passes a signal of a queue pair to the controller.
     pub fn on_signal(&mut self, now: Nanos, signal: Signal) {
-        if let (Some(tuned), Signal::Loss | Signal::Timeout) = (&mut self.tuned, signal) {
-            tuned.guard.on_loss(now);
-            // A packet that is sent twice measures nothing.
-            tuned.probe = None;
-        }
-        if let (Some(tuned), Signal::Spurious) = (&mut self.tuned, signal) {
-            tuned.guard.on_spurious();
+        if let Some(tuned) = &mut self.tuned {
+            tuned.on_signal(now, signal);
         }
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
@@ -386,7 +415,8 @@ impl Path {
     /// The window in bytes.
     pub fn window(&self) -> u64 {
         let window = self.controller.limits().window_bytes;
-        self.tuned.as_ref().map_or(window, |tuned| window.min(tuned.guard.limits().window_bytes))
+        let guard = self.tuned.as_ref().and_then(|tuned| tuned.guard.as_ref());
+        guard.map_or(window, |guard| window.min(guard.limits().window_bytes))
     }
     /// Whether a waiting queue pair with `own` bytes in flight may send `next` more bytes. A queue pair with nothing in flight
     /// may send whenever the window is open. Others are woken only if their whole next packet fits; otherwise they would be
@@ -398,8 +428,29 @@ impl Path {
 }
 
 impl Tuned {
-    fn new(cc: &Params) -> Tuned {
-        Tuned { guard: Aimd::new(cc.window_max_bytes), pacer: Pacer::default(), probe: None, reported: None }
+    fn new(cc: &Params, mtu: u32) -> Tuned {
+        let is_guarded = cc.algorithm() != Algorithm::Cubic;
+        Tuned {
+            guard: is_guarded.then(|| Aimd::new(cc.window_max_bytes, mtu.into())),
+            is_reported: false,
+            lag: PACE_LAG,
+            pacer: Pacer::default(),
+            probe: None,
+            reported: None,
+        }
+    }
+
+    /// A queue pair has found a loss, or that one was none.
+    fn on_signal(&mut self, now: Nanos, signal: Signal) {
+        match signal {
+            Signal::Loss | Signal::Timeout => {
+                self.guard.iter_mut().for_each(|guard| guard.on_loss(now));
+                // A packet that is sent twice measures nothing.
+                self.probe = None;
+            }
+            Signal::Spurious => self.guard.iter_mut().for_each(Aimd::on_spurious),
+            Signal::Cnp => {}
+        }
     }
 
     /// Bytes of queue pair `qp` were acknowledged. A peer that reports measures round trips better than the probe: it says what
@@ -415,7 +466,11 @@ impl Tuned {
             None => AckSample { rtt: measured, ..*sample },
         };
         controller.on_ack(now, &sample);
-        self.guard.on_ack(now, &sample);
+        match &mut self.guard {
+            Some(guard) => guard.on_ack(now, &sample),
+            // A window clocks itself: what was late may leave at once, for as long as a round trip.
+            None => self.lag = sample.rtt.map_or(self.lag, |rtt| rtt.max(PACE_LAG)),
+        }
     }
 
     /// The round trip, if the bytes of the probe are acknowledged now.
@@ -436,8 +491,17 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
+    const MTU: u64 = 4096;
+
+    /// A path whose window has grown to its maximum.
     fn path() -> Path {
-        path_with(Algorithm::Aimd)
+        let mut p = path_with(Algorithm::Aimd);
+        while p.window() < 512 << 10 {
+            let window = p.window();
+            p.moved(Nanos(0), 1, 0, window);
+            p.moved(Nanos(0), 1, window, 0);
+        }
+        p
     }
 
     fn path_with(algorithm: Algorithm) -> Path {
@@ -454,7 +518,7 @@ mod tests {
             }
             let least = if algorithm == Algorithm::None { 512 << 10 } else { burst_cc::WINDOW_MIN };
             assert!(p.window() <= least, "{algorithm}: {}", p.window());
-            let min = if matches!(algorithm, Algorithm::Aimd | Algorithm::None) { QP_MIN_BYTES } else { 4096 };
+            let min = 4096;
             p.moved(Nanos::from_ms(200), 1, 0, 512 << 10);
             assert_eq!((p.room(0), p.room(min)), (min, 0), "{algorithm}");
         }
@@ -465,20 +529,20 @@ mod tests {
         let mut p = path();
         assert_eq!(p.room(0), 512 << 10);
         p.moved(Nanos(0), 1, 0, 512 << 10);
-        assert_eq!(p.room(0), QP_MIN_BYTES);
-        assert_eq!(p.room(QP_MIN_BYTES), 0);
+        assert_eq!(p.room(0), MTU);
+        assert_eq!(p.room(MTU), 0);
     }
 
     #[test]
     fn responses_get_the_window_and_requests_what_they_leave() {
         let mut p = path();
         p.moved(Nanos(0), 1, 0, 512 << 10);
-        assert_eq!((p.room(0), p.response_room(0)), (QP_MIN_BYTES, 512 << 10), "requests alone");
+        assert_eq!((p.room(0), p.response_room(0)), (MTU, 512 << 10), "requests alone");
         p.moved(Nanos(0), 2, 0, 500 << 10);
         p.responses_moved(0, 500 << 10);
-        assert_eq!((p.room(0), p.response_room(500 << 10)), (QP_MIN_BYTES, 12 << 10));
+        assert_eq!((p.room(0), p.response_room(500 << 10)), (MTU, 12 << 10));
         p.moved(Nanos(0), 1, 512 << 10, 0);
-        assert_eq!((p.room(0), p.response_room(0)), (QP_MIN_BYTES, QP_MIN_BYTES));
+        assert_eq!((p.room(0), p.response_room(0)), (12 << 10, 12 << 10));
         p.moved(Nanos(0), 2, 500 << 10, 100);
         p.responses_moved(500 << 10, 100);
         assert_eq!((p.room(0), p.response_room(100)), (p.window() - 100, p.window() - 100));
@@ -630,9 +694,9 @@ mod tests {
     fn a_waiting_queue_pair_is_woken_by_room_for_its_next_packet() {
         let mut p = path();
         p.moved(Nanos(0), 1, 0, 512 << 10);
-        assert!(!p.has_room(QP_MIN_BYTES, 1) && !p.has_room(QP_MIN_BYTES, 0) && p.has_room(0, 64 << 10));
+        assert!(!p.has_room(MTU, 1) && !p.has_room(MTU, 0) && p.has_room(0, 64 << 10));
         p.moved(Nanos(0), 1, 512 << 10, 480 << 10);
-        assert!(p.has_room(QP_MIN_BYTES, 32 << 10) && !p.has_room(QP_MIN_BYTES, 64 << 10));
+        assert!(p.has_room(MTU, 32 << 10) && !p.has_room(MTU, 64 << 10));
     }
 
     #[test]

@@ -86,14 +86,14 @@ impl Worker {
     /// Gives a path a controller in its first state, and a turn to the queue pairs that waited for the old one.
     fn retune(&mut self, now: Nanos, at: usize, params: Params, is_peers: bool) {
         let path = &mut self.core.paths[at];
-        let was_tuned = path.is_tuned();
+        let reported_each = path.wants_each_report();
         path.retune(now, &PathLink::new(params, self.ports[path.device.index()].port.caps()));
         path.is_peers_choice = is_peers;
         // All queue pairs of the worker are looked at: not for a change that concerns none of them.
-        let is_tuned = path.is_tuned();
-        if is_tuned != was_tuned {
+        let reports_each = path.wants_each_report();
+        if reports_each != reported_each {
             let others = self.core.qps.iter_mut().flatten().filter(|slot| slot.path == at as u32);
-            others.for_each(|slot| slot.endpoint.qp_mut().report_each(is_tuned));
+            others.for_each(|slot| slot.endpoint.qp_mut().report_each(reports_each));
         }
         if params.algorithm().uses_delay() {
             self.ports[self.core.paths[at].device.index()].port.time_arrivals();

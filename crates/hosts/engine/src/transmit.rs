@@ -82,6 +82,7 @@ impl Worker {
         slot.ticket = NO_TICKET;
         let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
+            path.begin_turn(now);
             window_bytes = path.room(slot.endpoint.request_bytes());
             if slot.endpoint.qp().wants_response_room() {
                 let room = path.response_room(slot.endpoint.response_bytes());
@@ -89,7 +90,7 @@ impl Worker {
             }
             let Some(burst) = path.burst(now) else { return self.wait_for_rate(now, index) };
             bytes = bytes.min(burst);
-            tuned = path.is_tuned();
+            tuned = path.is_measured();
             if slot.endpoint.sends_unacknowledged() {
                 bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.endpoint.qp().flow())));
             }

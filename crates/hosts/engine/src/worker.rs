@@ -481,6 +481,7 @@ impl Core {
         let inflight = slot.endpoint.inflight_bytes();
         if inflight != slot.inflight_seen {
             if let Some(path) = self.paths.get_mut(slot.path as usize) {
+                path.is_recovering = slot.endpoint.qp().is_recovering();
                 path.moved(now, index, slot.inflight_seen, inflight);
                 let responses = slot.endpoint.response_bytes();
                 if responses > 0 || slot.has_more {

@@ -4,7 +4,7 @@ mod harness;
 
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
-use burst_cc::Params;
+use burst_cc::{Algorithm, Params};
 use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy, WorkSum};
 use burst_port::loopback::Loopback;
 use burst_port::mem::{Hub, MemConfig};
@@ -35,7 +35,7 @@ impl Busy {
         let hub = Hub::new(MemConfig { latency, depth: 1 << 14, ..MemConfig::default() });
         let host_at = |last: u8| {
             let port = hub.port(&format!("mem{last}"), &[IpAddr::from([10, 0, 0, last])]);
-            Host::with_cc(Box::new(port), 1 << 20, Params::default().with_window(WINDOW))
+            Host::with_cc(Box::new(port), 1 << 20, Params::new(Algorithm::None, WINDOW))
         };
         let (mut host, mut peers) = (host_at(1), (0..peers).map(|peer| host_at(2 + peer)).collect::<Vec<_>>());
         let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
@@ -227,7 +227,7 @@ fn an_account_that_sends_to_itself_pays_for_both_ends() {
     let host_at = |last: u8| {
         let port = hub.port(&format!("mem{last}"), &[IpAddr::from([10, 0, 0, last])]);
         let port = Loopback::new(Box::new(port), None);
-        Host::with_cc(Box::new(port), 1 << 20, Params::default().with_window(WINDOW))
+        Host::with_cc(Box::new(port), 1 << 20, Params::new(Algorithm::None, WINDOW))
     };
     let (mut host, mut peer) = (host_at(1), host_at(2));
     let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());

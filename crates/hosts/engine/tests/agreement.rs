@@ -67,7 +67,7 @@ impl Pair {
 #[test]
 fn two_hosts_without_a_choice_say_nothing() {
     let pair = Pair::new([CcTable::default(); 2]);
-    assert_eq!(pair.algorithms(), ["aimd", "aimd"]);
+    assert_eq!(pair.algorithms(), ["cubic", "cubic"]);
     assert_eq!(pair.peers().map(|peer| peer.kind), ["standard", "standard"], "no hello was sent");
 }
 

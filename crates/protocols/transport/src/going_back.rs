@@ -38,7 +38,7 @@ impl Qp {
         // A second repetition measures nothing.
         sel.measured = (sel.probes == 0).then(|| MeasuredPacket::new(una.next(), now, una.next()));
         sel.deadline = match sel.probes < REPEATS_MAX {
-            true => now + sel.rtt.probe_after().min(wait_max),
+            true => now + sel.rtt.probe_after(0).min(wait_max),
             false => Nanos::NEVER,
         };
     }

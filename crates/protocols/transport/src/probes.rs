@@ -86,7 +86,7 @@ impl Qp {
     pub(crate) fn set_answer_wait(&mut self, env: &Env<'_>) {
         let timeout = self.ack_timeout();
         let rtt = &self.req.sel.rtt;
-        let wait = rtt.probe_after().max(env.fx.probe_wait_min());
+        let wait = rtt.probe_after(0).max(env.fx.probe_wait_min());
         let has_probes = !self.req.sel.active && rtt.is_known() && wait.0 <= timeout.0 / WAITS_PER_TIMEOUT;
         self.answer_wait = if has_probes { wait } else { timeout };
     }
@@ -163,6 +163,12 @@ impl Qp {
             self.req.ack_deadline = if is_endless { timeout } else { env.now + Nanos(timeout.0 - passed) };
         }
         true
+    }
+
+    /// Whether packets are missing that were sent, or it has gone back to one.
+    #[inline]
+    pub fn is_recovering(&self) -> bool {
+        self.req.sel.losses.is_some() || self.req.is_back()
     }
 
     /// How long to wait after a sign of life that is no progress.

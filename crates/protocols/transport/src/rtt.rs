@@ -31,6 +31,8 @@ const IRN_TIMEOUTS: [Nanos; 2] = [Nanos::from_us(100), Nanos::from_us(320)];
 const IRN_FEW: u32 = 3;
 /// Retransmission time-out before the first measurement.
 pub(crate) const RTO_FIRST: Nanos = Nanos::from_ms(10);
+/// Probes before a time-out.
+pub(crate) const PROBES_MAX: u8 = 2;
 /// A time-out is doubled at most this often.
 const BACKOFF_MAX: u8 = 6;
 /// Recoveries without reordering after which it is forgotten (RFC 8985, 6.2).
@@ -95,10 +97,11 @@ impl RttEstimate {
     fn base(&self) -> u64 {
         u64::from(self.srtt) + 4 * u64::from(self.rttvar)
     }
-    /// How long to wait for an acknowledgement before the last packet is repeated to provoke one.
-    pub(crate) fn probe_after(&self) -> Nanos {
+    /// How long to wait for an acknowledgement before the last packet is repeated to provoke one, after `probes` without an
+    /// answer. Before the first measurement each wait is twice the one before: the path may be longer than the first.
+    pub(crate) fn probe_after(&self, probes: u8) -> Nanos {
         if self.srtt == 0 {
-            return RTO_FIRST;
+            return Nanos(RTO_FIRST.0 << probes.min(BACKOFF_MAX));
         }
         let wait = self.base().max(2 * u64::from(self.srtt)) + u64::from(self.delay_max);
         Nanos(wait).max(probe_min(self.mode))
@@ -107,7 +110,7 @@ impl RttEstimate {
     pub(crate) fn timeout_after(&self, backoff: u8, packets: u32) -> Nanos {
         let first = match self.mode {
             RtoMode::Irn => IRN_TIMEOUTS[usize::from(packets > IRN_FEW)].0,
-            _ if self.srtt == 0 => RTO_FIRST.0,
+            _ if self.srtt == 0 => RTO_FIRST.0 << PROBES_MAX,
             _ => self.base() + u64::from(self.delay_max),
         };
         Nanos(first.max(timeout_min(self.mode).0) << backoff.min(BACKOFF_MAX))
@@ -146,12 +149,12 @@ mod tests {
             (0..100).for_each(|_| rtt.measured(us(5), Nanos(0)));
             (
                 first,
-                rtt.probe_after(),
+                rtt.probe_after(0),
                 [(0, 3), (0, 4), (2, 1)].map(|(tries, packets)| rtt.timeout_after(tries, packets)),
             )
         };
-        assert_eq!(of(RtoMode::Shared), (RTO_FIRST, us(200), [us(1_000), us(1_000), us(4_000)]));
-        assert_eq!(of(RtoMode::Dedicated), (RTO_FIRST, us(20), [us(100), us(100), us(400)]));
+        assert_eq!(of(RtoMode::Shared), (Nanos(4 * RTO_FIRST.0), us(200), [us(1_000), us(1_000), us(4_000)]));
+        assert_eq!(of(RtoMode::Dedicated), (Nanos(4 * RTO_FIRST.0), us(20), [us(100), us(100), us(400)]));
         let (first, _, later) = of(RtoMode::Irn);
         assert_eq!((first, later), (us(320), [us(100), us(320), us(400)]));
     }
@@ -159,11 +162,13 @@ mod tests {
     #[test]
     fn times_follow_the_measured_round_trips() {
         let mut rtt = RttEstimate::default();
-        assert_eq!((rtt.probe_after(), rtt.timeout_after(0, 9), rtt.tolerance()), (RTO_FIRST, RTO_FIRST, Nanos(0)));
+        let first = [0, 1, 2].map(|probes| rtt.probe_after(probes));
+        assert_eq!(first, [1, 2, 4].map(|factor| Nanos(factor * RTO_FIRST.0)));
+        assert_eq!((rtt.timeout_after(0, 9), rtt.tolerance()), (Nanos(4 * RTO_FIRST.0), Nanos(0)));
         (0..100).for_each(|_| rtt.measured(Nanos::from_us(550), Nanos::from_us(50)));
         let srtt = rtt.srtt;
         assert!((490_000..=500_000).contains(&srtt), "{srtt}");
-        let probe = rtt.probe_after().0;
+        let probe = rtt.probe_after(0).0;
         assert!((1_000_000..1_100_000).contains(&probe), "twice the round trip and the delay: {probe}");
         assert_eq!(rtt.timeout_after(0, 9), TIMEOUT_MIN);
         assert_eq!(rtt.timeout_after(2, 9), Nanos(4 * TIMEOUT_MIN.0));
@@ -191,7 +196,7 @@ mod tests {
         rtt.measured(ms(8), ms(0));
         assert_eq!((rtt.srtt, rtt.rttvar), (8_000_000, 4_000_000));
         assert_eq!(
-            (rtt.probe_after(), rtt.timeout_after(0, 9)),
+            (rtt.probe_after(0), rtt.timeout_after(0, 9)),
             (ms(24), ms(24)),
             "round trip and four times its variation"
         );
@@ -199,7 +204,7 @@ mod tests {
         rtt.measured(ms(17), ms(1));
         assert_eq!((rtt.srtt, rtt.rttvar), (9_000_000, 5_000_000), "an eighth of it, and a quarter");
         assert_eq!(
-            (rtt.probe_after(), rtt.timeout_after(0, 9)),
+            (rtt.probe_after(0), rtt.timeout_after(0, 9)),
             (ms(30), ms(30)),
             "and the time until the peer answers"
         );
@@ -212,13 +217,13 @@ mod tests {
         // Short round trips: a software peer needs more time than the path.
         let mut short = RttEstimate::default();
         short.measured(Nanos(10_000), Nanos(0));
-        assert_eq!((short.probe_after(), short.timeout_after(0, 9)), (PROBE_MIN, TIMEOUT_MIN));
+        assert_eq!((short.probe_after(0), short.timeout_after(0, 9)), (PROBE_MIN, TIMEOUT_MIN));
         assert_eq!(short.timeout_after(3, 9), Nanos(8 * TIMEOUT_MIN.0));
         // A steady path: twice its round trip.
         let mut steady = RttEstimate { srtt: 1_000_000, rttvar: 100_000, ..RttEstimate::default() };
-        assert_eq!((steady.probe_after(), steady.timeout_after(0, 9)), (ms(2), Nanos(1_400_000)));
+        assert_eq!((steady.probe_after(0), steady.timeout_after(0, 9)), (ms(2), Nanos(1_400_000)));
         steady.delay_max = 300_000;
-        assert_eq!((steady.probe_after(), steady.timeout_after(0, 9)), (Nanos(2_300_000), Nanos(1_700_000)));
+        assert_eq!((steady.probe_after(0), steady.timeout_after(0, 9)), (Nanos(2_300_000), Nanos(1_700_000)));
     }
 
     #[test]
@@ -240,6 +245,6 @@ mod tests {
         let mut rtt = RttEstimate::default();
         rtt.measured(Nanos(5), Nanos(u64::MAX));
         rtt.measured(Nanos(u64::MAX), Nanos(0));
-        assert!(rtt.timeout_after(6, 9) < Nanos::from_ms(1_000_000) && rtt.probe_after() >= PROBE_MIN);
+        assert!(rtt.timeout_after(6, 9) < Nanos::from_ms(1_000_000) && rtt.probe_after(0) >= PROBE_MIN);
     }
 }

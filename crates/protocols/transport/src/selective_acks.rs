@@ -15,6 +15,7 @@ use crate::api::{Env, Signal};
 use crate::head::Work;
 use crate::losses::{Losses, LossesFound};
 use crate::qp::Qp;
+use crate::rtt::PROBES_MAX;
 use crate::selective::MeasuredPacket;
 use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason, RtoMode};
@@ -25,8 +26,6 @@ use burst_wire::{Aeth, NakCode, OpKind, Packet, Saeth, Syndrome};
 
 /// Waits of the fast timer that fit into a local ACK timeout at least: two probes and a time-out come before it.
 const FAST_WAITS: u64 = 4;
-/// Probes before a time-out.
-const PROBES_MAX: u8 = 2;
 /// Time-outs without any answer in the family after which the standard family is used: 30 ms and more, in which the queues of a
 /// path have drained.
 const SILENT_TIMEOUTS: u8 = 2;
@@ -463,7 +462,7 @@ impl Qp {
         }
         let has_probe = sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn;
         let wait = match has_probe {
-            true => sel.rtt.probe_after().min(self.fast_wait_max()),
+            true => sel.rtt.probe_after(sel.probes).min(self.fast_wait_max()),
             false => self.spread(self.timeout_after(sel.backoff)),
         };
         let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));

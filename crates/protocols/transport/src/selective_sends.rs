@@ -123,7 +123,7 @@ impl Qp {
         if self.req.sel.deadline == Nanos::NEVER {
             let rtt = &self.req.sel.rtt;
             let is_irn = rtt.mode() == RtoMode::Irn;
-            let wait = if is_irn { self.timeout_after(0) } else { rtt.probe_after().min(self.fast_wait_max()) };
+            let wait = if is_irn { self.timeout_after(0) } else { rtt.probe_after(0).min(self.fast_wait_max()) };
             self.req.sel.deadline = now + wait;
         }
     }
