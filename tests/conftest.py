@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter):
         run, earlier = history.record(lab.fabric.ROOT, FIGURES), history.load(HISTORY)
         history.append(HISTORY, run)
         terminalreporter.section("figures")
-        for line in (*history.table(run, earlier), "", *history.SETTINGS, f"appended to {HISTORY}"):
+        for line in (*history.table(run, earlier), "", *history.SETTINGS, f"appended to {HISTORY}; scripts/documents writes docs/performance.md from it"):
             terminalreporter.write_line(line)
 
 

@@ -196,7 +196,7 @@ def test_no_kind_of_packet_is_amplified(fabric, ends):
         "REP of no connection": [forger.mad("REP", roce.ids(k + 1, 77), stranger) for k in range(300)],
         "repeated READ of 16 KiB": [forger.frame(READ_REQUEST, qpn, psn, read, port=4791)] * 300,
     }
-    # The rule of SECURITY.md: 32 times, and twice for each of the READ's 16 packets.
+    # The rule of docs/threats.md: 32 times, and twice for each of the READ's 16 packets.
     limits = {"repeated READ of 16 KiB": 64 * 16384 * 1.1 / (300 * 32)}
     for kind, made in kinds.items():
         before = fabric.b.stats()

@@ -64,7 +64,7 @@ fn record(command: &CmCommand) -> Vec<u8> {
     assert_eq!(receiver.receive(|_| ()).expect("a command"), 1);
     let at = |offset: usize| {
         assert!(offset < segment.len());
-        // SAFETY: inside the mapping, and nobody writes any more.
+        // SAFETY: inside the mapping, and no other thread writes any more.
         unsafe { segment.base().as_ptr().add(offset).read() }
     };
     let len = usize::from(u16::from_ne_bytes([at(QUEUE_HEADER_BYTES), at(QUEUE_HEADER_BYTES + 1)]));

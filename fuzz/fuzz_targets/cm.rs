@@ -2,7 +2,7 @@
 //!
 //! The input is a program. Messages are built so that they often name live ids: the fuzzer chooses kind, ids among
 //! those that were seen, and then spoils any bytes it likes. Nothing may panic, the number of connections stays within
-//! its limit, owners are never told after their end, and when all owners have gone and time has passed nothing is left.
+//! its limit, owners get no event after their end, and when all owners have gone and time has passed nothing is left.
 #![no_main]
 
 #[allow(dead_code)]
@@ -103,7 +103,7 @@ fuzz_target!(|data: &[u8]| {
         host.world.sent.clear();
     }
     host.cm.destroy_all(now, |_| true, &mut host.world);
-    let told: usize = host.world.stories.iter().map(|s| s.events.len()).sum();
+    let delivered: usize = host.world.stories.iter().map(|s| s.events.len()).sum();
     for _ in 0..400 {
         now = now + Nanos::from_ms(5_000);
         host.cm.on_timer(now, 1000, &mut host.world);
@@ -112,5 +112,5 @@ fuzz_target!(|data: &[u8]| {
     // The programs have gone that kept places of withdrawn requests.
     host.world.places.clear();
     assert_eq!(host.backlog.waiting(), 0);
-    assert_eq!(told, host.world.stories.iter().map(|s| s.events.len()).sum::<usize>());
+    assert_eq!(delivered, host.world.stories.iter().map(|s| s.events.len()).sum::<usize>());
 });

@@ -1,6 +1,6 @@
 //! Messages of the `packet` port's socket: frames and trains of any bytes, and valid ones of which some bytes are changed.
-//! Nothing panics, each packet is delivered or dropped once, what is delivered lies within its message, and a train that nobody
-//! has changed is delivered whole.
+//! Nothing panics, each packet is delivered or dropped once, what is delivered lies within its message, and an unchanged train
+//! is delivered whole.
 //!
 //! The modules under test are included with another `sys`, whose ring delivers the fuzzer's messages.
 #![no_main]

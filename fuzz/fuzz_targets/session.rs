@@ -115,7 +115,7 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2]) -> Host {
     let mut used = Vec::new();
     host.lend_urma_ports(Box::new(move |_, address| {
         if used.contains(&address) {
-            // A hub has each address once: the next life of the node is on another one.
+            // A hub has each address once: the node's next incarnation is on another one.
             hub = Hub::new(MemConfig::default());
             used.clear();
         }
@@ -551,7 +551,7 @@ impl World {
         }
     }
 
-    /// Packets to a queue pair of a device, or to its QP1, in the name of the other device or of a stranger.
+    /// Packets to a queue pair of a device, or to its QP1, in the name of the other device or of a third host.
     fn forge(&self, at: usize, tape: &mut Tape<'_>) {
         let shape = tape.byte();
         let qpn = match shape % 8 {

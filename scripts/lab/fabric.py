@@ -223,7 +223,7 @@ class Host:
 
     def _devices_of_programs(self):
         """The devices that a program would see now."""
-        code, text = self.burst("in-process-picture")
+        code, text = self.burst("in-process-snapshot")
         if code:
             raise LabError(text)
         gids = lambda device: [  # noqa: E731

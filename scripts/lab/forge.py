@@ -167,8 +167,8 @@ class Forge:
         rng = self.rng
         cc = rng.choice([b"", b"aimd", b"dcqcn:rpg_ai_rate=100M", b"none", b"dcqcn:rpg_ai_rate=-1", rng.randbytes(192)])
         head = roce.mad(b"", 0x0010, rng.getrandbits(64), mgmt_class=0x32, version=1, method=rng.choice([1, 1, 1, 0x81]))[:24]
-        told = bytes([1, rng.choice([1, 3, 5, 0, 255])]) + struct.pack(">HQII", 64, rng.choice([1, 2]), rng.choice([0, 7, 7, 3]), 2048)
-        return (head + bytes(13) + b"BUR" + told + bytes([rng.randrange(4), len(cc)]) + cc).ljust(256, b"\0")
+        fields = bytes([1, rng.choice([1, 3, 5, 0, 255])]) + struct.pack(">HQII", 64, rng.choice([1, 2]), rng.choice([0, 7, 7, 3]), 2048)
+        return (head + bytes(13) + b"BUR" + fields + bytes([rng.randrange(4), len(cc)]) + cc).ljust(256, b"\0")
 
     def altered(self, made, most):
         """Up to `most` bytes changed, half the time none."""

@@ -106,10 +106,10 @@ def legend(x0, names):
 
 
 def svg(series, reference, bars):
-    """The demo's picture. `series`: {name: [(bytes, Gbit/s)]}; `bars`: [(name, p50, p99)]."""
+    """The demo's drawing. `series`: {name: [(bytes, Gbit/s)]}; `bars`: [(name, p50, p99)]."""
     bandwidth = lambda x0: bandwidth_panel(x0, series, reference) if series else []  # noqa: E731
     latency = lambda x0: latency_panel(x0, bars) if bars else []  # noqa: E731
-    return picture([bandwidth, latency])
+    return drawing([bandwidth, latency])
 
 
 def categories_panel(x0, heading, labels, series, top=None):
@@ -128,8 +128,8 @@ def categories_panel(x0, heading, labels, series, top=None):
     return parts + legend(x0, list(series))
 
 
-def picture(panels, columns=2):
-    """The whole picture of panels, which are functions of the position of their left edge, row by row."""
+def drawing(panels, columns=2):
+    """The whole drawing of panels, which are functions of the position of their left edge, row by row."""
     rows = -(-len(panels) // columns)
     parts = []
     for number, panel in enumerate(panels):

@@ -57,7 +57,7 @@ class Proxies:
         return self.running[host.name]
 
     def show(self, host):
-        """The picture of `burst proxy ls --json`."""
+        """The answer of `burst proxy ls --json`."""
         words = [base.build_directory() / "burst", "proxy", "ls", "--json", "--admin", self.admin(host)]
         done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
         if done.returncode:
@@ -74,9 +74,9 @@ class Proxies:
 
     def links_are(self, carrier):
         """Whether all links of both proxies travel so, and both take new connections."""
-        pictures = [self.show(host) for host in self.fabric.hosts]
-        carried = [picture["links"] and all(link["carrier"] == carrier for link in picture["links"]) for picture in pictures]
-        return all(carried) and all(peer["carries"] for picture in pictures for peer in picture["peers"])
+        answers = [self.show(host) for host in self.fabric.hosts]
+        carried = [answer["links"] and all(link["carrier"] == carrier for link in answer["links"]) for answer in answers]
+        return all(carried) and all(peer["carries"] for answer in answers for peer in answer["peers"])
 
     def await_links(self, carrier=None):
         """Waits until each proxy carries connections of the other."""

@@ -6,7 +6,9 @@ A rule finds nothing that is right: where a rule cannot decide, it says nothing.
 import re
 from collections import defaultdict
 
+import documents
 import modules
+import words
 from rust import ITEM
 
 FUNCTION_LINES_MAX = 70
@@ -14,7 +16,6 @@ FILE_LINES_MAX = 800
 COMMENT_COLUMNS_MAX = 130
 SUBJECT_COLUMNS_MAX = 72
 CIRCLE_FILES_MAX = 8
-GLOSSARY_ROWS_MAX = 30
 #: Files with lines of their own length: tables of symbols, hexadecimal vectors.
 CODE_ENDINGS = (".rs", ".py", ".c", ".h", ".sh", ".awk", ".bt")
 
@@ -191,34 +192,7 @@ def subjects(tree):
             yield commit, f"the subject is not of the form `crate: what changed`: {subject}"
 
 
-def glossary(tree):
-    """The glossary stays small: the field's own word is better than a new one."""
-    path = "docs/glossary.md"
-    if path in tree.files:
-        rows = [line for line in tree.read(path).split("\n") if line.startswith("| ")][2:]
-        if len(rows) > GLOSSARY_ROWS_MAX:
-            yield path, f"{len(rows)} terms; {GLOSSARY_ROWS_MAX} are allowed"
-
-
-def document_paths(tree):
-    """Files that documents name exist. A last part in capital letters is a placeholder."""
-    folders = {folder for path in tree.files for folder in parents(path)}
-    for path in tree.files:
-        if not path.endswith(".md"):
-            continue
-        for number, line in enumerate(tree.read(path).split("\n"), start=1):
-            for name in re.findall(r"`((?:crates|docs|fuzz|scripts|share|tests)/[\w./-]+)`", line):
-                if name.rstrip("/") not in folders and name not in tree.files and not re.search(r"\b[A-Z]+\b", name.split("/")[-1].split(".")[0]):
-                    yield f"{path}:{number}", f"there is no {name}"
-
-
-def parents(path):
-    """All folders above a path."""
-    parts = path.split("/")[:-1]
-    return ("/".join(parts[: i + 1]) for i in range(len(parts)))
-
-
 RULES = [
-    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, circles, subjects, glossary,
-    document_paths,
+    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, circles, subjects,
+    *documents.RULES, *words.RULES,
 ]  # fmt: skip

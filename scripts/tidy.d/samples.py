@@ -48,6 +48,8 @@ CHAIN = {
     "b.rs": "pub struct B;\n",
 }
 
+RUN = '{"date": "2026-11-28T00:00:00", "commit": "1", "machine": {"cpu": "c", "cpus": 2, "kernel": "6.1.0", "memory_gib": 1}, "figures": {}}\n'
+
 #: (rule, sample, how many violations it has)
 SAMPLES = [
     ("storeys", Sample({}, workspace(package("base", "low", "high"), package("bytes", "high"))), 1),
@@ -96,10 +98,24 @@ SAMPLES = [
     ("subjects", Sample({}, subjects=[("1", "transport: " + "w" * 62)]), 1),
     ("subjects", Sample({}, subjects=[("1", "Fix things")]), 1),
     ("subjects", Sample({}, subjects=[("1", "transport: " + "w" * 61), ("2", "rdmacm, cm: a thing"), ("3", ".ci: a thing")]), 0),
-    ("glossary", Sample({"docs/glossary.md": "| term | x |\n| --- | --- |\n" + "| a | b |\n" * 31}), 1),
-    ("glossary", Sample({"docs/glossary.md": "| term | x |\n| --- | --- |\n" + "| a | b |\n" * 30}), 0),
-    ("document_paths", Sample({"README.md": "see `docs/gone.md` and `tests/gone`\n", "docs/here.md": ""}), 2),
-    ("document_paths", Sample({"README.md": "see `docs/here.md`, `crates/` and `tests/a/b`\n", "docs/here.md": "", "crates/x": "", "tests/a/b/c": ""}), 0),
+    ("document_paths", Sample({"README.md": "see `docs/gone.md`, `tests/gone`, `a/gone.rs` and `gone.py`\n", "docs/here.md": "", LIB: ""}), 4),
+    ("document_paths", Sample({LIB: "//! See docs/gone.md.\n", "x.py": "# docs/gone.md#there\n"}), 2),
+    ("document_paths", Sample({"README.md": "see `docs/here.md`, `crates/`, `tests/a/b`, `a/lib.rs`, `base/a/src/lib.rs`, `t.rs`, `a/NAME.rs`\n", "docs/here.md": "", LIB: "//! docs/here.md\n", TEST: "", "tests/a/b/c": ""}), 0),
+    ("links", Sample({"a.md": "[x](b.md) [y](#gone) [z](c.md#two)\n", "c.md": "# One\n"}), 3),
+    ("links", Sample({"docs/a.md": "# A `b` (c)\n[x](../c.md#one) [y](#a-b-c) [z](https://x/y) [d](../docs)\n", "c.md": "```\n# no\n```\n# One\n"}), 0),
+    ("document_lengths", Sample({"ARCHITECTURE.md": "word " * 1501, "README.md": "line\n" * 151}), 2),
+    ("document_lengths", Sample({"ARCHITECTURE.md": "word " * 1500, "README.md": "line\n" * 150}), 0),
+    ("document_index", Sample({"docs/README.md": "[a](a.md)\n", "docs/a.md": "", "docs/b.md": "", "docs/c/README.md": "", "docs/c/d.md": ""}), 3),
+    ("document_index", Sample({"docs/README.md": "[a](a.md#x) [c](c/README.md)\n", "docs/a.md": "", "docs/c/README.md": "[d](d.md)", "docs/c/d.md": ""}), 0),
+    ("written_parts", Sample({"ARCHITECTURE.md": "| `a` | x | 7 |\n| `b` | x | 1 |\n", LIB: "fn f() { unsafe { g() } }\n", OTHER: "#![forbid(unsafe_code)]\n"}), 1),
+    ("written_parts", Sample({"ARCHITECTURE.md": "| `a` | x | 1 |\n| `b` | x | forbidden |\n", LIB: "fn f() { unsafe { g() } }\n#[cfg(test)]\nmod tests { fn f() { unsafe { g() } } }\n", OTHER: "#![forbid(unsafe_code)]\n"}), 0),
+    ("written_parts", Sample({"docs/performance.md": "<!-- scripts/documents: figures -->\nold\n<!-- end -->\n", "tests/bench/history.jsonl": RUN}), 1),
+    ("variables", Sample({LIB: 'const A: &str = "BURST_A";\n', "docs/configuration.md": "`BURST_B`\n", "scripts/x": 'echo "$BURST_C"\n'}), 3),
+    ("variables", Sample({LIB: '// "BURST_Z"\nconst A: &str = "BURST_A";\n', TEST: 'f("BURST_C")', "docs/configuration.md": "| `BURST_A` |\n", "CONTRIBUTING.md": "`BURST_C`\n"}), 0),
+    ("words", Sample({LIB: "//! Nobody is told.\nstruct HouseGuard;\nfn has_patience() {}\n", "a.md": "A void place, a former life.\n"}), 6),
+    ("words", Sample({LIB: "// news\n", "scripts/tidy.d/unclean.txt": "crates/base/a 0\n"}), 2),
+    ("words", Sample({LIB: "// news\n", "scripts/tidy.d/unclean.txt": "crates/base/a 2\n"}), 1),
+    ("words", Sample({LIB: '// news\nlet x = env("XDG_STATE_HOME");\n', "scripts/tidy.d/unclean.txt": "# places\ncrates/base/a 1\n"}), 0),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-//! Injected failures: a test makes the n-th fallible step from now fail, to see that its failure changes nothing and hurts nobody
+//! Injected failures: a test makes the n-th fallible step from now fail, to see that its failure changes nothing and harms no one
 //! else.
 //!
 //! A fallible step is a system call or an allocation of a limited resource; the code asks [`fails`] or [`check`] just before it.

@@ -104,7 +104,7 @@ reasons! {
     MadVersion, "mad_unknown_version", Drop, "A management datagram has another class version than 2.", "Nothing: connection management uses class version 2.";
     MadUnknown, "mad_unknown_attribute", Drop, "A management datagram has an unknown method or attribute.", "Nothing: the sender uses an optional attribute.";
     MadQueueFull, "mad_queue_full", Drop, "The worker's queue of management datagrams was full.", "Nothing if rare: the sender retries.";
-    HelloUnexpected, "hello_unexpected", Drop, "An answer to a hello arrived that nobody has asked for, or too late.", "If often, look for a host that forges its packets.";
+    HelloUnexpected, "hello_unexpected", Drop, "An answer to a hello arrived that this daemon has not asked for, or too late.", "If often, look for a host that forges its packets.";
     HelloWithheld, "hello_withheld", Drop, "A hello was not answered, because too many have come.", "Look for a host that sends many.";
     MadSource, "mad_source", Drop, "A management datagram for QP1 was sent by another queue pair than QP1.", "Look for a hostile program on the sender's host: connection managers send from QP1 only.";
     CmUnknownId, "cm_unknown_id", Drop, "A connection message has a communication id that does not exist.", "Nothing: the message was late, or the peer restarted.";

@@ -26,7 +26,7 @@ const _: () = assert!(LEVELS as u32 * LEVEL_BITS + TICK_SHIFT > 64);
 /// The list of timers that are due, after the slots of all levels.
 const DUE: u16 = (LEVELS * LEVEL_SLOTS) as u16;
 const LISTS: usize = LEVELS * LEVEL_SLOTS + 1;
-/// `home` of a timer that is in no list.
+/// `list` of a timer that is in no list.
 const IDLE: u16 = u16::MAX;
 const NONE: u32 = u32::MAX;
 
@@ -42,10 +42,10 @@ struct Timer {
     next: u32,
     prev: u32,
     /// The list it is in, or `IDLE`.
-    home: u16,
+    list: u16,
 }
 
-const IDLE_TIMER: Timer = Timer { deadline: Nanos::NEVER, next: NONE, prev: NONE, home: IDLE };
+const IDLE_TIMER: Timer = Timer { deadline: Nanos::NEVER, next: NONE, prev: NONE, list: IDLE };
 
 /// Timers by key, `0..capacity`.
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ impl Wheel {
     }
     /// Frees the memory of keys from `capacity` on, except keys up to the last armed one. Allocates.
     pub fn shrink(&mut self, capacity: u32) {
-        let used = self.timers.iter().rposition(|t| t.home != IDLE).map_or(0, |last| last + 1);
+        let used = self.timers.iter().rposition(|t| t.list != IDLE).map_or(0, |last| last + 1);
         self.timers.truncate(used.max(capacity as usize));
         self.timers.shrink_to_fit();
     }
@@ -120,7 +120,7 @@ impl Wheel {
     }
     /// Disarms the timer of `key` and returns whether it was armed. Panics if the key is out of range.
     pub fn cancel(&mut self, key: u32) -> bool {
-        if self.timers[key as usize].home == IDLE {
+        if self.timers[key as usize].list == IDLE {
             return false;
         }
         self.unlink(key);
@@ -131,7 +131,7 @@ impl Wheel {
     /// The deadline of the timer of `key`, if it is armed.
     pub fn deadline_of(&self, key: u32) -> Option<Nanos> {
         let timer = self.timers.get(key as usize)?;
-        (timer.home != IDLE).then_some(timer.deadline)
+        (timer.list != IDLE).then_some(timer.deadline)
     }
     /// Moves to `now`, and disarms and then passes to `fire` each timer that is due. Time never goes back: an earlier `now` than
     /// before only fires timers that are due already.
@@ -200,7 +200,7 @@ impl Wheel {
     fn place(&mut self, key: u32) {
         let tick = tick_of(self.timers[key as usize].deadline);
         debug_assert!(self.timers[key as usize].deadline != Nanos::NEVER);
-        let home = if tick <= self.present {
+        let number = if tick <= self.present {
             DUE
         } else {
             let level = (63 - (tick ^ self.present).leading_zeros()) / LEVEL_BITS;
@@ -208,8 +208,8 @@ impl Wheel {
             self.occupied[level as usize] |= 1 << slot;
             (level as usize * LEVEL_SLOTS + slot) as u16
         };
-        debug_assert!(home <= DUE);
-        let list = &mut self.lists[usize::from(home)];
+        debug_assert!(number <= DUE);
+        let list = &mut self.lists[usize::from(number)];
         debug_assert_eq!(list.first == NONE, list.last == NONE, "a list has both ends or none");
         let last = core::mem::replace(&mut list.last, key);
         match self.timers.get_mut(last as usize) {
@@ -217,13 +217,13 @@ impl Wheel {
             None => list.first = key,
         }
         let timer = &mut self.timers[key as usize];
-        (timer.prev, timer.next, timer.home) = (last, NONE, home);
+        (timer.prev, timer.next, timer.list) = (last, NONE, number);
     }
     /// Removes a timer from its list.
     fn unlink(&mut self, key: u32) {
-        let Timer { next, prev, home, .. } = self.timers[key as usize];
-        debug_assert!(home != IDLE && self.armed > 0);
-        let list = &mut self.lists[usize::from(home)];
+        let Timer { next, prev, list: number, .. } = self.timers[key as usize];
+        debug_assert!(number != IDLE && self.armed > 0);
+        let list = &mut self.lists[usize::from(number)];
         match self.timers.get_mut(prev as usize) {
             Some(before) => before.next = next,
             None => list.first = next,
@@ -232,11 +232,11 @@ impl Wheel {
             Some(after) => after.prev = prev,
             None => list.last = prev,
         }
-        if list.first == NONE && home != DUE {
-            self.occupied[usize::from(home) / LEVEL_SLOTS] &= !(1 << (usize::from(home) % LEVEL_SLOTS));
+        if list.first == NONE && number != DUE {
+            self.occupied[usize::from(number) / LEVEL_SLOTS] &= !(1 << (usize::from(number) % LEVEL_SLOTS));
         }
         debug_assert_eq!(list.first == NONE, list.last == NONE, "a list has both ends or none");
-        self.timers[key as usize].home = IDLE;
+        self.timers[key as usize].list = IDLE;
     }
     #[inline]
     fn take_due(&mut self) -> Option<u32> {

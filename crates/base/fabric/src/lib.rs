@@ -1,4 +1,4 @@
-//! A modelled network in virtual time: links, switches, adapters, and the traffic of publications (storey 0).
+//! A modelled network in virtual time: links, switches, adapters, and the traffic of publications.
 //!
 //! Time is in picoseconds, rates in bit/s. Packets of one flow travel together as a [`Train`], whose content the network does not
 //! know; it is cut only where packets of it fare differently.

@@ -57,7 +57,7 @@ pub(crate) struct LinkEnd<T> {
     /// Bytes that came in by this port and are in the switch, by class, and those of them in the headroom.
     pub held: [u64; CLASSES],
     pub headroom_used: [u64; CLASSES],
-    /// Classes for which the other end was told to pause.
+    /// Classes that the other end was asked to pause.
     pub pausing: u8,
     /// For adapters: what happens to single packets.
     pub schedules: Vec<PacketSchedule>,

@@ -48,7 +48,7 @@ fn classes_with_weights_share_what_strict_priority_leaves() {
     trains.extend([(0, 1_000); 10]);
     let order = order(weights(&[(1, 1_000), (2, 2_000), (4, 4_000)]), &trains);
     assert!(order[..10].iter().all(|(class, _)| *class == 0), "strict priority first, even of the lowest class");
-    // The first 2 MB: nobody's queue is empty. Each is off by a train and a weight at most.
+    // The first 2 MB: no queue is empty. Each is off by a train and a weight at most.
     let (mut sent, mut total) = ([0u64; CLASSES], 0);
     for (class, bytes) in order[10..].iter().take_while(|(_, bytes)| {
         total += bytes;

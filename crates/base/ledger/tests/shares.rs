@@ -143,7 +143,7 @@ fn names_of_resources_are_unique() {
 }
 
 proptest! {
-    /// Whatever users do, the sums are right, nobody exceeds the share, and the reserve stays free.
+    /// Whatever users do, the sums are right, no account exceeds the share, and the reserve stays free.
     #[test]
     fn sums_hold_after_any_sequence(
         share in 1u8..=100,

@@ -1,4 +1,4 @@
-//! Memory of an application, which may change at any time (storey 0).
+//! Memory of an application, which may change at any time.
 //!
 //! A [`Span`] is an address, a length and a [`Backing`], checked once by its maker (the memory region table, the send
 //! queue's inline area). A span never becomes a `&[u8]` that outlives one call. Memory that is not mapped in this

@@ -175,7 +175,7 @@ impl Victim {
         }
         assert!(pid > 0);
         let mut words = [0; 16];
-        // SAFETY: the pipe's ends belong to nobody else.
+        // SAFETY: nothing else has the pipe's ends.
         unsafe {
             drop(File::from_raw_fd(ends[1]));
             File::from_raw_fd(ends[0]).read_exact(&mut words).expect("two addresses");
@@ -193,7 +193,7 @@ impl Victim {
 
 impl Drop for Victim {
     fn drop(&mut self) {
-        // SAFETY: a child of this process that nobody has waited for.
+        // SAFETY: a child of this process; no other code waits for it.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), 0);

@@ -49,7 +49,7 @@ impl PeerKind {
 /// Who has made a choice. A later value prevails over an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ChoiceRank {
-    /// Nobody: it is the default.
+    /// No one: it is the default.
     #[default]
     Default,
     /// The configuration.

@@ -181,8 +181,8 @@ impl Swift {
         if sample.rtt.is_none() && has_arrived && self.is_unmeasured(now) {
             self.double(now);
         }
-        let is_told = sample.packets > 0 || sample.remote_delay.0 > 0 || sample.pressure > 0;
-        if sample.rtt.is_none() && !is_told {
+        let has_report = sample.packets > 0 || sample.remote_delay.0 > 0 || sample.pressure > 0;
+        if sample.rtt.is_none() && !has_report {
             return;
         }
         self.heard_at = now;

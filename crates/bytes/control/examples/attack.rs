@@ -50,7 +50,7 @@ const KINDS: &[(&str, Attack)] = &[
     ("rubbish", rubbish),
     // Idle connections, as many as the daemon takes.
     ("idle", idle),
-    // Events of the connection manager that nobody reads.
+    // Events of the connection manager that the program does not read.
     ("unread", unread),
 ];
 

@@ -50,8 +50,8 @@ pub fn default_directory() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(PathBuf::from("/var/lib/burst"));
     }
-    let home = || set("HOME").map(|home| PathBuf::from(home).join(".local/state"));
-    set("XDG_STATE_HOME").map(PathBuf::from).or_else(home).map(|state| state.join("burst"))
+    let default = || set("HOME").map(|directory| PathBuf::from(directory).join(".local/state"));
+    set("XDG_STATE_HOME").map(PathBuf::from).or_else(default).map(|state| state.join("burst"))
 }
 
 /// The files of reports in a directory, the oldest first: their names begin with the time.

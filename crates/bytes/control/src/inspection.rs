@@ -57,7 +57,7 @@ impl<V> InspectionSocket<V> {
     /// Binds the socket of this process, and removes those of programs that were killed.
     ///
     /// # Errors
-    /// A sentence: it cannot be bound, and nobody sees the program.
+    /// A sentence: it cannot be bound, and tools do not see the program.
     pub fn open(kind: ProgramKind) -> Result<InspectionSocket<V>, String> {
         InspectionSocket::open_at(socket_path::program_socket(kind, std::process::id()))
     }
@@ -110,7 +110,7 @@ impl<V> InspectionSocket<V> {
         }
     }
 
-    /// Whether descriptors of a former request are still being closed: until then nobody is served.
+    /// Whether descriptors of a former request are still being closed: until then no request is served.
     fn is_closing(&self) -> bool {
         self.closer.as_ref().is_some_and(|closer| !closer.is_finished())
     }

@@ -1,4 +1,4 @@
-//! The control protocol between applications and the daemon (storey 1).
+//! The control protocol between applications and the daemon.
 //!
 //! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::ControlHeader`] (magic, version, sequence) followed
 //! by a postcard-encoded [`Request`] or [`Reply`]; descriptors travel by `SCM_RIGHTS`. The header alone is readable across

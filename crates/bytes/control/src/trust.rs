@@ -6,7 +6,7 @@
 //! The second check decides: the first one only finds traps that are not sprung yet.
 //!
 //! In a user namespace the kernel shows all users without a number there as one (usually 65534), the host's root among them. Such
-//! a socket is refused, because nobody can tell whose it is, unless [`TRUST_ENV`] lists that number. `burst run` does so itself
+//! a socket is refused, because its owner is unknown, unless [`TRUST_ENV`] lists that number. `burst run` does so itself
 //! for a daemon that it has checked before it made the namespace. A program with more rights than its user (set-user-ID, file
 //! capabilities) ignores the variable.
 
@@ -175,8 +175,8 @@ mod tests {
         let own = fs::metadata(&file).expect("there").uid();
         users(own, &[], None).check_file(&file).expect("the own user's");
         // As another user who trusts neither this one nor, if the test runs as root, root.
-        let stranger = TrustedUsers { own: own + 1, listed: Vec::new(), unmapped: Some(own) };
-        let why = stranger.check_file(&file).expect_err("another user's").to_string();
+        let other = TrustedUsers { own: own + 1, listed: Vec::new(), unmapped: Some(own) };
+        let why = other.check_file(&file).expect_err("another user's").to_string();
         assert!(why.contains(file.to_str().expect("text")) && why.contains("BURST_TRUST_SOCKET_OF"), "{why}");
         users(own, &[], None).check_file(Path::new("/nowhere/at/all")).expect("to connect fails, not this");
     }

@@ -1,10 +1,10 @@
-//! Ethernet devices of DPDK (storey 1): the only crate that knows DPDK.
+//! Ethernet devices of DPDK: the only crate that knows DPDK.
 //!
 //! Its interface is plain: an `EthDev` has one queue pair per worker, and an `EthQueue` delivers received frames as byte slices
 //! and takes frames to send. The crate `port` interprets the frames (Ethernet, IP, RoCEv2).
 //!
 //! The feature `linked` links libdpdk (Debian: libdpdk-dev). Without it the crate contains only [`devargs`], so that the rest of
-//! RxBurst builds and parses port specifications on every machine.
+//! Burst builds and parses port specifications on every machine.
 //!
 //! | module | what |
 //! |---|---|

@@ -197,12 +197,12 @@ pub fn shrink() {
     }
     free.shrink_to_fit();
     SLOTS_USED.store(used, SeqCst);
-    // The whole pages of the slots `used .. before`. They are zero afterwards, which is what a free slot may be.
+    // Returns the whole pages of the slots `used..before` to the kernel. They read as zeros afterwards, and a free slot is zeros.
     let slots = SLOTS[used..before].as_ptr_range();
     let (first, end) = ((slots.start as usize).next_multiple_of(PAGE), slots.end as usize & !(PAGE - 1));
     if first < end {
-        // SAFETY: zeroed anonymous pages (.bss) that hold free slots only; the lock keeps others from taking one. A handler that
-        // still looks at them sees free slots before and after.
+        // SAFETY: anonymous pages (.bss) that hold free slots only. The lock keeps other threads from taking one of the slots. A
+        // signal handler that still reads them sees free slots before and after the call.
         unsafe { libc::madvise(first as *mut _, end - first, libc::MADV_DONTNEED) };
     }
 }

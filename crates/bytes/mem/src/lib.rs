@@ -1,4 +1,4 @@
-//! Registered memory (storey 1): memory regions, keys, access checks and translation; and the sharing of an
+//! Registered memory: memory regions, keys, access checks and translation; and the sharing of an
 //! application's memory with the daemon. A [`window`] opens a part of a region by a key of its own.
 //!
 //! Daemon side: [`key`] makes keys, [`region`] maps an application's memory, [`holes`] handles pages of it that are missing,

@@ -5,7 +5,7 @@
 //! * `ring`, `block`, `per_qp`: see [`rivals`].
 //!
 //! `burst` rings 64 different queues before one drain. One thread: this is the cost of the instructions and of the
-//! cache lines at home; `examples/doorbells.rs` measures many producers.
+//! cache lines in one core's cache; `examples/doorbells.rs` measures many producers.
 #![allow(missing_docs, reason = "criterion_group! makes an undocumented function")]
 use burst_shm::paired;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};

@@ -153,7 +153,7 @@ fn drained(queues: u32, mut turn: impl FnMut([u32; PER_DRAIN as usize]) -> u64) 
 
 /// What a design costs one thread that has `queues` queue pairs.
 fn with_queues(design: &str, queues: u32) -> f64 {
-    let nobody = || unreachable!("the queue is empty before each turn");
+    let no_wait = || unreachable!("the queue is empty before each turn");
     match design {
         "bitmap" => {
             let (bells, mut worker) = paired::doorbells(0);
@@ -180,14 +180,14 @@ fn with_queues(design: &str, queues: u32) -> f64 {
         "ring" => {
             let ring = OrderedRing::new();
             drained(queues, |rung| {
-                rung.iter().for_each(|queue| ring.ring(*queue, nobody));
+                rung.iter().for_each(|queue| ring.ring(*queue, no_wait));
                 counted(|f| ring.drain(f))
             })
         }
         "block" => {
             let (ring, mut missing) = (BlockRing::new(), Missing::default());
             drained(queues, |rung| {
-                rung.iter().for_each(|queue| ring.ring(*queue, nobody));
+                rung.iter().for_each(|queue| ring.ring(*queue, no_wait));
                 counted(|f| ring.drain(&mut missing, f))
             })
         }

@@ -1,4 +1,4 @@
-//! The shared-memory contract between an application and the daemon (storey 1).
+//! The shared-memory contract between an application and the daemon.
 //!
 //! A context owns an *arena*: a few large sealed memfd segments made by the daemon ([`arena`]). Queues lie in it
 //! at offsets that the daemon chose ([`ShmRef`]). All data that an application writes is hostile: the daemon copies

@@ -2,8 +2,8 @@
 //! encapsulation in UDP.
 //!
 //! Order on the wire: NTH, then RTPH (or UTPH, or nothing with TP bypass), then CETPH and SAETPH of acknowledgements, then
-//! BTAH or ATAH, extended headers, payload. `docs/urma.md` draws every format. Numbers are big-endian. [`UbPacket::parse`]
-//! accepts any bytes and never panics; only this crate finds a packet too short.
+//! BTAH or ATAH, extended headers, payload. `docs/urma-packets.md` draws every format. Numbers are big-endian.
+//! [`UbPacket::parse`] accepts any bytes and never panics; only this crate finds a packet too short.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -104,7 +104,7 @@ impl MessageHead {
             self.mask[head.len()..].fill(0);
         }
     }
-    /// All but congestion field, last bit, bit of the wish for an acknowledgement, PSN and offset.
+    /// All but congestion field, last bit, bit that asks for an acknowledgement, PSN and offset.
     const SHARED: [u8; Self::MAX] = {
         let mut mask = [0xff; Self::MAX];
         let (rtph, ta) = (Nth::LEN, Self::TA_AT);

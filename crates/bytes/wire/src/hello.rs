@@ -34,7 +34,7 @@ const _: () = assert!(CC_AT + 2 + HELLO_CC_MAX <= MAD_LEN);
 /// The congestion control that a daemon has chosen for Burst daemons.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HelloCc {
-    /// Who has chosen it: 0 nobody, 1 the configuration, 2 a command to the running daemon.
+    /// Who has chosen it: 0 no one, 1 the configuration, 2 a command to the running daemon.
     pub rank: u8,
     len: u8,
     text: [u8; HELLO_CC_MAX],
@@ -54,7 +54,7 @@ impl fmt::Debug for HelloCc {
 
 impl HelloCc {
     /// A choice, written as in the configuration: `dcqcn:rpg_ai_rate=100M`. One that is longer than [`HELLO_CC_MAX`] bytes is
-    /// not told to peers: the text is empty.
+    /// not sent to peers: the text is empty.
     pub fn new(rank: u8, written: &str) -> HelloCc {
         let mut cc = HelloCc { rank, ..HelloCc::default() };
         if written.len() <= HELLO_CC_MAX {

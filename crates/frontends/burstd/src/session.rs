@@ -11,7 +11,7 @@ const AUTOGROUP: &str = "/proc/self/autogroup";
 /// Three times the share of a session with nice 0.
 const NICE: &str = "-5";
 
-/// What became of the wish.
+/// The outcome of [`prefer`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum SessionShare {
     /// The session has the larger share.
@@ -20,7 +20,7 @@ pub enum SessionShare {
     Unchanged(String),
 }
 
-/// Gives this session a larger share of the processors, if it is the daemon's own and nobody has set another one.
+/// Gives this session a larger share of the processors, if it is the daemon's own and its share is the default.
 pub fn prefer() -> SessionShare {
     match objection(is_own(), fs::read_to_string(AUTOGROUP)) {
         Some(reason) => SessionShare::Unchanged(reason),

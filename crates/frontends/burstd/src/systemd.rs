@@ -234,7 +234,7 @@ mod tests {
     fn without_a_supervisor_nothing_happens() {
         let none = env(&[]);
         Notifier::new(&none).stopping("x");
-        Notifier::new(&env(&[("NOTIFY_SOCKET", "@nobody-listens-here")])).ready("x");
+        Notifier::new(&env(&[("NOTIFY_SOCKET", "@without-a-listener")])).ready("x");
         assert!(listening_socket(&none).expect("no socket").is_none());
         assert!(WatchdogNotifier::new(&none, Nanos(0), 1).is_none());
     }

@@ -13,7 +13,7 @@ pub fn command() -> Command {
         .long_about(
             "Show the congestion control of each peer, or change it for all or for one kind.\n\n\
              A change is in force until the daemon ends. Each peer's controller begins in its first state; parameters that \
-             are not named have their defaults. Two Burst daemons agree on one: a change is told to peers that are Burst \
+             are not named have their defaults. Two Burst daemons agree on one: a change is sent to peers that are Burst \
              daemons, and they follow unless they were changed themselves. Each worker has its own controller for a peer. Only root and the user who \
              runs the daemon may change it, and see the peers.",
         )

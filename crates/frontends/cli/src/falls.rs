@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// How long a daemon may take to answer. While a supervisor waits before it starts a successor, the socket accepts, and nobody
-/// answers.
+/// How long a daemon may take to answer. While a supervisor waits before it starts a successor, the socket accepts, and no
+/// answer comes.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 /// Prints what the daemon knows of its predecessors; without a daemon that answers, the reports in the directory `--reports`.
@@ -47,7 +47,7 @@ fn ask(socket: Option<PathBuf>) -> Result<DaemonCrashes, String> {
     });
     answer.recv_timeout(ANSWER_MAX).unwrap_or_else(|_| {
         Err(format!(
-            "the daemon's socket accepts, but nobody answers within {} s: the daemon stands still, or it fell several times \
+            "the daemon's socket accepts, but no answer comes within {} s: the daemon stands still, or it fell several times \
              and its supervisor waits before it starts the next one; its log tells which",
             ANSWER_MAX.as_secs()
         ))

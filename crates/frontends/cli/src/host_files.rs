@@ -31,21 +31,21 @@ const CLASSES: &str = "/sys/class";
 const MOUNT_NAME: &str = "burst";
 
 /// The contents of the host files.
-pub struct Picture {
+pub struct DeviceSnapshot {
     /// The devices.
     pub devices: Vec<DeviceInfo>,
     /// Counters of the devices.
     pub counters: Vec<Counter>,
 }
 
-impl Picture {
+impl DeviceSnapshot {
     /// Gets devices and counters from the daemon.
     ///
     /// # Errors
     /// A sentence.
-    pub fn take(client: &mut Daemon) -> Result<Picture, String> {
+    pub fn take(client: &mut Daemon) -> Result<DeviceSnapshot, String> {
         let devices = crate::ls::devices(client)?;
-        Ok(Picture { devices, counters: client.counters().map_err(|e| e.to_string())? })
+        Ok(DeviceSnapshot { devices, counters: client.counters().map_err(|e| e.to_string())? })
     }
 
     /// Names of the character nodes.

@@ -4,7 +4,7 @@
 //! it works, it says what the host files show. A thread of a host must not exist in `burst` itself, because a process with
 //! threads cannot enter a user namespace.
 
-use crate::host_files::Picture;
+use crate::host_files::DeviceSnapshot;
 use burst_client::Daemon;
 use burst_control::in_process::{IN_PROCESS_MODE, MODE_ENV};
 use burst_control::{Counter, DeviceInfo};
@@ -14,22 +14,22 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// The hidden command that opens a host in this process and prints what it shows.
-pub const PICTURE: &str = "in-process-picture";
+pub const SNAPSHOT: &str = "in-process-snapshot";
 /// Environment variable of the ports.
 const PORT_ENV: &str = "BURST_PORT";
 
 /// What the host files show, as it travels.
 type Shown = (Vec<DeviceInfo>, Vec<Counter>);
 
-/// The grammar of [`PICTURE`].
-pub fn picture_command() -> Command {
-    Command::new(PICTURE).hide(true).about("Open a host in this process, and print its devices as JSON")
+/// The grammar of [`SNAPSHOT`].
+pub fn snapshot_command() -> Command {
+    Command::new(SNAPSHOT).hide(true).about("Open a host in this process, and print its devices as JSON")
 }
 
-/// Carries [`PICTURE`] out.
-pub fn picture() -> ExitCode {
-    let taken = Daemon::in_process().map_err(|e| e.to_string()).and_then(|mut host| Picture::take(&mut host));
-    match taken.and_then(|Picture { devices, counters }| {
+/// Carries [`SNAPSHOT`] out.
+pub fn snapshot() -> ExitCode {
+    let taken = Daemon::in_process().map_err(|e| e.to_string()).and_then(|mut host| DeviceSnapshot::take(&mut host));
+    match taken.and_then(|DeviceSnapshot { devices, counters }| {
         serde_json::to_string::<Shown>(&(devices, counters)).map_err(|e| e.to_string())
     }) {
         Ok(text) => crate::finish(&text),
@@ -41,10 +41,10 @@ pub fn picture() -> ExitCode {
 ///
 /// # Errors
 /// The host's sentence.
-pub fn rehearse(libraries: &Path, variables: &[(&'static str, OsString)]) -> Result<Picture, String> {
+pub fn rehearse(libraries: &Path, variables: &[(&'static str, OsString)]) -> Result<DeviceSnapshot, String> {
     let program = std::env::current_exe().map_err(|e| format!("cannot find out where burst itself is: {e}"))?;
     let mut command = std::process::Command::new(program);
-    command.arg(PICTURE).envs(variables.iter().cloned()).env("LD_LIBRARY_PATH", libraries);
+    command.arg(SNAPSHOT).envs(variables.iter().cloned()).env("LD_LIBRARY_PATH", libraries);
     let output = command.output().map_err(|e| format!("cannot start burst itself: {e}"))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
@@ -52,7 +52,7 @@ pub fn rehearse(libraries: &Path, variables: &[(&'static str, OsString)]) -> Res
         return Err(last.trim_start_matches("burst: ").to_owned());
     }
     let (devices, counters) = serde_json::from_slice::<Shown>(&output.stdout).map_err(|e| e.to_string())?;
-    Ok(Picture { devices, counters })
+    Ok(DeviceSnapshot { devices, counters })
 }
 
 /// The environment variables of a program with a host of its own.

@@ -50,7 +50,7 @@ pub fn main() -> ExitCode {
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
         Some((daemon::DETACH, m)) => daemon::detach(m),
-        Some((in_process::PICTURE, _)) => in_process::picture(),
+        Some((in_process::SNAPSHOT, _)) => in_process::snapshot(),
         _ => ExitCode::from(burst_args::EXIT_USAGE),
     }
 }
@@ -98,7 +98,7 @@ pub fn command() -> Command {
         .subcommand(proxy::command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
-        .subcommand(in_process::picture_command())
+        .subcommand(in_process::snapshot_command())
 }
 
 fn run_command() -> Command {

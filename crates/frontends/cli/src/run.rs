@@ -1,7 +1,7 @@
 //! `burst run`: finds or starts the daemon, sets the environment, mounts the host files and executes the program.
 
 use crate::daemon;
-use crate::host_files::{Picture, private};
+use crate::host_files::{DeviceSnapshot, private};
 use crate::in_process;
 use crate::install;
 use crate::sharing;
@@ -59,13 +59,13 @@ fn lent_variables(chosen: Option<&Path>) -> Vec<(&'static str, OsString)> {
 /// The same for a program with a host of its own, which these environment variables describe.
 fn run_in_process(matches: &ArgMatches, variables: &[(&'static str, OsString)]) -> ExitCode {
     let prepared = install::library_directory()
-        .and_then(|libraries| in_process::rehearse(&libraries, variables).map(|picture| (libraries, picture)));
+        .and_then(|libraries| in_process::rehearse(&libraries, variables).map(|snapshot| (libraries, snapshot)));
     match prepared {
-        Ok((libraries, picture)) => {
+        Ok((libraries, snapshot)) => {
             // Only root needs no user namespace for these files, and the daemon lends nothing to other namespaces of users.
             let may_enter = !matches.get_flag("lent") || rustix::process::geteuid().is_root();
             if may_enter && !matches.get_flag("no-host-files") {
-                enter(Ok(picture));
+                enter(Ok(snapshot));
             }
             become_program(matches, &libraries, variables.to_vec())
         }
@@ -133,11 +133,11 @@ fn absolute(path: &Path) -> Result<PathBuf, String> {
 
 /// Mounts the host files. A failure is only reported: most programs run without them.
 fn show_host_files(socket: &Path) {
-    enter(sockets::connect(Some(socket)).and_then(|mut client| Picture::take(&mut client)));
+    enter(sockets::connect(Some(socket)).and_then(|mut client| DeviceSnapshot::take(&mut client)));
 }
 
-fn enter(shown: Result<Picture, String>) {
-    if let Err(why) = shown.and_then(|picture| private::enter(&picture)) {
+fn enter(shown: Result<DeviceSnapshot, String>) {
+    if let Err(why) = shown.and_then(|snapshot| private::enter(&snapshot)) {
         eprintln!(
             "burst: {why}; without /dev/infiniband and /sys/class/infiniband UCX, NCCL and the like do not see the \
              device (--no-host-files: without these files and this line)"

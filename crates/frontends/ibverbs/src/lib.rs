@@ -1,4 +1,4 @@
-//! The drop-in `libibverbs.so.1` (storey 4): the verbs API for unmodified programs, over the Burst daemon.
+//! The drop-in `libibverbs.so.1`: the verbs API for unmodified programs, over the Burst daemon.
 //!
 //! `scripts/build-libs.sh` links this crate's static library into the shared one and gives its symbols the versions that programs
 //! were linked against (tables in `abi/`). The mechanism is that of the crate [`burst_client`]; this crate adds the C structs and

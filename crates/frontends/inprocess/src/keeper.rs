@@ -251,7 +251,8 @@ impl Keeper {
         self.rule = NapRule::new(self.instance.has_one_processor);
     }
 
-    /// Passes while there is work, the control plane, and a sleep. Returns whether the program had the worker.
+    /// Runs passes of the worker while there is work, serves the control plane, then sleeps. Returns true if another thread was
+    /// running the worker: then the keeper has only paused.
     fn serve_once(&mut self) -> bool {
         for _ in 0..PASSES_MAX {
             match self.instance.look() {

@@ -1,4 +1,4 @@
-/* Loads and stores of remote segments: functions of Burst's liburma.so.0 beside those of UMDK's interface (docs/urma.md). */
+/* Loads and stores of remote segments: functions of Burst's liburma.so.0 beside those of UMDK's interface (docs/urma-programs.md). */
 #ifndef BURST_URMA_H
 #define BURST_URMA_H
 
@@ -28,7 +28,7 @@ int burst_urma_atomic(struct urma_target_seg *seg, uint64_t va, uint32_t opcode,
 
 /*
  * An aperture: memory of this process that shows a part of an imported segment. A first load of a page fetches it; stores stay
- * here until they are flushed. See docs/urma.md for what other hosts see, and when.
+ * here until they are flushed. See docs/urma-programs.md for what other hosts see, and when.
  */
 #define BURST_URMA_WRITE 1u
 

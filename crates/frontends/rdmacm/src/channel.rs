@@ -71,7 +71,7 @@ impl Channel {
             Box::leak(channel);
             return;
         }
-        // SAFETY: ours, and nobody reads it.
+        // SAFETY: ours, and no other thread reads it.
         unsafe { libc::close(channel.base.fd) };
         // In a child process, or if the daemon has ended, no message is sent.
         let _ = channel.session.call(&Request::CmCloseChannel { channel: channel.number });

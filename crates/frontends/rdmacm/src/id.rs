@@ -191,7 +191,8 @@ pub struct Id {
     /// Port space.
     pub space: PortSpace,
     sync: AtomicBool,
-    told: AtomicBool,
+    /// Whether the daemon has got the command that creates the id.
+    creation_sent: AtomicBool,
     /// Whether the program got RDMA_CM_EVENT_DEVICE_REMOVAL, because the daemon has ended.
     pub removal_reported: AtomicBool,
     /// Channel and service, until the command that creates the id is sent.
@@ -273,7 +274,7 @@ impl Id {
             number,
             space,
             sync: AtomicBool::new(sync),
-            told: AtomicBool::new(creation.is_none()),
+            creation_sent: AtomicBool::new(creation.is_none()),
             removal_reported: AtomicBool::new(false),
             creation: Mutex::new(creation),
             counted: Counted::default(),
@@ -327,7 +328,7 @@ impl Id {
     fn after_creation<R>(&self, ops: &[CmCommand], send: impl FnOnce(&[CmCommand]) -> Outcome<R>) -> Outcome<R> {
         ops.iter().for_each(|op| self.due.note_sent(op));
         // Acquire pairs with the Release below.
-        if self.told.load(Ordering::Acquire) {
+        if self.creation_sent.load(Ordering::Acquire) {
             return send(ops);
         }
         // Held while sending, so that no other thread sends a command before the creation.
@@ -335,7 +336,7 @@ impl Id {
         let create = |(channel, qp_type)| CmCommand::Create { id: self.number, channel, ps: self.space, qp_type };
         let all: Vec<CmCommand> = creation.take().map(create).into_iter().chain(ops.iter().cloned()).collect();
         let sent = send(&all);
-        self.told.store(true, Ordering::Release);
+        self.creation_sent.store(true, Ordering::Release);
         sent
     }
 
@@ -488,7 +489,7 @@ impl Id {
         let ours = unsafe { Id::from_rdma(id) }?;
         if ours.session.is_alive() {
             ours.session.remove(ours.number);
-            if ours.told.load(Ordering::Acquire) {
+            if ours.creation_sent.load(Ordering::Acquire) {
                 let destroy = CmCommand::Destroy { id: ours.number, read: ours.counted.handed_out() };
                 // A failure means that the daemon has ended, or has no id of this number. After the reply the channel has no
                 // record of the id, so that no thread wakes without an event.

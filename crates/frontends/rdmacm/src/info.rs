@@ -145,7 +145,7 @@ fn allocate(
     // SAFETY: fresh, and of plain words for which zero is a value.
     let filled = fill(unsafe { &mut *made }, hints, src, dst, name);
     if let Err(error) = filled {
-        // SAFETY: made above, and nobody has seen it.
+        // SAFETY: made above, and no other thread has seen it.
         unsafe { free_entry(made) };
         return Err(error);
     }
@@ -209,7 +209,7 @@ unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) ->
         let (src, dst) = if passive { (Some(address), hints.dst) } else { (hints.src, Some(address)) };
         let made = allocate(hints, src, dst, name.as_deref());
         let Ok(entry) = made else {
-            // SAFETY: made here, and nobody has seen it.
+            // SAFETY: made here, and no other thread has seen it.
             unsafe { rdma_freeaddrinfo(list) };
             return Ok(made?);
         };

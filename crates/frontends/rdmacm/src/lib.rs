@@ -1,4 +1,4 @@
-//! The drop-in `librdmacm.so.1` (storey 4): connection management for unmodified programs, over the Burst daemon.
+//! The drop-in `librdmacm.so.1`: connection management for unmodified programs, over the Burst daemon.
 //!
 //! `scripts/build-libs.sh` links this crate's static library into the shared one, with the versions of `abi/public.txt`, against
 //! Burst's `libibverbs.so.1`, whose public functions make devices, queues and queue pairs. The protocol runs in the daemon: calls

@@ -125,7 +125,7 @@ pub fn seen(id: &Id, event: &CmEvent) -> CmEvent {
 /// event while another one calls `rdma_destroy_qp`. `ibv_destroy_qp` is not seen here: a program that uses it does so after the
 /// last event that moves the queue pair. `None` without one.
 fn while_it_stays<R>(id: &Id, inside: impl FnOnce(*mut ibv_qp) -> R) -> Option<R> {
-    let _taken_by_nobody = lock(&id.qp_use);
+    let _not_taken = lock(&id.qp_use);
     let public = id.public();
     (!public.qp.is_null() && public.qp_type != IBV_QPT_UD).then(|| inside(public.qp))
 }
@@ -256,7 +256,7 @@ fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<
             return Err(errno());
         }
         make_ready(id, qp).inspect_err(|_| {
-            // SAFETY: just made, and nobody else knows it. If it stays, it dies with the context.
+            // SAFETY: just made, and no other thread knows it. If it stays, it dies with the context.
             unsafe { ibv_destroy_qp(qp) };
         })?;
         Ok(qp)
@@ -388,7 +388,7 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         let qp = {
-            let _used_by_nobody = lock(&id.qp_use);
+            let _not_used = lock(&id.qp_use);
             // SAFETY: the field of a live struct.
             unsafe { std::mem::replace(&mut (*id.as_rdma()).qp, null_mut()) }
         };

@@ -76,7 +76,7 @@ pub enum WorkRequest<'a> {
     Send(&'a [LocalSlice<'a>]),
     /// As [`WorkRequest::Send`], with four bytes of immediate data.
     SendWithImm(&'a [LocalSlice<'a>], u32),
-    /// Bytes into the peer's memory; the peer's program is not told.
+    /// Bytes into the peer's memory; the peer's program gets no completion.
     Write(&'a [LocalSlice<'a>], RemoteSlice),
     /// As [`WorkRequest::Write`]; it consumes a receive of the peer, whose completion carries the immediate data.
     WriteWithImm(&'a [LocalSlice<'a>], RemoteSlice, u32),

@@ -30,9 +30,9 @@ pub fn read(chosen: Option<PathBuf>, env: Env) -> Result<ConfigFile, String> {
     if let Some(path) = chosen {
         return read_file(&path);
     }
-    let home = env("XDG_CONFIG_HOME").map(PathBuf::from);
-    let home = home.or_else(|| env("HOME").map(|h| Path::new(&h).join(".config")));
-    let user = home.map(|h| h.join("burst/burstd.toml"));
+    let directory = env("XDG_CONFIG_HOME").map(PathBuf::from);
+    let directory = directory.or_else(|| env("HOME").map(|h| Path::new(&h).join(".config")));
+    let user = directory.map(|h| h.join("burst/burstd.toml"));
     let found = user.into_iter().chain([PathBuf::from(SYSTEM_FILE)]).find(|p| p.is_file());
     found.map_or_else(|| Ok(ConfigFile::default()), |path| read_file(&path))
 }

@@ -161,7 +161,7 @@ pub const KEYS: &[ConfigKey] = &[
         env: "BURST_CC",
         kind: ValueKind::Controller,
         many: false,
-        // Not written here, so that a choice can be told from the default: see `CcTable`.
+        // Not written here, so that a choice can be distinguished from the default: see `CcTable`.
         default: "",
         help: "Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us; default aimd",
     },

@@ -3,11 +3,13 @@
 //!
 //! One table (`keys::KEYS`) lists every key: its flag, variable, place in the file, type, default, range and help.
 //! Clap's arguments, the reading of the environment and of the file, and `docs/configuration.md` are derived from
-//! it; a test keeps the document in step. An error is one sentence with the place, the mistake and the nearest valid word, and
-//! exit code 2. The daemon does not start with a configuration that it had to guess.
+//! it; a test keeps the document in step. [`environment`] lists the variables that are no keys. An error is one sentence with
+//! the place, the mistake and the nearest valid word, and exit code 2. The daemon does not start with a configuration that it had
+//! to guess.
 
 #![forbid(unsafe_code)]
 
+pub mod environment;
 mod file;
 mod keys;
 pub mod log;

@@ -193,8 +193,14 @@ fn document_is_in_step() {
 
 fn document() -> String {
     let mut text = String::from(
-        "# Configuration of burstd\n\n\
-         This page is made from the table of keys in `crates/hosts/config/src/keys.rs`; a test keeps it in step.\n\n\
+        "# Configuration\n\n\
+         This page is written from the tables in `crates/hosts/config/src/keys.rs` and `crates/hosts/config/src/environment.rs`\n\
+         by `BLESS=1 cargo test -p burst-config`.\n\n\
+         * [Keys of burstd](#keys-of-burstd)\n\
+         * [Variables of libraries and commands](#variables-of-libraries-and-commands)\n\
+         * [Ports](#ports)\n\
+         * [Congestion control](#congestion-control)\n\n\
+         ## Keys of burstd\n\n\
          A key can be given as a flag, as an environment variable, or in a TOML file; a flag wins over a variable, a\n\
          variable over the file, the file over the default. The file is the one named by `--config`, else\n\
          `$XDG_CONFIG_HOME/burst/burstd.toml` (`~/.config/burst/burstd.toml`), else `/etc/burst/burstd.toml`, if there.\n\
@@ -211,8 +217,11 @@ fn document() -> String {
     text.push_str(
         "\nA file that sets some of them:\n\n```toml\nport = [\"udp:dev=eth0\", \"udp:dev=eth1\"]\nworkers = 2\n\
          window = \"2MiB\"\n\n[log]\nlevel = \"warn\"\nformat = \"json\"\n```\n\n\
-         In `BURST_PORT`, several ports are separated by spaces.\n\n\
-         ## Ports\n\n\
+         In `BURST_PORT`, several ports are separated by spaces.\n",
+    );
+    variables(&mut text);
+    text.push_str(
+        "\n## Ports\n\n\
          A port is a kind with options, `KIND:KEY=VALUE,KEY=VALUE`: `udp`, `packet` or `dpdk`. Before it may stand wrappers\n\
          `impair:…/`, which make the network worse for tests: `impair:loss=1%,delay=200us/udp:dev=eth0`.\n",
     );
@@ -223,6 +232,23 @@ fn document() -> String {
     controllers(&mut text);
     text.push_str("\nA `RATE` is `1%`, `300ppm` or `0.01`; a `TIME` `100us` or `5ms`; a `SIZE` `512K` or `4M`.\n");
     text
+}
+
+fn variables(text: &mut String) {
+    text.push_str(
+        "\n## Variables of libraries and commands\n\n\
+         These are no keys: a program, or a command, reads them.\n\n\
+         | variable | read by | values | what it does |\n| --- | --- | --- | --- |\n",
+    );
+    for variable in crate::environment::VARIABLES {
+        let crate::environment::ProgramVariable { name, reader, values, help } = variable;
+        writeln!(text, "| `{name}` | {reader} | {values} | {help} |").expect("a string grows");
+    }
+    text.push_str(
+        "\nBurst also reads `XDG_RUNTIME_DIR`, `XDG_CONFIG_HOME`, `XDG_STATE_HOME` and `HOME` (places of files), `STATE_DIRECTORY`,\n\
+         `NOTIFY_SOCKET`, `WATCHDOG_USEC`, `LISTEN_FDS` and `LISTEN_PID` (systemd), `LD_LIBRARY_PATH` and `PATH` (`burst run`).\n\
+         Variables of tests and scripts: CONTRIBUTING.md.\n",
+    );
 }
 
 fn controllers(text: &mut String) {

@@ -26,7 +26,8 @@ use std::net::IpAddr;
 pub(crate) type AnswerBudget = TokenBucket<64, 1_000_000>;
 /// What this daemon can do if it uses selective repeat.
 const FEATURES: u32 = FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE | FEATURE_READ_ACKS;
-/// Domain of the numbers of this file among those of the secret; `cm` and the agent use 0 to 3.
+/// Separates the numbers that hellos derive from the secret from those that other code derives from it: `cm` and the GSI agent
+/// use the domains 0 to 3.
 const DOMAIN: u8 = 4;
 /// Bits of a transaction id that give the worker that asked.
 const WORKER_BITS: u64 = 0xf;

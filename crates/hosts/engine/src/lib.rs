@@ -1,4 +1,4 @@
-//! The engine (storey 3): one worker's loop over transport, memory, shared queues and ports.
+//! The engine: one worker's loop over transport, memory, shared queues and ports.
 //!
 //! [`Worker::run_once`] is one pass: doorbells, transmit, receive, management, timers, publish. A worker owns its queue pairs,
 //! its copy of the key table and its ports; nothing on its path is shared with another worker but completion queues and shared

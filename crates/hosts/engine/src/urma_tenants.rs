@@ -168,18 +168,19 @@ impl UrmaTenant {
         }
     }
 
-    /// Whether something of a Jetty is under way, so that there will be room. Remembers how much it is.
+    /// True if the Jetty has outstanding requests, so that the end of one will free a slot. Remembers their number for
+    /// [`Self::may_go_on`].
     fn may_wait(&mut self, jetty: u32, node: &UrmaNode) -> bool {
         self.held_at = node.outstanding(jetty).unwrap_or(0);
         self.held_at > 0
     }
 
-    /// Whether requests of the Jetty of the held one have ended, with or without a completion.
+    /// True if the number of outstanding requests of the held post's Jetty has changed since [`Self::may_wait`].
     fn may_go_on(&self, node: &UrmaNode) -> bool {
         self.held.as_ref().is_none_or(|(post, _)| node.outstanding(post.queue) != Some(self.held_at))
     }
 
-    /// The program's number among the owners of objects in a node; 0 is nobody's.
+    /// The program's number among the owners of objects in a node; 0 means that an object has no owner.
     pub(crate) const fn owner(&self) -> u32 {
         self.context + 1
     }

@@ -386,12 +386,12 @@ impl Worker {
         }
     }
 
-    /// The time until which answers wait for the program is over.
+    /// Lets answers leave that waited for the program's next request, once their time is over.
     pub(crate) fn release_urma(&mut self, now: Nanos) {
         let Some(at) = self.core.urma_due.take() else { return };
         if !self.core.urma_rung.is_empty() {
-            // A program has posted before this thread had the processor again: its turn, which comes next, lets the answers leave
-            // behind the request. Should the turn be of nobody, they wait once more.
+            // A program has posted meanwhile. Its turn comes next in this pass, and the answers leave behind its request in one
+            // train. The answers wait once more in case no turn follows.
             if let Some(slot) = self.urma.as_deref_mut()
                 && slot.ack_delay.pass(at)
             {

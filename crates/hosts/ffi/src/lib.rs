@@ -1,4 +1,4 @@
-//! Common parts of the FFI boundaries, between C and Rust, of the two drop-in libraries (storey 3).
+//! Common parts of the FFI boundaries, between C and Rust, of the two drop-in libraries.
 //!
 //! [`guarded`] runs the Rust part of a call: a panic there is a bug in Burst, and the caller sees EIO instead of an abort; a
 //! cancelled thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`report`] writes sentences to

@@ -172,7 +172,7 @@ impl CmEntry {
 
     /// Marks the id as destroyed: it gets no further events.
     pub fn end(&self) {
-        // Relaxed: the channel's gate orders it (`CmChannel::write_news`).
+        // Relaxed: the gate of the event channel (`CmChannel`) orders it.
         self.over.store(true, Ordering::Relaxed);
         self.leave_place();
     }

@@ -1,4 +1,4 @@
-//! General Services Interface agent (storey 3): connection management on QP1 for one worker (IBA 13.5 and chapter 12).
+//! General Services Interface agent: connection management on QP1 for one worker (IBA 13.5 and chapter 12).
 //!
 //! A [`GsiAgent`] owns the connection manager's state machine (crate `cm`). The worker hands it the management datagrams (MADs)
 //! of each receive burst by [`GsiAgent::receive`]; [`GsiAgent::run`] gives them to the machine after the burst, because the

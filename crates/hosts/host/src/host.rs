@@ -448,7 +448,7 @@ impl Host {
     pub fn refresh(&mut self) {
         for index in 0..self.devices.len() {
             let device = DeviceId::from_index(index);
-            // In the order of numbers: sockets of a new address have the order in which they are bound.
+            // Worker 0 first: steering numbers the sockets of a new address in bind order.
             self.devices[index].caps = self.on_worker(0, move |w, _| w.refresh_port(device));
             for worker in 1..self.workers.len() {
                 self.on_worker(worker, move |w, _| drop(w.refresh_port(device)));

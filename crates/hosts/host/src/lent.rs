@@ -1,8 +1,9 @@
 //! Worker numbers lent to programs that run the engine themselves and share this host's addresses (`docs/in-process.md`).
 //!
-//! A program that holds a socket of an address can take the packets of others (`SECURITY.md`), so numbers are lent to programs of
-//! the daemon's own user only, in its namespaces of users and of the network. A session has one number at most, until it ends:
-//! then packets to the number come to worker 0, which answers for the queue pairs that the program has noted as connected.
+//! A program that holds a socket of an address can take the packets of others (`docs/threats.md`), so numbers are lent to
+//! programs of the daemon's own user only, in its namespaces of users and of the network. A session has one number at most, until
+//! it ends: then packets to the number come to worker 0, which answers for the queue pairs that the program has noted as
+//! connected.
 //!
 //! The program is not trusted otherwise: its notes are read as those of a process that crashed
 //! ([`burst_engine::tombstone_file`]), and queue pairs of other numbers or addresses in them are ignored.

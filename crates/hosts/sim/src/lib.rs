@@ -1,4 +1,4 @@
-//! `burst sim`: hosts that run the real engine in virtual time, on a modelled network (storey 4).
+//! `burst sim`: hosts that run the real engine in virtual time, on a modelled network.
 //!
 //! A simulated host is a whole worker ([`burst_engine::Worker`]) with its queue pairs, congestion control and loss recovery, the
 //! same code that a daemon runs. Modelled are the network ([`burst_fabric`]) and what a host's processor costs. Time is an

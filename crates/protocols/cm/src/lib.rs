@@ -1,4 +1,4 @@
-//! Communication management on QP1 (storey 2): connections and datagram services, by port.
+//! Communication management on QP1: connections and datagram services, by port.
 //!
 //! IBA chapter 12 with annexes A11 (RDMA-CM's use of private data and service ids) and A17 (RoCEv2), as a state machine
 //! without I/O: [`Cm::on_mad`], [`Cm::on_timer`] and the calls of programs take the time as an argument and return

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 pub enum PacketChecksum {
     /// The invariant CRC of RoCEv2, which covers addresses, ports and the IPv4 identification too.
     Icrc,
-    /// A CRC-32 over the packet alone, with bytes 7 and 8 as ones, because switches change them (`docs/urma.md`).
+    /// A CRC-32 over the packet alone, with bytes 7 and 8 as ones, because switches change them (`docs/urma-packets.md`).
     Crc32,
     /// The trailer is sent as zero and not verified; for measurements between trusted hosts.
     None,

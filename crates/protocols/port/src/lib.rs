@@ -1,4 +1,4 @@
-//! Ports: the interface through which packets leave and arrive (storey 2). One trait, one file or folder per kind of port.
+//! Ports: the interface through which packets leave and arrive. One trait, one file or folder per kind of port.
 //!
 //! One worker drives a port: `tx_burst` sends a batch, `rx_burst` delivers received packets, `wait_fds` returns the descriptors
 //! on which the worker sleeps. Wrappers ([`impair`], [`loopback`]) are ports around a port. [`open`] opens the port that a

@@ -109,7 +109,7 @@ fn a_returned_number_is_the_lenders_and_can_be_lent_again() {
     send(&mut peer, PEER, &[0x510, 0x520, 0x530, 0x501]);
     let mut robbed = Collect::default();
     own[0].rx_burst(Nanos(0), 64, &mut robbed);
-    assert!(robbed.frames.is_empty(), "if the kernel has closed this door, SECURITY.md should say so");
+    assert!(robbed.frames.is_empty(), "if the kernel has closed this door, docs/threats.md should say so");
     drop(sockets);
     own[0].take_back(1);
     send(&mut peer, PEER, &[0x540, 0x541, 0x502]);

@@ -63,7 +63,8 @@ impl Requester {
 
 /// The wait for progress.
 impl Qp {
-    /// The first packets of a flight were sent, `count` of them; or those of a repetition, if they are not `new`.
+    /// Starts the wait for an acknowledgement after `count` packets were sent while no wait was running. `new` is false if they
+    /// repeat earlier packets, whose round trip measures nothing.
     #[inline(always)]
     pub(crate) fn begin_flight(&mut self, count: u32, new: bool, now: Nanos) {
         self.req.ack_deadline = now + self.ack_wait();

@@ -164,7 +164,7 @@ impl UrmaNode {
         let is_open = |channel: &TpChannel| channel.state == ChannelState::Open;
         self.lanes_to(peer).filter(move |(other, channel)| *other != at && is_open(channel)).map(|(_, c)| c.lane)
     }
-    /// The peer has shown that it is in this life: lanes of former ones lead to nobody.
+    /// Closes channels to earlier incarnations of the peer, after a message of the incarnation `life`.
     pub(crate) fn end_former_lives(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, life: u8) {
         if self.config.lanes == 1 {
             return;

@@ -114,7 +114,8 @@ impl UrmaNode {
         channel.ack_at = Nanos::NEVER;
         channel.deadline(&self.config) > now
     }
-    /// Whether a request that uses a channel may not fail yet after so long a silence.
+    /// True if the Jetty of a request on the channel has an error time-out longer than `quiet`, the silence of the peer. The
+    /// channel must not fail then, because a Jetty's error time-out is the least silence before its requests fail.
     fn has_patience(&self, at: PoolRef, quiet: Nanos) -> bool {
         let jetties =
             self.requests.iter().filter(|(_, request)| request.channel == at).map(|(_, request)| request.jetty);

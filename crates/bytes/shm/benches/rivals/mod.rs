@@ -3,7 +3,7 @@
 //! * [`OrderedRing`]: a ring for many producers, as DPDK's: a producer takes a place by compare-and-swap, fills it, and waits
 //!   until all earlier producers have published theirs.
 //! * `Mutex<VecDeque>` needs no code here.
-//! * [`BlockRing`]: a producer reserves a place and commits it; nobody waits for others. A place that is not committed in time is
+//! * [`BlockRing`]: a producer reserves a place and commits it, and waits for no other. A place that is not committed in time is
 //!   given up by the consumer (appendix A.1.2).
 //! * [`PerQp`]: an index for each queue pair, on a line of its own as in a queue header; the consumer looks at all of them.
 //!

@@ -1,7 +1,7 @@
 //! A capture file: pcapng, one interface for each device, IP packets without link layer, times in nanoseconds, directions.
 //!
-//! The IP and UDP headers are put together from what the port was told. Checksums of UDP are left out (0 means none in IPv4; in
-//! IPv6 the kernel or the adapter makes it later). The invariant CRC was not captured either, and is zero.
+//! The IP and UDP headers are made from the addresses that the port got with the packet. Checksums of UDP are left out (0 means
+//! none in IPv4; in IPv6 the kernel or the adapter makes it later). The invariant CRC was not captured either, and is zero.
 
 use burst_control::DeviceInfo;
 use burst_control::capture::CapturedPacket;

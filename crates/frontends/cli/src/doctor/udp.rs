@@ -24,8 +24,8 @@ pub fn check(daemon: Option<u32>) -> Finding {
     }
     let holders: Vec<SocketHolder> = inodes().into_iter().map(|inode| holder(inode, daemon)).collect();
     let mine = |h: &SocketHolder| matches!((h, daemon), (SocketHolder::Process(pid, _), Some(d)) if *pid == d);
-    let stranger = holders.iter().find(|h| !mine(h));
-    match (stranger, daemon, holders.is_empty()) {
+    let other = holders.iter().find(|h| !mine(h));
+    match (other, daemon, holders.is_empty()) {
         (_, Some(_), _) if holders.iter().any(mine) => Finding::Ok("held by the daemon".to_owned()),
         (Some(SocketHolder::Hidden), Some(_), _) => {
             Finding::Ok("taken, by a process that this user may not look into".to_owned())

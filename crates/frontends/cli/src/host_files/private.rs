@@ -9,7 +9,7 @@
 //! that covers `/tmp` meanwhile.
 
 use super::directory::OpenDirectory;
-use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_node, overlay_classes, tree};
+use super::{CLASSES, DeviceSnapshot, MOUNT_NAME, NODES, failed, full_node, overlay_classes, tree};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use std::fs;
 use std::io::ErrorKind;
@@ -23,15 +23,15 @@ const SCRATCH: &str = "/tmp";
 ///
 /// # Errors
 /// A sentence. The process can go on: it may be in new namespaces, but no mount is half done.
-pub fn enter(picture: &Picture) -> Result<(), String> {
-    if picture.is_shown() {
+pub fn enter(snapshot: &DeviceSnapshot) -> Result<(), String> {
+    if snapshot.is_shown() {
         return Ok(());
     }
     leave_the_host()?;
     let scratch = Path::new(SCRATCH);
     rustix::mount::mount(MOUNT_NAME, scratch, "tmpfs", MountFlags::NOSUID, c"mode=0755")
         .map_err(failed("mount a tmpfs on", scratch))?;
-    let made = make(picture, scratch);
+    let made = make(snapshot, scratch);
     let uncovered = rustix::mount::unmount(scratch, UnmountFlags::DETACH).map_err(failed("uncover", scratch));
     made.and(uncovered)
 }
@@ -58,25 +58,25 @@ fn leave_the_host() -> Result<(), String> {
 
 #[allow(unsafe_code)]
 fn unshare(what: rustix::thread::UnshareFlags) -> Result<(), String> {
-    // SAFETY: descriptors stay shared with nobody new (no FILES flag), and this process has no other thread.
+    // SAFETY: descriptors are shared with no further process (no FILES flag), and this process has no other thread.
     unsafe { rustix::thread::unshare_unsafe(what) }.map_err(|e| format!("the kernel refuses a namespace: {e}"))
 }
 
-fn make(picture: &Picture, scratch: &Path) -> Result<(), String> {
+fn make(snapshot: &DeviceSnapshot, scratch: &Path) -> Result<(), String> {
     let classes = OpenDirectory::open(scratch).and_then(|directory| directory.enter("class"));
     let classes = classes.map_err(failed("make a directory in", scratch))?;
-    tree::write(&classes, &picture.devices, &picture.counters)
+    tree::write(&classes, &snapshot.devices, &snapshot.counters)
         .map_err(failed("write the files for", Path::new(CLASSES)))?;
     let nodes = Path::new(NODES);
     let stage = scratch.join("dev");
     if nodes.is_dir() {
         copy_bound(nodes, &stage)?;
-        bind_nodes(picture, &stage)?;
+        bind_nodes(snapshot, &stage)?;
         bind(&stage, nodes)?;
     } else {
         let dev = Path::new("/dev");
         copy_bound(dev, &stage)?;
-        bind_nodes(picture, &stage.join("infiniband"))?;
+        bind_nodes(snapshot, &stage.join("infiniband"))?;
         bind(&stage, dev)?;
     }
     overlay_classes(&classes)
@@ -110,9 +110,9 @@ fn bind_entry(old: &Path, new: &Path) -> std::io::Result<()> {
     Ok(rustix::mount::mount_bind_recursive(old, new)?)
 }
 
-fn bind_nodes(picture: &Picture, directory: &Path) -> Result<(), String> {
+fn bind_nodes(snapshot: &DeviceSnapshot, directory: &Path) -> Result<(), String> {
     fs::create_dir_all(directory).map_err(failed("make", directory))?;
-    for node in picture.nodes().map(|n| directory.join(n)).filter(|n| !super::is_character_node(n)) {
+    for node in snapshot.nodes().map(|n| directory.join(n)).filter(|n| !super::is_character_node(n)) {
         fs::File::create(&node).map_err(failed("make", &node))?;
         bind(&full_node(), &node)?;
     }

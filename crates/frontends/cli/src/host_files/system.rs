@@ -6,7 +6,7 @@
 //! a crash.
 
 use super::directory::OpenDirectory;
-use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_number, overlay_classes, tree};
+use super::{CLASSES, DeviceSnapshot, MOUNT_NAME, NODES, failed, full_number, overlay_classes, tree};
 use burst_control::names::is_file_name;
 use clap::{Arg, ArgMatches, Command};
 use rustix::fs::{CWD, Mode};
@@ -52,22 +52,22 @@ pub fn host_files(matches: &ArgMatches) -> ExitCode {
 
 fn on(matches: &ArgMatches) -> Result<(), String> {
     let mut client = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
-    let picture = Picture::take(&mut client)?;
+    let snapshot = DeviceSnapshot::take(&mut client)?;
     off()?;
-    let made = show(&picture);
+    let made = show(&snapshot);
     if made.is_err() {
         off()?;
     }
     made
 }
 
-fn show(picture: &Picture) -> Result<(), String> {
+fn show(snapshot: &DeviceSnapshot) -> Result<(), String> {
     let kept = Path::new(KEPT);
     let directory = make_kept().map_err(failed("make", kept))?;
     let classes = directory.enter("class").map_err(failed("make a directory in", kept))?;
-    tree::write(&classes, &picture.devices, &picture.counters).map_err(failed("write the tree in", kept))?;
+    tree::write(&classes, &snapshot.devices, &snapshot.counters).map_err(failed("write the tree in", kept))?;
     let nodes = Path::new(NODES);
-    let mut made: Vec<PathBuf> = picture.nodes().map(|n| nodes.join(n)).filter(|n| !n.exists()).collect();
+    let mut made: Vec<PathBuf> = snapshot.nodes().map(|n| nodes.join(n)).filter(|n| !n.exists()).collect();
     if !nodes.exists() {
         made.push(nodes.to_owned());
     }

@@ -80,14 +80,14 @@ fn a_full_queue_refuses_and_is_drained() {
 }
 
 #[test]
-fn a_send_queue_of_one_has_the_four_entries_that_are_told() {
+fn a_send_queue_of_one_has_the_four_entries_that_are_reported() {
     let Some(open) = Open::new() else { return };
     let cq = open.cq(64);
     let mut bytes = vec![0u8; 4096];
     let mr = open.mr(&mut bytes);
     for (asked, granted) in [(1, 4), (4, 4), (5, 8)] {
-        let ((a, told), b) = (open.qp_of(cq, IBV_QPT_RC, asked), open.qp(cq, IBV_QPT_RC));
-        assert_eq!(told, granted, "{asked} asked for");
+        let ((a, reported), b) = (open.qp_of(cq, IBV_QPT_RC, asked), open.qp(cq, IBV_QPT_RC));
+        assert_eq!(reported, granted, "{asked} asked for");
         open.connect(a, b);
         open.connect(b, a);
         // Without a poll in between.

@@ -73,7 +73,7 @@ impl CompletionRing {
         let mut done = if self.carried.is_empty() { 0 } else { self.take_carried(table, wanted, sink) };
         let mut cqe = Cqe::default();
         let mut taken = false;
-        // The send queue that has not been told of its free entries yet, and their count.
+        // The send queue whose free entries have not been returned yet, and their count.
         let mut owed: Option<(NonNull<SendSlots>, u32)> = None;
         while done < wanted && self.ring.take_next(&mut cqe) {
             taken = true;

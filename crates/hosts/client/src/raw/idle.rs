@@ -138,7 +138,7 @@ pub fn found() {
     IDLE.with(|idle| idle.empty.set(0));
 }
 
-/// Whether [`pause`] may ask this thread for its progress: an answer that nobody asked for is lost.
+/// Whether [`pause`] may ask this thread for its progress: an answer that was not asked for is lost.
 #[inline]
 pub fn asks_progress() -> bool {
     IDLE.with(|idle| idle.sharing.get().is_ever_disputed())
@@ -232,7 +232,7 @@ mod tests {
         let pace = SendPace { since: now - Nanos::from_us(70), ..SendPace::default() };
         let idle = IdleState { empty: Cell::new(1), sharing: Cell::new(sharing), pace: Cell::new(pace) };
         let progress = |finished, outstanding| move || SendProgress { finished, outstanding };
-        assert!(!idle.naps_early(now, sharing, progress(7, 128)), "nobody else ran here");
+        assert!(!idle.naps_early(now, sharing, progress(7, 128)), "no other thread ran here");
         (0..4).for_each(|_| _ = sharing.yielded(now, Nanos::from_us(150)));
         assert!(!idle.naps_early(now, sharing, progress(7, 128)), "yields reach the other thread");
         sharing.sample(0);
@@ -269,7 +269,7 @@ mod tests {
     fn completions_that_are_found_together_are_one_measurement() {
         let (mut pace, since) = (SendPace::default(), Nanos::from_ms(70));
         pace.note(since, 100);
-        assert_eq!((pace.since, pace.each), (since, Nanos(0)), "nobody knows when the requests before began");
+        assert_eq!((pace.since, pace.each), (since, Nanos(0)), "it is not known when the requests before began");
         pace.note(since + Nanos::from_us(19), 3);
         pace.note(since + Nanos::from_us(40), 1);
         assert_eq!(pace.each, Nanos::from_us(10));

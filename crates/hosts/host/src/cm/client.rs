@@ -56,7 +56,8 @@ impl CmClient {
         let name = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
         let ClientProcess { pid, uid } = caller.process;
         let program = CmProgram { name, pid, uid };
-        // A program of root's or of the daemon's user that reads no events costs other programs of that user nothing.
+        // A privileged user's program has a limit of its own for unread events, so one that reads none takes nothing from the
+        // user's others. All programs of another user share one limit.
         let session = match caller.account.is_privileged() {
             true => CmSession::new(program),
             false => CmSession::sharing(program, caller.account.unread_events()),
