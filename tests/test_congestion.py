@@ -43,11 +43,12 @@ def congestion(host, *words):
 
 
 def test_the_controller_of_a_running_daemon_is_changed(make_fabric):
-    """Packets of `aimd` are not ECN-capable, those of `dcqcn` are, so the marks that arrive count which controller sent."""
+    """Packets of `aimd` are not ECN-capable, those of `cubic` and `dcqcn` are, so the marks that arrive count which controller sent."""
     fabric = make_fabric(ports=("udp:dev=eth0", "impair:ecn=10%,dir=rx/udp:dev=eth0"))
     sender, receiver = fabric.a, fabric.b
     traffic = [EXERCISE, "-n", 2000, "-s", 9]
-    assert congestion(sender) == {"cc": "aimd", "algorithm": "aimd", "peers": [], "not_shown": 0}
+    assert congestion(sender) == {"cc": "cubic", "algorithm": "cubic", "peers": [], "not_shown": 0}
+    assert congestion(sender, "aimd")["cc"] == "aimd"
     run_pair(receiver, sender, traffic)
     assert receiver.stats()["marked_packets"] == 0
     assert congestion(sender, "dcqcn", "rpg_ai_rate=100M")["cc"] == "dcqcn:rpg_ai_rate=100M"
@@ -86,7 +87,7 @@ def test_daemons_agree_and_kinds_of_peers_differ(make_fabric):
         wait_until(lambda: shown(server, "burst") == [("dctcp:g=0.5", True)], said=lambda: f"{congestion(server)}")
         assert shown(client, "burst") == [("dctcp:g=0.5", False)]
         assert congestion(client)["algorithm"] is None, "kinds differ"
-        assert congestion(server, "--for", "burst", "swift")["cc"] == "standard aimd, burst swift, loopback aimd"
+        assert congestion(server, "--for", "burst", "swift")["cc"] == "standard cubic, burst swift, loopback cubic"
         wait_until(lambda: shown(client, "burst") == [("swift", True)], said=lambda: f"{congestion(client)}")
         for run in runs:
             run.result()
@@ -101,8 +102,8 @@ def test_traffic_goes_on_while_the_controller_changes(make_fabric):
     changes = 0
     with ThreadPoolExecutor() as pool:
         running = pool.submit(run_pair, fabric.b, fabric.a, [EXERCISE, "-n", 5000, "-s", 9])
-        while not running.done() or changes < 7:
-            name = ["dcqcn", "swift", "none", "dctcp", "timely", "dcqcn-nvidia", "aimd"][changes % 7]
+        while not running.done() or changes < 8:
+            name = ["dcqcn", "swift", "none", "cubic", "dctcp", "timely", "dcqcn-nvidia", "aimd"][changes % 8]
             for host in (fabric.a, fabric.b):
                 shown = congestion(host, name)
                 assert shown["algorithm"] == name and all(peer["algorithm"] == name for peer in shown["peers"])

@@ -165,7 +165,7 @@ class Forge:
     def hello(self):
         """The question or answer of a Burst daemon (docs/protocol.md)."""
         rng = self.rng
-        cc = rng.choice([b"", b"aimd", b"dcqcn:rpg_ai_rate=100M", b"none", b"dcqcn:rpg_ai_rate=-1", rng.randbytes(192)])
+        cc = rng.choice([b"", b"cubic", b"aimd", b"dcqcn:rpg_ai_rate=100M", b"none", b"dcqcn:rpg_ai_rate=-1", rng.randbytes(192)])
         head = roce.mad(b"", 0x0010, rng.getrandbits(64), mgmt_class=0x32, version=1, method=rng.choice([1, 1, 1, 0x81]))[:24]
         fields = bytes([1, rng.choice([1, 3, 5, 0, 255])]) + struct.pack(">HQII", 64, rng.choice([1, 2]), rng.choice([0, 7, 7, 3]), 2048)
         return (head + bytes(13) + b"BUR" + fields + bytes([rng.randrange(4), len(cc)]) + cc).ljust(256, b"\0")

@@ -49,7 +49,7 @@ impl Controller {
         let window_bytes = params.window_max_bytes.max(u64::from(mtu));
         let mtu = u64::from(mtu.max(MTU_MIN));
         match params.algorithm() {
-            Algorithm::Cubic => Controller::Cubic(Cubic::new(params, mtu)),
+            Algorithm::Cubic => Controller::Cubic(Cubic::new(params, line_rate, mtu)),
             Algorithm::Aimd => Controller::Aimd(Aimd::starting(window_bytes, mtu)),
             Algorithm::None => Controller::Fixed { window_bytes },
             Algorithm::Dcqcn => Controller::Dcqcn(Dcqcn::new(Variant::Paper, params, now, line_rate, mtu)),

@@ -14,7 +14,8 @@
 //!   A time-out leaves `initial_packets`, the next one without progress two packets. A loss that was none is undone.
 //! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction.
 //! * **Pacing.** A window leaves in four fifths of a round trip, in slow start in half of one, so that no burst of a whole window
-//!   meets a short queue. Rates above [`RATE_PACED_MAX`] are not paced: their bursts are shorter than a timer is exact.
+//!   meets a short queue. Rates above [`RATE_PACED_MAX`], or that of the link, are not
+//!   paced: bursts are shorter than a timer is exact, or the link itself paces.
 //! * **Floor.** Two packets are always in flight. A smaller window is kept as a rate.
 //! * **Idle.** After [`IDLE_MIN`] without packets in flight the window is at most [`RESTART_BYTES`], and slow start leads back to
 //!   what the path bore before.
@@ -102,6 +103,8 @@ struct CubicSettings {
     window_max: f64,
     mtu: f64,
     segment: f64,
+    /// Rates from here on are not paced.
+    rate_max: f64,
 }
 
 /// The window before a loss.
@@ -148,7 +151,7 @@ pub struct Cubic {
 }
 
 impl Cubic {
-    pub(crate) fn new(params: &Params, mtu: u64) -> Cubic {
+    pub(crate) fn new(params: &Params, line_rate: f64, mtu: u64) -> Cubic {
         let (window_max, mtu) = (params.window_max_bytes.max(2 * mtu) as f64, mtu as f64);
         let initial = bounded(params.number("initial_packets") * mtu, FLOOR_PACKETS * mtu, window_max);
         let beta = params.fraction("beta");
@@ -160,6 +163,7 @@ impl Cubic {
                 window_max,
                 mtu,
                 segment: mtu.max(SEGMENT_MIN as f64),
+                rate_max: line_rate.min(RATE_PACED_MAX),
             }),
             window: initial,
             threshold: window_max,
@@ -380,11 +384,11 @@ impl Cubic {
 
     /// The rate follows window and round trip.
     fn set_rate(&mut self) {
-        let CubicSettings { mtu, window_max, .. } = *self.settings;
+        let CubicSettings { mtu, window_max, rate_max, .. } = *self.settings;
         let window = self.window.min(self.endpoint.into());
         let gain = if window < FLOOR_PACKETS * mtu { 1.0 } else { GAINS[usize::from(window >= self.threshold)] };
         let rate = gain * window * 8e9 / f64::from(self.srtt);
-        let is_paced = self.srtt > 0.0 && window < window_max && rate < RATE_PACED_MAX;
+        let is_paced = self.srtt > 0.0 && window < window_max && rate < rate_max;
         self.rate_bps = if is_paced { (rate as u64).max(1) } else { RATE_UNPACED };
     }
 
@@ -422,7 +426,7 @@ mod tests {
     const RTT: Nanos = Nanos::from_ms(1);
 
     fn cubic() -> Cubic {
-        Cubic::new(&Params::new(Algorithm::Cubic, MAX), MTU)
+        Cubic::new(&Params::new(Algorithm::Cubic, MAX), 100e9, MTU)
     }
     fn window(c: &Cubic) -> u64 {
         c.limits().window_bytes
@@ -477,7 +481,7 @@ mod tests {
     /// RFC 9438, 4.2 with its own numbers: at a long round trip the window is C (t - K)³ + W, K being the time to come back to W.
     #[test]
     fn growth_follows_the_cubic_function_of_time() {
-        let mut c = Cubic::new(&Params::new(Algorithm::Cubic, 64 << 20), SEGMENT_MIN);
+        let mut c = Cubic::new(&Params::new(Algorithm::Cubic, 64 << 20), 100e9, SEGMENT_MIN);
         let rtt = Nanos::from_ms(100);
         let mut now = run(&mut c, Nanos(1), rtt, 7);
         let peak = c.window / SEGMENT_MIN as f64;

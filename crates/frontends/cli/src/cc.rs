@@ -17,8 +17,8 @@ pub fn command() -> Command {
              daemons, and they follow unless they were changed themselves. Each worker has its own controller for a peer. Only root and the user who \
              runs the daemon may change it, and see the peers.",
         )
-        .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc --for burst dctcp\nburst cc aimd")
-        .arg(Arg::new("algorithm").value_name("ALGORITHM").help("aimd, none, dcqcn, dcqcn-nvidia, dctcp, swift, timely"))
+        .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc --for burst dctcp\nburst cc cubic")
+        .arg(Arg::new("algorithm").value_name("ALGORITHM").help("cubic, aimd, none, dcqcn, dcqcn-nvidia, dctcp, swift, timely"))
         .arg(
             Arg::new("parameters")
                 .value_name("PARAMETER=VALUE")

@@ -138,7 +138,7 @@ fn every_key_changes_the_configuration() {
 
 #[test]
 fn the_congestion_controller_is_read_with_its_parameters_and_refused_with_the_nearest_name() {
-    assert_eq!(read(&[], &[]).unwrap().host.cc.to_string(), "aimd");
+    assert_eq!(read(&[], &[]).unwrap().host.cc.to_string(), "cubic");
     let chosen = read(&["--cc", "dcqcn:rpg_time_reset=60"], &[]).unwrap();
     assert_eq!(chosen.host.cc.to_string(), "dcqcn:rpg_time_reset=60us");
     let sentence = read(&["--cc", "dcqcn:rpg_time=60"], &[]).unwrap_err();
@@ -156,7 +156,7 @@ fn a_kind_of_peers_has_its_own_congestion_control() {
     };
     let (default, chosen) = (ChoiceRank::Default, ChoiceRank::Configured);
     let named = |names: [&str; 3], ranks: [ChoiceRank; 3]| [0, 1, 2].map(|at| (names[at].to_owned(), ranks[at]));
-    assert_eq!(of_kinds(&[]), named(["aimd"; 3], [default; 3]));
+    assert_eq!(of_kinds(&[]), named(["cubic"; 3], [default; 3]));
     assert_eq!(of_kinds(&["--cc", "swift"]), named(["swift"; 3], [chosen; 3]));
     assert_eq!(
         of_kinds(&["--cc", "swift", "--cc-standard", "dcqcn", "--cc-loopback", "none"]),
@@ -164,7 +164,7 @@ fn a_kind_of_peers_has_its_own_congestion_control() {
     );
     assert_eq!(
         of_kinds(&["--cc-burst", "dctcp:g=0.5"]),
-        named(["aimd", "dctcp:g=0.5", "aimd"], [default, chosen, default])
+        named(["cubic", "dctcp:g=0.5", "cubic"], [default, chosen, default])
     );
     let sentence = read(&["--cc-burst", "dctpc"], &[]).unwrap_err();
     assert!(sentence.contains("--cc-burst") && sentence.contains("did you mean 'dctcp'?"), "{sentence}");

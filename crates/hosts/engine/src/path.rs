@@ -275,7 +275,7 @@ impl Path {
         }
     }
 
-    /// Whether this path is to be told of what leaves now ([`Path::left`]).
+    /// Whether this path measures what leaves now ([`Path::left`]).
     #[inline]
     pub(crate) fn is_measured(&self) -> bool {
         self.tuned.is_some() && self.is_charged()

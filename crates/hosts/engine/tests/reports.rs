@@ -249,9 +249,15 @@ const ROOM: usize = 128;
 
 #[test]
 fn a_sender_slows_down_before_the_receiver_loses_packets() {
-    for (cc, reacts) in
-        [("cubic", true), ("aimd", true), ("dctcp", true), ("swift", true), ("dcqcn", true), ("timely", true), ("none", false)]
-    {
+    for (cc, reacts) in [
+        ("cubic", true),
+        ("aimd", true),
+        ("dctcp", true),
+        ("swift", true),
+        ("dcqcn", true),
+        ("timely", true),
+        ("none", false),
+    ] {
         let mut both = Both::crowded(cc, WINDOW, true);
         (0..16).for_each(|round| both.write(round));
         println!("{cc}: smallest window {}, last {} of {WINDOW}", both.lowest, both.window());

@@ -20,7 +20,7 @@ const STANDSTILL_STEPS: u64 = 2_000_000;
 /// quarter of the local ACK timeout at most, and its repetitions.
 const REST: u64 = 10_000_000_000_000;
 /// Congestion controls that are tried.
-const CONTROLS: [&str; 6] = ["none", "aimd", "dctcp", "dcqcn", "swift", "timely"];
+const CONTROLS: [&str; 7] = ["none", "cubic", "aimd", "dctcp", "dcqcn", "swift", "timely"];
 
 /// The parts of a random scenario, which can be left out one by one.
 #[derive(Clone, Debug, PartialEq)]
@@ -261,7 +261,7 @@ impl Draft {
         }
         push(&|d| d.hosts = d.hosts.div_ceil(2).next_multiple_of(2));
         push(&|d| d.cpu = "ideal");
-        push(&|d| d.cc = "aimd");
+        push(&|d| d.cc = "cubic");
         push(&|d| {
             if d.hosts > 1 {
                 d.topology = "star";

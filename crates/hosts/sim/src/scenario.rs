@@ -505,7 +505,7 @@ fn node_settings(
 ) -> Result<NodeSettings, ScenarioError> {
     let (span, t) = (table.span(), table.get_ref());
     let window = t.window.map_or(1 << 20, |size| size.0);
-    let params = read_params(text, &span, &t.cc, "aimd", window)?;
+    let params = read_params(text, &span, &t.cc, "cubic", window)?;
     let mut cc = CcTable::default();
     cc.set(None, CcChoice { params, rank: ChoiceRank::Configured });
     let mtu = t.mtu.as_ref().map_or(4_096, |mtu| *mtu.get_ref());

@@ -7,9 +7,9 @@ use burst_sim::world::World;
 fn simulate(text: &str) -> Results {
     let scenario = Scenario::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let mut world = World::new(&scenario).expect("a world");
-    let told = || text.lines().filter(|line| line.len() < 200).collect::<Vec<_>>().join("\n");
-    while world.step().unwrap_or_else(|error| panic!("{error}\n{}", told())) {}
-    world.check_end().unwrap_or_else(|error| panic!("{error}\n{}", told()));
+    let keys = || text.lines().filter(|line| line.len() < 200).collect::<Vec<_>>().join("\n");
+    while world.step().unwrap_or_else(|error| panic!("{error}\n{}", keys())) {}
+    world.check_end().unwrap_or_else(|error| panic!("{error}\n{}", keys()));
     world.results(false)
 }
 
@@ -34,7 +34,7 @@ struct Stream<'a> {
 
 impl Default for Stream<'_> {
     fn default() -> Self {
-        Stream { cc: "aimd", hosts: "selective_repeat = true", verb: "write", mtu: 1024, down_ms: RTT_MS, link: 0 }
+        Stream { cc: "cubic", hosts: "selective_repeat = true", verb: "write", mtu: 1024, down_ms: RTT_MS, link: 0 }
     }
 }
 
@@ -74,7 +74,7 @@ impl Stream<'_> {
 fn a_lost_flight_is_sent_again_within_ten_round_trips_with_every_controller() {
     // The targets of swift are those of a data centre unless others are given.
     let swift = "swift:base_target=60ms,endpoint_target=10ms";
-    for cc in ["aimd", "none", "dcqcn", "dctcp", "timely", swift] {
+    for cc in ["cubic", "aimd", "none", "dcqcn", "dctcp", "timely", swift] {
         for (verb, mtu) in [("write", 256), ("write", 1024), ("write", 4096), ("read", 1024), ("read", 4096)] {
             for down_ms in [2.0, RTT_MS, 3.0 * RTT_MS] {
                 let stream = Stream { cc, verb, mtu, down_ms, ..Stream::default() };

@@ -311,7 +311,7 @@ impl Qp {
         arrived
     }
 
-    /// Packets were found to be lost: they are repeated, and congestion control is told once for each window of data.
+    /// Packets were found to be lost: they are repeated, and congestion control is notified once for each window of data.
     fn on_found(&mut self, found: LossesFound, env: &mut Env<'_>) {
         if found.packets > 0 {
             self.req.begin_repetition();
@@ -322,7 +322,7 @@ impl Qp {
         }
     }
 
-    /// Congestion control was told of a loss: what was sent until now is of the same window of data.
+    /// Congestion control was notified of a loss: what was sent until now is of the same window of data.
     fn note_signal(&mut self) {
         let sent = self.req.recovery.sent_psn();
         self.recover = sent;
@@ -331,7 +331,7 @@ impl Qp {
         }
     }
 
-    /// The PSN before which losses belong to a window of data of which congestion control was told. One of long ago says
+    /// The PSN before which losses belong to a window of data of which congestion control was notified. One of long ago says
     /// nothing: PSNs have come round since.
     fn recover_from(&self, base: Psn) -> Psn {
         let (recover, sent) = (self.recover, self.req.recovery.sent_psn());

@@ -430,7 +430,7 @@ impl Numbers {
                 let kind = [None, Some("burst"), Some("brust")][self.rng.below(3) as usize].map(str::to_owned);
                 Request::SetCc {
                     kind,
-                    cc: ["swift", "dcqcn", "aimd", "none", "timley"][self.rng.below(5) as usize].into(),
+                    cc: ["swift", "dcqcn", "aimd", "none", "timley", "cubic"][self.rng.below(6) as usize].into(),
                 }
             }
             _ => Request::ResolveMac { attr: self.ah() },
