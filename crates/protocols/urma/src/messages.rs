@@ -161,6 +161,7 @@ impl UrmaNode {
         let Ok(at) = self.inbound.insert(message) else { return RequestTaken::No };
         if let Some(channel) = self.channels.get_mut(origin.channel) {
             (channel.inbound, channel.last_message) = (channel.inbound + 1, at);
+            self.inbound.push_back(&mut channel.messages, at);
             channel.waiting += u32::from(matches!(phase, InboundPhase::Waiting));
         }
         if let (Turn::Later(context, number), InboundPhase::Waiting) = (&turn, phase)

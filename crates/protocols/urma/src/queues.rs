@@ -75,6 +75,9 @@ pub(crate) struct Jetty {
     pub(crate) tail: PoolRef,
     pub(crate) cursor: PoolRef,
     pub(crate) count: u16,
+    /// How many of them ask for no completion, and the oldest of those.
+    pub(crate) silents: u16,
+    pub(crate) oldest_silent: PoolRef,
     /// Issued and not answered: all, those with order, READs and atomics, those with order outside of the stream.
     pub(crate) issued: u16,
     pub(crate) ordered: u16,
@@ -95,6 +98,8 @@ impl Jetty {
             tail: PoolRef::NONE,
             cursor: PoolRef::NONE,
             count: 0,
+            silents: 0,
+            oldest_silent: PoolRef::NONE,
             issued: 0,
             ordered: 0,
             reads: 0,
