@@ -101,6 +101,8 @@ pub struct UrmaNode {
     pub(crate) timer_count: u64,
     /// Channels that have ended, and whose requests have not, and other work that is done in parts.
     pub(crate) sweeps: Sweeps,
+    /// Abandoned Jetties that are drained.
+    drained: VecDeque<PoolRef>,
     /// Loads, stores and atomics without a channel.
     pub(crate) accesses: Accesses,
     /// Scratch for packets that an acknowledgement covers.
@@ -174,6 +176,7 @@ impl UrmaNode {
             timers: BinaryHeap::new(),
             timer_count: 0,
             sweeps: Sweeps::default(),
+            drained: VecDeque::new(),
             accesses: Accesses::new(
                 (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
             ),
@@ -353,6 +356,9 @@ impl UrmaNode {
             return;
         }
         jetty.drain = Drain::Told;
+        if jetty.is_abandoned {
+            return self.drained.push_back(at);
+        }
         let status = if jetty.state == JettyState::Suspended { CrStatus::SuspendDone } else { CrStatus::FlushErrDone };
         let jfc = jetty.config.jfc;
         let record = CompletionRecord {
@@ -367,6 +373,27 @@ impl UrmaNode {
             immediate: 0,
         };
         self.complete(jfc, record, fx);
+    }
+    /// A Jetty whose program has ended stops, as if it were moved to ERROR, but without event and completion: when it is drained,
+    /// [`UrmaNode::pop_drained`] returns it, and again after a further call of this for it. Returns how many requests it has.
+    pub fn abandon_jetty(&mut self, jetty: u32, fx: &mut dyn UrmaEffects) -> usize {
+        let Some(at) = self.jetty_ref(jetty) else { return 0 };
+        let Some(record) = self.jetties.get_mut(at) else { return 0 };
+        let count = usize::from(record.count);
+        if std::mem::replace(&mut record.is_abandoned, true) {
+            if record.drain == Drain::Told {
+                self.drained.push_back(at);
+            }
+            return count;
+        }
+        (record.state, record.drain) = (JettyState::Error, Drain::Waiting);
+        self.end_waiting(at, fx);
+        self.check_drained(at, fx);
+        count
+    }
+    /// The next abandoned Jetty that is drained: it can be flushed and deleted.
+    pub fn pop_drained(&mut self) -> Option<u32> {
+        self.drained.pop_front().map(Self::id_of)
     }
     /// Hands back the oldest request of a stopped Jetty: as a record with the status `Unhandled` if it was not executed, else
     /// with its outcome, which waited for an earlier one. `None` if there is none (any more).

@@ -6,12 +6,9 @@ use crate::api::{
 };
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::queues::Jetty;
+use crate::queues::{Jetty, TASSN_WINDOW};
 use crate::records::{RequestPhase, SendRecord};
 use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, ServiceMode, TaOpcode};
-
-/// TASSNs from the oldest outstanding request of a Jetty on that may be in use. Twice as many are told apart.
-pub(crate) const TASSN_WINDOW: u16 = 1 << 15;
 
 /// What a request reaches.
 struct RequestReach {

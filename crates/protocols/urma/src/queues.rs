@@ -85,6 +85,8 @@ pub(crate) struct Jetty {
     pub(crate) outside: u16,
     pub(crate) stream: OrderStream,
     pub(crate) drain: Drain,
+    /// Its program has ended ([`crate::UrmaNode::abandon_jetty`]).
+    pub(crate) is_abandoned: bool,
 }
 
 impl Jetty {
@@ -106,9 +108,13 @@ impl Jetty {
             outside: 0,
             stream: OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 },
             drain: Drain::No,
+            is_abandoned: false,
         }
     }
 }
+
+/// TASSNs from the oldest outstanding request of a Jetty on that may be in use. Twice as many are told apart.
+pub(crate) const TASSN_WINDOW: u16 = 1 << 15;
 
 /// A group of Jetties.
 #[derive(Debug)]

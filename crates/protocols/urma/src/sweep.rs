@@ -18,7 +18,7 @@ use crate::tx_window::TxOwner;
 use burst_ubwire::Cna;
 use std::collections::{HashMap, VecDeque};
 
-/// Requests, packets and timers that one call of [`UrmaNode::on_timer`] handles before it lets others go on. Tens of microseconds.
+/// Requests, packets and timers that one call of [`UrmaNode::on_timer`] handles before others go on. Tens of microseconds.
 pub(crate) const PASS_STEPS: u64 = 1024;
 /// Requests of one channel in its turn.
 const TURN_REQUESTS: usize = 256;
