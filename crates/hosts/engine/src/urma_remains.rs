@@ -1,13 +1,12 @@
 //! What programs of URMA leave behind when they end.
 //!
 //! A program may leave a hundred thousand objects and a million requests. They are deleted in parts, so that neither the
-//! worker's other programs nor the control thread wait: each call of [`AllRemains::delete_some`] takes about [`STEPS`] objects and
-//! requests. A Jetty whose requests are under way is abandoned, and the node says when it is drained; so nothing is looked at
+//! worker's other programs nor the control thread wait: each call of [`AllRemains::delete_some`] takes about [`STEPS`] objects
+//! and requests. A Jetty whose requests are under way is abandoned, and the node says when it is drained; so nothing is looked at
 //! again and again while it waits for a peer.
 
-use crate::urma_tenants::ByNumber;
 use burst_urma::{JettyState, JfrState, UrmaEnv, UrmaError, UrmaNode};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Objects and requests that are deleted at once.
 const STEPS: usize = 256;
@@ -39,11 +38,11 @@ enum RemainsState {
 /// What all programs of a node have left behind.
 #[derive(Default)]
 pub(crate) struct AllRemains {
-    programs: ByNumber<UrmaRemains>,
+    programs: HashMap<u32, UrmaRemains>,
     /// Programs, in turn, of which something may be deleted.
     ready: VecDeque<u32>,
     /// The programs of the abandoned Jetties.
-    owners: ByNumber<u32>,
+    owners: HashMap<u32, u32>,
     next: u32,
     /// Whether more can be deleted at once.
     pub is_due: bool,
