@@ -3,13 +3,18 @@
 //! An allocation whose size follows from a program's request must not end the process of all programs: [`reserve`] and
 //! [`attempt`] report that there is no memory, before the object exists. Tests let them fail ([`crate::fault`]).
 //!
+//! Other allocations cannot fail. A daemon has a reserve of address space for them, which its allocator gives up when the system
+//! gives no more ([`note_reserve`]); an allocation that may fail does not take it ([`may_fail`]).
+//!
 //! The C library's allocator (glibc) keeps up to seven freed blocks of each size up to 1,032 bytes for the thread that freed
 //! them. It returns them to the heap when the thread exits, and `malloc_trim` does not. After a hundred thousand objects have
 //! ended, these blocks lie far apart: each keeps a page of its own, together more than a megabyte a thread.
 
 use crate::fault;
+use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The allocator has no memory for what was asked for. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +64,36 @@ pub fn boxed<T>(value: T) -> Result<Box<[T; 1]>, OutOfMemory> {
 /// # Errors
 /// There is no memory.
 pub fn attempt(allocate: impl FnOnce() -> Result<(), TryReserveError>) -> Result<(), OutOfMemory> {
-    if fault::fails() { Err(OutOfMemory) } else { allocate().map_err(|_| OutOfMemory) }
+    if fault::fails() {
+        return Err(OutOfMemory);
+    }
+    let before = MAY_FAIL.replace(true);
+    let result = allocate().map_err(|_| OutOfMemory);
+    MAY_FAIL.set(before);
+    result
+}
+
+thread_local! {
+    /// Whether this thread can do without the memory that it asks for.
+    static MAY_FAIL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the reserve is given up. It orders nothing: who reads it late refuses a request late.
+static RESERVE_SPENT: AtomicBool = AtomicBool::new(false);
+
+/// Whether this thread can do without the memory that it asks for. For an allocator with a reserve.
+pub fn may_fail() -> bool {
+    MAY_FAIL.get()
+}
+
+/// The process's allocator has given up its reserve, or has made a new one.
+pub fn note_reserve(is_spent: bool) {
+    RESERVE_SPENT.store(is_spent, Relaxed);
+}
+
+/// Whether the process has given up its reserve: nothing should be begun that takes more memory.
+pub fn is_reserve_spent() -> bool {
+    RESERVE_SPENT.load(Relaxed)
 }
 
 /// Sizes of the blocks that are kept, in bytes: the smallest, the largest and the step.

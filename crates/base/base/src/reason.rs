@@ -122,7 +122,7 @@ reasons! {
     CmStale, "cm_stale", Refusal, "A connection request came from a queue pair that is already connected here; the old connection was ended.", "Nothing: the peer restarted.";
     CmBadRequest, "cm_bad_request", Refusal, "A connection request has an unsupported transport, partition, MTU or address header.", "Use RC, UC or UD (or XRC if the listener does), the default partition, and RDMA-CM addresses.";
     UserShare, "user_share", Refusal, "A request was refused because the user's programs use as much of a resource as one user may.", "See burst ls --users; close what is not needed. The daemon's administrator can set user_share and user_reserve (docs/configuration.md).";
-    DaemonFull, "daemon_full", Refusal, "A request was refused because the daemon has no more of a resource for any user.", "See burst ls --users for who uses it; raise the limit that the refusal names (LimitNOFILE=, vm.max_map_count, memory), or add a device.";
+    DaemonFull, "daemon_full", Refusal, "A request was refused because the daemon has no more of a resource for any user.", "See burst ls --users for who uses it; raise the limit that the refusal names (LimitNOFILE=, LimitAS=, vm.max_map_count, memory), or add a device.";
     CmEventLost, "cm_event_lost", Drop, "An event was lost because its event channel is full: the program does not read it.", "Read events with rdma_get_cm_event.";
     // --- ports
     SendFailed, "send_failed", Drop, "The kernel refused to send a packet.", "Check that the interface is up and that a route leads to the peer.";
@@ -236,6 +236,8 @@ reasons! {
     UbEcho, "ub_echo", Note, "A message to Jetty 5, the echo of every host, was sent back: somebody pings.", "Nothing; if very many, look for a host that floods this one.";
     UbEchoBusy, "ub_echo_busy", Nak, "A message to the echo found no room: as many as it keeps, or half of what is left for one peer, are on their way back; the sender is asked to send it again.", "Nothing; if often, look for a host that floods this one.";
     UbEchoLost, "ub_echo_lost", Drop, "The requester did not take its message back from the echo: it has no receive posted, its Jetty is gone or needs a token, or the receive is too short.", "Post receives before pinging.";
+    // --- the daemon's reserve of memory
+    MemoryReserve, "memory_reserve", Refusal, "A request was refused because the system gave the daemon no more memory or address space, and the daemon uses its reserve.", "End programs or give the machine memory (vm.overcommit_*, LimitAS=, memory.max). Requests of root and of the daemon's user are not refused for this.";
 }
 
 impl Reason {

@@ -293,9 +293,14 @@ impl Account {
     /// both exceed a limit.
     fn add(&self, resource: Resource, amount: u64) -> Result<(), Exhausted> {
         let books = &self.0.books;
+        let capacity = books.capacities.of(resource);
+        if amount > capacity {
+            // Sums with such amounts could overflow.
+            let (used, limit, owner) = (self.used(resource), self.limit(resource), self.0.id.clone());
+            return Err(Exhausted { owner, resource, amount, used, limit, capacity, over_share: !self.0.privileged });
+        }
         let all = books.used.add(resource, amount);
         let own = self.0.used.add(resource, amount);
-        let capacity = books.capacities.of(resource);
         let limit = if self.0.privileged { capacity } else { books.limit(resource, all.saturating_sub(own)) };
         let (full, over_share) = (all > capacity, own > limit);
         if !full && !over_share {

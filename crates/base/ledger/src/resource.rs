@@ -38,6 +38,7 @@ resources! {
     Descriptor, "descriptors", "file descriptors of the daemon";
     Mapping, "mappings", "memory mappings of the daemon";
     QueueBytes, "queue_bytes", "bytes of queues";
+    AddressSpace, "address_space", "bytes of address space of the daemon";
 }
 
 /// How much there is of each resource.

@@ -8,6 +8,7 @@
 use crate::holes::{FillAllowance, HoleGuard, watch_missing};
 use burst_base::Reason;
 use burst_base::verbs::access;
+use burst_ledger::Charge;
 use burst_span::{ProcessMemory, Span};
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -75,6 +76,17 @@ pub enum Mapping {
     Pattern,
 }
 
+impl Mapping {
+    /// The same mapping; `charge` is given back when it is unmapped. Nothing but mapped memory is charged.
+    #[must_use]
+    pub fn charged(mut self, charge: Charge) -> Mapping {
+        if let Mapping::Local(local) = &mut self {
+            local.charge = Some(charge);
+        }
+        self
+    }
+}
+
 /// A range mapped into this process; dropping unmaps it.
 #[derive(Debug)]
 pub struct LocalMapping {
@@ -88,6 +100,8 @@ pub struct LocalMapping {
     is_own: bool,
     /// The watch over missing pages; `None` where the table of watches is full.
     guard: Option<HoleGuard>,
+    /// What the program pays for the mapping. Given back when it is unmapped, not when the region is deregistered.
+    charge: Option<Charge>,
 }
 
 // SAFETY: the memory is reached through spans only; the struct itself is immutable.
@@ -104,6 +118,7 @@ impl Drop for LocalMapping {
         }
         // SAFETY: our own reservation; the table's `reclaim` has waited for the end of the turn.
         let _ = unsafe { rustix::mm::munmap(self.reserved, self.reserved_len) };
+        self.charge = None;
     }
 }
 
@@ -139,6 +154,13 @@ impl Region {
     pub fn null(key: u32, pd: u32) -> Region {
         Region { key, pd, iova: 0, len: u64::MAX, access: access::LOCAL_WRITE, mapping: Mapping::Null }
     }
+    /// Bytes of address space that a mapping of `pieces` takes, with what is lost to alignment.
+    ///
+    /// # Errors
+    /// The pieces cannot be mapped.
+    pub fn mapped_bytes(pieces: &[MapPiece<'_>]) -> Result<u64, MapRefused> {
+        reservation(pieces).map(|(bytes, _)| bytes)
+    }
     /// Maps `pieces` one after the other; writable only if `access` has a right to write.
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
         LocalMapping::new(pieces, access & WRITE_RIGHTS != 0, None).map(Mapping::Local)
@@ -162,7 +184,14 @@ impl Region {
     pub unsafe fn own(addr: u64, len: u64) -> Mapping {
         let base = addr as *mut u8;
         let reserved_len = len as usize;
-        Mapping::Local(LocalMapping { base, reserved: base.cast(), reserved_len, is_own: true, guard: None })
+        Mapping::Local(LocalMapping {
+            base,
+            reserved: base.cast(),
+            reserved_len,
+            is_own: true,
+            guard: None,
+            charge: None,
+        })
     }
     /// Whether a page of the mapping was missing and could not be allocated: the bytes are lost.
     pub fn is_broken(&self) -> bool {
@@ -218,13 +247,9 @@ impl LocalMapping {
         writable: bool,
         allowance: Option<&Arc<FillAllowance>>,
     ) -> Result<LocalMapping, MapRefused> {
-        if pieces.is_empty() || pieces.len() > PIECES_MAX {
-            return Err(MapRefused::NotContiguous);
-        }
-        let align = pieces.iter().try_fold(PAGE, |most, p| page_size(p).map(|size| size.max(most)))?;
+        let (len, align) = reservation(pieces)?;
+        let len = usize::try_from(len).map_err(|_| MapRefused::NotContiguous)?;
         let lead = pieces[0].offset % page_size(&pieces[0])?;
-        let total = check_joints(pieces)?;
-        let len = usize::try_from(total.next_multiple_of(align) + align).map_err(|_| MapRefused::NotContiguous)?;
         check_fault()?;
         // SAFETY: a new reservation at an address that the kernel chooses.
         let reserved = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), RESERVE)? };
@@ -234,8 +259,14 @@ impl LocalMapping {
         if guard.is_none() && allowance.is_some() {
             return Err(MapRefused::Unwatched);
         }
-        let mapping =
-            LocalMapping { base: (start + lead) as *mut u8, reserved, reserved_len: len, is_own: false, guard };
+        let mapping = LocalMapping {
+            base: (start + lead) as *mut u8,
+            reserved,
+            reserved_len: len,
+            is_own: false,
+            guard,
+            charge: None,
+        };
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let mut at = start;
         for piece in pieces {
@@ -276,20 +307,33 @@ fn check_fault() -> Result<(), MapRefused> {
     if burst_base::fault::fails() { Err(rustix::io::Errno::NOMEM.into()) } else { Ok(()) }
 }
 
+/// Bytes of the range that is reserved for pieces, and the alignment of the first piece in it.
+fn reservation(pieces: &[MapPiece<'_>]) -> Result<(u64, u64), MapRefused> {
+    if pieces.is_empty() || pieces.len() > PIECES_MAX {
+        return Err(MapRefused::NotContiguous);
+    }
+    let align = pieces.iter().try_fold(PAGE, |most, p| page_size(p).map(|size| size.max(most)))?;
+    let total = check_joints(pieces)?;
+    let bytes = total.checked_next_multiple_of(align).and_then(|bytes| bytes.checked_add(align));
+    // Pieces that are longer than an address space together would be mapped over whatever lies behind the range.
+    bytes.map(|bytes| (bytes, align)).ok_or(MapRefused::NotContiguous)
+}
+
 /// Checks that every piece but the last ends, and every piece but the first begins, at a boundary of its pages, and
 /// that huge pieces fall on addresses that suit them. Returns the bytes from the start of the first page on.
 fn check_joints(pieces: &[MapPiece<'_>]) -> Result<u64, MapRefused> {
-    let mut at = 0;
+    let mut at = 0u64;
     for (i, piece) in pieces.iter().enumerate() {
         let size = page_size(piece)?;
         let first = piece.offset / size * size;
         let last = i + 1 == pieces.len();
         let end = piece.offset + piece.len;
         let joined = (i == 0 || piece.offset == first) && (last || end.is_multiple_of(size));
-        if !joined || !u64::is_multiple_of(at, size) {
+        if !joined || !at.is_multiple_of(size) {
             return Err(MapRefused::NotContiguous);
         }
-        at += end.next_multiple_of(size) - first;
+        let end = end.checked_next_multiple_of(size).ok_or(MapRefused::NotContiguous)?;
+        at = at.checked_add(end - first).ok_or(MapRefused::NotContiguous)?;
     }
     Ok(at)
 }

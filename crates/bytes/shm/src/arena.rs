@@ -196,6 +196,15 @@ fn memfd(bytes: usize) -> Result<OwnedFd, SegmentError> {
     Ok(fd)
 }
 
+/// Bytes of a piece for `bytes`.
+fn piece_len(bytes: usize) -> Result<usize, SegmentError> {
+    bytes
+        .max(1)
+        .checked_next_multiple_of(ALIGN)
+        .filter(|len| *len as u64 <= SEGMENT_BYTES_MAX)
+        .ok_or(SegmentError::BadSize)
+}
+
 /// One segment of an arena with its free ranges (offset to length), which neither touch nor overlap.
 #[derive(Debug)]
 struct ArenaSegment {
@@ -276,7 +285,7 @@ impl Arena {
     /// Hands out `bytes` zero bytes, 64-aligned. This may add segments: the application must then be sent each
     /// [`Arena::segment_fd`] from the number of segments that it has up to [`Arena::segments`].
     pub fn alloc(&mut self, bytes: usize) -> Result<ShmRef, SegmentError> {
-        let len = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(SegmentError::BadSize)?;
+        let len = piece_len(bytes)?;
         if burst_base::fault::fails() {
             return Err(SegmentError::ArenaFull);
         }
@@ -298,6 +307,15 @@ impl Arena {
         self.bytes += size;
         Ok(self.note(self.rooms.len() - 1, offset, len))
     }
+    /// Bytes of the segment that [`Arena::alloc`] would add for `bytes`; 0 if there is room.
+    ///
+    /// # Errors
+    /// No segment is as long.
+    pub fn growth(&self, bytes: usize) -> Result<u64, SegmentError> {
+        let len = piece_len(bytes)?;
+        let has_room = self.rooms.iter().any(|room| room.free.values().any(|have| *have >= len));
+        Ok(if has_room { 0 } else { (len as u64).next_multiple_of(SEGMENT_BYTES) })
+    }
     /// Remembers a piece that is handed out.
     fn note(&mut self, number: usize, offset: usize, len: usize) -> ShmRef {
         let at = ShmRef { segment: number as u32, offset: offset as u32 };
@@ -314,6 +332,19 @@ impl Arena {
         let room = &mut self.rooms[at.segment as usize];
         room.segment.zero(at.offset as usize, len);
         room.give(at.offset as usize, len);
+        true
+    }
+    /// Takes back a piece with the segment that was added for it and not sent to the application. False: the segment is not the
+    /// last one, or has other pieces; nothing has changed.
+    pub fn withdraw(&mut self, at: ShmRef) -> bool {
+        let is_last = at.segment > 0 && at.segment as usize + 1 == self.rooms.len();
+        if !is_last || !self.used.range((at.segment, 0)..).map(|(piece, _)| *piece).eq([(at.segment, at.offset)]) {
+            return false;
+        }
+        self.used.remove(&(at.segment, at.offset));
+        if let Some(room) = self.rooms.pop() {
+            self.bytes -= room.segment.len() as u64;
+        }
         true
     }
     /// From now on a freed piece keeps its bytes, and is not handed out again. For a daemon that ends before its program: the

@@ -20,7 +20,8 @@ pub const RECORD_BYTES_MAX: usize = SLOT_BYTES - LENGTH_BYTES;
 /// Bytes of a slot: five cache lines.
 const SLOT_BYTES: usize = 320;
 const LENGTH_BYTES: usize = 8;
-const BYTES: usize = (QUEUE_HEADER_BYTES + RECORD_RING_ENTRIES as usize * SLOT_BYTES).next_multiple_of(4096);
+/// Bytes of a ring, header included.
+pub const BYTES: usize = (QUEUE_HEADER_BYTES + RECORD_RING_ENTRIES as usize * SLOT_BYTES).next_multiple_of(4096);
 // An index is masked to its slot, and the words of a slot are aligned.
 const _: () = assert!(RECORD_RING_ENTRIES.is_power_of_two() && SLOT_BYTES.is_multiple_of(8) && LENGTH_BYTES == 8);
 

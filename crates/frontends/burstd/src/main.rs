@@ -3,7 +3,7 @@
 //! The control plane is the crate `burst_host`, the settings and the log are those of `burst_config`. This binary adds what a
 //! daemon needs: [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
 //! [`clients`] and [`endings`] are the queues of the accounts, [`conversation`] a
-//! client's socket, [`session`] the session's share of the processors,
+//! client's socket, [`reserve`] memory for allocations that cannot fail, [`session`] the session's share of the processors,
 //! [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
 //! [`systemd`] what systemd passes.
 
@@ -17,6 +17,7 @@ use std::sync::Arc;
 mod clients;
 mod conversation;
 mod endings;
+mod reserve;
 mod rounds;
 mod server;
 mod session;
@@ -82,6 +83,9 @@ fn return_heap() {
 
 /// Opens everything, serves, and returns when asked to end.
 fn run(config: &config::Config) -> Result<ExitCode, String> {
+    if !reserve::hold() {
+        tracing::warn!("the system gives no memory for the daemon's reserve");
+    }
     let store = supervisor::SupervisorStore::connect(&config.socket_settings())?.map(Arc::new);
     let shared = store.clone().map(|store| store as Arc<dyn DescriptorStore>);
     let crashes = store.as_ref().map(|store| store.crashes()).unwrap_or_default();

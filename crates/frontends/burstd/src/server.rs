@@ -7,6 +7,7 @@
 use crate::clients::{ClientToken, Clients, HELLO_MAX};
 use crate::conversation::{Conversation, ConversationState, TurnBudget};
 use crate::endings::Endings;
+use crate::reserve::ReserveLog;
 use crate::rounds::Rounds;
 use crate::signals::signal_pipe;
 use crate::systemd::{self, Notifier, WatchdogNotifier};
@@ -53,6 +54,7 @@ pub struct Server {
     upkeep: Upkeep,
     /// A descriptor that is closed to accept and refuse a client when no other is left.
     spare: Option<OwnedFd>,
+    reserve: ReserveLog,
     /// Room for one control message.
     buffer: Vec<u8>,
     /// The daemon ends when there has been no client for this long.
@@ -95,6 +97,7 @@ impl Server {
             host,
             upkeep: Upkeep::new(now),
             spare: descriptors::spare(),
+            reserve: ReserveLog::default(),
             buffer: vec![0; MESSAGE_MAX],
             idle_exit: config.idle_exit.map(|limit| Nanos(limit.as_nanos() as u64)),
             idle_since: now,
@@ -158,6 +161,7 @@ impl Server {
             }
             let hops = ready.hops;
             self.serve_clients(ready.accounts);
+            self.reserve.refill();
             if self.upkeep.run(&mut self.host, self.clients.all_mut(), hops) {
                 self.clients.shrink();
                 crate::return_heap();

@@ -185,8 +185,17 @@ impl Worker {
     pub(crate) fn run_timers(&mut self, now: Nanos) -> bool {
         let mut any = self.core.pacing.next_deadline() <= now && self.open_gates(now);
         any |= self.core.outbox.hello_due <= now && self.run_hellos(now);
+        let mut is_urma_due = false;
         while let Some(index) = self.core.wheel.pop_due(now) {
-            any |= if index == URMA_ENTRY { self.fire_urma(now) } else { self.fire(now, index) };
+            if index == URMA_ENTRY {
+                is_urma_due = true;
+            } else {
+                any |= self.fire(now, index);
+            }
+        }
+        // Once in a pass: URMA does a part of what is due, and is due again at once.
+        if is_urma_due {
+            any |= self.fire_urma(now);
         }
         any
     }

@@ -102,22 +102,22 @@ impl UrmaEnd {
         }
         tenant.remote_segments.values().chain(tenant.targets.values()).for_each(|cna| self.endpoint.forget(*cna));
         tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
-        self.remains.push(UrmaRemains {
+        self.remains.add(UrmaRemains {
             jetties: tenant.jetties.into_keys().collect(),
             jfrs: tenant.jfrs.into_keys().collect(),
             groups: tenant.groups.into_iter().collect(),
             jfcs: tenant.jfcs.into_keys().collect(),
+            ..UrmaRemains::default()
         });
     }
-    /// Deletes what programs have left behind, as far as nothing uses it any more.
+    /// Deletes a part of what programs have left behind, as far as nothing uses it any more.
     pub fn bury(&mut self, now: Nanos, regions: &MrTable) {
         let mut remains = std::mem::take(&mut self.remains);
         self.call(regions, |endpoint, mem, news| {
             endpoint.with(now, mem, news, |node, env| {
-                remains.iter_mut().for_each(|left| left.shrink(node, env));
+                remains.delete_some(node, env);
             });
         });
-        remains.retain(|left| !left.is_empty());
         self.remains = remains;
     }
 }

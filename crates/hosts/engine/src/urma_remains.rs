@@ -1,34 +1,165 @@
-//! What a program of URMA leaves behind when it ends.
+//! What programs of URMA leave behind when they end.
+//!
+//! A program may leave a hundred thousand objects and a million requests. They are deleted in parts, so that neither the
+//! worker's other programs nor the control thread wait: each call of [`AllRemains::delete_some`] takes about [`STEPS`] objects
+//! and requests. A Jetty whose requests are under way is abandoned, and the node says when it is drained; so nothing is looked at
+//! again and again while it waits for a peer.
 
 use burst_urma::{JettyState, JfrState, UrmaEnv, UrmaError, UrmaNode};
+use std::collections::{HashMap, VecDeque};
 
-/// Objects of a program that has ended: those that are in use for a while yet.
+/// Objects and requests that are deleted at once.
+const STEPS: usize = 256;
+
+/// Objects of a program that has ended.
 #[derive(Default)]
 pub(crate) struct UrmaRemains {
     pub jetties: Vec<u32>,
     pub jfrs: Vec<u32>,
     pub groups: Vec<u32>,
     pub jfcs: Vec<u32>,
+    /// Jetties that are abandoned and not drained.
+    pub abandoned: usize,
+}
+
+/// How far the objects of a program are deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RemainsState {
+    /// More can be deleted at once.
+    More,
+    /// Something else must happen first.
+    Later,
+    /// Jetties must be drained first.
+    Draining,
+    /// All are deleted.
+    Done,
+}
+
+/// What all programs of a node have left behind.
+#[derive(Default)]
+pub(crate) struct AllRemains {
+    programs: HashMap<u32, UrmaRemains>,
+    /// Programs, in turn, of which something may be deleted.
+    ready: VecDeque<u32>,
+    /// The programs of the abandoned Jetties.
+    owners: HashMap<u32, u32>,
+    next: u32,
+    /// Whether more can be deleted at once.
+    pub is_due: bool,
 }
 
 impl UrmaRemains {
-    pub fn is_empty(&self) -> bool {
-        [&self.jetties, &self.jfrs, &self.groups, &self.jfcs].into_iter().all(Vec::is_empty)
-    }
-    /// Deletes what nothing uses any more.
-    pub fn shrink(&mut self, node: &mut UrmaNode, env: &mut UrmaEnv<'_>) {
-        self.jetties.retain(|jetty| delete_jetty(node, *jetty, env) == Err(UrmaError::Busy));
+    /// Deletes objects while `steps` is not 0, each before those that it uses.
+    fn delete_some(
+        &mut self,
+        (node, env): (&mut UrmaNode, &mut UrmaEnv<'_>),
+        steps: &mut usize,
+        mut abandon: impl FnMut(u32),
+    ) -> RemainsState {
+        let spend = |steps: &mut usize, count: usize| *steps = steps.saturating_sub(count);
+        while *steps > 0
+            && let Some(jetty) = self.jetties.pop()
+        {
+            spend(steps, 1);
+            if node.delete_jetty(jetty) == Err(UrmaError::Busy) {
+                spend(steps, node.abandon_jetty(jetty, env.fx));
+                self.abandoned += 1;
+                abandon(jetty);
+            }
+        }
         if !self.jetties.is_empty() {
+            return RemainsState::More;
+        }
+        if self.abandoned > 0 {
+            return RemainsState::Draining;
+        }
+        let mut busy = false;
+        let mut delete = |list: &mut Vec<u32>, delete: &mut dyn FnMut(u32) -> Result<(), UrmaError>| {
+            let mut left = Vec::new();
+            while *steps > 0
+                && let Some(number) = list.pop()
+            {
+                spend(steps, 1);
+                if delete(number) == Err(UrmaError::Busy) {
+                    left.push(number);
+                }
+            }
+            busy |= !left.is_empty();
+            list.append(&mut left);
+        };
+        delete(&mut self.jfrs, &mut |jfr| {
+            // Refused if it is in that state already.
+            let _ = node.modify_jfr(jfr, JfrState::Error, env.fx);
+            node.delete_jfr(jfr)
+        });
+        delete(&mut self.groups, &mut |group| node.delete_group(group));
+        if self.jfrs.is_empty() {
+            delete(&mut self.jfcs, &mut |jfc| node.delete_jfc(jfc));
+        }
+        match (self.jfrs.is_empty() && self.groups.is_empty() && self.jfcs.is_empty(), busy) {
+            (true, _) => RemainsState::Done,
+            (false, true) => RemainsState::Later,
+            (false, false) => RemainsState::More,
+        }
+    }
+}
+
+impl AllRemains {
+    pub fn is_empty(&self) -> bool {
+        self.programs.is_empty()
+    }
+    /// Adds those of a program.
+    pub fn add(&mut self, remains: UrmaRemains) {
+        while self.programs.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        self.programs.insert(self.next, remains);
+        self.ready.push_back(self.next);
+        self.next = self.next.wrapping_add(1);
+    }
+    /// Deletes a part of what nothing uses any more. [`AllRemains::is_due`] says afterwards whether there is more.
+    pub fn delete_some(&mut self, node: &mut UrmaNode, env: &mut UrmaEnv<'_>) {
+        let mut steps = STEPS;
+        self.is_due = false;
+        while steps > 0
+            && let Some(jetty) = node.pop_drained()
+        {
+            self.delete_drained(jetty, node, (env, &mut steps));
+        }
+        let mut later = Vec::new();
+        while steps > 0
+            && let Some(program) = self.ready.pop_front()
+        {
+            steps -= 1;
+            let Some(remains) = self.programs.get_mut(&program) else { continue };
+            let owners = &mut self.owners;
+            let abandon = |jetty| _ = owners.insert(jetty, program);
+            match remains.delete_some((node, env), &mut steps, abandon) {
+                RemainsState::More => self.ready.push_back(program),
+                RemainsState::Later => later.push(program),
+                RemainsState::Draining => {}
+                RemainsState::Done => _ = self.programs.remove(&program),
+            }
+        }
+        self.is_due = steps == 0;
+        self.ready.extend(later);
+    }
+    /// Deletes a Jetty that is drained, or some of its requests if it has many.
+    fn delete_drained(&mut self, jetty: u32, node: &mut UrmaNode, (env, steps): (&mut UrmaEnv<'_>, &mut usize)) {
+        *steps -= 1;
+        while *steps > 0 && node.flush_jetty(jetty).is_some() {
+            *steps -= 1;
+        }
+        if node.delete_jetty(jetty) == Err(UrmaError::Busy) {
+            node.abandon_jetty(jetty, env.fx);
             return;
         }
-        self.jfrs.retain(|jfr| {
-            // Refused if it is in that state already.
-            let _ = node.modify_jfr(*jfr, JfrState::Error, env.fx);
-            node.delete_jfr(*jfr) == Err(UrmaError::Busy)
-        });
-        self.groups.retain(|group| node.delete_group(*group) == Err(UrmaError::Busy));
-        if self.jfrs.is_empty() {
-            self.jfcs.retain(|jfc| node.delete_jfc(*jfc) == Err(UrmaError::Busy));
+        let Some(program) = self.owners.remove(&jetty) else { return };
+        if let Some(remains) = self.programs.get_mut(&program) {
+            remains.abandoned -= 1;
+            if remains.abandoned == 0 && remains.jetties.is_empty() {
+                self.ready.push_back(program);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::priority::class_of;
 use crate::sched::{NO_TICKET, ReceivedWork, URMA_ENTRY};
 use crate::tap::PortTap;
 use crate::urma::UrmaEndpoint;
-use crate::urma_remains::UrmaRemains;
+use crate::urma_remains::AllRemains;
 use crate::urma_tenants::{ByNumber, RegionMemory, UrmaTenant};
 use crate::worker::{RX_BUDGET, Worker};
 use burst_base::{DeviceId, Nanos, Reason};
@@ -65,7 +65,7 @@ pub(crate) struct UrmaEnd {
     /// Contexts of the programs that have completion queues, by JFC.
     pub owners: ByNumber<u32>,
     /// What programs have left behind.
-    pub remains: Vec<UrmaRemains>,
+    pub remains: AllRemains,
 }
 
 impl UrmaEnd {
@@ -77,8 +77,12 @@ impl UrmaEnd {
             memory,
             news: UrmaNews { counters, completions: Vec::new(), events: Vec::new() },
             owners: ByNumber::default(),
-            remains: Vec::new(),
+            remains: AllRemains::default(),
         }
+    }
+    /// When timers are due, or more of what programs have left behind can be deleted.
+    fn next_deadline(&self) -> Nanos {
+        if self.remains.is_due { Nanos(0) } else { self.endpoint.node.next_deadline() }
     }
     /// Calls something of the endpoint with its memory and its reports.
     pub fn call<R>(
@@ -365,7 +369,7 @@ impl Worker {
     pub(crate) fn settle_urma(&mut self, now: Nanos) {
         self.deliver_urma(now);
         let Some(slot) = self.urma.as_deref_mut() else { return };
-        let due = slot.ends.iter().map(|end| end.endpoint.node.next_deadline()).min().unwrap_or(Nanos::NEVER);
+        let due = slot.ends.iter().map(UrmaEnd::next_deadline).min().unwrap_or(Nanos::NEVER);
         if due < slot.armed {
             self.core.wheel.insert(URMA_ENTRY, due);
             slot.armed = due;

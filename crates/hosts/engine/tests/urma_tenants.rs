@@ -699,3 +699,43 @@ fn a_node_that_closes_answers_what_it_has_executed() {
     until(&mut hosts, &mut now, || true);
     assert_eq!(page(&hosts), 0);
 }
+
+#[test]
+fn what_a_program_with_many_objects_leaves_behind_is_deleted_in_parts() {
+    let mut hosts = pair();
+    let users = [account(1), account(2)];
+    let [mut p, mut dead] = [0, 1].map(|i| Program::new(&mut hosts, 0, &users[i]));
+    let x = Program::new(&mut hosts, 1, &users[0]);
+    let (to_x, of_dead) = (p.import(&mut hosts, &x), dead.import(&mut hosts, &x));
+    let jfc = dead.number(&mut hosts, TenantCall::Plain(UrmaCall::CreateGroup { policy: 0, token: None }));
+    assert!(jfc > 0, "an object of another kind");
+    for _ in 0..3_000 {
+        dead.number(&mut hosts, TenantCall::Plain(UrmaCall::CreateGroup { policy: 0, token: None }));
+    }
+    for i in 0..100 {
+        let (jetty, wr) = (dead.jetty, dead.write(of_dead, &x, 64 << 10, i));
+        dead.post(jetty, &wr);
+    }
+    dead.show(&mut hosts);
+    let mut now = Nanos(0);
+    hosts[0].worker.run_once(now);
+    let groups = |hosts: &[Host; 2]| hosts[0].worker.urma_endpoint(address(1)).expect("open").node.group_count();
+    assert_eq!(groups(&hosts), 3_001);
+    assert!(!hosts[0].worker.remove_urma_tenant(now, dead.context));
+    hosts[0].worker.remove_context(dead.context);
+    let (mut before, mut most) = (groups(&hosts), 0);
+    let (jetty, wr) = (p.jetty, p.write(to_x, &x, 64, 5));
+    p.post(jetty, &wr);
+    p.show(&mut hosts);
+    let mut is_done = false;
+    for _ in 0..20_000 {
+        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
+        is_done |= p.poll().is_some_and(|cqe| cqe.status == 0);
+        most = most.max(before - groups(&hosts));
+        before = groups(&hosts);
+        now = now + Nanos(10_000);
+    }
+    assert!(is_done, "the other program is served meanwhile");
+    assert_eq!((before, p.counts(&hosts).requests), (0, 0));
+    assert!(most <= 4 * 256, "{most} objects in one pass");
+}

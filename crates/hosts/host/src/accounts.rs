@@ -17,6 +17,8 @@ const OWN_DESCRIPTORS: u64 = 64;
 const OWN_MAPPINGS: u64 = 4096;
 /// The part of the memory that queues may take: one in this many bytes.
 const QUEUE_MEMORY_PART: u64 = 4;
+/// The part of the address space that is no user's, for heap, stacks, libraries and the gaps between mappings: one in this many.
+const OWN_ADDRESS_PART: u64 = 8;
 /// Accounts of one reply: 64 KiB hold them, with the longest names and the largest numbers.
 const ACCOUNTS_AT_ONCE: usize = 32;
 /// Maximum length of an owner's name in a reply, in characters.
@@ -39,6 +41,7 @@ pub(crate) fn capacities(devices: u32, descriptors: u64) -> Capacities {
     let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS);
     let mappings = max_map_count();
     let queue_bytes = memory_bytes() / QUEUE_MEMORY_PART;
+    let address_space = address_space();
     Capacities::new(|resource| match resource {
         Resource::Session => SESSIONS_MAX as u64,
         Resource::Context => u64::from(CONTEXTS_MAX),
@@ -54,6 +57,7 @@ pub(crate) fn capacities(devices: u32, descriptors: u64) -> Capacities {
         Resource::CmId => CM_IDS_MAX,
         Resource::Mapping => mappings,
         Resource::QueueBytes => queue_bytes,
+        Resource::AddressSpace => address_space,
     })
 }
 
@@ -63,6 +67,16 @@ fn max_map_count() -> u64 {
     const DEFAULT: u64 = 65_530;
     let limit = number_in(Path::new("/proc/sys/vm/max_map_count")).unwrap_or(DEFAULT);
     limit.saturating_sub(OWN_MAPPINGS).max(limit / 2)
+}
+
+/// Bytes of address space that users may have together: what this process may have, less the daemon's own part.
+fn address_space() -> u64 {
+    // Stacks lie at the upper end of the address space, whose length is a power of two.
+    let local = 0u8;
+    let end = (std::ptr::from_ref(&local).addr() as u64).next_power_of_two();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(u64::MAX);
+    let all = end.min(limit);
+    all - all / OWN_ADDRESS_PART
 }
 
 /// The machine's memory, or the smaller limit of a control group above the daemon.

@@ -10,6 +10,7 @@
 //! numbers only and have no privilege.
 
 use crate::refusal::refuse;
+use burst_base::Reason;
 use burst_control::Refusal;
 use burst_ledger::{Account, Charge, Resource};
 use burst_mem::ProcessMemory;
@@ -44,10 +45,14 @@ impl Caller {
     /// Charges amounts to the caller's account. The charge gives them back when it is dropped.
     ///
     /// # Errors
-    /// EMFILE for descriptors, otherwise ENOMEM: the user has the share of one user, or the daemon has no more.
+    /// EMFILE for descriptors, otherwise ENOMEM: the user has the share of one user, the daemon has no more, or it uses its
+    /// reserve of memory.
     pub(crate) fn charge(&self, items: &[(Resource, u64)]) -> Result<Charge, Refusal> {
         if burst_base::fault::fails() {
             return refuse(libc::ENOMEM, "the daemon has no more");
+        }
+        if burst_base::heap::is_reserve_spent() && !self.account.is_privileged() {
+            return refuse(libc::ENOMEM, Reason::MemoryReserve.to_string());
         }
         self.account.charge(items).or_else(crate::accounts::refuse_charge)
     }

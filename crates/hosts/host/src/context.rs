@@ -29,3 +29,4 @@ mod urma;
 mod xrc;
 
 pub use state::Context;
+pub(crate) use urma::RING_COST;

@@ -48,6 +48,8 @@ pub struct Session {
     token: Option<u64>,
     cm: Option<CmClient>,
     commands: Option<CommandReceiver>,
+    /// What the ring of commands costs.
+    commands_charge: Option<Charge>,
     /// The worker number that is lent to the client.
     lease: Option<usize>,
     /// How many queue pairs the program had when its session began to end.
@@ -71,6 +73,7 @@ impl Session {
             token: None,
             cm: None,
             commands: None,
+            commands_charge: None,
             lease: None,
             left_behind: None,
         })
@@ -253,9 +256,10 @@ impl Session {
         if self.commands.is_some() {
             return refuse(libc::EEXIST, "this connection has a ring for commands already");
         }
+        let charge = self.caller.charge(&crate::context::RING_COST)?;
         let (fd, commands) = CommandReceiver::create().map_err(system("make a ring for commands"))?;
         self.cm();
-        self.commands = Some(commands);
+        (self.commands, self.commands_charge) = (Some(commands), Some(charge));
         Ok(ReplyParts::with_fds(Response::Done, vec![fd]))
     }
 

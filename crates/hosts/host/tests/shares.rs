@@ -44,6 +44,11 @@ impl Hostile {
                 let pieces = (0..8).map(|n| piece(n * 4096)).collect();
                 return program.ask_with(host, region(pd, pieces), vec![memfd(8 * 4096)]).map(drop);
             }
+            Resource::AddressSpace => {
+                let len = 1 << 36;
+                let all = MrPiece { addr: 0, len, kind: MrPieceKind::Fd { fd: 0, offset: 0 } };
+                return program.ask_with(host, region(pd, vec![all]), vec![memfd(len)]).map(drop);
+            }
             Resource::Mw => Request::AllocMw { pd, mw_type: MwType::Two },
             Resource::Cq => completion_queue(1),
             Resource::QueueBytes => completion_queue(1 << 16),

@@ -213,10 +213,14 @@ impl JettyConfig {
             owner: 0,
         }
     }
-    /// Least silence before a request fails.
-    pub(crate) fn err_timeout(&self) -> Nanos {
-        Nanos(4096 << self.err_timeout)
-    }
+}
+
+/// Largest [`JettyConfig::err_timeout`].
+pub(crate) const ERR_TIMEOUT_MAX: u8 = 31;
+
+/// Least silence before a request fails, for a [`JettyConfig::err_timeout`].
+pub(crate) const fn err_timeout(exponent: u8) -> Nanos {
+    Nanos(4096 << exponent)
 }
 
 /// States of a Jetty or JFS.

@@ -11,7 +11,7 @@
 use crate::api::UrmaConfig;
 use crate::bypass::AccessTag;
 use crate::caqm::{CaqmEcho, CaqmWindow};
-use crate::pool::PoolRef;
+use crate::pool::{PoolList, PoolRef};
 use crate::records::SendRecord;
 use crate::rx_window::{RX_WINDOW, RxWindow};
 use crate::tx_window::{TX_WINDOW, TxOwner, TxWindow, rto};
@@ -104,10 +104,17 @@ pub(crate) struct TpChannel {
     pub(crate) unanswered: u32,
     /// Their bytes, in either direction.
     pub(crate) load: u64,
+    /// Those requests, in the order in which they were issued.
+    pub(crate) requests: PoolList,
+    /// How many of them have each error time-out ([`crate::JettyConfig::err_timeout`]).
+    err_timeouts: [u32; ERR_TIMEOUTS],
+    /// A sweep of its requests is queued ([`crate::sweep`]).
+    pub(crate) is_swept: bool,
     /// The incomplete message of the peer to which a packet belonged last.
     pub(crate) last_message: PoolRef,
     /// Messages of the peer that are incomplete or wait.
     pub(crate) inbound: u32,
+    pub(crate) messages: PoolList,
     /// Those of them that wait for earlier requests.
     pub(crate) waiting: u32,
     /// Responses to the peer that wait or are not acknowledged.
@@ -118,7 +125,11 @@ pub(crate) struct TpChannel {
     pub(crate) held: u32,
     /// Sequence contexts of the peer's Jetties.
     pub(crate) contexts: u32,
+    pub(crate) context_list: PoolList,
 }
+
+/// Number of the error time-outs of Jetties.
+const ERR_TIMEOUTS: usize = crate::api::ERR_TIMEOUT_MAX as usize + 1;
 
 /// Packets in flight up to which requests are sent.
 pub(crate) const REQUEST_WINDOW: usize = TX_WINDOW - 200;
@@ -171,13 +182,18 @@ impl TpChannel {
             is_used: false,
             unanswered: 0,
             load: 0,
+            requests: PoolList::EMPTY,
+            err_timeouts: [0; ERR_TIMEOUTS],
+            is_swept: false,
             last_message: PoolRef::NONE,
             inbound: 0,
+            messages: PoolList::EMPTY,
             waiting: 0,
             responses: 0,
             refused: VecDeque::new(),
             held: 0,
             contexts: 0,
+            context_list: PoolList::EMPTY,
         }
     }
     /// The peer's values are known.
@@ -205,11 +221,19 @@ impl TpChannel {
     pub(crate) const fn begin(&mut self, request: &SendRecord) {
         self.unanswered += 1;
         self.load += request.load();
+        self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] += 1;
     }
     /// It is answered, or goes on on another lane.
     pub(crate) const fn end(&mut self, request: &SendRecord) {
         self.unanswered -= 1;
         self.load -= request.load();
+        self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] -= 1;
+    }
+    /// The longest error time-out of the requests that are issued and not answered; the channel does not fail before. `None`:
+    /// there are no such requests.
+    pub(crate) fn err_timeout(&self) -> Option<Nanos> {
+        let longest = self.err_timeouts.iter().rposition(|requests| *requests > 0)?;
+        Some(crate::api::err_timeout(longest as u8))
     }
     /// Whether a message is of the peer's end of this channel.
     pub(crate) fn is_of_peer(&self, message: &TpMessage) -> bool {

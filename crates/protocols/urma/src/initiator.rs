@@ -5,7 +5,7 @@ use crate::channel::UrmaTimer;
 use crate::echo::ECHO_JETTY;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::queues::{OrderStream, StreamState};
+use crate::queues::{OrderStream, StreamState, TASSN_WINDOW};
 use crate::records::{RequestPhase, SendRecord, UrmaRefusal};
 use crate::tx_window::TxOwner;
 use burst_base::{Nanos, Psn, Reason};
@@ -283,14 +283,10 @@ impl UrmaNode {
     }
     /// Whether a request without completion is outstanding at a place of the list or before it. The completion of a request
     /// says that those are done, too: the program uses their memory again and counts their room in the queue as free.
-    fn is_behind_silent(&self, mut at: PoolRef) -> bool {
-        while let Some(request) = self.requests.get(at) {
-            if !request.complete {
-                return true;
-            }
-            at = request.prev;
-        }
-        false
+    fn is_behind_silent(&self, at: PoolRef) -> bool {
+        let Some(request) = self.requests.get(at) else { return false };
+        let oldest = self.jetties.get(request.jetty).and_then(|jetty| self.requests.get(jetty.oldest_silent));
+        oldest.is_some_and(|oldest| request.tassn.wrapping_sub(oldest.tassn) < TASSN_WINDOW)
     }
     /// Reports what has waited for a request without completion: the requests from a place on to the next such request.
     fn report_behind(&mut self, jetty: PoolRef, mut at: PoolRef, fx: &mut dyn UrmaEffects) {
@@ -319,6 +315,7 @@ impl UrmaNode {
         let waits = !self.completes_early(jetty);
         let (mut at, mut is_behind_silent, mut had_silent) = (self.head_of(jetty), false, false);
         while let Some(request) = self.requests.get(at) {
+            self.sweeps.steps += 1;
             let next = request.next;
             if request.completion_order {
                 let is_done = matches!(request.phase, RequestPhase::Done(_));

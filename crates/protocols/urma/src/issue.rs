@@ -166,10 +166,12 @@ impl UrmaNode {
     /// The request counts as issued.
     pub(crate) fn mark_issued(&mut self, jetty: PoolRef, at: PoolRef) {
         let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
+        let mut list = None;
         request.phase = RequestPhase::Issued;
         record.issued += 1;
         if let Some(channel) = self.channels.get_mut(request.channel) {
             channel.begin(request);
+            list = Some(&mut channel.requests);
         }
         record.reads += u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
@@ -179,18 +181,28 @@ impl UrmaNode {
         if record.cursor == at {
             record.cursor = request.next;
         }
+        if let Some(list) = list {
+            self.requests.push_back(list, at);
+        }
     }
     /// The request is answered: counts are undone, and later ones may leave.
     pub(crate) fn mark_answered(&mut self, jetty: PoolRef, at: PoolRef) {
         let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get(at)) else { return };
         record.issued -= 1;
-        if let Some(channel) = self.channels.get_mut(request.channel) {
-            channel.end(request);
-        }
+        let list = match self.channels.get_mut(request.channel) {
+            Some(channel) => {
+                channel.end(request);
+                Some(&mut channel.requests)
+            }
+            None => self.sweeps.list_of(request.channel),
+        };
         record.reads -= u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
             record.ordered -= 1;
             record.outside -= u16::from(request.order_number.is_none());
+        }
+        if let Some(list) = list {
+            self.requests.take_out(list, at);
         }
     }
     /// Tells the peer that the sequence context of a Jetty is not needed any more.

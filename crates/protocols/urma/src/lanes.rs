@@ -21,6 +21,7 @@ use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::queues::StreamState;
 use crate::records::{RequestPhase, SendRecord};
+use crate::sweep::ChannelEnd;
 use crate::tx_window::TxOwner;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, TaOpcode};
@@ -43,7 +44,7 @@ pub(crate) struct LaneRest {
 
 /// How good a lane is for a request. Smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum LaneHealth {
+pub(crate) enum LaneHealth {
     /// It is open, and the peer was heard.
     Heard,
     /// It is open, but no packet of the peer has come yet, or none in the last time-out.
@@ -85,7 +86,7 @@ impl UrmaNode {
         u64::from(if self.config.caqm { channel.window.bytes() } else { self.config.window_max.max(1) })
     }
     /// The lane with the least load relative to its window, among the healthiest ones, which are at least so healthy.
-    fn best_lane(&self, peer: Cna, worst: LaneHealth) -> Option<(PoolRef, &TpChannel)> {
+    pub(crate) fn best_lane(&self, peer: Cna, worst: LaneHealth) -> Option<(PoolRef, &TpChannel)> {
         let lanes = self.lanes_to(peer).filter(|(_, channel)| Self::health(channel) <= worst);
         lanes.min_by(|(_, a), (_, b)| {
             let loads = (a.load * self.window(b)).cmp(&(b.load * self.window(a)));
@@ -165,14 +166,14 @@ impl UrmaNode {
         self.lanes_to(peer).filter(move |(other, channel)| *other != at && is_open(channel)).map(|(_, c)| c.lane)
     }
     /// Closes channels to earlier incarnations of the peer, after a message of the incarnation `life`.
-    pub(crate) fn end_former_lives(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, life: u8) {
+    pub(crate) fn end_former_lives(&mut self, peer: Cna, life: u8) {
         if self.config.lanes == 1 {
             return;
         }
         let is_former = |channel: &TpChannel| channel.state == ChannelState::Open && channel.peer_life != life;
         let former: Vec<PoolRef> = self.lanes_to(peer).filter(|(_, c)| is_former(c)).map(|(at, _)| at).collect();
         for at in former {
-            self.fail_channel(at, env);
+            self.end_lane(at, ChannelEnd::Failed);
         }
     }
     /// The peer has ended a channel.
@@ -184,7 +185,7 @@ impl UrmaNode {
         }
         env.fx.count(Reason::UbChannelEnded);
         self.rest_lane(at, env.now);
-        self.fail_channel(at, env);
+        self.end_lane(at, ChannelEnd::Failed);
         Ok(())
     }
     /// A time-out of a lane has passed without a sign of the peer.
@@ -200,7 +201,7 @@ impl UrmaNode {
             ChannelState::Open
                 if channel.tx.silent_tries() >= SILENT_TRIES || channel.is_doubted && channel.asks >= ASKS =>
             {
-                self.relieve(at, peer, LaneHealth::Heard);
+                self.relieve(at, LaneHealth::Heard);
             }
             _ => {}
         }
@@ -214,7 +215,7 @@ impl UrmaNode {
         let opening: Vec<PoolRef> =
             self.lanes_to(peer).filter(|(_, channel)| is_opening(channel)).map(|(at, _)| at).collect();
         for other in opening {
-            self.relieve(other, peer, LaneHealth::Silent);
+            self.relieve(other, LaneHealth::Silent);
         }
         if self.channels.get(at).is_some_and(|channel| channel.queue.is_empty()) {
             self.enqueue(at, TxOwner::Filler);
@@ -226,47 +227,28 @@ impl UrmaNode {
         if self.config.lanes == 1 {
             return;
         }
-        let is_unsent = |r: &SendRecord| r.phase == RequestPhase::Issued && r.sent == 0 && !r.all_sent;
-        let unsent: Vec<PoolRef> = self
-            .requests
-            .iter()
-            .filter(|(_, r)| r.dest == peer && r.channel != at && is_unsent(r) && !r.alloc && self.may_move(r))
-            .map(|(request, _)| request)
-            .collect();
-        for request in self.in_posting_order(unsent) {
-            let Some(record) = self.requests.get(request) else { continue };
-            let (Some(from), Some(to)) = (self.channels.get(record.channel), self.channels.get(at)) else { continue };
-            if (to.load + record.load()) * self.window(from) < from.load * self.window(to) {
-                self.move_request(request, at);
-            }
+        let others: Vec<PoolRef> = self.lanes_to(peer).map(|(other, _)| other).filter(|other| *other != at).collect();
+        for other in others {
+            self.share(other, at);
         }
         if self.best_lane(peer, LaneHealth::Heard).is_some_and(|(_, channel)| channel.unanswered > 1) {
             self.open_further(peer, now);
         }
     }
-    /// A lane has failed and is no more: others take what they may.
-    pub(crate) fn relieve_failed(&mut self, at: PoolRef, peer: Cna) {
-        if self.lanes_to(peer).next().is_some() {
-            return self.relieve(at, peer, LaneHealth::Silent);
-        }
+    /// No lane to a peer is left: the next one opens at once.
+    pub(crate) fn forget_rests(&mut self, peer: Cna) {
         let resting: Vec<(Cna, u8)> = self.rests.range((peer, 0)..=(peer, u8::MAX)).map(|(key, _)| *key).collect();
         for key in resting {
             self.rests.remove(&key);
         }
     }
-    /// Moves the requests of a lane that may go on on another one.
-    fn relieve(&mut self, from: PoolRef, peer: Cna, worst: LaneHealth) {
-        let moving: Vec<PoolRef> =
-            self.requests.iter().filter(|(_, r)| r.channel == from && self.may_move(r)).map(|(at, _)| at).collect();
-        for at in self.in_posting_order(moving) {
-            match self.best_lane(peer, worst) {
-                Some((to, _)) if to != from => self.move_request(at, to),
-                _ => return,
-            }
-        }
+    /// Whether a lane would still have less to do than the present one of a request if it took it. `None`: there is no such lane.
+    pub(crate) fn is_lighter(&self, request: &SendRecord, to: PoolRef) -> Option<bool> {
+        let (from, to) = (self.channels.get(request.channel)?, self.channels.get(to)?);
+        Some((to.load + request.load()) * self.window(from) < from.load * self.window(to))
     }
     /// Whether a request may be sent on another lane: it was not executed on its own, or does no harm if it is executed twice.
-    fn may_move(&self, request: &SendRecord) -> bool {
+    pub(crate) fn may_move(&self, request: &SendRecord) -> bool {
         let is_harmless = match request.phase {
             RequestPhase::Waiting => true,
             RequestPhase::Issued => request.opcode == TaOpcode::Read || request.sent == 0 && !request.all_sent,
@@ -279,15 +261,25 @@ impl UrmaNode {
         };
         is_harmless && request.abandoned.is_none() && (request.order_number.is_none() || is_first())
     }
-    fn move_request(&mut self, at: PoolRef, to: PoolRef) {
+    pub(crate) fn move_request(&mut self, at: PoolRef, to: PoolRef) {
         let Some(request) = self.requests.get_mut(at) else { return };
-        if let Some(channel) = self.channels.get_mut(request.channel) {
-            channel.end(request);
+        let list = match self.channels.get_mut(request.channel) {
+            Some(channel) => {
+                channel.end(request);
+                Some(&mut channel.requests)
+            }
+            None => self.sweeps.list_of(request.channel),
+        };
+        request.channel = to;
+        if let Some(list) = list {
+            self.requests.take_out(list, at);
         }
+        let Some(request) = self.requests.get_mut(at) else { return };
         if let Some(channel) = self.channels.get_mut(to) {
             channel.begin(request);
+            self.requests.push_back(&mut channel.requests, at);
         }
-        request.channel = to;
+        let Some(request) = self.requests.get_mut(at) else { return };
         if let (true, Some(jetty)) = (request.alloc, self.jetties.get_mut(request.jetty)) {
             jetty.stream.channel = to;
         }

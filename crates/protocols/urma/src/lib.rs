@@ -30,8 +30,9 @@
 //! | `rx_window`, `tx_window` | the two halves of a channel |
 //! | `segment` | segments and the checks of tokens |
 //! | `sequence` | order at the target |
+//! | `sweep` | the end of a channel; work on many requests in parts |
 //! | `target` | execution of peers' requests |
-//! | `timers` | deadlines, failed channels |
+//! | `timers` | deadlines |
 //! | `transmit` | packets to send |
 //! | `view` | what tools see of objects and channels |
 #![forbid(unsafe_code)]
@@ -58,6 +59,7 @@ mod restart;
 mod rx_window;
 mod segment;
 mod sequence;
+mod sweep;
 mod target;
 mod timers;
 mod transmit;

@@ -158,11 +158,7 @@ impl UrmaNode {
         }
         let phase = self.first_phase(env, origin, &turn);
         let message = Inbound { origin: *origin, tpmsn: rtph.tpmsn, phase, received: 0, total: None, held: None };
-        let Ok(at) = self.inbound.insert(message) else { return RequestTaken::No };
-        if let Some(channel) = self.channels.get_mut(origin.channel) {
-            (channel.inbound, channel.last_message) = (channel.inbound + 1, at);
-            channel.waiting += u32::from(matches!(phase, InboundPhase::Waiting));
-        }
+        let Some(at) = self.store_message(message) else { return RequestTaken::No };
         if let (Turn::Later(context, number), InboundPhase::Waiting) = (&turn, phase)
             && let Some(context) = self.contexts.get_mut(*context)
         {
@@ -176,6 +172,17 @@ impl UrmaNode {
         self.inbound_keys.remove(&(origin.channel.index(), rtph.tpmsn));
         self.drop_inbound(at);
         RequestTaken::No
+    }
+    /// Makes a record of a message. `None`: there is no room.
+    fn store_message(&mut self, message: Inbound) -> Option<PoolRef> {
+        let (channel, is_waiting) = (message.origin.channel, matches!(message.phase, InboundPhase::Waiting));
+        let at = self.inbound.insert(message).ok()?;
+        if let Some(channel) = self.channels.get_mut(channel) {
+            (channel.inbound, channel.last_message) = (channel.inbound + 1, at);
+            channel.waiting += u32::from(is_waiting);
+            self.inbound.push_back(&mut channel.messages, at);
+        }
+        Some(at)
     }
     /// The record of a message; most packets are of the same one as the packet before them.
     fn inbound_of(&mut self, channel: PoolRef, tpmsn: u32, last: PoolRef) -> Option<PoolRef> {

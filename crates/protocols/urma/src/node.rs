@@ -1,8 +1,9 @@
 //! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
 
 use crate::api::{
-    CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, LANES_MAX,
-    RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
+    CompletionRecord, CrStatus, ERR_TIMEOUT_MAX, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr,
+    LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError,
+    UrmaEvent,
 };
 use crate::bypass::Accesses;
 use crate::channel::{TpChannel, TpMessage, UrmaTimer};
@@ -16,6 +17,7 @@ use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendR
 use crate::rx_window::WITHHELD_MAX;
 use crate::segment::SegmentTable;
 use crate::sequence::SequenceContext;
+use crate::sweep::Sweeps;
 use burst_base::Nanos;
 use burst_base::Reason;
 use burst_base::rng::Rng;
@@ -97,6 +99,10 @@ pub struct UrmaNode {
     pub(crate) management: VecDeque<(Cna, u8, TpMessage)>,
     pub(crate) timers: BinaryHeap<Reverse<TimerEntry>>,
     pub(crate) timer_count: u64,
+    /// Channels that have ended, and whose requests have not, and other work that is done in parts.
+    pub(crate) sweeps: Sweeps,
+    /// Abandoned Jetties that are drained.
+    drained: VecDeque<PoolRef>,
     /// Loads, stores and atomics without a channel.
     pub(crate) accesses: Accesses,
     /// Scratch for packets that an acknowledgement covers.
@@ -169,6 +175,8 @@ impl UrmaNode {
             management: VecDeque::new(),
             timers: BinaryHeap::new(),
             timer_count: 0,
+            sweeps: Sweeps::default(),
+            drained: VecDeque::new(),
             accesses: Accesses::new(
                 (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
             ),
@@ -261,7 +269,7 @@ impl UrmaNode {
         if is_unreliable != (config.mode == TransMode::Um) {
             return Err(UrmaError::Unsupported);
         }
-        if config.depth == 0 || config.rnr_retry > 7 || config.err_timeout > 31 {
+        if config.depth == 0 || config.rnr_retry > 7 || config.err_timeout > ERR_TIMEOUT_MAX {
             return Err(UrmaError::Value);
         }
         let jfr = config.jfr.map(|jfr| self.jfr_ref(jfr).ok_or(UrmaError::NoObject)).transpose()?;
@@ -348,6 +356,9 @@ impl UrmaNode {
             return;
         }
         jetty.drain = Drain::Told;
+        if jetty.is_abandoned {
+            return self.drained.push_back(at);
+        }
         let status = if jetty.state == JettyState::Suspended { CrStatus::SuspendDone } else { CrStatus::FlushErrDone };
         let jfc = jetty.config.jfc;
         let record = CompletionRecord {
@@ -362,6 +373,27 @@ impl UrmaNode {
             immediate: 0,
         };
         self.complete(jfc, record, fx);
+    }
+    /// A Jetty whose program has ended stops, as if it were moved to ERROR, but without event and completion: when it is drained,
+    /// [`UrmaNode::pop_drained`] returns it, and again after a further call of this for it. Returns how many requests it has.
+    pub fn abandon_jetty(&mut self, jetty: u32, fx: &mut dyn UrmaEffects) -> usize {
+        let Some(at) = self.jetty_ref(jetty) else { return 0 };
+        let Some(record) = self.jetties.get_mut(at) else { return 0 };
+        let count = usize::from(record.count);
+        if std::mem::replace(&mut record.is_abandoned, true) {
+            if record.drain == Drain::Told {
+                self.drained.push_back(at);
+            }
+            return count;
+        }
+        (record.state, record.drain) = (JettyState::Error, Drain::Waiting);
+        self.end_waiting(at, fx);
+        self.check_drained(at, fx);
+        count
+    }
+    /// The next abandoned Jetty that is drained: it can be flushed and deleted.
+    pub fn pop_drained(&mut self) -> Option<u32> {
+        self.drained.pop_front().map(Self::id_of)
     }
     /// Hands back the oldest request of a stopped Jetty: as a record with the status `Unhandled` if it was not executed, else
     /// with its outcome, which waited for an earlier one. `None` if there is none (any more).
@@ -506,6 +538,7 @@ impl UrmaNode {
                 + self.active.capacity() * size_of::<PoolRef>()
                 + self.timers.capacity() * size_of::<TimerEntry>(),
             other_bytes: self.requests.heap_bytes()
+                + self.sweeps.heap_bytes()
                 + self.inbound.heap_bytes()
                 + self.inbound_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
                 + self.responses.heap_bytes()
@@ -551,6 +584,8 @@ impl UrmaNode {
     /// Whether a Jetty has a sequence context at a peer.
     pub fn has_context(&self, jetty: u32) -> bool {
         let at = self.jetty_ref(jetty);
-        at.and_then(|at| self.jetties.get(at)).is_some_and(|j| matches!(j.stream.state, StreamState::Granted { .. }))
+        at.and_then(|at| self.jetties.get(at)).is_some_and(|j| {
+            matches!(j.stream.state, StreamState::Granted { .. }) && self.channels.get(j.stream.channel).is_some()
+        })
     }
 }

@@ -1,10 +1,13 @@
 //! Records behind references with a generation: a reference to a record that was freed finds nothing, even if its place is used
 //! again. A pool grows by doubling up to its limit, and gives its memory back when it is empty and large.
+//!
+//! A record may be in one list ([`PoolList`]), so that those of one channel are found without a look at all others. The links are
+//! beside the records: adding and removing take the same time however many there are.
 
 use std::collections::VecDeque;
 
 /// Reference to a record of a [`UrmaPool`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PoolRef {
     index: u32,
     generation: u32,
@@ -34,7 +37,28 @@ const fn place_bits(limit: usize) -> u32 {
 #[derive(Debug)]
 struct UrmaPlace<T> {
     generation: u32,
+    /// Neighbours in the list that the record is in.
+    prev: u32,
+    next: u32,
     value: Option<T>,
+}
+
+/// No place.
+const NO_PLACE: u32 = u32::MAX;
+
+/// A list of records of one pool, in the order in which they were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolList {
+    first: u32,
+    last: u32,
+}
+
+impl PoolList {
+    /// A list without records.
+    pub(crate) const EMPTY: PoolList = PoolList { first: NO_PLACE, last: NO_PLACE };
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.first == NO_PLACE
+    }
 }
 
 /// Records of one type.
@@ -49,6 +73,8 @@ pub(crate) struct UrmaPool<T> {
     used: usize,
     /// Generation of places made after the memory was given back: no old reference may find a new record.
     first_generation: u32,
+    /// The greatest generation that a place has had.
+    newest_generation: u32,
 }
 
 /// Empty pools with more places than this give their memory back.
@@ -57,7 +83,15 @@ const KEEP: usize = 64;
 impl<T> UrmaPool<T> {
     /// An empty pool for at most `limit` records.
     pub(crate) fn new(limit: usize) -> Self {
-        UrmaPool { places: Vec::new(), free: VecDeque::new(), rest: 0, limit, used: 0, first_generation: 0 }
+        UrmaPool {
+            places: Vec::new(),
+            free: VecDeque::new(),
+            rest: 0,
+            limit,
+            used: 0,
+            first_generation: 0,
+            newest_generation: 0,
+        }
     }
     /// A pool whose indices peers know. A peer that has not heard that a record is gone would reach the next one with its index:
     /// that one comes after `rest` others were freed, or when all other indices are in use.
@@ -88,7 +122,12 @@ impl<T> UrmaPool<T> {
         let index = match self.take_free() {
             Some(index) => index,
             None => {
-                self.places.push(UrmaPlace { generation: self.first_generation, value: None });
+                self.places.push(UrmaPlace {
+                    generation: self.first_generation,
+                    prev: NO_PLACE,
+                    next: NO_PLACE,
+                    value: None,
+                });
                 (self.places.len() - 1) as u32
             }
         };
@@ -124,13 +163,43 @@ impl<T> UrmaPool<T> {
     fn free_place(&mut self, at: PoolRef) {
         let Some(place) = self.places.get_mut(at.index as usize) else { return };
         place.generation = place.generation.wrapping_add(1);
+        self.newest_generation = self.newest_generation.max(place.generation);
         self.used -= 1;
         self.free.push_back(at.index);
         if self.used == 0 && self.places.len() > KEEP && self.rest == 0 {
-            let newest = self.places.iter().map(|p| p.generation).max().unwrap_or(0);
-            self.first_generation = newest.wrapping_add(1);
+            self.first_generation = self.newest_generation.wrapping_add(1);
             (self.places, self.free) = (Vec::new(), VecDeque::new());
         }
+    }
+    /// Adds a record that is in no list to the end of one.
+    #[inline]
+    pub(crate) fn push_back(&mut self, list: &mut PoolList, at: PoolRef) {
+        let last = list.last;
+        let place = &mut self.places[at.index as usize];
+        (place.prev, place.next) = (last, NO_PLACE);
+        match self.places.get_mut(last as usize) {
+            Some(last) => last.next = at.index,
+            None => list.first = at.index,
+        }
+        list.last = at.index;
+    }
+    /// Takes a record out of the list in which it is.
+    #[inline]
+    pub(crate) fn take_out(&mut self, list: &mut PoolList, at: PoolRef) {
+        let &UrmaPlace { prev, next, .. } = &self.places[at.index as usize];
+        match self.places.get_mut(prev as usize) {
+            Some(prev) => prev.next = next,
+            None => list.first = next,
+        }
+        match self.places.get_mut(next as usize) {
+            Some(next) => next.prev = prev,
+            None => list.last = prev,
+        }
+    }
+    /// The records of a list, in its order.
+    pub(crate) fn listed(&self, list: PoolList) -> impl Iterator<Item = PoolRef> + '_ {
+        let next = |at: &PoolRef| self.ref_of(self.places[at.index as usize].next);
+        std::iter::successors(self.ref_of(list.first), next)
     }
     /// The record at a place, whatever its generation.
     pub(crate) fn at(&self, index: u32) -> Option<&T> {
@@ -180,6 +249,25 @@ mod tests {
         assert_eq!(pool.remove(a), None);
         assert_eq!((pool.get(a), pool.get(c)), (None, Some(&4)));
         assert_eq!(c.index(), a.index());
+    }
+
+    #[test]
+    fn a_list_keeps_its_order_whichever_record_leaves() {
+        let mut pool = UrmaPool::new(8);
+        let refs: Vec<PoolRef> = (0..4).map(|i| pool.insert(i).expect("room")).collect();
+        for leaves in 0..4 {
+            let mut list = PoolList::EMPTY;
+            assert!(list.is_empty() && pool.listed(list).next().is_none());
+            refs.iter().for_each(|at| pool.push_back(&mut list, *at));
+            pool.take_out(&mut list, refs[leaves]);
+            let left: Vec<PoolRef> = refs.iter().copied().filter(|at| *at != refs[leaves]).collect();
+            assert_eq!(pool.listed(list).collect::<Vec<_>>(), left);
+            pool.push_back(&mut list, refs[leaves]);
+            assert_eq!(pool.listed(list).last(), Some(refs[leaves]));
+            left.iter().for_each(|at| pool.take_out(&mut list, *at));
+            pool.take_out(&mut list, refs[leaves]);
+            assert!(list.is_empty());
+        }
     }
 
     #[test]

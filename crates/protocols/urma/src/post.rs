@@ -6,12 +6,9 @@ use crate::api::{
 };
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::queues::Jetty;
+use crate::queues::{Jetty, TASSN_WINDOW};
 use crate::records::{RequestPhase, SendRecord};
 use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, ServiceMode, TaOpcode};
-
-/// TASSNs from the oldest outstanding request of a Jetty on that may be in use. Twice as many are told apart.
-const TASSN_WINDOW: u16 = 1 << 15;
 
 /// What a request reaches.
 struct RequestReach {
@@ -43,6 +40,7 @@ impl UrmaNode {
             WrData::Inline { .. } => PoolRef::NONE,
         };
         let mut request = new_request(at, record.next_tassn, wr, reach);
+        request.err_timeout = record.config.err_timeout;
         request.segment = segment;
         let at_request = self.link(at, request)?;
         if self.jetties.get(at).is_some_and(|j| j.config.service == ServiceMode::Uno) {
@@ -155,6 +153,7 @@ impl UrmaNode {
     fn link(&mut self, jetty: PoolRef, mut request: SendRecord) -> Result<PoolRef, UrmaError> {
         let Some(record) = self.jetties.get_mut(jetty) else { return Err(UrmaError::NoObject) };
         request.prev = record.tail;
+        let is_silent = !request.complete;
         let at = self.requests.insert(request).map_err(|_| UrmaError::Full)?;
         match self.requests.get_mut(record.tail) {
             Some(tail) => tail.next = at,
@@ -165,12 +164,18 @@ impl UrmaNode {
             record.cursor = at;
         }
         record.count += 1;
+        if is_silent {
+            record.silents += 1;
+            if record.oldest_silent.is_none() {
+                record.oldest_silent = at;
+            }
+        }
         record.next_tassn = record.next_tassn.wrapping_add(1);
         Ok(at)
     }
     /// Removes a request and takes it from its Jetty's list.
     pub(crate) fn unlink(&mut self, at: PoolRef) {
-        let Some(&SendRecord { jetty, prev, next, .. }) = self.requests.get(at) else { return };
+        let Some(&SendRecord { jetty, prev, next, complete, .. }) = self.requests.get(at) else { return };
         self.requests.discard(at);
         if let Some(prev) = self.requests.get_mut(prev) {
             prev.next = next;
@@ -190,6 +195,25 @@ impl UrmaNode {
             }
             jetty.count -= 1;
         }
+        if !complete {
+            self.unlink_silent(jetty, at, next);
+        }
+    }
+    /// A request that asked for no completion has left its Jetty's list. The search for the next one goes forward only, so that
+    /// each request is passed once.
+    fn unlink_silent(&mut self, jetty: PoolRef, at: PoolRef, mut next: PoolRef) {
+        let Some(record) = self.jetties.get_mut(jetty) else { return };
+        record.silents -= 1;
+        if record.oldest_silent != at {
+            return;
+        }
+        if record.silents == 0 {
+            next = PoolRef::NONE;
+        }
+        while let Some(request) = self.requests.get(next).filter(|request| request.complete) {
+            next = request.next;
+        }
+        record.oldest_silent = next;
     }
     /// The outstanding request of a Jetty with this TASSN.
     pub(crate) fn find_request(&self, jetty: PoolRef, tassn: u16) -> Option<PoolRef> {
@@ -242,6 +266,7 @@ fn new_request(jetty: PoolRef, tassn: u16, wr: &JfsWr, reach: RequestReach) -> S
         last_psn: None,
         is_deferred: false,
         attempt: 0,
+        err_timeout: 0,
         rnr_tries: 0,
         busy_tries: 0,
         received: 0,

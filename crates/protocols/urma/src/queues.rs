@@ -75,6 +75,9 @@ pub(crate) struct Jetty {
     pub(crate) tail: PoolRef,
     pub(crate) cursor: PoolRef,
     pub(crate) count: u16,
+    /// How many of them ask for no completion, and the oldest of those.
+    pub(crate) silents: u16,
+    pub(crate) oldest_silent: PoolRef,
     /// Issued and not answered: all, those with order, READs and atomics, those with order outside of the stream.
     pub(crate) issued: u16,
     pub(crate) ordered: u16,
@@ -82,6 +85,8 @@ pub(crate) struct Jetty {
     pub(crate) outside: u16,
     pub(crate) stream: OrderStream,
     pub(crate) drain: Drain,
+    /// Its program has ended ([`crate::UrmaNode::abandon_jetty`]).
+    pub(crate) is_abandoned: bool,
 }
 
 impl Jetty {
@@ -95,15 +100,21 @@ impl Jetty {
             tail: PoolRef::NONE,
             cursor: PoolRef::NONE,
             count: 0,
+            silents: 0,
+            oldest_silent: PoolRef::NONE,
             issued: 0,
             ordered: 0,
             reads: 0,
             outside: 0,
             stream: OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 },
             drain: Drain::No,
+            is_abandoned: false,
         }
     }
 }
+
+/// TASSNs from the oldest outstanding request of a Jetty on that may be in use. Twice as many are told apart.
+pub(crate) const TASSN_WINDOW: u16 = 1 << 15;
 
 /// A group of Jetties.
 #[derive(Debug)]

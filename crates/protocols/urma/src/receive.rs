@@ -6,6 +6,7 @@ use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::MessageOrigin;
 use crate::rx_window::PsnVerdict;
+use crate::sweep::ChannelEnd;
 use crate::tx_window::{Acked, TxOwner};
 use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{
@@ -319,7 +320,7 @@ impl UrmaNode {
                 self.push_management(peer, challenge);
                 return Err(Reason::UbStaleChannel);
             }
-            self.fail_channel(at, env);
+            self.end_lane(at, ChannelEnd::Failed);
             // Requests that waited for others may have begun to open another one.
             present = self.by_peer.get(&key).copied();
             is_shown = true;
@@ -333,7 +334,7 @@ impl UrmaNode {
                 if !self.channels.has_room() {
                     // The table may be full of those that forged REQUESTs have made.
                     let idle = self.channels.iter().find(|(_, channel)| channel.is_idle_from_birth()).map(|(at, _)| at);
-                    self.fail_channel(idle.ok_or(Reason::UbChannelLimit)?, env);
+                    self.end_lane(idle.ok_or(Reason::UbChannelLimit)?, ChannelEnd::Failed);
                 }
                 let at = self.new_channel(peer, message.lane).ok_or(Reason::UbChannelLimit)?;
                 if let Some(channel) = self.channels.get_mut(at) {
@@ -350,7 +351,7 @@ impl UrmaNode {
         self.activate(at);
         self.arm_channel(at, env.now);
         if is_shown {
-            self.end_former_lives(env, peer, message.life);
+            self.end_former_lives(peer, message.life);
         }
         Ok(())
     }
@@ -365,7 +366,7 @@ impl UrmaNode {
             self.activate(at);
             self.arm_channel(at, env.now);
             self.lane_is_open(at, peer);
-            self.end_former_lives(env, peer, message.life);
+            self.end_former_lives(peer, message.life);
         } else if channel.is_of_peer(message) {
             channel.heard_at = env.now;
             self.end_doubt(at, env.now);

@@ -52,6 +52,8 @@ pub(crate) struct SendRecord {
     /// In ROL: the target holds it, and answers it by a TAACK.
     pub(crate) is_deferred: bool,
     pub(crate) attempt: u8,
+    /// [`crate::JettyConfig::err_timeout`] of its Jetty.
+    pub(crate) err_timeout: u8,
     pub(crate) rnr_tries: u8,
     /// Refusals for want of room at the target.
     pub(crate) busy_tries: u8,

@@ -16,6 +16,7 @@ use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::RequestPhase;
+use crate::sweep::ChannelEnd;
 use crate::transmit::UrmaTransmit;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, Rtph, TpOpcode};
@@ -107,25 +108,12 @@ impl UrmaNode {
     /// The peer of a channel in doubt has answered in another life.
     pub(crate) fn peer_has_restarted(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, message: &TpMessage) {
         let Some(peer) = self.channels.get(at).map(|channel| channel.peer) else { return };
-        let mut unsent: Vec<PoolRef> = self
-            .requests
-            .iter()
-            .filter(|(_, r)| r.channel == at && r.phase == RequestPhase::Issued && r.sent == 0 && !r.all_sent)
-            .filter(|(_, r)| r.abandoned.is_none())
-            .map(|(request, _)| request)
-            .collect();
-        unsent = self.in_posting_order(unsent);
-        let mut jetties: Vec<PoolRef> = unsent.iter().filter_map(|at| self.take_back(*at)).collect();
         env.fx.count(Reason::UbPeerRestarted);
-        self.fail_channel(at, env);
-        self.end_former_lives(env, peer, message.life);
-        jetties.dedup();
-        for jetty in jetties {
-            self.issue_at(jetty, env.now);
-        }
+        self.end_lane(at, ChannelEnd::Restarted);
+        self.end_former_lives(peer, message.life);
     }
     /// A request of which nothing was sent is as if it had not been issued. Its Jetty.
-    fn take_back(&mut self, at: PoolRef) -> Option<PoolRef> {
+    pub(crate) fn take_back(&mut self, at: PoolRef) -> Option<PoolRef> {
         let jetty = self.requests.get(at)?.jetty;
         self.mark_answered(jetty, at);
         let request = self.requests.get_mut(at)?;

@@ -460,6 +460,7 @@ impl UrmaNode {
         self.context_keys.insert(key, at);
         if let Some(channel) = self.channels.get_mut(origin.channel) {
             channel.contexts += 1;
+            self.contexts.push_back(&mut channel.context_list, at);
         }
         Some(at.short(self.contexts.limit()))
     }
@@ -473,11 +474,13 @@ impl UrmaNode {
         self.remove_context(at);
     }
     pub(crate) fn remove_context(&mut self, at: PoolRef) {
-        let Some(context) = self.contexts.remove(at) else { return };
-        self.context_keys.remove(&(context.channel.index(), context.rc_id));
-        if let Some(channel) = self.channels.get_mut(context.channel) {
+        let Some(&SequenceContext { channel, rc_id, .. }) = self.contexts.get(at) else { return };
+        self.context_keys.remove(&(channel.index(), rc_id));
+        if let Some(channel) = self.channels.get_mut(channel) {
             channel.contexts -= 1;
+            self.contexts.take_out(&mut channel.context_list, at);
         }
+        self.contexts.remove(at);
     }
     /// The sequence context of a request, and its number there.
     pub(crate) fn context_of(&self, origin: &MessageOrigin, granted: Option<u16>) -> Option<(PoolRef, u16)> {

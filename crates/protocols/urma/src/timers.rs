@@ -1,30 +1,35 @@
-//! Deadlines: retransmission and opening of channels, repetition of requests after RNR; and the end of a channel.
+//! Deadlines: retransmission and opening of channels, repetition of requests after RNR.
+//!
+//! A channel fails after the time-outs of its own, but not before the longest error time-out of the Jetties that have a request
+//! on it; the channel counts its requests by their time-out. One call handles a bounded number of deadlines.
 
-use crate::api::{CrStatus, JettyState, JfrState, LANES_MAX, UrmaEnv};
+use crate::api::{CrStatus, JfrState, LANES_MAX, UrmaEnv};
 use crate::channel::UrmaTimer;
 use crate::node::{TimerEntry, UrmaNode};
 use crate::pool::PoolRef;
-use crate::queues::{OrderStream, StreamState};
-use crate::records::{Inbound, InboundPhase, RequestPhase, SendRecord};
+use crate::records::{Inbound, InboundPhase, RequestPhase};
+use crate::sweep::{ChannelEnd, PASS_STEPS};
 use crate::tx_window::TxOwner;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::Cna;
 use std::cmp::Reverse;
 
 impl UrmaNode {
-    /// Time has passed: handles all that is due.
+    /// Time has passed: handles what is due. What is too much for one call is due again at once.
     pub fn on_timer(&mut self, env: &mut UrmaEnv<'_>) {
-        while let Some(Reverse(entry)) = self.timers.peek().copied() {
-            if entry.at > env.now {
-                break;
-            }
+        let limit = self.sweeps.steps + PASS_STEPS;
+        while self.sweeps.steps < limit
+            && let Some(Reverse(entry)) = self.timers.peek().copied().filter(|entry| entry.0.at <= env.now)
+        {
             self.timers.pop();
+            self.sweeps.steps += 1;
             match entry.timer {
                 UrmaTimer::Channel(at) => self.on_channel_timer(at, entry.at, env),
                 UrmaTimer::Retry(at) => self.on_retry(at, env),
                 UrmaTimer::Access(tag) => self.on_access_timer(tag, entry.at, env),
             }
         }
+        self.run_sweeps(env);
         self.run_contexts(env);
     }
     pub(crate) fn add_timer(&mut self, at: Nanos, timer: UrmaTimer) {
@@ -86,17 +91,19 @@ impl UrmaNode {
             tries >= config.rto_tries
         };
         let quiet = env.now.since(channel.quiet_since);
-        if is_spent && (config.rto_tries == 0 || !self.has_patience(at, quiet)) {
+        let is_late = config.rto_tries == 0 || channel.err_timeout().is_none_or(|error| quiet >= error);
+        if is_spent && is_late {
             env.fx.count(Reason::UbChannelFailed);
             self.rest_lane(at, env.now);
             self.tell_end(at);
-            return self.fail_channel(at, env);
+            return self.end_lane(at, ChannelEnd::Failed);
         }
         let Some(channel) = self.channels.get_mut(at) else { return };
         if is_asking {
             // One REQUEST more.
             channel.asks = channel.asks.min(config.rto_tries);
         } else {
+            self.sweeps.steps += channel.tx.packets() as u64;
             channel.window.on_timeout(env.now);
             channel.tx.on_timeout(env.now);
         }
@@ -114,13 +121,6 @@ impl UrmaNode {
         channel.ack_at = Nanos::NEVER;
         channel.deadline(&self.config) > now
     }
-    /// True if the Jetty of a request on the channel has an error time-out longer than `quiet`, the silence of the peer. The
-    /// channel must not fail then, because a Jetty's error time-out is the least silence before its requests fail.
-    fn has_patience(&self, at: PoolRef, quiet: Nanos) -> bool {
-        let jetties =
-            self.requests.iter().filter(|(_, request)| request.channel == at).map(|(_, request)| request.jetty);
-        jetties.filter_map(|jetty| self.jetties.get(jetty)).any(|jetty| quiet < jetty.config.err_timeout())
-    }
     /// A request that waited after RNR, or for which there is no channel.
     fn on_retry(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
         let Some(request) = self.requests.get_mut(at) else { return };
@@ -134,77 +134,16 @@ impl UrmaNode {
         let (channel, attempt) = (request.channel, request.attempt);
         self.enqueue(channel, TxOwner::Request(at, attempt));
     }
-    /// Ends the channels to a peer as if they had failed: all requests to it end with [`CrStatus::AckTimeout`]. For a peer that
-    /// acknowledges packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
-    pub fn end_channel(&mut self, peer: Cna, env: &mut UrmaEnv<'_>) {
+    /// Ends the channels to a peer as if they had failed: all requests to it end with [`CrStatus::AckTimeout`], in the next calls
+    /// of [`UrmaNode::on_timer`]. For a peer that acknowledges packets and answers nothing; no time-out of the transport notices
+    /// that. Does nothing without a channel.
+    pub fn end_channel(&mut self, peer: Cna) {
         let lanes: Vec<PoolRef> = self.lanes_to(peer).map(|(at, _)| at).collect();
         // None of them takes the requests of another one.
         (0..LANES_MAX).for_each(|lane| _ = self.by_peer.remove(&(peer, lane)));
         for at in lanes {
-            self.fail_channel(at, env);
+            self.end_lane(at, ChannelEnd::Failed);
         }
-    }
-    /// A channel has failed or its peer has started a new one: all that used it ends.
-    pub(crate) fn fail_channel(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
-        let Some(channel) = self.channels.remove(at) else { return };
-        let key = (channel.peer, channel.lane);
-        if self.by_peer.get(&key) == Some(&at) {
-            self.by_peer.remove(&key);
-        }
-        if self.active.front() == Some(&at) {
-            self.channel_turn = 0;
-        }
-        self.active.retain(|other| *other != at);
-        let inbound: Vec<PoolRef> =
-            self.inbound.iter().filter(|(_, m)| m.origin.channel == at).map(|(r, _)| r).collect();
-        for message in inbound {
-            self.drop_inbound(message);
-        }
-        self.inbound_keys.retain(|key, _| key.0 != at.index());
-        let contexts: Vec<PoolRef> = self.contexts.iter().filter(|(_, c)| c.channel == at).map(|(r, _)| r).collect();
-        for context in contexts {
-            self.remove_context(context);
-        }
-        let responses: Vec<PoolRef> = self.responses.iter().filter(|(_, r)| r.channel == at).map(|(r, _)| r).collect();
-        for response in responses {
-            self.responses.remove(response);
-        }
-        self.relieve_failed(at, channel.peer);
-        self.fail_requests(at, channel.peer, env);
-    }
-    fn fail_requests(&mut self, at: PoolRef, peer: Cna, env: &mut UrmaEnv<'_>) {
-        let jetties: Vec<PoolRef> =
-            self.jetties.iter().filter(|(_, j)| j.stream.channel == at).map(|(r, _)| r).collect();
-        for jetty in jetties {
-            if let Some(jetty) = self.jetties.get_mut(jetty) {
-                jetty.stream = OrderStream { state: StreamState::None, peer, channel: PoolRef::NONE, next_number: 0 };
-            }
-        }
-        let is_under_way = |r: &SendRecord| matches!(r.phase, RequestPhase::Issued | RequestPhase::Waiting);
-        let failed: Vec<PoolRef> =
-            self.requests.iter().filter(|(_, r)| r.channel == at && is_under_way(r)).map(|(r, _)| r).collect();
-        let failed = self.in_posting_order(failed);
-        for request in &failed {
-            if let Some(jetty) = self.requests.get(*request).map(|r| r.jetty)
-                && let Some(record) = self.jetties.get(jetty)
-                && record.config.error_suspend
-                && record.state == JettyState::Ready
-            {
-                self.stop_jetty(jetty, JettyState::Suspended, env.fx);
-            }
-        }
-        for request in failed {
-            self.answer(request, CrStatus::AckTimeout, env);
-        }
-    }
-    /// Requests in posting order for each Jetty (a Jetty has fewer than 2^15 outstanding).
-    pub(crate) fn in_posting_order(&self, mut list: Vec<PoolRef>) -> Vec<PoolRef> {
-        let key = |at: &PoolRef| self.requests.get(*at).map_or((0, 0), |r| (r.jetty.index(), r.tassn));
-        list.sort_by(|a, b| {
-            let (a, b) = (key(a), key(b));
-            a.0.cmp(&b.0).then((a.1.wrapping_sub(b.1) as i16).cmp(&0))
-        });
-        list
     }
     /// Forgets an incomplete message; its receive goes back to the front of its queue.
     pub(crate) fn drop_inbound(&mut self, at: PoolRef) {
@@ -220,11 +159,12 @@ impl UrmaNode {
     }
     /// Removes the record of a message, and only that.
     pub(crate) fn remove_inbound(&mut self, at: PoolRef) -> Option<Inbound> {
-        let message = self.inbound.remove(at)?;
+        let message = self.inbound.get(at)?;
         if let Some(channel) = self.channels.get_mut(message.origin.channel) {
             channel.inbound -= 1;
             channel.waiting -= u32::from(matches!(message.phase, InboundPhase::Waiting));
+            self.inbound.take_out(&mut channel.messages, at);
         }
-        Some(message)
+        self.inbound.remove(at)
     }
 }

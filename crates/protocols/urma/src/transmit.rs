@@ -493,6 +493,9 @@ impl UrmaNode {
     }
     /// The time at which [`UrmaNode::on_timer`] must be called.
     pub fn next_deadline(&self) -> Nanos {
+        if !self.sweeps.is_empty() {
+            return Nanos(0);
+        }
         self.timers.peek().map_or(Nanos::NEVER, |entry| entry.0.at)
     }
 }

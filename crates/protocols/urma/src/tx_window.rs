@@ -142,6 +142,10 @@ impl TxWindow {
     pub(crate) fn is_in_flight(&self, psn: Psn) -> bool {
         usize::try_from(psn.diff(self.una)).is_ok_and(|ahead| ahead < self.flight.len())
     }
+    /// The messages to which these packets belong, once for each packet.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = TxOwner> + '_ {
+        self.flight.iter().map(|in_flight| in_flight.packet.owner)
+    }
     /// Packets from the oldest one on that is not acknowledged.
     pub(crate) fn packets(&self) -> usize {
         self.flight.len()

@@ -75,6 +75,10 @@ impl UrmaNode {
             || self.accesses.wants_tx()
             || self.active.iter().any(has_messages)
     }
+    /// Groups of Jetties.
+    pub fn group_count(&self) -> usize {
+        self.groups.len()
+    }
     /// Numbers of the objects; takes the same time for any number.
     pub fn object_counts(&self) -> ObjectCounts {
         ObjectCounts {

@@ -101,7 +101,7 @@ fn a_late_request_of_a_former_channel_does_not_spoil_the_new_one() {
     world.filter = None;
     let late = saved.borrow()[0].clone();
     // Host 0 ends the channel and asks for another one; the copy arrives before the answer.
-    world.with(0, |node, env| node.end_channel(Cna::new(2), env));
+    world.hosts[0].node.end_channel(Cna::new(2));
     let wr = write(&world, 0, s0, 0, 8);
     world.post_sound(0, jetty0, wr);
     world.transmit();
@@ -263,7 +263,7 @@ fn a_channel_that_fails_takes_its_turn_with_it() {
         }
     };
     send(&mut world, 16 + 10);
-    world.with(0, |node, env| node.end_channel(Cna::new(3), env));
+    world.hosts[0].node.end_channel(Cna::new(3));
     send(&mut world, 16);
     assert_eq!(dests, runs(&[(1, 16), (2, 10), (1, 16)]));
 }

@@ -147,6 +147,12 @@ impl Context {
             return refuse(libc::EINVAL, "a piece names a descriptor that was not sent");
         };
         let account = &self.caller.account;
+        // Before the memory is mapped: for a moment it could be all that the daemon has.
+        let bytes = match Region::mapped_bytes(&pieces) {
+            Ok(bytes) => bytes,
+            Err(why) => return refuse(libc::EINVAL, why.to_string()),
+        };
+        let charge = self.caller.charge(&[(Resource::AddressSpace, bytes)])?;
         let mapped = if account.is_privileged() {
             Region::map(&pieces, r.access)
         } else {
@@ -154,7 +160,8 @@ impl Context {
         };
         match mapped {
             Err(MapRefused::Unwatched) => self.in_process(host, r),
-            mapped => mapped.map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.to_string() }),
+            Err(why) => refuse(libc::EINVAL, why.to_string()),
+            Ok(mapping) => Ok(mapping.charged(charge)),
         }
     }
 

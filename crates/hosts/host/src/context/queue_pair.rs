@@ -173,7 +173,7 @@ impl Context {
         let QpNumbers { worker, qpn, doorbell, charge } = match self.take_numbers(host, plan.init.recv_cq) {
             Ok(numbers) => numbers,
             Err(refusal) => {
-                self.arena.free(sq_place);
+                self.free_room(sq_place);
                 return Err(refusal);
             }
         };
@@ -407,7 +407,7 @@ impl Context {
             host.uncount_object(self.device, DeviceObject::Qp);
             self.doorbells[object.worker].put(object.doorbell);
             if let Some(place) = object.place {
-                self.arena.free(place);
+                self.free_room(place);
             }
             self.add_users(object.pd, [object.send_cq, object.recv_cq], object.srq, -1);
         }

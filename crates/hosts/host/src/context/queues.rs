@@ -102,7 +102,7 @@ impl Context {
         let ring = self.charge_ring(spec.bytes())?;
         let (place, area) = self.new_ring(spec)?;
         let Ok(old_end) = host.while_all_stand(move |_| shared.producer.switch_to(area, spec)) else {
-            self.arena.free(place);
+            self.free_room(place);
             return refuse(
                 libc::EBUSY,
                 "the completion queue is being resized already (poll it first), or was resized too often",
@@ -127,7 +127,7 @@ impl Context {
         // A worker that has carried out a command has ended its pass: no worker writes to the old ring any more.
         host.on_all(|_| ());
         for place in old {
-            self.arena.free(place);
+            self.free_room(place);
         }
         if let Some(c) = self.cqs.get_mut(cq) {
             let present = c.object.rings.pop();
@@ -154,7 +154,7 @@ impl Context {
             }
             drop(object.shared);
             for place in object.old.into_iter().chain([object.place]) {
-                self.arena.free(place);
+                self.free_room(place);
             }
         }
         Ok(Response::Done.into())
@@ -181,7 +181,7 @@ impl Context {
         let domain = match xrc.map(|x| self.enter_domain(host, x.xrcd, x.cq)).transpose() {
             Ok(domain) => domain,
             Err(refusal) => {
-                self.arena.free(place);
+                self.free_room(place);
                 host.uncount_object(self.device, DeviceObject::Srq);
                 return Err(refusal);
             }
@@ -220,7 +220,7 @@ impl Context {
         let ring = self.charge_ring(spec.bytes())?;
         let place = self.room(spec.bytes())?;
         let Some(consumer) = old.consumer.move_to(made(self.arena.area(place, spec.bytes()))?, spec) else {
-            self.arena.free(place);
+            self.free_room(place);
             return refuse(libc::EINVAL, "more receives are posted than the new size holds");
         };
         // The limit moves to the new object; the old one cannot report it any more.
@@ -257,7 +257,7 @@ impl Context {
             }
             host.uncount_object(self.device, DeviceObject::Srq);
             self.release_pd(object.pd);
-            self.arena.free(object.place);
+            self.free_room(object.place);
         }
         Ok(Response::Done.into())
     }

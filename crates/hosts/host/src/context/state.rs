@@ -19,6 +19,7 @@ use burst_mem::ProcessMemory;
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
 use burst_shm::doorbell::DoorbellDrain;
+use burst_shm::layout::SEGMENT_BYTES;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 const CONTEXT_DESCRIPTORS: u64 = 2 + SEGMENTS_MAX;
 /// Mappings of a context: the arena's segments.
 const CONTEXT_MAPPINGS: u64 = SEGMENTS_MAX;
-/// Segments that a context is charged for. An arena's segments double in size, so that few contexts have more.
+/// Segments of which a context is charged for descriptors and mappings when it is opened; for address space, for one.
 const SEGMENTS_MAX: u64 = 2;
 
 /// An object and how many other objects refer to it.
@@ -163,6 +164,8 @@ pub struct Context {
     /// Memory of the process, opened when a region needs it.
     pub(super) memory: Option<Arc<ProcessMemory>>,
     pub(super) arena: Arena,
+    /// The charges of the arena's segments behind the first one.
+    segment_charges: Vec<Charge>,
     /// How many segments of the arena have a descriptor for the client.
     segments_shared: usize,
     /// Descriptors of segments that the client does not have yet: the next reply that may refer to them brings them.
@@ -199,8 +202,12 @@ impl Context {
         };
         let (device, info) = (dev.id, dev.info());
         let descriptors = CONTEXT_DESCRIPTORS + host.workers().len() as u64;
-        let items =
-            [(Resource::Context, 1), (Resource::Descriptor, descriptors), (Resource::Mapping, CONTEXT_MAPPINGS)];
+        let items = [
+            (Resource::Context, 1),
+            (Resource::Descriptor, descriptors),
+            (Resource::Mapping, CONTEXT_MAPPINGS),
+            (Resource::AddressSpace, SEGMENT_BYTES),
+        ];
         let charge = caller.charge(&items)?;
         let arena = Arena::new()
             .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
@@ -233,6 +240,7 @@ impl Context {
             _charge: charge,
             memory: None,
             arena,
+            segment_charges: Vec::new(),
             segments_shared: segments.len(),
             fresh_segments: Vec::new(),
             async_events,
@@ -293,16 +301,38 @@ impl Context {
     /// Allocates room in the arena. The descriptors of new segments are made here, not for the reply: a request must fail before
     /// it changes anything.
     pub(super) fn room(&mut self, bytes: usize) -> Result<ShmRef, Refusal> {
-        let place = self
-            .arena
-            .alloc(bytes)
-            .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("the arena is full: {e}") })?;
+        let full = |e| Refusal { errno: libc::ENOMEM, sentence: format!("the arena is full: {e}") };
+        let growth = self.arena.growth(bytes).map_err(full)?;
+        let charge = if growth > 0 { Some(self.charge_segment(growth)?) } else { None };
+        let place = self.arena.alloc(bytes).map_err(full)?;
         let segments = segments_from(&self.arena, self.segments_shared).inspect_err(|_| {
-            self.arena.free(place);
+            // With the segment, if one was added.
+            if growth == 0 || !self.arena.withdraw(place) {
+                self.arena.free(place);
+            }
         })?;
+        self.segment_charges.extend(charge);
         self.segments_shared += segments.len();
         self.fresh_segments.extend(segments);
         Ok(place)
+    }
+
+    /// Takes back room in the arena; false if it was not given out. A segment that was added for it, and that the client does
+    /// not have yet, goes with it.
+    pub(super) fn free_room(&mut self, place: ShmRef) -> bool {
+        if self.fresh_segments.is_empty() || !self.arena.withdraw(place) {
+            return self.arena.free(place);
+        }
+        self.fresh_segments.pop();
+        self.segments_shared -= 1;
+        self.segment_charges.pop();
+        true
+    }
+
+    /// Charges a further segment of the arena, which stays until the context ends.
+    fn charge_segment(&self, bytes: u64) -> Result<Charge, Refusal> {
+        let more = u64::from(self.arena.segments() as u64 >= SEGMENTS_MAX);
+        self.caller.charge(&[(Resource::AddressSpace, bytes), (Resource::Mapping, more), (Resource::Descriptor, more)])
     }
 
     /// Checks that the context may hold one more descriptor of the kinds that cost only a request.

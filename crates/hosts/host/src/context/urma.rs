@@ -20,8 +20,9 @@ use std::net::IpAddr;
 
 /// Bytes that a request costs a node while it is outstanding: its record.
 const REQUEST_BYTES: u64 = 256;
-/// Descriptors and mappings of the ring for posts.
-const RING_COST: [(Resource, u64); 2] = [(Resource::Descriptor, 1), (Resource::Mapping, 1)];
+/// What a ring of records costs the daemon: for posts of URMA, or for commands.
+pub(crate) const RING_COST: [(Resource, u64); 3] =
+    [(Resource::Descriptor, 1), (Resource::Mapping, 1), (Resource::AddressSpace, record_ring::BYTES as u64)];
 
 /// Kinds of objects that are charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

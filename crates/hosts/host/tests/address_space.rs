@@ -1,0 +1,151 @@
+//! The daemon's address space is shared by accounts: what programs let it map is charged, whatever it is, until it is unmapped.
+mod common;
+
+use burst_base::verbs::access;
+use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response};
+use burst_host::Host;
+use burst_ledger::Resource;
+use common::{Program, host, memfd};
+use std::os::fd::{AsFd, OwnedFd};
+
+const HOSTILE: u32 = 1001;
+const OTHER: u32 = 1002;
+const TIB: u64 = 1 << 40;
+
+fn part(fd: u32, offset: u64, len: u64) -> MrPiece {
+    MrPiece { addr: offset, len, kind: MrPieceKind::Fd { fd, offset } }
+}
+
+fn register(program: &mut Program, host: &mut Host, pieces: Vec<MrPiece>, fds: Vec<OwnedFd>) -> Result<u32, Refusal> {
+    let len = pieces.iter().fold(0, |sum: u64, piece| sum.wrapping_add(piece.len));
+    let (pd, access) = (program.pd, if len > TIB { access::ON_DEMAND } else { 1 });
+    let request = Request::RegMr { pd, addr: 0, len, iova: 0, access, pieces, replaces: None };
+    match program.ask_with(host, request, fds)? {
+        Response::Mr { mr, .. } => Ok(mr),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn register_whole(program: &mut Program, host: &mut Host, file: &OwnedFd, len: u64) -> Result<u32, Refusal> {
+    let copy = file.as_fd().try_clone_to_owned().expect("a descriptor");
+    register(program, host, vec![part(0, 0, len)], vec![copy])
+}
+
+fn used(host: &Host) -> u64 {
+    host.ledger.used(Resource::AddressSpace)
+}
+
+/// Bytes of address space that this process has.
+fn mapped() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("the kernel's word");
+    pages.split(' ').next().expect("a number").parse::<u64>().expect("a number") * 4096
+}
+
+/// Registers one file again and again, in many processes of one user. Returns the programs.
+fn fill(host: &mut Host, uid: u32, file: &OwnedFd) -> Vec<Program> {
+    let mut programs = vec![Program::start(host, uid).expect("a program")];
+    loop {
+        let program = programs.last_mut().expect("one");
+        for _ in 0..16 {
+            if let Err(refusal) = register_whole(program, host, file, TIB) {
+                assert_eq!(refusal.errno, libc::ENOMEM);
+                let sentence = refusal.sentence;
+                assert!(sentence.contains("bytes of address space") && sentence.contains("user_share"), "{sentence}");
+                return programs;
+            }
+        }
+        programs.push(Program::start(host, uid).expect("another program"));
+    }
+}
+
+#[test]
+fn users_who_register_huge_files_leave_address_space_for_others() {
+    let mut host = host(50);
+    let file = memfd(TIB);
+    let before = mapped();
+    let first = fill(&mut host, HOSTILE, &file);
+    let second = fill(&mut host, OTHER, &file);
+    let capacity = host.ledger.capacity(Resource::AddressSpace);
+    assert!(used(&host) <= capacity / 10 * 7, "{} of {capacity}", used(&host));
+    // The charge is what is mapped, but for what this process has mapped itself meanwhile.
+    let mapped_more = mapped() - before;
+    assert!(mapped_more.abs_diff(used(&host)) < 1 << 32, "{mapped_more} mapped, {} charged", used(&host));
+    let mut third = Program::start(&mut host, 1003).expect("a program of a third user");
+    register_whole(&mut third, &mut host, &file, TIB).expect("its region");
+    let mut root = Program::start(&mut host, 0).expect("a program of root");
+    for _ in 0..16 {
+        register_whole(&mut root, &mut host, &file, TIB).expect("a region of root");
+    }
+    first.into_iter().chain(second).chain([third, root]).for_each(|program| program.end(&mut host));
+    assert_eq!(used(&host), 0);
+    assert!(mapped() - before < 1 << 32, "all is unmapped");
+}
+
+#[test]
+fn a_registration_that_fails_or_ends_gives_its_address_space_back() {
+    let mut host = host(50);
+    let (file, short) = (memfd(TIB), memfd(4096));
+    let mut program = Program::start(&mut host, HOSTILE).expect("a program");
+    let alone = used(&host);
+    for _ in 0..200 {
+        let mr = register_whole(&mut program, &mut host, &file, TIB).expect("a region");
+        assert!(used(&host) >= alone + TIB);
+        program.ask(&mut host, Request::DeregMr { mr }).expect("deregistered");
+        assert_eq!(used(&host), alone);
+        // The second piece lies outside its file.
+        let copies = [&file, &short].map(|file| file.as_fd().try_clone_to_owned().expect("a descriptor"));
+        let pieces = vec![part(0, 0, TIB / 2), part(1, 0, TIB / 4)];
+        register(&mut program, &mut host, pieces, copies.into()).expect_err("outside");
+        assert_eq!(used(&host), alone);
+    }
+    // Replacing a region needs room for both, and leaves one.
+    let mr = register_whole(&mut program, &mut host, &file, TIB).expect("a region");
+    let copy = file.as_fd().try_clone_to_owned().expect("a descriptor");
+    let pieces = vec![part(0, 0, TIB / 2)];
+    let (pd, len) = (program.pd, TIB / 2);
+    let request = Request::RegMr { pd, addr: 0, len, iova: 0, access: 1, pieces, replaces: Some(mr) };
+    program.ask_with(&mut host, request, vec![copy]).expect("replaced");
+    assert!(used(&host) < alone + TIB, "{} bytes", used(&host));
+    program.end(&mut host);
+    assert_eq!(used(&host), 0);
+}
+
+#[test]
+fn lengths_that_exceed_an_address_space_are_refused() {
+    let mut host = host(50);
+    let mut program = Program::start(&mut host, HOSTILE).expect("a program");
+    let alone = used(&host);
+    const LARGEST: u64 = (1 << 63) - 4096;
+    let files = || vec![memfd(TIB), memfd(LARGEST), memfd(LARGEST - TIB + 4096), memfd(8192)];
+    let sums: [Vec<MrPiece>; 3] = [
+        vec![part(1, 0, LARGEST)],
+        vec![part(0, 0, TIB), part(1, 0, LARGEST), part(2, 0, LARGEST - TIB)],
+        // 2^64 - 1 bytes; rounded up to pages that is 2^64.
+        vec![part(0, 0, TIB), part(1, 0, LARGEST), part(2, 0, LARGEST - TIB + 4096), part(3, 0, 4095)],
+    ];
+    for pieces in sums {
+        let words = format!("{pieces:?}");
+        register(&mut program, &mut host, pieces, files()).expect_err(&words);
+        assert_eq!(used(&host), alone, "{words}");
+    }
+    program.end(&mut host);
+}
+
+#[test]
+fn further_segments_of_an_arena_are_charged_until_the_context_ends() {
+    let mut host = host(50);
+    let mut program = Program::start(&mut host, HOSTILE).expect("a program");
+    let alone = used(&host);
+    assert!(alone >= 64 << 20, "the first segment: {alone}");
+    let queue = Request::CreateCq(CqInitAttr { entries: 1 << 20, channel: None, cookie: 0, vector: 0 });
+    for _ in 0..3 {
+        let Response::Cq { cq, .. } = program.ask(&mut host, queue.clone()).expect("a queue") else {
+            panic!("no queue")
+        };
+        program.ask(&mut host, Request::DestroyCq { cq }).expect("destroyed");
+    }
+    let grown = used(&host);
+    assert!(grown >= alone + (64 << 20) && grown < alone + (256 << 20), "{grown}, {alone} before");
+    program.end(&mut host);
+    assert_eq!(used(&host), 0);
+}
