@@ -40,6 +40,26 @@ pub(crate) unsafe fn map_over(at: usize, len: usize, prot: i32, fd: i32, offset:
     unsafe { rustix::mm::mmap(at as *mut _, len, prot, flags, BorrowedFd::borrow_raw(fd), offset as u64) }.is_ok()
 }
 
+/// Maps a part of a file over the mapping at `at`, copied on write: the kernel exchanges one for the other in one step.
+///
+/// # Safety
+/// The caller must own the pages that are replaced.
+pub(crate) unsafe fn map_copy_over(at: usize, len: usize, prot: i32, fd: i32, offset: usize) -> bool {
+    let prot = ProtFlags::from_bits_retain(prot as u32);
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+    // SAFETY: by the caller's promise; the descriptor is open.
+    unsafe { rustix::mm::mmap(at as *mut _, len, prot, flags, BorrowedFd::borrow_raw(fd), offset as u64) }.is_ok()
+}
+
+/// Sets the rights of pages.
+///
+/// # Safety
+/// The caller must own the pages, and no thread uses them by other rights.
+pub(crate) unsafe fn protect(at: usize, len: usize, prot: i32) -> bool {
+    // SAFETY: by the caller's promise.
+    unsafe { rustix::mm::mprotect(at as *mut _, len, MprotectFlags::from_bits_retain(prot as u32)) }.is_ok()
+}
+
 /// Moves the mapping at `from` over the mapping at `to`, in one step, with the rights `prot`.
 ///
 /// # Safety

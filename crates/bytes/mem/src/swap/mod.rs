@@ -25,6 +25,7 @@
 //! This code runs inside other people's programs: it does not panic, does not print, and holds no lock across a fork.
 mod foreign;
 mod fork;
+mod gate;
 mod kernel;
 mod lock;
 mod pinned;
@@ -36,11 +37,14 @@ mod uffd;
 mod vma;
 
 use crate::region;
+use fork::ForkState;
+pub use fork::{MemoryHost, add_host};
 use lock::ForkLock;
 use pinned::Pins;
 use pool::PoolSet;
 use refs::PageCounts;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Weak;
 use uffd::PageMover;
 use vma::{Maps, Vma};
 
@@ -181,8 +185,12 @@ pub(crate) struct Registry {
     epoch: u64,
     /// Whether the fork handlers are installed.
     handlers: bool,
-    /// Pages made private for the duration of a fork ([`fork`]).
-    evicted: (usize, usize),
+    /// The process to which the state belongs; 0: none yet.
+    process: i32,
+    /// The fork under way ([`fork`]).
+    fork: ForkState,
+    /// The daemons that reach memory of this process.
+    hosts: Vec<Weak<dyn MemoryHost>>,
 }
 
 static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
@@ -190,13 +198,17 @@ static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
     pools: PoolSet::new(),
     epoch: 0,
     handlers: false,
-    evicted: (0, 0),
+    process: 0,
+    fork: ForkState::NONE,
+    hosts: Vec::new(),
 });
 
 /// Kind of a mapping, which decides how it is registered.
 enum MappingClass {
     /// Already swapped: the page at address a is at offset a of the pool.
     Swapped,
+    /// As `Swapped`, but copied on write, while a fork lasts.
+    Frozen,
     /// Private pages, which can be swapped.
     Private,
     /// Shared memory of the program, perhaps sealed.
@@ -214,6 +226,9 @@ impl Registry {
             } else {
                 MappingClass::Other
             };
+        }
+        if self.pools.copied(vma).is_some_and(|pool| pool.page == vma.page) && vma.offset == vma.start as u64 {
+            return MappingClass::Frozen;
         }
         match (vma.shared, vma.inode) {
             (false, 0) => MappingClass::Private,
@@ -252,7 +267,7 @@ impl Registry {
                     in_pool = vma.page;
                 }
                 MappingClass::Shared => (pieces, in_pool) = (pieces + 1, 0),
-                MappingClass::Other => mappable = false,
+                MappingClass::Frozen | MappingClass::Other => mappable = false,
             }
             at = vma.end;
             if at >= end {
@@ -277,7 +292,7 @@ impl Registry {
                 MappingClass::Shared => {
                     foreign::descriptor(&vma, write).map(PieceFile::Own).map(|s| (s, vma.offset_of(at)))
                 }
-                MappingClass::Other => None,
+                MappingClass::Frozen | MappingClass::Other => None,
                 class => self.pools.get(vma.page).map(|p| (PieceFile::Pool(p.fd()), at as u64)).filter(|_| {
                     reg.lo = if reg.hi == 0 { lo } else { reg.lo };
                     reg.hi = hi;
@@ -324,6 +339,12 @@ impl Registry {
             debug_assert!(lo <= first && first < last && last <= hi);
             match (self.class(&vma), self.pools.known(vma.page)) {
                 (MappingClass::Swapped, Some(_)) if pins.may_hold(first, last) => {}
+                // The child may be copying them: the end of the fork makes them private.
+                (MappingClass::Frozen, _) => {
+                    if !pins.may_hold(first, last) {
+                        self.fork.released.push((first, last));
+                    }
+                }
                 (MappingClass::Swapped, Some(pool)) => {
                     if mover.is_none() {
                         mover = PageMover::open();
@@ -379,9 +400,11 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
     let Some(maps) = Maps::open() else { return Ok(Registration::in_process(addr, len)) };
     let mut pins = Pins::look();
-    let mut registry = REGISTRY.lock();
+    let mut registry = fork::registry();
     let mappable = registry.survey(&maps, &mut pins, (addr, end), write)?;
-    if !mappable || pinned::is_switched_off() || !fork::install(&mut registry) {
+    // A fork handler of another library: this process may be the child, whose pages must not go into its parent's pool.
+    let forking = registry.is_forking();
+    if !mappable || forking || pinned::is_switched_off() || !fork::install(&mut registry) {
         return Ok(Registration::in_process(addr, len));
     }
     let (mut reg, complete) = registry.collect(&maps, addr, end, write);
@@ -429,7 +452,7 @@ pub fn release(registration: Registration) {
         return;
     }
     let mut pins = Pins::look();
-    let mut registry = REGISTRY.lock();
+    let mut registry = fork::registry();
     // Registrations from before a fork are not counted in the child.
     if registration.epoch == registry.epoch
         && let Some(maps) = Maps::open()
@@ -458,7 +481,7 @@ mod tests {
     /// A registry of no process: its counts and its pools are the test's own.
     pub(super) fn registry() -> Registry {
         let (refs, pools) = (PageCounts::new(), PoolSet::new());
-        Registry { refs, pools, epoch: 0, handlers: false, evicted: (0, 0) }
+        Registry { refs, pools, epoch: 0, handlers: false, process: 0, fork: ForkState::NONE, hosts: Vec::new() }
     }
 
     fn maps() -> Maps {

@@ -97,6 +97,10 @@ impl Pins {
     pub(super) fn look() -> Pins {
         Pins { cuda: CudaDriver::find(), anywhere: None }
     }
+    /// For pages that were asked about before.
+    pub(super) fn none() -> Pins {
+        Pins { cuda: None, anywhere: Some(false) }
+    }
     /// Whether pages of `[lo, hi)` may be pinned.
     pub(super) fn may_hold(&mut self, lo: usize, hi: usize) -> bool {
         *self.anywhere.get_or_insert_with(is_pinned_anywhere)

@@ -71,7 +71,10 @@ impl Pool {
         self.fd
     }
     fn owns(&self, vma: &Vma) -> bool {
-        vma.shared && vma.inode == self.inode && vma.device == self.device
+        vma.shared && self.backs(vma)
+    }
+    fn backs(&self, vma: &Vma) -> bool {
+        vma.inode == self.inode && vma.device == self.device
     }
     /// Whether the descriptor still is the pool: programs that become daemons close all descriptors that they do not know.
     pub(crate) fn is_alive(&self) -> bool {
@@ -113,6 +116,14 @@ impl PoolSet {
     pub(crate) fn owner(&self, vma: &Vma) -> Option<&Pool> {
         self.0.iter().flatten().find(|p| p.owns(vma))
     }
+    /// The pool of which `vma` is a private mapping.
+    pub(crate) fn copied(&self, vma: &Vma) -> Option<&Pool> {
+        self.0.iter().flatten().find(|p| !vma.shared && p.backs(vma))
+    }
+    /// Whether there is a pool.
+    pub(crate) fn any(&self) -> bool {
+        self.0.iter().any(Option::is_some)
+    }
     /// Frees the pages of `[lo, hi)`, where no pool is mapped any more, unless the program has moved the mapping elsewhere.
     pub(crate) fn forget(&self, maps: &Maps, lo: usize, hi: usize) {
         if lo >= hi {
@@ -120,7 +131,7 @@ impl PoolSet {
         }
         for pool in self.0.iter().flatten() {
             let overlaps =
-                |v: &Vma| pool.owns(v) && v.offset < hi as u64 && v.offset + ((v.end - v.start) as u64) > lo as u64;
+                |v: &Vma| pool.backs(v) && v.offset < hi as u64 && v.offset + ((v.end - v.start) as u64) > lo as u64;
             if !maps.any(overlaps) {
                 let round = pool.page - 1;
                 pool.punch((lo + round) & !round, (hi & !round).max((lo + round) & !round));

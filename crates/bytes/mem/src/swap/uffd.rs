@@ -70,6 +70,9 @@ enum SwapDirection {
     In,
     /// Pages of the pool become private pages.
     Out,
+    /// A private mapping of the pool becomes a shared one; pages that were written meanwhile are copied to the pool. With a
+    /// descriptor of `/proc/self/pagemap`, which shows them; without it all are copied.
+    Thaw(i32),
 }
 
 /// The exchange of the pages of a whole range.
@@ -118,6 +121,21 @@ impl PageMover {
     pub(crate) fn swap_out(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
         self.features & WP_SHMEM != 0
             && MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Out, done: false }.run()
+    }
+    /// Whether it can protect shared memory.
+    pub(crate) fn moves_shared(&self) -> bool {
+        self.features & WP_SHMEM != 0
+    }
+    /// Replaces the private mapping of the pool's pages `[lo, hi)` by a shared one, with what was written to it.
+    pub(crate) fn thaw(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
+        // SAFETY: a constant path.
+        let map = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        let done = MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Thaw(map), done: false }.run();
+        if map >= 0 {
+            // SAFETY: our own descriptor.
+            unsafe { libc::close(map) };
+        }
+        done
     }
     fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) -> bool {
         // SAFETY: the callers pass arrays of the size that `request` encodes.
@@ -232,6 +250,7 @@ impl MoveJob<'_> {
             let moved = match self.direction {
                 SwapDirection::In => chunk_in(self.mover, self.pool, at, len, self.prot),
                 SwapDirection::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
+                SwapDirection::Thaw(map) => chunk_thaw(self.mover, self.pool, (at, len), self.prot, map),
             };
             if !moved {
                 return;
@@ -281,6 +300,56 @@ fn chunk_out(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -
         unsafe { kernel::unmap(copy, len) };
     }
     moved
+}
+
+fn chunk_thaw(mover: &PageMover, pool: &Pool, (at, len): (usize, usize), prot: i32, map: i32) -> bool {
+    let range = UffdRange { start: at as u64, len: len as u64 };
+    // Present pages show in the map whether they are the pool's. A failure only makes more pages be copied.
+    kernel::populate(at, len);
+    if !mover.protect(&range) {
+        return false;
+    }
+    // SAFETY: for the time of the copy the pages can be read; then they have their rights again.
+    let readable = prot & libc::PROT_READ != 0 || unsafe { kernel::protect(at, len, prot | libc::PROT_READ) };
+    // SAFETY: the pages are the pool's, or copied to it.
+    let mapped = readable
+        && copy_written_to_pool(pool, at, len, map)
+        && unsafe { kernel::map_over(at, len, prot, pool.fd(), at) };
+    if mapped {
+        mover.wake(&range)
+    } else {
+        mover.give_up(&range)
+    }
+    mapped
+}
+
+/// Copies those pages at `at` to the pool that are not the pool's own, as `/proc/self/pagemap` shows them.
+fn copy_written_to_pool(pool: &Pool, at: usize, len: usize, map: i32) -> bool {
+    const ENTRIES: usize = 64;
+    let mut entries = [0u64; ENTRIES];
+    let (mut from, end) = (at, at + len);
+    while from < end {
+        let pages = ((end - from) / PAGE).min(ENTRIES);
+        let (bytes, offset) = (pages * size_of::<u64>(), from / PAGE * size_of::<u64>());
+        // SAFETY: `entries` is writable for `bytes`.
+        let known = map >= 0
+            && unsafe { libc::pread(map, entries.as_mut_ptr().cast(), bytes, offset as libc::off_t) } == bytes as isize;
+        for (i, entry) in entries[..pages].iter().enumerate() {
+            if (!known || is_own_page(*entry)) && !copy_to_pool(pool, from + i * PAGE, PAGE) {
+                return false;
+            }
+        }
+        from += pages * PAGE;
+    }
+    true
+}
+
+/// Whether an entry of `/proc/PID/pagemap` of a file's private mapping is that of a page of its own, or may be one.
+fn is_own_page(entry: u64) -> bool {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const OF_FILE: u64 = 1 << 61;
+    entry & SWAPPED != 0 || entry & (PRESENT | OF_FILE) == PRESENT
 }
 
 /// Maps fresh private memory in whole pages of size `page`.

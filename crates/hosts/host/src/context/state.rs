@@ -15,7 +15,7 @@ use burst_engine::objects::{SrqShared, write_async};
 use burst_engine::room::WorkerTable;
 use burst_engine::{ContextSlot, EngineCq, QpHolder};
 use burst_ledger::{Charge, Resource};
-use burst_mem::ProcessMemory;
+use burst_mem::{ProcessMemory, Region};
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
 use burst_shm::doorbell::DoorbellDrain;
@@ -135,6 +135,8 @@ pub(super) struct HostMr {
     pub pd: u32,
     /// The charge of its mappings in the daemon; `None`: it has none.
     pub mapping: Option<Charge>,
+    /// The region. The workers' tables have another one with the same key while the program forks.
+    pub region: Arc<Region>,
 }
 
 /// A memory window.
@@ -162,6 +164,8 @@ pub struct Context {
     _charge: Charge,
     /// Memory of the process, opened when a region needs it.
     pub(super) memory: Option<Arc<ProcessMemory>>,
+    /// Whether its memory must not be accessed at present: the program forks.
+    pub(super) is_held: bool,
     pub(super) arena: Arena,
     /// How many segments of the arena have a descriptor for the client.
     segments_shared: usize,
@@ -232,6 +236,7 @@ impl Context {
             caller,
             _charge: charge,
             memory: None,
+            is_held: false,
             arena,
             segments_shared: segments.len(),
             fresh_segments: Vec::new(),
