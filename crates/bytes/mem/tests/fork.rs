@@ -341,3 +341,38 @@ fn threads_fork_register_and_write_at_once() {
     assert!(bytes(memory, 64 * PAGE).iter().all(|b| *b == 7));
     release(reg);
 }
+
+#[test]
+fn memory_that_is_not_to_be_forked_is_not_copied() {
+    let _alone = ALONE.lock();
+    let len = 256 * PAGE;
+    for before in [true, false] {
+        let memory = anon(len);
+        bytes(memory, len).fill(5);
+        // SAFETY: memory of this test.
+        let exclude = || assert_eq!(unsafe { libc::madvise(memory.cast(), len, libc::MADV_DONTFORK) }, 0);
+        if before {
+            exclude();
+        }
+        let Some(reg) = swapped(memory, len) else { return };
+        if !before {
+            exclude();
+        }
+        let region = map(&reg);
+        let absent = || {
+            let mut present = [0u8; 256];
+            // SAFETY: one byte for each page.
+            unsafe { libc::mincore(memory.cast(), len, present.as_mut_ptr()) == -1 }
+        };
+        for round in 0..3u8 {
+            assert_eq!(Child::fork(absent).look(), 0);
+            bytes(memory, 1)[0] = round;
+            let mut seen = [9];
+            region.span(memory as u64, 1).expect("inside").read_to(&mut seen).expect("there");
+            assert_eq!(seen, [round], "still shared with the daemon");
+        }
+        drop(region);
+        release(reg);
+        assert_eq!(Child::fork(absent).look(), 0, "after the registration as well");
+    }
+}

@@ -17,6 +17,8 @@
 //! all pages are swapped out before the fork and in again after it. A child whose copy fails for want of memory is killed: it
 //! would share memory with its parent.
 //!
+//! Mappings that the program has excluded by `MADV_DONTFORK` stay as they are: the child does not have them.
+//!
 //! The stack pages on which the forking thread runs are swapped out in `prepare`, and in again in the parent. A device that has
 //! pinned them keeps the pages from before the fork.
 //!
@@ -24,6 +26,7 @@
 //! memory (`lock.rs`). `vfork` and `posix_spawn` run no handlers and need none. A child of `_Fork` or of the system call `clone`
 //! has not run them: it shares the registered pages with its parent until it calls `execve` or a function of this module.
 
+use super::advice::AdviceFlags;
 use super::gate::ForkGate;
 use super::lock::ForkLockGuard;
 use super::pinned::Pins;
@@ -173,8 +176,15 @@ impl Registry {
             if !matches!(registry.class(vma), MappingClass::Swapped) {
                 return;
             }
+            let flags = AdviceFlags::of(&maps, vma, first);
+            if flags.dont_fork {
+                return;
+            }
             // SAFETY: the same pages by another mapping. A failure leaves the pages shared until the child has copied them.
             let frozen = unsafe { kernel::map_copy_over(first, last - first, vma.prot(), pool.fd(), first) };
+            if frozen {
+                flags.apply_untouched(first, last);
+            }
             if frozen && vma.readable {
                 super::keep_in_place(first, last);
             }
@@ -192,7 +202,7 @@ impl Registry {
         if let (Some(maps), Some(mover)) = (Maps::open(), PageMover::open()) {
             self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
                 if matches!(registry.class(vma), MappingClass::Frozen) {
-                    registry.thaw(&mover, vma, first, last);
+                    registry.thaw(&maps, &mover, vma, (first, last));
                 }
             });
             for (first, last) in core::mem::take(&mut self.fork.released) {
@@ -208,9 +218,14 @@ impl Registry {
         self.hosts.iter().filter_map(Weak::upgrade).for_each(|host| host.hold(hold));
     }
     /// Maps the pool's pages shared again.
-    fn thaw(&self, mover: &PageMover, vma: &Vma, first: usize, last: usize) {
+    fn thaw(&self, maps: &Maps, mover: &PageMover, vma: &Vma, (first, last): (usize, usize)) {
         let Some(pool) = self.pools.known(PAGE) else { return };
-        if mover.thaw(pool, first, last, vma.prot()) && vma.readable {
+        let flags = AdviceFlags::of(maps, vma, first);
+        if !mover.thaw(pool, first, last, vma.prot()) {
+            return;
+        }
+        flags.apply(first, last);
+        if vma.readable {
             super::keep_in_place(first, last);
         }
     }
@@ -218,7 +233,12 @@ impl Registry {
     fn evict(&mut self, maps: &Maps, mover: &PageMover, range: (usize, usize)) {
         self.each(maps, range, |registry, vma, first, last| {
             let Some(pool) = registry.pools.known(vma.page) else { return };
-            if matches!(registry.class(vma), MappingClass::Swapped) && mover.swap_out(pool, first, last, vma.prot()) {
+            if !matches!(registry.class(vma), MappingClass::Swapped) {
+                return;
+            }
+            let flags = AdviceFlags::of(maps, vma, first);
+            if !flags.dont_fork && mover.swap_out(pool, first, last, vma.prot()) {
+                flags.apply(first, last);
                 let (lo, hi) = registry.fork.evicted;
                 registry.fork.evicted = if hi == 0 { (first, last) } else { (lo, last) };
             }
@@ -233,12 +253,16 @@ impl Registry {
             let (first, last) = (start.max(lo), end.min(hi));
             debug_assert!(lo <= first && first < last && last <= hi);
             self.each(maps, (first, last), |registry, vma, first, last| {
-                if let Some(pool) = registry.pools.known(vma.page)
-                    && matches!(registry.class(vma), MappingClass::Private)
-                    && mover.swap_in(pool, first, last, vma.prot())
-                    && vma.readable
-                {
-                    super::keep_in_place(first, last);
+                let Some(pool) = registry.pools.known(vma.page) else { return };
+                if !matches!(registry.class(vma), MappingClass::Private) {
+                    return;
+                }
+                let flags = AdviceFlags::of(maps, vma, first);
+                if mover.swap_in(pool, first, last, vma.prot()) {
+                    flags.apply(first, last);
+                    if vma.readable {
+                        super::keep_in_place(first, last);
+                    }
                 }
             });
             at = last;
@@ -248,7 +272,10 @@ impl Registry {
     fn privatise(&mut self) {
         let Some(maps) = Maps::open() else { return die() };
         self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
-            let copied = match registry.class(vma) {
+            let class = registry.class(vma);
+            let is_copied = matches!(class, MappingClass::Frozen | MappingClass::Swapped);
+            let flags = if is_copied { AdviceFlags::of(&maps, vma, first) } else { AdviceFlags::default() };
+            let copied = match class {
                 MappingClass::Frozen => copy_over(vma, first, last - first, |copy| {
                     // SAFETY: both are `last - first` bytes; the source is readable (`copy_over`), and no other thread runs.
                     unsafe { core::ptr::copy_nonoverlapping(first as *const u8, copy, last - first) };
@@ -262,6 +289,7 @@ impl Registry {
             if !copied {
                 die();
             }
+            flags.apply_inherited(first, last);
         });
     }
     /// Calls `f` with each mapping that overlaps `[lo, hi)`, and the first and the end address of the overlap. Mappings without a

@@ -95,6 +95,25 @@ pub(crate) fn set_apart(at: usize, len: usize) {
     let _ = unsafe { rustix::mm::madvise(at as *mut _, len, Advice::Random) };
 }
 
+/// Gives advice that changes no contents. A failure leaves the mapping as it is.
+pub(crate) fn advise(at: usize, len: usize, advice: Advice) {
+    // SAFETY: the callers give advice about forks, core dumps and huge pages only.
+    let _ = unsafe { rustix::mm::madvise(at as *mut _, len, advice) };
+}
+
+/// Locks pages in memory; `untouched`: only those that are there, and others when they come.
+pub(crate) fn lock(at: usize, len: usize, untouched: bool) {
+    let flags = if untouched { rustix::mm::MlockFlags::ONFAULT } else { rustix::mm::MlockFlags::empty() };
+    // SAFETY: the contents stay.
+    let _ = unsafe { rustix::mm::mlock_with(at as *mut _, len, flags) };
+}
+
+/// Ends the lock of pages in memory.
+pub(crate) fn unlock(at: usize, len: usize) {
+    // SAFETY: the contents stay.
+    let _ = unsafe { rustix::mm::munlock(at as *mut _, len) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,19 +10,21 @@
 //! The mappings are always asked from the kernel (`vma`), never remembered: the program may unmap, remap or move
 //! registered memory at any time. Only the number of registrations per page is remembered (`refs`): when the last one
 //! ends, [`release`] makes those pages private again, so that `MADV_DONTNEED` zeroes them and a forked child gets a copy.
-//! A swap loses no write of another thread (`uffd`). After a fork the child owns private copies (`fork`).
+//! A swap loses no write of another thread (`uffd`). Advice of the program about its mappings is kept (`advice`). A forked child
+//! owns private copies (`fork`).
 //!
 //! Memory that a device has pinned stays where it is (`pinned`): a range that is pinned when it is registered is reached in
 //! the process, and pages that are pinned when their last registration ends stay shared. `BURST_SWAP=off` in the
 //! environment switches swapping off: every registration is then reached in the process.
 //!
 //! Limits: pages pinned for the duration of one direct I/O keep pointing at the old page, and so do those that no counter
-//! of the kernel shows (`pinned`); a fork moves the live stack pages of the forking thread even if they are pinned; an
-//! earlier `mlock` ends; memory moved by `mremap` while registered stays shared (`realloc` is kept from it). Where the
-//! kernel lends userfaultfd for user-mode faults only, a system call that writes into a range while it is being swapped
-//! may fail with EFAULT; ranges are swapped in pieces of at most 64 KiB there.
+//! of the kernel shows (`pinned`); a fork moves the live stack pages of the forking thread even if they are pinned; memory
+//! moved by `mremap` while registered stays shared (`realloc` is kept from it). Where the kernel lends userfaultfd for
+//! user-mode faults only, a system call that writes into a range while it is being swapped may fail with EFAULT; ranges are
+//! swapped in pieces of at most 64 KiB there.
 //!
 //! This code runs inside other people's programs: it does not panic, does not print, and holds no lock across a fork.
+mod advice;
 mod foreign;
 mod fork;
 mod gate;
@@ -37,6 +39,7 @@ mod uffd;
 mod vma;
 
 use crate::region;
+use advice::AdviceFlags;
 use fork::ForkState;
 pub use fork::{MemoryHost, add_host};
 use lock::ForkLock;
@@ -296,7 +299,7 @@ impl Registry {
                 class => self.pools.get(vma.page).map(|p| (PieceFile::Pool(p.fd()), at as u64)).filter(|_| {
                     reg.lo = if reg.hi == 0 { lo } else { reg.lo };
                     reg.hi = hi;
-                    matches!(class, MappingClass::Swapped) || self.swap_in(&mut mover, &vma, lo, hi)
+                    matches!(class, MappingClass::Swapped) || self.swap_in(maps, &mut mover, &vma, (lo, hi))
                 }),
             };
             let Some((source, offset)) = source else { return (reg, false) };
@@ -311,14 +314,18 @@ impl Registry {
         (reg, false)
     }
 
-    fn swap_in(&self, mover: &mut Option<PageMover>, vma: &Vma, lo: usize, hi: usize) -> bool {
+    fn swap_in(&self, maps: &Maps, mover: &mut Option<PageMover>, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
         if mover.is_none() {
             *mover = PageMover::open();
         }
+        let flags = AdviceFlags::of(maps, vma, lo);
         let swapped = match (mover, self.pools.known(vma.page)) {
             (Some(mover), Some(pool)) => mover.swap_in(pool, lo, hi, vma.prot()),
             _ => false,
         };
+        if swapped {
+            flags.apply(lo, hi);
+        }
         if swapped && vma.page == pool::PAGE {
             keep_in_place(lo, hi);
         }
@@ -349,8 +356,10 @@ impl Registry {
                     if mover.is_none() {
                         mover = PageMover::open();
                     }
+                    let flags = AdviceFlags::of(maps, &vma, first);
                     if mover.as_ref().is_some_and(|m| m.swap_out(pool, first, last, vma.prot())) {
                         pool.punch(first, last);
+                        flags.apply(first, last);
                     }
                 }
                 _ => self.pools.forget(maps, first, last),

@@ -117,6 +117,12 @@ fn is_pinned_anywhere() -> bool {
     counted(b"VmPin:") || (counted(b"VmLck:") && has_vfio_open())
 }
 
+/// Whether the process has locked memory (`mlock`).
+pub(super) fn has_locked_memory() -> bool {
+    let mut status = [0; STATUS_BYTES];
+    kilobytes(read_status(&mut status), b"VmLck:").is_some_and(|kb| kb > 0)
+}
+
 fn read_status(buffer: &mut [u8; STATUS_BYTES]) -> &[u8] {
     // SAFETY: a constant path.
     let fd = unsafe { libc::open(c"/proc/self/status".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
