@@ -147,6 +147,10 @@ impl Registry {
         core::mem::forget(core::mem::replace(&mut self.refs, super::refs::PageCounts::new()));
         core::mem::forget(core::mem::take(&mut self.hosts));
         self.pools.abandon();
+        if let Some(mover) = self.mover.take() {
+            mover.close();
+            core::mem::forget(mover);
+        }
         self.epoch += 1;
         // SAFETY: no precondition.
         self.process = unsafe { libc::getpid() };
@@ -166,7 +170,7 @@ impl Registry {
         self.fork.held = true;
         self.hold(true);
         self.fork.gate = ForkGate::open();
-        let Some(mover) = PageMover::open().filter(PageMover::moves_shared) else { return };
+        let Some(mover) = self.mover().filter(|mover| mover.moves_shared()) else { return };
         if self.fork.gate.is_none() {
             return self.evict(&maps, &mover, (0, super::pool::ADDRESS_MAX));
         }
@@ -199,7 +203,7 @@ impl Registry {
             return;
         }
         let (lo, hi) = core::mem::take(&mut self.fork.evicted);
-        if let (Some(maps), Some(mover)) = (Maps::open(), PageMover::open()) {
+        if let (Some(maps), Some(mover)) = (Maps::open(), self.mover()) {
             self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
                 if matches!(registry.class(vma), MappingClass::Frozen) {
                     registry.thaw(&maps, &mover, vma, (first, last));

@@ -47,7 +47,7 @@ use pinned::Pins;
 use pool::PoolSet;
 use refs::PageCounts;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use uffd::PageMover;
 use vma::{Maps, Vma};
 
@@ -185,6 +185,7 @@ impl Registration {
 pub(crate) struct Registry {
     refs: PageCounts,
     pools: PoolSet,
+    mover: Option<Arc<PageMover>>,
     epoch: u64,
     /// Whether the fork handlers are installed.
     handlers: bool,
@@ -199,6 +200,7 @@ pub(crate) struct Registry {
 static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
     refs: PageCounts::new(),
     pools: PoolSet::new(),
+    mover: None,
     epoch: 0,
     handlers: false,
     process: 0,
@@ -284,7 +286,7 @@ impl Registry {
     /// swapped by then and makes them private again.
     fn collect(&mut self, maps: &Maps, addr: usize, end: usize, write: bool) -> (Registration, bool) {
         let mut reg = Registration::empty();
-        let (mut at, mut mover) = (addr, None);
+        let mut at = addr;
         for _ in 0..VMAS_MAX {
             let Some(vma) = maps.at_or_after(at).filter(|v| v.start <= at) else { return (reg, false) };
             let stop = vma.end.min(end);
@@ -299,7 +301,7 @@ impl Registry {
                 class => self.pools.get(vma.page).map(|p| (PieceFile::Pool(p.fd()), at as u64)).filter(|_| {
                     reg.lo = if reg.hi == 0 { lo } else { reg.lo };
                     reg.hi = hi;
-                    matches!(class, MappingClass::Swapped) || self.swap_in(maps, &mut mover, &vma, (lo, hi))
+                    matches!(class, MappingClass::Swapped) || self.swap_in(maps, &vma, (lo, hi))
                 }),
             };
             let Some((source, offset)) = source else { return (reg, false) };
@@ -314,12 +316,17 @@ impl Registry {
         (reg, false)
     }
 
-    fn swap_in(&self, maps: &Maps, mover: &mut Option<PageMover>, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
-        if mover.is_none() {
-            *mover = PageMover::open();
+    /// The userfaultfd, opened when first needed or when the program has closed it.
+    fn mover(&mut self) -> Option<Arc<PageMover>> {
+        if self.mover.as_ref().is_none_or(|mover| !mover.is_alive()) {
+            self.mover = PageMover::open().map(Arc::new);
         }
+        self.mover.clone()
+    }
+
+    fn swap_in(&mut self, maps: &Maps, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
         let flags = AdviceFlags::of(maps, vma, lo);
-        let swapped = match (mover, self.pools.known(vma.page)) {
+        let swapped = match (self.mover(), self.pools.known(vma.page)) {
             (Some(mover), Some(pool)) => mover.swap_in(pool, lo, hi, vma.prot()),
             _ => false,
         };
@@ -335,7 +342,7 @@ impl Registry {
     /// Makes the swapped pages of `[lo, hi)` private again and gives their memory back. Pages that a device may have pinned,
     /// or that the kernel refuses to exchange, stay shared, uncounted, until a later registration of them ends.
     fn swap_out(&mut self, maps: &Maps, pins: &mut Pins, lo: usize, hi: usize) {
-        let (mut at, mut mover) = (lo, None);
+        let mut at = lo;
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start < hi);
             let gap_end = vma.as_ref().map_or(hi, |v| v.start.clamp(at, hi));
@@ -344,7 +351,7 @@ impl Registry {
             let Some(vma) = vma else { return };
             let (first, last) = (vma.start.max(at), vma.end.min(hi));
             debug_assert!(lo <= first && first < last && last <= hi);
-            match (self.class(&vma), self.pools.known(vma.page)) {
+            match (self.class(&vma), self.pools.known(vma.page).copied()) {
                 (MappingClass::Swapped, Some(_)) if pins.may_hold(first, last) => {}
                 // The child may be copying them: the end of the fork makes them private.
                 (MappingClass::Frozen, _) => {
@@ -353,11 +360,8 @@ impl Registry {
                     }
                 }
                 (MappingClass::Swapped, Some(pool)) => {
-                    if mover.is_none() {
-                        mover = PageMover::open();
-                    }
                     let flags = AdviceFlags::of(maps, &vma, first);
-                    if mover.as_ref().is_some_and(|m| m.swap_out(pool, first, last, vma.prot())) {
+                    if self.mover().is_some_and(|mover| mover.swap_out(&pool, first, last, vma.prot())) {
                         pool.punch(first, last);
                         flags.apply(first, last);
                     }
@@ -490,7 +494,16 @@ mod tests {
     /// A registry of no process: its counts and its pools are the test's own.
     pub(super) fn registry() -> Registry {
         let (refs, pools) = (PageCounts::new(), PoolSet::new());
-        Registry { refs, pools, epoch: 0, handlers: false, process: 0, fork: ForkState::NONE, hosts: Vec::new() }
+        Registry {
+            refs,
+            pools,
+            mover: None,
+            epoch: 0,
+            handlers: false,
+            process: 0,
+            fork: ForkState::NONE,
+            hosts: Vec::new(),
+        }
     }
 
     fn maps() -> Maps {

@@ -24,12 +24,25 @@ pub(crate) struct Pool {
     pub(crate) page: usize,
 }
 
-fn identity(fd: i32) -> Option<((u32, u32), u64)> {
+/// Device and inode of an open file.
+pub(crate) fn identity(fd: i32) -> Option<((u32, u32), u64)> {
     // SAFETY: all zeroes is a valid `stat`; fstat writes only into it.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `st` is writable; a bad descriptor is an error, not undefined.
     let ok = unsafe { libc::fstat(fd, &raw mut st) } == 0;
     ok.then(|| ((libc::major(st.st_dev), libc::minor(st.st_dev)), st.st_ino))
+}
+
+/// The same file under a number that programs do not expect to be their own, if there is one; the old number is free then.
+pub(crate) fn raised(fd: i32) -> i32 {
+    // SAFETY: numbers only.
+    let high = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FD_FLOOR) };
+    if high < 0 {
+        return fd;
+    }
+    // SAFETY: the caller's descriptor, replaced by `high`.
+    unsafe { libc::close(fd) };
+    high
 }
 
 impl Pool {
@@ -46,13 +59,7 @@ impl Pool {
         if fd < 0 {
             return None;
         }
-        // SAFETY: numbers only.
-        let high = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FD_FLOOR) };
-        if high >= 0 {
-            // SAFETY: our own descriptor, replaced by `high`.
-            unsafe { libc::close(fd) };
-            fd = high;
-        }
+        fd = raised(fd);
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: numbers only.
         let ready = unsafe {

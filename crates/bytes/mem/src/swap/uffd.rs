@@ -9,7 +9,7 @@
 //! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
 //! meanwhile, because a signal handler could write anywhere.
 use super::kernel;
-use super::pool::{PAGE, Pool};
+use super::pool::{PAGE, Pool, identity, raised};
 use super::vma::errno;
 use core::ptr::null_mut;
 
@@ -48,18 +48,20 @@ struct UffdRange {
     len: u64,
 }
 
-/// A userfaultfd for the duration of one operation.
+/// A userfaultfd of this process. It is kept open: closing it takes the kernel a look at every mapping of the process. No range
+/// is registered with it between two operations.
 #[derive(Debug)]
 pub(crate) struct PageMover {
     fd: i32,
+    /// Device and inode: programs that become daemons close all descriptors that they do not know.
+    identity: Option<((u32, u32), u64)>,
     features: u64,
     chunk: usize,
 }
 
 impl Drop for PageMover {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor; closing it wakes all waiting threads and unregisters all ranges.
-        unsafe { libc::close(self.fd) };
+        self.close();
     }
 }
 
@@ -102,8 +104,8 @@ impl PageMover {
             if fd < 0 {
                 continue;
             }
-            let chunk = if user_mode { CHUNK_USER_MODE } else { CHUNK };
-            let mover = PageMover { fd, features, chunk };
+            let (fd, chunk) = (raised(fd), if user_mode { CHUNK_USER_MODE } else { CHUNK });
+            let mover = PageMover { fd, identity: identity(fd), features, chunk };
             let mut api = [UFFD_API, features, 0];
             // SAFETY: `struct uffdio_api` is three words.
             if unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) } == 0 {
@@ -111,6 +113,17 @@ impl PageMover {
             }
         }
         None
+    }
+    /// Whether the descriptor still is the userfaultfd.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.identity.is_some() && identity(self.fd) == self.identity
+    }
+    /// Closes the descriptor, if it still is the userfaultfd.
+    pub(crate) fn close(&self) {
+        if self.is_alive() {
+            // SAFETY: our own descriptor.
+            unsafe { libc::close(self.fd) };
+        }
     }
     /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: the kernel has refused a chunk; the
     /// chunks before it stay swapped (the caller swaps them out).
@@ -414,7 +427,7 @@ fn each(mut at: usize, mut left: usize, mut transfer: impl FnMut(usize, usize) -
 #[cfg(test)]
 mod tests {
     use super::super::pool::PoolSet;
-    use super::super::testing::{Memory, in_child, is_root, limit, mapped_bytes, open_count};
+    use super::super::testing::{Memory, in_child, is_open, is_root, limit, mapped_bytes, memfd, open_count};
     use super::*;
     use std::os::fd::AsRawFd;
 
@@ -476,12 +489,12 @@ mod tests {
         memory.bytes()[2 * PAGE] = 8;
         assert!(copy_from_pool(&pool, lo, 1, copy.as_mut_ptr()) && copy[0] == 8, "shared");
         if mover.features & WP_SHMEM != 0 {
-            let old = PageMover { fd: mover.fd, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
+            let old =
+                PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
             assert!(
                 !old.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE),
                 "shared memory cannot be protected"
             );
-            core::mem::forget(old);
             assert!(mover.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE));
             pool.punch(lo, hi);
             assert!(memory.bytes().iter().enumerate().all(|(i, byte)| *byte == if i == 2 * PAGE { 8 } else { 7 }));
@@ -506,13 +519,30 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_0_serves_as_a_userfaultfd() {
+    fn descriptor_0_serves_as_a_userfaultfd_for_a_moment() {
         in_child(|| {
             // SAFETY: a descriptor that this child does not use.
             unsafe { libc::close(0) };
             let (before, mover) = (open_count(), PageMover::open());
-            assert_eq!(mover.as_ref().map(|mover| mover.fd), offered().map(|_| 0));
+            assert_eq!(mover.is_some(), offered().is_some());
+            assert!(!is_open(0) && mover.as_ref().is_none_or(|mover| mover.fd >= 512 && mover.is_alive()));
             assert_eq!(open_count(), before + usize::from(mover.is_some()));
+            drop(mover);
+            assert_eq!(open_count(), before);
+        });
+    }
+
+    #[test]
+    fn a_descriptor_that_is_another_file_by_now_is_left_alone() {
+        in_child(|| {
+            let Some(mover) = PageMover::open() else { return };
+            let file = memfd(1, 0);
+            // SAFETY: two descriptors of this test.
+            assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), mover.fd) }, mover.fd);
+            let fd = mover.fd;
+            assert!(!mover.is_alive());
+            drop(mover);
+            assert!(is_open(fd));
         });
     }
 
@@ -562,15 +592,16 @@ mod tests {
         memory.protect(0..1, libc::PROT_NONE);
         let range = UffdRange { start: memory.at as u64, len: PAGE as u64 };
         assert_eq!(mover.protect(&range), mover.features & WP_UNPOPULATED != 0);
-        let old = PageMover { fd: mover.fd, features: mover.features & !WP_UNPOPULATED, chunk: CHUNK };
+        let old = PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_UNPOPULATED, chunk: CHUNK };
         assert!(!old.protect(&range));
-        core::mem::forget(old);
     }
 
     #[test]
     fn a_thread_does_not_protect_its_own_stack_or_errno() {
-        let (mover, pool) =
-            (PageMover { fd: -1, features: 0, chunk: CHUNK }, PoolSet::new().get(PAGE).expect("a pool"));
+        let (mover, pool) = (
+            PageMover { fd: -1, identity: None, features: 0, chunk: CHUNK },
+            PoolSet::new().get(PAGE).expect("a pool"),
+        );
         // Keeps the frames below away from the memory of the thread, errno included, that lies above the stack.
         let room = std::hint::black_box([0u8; 8 * STACK_ABOVE]);
         let here = room.as_ptr() as usize;
@@ -588,7 +619,6 @@ mod tests {
         assert!(concerns(here - STACK_BELOW / 2, PAGE) && concerns(here + STACK_ABOVE / 4, 1));
         assert!(concerns(here - 4 * STACK_BELOW, 8 * STACK_BELOW), "the stack inside");
         assert!(!concerns(here - 2 * STACK_BELOW, PAGE) && !concerns(here + 4 * STACK_ABOVE, PAGE));
-        core::mem::forget(mover);
     }
 
     #[test]
