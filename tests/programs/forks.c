@@ -27,6 +27,8 @@ static struct ibv_cq *cq;
 static struct ibv_qp *qp;
 static struct ibv_mr *mr;
 static unsigned char data[4 * PAGE] __attribute__((aligned(PAGE)));
+/* On the last registered page, behind the registered bytes. */
+#define beside data[4 * PAGE - 1]
 
 static void must(int true, const char *what)
 {
@@ -60,7 +62,7 @@ static void open_all(const char *name)
 	cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	init.send_cq = init.recv_cq = cq;
 	qp = ibv_create_qp(pd, &init);
-	mr = ibv_reg_mr(pd, data, sizeof data, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	mr = ibv_reg_mr(pd, data, sizeof data - 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	must(pd && cq && qp && mr && !ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid), "pd, cq, qp, mr, gid");
 	attr.dest_qp_num = qp->qp_num;
 	modify(&attr, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
@@ -95,10 +97,20 @@ static void write_and_check(int round)
 	must(!memcmp(data, data + PAGE, 64), "data");
 }
 
-/* A child: its verbs calls must fail and have no effect on the parent; then it ends, by one of five ways. */
-static void child(int way)
+/*
+ * A child: when the parent has written again, its memory must be as it was at the fork. Its verbs calls must fail and have no
+ * effect on the parent; then it ends, by one of five ways.
+ */
+static void child(int way, int go)
 {
 	struct ibv_wc wc;
+	unsigned char byte, was = data[0];
+	int same = read(go, &byte, 1) == 1;
+
+	for (int i = 0; i < 64; i++)
+		same = same && data[i] == byte && data[PAGE + i] == byte && was == byte;
+	if (!same || beside != byte)
+		_exit(2);
 	int refused = post() == EIO && ibv_poll_cq(cq, 1, &wc) == -1 && !ibv_alloc_pd(context);
 
 	memset(data, 0xee, sizeof data);
@@ -132,12 +144,19 @@ static void children(void)
 		int status, way = round % 5;
 		pid_t pid;
 
+		unsigned char now = round + 1;
+		int ends[2];
+
 		write_and_check(round);
+		beside = now;
+		must(!pipe(ends), "pipe");
 		pid = fork();
 		must(pid >= 0, "fork");
 		if (!pid)
-			child(way);
+			child(way, ends[0]);
+		beside = 0;
 		write_and_check(round + 100);
+		must(write(ends[1], &now, 1) == 1 && !close(ends[0]) && !close(ends[1]), "pipe");
 		must(waitpid(pid, &status, 0) == pid, "waitpid");
 		must(way == 3 ? WIFSIGNALED(status) : WIFEXITED(status) && !WEXITSTATUS(status), "child");
 		write_and_check(round + 50);

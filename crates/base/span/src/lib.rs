@@ -119,6 +119,10 @@ impl Span {
     pub const fn pattern(addr: u64, len: u32) -> Span {
         Span { addr, len, kind: SpanKind::PATTERN }
     }
+    /// `len` bytes of memory that must not be accessed at present: each access is [`Unreachable::Late`].
+    pub fn held(len: u32) -> Span {
+        remote::held(len)
+    }
     /// A span of length 0.
     pub const fn nothing() -> Span {
         // Well aligned and not null, for the kernel's iovecs.

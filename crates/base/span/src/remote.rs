@@ -27,10 +27,12 @@ pub struct MemoryFd(u32);
 
 impl MemoryFd {
     const GUARDED: u32 = 1 << 23;
+    /// Memory that must not be accessed at present; no descriptor has the number.
+    const HELD: MemoryFd = MemoryFd((1 << 24) - 1);
 
-    /// `None` for numbers of 2^23 and more; `fs.nr_open` is 2^20 on usual systems.
+    /// `None` for numbers of 2^23 - 1 and more; `fs.nr_open` is 2^20 on usual systems.
     fn new(fd: RawFd) -> Option<MemoryFd> {
-        u32::try_from(fd).ok().filter(|fd| *fd < Self::GUARDED).map(MemoryFd)
+        u32::try_from(fd).ok().filter(|fd| *fd < Self::GUARDED - 1).map(MemoryFd)
     }
     fn guarded(self) -> MemoryFd {
         MemoryFd(self.0 | Self::GUARDED)
@@ -118,9 +120,19 @@ impl ProcessMemory {
     }
 }
 
+/// `len` bytes of memory that must not be accessed at present: each access is [`Unreachable::Late`].
+pub(crate) fn held(len: u32) -> Span {
+    Span { addr: 0, len, kind: SpanKind::remote(MemoryFd::HELD) }
+}
+
+/// The number of the memory, if threads reach it.
+fn guarded_number(memory: MemoryFd) -> Result<Option<u32>, Unreachable> {
+    if memory == MemoryFd::HELD { Err(Unreachable::Late) } else { Ok(memory.if_guarded()) }
+}
+
 /// Copies `dst.len()` bytes from `addr` of a process.
 pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Unreachable> {
-    if let Some(number) = memory.if_guarded() {
+    if let Some(number) = guarded_number(memory)? {
         return guarded::read(number, addr, dst);
     }
     let mut done = 0;
@@ -135,7 +147,7 @@ pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Un
 
 /// Copies `src` to `addr` of a process.
 pub(crate) fn write(memory: MemoryFd, addr: u64, src: &[u8]) -> Result<(), Unreachable> {
-    if let Some(number) = memory.if_guarded() {
+    if let Some(number) = guarded_number(memory)? {
         return guarded::write(number, addr, &[IoSlice::new(src)]);
     }
     let mut done = 0;
@@ -176,7 +188,7 @@ pub(crate) fn write_pieces<'a>(
 
 /// Copies `slices`, `len` bytes together, to `addr` of a process.
 fn write_slices(memory: MemoryFd, addr: u64, mut slices: &mut [IoSlice<'_>], len: usize) -> Result<(), Unreachable> {
-    if let Some(number) = memory.if_guarded() {
+    if let Some(number) = guarded_number(memory)? {
         return guarded::write(number, addr, slices);
     }
     let mut done = 0;
@@ -207,13 +219,23 @@ mod tests {
 
     #[test]
     fn descriptors_of_three_bytes_only() {
-        for fd in [0, 1, 255, 256, 65_536, (1 << 23) - 1] {
+        for fd in [0, 1, 255, 256, 65_536, (1 << 23) - 2] {
             assert_eq!(MemoryFd::new(fd).map(MemoryFd::raw), Some(fd));
             assert_eq!(MemoryFd::new(fd).and_then(MemoryFd::if_guarded), None);
             assert_eq!(MemoryFd::new(fd).map(MemoryFd::guarded).and_then(MemoryFd::if_guarded), Some(fd as u32));
         }
-        for fd in [-1, 1 << 23, i32::MAX] {
+        for fd in [-1, (1 << 23) - 1, 1 << 23, i32::MAX] {
             assert_eq!(MemoryFd::new(fd), None);
         }
+    }
+    #[test]
+    fn held_memory_is_late_in_every_access() {
+        let span = held(8);
+        assert_eq!((span.len(), span.is_remote()), (8, true));
+        assert_eq!(span.read_to(&mut [0; 8]), Err(Unreachable::Late));
+        assert_eq!(span.write_from(&[0; 8]), Err(Unreachable::Late));
+        assert_eq!(span.write_pieces([&[0u8; 4][..], &[0; 4]].into_iter()), Err(Unreachable::Late));
+        assert_eq!(span.fetch_add(1), Err(Unreachable::Late));
+        assert_eq!(span.sub(2, 3).read_to(&mut [0; 3]), Err(Unreachable::Late));
     }
 }

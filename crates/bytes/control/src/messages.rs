@@ -233,6 +233,12 @@ pub enum Request {
         /// Handle of the memory region.
         mr: u32,
     },
+    /// The program forks: its memory regions are not accessed between `hold: true` and `hold: false`, nor are those that it
+    /// registers meanwhile. Work on them is late, as with a page that has not come.
+    HoldMemory {
+        /// Whether the regions are held.
+        hold: bool,
+    },
     /// Allocates device memory that can be imported. The descriptor of a sealed memfd is sent along.
     AllocDm {
         /// Length in bytes.

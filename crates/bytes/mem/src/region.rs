@@ -71,6 +71,8 @@ pub enum Mapping {
     Nothing,
     /// No memory: writes vanish and reads give zeroes ([`Region::null`]).
     Null,
+    /// Memory that must not be accessed at present: its program forks.
+    Held,
     /// No memory: reads give bytes that depend on the offset in the region alone, and writes are compared with them
     /// ([`Span::pattern`]).
     Pattern,
@@ -161,6 +163,10 @@ impl Region {
     pub fn mapped_bytes(pieces: &[MapPiece<'_>]) -> Result<u64, MapRefused> {
         reservation(pieces).map(|(bytes, _)| bytes)
     }
+    /// The region while its program forks: the same keys, range and rights, but each access is late.
+    pub fn held(&self) -> Region {
+        Region { mapping: Mapping::Held, ..*self }
+    }
     /// Maps `pieces` one after the other; writable only if `access` has a right to write.
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
         LocalMapping::new(pieces, access & WRITE_RIGHTS != 0, None).map(Mapping::Local)
@@ -235,6 +241,7 @@ impl Region {
             Mapping::InProcess { memory, addr } => Some(memory.span(addr.wrapping_add(offset), len)),
             Mapping::Null => Some(Span::null(len)),
             Mapping::Pattern => Some(Span::pattern(offset, len)),
+            Mapping::Held => Some(Span::held(len)),
             Mapping::Nothing if len == 0 => Some(Span::nothing()),
             Mapping::Nothing | Mapping::Local(_) => None,
         }

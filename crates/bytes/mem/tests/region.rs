@@ -4,6 +4,7 @@
 use burst_base::verbs::access;
 use burst_mem::region::{MapPiece, MapRefused, PIECES_MAX};
 use burst_mem::{Backing, Mapping, ProcessMemory, Region};
+use burst_span::Unreachable;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -150,6 +151,17 @@ fn a_region_is_not_longer_than_its_memory() {
     assert!(empty.span(0x1000, 0).is_some() && empty.span(0x1000, 1).is_none());
     let wrong = Region { len: 8, ..empty };
     assert!(wrong.span(0x1000, 0).is_some() && wrong.span(0x1000, 1).is_none(), "its length does not matter");
+}
+
+#[test]
+fn a_held_region_has_its_range_and_is_late() {
+    let own = Arc::new(ProcessMemory::own().expect("own memory"));
+    let region = Region::new(7, 3, 0x1000, 100, ALL, Region::in_process(own, 0x5000));
+    let held = region.held();
+    assert_eq!((held.key, held.pd, held.iova, held.len, held.access), (7, 3, 0x1000, 100, ALL));
+    let span = held.span(0x1010, 20).expect("inside");
+    assert_eq!(span.read_to(&mut [0; 20]), Err(Unreachable::Late));
+    assert!(held.span(0x1051, 20).is_none() && held.span(0xfff, 1).is_none());
 }
 
 #[test]

@@ -40,6 +40,26 @@ pub(crate) unsafe fn map_over(at: usize, len: usize, prot: i32, fd: i32, offset:
     unsafe { rustix::mm::mmap(at as *mut _, len, prot, flags, BorrowedFd::borrow_raw(fd), offset as u64) }.is_ok()
 }
 
+/// Maps a part of a file over the mapping at `at`, copied on write: the kernel exchanges one for the other in one step.
+///
+/// # Safety
+/// The caller must own the pages that are replaced.
+pub(crate) unsafe fn map_copy_over(at: usize, len: usize, prot: i32, fd: i32, offset: usize) -> bool {
+    let prot = ProtFlags::from_bits_retain(prot as u32);
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+    // SAFETY: by the caller's promise; the descriptor is open.
+    unsafe { rustix::mm::mmap(at as *mut _, len, prot, flags, BorrowedFd::borrow_raw(fd), offset as u64) }.is_ok()
+}
+
+/// Sets the rights of pages.
+///
+/// # Safety
+/// The caller must own the pages, and no thread uses them by other rights.
+pub(crate) unsafe fn protect(at: usize, len: usize, prot: i32) -> bool {
+    // SAFETY: by the caller's promise.
+    unsafe { rustix::mm::mprotect(at as *mut _, len, MprotectFlags::from_bits_retain(prot as u32)) }.is_ok()
+}
+
 /// Moves the mapping at `from` over the mapping at `to`, in one step, with the rights `prot`.
 ///
 /// # Safety
@@ -73,6 +93,25 @@ pub(crate) fn populate(at: usize, len: usize) -> bool {
 pub(crate) fn set_apart(at: usize, len: usize) {
     // SAFETY: advice about reading ahead; the contents stay.
     let _ = unsafe { rustix::mm::madvise(at as *mut _, len, Advice::Random) };
+}
+
+/// Gives advice that changes no contents. A failure leaves the mapping as it is.
+pub(crate) fn advise(at: usize, len: usize, advice: Advice) {
+    // SAFETY: the callers give advice about forks, core dumps and huge pages only.
+    let _ = unsafe { rustix::mm::madvise(at as *mut _, len, advice) };
+}
+
+/// Locks pages in memory; `untouched`: only those that are there, and others when they come.
+pub(crate) fn lock(at: usize, len: usize, untouched: bool) {
+    let flags = if untouched { rustix::mm::MlockFlags::ONFAULT } else { rustix::mm::MlockFlags::empty() };
+    // SAFETY: the contents stay.
+    let _ = unsafe { rustix::mm::mlock_with(at as *mut _, len, flags) };
+}
+
+/// Ends the lock of pages in memory.
+pub(crate) fn unlock(at: usize, len: usize) {
+    // SAFETY: the contents stay.
+    let _ = unsafe { rustix::mm::munlock(at as *mut _, len) };
 }
 
 #[cfg(test)]

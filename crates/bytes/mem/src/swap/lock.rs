@@ -63,6 +63,10 @@ impl<T> ForkLock<T> {
 }
 
 impl<T> ForkLockGuard<'_, T> {
+    /// Whether this thread forks: the guard is that of a fork handler of another library.
+    pub(crate) fn is_forking(&self) -> bool {
+        !self.unlocks
+    }
     /// Keeps the mutex locked after the end of this guard, because this thread forks. [`ForkLock::resume`] gives the guard
     /// back in both processes.
     pub(crate) fn keep(self) {

@@ -10,21 +10,24 @@
 //! The mappings are always asked from the kernel (`vma`), never remembered: the program may unmap, remap or move
 //! registered memory at any time. Only the number of registrations per page is remembered (`refs`): when the last one
 //! ends, [`release`] makes those pages private again, so that `MADV_DONTNEED` zeroes them and a forked child gets a copy.
-//! A swap loses no write of another thread (`uffd`). After a fork the child owns private copies (`fork`).
+//! A swap loses no write of another thread (`uffd`). Advice of the program about its mappings is kept (`advice`). A forked child
+//! owns private copies (`fork`).
 //!
 //! Memory that a device has pinned stays where it is (`pinned`): a range that is pinned when it is registered is reached in
 //! the process, and pages that are pinned when their last registration ends stay shared. `BURST_SWAP=off` in the
 //! environment switches swapping off: every registration is then reached in the process.
 //!
 //! Limits: pages pinned for the duration of one direct I/O keep pointing at the old page, and so do those that no counter
-//! of the kernel shows (`pinned`); a fork moves the live stack pages of the forking thread even if they are pinned; an
-//! earlier `mlock` ends; memory moved by `mremap` while registered stays shared (`realloc` is kept from it). Where the
-//! kernel lends userfaultfd for user-mode faults only, a system call that writes into a range while it is being swapped
-//! may fail with EFAULT; ranges are swapped in pieces of at most 64 KiB there.
+//! of the kernel shows (`pinned`); a fork moves the live stack pages of the forking thread even if they are pinned; memory
+//! moved by `mremap` while registered stays shared (`realloc` is kept from it). Where the kernel lends userfaultfd for
+//! user-mode faults only, a system call that writes into a range while it is being swapped may fail with EFAULT; ranges are
+//! swapped in pieces of at most 64 KiB there.
 //!
 //! This code runs inside other people's programs: it does not panic, does not print, and holds no lock across a fork.
+mod advice;
 mod foreign;
 mod fork;
+mod gate;
 mod kernel;
 mod lock;
 mod pinned;
@@ -36,11 +39,15 @@ mod uffd;
 mod vma;
 
 use crate::region;
+use advice::AdviceFlags;
+use fork::ForkState;
+pub use fork::{MemoryHost, add_host};
 use lock::ForkLock;
 use pinned::Pins;
 use pool::PoolSet;
 use refs::PageCounts;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 use uffd::PageMover;
 use vma::{Maps, Vma};
 
@@ -178,25 +185,35 @@ impl Registration {
 pub(crate) struct Registry {
     refs: PageCounts,
     pools: PoolSet,
+    mover: Option<Arc<PageMover>>,
     epoch: u64,
     /// Whether the fork handlers are installed.
     handlers: bool,
-    /// Pages made private for the duration of a fork ([`fork`]).
-    evicted: (usize, usize),
+    /// The process to which the state belongs; 0: none yet.
+    process: i32,
+    /// The fork under way ([`fork`]).
+    fork: ForkState,
+    /// The daemons that reach memory of this process.
+    hosts: Vec<Weak<dyn MemoryHost>>,
 }
 
 static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
     refs: PageCounts::new(),
     pools: PoolSet::new(),
+    mover: None,
     epoch: 0,
     handlers: false,
-    evicted: (0, 0),
+    process: 0,
+    fork: ForkState::NONE,
+    hosts: Vec::new(),
 });
 
 /// Kind of a mapping, which decides how it is registered.
 enum MappingClass {
     /// Already swapped: the page at address a is at offset a of the pool.
     Swapped,
+    /// As `Swapped`, but copied on write, while a fork lasts.
+    Frozen,
     /// Private pages, which can be swapped.
     Private,
     /// Shared memory of the program, perhaps sealed.
@@ -214,6 +231,9 @@ impl Registry {
             } else {
                 MappingClass::Other
             };
+        }
+        if self.pools.copied(vma).is_some_and(|pool| pool.page == vma.page) && vma.offset == vma.start as u64 {
+            return MappingClass::Frozen;
         }
         match (vma.shared, vma.inode) {
             (false, 0) => MappingClass::Private,
@@ -252,7 +272,7 @@ impl Registry {
                     in_pool = vma.page;
                 }
                 MappingClass::Shared => (pieces, in_pool) = (pieces + 1, 0),
-                MappingClass::Other => mappable = false,
+                MappingClass::Frozen | MappingClass::Other => mappable = false,
             }
             at = vma.end;
             if at >= end {
@@ -266,7 +286,7 @@ impl Registry {
     /// swapped by then and makes them private again.
     fn collect(&mut self, maps: &Maps, addr: usize, end: usize, write: bool) -> (Registration, bool) {
         let mut reg = Registration::empty();
-        let (mut at, mut mover) = (addr, None);
+        let mut at = addr;
         for _ in 0..VMAS_MAX {
             let Some(vma) = maps.at_or_after(at).filter(|v| v.start <= at) else { return (reg, false) };
             let stop = vma.end.min(end);
@@ -277,11 +297,11 @@ impl Registry {
                 MappingClass::Shared => {
                     foreign::descriptor(&vma, write).map(PieceFile::Own).map(|s| (s, vma.offset_of(at)))
                 }
-                MappingClass::Other => None,
+                MappingClass::Frozen | MappingClass::Other => None,
                 class => self.pools.get(vma.page).map(|p| (PieceFile::Pool(p.fd()), at as u64)).filter(|_| {
                     reg.lo = if reg.hi == 0 { lo } else { reg.lo };
                     reg.hi = hi;
-                    matches!(class, MappingClass::Swapped) || self.swap_in(&mut mover, &vma, lo, hi)
+                    matches!(class, MappingClass::Swapped) || self.swap_in(maps, &vma, (lo, hi))
                 }),
             };
             let Some((source, offset)) = source else { return (reg, false) };
@@ -296,14 +316,23 @@ impl Registry {
         (reg, false)
     }
 
-    fn swap_in(&self, mover: &mut Option<PageMover>, vma: &Vma, lo: usize, hi: usize) -> bool {
-        if mover.is_none() {
-            *mover = PageMover::open();
+    /// The userfaultfd, opened when first needed or when the program has closed it.
+    fn mover(&mut self) -> Option<Arc<PageMover>> {
+        if self.mover.as_ref().is_none_or(|mover| !mover.is_alive()) {
+            self.mover = PageMover::open().map(Arc::new);
         }
-        let swapped = match (mover, self.pools.known(vma.page)) {
+        self.mover.clone()
+    }
+
+    fn swap_in(&mut self, maps: &Maps, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
+        let flags = AdviceFlags::of(maps, vma, lo);
+        let swapped = match (self.mover(), self.pools.known(vma.page)) {
             (Some(mover), Some(pool)) => mover.swap_in(pool, lo, hi, vma.prot()),
             _ => false,
         };
+        if swapped {
+            flags.apply(lo, hi);
+        }
         if swapped && vma.page == pool::PAGE {
             keep_in_place(lo, hi);
         }
@@ -313,7 +342,7 @@ impl Registry {
     /// Makes the swapped pages of `[lo, hi)` private again and gives their memory back. Pages that a device may have pinned,
     /// or that the kernel refuses to exchange, stay shared, uncounted, until a later registration of them ends.
     fn swap_out(&mut self, maps: &Maps, pins: &mut Pins, lo: usize, hi: usize) {
-        let (mut at, mut mover) = (lo, None);
+        let mut at = lo;
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start < hi);
             let gap_end = vma.as_ref().map_or(hi, |v| v.start.clamp(at, hi));
@@ -322,14 +351,19 @@ impl Registry {
             let Some(vma) = vma else { return };
             let (first, last) = (vma.start.max(at), vma.end.min(hi));
             debug_assert!(lo <= first && first < last && last <= hi);
-            match (self.class(&vma), self.pools.known(vma.page)) {
+            match (self.class(&vma), self.pools.known(vma.page).copied()) {
                 (MappingClass::Swapped, Some(_)) if pins.may_hold(first, last) => {}
-                (MappingClass::Swapped, Some(pool)) => {
-                    if mover.is_none() {
-                        mover = PageMover::open();
+                // The child may be copying them: the end of the fork makes them private.
+                (MappingClass::Frozen, _) => {
+                    if !pins.may_hold(first, last) {
+                        self.fork.released.push((first, last));
                     }
-                    if mover.as_ref().is_some_and(|m| m.swap_out(pool, first, last, vma.prot())) {
+                }
+                (MappingClass::Swapped, Some(pool)) => {
+                    let flags = AdviceFlags::of(maps, &vma, first);
+                    if self.mover().is_some_and(|mover| mover.swap_out(&pool, first, last, vma.prot())) {
                         pool.punch(first, last);
+                        flags.apply(first, last);
                     }
                 }
                 _ => self.pools.forget(maps, first, last),
@@ -379,9 +413,11 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
     let Some(maps) = Maps::open() else { return Ok(Registration::in_process(addr, len)) };
     let mut pins = Pins::look();
-    let mut registry = REGISTRY.lock();
+    let mut registry = fork::registry();
     let mappable = registry.survey(&maps, &mut pins, (addr, end), write)?;
-    if !mappable || pinned::is_switched_off() || !fork::install(&mut registry) {
+    // A fork handler of another library: this process may be the child, whose pages must not go into its parent's pool.
+    let forking = registry.is_forking();
+    if !mappable || forking || pinned::is_switched_off() || !fork::install(&mut registry) {
         return Ok(Registration::in_process(addr, len));
     }
     let (mut reg, complete) = registry.collect(&maps, addr, end, write);
@@ -429,7 +465,7 @@ pub fn release(registration: Registration) {
         return;
     }
     let mut pins = Pins::look();
-    let mut registry = REGISTRY.lock();
+    let mut registry = fork::registry();
     // Registrations from before a fork are not counted in the child.
     if registration.epoch == registry.epoch
         && let Some(maps) = Maps::open()
@@ -458,7 +494,16 @@ mod tests {
     /// A registry of no process: its counts and its pools are the test's own.
     pub(super) fn registry() -> Registry {
         let (refs, pools) = (PageCounts::new(), PoolSet::new());
-        Registry { refs, pools, epoch: 0, handlers: false, evicted: (0, 0) }
+        Registry {
+            refs,
+            pools,
+            mover: None,
+            epoch: 0,
+            handlers: false,
+            process: 0,
+            fork: ForkState::NONE,
+            hosts: Vec::new(),
+        }
     }
 
     fn maps() -> Maps {

@@ -97,6 +97,10 @@ impl Pins {
     pub(super) fn look() -> Pins {
         Pins { cuda: CudaDriver::find(), anywhere: None }
     }
+    /// For pages that were asked about before.
+    pub(super) fn none() -> Pins {
+        Pins { cuda: None, anywhere: Some(false) }
+    }
     /// Whether pages of `[lo, hi)` may be pinned.
     pub(super) fn may_hold(&mut self, lo: usize, hi: usize) -> bool {
         *self.anywhere.get_or_insert_with(is_pinned_anywhere)
@@ -111,6 +115,12 @@ fn is_pinned_anywhere() -> bool {
     let status = read_status(&mut status);
     let counted = |name| kilobytes(status, name).is_some_and(|kb| kb > 0);
     counted(b"VmPin:") || (counted(b"VmLck:") && has_vfio_open())
+}
+
+/// Whether the process has locked memory (`mlock`).
+pub(super) fn has_locked_memory() -> bool {
+    let mut status = [0; STATUS_BYTES];
+    kilobytes(read_status(&mut status), b"VmLck:").is_some_and(|kb| kb > 0)
 }
 
 fn read_status(buffer: &mut [u8; STATUS_BYTES]) -> &[u8] {

@@ -24,12 +24,25 @@ pub(crate) struct Pool {
     pub(crate) page: usize,
 }
 
-fn identity(fd: i32) -> Option<((u32, u32), u64)> {
+/// Device and inode of an open file.
+pub(crate) fn identity(fd: i32) -> Option<((u32, u32), u64)> {
     // SAFETY: all zeroes is a valid `stat`; fstat writes only into it.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `st` is writable; a bad descriptor is an error, not undefined.
     let ok = unsafe { libc::fstat(fd, &raw mut st) } == 0;
     ok.then(|| ((libc::major(st.st_dev), libc::minor(st.st_dev)), st.st_ino))
+}
+
+/// The same file under a number that programs do not expect to be their own, if there is one; the old number is free then.
+pub(crate) fn raised(fd: i32) -> i32 {
+    // SAFETY: numbers only.
+    let high = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FD_FLOOR) };
+    if high < 0 {
+        return fd;
+    }
+    // SAFETY: the caller's descriptor, replaced by `high`.
+    unsafe { libc::close(fd) };
+    high
 }
 
 impl Pool {
@@ -46,13 +59,7 @@ impl Pool {
         if fd < 0 {
             return None;
         }
-        // SAFETY: numbers only.
-        let high = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FD_FLOOR) };
-        if high >= 0 {
-            // SAFETY: our own descriptor, replaced by `high`.
-            unsafe { libc::close(fd) };
-            fd = high;
-        }
+        fd = raised(fd);
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: numbers only.
         let ready = unsafe {
@@ -71,7 +78,10 @@ impl Pool {
         self.fd
     }
     fn owns(&self, vma: &Vma) -> bool {
-        vma.shared && vma.inode == self.inode && vma.device == self.device
+        vma.shared && self.backs(vma)
+    }
+    fn backs(&self, vma: &Vma) -> bool {
+        vma.inode == self.inode && vma.device == self.device
     }
     /// Whether the descriptor still is the pool: programs that become daemons close all descriptors that they do not know.
     pub(crate) fn is_alive(&self) -> bool {
@@ -113,6 +123,14 @@ impl PoolSet {
     pub(crate) fn owner(&self, vma: &Vma) -> Option<&Pool> {
         self.0.iter().flatten().find(|p| p.owns(vma))
     }
+    /// The pool of which `vma` is a private mapping.
+    pub(crate) fn copied(&self, vma: &Vma) -> Option<&Pool> {
+        self.0.iter().flatten().find(|p| !vma.shared && p.backs(vma))
+    }
+    /// Whether there is a pool.
+    pub(crate) fn any(&self) -> bool {
+        self.0.iter().any(Option::is_some)
+    }
     /// Frees the pages of `[lo, hi)`, where no pool is mapped any more, unless the program has moved the mapping elsewhere.
     pub(crate) fn forget(&self, maps: &Maps, lo: usize, hi: usize) {
         if lo >= hi {
@@ -120,7 +138,7 @@ impl PoolSet {
         }
         for pool in self.0.iter().flatten() {
             let overlaps =
-                |v: &Vma| pool.owns(v) && v.offset < hi as u64 && v.offset + ((v.end - v.start) as u64) > lo as u64;
+                |v: &Vma| pool.backs(v) && v.offset < hi as u64 && v.offset + ((v.end - v.start) as u64) > lo as u64;
             if !maps.any(overlaps) {
                 let round = pool.page - 1;
                 pool.punch((lo + round) & !round, (hi & !round).max((lo + round) & !round));

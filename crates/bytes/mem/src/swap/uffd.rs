@@ -9,7 +9,7 @@
 //! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
 //! meanwhile, because a signal handler could write anywhere.
 use super::kernel;
-use super::pool::{PAGE, Pool};
+use super::pool::{PAGE, Pool, identity, raised};
 use super::vma::errno;
 use core::ptr::null_mut;
 
@@ -48,18 +48,20 @@ struct UffdRange {
     len: u64,
 }
 
-/// A userfaultfd for the duration of one operation.
+/// A userfaultfd of this process. It is kept open: closing it takes the kernel a look at every mapping of the process. No range
+/// is registered with it between two operations.
 #[derive(Debug)]
 pub(crate) struct PageMover {
     fd: i32,
+    /// Device and inode: programs that become daemons close all descriptors that they do not know.
+    identity: Option<((u32, u32), u64)>,
     features: u64,
     chunk: usize,
 }
 
 impl Drop for PageMover {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor; closing it wakes all waiting threads and unregisters all ranges.
-        unsafe { libc::close(self.fd) };
+        self.close();
     }
 }
 
@@ -70,6 +72,9 @@ enum SwapDirection {
     In,
     /// Pages of the pool become private pages.
     Out,
+    /// A private mapping of the pool becomes a shared one; pages that were written meanwhile are copied to the pool. With a
+    /// descriptor of `/proc/self/pagemap`, which shows them; without it all are copied.
+    Thaw(i32),
 }
 
 /// The exchange of the pages of a whole range.
@@ -99,8 +104,8 @@ impl PageMover {
             if fd < 0 {
                 continue;
             }
-            let chunk = if user_mode { CHUNK_USER_MODE } else { CHUNK };
-            let mover = PageMover { fd, features, chunk };
+            let (fd, chunk) = (raised(fd), if user_mode { CHUNK_USER_MODE } else { CHUNK });
+            let mover = PageMover { fd, identity: identity(fd), features, chunk };
             let mut api = [UFFD_API, features, 0];
             // SAFETY: `struct uffdio_api` is three words.
             if unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) } == 0 {
@@ -108,6 +113,17 @@ impl PageMover {
             }
         }
         None
+    }
+    /// Whether the descriptor still is the userfaultfd.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.identity.is_some() && identity(self.fd) == self.identity
+    }
+    /// Closes the descriptor, if it still is the userfaultfd.
+    pub(crate) fn close(&self) {
+        if self.is_alive() {
+            // SAFETY: our own descriptor.
+            unsafe { libc::close(self.fd) };
+        }
     }
     /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: the kernel has refused a chunk; the
     /// chunks before it stay swapped (the caller swaps them out).
@@ -118,6 +134,21 @@ impl PageMover {
     pub(crate) fn swap_out(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
         self.features & WP_SHMEM != 0
             && MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Out, done: false }.run()
+    }
+    /// Whether it can protect shared memory.
+    pub(crate) fn moves_shared(&self) -> bool {
+        self.features & WP_SHMEM != 0
+    }
+    /// Replaces the private mapping of the pool's pages `[lo, hi)` by a shared one, with what was written to it.
+    pub(crate) fn thaw(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
+        // SAFETY: a constant path.
+        let map = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        let done = MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Thaw(map), done: false }.run();
+        if map >= 0 {
+            // SAFETY: our own descriptor.
+            unsafe { libc::close(map) };
+        }
+        done
     }
     fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) -> bool {
         // SAFETY: the callers pass arrays of the size that `request` encodes.
@@ -232,6 +263,7 @@ impl MoveJob<'_> {
             let moved = match self.direction {
                 SwapDirection::In => chunk_in(self.mover, self.pool, at, len, self.prot),
                 SwapDirection::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
+                SwapDirection::Thaw(map) => chunk_thaw(self.mover, self.pool, (at, len), self.prot, map),
             };
             if !moved {
                 return;
@@ -281,6 +313,56 @@ fn chunk_out(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -
         unsafe { kernel::unmap(copy, len) };
     }
     moved
+}
+
+fn chunk_thaw(mover: &PageMover, pool: &Pool, (at, len): (usize, usize), prot: i32, map: i32) -> bool {
+    let range = UffdRange { start: at as u64, len: len as u64 };
+    // Present pages show in the map whether they are the pool's. A failure only makes more pages be copied.
+    kernel::populate(at, len);
+    if !mover.protect(&range) {
+        return false;
+    }
+    // SAFETY: for the time of the copy the pages can be read; then they have their rights again.
+    let readable = prot & libc::PROT_READ != 0 || unsafe { kernel::protect(at, len, prot | libc::PROT_READ) };
+    // SAFETY: the pages are the pool's, or copied to it.
+    let mapped = readable
+        && copy_written_to_pool(pool, at, len, map)
+        && unsafe { kernel::map_over(at, len, prot, pool.fd(), at) };
+    if mapped {
+        mover.wake(&range)
+    } else {
+        mover.give_up(&range)
+    }
+    mapped
+}
+
+/// Copies those pages at `at` to the pool that are not the pool's own, as `/proc/self/pagemap` shows them.
+fn copy_written_to_pool(pool: &Pool, at: usize, len: usize, map: i32) -> bool {
+    const ENTRIES: usize = 64;
+    let mut entries = [0u64; ENTRIES];
+    let (mut from, end) = (at, at + len);
+    while from < end {
+        let pages = ((end - from) / PAGE).min(ENTRIES);
+        let (bytes, offset) = (pages * size_of::<u64>(), from / PAGE * size_of::<u64>());
+        // SAFETY: `entries` is writable for `bytes`.
+        let known = map >= 0
+            && unsafe { libc::pread(map, entries.as_mut_ptr().cast(), bytes, offset as libc::off_t) } == bytes as isize;
+        for (i, entry) in entries[..pages].iter().enumerate() {
+            if (!known || is_own_page(*entry)) && !copy_to_pool(pool, from + i * PAGE, PAGE) {
+                return false;
+            }
+        }
+        from += pages * PAGE;
+    }
+    true
+}
+
+/// Whether an entry of `/proc/PID/pagemap` of a file's private mapping is that of a page of its own, or may be one.
+fn is_own_page(entry: u64) -> bool {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const OF_FILE: u64 = 1 << 61;
+    entry & SWAPPED != 0 || entry & (PRESENT | OF_FILE) == PRESENT
 }
 
 /// Maps fresh private memory in whole pages of size `page`.
@@ -345,7 +427,7 @@ fn each(mut at: usize, mut left: usize, mut transfer: impl FnMut(usize, usize) -
 #[cfg(test)]
 mod tests {
     use super::super::pool::PoolSet;
-    use super::super::testing::{Memory, in_child, is_root, limit, mapped_bytes, open_count};
+    use super::super::testing::{Memory, in_child, is_open, is_root, limit, mapped_bytes, memfd, open_count};
     use super::*;
     use std::os::fd::AsRawFd;
 
@@ -407,12 +489,12 @@ mod tests {
         memory.bytes()[2 * PAGE] = 8;
         assert!(copy_from_pool(&pool, lo, 1, copy.as_mut_ptr()) && copy[0] == 8, "shared");
         if mover.features & WP_SHMEM != 0 {
-            let old = PageMover { fd: mover.fd, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
+            let old =
+                PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
             assert!(
                 !old.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE),
                 "shared memory cannot be protected"
             );
-            core::mem::forget(old);
             assert!(mover.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE));
             pool.punch(lo, hi);
             assert!(memory.bytes().iter().enumerate().all(|(i, byte)| *byte == if i == 2 * PAGE { 8 } else { 7 }));
@@ -437,13 +519,30 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_0_serves_as_a_userfaultfd() {
+    fn descriptor_0_serves_as_a_userfaultfd_for_a_moment() {
         in_child(|| {
             // SAFETY: a descriptor that this child does not use.
             unsafe { libc::close(0) };
             let (before, mover) = (open_count(), PageMover::open());
-            assert_eq!(mover.as_ref().map(|mover| mover.fd), offered().map(|_| 0));
+            assert_eq!(mover.is_some(), offered().is_some());
+            assert!(!is_open(0) && mover.as_ref().is_none_or(|mover| mover.fd >= 512 && mover.is_alive()));
             assert_eq!(open_count(), before + usize::from(mover.is_some()));
+            drop(mover);
+            assert_eq!(open_count(), before);
+        });
+    }
+
+    #[test]
+    fn a_descriptor_that_is_another_file_by_now_is_left_alone() {
+        in_child(|| {
+            let Some(mover) = PageMover::open() else { return };
+            let file = memfd(1, 0);
+            // SAFETY: two descriptors of this test.
+            assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), mover.fd) }, mover.fd);
+            let fd = mover.fd;
+            assert!(!mover.is_alive());
+            drop(mover);
+            assert!(is_open(fd));
         });
     }
 
@@ -493,15 +592,16 @@ mod tests {
         memory.protect(0..1, libc::PROT_NONE);
         let range = UffdRange { start: memory.at as u64, len: PAGE as u64 };
         assert_eq!(mover.protect(&range), mover.features & WP_UNPOPULATED != 0);
-        let old = PageMover { fd: mover.fd, features: mover.features & !WP_UNPOPULATED, chunk: CHUNK };
+        let old = PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_UNPOPULATED, chunk: CHUNK };
         assert!(!old.protect(&range));
-        core::mem::forget(old);
     }
 
     #[test]
     fn a_thread_does_not_protect_its_own_stack_or_errno() {
-        let (mover, pool) =
-            (PageMover { fd: -1, features: 0, chunk: CHUNK }, PoolSet::new().get(PAGE).expect("a pool"));
+        let (mover, pool) = (
+            PageMover { fd: -1, identity: None, features: 0, chunk: CHUNK },
+            PoolSet::new().get(PAGE).expect("a pool"),
+        );
         // Keeps the frames below away from the memory of the thread, errno included, that lies above the stack.
         let room = std::hint::black_box([0u8; 8 * STACK_ABOVE]);
         let here = room.as_ptr() as usize;
@@ -519,7 +619,6 @@ mod tests {
         assert!(concerns(here - STACK_BELOW / 2, PAGE) && concerns(here + STACK_ABOVE / 4, 1));
         assert!(concerns(here - 4 * STACK_BELOW, 8 * STACK_BELOW), "the stack inside");
         assert!(!concerns(here - 2 * STACK_BELOW, PAGE) && !concerns(here + 4 * STACK_ABOVE, PAGE));
-        core::mem::forget(mover);
     }
 
     #[test]

@@ -10,14 +10,15 @@ use crate::raw::place::HostPlace;
 use crate::raw::prealloc::QpPrealloc;
 use burst_control::in_process::InProcessCalls;
 use burst_control::{Client, ControlError, DeviceInfo, ImportObject, QpInitAttr, Request, Response};
+use burst_mem::swap::{self, MemoryHost};
 use burst_shm::arena::{ArenaView, Segment};
 use burst_shm::doorbell::Doorbells;
 use burst_shm::life::LifePage;
 use burst_shm::status::WorkerView;
 use burst_shm::{Area, ShmRef};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Name of this program, for the daemon's log.
 pub fn program_name() -> String {
@@ -28,7 +29,7 @@ pub fn program_name() -> String {
 #[derive(Debug)]
 pub struct RawContext {
     life: LifePage,
-    control: Mutex<ControlState>,
+    control: Arc<ContextControl>,
     /// Doorbells of all queues of this context.
     pub doorbells: DoorbellRinger,
     /// Send queues by the cookie in completions.
@@ -36,8 +37,6 @@ pub struct RawContext {
     /// Last cookie given to an object that gets events.
     last_event_cookie: AtomicU64,
     prealloc: Mutex<QpPrealloc>,
-    /// Whether the program ever asked for memory that a peer might reach: a region, a window, device memory, an import.
-    has_memory: AtomicBool,
     /// Read end of the pipe of asynchronous events. The daemon holds the write end.
     async_pipe: OwnedFd,
     /// Token of the context that objects can be imported from.
@@ -48,6 +47,23 @@ pub struct RawContext {
     workers: u32,
     /// The functions of the host, if it is in this process.
     in_process: Option<InProcessCalls>,
+}
+
+/// The control connection of a context. Fork handlers use it, too.
+#[derive(Debug)]
+struct ContextControl {
+    state: Mutex<ControlState>,
+    /// Whether the program ever asked for memory that a peer might reach: a region, a window, device memory, an import.
+    has_memory: AtomicBool,
+}
+
+impl MemoryHost for ContextControl {
+    fn hold(&self, hold: bool) {
+        if self.has_memory.load(Ordering::Relaxed) {
+            // A daemon that does not answer has ended, and accesses nothing.
+            let _ = lock(&self.state).client.call(&Request::HoldMemory { hold }, &[]);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -138,14 +154,17 @@ impl RawContext {
         let Response::Token(token) = client.call(&Request::Token, &[])?.response else {
             return Err(ClientError::Unexpected("no token"));
         };
+        let life = LifePage::new().map_err(std::io::Error::from)?;
+        let state = Mutex::new(ControlState { client, arena });
+        let control = Arc::new(ContextControl { state, has_memory: AtomicBool::new(false) });
+        swap::add_host(&control);
         Ok(RawContext {
-            life: LifePage::new().map_err(std::io::Error::from)?,
-            control: Mutex::new(ControlState { client, arena }),
+            life,
+            control,
             doorbells,
             send_slots: CookieTable::default(),
             last_event_cookie: AtomicU64::new(0),
             prealloc: Mutex::default(),
-            has_memory: AtomicBool::new(false),
             async_pipe,
             exporter,
             token,
@@ -233,9 +252,9 @@ impl RawContext {
             Request::RegMr { .. } | Request::AllocDm { .. } | Request::AllocMw { .. } | Request::Import { .. }
         ) {
             // Relaxed: a program orders its registrations before the end of a queue pair that could use them.
-            self.has_memory.store(true, Ordering::Relaxed);
+            self.control.has_memory.store(true, Ordering::Relaxed);
         }
-        let mut control = lock(&self.control);
+        let mut control = lock(&self.control.state);
         let answer = control.client.call(request, fds)?;
         map_segments(&mut control.arena, answer.segments)?;
         Ok(Answer { response: answer.response, fds: answer.fds })
@@ -266,7 +285,7 @@ impl RawContext {
     /// When the daemon has ended, or [`ClientError::Forked`].
     pub fn send_without_reply(&self, request: &Request) -> Result<()> {
         self.check_alive()?;
-        Ok(lock(&self.control).client.send_without_reply(request)?)
+        Ok(lock(&self.control.state).client.send_without_reply(request)?)
     }
 
     /// Sends the request that ends an object. A daemon that has ended has no objects, and in a child after fork they are the
@@ -278,7 +297,7 @@ impl RawContext {
         if !self.is_alive() {
             return Ok(());
         }
-        match lock(&self.control).client.call(request, &[]) {
+        match lock(&self.control.state).client.call(request, &[]) {
             Err(refusal @ ControlError::Refused { .. }) => Err(refusal.into()),
             _ => Ok(()),
         }
@@ -302,12 +321,12 @@ impl RawContext {
     /// # Errors
     /// When the daemon named a place that is not in the arena.
     pub fn area(&self, at: impl Into<ShmRef>, len: usize) -> Result<Area> {
-        lock(&self.control).arena.area(at.into(), len).ok_or(ClientError::Unexpected("a place outside the arena"))
+        lock(&self.control.state).arena.area(at.into(), len).ok_or(ClientError::Unexpected("a place outside the arena"))
     }
 
     /// Whether a peer might reach memory by a queue pair of this context that has no receives posted.
     pub fn has_memory(&self) -> bool {
-        self.has_memory.load(Ordering::Relaxed)
+        self.control.has_memory.load(Ordering::Relaxed)
     }
 
     /// A cookie for an object that gets events. Cookies count upwards for ever: a late event finds no other object.

@@ -49,6 +49,22 @@ fn check(r: &MrRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Most regions that workers replace between two passes: other programs wait meanwhile.
+const REPLACED_MAX: usize = 128;
+
+/// Replaces regions in the workers' tables by others with the same keys.
+fn replace(host: &Host, regions: &[Arc<Region>]) {
+    for part in regions.chunks(REPLACED_MAX) {
+        let part: Arc<[Arc<Region>]> = part.into();
+        host.on_all(move |w| {
+            for region in &*part {
+                w.remove_region(region.key);
+                w.add_region(region.clone());
+            }
+        });
+    }
+}
+
 impl Context {
     /// Registers a memory region.
     pub(super) fn reg_mr(&mut self, host: &mut Host, r: MrRequest) -> Result<ReplyParts, Refusal> {
@@ -68,9 +84,10 @@ impl Context {
                 return Err(refusal);
             }
         };
-        host.on_all(move |w| w.add_region(region.clone()));
+        let shown = self.shown(&region);
+        host.on_all(move |w| w.add_region(shown.clone()));
         self.use_pd(r.pd);
-        let mr = self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping) }, charge);
+        let mr = self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping), region }, charge);
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
@@ -84,9 +101,10 @@ impl Context {
             return no_room("memory region");
         };
         let region = Arc::new(Region::null(key, number));
-        host.on_all(move |w| w.add_region(region.clone()));
+        let shown = region.clone();
+        host.on_all(move |w| w.add_region(shown.clone()));
         self.use_pd(pd);
-        let mr = self.mrs.insert(HostMr { key, pd, mapping: None }, charge);
+        let mr = self.mrs.insert(HostMr { key, pd, mapping: None, region }, charge);
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
@@ -97,18 +115,30 @@ impl Context {
         let Some(&HostMr { key, pd: old_pd, .. }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
         let mapping = self.charge_mappings(&r)?;
         let region = self.region(host, &r, key, number)?;
-        host.on_all(move |w| {
-            w.remove_region(key);
-            w.add_region(region.clone());
-        });
+        replace(host, &[self.shown(&region)]);
         self.use_pd(r.pd);
         self.release_pd(old_pd);
         if let Some(object) = self.mrs.get_mut(mr) {
             object.pd = r.pd;
             object.mapping = Some(mapping);
+            object.region = region;
         }
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
+    }
+
+    /// The region that the workers see for `region`.
+    fn shown(&self, region: &Arc<Region>) -> Arc<Region> {
+        let is_mapped = matches!(region.mapping, Mapping::Local(_) | Mapping::InProcess { .. });
+        if self.is_held && is_mapped { Arc::new(region.held()) } else { region.clone() }
+    }
+
+    /// Stops or resumes accesses to the regions. When this returns, no worker uses the memory of held regions.
+    pub(super) fn hold_memory(&mut self, host: &mut Host, hold: bool) -> Result<ReplyParts, Refusal> {
+        self.is_held = hold;
+        let regions: Vec<_> = self.mrs.values().map(|mr| self.shown(&mr.region)).collect();
+        replace(host, &regions);
+        Ok(Response::Done.into())
     }
 
     /// Charges the mappings that a registration needs in the daemon: one for each piece, and one that reserves the addresses.
@@ -244,9 +274,11 @@ impl Context {
         if let segments @ 1.. = self.segments_of(mr) {
             return busy("memory region", segments);
         }
-        let Some(HostMr { key, pd, mapping }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
+        let Some(HostMr { key, pd, mapping, region }) = self.mrs.remove(mr) else {
+            return unknown("memory region", mr);
+        };
         host.on_all(move |w| w.remove_region(key));
-        drop(mapping);
+        drop((mapping, region));
         host.exports.of(self.id).mrs.remove(&mr);
         host.keys.release(key);
         host.uncount_object(self.device, DeviceObject::Mr);

@@ -22,6 +22,7 @@ impl Context {
                 }
             }
             Request::AllocNullMr { pd } => self.alloc_null_mr(host, pd),
+            Request::HoldMemory { hold } => self.hold_memory(host, hold),
             Request::AllocDm { len } => self.alloc_dm(host, len, fds),
             Request::FreeDm { dm } => self.free_dm(host, dm),
             Request::Import { token, object } => self.import(host, token, object),

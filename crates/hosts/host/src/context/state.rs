@@ -15,7 +15,7 @@ use burst_engine::objects::{SrqShared, write_async};
 use burst_engine::room::WorkerTable;
 use burst_engine::{ContextSlot, EngineCq, QpHolder};
 use burst_ledger::{Charge, Resource};
-use burst_mem::ProcessMemory;
+use burst_mem::{ProcessMemory, Region};
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
 use burst_shm::doorbell::DoorbellDrain;
@@ -136,6 +136,8 @@ pub(super) struct HostMr {
     pub pd: u32,
     /// The charge of its mappings in the daemon; `None`: it has none.
     pub mapping: Option<Charge>,
+    /// The region. The workers' tables have another one with the same key while the program forks.
+    pub region: Arc<Region>,
 }
 
 /// A memory window.
@@ -163,6 +165,8 @@ pub struct Context {
     _charge: Charge,
     /// Memory of the process, opened when a region needs it.
     pub(super) memory: Option<Arc<ProcessMemory>>,
+    /// Whether its memory must not be accessed at present: the program forks.
+    pub(super) is_held: bool,
     pub(super) arena: Arena,
     /// The charges of the arena's segments behind the first one.
     segment_charges: Vec<Charge>,
@@ -239,6 +243,7 @@ impl Context {
             caller,
             _charge: charge,
             memory: None,
+            is_held: false,
             arena,
             segment_charges: Vec::new(),
             segments_shared: segments.len(),

@@ -1,0 +1,378 @@
+//! A forked child has memory as it was at the fork: what the parent's threads write afterwards, and what they wrote before.
+
+use burst_base::verbs::access;
+use burst_mem::Region;
+use burst_mem::region::MapPiece;
+use burst_mem::swap::{MemoryHost, PieceSource, Registration, add_host, register, release};
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex};
+
+const PAGE: usize = 4096;
+
+fn anon(len: usize) -> *mut u8 {
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let p = unsafe { libc::mmap(std::ptr::null_mut(), len, rights, flags, -1, 0) };
+    assert_ne!(p, libc::MAP_FAILED);
+    p.cast()
+}
+
+fn bytes<'a>(p: *mut u8, len: usize) -> &'a mut [u8] {
+    // SAFETY: memory that the test has mapped.
+    unsafe { std::slice::from_raw_parts_mut(p, len) }
+}
+
+/// The tests fork, and the daemons of one would be held by forks of another.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Registers a range; `None` where the kernel refuses to swap.
+fn swapped(p: *mut u8, len: usize) -> Option<Registration> {
+    let reg = register(p as usize, len, true).expect("registered");
+    if !reg.is_in_process() {
+        return Some(reg);
+    }
+    let _ = writeln!(std::io::stderr(), "SKIP: the kernel refuses userfaultfd here");
+    release(reg);
+    None
+}
+
+/// A child of this process, and the pipe by which the parent lets it look at its memory.
+struct Child {
+    pid: i32,
+    go: i32,
+}
+
+impl Child {
+    /// Forks; the child runs `check` when the parent says so, and ends.
+    fn fork(check: impl FnOnce() -> bool) -> Child {
+        let mut ends = [0; 2];
+        // SAFETY: two writable numbers.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        // SAFETY: the child only looks at its memory and ends.
+        Child::of(unsafe { libc::fork() }, ends, check)
+    }
+    /// A child made by the system call, which runs no fork handlers.
+    fn clone(check: impl FnOnce() -> bool) -> Child {
+        let mut ends = [0; 2];
+        // SAFETY: two writable numbers; the child only looks at its memory and ends.
+        unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            Child::of(libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32, ends, check)
+        }
+    }
+    fn of(pid: i32, ends: [i32; 2], check: impl FnOnce() -> bool) -> Child {
+        if pid == 0 {
+            let mut byte = 0u8;
+            // SAFETY: our own descriptor, one writable byte; then the child ends.
+            unsafe {
+                libc::read(ends[0], (&raw mut byte).cast(), 1);
+                libc::_exit(if check() { 0 } else { 1 });
+            }
+        }
+        assert!(pid > 0);
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(ends[0]) };
+        Child { pid, go: ends[1] }
+    }
+    /// Lets the child look. Returns its exit status.
+    fn look(self) -> i32 {
+        let mut status = -1;
+        // A child that is dead does not read: no signal is wanted then.
+        // SAFETY: our own descriptor and child.
+        unsafe {
+            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+            libc::write(self.go, [1u8].as_ptr().cast(), 1);
+            libc::close(self.go);
+            assert_eq!(libc::waitpid(self.pid, &raw mut status, 0), self.pid);
+        }
+        status
+    }
+}
+
+#[test]
+fn what_the_parent_writes_after_the_fork_stays_with_the_parent() {
+    let _alone = ALONE.lock();
+    let len = 256 * PAGE;
+    let memory = anon(len);
+    bytes(memory, len).fill(1);
+    let Some(reg) = swapped(memory, len) else { return };
+    for round in 0..20 {
+        bytes(memory, len).fill(round);
+        let child = Child::fork(|| bytes(memory, len).iter().all(|b| *b == round));
+        bytes(memory, len).fill(0xFF);
+        assert_eq!(child.look(), 0, "round {round}");
+    }
+    release(reg);
+}
+
+#[test]
+fn values_that_only_share_a_page_with_registered_bytes_are_a_copy() {
+    let _alone = ALONE.lock();
+    // Of one size, so that the allocator puts them side by side.
+    let objects: Vec<Box<[u64; 25]>> = (0..800).map(|i| Box::new([i; 25])).collect();
+    let (registered, mut values): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| object[0] % 2 == 0);
+    let mut regs = Vec::new();
+    for object in &registered {
+        let Some(reg) = swapped(object.as_ptr().cast_mut().cast(), 200) else { return };
+        regs.push(reg);
+    }
+    let child = Child::fork(|| values.iter().enumerate().all(|(i, v)| v.iter().all(|n| *n == 2 * i as u64 + 1)));
+    values.iter_mut().for_each(|v| v.fill(u64::MAX));
+    assert_eq!(child.look(), 0);
+    regs.into_iter().for_each(release);
+}
+
+/// Two counters, one on a registered page. A thread counts them up in turn, so that they never differ by more than one.
+#[test]
+fn a_child_sees_all_writes_up_to_one_moment_and_none_of_later_ones() {
+    let _alone = ALONE.lock();
+    let (first, second) = (anon(8 * PAGE), anon(PAGE));
+    let Some(reg) = swapped(first, 8 * PAGE) else { return };
+    let quit = AtomicBool::new(false);
+    // SAFETY: aligned words of this test's memory.
+    let counters = [first, second].map(|p| unsafe { AtomicU64::from_ptr(p.cast()) });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !quit.load(Relaxed) {
+                for counter in counters {
+                    counter.fetch_add(1, SeqCst);
+                }
+            }
+        });
+        let torn = (0..200).filter(|_| {
+            let child =
+                Child::fork(|| matches!(counters[0].load(SeqCst).wrapping_sub(counters[1].load(SeqCst)), 0 | 1));
+            child.look() != 0
+        });
+        let torn = torn.count();
+        quit.store(true, Relaxed);
+        assert_eq!(torn, 0, "of 200 children");
+    });
+    assert_eq!(counters[0].load(SeqCst), counters[1].load(SeqCst));
+    release(reg);
+}
+
+/// The region of a registration, as the daemon has it.
+fn map(reg: &Registration) -> Region {
+    let PieceSource::Fd { fd, offset } = reg.pieces()[0].kind else { panic!("not mappable") };
+    let (first, rights) = (reg.pieces()[0], access::LOCAL_WRITE | access::REMOTE_WRITE);
+    let piece = MapPiece { fd: reg.fd(fd).expect("fd"), offset, len: first.len as u64 };
+    Region::new(1, 1, first.addr as u64, first.len as u64, rights, Region::map(&[piece], rights).expect("mapped"))
+}
+
+/// A daemon that writes into the program's memory unless the program forks.
+#[derive(Debug)]
+struct Daemon {
+    state: Mutex<DaemonState>,
+    holds: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct DaemonState {
+    region: Option<Region>,
+    held: bool,
+    written: u64,
+}
+
+impl MemoryHost for Daemon {
+    fn hold(&self, hold: bool) {
+        let mut state = self.state.lock().expect("no panic");
+        assert_ne!(state.held, hold);
+        state.held = hold;
+        self.holds.fetch_add(usize::from(hold), Relaxed);
+    }
+}
+
+impl Daemon {
+    fn of(reg: &Registration) -> Arc<Daemon> {
+        let state = DaemonState { region: Some(map(reg)), held: false, written: 0 };
+        let daemon = Arc::new(Daemon { state: Mutex::new(state), holds: AtomicUsize::new(0) });
+        add_host(&daemon);
+        daemon
+    }
+    fn write(&self, addr: usize) {
+        let mut state = self.state.lock().expect("no panic");
+        if let Some(region) = state.region.as_ref().filter(|_| !state.held) {
+            let next = state.written + 1;
+            region.span(addr as u64, 8).expect("inside").write_from(&next.to_ne_bytes()).expect("there");
+            state.written = next;
+        }
+    }
+}
+
+#[test]
+fn writes_of_a_peer_go_to_the_parent_and_none_is_lost() {
+    let _alone = ALONE.lock();
+    let memory = anon(8 * PAGE);
+    let Some(reg) = swapped(memory, 8 * PAGE) else { return };
+    let (daemon, quit, at) = (Daemon::of(&reg), AtomicBool::new(false), memory as usize);
+    // SAFETY: aligned words of this test's memory, on one page.
+    let [peers, own] = [0, 1].map(|i| unsafe { AtomicU64::from_ptr(memory.cast::<u64>().add(i)) });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !quit.load(Relaxed) {
+                daemon.write(at)
+            }
+        });
+        scope.spawn(|| {
+            while !quit.load(Relaxed) {
+                own.fetch_add(1, SeqCst);
+            }
+        });
+        let wrong = (0..100).filter(|_| {
+            let before = peers.load(SeqCst);
+            let child = Child::fork(|| {
+                let seen = peers.load(SeqCst);
+                // SAFETY: sleeps.
+                unsafe { libc::usleep(1000) };
+                seen >= before && peers.load(SeqCst) == seen
+            });
+            child.look() != 0
+        });
+        let wrong = wrong.count();
+        quit.store(true, Relaxed);
+        assert_eq!(wrong, 0, "of 100 children");
+    });
+    let written = daemon.state.lock().expect("no panic").written;
+    assert_eq!((peers.load(SeqCst), daemon.holds.load(Relaxed)), (written, 100));
+    assert!(written > 0 && own.load(SeqCst) > 0);
+    daemon.state.lock().expect("no panic").region = None;
+    release(reg);
+}
+
+#[test]
+fn a_child_without_handlers_has_its_own_memory_from_its_first_call_on() {
+    let _alone = ALONE.lock();
+    let memory = anon(4 * PAGE);
+    bytes(memory, 4 * PAGE).fill(3);
+    let Some(reg) = swapped(memory, 4 * PAGE) else { return };
+    let child = Child::clone(|| {
+        let own = register(memory as usize, PAGE, true).expect("registered");
+        bytes(memory, 4 * PAGE).fill(4);
+        release(own);
+        bytes(memory, 4 * PAGE).iter().all(|b| *b == 4)
+    });
+    assert_eq!(child.look(), 0);
+    assert!(bytes(memory, 4 * PAGE).iter().all(|b| *b == 3));
+    release(reg);
+}
+
+#[test]
+fn a_child_that_has_no_room_for_its_copy_is_killed_and_the_parent_goes_on() {
+    let _alone = ALONE.lock();
+    let len = 64 << 20;
+    // The limit is set in a process of its own.
+    let child = Child::fork(|| {
+        let memory = anon(len);
+        bytes(memory, len).fill(3);
+        let Some(reg) = swapped(memory, len) else { return true };
+        let size = std::fs::read_to_string("/proc/self/statm").expect("statm");
+        let pages: u64 = size.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+        let limit = libc::rlimit { rlim_cur: (pages + 512) * PAGE as u64, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: reads `limit`.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        let status = Child::fork(|| true).look();
+        let whole = bytes(memory, len).iter().all(|b| *b == 3);
+        release(reg);
+        whole && libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL
+    });
+    assert_eq!(child.look(), 0);
+}
+
+#[test]
+fn a_program_that_is_started_copies_nothing() {
+    let _alone = ALONE.lock();
+    let memory = anon(4 * PAGE);
+    let Some(reg) = swapped(memory, 4 * PAGE) else { return };
+    let daemon = Daemon::of(&reg);
+    // The standard library uses posix_spawn for a program that sets nothing else.
+    assert!(std::process::Command::new("true").status().expect("started").success());
+    assert_eq!(daemon.holds.load(Relaxed), 0);
+    daemon.state.lock().expect("no panic").region = None;
+    release(reg);
+}
+
+#[test]
+fn children_fork_and_register_for_themselves() {
+    let _alone = ALONE.lock();
+    let memory = anon(16 * PAGE);
+    bytes(memory, 16 * PAGE).fill(1);
+    let Some(reg) = swapped(memory, 16 * PAGE) else { return };
+    let child = Child::fork(|| {
+        let own = register(memory as usize, 8 * PAGE, true).expect("registered");
+        bytes(memory, 16 * PAGE).fill(2);
+        let grandchild = Child::fork(|| bytes(memory, 16 * PAGE).iter().all(|b| *b == 2));
+        bytes(memory, 16 * PAGE).fill(3);
+        let status = grandchild.look();
+        release(own);
+        status == 0 && bytes(memory, 16 * PAGE).iter().all(|b| *b == 3)
+    });
+    assert_eq!(child.look(), 0);
+    assert!(bytes(memory, 16 * PAGE).iter().all(|b| *b == 1));
+    release(reg);
+}
+
+#[test]
+fn threads_fork_register_and_write_at_once() {
+    let _alone = ALONE.lock();
+    let memory = anon(64 * PAGE);
+    bytes(memory, 64 * PAGE).fill(7);
+    let Some(reg) = swapped(memory, PAGE) else { return };
+    let (at, wrong) = (memory as usize, AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..40 {
+                    let child = Child::fork(|| bytes(at as *mut u8, 64 * PAGE).iter().all(|b| *b == 7));
+                    wrong.fetch_add(usize::from(child.look() != 0), Relaxed);
+                }
+            });
+        }
+        for first in [1, 30] {
+            scope.spawn(move || {
+                for i in 0..200 {
+                    release(register(at + (first + i % 20) * PAGE, 10 * PAGE, true).expect("registered"));
+                }
+            });
+        }
+    });
+    assert_eq!(wrong.load(Relaxed), 0, "of 120 children");
+    assert!(bytes(memory, 64 * PAGE).iter().all(|b| *b == 7));
+    release(reg);
+}
+
+#[test]
+fn memory_that_is_not_to_be_forked_is_not_copied() {
+    let _alone = ALONE.lock();
+    let len = 256 * PAGE;
+    for before in [true, false] {
+        let memory = anon(len);
+        bytes(memory, len).fill(5);
+        // SAFETY: memory of this test.
+        let exclude = || assert_eq!(unsafe { libc::madvise(memory.cast(), len, libc::MADV_DONTFORK) }, 0);
+        if before {
+            exclude();
+        }
+        let Some(reg) = swapped(memory, len) else { return };
+        if !before {
+            exclude();
+        }
+        let region = map(&reg);
+        let absent = || {
+            let mut present = [0u8; 256];
+            // SAFETY: one byte for each page.
+            unsafe { libc::mincore(memory.cast(), len, present.as_mut_ptr()) == -1 }
+        };
+        for round in 0..3u8 {
+            assert_eq!(Child::fork(absent).look(), 0);
+            bytes(memory, 1)[0] = round;
+            let mut seen = [9];
+            region.span(memory as u64, 1).expect("inside").read_to(&mut seen).expect("there");
+            assert_eq!(seen, [round], "still shared with the daemon");
+        }
+        drop(region);
+        release(reg);
+        assert_eq!(Child::fork(absent).look(), 0, "after the registration as well");
+    }
+}
