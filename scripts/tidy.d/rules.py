@@ -7,13 +7,14 @@ import re
 from collections import defaultdict
 
 import modules
+import structure
 from rust import ITEM
+from structure_rules import STRUCTURE_RULES
 
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
 COMMENT_COLUMNS_MAX = 130
 SUBJECT_COLUMNS_MAX = 72
-CIRCLE_FILES_MAX = 8
 GLOSSARY_ROWS_MAX = 30
 #: Files with lines of their own length: tables of symbols, hexadecimal vectors.
 CODE_ENDINGS = (".rs", ".py", ".c", ".h", ".sh", ".awk", ".bt")
@@ -119,7 +120,7 @@ def unique_types(tree):
             continue
         inside = [(o, c) for *_, o, c in source.functions] + source.test_ranges
         for m in ITEM.finditer(source.code):
-            if not any(o < m.start() < c for o, c in inside) and not in_macro(source, m.start()):
+            if not any(o < m.start() < c for o, c in inside) and not structure.in_macro(source, m.start()):
                 cfg = source.cfg_before(m.start()) or modules.cfg_of(tree, path)
                 places[m.group(2)].append((crate.group(1), f"{path}:{source.line(m.start())}", bool(cfg)))
     for name, found in sorted(places.items()):
@@ -128,11 +129,6 @@ def unique_types(tree):
             for _, place, _ in found:
                 others = ", ".join(p for _, p, _ in found if p != place)
                 yield place, f"type {name} is defined here and in {others}"
-
-
-def in_macro(source, at):
-    """Whether an offset lies in a `macro_rules!` definition."""
-    return any(m.start() < at < source.closing(m.end() - 1) for m in re.finditer(r"macro_rules!\s*\w+\s*[{(]", source.code))
 
 
 def safety(tree):
@@ -173,15 +169,6 @@ def explained(source, at):
     return False
 
 
-def circles(tree):
-    """Files of a crate that import each other in a circle can only be understood together."""
-    for crate, graph in modules.imports(tree).items():
-        for circle in modules.circles(graph):
-            if len(circle) > CIRCLE_FILES_MAX:
-                names = ", ".join(sorted(path.split("/src/")[1] for path in circle))
-                yield crate, f"{len(circle)} files import each other in a circle; {CIRCLE_FILES_MAX} are allowed: {names}"
-
-
 def subjects(tree):
     """A commit's subject is `crate: what changed`."""
     for commit, subject in tree.subjects:
@@ -219,6 +206,6 @@ def parents(path):
 
 
 RULES = [
-    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, circles, subjects, glossary,
-    document_paths,
+    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, subjects, glossary,
+    document_paths, *STRUCTURE_RULES,
 ]  # fmt: skip
