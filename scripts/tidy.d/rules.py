@@ -11,6 +11,8 @@ import structure
 from rust import ITEM
 from structure_rules import STRUCTURE_RULES
 
+#: The place of crates that only measure.
+EXPERIMENTS = "experiments"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
 COMMENT_COLUMNS_MAX = 130
@@ -21,8 +23,11 @@ CODE_ENDINGS = (".rs", ".py", ".c", ".h", ".sh", ".awk", ".bt")
 
 
 def storey_of(package):
-    """(storey, crate) from the folder of a crate's manifest: crates/STOREY/CRATE/Cargo.toml."""
+    """(storey, crate) from the folder of a crate's manifest: crates/STOREY/CRATE/Cargo.toml. Crates of experiments/ stand on
+    all storeys: nothing depends on them."""
     parts = package["manifest_path"].split("/")
+    if parts[-3] == "experiments":
+        return EXPERIMENTS, parts[-2]
     return (parts[-3], parts[-2]) if len(parts) >= 4 and parts[-4] == "crates" else (None, package["name"])
 
 
@@ -34,11 +39,15 @@ def storeys(tree):
     used = set()
     for package in tree.metadata["packages"]:
         storey, crate = place[package["name"]]
+        if storey == EXPERIMENTS:
+            continue
         if storey not in order:
             yield package["name"], f"its folder is none of the storeys {', '.join(order)} of [workspace.metadata.storeys]"
             continue
         for dependency in package["dependencies"]:
             below, other = place.get(dependency["name"], (None, None))
+            if below == EXPERIMENTS:
+                yield package["name"], f"{storey}/{crate} depends on experiments/{other}"
             if below not in order or dependency["kind"] == "dev":
                 continue
             edge = f"{crate} -> {other}"
@@ -194,7 +203,7 @@ def document_paths(tree):
         if not path.endswith(".md"):
             continue
         for number, line in enumerate(tree.read(path).split("\n"), start=1):
-            for name in re.findall(r"`((?:crates|docs|fuzz|scripts|share|tests)/[\w./-]+)`", line):
+            for name in re.findall(r"`((?:crates|docs|experiments|fuzz|scripts|share|tests)/[\w./-]+)`", line):
                 if name.rstrip("/") not in folders and name not in tree.files and not re.search(r"\b[A-Z]+\b", name.split("/")[-1].split(".")[0]):
                     yield f"{path}:{number}", f"there is no {name}"
 

@@ -8,10 +8,10 @@ OTHER = "crates/base/b/src/lib.rs"
 TEST = "crates/base/a/tests/t.rs"
 
 
-def package(storey, crate, *dependencies, kind=None):
+def package(storey, crate, *dependencies, kind=None, above="crates/"):
     return {
         "name": crate,
-        "manifest_path": f"/r/crates/{storey}/{crate}/Cargo.toml",
+        "manifest_path": f"/r/{above}{storey}/{crate}/Cargo.toml",
         "dependencies": [{"name": name, "kind": kind} for name in dependencies],
     }
 
@@ -101,6 +101,8 @@ SAMPLES = [
     ("storeys", Sample({}, workspace(package("bytes", "a", "b"), package("bytes", "b"))), 1),
     ("storeys", Sample({}, workspace(package("bytes", "a"), package("bytes", "b"), neighbours=["a -> b"])), 1),
     ("storeys", Sample({}, workspace(package("attic", "a"))), 1),
+    ("storeys", Sample({}, workspace(package("bytes", "a"), package("experiments", "x", "a", above=""))), 0),
+    ("storeys", Sample({}, workspace(package("bytes", "a", "x"), package("experiments", "x", above=""))), 1),
     ("storeys", Sample({}, workspace(package("bytes", "a", "b", "low", "serde"), package("bytes", "b"), package("base", "low"), neighbours=["a -> b"])), 0),
     ("storeys", Sample({}, workspace(package("base", "low", "high", kind="dev"), package("bytes", "high"))), 0),
     ("function_length", rust(function(71)), 1),

@@ -1,12 +1,12 @@
 //! Order: a share of requests with strong order, by service mode; acknowledgements of ROL.
 
-use crate::studies::artefact;
-use crate::studies::closed_form::{StudyVerb, TwoNodes};
-use crate::studies::interface::StudyStack;
-use crate::studies::measure::{Measured, closed_loop};
-use crate::studies::program::StudyOp;
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::StudyConfig;
+use crate::artefact;
+use crate::closed_form::{StudyVerb, TwoNodes};
+use crate::interface::StudyStack;
+use crate::measure::{Measured, closed_loop};
+use crate::program::StudyOp;
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::StudyConfig;
 use burst_base::rng::Rng;
 use burst_ubwire::{OrderTag, ServiceMode};
 

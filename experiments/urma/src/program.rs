@@ -1,8 +1,8 @@
 //! Programs of the studies: which operations a host begins, and when.
 
-use crate::flows::exponential;
-use crate::studies::closed_form::StudyVerb;
+use crate::closed_form::StudyVerb;
 use burst_base::rng::Rng;
+use burst_sim::flows::exponential;
 use burst_ubwire::OrderTag;
 use std::collections::VecDeque;
 

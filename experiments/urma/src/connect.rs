@@ -1,13 +1,13 @@
 //! What hosts of the studies make before they begin, and how operations become work requests.
 
-use crate::node::{MEMORY, Verb};
-use crate::studies::closed_form::StudyVerb;
-use crate::studies::interface::StudyStack;
-use crate::studies::program::StudyOp;
-use crate::studies::world::{MEMORY_BYTES, StudyWorld};
+use crate::closed_form::StudyVerb;
+use crate::interface::StudyStack;
+use crate::program::StudyOp;
+use crate::world::{MEMORY_BYTES, StudyWorld};
 use burst_base::Nanos;
 use burst_base::verbs::WrOpcode;
 use burst_fabric::HostId;
+use burst_sim::node::{MEMORY, Verb};
 use burst_ubwire::{ServiceMode, TaOpcode};
 use burst_urma::{
     ACCESS_MAX, AccessKind, CrStatus, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, RemoteJetty, SegmentConfig,

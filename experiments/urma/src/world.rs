@@ -4,24 +4,24 @@
 //! which pass the adapter's stages, the link and the other adapter's stages. What a request asks of the target's memory takes its
 //! time before the target's protocol gets the packet; packets of one context do not overtake each other there. The answer comes
 //! back in the same way, its completion gets to memory, and the program finds it. All but the protocol are constants of
-//! [`crate::studies::interface`] and the network of [`burst_fabric`]; a program has one processor.
+//! [`crate::interface`] and the network of [`burst_fabric`]; a program has one processor.
 
-use crate::flows::exponential;
-use crate::node::{MEMORY, MemoryPart, NodeConfig, SimHost};
-use crate::port::{Outgoing, SimPortConfig, lock};
-use crate::run::{PacketRun, PayloadMode};
-use crate::studies::closed_form::{LINK_GBPS, LINK_NS, StudyVerb};
-use crate::studies::host::{ContextCache, StudyHost};
-use crate::studies::interface::{HostInterface, JETTY_CACHE, QP_CACHE, StudyStack};
-use crate::studies::packets::{self, PacketRole, PacketView};
-use crate::studies::program::{EndedOp, StudyOp, StudyProgram};
-use crate::world::{shared_memory, train_of};
+use crate::closed_form::{LINK_GBPS, LINK_NS, StudyVerb};
+use crate::host::{ContextCache, StudyHost};
+use crate::interface::{HostInterface, JETTY_CACHE, QP_CACHE, StudyStack};
+use crate::packets::{self, PacketRole, PacketView};
+use crate::program::{EndedOp, StudyOp, StudyProgram};
 use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, WcStatus};
 use burst_base::{Nanos, RtoMode};
 use burst_cc::{Algorithm, Params};
 use burst_fabric::topology::Speeds;
 use burst_fabric::{ClassSettings, Delivery, HostId, LinkFaults, Network, Switches, Topology, Train};
+use burst_sim::flows::exponential;
+use burst_sim::node::{MEMORY, MemoryPart, NodeConfig, SimHost};
+use burst_sim::port::{Outgoing, SimPortConfig, lock};
+use burst_sim::run::{PacketRun, PayloadMode};
+use burst_sim::world::{shared_memory, train_of};
 use burst_ubwire::ServiceMode;
 use burst_urma::LossRecovery;
 use rustix::fd::AsFd;

@@ -1,7 +1,7 @@
 //! Figures of OpenURMA that the studies are compared with: those of its paper, and those of the result files that are committed
 //! in its repository (github.com/bojieli/OpenURMA, e6a2eb54). Numbers only.
 //!
-//! Columns of four are those of [`crate::studies::interface::StudyStack::ALL`]. The repository's two-node simulator charges RoCE
+//! Columns of four are those of [`crate::interface::StudyStack::ALL`]. The repository's two-node simulator charges RoCE
 //! 50 ns more for each operation than the paper's text does.
 
 /// A row of the four columns by a parameter.

@@ -57,8 +57,7 @@ pub fn sweep(matches: &ArgMatches) -> ExitCode {
     let points = match points {
         Ok(points) => points,
         Err(sentence) => {
-            eprintln!("burst: {sentence}");
-            return ExitCode::from(burst_args::EXIT_USAGE);
+            return super::misused(sentence);
         }
     };
     let threads = threads(matches);
@@ -70,7 +69,7 @@ pub fn sweep(matches: &ArgMatches) -> ExitCode {
     );
     let stop = match check_memory(at_once).and_then(|()| stop_flag()) {
         Ok(stop) => stop,
-        Err(sentence) => return crate::fail(format!("{}: {sentence}, or fewer --jobs", path.display())),
+        Err(sentence) => return super::fail(format!("{}: {sentence}, or fewer --jobs", path.display())),
     };
     let bar = ProgressBar::new(points.len() as u64);
     bar.set_style(
@@ -83,7 +82,7 @@ pub fn sweep(matches: &ArgMatches) -> ExitCode {
     if let Some(file) = matches.get_one::<PathBuf>("json") {
         let text = serde_json::to_string_pretty(&rows).unwrap_or_default() + "\n";
         if let Err(error) = std::fs::write(file, text) {
-            return crate::fail(format!("{}: {error}", file.display()));
+            return super::fail(format!("{}: {error}", file.display()));
         }
     }
     let mut failures = 0;
@@ -146,7 +145,7 @@ pub fn hunt(matches: &ArgMatches) -> ExitCode {
     let end = if count.is_some() { None } else { Some(Instant::now() + Duration::from_secs(seconds)) };
     let stop = match stop_flag() {
         Ok(stop) => stop,
-        Err(sentence) => return crate::fail(sentence),
+        Err(sentence) => return super::fail(sentence),
     };
     let (tried, found) = search(from, count.unwrap_or(u64::MAX), end, &stop, threads(matches));
     for Found { error, draft, tried } in &found {
@@ -210,6 +209,6 @@ pub fn replay(matches: &ArgMatches) -> ExitCode {
             println!("seed {}: nothing is violated", draft.seed);
             ExitCode::SUCCESS
         }
-        Err(error) => crate::fail(format!("seed {}: {error}", draft.seed)),
+        Err(error) => super::fail(format!("seed {}: {error}", draft.seed)),
     }
 }

@@ -1,6 +1,6 @@
 //! What of the paper's evaluation a software stack cannot measure, and which of its figures are not to be compared with.
 
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
+use crate::report::{StudyRow, StudyScale, StudyTable};
 
 /// What, of which model, the figure, and why it is not measured.
 const ABSENT: [(&str, &str, Option<f64>, &str); 12] = [

@@ -1,9 +1,18 @@
-//! `burst sim`: hosts that run the real engine, on a modelled network, in virtual time.
+//! `burst-sim`, which `burst sim` executes: hosts that run the real engine, on a modelled network, in virtual time.
+//!
+//! This file parses the command line and runs one scenario. A program of its own, because it contains the whole engine, which
+//! `burst` does not. Results go to stdout, errors and progress to stderr. Exit codes: 0 success, 1 failure, 2 usage error, 130
+//! ended by Ctrl-C.
+//!
+//! | module | what |
+//! |---|---|
+//! | `many` | sweeps, hunts, and one seed of a hunt again |
+//! | `table`, `plot` | the results as text and as a drawing |
+#![deny(unsafe_code)]
 
 mod many;
 mod plot;
 mod table;
-mod urma;
 
 use burst_sim::capture::SimCapture;
 use burst_sim::results::Results;
@@ -26,11 +35,21 @@ const STEPS_PER_LOOK: u32 = 1 << 14;
 /// Part of the available memory, in percent, that a simulation may need by its estimate.
 const MEMORY_PERCENT: u64 = 80;
 
-/// The grammar.
+/// Carries out the command line of this process; returns its exit code.
+pub fn main() -> ExitCode {
+    match burst_args::parse(command(), std::env::args_os()) {
+        Ok(matches) => sim(&matches),
+        Err(code) => ExitCode::from(code),
+    }
+}
+
+/// The grammar of the command line.
 pub fn command() -> Command {
     let file =
         |name, help| Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf)).help(help);
-    Command::new("sim")
+    Command::new("burst-sim")
+        .bin_name("burst sim")
+        .version(env!("CARGO_PKG_VERSION"))
         .about("Simulate hosts that run the real engine on a modelled network (docs/simulator.md)")
         .long_about(
             "Simulate hosts that run the real engine on a modelled network, in virtual time.\n\n\
@@ -61,7 +80,6 @@ pub fn command() -> Command {
         .subcommand(many::sweep_command())
         .subcommand(many::hunt_command())
         .subcommand(many::replay_command())
-        .subcommand(urma::command())
 }
 
 /// The options of a capture.
@@ -107,21 +125,19 @@ fn keep_tables_sparse() {
 fn keep_tables_sparse() {}
 
 /// Carries it out.
-pub fn sim(matches: &ArgMatches) -> ExitCode {
+fn sim(matches: &ArgMatches) -> ExitCode {
     keep_tables_sparse();
     match matches.subcommand() {
         Some(("sweep", m)) => return many::sweep(m),
         Some(("hunt", m)) => return many::hunt(m),
         Some(("replay", m)) => return many::replay(m),
-        Some(("urma", m)) => return urma::urma(m),
         _ => {}
     }
     let path = matches.get_one::<PathBuf>("scenario").expect("a required argument");
     let mut scenario = match read(path) {
         Ok(scenario) => scenario,
         Err(sentence) => {
-            eprintln!("burst: {sentence}");
-            return ExitCode::from(burst_args::EXIT_USAGE);
+            return misused(sentence);
         }
     };
     if let Some(seed) = matches.get_one::<u64>("seed") {
@@ -129,10 +145,10 @@ pub fn sim(matches: &ArgMatches) -> ExitCode {
     }
     let results = match simulate(matches, &scenario) {
         Ok(results) => results,
-        Err(sentence) => return crate::fail(format!("{}: {sentence}", path.display())),
+        Err(sentence) => return fail(format!("{}: {sentence}", path.display())),
     };
     if let Err(sentence) = write(matches, &results) {
-        return crate::fail(sentence);
+        return fail(sentence);
     }
     if results.is_partial { ExitCode::from(EXIT_STOPPED) } else { ExitCode::SUCCESS }
 }
@@ -242,4 +258,24 @@ fn write(matches: &ArgMatches, results: &Results) -> Result<(), String> {
         print!("{}", table::of(results));
     }
     Ok(())
+}
+
+/// Prints one sentence to stderr; returns exit code 1.
+fn fail(sentence: impl std::fmt::Display) -> ExitCode {
+    eprintln!("burst-sim: {sentence}");
+    ExitCode::FAILURE
+}
+
+/// Prints one sentence to stderr; returns the exit code of a wrong scenario or command line.
+fn misused(sentence: impl std::fmt::Display) -> ExitCode {
+    eprintln!("burst-sim: {sentence}");
+    ExitCode::from(burst_args::EXIT_USAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::command().debug_assert();
+    }
 }

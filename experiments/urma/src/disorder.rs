@@ -1,12 +1,12 @@
 //! Loss and jitter.
 
-use crate::studies::artefact;
-use crate::studies::closed_form::{StudyVerb, TwoNodes};
-use crate::studies::interface::StudyStack;
-use crate::studies::measure::closed_loop;
-use crate::studies::program::StudyOp;
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::StudyConfig;
+use crate::artefact;
+use crate::closed_form::{StudyVerb, TwoNodes};
+use crate::interface::StudyStack;
+use crate::measure::closed_loop;
+use crate::program::StudyOp;
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::StudyConfig;
 
 /// Operations at a time where packets behind a lost one tell of it.
 const MANY: u64 = 256;

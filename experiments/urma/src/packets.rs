@@ -1,7 +1,7 @@
 //! What a packet asks of an adapter and of memory, read from its headers.
 
-use crate::run::{PacketRun, RunPacket};
 use burst_frame::TRAILER_LEN;
+use burst_sim::run::{PacketRun, RunPacket};
 use burst_ubwire::{CongestionField, Dialect, Nth, TaHeader, TaOpcode, UbPacket};
 use burst_wire::{OpKind, Opcode};
 

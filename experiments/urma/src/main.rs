@@ -1,20 +1,28 @@
-//! `burst sim urma`: the studies of the Unified Bus.
+//! The program that experiments/urma/run starts: runs studies and prints their tables.
+#![forbid(unsafe_code)]
 
-use burst_sim::studies::registry::{STUDIES, find};
-use burst_sim::studies::report::{StudyScale, StudyTable};
+use burst_urma_studies::registry::{STUDIES, find};
+use burst_urma_studies::report::{StudyScale, StudyTable};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The grammar.
-pub fn command() -> Command {
+fn main() -> ExitCode {
+    match burst_args::parse(command(), std::env::args_os()) {
+        Ok(matches) => run(&matches),
+        Err(code) => ExitCode::from(code),
+    }
+}
+
+/// The grammar of the command line.
+fn command() -> Command {
     let list: String = STUDIES.iter().map(|(name, about, _)| format!("  {name:<14}{about}\n")).collect();
-    Command::new("urma")
+    Command::new("urma-studies")
         .about("Run studies of the Unified Bus beside the OpenURMA paper's (docs/urma-studies.md)")
         .long_about(
             "Run studies of the Unified Bus: hosts run the real URMA and RC code in virtual time behind modelled host \
              interfaces. Each table has the OpenURMA paper's figures, those of its repository, the closed form and the simulated \
-             ones, and says why they differ.\n\nExit code 1: a promise of a study is not kept.",
+             ones, and says why they differ.\n\nExit code 1: a promise of a study is not kept; 3: a study could not run.",
         )
         .after_help(format!("Studies:\n{list}"))
         .arg(Arg::new("study").value_name("STUDY").num_args(0..).help("Studies [default: all]"))
@@ -37,7 +45,7 @@ pub fn command() -> Command {
 }
 
 /// Carries it out.
-pub fn urma(matches: &ArgMatches) -> ExitCode {
+fn run(matches: &ArgMatches) -> ExitCode {
     let scale = StudyScale {
         is_quick: matches.get_flag("quick"),
         seed: *matches.get_one("seed").expect("an argument with a default"),
@@ -49,7 +57,7 @@ pub fn urma(matches: &ArgMatches) -> ExitCode {
     };
     if let Some(word) = wanted.iter().find(|word| find(word).is_none()) {
         let all: Vec<&str> = STUDIES.iter().map(|study| study.0).collect();
-        eprintln!("burst: there is no study \"{word}\"; there are: {}", all.join(", "));
+        eprintln!("urma-studies: there is no study \"{word}\"; there are: {}", all.join(", "));
         return ExitCode::from(burst_args::EXIT_USAGE);
     }
     let mut tables = Vec::new();
@@ -62,11 +70,11 @@ pub fn urma(matches: &ArgMatches) -> ExitCode {
                 }
                 tables.push(table);
             }
-            Err(sentence) => return crate::fail(format!("study {name}: {sentence}")),
+            Err(sentence) => return fail(format!("study {name}: {sentence}")),
         }
     }
     if let Some(sentence) = json.and_then(|path| write(path, &tables).err()) {
-        return crate::fail(sentence);
+        return fail(sentence);
     }
     ExitCode::from(u8::from(!tables.iter().all(StudyTable::is_met)))
 }
@@ -79,4 +87,10 @@ fn write(path: &Path, tables: &[StudyTable]) -> Result<(), String> {
         return Ok(());
     }
     std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Prints one sentence to stderr; returns the exit code of a study that could not run.
+fn fail(sentence: impl std::fmt::Display) -> ExitCode {
+    eprintln!("urma-studies: {sentence}");
+    ExitCode::from(3)
 }

@@ -1,12 +1,12 @@
 //! Many operations at a time: concurrency, arrivals at random, YCSB-A; loads that hit the processor's caches.
 
-use crate::studies::artefact;
-use crate::studies::closed_form::{StudyVerb, TwoNodes};
-use crate::studies::interface::{CYCLE_PS, FLIT_BYTES, StudyStack};
-use crate::studies::measure::{Latencies, Measured, RUN_MAX, closed_loop, warm_world};
-use crate::studies::program::{OpenProgram, StudyOp};
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::{NS, StudyConfig};
+use crate::artefact;
+use crate::closed_form::{StudyVerb, TwoNodes};
+use crate::interface::{CYCLE_PS, FLIT_BYTES, StudyStack};
+use crate::measure::{Latencies, Measured, RUN_MAX, closed_loop, warm_world};
+use crate::program::{OpenProgram, StudyOp};
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::{NS, StudyConfig};
 use burst_base::rng::Rng;
 
 const ONE_SERVER: &str = "The artefact takes one operation at a time, however many are asked for: it is a queue with one server. Here \

@@ -1,4 +1,4 @@
-//! The evaluation of the OpenURMA paper, again, with the real protocol code: `burst sim urma` (docs/urma-studies.md).
+//! The evaluation of the OpenURMA paper, again, with the real protocol code; experiments/urma/run runs it (docs/urma-studies.md).
 //!
 //! The paper's two-node simulator adds constants. Here hosts run Burst's engine, URMA on the bus and RC for RoCE, in virtual
 //! time; only what lies between program, adapter and memory is a model, with the paper's parameters. Each study puts four
@@ -19,6 +19,7 @@
 //! | [`pressure`], [`contention`], [`congestion`] | many Jetties and hosts; a lock; a full port |
 //! | [`state`], [`absent`] | bytes and setup; what is not measured |
 //! | [`registry`] | all studies, by name |
+#![forbid(unsafe_code)]
 
 pub mod absent;
 pub mod artefact;

@@ -1,8 +1,9 @@
 //! The studies of the Unified Bus, with few operations: each runs, keeps its promises, and gives the same table again.
 
-use burst_sim::studies::registry::{STUDIES, find};
-use burst_sim::studies::report::{StudyRow, StudyScale, StudyTable};
+use burst_urma_studies::registry::{STUDIES, find};
+use burst_urma_studies::report::{StudyRow, StudyScale, StudyTable};
 use std::collections::BTreeSet;
+use std::process::Command;
 
 const QUICK: StudyScale = StudyScale { is_quick: true, seed: 1 };
 
@@ -77,4 +78,28 @@ fn latency_has_the_figures_of_table_6_and_repeats() {
 fn every_study_has_a_test() {
     let tested: BTreeSet<&str> = TESTED.iter().copied().chain(["latency"]).collect();
     assert_eq!(tested, STUDIES.iter().map(|study| study.0).collect());
+}
+
+/// Exit code, standard output and standard error of the program.
+fn urma_studies(words: &[&str]) -> (Option<i32>, String, String) {
+    let done = Command::new(env!("CARGO_BIN_EXE_urma-studies")).args(words).output().expect("the program starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (done.status.code(), text(done.stdout), text(done.stderr))
+}
+
+#[test]
+fn the_program_prints_the_same_json_twice() {
+    let [first, again] = [0, 1].map(|_| urma_studies(&["setup", "absent", "--quick", "--json", "-"]));
+    assert_eq!(first, again);
+    let (code, json, errors) = first;
+    assert_eq!(code, Some(0), "{errors}");
+    let tables: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((tables[0]["name"].as_str(), tables[1]["name"].as_str()), (Some("setup"), Some("absent")));
+}
+
+#[test]
+fn a_study_that_does_not_exist_is_refused_with_the_list() {
+    let (code, _, errors) = urma_studies(&["latencies"]);
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("\"latencies\"") && errors.contains("loss-rate"), "{errors}");
 }

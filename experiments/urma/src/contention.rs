@@ -1,12 +1,12 @@
 //! A lock in one word: programs try to get it by compare and swap, and free it in the same way.
 
-use crate::studies::artefact;
-use crate::studies::closed_form::{StudyVerb, TwoNodes};
-use crate::studies::interface::StudyStack;
-use crate::studies::measure::{RUN_MAX, warm_world};
-use crate::studies::program::{EndedOp, StudyOp, StudyProgram};
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::StudyConfig;
+use crate::artefact;
+use crate::closed_form::{StudyVerb, TwoNodes};
+use crate::interface::StudyStack;
+use crate::measure::{RUN_MAX, warm_world};
+use crate::program::{EndedOp, StudyOp, StudyProgram};
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::StudyConfig;
 
 /// What a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

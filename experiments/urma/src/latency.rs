@@ -1,13 +1,13 @@
 //! Latency of two idle hosts: operations (table 6), where the time goes (table 7), the link's delay, payload.
 
-use crate::studies::artefact;
-use crate::studies::closed_form::{StudyVerb, TwoNodes};
-use crate::studies::interface::StudyStack;
-use crate::studies::measure::{Measured, closed_loop, run_loop, warm_world};
-use crate::studies::packets::PacketRole;
-use crate::studies::program::StudyOp;
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::{NS, StudyConfig};
+use crate::artefact;
+use crate::closed_form::{StudyVerb, TwoNodes};
+use crate::interface::StudyStack;
+use crate::measure::{Measured, closed_loop, run_loop, warm_world};
+use crate::packets::PacketRole;
+use crate::program::StudyOp;
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::{NS, StudyConfig};
 
 /// What the closed form with the sizes of real packets may differ by: it rounds seven terms down, and the acknowledgement of a
 /// packet, which leaves before the answer, takes the adapter a cycle.
@@ -141,8 +141,8 @@ pub fn phases(scale: &StudyScale) -> Result<StudyTable, String> {
     for (stack, figures) in paper {
         let nodes = TwoNodes::new(stack, StudyVerb::Read, 64);
         let interface = stack.interface();
-        let nic = crate::studies::closed_form::nic_ns(interface.nic_cycles, 64);
-        let wire = crate::studies::closed_form::wire_ns(nodes.link_ns, 64);
+        let nic = crate::closed_form::nic_ns(interface.nic_cycles, 64);
+        let wire = crate::closed_form::wire_ns(nodes.link_ns, 64);
         let data = interface.response_write;
         let parts = [nodes.before(), nic, wire, nic, nodes.target(), nic, wire, nic, data, nodes.after() - data];
         let ours = timeline(stack, scale)?;

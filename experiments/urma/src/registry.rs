@@ -1,7 +1,7 @@
 //! All studies, by name.
 
-use crate::studies::report::{StudyScale, StudyTable};
-use crate::studies::{absent, congestion, contention, disorder, latency, load, order, pressure, state};
+use crate::report::{StudyScale, StudyTable};
+use crate::{absent, congestion, contention, disorder, latency, load, order, pressure, state};
 
 /// Runs a study.
 pub type RunStudy = fn(&StudyScale) -> Result<StudyTable, String>;

@@ -1,8 +1,8 @@
 //! A host of the studies: a simulated host with its adapter's stages, its program's processor, and what it has made.
 
-use crate::node::SimHost;
-use crate::port::Wire;
-use crate::studies::interface::{CYCLE_PS, FLIT_BYTES};
+use crate::interface::{CYCLE_PS, FLIT_BYTES};
+use burst_sim::node::SimHost;
+use burst_sim::port::Wire;
 use burst_urma::AccessTag;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};

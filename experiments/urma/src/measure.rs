@@ -1,7 +1,7 @@
 //! Runs a program in a world and says what was measured.
 
-use crate::studies::program::{EndedOp, LoopProgram, StudyOp};
-use crate::studies::world::{NS, StudyConfig, StudyWorld};
+use crate::program::{EndedOp, LoopProgram, StudyOp};
+use crate::world::{NS, StudyConfig, StudyWorld};
 
 /// Operations of each queue to each peer before what is measured: they open channels and order streams.
 const WARM_OPS: u64 = 2;
@@ -58,7 +58,7 @@ pub fn closed_loop(
     depth: u64,
     make: impl FnMut(u32, u64) -> StudyOp,
 ) -> Result<Measured, String> {
-    let mut world = warm_world(config, StudyOp::new(crate::studies::closed_form::StudyVerb::Read, 8, 0))?;
+    let mut world = warm_world(config, StudyOp::new(crate::closed_form::StudyVerb::Read, 8, 0))?;
     run_loop(&mut world, count, depth, make).map(|(ns, mops, failed, ended)| Measured {
         ns,
         mops,

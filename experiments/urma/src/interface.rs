@@ -1,8 +1,8 @@
 //! What lies between a program and its adapter, and between an adapter and memory: the parameters of OpenURMA's table 7.
 //!
 //! The Unified Bus joins processor, memory and adapter by one bus; a RoCE adapter is reached through PCI Express. A
-//! [`HostInterface`] has a number for each step, in nanoseconds. The closed form ([`crate::studies::closed_form`]) adds them up;
-//! the simulated hosts ([`crate::studies::host`]) wait for them around the real protocol code.
+//! [`HostInterface`] has a number for each step, in nanoseconds. The closed form ([`crate::closed_form`]) adds them up;
+//! the simulated hosts ([`crate::host`]) wait for them around the real protocol code.
 
 /// A cycle of the adapters of the paper, in picoseconds: 322 MHz.
 pub const CYCLE_PS: u64 = 3_106;

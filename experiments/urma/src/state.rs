@@ -1,14 +1,14 @@
 //! Bytes of state (tables 4 and 5), and connection setup.
 
-use crate::studies::artefact;
-use crate::studies::closed_form::{
+use crate::artefact;
+use crate::closed_form::{
     CHANNEL_STATE, JETTY_STATE, QP_STATE, StudyVerb, bus_state, roce_state, setup_parallel, setup_serial,
 };
-use crate::studies::interface::StudyStack;
-use crate::studies::measure::warm_world;
-use crate::studies::program::StudyOp;
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::StudyConfig;
+use crate::interface::StudyStack;
+use crate::measure::warm_world;
+use crate::program::StudyOp;
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::StudyConfig;
 use burst_engine::QpSlot;
 
 /// The workers of the artefact's program for setup.
@@ -112,9 +112,9 @@ pub fn setup(scale: &StudyScale) -> Result<StudyTable, String> {
     // A channel opens with its first request: how much longer that takes than the next one.
     for link_ns in [100, 1_000] {
         let config = StudyConfig { link_ns, seed: scale.seed, ..StudyConfig::new(StudyStack::Urma) };
-        let mut world = crate::studies::world::StudyWorld::new(config)?;
+        let mut world = crate::world::StudyWorld::new(config)?;
         let make = |_: u32, _: u64| StudyOp::new(StudyVerb::Read, 64, 1);
-        let (_, _, _, ended) = crate::studies::measure::run_loop(&mut world, 2, 1, make)?;
+        let (_, _, _, ended) = crate::measure::run_loop(&mut world, 2, 1, make)?;
         let further = (ended[0].1.latency - ended[1].1.latency) as f64 / 1e12;
         let why = "Burst's channel opens on the bus itself with its first request: a round trip (REQUEST, REPLY), nothing out of band. \
                    The paper's 500 us stand for TCP.";

@@ -1,12 +1,12 @@
 //! Many Jetties, peers and contexts: a shared channel, many receivers, caches that spill, many hosts.
 
-use crate::studies::artefact;
-use crate::studies::closed_form::{StudyVerb, TwoNodes, all_to_all};
-use crate::studies::interface::{JETTY_CACHE, QP_CACHE, StudyStack};
-use crate::studies::measure::{Measured, closed_loop, run_loop, warm_world};
-use crate::studies::program::StudyOp;
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::StudyConfig;
+use crate::artefact;
+use crate::closed_form::{StudyVerb, TwoNodes, all_to_all};
+use crate::interface::{JETTY_CACHE, QP_CACHE, StudyStack};
+use crate::measure::{Measured, closed_loop, run_loop, warm_world};
+use crate::program::StudyOp;
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::StudyConfig;
 use burst_base::rng::Rng;
 
 /// Host 0 and `peers` others around a switch, or one at the other end of a link; so many queues to each.

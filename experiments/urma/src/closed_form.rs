@@ -2,9 +2,9 @@
 //!
 //! OpenURMA's two-node simulator waits for one constant after the other and takes one operation at a time. This module computes
 //! the same integers, each term rounded down as there; its tests hold them against the artefact's committed files. Nothing of
-//! Burst's protocol is in it: [`crate::studies`] puts the results beside simulations that run the real code.
+//! Burst's protocol is in it: [`crate`] puts the results beside simulations that run the real code.
 
-use crate::studies::interface::{CYCLE_PS, FLIT_BYTES, JETTY_CACHE, QP_CACHE, StudyStack};
+use crate::interface::{CYCLE_PS, FLIT_BYTES, JETTY_CACHE, QP_CACHE, StudyStack};
 
 /// Rate of the link in Gbit/s.
 pub const LINK_GBPS: u64 = 400;
@@ -221,7 +221,7 @@ pub fn setup_parallel(is_bus: bool, n: u64, m: u64, workers: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::studies::artefact;
+    use crate::artefact;
 
     fn of_all(verb: StudyVerb, bytes: u64, change: impl Fn(&mut TwoNodes)) -> [u64; 4] {
         StudyStack::ALL.map(|stack| {

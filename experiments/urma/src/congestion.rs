@@ -1,16 +1,16 @@
 //! Congestion at one port: C-AQM, whose hints the switch writes into real packets, and DCQCN of Burst's RC.
 
-use crate::run::PacketRun;
-use crate::studies::closed_form::StudyVerb;
-use crate::studies::interface::StudyStack;
-use crate::studies::measure::warm_world;
-use crate::studies::packets::change_congestion;
-use crate::studies::program::{EndedOp, StudyOp, StudyProgram};
-use crate::studies::report::{StudyRow, StudyScale, StudyTable};
-use crate::studies::world::{StudyConfig, StudyWorld};
+use crate::closed_form::StudyVerb;
+use crate::interface::StudyStack;
+use crate::measure::warm_world;
+use crate::packets::change_congestion;
+use crate::program::{EndedOp, StudyOp, StudyProgram};
+use crate::report::{StudyRow, StudyScale, StudyTable};
+use crate::world::{StudyConfig, StudyWorld};
 use burst_base::rng::Rng;
 use burst_cc::Params;
 use burst_fabric::{ClassSettings, QueueView};
+use burst_sim::run::PacketRun;
 use burst_urma::caqm::CaqmPort;
 use std::collections::BTreeMap;
 
