@@ -65,6 +65,7 @@ bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in
 experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP), how senders share a link, what many queue pairs cost, and simulate figures of publications (half an hour; tables, plots in target)
 	$(CARGO) build --release --locked -p burst-engine --example shared_link --example many_queue_pairs --example calibrate
 	$(CARGO) build --release --locked -p burst-shm --example doorbells
+	$(CARGO) build --release --locked -p burst-urma-studies
 	@missed=0; for one in fairness/run loss/run loss/tcp scale/run calibration/run simulator/run urma/run; do experiments/$$one || missed=1; done; exit $$missed
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
@@ -85,7 +86,7 @@ doc: ## Build the API documentation; warnings are errors
 
 install: build ## Install below PREFIX (default /usr/local)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/burst
-	install -m 755 target/release/burst target/release/burstd target/release/burst-proxy $(DESTDIR)$(PREFIX)/bin
+	install -m 755 target/release/burst target/release/burstd target/release/burst-proxy target/release/burst-sim $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(LIB)/burst-pair $(DESTDIR)$(PREFIX)/lib/burst
 	install -m 644 $(LIB)/lib*.so.1 $(DESTDIR)$(PREFIX)/lib/burst
 	ln -sf libibverbs.so.1 $(DESTDIR)$(PREFIX)/lib/burst/libibverbs.so

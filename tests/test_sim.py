@@ -112,17 +112,3 @@ def test_the_hunt_repeats_its_seeds():
     assert done.returncode == 0 and done.stdout == "40 seeds from 5 on: 0 violations\n", done.stdout
     assert sim("replay", 7).stdout == "seed 7: nothing is violated\n"
     assert 'name = "hunt 7"' in sim("replay", 7, "--show").stdout
-
-
-def test_a_study_of_the_unified_bus_repeats_and_says_what_it_is_beside():
-    first, again = (sim("urma", "latency", "setup", "--quick", "--json", "-") for _ in range(2))
-    assert first.returncode == 0 and first.stdout == again.stdout, first.stderr
-    latency, setup = json.loads(first.stdout)
-    row = next(row for row in latency["rows"] if (row["case"], row["stack"]) == ("READ", "RoCE DMA"))
-    assert (row["paper"], row["artefact"], row["closed_form"]) == (2186, 2236, 2236) and 2236 < row["ours"] < 2260
-    assert setup["promises"] and all(promise["met"] for promise in setup["promises"])
-
-
-def test_a_study_that_does_not_exist_is_refused_with_the_list():
-    refused = sim("urma", "latencies")
-    assert refused.returncode == 2 and "latencies" in refused.stderr and "loss-rate" in refused.stderr

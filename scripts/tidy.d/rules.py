@@ -8,21 +8,27 @@ from collections import defaultdict
 
 import documents
 import modules
+import structure
 import words
 from rust import ITEM
+from structure_rules import STRUCTURE_RULES
 
+#: The place of crates that only measure.
+EXPERIMENTS = "experiments"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
 COMMENT_COLUMNS_MAX = 130
 SUBJECT_COLUMNS_MAX = 72
-CIRCLE_FILES_MAX = 8
 #: Files with lines of their own length: tables of symbols, hexadecimal vectors.
 CODE_ENDINGS = (".rs", ".py", ".c", ".h", ".sh", ".awk", ".bt")
 
 
 def storey_of(package):
-    """(storey, crate) from the folder of a crate's manifest: crates/STOREY/CRATE/Cargo.toml."""
+    """(storey, crate) from the folder of a crate's manifest: crates/STOREY/CRATE/Cargo.toml. Crates of experiments/ stand on
+    all storeys: nothing depends on them."""
     parts = package["manifest_path"].split("/")
+    if parts[-3] == "experiments":
+        return EXPERIMENTS, parts[-2]
     return (parts[-3], parts[-2]) if len(parts) >= 4 and parts[-4] == "crates" else (None, package["name"])
 
 
@@ -34,11 +40,15 @@ def storeys(tree):
     used = set()
     for package in tree.metadata["packages"]:
         storey, crate = place[package["name"]]
+        if storey == EXPERIMENTS:
+            continue
         if storey not in order:
             yield package["name"], f"its folder is none of the storeys {', '.join(order)} of [workspace.metadata.storeys]"
             continue
         for dependency in package["dependencies"]:
             below, other = place.get(dependency["name"], (None, None))
+            if below == EXPERIMENTS:
+                yield package["name"], f"{storey}/{crate} depends on experiments/{other}"
             if below not in order or dependency["kind"] == "dev":
                 continue
             edge = f"{crate} -> {other}"
@@ -120,7 +130,7 @@ def unique_types(tree):
             continue
         inside = [(o, c) for *_, o, c in source.functions] + source.test_ranges
         for m in ITEM.finditer(source.code):
-            if not any(o < m.start() < c for o, c in inside) and not in_macro(source, m.start()):
+            if not any(o < m.start() < c for o, c in inside) and not structure.in_macro(source, m.start()):
                 cfg = source.cfg_before(m.start()) or modules.cfg_of(tree, path)
                 places[m.group(2)].append((crate.group(1), f"{path}:{source.line(m.start())}", bool(cfg)))
     for name, found in sorted(places.items()):
@@ -129,11 +139,6 @@ def unique_types(tree):
             for _, place, _ in found:
                 others = ", ".join(p for _, p, _ in found if p != place)
                 yield place, f"type {name} is defined here and in {others}"
-
-
-def in_macro(source, at):
-    """Whether an offset lies in a `macro_rules!` definition."""
-    return any(m.start() < at < source.closing(m.end() - 1) for m in re.finditer(r"macro_rules!\s*\w+\s*[{(]", source.code))
 
 
 def safety(tree):
@@ -174,15 +179,6 @@ def explained(source, at):
     return False
 
 
-def circles(tree):
-    """Files of a crate that import each other in a circle can only be understood together."""
-    for crate, graph in modules.imports(tree).items():
-        for circle in modules.circles(graph):
-            if len(circle) > CIRCLE_FILES_MAX:
-                names = ", ".join(sorted(path.split("/src/")[1] for path in circle))
-                yield crate, f"{len(circle)} files import each other in a circle; {CIRCLE_FILES_MAX} are allowed: {names}"
-
-
 def subjects(tree):
     """A commit's subject is `crate: what changed`."""
     for commit, subject in tree.subjects:
@@ -193,6 +189,6 @@ def subjects(tree):
 
 
 RULES = [
-    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, circles, subjects,
-    *documents.RULES, *words.RULES,
+    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, subjects,
+    *documents.RULES, *words.RULES, *STRUCTURE_RULES,
 ]  # fmt: skip

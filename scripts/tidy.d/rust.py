@@ -15,7 +15,7 @@ ITEM = re.compile(r"\b(struct|enum|trait|union)\s+([A-Za-z_]\w*)")
 FUNCTION = re.compile(r"\bfn\s+([A-Za-z_]\w*)")
 MODULE = re.compile(r"\bmod\s+([a-z_]\w*)\s*([;{])")
 CFG = re.compile(r"#!?\[cfg\b")
-OPENING, CLOSING = "([{", ")]}"
+OPENING = "([{"
 
 
 class Source:
@@ -24,6 +24,7 @@ class Source:
     def __init__(self, path, text):
         self.path, self.text = path, text
         self.comments = []  # (start, end) offsets
+        self.measures = {}  # of structure.py
         self.code = self._blank()
         self._lines = [0] + [m.end() for m in re.finditer("\n", text)]
 
@@ -81,29 +82,25 @@ class Source:
                 at += 1
         return len(self.text)
 
+    @cached_property
+    def _pairs(self):
+        """Offset of the other bracket by the offset of a bracket, both ways."""
+        pairs, open_ones = {}, []
+        for m in re.finditer(r"[][(){}]", self.code):
+            if m.group() in OPENING:
+                open_ones.append(m.start())
+            elif open_ones:
+                opening = open_ones.pop()
+                pairs[opening], pairs[m.start()] = m.start(), opening
+        return pairs
+
     def closing(self, opening):
         """Offset of the bracket that closes the one at `opening`."""
-        depth = 0
-        for at in range(opening, len(self.code)):
-            if self.code[at] in OPENING:
-                depth += 1
-            elif self.code[at] in CLOSING:
-                depth -= 1
-                if depth == 0:
-                    return at
-        return len(self.code)
+        return self._pairs.get(opening, len(self.code))
 
     def opening(self, closing):
         """Offset of the bracket that the one at `closing` closes."""
-        depth = 0
-        for at in range(closing, -1, -1):
-            if self.code[at] in CLOSING:
-                depth += 1
-            elif self.code[at] in OPENING:
-                depth -= 1
-                if depth == 0:
-                    return at
-        return 0
+        return self._pairs.get(closing, 0)
 
     def body(self, at):
         """(opening, closing) of the braces that follow a signature at `at`, or None if a semicolon ends it."""

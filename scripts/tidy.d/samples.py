@@ -8,10 +8,10 @@ OTHER = "crates/base/b/src/lib.rs"
 TEST = "crates/base/a/tests/t.rs"
 
 
-def package(storey, crate, *dependencies, kind=None):
+def package(storey, crate, *dependencies, kind=None, above="crates/"):
     return {
         "name": crate,
-        "manifest_path": f"/r/crates/{storey}/{crate}/Cargo.toml",
+        "manifest_path": f"/r/{above}{storey}/{crate}/Cargo.toml",
         "dependencies": [{"name": name, "kind": kind} for name in dependencies],
     }
 
@@ -50,12 +50,60 @@ CHAIN = {
 
 RUN = '{"date": "2026-11-28T00:00:00", "commit": "1", "machine": {"cpu": "c", "cpus": 2, "kernel": "6.1.0", "memory_gib": 1}, "figures": {}}\n'
 
+def list_of(rule, *items):
+    return {f"scripts/tidy.d/exceptions/{rule}.txt": "# A sample.\n" + "".join(f"{item}\n" for item in items)}
+
+
+def impls(files, *listed):
+    """A crate whose type T is defined in a.rs."""
+    text = {"lib.rs": "mod a;\nmod b;\n", "a.rs": "mod c;\npub struct T;\n"}
+    named = {f"crates/base/a/src/{name}": content for name, content in (text | files).items()}
+    return Sample(named | list_of("impl_outside", *listed))
+
+
+def branches(count, limit=None):
+    """A function of a complexity of `count`."""
+    text = "//! A sample.\nfn f(x: u8) {\n" + "    if x == 1 {}\n" * (count - 1) + "}\n"
+    return Sample({LIB: text} | list_of("complexity", *([f"{LIB} f {limit}"] if limit else [])))
+
+
+def asserting(count, lines, least=None):
+    body = "    assert!(true);\n" * count + "    step();\n" * (lines - count - 3)
+    text = "//! A sample.\nfn f() {\n" + body + "}\n"
+    listed = list_of("assertion_density", f"crates/bytes/shm {least}") if least else {}
+    return Sample({"crates/bytes/shm/src/lib.rs": text} | listed)
+
+
+MIXED = """//! A sample.
+impl<T: ?Sized> A for S<T> {
+    fn f(x: &&str) -> Option<u8> {
+        let Some(y) = g()? else { return None };
+        let z = if y == 1 && x == "a" || h(|| 2, move || 3) { 1 } else { 2 };
+        for i in 0..3 {}
+        while z > 1 {}
+        fn inner() { if a {} }
+        match z {
+            1 | 2 => 1,
+            3 if y > 1 => 2,
+            _ => 3,
+        }
+    }
+}
+"""
+
+CALLED = {
+    "lib.rs": "".join(f"mod m{i};\n" for i in range(9)),
+    **{f"m{i}.rs": f"use crate::m{i + 1}::T{i + 1};\npub struct T{i} {{ pub next: Box<T{i + 1}> }}\n" for i in range(8)},
+}
+
 #: (rule, sample, how many violations it has)
 SAMPLES = [
     ("storeys", Sample({}, workspace(package("base", "low", "high"), package("bytes", "high"))), 1),
     ("storeys", Sample({}, workspace(package("bytes", "a", "b"), package("bytes", "b"))), 1),
     ("storeys", Sample({}, workspace(package("bytes", "a"), package("bytes", "b"), neighbours=["a -> b"])), 1),
     ("storeys", Sample({}, workspace(package("attic", "a"))), 1),
+    ("storeys", Sample({}, workspace(package("bytes", "a"), package("experiments", "x", "a", above=""))), 0),
+    ("storeys", Sample({}, workspace(package("bytes", "a", "x"), package("experiments", "x", above=""))), 1),
     ("storeys", Sample({}, workspace(package("bytes", "a", "b", "low", "serde"), package("bytes", "b"), package("base", "low"), neighbours=["a -> b"])), 0),
     ("storeys", Sample({}, workspace(package("base", "low", "high", kind="dev"), package("bytes", "high"))), 0),
     ("function_length", rust(function(71)), 1),
@@ -95,6 +143,31 @@ SAMPLES = [
     ("circles", ring(9, through_root=True), 1),
     ("circles", ring(8, through_root=True), 0),
     ("circles", crate(CHAIN), 0),
+    ("circles", crate(CALLED | {"m8.rs": "pub struct T8;\nimpl T8 {\n    fn f(x: &T0) { let y = &x.next; y.next.only_there(); }\n}\n", "m2.rs": CALLED["m2.rs"] + "impl T2 {\n    fn only_there(&self) {}\n}\n"}), 0),
+    ("circles", crate(CALLED | {"m8.rs": "pub struct T8;\nimpl T8 {\n    fn f(x: u8) { x.only_there(); }\n}\n", "m0.rs": CALLED["m0.rs"] + "impl T0 {\n    fn only_there(&self) {}\n}\n"}), 1),
+    ("circles", crate(CALLED | {"m8.rs": "pub struct T8;\nimpl T8 {\n    fn f(x: u8) { x.reset(); }\n}\n", "m0.rs": CALLED["m0.rs"] + "impl T0 {\n    fn reset(&self) {}\n}\n"}), 0),
+    ("circles", crate({f"m{i}.rs": f"pub struct T{i} {{ pub next: Option<T{(i + 1) % 9}> }}\nimpl T{i} {{\n    fn f{i}(&self) {{ self.next.f{(i + 1) % 9}(); }}\n}}\n" for i in range(9)} | {"lib.rs": CALLED["lib.rs"]}), 1),
+    ("circles", Sample({f"crates/base/a/src/{n}": t for n, t in CALLED.items()} | {"crates/base/a/src/m8.rs": "use crate::m0::T0;\npub struct T8;\n"} | list_of("circles", "crates/base/a 9")), 0),
+    ("impl_outside", impls({"b.rs": "impl T {\n    fn f(&self) {}\n}\n"}), 1),
+    ("impl_outside", impls({"b.rs": "use crate::a::T;\nimpl<'a, X: Fn() -> u8> From<X> for T\nwhere\n    X: Copy,\n{\n    fn f(&self) {}\n}\n"}), 1),
+    ("impl_outside", impls({"a.rs": "mod c;\npub struct T;\nimpl T {\n    fn f(&self) {}\n}\n", "a/c.rs": "impl T {\n    fn g() -> impl Copy {}\n}\n", "b.rs": "impl Foreign for u8 {\n    fn f(&self) {}\n}\n"}), 0),
+    ("impl_outside", impls({"b.rs": "impl T {\n    fn f(&self) {}\n}\n#[cfg(test)]\nmod tests {\n    impl T {\n        fn g() {}\n    }\n}\n"}, "crates/base/a/src/b.rs T"), 0),
+    ("impl_outside", Sample({LIB: "mod b;\nstruct T;\n", "crates/base/a/src/b.rs": "impl T {\n    fn f() {}\n}\n"}), 1),
+    ("complexity", branches(16), 1),
+    ("complexity", branches(15), 0),
+    ("complexity", branches(17, 16), 1),
+    ("complexity", branches(17, 17), 0),
+    ("complexity", Sample({LIB: MIXED}), 0),
+    ("complexity", Sample({LIB: MIXED.replace("while z", "if b {}\n" * 5 + "while z")}), 1),
+    ("complexity", Sample({LIB: MIXED.replace("while z", "if b {}\n" * 4 + "while z")}), 0),
+    ("parameters", rust("//! A sample.\nimpl A {\n    fn f(&self, a: B<u8, u8>, (b, c): (u8, u8), d: &dyn Fn(u8, u8), e: [u8; 2]) {}\n}\n"), 1),
+    ("parameters", rust('//! A sample.\nimpl A {\n    fn f(&self, a: B<u8, u8>, b: u8, d: &dyn Fn(u8, u8) -> u8, e: [u8; 2]) {}\n}\nunsafe extern "C" fn c(a: u8, b: u8, c: u8, d: u8, e: u8, f: u8) {}\n'), 0),
+    ("assertion_density", asserting(7, 1000), 1),
+    ("assertion_density", asserting(8, 1000), 0),
+    ("assertion_density", asserting(1, 1000, 1), 0),
+    ("assertion_density", asserting(1, 1000, 1.1), 1),
+    ("commit_size", Sample({}, sizes=[("1", 501, "Some text.\nWhy: none.\n")]), 1),
+    ("commit_size", Sample({}, sizes=[("1", 500, ""), ("2", 5000, "Text.\n\nSize: generated tables.\n")]), 0),
     ("subjects", Sample({}, subjects=[("1", "transport: " + "w" * 62)]), 1),
     ("subjects", Sample({}, subjects=[("1", "Fix things")]), 1),
     ("subjects", Sample({}, subjects=[("1", "transport: " + "w" * 61), ("2", "rdmacm, cm: a thing"), ("3", ".ci: a thing")]), 0),

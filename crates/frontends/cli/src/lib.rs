@@ -17,10 +17,9 @@ mod impair;
 mod in_process;
 mod install;
 mod ls;
-mod proxy;
+mod programs;
 mod run;
 mod sharing;
-mod sim;
 mod sockets;
 mod stats;
 mod users;
@@ -44,8 +43,7 @@ pub fn main() -> ExitCode {
         Some(("impair", m)) => impair::impair(m),
         Some(("capture", m)) => capture::capture(m),
         Some(("cc", m)) => cc::cc(m),
-        Some(("sim", m)) => sim::sim(m),
-        Some(("proxy", m)) => proxy::proxy(m),
+        Some((name @ ("sim" | "proxy"), m)) => programs::execute(name, m),
         Some(("stats", m)) => stats::stats(m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
@@ -94,8 +92,8 @@ pub fn command() -> Command {
         .subcommand(cc::command())
         .subcommand(cm::command())
         .subcommand(impair::command())
-        .subcommand(sim::command())
-        .subcommand(proxy::command())
+        .subcommand(programs::sim_command())
+        .subcommand(programs::proxy_command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
         .subcommand(in_process::snapshot_command())

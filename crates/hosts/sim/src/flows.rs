@@ -70,7 +70,7 @@ pub struct TrafficSource {
 const SECOND: f64 = 1e12;
 
 /// An exponentially distributed number with mean 1.
-pub(crate) fn exponential(rng: &mut Rng) -> f64 {
+pub fn exponential(rng: &mut Rng) -> f64 {
     // 53 bits, never 0.
     let uniform = ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;
     -natural_log(uniform)

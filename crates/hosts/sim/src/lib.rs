@@ -1,4 +1,4 @@
-//! `burst sim`: hosts that run the real engine in virtual time, on a modelled network.
+//! The simulator of `burst sim`: hosts that run the real engine in virtual time, on a modelled network.
 //!
 //! A simulated host is a whole worker ([`burst_engine::Worker`]) with its queue pairs, congestion control and loss recovery, the
 //! same code that a daemon runs. Modelled are the network ([`burst_fabric`]) and what a host's processor costs. Time is an
@@ -18,7 +18,6 @@
 //! | [`sweep`] | a grid of scenarios |
 //! | [`oracle`] | what must hold inside the engines |
 //! | [`hunt`] | random scenarios under the oracle |
-//! | [`studies`] | the evaluation of the OpenURMA paper |
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -35,7 +34,6 @@ pub mod port;
 pub mod results;
 pub mod run;
 pub mod scenario;
-pub mod studies;
 pub mod sweep;
 pub mod topology;
 pub mod world;

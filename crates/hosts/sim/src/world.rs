@@ -747,7 +747,7 @@ fn no_memory(error: rustix::io::Errno) -> SimError {
 }
 
 /// A file without a name, sealed against shrinking.
-pub(crate) fn shared_memory(bytes: u64) -> Result<OwnedFd, rustix::io::Errno> {
+pub fn shared_memory(bytes: u64) -> Result<OwnedFd, rustix::io::Errno> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let fd = memfd_create("burst-sim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, bytes)?;
@@ -756,7 +756,7 @@ pub(crate) fn shared_memory(bytes: u64) -> Result<OwnedFd, rustix::io::Errno> {
 }
 
 /// The train of a run. Packets differ by the headers of first and last packets, a few bytes; the train's bytes are exact.
-pub(crate) fn train_of(from: HostId, out: Outgoing) -> Train<PacketRun> {
+pub fn train_of(from: HostId, out: Outgoing) -> Train<PacketRun> {
     let Outgoing { to, run, bytes, last } = out;
     let count = run.count;
     let stride = if count > 1 { (bytes - last) / (count - 1) } else { last };
