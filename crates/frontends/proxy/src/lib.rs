@@ -11,6 +11,7 @@
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod counters;
 pub mod engine;
 pub mod hold;
 pub mod intercept;

@@ -23,6 +23,7 @@ pub use listen::{listener, own_mark};
 pub use picture::{StreamView, WorkerPicture};
 
 use crate::config::Checked;
+use crate::counters::ProxyCounters;
 use crate::engine::{OwnEngine, SleepEnd};
 use crate::hold::SynQueue;
 use crate::message::{Command, Report};
@@ -33,7 +34,7 @@ use burst_relay::Outcome;
 use direct::Pair;
 use link::{PeerLink, PeerView};
 use rest::{LOOK_MOST, LookScore, YIELD_LONG};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -154,7 +155,7 @@ pub struct RelayWorker {
     /// No connection is accepted until the next tick.
     listeners_paused: bool,
     next_tick: Option<Instant>,
-    counters: BTreeMap<&'static str, u64>,
+    counters: ProxyCounters,
     decisions: VecDeque<Decision>,
     scratch: Vec<u8>,
 }
@@ -203,7 +204,7 @@ impl RelayWorker {
             draining: false,
             listeners_paused: false,
             next_tick: None,
-            counters: BTreeMap::new(),
+            counters: ProxyCounters::default(),
             decisions: VecDeque::new(),
             scratch: Vec::new(),
         };
@@ -354,10 +355,6 @@ impl RelayWorker {
     fn tick_soon(&mut self) {
         let soon = Instant::now() + TICK;
         self.next_tick = Some(self.next_tick.map_or(soon, |at| at.min(soon)));
-    }
-
-    fn count(&mut self, name: &'static str, by: u64) {
-        *self.counters.entry(name).or_default() += by;
     }
 
     fn decide(&mut self, client: SocketAddr, server: SocketAddr, reason: Reason) {

@@ -96,13 +96,12 @@ impl Control {
         asked.into_iter().filter_map(|from| from.recv_timeout(PATIENCE).ok()).collect()
     }
 
-    fn counters(&self, pictures: &[WorkerPicture]) -> BTreeMap<String, u64> {
-        let mut sums: BTreeMap<String, u64> = BTreeMap::new();
-        for (name, value) in pictures.iter().flat_map(|picture| &picture.counters) {
-            *sums.entry(name.clone()).or_default() += value;
-        }
-        for (name, value) in self.interceptions.iter().flat_map(|place| place.interception.counts()) {
-            *sums.entry(name.to_owned()).or_default() += value;
+    fn counters(&self, pictures: &[WorkerPicture]) -> BTreeMap<&'static str, u64> {
+        let of_workers = pictures.iter().flat_map(|picture| picture.counters.iter());
+        let of_connects = self.interceptions.iter().flat_map(|place| place.interception.counts());
+        let mut sums = BTreeMap::new();
+        for (counter, value) in of_workers.chain(of_connects) {
+            *sums.entry(counter.name()).or_default() += value;
         }
         sums
     }

@@ -17,6 +17,7 @@
 
 use super::Counts;
 use crate::config::{Prefix, Taken};
+use crate::counters::ProxyCounter;
 use crate::hold::{has_ipv6, port_classes};
 use crate::netlink::{Attributes, Netlink};
 use crate::nft::{self, HeaderBase, Relation, SetChange, SetForm, TableBatch};
@@ -57,8 +58,13 @@ const ARRIVE: &str = "arrive";
 /// From there to a worker.
 const DEAL: &str = "deal";
 
-/// Counters, in the order of `COUNTS`; rules cannot miss a listener.
-const COUNTERS: [&str; 4] = ["connects_taken", "connects_without_policy", "connects_without_peer", "connects_marked"];
+/// Counters of the table; rules cannot miss a listener.
+const COUNTERS: [ProxyCounter; 4] = [
+    ProxyCounter::ConnectsTaken,
+    ProxyCounter::ConnectsWithoutPolicy,
+    ProxyCounter::ConnectsWithoutPeer,
+    ProxyCounter::ConnectsMarked,
+];
 
 const FLAG_FIN: u8 = 1;
 const FLAG_SYN: u8 = 2;
@@ -181,13 +187,13 @@ impl NftSteering {
         Ok(())
     }
 
-    /// SYNs by the names of `COUNTERS`: a repeated one counts again.
+    /// The values of `COUNTERS`: SYNs, so a repeated one counts again.
     pub fn counts(&self) -> Counts {
-        let read = |counter| {
+        let read = |counter: ProxyCounter| {
             let each = self.families.iter();
-            each.map(|family| nft::counted(&self.owner, *family, &self.table, counter).unwrap_or(0)).sum()
+            each.map(|family| nft::counted(&self.owner, *family, &self.table, counter.name()).unwrap_or(0)).sum()
         };
-        COUNTERS.iter().map(|name| (*name, read(name))).collect()
+        COUNTERS.iter().map(|counter| (*counter, read(*counter))).collect()
     }
 }
 
@@ -223,6 +229,11 @@ fn when_within(offset: u32, (ip, bits): Prefix) -> Attributes {
     load.with(nft::masked(&mask[..key.len()])).with(nft::equal(&key))
 }
 
+/// Counts the packet.
+fn counted(counter: ProxyCounter) -> Attributes {
+    nft::count(counter.name())
+}
+
 /// The rules of one family.
 struct FamilyRules {
     mark: u32,
@@ -254,7 +265,7 @@ impl FamilyRules {
         let mut made = TableBatch::new(owner, self.family, table);
         made.make_table();
         self.make_sets(&mut made);
-        COUNTERS.iter().for_each(|counter| made.counter(counter));
+        COUNTERS.iter().for_each(|counter| made.counter(counter.name()));
         for chain in [SYN, DECIDE, FOLLOW, DEAL] {
             made.chain(chain);
         }
@@ -296,15 +307,15 @@ impl FamilyRules {
             made.rule(SYN, group.with(nft::jump(&chain)));
             self.policy(made, &chain, &policy.taken);
         }
-        made.rule(SYN, nft::count("connects_without_policy"));
+        made.rule(SYN, counted(ProxyCounter::ConnectsWithoutPolicy));
 
         let is_marked = nft::load_meta(nft::META_MARK).with(nft::when(Relation::NotEqual, &[0; 4]));
-        made.rule(DECIDE, is_marked.with(nft::count("connects_marked")).with(nft::accept()));
+        made.rule(DECIDE, is_marked.with(counted(ProxyCounter::ConnectsMarked)).with(nft::accept()));
         let is_dead =
             nft::load_payload(nft::WORD_0, HeaderBase::Network, destination, len).with(nft::when_in(ALIVE, false));
-        made.rule(DECIDE, is_dead.with(nft::count("connects_without_peer")).with(nft::accept()));
+        made.rule(DECIDE, is_dead.with(counted(ProxyCounter::ConnectsWithoutPeer)).with(nft::accept()));
         // If the set is full, the rule ends here, and the connection is not taken.
-        let noted = self.change(FLOWS, SetChange::Update).with(nft::count("connects_taken"));
+        let noted = self.change(FLOWS, SetChange::Update).with(counted(ProxyCounter::ConnectsTaken));
         made.rule(DECIDE, noted.with(nft::set_mark(self.mark)));
         // Not back to SYN, which would count it again.
         made.rule(DECIDE, nft::accept());

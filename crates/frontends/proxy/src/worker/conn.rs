@@ -7,6 +7,7 @@
 use super::pace::Pace;
 use super::syn::HeldFor;
 use super::{KIND_CONN, RelayWorker, TURN_BYTES};
+use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::intercept::steer;
 use crate::pool::WindowSlot;
@@ -197,7 +198,7 @@ impl RelayWorker {
                 Err(_) => break true,
             }
         };
-        self.count("bytes_delivered", moved);
+        self.counters.add(ProxyCounter::BytesDelivered, moved);
         if failed {
             return self.reset(place, Outcome::Reset);
         }
@@ -237,7 +238,7 @@ impl RelayWorker {
         if let Some(link) = &mut self.links[number] {
             conn.stream.end(Outcome::Clean, &mut link.outbox);
         }
-        self.count("streams_ended", 1);
+        self.counters.count(ProxyCounter::StreamsEnded);
         self.mark_dirty(number);
         self.forget_if_gone(place);
     }
@@ -305,7 +306,7 @@ impl RelayWorker {
             self.queue(place);
         }
         if moved > 0 {
-            self.count("bytes_read", (TURN_BYTES - budget) as u64);
+            self.counters.add(ProxyCounter::BytesRead, (TURN_BYTES - budget) as u64);
             self.after_read(place);
         }
     }
@@ -333,11 +334,11 @@ impl RelayWorker {
         {
             conn.stream.end(outcome, &mut link.outbox);
             let name = match outcome {
-                Outcome::Refused => "streams_refused",
-                Outcome::Unreachable => "streams_unreachable",
-                _ => "streams_reset",
+                Outcome::Refused => ProxyCounter::StreamsRefused,
+                Outcome::Unreachable => ProxyCounter::StreamsUnreachable,
+                _ => ProxyCounter::StreamsReset,
             };
-            self.count(name, 1);
+            self.counters.add(name, 1);
         }
         self.mark_dirty(number);
         let answer = if outcome == Outcome::Unreachable { Verdict::Drop } else { Verdict::Refuse };

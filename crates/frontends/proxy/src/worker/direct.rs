@@ -6,6 +6,7 @@
 use super::conn::WATCHED;
 use super::syn::{ClientEnd, HeldFor};
 use super::{KIND_PAIR, RelayWorker, TURN_BYTES, listen};
+use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::intercept::steer;
 use crate::sys;
@@ -78,7 +79,7 @@ impl RelayWorker {
         (client, server): (SocketAddr, SocketAddr),
         why: Reason,
     ) {
-        self.count("connections_by_tcp", 1);
+        self.counters.count(ProxyCounter::ConnectionsByTcp);
         self.decide(client, server, why);
         let made = self.in_place(at, |config| listen::connect_onward(client, server, config.config.mark as i32));
         let onward = match made {

@@ -4,6 +4,7 @@ use super::conn::{Phase, ProxyConn};
 use super::pace::Pace;
 use super::syn::HeldFor;
 use super::{RelayWorker, listen};
+use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::message::Report;
 use burst_relay::{Frame, FrameReader, Header, MessageKind, Novelty, Outcome, PeerFault, PeerWindow, Stream};
@@ -24,7 +25,7 @@ impl RelayWorker {
     }
 
     pub(super) fn fault(&mut self, link: usize, fault: PeerFault) {
-        self.count("peer_faults", 1);
+        self.counters.count(ProxyCounter::PeerFaults);
         let Some(broken) = &self.links[link] else { return };
         let peer = broken.peer;
         self.report(Report::PeerFault(peer, fault.to_string()));
@@ -83,7 +84,7 @@ impl RelayWorker {
                 conn.phase = Phase::Open;
                 let (ends, owner) = ((conn.client, conn.server), HeldFor::Stream(place, conn.generation));
                 self.pass_syn(ends, owner);
-                self.counters.entry("streams_opened").and_modify(|n| *n += 1).or_insert(1);
+                self.counters.count(ProxyCounter::StreamsOpened);
             }
             Frame::Data { offset, bytes } => {
                 conn.stream.on_data(offset, bytes.len())?;
@@ -197,7 +198,7 @@ impl RelayWorker {
         };
         match connected {
             Ok((socket, at)) => {
-                self.count("streams_accepted", 1);
+                self.counters.count(ProxyCounter::StreamsAccepted);
                 self.add_conn(ProxyConn { socket: Some(socket), place: at, ..conn });
             }
             Err(outcome) => {

@@ -12,6 +12,7 @@ use super::RelayWorker;
 use super::conn::Phase;
 use super::link::PeerLink;
 use super::listen::SOCKET_BUFFER;
+use crate::counters::ProxyCounter;
 use crate::message::{GROWS, features};
 use crate::pool::RegionPart;
 use burst_relay::{Frame, PeerFault, PeerWindow};
@@ -83,7 +84,7 @@ impl RelayWorker {
         if !growing && flight < most && !conn.stream.has_read_end() && conn.pace.may_ask(now) {
             link.outbox.push(conn.stream.id(), &Frame::Want { len: most.min(flight.saturating_mul(2)) });
             let at = conn.link;
-            self.count("windows_wanted", 1);
+            self.counters.count(ProxyCounter::WindowsWanted);
             self.mark_dirty(at);
         }
     }
@@ -98,15 +99,17 @@ impl RelayWorker {
         let growing = conn.slot.is_none_or(|slot| slot.window.is_growing());
         let able = conn.phase == Phase::Open && conn.stream.can_grow_window() && !growing;
         if wanted <= window || !is_fast || !able {
-            return self.count("windows_kept", 1);
+            return self.counters.count(ProxyCounter::WindowsKept);
         }
-        let Some(part) = self.take_larger(link, wanted) else { return self.count("windows_without_memory", 1) };
+        let Some(part) = self.take_larger(link, wanted) else {
+            return self.counters.count(ProxyCounter::WindowsWithoutMemory);
+        };
         let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else { return };
         let from = conn.stream.grow_window(state.pool.named(part), &mut state.outbox);
         if let Some(slot) = &mut conn.slot {
             slot.window.grow(part, from);
         }
-        self.count("windows_grown", 1);
+        self.counters.count(ProxyCounter::WindowsGrown);
         self.retire_window(place);
         self.mark_dirty(link);
     }
@@ -122,7 +125,7 @@ impl RelayWorker {
             return Ok(());
         }
         let Some(part) = self.take_larger(link, len) else {
-            self.count("rings_without_memory", 1);
+            self.counters.count(ProxyCounter::RingsWithoutMemory);
             return Ok(());
         };
         let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else { return Ok(()) };

@@ -10,6 +10,7 @@ use super::carry::{whole, writes};
 use super::pace::RoundTrips;
 use super::syn::HeldFor;
 use super::{RelayWorker, TOKEN_CM, TOKEN_COMPLETIONS};
+use crate::counters::ProxyCounter;
 use crate::engine::OwnEngine;
 use crate::hold::Verdict;
 use crate::message::{ControlMessage, Introduction, Report};
@@ -109,11 +110,11 @@ impl RelayWorker {
                 }
             },
             Err(e) => {
-                if !self.counters.contains_key("rdma_missing") {
+                if self.counters.get(ProxyCounter::RdmaMissing).is_none() {
                     let at = self.config.rdma();
                     crate::log(format_args!("no RDMA device at {at} ({e}): streams travel over the control channel"));
                 }
-                self.count("rdma_missing", 1);
+                self.counters.count(ProxyCounter::RdmaMissing);
                 0
             }
         };
@@ -129,7 +130,7 @@ impl RelayWorker {
 
     /// The device is gone: everything of it ends, and the listener begins again.
     fn restart_rdma(&mut self) {
-        self.count("rdma_restarts", 1);
+        self.counters.count(ProxyCounter::RdmaRestarts);
         for at in 0..self.links.len() {
             let Some(link) = &mut self.links[at] else { continue };
             if let Some(id) = link.resolving.take()
@@ -234,7 +235,7 @@ impl RelayWorker {
             if !streams.is_empty() {
                 crate::log(format_args!("{} streams are reset: {why}", streams.len()));
             }
-            self.count("streams_reset", streams.len() as u64);
+            self.counters.add(ProxyCounter::StreamsReset, streams.len() as u64);
             for place in streams {
                 if let Some(conn) = &mut self.conns[place] {
                     let (ends, opening) = ((conn.client, conn.server), conn.phase == super::conn::Phase::Opening);
@@ -389,7 +390,7 @@ impl RelayWorker {
         link.active = true;
         link.began = None;
         let (peer, number, here) = (link.peer, link.number, link.here);
-        self.count(if here { "links_on_control_channel" } else { "links_on_rdma" }, 1);
+        self.counters.add(if here { ProxyCounter::LinksOnControlChannel } else { ProxyCounter::LinksOnRdma }, 1);
         self.report(Report::PeerLink { peer, link: number, up: true });
         self.probe(at);
         self.flush(at);
@@ -440,7 +441,7 @@ impl RelayWorker {
         link.stop();
         link.began = None;
         link.rdma_at = Instant::now() + RDMA_AGAIN;
-        self.count("rdma_attempts_failed", 1);
+        self.counters.count(ProxyCounter::RdmaAttemptsFailed);
         // Also if the control channel carried the link: the peer may have left it for the queue pair.
         self.attempt(at);
     }
@@ -491,7 +492,7 @@ impl RelayWorker {
 
     fn qp_failed(&mut self, at: usize, error: &std::io::Error) {
         let Some(link) = &mut self.links[at] else { return };
-        self.counters.entry("queue_pairs_broken").and_modify(|n| *n += 1).or_insert(1);
+        self.counters.count(ProxyCounter::QueuePairsBroken);
         crate::log(format_args!("link {}: the queue pair is broken ({error})", link.number));
         if link.dials {
             let carried = link.active && !link.here;
@@ -552,7 +553,7 @@ impl RelayWorker {
             })
         });
         let Some(at) = links else {
-            self.count("requests_refused", 1);
+            self.counters.count(ProxyCounter::RequestsRefused);
             if let Some(rdma) = &mut self.rdma {
                 rdma.reject(id);
             }
@@ -740,9 +741,9 @@ impl RelayWorker {
             }
         };
         if messages > 0 {
-            self.count("messages_sent", messages);
-            self.count("frames_sent", frames);
-            self.count("writes_sent", placed);
+            self.counters.add(ProxyCounter::MessagesSent, messages);
+            self.counters.add(ProxyCounter::FramesSent, frames);
+            self.counters.add(ProxyCounter::WritesSent, placed);
         }
         if let Some(e) = failed {
             return self.qp_failed(at, &e);

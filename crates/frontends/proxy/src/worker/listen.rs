@@ -10,6 +10,7 @@ use super::pace::Pace;
 use super::syn::{ClientEnd, Ends, HeldFor};
 use super::{ACCEPTS, KIND_LISTENER, KIND_SYNS, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
+use crate::counters::ProxyCounter;
 use crate::intercept::steer;
 use crate::message::Report;
 use crate::pool::{WindowPool, WindowSlot};
@@ -145,10 +146,10 @@ impl RelayWorker {
 
     /// Accepts nothing until the next tick: there are no descriptors.
     fn pause_listeners(&mut self, why: &Error) {
-        if !self.counters.contains_key("accepts_paused") {
+        if self.counters.get(ProxyCounter::AcceptsPaused).is_none() {
             crate::log(format_args!("connections wait to be accepted: {why} (limit of open files: ulimit -n)"));
         }
-        self.count("accepts_paused", 1);
+        self.counters.count(ProxyCounter::AcceptsPaused);
         self.listen_for(0);
         self.listeners_paused = true;
         self.tick_soon();
@@ -190,7 +191,7 @@ impl RelayWorker {
                     return;
                 }
             };
-            self.count("connections_taken", 1);
+            self.counters.count(ProxyCounter::ConnectionsTaken);
             let keep_alive = self.places[at].keep_alive;
             let kept = || if keep_alive { steer::keep_alive(&socket, steer::KEEPALIVE_S) } else { Ok(()) };
             if let Err(e) = prepare(&socket).and_then(|()| kept()) {
@@ -201,7 +202,7 @@ impl RelayWorker {
             // connection would lead to this listener again, or to addresses of the peer that no policy names.
             let own = sys::local_address(&self.places[at].listeners[which]).is_ok_and(|own| own == server);
             if own || named(&self.config, &self.places[at].takes, server).is_none() {
-                self.count("connections_not_named", 1);
+                self.counters.count(ProxyCounter::ConnectionsNotNamed);
                 continue;
             }
             if let Some(socket) = self.join_accepted(socket, (client, server)) {

@@ -2,8 +2,8 @@
 
 use super::RelayWorker;
 use super::conn::Phase;
+use crate::counters::ProxyCounters;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// One stream.
 #[derive(Clone, Debug, Serialize)]
@@ -46,14 +46,14 @@ pub struct LinkView {
 }
 
 /// A worker's picture.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub struct WorkerPicture {
     /// Streams.
     pub streams: Vec<StreamView>,
     /// Links.
     pub links: Vec<LinkView>,
-    /// Counters by name.
-    pub counters: BTreeMap<String, u64>,
+    /// Counters.
+    pub counters: ProxyCounters,
     /// Why connections were not carried by a peer: client, server, reason; oldest first.
     pub decisions: Vec<(String, String, String)>,
 }
@@ -98,7 +98,7 @@ impl RelayWorker {
         WorkerPicture {
             streams: relayed.chain(direct).collect(),
             links: links.collect(),
-            counters: self.counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            counters: self.counters.clone(),
             decisions: self
                 .decisions
                 .iter()

@@ -5,6 +5,7 @@
 
 use super::conn::Phase;
 use super::{KIND_CONN, RelayWorker, listen};
+use crate::counters::ProxyCounter;
 use crate::hold::{Syn, Verdict};
 use burst_relay::Outcome;
 use std::net::SocketAddr;
@@ -58,7 +59,7 @@ impl RelayWorker {
                 Ok(Some(syn)) => self.on_syn(at, syn),
                 Ok(None) => return,
                 Err(e) => {
-                    self.count("syns_lost", 1);
+                    self.counters.count(ProxyCounter::SynsLost);
                     return crate::log(format_args!("SYNs were lost, and will be repeated: {e}"));
                 }
             }
@@ -78,7 +79,7 @@ impl RelayWorker {
         if listen::named(&self.config, &self.places[at].takes, syn.server).is_none() || is_own() {
             return self.verdict(at, syn.packet, Verdict::Pass);
         }
-        self.count("syns_held", 1);
+        self.counters.count(ProxyCounter::SynsHeld);
         self.held.insert(ends, HeldSyn { packet: syn.packet, at, owner: HeldFor::Nobody, until: None });
         self.dispatch(at, ClientEnd::Held, syn.client, syn.server);
     }
@@ -120,7 +121,8 @@ impl RelayWorker {
         }
         let (at, packet) = (held.at, held.packet);
         self.held.remove(&ends);
-        self.count(if answer == Verdict::Refuse { "syns_refused" } else { "syns_dropped" }, 1);
+        self.counters
+            .add(if answer == Verdict::Refuse { ProxyCounter::SynsRefused } else { ProxyCounter::SynsDropped }, 1);
         self.verdict(at, packet, answer);
     }
 
@@ -138,7 +140,7 @@ impl RelayWorker {
             HeldFor::Stream(place, generation) => self.join_stream(place, generation, socket),
             HeldFor::Pair(place, generation) => self.join_pair(place, generation, socket),
             // Closed with its option set: a reset.
-            HeldFor::Nobody => self.count("sockets_without_stream", 1),
+            HeldFor::Nobody => self.counters.count(ProxyCounter::SocketsWithoutStream),
         }
         None
     }
