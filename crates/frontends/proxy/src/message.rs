@@ -4,7 +4,7 @@
 //! that cannot be read ends the channel.
 
 use crate::config::Checked;
-use crate::worker::WorkerPicture;
+use crate::worker::WorkerSnapshot;
 use burst_relay::LinkHello;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -165,7 +165,7 @@ pub enum Command {
     /// Break the queue pairs: for tests of resumption.
     BreakQueuePairs,
     /// Show streams and counters.
-    Show(Sender<WorkerPicture>),
+    Show(Sender<WorkerSnapshot>),
 }
 
 /// What a worker tells the control thread.

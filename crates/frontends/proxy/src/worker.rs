@@ -6,21 +6,22 @@
 //! once without it; there is no timer on the path. With nothing to do the thread sleeps in `epoll_wait` with armed
 //! completion queues. A stream belongs to one worker at each end, so nothing is locked.
 
+mod busy_poll;
 mod carry;
 mod conn;
-mod direct;
+mod credit_rounds;
 mod frames;
 mod grow;
 mod link;
 mod listen;
-mod pace;
-mod picture;
-mod rest;
+mod round_trips;
+mod snapshot;
 mod syn;
+mod tcp_pairs;
 
 pub use conn::ProxyConn;
 pub use listen::{listener, own_mark};
-pub use picture::{StreamView, WorkerPicture};
+pub use snapshot::{StreamView, WorkerSnapshot};
 
 use crate::config::Checked;
 use crate::counters::ProxyCounters;
@@ -31,9 +32,8 @@ use crate::rdma::Rdma;
 use crate::sys::{self, Poll, PollEvent, Waker};
 use burst_base::Reason;
 use burst_relay::Outcome;
-use direct::Pair;
+use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
 use link::{PeerLink, PeerView};
-use rest::{LOOK_MOST, LookScore, YIELD_LONG};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -42,6 +42,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use syn::{Ends, HeldSyn};
+use tcp_pairs::TcpPair;
 
 /// Bytes that a stream may move before others have their turn.
 pub const TURN_BYTES: usize = 256 << 10;
@@ -125,7 +126,7 @@ pub struct RelayWorker {
     rdma: Option<Rdma>,
     /// Burst's engine in this process; `None`: the device needs none of this thread's time.
     engine: Option<OwnEngine>,
-    look_score: LookScore,
+    busy_poll: BusyPollScore,
     completions_added: bool,
     /// What was last reported; `None`: nothing yet.
     rdma_port: Option<u16>,
@@ -137,7 +138,7 @@ pub struct RelayWorker {
     peers: HashMap<usize, PeerView>,
     links: Vec<Option<PeerLink>>,
     conns: Vec<Option<ProxyConn>>,
-    pairs: Vec<Option<Pair>>,
+    pairs: Vec<Option<TcpPair>>,
     /// Places of `conns` and `pairs` that are free, and generations that tell old events from new ones.
     free_conns: Vec<usize>,
     free_pairs: Vec<usize>,
@@ -182,7 +183,7 @@ impl RelayWorker {
             poll,
             rdma: None,
             engine: None,
-            look_score: LookScore::new(),
+            busy_poll: BusyPollScore::new(),
             completions_added: false,
             rdma_port: None,
             rdma_again: Instant::now(),
@@ -310,7 +311,7 @@ impl RelayWorker {
 
     /// Looks for events and messages without sleeping. `None`: there were none, or looking does not pay.
     fn look_for_a_while(&mut self, events: &mut [PollEvent]) -> std::io::Result<Option<usize>> {
-        if !self.look_score.pays() {
+        if !self.busy_poll.pays() {
             return Ok(None);
         }
         let began = Instant::now();
@@ -318,13 +319,13 @@ impl RelayWorker {
         loop {
             let count = self.poll.wait(events, 0)?.len();
             if self.look() || count > 0 {
-                self.look_score.note(true);
+                self.busy_poll.note(true);
                 return Ok(Some(count));
             }
             sys::yield_now();
             let now = Instant::now();
-            if now - last > YIELD_LONG || now - began > LOOK_MOST {
-                self.look_score.note(false);
+            if now - last > YIELD_MAX || now - began > BUSY_POLL_MAX {
+                self.busy_poll.note(false);
                 return Ok(None);
             }
             last = now;
@@ -410,7 +411,7 @@ impl RelayWorker {
                 Command::BreakQueuePairs => self.break_queue_pairs(),
                 Command::Show(answer) => {
                     // Whoever asked may have gone.
-                    let _ = answer.send(self.picture());
+                    let _ = answer.send(self.snapshot());
                 }
             }
         }

@@ -4,7 +4,7 @@
 //! connection when they are closed, also by the death of the process, until both directions have ended in order: so
 //! that a program never takes a cut stream for a whole one.
 
-use super::pace::Pace;
+use super::credit_rounds::CreditRounds;
 use super::syn::HeldFor;
 use super::{KIND_CONN, RelayWorker, TURN_BYTES};
 use crate::counters::ProxyCounter;
@@ -59,7 +59,7 @@ pub struct ProxyConn {
     pub(super) urgent_here: bool,
     /// An urgent byte to deliver at an offset.
     pub(super) urgent: Option<(u64, u8)>,
-    pub(super) pace: Pace,
+    pub(super) rounds: CreditRounds,
     /// Bytes delivered when the program last made this side wait.
     pub(super) blocked_at: u64,
 }
@@ -274,7 +274,7 @@ impl RelayWorker {
             }
             let room = conn.stream.room().min(budget);
             if room == 0 {
-                conn.pace.stop(conn.stream.sent(), conn.stream.credit_every());
+                conn.rounds.stop(conn.stream.sent(), conn.stream.credit_every());
                 break false;
             }
             let from = conn.stream.sent();

@@ -1,7 +1,7 @@
 //! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
 
 use super::conn::{Phase, ProxyConn};
-use super::pace::Pace;
+use super::credit_rounds::CreditRounds;
 use super::syn::HeldFor;
 use super::{RelayWorker, listen};
 use crate::counters::ProxyCounter;
@@ -182,7 +182,7 @@ impl RelayWorker {
             waits: false,
             urgent_here: false,
             urgent: None,
-            pace: Pace::default(),
+            rounds: CreditRounds::default(),
             blocked_at: 0,
         };
         let refused = if self.draining {

@@ -1,7 +1,7 @@
 //! Windows that grow: a stream whose path is long needs more bytes under way than the first window holds.
 //!
 //! Large windows cost time where they are not needed, because rings that are long leave the processor's cache. So a window
-//! grows only if that helps ([`super::pace`]): from the moment when the window is full to the credit for what is in it
+//! grows only if that helps ([`super::rounds`]): from the moment when the window is full to the credit for what is in it
 //! took about the shortest round trip of the link, several times one after the other. Twice that time and more means that
 //! bytes waited for a processor, a link or the reader rather than for the path, and more of them would only wait longer;
 //! less than half of it, that credits were waiting here. Then the sender asks (WANT). The receiver doubles the window if
@@ -66,7 +66,7 @@ impl RelayWorker {
         if let Some(part) = conn.slot.as_mut().and_then(|slot| slot.ring.retire(credited)) {
             link.pool.give_part(part);
         }
-        if !conn.pace.credited(credited, link.round_trips.shortest(link.here), now) {
+        if !conn.rounds.credited(credited, link.round_trips.shortest(link.here), now) {
             return;
         }
         let peer = link.peer;
@@ -81,7 +81,7 @@ impl RelayWorker {
         let Some(link) = &mut self.links[conn.link] else { return };
         let growing = conn.slot.is_none_or(|slot| slot.ring.is_growing());
         let (most, flight) = (self.config.window_max, conn.stream.flight_max());
-        if !growing && flight < most && !conn.stream.has_read_end() && conn.pace.may_ask(now) {
+        if !growing && flight < most && !conn.stream.has_read_end() && conn.rounds.may_ask(now) {
             link.outbox.push(conn.stream.id(), &Frame::Want { len: most.min(flight.saturating_mul(2)) });
             let at = conn.link;
             self.counters.count(ProxyCounter::WindowsWanted);
@@ -118,7 +118,7 @@ impl RelayWorker {
     pub(super) fn on_grow(&mut self, place: usize, window: PeerWindow, from: u64) -> Result<(), PeerFault> {
         let Some(conn) = &mut self.conns[place] else { return Ok(()) };
         conn.stream.on_grow(window, from)?;
-        conn.pace.grown();
+        conn.rounds.grown();
         let len = window.len.min(self.config.window_max) / PAGE * PAGE;
         let link = conn.link;
         if conn.stream.ring() >= len || conn.slot.is_none_or(|slot| slot.ring.is_growing()) {

@@ -7,7 +7,7 @@
 //! second. A side whose queue pair fails dials anew, or tells the dialing side.
 
 use super::carry::{whole, writes};
-use super::pace::RoundTrips;
+use super::round_trips::RoundTrips;
 use super::syn::HeldFor;
 use super::{RelayWorker, TOKEN_CM, TOKEN_COMPLETIONS};
 use crate::counters::ProxyCounter;

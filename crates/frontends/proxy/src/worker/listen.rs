@@ -6,7 +6,7 @@
 //! connect.
 
 use super::conn::{Phase, ProxyConn};
-use super::pace::Pace;
+use super::credit_rounds::CreditRounds;
 use super::syn::{ClientEnd, Ends, HeldFor};
 use super::{ACCEPTS, KIND_LISTENER, KIND_SYNS, NetworkPlace, RelayWorker};
 use crate::config::{Checked, RelayBy, within};
@@ -298,7 +298,7 @@ impl RelayWorker {
             waits: false,
             urgent_here: false,
             urgent: None,
-            pace: Pace::default(),
+            rounds: CreditRounds::default(),
             blocked_at: 0,
         });
         let generation = self.conns[place].as_ref().map_or(0, |conn| conn.generation);

@@ -45,9 +45,9 @@ pub struct LinkView {
     pub round_trip_us: Option<u64>,
 }
 
-/// A worker's picture.
+/// A worker's snapshot.
 #[derive(Clone, Debug, Default)]
-pub struct WorkerPicture {
+pub struct WorkerSnapshot {
     /// Streams.
     pub streams: Vec<StreamView>,
     /// Links.
@@ -59,7 +59,7 @@ pub struct WorkerPicture {
 }
 
 impl RelayWorker {
-    pub(super) fn picture(&self) -> WorkerPicture {
+    pub(super) fn snapshot(&self) -> WorkerSnapshot {
         let peer = |number: usize| self.peers.get(&number).map_or(String::new(), |p| p.introduction.name.clone());
         let link_of = |at: usize| self.links[at].as_ref();
         let relayed = self.conns.iter().flatten().filter(|conn| conn.phase != Phase::Ended).map(|conn| StreamView {
@@ -95,7 +95,7 @@ impl RelayWorker {
             memory: link.pool.mapped(),
             round_trip_us: link.round_trips.shortest(link.here).map(|time| time.as_micros() as u64),
         });
-        WorkerPicture {
+        WorkerSnapshot {
             streams: relayed.chain(direct).collect(),
             links: links.collect(),
             counters: self.counters.clone(),

@@ -34,7 +34,7 @@ struct RelayDirection {
 
 /// Two sockets.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct TcpPair {
     generation: u32,
     /// The program's, `None` while its SYN is held, and the one to the server.
     sockets: [Option<OwnedFd>; 2],
@@ -104,7 +104,7 @@ impl RelayWorker {
             self.pairs.push(None);
             self.pairs.len() - 1
         });
-        let pair = Pair {
+        let pair = TcpPair {
             generation,
             sockets: [socket, Some(onward)],
             readable: [false; 2],
@@ -235,7 +235,7 @@ fn pair_token(place: usize, generation: u32, side: usize) -> u64 {
     KIND_PAIR << 56 | u64::from(generation) << 32 | (side as u64) << 31 | place as u64
 }
 
-impl Pair {
+impl TcpPair {
     /// Moves bytes from socket `side` to the other; true if there is more to do now.
     fn step(&mut self, side: usize) -> std::io::Result<bool> {
         let mut budget = TURN_BYTES;
