@@ -4,24 +4,28 @@
 //! connection when they are closed, also by the death of the process, until both directions have ended in order: so
 //! that a program never takes a cut stream for a whole one.
 
+use super::RelayWorker;
 use super::credit_rounds::CreditRounds;
-use super::syn::HeldFor;
-use super::{KIND_CONN, RelayWorker, TURN_BYTES};
+use super::held_syns::SynOwner;
+use super::held_syns::{ClientEnd, Ends, TakenConnection};
+use super::sockets::{TURN_BYTES, close_in_order};
+use super::table::TableKey;
+use super::token::PollToken;
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::intercept::steer;
+use crate::message::Report;
 use crate::pool::WindowSlot;
 use crate::sys;
+use burst_base::Reason;
 use burst_relay::{Frame, Outcome, Stream};
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 /// Bytes of one turn after which they are sent, though the turn goes on.
 const FLUSH_BYTES: usize = 64 << 10;
-
-/// Events for which a socket is watched.
-pub(super) const WATCHED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +43,6 @@ pub enum Phase {
 /// One connection.
 #[derive(Debug)]
 pub struct ProxyConn {
-    pub(super) generation: u32,
     pub(super) link: usize,
     pub(super) phase: Phase,
     pub(super) socket: Option<OwnedFd>,
@@ -66,28 +69,118 @@ pub struct ProxyConn {
 
 impl RelayWorker {
     /// Registers a connection's socket; the connection has a place in `conns` from now on.
-    pub(super) fn add_conn(&mut self, mut conn: ProxyConn) -> usize {
-        conn.generation = self.next_generation();
-        let place = self.free_conns.pop().unwrap_or_else(|| {
-            self.conns.push(None);
-            self.conns.len() - 1
-        });
-        let token = KIND_CONN << 56 | u64::from(conn.generation) << 32 | place as u64;
-        let added = conn.socket.as_ref().map_or(Ok(()), |socket| self.poll.add(socket.as_raw_fd(), WATCHED, token));
+    pub(super) fn add_conn(&mut self, conn: ProxyConn) -> TableKey {
         let (link, id) = (conn.link, conn.stream.id());
-        self.conns[place] = Some(conn);
+        let place = self.conns.insert(conn);
         if let Some(link) = &mut self.links[link] {
             link.streams.insert(id, place);
         }
-        if let Err(e) = added {
-            crate::log(format_args!("a connection cannot be watched: {e}"));
+        let socket = self.conns.get(place).and_then(|conn| conn.socket.as_ref());
+        let watched = socket.map_or(Ok(()), |socket| self.env.watch(socket, PollToken::Conn(place)));
+        if watched.is_err() {
             self.reset(place, Outcome::Reset);
         }
         place
     }
 
-    pub(super) fn queue(&mut self, place: usize) {
-        if let Some(conn) = &mut self.conns[place]
+    /// Opens a stream of a link for a taken connection.
+    pub(super) fn open(&mut self, link: usize, slot: WindowSlot, taken: TakenConnection) {
+        let Some(state) = &mut self.links[link] else { return };
+        let id = state.next_id;
+        let Some(next) = id.checked_add(2) else {
+            // The links begin anew.
+            let peer = state.peer;
+            state.pool.give(slot);
+            self.env.report(Report::PeerFault(peer, "the stream ids of a link are used up".into()));
+            return self.pairs.relay(&mut self.env, taken, Reason::ProxyNoLink);
+        };
+        let TakenConnection { place: at, end, ends: (client, server) } = taken;
+        let (socket, is_held) = end.into_socket();
+        state.next_id = next;
+        let (ring, window) = (state.pool.ring_len(), state.pool.window(slot));
+        state.outbox.push(id, &Frame::Open { client, server, window });
+        let place = self.add_conn(ProxyConn {
+            link,
+            phase: Phase::Opening,
+            socket,
+            stream: Stream::new(id, ring, ring, None),
+            slot: Some(slot),
+            client,
+            server,
+            place: at,
+            readable: false,
+            writable: false,
+            hung_up: false,
+            queued: false,
+            waits: false,
+            urgent_here: false,
+            urgent: None,
+            rounds: CreditRounds::default(),
+            blocked_at: 0,
+        });
+        if is_held {
+            self.env.syns.set_owner((client, server), SynOwner::Stream(place));
+        }
+        let deadline = Instant::now() + Duration::from_millis(self.env.config.config.open_ms);
+        self.opening.push_back((deadline, place));
+        self.mark_dirty(link);
+        self.env.timer.start();
+    }
+
+    /// Streams whose peer does not answer go by TCP.
+    pub(super) fn give_up_opening(&mut self, now: Instant) {
+        while let Some((deadline, place)) = self.opening.front().copied() {
+            let waits = self.conns.get(place).is_some_and(|conn| conn.phase == Phase::Opening);
+            if waits && deadline > now {
+                break;
+            }
+            self.opening.pop_front();
+            if waits {
+                self.go_by_tcp(place, Outcome::Cancelled, Reason::ProxyPeerSilent);
+            }
+        }
+        if !self.opening.is_empty() {
+            self.env.timer.start();
+        }
+    }
+
+    /// A stream that the peer does not carry goes on by TCP: nothing was sent yet.
+    pub(super) fn go_by_tcp(&mut self, place: TableKey, outcome: Outcome, why: Reason) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
+        let (socket, at, ends) = (conn.socket.take(), conn.place, (conn.client, conn.server));
+        let end = self.release_end(socket, ends, place);
+        self.reset(place, outcome);
+        if let Some(end) = end {
+            self.pairs.relay(&mut self.env, TakenConnection { place: at, end, ends }, why);
+        }
+    }
+
+    /// The program's end of a stream that goes on by TCP: its socket, or its SYN, which is no longer the stream's.
+    pub(super) fn release_end(&mut self, socket: Option<OwnedFd>, ends: Ends, place: TableKey) -> Option<ClientEnd> {
+        if let Some(socket) = socket {
+            // The old registration would report events under the old token; a duplicate is another entry of epoll.
+            return socket.try_clone().ok().map(ClientEnd::Accepted);
+        }
+        if !self.env.syns.is_held(ends, SynOwner::Stream(place)) {
+            return None;
+        }
+        self.env.syns.set_owner(ends, SynOwner::None);
+        Some(ClientEnd::Held)
+    }
+
+    /// Joins an accepted socket to the stream that its SYN has opened.
+    pub(super) fn join_stream(&mut self, place: TableKey, socket: OwnedFd) {
+        let Some(conn) = self.conns.get_mut(place).filter(|conn| conn.phase == Phase::Open) else { return };
+        let watched = self.env.watch(&socket, PollToken::Conn(place));
+        conn.socket = Some(socket);
+        if watched.is_err() {
+            return self.reset(place, Outcome::Reset);
+        }
+        self.queue(place);
+    }
+
+    pub(super) fn queue(&mut self, place: TableKey) {
+        if let Some(conn) = self.conns.get_mut(place)
             && !conn.queued
         {
             conn.queued = true;
@@ -95,11 +188,8 @@ impl RelayWorker {
         }
     }
 
-    pub(super) fn conn_event(&mut self, place: usize, generation: u32, flags: u32) {
-        let Some(Some(conn)) = self.conns.get_mut(place) else { return };
-        if conn.generation != generation {
-            return;
-        }
+    pub(super) fn conn_event(&mut self, place: TableKey, flags: u32) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
         let has = |flag: i32| flags & flag as u32 != 0;
         if has(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI) {
             conn.readable = true;
@@ -128,8 +218,8 @@ impl RelayWorker {
     }
 
     /// The server has answered this side's connect.
-    fn connected(&mut self, place: usize) {
-        let Some(conn) = &mut self.conns[place] else { return };
+    fn connected(&mut self, place: TableKey) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
         let error = conn.socket.as_ref().map(sys::take_error);
         match error {
             Some(Ok(None)) if conn.writable => {}
@@ -150,8 +240,8 @@ impl RelayWorker {
     }
 
     /// Gives a stream its turn: delivers what has come, then reads.
-    pub(super) fn turn(&mut self, place: usize) {
-        let Some(conn) = &mut self.conns[place] else { return };
+    pub(super) fn turn(&mut self, place: TableKey) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
         conn.queued = false;
         if conn.phase != Phase::Open {
             return;
@@ -160,10 +250,10 @@ impl RelayWorker {
         self.read(place);
     }
 
-    fn deliver(&mut self, place: usize) {
+    fn deliver(&mut self, place: TableKey) {
         let (mut moved, mut credits) = (0u64, false);
         let failed = loop {
-            let Some(conn) = &mut self.conns[place] else { return };
+            let Some(conn) = self.conns.get_mut(place) else { return };
             let (Some(socket), Some(slot), Some(link)) = (&conn.socket, conn.slot, &mut self.links[conn.link]) else {
                 return;
             };
@@ -198,12 +288,12 @@ impl RelayWorker {
                 Err(_) => break true,
             }
         };
-        self.counters.add(ProxyCounter::BytesDelivered, moved);
+        self.env.counters.add(ProxyCounter::BytesDelivered, moved);
         if failed {
             return self.reset(place, Outcome::Reset);
         }
         self.retire_window(place);
-        let Some(conn) = &mut self.conns[place] else { return };
+        let Some(conn) = self.conns.get_mut(place) else { return };
         let number = conn.link;
         if conn.stream.end_due() && conn.urgent.is_none() {
             let shut = conn.socket.as_ref().map(|socket| sys::shutdown(socket, Shutdown::Write));
@@ -222,39 +312,36 @@ impl RelayWorker {
     }
 
     /// Ends the stream if both directions have ended and everything is delivered at both ends.
-    pub(super) fn finish(&mut self, place: usize) {
-        let Some(conn) = &mut self.conns[place] else { return };
+    pub(super) fn finish(&mut self, place: TableKey) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
         if !conn.stream.complete() || conn.phase != Phase::Open {
             return;
         }
         if let Some(socket) = conn.socket.take() {
-            // What the kernel still holds must reach the program: the close is an ordinary one.
-            if let Err(e) = sys::set_reset_on_close(&socket, false) {
-                crate::log(format_args!("a socket keeps its reset on close: {e}"));
-            }
+            close_in_order(&socket);
         }
         conn.phase = Phase::Ended;
         let number = conn.link;
         if let Some(link) = &mut self.links[number] {
             conn.stream.end(Outcome::Clean, &mut link.outbox);
         }
-        self.counters.count(ProxyCounter::StreamsEnded);
+        self.env.count(ProxyCounter::StreamsEnded);
         self.mark_dirty(number);
         self.forget_if_gone(place);
     }
 
-    fn read(&mut self, place: usize) {
+    fn read(&mut self, place: TableKey) {
         let mut budget = TURN_BYTES;
         let (mut moved, mut again, mut unflushed) = (0u64, false, 0);
         let failed = loop {
             if unflushed >= FLUSH_BYTES {
                 // What was read is on its way while more is read.
                 unflushed = 0;
-                if let Some(conn) = &self.conns[place] {
+                if let Some(conn) = self.conns.get(place) {
                     self.flush(conn.link);
                 }
             }
-            let Some(conn) = &mut self.conns[place] else { return };
+            let Some(conn) = self.conns.get_mut(place) else { return };
             let (Some(socket), Some(slot), Some(link)) = (&conn.socket, conn.slot, &mut self.links[conn.link]) else {
                 return;
             };
@@ -306,14 +393,14 @@ impl RelayWorker {
             self.queue(place);
         }
         if moved > 0 {
-            self.counters.add(ProxyCounter::BytesRead, (TURN_BYTES - budget) as u64);
+            self.env.counters.add(ProxyCounter::BytesRead, (TURN_BYTES - budget) as u64);
             self.after_read(place);
         }
     }
 
-    fn after_read(&mut self, place: usize) {
-        let Some(conn) = &self.conns[place] else { return };
-        let half_closed = conn.stream.has_read_end() && self.places[conn.place].keep_alive;
+    fn after_read(&mut self, place: TableKey) {
+        let Some(conn) = self.conns.get(place) else { return };
+        let half_closed = conn.stream.has_read_end() && self.env.places.get(conn.place).keep_alive;
         if let (true, Some(socket)) = (half_closed, &conn.socket) {
             steer::keep_half_closed(socket);
         }
@@ -322,13 +409,13 @@ impl RelayWorker {
     }
 
     /// Ends a connection at once; the program's socket is reset.
-    pub(super) fn reset(&mut self, place: usize, outcome: Outcome) {
-        let Some(conn) = &mut self.conns[place] else { return };
+    pub(super) fn reset(&mut self, place: TableKey, outcome: Outcome) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
         conn.phase = Phase::Ended;
         // Closed with the option set when it was made: RST.
         conn.socket = None;
         let number = conn.link;
-        let (ends, owner) = ((conn.client, conn.server), HeldFor::Stream(place, conn.generation));
+        let (ends, owner) = ((conn.client, conn.server), SynOwner::Stream(place));
         if let Some(link) = &mut self.links[number]
             && !conn.stream.has_ended()
         {
@@ -338,31 +425,30 @@ impl RelayWorker {
                 Outcome::Unreachable => ProxyCounter::StreamsUnreachable,
                 _ => ProxyCounter::StreamsReset,
             };
-            self.counters.add(name, 1);
+            self.env.counters.add(name, 1);
         }
         self.mark_dirty(number);
         let answer = if outcome == Outcome::Unreachable { Verdict::Drop } else { Verdict::Refuse };
-        self.end_syn(ends, owner, answer);
+        self.env.end_syn(ends, owner, answer);
         self.forget_if_gone(place);
     }
 
     /// Frees the memory of a stream that neither side will name again.
-    pub(super) fn forget_if_gone(&mut self, place: usize) {
-        let Some(conn) = &self.conns[place] else { return };
+    pub(super) fn forget_if_gone(&mut self, place: TableKey) {
+        let Some(conn) = self.conns.get(place) else { return };
         if !conn.stream.gone() {
             return;
         }
         self.forget(place);
     }
 
-    pub(super) fn forget(&mut self, place: usize) {
-        let Some(conn) = self.conns[place].take() else { return };
+    pub(super) fn forget(&mut self, place: TableKey) {
+        let Some(conn) = self.conns.remove(place) else { return };
         if let Some(link) = &mut self.links[conn.link] {
             link.streams.remove(&conn.stream.id());
             if let Some(slot) = conn.slot {
                 link.pool.give(slot);
             }
         }
-        self.free_conns.push(place);
     }
 }

@@ -1,9 +1,12 @@
 //! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
 
+use super::RelayWorker;
 use super::conn::{Phase, ProxyConn};
 use super::credit_rounds::CreditRounds;
-use super::syn::HeldFor;
-use super::{RelayWorker, listen};
+use super::decisions::reason;
+use super::held_syns::SynOwner;
+use super::sockets;
+use super::table::TableKey;
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::message::Report;
@@ -25,10 +28,10 @@ impl RelayWorker {
     }
 
     pub(super) fn fault(&mut self, link: usize, fault: PeerFault) {
-        self.counters.count(ProxyCounter::PeerFaults);
+        self.env.count(ProxyCounter::PeerFaults);
         let Some(broken) = &self.links[link] else { return };
         let peer = broken.peer;
-        self.report(Report::PeerFault(peer, fault.to_string()));
+        self.env.report(Report::PeerFault(peer, fault.to_string()));
         self.peer_gone(peer, "it broke the protocol");
     }
 
@@ -72,7 +75,7 @@ impl RelayWorker {
         if let Frame::End { outcome } = frame {
             return self.on_end(place, outcome);
         }
-        let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else {
+        let (Some(conn), Some(state)) = (self.conns.get_mut(place), &mut self.links[link]) else {
             return Err(PeerFault::Unknown(id));
         };
         if conn.stream.has_ended() {
@@ -82,9 +85,9 @@ impl RelayWorker {
             Frame::Accept { window } if conn.phase == Phase::Opening => {
                 conn.stream.on_accept(window)?;
                 conn.phase = Phase::Open;
-                let (ends, owner) = ((conn.client, conn.server), HeldFor::Stream(place, conn.generation));
-                self.pass_syn(ends, owner);
-                self.counters.count(ProxyCounter::StreamsOpened);
+                let (ends, owner) = ((conn.client, conn.server), SynOwner::Stream(place));
+                self.env.pass_syn(ends, owner);
+                self.env.count(ProxyCounter::StreamsOpened);
             }
             Frame::Data { offset, bytes } => {
                 conn.stream.on_data(offset, bytes.len())?;
@@ -121,24 +124,24 @@ impl RelayWorker {
         Ok(())
     }
 
-    fn on_end(&mut self, place: usize, outcome: Outcome) -> Result<(), PeerFault> {
-        let Some(conn) = &mut self.conns[place] else { return Ok(()) };
+    fn on_end(&mut self, place: TableKey, outcome: Outcome) -> Result<(), PeerFault> {
+        let Some(conn) = self.conns.get_mut(place) else { return Ok(()) };
         conn.stream.on_end(outcome)?;
         if conn.stream.has_ended() {
             self.forget_if_gone(place);
             return Ok(());
         }
         let (client, server, opening) = (conn.client, conn.server, conn.phase == Phase::Opening);
-        let (generation, reason) = (conn.generation, super::reason(outcome));
+        let reason = reason(outcome);
         if opening {
-            self.decide(client, server, reason);
+            self.env.decisions.note(client, server, reason);
         }
         if opening && outcome.leaves_tcp() {
             self.go_by_tcp(place, outcome, reason);
             return Ok(());
         }
         if outcome == Outcome::Unreachable {
-            self.end_syn((client, server), HeldFor::Stream(place, generation), Verdict::Drop);
+            self.env.end_syn((client, server), SynOwner::Stream(place), Verdict::Drop);
         }
         self.reset(place, Outcome::Reset);
         Ok(())
@@ -159,14 +162,13 @@ impl RelayWorker {
         }
         state.last_opened = id;
         // Each has memory, or was refused and waits for the peer's last frame.
-        let most = self.config.memory / (2 * u64::from(self.config.window)) + REFUSED_MAX;
+        let most = self.env.config.memory / (2 * u64::from(self.env.config.window)) + REFUSED_MAX;
         if state.streams.len() as u64 >= most {
             return Err(PeerFault::TooMuch);
         }
         let ring = state.pool.ring_len();
         let slot = self.take_slot(link);
         let conn = ProxyConn {
-            generation: 0,
             link,
             phase: Phase::Connecting,
             socket: None,
@@ -185,7 +187,7 @@ impl RelayWorker {
             rounds: CreditRounds::default(),
             blocked_at: 0,
         };
-        let refused = if self.draining {
+        let refused = if self.env.draining {
             Some(Outcome::Draining)
         } else if slot.is_none() {
             Some(Outcome::NoMemory)
@@ -198,12 +200,12 @@ impl RelayWorker {
         };
         match connected {
             Ok((socket, at)) => {
-                self.counters.count(ProxyCounter::StreamsAccepted);
+                self.env.count(ProxyCounter::StreamsAccepted);
                 self.add_conn(ProxyConn { socket: Some(socket), place: at, ..conn });
             }
             Err(outcome) => {
                 let place = self.add_conn(conn);
-                self.decide(client, server, super::reason(outcome));
+                self.env.decisions.note(client, server, reason(outcome));
                 self.reset(place, outcome);
             }
         }
@@ -216,8 +218,9 @@ impl RelayWorker {
         client: SocketAddr,
         server: SocketAddr,
     ) -> Result<(std::os::fd::OwnedFd, usize), Outcome> {
-        let at = listen::serving(&self.places, &self.config, server.ip()).ok_or(Outcome::NotServed)?;
-        let made = self.in_place(at, |config| listen::connect_as(client, server, config.config.mark as i32));
+        let at = self.env.places.serving(&self.env.config, server.ip()).ok_or(Outcome::NotServed)?;
+        let mark = self.env.mark();
+        let made = self.env.places.enter(at, || sockets::connect_as(client, server, mark));
         match made {
             Ok(socket) => Ok((socket, at)),
             Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => Err(Outcome::Refused),

@@ -11,10 +11,11 @@
 use super::RelayWorker;
 use super::conn::Phase;
 use super::link::PeerLink;
-use super::listen::SOCKET_BUFFER;
+use super::sockets::SOCKET_BUFFER;
+use super::table::TableKey;
 use crate::counters::ProxyCounter;
 use crate::message::{GROWS, features};
-use crate::pool::RegionPart;
+use crate::pool::{RegionPart, WindowPool, WindowSlot};
 use burst_relay::{Frame, PeerFault, PeerWindow};
 use std::time::Instant;
 
@@ -30,7 +31,7 @@ fn is_fast(taken: u64, window: u32) -> bool {
 impl RelayWorker {
     /// Whether windows to this peer can grow: both ends know how, and may.
     fn grows(&self, peer: usize) -> bool {
-        self.peers.get(&peer).is_some_and(|peer| peer.introduction.features & features(&self.config) & GROWS != 0)
+        self.peers.get(&peer).is_some_and(|peer| peer.introduction.features & features(&self.env.config) & GROWS != 0)
     }
 
     /// A link has a new transport: learns its round trip.
@@ -59,8 +60,8 @@ impl RelayWorker {
     }
 
     /// The peer has given credit.
-    pub(super) fn after_credit(&mut self, place: usize) {
-        let (Some(conn), now) = (&mut self.conns[place], Instant::now()) else { return };
+    pub(super) fn after_credit(&mut self, place: TableKey) {
+        let (Some(conn), now) = (self.conns.get_mut(place), Instant::now()) else { return };
         let Some(link) = &mut self.links[conn.link] else { return };
         let credited = conn.stream.credited();
         if let Some(part) = conn.slot.as_mut().and_then(|slot| slot.ring.retire(credited)) {
@@ -76,59 +77,59 @@ impl RelayWorker {
     }
 
     /// Asks for a larger window.
-    fn want(&mut self, place: usize, now: Instant) {
-        let Some(conn) = &mut self.conns[place] else { return };
+    fn want(&mut self, place: TableKey, now: Instant) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
         let Some(link) = &mut self.links[conn.link] else { return };
         let growing = conn.slot.is_none_or(|slot| slot.ring.is_growing());
-        let (most, flight) = (self.config.window_max, conn.stream.flight_max());
+        let (most, flight) = (self.env.config.window_max, conn.stream.flight_max());
         if !growing && flight < most && !conn.stream.has_read_end() && conn.rounds.may_ask(now) {
             link.outbox.push(conn.stream.id(), &Frame::Want { len: most.min(flight.saturating_mul(2)) });
             let at = conn.link;
-            self.counters.count(ProxyCounter::WindowsWanted);
+            self.env.count(ProxyCounter::WindowsWanted);
             self.mark_dirty(at);
         }
     }
 
     /// The peer would use a larger window.
-    pub(super) fn on_want(&mut self, place: usize, len: u32) {
-        let Some(conn) = &self.conns[place] else { return };
+    pub(super) fn on_want(&mut self, place: TableKey, len: u32) {
+        let Some(conn) = self.conns.get(place) else { return };
         let (link, window) = (conn.link, conn.stream.window());
-        let wanted = len.min(window.saturating_mul(2)).min(self.config.window_max) / PAGE * PAGE;
+        let wanted = len.min(window.saturating_mul(2)).min(self.env.config.window_max) / PAGE * PAGE;
         let (delivered, _) = conn.stream.undelivered();
         let is_fast = conn.writable && is_fast(delivered - conn.blocked_at, window);
         let growing = conn.slot.is_none_or(|slot| slot.window.is_growing());
         let able = conn.phase == Phase::Open && conn.stream.can_grow_window() && !growing;
         if wanted <= window || !is_fast || !able {
-            return self.counters.count(ProxyCounter::WindowsKept);
+            return self.env.count(ProxyCounter::WindowsKept);
         }
         let Some(part) = self.take_larger(link, wanted) else {
-            return self.counters.count(ProxyCounter::WindowsWithoutMemory);
+            return self.env.count(ProxyCounter::WindowsWithoutMemory);
         };
-        let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else { return };
+        let (Some(conn), Some(state)) = (self.conns.get_mut(place), &mut self.links[link]) else { return };
         let from = conn.stream.grow_window(state.pool.named(part), &mut state.outbox);
         if let Some(slot) = &mut conn.slot {
             slot.window.grow(part, from);
         }
-        self.counters.count(ProxyCounter::WindowsGrown);
+        self.env.count(ProxyCounter::WindowsGrown);
         self.retire_window(place);
         self.mark_dirty(link);
     }
 
     /// The peer's window is larger: the ring follows, if there is memory.
-    pub(super) fn on_grow(&mut self, place: usize, window: PeerWindow, from: u64) -> Result<(), PeerFault> {
-        let Some(conn) = &mut self.conns[place] else { return Ok(()) };
+    pub(super) fn on_grow(&mut self, place: TableKey, window: PeerWindow, from: u64) -> Result<(), PeerFault> {
+        let Some(conn) = self.conns.get_mut(place) else { return Ok(()) };
         conn.stream.on_grow(window, from)?;
         conn.rounds.grown();
-        let len = window.len.min(self.config.window_max) / PAGE * PAGE;
+        let len = window.len.min(self.env.config.window_max) / PAGE * PAGE;
         let link = conn.link;
         if conn.stream.ring() >= len || conn.slot.is_none_or(|slot| slot.ring.is_growing()) {
             return Ok(());
         }
         let Some(part) = self.take_larger(link, len) else {
-            self.counters.count(ProxyCounter::RingsWithoutMemory);
+            self.env.count(ProxyCounter::RingsWithoutMemory);
             return Ok(());
         };
-        let (Some(conn), Some(state)) = (&mut self.conns[place], &mut self.links[link]) else { return Ok(()) };
+        let (Some(conn), Some(state)) = (self.conns.get_mut(place), &mut self.links[link]) else { return Ok(()) };
         let from = conn.stream.grow_ring(len);
         if let Some(slot) = &mut conn.slot {
             slot.ring.grow(part, from);
@@ -140,8 +141,8 @@ impl RelayWorker {
     }
 
     /// Gives the window before back, once its bytes are delivered.
-    pub(super) fn retire_window(&mut self, place: usize) {
-        let Some(conn) = &mut self.conns[place] else { return };
+    pub(super) fn retire_window(&mut self, place: TableKey) {
+        let Some(conn) = self.conns.get_mut(place) else { return };
         let (delivered, _) = conn.stream.undelivered();
         if let Some(part) = conn.slot.as_mut().and_then(|slot| slot.window.retire(delivered))
             && let Some(link) = &mut self.links[conn.link]
@@ -155,12 +156,25 @@ impl RelayWorker {
         self.links.iter().flatten().map(|link| link.pool.mapped()).sum()
     }
 
+    /// Memory for a stream of a link, if the worker's share allows it.
+    pub(super) fn take_slot(&mut self, link: usize) -> Option<WindowSlot> {
+        let share = self.env.memory_share();
+        let first = WindowPool::region_bytes(self.env.config.window);
+        let left = share.saturating_sub(self.env.pair_bytes + first);
+        if self.links[link].as_ref()?.pool.full() && self.mapped() > left {
+            self.links.iter_mut().flatten().for_each(|link| link.pool.shrink());
+        }
+        let may_grow = self.mapped() <= left && self.env.pair_bytes + first <= share;
+        let device = self.rdma.as_ref().and_then(|rdma| rdma.known_device());
+        self.links[link].as_mut()?.pool.take(device.as_ref(), may_grow).ok()
+    }
+
     /// Memory for a larger ring or window. At least half of the worker's share is left to first ones.
     fn take_larger(&mut self, link: usize, len: u32) -> Option<RegionPart> {
-        let share = self.config.memory / u64::from(self.config.workers);
+        let share = self.env.memory_share();
         let grown: u64 = self.links.iter().flatten().map(|link| link.pool.grown()).sum();
         let more = u64::from(len);
-        let may_map = self.mapped() + self.paired() + more <= share && grown + more <= share / 2;
+        let may_map = self.mapped() + self.env.pair_bytes + more <= share && grown + more <= share / 2;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.known_device());
         let link: &mut PeerLink = self.links[link].as_mut()?;
         link.pool.take_larger(device.as_ref(), len, may_map).ok()

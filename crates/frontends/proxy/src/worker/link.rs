@@ -6,10 +6,15 @@
 //! Without RDMA, or if it fails, the attempt is for the control channel itself; then RDMA is tried again every
 //! second. A side whose queue pair fails dials anew, or tells the dialing side.
 
+use super::RelayWorker;
 use super::carry::{whole, writes};
+use super::held_syns::SynOwner;
+use super::held_syns::TakenConnection;
 use super::round_trips::RoundTrips;
-use super::syn::HeldFor;
-use super::{RelayWorker, TOKEN_CM, TOKEN_COMPLETIONS};
+use super::table::TableKey;
+use super::tick_timer::TICK;
+use super::token::PollToken;
+use crate::config::within;
 use crate::counters::ProxyCounter;
 use crate::engine::OwnEngine;
 use crate::hold::Verdict;
@@ -67,10 +72,10 @@ pub(super) struct PeerLink {
     pub(super) outbox: LinkOutbox,
     pub(super) round_trips: RoundTrips,
     pub(super) inbox: LinkInbox,
-    pub(super) streams: HashMap<u32, usize>,
+    pub(super) streams: HashMap<u32, TableKey>,
     pub(super) next_id: u32,
     pub(super) last_opened: u32,
-    pub(super) waiting: VecDeque<usize>,
+    pub(super) waiting: VecDeque<TableKey>,
     pub(super) pool: WindowPool,
 }
 
@@ -94,13 +99,13 @@ impl PeerLink {
 
 impl RelayWorker {
     pub(super) fn open_rdma(&mut self) {
-        let port = match Rdma::listen(SocketAddr::new(self.config.rdma(), 0)) {
-            Ok(rdma) => match self.poll.add(rdma.fd, libc::EPOLLIN, TOKEN_CM) {
+        let port = match Rdma::listen(SocketAddr::new(self.env.config.rdma(), 0)) {
+            Ok(rdma) => match self.env.poll.add(rdma.fd, libc::EPOLLIN, PollToken::CmEvents.to_bits()) {
                 Ok(()) => {
                     let port = rdma.port;
                     self.rdma = Some(rdma);
                     self.engine = OwnEngine::find();
-                    self.rdma_pause = super::TICK;
+                    self.rdma_pause = TICK;
                     self.completions_added = false;
                     port
                 }
@@ -110,11 +115,11 @@ impl RelayWorker {
                 }
             },
             Err(e) => {
-                if self.counters.get(ProxyCounter::RdmaMissing).is_none() {
-                    let at = self.config.rdma();
+                if self.env.counters.get(ProxyCounter::RdmaMissing).is_none() {
+                    let at = self.env.config.rdma();
                     crate::log(format_args!("no RDMA device at {at} ({e}): streams travel over the control channel"));
                 }
-                self.counters.count(ProxyCounter::RdmaMissing);
+                self.env.count(ProxyCounter::RdmaMissing);
                 0
             }
         };
@@ -124,13 +129,13 @@ impl RelayWorker {
         }
         if self.rdma_port != Some(port) {
             self.rdma_port = Some(port);
-            self.report(Report::Listening { worker: self.number, port });
+            self.env.report(Report::Listening { worker: self.env.number, port });
         }
     }
 
     /// The device is gone: everything of it ends, and the listener begins again.
     fn restart_rdma(&mut self) {
-        self.counters.count(ProxyCounter::RdmaRestarts);
+        self.env.count(ProxyCounter::RdmaRestarts);
         for at in 0..self.links.len() {
             let Some(link) = &mut self.links[at] else { continue };
             if let Some(id) = link.resolving.take()
@@ -149,16 +154,16 @@ impl RelayWorker {
         }
         self.rdma = None;
         self.open_rdma();
-        self.tick_soon();
+        self.env.timer.start();
     }
 
     pub(super) fn peer_up(&mut self, number: usize, introduction: Introduction, dials: bool, token: [u8; 16]) {
-        let (own, theirs) = (self.config.workers, introduction.workers);
+        let (own, theirs) = (self.env.config.workers, introduction.workers);
         let known = self.peers.insert(number, PeerView { introduction, channel: true, token, listens: HashMap::new() });
         if known.is_some() {
             return self.channel(number, true);
         }
-        for link in (0..own.max(theirs)).filter(|link| link % own == self.number) {
+        for link in (0..own.max(theirs)).filter(|link| link % own == self.env.number) {
             let link = PeerLink {
                 peer: number,
                 number: link,
@@ -180,14 +185,14 @@ impl RelayWorker {
                 next_id: if dials { 1 } else { 2 },
                 last_opened: 0,
                 waiting: VecDeque::new(),
-                pool: WindowPool::new(self.config.window),
+                pool: WindowPool::new(self.env.config.window),
             };
             match self.links.iter().position(Option::is_none) {
                 Some(free) => self.links[free] = Some(link),
                 None => self.links.push(Some(link)),
             }
         }
-        self.tick_soon();
+        self.env.timer.start();
     }
 
     pub(super) fn peer_listens(&mut self, peer: usize, worker: u32, at: Option<(SocketAddr, [u8; 16])>) {
@@ -216,7 +221,7 @@ impl RelayWorker {
                 self.link_down(at);
             }
         }
-        self.tick_soon();
+        self.env.timer.start();
     }
 
     pub(super) fn peer_gone(&mut self, peer: usize, why: &str) {
@@ -231,36 +236,37 @@ impl RelayWorker {
             if let (Some(id), Some(rdma)) = (link.resolving.take(), &mut self.rdma) {
                 rdma.destroy(id);
             }
-            let streams: Vec<usize> = link.streams.values().copied().collect();
+            let streams: Vec<TableKey> = link.streams.values().copied().collect();
             if !streams.is_empty() {
                 crate::log(format_args!("{} streams are reset: {why}", streams.len()));
             }
-            self.counters.add(ProxyCounter::StreamsReset, streams.len() as u64);
+            self.env.counters.add(ProxyCounter::StreamsReset, streams.len() as u64);
             for place in streams {
-                if let Some(conn) = &mut self.conns[place] {
+                if let Some(conn) = self.conns.get_mut(place) {
                     let (ends, opening) = ((conn.client, conn.server), conn.phase == super::conn::Phase::Opening);
                     let (socket, from) = (conn.socket.take(), conn.place);
-                    let owner = HeldFor::Stream(place, conn.generation);
+                    let owner = SynOwner::Stream(place);
                     let end = if opening { self.release_end(socket, ends, place) } else { None };
-                    self.end_syn(ends, owner, Verdict::Refuse);
+                    self.env.end_syn(ends, owner, Verdict::Refuse);
                     self.forget(place);
                     if let Some(end) = end {
-                        self.go_onward(from, end, ends, Reason::ProxyPeerGone);
+                        let taken = TakenConnection { place: from, end, ends };
+                        self.pairs.relay(&mut self.env, taken, Reason::ProxyPeerGone);
                     }
                 }
             }
-            self.report(Report::PeerLink { peer, link: link.number, up: false });
+            self.env.report(Report::PeerLink { peer, link: link.number, up: false });
         }
     }
 
     fn link_down(&mut self, at: usize) {
         let Some(link) = &self.links[at] else { return };
         let (peer, number, attempt, dials) = (link.peer, link.number, link.attempt, link.dials);
-        self.report(Report::PeerLink { peer, link: number, up: false });
+        self.env.report(Report::PeerLink { peer, link: number, up: false });
         if !dials {
-            self.report(Report::ToPeer(peer, ControlMessage::Broken { link: number, attempt }));
+            self.env.report(Report::ToPeer(peer, ControlMessage::Broken { link: number, attempt }));
         }
-        self.tick_soon();
+        self.env.timer.start();
     }
 
     pub(super) fn on_broken(&mut self, peer: usize, number: u32, attempt: u64) {
@@ -281,7 +287,24 @@ impl RelayWorker {
                 self.link_down(at);
             }
         }
-        self.next_tick = Some(Instant::now());
+        self.env.timer.start_by(Instant::now());
+    }
+
+    /// The link for a destination, or why there is none.
+    pub(super) fn choose_link(&self, server: SocketAddr) -> Result<usize, Reason> {
+        let serves = self.peers.iter().flat_map(|(number, peer)| {
+            let prefixes = peer.introduction.serves.iter().filter(|prefix| within(server.ip(), **prefix));
+            prefixes.map(move |prefix| (prefix.1, *number, peer))
+        });
+        let Some((_, number, peer)) = serves.max_by_key(|(bits, number, _)| (*bits, *number)) else {
+            return Err(Reason::ProxyNoPeer);
+        };
+        if peer.introduction.draining {
+            return Err(Reason::ProxyDraining);
+        }
+        let links = self.links.iter().enumerate().filter_map(|(at, link)| link.as_ref().map(|link| (at, link)));
+        let active = links.filter(|(_, link)| link.peer == number && link.active);
+        active.min_by_key(|(_, link)| link.streams.len()).map(|(at, _)| at).ok_or(Reason::ProxyNoLink)
     }
 
     pub(super) fn find(&self, peer: usize, number: u32) -> Option<usize> {
@@ -303,7 +326,7 @@ impl RelayWorker {
         let now = Instant::now();
         link.attempt += 1;
         link.began = Some(now);
-        self.next_tick.get_or_insert(now + super::TICK);
+        self.env.timer.start_if_stopped();
         let target = peer.listens.get(&(link.number % peer.introduction.workers)).copied();
         if now >= link.rdma_at
             && let (Some((address, _)), Some(rdma)) = (target, &mut self.rdma)
@@ -338,14 +361,14 @@ impl RelayWorker {
         link.inbox.resume();
         let pool = &link.pool;
         let windows = link.streams.iter().flat_map(|(id, place)| {
-            let slot = self.conns[*place].as_ref().and_then(|conn| conn.slot);
+            let slot = self.conns.get(*place).and_then(|conn| conn.slot);
             let windows = slot.into_iter().flat_map(|slot| pool.windows(slot));
             windows.map(|window| WindowOf { stream: *id, window })
         });
         let attempt = if link.here { link.here_attempt } else { link.attempt };
         let (number, received, peer, here) = (link.number, link.inbox.received(), link.peer, link.here);
         let hello = LinkHello { link: number, attempt, received, windows: windows.collect() };
-        self.report(Report::ToPeer(peer, ControlMessage::LinkHello { here, bytes: hello.to_bytes() }));
+        self.env.report(Report::ToPeer(peer, ControlMessage::LinkHello { here, bytes: hello.to_bytes() }));
     }
 
     pub(super) fn on_hello(&mut self, peer: usize, here: bool, hello: LinkHello) {
@@ -373,7 +396,7 @@ impl RelayWorker {
         }
         let Some((_, hello)) = link.hello.take_if(|(here, _)| *here == link.here) else { return };
         for WindowOf { stream, window } in hello.windows {
-            if let Some(conn) = link.streams.get(&stream).and_then(|place| self.conns[*place].as_mut())
+            if let Some(conn) = link.streams.get(&stream).and_then(|place| self.conns.get_mut(*place))
                 && conn.stream.peer_window().is_some()
             {
                 conn.stream.move_peer_window(window);
@@ -381,7 +404,7 @@ impl RelayWorker {
         }
         let (streams, pool, conns) = (&link.streams, &link.pool, &self.conns);
         link.outbox.move_windows(|id, len| {
-            let slot = conns[*streams.get(&id)?].as_ref()?.slot?;
+            let slot = conns.get(*streams.get(&id)?)?.slot?;
             pool.windows(slot).find(|window| window.len == len)
         });
         if let Err(fault) = link.outbox.resume(hello.received) {
@@ -390,11 +413,11 @@ impl RelayWorker {
         link.active = true;
         link.began = None;
         let (peer, number, here) = (link.peer, link.number, link.here);
-        self.counters.add(if here { ProxyCounter::LinksOnControlChannel } else { ProxyCounter::LinksOnRdma }, 1);
-        self.report(Report::PeerLink { peer, link: number, up: true });
+        self.env.counters.add(if here { ProxyCounter::LinksOnControlChannel } else { ProxyCounter::LinksOnRdma }, 1);
+        self.env.report(Report::PeerLink { peer, link: number, up: true });
         self.probe(at);
         self.flush(at);
-        self.tick_soon();
+        self.env.timer.start();
     }
 
     /// Every link that does not work is dialled again, and one on the control channel tries RDMA.
@@ -404,8 +427,7 @@ impl RelayWorker {
             if now >= self.rdma_again {
                 self.open_rdma();
             }
-            let again = self.rdma_again;
-            self.next_tick = Some(self.next_tick.map_or(again, |at| at.min(again)));
+            self.env.timer.start_by(self.rdma_again);
         }
         for at in 0..self.links.len() {
             let Some(link) = &mut self.links[at] else { continue };
@@ -429,7 +451,7 @@ impl RelayWorker {
             }
         }
         if more {
-            self.tick_soon();
+            self.env.timer.start();
         }
     }
 
@@ -441,7 +463,7 @@ impl RelayWorker {
         link.stop();
         link.began = None;
         link.rdma_at = Instant::now() + RDMA_AGAIN;
-        self.counters.count(ProxyCounter::RdmaAttemptsFailed);
+        self.env.count(ProxyCounter::RdmaAttemptsFailed);
         // Also if the control channel carried the link: the peer may have left it for the queue pair.
         self.attempt(at);
     }
@@ -492,7 +514,7 @@ impl RelayWorker {
 
     fn qp_failed(&mut self, at: usize, error: &std::io::Error) {
         let Some(link) = &mut self.links[at] else { return };
-        self.counters.count(ProxyCounter::QueuePairsBroken);
+        self.env.count(ProxyCounter::QueuePairsBroken);
         crate::log(format_args!("link {}: the queue pair is broken ({error})", link.number));
         if link.dials {
             let carried = link.active && !link.here;
@@ -534,7 +556,7 @@ impl RelayWorker {
         let rdma = self.rdma.as_mut().ok_or_else(|| std::io::Error::other("no RDMA"))?;
         let device = rdma.device(id)?;
         if !self.completions_added {
-            self.poll.add(device.fd, libc::EPOLLIN, TOKEN_COMPLETIONS)?;
+            self.env.poll.add(device.fd, libc::EPOLLIN, PollToken::Completions.to_bits())?;
             self.completions_added = true;
         }
         Ok(device)
@@ -553,7 +575,7 @@ impl RelayWorker {
             })
         });
         let Some(at) = links else {
-            self.counters.count(ProxyCounter::RequestsRefused);
+            self.env.count(ProxyCounter::RequestsRefused);
             if let Some(rdma) = &mut self.rdma {
                 rdma.reject(id);
             }
@@ -716,7 +738,7 @@ impl RelayWorker {
             }
             let (streams, conns) = (&link.streams, &self.conns);
             let stream = |id: u32| {
-                let conn = conns[*streams.get(&id)?].as_ref()?;
+                let conn = conns.get(*streams.get(&id)?)?;
                 Some((&conn.stream, conn.slot?))
             };
             let Some(batch) = link.outbox.next(&mut link.inbox) else { break None };
@@ -728,7 +750,7 @@ impl RelayWorker {
                 let bytes = whole(batch, &mut link.pool, stream);
                 let (peer, message) =
                     (link.peer, ControlMessage::Batch { link: link.number, attempt: link.here_attempt, bytes });
-                self.report(Report::ToPeer(peer, message));
+                self.env.report(Report::ToPeer(peer, message));
                 continue;
             }
             let writes = match writes(batch, &link.pool, stream) {
@@ -741,9 +763,9 @@ impl RelayWorker {
             }
         };
         if messages > 0 {
-            self.counters.add(ProxyCounter::MessagesSent, messages);
-            self.counters.add(ProxyCounter::FramesSent, frames);
-            self.counters.add(ProxyCounter::WritesSent, placed);
+            self.env.counters.add(ProxyCounter::MessagesSent, messages);
+            self.env.counters.add(ProxyCounter::FramesSent, frames);
+            self.env.counters.add(ProxyCounter::WritesSent, placed);
         }
         if let Some(e) = failed {
             return self.qp_failed(at, &e);
@@ -753,7 +775,7 @@ impl RelayWorker {
             return;
         }
         for place in std::mem::take(&mut link.waiting) {
-            if let Some(conn) = &mut self.conns[place] {
+            if let Some(conn) = self.conns.get_mut(place) {
                 conn.waits = false;
                 self.queue(place);
             }

@@ -62,7 +62,7 @@ impl RelayWorker {
     pub(super) fn snapshot(&self) -> WorkerSnapshot {
         let peer = |number: usize| self.peers.get(&number).map_or(String::new(), |p| p.introduction.name.clone());
         let link_of = |at: usize| self.links[at].as_ref();
-        let relayed = self.conns.iter().flatten().filter(|conn| conn.phase != Phase::Ended).map(|conn| StreamView {
+        let relayed = self.conns.iter().filter(|conn| conn.phase != Phase::Ended).map(|conn| StreamView {
             client: conn.client.to_string(),
             server: conn.server.to_string(),
             peer: link_of(conn.link).map_or(String::new(), |link| peer(link.peer)),
@@ -76,9 +76,9 @@ impl RelayWorker {
             sent: conn.stream.sent(),
             delivered: conn.stream.undelivered().0,
         });
-        let direct = self.pairs.iter().flatten().map(|pair| StreamView {
-            client: pair.client.to_string(),
-            server: pair.server.to_string(),
+        let direct = self.pairs.iter().map(|pair| StreamView {
+            client: pair.ends.0.to_string(),
+            server: pair.ends.1.to_string(),
             peer: String::new(),
             state: format!("tcp: {}", pair.why.name()),
             window: 0,
@@ -98,12 +98,8 @@ impl RelayWorker {
         WorkerSnapshot {
             streams: relayed.chain(direct).collect(),
             links: links.collect(),
-            counters: self.counters.clone(),
-            decisions: self
-                .decisions
-                .iter()
-                .map(|d| (d.client.to_string(), d.server.to_string(), d.reason.name().to_owned()))
-                .collect(),
+            counters: self.env.counters.clone(),
+            decisions: self.env.decisions.show(),
         }
     }
 }

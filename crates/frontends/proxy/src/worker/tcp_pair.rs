@@ -1,0 +1,241 @@
+//! One connection relayed by TCP alone: the program's socket and the one to the server, joined by two buffers.
+
+use super::held_syns::Ends;
+use super::sockets::{TURN_BYTES, close_in_order};
+use crate::intercept::steer;
+use crate::sys;
+use burst_base::Reason;
+use std::io::{ErrorKind, Result};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+
+/// A socket, and what it is ready for: it is registered edge-triggered once.
+#[derive(Debug, Default)]
+struct PairEnd {
+    /// `None`: the program's, while its SYN is held.
+    socket: Option<OwnedFd>,
+    readable: bool,
+    writable: bool,
+    hung_up: bool,
+    /// The kernel has announced an urgent byte that was not read yet.
+    urgent_here: bool,
+}
+
+/// Bytes on their way in one direction.
+#[derive(Debug)]
+struct RelayDirection {
+    buffer: Vec<u8>,
+    from: usize,
+    to: usize,
+    /// The source has ended its direction.
+    read_end: bool,
+    /// The sink was shut down.
+    sent_end: bool,
+    /// An urgent byte that follows what is in the buffer.
+    urgent: Option<u8>,
+}
+
+/// What an event of a socket says about the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PairEvent {
+    /// It goes on.
+    Ready,
+    /// The server has just accepted.
+    Connected,
+    /// The server has refused.
+    Refused,
+    /// A socket has failed.
+    Failed,
+}
+
+/// How a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PairTurn {
+    /// Nothing can move now.
+    Idle,
+    /// There is more to do.
+    More,
+    /// Both directions have ended in order.
+    Ended,
+    /// A socket has failed.
+    Failed,
+}
+
+/// Two sockets: the program's 0, the one to the server 1.
+#[derive(Debug)]
+pub(super) struct TcpPair {
+    sockets: [PairEnd; 2],
+    /// From socket 0 to 1, and back.
+    directions: [RelayDirection; 2],
+    connected: bool,
+    /// Of the place where the program is: its sockets ask for signs of life.
+    keep_alive: bool,
+    /// It is in the list of those that have a turn.
+    pub(super) queued: bool,
+    pub(super) ends: Ends,
+    pub(super) why: Reason,
+}
+
+impl RelayDirection {
+    fn new(bytes: usize) -> Self {
+        Self { buffer: vec![0; bytes], from: 0, to: 0, read_end: false, sent_end: false, urgent: None }
+    }
+
+    fn pending(&self) -> usize {
+        self.to - self.from
+    }
+
+    /// Sends what is in the buffer, then the urgent byte, then the end; false if the urgent byte has to wait.
+    fn write(&mut self, sink: &mut PairEnd) -> Result<bool> {
+        let Some(socket) = &sink.socket else { return Ok(false) };
+        if self.pending() > 0 && sink.writable {
+            let sent = would_block(sys::send(socket, &self.buffer[self.from..self.to], 0))?;
+            sink.writable = sent == Some(self.pending());
+            self.from += sent.unwrap_or(0);
+        }
+        if self.pending() > 0 {
+            return Ok(true);
+        }
+        (self.from, self.to) = (0, 0);
+        if let (Some(byte), true) = (self.urgent, sink.writable) {
+            match would_block(sys::send(socket, &[byte], libc::MSG_OOB))? {
+                Some(_) => self.urgent = None,
+                None => sink.writable = false,
+            }
+        }
+        if self.urgent.is_some() {
+            return Ok(false);
+        }
+        if self.read_end && !self.sent_end {
+            sys::shutdown(socket, Shutdown::Write)?;
+            self.sent_end = true;
+        }
+        Ok(true)
+    }
+
+    /// Whether nothing more can be read now.
+    fn is_stopped(&self, source: &PairEnd) -> bool {
+        !source.readable || self.read_end || self.urgent.is_some() || self.to == self.buffer.len()
+    }
+
+    /// Reads once, at most `most` bytes; returns how many.
+    fn read(&mut self, source: &mut PairEnd, most: usize) -> Result<usize> {
+        let Some(socket) = &source.socket else { return Ok(0) };
+        if source.urgent_here && matches!(sys::at_mark(socket), Ok(true)) {
+            source.urgent_here = false;
+            self.urgent = sys::receive_urgent(socket).ok();
+            return Ok(0);
+        }
+        let room = (self.buffer.len() - self.to).min(most);
+        debug_assert!(room > 0, "the caller has asked is_stopped");
+        match would_block(sys::receive(socket, &mut self.buffer[self.to..self.to + room]))? {
+            None => {
+                source.readable = false;
+                Ok(0)
+            }
+            Some(0) => {
+                self.read_end = true;
+                Ok(0)
+            }
+            Some(got) => {
+                source.readable = got == room || source.hung_up || source.urgent_here;
+                self.to += got;
+                Ok(got)
+            }
+        }
+    }
+}
+
+/// `None` if the call would have waited.
+fn would_block(result: Result<usize>) -> Result<Option<usize>> {
+    match result {
+        Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+impl TcpPair {
+    /// `bytes`: of each buffer.
+    pub(super) fn new(sockets: [Option<OwnedFd>; 2], bytes: usize, keep_alive: bool, ends: Ends, why: Reason) -> Self {
+        Self {
+            sockets: sockets.map(|socket| PairEnd { socket, ..PairEnd::default() }),
+            directions: [RelayDirection::new(bytes), RelayDirection::new(bytes)],
+            connected: false,
+            keep_alive,
+            queued: false,
+            ends,
+            why,
+        }
+    }
+
+    /// Bytes of both buffers.
+    pub(super) fn bytes(&self) -> u64 {
+        self.directions.iter().map(|direction| direction.buffer.len() as u64).sum()
+    }
+
+    /// A socket.
+    pub(super) fn socket(&self, side: usize) -> Option<&OwnedFd> {
+        self.sockets[side].socket.as_ref()
+    }
+
+    /// The program's socket, whose SYN was held.
+    pub(super) fn set_program(&mut self, socket: OwnedFd) {
+        self.sockets[0].socket = Some(socket);
+    }
+
+    /// Takes an event of a socket.
+    pub(super) fn on_event(&mut self, side: usize, flags: u32) -> PairEvent {
+        let has = |flag: i32| flags & flag as u32 != 0;
+        let end = &mut self.sockets[side];
+        end.urgent_here |= has(libc::EPOLLPRI);
+        end.readable |= has(libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
+        end.hung_up |= has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
+        end.writable |= has(libc::EPOLLOUT);
+        if let (true, Some(socket)) = (has(libc::EPOLLERR), &end.socket) {
+            match sys::take_error(socket) {
+                Ok(None) => {}
+                Ok(Some(e)) if e.kind() == ErrorKind::ConnectionRefused => return PairEvent::Refused,
+                Ok(Some(_)) | Err(_) => return PairEvent::Failed,
+            }
+        }
+        let was_connected = self.connected;
+        self.connected |= side == 1 && has(libc::EPOLLOUT) && !has(libc::EPOLLHUP);
+        if self.connected && !was_connected { PairEvent::Connected } else { PairEvent::Ready }
+    }
+
+    /// Moves bytes in both directions.
+    pub(super) fn turn(&mut self) -> PairTurn {
+        if !self.connected {
+            return PairTurn::Idle;
+        }
+        let (Ok(more), Ok(back)) = (self.step(0), self.step(1)) else { return PairTurn::Failed };
+        if self.directions.iter().all(|direction| direction.sent_end) {
+            self.sockets.iter().filter_map(|end| end.socket.as_ref()).for_each(close_in_order);
+            return PairTurn::Ended;
+        }
+        if more || back { PairTurn::More } else { PairTurn::Idle }
+    }
+
+    /// Moves bytes from socket `side` to the other; true if there is more to do now.
+    fn step(&mut self, side: usize) -> Result<bool> {
+        let [program, server] = &mut self.sockets;
+        let (source, sink) = if side == 0 { (program, server) } else { (server, program) };
+        if source.socket.is_none() || sink.socket.is_none() {
+            return Ok(false);
+        }
+        let direction = &mut self.directions[side];
+        let mut budget = TURN_BYTES;
+        loop {
+            if !direction.write(sink)? {
+                return Ok(false);
+            }
+            if budget == 0 || direction.is_stopped(source) {
+                return Ok(budget == 0);
+            }
+            budget -= direction.read(source, budget)?;
+            if direction.read_end && side == 0 && self.keep_alive {
+                source.socket.iter().for_each(steer::keep_half_closed);
+            }
+        }
+    }
+}
