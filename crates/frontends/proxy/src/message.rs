@@ -92,20 +92,24 @@ pub enum ControlMessage {
     Draining,
 }
 
+/// A peer that has introduced itself, for a worker.
+#[derive(Clone, Debug)]
+pub struct PeerUp {
+    /// Its number in this process.
+    pub peer: usize,
+    /// What it said.
+    pub introduction: Introduction,
+    /// Whether this side dials.
+    pub dials: bool,
+    /// What the peer's requests for queue pairs must carry.
+    pub token: [u8; 16],
+}
+
 /// What the control thread tells a worker.
 #[derive(Debug)]
 pub enum Command {
     /// A peer is there, perhaps again.
-    PeerUp {
-        /// Its number in this process.
-        peer: usize,
-        /// What it said.
-        introduction: Introduction,
-        /// Whether this side dials.
-        dials: bool,
-        /// What the peer's requests for queue pairs must carry.
-        token: [u8; 16],
-    },
+    PeerUp(PeerUp),
     /// The channel of a peer works, or not.
     ControlChannel {
         /// The peer.

@@ -204,14 +204,27 @@ pub fn raise_descriptor_limit() -> Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(|_| ())
 }
 
+/// Repeats a call that a signal has interrupted.
+fn retry(mut call: impl FnMut() -> isize) -> Result<usize> {
+    loop {
+        let Ok(count) = usize::try_from(call()) else {
+            let error = Error::last_os_error();
+            if error.kind() == ErrorKind::Interrupted {
+                continue;
+            }
+            return Err(error);
+        };
+        return Ok(count);
+    }
+}
+
 /// Receives without waiting.
 ///
 /// # Errors
 /// Of `recv`.
 pub fn receive(fd: &impl AsRawFd, to: &mut [u8]) -> Result<usize> {
     // SAFETY: the buffer is valid for the call, with its length.
-    let got = unsafe { libc::recv(fd.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), libc::MSG_DONTWAIT) };
-    usize::try_from(got).map_err(|_| Error::last_os_error())
+    retry(|| unsafe { libc::recv(fd.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), libc::MSG_DONTWAIT) })
 }
 
 /// Sends without waiting. `flags`: 0 or MSG_OOB.
@@ -221,8 +234,7 @@ pub fn receive(fd: &impl AsRawFd, to: &mut [u8]) -> Result<usize> {
 pub fn send(fd: &impl AsRawFd, from: &[u8], flags: i32) -> Result<usize> {
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the buffer is valid for the call, with its length.
-    let sent = unsafe { libc::send(fd.as_raw_fd(), from.as_ptr().cast(), from.len(), flags) };
-    usize::try_from(sent).map_err(|_| Error::last_os_error())
+    retry(|| unsafe { libc::send(fd.as_raw_fd(), from.as_ptr().cast(), from.len(), flags) })
 }
 
 /// Whether the next byte to receive is the urgent one.

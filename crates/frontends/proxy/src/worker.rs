@@ -8,52 +8,55 @@
 
 mod accept;
 mod busy_poll;
-mod carry;
 mod conn;
 mod credit_rounds;
 mod decisions;
 mod env;
-mod frames;
-mod grow;
 mod held_syns;
 mod link;
+mod link_transport;
+mod links;
 mod place;
+mod rdma_port;
+mod receive;
 mod round_trips;
 mod snapshot;
 mod sockets;
+mod streams;
 mod table;
 mod tcp_pair;
 mod tcp_pairs;
 mod tick_timer;
 mod token;
+mod watched_socket;
 
-pub use conn::ProxyConn;
 pub use place::NetworkPlace;
 pub use snapshot::{StreamView, WorkerSnapshot};
 pub use sockets::{listener, own_mark};
 
 use crate::config::Checked;
-use crate::counters::ProxyCounters;
-use crate::engine::{OwnEngine, SleepEnd};
+use crate::counters::{ProxyCounter, ProxyCounters};
+use crate::engine::SleepEnd;
+use crate::hold::Verdict;
 use crate::message::{Command, Report};
-use crate::rdma::Rdma;
 use crate::sys::{self, Poll, PollEvent, Waker};
+use burst_base::Reason;
+use burst_relay::{LinkHello, Outcome};
 use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
 use decisions::Decisions;
 use env::WorkerEnv;
-use held_syns::HeldSyns;
-use link::{PeerLink, PeerView};
+use held_syns::{HeldSyns, SynOwner};
+use links::{LinkFault, Links};
 use place::NetworkPlaces;
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
-use std::time::{Duration, Instant};
-use table::{ConnTable, TableKey};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::Instant;
+use streams::Streams;
 use tcp_pairs::TcpPairs;
-use tick_timer::{TICK, TickTimer};
-use token::PollToken;
+use tick_timer::TickTimer;
+use token::{PollToken, StreamKey};
 
 /// Events taken per pass.
 const EVENTS: usize = 256;
@@ -84,30 +87,15 @@ pub struct WorkerStart {
 /// The worker.
 pub struct RelayWorker {
     env: WorkerEnv,
+    streams: Streams,
+    pairs: TcpPairs,
+    busy_poll: BusyPollScore,
     commands: Receiver<Command>,
+    /// Bytes of batches in `commands`.
     queued: Arc<AtomicUsize>,
     wake: Arc<Waker>,
-    rdma: Option<Rdma>,
-    /// Burst's engine in this process; `None`: the device needs none of this thread's time.
-    engine: Option<OwnEngine>,
-    busy_poll: BusyPollScore,
-    completions_added: bool,
-    /// What was last reported; `None`: nothing yet.
-    rdma_port: Option<u16>,
-    /// When a device is looked for again, and the pause after that.
-    rdma_again: Instant,
-    rdma_pause: Duration,
-    /// Links whose messages were not all taken in their last turn.
-    unreceived: Vec<usize>,
-    peers: HashMap<usize, PeerView>,
-    links: Vec<Option<PeerLink>>,
-    pairs: TcpPairs,
-    conns: ConnTable<ProxyConn>,
-    ready: VecDeque<TableKey>,
-    dirty: Vec<usize>,
-    /// Streams that wait for the peer's answer, oldest first.
-    opening: VecDeque<(Instant, TableKey)>,
-    scratch: Vec<u8>,
+    /// The message that is being taken.
+    message: Vec<u8>,
 }
 
 impl RelayWorker {
@@ -118,7 +106,7 @@ impl RelayWorker {
     pub fn new(start: WorkerStart) -> std::io::Result<Self> {
         let poll = Poll::new()?;
         poll.add(start.wake.fd(), libc::EPOLLIN, PollToken::Wake.to_bits())?;
-        let env = WorkerEnv {
+        let mut env = WorkerEnv {
             number: start.number,
             config: start.config,
             places: NetworkPlaces::new(start.places, start.own_namespace),
@@ -133,30 +121,17 @@ impl RelayWorker {
             wake_control: start.wake_control,
         };
         env.places.watch(&env.poll)?;
-        let mut worker = Self {
+        let links = Links::new(&mut env);
+        Ok(Self {
             env,
+            streams: Streams::new(links),
+            pairs: TcpPairs::default(),
+            busy_poll: BusyPollScore::new(),
             commands: start.commands,
             queued: start.queued,
             wake: start.wake,
-            rdma: None,
-            engine: None,
-            busy_poll: BusyPollScore::new(),
-            completions_added: false,
-            rdma_port: None,
-            rdma_again: Instant::now(),
-            rdma_pause: TICK,
-            unreceived: Vec::new(),
-            peers: HashMap::new(),
-            links: Vec::new(),
-            pairs: TcpPairs::default(),
-            conns: ConnTable::default(),
-            ready: VecDeque::new(),
-            dirty: Vec::new(),
-            opening: VecDeque::new(),
-            scratch: Vec::new(),
-        };
-        worker.open_rdma();
-        Ok(worker)
+            message: Vec::new(),
+        })
     }
 
     /// Runs until the control thread is gone.
@@ -171,35 +146,22 @@ impl RelayWorker {
 
     /// One pass; false if the worker should end.
     fn pass(&mut self, events: &mut [PollEvent]) -> std::io::Result<bool> {
-        let busy = !self.ready.is_empty() || self.pairs.has_ready() || !self.unreceived.is_empty();
-        let count = if busy { self.env.poll.wait(events, 0)?.len() } else { self.rest(events)? };
+        let busy = self.streams.has_ready() || self.pairs.has_ready() || !self.streams.links.unreceived.is_empty();
+        let count = if busy { self.env.poll.wait(events, 0)?.len() } else { self.wait(events)? };
         for event in &events[..count] {
             if !self.on_event(event.events, event.u64) {
                 return Ok(false);
             }
         }
-        if busy && self.engine.is_some() {
-            self.look();
+        if busy && self.streams.links.rdma.engine.is_some() {
+            self.receive_all();
         }
         self.tick();
-        for link in std::mem::take(&mut self.unreceived) {
-            self.receive(link);
-        }
+        self.receive_left();
         self.pairs.turns(&mut self.env);
-        for _ in 0..self.ready.len() {
-            let Some(place) = self.ready.pop_front() else { break };
-            let link = self.conns.get(place).map(|conn| conn.link);
-            self.turn(place);
-            // A full batch need not wait for the rest of the list.
-            if let Some(at) = link
-                && self.links[at].as_ref().is_some_and(|link| link.outbox.blocked())
-            {
-                self.flush(at);
-            }
-        }
-        for link in std::mem::take(&mut self.dirty) {
-            self.flush(link);
-        }
+        self.streams.turns(&mut self.env);
+        self.streams.links.flush_all(&mut self.env);
+        self.streams.wake();
         Ok(true)
     }
 
@@ -209,44 +171,53 @@ impl RelayWorker {
                 self.wake.clear();
                 return self.take_commands();
             }
-            PollToken::CmEvents => self.take_cm_events(),
-            PollToken::Completions => self.take_completions(),
-            PollToken::Listener { place, which } => self.accept(place, which),
-            PollToken::Syns { place } => self.take_syns(place),
-            PollToken::Conn(key) => self.conn_event(key, flags),
+            PollToken::CmEvents => {
+                while let Some(done) = self.streams.links.next_cm_event(&mut self.env) {
+                    self.after_hello(done);
+                }
+            }
+            PollToken::Completions => {
+                while let Some(at) = self.streams.links.next_completion(&mut self.env) {
+                    self.receive(at);
+                    // A completion of a send makes room for what waits.
+                    self.streams.links.mark_dirty(at);
+                }
+            }
+            PollToken::Listener(place, which) => self.accept(place, which),
+            PollToken::Syns(place) => self.take_syns(place),
+            PollToken::Stream(key) => self.streams.on_event(&mut self.env, key, flags),
             PollToken::Pair(key, side) => self.pairs.on_event(&mut self.env, key, side, flags),
         }
         true
     }
 
     /// Waits until there is something to do; returns the number of events in `events`.
-    fn rest(&mut self, events: &mut [PollEvent]) -> std::io::Result<usize> {
-        if let Some(count) = self.look_for_a_while(events)? {
+    fn wait(&mut self, events: &mut [PollEvent]) -> std::io::Result<usize> {
+        if let Some(count) = self.poll_busily(events)? {
             return Ok(count);
         }
-        let Some(engine) = self.engine else {
+        let Some(engine) = self.streams.links.rdma.engine else {
             return self.env.poll.wait(events, self.env.timer.left_ms()).map(<[_]>::len);
         };
         // Another thread may run the engine at any time, and take the packet for which this one sleeps.
-        if !self.all_armed() {
-            self.arm_all();
-            if self.look() {
+        if !self.streams.links.all_armed() {
+            self.streams.links.arm_all(&mut self.env);
+            if self.receive_all() {
                 return Ok(0);
             }
         }
-        let most = self.env.timer.left();
-        let (look, poll) = match engine.sleep(self.env.poll.fd(), most) {
+        let (has_run, poll) = match engine.sleep(self.env.poll.fd(), self.env.timer.left()) {
             SleepEnd::Found { engine, poll } => (engine, poll),
             SleepEnd::Quiet => return self.env.poll.wait(events, self.env.timer.left_ms()).map(<[_]>::len),
         };
-        if look {
-            self.look();
+        if has_run {
+            self.receive_all();
         }
         if poll { self.env.poll.wait(events, 0).map(<[_]>::len) } else { Ok(0) }
     }
 
-    /// Looks for events and messages without sleeping. `None`: there were none, or looking does not pay.
-    fn look_for_a_while(&mut self, events: &mut [PollEvent]) -> std::io::Result<Option<usize>> {
+    /// Polls for events and messages. `None`: there were none, or polling does not pay.
+    fn poll_busily(&mut self, events: &mut [PollEvent]) -> std::io::Result<Option<usize>> {
         if !self.busy_poll.pays() {
             return Ok(None);
         }
@@ -254,7 +225,7 @@ impl RelayWorker {
         let mut last = began;
         loop {
             let count = self.env.poll.wait(events, 0)?.len();
-            if self.look() || count > 0 {
+            if self.receive_all() || count > 0 {
                 self.busy_poll.note(true);
                 return Ok(Some(count));
             }
@@ -268,54 +239,101 @@ impl RelayWorker {
         }
     }
 
-    /// Looks after links that do not work and streams that wait, while there are any.
+    /// Looks after links that do not work and connections that wait, while there are any.
     fn tick(&mut self) {
-        let now = Instant::now();
-        if !self.env.timer.take_due(now) {
-            return;
-        }
+        let Some(now) = self.env.timer.take_due() else { return };
         self.env.places.resume(&self.env.poll);
-        self.give_up_opening(now);
-        self.give_up_passed(now);
-        self.mend_links(now);
-    }
-
-    fn mark_dirty(&mut self, link: usize) {
-        if !self.dirty.contains(&link) {
-            self.dirty.push(link);
+        while let Some(by_tcp) = self.streams.take_unanswered(&mut self.env, now) {
+            self.pairs.relay(&mut self.env, by_tcp);
         }
+        while let Some(owner) = self.env.take_expired(now) {
+            match owner {
+                SynOwner::Stream(key) => self.streams.reset(&mut self.env, key, Outcome::Reset),
+                SynOwner::Pair(key) => self.pairs.end(&mut self.env, key, Verdict::Drop),
+                SynOwner::None => {}
+            }
+        }
+        self.streams.links.mend(&mut self.env, now);
     }
 
     fn take_commands(&mut self) -> bool {
         loop {
-            let command = match self.commands.try_recv() {
-                Ok(command) => command,
-                Err(std::sync::mpsc::TryRecvError::Empty) => return true,
-                Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
-            };
-            match command {
-                Command::PeerUp { peer, introduction, dials, token } => self.peer_up(peer, introduction, dials, token),
-                Command::ControlChannel { peer, up } => self.channel(peer, up),
-                Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
-                Command::Rdma { peer, worker, at } => self.peer_listens(peer, worker, at),
-                Command::LinkHello { peer, here, hello } => self.on_hello(peer, here, hello),
-                Command::Batch { peer, link, attempt, bytes } => {
-                    self.on_channel_batch(peer, link, attempt, &bytes);
-                    self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);
-                }
-                Command::Broken { peer, link, attempt } => self.on_broken(peer, link, attempt),
-                Command::PeerDraining(peer) => {
-                    if let Some(peer) = self.peers.get_mut(&peer) {
-                        peer.introduction.draining = true;
-                    }
-                }
-                Command::Drain => self.env.draining = true,
-                Command::BreakQueuePairs => self.break_queue_pairs(),
-                Command::Show(answer) => {
-                    // Whoever asked may have gone.
-                    let _ = answer.send(self.snapshot());
+            match self.commands.try_recv() {
+                Ok(command) => self.on_command(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn on_command(&mut self, command: Command) {
+        let (env, links) = (&mut self.env, &mut self.streams.links);
+        match command {
+            Command::PeerUp(up) => links.peer_up(env, up),
+            Command::ControlChannel { peer, up } => links.set_channel(env, peer, up),
+            Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
+            Command::Rdma { peer, worker, at } => links.peer_listens(env, peer, worker, at),
+            Command::LinkHello { peer, here, hello } => self.on_hello(peer, here, hello),
+            Command::Batch { peer, link, attempt, bytes } => {
+                self.on_channel_batch(peer, link, attempt, &bytes);
+                self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);
+            }
+            Command::Broken { peer, link, attempt } => {
+                if let Some(at) = links.find(peer, link) {
+                    links.on_broken(env, at, attempt);
                 }
             }
+            Command::PeerDraining(peer) => links.peer_drains(peer),
+            Command::Drain => env.draining = true,
+            Command::BreakQueuePairs => links.break_queue_pairs(env),
+            Command::Show(answer) => {
+                // Whoever asked may have gone.
+                let _ = answer.send(self.snapshot());
+            }
+        }
+    }
+
+    fn on_hello(&mut self, peer: usize, by_channel: bool, hello: LinkHello) {
+        if let Some(at) = self.streams.links.find(peer, hello.link) {
+            let done = self.streams.links.on_hello(&mut self.env, at, by_channel, hello);
+            self.after_hello(done);
+        }
+    }
+
+    /// A link may have begun to send.
+    fn after_hello(&mut self, done: Result<(), LinkFault>) {
+        self.streams.wake();
+        if let Err((at, fault)) = done {
+            self.on_fault(at, fault);
+        }
+    }
+
+    /// A peer has gone: resets its streams, but those that can still go by TCP.
+    fn peer_gone(&mut self, peer: usize, why: &str) {
+        if !self.streams.links.forget_peer(peer) {
+            return;
+        }
+        while let Some((at, mut link)) = self.streams.links.take_link_of(peer) {
+            let count = link.conns.len();
+            if count > 0 {
+                crate::log(format_args!("{count} streams are reset: {why}"));
+            }
+            self.env.counters.add(ProxyCounter::StreamsReset, count as u64);
+            for (key, conn) in link.conns.drain() {
+                if let Some(taken) = Streams::end_with_link(&mut self.env, StreamKey { link: at, key }, conn) {
+                    self.pairs.relay(&mut self.env, (taken, Reason::ProxyPeerGone));
+                }
+            }
+            self.env.report(Report::PeerLink { peer, link: link.number, up: false });
+        }
+    }
+
+    fn snapshot(&self) -> WorkerSnapshot {
+        WorkerSnapshot {
+            streams: self.streams.views().chain(self.pairs.views()).collect(),
+            links: self.streams.links.views().collect(),
+            counters: self.env.counters.clone(),
+            decisions: self.env.decisions.show(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Control, HEARTBEAT, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
 use crate::config::{self, Checked, PeerEntry, Prefix};
-use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, features};
+use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, PeerUp, features};
 use crate::sys;
 use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
@@ -396,7 +396,7 @@ impl Control {
         peer.introduction = Some(said.clone());
         let token = peer.token;
         crate::log(format_args!("peer {} is there", said.name));
-        self.tell_all(|| Command::PeerUp { peer: number, introduction: said.clone(), dials, token });
+        self.tell_all(|| Command::PeerUp(PeerUp { peer: number, introduction: said.clone(), dials, token }));
         for worker in 0..self.config.workers {
             self.announce_worker(number, worker);
         }

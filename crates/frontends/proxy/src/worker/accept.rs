@@ -13,9 +13,7 @@ use crate::hold::{Syn, Verdict};
 use crate::intercept::steer;
 use crate::sys;
 use burst_base::Reason;
-use burst_relay::Outcome;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
 
 /// Connections accepted per pass and listener.
 const ACCEPTS: usize = 64;
@@ -56,7 +54,7 @@ impl RelayWorker {
     /// Joins an accepted socket to what has waited for it; a connection whose SYN was not held begins here.
     fn on_accepted(&mut self, place: usize, socket: OwnedFd, ends: Ends) {
         match self.env.syns.take_passed(ends) {
-            Some(SynOwner::Stream(key)) => self.join_stream(key, socket),
+            Some(SynOwner::Stream(key)) => self.streams.join(&mut self.env, key, socket),
             Some(SynOwner::Pair(key)) => self.pairs.join(&mut self.env, key, socket),
             // Closed with its option set: a reset.
             Some(SynOwner::None) => self.env.count(ProxyCounter::SocketsWithoutStream),
@@ -104,28 +102,14 @@ impl RelayWorker {
         } else if self.env.draining {
             Err(Reason::ProxyDraining)
         } else {
-            self.choose_link(server)
+            self.streams.links.choose(server)
         };
-        match chosen {
-            Ok(link) => match self.take_slot(link) {
-                Some(slot) => self.open(link, slot, taken),
-                None => self.pairs.relay(&mut self.env, taken, Reason::ProxyNoMemory),
-            },
-            Err(why) => self.pairs.relay(&mut self.env, taken, why),
-        }
-    }
-
-    /// Ends what has waited too long for the socket of a SYN that has passed.
-    pub(super) fn give_up_passed(&mut self, now: Instant) {
-        while let Some(owner) = self.env.syns.take_expired(now) {
-            match owner {
-                SynOwner::Stream(key) => self.reset(key, Outcome::Reset),
-                SynOwner::Pair(key) => self.pairs.end(&mut self.env, key, Verdict::Drop),
-                SynOwner::None => {}
-            }
-        }
-        if self.env.syns.has_passed() {
-            self.env.timer.start();
+        let left = match chosen {
+            Ok(link) => self.streams.open(&mut self.env, link, taken),
+            Err(why) => Err((taken, why)),
+        };
+        if let Err(by_tcp) = left {
+            self.pairs.relay(&mut self.env, by_tcp);
         }
     }
 }

@@ -103,4 +103,13 @@ impl WorkerEnv {
             self.decide(syn, answer);
         }
     }
+
+    /// The owner of the next SYN that has passed and led to no socket in time.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Option<SynOwner> {
+        let expired = self.syns.take_expired(now);
+        if expired.is_none() && self.syns.has_passed() {
+            self.timer.start();
+        }
+        expired
+    }
 }

@@ -4,6 +4,7 @@
 //! accepted, the SYN passes to the listener, and its entry waits for the accepted socket, which is joined to the owner.
 
 use super::table::TableKey;
+use super::token::StreamKey;
 use crate::hold::Verdict;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -51,7 +52,7 @@ pub(super) struct TakenConnection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SynOwner {
     /// A stream.
-    Stream(TableKey),
+    Stream(StreamKey),
     /// A connection by TCP.
     Pair(TableKey),
     /// Nothing yet, or nothing any more: an accepted socket is reset.
@@ -163,8 +164,8 @@ mod tests {
         ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:80".parse().unwrap())
     }
 
-    fn stream(index: u64) -> SynOwner {
-        SynOwner::Stream(TableKey::from_bits(index))
+    fn pair(index: u64) -> SynOwner {
+        SynOwner::Pair(TableKey::from_bits(index))
     }
 
     fn held_for(owner: SynOwner) -> HeldSyns {
@@ -176,36 +177,36 @@ mod tests {
 
     #[test]
     fn a_syn_passes_once_and_its_socket_finds_the_owner() {
-        let (mut syns, now) = (held_for(stream(1)), Instant::now());
+        let (mut syns, now) = (held_for(pair(1)), Instant::now());
         assert_eq!((syns.repeated(ends()), syns.take_passed(ends())), (Some(Verdict::Drop), None));
-        assert_eq!(syns.pass(ends(), stream(2), now), None, "another owner");
-        assert_eq!(syns.pass(ends(), stream(1), now), Some(SYN));
-        assert_eq!(syns.pass(ends(), stream(1), now), None, "again");
+        assert_eq!(syns.pass(ends(), pair(2), now), None, "another owner");
+        assert_eq!(syns.pass(ends(), pair(1), now), Some(SYN));
+        assert_eq!(syns.pass(ends(), pair(1), now), None, "again");
         assert_eq!(syns.repeated(ends()), Some(Verdict::Pass));
-        assert_eq!(syns.take_passed(ends()), Some(stream(1)));
+        assert_eq!(syns.take_passed(ends()), Some(pair(1)));
         assert_eq!((syns.take_passed(ends()), syns.repeated(ends())), (None, None));
         assert_eq!((syns.take_expired(now + ACCEPTED_MAX), syns.has_passed()), (None, false), "it has led to a socket");
     }
 
     #[test]
     fn an_owner_that_ends_gives_its_syn_back_or_leaves_a_socket_to_reset() {
-        let mut syns = held_for(stream(1));
-        assert_eq!(syns.end(ends(), stream(2)), None, "another owner");
-        assert!(syns.is_held(ends(), stream(1)));
-        assert_eq!(syns.end(ends(), stream(1)), Some(SYN));
+        let mut syns = held_for(pair(1));
+        assert_eq!(syns.end(ends(), pair(2)), None, "another owner");
+        assert!(syns.is_held(ends(), pair(1)));
+        assert_eq!(syns.end(ends(), pair(1)), Some(SYN));
         assert_eq!(syns.repeated(ends()), None);
-        let mut syns = held_for(stream(1));
-        syns.pass(ends(), stream(1), Instant::now());
-        assert_eq!(syns.end(ends(), stream(1)), None, "it has passed");
+        let mut syns = held_for(pair(1));
+        syns.pass(ends(), pair(1), Instant::now());
+        assert_eq!(syns.end(ends(), pair(1)), None, "it has passed");
         assert_eq!(syns.take_passed(ends()), Some(SynOwner::None));
     }
 
     #[test]
     fn a_passed_syn_without_a_socket_expires() {
-        let (mut syns, now) = (held_for(stream(1)), Instant::now());
-        syns.pass(ends(), stream(1), now);
+        let (mut syns, now) = (held_for(pair(1)), Instant::now());
+        syns.pass(ends(), pair(1), now);
         assert_eq!(syns.take_expired(now), None);
-        assert_eq!(syns.take_expired(now + ACCEPTED_MAX), Some(stream(1)));
+        assert_eq!(syns.take_expired(now + ACCEPTED_MAX), Some(pair(1)));
         assert_eq!((syns.repeated(ends()), syns.has_passed()), (None, false));
     }
 }

@@ -69,7 +69,7 @@ impl NetworkPlaces {
     pub(super) fn watch(&self, poll: &Poll) -> Result<()> {
         for (place, queue) in self.places.iter().enumerate() {
             if let Some(queue) = &queue.queue {
-                poll.add(queue.fd(), libc::EPOLLIN, PollToken::Syns { place }.to_bits())?;
+                poll.add(queue.fd(), libc::EPOLLIN, PollToken::Syns(place).to_bits())?;
             }
         }
         self.each_listener(|fd, token| poll.add(fd, libc::EPOLLIN, token))
@@ -78,7 +78,7 @@ impl NetworkPlaces {
     fn each_listener(&self, change: impl Fn(RawFd, u64) -> Result<()>) -> Result<()> {
         for (at, place) in self.places.iter().enumerate() {
             for (which, listener) in place.listeners.iter().enumerate() {
-                change(listener.as_raw_fd(), PollToken::Listener { place: at, which }.to_bits())?;
+                change(listener.as_raw_fd(), PollToken::Listener(at, which).to_bits())?;
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ pub(super) struct RoundTrips {
     /// Of queue pairs, and of the control channel.
     shortest: [Option<Duration>; 2],
     /// Probes that are still to be sent.
-    pub(super) probes: u32,
+    probes: u32,
 }
 
 impl RoundTrips {
@@ -25,23 +25,31 @@ impl RoundTrips {
         self.probes = PROBES;
     }
 
+    /// A probe was answered; whether another one is to be sent.
+    pub(super) fn take_probe(&mut self) -> bool {
+        self.probes = self.probes.saturating_sub(1);
+        self.probes > 0
+    }
+
+    /// A batch is sent.
     pub(super) fn sent(&mut self, batch: u64, now: Instant) {
         self.under_way.push_back((batch, now));
     }
 
-    /// `here`: by the control channel.
-    pub(super) fn acknowledged(&mut self, batch: u64, here: bool, now: Instant) {
+    /// The peer has received all batches up to `batch`. `by_channel`: by the control channel.
+    pub(super) fn acknowledged(&mut self, batch: u64, by_channel: bool, now: Instant) {
         let mut newest = None;
         while let Some((_, at)) = self.under_way.front().copied().filter(|(number, _)| *number <= batch) {
             newest = Some(now.saturating_duration_since(at));
             self.under_way.pop_front();
         }
-        let shortest = &mut self.shortest[usize::from(here)];
+        let shortest = &mut self.shortest[usize::from(by_channel)];
         *shortest = (*shortest).into_iter().chain(newest).min();
     }
 
-    pub(super) fn shortest(&self, here: bool) -> Option<Duration> {
-        self.shortest[usize::from(here)]
+    /// The shortest one of this carrier.
+    pub(super) fn shortest(&self, by_channel: bool) -> Option<Duration> {
+        self.shortest[usize::from(by_channel)]
     }
 }
 

@@ -1,11 +1,10 @@
 //! A growing table whose keys detect reuse: connections come and go, and events and lists may name one that has gone.
 
-/// Bits of the number that tells an object from all earlier ones with its index.
-const GENERATION_BITS: u32 = 24;
-/// Bits of an index.
-const INDEX_BITS: u32 = 31;
+/// Bits of an index, and of the number that tells an object from earlier ones with its index.
+const INDEX_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 20;
 
-/// Names an object of a [`ConnTable`] for as long as it is there, and no other one for 2^24 insertions.
+/// Names an object of a [`ConnTable`] for as long as it is there, and no other one for 2^20 insertions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TableKey {
     index: u32,
@@ -13,12 +12,14 @@ pub(super) struct TableKey {
 }
 
 impl TableKey {
-    /// In 55 bits.
+    /// Bits of [`TableKey::to_bits`].
+    pub(super) const BITS: u32 = INDEX_BITS + GENERATION_BITS;
+
     pub(super) fn to_bits(self) -> u64 {
         u64::from(self.generation) << INDEX_BITS | u64::from(self.index)
     }
 
-    /// The key of which [`TableKey::to_bits`] gave the low 55 bits.
+    /// The key of which [`TableKey::to_bits`] gave the low bits.
     pub(super) fn from_bits(bits: u64) -> Self {
         let low = |bits: u64, count: u32| (bits & ((1 << count) - 1)) as u32;
         Self { index: low(bits, INDEX_BITS), generation: low(bits >> INDEX_BITS, GENERATION_BITS) }
@@ -28,7 +29,7 @@ impl TableKey {
 /// Objects by key. A free place is used again at once.
 #[derive(Debug)]
 pub(super) struct ConnTable<T> {
-    places: Vec<Option<(u32, T)>>,
+    places: Vec<Option<(TableKey, T)>>,
     free: Vec<u32>,
     generation: u32,
 }
@@ -48,34 +49,43 @@ impl<T> ConnTable<T> {
             (self.places.len() - 1) as u32
         });
         assert!(index < 1 << INDEX_BITS, "descriptors end long before");
-        let place = &mut self.places[index as usize];
-        debug_assert!(place.is_none(), "a free place is empty");
-        *place = Some((self.generation, object));
-        TableKey { index, generation: self.generation }
+        let key = TableKey { index, generation: self.generation };
+        let before = self.places[index as usize].replace((key, object));
+        debug_assert!(before.is_none(), "a free place is empty");
+        key
     }
 
     /// The object, if it is still there.
     pub(super) fn get(&self, key: TableKey) -> Option<&T> {
-        let (generation, object) = self.places.get(key.index as usize)?.as_ref()?;
-        (*generation == key.generation).then_some(object)
+        self.places.get(key.index as usize)?.as_ref().filter(|(own, _)| *own == key).map(|(_, object)| object)
     }
 
     /// The object, if it is still there.
     pub(super) fn get_mut(&mut self, key: TableKey) -> Option<&mut T> {
-        let (generation, object) = self.places.get_mut(key.index as usize)?.as_mut()?;
-        (*generation == key.generation).then_some(object)
+        self.places.get_mut(key.index as usize)?.as_mut().filter(|(own, _)| *own == key).map(|(_, object)| object)
     }
 
     /// Takes an object out.
     pub(super) fn remove(&mut self, key: TableKey) -> Option<T> {
-        self.get(key)?;
+        let (_, object) = self.places.get_mut(key.index as usize)?.take_if(|(own, _)| *own == key)?;
         self.free.push(key.index);
-        self.places[key.index as usize].take().map(|(_, object)| object)
+        Some(object)
+    }
+
+    /// How many objects there are.
+    pub(super) fn len(&self) -> usize {
+        self.places.len() - self.free.len()
     }
 
     /// All objects, by index.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.places.iter().flatten().map(|(_, object)| object)
+    }
+
+    /// Takes all objects out, by index.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (TableKey, T)> {
+        self.free.clear();
+        self.places.drain(..).flatten()
     }
 }
 
@@ -86,16 +96,17 @@ mod tests {
     #[test]
     fn a_key_names_its_object_only() {
         let mut table = ConnTable::default();
-        let first = table.insert('a');
-        let second = table.insert('b');
+        let (first, second) = (table.insert('a'), table.insert('b'));
         assert_eq!((table.get(first), table.get(second)), (Some(&'a'), Some(&'b')));
         assert_eq!(table.remove(first), Some('a'));
-        assert_eq!((table.remove(first), table.get(first)), (None, None));
+        assert_eq!((table.remove(first), table.get(first), table.len()), (None, None, 1));
         let third = table.insert('c');
         assert_eq!((third.index, table.get(first)), (first.index, None));
         assert_eq!(table.get_mut(third), Some(&mut 'c'));
         assert_eq!(table.iter().collect::<String>(), "cb");
-        assert_eq!(TableKey::from_bits(third.to_bits() | 3 << 60), third);
+        assert_eq!(TableKey::from_bits(third.to_bits() | 3 << TableKey::BITS), third);
+        assert_eq!(table.drain().collect::<Vec<_>>(), [(third, 'c'), (second, 'b')]);
+        assert_eq!((table.len(), table.get(third)), (0, None));
     }
 
     #[test]

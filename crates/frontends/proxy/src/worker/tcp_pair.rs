@@ -2,24 +2,11 @@
 
 use super::held_syns::Ends;
 use super::sockets::{TURN_BYTES, close_in_order};
+use super::watched_socket::{Received, WatchedSocket};
 use crate::intercept::steer;
-use crate::sys;
 use burst_base::Reason;
 use std::io::{ErrorKind, Result};
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-
-/// A socket, and what it is ready for: it is registered edge-triggered once.
-#[derive(Debug, Default)]
-struct PairEnd {
-    /// `None`: the program's, while its SYN is held.
-    socket: Option<OwnedFd>,
-    readable: bool,
-    writable: bool,
-    hung_up: bool,
-    /// The kernel has announced an urgent byte that was not read yet.
-    urgent_here: bool,
-}
 
 /// Bytes on their way in one direction.
 #[derive(Debug)]
@@ -64,7 +51,7 @@ pub(super) enum PairTurn {
 /// Two sockets: the program's 0, the one to the server 1.
 #[derive(Debug)]
 pub(super) struct TcpPair {
-    sockets: [PairEnd; 2],
+    sockets: [WatchedSocket; 2],
     /// From socket 0 to 1, and back.
     directions: [RelayDirection; 2],
     connected: bool,
@@ -86,71 +73,50 @@ impl RelayDirection {
     }
 
     /// Sends what is in the buffer, then the urgent byte, then the end; false if the urgent byte has to wait.
-    fn write(&mut self, sink: &mut PairEnd) -> Result<bool> {
-        let Some(socket) = &sink.socket else { return Ok(false) };
-        if self.pending() > 0 && sink.writable {
-            let sent = would_block(sys::send(socket, &self.buffer[self.from..self.to], 0))?;
-            sink.writable = sent == Some(self.pending());
-            self.from += sent.unwrap_or(0);
+    fn write(&mut self, sink: &mut WatchedSocket) -> Result<bool> {
+        if self.pending() > 0 && sink.is_writable() {
+            self.from += sink.send(&self.buffer[self.from..self.to])?.unwrap_or(0);
         }
         if self.pending() > 0 {
             return Ok(true);
         }
         (self.from, self.to) = (0, 0);
-        if let (Some(byte), true) = (self.urgent, sink.writable) {
-            match would_block(sys::send(socket, &[byte], libc::MSG_OOB))? {
-                Some(_) => self.urgent = None,
-                None => sink.writable = false,
-            }
+        if let Some(byte) = self.urgent.filter(|_| sink.is_writable())
+            && sink.send_urgent(byte)?
+        {
+            self.urgent = None;
         }
         if self.urgent.is_some() {
             return Ok(false);
         }
         if self.read_end && !self.sent_end {
-            sys::shutdown(socket, Shutdown::Write)?;
+            sink.end()?;
             self.sent_end = true;
         }
         Ok(true)
     }
 
     /// Whether nothing more can be read now.
-    fn is_stopped(&self, source: &PairEnd) -> bool {
-        !source.readable || self.read_end || self.urgent.is_some() || self.to == self.buffer.len()
+    fn is_stopped(&self, source: &WatchedSocket) -> bool {
+        !source.is_readable() || self.read_end || self.urgent.is_some() || self.to == self.buffer.len()
     }
 
     /// Reads once, at most `most` bytes; returns how many.
-    fn read(&mut self, source: &mut PairEnd, most: usize) -> Result<usize> {
-        let Some(socket) = &source.socket else { return Ok(0) };
-        if source.urgent_here && matches!(sys::at_mark(socket), Ok(true)) {
-            source.urgent_here = false;
-            self.urgent = sys::receive_urgent(socket).ok();
+    fn read(&mut self, source: &mut WatchedSocket, most: usize) -> Result<usize> {
+        if source.is_at_urgent() {
+            self.urgent = source.receive_urgent();
             return Ok(0);
         }
         let room = (self.buffer.len() - self.to).min(most);
-        debug_assert!(room > 0, "the caller has asked is_stopped");
-        match would_block(sys::receive(socket, &mut self.buffer[self.to..self.to + room]))? {
-            None => {
-                source.readable = false;
-                Ok(0)
-            }
-            Some(0) => {
-                self.read_end = true;
-                Ok(0)
-            }
-            Some(got) => {
-                source.readable = got == room || source.hung_up || source.urgent_here;
+        match source.receive(&mut self.buffer[self.to..self.to + room])? {
+            Received::Bytes(got) => {
                 self.to += got;
-                Ok(got)
+                return Ok(got);
             }
+            Received::End => self.read_end = true,
+            Received::Nothing => {}
         }
-    }
-}
-
-/// `None` if the call would have waited.
-fn would_block(result: Result<usize>) -> Result<Option<usize>> {
-    match result {
-        Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
-        other => other.map(Some),
+        Ok(0)
     }
 }
 
@@ -158,7 +124,7 @@ impl TcpPair {
     /// `bytes`: of each buffer.
     pub(super) fn new(sockets: [Option<OwnedFd>; 2], bytes: usize, keep_alive: bool, ends: Ends, why: Reason) -> Self {
         Self {
-            sockets: sockets.map(|socket| PairEnd { socket, ..PairEnd::default() }),
+            sockets: sockets.map(WatchedSocket::new),
             directions: [RelayDirection::new(bytes), RelayDirection::new(bytes)],
             connected: false,
             keep_alive,
@@ -175,24 +141,20 @@ impl TcpPair {
 
     /// A socket.
     pub(super) fn socket(&self, side: usize) -> Option<&OwnedFd> {
-        self.sockets[side].socket.as_ref()
+        self.sockets[side].get()
     }
 
     /// The program's socket, whose SYN was held.
     pub(super) fn set_program(&mut self, socket: OwnedFd) {
-        self.sockets[0].socket = Some(socket);
+        self.sockets[0].set(socket);
     }
 
     /// Takes an event of a socket.
     pub(super) fn on_event(&mut self, side: usize, flags: u32) -> PairEvent {
         let has = |flag: i32| flags & flag as u32 != 0;
-        let end = &mut self.sockets[side];
-        end.urgent_here |= has(libc::EPOLLPRI);
-        end.readable |= has(libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
-        end.hung_up |= has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
-        end.writable |= has(libc::EPOLLOUT);
-        if let (true, Some(socket)) = (has(libc::EPOLLERR), &end.socket) {
-            match sys::take_error(socket) {
+        self.sockets[side].on_event(flags);
+        if has(libc::EPOLLERR) {
+            match self.sockets[side].take_error() {
                 Ok(None) => {}
                 Ok(Some(e)) if e.kind() == ErrorKind::ConnectionRefused => return PairEvent::Refused,
                 Ok(Some(_)) | Err(_) => return PairEvent::Failed,
@@ -210,7 +172,7 @@ impl TcpPair {
         }
         let (Ok(more), Ok(back)) = (self.step(0), self.step(1)) else { return PairTurn::Failed };
         if self.directions.iter().all(|direction| direction.sent_end) {
-            self.sockets.iter().filter_map(|end| end.socket.as_ref()).for_each(close_in_order);
+            self.sockets.iter().filter_map(WatchedSocket::get).for_each(close_in_order);
             return PairTurn::Ended;
         }
         if more || back { PairTurn::More } else { PairTurn::Idle }
@@ -220,7 +182,7 @@ impl TcpPair {
     fn step(&mut self, side: usize) -> Result<bool> {
         let [program, server] = &mut self.sockets;
         let (source, sink) = if side == 0 { (program, server) } else { (server, program) };
-        if source.socket.is_none() || sink.socket.is_none() {
+        if source.get().is_none() || sink.get().is_none() {
             return Ok(false);
         }
         let direction = &mut self.directions[side];
@@ -234,7 +196,7 @@ impl TcpPair {
             }
             budget -= direction.read(source, budget)?;
             if direction.read_end && side == 0 && self.keep_alive {
-                source.socket.iter().for_each(steer::keep_half_closed);
+                source.get().into_iter().for_each(steer::keep_half_closed);
             }
         }
     }

@@ -5,6 +5,7 @@
 
 use super::env::WorkerEnv;
 use super::held_syns::{SynOwner, TakenConnection};
+use super::snapshot::StreamView;
 use super::sockets;
 use super::table::{ConnTable, TableKey};
 use super::tcp_pair::{PairEvent, PairTurn, TcpPair};
@@ -28,7 +29,7 @@ pub(super) struct TcpPairs {
 
 impl TcpPairs {
     /// Relays a taken connection.
-    pub(super) fn relay(&mut self, env: &mut WorkerEnv, taken: TakenConnection, why: Reason) {
+    pub(super) fn relay(&mut self, env: &mut WorkerEnv, (taken, why): (TakenConnection, Reason)) {
         let TakenConnection { place, end, ends: (client, server) } = taken;
         env.count(ProxyCounter::ConnectionsByTcp);
         env.decisions.note(client, server, why);
@@ -48,7 +49,8 @@ impl TcpPairs {
         let bytes = if full { PAIR_BYTES_MIN.min(window as usize) } else { window as usize };
         let keep_alive = env.places.get(place).keep_alive;
         let (socket, is_held) = end.into_socket();
-        let key = self.pairs.insert(TcpPair::new([socket, Some(onward)], bytes, keep_alive, (client, server), why));
+        let sockets = [socket, Some(onward)];
+        let key = self.pairs.insert(TcpPair::new(sockets, bytes, keep_alive, (client, server), why));
         let Some(pair) = self.pairs.get(key) else { return };
         env.pair_bytes += pair.bytes();
         let watched = (0..2).try_for_each(|side| {
@@ -121,8 +123,17 @@ impl TcpPairs {
         !self.ready.is_empty()
     }
 
-    /// All connections.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &TcpPair> {
-        self.pairs.iter()
+    /// For `burst proxy ls`.
+    pub(super) fn views(&self) -> impl Iterator<Item = StreamView> {
+        self.pairs.iter().map(|pair| StreamView {
+            client: pair.ends.0.to_string(),
+            server: pair.ends.1.to_string(),
+            peer: String::new(),
+            state: format!("tcp: {}", pair.why.name()),
+            window: 0,
+            window_in: 0,
+            sent: 0,
+            delivered: 0,
+        })
     }
 }

@@ -25,9 +25,15 @@ impl TickTimer {
         self.0 = Some(self.0.map_or(at, |before| before.min(at)));
     }
 
-    /// Whether a look is due. It stops the timer: whoever still waits starts it again.
-    pub(super) fn take_due(&mut self, now: Instant) -> bool {
-        self.0.take_if(|at| now >= *at).is_some()
+    /// The present time, if a look is due. It stops the timer: whoever still waits starts it again. A timer that is stopped costs
+    /// no look at the clock.
+    pub(super) fn take_due(&mut self) -> Option<Instant> {
+        let (at, now) = (self.0?, Instant::now());
+        if now < at {
+            return None;
+        }
+        self.0 = None;
+        Some(now)
     }
 
     /// Time until the next look.
@@ -48,11 +54,13 @@ mod tests {
     #[test]
     fn the_earliest_look_counts_and_stops_the_timer() {
         let (mut timer, now) = (TickTimer::default(), Instant::now());
-        assert!(!timer.take_due(now) && timer.left_ms() == -1);
-        timer.start_by(now + 2 * TICK);
-        timer.start_by(now + TICK);
-        timer.start_by(now + 3 * TICK);
-        assert!(!timer.take_due(now) && timer.left().is_some());
-        assert!(timer.take_due(now + TICK) && !timer.take_due(now + 9 * TICK));
+        assert!(timer.take_due().is_none() && timer.left_ms() == -1);
+        timer.start_by(now + 1000 * TICK);
+        assert!(timer.take_due().is_none() && timer.left() > Some(TICK));
+        timer.start_if_stopped();
+        assert!(timer.left() > Some(TICK), "it runs");
+        timer.start_by(now);
+        timer.start();
+        assert!(timer.take_due() >= Some(now) && timer.left().is_none() && timer.take_due().is_none());
     }
 }

@@ -2,6 +2,18 @@
 
 use super::table::TableKey;
 
+/// Bits of a link's index.
+const LINK_BITS: u32 = 60 - TableKey::BITS;
+/// Most links of a worker.
+pub(super) const LINKS_MAX: usize = 1 << LINK_BITS;
+
+/// A stream: the index of its link, and its key there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StreamKey {
+    pub(super) link: usize,
+    pub(super) key: TableKey,
+}
+
 /// The owner of a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PollToken {
@@ -11,50 +23,44 @@ pub(super) enum PollToken {
     CmEvents,
     /// The completion channel.
     Completions,
-    /// A listener of a place: IPv4 0, IPv6 1.
-    Listener {
-        /// Index of the place.
-        place: usize,
-        /// Which of its listeners.
-        which: usize,
-    },
-    /// The queue of held SYNs of a place.
-    Syns {
-        /// Index of the place.
-        place: usize,
-    },
+    /// Of the place with an index, the listener for IPv4 (0) or IPv6 (1).
+    Listener(usize, usize),
+    /// The queue of held SYNs of the place with an index.
+    Syns(usize),
     /// The socket of a stream.
-    Conn(TableKey),
-    /// A socket of a connection relayed by TCP: the program's 0, the one to the server 1.
+    Stream(StreamKey),
+    /// Of a connection relayed by TCP the program's socket (0), or the one to the server (1).
     Pair(TableKey, usize),
 }
 
 impl PollToken {
-    /// Kind in the highest byte; of a pair the side in the next bit.
+    /// The kind in the highest four bits.
     pub(super) fn to_bits(self) -> u64 {
-        let (kind, rest) = match self {
-            Self::Wake => (0, 0),
-            Self::CmEvents => (1, 0),
-            Self::Completions => (2, 0),
-            Self::Listener { place, which } => (3, (which as u64) << 32 | place as u64),
-            Self::Syns { place } => (4, place as u64),
-            Self::Conn(key) => (5, key.to_bits()),
-            Self::Pair(key, side) => (6, (side as u64) << 55 | key.to_bits()),
+        let (kind, high, low) = match self {
+            Self::Wake => (0, 0, 0),
+            Self::CmEvents => (1, 0, 0),
+            Self::Completions => (2, 0, 0),
+            Self::Listener(place, which) => (3, which, place as u64),
+            Self::Syns(place) => (4, 0, place as u64),
+            Self::Stream(StreamKey { link, key }) => (5, link, key.to_bits()),
+            Self::Pair(key, side) => (6, side, key.to_bits()),
         };
-        kind << 56 | rest
+        debug_assert!(high < LINKS_MAX && low < 1 << TableKey::BITS, "each has its bits");
+        kind << 60 | (high as u64) << TableKey::BITS | low
     }
 
     /// The token of which [`PollToken::to_bits`] made `bits`.
     pub(super) fn from_bits(bits: u64) -> Self {
-        let low = (bits & 0xffff_ffff) as usize;
-        match bits >> 56 {
+        let high = (bits >> TableKey::BITS) as usize & (LINKS_MAX - 1);
+        let (low, key) = ((bits & ((1 << TableKey::BITS) - 1)) as usize, TableKey::from_bits(bits));
+        match bits >> 60 {
             0 => Self::Wake,
             1 => Self::CmEvents,
             2 => Self::Completions,
-            3 => Self::Listener { place: low, which: (bits >> 32 & 0x00ff_ffff) as usize },
-            4 => Self::Syns { place: low },
-            5 => Self::Conn(TableKey::from_bits(bits)),
-            6 => Self::Pair(TableKey::from_bits(bits), (bits >> 55 & 1) as usize),
+            3 => Self::Listener(low, high),
+            4 => Self::Syns(low),
+            5 => Self::Stream(StreamKey { link: high, key }),
+            6 => Self::Pair(key, high),
             other => unreachable!("no descriptor is watched with a token of kind {other}"),
         }
     }
@@ -66,14 +72,14 @@ mod tests {
 
     #[test]
     fn tokens_are_read_as_they_were_written() {
-        let key = TableKey::from_bits(0x007f_1234_5678_9abc);
+        let key = TableKey::from_bits(0x0abc_1234_5678);
         let tokens = [
             PollToken::Wake,
             PollToken::CmEvents,
             PollToken::Completions,
-            PollToken::Listener { place: 1000, which: 1 },
-            PollToken::Syns { place: 1000 },
-            PollToken::Conn(key),
+            PollToken::Listener(1000, 1),
+            PollToken::Syns(1000),
+            PollToken::Stream(StreamKey { link: LINKS_MAX - 1, key }),
             PollToken::Pair(key, 0),
             PollToken::Pair(key, 1),
         ];
