@@ -54,13 +54,13 @@ pub fn run(config: Checked) -> Result<(), String> {
     for (path, rules) in named {
         let namespace = path.as_deref().map(open).transpose()?.map(Arc::new);
         if let Some(namespace) = &namespace {
-            sys::enter_namespace(namespace.as_ref()).map_err(|e| format!("{}: {e}", show(path.as_deref())))?;
+            sys::enter_namespace(namespace).map_err(|e| format!("{}: {e}", show(path.as_deref())))?;
         }
         // Before the listeners: a process that is killed closes what it opened last first, and the removal of the rules
         // takes some time, in which a listener would take connections that nobody relays.
         let held = if rules.takes.is_empty() { None } else { hold_syns(&config) };
         let made = set_up(&config, namespace.as_ref().unwrap_or(&own_namespace), &rules);
-        sys::enter_namespace(own_namespace.as_ref()).map_err(|e| format!("{OWN}: {e}"))?;
+        sys::enter_namespace(&own_namespace).map_err(|e| format!("{OWN}: {e}"))?;
         let (taken_by, listeners, prefixes) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
         let keep_alive = matches!(taken_by, Some((Interception::Nft(_), _)));
         interceptions.extend(taken_by.map(|by| intercepted(path.as_deref(), by)));

@@ -39,7 +39,7 @@ use crate::counters::{ProxyCounter, ProxyCounters};
 use crate::engine::SleepEnd;
 use crate::hold::Verdict;
 use crate::message::{Command, Report};
-use crate::sys::{self, Poll, PollEvent, Waker};
+use crate::sys::{EventFlags, Poll, PollEvent, Waker};
 use burst_base::Reason;
 use burst_relay::{LinkHello, Outcome};
 use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
@@ -48,18 +48,18 @@ use env::WorkerEnv;
 use held_syns::{HeldSyns, SynOwner};
 use links::{LinkFault, Links};
 use place::NetworkPlaces;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use streams::Streams;
 use tcp_pairs::TcpPairs;
 use tick_timer::TickTimer;
 use token::{PollToken, StreamKey};
 
 /// Events taken per pass.
-const EVENTS: usize = 256;
+const EVENTS_MAX: usize = 256;
 
 /// What a worker is made from.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl RelayWorker {
     /// No descriptors.
     pub fn new(start: WorkerStart) -> std::io::Result<Self> {
         let poll = Poll::new()?;
-        poll.add(start.wake.fd(), libc::EPOLLIN, PollToken::Wake.to_bits())?;
+        poll.add(&start.wake, EventFlags::IN, PollToken::Wake.to_bits())?;
         let mut env = WorkerEnv {
             number: start.number,
             config: start.config,
@@ -139,17 +139,21 @@ impl RelayWorker {
     /// # Errors
     /// Of `epoll_wait`.
     pub fn run(mut self) -> std::io::Result<()> {
-        let mut events = [PollEvent { events: 0, u64: 0 }; EVENTS];
+        let mut events = Vec::with_capacity(EVENTS_MAX);
         while self.pass(&mut events)? {}
         Ok(())
     }
 
     /// One pass; false if the worker should end.
-    fn pass(&mut self, events: &mut [PollEvent]) -> std::io::Result<bool> {
+    fn pass(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<bool> {
         let busy = self.streams.has_ready() || self.pairs.has_ready() || !self.streams.links.unreceived.is_empty();
-        let count = if busy { self.env.poll.wait(events, 0)?.len() } else { self.wait(events)? };
-        for event in &events[..count] {
-            if !self.on_event(event.events, event.u64) {
+        if busy {
+            self.env.poll.wait(events, Some(Duration::ZERO))?;
+        } else {
+            self.wait(events)?;
+        }
+        for event in events.drain(..) {
+            if !self.on_event(event.flags, event.data.u64()) {
                 return Ok(false);
             }
         }
@@ -165,7 +169,7 @@ impl RelayWorker {
         Ok(true)
     }
 
-    fn on_event(&mut self, flags: u32, token: u64) -> bool {
+    fn on_event(&mut self, flags: EventFlags, token: u64) -> bool {
         match PollToken::from_bits(token) {
             PollToken::Wake => {
                 self.wake.clear();
@@ -191,49 +195,56 @@ impl RelayWorker {
         true
     }
 
-    /// Waits until there is something to do; returns the number of events in `events`.
-    fn wait(&mut self, events: &mut [PollEvent]) -> std::io::Result<usize> {
-        if let Some(count) = self.poll_busily(events)? {
-            return Ok(count);
+    /// Waits until there is something to do.
+    fn wait(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<()> {
+        if self.poll_busily(events)? {
+            return Ok(());
         }
-        let Some(engine) = self.streams.links.rdma.engine else {
-            return self.env.poll.wait(events, self.env.timer.left_ms()).map(<[_]>::len);
-        };
+        let Some(engine) = self.streams.links.rdma.engine else { return self.sleep(events) };
         // Another thread may run the engine at any time, and take the packet for which this one sleeps.
         if !self.streams.links.all_armed() {
             self.streams.links.arm_all(&mut self.env);
             if self.receive_all() {
-                return Ok(0);
+                return Ok(());
             }
         }
-        let (has_run, poll) = match engine.sleep(self.env.poll.fd(), self.env.timer.left()) {
-            SleepEnd::Found { engine, poll } => (engine, poll),
-            SleepEnd::Quiet => return self.env.poll.wait(events, self.env.timer.left_ms()).map(<[_]>::len),
-        };
-        if has_run {
-            self.receive_all();
+        match engine.sleep(self.env.poll.as_fd(), self.env.timer.left()) {
+            SleepEnd::Found { engine, poll } => {
+                if engine {
+                    self.receive_all();
+                }
+                if poll {
+                    self.env.poll.wait(events, Some(Duration::ZERO))?;
+                }
+                Ok(())
+            }
+            SleepEnd::Quiet => self.sleep(events),
         }
-        if poll { self.env.poll.wait(events, 0).map(<[_]>::len) } else { Ok(0) }
     }
 
-    /// Polls for events and messages. `None`: there were none, or polling does not pay.
-    fn poll_busily(&mut self, events: &mut [PollEvent]) -> std::io::Result<Option<usize>> {
+    /// Sleeps in epoll alone.
+    fn sleep(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<()> {
+        self.env.poll.wait(events, self.env.timer.left()).map(drop)
+    }
+
+    /// Polls for events and messages. False: there were none, or polling does not pay.
+    fn poll_busily(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<bool> {
         if !self.busy_poll.pays() {
-            return Ok(None);
+            return Ok(false);
         }
         let began = Instant::now();
         let mut last = began;
         loop {
-            let count = self.env.poll.wait(events, 0)?.len();
+            let count = self.env.poll.wait(events, Some(Duration::ZERO))?;
             if self.receive_all() || count > 0 {
                 self.busy_poll.note(true);
-                return Ok(Some(count));
+                return Ok(true);
             }
-            sys::yield_now();
+            rustix::thread::sched_yield();
             let now = Instant::now();
             if now - last > YIELD_MAX || now - began > BUSY_POLL_MAX {
                 self.busy_poll.note(false);
-                return Ok(None);
+                return Ok(false);
             }
             last = now;
         }

@@ -2,6 +2,7 @@
 
 use super::Control;
 use crate::message::{Command, ControlMessage};
+use crate::sys::EventFlags;
 use crate::worker::WorkerSnapshot;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -51,7 +52,7 @@ impl Control {
     pub(super) fn answer(&mut self) {
         let mut socket = match self.admin.accept() {
             Ok((socket, _)) => socket,
-            Err(e) if crate::sys::no_descriptors(&e) => return self.listen_for(0),
+            Err(e) if crate::sys::no_descriptors(&e) => return self.listen_for(EventFlags::empty()),
             // It has gone again.
             Err(_) => return,
         };

@@ -21,25 +21,27 @@ use crate::counters::ProxyCounter;
 use crate::hold::{has_ipv6, port_classes};
 use crate::netlink::{Attributes, Netlink};
 use crate::nft::{self, HeaderBase, Relation, SetChange, SetForm, TableBatch};
+use rustix::net::sockopt;
 use std::collections::BTreeSet;
 use std::io::{Error, Result};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Life of a connection's element after its last packet.
 const FLOW_MS: u64 = 3_600_000;
 /// The same after a FIN of the program: as long as its socket may be in TIME-WAIT.
 const CLOSING_MS: u64 = 60_000;
 /// Idle time after which an accepted socket asks for a sign of life.
-pub const KEEPALIVE_S: i32 = 900;
+pub const KEEPALIVE_S: u64 = 900;
 /// The same once the program has ended its direction.
-pub const HALF_CLOSED_S: i32 = 15;
+pub const HALF_CLOSED_S: u64 = 15;
 /// Most elements of each set; connections beyond go by TCP.
 const FLOWS_MAX: u32 = 1 << 16;
 const CLOSING_MAX: u32 = 1 << 18;
 
-const _: () = assert!(FLOW_MS > 2000 * KEEPALIVE_S as u64 && CLOSING_MS > 2000 * HALF_CLOSED_S as u64);
+const _: () = assert!(FLOW_MS > 2000 * KEEPALIVE_S && CLOSING_MS > 2000 * HALF_CLOSED_S);
 
 /// Prefixes of living peers.
 const ALIVE: &str = "alive";
@@ -389,13 +391,13 @@ impl FamilyRules {
 ///
 /// # Errors
 /// Of `setsockopt`.
-pub fn keep_alive(socket: &impl AsRawFd, idle_s: i32) -> Result<()> {
-    crate::sys::set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle_s)?;
-    crate::sys::set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)
+pub fn keep_alive(socket: impl AsFd, idle_s: u64) -> Result<()> {
+    sockopt::set_tcp_keepidle(&socket, Duration::from_secs(idle_s))?;
+    Ok(sockopt::set_socket_keepalive(&socket, true)?)
 }
 
 /// Lets it ask more often: the program has ended its direction, so the element is in `CLOSING`.
-pub fn keep_half_closed(socket: &impl AsRawFd) {
+pub fn keep_half_closed(socket: impl AsFd) {
     if let Err(e) = keep_alive(socket, HALF_CLOSED_S) {
         crate::log(format_args!("a half-closed connection may be forgotten: {e}"));
     }

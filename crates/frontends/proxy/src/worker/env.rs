@@ -4,6 +4,7 @@
 use super::decisions::Decisions;
 use super::held_syns::{Ends, HeldSyns, QueuedSyn, SynOwner};
 use super::place::NetworkPlaces;
+use super::sockets::WATCHED;
 use super::tick_timer::TickTimer;
 use super::token::PollToken;
 use crate::config::Checked;
@@ -12,7 +13,7 @@ use crate::hold::Verdict;
 use crate::message::Report;
 use crate::sys::{Poll, Waker};
 use std::io::{Error, Result};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
@@ -65,7 +66,7 @@ impl WorkerEnv {
     /// # Errors
     /// Of `epoll_ctl`.
     pub(super) fn watch(&self, socket: &OwnedFd, token: PollToken) -> Result<()> {
-        let added = self.poll.add(socket.as_raw_fd(), super::sockets::WATCHED, token.to_bits());
+        let added = self.poll.add(socket, WATCHED, token.to_bits());
         added.inspect_err(|e| crate::log(format_args!("a connection cannot be watched: {e}")))
     }
 

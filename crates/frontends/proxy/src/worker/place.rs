@@ -3,10 +3,10 @@
 use super::token::PollToken;
 use crate::config::{Checked, within};
 use crate::hold::SynQueue;
-use crate::sys::{self, Poll};
+use crate::sys::{self, EventFlags, Poll};
 use std::io::Result;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A namespace in which this worker listens and connects.
@@ -69,16 +69,16 @@ impl NetworkPlaces {
     pub(super) fn watch(&self, poll: &Poll) -> Result<()> {
         for (place, queue) in self.places.iter().enumerate() {
             if let Some(queue) = &queue.queue {
-                poll.add(queue.fd(), libc::EPOLLIN, PollToken::Syns(place).to_bits())?;
+                poll.add(queue, EventFlags::IN, PollToken::Syns(place).to_bits())?;
             }
         }
-        self.each_listener(|fd, token| poll.add(fd, libc::EPOLLIN, token))
+        self.each_listener(|listener, token| poll.add(listener, EventFlags::IN, token))
     }
 
-    fn each_listener(&self, change: impl Fn(RawFd, u64) -> Result<()>) -> Result<()> {
+    fn each_listener(&self, change: impl Fn(&OwnedFd, u64) -> Result<()>) -> Result<()> {
         for (at, place) in self.places.iter().enumerate() {
             for (which, listener) in place.listeners.iter().enumerate() {
-                change(listener.as_raw_fd(), PollToken::Listener(at, which).to_bits())?;
+                change(listener, PollToken::Listener(at, which).to_bits())?;
             }
         }
         Ok(())
@@ -87,18 +87,18 @@ impl NetworkPlaces {
     /// Accepts nothing for now.
     pub(super) fn pause(&mut self, poll: &Poll) {
         self.paused = true;
-        self.listen_for(poll, 0);
+        self.listen_for(poll, EventFlags::empty());
     }
 
     /// Accepts again after a pause.
     pub(super) fn resume(&mut self, poll: &Poll) {
         if std::mem::take(&mut self.paused) {
-            self.listen_for(poll, libc::EPOLLIN);
+            self.listen_for(poll, EventFlags::IN);
         }
     }
 
-    fn listen_for(&self, poll: &Poll, events: i32) {
-        if let Err(e) = self.each_listener(|fd, token| poll.change(fd, events, token)) {
+    fn listen_for(&self, poll: &Poll, events: EventFlags) {
+        if let Err(e) = self.each_listener(|listener, token| poll.change(listener, events, token)) {
             crate::log(format_args!("a listener cannot be watched: {e}"));
         }
     }
@@ -109,9 +109,9 @@ impl NetworkPlaces {
     /// Of `make`, and of `setns`.
     pub(super) fn enter<T>(&self, at: usize, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let Some(namespace) = &self.places[at].namespace else { return make() };
-        sys::enter_namespace(namespace.as_ref())?;
+        sys::enter_namespace(namespace)?;
         let made = make();
-        sys::enter_namespace(self.own.as_ref())?;
+        sys::enter_namespace(&self.own)?;
         made
     }
 

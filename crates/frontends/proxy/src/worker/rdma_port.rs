@@ -7,6 +7,7 @@ use crate::counters::ProxyCounter;
 use crate::engine::OwnEngine;
 use crate::message::Report;
 use crate::rdma::{CmId, ProxyDevice, Rdma};
+use crate::sys::EventFlags;
 use std::io::{Error, Result};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -71,7 +72,7 @@ impl RdmaPort {
             }
             env.count(ProxyCounter::RdmaMissing);
         })?;
-        let watched = env.poll.add(rdma.fd, libc::EPOLLIN, PollToken::CmEvents.to_bits());
+        let watched = env.poll.add(rdma.fd(), EventFlags::IN, PollToken::CmEvents.to_bits());
         watched.map_err(|e| crate::log(format_args!("RDMA events cannot be watched: {e}")))?;
         let port = rdma.port;
         self.listener = Some(rdma);
@@ -103,7 +104,7 @@ impl RdmaPort {
         let rdma = self.listener.as_mut().ok_or_else(|| Error::other("no RDMA"))?;
         let device = rdma.device(id)?;
         if !self.completions_watched {
-            env.poll.add(device.fd, libc::EPOLLIN, PollToken::Completions.to_bits())?;
+            env.poll.add(device.fd(), EventFlags::IN, PollToken::Completions.to_bits())?;
             self.completions_watched = true;
         }
         Ok(device)

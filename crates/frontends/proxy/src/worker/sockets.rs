@@ -4,18 +4,21 @@
 //! connection when they are closed, also by the death of the process, until both directions have ended in order: so a program
 //! never takes a cut stream for a whole one.
 
-use crate::sys;
+use crate::sys::{self, EventFlags};
+use rustix::net::{self, sockopt};
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// Kernel buffer of each socket of the proxy and direction, in bytes: with the program's own buffers and the windows
 /// it bounds what a stalled stream holds.
-pub(super) const SOCKET_BUFFER: i32 = 1 << 20;
+pub(super) const SOCKET_BUFFER: usize = 1 << 20;
 /// Bytes that a connection may move before others have their turn.
 pub(super) const TURN_BYTES: usize = 256 << 10;
 /// Events for which a connection is watched.
-pub(super) const WATCHED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
+pub(super) const WATCHED: EventFlags =
+    EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::PRI).union(EventFlags::ET);
 
 const IP_TRANSPARENT: i32 = 19;
 const IPV6_TRANSPARENT: i32 = 75;
@@ -36,9 +39,9 @@ pub fn listener(v6: bool) -> Result<OwnedFd> {
     set_transparent(&socket, v6)?;
     // Accepted sockets inherit it. They hold the server's port on the client's host, where a program may want to listen
     // at the same one.
-    sys::set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-    sys::bind(&socket, SocketAddr::new(any, 0))?;
-    sys::listen(&socket, 4096)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::bind(&socket, &SocketAddr::new(any, 0))?;
+    net::listen(&socket, 4096)?;
     Ok(socket)
 }
 
@@ -55,15 +58,15 @@ fn set_transparent(socket: &OwnedFd, v6: bool) -> Result<()> {
 /// # Errors
 /// Of `setsockopt`.
 pub(super) fn prepare(socket: &OwnedFd) -> Result<()> {
-    sys::set_reset_on_close(socket, true)?;
-    sys::set_option(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
-    sys::set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER)?;
-    sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, SOCKET_BUFFER)
+    sockopt::set_socket_linger(socket, Some(Duration::ZERO))?;
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_send_buffer_size(socket, SOCKET_BUFFER)?;
+    Ok(sockopt::set_socket_recv_buffer_size(socket, SOCKET_BUFFER)?)
 }
 
 /// The connection has ended in order: what the kernel still holds must reach the program, so the close is an ordinary one.
 pub(super) fn close_in_order(socket: &OwnedFd) {
-    if let Err(e) = sys::set_reset_on_close(socket, false) {
+    if let Err(e) = sockopt::set_socket_linger(socket, None) {
         crate::log(format_args!("a socket keeps its reset on close: {e}"));
     }
 }
@@ -71,7 +74,7 @@ pub(super) fn close_in_order(socket: &OwnedFd) {
 /// Whether an address is one of this host, in the namespace of the calling thread: an ordinary socket can be bound to
 /// no other.
 pub(super) fn is_local(address: SocketAddr) -> bool {
-    sys::tcp_socket(address.ip()).is_ok_and(|socket| sys::bind(&socket, SocketAddr::new(address.ip(), 0)).is_ok())
+    sys::tcp_socket(address.ip()).is_ok_and(|socket| net::bind(&socket, &SocketAddr::new(address.ip(), 0)).is_ok())
 }
 
 /// Begins to connect to a server of this host from the client's own address and port. The mark goes over to the
@@ -88,8 +91,8 @@ pub(super) fn connect_as(client: SocketAddr, server: SocketAddr, mark: i32) -> R
     prepare(&socket)?;
     set_transparent(&socket, server.is_ipv6())?;
     sys::set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, mark)?;
-    sys::set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-    sys::bind(&socket, client)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::bind(&socket, &client)?;
     sys::connect(&socket, server)?;
     Ok(socket)
 }
@@ -103,7 +106,7 @@ pub(super) fn connect_onward(client: SocketAddr, server: SocketAddr, mark: i32) 
     prepare(&socket)?;
     sys::set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, own_mark(mark))?;
     sys::set_option(&socket, libc::SOL_IP, IP_BIND_ADDRESS_NO_PORT, 1)?;
-    sys::bind(&socket, SocketAddr::new(client.ip(), 0))?;
+    net::bind(&socket, &SocketAddr::new(client.ip(), 0))?;
     sys::connect(&socket, server)?;
     Ok(socket)
 }

@@ -14,6 +14,7 @@ use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::intercept::steer;
 use crate::message::Report;
+use crate::sys::EventFlags;
 use burst_base::Reason;
 use burst_relay::{Frame, Outcome, Stream};
 use std::collections::VecDeque;
@@ -157,14 +158,13 @@ impl Streams {
     }
 
     /// Takes an event of a socket.
-    pub(super) fn on_event(&mut self, env: &mut WorkerEnv, key: StreamKey, flags: u32) {
+    pub(super) fn on_event(&mut self, env: &mut WorkerEnv, key: StreamKey, flags: EventFlags) {
         let Some((conn, ..)) = self.links.conn_mut(key) else { return };
         conn.socket.on_event(flags);
-        let has = |flag: i32| flags & flag as u32 != 0;
         let failed = match conn.phase {
             Phase::Connecting => return self.on_connected(env, key),
-            Phase::Opening => has(libc::EPOLLERR | libc::EPOLLHUP),
-            Phase::Open => has(libc::EPOLLERR) && !matches!(conn.socket.take_error(), Ok(None)),
+            Phase::Opening => flags.intersects(EventFlags::ERR | EventFlags::HUP),
+            Phase::Open => flags.contains(EventFlags::ERR) && !matches!(conn.socket.take_error(), Ok(None)),
             Phase::Ended => false,
         };
         if failed {

@@ -4,6 +4,7 @@ use super::held_syns::Ends;
 use super::sockets::{TURN_BYTES, close_in_order};
 use super::watched_socket::{Received, WatchedSocket};
 use crate::intercept::steer;
+use crate::sys::EventFlags;
 use burst_base::Reason;
 use std::io::{ErrorKind, Result};
 use std::os::fd::OwnedFd;
@@ -150,10 +151,9 @@ impl TcpPair {
     }
 
     /// Takes an event of a socket.
-    pub(super) fn on_event(&mut self, side: usize, flags: u32) -> PairEvent {
-        let has = |flag: i32| flags & flag as u32 != 0;
+    pub(super) fn on_event(&mut self, side: usize, flags: EventFlags) -> PairEvent {
         self.sockets[side].on_event(flags);
-        if has(libc::EPOLLERR) {
+        if flags.contains(EventFlags::ERR) {
             match self.sockets[side].take_error() {
                 Ok(None) => {}
                 Ok(Some(e)) if e.kind() == ErrorKind::ConnectionRefused => return PairEvent::Refused,
@@ -161,7 +161,7 @@ impl TcpPair {
             }
         }
         let was_connected = self.connected;
-        self.connected |= side == 1 && has(libc::EPOLLOUT) && !has(libc::EPOLLHUP);
+        self.connected |= side == 1 && flags.contains(EventFlags::OUT) && !flags.contains(EventFlags::HUP);
         if self.connected && !was_connected { PairEvent::Connected } else { PairEvent::Ready }
     }
 

@@ -12,7 +12,7 @@ use super::tcp_pair::{PairEvent, PairTurn, TcpPair};
 use super::token::PollToken;
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
-use crate::sys;
+use crate::sys::{self, EventFlags};
 use burst_base::Reason;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -84,7 +84,7 @@ impl TcpPairs {
     }
 
     /// Takes an event of a socket.
-    pub(super) fn on_event(&mut self, env: &mut WorkerEnv, key: TableKey, side: usize, flags: u32) {
+    pub(super) fn on_event(&mut self, env: &mut WorkerEnv, key: TableKey, side: usize, flags: EventFlags) {
         let Some(pair) = self.pairs.get_mut(key) else { return };
         let event = pair.on_event(side, flags);
         match event {

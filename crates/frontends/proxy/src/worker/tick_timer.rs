@@ -40,11 +40,6 @@ impl TickTimer {
     pub(super) fn left(&self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }
-
-    /// The same for `epoll_wait`; -1: without end.
-    pub(super) fn left_ms(&self) -> i32 {
-        self.left().map_or(-1, |left| left.as_millis() as i32 + 1)
-    }
 }
 
 #[cfg(test)]
@@ -54,7 +49,7 @@ mod tests {
     #[test]
     fn the_earliest_look_counts_and_stops_the_timer() {
         let (mut timer, now) = (TickTimer::default(), Instant::now());
-        assert!(timer.take_due().is_none() && timer.left_ms() == -1);
+        assert!(timer.take_due().is_none() && timer.left().is_none());
         timer.start_by(now + 1000 * TICK);
         assert!(timer.take_due().is_none() && timer.left() > Some(TICK));
         timer.start_if_stopped();

@@ -2,9 +2,9 @@
 //!
 //! A flag stays set until a call has found that the socket is not ready any more; only then does epoll report it again.
 
-use crate::sys;
+use crate::sys::{self, EventFlags};
+use rustix::net::{self, SendFlags, Shutdown};
 use std::io::{Error, ErrorKind, Result};
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 
 /// The socket and its flags.
@@ -63,12 +63,12 @@ impl WatchedSocket {
     }
 
     /// Notes the flags of an event.
-    pub(super) fn on_event(&mut self, flags: u32) {
-        let has = |flag: i32| flags & flag as u32 != 0;
-        self.readable |= has(libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
-        self.writable |= has(libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR);
-        self.hung_up |= has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
-        self.urgent_here |= has(libc::EPOLLPRI);
+    pub(super) fn on_event(&mut self, flags: EventFlags) {
+        let ended = EventFlags::HUP | EventFlags::ERR;
+        self.readable |= flags.intersects(ended | EventFlags::IN | EventFlags::PRI | EventFlags::RDHUP);
+        self.writable |= flags.intersects(ended | EventFlags::OUT);
+        self.hung_up |= flags.intersects(ended | EventFlags::RDHUP);
+        self.urgent_here |= flags.contains(EventFlags::PRI);
     }
 
     /// Sends; `None`: the socket takes nothing now.
@@ -77,7 +77,7 @@ impl WatchedSocket {
     /// Of `send`.
     pub(super) fn send(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
         let Some(socket) = &self.socket else { return Err(ErrorKind::NotConnected.into()) };
-        let sent = unless_not_ready(sys::send(socket, bytes, 0))?;
+        let sent = unless_not_ready(sys::send(socket, bytes, SendFlags::empty()))?;
         self.writable = sent == Some(bytes.len());
         Ok(sent)
     }
@@ -88,7 +88,7 @@ impl WatchedSocket {
     /// Of `send`.
     pub(super) fn send_urgent(&mut self, byte: u8) -> Result<bool> {
         let Some(socket) = &self.socket else { return Err(ErrorKind::NotConnected.into()) };
-        self.writable = unless_not_ready(sys::send(socket, &[byte], libc::MSG_OOB))?.is_some();
+        self.writable = unless_not_ready(sys::send(socket, &[byte], SendFlags::OOB))?.is_some();
         Ok(self.writable)
     }
 
@@ -98,7 +98,7 @@ impl WatchedSocket {
     /// Of `shutdown`.
     pub(super) fn end(&self) -> Result<()> {
         let Some(socket) = &self.socket else { return Err(ErrorKind::NotConnected.into()) };
-        sys::shutdown(socket, Shutdown::Write)
+        Ok(net::shutdown(socket, Shutdown::Write)?)
     }
 
     /// Receives.
@@ -165,19 +165,19 @@ mod tests {
     fn a_socket_stays_ready_until_a_call_finds_that_it_is_not() {
         let (mut socket, mut other) = connected();
         let mut to = [0; 8];
-        socket.on_event((libc::EPOLLIN | libc::EPOLLOUT) as u32);
+        socket.on_event(EventFlags::IN | EventFlags::OUT);
         other.write_all(b"12345678").unwrap();
         while socket.receive(&mut to).unwrap() == Received::Nothing {}
         assert_eq!((&to, socket.is_readable()), (b"12345678", true), "a full buffer: there may be more");
         assert_eq!(socket.receive(&mut to).unwrap(), Received::Nothing);
         assert!(!socket.is_readable());
         drop(other);
-        socket.on_event(libc::EPOLLRDHUP as u32);
+        socket.on_event(EventFlags::RDHUP);
         while socket.receive(&mut to).unwrap() == Received::Nothing {}
         assert_eq!(socket.receive(&mut to).unwrap(), Received::End);
         let bytes = vec![0; 64 << 20];
         let (mut socket, mut other) = connected();
-        socket.on_event(libc::EPOLLOUT as u32);
+        socket.on_event(EventFlags::OUT);
         while socket.is_writable() {
             socket.send(&bytes).unwrap();
         }
