@@ -97,7 +97,7 @@ impl RelayWorker {
     fn try_message(&mut self, at: usize, message: &[u8]) -> Result<(), PeerFault> {
         let (header, body) = Header::read(message)?;
         if header.kind != MessageKind::Batch {
-            return Err(PeerFault::What(2));
+            return Err(PeerFault::Kind(2));
         }
         let Some(link) = self.streams.links.get_mut(at) else { return Ok(()) };
         if !link.take_batch(header.seq, header.ack)? {
