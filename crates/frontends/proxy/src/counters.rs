@@ -17,8 +17,9 @@ macro_rules! counters {
             /// Its name in the output.
             pub const fn name(self) -> &'static str { match self { $(Self::$variant => $name),+ } }
 
-            /// What it counts.
-            pub const fn explanation(self) -> &'static str { match self { $(Self::$variant => $what),+ } }
+            /// What it counts, for docs/proxy-counters.md.
+            #[cfg(test)]
+            const fn explanation(self) -> &'static str { match self { $(Self::$variant => $what),+ } }
         }
     };
 }

@@ -31,7 +31,7 @@ mod token;
 mod watched_socket;
 
 pub use place::NetworkPlace;
-pub use snapshot::{StreamView, WorkerSnapshot};
+pub use snapshot::WorkerSnapshot;
 pub use sockets::{listener, own_mark};
 
 use crate::config::Checked;
@@ -46,7 +46,7 @@ use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
 use decisions::Decisions;
 use env::WorkerEnv;
 use held_syns::{HeldSyns, SynOwner};
-use links::{LinkFault, Links};
+use links::LinkFault;
 use place::NetworkPlaces;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -121,10 +121,11 @@ impl RelayWorker {
             wake_control: start.wake_control,
         };
         env.places.watch(&env.poll)?;
-        let links = Links::new(&mut env);
+        let mut streams = Streams::default();
+        streams.links.rdma.open(&mut env);
         Ok(Self {
             env,
-            streams: Streams::new(links),
+            streams,
             pairs: TcpPairs::default(),
             busy_poll: BusyPollScore::new(),
             commands: start.commands,

@@ -5,7 +5,7 @@
 //! refuses is seen as a reset after the connect.
 
 use super::RelayWorker;
-use super::held_syns::{ClientEnd, Ends, QueuedSyn, SynOwner, TakenConnection};
+use super::held_syns::{Ends, QueuedSyn, SynOwner, TakenConnection};
 use super::sockets;
 use crate::config::RelayBy;
 use crate::counters::ProxyCounter;
@@ -58,7 +58,7 @@ impl RelayWorker {
             Some(SynOwner::Pair(key)) => self.pairs.join(&mut self.env, key, socket),
             // Closed with its option set: a reset.
             Some(SynOwner::None) => self.env.count(ProxyCounter::SocketsWithoutStream),
-            None => self.dispatch(TakenConnection { place, end: ClientEnd::Accepted(socket), ends }),
+            None => self.dispatch(TakenConnection { place, socket: Some(socket), ends }),
         }
     }
 
@@ -90,7 +90,7 @@ impl RelayWorker {
         }
         self.env.count(ProxyCounter::SynsHeld);
         self.env.syns.hold(ends, queued);
-        self.dispatch(TakenConnection { place, end: ClientEnd::Held, ends });
+        self.dispatch(TakenConnection { place, socket: None, ends });
     }
 
     fn dispatch(&mut self, taken: TakenConnection) {

@@ -18,32 +18,13 @@ const ACCEPTED_MAX: Duration = Duration::from_secs(30);
 /// Client and server.
 pub(super) type Ends = (SocketAddr, SocketAddr);
 
-/// The program's side of a connection.
-#[derive(Debug)]
-pub(super) enum ClientEnd {
-    /// Its socket.
-    Accepted(OwnedFd),
-    /// Its SYN is held.
-    Held,
-}
-
-impl ClientEnd {
-    /// The socket, and whether the SYN is held instead.
-    pub(super) fn into_socket(self) -> (Option<OwnedFd>, bool) {
-        match self {
-            Self::Accepted(socket) => (Some(socket), false),
-            Self::Held => (None, true),
-        }
-    }
-}
-
 /// A connection of a program that was taken, and is relayed by neither a stream nor a second TCP connection.
 #[derive(Debug)]
 pub(super) struct TakenConnection {
     /// Index of the place where the program is.
     pub(super) place: usize,
-    /// Its end here.
-    pub(super) end: ClientEnd,
+    /// Its socket; `None`: its SYN is held.
+    pub(super) socket: Option<OwnedFd>,
     /// Client and server.
     pub(super) ends: Ends,
 }

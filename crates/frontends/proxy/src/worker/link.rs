@@ -59,7 +59,7 @@ impl PeerLink {
             peer,
             number,
             dials,
-            transport: LinkTransport::new(),
+            transport: LinkTransport::default(),
             outbox: LinkOutbox::default(),
             inbox: LinkInbox::default(),
             round_trips: RoundTrips::default(),
@@ -191,24 +191,12 @@ impl PeerLink {
     /// # Errors
     /// The queue pair has failed.
     pub(super) fn send(&mut self, env: &mut WorkerEnv) -> Result<()> {
-        let mut sent = SentCounts::default();
-        let done = loop {
-            match self.send_next(env, &mut sent) {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(e) => break Err(e),
-            }
-        };
-        if sent.messages > 0 {
-            env.counters.add(ProxyCounter::MessagesSent, sent.messages);
-            env.counters.add(ProxyCounter::FramesSent, sent.frames);
-            env.counters.add(ProxyCounter::WritesSent, sent.writes);
-        }
-        done
+        while self.send_next(env)? {}
+        Ok(())
     }
 
     /// Sends a batch, if there is one and the transport has room.
-    fn send_next(&mut self, env: &WorkerEnv, sent: &mut SentCounts) -> Result<bool> {
+    fn send_next(&mut self, env: &mut WorkerEnv) -> Result<bool> {
         let transport = &mut self.transport;
         if let (Some(qp), false) = (&mut transport.qp, transport.by_channel)
             && !qp.room()?
@@ -217,9 +205,9 @@ impl PeerLink {
         }
         let Some(batch) = self.outbox.next(&mut self.inbox) else { return Ok(false) };
         self.round_trips.sent(batch.seq, Instant::now());
-        sent.messages += 1;
-        sent.frames += u64::from(batch.frames);
-        sent.writes += batch.places.len() as u64;
+        env.count(ProxyCounter::MessagesSent);
+        env.counters.add(ProxyCounter::FramesSent, batch.frames.into());
+        env.counters.add(ProxyCounter::WritesSent, batch.places.len() as u64);
         let (keys, conns) = (&self.keys, &self.conns);
         let conn = |id: u32| conns.get(*keys.get(&id)?);
         if transport.by_channel {
@@ -247,14 +235,6 @@ impl PeerLink {
             round_trip_us: round_trip.map(|time| time.as_micros() as u64),
         }
     }
-}
-
-/// Batches that were sent, and what was in them.
-#[derive(Default)]
-struct SentCounts {
-    messages: u64,
-    frames: u64,
-    writes: u64,
 }
 
 /// The WRITEs that precede a batch. Places of streams that are gone are left out: the peer ignores them.

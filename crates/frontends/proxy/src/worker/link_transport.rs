@@ -7,8 +7,8 @@ use crate::rdma::{CmId, LinkQp};
 use burst_relay::LinkHello;
 use std::time::Instant;
 
-/// The transport of a link.
-#[derive(Debug)]
+/// The transport of a link. At first there is none.
+#[derive(Debug, Default)]
 pub(super) struct LinkTransport {
     /// The last attempt.
     pub(super) attempt: u64,
@@ -27,27 +27,11 @@ pub(super) struct LinkTransport {
     pub(super) hello: Option<(bool, LinkHello)>,
     /// Batches may be sent.
     pub(super) active: bool,
-    /// When RDMA may be tried again.
-    pub(super) rdma_at: Instant,
+    /// When RDMA may be tried again; `None`: at once.
+    pub(super) rdma_at: Option<Instant>,
 }
 
 impl LinkTransport {
-    /// There is none yet.
-    pub(super) fn new() -> Self {
-        Self {
-            attempt: 0,
-            began: None,
-            resolving: None,
-            qp: None,
-            qp_ready: false,
-            by_channel: false,
-            channel_attempt: 0,
-            hello: None,
-            active: false,
-            rdma_at: Instant::now(),
-        }
-    }
-
     /// `rdma`, `control channel` or `down`.
     pub(super) fn carrier(&self) -> &'static str {
         match (self.active, self.by_channel) {
@@ -55,6 +39,11 @@ impl LinkTransport {
             (true, true) => "control channel",
             (true, false) => "rdma",
         }
+    }
+
+    /// Whether RDMA may be tried now.
+    pub(super) fn may_use_rdma(&self, now: Instant) -> bool {
+        self.rdma_at.is_none_or(|at| now >= at)
     }
 
     /// Whether a queue pair carries the link.
@@ -128,8 +117,7 @@ mod tests {
 
     #[test]
     fn sending_begins_with_a_ready_transport_and_the_hello_of_its_attempt() {
-        let mut transport = LinkTransport::new();
-        transport.attempt = 2;
+        let mut transport = LinkTransport { attempt: 2, ..LinkTransport::default() };
         assert!(!transport.take_hello(false, hello(1)), "of an earlier attempt");
         assert!(transport.take_hello(false, hello(2)) && transport.take_beginning().is_none(), "not connected yet");
         transport.on_connected();
@@ -140,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_queue_pair_takes_over_from_the_control_channel() {
-        let mut transport = LinkTransport::new();
+        let mut transport = LinkTransport::default();
         transport.use_channel(1);
         assert!(transport.take_hello(true, hello(1)) && transport.take_beginning().is_some());
         transport.active = true;

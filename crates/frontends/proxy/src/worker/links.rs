@@ -14,7 +14,7 @@ use super::token::{LINKS_MAX, StreamKey};
 use crate::config::within;
 use crate::message::{Introduction, PeerUp};
 use crate::pool::WindowPool;
-use crate::rdma::{CmId, Done, LinkQp, RECEIVES_POLLED};
+use crate::rdma::LinkQp;
 use burst_base::Reason;
 use burst_relay::{LinkOutbox, PeerFault};
 use std::collections::{HashMap, VecDeque};
@@ -45,8 +45,8 @@ impl PeerView {
     }
 }
 
-/// The links.
-#[derive(Debug)]
+/// The links. There are none at first.
+#[derive(Debug, Default)]
 pub(super) struct Links {
     pub(super) rdma: RdmaPort,
     peers: HashMap<usize, PeerView>,
@@ -61,18 +61,6 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// None yet; listens for queue pairs.
-    pub(super) fn new(env: &mut WorkerEnv) -> Self {
-        Self {
-            rdma: RdmaPort::open(env),
-            peers: HashMap::new(),
-            links: Vec::new(),
-            dirty: VecDeque::new(),
-            unreceived: VecDeque::new(),
-            unblocked: Vec::new(),
-        }
-    }
-
     /// A link.
     pub(super) fn get(&self, at: usize) -> Option<&PeerLink> {
         self.links.get(at)?.as_ref()
@@ -176,9 +164,7 @@ impl Links {
 
     /// Sends what waits on a link. If its outbox has room then, connections that have waited for that are in `unblocked`.
     pub(super) fn flush(&mut self, env: &mut WorkerEnv, at: usize) {
-        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut).filter(|link| link.transport.active) else {
-            return;
-        };
+        let Some(link) = self.links[at].as_mut().filter(|link| link.transport.active) else { return };
         if let Err(e) = link.send(env) {
             return self.qp_failed(env, at, &e);
         }
@@ -187,38 +173,14 @@ impl Links {
         }
     }
 
-    fn qp_mut(&mut self, at: usize) -> Option<&mut LinkQp> {
+    /// The queue pair of a link.
+    pub(super) fn qp_mut(&mut self, at: usize) -> Option<&mut LinkQp> {
         self.get_mut(at)?.transport.qp.as_mut()
     }
 
-    /// The identifier of a link's queue pair.
-    pub(super) fn qp_id(&self, at: usize) -> Option<CmId> {
-        self.get(at)?.transport.qp.as_ref().map(LinkQp::id)
-    }
-
-    /// Takes completions of receives of a link's queue pair; `None`: there is none, or it has failed.
-    pub(super) fn poll_receives(
-        &mut self,
-        env: &mut WorkerEnv,
-        at: usize,
-        to: &mut [Done; RECEIVES_POLLED],
-    ) -> Option<usize> {
-        let polled = self.qp_mut(at)?.poll_receives(to);
-        polled.map_err(|e| self.qp_failed(env, at, &e)).ok()
-    }
-
-    /// Copies the message of a completion of a queue pair to `message`. `None`: that is not the link's any more, or fails.
-    pub(super) fn take_message(
-        &mut self,
-        env: &mut WorkerEnv,
-        at: usize,
-        (id, done): (CmId, Done),
-        message: &mut Vec<u8>,
-    ) -> Option<()> {
-        let qp = self.qp_mut(at).filter(|qp| qp.id() == id)?;
-        message.clear();
-        let taken = qp.receive(done, message);
-        taken.map_err(|e| self.qp_failed(env, at, &e)).ok()
+    /// The value of a call for a link's queue pair, which has failed otherwise.
+    pub(super) fn unless_failed<T>(&mut self, env: &mut WorkerEnv, at: usize, done: std::io::Result<T>) -> Option<T> {
+        done.map_err(|e| self.qp_failed(env, at, &e)).ok()
     }
 
     /// Whether each queue pair announces its next message by an event. What came before must be taken after this was made so.
@@ -229,10 +191,8 @@ impl Links {
     /// Lets each queue pair announce its next message by an event.
     pub(super) fn arm_all(&mut self, env: &mut WorkerEnv) {
         for at in 0..self.links.len() {
-            let Some(qp) = self.qp_mut(at).filter(|qp| !qp.is_armed()) else { continue };
-            if let Err(e) = qp.arm() {
-                self.qp_failed(env, at, &e);
-            }
+            let armed = self.qp_mut(at).filter(|qp| !qp.is_armed()).map_or(Ok(()), LinkQp::arm);
+            self.unless_failed(env, at, armed);
         }
     }
 
@@ -252,9 +212,9 @@ impl Links {
             };
             let Some(qp) = self.qp_mut(at) else { continue };
             qp.event_taken(cq);
-            match qp.arm() {
-                Ok(()) => return Some(at),
-                Err(e) => self.qp_failed(env, at, &e),
+            let armed = qp.arm();
+            if self.unless_failed(env, at, armed).is_some() {
+                return Some(at);
             }
         }
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The listener and what belongs to it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RdmaPort {
     pub(super) listener: Option<Rdma>,
     /// Burst's engine in this process; `None`: the device needs none of this thread's time.
@@ -26,37 +26,20 @@ pub(super) struct RdmaPort {
     completions_watched: bool,
     /// The port that was last reported, 0 for none; `None`: nothing yet.
     reported: Option<u16>,
-    /// When a device is looked for again, and the pause after that.
-    pub(super) again: Instant,
+    /// When a device is looked for again, and the pause before that.
+    pub(super) again: Option<Instant>,
     pause: Duration,
 }
 
 impl RdmaPort {
-    /// Listens, if there is a device.
-    pub(super) fn open(env: &mut WorkerEnv) -> Self {
-        let mut port = Self {
-            listener: None,
-            engine: None,
-            completions_watched: false,
-            reported: None,
-            again: Instant::now(),
-            pause: TICK,
-        };
-        port.open_again(env);
-        port
-    }
-
-    /// Drops everything of a device that is gone, and listens again.
-    pub(super) fn open_again(&mut self, env: &mut WorkerEnv) {
+    /// Drops everything of a device that is gone, and listens if there is one.
+    pub(super) fn open(&mut self, env: &mut WorkerEnv) {
         self.listener = None;
-        let port = match self.listen(env) {
-            Ok(port) => port,
-            Err(()) => {
-                self.again = Instant::now() + self.pause;
-                self.pause = (2 * self.pause).min(PAUSE_MAX);
-                0
-            }
-        };
+        let port = self.listen(env).unwrap_or(0);
+        if port == 0 {
+            self.pause = (2 * self.pause).clamp(TICK, PAUSE_MAX);
+            self.again = Some(Instant::now() + self.pause);
+        }
         if self.reported != Some(port) {
             self.reported = Some(port);
             env.report(Report::Listening { worker: env.number, port });
@@ -77,7 +60,7 @@ impl RdmaPort {
         let port = rdma.port;
         self.listener = Some(rdma);
         self.engine = OwnEngine::find();
-        self.pause = TICK;
+        self.pause = Duration::ZERO;
         self.completions_watched = false;
         Ok(port)
     }

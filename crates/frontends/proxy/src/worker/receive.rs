@@ -3,7 +3,7 @@
 use super::RelayWorker;
 use crate::counters::ProxyCounter;
 use crate::message::Report;
-use crate::rdma::{Done, RECEIVES_POLLED};
+use crate::rdma::{CmId, Done, RECEIVES_POLLED};
 use burst_relay::{BATCHES, FrameReader, Header, MessageKind, PeerFault};
 
 /// Messages of a link taken per pass.
@@ -14,7 +14,7 @@ impl RelayWorker {
     pub(super) fn receive_all(&mut self) -> bool {
         let (mut found, mut asked) = (false, false);
         for at in 0..self.streams.links.end() {
-            if self.streams.links.qp_id(at).is_some() {
+            if self.streams.links.qp_mut(at).is_some() {
                 asked = true;
                 found |= self.receive(at);
             }
@@ -43,22 +43,15 @@ impl RelayWorker {
         let mut message = std::mem::take(&mut self.message);
         let mut done = [Done::default(); RECEIVES_POLLED];
         let mut taken = 0;
-        while let Some(id) = self.streams.links.qp_id(at) {
+        while let Some(qp) = self.streams.links.qp_mut(at) {
             if taken >= RECEIVES_MAX {
                 self.streams.links.unreceived.push_back(at);
                 break;
             }
-            let Some(count) = self.streams.links.poll_receives(&mut self.env, at, &mut done) else { break };
+            let (id, polled) = (qp.id(), qp.poll_receives(&mut done));
+            let Some(count) = self.streams.links.unless_failed(&mut self.env, at, polled) else { break };
             taken += count;
-            // A message can end the link, or its queue pair.
-            let all_taken = done[..count].iter().all(|one| {
-                let links = &mut self.streams.links;
-                let is_taken = links.take_message(&mut self.env, at, (id, *one), &mut message).is_some();
-                if is_taken {
-                    self.on_message(at, &message);
-                }
-                is_taken
-            });
+            let all_taken = done[..count].iter().all(|one| self.take_message(at, (id, *one), &mut message).is_some());
             let is_empty = count == 0 || (self.streams.links.rdma.engine.is_some() && count < RECEIVES_POLLED);
             if !all_taken || is_empty {
                 break;
@@ -69,6 +62,17 @@ impl RelayWorker {
             self.streams.links.mark_dirty(at);
         }
         taken > 0
+    }
+
+    /// Takes the message of a completion. `None`: its queue pair is not the link's any more, because a message before has ended
+    /// either, or it fails.
+    fn take_message(&mut self, at: usize, (id, done): (CmId, Done), message: &mut Vec<u8>) -> Option<()> {
+        let qp = self.streams.links.qp_mut(at).filter(|qp| qp.id() == id)?;
+        message.clear();
+        let received = qp.receive(done, message);
+        self.streams.links.unless_failed(&mut self.env, at, received)?;
+        self.on_message(at, message);
+        Some(())
     }
 
     /// Takes a batch that has come by the control channel.

@@ -6,7 +6,7 @@ mod frames;
 
 use super::conn::{Phase, ProxyConn, ReadStop, ReadTurn};
 use super::env::WorkerEnv;
-use super::held_syns::{ClientEnd, SynOwner, TakenConnection};
+use super::held_syns::{SynOwner, TakenConnection};
 use super::links::Links;
 use super::snapshot::StreamView;
 use super::token::{PollToken, StreamKey};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub(super) type ByTcp = (TakenConnection, Reason);
 
 /// The streams.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Streams {
     pub(super) links: Links,
     /// Connections that have a turn.
@@ -35,11 +35,6 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// None yet.
-    pub(super) fn new(links: Links) -> Self {
-        Self { links, ready: VecDeque::new(), opening: VecDeque::new() }
-    }
-
     /// Adds a connection to a link.
     fn add(&mut self, env: &mut WorkerEnv, at: usize, conn: ProxyConn) -> Option<StreamKey> {
         let link = self.links.get_mut(at)?;
@@ -64,8 +59,8 @@ impl Streams {
             env.report(Report::PeerFault(link.peer, "the stream ids of a link are used up".into()));
             return Err((taken, Reason::ProxyNoLink));
         };
-        let TakenConnection { place, end, ends } = taken;
-        let (socket, is_held) = end.into_socket();
+        let TakenConnection { place, socket, ends } = taken;
+        let is_held = socket.is_none();
         let (ring, window) = (link.pool.ring_len(), link.pool.window(slot));
         link.outbox.push(id, &Frame::Open { client: ends.0, server: ends.1, window });
         let stream = Stream::new(id, ring, ring, None);
@@ -317,14 +312,14 @@ impl Streams {
 /// The program's end of a stream: its socket, or its SYN, which is no longer the stream's.
 fn release_end(env: &mut WorkerEnv, conn: &mut ProxyConn, key: StreamKey) -> Option<TakenConnection> {
     let (place, ends) = (conn.place, conn.ends);
-    let end = if let Some(socket) = conn.socket.take() {
+    let socket = match conn.socket.take() {
         // The old registration would report events under the old token; a duplicate is another entry of epoll.
-        ClientEnd::Accepted(socket.try_clone().ok()?)
-    } else if env.syns.is_held(ends, SynOwner::Stream(key)) {
-        env.syns.set_owner(ends, SynOwner::None);
-        ClientEnd::Held
-    } else {
-        return None;
+        Some(socket) => Some(socket.try_clone().ok()?),
+        None if env.syns.is_held(ends, SynOwner::Stream(key)) => {
+            env.syns.set_owner(ends, SynOwner::None);
+            None
+        }
+        None => return None,
     };
-    Some(TakenConnection { place, end, ends })
+    Some(TakenConnection { place, socket, ends })
 }

@@ -6,7 +6,7 @@ use super::watched_socket::{Received, WatchedSocket};
 use crate::intercept::steer;
 use crate::sys::EventFlags;
 use burst_base::Reason;
-use std::io::{ErrorKind, Result};
+use std::io::Result;
 use std::os::fd::OwnedFd;
 
 /// Bytes on their way in one direction.
@@ -21,32 +21,6 @@ struct RelayDirection {
     sent_end: bool,
     /// An urgent byte that follows what is in the buffer.
     urgent: Option<u8>,
-}
-
-/// What an event of a socket says about the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PairEvent {
-    /// It goes on.
-    Ready,
-    /// The server has just accepted.
-    Connected,
-    /// The server has refused.
-    Refused,
-    /// A socket has failed.
-    Failed,
-}
-
-/// How a turn ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PairTurn {
-    /// Nothing can move now.
-    Idle,
-    /// There is more to do.
-    More,
-    /// Both directions have ended in order.
-    Ended,
-    /// A socket has failed.
-    Failed,
 }
 
 /// Two sockets: the program's 0, the one to the server 1.
@@ -150,32 +124,32 @@ impl TcpPair {
         self.sockets[0].set(socket);
     }
 
-    /// Takes an event of a socket.
-    pub(super) fn on_event(&mut self, side: usize, flags: EventFlags) -> PairEvent {
+    /// Takes an event of a socket; whether the server has just accepted.
+    ///
+    /// # Errors
+    /// A socket has failed, or the server has refused.
+    pub(super) fn on_event(&mut self, side: usize, flags: EventFlags) -> Result<bool> {
         self.sockets[side].on_event(flags);
-        if flags.contains(EventFlags::ERR) {
-            match self.sockets[side].take_error() {
-                Ok(None) => {}
-                Ok(Some(e)) if e.kind() == ErrorKind::ConnectionRefused => return PairEvent::Refused,
-                Ok(Some(_)) | Err(_) => return PairEvent::Failed,
-            }
+        if flags.contains(EventFlags::ERR)
+            && let Some(error) = self.sockets[side].take_error()?
+        {
+            return Err(error);
         }
-        let was_connected = self.connected;
-        self.connected |= side == 1 && flags.contains(EventFlags::OUT) && !flags.contains(EventFlags::HUP);
-        if self.connected && !was_connected { PairEvent::Connected } else { PairEvent::Ready }
+        let is_connected = side == 1 && flags.contains(EventFlags::OUT) && !flags.contains(EventFlags::HUP);
+        Ok(is_connected && !std::mem::replace(&mut self.connected, true))
     }
 
-    /// Moves bytes in both directions.
-    pub(super) fn turn(&mut self) -> PairTurn {
+    /// Moves bytes in both directions; whether there is more to do now. `None`: both have ended, or a socket has failed.
+    pub(super) fn turn(&mut self) -> Option<bool> {
         if !self.connected {
-            return PairTurn::Idle;
+            return Some(false);
         }
-        let (Ok(more), Ok(back)) = (self.step(0), self.step(1)) else { return PairTurn::Failed };
+        let (Ok(more), Ok(back)) = (self.step(0), self.step(1)) else { return None };
         if self.directions.iter().all(|direction| direction.sent_end) {
             self.sockets.iter().filter_map(WatchedSocket::get).for_each(close_in_order);
-            return PairTurn::Ended;
+            return None;
         }
-        if more || back { PairTurn::More } else { PairTurn::Idle }
+        Some(more || back)
     }
 
     /// Moves bytes from socket `side` to the other; true if there is more to do now.

@@ -8,13 +8,14 @@ use super::held_syns::{SynOwner, TakenConnection};
 use super::snapshot::StreamView;
 use super::sockets;
 use super::table::{ConnTable, TableKey};
-use super::tcp_pair::{PairEvent, PairTurn, TcpPair};
+use super::tcp_pair::TcpPair;
 use super::token::PollToken;
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::sys::{self, EventFlags};
 use burst_base::Reason;
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 
 /// Buffer of each direction when the configured memory is used up.
@@ -30,7 +31,7 @@ pub(super) struct TcpPairs {
 impl TcpPairs {
     /// Relays a taken connection.
     pub(super) fn relay(&mut self, env: &mut WorkerEnv, (taken, why): (TakenConnection, Reason)) {
-        let TakenConnection { place, end, ends: (client, server) } = taken;
+        let TakenConnection { place, socket, ends: (client, server) } = taken;
         env.count(ProxyCounter::ConnectionsByTcp);
         env.decisions.note(client, server, why);
         let mark = env.mark();
@@ -48,7 +49,7 @@ impl TcpPairs {
         let full = env.pair_bytes + 2 * u64::from(window) > env.memory_share();
         let bytes = if full { PAIR_BYTES_MIN.min(window as usize) } else { window as usize };
         let keep_alive = env.places.get(place).keep_alive;
-        let (socket, is_held) = end.into_socket();
+        let is_held = socket.is_none();
         let sockets = [socket, Some(onward)];
         let key = self.pairs.insert(TcpPair::new(sockets, bytes, keep_alive, (client, server), why));
         let Some(pair) = self.pairs.get(key) else { return };
@@ -86,17 +87,16 @@ impl TcpPairs {
     /// Takes an event of a socket.
     pub(super) fn on_event(&mut self, env: &mut WorkerEnv, key: TableKey, side: usize, flags: EventFlags) {
         let Some(pair) = self.pairs.get_mut(key) else { return };
-        let event = pair.on_event(side, flags);
-        match event {
-            PairEvent::Refused => return self.end(env, key, Verdict::Refuse),
-            PairEvent::Failed => return self.end(env, key, Verdict::Drop),
-            PairEvent::Ready | PairEvent::Connected => {}
-        }
-        let ends = pair.ends;
+        let (event, ends) = (pair.on_event(side, flags), pair.ends);
+        let is_connected = match event {
+            Ok(is_connected) => is_connected,
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => return self.end(env, key, Verdict::Refuse),
+            Err(_) => return self.end(env, key, Verdict::Drop),
+        };
         if !std::mem::replace(&mut pair.queued, true) {
             self.ready.push_back(key);
         }
-        if event == PairEvent::Connected {
+        if is_connected {
             env.pass_syn(ends, SynOwner::Pair(key));
         }
     }
@@ -108,12 +108,11 @@ impl TcpPairs {
             let Some(pair) = self.pairs.get_mut(key) else { continue };
             pair.queued = false;
             match pair.turn() {
-                PairTurn::Idle => {}
-                PairTurn::More => {
-                    pair.queued = true;
-                    self.ready.push_back(key);
-                }
-                PairTurn::Ended | PairTurn::Failed => self.end(env, key, Verdict::Drop),
+                Some(more) => pair.queued = more,
+                None => self.end(env, key, Verdict::Drop),
+            }
+            if self.pairs.get(key).is_some_and(|pair| pair.queued) {
+                self.ready.push_back(key);
             }
         }
     }

@@ -61,7 +61,7 @@ impl Links {
                 link.report_down(env);
             }
         }
-        self.rdma.open_again(env);
+        self.rdma.open(env);
         env.timer.start();
     }
 
@@ -113,7 +113,7 @@ impl Links {
 
     /// Begins another attempt of a link that this side dials: RDMA if both have it, else the control channel.
     pub(super) fn attempt(&mut self, env: &mut WorkerEnv, at: usize) {
-        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else { return };
+        let Some(link) = self.links[at].as_mut() else { return };
         debug_assert!(link.dials, "one side of a link counts its attempts");
         self.rdma.destroy(link.transport.resolving.take());
         let Some(peer) = self.peers.get(&link.peer) else { return };
@@ -121,10 +121,10 @@ impl Links {
         transport.attempt += 1;
         transport.began = Some(now);
         env.timer.start_if_stopped();
-        if let Some((address, _)) = peer.listener_of(link.number).filter(|_| now >= transport.rdma_at)
+        if let Some((address, _)) = peer.listener_of(link.number).filter(|_| transport.may_use_rdma(now))
             && let Some(rdma) = &mut self.rdma.listener
         {
-            transport.rdma_at = now + RDMA_AGAIN;
+            transport.rdma_at = Some(now + RDMA_AGAIN);
             match rdma.dial(address) {
                 Ok(id) => {
                     transport.qp = None;
@@ -183,10 +183,10 @@ impl Links {
     /// Every link that does not work is dialled again, and one on the control channel tries RDMA.
     pub(crate) fn mend(&mut self, env: &mut WorkerEnv, now: Instant) {
         if self.rdma.listener.is_none() && !self.links.is_empty() {
-            if now >= self.rdma.again {
-                self.rdma.open_again(env);
+            if self.rdma.again.is_none_or(|again| now >= again) {
+                self.rdma.open(env);
             }
-            env.timer.start_by(self.rdma.again);
+            self.rdma.again.into_iter().for_each(|again| env.timer.start_by(again));
         }
         let mut waits = false;
         for at in 0..self.links.len() {
@@ -199,7 +199,7 @@ impl Links {
                 // RDMA did not come about: the control channel, if it works. If that carried the link before, the peer
                 // has left it for the queue pair when the request came.
                 Some(began) if now > began + ATTEMPT_MAX => self.fall_back(env, at),
-                None if !link.transport.active || now >= link.transport.rdma_at => self.attempt(env, at),
+                None if !link.transport.active || link.transport.may_use_rdma(now) => self.attempt(env, at),
                 Some(_) | None => {}
             }
         }
@@ -210,11 +210,11 @@ impl Links {
 
     /// The attempt for a queue pair has failed.
     fn fall_back(&mut self, env: &mut WorkerEnv, at: usize) {
-        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else { return };
+        let Some(link) = self.links[at].as_mut() else { return };
         self.rdma.destroy(link.transport.resolving.take());
         link.transport.stop();
         link.transport.began = None;
-        link.transport.rdma_at = Instant::now() + RDMA_AGAIN;
+        link.transport.rdma_at = Some(Instant::now() + RDMA_AGAIN);
         env.count(ProxyCounter::RdmaAttemptsFailed);
         // Also if the control channel carried the link: the peer may have left it for the queue pair.
         self.attempt(env, at);
@@ -293,7 +293,7 @@ impl Links {
     /// Makes the queue pair of a link whose route is resolved, and connects it.
     fn connect(&mut self, env: &mut WorkerEnv, at: usize, id: CmId) -> Result<()> {
         let device = self.rdma.device(env, id)?;
-        let Some(link) = self.links.get_mut(at).and_then(Option::as_mut) else { return Ok(()) };
+        let Some(link) = self.links[at].as_mut() else { return Ok(()) };
         let Some(peer) = self.peers.get(&link.peer) else { return Ok(()) };
         let Some((_, token)) = peer.listener_of(link.number) else {
             return Err(Error::other("the peer listens no more"));
