@@ -95,7 +95,7 @@ pub fn main() -> ExitCode {
         }
         "ls" => show(m, list),
         "stats" => show(m, stats),
-        "why" => show(m, |picture| why(picture, m.get_one::<String>("server"))),
+        "why" => show(m, |snapshot| why(snapshot, m.get_one::<String>("server"))),
         other => ask(m, other),
     };
     match done {
@@ -148,9 +148,9 @@ fn only_socket() -> Result<PathBuf, String> {
 
 fn show(m: &ArgMatches, text: impl Fn(&Value) -> String) -> Result<String, String> {
     let answer = ask(m, "show")?;
-    let picture: Value =
+    let snapshot: Value =
         serde_json::from_str(&answer).map_err(|e| format!("the proxy's answer cannot be read: {e}"))?;
-    Ok(if m.get_flag("json") { format!("{picture:#}\n") } else { text(&picture) })
+    Ok(if m.get_flag("json") { format!("{snapshot:#}\n") } else { text(&snapshot) })
 }
 
 fn word<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -161,14 +161,14 @@ fn rows<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     value[key].as_array().into_iter().flatten()
 }
 
-fn list(picture: &Value) -> String {
+fn list(snapshot: &Value) -> String {
     let mut text = String::new();
-    for place in rows(picture, "intercept") {
+    for place in rows(snapshot, "intercept") {
         let (namespace, by) = (word(place, "namespace"), word(place, "by"));
         let _ = writeln!(text, "connections of {namespace} are taken by {by}: {}", word(place, "why"));
     }
     let _ = writeln!(text, "{:<16} {:<24} {:<8} serves", "peer", "address", "state");
-    for peer in rows(picture, "peers") {
+    for peer in rows(snapshot, "peers") {
         let state = match (peer["carries"].as_bool(), peer["channel"].as_bool()) {
             _ if peer["draining"] == true => "draining",
             (Some(true), _) => "carries",
@@ -186,7 +186,7 @@ fn list(picture: &Value) -> String {
         );
     }
     let _ = writeln!(text, "\n{:<16} {:>4} {:<16} {:>7} {:>12}", "link to", "no.", "carried by", "streams", "memory");
-    for link in rows(picture, "links") {
+    for link in rows(snapshot, "links") {
         let memory = burst_grammar::show_bytes(link["memory"].as_u64().unwrap_or(0));
         let (peer, carrier) = (word(link, "peer"), word(link, "carrier"));
         let _ = writeln!(text, "{peer:<16} {:>4} {carrier:<16} {:>7} {memory:>12}", link["link"], link["streams"]);
@@ -196,7 +196,7 @@ fn list(picture: &Value) -> String {
         "\n{:<28} {:<28} {:<12} {:>8} {:>8} {:>14} {:>14} state",
         "client", "server", "peer", "window", "back", "sent", "delivered"
     );
-    for stream in rows(picture, "streams") {
+    for stream in rows(snapshot, "streams") {
         let (client, server, peer) = (word(stream, "client"), word(stream, "server"), word(stream, "peer"));
         let (sent, delivered, state) = (&stream["sent"], &stream["delivered"], word(stream, "state"));
         let window = |key: &str| burst_grammar::show_bytes(stream[key].as_u64().unwrap_or(0));
@@ -209,16 +209,16 @@ fn list(picture: &Value) -> String {
     text
 }
 
-fn stats(picture: &Value) -> String {
-    let counters = picture["counters"].as_object().into_iter().flatten();
+fn stats(snapshot: &Value) -> String {
+    let counters = snapshot["counters"].as_object().into_iter().flatten();
     counters.fold(String::new(), |mut text, (name, value)| {
         let _ = writeln!(text, "{name:<32} {value:>20}");
         text
     })
 }
 
-fn why(picture: &Value, server: Option<&String>) -> String {
-    let decisions = rows(picture, "decisions").filter(|decision| {
+fn why(snapshot: &Value, server: Option<&String>) -> String {
+    let decisions = rows(snapshot, "decisions").filter(|decision| {
         server.is_none_or(|server| {
             let starts =
                 |at: &str| at == server || [":", "]:"].iter().any(|end| at.starts_with(&format!("{server}{end}")));

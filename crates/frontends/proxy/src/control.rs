@@ -13,11 +13,11 @@ mod peers;
 use crate::config::{Checked, Prefix};
 use crate::intercept::Interception;
 use crate::message::{Command, ControlMessage, Introduction, Report};
-use crate::sys::{Poll, PollEvent, Waker};
+use crate::sys::{EventFlags, Poll, Waker};
 use crate::tls::{ControlChannel, TlsKeys};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,8 +33,12 @@ const SILENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(5);
 /// Bytes of batches that may wait for a worker before channels are read on.
 const QUEUED_MAX: usize = 16 << 20;
+/// Pause before a worker's backlog is looked at again.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 /// Channels that may be open without an introduction.
-const STRANGERS: usize = 64;
+const UNKNOWN_MAX: usize = 64;
+/// Events taken at once.
+const EVENTS_MAX: usize = 64;
 
 const TOKEN_WAKE: u64 = 0;
 const TOKEN_LISTENER: u64 = 1;
@@ -144,12 +148,12 @@ impl Control {
         listener.set_nonblocking(true).map_err(failed)?;
         let poll = Poll::new().map_err(failed)?;
         for (fd, token) in [
-            (wake.fd(), TOKEN_WAKE),
-            (listener.as_raw_fd(), TOKEN_LISTENER),
-            (admin.as_raw_fd(), TOKEN_ADMIN),
-            (signal.as_raw_fd(), TOKEN_SIGNAL),
+            (wake.as_fd(), TOKEN_WAKE),
+            (listener.as_fd(), TOKEN_LISTENER),
+            (admin.as_fd(), TOKEN_ADMIN),
+            (signal.as_fd(), TOKEN_SIGNAL),
         ] {
-            poll.add(fd, libc::EPOLLIN, token).map_err(failed)?;
+            poll.add(fd, EventFlags::IN, token).map_err(failed)?;
         }
         let mut control = Self {
             keys,
@@ -183,23 +187,21 @@ impl Control {
     /// # Errors
     /// One sentence.
     pub fn run(mut self) -> Result<(), String> {
-        let mut events = [PollEvent { events: 0, u64: 0 }; 64];
+        let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
             let now = Instant::now();
             if now >= self.next_beat {
                 self.next_beat = now + HEARTBEAT;
                 self.beat(now);
             }
-            let pause = self.next_beat.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
             let timeout = match (self.unread.is_empty(), self.backlogged()) {
-                (true, _) => pause,
-                (false, false) => 0,
-                (false, true) => 1,
+                (true, _) => self.next_beat.saturating_duration_since(Instant::now()),
+                (false, false) => Duration::ZERO,
+                (false, true) => BACKLOG_PAUSE,
             };
-            let found = self.poll.wait(&mut events, timeout).map_err(|e| format!("epoll: {e}"))?;
-            let tokens: Vec<(u64, u32)> = found.iter().map(|event| (event.u64, event.events)).collect();
-            for (token, flags) in tokens {
-                match token {
+            self.poll.wait(&mut events, Some(timeout)).map_err(|e| format!("epoll: {e}"))?;
+            for event in events.drain(..) {
+                match event.data.u64() {
                     TOKEN_WAKE => self.wake.clear(),
                     TOKEN_LISTENER => self.accept(),
                     TOKEN_ADMIN => self.answer(),
@@ -209,11 +211,11 @@ impl Control {
                         let _ = std::fs::remove_file(&self.admin_path);
                         return Ok(());
                     }
-                    channel => self.channel_event((channel - TOKEN_CHANNEL) as usize, flags),
+                    channel => self.channel_event((channel - TOKEN_CHANNEL) as usize, event.flags),
                 }
             }
             for at in std::mem::take(&mut self.unread) {
-                self.channel_event(at, libc::EPOLLIN as u32);
+                self.channel_event(at, EventFlags::IN);
             }
             self.take_reports();
             self.write_channels();
@@ -343,7 +345,7 @@ impl Control {
     fn beat(&mut self, now: Instant) {
         self.read_directory();
         if self.listener_paused {
-            self.listen_for(libc::EPOLLIN);
+            self.listen_for(EventFlags::IN);
         }
         self.update_alive();
         for at in 0..self.channels.len() {

@@ -10,7 +10,7 @@
 use burst_control::in_process::{CALLS_SYMBOL, InProcessCalls, LIBRARY, is_chosen};
 use burst_shm::ABI_VERSION;
 use std::ffi::{CStr, CString};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -93,10 +93,10 @@ impl OwnEngine {
     }
 
     /// Sleeps until the epoll instance has events, a packet comes, or `most` is over. Runs a pass of the engine before.
-    pub fn sleep(&self, epoll: RawFd, most: Option<Duration>) -> SleepEnd {
+    pub fn sleep(&self, epoll: BorrowedFd<'_>, most: Option<Duration>) -> SleepEnd {
         let (mut fds, mut timeout_ns) = ([-1; FDS_MAX], 0);
         // SAFETY: room for as many descriptors, and a writable number.
-        let count = unsafe { (self.0.begin_wait)(epoll, fds.as_mut_ptr(), fds.len(), &raw mut timeout_ns) };
+        let count = unsafe { (self.0.begin_wait)(epoll.as_raw_fd(), fds.as_mut_ptr(), fds.len(), &raw mut timeout_ns) };
         if count <= 0 {
             return if count < 0 { SleepEnd::Quiet } else { SleepEnd::Found { engine: true, poll: true } };
         }

@@ -14,7 +14,7 @@ use crate::netlink::{self, Attributes, Netlink};
 use crate::nft::{self, HeaderBase, TableBatch};
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Most SYNs that a queue holds; more pass at once.
 const HELD_MAX: u32 = 8192;
@@ -154,6 +154,13 @@ pub struct SynQueue {
     number: u16,
 }
 
+impl AsFd for SynQueue {
+    /// Readable while SYNs wait to be read.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.netlink.as_fd()
+    }
+}
+
 impl SynQueue {
     fn open(number: u16) -> Result<Self> {
         let netlink = Netlink::open()?;
@@ -168,11 +175,6 @@ impl SynQueue {
 
     fn configure(&self, attributes: Attributes) -> Result<()> {
         self.netlink.ask(nfqnl::SUBSYSTEM, nfqnl::CONFIG, libc::AF_UNSPEC as u8, self.number, attributes)
-    }
-
-    /// The descriptor; readable while SYNs wait to be read.
-    pub fn fd(&self) -> RawFd {
-        self.netlink.as_raw_fd()
     }
 
     /// The next SYN, if one waits. What is no SYN of TCP passes.

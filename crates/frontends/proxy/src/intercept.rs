@@ -6,6 +6,7 @@
 //! input ends. Setting up first removes what a predecessor with the same mark may have left.
 
 use crate::config::{self, Prefix};
+use crate::counters::ProxyCounter;
 use std::fmt::Display;
 use std::io::{BufRead, Read, Write};
 use std::net::IpAddr;
@@ -22,8 +23,8 @@ use bpf::BpfPrograms;
 use claim::Claim;
 use steer::NftSteering;
 
-/// Counters by name.
-pub type Counts = Vec<(&'static str, u64)>;
+/// Values of counters.
+pub type Counts = Vec<(ProxyCounter, u64)>;
 
 /// What takes connections in one network namespace.
 pub enum Interception {

@@ -1,35 +1,36 @@
 //! `burst proxy`: TCP connections of unmodified programs over RDMA.
 //!
 //! A proxy runs on each host. On the client's side BPF programs, or rules of nf_tables, mark chosen connections and
-//! steer their SYNs to the proxy ([`intercept`]); the proxy carries the bytes over a queue pair to the proxy of the server's host
-//! ([`worker`]), which connects to the server from the client's own address. A TLS channel joins the two proxies
-//! ([`control`]) and carries the streams when there is no queue pair. The protocol of the streams is the crate
-//! `burst-relay`. RDMA is used by the ordinary librdmacm and libibverbs ([`rdma`]), so Burst, soft-RoCE and adapters
+//! steer their SYNs to the proxy (`intercept`); the proxy carries the bytes over a queue pair to the proxy of the server's host
+//! (`worker`), which connects to the server from the client's own address. A TLS channel joins the two proxies
+//! (`control`) and carries the streams when there is no queue pair. The protocol of the streams is the crate
+//! `burst-relay`. RDMA is used by the ordinary librdmacm and libibverbs (`rdma`), so Burst, soft-RoCE and adapters
 //! serve alike.
 #![deny(unsafe_code)]
 
 pub mod cli;
-pub mod config;
-pub mod control;
-pub mod engine;
-pub mod hold;
-pub mod intercept;
-pub mod keys;
-pub mod message;
+mod config;
+mod control;
+mod counters;
+mod engine;
+mod hold;
+mod intercept;
+mod keys;
+mod message;
 mod netlink;
 mod nft;
-pub mod pool;
-pub mod rdma;
-pub mod serve;
-pub mod sys;
-pub mod tls;
-pub mod worker;
+mod pool;
+mod rdma;
+mod serve;
+mod sys;
+mod tls;
+mod worker;
 
 use std::fmt::Display;
 use std::io::Write;
 
 /// Writes a line of the log to stderr.
-pub fn log(line: impl Display) {
+fn log(line: impl Display) {
     // A log that cannot be written must not end the proxy.
     let _ = writeln!(std::io::stderr(), "burst-proxy: {line}");
 }
@@ -38,7 +39,7 @@ pub fn log(line: impl Display) {
 ///
 /// # Errors
 /// One sentence.
-pub fn random<const N: usize>() -> Result<[u8; N], String> {
+fn random<const N: usize>() -> Result<[u8; N], String> {
     use std::io::Read;
     let mut bytes = [0; N];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));

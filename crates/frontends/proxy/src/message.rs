@@ -4,7 +4,7 @@
 //! that cannot be read ends the channel.
 
 use crate::config::Checked;
-use crate::worker::WorkerPicture;
+use crate::worker::WorkerSnapshot;
 use burst_relay::LinkHello;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -92,20 +92,24 @@ pub enum ControlMessage {
     Draining,
 }
 
+/// A peer that has introduced itself, for a worker.
+#[derive(Clone, Debug)]
+pub struct PeerUp {
+    /// Its number in this process.
+    pub peer: usize,
+    /// What it said.
+    pub introduction: Introduction,
+    /// Whether this side dials.
+    pub dials: bool,
+    /// What the peer's requests for queue pairs must carry.
+    pub token: [u8; 16],
+}
+
 /// What the control thread tells a worker.
 #[derive(Debug)]
 pub enum Command {
     /// A peer is there, perhaps again.
-    PeerUp {
-        /// Its number in this process.
-        peer: usize,
-        /// What it said.
-        introduction: Introduction,
-        /// Whether this side dials.
-        dials: bool,
-        /// What the peer's requests for queue pairs must carry.
-        token: [u8; 16],
-    },
+    PeerUp(PeerUp),
     /// The channel of a peer works, or not.
     ControlChannel {
         /// The peer.
@@ -165,7 +169,7 @@ pub enum Command {
     /// Break the queue pairs: for tests of resumption.
     BreakQueuePairs,
     /// Show streams and counters.
-    Show(Sender<WorkerPicture>),
+    Show(Sender<WorkerSnapshot>),
 }
 
 /// What a worker tells the control thread.

@@ -1,9 +1,9 @@
 //! Messages of nfnetlink, as far as rules and queues need them: requests with nested attributes, batches, and the kernel's
 //! answers.
-#![allow(unsafe_code)]
 
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use std::io::{Error, Result};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const HEADER: usize = 16;
 const BATCH_BEGIN: u16 = 0x10;
@@ -11,7 +11,7 @@ const BATCH_END: u16 = 0x11;
 const NLA_NESTED: u16 = 1 << 15;
 const NLA_KIND: u16 = 0x3fff;
 /// What the kernel gives a socket at least, in every default.
-const SEND_BUFFER: i32 = 64 << 10;
+const SEND_BUFFER: usize = 64 << 10;
 
 /// Attributes, one after the other, each padded to four bytes.
 #[derive(Clone, Debug, Default)]
@@ -134,36 +134,27 @@ fn append(
 #[derive(Debug)]
 pub struct Netlink(OwnedFd);
 
-impl AsRawFd for Netlink {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+impl AsFd for Netlink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
 impl Netlink {
     /// A socket that does not wait.
     pub fn open() -> Result<Self> {
-        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: no memory is passed.
-        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_NETFILTER) };
-        if fd < 0 {
-            return Err(Error::last_os_error());
-        }
-        // SAFETY: the kernel gave this descriptor to nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let (kind, flags) = (SocketType::RAW, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+        Ok(Self(net::socket_with(AddressFamily::NETLINK, kind, flags, Some(net::netlink::NETFILTER))?))
     }
 
     fn send(&self, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the buffer is valid for the call, with its length.
-        let sent = unsafe { libc::send(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
-        if sent < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+        net::send(&self.0, bytes, SendFlags::empty())?;
+        Ok(())
     }
 
     /// The next message or messages, at most as many bytes as there is room.
     pub fn receive<'a>(&self, to: &'a mut [u8]) -> Result<&'a [u8]> {
-        // SAFETY: the buffer is valid for the call, with its length.
-        let got = unsafe { libc::recv(self.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), libc::MSG_DONTWAIT) };
-        let got = usize::try_from(got).map_err(|_| Error::last_os_error())?;
+        let (got, _) = net::recv(&self.0, &mut *to, RecvFlags::DONTWAIT)?;
         Ok(&to[..got])
     }
 
@@ -208,9 +199,9 @@ impl Netlink {
     pub fn commit(&self, mut batch: RequestBatch) -> Result<()> {
         batch.mark(BATCH_END, nft_subsystem(&batch), libc::NLM_F_ACK as u16);
         // A batch must fit into the socket's buffer as a whole.
-        let room = i32::try_from(2 * batch.bytes.len()).unwrap_or(i32::MAX);
+        let room = 2 * batch.bytes.len();
         if room > SEND_BUFFER {
-            crate::sys::set_option(self, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, room)?;
+            sockopt::set_socket_send_buffer_size_force(&self.0, room)?;
         }
         self.send(&batch.bytes)?;
         self.answers()

@@ -246,6 +246,17 @@ impl WindowPool {
         self.region_mut(part).bytes(part.at + at, len)
     }
 
+    /// Copies bytes of the stream from an offset on into the window.
+    pub fn fill(&mut self, slot: WindowSlot, mut offset: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let to = self.received(slot, offset, bytes.len());
+            let (now, later) = bytes.split_at(to.len());
+            to.copy_from_slice(now);
+            offset += now.len() as u64;
+            bytes = later;
+        }
+    }
+
     /// Bytes of the window from an offset of the stream, at most `len` and up to the part's end, or to where the next
     /// part begins.
     pub fn received(&mut self, slot: WindowSlot, offset: u64, len: usize) -> &mut [u8] {

@@ -6,10 +6,11 @@
 #![allow(unsafe_code)]
 
 use burst_relay::BATCH_BYTES;
+use rustix::net::SocketAddrAny;
 use std::ffi::c_void;
 use std::io::{Error, Result};
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -147,8 +148,7 @@ pub struct RdmaEvent {
 #[derive(Debug)]
 pub struct Rdma {
     channel: NonNull<c_void>,
-    /// Becomes readable by events.
-    pub fd: RawFd,
+    fd: RawFd,
     listener: Option<CmId>,
     /// Port of the listener.
     pub port: u16,
@@ -165,11 +165,17 @@ impl Rdma {
         // SAFETY: `fd` is valid for the call.
         let channel = pointer(unsafe { bp_channel(&raw mut fd) })?;
         let mut rdma = Self { channel, fd, listener: None, port: 0, device: None };
-        let (mut storage, _) = crate::sys::to_sockaddr(address);
+        let mut address = SocketAddrAny::from(address);
         // SAFETY: the channel lives, the address is a whole sockaddr_storage.
-        let id = pointer(unsafe { bp_listen(channel.as_ptr(), (&raw mut storage).cast(), &raw mut rdma.port) })?;
+        let id = pointer(unsafe { bp_listen(channel.as_ptr(), address.as_mut_ptr().cast(), &raw mut rdma.port) })?;
         rdma.listener = Some(CmId(id));
         Ok(rdma)
+    }
+
+    /// Readable while there are events.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel keeps it open.
+        unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 
     /// The next event, if one waits.
@@ -202,9 +208,9 @@ impl Rdma {
     /// # Errors
     /// Of `rdma_create_id` or `rdma_resolve_addr`.
     pub fn dial(&mut self, to: SocketAddr) -> Result<CmId> {
-        let (mut storage, _) = crate::sys::to_sockaddr(to);
+        let mut to = SocketAddrAny::from(to);
         // SAFETY: as in `listen`.
-        pointer(unsafe { bp_dial(self.channel.as_ptr(), (&raw mut storage).cast(), 2000) }).map(CmId)
+        pointer(unsafe { bp_dial(self.channel.as_ptr(), to.as_mut_ptr().cast(), 2000) }).map(CmId)
     }
 
     /// The next step of connecting; `RouteResolved` or `Failed` follows.
@@ -285,11 +291,16 @@ pub struct ProxyDevice {
     verbs: NonNull<c_void>,
     pd: NonNull<c_void>,
     completions: NonNull<c_void>,
-    /// Becomes readable by completions.
-    pub fd: RawFd,
+    fd: RawFd,
 }
 
 impl ProxyDevice {
+    /// Readable while there are completion events.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel keeps it open.
+        unsafe { BorrowedFd::borrow_raw(self.fd) }
+    }
+
     /// Takes one completion event; returns the context of its queue pair and the queue.
     ///
     /// # Errors

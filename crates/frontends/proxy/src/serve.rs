@@ -39,7 +39,7 @@ pub fn run(config: Checked) -> Result<(), String> {
     check_capabilities(&config)?;
     sys::raise_descriptor_limit().map_err(|e| format!("the limit of open files cannot be raised: {e}"))?;
     let signal = signals()?;
-    let home = Arc::new(open(Path::new(OWN))?);
+    let own_namespace = Arc::new(open(Path::new(OWN))?);
     let mark = config.config.mark;
     let named = namespaces(&config);
     let paths: Vec<String> =
@@ -54,18 +54,18 @@ pub fn run(config: Checked) -> Result<(), String> {
     for (path, rules) in named {
         let namespace = path.as_deref().map(open).transpose()?.map(Arc::new);
         if let Some(namespace) = &namespace {
-            sys::enter_namespace(namespace.as_ref()).map_err(|e| format!("{}: {e}", show(path.as_deref())))?;
+            sys::enter_namespace(namespace).map_err(|e| format!("{}: {e}", show(path.as_deref())))?;
         }
         // Before the listeners: a process that is killed closes what it opened last first, and the removal of the rules
         // takes some time, in which a listener would take connections that nobody relays.
         let held = if rules.takes.is_empty() { None } else { hold_syns(&config) };
-        let made = set_up(&config, namespace.as_ref().unwrap_or(&home), &rules);
-        sys::enter_namespace(home.as_ref()).map_err(|e| format!("{OWN}: {e}"))?;
+        let made = set_up(&config, namespace.as_ref().unwrap_or(&own_namespace), &rules);
+        sys::enter_namespace(&own_namespace).map_err(|e| format!("{OWN}: {e}"))?;
         let (taken_by, listeners, prefixes) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
         let keep_alive = matches!(taken_by, Some((Interception::Nft(_), _)));
         interceptions.extend(taken_by.map(|by| intercepted(path.as_deref(), by)));
         if !prefixes.is_empty() {
-            let namespace = namespace.as_ref().unwrap_or(&home).clone();
+            let namespace = namespace.as_ref().unwrap_or(&own_namespace).clone();
             taken_here.push(TakenHere { namespace, prefixes });
         }
         let (rules_of_syns, queues) = held.unzip();
@@ -81,7 +81,7 @@ pub fn run(config: Checked) -> Result<(), String> {
     if !taken_here.is_empty() {
         watch::follow(mark, taken_here)?;
     }
-    let (workers, reported, wake_control) = start_workers(&config, places, &home)?;
+    let (workers, reported, wake_control) = start_workers(&config, places, &own_namespace)?;
     let control = Control::new(ControlStart {
         config: config.clone(),
         keys,
@@ -156,7 +156,7 @@ type Started = (Vec<RelayHandle>, Receiver<Report>, Arc<Waker>);
 fn start_workers(
     config: &Arc<Checked>,
     places: Vec<Vec<NetworkPlace>>,
-    home: &Arc<OwnedFd>,
+    own_namespace: &Arc<OwnedFd>,
 ) -> Result<Started, String> {
     let (reports, reported) = channel();
     let failed = |e: std::io::Error| format!("a worker cannot start: {e}");
@@ -171,7 +171,7 @@ fn start_workers(
             number,
             config: config.clone(),
             places,
-            home: home.clone(),
+            own_namespace: own_namespace.clone(),
             commands: commanded,
             queued,
             wake,

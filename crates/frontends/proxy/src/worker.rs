@@ -2,81 +2,64 @@
 //! own.
 //!
 //! A pass (`RelayWorker::pass`): wait for events; take what queue pairs and the control thread have brought; give
-//! each ready stream a turn of at most [`TURN_BYTES`]; flush each link. So batches grow with the load and leave at
+//! each ready stream a turn of at most 256 KiB; flush each link. So batches grow with the load and leave at
 //! once without it; there is no timer on the path. With nothing to do the thread sleeps in `epoll_wait` with armed
 //! completion queues. A stream belongs to one worker at each end, so nothing is locked.
 
-mod carry;
+mod accept;
+mod busy_poll;
 mod conn;
-mod direct;
-mod frames;
-mod grow;
+mod credit_rounds;
+mod decisions;
+mod env;
+mod held_syns;
 mod link;
-mod listen;
-mod pace;
-mod picture;
-mod rest;
-mod syn;
+mod link_transport;
+mod links;
+mod place;
+mod rdma_port;
+mod receive;
+mod round_trips;
+mod snapshot;
+mod sockets;
+mod streams;
+mod table;
+mod tcp_pair;
+mod tcp_pairs;
+mod tick_timer;
+mod token;
+mod watched_socket;
 
-pub use conn::ProxyConn;
-pub use listen::{listener, own_mark};
-pub use picture::{StreamView, WorkerPicture};
+pub use place::NetworkPlace;
+pub use snapshot::WorkerSnapshot;
+pub use sockets::{listener, own_mark};
 
 use crate::config::Checked;
-use crate::engine::{OwnEngine, SleepEnd};
-use crate::hold::SynQueue;
+use crate::counters::{ProxyCounter, ProxyCounters};
+use crate::engine::SleepEnd;
+use crate::hold::Verdict;
 use crate::message::{Command, Report};
-use crate::rdma::Rdma;
-use crate::sys::{self, Poll, PollEvent, Waker};
+use crate::sys::{EventFlags, Poll, PollEvent, Waker};
 use burst_base::Reason;
-use burst_relay::Outcome;
-use direct::Pair;
-use link::{PeerLink, PeerView};
-use rest::{LOOK_MOST, LookScore, YIELD_LONG};
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use burst_relay::{LinkHello, Outcome};
+use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
+use decisions::Decisions;
+use env::WorkerEnv;
+use held_syns::{HeldSyns, SynOwner};
+use links::LinkFault;
+use place::NetworkPlaces;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
-use syn::{Ends, HeldSyn};
+use streams::Streams;
+use tcp_pairs::TcpPairs;
+use tick_timer::TickTimer;
+use token::{PollToken, StreamKey};
 
-/// Bytes that a stream may move before others have their turn.
-pub const TURN_BYTES: usize = 256 << 10;
 /// Events taken per pass.
-const EVENTS: usize = 256;
-/// Connections accepted per pass and listener.
-const ACCEPTS: usize = 64;
-/// Time between looks at links that do not work and streams that wait.
-const TICK: Duration = Duration::from_millis(250);
-/// Decisions that `burst proxy why` can show.
-const DECISIONS: usize = 256;
-
-const TOKEN_WAKE: u64 = 0;
-const TOKEN_CM: u64 = 1;
-const TOKEN_COMPLETIONS: u64 = 2;
-const KIND_LISTENER: u64 = 1;
-const KIND_CONN: u64 = 2;
-const KIND_PAIR: u64 = 3;
-const KIND_SYNS: u64 = 4;
-
-/// A namespace in which this worker listens and connects.
-#[derive(Debug)]
-pub struct NetworkPlace {
-    /// The namespace; `None`: that of the process.
-    pub namespace: Option<Arc<OwnedFd>>,
-    /// Listeners of this worker here: IPv4, IPv6.
-    pub listeners: Vec<OwnedFd>,
-    /// This worker's held SYNs here; `None`: the kernel answers them at once.
-    pub queue: Option<SynQueue>,
-    /// Accepted sockets ask for signs of life: rules of nf_tables would forget connections without packets.
-    pub keep_alive: bool,
-    /// Index of the configuration's `take`s and `serve`s here.
-    pub takes: Vec<usize>,
-    /// The same.
-    pub serves: Vec<usize>,
-}
+const EVENTS_MAX: usize = 256;
 
 /// What a worker is made from.
 #[derive(Debug)]
@@ -88,7 +71,7 @@ pub struct WorkerStart {
     /// Namespaces.
     pub places: Vec<NetworkPlace>,
     /// The namespace of the process, to return to.
-    pub home: Arc<OwnedFd>,
+    pub own_namespace: Arc<OwnedFd>,
     /// From the control thread.
     pub commands: Receiver<Command>,
     /// Wakes this worker.
@@ -101,62 +84,18 @@ pub struct WorkerStart {
     pub wake_control: Arc<Waker>,
 }
 
-/// Why a connection was taken or not.
-#[derive(Clone, Debug)]
-struct Decision {
-    client: SocketAddr,
-    server: SocketAddr,
-    reason: Reason,
-}
-
 /// The worker.
 pub struct RelayWorker {
-    number: u32,
-    config: Arc<Checked>,
-    places: Vec<NetworkPlace>,
-    home: Arc<OwnedFd>,
+    env: WorkerEnv,
+    streams: Streams,
+    pairs: TcpPairs,
+    busy_poll: BusyPollScore,
     commands: Receiver<Command>,
+    /// Bytes of batches in `commands`.
     queued: Arc<AtomicUsize>,
     wake: Arc<Waker>,
-    reports: Sender<Report>,
-    wake_control: Arc<Waker>,
-    poll: Poll,
-    rdma: Option<Rdma>,
-    /// Burst's engine in this process; `None`: the device needs none of this thread's time.
-    engine: Option<OwnEngine>,
-    look_score: LookScore,
-    completions_added: bool,
-    /// What was last reported; `None`: nothing yet.
-    rdma_port: Option<u16>,
-    /// When a device is looked for again, and the pause after that.
-    rdma_again: Instant,
-    rdma_pause: Duration,
-    /// Links whose messages were not all taken in their last turn.
-    unreceived: Vec<usize>,
-    peers: HashMap<usize, PeerView>,
-    links: Vec<Option<PeerLink>>,
-    conns: Vec<Option<ProxyConn>>,
-    pairs: Vec<Option<Pair>>,
-    /// Places of `conns` and `pairs` that are free, and generations that tell old events from new ones.
-    free_conns: Vec<usize>,
-    free_pairs: Vec<usize>,
-    generation: u32,
-    ready: VecDeque<usize>,
-    ready_pairs: VecDeque<usize>,
-    dirty: Vec<usize>,
-    /// Streams that wait for the peer's answer, oldest first.
-    opening: VecDeque<(Instant, usize, u32)>,
-    /// SYNs that are held, or have passed and lead to a socket soon.
-    held: HashMap<Ends, HeldSyn>,
-    /// Those that have passed, oldest first.
-    passed: VecDeque<(Instant, Ends)>,
-    draining: bool,
-    /// No connection is accepted until the next tick.
-    listeners_paused: bool,
-    next_tick: Option<Instant>,
-    counters: BTreeMap<&'static str, u64>,
-    decisions: VecDeque<Decision>,
-    scratch: Vec<u8>,
+    /// The message that is being taken.
+    message: Vec<u8>,
 }
 
 impl RelayWorker {
@@ -165,51 +104,35 @@ impl RelayWorker {
     /// # Errors
     /// No descriptors.
     pub fn new(start: WorkerStart) -> std::io::Result<Self> {
-        let WorkerStart { number, config, places, home, commands, queued, wake, reports, wake_control } = start;
         let poll = Poll::new()?;
-        poll.add(wake.fd(), libc::EPOLLIN, TOKEN_WAKE)?;
-        let mut worker = Self {
-            number,
-            config,
-            places,
-            home,
-            commands,
-            queued,
-            wake,
-            reports,
-            wake_control,
+        poll.add(&start.wake, EventFlags::IN, PollToken::Wake.to_bits())?;
+        let mut env = WorkerEnv {
+            number: start.number,
+            config: start.config,
+            places: NetworkPlaces::new(start.places, start.own_namespace),
+            syns: HeldSyns::default(),
             poll,
-            rdma: None,
-            engine: None,
-            look_score: LookScore::new(),
-            completions_added: false,
-            rdma_port: None,
-            rdma_again: Instant::now(),
-            rdma_pause: TICK,
-            unreceived: Vec::new(),
-            peers: HashMap::new(),
-            links: Vec::new(),
-            conns: Vec::new(),
-            pairs: Vec::new(),
-            free_conns: Vec::new(),
-            free_pairs: Vec::new(),
-            generation: 1,
-            ready: VecDeque::new(),
-            ready_pairs: VecDeque::new(),
-            dirty: Vec::new(),
-            opening: VecDeque::new(),
-            held: HashMap::new(),
-            passed: VecDeque::new(),
+            timer: TickTimer::default(),
+            counters: ProxyCounters::default(),
+            decisions: Decisions::default(),
             draining: false,
-            listeners_paused: false,
-            next_tick: None,
-            counters: BTreeMap::new(),
-            decisions: VecDeque::new(),
-            scratch: Vec::new(),
+            pair_bytes: 0,
+            reports: start.reports,
+            wake_control: start.wake_control,
         };
-        worker.add_listeners()?;
-        worker.open_rdma();
-        Ok(worker)
+        env.places.watch(&env.poll)?;
+        let mut streams = Streams::default();
+        streams.links.rdma.open(&mut env);
+        Ok(Self {
+            env,
+            streams,
+            pairs: TcpPairs::default(),
+            busy_poll: BusyPollScore::new(),
+            commands: start.commands,
+            queued: start.queued,
+            wake: start.wake,
+            message: Vec::new(),
+        })
     }
 
     /// Runs until the control thread is gone.
@@ -217,218 +140,212 @@ impl RelayWorker {
     /// # Errors
     /// Of `epoll_wait`.
     pub fn run(mut self) -> std::io::Result<()> {
-        let mut events = [PollEvent { events: 0, u64: 0 }; EVENTS];
+        let mut events = Vec::with_capacity(EVENTS_MAX);
         while self.pass(&mut events)? {}
         Ok(())
     }
 
     /// One pass; false if the worker should end.
-    fn pass(&mut self, events: &mut [PollEvent]) -> std::io::Result<bool> {
-        let busy = !self.ready.is_empty() || !self.ready_pairs.is_empty() || !self.unreceived.is_empty();
-        let count = if busy { self.poll.wait(events, 0)?.len() } else { self.rest(events)? };
-        for event in &events[..count] {
-            if !self.on_event(event.events, event.u64) {
+    fn pass(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<bool> {
+        let busy = self.streams.has_ready() || self.pairs.has_ready() || !self.streams.links.unreceived.is_empty();
+        if busy {
+            self.env.poll.wait(events, Some(Duration::ZERO))?;
+        } else {
+            self.wait(events)?;
+        }
+        for event in events.drain(..) {
+            if !self.on_event(event.flags, event.data.u64()) {
                 return Ok(false);
             }
         }
-        if busy && self.engine.is_some() {
-            self.look();
+        if busy && self.streams.links.rdma.engine.is_some() {
+            self.receive_all();
         }
         self.tick();
-        for link in std::mem::take(&mut self.unreceived) {
-            self.receive(link);
-        }
-        for _ in 0..self.ready_pairs.len() {
-            let Some(pair) = self.ready_pairs.pop_front() else { break };
-            self.turn_pair(pair);
-        }
-        for _ in 0..self.ready.len() {
-            let Some(place) = self.ready.pop_front() else { break };
-            let link = self.conns[place].as_ref().map(|conn| conn.link);
-            self.turn(place);
-            // A full batch need not wait for the rest of the list.
-            if let Some(at) = link
-                && self.links[at].as_ref().is_some_and(|link| link.outbox.blocked())
-            {
-                self.flush(at);
-            }
-        }
-        for link in std::mem::take(&mut self.dirty) {
-            self.flush(link);
-        }
+        self.receive_left();
+        self.pairs.turns(&mut self.env);
+        self.streams.turns(&mut self.env);
+        self.streams.links.flush_all(&mut self.env);
+        self.streams.wake();
         Ok(true)
     }
 
-    fn on_event(&mut self, flags: u32, token: u64) -> bool {
-        match (token >> 56, token) {
-            (0, TOKEN_WAKE) => {
+    fn on_event(&mut self, flags: EventFlags, token: u64) -> bool {
+        match PollToken::from_bits(token) {
+            PollToken::Wake => {
                 self.wake.clear();
                 return self.take_commands();
             }
-            (0, TOKEN_CM) => self.take_cm_events(),
-            (0, TOKEN_COMPLETIONS) => self.take_completions(),
-            (KIND_LISTENER, _) => self.accept((token & 0xffff) as usize, (token >> 16 & 0xffff) as usize),
-            (KIND_SYNS, _) => self.take_syns((token & 0xffff) as usize),
-            (KIND_CONN, _) => {
-                self.conn_event((token & 0xffff_ffff) as usize, (token >> 32) as u32 & 0x00ff_ffff, flags)
+            PollToken::CmEvents => {
+                while let Some(done) = self.streams.links.next_cm_event(&mut self.env) {
+                    self.after_hello(done);
+                }
             }
-            (KIND_PAIR, _) => {
-                let place = (token & 0x7fff_ffff) as usize;
-                self.pair_event(place, (token >> 32) as u32 & 0x00ff_ffff, (token >> 31 & 1) as usize, flags);
+            PollToken::Completions => {
+                while let Some(at) = self.streams.links.next_completion(&mut self.env) {
+                    self.receive(at);
+                    // A completion of a send makes room for what waits.
+                    self.streams.links.mark_dirty(at);
+                }
             }
-            _ => {}
+            PollToken::Listener(place, which) => self.accept(place, which),
+            PollToken::Syns(place) => self.take_syns(place),
+            PollToken::Stream(key) => self.streams.on_event(&mut self.env, key, flags),
+            PollToken::Pair(key, side) => self.pairs.on_event(&mut self.env, key, side, flags),
         }
         true
     }
 
-    /// Waits until there is something to do; returns the number of events in `events`.
-    fn rest(&mut self, events: &mut [PollEvent]) -> std::io::Result<usize> {
-        if let Some(count) = self.look_for_a_while(events)? {
-            return Ok(count);
+    /// Waits until there is something to do.
+    fn wait(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<()> {
+        if self.poll_busily(events)? {
+            return Ok(());
         }
-        let Some(engine) = self.engine else {
-            return self.poll.wait(events, self.timeout_ms()).map(<[_]>::len);
-        };
+        let Some(engine) = self.streams.links.rdma.engine else { return self.sleep(events) };
         // Another thread may run the engine at any time, and take the packet for which this one sleeps.
-        if !self.all_armed() {
-            self.arm_all();
-            if self.look() {
-                return Ok(0);
+        if !self.streams.links.all_armed() {
+            self.streams.links.arm_all(&mut self.env);
+            if self.receive_all() {
+                return Ok(());
             }
         }
-        let most = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
-        let (look, poll) = match engine.sleep(self.poll.fd(), most) {
-            SleepEnd::Found { engine, poll } => (engine, poll),
-            SleepEnd::Quiet => return self.poll.wait(events, self.timeout_ms()).map(<[_]>::len),
-        };
-        if look {
-            self.look();
+        match engine.sleep(self.env.poll.as_fd(), self.env.timer.left()) {
+            SleepEnd::Found { engine, poll } => {
+                if engine {
+                    self.receive_all();
+                }
+                if poll {
+                    self.env.poll.wait(events, Some(Duration::ZERO))?;
+                }
+                Ok(())
+            }
+            SleepEnd::Quiet => self.sleep(events),
         }
-        if poll { self.poll.wait(events, 0).map(<[_]>::len) } else { Ok(0) }
     }
 
-    /// Looks for events and messages without sleeping. `None`: there were none, or looking does not pay.
-    fn look_for_a_while(&mut self, events: &mut [PollEvent]) -> std::io::Result<Option<usize>> {
-        if !self.look_score.pays() {
-            return Ok(None);
+    /// Sleeps in epoll alone.
+    fn sleep(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<()> {
+        self.env.poll.wait(events, self.env.timer.left()).map(drop)
+    }
+
+    /// Polls for events and messages. False: there were none, or polling does not pay.
+    fn poll_busily(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<bool> {
+        if !self.busy_poll.pays() {
+            return Ok(false);
         }
         let began = Instant::now();
         let mut last = began;
         loop {
-            let count = self.poll.wait(events, 0)?.len();
-            if self.look() || count > 0 {
-                self.look_score.note(true);
-                return Ok(Some(count));
+            let count = self.env.poll.wait(events, Some(Duration::ZERO))?;
+            if self.receive_all() || count > 0 {
+                self.busy_poll.note(true);
+                return Ok(true);
             }
-            sys::yield_now();
+            rustix::thread::sched_yield();
             let now = Instant::now();
-            if now - last > YIELD_LONG || now - began > LOOK_MOST {
-                self.look_score.note(false);
-                return Ok(None);
+            if now - last > YIELD_MAX || now - began > BUSY_POLL_MAX {
+                self.busy_poll.note(false);
+                return Ok(false);
             }
             last = now;
         }
     }
 
-    fn timeout_ms(&self) -> i32 {
-        match self.next_tick {
-            Some(at) => at.saturating_duration_since(Instant::now()).as_millis() as i32 + 1,
-            None => -1,
-        }
-    }
-
-    /// Looks after links that do not work and streams that wait, while there are any.
+    /// Looks after links that do not work and connections that wait, while there are any.
     fn tick(&mut self) {
-        let Some(at) = self.next_tick else { return };
-        let now = Instant::now();
-        if now < at {
-            return;
+        let Some(now) = self.env.timer.take_due() else { return };
+        self.env.places.resume(&self.env.poll);
+        while let Some(by_tcp) = self.streams.take_unanswered(&mut self.env, now) {
+            self.pairs.relay(&mut self.env, by_tcp);
         }
-        self.next_tick = None;
-        self.resume_listeners();
-        self.give_up_opening(now);
-        self.give_up_passed(now);
-        self.mend_links(now);
-    }
-
-    fn tick_soon(&mut self) {
-        let soon = Instant::now() + TICK;
-        self.next_tick = Some(self.next_tick.map_or(soon, |at| at.min(soon)));
-    }
-
-    fn count(&mut self, name: &'static str, by: u64) {
-        *self.counters.entry(name).or_default() += by;
-    }
-
-    fn decide(&mut self, client: SocketAddr, server: SocketAddr, reason: Reason) {
-        if self.decisions.len() == DECISIONS {
-            self.decisions.pop_front();
+        while let Some(owner) = self.env.take_expired(now) {
+            match owner {
+                SynOwner::Stream(key) => self.streams.reset(&mut self.env, key, Outcome::Reset),
+                SynOwner::Pair(key) => self.pairs.end(&mut self.env, key, Verdict::Drop),
+                SynOwner::None => {}
+            }
         }
-        self.decisions.push_back(Decision { client, server, reason });
-    }
-
-    fn report(&self, report: Report) {
-        // The control thread ends first only when the process ends.
-        if self.reports.send(report).is_ok() {
-            self.wake_control.wake();
-        }
-    }
-
-    fn mark_dirty(&mut self, link: usize) {
-        if !self.dirty.contains(&link) {
-            self.dirty.push(link);
-        }
-    }
-
-    /// A number that tells what an event belongs to, from all earlier holders of the same place.
-    fn next_generation(&mut self) -> u32 {
-        self.generation = (self.generation + 1) & 0x00ff_ffff;
-        self.generation
+        self.streams.links.mend(&mut self.env, now);
     }
 
     fn take_commands(&mut self) -> bool {
         loop {
-            let command = match self.commands.try_recv() {
-                Ok(command) => command,
-                Err(std::sync::mpsc::TryRecvError::Empty) => return true,
-                Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
-            };
-            match command {
-                Command::PeerUp { peer, introduction, dials, token } => self.peer_up(peer, introduction, dials, token),
-                Command::ControlChannel { peer, up } => self.channel(peer, up),
-                Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
-                Command::Rdma { peer, worker, at } => self.peer_listens(peer, worker, at),
-                Command::LinkHello { peer, here, hello } => self.on_hello(peer, here, hello),
-                Command::Batch { peer, link, attempt, bytes } => {
-                    self.on_channel_batch(peer, link, attempt, &bytes);
-                    self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);
-                }
-                Command::Broken { peer, link, attempt } => self.on_broken(peer, link, attempt),
-                Command::PeerDraining(peer) => {
-                    if let Some(peer) = self.peers.get_mut(&peer) {
-                        peer.introduction.draining = true;
-                    }
-                }
-                Command::Drain => self.draining = true,
-                Command::BreakQueuePairs => self.break_queue_pairs(),
-                Command::Show(answer) => {
-                    // Whoever asked may have gone.
-                    let _ = answer.send(self.picture());
-                }
+            match self.commands.try_recv() {
+                Ok(command) => self.on_command(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
             }
         }
     }
-}
 
-/// The reason of an outcome, in the one table of reasons.
-pub fn reason(outcome: Outcome) -> Reason {
-    match outcome {
-        Outcome::Clean | Outcome::Reset => Reason::ProxyReset,
-        Outcome::Refused => Reason::ProxyRefused,
-        Outcome::Unreachable => Reason::ProxyUnreachable,
-        Outcome::NotServed => Reason::ProxyNotServed,
-        Outcome::NoMemory => Reason::ProxyNoMemory,
-        Outcome::Cancelled => Reason::ProxyPeerSilent,
-        Outcome::Draining => Reason::ProxyDraining,
+    fn on_command(&mut self, command: Command) {
+        let (env, links) = (&mut self.env, &mut self.streams.links);
+        match command {
+            Command::PeerUp(up) => links.peer_up(env, up),
+            Command::ControlChannel { peer, up } => links.set_channel(env, peer, up),
+            Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
+            Command::Rdma { peer, worker, at } => links.peer_listens(env, peer, worker, at),
+            Command::LinkHello { peer, here, hello } => self.on_hello(peer, here, hello),
+            Command::Batch { peer, link, attempt, bytes } => {
+                self.on_channel_batch(peer, link, attempt, &bytes);
+                self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);
+            }
+            Command::Broken { peer, link, attempt } => {
+                if let Some(at) = links.find(peer, link) {
+                    links.on_broken(env, at, attempt);
+                }
+            }
+            Command::PeerDraining(peer) => links.peer_drains(peer),
+            Command::Drain => env.draining = true,
+            Command::BreakQueuePairs => links.break_queue_pairs(env),
+            Command::Show(answer) => {
+                // Whoever asked may have gone.
+                let _ = answer.send(self.snapshot());
+            }
+        }
+    }
+
+    fn on_hello(&mut self, peer: usize, by_channel: bool, hello: LinkHello) {
+        if let Some(at) = self.streams.links.find(peer, hello.link) {
+            let done = self.streams.links.on_hello(&mut self.env, at, by_channel, hello);
+            self.after_hello(done);
+        }
+    }
+
+    /// A link may have begun to send.
+    fn after_hello(&mut self, done: Result<(), LinkFault>) {
+        self.streams.wake();
+        if let Err((at, fault)) = done {
+            self.on_fault(at, fault);
+        }
+    }
+
+    /// A peer has gone: resets its streams, but those that can still go by TCP.
+    fn peer_gone(&mut self, peer: usize, why: &str) {
+        if !self.streams.links.forget_peer(peer) {
+            return;
+        }
+        while let Some((at, mut link)) = self.streams.links.take_link_of(peer) {
+            let count = link.conns.len();
+            if count > 0 {
+                crate::log(format_args!("{count} streams are reset: {why}"));
+            }
+            self.env.counters.add(ProxyCounter::StreamsReset, count as u64);
+            for (key, conn) in link.conns.drain() {
+                if let Some(taken) = Streams::end_with_link(&mut self.env, StreamKey { link: at, key }, conn) {
+                    self.pairs.relay(&mut self.env, (taken, Reason::ProxyPeerGone));
+                }
+            }
+            self.env.report(Report::PeerLink { peer, link: link.number, up: false });
+        }
+    }
+
+    fn snapshot(&self) -> WorkerSnapshot {
+        WorkerSnapshot {
+            streams: self.streams.views().chain(self.pairs.views()).collect(),
+            links: self.streams.links.views().collect(),
+            counters: self.env.counters.clone(),
+            decisions: self.env.decisions.show(),
+        }
     }
 }

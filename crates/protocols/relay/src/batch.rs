@@ -81,7 +81,9 @@ impl LinkOutbox {
             self.waiting.push_back(batch);
         }
         let batch = self.waiting.back_mut().expect("one was pushed");
+        let before = batch.bytes.len();
         frame.write(stream, &mut batch.bytes);
+        debug_assert_eq!(batch.bytes.len(), before + frame.len(), "a frame has the length that it says");
         batch.frames += 1;
         batch.places.extend(place);
     }
@@ -120,6 +122,7 @@ impl LinkOutbox {
             batch.seq = self.last;
             self.kept.push_back(batch);
         }
+        self.check();
         let batch = &mut self.kept[self.sent];
         self.sent += 1;
         Header { kind: MessageKind::Batch, seq: batch.seq, ack: inbox.acknowledge() }.write(&mut batch.bytes);
@@ -142,7 +145,16 @@ impl LinkOutbox {
                 self.spare.push(batch);
             }
         }
+        self.check();
         Ok(())
+    }
+
+    /// Batches that are kept have consecutive numbers up to the last one, and places for all are at the peer.
+    fn check(&self) {
+        debug_assert!(self.sent <= self.kept.len() && self.kept.len() as u64 <= BATCHES);
+        debug_assert!(self.kept.back().is_none_or(|batch| batch.seq == self.last));
+        debug_assert!(self.kept.front().is_none_or(|batch| batch.seq + self.kept.len() as u64 == self.last + 1));
+        debug_assert!(self.waiting.iter().all(|batch| batch.seq == 0), "a batch gets its number when it leaves");
     }
 
     /// Replaces the windows that frames not yet received name: memory that was registered again has other keys.
@@ -204,7 +216,8 @@ pub enum Novelty {
 #[derive(Debug, Default)]
 pub struct LinkInbox {
     received: u64,
-    told: u64,
+    /// Up to here the peer has an acknowledgement, or will have it by what is being sent.
+    acknowledged: u64,
 }
 
 impl LinkInbox {
@@ -230,18 +243,19 @@ impl LinkInbox {
 
     /// Whether the peer needs an acknowledgement of its own.
     pub fn ack_due(&self) -> bool {
-        self.received - self.told >= BATCHES / 4
+        self.received - self.acknowledged >= BATCHES / 4
     }
 
     fn acknowledge(&mut self) -> u64 {
-        self.told = self.received;
+        debug_assert!(self.acknowledged <= self.received, "acknowledgements only go up");
+        self.acknowledged = self.received;
         self.received
     }
 
     /// What was acknowledged on a transport that broke may be lost: the hello of the next one acknowledges it again.
     /// To be called when that hello is made. What comes after it is not acknowledged by it.
     pub fn resume(&mut self) {
-        self.told = self.received;
+        self.acknowledge();
     }
 }
 

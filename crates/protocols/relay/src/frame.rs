@@ -26,7 +26,7 @@ pub enum PeerFault {
     Version(u8),
     /// No message has this kind.
     #[error("unknown kind of message {0}")]
-    What(u8),
+    Kind(u8),
     /// No frame has this tag.
     #[error("unknown frame {0}")]
     Tag(u8),
@@ -87,6 +87,10 @@ pub struct Header {
 impl Header {
     /// Writes the header over the first bytes of `to`, which has at least [`HEADER_BYTES`].
     pub fn write(&self, to: &mut [u8]) {
+        assert!(
+            to.len() >= HEADER_BYTES && self.seq > 0,
+            "a message has room for its header, and numbers begin with 1"
+        );
         to[..HEADER_BYTES].fill(0);
         to[0] = VERSION;
         to[1] = match self.kind {
@@ -103,19 +107,19 @@ impl Header {
     /// A [`PeerFault`] of its fields.
     pub fn read(from: &[u8]) -> Result<(Self, &[u8]), PeerFault> {
         let mut bytes = FrameBytes(from);
-        match bytes.u8()? {
+        match u8::read(&mut bytes)? {
             VERSION => {}
             other => return Err(PeerFault::Version(other)),
         }
-        let kind = match bytes.u8()? {
+        let kind = match u8::read(&mut bytes)? {
             1 => MessageKind::Batch,
             2 => MessageKind::LinkHello,
-            other => return Err(PeerFault::What(other)),
+            other => return Err(PeerFault::Kind(other)),
         };
         if bytes.take(6)? != [0; 6] {
             return Err(PeerFault::Field);
         }
-        let header = Self { kind, seq: bytes.u64()?, ack: bytes.u64()? };
+        let header = Self { kind, seq: u64::read(&mut bytes)?, ack: u64::read(&mut bytes)? };
         if header.seq == 0 {
             return Err(PeerFault::Field);
         }
@@ -175,148 +179,201 @@ impl Outcome {
     }
 }
 
-/// One frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Frame<'a> {
+/// A value in a frame or hello.
+trait FrameField<'a>: Sized {
+    /// Bytes of the value, or of what precedes it.
+    const BYTES: usize;
+    fn len(&self) -> usize {
+        Self::BYTES
+    }
+    fn write(&self, to: &mut Vec<u8>);
+    fn read(from: &mut FrameBytes<'a>) -> Result<Self, PeerFault>;
+}
+
+macro_rules! integers {
+    ($($integer:ty),+) => { $(impl FrameField<'_> for $integer {
+        const BYTES: usize = size_of::<Self>();
+        fn write(&self, to: &mut Vec<u8>) {
+            to.extend(self.to_le_bytes());
+        }
+        fn read(from: &mut FrameBytes<'_>) -> Result<Self, PeerFault> {
+            from.take(size_of::<Self>()).map(|bytes| Self::from_le_bytes(bytes.try_into().expect("so many were taken")))
+        }
+    })+ };
+}
+
+integers!(u8, u16, u32, u64);
+
+impl FrameField<'_> for bool {
+    const BYTES: usize = 1;
+    fn write(&self, to: &mut Vec<u8>) {
+        to.push((*self).into());
+    }
+    fn read(from: &mut FrameBytes<'_>) -> Result<Self, PeerFault> {
+        let byte = u8::read(from)?;
+        if byte > 1 { Err(PeerFault::Field) } else { Ok(byte == 1) }
+    }
+}
+
+impl FrameField<'_> for Outcome {
+    const BYTES: usize = 1;
+    fn write(&self, to: &mut Vec<u8>) {
+        to.push(*self as u8);
+    }
+    fn read(from: &mut FrameBytes<'_>) -> Result<Self, PeerFault> {
+        Self::ALL.get(usize::from(u8::read(from)?)).copied().ok_or(PeerFault::Field)
+    }
+}
+
+impl<'a> FrameField<'a> for &'a [u8] {
+    const BYTES: usize = 4;
+    fn len(&self) -> usize {
+        Self::BYTES + <[u8]>::len(self)
+    }
+    fn write(&self, to: &mut Vec<u8>) {
+        u32::try_from(<[u8]>::len(self)).expect("a batch is smaller than 4 GiB").write(to);
+        to.extend(*self);
+    }
+    fn read(from: &mut FrameBytes<'a>) -> Result<Self, PeerFault> {
+        let len = u32::read(from)?;
+        from.take(len as usize)
+    }
+}
+
+impl FrameField<'_> for SocketAddr {
+    const BYTES: usize = 18;
+    fn write(&self, to: &mut Vec<u8>) {
+        let ip = match self.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        to.extend(ip.octets());
+        self.port().write(to);
+    }
+    fn read(from: &mut FrameBytes<'_>) -> Result<Self, PeerFault> {
+        let octets: [u8; 16] = from.take(16)?.try_into().expect("so many were taken");
+        Ok(Self::new(Ipv6Addr::from(octets).to_canonical(), u16::read(from)?))
+    }
+}
+
+impl FrameField<'_> for PeerWindow {
+    const BYTES: usize = 16;
+    fn write(&self, to: &mut Vec<u8>) {
+        self.address.write(to);
+        self.rkey.write(to);
+        self.len.write(to);
+    }
+    fn read(from: &mut FrameBytes<'_>) -> Result<Self, PeerFault> {
+        let window = Self { address: u64::read(from)?, rkey: u32::read(from)?, len: u32::read(from)? };
+        if window.len == 0 || window.address.checked_add(window.len.into()).is_none() {
+            return Err(PeerFault::Field);
+        }
+        Ok(window)
+    }
+}
+
+/// Frames by tag, each with its fields in the order of its bytes.
+macro_rules! frames {
+    ($($(#[$doc:meta])+ $tag:literal, $name:ident { $($(#[$field_doc:meta])+ $field:ident: $type:ty,)+ })+) => {
+        /// One frame.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Frame<'a> { $($(#[$doc])+ $name { $($(#[$field_doc])+ $field: $type),+ }),+ }
+
+        impl<'a> Frame<'a> {
+            /// Bytes that the frame takes.
+            #[allow(clippy::len_without_is_empty, reason = "each frame has a tag")]
+            pub fn len(&self) -> usize {
+                5 + match self { $(Self::$name { $($field),+ } => 0 $(+ FrameField::len($field))+),+ }
+            }
+
+            /// Appends the frame of a stream.
+            pub fn write(&self, stream: u32, to: &mut Vec<u8>) {
+                match self { $(Self::$name { $($field),+ } => {
+                    to.push($tag);
+                    stream.write(to);
+                    $(FrameField::write($field, to);)+
+                }),+ }
+            }
+
+            /// Reads the fields of the frame with a tag.
+            fn read(tag: u8, from: &mut FrameBytes<'a>) -> Result<Self, PeerFault> {
+                match tag {
+                    $($tag => Ok(Self::$name { $($field: FrameField::read(from)?),+ }),)+
+                    other => Err(PeerFault::Tag(other)),
+                }
+            }
+        }
+    };
+}
+
+frames! {
     /// Asks the peer to connect to `server` from `client`.
-    Open {
+    1, Open {
         /// The program's address, seen by the server.
         client: SocketAddr,
         /// Where the program connects to.
         server: SocketAddr,
         /// For the peer's bytes.
         window: PeerWindow,
-    },
+    }
     /// The server has accepted.
-    Accept {
+    2, Accept {
         /// For the peer's bytes.
         window: PeerWindow,
-    },
+    }
     /// Bytes of the stream.
-    Data {
+    3, Data {
         /// Offset of the first.
         offset: u64,
         /// The bytes.
         bytes: &'a [u8],
-    },
+    }
     /// Bytes of the stream were written into the window.
-    Placed {
+    4, Placed {
         /// Offset of the first.
         offset: u64,
         /// How many.
         len: u32,
-    },
+    }
     /// So many bytes were delivered to the receiver's socket; one more once the FIN was.
-    Credit {
+    5, Credit {
         /// Count since the stream's begin.
         delivered: u64,
-    },
+    }
     /// No bytes come after this offset.
-    Fin {
+    6, Fin {
         /// Count of all bytes.
         end: u64,
-    },
+    }
     /// The byte that follows `offset` bytes is urgent (RFC 9293, 3.8.5) and part of no DATA.
-    Urgent {
+    8, Urgent {
         /// Offset at which it stands.
         offset: u64,
         /// The byte.
         byte: u8,
-    },
+    }
     /// The last frame of the stream in this direction.
-    End {
+    7, End {
         /// Why.
         outcome: Outcome,
-    },
+    }
     /// The sender of this frame has waited for credit though the path was idle, and could use a window of so many bytes.
     /// There is no answer but [`Frame::Grow`].
-    Want {
+    9, Want {
         /// Bytes.
         len: u32,
-    },
+    }
     /// A larger window for the peer's bytes from an offset on. Earlier ones still belong into the window before.
-    Grow {
+    10, Grow {
         /// The window.
         window: PeerWindow,
         /// Offset of the first byte that belongs there.
         from: u64,
-    },
+    }
     /// Asks for an answer at once, to learn the round trip; of no stream (id 0).
-    Probe {
+    11, Probe {
         /// This is the answer.
         is_answer: bool,
-    },
-}
-
-impl Frame<'_> {
-    /// Bytes that the frame takes.
-    pub fn len(&self) -> usize {
-        5 + match self {
-            Self::Open { .. } => 18 + 18 + 16,
-            Self::Accept { .. } => 16,
-            Self::Data { bytes, .. } => 12 + bytes.len(),
-            Self::Placed { .. } => 12,
-            Self::Credit { .. } | Self::Fin { .. } => 8,
-            Self::Urgent { .. } => 9,
-            Self::End { .. } => 1,
-            Self::Want { .. } => 4,
-            Self::Grow { .. } => 16 + 8,
-            Self::Probe { .. } => 1,
-        }
-    }
-
-    /// Never: each frame has a tag.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
-    /// Appends the frame of a stream.
-    pub fn write(&self, stream: u32, to: &mut Vec<u8>) {
-        let tag: u8 = match self {
-            Self::Open { .. } => 1,
-            Self::Accept { .. } => 2,
-            Self::Data { .. } => 3,
-            Self::Placed { .. } => 4,
-            Self::Credit { .. } => 5,
-            Self::Fin { .. } => 6,
-            Self::End { .. } => 7,
-            Self::Urgent { .. } => 8,
-            Self::Want { .. } => 9,
-            Self::Grow { .. } => 10,
-            Self::Probe { .. } => 11,
-        };
-        to.push(tag);
-        to.extend(stream.to_le_bytes());
-        match *self {
-            Self::Open { client, server, window } => {
-                write_address(client, to);
-                write_address(server, to);
-                write_window(window, to);
-            }
-            Self::Accept { window } => write_window(window, to),
-            Self::Data { offset, bytes } => {
-                to.extend(offset.to_le_bytes());
-                let len = u32::try_from(bytes.len()).expect("a batch is smaller than 4 GiB");
-                to.extend(len.to_le_bytes());
-                to.extend(bytes);
-            }
-            Self::Placed { offset, len } => {
-                to.extend(offset.to_le_bytes());
-                to.extend(len.to_le_bytes());
-            }
-            Self::Credit { delivered: number } | Self::Fin { end: number } => to.extend(number.to_le_bytes()),
-            Self::Urgent { offset, byte } => {
-                to.extend(offset.to_le_bytes());
-                to.push(byte);
-            }
-            Self::End { outcome } => to.push(outcome as u8),
-            Self::Want { len } => to.extend(len.to_le_bytes()),
-            Self::Grow { window, from } => {
-                write_window(window, to);
-                to.extend(from.to_le_bytes());
-            }
-            Self::Probe { is_answer } => to.push(is_answer.into()),
-        }
     }
 }
 
@@ -335,35 +392,11 @@ impl<'a> FrameReader<'a> {
     /// # Errors
     /// A [`PeerFault`]; what follows cannot be read.
     pub fn next_frame(&mut self) -> Result<Option<(u32, Frame<'a>)>, PeerFault> {
-        let bytes = &mut self.0;
-        if bytes.0.is_empty() {
+        if self.0.0.is_empty() {
             return Ok(None);
         }
-        let (tag, stream) = (bytes.u8()?, bytes.u32()?);
-        let frame = match tag {
-            1 => Frame::Open { client: bytes.address()?, server: bytes.address()?, window: bytes.window()? },
-            2 => Frame::Accept { window: bytes.window()? },
-            3 => {
-                let (offset, len) = (bytes.u64()?, bytes.u32()?);
-                Frame::Data { offset, bytes: bytes.take(len as usize)? }
-            }
-            4 => Frame::Placed { offset: bytes.u64()?, len: bytes.u32()? },
-            5 => Frame::Credit { delivered: bytes.u64()? },
-            6 => Frame::Fin { end: bytes.u64()? },
-            7 => {
-                let code = bytes.u8()?;
-                Frame::End { outcome: *Outcome::ALL.get(usize::from(code)).ok_or(PeerFault::Field)? }
-            }
-            8 => Frame::Urgent { offset: bytes.u64()?, byte: bytes.u8()? },
-            9 => Frame::Want { len: bytes.u32()? },
-            10 => Frame::Grow { window: bytes.window()?, from: bytes.u64()? },
-            11 => match bytes.u8()? {
-                answer @ 0..=1 => Frame::Probe { is_answer: answer == 1 },
-                _ => return Err(PeerFault::Field),
-            },
-            other => return Err(PeerFault::Tag(other)),
-        };
-        Ok(Some((stream, frame)))
+        let (tag, stream) = (u8::read(&mut self.0)?, u32::read(&mut self.0)?);
+        Ok(Some((stream, Frame::read(tag, &mut self.0)?)))
     }
 }
 
@@ -394,11 +427,11 @@ impl LinkHello {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut to = vec![0; HEADER_BYTES];
         Header { kind: MessageKind::LinkHello, seq: self.attempt, ack: self.received }.write(&mut to);
-        to.extend(self.link.to_le_bytes());
-        to.extend(u32::try_from(self.windows.len()).expect("streams have 32-bit ids").to_le_bytes());
+        self.link.write(&mut to);
+        u32::try_from(self.windows.len()).expect("streams have 32-bit ids").write(&mut to);
         for window in &self.windows {
-            to.extend(window.stream.to_le_bytes());
-            write_window(window.window, &mut to);
+            window.stream.write(&mut to);
+            window.window.write(&mut to);
         }
         to
     }
@@ -409,30 +442,15 @@ impl LinkHello {
     /// A [`PeerFault`] of its fields.
     pub fn read(header: Header, body: &[u8]) -> Result<Self, PeerFault> {
         let mut bytes = FrameBytes(body);
-        let (link, count) = (bytes.u32()?, bytes.u32()? as usize);
+        let (link, count) = (u32::read(&mut bytes)?, u32::read(&mut bytes)? as usize);
         if count > WINDOWS_MAX || bytes.0.len() != count * 20 {
             return Err(PeerFault::Short);
         }
         let windows = (0..count)
-            .map(|_| Ok(WindowOf { stream: bytes.u32()?, window: bytes.window()? }))
+            .map(|_| Ok(WindowOf { stream: u32::read(&mut bytes)?, window: PeerWindow::read(&mut bytes)? }))
             .collect::<Result<_, PeerFault>>()?;
         Ok(Self { link, attempt: header.seq, received: header.ack, windows })
     }
-}
-
-fn write_window(window: PeerWindow, to: &mut Vec<u8>) {
-    to.extend(window.address.to_le_bytes());
-    to.extend(window.rkey.to_le_bytes());
-    to.extend(window.len.to_le_bytes());
-}
-
-fn write_address(address: SocketAddr, to: &mut Vec<u8>) {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    };
-    to.extend(ip.octets());
-    to.extend(address.port().to_le_bytes());
 }
 
 /// What is left to read.
@@ -444,35 +462,6 @@ impl<'a> FrameBytes<'a> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(PeerFault::Short)?;
         self.0 = rest;
         Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], PeerFault> {
-        self.take(N).map(|bytes| bytes.try_into().expect("so many were taken"))
-    }
-
-    fn u8(&mut self) -> Result<u8, PeerFault> {
-        self.array::<1>().map(|b| b[0])
-    }
-
-    fn u32(&mut self) -> Result<u32, PeerFault> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, PeerFault> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn address(&mut self) -> Result<SocketAddr, PeerFault> {
-        let ip = Ipv6Addr::from(self.array::<16>()?).to_canonical();
-        Ok(SocketAddr::new(ip, u16::from_le_bytes(self.array()?)))
-    }
-
-    fn window(&mut self) -> Result<PeerWindow, PeerFault> {
-        let window = PeerWindow { address: self.u64()?, rkey: self.u32()?, len: self.u32()? };
-        if window.len == 0 || window.address.checked_add(window.len.into()).is_none() {
-            return Err(PeerFault::Field);
-        }
-        Ok(window)
     }
 }
 

@@ -1,6 +1,6 @@
 //! One TCP connection between two proxies, as offsets: no bytes, no socket.
 //!
-//! Outgoing: the owner reads from its socket into a ring, tells the stream ([`Stream::read`], [`Stream::read_end`]),
+//! Outgoing: the owner reads from its socket into a ring, calls [`Stream::read`] or [`Stream::read_end`],
 //! and may reuse what the peer has credited. Incoming: the peer's frames are checked ([`Stream::on_data`],
 //! [`Stream::on_fin`]), and the owner says what its socket took ([`Stream::delivered`], [`Stream::delivered_end`]).
 //! Credits go back after a quarter of the smaller window, and for the FIN at once. An end's ring is at least as long as
@@ -37,7 +37,8 @@ pub struct Stream {
     credit_every: u32,
     received: u64,
     delivered: u64,
-    told: u64,
+    /// The last credit sent to the peer.
+    credit_given: u64,
     received_end: bool,
     delivered_end: bool,
     last_sent: Option<Outcome>,
@@ -61,7 +62,7 @@ impl Stream {
             credit_every: peer.map_or(window, |peer| window.min(peer.len)) / 4,
             received: 0,
             delivered: 0,
-            told: 0,
+            credit_given: 0,
             received_end: false,
             delivered_end: false,
             last_sent: None,
@@ -129,6 +130,21 @@ impl Stream {
         Ok(())
     }
 
+    /// What holds between two calls.
+    fn check(&self) {
+        debug_assert!(self.credited <= self.sent + u64::from(self.sent_end), "credit is for what was sent");
+        debug_assert!(
+            self.sent - self.credited.min(self.sent) <= self.ring.into(),
+            "the ring holds what has no credit"
+        );
+        debug_assert!(
+            self.delivered <= self.received && self.credit_given <= self.delivered + u64::from(self.delivered_end)
+        );
+        debug_assert!(self.received - self.delivered <= self.window.into(), "the window holds what is not delivered");
+        debug_assert!(self.peer_before.is_none_or(|(_, from)| from > self.credited), "the window before is needed");
+        debug_assert!(!self.delivered_end || (self.received_end && self.delivered == self.received));
+    }
+
     /// Forgets the peer's window before, once all of its bytes are credited.
     fn retire(&mut self) {
         self.peer_before.take_if(|(_, from)| *from <= self.credited);
@@ -145,14 +161,14 @@ impl Stream {
     /// come.
     pub fn can_grow_window(&self) -> bool {
         let open = !self.received_end && self.last_sent.is_none() && self.last_received.is_none();
-        open && self.peer.is_some() && self.told >= self.window_from
+        open && self.peer.is_some() && self.credit_given >= self.window_from
     }
 
-    /// Tells the peer of a larger window; returns the offset from which on it counts. Bytes below it stay in the window
+    /// Announces a larger window to the peer; returns the offset from which on it counts. Bytes below it stay in the window
     /// before until they are delivered.
     pub fn grow_window(&mut self, window: PeerWindow, out: &mut LinkOutbox) -> u64 {
         assert!(self.can_grow_window() && window.len > self.window, "a window grows when it can");
-        self.window_from = self.told + u64::from(self.window);
+        self.window_from = self.credit_given + u64::from(self.window);
         self.window = window.len;
         out.push(self.id, &Frame::Grow { window, from: self.window_from });
         self.window_from
@@ -208,6 +224,7 @@ impl Stream {
         assert!(bytes.len() <= self.room(), "more was read than there is room");
         let offset = self.sent;
         self.sent += bytes.len() as u64;
+        self.check();
         let registered = self.peer_window_at(offset).is_some_and(|window| window.address != 0);
         if registered && bytes.len() > INLINE_BYTES {
             out.push(self.id, &Frame::Placed { offset, len: bytes.len() as u32 });
@@ -240,6 +257,7 @@ impl Stream {
         }
         self.credited = delivered;
         self.retire();
+        self.check();
         Ok(())
     }
 
@@ -258,6 +276,7 @@ impl Stream {
             return Err(PeerFault::Overrun(self.id));
         }
         self.received += len as u64;
+        self.check();
         Ok(())
     }
 
@@ -281,7 +300,7 @@ impl Stream {
         (self.delivered, self.received)
     }
 
-    /// Whether the socket has to be told of the peer's end now.
+    /// Whether the socket's outgoing direction has to end now.
     pub fn end_due(&self) -> bool {
         self.received_end && self.delivered == self.received && !self.delivered_end
     }
@@ -290,8 +309,8 @@ impl Stream {
     pub fn delivered(&mut self, count: usize, out: &mut LinkOutbox) {
         self.delivered += count as u64;
         assert!(self.delivered <= self.received, "more was delivered than has come");
-        if !self.received_end && self.delivered - self.told >= u64::from(self.credit_every) {
-            self.tell(self.delivered, out);
+        if !self.received_end && self.delivered - self.credit_given >= u64::from(self.credit_every) {
+            self.give_credit(self.delivered, out);
         }
     }
 
@@ -299,11 +318,12 @@ impl Stream {
     pub fn delivered_end(&mut self, out: &mut LinkOutbox) {
         assert!(self.end_due(), "the end comes after all bytes");
         self.delivered_end = true;
-        self.tell(self.delivered + 1, out);
+        self.give_credit(self.delivered + 1, out);
     }
 
-    fn tell(&mut self, delivered: u64, out: &mut LinkOutbox) {
-        self.told = delivered;
+    fn give_credit(&mut self, delivered: u64, out: &mut LinkOutbox) {
+        debug_assert!(delivered >= self.credit_given, "credit only goes up");
+        self.credit_given = delivered;
         if self.last_sent.is_none() {
             out.push(self.id, &Frame::Credit { delivered });
         }

@@ -2,7 +2,8 @@
 
 use super::Control;
 use crate::message::{Command, ControlMessage};
-use crate::worker::WorkerPicture;
+use crate::sys::EventFlags;
+use crate::worker::WorkerSnapshot;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -51,7 +52,7 @@ impl Control {
     pub(super) fn answer(&mut self) {
         let mut socket = match self.admin.accept() {
             Ok((socket, _)) => socket,
-            Err(e) if crate::sys::no_descriptors(&e) => return self.listen_for(0),
+            Err(e) if crate::sys::no_descriptors(&e) => return self.listen_for(EventFlags::empty()),
             // It has gone again.
             Err(_) => return,
         };
@@ -86,7 +87,7 @@ impl Control {
         "no new connections are taken; open streams go on\n".into()
     }
 
-    fn pictures(&self) -> Vec<WorkerPicture> {
+    fn snapshots(&self) -> Vec<WorkerSnapshot> {
         let asked = self.workers.iter().enumerate().map(|(worker, _)| {
             let (to, from) = channel();
             self.tell(worker, Command::Show(to));
@@ -96,19 +97,18 @@ impl Control {
         asked.into_iter().filter_map(|from| from.recv_timeout(PATIENCE).ok()).collect()
     }
 
-    fn counters(&self, pictures: &[WorkerPicture]) -> BTreeMap<String, u64> {
-        let mut sums: BTreeMap<String, u64> = BTreeMap::new();
-        for (name, value) in pictures.iter().flat_map(|picture| &picture.counters) {
-            *sums.entry(name.clone()).or_default() += value;
-        }
-        for (name, value) in self.interceptions.iter().flat_map(|place| place.interception.counts()) {
-            *sums.entry(name.to_owned()).or_default() += value;
+    fn counters(&self, snapshots: &[WorkerSnapshot]) -> BTreeMap<&'static str, u64> {
+        let of_workers = snapshots.iter().flat_map(|snapshot| snapshot.counters.iter());
+        let of_connects = self.interceptions.iter().flat_map(|place| place.interception.counts());
+        let mut sums = BTreeMap::new();
+        for (counter, value) in of_workers.chain(of_connects) {
+            *sums.entry(counter.name()).or_default() += value;
         }
         sums
     }
 
     fn show(&self) -> Value {
-        let pictures = self.pictures();
+        let snapshots = self.snapshots();
         let peers: Vec<Value> = self
             .peers
             .iter()
@@ -132,23 +132,23 @@ impl Control {
             "name": self.config.config.name,
             "intercept": taken_by.collect::<Vec<_>>(),
             "draining": self.draining,
-            "workers": pictures.len(),
+            "workers": snapshots.len(),
             "peers": peers,
-            "links": pictures.iter().flat_map(|p| &p.links).collect::<Vec<_>>(),
-            "streams": pictures.iter().flat_map(|p| &p.streams).collect::<Vec<_>>(),
-            "decisions": pictures.iter().flat_map(|p| &p.decisions).collect::<Vec<_>>(),
-            "counters": self.counters(&pictures),
+            "links": snapshots.iter().flat_map(|p| &p.links).collect::<Vec<_>>(),
+            "streams": snapshots.iter().flat_map(|p| &p.streams).collect::<Vec<_>>(),
+            "decisions": snapshots.iter().flat_map(|p| &p.decisions).collect::<Vec<_>>(),
+            "counters": self.counters(&snapshots),
         })
     }
 
     fn metrics(&self) -> String {
-        let pictures = self.pictures();
+        let snapshots = self.snapshots();
         let mut text = String::new();
-        for (name, value) in self.counters(&pictures) {
+        for (name, value) in self.counters(&snapshots) {
             let _ = writeln!(text, "# TYPE burst_proxy_{name}_total counter\nburst_proxy_{name}_total {value}");
         }
-        let streams: usize = pictures.iter().map(|picture| picture.streams.len()).sum();
-        let memory: u64 = pictures.iter().flat_map(|picture| &picture.links).map(|link| link.memory).sum();
+        let streams: usize = snapshots.iter().map(|snapshot| snapshot.streams.len()).sum();
+        let memory: u64 = snapshots.iter().flat_map(|snapshot| &snapshot.links).map(|link| link.memory).sum();
         let _ = writeln!(text, "# TYPE burst_proxy_streams gauge\nburst_proxy_streams {streams}");
         let _ = writeln!(text, "# TYPE burst_proxy_memory_bytes gauge\nburst_proxy_memory_bytes {memory}");
         let _ = writeln!(text, "# TYPE burst_proxy_peer_carries gauge");

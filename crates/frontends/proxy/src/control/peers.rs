@@ -1,14 +1,14 @@
 //! Peers and their channels: dialling, introductions, messages, loss and return.
 
-use super::{Control, HEARTBEAT, PAUSE, PeerState, STRANGERS, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER};
+use super::{Control, HEARTBEAT, PAUSE, PeerState, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER, UNKNOWN_MAX};
 use crate::config::{self, Checked, PeerEntry, Prefix};
-use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, features};
-use crate::sys;
+use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, PeerUp, features};
+use crate::sys::{self, EventFlags};
 use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -67,8 +67,8 @@ impl Control {
             self.channels.push(None);
             self.channels.len() - 1
         });
-        let flags = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-        let added = self.poll.add(channel.socket().as_raw_fd(), flags, TOKEN_CHANNEL + at as u64);
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let added = self.poll.add(channel.socket(), flags, TOKEN_CHANNEL + at as u64);
         if let Err(e) = added {
             crate::log(format_args!("a control channel cannot be watched: {e}"));
             return None;
@@ -86,14 +86,14 @@ impl Control {
                     crate::log(format_args!("a control channel cannot be accepted: {e}"));
                     if sys::no_descriptors(&e) {
                         // Until the next beat: the listener stays readable, so its events would come without end.
-                        self.listen_for(0);
+                        self.listen_for(EventFlags::empty());
                     }
                     return;
                 }
             };
             let own = |channel: &&ControlChannel| !channel.introduced && channel.dialled.is_none();
-            let strangers = self.channels.iter().flatten().filter(own).count();
-            if strangers >= STRANGERS || socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
+            let unknown = self.channels.iter().flatten().filter(own).count();
+            if unknown >= UNKNOWN_MAX || socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
                 continue;
             }
             match ControlChannel::accept(socket, &self.keys, waiting_max(&self.config)) {
@@ -105,14 +105,14 @@ impl Control {
         }
     }
 
-    pub(super) fn listen_for(&mut self, events: i32) {
-        let listeners = [(self.listener.as_raw_fd(), TOKEN_LISTENER), (self.admin.as_raw_fd(), TOKEN_ADMIN)];
+    pub(super) fn listen_for(&mut self, events: EventFlags) {
+        let listeners = [(self.listener.as_fd(), TOKEN_LISTENER), (self.admin.as_fd(), TOKEN_ADMIN)];
         for (fd, token) in listeners {
             if let Err(e) = self.poll.change(fd, events, token) {
                 crate::log(format_args!("a listener of the control thread cannot be watched: {e}"));
             }
         }
-        self.listener_paused = events == 0;
+        self.listener_paused = events.is_empty();
     }
 
     fn dials(&self, peer: usize) -> bool {
@@ -228,11 +228,11 @@ impl Control {
         }
     }
 
-    pub(super) fn channel_event(&mut self, at: usize, flags: u32) {
+    pub(super) fn channel_event(&mut self, at: usize, flags: EventFlags) {
         let Some(Some(channel)) = self.channels.get_mut(at) else { return };
         if channel.connecting {
             match sys::take_error(channel.socket()) {
-                Ok(None) if flags & libc::EPOLLOUT as u32 != 0 => channel.connecting = false,
+                Ok(None) if flags.contains(EventFlags::OUT) => channel.connecting = false,
                 Ok(None) => return,
                 Ok(Some(e)) | Err(e) => {
                     let number = channel.dialled;
@@ -396,7 +396,7 @@ impl Control {
         peer.introduction = Some(said.clone());
         let token = peer.token;
         crate::log(format_args!("peer {} is there", said.name));
-        self.tell_all(|| Command::PeerUp { peer: number, introduction: said.clone(), dials, token });
+        self.tell_all(|| Command::PeerUp(PeerUp { peer: number, introduction: said.clone(), dials, token }));
         for worker in 0..self.config.workers {
             self.announce_worker(number, worker);
         }

@@ -4,6 +4,7 @@
 
 use super::Counts;
 use crate::config::{Prefix, RANGES};
+use crate::counters::ProxyCounter;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData, SockMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr, SkLookup, SockOps};
@@ -20,13 +21,13 @@ const NO_FLAGS: CgroupAttachMode = CgroupAttachMode::Single;
 
 const ALL_V4: Prefix = (IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 
-/// What the counters of `csrc/steer.bpf.c` count.
-const COUNTS: [&str; 5] = [
-    "connects_taken",
-    "connects_without_policy",
-    "connects_without_peer",
-    "connects_without_listener",
-    "connects_marked",
+/// By the indices of the array `counts` in `csrc/steer.bpf.c`.
+const COUNTS: [ProxyCounter; 5] = [
+    ProxyCounter::ConnectsTaken,
+    ProxyCounter::ConnectsWithoutPolicy,
+    ProxyCounter::ConnectsWithoutPeer,
+    ProxyCounter::ConnectsWithoutListener,
+    ProxyCounter::ConnectsMarked,
 ];
 
 /// The programs of one control group in one namespace.
@@ -116,11 +117,11 @@ impl BpfPrograms {
         }
     }
 
-    /// Counters by the names of `COUNTS`.
+    /// The values of `COUNTS`.
     pub fn counts(&self) -> Counts {
         let map = self.bpf.map("counts").and_then(|map| Array::<_, u64>::try_from(map).ok());
         let read = |at: usize| map.as_ref().and_then(|map| map.get(&(at as u32), 0).ok()).unwrap_or(0);
-        COUNTS.iter().enumerate().map(|(at, name)| (*name, read(at))).collect()
+        COUNTS.iter().enumerate().map(|(at, counter)| (*counter, read(at))).collect()
     }
 }
 

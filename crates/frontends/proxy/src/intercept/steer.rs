@@ -17,28 +17,31 @@
 
 use super::Counts;
 use crate::config::{Prefix, Taken};
+use crate::counters::ProxyCounter;
 use crate::hold::{has_ipv6, port_classes};
 use crate::netlink::{Attributes, Netlink};
 use crate::nft::{self, HeaderBase, Relation, SetChange, SetForm, TableBatch};
+use rustix::net::sockopt;
 use std::collections::BTreeSet;
 use std::io::{Error, Result};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Life of a connection's element after its last packet.
 const FLOW_MS: u64 = 3_600_000;
 /// The same after a FIN of the program: as long as its socket may be in TIME-WAIT.
 const CLOSING_MS: u64 = 60_000;
 /// Idle time after which an accepted socket asks for a sign of life.
-pub const KEEPALIVE_S: i32 = 900;
+pub const KEEPALIVE_S: u64 = 900;
 /// The same once the program has ended its direction.
-pub const HALF_CLOSED_S: i32 = 15;
+pub const HALF_CLOSED_S: u64 = 15;
 /// Most elements of each set; connections beyond go by TCP.
 const FLOWS_MAX: u32 = 1 << 16;
 const CLOSING_MAX: u32 = 1 << 18;
 
-const _: () = assert!(FLOW_MS > 2000 * KEEPALIVE_S as u64 && CLOSING_MS > 2000 * HALF_CLOSED_S as u64);
+const _: () = assert!(FLOW_MS > 2000 * KEEPALIVE_S && CLOSING_MS > 2000 * HALF_CLOSED_S);
 
 /// Prefixes of living peers.
 const ALIVE: &str = "alive";
@@ -57,8 +60,13 @@ const ARRIVE: &str = "arrive";
 /// From there to a worker.
 const DEAL: &str = "deal";
 
-/// Counters, in the order of `COUNTS`; rules cannot miss a listener.
-const COUNTERS: [&str; 4] = ["connects_taken", "connects_without_policy", "connects_without_peer", "connects_marked"];
+/// Counters of the table; rules cannot miss a listener.
+const COUNTERS: [ProxyCounter; 4] = [
+    ProxyCounter::ConnectsTaken,
+    ProxyCounter::ConnectsWithoutPolicy,
+    ProxyCounter::ConnectsWithoutPeer,
+    ProxyCounter::ConnectsMarked,
+];
 
 const FLAG_FIN: u8 = 1;
 const FLAG_SYN: u8 = 2;
@@ -181,13 +189,13 @@ impl NftSteering {
         Ok(())
     }
 
-    /// SYNs by the names of `COUNTERS`: a repeated one counts again.
+    /// The values of `COUNTERS`: SYNs, so a repeated one counts again.
     pub fn counts(&self) -> Counts {
-        let read = |counter| {
+        let read = |counter: ProxyCounter| {
             let each = self.families.iter();
-            each.map(|family| nft::counted(&self.owner, *family, &self.table, counter).unwrap_or(0)).sum()
+            each.map(|family| nft::counted(&self.owner, *family, &self.table, counter.name()).unwrap_or(0)).sum()
         };
-        COUNTERS.iter().map(|name| (*name, read(name))).collect()
+        COUNTERS.iter().map(|counter| (*counter, read(*counter))).collect()
     }
 }
 
@@ -223,6 +231,11 @@ fn when_within(offset: u32, (ip, bits): Prefix) -> Attributes {
     load.with(nft::masked(&mask[..key.len()])).with(nft::equal(&key))
 }
 
+/// Counts the packet.
+fn counted(counter: ProxyCounter) -> Attributes {
+    nft::count(counter.name())
+}
+
 /// The rules of one family.
 struct FamilyRules {
     mark: u32,
@@ -254,7 +267,7 @@ impl FamilyRules {
         let mut made = TableBatch::new(owner, self.family, table);
         made.make_table();
         self.make_sets(&mut made);
-        COUNTERS.iter().for_each(|counter| made.counter(counter));
+        COUNTERS.iter().for_each(|counter| made.counter(counter.name()));
         for chain in [SYN, DECIDE, FOLLOW, DEAL] {
             made.chain(chain);
         }
@@ -296,15 +309,15 @@ impl FamilyRules {
             made.rule(SYN, group.with(nft::jump(&chain)));
             self.policy(made, &chain, &policy.taken);
         }
-        made.rule(SYN, nft::count("connects_without_policy"));
+        made.rule(SYN, counted(ProxyCounter::ConnectsWithoutPolicy));
 
         let is_marked = nft::load_meta(nft::META_MARK).with(nft::when(Relation::NotEqual, &[0; 4]));
-        made.rule(DECIDE, is_marked.with(nft::count("connects_marked")).with(nft::accept()));
+        made.rule(DECIDE, is_marked.with(counted(ProxyCounter::ConnectsMarked)).with(nft::accept()));
         let is_dead =
             nft::load_payload(nft::WORD_0, HeaderBase::Network, destination, len).with(nft::when_in(ALIVE, false));
-        made.rule(DECIDE, is_dead.with(nft::count("connects_without_peer")).with(nft::accept()));
+        made.rule(DECIDE, is_dead.with(counted(ProxyCounter::ConnectsWithoutPeer)).with(nft::accept()));
         // If the set is full, the rule ends here, and the connection is not taken.
-        let noted = self.change(FLOWS, SetChange::Update).with(nft::count("connects_taken"));
+        let noted = self.change(FLOWS, SetChange::Update).with(counted(ProxyCounter::ConnectsTaken));
         made.rule(DECIDE, noted.with(nft::set_mark(self.mark)));
         // Not back to SYN, which would count it again.
         made.rule(DECIDE, nft::accept());
@@ -378,13 +391,13 @@ impl FamilyRules {
 ///
 /// # Errors
 /// Of `setsockopt`.
-pub fn keep_alive(socket: &impl AsRawFd, idle_s: i32) -> Result<()> {
-    crate::sys::set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle_s)?;
-    crate::sys::set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)
+pub fn keep_alive(socket: impl AsFd, idle_s: u64) -> Result<()> {
+    sockopt::set_tcp_keepidle(&socket, Duration::from_secs(idle_s))?;
+    Ok(sockopt::set_socket_keepalive(&socket, true)?)
 }
 
 /// Lets it ask more often: the program has ended its direction, so the element is in `CLOSING`.
-pub fn keep_half_closed(socket: &impl AsRawFd) {
+pub fn keep_half_closed(socket: impl AsFd) {
     if let Err(e) = keep_alive(socket, HALF_CLOSED_S) {
         crate::log(format_args!("a half-closed connection may be forgotten: {e}"));
     }

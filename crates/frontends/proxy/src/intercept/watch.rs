@@ -3,12 +3,14 @@
 //! The kernel removes a route with the address that it names as source, and a connection must get the source that it
 //! would have without the proxy. One thread waits for the notifications of rtnetlink in all namespaces where connections
 //! are taken. After the first it lets 200 ms pass, because changes come in groups.
-#![allow(unsafe_code)]
 
 use super::set_routes;
 use crate::config::Prefix;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +35,7 @@ pub fn follow(mark: u32, places: Vec<TakenHere>) -> std::result::Result<(), Stri
         let opened: Result<Vec<_>> = places
             .into_iter()
             .map(|place| {
-                crate::sys::enter_namespace(place.namespace.as_ref())?;
+                crate::sys::enter_namespace(&place.namespace)?;
                 Ok((notifications()?, place))
             })
             .collect();
@@ -47,14 +49,9 @@ pub fn follow(mark: u32, places: Vec<TakenHere>) -> std::result::Result<(), Stri
 
 fn watch(mark: u32, places: &[(OwnedFd, TakenHere)]) {
     loop {
-        let entry = |(socket, _): &(OwnedFd, TakenHere)| libc::pollfd {
-            fd: socket.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let mut watched: Vec<libc::pollfd> = places.iter().map(entry).collect();
-        // SAFETY: as many valid entries as said.
-        unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, -1) };
+        let mut watched: Vec<_> = places.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN)).collect();
+        // A failure is an interruption: nothing has changed then.
+        let _ = poll(&mut watched, None);
         let changed: Vec<_> = places.iter().filter(|(socket, _)| has_changed(socket, mark)).collect();
         if changed.is_empty() {
             continue;
@@ -62,7 +59,7 @@ fn watch(mark: u32, places: &[(OwnedFd, TakenHere)]) {
         std::thread::sleep(PAUSE);
         for (socket, place) in changed {
             has_changed(socket, mark);
-            let done = crate::sys::enter_namespace(place.namespace.as_ref()).map_err(|e| e.to_string());
+            let done = crate::sys::enter_namespace(&place.namespace).map_err(|e| e.to_string());
             match done.and_then(|()| set_routes(mark, &place.prefixes)) {
                 Ok(without) => without.iter().for_each(|(ip, bits)| {
                     crate::log(format_args!("{ip}/{bits}: there is no route any more"));
@@ -77,22 +74,11 @@ fn watch(mark: u32, places: &[(OwnedFd, TakenHere)]) {
 fn notifications() -> Result<OwnedFd> {
     // RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_IFADDR, RTMGRP_IPV6_ROUTE of linux/rtnetlink.h.
     const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
-    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
-    if fd < 0 {
-        return Err(Error::last_os_error());
-    }
-    // SAFETY: the kernel gave this descriptor to nobody else.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all fields may be zero.
-    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    address.nl_family = libc::AF_NETLINK as u16;
-    address.nl_groups = GROUPS;
-    let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-    // SAFETY: the address is valid for the call, with its length.
-    let bound = unsafe { libc::bind(fd, (&raw const address).cast(), len) };
-    if bound < 0 { Err(Error::last_os_error()) } else { Ok(socket) }
+    let (kind, flags) = (SocketType::RAW, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+    // NETLINK_ROUTE is protocol 0.
+    let socket = net::socket_with(AddressFamily::NETLINK, kind, flags, None)?;
+    net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
+    Ok(socket)
 }
 
 /// Takes all notifications; whether one concerns more than the proxy's own table.
@@ -102,7 +88,6 @@ fn has_changed(socket: &OwnedFd, mark: u32) -> bool {
     loop {
         match crate::sys::receive(socket, &mut buffer) {
             Ok(got) => changed |= concerns_others(&buffer[..got], mark),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) if e.kind() == ErrorKind::WouldBlock => return changed,
             // Some were lost.
             Err(_) => return true,

@@ -1,30 +1,23 @@
-//! One relayed connection: its socket here, its stream to the peer, and its turn.
+//! One relayed connection: its socket here, and its stream on a link.
 //!
-//! The socket is registered edge-triggered once; flags remember what it is ready for. All sockets reset their
-//! connection when they are closed, also by the death of the process, until both directions have ended in order: so
-//! that a program never takes a cut stream for a whole one.
+//! A turn delivers what has come from the peer, then reads from the socket. Both stop when the socket, the window or the link's
+//! outbox has no room, or after 256 KiB.
 
-use super::pace::Pace;
-use super::syn::HeldFor;
-use super::{KIND_CONN, RelayWorker, TURN_BYTES};
-use crate::hold::Verdict;
-use crate::intercept::steer;
-use crate::pool::WindowSlot;
-use crate::sys;
-use burst_relay::{Frame, Outcome, Stream};
-use std::io::ErrorKind;
-use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use super::credit_rounds::CreditRounds;
+use super::held_syns::Ends;
+use super::sockets::{SOCKET_BUFFER, TURN_BYTES, close_in_order};
+use super::watched_socket::{Received, WatchedSocket};
+use crate::pool::{WindowPool, WindowSlot};
+use burst_relay::{Frame, LinkOutbox, Outcome, Stream};
+use std::io::{ErrorKind, Result};
+use std::os::fd::OwnedFd;
 
 /// Bytes of one turn after which they are sent, though the turn goes on.
 const FLUSH_BYTES: usize = 64 << 10;
 
-/// Events for which a socket is watched.
-pub(super) const WATCHED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
-
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(super) enum Phase {
     /// The server's answer to this side's `connect`.
     Connecting,
     /// The peer's answer to OPEN.
@@ -37,331 +30,228 @@ pub enum Phase {
 
 /// One connection.
 #[derive(Debug)]
-pub struct ProxyConn {
-    pub(super) generation: u32,
-    pub(super) link: usize,
+pub(super) struct ProxyConn {
     pub(super) phase: Phase,
-    pub(super) socket: Option<OwnedFd>,
-    pub(super) stream: Stream,
-    pub(super) slot: Option<WindowSlot>,
-    pub(super) client: SocketAddr,
-    pub(super) server: SocketAddr,
+    pub(super) socket: WatchedSocket,
+    pub(super) ends: Ends,
     /// Index of the place in which the socket lives.
     pub(super) place: usize,
-    pub(super) readable: bool,
-    pub(super) writable: bool,
-    /// The peer's FIN or RST has come to the socket: reading on finds it.
-    pub(super) hung_up: bool,
+    pub(super) stream: Stream,
+    /// The stream's memory in the link's pool; `None`: it was refused.
+    pub(super) slot: Option<WindowSlot>,
+    /// Whether the window limits the stream.
+    pub(super) rounds: CreditRounds,
+    /// It is in the list of those that have a turn.
     pub(super) queued: bool,
-    /// It is in the link's list of streams that wait for room in the outbox.
+    /// It is in the link's list of those that wait for room in the outbox.
     pub(super) waits: bool,
-    pub(super) urgent_here: bool,
     /// An urgent byte to deliver at an offset.
-    pub(super) urgent: Option<(u64, u8)>,
-    pub(super) pace: Pace,
+    urgent: Option<(u64, u8)>,
     /// Bytes delivered when the program last made this side wait.
-    pub(super) blocked_at: u64,
+    blocked_at: u64,
 }
 
-impl RelayWorker {
-    /// Registers a connection's socket; the connection has a place in `conns` from now on.
-    pub(super) fn add_conn(&mut self, mut conn: ProxyConn) -> usize {
-        conn.generation = self.next_generation();
-        let place = self.free_conns.pop().unwrap_or_else(|| {
-            self.conns.push(None);
-            self.conns.len() - 1
-        });
-        let token = KIND_CONN << 56 | u64::from(conn.generation) << 32 | place as u64;
-        let added = conn.socket.as_ref().map_or(Ok(()), |socket| self.poll.add(socket.as_raw_fd(), WATCHED, token));
-        let (link, id) = (conn.link, conn.stream.id());
-        self.conns[place] = Some(conn);
-        if let Some(link) = &mut self.links[link] {
-            link.streams.insert(id, place);
-        }
-        if let Err(e) = added {
-            crate::log(format_args!("a connection cannot be watched: {e}"));
-            self.reset(place, Outcome::Reset);
-        }
-        place
+/// Why reading has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadStop {
+    /// So much was read that it should be sent before more is.
+    Flush,
+    /// The outbox is full.
+    Blocked,
+    /// Nothing more can be read now.
+    Idle,
+    /// Others have their turn.
+    TurnOver,
+}
+
+/// What a turn may still read, and whether it has asked the socket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadTurn {
+    budget: usize,
+    pub(super) has_asked: bool,
+}
+
+impl ReadTurn {
+    pub(super) fn new() -> Self {
+        Self { budget: TURN_BYTES, has_asked: false }
     }
 
-    pub(super) fn queue(&mut self, place: usize) {
-        if let Some(conn) = &mut self.conns[place]
-            && !conn.queued
-        {
-            conn.queued = true;
-            self.ready.push_back(place);
+    /// Bytes read so far.
+    pub(super) fn bytes(&self) -> u64 {
+        (TURN_BYTES - self.budget) as u64
+    }
+}
+
+/// Whether a program that has taken so many bytes without making this side wait reads as fast as they come: a whole
+/// window beside what the socket holds anyway. The kernel doubles the size of a buffer.
+fn is_fast(taken: u64, window: u32) -> bool {
+    taken >= 2 * SOCKET_BUFFER as u64 + u64::from(window)
+}
+
+impl ProxyConn {
+    /// A connection of a stream; `socket`: `None` while the program's SYN is held, and of a refused stream.
+    pub(super) fn new(
+        phase: Phase,
+        (socket, place): (Option<OwnedFd>, usize),
+        ends: Ends,
+        stream: Stream,
+        slot: Option<WindowSlot>,
+    ) -> Self {
+        Self {
+            phase,
+            socket: WatchedSocket::new(socket),
+            ends,
+            place,
+            stream,
+            slot,
+            rounds: CreditRounds::default(),
+            queued: false,
+            waits: false,
+            urgent: None,
+            blocked_at: 0,
         }
     }
 
-    pub(super) fn conn_event(&mut self, place: usize, generation: u32, flags: u32) {
-        let Some(Some(conn)) = self.conns.get_mut(place) else { return };
-        if conn.generation != generation {
-            return;
+    /// Whether the server has accepted this side's connect.
+    ///
+    /// # Errors
+    /// How the stream ends: the server has refused, or cannot be reached.
+    pub(super) fn is_connected(&self) -> std::result::Result<bool, Outcome> {
+        match self.socket.take_error() {
+            Ok(None) => Ok(self.socket.is_writable()),
+            Ok(Some(e)) if e.kind() == ErrorKind::ConnectionRefused => Err(Outcome::Refused),
+            Ok(Some(_)) | Err(_) => Err(Outcome::Unreachable),
         }
-        let has = |flag: i32| flags & flag as u32 != 0;
-        if has(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI) {
-            conn.readable = true;
-        }
-        if has(libc::EPOLLPRI) {
-            conn.urgent_here = true;
-        }
-        if has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) {
-            conn.hung_up = true;
-        }
-        if has(libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) {
-            conn.writable = true;
-        }
-        match conn.phase {
-            Phase::Connecting => return self.connected(place),
-            Phase::Opening if has(libc::EPOLLERR | libc::EPOLLHUP) => return self.reset(place, Outcome::Reset),
-            Phase::Open if has(libc::EPOLLERR) => {
-                let failed = conn.socket.as_ref().is_none_or(|s| !matches!(sys::take_error(s), Ok(None)));
-                if failed {
-                    return self.reset(place, Outcome::Reset);
-                }
-            }
-            _ => {}
-        }
-        self.queue(place);
     }
 
-    /// The server has answered this side's connect.
-    fn connected(&mut self, place: usize) {
-        let Some(conn) = &mut self.conns[place] else { return };
-        let error = conn.socket.as_ref().map(sys::take_error);
-        match error {
-            Some(Ok(None)) if conn.writable => {}
-            Some(Ok(None)) => return,
-            Some(Ok(Some(e))) if e.kind() == ErrorKind::ConnectionRefused => {
-                return self.reset(place, Outcome::Refused);
-            }
-            Some(Ok(Some(_)) | Err(_)) | None => return self.reset(place, Outcome::Unreachable),
+    /// Ends the stream if both directions have ended and everything is delivered at both ends; whether it has done so.
+    pub(super) fn finish(&mut self, outbox: &mut LinkOutbox) -> bool {
+        let is_complete = self.phase == Phase::Open && self.stream.complete();
+        if is_complete {
+            self.phase = Phase::Ended;
+            self.socket.take().iter().for_each(close_in_order);
+            self.stream.end(Outcome::Clean, outbox);
         }
-        conn.phase = Phase::Open;
-        let (link, id, slot) = (conn.link, conn.stream.id(), conn.slot);
-        if let (Some(slot), Some(link)) = (slot, &mut self.links[link]) {
-            let window = link.pool.window(slot);
-            link.outbox.push(id, &Frame::Accept { window });
-        }
-        self.mark_dirty(link);
-        self.queue(place);
+        is_complete
     }
 
-    /// Gives a stream its turn: delivers what has come, then reads.
-    pub(super) fn turn(&mut self, place: usize) {
-        let Some(conn) = &mut self.conns[place] else { return };
-        conn.queued = false;
-        if conn.phase != Phase::Open {
-            return;
-        }
-        self.deliver(place);
-        self.read(place);
+    /// The peer's urgent byte follows what has been received. A second one replaces the first, as TCP's urgent pointer moves on.
+    pub(super) fn set_urgent(&mut self, byte: u8) {
+        self.urgent = Some((self.stream.undelivered().1, byte));
     }
 
-    fn deliver(&mut self, place: usize) {
-        let (mut moved, mut credits) = (0u64, false);
-        let failed = loop {
-            let Some(conn) = &mut self.conns[place] else { return };
-            let (Some(socket), Some(slot), Some(link)) = (&conn.socket, conn.slot, &mut self.links[conn.link]) else {
-                return;
-            };
-            let (from, mut to) = conn.stream.undelivered();
-            if let Some((at, byte)) = conn.urgent {
+    /// Whether the program takes bytes as fast as they come.
+    pub(super) fn reads_fast(&self) -> bool {
+        let (delivered, _) = self.stream.undelivered();
+        debug_assert!(delivered >= self.blocked_at, "counts only go up");
+        let taken = delivered - self.blocked_at;
+        self.phase == Phase::Open && self.socket.is_writable() && is_fast(taken, self.stream.window())
+    }
+
+    /// Sends what has come from the peer to the socket; adds the bytes to `moved`.
+    ///
+    /// # Errors
+    /// The socket has failed.
+    pub(super) fn deliver(&mut self, outbox: &mut LinkOutbox, pool: &mut WindowPool, moved: &mut u64) -> Result<()> {
+        let Some(slot) = self.slot else { return Ok(()) };
+        loop {
+            let (from, mut to) = self.stream.undelivered();
+            if let Some((at, byte)) = self.urgent {
                 to = to.min(at);
-                if from == at && conn.writable {
-                    match sys::send(socket, &[byte], libc::MSG_OOB) {
-                        Ok(_) => conn.urgent = None,
-                        Err(e) if e.kind() == ErrorKind::WouldBlock => conn.writable = false,
-                        Err(_) => break true,
+                if from == at && self.socket.is_writable() {
+                    if self.socket.send_urgent(byte)? {
+                        self.urgent = None;
                     }
                     continue;
                 }
             }
-            if from == to || !conn.writable {
-                break false;
+            if from == to || !self.socket.is_writable() {
+                return Ok(());
             }
-            let bytes = link.pool.received(slot, from, (to - from) as usize);
-            match sys::send(socket, bytes, 0) {
-                Ok(sent) => {
-                    conn.writable = sent == bytes.len();
-                    moved += sent as u64;
-                    conn.stream.delivered(sent, &mut link.outbox);
-                    if !conn.writable {
-                        conn.blocked_at = conn.stream.undelivered().0;
-                    }
-                    credits = true;
-                }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => conn.writable = false,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break true,
+            let Some(sent) = self.socket.send(pool.received(slot, from, (to - from) as usize))? else { continue };
+            *moved += sent as u64;
+            self.stream.delivered(sent, outbox);
+            if !self.socket.is_writable() {
+                self.blocked_at = self.stream.undelivered().0;
             }
-        };
-        self.count("bytes_delivered", moved);
-        if failed {
-            return self.reset(place, Outcome::Reset);
         }
-        self.retire_window(place);
-        let Some(conn) = &mut self.conns[place] else { return };
-        let number = conn.link;
-        if conn.stream.end_due() && conn.urgent.is_none() {
-            let shut = conn.socket.as_ref().map(|socket| sys::shutdown(socket, Shutdown::Write));
-            if !matches!(shut, Some(Ok(()))) {
-                return self.reset(place, Outcome::Reset);
-            }
-            if let Some(link) = &mut self.links[number] {
-                conn.stream.delivered_end(&mut link.outbox);
-            }
-            credits = true;
-        }
-        if credits {
-            self.mark_dirty(number);
-        }
-        self.finish(place);
     }
 
-    /// Ends the stream if both directions have ended and everything is delivered at both ends.
-    pub(super) fn finish(&mut self, place: usize) {
-        let Some(conn) = &mut self.conns[place] else { return };
-        if !conn.stream.complete() || conn.phase != Phase::Open {
-            return;
+    /// Ends the socket's outgoing direction if the peer's has ended and all of it is delivered; whether it has done so.
+    ///
+    /// # Errors
+    /// The socket has failed.
+    pub(super) fn deliver_end(&mut self, outbox: &mut LinkOutbox) -> Result<bool> {
+        let is_due = self.stream.end_due() && self.urgent.is_none();
+        if is_due {
+            self.socket.end()?;
+            self.stream.delivered_end(outbox);
         }
-        if let Some(socket) = conn.socket.take() {
-            // What the kernel still holds must reach the program: the close is an ordinary one.
-            if let Err(e) = sys::set_reset_on_close(&socket, false) {
-                crate::log(format_args!("a socket keeps its reset on close: {e}"));
-            }
-        }
-        conn.phase = Phase::Ended;
-        let number = conn.link;
-        if let Some(link) = &mut self.links[number] {
-            conn.stream.end(Outcome::Clean, &mut link.outbox);
-        }
-        self.count("streams_ended", 1);
-        self.mark_dirty(number);
-        self.forget_if_gone(place);
+        Ok(is_due)
     }
 
-    fn read(&mut self, place: usize) {
-        let mut budget = TURN_BYTES;
-        let (mut moved, mut again, mut unflushed) = (0u64, false, 0);
-        let failed = loop {
-            if unflushed >= FLUSH_BYTES {
-                // What was read is on its way while more is read.
-                unflushed = 0;
-                if let Some(conn) = &self.conns[place] {
-                    self.flush(conn.link);
-                }
+    /// Gives the window before back, once its bytes are delivered.
+    pub(super) fn retire_window(&mut self, pool: &mut WindowPool) {
+        let (delivered, _) = self.stream.undelivered();
+        if let Some(part) = self.slot.as_mut().and_then(|slot| slot.window.retire(delivered)) {
+            pool.give_part(part);
+        }
+    }
+
+    /// Reads from the socket into the stream.
+    ///
+    /// # Errors
+    /// The socket has failed.
+    pub(super) fn read(
+        &mut self,
+        outbox: &mut LinkOutbox,
+        pool: &mut WindowPool,
+        turn: &mut ReadTurn,
+    ) -> Result<ReadStop> {
+        let (Some(slot), stream, mut unflushed) = (self.slot, &mut self.stream, 0) else { return Ok(ReadStop::Idle) };
+        while unflushed < FLUSH_BYTES {
+            if !self.socket.is_readable() || stream.has_read_end() {
+                return Ok(ReadStop::Idle);
             }
-            let Some(conn) = &mut self.conns[place] else { return };
-            let (Some(socket), Some(slot), Some(link)) = (&conn.socket, conn.slot, &mut self.links[conn.link]) else {
-                return;
-            };
-            if !conn.readable || conn.stream.has_read_end() {
-                break false;
+            if outbox.blocked() {
+                return Ok(ReadStop::Blocked);
             }
-            if link.outbox.blocked() {
-                if !conn.waits {
-                    conn.waits = true;
-                    link.waiting.push_back(place);
-                }
-                break false;
+            if turn.budget == 0 {
+                return Ok(ReadStop::TurnOver);
             }
-            if budget == 0 {
-                again = true;
-                break false;
-            }
-            let room = conn.stream.room().min(budget);
+            let (from, room) = (stream.sent(), stream.room().min(turn.budget));
             if room == 0 {
-                conn.pace.stop(conn.stream.sent(), conn.stream.credit_every());
-                break false;
+                self.rounds.stop(from, stream.credit_every());
+                return Ok(ReadStop::Idle);
             }
-            let from = conn.stream.sent();
-            if conn.urgent_here && matches!(sys::at_mark(socket), Ok(true)) {
-                conn.urgent_here = false;
-                if let Ok(byte) = sys::receive_urgent(socket) {
-                    link.outbox.push(conn.stream.id(), &Frame::Urgent { offset: from, byte });
-                    moved += 1;
-                }
+            turn.has_asked = true;
+            if self.socket.is_at_urgent()
+                && let Some(byte) = self.socket.receive_urgent()
+            {
+                outbox.push(stream.id(), &Frame::Urgent { offset: from, byte });
             }
-            match sys::receive(socket, link.pool.ring(slot, from, room)) {
-                Ok(0) => conn.stream.read_end(&mut link.outbox),
-                Ok(got) => {
-                    conn.readable = got == room || conn.hung_up || conn.urgent_here;
-                    conn.stream.read(link.pool.ring(slot, from, got), &mut link.outbox);
-                    budget -= got;
+            match self.socket.receive(pool.ring(slot, from, room))? {
+                Received::Bytes(got) => {
+                    stream.read(pool.ring(slot, from, got), outbox);
+                    turn.budget -= got;
                     unflushed += got;
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => conn.readable = false,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break true,
-            }
-            moved += 1;
-        };
-        if failed {
-            return self.reset(place, Outcome::Reset);
-        }
-        if again {
-            self.queue(place);
-        }
-        if moved > 0 {
-            self.count("bytes_read", (TURN_BYTES - budget) as u64);
-            self.after_read(place);
-        }
-    }
-
-    fn after_read(&mut self, place: usize) {
-        let Some(conn) = &self.conns[place] else { return };
-        let half_closed = conn.stream.has_read_end() && self.places[conn.place].keep_alive;
-        if let (true, Some(socket)) = (half_closed, &conn.socket) {
-            steer::keep_half_closed(socket);
-        }
-        let link = conn.link;
-        self.mark_dirty(link);
-    }
-
-    /// Ends a connection at once; the program's socket is reset.
-    pub(super) fn reset(&mut self, place: usize, outcome: Outcome) {
-        let Some(conn) = &mut self.conns[place] else { return };
-        conn.phase = Phase::Ended;
-        // Closed with the option set when it was made: RST.
-        conn.socket = None;
-        let number = conn.link;
-        let (ends, owner) = ((conn.client, conn.server), HeldFor::Stream(place, conn.generation));
-        if let Some(link) = &mut self.links[number]
-            && !conn.stream.has_ended()
-        {
-            conn.stream.end(outcome, &mut link.outbox);
-            let name = match outcome {
-                Outcome::Refused => "streams_refused",
-                Outcome::Unreachable => "streams_unreachable",
-                _ => "streams_reset",
-            };
-            self.count(name, 1);
-        }
-        self.mark_dirty(number);
-        let answer = if outcome == Outcome::Unreachable { Verdict::Drop } else { Verdict::Refuse };
-        self.end_syn(ends, owner, answer);
-        self.forget_if_gone(place);
-    }
-
-    /// Frees the memory of a stream that neither side will name again.
-    pub(super) fn forget_if_gone(&mut self, place: usize) {
-        let Some(conn) = &self.conns[place] else { return };
-        if !conn.stream.gone() {
-            return;
-        }
-        self.forget(place);
-    }
-
-    pub(super) fn forget(&mut self, place: usize) {
-        let Some(conn) = self.conns[place].take() else { return };
-        if let Some(link) = &mut self.links[conn.link] {
-            link.streams.remove(&conn.stream.id());
-            if let Some(slot) = conn.slot {
-                link.pool.give(slot);
+                Received::End => stream.read_end(outbox),
+                Received::Nothing => {}
             }
         }
-        self.free_conns.push(place);
+        Ok(ReadStop::Flush)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_fast_after_more_than_its_socket_holds() {
+        let buffered = 2 * SOCKET_BUFFER as u64;
+        assert!(!is_fast(0, 4096) && !is_fast(buffered, 4096) && !is_fast(buffered + 4095, 4096));
+        assert!(is_fast(buffered + 4096, 4096));
     }
 }

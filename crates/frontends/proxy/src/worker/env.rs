@@ -1,0 +1,116 @@
+//! What all parts of a worker use: configuration, namespaces and their held SYNs, epoll, the timer, counters, and the way to the
+//! control thread.
+
+use super::decisions::Decisions;
+use super::held_syns::{Ends, HeldSyns, QueuedSyn, SynOwner};
+use super::place::NetworkPlaces;
+use super::sockets::WATCHED;
+use super::tick_timer::TickTimer;
+use super::token::PollToken;
+use crate::config::Checked;
+use crate::counters::{ProxyCounter, ProxyCounters};
+use crate::hold::Verdict;
+use crate::message::Report;
+use crate::sys::{Poll, Waker};
+use std::io::{Error, Result};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+/// The common part of a worker.
+pub(super) struct WorkerEnv {
+    /// Number among the workers.
+    pub(super) number: u32,
+    pub(super) config: Arc<Checked>,
+    pub(super) places: NetworkPlaces,
+    pub(super) syns: HeldSyns,
+    pub(super) poll: Poll,
+    pub(super) timer: TickTimer,
+    pub(super) counters: ProxyCounters,
+    pub(super) decisions: Decisions,
+    /// No new streams are opened or accepted.
+    pub(super) draining: bool,
+    /// Bytes of memory for connections relayed by TCP.
+    pub(super) pair_bytes: u64,
+    pub(super) reports: Sender<Report>,
+    pub(super) wake_control: Arc<Waker>,
+}
+
+impl WorkerEnv {
+    /// Bytes of memory that this worker may use.
+    pub(super) fn memory_share(&self) -> u64 {
+        self.config.memory / u64::from(self.config.workers)
+    }
+
+    /// The mark of intercepted connections.
+    pub(super) fn mark(&self) -> i32 {
+        self.config.config.mark as i32
+    }
+
+    /// Counts one event.
+    pub(super) fn count(&mut self, counter: ProxyCounter) {
+        self.counters.count(counter);
+    }
+
+    /// Sends a report to the control thread.
+    pub(super) fn report(&self, report: Report) {
+        // The control thread ends first only when the process ends.
+        if self.reports.send(report).is_ok() {
+            self.wake_control.wake();
+        }
+    }
+
+    /// Watches the socket of a connection. Failure is logged; the caller ends the connection.
+    ///
+    /// # Errors
+    /// Of `epoll_ctl`.
+    pub(super) fn watch(&self, socket: &OwnedFd, token: PollToken) -> Result<()> {
+        let added = self.poll.add(socket, WATCHED, token.to_bits());
+        added.inspect_err(|e| crate::log(format_args!("a connection cannot be watched: {e}")))
+    }
+
+    /// Accepts nothing until the next tick: there are no descriptors.
+    pub(super) fn pause_accepts(&mut self, why: &Error) {
+        if self.counters.get(ProxyCounter::AcceptsPaused).is_none() {
+            crate::log(format_args!("connections wait to be accepted: {why} (limit of open files: ulimit -n)"));
+        }
+        self.count(ProxyCounter::AcceptsPaused);
+        self.places.pause(&self.poll);
+        self.timer.start();
+    }
+
+    /// Decides about a SYN of a queue.
+    pub(super) fn decide(&self, syn: QueuedSyn, verdict: Verdict) {
+        let Some(queue) = &self.places.get(syn.place).queue else { return };
+        if let Err(e) = queue.decide(syn.packet, verdict, self.config.config.mark) {
+            crate::log(format_args!("a SYN stays held: {e}"));
+        }
+    }
+
+    /// The server has accepted: lets the SYN of a stream or connection by TCP pass, if it is held.
+    pub(super) fn pass_syn(&mut self, ends: Ends, owner: SynOwner) {
+        if let Some(syn) = self.syns.pass(ends, owner, Instant::now()) {
+            self.decide(syn, Verdict::Pass);
+            self.timer.start();
+        }
+    }
+
+    /// A stream or connection by TCP has ended: answers its SYN, if it is held, or lets the socket be reset to which it leads.
+    pub(super) fn end_syn(&mut self, ends: Ends, owner: SynOwner, answer: Verdict) {
+        if let Some(syn) = self.syns.end(ends, owner) {
+            let refused = answer == Verdict::Refuse;
+            self.count(if refused { ProxyCounter::SynsRefused } else { ProxyCounter::SynsDropped });
+            self.decide(syn, answer);
+        }
+    }
+
+    /// The owner of the next SYN that has passed and led to no socket in time.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Option<SynOwner> {
+        let expired = self.syns.take_expired(now);
+        if expired.is_none() && self.syns.has_passed() {
+            self.timer.start();
+        }
+        expired
+    }
+}

@@ -1,0 +1,193 @@
+//! The table of SYNs that the kernel holds until the server's answer is known ([`crate::hold`]).
+//!
+//! A held SYN opens a stream, or a connection by TCP, that has no socket of the program yet: its owner. When the server has
+//! accepted, the SYN passes to the listener, and its entry waits for the accepted socket, which is joined to the owner.
+
+use super::table::TableKey;
+use super::token::StreamKey;
+use crate::hold::Verdict;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long a connection may take from the server's answer to the listener. It takes longer when the process has no
+/// descriptors left, and for ever if the program has closed its socket meanwhile.
+const ACCEPTED_MAX: Duration = Duration::from_secs(30);
+
+/// Client and server.
+pub(super) type Ends = (SocketAddr, SocketAddr);
+
+/// A connection of a program that was taken, and is relayed by neither a stream nor a second TCP connection.
+#[derive(Debug)]
+pub(super) struct TakenConnection {
+    /// Index of the place where the program is.
+    pub(super) place: usize,
+    /// Its socket; `None`: its SYN is held.
+    pub(super) socket: Option<OwnedFd>,
+    /// Client and server.
+    pub(super) ends: Ends,
+}
+
+/// What waits for the program's socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SynOwner {
+    /// A stream.
+    Stream(StreamKey),
+    /// A connection by TCP.
+    Pair(TableKey),
+    /// Nothing yet, or nothing any more: an accepted socket is reset.
+    None,
+}
+
+/// A SYN in a queue of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct QueuedSyn {
+    /// Index of the place whose queue has it.
+    pub(super) place: usize,
+    /// The kernel's number.
+    pub(super) packet: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HeldSyn {
+    syn: QueuedSyn,
+    owner: SynOwner,
+    /// Since it has passed: when nothing waits for the socket any more.
+    until: Option<Instant>,
+}
+
+/// SYNs that are held, and those that have passed and lead to a socket soon.
+#[derive(Debug, Default)]
+pub(super) struct HeldSyns {
+    held: HashMap<Ends, HeldSyn>,
+    /// Those that have passed, oldest first.
+    passed: VecDeque<(Instant, Ends)>,
+}
+
+impl HeldSyns {
+    /// What becomes of a SYN whose first copy is here: the program's TCP repeats it while the first one waits.
+    pub(super) fn repeated(&self, ends: Ends) -> Option<Verdict> {
+        self.held.get(&ends).map(|held| if held.until.is_some() { Verdict::Pass } else { Verdict::Drop })
+    }
+
+    /// Adds a SYN, which has no owner yet.
+    pub(super) fn hold(&mut self, ends: Ends, syn: QueuedSyn) {
+        let before = self.held.insert(ends, HeldSyn { syn, owner: SynOwner::None, until: None });
+        debug_assert!(before.is_none(), "a repeated SYN is not held");
+    }
+
+    /// Notes what waits for the socket of a held SYN.
+    pub(super) fn set_owner(&mut self, ends: Ends, owner: SynOwner) {
+        if let Some(held) = self.held.get_mut(&ends) {
+            held.owner = owner;
+        }
+    }
+
+    /// Whether the SYN of an owner waits for a verdict.
+    pub(super) fn is_held(&self, ends: Ends, owner: SynOwner) -> bool {
+        self.held.get(&ends).is_some_and(|held| held.owner == owner && held.until.is_none())
+    }
+
+    /// The server has accepted: the SYN of an owner has to pass, if it is held.
+    pub(super) fn pass(&mut self, ends: Ends, owner: SynOwner, now: Instant) -> Option<QueuedSyn> {
+        let held = self.held.get_mut(&ends).filter(|held| held.owner == owner && held.until.is_none())?;
+        let until = now + ACCEPTED_MAX;
+        held.until = Some(until);
+        self.passed.push_back((until, ends));
+        Some(held.syn)
+    }
+
+    /// The owner has ended. Returns its SYN if that is still held; otherwise the socket to which it leads will be reset.
+    pub(super) fn end(&mut self, ends: Ends, owner: SynOwner) -> Option<QueuedSyn> {
+        let held = self.held.get_mut(&ends).filter(|held| held.owner == owner)?;
+        if held.until.is_some() {
+            held.owner = SynOwner::None;
+            return None;
+        }
+        self.held.remove(&ends).map(|held| held.syn)
+    }
+
+    /// What an accepted socket belongs to, if its SYN had been held.
+    pub(super) fn take_passed(&mut self, ends: Ends) -> Option<SynOwner> {
+        self.held.get(&ends).filter(|held| held.until.is_some())?;
+        self.held.remove(&ends).map(|held| held.owner)
+    }
+
+    /// The owner of the next SYN that has passed and led to no socket in time.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Option<SynOwner> {
+        while let Some((until, ends)) = self.passed.front().copied() {
+            let waits = self.held.get(&ends).is_some_and(|held| held.until == Some(until));
+            if waits && until > now {
+                return None;
+            }
+            self.passed.pop_front();
+            if waits {
+                return self.held.remove(&ends).map(|held| held.owner);
+            }
+        }
+        None
+    }
+
+    /// Whether SYNs that have passed are remembered.
+    pub(super) fn has_passed(&self) -> bool {
+        !self.passed.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: QueuedSyn = QueuedSyn { place: 1, packet: 7 };
+
+    fn ends() -> Ends {
+        ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:80".parse().unwrap())
+    }
+
+    fn pair(index: u64) -> SynOwner {
+        SynOwner::Pair(TableKey::from_bits(index))
+    }
+
+    fn held_for(owner: SynOwner) -> HeldSyns {
+        let mut syns = HeldSyns::default();
+        syns.hold(ends(), SYN);
+        syns.set_owner(ends(), owner);
+        syns
+    }
+
+    #[test]
+    fn a_syn_passes_once_and_its_socket_finds_the_owner() {
+        let (mut syns, now) = (held_for(pair(1)), Instant::now());
+        assert_eq!((syns.repeated(ends()), syns.take_passed(ends())), (Some(Verdict::Drop), None));
+        assert_eq!(syns.pass(ends(), pair(2), now), None, "another owner");
+        assert_eq!(syns.pass(ends(), pair(1), now), Some(SYN));
+        assert_eq!(syns.pass(ends(), pair(1), now), None, "again");
+        assert_eq!(syns.repeated(ends()), Some(Verdict::Pass));
+        assert_eq!(syns.take_passed(ends()), Some(pair(1)));
+        assert_eq!((syns.take_passed(ends()), syns.repeated(ends())), (None, None));
+        assert_eq!((syns.take_expired(now + ACCEPTED_MAX), syns.has_passed()), (None, false), "it has led to a socket");
+    }
+
+    #[test]
+    fn an_owner_that_ends_gives_its_syn_back_or_leaves_a_socket_to_reset() {
+        let mut syns = held_for(pair(1));
+        assert_eq!(syns.end(ends(), pair(2)), None, "another owner");
+        assert!(syns.is_held(ends(), pair(1)));
+        assert_eq!(syns.end(ends(), pair(1)), Some(SYN));
+        assert_eq!(syns.repeated(ends()), None);
+        let mut syns = held_for(pair(1));
+        syns.pass(ends(), pair(1), Instant::now());
+        assert_eq!(syns.end(ends(), pair(1)), None, "it has passed");
+        assert_eq!(syns.take_passed(ends()), Some(SynOwner::None));
+    }
+
+    #[test]
+    fn a_passed_syn_without_a_socket_expires() {
+        let (mut syns, now) = (held_for(pair(1)), Instant::now());
+        syns.pass(ends(), pair(1), now);
+        assert_eq!(syns.take_expired(now), None);
+        assert_eq!(syns.take_expired(now + ACCEPTED_MAX), Some(pair(1)));
+        assert_eq!((syns.repeated(ends()), syns.has_passed()), (None, false));
+    }
+}

@@ -1,0 +1,138 @@
+//! The connections relayed by TCP alone ([`TcpPair`]).
+//!
+//! They are those that no peer carries, before their first byte, and those of the policy `relay = "tcp"`, which is the floor of
+//! the benchmark.
+
+use super::env::WorkerEnv;
+use super::held_syns::{SynOwner, TakenConnection};
+use super::snapshot::StreamView;
+use super::sockets;
+use super::table::{ConnTable, TableKey};
+use super::tcp_pair::TcpPair;
+use super::token::PollToken;
+use crate::counters::ProxyCounter;
+use crate::hold::Verdict;
+use crate::sys::{self, EventFlags};
+use burst_base::Reason;
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+
+/// Buffer of each direction when the configured memory is used up.
+const PAIR_BYTES_MIN: usize = 16 << 10;
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct TcpPairs {
+    pairs: ConnTable<TcpPair>,
+    ready: VecDeque<TableKey>,
+}
+
+impl TcpPairs {
+    /// Relays a taken connection.
+    pub(super) fn relay(&mut self, env: &mut WorkerEnv, (taken, why): (TakenConnection, Reason)) {
+        let TakenConnection { place, socket, ends: (client, server) } = taken;
+        env.count(ProxyCounter::ConnectionsByTcp);
+        env.decisions.note(client, server, why);
+        let mark = env.mark();
+        let onward = match env.places.enter(place, || sockets::connect_onward(client, server, mark)) {
+            Ok(onward) => onward,
+            Err(e) => {
+                // Without descriptors the program's TCP tries again.
+                let answer = if sys::no_descriptors(&e) { Verdict::Drop } else { Verdict::Refuse };
+                env.end_syn((client, server), SynOwner::None, answer);
+                return crate::log(format_args!("{client} to {server} by TCP: {e}"));
+            }
+        };
+        // Without memory left a connection goes on slowly rather than not at all.
+        let window = env.config.window;
+        let full = env.pair_bytes + 2 * u64::from(window) > env.memory_share();
+        let bytes = if full { PAIR_BYTES_MIN.min(window as usize) } else { window as usize };
+        let keep_alive = env.places.get(place).keep_alive;
+        let is_held = socket.is_none();
+        let sockets = [socket, Some(onward)];
+        let key = self.pairs.insert(TcpPair::new(sockets, bytes, keep_alive, (client, server), why));
+        let Some(pair) = self.pairs.get(key) else { return };
+        env.pair_bytes += pair.bytes();
+        let watched = (0..2).try_for_each(|side| {
+            pair.socket(side).map_or(Ok(()), |socket| env.watch(socket, PollToken::Pair(key, side)))
+        });
+        if is_held {
+            env.syns.set_owner((client, server), SynOwner::Pair(key));
+        }
+        if watched.is_err() {
+            self.end(env, key, Verdict::Drop);
+        }
+    }
+
+    /// Ends a connection; `answer`: what its SYN gets if it is held.
+    pub(super) fn end(&mut self, env: &mut WorkerEnv, key: TableKey, answer: Verdict) {
+        if let Some(pair) = self.pairs.remove(key) {
+            debug_assert!(env.pair_bytes >= pair.bytes(), "each pair was counted");
+            env.pair_bytes -= pair.bytes();
+            env.end_syn(pair.ends, SynOwner::Pair(key), answer);
+        }
+    }
+
+    /// Joins the program's socket to a connection whose SYN was held.
+    pub(super) fn join(&mut self, env: &mut WorkerEnv, key: TableKey, socket: OwnedFd) {
+        let Some(pair) = self.pairs.get_mut(key) else { return };
+        let watched = env.watch(&socket, PollToken::Pair(key, 0));
+        pair.set_program(socket);
+        if watched.is_err() {
+            self.end(env, key, Verdict::Drop);
+        }
+    }
+
+    /// Takes an event of a socket.
+    pub(super) fn on_event(&mut self, env: &mut WorkerEnv, key: TableKey, side: usize, flags: EventFlags) {
+        let Some(pair) = self.pairs.get_mut(key) else { return };
+        let (event, ends) = (pair.on_event(side, flags), pair.ends);
+        let is_connected = match event {
+            Ok(is_connected) => is_connected,
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => return self.end(env, key, Verdict::Refuse),
+            Err(_) => return self.end(env, key, Verdict::Drop),
+        };
+        if !std::mem::replace(&mut pair.queued, true) {
+            self.ready.push_back(key);
+        }
+        if is_connected {
+            env.pass_syn(ends, SynOwner::Pair(key));
+        }
+    }
+
+    /// Gives each connection that was ready a turn.
+    pub(super) fn turns(&mut self, env: &mut WorkerEnv) {
+        for _ in 0..self.ready.len() {
+            let Some(key) = self.ready.pop_front() else { return };
+            let Some(pair) = self.pairs.get_mut(key) else { continue };
+            pair.queued = false;
+            match pair.turn() {
+                Some(more) => pair.queued = more,
+                None => self.end(env, key, Verdict::Drop),
+            }
+            if self.pairs.get(key).is_some_and(|pair| pair.queued) {
+                self.ready.push_back(key);
+            }
+        }
+    }
+
+    /// Whether a connection has to have a turn.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// For `burst proxy ls`.
+    pub(super) fn views(&self) -> impl Iterator<Item = StreamView> {
+        self.pairs.iter().map(|pair| StreamView {
+            client: pair.ends.0.to_string(),
+            server: pair.ends.1.to_string(),
+            peer: String::new(),
+            state: format!("tcp: {}", pair.why.name()),
+            window: 0,
+            window_in: 0,
+            sent: 0,
+            delivered: 0,
+        })
+    }
+}
