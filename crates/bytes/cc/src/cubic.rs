@@ -210,7 +210,8 @@ impl Cubic {
             let increase = (ENDPOINT_INCREASE as f64 * acked / endpoint).min(acked);
             self.endpoint = (endpoint + increase).min(max) as f32;
         }
-        if !sample.is_recovering && !(self.is_reduced && now.since(self.reduced_at) < self.round_trip()) {
+        let is_recent = self.is_reduced && now.since(self.reduced_at) < self.round_trip();
+        if !sample.is_recovering && !is_recent {
             self.grow(now, acked, sample.inflight_bytes as f64 + acked);
         }
         self.set_rate();
