@@ -256,7 +256,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(side.node.jetty_state(jetty), Some(JettyState::Ready), "no Jetty is harmed");
         }
         if is_changed {
-            with(side, now, |node, env| node.end_channel(Cna::new(2 - i as u32), env));
+            with(side, now, |node, _| node.end_channel(Cna::new(2 - i as u32)));
             // A request that another one held begins with a channel of its own.
             for _ in 0..200 {
                 with(side, now, |node, env| while node.poll_tx(env, &mut [0; 4096]).is_some() {});

@@ -73,8 +73,8 @@ pub(crate) struct UrmaPool<T> {
     used: usize,
     /// Generation of places made after the memory was given back: no old reference may find a new record.
     first_generation: u32,
-    /// The greatest generation that a place has had.
-    newest_generation: u32,
+    /// How often a place was freed since the memory was given back.
+    freed: u32,
 }
 
 /// Empty pools with more places than this give their memory back.
@@ -83,15 +83,7 @@ const KEEP: usize = 64;
 impl<T> UrmaPool<T> {
     /// An empty pool for at most `limit` records.
     pub(crate) fn new(limit: usize) -> Self {
-        UrmaPool {
-            places: Vec::new(),
-            free: VecDeque::new(),
-            rest: 0,
-            limit,
-            used: 0,
-            first_generation: 0,
-            newest_generation: 0,
-        }
+        UrmaPool { places: Vec::new(), free: VecDeque::new(), rest: 0, limit, used: 0, first_generation: 0, freed: 0 }
     }
     /// A pool whose indices peers know. A peer that has not heard that a record is gone would reach the next one with its index:
     /// that one comes after `rest` others were freed, or when all other indices are in use.
@@ -163,11 +155,13 @@ impl<T> UrmaPool<T> {
     fn free_place(&mut self, at: PoolRef) {
         let Some(place) = self.places.get_mut(at.index as usize) else { return };
         place.generation = place.generation.wrapping_add(1);
-        self.newest_generation = self.newest_generation.max(place.generation);
+        self.freed = self.freed.wrapping_add(1);
         self.used -= 1;
         self.free.push_back(at.index);
         if self.used == 0 && self.places.len() > KEEP && self.rest == 0 {
-            self.first_generation = self.newest_generation.wrapping_add(1);
+            // No place has had a greater generation, as none was freed more often than all together.
+            self.first_generation = self.first_generation.wrapping_add(self.freed).wrapping_add(1);
+            self.freed = 0;
             (self.places, self.free) = (Vec::new(), VecDeque::new());
         }
     }
