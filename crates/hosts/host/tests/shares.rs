@@ -236,3 +236,26 @@ impl Program {
         }
     }
 }
+
+#[test]
+fn regions_in_their_process_need_no_mapping_of_the_host() {
+    let mut host = host(90);
+    let mut program = Program::start(&mut host, BYSTANDER).expect("a program");
+    let pd = program.pd;
+    let before = host.ledger.used(Resource::Mapping);
+    let Ok(Response::Mr { mr, .. }) = program.ask(&mut host, region(pd, Vec::new())) else { panic!("a region") };
+    assert_eq!(host.ledger.used(Resource::Mapping), before);
+    let mapped = program.ask_with(&mut host, region(pd, vec![piece(0)]), vec![memfd(4096)]);
+    let Ok(Response::Mr { mr: second, .. }) = mapped else { panic!("a mapped region") };
+    assert_eq!(host.ledger.used(Resource::Mapping), before + 2, "the piece, and its reservation");
+    // While the program forks, regions come and go as well.
+    program.ask(&mut host, Request::HoldMemory { hold: true }).expect("held");
+    program.ask(&mut host, Request::DeregMr { mr }).expect("ended");
+    let third = program.ask_with(&mut host, region(pd, vec![piece(0)]), vec![memfd(4096)]);
+    let Ok(Response::Mr { mr: third, .. }) = third else { panic!("a mapped region") };
+    program.ask(&mut host, Request::HoldMemory { hold: false }).expect("released");
+    for mr in [second, third] {
+        program.ask(&mut host, Request::DeregMr { mr }).expect("ended");
+    }
+    assert_eq!(host.ledger.used(Resource::Mapping), before);
+}

@@ -7,9 +7,9 @@
 //! Kept are `MADV_DONTFORK`, `MADV_DONTDUMP`, `MADV_HUGEPAGE`, `MADV_NOHUGEPAGE` and `mlock`. `MADV_MERGEABLE` is lost: shared
 //! memory cannot have it.
 
+use super::kernel;
 use super::pool::PAGE;
 use super::vma::{Maps, Vma};
-use super::{kernel, pinned};
 use rustix::mm::Advice;
 
 /// The flags of a mapping.
@@ -25,12 +25,13 @@ pub(crate) struct AdviceFlags {
 
 impl AdviceFlags {
     /// The flags of the part of `vma` from `at` on, which is about to be exchanged.
-    pub(crate) fn of(maps: &Maps, vma: &Vma, at: usize) -> AdviceFlags {
+    /// `has_locked`: whether the process has locked memory at all.
+    pub(crate) fn of(maps: &Maps, vma: &Vma, at: usize, has_locked: bool) -> AdviceFlags {
         let mut flags = AdviceFlags::default();
         let Some(probe) = Probe::new(maps, vma, at) else { return flags };
         flags.dont_fork = probe.had(Advice::LinuxDontFork, Advice::LinuxDoFork);
         flags.dont_dump = probe.had(Advice::LinuxDontDump, Advice::LinuxDoDump);
-        if pinned::has_locked_memory() {
+        if has_locked {
             kernel::unlock(at, vma.page);
             flags.locked = !probe.is_joined();
             if flags.locked {
@@ -120,7 +121,7 @@ mod tests {
     fn flags_at(memory: &Memory, page: usize) -> AdviceFlags {
         let maps = Maps::open().expect("/proc/self/maps");
         let at = memory.page(page);
-        AdviceFlags::of(&maps, &maps.at_or_after(at).expect("mapped"), at)
+        AdviceFlags::of(&maps, &maps.at_or_after(at).expect("mapped"), at, true)
     }
 
     /// The flags that `advice` gives to new memory, asked for at the first, a middle and the last page.

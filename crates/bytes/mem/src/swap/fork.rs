@@ -143,9 +143,10 @@ pub(super) fn registry() -> ForkLockGuard<'static, Registry> {
 impl Registry {
     /// Begins with no registration, in a child: pools and daemons are the parent's.
     fn begin_process(&mut self) {
-        // Leaked, because the allocator may not be usable yet; both are small.
+        // Leaked, because the allocator may not be usable yet; they are small.
         core::mem::forget(core::mem::replace(&mut self.refs, super::refs::PageCounts::new()));
         core::mem::forget(core::mem::take(&mut self.hosts));
+        core::mem::forget(core::mem::replace(&mut self.splits, super::SplitSet::new()));
         self.pools.abandon();
         if let Some(mover) = self.mover.take() {
             mover.close();
@@ -180,7 +181,7 @@ impl Registry {
             if !matches!(registry.class(vma), MappingClass::Swapped) {
                 return;
             }
-            let flags = AdviceFlags::of(&maps, vma, first);
+            let flags = AdviceFlags::of(&maps, vma, first, true);
             if flags.dont_fork {
                 return;
             }
@@ -209,8 +210,10 @@ impl Registry {
                     registry.thaw(&maps, &mover, vma, (first, last));
                 }
             });
+            // Asked about before: none of them is pinned.
+            let pins = Pins::without_cuda();
             for (first, last) in core::mem::take(&mut self.fork.released) {
-                self.swap_out(&maps, &mut Pins::none(), first, last);
+                self.swap_out(&maps, &pins, first, last);
             }
             if hi > 0 {
                 self.readmit(&maps, &mover, lo, hi);
@@ -224,8 +227,8 @@ impl Registry {
     /// Maps the pool's pages shared again.
     fn thaw(&self, maps: &Maps, mover: &PageMover, vma: &Vma, (first, last): (usize, usize)) {
         let Some(pool) = self.pools.known(PAGE) else { return };
-        let flags = AdviceFlags::of(maps, vma, first);
-        if !mover.thaw(pool, first, last, vma.prot()) {
+        let flags = AdviceFlags::of(maps, vma, first, true);
+        if !mover.thaw(pool, (first, last), vma.prot()) {
             return;
         }
         flags.apply(first, last);
@@ -240,8 +243,8 @@ impl Registry {
             if !matches!(registry.class(vma), MappingClass::Swapped) {
                 return;
             }
-            let flags = AdviceFlags::of(maps, vma, first);
-            if !flags.dont_fork && mover.swap_out(pool, first, last, vma.prot()) {
+            let flags = AdviceFlags::of(maps, vma, first, true);
+            if !flags.dont_fork && mover.swap_out(pool, (first, last), vma.prot(), false) {
                 flags.apply(first, last);
                 let (lo, hi) = registry.fork.evicted;
                 registry.fork.evicted = if hi == 0 { (first, last) } else { (lo, last) };
@@ -261,8 +264,8 @@ impl Registry {
                 if !matches!(registry.class(vma), MappingClass::Private) {
                     return;
                 }
-                let flags = AdviceFlags::of(maps, vma, first);
-                if mover.swap_in(pool, first, last, vma.prot()) {
+                let flags = AdviceFlags::of(maps, vma, first, true);
+                if mover.swap_in(pool, (first, last), vma.prot(), false) {
                     flags.apply(first, last);
                     if vma.readable {
                         super::keep_in_place(first, last);
@@ -278,7 +281,7 @@ impl Registry {
         self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
             let class = registry.class(vma);
             let is_copied = matches!(class, MappingClass::Frozen | MappingClass::Swapped);
-            let flags = if is_copied { AdviceFlags::of(&maps, vma, first) } else { AdviceFlags::default() };
+            let flags = if is_copied { AdviceFlags::of(&maps, vma, first, true) } else { AdviceFlags::default() };
             let copied = match class {
                 MappingClass::Frozen => copy_over(vma, first, last - first, |copy| {
                     // SAFETY: both are `last - first` bytes; the source is readable (`copy_over`), and no other thread runs.

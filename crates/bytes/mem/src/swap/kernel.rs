@@ -51,6 +51,16 @@ pub(crate) unsafe fn map_copy_over(at: usize, len: usize, prot: i32, fd: i32, of
     unsafe { rustix::mm::mmap(at as *mut _, len, prot, flags, BorrowedFd::borrow_raw(fd), offset as u64) }.is_ok()
 }
 
+/// Maps fresh private memory over the mapping at `at`.
+///
+/// # Safety
+/// The caller must own the pages that are replaced, and no other thread uses them.
+pub(crate) unsafe fn map_fresh_over(at: usize, len: usize, prot: i32) -> bool {
+    let prot = ProtFlags::from_bits_retain(prot as u32);
+    // SAFETY: by the caller's promise.
+    unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, prot, MapFlags::PRIVATE | MapFlags::FIXED) }.is_ok()
+}
+
 /// Sets the rights of pages.
 ///
 /// # Safety

@@ -33,6 +33,7 @@ mod lock;
 mod pinned;
 mod pool;
 mod refs;
+mod splits;
 #[cfg(test)]
 pub(crate) mod testing;
 mod uffd;
@@ -46,6 +47,7 @@ use lock::ForkLock;
 use pinned::Pins;
 use pool::PoolSet;
 use refs::PageCounts;
+use splits::SplitSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use uffd::PageMover;
@@ -117,6 +119,8 @@ pub struct Registration {
     /// First and end address of the pages that are counted in the registry; both 0 when no page is the pool's.
     lo: usize,
     hi: usize,
+    /// Whether the pages stay in the process only to keep the number of its mappings low.
+    spares_mappings: bool,
     /// The epoch of the registry in which the pages were counted; a fork begins a new epoch in the child.
     epoch: u64,
 }
@@ -143,6 +147,11 @@ impl Registration {
     pub fn is_in_process(&self) -> bool {
         self.pieces().iter().any(|p| p.kind == PieceSource::InProcess)
     }
+    /// Whether it is reached in the process only to keep the number of the process's mappings low: [`register_swapped`] would
+    /// swap the pages.
+    pub fn spares_mappings(&self) -> bool {
+        self.spares_mappings
+    }
     fn in_process(addr: usize, len: usize) -> Registration {
         let mut r = Registration::empty();
         r.pieces[0] = Piece { addr, len, kind: PieceSource::InProcess };
@@ -151,7 +160,15 @@ impl Registration {
     }
     fn empty() -> Registration {
         let none = Piece { addr: 0, len: 0, kind: PieceSource::InProcess };
-        Registration { pieces: [none; PIECES_MAX], count: 0, fds: [const { None }; PIECES_MAX], lo: 0, hi: 0, epoch: 0 }
+        Registration {
+            pieces: [none; PIECES_MAX],
+            count: 0,
+            fds: [const { None }; PIECES_MAX],
+            lo: 0,
+            hi: 0,
+            spares_mappings: false,
+            epoch: 0,
+        }
     }
     /// Appends a piece, or extends the last one if the file goes on there. False: there are [`PIECES_MAX`] pieces already.
     fn push(&mut self, addr: usize, len: usize, offset: u64, source: PieceFile) -> bool {
@@ -186,6 +203,8 @@ pub(crate) struct Registry {
     refs: PageCounts,
     pools: PoolSet,
     mover: Option<Arc<PageMover>>,
+    /// Where swaps have split mappings.
+    splits: SplitSet,
     epoch: u64,
     /// Whether the fork handlers are installed.
     handlers: bool,
@@ -201,12 +220,21 @@ static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
     refs: PageCounts::new(),
     pools: PoolSet::new(),
     mover: None,
+    splits: SplitSet::new(),
     epoch: 0,
     handlers: false,
     process: 0,
     fork: ForkState::NONE,
     hosts: Vec::new(),
 });
+
+/// What registering a range takes.
+struct Survey {
+    /// Whether the whole range can be given as pieces.
+    mappable: bool,
+    /// Whether swapping splits a mapping.
+    splits: bool,
+}
 
 /// Kind of a mapping, which decides how it is registered.
 enum MappingClass {
@@ -243,15 +271,16 @@ impl Registry {
         }
     }
 
-    /// Checks the rights on the range, and whether the whole range can be given as pieces.
+    /// Checks the rights on the range, whether it would be split off its mappings, and whether it can be given as pieces.
     fn survey(
         &self,
         maps: &Maps,
-        pins: &mut Pins,
+        pins: &Pins,
         (addr, end): (usize, usize),
         write: bool,
-    ) -> Result<bool, RegisterError> {
-        let (mut at, mut pieces, mut mappable, mut in_pool) = (addr, 0, true, 0);
+    ) -> Result<Survey, RegisterError> {
+        let (mut at, mut pieces, mut in_pool) = (addr, 0, 0);
+        let mut found = Survey { mappable: true, splits: false };
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start <= at).ok_or(RegisterError::Fault)?;
             if !vma.readable || (write && !vma.writable) {
@@ -264,27 +293,31 @@ impl Registry {
             }
             match class {
                 // The lowest page of a stack must stay private, so that the stack can grow.
-                MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => mappable = false,
+                MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => found.mappable = false,
                 // The device would keep the old pages.
-                MappingClass::Private if pins.may_hold(first, vma.end.min(end)) => mappable = false,
+                MappingClass::Private if pins.may_hold(first, vma.end.min(end)) => found.mappable = false,
                 MappingClass::Swapped | MappingClass::Private => {
+                    let is_inside = vma.start < first || end.next_multiple_of(vma.page) < vma.end;
+                    found.splits |= matches!(class, MappingClass::Private) && is_inside;
                     pieces += usize::from(in_pool != vma.page);
                     in_pool = vma.page;
                 }
                 MappingClass::Shared => (pieces, in_pool) = (pieces + 1, 0),
-                MappingClass::Frozen | MappingClass::Other => mappable = false,
+                MappingClass::Frozen | MappingClass::Other => found.mappable = false,
             }
             at = vma.end;
             if at >= end {
-                return Ok(mappable && pieces <= PIECES_MAX);
+                found.mappable &= pieces <= PIECES_MAX;
+                return Ok(found);
             }
         }
-        Ok(false)
+        found.mappable = false;
+        Ok(found)
     }
 
     /// Swaps the private pages in and collects the pieces. False: a part was refused. The caller counts the pages that are
     /// swapped by then and makes them private again.
-    fn collect(&mut self, maps: &Maps, addr: usize, end: usize, write: bool) -> (Registration, bool) {
+    fn collect(&mut self, maps: &Maps, pins: &Pins, (addr, end): (usize, usize), write: bool) -> (Registration, bool) {
         let mut reg = Registration::empty();
         let mut at = addr;
         for _ in 0..VMAS_MAX {
@@ -301,7 +334,7 @@ impl Registry {
                 class => self.pools.get(vma.page).map(|p| (PieceFile::Pool(p.fd()), at as u64)).filter(|_| {
                     reg.lo = if reg.hi == 0 { lo } else { reg.lo };
                     reg.hi = hi;
-                    matches!(class, MappingClass::Swapped) || self.swap_in(maps, &vma, (lo, hi))
+                    matches!(class, MappingClass::Swapped) || self.swap_in(maps, pins, &vma, (lo, hi))
                 }),
             };
             let Some((source, offset)) = source else { return (reg, false) };
@@ -324,14 +357,15 @@ impl Registry {
         self.mover.clone()
     }
 
-    fn swap_in(&mut self, maps: &Maps, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
-        let flags = AdviceFlags::of(maps, vma, lo);
+    fn swap_in(&mut self, maps: &Maps, pins: &Pins, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
+        let flags = AdviceFlags::of(maps, vma, lo, pins.has_locked);
         let swapped = match (self.mover(), self.pools.known(vma.page)) {
-            (Some(mover), Some(pool)) => mover.swap_in(pool, lo, hi, vma.prot()),
+            (Some(mover), Some(pool)) => mover.swap_in(pool, (lo, hi), vma.prot(), pins.is_alone),
             _ => false,
         };
         if swapped {
             flags.apply(lo, hi);
+            self.splits.extend([lo, hi].into_iter().filter(|at| vma.start < *at && *at < vma.end));
         }
         if swapped && vma.page == pool::PAGE {
             keep_in_place(lo, hi);
@@ -341,7 +375,7 @@ impl Registry {
 
     /// Makes the swapped pages of `[lo, hi)` private again and gives their memory back. Pages that a device may have pinned,
     /// or that the kernel refuses to exchange, stay shared, uncounted, until a later registration of them ends.
-    fn swap_out(&mut self, maps: &Maps, pins: &mut Pins, lo: usize, hi: usize) {
+    fn swap_out(&mut self, maps: &Maps, pins: &Pins, lo: usize, hi: usize) {
         let mut at = lo;
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start < hi);
@@ -360,8 +394,9 @@ impl Registry {
                     }
                 }
                 (MappingClass::Swapped, Some(pool)) => {
-                    let flags = AdviceFlags::of(maps, &vma, first);
-                    if self.mover().is_some_and(|mover| mover.swap_out(&pool, first, last, vma.prot())) {
+                    let flags = AdviceFlags::of(maps, &vma, first, pins.has_locked);
+                    if self.mover().is_some_and(|mover| mover.swap_out(&pool, (first, last), vma.prot(), pins.is_alone))
+                    {
                         pool.punch(first, last);
                         flags.apply(first, last);
                     }
@@ -375,7 +410,7 @@ impl Registry {
         }
     }
 
-    fn uncount(&mut self, maps: &Maps, pins: &mut Pins, lo: usize, hi: usize) {
+    fn uncount(&mut self, maps: &Maps, pins: &Pins, lo: usize, hi: usize) {
         // The ranges whose last registration has ended, one at a time, because the counts change meanwhile.
         while let Some((first, last)) = self.refs.sub_next(lo, hi) {
             self.swap_out(maps, pins, first, last);
@@ -409,25 +444,50 @@ fn keep_in_place(lo: usize, hi: usize) {
 /// Makes `[addr, addr + len)` reachable for the daemon. `write`: the region has a right to write.
 /// The range may be registered any number of times and overlap others.
 pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, RegisterError> {
+    register_with(addr, len, write, SplitRoom::Limited)
+}
+
+/// As [`register`], also if the process gets more mappings than a swap should take: for a daemon that cannot reach the memory
+/// in the process.
+///
+/// # Errors
+/// As [`register`].
+pub fn register_swapped(addr: usize, len: usize, write: bool) -> Result<Registration, RegisterError> {
+    register_with(addr, len, write, SplitRoom::Unlimited)
+}
+
+/// How many mappings a registration may split.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SplitRoom {
+    /// Those that [`SplitSet`] allows.
+    Limited,
+    /// Any number.
+    Unlimited,
+}
+
+fn register_with(addr: usize, len: usize, write: bool, room: SplitRoom) -> Result<Registration, RegisterError> {
     let end =
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
     let Some(maps) = Maps::open() else { return Ok(Registration::in_process(addr, len)) };
-    let mut pins = Pins::look();
+    let pins = Pins::look();
     let mut registry = fork::registry();
-    let mappable = registry.survey(&maps, &mut pins, (addr, end), write)?;
+    let found = registry.survey(&maps, &pins, (addr, end), write)?;
     // A fork handler of another library: this process may be the child, whose pages must not go into its parent's pool.
     let forking = registry.is_forking();
-    if !mappable || forking || pinned::is_switched_off() || !fork::install(&mut registry) {
+    if !found.mappable || forking || pinned::is_switched_off() || !fork::install(&mut registry) {
         return Ok(Registration::in_process(addr, len));
     }
-    let (mut reg, complete) = registry.collect(&maps, addr, end, write);
+    if found.splits && room == SplitRoom::Limited && !registry.splits.has_room(&maps) {
+        return Ok(Registration { spares_mappings: true, ..Registration::in_process(addr, len) });
+    }
+    let (mut reg, complete) = registry.collect(&maps, &pins, (addr, end), write);
     reg.epoch = registry.epoch;
     if reg.hi > 0 {
         debug_assert!(reg.lo < reg.hi);
         registry.refs.add(reg.lo, reg.hi);
     }
     if !complete {
-        registry.uncount_all(&maps, &mut pins, &reg);
+        registry.uncount_all(&maps, &pins, &reg);
         return Ok(Registration::in_process(addr, len));
     }
     Ok(reg)
@@ -464,18 +524,18 @@ pub fn release(registration: Registration) {
     if registration.hi == 0 {
         return;
     }
-    let mut pins = Pins::look();
+    let pins = Pins::look();
     let mut registry = fork::registry();
     // Registrations from before a fork are not counted in the child.
     if registration.epoch == registry.epoch
         && let Some(maps) = Maps::open()
     {
-        registry.uncount_all(&maps, &mut pins, &registration);
+        registry.uncount_all(&maps, &pins, &registration);
     }
 }
 
 impl Registry {
-    fn uncount_all(&mut self, maps: &Maps, pins: &mut Pins, reg: &Registration) {
+    fn uncount_all(&mut self, maps: &Maps, pins: &Pins, reg: &Registration) {
         if reg.hi > 0 {
             self.refs.sub(reg.lo, reg.hi);
             self.uncount(maps, pins, reg.lo, reg.hi);
@@ -498,6 +558,7 @@ mod tests {
             refs,
             pools,
             mover: None,
+            splits: SplitSet::new(),
             epoch: 0,
             handlers: false,
             process: 0,
@@ -578,7 +639,9 @@ mod tests {
     fn a_range_of_too_many_pieces_is_not_mappable() {
         let (memory, _file) = striped(PIECES_MAX + 1);
         let survey = |first: usize, last: usize| {
-            registry().survey(&maps(), &mut Pins::look(), (memory.page(first) + 9, memory.page(last) - 9), true)
+            registry()
+                .survey(&maps(), &Pins::look(), (memory.page(first) + 9, memory.page(last) - 9), true)
+                .map(|found| found.mappable)
         };
         assert_eq!(survey(0, PIECES_MAX), Ok(true));
         assert_eq!(survey(1, PIECES_MAX + 1), Ok(true));
@@ -593,7 +656,7 @@ mod tests {
         }
         let survey = |write| {
             let range = (memory.page(0), memory.page(2 * PIECES_MAX + 4));
-            registry().survey(&maps(), &mut Pins::look(), range, write)
+            registry().survey(&maps(), &Pins::look(), range, write).map(|found| found.mappable)
         };
         assert_eq!((survey(false), survey(true)), (Ok(true), Err(RegisterError::Fault)));
         memory.protect(3..4, libc::PROT_NONE);
@@ -609,7 +672,9 @@ mod tests {
             stack.is_some()
         }));
         let stack = stack.expect("found");
-        let survey = |first: usize, last: usize| registry().survey(&maps, &mut Pins::look(), (first, last), true);
+        let survey = |first: usize, last: usize| {
+            registry().survey(&maps, &Pins::look(), (first, last), true).map(|found| found.mappable)
+        };
         let second = stack.start + PAGE;
         assert_eq!((survey(stack.start, second), survey(stack.start + 100, second)), (Ok(false), Ok(false)));
         assert_eq!((survey(second, second + 8), survey(second + 100, stack.end)), (Ok(true), Ok(true)));
@@ -617,7 +682,7 @@ mod tests {
 
     #[test]
     fn whole_pages_of_the_pool_are_counted() {
-        let (memory, mut registry, mut pins) = (Memory::new(8), registry(), Pins::look());
+        let (memory, mut registry, pins) = (Memory::new(8), registry(), Pins::look());
         let file = memfd(8, libc::F_SEAL_SHRINK);
         // SAFETY: the first and the last page of this test's memory.
         unsafe {
@@ -628,7 +693,7 @@ mod tests {
         let private = || (1..7).all(|i| maps().at_or_after(memory.page(i)).is_some_and(|vma| !vma.shared));
         for (first, last, counted) in [(0, 8, (1, 7)), (1, 4, (1, 4)), (2, 6, (2, 6)), (3, 4, (3, 4))] {
             let (addr, end) = (memory.page(first) + 100, memory.page(last) - 100);
-            let (reg, complete) = registry.collect(&maps(), addr, end, false);
+            let (reg, complete) = registry.collect(&maps(), &pins, (addr, end), false);
             if !complete {
                 assert!(PageMover::open().is_none(), "swapped where the kernel offers it");
                 return;
@@ -638,10 +703,10 @@ mod tests {
             assert_eq!((pieces[0].addr, len), (addr, end - addr));
             assert!(pieces.len() == if first == 0 { 3 } else { 1 } && !private());
             registry.refs.add(reg.lo, reg.hi);
-            registry.uncount_all(&maps(), &mut pins, &reg);
+            registry.uncount_all(&maps(), &pins, &reg);
             assert!(private(), "pages {first} to {last}");
         }
-        let none = registry.collect(&maps(), memory.page(0), memory.page(1), false);
+        let none = registry.collect(&maps(), &pins, (memory.page(0), memory.page(1)), false);
         assert_eq!((none.0.lo, none.0.hi, none.1), (0, 0, true), "a file of the program");
     }
 
@@ -651,8 +716,8 @@ mod tests {
         registry.pools.get(PAGE).expect("a pool");
         // SAFETY: a page of this test, used no more.
         unsafe { kernel::unmap(memory.page(1) as *mut u8, PAGE) };
-        registry.swap_out(&maps(), &mut Pins::look(), memory.page(0), memory.page(2));
-        registry.swap_out(&maps(), &mut Pins::look(), memory.page(1), memory.page(2));
+        registry.swap_out(&maps(), &Pins::look(), memory.page(0), memory.page(2));
+        registry.swap_out(&maps(), &Pins::look(), memory.page(1), memory.page(2));
         assert!(maps().at_or_after(memory.page(2)).is_some_and(|vma| vma.start == memory.page(2) && !vma.shared));
     }
 

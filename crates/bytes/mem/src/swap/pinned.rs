@@ -83,44 +83,37 @@ impl CudaDriver {
     }
 }
 
-/// Pinned memory, as found during one registration or deregistration.
+/// Pinned memory, and what else the kernel counts of the process, as found during one registration or deregistration.
 #[derive(Debug)]
 pub(super) struct Pins {
     cuda: Option<CudaDriver>,
-    /// Whether a driver has pinned memory that may be anywhere in the process; looked for when first needed.
-    anywhere: Option<bool>,
+    /// Whether a driver has pinned memory that may be anywhere in the process.
+    anywhere: bool,
+    /// Whether the process has locked memory (`mlock`).
+    pub(super) has_locked: bool,
+    /// Whether the process has no other thread than this one.
+    pub(super) is_alone: bool,
 }
 
 impl Pins {
     /// Call it without the registry's lock: finding a library takes the loader's lock, under which constructors of the
     /// program may register memory.
     pub(super) fn look() -> Pins {
-        Pins { cuda: CudaDriver::find(), anywhere: None }
+        Pins { cuda: CudaDriver::find(), ..Pins::without_cuda() }
     }
-    /// For pages that were asked about before.
-    pub(super) fn none() -> Pins {
-        Pins { cuda: None, anywhere: Some(false) }
+    /// What the kernel counts. Unreadable counters count as no pinned memory: without `/proc` nothing is swapped either.
+    pub(super) fn without_cuda() -> Pins {
+        let mut status = [0; STATUS_BYTES];
+        let status = read_status(&mut status);
+        let counted = |name| number_of(status, name).is_some_and(|number| number > 0);
+        let has_locked = counted(b"VmLck:");
+        let anywhere = counted(b"VmPin:") || (has_locked && has_vfio_open());
+        Pins { cuda: None, anywhere, has_locked, is_alone: number_of(status, b"Threads:") == Some(1) }
     }
     /// Whether pages of `[lo, hi)` may be pinned.
-    pub(super) fn may_hold(&mut self, lo: usize, hi: usize) -> bool {
-        *self.anywhere.get_or_insert_with(is_pinned_anywhere)
-            || self.cuda.as_ref().is_some_and(|cuda| cuda.knows_part(lo, hi))
+    pub(super) fn may_hold(&self, lo: usize, hi: usize) -> bool {
+        self.anywhere || self.cuda.as_ref().is_some_and(|cuda| cuda.knows_part(lo, hi))
     }
-}
-
-/// Whether the kernel counts pinned memory for this process. Unreadable counters count as no: without `/proc` nothing is
-/// swapped either.
-fn is_pinned_anywhere() -> bool {
-    let mut status = [0; STATUS_BYTES];
-    let status = read_status(&mut status);
-    let counted = |name| kilobytes(status, name).is_some_and(|kb| kb > 0);
-    counted(b"VmPin:") || (counted(b"VmLck:") && has_vfio_open())
-}
-
-/// Whether the process has locked memory (`mlock`).
-pub(super) fn has_locked_memory() -> bool {
-    let mut status = [0; STATUS_BYTES];
-    kilobytes(read_status(&mut status), b"VmLck:").is_some_and(|kb| kb > 0)
 }
 
 fn read_status(buffer: &mut [u8; STATUS_BYTES]) -> &[u8] {
@@ -138,8 +131,8 @@ fn read_status(buffer: &mut [u8; STATUS_BYTES]) -> &[u8] {
     &buffer[..usize::try_from(n).unwrap_or(0)]
 }
 
-/// The number in the line `NAME   123 kB` of `/proc/PID/status`.
-fn kilobytes(status: &[u8], name: &[u8]) -> Option<u64> {
+/// The number in the line `NAME   123` or `NAME   123 kB` of `/proc/PID/status`.
+fn number_of(status: &[u8], name: &[u8]) -> Option<u64> {
     let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;
     let digits = line.trim_ascii().split(|byte| *byte == b' ').next()?;
     core::str::from_utf8(digits).ok()?.parse().ok()
@@ -161,10 +154,10 @@ mod tests {
     #[test]
     fn counters_are_found_in_the_status_file() {
         let status = b"Name:\tx VmPin: 9\nVmLck:\t      12 kB\nVmPin:\t       0 kB\nVmHWM:\t   1 kB\n";
-        assert_eq!((kilobytes(status, b"VmLck:"), kilobytes(status, b"VmPin:")), (Some(12), Some(0)));
-        assert_eq!((kilobytes(status, b"VmRSS:"), kilobytes(b"VmPin:\n", b"VmPin:")), (None, None));
+        assert_eq!((number_of(status, b"VmLck:"), number_of(status, b"VmPin:")), (Some(12), Some(0)));
+        assert_eq!((number_of(status, b"VmRSS:"), number_of(b"VmPin:\n", b"VmPin:")), (None, None));
         let mut own = [0; STATUS_BYTES];
-        assert!(kilobytes(read_status(&mut own), b"VmPin:").is_some(), "the kernel has the counter");
+        assert!(number_of(read_status(&mut own), b"VmPin:").is_some(), "the kernel has the counter");
     }
 
     #[test]
@@ -175,11 +168,11 @@ mod tests {
             let before = open_count();
             let mut own = [0; STATUS_BYTES];
             assert!(read_status(&mut own).starts_with(b"Name:"));
-            assert!(!is_pinned_anywhere());
+            assert!(!Pins::without_cuda().anywhere);
             assert_eq!(open_count(), before);
             // Without a descriptor for it there is no status, and no pin is known of.
             limit(libc::RLIMIT_NOFILE, 0);
-            assert_eq!((read_status(&mut own), is_pinned_anywhere()), (&[][..], false));
+            assert_eq!((read_status(&mut own), Pins::without_cuda().anywhere), (&[][..], false));
         });
     }
 
@@ -190,8 +183,8 @@ mod tests {
             // SAFETY: memory of this test.
             if unsafe { libc::mlock(memory.at as *const _, PAGE) } == 0 {
                 let mut own = [0; STATUS_BYTES];
-                assert_eq!(kilobytes(read_status(&mut own), b"VmLck:"), Some(4));
-                assert!(!is_pinned_anywhere());
+                assert_eq!(number_of(read_status(&mut own), b"VmLck:"), Some(4));
+                assert!(!Pins::without_cuda().anywhere);
             }
         });
     }

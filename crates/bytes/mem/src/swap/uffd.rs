@@ -85,6 +85,8 @@ struct MoveJob<'a> {
     hi: usize,
     prot: i32,
     direction: SwapDirection,
+    /// Whether no other thread can write meanwhile.
+    alone: bool,
     done: bool,
 }
 
@@ -127,23 +129,26 @@ impl PageMover {
     }
     /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: the kernel has refused a chunk; the
     /// chunks before it stay swapped (the caller swaps them out).
-    pub(crate) fn swap_in(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
-        MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::In, done: false }.run()
+    /// `alone`: the process has no other thread.
+    pub(crate) fn swap_in(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, alone: bool) -> bool {
+        MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::In, alone, done: false }.run()
     }
-    /// Replaces the pool's pages `[lo, hi)` by private copies.
-    pub(crate) fn swap_out(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
+    /// Replaces the pool's pages `[lo, hi)` by private copies. `alone`: the process has no other thread; then the copies become
+    /// part of the mapping beside them.
+    pub(crate) fn swap_out(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, alone: bool) -> bool {
         self.features & WP_SHMEM != 0
-            && MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Out, done: false }.run()
+            && MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Out, alone, done: false }.run()
     }
     /// Whether it can protect shared memory.
     pub(crate) fn moves_shared(&self) -> bool {
         self.features & WP_SHMEM != 0
     }
     /// Replaces the private mapping of the pool's pages `[lo, hi)` by a shared one, with what was written to it.
-    pub(crate) fn thaw(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
+    pub(crate) fn thaw(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32) -> bool {
         // SAFETY: a constant path.
         let map = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        let done = MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Thaw(map), done: false }.run();
+        let direction = SwapDirection::Thaw(map);
+        let done = MoveJob { mover: self, pool, lo, hi, prot, direction, alone: false, done: false }.run();
         if map >= 0 {
             // SAFETY: our own descriptor.
             unsafe { libc::close(map) };
@@ -217,6 +222,7 @@ impl MoveJob<'_> {
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
         }
         if self.concerns_this_thread() {
+            self.alone = false;
             self.run_elsewhere();
         } else {
             self.work();
@@ -261,6 +267,10 @@ impl MoveJob<'_> {
             let len = step.min(self.hi - at);
             debug_assert!(len.is_multiple_of(self.pool.page) && len > 0);
             let moved = match self.direction {
+                SwapDirection::In if self.alone => chunk_in_alone(self.pool, at, len, self.prot),
+                SwapDirection::Out if self.alone && self.pool.page == PAGE => {
+                    chunk_out_alone(self.pool, at, len, self.prot)
+                }
                 SwapDirection::In => chunk_in(self.mover, self.pool, at, len, self.prot),
                 SwapDirection::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
                 SwapDirection::Thaw(map) => chunk_thaw(self.mover, self.pool, (at, len), self.prot, map),
@@ -279,6 +289,31 @@ extern "C" fn helper(job: *mut libc::c_void) -> *mut libc::c_void {
     // written (`done`) after the last wake-up.
     unsafe { (*job.cast::<MoveJob<'_>>()).work() };
     null_mut()
+}
+
+fn chunk_in_alone(pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
+    // SAFETY: replaces pages by their copy; every address in the range stays valid with the same contents and rights.
+    copy_to_pool(pool, at, len) && unsafe { kernel::map_over(at, len, prot, pool.fd(), at) }
+}
+
+/// Fresh pages in place, not moved there, become part of the mapping beside them: moved pages keep the number of their first
+/// address, by which the kernel does not join them. Other threads would see them empty for a moment.
+fn chunk_out_alone(pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
+    let Some(window) = kernel::map_window(pool.fd(), at, len) else { return false };
+    // SAFETY: pages of the pool, which stay in the window; this thread does not use them meanwhile (`concerns_this_thread`).
+    let mapped = unsafe { kernel::map_fresh_over(at, len, prot | libc::PROT_WRITE) };
+    if mapped {
+        // SAFETY: both are mapped and `len` long; the rights are those that the program has given.
+        unsafe {
+            core::ptr::copy_nonoverlapping(window, at as *mut u8, len);
+            if prot & libc::PROT_WRITE == 0 {
+                kernel::protect(at, len, prot);
+            }
+        }
+    }
+    // SAFETY: the window mapped above.
+    unsafe { kernel::unmap(window, len) };
+    mapped
 }
 
 fn chunk_in(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
@@ -483,7 +518,7 @@ mod tests {
         let mut memory = Memory::new(40);
         memory.bytes().fill(7);
         let (lo, hi) = (memory.page(2), memory.page(39));
-        assert!(mover.swap_in(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE));
+        assert!(mover.swap_in(&pool, (lo, hi), libc::PROT_READ | libc::PROT_WRITE, false));
         let mut copy = vec![0; 37 * PAGE];
         assert!(copy_from_pool(&pool, lo, copy.len(), copy.as_mut_ptr()) && copy.iter().all(|byte| *byte == 7));
         memory.bytes()[2 * PAGE] = 8;
@@ -492,10 +527,10 @@ mod tests {
             let old =
                 PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
             assert!(
-                !old.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE),
+                !old.swap_out(&pool, (lo, hi), libc::PROT_READ | libc::PROT_WRITE, false),
                 "shared memory cannot be protected"
             );
-            assert!(mover.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE));
+            assert!(mover.swap_out(&pool, (lo, hi), libc::PROT_READ | libc::PROT_WRITE, false));
             pool.punch(lo, hi);
             assert!(memory.bytes().iter().enumerate().all(|(i, byte)| *byte == if i == 2 * PAGE { 8 } else { 7 }));
         }
@@ -578,8 +613,14 @@ mod tests {
             assert_eq!(file, at, "{}", std::io::Error::last_os_error());
             let (before, rights) = (mapped_bytes(), libc::PROT_READ | libc::PROT_WRITE);
             for (first, last) in [(0, 4), (2, 3)] {
-                assert!(!mover.swap_in(&pool, memory.page(first), memory.page(last), rights), "a page of a file");
-                assert!(!mover.swap_out(&pool, memory.page(first), memory.page(last), rights), "a page of a file");
+                assert!(
+                    !mover.swap_in(&pool, (memory.page(first), memory.page(last)), rights, false),
+                    "a page of a file"
+                );
+                assert!(
+                    !mover.swap_out(&pool, (memory.page(first), memory.page(last)), rights, false),
+                    "a page of a file"
+                );
             }
             assert_eq!(mapped_bytes(), before);
         });
@@ -608,8 +649,9 @@ mod tests {
         // SAFETY: only the address is used.
         let errno = unsafe { libc::__errno_location() } as usize;
         let concerns = |lo: usize, len: usize| {
-            let (direction, prot, done) = (SwapDirection::In, 0, false);
-            MoveJob { mover: &mover, pool: &pool, lo, hi: lo + len, prot, direction, done }.concerns_this_thread()
+            let (direction, prot, alone, done) = (SwapDirection::In, 0, false, false);
+            MoveJob { mover: &mover, pool: &pool, lo, hi: lo + len, prot, direction, alone, done }
+                .concerns_this_thread()
         };
         assert!(
             concerns(errno, 4) && concerns(errno - 1, 2) && concerns(errno + 3, 1) && concerns(errno - PAGE, 2 * PAGE)

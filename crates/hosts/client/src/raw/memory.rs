@@ -82,6 +82,25 @@ fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
 /// EFAULT for a range that is not mapped, ENOMEM without memory to share it; else the daemon's refusal.
 pub fn register(context: &RawContext, pd: u32, range: MemoryRange) -> Result<RawMr> {
     let (pieces, registration) = share(context, &range)?;
+    let spares_mappings = registration.as_ref().is_some_and(Registration::spares_mappings);
+    match send(context, pd, range, (pieces, registration)) {
+        // Perhaps the daemon cannot reach the memory in the process: then the process has more mappings.
+        Err(_) if spares_mappings => {
+            let writes = range.access & WRITES != 0;
+            let registration = swap::register_swapped(range.addr, range.len, writes)?;
+            send(context, pd, range, (pieces_of(&registration), Some(registration)))
+        }
+        answer => answer,
+    }
+}
+
+/// Registers shared pages at the daemon; a refusal releases them.
+fn send(
+    context: &RawContext,
+    pd: u32,
+    range: MemoryRange,
+    (pieces, registration): (Vec<MrPiece>, Option<Registration>),
+) -> Result<RawMr> {
     let fds: Vec<BorrowedFd<'_>> =
         registration.as_ref().map(|r| (0..r.fds()).filter_map(|i| r.fd(i)).collect()).unwrap_or_default();
     let MemoryRange { addr, len, iova, access, replaces } = range;

@@ -33,6 +33,13 @@ pub(super) struct MrRequest {
     pub fds: ForeignFds,
 }
 
+impl MrRequest {
+    /// Whether the daemon maps the memory.
+    fn is_mapped(&self) -> bool {
+        !self.pieces.is_empty() && self.pieces.iter().all(|p| p.kind != MrPieceKind::InProcess)
+    }
+}
+
 /// Rights that let a peer change the memory.
 const REMOTE_WRITES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 
@@ -142,8 +149,10 @@ impl Context {
     }
 
     /// Charges the mappings that a registration needs in the daemon: one for each piece, and one that reserves the addresses.
+    /// Memory that is reached in its process needs none.
     fn charge_mappings(&self, r: &MrRequest) -> Result<Charge, Refusal> {
-        self.caller.charge(&[(Resource::Mapping, r.pieces.len() as u64 + 1)])
+        let mappings = if r.is_mapped() { r.pieces.len() as u64 + 1 } else { 0 };
+        self.caller.charge(&[(Resource::Mapping, mappings)])
     }
 
     fn region(&mut self, host: &mut Host, r: &MrRequest, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
@@ -162,7 +171,7 @@ impl Context {
             // SAFETY: the promise of the caller of `Session::admit_own`.
             return Ok(unsafe { Region::own(addr, len) });
         }
-        if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::InProcess) {
+        if !r.is_mapped() {
             return self.in_process(host, r);
         }
         // The mapping must be as long as the region, so that every span of the region lies within the mapping.
