@@ -2,9 +2,8 @@
 //!
 //! Programs are attached by links whose descriptors this process holds, so its death takes them away.
 
-use super::Counts;
 use crate::config::{Prefix, RANGES};
-use crate::counters::ProxyCounter;
+use crate::counters::{Counts, ProxyCounter};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData, SockMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SkLookup, SockOps};
