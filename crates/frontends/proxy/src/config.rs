@@ -104,6 +104,11 @@ pub struct PeerEntry {
 }
 
 impl PeerEntry {
+    fn check(&self) -> Result<(), String> {
+        check_name(&self.name)?;
+        self.allowed().map(drop)
+    }
+
     /// What it may serve; `None`: anything.
     ///
     /// # Errors
@@ -207,29 +212,13 @@ impl ProxyConfig {
     pub fn parse(text: &str) -> Result<Checked, String> {
         let config: Self = toml::from_str(text).map_err(|e| one_line(&e))?;
         check_name(&config.name)?;
-        for peer in &config.peer {
-            check_name(&peer.name)?;
-            peer.allowed()?;
-        }
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let workers = config.workers.unwrap_or((cores / 2).clamp(1, 4));
-        if workers == 0 || workers > WORKERS_MAX {
-            return Err(format!("workers = {workers}: between 1 and {WORKERS_MAX} are possible"));
-        }
-        let window = window_size("window", &config.window)?;
-        let window_max = match &config.window_max {
-            Some(text) => window_size("window_max", text)?,
-            None => window.max(WINDOW_MAX),
-        };
-        if window_max < window {
-            return Err(format!("window_max = {window_max} bytes: it must not be less than window, {window} bytes"));
-        }
+        config.peer.iter().try_for_each(PeerEntry::check)?;
         if config.mark == 0 || config.mark > 252 {
-            return Err(format!(
-                "mark = {}: from 1 to 252, because it is the number of a routing table as well",
-                config.mark
-            ));
+            let mark = config.mark;
+            return Err(format!("mark = {mark}: from 1 to 252, because it is the number of a routing table as well"));
         }
+        let workers = config.checked_workers()?;
+        let (window, window_max) = config.checked_windows()?;
         let memory = size("memory", &config.memory)?;
         let least = crate::pool::WindowPool::region_bytes(window) * u64::from(workers);
         if memory < least {
@@ -238,14 +227,31 @@ impl ProxyConfig {
                 config.memory
             ));
         }
-        let takes = config
-            .take
-            .iter()
-            .map(|take| Ok((prefixes(&take.to)?, ports(&take.ports)?)))
-            .collect::<Result<Vec<_>, String>>()?;
+        let taken = config.take.iter().map(|take| Ok((prefixes(&take.to)?, ports(&take.ports)?)));
+        let takes = taken.collect::<Result<Vec<_>, String>>()?;
         check_overlap(&config.take, &takes)?;
         let serves = config.serve.iter().map(|serve| prefixes(&serve.to)).collect::<Result<_, _>>()?;
         Ok(Checked { workers, window, window_max, memory, takes, serves, config })
+    }
+
+    fn checked_workers(&self) -> Result<u32, String> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let workers = self.workers.unwrap_or((cores / 2).clamp(1, 4));
+        if workers == 0 || workers > WORKERS_MAX {
+            return Err(format!("workers = {workers}: between 1 and {WORKERS_MAX} are possible"));
+        }
+        Ok(workers)
+    }
+
+    /// Bytes of first windows, and the most that they grow to.
+    fn checked_windows(&self) -> Result<(u32, u32), String> {
+        let window = window_size("window", &self.window)?;
+        let most = self.window_max.as_ref().map(|text| window_size("window_max", text)).transpose()?;
+        let window_max = most.unwrap_or(window.max(WINDOW_MAX));
+        if window_max < window {
+            return Err(format!("window_max = {window_max} bytes: it must not be less than window, {window} bytes"));
+        }
+        Ok((window, window_max))
     }
 }
 
@@ -278,7 +284,7 @@ pub fn directory(text: &str) -> Result<Vec<PeerEntry>, String> {
         peer: Vec<PeerEntry>,
     }
     let directory: PeerDirectory = toml::from_str(text).map_err(|e| one_line(&e))?;
-    directory.peer.iter().try_for_each(|peer| check_name(&peer.name).and_then(|()| peer.allowed().map(|_| ())))?;
+    directory.peer.iter().try_for_each(PeerEntry::check)?;
     Ok(directory.peer)
 }
 

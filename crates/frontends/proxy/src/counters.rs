@@ -70,6 +70,9 @@ counters! {
     PeerFaults, "peer_faults", "Violations of the stream protocol by a peer.";
 }
 
+/// Values of counters.
+pub type Counts = Vec<(ProxyCounter, u64)>;
+
 /// The counters of one worker.
 #[derive(Clone, Debug)]
 pub struct ProxyCounters {

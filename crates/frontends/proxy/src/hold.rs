@@ -10,7 +10,7 @@
 //! Without a reader, or with a full queue, SYNs pass at once. Kernels without the expression `queue` have perhaps the
 //! target NFQUEUE of xtables, which nf_tables can use as well.
 
-use crate::netlink::{self, Attributes, Netlink};
+use crate::netlink::{self, Attributes, NetfilterRequest, Netlink};
 use crate::nft::{self, HeaderBase, TableBatch};
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -173,8 +173,13 @@ impl SynQueue {
         Ok(queue)
     }
 
+    fn request(&self, kind: u16) -> NetfilterRequest {
+        let family = libc::AF_UNSPEC as u8;
+        NetfilterRequest { subsystem: nfqnl::SUBSYSTEM, kind, family, resource: self.number }
+    }
+
     fn configure(&self, attributes: Attributes) -> Result<()> {
-        self.netlink.ask(nfqnl::SUBSYSTEM, nfqnl::CONFIG, libc::AF_UNSPEC as u8, self.number, attributes)
+        self.netlink.ask(self.request(nfqnl::CONFIG), attributes)
     }
 
     /// The next SYN, if one waits. What is no SYN of TCP passes.
@@ -206,7 +211,7 @@ impl SynQueue {
         let header = [answer.to_be_bytes(), packet.to_be_bytes()].concat();
         let attributes = Attributes::new().bytes(2, &header);
         let attributes = if verdict == Verdict::Refuse { attributes.be32(3, refused_mark(mark)) } else { attributes };
-        self.netlink.tell(nfqnl::SUBSYSTEM, nfqnl::VERDICT, libc::AF_UNSPEC as u8, self.number, attributes)
+        self.netlink.tell(self.request(nfqnl::VERDICT), attributes)
     }
 }
 
@@ -224,20 +229,25 @@ fn queued(message: &[u8]) -> Option<(u32, &[u8])> {
 
 /// Source and destination of a TCP segment in an IP packet.
 fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
-    let (from, to, tcp): (IpAddr, IpAddr, usize) = match packet.first()? >> 4 {
-        4 if *packet.get(9)? == libc::IPPROTO_TCP as u8 => {
-            let address = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
-            (address(12)?.into(), address(16)?.into(), usize::from(packet[0] & 15) * 4)
-        }
+    let is_tcp = |at: usize| packet.get(at) == Some(&(libc::IPPROTO_TCP as u8));
+    let version = packet.first()? >> 4;
+    let (from, to, tcp): (IpAddr, IpAddr, usize) = if version == 4 && is_tcp(9) {
+        let address = |at| field(packet, at).map(Ipv4Addr::from);
+        (address(12)?.into(), address(16)?.into(), usize::from(packet[0] & 15) * 4)
+    } else if version == 6 && is_tcp(6) {
         // A SYN that the kernel's TCP has made has no extension headers.
-        6 if *packet.get(6)? == libc::IPPROTO_TCP as u8 => {
-            let address = |at: usize| Some(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
-            (address(8)?.to_canonical(), address(24)?.to_canonical(), 40)
-        }
-        _ => return None,
+        let address = |at| field(packet, at).map(Ipv6Addr::from);
+        (address(8)?.to_canonical(), address(24)?.to_canonical(), 40)
+    } else {
+        return None;
     };
-    let port = |at: usize| Some(u16::from_be_bytes(packet.get(at..at + 2)?.try_into().ok()?));
+    let port = |at| field(packet, at).map(u16::from_be_bytes);
     Some((SocketAddr::new(from, port(tcp)?), SocketAddr::new(to, port(tcp + 2)?)))
+}
+
+/// Bytes of a packet.
+fn field<const N: usize>(packet: &[u8], at: usize) -> Option<[u8; N]> {
+    packet.get(at..)?.first_chunk().copied()
 }
 
 #[cfg(test)]

@@ -84,50 +84,56 @@ pub fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
 pub struct RequestBatch {
     bytes: Vec<u8>,
     sequence: u32,
+    subsystem: u16,
 }
 
 impl RequestBatch {
-    /// Appends a message.
-    pub fn message(
-        &mut self,
-        subsystem: u16,
-        kind: u16,
-        flags: u16,
-        family: u8,
-        resource: u16,
-        attributes: Attributes,
-    ) {
-        self.sequence += 1;
-        let flags = flags | libc::NLM_F_REQUEST as u16;
-        let kind = subsystem << 8 | kind;
-        append(&mut self.bytes, kind, flags, self.sequence, (family, resource), attributes);
+    /// What begins or ends it.
+    fn limit(&self, kind: u16) -> NetfilterRequest {
+        NetfilterRequest { subsystem: 0, kind, family: 0, resource: self.subsystem }
     }
 
-    fn mark(&mut self, kind: u16, subsystem: u16, flags: u16) {
+    /// Appends a message.
+    pub fn message(&mut self, request: NetfilterRequest, flags: i32, attributes: Attributes) {
         self.sequence += 1;
-        let flags = flags | libc::NLM_F_REQUEST as u16;
-        append(&mut self.bytes, kind, flags, self.sequence, (0, subsystem), Attributes::new());
+        request.append(&mut self.bytes, flags, self.sequence, attributes);
     }
 }
 
-fn append(
-    to: &mut Vec<u8>,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    (family, resource): (u8, u16),
-    attributes: Attributes,
-) {
-    let len = (HEADER + 4 + attributes.0.len()) as u32;
-    to.extend(len.to_ne_bytes());
-    to.extend(kind.to_ne_bytes());
-    to.extend(flags.to_ne_bytes());
-    to.extend(sequence.to_ne_bytes());
-    to.extend(0u32.to_ne_bytes());
-    // struct nfgenmsg: family, version, resource.
-    to.extend([family, 0]);
-    to.extend(resource.to_be_bytes());
-    to.extend(attributes.0);
+/// What a message asks for, and of what.
+#[derive(Clone, Copy, Debug)]
+pub struct NetfilterRequest {
+    /// The subsystem of netfilter; 0 for those that begin and end a batch.
+    pub subsystem: u16,
+    /// The subsystem's number of the request.
+    pub kind: u16,
+    /// Family of addresses.
+    pub family: u8,
+    /// Of a batch the subsystem, of a queue its number.
+    pub resource: u16,
+}
+
+impl NetfilterRequest {
+    /// Appends the message to others.
+    fn append(self, to: &mut Vec<u8>, flags: i32, sequence: u32, attributes: Attributes) {
+        let len = (HEADER + 4 + attributes.0.len()) as u32;
+        to.extend(len.to_ne_bytes());
+        to.extend((self.subsystem << 8 | self.kind).to_ne_bytes());
+        to.extend(((flags | libc::NLM_F_REQUEST) as u16).to_ne_bytes());
+        to.extend(sequence.to_ne_bytes());
+        to.extend(0u32.to_ne_bytes());
+        // struct nfgenmsg: family, version, resource.
+        to.extend([self.family, 0]);
+        to.extend(self.resource.to_be_bytes());
+        to.extend(attributes.0);
+    }
+
+    /// The message alone.
+    fn message(self, flags: i32, sequence: u32, attributes: Attributes) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append(&mut bytes, flags, sequence, attributes);
+        bytes
+    }
 }
 
 /// A netlink socket of the netfilter family, in the namespace of the thread that has opened it.
@@ -159,26 +165,19 @@ impl Netlink {
     }
 
     /// A message without an answer.
-    pub fn tell(&self, subsystem: u16, kind: u16, family: u8, resource: u16, attributes: Attributes) -> Result<()> {
-        let mut bytes = Vec::new();
-        append(&mut bytes, subsystem << 8 | kind, libc::NLM_F_REQUEST as u16, 0, (family, resource), attributes);
-        self.send(&bytes)
+    pub fn tell(&self, request: NetfilterRequest, attributes: Attributes) -> Result<()> {
+        self.send(&request.message(0, 0, attributes))
     }
 
     /// A message with an answer: an error, or none.
-    pub fn ask(&self, subsystem: u16, kind: u16, family: u8, resource: u16, attributes: Attributes) -> Result<()> {
-        let mut bytes = Vec::new();
-        let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
-        append(&mut bytes, subsystem << 8 | kind, flags, 1, (family, resource), attributes);
-        self.send(&bytes)?;
+    pub fn ask(&self, request: NetfilterRequest, attributes: Attributes) -> Result<()> {
+        self.send(&request.message(libc::NLM_F_ACK, 1, attributes))?;
         self.answers()
     }
 
     /// A question; returns the attributes of the answer.
-    pub fn get(&self, subsystem: u16, kind: u16, family: u8, attributes: Attributes) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        append(&mut bytes, subsystem << 8 | kind, libc::NLM_F_REQUEST as u16, 1, (family, 0), attributes);
-        self.send(&bytes)?;
+    pub fn get(&self, request: NetfilterRequest, attributes: Attributes) -> Result<Vec<u8>> {
+        self.send(&request.message(0, 1, attributes))?;
         let mut buffer = [0; 4096];
         let answer = self.receive(&mut buffer)?;
         match error_code(answer) {
@@ -190,14 +189,14 @@ impl Netlink {
 
     /// An empty batch for a subsystem.
     pub fn batch(&self, subsystem: u16) -> RequestBatch {
-        let mut batch = RequestBatch { bytes: Vec::new(), sequence: 0 };
-        batch.mark(BATCH_BEGIN, subsystem, 0);
+        let mut batch = RequestBatch { bytes: Vec::new(), sequence: 0, subsystem };
+        batch.message(batch.limit(BATCH_BEGIN), 0, Attributes::new());
         batch
     }
 
     /// Carries a batch out.
     pub fn commit(&self, mut batch: RequestBatch) -> Result<()> {
-        batch.mark(BATCH_END, nft_subsystem(&batch), libc::NLM_F_ACK as u16);
+        batch.message(batch.limit(BATCH_END), libc::NLM_F_ACK, Attributes::new());
         // A batch must fit into the socket's buffer as a whole.
         let room = 2 * batch.bytes.len();
         if room > SEND_BUFFER {
@@ -226,11 +225,6 @@ impl Netlink {
             }
         }
     }
-}
-
-/// The subsystem that a batch's first message names.
-fn nft_subsystem(batch: &RequestBatch) -> u16 {
-    u16::from_be_bytes([batch.bytes[HEADER + 2], batch.bytes[HEADER + 3]])
 }
 
 /// The code of an NLMSG_ERROR: a negative errno, or 0.

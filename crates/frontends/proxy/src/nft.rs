@@ -4,7 +4,7 @@
 //! the kernel removes it with the socket, so also with the process. Numbers of attributes are those of
 //! linux/netfilter/nf_tables.h.
 
-use crate::netlink::{Attributes, Netlink, RequestBatch, attribute};
+use crate::netlink::{Attributes, NetfilterRequest, Netlink, RequestBatch, attribute};
 use std::io::Result;
 
 const SUBSYSTEM: u16 = 10;
@@ -97,6 +97,11 @@ pub struct SetForm {
     pub timeout_ms: u64,
 }
 
+/// A request of nf_tables.
+fn request(kind: u16, family: u8) -> NetfilterRequest {
+    NetfilterRequest { subsystem: SUBSYSTEM, kind, family, resource: 0 }
+}
+
 /// Changes of one table that take effect together.
 #[derive(Debug)]
 pub struct TableBatch {
@@ -112,7 +117,7 @@ impl TableBatch {
     }
 
     fn message(&mut self, kind: u16, flags: i32, attributes: Attributes) {
-        self.batch.message(SUBSYSTEM, kind, flags as u16, self.family, 0, attributes);
+        self.batch.message(request(kind, self.family), flags, attributes);
     }
 
     fn named(&self) -> Attributes {
@@ -186,7 +191,7 @@ impl TableBatch {
 /// The packets of a counter.
 pub fn counted(owner: &Netlink, family: i32, table: &str, counter: &str) -> Result<u64> {
     let asked = Attributes::new().text(1, table).text(2, counter).be32(3, OBJECT_COUNTER);
-    let answer = owner.get(SUBSYSTEM, GET_OBJECT, family as u8, asked)?;
+    let answer = owner.get(request(GET_OBJECT, family as u8), asked)?;
     let packets = attribute(&answer, 4).and_then(|data| attribute(data, 2)).and_then(|bytes| bytes.try_into().ok());
     packets.map(u64::from_be_bytes).ok_or_else(|| std::io::Error::other("a counter without a number"))
 }

@@ -12,9 +12,11 @@ use crate::sys::{self, Waker};
 use crate::tls::TlsKeys;
 use crate::worker::{NetworkPlace, RelayWorker, WorkerStart, listener};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, channel};
@@ -44,40 +46,14 @@ pub fn run(config: Checked) -> Result<(), String> {
     let named = namespaces(&config);
     let paths: Vec<String> =
         named.keys().map(|path| path.clone().unwrap_or(OWN.into()).display().to_string()).collect();
-    let mut janitor = if named.is_empty() { None } else { Some(intercept::start_janitor(&paths, mark)?) };
+    let janitor = if named.is_empty() { None } else { Some(intercept::start_janitor(&paths, mark)?) };
 
-    let mut interceptions = Vec::new();
-    // The kernel removes the rules when the process ends.
-    let mut syn_rules: Vec<SynRules> = Vec::new();
-    let mut taken_here = Vec::new();
-    let mut places: Vec<Vec<NetworkPlace>> = (0..config.workers).map(|_| Vec::new()).collect();
+    let places = (0..config.workers).map(|_| Vec::new()).collect();
+    let mut made = PlacesMade { interceptions: Vec::new(), syn_rules: Vec::new(), taken_here: Vec::new(), places };
     for (path, rules) in named {
-        let namespace = path.as_deref().map(open).transpose()?.map(Arc::new);
-        if let Some(namespace) = &namespace {
-            sys::enter_namespace(namespace).map_err(|e| format!("{}: {e}", show(path.as_deref())))?;
-        }
-        // Before the listeners: a process that is killed closes what it opened last first, and the removal of the rules
-        // takes some time, in which a listener would take connections that nobody relays.
-        let held = if rules.takes.is_empty() { None } else { hold_syns(&config) };
-        let made = set_up(&config, namespace.as_ref().unwrap_or(&own_namespace), &rules);
-        sys::enter_namespace(&own_namespace).map_err(|e| format!("{OWN}: {e}"))?;
-        let (taken_by, listeners, prefixes) = made.map_err(|why| format!("{}: {why}", show(path.as_deref())))?;
-        let keep_alive = matches!(taken_by, Some((Interception::Nft(_), _)));
-        interceptions.extend(taken_by.map(|by| intercepted(path.as_deref(), by)));
-        if !prefixes.is_empty() {
-            let namespace = namespace.as_ref().unwrap_or(&own_namespace).clone();
-            taken_here.push(TakenHere { namespace, prefixes });
-        }
-        let (rules_of_syns, queues) = held.unzip();
-        syn_rules.extend(rules_of_syns);
-        let mut queues = queues.unwrap_or_default().into_iter();
-        for (places, listeners) in places.iter_mut().zip(listeners) {
-            let (takes, serves) = (rules.takes.clone(), rules.serves.clone());
-            let (namespace, queue) = (namespace.clone(), queues.next());
-            places.push(NetworkPlace { namespace, listeners, queue, keep_alive, takes, serves });
-        }
+        made.add(&config, &own_namespace, path.as_deref(), &rules)?;
     }
-
+    let PlacesMade { interceptions, syn_rules: _syn_rules, taken_here, places } = made;
     if !taken_here.is_empty() {
         watch::follow(mark, taken_here)?;
     }
@@ -93,14 +69,58 @@ pub fn run(config: Checked) -> Result<(), String> {
     })?;
     println!("ready");
     let ended = control.run();
-    if let Some(janitor) = &mut janitor {
-        drop(janitor.stdin.take());
-        let status = janitor.wait().map_err(|e| format!("the process that removes routes: {e}"))?;
-        if !status.success() {
-            return Err(format!("the process that removes routes has failed ({status}): some may be left"));
-        }
-    }
+    janitor.map_or(Ok(()), await_janitor)?;
     ended
+}
+
+/// Lets the process that removes routes end, and waits for it.
+fn await_janitor(mut janitor: Child) -> Result<(), String> {
+    drop(janitor.stdin.take());
+    let status = janitor.wait().map_err(|e| format!("the process that removes routes: {e}"))?;
+    if !status.success() {
+        return Err(format!("the process that removes routes has failed ({status}): some may be left"));
+    }
+    Ok(())
+}
+
+/// What was made in the namespaces.
+struct PlacesMade {
+    interceptions: Vec<InterceptedPlace>,
+    /// The kernel removes the rules when the process ends.
+    syn_rules: Vec<SynRules>,
+    taken_here: Vec<TakenHere>,
+    /// Of each worker.
+    places: Vec<Vec<NetworkPlace>>,
+}
+
+impl PlacesMade {
+    /// Sets up a namespace; `None` is the process's own.
+    fn add(&mut self, config: &Checked, own: &Arc<OwnedFd>, path: Option<&Path>, rules: &Named) -> Result<(), String> {
+        let namespace = path.map(open).transpose()?.map(Arc::new);
+        let failed = |why: &dyn Display| format!("{}: {why}", show(path));
+        namespace.as_ref().map_or(Ok(()), sys::enter_namespace).map_err(|e| failed(&e))?;
+        // Before the listeners: a process that is killed closes what it opened last first, and the removal of the rules
+        // takes some time, in which a listener would take connections that no worker relays.
+        let held = if rules.takes.is_empty() { None } else { hold_syns(config) };
+        let made = set_up(config, namespace.as_ref().unwrap_or(own), rules);
+        sys::enter_namespace(own).map_err(|e| format!("{OWN}: {e}"))?;
+        let (taken_by, listeners, prefixes) = made.map_err(|why| failed(&why))?;
+        let keep_alive = matches!(taken_by, Some((Interception::Nft(_), _)));
+        self.interceptions.extend(taken_by.map(|by| intercepted(path, by)));
+        if !prefixes.is_empty() {
+            let namespace = namespace.as_ref().unwrap_or(own).clone();
+            self.taken_here.push(TakenHere { namespace, prefixes });
+        }
+        let (rules_of_syns, queues) = held.unzip();
+        self.syn_rules.extend(rules_of_syns);
+        let mut queues = queues.unwrap_or_default().into_iter();
+        for (places, listeners) in self.places.iter_mut().zip(listeners) {
+            let (takes, serves) = (rules.takes.clone(), rules.serves.clone());
+            let (namespace, queue) = (namespace.clone(), queues.next());
+            places.push(NetworkPlace { namespace, listeners, queue, keep_alive, takes, serves });
+        }
+        Ok(())
+    }
 }
 
 const CAP_NET_ADMIN: (u32, &str) = (12, "CAP_NET_ADMIN");

@@ -88,12 +88,7 @@ impl ControlChannel {
     ///
     /// # Errors
     /// The name is no host name.
-    pub fn dial(
-        socket: TcpStream,
-        keys: &TlsKeys,
-        (name, peer): (&str, usize),
-        waiting_max: u64,
-    ) -> Result<Self, String> {
+    pub fn dial(socket: TcpStream, keys: &TlsKeys, name: &str, peer: usize, waiting_max: u64) -> Result<Self, String> {
         let server = ServerName::try_from(name.to_owned()).map_err(|e| e.to_string())?;
         let tls = ClientConnection::new(keys.client.clone(), server).map_err(|e| e.to_string())?;
         let mut channel = Self::new(socket, tls.into(), waiting_max);

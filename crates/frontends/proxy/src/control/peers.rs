@@ -139,7 +139,7 @@ impl Control {
         match sys::dial(address, mark) {
             Ok(socket) => {
                 let name = peer.name.clone();
-                match ControlChannel::dial(socket, &self.keys, (&name, number), waiting_max(&self.config)) {
+                match ControlChannel::dial(socket, &self.keys, &name, number, waiting_max(&self.config)) {
                     Ok(channel) => {
                         let at = self.add_channel(channel);
                         self.peers[number].channel = at;
@@ -229,26 +229,8 @@ impl Control {
     }
 
     pub(super) fn channel_event(&mut self, at: usize, flags: EventFlags) {
-        let Some(Some(channel)) = self.channels.get_mut(at) else { return };
-        if channel.connecting {
-            match sys::take_error(channel.socket()) {
-                Ok(None) if flags.contains(EventFlags::OUT) => channel.connecting = false,
-                Ok(None) => return,
-                Ok(Some(e)) | Err(e) => {
-                    let number = channel.dialled;
-                    self.channels[at] = None;
-                    // Not if the peer's own channel has taken its place.
-                    if let Some(number) = number.filter(|number| self.peers[*number].channel == Some(at)) {
-                        self.peers[number].channel = None;
-                        self.dial_failed(number, &e);
-                    }
-                    return;
-                }
-            }
-            let number = channel.dialled;
-            if let Some(number) = number {
-                self.introduce(number, at);
-            }
+        if !self.is_connected(at, flags) {
+            return;
         }
         if self.backlogged() {
             return self.read_later(at);
@@ -256,8 +238,8 @@ impl Control {
         let mut messages = Vec::new();
         let Some(Some(channel)) = self.channels.get_mut(at) else { return };
         let read = channel.read(&mut messages).map(|more| {
-            if more && !self.unread.contains(&at) {
-                self.unread.push(at);
+            if more {
+                self.read_later(at);
             }
         });
         for message in messages {
@@ -271,6 +253,32 @@ impl Control {
         let written = self.channels[at].as_mut().map_or(Ok(()), ControlChannel::write);
         if let Err(why) = read.and(written) {
             self.close_channel(at, &why);
+        }
+    }
+
+    /// Whether there is such a channel and it is connected; one that this side has dialled may be now, or has failed.
+    fn is_connected(&mut self, at: usize, flags: EventFlags) -> bool {
+        let Some(Some(channel)) = self.channels.get_mut(at) else { return false };
+        if !channel.connecting {
+            return true;
+        }
+        let number = channel.dialled;
+        match sys::take_error(channel.socket()) {
+            Ok(None) if flags.contains(EventFlags::OUT) => {
+                channel.connecting = false;
+                number.into_iter().for_each(|number| self.introduce(number, at));
+                true
+            }
+            Ok(None) => false,
+            Ok(Some(e)) | Err(e) => {
+                self.channels[at] = None;
+                // Not if the peer's own channel has taken its place.
+                if let Some(number) = number.filter(|number| self.peers[*number].channel == Some(at)) {
+                    self.peers[number].channel = None;
+                    self.dial_failed(number, &e);
+                }
+                false
+            }
         }
     }
 
@@ -340,24 +348,24 @@ impl Control {
         Ok(())
     }
 
-    fn on_introduction(&mut self, at: usize, said: Introduction) -> Result<(), String> {
-        let Some(Some(channel)) = self.channels.get(at) else { return Ok(()) };
+    /// Whether an introduction on a channel is acceptable; returns the number of the peer.
+    fn check_introduction(&self, channel: &ControlChannel, said: &Introduction) -> Result<usize, String> {
+        let name = &said.name;
         if said.version != CONTROL_VERSION {
             return Err(format!("it speaks version {} of the control channel, not {CONTROL_VERSION}", said.version));
         }
-        if !channel.shows(&said.name) {
-            return Err(format!("it says that it is {}, but its certificate does not", said.name));
+        if !channel.shows(name) {
+            return Err(format!("it says that it is {name}, but its certificate does not"));
         }
-        if said.name == self.config.config.name {
+        if *name == self.config.config.name {
             return Err("it has this proxy's own name".into());
         }
         if said.workers == 0 || said.workers > crate::config::WORKERS_MAX {
             return Err(format!("it says that it has {} workers", said.workers));
         }
         check_served(&said.serves)?;
-        let dialled = channel.dialled;
-        let Some(number) = self.peers.iter().position(|peer| peer.name == said.name) else {
-            return Err(format!("{} is no peer of this proxy's configuration or directory file", said.name));
+        let Some(number) = self.peers.iter().position(|peer| peer.name == *name) else {
+            return Err(format!("{name} is no peer of this proxy's configuration or directory file"));
         };
         if let Some(allowed) = &self.peers[number].serves {
             let outside = |prefix: &&Prefix| !allowed.iter().any(|allowed| config::inside(**prefix, *allowed));
@@ -365,12 +373,16 @@ impl Control {
                 return Err(format!("it serves {ip}/{bits}, which its [[peer]] does not allow"));
             }
         }
-        if dialled.is_some_and(|dialled| dialled != number) {
-            return Err(format!("it is {}, another peer", said.name));
+        match channel.dialled {
+            Some(dialled) if dialled != number => Err(format!("it is {name}, another peer")),
+            None if self.crosses(number, said) => Err("both sides have dialled: the other channel stays".into()),
+            Some(_) | None => Ok(number),
         }
-        if dialled.is_none() && self.crosses(number, &said) {
-            return Err("both sides have dialled: the other channel stays".into());
-        }
+    }
+
+    fn on_introduction(&mut self, at: usize, said: Introduction) -> Result<(), String> {
+        let Some(Some(channel)) = self.channels.get(at) else { return Ok(()) };
+        let (number, dialled) = (self.check_introduction(channel, &said)?, channel.dialled);
         if self.peers[number].introduction.as_ref().is_some_and(|before| before.session != said.session) {
             let own = self.peers[number].channel.take_if(|open| *open == at);
             self.end_peer(number, "it has begun again");

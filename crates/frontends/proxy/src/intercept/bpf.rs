@@ -2,14 +2,12 @@
 //!
 //! Programs are attached by links whose descriptors this process holds, so its death takes them away.
 
-use super::Counts;
 use crate::config::{Prefix, RANGES};
-use crate::counters::ProxyCounter;
+use crate::counters::{Counts, ProxyCounter};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData, SockMap};
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, SkLookup, SockOps};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SkLookup, SockOps};
 use aya::{Ebpf, EbpfLoader};
-use std::fmt::Display;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -45,30 +43,14 @@ impl BpfPrograms {
         if OBJECT.is_empty() {
             return Err("this burst-proxy was built without clang, so it has no BPF programs".into());
         }
-        let needs = |what: &'static str| {
-            move |e: &dyn Display| {
-                format!("{what}: {e} (CAP_BPF and CAP_NET_ADMIN are needed, and Linux 5.15 or newer)")
-            }
-        };
         let mut bpf = EbpfLoader::new()
             .override_global("NAMESPACE", &cookie, true)
             .override_global("MARK", &mark, true)
             .override_global("WORKERS", &workers, true)
             .override_global("CLASSES", &crate::hold::port_classes(workers), true)
             .load(OBJECT)
-            .map_err(|e| needs("BPF programs cannot be loaded")(&chain(&e)))?;
-        let failed = needs("BPF programs cannot be attached");
-        for name in ["connect4", "connect6"] {
-            let program: &mut CgroupSockAddr = program(&mut bpf, name)?;
-            program.load().map_err(|e| failed(&chain(&e)))?;
-            program.attach(group, NO_FLAGS).map_err(|e| failed(&chain(&e)))?;
-        }
-        let tcp_connect: &mut SockOps = program(&mut bpf, "tcp_connect")?;
-        tcp_connect.load().map_err(|e| failed(&chain(&e)))?;
-        tcp_connect.attach(group, NO_FLAGS).map_err(|e| failed(&chain(&e)))?;
-        let program: &mut SkLookup = program(&mut bpf, "lookup")?;
-        program.load().map_err(|e| failed(&chain(&e)))?;
-        program.attach(namespace.as_fd()).map_err(|e| failed(&chain(&e)))?;
+            .map_err(|e| failed("BPF programs cannot be loaded", &e))?;
+        attach(&mut bpf, namespace, group)?;
         let map = bpf.take_map("alive").ok_or("the BPF object has no map alive")?;
         let alive = LpmTrie::try_from(map).map_err(|e| e.to_string())?;
         let mut made = Self { bpf, alive };
@@ -123,6 +105,24 @@ impl BpfPrograms {
         let read = |at: usize| map.as_ref().and_then(|map| map.get(&(at as u32), 0).ok()).unwrap_or(0);
         COUNTS.iter().enumerate().map(|(at, counter)| (*counter, read(at))).collect()
     }
+}
+
+/// Attaches the programs to a control group and a namespace.
+fn attach(bpf: &mut Ebpf, namespace: &OwnedFd, group: &OwnedFd) -> Result<(), String> {
+    let failed = |e: ProgramError| failed("BPF programs cannot be attached", &e);
+    for name in ["connect4", "connect6"] {
+        let connect: &mut CgroupSockAddr = program(bpf, name)?;
+        connect.load().and_then(|()| connect.attach(group, NO_FLAGS)).map_err(failed)?;
+    }
+    let tcp_connect: &mut SockOps = program(bpf, "tcp_connect")?;
+    tcp_connect.load().and_then(|()| tcp_connect.attach(group, NO_FLAGS)).map_err(failed)?;
+    let lookup: &mut SkLookup = program(bpf, "lookup")?;
+    lookup.load().and_then(|()| lookup.attach(namespace.as_fd())).map_err(failed)?;
+    Ok(())
+}
+
+fn failed(what: &str, error: &dyn std::error::Error) -> String {
+    format!("{what}: {} (CAP_BPF and CAP_NET_ADMIN are needed, and Linux 5.15 or newer)", chain(error))
 }
 
 fn program<'a, T>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut T, String>

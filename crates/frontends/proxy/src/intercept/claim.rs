@@ -12,11 +12,20 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use super::present_settings;
 use rustix::fs::{FlockOperation, flock};
 
 /// Where the files are.
 const DIRECTORY: &str = "/run/burst-proxy";
+
+/// Settings of a namespace that are 1 while a proxy works there: a server's socket, and answers of the kernel such as
+/// RST, take the mark of what they answer, and so come back to the proxy.
+const SETTINGS: [&str; 3] =
+    ["/proc/sys/net/ipv4/tcp_fwmark_accept", "/proc/sys/net/ipv4/fwmark_reflect", "/proc/sys/net/ipv6/fwmark_reflect"];
+
+/// The settings that this kernel has.
+fn present_settings() -> impl Iterator<Item = &'static str> {
+    SETTINGS.into_iter().filter(|path| Path::new(path).exists())
+}
 
 /// A mark of this process in a namespace, and its use of the settings.
 pub(super) struct Claim {

@@ -15,9 +15,8 @@
 //! The table belongs to a netlink socket, and goes with the process. It must be made after the listeners: a process that
 //! is killed closes what it opened last first, and a marked SYN without a listener would be refused.
 
-use super::Counts;
 use crate::config::{Prefix, Taken};
-use crate::counters::ProxyCounter;
+use crate::counters::{Counts, ProxyCounter};
 use crate::hold::{has_ipv6, port_classes};
 use crate::netlink::{Attributes, Netlink};
 use crate::nft::{self, HeaderBase, Relation, SetChange, SetForm, TableBatch};

@@ -4,7 +4,7 @@
 //! would have without the proxy. One thread waits for the notifications of rtnetlink in all namespaces where connections
 //! are taken. After the first it lets 200 ms pass, because changes come in groups.
 
-use super::set_routes;
+use super::routes::set_routes;
 use crate::config::Prefix;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::netlink::SocketAddrNetlink;

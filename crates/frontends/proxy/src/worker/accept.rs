@@ -5,8 +5,8 @@
 //! refuses is seen as a reset after the connect.
 
 use super::RelayWorker;
-use super::held_syns::{Ends, QueuedSyn, SynOwner, TakenConnection};
-use super::sockets;
+use super::held_syns::{QueuedSyn, SynOwner};
+use super::sockets::{self, Ends, TcpEnd};
 use crate::config::RelayBy;
 use crate::counters::ProxyCounter;
 use crate::hold::{Syn, Verdict};
@@ -58,7 +58,7 @@ impl RelayWorker {
             Some(SynOwner::Pair(key)) => self.pairs.join(&mut self.env, key, socket),
             // Closed with its option set: a reset.
             Some(SynOwner::None) => self.env.count(ProxyCounter::SocketsWithoutStream),
-            None => self.dispatch(TakenConnection { place, socket: Some(socket), ends }),
+            None => self.dispatch(TcpEnd { place, socket: Some(socket), ends }),
         }
     }
 
@@ -90,10 +90,10 @@ impl RelayWorker {
         }
         self.env.count(ProxyCounter::SynsHeld);
         self.env.syns.hold(ends, queued);
-        self.dispatch(TakenConnection { place, socket: None, ends });
+        self.dispatch(TcpEnd { place, socket: None, ends });
     }
 
-    fn dispatch(&mut self, taken: TakenConnection) {
+    fn dispatch(&mut self, taken: TcpEnd) {
         let (_, server) = taken.ends;
         let here = self.env.places.get(taken.place);
         let by_tcp = |take: usize| self.env.config.config.take[take].relay == RelayBy::Tcp;

@@ -4,13 +4,11 @@
 //! outbox has no room, or after 256 KiB.
 
 use super::credit_rounds::CreditRounds;
-use super::held_syns::Ends;
-use super::sockets::{SOCKET_BUFFER, TURN_BYTES, close_in_order};
+use super::sockets::{Ends, SOCKET_BUFFER, TURN_BYTES, TcpEnd, close_in_order};
 use super::watched_socket::{Received, WatchedSocket};
 use crate::pool::{WindowPool, WindowSlot};
 use burst_relay::{Frame, LinkOutbox, Outcome, Stream};
 use std::io::{ErrorKind, Result};
-use std::os::fd::OwnedFd;
 
 /// Bytes of one turn after which they are sent, though the turn goes on.
 const FLUSH_BYTES: usize = 64 << 10;
@@ -89,19 +87,13 @@ fn is_fast(taken: u64, window: u32) -> bool {
 }
 
 impl ProxyConn {
-    /// A connection of a stream; `socket`: `None` while the program's SYN is held, and of a refused stream.
-    pub(super) fn new(
-        phase: Phase,
-        (socket, place): (Option<OwnedFd>, usize),
-        ends: Ends,
-        stream: Stream,
-        slot: Option<WindowSlot>,
-    ) -> Self {
+    /// A connection of a stream.
+    pub(super) fn new(phase: Phase, end: TcpEnd, stream: Stream, slot: Option<WindowSlot>) -> Self {
         Self {
             phase,
-            socket: WatchedSocket::new(socket),
-            ends,
-            place,
+            socket: WatchedSocket::new(end.socket),
+            ends: end.ends,
+            place: end.place,
             stream,
             slot,
             rounds: CreditRounds::default(),

@@ -2,9 +2,9 @@
 //! control thread.
 
 use super::decisions::Decisions;
-use super::held_syns::{Ends, HeldSyns, QueuedSyn, SynOwner};
+use super::held_syns::{HeldSyns, QueuedSyn, SynOwner};
 use super::place::NetworkPlaces;
-use super::sockets::WATCHED;
+use super::sockets::{Ends, WATCHED};
 use super::tick_timer::TickTimer;
 use super::token::PollToken;
 use crate::config::Checked;

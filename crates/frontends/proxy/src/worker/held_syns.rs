@@ -3,31 +3,16 @@
 //! A held SYN opens a stream, or a connection by TCP, that has no socket of the program yet: its owner. When the server has
 //! accepted, the SYN passes to the listener, and its entry waits for the accepted socket, which is joined to the owner.
 
+use super::sockets::Ends;
 use super::table::TableKey;
 use super::token::StreamKey;
 use crate::hold::Verdict;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// How long a connection may take from the server's answer to the listener. It takes longer when the process has no
 /// descriptors left, and for ever if the program has closed its socket meanwhile.
 const ACCEPTED_MAX: Duration = Duration::from_secs(30);
-
-/// Client and server.
-pub(super) type Ends = (SocketAddr, SocketAddr);
-
-/// A connection of a program that was taken, and is relayed by neither a stream nor a second TCP connection.
-#[derive(Debug)]
-pub(super) struct TakenConnection {
-    /// Index of the place where the program is.
-    pub(super) place: usize,
-    /// Its socket; `None`: its SYN is held.
-    pub(super) socket: Option<OwnedFd>,
-    /// Client and server.
-    pub(super) ends: Ends,
-}
 
 /// What waits for the program's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

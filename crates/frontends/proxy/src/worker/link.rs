@@ -15,7 +15,8 @@ use crate::message::{ControlMessage, Report};
 use crate::pool::WindowPool;
 use crate::rdma::Write;
 use burst_relay::{
-    Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, Novelty, PeerFault, WindowOf,
+    Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, Novelty, PeerFault, PeerWindow, Stream,
+    WindowOf,
 };
 use std::collections::{HashMap, VecDeque};
 use std::io::{Error, Result};
@@ -81,12 +82,17 @@ impl PeerLink {
         Some(id)
     }
 
-    /// Checks the id of a stream that the peer opens. `memory_streams`: so many have memory.
+    /// A stream that the peer opens. `memory_streams`: so many have memory.
     ///
     /// # Errors
     /// [`PeerFault::InUse`]; [`PeerFault::TooMuch`]: each stream has memory, or was refused and waits for the peer's last
     /// frame.
-    pub(super) fn check_opened(&mut self, id: u32, memory_streams: u64) -> std::result::Result<(), PeerFault> {
+    pub(super) fn opened_by_peer(
+        &mut self,
+        id: u32,
+        window: PeerWindow,
+        memory_streams: u64,
+    ) -> std::result::Result<Stream, PeerFault> {
         if (id % 2 == 1) == self.dials || id <= self.last_opened {
             return Err(PeerFault::InUse(id));
         }
@@ -94,7 +100,8 @@ impl PeerLink {
         if self.conns.len() as u64 >= memory_streams + REFUSED_MAX {
             return Err(PeerFault::TooMuch);
         }
-        Ok(())
+        let ring = self.pool.ring_len();
+        Ok(Stream::new(id, ring, ring, Some(window)))
     }
 
     /// Adds a connection, whose stream has a new id.

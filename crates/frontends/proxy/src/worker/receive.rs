@@ -51,7 +51,7 @@ impl RelayWorker {
             let (id, polled) = (qp.id(), qp.poll_receives(&mut done));
             let Some(count) = self.streams.links.unless_failed(&mut self.env, at, polled) else { break };
             taken += count;
-            let all_taken = done[..count].iter().all(|one| self.take_message(at, (id, *one), &mut message).is_some());
+            let all_taken = done[..count].iter().all(|one| self.take_message(at, id, *one, &mut message).is_some());
             let is_empty = count == 0 || (self.streams.links.rdma.engine.is_some() && count < RECEIVES_POLLED);
             if !all_taken || is_empty {
                 break;
@@ -66,7 +66,7 @@ impl RelayWorker {
 
     /// Takes the message of a completion. `None`: its queue pair is not the link's any more, because a message before has ended
     /// either, or it fails.
-    fn take_message(&mut self, at: usize, (id, done): (CmId, Done), message: &mut Vec<u8>) -> Option<()> {
+    fn take_message(&mut self, at: usize, id: CmId, done: Done, message: &mut Vec<u8>) -> Option<()> {
         let qp = self.streams.links.qp_mut(at).filter(|qp| qp.id() == id)?;
         message.clear();
         let received = qp.receive(done, message);

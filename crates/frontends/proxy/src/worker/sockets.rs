@@ -24,6 +24,20 @@ const IP_TRANSPARENT: i32 = 19;
 const IPV6_TRANSPARENT: i32 = 75;
 const IP_BIND_ADDRESS_NO_PORT: i32 = 24;
 
+/// Client and server.
+pub(super) type Ends = (SocketAddr, SocketAddr);
+
+/// This host's end of a TCP connection of a program.
+#[derive(Debug)]
+pub(super) struct TcpEnd {
+    /// Index of the place where the program is.
+    pub(super) place: usize,
+    /// `None`: the program's SYN is held, or this side has not connected.
+    pub(super) socket: Option<OwnedFd>,
+    /// Client and server.
+    pub(super) ends: Ends,
+}
+
 /// The mark of the proxy's own connections, which no policy takes and no rule routes: the intercepted ones' plus 2^16.
 pub fn own_mark(mark: i32) -> i32 {
     mark + (1 << 16)

@@ -6,9 +6,10 @@ mod frames;
 
 use super::conn::{Phase, ProxyConn, ReadStop, ReadTurn};
 use super::env::WorkerEnv;
-use super::held_syns::{SynOwner, TakenConnection};
+use super::held_syns::SynOwner;
 use super::links::Links;
 use super::snapshot::StreamView;
+use super::sockets::TcpEnd;
 use super::token::{PollToken, StreamKey};
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
@@ -22,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// A connection that has to go by TCP, and why.
-pub(super) type ByTcp = (TakenConnection, Reason);
+pub(super) type ByTcp = (TcpEnd, Reason);
 
 /// The streams.
 #[derive(Debug, Default)]
@@ -50,7 +51,7 @@ impl Streams {
     ///
     /// # Errors
     /// There is no memory or no number for it.
-    pub(super) fn open(&mut self, env: &mut WorkerEnv, at: usize, taken: TakenConnection) -> Result<(), ByTcp> {
+    pub(super) fn open(&mut self, env: &mut WorkerEnv, at: usize, taken: TcpEnd) -> Result<(), ByTcp> {
         let Some(slot) = self.links.take_slot(env, at) else { return Err((taken, Reason::ProxyNoMemory)) };
         let Some(link) = self.links.get_mut(at) else { return Err((taken, Reason::ProxyNoLink)) };
         let Some(id) = link.take_id() else {
@@ -59,12 +60,11 @@ impl Streams {
             env.report(Report::PeerFault(link.peer, "the stream ids of a link are used up".into()));
             return Err((taken, Reason::ProxyNoLink));
         };
-        let TakenConnection { place, socket, ends } = taken;
-        let is_held = socket.is_none();
+        let (ends, is_held) = (taken.ends, taken.socket.is_none());
         let (ring, window) = (link.pool.ring_len(), link.pool.window(slot));
         link.outbox.push(id, &Frame::Open { client: ends.0, server: ends.1, window });
         let stream = Stream::new(id, ring, ring, None);
-        let conn = ProxyConn::new(Phase::Opening, (socket, place), ends, stream, Some(slot));
+        let conn = ProxyConn::new(Phase::Opening, taken, stream, Some(slot));
         let Some(key) = self.add(env, at, conn) else { return Ok(()) };
         if is_held {
             env.syns.set_owner(ends, SynOwner::Stream(key));
@@ -94,7 +94,7 @@ impl Streams {
     }
 
     /// Ends a stream that the peer does not carry: nothing was sent yet. Returns its connection, which has to go by TCP.
-    fn release(&mut self, env: &mut WorkerEnv, key: StreamKey, outcome: Outcome) -> Option<TakenConnection> {
+    fn release(&mut self, env: &mut WorkerEnv, key: StreamKey, outcome: Outcome) -> Option<TcpEnd> {
         let (conn, ..) = self.links.conn_mut(key)?;
         let released = release_end(env, conn, key);
         self.reset(env, key, outcome);
@@ -102,7 +102,7 @@ impl Streams {
     }
 
     /// Ends a connection whose link has ended. Returns it if it has to go by TCP: the peer had not answered.
-    pub(super) fn end_with_link(env: &mut WorkerEnv, key: StreamKey, mut conn: ProxyConn) -> Option<TakenConnection> {
+    pub(super) fn end_with_link(env: &mut WorkerEnv, key: StreamKey, mut conn: ProxyConn) -> Option<TcpEnd> {
         let is_opening = conn.phase == Phase::Opening;
         let released = if is_opening { release_end(env, &mut conn, key) } else { None };
         env.end_syn(conn.ends, SynOwner::Stream(key), Verdict::Refuse);
@@ -310,7 +310,7 @@ impl Streams {
 }
 
 /// The program's end of a stream: its socket, or its SYN, which is no longer the stream's.
-fn release_end(env: &mut WorkerEnv, conn: &mut ProxyConn, key: StreamKey) -> Option<TakenConnection> {
+fn release_end(env: &mut WorkerEnv, conn: &mut ProxyConn, key: StreamKey) -> Option<TcpEnd> {
     let (place, ends) = (conn.place, conn.ends);
     let socket = match conn.socket.take() {
         // The old registration would report events under the old token; a duplicate is another entry of epoll.
@@ -321,5 +321,5 @@ fn release_end(env: &mut WorkerEnv, conn: &mut ProxyConn, key: StreamKey) -> Opt
         }
         None => return None,
     };
-    Some(TakenConnection { place, socket, ends })
+    Some(TcpEnd { place, socket, ends })
 }

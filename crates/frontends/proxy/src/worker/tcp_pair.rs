@@ -1,7 +1,6 @@
 //! One connection relayed by TCP alone: the program's socket and the one to the server, joined by two buffers.
 
-use super::held_syns::Ends;
-use super::sockets::{TURN_BYTES, close_in_order};
+use super::sockets::{Ends, TURN_BYTES, close_in_order};
 use super::watched_socket::{Received, WatchedSocket};
 use crate::intercept::steer;
 use crate::sys::EventFlags;

@@ -4,9 +4,9 @@
 //! the benchmark.
 
 use super::env::WorkerEnv;
-use super::held_syns::{SynOwner, TakenConnection};
+use super::held_syns::SynOwner;
 use super::snapshot::StreamView;
-use super::sockets;
+use super::sockets::{self, TcpEnd};
 use super::table::{ConnTable, TableKey};
 use super::tcp_pair::TcpPair;
 use super::token::PollToken;
@@ -30,8 +30,8 @@ pub(super) struct TcpPairs {
 
 impl TcpPairs {
     /// Relays a taken connection.
-    pub(super) fn relay(&mut self, env: &mut WorkerEnv, (taken, why): (TakenConnection, Reason)) {
-        let TakenConnection { place, socket, ends: (client, server) } = taken;
+    pub(super) fn relay(&mut self, env: &mut WorkerEnv, (taken, why): (TcpEnd, Reason)) {
+        let TcpEnd { place, socket, ends: (client, server) } = taken;
         env.count(ProxyCounter::ConnectionsByTcp);
         env.decisions.note(client, server, why);
         let mark = env.mark();

@@ -6,12 +6,11 @@ use crate::hold::Verdict;
 use crate::worker::conn::{Phase, ProxyConn};
 use crate::worker::decisions::reason;
 use crate::worker::env::WorkerEnv;
-use crate::worker::held_syns::{Ends, SynOwner};
-use crate::worker::sockets;
+use crate::worker::held_syns::SynOwner;
+use crate::worker::sockets::{self, Ends, TcpEnd};
 use crate::worker::token::StreamKey;
-use burst_relay::{Frame, Outcome, PeerFault, PeerWindow, Stream};
+use burst_relay::{Frame, Outcome, PeerFault, Stream};
 use std::io::ErrorKind;
-use std::os::fd::OwnedFd;
 
 impl Streams {
     /// Takes a frame of the stream with an id on a link. Returns a connection that has to go by TCP.
@@ -26,7 +25,10 @@ impl Streams {
     ) -> Result<Option<ByTcp>, PeerFault> {
         match frame {
             Frame::Open { client, server, window } => {
-                self.on_open(env, at, (id, (client, server), window))?;
+                let streams_max = env.config.memory / (2 * u64::from(env.config.window));
+                let Some(link) = self.links.get_mut(at) else { return Ok(None) };
+                let stream = link.opened_by_peer(id, window, streams_max)?;
+                self.on_open(env, at, stream, (client, server));
                 return Ok(None);
             }
             Frame::Probe { is_answer } => {
@@ -100,15 +102,7 @@ impl Streams {
         Ok(None)
     }
 
-    fn on_open(
-        &mut self,
-        env: &mut WorkerEnv,
-        at: usize,
-        (id, ends, window): (u32, Ends, PeerWindow),
-    ) -> Result<(), PeerFault> {
-        let Some(link) = self.links.get_mut(at) else { return Ok(()) };
-        link.check_opened(id, env.config.memory / (2 * u64::from(env.config.window)))?;
-        let ring = link.pool.ring_len();
+    fn on_open(&mut self, env: &mut WorkerEnv, at: usize, stream: Stream, ends: Ends) {
         let slot = self.links.take_slot(env, at);
         let connected = match slot {
             _ if env.draining => Err(Outcome::Draining),
@@ -116,9 +110,8 @@ impl Streams {
             Some(_) => connect_server(env, ends),
         };
         let refused = connected.as_ref().err().copied();
-        let socket = connected.map_or((None, 0), |(socket, place)| (Some(socket), place));
-        let stream = Stream::new(id, ring, ring, Some(window));
-        let key = self.add(env, at, ProxyConn::new(Phase::Connecting, socket, ends, stream, slot));
+        let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends });
+        let key = self.add(env, at, ProxyConn::new(Phase::Connecting, end, stream, slot));
         match (refused, key) {
             (Some(outcome), Some(key)) => {
                 env.decisions.note(ends.0, ends.1, reason(outcome));
@@ -126,16 +119,15 @@ impl Streams {
             }
             _ => env.count(ProxyCounter::StreamsAccepted),
         }
-        Ok(())
     }
 }
 
-/// Connects to the server from the client's address; returns the index of its place as well.
-fn connect_server(env: &WorkerEnv, (client, server): Ends) -> Result<(OwnedFd, usize), Outcome> {
+/// Connects to the server from the client's address.
+fn connect_server(env: &WorkerEnv, ends: Ends) -> Result<TcpEnd, Outcome> {
+    let ((client, server), mark) = (ends, env.mark());
     let place = env.places.serving(&env.config, server.ip()).ok_or(Outcome::NotServed)?;
-    let mark = env.mark();
     match env.places.enter(place, || sockets::connect_as(client, server, mark)) {
-        Ok(socket) => Ok((socket, place)),
+        Ok(socket) => Ok(TcpEnd { place, socket: Some(socket), ends }),
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => Err(Outcome::Refused),
         Err(e) => {
             crate::log(format_args!("cannot connect to {server} from {client}: {e}"));
