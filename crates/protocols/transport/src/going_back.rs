@@ -11,7 +11,8 @@
 //! The timer is that of selective repeat (`SelectiveRequester::deadline`), which the standard family does not use otherwise.
 
 use crate::api::Env;
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
+use crate::requester::Requester;
 use crate::selective::MeasuredPacket;
 use crate::watch::WAITS_PER_TIMEOUT;
 use burst_base::{Nanos, Reason};
@@ -21,17 +22,17 @@ const REPEATS_MAX: u8 = 2;
 /// Packets of such a repetition. One is too few where the network reorders much (hunt seed 1015553).
 const AFTER_SILENCE: u64 = 4;
 
-impl Qp {
+impl Requester {
     /// The first turn after going back: `room` bytes may be sent.
     #[cold]
     #[inline(never)]
-    pub(crate) fn begin_back(&mut self, room: u64, now: Nanos) {
-        let una = self.req.recovery.una_psn();
-        let wait_max = Nanos(self.ack_timeout().0 / WAITS_PER_TIMEOUT);
-        let sel = &mut self.req.sel;
+    pub(crate) fn begin_back(&mut self, qp: &QpShared, room: u64, now: Nanos) {
+        let una = self.recovery.una_psn();
+        let wait_max = Nanos(qp.ack_timeout().0 / WAITS_PER_TIMEOUT);
+        let sel = &mut self.sel;
         // Silence may be a queue that stands still: then half of a window would make it longer.
-        let limit = if sel.probes == 0 { room / 2 } else { AFTER_SILENCE * u64::from(self.mtu) };
-        self.req.back_limit = limit.max(self.mtu.into());
+        let limit = if sel.probes == 0 { room / 2 } else { AFTER_SILENCE * u64::from(qp.mtu) };
+        self.back_limit = limit.max(qp.mtu.into());
         if sel.active {
             return;
         }
@@ -47,8 +48,8 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(crate) fn end_back(&mut self, now: Nanos) {
-        self.req.set_back(false);
-        let sel = &mut self.req.sel;
+        self.set_back(false);
+        let sel = &mut self.sel;
         if sel.active {
             return;
         }
@@ -61,7 +62,7 @@ impl Qp {
     /// No acknowledgement has come since going back: the repetition was lost.
     #[cold]
     pub(crate) fn on_back_timer(&mut self, env: &mut Env<'_>) {
-        let r = &mut self.req;
+        let r = &mut *self;
         (r.sel.deadline, r.sel.measured) = (Nanos::NEVER, None);
         if !r.is_back() || !r.recovery.is_outstanding() || r.rnr_deadline != Nanos::NEVER {
             return;

@@ -12,7 +12,6 @@
 
 use crate::qp::Qp;
 use crate::receive::{LoadedSges, Receiver};
-use burst_base::verbs::QpAttr;
 use burst_shm::Sge;
 use burst_span::prefetch_line;
 use core::mem::offset_of;
@@ -21,14 +20,13 @@ use core::ops::Range;
 const LINE: usize = 64;
 
 /// Used by requester and responder: attributes, identity; flow, port of the peer; state, answers that are due.
-const COMMON: Range<usize> =
-    lines(offset_of!(Qp, attr) + offset_of!(QpAttr, retry_cnt), offset_of!(Qp, resp.msn) + size_of::<u32>());
+const COMMON: Range<usize> = lines(offset_of!(Qp, shared.attr.retry_cnt), offset_of!(Qp, resp.msn) + size_of::<u32>());
 /// Used by a responder: the message, and what the family notes of packets.
 const MESSAGE: Range<usize> = lines(offset_of!(Qp, resp.message), offset_of!(Qp, resp.resources));
 /// Used by a responder: the receive queue, and a loaded receive with one entry.
 const RECEIVE: Range<usize> = lines(
-    offset_of!(Qp, recv),
-    offset_of!(Qp, recv) + offset_of!(Receiver, sges) + offset_of!(LoadedSges, few) + size_of::<Sge>(),
+    offset_of!(Qp, resp.recv),
+    offset_of!(Qp, resp.recv) + offset_of!(Receiver, sges) + offset_of!(LoadedSges, few) + size_of::<Sge>(),
 );
 /// Used by a requester: limits of sending, positions, the rings of requests in flight, the send queue.
 const SENDING: Range<usize> = lines(offset_of!(Qp, req.sel.covered_bytes), size_of::<Qp>());
@@ -80,7 +78,7 @@ impl Qp {
     #[inline]
     pub fn prefetch_turn(&self) {
         if self.req.sq_active {
-            self.sq.prefetch();
+            self.req.sq.prefetch();
             self.req.recovery.prefetch_next();
         }
     }
@@ -91,7 +89,7 @@ impl Qp {
         if is_response {
             self.req.recovery.prefetch_oldest();
         } else {
-            self.recv.prefetch();
+            self.resp.recv.prefetch();
         }
     }
 }

@@ -7,7 +7,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `api` | the types of calls between engine and queue pair; limits |
-//! | `qp` | the queue pair and its public calls |
+//! | `qp`, `qp_shared` | the queue pair and its public calls; what both halves use |
 //! | `hot` | the lines that most turns and packets use, asked for ahead |
 //! | `state` | the table of `modify_qp` |
 //! | `requester` | work requests, and the limits on sending |
@@ -28,7 +28,7 @@
 //! | `selective`, `family` | the selective repeat family: what each queue pair keeps; when it is used |
 //! | `selective_requests`, `selective_answers` | its responder, and the acknowledgements |
 //! | `selective_sends`, `selective_acks` | its requester |
-//! | `read_acks` | acknowledgements of READ responses, and the responses in flight |
+//! | `read_acks`, `response_window` | acknowledgements of READ responses, and the responses in flight |
 //! | `repair_queue`, `response_repairs` | lost parts of READ responses that the peer asks for again |
 //! | `arrivals`, `early_receives`, `losses`, `psn_bits` | records of packets that arrived early, of receives, of lost packets |
 //! | `records`, `peer_shares`, `packet_store` | their pool; each peer's share; whole early packets, with strict placement |
@@ -69,6 +69,7 @@ mod peer_shares;
 mod probes;
 mod psn_bits;
 mod qp;
+mod qp_shared;
 mod read_acks;
 mod receive;
 mod records;
@@ -79,6 +80,7 @@ mod respond;
 mod responder;
 mod responder_resource;
 mod response_repairs;
+mod response_window;
 mod ring;
 mod rtt;
 mod selective;

@@ -22,10 +22,10 @@
 
 use crate::api::{Env, TxBudget, TxState};
 use crate::head::Work;
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
 use crate::requester::{Requester, SendTurn};
 use crate::selective::MeasuredPacket;
-use crate::selective_sends::PacketMarks;
+use crate::selective_sends::{PacketMarks, RepeatedPacket};
 use crate::watch::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, PROBE, RESTING, WAITS_PER_TIMEOUT};
 use burst_base::{Nanos, Psn, Reason};
 
@@ -62,81 +62,72 @@ impl Requester {
 }
 
 /// The wait for progress.
-impl Qp {
+impl Requester {
     /// The first packets of a flight were sent, `count` of them; or those of a repetition, if they are not `new`.
     #[inline(always)]
-    pub(crate) fn begin_flight(&mut self, count: u32, new: bool, now: Nanos) {
-        self.req.ack_deadline = now + self.ack_wait();
-        if self.req.watched != 0 {
-            self.begin_watched_flight(count, new, now);
+    pub(crate) fn begin_flight(&mut self, qp: &QpShared, count: u32, new: bool, now: Nanos) {
+        self.ack_deadline = now + self.ack_wait(qp);
+        if self.watched != 0 {
+            self.begin_watched_flight(qp, count, new, now);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn begin_watched_flight(&mut self, count: u32, new: bool, now: Nanos) {
-        if self.req.is_back() {
-            self.req.ack_deadline = now + self.whole_wait();
-        } else if self.req.watched == MEASURE_DUE && new {
-            self.req.measure_from(self.req.recovery.next_packet_psn().sub(count), now);
+    fn begin_watched_flight(&mut self, qp: &QpShared, count: u32, new: bool, now: Nanos) {
+        if self.is_back() {
+            self.ack_deadline = now + self.whole_wait(qp);
+        } else if self.watched == MEASURE_DUE && new {
+            self.measure_from(self.recovery.next_packet_psn().sub(count), now);
         }
     }
 
     /// The wait that progress begins follows the round trip, the local ACK timeout and the family.
-    pub(crate) fn set_answer_wait(&mut self, env: &Env<'_>) {
-        let timeout = self.ack_timeout();
-        let rtt = &self.req.sel.rtt;
+    pub(crate) fn set_answer_wait(&mut self, qp: &mut QpShared, env: &Env<'_>) {
+        let timeout = qp.ack_timeout();
+        let rtt = &self.sel.rtt;
         let wait = rtt.probe_after().max(env.fx.probe_wait_min());
-        let has_probes = !self.req.sel.active && rtt.is_known() && wait.0 <= timeout.0 / WAITS_PER_TIMEOUT;
-        self.answer_wait = if has_probes { wait } else { timeout };
+        let has_probes = !self.sel.active && rtt.is_known() && wait.0 <= timeout.0 / WAITS_PER_TIMEOUT;
+        qp.answer_wait = if has_probes { wait } else { timeout };
     }
 
     /// Progress while something is watched.
     #[cold]
     #[inline(never)]
-    pub(crate) fn on_watched_progress(&mut self, env: &mut Env<'_>) {
-        let una = self.req.recovery.una_psn();
+    pub(crate) fn on_watched_progress(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
+        let una = self.recovery.una_psn();
         self.probes.steps = 0;
         if !una.is_before(self.probes.end) {
             (self.probes.end, self.probes.sent) = (una, 0);
         }
-        if self.req.watched & BACK != 0 {
+        if self.watched & BACK != 0 {
             self.end_back(env.now);
-            return self.set_answer_wait(env);
+            return self.set_answer_wait(qp, env);
         }
-        match self.req.sel.measured {
+        match self.sel.measured {
             Some(measured) if !una.is_before(measured.behind) => {
-                self.req.sel.rtt.measured(env.arrived_at().since(measured.sent_at), Nanos(0));
-                (self.req.sel.measured, self.req.watched) = (None, 0);
-                self.set_answer_wait(env);
+                self.sel.rtt.measured(env.arrived_at().since(measured.sent_at), Nanos(0));
+                (self.sel.measured, self.watched) = (None, 0);
+                self.set_answer_wait(qp, env);
             }
             // The next packet is sent soon, because acknowledgements make room for it; otherwise the flight ends before.
-            None if self.req.recovery.is_outstanding() => {
-                self.req.measure_from(self.req.recovery.next_packet_psn(), env.now);
+            None if self.recovery.is_outstanding() => {
+                self.measure_from(self.recovery.next_packet_psn(), env.now);
             }
             _ => {}
         }
     }
 
-    /// A timer that the engine had set for this queue pair has passed, and nothing was due: the round trip may have changed
-    /// since the last measurement.
-    #[inline]
-    pub fn timer_passed(&mut self) {
-        if self.req.watched == 0 && !self.req.sel.active && self.id.qp_type.is_reliable() {
-            self.req.watched = MEASURE_DUE;
-        }
-    }
-
     /// The wait for progress has passed. True if that was not the whole local ACK timeout: a probe is sent, or the rest is waited
     /// for.
-    pub(crate) fn probe_first(&mut self, env: &mut Env<'_>) -> bool {
-        let (una, sent, timeout) = (self.req.recovery.una_psn(), self.req.recovery.sent_psn(), self.ack_timeout());
-        let wait = self.answer_wait;
-        let is_whole = self.req.sel.active || self.req.timeouts > 0 || self.req.is_back() || wait >= timeout;
-        if is_whole || !self.req.recovery.is_outstanding() {
+    pub(crate) fn probe_first(&mut self, qp: &QpShared, env: &mut Env<'_>) -> bool {
+        let (una, sent, timeout) = (self.recovery.una_psn(), self.recovery.sent_psn(), qp.ack_timeout());
+        let wait = qp.answer_wait;
+        let is_whole = self.sel.active || self.timeouts > 0 || self.is_back() || wait >= timeout;
+        if is_whole || !self.recovery.is_outstanding() {
             return false;
         }
-        let may_probe = !self.wants_requests();
+        let may_probe = !self.wants_requests(qp);
         let probes = &mut self.probes;
         if probes.una != una || probes.steps == 0 {
             (probes.una, probes.steps) = (una, 0);
@@ -150,68 +141,72 @@ impl Qp {
             (probes.end, probes.sent) = (sent, 0);
         }
         if probes.sent < PROBES_MAX && probes.steps <= PROBES_MAX {
-            self.req.ack_deadline = env.now + wait;
+            self.ack_deadline = env.now + wait;
             if may_probe {
                 probes.sent += 1;
-                self.req.turn_due |= PROBE;
-                self.req.begin_repetition();
+                self.turn_due |= PROBE;
+                self.begin_repetition();
             }
         } else {
             let passed = wait.0 * u64::from(probes.steps);
             probes.steps = RESTING;
             let is_endless = timeout == Nanos::NEVER;
-            self.req.ack_deadline = if is_endless { timeout } else { env.now + Nanos(timeout.0 - passed) };
+            self.ack_deadline = if is_endless { timeout } else { env.now + Nanos(timeout.0 - passed) };
         }
         true
     }
 
     /// How long to wait after a sign of life that is no progress.
-    pub(crate) fn wait_again(&self) -> Nanos {
-        let has_probes = self.probes.steps != RESTING && !self.req.is_back();
-        if has_probes { self.ack_wait() } else { self.whole_wait() }
+    pub(crate) fn wait_again(&self, qp: &QpShared) -> Nanos {
+        let has_probes = self.probes.steps != RESTING && !self.is_back();
+        if has_probes { self.ack_wait(qp) } else { self.whole_wait(qp) }
     }
 
     /// The wait for progress without probes.
-    fn whole_wait(&self) -> Nanos {
-        self.ack_wait().max(self.ack_timeout())
+    fn whole_wait(&self, qp: &QpShared) -> Nanos {
+        self.ack_wait(qp).max(qp.ack_timeout())
     }
 }
 
 /// Turns.
-impl Qp {
+impl Requester {
     /// Something is to be done first in this turn. Returns why sending stops then, or nothing.
     #[cold]
     #[inline(never)]
-    pub(crate) fn begin_turn(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> Option<TxState> {
-        if self.req.turn_due & BEGIN_BACK != 0 {
-            self.begin_back(budget.window_bytes, env.now);
+    pub(crate) fn begin_turn(
+        &mut self,
+        qp: &mut QpShared,
+        budget: &mut TxBudget,
+        env: &mut Env<'_>,
+    ) -> Option<TxState> {
+        if self.turn_due & BEGIN_BACK != 0 {
+            self.begin_back(qp, budget.window_bytes, env.now);
         }
-        if self.req.turn_due & PROBE != 0 && !self.send_tail_probe(&mut SendTurn { budget }, env) {
+        if self.turn_due & PROBE != 0 && !self.send_tail_probe(qp, &mut SendTurn { budget }, env) {
             return Some(TxState::More);
         }
-        self.req.turn_due = 0;
-        self.end_failed_oldest(env);
-        (self.state == burst_base::verbs::QpState::Err).then_some(TxState::More)
+        self.turn_due = 0;
+        self.end_failed_oldest(qp, env);
+        (qp.state == burst_base::verbs::QpState::Err).then_some(TxState::More)
     }
 
     /// Sends the last packet again, or requests what is missing of the oldest READ. False if there is no room.
-    fn send_tail_probe(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
-        let (una, next) = (self.req.recovery.una_psn(), self.req.recovery.next_packet_psn());
-        if !self.req.recovery.is_outstanding() || una != self.probes.una {
+    fn send_tail_probe(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
+        let (una, next) = (self.recovery.una_psn(), self.recovery.next_packet_psn());
+        if !self.recovery.is_outstanding() || una != self.probes.una {
             return true;
         }
         if turn.budget.wqes == 0 || !env.tx.has_room() {
             return false;
         }
-        if self.req.recovery.has_ahead() && self.req.recovery.ask_again() {
+        if self.recovery.has_ahead() && self.recovery.ask_again() {
             // Parts of READs are missing, and the requests for them, or what answered those, were lost.
-            self.req.begin_repair();
+            self.begin_repair();
             env.fx.count(Reason::TailProbe);
             return true;
         }
-        let is_read = self.req.recovery.oldest().is_some_and(|oldest| oldest.work == Work::Read);
-        let Some((request, index, psns)) =
-            self.req.recovery.packet_of(if is_read { una } else { next.prev() }, self.mtu)
+        let is_read = self.recovery.oldest().is_some_and(|oldest| oldest.work == Work::Read);
+        let Some((request, index, psns)) = self.recovery.packet_of(if is_read { una } else { next.prev() }, qp.mtu)
         else {
             return true;
         };
@@ -221,20 +216,20 @@ impl Qp {
         }
         let pushed = match request.work {
             Work::Send | Work::Write => {
-                let len = (request.length - index * self.mtu).min(self.mtu);
+                let len = (request.length - index * qp.mtu).min(qp.mtu);
                 let marks = PacketMarks { asks_ack: true, ..PacketMarks::default() };
-                self.repeat_packet(&request, index, len, marks, turn, env)
+                self.repeat_packet(qp, RepeatedPacket { request: &request, index, len, marks }, turn, env)
             }
             Work::Read => {
                 let first = if is_read { una.diff(request.first_psn) as u32 } else { index };
-                self.push_read_range(&request, (first, index + psns), turn, env)
+                self.push_read_range(qp, &request, (first, index + psns), turn, env)
             }
-            Work::Atomic => self.push_atomic(&request, turn, env),
+            Work::Atomic => self.push_atomic(qp, &request, turn, env),
             Work::Local => true,
         };
         if pushed {
             env.fx.count(Reason::TailProbe);
-            self.req.forget_measurement();
+            self.forget_measurement();
         }
         pushed
     }

@@ -5,10 +5,11 @@
 
 use crate::api::{Env, RecvQueue, XrcSrq};
 use crate::early_receives::EarlyReceives;
-use crate::finish::vendor_err;
 use crate::gather::{Keys, SgeCursor};
 use crate::message::ReceivedMessage;
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
+use crate::qp_shared::vendor_err;
+use crate::responder::Responder;
 use burst_base::Reason;
 use burst_base::heap::{self, OutOfMemory};
 use burst_base::num::MASK_24;
@@ -31,7 +32,7 @@ pub(crate) enum Load {
 
 /// The receive queue and the loaded receive.
 // In the order of use: see `hot`.
-#[repr(C, align(64))]
+#[repr(C)]
 pub(crate) struct Receiver {
     queue: RecvQueue,
     wqe: RecvWqe,
@@ -326,14 +327,9 @@ impl Receiver {
     }
 }
 
-impl Qp {
-    /// Arguments of key look-ups for receives.
-    pub(crate) fn recv_keys<'a>(&self, env: &Env<'a>) -> Keys<'a> {
-        Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE }
-    }
-
+impl Responder {
     /// Completes the loaded receive.
-    pub(crate) fn complete_receive(&mut self, got: ReceivedMessage, env: &mut Env<'_>) {
+    pub(crate) fn complete_receive(&mut self, qp: &QpShared, got: ReceivedMessage, env: &mut Env<'_>) {
         let opcode = if got.with_write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let cqe = Cqe {
             byte_len: got.byte_len,
@@ -341,19 +337,32 @@ impl Qp {
             src_qpn: got.src_qpn.get(),
             wc_flags: got.wc_flags,
             sl: got.sl,
-            ..self.receive_cqe(WcStatus::Success, opcode, None, env)
+            ..self.receive_cqe(qp, WcStatus::Success, opcode, None, env)
         };
-        env.fx.complete(self.id.recv_cq, cqe, got.solicited);
+        env.fx.complete(qp.id.recv_cq, cqe, got.solicited);
     }
 
     /// Completes the loaded receive with an error.
-    pub(crate) fn complete_receive_error(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+    pub(crate) fn complete_receive_error(
+        &mut self,
+        qp: &QpShared,
+        status: WcStatus,
+        reason: Reason,
+        env: &mut Env<'_>,
+    ) {
         env.fx.count(reason);
-        let cqe = self.receive_cqe(status, WcOpcode::Recv, Some(reason), env);
-        env.fx.complete(self.id.recv_cq, cqe, true);
+        let cqe = self.receive_cqe(qp, status, WcOpcode::Recv, Some(reason), env);
+        env.fx.complete(qp.id.recv_cq, cqe, true);
     }
 
-    fn receive_cqe(&mut self, status: WcStatus, opcode: WcOpcode, reason: Option<Reason>, env: &Env<'_>) -> Cqe {
+    fn receive_cqe(
+        &mut self,
+        qp: &QpShared,
+        status: WcStatus,
+        opcode: WcOpcode,
+        reason: Option<Reason>,
+        env: &Env<'_>,
+    ) -> Cqe {
         debug_assert!(self.recv.loaded);
         self.recv.loaded = false;
         self.recv.consumed = self.recv.consumed.wrapping_add(1);
@@ -364,9 +373,9 @@ impl Qp {
         Cqe {
             wr_id: wqe.wr_id,
             timestamp_ns: env.now.0,
-            qpn: self.id.qpn.get(),
+            qpn: qp.id.qpn.get(),
             vendor_err: vendor_err(reason),
-            qp_cookie: self.id.cookie,
+            qp_cookie: qp.id.cookie,
             sq_consumer: wqe.reserved,
             status: status as u8,
             opcode: opcode as u8,
@@ -374,4 +383,9 @@ impl Qp {
             ..Cqe::default()
         }
     }
+}
+
+/// Arguments of key look-ups for receives.
+pub(crate) fn recv_keys<'a>(qp: &QpShared, env: &Env<'a>) -> Keys<'a> {
+    Keys { mem: env.mem, pd: qp.id.pd, access: access::LOCAL_WRITE }
 }

@@ -14,7 +14,8 @@
 use crate::api::{Env, Signal};
 use crate::head::Work;
 use crate::losses::{Losses, LossesFound};
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
+use crate::requester::Requester;
 use crate::selective::MeasuredPacket;
 use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason, RtoMode};
@@ -23,8 +24,6 @@ use burst_wire::aeth::rnr_timer;
 use burst_wire::selective::DELAY_UNIT_NS;
 use burst_wire::{Aeth, NakCode, OpKind, Packet, Saeth, Syndrome};
 
-/// Waits of the fast timer that fit into a local ACK timeout at least: two probes and a time-out come before it.
-const FAST_WAITS: u64 = 4;
 /// Probes before a time-out.
 const PROBES_MAX: u8 = 2;
 /// Time-outs without any answer in the family after which the standard family is used: 30 ms and more, in which the queues of a
@@ -33,28 +32,28 @@ const SILENT_TIMEOUTS: u8 = 2;
 /// The same for IRN's time-outs, which begin with 320 us.
 const SILENT_TIMEOUTS_OF_IRN: u8 = 7;
 
-impl Qp {
+impl Requester {
     /// An acknowledgement of the family.
     #[inline(never)]
-    pub(crate) fn on_selective_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+    pub(crate) fn on_selective_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(qp.state, QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
-        if !self.req.sel.active {
+        if !self.sel.active {
             return env.fx.count(Reason::SrNotNegotiated);
         }
         let (Some(aeth), Some(saeth)) = (pkt.aeth(), pkt.saeth()) else { return env.fx.count(Reason::BadResponse) };
-        if !self.take_plain_ack(pkt.bth.psn, &aeth, &saeth, env) {
-            self.take_any_ack(pkt, &aeth, &saeth, env);
+        if !self.take_plain_ack(qp, pkt.bth.psn, &aeth, &saeth, env) {
+            self.take_any_ack(qp, pkt, &aeth, &saeth, env);
         }
     }
 
     /// An acknowledgement that tells of progress and of nothing else, while nothing is missing. False, and nothing is done, if it
     /// is another one.
     #[inline(always)]
-    fn take_plain_ack(&mut self, psn: Psn, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
+    fn take_plain_ack(&mut self, qp: &mut QpShared, psn: Psn, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
         let (Syndrome::Ack { credit }, expected) = (aeth.syndrome, psn.next()) else { return false };
-        let (una, sent, sel) = (self.req.recovery.una_psn(), self.req.recovery.sent_psn(), &self.req.sel);
+        let (una, sent, sel) = (self.recovery.una_psn(), self.recovery.sent_psn(), &self.sel);
         let has_gaps = saeth.words > 0 || sel.losses.is_some() || !saeth.trigger.is_before(expected);
         let is_progress = expected.is_after(una) && !expected.is_after(sent);
         if has_gaps || !is_progress || una != sel.acked || sel.answer_due {
@@ -62,60 +61,66 @@ impl Qp {
         }
         self.note_answer(saeth, expected, env);
         self.take_credits(credit, aeth.msn);
-        self.req.sel.acked = expected;
-        self.ack_through(psn, env);
-        if self.req.recovery.una_psn() != expected {
+        self.sel.acked = expected;
+        self.ack_through(qp, psn, env);
+        if self.recovery.una_psn() != expected {
             // READs and ATOMICs wait for their responses, or the queue pair has ended.
-            if matches!(self.state, QpState::Rts | QpState::Sqd) {
-                self.after_answer((una, una), true, env);
+            if matches!(qp.state, QpState::Rts | QpState::Sqd) {
+                self.after_answer(qp, (una, una), true, env);
             }
             return true;
         }
-        debug_assert!(self.req.sel.covered_bytes == 0, "bytes are covered while nothing is missing");
-        (self.req.sel.probes, self.req.sel.backoff, self.req.sel.sent_since) = (0, 0, true);
-        self.arm_fast(env.now);
+        debug_assert!(self.sel.covered_bytes == 0, "bytes are covered while nothing is missing");
+        (self.sel.probes, self.sel.backoff, self.sel.sent_since) = (0, 0, true);
+        self.arm_fast(qp, env.now);
         true
     }
 
     /// An acknowledgement of any kind.
     #[inline(never)]
-    fn take_any_ack(&mut self, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) {
-        let before = (self.req.recovery.una_psn(), self.req.sel.acked);
-        let news = self.take_ack(pkt, aeth, saeth, env);
-        if matches!(self.state, QpState::Rts | QpState::Sqd) {
-            self.after_answer(before, news, env);
+    fn take_any_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) {
+        let before = (self.recovery.una_psn(), self.sel.acked);
+        let news = self.take_ack(qp, pkt, aeth, saeth, env);
+        if matches!(qp.state, QpState::Rts | QpState::Sqd) {
+            self.after_answer(qp, before, news, env);
         }
     }
 
     /// A response of the family.
     #[inline(never)]
-    pub(crate) fn on_selective_response(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+    pub(crate) fn on_selective_response(
+        &mut self,
+        qp: &mut QpShared,
+        frame: &RxFrame<'_>,
+        pkt: &Packet<'_>,
+        env: &mut Env<'_>,
+    ) {
+        if !matches!(qp.state, QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
-        if !self.req.sel.active {
+        if !self.sel.active {
             return env.fx.count(Reason::SrNotNegotiated);
         }
-        if let Some(reason) = self.check_response_psn(pkt, env.now) {
+        if let Some(reason) = self.check_response_psn(qp, pkt, env.now) {
             if reason == Reason::StaleAck && pkt.info.kind == OpKind::ReadResponse {
-                self.acknowledge_response(frame, pkt, self.req.recovery.una_psn(), env.now);
+                self.acknowledge_response(frame, pkt, self.recovery.una_psn(), env.now);
             }
             return env.fx.count(reason);
         }
-        let before = (self.req.recovery.una_psn(), self.req.sel.acked);
-        self.req.sel.answered = true;
+        let before = (self.recovery.una_psn(), self.sel.acked);
+        self.sel.answered = true;
         if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
             self.answers_measure(pkt.bth.psn, 1, env.arrived_at());
         }
         match pkt.info.kind {
             OpKind::ReadResponse => {
-                self.on_read_response(pkt, env);
+                self.on_read_response(qp, pkt, env);
                 self.acknowledge_response(frame, pkt, before.0, env.now);
             }
-            _ => self.on_selective_atomic_ack(pkt, env),
+            _ => self.on_selective_atomic_ack(qp, pkt, env),
         }
-        if matches!(self.state, QpState::Rts | QpState::Sqd) {
-            self.after_answer(before, false, env);
+        if matches!(qp.state, QpState::Rts | QpState::Sqd) {
+            self.after_answer(qp, before, false, env);
         }
     }
 
@@ -138,8 +143,8 @@ impl Qp {
     /// would end requests behind the back of the record of lost packets.
     #[cold]
     #[inline(never)]
-    pub(crate) fn on_standard_nak(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if let Some(reason) = self.check_response_psn(pkt, env.now) {
+    pub(crate) fn on_standard_nak(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if let Some(reason) = self.check_response_psn(qp, pkt, env.now) {
             return env.fx.count(reason);
         }
         let code = match (pkt.info.kind, pkt.aeth()) {
@@ -147,26 +152,26 @@ impl Qp {
             _ => return env.fx.count(Reason::UnexpectedResponse),
         };
         let psn = pkt.bth.psn;
-        let before = (self.req.recovery.una_psn(), self.req.sel.acked);
+        let before = (self.recovery.una_psn(), self.sel.acked);
         self.advance_acked(psn);
-        self.ack_through(psn.prev(), env);
-        if matches!(self.state, QpState::Rts | QpState::Sqd) {
-            self.on_selective_nak(psn, code, env);
+        self.ack_through(qp, psn.prev(), env);
+        if matches!(qp.state, QpState::Rts | QpState::Sqd) {
+            self.on_selective_nak(qp, psn, code, env);
         }
-        if matches!(self.state, QpState::Rts | QpState::Sqd) {
-            self.after_answer(before, false, env);
+        if matches!(qp.state, QpState::Rts | QpState::Sqd) {
+            self.after_answer(qp, before, false, env);
         }
     }
 
     /// An ATOMIC's answer may come before those of the requests in front of it. Its result is placed, and it ends in its turn.
-    fn on_selective_atomic_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+    fn on_selective_atomic_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) {
         let psn = pkt.bth.psn;
-        self.ack_through(psn.prev(), env);
-        if psn == self.req.recovery.una_psn() {
-            return self.on_atomic_ack(pkt, env);
+        self.ack_through(qp, psn.prev(), env);
+        if psn == self.recovery.una_psn() {
+            return self.on_atomic_ack(qp, pkt, env);
         }
-        let mtu = self.mtu;
-        let answered = self.req.recovery.packet_of(psn, mtu).map(|(request, ..)| *request);
+        let mtu = qp.mtu;
+        let answered = self.recovery.packet_of(psn, mtu).map(|(request, ..)| *request);
         let (Some(request), Some(ack)) = (answered.filter(|request| request.work == Work::Atomic), pkt.atomic_ack())
         else {
             return env.fx.count(Reason::UnexpectedResponse);
@@ -174,21 +179,21 @@ impl Qp {
         if request.done || request.fail.is_some() {
             return env.fx.count(Reason::UnexpectedResponse);
         }
-        match self.place_at(&request, 0, &ack.original.to_ne_bytes(), env) {
-            Ok(()) => self.req.recovery.mark_answered(psn),
+        match self.place_at(qp, &request, 0, &ack.original.to_ne_bytes(), env) {
+            Ok(()) => self.recovery.mark_answered(psn),
             Err(reason) => env.fx.count(reason),
         }
     }
 
     /// Handles an acknowledgement. Returns whether packets have arrived of which nothing was known.
-    fn take_ack(&mut self, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
-        let (psn, sent) = (pkt.bth.psn, self.req.recovery.sent_psn());
+    fn take_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
+        let (psn, sent) = (pkt.bth.psn, self.recovery.sent_psn());
         let (expected, is_known) = match aeth.syndrome {
             Syndrome::Ack { .. } => (psn.next(), !psn.next().is_after(sent)),
             Syndrome::Rnr { .. } | Syndrome::Nak(_) => (psn, psn.is_before(sent)),
             Syndrome::Reserved(_) => (psn, false),
         };
-        if expected.is_before(self.req.sel.acked) || !is_known {
+        if expected.is_before(self.sel.acked) || !is_known {
             env.fx.count(if is_known { Reason::StaleAck } else { Reason::UnexpectedResponse });
             return false;
         }
@@ -197,16 +202,16 @@ impl Qp {
         if let Syndrome::Ack { credit } = aeth.syndrome {
             self.take_credits(credit, aeth.msn);
         }
-        let progress = expected != self.req.sel.acked;
+        let progress = expected != self.sel.acked;
         self.advance_acked(expected);
-        self.ack_through(expected.prev(), env);
-        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+        self.ack_through(qp, expected.prev(), env);
+        if !matches!(qp.state, QpState::Rts | QpState::Sqd) {
             return progress;
         }
-        let arrived = self.take_selective_bitmap(pkt, saeth, expected, env);
+        let arrived = self.take_selective_bitmap(qp, pkt, saeth, expected, env);
         match aeth.syndrome {
-            Syndrome::Rnr { timer } => self.on_selective_rnr(timer, env),
-            Syndrome::Nak(code) => self.on_selective_nak(psn, code, env),
+            Syndrome::Rnr { timer } => self.on_selective_rnr(qp, timer, env),
+            Syndrome::Nak(code) => self.on_selective_nak(qp, psn, code, env),
             _ => {}
         }
         progress || arrived
@@ -214,8 +219,8 @@ impl Qp {
 
     /// What the newest packet at the peer shows of missing packets: reordering, the arrival of a repetition.
     fn note_trigger(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
-        let is_sent = saeth.trigger.is_before(self.req.recovery.sent_psn());
-        let sel = &mut self.req.sel;
+        let is_sent = saeth.trigger.is_before(self.recovery.sent_psn());
+        let sel = &mut self.sel;
         if let Some(losses) = &mut sel.losses
             && losses.on_trigger(saeth.trigger, saeth.transmission)
         {
@@ -235,7 +240,7 @@ impl Qp {
     /// wanted now; the counts are cumulative, so a later one says it, too.
     #[inline(always)]
     fn note_answer(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
-        let (sel, reports_each) = (&mut self.req.sel, self.req.reports_each);
+        let (sel, reports_each) = (&mut self.sel, self.reports_each);
         sel.answered = true;
         let is_wanted = sel.measured.is_some() || saeth.is_congested || saeth.pressure > 0;
         if is_wanted || reports_each || sel.echoed.is_behind(saeth) {
@@ -245,7 +250,7 @@ impl Qp {
 
     #[inline(never)]
     fn report_answer(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
-        let sel = &mut self.req.sel;
+        let sel = &mut self.sel;
         let mut rtt = None;
         if let Some(measured) = sel.measured {
             let MeasuredPacket { behind, sent_at, .. } = measured;
@@ -269,7 +274,7 @@ impl Qp {
     }
 
     fn advance_acked(&mut self, expected: Psn) {
-        let sel = &mut self.req.sel;
+        let sel = &mut self.sel;
         if expected.is_after(sel.acked) {
             sel.acked = expected;
             if let Some(losses) = &mut sel.losses {
@@ -279,25 +284,32 @@ impl Qp {
     }
 
     /// Takes what has arrived behind the first missing packet. Returns whether that is news.
-    fn take_selective_bitmap(&mut self, pkt: &Packet<'_>, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) -> bool {
+    fn take_selective_bitmap(
+        &mut self,
+        qp: &QpShared,
+        pkt: &Packet<'_>,
+        saeth: &Saeth,
+        expected: Psn,
+        env: &mut Env<'_>,
+    ) -> bool {
         let Some(bitmap) = pkt.bitmap() else { return false };
         let refused = bitmap.words() == 0 && !saeth.trigger.is_before(expected);
-        let is_sent = saeth.trigger.is_before(self.req.recovery.sent_psn());
+        let is_sent = saeth.trigger.is_before(self.recovery.sent_psn());
         if bitmap.words() == 0 && !(refused && is_sent) {
             return false;
         }
-        let Some(mut losses) = self.take_losses(expected, env) else {
+        let Some(mut losses) = self.take_losses(qp, expected, env) else {
             // Without a record everything is sent again; once until there is progress.
-            if self.req.recovery.on_implied_loss() {
+            if self.recovery.on_implied_loss() {
                 env.fx.congestion(Signal::Loss);
-                self.req.go_back();
-                self.req.stop_selective();
+                self.go_back();
+                self.stop_selective();
             }
             return false;
         };
-        let (now, sent, mtu) = (env.now, self.req.recovery.sent_psn(), self.mtu);
-        let tolerance = self.req.sel.rtt.tolerance();
-        let recovery = &self.req.recovery;
+        let (now, sent, mtu) = (env.now, self.recovery.sent_psn(), qp.mtu);
+        let tolerance = self.sel.rtt.tolerance();
+        let recovery = &self.recovery;
         let packet_of = |psn: Psn| recovery.packet_of(psn, mtu).map(|(r, first, n)| (r.first_psn.add(first), n));
         let newest = (saeth.transmission == 0 && is_sent).then_some(saeth.trigger);
         let arrived = losses.take_bitmap(bitmap, newest, sent) > 0;
@@ -307,7 +319,7 @@ impl Qp {
             false => LossesFound::default(),
         };
         debug_assert!(losses.is_consistent());
-        self.req.sel.losses = Some(losses);
+        self.sel.losses = Some(losses);
         [gaps, dropped].into_iter().for_each(|found| self.on_found(found, env));
         arrived
     }
@@ -315,7 +327,7 @@ impl Qp {
     /// Packets were found to be lost: they are repeated, and congestion control is told once for each window of data.
     fn on_found(&mut self, found: LossesFound, env: &mut Env<'_>) {
         if found.packets > 0 {
-            self.req.begin_repetition();
+            self.begin_repetition();
         }
         if found.is_signal {
             env.fx.congestion(Signal::Loss);
@@ -325,9 +337,9 @@ impl Qp {
 
     /// Congestion control was told of a loss: what was sent until now is of the same window of data.
     fn note_signal(&mut self) {
-        let sent = self.req.recovery.sent_psn();
+        let sent = self.recovery.sent_psn();
         self.recover = sent;
-        if let Some(losses) = &mut self.req.sel.losses {
+        if let Some(losses) = &mut self.sel.losses {
             losses.on_signal(sent);
         }
     }
@@ -335,42 +347,42 @@ impl Qp {
     /// The PSN before which losses belong to a window of data of which congestion control was told. One of long ago says
     /// nothing: PSNs have come round since.
     fn recover_from(&self, base: Psn) -> Psn {
-        let (recover, sent) = (self.recover, self.req.recovery.sent_psn());
+        let (recover, sent) = (self.recover, self.recovery.sent_psn());
         if recover.is_after(base) && !recover.is_after(sent) { recover } else { base }
     }
 
     /// The record of missing packets: a new one, if there is none. That begins a recovery.
-    fn take_losses(&mut self, expected: Psn, env: &mut Env<'_>) -> Option<Box<Losses>> {
-        if let Some(losses) = self.req.sel.losses.take() {
+    fn take_losses(&mut self, qp: &QpShared, expected: Psn, env: &mut Env<'_>) -> Option<Box<Losses>> {
+        if let Some(losses) = self.sel.losses.take() {
             return Some(losses);
         }
-        let mut losses = env.fx.records()?.take_losses(self.flow.dst)?;
+        let mut losses = env.fx.records()?.take_losses(qp.flow.dst)?;
         losses.begin(expected, self.recover_from(expected));
-        self.req.sel.measured = None;
+        self.sel.measured = None;
         env.fx.count(Reason::SrRecovery);
         Some(losses)
     }
 
     /// The peer has no receive for the oldest packet: it is sent again after the time that the NAK gives, and with it
     /// whatever has not arrived by then.
-    fn on_selective_rnr(&mut self, timer: u8, env: &mut Env<'_>) {
-        if self.req.recovery.is_empty() || self.req.rnr_deadline != Nanos::NEVER {
+    fn on_selective_rnr(&mut self, qp: &mut QpShared, timer: u8, env: &mut Env<'_>) {
+        if self.recovery.is_empty() || self.rnr_deadline != Nanos::NEVER {
             return env.fx.count(Reason::StaleAck);
         }
         env.fx.count(Reason::RnrNakReceived);
-        match self.req.rnr_left {
-            0 => return self.fail_oldest(WcStatus::RnrRetryExcErr, Reason::RnrRetryExhausted, env),
+        match self.rnr_left {
+            0 => return self.fail_oldest(qp, WcStatus::RnrRetryExcErr, Reason::RnrRetryExhausted, env),
             7 => {}
-            left => self.req.rnr_left = left - 1,
+            left => self.rnr_left = left - 1,
         }
-        self.req.rnr_deadline = env.now + rnr_timer(timer);
+        self.rnr_deadline = env.now + rnr_timer(timer);
         // The peer answers. Nothing is sent until then, so no time-out runs either.
-        self.req.ack_deadline = Nanos::NEVER;
+        self.ack_deadline = Nanos::NEVER;
     }
 
-    fn on_selective_nak(&mut self, psn: Psn, code: NakCode, env: &mut Env<'_>) {
-        if psn == self.req.recovery.una_psn() {
-            return self.on_fatal_nak(psn, code, env);
+    fn on_selective_nak(&mut self, qp: &mut QpShared, psn: Psn, code: NakCode, env: &mut Env<'_>) {
+        if psn == self.recovery.una_psn() {
+            return self.on_fatal_nak(qp, psn, code, env);
         }
         // Responses in front of the refused request are missing, and will not come: the peer is in error.
         env.fx.count(Reason::UnexpectedResponse);
@@ -379,42 +391,42 @@ impl Qp {
 
     /// The response of the oldest request is missing: it is asked for again.
     pub(crate) fn ask_answer(&mut self) {
-        if !self.req.recovery.ask_reads_again() {
-            self.req.sel.answer_due = true;
+        if !self.recovery.ask_reads_again() {
+            self.sel.answer_due = true;
         }
-        self.req.begin_repetition();
+        self.begin_repetition();
     }
 
     /// After each answer: requests that were acknowledged before end now; the window, the record and the timer follow.
-    pub(crate) fn after_answer(&mut self, (una, acked): (Psn, Psn), news: bool, env: &mut Env<'_>) {
-        let before = self.req.recovery.una_psn();
+    pub(crate) fn after_answer(&mut self, qp: &mut QpShared, (una, acked): (Psn, Psn), news: bool, env: &mut Env<'_>) {
+        let before = self.recovery.una_psn();
         self.advance_acked(before);
-        if before.is_before(self.req.sel.acked) && before != una {
-            self.ack_through(self.req.sel.acked.prev(), env);
-            if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+        if before.is_before(self.sel.acked) && before != una {
+            self.ack_through(qp, self.sel.acked.prev(), env);
+            if !matches!(qp.state, QpState::Rts | QpState::Sqd) {
                 return;
             }
-            self.advance_acked(self.req.recovery.una_psn());
+            self.advance_acked(self.recovery.una_psn());
         }
-        if self.req.recovery.una_psn() != una {
-            self.req.sel.answer_due = false;
+        if self.recovery.una_psn() != una {
+            self.sel.answer_due = false;
         }
-        if self.req.sel.losses.as_ref().is_some_and(|losses| losses.is_over()) {
+        if self.sel.losses.as_ref().is_some_and(|losses| losses.is_over()) {
             self.end_recovery(env);
         }
-        self.recount_covered();
-        if news || self.req.recovery.una_psn() != una || self.req.sel.acked != acked {
-            self.req.stalled = false;
-            (self.req.sel.probes, self.req.sel.backoff, self.req.sel.sent_since) = (0, 0, true);
-            self.restart_ack_timer(env.now);
+        self.recount_covered(qp);
+        if news || self.recovery.una_psn() != una || self.sel.acked != acked {
+            self.stalled = false;
+            (self.sel.probes, self.sel.backoff, self.sel.sent_since) = (0, 0, true);
+            self.restart_ack_timer(qp, env.now);
         }
-        self.arm_fast(env.now);
+        self.arm_fast(qp, env.now);
     }
 
     /// Nothing is missing any more: the record goes back.
     fn end_recovery(&mut self, env: &mut Env<'_>) {
-        let Some(losses) = self.req.sel.losses.take() else { return };
-        self.req.sel.rtt.on_recovered();
+        let Some(losses) = self.sel.losses.take() else { return };
+        self.sel.rtt.on_recovered();
         if losses.was_needless() {
             env.fx.congestion(Signal::Spurious);
         }
@@ -423,18 +435,18 @@ impl Qp {
         }
     }
 
-    fn restart_ack_timer(&mut self, now: Nanos) {
-        if self.req.recovery.is_outstanding() && self.req.rnr_deadline == Nanos::NEVER {
-            self.req.ack_deadline = now + self.ack_wait();
+    fn restart_ack_timer(&mut self, qp: &QpShared, now: Nanos) {
+        if self.recovery.is_outstanding() && self.rnr_deadline == Nanos::NEVER {
+            self.ack_deadline = now + self.ack_wait(qp);
         }
     }
 
     /// Counts the bytes in flight that need no room in the window.
-    pub(crate) fn recount_covered(&mut self) {
-        let sel = &self.req.sel;
-        let (acked, una) = (sel.acked, self.req.recovery.una_psn());
+    pub(crate) fn recount_covered(&mut self, qp: &QpShared) {
+        let sel = &self.sel;
+        let (acked, una) = (sel.acked, self.recovery.una_psn());
         if sel.losses.is_none() && !una.is_before(acked) {
-            self.req.sel.covered_bytes = 0;
+            self.sel.covered_bytes = 0;
             return;
         }
         let losses = sel.losses.as_deref();
@@ -448,64 +460,51 @@ impl Qp {
             let last_covered = count > 0 && (left == 0 || last_lost || losses.has_arrived(last));
             (below + losses.arrived_within(rest, left) + lost, last_covered)
         };
-        self.req.sel.covered_bytes = self.req.recovery.covered_bytes(self.mtu, covered);
+        self.sel.covered_bytes = self.recovery.covered_bytes(qp.mtu, covered);
     }
 }
 
 /// Timers.
-impl Qp {
+impl Requester {
     /// Sets the fast timer.
-    pub(crate) fn arm_fast(&mut self, now: Nanos) {
-        let sel = &self.req.sel;
-        if !self.req.recovery.is_outstanding() || self.req.rnr_deadline != Nanos::NEVER {
-            self.req.sel.deadline = Nanos::NEVER;
+    pub(crate) fn arm_fast(&mut self, qp: &QpShared, now: Nanos) {
+        let sel = &self.sel;
+        if !self.recovery.is_outstanding() || self.rnr_deadline != Nanos::NEVER {
+            self.sel.deadline = Nanos::NEVER;
             return;
         }
         let has_probe = sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn;
         let wait = match has_probe {
-            true => sel.rtt.probe_after().min(self.fast_wait_max()),
-            false => self.spread(self.timeout_after(sel.backoff)),
+            true => sel.rtt.probe_after().min(qp.fast_wait_max()),
+            false => spread(qp, self.timeout_after(qp, sel.backoff)),
         };
         let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));
-        self.req.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
-    }
-
-    /// A time-out that differs by up to an eighth between queue pairs, so that thousands that have lost the same path do not
-    /// repeat everything at once.
-    fn spread(&self, wait: Nanos) -> Nanos {
-        // A multiplicative hash of the number: queue pairs are numbered side by side.
-        let share = u64::from(self.id.qpn.get().wrapping_mul(0x9e37_79b1) >> 27);
-        Nanos(wait.0 / 128 * (112 + share))
+        self.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
     }
 
     /// The time-out of selective repeat after `backoff` of them without progress.
-    pub(crate) fn timeout_after(&self, backoff: u8) -> Nanos {
-        let packets = self.req.recovery.psn_distance().max(0) as u32;
-        self.req.sel.rtt.timeout_after(backoff, packets).min(self.fast_wait_max())
-    }
-
-    /// Probes and a time-out come before the local ACK timeout.
-    pub(crate) fn fast_wait_max(&self) -> Nanos {
-        Nanos(self.answer_wait.0 / FAST_WAITS)
+    pub(crate) fn timeout_after(&self, qp: &QpShared, backoff: u8) -> Nanos {
+        let packets = self.recovery.psn_distance().max(0) as u32;
+        self.sel.rtt.timeout_after(backoff, packets).min(qp.fast_wait_max())
     }
 
     /// The fast timer is due.
     #[cold]
-    pub(crate) fn on_fast_timer(&mut self, env: &mut Env<'_>) {
-        if !self.req.sel.active {
+    pub(crate) fn on_fast_timer(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
+        if !self.sel.active {
             return self.on_back_timer(env);
         }
-        let (now, mtu) = (env.now, self.mtu);
-        let tolerance = self.req.sel.rtt.tolerance();
-        let recovery = &self.req.recovery;
+        let (now, mtu) = (env.now, qp.mtu);
+        let tolerance = self.sel.rtt.tolerance();
+        let recovery = &self.recovery;
         let packet_of = |psn: Psn| recovery.packet_of(psn, mtu).map(|(r, first, n)| (r.first_psn.add(first), n));
-        let sel = &mut self.req.sel;
+        let sel = &mut self.sel;
         if let Some(losses) = sel.losses.as_mut().filter(|losses| losses.deadline(tolerance) <= now) {
             // A gap has stayed for as long as reordering is tolerated.
             let found = losses.find(now, tolerance, packet_of);
             self.on_found(found, env);
-            self.recount_covered();
-            return self.arm_fast(now);
+            self.recount_covered(qp);
+            return self.arm_fast(qp, now);
         }
         if !sel.sent_since && sel.wants_repair() {
             // What is to be sent again waits for its turn.
@@ -519,36 +518,36 @@ impl Qp {
             sel.probes += 1;
             (sel.probe_due, sel.sent_since) = (true, false);
             sel.rtt.measure_next();
-            self.req.begin_repetition();
+            self.begin_repetition();
         } else {
             env.fx.count(Reason::SrTimeout);
             env.fx.congestion(Signal::Timeout);
             self.note_signal();
-            return self.on_selective_timeout(env);
+            return self.on_selective_timeout(qp, env);
         }
-        self.arm_fast(now);
+        self.arm_fast(qp, now);
     }
 
     /// A time-out: all that is unacknowledged is sent again; in the standard family, if the peer has never answered.
-    pub(crate) fn on_selective_timeout(&mut self, env: &mut Env<'_>) {
-        let sel = &mut self.req.sel;
+    pub(crate) fn on_selective_timeout(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
+        let sel = &mut self.sel;
         sel.backoff = sel.backoff.saturating_add(1);
         sel.sent_since = false;
         let silent = if sel.rtt.mode() == RtoMode::Irn { SILENT_TIMEOUTS_OF_IRN } else { SILENT_TIMEOUTS };
         if !sel.answered && sel.backoff >= silent {
-            return self.fall_back(env);
+            return self.fall_back(qp, env);
         }
-        self.lose_all(env);
+        self.lose_all(qp, env);
     }
 
     /// All that is unacknowledged is to be sent again; of a READ that the peer has begun to answer, what is missing of the
     /// response.
-    pub(crate) fn lose_all(&mut self, env: &mut Env<'_>) {
-        if let Some(end) = self.req.recovery.answered_piece(self.mtu) {
+    pub(crate) fn lose_all(&mut self, qp: &QpShared, env: &mut Env<'_>) {
+        if let Some(end) = self.recovery.answered_piece(qp.mtu) {
             self.advance_acked(end);
         }
-        let held = self.req.sel.losses.take();
-        let (acked, peer) = (self.req.sel.acked, self.flow.dst);
+        let held = self.sel.losses.take();
+        let (acked, peer) = (self.sel.acked, qp.flow.dst);
         let recover = self.recover_from(acked);
         let fresh = || {
             let mut losses = env.fx.records()?.take_losses(peer)?;
@@ -556,36 +555,44 @@ impl Qp {
             Some(losses)
         };
         let Some(mut losses) = held.or_else(fresh) else {
-            self.req.go_back();
-            return self.req.stop_selective();
+            self.go_back();
+            return self.stop_selective();
         };
-        let (end, mtu) = (self.req.recovery.next_packet_psn(), self.mtu);
-        let recovery = &self.req.recovery;
+        let (end, mtu) = (self.recovery.next_packet_psn(), qp.mtu);
+        let recovery = &self.recovery;
         losses.mark_all(end, |psn| recovery.packet_of(psn, mtu).map(|(r, first, n)| (r.first_psn.add(first), n)));
-        self.req.sel.losses = Some(losses);
-        self.req.sel.measured = None;
-        if self.req.recovery.una_psn().is_before(acked) {
+        self.sel.losses = Some(losses);
+        self.sel.measured = None;
+        if self.recovery.una_psn().is_before(acked) {
             self.ask_answer();
         }
-        self.recount_covered();
-        self.req.begin_repetition();
-        self.arm_fast(env.now);
+        self.recount_covered(qp);
+        self.begin_repetition();
+        self.arm_fast(qp, env.now);
     }
 
     /// The peer does not know the family: the requests are sent again in the standard one.
-    fn fall_back(&mut self, env: &mut Env<'_>) {
+    fn fall_back(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
         env.fx.count(Reason::SrRefused);
         env.fx.selective_refused();
-        if let Some(losses) = self.req.sel.losses.take()
+        if let Some(losses) = self.sel.losses.take()
             && let Some(pool) = env.fx.records()
         {
             pool.give_losses(losses);
         }
-        self.req.sel.window = 0;
-        self.req.set_family(false);
-        self.set_answer_wait(env);
-        self.req.go_back();
-        self.req.stop_selective();
-        self.req.begin_repetition();
+        self.sel.window = 0;
+        self.set_family(false);
+        self.set_answer_wait(qp, env);
+        self.go_back();
+        self.stop_selective();
+        self.begin_repetition();
     }
+}
+
+/// A time-out that differs by up to an eighth between queue pairs, so that thousands that have lost the same path do not
+/// repeat everything at once.
+fn spread(qp: &QpShared, wait: Nanos) -> Nanos {
+    // A multiplicative hash of the number: queue pairs are numbered side by side.
+    let share = u64::from(qp.id.qpn.get().wrapping_mul(0x9e37_79b1) >> 27);
+    Nanos(wait.0 / 128 * (112 + share))
 }

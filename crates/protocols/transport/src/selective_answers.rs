@@ -7,7 +7,8 @@
 
 use crate::api::Env;
 use crate::head;
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
+use crate::responder::Responder;
 use crate::responder_resource::ResponderResource;
 use burst_base::{Nanos, Psn};
 use burst_wire::selective::{AckBitmap, BITMAP_WORDS_MAX, DELAY_UNIT_NS};
@@ -41,19 +42,19 @@ pub(crate) fn pressure_now(lost_seen: Option<u32>, env: &Env<'_>) -> (u8, u32) {
     (if has_lost { PRESSURE_LOST } else { host.level.min(PRESSURE_LEVEL_MAX) }, host.lost)
 }
 
-impl Qp {
+impl Responder {
     /// Sends an acknowledgement. Its PSN is the last one that was executed.
     #[inline(never)]
-    pub(crate) fn push_selective_ack(&mut self, env: &mut Env<'_>) -> bool {
-        let psn = self.resp.expected.prev();
-        if self.resp.sel.early.is_some() {
-            return self.push_selective_answer(psn, Syndrome::ACK, env);
+    pub(crate) fn push_selective_ack(&mut self, qp: &QpShared, env: &mut Env<'_>) -> bool {
+        let psn = self.expected.prev();
+        if self.sel.early.is_some() {
+            return self.push_selective_answer(qp, psn, Syndrome::ACK, env);
         }
-        let (pressure, lost) = pressure_now(self.resp.sel.lost_seen(), env);
-        let head = self.selective_ack_head(psn, Syndrome::ACK, (pressure, 0), env.now);
-        let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
+        let (pressure, lost) = pressure_now(self.sel.lost_seen(), env);
+        let head = self.selective_ack_head(qp, psn, Syndrome::ACK, (pressure, 0), env.now);
+        let pushed = env.tx.push(&qp.flow, head.as_slice(), &[], 0);
         if pushed {
-            self.resp.sel.acked(lost);
+            self.sel.acked(lost);
         }
         pushed
     }
@@ -61,34 +62,47 @@ impl Qp {
     /// Sends a NAK of the PSN that is refused, or an acknowledgement while packets are missing.
     #[cold]
     #[inline(never)]
-    pub(crate) fn push_selective_answer(&mut self, psn: Psn, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
-        let (pressure, lost) = pressure_now(self.resp.sel.lost_seen(), env);
-        let pushed = self.push_with_bitmap(psn, syndrome, pressure, env);
+    pub(crate) fn push_selective_answer(
+        &mut self,
+        qp: &QpShared,
+        psn: Psn,
+        syndrome: Syndrome,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let (pressure, lost) = pressure_now(self.sel.lost_seen(), env);
+        let pushed = self.push_with_bitmap(qp, psn, syndrome, pressure, env);
         if pushed {
-            self.resp.sel.acked(lost);
+            self.sel.acked(lost);
         }
         pushed
     }
 
     /// Sends an acknowledgement or a NAK with a bitmap of the packets that have arrived behind the first missing one.
-    fn push_with_bitmap(&self, psn: Psn, syndrome: Syndrome, pressure: u8, env: &mut Env<'_>) -> bool {
-        let expected = self.resp.expected;
+    fn push_with_bitmap(&self, qp: &QpShared, psn: Psn, syndrome: Syndrome, pressure: u8, env: &mut Env<'_>) -> bool {
+        let expected = self.expected;
         let tells = matches!(syndrome, Syndrome::Ack { .. }) || psn == expected;
         let (mut words, mut bytes) = ([0; BITMAP_WORDS_MAX], [0; BITMAP_WORDS_MAX * 8]);
-        let early = self.resp.sel.early.as_ref().filter(|_| tells);
+        let early = self.sel.early.as_ref().filter(|_| tells);
         let count = early.map_or(0, |early| early.bitmap(expected, &mut words));
         let len = AckBitmap::emit(&words[..count], &mut bytes);
-        let head = self.selective_ack_head(psn, syndrome, (pressure, count as u8), env.now);
+        let head = self.selective_ack_head(qp, psn, syndrome, (pressure, count as u8), env.now);
         match len {
-            0 => env.tx.push(&self.flow, head.as_slice(), &[], 0),
-            len => env.tx.push_copied(&self.flow, head.as_slice(), &bytes[..len]),
+            0 => env.tx.push(&qp.flow, head.as_slice(), &[], 0),
+            len => env.tx.push_copied(&qp.flow, head.as_slice(), &bytes[..len]),
         }
     }
 
     /// The head of an acknowledgement with a bitmap of so many words.
     #[inline(always)]
-    fn selective_ack_head(&self, psn: Psn, syndrome: Syndrome, (pressure, words): (u8, u8), now: Nanos) -> HeadBuf {
-        let sel = &self.resp.sel;
+    fn selective_ack_head(
+        &self,
+        qp: &QpShared,
+        psn: Psn,
+        syndrome: Syndrome,
+        (pressure, words): (u8, u8),
+        now: Nanos,
+    ) -> HeadBuf {
+        let sel = &self.sel;
         let delay = now.since(sel.arrived_at).0 / DELAY_UNIT_NS;
         let saeth = Saeth {
             pressure,
@@ -100,32 +114,31 @@ impl Qp {
             received_packets: sel.received,
             transmission: sel.transmission,
         };
-        let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrAck } else { Opcode::RcSrAck };
-        let [a, b, c] = Bth::new(opcode, self.dest_qpn, psn).words();
-        let (d, [e, f, g]) = (Aeth { syndrome, msn: self.resp.msn }.word(), saeth.words());
+        let opcode = if qp.id.qp_type.is_xrc() { Opcode::XrcSrAck } else { Opcode::RcSrAck };
+        let [a, b, c] = Bth::new(opcode, qp.dest_qpn, psn).words();
+        let (d, [e, f, g]) = (Aeth { syndrome, msn: self.msn }.word(), saeth.words());
         HeadBuf::of_words([a, b, c, d, e, f, g])
     }
+}
 
-    /// The head of packet `index` of a READ's response, which asks for an acknowledgement or not.
-    pub(crate) fn selective_response_head(
-        &self,
-        resource: &ResponderResource,
-        index: u32,
-        len: u32,
-        asks: bool,
-    ) -> HeadBuf {
-        let place = head::position(index == 0, index + 1 == resource.packets);
-        let opcode = selective_form(head::read_response_opcode(self.id.qp_type, place));
-        let bth =
-            Bth { pad: head::pad_of(len), ack_req: asks, ..Bth::new(opcode, self.dest_qpn, resource.psn.add(index)) };
-        debug_assert!(place != Position::Middle || len == self.mtu);
-        let seth = Seth {
-            is_repair: resource.is_repair,
-            transmission: u8::from(resource.is_repair),
-            rsn: resource.msn,
-            index,
-            ..Seth::default()
-        };
-        HeadBuf::new(&bth).seth(seth)
-    }
+/// The head of packet `index` of a READ's response, which asks for an acknowledgement or not.
+pub(crate) fn selective_response_head(
+    qp: &QpShared,
+    resource: &ResponderResource,
+    index: u32,
+    len: u32,
+    asks: bool,
+) -> HeadBuf {
+    let place = head::position(index == 0, index + 1 == resource.packets);
+    let opcode = selective_form(head::read_response_opcode(qp.id.qp_type, place));
+    let bth = Bth { pad: head::pad_of(len), ack_req: asks, ..Bth::new(opcode, qp.dest_qpn, resource.psn.add(index)) };
+    debug_assert!(place != Position::Middle || len == qp.mtu);
+    let seth = Seth {
+        is_repair: resource.is_repair,
+        transmission: u8::from(resource.is_repair),
+        rsn: resource.msn,
+        index,
+        ..Seth::default()
+    };
+    HeadBuf::new(&bth).seth(seth)
 }

@@ -12,8 +12,16 @@ use crate::arrivals::{ArrivalKind, ArrivalNote, Arrivals, HeldWork, RemoteRange,
 use crate::early_receives::EarlyReceives;
 use crate::message::ReceivedMessage;
 use crate::psn_bits::WINDOW_PSNS;
-use crate::qp::Qp;
-use crate::responder::{CheckResult, InboundMessage, RequestRefusal, access_refusal, unreachable_refusal};
+use crate::qp_shared::QpShared;
+use crate::receive::recv_keys;
+use crate::responder::InboundMessage;
+use crate::responder::Responder;
+use crate::responder::refusal::{CheckResult, RequestRefusal, access_refusal, unreachable_refusal};
+use crate::responder::requests::check_length;
+use crate::responder::requests::check_right;
+use crate::responder::requests::invalidate;
+use crate::responder::requests::read_psns;
+use crate::responder::requests::write_payload;
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, QpType, access, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
@@ -37,74 +45,86 @@ const BAD_SEQUENCE: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequ
 /// Why an early packet is dropped.
 type Dropped = Reason;
 
-impl Qp {
+impl Responder {
     /// Handles a SEND or WRITE for an RC queue pair that accepts the family. One whose turn it is, while nothing is missing,
     /// takes the short way.
     #[inline(always)]
-    pub(crate) fn on_selective_message(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        debug_assert!(self.id.qp_type == QpType::Rc && self.accepts_selective);
-        let is_next = pkt.bth.psn == self.resp.expected && self.resp.sel.early.is_none();
-        let (true, Some([first, second])) = (is_next && self.receives_middles(), pkt.rc_message_seth()) else {
-            return self.on_selective_request(frame, pkt, env);
+    pub(crate) fn on_selective_message(
+        &mut self,
+        qp: &mut QpShared,
+        frame: &RxFrame<'_>,
+        pkt: &Packet<'_>,
+        env: &mut Env<'_>,
+    ) {
+        debug_assert!(qp.id.qp_type == QpType::Rc && self.accepts_selective);
+        let is_next = pkt.bth.psn == self.expected && self.sel.early.is_none();
+        let (true, Some([first, second])) = (is_next && self.receives_middles(qp), pkt.rc_message_seth()) else {
+            return self.on_selective_request(qp, frame, pkt, env);
         };
         let (transmission, rsn, index) = ((first >> 24) as u8 & TRANSMISSION_MAX, first & MASK_24, second & MASK_24);
-        self.resp.sel.active = true;
+        self.sel.active = true;
         self.note_arrivals(&frame.flow, (pkt.bth.psn, transmission), 1, env.arrived_at());
         let executed = match pkt.info.kind {
-            _ if !self.is_in_turn(rsn, index) => Err(BAD_SEQUENCE),
-            OpKind::Write => self.on_selective_write::<false>(pkt, env),
-            _ => self.on_selective_send(pkt, env),
+            _ if !self.is_in_turn(qp, rsn, index) => Err(BAD_SEQUENCE),
+            OpKind::Write => self.on_selective_write::<false>(qp, pkt, env),
+            _ => self.on_selective_send(qp, pkt, env),
         };
         match executed {
-            Ok(()) => self.resp.nak_given = false,
-            Err(refusal) => self.refuse(refusal, env),
+            Ok(()) => self.nak_given = false,
+            Err(refusal) => self.refuse(qp, refusal, env),
         }
     }
 
     /// Handles a request of the family.
     #[inline(never)]
-    pub(crate) fn on_selective_request(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+    pub(crate) fn on_selective_request(
+        &mut self,
+        qp: &mut QpShared,
+        frame: &RxFrame<'_>,
+        pkt: &Packet<'_>,
+        env: &mut Env<'_>,
+    ) {
         if !self.accepts_selective {
             return env.fx.count(Reason::SrNotNegotiated);
         }
-        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+        if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
         let Some(seth) = pkt.seth() else { return env.fx.count(Reason::Truncated) };
-        self.establish(env);
-        self.resp.sel.active = true;
+        self.establish(qp, env);
+        self.sel.active = true;
         self.note_arrivals(&frame.flow, (pkt.bth.psn, seth.transmission), 1, env.arrived_at());
-        let distance = pkt.bth.psn.diff(self.resp.expected);
+        let distance = pkt.bth.psn.diff(self.expected);
         if distance < 0 || pkt.info.kind == OpKind::Probe {
-            return self.on_selective_duplicate(pkt, env);
+            return self.on_selective_duplicate(qp, pkt, env);
         }
         let psns = match pkt.info.kind {
-            OpKind::ReadRequest => pkt.reth().map_or(1, |reth| self.read_psns(&reth)),
+            OpKind::ReadRequest => pkt.reth().map_or(1, |reth| read_psns(qp, &reth)),
             _ => 1,
         };
         if psns > READ_PSNS_MAX || distance as u32 + psns > WINDOW_PSNS {
             return env.fx.count(Reason::SrWindow);
         }
         if distance > 0 {
-            return self.on_early(frame, pkt, &seth, (distance as u32, psns), env);
+            return self.on_early(qp, frame, pkt, &seth, (distance as u32, psns), env);
         }
-        if self.id.qp_type == QpType::XrcRecv && !self.prepare_named(pkt, env) {
+        if qp.id.qp_type == QpType::XrcRecv && !self.prepare_named(qp, pkt, env) {
             return;
         }
-        match self.execute_next(pkt, (&seth, psns), env) {
+        match self.execute_next(qp, pkt, (&seth, psns), env) {
             Ok(()) => {
-                self.resp.nak_given = false;
-                if self.resp.sel.early.is_some() {
-                    self.commit_early(env);
+                self.nak_given = false;
+                if self.sel.early.is_some() {
+                    self.commit_early(qp, env);
                 }
             }
-            Err(refusal) => self.refuse(refusal, env),
+            Err(refusal) => self.refuse(qp, refusal, env),
         }
     }
 
     /// Notes what the next acknowledgement tells of the newest packet: its PSN and transmission number; and counts packets.
     pub(crate) fn note_arrivals(&mut self, flow: &Flow, newest: (Psn, u8), count: u16, arrived_at: Nanos) {
-        let sel = &mut self.resp.sel;
+        let sel = &mut self.sel;
         (sel.trigger, sel.transmission) = newest;
         sel.arrived_at = arrived_at;
         sel.received = sel.received.wrapping_add(count);
@@ -115,61 +135,62 @@ impl Qp {
     }
 
     /// A packet that was executed before, or a probe: answered again.
-    fn on_selective_duplicate(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        self.on_duplicate(pkt, env);
+    fn on_selective_duplicate(&mut self, qp: &QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        self.on_duplicate(qp, pkt, env);
     }
 
     /// A packet of the standard family has arrived: the peer does not use this family any more, and sends everything again
     /// that it has no acknowledgement for. A message that has begun is received again from its first packet, because this
     /// family does not announce the length of WRITEs.
     #[cold]
-    pub(crate) fn leave_selective(&mut self, env: &mut Env<'_>) {
-        self.resp.sel.active = false;
+    pub(crate) fn leave_selective(&mut self, qp: &QpShared, env: &mut Env<'_>) {
+        self.sel.active = false;
         self.forget_responses();
-        self.resp.answer_in_standard_family();
-        if let Some(early) = self.resp.sel.early.take()
+        self.answer_in_standard_family();
+        if let Some(early) = self.sel.early.take()
             && let Some(pool) = env.fx.records()
         {
             pool.give_arrivals(early);
         }
-        if let Some(message) = self.resp.message.filter(|message| message.length == UNANNOUNCED) {
-            self.resp.expected = self.resp.expected.sub(self.packets_of(&message));
-            self.resp.message = None;
+        if let Some(message) = self.message.filter(|message| message.length == UNANNOUNCED) {
+            self.expected = self.expected.sub(packets_of(qp, &message));
+            self.message = None;
             // They would acknowledge packets that are received again.
-            (self.resp.ack_due, self.resp.nak_due, self.resp.nak_given) = (None, None, false);
+            (self.ack_due, self.nak_due, self.nak_given) = (None, None, false);
         }
     }
 
-    /// Packets of a message that have arrived; none of them is its last.
-    fn packets_of(&self, message: &InboundMessage) -> u32 {
-        (message.received / u64::from(self.mtu)) as u32
-    }
-
-    fn open_packets(&self) -> u32 {
-        self.resp.message.map_or(0, |message| self.packets_of(&message))
+    fn open_packets(&self, qp: &QpShared) -> u32 {
+        self.message.map_or(0, |message| packets_of(qp, &message))
     }
 }
 
+/// Packets of a message that have arrived; none of them is its last.
+fn packets_of(qp: &QpShared, message: &InboundMessage) -> u32 {
+    (message.received / u64::from(qp.mtu)) as u32
+}
+
 /// The packet whose turn it is.
-impl Qp {
+impl Responder {
     /// Executes the packet, which takes this many PSNs.
     pub(crate) fn execute_next(
         &mut self,
+        qp: &QpShared,
         pkt: &Packet<'_>,
         (seth, psns): (&Seth, u32),
         env: &mut Env<'_>,
     ) -> CheckResult {
-        if !self.is_in_turn(seth.rsn, seth.index) {
+        if !self.is_in_turn(qp, seth.rsn, seth.index) {
             return Err(BAD_SEQUENCE);
         }
         match pkt.info.kind {
-            OpKind::Write => self.on_selective_write::<true>(pkt, env)?,
-            OpKind::Send => self.on_selective_send(pkt, env)?,
-            OpKind::ReadRequest => self.on_read_request(pkt, env)?,
-            _ => self.on_atomic(pkt, env)?,
+            OpKind::Write => self.on_selective_write::<true>(qp, pkt, env)?,
+            OpKind::Send => self.on_selective_send(qp, pkt, env)?,
+            OpKind::ReadRequest => self.on_read_request(qp, pkt, env)?,
+            _ => self.on_atomic(qp, pkt, env)?,
         }
         if psns > 1
-            && let Some(early) = &mut self.resp.sel.early
+            && let Some(early) = &mut self.sel.early
         {
             // Only a faulty peer gives PSNs of a READ to other packets.
             early.forget(pkt.bth.psn, psns);
@@ -179,20 +200,20 @@ impl Qp {
 
     /// Whether a packet with this RSN and index is the next of the message that is being received, or begins one.
     #[inline(always)]
-    fn is_in_turn(&self, rsn: u32, index: u32) -> bool {
-        u64::from(index) * u64::from(self.mtu) == self.received() && rsn == self.recv.rsn()
+    fn is_in_turn(&self, qp: &QpShared, rsn: u32, index: u32) -> bool {
+        u64::from(index) * u64::from(qp.mtu) == self.received() && rsn == self.recv.rsn()
     }
 
     /// Bytes of the message that is being received.
     #[inline(always)]
     fn received(&self) -> u64 {
-        self.resp.message.as_ref().map_or(0, |message| message.received)
+        self.message.as_ref().map_or(0, |message| message.received)
     }
 
     #[inline(always)]
-    fn on_selective_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
-        self.on_send(pkt, env)?;
-        if let Some(message) = &mut self.resp.message {
+    fn on_selective_send(&mut self, qp: &QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+        self.on_send(qp, pkt, env)?;
+        if let Some(message) = &mut self.message {
             message.length = UNANNOUNCED;
         }
         Ok(())
@@ -200,10 +221,15 @@ impl Qp {
 
     /// A WRITE whose turn it is. `GAPS`: packets behind it may have arrived, and have written the same bytes.
     #[inline(always)]
-    fn on_selective_write<const GAPS: bool>(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+    fn on_selective_write<const GAPS: bool>(
+        &mut self,
+        qp: &QpShared,
+        pkt: &Packet<'_>,
+        env: &mut Env<'_>,
+    ) -> CheckResult {
         self.check_sequence(pkt)?;
-        self.check_right(access::REMOTE_WRITE)?;
-        self.check_length(pkt)?;
+        check_right(qp, access::REMOTE_WRITE)?;
+        check_length(qp, pkt)?;
         let Some(weth) = pkt.weth() else { return Err(BAD_SEQUENCE) };
         let received = self.received() + pkt.payload.len() as u64;
         if received > MESSAGE_BYTES_MAX {
@@ -214,11 +240,11 @@ impl Qp {
         }
         let range = RemoteRange { addr: weth.addr, len: pkt.payload.len() as u32, rkey: weth.rkey };
         if GAPS {
-            self.write_uncovered(self.resp.sel.early.as_deref(), pkt.bth.psn, range, pkt.payload, env)?;
+            self.write_uncovered(qp, self.sel.early.as_deref(), pkt.bth.psn, range, pkt.payload, env)?;
         } else {
-            self.write_payload(range.rkey, range.addr, pkt.payload, env)?;
+            write_payload(qp, range.rkey, range.addr, pkt.payload, env)?;
         }
-        match &mut self.resp.message {
+        match &mut self.message {
             Some(message) => message.received = received,
             none => {
                 let (addr, rkey) = (weth.addr, weth.rkey);
@@ -226,7 +252,7 @@ impl Qp {
             }
         }
         if pkt.info.has_imm {
-            self.complete_receive(received_by(pkt, received), env);
+            self.complete_receive(qp, received_by(pkt, received), env);
         }
         self.accept(pkt, 1);
         Ok(())
@@ -235,35 +261,19 @@ impl Qp {
     /// Writes the bytes of a WRITE, or its last bytes, except where packets with higher PSNs have written.
     fn write_uncovered(
         &self,
+        qp: &QpShared,
         early: Option<&Arrivals>,
         psn: Psn,
         range: RemoteRange,
         bytes: &[u8],
         env: &Env<'_>,
     ) -> CheckResult {
-        let whole = self.remote_range(range, env)?;
+        let whole = remote_range(qp, range, env)?;
         let Some(early) = early else { return whole.write_from(bytes).map_err(unreachable_refusal) };
         if early.aliases(psn, range).next().is_some() {
-            return self.write_beside_aliases(early, psn, range, bytes, env);
+            return self.write_beside_aliases(qp, early, psn, range, bytes, env);
         }
-        self.write_parts(early, psn, (range, &whole), bytes)
-    }
-
-    fn write_parts(
-        &self,
-        early: &Arrivals,
-        psn: Psn,
-        (range, whole): (RemoteRange, &Span),
-        bytes: &[u8],
-    ) -> CheckResult {
-        let mut rest = range;
-        while let Some(part) = early.next_uncovered(psn, rest) {
-            let from = (part.addr - range.addr) as usize;
-            let to = from + part.len as usize;
-            whole.sub(from, to - from).write_from(&bytes[from..to]).map_err(unreachable_refusal)?;
-            rest = RemoteRange { addr: range.addr + to as u64, len: range.len - to as u32, ..range };
-        }
-        Ok(())
+        write_parts(early, psn, (range, &whole), bytes)
     }
 
     /// Writes where packets with higher PSNs have written to the same addresses by other keys. These may name the same memory, so
@@ -271,6 +281,7 @@ impl Qp {
     #[cold]
     fn write_beside_aliases(
         &self,
+        qp: &QpShared,
         early: &Arrivals,
         psn: Psn,
         range: RemoteRange,
@@ -281,15 +292,15 @@ impl Qp {
         let (mut spans, mut count) = ([Span::nothing(); ALIASES_MAX], 0);
         for (writer, alias) in early.aliases(psn, range).take(ALIASES_MAX) {
             let Some(place) = saved.get_mut(used..used + alias.len as usize) else { break };
-            if let Ok(span) = remote_range_as(self.peer_of(writer, early, env), alias, env)
+            if let Ok(span) = remote_range_as(self.peer_of(qp, writer, early, env), alias, env)
                 && span.read_to(place).is_ok()
             {
                 spans[count] = span;
                 (count, used) = (count + 1, used + span.len());
             }
         }
-        let whole = self.remote_range(range, env)?;
-        self.write_parts(early, psn, (range, &whole), bytes)?;
+        let whole = remote_range(qp, range, env)?;
+        write_parts(early, psn, (range, &whole), bytes)?;
         let mut at = 0;
         for span in &spans[..count] {
             span.write_from(&saved[at..at + span.len()]).map_err(unreachable_refusal)?;
@@ -297,10 +308,21 @@ impl Qp {
         }
         Ok(())
     }
+}
 
-    pub(crate) fn remote_range(&self, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
-        remote_range_as(self.peer(), range, env)
+fn write_parts(early: &Arrivals, psn: Psn, (range, whole): (RemoteRange, &Span), bytes: &[u8]) -> CheckResult {
+    let mut rest = range;
+    while let Some(part) = early.next_uncovered(psn, rest) {
+        let from = (part.addr - range.addr) as usize;
+        let to = from + part.len as usize;
+        whole.sub(from, to - from).write_from(&bytes[from..to]).map_err(unreachable_refusal)?;
+        rest = RemoteRange { addr: range.addr + to as u64, len: range.len - to as u32, ..range };
     }
+    Ok(())
+}
+
+pub(crate) fn remote_range(qp: &QpShared, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
+    remote_range_as(qp.peer(), range, env)
 }
 
 fn remote_range_as(peer: Peer, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
@@ -336,19 +358,20 @@ pub(crate) fn has_room(early: &mut Arrivals, (run, tail, op): (bool, bool, bool)
     early.has_room(run, tail, op)
 }
 
-impl Qp {
+impl Responder {
     /// A packet behind a gap. `distance` is that from ePSN, `psns` the number of PSNs that the packet takes.
     #[cold]
     fn on_early(
         &mut self,
+        qp: &mut QpShared,
         frame: &RxFrame<'_>,
         pkt: &Packet<'_>,
         seth: &Seth,
         (distance, psns): (u32, u32),
         env: &mut Env<'_>,
     ) {
-        let held = self.resp.sel.early.take();
-        let peer = self.flow.dst;
+        let held = self.sel.early.take();
+        let peer = qp.flow.dst;
         let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals(peer)) else {
             env.fx.count(Reason::SrPoolEmpty);
             return self.owe_repeated_ack(env);
@@ -358,8 +381,8 @@ impl Qp {
             self.owe_repeated_ack(env);
         } else {
             let placed = match env.fx.records().is_some_and(|pool| pool.is_strict()) {
-                true => self.keep_early(frame, pkt, seth, distance, &mut early, env),
-                false => self.place_early_named(pkt, seth, distance, &mut early, env),
+                true => self.keep_early(qp, (frame, pkt), seth, distance, &mut early, env),
+                false => self.place_early_named(qp, pkt, seth, distance, &mut early, env),
             };
             match placed {
                 Ok(note) => {
@@ -373,15 +396,15 @@ impl Qp {
                 }
             }
         }
-        debug_assert!(early.is_consistent(self.resp.expected), "the record disagrees with its set");
+        debug_assert!(early.is_consistent(self.expected), "the record disagrees with its set");
         self.keep_or_give(early, env);
     }
 
     /// Whether a packet with this head may come at this distance from ePSN: its message begins behind what was executed, or it
     /// is the one that is being received. Each message before this one takes a PSN, so there are not more receives than that.
-    pub(crate) fn may_be_early(&self, seth: &Seth, distance: u32) -> bool {
+    pub(crate) fn may_be_early(&self, qp: &QpShared, seth: &Seth, distance: u32) -> bool {
         let begins = distance as i32 - seth.index as i32;
-        let open = self.open_packets();
+        let open = self.open_packets(qp);
         let receives = seth.rsn.wrapping_sub(self.recv.rsn()) & MASK_24;
         (begins >= 0 || open > 0 && begins == -(open as i32)) && receives <= distance
     }
@@ -389,7 +412,7 @@ impl Qp {
     /// Keeps a record that is needed.
     pub(crate) fn keep_or_give(&mut self, early: Box<Arrivals>, env: &mut Env<'_>) {
         if !early.is_empty() {
-            self.resp.sel.early = Some(early);
+            self.sel.early = Some(early);
         } else if let Some(pool) = env.fx.records() {
             pool.give_arrivals(early);
         }
@@ -398,15 +421,15 @@ impl Qp {
 
     /// An acknowledgement is sent in this pass.
     pub(crate) fn owe_ack(&mut self) {
-        if self.resp.nak_due.is_none() {
-            self.resp.ack_due = Some((self.resp.expected.prev(), self.resp.msn));
+        if self.nak_due.is_none() {
+            self.ack_due = Some((self.expected.prev(), self.msn));
         }
-        self.resp.ack_follows_receive = false;
+        self.ack_follows_receive = false;
     }
 
     /// An acknowledgement for a packet that brought nothing new: a forger must not make this side send many.
     fn owe_repeated_ack(&mut self, env: &mut Env<'_>) {
-        if self.resp.ack_due.is_some() || self.resp.answers.take(env.now) {
+        if self.ack_due.is_some() || self.answers.take(env.now) {
             self.owe_ack();
         } else {
             env.fx.count(Reason::AnswerWithheld);
@@ -416,25 +439,26 @@ impl Qp {
     /// Places the payload of an early packet, and keeps what must wait for its turn.
     pub(crate) fn place_early(
         &mut self,
+        qp: &QpShared,
         pkt: &Packet<'_>,
         seth: &Seth,
         distance: u32,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<ArrivalNote, Dropped> {
-        self.check_length(pkt).map_err(|_| Reason::SrUnplaced)?;
+        check_length(qp, pkt).map_err(|_| Reason::SrUnplaced)?;
         let place = pkt.info.position;
-        if !self.may_be_early(seth, distance) {
+        if !self.may_be_early(qp, seth, distance) {
             return Err(Reason::SrIndex);
         }
         let flags = (place.is_start(), place.is_end());
         match pkt.info.kind {
             OpKind::Send => {
-                self.place_early_send(pkt, seth, early, env)?;
+                self.place_early_send(qp, pkt, seth, early, env)?;
                 Ok(ArrivalNote::new(ArrivalKind::Send, flags, seth.index))
             }
             OpKind::Write => {
-                self.place_early_write(pkt, seth, early, env)?;
+                self.place_early_write(qp, pkt, seth, early, env)?;
                 Ok(ArrivalNote::new(ArrivalKind::Write, flags, seth.index))
             }
             _ => {
@@ -452,18 +476,10 @@ impl Qp {
         }
     }
 
-    /// Whether the program does not care in which order the bytes of this range appear until it is told of them. A window does
-    /// not say so, and keeps the order.
-    fn is_relaxed(&self, range: RemoteRange, env: &Env<'_>) -> bool {
-        let RemoteRange { addr, len, rkey } = range;
-        let relaxed = access::REMOTE_WRITE | access::RELAXED_ORDERING;
-        len > 0 && env.mem.remote(self.peer(), rkey, addr, len, relaxed).is_ok()
-    }
-
     /// Takes receive number `rsn` before its turn.
-    pub(crate) fn take_receive(&mut self, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
+    pub(crate) fn take_receive(&mut self, qp: &QpShared, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
         let held = self.recv.early.take();
-        let peer = self.flow.dst;
+        let peer = qp.flow.dst;
         let mut receives = held.or_else(|| env.fx.records()?.take_receives(peer)).ok_or(Reason::SrPoolEmpty)?;
         let mut grow = |record: &mut EarlyReceives| {
             if let Some(pool) = env.fx.records() {
@@ -477,6 +493,7 @@ impl Qp {
 
     fn place_early_send(
         &mut self,
+        qp: &QpShared,
         pkt: &Packet<'_>,
         seth: &Seth,
         early: &mut Arrivals,
@@ -486,10 +503,10 @@ impl Qp {
         if !has_room(early, (false, false, ends), env) {
             return Err(Reason::SrRecordFull);
         }
-        self.take_receive(seth.rsn, env)?;
+        self.take_receive(qp, seth.rsn, env)?;
         let Some(receives) = self.recv.early.as_deref() else { return Err(Reason::SrUnplaced) };
-        let offset = u64::from(seth.index) * u64::from(self.mtu);
-        if !self.recv.scatter_early((seth.rsn, receives), self.recv_keys(env), offset, pkt.payload) {
+        let offset = u64::from(seth.index) * u64::from(qp.mtu);
+        if !self.recv.scatter_early((seth.rsn, receives), recv_keys(qp, env), offset, pkt.payload) {
             return Err(Reason::SrUnplaced);
         }
         if ends {
@@ -501,6 +518,7 @@ impl Qp {
 
     fn place_early_write(
         &mut self,
+        qp: &QpShared,
         pkt: &Packet<'_>,
         seth: &Seth,
         early: &mut Arrivals,
@@ -509,21 +527,21 @@ impl Qp {
         let Some(weth) = pkt.weth() else { return Err(Reason::SrUnplaced) };
         let len = pkt.payload.len();
         let range = RemoteRange { addr: weth.addr, len: len as u32, rkey: weth.rkey };
-        let holds = pkt.info.position.is_end() && !self.is_relaxed(range, env);
+        let holds = pkt.info.position.is_end() && !is_relaxed(qp, range, env);
         let kept = if holds { len.min(TAIL_BYTES) } else { 0 };
         if !has_room(early, (len > 0, kept > 0, pkt.info.has_imm), env) {
             return Err(Reason::SrRecordFull);
         }
-        let is_allowed = self.access_flags & access::REMOTE_WRITE != 0 && self.remote_range(range, env).is_ok();
+        let is_allowed = qp.access_flags & access::REMOTE_WRITE != 0 && remote_range(qp, range, env).is_ok();
         if !is_allowed {
             return Err(Reason::SrUnplaced);
         }
         if pkt.info.has_imm {
-            self.take_receive(seth.rsn, env)?;
+            self.take_receive(qp, seth.rsn, env)?;
         }
         let (body, tail) = pkt.payload.split_at(len - kept);
         let front = RemoteRange { len: body.len() as u32, ..range };
-        if !body.is_empty() && self.write_uncovered(Some(early), pkt.bth.psn, front, body, env).is_err() {
+        if !body.is_empty() && self.write_uncovered(qp, Some(early), pkt.bth.psn, front, body, env).is_err() {
             return Err(Reason::SrUnplaced);
         }
         if len > 0 {
@@ -534,79 +552,87 @@ impl Qp {
             early.hold_tail(pkt.bth.psn, behind, tail);
         }
         if pkt.info.has_imm {
-            let total = u64::from(seth.index) * u64::from(self.mtu) + len as u64;
+            let total = u64::from(seth.index) * u64::from(qp.mtu) + len as u64;
             early.hold(pkt.bth.psn, HeldWork::Receive(received_by(pkt, total), None));
         }
         Ok(())
     }
 }
 
+/// Whether the program does not care in which order the bytes of this range appear until it is told of them. A window does
+/// not say so, and keeps the order.
+fn is_relaxed(qp: &QpShared, range: RemoteRange, env: &Env<'_>) -> bool {
+    let RemoteRange { addr, len, rkey } = range;
+    let relaxed = access::REMOTE_WRITE | access::RELAXED_ORDERING;
+    len > 0 && env.mem.remote(qp.peer(), rkey, addr, len, relaxed).is_ok()
+}
+
 /// Early packets whose turn has come.
-impl Qp {
+impl Responder {
     /// The gap is filled: executes the early packets behind it, in order, up to the next gap.
     #[cold]
-    fn commit_early(&mut self, env: &mut Env<'_>) {
-        let Some(mut early) = self.resp.sel.early.take() else { return };
+    fn commit_early(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
+        let Some(mut early) = self.sel.early.take() else { return };
         self.owe_ack();
-        while let Some(note) = early.take(self.resp.expected) {
-            let done = match early.take_packet(self.resp.expected) {
-                Some(packet) => self.commit_packet(packet, &mut early, env),
-                None => self.commit(note, &mut early, env).map(|()| true),
+        while let Some(note) = early.take(self.expected) {
+            let done = match early.take_packet(self.expected) {
+                Some(packet) => self.commit_packet(qp, packet, &mut early, env),
+                None => self.commit(qp, note, &mut early, env).map(|()| true),
             };
             if !matches!(done, Ok(true)) {
                 // It is sent again, and judged in its turn.
-                early.withdraw(self.resp.expected);
-                early.forget_before(self.resp.expected);
+                early.withdraw(self.expected);
+                early.forget_before(self.expected);
                 self.keep_or_give(early, env);
                 return if let Err(refusal) = done {
-                    self.refuse(refusal, env)
+                    self.refuse(qp, refusal, env)
                 };
             }
         }
-        early.forget_before(self.resp.expected);
-        debug_assert!(early.is_consistent(self.resp.expected), "the record disagrees with its set");
+        early.forget_before(self.expected);
+        debug_assert!(early.is_consistent(self.expected), "the record disagrees with its set");
         self.owe_ack();
         self.keep_or_give(early, env);
     }
 
     /// Executes the early packet whose turn it is.
-    fn commit(&mut self, note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
-        let psn = self.resp.expected;
-        self.choose_srq_of(psn, note.kind() == ArrivalKind::Send, early, env)?;
+    fn commit(&mut self, qp: &mut QpShared, note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
+        let psn = self.expected;
+        self.choose_srq_of(qp, psn, note.kind() == ArrivalKind::Send, early, env)?;
         let kind = match note.kind() {
             ArrivalKind::Send => OpKind::Send,
             ArrivalKind::Write => OpKind::Write,
-            ArrivalKind::Operation => return self.commit_operation(note, early, env),
+            ArrivalKind::Operation => return self.commit_operation(qp, note, early, env),
         };
-        let open = self.resp.message;
+        let open = self.message;
         let continues = open.map_or(note.starts(), |message| !note.starts() && message.kind == kind);
-        if !continues || !note.has_index(self.open_packets()) {
+        if !continues || !note.has_index(self.open_packets(qp)) {
             return Err(BAD_SEQUENCE);
         }
         let run = early.run_of(psn).copied();
         if let Some(run) = &run {
             // The key may have been invalidated by a message in front of this one, or its region deregistered.
-            self.remote_range(RemoteRange { addr: run.addr, len: run.len as u32, rkey: run.rkey }, env)?;
+            remote_range(qp, RemoteRange { addr: run.addr, len: run.len as u32, rkey: run.rkey }, env)?;
         }
         if !note.ends() {
             // The packets behind it in its message need no further check: nothing is executed between them.
             let last = if kind == OpKind::Write { run.map_or(psn, |run| run.last) } else { psn.add(WINDOW_PSNS) };
-            let packets = 1 + early.take_middles(psn.next(), last, note.kind(), self.open_packets() + 1);
-            let received = open.map_or(0, |message| message.received) + u64::from(packets) * u64::from(self.mtu);
+            let packets = 1 + early.take_middles(psn.next(), last, note.kind(), self.open_packets(qp) + 1);
+            let received = open.map_or(0, |message| message.received) + u64::from(packets) * u64::from(qp.mtu);
             let (addr, rkey) = (0, Rkey(0));
-            self.resp.message = Some(InboundMessage { kind, addr, rkey, length: UNANNOUNCED, received });
+            self.message = Some(InboundMessage { kind, addr, rkey, length: UNANNOUNCED, received });
             return self.count_committed(packets, false);
         }
         if let Some(tail) = early.take_tail(psn) {
-            self.write_uncovered(Some(early), psn, tail.range, tail.bytes(), env)?;
+            self.write_uncovered(qp, Some(early), psn, tail.range, tail.bytes(), env)?;
         }
         match early.take_work(psn) {
-            Some(HeldWork::Receive(got, invalidate)) => {
+            Some(HeldWork::Receive(got, ended)) => {
                 self.check_receive_apart()?;
-                if let Some(rkey) = invalidate {
-                    self.invalidate(rkey, env)?;
+                if let Some(rkey) = ended {
+                    invalidate(qp, rkey, env)?;
                 }
-                self.complete_receive(got, env);
+                self.complete_receive(qp, got, env);
             }
             None if kind == OpKind::Send => return Err(BAD_SEQUENCE),
             _ => {}
@@ -615,25 +641,31 @@ impl Qp {
     }
 
     /// Executes an early READ or ATOMIC whose turn it is.
-    fn commit_operation(&mut self, _note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
-        if self.resp.message.is_some() {
+    fn commit_operation(
+        &mut self,
+        qp: &QpShared,
+        _note: ArrivalNote,
+        early: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> CheckResult {
+        if self.message.is_some() {
             return Err(BAD_SEQUENCE);
         }
-        let psn = self.resp.expected;
+        let psn = self.expected;
         match early.take_work(psn) {
             Some(HeldWork::Read(range)) => {
                 let reth = Reth { addr: range.addr, rkey: range.rkey, len: range.len };
                 // It takes all PSNs of its response. They have arrived with it, and are missing with it if it cannot be noted.
-                early.forget(psn, self.read_psns(&reth));
-                let psns = self.check_read(&reth, env)?;
+                early.forget(psn, read_psns(qp, &reth));
+                let psns = self.check_read(qp, &reth, env)?;
                 self.count_committed(psns, true)?;
-                self.store_read(psn, &reth, psns);
+                self.store_read(qp, psn, &reth, psns);
                 Ok(())
             }
             Some(HeldWork::Atomic(kind, atomic)) => {
-                let original = self.run_atomic(kind, &atomic, env)?;
+                let original = self.run_atomic(qp, kind, &atomic, env)?;
                 self.count_committed(1, true)?;
-                self.store_atomic(psn, kind, &atomic, original);
+                self.store_atomic(qp, psn, kind, &atomic, original);
                 Ok(())
             }
             _ => Err(BAD_SEQUENCE),
@@ -642,10 +674,10 @@ impl Qp {
 
     /// Moves ePSN over an early packet that was executed.
     fn count_committed(&mut self, psns: u32, ends: bool) -> CheckResult {
-        self.resp.expected = self.resp.expected.add(psns);
+        self.expected = self.expected.add(psns);
         if ends {
-            self.resp.msn = (self.resp.msn + 1) & MASK_24;
-            self.resp.message = None;
+            self.msn = (self.msn + 1) & MASK_24;
+            self.message = None;
         }
         Ok(())
     }

@@ -7,11 +7,14 @@ use crate::api::{Env, TxState};
 use crate::gather::{Keys, SgeCursor};
 use crate::head::{self, Work};
 use crate::losses::LostPacket;
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
 use crate::recovery::InflightWqe;
 use crate::requester::{Requester, SendTurn};
 use crate::selective::MeasuredPacket;
 use crate::selective_answers::{selective_form, xrc_form};
+use crate::send::message_head;
+use crate::send::request_head;
+use crate::split_writes::packet_addr;
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey, RtoMode};
@@ -39,6 +42,14 @@ impl PacketMarks {
     }
 }
 
+/// A packet of a SEND or WRITE that is sent again: its index, and its bytes of payload.
+pub(crate) struct RepeatedPacket<'a> {
+    pub(crate) request: &'a InflightWqe,
+    pub(crate) index: u32,
+    pub(crate) len: u32,
+    pub(crate) marks: PacketMarks,
+}
+
 impl Requester {
     /// The requests in flight are of the family that is to be used, or the queue pair ends.
     pub(crate) fn stop_selective(&mut self) {
@@ -54,25 +65,30 @@ impl Requester {
 }
 
 /// Turns and measurements.
-impl Qp {
+impl Requester {
     /// Whether there may be something to send again, or requests.
     #[inline(always)]
     pub(crate) fn has_selective_requests(&self) -> bool {
-        self.req.recovery.has_next() || self.req.sq_active || self.req.sel.wants_repair()
+        self.recovery.has_next() || self.sq_active || self.sel.wants_repair()
     }
 
     /// Sends what was lost, then requests, until a limit stops it; `None` if the next request is of the standard family.
     #[inline(never)]
-    pub(crate) fn send_selective_requests(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
-        if self.req.sel.wants_repair()
-            && let Some(state) = self.send_repetitions(turn, env)
+    pub(crate) fn send_selective_requests(
+        &mut self,
+        qp: &mut QpShared,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> Option<TxState> {
+        if self.sel.wants_repair()
+            && let Some(state) = self.send_repetitions(qp, turn, env)
         {
-            self.req.stalled = state == TxState::Window;
+            self.stalled = state == TxState::Window;
             return Some(state);
         }
-        let first = self.req.recovery.next_packet_psn();
-        let stopped = self.send_requests::<true>(turn, env);
-        self.note_selective_sent(first, env.now);
+        let first = self.recovery.next_packet_psn();
+        let stopped = self.send_requests::<true>(qp, turn, env);
+        self.note_selective_sent(qp, first, env.now);
         stopped
     }
 
@@ -80,7 +96,7 @@ impl Qp {
     /// before.
     #[inline]
     pub(crate) fn measure_answer(&mut self, first: Psn, now: Nanos) {
-        let sel = &mut self.req.sel;
+        let sel = &mut self.sel;
         if sel.measured.is_none() {
             sel.measured = Some(MeasuredPacket::new(first.next(), now, first.next()));
         }
@@ -90,12 +106,12 @@ impl Qp {
     /// measure, too; without measurements a lost repair would be missed only after [`crate::rtt::RTO_FIRST`].
     #[inline]
     pub(crate) fn answers_measure(&mut self, first: Psn, count: u32, now: Nanos) {
-        let sel = &mut self.req.sel;
+        let sel = &mut self.sel;
         let Some(measured) = sel.measured else { return };
         if measured.behind.prev().is_within(first, count) {
             sel.rtt.measured(now.since(measured.sent_at), Nanos(0));
             sel.measured = None;
-        } else if !self.req.recovery.una_psn().is_before(measured.behind) {
+        } else if !self.recovery.una_psn().is_before(measured.behind) {
             // Its first answer was lost, and has been repaired.
             sel.measured = None;
         }
@@ -104,8 +120,8 @@ impl Qp {
     /// A turn has sent the packets from `first` on. The last one asks for an acknowledgement, unless the turn ended early; while
     /// packets are missing, all that arrive are acknowledged. So the round trip of these packets can be measured.
     #[inline(always)]
-    fn note_selective_sent(&mut self, first: Psn, now: Nanos) {
-        let (sel, recovery) = (&mut self.req.sel, &self.req.recovery);
+    fn note_selective_sent(&mut self, qp: &QpShared, first: Psn, now: Nanos) {
+        let (sel, recovery) = (&mut self.sel, &self.recovery);
         let next = recovery.next_packet_psn();
         if next == first || !recovery.is_outstanding() {
             return;
@@ -113,194 +129,207 @@ impl Qp {
         match &mut sel.measured {
             Some(measured) if measured.sent_at == now => measured.extend(next),
             Some(_) => {}
-            none if sel.losses.is_some()
-                || (self.req.since_ack_request == 0 && sel.rtt.is_due(self.req.reports_each)) =>
-            {
+            none if sel.losses.is_some() || (self.since_ack_request == 0 && sel.rtt.is_due(self.reports_each)) => {
                 *none = Some(MeasuredPacket::new(first.next(), now, next));
             }
             None => {}
         }
-        if self.req.sel.deadline == Nanos::NEVER {
-            let rtt = &self.req.sel.rtt;
+        if self.sel.deadline == Nanos::NEVER {
+            let rtt = &self.sel.rtt;
             let is_irn = rtt.mode() == RtoMode::Irn;
-            let wait = if is_irn { self.timeout_after(0) } else { rtt.probe_after().min(self.fast_wait_max()) };
-            self.req.sel.deadline = now + wait;
+            let wait = if is_irn { self.timeout_after(qp, 0) } else { rtt.probe_after().min(qp.fast_wait_max()) };
+            self.sel.deadline = now + wait;
         }
     }
 }
 
-/// Heads.
-impl Qp {
-    fn request_seth(&self, request: &InflightWqe, index: u32, marks: PacketMarks) -> Seth {
-        let PacketMarks { is_probe, transmission, .. } = marks;
-        Seth { is_probe, transmission, rsn: request.rsn & MASK_24, index, ..Seth::default() }
-    }
+fn request_seth(request: &InflightWqe, index: u32, marks: PacketMarks) -> Seth {
+    let PacketMarks { is_probe, transmission, .. } = marks;
+    Seth { is_probe, transmission, rsn: request.rsn & MASK_24, index, ..Seth::default() }
+}
 
-    /// The head of packet `pkt` of a SEND or WRITE, which has `len` bytes of payload.
-    pub(crate) fn selective_message_head(
-        &self,
-        request: &InflightWqe,
-        pkt: u32,
-        len: u32,
-        marks: PacketMarks,
-    ) -> HeadBuf {
-        let is_tailed = TAILED >> request.opcode as u32 & u32::from(pkt + 1 == request.packets) != 0;
-        if is_tailed || self.id.qp_type.is_xrc() {
-            return self.long_message_head(request, pkt, len, marks);
-        }
-        let [a, b, c] = self.selective_message_bth(request, pkt, len, marks.asks_ack).words();
-        let [d, e] = self.request_seth(request, pkt, marks).words();
-        if request.work != Work::Write {
-            return HeadBuf::of_words([a, b, c, d, e]);
-        }
-        let [f, g, h] = self.weth(request, pkt).words();
-        HeadBuf::of_words([a, b, c, d, e, f, g, h])
+/// The head of packet `pkt` of a SEND or WRITE, which has `len` bytes of payload.
+pub(crate) fn selective_message_head(
+    qp: &QpShared,
+    request: &InflightWqe,
+    pkt: u32,
+    len: u32,
+    marks: PacketMarks,
+) -> HeadBuf {
+    let is_tailed = TAILED >> request.opcode as u32 & u32::from(pkt + 1 == request.packets) != 0;
+    if is_tailed || qp.id.qp_type.is_xrc() {
+        return long_message_head(qp, request, pkt, len, marks);
     }
+    let [a, b, c] = selective_message_bth(qp, request, pkt, len, marks.asks_ack).words();
+    let [d, e] = request_seth(request, pkt, marks).words();
+    if request.work != Work::Write {
+        return HeadBuf::of_words([a, b, c, d, e]);
+    }
+    let [f, g, h] = weth(qp, request, pkt).words();
+    HeadBuf::of_words([a, b, c, d, e, f, g, h])
+}
 
-    /// The same for a packet with an XRCETH, or with immediate data or a key behind the other headers.
-    #[inline(never)]
-    fn long_message_head(&self, request: &InflightWqe, pkt: u32, len: u32, marks: PacketMarks) -> HeadBuf {
-        let bth = self.selective_message_bth(request, pkt, len, marks.asks_ack);
-        let head = match self.id.qp_type.is_xrc() {
-            true => self.request_head(&Bth { opcode: xrc_form(bth.opcode), ..bth }, request),
-            false => HeadBuf::new(&bth),
-        };
-        let head = head.seth(self.request_seth(request, pkt, marks));
-        let head = if request.work == Work::Write { head.weth(self.weth(request, pkt)) } else { head };
-        head::add_tail(head, bth.opcode, &request.wqe)
-    }
+/// The same for a packet with an XRCETH, or with immediate data or a key behind the other headers.
+#[inline(never)]
+fn long_message_head(qp: &QpShared, request: &InflightWqe, pkt: u32, len: u32, marks: PacketMarks) -> HeadBuf {
+    let bth = selective_message_bth(qp, request, pkt, len, marks.asks_ack);
+    let head = match qp.id.qp_type.is_xrc() {
+        true => request_head(qp, &Bth { opcode: xrc_form(bth.opcode), ..bth }, request),
+        false => HeadBuf::new(&bth),
+    };
+    let head = head.seth(request_seth(request, pkt, marks));
+    let head = if request.work == Work::Write { head.weth(weth(qp, request, pkt)) } else { head };
+    head::add_tail(head, bth.opcode, &request.wqe)
+}
 
-    /// The BTH of a packet of RC.
-    #[inline(always)]
-    fn selective_message_bth(&self, request: &InflightWqe, pkt: u32, len: u32, ack_req: bool) -> Bth {
-        let is_last = pkt + 1 == request.packets;
-        let opcode = head::selective_message_opcode(request.opcode, head::position(pkt == 0, is_last));
-        Bth {
-            solicited: request.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && request.takes_credit(),
-            pad: head::pad_of(len),
-            ack_req,
-            ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(pkt))
-        }
+/// The BTH of a packet of RC.
+#[inline(always)]
+fn selective_message_bth(qp: &QpShared, request: &InflightWqe, pkt: u32, len: u32, ack_req: bool) -> Bth {
+    let is_last = pkt + 1 == request.packets;
+    let opcode = head::selective_message_opcode(request.opcode, head::position(pkt == 0, is_last));
+    Bth {
+        solicited: request.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && request.takes_credit(),
+        pad: head::pad_of(len),
+        ack_req,
+        ..Bth::new(opcode, qp.dest_qpn, request.first_psn.add(pkt))
     }
+}
 
-    #[inline(always)]
-    fn weth(&self, request: &InflightWqe, pkt: u32) -> Weth {
-        Weth { addr: self.packet_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }
-    }
+#[inline(always)]
+fn weth(qp: &QpShared, request: &InflightWqe, pkt: u32) -> Weth {
+    Weth { addr: packet_addr(qp, request, pkt), rkey: Rkey(request.wqe.rkey) }
+}
 
-    /// Writes PSN, index and address of packet `pkt` into the head of another middle packet of the same message.
-    #[inline]
-    pub(crate) fn set_selective_place(&self, request: &InflightWqe, pkt: u32, head: &mut [u8; burst_frame::HEAD_MAX]) {
-        if self.id.qp_type.is_xrc() {
-            self.set_place_at::<{ Bth::LEN + XrcEth::LEN }>(request, pkt, head);
-        } else {
-            self.set_place_at::<{ Bth::LEN }>(request, pkt, head);
-        }
+/// Writes PSN, index and address of packet `pkt` into the head of another middle packet of the same message.
+#[inline]
+fn set_selective_place(qp: &QpShared, request: &InflightWqe, pkt: u32, head: &mut [u8; burst_frame::HEAD_MAX]) {
+    if qp.id.qp_type.is_xrc() {
+        set_place_at::<{ Bth::LEN + XrcEth::LEN }>(qp, request, pkt, head);
+    } else {
+        set_place_at::<{ Bth::LEN }>(qp, request, pkt, head);
     }
+}
 
-    /// The SETH begins at `AT`.
-    #[inline(always)]
-    fn set_place_at<const AT: usize>(&self, request: &InflightWqe, pkt: u32, head: &mut [u8; burst_frame::HEAD_MAX]) {
-        Bth::set_psn(head, request.first_psn.add(pkt));
-        Seth::set_index(head, AT, pkt);
-        if request.work == Work::Write {
-            Weth::set_addr(head, AT + Seth::LEN, self.packet_addr(request, pkt));
-        }
+/// The SETH begins at `AT`.
+#[inline(always)]
+fn set_place_at<const AT: usize>(
+    qp: &QpShared,
+    request: &InflightWqe,
+    pkt: u32,
+    head: &mut [u8; burst_frame::HEAD_MAX],
+) {
+    Bth::set_psn(head, request.first_psn.add(pkt));
+    Seth::set_index(head, AT, pkt);
+    if request.work == Work::Write {
+        Weth::set_addr(head, AT + Seth::LEN, packet_addr(qp, request, pkt));
     }
+}
 
-    /// The head of a READ request for packets `first..end`, which lie in one piece. A repair asks for a part of a piece whose
-    /// request has arrived.
-    pub(crate) fn selective_read_head(
-        &self,
-        request: &InflightWqe,
-        (first, len): (u32, u32),
-        is_repair: bool,
-        transmission: u8,
-    ) -> HeadBuf {
-        let piece = crate::api::READ_CHUNK_BYTES / self.mtu;
-        let opcode = selective_form(head::single_opcode(self.id.qp_type, OpKind::ReadRequest));
-        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(first)) };
-        let index = if is_repair { first % piece } else { 0 };
-        let marks = PacketMarks { transmission, ..PacketMarks::default() };
-        let seth = Seth { is_repair, ..self.request_seth(request, index, marks) };
-        let addr = self.packet_addr(request, first);
-        self.request_head(&bth, request).seth(seth).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len })
-    }
+/// The head of a READ request for packets `first..end`, which lie in one piece. A repair asks for a part of a piece whose
+/// request has arrived.
+pub(crate) fn selective_read_head(
+    qp: &QpShared,
+    request: &InflightWqe,
+    (first, len): (u32, u32),
+    is_repair: bool,
+    transmission: u8,
+) -> HeadBuf {
+    let piece = crate::api::READ_CHUNK_BYTES / qp.mtu;
+    let opcode = selective_form(head::single_opcode(qp.id.qp_type, OpKind::ReadRequest));
+    let bth = Bth { ack_req: true, ..Bth::new(opcode, qp.dest_qpn, request.first_psn.add(first)) };
+    let index = if is_repair { first % piece } else { 0 };
+    let marks = PacketMarks { transmission, ..PacketMarks::default() };
+    let seth = Seth { is_repair, ..request_seth(request, index, marks) };
+    let addr = packet_addr(qp, request, first);
+    request_head(qp, &bth, request).seth(seth).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len })
+}
 
-    pub(crate) fn selective_atomic_head(&self, request: &InflightWqe, atomic: AtomicEth, transmission: u8) -> HeadBuf {
-        let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
-        let kind = if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd };
-        let opcode = selective_form(head::single_opcode(self.id.qp_type, kind));
-        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn) };
-        let marks = PacketMarks { transmission, ..PacketMarks::default() };
-        self.request_head(&bth, request).seth(self.request_seth(request, 0, marks)).atomic(atomic)
-    }
+pub(crate) fn selective_atomic_head(
+    qp: &QpShared,
+    request: &InflightWqe,
+    atomic: AtomicEth,
+    transmission: u8,
+) -> HeadBuf {
+    let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
+    let kind = if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd };
+    let opcode = selective_form(head::single_opcode(qp.id.qp_type, kind));
+    let bth = Bth { ack_req: true, ..Bth::new(opcode, qp.dest_qpn, request.first_psn) };
+    let marks = PacketMarks { transmission, ..PacketMarks::default() };
+    request_head(qp, &bth, request).seth(request_seth(request, 0, marks)).atomic(atomic)
 }
 
 /// New packets.
-impl Qp {
+impl Requester {
     /// Sends the next `count` middle packets, as far as they are contiguous in memory. False if there are none.
     #[inline(never)]
     pub(crate) fn send_selective_middles(
         &mut self,
+        qp: &QpShared,
         request: &InflightWqe,
         cursor: &mut SgeCursor,
         count: u32,
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
-        let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
-        let Some(span) = cursor.run(keys, self.req.recovery.sges_of(request), self.mtu, count) else { return false };
-        let index = self.req.recovery.next_packet();
-        let head = self.selective_message_head(request, index, self.mtu, PacketMarks::default());
-        let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| self.set_selective_place(request, index + k, head);
-        if !env.tx.push_run(&self.flow, head.as_slice(), &span, self.mtu as u16, place) {
+        let keys = Keys { mem: env.mem, pd: qp.id.pd, access: 0 };
+        let Some(span) = cursor.run(keys, self.recovery.sges_of(request), qp.mtu, count) else {
+            return false;
+        };
+        let index = self.recovery.next_packet();
+        let head = selective_message_head(qp, request, index, qp.mtu, PacketMarks::default());
+        let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| set_selective_place(qp, request, index + k, head);
+        if !env.tx.push_run(&qp.flow, head.as_slice(), &span, qp.mtu as u16, place) {
             return false;
         }
         let len = span.len() as u32;
-        self.req.since_ack_request = self.req.since_ack_request.saturating_add(len);
+        self.since_ack_request = self.since_ack_request.saturating_add(len);
         turn.budget.bytes -= u64::from(len);
-        self.count_sent(turn, len, len / self.mtu, env);
+        self.count_sent(qp, turn, len, len / qp.mtu, env);
         true
     }
 }
 
 /// Repetitions.
-impl Qp {
+impl Requester {
     /// Sends lost packets again. Returns why sending stops, or nothing if all were sent. The oldest request ends here if its
     /// packets cannot be made any more (its memory was deregistered): no answer of the peer would end it.
     #[cold]
-    pub(crate) fn send_repetitions(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
-        let stopped = self.repeat_lost(turn, env);
-        self.end_failed_oldest(env);
-        if self.state == QpState::Err { Some(TxState::More) } else { stopped }
+    pub(crate) fn send_repetitions(
+        &mut self,
+        qp: &mut QpShared,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> Option<TxState> {
+        let stopped = self.repeat_lost(qp, turn, env);
+        self.end_failed_oldest(qp, env);
+        if qp.state == QpState::Err { Some(TxState::More) } else { stopped }
     }
 
-    fn repeat_lost(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
-        if self.req.sel.answer_due {
-            if !self.repeat_request_of(self.req.recovery.una_psn(), true, turn, env) {
+    fn repeat_lost(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
+        if self.sel.answer_due {
+            if !self.repeat_request_of(qp, self.recovery.una_psn(), true, turn, env) {
                 return Some(TxState::More);
             }
-            self.req.sel.answer_due = false;
+            self.sel.answer_due = false;
         }
-        while let Some(lost) = self.req.sel.losses.as_ref().and_then(|losses| losses.first_lost()) {
-            let first = self.req.sel.acked == lost.psn;
-            let bytes = match self.repeat(lost, first, turn, env) {
+        while let Some(lost) = self.sel.losses.as_ref().and_then(|losses| losses.first_lost()) {
+            let first = self.sel.acked == lost.psn;
+            let bytes = match self.repeat(qp, lost, first, turn, env) {
                 Ok(bytes) => bytes,
                 Err(state) => return Some(state),
             };
-            let sent = self.req.recovery.sent_psn();
-            if let Some(losses) = &mut self.req.sel.losses {
+            let sent = self.recovery.sent_psn();
+            if let Some(losses) = &mut self.sel.losses {
                 losses.on_repeated(lost.psn, sent);
             }
             // It needs room in the window again. Counting all requests anew for each packet would take longer than sending it.
-            self.req.sel.covered_bytes -= u64::from(bytes);
+            self.sel.covered_bytes -= u64::from(bytes);
         }
-        if self.req.sel.probe_due {
-            if !self.send_probe(turn, env) {
+        if self.sel.probe_due {
+            if !self.send_probe(qp, turn, env) {
                 return Some(TxState::More);
             }
-            self.req.sel.probe_due = false;
+            self.sel.probe_due = false;
         }
         None
     }
@@ -309,18 +338,19 @@ impl Qp {
     /// bytes of payload, or why sending stops.
     fn repeat(
         &mut self,
+        qp: &QpShared,
         lost: LostPacket,
         first: bool,
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> Result<u32, TxState> {
-        let Some((request, index, _)) = self.req.recovery.packet_of(lost.psn, self.mtu) else {
+        let Some((request, index, _)) = self.recovery.packet_of(lost.psn, qp.mtu) else {
             debug_assert!(false, "a hole without a request");
             return Ok(0);
         };
         let request = *request;
         let len = if request.work == Work::Send || request.work == Work::Write {
-            (request.length - index * self.mtu).min(self.mtu)
+            (request.length - index * qp.mtu).min(qp.mtu)
         } else {
             0
         };
@@ -335,14 +365,16 @@ impl Qp {
         }
         let marks = PacketMarks { asks_ack: true, is_probe: false, transmission: lost.transmission };
         let pushed = match request.work {
-            Work::Send | Work::Write => self.repeat_packet(&request, index, len, marks, turn, env),
-            _ => self.repeat_request_of(lost.psn, false, turn, env),
+            Work::Send | Work::Write => {
+                self.repeat_packet(qp, RepeatedPacket { request: &request, index, len, marks }, turn, env)
+            }
+            _ => self.repeat_request_of(qp, lost.psn, false, turn, env),
         };
         if !pushed {
             return Err(TxState::More);
         }
         env.fx.count(Reason::SrRepeated);
-        self.note_repeated(env.now);
+        self.note_repeated(qp, env.now);
         Ok(len)
     }
 
@@ -350,32 +382,31 @@ impl Qp {
     /// more.
     pub(crate) fn repeat_packet(
         &mut self,
-        request: &InflightWqe,
-        index: u32,
-        len: u32,
-        marks: PacketMarks,
+        qp: &QpShared,
+        packet: RepeatedPacket<'_>,
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
-        let sges = self.req.recovery.sges_of(request);
+        let RepeatedPacket { request, index, len, marks } = packet;
+        let sges = self.recovery.sges_of(request);
         let mut cursor = if request.wqe.flags & send_flags::INLINE as u16 != 0 {
-            SgeCursor::in_span(self.sq.inline_span(request.sq_index, request.length), index * self.mtu)
+            SgeCursor::in_span(self.sq.inline_span(request.sq_index, request.length), index * qp.mtu)
         } else {
-            SgeCursor::at(sges, u64::from(index) * u64::from(self.mtu))
+            SgeCursor::at(sges, u64::from(index) * u64::from(qp.mtu))
         };
-        let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
+        let keys = Keys { mem: env.mem, pd: qp.id.pd, access: 0 };
         if let Err(reason) = cursor.gather(keys, sges, len, env.tx) {
             env.tx.discard_payload();
             let reason = if reason.is_of_memory() { reason } else { Reason::LocalProtection };
             let psn = request.first_psn.add(index);
-            self.req.recovery.fail_request_of(psn, WcStatus::LocProtErr, reason);
+            self.recovery.fail_request_of(psn, WcStatus::LocProtErr, reason);
             return true;
         }
-        let head = match self.req.sel.active {
-            false => self.message_head(request, index, marks.asks_ack, len),
-            true => self.selective_message_head(request, index, len, marks),
+        let head = match self.sel.active {
+            false => message_head(qp, request, index, marks.asks_ack, len),
+            true => selective_message_head(qp, request, index, len, marks),
         };
-        let pushed = env.tx.push_payload(&self.flow, head.as_slice(), head::pad_of(len));
+        let pushed = env.tx.push_payload(&qp.flow, head.as_slice(), head::pad_of(len));
         if pushed {
             turn.budget.wqes -= 1;
             turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
@@ -385,62 +416,69 @@ impl Qp {
     }
 
     /// Sends the READ or ATOMIC request of `psn` again: because it was lost, or (`has_arrived`) because its response was.
-    fn repeat_request_of(&mut self, psn: Psn, has_arrived: bool, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
-        let Some((request, first, psns)) = self.req.recovery.packet_of(psn, self.mtu) else { return true };
+    fn repeat_request_of(
+        &mut self,
+        qp: &QpShared,
+        psn: Psn,
+        has_arrived: bool,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let Some((request, first, psns)) = self.recovery.packet_of(psn, qp.mtu) else { return true };
         if turn.budget.wqes == 0 {
             return false;
         }
         let head = match request.work {
             Work::Read => {
                 let from = if has_arrived { psn.diff(request.first_psn) as u32 } else { first };
-                let len = (request.length - from * self.mtu).min((first + psns - from) * self.mtu);
-                self.selective_read_head(request, (from, len), has_arrived, 1)
+                let len = (request.length - from * qp.mtu).min((first + psns - from) * qp.mtu);
+                selective_read_head(qp, request, (from, len), has_arrived, 1)
             }
-            Work::Atomic => self.selective_atomic_head(request, atomic_eth(request), 1),
+            Work::Atomic => selective_atomic_head(qp, request, atomic_eth(request), 1),
             Work::Send | Work::Write | Work::Local => return true,
         };
-        let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
+        let pushed = env.tx.push(&qp.flow, head.as_slice(), &[], 0);
         if pushed {
             turn.budget.wqes -= 1;
-            self.note_repeated(env.now);
+            self.note_repeated(qp, env.now);
         }
         pushed
     }
 
     /// Something was sent again: timers run from now on, if they have waited for it.
-    fn note_repeated(&mut self, now: Nanos) {
-        if self.req.ack_deadline == Nanos::NEVER {
-            self.req.ack_deadline = now + self.ack_wait();
+    fn note_repeated(&mut self, qp: &QpShared, now: Nanos) {
+        if self.ack_deadline == Nanos::NEVER {
+            self.ack_deadline = now + self.ack_wait(qp);
         }
-        if !self.req.sel.sent_since {
-            self.req.sel.sent_since = true;
-            self.arm_fast(now);
+        if !self.sel.sent_since {
+            self.sel.sent_since = true;
+            self.arm_fast(qp, now);
         }
     }
 
     /// Sends the last packet again, so that the peer acknowledges what it has; for a READ or ATOMIC, a probe without payload.
-    fn send_probe(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
-        let last = self.req.recovery.sent_psn().prev();
-        let Some((request, index, _)) = self.req.recovery.packet_of(last, self.mtu) else { return true };
+    fn send_probe(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
+        let last = self.recovery.sent_psn().prev();
+        let Some((request, index, _)) = self.recovery.packet_of(last, qp.mtu) else { return true };
         let request = *request;
         if turn.budget.wqes == 0 || !env.tx.has_room() {
             return false;
         }
-        let transmission = (PROBE_TRANSMISSION + self.req.sel.probes).min(TRANSMISSION_MAX);
+        let transmission = (PROBE_TRANSMISSION + self.sel.probes).min(TRANSMISSION_MAX);
         let marks = PacketMarks { asks_ack: true, is_probe: true, transmission };
         let pushed = if matches!(request.work, Work::Send | Work::Write) && request.fail.is_none() {
-            let len = (request.length - index * self.mtu).min(self.mtu);
-            self.repeat_packet(&request, index, len, marks, turn, env)
+            let len = (request.length - index * qp.mtu).min(qp.mtu);
+            self.repeat_packet(qp, RepeatedPacket { request: &request, index, len, marks }, turn, env)
         } else {
-            let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrProbe } else { Opcode::RcSrProbe };
-            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, last) };
+            let opcode = if qp.id.qp_type.is_xrc() { Opcode::XrcSrProbe } else { Opcode::RcSrProbe };
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, qp.dest_qpn, last) };
             let head = HeadBuf::new(&bth).seth(Seth { is_probe: true, transmission, ..Seth::default() });
-            env.tx.push(&self.flow, head.as_slice(), &[], 0)
+            env.tx.push(&qp.flow, head.as_slice(), &[], 0)
         };
         if pushed {
             env.fx.count(Reason::SrProbe);
-            self.note_repeated(env.now);
-            if let Some(losses) = &mut self.req.sel.losses {
+            self.note_repeated(qp, env.now);
+            if let Some(losses) = &mut self.sel.losses {
                 losses.on_probe(LostPacket { psn: last, transmission });
             }
         }

@@ -11,8 +11,9 @@
 //! Not for UC, where the loss of one packet must drop the whole message, and not for longer messages: two packets of the
 //! kernel among many cost little, and a peer has less to check in a packet without RETH.
 
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
 use crate::recovery::InflightWqe;
+use crate::requester::Requester;
 use burst_base::Rkey;
 use burst_base::verbs::{QpType, WrOpcode};
 use burst_wire::{Bth, Reth, XrcEth};
@@ -20,46 +21,46 @@ use burst_wire::{Bth, Reth, XrcEth};
 /// The longest message, in packets.
 pub(crate) const SPLIT_PACKETS_MAX: u32 = 32;
 
-impl Qp {
-    /// Whether the packets of a SEND or WRITE of the standard family are messages of their own.
-    #[inline(always)]
-    pub(crate) fn is_split(&self, request: &InflightWqe) -> bool {
-        request.opcode == WrOpcode::RdmaWrite
-            && request.packets.wrapping_sub(2) < SPLIT_PACKETS_MAX - 1
-            && self.id.qp_type != QpType::Uc
-    }
-
-    /// The RETH of packet `pkt`, which has `len` bytes of payload.
-    pub(crate) fn split_reth(&self, request: &InflightWqe, pkt: u32, len: u32) -> Reth {
-        Reth { addr: self.packet_addr(request, pkt), rkey: Rkey(request.wqe.rkey), len }
-    }
-
-    /// Where packet `pkt` of a WRITE is written, or packet `pkt` of a READ is read.
-    pub(crate) fn packet_addr(&self, request: &InflightWqe, pkt: u32) -> u64 {
-        request.wqe.remote_addr.wrapping_add(u64::from(pkt) * u64::from(self.mtu))
-    }
-
-    /// Writes PSN and, if the request is split, the address of packet `pkt` into the head of another packet of the same message.
-    #[inline(always)]
-    pub(crate) fn set_place(
-        &self,
-        request: &InflightWqe,
-        pkt: u32,
-        is_split: bool,
-        head: &mut [u8; burst_frame::HEAD_MAX],
-    ) {
-        Bth::set_psn(head, request.first_psn.add(pkt));
-        if is_split {
-            let at = Bth::LEN + if self.id.qp_type.is_xrc() { XrcEth::LEN } else { 0 };
-            Reth::set_addr(head, at, self.packet_addr(request, pkt));
-        }
-    }
-
+impl Requester {
     /// All packets of a request are sent. `is_new`: for the first time.
     #[inline(always)]
-    pub(crate) fn count_split_messages(&mut self, request: &InflightWqe, is_new: bool) {
-        if is_new && self.is_split(request) {
-            self.req.extra_messages = self.req.extra_messages.wrapping_add(request.packets - 1);
+    pub(crate) fn count_split_messages(&mut self, qp: &QpShared, request: &InflightWqe, is_new: bool) {
+        if is_new && is_split(qp, request) {
+            self.extra_messages = self.extra_messages.wrapping_add(request.packets - 1);
         }
+    }
+}
+
+/// Whether the packets of a SEND or WRITE of the standard family are messages of their own.
+#[inline(always)]
+pub(crate) fn is_split(qp: &QpShared, request: &InflightWqe) -> bool {
+    request.opcode == WrOpcode::RdmaWrite
+        && request.packets.wrapping_sub(2) < SPLIT_PACKETS_MAX - 1
+        && qp.id.qp_type != QpType::Uc
+}
+
+/// The RETH of packet `pkt`, which has `len` bytes of payload.
+pub(crate) fn split_reth(qp: &QpShared, request: &InflightWqe, pkt: u32, len: u32) -> Reth {
+    Reth { addr: packet_addr(qp, request, pkt), rkey: Rkey(request.wqe.rkey), len }
+}
+
+/// Where packet `pkt` of a WRITE is written, or packet `pkt` of a READ is read.
+pub(crate) fn packet_addr(qp: &QpShared, request: &InflightWqe, pkt: u32) -> u64 {
+    request.wqe.remote_addr.wrapping_add(u64::from(pkt) * u64::from(qp.mtu))
+}
+
+/// Writes PSN and, if the request is split, the address of packet `pkt` into the head of another packet of the same message.
+#[inline(always)]
+pub(crate) fn set_place(
+    qp: &QpShared,
+    request: &InflightWqe,
+    pkt: u32,
+    is_split: bool,
+    head: &mut [u8; burst_frame::HEAD_MAX],
+) {
+    Bth::set_psn(head, request.first_psn.add(pkt));
+    if is_split {
+        let at = Bth::LEN + if qp.id.qp_type.is_xrc() { XrcEth::LEN } else { 0 };
+        Reth::set_addr(head, at, packet_addr(qp, request, pkt));
     }
 }

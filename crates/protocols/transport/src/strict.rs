@@ -3,26 +3,29 @@
 use crate::api::Env;
 use crate::arrivals::{ArrivalKind, ArrivalNote, Arrivals};
 use crate::packet_store::StoredPacket;
-use crate::qp::Qp;
-use crate::responder::RequestRefusal;
+use crate::qp_shared::QpShared;
+use crate::responder::Responder;
+use crate::responder::refusal::RequestRefusal;
+use crate::responder::requests::check_length;
+use crate::responder::requests::read_psns;
 use burst_base::Reason;
 use burst_frame::RxFrame;
 use burst_wire::{OpKind, Packet, Seth};
 
-impl Qp {
+impl Responder {
     /// Keeps an early packet until its turn.
     #[cold]
     pub(crate) fn keep_early(
         &mut self,
-        frame: &RxFrame<'_>,
-        pkt: &Packet<'_>,
+        qp: &QpShared,
+        (frame, pkt): (&RxFrame<'_>, &Packet<'_>),
         seth: &Seth,
         distance: u32,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<ArrivalNote, Reason> {
-        self.check_length(pkt).map_err(|_| Reason::SrUnplaced)?;
-        if !self.may_be_early(seth, distance) {
+        check_length(qp, pkt).map_err(|_| Reason::SrUnplaced)?;
+        if !self.may_be_early(qp, seth, distance) {
             return Err(Reason::SrIndex);
         }
         early.reserve_packets().map_err(|_| Reason::SrPoolEmpty)?;
@@ -38,11 +41,12 @@ impl Qp {
     /// Executes a kept packet whose turn it is, as if it had arrived now. False if it was refused and the refusal is pending.
     pub(crate) fn commit_packet(
         &mut self,
+        qp: &mut QpShared,
         packet: StoredPacket,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<bool, RequestRefusal> {
-        let done = self.execute_kept(packet.bytes(), early, env);
+        let done = self.execute_kept(qp, packet.bytes(), early, env);
         if let Some(pool) = env.fx.records() {
             pool.give_packet(packet);
         }
@@ -51,16 +55,22 @@ impl Qp {
 
     #[cold]
     #[inline(never)]
-    fn execute_kept(&mut self, bytes: &[u8], early: &mut Arrivals, env: &mut Env<'_>) -> Result<bool, RequestRefusal> {
+    fn execute_kept(
+        &mut self,
+        qp: &mut QpShared,
+        bytes: &[u8],
+        early: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> Result<bool, RequestRefusal> {
         // It was parsed when it came.
         let Ok(pkt) = Packet::parse(bytes) else { return Ok(false) };
         let Some(seth) = pkt.seth() else { return Ok(false) };
-        let psns = pkt.reth().filter(|_| pkt.info.kind == OpKind::ReadRequest).map_or(1, |reth| self.read_psns(&reth));
+        let psns = pkt.reth().filter(|_| pkt.info.kind == OpKind::ReadRequest).map_or(1, |reth| read_psns(qp, &reth));
         // Its other PSNs have arrived with it, and are missing with it if it is refused.
         early.forget(pkt.bth.psn, psns);
-        if self.id.qp_type == burst_base::verbs::QpType::XrcRecv && !self.prepare_named(&pkt, env) {
+        if qp.id.qp_type == burst_base::verbs::QpType::XrcRecv && !self.prepare_named(qp, &pkt, env) {
             return Ok(false);
         }
-        self.execute_next(&pkt, (&seth, psns), env).map(|()| true)
+        self.execute_next(qp, &pkt, (&seth, psns), env).map(|()| true)
     }
 }

@@ -5,45 +5,50 @@
 
 use crate::api::Env;
 use crate::message::ReceivedMessage;
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
 use crate::receive::Load;
-use crate::responder::{InboundMessage, RequestRefusal, receive_reason};
+use crate::receive::recv_keys;
+use crate::responder::InboundMessage;
+use crate::responder::Responder;
+use crate::responder::refusal::{RequestRefusal, receive_reason};
+use crate::responder::requests::check_length;
+use crate::responder::requests::write_payload;
 use burst_base::verbs::{QpState, WcStatus, access, wc_flags};
 use burst_base::{Reason, Rkey};
 use burst_wire::{OpKind, Packet};
 
-impl Qp {
+impl Responder {
     /// Handles a packet of UC.
-    pub(crate) fn on_uc_packet(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+    pub(crate) fn on_uc_packet(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             return env.fx.count(Reason::WrongState);
         }
-        self.establish(env);
-        let in_order = pkt.bth.psn == self.resp.expected;
-        self.resp.expected = pkt.bth.psn.next();
-        let broken = match &self.resp.message {
-            _ if pkt.info.position.is_start() => self.resp.message.is_some(),
+        self.establish(qp, env);
+        let in_order = pkt.bth.psn == self.expected;
+        self.expected = pkt.bth.psn.next();
+        let broken = match &self.message {
+            _ if pkt.info.position.is_start() => self.message.is_some(),
             Some(message) => !in_order || message.kind != pkt.info.kind,
             None => true,
         };
         if broken {
             env.fx.count(Reason::UcMessageBroken);
-            self.resp.message = None;
+            self.message = None;
             if !pkt.info.position.is_start() {
                 return;
             }
         }
-        if let Err(reason) = self.take_uc(pkt, env) {
+        if let Err(reason) = self.take_uc(qp, pkt, env) {
             env.fx.count(reason);
-            self.resp.message = None;
+            self.message = None;
         }
     }
 
-    fn take_uc(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
-        self.check_length(pkt).map_err(RequestRefusal::into_reason)?;
+    fn take_uc(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
+        check_length(qp, pkt).map_err(RequestRefusal::into_reason)?;
         match pkt.info.kind {
-            OpKind::Send => self.take_uc_send(pkt, env),
-            _ => self.take_uc_write(pkt, env),
+            OpKind::Send => self.take_uc_send(qp, pkt, env),
+            _ => self.take_uc_write(qp, pkt, env),
         }
     }
 
@@ -55,54 +60,54 @@ impl Qp {
         }
     }
 
-    fn take_uc_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
+    fn take_uc_send(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
         self.load_receive()?;
-        let received = self.resp.message.map_or(0, |message| message.received);
+        let received = self.message.map_or(0, |message| message.received);
         let total = received + pkt.payload.len() as u64;
         if total > self.recv.room {
-            self.fail_receive(WcStatus::LocLenErr, Reason::ReceiveTooShort, env);
+            self.fail_receive(qp, WcStatus::LocLenErr, Reason::ReceiveTooShort, env);
             return Ok(());
         }
-        let keys = self.recv_keys(env);
+        let keys = recv_keys(qp, env);
         match self.recv.check().and_then(|()| self.recv.scatter(keys, received, pkt.payload)) {
             Ok(()) => {}
             Err(Reason::PageLate) => return Err(Reason::PageLate),
             Err(reason) => {
-                self.fail_receive(WcStatus::LocProtErr, receive_reason(reason), env);
+                self.fail_receive(qp, WcStatus::LocProtErr, receive_reason(reason), env);
                 return Ok(());
             }
         }
         if !pkt.info.position.is_end() {
             let (kind, rkey) = (OpKind::Send, Rkey(0));
-            self.resp.message = Some(InboundMessage { kind, addr: 0, rkey, length: 0, received: total });
+            self.message = Some(InboundMessage { kind, addr: 0, rkey, length: 0, received: total });
             return Ok(());
         }
-        self.resp.message = None;
-        self.complete_uc(pkt, total as u32, env);
+        self.message = None;
+        self.complete_uc(qp, pkt, total as u32, env);
         Ok(())
     }
 
-    fn take_uc_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
-        if self.access_flags & access::REMOTE_WRITE == 0 {
+    fn take_uc_write(&mut self, qp: &QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
+        if qp.access_flags & access::REMOTE_WRITE == 0 {
             return Err(Reason::InvalidRequest);
         }
         let message = self.write_message(pkt).map_err(RequestRefusal::into_reason)?;
         if pkt.info.has_imm {
             self.load_receive()?;
         }
-        self.write_payload(message.rkey, message.addr.wrapping_add(message.received), pkt.payload, env)
+        write_payload(qp, message.rkey, message.addr.wrapping_add(message.received), pkt.payload, env)
             .map_err(RequestRefusal::into_reason)?;
-        self.resp.message = Some(InboundMessage { received: message.received + pkt.payload.len() as u64, ..message });
+        self.message = Some(InboundMessage { received: message.received + pkt.payload.len() as u64, ..message });
         if pkt.info.position.is_end() {
-            self.resp.message = None;
+            self.message = None;
             if pkt.info.has_imm {
-                self.complete_uc(pkt, message.length, env);
+                self.complete_uc(qp, pkt, message.length, env);
             }
         }
         Ok(())
     }
 
-    fn complete_uc(&mut self, pkt: &Packet<'_>, byte_len: u32, env: &mut Env<'_>) {
+    fn complete_uc(&mut self, qp: &QpShared, pkt: &Packet<'_>, byte_len: u32, env: &mut Env<'_>) {
         let imm = pkt.imm();
         let got = ReceivedMessage {
             byte_len,
@@ -112,22 +117,12 @@ impl Qp {
             solicited: pkt.bth.solicited,
             ..ReceivedMessage::default()
         };
-        self.complete_receive(got, env);
+        self.complete_receive(qp, got, env);
     }
 
     /// Ends a receive that cannot take its message with an error. The queue pair goes to ERR (IBA 9.8.3.2).
-    fn fail_receive(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
-        self.complete_receive_error(status, reason, env);
-        self.enter_error();
-    }
-}
-
-impl RequestRefusal {
-    /// The reason to count.
-    pub(crate) fn into_reason(self) -> Reason {
-        match self {
-            RequestRefusal::Refuse(_, reason) | RequestRefusal::RefuseReceive(_, _, reason) => reason,
-            RequestRefusal::NotReady(reason) => reason,
-        }
+    fn fail_receive(&mut self, qp: &mut QpShared, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+        self.complete_receive_error(qp, status, reason, env);
+        self.fail(qp);
     }
 }

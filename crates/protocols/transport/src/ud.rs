@@ -6,10 +6,12 @@
 use crate::api::Env;
 use crate::head;
 use crate::message::ReceivedMessage;
-use crate::qp::Qp;
+use crate::qp_shared::QpShared;
 use crate::receive::Load;
+use crate::receive::recv_keys;
 use crate::recovery::InflightWqe;
-use crate::responder::receive_reason;
+use crate::responder::Responder;
+use crate::responder::refusal::receive_reason;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Qkey, Qpn, Reason};
 use burst_frame::RxFrame;
@@ -28,40 +30,41 @@ const SL_ROCE_V2_IPV4: u8 = 8 | 2;
 /// A Q_Key with this bit in a work request means the queue pair's own Q_Key (IBA 10.2.5).
 const QKEY_OWN: u32 = 1 << 31;
 
-impl Qp {
-    /// BTH, DETH and immediate data of a datagram.
-    pub(crate) fn datagram_head(&self, request: &InflightWqe) -> HeadBuf {
-        let wqe = &request.wqe;
-        let with_imm = request.opcode == WrOpcode::SendWithImm;
-        let opcode = if with_imm { Opcode::UdSendOnlyImm } else { Opcode::UdSendOnly };
-        let qkey = if wqe.remote_qkey & QKEY_OWN != 0 { self.attr.qkey } else { Qkey(wqe.remote_qkey) };
-        let bth = Bth {
-            solicited: wqe.flags & send_flags::SOLICITED as u16 != 0,
-            pad: head::pad_of(request.length),
-            ..Bth::new(opcode, Qpn::new(wqe.remote_qpn), request.first_psn)
-        };
-        let head = HeadBuf::new(&bth).deth(Deth { qkey, src_qpn: self.id.qpn });
-        head::add_tail(head, opcode, wqe)
-    }
+/// BTH, DETH and immediate data of a datagram.
+pub(crate) fn datagram_head(qp: &QpShared, request: &InflightWqe) -> HeadBuf {
+    let wqe = &request.wqe;
+    let with_imm = request.opcode == WrOpcode::SendWithImm;
+    let opcode = if with_imm { Opcode::UdSendOnlyImm } else { Opcode::UdSendOnly };
+    let qkey = if wqe.remote_qkey & QKEY_OWN != 0 { qp.attr.qkey } else { Qkey(wqe.remote_qkey) };
+    let bth = Bth {
+        solicited: wqe.flags & send_flags::SOLICITED as u16 != 0,
+        pad: head::pad_of(request.length),
+        ..Bth::new(opcode, Qpn::new(wqe.remote_qpn), request.first_psn)
+    };
+    let head = HeadBuf::new(&bth).deth(Deth { qkey, src_qpn: qp.id.qpn });
+    head::add_tail(head, opcode, wqe)
+}
 
+impl Responder {
     /// Handles a datagram.
-    pub(crate) fn on_datagram(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+    pub(crate) fn on_datagram(&mut self, qp: &mut QpShared, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             return env.fx.count(Reason::WrongState);
         }
-        let Some(deth) = pkt.deth().filter(|deth| deth.qkey == self.attr.qkey) else {
+        let Some(deth) = pkt.deth().filter(|deth| deth.qkey == qp.attr.qkey) else {
             return env.fx.count(Reason::BadQkey);
         };
-        if pkt.payload.len() > self.mtu as usize {
+        if pkt.payload.len() > qp.mtu as usize {
             return env.fx.count(Reason::InvalidLength);
         }
-        if let Err(reason) = self.take_datagram(frame, pkt, deth, env) {
+        if let Err(reason) = self.take_datagram(qp, frame, pkt, deth, env) {
             env.fx.count(reason);
         }
     }
 
     fn take_datagram(
         &mut self,
+        qp: &mut QpShared,
         frame: &RxFrame<'_>,
         pkt: &Packet<'_>,
         deth: Deth,
@@ -76,7 +79,7 @@ impl Qp {
         if total > self.recv.room && self.recv.check().is_ok() {
             return Err(Reason::UdReceiveTooShort);
         }
-        let keys = self.recv_keys(env);
+        let keys = recv_keys(qp, env);
         let written = self
             .recv
             .check()
@@ -86,8 +89,8 @@ impl Qp {
             Ok(()) => {}
             Err(Reason::PageLate) => return Err(Reason::PageLate),
             Err(reason) => {
-                self.complete_receive_error(WcStatus::LocProtErr, receive_reason(reason), env);
-                self.enter_error();
+                self.complete_receive_error(qp, WcStatus::LocProtErr, receive_reason(reason), env);
+                self.fail(qp);
                 return Ok(());
             }
         }
@@ -101,7 +104,7 @@ impl Qp {
             sl: if frame.flow.dst.is_ipv4() { SL_ROCE_V2_IPV4 } else { SL_ROCE_V2_IPV6 },
             ..ReceivedMessage::default()
         };
-        self.complete_receive(got, env);
+        self.complete_receive(qp, got, env);
         Ok(())
     }
 }
