@@ -21,12 +21,13 @@ use burst_base::Nanos;
 
 /// Packets from other ports with PSNs far away until other ports are shut.
 const FAR_MAX: u16 = 1024;
+
 /// How long packets from other ports are dropped then.
 const SHUT: Nanos = Nanos::from_ms(1_000);
 
 /// The source port of the peer's packets, and what came from others.
 #[derive(Clone, Copy, Debug, Default)]
-// What packets use comes first: see `hot`.
+// What packets use comes first: see `qp::prefetch`.
 #[repr(C)]
 pub(crate) struct PeerPort {
     /// 0 until a packet has made progress.

@@ -18,6 +18,7 @@ pub(crate) enum RecordKind {
     Receives,
     Losses,
 }
+
 const KINDS: usize = 3;
 
 /// What one peer has.

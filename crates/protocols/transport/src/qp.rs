@@ -2,20 +2,24 @@
 //!
 //! `on_packet` checks partition, service and source of a packet and passes it to the responder or the completer; `poll_tx` sends
 //! pending answers, then requests; `on_timer` fires the timers that are due; `modify` moves the queue pair through its
-//! states by the rules of [`crate::state`]. A queue pair shares no state with another.
+//! states by the rules of [`crate::qp::transitions`]. A queue pair shares no state with another.
 
-mod errors;
-mod source_port;
+pub(crate) mod check;
+pub(crate) mod errors;
+pub(crate) mod families;
+pub(crate) mod prefetch;
+pub(crate) mod source_port;
+pub(crate) mod trains;
+pub(crate) mod transitions;
 
 use crate::api::{Env, ModifyError, PKEY_DEFAULT, QpConfig, Signal, TxBudget, TxState};
-use crate::head::Work;
+use crate::opcodes::Work;
 use crate::peer_port::PeerPort;
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
-use crate::respond::AnswerTurn;
+use crate::requester::probe_state::MEASURE_DUE;
+use crate::responder::answers::AnswerTurn;
 use crate::responder::{READ_ACK_DUE, Responder};
-use crate::state;
-use crate::watch::MEASURE_DUE;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Psn, Qpn, Reason, RtoMode};
@@ -25,7 +29,7 @@ use burst_wire::{OpKind, Packet, Service, Syndrome};
 use std::sync::Arc;
 
 /// A queue pair. One thread drives it; each call gets an [`Env`].
-// In the order of use: see `hot`.
+// In the order of use: see `qp::prefetch`.
 #[repr(C, align(64))]
 pub struct Qp {
     pub(crate) shared: QpShared,
@@ -109,15 +113,15 @@ impl Qp {
         flow: Option<Flow>,
         env: &mut Env<'_>,
     ) -> Result<(), ModifyError> {
-        let mask = state::effective_mask(self.shared.id.qp_type, mask);
-        let to = state::check(self.shared.id.qp_type, self.shared.state, self.shared.id.port_mtu, attr, mask)?;
+        let mask = transitions::effective_mask(self.shared.id.qp_type, mask);
+        let to = transitions::check(self.shared.id.qp_type, self.shared.state, self.shared.id.port_mtu, attr, mask)?;
         let flow = if mask & attr_mask::AV == 0 { None } else { Some(flow.ok_or(ModifyError::NoFlow)?) };
         self.reserve(to, attr, mask).map_err(|OutOfMemory| ModifyError::NoMemory)?;
         if let Some(flow) = flow {
             self.shared.flow = flow;
             self.shared.peer_port = PeerPort::default();
         }
-        state::apply(&mut self.shared.attr, attr, mask);
+        transitions::apply(&mut self.shared.attr, attr, mask);
         (self.shared.dest_qpn, self.shared.access_flags) =
             (self.shared.attr.dest_qpn, self.shared.attr.qp_access_flags);
         if self.shared.id.qp_type != QpType::Ud {

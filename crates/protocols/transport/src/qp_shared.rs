@@ -16,7 +16,7 @@ const FAST_WAITS: u64 = 4;
 
 /// Constants of a queue pair, with two exceptions: protection domain and receive completion queue of an XRC target follow the
 /// requests, and the port's MTU follows the port ([`crate::Qp::follow_port`]).
-// In the order of use: see `hot`.
+// In the order of use: see `qp::prefetch`.
 #[repr(C)]
 pub(crate) struct QpIdentity {
     pub(crate) qpn: Qpn,
@@ -36,7 +36,7 @@ pub(crate) enum QpHalf {
 }
 
 /// What both halves use.
-// In the order of use: see `hot`.
+// In the order of use: see `qp::prefetch`.
 #[repr(C)]
 pub(crate) struct QpShared {
     /// Nothing: what most packets use begins behind the first two lines.
@@ -50,7 +50,8 @@ pub(crate) struct QpShared {
     pub(crate) state: QpState,
     /// The half that has moved the queue pair to ERR, until the other half has stopped as well.
     pub(crate) failed: Option<QpHalf>,
-    /// The wait that each sign of progress begins: the local ACK timeout, or the time until a probe ([`crate::probes`]).
+    /// The wait that each sign of progress begins: the local ACK timeout, or the time until a probe
+    /// ([`crate::requester::standard::probes`]).
     pub(crate) answer_wait: Nanos,
     pub(crate) id: QpIdentity,
     pub(crate) flow: Flow,

@@ -5,11 +5,11 @@
 //! ([`crate::peer_shares`]). A queue pair that gets none, because of a limit or because the system gives no memory, goes back to
 //! the first missing packet, which needs no record.
 
-use crate::arrivals::Arrivals;
-use crate::early_receives::EarlyReceives;
-use crate::losses::Losses;
-use crate::packet_store::{PacketStore, StoredPacket};
 use crate::peer_shares::{PeerShares, RecordKind};
+use crate::requester::selective::losses::Losses;
+use crate::responder::early_receives::EarlyReceives;
+use crate::responder::selective::arrivals::Arrivals;
+use crate::responder::selective::packet_store::{PacketStore, StoredPacket};
 use burst_base::heap::OutOfMemory;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -237,13 +237,13 @@ mod tests {
 
     #[test]
     fn records_have_the_size_that_the_limit_is_chosen_for() {
-        use crate::arrivals::{OPS_FIRST, RUNS_FIRST, TAILS_FIRST};
+        use crate::responder::selective::arrivals::{OPS_FIRST, RUNS_FIRST, TAILS_FIRST};
         assert!(size_of::<Arrivals>() < 512 && RUNS_FIRST * 40 + TAILS_FIRST * 96 + OPS_FIRST * 64 + 4096 < 18 << 10);
     }
 
     #[test]
     fn records_grow_within_the_limit_of_the_pool_and_no_further() {
-        use crate::arrivals::{ENTRIES_MAX, HeldWork, RemoteRange};
+        use crate::responder::selective::arrivals::{ENTRIES_MAX, HeldWork, RemoteRange};
         use burst_base::{Psn, Rkey};
         let mut pool = RecordPool::new(RECORDS_MAX);
         let mut grown = Vec::new();

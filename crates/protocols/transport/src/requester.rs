@@ -1,20 +1,49 @@
 //! The sending half of a queue pair: takes work requests from the send queue and applies the limits on sending.
 //!
 //! A work request is copied out of the shared queue once, checked, and given to [`Recovery`], which knows the packet that comes
-//! next. `send` makes the packets. After a loss the same requests pass again through the same code.
+//! next. `messages` makes the packets. After a loss the same requests pass again through the same code.
 //!
 //! A packet leaves only if all limits allow it ([`Requester::gate`], [`Requester::must_wait_for_reads`]): budget and batch of the
 //! turn, window, PSN distance, end-to-end credits (IBA 9.7.7.2), fence (10.8.3.3), outstanding READs and ATOMICs (9.4.4).
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `messages`, `heads` | packets of work requests; their heads |
+//! | `recovery`, `inflight_ring` | the requests in flight, and repetition after a loss; their rings |
+//! | `completions` | completions, errors, flushing, draining |
+//! | `standard` | the standard family: acknowledgements and time-outs, go-back-N, probes, split WRITEs |
+//! | `selective` | the selective repeat family: acknowledgements, lost packets, repetitions |
+//! | `family` | when the family changes |
+//! | `early_responses`, `read_ahead` | READ responses that arrived behind a gap |
+//! | `trains` | READ responses of a train, many at a time |
+//! | `read_acks` | acknowledgements of READ responses |
+//! | `probe_state` | what the next progress and the next turn are looked at for |
+//! | `check` | what must hold between two calls |
+
+pub(crate) mod check;
+pub(crate) mod completions;
+pub(crate) mod early_responses;
+pub(crate) mod family;
+pub(crate) mod heads;
+pub(crate) mod inflight_ring;
+pub(crate) mod messages;
+pub(crate) mod probe_state;
+pub(crate) mod read_acks;
+pub(crate) mod read_ahead;
+pub(crate) mod recovery;
+pub(crate) mod selective;
+pub(crate) mod standard;
+pub(crate) mod trains;
 
 use crate::api::{
     ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, PSN_DISTANCE_MAX, TxBudget, TxState,
 };
-use crate::head::Work;
+use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
-use crate::read_acks::ReadAckSender;
-use crate::recovery::{InflightWqe, NewRequest, Recovery};
-use crate::selective::SelectiveRequester;
-use crate::watch::{BACK, ProbeState};
+use crate::requester::probe_state::{BACK, ProbeState};
+use crate::requester::read_acks::ReadAckSender;
+use crate::requester::recovery::{InflightWqe, NewRequest, Recovery};
+use crate::requester::selective::SelectiveRequester;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason, RtoMode};
@@ -23,7 +52,9 @@ use burst_shm::layout::{SGE_MAX, SendWqe};
 use burst_shm::sq::SqConsumer;
 
 const BAD_REQUEST: (WcStatus, Reason) = (WcStatus::LocQpOpErr, Reason::LocalOperation);
+
 const TOO_LONG: (WcStatus, Reason) = (WcStatus::LocLenErr, Reason::LocalLength);
+
 /// Operation, opcode and bytes of a checked work request.
 type CheckedRequest = (Work, WrOpcode, u32);
 
@@ -31,7 +62,7 @@ type CheckedRequest = (Work, WrOpcode, u32);
 pub(crate) const NO_LIMIT: u32 = u32::MAX;
 
 /// State of the sending half.
-// In the order of use: see `hot`.
+// In the order of use: see `qp::prefetch`.
 #[repr(C)]
 pub(crate) struct Requester {
     /// Acknowledgements of READ responses.
@@ -52,8 +83,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_deadline: Nanos,
     pub(crate) retry_left: u8,
     pub(crate) rnr_left: u8,
-    /// What the next progress must be looked at for, as bits ([`crate::watch`]). One of them: after going back, until there is
-    /// progress, at most `back_limit` bytes are in flight.
+    /// What the next progress must be looked at for, as bits ([`crate::requester::probe_state`]). One of them: after going back,
+    /// until there is progress, at most `back_limit` bytes are in flight.
     pub(crate) watched: u8,
     /// Time-outs since the last progress, as far as they count ([`Requester::ack_wait`]).
     pub(crate) timeouts: u8,
@@ -62,7 +93,7 @@ pub(crate) struct Requester {
     /// There may be something to send beside the requests in flight: a doorbell rang, so that the send queue may hold work
     /// requests, or a part of a READ is to be requested again.
     pub(crate) sq_active: bool,
-    /// What the next turn does first, as bits ([`crate::watch`]).
+    /// What the next turn does first, as bits ([`crate::requester::probe_state`]).
     pub(crate) turn_due: u8,
     /// Selective repeat: each acknowledgement is reported to congestion control, and each turn is measured.
     pub(crate) reports_each: bool,
@@ -73,7 +104,7 @@ pub(crate) struct Requester {
     pub(crate) since_ack_request: u32,
     /// Last SSN that the peer's credits allow, which has 24 bits (IBA 9.7.7.2.5), or [`NO_LIMIT`]: it has given none.
     pub(crate) credit_limit: u32,
-    /// Messages on the wire beyond one for each request sent so far ([`crate::split_writes`]).
+    /// Messages on the wire beyond one for each request sent so far ([`crate::requester::standard::split_writes`]).
     pub(crate) extra_messages: u32,
     pub(crate) sq: SqConsumer,
 }

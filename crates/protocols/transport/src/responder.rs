@@ -1,32 +1,62 @@
 //! The receiving half of a queue pair: what it keeps of the peer's requests, and what of it is to be answered.
 //!
-//! `requests` checks and executes request packets, `respond` sends the answers: `ack_due` and `nak_due` coalesce, READ and ATOMIC
+//! `requests` checks and executes request packets, `answers` sends the answers: `ack_due` and `nak_due` coalesce, READ and ATOMIC
 //! responses wait in a ring of `max_dest_rd_atomic` resources. A resource stays after it was answered, so that a repeated READ
 //! (any part of it) or ATOMIC (the saved result) can be answered again (IBA 9.7.5.1.3). A repeated request rewinds its resource;
 //! responses behind it that are still pending follow in order.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `requests`, `refusal` | request packets: checks and execution; why one is refused |
+//! | `receiver`, `received_message`, `completions` | the receive queue; what a completion says; completions and flushing |
+//! | `answers`, `resource` | acknowledgements, NAKs, READ and ATOMIC responses; READs and ATOMICs that were accepted |
+//! | `repairs`, `repair_queue` | lost parts of READ responses that the peer asks for again |
+//! | `response_window` | the READ responses in flight |
+//! | `selective` | the selective repeat family: requests in any order, acknowledgements, records of early packets |
+//! | `early_receives` | receives that were taken before their turn |
+//! | `trains` | request packets of a train, many at a time |
+//! | `uc`, `datagrams`, `xrc` | unreliable connections, datagrams, XRC targets |
+//! | `check` | what must hold between two calls |
+
+pub(crate) mod answers;
+pub(crate) mod check;
+pub(crate) mod completions;
+pub(crate) mod datagrams;
+pub(crate) mod early_receives;
+pub(crate) mod received_message;
+pub(crate) mod receiver;
+pub(crate) mod refusal;
+pub(crate) mod repair_queue;
+pub(crate) mod repairs;
+pub(crate) mod requests;
+pub(crate) mod resource;
+pub(crate) mod response_window;
+pub(crate) mod selective;
+pub(crate) mod trains;
+pub(crate) mod uc;
+pub(crate) mod xrc;
 
 use crate::api::RecvQueue;
 use crate::qp_shared::{QpHalf, QpShared};
-use crate::receive::Receiver;
-use crate::repair_queue::{READ_REPAIR_DUE, ResponseRepairs};
-use crate::responder_resource::ResponderResource;
-use crate::response_window::ResponseWindow;
-use crate::selective::SelectiveResponder;
-use burst_base::heap::{self, OutOfMemory};
-use burst_base::{Nanos, Psn, Rkey, TokenBucket};
+use crate::responder::receiver::Receiver;
+use crate::responder::repair_queue::{READ_REPAIR_DUE, ResponseRepairs};
+use crate::responder::resource::ResponderResource;
+use crate::responder::response_window::ResponseWindow;
+use crate::responder::selective::SelectiveResponder;
+use burst_base::heap::OutOfMemory;
+use burst_base::{Nanos, Psn, Rkey, TokenBucket, heap};
 use burst_wire::{OpKind, Syndrome};
-
-pub(crate) mod refusal;
-pub(crate) mod requests;
 
 /// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
 /// one such answer in a turn, because answers coalesce.
 pub(crate) type AnswerBudget = TokenBucket<1024, 100_000>;
+
 /// A gap that stays is reported again when a packet comes: a lost NAK costs the peer a whole ACK timeout otherwise. A peer
 /// that has sent the missing packet again ignores it, but others may send everything once more. So a gap is repeated after
 /// twice the time for which packets behind the last gap came, which is a round trip if the peer has kept sending; not sooner
 /// than the first of these times, nor later than the second, which is also for the first gap.
-const NAK_REPEATED_AFTER: [Nanos; 2] = [Nanos::from_us(50), Nanos::from_us(500)];
+pub(crate) const NAK_REPEATED_AFTER: [Nanos; 2] = [Nanos::from_us(50), Nanos::from_us(500)];
+
 /// A SEND or WRITE of which some packets have arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InboundMessage {
@@ -40,11 +70,12 @@ pub(crate) struct InboundMessage {
 
 /// A bit of [`Responder::pending`].
 pub(crate) const READ_ACK_DUE: u32 = 1 << 31;
+
 /// The bits of [`Responder::pending`] that do not count resources.
 pub(crate) const FLAGS: u32 = READ_ACK_DUE | READ_REPAIR_DUE;
 
 /// State of the receiving half.
-// In the order of use: see `hot`.
+// In the order of use: see `qp::prefetch`.
 #[repr(C)]
 pub(crate) struct Responder {
     /// ERR: the receive queue may hold receives to flush.

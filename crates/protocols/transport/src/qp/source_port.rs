@@ -10,6 +10,7 @@ use burst_wire::{OpKind, Packet};
 
 /// Distance of PSNs, in both directions, that a peer reaches by its own packets in flight after a change of its port.
 const NEAR: i32 = 4096;
+
 impl Qp {
     /// Handles a packet from another source port than the peer's last.
     #[cold]

@@ -10,13 +10,14 @@
 //! cumulative, and a gap that stays is reported with the next token.
 
 use crate::api::Env;
-use crate::message::ReceivedMessage;
 use crate::qp_shared::QpShared;
-use crate::receive::{Load, recv_keys};
-use crate::repair_queue::Repair;
+use crate::responder::completions::recv_keys;
+use crate::responder::received_message::ReceivedMessage;
+use crate::responder::receiver::Load;
 use crate::responder::refusal::{CheckResult, RequestRefusal, access_refusal, receive_reason, unreachable_refusal};
+use crate::responder::repair_queue::Repair;
+use crate::responder::resource::{EMPTY, ResponderResource};
 use crate::responder::{InboundMessage, NAK_REPEATED_AFTER, Responder};
-use crate::responder_resource::{EMPTY, ResponderResource};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
 use burst_base::{Psn, Reason, Rkey};
 use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
@@ -24,6 +25,7 @@ use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
 /// A READ's response is repeated this many times, and [`REPEATS_PER_PACKET`] times for each response packet of this READ and of
 /// those before it. With go-back-N each lost packet of theirs repeats it once.
 const READ_REPEATS_MIN: u64 = 32;
+
 /// See [`READ_REPEATS_MIN`]. Two: half of all packets may be lost.
 const REPEATS_PER_PACKET: u64 = 2;
 

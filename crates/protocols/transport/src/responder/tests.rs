@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::responder::Responder;
-use crate::responder_resource::EMPTY;
+use crate::responder::resource::EMPTY;
 
 #[test]
 fn a_wrapped_psn_names_the_youngest_request_that_has_it() {
