@@ -14,10 +14,8 @@ use burst_wire::selective::DELAY_UNIT_NS;
 
 /// Most packets that arrive between two acknowledgements: everything in the largest window, twice.
 const PACKETS_MAX: u16 = 2 * WINDOW_PSNS as u16;
-
 /// Packets of which nothing may be reported, if they were not marked.
 const UNREPORTED_MAX: u16 = 1024;
-
 /// A difference from here on is a counter that has gone back.
 const BACK: u16 = 1 << 15;
 
@@ -80,7 +78,6 @@ impl EchoedCounts {
 
 /// The highest level of host pressure without losses, and host pressure with losses.
 const PRESSURE_LEVEL_MAX: u8 = 2;
-
 const PRESSURE_LOST: u8 = 3;
 
 /// Host pressure that an acknowledgement tells of, and the losses that it has told of then: those after `lost_seen` are new.

@@ -18,33 +18,24 @@ use std::sync::Arc;
 /// Most READs and ATOMICs of a QP outstanding, in either role. The kernel's rxe has the same number: a perftest client
 /// uses the number of the server's device.
 pub const RD_ATOMIC_MAX: u8 = 128;
-
 /// Most work requests of a QP in flight. Others stay in the shared queue until an earlier one is acknowledged.
 pub const INFLIGHT_WQES_MAX: u32 = 512;
-
 /// Most scatter/gather entries of the work requests in flight of a QP.
 pub const INFLIGHT_SGES_MAX: u32 = 1024;
-
 /// A READ is requested in pieces of at most this many bytes, so that the responses cannot overrun the requester's socket buffer.
 pub const READ_CHUNK_BYTES: u32 = 128 << 10;
-
 /// A packet asks for an acknowledgement at least once in this many bytes.
 pub const ACK_REQUEST_BYTES: u32 = 64 << 10;
-
 /// Most PSNs between the oldest unacknowledged packet and the next: a quarter of the PSN space, half of what IBA allows.
 pub(crate) const PSN_DISTANCE_MAX: i32 = 1 << 22;
-
 /// Largest RC and UC message (IBA 9.7.2: 2^31 bytes).
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 31;
-
 /// Shortest local ACK timeout: a software peer may sleep that long.
 pub const ACK_TIMEOUT_MIN: Nanos = Nanos::from_ms(1);
-
 /// Longest wait that back-off makes. After one time-out the next wait is twice the local ACK timeout, after more four times (IBA
 /// 9.7.6.1.3 allows up to four times always), because a software peer may not run for a second. A local ACK timeout longer than
 /// this is not backed off, so that programs with a timeout of seconds learn of a failure soon.
 pub const ACK_BACKOFF_MAX: Nanos = Nanos::from_ms(500);
-
 /// The only partition key: full member of the default partition.
 pub const PKEY_DEFAULT: u16 = 0xffff;
 

@@ -12,7 +12,6 @@ use burst_wire::{Bth, OpKind, Opcode, Seth, Weth};
 /// The bits by which the three words of a BTH tell a middle packet, in host order: opcode, padding, version and partition (not
 /// the solicited and migration bits, not the membership bit); destination; acknowledgement request and PSN.
 pub(crate) const BTH_MASKS: [u32; Bth::LEN / 4] = [0xff3f_7fff, 0x00ff_ffff, 0x80ff_ffff];
-
 /// Opcode, padding, version and partition of packets without padding, in the default partition.
 pub(crate) const DEFAULT_PARTITION: u32 = 0x7fff;
 
@@ -25,18 +24,12 @@ pub(crate) fn count_middles(run: &MiddleRun<'_>, opcode: Opcode, qpn: Qpn, psn: 
 
 /// Heads of SENDs and READ responses, and of WRITEs.
 pub(crate) const HEAD: usize = Bth::LEN + Seth::LEN;
-
 pub(crate) const WRITE_HEAD: usize = HEAD + Weth::LEN;
-
 const WORDS: usize = HEAD / 4;
-
 const WRITE_WORDS: usize = WRITE_HEAD / 4;
-
 /// The bits of the heads by which a middle packet is known. The MSN of READ responses is not compared.
 const SEND_MASKS: [u32; WORDS] = [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], u32::MAX, u32::MAX];
-
 pub(crate) const READ_MASKS: [u32; WORDS] = [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], 0xff00_0000, u32::MAX];
-
 const WRITE_MASKS: [u32; WRITE_WORDS] =
     [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], u32::MAX, u32::MAX, u32::MAX, u32::MAX, u32::MAX];
 

@@ -193,7 +193,6 @@ pub(crate) const fn pad_of(len: u32) -> u8 {
 /// The first opcode of the family. The low five bits are those of the RC or XRC opcode, and the bit above them is set for XRC
 /// (0xA0 to 0xBF), so that its opcodes are those from 0xE0 on.
 const FAMILY: u8 = 0xc0;
-
 const XRC_FAMILY: u8 = 0xe0;
 
 /// The form of an RC or XRC opcode in the family.

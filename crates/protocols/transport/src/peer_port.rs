@@ -21,7 +21,6 @@ use burst_base::Nanos;
 
 /// Packets from other ports with PSNs far away until other ports are shut.
 const FAR_MAX: u16 = 1024;
-
 /// How long packets from other ports are dropped then.
 const SHUT: Nanos = Nanos::from_ms(1_000);
 

@@ -9,7 +9,7 @@
 //! link-local ones do not, because all hosts of a link have the same network.
 
 use burst_base::heap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Kinds of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +93,9 @@ impl PeerShares {
         }
     }
 }
+
+/// The peer of a record that was never lent.
+pub(crate) const NO_PEER: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 #[cfg(test)]
 mod tests {

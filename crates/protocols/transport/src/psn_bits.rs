@@ -7,9 +7,7 @@ use burst_base::Psn;
 
 /// PSNs that a receiver of the selective repeat family keeps track of, from the first missing one on.
 pub const WINDOW_PSNS: u32 = 2048;
-
 const WORD: u32 = u64::BITS;
-
 const WORDS: usize = (WINDOW_PSNS / WORD) as usize;
 
 const _: () = assert!(burst_base::num::PSN_MODULUS.is_multiple_of(WINDOW_PSNS) && WINDOW_PSNS.is_power_of_two());

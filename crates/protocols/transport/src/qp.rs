@@ -448,7 +448,7 @@ impl Qp {
     pub fn send_pending_ack(&mut self, env: &mut Env<'_>) {
         if let Some((psn, msn)) = self.resp.ack_due
             && self.resp.has_only_ack_pending()
-            && self.resp.push_ack(&self.shared, psn, msn, Syndrome::ACK, env)
+            && self.resp.push_ack(&self.shared, (psn, msn), Syndrome::ACK, env)
         {
             self.resp.ack_due = None;
         }

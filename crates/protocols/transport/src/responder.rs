@@ -50,7 +50,6 @@ use burst_wire::{OpKind, Syndrome};
 /// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
 /// one such answer in a turn, because answers coalesce.
 pub(crate) type AnswerBudget = TokenBucket<1024, 100_000>;
-
 /// A gap that stays is reported again when a packet comes: a lost NAK costs the peer a whole ACK timeout otherwise. A peer
 /// that has sent the missing packet again ignores it, but others may send everything once more. So a gap is repeated after
 /// twice the time for which packets behind the last gap came, which is a round trip if the peer has kept sending; not sooner
@@ -70,7 +69,6 @@ pub(crate) struct InboundMessage {
 
 /// A bit of [`Responder::pending`].
 pub(crate) const READ_ACK_DUE: u32 = 1 << 31;
-
 /// The bits of [`Responder::pending`] that do not count resources.
 pub(crate) const FLAGS: u32 = READ_ACK_DUE | READ_REPAIR_DUE;
 

@@ -27,25 +27,18 @@ const fn probe_min(mode: RtoMode) -> Nanos {
 
 /// IRN's time-outs, with few packets in flight and with more.
 const IRN_TIMEOUTS: [Nanos; 2] = [Nanos::from_us(100), Nanos::from_us(320)];
-
 /// Packets that are few.
 const IRN_FEW: u32 = 3;
-
 /// Retransmission time-out before the first measurement.
 pub(crate) const RTO_FIRST: Nanos = Nanos::from_ms(10);
-
 /// A time-out is doubled at most this often.
 const BACKOFF_MAX: u8 = 6;
-
 /// Recoveries without reordering after which it is forgotten (RFC 8985, 6.2).
 const CLEAN_RECOVERIES: u8 = 16;
-
 /// Most quarters of a round trip that are tolerated.
 const QUARTERS_MAX: u8 = 4;
-
 /// A measurement costs as much as a tenth of a short message, and the round trip of a path changes slowly.
 const TURNS_PER_MEASUREMENT: u8 = 16;
-
 /// Longest round trip that is believed.
 const RTT_MAX: u64 = 1_000_000_000;
 

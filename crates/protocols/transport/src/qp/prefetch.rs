@@ -18,13 +18,10 @@ use core::mem::offset_of;
 use core::ops::Range;
 
 const LINE: usize = 64;
-
 /// Used by requester and responder: attributes, identity; flow, port of the peer; state, answers that are due.
 const COMMON: Range<usize> = lines(offset_of!(Qp, shared.attr.retry_cnt), offset_of!(Qp, resp.msn) + size_of::<u32>());
-
 /// Used by a responder: the message, and what the family notes of packets.
 const MESSAGE: Range<usize> = lines(offset_of!(Qp, resp.message), offset_of!(Qp, resp.resources));
-
 /// Used by a responder: the receive queue, and a loaded receive with one entry.
 const RECEIVE: Range<usize> = lines(
     offset_of!(Qp, resp.recv),
@@ -33,10 +30,8 @@ const RECEIVE: Range<usize> = lines(
 
 /// Used by a requester: limits of sending, positions, the rings of requests in flight, the send queue.
 const SENDING: Range<usize> = lines(offset_of!(Qp, req.sel.covered_bytes), size_of::<Qp>());
-
 /// Used by a responder: whether its requester waits for something.
 const WAITING: Range<usize> = lines(offset_of!(Qp, req.sel.covered_bytes), offset_of!(Qp, req.recovery.cursor_pkt));
-
 /// Used by a requester of the selective repeat family: what it measures.
 const MEASURED: Range<usize> = lines(offset_of!(Qp, req.sel), offset_of!(Qp, req.sel.covered_bytes));
 

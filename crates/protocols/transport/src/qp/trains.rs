@@ -42,14 +42,14 @@ impl Qp {
         let payload = self.shared.mtu as usize + ICRC_LEN;
         match train.bytes.first() {
             Some(&number) if number == Opcode::RcSrWriteMiddle.number() && train.stride == WRITE_HEAD + payload => {
-                match self.resp.on_selective_request_middles(&self.shared, flow, train, OpKind::Write, env) {
-                    0 => self.resp.on_early_middles(&self.shared, flow, train, OpKind::Write, env),
+                match self.resp.on_selective_request_middles(&self.shared, flow, (train, OpKind::Write), env) {
+                    0 => self.resp.on_early_middles(&self.shared, flow, (train, OpKind::Write), env),
                     count => count,
                 }
             }
             Some(&number) if number == Opcode::RcSrSendMiddle.number() && train.stride == HEAD + payload => {
-                match self.resp.on_selective_request_middles(&self.shared, flow, train, OpKind::Send, env) {
-                    0 => self.resp.on_early_middles(&self.shared, flow, train, OpKind::Send, env),
+                match self.resp.on_selective_request_middles(&self.shared, flow, (train, OpKind::Send), env) {
+                    0 => self.resp.on_early_middles(&self.shared, flow, (train, OpKind::Send), env),
                     count => count,
                 }
             }

@@ -30,25 +30,15 @@ const fn row(from: QpState, to: QpState, rules: [Option<Rule>; 5]) -> Transition
 }
 
 const CONNECTED_INIT: u32 = m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS;
-
 const UD_INIT: u32 = m::PKEY_INDEX | m::PORT | m::QKEY;
-
 const UC_RTR: u32 = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
-
 const RC_RTR: u32 = UC_RTR | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER;
-
 const RTR_OPTIONAL: u32 = m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX;
-
 const RC_RTS: u32 = m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC;
-
 const UC_LIVE: u32 = m::CUR_STATE | m::ALT_PATH | m::ACCESS_FLAGS | m::PATH_MIG_STATE;
-
 const RC_LIVE: u32 = UC_LIVE | m::MIN_RNR_TIMER;
-
 const UD_LIVE: u32 = m::CUR_STATE | m::QKEY;
-
 const UC_SQD: u32 = m::AV | m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX | m::PATH_MIG_STATE;
-
 const RC_SQD: u32 = UC_SQD
     | m::PORT
     | m::TIMEOUT
@@ -60,9 +50,7 @@ const RC_SQD: u32 = UC_SQD
 
 /// An initiator has no receiving half, a target no sending one (annex A14).
 const INI_SQD: u32 = RC_SQD & !(m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER);
-
 const TGT_RTS: u32 = m::TIMEOUT | m::SQ_PSN;
-
 const TGT_SQD: u32 = RC_SQD & !(m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC);
 
 use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};

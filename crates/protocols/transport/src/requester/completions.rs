@@ -83,8 +83,7 @@ impl Requester {
         &mut self,
         qp: &QpShared,
         request: &InflightWqe,
-        status: WcStatus,
-        reason: Reason,
+        (status, reason): (WcStatus, Reason),
         env: &mut Env<'_>,
     ) {
         debug_assert!(status != WcStatus::Success);
@@ -125,7 +124,7 @@ impl Requester {
     /// Ends the oldest request with an error; the queue pair, or its send queue, goes to error.
     pub(crate) fn fail_oldest(&mut self, qp: &mut QpShared, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
         let request = self.recovery.retire_oldest();
-        self.end_with_error(qp, &request, status, reason, env);
+        self.end_with_error(qp, &request, (status, reason), env);
         if qp.id.qp_type.is_reliable() {
             self.fail(qp);
         } else {
@@ -148,7 +147,7 @@ impl Requester {
         while budget.wqes > 0 && !self.recovery.is_empty() {
             budget.wqes -= 1;
             let request = self.recovery.retire_oldest();
-            self.end_with_error(qp, &request, WcStatus::WrFlushErr, Reason::Flushed, env);
+            self.end_with_error(qp, &request, (WcStatus::WrFlushErr, Reason::Flushed), env);
         }
         self.go_back();
         while budget.wqes > 0 && self.sq_active {

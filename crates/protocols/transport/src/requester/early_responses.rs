@@ -6,8 +6,9 @@
 //! that has arrived before, a response that must wait, memory that cannot be written) ends the run before its first packet.
 //!
 //! Programs read into one buffer again and again, so READs in flight write to the same bytes of memory, and the later must win. A
-//! response that comes late, in front of noted ones, is written only where none of those was ([`Requester::place_response`]): the
-//! bytes in between belong to the later READ, whose completion follows.
+//! response that comes late, in front of noted ones, is written only where none of those was
+//! ([`crate::requester::recovery::Recovery::place_response`]): the bytes in between belong to the later READ, whose completion
+//! follows.
 
 use crate::api::{Env, READ_CHUNK_BYTES, Signal};
 use crate::opcodes::Work;
@@ -15,6 +16,7 @@ use crate::qp_shared::QpShared;
 use crate::requester::Requester;
 use crate::requester::read_ahead::AHEAD_MAX;
 use crate::requester::recovery::InflightWqe;
+use crate::requester::recovery::placement::ResponseMemory;
 use crate::sge_cursor::{Keys, SgeCursor};
 use burst_base::verbs::{QpState, access};
 use burst_base::{Nanos, Psn, Reason};
@@ -58,7 +60,7 @@ impl Requester {
         if self.recovery.reserve_ahead().is_err() {
             return false;
         }
-        if let Err(reason) = self.place_response(qp, &request, offset, pkt.payload, env) {
+        if let Err(reason) = self.recovery.place_response(ResponseMemory::of(qp, env), &request, offset, pkt.payload) {
             // It counts as lost; if the cause stays, the response in order meets it again.
             env.fx.count(reason);
             return true;
@@ -80,7 +82,7 @@ impl Requester {
         let first = psn.diff(request.first_psn) as u32;
         let piece = READ_CHUNK_BYTES / qp.mtu;
         let most = (request.packets - first - 1).min(piece - first % piece).min(asked as u32);
-        if recovery.noted_reads_behind(&request).any(|other| self.shares_memory(&request, other)) {
+        if recovery.noted_reads_behind(&request).any(|other| self.recovery.shares_memory(&request, other)) {
             return None;
         }
         let most = recovery.unnoted(psn, most.min(AHEAD_MAX - distance as u32));
@@ -94,10 +96,8 @@ impl Requester {
     pub(crate) fn place_early_run(
         &mut self,
         qp: &QpShared,
-        train: &MiddleRun<'_>,
-        run: &EarlyRun,
-        head_len: usize,
-        count: impl FnOnce(usize) -> usize,
+        (train, head_len): (&MiddleRun<'_>, usize),
+        (run, count): (&EarlyRun, impl FnOnce(usize) -> usize),
         env: &mut Env<'_>,
     ) -> usize {
         let count = count(run.most as usize);
@@ -157,97 +157,5 @@ impl Requester {
                 _ => break,
             }
         }
-    }
-}
-
-/// READs that write to the same memory.
-impl Requester {
-    /// Writes response bytes at `offset` of the scatter list of a READ in flight, but not over bytes of later READs that have
-    /// arrived.
-    #[inline]
-    pub(crate) fn place_response(
-        &self,
-        qp: &QpShared,
-        request: &InflightWqe,
-        offset: u32,
-        bytes: &[u8],
-        env: &Env<'_>,
-    ) -> Result<(), Reason> {
-        if !self.recovery.has_ahead() {
-            return self.place_at(qp, request, offset, bytes, env);
-        }
-        self.place_under_later(qp, request, offset, bytes, env)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn place_under_later(
-        &self,
-        qp: &QpShared,
-        request: &InflightWqe,
-        offset: u32,
-        bytes: &[u8],
-        env: &Env<'_>,
-    ) -> Result<(), Reason> {
-        let recovery = &self.recovery;
-        if !recovery.noted_reads_behind(request).any(|other| self.shares_memory(request, other)) {
-            return self.place_at(qp, request, offset, bytes, env);
-        }
-        let end = offset + bytes.len() as u32;
-        let mut begin = 0;
-        for sge in recovery.sges_of(request) {
-            let behind = begin + sge.length;
-            let mut at = begin.max(offset);
-            while at < behind.min(end) {
-                let addr = sge.addr.wrapping_add(u64::from(at - begin));
-                let (is_later, len) = self.later_bytes(qp, request, (sge.lkey, addr), behind.min(end) - at);
-                debug_assert!(len > 0);
-                if !is_later {
-                    let part = &bytes[(at - offset) as usize..(at - offset + len) as usize];
-                    self.place_at(qp, request, at, part, env)?;
-                }
-                at += len;
-            }
-            begin = behind;
-        }
-        Ok(())
-    }
-
-    /// Whether a response of a READ behind `request` was written to an address, and for how many bytes from there on, at most
-    /// `len`, the answer is the same.
-    fn later_bytes(&self, qp: &QpShared, request: &InflightWqe, (lkey, addr): (u32, u64), len: u32) -> (bool, u32) {
-        let recovery = &self.recovery;
-        let (mut same, mut is_later) = (len, false);
-        for other in recovery.noted_reads_behind(request) {
-            let mut begin = 0;
-            for sge in recovery.sges_of(other).iter().filter(|sge| sge.length > 0) {
-                let is_same_key = sge.lkey == lkey;
-                let into = addr.wrapping_sub(sge.addr);
-                let before = sge.addr.wrapping_sub(addr);
-                if is_same_key && into < u64::from(sge.length) {
-                    let packet = (begin + into as u32) / qp.mtu;
-                    let packet_end = ((packet + 1) * qp.mtu - begin).min(sge.length);
-                    let is_noted = recovery.is_noted(other.first_psn.add(packet));
-                    let left = packet_end - into as u32;
-                    if is_noted && !is_later {
-                        (is_later, same) = (true, len.min(left));
-                    } else if is_noted {
-                        same = same.max(len.min(left));
-                    } else if !is_later {
-                        same = same.min(left);
-                    }
-                } else if is_same_key && !is_later && before < u64::from(same) {
-                    same = before as u32;
-                }
-                begin += sge.length;
-            }
-        }
-        (is_later, same)
-    }
-
-    /// Whether two READs write to the same bytes.
-    fn shares_memory(&self, a: &InflightWqe, b: &InflightWqe) -> bool {
-        let (a, b) = (self.recovery.sges_of(a), self.recovery.sges_of(b));
-        a.iter().any(|a| b.iter().any(|b| a.lkey == b.lkey && a.shares_addresses(b)))
     }
 }

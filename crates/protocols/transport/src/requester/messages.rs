@@ -7,7 +7,7 @@
 //! have (IBA 9.4.4). The same pieces are requested again after a loss.
 
 use crate::api::{ACK_REQUEST_BYTES, Env, READ_CHUNK_BYTES, TxBudget, TxState};
-use crate::opcodes;
+use crate::opcodes::{self};
 use crate::qp_shared::QpShared;
 use crate::requester::heads::{datagram_head, message_head, request_head};
 use crate::requester::recovery::InflightWqe;
@@ -25,7 +25,13 @@ use burst_wire::{Bth, OpKind, Reth};
 impl Requester {
     /// Counts packets that were pushed.
     #[inline(always)]
-    pub(crate) fn count_sent(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, len: u32, packets: u32, env: &Env<'_>) {
+    pub(crate) fn count_sent(
+        &mut self,
+        qp: &QpShared,
+        turn: &mut SendTurn<'_>,
+        (len, packets): (u32, u32),
+        env: &Env<'_>,
+    ) {
         turn.budget.window_bytes = turn.budget.window_bytes.saturating_sub(u64::from(len));
         let new = self.recovery.on_sent(packets);
         if self.ack_deadline == Nanos::NEVER && qp.id.qp_type.is_reliable() {
@@ -47,9 +53,8 @@ impl Requester {
     fn gather(
         &mut self,
         qp: &QpShared,
-        request: &InflightWqe,
+        (request, len): (&InflightWqe, u32),
         cursor: &mut SgeCursor,
-        len: u32,
         env: &mut Env<'_>,
     ) -> bool {
         let keys = Keys { mem: env.mem, pd: qp.id.pd, access: 0 };
@@ -99,24 +104,24 @@ impl Requester {
         let mut cursor = if is_only { SgeCursor::default() } else { self.payload_cursor(qp, request) };
         let sent = self.recovery.sent_psn();
         while self.recovery.next_packet() < request.packets {
-            if !is_only && self.send_middles::<SELECTIVE>(qp, request, &mut cursor, turn, env) {
+            if !is_only && self.send_middles::<SELECTIVE>(qp, (request, &mut cursor), turn, env) {
                 continue;
             }
             let pkt = self.recovery.next_packet();
             let len = (request.length - pkt * qp.mtu).min(qp.mtu);
-            if let Some(state) = self.gate(qp, request, len, turn, env) {
+            if let Some(state) = self.gate(qp, (request, len), turn, env) {
                 return SendStep::Stop(state);
             }
             let is_gathered = if is_only {
                 self.gather_only(qp, request, env)
             } else {
-                self.gather(qp, request, &mut cursor, len, env)
+                self.gather(qp, (request, len), &mut cursor, env)
             };
             if !is_gathered {
                 return SendStep::Stop(TxState::Idle);
             }
             let is_last = pkt + 1 == request.packets;
-            let ack_req = self.wants_ack(qp, request, len, is_last, turn.budget, env);
+            let ack_req = self.wants_ack(qp, (request, len, is_last), turn.budget, env);
             let head = match SELECTIVE {
                 false => message_head(qp, request, pkt, ack_req, len),
                 true => selective_message_head(qp, request, pkt, len, PacketMarks::asking(ack_req)),
@@ -126,7 +131,7 @@ impl Requester {
             }
             self.since_ack_request = if ack_req { 0 } else { self.since_ack_request.saturating_add(len) };
             turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
-            self.count_sent(qp, turn, len, 1, env);
+            self.count_sent(qp, turn, (len, 1), env);
         }
         if !SELECTIVE {
             self.count_split_messages(qp, request, self.recovery.sent_psn() != sent);
@@ -140,8 +145,7 @@ impl Requester {
     fn send_middles<const SELECTIVE: bool>(
         &mut self,
         qp: &QpShared,
-        request: &InflightWqe,
-        cursor: &mut SgeCursor,
+        (request, cursor): (&InflightWqe, &mut SgeCursor),
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
@@ -150,7 +154,7 @@ impl Requester {
             return false;
         }
         if SELECTIVE {
-            return self.send_selective_middles(qp, request, cursor, count, turn, env);
+            return self.send_selective_middles(qp, (request, cursor, count), turn, env);
         }
         let keys = Keys { mem: env.mem, pd: qp.id.pd, access: 0 };
         let Some(span) = cursor.run(keys, self.recovery.sges_of(request), qp.mtu, count) else {
@@ -166,7 +170,7 @@ impl Requester {
         debug_assert!(len > 0 && len.is_multiple_of(qp.mtu) && len <= count * qp.mtu);
         self.since_ack_request = self.since_ack_request.saturating_add(len);
         turn.budget.bytes -= u64::from(len);
-        self.count_sent(qp, turn, len, len / qp.mtu, env);
+        self.count_sent(qp, turn, (len, len / qp.mtu), env);
         true
     }
 
@@ -205,9 +209,7 @@ impl Requester {
     fn wants_ack(
         &self,
         qp: &QpShared,
-        request: &InflightWqe,
-        len: u32,
-        is_last: bool,
+        (request, len, is_last): (&InflightWqe, u32, bool),
         budget: &TxBudget,
         env: &Env<'_>,
     ) -> bool {
@@ -248,7 +250,7 @@ impl Requester {
             if self.must_wait_for_reads(qp, request) {
                 return SendStep::Stop(TxState::Idle);
             }
-            if let Some(state) = self.gate(qp, request, len, turn, env) {
+            if let Some(state) = self.gate(qp, (request, len), turn, env) {
                 return SendStep::Stop(state);
             }
             if self.sel.active && self.is_too_far(end - pkt) {
@@ -264,7 +266,7 @@ impl Requester {
                 return SendStep::Stop(TxState::More);
             }
             turn.budget.wqes -= 1;
-            self.count_sent(qp, turn, len, end - pkt, env);
+            self.count_sent(qp, turn, (len, end - pkt), env);
             if self.sel.active {
                 self.measure_answer(request.first_psn.add(pkt), env.now);
             }
@@ -277,7 +279,7 @@ impl Requester {
     #[cold]
     pub(crate) fn send_repairs(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
         while let Some(range) = self.recovery.next_range(qp.mtu) {
-            if !self.push_read_range(qp, &range.request, (range.first, range.end), turn, env) {
+            if !self.push_read_range(qp, (&range.request, (range.first, range.end)), turn, env) {
                 return false;
             }
             env.fx.count(Reason::ReadRepaired);
@@ -297,8 +299,7 @@ impl Requester {
     pub(crate) fn push_read_range(
         &self,
         qp: &QpShared,
-        request: &InflightWqe,
-        (first, end): (u32, u32),
+        (request, (first, end)): (&InflightWqe, (u32, u32)),
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
@@ -330,13 +331,13 @@ impl Requester {
         if self.must_wait_for_reads(qp, request) {
             return SendStep::Stop(TxState::Idle);
         }
-        if let Some(state) = self.gate(qp, request, request.length, turn, env) {
+        if let Some(state) = self.gate(qp, (request, request.length), turn, env) {
             return SendStep::Stop(state);
         }
         if !self.push_atomic(qp, request, turn, env) {
             return SendStep::Stop(TxState::More);
         }
-        self.count_sent(qp, turn, request.length, 1, env);
+        self.count_sent(qp, turn, (request.length, 1), env);
         if self.sel.active {
             self.measure_answer(request.first_psn, env.now);
         }
@@ -414,7 +415,7 @@ impl Requester {
         env: &mut Env<'_>,
     ) -> SendStep {
         debug_assert!(qp.id.qp_type == QpType::Ud && request.packets == 1);
-        if let Some(state) = self.gate(qp, request, request.length, turn, env) {
+        if let Some(state) = self.gate(qp, (request, request.length), turn, env) {
             return SendStep::Stop(state);
         }
         let Some(flow) = env.fx.ah_flow(qp.id.pd, request.wqe.ah) else {
@@ -422,7 +423,7 @@ impl Requester {
             return SendStep::Stop(TxState::Idle);
         };
         let mut cursor = self.payload_cursor(qp, request);
-        if !self.gather(qp, request, &mut cursor, request.length, env) {
+        if !self.gather(qp, (request, request.length), &mut cursor, env) {
             return SendStep::Stop(TxState::Idle);
         }
         let head = datagram_head(qp, request);
@@ -431,7 +432,15 @@ impl Requester {
         }
         turn.budget.wqes -= 1;
         turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(request.length));
-        self.count_sent(qp, turn, request.length, 1, env);
+        self.count_sent(qp, turn, (request.length, 1), env);
         SendStep::Sent
+    }
+
+    /// All packets of a request are sent. `is_new`: for the first time.
+    #[inline(always)]
+    pub(crate) fn count_split_messages(&mut self, qp: &QpShared, request: &InflightWqe, is_new: bool) {
+        if is_new && is_split(qp, request) {
+            self.extra_messages = self.extra_messages.wrapping_add(request.packets - 1);
+        }
     }
 }

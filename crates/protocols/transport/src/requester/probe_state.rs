@@ -6,22 +6,16 @@ use burst_base::Psn;
 
 /// Bits of `Requester::watched`. It has gone back, and there was no progress since.
 pub(crate) const BACK: u8 = 1;
-
 /// A packet is being measured: `SelectiveRequester::measured`.
 pub(crate) const MEASURING: u8 = 2;
-
 /// The next packet that is sent for the first time is to be measured.
 pub(crate) const MEASURE_DUE: u8 = 4;
-
 /// Bits of `Requester::turn_due`. The first turn after going back.
 pub(crate) const BEGIN_BACK: u8 = 1;
-
 /// A probe is to be sent.
 pub(crate) const PROBE: u8 = 2;
-
 /// The local ACK timeout is at least so many times the wait until a probe, or until a packet is repeated again after going back.
 pub(crate) const WAITS_PER_TIMEOUT: u64 = 4;
-
 /// [`ProbeState::steps`]: the rest of the local ACK timeout is being waited for.
 pub(crate) const RESTING: u8 = u8::MAX;
 

@@ -16,7 +16,6 @@ use burst_base::{Psn, heap};
 /// PSNs behind the oldest missing one of which responses are placed: 2 MiB in packets of 1 KiB. Responses further on are an
 /// implied NAK, as without this record.
 pub(crate) const AHEAD_MAX: u32 = 2048;
-
 const WORDS: usize = (AHEAD_MAX / 64) as usize;
 
 /// The record of one queue pair. The bit of a PSN is its number modulo [`AHEAD_MAX`].

@@ -14,6 +14,8 @@
 //! `retire_oldest`, `go_back`, `on_implied_loss`), and asks for sums. Selective repeat would answer the same calls:
 //! `next` would return the lowest lost packet before new ones, and `go_back` would mark packets instead of moving the cursor.
 
+pub(crate) mod placement;
+
 use crate::api::READ_CHUNK_BYTES;
 use crate::opcodes::Work;
 use crate::requester::inflight_ring::{InflightRing, SgeRing};
@@ -26,7 +28,6 @@ use burst_shm::layout::SendWqe;
 
 /// Most scatter entries of a READ whose responses are placed behind a gap.
 const SGES_COMPARED_MAX: usize = 4;
-
 /// A response may come before those to a READ that writes to the same memory, if at most this many requests lie between: each
 /// late response is compared with that many requests.
 const SHARED_WITHIN: u32 = 16;

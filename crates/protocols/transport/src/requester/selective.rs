@@ -8,6 +8,7 @@ pub(crate) mod acks;
 pub(crate) mod heads;
 pub(crate) mod losses;
 pub(crate) mod sending;
+pub(crate) mod timers;
 pub(crate) mod trains;
 
 use crate::ack_report::EchoedCounts;

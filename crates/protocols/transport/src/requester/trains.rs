@@ -49,6 +49,6 @@ impl Requester {
         let Some(run) = self.early_run(qp, psn) else { return 0 };
         let qpn = qp.id.qpn;
         let count = |most| count_middles(train, Opcode::RcReadResponseMiddle, qpn, psn, most);
-        self.place_early_run(qp, train, &run, Bth::LEN, count, env)
+        self.place_early_run(qp, (train, Bth::LEN), (&run, count), env)
     }
 }

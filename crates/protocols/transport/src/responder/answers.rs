@@ -34,7 +34,7 @@ impl Responder {
             && (self.sel.active
                 || self.oldest_pending().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next))))
         {
-            if !self.push_ack(qp, psn, msn, Syndrome::ACK, env) {
+            if !self.push_ack(qp, (psn, msn), Syndrome::ACK, env) {
                 return false;
             }
             self.ack_due = None;
@@ -57,13 +57,13 @@ impl Responder {
             self.pending = self.pending.saturating_sub(1);
         }
         if let Some((psn, msn)) = self.ack_due {
-            if !self.push_ack(qp, psn, msn, Syndrome::ACK, env) {
+            if !self.push_ack(qp, (psn, msn), Syndrome::ACK, env) {
                 return false;
             }
             self.ack_due = None;
         }
         if let Some((psn, syndrome)) = self.nak_due {
-            if !self.push_ack(qp, psn, self.msn, syndrome, env) {
+            if !self.push_ack(qp, (psn, self.msn), syndrome, env) {
                 return false;
             }
             self.nak_due = None;
@@ -74,8 +74,7 @@ impl Responder {
     pub(crate) fn push_ack(
         &mut self,
         qp: &QpShared,
-        psn: Psn,
-        msn: u32,
+        (psn, msn): (Psn, u32),
         syndrome: Syndrome,
         env: &mut Env<'_>,
     ) -> bool {
@@ -152,7 +151,7 @@ impl Responder {
                 }
             }
         };
-        let next = push_responses(qp, &resource, (&span, rest), room.counts, turn, env);
+        let next = push_responses(qp, &resource, ((&span, rest), room.counts), turn, env);
         debug_assert!(next <= resource.end);
         if resource.selective {
             self.note_response_sent(qp, &resource, (next, turn.rtt), env.now);
@@ -194,8 +193,7 @@ fn answer_opcode(qp: &QpShared, kind: OpKind) -> Opcode {
 pub(crate) fn push_responses(
     qp: &QpShared,
     resource: &ResponderResource,
-    (span, rest): (&Span, u32),
-    counts: bool,
+    ((span, rest), counts): ((&Span, u32), bool),
     turn: &mut AnswerTurn<'_>,
     env: &mut Env<'_>,
 ) -> u32 {
@@ -205,7 +203,7 @@ pub(crate) fn push_responses(
         let behind = span.sub(begin as usize, (rest - begin) as usize);
         // One packet of the budget is left for the one that asks.
         let most = (turn.budget.bytes - u64::from(counts)) / u64::from(qp.mtu);
-        let run = push_middle_responses(qp, resource, next, behind, most, env);
+        let run = push_middle_responses(qp, resource, (next, behind, most), env);
         if run > 0 {
             turn.budget.bytes -= u64::from(run * qp.mtu);
             next += run;
@@ -230,9 +228,7 @@ pub(crate) fn push_responses(
 fn push_middle_responses(
     qp: &QpShared,
     resource: &ResponderResource,
-    next: u32,
-    rest: Span,
-    most: u64,
+    (next, rest, most): (u32, Span, u64),
     env: &mut Env<'_>,
 ) -> u32 {
     debug_assert!(resource.start <= next && next < resource.end);

@@ -70,7 +70,7 @@ impl Responder {
             src_qpn: got.src_qpn.get(),
             wc_flags: got.wc_flags,
             sl: got.sl,
-            ..self.receive_cqe(qp, WcStatus::Success, opcode, None, env)
+            ..self.receive_cqe(qp, (WcStatus::Success, opcode, None), env)
         };
         env.fx.complete(qp.id.recv_cq, cqe, got.solicited);
     }
@@ -84,16 +84,14 @@ impl Responder {
         env: &mut Env<'_>,
     ) {
         env.fx.count(reason);
-        let cqe = self.receive_cqe(qp, status, WcOpcode::Recv, Some(reason), env);
+        let cqe = self.receive_cqe(qp, (status, WcOpcode::Recv, Some(reason)), env);
         env.fx.complete(qp.id.recv_cq, cqe, true);
     }
 
     fn receive_cqe(
         &mut self,
         qp: &QpShared,
-        status: WcStatus,
-        opcode: WcOpcode,
-        reason: Option<Reason>,
+        (status, opcode, reason): (WcStatus, WcOpcode, Option<Reason>),
         env: &Env<'_>,
     ) -> Cqe {
         debug_assert!(self.recv.loaded);

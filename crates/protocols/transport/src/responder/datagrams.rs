@@ -18,16 +18,12 @@ use std::net::IpAddr;
 
 /// Bytes before the data of a received datagram.
 pub const GRH_BYTES: usize = 40;
-
 /// Bytes of a UDP datagram besides the frame: UDP header and ICRC.
 const UDP_AND_ICRC: usize = 8 + 4;
-
 const PROTOCOL_UDP: u8 = 17;
-
 /// The IP version of a datagram in its completion (annex A17.4.5.1). Verbs have no field for it; RNICs use the service
 /// level, which has no meaning on Ethernet: bit 3 for a UDP header, and 1 for IPv6 or 2 for IPv4. UCX reads it.
 const SL_ROCE_V2_IPV6: u8 = 8 | 1;
-
 const SL_ROCE_V2_IPV4: u8 = 8 | 2;
 
 impl Responder {
@@ -42,7 +38,7 @@ impl Responder {
         if pkt.payload.len() > qp.mtu as usize {
             return env.fx.count(Reason::InvalidLength);
         }
-        if let Err(reason) = self.take_datagram(qp, frame, pkt, deth, env) {
+        if let Err(reason) = self.take_datagram(qp, frame, (pkt, deth), env) {
             env.fx.count(reason);
         }
     }
@@ -51,8 +47,7 @@ impl Responder {
         &mut self,
         qp: &mut QpShared,
         frame: &RxFrame<'_>,
-        pkt: &Packet<'_>,
-        deth: Deth,
+        (pkt, deth): (&Packet<'_>, Deth),
         env: &mut Env<'_>,
     ) -> Result<(), Reason> {
         match self.recv.load() {

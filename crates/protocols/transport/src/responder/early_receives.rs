@@ -8,7 +8,7 @@
 //!
 //! A record is borrowed from the pool of the worker ([`crate::records`]), which lets it grow within limits.
 
-use crate::records::NO_PEER;
+use crate::peer_shares::NO_PEER;
 use crate::responder::selective::arrivals::{ENTRIES_MAX, grow};
 use burst_base::heap;
 use burst_base::heap::OutOfMemory;
@@ -18,10 +18,8 @@ use std::net::IpAddr;
 
 /// Receives for which a new record has room.
 pub(crate) const EARLY_RECEIVES_FIRST: usize = 64;
-
 /// Scatter/gather entries of all of them.
 const EARLY_SGES_FIRST: usize = 256;
-
 /// Entries at most.
 const EARLY_SGES_MAX: usize = 4 * ENTRIES_MAX;
 

@@ -6,7 +6,6 @@ use burst_base::{Psn, heap};
 
 /// A bit of [`crate::responder::Responder::pending`]: ranges wait in the queue. Without it what the queue holds means nothing.
 pub(crate) const READ_REPAIR_DUE: u32 = 1 << 30;
-
 /// Ranges that wait at most.
 const REPAIRS_MAX: usize = 64;
 

@@ -53,7 +53,7 @@ impl Responder {
     pub(crate) fn push_repairs(&mut self, qp: &mut QpShared, turn: &mut AnswerTurn<'_>, env: &mut Env<'_>) -> bool {
         while let Some(part) = self.repairs.first() {
             let sent = match self.response_of(part.psn, part.count).copied() {
-                Some(resource) => self.push_repair(qp, &resource, part, turn, env),
+                Some(resource) => self.push_repair(qp, (&resource, part), turn, env),
                 // The peer has asked for so many others since then that it must have this one.
                 None => Some(part.count - part.sent),
             };
@@ -71,8 +71,7 @@ impl Responder {
     fn push_repair(
         &mut self,
         qp: &mut QpShared,
-        resource: &ResponderResource,
-        part: RepairPart,
+        (resource, part): (&ResponderResource, RepairPart),
         turn: &mut AnswerTurn<'_>,
         env: &mut Env<'_>,
     ) -> Option<u32> {
@@ -93,6 +92,6 @@ impl Responder {
                 }
             }
         };
-        Some(push_responses(qp, &part, (&span, len), false, turn, env) - index)
+        Some(push_responses(qp, &part, ((&span, len), false), turn, env) - index)
     }
 }

@@ -25,7 +25,6 @@ use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
 /// A READ's response is repeated this many times, and [`REPEATS_PER_PACKET`] times for each response packet of this READ and of
 /// those before it. With go-back-N each lost packet of theirs repeats it once.
 const READ_REPEATS_MIN: u64 = 32;
-
 /// See [`READ_REPEATS_MIN`]. Two: half of all packets may be lost.
 const REPEATS_PER_PACKET: u64 = 2;
 
@@ -203,7 +202,7 @@ impl Responder {
             self.check_receive()?;
         }
         if pkt.info.position.is_start() {
-            check_remote(qp, message.rkey, message.addr, message.length, access::REMOTE_WRITE, env)?;
+            check_remote(qp, (message.rkey, message.addr, message.length), access::REMOTE_WRITE, env)?;
         }
         write_payload(qp, message.rkey, message.addr.wrapping_add(message.received), pkt.payload, env)?;
         let message = InboundMessage { received: message.received + pkt.payload.len() as u64, ..message };
@@ -256,7 +255,7 @@ impl Responder {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
         }
         self.check_place()?;
-        check_remote(qp, reth.rkey, reth.addr, reth.len, access::REMOTE_READ, env)?;
+        check_remote(qp, (reth.rkey, reth.addr, reth.len), access::REMOTE_READ, env)?;
         Ok(read_psns(qp, reth))
     }
 
@@ -292,7 +291,7 @@ impl Responder {
         };
         let original = self.run_atomic(qp, pkt.info.kind, &atomic, env)?;
         self.accept(pkt, 1);
-        self.store_atomic(qp, pkt.bth.psn, pkt.info.kind, &atomic, original);
+        self.store_atomic(qp, pkt.bth.psn, (pkt.info.kind, &atomic), original);
         Ok(())
     }
 
@@ -319,7 +318,13 @@ impl Responder {
     }
 
     /// Notes an ATOMIC that was executed.
-    pub(crate) fn store_atomic(&mut self, qp: &QpShared, psn: Psn, kind: OpKind, atomic: &AtomicEth, original: u64) {
+    pub(crate) fn store_atomic(
+        &mut self,
+        qp: &QpShared,
+        psn: Psn,
+        (kind, atomic): (OpKind, &AtomicEth),
+        original: u64,
+    ) {
         self.store(ResponderResource {
             kind,
             psn,
@@ -460,7 +465,7 @@ pub(crate) fn check_right(qp: &QpShared, right: u32) -> CheckResult {
     }
 }
 
-fn check_remote(qp: &QpShared, rkey: Rkey, addr: u64, len: u32, right: u32, env: &Env<'_>) -> CheckResult {
+fn check_remote(qp: &QpShared, (rkey, addr, len): (Rkey, u64, u32), right: u32, env: &Env<'_>) -> CheckResult {
     if len == 0 {
         return Ok(());
     }

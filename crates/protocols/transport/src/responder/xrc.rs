@@ -13,10 +13,11 @@ use crate::qp_shared::QpShared;
 use crate::responder::Responder;
 use crate::responder::refusal::{CheckResult, RequestRefusal};
 use crate::responder::selective::arrivals::{ArrivalNote, Arrivals};
+use crate::responder::selective::requests::EarlyPacket;
 use burst_base::verbs::QpType;
 use burst_base::{Psn, Reason};
 use burst_mem::Peer;
-use burst_wire::{NakCode, OpKind, Packet, Seth};
+use burst_wire::{NakCode, OpKind, Packet};
 
 const UNKNOWN: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest);
 
@@ -67,14 +68,13 @@ impl Responder {
     pub(crate) fn place_early_named(
         &mut self,
         qp: &mut QpShared,
-        pkt: &Packet<'_>,
-        seth: &Seth,
-        distance: u32,
+        packet: EarlyPacket<'_>,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<ArrivalNote, Reason> {
+        let pkt = packet.pkt;
         if qp.id.qp_type != QpType::XrcRecv {
-            return self.place_early(qp, pkt, seth, distance, early, env);
+            return self.place_early(qp, packet, early, env);
         }
         let srqn = pkt.xrceth().ok_or(Reason::SrUnplaced)?.srqn;
         let srq = self.xrc_srq(srqn, env).ok_or(Reason::SrUnplaced)?.clone();
@@ -82,7 +82,7 @@ impl Responder {
         early.note_srq(pkt.bth.psn, srqn);
         let own = (qp.id.pd, self.recv.begin_early(srqn, &srq));
         qp.id.pd = srq.pd;
-        let placed = self.place_early(qp, pkt, seth, distance, early, env);
+        let placed = self.place_early(qp, packet, early, env);
         qp.id.pd = own.0;
         self.recv.end_early(own.1);
         placed
@@ -92,8 +92,7 @@ impl Responder {
     pub(crate) fn choose_srq_of(
         &mut self,
         qp: &mut QpShared,
-        psn: Psn,
-        takes: bool,
+        (psn, takes): (Psn, bool),
         early: &Arrivals,
         env: &Env<'_>,
     ) -> CheckResult {

@@ -16,8 +16,10 @@ use crate::api::{Env, Signal};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
+use crate::requester::recovery::placement::ResponseMemory;
 use crate::requester::selective::MeasuredPacket;
 use crate::requester::selective::losses::{Losses, LossesFound};
+use crate::requester::selective::timers::PROBES_MAX;
 use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason, RtoMode};
 use burst_frame::RxFrame;
@@ -25,13 +27,9 @@ use burst_wire::aeth::rnr_timer;
 use burst_wire::selective::DELAY_UNIT_NS;
 use burst_wire::{Aeth, NakCode, OpKind, Packet, Saeth, Syndrome};
 
-/// Probes before a time-out.
-const PROBES_MAX: u8 = 2;
-
 /// Time-outs without any answer in the family after which the standard family is used: 30 ms and more, in which the queues of a
 /// path have drained.
 const SILENT_TIMEOUTS: u8 = 2;
-
 /// The same for IRN's time-outs, which begin with 320 us.
 const SILENT_TIMEOUTS_OF_IRN: u8 = 7;
 
@@ -46,15 +44,21 @@ impl Requester {
             return env.fx.count(Reason::SrNotNegotiated);
         }
         let (Some(aeth), Some(saeth)) = (pkt.aeth(), pkt.saeth()) else { return env.fx.count(Reason::BadResponse) };
-        if !self.take_plain_ack(qp, pkt.bth.psn, &aeth, &saeth, env) {
-            self.take_any_ack(qp, pkt, &aeth, &saeth, env);
+        if !self.take_plain_ack(qp, pkt.bth.psn, (&aeth, &saeth), env) {
+            self.take_any_ack(qp, pkt, (&aeth, &saeth), env);
         }
     }
 
     /// An acknowledgement that tells of progress and of nothing else, while nothing is missing. False, and nothing is done, if it
     /// is another one.
     #[inline(always)]
-    fn take_plain_ack(&mut self, qp: &mut QpShared, psn: Psn, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
+    fn take_plain_ack(
+        &mut self,
+        qp: &mut QpShared,
+        psn: Psn,
+        (aeth, saeth): (&Aeth, &Saeth),
+        env: &mut Env<'_>,
+    ) -> bool {
         let (Syndrome::Ack { credit }, expected) = (aeth.syndrome, psn.next()) else { return false };
         let (una, sent, sel) = (self.recovery.una_psn(), self.recovery.sent_psn(), &self.sel);
         let has_gaps = saeth.words > 0 || sel.losses.is_some() || !saeth.trigger.is_before(expected);
@@ -81,9 +85,9 @@ impl Requester {
 
     /// An acknowledgement of any kind.
     #[inline(never)]
-    fn take_any_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) {
+    fn take_any_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, (aeth, saeth): (&Aeth, &Saeth), env: &mut Env<'_>) {
         let before = (self.recovery.una_psn(), self.sel.acked);
-        let news = self.take_ack(qp, pkt, aeth, saeth, env);
+        let news = self.take_ack(qp, pkt, (aeth, saeth), env);
         if matches!(qp.state, QpState::Rts | QpState::Sqd) {
             self.after_answer(qp, before, news, env);
         }
@@ -182,14 +186,20 @@ impl Requester {
         if request.done || request.fail.is_some() {
             return env.fx.count(Reason::UnexpectedResponse);
         }
-        match self.place_at(qp, &request, 0, &ack.original.to_ne_bytes(), env) {
+        match self.recovery.place_at(ResponseMemory::of(qp, env), &request, 0, &ack.original.to_ne_bytes()) {
             Ok(()) => self.recovery.mark_answered(psn),
             Err(reason) => env.fx.count(reason),
         }
     }
 
     /// Handles an acknowledgement. Returns whether packets have arrived of which nothing was known.
-    fn take_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, aeth: &Aeth, saeth: &Saeth, env: &mut Env<'_>) -> bool {
+    fn take_ack(
+        &mut self,
+        qp: &mut QpShared,
+        pkt: &Packet<'_>,
+        (aeth, saeth): (&Aeth, &Saeth),
+        env: &mut Env<'_>,
+    ) -> bool {
         let (psn, sent) = (pkt.bth.psn, self.recovery.sent_psn());
         let (expected, is_known) = match aeth.syndrome {
             Syndrome::Ack { .. } => (psn.next(), !psn.next().is_after(sent)),
@@ -211,7 +221,7 @@ impl Requester {
         if !matches!(qp.state, QpState::Rts | QpState::Sqd) {
             return progress;
         }
-        let arrived = self.take_selective_bitmap(qp, pkt, saeth, expected, env);
+        let arrived = self.take_selective_bitmap(qp, pkt, (saeth, expected), env);
         match aeth.syndrome {
             Syndrome::Rnr { timer } => self.on_selective_rnr(qp, timer, env),
             Syndrome::Nak(code) => self.on_selective_nak(qp, psn, code, env),
@@ -291,8 +301,7 @@ impl Requester {
         &mut self,
         qp: &QpShared,
         pkt: &Packet<'_>,
-        saeth: &Saeth,
-        expected: Psn,
+        (saeth, expected): (&Saeth, Psn),
         env: &mut Env<'_>,
     ) -> bool {
         let Some(bitmap) = pkt.bitmap() else { return false };
@@ -437,60 +446,10 @@ impl Requester {
             pool.give_losses(losses);
         }
     }
-
-    fn restart_ack_timer(&mut self, qp: &QpShared, now: Nanos) {
-        if self.recovery.is_outstanding() && self.rnr_deadline == Nanos::NEVER {
-            self.ack_deadline = now + self.ack_wait(qp);
-        }
-    }
-
-    /// Counts the bytes in flight that need no room in the window.
-    pub(crate) fn recount_covered(&mut self, qp: &QpShared) {
-        let sel = &self.sel;
-        let (acked, una) = (sel.acked, self.recovery.una_psn());
-        if sel.losses.is_none() && !una.is_before(acked) {
-            self.sel.covered_bytes = 0;
-            return;
-        }
-        let losses = sel.losses.as_deref();
-        let covered = |first: Psn, count: u32| {
-            let below = acked.diff(first).clamp(0, count as i32) as u32;
-            let Some(losses) = losses else { return (below, count > 0 && below == count) };
-            let (rest, left) = (first.add(below), count - below);
-            let lost = losses.lost_within(rest, left);
-            let last = first.add(count).prev();
-            let last_lost = left > 0 && losses.is_lost(last);
-            let last_covered = count > 0 && (left == 0 || last_lost || losses.has_arrived(last));
-            (below + losses.arrived_within(rest, left) + lost, last_covered)
-        };
-        self.sel.covered_bytes = self.recovery.covered_bytes(qp.mtu, covered);
-    }
 }
 
 /// Timers.
 impl Requester {
-    /// Sets the fast timer.
-    pub(crate) fn arm_fast(&mut self, qp: &QpShared, now: Nanos) {
-        let sel = &self.sel;
-        if !self.recovery.is_outstanding() || self.rnr_deadline != Nanos::NEVER {
-            self.sel.deadline = Nanos::NEVER;
-            return;
-        }
-        let has_probe = sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn;
-        let wait = match has_probe {
-            true => sel.rtt.probe_after().min(qp.fast_wait_max()),
-            false => spread(qp, self.timeout_after(qp, sel.backoff)),
-        };
-        let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));
-        self.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
-    }
-
-    /// The time-out of selective repeat after `backoff` of them without progress.
-    pub(crate) fn timeout_after(&self, qp: &QpShared, backoff: u8) -> Nanos {
-        let packets = self.recovery.psn_distance().max(0) as u32;
-        self.sel.rtt.timeout_after(backoff, packets).min(qp.fast_wait_max())
-    }
-
     /// The fast timer is due.
     #[cold]
     pub(crate) fn on_fast_timer(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
@@ -590,12 +549,4 @@ impl Requester {
         self.stop_selective();
         self.begin_repetition();
     }
-}
-
-/// A time-out that differs by up to an eighth between queue pairs, so that thousands that have lost the same path do not
-/// repeat everything at once.
-fn spread(qp: &QpShared, wait: Nanos) -> Nanos {
-    // A multiplicative hash of the number: queue pairs are numbered side by side.
-    let share = u64::from(qp.id.qpn.get().wrapping_mul(0x9e37_79b1) >> 27);
-    Nanos(wait.0 / 128 * (112 + share))
 }

@@ -19,8 +19,8 @@
 //!
 //! A record exists only while packets are missing. It is borrowed from the pool of the worker ([`crate::records`]).
 
+use crate::peer_shares::NO_PEER;
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
-use crate::records::NO_PEER;
 use burst_base::heap::OutOfMemory;
 use burst_base::{Nanos, Psn, heap};
 use burst_wire::selective::{AckBitmap, BITMAP_WORDS_MAX, PSNS_PER_WORD, TRANSMISSION_MAX};
@@ -28,7 +28,6 @@ use std::net::IpAddr;
 
 /// PSNs behind the first missing one of which an acknowledgement can say whether they have arrived.
 const REPORTED_PSNS: u32 = BITMAP_WORDS_MAX as u32 * PSNS_PER_WORD;
-
 /// Times at which gaps were noticed that are kept apart while the tolerance for reordering runs. Later gaps join the last.
 const NOTICES_MAX: usize = 16;
 

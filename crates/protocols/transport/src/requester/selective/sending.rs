@@ -8,7 +8,6 @@ use crate::opcodes::{self, Work};
 use crate::qp_shared::QpShared;
 use crate::requester::heads::message_head;
 use crate::requester::recovery::InflightWqe;
-use crate::requester::selective::MeasuredPacket;
 use crate::requester::selective::heads::{
     PacketMarks, atomic_eth, selective_atomic_head, selective_message_head, selective_read_head, set_selective_place,
 };
@@ -16,7 +15,7 @@ use crate::requester::selective::losses::LostPacket;
 use crate::requester::{Requester, SendTurn};
 use crate::sge_cursor::{Keys, SgeCursor};
 use burst_base::verbs::{QpState, WcStatus, send_flags};
-use burst_base::{Nanos, Psn, Reason, RtoMode};
+use burst_base::{Psn, Reason};
 use burst_wire::selective::TRANSMISSION_MAX;
 use burst_wire::{Bth, HeadBuf, Opcode, Seth};
 
@@ -29,20 +28,6 @@ pub(crate) struct RepeatedPacket<'a> {
     pub(crate) index: u32,
     pub(crate) len: u32,
     pub(crate) marks: PacketMarks,
-}
-
-impl Requester {
-    /// The requests in flight are of the family that is to be used, or the queue pair ends.
-    pub(crate) fn stop_selective(&mut self) {
-        let sel = &mut self.sel;
-        (sel.deadline, sel.covered_bytes, sel.measured) = (Nanos::NEVER, 0, None);
-        (sel.probe_due, sel.answer_due, sel.probes, sel.backoff, sel.sent_since) = (false, false, 0, 0, true);
-    }
-    /// Something is to be sent again.
-    pub(crate) fn begin_repetition(&mut self) {
-        self.stalled = false;
-        self.sq_active = true;
-    }
 }
 
 /// Turns and measurements.
@@ -72,56 +57,6 @@ impl Requester {
         self.note_selective_sent(qp, first, env.now);
         stopped
     }
-
-    /// A READ or ATOMIC was sent: its first answer, with this PSN, measures the round trip, unless an acknowledgement does
-    /// before.
-    #[inline]
-    pub(crate) fn measure_answer(&mut self, first: Psn, now: Nanos) {
-        let sel = &mut self.sel;
-        if sel.measured.is_none() {
-            sel.measured = Some(MeasuredPacket::new(first.next(), now, first.next()));
-        }
-    }
-
-    /// Answers with PSNs from `first` on have come to requests that were sent once. Acknowledgements of READs are few, so answers
-    /// measure, too; without measurements a lost repair would be missed only after [`crate::rtt::RTO_FIRST`].
-    #[inline]
-    pub(crate) fn answers_measure(&mut self, first: Psn, count: u32, now: Nanos) {
-        let sel = &mut self.sel;
-        let Some(measured) = sel.measured else { return };
-        if measured.behind.prev().is_within(first, count) {
-            sel.rtt.measured(now.since(measured.sent_at), Nanos(0));
-            sel.measured = None;
-        } else if !self.recovery.una_psn().is_before(measured.behind) {
-            // Its first answer was lost, and has been repaired.
-            sel.measured = None;
-        }
-    }
-
-    /// A turn has sent the packets from `first` on. The last one asks for an acknowledgement, unless the turn ended early; while
-    /// packets are missing, all that arrive are acknowledged. So the round trip of these packets can be measured.
-    #[inline(always)]
-    fn note_selective_sent(&mut self, qp: &QpShared, first: Psn, now: Nanos) {
-        let (sel, recovery) = (&mut self.sel, &self.recovery);
-        let next = recovery.next_packet_psn();
-        if next == first || !recovery.is_outstanding() {
-            return;
-        }
-        match &mut sel.measured {
-            Some(measured) if measured.sent_at == now => measured.extend(next),
-            Some(_) => {}
-            none if sel.losses.is_some() || (self.since_ack_request == 0 && sel.rtt.is_due(self.reports_each)) => {
-                *none = Some(MeasuredPacket::new(first.next(), now, next));
-            }
-            None => {}
-        }
-        if self.sel.deadline == Nanos::NEVER {
-            let rtt = &self.sel.rtt;
-            let is_irn = rtt.mode() == RtoMode::Irn;
-            let wait = if is_irn { self.timeout_after(qp, 0) } else { rtt.probe_after().min(qp.fast_wait_max()) };
-            self.sel.deadline = now + wait;
-        }
-    }
 }
 
 /// New packets.
@@ -131,9 +66,7 @@ impl Requester {
     pub(crate) fn send_selective_middles(
         &mut self,
         qp: &QpShared,
-        request: &InflightWqe,
-        cursor: &mut SgeCursor,
-        count: u32,
+        (request, cursor, count): (&InflightWqe, &mut SgeCursor, u32),
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
@@ -150,7 +83,7 @@ impl Requester {
         let len = span.len() as u32;
         self.since_ack_request = self.since_ack_request.saturating_add(len);
         turn.budget.bytes -= u64::from(len);
-        self.count_sent(qp, turn, len, len / qp.mtu, env);
+        self.count_sent(qp, turn, (len, len / qp.mtu), env);
         true
     }
 }
@@ -173,14 +106,14 @@ impl Requester {
 
     fn repeat_lost(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
         if self.sel.answer_due {
-            if !self.repeat_request_of(qp, self.recovery.una_psn(), true, turn, env) {
+            if !self.repeat_request_of(qp, (self.recovery.una_psn(), true), turn, env) {
                 return Some(TxState::More);
             }
             self.sel.answer_due = false;
         }
         while let Some(lost) = self.sel.losses.as_ref().and_then(|losses| losses.first_lost()) {
             let first = self.sel.acked == lost.psn;
-            let bytes = match self.repeat(qp, lost, first, turn, env) {
+            let bytes = match self.repeat(qp, (lost, first), turn, env) {
                 Ok(bytes) => bytes,
                 Err(state) => return Some(state),
             };
@@ -205,8 +138,7 @@ impl Requester {
     fn repeat(
         &mut self,
         qp: &QpShared,
-        lost: LostPacket,
-        first: bool,
+        (lost, first): (LostPacket, bool),
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> Result<u32, TxState> {
@@ -234,7 +166,7 @@ impl Requester {
             Work::Send | Work::Write => {
                 self.repeat_packet(qp, RepeatedPacket { request: &request, index, len, marks }, turn, env)
             }
-            _ => self.repeat_request_of(qp, lost.psn, false, turn, env),
+            _ => self.repeat_request_of(qp, (lost.psn, false), turn, env),
         };
         if !pushed {
             return Err(TxState::More);
@@ -285,8 +217,7 @@ impl Requester {
     fn repeat_request_of(
         &mut self,
         qp: &QpShared,
-        psn: Psn,
-        has_arrived: bool,
+        (psn, has_arrived): (Psn, bool),
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
@@ -309,17 +240,6 @@ impl Requester {
             self.note_repeated(qp, env.now);
         }
         pushed
-    }
-
-    /// Something was sent again: timers run from now on, if they have waited for it.
-    fn note_repeated(&mut self, qp: &QpShared, now: Nanos) {
-        if self.ack_deadline == Nanos::NEVER {
-            self.ack_deadline = now + self.ack_wait(qp);
-        }
-        if !self.sel.sent_since {
-            self.sel.sent_since = true;
-            self.arm_fast(qp, now);
-        }
     }
 
     /// Sends the last packet again, so that the peer acknowledges what it has; for a READ or ATOMIC, a probe without payload.

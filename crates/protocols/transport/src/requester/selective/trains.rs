@@ -67,7 +67,7 @@ impl Requester {
         let qpn = qp.id.qpn;
         let count = |most| train.count(&READ_MASKS, |k| middle_words(number, qpn, psn, (0, index), k), most);
         let before = (self.recovery.una_psn(), self.sel.acked);
-        let done = self.place_early_run(qp, train, &run, HEAD, count, env) as u32;
+        let done = self.place_early_run(qp, (train, HEAD), (&run, count), env) as u32;
         if done == 0 {
             return 0;
         }

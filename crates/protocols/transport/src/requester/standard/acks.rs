@@ -17,9 +17,9 @@ use crate::api::{Env, Signal};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
 use crate::requester::recovery::InflightWqe;
+use crate::requester::recovery::placement::ResponseMemory;
 use crate::requester::{NO_LIMIT, Requester};
-use crate::sge_cursor::{Keys, SgeCursor};
-use burst_base::verbs::{QpState, WcStatus, access};
+use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason};
 use burst_wire::aeth::{credits_of_code, rnr_timer};
 use burst_wire::{Aeth, NakCode, OpKind, Packet, Syndrome};
@@ -263,7 +263,7 @@ impl Requester {
             return self.fail_oldest(qp, WcStatus::BadRespErr, Reason::BadResponse, env);
         }
         let Some(oldest) = self.recovery.oldest() else { return };
-        if let Err(reason) = self.place_response(qp, oldest, offset, pkt.payload, env) {
+        if let Err(reason) = self.recovery.place_response(ResponseMemory::of(qp, env), oldest, offset, pkt.payload) {
             return self.not_placed(qp, reason, env);
         }
         self.recovery.on_acked(1);
@@ -305,21 +305,7 @@ impl Requester {
     /// Writes response bytes at `offset` of the oldest request's scatter list.
     fn place(&self, qp: &QpShared, offset: u32, bytes: &[u8], env: &Env<'_>) -> Result<(), Reason> {
         let Some(oldest) = self.recovery.oldest() else { return Err(Reason::LocalProtection) };
-        self.place_at(qp, oldest, offset, bytes, env)
-    }
-
-    /// Writes response bytes at `offset` of the scatter list of a request in flight.
-    pub(crate) fn place_at(
-        &self,
-        qp: &QpShared,
-        request: &InflightWqe,
-        offset: u32,
-        bytes: &[u8],
-        env: &Env<'_>,
-    ) -> Result<(), Reason> {
-        let sges = self.recovery.sges_of(request);
-        let keys = Keys { mem: env.mem, pd: qp.id.pd, access: access::LOCAL_WRITE };
-        SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes)
+        self.recovery.place_at(ResponseMemory::of(qp, env), oldest, offset, bytes)
     }
 
     /// Fires the requester's timers that are due.

@@ -19,7 +19,6 @@ use burst_base::{Nanos, Reason};
 
 /// How often the repetition is repeated without a word of the peer.
 const REPEATS_MAX: u8 = 2;
-
 /// Packets of such a repetition. One is too few where the network reorders much (hunt seed 1015553).
 const AFTER_SILENCE: u64 = 4;
 

@@ -24,44 +24,14 @@
 use crate::api::{Env, TxBudget, TxState};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
-use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, PROBE, RESTING, WAITS_PER_TIMEOUT};
-use crate::requester::selective::MeasuredPacket;
+use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, PROBE, RESTING};
 use crate::requester::selective::heads::PacketMarks;
 use crate::requester::selective::sending::RepeatedPacket;
 use crate::requester::{Requester, SendTurn};
-use burst_base::{Nanos, Psn, Reason};
+use burst_base::{Nanos, Reason};
 
 /// Probes per flight.
 const PROBES_MAX: u8 = 2;
-
-impl Requester {
-    /// After going back less than the window is sent, or as much as may be again.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn set_back(&mut self, is_back: bool) {
-        self.back_limit = 0;
-        self.stop_watching();
-        if is_back {
-            (self.watched, self.turn_due) = (BACK, BEGIN_BACK);
-        }
-    }
-    /// Packets are sent again: what was to be measured is not. A later packet is.
-    pub(crate) fn forget_measurement(&mut self) {
-        if !self.sel.active {
-            self.sel.measured = None;
-            self.watched = self.watched & BACK | MEASURE_DUE;
-        }
-    }
-    /// Nothing is watched and nothing is due: the family changes, or the queue pair ends.
-    pub(crate) fn stop_watching(&mut self) {
-        (self.watched, self.turn_due) = (if self.sel.active { 0 } else { MEASURE_DUE }, 0);
-    }
-    /// Packets from `first` on were sent for the first time, and a measurement is due.
-    fn measure_from(&mut self, first: Psn, now: Nanos) {
-        self.sel.measured = Some(MeasuredPacket::new(first.next(), now, first.next()));
-        self.watched = MEASURING;
-    }
-}
 
 /// The wait for progress.
 impl Requester {
@@ -82,15 +52,6 @@ impl Requester {
         } else if self.watched == MEASURE_DUE && new {
             self.measure_from(self.recovery.next_packet_psn().sub(count), now);
         }
-    }
-
-    /// The wait that progress begins follows the round trip, the local ACK timeout and the family.
-    pub(crate) fn set_answer_wait(&mut self, qp: &mut QpShared, env: &Env<'_>) {
-        let timeout = qp.ack_timeout();
-        let rtt = &self.sel.rtt;
-        let wait = rtt.probe_after().max(env.fx.probe_wait_min());
-        let has_probes = !self.sel.active && rtt.is_known() && wait.0 <= timeout.0 / WAITS_PER_TIMEOUT;
-        qp.answer_wait = if has_probes { wait } else { timeout };
     }
 
     /// Progress while something is watched.
@@ -224,7 +185,7 @@ impl Requester {
             }
             Work::Read => {
                 let first = if is_read { una.diff(request.first_psn) as u32 } else { index };
-                self.push_read_range(qp, &request, (first, index + psns), turn, env)
+                self.push_read_range(qp, (&request, (first, index + psns)), turn, env)
             }
             Work::Atomic => self.push_atomic(qp, &request, turn, env),
             Work::Local => true,

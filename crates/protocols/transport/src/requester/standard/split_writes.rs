@@ -12,7 +12,6 @@
 //! kernel among many cost little, and a peer has less to check in a packet without RETH.
 
 use crate::qp_shared::QpShared;
-use crate::requester::Requester;
 use crate::requester::recovery::InflightWqe;
 use burst_base::Rkey;
 use burst_base::verbs::{QpType, WrOpcode};
@@ -20,16 +19,6 @@ use burst_wire::{Bth, Reth, XrcEth};
 
 /// The longest message, in packets.
 pub(crate) const SPLIT_PACKETS_MAX: u32 = 32;
-
-impl Requester {
-    /// All packets of a request are sent. `is_new`: for the first time.
-    #[inline(always)]
-    pub(crate) fn count_split_messages(&mut self, qp: &QpShared, request: &InflightWqe, is_new: bool) {
-        if is_new && is_split(qp, request) {
-            self.extra_messages = self.extra_messages.wrapping_add(request.packets - 1);
-        }
-    }
-}
 
 /// Whether the packets of a SEND or WRITE of the standard family are messages of their own.
 #[inline(always)]

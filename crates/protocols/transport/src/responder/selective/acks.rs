@@ -24,7 +24,7 @@ impl Responder {
             return self.push_selective_answer(qp, psn, Syndrome::ACK, env);
         }
         let (pressure, lost) = pressure_now(self.sel.lost_seen(), env);
-        let head = self.selective_ack_head(qp, psn, Syndrome::ACK, (pressure, 0), env.now);
+        let head = self.selective_ack_head(qp, (psn, Syndrome::ACK), (pressure, 0), env.now);
         let pushed = env.tx.push(&qp.flow, head.as_slice(), &[], 0);
         if pushed {
             self.sel.acked(lost);
@@ -43,7 +43,7 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> bool {
         let (pressure, lost) = pressure_now(self.sel.lost_seen(), env);
-        let pushed = self.push_with_bitmap(qp, psn, syndrome, pressure, env);
+        let pushed = self.push_with_bitmap(qp, (psn, syndrome), pressure, env);
         if pushed {
             self.sel.acked(lost);
         }
@@ -51,14 +51,20 @@ impl Responder {
     }
 
     /// Sends an acknowledgement or a NAK with a bitmap of the packets that have arrived behind the first missing one.
-    fn push_with_bitmap(&self, qp: &QpShared, psn: Psn, syndrome: Syndrome, pressure: u8, env: &mut Env<'_>) -> bool {
+    fn push_with_bitmap(
+        &self,
+        qp: &QpShared,
+        (psn, syndrome): (Psn, Syndrome),
+        pressure: u8,
+        env: &mut Env<'_>,
+    ) -> bool {
         let expected = self.expected;
         let tells = matches!(syndrome, Syndrome::Ack { .. }) || psn == expected;
         let (mut words, mut bytes) = ([0; BITMAP_WORDS_MAX], [0; BITMAP_WORDS_MAX * 8]);
         let early = self.sel.early.as_ref().filter(|_| tells);
         let count = early.map_or(0, |early| early.bitmap(expected, &mut words));
         let len = AckBitmap::emit(&words[..count], &mut bytes);
-        let head = self.selective_ack_head(qp, psn, syndrome, (pressure, count as u8), env.now);
+        let head = self.selective_ack_head(qp, (psn, syndrome), (pressure, count as u8), env.now);
         match len {
             0 => env.tx.push(&qp.flow, head.as_slice(), &[], 0),
             len => env.tx.push_copied(&qp.flow, head.as_slice(), &bytes[..len]),
@@ -70,8 +76,7 @@ impl Responder {
     fn selective_ack_head(
         &self,
         qp: &QpShared,
-        psn: Psn,
-        syndrome: Syndrome,
+        (psn, syndrome): (Psn, Syndrome),
         (pressure, words): (u8, u8),
         now: Nanos,
     ) -> HeadBuf {

@@ -11,8 +11,8 @@
 //! A record exists only while PSNs are missing. It is borrowed from the pool of the worker ([`crate::records`]), which lets its
 //! lists grow within limits: what finds no room is dropped as if it had been lost.
 
+use crate::peer_shares::NO_PEER;
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
-use crate::records::NO_PEER;
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::selective::packet_store::StoredPacket;
 use burst_base::heap::OutOfMemory;
@@ -23,16 +23,12 @@ use std::net::IpAddr;
 
 /// Ranges of written bytes for which a new record has room; adjacent ones are one.
 pub(crate) const RUNS_FIRST: usize = 64;
-
 /// Last bytes of WRITEs that are kept back, in a new record.
 pub(crate) const TAILS_FIRST: usize = 64;
-
 /// Operations that wait for their turn, in a new record.
 pub(crate) const OPS_FIRST: usize = 64;
-
 /// Entries of each list at most: half of the PSNs that are kept track of.
 pub(crate) const ENTRIES_MAX: usize = WINDOW_PSNS as usize / 2;
-
 /// The last bytes of a WRITE that are written when everything before it has arrived: programs poll the last byte of a message.
 pub const TAIL_BYTES: usize = 64;
 
@@ -41,11 +37,8 @@ pub const TAIL_BYTES: usize = 64;
 pub(crate) struct ArrivalNote(u16);
 
 const INDEX_MASK: u16 = (WINDOW_PSNS - 1) as u16;
-
 const STARTS: u16 = 1 << 11;
-
 const ENDS: u16 = 1 << 12;
-
 const KIND_SHIFT: u16 = 13;
 
 /// Kind of an early packet.

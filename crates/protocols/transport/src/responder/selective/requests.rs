@@ -28,17 +28,22 @@ use burst_wire::{NakCode, OpKind, Packet, Reth, Seth};
 
 /// Length of a WRITE whose length was not announced: packets of the family do not say it.
 pub(crate) const UNANNOUNCED: u32 = u32::MAX;
-
 /// Most bytes of other keys' memory that are kept from being overwritten by one packet.
 const ALIASED_BYTES_MAX: usize = 4096;
-
 /// Most such ranges.
 const ALIASES_MAX: usize = 8;
-
 /// Most PSNs of a READ: 128 KiB at a path MTU of 256.
 const READ_PSNS_MAX: u32 = 512;
-
 const BAD_SEQUENCE: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence);
+
+/// A packet behind a gap: its place in its message, and its distance from ePSN.
+#[derive(Clone, Copy)]
+pub(crate) struct EarlyPacket<'a> {
+    pub(crate) frame: &'a RxFrame<'a>,
+    pub(crate) pkt: &'a Packet<'a>,
+    pub(crate) seth: &'a Seth,
+    pub(crate) distance: u32,
+}
 
 /// Why an early packet is dropped.
 type Dropped = Reason;
@@ -104,7 +109,7 @@ impl Responder {
             return env.fx.count(Reason::SrWindow);
         }
         if distance > 0 {
-            return self.on_early(qp, frame, pkt, &seth, (distance as u32, psns), env);
+            return self.on_early(qp, EarlyPacket { frame, pkt, seth: &seth, distance: distance as u32 }, psns, env);
         }
         if qp.id.qp_type == QpType::XrcRecv && !self.prepare_named(qp, pkt, env) {
             return;
@@ -238,7 +243,7 @@ impl Responder {
         }
         let range = RemoteRange { addr: weth.addr, len: pkt.payload.len() as u32, rkey: weth.rkey };
         if GAPS {
-            self.write_uncovered(qp, self.sel.early.as_deref(), pkt.bth.psn, range, pkt.payload, env)?;
+            self.write_uncovered(qp, self.sel.early.as_deref(), (pkt.bth.psn, range, pkt.payload), env)?;
         } else {
             write_payload(qp, range.rkey, range.addr, pkt.payload, env)?;
         }
@@ -261,15 +266,13 @@ impl Responder {
         &self,
         qp: &QpShared,
         early: Option<&Arrivals>,
-        psn: Psn,
-        range: RemoteRange,
-        bytes: &[u8],
+        (psn, range, bytes): (Psn, RemoteRange, &[u8]),
         env: &Env<'_>,
     ) -> CheckResult {
         let whole = remote_range(qp, range, env)?;
         let Some(early) = early else { return whole.write_from(bytes).map_err(unreachable_refusal) };
         if early.aliases(psn, range).next().is_some() {
-            return self.write_beside_aliases(qp, early, psn, range, bytes, env);
+            return self.write_beside_aliases(qp, early, (psn, range, bytes), env);
         }
         write_parts(early, psn, (range, &whole), bytes)
     }
@@ -281,9 +284,7 @@ impl Responder {
         &self,
         qp: &QpShared,
         early: &Arrivals,
-        psn: Psn,
-        range: RemoteRange,
-        bytes: &[u8],
+        (psn, range, bytes): (Psn, RemoteRange, &[u8]),
         env: &Env<'_>,
     ) -> CheckResult {
         let (mut saved, mut used) = ([0; ALIASED_BYTES_MAX], 0);
@@ -359,15 +360,8 @@ pub(crate) fn has_room(early: &mut Arrivals, (run, tail, op): (bool, bool, bool)
 impl Responder {
     /// A packet behind a gap. `distance` is that from ePSN, `psns` the number of PSNs that the packet takes.
     #[cold]
-    fn on_early(
-        &mut self,
-        qp: &mut QpShared,
-        frame: &RxFrame<'_>,
-        pkt: &Packet<'_>,
-        seth: &Seth,
-        (distance, psns): (u32, u32),
-        env: &mut Env<'_>,
-    ) {
+    fn on_early(&mut self, qp: &mut QpShared, packet: EarlyPacket<'_>, psns: u32, env: &mut Env<'_>) {
+        let pkt = packet.pkt;
         let held = self.sel.early.take();
         let peer = qp.flow.dst;
         let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals(peer)) else {
@@ -379,8 +373,8 @@ impl Responder {
             self.owe_repeated_ack(env);
         } else {
             let placed = match env.fx.records().is_some_and(|pool| pool.is_strict()) {
-                true => self.keep_early(qp, (frame, pkt), seth, distance, &mut early, env),
-                false => self.place_early_named(qp, pkt, seth, distance, &mut early, env),
+                true => self.keep_early(qp, packet, &mut early, env),
+                false => self.place_early_named(qp, packet, &mut early, env),
             };
             match placed {
                 Ok(note) => {
@@ -438,12 +432,11 @@ impl Responder {
     pub(crate) fn place_early(
         &mut self,
         qp: &QpShared,
-        pkt: &Packet<'_>,
-        seth: &Seth,
-        distance: u32,
+        packet: EarlyPacket<'_>,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<ArrivalNote, Dropped> {
+        let EarlyPacket { pkt, seth, distance, .. } = packet;
         check_length(qp, pkt).map_err(|_| Reason::SrUnplaced)?;
         let place = pkt.info.position;
         if !self.may_be_early(qp, seth, distance) {
@@ -452,11 +445,11 @@ impl Responder {
         let flags = (place.is_start(), place.is_end());
         match pkt.info.kind {
             OpKind::Send => {
-                self.place_early_send(qp, pkt, seth, early, env)?;
+                self.place_early_send(qp, packet, early, env)?;
                 Ok(ArrivalNote::new(ArrivalKind::Send, flags, seth.index))
             }
             OpKind::Write => {
-                self.place_early_write(qp, pkt, seth, early, env)?;
+                self.place_early_write(qp, packet, early, env)?;
                 Ok(ArrivalNote::new(ArrivalKind::Write, flags, seth.index))
             }
             _ => {
@@ -492,8 +485,7 @@ impl Responder {
     fn place_early_send(
         &mut self,
         qp: &QpShared,
-        pkt: &Packet<'_>,
-        seth: &Seth,
+        EarlyPacket { pkt, seth, .. }: EarlyPacket<'_>,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<(), Dropped> {
@@ -517,8 +509,7 @@ impl Responder {
     fn place_early_write(
         &mut self,
         qp: &QpShared,
-        pkt: &Packet<'_>,
-        seth: &Seth,
+        EarlyPacket { pkt, seth, .. }: EarlyPacket<'_>,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<(), Dropped> {
@@ -539,7 +530,7 @@ impl Responder {
         }
         let (body, tail) = pkt.payload.split_at(len - kept);
         let front = RemoteRange { len: body.len() as u32, ..range };
-        if !body.is_empty() && self.write_uncovered(qp, Some(early), pkt.bth.psn, front, body, env).is_err() {
+        if !body.is_empty() && self.write_uncovered(qp, Some(early), (pkt.bth.psn, front, body), env).is_err() {
             return Err(Reason::SrUnplaced);
         }
         if len > 0 {
@@ -596,7 +587,7 @@ impl Responder {
     /// Executes the early packet whose turn it is.
     fn commit(&mut self, qp: &mut QpShared, note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
         let psn = self.expected;
-        self.choose_srq_of(qp, psn, note.kind() == ArrivalKind::Send, early, env)?;
+        self.choose_srq_of(qp, (psn, note.kind() == ArrivalKind::Send), early, env)?;
         let kind = match note.kind() {
             ArrivalKind::Send => OpKind::Send,
             ArrivalKind::Write => OpKind::Write,
@@ -622,7 +613,7 @@ impl Responder {
             return self.count_committed(packets, false);
         }
         if let Some(tail) = early.take_tail(psn) {
-            self.write_uncovered(qp, Some(early), psn, tail.range, tail.bytes(), env)?;
+            self.write_uncovered(qp, Some(early), (psn, tail.range, tail.bytes()), env)?;
         }
         match early.take_work(psn) {
             Some(HeldWork::Receive(got, ended)) => {
@@ -663,7 +654,7 @@ impl Responder {
             Some(HeldWork::Atomic(kind, atomic)) => {
                 let original = self.run_atomic(qp, kind, &atomic, env)?;
                 self.count_committed(1, true)?;
-                self.store_atomic(qp, psn, kind, &atomic, original);
+                self.store_atomic(qp, psn, (kind, &atomic), original);
                 Ok(())
             }
             _ => Err(BAD_SEQUENCE),

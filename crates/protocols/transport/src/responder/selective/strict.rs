@@ -8,9 +8,9 @@ use crate::responder::refusal::RequestRefusal;
 use crate::responder::requests::{check_length, read_psns};
 use crate::responder::selective::arrivals::{ArrivalKind, ArrivalNote, Arrivals};
 use crate::responder::selective::packet_store::StoredPacket;
+use crate::responder::selective::requests::EarlyPacket;
 use burst_base::Reason;
-use burst_frame::RxFrame;
-use burst_wire::{OpKind, Packet, Seth};
+use burst_wire::{OpKind, Packet};
 
 impl Responder {
     /// Keeps an early packet until its turn.
@@ -18,9 +18,7 @@ impl Responder {
     pub(crate) fn keep_early(
         &mut self,
         qp: &QpShared,
-        (frame, pkt): (&RxFrame<'_>, &Packet<'_>),
-        seth: &Seth,
-        distance: u32,
+        EarlyPacket { frame, pkt, seth, distance }: EarlyPacket<'_>,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<ArrivalNote, Reason> {

@@ -24,8 +24,7 @@ impl Responder {
         &mut self,
         qp: &QpShared,
         flow: &Flow,
-        train: &MiddleRun<'_>,
-        kind: OpKind,
+        (train, kind): (&MiddleRun<'_>, OpKind),
         env: &mut Env<'_>,
     ) -> usize {
         let sel = &self.sel;
@@ -70,8 +69,7 @@ impl Responder {
         &mut self,
         qp: &QpShared,
         flow: &Flow,
-        train: &MiddleRun<'_>,
-        kind: OpKind,
+        (train, kind): (&MiddleRun<'_>, OpKind),
         env: &mut Env<'_>,
     ) -> usize {
         let Ok(bth) = Bth::parse(train.bytes) else { return 0 };
@@ -95,8 +93,8 @@ impl Responder {
         let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals(peer)) else { return 0 };
         let placed = match early.has_any(place.psn, count as u32) {
             true => 0,
-            false if kind == OpKind::Send => self.place_early_sends(qp, train, &place, (count, head), env),
-            false => place_early_writes(qp, train, &place, (count, head), &mut early, env),
+            false if kind == OpKind::Send => self.place_early_sends(qp, train, (&place, (count, head)), env),
+            false => place_early_writes(qp, train, (&place, (count, head)), &mut early, env),
         };
         let noted = if kind == OpKind::Send { ArrivalKind::Send } else { ArrivalKind::Write };
         for k in 0..placed as u32 {
@@ -117,8 +115,7 @@ impl Responder {
         &mut self,
         qp: &QpShared,
         train: &MiddleRun<'_>,
-        place: &MiddlePlace,
-        (count, head): (usize, usize),
+        (place, (count, head)): (&MiddlePlace, (usize, usize)),
         env: &mut Env<'_>,
     ) -> usize {
         if self.take_receive(qp, place.rsn, env).is_err() {
@@ -138,8 +135,7 @@ impl Responder {
 fn place_early_writes(
     qp: &QpShared,
     train: &MiddleRun<'_>,
-    place: &MiddlePlace,
-    (count, head): (usize, usize),
+    (place, (count, head)): (&MiddlePlace, (usize, usize)),
     early: &mut Arrivals,
     env: &mut Env<'_>,
 ) -> usize {
