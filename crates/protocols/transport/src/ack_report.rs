@@ -80,7 +80,7 @@ impl EchoedCounts {
 const PRESSURE_LEVEL_MAX: u8 = 2;
 const PRESSURE_LOST: u8 = 3;
 
-/// Host pressure that an acknowledgement tells of, and the losses that it has told of then: those after `lost_seen` are new.
+/// Host pressure that an acknowledgement reports, and the losses that it has reported then: those after `lost_seen` are new.
 pub(crate) fn pressure_now(lost_seen: Option<u32>, env: &Env<'_>) -> (u8, u32) {
     let host = env.fx.host_pressure();
     let has_lost = lost_seen.is_some_and(|seen| seen != host.lost);

@@ -3,7 +3,7 @@
 //! Nothing in a RoCEv2 packet proves its sender. A sender that forges the peer's address and knows the queue pair's number can
 //! try all 2^24 PSNs; the one that is expected next would be executed. Stacks keep one source port per queue pair (rxe, adapters,
 //! Burst's `packet` and `dpdk` ports), from a hash of numbers that such a sender does not know, so its packets come from another
-//! port. (Burst's `udp` ports send all packets from 4791, which everybody knows: their peers are protected by the queue pair
+//! port. (Burst's `udp` ports send all packets from 4791, which is well known: their peers are protected by the queue pair
 //! numbers only.) But RoCEv2 permits the port to change, because switches spread flows by it (annex A17): a change alone must
 //! not cost an honest peer a packet.
 //!

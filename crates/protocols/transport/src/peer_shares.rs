@@ -5,7 +5,7 @@
 //! switches share their buffers): one peer has at most half of them, n peers have n/(n+1) together, and some are left for the
 //! next. The same holds for the bytes by which records grow.
 //!
-//! Peers are told apart by address. Addresses of one IPv6 network (/64) count as one peer, because one host may use them all;
+//! Peers are distinguished by address. Addresses of one IPv6 network (/64) count as one peer, because one host may use them all;
 //! link-local ones do not, because all hosts of a link have the same network.
 
 use burst_base::heap;

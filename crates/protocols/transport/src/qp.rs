@@ -12,7 +12,7 @@ pub(crate) mod source_port;
 pub(crate) mod trains;
 pub(crate) mod transitions;
 
-use crate::api::{Env, ModifyError, PKEY_DEFAULT, QpConfig, Signal, TxBudget, TxState};
+use crate::api::{Env, ModifyError, QpConfig, Signal, TxBudget, TxState};
 use crate::opcodes::Work;
 use crate::peer_port::PeerPort;
 use crate::qp_shared::QpShared;
@@ -188,10 +188,11 @@ impl Qp {
     /// Handles a packet for this queue pair. Answers become pending, and [`Qp::poll_tx`] sends them: see [`Qp::wants_tx`].
     #[inline]
     pub fn on_packet(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        debug_assert!(self.shared.failed.is_none(), "a half has failed, and the other has not stopped");
         if pkt.info.service.is_selective() {
             return self.on_selective(frame, pkt, env);
         }
-        if let Err(reason) = self.check_packet(frame, pkt) {
+        if let Err(reason) = self.shared.check_packet(frame, pkt) {
             return env.fx.count(reason);
         }
         if frame.flow.src_port != self.shared.peer_port.port {
@@ -205,7 +206,8 @@ impl Qp {
     fn on_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         let is_usual =
             self.shared.id.qp_type == QpType::Rc && pkt.info.service == Service::RcSr && self.resp.accepts_selective;
-        if !is_usual || self.check_peer(frame, pkt).is_err() || frame.flow.src_port != self.shared.peer_port.port {
+        if !is_usual || self.shared.check_peer(frame, pkt).is_err() || frame.flow.src_port != self.shared.peer_port.port
+        {
             return self.on_unusual_selective(frame, pkt, env);
         }
         match pkt.info.kind {
@@ -242,7 +244,7 @@ impl Qp {
         if !(self.resp.accepts_selective || self.req.sel.active) {
             return Err(Reason::SrNotNegotiated);
         }
-        self.check_peer(frame, pkt)
+        self.shared.check_peer(frame, pkt)
     }
 
     /// Handles a packet of the selective repeat family that has passed the checks.
@@ -279,37 +281,6 @@ impl Qp {
         self.settle_error();
     }
 
-    /// Checks that every packet must pass (IBA 9.6.1).
-    #[inline]
-    fn check_packet(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
-        let service = match self.shared.id.qp_type {
-            QpType::Rc => Service::Rc,
-            QpType::Uc => Service::Uc,
-            QpType::Ud => Service::Ud,
-            QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
-        };
-        if pkt.info.service != service && pkt.info.service != Service::Cnp {
-            return Err(Reason::WrongTransport);
-        }
-        self.check_peer(frame, pkt)
-    }
-
-    /// Checks partition, state and source.
-    #[inline(always)]
-    fn check_peer(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
-        // The low 15 bits are the partition. Only two limited members may not communicate, and Burst is a full member.
-        if pkt.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
-            return Err(Reason::BadPkey);
-        }
-        if matches!(self.shared.state, QpState::Reset | QpState::Init | QpState::Err) {
-            return Err(Reason::WrongState);
-        }
-        if self.shared.id.qp_type != QpType::Ud && frame.flow.src != self.shared.flow.dst {
-            return Err(Reason::WrongSource);
-        }
-        Ok(())
-    }
-
     /// Sends pending acknowledgements and NAKs, then READ and ATOMIC responses, then requests, within `budget` and the batch.
     ///
     /// An acknowledgement alone is sent after the requests of the same turn, unless it is longer: one GSO send can end, but not
@@ -317,23 +288,17 @@ impl Qp {
     /// answer. If requests wait, responses get at most half of the turn's bytes, so that a peer that reads much cannot
     /// stop them.
     pub fn poll_tx(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
+        debug_assert!(self.shared.failed.is_none(), "a half has failed, and the other has not stopped");
         let has_requests = self.req.wants_requests(&self.shared);
         let ack_last = self.resp.has_only_ack_pending() && has_requests;
         let (mut answered, first) = (true, env.tx.len());
         if !ack_last && self.resp.has_pending() {
-            let kept = if has_requests { budget.bytes / 2 } else { 0 };
-            budget.bytes -= kept;
-            answered = self.poll_responses(budget, env);
-            budget.bytes += kept;
+            answered = self.poll_first_responses(has_requests, budget, env);
             if !answered && !has_requests {
                 return TxState::More;
             }
         }
-        let state = match self.shared.state {
-            QpState::Rts | QpState::Sqd => self.req.poll_requests(&mut self.shared, budget, env),
-            _ => TxState::Idle,
-        };
-        self.settle_error();
+        let state = self.poll_requests(budget, env);
         // Responses get what the requests have left of the budget.
         if (ack_last || !answered) && self.resp.has_pending() {
             answered = self.poll_responses(budget, env);
@@ -341,11 +306,29 @@ impl Qp {
                 env.tx.begin_with_longer(first);
             }
         }
-        if self.wants_flush() {
-            self.poll_flush(budget, env);
-            return if self.wants_flush() { TxState::More } else { TxState::Idle };
-        }
-        if answered { state } else { TxState::More }
+        let state = if answered { state } else { TxState::More };
+        if self.wants_flush() { self.poll_flush(budget, env) } else { state }
+    }
+
+    /// Sends requests in the states that allow it.
+    #[inline(always)]
+    fn poll_requests(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
+        let state = match self.shared.state {
+            QpState::Rts | QpState::Sqd => self.req.poll_requests(&mut self.shared, budget, env),
+            _ => TxState::Idle,
+        };
+        self.settle_error();
+        state
+    }
+
+    /// Sends pending answers before requests, and leaves half of the turn's bytes to these.
+    #[inline(always)]
+    fn poll_first_responses(&mut self, has_requests: bool, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+        let kept = if has_requests { budget.bytes / 2 } else { 0 };
+        budget.bytes -= kept;
+        let answered = self.poll_responses(budget, env);
+        budget.bytes += kept;
+        answered
     }
 
     /// Sends pending answers; false if budget or batch ended before all were sent.

@@ -3,13 +3,14 @@
 //! Requester and responder get it with each call. A half that meets an error that ends the queue pair stops itself and moves the
 //! state to ERR; the queue pair then stops the other half ([`QpShared::failed`]), before it does anything else.
 
-use crate::api::{ACK_TIMEOUT_MIN, QpConfig};
+use crate::api::{ACK_TIMEOUT_MIN, PKEY_DEFAULT, QpConfig};
 use crate::peer_port::PeerPort;
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
-use burst_frame::Flow;
+use burst_frame::{Flow, RxFrame};
 use burst_mem::Peer;
 use burst_wire::aeth::ack_timeout;
+use burst_wire::{Packet, Service};
 
 /// Waits of the fast timer that fit into a local ACK timeout at least: two probes and a time-out come before it.
 const FAST_WAITS: u64 = 4;
@@ -91,6 +92,7 @@ impl QpShared {
         self.mtu = self.id.port_mtu.bytes();
         self.answer_wait = Nanos::NEVER;
         self.state = QpState::Reset;
+        debug_assert!(self.failed.is_none() && self.mtu > 0);
     }
 
     /// Moves the queue pair to ERR, because of an error of this half. False if it is there already.
@@ -116,5 +118,36 @@ impl QpShared {
     /// Probes and a time-out of selective repeat come before the local ACK timeout.
     pub(crate) fn fast_wait_max(&self) -> Nanos {
         Nanos(self.answer_wait.0 / FAST_WAITS)
+    }
+
+    /// Checks that every packet must pass (IBA 9.6.1).
+    #[inline]
+    pub(crate) fn check_packet(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
+        let service = match self.id.qp_type {
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud => Service::Ud,
+            QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
+        };
+        if pkt.info.service != service && pkt.info.service != Service::Cnp {
+            return Err(Reason::WrongTransport);
+        }
+        self.check_peer(frame, pkt)
+    }
+
+    /// Checks partition, state and source.
+    #[inline(always)]
+    pub(crate) fn check_peer(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
+        // The low 15 bits are the partition. Only two limited members may not communicate, and Burst is a full member.
+        if pkt.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
+            return Err(Reason::BadPkey);
+        }
+        if matches!(self.state, QpState::Reset | QpState::Init | QpState::Err) {
+            return Err(Reason::WrongState);
+        }
+        if self.id.qp_type != QpType::Ud && frame.flow.src != self.flow.dst {
+            return Err(Reason::WrongSource);
+        }
+        Ok(())
     }
 }

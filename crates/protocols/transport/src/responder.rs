@@ -193,6 +193,7 @@ impl Responder {
         self.recv.discard();
         self.begin_anew();
         self.forget_responses();
+        debug_assert!(self.resources.is_empty() && !self.has_pending() && !self.recv.is_loaded());
     }
     /// Forgets everything but the receive queue and what is kept for acknowledgements of READ responses.
     fn begin_anew(&mut self) {
@@ -209,6 +210,7 @@ impl Responder {
         }
         self.forget_responses();
         self.flush_recv = true;
+        debug_assert!(self.nak_due.is_some() || !self.has_pending(), "only a NAK and what is before it is still sent");
     }
     /// An error of a request of the peer moves the queue pair to ERR.
     pub(crate) fn fail(&mut self, qp: &mut QpShared) {

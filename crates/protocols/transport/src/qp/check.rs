@@ -25,6 +25,7 @@ impl Qp {
     /// # Errors
     /// What does not.
     pub fn check(&self) -> Result<(), &'static str> {
+        must(self.shared.failed.is_none(), "a half has failed, and the other has not stopped")?;
         if !self.shared.id.qp_type.is_reliable()
             || !matches!(self.shared.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
         {

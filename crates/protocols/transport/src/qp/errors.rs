@@ -2,7 +2,7 @@
 //!
 //! A half that meets an error has stopped itself; the queue pair stops the other one before it does anything else.
 
-use crate::api::{Env, TxBudget};
+use crate::api::{Env, TxBudget, TxState};
 use crate::qp::Qp;
 use crate::qp_shared::QpHalf;
 use burst_base::verbs::{EventType, QpState};
@@ -28,6 +28,7 @@ impl Qp {
     #[cold]
     #[inline(never)]
     fn stop_other_half(&mut self) {
+        debug_assert_eq!(self.shared.state, QpState::Err);
         match self.shared.failed.take() {
             Some(QpHalf::Requester) => self.resp.stop(),
             Some(QpHalf::Responder) => self.req.stop(),
@@ -54,12 +55,13 @@ impl Qp {
     }
 
     /// Flushes as much as the budget allows.
-    pub(crate) fn poll_flush(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) {
+    pub(crate) fn poll_flush(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         debug_assert!(matches!(self.shared.state, QpState::Err | QpState::Sqe));
         self.release_recovery(env);
         self.req.flush_sends(&self.shared, budget, env);
         if self.shared.state == QpState::Err {
             self.resp.flush_receives(&mut self.shared, budget, env);
         }
+        if self.wants_flush() { TxState::More } else { TxState::Idle }
     }
 }

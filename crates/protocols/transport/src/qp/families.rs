@@ -100,6 +100,7 @@ impl Qp {
     #[inline]
     pub(crate) fn take_read_ack_due(&mut self) {
         if self.req.read_acks.as_mut().is_some_and(|acks| std::mem::take(&mut acks.is_due)) {
+            debug_assert!(self.resp.window.is_some(), "both halves know acknowledgements of READ responses, or none");
             self.resp.pending |= READ_ACK_DUE;
         }
     }

@@ -49,31 +49,31 @@ const _: () = assert!(count(&COMMON) == 3 && count(&MESSAGE) == 1 && count(&RECE
 
 const _: () = assert!(count(&SENDING) == 4 && count(&WAITING) == 1 && count(&MEASURED) == 1);
 
-impl Qp {
-    /// Asks the processor for `lines` of the queue pair.
-    #[inline(always)]
-    fn prefetch_lines(&self, lines: Range<usize>) {
-        let base: *const u8 = core::ptr::from_ref(self).cast();
-        lines.for_each(|line| prefetch_line(base.wrapping_add(line * LINE)));
-    }
+/// Asks the processor for `lines` of the queue pair.
+#[inline(always)]
+fn prefetch_lines(qp: &Qp, lines: Range<usize>) {
+    let base: *const u8 = core::ptr::from_ref(qp).cast();
+    lines.for_each(|line| prefetch_line(base.wrapping_add(line * LINE)));
+}
 
+impl Qp {
     /// Asks the processor for what a requester uses, perhaps one of the selective repeat family.
     #[inline(always)]
     pub fn prefetch_requester(&self, is_selective: bool) {
-        self.prefetch_lines(COMMON);
-        self.prefetch_lines(SENDING);
+        prefetch_lines(self, COMMON);
+        prefetch_lines(self, SENDING);
         if is_selective {
-            self.prefetch_lines(MEASURED);
+            prefetch_lines(self, MEASURED);
         }
     }
 
     /// Asks the processor for what a responder uses.
     #[inline(always)]
     pub fn prefetch_responder(&self) {
-        self.prefetch_lines(COMMON);
-        self.prefetch_lines(MESSAGE);
-        self.prefetch_lines(RECEIVE);
-        self.prefetch_lines(WAITING);
+        prefetch_lines(self, COMMON);
+        prefetch_lines(self, MESSAGE);
+        prefetch_lines(self, RECEIVE);
+        prefetch_lines(self, WAITING);
     }
 
     /// Asks the processor for what the next turn reads outside of the queue pair.

@@ -41,6 +41,7 @@ impl Requester {
     pub(crate) fn stop(&mut self) {
         self.stop_sending();
         self.forget_read_acks();
+        debug_assert!(!self.recovery.is_outstanding() && self.ack_deadline == Nanos::NEVER, "it is sent no more");
     }
 
     /// An error of a request moves the queue pair to ERR.

@@ -14,13 +14,25 @@ use crate::requester::recovery::InflightWqe;
 use crate::requester::selective::heads::{
     PacketMarks, atomic_eth, selective_atomic_head, selective_message_head, selective_read_head,
 };
+use crate::requester::selective::sending::push_selective_middles;
 use crate::requester::standard::split_writes::{is_split, set_place};
 use crate::requester::{Requester, SendStep, SendTurn};
 use crate::sge_cursor::{Keys, SgeCursor};
 use burst_base::verbs::{QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Lkey, Nanos, Reason, Rkey};
 use burst_mem::BindRequest;
+use burst_span::Span;
 use burst_wire::{Bth, OpKind, Reth};
+
+/// Pushes the middle packets from packet `first` of a SEND or WRITE on, whose payload is `span`. False if the batch has no room.
+#[inline(always)]
+fn push_middles(qp: &QpShared, request: &InflightWqe, first: u32, span: &Span, env: &mut Env<'_>) -> bool {
+    debug_assert!(first < request.packets && span.len().is_multiple_of(qp.mtu as usize));
+    let head = message_head(qp, request, first, false, qp.mtu);
+    let is_split = is_split(qp, request);
+    let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| set_place(qp, request, first + k, is_split, head);
+    env.tx.push_run(&qp.flow, head.as_slice(), span, qp.mtu as u16, place)
+}
 
 impl Requester {
     /// Counts packets that were pushed.
@@ -153,17 +165,16 @@ impl Requester {
         if count == 0 {
             return false;
         }
-        if SELECTIVE {
-            return self.send_selective_middles(qp, (request, cursor, count), turn, env);
-        }
         let keys = Keys { mem: env.mem, pd: qp.id.pd, access: 0 };
         let Some(span) = cursor.run(keys, self.recovery.sges_of(request), qp.mtu, count) else {
             return false;
         };
-        let head = message_head(qp, request, self.recovery.next_packet(), false, qp.mtu);
-        let (first, is_split) = (self.recovery.next_packet(), is_split(qp, request));
-        let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| set_place(qp, request, first + k, is_split, head);
-        if !env.tx.push_run(&qp.flow, head.as_slice(), &span, qp.mtu as u16, place) {
+        let first = self.recovery.next_packet();
+        let pushed = match SELECTIVE {
+            false => push_middles(qp, request, first, &span, env),
+            true => push_selective_middles(qp, request, first, &span, env),
+        };
+        if !pushed {
             return false;
         }
         let len = span.len() as u32;

@@ -31,7 +31,7 @@ pub(crate) struct ReadAckSender {
     /// Responses received, and those marked "congestion experienced".
     received: u16,
     congested: u16,
-    /// Losses in the host's receive buffers that the peer has been told of.
+    /// Losses in the host's receive buffers that were reported to the peer.
     lost_seen: Option<u32>,
 }
 
@@ -83,6 +83,7 @@ impl Requester {
             ..Saeth::default()
         };
         let opcode = if qp.id.qp_type.is_xrc() { Opcode::XrcSrReadAck } else { Opcode::RcSrReadAck };
+        debug_assert!(qp.id.qp_type.is_reliable());
         let psn = self.recovery.una_psn().prev();
         let head = HeadBuf::new(&Bth::new(opcode, qp.dest_qpn, psn)).saeth(saeth);
         let pushed = env.tx.push(&qp.flow, head.as_slice(), &[], 0);

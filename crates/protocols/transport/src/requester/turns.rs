@@ -6,7 +6,7 @@
 use crate::api::{Env, MESSAGE_BYTES_MAX, TxBudget, TxState};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
-use crate::requester::recovery::NewRequest;
+use crate::requester::recovery::{InflightWqe, NewRequest};
 use crate::requester::{Requester, SendStep, SendTurn};
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
@@ -98,14 +98,7 @@ impl Requester {
                     Fetched::Switched => return None,
                 },
             };
-            let step = match request.work {
-                _ if request.fail.is_some() => SendStep::Stop(TxState::Idle),
-                _ if !SELECTIVE && qp.id.qp_type == QpType::Ud => self.send_datagram(qp, &request, turn, env),
-                Work::Send | Work::Write => self.send_message::<SELECTIVE>(qp, &request, turn, env),
-                Work::Read => self.send_read(qp, &request, turn, env),
-                Work::Atomic => self.send_atomic(qp, &request, turn, env),
-                Work::Local => self.run_local(qp, &request, turn, env),
-            };
+            let step = self.send_request::<SELECTIVE>(qp, &request, turn, env);
             match step {
                 SendStep::Sent => self.on_request_sent(qp, request.work, env),
                 SendStep::Stop(state) => {
@@ -117,6 +110,25 @@ impl Requester {
             if qp.state == QpState::Err || qp.state == QpState::Sqe {
                 return Some(TxState::More);
             }
+        }
+    }
+
+    /// Sends what the limits allow of the next request.
+    #[inline(always)]
+    fn send_request<const SELECTIVE: bool>(
+        &mut self,
+        qp: &QpShared,
+        request: &InflightWqe,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> SendStep {
+        match request.work {
+            _ if request.fail.is_some() => SendStep::Stop(TxState::Idle),
+            _ if !SELECTIVE && qp.id.qp_type == QpType::Ud => self.send_datagram(qp, request, turn, env),
+            Work::Send | Work::Write => self.send_message::<SELECTIVE>(qp, request, turn, env),
+            Work::Read => self.send_read(qp, request, turn, env),
+            Work::Atomic => self.send_atomic(qp, request, turn, env),
+            Work::Local => self.run_local(qp, request, turn, env),
         }
     }
 
@@ -144,6 +156,7 @@ impl Requester {
         if !r.recovery.has_room() && !r.recovery.grow() {
             return Fetched::Full;
         }
+        debug_assert!(r.recovery.has_room(), "a work request that is taken has a place");
         let mut wqe = SendWqe::default();
         let (sq_index, is_well_formed) = match r.sq.fetch(&mut wqe, r.recovery.sge_places()) {
             Fetch::Taken(index) => (index, true),
@@ -185,6 +198,7 @@ impl Requester {
             Work::Atomic => 1,
             Work::Send | Work::Write | Work::Read => length.div_ceil(qp.mtu).max(1),
         };
+        debug_assert!(u64::from(length) <= MESSAGE_BYTES_MAX && (fail.is_none() || packets == 1));
         let new = NewRequest { wqe, work, opcode, sq_index, packets, length, fail };
         self.recovery.push(new);
     }

@@ -33,11 +33,9 @@ impl Responder {
         if let Some((psn, msn)) = self.ack_due
             && (self.sel.active
                 || self.oldest_pending().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next))))
+            && !self.push_due_ack(qp, (psn, msn), env)
         {
-            if !self.push_ack(qp, (psn, msn), Syndrome::ACK, env) {
-                return false;
-            }
-            self.ack_due = None;
+            return false;
         }
         while let Some(resource) = self.oldest_pending().copied() {
             let done = match resource.kind {
@@ -56,19 +54,32 @@ impl Responder {
             debug_assert!(self.pending > 0);
             self.pending = self.pending.saturating_sub(1);
         }
-        if let Some((psn, msn)) = self.ack_due {
-            if !self.push_ack(qp, (psn, msn), Syndrome::ACK, env) {
-                return false;
-            }
+        if let Some(due) = self.ack_due
+            && !self.push_due_ack(qp, due, env)
+        {
+            return false;
+        }
+        self.push_due_nak(qp, env)
+    }
+
+    /// Sends the pending acknowledgement. False if the batch is full.
+    #[inline(always)]
+    fn push_due_ack(&mut self, qp: &QpShared, due: (Psn, u32), env: &mut Env<'_>) -> bool {
+        let pushed = self.push_ack(qp, due, Syndrome::ACK, env);
+        if pushed {
             self.ack_due = None;
         }
-        if let Some((psn, syndrome)) = self.nak_due {
-            if !self.push_ack(qp, (psn, self.msn), syndrome, env) {
-                return false;
-            }
+        pushed
+    }
+
+    /// Sends the NAK that is pending, if one is. False if the batch is full.
+    fn push_due_nak(&mut self, qp: &QpShared, env: &mut Env<'_>) -> bool {
+        let Some((psn, syndrome)) = self.nak_due else { return true };
+        let pushed = self.push_ack(qp, (psn, self.msn), syndrome, env);
+        if pushed {
             self.nak_due = None;
         }
-        true
+        pushed
     }
 
     pub(crate) fn push_ack(

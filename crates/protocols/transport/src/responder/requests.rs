@@ -261,6 +261,7 @@ impl Responder {
 
     /// Notes a READ that was accepted.
     pub(crate) fn store_read(&mut self, qp: &QpShared, psn: Psn, reth: &Reth, packets: u32) {
+        debug_assert!(packets > 0 && u64::from(reth.len) <= u64::from(packets) * u64::from(qp.mtu));
         self.store(ResponderResource {
             psn,
             packets,

@@ -62,6 +62,7 @@ impl Responder {
         if let Some(window) = &mut self.window {
             (window.measured, window.silent) = (None, 0);
         }
+        debug_assert!(self.response_bytes == 0 && self.parked == 0);
     }
 
     /// The packets of a response that may be sent now, from `resource.next` on.

@@ -36,6 +36,7 @@ impl Recovery {
         bytes: &[u8],
     ) -> Result<(), Reason> {
         let sges = self.sges_of(request);
+        debug_assert!(offset as usize + bytes.len() <= request.length as usize, "bytes behind the end of a response");
         let keys = Keys { mem: memory.mem, pd: memory.pd, access: access::LOCAL_WRITE };
         SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes)
     }

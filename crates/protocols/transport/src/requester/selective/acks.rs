@@ -87,9 +87,9 @@ impl Requester {
     #[inline(never)]
     fn take_any_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, (aeth, saeth): (&Aeth, &Saeth), env: &mut Env<'_>) {
         let before = (self.recovery.una_psn(), self.sel.acked);
-        let news = self.take_ack(qp, pkt, (aeth, saeth), env);
+        let is_new = self.take_ack(qp, pkt, (aeth, saeth), env);
         if matches!(qp.state, QpState::Rts | QpState::Sqd) {
-            self.after_answer(qp, before, news, env);
+            self.after_answer(qp, before, is_new, env);
         }
     }
 
@@ -296,7 +296,7 @@ impl Requester {
         }
     }
 
-    /// Takes what has arrived behind the first missing packet. Returns whether that is news.
+    /// Takes what has arrived behind the first missing packet. Returns whether that was unknown.
     fn take_selective_bitmap(
         &mut self,
         qp: &QpShared,
@@ -336,7 +336,7 @@ impl Requester {
         arrived
     }
 
-    /// Packets were found to be lost: they are repeated, and congestion control is told once for each window of data.
+    /// Packets were found to be lost: they are repeated, with one signal to congestion control for each window of data.
     fn on_found(&mut self, found: LossesFound, env: &mut Env<'_>) {
         if found.packets > 0 {
             self.begin_repetition();
@@ -347,7 +347,7 @@ impl Requester {
         }
     }
 
-    /// Congestion control was told of a loss: what was sent until now is of the same window of data.
+    /// A loss was reported to congestion control: what was sent until now is of the same window of data.
     fn note_signal(&mut self) {
         let sent = self.recovery.sent_psn();
         self.recover = sent;
@@ -356,7 +356,7 @@ impl Requester {
         }
     }
 
-    /// The PSN before which losses belong to a window of data of which congestion control was told. One of long ago says
+    /// The PSN before which losses belong to a window of data whose loss was reported to congestion control. One of long ago says
     /// nothing: PSNs have come round since.
     fn recover_from(&self, base: Psn) -> Psn {
         let (recover, sent) = (self.recover, self.recovery.sent_psn());
@@ -410,7 +410,13 @@ impl Requester {
     }
 
     /// After each answer: requests that were acknowledged before end now; the window, the record and the timer follow.
-    pub(crate) fn after_answer(&mut self, qp: &mut QpShared, (una, acked): (Psn, Psn), news: bool, env: &mut Env<'_>) {
+    pub(crate) fn after_answer(
+        &mut self,
+        qp: &mut QpShared,
+        (una, acked): (Psn, Psn),
+        is_new: bool,
+        env: &mut Env<'_>,
+    ) {
         let before = self.recovery.una_psn();
         self.advance_acked(before);
         if before.is_before(self.sel.acked) && before != una {
@@ -427,7 +433,7 @@ impl Requester {
             self.end_recovery(env);
         }
         self.recount_covered(qp);
-        if news || self.recovery.una_psn() != una || self.sel.acked != acked {
+        if is_new || self.recovery.una_psn() != una || self.sel.acked != acked {
             self.stalled = false;
             (self.sel.probes, self.sel.backoff, self.sel.sent_since) = (0, 0, true);
             self.restart_ack_timer(qp, env.now);

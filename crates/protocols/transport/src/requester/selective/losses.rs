@@ -67,7 +67,7 @@ pub(crate) type PacketPsns = (Psn, u32);
 pub(crate) struct LossesFound {
     /// Packets that were not known to be lost.
     pub(crate) packets: u32,
-    /// One of them was sent after the last loss that congestion control was told of.
+    /// One of them was sent after the last loss that was reported to congestion control.
     pub(crate) is_signal: bool,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Losses {
     /// `latest` and `newest` when repetitions were last compared with them.
     compared: (Psn, u32),
     recover: Recover,
-    /// Congestion control was told of a loss.
+    /// A loss was reported to congestion control.
     is_reported: bool,
     /// The latest probe: PSN and transmission number of the packet, and its number among the repetitions.
     probe: Option<(LostPacket, u32)>,
@@ -231,7 +231,7 @@ impl Losses {
             self.needless += 1;
         }
     }
-    /// Whether congestion control was told of a loss, and nothing was lost: the first transmission of each packet that was
+    /// Whether a loss was reported to congestion control, and nothing was lost: the first transmission of each packet that was
     /// repeated has arrived. A probe may have taken the place of a lost packet, so that it is not known.
     pub(crate) fn was_needless(&self) -> bool {
         self.is_reported && self.repeated == self.needless && self.probe.is_none()
@@ -356,7 +356,7 @@ impl Losses {
             psn = hole.next();
         }
     }
-    /// Congestion control was told of a loss; `sent` is the first PSN that was never sent.
+    /// A loss was reported to congestion control; `sent` is the first PSN that was never sent.
     pub(crate) fn on_signal(&mut self, sent: Psn) {
         self.recover = Recover { psn: sent, order: self.repetitions };
         self.is_reported = true;
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn congestion_control_is_told_once_for_each_window_of_data() {
+    fn congestion_control_gets_one_signal_for_each_window_of_data() {
         let mut losses = losses_at(10);
         let find = |losses: &mut Losses, sent| {
             let found = losses.find(NOW, NONE, single);

@@ -16,6 +16,7 @@ use crate::requester::{Requester, SendTurn};
 use crate::sge_cursor::{Keys, SgeCursor};
 use burst_base::verbs::{QpState, WcStatus, send_flags};
 use burst_base::{Psn, Reason};
+use burst_span::Span;
 use burst_wire::selective::TRANSMISSION_MAX;
 use burst_wire::{Bth, HeadBuf, Opcode, Seth};
 
@@ -59,33 +60,19 @@ impl Requester {
     }
 }
 
-/// New packets.
-impl Requester {
-    /// Sends the next `count` middle packets, as far as they are contiguous in memory. False if there are none.
-    #[inline(never)]
-    pub(crate) fn send_selective_middles(
-        &mut self,
-        qp: &QpShared,
-        (request, cursor, count): (&InflightWqe, &mut SgeCursor, u32),
-        turn: &mut SendTurn<'_>,
-        env: &mut Env<'_>,
-    ) -> bool {
-        let keys = Keys { mem: env.mem, pd: qp.id.pd, access: 0 };
-        let Some(span) = cursor.run(keys, self.recovery.sges_of(request), qp.mtu, count) else {
-            return false;
-        };
-        let index = self.recovery.next_packet();
-        let head = selective_message_head(qp, request, index, qp.mtu, PacketMarks::default());
-        let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| set_selective_place(qp, request, index + k, head);
-        if !env.tx.push_run(&qp.flow, head.as_slice(), &span, qp.mtu as u16, place) {
-            return false;
-        }
-        let len = span.len() as u32;
-        self.since_ack_request = self.since_ack_request.saturating_add(len);
-        turn.budget.bytes -= u64::from(len);
-        self.count_sent(qp, turn, (len, len / qp.mtu), env);
-        true
-    }
+/// Pushes the middle packets from packet `first` of a SEND or WRITE on, whose payload is `span`. False if the batch has no room.
+#[inline(never)]
+pub(crate) fn push_selective_middles(
+    qp: &QpShared,
+    request: &InflightWqe,
+    first: u32,
+    span: &Span,
+    env: &mut Env<'_>,
+) -> bool {
+    debug_assert!(first > 0 && first < request.packets && span.len().is_multiple_of(qp.mtu as usize));
+    let head = selective_message_head(qp, request, first, qp.mtu, PacketMarks::default());
+    let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| set_selective_place(qp, request, first + k, head);
+    env.tx.push_run(&qp.flow, head.as_slice(), span, qp.mtu as u16, place)
 }
 
 /// Repetitions.

@@ -119,7 +119,7 @@ impl Requester {
         true
     }
 
-    /// How long to wait after a sign of life that is no progress.
+    /// How long to wait after an answer that is no progress.
     pub(crate) fn wait_again(&self, qp: &QpShared) -> Nanos {
         let has_probes = self.probes.steps != RESTING && !self.is_back();
         if has_probes { self.ack_wait(qp) } else { self.whole_wait(qp) }

@@ -3,7 +3,7 @@
 //! The first packet of a WRITE has an RETH, the others have none. Trains of ports (GSO) end where the length of packets
 //! changes, so each message of a few packets would be two packets of the kernel, whatever else there is to send. As WRITE Only
 //! packets, each with an RETH of its own, all packets of many messages have one length and share trains. The peer's memory gets
-//! the same bytes in the same order, and nobody there is told of a WRITE. (With immediate data somebody is, and of its length.)
+//! the same bytes in the same order, and no completion there reports a WRITE. (With immediate data one does, and its length.)
 //!
 //! Each such packet counts as a message in the peer's MSN (IBA 9.7.7.1), on which credits are built, and therefore in SSNs
 //! ([`crate::requester::Requester::extra_messages`]).

@@ -3,7 +3,8 @@
 //! An acknowledgement is made when it leaves, so it holds everything that has arrived until then: the cumulative PSN, and while
 //! anything is missing a bitmap of what has arrived behind it.
 //!
-//! Host pressure is that of the port's receive buffers, for all queue pairs alike; losses there are told to each of them once.
+//! Host pressure is that of the port's receive buffers, for all queue pairs alike; losses there are reported to each of them
+//! once.
 
 use crate::ack_report::pressure_now;
 use crate::api::Env;
@@ -59,9 +60,9 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> bool {
         let expected = self.expected;
-        let tells = matches!(syndrome, Syndrome::Ack { .. }) || psn == expected;
+        let has_bitmap = matches!(syndrome, Syndrome::Ack { .. }) || psn == expected;
         let (mut words, mut bytes) = ([0; BITMAP_WORDS_MAX], [0; BITMAP_WORDS_MAX * 8]);
-        let early = self.sel.early.as_ref().filter(|_| tells);
+        let early = self.sel.early.as_ref().filter(|_| has_bitmap);
         let count = early.map_or(0, |early| early.bitmap(expected, &mut words));
         let len = AckBitmap::emit(&words[..count], &mut bytes);
         let head = self.selective_ack_head(qp, (psn, syndrome), (pressure, count as u8), env.now);

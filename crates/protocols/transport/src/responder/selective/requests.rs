@@ -548,8 +548,8 @@ impl Responder {
     }
 }
 
-/// Whether the program does not care in which order the bytes of this range appear until it is told of them. A window does
-/// not say so, and keeps the order.
+/// True if the bytes of this range may appear in any order until the completion: its region has relaxed ordering. A memory window
+/// has no such flag, and keeps the order.
 fn is_relaxed(qp: &QpShared, range: RemoteRange, env: &Env<'_>) -> bool {
     let RemoteRange { addr, len, rkey } = range;
     let relaxed = access::REMOTE_WRITE | access::RELAXED_ORDERING;
@@ -612,6 +612,13 @@ impl Responder {
             self.message = Some(InboundMessage { kind, addr, rkey, length: UNANNOUNCED, received });
             return self.count_committed(packets, false);
         }
+        self.commit_end(qp, kind, early, env)
+    }
+
+    /// Executes the end of an early message whose turn it is.
+    fn commit_end(&mut self, qp: &QpShared, kind: OpKind, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
+        let psn = self.expected;
+        debug_assert!(matches!(kind, OpKind::Send | OpKind::Write));
         if let Some(tail) = early.take_tail(psn) {
             self.write_uncovered(qp, Some(early), (psn, tail.range, tail.bytes()), env)?;
         }

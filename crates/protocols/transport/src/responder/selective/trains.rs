@@ -74,9 +74,7 @@ impl Responder {
     ) -> usize {
         let Ok(bth) = Bth::parse(train.bytes) else { return 0 };
         let distance = bth.psn.diff(self.expected);
-        let is_early = (1..WINDOW_PSNS as i32).contains(&distance);
-        let is_strict = env.fx.records().is_some_and(|pool| pool.is_strict());
-        if !is_early || is_strict || !self.sel.active || !self.accepts_selective || !self.receives_middles(qp) {
+        if !self.takes_early_trains(qp, distance, env) {
             return 0;
         }
         let Some(Ok(first)) = train.bytes.get(..train.stride - ICRC_LEN).map(Packet::parse) else { return 0 };
@@ -108,6 +106,13 @@ impl Responder {
         debug_assert!(early.is_consistent(self.expected), "the record disagrees with its set");
         self.keep_or_give(early, env);
         placed
+    }
+
+    /// Whether packets of a train at this distance from ePSN may be placed together.
+    fn takes_early_trains(&self, qp: &QpShared, distance: i32, env: &mut Env<'_>) -> bool {
+        let is_early = (1..WINDOW_PSNS as i32).contains(&distance);
+        let is_strict = env.fx.records().is_some_and(|pool| pool.is_strict());
+        is_early && !is_strict && self.sel.active && self.accepts_selective && self.receives_middles(qp)
     }
 
     /// Puts the payload of the first packets, at most `count`, into the receive of their message. Returns how many.
