@@ -6,6 +6,7 @@
 //! acknowledgement that was overtaken and says nothing, no difference is larger than [`PACKETS_MAX`], and no more packets were
 //! marked than arrived. A peer that lies changes the limits of what is sent to its own address.
 
+use crate::api::Env;
 use crate::psn_bits::WINDOW_PSNS;
 use burst_base::Nanos;
 use burst_wire::Saeth;
@@ -17,6 +18,7 @@ const PACKETS_MAX: u16 = 2 * WINDOW_PSNS as u16;
 const UNREPORTED_MAX: u16 = 1024;
 /// A difference from here on is a counter that has gone back.
 const BACK: u16 = 1 << 15;
+
 const _: () = assert!(2 * WINDOW_PSNS < BACK as u32);
 
 /// What one acknowledgement, or several handled together, say of the path.
@@ -72,6 +74,17 @@ impl EchoedCounts {
         *self = EchoedCounts { packets: saeth.received_packets, ce_packets: saeth.congested_packets };
         AckReport { packets: packets.into(), ce_packets: ce_packets.into(), ..report }
     }
+}
+
+/// The highest level of host pressure without losses, and host pressure with losses.
+const PRESSURE_LEVEL_MAX: u8 = 2;
+const PRESSURE_LOST: u8 = 3;
+
+/// Host pressure that an acknowledgement reports, and the losses that it has reported then: those after `lost_seen` are new.
+pub(crate) fn pressure_now(lost_seen: Option<u32>, env: &Env<'_>) -> (u8, u32) {
+    let host = env.fx.host_pressure();
+    let has_lost = lost_seen.is_some_and(|seen| seen != host.lost);
+    (if has_lost { PRESSURE_LOST } else { host.level.min(PRESSURE_LEVEL_MAX) }, host.lost)
 }
 
 #[cfg(test)]

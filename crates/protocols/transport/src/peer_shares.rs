@@ -5,11 +5,11 @@
 //! switches share their buffers): one peer has at most half of them, n peers have n/(n+1) together, and some are left for the
 //! next. The same holds for the bytes by which records grow.
 //!
-//! Peers are told apart by address. Addresses of one IPv6 network (/64) count as one peer, because one host may use them all;
+//! Peers are distinguished by address. Addresses of one IPv6 network (/64) count as one peer, because one host may use them all;
 //! link-local ones do not, because all hosts of a link have the same network.
 
 use burst_base::heap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Kinds of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,7 @@ pub(crate) enum RecordKind {
     Receives,
     Losses,
 }
+
 const KINDS: usize = 3;
 
 /// What one peer has.
@@ -92,6 +93,9 @@ impl PeerShares {
         }
     }
 }
+
+/// The peer of a record that was never lent.
+pub(crate) const NO_PEER: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 #[cfg(test)]
 mod tests {

@@ -9,6 +9,7 @@ use burst_base::Psn;
 pub const WINDOW_PSNS: u32 = 2048;
 const WORD: u32 = u64::BITS;
 const WORDS: usize = (WINDOW_PSNS / WORD) as usize;
+
 const _: () = assert!(burst_base::num::PSN_MODULUS.is_multiple_of(WINDOW_PSNS) && WINDOW_PSNS.is_power_of_two());
 
 /// The set.

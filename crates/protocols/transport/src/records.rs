@@ -5,27 +5,22 @@
 //! ([`crate::peer_shares`]). A queue pair that gets none, because of a limit or because the system gives no memory, goes back to
 //! the first missing packet, which needs no record.
 
-use crate::arrivals::Arrivals;
-use crate::early_receives::EarlyReceives;
-use crate::losses::Losses;
-use crate::packet_store::{PacketStore, StoredPacket};
 use crate::peer_shares::{PeerShares, RecordKind};
+use crate::requester::selective::losses::Losses;
+use crate::responder::early_receives::EarlyReceives;
+use crate::responder::selective::arrivals::Arrivals;
+use crate::responder::selective::packet_store::{PacketStore, StoredPacket};
 use burst_base::heap::OutOfMemory;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 /// Records of each kind that a worker makes at most. One has 17 KiB (arrivals), 6 KiB (receives) or 25 KiB (losses), and keeps
 /// what it has grown by.
 pub const RECORDS_MAX: usize = 256;
-
 /// Bytes by which all records of a worker may grow together. One of the largest, for a thousand small messages behind a gap, has
 /// grown by 190 KiB (arrivals) or 110 KiB (receives).
 const GROWTH_MAX: usize = 8 << 20;
-
 /// Early packets that a worker keeps at most with strict placement: 4 MiB.
 pub const PACKETS_MAX: usize = 1024;
-
-/// The peer of a record that was never lent.
-pub(crate) const NO_PEER: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// A record that knows the peer for whose packets it is used.
 pub(crate) trait Lent {
@@ -189,6 +184,7 @@ impl RecordPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
 
     fn peer(number: u32) -> IpAddr {
         Ipv4Addr::from_bits(0x0a00_0001 + number).into()
@@ -237,13 +233,13 @@ mod tests {
 
     #[test]
     fn records_have_the_size_that_the_limit_is_chosen_for() {
-        use crate::arrivals::{OPS_FIRST, RUNS_FIRST, TAILS_FIRST};
+        use crate::responder::selective::arrivals::{OPS_FIRST, RUNS_FIRST, TAILS_FIRST};
         assert!(size_of::<Arrivals>() < 512 && RUNS_FIRST * 40 + TAILS_FIRST * 96 + OPS_FIRST * 64 + 4096 < 18 << 10);
     }
 
     #[test]
     fn records_grow_within_the_limit_of_the_pool_and_no_further() {
-        use crate::arrivals::{ENTRIES_MAX, HeldWork, RemoteRange};
+        use crate::responder::selective::arrivals::{ENTRIES_MAX, HeldWork, RemoteRange};
         use burst_base::{Psn, Rkey};
         let mut pool = RecordPool::new(RECORDS_MAX);
         let mut grown = Vec::new();

@@ -1,39 +1,70 @@
 //! The sending half of a queue pair: takes work requests from the send queue and applies the limits on sending.
 //!
 //! A work request is copied out of the shared queue once, checked, and given to [`Recovery`], which knows the packet that comes
-//! next. `send` makes the packets. After a loss the same requests pass again through the same code.
+//! next. `messages` makes the packets. After a loss the same requests pass again through the same code.
 //!
-//! A packet leaves only if all limits allow it ([`Qp::gate`], [`Qp::must_wait_for_reads`]): budget and batch of the turn, window,
-//! PSN distance, end-to-end credits (IBA 9.7.7.2), fence (10.8.3.3), outstanding READs and ATOMICs (9.4.4).
+//! A packet leaves only if all limits allow it ([`Requester::gate`], [`Requester::must_wait_for_reads`]): budget and batch of the
+//! turn, window, PSN distance, end-to-end credits (IBA 9.7.7.2), fence (10.8.3.3), outstanding READs and ATOMICs (9.4.4).
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `messages`, `heads` | packets of work requests; their heads |
+//! | `recovery`, `inflight_ring` | the requests in flight, and repetition after a loss; their rings |
+//! | `completions` | completions, errors, flushing, draining |
+//! | `standard` | the standard family: acknowledgements and time-outs, go-back-N, probes, split WRITEs |
+//! | `selective` | the selective repeat family: acknowledgements, lost packets, repetitions |
+//! | `family` | when the family changes |
+//! | `early_responses`, `read_ahead` | READ responses that arrived behind a gap |
+//! | `trains` | READ responses of a train, many at a time |
+//! | `read_acks` | acknowledgements of READ responses |
+//! | `probe_state` | what the next progress and the next turn are looked at for |
+//! | `check` | what must hold between two calls |
 
-use crate::api::{
-    ACK_BACKOFF_MAX, ACK_TIMEOUT_MIN, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, PSN_DISTANCE_MAX,
-    TxBudget, TxState,
-};
-use crate::head::Work;
-use crate::qp::Qp;
-use crate::recovery::{InflightWqe, NewRequest, Recovery};
-use crate::selective::SelectiveRequester;
-use crate::watch::BACK;
+pub(crate) mod check;
+pub(crate) mod completions;
+pub(crate) mod early_responses;
+pub(crate) mod heads;
+pub(crate) mod inflight_ring;
+pub(crate) mod messages;
+pub(crate) mod probe_state;
+pub(crate) mod read_acks;
+pub(crate) mod read_ahead;
+pub(crate) mod recovery;
+pub(crate) mod selective;
+pub(crate) mod standard;
+pub(crate) mod trains;
+pub(crate) mod turns;
+
+use crate::api::{ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, PSN_DISTANCE_MAX, TxBudget, TxState};
+use crate::qp_shared::QpShared;
+use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, ProbeState, WAITS_PER_TIMEOUT};
+use crate::requester::read_acks::ReadAckSender;
+use crate::requester::recovery::{InflightWqe, Recovery};
+use crate::requester::selective::{MeasuredPacket, SelectiveRequester};
 use burst_base::heap::OutOfMemory;
-use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
-use burst_base::{Nanos, Psn, Reason, RtoMode};
-use burst_shm::Fetch;
-use burst_shm::layout::{SGE_MAX, SendWqe};
-use burst_wire::aeth::ack_timeout;
-
-const BAD_REQUEST: (WcStatus, Reason) = (WcStatus::LocQpOpErr, Reason::LocalOperation);
-const TOO_LONG: (WcStatus, Reason) = (WcStatus::LocLenErr, Reason::LocalLength);
-/// Operation, opcode and bytes of a checked work request.
-type CheckedRequest = (Work, WrOpcode, u32);
+use burst_base::verbs::send_flags;
+use burst_base::{Nanos, Psn, RtoMode};
+use burst_shm::layout::SGE_MAX;
+use burst_shm::sq::SqConsumer;
 
 /// No limit by credits.
 pub(crate) const NO_LIMIT: u32 = u32::MAX;
 
 /// State of the sending half.
-// In the order of use: see `hot`.
+// In the order of use: see `qp::prefetch`.
 #[repr(C)]
 pub(crate) struct Requester {
+    /// Acknowledgements of READ responses.
+    pub(crate) read_acks: Option<Box<ReadAckSender>>,
+    /// The wait for progress, and probes.
+    pub(crate) probes: ProbeState,
+    /// Selective repeat: losses of packets before this PSN were reported to congestion control (RFC 6582's `recover`), if it lies
+    /// between the first missing PSN and the first that was never sent.
+    pub(crate) recover: Psn,
+    /// SQD: the drained event has been raised.
+    pub(crate) drained: bool,
+    /// The send queue's indices are impossible: it is not read any more.
+    pub(crate) corrupt: bool,
     pub(crate) back_limit: u64,
     /// The selective repeat family.
     pub(crate) sel: SelectiveRequester,
@@ -41,17 +72,17 @@ pub(crate) struct Requester {
     pub(crate) rnr_deadline: Nanos,
     pub(crate) retry_left: u8,
     pub(crate) rnr_left: u8,
-    /// What the next progress must be looked at for, as bits ([`crate::watch`]). One of them: after going back, until there is
-    /// progress, at most `back_limit` bytes are in flight.
+    /// What the next progress must be looked at for, as bits ([`crate::requester::probe_state`]). One of them: after going back,
+    /// until there is progress, at most `back_limit` bytes are in flight.
     pub(crate) watched: u8,
-    /// Time-outs since the last progress, as far as they count ([`Qp::ack_wait`]).
+    /// Time-outs since the last progress, as far as they count ([`Requester::ack_wait`]).
     pub(crate) timeouts: u8,
     /// Nothing may be sent until an answer comes or the window opens.
     pub(crate) stalled: bool,
     /// There may be something to send beside the requests in flight: a doorbell rang, so that the send queue may hold work
     /// requests, or a part of a READ is to be requested again.
     pub(crate) sq_active: bool,
-    /// What the next turn does first, as bits ([`crate::watch`]).
+    /// What the next turn does first, as bits ([`crate::requester::probe_state`]).
     pub(crate) turn_due: u8,
     /// Selective repeat: each acknowledgement is reported to congestion control, and each turn is measured.
     pub(crate) reports_each: bool,
@@ -62,8 +93,9 @@ pub(crate) struct Requester {
     pub(crate) since_ack_request: u32,
     /// Last SSN that the peer's credits allow, which has 24 bits (IBA 9.7.7.2.5), or [`NO_LIMIT`]: it has given none.
     pub(crate) credit_limit: u32,
-    /// Messages on the wire beyond one for each request sent so far ([`crate::split_writes`]).
+    /// Messages on the wire beyond one for each request sent so far ([`crate::requester::standard::split_writes`]).
     pub(crate) extra_messages: u32,
+    pub(crate) sq: SqConsumer,
 }
 
 /// Result of sending from one request.
@@ -74,25 +106,19 @@ pub(crate) enum SendStep {
     Stop(TxState),
 }
 
-/// Result of taking a work request from the send queue.
-enum Fetched {
-    Request,
-    /// The queue is empty, or must not be read.
-    Nothing,
-    /// There is no room for another request in flight, or those in flight must end before the family of packets changes.
-    Full,
-    /// The next request is of the other family.
-    Switched,
-}
-
 /// State of one turn of sending.
 pub(crate) struct SendTurn<'b> {
     pub(crate) budget: &'b mut TxBudget,
 }
 
 impl Requester {
-    pub(crate) fn new(rto: RtoMode) -> Self {
+    pub(crate) fn new(rto: RtoMode, sq: SqConsumer) -> Self {
         Requester {
+            read_acks: None,
+            probes: ProbeState::new(),
+            recover: Psn::new(0),
+            drained: false,
+            corrupt: false,
             recovery: Recovery::new(),
             retired: 0,
             credit_limit: NO_LIMIT,
@@ -110,7 +136,24 @@ impl Requester {
             sq_active: false,
             reports_each: true,
             sel: SelectiveRequester::new(rto),
+            sq,
         }
+    }
+
+    /// Removes all requests without completions (the queue pair goes to RESET).
+    pub(crate) fn reset(&mut self) {
+        self.sq.discard_all();
+        self.retired = self.sq.taken();
+        (self.recovery, self.probes) = (Recovery::new(), ProbeState::new());
+        (self.credit_limit, self.extra_messages, self.since_ack_request) = (NO_LIMIT, 0, 0);
+        (self.retry_left, self.rnr_left, self.timeouts, self.back_limit) = (0, 0, 0, 0);
+        (self.ack_deadline, self.rnr_deadline) = (Nanos::NEVER, Nanos::NEVER);
+        (self.stalled, self.sq_active, self.reports_each) = (false, false, true);
+        (self.drained, self.corrupt) = (false, false);
+        let window = self.sel.window;
+        self.sel = SelectiveRequester { window, ..SelectiveRequester::new(self.sel.rtt.mode()) };
+        self.set_family(false);
+        self.forget_read_acks();
     }
 
     /// Reserves memory for the first request in flight, and fixes how many there may be (the queue pair leaves RESET).
@@ -158,230 +201,38 @@ impl Requester {
     }
 }
 
-impl Qp {
-    /// Whether requests could be sent now.
-    #[inline]
-    pub(crate) fn wants_requests(&self) -> bool {
-        let r = &self.req;
-        let waits = r.rnr_deadline != Nanos::NEVER || r.stalled;
-        match self.state {
-            QpState::Rts => !waits && (r.recovery.has_next() || r.sq_active),
-            QpState::Sqd => !waits && self.wants_requests_draining(),
-            _ => false,
-        }
-    }
-
-    /// The same in SQD.
-    #[cold]
-    #[inline(never)]
-    fn wants_requests_draining(&self) -> bool {
-        let r = &self.req;
-        r.recovery.has_next() || r.recovery.wants_repair() || r.sel.wants_repair() || r.turn_due != 0
-    }
-
-    /// Bytes that the next packet puts in flight. With less room in the window nothing is sent, unless nothing is in flight.
-    pub fn next_bytes(&self) -> u64 {
-        if self.req.sel.active && self.req.sel.wants_repair() {
-            return self.mtu.into();
-        }
-        let Some(request) = self.req.recovery.next() else { return 0 };
-        u64::from(match request.work {
-            Work::Read => self.read_piece(request).1,
-            _ => (request.length - self.req.recovery.next_packet() * self.mtu).min(self.mtu),
-        })
-    }
-
-    /// Sends requests until a limit stops it.
-    pub(crate) fn poll_requests(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
-        if self.req.rnr_deadline != Nanos::NEVER {
-            return TxState::Timer;
-        }
-        if self.req.turn_due != 0
-            && let Some(state) = self.begin_turn(budget, env)
-        {
-            return state;
-        }
-        let mut turn = SendTurn { budget };
-        if self.req.recovery.wants_repair() && !self.send_repairs(&mut turn, env) {
-            return TxState::More;
-        }
-        loop {
-            let stopped = match self.req.sel.active {
-                false => self.send_requests::<false>(&mut turn, env),
-                // Turns in which only answers leave are many: they need not look further.
-                true if !self.has_selective_requests() => return TxState::Idle,
-                true => self.send_selective_requests(&mut turn, env),
-            };
-            if let Some(state) = stopped {
-                return state;
-            }
-        }
-    }
-
-    /// Sends requests of the selective repeat family or of the standard one until a limit stops it; `None` if the next request is
-    /// of the other family. Each family has its own copy of the code, so that nothing is decided per request.
-    #[inline(always)]
-    pub(crate) fn send_requests<const SELECTIVE: bool>(
-        &mut self,
-        turn: &mut SendTurn<'_>,
-        env: &mut Env<'_>,
-    ) -> Option<TxState> {
-        debug_assert_eq!(self.req.sel.active, SELECTIVE);
-        loop {
-            let request = match self.req.recovery.next() {
-                Some(request) => *request,
-                None => match self.fetch(env) {
-                    Fetched::Request => continue,
-                    Fetched::Nothing => return Some(TxState::Idle),
-                    Fetched::Full => {
-                        self.req.stalled = true;
-                        return Some(TxState::Idle);
-                    }
-                    Fetched::Switched => return None,
-                },
-            };
-            let step = match request.work {
-                _ if request.fail.is_some() => SendStep::Stop(TxState::Idle),
-                _ if !SELECTIVE && self.id.qp_type == QpType::Ud => self.send_datagram(&request, turn, env),
-                Work::Send | Work::Write => self.send_message::<SELECTIVE>(&request, turn, env),
-                Work::Read => self.send_read(&request, turn, env),
-                Work::Atomic => self.send_atomic(&request, turn, env),
-                Work::Local => self.run_local(&request, turn, env),
-            };
-            match step {
-                SendStep::Sent => self.on_request_sent(request.work, env),
-                SendStep::Stop(state) => {
-                    self.req.stalled = matches!(state, TxState::Idle | TxState::Window);
-                    self.end_failed_oldest(env);
-                    return Some(state);
-                }
-            }
-            if self.state == QpState::Err || self.state == QpState::Sqe {
-                return Some(TxState::More);
-            }
-        }
-    }
-
-    /// All of a request was sent. Requests of UC and UD end here, because no acknowledgement comes for them.
-    fn on_request_sent(&mut self, work: Work, env: &mut Env<'_>) {
-        self.req.recovery.on_request_sent();
-        if !self.id.qp_type.is_reliable() {
-            self.retire_oldest(env);
-            self.check_drained(env);
-        } else if work == Work::Local {
-            self.retire_local(env);
-        }
-    }
-
-    /// Takes the next work request from the shared queue, checks it, and puts it in flight.
-    #[inline(always)]
-    fn fetch(&mut self, env: &mut Env<'_>) -> Fetched {
-        if self.state != QpState::Rts || !self.req.sq_active {
-            return Fetched::Nothing;
-        }
-        if self.req.sel.switch_due {
-            return if self.switch_family(env) { Fetched::Switched } else { Fetched::Full };
-        }
-        let r = &mut self.req;
-        if !r.recovery.has_room() && !r.recovery.grow() {
-            return Fetched::Full;
-        }
-        let mut wqe = SendWqe::default();
-        let (sq_index, is_well_formed) = match self.sq.fetch(&mut wqe, r.recovery.sge_places()) {
-            Fetch::Taken(index) => (index, true),
-            Fetch::Malformed(index) => (index, false),
-            Fetch::Empty => {
-                r.sq_active = !self.sq.try_idle();
-                return Fetched::Nothing;
-            }
-            Fetch::Corrupt => {
-                env.fx.count(Reason::QueueCorrupt);
-                self.enter_fatal(env);
-                return Fetched::Nothing;
-            }
-        };
-        let checked = if is_well_formed { self.check_wqe(&wqe) } else { Err(BAD_REQUEST) };
-        self.put_in_flight(&mut wqe, sq_index, checked);
-        Fetched::Request
-    }
-
-    #[inline(always)]
-    fn put_in_flight(&mut self, wqe: &mut SendWqe, sq_index: u32, checked: Result<CheckedRequest, (WcStatus, Reason)>) {
-        let has_entries = checked.is_ok() && wqe.flags & send_flags::INLINE as u16 == 0;
-        wqe.num_sge = if has_entries { wqe.num_sge } else { 0 };
-        let (work, opcode, length, fail) = match checked {
-            Ok((work, opcode, length)) => (work, opcode, length, None),
-            Err(fail) => {
-                let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).unwrap_or(WrOpcode::Send);
-                (Work::Send, opcode, 0, Some(fail))
-            }
-        };
-        let packets = match work {
-            Work::Local => 0,
-            Work::Atomic => 1,
-            Work::Send | Work::Write | Work::Read => length.div_ceil(self.mtu).max(1),
-        };
-        let new = NewRequest { wqe, work, opcode, sq_index, packets, length, fail };
-        self.req.recovery.push(new);
-    }
-
-    /// Checks a copied work request, and returns its operation and its bytes (IBA 10.8.2, 11.4.1.1).
-    #[inline(always)]
-    fn check_wqe(&self, wqe: &SendWqe) -> Result<CheckedRequest, (WcStatus, Reason)> {
-        let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).ok_or(BAD_REQUEST)?;
-        let work = Work::of(opcode);
-        if !work.is_carried_by(self.id.qp_type, opcode) {
-            return Err(BAD_REQUEST);
-        }
-        let length = if wqe.flags & send_flags::INLINE as u16 != 0 {
-            if work.has_response() || wqe.length > self.sq.spec().max_inline() {
-                return Err(BAD_REQUEST);
-            }
-            u64::from(wqe.length)
-        } else {
-            if u32::from(wqe.num_sge) > self.sq.spec().max_sge() {
-                return Err(BAD_REQUEST);
-            }
-            self.req.recovery.sges_written(wqe.num_sge).iter().map(|sge| u64::from(sge.length)).sum()
-        };
-        if work == Work::Local {
-            return if length == 0 { Ok((work, opcode, 0)) } else { Err(BAD_REQUEST) };
-        }
-        let max = if self.id.qp_type == QpType::Ud { u64::from(self.mtu) } else { MESSAGE_BYTES_MAX };
-        if length > max || (work == Work::Atomic && length != 8) {
-            return Err(TOO_LONG);
-        }
-        if work.has_response() && self.attr.max_rd_atomic == 0 {
-            return Err(BAD_REQUEST);
-        }
-        Ok((work, opcode, length as u32))
-    }
-
+impl Requester {
     /// Why a packet that puts `len` bytes in flight may not be sent now; `None` if it may.
-    pub(crate) fn gate(&self, request: &InflightWqe, len: u32, turn: &SendTurn<'_>, env: &Env<'_>) -> Option<TxState> {
+    pub(crate) fn gate(
+        &self,
+        qp: &QpShared,
+        (request, len): (&InflightWqe, u32),
+        turn: &SendTurn<'_>,
+        env: &Env<'_>,
+    ) -> Option<TxState> {
         if turn.budget.wqes == 0 || turn.budget.bytes == 0 || !env.tx.has_room() {
             return Some(TxState::More);
         }
-        if !self.id.qp_type.is_reliable() {
+        if !qp.id.qp_type.is_reliable() {
             return None;
         }
         let window = turn.budget.window_bytes;
-        if u64::from(len) > window && (window == 0 || self.req.recovery.is_outstanding()) {
+        if u64::from(len) > window && (window == 0 || self.recovery.is_outstanding()) {
             return Some(TxState::Window);
         }
-        if self.is_credit_limited(request) && self.req.recovery.is_outstanding() {
+        if self.is_credit_limited(request) && self.recovery.is_outstanding() {
             return Some(TxState::Idle);
         }
-        if self.req.is_back() && self.is_back_limited(len.into()) && self.req.recovery.is_outstanding() {
+        if self.is_back() && self.is_back_limited(qp, len.into()) && self.recovery.is_outstanding() {
             return Some(TxState::Idle);
         }
-        if self.req.recovery.psn_distance() < self.req.sel.distance_max {
+        if self.recovery.psn_distance() < self.sel.distance_max {
             return None;
         }
         self.far_gate()
     }
 
-    /// The last check of [`Qp::gate`], when there is not certainly room for another PSN.
+    /// The last check of [`Requester::gate`], when there is not certainly room for another PSN.
     #[cold]
     #[inline(never)]
     fn far_gate(&self) -> Option<TxState> {
@@ -392,51 +243,112 @@ impl Qp {
     /// count that the peer has not acknowledged; READs in front of them may wait for their responses for longer.
     #[cold]
     pub(crate) fn is_too_far(&self, psns: u32) -> bool {
-        let recovery = &self.req.recovery;
-        let acked = if self.req.sel.active { self.req.sel.acked } else { recovery.una_psn() };
+        let recovery = &self.recovery;
+        let acked = if self.sel.active { self.sel.acked } else { recovery.una_psn() };
         let distance = recovery.next_packet_psn().diff(acked).max(0) + psns as i32;
-        distance > self.req.sel.distance_max || recovery.psn_distance() >= PSN_DISTANCE_MAX
+        distance > self.sel.distance_max || recovery.psn_distance() >= PSN_DISTANCE_MAX
     }
 
     /// Whether `bytes` more in flight are too many after going back.
-    pub(crate) fn is_back_limited(&self, bytes: u64) -> bool {
-        self.req.is_back() && self.req.recovery.inflight_bytes(self.mtu) + bytes > self.req.back_limit
+    pub(crate) fn is_back_limited(&self, qp: &QpShared, bytes: u64) -> bool {
+        self.is_back() && self.recovery.inflight_bytes(qp.mtu) + bytes > self.back_limit
     }
 
     /// Whether the peer's credits show no receive for this message. Then one packet at a time may be sent as a probe.
     pub(crate) fn is_credit_limited(&self, request: &InflightWqe) -> bool {
-        self.req.credit_limit != NO_LIMIT
+        self.credit_limit != NO_LIMIT
             && request.takes_credit()
-            && Psn::new(request.ssn.wrapping_add(self.req.extra_messages)).is_after(Psn::new(self.req.credit_limit))
+            && Psn::new(request.ssn.wrapping_add(self.extra_messages)).is_after(Psn::new(self.credit_limit))
     }
 
     /// Whether the request must wait for outstanding READs and ATOMICs: because of its fence, or of their limit.
-    pub(crate) fn must_wait_for_reads(&self, request: &InflightWqe) -> bool {
-        let is_fenced = request.wqe.flags & send_flags::FENCE as u16 != 0 && self.req.recovery.next_packet() == 0;
+    pub(crate) fn must_wait_for_reads(&self, qp: &QpShared, request: &InflightWqe) -> bool {
+        let is_fenced = request.wqe.flags & send_flags::FENCE as u16 != 0 && self.recovery.next_packet() == 0;
         if !is_fenced && !request.work.has_response() {
             return false;
         }
-        let outstanding = self.req.recovery.reads_outstanding(self.mtu);
+        let outstanding = self.recovery.reads_outstanding(qp.mtu);
         // SQD may have set the limit to 0. Requests that were begun before go on, one at a time; new ones are refused.
         is_fenced && outstanding > 0
-            || request.work.has_response() && outstanding >= u32::from(self.attr.max_rd_atomic.max(1))
+            || request.work.has_response() && outstanding >= u32::from(qp.attr.max_rd_atomic.max(1))
     }
 
     /// How long to wait for progress now: longer after time-outs without any.
     #[inline]
-    pub(crate) fn ack_wait(&self) -> Nanos {
-        if self.req.timeouts == 0 { self.answer_wait } else { self.longer_wait() }
+    pub(crate) fn ack_wait(&self, qp: &QpShared) -> Nanos {
+        if self.timeouts == 0 { qp.answer_wait } else { self.longer_wait(qp) }
     }
 
     #[cold]
     #[inline(never)]
-    fn longer_wait(&self) -> Nanos {
-        let timeout = self.ack_timeout();
-        Nanos(timeout.0.saturating_mul(1 << self.req.timeouts)).min(timeout.max(ACK_BACKOFF_MAX))
+    fn longer_wait(&self, qp: &QpShared) -> Nanos {
+        let timeout = qp.ack_timeout();
+        Nanos(timeout.0.saturating_mul(1 << self.timeouts)).min(timeout.max(ACK_BACKOFF_MAX))
     }
 
-    /// The local ACK timeout.
-    pub(crate) fn ack_timeout(&self) -> Nanos {
-        ack_timeout(self.attr.timeout).max(ACK_TIMEOUT_MIN)
+    /// Requests are of the selective repeat family from now on, or of the standard one.
+    pub(crate) fn set_family(&mut self, selective: bool) {
+        self.sel.active = selective;
+        self.sel.switch_due = selective != (self.sel.window > 0);
+        self.limit_distance();
+        self.stop_watching();
+    }
+
+    /// How many PSNs may be in flight follows the family and the peer's window.
+    pub(crate) fn limit_distance(&mut self) {
+        let window = self.sel.window.clamp(1, PSN_DISTANCE_MAX as u32) as i32;
+        self.sel.distance_max = if self.sel.active { window } else { PSN_DISTANCE_MAX };
+    }
+
+    /// After going back less than the window is sent, or as much as may be again.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn set_back(&mut self, is_back: bool) {
+        self.back_limit = 0;
+        self.stop_watching();
+        if is_back {
+            (self.watched, self.turn_due) = (BACK, BEGIN_BACK);
+        }
+    }
+
+    /// Packets are sent again: what was to be measured is not. A later packet is.
+    pub(crate) fn forget_measurement(&mut self) {
+        if !self.sel.active {
+            self.sel.measured = None;
+            self.watched = self.watched & BACK | MEASURE_DUE;
+        }
+    }
+
+    /// Nothing is watched and nothing is due: the family changes, or the queue pair ends.
+    pub(crate) fn stop_watching(&mut self) {
+        (self.watched, self.turn_due) = (if self.sel.active { 0 } else { MEASURE_DUE }, 0);
+    }
+
+    /// Packets from `first` on were sent for the first time, and a measurement is due.
+    fn measure_from(&mut self, first: Psn, now: Nanos) {
+        self.sel.measured = Some(MeasuredPacket::new(first.next(), now, first.next()));
+        self.watched = MEASURING;
+    }
+
+    /// The requests in flight are of the family that is to be used, or the queue pair ends.
+    pub(crate) fn stop_selective(&mut self) {
+        let sel = &mut self.sel;
+        (sel.deadline, sel.covered_bytes, sel.measured) = (Nanos::NEVER, 0, None);
+        (sel.probe_due, sel.answer_due, sel.probes, sel.backoff, sel.sent_since) = (false, false, 0, 0, true);
+    }
+
+    /// Something is to be sent again.
+    pub(crate) fn begin_repetition(&mut self) {
+        self.stalled = false;
+        self.sq_active = true;
+    }
+
+    /// The wait that progress begins follows the round trip, the local ACK timeout and the family.
+    pub(crate) fn set_answer_wait(&mut self, qp: &mut QpShared, env: &Env<'_>) {
+        let timeout = qp.ack_timeout();
+        let rtt = &self.sel.rtt;
+        let wait = rtt.probe_after(0).max(env.fx.probe_wait_min());
+        let has_probes = !self.sel.active && rtt.is_known() && wait.0 <= timeout.0 / WAITS_PER_TIMEOUT;
+        qp.answer_wait = if has_probes { wait } else { timeout };
     }
 }

@@ -1,10 +1,12 @@
 //! The places of READs and ATOMICs.
 
 use super::*;
+use crate::responder::Responder;
+use crate::responder::resource::EMPTY;
 
 #[test]
 fn a_wrapped_psn_names_the_youngest_request_that_has_it() {
-    let mut resp = Responder::new();
+    let mut resp = Responder::new(RecvQueue::None);
     resp.start(Psn::new(5), 4);
     // An atomic; then 2^24 PSNs of SENDs and WRITEs, which store nothing; then other atomics.
     for (psn, original) in [(5, 1), (9, 2), (5, 3), (6, 4)] {

@@ -1,0 +1,128 @@
+//! The fast timer of the selective repeat family, which follows the round trip, and what measures that.
+
+use crate::qp_shared::QpShared;
+use crate::requester::Requester;
+use crate::requester::selective::MeasuredPacket;
+use crate::rtt::PROBES_MAX;
+use burst_base::{Nanos, Psn, RtoMode};
+
+/// A time-out that differs by up to an eighth between queue pairs, so that thousands that have lost the same path do not
+/// repeat everything at once.
+fn spread(qp: &QpShared, wait: Nanos) -> Nanos {
+    // A multiplicative hash of the number: queue pairs are numbered side by side.
+    let share = u64::from(qp.id.qpn.get().wrapping_mul(0x9e37_79b1) >> 27);
+    Nanos(wait.0 / 128 * (112 + share))
+}
+
+impl Requester {
+    pub(crate) fn restart_ack_timer(&mut self, qp: &QpShared, now: Nanos) {
+        if self.recovery.is_outstanding() && self.rnr_deadline == Nanos::NEVER {
+            self.ack_deadline = now + self.ack_wait(qp);
+        }
+    }
+
+    /// Counts the bytes in flight that need no room in the window.
+    pub(crate) fn recount_covered(&mut self, qp: &QpShared) {
+        let sel = &self.sel;
+        let (acked, una) = (sel.acked, self.recovery.una_psn());
+        if sel.losses.is_none() && !una.is_before(acked) {
+            self.sel.covered_bytes = 0;
+            return;
+        }
+        let losses = sel.losses.as_deref();
+        let covered = |first: Psn, count: u32| {
+            let below = acked.diff(first).clamp(0, count as i32) as u32;
+            let Some(losses) = losses else { return (below, count > 0 && below == count) };
+            let (rest, left) = (first.add(below), count - below);
+            let lost = losses.lost_within(rest, left);
+            let last = first.add(count).prev();
+            let last_lost = left > 0 && losses.is_lost(last);
+            let last_covered = count > 0 && (left == 0 || last_lost || losses.has_arrived(last));
+            (below + losses.arrived_within(rest, left) + lost, last_covered)
+        };
+        self.sel.covered_bytes = self.recovery.covered_bytes(qp.mtu, covered);
+    }
+
+    /// Sets the fast timer.
+    pub(crate) fn arm_fast(&mut self, qp: &QpShared, now: Nanos) {
+        let sel = &self.sel;
+        if !self.recovery.is_outstanding() || self.rnr_deadline != Nanos::NEVER {
+            self.sel.deadline = Nanos::NEVER;
+            return;
+        }
+        let has_probe = sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn;
+        let wait = match has_probe {
+            true => sel.rtt.probe_after(sel.probes).min(qp.fast_wait_max()),
+            false => spread(qp, self.timeout_after(qp, sel.backoff)),
+        };
+        let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));
+        self.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
+    }
+
+    /// The time-out of selective repeat after `backoff` of them without progress.
+    pub(crate) fn timeout_after(&self, qp: &QpShared, backoff: u8) -> Nanos {
+        let packets = self.recovery.psn_distance().max(0) as u32;
+        self.sel.rtt.timeout_after(backoff, packets).min(qp.fast_wait_max())
+    }
+
+    /// A READ or ATOMIC was sent: its first answer, with this PSN, measures the round trip, unless an acknowledgement does
+    /// before.
+    #[inline]
+    pub(crate) fn measure_answer(&mut self, first: Psn, now: Nanos) {
+        let sel = &mut self.sel;
+        if sel.measured.is_none() {
+            sel.measured = Some(MeasuredPacket::new(first.next(), now, first.next()));
+        }
+    }
+
+    /// Answers with PSNs from `first` on have come to requests that were sent once. Acknowledgements of READs are few, so answers
+    /// measure, too; without measurements a lost repair would be missed only after [`crate::rtt::RTO_FIRST`].
+    #[inline]
+    pub(crate) fn answers_measure(&mut self, first: Psn, count: u32, now: Nanos) {
+        let sel = &mut self.sel;
+        let Some(measured) = sel.measured else { return };
+        if measured.behind.prev().is_within(first, count) {
+            sel.rtt.measured(now.since(measured.sent_at), Nanos(0));
+            sel.measured = None;
+        } else if !self.recovery.una_psn().is_before(measured.behind) {
+            // Its first answer was lost, and has been repaired.
+            sel.measured = None;
+        }
+    }
+
+    /// A turn has sent the packets from `first` on. The last one asks for an acknowledgement, unless the turn ended early; while
+    /// packets are missing, all that arrive are acknowledged. So the round trip of these packets can be measured.
+    #[inline(always)]
+    pub(crate) fn note_selective_sent(&mut self, qp: &QpShared, first: Psn, now: Nanos) {
+        let (sel, recovery) = (&mut self.sel, &self.recovery);
+        let next = recovery.next_packet_psn();
+        if next == first || !recovery.is_outstanding() {
+            return;
+        }
+        match &mut sel.measured {
+            Some(measured) if measured.sent_at == now => measured.extend(next),
+            Some(_) => {}
+            none if sel.losses.is_some() || (self.since_ack_request == 0 && sel.rtt.is_due(self.reports_each)) => {
+                *none = Some(MeasuredPacket::new(first.next(), now, next));
+            }
+            None => {}
+        }
+        if self.sel.deadline == Nanos::NEVER {
+            let rtt = &self.sel.rtt;
+            let is_irn = rtt.mode() == RtoMode::Irn;
+            let wait = if is_irn { self.timeout_after(qp, 0) } else { rtt.probe_after(0).min(qp.fast_wait_max()) };
+            self.sel.deadline = now + wait;
+        }
+    }
+
+    /// Something was sent again: timers run from now on, if they have waited for it.
+    pub(crate) fn note_repeated(&mut self, qp: &QpShared, now: Nanos) {
+        if self.ack_deadline == Nanos::NEVER {
+            self.ack_deadline = now + self.ack_wait(qp);
+        }
+        if !self.sel.sent_since {
+            self.sel.sent_since = true;
+            self.arm_fast(qp, now);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Why a responder does not execute a packet: the NAK to send, and the reason to count.
+
+use burst_base::Reason;
+use burst_base::verbs::WcStatus;
+use burst_span::Unreachable;
+use burst_wire::NakCode;
+
+/// Why a packet is not executed.
+pub(crate) enum RequestRefusal {
+    /// The request is refused by a NAK, and the queue pair goes to ERR.
+    Refuse(NakCode, Reason),
+    /// No receive is posted, or a page of the memory is not there yet: an RNR NAK asks for the packet again.
+    NotReady(Reason),
+    /// The request is refused by a NAK, the loaded receive ends with this status, and the queue pair goes to ERR.
+    RefuseReceive(NakCode, WcStatus, Reason),
+}
+
+pub(crate) type CheckResult = Result<(), RequestRefusal>;
+
+/// The refusal of a peer's request whose memory a key does not give.
+pub(crate) fn access_refusal(reason: Reason) -> RequestRefusal {
+    RequestRefusal::Refuse(NakCode::RemoteAccess, reason)
+}
+
+/// The refusal of a peer's request whose memory is not reached.
+#[cold]
+pub(crate) fn unreachable_refusal(why: Unreachable) -> RequestRefusal {
+    match why {
+        Unreachable::Late => RequestRefusal::NotReady(Reason::PageLate),
+        Unreachable::Gone => access_refusal(Reason::RemoteAccess),
+    }
+}
+
+/// The reason of a receive that cannot be written.
+#[cold]
+pub(crate) fn receive_reason(reason: Reason) -> Reason {
+    if reason.is_of_memory() { reason } else { Reason::ReceiveProtection }
+}
+
+impl RequestRefusal {
+    /// The reason to count.
+    pub(crate) fn into_reason(self) -> Reason {
+        match self {
+            RequestRefusal::Refuse(_, reason) | RequestRefusal::RefuseReceive(_, _, reason) => reason,
+            RequestRefusal::NotReady(reason) => reason,
+        }
+    }
+}
