@@ -110,7 +110,7 @@ impl RttEstimate {
     pub(crate) fn timeout_after(&self, backoff: u8, packets: u32) -> Nanos {
         let first = match self.mode {
             RtoMode::Irn => IRN_TIMEOUTS[usize::from(packets > IRN_FEW)].0,
-            _ if self.srtt == 0 => RTO_FIRST.0 << PROBES_MAX,
+            _ if self.srtt == 0 => RTO_FIRST.0,
             _ => self.base() + u64::from(self.delay_max),
         };
         Nanos(first.max(timeout_min(self.mode).0) << backoff.min(BACKOFF_MAX))
@@ -153,8 +153,8 @@ mod tests {
                 [(0, 3), (0, 4), (2, 1)].map(|(tries, packets)| rtt.timeout_after(tries, packets)),
             )
         };
-        assert_eq!(of(RtoMode::Shared), (Nanos(4 * RTO_FIRST.0), us(200), [us(1_000), us(1_000), us(4_000)]));
-        assert_eq!(of(RtoMode::Dedicated), (Nanos(4 * RTO_FIRST.0), us(20), [us(100), us(100), us(400)]));
+        assert_eq!(of(RtoMode::Shared), (RTO_FIRST, us(200), [us(1_000), us(1_000), us(4_000)]));
+        assert_eq!(of(RtoMode::Dedicated), (RTO_FIRST, us(20), [us(100), us(100), us(400)]));
         let (first, _, later) = of(RtoMode::Irn);
         assert_eq!((first, later), (us(320), [us(100), us(320), us(400)]));
     }
@@ -164,7 +164,7 @@ mod tests {
         let mut rtt = RttEstimate::default();
         let first = [0, 1, 2].map(|probes| rtt.probe_after(probes));
         assert_eq!(first, [1, 2, 4].map(|factor| Nanos(factor * RTO_FIRST.0)));
-        assert_eq!((rtt.timeout_after(0, 9), rtt.tolerance()), (Nanos(4 * RTO_FIRST.0), Nanos(0)));
+        assert_eq!((rtt.timeout_after(0, 9), rtt.tolerance()), (RTO_FIRST, Nanos(0)));
         (0..100).for_each(|_| rtt.measured(Nanos::from_us(550), Nanos::from_us(50)));
         let srtt = rtt.srtt;
         assert!((490_000..=500_000).contains(&srtt), "{srtt}");

@@ -59,9 +59,12 @@ impl Requester {
         self.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
     }
 
-    /// The time-out of selective repeat after `backoff` of them without progress.
+    /// The time-out of selective repeat after `backoff` of them without progress. Before the first measurement it goes on
+    /// from the waits of the probes, which double.
     pub(crate) fn timeout_after(&self, qp: &QpShared, backoff: u8) -> Nanos {
         let packets = self.recovery.psn_distance().max(0) as u32;
+        let is_unknown = !self.sel.rtt.is_known() && self.sel.rtt.mode() != RtoMode::Irn;
+        let backoff = backoff.saturating_add(if is_unknown { PROBES_MAX } else { 0 });
         self.sel.rtt.timeout_after(backoff, packets).min(qp.fast_wait_max())
     }
 
