@@ -2,7 +2,8 @@
 //!
 //! The kernel tells these flags in `/proc/self/smaps` only, which counts every page of every mapping. So the first page of the
 //! range is given the flag: if the mapping had it, it stays one mapping, and if not, the page becomes a mapping of its own, which
-//! `PROCMAP_QUERY` shows. The flag is taken back then. A mapping of one page tells nothing: it counts as one without flags.
+//! `PROCMAP_QUERY` shows. The flag is taken back then. A mapping of one page tells nothing: it counts as one without flags, or
+//! with those that it had when it was swapped in ([`KeptAdvice`]).
 //!
 //! Kept are `MADV_DONTFORK`, `MADV_DONTDUMP`, `MADV_HUGEPAGE`, `MADV_NOHUGEPAGE` and `mlock`. `MADV_MERGEABLE` is lost: shared
 //! memory cannot have it.
@@ -11,6 +12,7 @@ use super::kernel;
 use super::pool::PAGE;
 use super::vma::{Maps, Vma};
 use rustix::mm::Advice;
+use std::collections::BTreeMap;
 
 /// The flags of a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,10 +27,10 @@ pub(crate) struct AdviceFlags {
 
 impl AdviceFlags {
     /// The flags of the part of `vma` from `at` on, which is about to be exchanged.
-    /// `has_locked`: whether the process has locked memory at all.
-    pub(crate) fn of(maps: &Maps, vma: &Vma, at: usize, has_locked: bool) -> AdviceFlags {
+    /// `has_locked`: whether the process has locked memory at all. `None`: the mapping is one page.
+    fn of(maps: &Maps, vma: &Vma, at: usize, has_locked: bool) -> Option<AdviceFlags> {
         let mut flags = AdviceFlags::default();
-        let Some(probe) = Probe::new(maps, vma, at) else { return flags };
+        let probe = Probe::new(maps, vma, at)?;
         flags.dont_fork = probe.had(Advice::LinuxDontFork, Advice::LinuxDoFork);
         flags.dont_dump = probe.had(Advice::LinuxDontDump, Advice::LinuxDoDump);
         if has_locked {
@@ -43,7 +45,7 @@ impl AdviceFlags {
             let is = |advice, huge| probe.has(advice).then_some(huge);
             flags.huge = is(Advice::LinuxHugepage, true).or_else(|| is(Advice::LinuxNoHugepage, false));
         }
-        flags
+        Some(flags)
     }
     /// Gives the flags to a mapping. A failure (too many mappings, too little memory to lock) leaves it without.
     pub(crate) fn apply(self, lo: usize, hi: usize) {
@@ -73,6 +75,46 @@ impl AdviceFlags {
             Some(true) => give(Advice::LinuxHugepage),
             Some(false) => give(Advice::LinuxNoHugepage),
             None => {}
+        }
+    }
+}
+
+/// The flags that swapped ranges had when they were swapped in, if they had any.
+#[derive(Debug)]
+pub(crate) struct KeptAdvice(BTreeMap<usize, (usize, AdviceFlags)>);
+
+impl KeptAdvice {
+    pub(crate) const fn new() -> KeptAdvice {
+        KeptAdvice(BTreeMap::new())
+    }
+    /// The flags of the part of `vma` from `at` on, which is about to be exchanged. `has_locked`: whether the process has locked
+    /// memory at all.
+    pub(crate) fn flags_of(&self, maps: &Maps, vma: &Vma, at: usize, has_locked: bool) -> AdviceFlags {
+        let before = || self.0.range(..=at).next_back().filter(|(_, (end, _))| at < *end);
+        AdviceFlags::of(maps, vma, at, has_locked)
+            .or_else(|| before().map(|(_, (_, flags))| *flags))
+            .unwrap_or_default()
+    }
+    /// Keeps the flags of a range that is swapped in.
+    pub(crate) fn keep(&mut self, lo: usize, hi: usize, flags: AdviceFlags) {
+        if flags != AdviceFlags::default() {
+            self.0.insert(lo, (hi, flags));
+        }
+    }
+    /// Forgets the flags of a range that is swapped out.
+    pub(crate) fn forget(&mut self, lo: usize, hi: usize) {
+        if self.0.is_empty() {
+            return;
+        }
+        let first = self.0.range(..lo).next_back().filter(|(_, (end, _))| *end > lo).map_or(lo, |(start, _)| *start);
+        while let Some((&start, &(end, flags))) = self.0.range(first..hi).find(|(_, (end, _))| *end > lo) {
+            self.0.remove(&start);
+            if start < lo {
+                self.0.insert(start, (lo, flags));
+            }
+            if hi < end {
+                self.0.insert(hi, (end, flags));
+            }
         }
     }
 }
@@ -121,7 +163,7 @@ mod tests {
     fn flags_at(memory: &Memory, page: usize) -> AdviceFlags {
         let maps = Maps::open().expect("/proc/self/maps");
         let at = memory.page(page);
-        AdviceFlags::of(&maps, &maps.at_or_after(at).expect("mapped"), at, true)
+        AdviceFlags::of(&maps, &maps.at_or_after(at).expect("mapped"), at, true).expect("it has neighbours")
     }
 
     /// The flags that `advice` gives to new memory, asked for at the first, a middle and the last page.
@@ -157,6 +199,25 @@ mod tests {
         flags.apply(memory.at, memory.page(8));
         let found = flags_at(&memory, 0);
         assert_eq!((found.dont_fork, found.dont_dump, found.locked), (true, true, true));
+    }
+
+    #[test]
+    fn kept_flags_are_those_of_the_ranges_that_are_still_swapped() {
+        let (mut kept, flags) = (KeptAdvice::new(), AdviceFlags { dont_fork: true, ..AdviceFlags::default() });
+        let kept_at = |kept: &KeptAdvice| -> Vec<usize> {
+            let inside = |at: &usize| kept.0.iter().any(|(start, (end, _))| (*start..*end).contains(at));
+            (0..20).filter(inside).collect()
+        };
+        kept.keep(2, 9, flags);
+        kept.keep(12, 14, flags);
+        kept.keep(15, 18, AdviceFlags::default());
+        assert_eq!(kept_at(&kept), [2, 3, 4, 5, 6, 7, 8, 12, 13]);
+        kept.forget(4, 6);
+        assert_eq!(kept_at(&kept), [2, 3, 6, 7, 8, 12, 13]);
+        kept.forget(8, 13);
+        assert_eq!(kept_at(&kept), [2, 3, 6, 7, 13]);
+        kept.forget(0, 20);
+        assert!(kept.0.is_empty());
     }
 
     #[test]

@@ -147,6 +147,7 @@ impl Registry {
         core::mem::forget(core::mem::replace(&mut self.refs, super::refs::PageCounts::new()));
         core::mem::forget(core::mem::take(&mut self.hosts));
         core::mem::forget(core::mem::replace(&mut self.splits, super::SplitSet::new()));
+        core::mem::forget(core::mem::replace(&mut self.advice, super::KeptAdvice::new()));
         self.pools.abandon();
         if let Some(mover) = self.mover.take() {
             mover.close();
@@ -181,7 +182,7 @@ impl Registry {
             if !matches!(registry.class(vma), MappingClass::Swapped) {
                 return;
             }
-            let flags = AdviceFlags::of(&maps, vma, first, true);
+            let flags = registry.advice.flags_of(&maps, vma, first, true);
             if flags.dont_fork {
                 return;
             }
@@ -227,7 +228,7 @@ impl Registry {
     /// Maps the pool's pages shared again.
     fn thaw(&self, maps: &Maps, mover: &PageMover, vma: &Vma, (first, last): (usize, usize)) {
         let Some(pool) = self.pools.known(PAGE) else { return };
-        let flags = AdviceFlags::of(maps, vma, first, true);
+        let flags = self.advice.flags_of(maps, vma, first, true);
         if !mover.thaw(pool, (first, last), vma.prot()) {
             return;
         }
@@ -243,7 +244,7 @@ impl Registry {
             if !matches!(registry.class(vma), MappingClass::Swapped) {
                 return;
             }
-            let flags = AdviceFlags::of(maps, vma, first, true);
+            let flags = registry.advice.flags_of(maps, vma, first, true);
             if !flags.dont_fork && mover.swap_out(pool, (first, last), vma.prot(), false) {
                 flags.apply(first, last);
                 let (lo, hi) = registry.fork.evicted;
@@ -264,7 +265,7 @@ impl Registry {
                 if !matches!(registry.class(vma), MappingClass::Private) {
                     return;
                 }
-                let flags = AdviceFlags::of(maps, vma, first, true);
+                let flags = registry.advice.flags_of(maps, vma, first, true);
                 if mover.swap_in(pool, (first, last), vma.prot(), false) {
                     flags.apply(first, last);
                     if vma.readable {
@@ -281,7 +282,8 @@ impl Registry {
         self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
             let class = registry.class(vma);
             let is_copied = matches!(class, MappingClass::Frozen | MappingClass::Swapped);
-            let flags = if is_copied { AdviceFlags::of(&maps, vma, first, true) } else { AdviceFlags::default() };
+            let flags =
+                if is_copied { registry.advice.flags_of(&maps, vma, first, true) } else { AdviceFlags::default() };
             let copied = match class {
                 MappingClass::Frozen => copy_over(vma, first, last - first, |copy| {
                     // SAFETY: both are `last - first` bytes; the source is readable (`copy_over`), and no other thread runs.

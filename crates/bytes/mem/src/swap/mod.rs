@@ -40,7 +40,7 @@ mod uffd;
 mod vma;
 
 use crate::region;
-use advice::AdviceFlags;
+use advice::KeptAdvice;
 use fork::ForkState;
 pub use fork::{MemoryHost, add_host};
 use lock::ForkLock;
@@ -205,6 +205,7 @@ pub(crate) struct Registry {
     mover: Option<Arc<PageMover>>,
     /// Where swaps have split mappings.
     splits: SplitSet,
+    advice: KeptAdvice,
     epoch: u64,
     /// Whether the fork handlers are installed.
     handlers: bool,
@@ -221,6 +222,7 @@ static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
     pools: PoolSet::new(),
     mover: None,
     splits: SplitSet::new(),
+    advice: KeptAdvice::new(),
     epoch: 0,
     handlers: false,
     process: 0,
@@ -358,13 +360,15 @@ impl Registry {
     }
 
     fn swap_in(&mut self, maps: &Maps, pins: &Pins, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
-        let flags = AdviceFlags::of(maps, vma, lo, pins.has_locked);
+        let flags = self.advice.flags_of(maps, vma, lo, pins.has_locked);
         let swapped = match (self.mover(), self.pools.known(vma.page)) {
             (Some(mover), Some(pool)) => mover.swap_in(pool, (lo, hi), vma.prot(), pins.is_alone),
             _ => false,
         };
         if swapped {
             flags.apply(lo, hi);
+            self.advice.forget(lo, hi);
+            self.advice.keep(lo, hi, flags);
             self.splits.extend([lo, hi].into_iter().filter(|at| vma.start < *at && *at < vma.end));
         }
         if swapped && vma.page == pool::PAGE {
@@ -394,11 +398,12 @@ impl Registry {
                     }
                 }
                 (MappingClass::Swapped, Some(pool)) => {
-                    let flags = AdviceFlags::of(maps, &vma, first, pins.has_locked);
+                    let flags = self.advice.flags_of(maps, &vma, first, pins.has_locked);
                     if self.mover().is_some_and(|mover| mover.swap_out(&pool, (first, last), vma.prot(), pins.is_alone))
                     {
                         pool.punch(first, last);
                         flags.apply(first, last);
+                        self.advice.forget(first, last);
                     }
                 }
                 _ => self.pools.forget(maps, first, last),
@@ -559,6 +564,7 @@ mod tests {
             pools,
             mover: None,
             splits: SplitSet::new(),
+            advice: KeptAdvice::new(),
             epoch: 0,
             handlers: false,
             process: 0,
