@@ -299,7 +299,7 @@ impl RelayWorker {
             Command::Drain => env.draining = true,
             Command::BreakQueuePairs => links.break_queue_pairs(env),
             Command::Show(answer) => {
-                // Whoever asked may have gone.
+                // The control thread may have stopped waiting.
                 let _ = answer.send(self.snapshot());
             }
         }

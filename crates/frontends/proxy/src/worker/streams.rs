@@ -1,4 +1,4 @@
-//! The streams of all links: how they begin and end, and who has a turn.
+//! The streams of all links: how they begin and end, and which of them have a turn.
 //!
 //! What a peer's frames do to them is in [`frames`].
 
@@ -55,7 +55,7 @@ impl Streams {
         let Some(slot) = self.links.take_slot(env, at) else { return Err((taken, Reason::ProxyNoMemory)) };
         let Some(link) = self.links.get_mut(at) else { return Err((taken, Reason::ProxyNoLink)) };
         let Some(id) = link.take_id() else {
-            // The links begin anew.
+            // The control thread ends the session with the peer: its links start again, with ids from 1.
             link.pool.give(slot);
             env.report(Report::PeerFault(link.peer, "the stream ids of a link are used up".into()));
             return Err((taken, Reason::ProxyNoLink));

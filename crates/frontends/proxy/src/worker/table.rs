@@ -1,6 +1,6 @@
 //! A growing table whose keys detect reuse: connections come and go, and events and lists may name one that has gone.
 
-/// Bits of an index, and of the number that tells an object from earlier ones with its index.
+/// Bits of an index, and of the generation, which differs for objects that had the same index one after the other.
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 20;
 
