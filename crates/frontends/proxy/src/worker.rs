@@ -54,6 +54,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 use streams::Streams;
+use table::Generations;
 use tcp_pairs::TcpPairs;
 use tick_timer::TickTimer;
 use token::{PollToken, StreamKey};
@@ -113,6 +114,7 @@ impl RelayWorker {
             syns: HeldSyns::default(),
             poll,
             timer: TickTimer::default(),
+            generations: Generations::default(),
             counters: ProxyCounters::default(),
             decisions: Decisions::default(),
             draining: false,

@@ -39,7 +39,7 @@ impl Streams {
     /// Adds a connection to a link.
     fn add(&mut self, env: &mut WorkerEnv, at: usize, conn: ProxyConn) -> Option<StreamKey> {
         let link = self.links.get_mut(at)?;
-        let key = StreamKey { link: at, key: link.add(conn) };
+        let key = StreamKey { link: at, key: link.add(env, conn) };
         let socket = link.conns.get(key.key).and_then(|conn| conn.socket.get());
         if socket.is_some_and(|socket| env.watch(socket, PollToken::Stream(key)).is_err()) {
             self.reset(env, key, Outcome::Reset);
