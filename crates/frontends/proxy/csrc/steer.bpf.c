@@ -53,7 +53,7 @@ struct {
 	__type(value, struct ports);
 } policy SEC(".maps");
 
-/* Prefixes that a living peer serves: 1; 0: none, though a shorter prefix has one. */
+/* Prefixes that a connected peer serves: 1; 0: none, though a shorter prefix has one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 4096);
@@ -93,7 +93,7 @@ struct {
 	__type(value, __u32);
 } listeners SEC(".maps");
 
-/* 0: taken, 1: no policy, 2: no living peer, 3: no listener, 4: marked by the program. */
+/* 0: taken, 1: no policy, 2: no connected peer, 3: no listener, 4: marked by the program. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 8);
@@ -149,8 +149,8 @@ static __always_inline int decide(struct bpf_sock_addr *ctx, struct prefix *to, 
 		count(4);
 		return 1;
 	}
-	__u64 *living = bpf_map_lookup_elem(&alive, to);
-	if (!living || !*living) {
+	__u64 *has_peer = bpf_map_lookup_elem(&alive, to);
+	if (!has_peer || !*has_peer) {
 		count(2);
 		return 1;
 	}

@@ -1,4 +1,4 @@
-//! The control thread: channels to peers, the heartbeat, the directory file, the maps of living prefixes, and the
+//! The control thread: channels to peers, the heartbeat, the directory file, the maps of prefixes with a connected peer, and the
 //! admin socket.
 //!
 //! Of two proxies the one whose name sorts first dials. A peer is known by name and session number: another number is
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Time between signs of life.
+/// Time between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Silence after which a channel counts as broken.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -227,7 +227,7 @@ impl Control {
         self.workers.iter().any(|worker| worker.queued.load(Ordering::Relaxed) > QUEUED_MAX)
     }
 
-    fn tell(&self, worker: usize, command: Command) {
+    fn command(&self, worker: usize, command: Command) {
         if let Some(worker) = self.workers.get(worker)
             && worker.commands.send(command).is_ok()
         {
@@ -235,8 +235,8 @@ impl Control {
         }
     }
 
-    fn tell_all(&self, command: impl Fn() -> Command) {
-        (0..self.workers.len()).for_each(|worker| self.tell(worker, command()));
+    fn command_all(&self, command: impl Fn() -> Command) {
+        (0..self.workers.len()).for_each(|worker| self.command(worker, command()));
     }
 
     fn owner(&self, link: u32) -> usize {
@@ -274,7 +274,7 @@ impl Control {
         }
     }
 
-    /// Tells a peer where a worker listens for queue pairs.
+    /// Sends a peer the address where a worker listens for queue pairs.
     fn announce_worker(&mut self, peer: usize, worker: u32) {
         let (Some(handle), Some(to)) = (self.workers.get(worker as usize), self.peers.get(peer)) else { return };
         let address = SocketAddr::new(self.config.rdma(), handle.port);
@@ -306,7 +306,7 @@ impl Control {
         }
     }
 
-    /// Writes to maps and sets which prefixes have a living peer.
+    /// Writes to maps and sets which prefixes have a connected peer.
     fn update_alive(&mut self) {
         let own = self.config.workers;
         let mut prefixes: BTreeSet<Prefix> = BTreeSet::new();
@@ -359,7 +359,7 @@ impl Control {
             }
         }
         for peer in 0..self.peers.len() {
-            self.look_after(peer, now);
+            self.redial(peer, now);
         }
         self.write_channels();
     }

@@ -28,7 +28,7 @@ counters! {
     // --- interception, counted by BPF programs or rules of nf_tables
     ConnectsTaken, "connects_taken", "Connects (SYNs with nf_tables) that were marked, and so steered to the proxy.";
     ConnectsWithoutPolicy, "connects_without_policy", "Connects to a destination that no rule [[take]] names.";
-    ConnectsWithoutPeer, "connects_without_peer", "Connects to a destination that no peer that is up serves.";
+    ConnectsWithoutPeer, "connects_without_peer", "Connects to a destination that no connected peer serves.";
     ConnectsWithoutListener, "connects_without_listener", "Connects for which the proxy had no listener (BPF only).";
     ConnectsMarked, "connects_marked", "Connects whose socket had a mark already, of the program or another proxy.";
     // --- connections of programs

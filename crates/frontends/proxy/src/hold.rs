@@ -1,7 +1,7 @@
 //! SYNs of intercepted connections, held until the server's answer is known: NFQUEUE.
 //!
-//! The kernel would answer a program's SYN as soon as it reaches the proxy's listener, before anybody has asked the
-//! server. So a rule of nf_tables gives marked SYNs to a queue of the worker that will accept the connection
+//! The kernel would answer a program's SYN as soon as it reaches the proxy's listener, before the
+//! server has been asked. So a rule of nf_tables gives marked SYNs to a queue of the worker that will accept the connection
 //! ([`SynQueue`]). When the peer has connected to the server, the SYN goes on to the listener. If the server refuses,
 //! the SYN gets another mark, by which a second rule answers it with a reset: `connect` fails with ECONNREFUSED. If the
 //! server does not answer, the SYN is dropped, and the program's TCP repeats it or gives up.
@@ -141,9 +141,9 @@ pub enum Verdict {
 pub struct Syn {
     /// The kernel's number.
     pub packet: u32,
-    /// Who connects.
+    /// The program's address.
     pub client: SocketAddr,
-    /// To what.
+    /// The server's.
     pub server: SocketAddr,
 }
 
@@ -211,7 +211,7 @@ impl SynQueue {
         let header = [answer.to_be_bytes(), packet.to_be_bytes()].concat();
         let attributes = Attributes::new().bytes(2, &header);
         let attributes = if verdict == Verdict::Refuse { attributes.be32(3, refused_mark(mark)) } else { attributes };
-        self.netlink.tell(self.request(nfqnl::VERDICT), attributes)
+        self.netlink.request(self.request(nfqnl::VERDICT), attributes)
     }
 }
 

@@ -40,7 +40,7 @@ impl Interception {
         }
     }
 
-    /// Says of prefixes whether a living peer serves them.
+    /// Sets for prefixes whether a connected peer serves them.
     ///
     /// # Errors
     /// One sentence.

@@ -34,8 +34,8 @@ pub struct Introduction {
     pub features: u64,
     /// Its name, which its certificate must carry.
     pub name: String,
-    /// Random for each peer and start, and another one after the sender has given up the peer: who sees another number
-    /// than before speaks to a proxy that knows nothing of earlier links and streams.
+    /// Random for each peer and start, and another one after the sender has given up the peer. Another number than before
+    /// means that the sender knows nothing of earlier links and streams.
     pub session: u64,
     /// Threads that relay.
     pub workers: u32,
@@ -52,7 +52,7 @@ pub struct Introduction {
 pub enum ControlMessage {
     /// First in each direction.
     Introduce(Introduction),
-    /// A sign of life, each second.
+    /// The heartbeat, each second.
     Ping,
     /// Where a worker listens for queue pairs, and what a request must carry. Port 0: no RDMA there.
     Rdma {
@@ -105,7 +105,7 @@ pub struct PeerUp {
     pub token: [u8; 16],
 }
 
-/// What the control thread tells a worker.
+/// What the control thread sends to a worker.
 #[derive(Debug)]
 pub enum Command {
     /// A peer is there, perhaps again.
@@ -172,7 +172,7 @@ pub enum Command {
     Show(Sender<WorkerSnapshot>),
 }
 
-/// What a worker tells the control thread.
+/// What a worker sends to the control thread.
 #[derive(Debug)]
 pub enum Report {
     /// Send this to the peer.

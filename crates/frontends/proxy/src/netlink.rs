@@ -165,7 +165,7 @@ impl Netlink {
     }
 
     /// A message without an answer.
-    pub fn tell(&self, request: NetfilterRequest, attributes: Attributes) -> Result<()> {
+    pub fn request(&self, request: NetfilterRequest, attributes: Attributes) -> Result<()> {
         self.send(&request.message(0, 0, attributes))
     }
 

@@ -1,6 +1,6 @@
 //! Tables of nf_tables: messages that make chains, sets, counters and rules, and the expressions of rules.
 //!
-//! A table belongs to the netlink socket that makes it (`NFT_TABLE_F_OWNER`, Linux 5.12): nobody else can change it, and
+//! A table belongs to the netlink socket that makes it (`NFT_TABLE_F_OWNER`, Linux 5.12): no other process can change it, and
 //! the kernel removes it with the socket, so also with the process. Numbers of attributes are those of
 //! linux/netfilter/nf_tables.h.
 

@@ -158,8 +158,8 @@ fn intercepted(path: Option<&Path>, (interception, why): (Interception, String))
     place
 }
 
-/// Ends the process if its thread panics. A process without one of its workers would go on taking connections that
-/// nobody relays.
+/// Ends the process if its thread panics. A process without one of its workers would go on taking connections without
+/// relaying them.
 struct EndsProcess;
 
 impl Drop for EndsProcess {

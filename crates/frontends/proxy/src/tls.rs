@@ -190,7 +190,7 @@ impl ControlChannel {
                 Err(e) => return Err(e.to_string()),
             }
             if let Err(e) = self.tls.process_new_packets() {
-                // The alert tells the peer why.
+                // The alert names the reason.
                 let _ = self.tls.write_tls(&mut self.socket);
                 return Err(e.to_string());
             }

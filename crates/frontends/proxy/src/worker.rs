@@ -54,6 +54,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 use streams::Streams;
+use table::Generations;
 use tcp_pairs::TcpPairs;
 use tick_timer::TickTimer;
 use token::{PollToken, StreamKey};
@@ -113,6 +114,7 @@ impl RelayWorker {
             syns: HeldSyns::default(),
             poll,
             timer: TickTimer::default(),
+            generations: Generations::default(),
             counters: ProxyCounters::default(),
             decisions: Decisions::default(),
             draining: false,
@@ -299,7 +301,7 @@ impl RelayWorker {
             Command::Drain => env.draining = true,
             Command::BreakQueuePairs => links.break_queue_pairs(env),
             Command::Show(answer) => {
-                // Whoever asked may have gone.
+                // The control thread may have stopped waiting.
                 let _ = answer.send(self.snapshot());
             }
         }

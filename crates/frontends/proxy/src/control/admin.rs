@@ -15,9 +15,9 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// How long a worker or the asking process may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Listens; a socket that nobody serves is replaced.
+/// Listens; a socket without a server is replaced.
 ///
 /// # Errors
 /// One sentence.
@@ -59,8 +59,8 @@ impl Control {
         let mut word = [0; 64];
         let asked = socket
             .set_nonblocking(false)
-            .and_then(|()| socket.set_read_timeout(Some(PATIENCE)))
-            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+            .and_then(|()| socket.set_read_timeout(Some(TIMEOUT)))
+            .and_then(|()| socket.set_write_timeout(Some(TIMEOUT)))
             .and_then(|()| socket.read(&mut word));
         let Ok(len) = asked else { return };
         let answer = match String::from_utf8_lossy(&word[..len]).trim() {
@@ -68,18 +68,18 @@ impl Control {
             "metrics" => self.metrics(),
             "drain" => self.drain(),
             "break-queue-pairs" => {
-                self.tell_all(|| Command::BreakQueuePairs);
+                self.command_all(|| Command::BreakQueuePairs);
                 "queue pairs are broken\n".into()
             }
             other => format!("error: unknown word {other}\n"),
         };
-        // Whoever asked may have gone.
+        // The client may have closed the connection.
         let _ = socket.write_all(answer.as_bytes());
     }
 
     fn drain(&mut self) -> String {
         self.draining = true;
-        self.tell_all(|| Command::Drain);
+        self.command_all(|| Command::Drain);
         for peer in 0..self.peers.len() {
             self.send(peer, &ControlMessage::Draining);
         }
@@ -90,11 +90,11 @@ impl Control {
     fn snapshots(&self) -> Vec<WorkerSnapshot> {
         let asked = self.workers.iter().enumerate().map(|(worker, _)| {
             let (to, from) = channel();
-            self.tell(worker, Command::Show(to));
+            self.command(worker, Command::Show(to));
             from
         });
         let asked: Vec<_> = asked.collect();
-        asked.into_iter().filter_map(|from| from.recv_timeout(PATIENCE).ok()).collect()
+        asked.into_iter().filter_map(|from| from.recv_timeout(TIMEOUT).ok()).collect()
     }
 
     fn counters(&self, snapshots: &[WorkerSnapshot]) -> BTreeMap<&'static str, u64> {

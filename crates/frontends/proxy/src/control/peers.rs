@@ -120,14 +120,14 @@ impl Control {
     }
 
     /// Dials a peer without a channel, or finds out that it has ended.
-    pub(super) fn look_after(&mut self, number: usize, now: Instant) {
+    pub(super) fn redial(&mut self, number: usize, now: Instant) {
         let dials = self.dials(number);
         let peer = &mut self.peers[number];
         if peer.channel.is_some() || now < peer.retry {
             return;
         }
-        let patience = Duration::from_secs(self.config.config.resume_s);
-        if peer.lost.is_some_and(|lost| now > lost + patience) {
+        let resume = Duration::from_secs(self.config.config.resume_s);
+        if peer.lost.is_some_and(|lost| now > lost + resume) {
             self.give_up(number, "it has not come back in time");
         }
         let peer = &mut self.peers[number];
@@ -197,7 +197,7 @@ impl Control {
         }
         if known {
             crate::log(format_args!("peer {} is gone: {why}", self.peers[number].name));
-            self.tell_all(|| Command::PeerGone { peer: number, why: why.to_owned() });
+            self.command_all(|| Command::PeerGone { peer: number, why: why.to_owned() });
         }
         self.update_alive();
     }
@@ -219,10 +219,10 @@ impl Control {
         if channel.introduced {
             peer.lost = Some(Instant::now());
             peer.retry = Instant::now();
-            self.tell_all(|| Command::ControlChannel { peer: number, up: false });
+            self.command_all(|| Command::ControlChannel { peer: number, up: false });
             self.update_alive();
             // At once, not with the next beat: if the process has ended, its programs' connections should end, too.
-            self.look_after(number, Instant::now());
+            self.redial(number, Instant::now());
         } else if !channel.connecting {
             peer.retry = Instant::now() + PAUSE;
         }
@@ -288,7 +288,7 @@ impl Control {
         }
     }
 
-    /// Says who this proxy is.
+    /// Sends this proxy's introduction.
     fn introduce(&mut self, peer: usize, at: usize) {
         let introduction = Introduction {
             version: CONTROL_VERSION,
@@ -321,27 +321,27 @@ impl Control {
             ControlMessage::Introduce(_) | ControlMessage::Ping => {}
             ControlMessage::Rdma { worker, address, token } => {
                 let at = (address.port() != 0).then_some((address, token));
-                self.tell_all(|| Command::Rdma { peer, worker, at });
+                self.command_all(|| Command::Rdma { peer, worker, at });
             }
             ControlMessage::LinkHello { here, bytes } => {
                 let (header, body) = Header::read(&bytes).map_err(|e| e.to_string())?;
                 let hello = LinkHello::read(header, body).map_err(|e| e.to_string())?;
-                self.tell(self.owner(hello.link), Command::LinkHello { peer, here, hello });
+                self.command(self.owner(hello.link), Command::LinkHello { peer, here, hello });
             }
             ControlMessage::Batch { link, attempt, bytes } => {
                 let owner = self.owner(link);
                 // Counts only; the channel of commands orders the rest.
                 self.workers[owner].queued.fetch_add(bytes.len(), Ordering::Relaxed);
-                self.tell(owner, Command::Batch { peer, link, attempt, bytes });
+                self.command(owner, Command::Batch { peer, link, attempt, bytes });
             }
             ControlMessage::Broken { link, attempt } => {
-                self.tell(self.owner(link), Command::Broken { peer, link, attempt });
+                self.command(self.owner(link), Command::Broken { peer, link, attempt });
             }
             ControlMessage::Draining => {
                 if let Some(introduction) = &mut self.peers[peer].introduction {
                     introduction.draining = true;
                 }
-                self.tell_all(|| Command::PeerDraining(peer));
+                self.command_all(|| Command::PeerDraining(peer));
                 self.update_alive();
             }
         }
@@ -408,7 +408,7 @@ impl Control {
         peer.introduction = Some(said.clone());
         let token = peer.token;
         crate::log(format_args!("peer {} is there", said.name));
-        self.tell_all(|| Command::PeerUp(PeerUp { peer: number, introduction: said.clone(), dials, token }));
+        self.command_all(|| Command::PeerUp(PeerUp { peer: number, introduction: said.clone(), dials, token }));
         for worker in 0..self.config.workers {
             self.announce_worker(number, worker);
         }

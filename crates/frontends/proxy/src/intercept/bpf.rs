@@ -84,7 +84,7 @@ impl BpfPrograms {
         listeners.set(2 * worker + u32::from(v6), listener, 0).map_err(|e| chain(&e))
     }
 
-    /// Whether a living peer serves a prefix.
+    /// Sets whether a connected peer serves a prefix.
     ///
     /// # Errors
     /// One sentence.
@@ -153,7 +153,7 @@ fn key((ip, bits): Prefix) -> Key<[u8; 16]> {
     }
 }
 
-/// The root of the control groups of version 2, by a mount of its own that nobody else sees.
+/// The root of the control groups of version 2, by a mount that no other process sees.
 ///
 /// # Errors
 /// One sentence.

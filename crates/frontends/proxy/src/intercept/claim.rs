@@ -64,7 +64,7 @@ impl Claim {
             let path = Path::new(DIRECTORY).join(name);
             std::fs::remove_file(&path).map_err(|e| format!("{}: {e}", path.display()))
         };
-        // While they are locked: who waits for a lock finds that the name is gone, and makes another file.
+        // While they are locked: a process that waits for a lock finds that the name is gone, and makes another file.
         let mut failed = Vec::from_iter(remove(format!("{}-{}", self.cookie, self.mark)).err());
         if let Some(before) = last_use(&mut self.settings)? {
             for (path, value) in before.lines().filter_map(|line| line.split_once(' ')) {
@@ -85,7 +85,7 @@ fn write_setting(path: &str, value: &str) -> Result<(), String> {
     std::fs::write(path, value).map_err(|e| format!("{path}: {e}"))
 }
 
-/// A file of the directory, which nobody else may write.
+/// A file of the directory, which only this user may write.
 fn open(directory: &Path, name: &str) -> Result<File, String> {
     let failed = |e: std::io::Error| format!("{}: {e}", directory.display());
     match std::fs::DirBuilder::new().mode(0o700).create(directory) {

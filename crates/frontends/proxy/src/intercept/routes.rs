@@ -20,8 +20,8 @@ fn ip(words: &[&str]) -> Result<String, String> {
 /// The source address that the kernel chooses for a destination: a route to `lo` must name it, or it would be chosen
 /// for `lo`.
 fn source_for(address: IpAddr) -> Option<String> {
-    // The kernel takes an address of zeros for this host. Of a prefix of all addresses the default route tells the
-    // source, to which addresses for documentation lead (RFC 5737, RFC 3849).
+    // The kernel takes an address of zeros for this host. For a prefix of all addresses the source is that of
+    // the default route, to which addresses for documentation lead (RFC 5737, RFC 3849).
     let address = match address {
         IpAddr::V4(v4) if v4.is_unspecified() => IpAddr::from([198, 51, 100, 1]),
         IpAddr::V6(v6) if v6.is_unspecified() => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),

@@ -1,7 +1,7 @@
 //! Interception without BPF: rules of nf_tables for one network namespace.
 //!
-//! A program's socket stays as it is, so its packets are marked one by one. A SYN without a mark to a taken and living
-//! prefix and port gets the mark (`SYN`, `DECIDE`), and its addresses and ports go into the set `FLOWS`; later
+//! A program's socket stays as it is, so its packets are marked one by one. A SYN without a mark to a taken prefix
+//! and port with a connected peer gets the mark (`SYN`, `DECIDE`), and its addresses and ports go into the set `FLOWS`; later
 //! packets with an element there get the mark as well (`FOLLOW`). A chain of type `route` routes a packet anew when its
 //! mark has changed: to `lo`. There `tproxy` gives the SYN to a worker's listener (`DEAL`).
 //!
@@ -28,11 +28,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Life of a connection's element after its last packet.
+/// Time for which a connection's element stays after the last packet.
 const FLOW_MS: u64 = 3_600_000;
 /// The same after a FIN of the program: as long as its socket may be in TIME-WAIT.
 const CLOSING_MS: u64 = 60_000;
-/// Idle time after which an accepted socket asks for a sign of life.
+/// Idle time after which an accepted socket sends a keepalive.
 pub const KEEPALIVE_S: u64 = 900;
 /// The same once the program has ended its direction.
 pub const HALF_CLOSED_S: u64 = 15;
@@ -42,7 +42,7 @@ const CLOSING_MAX: u32 = 1 << 18;
 
 const _: () = assert!(FLOW_MS > 2000 * KEEPALIVE_S && CLOSING_MS > 2000 * HALF_CLOSED_S);
 
-/// Prefixes of living peers.
+/// Prefixes of connected peers.
 const ALIVE: &str = "alive";
 const FLOWS: &str = "flows";
 const CLOSING: &str = "closing";
@@ -163,7 +163,7 @@ impl NftSteering {
         Ok(Self { owner, table, families, alive: BTreeSet::new() })
     }
 
-    /// Says of prefixes whether a living peer serves them.
+    /// Sets for prefixes whether a connected peer serves them.
     ///
     /// # Errors
     /// One sentence.
@@ -386,7 +386,7 @@ impl FamilyRules {
     }
 }
 
-/// Lets an accepted socket of a taken connection ask for signs of life, which keep its element.
+/// Gives an accepted socket of a taken connection keepalives, which keep its element.
 ///
 /// # Errors
 /// Of `setsockopt`.

@@ -70,7 +70,7 @@ fn watch(mark: u32, places: &[(OwnedFd, TakenHere)]) {
     }
 }
 
-/// A socket that tells of addresses and routes of the calling thread's namespace.
+/// A socket for notifications about addresses and routes of the calling thread's namespace.
 fn notifications() -> Result<OwnedFd> {
     // RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_IFADDR, RTMGRP_IPV6_ROUTE of linux/rtnetlink.h.
     const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;

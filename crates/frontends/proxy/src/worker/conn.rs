@@ -32,7 +32,7 @@ pub(super) struct ProxyConn {
     pub(super) phase: Phase,
     pub(super) socket: WatchedSocket,
     pub(super) ends: Ends,
-    /// Index of the place in which the socket lives.
+    /// Index of the place to which the socket belongs.
     pub(super) place: usize,
     pub(super) stream: Stream,
     /// The stream's memory in the link's pool; `None`: it was refused.

@@ -5,6 +5,7 @@ use super::decisions::Decisions;
 use super::held_syns::{HeldSyns, QueuedSyn, SynOwner};
 use super::place::NetworkPlaces;
 use super::sockets::{Ends, WATCHED};
+use super::table::Generations;
 use super::tick_timer::TickTimer;
 use super::token::PollToken;
 use crate::config::Checked;
@@ -27,6 +28,7 @@ pub(super) struct WorkerEnv {
     pub(super) syns: HeldSyns,
     pub(super) poll: Poll,
     pub(super) timer: TickTimer,
+    pub(super) generations: Generations,
     pub(super) counters: ProxyCounters,
     pub(super) decisions: Decisions,
     /// No new streams are opened or accepted.

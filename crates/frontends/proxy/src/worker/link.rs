@@ -105,9 +105,9 @@ impl PeerLink {
     }
 
     /// Adds a connection, whose stream has a new id.
-    pub(super) fn add(&mut self, conn: ProxyConn) -> TableKey {
+    pub(super) fn add(&mut self, env: &mut WorkerEnv, conn: ProxyConn) -> TableKey {
         let id = conn.stream.id();
-        let key = self.conns.insert(conn);
+        let key = self.conns.insert(&mut env.generations, conn);
         let before = self.keys.insert(id, key);
         debug_assert!(before.is_none(), "ids only go up");
         key

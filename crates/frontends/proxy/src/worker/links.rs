@@ -48,10 +48,10 @@ impl PeerView {
 /// The links. There are none at first.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    pub(super) rdma: RdmaPort,
     peers: HashMap<usize, PeerView>,
-    /// `None`: free.
+    /// `None`: free. Before `rdma`: queue pairs end before the device.
     links: Vec<Option<PeerLink>>,
+    pub(super) rdma: RdmaPort,
     /// Links that may have something to send, in order.
     dirty: VecDeque<usize>,
     /// Links whose messages were not all taken in their last turn.

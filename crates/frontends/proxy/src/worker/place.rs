@@ -18,7 +18,7 @@ pub struct NetworkPlace {
     pub listeners: Vec<OwnedFd>,
     /// This worker's held SYNs here; `None`: the kernel answers them at once.
     pub queue: Option<SynQueue>,
-    /// Accepted sockets ask for signs of life: rules of nf_tables would forget connections without packets.
+    /// Accepted sockets have keepalives: rules of nf_tables would forget connections without packets.
     pub keep_alive: bool,
     /// Indices of the configuration's `take`s here.
     pub takes: Vec<usize>,

@@ -1,4 +1,4 @@
-//! The streams of all links: how they begin and end, and who has a turn.
+//! The streams of all links: how they begin and end, and which of them have a turn.
 //!
 //! What a peer's frames do to them is in [`frames`].
 
@@ -39,7 +39,7 @@ impl Streams {
     /// Adds a connection to a link.
     fn add(&mut self, env: &mut WorkerEnv, at: usize, conn: ProxyConn) -> Option<StreamKey> {
         let link = self.links.get_mut(at)?;
-        let key = StreamKey { link: at, key: link.add(conn) };
+        let key = StreamKey { link: at, key: link.add(env, conn) };
         let socket = link.conns.get(key.key).and_then(|conn| conn.socket.get());
         if socket.is_some_and(|socket| env.watch(socket, PollToken::Stream(key)).is_err()) {
             self.reset(env, key, Outcome::Reset);
@@ -55,7 +55,7 @@ impl Streams {
         let Some(slot) = self.links.take_slot(env, at) else { return Err((taken, Reason::ProxyNoMemory)) };
         let Some(link) = self.links.get_mut(at) else { return Err((taken, Reason::ProxyNoLink)) };
         let Some(id) = link.take_id() else {
-            // The links begin anew.
+            // The control thread ends the session with the peer: its links start again, with ids from 1.
             link.pool.give(slot);
             env.report(Report::PeerFault(link.peer, "the stream ids of a link are used up".into()));
             return Err((taken, Reason::ProxyNoLink));

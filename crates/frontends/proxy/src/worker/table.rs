@@ -1,6 +1,6 @@
 //! A growing table whose keys detect reuse: connections come and go, and events and lists may name one that has gone.
 
-/// Bits of an index, and of the number that tells an object from earlier ones with its index.
+/// Bits of an index, and of the generation, which differs for objects that had the same index one after the other.
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 20;
 
@@ -26,30 +26,40 @@ impl TableKey {
     }
 }
 
+/// Generations of keys. All tables of a worker use one sequence: a link and its table take the place of earlier ones, whose keys
+/// may still be in lists.
+#[derive(Debug, Default)]
+pub(super) struct Generations(u32);
+
+impl Generations {
+    fn take(&mut self) -> u32 {
+        self.0 = (self.0 + 1) & ((1 << GENERATION_BITS) - 1);
+        self.0
+    }
+}
+
 /// Objects by key. A free place is used again at once.
 #[derive(Debug)]
 pub(super) struct ConnTable<T> {
     places: Vec<Option<(TableKey, T)>>,
     free: Vec<u32>,
-    generation: u32,
 }
 
 impl<T> Default for ConnTable<T> {
     fn default() -> Self {
-        Self { places: Vec::new(), free: Vec::new(), generation: 0 }
+        Self { places: Vec::new(), free: Vec::new() }
     }
 }
 
 impl<T> ConnTable<T> {
     /// Adds an object.
-    pub(super) fn insert(&mut self, object: T) -> TableKey {
-        self.generation = (self.generation + 1) & ((1 << GENERATION_BITS) - 1);
+    pub(super) fn insert(&mut self, generations: &mut Generations, object: T) -> TableKey {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push(None);
             (self.places.len() - 1) as u32
         });
         assert!(index < 1 << INDEX_BITS, "descriptors end long before");
-        let key = TableKey { index, generation: self.generation };
+        let key = TableKey { index, generation: generations.take() };
         let before = self.places[index as usize].replace((key, object));
         debug_assert!(before.is_none(), "a free place is empty");
         key
@@ -95,12 +105,12 @@ mod tests {
 
     #[test]
     fn a_key_names_its_object_only() {
-        let mut table = ConnTable::default();
-        let (first, second) = (table.insert('a'), table.insert('b'));
+        let (mut table, mut generations) = (ConnTable::default(), Generations::default());
+        let (first, second) = (table.insert(&mut generations, 'a'), table.insert(&mut generations, 'b'));
         assert_eq!((table.get(first), table.get(second)), (Some(&'a'), Some(&'b')));
         assert_eq!(table.remove(first), Some('a'));
         assert_eq!((table.remove(first), table.get(first), table.len()), (None, None, 1));
-        let third = table.insert('c');
+        let third = table.insert(&mut generations, 'c');
         assert_eq!((third.index, table.get(first)), (first.index, None));
         assert_eq!(table.get_mut(third), Some(&mut 'c'));
         assert_eq!(table.iter().collect::<String>(), "cb");
@@ -110,9 +120,18 @@ mod tests {
     }
 
     #[test]
+    fn a_table_that_takes_the_place_of_another_has_other_keys() {
+        let mut generations = Generations::default();
+        let before = ConnTable::default().insert(&mut generations, 'a');
+        let mut table = ConnTable::default();
+        let key = table.insert(&mut generations, 'b');
+        assert_eq!((key.index, table.get(before), table.get(key)), (before.index, None, Some(&'b')));
+    }
+
+    #[test]
     fn generations_wrap() {
-        let mut table = ConnTable { generation: (1 << GENERATION_BITS) - 1, ..ConnTable::default() };
-        let key = table.insert(());
+        let (mut table, mut generations) = (ConnTable::default(), Generations((1 << GENERATION_BITS) - 1));
+        let key = table.insert(&mut generations, ());
         assert_eq!((key.generation, TableKey::from_bits(key.to_bits())), (0, key));
         assert!(table.get(key).is_some());
     }

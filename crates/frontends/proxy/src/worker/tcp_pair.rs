@@ -29,7 +29,7 @@ pub(super) struct TcpPair {
     /// From socket 0 to 1, and back.
     directions: [RelayDirection; 2],
     connected: bool,
-    /// Of the place where the program is: its sockets ask for signs of life.
+    /// The program's socket has keepalives.
     keep_alive: bool,
     /// It is in the list of those that have a turn.
     pub(super) queued: bool,

@@ -51,7 +51,8 @@ impl TcpPairs {
         let keep_alive = env.places.get(place).keep_alive;
         let is_held = socket.is_none();
         let sockets = [socket, Some(onward)];
-        let key = self.pairs.insert(TcpPair::new(sockets, bytes, keep_alive, (client, server), why));
+        let pair = TcpPair::new(sockets, bytes, keep_alive, (client, server), why);
+        let key = self.pairs.insert(&mut env.generations, pair);
         let Some(pair) = self.pairs.get(key) else { return };
         env.pair_bytes += pair.bytes();
         let watched = (0..2).try_for_each(|side| {

@@ -1,16 +1,17 @@
-//! The only timer of a worker: it runs while a link does not work or a connection waits for an answer.
+//! The only timer of a worker. It runs while a link does not work or a connection waits for an answer; on expiry the worker
+//! checks all of these, and starts the timer again if one still waits.
 
 use std::time::{Duration, Instant};
 
-/// Time between two looks at what waits.
+/// Time between two checks of what waits.
 pub(super) const TICK: Duration = Duration::from_millis(250);
 
-/// When the worker looks again at what waits; without an instant it may sleep for ever.
+/// When the worker checks again; `None`: the timer is stopped.
 #[derive(Debug, Default)]
 pub(super) struct TickTimer(Option<Instant>);
 
 impl TickTimer {
-    /// Something waits: a look is due after [`TICK`] at the latest.
+    /// Starts the timer: it expires after [`TICK`] at the latest.
     pub(super) fn start(&mut self) {
         self.start_by(Instant::now() + TICK);
     }
@@ -20,13 +21,12 @@ impl TickTimer {
         self.0.get_or_insert_with(|| Instant::now() + TICK);
     }
 
-    /// A look is due at this time at the latest.
+    /// Starts the timer: it expires at this time at the latest.
     pub(super) fn start_by(&mut self, at: Instant) {
         self.0 = Some(self.0.map_or(at, |before| before.min(at)));
     }
 
-    /// The present time, if a look is due. It stops the timer: whoever still waits starts it again. A timer that is stopped costs
-    /// no look at the clock.
+    /// The present time, if the timer has expired; it stops then. A stopped timer does not read the clock.
     pub(super) fn take_due(&mut self) -> Option<Instant> {
         let (at, now) = (self.0?, Instant::now());
         if now < at {
@@ -36,7 +36,7 @@ impl TickTimer {
         Some(now)
     }
 
-    /// Time until the next look.
+    /// Time until it expires.
     pub(super) fn left(&self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earliest_look_counts_and_stops_the_timer() {
+    fn the_earliest_time_counts_and_expiry_stops_the_timer() {
         let (mut timer, now) = (TickTimer::default(), Instant::now());
         assert!(timer.take_due().is_none() && timer.left().is_none());
         timer.start_by(now + 1000 * TICK);

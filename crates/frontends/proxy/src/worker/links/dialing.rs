@@ -3,7 +3,7 @@
 //! The side whose name sorts first dials. An attempt has a number; the dialing side connects a queue pair (its
 //! request carries token, link and attempt), and both sides exchange a hello over the control channel. From the peer's hello on a
 //! side sends, beginning with what the peer lacks. Without RDMA, or if it fails, the attempt is for the control channel itself;
-//! then RDMA is tried again every second. A side whose queue pair fails dials anew, or tells the dialing side.
+//! then RDMA is tried again every second. A side whose queue pair fails dials again, or sends `Broken` to the dialing side.
 
 use super::{LinkFault, Links, QpListener};
 use crate::counters::ProxyCounter;
@@ -309,7 +309,7 @@ impl Links {
 
     fn on_request(&mut self, env: &mut WorkerEnv, id: CmId, private: &[u8; PRIVATE_BYTES]) {
         let request = QpRequest::from_private(private);
-        // The token tells the peer: each gets its own.
+        // The token identifies the peer: each peer gets its own.
         let is = |link: &PeerLink| {
             let ours = self.peers.get(&link.peer).is_some_and(|peer| peer.token == request.token);
             ours && !link.dials && link.number == request.link && request.attempt > link.transport.attempt
