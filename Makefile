@@ -47,7 +47,9 @@ hunt: build ## Attack a daemon beside a bystander and search for faults by seeds
 	$(CARGO) build --release --locked -p burst-control --example attack
 	SECONDS_EACH=$(or $(SECONDS),60) KILLS=$(or $(KILLS),200) SEEDS=$(or $(SEEDS),10000) tests/hunt/run $(PARTS)
 
-demo: deps build ## Install what is missing, build, and measure Debian's perftest against kernel TCP between two namespaces (target/demo)
+demo: ## Install and build what it needs, and measure Debian's perftest against kernel TCP between two namespaces (target/demo)
+	@scripts/install-deps --demo
+	@scripts/build demo
 	@scripts/demo
 
 demo-proxy: deps build ## Measure redis, iperf3 and nginx through `burst proxy`, by TCP and by the relay alone (target/demo)

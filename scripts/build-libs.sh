@@ -1,7 +1,10 @@
 #!/bin/sh
-# Links the drop-in shared libraries from the Rust static libraries: target/<profile>/lib/libibverbs.so.1 and librdmacm.so.1,
-# each with a symbolic link without the version: NCCL and others open `libibverbs.so` first.
-# usage: scripts/build-libs.sh [debug|release|quick]
+# Makes the libraries in target/<profile>/lib: libibverbs.so.1 and librdmacm.so.1, linked from Rust's static libraries, each with a symbolic
+# link without the version, because NCCL and others open `libibverbs.so` first; libburst-inprocess.so.1; liburma.so.0,
+# if the options name burst-liburma. With ports of DPDK it is in lib/dpdk, because whatever loads it needs libdpdk.
+# usage: scripts/build-libs.sh [debug|release|quick [CARGO-OPTION...]]     (options: other packages to build in the same run of cargo)
+#
+# Cargo runs once: it unites the features of all packages of a run, so a run for each would compile what they share several times.
 #
 # Rust's own cdylib cannot give symbols versions, and several versions of one name need an assembler: the tables in
 # crates/frontends/<library>/abi are turned into a linker version script and a list of `.symver` aliases.
@@ -13,10 +16,11 @@ case $profile in
 debug) flags= ;;
 release) flags=--release ;;
 quick) flags="--profile quick" ;;
-*) echo "usage: $0 [debug|release|quick]" >&2; exit 2 ;;
+*) echo "usage: $0 [debug|release|quick [CARGO-OPTION...]]" >&2; exit 2 ;;
 esac
+shift $(($# ? 1 : 0))
 out=$target/$profile/lib
-mkdir -p "$out/abi"
+mkdir -p "$out/abi" "$out/dpdk"
 
 # newer OUTPUT INPUT...: whether OUTPUT exists and is newer than every INPUT.
 newer() {
@@ -47,18 +51,21 @@ unversioned() {
     ln -sf "$1" "$out/${1%.1}"
 }
 
+# opened BUILT SONAME: copies a library, if it was built, that needs no versions of symbols.
+opened() {
+    [ -e "$target/$profile/$1" ] || return 0
+    if newer "$out/$2" "$target/$profile/$1"; then return; fi
+    cp "$target/$profile/$1" "$out/$2.$$"
+    mv "$out/$2.$$" "$out/$2"
+}
+
 cd "$root"
-cargo build $flags -p burst-ibverbs
+# shellcheck disable=SC2086
+${CARGO:-cargo} build $flags --locked --lib -p burst-ibverbs -p burst-rdmacm -p burst-inprocess "$@"
 link ibverbs libibverbs.so.1 libburst_ibverbs.a
 unversioned libibverbs.so.1
-cargo build $flags -p burst-rdmacm
 link rdmacm librdmacm.so.1 libburst_rdmacm.a "$out/libibverbs.so.1"
 unversioned librdmacm.so.1
-
-# The library with a host for programs that are their own engine: opened by path, so no versions of symbols.
-cargo build $flags -p burst-inprocess ${INPROCESS_FEATURES:-}
-built=$target/$profile/libburst_inprocess.so
-if ! newer "$out/libburst-inprocess.so.1" "$built"; then
-    cp "$built" "$out/libburst-inprocess.so.1.$$"
-    mv "$out/libburst-inprocess.so.1.$$" "$out/libburst-inprocess.so.1"
-fi
+opened libburst_inprocess.so libburst-inprocess.so.1
+opened liburma.so liburma.so.0
+opened liburma_dpdk.so dpdk/liburma.so.0

@@ -200,7 +200,7 @@ def test_a_program_sleeps_on_the_interrupts_of_its_own_device(programs, own, mak
 def test_what_cannot_be_is_refused_in_a_sentence(programs, own, tmp_path):
     ends = [Wire(name, tmp_path, memif(tmp_path, role)) for name, role in (("a", "server"), ("b", "client"))]
     for env, sentence in (
-        ({"BURST_MODE": "inprocess", "BURST_PORT": ends[1].port}, "this liburma.so.0 was built without dpdk ports: build it with"),
+        ({"BURST_MODE": "inprocess", "BURST_PORT": ends[1].port}, "this liburma.so.0 was built without dpdk ports: load dpdk/liburma.so.0"),
         ({**own, "BURST_PORT": "dpdk:dev=net_nosuch0,addr=10.0.0.1/24"}, "cannot take device 'net_nosuch0"),
     ):
         test = Test(programs, *ends, "send_lat -n 10", env=(env, env))

@@ -46,8 +46,8 @@ pub fn open(address: IpAddr, config: impl FnOnce(u16, u32) -> UrmaConfig) -> Res
     }
     let mut port = burst_port::open(&spec, &Encapsulation::UNIFIED_BUS).map_err(|why| match why {
         PortError::Absent { kind, .. } => format!(
-            "this liburma.so.0 was built without {kind} ports: build it with `cargo build --release -p burst-liburma --features {kind}`, \
-             or use a daemon's"
+            "this liburma.so.0 was built without {kind} ports: load {kind}/liburma.so.0 from the directory of Burst's libraries \
+             (make build makes it where lib{kind} is installed), or use a daemon's"
         ),
         why => why.to_string(),
     })?;
