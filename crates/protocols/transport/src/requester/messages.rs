@@ -11,6 +11,7 @@ use crate::opcodes::{self};
 use crate::qp_shared::QpShared;
 use crate::requester::heads::{datagram_head, message_head, request_head};
 use crate::requester::recovery::InflightWqe;
+use crate::requester::recovery::MissingRange;
 use crate::requester::selective::heads::{
     PacketMarks, atomic_eth, selective_atomic_head, selective_message_head, selective_read_head,
 };
@@ -290,7 +291,7 @@ impl Requester {
     #[cold]
     pub(crate) fn send_repairs(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
         while let Some(range) = self.recovery.next_range(qp.mtu) {
-            if !self.push_read_range(qp, (&range.request, (range.first, range.end)), turn, env) {
+            if !self.push_read_range(qp, &range, turn, env) {
                 return false;
             }
             env.fx.count(Reason::ReadRepaired);
@@ -310,7 +311,7 @@ impl Requester {
     pub(crate) fn push_read_range(
         &self,
         qp: &QpShared,
-        (request, (first, end)): (&InflightWqe, (u32, u32)),
+        &MissingRange { ref request, first, end }: &MissingRange,
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {

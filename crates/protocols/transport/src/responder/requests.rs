@@ -17,6 +17,7 @@ use crate::responder::receiver::Load;
 use crate::responder::refusal::{CheckResult, RequestRefusal, access_refusal, receive_reason, unreachable_refusal};
 use crate::responder::repair_queue::Repair;
 use crate::responder::resource::{EMPTY, ResponderResource};
+use crate::responder::selective::arrivals::RemoteRange;
 use crate::responder::{InboundMessage, NAK_REPEATED_AFTER, Responder};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
 use burst_base::{Psn, Reason, Rkey};
@@ -202,7 +203,12 @@ impl Responder {
             self.check_receive()?;
         }
         if pkt.info.position.is_start() {
-            check_remote(qp, (message.rkey, message.addr, message.length), access::REMOTE_WRITE, env)?;
+            check_remote(
+                qp,
+                RemoteRange { addr: message.addr, len: message.length, rkey: message.rkey },
+                access::REMOTE_WRITE,
+                env,
+            )?;
         }
         write_payload(qp, message.rkey, message.addr.wrapping_add(message.received), pkt.payload, env)?;
         let message = InboundMessage { received: message.received + pkt.payload.len() as u64, ..message };
@@ -255,7 +261,7 @@ impl Responder {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
         }
         self.check_place()?;
-        check_remote(qp, (reth.rkey, reth.addr, reth.len), access::REMOTE_READ, env)?;
+        check_remote(qp, RemoteRange { addr: reth.addr, len: reth.len, rkey: reth.rkey }, access::REMOTE_READ, env)?;
         Ok(read_psns(qp, reth))
     }
 
@@ -466,7 +472,8 @@ pub(crate) fn check_right(qp: &QpShared, right: u32) -> CheckResult {
     }
 }
 
-fn check_remote(qp: &QpShared, (rkey, addr, len): (Rkey, u64, u32), right: u32, env: &Env<'_>) -> CheckResult {
+fn check_remote(qp: &QpShared, range: RemoteRange, right: u32, env: &Env<'_>) -> CheckResult {
+    let RemoteRange { addr, len, rkey } = range;
     if len == 0 {
         return Ok(());
     }

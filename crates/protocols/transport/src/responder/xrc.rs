@@ -88,15 +88,15 @@ impl Responder {
         placed
     }
 
-    /// Switches to the shared receive queue of the early request `psn`, whose turn it is.
+    /// Switches to the shared receive queue of the early request whose turn it is.
     pub(crate) fn choose_srq_of(
         &mut self,
         qp: &mut QpShared,
-        (psn, takes): (Psn, bool),
+        takes: bool,
         early: &Arrivals,
         env: &Env<'_>,
     ) -> CheckResult {
-        match early.srq_of(psn) {
+        match early.srq_of(self.expected) {
             Some(srqn) => self.use_srq(qp, srqn, takes, env),
             None => Ok(()),
         }

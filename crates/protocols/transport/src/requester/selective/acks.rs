@@ -33,7 +33,24 @@ const SILENT_TIMEOUTS: u8 = 2;
 /// The same for IRN's time-outs, which begin with 320 us.
 const SILENT_TIMEOUTS_OF_IRN: u8 = 7;
 
+/// The headers of an acknowledgement.
+struct SelectiveAck {
+    aeth: Aeth,
+    saeth: Saeth,
+}
+
+/// How far requests are answered and acknowledged.
+#[derive(Clone, Copy)]
+pub(crate) struct AckedPositions {
+    pub(crate) una: Psn,
+    pub(crate) acked: Psn,
+}
+
 impl Requester {
+    pub(crate) fn acked_positions(&self) -> AckedPositions {
+        AckedPositions { una: self.recovery.una_psn(), acked: self.sel.acked }
+    }
+
     /// An acknowledgement of the family.
     #[inline(never)]
     pub(crate) fn on_selective_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, env: &mut Env<'_>) {
@@ -44,8 +61,9 @@ impl Requester {
             return env.fx.count(Reason::SrNotNegotiated);
         }
         let (Some(aeth), Some(saeth)) = (pkt.aeth(), pkt.saeth()) else { return env.fx.count(Reason::BadResponse) };
-        if !self.take_plain_ack(qp, pkt.bth.psn, (&aeth, &saeth), env) {
-            self.take_any_ack(qp, pkt, (&aeth, &saeth), env);
+        let ack = SelectiveAck { aeth, saeth };
+        if !self.take_plain_ack(qp, pkt.bth.psn, &ack, env) {
+            self.take_any_ack(qp, pkt, &ack, env);
         }
     }
 
@@ -56,7 +74,7 @@ impl Requester {
         &mut self,
         qp: &mut QpShared,
         psn: Psn,
-        (aeth, saeth): (&Aeth, &Saeth),
+        SelectiveAck { aeth, saeth }: &SelectiveAck,
         env: &mut Env<'_>,
     ) -> bool {
         let (Syndrome::Ack { credit }, expected) = (aeth.syndrome, psn.next()) else { return false };
@@ -73,7 +91,7 @@ impl Requester {
         if self.recovery.una_psn() != expected {
             // READs and ATOMICs wait for their responses, or the queue pair has ended.
             if matches!(qp.state, QpState::Rts | QpState::Sqd) {
-                self.after_answer(qp, (una, una), true, env);
+                self.after_answer(qp, AckedPositions { una, acked: una }, true, env);
             }
             return true;
         }
@@ -85,9 +103,9 @@ impl Requester {
 
     /// An acknowledgement of any kind.
     #[inline(never)]
-    fn take_any_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, (aeth, saeth): (&Aeth, &Saeth), env: &mut Env<'_>) {
-        let before = (self.recovery.una_psn(), self.sel.acked);
-        let is_new = self.take_ack(qp, pkt, (aeth, saeth), env);
+    fn take_any_ack(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, ack: &SelectiveAck, env: &mut Env<'_>) {
+        let before = self.acked_positions();
+        let is_new = self.take_ack(qp, pkt, ack, env);
         if matches!(qp.state, QpState::Rts | QpState::Sqd) {
             self.after_answer(qp, before, is_new, env);
         }
@@ -114,7 +132,7 @@ impl Requester {
             }
             return env.fx.count(reason);
         }
-        let before = (self.recovery.una_psn(), self.sel.acked);
+        let before = self.acked_positions();
         self.sel.answered = true;
         if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
             self.answers_measure(pkt.bth.psn, 1, env.arrived_at());
@@ -122,7 +140,7 @@ impl Requester {
         match pkt.info.kind {
             OpKind::ReadResponse => {
                 self.on_read_response(qp, pkt, env);
-                self.acknowledge_response(frame, pkt, before.0, env.now);
+                self.acknowledge_response(frame, pkt, before.una, env.now);
             }
             _ => self.on_selective_atomic_ack(qp, pkt, env),
         }
@@ -159,7 +177,7 @@ impl Requester {
             _ => return env.fx.count(Reason::UnexpectedResponse),
         };
         let psn = pkt.bth.psn;
-        let before = (self.recovery.una_psn(), self.sel.acked);
+        let before = self.acked_positions();
         self.advance_acked(psn);
         self.ack_through(qp, psn.prev(), env);
         if matches!(qp.state, QpState::Rts | QpState::Sqd) {
@@ -197,7 +215,7 @@ impl Requester {
         &mut self,
         qp: &mut QpShared,
         pkt: &Packet<'_>,
-        (aeth, saeth): (&Aeth, &Saeth),
+        SelectiveAck { aeth, saeth }: &SelectiveAck,
         env: &mut Env<'_>,
     ) -> bool {
         let (psn, sent) = (pkt.bth.psn, self.recovery.sent_psn());
@@ -410,13 +428,8 @@ impl Requester {
     }
 
     /// After each answer: requests that were acknowledged before end now; the window, the record and the timer follow.
-    pub(crate) fn after_answer(
-        &mut self,
-        qp: &mut QpShared,
-        (una, acked): (Psn, Psn),
-        is_new: bool,
-        env: &mut Env<'_>,
-    ) {
+    pub(crate) fn after_answer(&mut self, qp: &mut QpShared, before: AckedPositions, is_new: bool, env: &mut Env<'_>) {
+        let AckedPositions { una, acked } = before;
         let before = self.recovery.una_psn();
         self.advance_acked(before);
         if before.is_before(self.sel.acked) && before != una {

@@ -99,8 +99,7 @@ impl Requester {
             self.sel.answer_due = false;
         }
         while let Some(lost) = self.sel.losses.as_ref().and_then(|losses| losses.first_lost()) {
-            let first = self.sel.acked == lost.psn;
-            let bytes = match self.repeat(qp, (lost, first), turn, env) {
+            let bytes = match self.repeat(qp, lost, turn, env) {
                 Ok(bytes) => bytes,
                 Err(state) => return Some(state),
             };
@@ -125,7 +124,7 @@ impl Requester {
     fn repeat(
         &mut self,
         qp: &QpShared,
-        (lost, first): (LostPacket, bool),
+        lost: LostPacket,
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> Result<u32, TxState> {
@@ -145,7 +144,7 @@ impl Requester {
         if turn.budget.wqes == 0 || turn.budget.bytes == 0 || !env.tx.has_room() {
             return Err(TxState::More);
         }
-        if !first && u64::from(len) > turn.budget.window_bytes {
+        if lost.psn != self.sel.acked && u64::from(len) > turn.budget.window_bytes {
             return Err(TxState::Window);
         }
         let marks = PacketMarks { asks_ack: true, is_probe: false, transmission: lost.transmission };

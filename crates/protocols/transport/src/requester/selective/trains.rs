@@ -5,6 +5,7 @@ use crate::middle_packets::{HEAD, READ_MASKS, middle_words};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
+use crate::requester::selective::acks::AckedPositions;
 use crate::sge_cursor::{Keys, SgeCursor};
 use burst_base::verbs::{QpState, access};
 use burst_frame::{Flow, MiddleRun};
@@ -39,7 +40,7 @@ impl Requester {
             return 0;
         }
         let done = span.len() / qp.mtu as usize;
-        let before = (psn, self.sel.acked);
+        let before = AckedPositions { una: psn, acked: self.sel.acked };
         self.sel.answered = true;
         self.answers_measure(psn, done as u32, env.arrived_at());
         self.note_responses(flow, (psn.add(done as u32 - 1), 0), (done as u16, span.len() as u32), env.now);
@@ -66,7 +67,7 @@ impl Requester {
         let (number, index) = (Opcode::RcSrReadResponseMiddle, run.index_in_piece(qp.mtu));
         let qpn = qp.id.qpn;
         let count = |most| train.count(&READ_MASKS, |k| middle_words(number, qpn, psn, (0, index), k), most);
-        let before = (self.recovery.una_psn(), self.sel.acked);
+        let before = self.acked_positions();
         let done = self.place_early_run(qp, (train, HEAD), (&run, count), env) as u32;
         if done == 0 {
             return 0;

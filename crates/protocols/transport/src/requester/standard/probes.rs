@@ -25,6 +25,7 @@ use crate::api::{Env, TxBudget, TxState};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
 use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, PROBE, RESTING};
+use crate::requester::recovery::MissingRange;
 use crate::requester::selective::heads::PacketMarks;
 use crate::requester::selective::sending::RepeatedPacket;
 use crate::requester::{Requester, SendTurn};
@@ -185,7 +186,7 @@ impl Requester {
             }
             Work::Read => {
                 let first = if is_read { una.diff(request.first_psn) as u32 } else { index };
-                self.push_read_range(qp, (&request, (first, index + psns)), turn, env)
+                self.push_read_range(qp, &MissingRange { request, first, end: index + psns }, turn, env)
             }
             Work::Atomic => self.push_atomic(qp, &request, turn, env),
             Work::Local => true,

@@ -45,6 +45,14 @@ pub(crate) struct EarlyPacket<'a> {
     pub(crate) distance: u32,
 }
 
+/// Bytes that packet `psn` of a WRITE has for a range of the same length.
+#[derive(Clone, Copy)]
+struct EarlyWrite<'a> {
+    psn: Psn,
+    range: RemoteRange,
+    bytes: &'a [u8],
+}
+
 /// Why an early packet is dropped.
 type Dropped = Reason;
 
@@ -243,7 +251,12 @@ impl Responder {
         }
         let range = RemoteRange { addr: weth.addr, len: pkt.payload.len() as u32, rkey: weth.rkey };
         if GAPS {
-            self.write_uncovered(qp, self.sel.early.as_deref(), (pkt.bth.psn, range, pkt.payload), env)?;
+            self.write_uncovered(
+                qp,
+                self.sel.early.as_deref(),
+                EarlyWrite { psn: pkt.bth.psn, range, bytes: pkt.payload },
+                env,
+            )?;
         } else {
             write_payload(qp, range.rkey, range.addr, pkt.payload, env)?;
         }
@@ -266,15 +279,16 @@ impl Responder {
         &self,
         qp: &QpShared,
         early: Option<&Arrivals>,
-        (psn, range, bytes): (Psn, RemoteRange, &[u8]),
+        write: EarlyWrite<'_>,
         env: &Env<'_>,
     ) -> CheckResult {
+        let EarlyWrite { psn, range, bytes } = write;
         let whole = remote_range(qp, range, env)?;
         let Some(early) = early else { return whole.write_from(bytes).map_err(unreachable_refusal) };
         if early.aliases(psn, range).next().is_some() {
-            return self.write_beside_aliases(qp, early, (psn, range, bytes), env);
+            return self.write_beside_aliases(qp, early, write, env);
         }
-        write_parts(early, psn, (range, &whole), bytes)
+        write_parts(early, write, &whole)
     }
 
     /// Writes where packets with higher PSNs have written to the same addresses by other keys. These may name the same memory, so
@@ -284,9 +298,10 @@ impl Responder {
         &self,
         qp: &QpShared,
         early: &Arrivals,
-        (psn, range, bytes): (Psn, RemoteRange, &[u8]),
+        write: EarlyWrite<'_>,
         env: &Env<'_>,
     ) -> CheckResult {
+        let EarlyWrite { psn, range, .. } = write;
         let (mut saved, mut used) = ([0; ALIASED_BYTES_MAX], 0);
         let (mut spans, mut count) = ([Span::nothing(); ALIASES_MAX], 0);
         for (writer, alias) in early.aliases(psn, range).take(ALIASES_MAX) {
@@ -299,7 +314,7 @@ impl Responder {
             }
         }
         let whole = remote_range(qp, range, env)?;
-        write_parts(early, psn, (range, &whole), bytes)?;
+        write_parts(early, write, &whole)?;
         let mut at = 0;
         for span in &spans[..count] {
             span.write_from(&saved[at..at + span.len()]).map_err(unreachable_refusal)?;
@@ -309,7 +324,8 @@ impl Responder {
     }
 }
 
-fn write_parts(early: &Arrivals, psn: Psn, (range, whole): (RemoteRange, &Span), bytes: &[u8]) -> CheckResult {
+fn write_parts(early: &Arrivals, write: EarlyWrite<'_>, whole: &Span) -> CheckResult {
+    let EarlyWrite { psn, range, bytes } = write;
     let mut rest = range;
     while let Some(part) = early.next_uncovered(psn, rest) {
         let from = (part.addr - range.addr) as usize;
@@ -530,7 +546,11 @@ impl Responder {
         }
         let (body, tail) = pkt.payload.split_at(len - kept);
         let front = RemoteRange { len: body.len() as u32, ..range };
-        if !body.is_empty() && self.write_uncovered(qp, Some(early), (pkt.bth.psn, front, body), env).is_err() {
+        if !body.is_empty()
+            && self
+                .write_uncovered(qp, Some(early), EarlyWrite { psn: pkt.bth.psn, range: front, bytes: body }, env)
+                .is_err()
+        {
             return Err(Reason::SrUnplaced);
         }
         if len > 0 {
@@ -587,7 +607,7 @@ impl Responder {
     /// Executes the early packet whose turn it is.
     fn commit(&mut self, qp: &mut QpShared, note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
         let psn = self.expected;
-        self.choose_srq_of(qp, (psn, note.kind() == ArrivalKind::Send), early, env)?;
+        self.choose_srq_of(qp, note.kind() == ArrivalKind::Send, early, env)?;
         let kind = match note.kind() {
             ArrivalKind::Send => OpKind::Send,
             ArrivalKind::Write => OpKind::Write,
@@ -620,7 +640,7 @@ impl Responder {
         let psn = self.expected;
         debug_assert!(matches!(kind, OpKind::Send | OpKind::Write));
         if let Some(tail) = early.take_tail(psn) {
-            self.write_uncovered(qp, Some(early), (psn, tail.range, tail.bytes()), env)?;
+            self.write_uncovered(qp, Some(early), EarlyWrite { psn, range: tail.range, bytes: tail.bytes() }, env)?;
         }
         match early.take_work(psn) {
             Some(HeldWork::Receive(got, ended)) => {
