@@ -79,6 +79,12 @@ def test_children_come_and_go(pair):
     still_serves(pair)
 
 
+def test_writes_arrive_while_the_program_forks(pair):
+    program = forks(pair, "traffic")
+    assert program.wait(120) == 0, program.text()
+    still_serves(pair)
+
+
 def test_a_program_that_steals_wake_ups_delays_only_itself(pair):
     thieves = [host.start(build_directory() / "programs" / "thief", "burst0") for host in pair.hosts]
     for thief in thieves:

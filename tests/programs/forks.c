@@ -4,9 +4,13 @@
  *
  * forks DEVICE children: forks children that end by _exit, exit, a signal or exec, while the parent writes and polls. The
  * parent's objects must go on working, and a child's writes must not reach the parent's memory.
+ *
+ * forks DEVICE traffic: forks children while a thread writes by RDMA. Each write must complete and arrive, and a child's memory
+ * must not change.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -169,13 +173,50 @@ static void children(void)
 	printf("20 children\n");
 }
 
+static volatile int stop;
+
+static void *writer(void *rounds)
+{
+	for (*(int *)rounds = 0; !stop; ++*(int *)rounds)
+		write_and_check(*(int *)rounds % 200);
+	return NULL;
+}
+
+static void traffic(void)
+{
+	pthread_t thread;
+	int rounds;
+
+	must(!pthread_create(&thread, NULL, writer, &rounds), "pthread_create");
+	for (int i = 0; i < 100; i++) {
+		unsigned char before[2 * PAGE];
+		int status;
+		pid_t pid = fork();
+
+		must(pid >= 0, "fork");
+		if (!pid) {
+			memcpy(before, data, sizeof before);
+			usleep(2000);
+			_exit(!!memcmp(before, data, sizeof before));
+		}
+		must(waitpid(pid, &status, 0) == pid && !status, "a child's memory stays as it is");
+	}
+	stop = 1;
+	must(!pthread_join(thread, NULL) && rounds > 100, "writes");
+	printf("100 children\n");
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 3) {
-		fprintf(stderr, "usage: forks DEVICE orphan|children\n");
+		fprintf(stderr, "usage: forks DEVICE orphan|children|traffic\n");
 		return 2;
 	}
 	open_all(argv[1]);
+	if (!strcmp(argv[2], "traffic")) {
+		traffic();
+		return 0;
+	}
 	if (!strcmp(argv[2], "children")) {
 		children();
 		return 0;

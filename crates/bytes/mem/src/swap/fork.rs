@@ -57,6 +57,8 @@ pub(super) struct ForkState {
     gate: Option<ForkGate>,
     /// Pages whose last registration has ended while the fork lasts.
     pub(super) released: Vec<(usize, usize)>,
+    /// Whether the process has locked memory.
+    has_locked: bool,
     /// Whether the daemon is held.
     held: bool,
     /// Whether the thread could be cancelled before.
@@ -64,8 +66,14 @@ pub(super) struct ForkState {
 }
 
 impl ForkState {
-    pub(super) const NONE: ForkState =
-        ForkState { evicted: (0, 0), gate: None, released: Vec::new(), held: false, cancel_state: 0 };
+    pub(super) const NONE: ForkState = ForkState {
+        evicted: (0, 0),
+        gate: None,
+        released: Vec::new(),
+        has_locked: false,
+        held: false,
+        cancel_state: 0,
+    };
 }
 
 // SAFETY: pthread.h declares the function with this type.
@@ -169,6 +177,7 @@ impl Registry {
         if !maps.any(|vma| matches!(self.class(vma), MappingClass::Swapped)) {
             return;
         }
+        self.fork.has_locked = Pins::without_cuda().has_locked;
         self.fork.held = true;
         self.hold(true);
         self.fork.gate = ForkGate::open();
@@ -182,7 +191,7 @@ impl Registry {
             if !matches!(registry.class(vma), MappingClass::Swapped) {
                 return;
             }
-            let flags = registry.advice.flags_of(&maps, vma, first, true);
+            let flags = registry.advice.flags_of(&maps, vma, first, registry.fork.has_locked);
             if flags.dont_fork {
                 return;
             }
@@ -206,11 +215,17 @@ impl Registry {
         }
         let (lo, hi) = core::mem::take(&mut self.fork.evicted);
         if let (Some(maps), Some(mover)) = (Maps::open(), self.mover()) {
+            // SAFETY: a constant path.
+            let map = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
             self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
                 if matches!(registry.class(vma), MappingClass::Frozen) {
-                    registry.thaw(&maps, &mover, vma, (first, last));
+                    registry.thaw(&maps, (&mover, map), vma, (first, last));
                 }
             });
+            if map >= 0 {
+                // SAFETY: our own descriptor.
+                unsafe { libc::close(map) };
+            }
             // Asked about before: none of them is pinned.
             let pins = Pins::without_cuda();
             for (first, last) in core::mem::take(&mut self.fork.released) {
@@ -226,10 +241,10 @@ impl Registry {
         self.hosts.iter().filter_map(Weak::upgrade).for_each(|host| host.hold(hold));
     }
     /// Maps the pool's pages shared again.
-    fn thaw(&self, maps: &Maps, mover: &PageMover, vma: &Vma, (first, last): (usize, usize)) {
+    fn thaw(&self, maps: &Maps, (mover, map): (&PageMover, i32), vma: &Vma, (first, last): (usize, usize)) {
         let Some(pool) = self.pools.known(PAGE) else { return };
-        let flags = self.advice.flags_of(maps, vma, first, true);
-        if !mover.thaw(pool, (first, last), vma.prot()) {
+        let flags = self.advice.flags_of(maps, vma, first, self.fork.has_locked);
+        if !mover.thaw(pool, (first, last), vma.prot(), map) {
             return;
         }
         flags.apply(first, last);
@@ -244,7 +259,7 @@ impl Registry {
             if !matches!(registry.class(vma), MappingClass::Swapped) {
                 return;
             }
-            let flags = registry.advice.flags_of(maps, vma, first, true);
+            let flags = registry.advice.flags_of(maps, vma, first, registry.fork.has_locked);
             if !flags.dont_fork && mover.swap_out(pool, (first, last), vma.prot(), false) {
                 flags.apply(first, last);
                 let (lo, hi) = registry.fork.evicted;
@@ -265,7 +280,7 @@ impl Registry {
                 if !matches!(registry.class(vma), MappingClass::Private) {
                     return;
                 }
-                let flags = registry.advice.flags_of(maps, vma, first, true);
+                let flags = registry.advice.flags_of(maps, vma, first, registry.fork.has_locked);
                 if mover.swap_in(pool, (first, last), vma.prot(), false) {
                     flags.apply(first, last);
                     if vma.readable {
@@ -278,13 +293,14 @@ impl Registry {
     }
     /// In the child: an anonymous copy over each mapping of a pool.
     fn privatise(&mut self) {
-        let Some(maps) = Maps::open() else { return die() };
+        let (Some(maps), Some(room)) = (Maps::open(), CopyRoom::new()) else { return die() };
         self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
             let class = registry.class(vma);
             let is_copied = matches!(class, MappingClass::Frozen | MappingClass::Swapped);
             let flags =
-                if is_copied { registry.advice.flags_of(&maps, vma, first, true) } else { AdviceFlags::default() };
+                if is_copied { registry.advice.flags_of(&maps, vma, first, false) } else { AdviceFlags::default() };
             let copied = match class {
+                MappingClass::Frozen if last - first <= room.len => room.copy_in_place(vma, first, last - first),
                 MappingClass::Frozen => copy_over(vma, first, last - first, |copy| {
                     // SAFETY: both are `last - first` bytes; the source is readable (`copy_over`), and no other thread runs.
                     unsafe { core::ptr::copy_nonoverlapping(first as *const u8, copy, last - first) };
@@ -300,6 +316,8 @@ impl Registry {
             }
             flags.apply_inherited(first, last);
         });
+        // SAFETY: memory of this function.
+        unsafe { kernel::unmap(room.at, room.len) };
     }
     /// Calls `f` with each mapping that overlaps `[lo, hi)`, and the first and the end address of the overlap. Mappings without a
     /// count are included: pages that could not be made private on release are shared as well.
@@ -317,6 +335,37 @@ impl Registry {
 fn die() {
     // SAFETY: numbers only.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+/// Memory for the bytes of one short mapping at a time.
+struct CopyRoom {
+    at: *mut u8,
+    len: usize,
+}
+
+impl CopyRoom {
+    fn new() -> Option<CopyRoom> {
+        let len = 64 * PAGE;
+        kernel::map_private(len, 0).map(|at| CopyRoom { at, len })
+    }
+    /// Replaces `len` bytes of a mapping by fresh memory with the same bytes, in place: for many short mappings that is faster
+    /// than moving pages there, and the kernel joins them with their neighbours.
+    fn copy_in_place(&self, vma: &Vma, first: usize, len: usize) -> bool {
+        let rights = vma.prot() | libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: no other thread runs, and this one does not use the pages meanwhile: those of its stack are not frozen. Both
+        // places are `len` bytes long, and readable or writable as they are used.
+        unsafe {
+            if !vma.readable && !kernel::protect(first, len, rights) {
+                return false;
+            }
+            core::ptr::copy_nonoverlapping(first as *const u8, self.at, len);
+            if !kernel::map_fresh_over(first, len, rights) {
+                return false;
+            }
+            core::ptr::copy_nonoverlapping(self.at, first as *mut u8, len);
+            rights == vma.prot() || kernel::protect(first, len, vma.prot())
+        }
+    }
 }
 
 /// Replaces `len` bytes of a mapping by fresh private memory that `fill` has filled.

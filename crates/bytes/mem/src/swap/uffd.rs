@@ -143,17 +143,11 @@ impl PageMover {
     pub(crate) fn moves_shared(&self) -> bool {
         self.features & WP_SHMEM != 0
     }
-    /// Replaces the private mapping of the pool's pages `[lo, hi)` by a shared one, with what was written to it.
-    pub(crate) fn thaw(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32) -> bool {
-        // SAFETY: a constant path.
-        let map = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    /// Replaces the private mapping of the pool's pages `[lo, hi)` by a shared one, with what was written to it. `map`: a
+    /// descriptor of `/proc/self/pagemap`, or -1.
+    pub(crate) fn thaw(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, map: i32) -> bool {
         let direction = SwapDirection::Thaw(map);
-        let done = MoveJob { mover: self, pool, lo, hi, prot, direction, alone: false, done: false }.run();
-        if map >= 0 {
-            // SAFETY: our own descriptor.
-            unsafe { libc::close(map) };
-        }
-        done
+        MoveJob { mover: self, pool, lo, hi, prot, direction, alone: false, done: false }.run()
     }
     fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) -> bool {
         // SAFETY: the callers pass arrays of the size that `request` encodes.
