@@ -15,7 +15,7 @@ use shape::shape_of;
 use std::fmt::Write;
 
 /// The version whose contract [`RECORDED_HASH`] describes.
-const RECORDED_VERSION: u32 = 11;
+const RECORDED_VERSION: u32 = 12;
 /// Hash of the contract of that version.
 const RECORDED_HASH: u64 = 0x3281_82c7_19a6_fdcd;
 
