@@ -73,6 +73,16 @@ impl Controller {
         }
     }
 
+    /// Whether an acknowledgement that reports nothing of the path changes nothing, if `used` bytes were in flight before it. The
+    /// caller may leave out [`Controller::on_ack`] then.
+    #[inline]
+    pub fn ignores(&self, used: u64) -> bool {
+        match self {
+            Controller::Cubic(cubic) => cubic.ignores(used),
+            _ => false,
+        }
+    }
+
     /// An acknowledgement has said something of the path, and acknowledges no bytes: [`Controller::on_ack`] for controllers that
     /// use nothing of it but round trip and pressure.
     #[inline]

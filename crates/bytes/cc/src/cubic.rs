@@ -144,6 +144,8 @@ pub struct Cubic {
     overflowed_at: Nanos,
     /// Bits per second; [`RATE_UNPACED`] for none.
     rate_bps: u64,
+    /// An acknowledgement with fewer bytes in flight changes nothing, unless it reports something.
+    used_from: u64,
     /// Time-outs since the last acknowledgement.
     timeouts: u8,
     /// The window was reduced once at least: `reduced_at` is a time.
@@ -179,9 +181,17 @@ impl Cubic {
             pressed_at: Nanos(0),
             overflowed_at: Nanos(0),
             rate_bps: RATE_UNPACED,
+            used_from: 0,
             timeouts: 0,
             is_reduced: false,
         }
+    }
+
+    /// Whether an acknowledgement that reports nothing changes nothing, if `used` bytes were in flight: the window was not used,
+    /// or cannot grow.
+    #[inline]
+    pub(crate) fn ignores(&self, used: u64) -> bool {
+        used < self.used_from
     }
 
     /// An acknowledgement, with or without acknowledged bytes.
@@ -200,10 +210,6 @@ impl Cubic {
         }
         self.timeouts = 0;
         let max = self.settings.window_max;
-        let is_grown = self.window >= max && f64::from(self.endpoint) >= max;
-        if is_grown && sample.rtt.is_none() {
-            return;
-        }
         let acked = sample.acked_bytes as f64;
         if !sample.is_peer_congested() {
             let endpoint = f64::from(self.endpoint);
@@ -241,8 +247,7 @@ impl Cubic {
     /// whole packet more, that part was used.
     fn grow(&mut self, now: Nanos, acked: f64, inflight: f64) {
         let is_slow_start = self.window < self.threshold;
-        let share = if is_slow_start { 0.5 } else { 0.75 };
-        if inflight + self.settings.mtu < self.window * share {
+        if inflight < self.used_from() {
             return;
         }
         self.window = match is_slow_start {
@@ -250,6 +255,12 @@ impl Cubic {
             false => self.avoid_congestion(now, acked),
         };
         self.window = bounded(self.window, self.least(), self.settings.window_max);
+    }
+
+    /// Bytes in flight from which on the window is used.
+    fn used_from(&self) -> f64 {
+        let share = if self.window < self.threshold { 0.5 } else { 0.75 };
+        self.window * share - self.settings.mtu
     }
 
     fn slow_start(&mut self, acked: f64) -> f64 {
@@ -391,6 +402,12 @@ impl Cubic {
         let rate = gain * window * 8e9 / f64::from(self.srtt);
         let is_paced = self.srtt > 0.0 && window < window_max && rate < rate_max;
         self.rate_bps = if is_paced { (rate as u64).max(1) } else { RATE_UNPACED };
+        let is_grown = self.window >= window_max;
+        self.used_from = match () {
+            () if f64::from(self.endpoint) < window_max || self.timeouts > 0 => 0,
+            () if is_grown => u64::MAX,
+            () => self.used_from() as u64,
+        };
     }
 
     /// The smaller window, and the rate.

@@ -31,6 +31,8 @@ const WQE_BYTES: u64 = 512;
 pub const IDLE: Nanos = Nanos::from_ms(20_000);
 /// Time without bytes in flight after which a controller is asked whether it trusts its window.
 const IDLE_WINDOW: Nanos = Nanos::from_ms(100);
+/// A round trip is measured in one of so many turns, towards a peer that does not report it.
+const TURNS_PER_PROBE: u8 = 16;
 /// Longest wait for a next hop. A kernel asks three times at intervals of a second.
 pub const RESOLVING_MAX: Nanos = Nanos::from_ms(4_000);
 
@@ -104,6 +106,10 @@ pub struct Path {
     inflight: u64,
     /// When nothing was in flight any more.
     idle_since: Nanos,
+    /// Sends are not paced, and nothing is measured: most turns and acknowledgements concern the count of bytes only.
+    is_quiet: bool,
+    /// Turns until the next one that may measure a round trip, where the peer reports none.
+    unprobed: u8,
     /// The queue pair whose bytes are counted next repairs losses.
     pub(crate) is_recovering: bool,
     /// Bytes of READ responses among them.
@@ -145,6 +151,8 @@ impl Path {
             qp_min_bytes: u64::from(mtu),
             inflight: 0,
             idle_since: now,
+            is_quiet: false,
+            unprobed: 0,
             is_recovering: false,
             responses: 0,
             cnp_from: Nanos(0),
@@ -165,6 +173,7 @@ impl Path {
     pub(crate) fn retune(&mut self, now: Nanos, link: &PathLink) {
         let Path { controller, tuned, qp_min_bytes, .. } = Path::new(now, self.peer, self.device, link);
         (self.controller, self.tuned, self.qp_min_bytes) = (controller, tuned, qp_min_bytes);
+        self.is_quiet = false;
         self.params = link.cc;
     }
 
@@ -225,12 +234,24 @@ impl Path {
         if self.inflight == 0 {
             self.idle_since = now;
         }
+        if self.is_quiet && self.controller.ignores(self.inflight + acked_bytes) {
+            return;
+        }
         let is_recovering = self.is_recovering;
         let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, is_recovering, ..AckSample::default() };
         match &mut self.tuned {
             None => self.controller.on_ack(now, &sample),
             Some(tuned) => tuned.on_ack(now, qp, &sample, &mut self.controller),
         }
+        self.settle_quiet();
+    }
+
+    /// Nothing is measured, reported or paced until the controller gets another event.
+    fn settle_quiet(&mut self) {
+        self.is_quiet = self.tuned.as_ref().is_some_and(|tuned| {
+            let is_silent = tuned.guard.is_none() && tuned.probe.is_none() && tuned.reported.is_none();
+            is_silent && self.controller.limits().rate_bps == RATE_UNPACED
+        });
     }
 
     /// Acknowledgements of selective repeat say this of the path. The controller gets it with the bytes that they acknowledge; at
@@ -246,6 +267,7 @@ impl Path {
                 if self.inflight == 0 {
                     tuned.on_ack(now, NO_QP, &AckSample::default(), &mut self.controller);
                 }
+                self.settle_quiet();
             }
             None => {
                 let AckReport { rtt, pressure, .. } = *report;
@@ -257,7 +279,7 @@ impl Path {
     /// Most bytes that may leave in a turn now; `None` while the rate allows nothing. [`u64::MAX`] if sends are not paced.
     #[inline]
     pub(crate) fn burst(&mut self, now: Nanos) -> Option<u64> {
-        if self.tuned.is_none() { Some(u64::MAX) } else { self.paced_burst(now) }
+        if self.tuned.is_none() || self.is_quiet { Some(u64::MAX) } else { self.paced_burst(now) }
     }
 
     #[cold]
@@ -278,13 +300,7 @@ impl Path {
     /// Whether this path measures what leaves now ([`Path::left`]).
     #[inline]
     pub(crate) fn is_measured(&self) -> bool {
-        self.tuned.is_some() && self.is_charged()
-    }
-
-    #[inline(never)]
-    fn is_charged(&self) -> bool {
-        let is_measuring = self.tuned.as_ref().is_some_and(|tuned| !tuned.is_reported || tuned.guard.is_some());
-        is_measuring || self.controller.limits().rate_bps != RATE_UNPACED
+        self.tuned.is_some() && (!self.is_quiet || self.unprobed == 0)
     }
 
     /// Whether each acknowledgement is to be reported. `cubic` needs a round trip now and then.
@@ -298,7 +314,9 @@ impl Path {
         if self.inflight == 0 && now.since(self.idle_since) >= IDLE_WINDOW {
             let since = std::mem::replace(&mut self.idle_since, now);
             self.controller.on_idle(now, since);
+            self.settle_quiet();
         }
+        self.unprobed = self.unprobed.saturating_sub(1);
     }
 
     /// Frames left in a turn of queue pair `qp`, which had `before` bytes in flight and has `after` now.
@@ -319,9 +337,11 @@ impl Path {
         }
         // What a READ asks for takes longer than a round trip.
         let wants_probe = tuned.probe.is_none() && !(tuned.is_reported && tuned.guard.is_none());
+        self.unprobed = TURNS_PER_PROBE;
         if wants_probe && after > before && payload >= after - before {
             tuned.probe = Some(RttProbe { qp, left: after, at: now });
         }
+        self.settle_quiet();
     }
 
     /// Queue pair `qp` leaves the path: what it has in flight measures nothing.
@@ -369,6 +389,7 @@ impl Path {
             Signal::Cnp => self.controller.on_cnp(now),
             Signal::Spurious => self.controller.on_spurious(now),
         }
+        self.settle_quiet();
     }
     /// Bytes of unacknowledged messages that may be sent now; 0 while the next hop is being resolved, which `is_resolving` asks
     /// the port.
