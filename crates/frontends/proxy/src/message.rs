@@ -66,7 +66,7 @@ pub enum ControlMessage {
     /// [`LinkHello`] of the stream protocol.
     LinkHello {
         /// It is for the control channel itself, not for a queue pair.
-        here: bool,
+        by_channel: bool,
         /// `LinkHello::to_bytes`.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
@@ -138,7 +138,7 @@ pub enum Command {
         /// The peer.
         peer: usize,
         /// For the control channel.
-        here: bool,
+        by_channel: bool,
         /// What it says.
         hello: LinkHello,
     },

@@ -4,6 +4,7 @@
 //! the kernel removes it with the socket, so also with the process. Numbers of attributes are those of
 //! linux/netfilter/nf_tables.h.
 
+use crate::counters::ProxyCounter;
 use crate::netlink::{Attributes, NetfilterRequest, Netlink, RequestBatch, attribute};
 use std::io::Result;
 
@@ -177,8 +178,8 @@ impl TableBatch {
     }
 
     /// Makes a counter that rules can name.
-    pub fn counter(&mut self, counter: &str) {
-        let made = self.named().text(2, counter).be32(3, OBJECT_COUNTER).nested(4, Attributes::new());
+    pub fn counter(&mut self, counter: ProxyCounter) {
+        let made = self.named().text(2, counter.name()).be32(3, OBJECT_COUNTER).nested(4, Attributes::new());
         self.message(NEW_OBJECT, libc::NLM_F_CREATE, made);
     }
 
@@ -189,8 +190,8 @@ impl TableBatch {
 }
 
 /// The packets of a counter.
-pub fn counted(owner: &Netlink, family: i32, table: &str, counter: &str) -> Result<u64> {
-    let asked = Attributes::new().text(1, table).text(2, counter).be32(3, OBJECT_COUNTER);
+pub fn counted(owner: &Netlink, family: i32, table: &str, counter: ProxyCounter) -> Result<u64> {
+    let asked = Attributes::new().text(1, table).text(2, counter.name()).be32(3, OBJECT_COUNTER);
     let answer = owner.get(request(GET_OBJECT, family as u8), asked)?;
     let packets = attribute(&answer, 4).and_then(|data| attribute(data, 2)).and_then(|bytes| bytes.try_into().ok());
     packets.map(u64::from_be_bytes).ok_or_else(|| std::io::Error::other("a counter without a number"))
@@ -280,8 +281,8 @@ pub fn set_mark(mark: u32) -> Attributes {
 }
 
 /// Counts the packet.
-pub fn count(counter: &str) -> Attributes {
-    expression("objref", Attributes::new().be32(1, OBJECT_COUNTER).text(2, counter))
+pub fn count(counter: ProxyCounter) -> Attributes {
+    expression("objref", Attributes::new().be32(1, OBJECT_COUNTER).text(2, counter.name()))
 }
 
 fn verdict(code: i32, chain: Option<&str>) -> Attributes {

@@ -287,7 +287,7 @@ impl RelayWorker {
             Command::ControlChannel { peer, up } => links.set_channel(env, peer, up),
             Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
             Command::Rdma { peer, worker, at } => links.peer_listens(env, peer, worker, at),
-            Command::LinkHello { peer, here, hello } => self.on_hello(peer, here, hello),
+            Command::LinkHello { peer, by_channel, hello } => self.on_hello(peer, by_channel, hello),
             Command::Batch { peer, link, attempt, bytes } => {
                 self.on_channel_batch(peer, link, attempt, &bytes);
                 self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);

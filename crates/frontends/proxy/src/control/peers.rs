@@ -323,10 +323,10 @@ impl Control {
                 let at = (address.port() != 0).then_some((address, token));
                 self.command_all(|| Command::Rdma { peer, worker, at });
             }
-            ControlMessage::LinkHello { here, bytes } => {
+            ControlMessage::LinkHello { by_channel, bytes } => {
                 let (header, body) = Header::read(&bytes).map_err(|e| e.to_string())?;
                 let hello = LinkHello::read(header, body).map_err(|e| e.to_string())?;
-                self.command(self.owner(hello.link), Command::LinkHello { peer, here, hello });
+                self.command(self.owner(hello.link), Command::LinkHello { peer, by_channel, hello });
             }
             ControlMessage::Batch { link, attempt, bytes } => {
                 let owner = self.owner(link);

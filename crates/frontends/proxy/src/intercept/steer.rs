@@ -190,9 +190,9 @@ impl NftSteering {
 
     /// The values of `COUNTERS`: SYNs, so a repeated one counts again.
     pub fn counts(&self) -> Counts {
-        let read = |counter: ProxyCounter| {
-            let each = self.families.iter();
-            each.map(|family| nft::counted(&self.owner, *family, &self.table, counter.name()).unwrap_or(0)).sum()
+        let read = |counter| {
+            let of = |family: &i32| nft::counted(&self.owner, *family, &self.table, counter).unwrap_or(0);
+            self.families.iter().map(of).sum()
         };
         COUNTERS.iter().map(|counter| (*counter, read(*counter))).collect()
     }
@@ -230,11 +230,6 @@ fn when_within(offset: u32, (ip, bits): Prefix) -> Attributes {
     load.with(nft::masked(&mask[..key.len()])).with(nft::equal(&key))
 }
 
-/// Counts the packet.
-fn counted(counter: ProxyCounter) -> Attributes {
-    nft::count(counter.name())
-}
-
 /// The rules of one family.
 struct FamilyRules {
     mark: u32,
@@ -266,7 +261,7 @@ impl FamilyRules {
         let mut made = TableBatch::new(owner, self.family, table);
         made.make_table();
         self.make_sets(&mut made);
-        COUNTERS.iter().for_each(|counter| made.counter(counter.name()));
+        COUNTERS.iter().for_each(|counter| made.counter(*counter));
         for chain in [SYN, DECIDE, FOLLOW, DEAL] {
             made.chain(chain);
         }
@@ -308,15 +303,15 @@ impl FamilyRules {
             made.rule(SYN, group.with(nft::jump(&chain)));
             self.policy(made, &chain, &policy.taken);
         }
-        made.rule(SYN, counted(ProxyCounter::ConnectsWithoutPolicy));
+        made.rule(SYN, nft::count(ProxyCounter::ConnectsWithoutPolicy));
 
         let is_marked = nft::load_meta(nft::META_MARK).with(nft::when(Relation::NotEqual, &[0; 4]));
-        made.rule(DECIDE, is_marked.with(counted(ProxyCounter::ConnectsMarked)).with(nft::accept()));
+        made.rule(DECIDE, is_marked.with(nft::count(ProxyCounter::ConnectsMarked)).with(nft::accept()));
         let is_dead =
             nft::load_payload(nft::WORD_0, HeaderBase::Network, destination, len).with(nft::when_in(ALIVE, false));
-        made.rule(DECIDE, is_dead.with(counted(ProxyCounter::ConnectsWithoutPeer)).with(nft::accept()));
+        made.rule(DECIDE, is_dead.with(nft::count(ProxyCounter::ConnectsWithoutPeer)).with(nft::accept()));
         // If the set is full, the rule ends here, and the connection is not taken.
-        let noted = self.change(FLOWS, SetChange::Update).with(counted(ProxyCounter::ConnectsTaken));
+        let noted = self.change(FLOWS, SetChange::Update).with(nft::count(ProxyCounter::ConnectsTaken));
         made.rule(DECIDE, noted.with(nft::set_mark(self.mark)));
         // Not back to SYN, which would count it again.
         made.rule(DECIDE, nft::accept());

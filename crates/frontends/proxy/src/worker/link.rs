@@ -168,9 +168,9 @@ impl PeerLink {
             let windows = conn.slot.into_iter().flat_map(|slot| self.pool.windows(slot));
             windows.map(|window| WindowOf { stream: conn.stream.id(), window })
         });
-        let (link, received, here) = (self.number, self.inbox.received(), self.transport.by_channel);
+        let (link, received, by_channel) = (self.number, self.inbox.received(), self.transport.by_channel);
         let hello = LinkHello { link, attempt: self.transport.hello_attempt(), received, windows: windows.collect() };
-        let message = ControlMessage::LinkHello { here, bytes: hello.to_bytes() };
+        let message = ControlMessage::LinkHello { by_channel, bytes: hello.to_bytes() };
         env.report(Report::ToPeer(self.peer, message));
     }
 

@@ -4,7 +4,7 @@ use crate::counters::ProxyCounters;
 use serde::Serialize;
 
 /// One stream.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct StreamView {
     /// The program's address.
     pub client: String,

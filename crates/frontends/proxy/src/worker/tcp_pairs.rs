@@ -128,12 +128,8 @@ impl TcpPairs {
         self.pairs.iter().map(|pair| StreamView {
             client: pair.ends.0.to_string(),
             server: pair.ends.1.to_string(),
-            peer: String::new(),
             state: format!("tcp: {}", pair.why.name()),
-            window: 0,
-            window_in: 0,
-            sent: 0,
-            delivered: 0,
+            ..StreamView::default()
         })
     }
 }
