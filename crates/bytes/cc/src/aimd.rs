@@ -58,7 +58,7 @@ impl Aimd {
         }
     }
 
-    /// The same with [`INITIAL_PACKETS`] of `mtu` bytes, in slow start.
+    /// The same with ten packets of `mtu` bytes, in slow start.
     pub fn starting(window_max_bytes: u64, mtu: u64) -> Aimd {
         let all = Aimd::new(window_max_bytes, mtu);
         let window_bytes = all.window_max_bytes.min(INITIAL_PACKETS * mtu);
