@@ -32,6 +32,8 @@ def test_marks_are_answered_by_notifications(make_fabric, port, cc):
 @pytest.mark.parametrize("port", PORTS, ids=["udp", "packet"])
 def test_without_a_controller_that_reacts_nothing_is_marked(make_fabric, port):
     fabric = make_fabric(ports=(port, f"impair:ecn=100%,dir=rx/{port}"))
+    for host in (fabric.a, fabric.b):
+        congestion(host, "aimd")
     run_pair(fabric.b, fabric.a, [EXERCISE, "-n", 1000, "-s", 9])
     assert fabric.b.stats()["marked_packets"] == 0
 
