@@ -1,6 +1,8 @@
 """Asynchronous events as programs get them: type, object, order and number."""
 
+import pytest
 from lab import build_directory, wait_until
+from lab.users import ALICE, Users, public_copy
 
 EXPECTED = """\
 established
@@ -43,6 +45,22 @@ end
 def test_events_of_queues_come_once_and_in_order(fabric):
     code, text = fabric.a.run(build_directory() / "programs" / "events", "burst0", 0)
     assert (code, text) == (0, EXPECTED)
+
+
+UNREAD = "ok completion events\nok events of queue pairs\nok events of shared receive queues\n"
+
+
+@pytest.mark.parametrize("in_process", [False, True], ids=["daemon", "in process"])
+def test_unread_events_go_with_their_object(make_fabric, in_process):
+    fabric = make_fabric(in_process=in_process)
+    assert fabric.a.run(build_directory() / "programs" / "unread_events") == (0, UNREAD)
+
+
+def test_unread_events_go_where_the_daemon_is_another_user(make_fabric):
+    """The pipe is root's; the program may open it again all the same."""
+    fabric = make_fabric()
+    place = public_copy(fabric.directory / "public", "programs/unread_events")
+    assert Users(fabric.a, place).run(ALICE, "unread_events") == UNREAD
 
 
 def await_lines(program, lines):

@@ -152,6 +152,18 @@ impl EventPipe {
         Ok((pipe, read))
     }
 
+    /// A pipe as [`EventPipe::new`] makes it, whose read end the program may open again for writing by `/proc/self/fd`, although
+    /// the daemon is another user: the library takes the records of a destroyed object out and writes the others back. Only the
+    /// owners of a descriptor reach a pipe, whatever its mode; what a program writes there, it reads itself.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new_editable() -> std::io::Result<(EventPipe, OwnedFd)> {
+        let (pipe, read) = EventPipe::new()?;
+        rustix::fs::fchmod(&read, rustix::fs::Mode::from_raw_mode(0o666))?;
+        Ok((pipe, read))
+    }
+
     fn backlog(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
         self.backlog.lock().unwrap_or_else(|e| e.into_inner())
     }

@@ -4,6 +4,7 @@
 use crate::boundary::{self, EIO, Errno, Outcome};
 use crate::context::VerbsContext;
 use crate::sys::*;
+use crate::unread::UnreadEvents;
 use burst_control::{Request, Response};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -17,6 +18,8 @@ pub struct VerbsChannel {
     pub handle: u32,
     pipe: OwnedFd,
     users: AtomicU32,
+    /// Events that are neither read nor in the pipe.
+    pub unread: UnreadEvents<8>,
 }
 
 impl VerbsChannel {
@@ -41,6 +44,11 @@ impl VerbsChannel {
 
     fn refcnt(&self) -> *mut c_int {
         (&raw const self.base.refcnt).cast_mut()
+    }
+
+    /// Removes the unread events of a destroyed CQ.
+    pub fn forget(&self, cookie: u64) {
+        self.unread.purge(self.pipe(), |record| u64::from_ne_bytes(*record) == cookie);
     }
 
     /// Counts a CQ that uses this channel. `refcnt` is a public field: programs may read it.
@@ -73,7 +81,14 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         // The application may change the blocking mode; a new channel blocks.
         set_blocking(pipe.as_raw_fd())?;
         let base = ibv_comp_channel { context, fd: pipe.as_raw_fd(), refcnt: 0 };
-        Ok(Box::into_raw(Box::new(VerbsChannel { base, handle, pipe, users: AtomicU32::new(0) })).cast())
+        Ok(Box::into_raw(Box::new(VerbsChannel {
+            base,
+            handle,
+            pipe,
+            users: AtomicU32::new(0),
+            unread: UnreadEvents::default(),
+        }))
+        .cast())
     })
 }
 

@@ -7,9 +7,10 @@ use crate::boundary::{EINVAL, EIO, ENOMEM, Outcome};
 use crate::context_name::name_file;
 use crate::device::VerbsDevice;
 use crate::sys::*;
+use crate::unread::UnreadEvents;
 use burst_client::raw::RawContext;
 use burst_client::raw::cookies::EventSources;
-use burst_control::AsyncRecord;
+use burst_control::{AsyncObject, AsyncRecord};
 use burst_ffi::report;
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -51,6 +52,8 @@ pub struct VerbsContext {
     pub sources: Mutex<EventSources<EventSource>>,
     /// Events that the library owes the program after the end of the daemon.
     pub owed: Mutex<OwedEvents>,
+    /// Asynchronous events that are neither read nor in the pipe.
+    pub unread: UnreadEvents<{ AsyncRecord::BYTES }>,
     /// The file that names the context; `cmd_fd` is its descriptor number.
     _name: OwnedFd,
 }
@@ -90,8 +93,14 @@ impl VerbsContext {
             return Err(ENOMEM);
         }
         device.retain();
-        let context =
-            Box::new(VerbsContext { verbs, raw, sources: Mutex::default(), owed: Mutex::default(), _name: name });
+        let context = Box::new(VerbsContext {
+            verbs,
+            raw,
+            sources: Mutex::default(),
+            owed: Mutex::default(),
+            unread: UnreadEvents::default(),
+            _name: name,
+        });
         Ok(Box::into_raw(context).cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
     }
 
@@ -109,6 +118,15 @@ impl VerbsContext {
     #[cold]
     pub fn daemon_has_hung_up(&self) -> bool {
         self.daemon_ends_within(HANG_UP_MS) && self.daemon_is_gone()
+    }
+
+    /// Removes the unread asynchronous events of a destroyed object.
+    pub fn forget_async_events(&self, cookie: u64) {
+        self.unread.purge(self.async_fd().as_raw_fd(), |record| {
+            let record = AsyncRecord::from_bytes(record);
+            let of_object = |object| matches!(object, AsyncObject::Cq | AsyncObject::Qp | AsyncObject::Srq);
+            record.is_some_and(|record| of_object(record.object) && record.cookie == cookie)
+        });
     }
 
     /// Makes `poll_cq` the function of later calls of `ibv_poll_cq`.

@@ -221,6 +221,11 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         context.end_object(&Request::DestroyCq { cq: ours.handle })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);
+            // SAFETY: the channel outlives its CQs (EBUSY).
+            if let Some(channel) = unsafe { VerbsChannel::from_ibv(ours.base.channel) } {
+                channel.forget(ours.cookie);
+            }
+            context.forget_async_events(ours.cookie);
             // SAFETY: the CQ is alive and has left the table: no more events are handed out.
             unsafe {
                 VerbsCq::comp_meter(cq).wait(&ours.comp_events);

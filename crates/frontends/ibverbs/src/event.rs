@@ -1,8 +1,9 @@
 //! Reading and acknowledging completion events and asynchronous events. Both come through pipes; the program may poll the read
 //! ends.
 //!
-//! A channel's pipe carries 8-byte cookies, the pipe of asynchronous events [`AsyncRecord`]s. A cookie whose object was destroyed
-//! is skipped. Each event that a program gets is counted at its object ([`EventCount`](crate::meter::EventCount)).
+//! A channel's pipe carries 8-byte cookies, the pipe of asynchronous events [`AsyncRecord`]s. The events of a destroyed object
+//! are taken out ([`crate::unread`]); one that is read nevertheless is skipped. Each event that a program gets is counted at its
+//! object ([`EventCount`](crate::meter::EventCount)).
 
 use crate::boundary::{self, EIO, Outcome};
 use crate::channel::VerbsChannel;
@@ -52,13 +53,13 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     loop {
-        let (mut fd, mut wait) = (-1, None);
+        let (mut fd, mut wait, mut unread) = (-1, None, None);
         let failed = boundary::number(|| {
             // SAFETY: the caller gives a live channel of an open context.
             let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
             // SAFETY: as above.
             unsafe { VerbsContext::from_ibv(ours.context()) }?;
-            fd = ours.pipe();
+            (fd, unread) = (ours.pipe(), ours.unread.pop());
             // SAFETY: as above.
             wait = unsafe { VerbsContext::from_ibv(ours.context()) }?.in_process_calls().copied();
             Ok(0)
@@ -69,9 +70,13 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         let mut record = [0; 8];
         // SAFETY: this frame owns nothing.
         let got = unsafe {
-            match &wait {
-                Some(calls) => in_process::read(calls, fd, record.as_mut_ptr().cast(), record.len()),
-                None => read_record(fd, &mut record),
+            match (&wait, &unread) {
+                (_, Some(taken)) => {
+                    record = *taken;
+                    record.len() as isize
+                }
+                (Some(calls), None) => in_process::read(calls, fd, record.as_mut_ptr().cast(), record.len()),
+                (None, None) => read_record(fd, &mut record),
             }
         };
         let mut found = None;
@@ -133,18 +138,22 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     loop {
-        let mut fd = -1;
+        let (mut fd, mut unread) = (-1, None);
         let failed = boundary::number(|| {
             // SAFETY: the caller gives an open context.
-            fd = unsafe { VerbsContext::from_ibv(context) }?.async_fd().as_raw_fd();
+            let ours = unsafe { VerbsContext::from_ibv(context) }?;
+            (fd, unread) = (ours.async_fd().as_raw_fd(), ours.unread.pop());
             Ok(0)
         });
         if failed != 0 {
             return failed;
         }
-        let mut record = [0; AsyncRecord::BYTES];
-        // SAFETY: this frame owns nothing.
-        let got = unsafe { read_record(fd, &mut record) };
+        let mut record = unread.unwrap_or([0; AsyncRecord::BYTES]);
+        let got = match unread {
+            Some(_) => record.len() as isize,
+            // SAFETY: this frame owns nothing.
+            None => unsafe { read_record(fd, &mut record) },
+        };
         let mut found = None;
         let failed = boundary::number(|| {
             // SAFETY: the caller gives an open context.

@@ -47,4 +47,5 @@ pub mod srq;
 pub mod strings;
 pub mod sys;
 pub mod sysfs;
+pub mod unread;
 pub mod xrc;

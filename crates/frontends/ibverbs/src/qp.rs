@@ -522,6 +522,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             let _ = context.send_without_reply(&Request::DropQps { qps: vec![ours.handle()] });
         } else {
             context.end_object(&Request::DestroyQp { qp: ours.handle() })?;
+            if context.is_alive() {
+                context.forget_async_events(ours.event_cookie);
+            }
         }
         if context.is_alive() {
             lock(&context.sources).remove(ours.event_cookie);

@@ -192,6 +192,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         context.end_object(&Request::DestroySrq { srq: ours.handle() })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);
+            context.forget_async_events(ours.cookie);
             // SAFETY: the SRQ is alive and has left the table.
             unsafe { VerbsSrq::meter(srq).wait(&ours.events) };
         }

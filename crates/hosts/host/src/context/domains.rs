@@ -54,7 +54,7 @@ impl Context {
     pub(super) fn create_channel(&mut self, host: &Host) -> Result<ReplyParts, Refusal> {
         self.check_descriptor_share(host)?;
         let charge = self.caller.charge(&[(Resource::Channel, 1), (Resource::Descriptor, 1)])?;
-        let (pipe, read) = EventPipe::new().map_err(system("make a completion channel"))?;
+        let (pipe, read) = EventPipe::new_editable().map_err(system("make a completion channel"))?;
         let channel = self.channels.insert(InUse::new(Arc::new(pipe)), charge);
         Ok(ReplyParts::with_fds(Response::Channel { channel }, vec![read]))
     }

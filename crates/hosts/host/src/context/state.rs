@@ -216,7 +216,7 @@ impl Context {
         let arena = Arena::new()
             .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
         let segments = segments_from(&arena, 0)?;
-        let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
+        let (pipe, events_fd) = EventPipe::new_editable().map_err(system("make the event pipe"))?;
         let async_events: Arc<dyn EventSink> = Arc::new(pipe);
         let mut fds = vec![status_fd(host)?, events_fd];
         let untrusted = !caller.account.is_privileged();
