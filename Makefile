@@ -4,7 +4,6 @@ SHELL := /bin/bash
 CARGO ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
-LIB := target/release/lib
 # Whether the port kind `dpdk` is built: auto (where pkg-config finds libdpdk when the build begins, after `deps`), yes or no.
 DPDK ?= auto
 export CARGO DPDK
@@ -86,19 +85,8 @@ mutants: ## Mutation test of one crate: make mutants CRATE=wire [SHARD=0/4] [FIL
 doc: ## Build the API documentation; warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-install: build ## Install below PREFIX (default /usr/local)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/burst
-	install -m 755 target/release/burst target/release/burstd target/release/burst-proxy target/release/burst-sim $(DESTDIR)$(PREFIX)/bin
-	install -m 755 $(LIB)/burst-pair $(DESTDIR)$(PREFIX)/lib/burst
-	install -m 644 $(LIB)/lib*.so.1 $(DESTDIR)$(PREFIX)/lib/burst
-	ln -sf libibverbs.so.1 $(DESTDIR)$(PREFIX)/lib/burst/libibverbs.so
-	ln -sf librdmacm.so.1 $(DESTDIR)$(PREFIX)/lib/burst/librdmacm.so
-	install -d $(DESTDIR)$(PREFIX)/share/burst
-	install -m 644 share/*.bt share/wireshark/*.lua $(DESTDIR)$(PREFIX)/share/burst
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
-	sed 's|/usr/local/|$(PREFIX)/|' share/systemd/burstd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/burstd.service
-	install -m 644 share/systemd/burstd.socket $(DESTDIR)$(PREFIX)/lib/systemd/system
-	install -m 644 share/systemd/burst.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/burst.conf
+install: ## Install what `make build` has built below PREFIX (default /usr/local), with manual pages and completions; builds nothing
+	@PREFIX=$(PREFIX) scripts/install
 
 clean: ## Remove all build output
 	$(CARGO) clean

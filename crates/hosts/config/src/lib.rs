@@ -131,8 +131,9 @@ pub fn read_from(words: impl IntoIterator<Item = OsString>, env: Env) -> Result<
 }
 
 /// The command line, one argument per row of the table.
-fn command() -> clap::Command {
-    let about = "The Burst daemon: carries RoCEv2 for the verbs programs of this host.\n\n\
+pub fn command() -> clap::Command {
+    let about = "The Burst daemon: carries RoCEv2 for the verbs programs of this host";
+    let long_about = "The Burst daemon: carries RoCEv2 for the verbs programs of this host.\n\n\
         It stays in the foreground and logs to stderr; `burst run` starts one for you when none runs.";
     let config = clap::Arg::new("config")
         .long("config")
@@ -141,6 +142,7 @@ fn command() -> clap::Command {
     let base = clap::Command::new("burstd")
         .version(env!("CARGO_PKG_VERSION"))
         .about(about)
+        .long_about(long_about)
         .after_help("Each key can also be given as an environment variable or in the file; a flag wins over a variable, a variable over the file.")
         .arg(config);
     KEYS.iter().fold(base, |command, key| command.arg(argument(key)))

@@ -1,0 +1,193 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_burst_global_optspecs
+    string join \n h/help V/version
+end
+
+function __fish_burst_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_burst_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_burst_using_subcommand
+    set -l cmd (__fish_burst_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c burst -n "__fish_burst_needs_command" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_needs_command" -s V -l version -d 'Print version'
+complete -c burst -n "__fish_burst_needs_command" -f -a "run" -d 'Run a program whose verbs calls go to Burst'
+complete -c burst -n "__fish_burst_needs_command" -f -a "ls" -d 'List devices, their ports and addresses'
+complete -c burst -n "__fish_burst_needs_command" -f -a "doctor" -d 'Check, step by step, whether verbs programs can work here, and say what to do if not'
+complete -c burst -n "__fish_burst_needs_command" -f -a "why" -d 'Explain a reason: its name in counters and logs, or vendor_err or status of a completion'
+complete -c burst -n "__fish_burst_needs_command" -f -a "stats" -d 'Show the daemon\'s counters'
+complete -c burst -n "__fish_burst_needs_command" -f -a "capture" -d 'Show the packets of a daemon\'s ports, or write them for Wireshark'
+complete -c burst -n "__fish_burst_needs_command" -f -a "cc" -d 'Show the congestion control of each peer, or change it'
+complete -c burst -n "__fish_burst_needs_command" -f -a "cm" -d 'Show what connection setup costs, step by step, and the connections'
+complete -c burst -n "__fish_burst_needs_command" -f -a "impair" -d 'Lose, delay, mark or reorder packets of a port for a time, to see how programs fare'
+complete -c burst -n "__fish_burst_needs_command" -f -a "host-files" -d 'Show the devices in /sys/class/infiniband and /dev/infiniband to every program of this host (root)'
+complete -c burst -n "__fish_burst_needs_command" -f -a "detach-daemon"
+complete -c burst -n "__fish_burst_needs_command" -f -a "in-process-snapshot" -d 'Open a host in this process, and print its devices as JSON'
+complete -c burst -n "__fish_burst_needs_command" -f -a "proxy" -d 'Carry TCP connections of unmodified programs over RDMA (docs/proxy.md)'
+complete -c burst -n "__fish_burst_needs_command" -f -a "sim" -d 'Simulate hosts that run the real engine on a modelled network (docs/simulator.md)'
+complete -c burst -n "__fish_burst_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand run" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand run" -l port -d 'Port of a daemon that has to be started, for example udp:dev=eth0 [default: udp]' -r
+complete -c burst -n "__fish_burst_using_subcommand run" -l in-process -d 'Run the engine inside the program, without a daemon; the program needs an address that no daemon serves'
+complete -c burst -n "__fish_burst_using_subcommand run" -l lent -d 'Run the engine inside the program, on the addresses of the running daemon, which must allow it (burstd --lend same-user)'
+complete -c burst -n "__fish_burst_using_subcommand run" -l no-start -d 'Fail if no daemon runs: start none'
+complete -c burst -n "__fish_burst_using_subcommand run" -l no-host-files -d 'Run the program in the host\'s namespaces, without /dev/infiniband and /sys/class/infiniband'
+complete -c burst -n "__fish_burst_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand ls" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand ls" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand ls" -l users -d 'List what the programs of each user use of the daemon\'s limited resources, and how much they may use'
+complete -c burst -n "__fish_burst_using_subcommand ls" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand doctor" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand doctor" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand why" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand why" -l reports -d 'With `daemon`: the directory of crash reports to read if no daemon answers (state_dir) [default: this user\'s]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand why" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand why" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand stats" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand stats" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand stats" -l all -d 'Also counters that are 0'
+complete -c burst -n "__fish_burst_using_subcommand stats" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand capture" -s w -l write -d 'Write pcapng to this file; `-`: to stdout' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l snap -d 'Bytes of each packet behind the UDP header [default: all, without -w 128]' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l count -d 'End after N packets' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l for -d 'End after this time' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand capture" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand cc" -l for -d 'Change it for peers of this kind only: standard, burst (other Burst daemons), loopback (own addresses)' -r
+complete -c burst -n "__fish_burst_using_subcommand cc" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand cc" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand cc" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand cm" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand cm" -l state -d 'Only connections in this state' -r -f -a "listening\t''
+req-sent\t''
+queued\t''
+req-received\t''
+rep-sent\t''
+rep-received\t''
+established\t''
+dreq-sent\t''
+time-wait\t''
+sidr-sent\t''
+sidr-received\t''
+sidr-answered\t''"
+complete -c burst -n "__fish_burst_using_subcommand cm" -s w -l watch -d 'Again every so many seconds [1], each time what happened since, until interrupted' -r
+complete -c burst -n "__fish_burst_using_subcommand cm" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand cm" -s c -l connections -d 'List connections and listeners, by state'
+complete -c burst -n "__fish_burst_using_subcommand cm" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand impair" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand impair" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand host-files" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand host-files" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand detach-daemon" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand in-process-snapshot" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -s V -l version -d 'Print version'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "run" -d 'Run a proxy until SIGTERM'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "keys" -d 'Make a certificate authority and a certificate for each name, where they are missing'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "ls" -d 'List peers, links and streams'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "stats" -d 'Show counters'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "metrics" -d 'Show counters as Prometheus text'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "why" -d 'Show why connections were not carried by a peer: the last 256 per worker'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "drain" -d 'Take no new connections; open streams go on'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "janitor" -d 'Remove routes when standard input ends'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain break-queue-pairs janitor help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from run" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from keys" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from ls" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from ls" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from ls" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from stats" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from stats" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from stats" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from metrics" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from metrics" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from why" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from why" -l json -d 'Print JSON'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from why" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from drain" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from drain" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from break-queue-pairs" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from break-queue-pairs" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from janitor" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "run" -d 'Run a proxy until SIGTERM'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "keys" -d 'Make a certificate authority and a certificate for each name, where they are missing'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "ls" -d 'List peers, links and streams'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "stats" -d 'Show counters'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "metrics" -d 'Show counters as Prometheus text'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "why" -d 'Show why connections were not carried by a peer: the last 256 per worker'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "drain" -d 'Take no new connections; open streams go on'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "janitor" -d 'Remove routes when standard input ends'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -l seed -d 'Seed, instead of the scenario\'s' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -l json -d 'Write the results as JSON to this file; `-`: to the standard output, without the table' -r -F
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -l svg -d 'Plot the results into this file' -r -F
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -l capture -d 'Write the packets of one host into this file, for Wireshark and tshark' -r -F
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -l capture-host -d 'Host whose packets are captured' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -s V -l version -d 'Print version'
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -a "sweep" -d 'Run a scenario with all combinations of some values, on all cores'
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -a "hunt" -d 'Look for faults: random scenarios under the oracle; a failure is made smaller and shown with its command'
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -a "replay" -d 'Run the random scenario of a seed again, as `hunt` did'
+complete -c burst -n "__fish_burst_using_subcommand sim; and not __fish_seen_subcommand_from sweep hunt replay help" -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from sweep" -l set -d 'Values of a key; values that have commas are separated by `;`' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from sweep" -l json -d 'Write all results as JSON' -r -F
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from sweep" -l jobs -d 'Threads [default: all cores]' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from sweep" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l from -d 'First seed [default: from the clock]' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l seeds -d 'Number of seeds' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l seconds -d 'How long [default: 60]' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l jobs -d 'Threads [default: all cores]' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -l capture -d 'Write the packets of one host into this file, for Wireshark and tshark' -r -F
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -l capture-host -d 'Host whose packets are captured' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -l show -d 'Print the scenario and do not run it'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -s h -l help -d 'Print help'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from help" -f -a "sweep" -d 'Run a scenario with all combinations of some values, on all cores'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from help" -f -a "hunt" -d 'Look for faults: random scenarios under the oracle; a failure is made smaller and shown with its command'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from help" -f -a "replay" -d 'Run the random scenario of a seed again, as `hunt` did'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "run" -d 'Run a program whose verbs calls go to Burst'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "ls" -d 'List devices, their ports and addresses'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "doctor" -d 'Check, step by step, whether verbs programs can work here, and say what to do if not'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "why" -d 'Explain a reason: its name in counters and logs, or vendor_err or status of a completion'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "stats" -d 'Show the daemon\'s counters'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "capture" -d 'Show the packets of a daemon\'s ports, or write them for Wireshark'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "cc" -d 'Show the congestion control of each peer, or change it'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "cm" -d 'Show what connection setup costs, step by step, and the connections'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "impair" -d 'Lose, delay, mark or reorder packets of a port for a time, to see how programs fare'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "host-files" -d 'Show the devices in /sys/class/infiniband and /dev/infiniband to every program of this host (root)'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "detach-daemon"
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "in-process-snapshot" -d 'Open a host in this process, and print its devices as JSON'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "proxy" -d 'Carry TCP connections of unmodified programs over RDMA (docs/proxy.md)'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "sim" -d 'Simulate hosts that run the real engine on a modelled network (docs/simulator.md)'
+complete -c burst -n "__fish_burst_using_subcommand help; and not __fish_seen_subcommand_from run ls doctor why stats capture cc cm impair host-files detach-daemon in-process-snapshot proxy sim help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "run" -d 'Run a proxy until SIGTERM'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "keys" -d 'Make a certificate authority and a certificate for each name, where they are missing'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "ls" -d 'List peers, links and streams'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "stats" -d 'Show counters'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "metrics" -d 'Show counters as Prometheus text'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "why" -d 'Show why connections were not carried by a peer: the last 256 per worker'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "drain" -d 'Take no new connections; open streams go on'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from proxy" -f -a "janitor" -d 'Remove routes when standard input ends'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from sim" -f -a "sweep" -d 'Run a scenario with all combinations of some values, on all cores'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from sim" -f -a "hunt" -d 'Look for faults: random scenarios under the oracle; a failure is made smaller and shown with its command'
+complete -c burst -n "__fish_burst_using_subcommand help; and __fish_seen_subcommand_from sim" -f -a "replay" -d 'Run the random scenario of a seed again, as `hunt` did'
