@@ -63,11 +63,11 @@ bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in
 	@scripts/install-deps --interop
 	$(PYTHON) tests/interop/cost.py
 
-experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP), how senders share a link, what many queue pairs cost, and simulate figures of publications (half an hour; tables, plots in target)
+experiments: deps build ## Measure a shared bottleneck beside TCP, loss (selective repeat beside go-back-N and TCP), how senders share a link, what many queue pairs cost, and simulate figures of publications (two hours; tables, plots in target)
 	$(CARGO) build --release --locked -p burst-engine --example shared_link --example many_queue_pairs --example calibrate
 	$(CARGO) build --release --locked -p burst-shm --example doorbells
 	$(CARGO) build --release --locked -p burst-urma-studies
-	@missed=0; for one in fairness/run loss/run loss/tcp scale/run calibration/run simulator/run urma/run; do experiments/$$one || missed=1; done; exit $$missed
+	@missed=0; for one in bottleneck/run fairness/run loss/run loss/tcp scale/run calibration/run simulator/run urma/run; do experiments/$$one || missed=1; done; exit $$missed
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check

@@ -3,7 +3,7 @@
 use crate::events::NetworkEvents;
 use crate::port::{LinkEnd, QueuedTrain, Sending, time_of};
 use crate::schedule::{PacketFate, PacketSchedule};
-use crate::topology::{CLASSES, LinkFaults, REORDER_MAX, Switches, Topology, distances, neighbours};
+use crate::topology::{CLASSES, LinkFaults, Switches, Topology, distances, neighbours};
 use crate::{Cut, HostId, Train};
 use burst_base::rng::Rng;
 
@@ -261,7 +261,7 @@ impl<T: Cut> Network<T> {
             let queued = QueuedTrain { train: piece.train, is_corrupted, whole_at: end, ingress: None };
             (if to_host { end } else { head }, What::Come { port: peer, queued })
         };
-        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
+        let LinkFaults { loss, reorder, duplicate, corrupt, .. } = self.faults;
         if loss + reorder + duplicate + corrupt == 0.0 && self.ports[at as usize].schedules.is_empty() {
             let (at, what) = arrival(TrainPiece { train, before: 0, late: 0, is_corrupted: false });
             return self.schedule(at, what);
@@ -315,17 +315,17 @@ impl<T: Cut> Network<T> {
 
     /// What happens to the next packet that a port sends: by schedule, and at random.
     fn fate(&mut self, at: u32) -> PacketFate {
-        let LinkFaults { loss, reorder, duplicate, corrupt } = self.faults;
+        let LinkFaults { loss, reorder, duplicate, corrupt, late_max } = self.faults;
         let rng = &mut self.rngs[at as usize];
         let mut happens = |share: f64| share > 0.0 && chance(rng, share);
         let (is_lost, is_late, is_double, is_corrupted) =
             (happens(loss), happens(reorder), happens(duplicate), happens(corrupt));
         let mut fate = PacketFate { is_lost, is_corrupted, ..PacketFate::default() };
         if is_late {
-            fate.late = 1 + rng.next_u64() % REORDER_MAX;
+            fate.late = 1 + rng.next_u64() % late_max;
         }
         if is_double && !is_lost {
-            fate.again = Some(rng.next_u64() % REORDER_MAX);
+            fate.again = Some(rng.next_u64() % late_max);
         }
         let port = &mut self.ports[at as usize];
         if port.schedules.is_empty() { fate } else { port.next_fate().and(fate) }
@@ -428,10 +428,14 @@ impl<T: Cut> Network<T> {
         self.start(now, to);
     }
 
-    /// Bytes that a port and class may hold now.
+    /// Bytes of the buffer that are free.
+    fn free(&self, switch: u32) -> u64 {
+        self.settings.buffer.saturating_sub(self.switches[switch as usize].used)
+    }
+
+    /// Bytes that a port and class may hold now, those included that it holds.
     fn threshold(&self, switch: u32) -> u64 {
-        let free = self.settings.buffer.saturating_sub(self.switches[switch as usize].used);
-        ((free as f64 * self.settings.alpha) as u64).min(free)
+        (self.free(switch) as f64 * self.settings.alpha) as u64
     }
 
     /// How many packets of a train the buffer has room for, without flow control.
@@ -439,7 +443,10 @@ impl<T: Cut> Network<T> {
         let port = &self.ports[from as usize];
         let room = match self.settings.classes[usize::from(class)].pfc {
             true => self.settings.headroom.saturating_sub(port.headroom_used[usize::from(class)]),
-            false => self.threshold(port.node - self.hosts).saturating_sub(port.held[usize::from(class)]),
+            false => {
+                let switch = port.node - self.hosts;
+                self.threshold(switch).saturating_sub(port.held[usize::from(class)]).min(self.free(switch))
+            }
         };
         ((room / u64::from(train.stride.max(1))) as u32).min(train.count - 1)
     }
@@ -449,10 +456,10 @@ impl<T: Cut> Network<T> {
         let (node, index) = (self.ports[from as usize].node, usize::from(class) % CLASSES);
         let (switch, hosts) = (node - self.hosts, self.hosts);
         debug_assert!(node >= hosts);
-        let threshold = self.threshold(switch);
+        let (threshold, free) = (self.threshold(switch), self.free(switch));
         let port = &mut self.ports[from as usize];
         let shared = port.held[index] - port.headroom_used[index];
-        let fits = shared + bytes <= threshold;
+        let fits = shared + bytes <= threshold && bytes <= free;
         if !fits && !self.settings.classes[index].pfc {
             return None;
         }
@@ -583,6 +590,18 @@ impl<T: Cut> Network<T> {
     /// What was counted.
     pub fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// Changes the rate at which a host sends into its link, in bit/s; what comes to the host keeps the link's rate.
+    pub fn set_host_rate(&mut self, host: HostId, rate: u64) {
+        assert!(rate > 0, "a link has a rate");
+        self.ports[self.adapters[host.0 as usize].0 as usize].rate = rate;
+    }
+
+    /// Bytes that wait for the link to a host at the last switch, and the most that ever did.
+    pub fn queue_to(&self, host: HostId) -> (u64, u64) {
+        let port = &self.ports[self.ports[self.adapters[host.0 as usize].0 as usize].peer as usize];
+        (port.queued, port.queued_max)
     }
 
     /// The most bytes that waited at a port of a switch.

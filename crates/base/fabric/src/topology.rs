@@ -4,19 +4,28 @@
 //! train's flow and a number of its own.
 
 /// Impairments of a link; each is a share of packets, from 0 to 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkFaults {
     /// Lost.
     pub loss: f64,
-    /// Late by up to [`REORDER_MAX`].
+    /// Late by up to `late_max`.
     pub reorder: f64,
     /// Delivered twice.
     pub duplicate: f64,
     /// Delivered with a wrong ICRC.
     pub corrupt: f64,
+    /// The most picoseconds that a reordered packet, or the copy of a packet, is late; at least 1.
+    pub late_max: u64,
 }
 
-/// The most that a reordered packet is late: 20 µs.
+impl Default for LinkFaults {
+    /// None; what is late is late by up to [`REORDER_MAX`].
+    fn default() -> LinkFaults {
+        LinkFaults { loss: 0.0, reorder: 0.0, duplicate: 0.0, corrupt: 0.0, late_max: REORDER_MAX }
+    }
+}
+
+/// The most that a reordered packet is late, if nothing else is said: 20 µs.
 pub const REORDER_MAX: u64 = 20_000_000;
 
 /// Number of classes.

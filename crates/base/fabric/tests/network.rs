@@ -120,7 +120,7 @@ fn an_adapter_that_is_cleared_loses_what_waits_in_it() {
 #[test]
 fn impairments_have_their_frequency() {
     let mut topology = Topology::pair(ALL_100);
-    topology.faults = LinkFaults { loss: 0.01, reorder: 0.02, duplicate: 0.03, corrupt: 0.04 };
+    topology.faults = LinkFaults { loss: 0.01, reorder: 0.02, duplicate: 0.03, corrupt: 0.04, ..LinkFaults::default() };
     let mut network = Network::new(&topology, 3);
     let (mut all, mut out) = (Vec::new(), Vec::new());
     for k in 0..10_000u64 {
@@ -150,7 +150,7 @@ proptest! {
     ) {
         let trace = || {
             let mut topology = Topology::leaf_spine(8, 2, 2, ALL_100);
-            topology.faults = LinkFaults { loss, reorder: loss, duplicate: loss, corrupt: loss };
+            topology.faults = LinkFaults { loss, reorder: loss, duplicate: loss, corrupt: loss, ..LinkFaults::default() };
             let class = ClassSettings { pfc, ecn_min: 20_000, ecn_max: 60_000, ..ClassSettings::default() };
             topology.settings = Switches { buffer, alpha: 0.5, classes: [class; CLASSES], ..Switches::default() };
             let mut network = Network::new(&topology, seed);

@@ -43,7 +43,7 @@ pub fn main() -> ExitCode {
         Some(("impair", m)) => impair::impair(m),
         Some(("capture", m)) => capture::capture(m),
         Some(("cc", m)) => cc::cc(m),
-        Some((name @ ("sim" | "proxy"), m)) => programs::execute(name, m),
+        Some((name @ ("sim" | "proxy" | "switch"), m)) => programs::execute(name, m),
         Some(("stats", m)) => stats::stats(m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
@@ -94,6 +94,7 @@ pub fn command() -> Command {
         .subcommand(impair::command())
         .subcommand(programs::sim_command())
         .subcommand(programs::proxy_command())
+        .subcommand(programs::switch_command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
         .subcommand(in_process::snapshot_command())

@@ -1,7 +1,8 @@
-//! `burst proxy` and `burst sim`: execute the programs `burst-proxy` and `burst-sim`, which are installed beside `burst`.
+//! `burst proxy`, `burst sim` and `burst switch`: execute the programs `burst-proxy`, `burst-sim` and `burst-switch`, which are
+//! installed beside `burst`.
 //!
 //! They are programs of their own because of what they contain: the proxy is linked with libibverbs and librdmacm, the simulator
-//! has the whole engine. Everything behind the command's name is for them, `--help` too.
+//! has the whole engine, the switch the network of the simulator. Everything behind the command's name is for them, `--help` too.
 
 use clap::{Arg, ArgMatches, Command};
 use std::ffi::OsString;
@@ -23,6 +24,15 @@ pub fn sim_command() -> Command {
         "sim",
         "Simulate hosts that run the real engine on a modelled network (docs/simulator.md)",
         "SCENARIO.toml, sweep, hunt, replay; `burst sim --help` explains them",
+    )
+}
+
+/// The grammar of `burst switch`.
+pub fn switch_command() -> Command {
+    command(
+        "switch",
+        "Switch frames between interfaces, with a rate, a buffer, marks and faults (docs/switch.md)",
+        "INTERFACE...; `burst switch --help` explains its flags",
     )
 }
 

@@ -1,4 +1,5 @@
-//! Manual pages and completions of shells, made from the command lines of `burst`, `burst-proxy`, `burst-sim` and `burstd`.
+//! Manual pages and completions of shells, made from the command lines of `burst`, `burst-proxy`, `burst-sim`, `burst-switch` and
+//! `burstd`.
 //!
 //! The files are part of the repository (`share/man`, `share/completions`), so that `make install` and packagers only copy them.
 //! `cargo run -p burst-manual` writes them; a test fails while one of them is stale. The page burst(7) is written by hand.
@@ -22,7 +23,8 @@ const SOURCE: &str = concat!("Burst ", env!("CARGO_PKG_VERSION"));
 /// The command line of `burst`, with those of the programs that it executes in their places.
 pub fn burst() -> Command {
     let with_proxy = burst_cli::command().mut_subcommand("proxy", |_| burst_proxy::cli::command().name("proxy"));
-    with_proxy.mut_subcommand("sim", |_| burst_simulator::command().name("sim"))
+    let with_sim = with_proxy.mut_subcommand("sim", |_| burst_simulator::command().name("sim"));
+    with_sim.mut_subcommand("switch", |_| burst_switch::command().name("switch"))
 }
 
 /// One written file: its path below `share`, and its contents.

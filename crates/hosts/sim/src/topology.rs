@@ -68,6 +68,7 @@ pub fn build(scenario: &Scenario) -> Result<Topology, String> {
         reorder: share(links.reorder),
         duplicate: share(links.duplicate),
         corrupt: share(links.corrupt),
+        ..LinkFaults::default()
     };
     let (s, default) = (&scenario.switches, Switches::default());
     let train = u64::from(scenario.node.train_bytes) + u64::from(scenario.node.mtu.bytes());
