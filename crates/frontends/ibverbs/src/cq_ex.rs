@@ -28,8 +28,9 @@ const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_DLID_PATH_BITS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
-/// Creation flags that are accepted. IGNORE_OVERRUN needs no action: the program promises that there are no overruns.
-const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+/// Creation flags that are accepted. IGNORE_OVERRUN is refused, as the kernel's soft-RoCE refuses it: an overrun fails the queue
+/// here, and a program that asks for the flag relies on the opposite.
+const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
 
 /// Nanoseconds per second.
 const SECOND: i64 = 1_000_000_000;

@@ -113,6 +113,10 @@ pub unsafe fn new_mr(pd: *mut ibv_pd, range: MemoryRange, shown: *mut c_void) ->
 }
 
 unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: u32) -> Outcome<*mut ibv_mr> {
+    // As the kernel, which pins no pages then (ib_umem_get).
+    if len == 0 {
+        return Err(EINVAL);
+    }
     let access = check_access(access)?;
     let iova = if access & access::ZERO_BASED != 0 { 0 } else { iova };
     // SAFETY: the caller's promise.

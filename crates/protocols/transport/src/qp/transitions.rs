@@ -150,6 +150,10 @@ pub(crate) const fn effective_mask(qp_type: QpType, mask: u32) -> u32 {
     }
 }
 
+/// Bits of `retry_cnt` and `rnr_retry` (IBA 11.2.5.2), and of `min_rnr_timer` (IBA table 45).
+const RETRY_MASK: u8 = 7;
+const RNR_TIMER_MASK: u8 = 31;
+
 /// Whether `attr` with `mask` may be applied to a queue pair of `qp_type` in state `from`. Returns the state to move to.
 pub(crate) fn check(
     qp_type: QpType,
@@ -175,14 +179,11 @@ pub(crate) fn check(
 }
 
 fn check_values(port_mtu: Mtu, attr: &QpAttr, mask: u32) -> Result<(), ModifyError> {
-    let bad: [(u32, bool); 10] = [
+    let bad: [(u32, bool); 7] = [
         (m::PKEY_INDEX, attr.pkey_index != 0),
         (m::PORT, attr.port_num != 1),
         (m::PATH_MTU, attr.path_mtu as u8 > port_mtu as u8),
         (m::TIMEOUT, attr.timeout > 31),
-        (m::RETRY_CNT, attr.retry_cnt > 7),
-        (m::RNR_RETRY, attr.rnr_retry > 7),
-        (m::MIN_RNR_TIMER, attr.min_rnr_timer > 31),
         (m::MAX_QP_RD_ATOMIC, attr.max_rd_atomic > RD_ATOMIC_MAX),
         (m::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic > RD_ATOMIC_MAX),
         (m::PATH_MIG_STATE, attr.path_mig_state > 2),
@@ -193,7 +194,9 @@ fn check_values(port_mtu: Mtu, attr: &QpAttr, mask: u32) -> Result<(), ModifyErr
     }
 }
 
-/// Copies the attributes of `mask` from `new` to `attr`; the state and the read-only ones excepted.
+/// Copies the attributes of `mask` from `new` to `attr`; the state and the read-only ones excepted. Of counts and timers whose field
+/// in the queue pair context has three or five bits, the low bits are taken, as adapters do: programs set `min_rnr_timer` to 32 or
+/// `retry_cnt` to 10, and the kernel's `rxe_qp_chk_attr` does not look at them either.
 pub(crate) fn apply(attr: &mut QpAttr, new: &QpAttr, mask: u32) {
     macro_rules! take {
         ($($bit:ident: $($field:ident),+;)+) => {
@@ -219,6 +222,9 @@ pub(crate) fn apply(attr: &mut QpAttr, new: &QpAttr, mask: u32) {
         PATH_MIG_STATE: path_mig_state;
         DEST_QPN: dest_qpn;
     }
+    attr.retry_cnt &= RETRY_MASK;
+    attr.rnr_retry &= RETRY_MASK;
+    attr.min_rnr_timer &= RNR_TIMER_MASK;
 }
 
 #[cfg(test)]
@@ -340,8 +346,6 @@ mod tests {
         let good = attr(Rts);
         let cases = [
             (m::TIMEOUT, QpAttr { timeout: 32, ..good }),
-            (m::RETRY_CNT, QpAttr { retry_cnt: 8, ..good }),
-            (m::RNR_RETRY, QpAttr { rnr_retry: 8, ..good }),
             (m::MAX_QP_RD_ATOMIC, QpAttr { max_rd_atomic: RD_ATOMIC_MAX + 1, ..good }),
         ];
         for (bit, bad) in cases {
@@ -353,16 +357,23 @@ mod tests {
     }
 
     #[test]
+    fn of_counts_and_timers_the_low_bits_are_taken() {
+        let wanted = QpAttr { retry_cnt: 10, rnr_retry: 15, min_rnr_timer: 0x20, ..attr(Rts) };
+        let mask = m::RETRY_CNT | m::RNR_RETRY | m::MIN_RNR_TIMER;
+        assert_eq!(check_values(Mtu::B1024, &wanted, mask), Ok(()));
+        let mut taken = attr(Rts);
+        apply(&mut taken, &wanted, mask);
+        assert_eq!((taken.retry_cnt, taken.rnr_retry, taken.min_rnr_timer), (2, 7, 0));
+    }
+
+    #[test]
     fn a_value_is_good_up_to_its_limit_and_refused_above() {
         type Set = fn(&mut QpAttr, u8);
-        let limits: [(u32, u8, Set); 8] = [
+        let limits: [(u32, u8, Set); 5] = [
             (m::PATH_MTU, Mtu::B1024 as u8, |a, v| {
                 a.path_mtu = *Mtu::ALL.iter().find(|mtu| **mtu as u8 == v).expect("an MTU")
             }),
             (m::TIMEOUT, 31, |a, v| a.timeout = v),
-            (m::RETRY_CNT, 7, |a, v| a.retry_cnt = v),
-            (m::RNR_RETRY, 7, |a, v| a.rnr_retry = v),
-            (m::MIN_RNR_TIMER, 31, |a, v| a.min_rnr_timer = v),
             (m::MAX_QP_RD_ATOMIC, RD_ATOMIC_MAX, |a, v| a.max_rd_atomic = v),
             (m::MAX_DEST_RD_ATOMIC, RD_ATOMIC_MAX, |a, v| a.max_dest_rd_atomic = v),
             (m::PATH_MIG_STATE, 2, |a, v| a.path_mig_state = v),
