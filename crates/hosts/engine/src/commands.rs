@@ -157,10 +157,11 @@ impl Worker {
 
     /// Packets of the device, those of URMA included, are captured. False if there are too many taps.
     pub fn capture(&mut self, device: DeviceId, tap: PortTap) -> bool {
-        let more: Vec<PortTap> = (0..self.urma_ends_of(device)).filter_map(|_| tap.try_clone().ok()).collect();
+        let endpoints = self.urma.as_ref().map_or(0, |urma| urma.of_device(device).count());
+        let more: Vec<PortTap> = (0..endpoints).filter_map(|_| tap.try_clone().ok()).collect();
         let is_added = self.ports[device.index()].taps.add(tap);
-        if is_added {
-            self.tap_urma(device, more);
+        if is_added && let Some(urma) = &mut self.urma {
+            urma.add_taps(device, more);
         }
         is_added
     }
@@ -193,11 +194,7 @@ impl Worker {
         if slot.doorbell != NO_DOORBELL
             && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
         {
-            let doorbell = slot.doorbell as usize;
-            if context.queues.len() <= doorbell {
-                context.queues.resize(doorbell + 1, u32::MAX);
-            }
-            context.queues[doorbell] = index;
+            context.set_queue(slot.doorbell, index);
         }
         if self.core.wheel.capacity() <= index {
             self.core.wheel.grow((index + 1).next_power_of_two());
@@ -285,10 +282,8 @@ impl Worker {
             sched.remove(slot.holder.context, |place| is_ready(qps, place));
         }
         self.core.leave_path(now, &mut slot, index);
-        if let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
-            && let Some(q) = context.queues.get_mut(slot.doorbell as usize)
-        {
-            *q = u32::MAX;
+        if let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut) {
+            context.clear_queue(slot.doorbell);
         }
         if let Some(file) = &self.core.tombstone_file {
             file.clear(index);

@@ -11,10 +11,7 @@
 //! | `worker` | [`Worker`]: tables, the pass, events |
 //! | `calls` | calls to queue pairs; their completions, events, counts and signals |
 //! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
-//! | `urma`, `urma_turns` | [`urma::UrmaEndpoint`]: a node of the Unified Bus with its port; its turns in a worker |
-//! | `urma_view` | what tools see of it |
-//! | `urma_tenants`, `urma_objects` | programs of URMA in other processes: posts and completions; calls for objects |
-//! | `urma_records`, `urma_remains` | their records; what they leave behind |
+//! | [`urma`] | nodes of the Unified Bus, and programs of URMA in other processes |
 //! | `objects` | what the tables hold |
 //! | `commands` | what the control thread does to a worker between two passes |
 //! | `room` | room in the tables, made before the objects exist |
@@ -66,12 +63,6 @@ pub mod tap;
 pub mod tombstone;
 pub mod tombstone_file;
 pub mod urma;
-pub mod urma_objects;
-pub mod urma_records;
-mod urma_remains;
-pub mod urma_tenants;
-mod urma_turns;
-pub mod urma_view;
 pub mod wakes;
 pub mod worker;
 

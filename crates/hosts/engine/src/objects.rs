@@ -72,6 +72,24 @@ pub struct ContextSlot {
     pub wake: Option<Wake>,
 }
 
+impl ContextSlot {
+    /// From now on a doorbell rings for this entry of the table of queue pairs.
+    pub(crate) fn set_queue(&mut self, doorbell: u32, entry: u32) {
+        let doorbell = doorbell as usize;
+        if self.queues.len() <= doorbell {
+            self.queues.resize(doorbell + 1, u32::MAX);
+        }
+        debug_assert_eq!(self.queues[doorbell], u32::MAX, "doorbell {doorbell} is in use");
+        self.queues[doorbell] = entry;
+    }
+    /// From now on a doorbell rings for nothing.
+    pub(crate) fn clear_queue(&mut self, doorbell: u32) {
+        if let Some(queue) = self.queues.get_mut(doorbell as usize) {
+            *queue = u32::MAX;
+        }
+    }
+}
+
 /// A shared receive queue, as its queue pairs share it.
 #[derive(Debug)]
 pub struct SrqShared {

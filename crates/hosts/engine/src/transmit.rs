@@ -1,14 +1,12 @@
 //! Transmit: turns in fair order, each limited in work requests, bytes and window; then one burst per port.
 
 use crate::calls::{Completions, Egress};
-use crate::counters::Traffic;
 use crate::objects::{NO_PATH, is_ready, waits_for};
 use crate::paths::NOT_WAITING;
 use crate::port_slot::PortSlot;
 use crate::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
 use crate::worker::{Core, DataPath, Worker};
-use burst_base::{Nanos, Reason};
-use burst_frame::Flow;
+use burst_base::Nanos;
 use burst_transport::{TxBudget, TxState};
 use std::cell::Cell;
 
@@ -29,7 +27,10 @@ impl Worker {
         let mut bytes_left = self.core.options.pass_bytes;
         let mut any = false;
         if !self.core.urma_rung.is_empty() {
-            self.admit_urma();
+            match &mut self.urma {
+                Some(urma) => urma.admit(&mut self.core.urma_rung, &mut self.core.sched),
+                None => self.core.urma_rung.clear(),
+            }
         }
         for _ in 0..SHORT_TURNS_PER_PASS {
             let Core { sched, qps, .. } = &mut self.core;
@@ -50,7 +51,10 @@ impl Worker {
             let served = self.core.qps.get(index as usize).and_then(Option::as_ref);
             self.core.pulse.serve_qp(served.map_or(0, |slot| slot.endpoint.qp().qpn().get()));
             let (requests, charged, sent) = match index {
-                URMA_ENTRY => self.urma_turn(now, ticket.get()),
+                URMA_ENTRY => {
+                    let turn = self.urma.as_mut().map(|urma| urma.turn(ticket.get(), &mut self.core.urma_shared(now)));
+                    turn.map_or((0, 0, 0), |turn| (turn.requests, turn.charged, turn.sent))
+                }
                 index => {
                     let (requests, used) = self.turn(now, index);
                     (requests, used, used)
@@ -63,7 +67,9 @@ impl Worker {
             }
         }
         self.flush_all(now);
-        self.flush_urma(now);
+        if let Some(urma) = &mut self.urma {
+            urma.flush(now);
+        }
         any
     }
 
@@ -194,8 +200,8 @@ impl Worker {
             }
         }
         // Once in a pass: URMA does a part of what is due, and is due again at once.
-        if is_urma_due {
-            any |= self.fire_urma(now);
+        if is_urma_due && let Some(urma) = &mut self.urma {
+            any |= urma.run_timers(&mut self.core.urma_shared(now));
         }
         any
     }
@@ -243,33 +249,5 @@ impl DataPath<'_> {
             slot.flush(now);
         }
         self.core.show_completions(self.ports);
-    }
-}
-
-impl PortSlot {
-    /// Whether the port is still resolving the next hop of a flow. The batch leaves first, so that the port begins to resolve.
-    fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
-        self.flush(now);
-        self.port.is_resolving(now, flow)
-    }
-    /// Sends the batch.
-    pub(crate) fn flush(&mut self, now: Nanos) {
-        if self.batch.is_empty() {
-            return;
-        }
-        let PortSlot { port, batch, counters, taps, .. } = self;
-        let bytes: usize = batch.frames().iter().map(|f| f.udp_payload_len()).sum();
-        counters.add(Traffic::TxPackets, batch.len() as u64);
-        counters.add(Traffic::TxBytes, bytes as u64);
-        for _ in 0..batch.fetch_remote() {
-            counters.count(Reason::PageLate);
-        }
-        if !taps.is_empty() {
-            taps.sent(batch);
-        }
-        port.tx_burst(now, batch, &mut |reason: Reason| counters.count(reason));
-        counters.count_calls(port.take_calls());
-        batch.clear();
-        debug_assert!(batch.is_empty());
     }
 }

@@ -19,7 +19,7 @@ use crate::qpn::Directory;
 use crate::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 use crate::tombstone::Tombstones;
 use crate::tombstone_file::TombstoneFile;
-use crate::urma_turns::UrmaSlot;
+use crate::urma::{UrmaEndpoints, UrmaShared};
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos, Qpn, RtoMode};
@@ -33,6 +33,8 @@ use burst_port::Port;
 use burst_transport::{AckReport, PACKETS_MAX, RECORDS_MAX, RecordPool};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+
+mod urma;
 
 /// Frames of one transmit batch.
 pub const BATCH_FRAMES: usize = 256;
@@ -247,7 +249,7 @@ pub struct Worker {
     pub(crate) ports: Vec<PortSlot>,
     pub(crate) agent: GsiAgent,
     /// The second transport.
-    pub(crate) urma: Option<Box<UrmaSlot>>,
+    pub(crate) urma: Option<Box<UrmaEndpoints>>,
 }
 
 /// A worker's tables and ports, borrowed while its agent runs.
@@ -342,6 +344,24 @@ impl Worker {
         busy | self.core.publish(now, &self.ports)
     }
 
+    /// Lets answers of URMA leave that waited for a program's next request, once their time has come.
+    fn release_urma(&mut self, now: Nanos) {
+        if let Some(at) = self.core.urma_due.take()
+            && let Some(urma) = &mut self.urma
+        {
+            let has_posted = !self.core.urma_rung.is_empty();
+            urma.release_answers(at, has_posted, &mut self.core.urma_shared(now));
+        }
+    }
+
+    /// Takes a burst from each of URMA's ports. Returns whether there was one.
+    fn receive_urma(&mut self, now: Nanos) -> bool {
+        let Some(urma) = &mut self.urma else { return false };
+        let largest = urma.receive(&mut self.core.urma_shared(now), RX_BUDGET);
+        self.core.unread |= largest >= RX_BUDGET;
+        largest > 0
+    }
+
     /// Moves queue pairs that lost a completion to ERR.
     fn fail_overrun(&mut self, now: Nanos) -> bool {
         let any = !self.core.outbox.lost.is_empty();
@@ -422,6 +442,12 @@ impl Core {
 
     fn own_inbox(&self) -> &Arc<Inbox> {
         &self.inboxes[(self.options.id - self.options.first) as usize]
+    }
+
+    /// What URMA's endpoints share with the queue pairs.
+    pub(crate) fn urma_shared(&mut self, now: Nanos) -> UrmaShared<'_> {
+        let Core { mem, sched, wheel, delayed_acks, outbox: Outbox { events, delivered, .. }, .. } = self;
+        UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered }
     }
 
     /// Drops removed regions, and charges pages that were allocated for programs.
