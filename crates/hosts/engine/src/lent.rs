@@ -3,19 +3,15 @@
 //! A borrower is a process with an engine whose queue pairs have a worker number of the lender's addresses
 //! ([`crate::WorkerOptions::first`]). The kernel steers their packets to it, but QP1 is the lender's. So the lender passes on the
 //! answers to hellos that a borrower has sent (`mail`), which carry the number in their transaction id. When a borrower has died,
-//! the lender answers for its connected queue pairs ([`Worker::bury`]).
+//! the lender answers for its connected queue pairs ([`crate::Worker::bury`]).
 
 use crate::handover::Inbox;
 use crate::receive::RxBurst;
-use crate::tombstone::{self, Tombstone};
-use crate::worker::{DataPath, Worker};
-use burst_base::{DeviceId, Nanos, Qpn};
-use burst_cm::PathRecord;
+use burst_base::DeviceId;
 use burst_frame::{Flow, RxFrame};
 use burst_wire::MAD_LEN;
 use rustix::net::{SendFlags, send};
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::OwnedFd;
 
 /// Bytes before the packet: device, source and destination.
 const MAIL_HEAD: usize = 2 + 16 + 16;
@@ -56,55 +52,6 @@ pub fn receive_mail(message: &[u8], devices: usize, inbox: &Inbox) {
         // A full inbox drops it: the question is repeated.
         let _ = inbox.hand_over_mad(device, &RxFrame { flow, bytes });
         inbox.wake_sleeper();
-    }
-}
-
-impl Worker {
-    /// From now on answers to hellos with this number go to a socket; `None`: nobody has the number any more.
-    pub fn set_mail(&mut self, number: u32, socket: Option<OwnedFd>) {
-        self.core.mail.retain(|(of, _)| *of != number);
-        self.core.mail.extend(socket.map(|socket| (number, socket)));
-    }
-
-    /// Lends a worker number of a device's port: see [`burst_port::Port::lend`].
-    ///
-    /// # Errors
-    /// The port's error.
-    pub fn lend_number(
-        &mut self,
-        device: DeviceId,
-        number: usize,
-    ) -> Result<Vec<burst_port::LentSocket>, burst_port::PortError> {
-        self.ports[device.index()].port.lend(number)
-    }
-
-    /// Packets to queue pairs of the number come to this process again.
-    pub fn take_number_back(&mut self, number: usize) {
-        self.ports.iter_mut().for_each(|slot| slot.port.take_back(number));
-    }
-
-    /// Whether requests to a dead queue pair are answered.
-    pub fn has_tombstone(&self, qpn: Qpn) -> bool {
-        self.core.tombstones.has(qpn)
-    }
-
-    /// Announces the deaths of queue pairs of another process to their peers, and answers further requests to them.
-    pub fn bury(&mut self, now: Nanos, stones: &[Tombstone]) {
-        stones.iter().for_each(|stone| self.core.tombstones.add(*stone));
-        let Worker { core, ports, agent, .. } = self;
-        let mut data_path = DataPath { core, ports };
-        for (at, stone) in stones.iter().enumerate() {
-            let Tombstone { peer, cm, device, flow, .. } = stone;
-            if let Some(ids) = cm {
-                agent.announce_end(now, &PathRecord { device: *device, flow: *flow }, *ids, *peer, &mut data_path);
-            }
-            tombstone::announce(stone, &mut data_path.ports[device.index()].batch);
-            // A batch must have room for the next one.
-            if at % (data_path.core.options.batch_frames / 4).max(1) == 0 {
-                data_path.flush_all(now);
-            }
-        }
-        data_path.flush_all(now);
     }
 }
 

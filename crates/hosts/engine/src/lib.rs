@@ -8,13 +8,13 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `worker` | [`Worker`]: tables, the pass, events |
-//! | `calls` | calls to queue pairs; their completions, events, counts and signals |
+//! | `worker` | [`Worker`]: the pass; calls of the control thread |
+//! | `core`, `data_path` | what the rooms of a worker share: its tables; the tables with the ports |
+//! | `calls`, `outbox` | calls to queue pairs; completions and events on their way to programs |
+//! | `objects`, `table`, `options` | what the tables hold; tables by number; options of a worker |
+//! | `doorbells` | who has posted since the last pass |
 //! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
 //! | [`urma`] | nodes of the Unified Bus, and programs of URMA in other processes |
-//! | `objects` | what the tables hold |
-//! | `commands` | what the control thread does to a worker between two passes |
-//! | `room` | room in the tables, made before the objects exist |
 //! | `transmit`, `sched`, `priority` | turns, timers, bursts; fair order; classes within an account |
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
 //! | `lookahead` | memory of queue pairs, asked for before it is used |
@@ -25,18 +25,14 @@
 //! | `paths` | the paths of a worker, found by peer; the line of queue pairs that wait for a window |
 //! | `pacing` | rates: gates of paths, and when they open |
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
-//! | `retune` | congestion control shown and changed while the worker runs |
-//! | `management` | the worker's side of the GSI agent (crate `gsi`) |
 //! | `tap` | copies of packets, for `burst capture` |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
-//! | `xrc` | shared receive queues and targets of XRC |
 //! | `port_slot` | a port, what waits to leave by it, and how often it is looked at |
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
 //! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
 //! | `in_place` | a worker without a thread |
-//! | `lent` | worker numbers lent to other processes |
-//! | `check` | what must hold between two passes, for simulators and tests |
+//! | `lent` | mail between processes that share the worker numbers of an address |
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
 pub mod clock;
@@ -68,24 +64,27 @@ pub mod worker;
 
 mod ack_delay;
 mod calls;
-mod check;
-mod commands;
 mod congestion;
+mod core;
+mod data_path;
+mod doorbells;
 mod hello;
 mod lookahead;
-mod management;
+mod options;
+mod outbox;
 mod pacing;
 mod receive;
-mod retune;
-pub mod room;
+mod table;
 mod transmit;
-mod xrc;
 
 pub use burst_gsi as gsi;
-pub use check::PathLoad;
 pub use congestion::{CNP_DSCP, CNP_PATH_INTERVAL, CNP_QP_INTERVAL};
 pub use counters::Counters;
+pub use data_path::QpChange;
 pub use endpoint::Endpoint;
 pub use objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot};
+pub use options::WorkerOptions;
 pub use runner::{RunnerOptions, WorkerHandle};
-pub use worker::{Worker, WorkerOptions};
+pub use worker::Worker;
+pub use worker::check::PathLoad;
+pub use worker::tables::WorkerTable;

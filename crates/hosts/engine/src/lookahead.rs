@@ -7,9 +7,9 @@
 //!
 //! With fewer than [`MANY`] queue pairs all is in the cache, and nothing is asked for.
 
+use crate::core::Core;
 use crate::objects::{QpHolder, QpSlot};
 use crate::qpn::Directory;
-use crate::worker::Core;
 use burst_base::Qpn;
 use burst_port::EXPECTED_MAX;
 use std::mem::offset_of;
@@ -113,11 +113,6 @@ impl ExpectedPackets {
 }
 
 impl Core {
-    /// Whether there are so many queue pairs that lines are asked for ahead.
-    #[inline]
-    pub fn has_many(&self) -> bool {
-        self.qps.len() >= MANY
-    }
     /// The next expected packet is handled now.
     #[inline(never)]
     pub fn advance_expected(&mut self) {

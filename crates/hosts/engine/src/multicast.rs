@@ -5,12 +5,9 @@
 //! a copy of its own datagrams, too.
 
 use crate::calls::Egress;
-use crate::qpn::worker_of;
 use crate::receive::RxBurst;
-use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn, Reason};
 use burst_frame::RxFrame;
-use burst_port::PortError;
 use burst_wire::Packet;
 use std::net::IpAddr;
 
@@ -37,32 +34,13 @@ impl GroupTable {
     fn find(&self, device: DeviceId, ip: IpAddr) -> Option<&MulticastGroup> {
         self.groups.iter().find(|g| g.device == device && g.ip == ip)
     }
-}
 
-impl Worker {
     /// Replaces a group. A group without members on any worker is removed.
-    pub fn set_group(&mut self, group: MulticastGroup) {
-        let own = self.core.options.id;
-        assert!(group.members.iter().all(|qpn| worker_of(*qpn) == own), "a member of another worker");
-        assert!(group.members.is_empty() || group.workers & 1 << own != 0, "members of a worker without its bit");
-        let groups = &mut self.core.groups.groups;
-        groups.retain(|g| g.device != group.device || g.ip != group.ip);
+    pub fn set(&mut self, group: MulticastGroup) {
+        self.groups.retain(|g| g.device != group.device || g.ip != group.ip);
         if group.workers != 0 {
-            groups.push(group);
+            self.groups.push(group);
         }
-    }
-
-    /// Makes a port take part in a group.
-    ///
-    /// # Errors
-    /// The port's error.
-    pub fn join_group(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), PortError> {
-        self.ports[device.index()].port.join(ip)
-    }
-
-    /// Makes a port leave a group.
-    pub fn leave_group(&mut self, device: DeviceId, ip: IpAddr) {
-        self.ports[device.index()].port.leave(ip);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
+use crate::path::Path;
 use crate::paths::NOT_WAITING;
 use crate::priority::class_of;
 use crate::sched::{NO_TICKET, ReadyPlace, ReceivedWork};
@@ -102,8 +103,14 @@ pub struct SrqShared {
 }
 
 impl SrqShared {
+    /// Writes an event if the limit has been reached.
+    pub(crate) fn report_limit(&self, async_events: &dyn EventSink) {
+        if self.limit_reached() {
+            write_async(async_events, EventType::SrqLimitReached, AsyncObject::Srq, self.cookie);
+        }
+    }
     /// Whether the limit has been reached; disarms it then.
-    pub fn limit_reached(&self) -> bool {
+    fn limit_reached(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         limit > 0
             && self.consumer.pending() < limit
@@ -252,6 +259,30 @@ impl QpSlot {
     #[inline]
     pub(crate) fn priority(&self) -> usize {
         class_of(self.endpoint.qp().flow().tos)
+    }
+    /// Counts a change of its bytes in flight for its path.
+    pub(crate) fn count_inflight(&mut self, now: Nanos, path: Option<&mut Path>) {
+        let inflight = self.endpoint.inflight_bytes();
+        if let Some(path) = path {
+            path.is_recovering = self.endpoint.qp().is_recovering();
+            path.moved(now, self.index, self.inflight_seen, inflight);
+            let responses = self.endpoint.response_bytes();
+            if responses > 0 || self.has_more {
+                path.responses_moved(self.responses_seen, responses);
+                self.responses_seen = responses;
+                self.has_more = self.srq.is_some() || responses > 0;
+            }
+        }
+        self.inflight_seen = inflight;
+    }
+    /// Writes the event of its shared receive queue if that has reached its limit.
+    #[inline]
+    pub(crate) fn report_srq_limit(&self) {
+        if self.has_more
+            && let Some(srq) = &self.srq
+        {
+            srq.report_limit(&*self.holder.async_events);
+        }
     }
     /// Sets its timer to `at`, unless the timer is due before.
     pub(crate) fn wake_by(&mut self, wheel: &mut Wheel, at: Nanos) {

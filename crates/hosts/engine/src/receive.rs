@@ -2,11 +2,13 @@
 
 use crate::calls::Egress;
 use crate::congestion::{answer_mark, is_marked};
+use crate::core::Core;
 use crate::counters::{Counters, Traffic};
 use crate::objects::BurstState;
+use crate::options::RX_BUDGET;
 use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
-use crate::worker::{Core, RX_BUDGET, Worker};
+use crate::worker::Worker;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_gsi::GsiAgent;

@@ -1,11 +1,12 @@
 //! Transmit: turns in fair order, each limited in work requests, bytes and window; then one burst per port.
 
 use crate::calls::{Completions, Egress};
+use crate::core::Core;
 use crate::objects::{NO_PATH, is_ready, waits_for};
 use crate::paths::NOT_WAITING;
 use crate::port_slot::PortSlot;
 use crate::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
-use crate::worker::{Core, DataPath, Worker};
+use crate::worker::Worker;
 use burst_base::Nanos;
 use burst_transport::{TxBudget, TxState};
 use std::cell::Cell;
@@ -239,15 +240,5 @@ impl Core {
             self.make_ready(index);
         }
         self.settle(now, index);
-    }
-}
-
-impl DataPath<'_> {
-    /// Sends the batch of every port, then makes the completions visible that waited for it.
-    pub(crate) fn flush_all(&mut self, now: Nanos) {
-        for slot in self.ports.iter_mut().filter(|slot| !slot.batch.is_empty()) {
-            slot.flush(now);
-        }
-        self.core.show_completions(self.ports);
     }
 }

@@ -1,10 +1,11 @@
 //! Calls for URMA: endpoints, programs in other processes, and their objects.
 
+use crate::core::Core;
 use crate::counters::Counters;
 use crate::objects::is_ready;
 use crate::sched::URMA_ENTRY;
 use crate::urma::{EndpointSlot, TenantCall, UrmaEndpoint, UrmaEndpoints, UrmaTenant};
-use crate::worker::{Core, Worker};
+use crate::worker::Worker;
 use burst_base::{DeviceId, Nanos};
 use burst_control::urma_calls::UrmaAnswer;
 use burst_ledger::Account;

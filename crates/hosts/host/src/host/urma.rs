@@ -8,7 +8,7 @@ use crate::refusal::refuse;
 use burst_base::{DeviceId, Nanos};
 use burst_control::Refusal;
 use burst_control::urma::{UrmaCursor, UrmaPage};
-use burst_engine::room::WorkerTable;
+use burst_engine::WorkerTable;
 use burst_engine::urma::address_of;
 use burst_engine::urma::eid_of;
 use burst_engine::urma::{UrmaEndpoint, cna_of, window_max};
