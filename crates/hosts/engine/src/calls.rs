@@ -6,11 +6,11 @@
 
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::objects::{AddressHandle, BurstState, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
-use crate::outbox::{CqEntry, Outbox};
+use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::outbox::{Completions, CqEntry, Outbox};
 use crate::path::Path;
-use crate::sched::ReceivedWork;
 use crate::signals::Signals;
+use crate::transmit::sched::ReceivedWork;
 use burst_base::reason::Class;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
@@ -26,20 +26,6 @@ use std::sync::Arc;
 /// Time between two timers for probes of the standard family, over all queue pairs of a worker: with many queue pairs each waits
 /// longer. A timer that fires costs 0.1 us, so they take less than a hundredth of a worker.
 const PROBE_SPACING: Nanos = Nanos::from_us(16);
-
-/// When the completions of a call become visible to the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Completions {
-    /// At once.
-    Visible,
-    /// After the batch has been sent: frames of this turn still point into the application's memory.
-    AfterBatch,
-    /// Send completions at once, receive completions at the end of the receive burst.
-    ///
-    /// A peer that answers a message sends its ACK behind the answer in one train (`transport::Qp::poll_tx`). The program must
-    /// see its request completed before it sees the answer: programs free or reuse the request's buffer when the answer comes.
-    ReceivesLast,
-}
 
 /// Where a call's packets and counts go.
 pub(crate) struct Egress<'a> {
@@ -58,7 +44,6 @@ pub(crate) struct Tables<'a> {
     pub outbox: &'a mut Outbox,
     pub paths: &'a mut [Path],
     pub wheel: &'a mut Wheel,
-    pub touched: &'a mut Vec<u32>,
     pub records: &'a mut RecordPool,
 }
 
@@ -108,18 +93,6 @@ impl Tables<'_> {
             }
         }
         result
-    }
-
-    /// Notes that a queue pair gets packets in this burst, and returns when the completions of these packets become visible.
-    #[inline]
-    pub fn touch(&mut self, slot: &mut QpSlot, index: u32) -> Completions {
-        if slot.burst == BurstState::Untouched {
-            // Decided once per burst, so that receive completions of one burst keep their order.
-            let awaits = slot.endpoint.awaits_acknowledgement();
-            slot.burst = if awaits { BurstState::ReceivesLast } else { BurstState::Touched };
-            self.touched.push(index);
-        }
-        if slot.burst == BurstState::ReceivesLast { Completions::ReceivesLast } else { Completions::Visible }
     }
 }
 

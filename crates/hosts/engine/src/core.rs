@@ -1,29 +1,29 @@
 //! What the rooms of a worker share: its tables, and what must follow each call to a queue pair ([`Core::settle`]).
 
-use crate::ack_delay::DelayedAcks;
 use crate::calls::Tables;
-use crate::handover::Inbox;
 use crate::hello::{AnswerBudget, HelloQuestion};
-use crate::lookahead::{ExpectedPackets, MANY};
-use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for};
-use crate::options::{RX_BUDGET, WorkerOptions};
+use crate::options::WorkerOptions;
 use crate::outbox::Outbox;
-use crate::pacing::PaceQueue;
 use crate::paths::{NOT_WAITING, Paths};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
 use crate::qpn::Directory;
-use crate::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
+use crate::receive::handover::Inbox;
+use crate::timers::Timers;
 use crate::tombstone::Tombstones;
 use crate::tombstone_file::TombstoneFile;
+use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 use crate::urma::UrmaShared;
-use burst_base::wheel::Wheel;
 use burst_base::{Nanos, Qpn};
 use burst_mem::MrTable;
 use burst_transport::{PACKETS_MAX, RECORDS_MAX, RecordPool};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// Entries of a worker's table of queue pairs from which lines are prefetched. The hot lines of so many are about 1 MiB, a
+/// level 2 cache.
+pub(crate) const MANY: usize = 1024;
 
 /// All tables of a worker. Ports and agent lie beside it, so that they can be borrowed at the same time.
 pub(crate) struct Core {
@@ -32,8 +32,6 @@ pub(crate) struct Core {
     pub qps: Vec<Option<Box<QpSlot>>>,
     /// Entries of `qps` by queue pair number.
     pub directory: Directory,
-    /// Packets of this burst whose queue pairs are asked for.
-    pub expected: ExpectedPackets,
     pub cqs: Vec<Option<Arc<EngineCq>>>,
     pub ahs: Vec<Option<AddressHandle>>,
     /// Shared receive queues of XRC domains, by number.
@@ -45,27 +43,16 @@ pub(crate) struct Core {
     pub urma_due: Option<Nanos>,
     pub mem: MrTable,
     pub sched: Scheduler,
-    pub wheel: Wheel,
+    pub timers: Timers,
     pub paths: Paths,
-    pub pacing: PaceQueue,
     pub tombstones: Tombstones,
     /// Notes connected queue pairs for a successor of this process; `None` without a supervisor.
     pub tombstone_file: Option<TombstoneFile>,
-    pub groups: GroupTable,
-    pub delayed_acks: DelayedAcks,
     pub outbox: Outbox,
-    /// Queue pairs that got packets in this burst.
-    pub touched: Vec<u32>,
     /// The inboxes of all workers, by worker.
     pub inboxes: Vec<Arc<Inbox>>,
-    /// Workers that packets of this burst were handed over to, one bit each.
-    pub handed_to: u32,
     /// How long the received packet that is being handled has waited in its port ([`burst_port::RxSink::waited`]).
     pub waited: Nanos,
-    /// Whether packets of queue pairs came since the agent ran.
-    pub data_came: bool,
-    /// Whether the last burst left packets in a port.
-    pub unread: bool,
     /// Tells a watchdog that the worker goes on.
     pub pulse: Arc<Pulse>,
     /// Records of loss recovery, which queue pairs borrow.
@@ -84,7 +71,6 @@ impl Core {
             options,
             qps: Vec::new(),
             directory: Directory::new(),
-            expected: ExpectedPackets::default(),
             cqs: Vec::new(),
             ahs: Vec::new(),
             xrc: Vec::new(),
@@ -93,20 +79,13 @@ impl Core {
             urma_due: None,
             mem,
             sched: Scheduler::default(),
-            wheel: Wheel::new(64),
+            timers: Timers::default(),
             paths: Paths::default(),
-            pacing: PaceQueue::default(),
             tombstones: Tombstones::default(),
             tombstone_file: None,
-            groups: GroupTable::default(),
-            delayed_acks: DelayedAcks::default(),
             outbox: Outbox::new(options.list_room),
-            touched: Vec::with_capacity(options.list_room.min(RX_BUDGET)),
             inboxes,
-            handed_to: 0,
             waited: Nanos(0),
-            data_came: false,
-            unread: false,
             pulse: Arc::new(Pulse::new(format!("worker {}", options.id))),
             records: match options.strict_placement {
                 true => RecordPool::strict(RECORDS_MAX, PACKETS_MAX),
@@ -121,7 +100,8 @@ impl Core {
 
     /// What URMA's endpoints share with the queue pairs.
     pub(crate) fn urma_shared(&mut self, now: Nanos) -> UrmaShared<'_> {
-        let Core { mem, sched, wheel, delayed_acks, outbox: Outbox { events, delivered, .. }, .. } = self;
+        let Core { mem, sched, timers, outbox: Outbox { events, delivered, .. }, .. } = self;
+        let Timers { wheel, delayed_acks, .. } = timers;
         UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered }
     }
 
@@ -152,9 +132,9 @@ impl Core {
     /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
     #[inline]
     pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records, waited, .. } = self;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, records, waited, .. } = self;
         let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
-        (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records })
+        (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel: &mut timers.wheel, records })
     }
 
     /// Makes the completions visible that waited for the end of a batch or burst.
@@ -163,7 +143,7 @@ impl Core {
         self.outbox.show_completions(&self.cqs, ports);
     }
 
-    /// Whether there are so many queue pairs that lines are asked for ahead.
+    /// Whether there are so many queue pairs that their lines are prefetched.
     #[inline]
     pub fn has_many(&self) -> bool {
         self.qps.len() >= MANY
@@ -171,7 +151,7 @@ impl Core {
 
     /// Makes queue pairs ready whose delayed ACK is due.
     pub fn release_delayed_acks(&mut self, now: Nanos) {
-        while let Some((index, at)) = self.delayed_acks.pop_due(now) {
+        while let Some((index, at)) = self.timers.delayed_acks.pop_due(now) {
             if index == URMA_ENTRY {
                 self.urma_due = Some(at);
                 continue;
@@ -208,9 +188,9 @@ impl Core {
         if let Some(file) = &self.tombstone_file {
             file.note_expected(index, slot.endpoint.qp().expected_psn());
         }
-        slot.wake_by(&mut self.wheel, slot.endpoint.next_deadline());
+        slot.wake_by(&mut self.timers.wheel, slot.endpoint.next_deadline());
         // A queue pair that waits for a window wants to send only if it must answer its peer, or got an answer.
-        let delayed = slot.endpoint.ack_may_wait() && self.delayed_acks.delay(index, &mut slot.ack_delay, now);
+        let delayed = slot.endpoint.ack_may_wait() && self.timers.delayed_acks.delay(index, &mut slot.ack_delay, now);
         let (ready, path) = (slot.endpoint.wants_tx() && !delayed, slot.path);
         if ready {
             self.make_ready(index);
@@ -233,10 +213,10 @@ impl Core {
         let Some(index) = p.waiting.first(|place| waits_for(&self.qps, path, place)) else { return };
         if let Some(gate) = p.faster_gate(now) {
             // Whoever waits there may have READ responses, which need no room for requests.
-            self.pacing.arm(path, gate, gate.opens_at());
+            self.timers.pacing.arm(path, gate, gate.opens_at());
         }
         if let Some(gate) = p.closed_gate(now) {
-            return self.pacing.arm(path, gate, gate.opens_at());
+            return self.timers.pacing.arm(path, gate, gate.opens_at());
         }
         let Some(slot) = self.qps[index as usize].as_mut() else { return };
         if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.endpoint.next_bytes()) {

@@ -1,8 +1,9 @@
 //! Tables and ports of a worker together: calls to queue pairs outside of turns and bursts, and changes of their attributes.
 
-use crate::calls::{Completions, Egress};
+use crate::calls::Egress;
 use crate::congestion::sent_tos;
 use crate::core::Core;
+use crate::outbox::Completions;
 use crate::path::{Path, PathLink};
 use crate::port_slot::PortSlot;
 use crate::table::{put, take};
@@ -67,10 +68,10 @@ impl DataPath<'_> {
 
     /// Makes room for one more path: [`Self::join_path`] follows.
     pub fn reserve_path(&mut self) -> Result<(), OutOfMemory> {
-        let Core { paths, pacing, .. } = &mut *self.core;
+        let Core { paths, timers, .. } = &mut *self.core;
         paths.reserve_one()?;
         // One entry of each path counts, and each path may have followed another with one.
-        pacing.reserve(2 * (paths.len() + 1))
+        timers.pacing.reserve(2 * (paths.len() + 1))
     }
 
     /// Puts a newly connected queue pair on the path to its peer.

@@ -182,12 +182,12 @@ impl Worker {
 
     fn send_hello(&mut self, now: Nanos, device: DeviceId, flow: &Flow, (tid, is_answer): (u64, bool)) {
         if !self.ports[device.index()].batch.has_room() {
-            self.flush_all(now);
+            self.data_path().flush_all(now);
         }
         let PortSlot { port, batch, counters, .. } = &mut self.ports[device.index()];
         let hello = Hello { is_answer, ..self.core.own_hello(port.caps().active_mtu(), tid) };
         push_hello(batch, counters, flow, &hello);
-        self.flush_all(now);
+        self.data_path().flush_all(now);
     }
 }
 

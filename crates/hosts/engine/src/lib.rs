@@ -12,13 +12,11 @@
 //! | `core`, `data_path` | what the rooms of a worker share: its tables; the tables with the ports |
 //! | `calls`, `outbox` | calls to queue pairs; completions and events on their way to programs |
 //! | `objects`, `table`, `options` | what the tables hold; tables by number; options of a worker |
-//! | `doorbells` | who has posted since the last pass |
 //! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
 //! | [`urma`] | nodes of the Unified Bus, and programs of URMA in other processes |
-//! | `transmit`, `sched`, `priority` | turns, timers, bursts; fair order; classes within an account |
-//! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
-//! | `lookahead` | memory of queue pairs, asked for before it is used |
-//! | `ack_delay` | ACKs that wait for the program's answer |
+//! | `transmit` | turns; in it doorbells, fair order (`sched`), classes within an account (`priority`) |
+//! | `receive` | demultiplexing; in it groups, packets of other workers and processes, queue pairs that are prefetched |
+//! | `timers` | timers, and what is due; ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
 //! | `hello`, `peer_hello` | what a peer's daemon can do: asked on QP1; kept for each path |
 //! | `peer_report` | what a peer's acknowledgements say of the path |
@@ -30,51 +28,39 @@
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
 //! | `port_slot` | a port, what waits to leave by it, and how often it is looked at |
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
-//! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
-//! | `in_place` | a worker without a thread |
-//! | `lent` | mail between processes that share the worker numbers of an address |
+//! | `runner` | the worker's thread, its wake-ups, its clock; a worker without a thread (`in_place`) |
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
-pub mod clock;
 pub mod counters;
 pub mod endpoint;
 pub mod flow;
-pub mod handover;
-pub mod in_place;
-pub mod lent;
-pub mod multicast;
 pub mod objects;
 pub mod path;
 pub mod paths;
 mod peer_hello;
 mod peer_report;
 mod port_slot;
-mod priority;
 pub mod pulse;
 pub mod qpn;
 pub mod runner;
-pub mod sched;
 pub mod signals;
 pub mod tap;
 pub mod tombstone;
 pub mod tombstone_file;
 pub mod urma;
-pub mod wakes;
 pub mod worker;
 
-mod ack_delay;
 mod calls;
 mod congestion;
 mod core;
 mod data_path;
-mod doorbells;
 mod hello;
-mod lookahead;
 mod options;
 mod outbox;
 mod pacing;
 mod receive;
 mod table;
+mod timers;
 mod transmit;
 
 pub use burst_gsi as gsi;
@@ -84,7 +70,9 @@ pub use data_path::QpChange;
 pub use endpoint::Endpoint;
 pub use objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot};
 pub use options::WorkerOptions;
+pub use receive::{handover, lent, multicast};
 pub use runner::{RunnerOptions, WorkerHandle};
+pub use runner::{clock, in_place};
 pub use worker::Worker;
 pub use worker::check::PathLoad;
 pub use worker::tables::WorkerTable;

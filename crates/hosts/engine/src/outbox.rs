@@ -19,6 +19,20 @@ const LOST_MAX: usize = 1024;
 /// Time between two attempts to write events for which a program has not made room.
 const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
 
+/// When the completions of a call become visible to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completions {
+    /// At once.
+    Visible,
+    /// After the batch has been sent: frames of this turn still point into the application's memory.
+    AfterBatch,
+    /// Send completions at once, receive completions at the end of the receive burst.
+    ///
+    /// A peer that answers a message sends its ACK behind the answer in one train (`transport::Qp::poll_tx`). The program must
+    /// see its request completed before it sees the answer: programs free or reuse the request's buffer when the answer comes.
+    ReceivesLast,
+}
+
 /// A completion of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CqEntry {

@@ -5,7 +5,7 @@
 //! time.
 
 use crate::path::Path;
-use crate::sched::ReadyPlace;
+use crate::transmit::sched::ReadyPlace;
 use burst_base::DeviceId;
 use burst_base::heap::{self, OutOfMemory};
 use std::collections::{HashMap, VecDeque};

@@ -13,7 +13,7 @@
 mod eid;
 mod endpoint;
 mod endpoint_slot;
-pub(crate) mod endpoints;
+mod endpoints;
 mod orphans;
 pub mod records;
 mod region_memory;
@@ -23,5 +23,5 @@ pub use eid::{address_of, eid_of};
 pub use endpoint::{UrmaBurst, UrmaEndpoint, cna_of, window_max};
 pub(crate) use endpoint_slot::EndpointSlot;
 pub use endpoint_slot::UrmaReports;
-pub(crate) use endpoints::{UrmaEndpoints, UrmaShared};
+pub(crate) use endpoints::{UrmaEndpoints, UrmaShared, UrmaTurn};
 pub use tenant::{TenantCall, UrmaTenant};

@@ -5,11 +5,14 @@
 
 use crate::core::Core;
 use crate::data_path::DataPath;
-use crate::doorbells::take_doorbells;
-use crate::handover::Inbox;
 use crate::options::{RX_BUDGET, WorkerOptions};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
+use crate::receive::PacketReceiver;
+use crate::receive::handover::Inbox;
+use crate::timers::timer_pass::TimerPass;
+use crate::transmit::TransmitPass;
+use crate::transmit::doorbells::take_doorbells;
 use crate::urma::UrmaEndpoints;
 use burst_base::Nanos;
 use burst_gsi::{GsiAgent, PassLoad};
@@ -29,6 +32,7 @@ mod urma;
 pub struct Worker {
     pub(crate) core: Core,
     pub(crate) ports: Vec<PortSlot>,
+    pub(crate) receiver: PacketReceiver,
     pub(crate) agent: GsiAgent,
     /// The second transport.
     pub(crate) urma: Option<Box<UrmaEndpoints>>,
@@ -41,7 +45,8 @@ impl Worker {
         let frames = options.batch_frames.max(4);
         let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), frames);
         let ports = ports.into_iter().map(|port| PortSlot::new(port, burst_wire::ROCE_PORT, frames)).collect();
-        Worker { core: Core::new(options, mem, inboxes), ports, agent, urma: None }
+        let receiver = PacketReceiver::new(options.list_room);
+        Worker { core: Core::new(options, mem, inboxes), ports, receiver, agent, urma: None }
     }
 
     /// Tables and ports without the agent.
@@ -73,6 +78,30 @@ impl Worker {
         busy | self.publish(now)
     }
 
+    /// Gives turns to ready queue pairs and sends their packets.
+    fn transmit(&mut self, now: Nanos) -> bool {
+        let Worker { core, ports, urma, .. } = self;
+        TransmitPass { now, data_path: DataPath { core, ports }, urma: urma.as_deref_mut() }.run()
+    }
+
+    /// Takes a burst from each port; queue pairs that now have something to send become ready.
+    fn receive(&mut self, now: Nanos) -> bool {
+        let Worker { core, ports, receiver, agent, .. } = self;
+        receiver.run(now, &mut DataPath { core, ports }, agent)
+    }
+
+    /// Opens gates, asks peers what they can do, and fires timers, as far as they are due.
+    fn run_timers(&mut self, now: Nanos) -> bool {
+        let mut any = self.core.timers.pacing.next_deadline() <= now && self.timer_pass(now).open_gates();
+        any |= self.core.outbox.hello_due <= now && self.run_hellos(now);
+        any | self.timer_pass(now).fire_due()
+    }
+
+    fn timer_pass(&mut self, now: Nanos) -> TimerPass<'_> {
+        let Worker { core, ports, urma, .. } = self;
+        TimerPass { now, data_path: DataPath { core, ports }, urma: urma.as_deref_mut() }
+    }
+
     /// Lets answers of URMA leave that waited for a program's next request, once their time has come.
     fn release_urma(&mut self, now: Nanos) {
         if let Some(at) = self.core.urma_due.take()
@@ -87,7 +116,7 @@ impl Worker {
     fn receive_urma(&mut self, now: Nanos) -> bool {
         let Some(urma) = &mut self.urma else { return false };
         let largest = urma.receive(&mut self.core.urma_shared(now), RX_BUDGET);
-        self.core.unread |= largest >= RX_BUDGET;
+        self.receiver.unread |= largest >= RX_BUDGET;
         largest > 0
     }
 
@@ -104,11 +133,11 @@ impl Worker {
 
     /// Lets the agent serve received management datagrams and due timers. Returns whether there were any.
     fn run_agent(&mut self, now: Nanos) -> bool {
-        let Worker { core, ports, agent, .. } = self;
+        let Worker { core, ports, receiver, agent, .. } = self;
         if agent.next_deadline() > now {
             return false;
         }
-        let load = PassLoad { data_came: std::mem::take(&mut core.data_came), unread: core.unread };
+        let load = PassLoad { data_came: std::mem::take(&mut receiver.data_came), unread: receiver.unread };
         let mut data_path = DataPath { core, ports };
         agent.run(now, load, &mut data_path);
         data_path.flush_all(now);
@@ -135,13 +164,8 @@ impl Worker {
     /// When the next pass is due if nothing else happens before.
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
-        let Core { wheel, pacing, delayed_acks, outbox, .. } = &self.core;
-        let tables = wheel
-            .next_deadline()
-            .min(pacing.next_deadline())
-            .min(delayed_acks.next_deadline())
-            .min(outbox.retry_at)
-            .min(outbox.hello_due);
+        let Core { timers, outbox, .. } = &self.core;
+        let tables = timers.next_deadline().min(outbox.retry_at).min(outbox.hello_due);
         let urma = self.urma.as_ref().map_or(Nanos::NEVER, |slot| slot.next_event());
         ports.min(self.agent.next_deadline()).min(tables).min(urma)
     }

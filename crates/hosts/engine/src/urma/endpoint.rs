@@ -1,9 +1,9 @@
 //! URMA's endpoint: a node of the Unified Bus with its port, as workers run it beside their queue pairs, and programs alone.
 //!
-//! One node serves one host: all Jetties share its channels, so a worker has one endpoint ([`crate::Worker::add_urma`]), not a
-//! table. It is scheduled as a queue pair is: a turn of [`crate::sched`] in its context's order, bytes charged to the account,
-//! deadlines in the wheel. Its port has an encapsulation of its own (`burst_port::Encapsulation::UNIFIED_BUS`), so a packet's
-//! UDP port decides which transport gets it.
+//! All Jetties of an address share the channels of one node, so a worker has one endpoint for each address
+//! ([`crate::Worker::open_urma`]). It is scheduled as a queue pair is: a turn in its context's order, bytes charged to the
+//! account, deadlines in the wheel. Its port has an encapsulation of its own (`burst_port::Encapsulation::UNIFIED_BUS`), so a
+//! packet's UDP port decides which transport gets it.
 //!
 //! Payload in registered memory is lent to the port; heads that are longer than a frame's are rare, and go by copy.
 //!

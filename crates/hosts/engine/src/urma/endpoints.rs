@@ -4,10 +4,10 @@
 //! wheel are those of this entry. A place's ticket says whose turn it is: the endpoints', which send what is ready, or a
 //! program's, which posts to its node ([`crate::urma::tenant`]).
 
-use crate::ack_delay::{AckDelay, DelayedAcks};
-use crate::priority::class_of;
-use crate::sched::{NO_TICKET, ReceivedWork, Scheduler, URMA_ENTRY};
 use crate::tap::PortTap;
+use crate::timers::ack_delay::{AckDelay, DelayedAcks};
+use crate::transmit::priority::class_of;
+use crate::transmit::sched::{NO_TICKET, ReceivedWork, Scheduler, URMA_ENTRY};
 use crate::urma::eid::eid_of;
 use crate::urma::endpoint_slot::EndpointSlot;
 use crate::urma::tenant::{ByNumber, TURN_BYTES, TenantCall, UrmaTenant};

@@ -6,8 +6,8 @@
 
 use crate::counters::Counters;
 use crate::objects::{EngineCq, write_event};
-use crate::priority::class_of;
-use crate::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
+use crate::transmit::priority::class_of;
+use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 use crate::urma::endpoint::UrmaEndpoint;
 use crate::urma::records::{cqe_of, receive_of, refused, request_of};
 use burst_base::Reason;

@@ -48,7 +48,7 @@ impl Worker {
     pub fn set_cc(&mut self, now: Nanos, cc: CcTable) {
         self.core.options.cc = cc;
         // Each entry belongs to a gate that ends here.
-        self.core.pacing.clear();
+        self.core.timers.pacing.clear();
         for at in 0..self.core.paths.len() {
             self.data_path().reset_cc(now, at);
         }

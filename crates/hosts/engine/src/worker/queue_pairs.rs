@@ -9,10 +9,10 @@ use crate::objects::{NO_DOORBELL, NO_PATH, QpHolder, QpSlot, is_ready};
 use crate::paths::NOT_WAITING;
 use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
-use crate::sched::NO_TICKET;
 use crate::table::{put, take};
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::tombstone_file::TombstoneFile;
+use crate::transmit::sched::NO_TICKET;
 use crate::worker::Worker;
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
@@ -39,8 +39,8 @@ impl Worker {
         {
             context.set_queue(slot.doorbell, index);
         }
-        if self.core.wheel.capacity() <= index {
-            self.core.wheel.grow((index + 1).next_power_of_two());
+        if self.core.timers.wheel.capacity() <= index {
+            self.core.timers.wheel.grow((index + 1).next_power_of_two());
         }
         put(&mut self.core.qps, index, slot);
     }
@@ -78,7 +78,7 @@ impl Worker {
         let index = self.core.directory.find(qpn);
         let mut slot = take(&mut self.core.qps, index)?;
         self.core.directory.remove(qpn);
-        self.core.wheel.cancel(index);
+        self.core.timers.wheel.cancel(index);
         if slot.ticket != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;
             sched.remove(slot.holder.context, |place| is_ready(qps, place));
@@ -120,7 +120,7 @@ impl Worker {
         tombstone::announce(&stone, batch);
         counters.count(Reason::ProcessDied);
         self.core.tombstones.add(stone);
-        self.flush_all(now);
+        self.data_path().flush_all(now);
     }
 
     /// Adds a context that holds a target queue pair.

@@ -8,9 +8,9 @@
 //! them.
 
 use crate::core::Core;
-use crate::multicast::MulticastGroup;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, SrqShared, XrcEntry};
 use crate::qpn::worker_of;
+use crate::receive::multicast::MulticastGroup;
 use crate::table::{put, shrink, take};
 use crate::worker::Worker;
 use burst_base::heap::{self, OutOfMemory};
@@ -139,7 +139,7 @@ impl Worker {
         let own = self.core.options.id;
         assert!(group.members.iter().all(|qpn| worker_of(*qpn) == own), "a member of another worker");
         assert!(group.members.is_empty() || group.workers & 1 << own != 0, "members of a worker without its bit");
-        self.core.groups.set(group);
+        self.receiver.groups.set(group);
     }
 
     /// Makes room for the entries below `entries`, a power of two.
@@ -148,7 +148,7 @@ impl Worker {
     /// There is no memory. The table has not changed.
     pub fn reserve(&mut self, table: WorkerTable, entries: u32) -> Result<(), OutOfMemory> {
         debug_assert!(entries.is_power_of_two());
-        let Core { qps, cqs, ahs, xrc, contexts, mem, sched, wheel, directory, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, xrc, contexts, mem, sched, timers, directory, .. } = &mut self.core;
         let count = entries as usize;
         match table {
             WorkerTable::Contexts => {
@@ -158,7 +158,7 @@ impl Worker {
             WorkerTable::QueuePairs => {
                 heap::reserve(qps, count)?;
                 directory.reserve(count)?;
-                wheel.reserve(entries)
+                timers.wheel.reserve(entries)
             }
             WorkerTable::Cqs => heap::reserve(cqs, count),
             WorkerTable::AddressHandles => heap::reserve(ahs, count),
@@ -181,7 +181,7 @@ impl Worker {
     /// Returns memory of destroyed objects. For times without traffic: it allocates, and so will the creation of the next
     /// objects.
     pub fn shrink(&mut self) {
-        let Core { qps, cqs, ahs, xrc, contexts, mem, sched, wheel, directory, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, xrc, contexts, mem, sched, timers, directory, .. } = &mut self.core;
         shrink(qps);
         directory.shrink(qps.len() as u32);
         shrink(cqs);
@@ -192,7 +192,7 @@ impl Worker {
         // URMA's endpoints have a context that is in no other table.
         let urma = self.urma.as_ref().map_or(0, |slot| slot.context() as usize + 1);
         sched.shrink(contexts.len().max(urma));
-        wheel.shrink(qps.len().next_power_of_two() as u32);
+        timers.wheel.shrink(qps.len().next_power_of_two() as u32);
         self.agent.shrink();
         self.ports.iter_mut().for_each(|slot| slot.port.shrink());
         burst_base::heap::return_thread_cache();

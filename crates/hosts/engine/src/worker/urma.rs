@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::counters::Counters;
 use crate::objects::is_ready;
-use crate::sched::URMA_ENTRY;
+use crate::transmit::sched::URMA_ENTRY;
 use crate::urma::{EndpointSlot, TenantCall, UrmaEndpoint, UrmaEndpoints, UrmaTenant};
 use crate::worker::Worker;
 use burst_base::{DeviceId, Nanos};
@@ -57,7 +57,7 @@ impl Worker {
         if urma.is_queued() {
             self.core.sched.remove(context, |_| false);
         }
-        self.core.wheel.cancel(URMA_ENTRY);
+        self.core.timers.wheel.cancel(URMA_ENTRY);
         self.core.sched.remove_context(context);
         self.urma = None;
         Some(context)
@@ -65,7 +65,7 @@ impl Worker {
 
     /// Removes URMA's only endpoint.
     pub fn remove_urma(&mut self) -> Option<UrmaEndpoint> {
-        self.core.wheel.cancel(URMA_ENTRY);
+        self.core.timers.wheel.cancel(URMA_ENTRY);
         self.urma.take().and_then(|urma| urma.slots.into_iter().next()).map(|slot| slot.endpoint)
     }
 

@@ -24,7 +24,7 @@
 //! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
 //! once costs constant time.
 
-use crate::priority::{CLASSES, ClassQueues};
+use crate::transmit::priority::{CLASSES, ClassQueues};
 use burst_base::heap::{self, OutOfMemory};
 use burst_ledger::{Account, AccountId, WorkCount};
 use burst_mem::holes::FillAllowance;

@@ -1,10 +1,11 @@
 //! Doorbells: which queue pairs, and programs of URMA, have posted since the last pass.
 
-use crate::core::Core;
-use crate::lookahead::{self, DOORBELLS_AHEAD};
+use crate::core::{Core, MANY};
 use crate::objects::{ContextSlot, QpSlot};
-use crate::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
+use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 
+/// Doorbells whose queue pairs are prefetched together.
+const DOORBELLS_AHEAD: usize = 16;
 /// Doorbells answered for one context in one pass.
 const DOORBELLS_PER_PASS: usize = 256;
 const _: () = assert!(DOORBELLS_PER_PASS.is_multiple_of(DOORBELLS_AHEAD));
@@ -24,7 +25,7 @@ pub(crate) fn take_doorbells(core: &mut Core) -> bool {
     for (context, slot) in contexts.iter_mut().enumerate() {
         let Some(slot) = slot.as_mut().filter(|slot| slot.doorbells.is_ringing()) else { continue };
         let mut targets = DoorbellTargets { context: context as u32, qps, sched, urma_rung };
-        any |= match targets.qps.len() >= lookahead::MANY {
+        any |= match targets.qps.len() >= MANY {
             true => targets.take_many(slot, options.selective),
             false => targets.take_few(slot),
         };

@@ -12,7 +12,7 @@
 //! The class of a connected queue pair follows from the DSCP of its address vector ([`class_of`]); programs that set none have
 //! class 2. Datagrams have the traffic class of their address handles, and their queue pair class 2.
 
-use crate::sched::ROUND_COST;
+use crate::transmit::sched::ROUND_COST;
 use std::collections::VecDeque;
 
 /// Number of classes. Class 0 is strict.

@@ -5,7 +5,7 @@
 //! ([`InPlaceWorker::try_turn`]): the other one looks for work itself. Commands of the control thread do wait, and go first:
 //! while one waits, no turn begins, because a thread that polls without pause would otherwise take the lock again and again.
 
-use crate::handover::Inbox;
+use crate::receive::handover::Inbox;
 use crate::runner::Runner;
 use crate::runner::{WorkerClock, WorkerGone};
 use burst_base::Nanos;

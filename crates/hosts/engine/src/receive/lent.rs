@@ -5,34 +5,31 @@
 //! answers to hellos that a borrower has sent (`mail`), which carry the number in their transaction id. When a borrower has died,
 //! the lender answers for its connected queue pairs ([`crate::Worker::bury`]).
 
-use crate::handover::Inbox;
-use crate::receive::RxBurst;
+use crate::receive::handover::Inbox;
 use burst_base::DeviceId;
 use burst_frame::{Flow, RxFrame};
 use burst_wire::MAD_LEN;
 use rustix::net::{SendFlags, send};
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::OwnedFd;
 
 /// Bytes before the packet: device, source and destination.
 const MAIL_HEAD: usize = 2 + 16 + 16;
 /// Bytes of the longest message: a management datagram with its headers and padding.
 pub const MAIL_MAX: usize = MAIL_HEAD + 12 + 8 + MAD_LEN + 3;
 
-impl RxBurst<'_> {
-    /// Passes a packet on to the process that has a worker number. False if there is none, or if it does not read.
-    #[cold]
-    pub(crate) fn mail(&mut self, number: u32, frame: &RxFrame<'_>) -> bool {
-        let Some((_, socket)) = self.core.mail.iter().find(|(of, _)| *of == number) else { return false };
-        let Some(message) = mail_of(self.device, frame) else { return false };
-        send(socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
-    }
-}
-
 fn octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
     }
+}
+
+/// Passes a packet on to the process that has a worker number. False if there is none, or if it does not read.
+pub(crate) fn send_mail(sockets: &[(u32, OwnedFd)], number: u32, device: DeviceId, frame: &RxFrame<'_>) -> bool {
+    let Some((_, socket)) = sockets.iter().find(|(of, _)| *of == number) else { return false };
+    let Some(message) = mail_of(device, frame) else { return false };
+    send(socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
 
 fn mail_of(device: DeviceId, frame: &RxFrame<'_>) -> Option<Vec<u8>> {

@@ -1,8 +1,8 @@
 //! Multicast groups: which queue pairs get a copy of a datagram to a group (IBA 10.5).
 //!
 //! Each worker has all groups and its own members. A datagram arrives at one worker, which delivers it to its members and
-//! hands one copy to each other worker that has members ([`crate::handover`]). A queue pair that is attached to the group gets
-//! a copy of its own datagrams, too.
+//! hands one copy to each other worker that has members ([`super::handover`]). A queue pair that is attached to the group gets a
+//! copy of its own datagrams, too.
 
 use crate::calls::Egress;
 use crate::receive::RxBurst;
@@ -46,9 +46,9 @@ impl GroupTable {
 
 impl RxBurst<'_> {
     /// Delivers a datagram to all members of its group, here and on other workers.
-    pub(crate) fn multicast(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
+    pub(super) fn multicast(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
         let own = self.core.options.id;
-        let Some(group) = self.core.groups.find(self.device, frame.flow.dst) else {
+        let Some(group) = self.rx.groups.find(self.device, frame.flow.dst) else {
             return self.counters.count(Reason::MulticastMissing);
         };
         let mut others = if self.handed_over { 0 } else { group.workers & !(1 << own) };
@@ -62,12 +62,12 @@ impl RxBurst<'_> {
     }
 
     fn deliver_copy(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>, member: usize) {
-        let group = self.core.groups.find(self.device, frame.flow.dst);
+        let group = self.rx.groups.find(self.device, frame.flow.dst);
         let Some(&qpn) = group.and_then(|g| g.members.get(member)) else { return };
         let index = self.core.directory.find(qpn);
-        let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
+        let (slot, tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.qpn == qpn) else { return };
-        let completions = tables.touch(slot, index);
+        let completions = slot.touch(&mut self.rx.touched);
         slot.received.add(frame.bytes.len());
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));

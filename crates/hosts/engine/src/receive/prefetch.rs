@@ -1,26 +1,17 @@
-//! Memory of queue pairs, asked for some turns or packets before it is used.
+//! Packets of a burst whose queue pairs are prefetched.
 //!
-//! With thousands of queue pairs each turn, and each packet, is one of a queue pair that no cache holds. It reads some twenty
-//! lines, of which one leads to the next. So the worker asks for them ahead, in two steps: first for the lines of the queue pair
-//! itself, some places later, when these have come, for the lines that it points to (the entries of its rings). The queue pairs
-//! are those whose doorbells ring, those next in the ready queue, and those that the packets of a burst name.
+//! With thousands of queue pairs each packet is one of a queue pair that no cache holds. It reads some twenty lines, of which one
+//! leads to the next. So the worker prefetches in two steps: first the lines of the queue pair itself, some packets later, when
+//! these have come, the lines that it points to (the entries of its rings). Turns and doorbells do the same with the queue pairs
+//! that are next in the ready queue, and those that have posted.
 //!
-//! With fewer than [`MANY`] queue pairs all is in the cache, and nothing is asked for.
+//! With fewer than [`crate::core::MANY`] queue pairs all is in the cache, and nothing is prefetched.
 
-use crate::core::Core;
-use crate::objects::{QpHolder, QpSlot};
+use crate::objects::{QpSlot, slot_at};
 use crate::qpn::Directory;
 use burst_base::Qpn;
 use burst_port::EXPECTED_MAX;
-use std::mem::offset_of;
 
-/// Entries of a worker's table of queue pairs from which lines are asked for ahead. The hot lines of so many are about 1 MiB, a
-/// level 2 cache.
-pub(crate) const MANY: usize = 1024;
-/// Doorbells whose queue pairs are asked for together.
-pub(crate) const DOORBELLS_AHEAD: usize = 16;
-/// Turns between the request for the lines that a queue pair points to and its turn.
-const TURNS_AHEAD: usize = 2;
 /// Packets between the request for a queue pair and its packet.
 const PACKETS_AHEAD: usize = 8;
 /// Packets between the request for the lines that a queue pair points to and its packet.
@@ -43,10 +34,6 @@ fn named_by(packet: &[u8]) -> (u32, bool) {
     // READ responses, ACKNOWLEDGE and ATOMIC ACKNOWLEDGE of all services (IBA 9.2.1).
     let is_response = (0x0d..=0x12).contains(&(bth[0] & 0x1f));
     (u32::from_be_bytes([0, bth[5], bth[6], bth[7]]), is_response)
-}
-
-fn slot_at(qps: &[Option<Box<QpSlot>>], index: u32) -> Option<&QpSlot> {
-    qps.get(index as usize).and_then(Option::as_deref)
 }
 
 impl ExpectedPackets {
@@ -94,7 +81,8 @@ impl ExpectedPackets {
         }
     }
     /// The next packet is handled now.
-    fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>], is_selective: bool) {
+    #[inline(never)]
+    pub fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>], is_selective: bool) {
         while self.asked < (self.handled + PACKETS_AHEAD).min(self.told) {
             self.ask(directory, qps, is_selective);
         }
@@ -109,50 +97,6 @@ impl ExpectedPackets {
         if self.handled == self.told {
             self.clear();
         }
-    }
-}
-
-impl Core {
-    /// The next expected packet is handled now.
-    #[inline(never)]
-    pub fn advance_expected(&mut self) {
-        let Core { expected, directory, qps, options, .. } = self;
-        expected.advance(directory, qps, options.selective);
-    }
-    /// Asks for what a turn soon reads.
-    #[inline(never)]
-    pub fn prefetch_turn(&self) {
-        if let Some(place) = self.sched.after(TURNS_AHEAD)
-            && let Some(slot) = slot_at(&self.qps, place.qp)
-        {
-            slot.endpoint.qp().prefetch_turn();
-        }
-    }
-}
-
-/// Offset of the line of a slot's own fields that turns and packets use.
-const OWN: usize = offset_of!(QpSlot, path);
-const LINE: usize = 64;
-// The transport counts the lines of a queue pair from its beginning.
-const _: () = assert!(offset_of!(QpSlot, endpoint) == 0 && align_of::<QpSlot>() == LINE && OWN.is_multiple_of(LINE));
-const _: () = assert!(offset_of!(QpSlot, holder) + offset_of!(QpHolder, context) + size_of::<u32>() <= OWN + LINE);
-
-impl QpSlot {
-    /// Asks for the lines that a turn, or the packet of a requester, uses.
-    #[inline(always)]
-    pub fn prefetch_requester(&self, is_selective: bool) {
-        self.endpoint.qp().prefetch_requester(is_selective);
-        self.prefetch_own();
-    }
-    /// Asks for the lines that the packet of a responder uses.
-    #[inline(always)]
-    fn prefetch_responder(&self) {
-        self.endpoint.qp().prefetch_responder();
-        self.prefetch_own();
-    }
-    #[inline(always)]
-    fn prefetch_own(&self) {
-        burst_span::prefetch_line(std::ptr::from_ref(self).cast::<u8>().wrapping_add(OWN));
     }
 }
 
