@@ -134,6 +134,7 @@ impl Core {
     pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
         let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, records, waited, .. } = self;
         let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
+        debug_assert!(slot.as_ref().is_none_or(|slot| slot.index == index), "a slot at the entry of another");
         (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel: &mut timers.wheel, records })
     }
 
@@ -223,6 +224,7 @@ impl Core {
             return;
         }
         // One at a time: the next is made ready when this one has settled.
+        debug_assert_ne!(slot.waiting, NOT_WAITING, "a queue pair in a line does not wait");
         p.waiting.pop();
         slot.waiting = NOT_WAITING;
         self.make_ready(index);
@@ -233,6 +235,7 @@ impl Core {
         if slot.path == NO_PATH {
             return;
         }
+        debug_assert!(slot.index == index, "a slot at the entry of another");
         let path = &mut self.paths[slot.path as usize];
         path.forget(index);
         path.moved(now, index, slot.inflight_seen, 0);

@@ -3,6 +3,7 @@
 use crate::calls::Egress;
 use crate::congestion::sent_tos;
 use crate::core::Core;
+use crate::objects::NO_PATH;
 use crate::outbox::Completions;
 use crate::path::{Path, PathLink};
 use crate::port_slot::PortSlot;
@@ -92,6 +93,7 @@ impl DataPath<'_> {
             path.is_own_address = is_own_address;
             path
         });
+        debug_assert!(slot.path == NO_PATH && slot.inflight_seen == 0, "a queue pair is on two paths");
         slot.path = at;
         if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
             file.note_expected(index, slot.endpoint.qp().expected_psn());
@@ -131,5 +133,6 @@ impl DataPath<'_> {
             slot.flush(now);
         }
         self.core.show_completions(self.ports);
+        debug_assert!(self.ports.iter().all(|slot| slot.batch.is_empty()), "frames wait after a flush");
     }
 }

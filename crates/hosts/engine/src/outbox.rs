@@ -133,6 +133,7 @@ impl Outbox {
         contexts: &[Option<ContextSlot>],
         counters: &Counters,
     ) -> bool {
+        debug_assert!(self.completions.is_empty(), "completions wait at the end of a pass");
         self.retry_events(now, contexts);
         let any = !self.events.is_empty();
         for cq in self.events.drain(..) {

@@ -93,6 +93,7 @@ impl PacketReceiver {
         debug_assert!(core.outbox.completions.is_empty() && self.handed_to == 0, "a burst has not ended");
         while let Some(qp) = self.touched.pop() {
             if let Some(slot) = core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
+                debug_assert_ne!(slot.burst, BurstState::Untouched, "a queue pair without packets is in the list");
                 slot.burst = BurstState::Untouched;
                 if let Some(received) = slot.received.take_due() {
                     core.sched.charge_received(slot.holder.context, received);
@@ -150,6 +151,7 @@ impl RxSink for RxBurst<'_> {
     }
 
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        debug_assert!(stride > ICRC_LEN && train.len().is_multiple_of(stride), "a train of parts of packets");
         let mut rest = train;
         let has_many = self.core.has_many();
         while rest.len() >= stride {

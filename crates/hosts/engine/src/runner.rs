@@ -289,7 +289,7 @@ impl WorkerHandle {
 
     /// Announces to programs that a worker without a thread sleeps, for ever: each of their doorbells is followed by a wake-up.
     pub fn announce_sleep_for_ever(&self) {
-        // Gone: there is nobody to announce it for.
+        // Gone: no program waits for the worker.
         let _ = self.with(|runner, _| runner.sleeper.set_sleeping());
     }
 
@@ -396,6 +396,7 @@ impl Runner {
         }
         // A program may destroy an address handle or a queue pair right after posting to it, as mckey does: requests posted
         // before the command leave before it. Commands that arrive from now on wait for the next pass.
+        debug_assert!(self.taken.is_empty(), "jobs of an earlier pass");
         self.taken.extend(self.jobs.try_iter());
         self.worker.send_posted(now);
         self.taken.drain(..).for_each(|job| job(&mut self.worker, now));

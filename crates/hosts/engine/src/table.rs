@@ -13,6 +13,7 @@ pub(crate) fn put<T>(table: &mut Vec<Option<T>>, index: u32, value: T) {
 /// Returns the memory behind the last entry in use.
 pub(crate) fn shrink<T>(table: &mut Vec<Option<T>>) {
     let used = table.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+    debug_assert!(table[used..].iter().all(Option::is_none), "an object behind the last one");
     table.truncate(used);
     table.shrink_to_fit();
 }

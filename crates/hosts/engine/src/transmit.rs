@@ -139,6 +139,7 @@ impl TransmitPass<'_> {
             slot.wake_by(tables.wheel, now + RESOLVING_PAUSE);
             return (0, 0);
         }
+        debug_assert!(bytes <= turn_most, "a turn is too long");
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
         let (first, before) = (egress.batch.frames().len(), if tuned { slot.endpoint.inflight_bytes() } else { 0 });

@@ -56,6 +56,7 @@ impl DataPath<'_> {
         if params.algorithm().uses_ecn() {
             self.make_markable(at as u32, params.algorithm());
         }
+        debug_assert!(self.core.paths[at].params == params, "a controller with other parameters");
         for place in self.core.paths[at].waiting.take_all() {
             if waits_for(&self.core.qps, at as u32, place)
                 && let Some(slot) = self.core.qps[place.qp as usize].as_mut()

@@ -37,6 +37,7 @@ impl GroupTable {
 
     /// Replaces a group. A group without members on any worker is removed.
     pub fn set(&mut self, group: MulticastGroup) {
+        debug_assert!(group.workers != 0 || group.members.is_empty(), "members of a group without workers");
         self.groups.retain(|g| g.device != group.device || g.ip != group.ip);
         if group.workers != 0 {
             self.groups.push(group);

@@ -17,12 +17,12 @@ const PACKETS_AHEAD: usize = 8;
 /// Packets between the request for the lines that a queue pair points to and its packet.
 const POINTED_AHEAD: usize = 4;
 
-/// The packets that a port has told of.
+/// The packets that a port has announced.
 #[derive(Debug, Default)]
 pub(crate) struct ExpectedPackets {
     /// Queue pair number of each, and whether it is a response.
     packets: [(u32, bool); EXPECTED_MAX],
-    told: usize,
+    announced: usize,
     /// Those whose queue pairs have been asked for.
     asked: usize,
     handled: usize,
@@ -37,16 +37,16 @@ fn named_by(packet: &[u8]) -> (u32, bool) {
 }
 
 impl ExpectedPackets {
-    /// A port tells of a packet.
+    /// A port announces a packet.
     #[inline]
     pub fn add(&mut self, packet: &[u8], directory: &Directory) {
-        if self.told == EXPECTED_MAX {
+        if self.announced == EXPECTED_MAX {
             return;
         }
         let (qpn, is_response) = named_by(packet);
         directory.prefetch(Qpn::new(qpn));
-        self.packets[self.told] = (qpn, is_response);
-        self.told += 1;
+        self.packets[self.announced] = (qpn, is_response);
+        self.announced += 1;
     }
     /// Asks for the next queue pair.
     #[inline]
@@ -65,13 +65,13 @@ impl ExpectedPackets {
     /// Whether packets are expected.
     #[inline]
     pub fn has_any(&self) -> bool {
-        self.told > 0
+        self.announced > 0
     }
     /// Forgets packets that the port did not hand over.
     pub fn clear(&mut self) {
-        (self.told, self.asked, self.handled) = (0, 0, 0);
+        (self.announced, self.asked, self.handled) = (0, 0, 0);
     }
-    /// Tells of the next packets of a train, if they are of different queue pairs.
+    /// Announces the next packets of a train, if they are of different queue pairs.
     #[inline(never)]
     pub fn add_train(&mut self, train: &[u8], stride: usize, directory: &Directory) {
         let mut packets = train.chunks_exact(stride);
@@ -83,18 +83,19 @@ impl ExpectedPackets {
     /// The next packet is handled now.
     #[inline(never)]
     pub fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>], is_selective: bool) {
-        while self.asked < (self.handled + PACKETS_AHEAD).min(self.told) {
+        debug_assert!(self.handled < self.announced && self.asked <= self.announced, "a packet that was not announced");
+        while self.asked < (self.handled + PACKETS_AHEAD).min(self.announced) {
             self.ask(directory, qps, is_selective);
         }
         let first = if self.handled == 0 { 1 } else { POINTED_AHEAD };
-        for at in (self.handled + first..=self.handled + POINTED_AHEAD).take_while(|at| *at < self.told) {
+        for at in (self.handled + first..=self.handled + POINTED_AHEAD).take_while(|at| *at < self.announced) {
             let (index, is_response) = self.packets[at];
             if let Some(slot) = slot_at(qps, index) {
                 slot.endpoint.qp().prefetch_packet(is_response);
             }
         }
         self.handled += 1;
-        if self.handled == self.told {
+        if self.handled == self.announced {
             self.clear();
         }
     }

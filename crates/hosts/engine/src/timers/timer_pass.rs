@@ -73,6 +73,7 @@ impl TimerPass<'_> {
         let now = self.now;
         self.data_path.core.outbox.timers = self.data_path.core.timers.wheel.len();
         let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return false };
+        debug_assert_ne!(slot.armed, Nanos::NEVER, "a timer that was not set has fired");
         slot.armed = Nanos::NEVER;
         let due = slot.endpoint.next_deadline() <= now;
         if due {

@@ -125,6 +125,7 @@ impl PeerTable {
                     return false;
                 }
                 self.places.insert(cna, PeerPlace { address, imports: 0 });
+                debug_assert!(self.places.len() <= PEERS_MAX, "too many nodes are remembered");
             }
         }
         self.last = Some((cna, address));
@@ -281,6 +282,7 @@ impl UrmaEndpoint {
     /// Makes frames of a run, for which there is room.
     fn push_run(&mut self, run: &UrmaRun, fx: &mut dyn UrmaEffects) {
         let Some(flow) = self.flow_to(run.dest, run.lane) else { return fx.count(Reason::UbForeign) };
+        debug_assert!(run.count() <= self.slot.batch.room_for_run(), "the batch has no room for the run");
         let vary = |index, head: &mut [u8; HEAD_MAX]| run.vary(index, head);
         if !self.slot.batch.push_run(&flow, self.node.run_head(), &run.payload, run.len, vary) {
             fx.count(Reason::SendTooLong);

@@ -224,6 +224,10 @@ impl EndpointSlot {
         if let Ok(UrmaAnswer::Number(number)) = result
             && tenant.jfcs.contains_key(&number)
         {
+            debug_assert!(
+                self.owners.get(&number).is_none_or(|owner| *owner == tenant.context),
+                "JFC {number} has an owner"
+            );
             self.owners.insert(number, tenant.context);
         }
         result

@@ -137,6 +137,7 @@ impl UrmaEndpoints {
 
     /// Adds a program.
     pub fn add_tenant(&mut self, tenant: UrmaTenant) {
+        debug_assert!(!self.tenants.contains_key(&tenant.context), "a context has one program");
         self.tenants.insert(tenant.context, tenant);
     }
     /// Whether a program uses the node of an address.
@@ -223,6 +224,7 @@ impl UrmaEndpoints {
             return self.tenant_turn(ticket, shared);
         }
         self.ticket = NO_TICKET;
+        debug_assert!(!self.slots.is_empty(), "a turn of no endpoint");
         let (mut sent, count) = (0, self.slots.len());
         for turn in 0..count {
             let slot = &mut self.slots[(self.next + turn) % count];
@@ -239,6 +241,7 @@ impl UrmaEndpoints {
                 break;
             }
         }
+        debug_assert!(sent <= TURN_BYTES, "a turn is too long");
         self.next = (self.next + 1) % count.max(1);
         // Programs in other processes have paid when they posted.
         let charged = if self.tenants.is_empty() { sent } else { 0 };
@@ -254,6 +257,7 @@ impl UrmaEndpoints {
         let tenant = tickets.remove(&ticket).and_then(|context| tenants.get_mut(&context));
         let Some(tenant) = tenant else { return UrmaTurn::default() };
         tenant.ticket = NO_TICKET;
+        debug_assert!(!held.contains(&tenant.context), "a program that waits has a turn");
         let slot = slots.iter_mut().find(|slot| slot.endpoint.address() == tenant.address);
         let Some(slot) = slot else { return UrmaTurn::default() };
         let turn = slot.post_next(tenant, shared.now, shared.regions, shared.events);
@@ -293,6 +297,7 @@ impl UrmaEndpoints {
             shared.wheel.insert(URMA_ENTRY, due);
             self.armed = due;
         }
+        debug_assert!(self.armed <= due, "the timer of the endpoints is too late");
         if self.ticket != NO_TICKET || !self.slots.iter().any(|slot| slot.endpoint.node.wants_tx()) {
             return;
         }

@@ -141,6 +141,7 @@ impl Orphans {
                 DeletionState::Done => _ = self.programs.remove(&program),
             }
         }
+        debug_assert!(self.ready.len() <= self.programs.len(), "a program is in the list twice");
         self.is_due = steps == 0;
         self.ready.extend(later);
     }
@@ -156,6 +157,7 @@ impl Orphans {
         }
         let Some(program) = self.owners.remove(&jetty) else { return };
         if let Some(objects) = self.programs.get_mut(&program) {
+            debug_assert!(objects.abandoned > 0, "a Jetty that was not abandoned is drained");
             objects.abandoned -= 1;
             if objects.abandoned == 0 && objects.jetties.is_empty() {
                 self.ready.push_back(program);

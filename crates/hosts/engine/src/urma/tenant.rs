@@ -108,7 +108,8 @@ impl UrmaTenant {
     pub(crate) fn queue(&mut self, sched: &mut Scheduler, tickets: &mut ByNumber<u32>) {
         if self.ticket == NO_TICKET {
             self.ticket = sched.push(self.context, class_of(0), URMA_ENTRY);
-            tickets.insert(self.ticket, self.context);
+            let before = tickets.insert(self.ticket, self.context);
+            debug_assert!(before.is_none(), "two programs have the same ticket");
         }
     }
 
@@ -136,12 +137,14 @@ impl UrmaTenant {
 
     /// Adds a completion queue.
     pub(crate) fn add_jfc(&mut self, jfc: u32, number: u32, shared: Arc<EngineCq>) {
-        self.jfcs.insert(jfc, TenantJfc { number, shared });
+        let before = self.jfcs.insert(jfc, TenantJfc { number, shared });
+        debug_assert!(before.is_none(), "JFC {jfc} was created twice");
     }
 
     /// Adds a Jetty.
     pub(crate) fn add_jetty(&mut self, jetty: u32, jfc: u32, jfr: Option<u32>) {
-        self.jetties.insert(jetty, TenantJetty { jfc, jfr, taken: 0 });
+        let before = self.jetties.insert(jetty, TenantJetty { jfc, jfr, taken: 0 });
+        debug_assert!(before.is_none(), "Jetty {jetty} was created twice");
     }
 
     /// Work requests of a Jetty that have ended.
@@ -257,6 +260,7 @@ impl UrmaTenant {
         endpoint: &mut UrmaEndpoint,
         events: &mut Vec<u32>,
     ) -> bool {
+        debug_assert!(self.held.is_none(), "two requests are held");
         let jetty = request.0.queue;
         match result {
             Ok(()) => {}
@@ -331,7 +335,7 @@ impl UrmaTenant {
     }
 }
 
-/// The status by which a refusal of the node is told when the program has gone on.
+/// The status of the completion that reports a refusal of the node.
 const fn status_of(error: UrmaError) -> CrStatus {
     match error {
         UrmaError::Access => CrStatus::LocAccess,

@@ -89,7 +89,7 @@ impl Worker {
         self.ports[device.index()].port.leave(ip);
     }
 
-    /// From now on answers to hellos with this number go to a socket; `None`: nobody has the number any more.
+    /// From now on answers to hellos with this number go to a socket; `None`: no process has the number any more.
     pub fn set_mail(&mut self, number: u32, socket: Option<OwnedFd>) {
         self.core.mail.retain(|(of, _)| *of != number);
         self.core.mail.extend(socket.map(|socket| (number, socket)));

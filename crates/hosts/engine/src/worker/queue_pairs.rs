@@ -29,6 +29,7 @@ impl Worker {
             "a queue pair that is in use"
         );
         let index = self.core.directory.add(slot.qpn);
+        debug_assert!(self.core.directory.find(slot.qpn) == index && index != 0, "an entry without a number");
         slot.index = index;
         slot.has_more = slot.srq.is_some();
         let qp = slot.endpoint.qp_mut();
@@ -77,6 +78,7 @@ impl Worker {
         data_path.flush_all(now);
         let index = self.core.directory.find(qpn);
         let mut slot = take(&mut self.core.qps, index)?;
+        debug_assert!(slot.qpn == qpn && slot.index == index, "the slot of another queue pair");
         self.core.directory.remove(qpn);
         self.core.timers.wheel.cancel(index);
         if slot.ticket != NO_TICKET {
@@ -97,7 +99,7 @@ impl Worker {
     }
 
     /// Answers from now on for the queue pairs in the file of this worker's predecessor, and notes its own there. Peers of the
-    /// connection manager, and peers with requests outstanding, are told at once. Returns the numbers of the dead queue pairs.
+    /// connection manager, and peers with requests outstanding, are notified at once. Returns the numbers of dead queue pairs.
     ///
     /// # Errors
     /// The system's: the file cannot be read.
