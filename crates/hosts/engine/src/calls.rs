@@ -1,17 +1,16 @@
 //! Calls to queue pairs: only here a queue pair gets the worker's tables, and its decisions are carried out.
 //!
-//! [`Core::slot_and_tables`] splits the worker's tables into one slot and everything that a call needs besides;
+//! [`crate::core::Core::slot_and_tables`] splits the worker's tables into one slot and everything that a call needs besides;
 //! [`Tables::call_qp`] makes the call. Completions go into rings, events into their sinks, reasons into counters, and every
 //! signal of the call to the congestion controller of the queue pair's path.
 
-use crate::counters::{Counters, Traffic};
+use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::objects::{AddressHandle, BurstState, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::outbox::{Completions, CqEntry, Outbox};
 use crate::path::Path;
-use crate::port_slot::PortSlot;
-use crate::sched::ReceivedWork;
 use crate::signals::Signals;
-use crate::worker::{Core, Outbox};
+use crate::transmit::sched::ReceivedWork;
 use burst_base::reason::Class;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
@@ -20,38 +19,13 @@ use burst_control::AsyncObject;
 use burst_frame::{Flow, TxBatch};
 use burst_mem::MrTable;
 use burst_shm::Cqe;
-use burst_shm::cq::Push;
 use burst_transport::{AckReport, Effects, Env, HostPressure, Qp, RecordPool, Signal, XrcSrq};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Time between two timers for probes of the standard family, over all queue pairs of a worker: with many queue pairs each waits
 /// longer. A timer that fires costs 0.1 us, so they take less than a hundredth of a worker.
 const PROBE_SPACING: Nanos = Nanos::from_us(16);
-
-/// When the completions of a call become visible to the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Completions {
-    /// At once.
-    Visible,
-    /// After the batch has been sent: frames of this turn still point into the application's memory.
-    AfterBatch,
-    /// Send completions at once, receive completions at the end of the receive burst.
-    ///
-    /// A peer that answers a message sends its ACK behind the answer in one train (`transport::Qp::poll_tx`). The program must
-    /// see its request completed before it sees the answer: programs free or reuse the request's buffer when the answer comes.
-    ReceivesLast,
-}
-
-/// A completion that waits for the end of a batch or burst.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeferredCompletion {
-    cq: u32,
-    solicited: bool,
-    device: DeviceId,
-    cqe: Cqe,
-}
 
 /// Where a call's packets and counts go.
 pub(crate) struct Egress<'a> {
@@ -62,44 +36,15 @@ pub(crate) struct Egress<'a> {
 /// The worker's tables without the slots of its queue pairs.
 pub(crate) struct Tables<'a> {
     pub now: Nanos,
-    waited: Nanos,
-    cqs: &'a [Option<Arc<EngineCq>>],
-    ahs: &'a [Option<AddressHandle>],
-    xrc: &'a [Option<XrcEntry>],
-    mem: &'a MrTable,
-    outbox: &'a mut Outbox,
+    pub waited: Nanos,
+    pub cqs: &'a [Option<Arc<EngineCq>>],
+    pub ahs: &'a [Option<AddressHandle>],
+    pub xrc: &'a [Option<XrcEntry>],
+    pub mem: &'a MrTable,
+    pub outbox: &'a mut Outbox,
     pub paths: &'a mut [Path],
     pub wheel: &'a mut Wheel,
-    touched: &'a mut Vec<u32>,
-    records: &'a mut RecordPool,
-}
-
-impl Core {
-    /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
-    #[inline]
-    pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records, waited, .. } = self;
-        let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
-        (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records })
-    }
-
-    /// Makes the completions visible that waited for the end of a batch or burst.
-    #[inline]
-    pub fn show_completions(&mut self, ports: &[PortSlot]) {
-        if !self.outbox.completions.is_empty() {
-            self.write_deferred(ports);
-        }
-    }
-
-    fn write_deferred(&mut self, ports: &[PortSlot]) {
-        // Taken out, because writing needs the outbox, too. It adds no completions.
-        let mut completions = std::mem::take(&mut self.outbox.completions);
-        for DeferredCompletion { cq, solicited, device, cqe } in &completions {
-            write_completion(&self.cqs, &ports[device.index()].counters, &mut self.outbox, *cq, cqe, *solicited);
-        }
-        completions.clear();
-        self.outbox.completions = completions;
-    }
+    pub records: &'a mut RecordPool,
 }
 
 impl Tables<'_> {
@@ -149,18 +94,6 @@ impl Tables<'_> {
         }
         result
     }
-
-    /// Notes that a queue pair gets packets in this burst, and returns when the completions of these packets become visible.
-    #[inline]
-    pub fn touch(&mut self, slot: &mut QpSlot, index: u32) -> Completions {
-        if slot.burst == BurstState::Untouched {
-            // Decided once per burst, so that receive completions of one burst keep their order.
-            let awaits = slot.endpoint.awaits_acknowledgement();
-            slot.burst = if awaits { BurstState::ReceivesLast } else { BurstState::Touched };
-            self.touched.push(index);
-        }
-        if slot.burst == BurstState::ReceivesLast { Completions::ReceivesLast } else { Completions::Visible }
-    }
 }
 
 /// Takes the decisions of one queue pair during one call.
@@ -186,12 +119,11 @@ impl Effects for QpEffects<'_> {
             Completions::AfterBatch => true,
             Completions::ReceivesLast => cqe.is_recv != 0,
         };
-        if deferred {
-            let device = self.device;
-            self.outbox.completions.push(DeferredCompletion { cq, solicited, device, cqe });
-            return;
+        let entry = CqEntry { cq, solicited, device: self.device, cqe };
+        match deferred {
+            true => self.outbox.completions.push(entry),
+            false => self.outbox.write(&entry, self.cqs, self.counters),
         }
-        write_completion(self.cqs, self.counters, self.outbox, cq, &cqe, solicited);
     }
 
     fn event(&mut self, _qpn: Qpn, event: EventType) {
@@ -243,30 +175,5 @@ impl Effects for QpEffects<'_> {
 
     fn selective_refused(&mut self) {
         self.signals.refuse();
-    }
-}
-
-/// Writes a completion into its ring, and notes the completion event that must follow.
-fn write_completion(
-    cqs: &[Option<Arc<EngineCq>>],
-    counters: &Counters,
-    outbox: &mut Outbox,
-    cq: u32,
-    cqe: &Cqe,
-    solicited: bool,
-) {
-    let Some(shared) = cqs.get(cq as usize).and_then(Option::as_ref) else { return };
-    counters.add(Traffic::Completions, 1);
-    outbox.delivered = true;
-    match shared.producer.push(cqe, solicited) {
-        Push::Quiet => {}
-        Push::Event => outbox.events.push(cq),
-        Push::Overrun => {
-            counters.count(Reason::CqOverrun);
-            outbox.note_lost_completion(Qpn::new(cqe.qpn));
-            if !shared.overrun_reported.swap(true, Ordering::Relaxed) {
-                write_async(&*shared.async_events, EventType::CqErr, AsyncObject::Cq, shared.cookie);
-            }
-        }
     }
 }

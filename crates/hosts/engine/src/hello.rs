@@ -6,12 +6,13 @@
 //! A path's controller follows what its peer is and has chosen ([`Worker::settle_cc`]), with the timers of the pass, when the
 //! port is at hand.
 
+use crate::core::Core;
 use crate::counters::Counters;
 use crate::objects::NO_PATH;
 use crate::peer_hello::PeerHello;
 use crate::port_slot::PortSlot;
 use crate::receive::RxBurst;
-use crate::worker::{Core, Worker};
+use crate::worker::Worker;
 use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason, TokenBucket};
 use burst_cc::PeerKind;
@@ -141,7 +142,7 @@ impl Worker {
         }
         path.hello.know(now, hello, own_boot_id);
         self.core.tell_family(at as usize);
-        let _ = self.core.paths[at as usize].hello.take_change() && self.settle_cc(now, at as usize);
+        let _ = self.core.paths[at as usize].hello.take_change() && self.data_path().settle_cc(now, at as usize);
     }
 
     /// Answers questions, and asks the peers whose time has come.
@@ -152,7 +153,7 @@ impl Worker {
             self.send_hello(now, device, &back, (tid, true));
         }
         for at in 0..self.core.paths.len() {
-            any |= self.core.paths[at].hello.take_change() && self.settle_cc(now, at);
+            any |= self.core.paths[at].hello.take_change() && self.data_path().settle_cc(now, at);
             if self.core.paths[at].hello.due() > now {
                 continue;
             }
@@ -171,7 +172,7 @@ impl Worker {
                 Some(flow) => self.send_hello(now, device, &flow, (tid, false)),
                 None => {
                     self.core.tell_family(at);
-                    let _ = self.core.paths[at].hello.take_change() && self.settle_cc(now, at);
+                    let _ = self.core.paths[at].hello.take_change() && self.data_path().settle_cc(now, at);
                 }
             }
         }
@@ -181,12 +182,12 @@ impl Worker {
 
     fn send_hello(&mut self, now: Nanos, device: DeviceId, flow: &Flow, (tid, is_answer): (u64, bool)) {
         if !self.ports[device.index()].batch.has_room() {
-            self.flush_all(now);
+            self.data_path().flush_all(now);
         }
         let PortSlot { port, batch, counters, .. } = &mut self.ports[device.index()];
         let hello = Hello { is_answer, ..self.core.own_hello(port.caps().active_mtu(), tid) };
         push_hello(batch, counters, flow, &hello);
-        self.flush_all(now);
+        self.data_path().flush_all(now);
     }
 }
 

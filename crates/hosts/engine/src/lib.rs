@@ -8,93 +8,71 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `worker` | [`Worker`]: tables, the pass, events |
-//! | `calls` | calls to queue pairs; their completions, events, counts and signals |
+//! | `worker` | [`Worker`]: the pass; calls of the control thread |
+//! | `core`, `data_path` | what the rooms of a worker share: its tables; the tables with the ports |
+//! | `calls`, `outbox` | calls to queue pairs; completions and events on their way to programs |
+//! | `objects`, `table`, `options` | what the tables hold; tables by number; options of a worker |
 //! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
-//! | `urma`, `urma_turns` | [`urma::UrmaEndpoint`]: a node of the Unified Bus with its port; its turns in a worker |
-//! | `urma_view` | what tools see of it |
-//! | `urma_tenants`, `urma_objects` | programs of URMA in other processes: posts and completions; calls for objects |
-//! | `urma_records`, `urma_remains` | their records; what they leave behind |
-//! | `objects` | what the tables hold |
-//! | `commands` | what the control thread does to a worker between two passes |
-//! | `room` | room in the tables, made before the objects exist |
-//! | `transmit`, `sched`, `priority` | turns, timers, bursts; fair order; classes within an account |
-//! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
-//! | `lookahead` | memory of queue pairs, asked for before it is used |
-//! | `ack_delay` | ACKs that wait for the program's answer |
+//! | [`urma`] | nodes of the Unified Bus, and programs of URMA in other processes |
+//! | `transmit` | turns; in it doorbells, fair order (`sched`), classes within an account (`priority`) |
+//! | `receive` | demultiplexing; in it groups, packets of other workers and processes, queue pairs that are prefetched |
+//! | `timers` | timers, and what is due; ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
 //! | `hello`, `peer_hello` | what a peer's daemon can do: asked on QP1; kept for each path |
 //! | `peer_report` | what a peer's acknowledgements say of the path |
 //! | `paths` | the paths of a worker, found by peer; the line of queue pairs that wait for a window |
 //! | `pacing` | rates: gates of paths, and when they open |
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
-//! | `retune` | congestion control shown and changed while the worker runs |
-//! | `management` | the worker's side of the GSI agent (crate `gsi`) |
 //! | `tap` | copies of packets, for `burst capture` |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
-//! | `xrc` | shared receive queues and targets of XRC |
 //! | `port_slot` | a port, what waits to leave by it, and how often it is looked at |
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
-//! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
-//! | `in_place` | a worker without a thread |
-//! | `lent` | worker numbers lent to other processes |
-//! | `check` | what must hold between two passes, for simulators and tests |
+//! | `runner` | the worker's thread, its wake-ups, its clock; a worker without a thread (`in_place`) |
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
-pub mod clock;
 pub mod counters;
 pub mod endpoint;
 pub mod flow;
-pub mod handover;
-pub mod in_place;
-pub mod lent;
-pub mod multicast;
 pub mod objects;
 pub mod path;
 pub mod paths;
 mod peer_hello;
 mod peer_report;
 mod port_slot;
-mod priority;
 pub mod pulse;
 pub mod qpn;
 pub mod runner;
-pub mod sched;
 pub mod signals;
 pub mod tap;
 pub mod tombstone;
 pub mod tombstone_file;
 pub mod urma;
-pub mod urma_objects;
-pub mod urma_records;
-mod urma_remains;
-pub mod urma_tenants;
-mod urma_turns;
-pub mod urma_view;
-pub mod wakes;
 pub mod worker;
 
-mod ack_delay;
 mod calls;
-mod check;
-mod commands;
 mod congestion;
+mod core;
+mod data_path;
 mod hello;
-mod lookahead;
-mod management;
+mod options;
+mod outbox;
 mod pacing;
 mod receive;
-mod retune;
-pub mod room;
+mod table;
+mod timers;
 mod transmit;
-mod xrc;
 
 pub use burst_gsi as gsi;
-pub use check::PathLoad;
 pub use congestion::{CNP_DSCP, CNP_PATH_INTERVAL, CNP_QP_INTERVAL};
 pub use counters::Counters;
+pub use data_path::QpChange;
 pub use endpoint::Endpoint;
 pub use objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot};
+pub use options::WorkerOptions;
+pub use receive::{handover, lent, multicast};
 pub use runner::{RunnerOptions, WorkerHandle};
-pub use worker::{Worker, WorkerOptions};
+pub use runner::{clock, in_place};
+pub use worker::Worker;
+pub use worker::check::PathLoad;
+pub use worker::tables::WorkerTable;

@@ -1,13 +1,15 @@
 //! Entries of a worker's tables. The control thread makes them and passes them by commands; completion queues and shared receive
 //! queues, which several workers use, are shared by `Arc`.
 
-use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
+use crate::outbox::Completions;
+use crate::path::Path;
 use crate::paths::NOT_WAITING;
-use crate::priority::class_of;
-use crate::sched::{NO_TICKET, ReadyPlace, ReceivedWork};
+use crate::runner::wakes::Wake;
+use crate::timers::ack_delay::AckDelay;
 use crate::tombstone::Tombstone;
-use crate::wakes::Wake;
+use crate::transmit::priority::class_of;
+use crate::transmit::sched::{NO_TICKET, ReadyPlace, ReceivedWork};
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
@@ -22,6 +24,7 @@ use burst_shm::doorbell::DoorbellDrain;
 use burst_shm::rq::SrqConsumer;
 use burst_transport::XrcSrq;
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -72,6 +75,24 @@ pub struct ContextSlot {
     pub wake: Option<Wake>,
 }
 
+impl ContextSlot {
+    /// From now on a doorbell rings for this entry of the table of queue pairs.
+    pub(crate) fn set_queue(&mut self, doorbell: u32, entry: u32) {
+        let doorbell = doorbell as usize;
+        if self.queues.len() <= doorbell {
+            self.queues.resize(doorbell + 1, u32::MAX);
+        }
+        debug_assert_eq!(self.queues[doorbell], u32::MAX, "doorbell {doorbell} is in use");
+        self.queues[doorbell] = entry;
+    }
+    /// From now on a doorbell rings for nothing.
+    pub(crate) fn clear_queue(&mut self, doorbell: u32) {
+        if let Some(queue) = self.queues.get_mut(doorbell as usize) {
+            *queue = u32::MAX;
+        }
+    }
+}
+
 /// A shared receive queue, as its queue pairs share it.
 #[derive(Debug)]
 pub struct SrqShared {
@@ -84,8 +105,14 @@ pub struct SrqShared {
 }
 
 impl SrqShared {
+    /// Writes an event if the limit has been reached.
+    pub(crate) fn report_limit(&self, async_events: &dyn EventSink) {
+        if self.limit_reached() {
+            write_async(async_events, EventType::SrqLimitReached, AsyncObject::Srq, self.cookie);
+        }
+    }
     /// Whether the limit has been reached; disarms it then.
-    pub fn limit_reached(&self) -> bool {
+    fn limit_reached(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         limit > 0
             && self.consumer.pending() < limit
@@ -106,7 +133,7 @@ pub struct XrcEntry {
 
 /// A context that holds a queue pair and gets its events.
 #[derive(Clone, Debug)]
-// What turns use comes first: see `lookahead`.
+// What turns use comes first: see `receive::prefetch`.
 #[repr(C)]
 pub struct QpHolder {
     /// Number of the context.
@@ -121,7 +148,7 @@ pub struct QpHolder {
 
 /// A queue pair in a worker's table.
 // In the order of use, a line at its beginning. Behind the protocol's end is one line that turns and packets use, up to the
-// number of the context: see `lookahead`.
+// number of the context: see `receive::prefetch`.
 #[repr(C, align(64))]
 pub struct QpSlot {
     /// The protocol's end.
@@ -165,6 +192,14 @@ pub struct QpSlot {
     pub other_holders: BTreeMap<u64, QpHolder>,
 }
 
+/// Offset of the line of a slot's own fields that turns and packets use.
+const OWN: usize = offset_of!(QpSlot, path);
+
+const LINE: usize = 64;
+// The transport counts the lines of a queue pair from its beginning.
+const _: () = assert!(offset_of!(QpSlot, endpoint) == 0 && align_of::<QpSlot>() == LINE && OWN.is_multiple_of(LINE));
+const _: () = assert!(offset_of!(QpSlot, holder) + offset_of!(QpHolder, context) + size_of::<u32>() <= OWN + LINE);
+
 /// What a queue pair has got in a receive burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum BurstState {
@@ -175,6 +210,12 @@ pub(crate) enum BurstState {
     Touched,
     /// Packets, whose receive completions wait for the end of the burst.
     ReceivesLast,
+}
+
+/// The slot at an entry, if there is one.
+#[inline]
+pub(crate) fn slot_at(qps: &[Option<Box<QpSlot>>], index: u32) -> Option<&QpSlot> {
+    qps.get(index as usize).and_then(Option::as_deref)
 }
 
 /// Whether the queue pair at this place of the ready queue is still ready by it.
@@ -230,10 +271,62 @@ impl QpSlot {
 }
 
 impl QpSlot {
+    /// Notes that it gets packets in this burst, among those in `touched`. Returns when the completions of these packets become
+    /// visible.
+    #[inline]
+    pub(crate) fn touch(&mut self, touched: &mut Vec<u32>) -> Completions {
+        if self.burst == BurstState::Untouched {
+            // Decided once per burst, so that receive completions of one burst keep their order.
+            let awaits = self.endpoint.awaits_acknowledgement();
+            self.burst = if awaits { BurstState::ReceivesLast } else { BurstState::Touched };
+            touched.push(self.index);
+        }
+        if self.burst == BurstState::ReceivesLast { Completions::ReceivesLast } else { Completions::Visible }
+    }
+    /// Prefetches the lines that a turn, or the packet of a requester, uses.
+    #[inline(always)]
+    pub fn prefetch_requester(&self, is_selective: bool) {
+        self.endpoint.qp().prefetch_requester(is_selective);
+        self.prefetch_own();
+    }
+    /// Prefetches the lines that the packet of a responder uses.
+    #[inline(always)]
+    pub fn prefetch_responder(&self) {
+        self.endpoint.qp().prefetch_responder();
+        self.prefetch_own();
+    }
+    #[inline(always)]
+    fn prefetch_own(&self) {
+        burst_span::prefetch_line(std::ptr::from_ref(self).cast::<u8>().wrapping_add(OWN));
+    }
     /// The class in which it waits for its turns.
     #[inline]
     pub(crate) fn priority(&self) -> usize {
         class_of(self.endpoint.qp().flow().tos)
+    }
+    /// Counts a change of its bytes in flight for its path.
+    pub(crate) fn count_inflight(&mut self, now: Nanos, path: Option<&mut Path>) {
+        let inflight = self.endpoint.inflight_bytes();
+        if let Some(path) = path {
+            path.is_recovering = self.endpoint.qp().is_recovering();
+            path.moved(now, self.index, self.inflight_seen, inflight);
+            let responses = self.endpoint.response_bytes();
+            if responses > 0 || self.has_more {
+                path.responses_moved(self.responses_seen, responses);
+                self.responses_seen = responses;
+                self.has_more = self.srq.is_some() || responses > 0;
+            }
+        }
+        self.inflight_seen = inflight;
+    }
+    /// Writes the event of its shared receive queue if that has reached its limit.
+    #[inline]
+    pub(crate) fn report_srq_limit(&self) {
+        if self.has_more
+            && let Some(srq) = &self.srq
+        {
+            srq.report_limit(&*self.holder.async_events);
+        }
     }
     /// Sets its timer to `at`, unless the timer is due before.
     pub(crate) fn wake_by(&mut self, wheel: &mut Wheel, at: Nanos) {

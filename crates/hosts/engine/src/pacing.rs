@@ -119,6 +119,7 @@ impl PaceQueue {
     #[cold]
     pub fn arm(&mut self, path: u32, pacer: &mut Pacer, at: Nanos) {
         if at < pacer.armed {
+            debug_assert_ne!(at, Nanos::NEVER, "a gate that never opens");
             pacer.armed = at;
             self.heap.push(Reverse((at, path)));
             self.next = self.next.min(at);
@@ -131,6 +132,7 @@ impl PaceQueue {
         let due = self.heap.peek().is_some_and(|Reverse((at, _))| *at <= now);
         let entry = if due { self.heap.pop() } else { None };
         self.next = self.heap.peek().map_or(Nanos::NEVER, |Reverse((at, _))| *at);
+        debug_assert!(entry.is_some() == due && (!due || self.next >= entry.map_or(Nanos(0), |Reverse((at, _))| at)));
         entry.map(|Reverse(entry)| entry)
     }
 }

@@ -5,7 +5,7 @@
 //! time.
 
 use crate::path::Path;
-use crate::sched::ReadyPlace;
+use crate::transmit::sched::ReadyPlace;
 use burst_base::DeviceId;
 use burst_base::heap::{self, OutOfMemory};
 use std::collections::{HashMap, VecDeque};
@@ -15,7 +15,7 @@ use std::ops::{Deref, DerefMut};
 /// Paths that stay without users.
 pub const UNUSED_KEPT: usize = 64;
 
-/// A line with fewer void places is not swept.
+/// A line with fewer vacant places is not swept.
 const SWEPT_FROM: usize = 64;
 
 /// Ticket of a queue pair that waits in no line.
@@ -95,6 +95,7 @@ impl Paths {
             self.unused_count -= 1;
             return at;
         }
+        debug_assert!(self.unused_count <= self.paths.len() + 1, "more unused paths than paths");
         self.paths.push(path);
         self.paths.len() as u32 - 1
     }
@@ -128,13 +129,13 @@ impl Paths {
 
 /// The queue pairs that wait for a path's window or rate, in order.
 ///
-/// A queue pair that leaves is not searched for: its place becomes void, because the queue pair has another ticket or is on
-/// another path. The line is swept when more than half of its places are void.
+/// A queue pair that leaves is not searched for: its place becomes vacant, because the queue pair has another ticket or is on
+/// another path. The line is swept when more than half of its places are vacant.
 #[derive(Debug, Default)]
 pub struct WindowLine {
     places: VecDeque<ReadyPlace>,
-    /// Upper bound on the number of void places.
-    void: usize,
+    /// Upper bound on the number of vacant places.
+    vacant: usize,
     tickets: u32,
 }
 
@@ -143,11 +144,12 @@ impl WindowLine {
     #[inline]
     pub fn push(&mut self, qp: u32) -> u32 {
         self.tickets = self.tickets.checked_add(1).unwrap_or(NOT_WAITING + 1);
+        debug_assert_ne!(self.tickets, NOT_WAITING, "the ticket of no place");
         self.places.push_back(ReadyPlace { qp, ticket: self.tickets });
         self.tickets
     }
 
-    /// The first place that is not void. Removes the void ones before it.
+    /// The first place that is not vacant. Removes the vacant ones before it.
     #[inline]
     pub fn first(&mut self, waits: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
         while let Some(place) = self.places.front() {
@@ -155,7 +157,7 @@ impl WindowLine {
                 return Some(place.qp);
             }
             self.places.pop_front();
-            self.void = self.void.saturating_sub(1);
+            self.vacant = self.vacant.saturating_sub(1);
         }
         None
     }
@@ -166,16 +168,16 @@ impl WindowLine {
         self.places.pop_front();
     }
 
-    /// A place has become void.
+    /// A place has become vacant.
     pub fn leave(&mut self, waits: impl Fn(ReadyPlace) -> bool) {
-        self.void += 1;
-        if self.void >= SWEPT_FROM && self.void > self.places.len() / 2 {
+        self.vacant += 1;
+        if self.vacant >= SWEPT_FROM && self.vacant > self.places.len() / 2 {
             self.places.retain(|place| waits(*place));
-            self.void = 0;
+            self.vacant = 0;
         }
     }
 
-    /// Number of places, void ones included.
+    /// Number of places, vacant ones included.
     pub fn len(&self) -> usize {
         self.places.len()
     }
@@ -187,7 +189,7 @@ impl WindowLine {
 
     /// All places; the line is empty afterwards.
     pub fn take_all(&mut self) -> VecDeque<ReadyPlace> {
-        self.void = 0;
+        self.vacant = 0;
         std::mem::take(&mut self.places)
     }
 }
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn void_places_are_skipped_and_swept() {
+    fn vacant_places_are_skipped_and_swept() {
         let (mut line, mut waiting) = (WindowLine::default(), HashSet::new());
         for qp in 0..1000 {
             waiting.insert((qp, line.push(qp)));

@@ -1,8 +1,9 @@
 //! A port of a worker, what waits to leave by it, and how often it is looked at.
 
-use crate::counters::Counters;
+use crate::counters::{Counters, Traffic};
 use crate::tap::PortTaps;
-use burst_frame::TxBatch;
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, TxBatch};
 use burst_port::Port;
 use std::sync::Arc;
 
@@ -21,6 +22,33 @@ impl PortSlot {
     pub fn new(port: Box<dyn Port>, udp_port: u16, frames: usize) -> PortSlot {
         let (batch, counters) = (TxBatch::new(frames), Arc::new(Counters::default()));
         PortSlot { port, batch, counters, attention: PortAttention::default(), taps: PortTaps::new(udp_port) }
+    }
+
+    /// Whether the port is still resolving the next hop of a flow. The batch leaves first, so that the port begins to resolve.
+    pub fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
+        self.flush(now);
+        self.port.is_resolving(now, flow)
+    }
+
+    /// Sends the batch.
+    pub fn flush(&mut self, now: Nanos) {
+        if self.batch.is_empty() {
+            return;
+        }
+        let PortSlot { port, batch, counters, taps, .. } = self;
+        let bytes: usize = batch.frames().iter().map(|f| f.udp_payload_len()).sum();
+        counters.add(Traffic::TxPackets, batch.len() as u64);
+        counters.add(Traffic::TxBytes, bytes as u64);
+        for _ in 0..batch.fetch_remote() {
+            counters.count(Reason::PageLate);
+        }
+        if !taps.is_empty() {
+            taps.sent(batch);
+        }
+        port.tx_burst(now, batch, &mut |reason: Reason| counters.count(reason));
+        counters.count_calls(port.take_calls());
+        batch.clear();
+        debug_assert!(batch.is_empty());
     }
 }
 

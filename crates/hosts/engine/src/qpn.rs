@@ -89,6 +89,7 @@ impl QpnSpace {
             0 => chance % GENERATIONS,
             last => (last + chance % (GENERATIONS - 1)) % GENERATIONS,
         };
+        debug_assert!(generation < GENERATIONS, "a generation of more than three bits");
         self.generations[slot as usize] = generation as u8 + 1;
         Some(Qpn::new((generation << 21) | (slot << 4) | self.worker))
     }

@@ -2,24 +2,34 @@
 
 use crate::calls::Egress;
 use crate::congestion::{answer_mark, is_marked};
+use crate::core::Core;
 use crate::counters::{Counters, Traffic};
+use crate::data_path::DataPath;
 use crate::objects::BurstState;
+use crate::options::RX_BUDGET;
 use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
-use crate::worker::{Core, RX_BUDGET, Worker};
+use crate::receive::multicast::GroupTable;
+use crate::receive::prefetch::ExpectedPackets;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_gsi::GsiAgent;
 use burst_port::{ReceivePressure, RxSink};
 use burst_transport::MiddleRun;
-use burst_wire::hello::Hello;
 use burst_wire::{Bth, ICRC_LEN, Opcode, Packet, Position};
+
+pub mod handover;
+pub mod lent;
+mod management;
+pub mod multicast;
+mod prefetch;
 
 /// One port's burst, on its way into the tables.
 pub(crate) struct RxBurst<'a> {
     pub now: Nanos,
     pub device: DeviceId,
     pub core: &'a mut Core,
+    pub rx: &'a mut PacketReceiver,
     pub agent: &'a mut GsiAgent,
     pub batch: &'a mut TxBatch,
     pub counters: &'a Counters,
@@ -27,21 +37,42 @@ pub(crate) struct RxBurst<'a> {
     pub handed_over: bool,
 }
 
-impl Worker {
+/// What a worker keeps for its receive bursts.
+#[derive(Debug, Default)]
+pub(crate) struct PacketReceiver {
+    /// Packets of this burst whose queue pairs are prefetched.
+    expected: ExpectedPackets,
+    pub groups: GroupTable,
+    /// Queue pairs that got packets in this burst.
+    touched: Vec<u32>,
+    /// Workers that packets of this burst were handed over to, one bit each.
+    handed_to: u32,
+    /// Whether packets of queue pairs came since the agent ran.
+    pub data_came: bool,
+    /// Whether the last burst left packets in a port.
+    pub unread: bool,
+}
+
+impl PacketReceiver {
+    /// A receiver whose list of queue pairs has room for `room` entries.
+    pub fn new(room: usize) -> PacketReceiver {
+        PacketReceiver { touched: Vec::with_capacity(room.min(RX_BUDGET)), ..PacketReceiver::default() }
+    }
+
     /// Takes a burst from each port; queue pairs that now have something to send become ready.
-    pub(crate) fn receive(&mut self, now: Nanos) -> bool {
+    pub fn run(&mut self, now: Nanos, data_path: &mut DataPath<'_>, agent: &mut GsiAgent) -> bool {
         let (mut taken, mut unread) = (0, false);
-        let Worker { core, ports, agent, .. } = self;
+        let DataPath { core, ports } = data_path;
         let several = ports.len() > 1;
         for (index, PortSlot { port, batch, counters, attention, taps }) in ports.iter_mut().enumerate() {
             if several && attention.may_skip() && port.next_event() > now {
                 continue;
             }
             let device = DeviceId::from_index(index);
-            if core.expected.has_any() {
-                core.expected.clear();
+            if self.expected.has_any() {
+                self.expected.clear();
             }
-            let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: false };
+            let mut sink = RxBurst { now, device, core, rx: self, agent, batch, counters, handed_over: false };
             let burst = match taps.is_empty() {
                 true => port.rx_burst(now, RX_BUDGET, &mut sink),
                 false => taps.receive(&mut **port, now, RX_BUDGET, &mut sink),
@@ -54,30 +85,32 @@ impl Worker {
             }
             unread |= burst >= RX_BUDGET || port.next_event() <= now;
         }
-        core.unread = unread;
-        taken += self.take_inbox(now);
-        self.wake_workers_handed_to();
-        self.core.show_completions(&self.ports);
-        debug_assert!(self.core.outbox.completions.is_empty() && self.core.handed_to == 0, "a burst has not ended");
-        while let Some(qp) = self.core.touched.pop() {
-            if let Some(slot) = self.core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
+        self.unread = unread;
+        taken += self.take_inbox(now, data_path, agent);
+        self.wake_workers_handed_to(data_path);
+        let DataPath { core, ports } = data_path;
+        core.show_completions(ports);
+        debug_assert!(core.outbox.completions.is_empty() && self.handed_to == 0, "a burst has not ended");
+        while let Some(qp) = self.touched.pop() {
+            if let Some(slot) = core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
+                debug_assert_ne!(slot.burst, BurstState::Untouched, "a queue pair without packets is in the list");
                 slot.burst = BurstState::Untouched;
                 if let Some(received) = slot.received.take_due() {
-                    self.core.sched.charge_received(slot.holder.context, received);
+                    core.sched.charge_received(slot.holder.context, received);
                 }
             }
-            self.core.settle(now, qp);
+            core.settle(now, qp);
         }
         taken > 0
     }
 
     /// Takes the packets that other workers have handed over.
-    fn take_inbox(&mut self, now: Nanos) -> usize {
-        let Worker { core, ports, agent, .. } = self;
+    fn take_inbox(&mut self, now: Nanos, data_path: &mut DataPath<'_>, agent: &mut GsiAgent) -> usize {
+        let DataPath { core, ports } = data_path;
         let Some(inbox) = core.inbox_of(core.options.id).filter(|inbox| !inbox.is_empty()).cloned() else { return 0 };
         inbox.drain(RX_BUDGET, |device, frame| {
             let PortSlot { batch, counters, .. } = &mut ports[device.index()];
-            let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: true };
+            let mut sink = RxBurst { now, device, core, rx: self, agent, batch, counters, handed_over: true };
             if let Ok(packet) = Packet::parse(frame.bytes) {
                 sink.demux(frame, &packet);
             }
@@ -85,12 +118,12 @@ impl Worker {
     }
 
     /// Wakes the workers that packets of this burst were handed over to.
-    fn wake_workers_handed_to(&mut self) {
-        while self.core.handed_to != 0 {
-            let worker = self.core.handed_to.trailing_zeros();
-            self.core.handed_to &= self.core.handed_to - 1;
-            if self.core.inbox_of(worker).is_some_and(|inbox| inbox.wake_sleeper()) {
-                self.ports[0].counters.add(Traffic::HandoverWakes, 1);
+    fn wake_workers_handed_to(&mut self, data_path: &DataPath<'_>) {
+        while self.handed_to != 0 {
+            let worker = self.handed_to.trailing_zeros();
+            self.handed_to &= self.handed_to - 1;
+            if data_path.core.inbox_of(worker).is_some_and(|inbox| inbox.wake_sleeper()) {
+                data_path.ports[0].counters.add(Traffic::HandoverWakes, 1);
             }
         }
     }
@@ -102,13 +135,12 @@ impl RxSink for RxBurst<'_> {
     }
 
     fn expect(&mut self, packet: &[u8]) {
-        let Core { expected, directory, .. } = &mut *self.core;
-        expected.add(packet, directory);
+        self.rx.expected.add(packet, &self.core.directory);
     }
 
     fn frame(&mut self, frame: &RxFrame<'_>) {
-        if self.core.expected.has_any() {
-            self.core.advance_expected();
+        if self.rx.expected.has_any() {
+            self.rx.expected.advance(&self.core.directory, &self.core.qps, self.core.options.selective);
         }
         self.counters.add(Traffic::RxPackets, 1);
         self.counters.add(Traffic::RxBytes, frame.bytes.len() as u64);
@@ -119,14 +151,14 @@ impl RxSink for RxBurst<'_> {
     }
 
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        debug_assert!(stride > ICRC_LEN && train.len().is_multiple_of(stride), "a train of parts of packets");
         let mut rest = train;
         let has_many = self.core.has_many();
         while rest.len() >= stride {
             let taken = self.middles(flow, &MiddleRun { bytes: rest, stride }) * stride;
             if taken == 0 {
-                if has_many && !self.core.expected.has_any() {
-                    let Core { expected, directory, .. } = &mut *self.core;
-                    expected.add_train(rest, stride, directory);
+                if has_many && !self.rx.expected.has_any() {
+                    self.rx.expected.add_train(rest, stride, &self.core.directory);
                 }
                 self.frame(&RxFrame { flow: *flow, bytes: &rest[..stride - ICRC_LEN] });
             }
@@ -168,11 +200,11 @@ impl RxBurst<'_> {
         }
         self.core.pulse.serve_qp(bth.dest_qpn.get());
         let index = self.core.directory.find(bth.dest_qpn);
-        let (Some(slot), mut tables) = self.core.slot_and_tables(self.now, index) else { return 0 };
+        let (Some(slot), tables) = self.core.slot_and_tables(self.now, index) else { return 0 };
         if slot.endpoint.qp().qpn() != bth.dest_qpn || slot.device != self.device {
             return 0;
         }
-        let completions = tables.touch(slot, index);
+        let completions = slot.touch(&mut self.rx.touched);
         let egress = Egress { batch: self.batch, counters: self.counters };
         let taken = tables.call_qp(slot, egress, completions, |qp, env| qp.on_middles(flow, run, env));
         if taken > 0 {
@@ -180,7 +212,7 @@ impl RxBurst<'_> {
             slot.received.add_run(taken, bytes);
             self.counters.add(Traffic::RxPackets, taken as u64);
             self.counters.add(Traffic::RxBytes, bytes as u64);
-            self.core.data_came = true;
+            self.rx.data_came = true;
             if is_marked(flow) {
                 self.on_mark(flow, index, bth.opcode);
             }
@@ -197,7 +229,7 @@ impl RxBurst<'_> {
         if qpn == Qpn::MULTICAST {
             return self.multicast(frame, packet);
         }
-        self.core.data_came = true;
+        self.rx.data_came = true;
         self.core.pulse.serve_qp(qpn.get());
         let owner = worker_of(qpn);
         if owner != self.core.options.id {
@@ -209,14 +241,14 @@ impl RxBurst<'_> {
             }
         }
         let index = self.core.directory.find(qpn);
-        let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
+        let (slot, tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.endpoint.qp().qpn() == qpn && slot.device == self.device) else {
             if let Err(reason) = self.core.tombstones.answer(self.now, frame.flow.src, packet, self.batch) {
                 self.counters.count(reason);
             }
             return;
         };
-        let completions = tables.touch(slot, index);
+        let completions = slot.touch(&mut self.rx.touched);
         slot.received.add(frame.bytes.len());
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));
@@ -231,69 +263,5 @@ impl RxBurst<'_> {
         let (Some(slot), tables) = self.core.slot_and_tables(self.now, index) else { return };
         let path = tables.paths.get_mut(slot.path as usize);
         answer_mark(self.now, (flow.src, opcode), (slot, path), self.batch, self.counters);
-    }
-
-    /// Gives a management datagram to the worker that has the connection, or shall have it.
-    fn management(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
-        if self.core.options.first > 0 && !self.handed_over {
-            // QP1 is another process's, which passes on what is for this one.
-            return self.counters.count(Reason::ForeignWorker);
-        }
-        let mad = match GsiAgent::parse(packet) {
-            Ok(mad) => mad,
-            Err(reason) => return self.counters.count(reason),
-        };
-        if Hello::is_hello(mad) {
-            return self.on_hello(frame, mad);
-        }
-        if burst_cm::names_burst(mad) {
-            self.core.on_vendor_id(self.now, self.device, frame.flow.src);
-        }
-        let workers = self.core.inboxes.len() as u32;
-        if workers > 1 {
-            match self.agent.owner_of(frame.flow.src, mad, workers) {
-                Some(owner) if owner != self.core.options.id => return self.hand_over_mad(owner, frame),
-                Some(_) => {}
-                None => self.hand_to_all(frame),
-            }
-        }
-        if let Err(reason) = self.agent.receive(self.device, &frame.flow, mad) {
-            self.counters.count(reason);
-        }
-    }
-
-    /// Hands a copy to each other worker, unless the packet was itself handed over.
-    fn hand_to_all(&mut self, frame: &RxFrame<'_>) {
-        if !self.handed_over {
-            let (own, workers) = (self.core.options.id, self.core.inboxes.len() as u32);
-            (0..workers).filter(|worker| *worker != own).for_each(|worker| self.hand_over_mad(worker, frame));
-        }
-    }
-
-    /// Copies a management datagram into another worker's inbox.
-    pub(crate) fn hand_over_mad(&mut self, owner: u32, frame: &RxFrame<'_>) {
-        debug_assert_ne!(owner, self.core.options.id, "a datagram handed to its own worker");
-        let Some(inbox) = self.core.inbox_of(owner) else { return };
-        let handed = inbox.hand_over_mad(self.device, frame);
-        self.handed(owner, handed);
-    }
-
-    /// Copies a packet into another worker's inbox.
-    pub(crate) fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
-        debug_assert_ne!(owner, self.core.options.id, "a packet handed to its own worker");
-        let Some(inbox) = self.core.inbox_of(owner) else { return };
-        let handed = inbox.hand_over(self.device, frame);
-        self.handed(owner, handed);
-    }
-
-    /// The owner of what was handed over is woken at the end of the burst.
-    fn handed(&mut self, owner: u32, result: Result<(), Reason>) {
-        match result {
-            Ok(()) => {
-                self.core.handed_to |= 1 << owner;
-                self.counters.add(Traffic::HandedOver, 1);
-            }
-            Err(reason) => self.counters.count(reason),
-        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The control thread calls [`WorkerHandle::call`] with a closure, which runs on the worker between two passes. After
 //! [`RunnerOptions::spin`] without work the worker sleeps on its ports' descriptors, its wake-ups and the next timer.
-//! Applications see `sleeping` in the status page and write their eventfd after ringing a doorbell ([`crate::wakes`]). While
+//! Applications see `sleeping` in the status page and write their eventfd after ringing a doorbell ([`wakes`]). While
 //! the worker spins it yields the processor, because pollers may outnumber cores. On a processor that another thread computes
 //! on, it sleeps at once instead: the kernel runs a woken sleeper before a spinner that has yielded (`burst_base::sharing`).
 //!
@@ -10,11 +10,11 @@
 //! the handle runs its passes ([`WorkerHandle::turn`]) by a clock of its own, and decides when it sleeps
 //! ([`WorkerHandle::try_sleep`]). The rules of commands, doorbells and wake-ups are the same.
 
-use crate::clock::monotonic;
-use crate::handover::Inbox;
-use crate::in_place::InPlaceWorker;
 use crate::pulse::Pulse;
-use crate::wakes::{Wake, Wakes};
+use crate::receive::handover::Inbox;
+use crate::runner::clock::monotonic;
+use crate::runner::in_place::InPlaceWorker;
+use crate::runner::wakes::{Wake, Wakes};
 use crate::worker::Worker;
 use burst_base::Nanos;
 use burst_base::sharing::Sharing;
@@ -26,6 +26,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+pub mod clock;
+pub mod in_place;
+pub mod wakes;
 
 /// Options of a worker's thread.
 #[derive(Clone, Debug)]
@@ -285,7 +289,7 @@ impl WorkerHandle {
 
     /// Announces to programs that a worker without a thread sleeps, for ever: each of their doorbells is followed by a wake-up.
     pub fn announce_sleep_for_ever(&self) {
-        // Gone: there is nobody to announce it for.
+        // Gone: no program waits for the worker.
         let _ = self.with(|runner, _| runner.sleeper.set_sleeping());
     }
 
@@ -392,6 +396,7 @@ impl Runner {
         }
         // A program may destroy an address handle or a queue pair right after posting to it, as mckey does: requests posted
         // before the command leave before it. Commands that arrive from now on wait for the next pass.
+        debug_assert!(self.taken.is_empty(), "jobs of an earlier pass");
         self.taken.extend(self.jobs.try_iter());
         self.worker.send_posted(now);
         self.taken.drain(..).for_each(|job| job(&mut self.worker, now));

@@ -1,7 +1,7 @@
 //! Copies of what a port sends and receives, for `burst capture`.
 //!
 //! A tap is a socket to the one who captures. Packets of a burst go in few messages; a reader that is too slow loses whole
-//! messages, and is told how many packets. It never holds up the worker. A tap ends when its reader has gone. Ports without
+//! messages, and learns how many packets. It never holds up the worker. A tap ends when its reader has gone. Ports without
 //! taps pay a look at an empty list for each burst.
 
 use burst_base::{Nanos, Reason};
@@ -86,6 +86,7 @@ impl PortTap {
         if self.packets == 0 {
             return;
         }
+        debug_assert!(self.message.len() <= CAPTURE_MESSAGE_MAX, "a message that the reader cannot take");
         self.message[..CAPTURE_MESSAGE_HEAD].copy_from_slice(&self.lost.to_ne_bytes());
         match send(&self.socket, &self.message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(_) => self.lost = 0,
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_loses_packets_and_is_told_and_one_that_has_gone_ends_the_tap() {
+    fn a_slow_reader_learns_of_lost_packets_and_one_that_has_gone_ends_the_tap() {
         let (mut taps, theirs) = tap(u16::MAX);
         let batch = batch(50);
         (0..100).for_each(|_| taps.sent(&batch));

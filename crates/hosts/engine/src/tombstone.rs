@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(
             ask(&mut stones, 1, [10, 0, 0, 3], Opcode::RcSendOnly, 0x500),
             Err(Reason::UnknownQpn),
-            "a stranger"
+            "another host"
         );
         assert_eq!(ask(&mut stones, 1, peer, Opcode::UcSendOnly, 0x500), Err(Reason::UnknownQpn));
         let answered = (0..1000).filter(|_| ask(&mut stones, 2, peer, Opcode::RcSendOnly, 0x500).is_ok()).count();

@@ -280,7 +280,7 @@ mod tests {
             file.take_over(now, 0, 2).expect("read").iter().map(|stone| stone.expected.map(Psn::get)).collect()
         };
         assert_eq!(expected(&file, NOW), [Some(0), None, Some(0xff_ffff)]);
-        assert_eq!(expected(&file, NOW), [None; 3], "those peers have been told");
+        assert_eq!(expected(&file, NOW), [None; 3], "those peers know it already");
     }
 
     #[test]

@@ -1,83 +1,123 @@
 //! Transmit: turns in fair order, each limited in work requests, bytes and window; then one burst per port.
 
-use crate::calls::{Completions, Egress};
-use crate::counters::Traffic;
-use crate::objects::{NO_PATH, is_ready, waits_for};
+use crate::calls::Egress;
+use crate::core::Core;
+use crate::data_path::DataPath;
+use crate::objects::{NO_PATH, is_ready, slot_at};
+use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
 use crate::port_slot::PortSlot;
-use crate::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
-use crate::worker::{Core, DataPath, Worker};
-use burst_base::{Nanos, Reason};
-use burst_frame::Flow;
+use crate::transmit::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
+use crate::urma::{UrmaEndpoints, UrmaTurn};
+use burst_base::Nanos;
 use burst_transport::{TxBudget, TxState};
 use std::cell::Cell;
 
+pub(crate) mod doorbells;
+pub(crate) mod priority;
+pub mod sched;
+
 /// Work requests in one turn.
 const TURN_WQES: u32 = 64;
+
 /// Bytes in one turn: about one GSO send of the largest path MTU.
 const TURN_BYTES: u64 = 64 << 10;
+
 /// Time between two questions to a port whether a next hop is resolved.
 const RESOLVING_PAUSE: Nanos = Nanos::from_us(200);
-/// Time between two queue pairs of a line that are made ready by an open gate, if the first did not close it.
-const GATE_PAUSE: Nanos = Nanos::from_us(10);
+
 /// Ready queue pairs served in one pass at most, when their turns are short.
 const SHORT_TURNS_PER_PASS: usize = 64;
+/// Turns between the request for the lines that a queue pair points to and its turn.
+const TURNS_AHEAD: usize = 2;
 
-impl Worker {
-    /// Gives turns to ready queue pairs and sends their packets.
-    pub(crate) fn transmit(&mut self, now: Nanos) -> bool {
-        let mut bytes_left = self.core.options.pass_bytes;
+/// The turns of one pass.
+pub(crate) struct TransmitPass<'a> {
+    pub now: Nanos,
+    pub data_path: DataPath<'a>,
+    pub urma: Option<&'a mut UrmaEndpoints>,
+}
+
+impl TransmitPass<'_> {
+    /// Gives turns to ready queue pairs and sends their packets. Returns whether there was a turn.
+    pub fn run(&mut self) -> bool {
+        let mut bytes_left = self.data_path.core.options.pass_bytes;
         let mut any = false;
-        if !self.core.urma_rung.is_empty() {
-            self.admit_urma();
-        }
+        self.admit_programs();
         for _ in 0..SHORT_TURNS_PER_PASS {
-            let Core { sched, qps, .. } = &mut self.core;
-            let (urma, ticket) = (&self.urma, Cell::new(NO_TICKET));
-            let is_ready = |place: ReadyPlace| match place.qp {
-                URMA_ENTRY => {
-                    ticket.set(place.ticket);
-                    urma.as_ref().is_some_and(|slot| slot.has_ticket(place.ticket))
-                }
-                _ => is_ready(qps, place),
-            };
-            let Some(index) = sched.take_turn(is_ready) else { break };
+            let Some((index, ticket)) = self.next_turn() else { break };
             any = true;
-            if self.core.has_many() {
-                self.core.prefetch_turn();
+            if self.data_path.core.has_many() {
+                self.prefetch_turn();
             }
+            let core = &mut *self.data_path.core;
             // Without queue pairs the table is empty, and has not even the endpoint's entry.
-            let served = self.core.qps.get(index as usize).and_then(Option::as_ref);
-            self.core.pulse.serve_qp(served.map_or(0, |slot| slot.endpoint.qp().qpn().get()));
+            core.pulse.serve_qp(slot_at(&core.qps, index).map_or(0, |slot| slot.endpoint.qp().qpn().get()));
             let (requests, charged, sent) = match index {
-                URMA_ENTRY => self.urma_turn(now, ticket.get()),
+                URMA_ENTRY => {
+                    let turn = self.urma.as_mut().map(|urma| urma.turn(ticket, &mut core.urma_shared(self.now)));
+                    let UrmaTurn { requests, charged, sent } = turn.unwrap_or_default();
+                    (requests, charged, sent)
+                }
                 index => {
-                    let (requests, used) = self.turn(now, index);
+                    let (requests, used) = self.turn(index);
                     (requests, used, used)
                 }
             };
-            self.core.sched.charge(requests, charged);
+            self.data_path.core.sched.charge(requests, charged);
             bytes_left = bytes_left.saturating_sub(sent);
             if bytes_left == 0 {
                 break;
             }
         }
-        self.flush_all(now);
-        self.flush_urma(now);
+        self.data_path.flush_all(self.now);
+        if let Some(urma) = &mut self.urma {
+            urma.flush(self.now);
+        }
         any
     }
 
-    /// Sends the batch of every port, then makes the completions visible that waited for it.
-    #[inline]
-    pub(crate) fn flush_all(&mut self, now: Nanos) {
-        self.data_path().flush_all(now);
+    /// Gives turns to the programs of URMA whose doorbells have rung.
+    fn admit_programs(&mut self) {
+        let Core { urma_rung, sched, .. } = &mut *self.data_path.core;
+        match &mut self.urma {
+            _ if urma_rung.is_empty() => {}
+            Some(urma) => urma.admit(urma_rung, sched),
+            None => urma_rung.clear(),
+        }
+    }
+
+    /// Whose turn is next: its entry, and the ticket of its place.
+    fn next_turn(&mut self) -> Option<(u32, u32)> {
+        let Core { sched, qps, .. } = &mut *self.data_path.core;
+        let (urma, ticket) = (&self.urma, Cell::new(NO_TICKET));
+        let is_ready = |place: ReadyPlace| match place.qp {
+            URMA_ENTRY => {
+                ticket.set(place.ticket);
+                urma.as_ref().is_some_and(|slot| slot.has_ticket(place.ticket))
+            }
+            _ => is_ready(qps, place),
+        };
+        sched.take_turn(is_ready).map(|index| (index, ticket.get()))
+    }
+
+    /// Prefetches what a turn soon reads.
+    #[inline(never)]
+    fn prefetch_turn(&self) {
+        let core = &*self.data_path.core;
+        if let Some(place) = core.sched.after(TURNS_AHEAD)
+            && let Some(slot) = slot_at(&core.qps, place.qp)
+        {
+            slot.endpoint.qp().prefetch_turn();
+        }
     }
 
     /// One queue pair's turn. Returns how many work requests it has begun or continued, and payload bytes that it may have used.
-    fn turn(&mut self, now: Nanos, index: u32) -> (u32, u64) {
-        let turn_most = TURN_BYTES.min(self.core.options.pass_bytes);
-        let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return (0, 0) };
-        let port = &mut self.ports[slot.device.index()];
+    fn turn(&mut self, index: u32) -> (u32, u64) {
+        let now = self.now;
+        let turn_most = TURN_BYTES.min(self.data_path.core.options.pass_bytes);
+        let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return (0, 0) };
+        let port = &mut self.data_path.ports[slot.device.index()];
         debug_assert_ne!(slot.ticket, NO_TICKET, "a turn without a place in the ready queue");
         slot.ticket = NO_TICKET;
         let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
@@ -88,7 +128,7 @@ impl Worker {
                 let room = path.response_room(slot.endpoint.response_bytes());
                 slot.endpoint.qp_mut().allow_responses(room);
             }
-            let Some(burst) = path.burst(now) else { return self.wait_for_rate(now, index) };
+            let Some(burst) = path.burst(now) else { return self.wait_for_rate(index) };
             bytes = bytes.min(burst);
             tuned = path.is_measured();
             if slot.endpoint.sends_unacknowledged() {
@@ -99,6 +139,7 @@ impl Worker {
             slot.wake_by(tables.wheel, now + RESOLVING_PAUSE);
             return (0, 0);
         }
+        debug_assert!(bytes <= turn_most, "a turn is too long");
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
         let (first, before) = (egress.batch.frames().len(), if tuned { slot.endpoint.inflight_bytes() } else { 0 });
@@ -107,15 +148,15 @@ impl Worker {
         let (path, unacknowledged) = (slot.path, slot.endpoint.is_unacknowledged());
         if tuned {
             let after = slot.endpoint.inflight_bytes();
-            self.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
+            self.data_path.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
         }
         let (requests, used) = (TURN_WQES - budget.wqes, bytes - budget.bytes.min(bytes));
-        if unacknowledged && let Some(path) = self.core.paths.get_mut(path as usize) {
+        if unacknowledged && let Some(path) = self.data_path.core.paths.get_mut(path as usize) {
             path.sent(used, requests);
         }
-        self.core.after_turn(now, index, path, state);
+        self.after_turn(index, path, state);
         if full {
-            self.flush_all(now);
+            self.data_path.flush_all(now);
         }
         (requests, used)
     }
@@ -124,152 +165,50 @@ impl Worker {
     /// any other queue pair waits in the path's line.
     #[cold]
     #[inline(never)]
-    fn wait_for_rate(&mut self, now: Nanos, index: u32) -> (u32, u64) {
-        let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return (0, 0) };
+    fn wait_for_rate(&mut self, index: u32) -> (u32, u64) {
+        let now = self.now;
+        let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return (0, 0) };
         let path = slot.path;
         let flushes = slot.endpoint.is_in_error();
         if flushes || slot.endpoint.owes_acknowledgement() {
-            let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
+            let PortSlot { batch, counters, .. } = &mut self.data_path.ports[slot.device.index()];
             let mut budget = TxBudget { wqes: TURN_WQES, bytes: 0, window_bytes: TURN_BYTES };
             let egress = Egress { batch, counters };
             tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
             if flushes {
-                self.core.settle(now, index);
+                self.data_path.core.settle(now, index);
                 return (0, 0);
             }
         }
-        let Core { qps, wheel, paths, pacing, .. } = &mut self.core;
+        let Core { qps, timers, paths, .. } = &mut *self.data_path.core;
         let (Some(slot), Some(path_slot)) = (qps[index as usize].as_mut(), paths.get_mut(path as usize)) else {
             return (0, 0);
         };
-        slot.wake_by(wheel, slot.endpoint.next_deadline());
+        slot.wake_by(&mut timers.wheel, slot.endpoint.next_deadline());
         if slot.waiting == NOT_WAITING {
             slot.waiting = path_slot.waiting.push(index);
         }
         path_slot.gate_turns = path_slot.waiting.len();
         if let Some(gate) = path_slot.gate() {
-            pacing.arm(path, gate, gate.opens_at());
+            timers.pacing.arm(path, gate, gate.opens_at());
         }
         (0, 0)
     }
 
-    /// Opens the gates that are due: each makes the first queue pair of its line ready, whether or not the window has room for
-    /// its requests, because it may have READ responses to send, and after a pause the next of those that waited for it.
-    #[cold]
-    #[inline(never)]
-    fn open_gates(&mut self, now: Nanos) -> bool {
-        let mut any = false;
-        while let Some((at, index)) = self.core.pacing.pop_due(now) {
-            let Core { paths, pacing, qps, .. } = &mut self.core;
-            let Some(path) = paths.get_mut(index as usize) else { continue };
-            if !path.gate().is_some_and(|gate| gate.take_entry(at)) {
-                continue;
-            }
-            let Some(first) = path.waiting.first(|place| waits_for(qps, index, place)) else { continue };
-            path.waiting.pop();
-            any = true;
-            if let Some(slot) = qps.get_mut(first as usize).and_then(Option::as_mut) {
-                slot.waiting = NOT_WAITING;
-            }
-            if path.take_gate_turn()
-                && let Some(gate) = path.gate()
-            {
-                pacing.arm(index, gate, gate.opens_at().max(now + GATE_PAUSE));
-            }
-            self.core.make_ready(first);
-        }
-        any
-    }
-
-    /// Fires due timers.
-    pub(crate) fn run_timers(&mut self, now: Nanos) -> bool {
-        let mut any = self.core.pacing.next_deadline() <= now && self.open_gates(now);
-        any |= self.core.outbox.hello_due <= now && self.run_hellos(now);
-        let mut is_urma_due = false;
-        while let Some(index) = self.core.wheel.pop_due(now) {
-            if index == URMA_ENTRY {
-                is_urma_due = true;
-            } else {
-                any |= self.fire(now, index);
-            }
-        }
-        // Once in a pass: URMA does a part of what is due, and is due again at once.
-        if is_urma_due {
-            any |= self.fire_urma(now);
-        }
-        any
-    }
-
-    /// A timer of the wheel is due. The queue pair's deadline may be later than when the timer was set.
-    fn fire(&mut self, now: Nanos, index: u32) -> bool {
-        self.core.outbox.timers = self.core.wheel.len();
-        let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return false };
-        slot.armed = Nanos::NEVER;
-        let due = slot.endpoint.next_deadline() <= now;
-        if due {
-            let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
-            let egress = Egress { batch, counters };
-            tables.call_qp(slot, egress, Completions::Visible, |qp, env| qp.on_timer(env));
-        } else {
-            slot.endpoint.timer_passed();
-        }
-        self.core.settle(now, index);
-        due
-    }
-}
-
-impl Core {
     /// Queues a queue pair again, or lets it wait for the window of its path.
     #[inline]
-    fn after_turn(&mut self, now: Nanos, index: u32, path: u32, state: TxState) {
+    fn after_turn(&mut self, index: u32, path: u32, state: TxState) {
+        let core = &mut *self.data_path.core;
         if state == TxState::Window
             && path != NO_PATH
-            && let Some(slot) = self.qps[index as usize].as_mut()
+            && let Some(slot) = core.qps[index as usize].as_mut()
             && slot.waiting == NOT_WAITING
         {
-            slot.waiting = self.paths[path as usize].waiting.push(index);
+            slot.waiting = core.paths[path as usize].waiting.push(index);
         }
         if state == TxState::More {
-            self.make_ready(index);
+            core.make_ready(index);
         }
-        self.settle(now, index);
-    }
-}
-
-impl DataPath<'_> {
-    /// Sends the batch of every port, then makes the completions visible that waited for it.
-    pub(crate) fn flush_all(&mut self, now: Nanos) {
-        for slot in self.ports.iter_mut().filter(|slot| !slot.batch.is_empty()) {
-            slot.flush(now);
-        }
-        self.core.show_completions(self.ports);
-    }
-}
-
-impl PortSlot {
-    /// Whether the port is still resolving the next hop of a flow. The batch leaves first, so that the port begins to resolve.
-    fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
-        self.flush(now);
-        self.port.is_resolving(now, flow)
-    }
-    /// Sends the batch.
-    pub(crate) fn flush(&mut self, now: Nanos) {
-        if self.batch.is_empty() {
-            return;
-        }
-        let PortSlot { port, batch, counters, taps, .. } = self;
-        let bytes: usize = batch.frames().iter().map(|f| f.udp_payload_len()).sum();
-        counters.add(Traffic::TxPackets, batch.len() as u64);
-        counters.add(Traffic::TxBytes, bytes as u64);
-        for _ in 0..batch.fetch_remote() {
-            counters.count(Reason::PageLate);
-        }
-        if !taps.is_empty() {
-            taps.sent(batch);
-        }
-        port.tx_burst(now, batch, &mut |reason: Reason| counters.count(reason));
-        counters.count_calls(port.take_calls());
-        batch.clear();
-        debug_assert!(batch.is_empty());
+        core.settle(self.now, index);
     }
 }

@@ -214,7 +214,7 @@ fn flood_with_messages(receives: usize) -> WorkSum {
 }
 
 #[test]
-fn nobody_pays_for_packets_that_are_refused() {
+fn refused_packets_are_charged_to_no_account() {
     assert_eq!(flood_with_messages(0).packets_received, 0);
     let WorkSum { packets_received, bytes_received, .. } = flood_with_messages(64);
     // Each has a BTH of 12 bytes.

@@ -128,10 +128,10 @@ fn kinds_of_peers_have_their_own() {
     // A silent peer is standard; it was asked in vain.
     let mut lonely = Pair::new([table, CcTable::default()]);
     let [a, _] = &mut lonely.hosts;
-    let nobody = a.create(QpType::Rc);
+    let absent = a.create(QpType::Rc);
     let mut caps = a.caps.clone();
     caps.addrs[0].ip = IpAddr::from([10, 0, 0, 9]);
-    a.connect(&nobody, nobody.qpn, &caps, Mtu::B1024);
+    a.connect(&absent, absent.qpn, &caps, Mtu::B1024);
     lonely.pass(6_000);
     let (peers, _) = lonely.hosts[0].worker.cc_peers(0, 8);
     let silent = peers.iter().find(|peer| peer.peer == IpAddr::from([10, 0, 0, 9])).expect("a path");

@@ -284,7 +284,7 @@ fn marks_are_answered_at_most_once_in_the_interval_and_packets_without_mark_neve
 }
 
 #[test]
-fn strangers_acknowledgements_and_notifications_are_not_answered() {
+fn acknowledgements_and_notifications_of_other_hosts_are_not_answered() {
     let (mut hand, qp) = HandMade::new();
     assert!(hand.send(ip(2), Ecn::Ce, &head(Opcode::RcAck, qp.qpn, 0x00ff_fff0)).is_empty());
     let mut cnp = head(Opcode::Cnp, qp.qpn, 0);

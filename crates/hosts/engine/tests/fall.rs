@@ -88,7 +88,7 @@ const DEAD: u8 = WcStatus::RemOpErr as u8;
 const FLUSHED: u8 = WcStatus::WrFlushErr as u8;
 
 #[test]
-fn a_peer_whose_requests_have_all_arrived_is_told() {
+fn a_peer_whose_requests_have_all_arrived_is_notified() {
     for (opcode, length, packets) in [(WrOpcode::RdmaWrite, 64, 1), (WrOpcode::RdmaWrite, 4096, 4)] {
         let mut peers = Peers::new();
         peers.post(opcode, 7, length);
@@ -99,7 +99,7 @@ fn a_peer_whose_requests_have_all_arrived_is_told() {
 }
 
 #[test]
-fn a_peer_whose_reads_have_arrived_and_were_not_answered_is_told() {
+fn a_peer_whose_reads_have_arrived_and_were_not_answered_is_notified() {
     let mut peers = Peers::new();
     peers.post(WrOpcode::RdmaRead, 7, 4096);
     peers.post(WrOpcode::RdmaRead, 8, 64);
@@ -109,7 +109,7 @@ fn a_peer_whose_reads_have_arrived_and_were_not_answered_is_told() {
 }
 
 #[test]
-fn a_peer_with_requests_on_the_way_is_told_of_the_first() {
+fn a_peer_with_requests_on_the_way_is_notified_of_the_first() {
     let mut peers = Peers::new();
     peers.post(WrOpcode::RdmaWrite, 7, 64);
     peers.execute(1);

@@ -3,10 +3,10 @@ mod harness;
 
 use burst_base::verbs::{AhAttr, QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask};
 use burst_base::{DeviceId, Nanos, Qkey, Qpn, Reason};
-use burst_engine::AddressHandle;
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::multicast::MulticastGroup;
+use burst_engine::{AddressHandle, QpChange};
 use burst_port::mem::{Hub, MemConfig};
 use burst_shm::{Cqe, SendWqe};
 use harness::{AppQp, Host, PD, poll, request};
@@ -29,7 +29,9 @@ fn member(host: &mut Host) -> AppQp {
         [(QpState::Init, m::PKEY_INDEX | m::PORT | m::QKEY), (QpState::Rtr, 0), (QpState::Rts, m::SQ_PSN)]
     {
         let attr = QpAttr { qp_state: state, ..attr };
-        host.worker.modify_qp(Nanos(0), qp.qpn, &attr, mask | m::STATE, None).expect("modify");
+        host.worker
+            .modify_qp(Nanos(0), qp.qpn, QpChange { attr: &attr, mask: mask | m::STATE, flow: None })
+            .expect("modify");
     }
     qp.rq.write(9, &[host.sge(4096, 1024)]).expect("room");
     let _ = qp.rq.post();

@@ -23,7 +23,7 @@ const MTU: u64 = 1024;
 struct SmallBuffer {
     inner: MemPort,
     room: usize,
-    told: ReceivePressure,
+    reported: ReceivePressure,
 }
 
 /// Takes the frames that have arrived since the program ran.
@@ -52,8 +52,8 @@ impl Port for SmallBuffer {
         self.inner.rx_burst(now, usize::MAX, &mut arrived);
         let taken = arrived.taken.min(self.room);
         let level = ReceivePressure::of(taken as u64, self.room as u64);
-        if level != self.told {
-            self.told = level;
+        if level != self.reported {
+            self.reported = level;
             sink.pressure(level);
         }
         taken
@@ -97,8 +97,9 @@ impl Both {
 
     /// Receive buffers hold [`ROOM`] packets, and the receiver runs once in 30 us.
     fn crowded(cc: &str, window: u64, selective: bool) -> Both {
-        let wrap =
-            |inner, _| -> Box<dyn Port> { Box::new(SmallBuffer { inner, room: ROOM, told: ReceivePressure::Free }) };
+        let wrap = |inner, _| -> Box<dyn Port> {
+            Box::new(SmallBuffer { inner, room: ROOM, reported: ReceivePressure::Free })
+        };
         Both::new((cc, window), wrap, selective, Nanos(30_000))
     }
 
@@ -227,7 +228,7 @@ fn in_the_standard_family_dctcp_follows_notifications() {
         println!("{cnps} notifications, alpha {alpha:.3}, smallest window {}", both.lowest);
         let follows = share > 0;
         assert_eq!((cnps > 10, alpha > 0.01, both.lowest < 256 << 10), (follows, follows, follows));
-        assert_eq!((both.variable("ce_share"), both.variable("pressure")), (None, None), "nobody reports");
+        assert_eq!((both.variable("ce_share"), both.variable("pressure")), (None, None), "no peer reports");
         assert_eq!(both.variable("selective_repeat"), Some(0.0));
     }
 }
@@ -275,7 +276,7 @@ fn a_sender_slows_down_before_the_receiver_loses_packets() {
 }
 
 #[test]
-fn packets_lost_in_a_full_buffer_are_told_and_repaired() {
+fn packets_lost_in_a_full_buffer_are_reported_and_repaired() {
     for cc in ["cubic", "aimd", "dctcp:slow_start=0", "swift", "dcqcn"] {
         let mut both = Both::crowded(cc, 512 << 10, true);
         let mut lost: Vec<u64> = Vec::new();

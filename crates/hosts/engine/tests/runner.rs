@@ -53,7 +53,7 @@ fn a_request_posted_while_a_command_runs_leaves_before_the_next_command() {
 }
 
 #[test]
-fn a_worker_without_a_thread_runs_when_it_is_told_and_wakes_as_one_with_a_thread() {
+fn a_worker_without_a_thread_runs_when_it_is_called_and_wakes_as_one_with_a_thread() {
     let (pa, _pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
     let a = Host::new(Box::new(pa), BYTES);
     let status = StatusOwner::create().expect("a status page");
@@ -99,14 +99,14 @@ fn a_worker_that_two_threads_sleep_on_is_asleep_until_both_are_awake() {
     assert!(!handle.is_woken(), "the wake-up is consumed");
     assert_eq!(handle.turn(), Ok(true));
     handle.post(|_, _| ()).expect("alive");
-    assert!(!handle.is_woken(), "nobody sleeps");
+    assert!(!handle.is_woken(), "no worker sleeps");
 
     assert_eq!(handle.turn(), Ok(true));
     let plan = worker.try_sleep().expect("no work");
     handle.post(|_, _| ()).expect("alive");
     assert!(is_readable(*plan.fds.last().expect("that of commands")), "a command makes the last descriptor readable");
     worker.end_sleep_after(false);
-    assert!(is_readable(plan.fds[plan.fds.len() - 1]), "the caller has not been told of the wake-up");
+    assert!(is_readable(plan.fds[plan.fds.len() - 1]), "the caller has not consumed the wake-up");
     worker.try_sleep();
     worker.end_sleep_after(true);
     assert!(!is_readable(plan.fds[plan.fds.len() - 1]), "the wake-up is consumed");
@@ -124,12 +124,12 @@ fn a_sleep_ends_though_another_thread_has_the_worker() {
     let flag = status.sleep_flag(0).expect("a sleep flag");
     let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
     let worker = handle.in_place_worker().expect("it has no thread");
-    // A request that nobody acknowledges: it must be repeated at some time.
+    // A request that is never acknowledged: it must be repeated at some time.
     qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
     assert!(qa.sq.post());
     bells[0].ring(0, qa.doorbell);
-    assert_eq!(worker.try_send_posted(), Some(Nanos::NEVER), "nobody sleeps who must be awake then");
-    let due = worker.try_due().expect("nobody has it");
+    assert_eq!(worker.try_send_posted(), Some(Nanos::NEVER), "no sleeper must be awake then");
+    let due = worker.try_due().expect("no other thread has it");
     assert!(due > Nanos(7) && due < Nanos::NEVER);
     assert!(worker.try_sleep().is_some());
     assert_eq!(worker.try_send_posted(), Some(due));
@@ -154,7 +154,7 @@ fn a_sleep_ends_though_another_thread_has_the_worker() {
     });
     worker.wait_for_others();
     handle.post(|_, _| ()).expect("alive");
-    assert!(!handle.is_woken(), "nobody sleeps");
+    assert!(!handle.is_woken(), "no worker sleeps");
 }
 
 /// Whether a descriptor of a sleeping worker is readable.

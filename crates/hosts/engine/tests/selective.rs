@@ -273,12 +273,12 @@ fn forge(port: &mut MemPort, now: Nanos, hello: &Hello) {
     port.tx_burst(now, &batch, &mut |reason| panic!("{reason}"));
 }
 
-/// Questions and answers in the peer's name, each with another boot id and without selective repeat: nobody has asked for the
+/// Questions and answers in the peer's name, each with another boot id and without selective repeat: b has not asked for the
 /// answers, and questions make the host ask the peer itself, which says what it is.
 #[test]
 fn forged_hellos_with_changing_boot_ids_disturb_no_transfer() {
     let hub = Hub::new(MemConfig { latency: Nanos(2_000), ..MemConfig::default() });
-    let (pa, pb, mut stranger) = (hub.port("a", &[ip(1)]), hub.port("b", &[ip(2)]), hub.port("stranger", &[ip(3)]));
+    let (pa, pb, mut forger) = (hub.port("a", &[ip(1)]), hub.port("b", &[ip(2)]), hub.port("forger", &[ip(3)]));
     let (mut a, mut b) = hosts_at(pa, pb, ImpairSpec { loss: Ppm(10_000), ..ImpairSpec::default() }, [true, true]);
     let (mut qa, _qb) = connected(&mut a, &mut b);
     let mut now = Nanos(0);
@@ -293,7 +293,7 @@ fn forged_hellos_with_changing_boot_ids_disturb_no_transfer() {
         let mut done = 0;
         while done < 16 {
             let (tid, boot_id, is_answer) = (rng.next_u64(), rng.next_u64(), rng.next_u32().is_multiple_of(2));
-            forge(&mut stranger, now, &Hello { is_answer, tid, boot_id, window: 1, ..Hello::default() });
+            forge(&mut forger, now, &Hello { is_answer, tid, boot_id, window: 1, ..Hello::default() });
             let mut passes = 0;
             run(&mut a, &mut b, &mut now, |_, _| {
                 while let Some(cqe) = poll(&mut qa) {

@@ -210,8 +210,8 @@ fn writes_of_both_transports_arrive_through_losses() {
     assert!(finished, "{done:?} at {now:?}");
     let end = 40_000 + (COUNT - 1) * 1000;
     assert_eq!(a.bytes.lock().expect("no panic")[..end], b.bytes.lock().expect("no panic")[..end]);
-    let (news, _) = a.host.worker.take_urma_news().expect("an endpoint");
-    assert!(news.contains(&jfc), "the program learns of completions");
+    let (completions, _) = a.host.worker.take_urma_reports().expect("an endpoint");
+    assert!(completions.contains(&jfc), "the program learns of completions");
     assert!(a.poll().is_none());
 }
 

@@ -8,10 +8,10 @@ use burst_control::events::{EventQueue, EventSink};
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr, UrmaPost};
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_engine::counters::Traffic;
+use burst_engine::urma::eid_of;
+use burst_engine::urma::records::{post_of, receive_post};
+use burst_engine::urma::{TenantCall, UrmaTenant};
 use burst_engine::urma::{UrmaEndpoint, cna_of};
-use burst_engine::urma_records::{post_of, receive_post};
-use burst_engine::urma_tenants::{TenantCall, UrmaTenant};
-use burst_engine::urma_view::eid_of;
 use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy};
 use burst_port::mem::{Hub, MemConfig};
 use burst_shm::Cqe;
@@ -423,13 +423,13 @@ fn a_ring_that_lies_is_not_read_any_more() {
 }
 
 #[test]
-fn more_requests_than_the_queue_has_are_refused_and_lost_completions_are_told() {
+fn more_requests_than_the_queue_has_are_refused_and_lost_completions_are_reported() {
     let mut hosts = pair();
     let user = account(1);
     let mut p = Program::new(&mut hosts, 0, &user);
     let x = Program::new(&mut hosts, 1, &user);
     let to_x = p.import(&mut hosts, &x);
-    // The completion queue has 256 entries, and nobody reads it.
+    // The completion queue has 256 entries, and no program reads it.
     for i in 0..600 {
         let (jetty, wr) = (p.jetty, p.write(to_x, &x, 8, i));
         p.post(jetty, &wr);
@@ -635,7 +635,7 @@ fn an_address_on_the_bus_is_another_host_s_only_when_nothing_is_imported_from_th
 }
 
 #[test]
-fn addresses_that_nobody_uses_make_room() {
+fn unused_addresses_make_room() {
     let mut hosts = pair();
     let user = account(1);
     let p = Program::new(&mut hosts, 0, &user);

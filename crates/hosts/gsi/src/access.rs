@@ -3,15 +3,14 @@
 use crate::entry::CmQpRef;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::{CmIds, ConnAttr, PathRecord};
-use burst_frame::Flow;
 use burst_port::PortCaps;
 use burst_span::Span;
 
 /// The worker, as the agent sees it during one call. The engine implements it over its tables and ports; tests may do with less.
 pub trait WorkerAccess {
-    /// Appends a packet to the batch of the device's port, and sends the batches first if that one is full. `payload` must stay
+    /// Appends a packet to the batch of the path's port, and sends the batches first if that one is full. `payload` must stay
     /// valid until the batch has been sent. False if the packet could not be appended.
-    fn send(&mut self, now: Nanos, device: DeviceId, flow: &Flow, head: &[u8], payload: Span) -> bool;
+    fn send(&mut self, now: Nanos, path: &PathRecord, head: &[u8], payload: Span) -> bool;
     /// Address, MTU and link state of the device's port.
     fn caps(&self, device: DeviceId) -> &PortCaps;
     /// Counts a reason at the device.

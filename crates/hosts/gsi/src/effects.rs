@@ -42,7 +42,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, mads.psn);
         let head = HeadBuf::new(&bth).deth(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI });
         let span = mads.put(mad);
-        if !self.worker.send(self.now, path.device, &path.flow, head.as_slice(), span) {
+        if !self.worker.send(self.now, path, head.as_slice(), span) {
             self.worker.count(path.device, Reason::SendQueueFull);
         }
     }

@@ -57,6 +57,17 @@ pub enum CmJob {
     Retry(Arc<CmChannel>),
 }
 
+/// Where a listener listens.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenAddr {
+    /// `None`: all addresses of both families.
+    pub addr: Option<IpAddr>,
+    /// `None`: all devices.
+    pub device: Option<DeviceId>,
+    /// Port in the port space of the id.
+    pub port: u16,
+}
+
 impl GsiAgent {
     /// Carries out what programs asked for; failures become events of their ids.
     pub fn carry_out(&mut self, now: Nanos, jobs: Vec<CmJob>, worker: &mut dyn WorkerAccess) {
@@ -70,14 +81,8 @@ impl GsiAgent {
     ///
     /// # Errors
     /// [`CmError::InUse`] when there is one with the same address already.
-    pub fn listen(
-        &mut self,
-        owner: Arc<CmEntry>,
-        addr: Option<IpAddr>,
-        device: Option<DeviceId>,
-        port: u16,
-        backlog: Arc<Backlog>,
-    ) -> Result<(), CmError> {
+    pub fn listen(&mut self, owner: Arc<CmEntry>, at: ListenAddr, backlog: Arc<Backlog>) -> Result<(), CmError> {
+        let ListenAddr { addr, device, port } = at;
         let sidr = owner.qp_type == QpType::Ud;
         let transport = transport_of(owner.qp_type);
         let service_id = service_id(owner.ps as u16, port);

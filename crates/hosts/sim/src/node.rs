@@ -17,7 +17,7 @@ use burst_control::events::{EventQueue, EventSink};
 use burst_engine::flow::{entropy_of, flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
-use burst_engine::{ContextSlot, Counters, EngineCq, QpHolder, QpSlot, Worker, WorkerOptions};
+use burst_engine::{ContextSlot, Counters, EngineCq, QpChange, QpHolder, QpSlot, Worker, WorkerOptions};
 use burst_fabric::HostId;
 use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 use burst_mem::{KeySpace, MapPiece, Mapping, MrTable, Region};
@@ -296,7 +296,9 @@ impl SimHost {
         let (host, qpn) = (self.host.0, qp.qpn);
         let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
         let failed = |e| format!("host {host}: queue pair {:#x}: {e:?}", qpn.get());
-        self.worker.modify_qp(now, qpn, &reset, attr_mask::STATE, None).map_err(failed)?;
+        self.worker
+            .modify_qp(now, qpn, QpChange { attr: &reset, mask: attr_mask::STATE, flow: None })
+            .map_err(failed)?;
         qp.sq.free_all();
         Ok(qpn)
     }
@@ -341,7 +343,7 @@ impl SimHost {
                 _ => Some(flow_of(&self.caps, &ah, entropy_of(own.qpn, peer.qpn)).map_err(|e| e.0)?),
             };
             let attr = QpAttr { qp_state: state, ..attr };
-            self.worker.modify_qp(now, qpn, &attr, mask | m::STATE, flow).map_err(failed)?;
+            self.worker.modify_qp(now, qpn, QpChange { attr: &attr, mask: mask | m::STATE, flow }).map_err(failed)?;
         }
         if let Some(hello) = peer.hello.filter(|_| !self.config.is_adapter) {
             self.worker.know_peer(now, DeviceId(0), ip, &hello);

@@ -11,7 +11,7 @@ use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::objects::{SrqShared, XrcEntry};
 use burst_engine::qpn::QpnSpace;
-use burst_engine::{ContextSlot, EngineCq, QpHolder, QpSlot, Worker, WorkerOptions};
+use burst_engine::{ContextSlot, EngineCq, QpChange, QpHolder, QpSlot, Worker, WorkerOptions};
 use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy};
 use burst_mem::{KeySpace, MapPiece, MrTable, Region, Span};
 use burst_port::{Port, PortCaps};
@@ -245,7 +245,9 @@ impl Host {
         for (state, mask) in steps {
             let flow = (mask & m::AV != 0).then(|| flow_of(&self.caps, &ah, 1).expect("flow"));
             let attr = QpAttr { qp_state: state, ..attr };
-            self.worker.modify_qp(Nanos(0), qpn, &attr, mask | m::STATE, flow).expect("modify");
+            self.worker
+                .modify_qp(Nanos(0), qpn, QpChange { attr: &attr, mask: mask | m::STATE, flow })
+                .expect("modify");
         }
     }
 
@@ -253,13 +255,17 @@ impl Host {
     #[allow(dead_code)] // not every test file does
     pub fn fail_qp<C>(&mut self, now: Nanos, qp: &AppQp<C>) -> bool {
         let attr = QpAttr { qp_state: QpState::Err, ..QpAttr::default() };
-        self.worker.modify_qp(now, qp.qpn, &attr, burst_base::verbs::attr_mask::STATE, None).is_ok()
+        self.worker
+            .modify_qp(now, qp.qpn, QpChange { attr: &attr, mask: burst_base::verbs::attr_mask::STATE, flow: None })
+            .is_ok()
     }
 
     /// Moves a queue pair to RESET and frees its send queue, as the library does.
     pub fn reset_qp(&mut self, now: Nanos, qp: &mut AppQp) {
         let attr = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
-        self.worker.modify_qp(now, qp.qpn, &attr, attr_mask::STATE, None).expect("any state may be reset");
+        self.worker
+            .modify_qp(now, qp.qpn, QpChange { attr: &attr, mask: attr_mask::STATE, flow: None })
+            .expect("any state may be reset");
         qp.sq.free_all();
     }
 

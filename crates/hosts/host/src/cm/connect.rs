@@ -14,7 +14,7 @@ use burst_cm::service::PrivateDataHeader;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmData, CmId, CmQp, CmReply, CmRoute, ConnParam, PortSpace};
 use burst_engine::flow::flow_of;
-use burst_engine::gsi::{CmEntry, CmJob, CmQpRef, CmRequest};
+use burst_engine::gsi::{CmEntry, CmJob, CmQpRef, CmRequest, ListenAddr};
 use burst_engine::qpn::worker_of;
 use burst_transport::RD_ATOMIC_MAX;
 use std::net::{IpAddr, Ipv6Addr};
@@ -145,10 +145,11 @@ impl CmClient {
         // `::` without RDMA_OPTION_ID_AFONLY listens for both families.
         let both = binding.ip.is_ipv6() && binding.ip.is_unspecified() && !binding.only_v6;
         let addr = (!both).then_some(binding.ip);
-        let (entry, device) = (id.entry.clone(), device_of(&id.route));
+        let entry = id.entry.clone();
+        let at = ListenAddr { addr, device: device_of(&id.route), port: binding.port };
         for worker in 0..host.workers().len() {
             let (owner, backlog) = (entry.clone(), backlog.clone());
-            let done = host.on_worker(worker, move |w, _| w.cm_listen(owner, addr, device, binding.port, backlog));
+            let done = host.on_worker(worker, move |w, _| w.cm_listen(owner, at, backlog));
             if done.is_err() {
                 host.on_all({
                     let entry = entry.clone();

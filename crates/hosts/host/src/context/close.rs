@@ -5,6 +5,7 @@ use super::state::Context;
 use crate::device::DeviceObject;
 use crate::host::Host;
 use burst_base::verbs::{QpAttr, QpState, attr_mask};
+use burst_engine::QpChange;
 
 /// Maximum number of queue pairs that a worker ends between two passes when a program dies.
 const QPS_ENDED_AT_ONCE: usize = 64;
@@ -22,8 +23,9 @@ impl Context {
         for qp in self.qps.values() {
             let (qpn, attr) = (qp.qpn, QpAttr { qp_state: QpState::Err, ..QpAttr::default() });
             // A queue pair in RESET cannot move to ERR, and has nothing to flush.
-            let _ =
-                host.on_worker(qp.worker, move |w, now| w.modify_qp(now, qpn, &attr, attr_mask::STATE, None).map(drop));
+            let _ = host.on_worker(qp.worker, move |w, now| {
+                w.modify_qp(now, qpn, QpChange { attr: &attr, mask: attr_mask::STATE, flow: None }).map(drop)
+            });
         }
     }
 

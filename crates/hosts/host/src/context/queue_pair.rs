@@ -17,7 +17,7 @@ use burst_engine::flow::{entropy_of, flow_of};
 use burst_engine::gsi::CmPhase;
 use burst_engine::gsi::probes::CmProbe;
 use burst_engine::objects::SrqShared;
-use burst_engine::{QpSlot, Worker};
+use burst_engine::{QpChange, QpSlot, Worker};
 use burst_ledger::{Charge, Resource};
 use burst_peer::Capability;
 use burst_shm::rq::{RqConsumer, RqSpec};
@@ -291,7 +291,8 @@ impl Context {
             None
         };
         let qpn = object.qpn;
-        let done = host.on_worker(object.worker, move |w, now| w.modify_qp(now, qpn, &attr, mask, flow));
+        let done =
+            host.on_worker(object.worker, move |w, now| w.modify_qp(now, qpn, QpChange { attr: &attr, mask, flow }));
         match done {
             Ok(attr) => Ok(Response::QpAttr(attr).into()),
             Err(e @ ModifyError::NoMemory) => refuse(libc::ENOMEM, e.to_string()),
@@ -315,7 +316,7 @@ impl Context {
             return tracing::debug!(qpn = qpn.get(), "change without a reply refused: {}", refusal.sentence);
         }
         host.post(object.worker, move |w, now| {
-            if let Err(e) = w.modify_qp(now, qpn, &attr, mask & !attr_mask::AV, None) {
+            if let Err(e) = w.modify_qp(now, qpn, QpChange { attr: &attr, mask: mask & !attr_mask::AV, flow: None }) {
                 tracing::debug!(qpn = qpn.get(), "change without a reply refused: {e}");
             }
         });

@@ -1,6 +1,6 @@
 //! A program's use of URMA: the node of an address, and calls for its objects.
 //!
-//! The worker knows which objects are the program's ([`burst_engine::urma_tenants`]); here they are charged, and the handles of
+//! The worker knows which objects are the program's ([`burst_engine::urma`]); here they are charged, and the handles of
 //! completion queues and memory regions become what the worker's tables have.
 
 use super::state::Context;
@@ -9,8 +9,8 @@ use crate::refusal::{no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_control::{Refusal, Response};
-use burst_engine::urma_objects::address_of;
-use burst_engine::urma_tenants::{TenantCall, UrmaTenant};
+use burst_engine::urma::address_of;
+use burst_engine::urma::{TenantCall, UrmaTenant};
 use burst_ledger::{Charge, Resource};
 use burst_shm::record_ring;
 use burst_urma::SegmentConfig;

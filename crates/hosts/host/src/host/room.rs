@@ -3,8 +3,8 @@
 use super::Host;
 use crate::device::DeviceObject;
 use burst_control::Refusal;
+use burst_engine::WorkerTable;
 use burst_engine::qpn::QpnSpace;
-use burst_engine::room::WorkerTable;
 
 /// The fewest entries of a table for which room is made.
 const ENTRIES_MIN: u32 = 8;

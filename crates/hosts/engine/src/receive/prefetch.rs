@@ -1,37 +1,28 @@
-//! Memory of queue pairs, asked for some turns or packets before it is used.
+//! Packets of a burst whose queue pairs are prefetched.
 //!
-//! With thousands of queue pairs each turn, and each packet, is one of a queue pair that no cache holds. It reads some twenty
-//! lines, of which one leads to the next. So the worker asks for them ahead, in two steps: first for the lines of the queue pair
-//! itself, some places later, when these have come, for the lines that it points to (the entries of its rings). The queue pairs
-//! are those whose doorbells ring, those next in the ready queue, and those that the packets of a burst name.
+//! With thousands of queue pairs each packet is one of a queue pair that no cache holds. It reads some twenty lines, of which one
+//! leads to the next. So the worker prefetches in two steps: first the lines of the queue pair itself, some packets later, when
+//! these have come, the lines that it points to (the entries of its rings). Turns and doorbells do the same with the queue pairs
+//! that are next in the ready queue, and those that have posted.
 //!
-//! With fewer than [`MANY`] queue pairs all is in the cache, and nothing is asked for.
+//! With fewer than [`crate::core::MANY`] queue pairs all is in the cache, and nothing is prefetched.
 
-use crate::objects::{QpHolder, QpSlot};
+use crate::objects::{QpSlot, slot_at};
 use crate::qpn::Directory;
-use crate::worker::Core;
 use burst_base::Qpn;
 use burst_port::EXPECTED_MAX;
-use std::mem::offset_of;
 
-/// Entries of a worker's table of queue pairs from which lines are asked for ahead. The hot lines of so many are about 1 MiB, a
-/// level 2 cache.
-pub(crate) const MANY: usize = 1024;
-/// Doorbells whose queue pairs are asked for together.
-pub(crate) const DOORBELLS_AHEAD: usize = 16;
-/// Turns between the request for the lines that a queue pair points to and its turn.
-const TURNS_AHEAD: usize = 2;
 /// Packets between the request for a queue pair and its packet.
 const PACKETS_AHEAD: usize = 8;
 /// Packets between the request for the lines that a queue pair points to and its packet.
 const POINTED_AHEAD: usize = 4;
 
-/// The packets that a port has told of.
+/// The packets that a port has announced.
 #[derive(Debug, Default)]
 pub(crate) struct ExpectedPackets {
     /// Queue pair number of each, and whether it is a response.
     packets: [(u32, bool); EXPECTED_MAX],
-    told: usize,
+    announced: usize,
     /// Those whose queue pairs have been asked for.
     asked: usize,
     handled: usize,
@@ -45,21 +36,17 @@ fn named_by(packet: &[u8]) -> (u32, bool) {
     (u32::from_be_bytes([0, bth[5], bth[6], bth[7]]), is_response)
 }
 
-fn slot_at(qps: &[Option<Box<QpSlot>>], index: u32) -> Option<&QpSlot> {
-    qps.get(index as usize).and_then(Option::as_deref)
-}
-
 impl ExpectedPackets {
-    /// A port tells of a packet.
+    /// A port announces a packet.
     #[inline]
     pub fn add(&mut self, packet: &[u8], directory: &Directory) {
-        if self.told == EXPECTED_MAX {
+        if self.announced == EXPECTED_MAX {
             return;
         }
         let (qpn, is_response) = named_by(packet);
         directory.prefetch(Qpn::new(qpn));
-        self.packets[self.told] = (qpn, is_response);
-        self.told += 1;
+        self.packets[self.announced] = (qpn, is_response);
+        self.announced += 1;
     }
     /// Asks for the next queue pair.
     #[inline]
@@ -78,13 +65,13 @@ impl ExpectedPackets {
     /// Whether packets are expected.
     #[inline]
     pub fn has_any(&self) -> bool {
-        self.told > 0
+        self.announced > 0
     }
     /// Forgets packets that the port did not hand over.
     pub fn clear(&mut self) {
-        (self.told, self.asked, self.handled) = (0, 0, 0);
+        (self.announced, self.asked, self.handled) = (0, 0, 0);
     }
-    /// Tells of the next packets of a train, if they are of different queue pairs.
+    /// Announces the next packets of a train, if they are of different queue pairs.
     #[inline(never)]
     pub fn add_train(&mut self, train: &[u8], stride: usize, directory: &Directory) {
         let mut packets = train.chunks_exact(stride);
@@ -94,70 +81,23 @@ impl ExpectedPackets {
         }
     }
     /// The next packet is handled now.
-    fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>], is_selective: bool) {
-        while self.asked < (self.handled + PACKETS_AHEAD).min(self.told) {
+    #[inline(never)]
+    pub fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>], is_selective: bool) {
+        debug_assert!(self.handled < self.announced && self.asked <= self.announced, "a packet that was not announced");
+        while self.asked < (self.handled + PACKETS_AHEAD).min(self.announced) {
             self.ask(directory, qps, is_selective);
         }
         let first = if self.handled == 0 { 1 } else { POINTED_AHEAD };
-        for at in (self.handled + first..=self.handled + POINTED_AHEAD).take_while(|at| *at < self.told) {
+        for at in (self.handled + first..=self.handled + POINTED_AHEAD).take_while(|at| *at < self.announced) {
             let (index, is_response) = self.packets[at];
             if let Some(slot) = slot_at(qps, index) {
                 slot.endpoint.qp().prefetch_packet(is_response);
             }
         }
         self.handled += 1;
-        if self.handled == self.told {
+        if self.handled == self.announced {
             self.clear();
         }
-    }
-}
-
-impl Core {
-    /// Whether there are so many queue pairs that lines are asked for ahead.
-    #[inline]
-    pub fn has_many(&self) -> bool {
-        self.qps.len() >= MANY
-    }
-    /// The next expected packet is handled now.
-    #[inline(never)]
-    pub fn advance_expected(&mut self) {
-        let Core { expected, directory, qps, options, .. } = self;
-        expected.advance(directory, qps, options.selective);
-    }
-    /// Asks for what a turn soon reads.
-    #[inline(never)]
-    pub fn prefetch_turn(&self) {
-        if let Some(place) = self.sched.after(TURNS_AHEAD)
-            && let Some(slot) = slot_at(&self.qps, place.qp)
-        {
-            slot.endpoint.qp().prefetch_turn();
-        }
-    }
-}
-
-/// Offset of the line of a slot's own fields that turns and packets use.
-const OWN: usize = offset_of!(QpSlot, path);
-const LINE: usize = 64;
-// The transport counts the lines of a queue pair from its beginning.
-const _: () = assert!(offset_of!(QpSlot, endpoint) == 0 && align_of::<QpSlot>() == LINE && OWN.is_multiple_of(LINE));
-const _: () = assert!(offset_of!(QpSlot, holder) + offset_of!(QpHolder, context) + size_of::<u32>() <= OWN + LINE);
-
-impl QpSlot {
-    /// Asks for the lines that a turn, or the packet of a requester, uses.
-    #[inline(always)]
-    pub fn prefetch_requester(&self, is_selective: bool) {
-        self.endpoint.qp().prefetch_requester(is_selective);
-        self.prefetch_own();
-    }
-    /// Asks for the lines that the packet of a responder uses.
-    #[inline(always)]
-    fn prefetch_responder(&self) {
-        self.endpoint.qp().prefetch_responder();
-        self.prefetch_own();
-    }
-    #[inline(always)]
-    fn prefetch_own(&self) {
-        burst_span::prefetch_line(std::ptr::from_ref(self).cast::<u8>().wrapping_add(OWN));
     }
 }
 

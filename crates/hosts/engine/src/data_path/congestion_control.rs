@@ -1,67 +1,22 @@
-//! The congestion control of a running worker: what each path does now, and another algorithm for all of them.
+//! Controllers of paths: which one a path has, and its replacement by another.
 //!
 //! A change gives each path a controller in its first state. Bytes in flight, next hop and users of the path stay. All queue
 //! pairs that waited for a window or a rate of the old controller get a turn, in which the new controller lets them send or
 //! wait again: none waits for an event that only the old controller would have caused.
 
 use crate::congestion::sent_tos;
+use crate::data_path::DataPath;
 use crate::objects::waits_for;
 use crate::path::PathLink;
 use crate::paths::NOT_WAITING;
-use crate::worker::Worker;
 use burst_base::Nanos;
-use burst_base::verbs::QpType;
-use burst_cc::{Algorithm, CcTable, Params};
-use burst_control::monitor::{CcPeer, CcVariable};
+use burst_cc::{Algorithm, Params};
 
-impl Worker {
-    /// Paths from number `from` on, at most `most`, and the number of the next one.
-    pub fn cc_peers(&self, from: u32, most: usize) -> (Vec<CcPeer>, Option<u32>) {
-        let mut peers = Vec::new();
-        for (number, path) in self.core.paths.iter().enumerate().skip(from as usize) {
-            if path.users == 0 {
-                continue;
-            }
-            if peers.len() == most {
-                return (peers, Some(number as u32));
-            }
-            let mut variables = Vec::new();
-            let mut add = |name: &'static str, value: f64| {
-                variables.push(CcVariable { name: name.into(), millionths: (value * 1e6) as i64 });
-            };
-            let rate_bps = path.observe(&mut add);
-            add(
-                "selective_repeat",
-                f64::from(u8::from(self.core.options.selective && path.hello.window(QpType::Rc) > 0)),
-            );
-            peers.push(CcPeer {
-                worker: self.core.options.id,
-                device: path.device.index() as u32,
-                peer: path.peer,
-                queue_pairs: path.users,
-                inflight_bytes: path.inflight(),
-                window_bytes: path.window(),
-                rate_bps,
-                kind: path.peer_kind().name().into(),
-                cc: path.params.to_string(),
-                is_peers_choice: path.is_peers_choice,
-                variables,
-            });
-        }
-        (peers, None)
-    }
-
-    /// From now on each path, and those of later queue pairs, have the controller that this table and the peers' choices give
-    /// them. All begin in their first state.
-    pub fn set_cc(&mut self, now: Nanos, cc: CcTable) {
-        self.core.options.cc = cc;
-        // Each entry belongs to a gate that ends here.
-        self.core.pacing.clear();
-        for at in 0..self.core.paths.len() {
-            let (params, is_peers) = self.choice_for(at);
-            self.retune(now, at, params, is_peers);
-        }
-        self.core.greet_again(now);
+impl DataPath<'_> {
+    /// Gives a path the controller that table and peer choose, in its first state.
+    pub fn reset_cc(&mut self, now: Nanos, at: usize) {
+        let (params, is_peers) = self.choice_for(at);
+        self.retune(now, at, params, is_peers);
     }
 
     /// The parameters for a path, and whether they are its peer's choice.
@@ -72,7 +27,7 @@ impl Worker {
 
     /// What is known of a path's peer has changed: gives the path another controller, if that asks for one. True if it did.
     #[cold]
-    pub(crate) fn settle_cc(&mut self, now: Nanos, at: usize) -> bool {
+    pub fn settle_cc(&mut self, now: Nanos, at: usize) -> bool {
         let (params, is_peers) = self.choice_for(at);
         let path = &mut self.core.paths[at];
         if params == path.params {
@@ -101,6 +56,7 @@ impl Worker {
         if params.algorithm().uses_ecn() {
             self.make_markable(at as u32, params.algorithm());
         }
+        debug_assert!(self.core.paths[at].params == params, "a controller with other parameters");
         for place in self.core.paths[at].waiting.take_all() {
             if waits_for(&self.core.qps, at as u32, place)
                 && let Some(slot) = self.core.qps[place.qp as usize].as_mut()

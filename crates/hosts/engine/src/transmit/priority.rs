@@ -12,7 +12,7 @@
 //! The class of a connected queue pair follows from the DSCP of its address vector ([`class_of`]); programs that set none have
 //! class 2. Datagrams have the traffic class of their address handles, and their queue pair class 2.
 
-use crate::sched::ROUND_COST;
+use crate::transmit::sched::ROUND_COST;
 use std::collections::VecDeque;
 
 /// Number of classes. Class 0 is strict.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_strict_class_comes_first_and_starves_nobody() {
+    fn the_strict_class_comes_first_and_starves_no_other() {
         let used = shares(&[0, 1, 2, 3], 17 * 7 * 10, |_| ROUND_COST);
         assert_eq!(used.map(|one| one / ROUND_COST), [1120, 40, 20, 10]);
         // It takes what it wants, as long as that is less than all.

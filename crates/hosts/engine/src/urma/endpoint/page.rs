@@ -1,17 +1,9 @@
 //! What tools see of an endpoint of URMA: its node and a page of its channels.
 
-use crate::urma::UrmaEndpoint;
+use super::UrmaEndpoint;
+use crate::urma::eid::eid_of;
 use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_ubwire::Cna;
-use std::net::IpAddr;
-
-/// The entity id of an address: IPv4 is mapped into IPv6.
-pub fn eid_of(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
 
 impl UrmaEndpoint {
     /// The node, which programs see as `device`, and a page of its channels. If the cursor names another node, the page begins

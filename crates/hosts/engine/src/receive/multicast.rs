@@ -1,16 +1,13 @@
 //! Multicast groups: which queue pairs get a copy of a datagram to a group (IBA 10.5).
 //!
 //! Each worker has all groups and its own members. A datagram arrives at one worker, which delivers it to its members and
-//! hands one copy to each other worker that has members ([`crate::handover`]). A queue pair that is attached to the group gets
-//! a copy of its own datagrams, too.
+//! hands one copy to each other worker that has members ([`super::handover`]). A queue pair that is attached to the group gets a
+//! copy of its own datagrams, too.
 
 use crate::calls::Egress;
-use crate::qpn::worker_of;
 use crate::receive::RxBurst;
-use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn, Reason};
 use burst_frame::RxFrame;
-use burst_port::PortError;
 use burst_wire::Packet;
 use std::net::IpAddr;
 
@@ -37,40 +34,22 @@ impl GroupTable {
     fn find(&self, device: DeviceId, ip: IpAddr) -> Option<&MulticastGroup> {
         self.groups.iter().find(|g| g.device == device && g.ip == ip)
     }
-}
 
-impl Worker {
     /// Replaces a group. A group without members on any worker is removed.
-    pub fn set_group(&mut self, group: MulticastGroup) {
-        let own = self.core.options.id;
-        assert!(group.members.iter().all(|qpn| worker_of(*qpn) == own), "a member of another worker");
-        assert!(group.members.is_empty() || group.workers & 1 << own != 0, "members of a worker without its bit");
-        let groups = &mut self.core.groups.groups;
-        groups.retain(|g| g.device != group.device || g.ip != group.ip);
+    pub fn set(&mut self, group: MulticastGroup) {
+        debug_assert!(group.workers != 0 || group.members.is_empty(), "members of a group without workers");
+        self.groups.retain(|g| g.device != group.device || g.ip != group.ip);
         if group.workers != 0 {
-            groups.push(group);
+            self.groups.push(group);
         }
-    }
-
-    /// Makes a port take part in a group.
-    ///
-    /// # Errors
-    /// The port's error.
-    pub fn join_group(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), PortError> {
-        self.ports[device.index()].port.join(ip)
-    }
-
-    /// Makes a port leave a group.
-    pub fn leave_group(&mut self, device: DeviceId, ip: IpAddr) {
-        self.ports[device.index()].port.leave(ip);
     }
 }
 
 impl RxBurst<'_> {
     /// Delivers a datagram to all members of its group, here and on other workers.
-    pub(crate) fn multicast(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
+    pub(super) fn multicast(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
         let own = self.core.options.id;
-        let Some(group) = self.core.groups.find(self.device, frame.flow.dst) else {
+        let Some(group) = self.rx.groups.find(self.device, frame.flow.dst) else {
             return self.counters.count(Reason::MulticastMissing);
         };
         let mut others = if self.handed_over { 0 } else { group.workers & !(1 << own) };
@@ -84,12 +63,12 @@ impl RxBurst<'_> {
     }
 
     fn deliver_copy(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>, member: usize) {
-        let group = self.core.groups.find(self.device, frame.flow.dst);
+        let group = self.rx.groups.find(self.device, frame.flow.dst);
         let Some(&qpn) = group.and_then(|g| g.members.get(member)) else { return };
         let index = self.core.directory.find(qpn);
-        let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
+        let (slot, tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.qpn == qpn) else { return };
-        let completions = tables.touch(slot, index);
+        let completions = slot.touch(&mut self.rx.touched);
         slot.received.add(frame.bytes.len());
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));

@@ -1,7 +1,7 @@
-//! What programs of URMA leave behind when they end.
+//! Orphans: the objects of URMA's programs that have ended.
 //!
 //! A program may leave a hundred thousand objects and a million requests. They are deleted in parts, so that neither the
-//! worker's other programs nor the control thread wait: each call of [`AllRemains::delete_some`] takes about [`STEPS`] objects
+//! worker's other programs nor the control thread wait: each call of [`Orphans::delete_some`] takes about [`STEPS`] objects
 //! and requests. A Jetty whose requests are under way is abandoned, and the node says when it is drained; so nothing is looked at
 //! again and again while it waits for a peer.
 
@@ -13,7 +13,7 @@ const STEPS: usize = 256;
 
 /// Objects of a program that has ended.
 #[derive(Default)]
-pub(crate) struct UrmaRemains {
+pub(crate) struct OrphanedObjects {
     pub jetties: Vec<u32>,
     pub jfrs: Vec<u32>,
     pub groups: Vec<u32>,
@@ -24,7 +24,7 @@ pub(crate) struct UrmaRemains {
 
 /// How far the objects of a program are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RemainsState {
+enum DeletionState {
     /// More can be deleted at once.
     More,
     /// Something else must happen first.
@@ -35,10 +35,10 @@ enum RemainsState {
     Done,
 }
 
-/// What all programs of a node have left behind.
+/// The orphans of all programs of a node.
 #[derive(Default)]
-pub(crate) struct AllRemains {
-    programs: HashMap<u32, UrmaRemains>,
+pub(crate) struct Orphans {
+    programs: HashMap<u32, OrphanedObjects>,
     /// Programs, in turn, of which something may be deleted.
     ready: VecDeque<u32>,
     /// The programs of the abandoned Jetties.
@@ -48,14 +48,14 @@ pub(crate) struct AllRemains {
     pub is_due: bool,
 }
 
-impl UrmaRemains {
+impl OrphanedObjects {
     /// Deletes objects while `steps` is not 0, each before those that it uses.
     fn delete_some(
         &mut self,
         (node, env): (&mut UrmaNode, &mut UrmaEnv<'_>),
         steps: &mut usize,
         mut abandon: impl FnMut(u32),
-    ) -> RemainsState {
+    ) -> DeletionState {
         let spend = |steps: &mut usize, count: usize| *steps = steps.saturating_sub(count);
         while *steps > 0
             && let Some(jetty) = self.jetties.pop()
@@ -68,10 +68,10 @@ impl UrmaRemains {
             }
         }
         if !self.jetties.is_empty() {
-            return RemainsState::More;
+            return DeletionState::More;
         }
         if self.abandoned > 0 {
-            return RemainsState::Draining;
+            return DeletionState::Draining;
         }
         let mut busy = false;
         let mut delete = |list: &mut Vec<u32>, delete: &mut dyn FnMut(u32) -> Result<(), UrmaError>| {
@@ -97,27 +97,27 @@ impl UrmaRemains {
             delete(&mut self.jfcs, &mut |jfc| node.delete_jfc(jfc));
         }
         match (self.jfrs.is_empty() && self.groups.is_empty() && self.jfcs.is_empty(), busy) {
-            (true, _) => RemainsState::Done,
-            (false, true) => RemainsState::Later,
-            (false, false) => RemainsState::More,
+            (true, _) => DeletionState::Done,
+            (false, true) => DeletionState::Later,
+            (false, false) => DeletionState::More,
         }
     }
 }
 
-impl AllRemains {
+impl Orphans {
     pub fn is_empty(&self) -> bool {
         self.programs.is_empty()
     }
     /// Adds those of a program.
-    pub fn add(&mut self, remains: UrmaRemains) {
+    pub fn add(&mut self, objects: OrphanedObjects) {
         while self.programs.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
-        self.programs.insert(self.next, remains);
+        self.programs.insert(self.next, objects);
         self.ready.push_back(self.next);
         self.next = self.next.wrapping_add(1);
     }
-    /// Deletes a part of what nothing uses any more. [`AllRemains::is_due`] says afterwards whether there is more.
+    /// Deletes a part of what nothing uses any more. [`Orphans::is_due`] says afterwards whether there is more.
     pub fn delete_some(&mut self, node: &mut UrmaNode, env: &mut UrmaEnv<'_>) {
         let mut steps = STEPS;
         self.is_due = false;
@@ -131,16 +131,17 @@ impl AllRemains {
             && let Some(program) = self.ready.pop_front()
         {
             steps -= 1;
-            let Some(remains) = self.programs.get_mut(&program) else { continue };
+            let Some(objects) = self.programs.get_mut(&program) else { continue };
             let owners = &mut self.owners;
             let abandon = |jetty| _ = owners.insert(jetty, program);
-            match remains.delete_some((node, env), &mut steps, abandon) {
-                RemainsState::More => self.ready.push_back(program),
-                RemainsState::Later => later.push(program),
-                RemainsState::Draining => {}
-                RemainsState::Done => _ = self.programs.remove(&program),
+            match objects.delete_some((node, env), &mut steps, abandon) {
+                DeletionState::More => self.ready.push_back(program),
+                DeletionState::Later => later.push(program),
+                DeletionState::Draining => {}
+                DeletionState::Done => _ = self.programs.remove(&program),
             }
         }
+        debug_assert!(self.ready.len() <= self.programs.len(), "a program is in the list twice");
         self.is_due = steps == 0;
         self.ready.extend(later);
     }
@@ -155,9 +156,10 @@ impl AllRemains {
             return;
         }
         let Some(program) = self.owners.remove(&jetty) else { return };
-        if let Some(remains) = self.programs.get_mut(&program) {
-            remains.abandoned -= 1;
-            if remains.abandoned == 0 && remains.jetties.is_empty() {
+        if let Some(objects) = self.programs.get_mut(&program) {
+            debug_assert!(objects.abandoned > 0, "a Jetty that was not abandoned is drained");
+            objects.abandoned -= 1;
+            if objects.abandoned == 0 && objects.jetties.is_empty() {
                 self.ready.push_back(program);
             }
         }

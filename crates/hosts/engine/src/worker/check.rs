@@ -5,7 +5,7 @@
 use crate::objects::{NO_PATH, QpSlot};
 use crate::path::Path;
 use crate::paths::NOT_WAITING;
-use crate::sched::NO_TICKET;
+use crate::transmit::sched::NO_TICKET;
 use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn};
 use burst_cc::RATE_UNPACED;

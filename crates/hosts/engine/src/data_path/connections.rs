@@ -1,112 +1,20 @@
-//! The worker's side of connection management: what the GSI agent needs of tables and ports, and the calls of the control thread.
-//!
-//! The agent moves queue pairs for programs that leave it to the daemon: INIT, RTR and RTS in one call, ERR at the end.
+//! What connection management does with queue pairs: INIT, RTR and RTS in one call, ERR at the end.
 
+use crate::data_path::{DataPath, QpChange};
 use crate::flow::{entropy_of, flow_of, gid_of};
-use crate::worker::{DataPath, Worker};
-use burst_base::conn::ConnParam;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
-use burst_cm::{Backlog, CmError, CmIds, ConnAttr, PathRecord};
-use burst_control::monitor::CmConnection;
-use burst_frame::Flow;
-use burst_gsi::{CmEntry, CmJob, CmQpRef, CmSession, CmTimes, ConnCounts, PassLoad, WorkerAccess};
+use burst_cm::{CmIds, ConnAttr, PathRecord};
+use burst_gsi::{CmQpRef, WorkerAccess};
 use burst_port::PortCaps;
 use burst_span::Span;
-use std::net::IpAddr;
-use std::sync::Arc;
-
-impl Worker {
-    /// Lets the agent serve received management datagrams and due timers. Returns whether there were any.
-    pub(crate) fn run_agent(&mut self, now: Nanos) -> bool {
-        let Worker { core, ports, agent, .. } = self;
-        if agent.next_deadline() > now {
-            return false;
-        }
-        let load = PassLoad { data_came: std::mem::take(&mut core.data_came), unread: core.unread };
-        let mut data_path = DataPath { core, ports };
-        agent.run(now, load, &mut data_path);
-        data_path.flush_all(now);
-        true
-    }
-
-    /// Carries out what programs asked of their connections; failures become events of their ids.
-    pub fn cm_jobs(&mut self, now: Nanos, jobs: Vec<CmJob>) {
-        let Worker { core, ports, agent, .. } = self;
-        let mut data_path = DataPath { core, ports };
-        agent.carry_out(now, jobs, &mut data_path);
-        data_path.flush_all(now);
-    }
-
-    /// Moves the queue pair of an id that came with a request to RTS, before its accept; for a queue pair that is not on the
-    /// worker of the connection. False when that is not possible.
-    pub fn cm_ready(&mut self, now: Nanos, entry: &CmEntry, param: &ConnParam) -> bool {
-        let (Some(qp), Some(path), Some(negotiated)) = (entry.qp.get(), &entry.path, entry.negotiated(param)) else {
-            return false;
-        };
-        let mut data_path = self.data_path();
-        let done = data_path.connect_qp(now, qp, path, &negotiated);
-        data_path.flush_all(now);
-        done
-    }
-
-    /// Adds a listener. Every worker has all listeners.
-    ///
-    /// # Errors
-    /// [`CmError::InUse`] when there is one with the same address already.
-    pub fn cm_listen(
-        &mut self,
-        owner: Arc<CmEntry>,
-        addr: Option<IpAddr>,
-        device: Option<DeviceId>,
-        port: u16,
-        backlog: Arc<Backlog>,
-    ) -> Result<(), CmError> {
-        self.agent.listen(owner, addr, device, port, backlog)
-    }
-
-    /// Ends all listeners of a program. When this has run, no new id of the program comes from this worker.
-    pub fn cm_end_listeners(&mut self, session: &Arc<CmSession>) {
-        self.agent.end_listeners(session);
-    }
-
-    /// Ends a listener.
-    pub fn cm_unlisten(&mut self, entry: &Arc<CmEntry>) {
-        self.agent.unlisten(entry);
-    }
-
-    /// Times of the steps of connection setup.
-    pub fn cm_times(&self) -> Arc<CmTimes> {
-        self.agent.times()
-    }
-
-    /// Number of connections and of queued requests.
-    pub fn cm_conn_counts(&self) -> ConnCounts {
-        self.agent.conn_counts()
-    }
-
-    /// Up to `most` connections from a place in the table on, and where the next ones begin.
-    pub fn cm_page(&mut self, now: Nanos, from: u32, most: usize) -> (Vec<CmConnection>, Option<u32>) {
-        self.agent.page(now, from, most)
-    }
-
-    /// Up to `most` listeners, which are the same in every worker.
-    pub fn cm_listeners(&self, most: usize) -> Vec<CmConnection> {
-        self.agent.listeners(most)
-    }
-
-    /// Sets the GUIDs of the devices, in device order; requests and replies carry them.
-    pub fn set_guids(&mut self, guids: Vec<u64>) {
-        self.agent.set_guids(guids);
-    }
-}
 
 impl WorkerAccess for DataPath<'_> {
-    fn send(&mut self, now: Nanos, device: DeviceId, flow: &Flow, head: &[u8], payload: Span) -> bool {
-        if !self.ports[device.index()].batch.has_room() {
+    fn send(&mut self, now: Nanos, path: &PathRecord, head: &[u8], payload: Span) -> bool {
+        if !self.ports[path.device.index()].batch.has_room() {
             self.flush_all(now);
         }
-        self.ports[device.index()].batch.push(flow, head, &[payload], 0)
+        self.ports[path.device.index()].batch.push(&path.flow, head, &[payload], 0)
     }
 
     fn caps(&self, device: DeviceId) -> &PortCaps {
@@ -164,7 +72,7 @@ impl WorkerAccess for DataPath<'_> {
         let mut go = |to: QpState, mask: u32| {
             let attr = QpAttr { qp_state: to, port_num: 1, ..QpAttr::default() };
             // Refused only if it is in ERR already.
-            let _ = self.modify_qp(now, qp.qpn, &attr, m::STATE | mask, None);
+            let _ = self.modify_qp(now, qp.qpn, QpChange { attr: &attr, mask: m::STATE | mask, flow: None });
         };
         // For the program the queue pair is in INIT, where receives may be posted, and these must be flushed. There is
         // no transition from RESET to ERR (IBA 10.3.1).

@@ -208,7 +208,7 @@ fn passes_with_packets(passes: usize, packets: usize, other: impl Fn(usize) -> b
             s.push(1, 2, 1);
         }
         for _ in 0..4 {
-            let context = s.take_turn(|_| true).expect("packets keep nobody from a turn");
+            let context = s.take_turn(|_| true).expect("packets keep no account from a turn");
             s.charge(1, ROUND_COST);
             turns[context as usize] += 1;
             if context == 0 || other(pass) {

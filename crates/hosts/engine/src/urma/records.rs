@@ -146,6 +146,45 @@ pub fn refused(jetty: u32, post: &UrmaPost, status: CrStatus) -> CompletionRecor
     }
 }
 
+/// An entry of a completion queue as words.
+pub(crate) fn words_of(cqe: &Cqe) -> [u64; 8] {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let last = u64::from_le_bytes([cqe.status, cqe.opcode, cqe.sl, cqe.is_recv, 0, 0, 0, 0]);
+    [
+        cqe.wr_id,
+        cqe.timestamp_ns,
+        pair(cqe.byte_len, cqe.imm),
+        pair(cqe.qpn, cqe.src_qpn),
+        pair(cqe.wc_flags, cqe.vendor_err),
+        pair(cqe.qp_cookie, cqe.sq_consumer),
+        last,
+        0,
+    ]
+}
+
+/// The entry that is in words, as in [`burst_control::urma_calls::UrmaAnswer::Flushed`].
+pub fn entry_of(words: &[u64; 8]) -> Cqe {
+    let (low, high) = (|i: usize| words[i] as u32, |i: usize| (words[i] >> 32) as u32);
+    let [status, opcode, sl, is_recv, ..] = words[6].to_le_bytes();
+    Cqe {
+        wr_id: words[0],
+        timestamp_ns: words[1],
+        byte_len: low(2),
+        imm: high(2),
+        qpn: low(3),
+        src_qpn: high(3),
+        wc_flags: low(4),
+        vendor_err: high(4),
+        qp_cookie: low(5),
+        sq_consumer: high(5),
+        status,
+        opcode,
+        sl,
+        is_recv,
+        ..Cqe::default()
+    }
+}
+
 const _: () = assert!(URMA_INLINE_MAX + UrmaPost::BYTES <= burst_shm::record_ring::RECORD_BYTES_MAX);
 
 #[cfg(test)]
@@ -191,5 +230,27 @@ mod tests {
             let cqe = cqe_of(&cr, 7, 8);
             assert_eq!((record_of(&cqe), cqe.qp_cookie, cqe.sq_consumer), (cr, 7, 8));
         }
+    }
+
+    #[test]
+    fn an_entry_comes_out_of_its_words() {
+        let cqe = Cqe {
+            wr_id: 1,
+            timestamp_ns: 2,
+            byte_len: 3,
+            imm: 4,
+            qpn: 5,
+            src_qpn: 6,
+            wc_flags: 7,
+            vendor_err: 8,
+            qp_cookie: 9,
+            sq_consumer: 10,
+            status: 11,
+            opcode: 12,
+            sl: 13,
+            is_recv: 14,
+            ..Cqe::default()
+        };
+        assert_eq!(entry_of(&words_of(&cqe)), cqe);
     }
 }

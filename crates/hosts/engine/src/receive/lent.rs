@@ -3,14 +3,10 @@
 //! A borrower is a process with an engine whose queue pairs have a worker number of the lender's addresses
 //! ([`crate::WorkerOptions::first`]). The kernel steers their packets to it, but QP1 is the lender's. So the lender passes on the
 //! answers to hellos that a borrower has sent (`mail`), which carry the number in their transaction id. When a borrower has died,
-//! the lender answers for its connected queue pairs ([`Worker::bury`]).
+//! the lender answers for its connected queue pairs ([`crate::Worker::bury`]).
 
-use crate::handover::Inbox;
-use crate::receive::RxBurst;
-use crate::tombstone::{self, Tombstone};
-use crate::worker::{DataPath, Worker};
-use burst_base::{DeviceId, Nanos, Qpn};
-use burst_cm::PathRecord;
+use crate::receive::handover::Inbox;
+use burst_base::DeviceId;
 use burst_frame::{Flow, RxFrame};
 use burst_wire::MAD_LEN;
 use rustix::net::{SendFlags, send};
@@ -22,21 +18,18 @@ const MAIL_HEAD: usize = 2 + 16 + 16;
 /// Bytes of the longest message: a management datagram with its headers and padding.
 pub const MAIL_MAX: usize = MAIL_HEAD + 12 + 8 + MAD_LEN + 3;
 
-impl RxBurst<'_> {
-    /// Passes a packet on to the process that has a worker number. False if there is none, or if it does not read.
-    #[cold]
-    pub(crate) fn mail(&mut self, number: u32, frame: &RxFrame<'_>) -> bool {
-        let Some((_, socket)) = self.core.mail.iter().find(|(of, _)| *of == number) else { return false };
-        let Some(message) = mail_of(self.device, frame) else { return false };
-        send(socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
-    }
-}
-
 fn octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
     }
+}
+
+/// Passes a packet on to the process that has a worker number. False if there is none, or if it does not read.
+pub(crate) fn send_mail(sockets: &[(u32, OwnedFd)], number: u32, device: DeviceId, frame: &RxFrame<'_>) -> bool {
+    let Some((_, socket)) = sockets.iter().find(|(of, _)| *of == number) else { return false };
+    let Some(message) = mail_of(device, frame) else { return false };
+    send(socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
 
 fn mail_of(device: DeviceId, frame: &RxFrame<'_>) -> Option<Vec<u8>> {
@@ -56,55 +49,6 @@ pub fn receive_mail(message: &[u8], devices: usize, inbox: &Inbox) {
         // A full inbox drops it: the question is repeated.
         let _ = inbox.hand_over_mad(device, &RxFrame { flow, bytes });
         inbox.wake_sleeper();
-    }
-}
-
-impl Worker {
-    /// From now on answers to hellos with this number go to a socket; `None`: nobody has the number any more.
-    pub fn set_mail(&mut self, number: u32, socket: Option<OwnedFd>) {
-        self.core.mail.retain(|(of, _)| *of != number);
-        self.core.mail.extend(socket.map(|socket| (number, socket)));
-    }
-
-    /// Lends a worker number of a device's port: see [`burst_port::Port::lend`].
-    ///
-    /// # Errors
-    /// The port's error.
-    pub fn lend_number(
-        &mut self,
-        device: DeviceId,
-        number: usize,
-    ) -> Result<Vec<burst_port::LentSocket>, burst_port::PortError> {
-        self.ports[device.index()].port.lend(number)
-    }
-
-    /// Packets to queue pairs of the number come to this process again.
-    pub fn take_number_back(&mut self, number: usize) {
-        self.ports.iter_mut().for_each(|slot| slot.port.take_back(number));
-    }
-
-    /// Whether requests to a dead queue pair are answered.
-    pub fn has_tombstone(&self, qpn: Qpn) -> bool {
-        self.core.tombstones.has(qpn)
-    }
-
-    /// Announces the deaths of queue pairs of another process to their peers, and answers further requests to them.
-    pub fn bury(&mut self, now: Nanos, stones: &[Tombstone]) {
-        stones.iter().for_each(|stone| self.core.tombstones.add(*stone));
-        let Worker { core, ports, agent, .. } = self;
-        let mut data_path = DataPath { core, ports };
-        for (at, stone) in stones.iter().enumerate() {
-            let Tombstone { peer, cm, device, flow, .. } = stone;
-            if let Some(ids) = cm {
-                agent.announce_end(now, &PathRecord { device: *device, flow: *flow }, *ids, *peer, &mut data_path);
-            }
-            tombstone::announce(stone, &mut data_path.ports[device.index()].batch);
-            // A batch must have room for the next one.
-            if at % (data_path.core.options.batch_frames / 4).max(1) == 0 {
-                data_path.flush_all(now);
-            }
-        }
-        data_path.flush_all(now);
     }
 }
 

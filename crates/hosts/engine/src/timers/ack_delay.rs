@@ -59,7 +59,7 @@ impl AckDelay {
         }
         own
     }
-    /// As [`AckDelay::expire`], where nobody has waited for what was delayed: the next delay is not left out.
+    /// As [`AckDelay::expire`], where no program has waited for what was delayed: the next delay is not left out.
     pub fn pass(&mut self, at: Nanos) -> bool {
         let skip = self.skip;
         let own = self.expire(at);
@@ -84,7 +84,7 @@ impl DelayedAcks {
         self.queue.push_back((index, until));
         true
     }
-    /// Delays what nobody waits for, whatever became of earlier delays.
+    /// Delays what no program waits for, whatever became of earlier delays.
     pub fn hold(&mut self, index: u32, delay: &mut AckDelay, now: Nanos) {
         let skip = std::mem::take(&mut delay.skip);
         let _ = self.delay(index, delay, now);

@@ -1,26 +1,46 @@
-//! Calls of programs in other processes for their objects of URMA, and what they leave behind.
+//! Calls of programs in other processes for their objects of URMA.
 
-use crate::urma::cna_of;
-use crate::urma_records::cqe_of;
-use crate::urma_remains::{UrmaRemains, delete_jetty};
-use crate::urma_tenants::{TenantCall, UrmaTenant};
-use crate::urma_turns::{UrmaEnd, UrmaSlot};
-use crate::urma_view::eid_of;
-use crate::worker::Worker;
-use burst_base::Nanos;
+use crate::objects::EngineCq;
+use crate::urma::eid::address_of;
+use crate::urma::endpoint::cna_of;
+use crate::urma::orphans::delete_jetty;
+use crate::urma::records::{cqe_of, words_of};
+use crate::urma::tenant::UrmaTenant;
 use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr};
-use burst_mem::MrTable;
-use burst_shm::Cqe;
 use burst_ubwire::{Cna, ServiceMode};
 use burst_urma::{
     GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, TargetKind, TransMode,
     UrmaEnv, UrmaError, UrmaNode,
 };
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
+use std::sync::Arc;
 
 /// Records of a node's own completion queue: programs' are rings, which are filled after each call to the node, so that this is
 /// only what one burst can complete.
 const NODE_JFC_DEPTH: u32 = 1 << 20;
+
+/// Calls whose arguments are the host's own objects by now.
+#[derive(Debug)]
+pub enum TenantCall {
+    /// As the program has asked.
+    Plain(UrmaCall),
+    /// A JFC of a completion queue: its number in the workers' tables, and the queue.
+    CreateJfc(u32, Arc<EngineCq>),
+    /// A segment of the region with this key.
+    RegisterSegment(u32, burst_urma::SegmentConfig),
+}
+
+impl TenantCall {
+    /// The peer from whose address something is to be imported.
+    pub(crate) fn imports_from(&self) -> Option<IpAddr> {
+        match self {
+            TenantCall::Plain(UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. }) => {
+                Some(address_of(eid))
+            }
+            _ => None,
+        }
+    }
+}
 
 const fn jetty_state(number: u8) -> Result<JettyState, UrmaError> {
     Ok(match number {
@@ -41,152 +61,26 @@ const fn jfr_state(number: u8) -> Result<JfrState, UrmaError> {
     })
 }
 
-/// The address in an entity id.
-pub fn address_of(eid: &[u8; 16]) -> IpAddr {
-    let v6 = Ipv6Addr::from(*eid);
-    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
-}
-
-/// An entry of a completion queue as words.
-fn words_of(cqe: &Cqe) -> [u64; 8] {
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let last = u64::from_le_bytes([cqe.status, cqe.opcode, cqe.sl, cqe.is_recv, 0, 0, 0, 0]);
-    [
-        cqe.wr_id,
-        cqe.timestamp_ns,
-        pair(cqe.byte_len, cqe.imm),
-        pair(cqe.qpn, cqe.src_qpn),
-        pair(cqe.wc_flags, cqe.vendor_err),
-        pair(cqe.qp_cookie, cqe.sq_consumer),
-        last,
-        0,
-    ]
-}
-
-/// The entry that is in words, as in [`UrmaAnswer::Flushed`].
-pub fn entry_of(words: &[u64; 8]) -> Cqe {
-    let (low, high) = (|i: usize| words[i] as u32, |i: usize| (words[i] >> 32) as u32);
-    let [status, opcode, sl, is_recv, ..] = words[6].to_le_bytes();
-    Cqe {
-        wr_id: words[0],
-        timestamp_ns: words[1],
-        byte_len: low(2),
-        imm: high(2),
-        qpn: low(3),
-        src_qpn: high(3),
-        wc_flags: low(4),
-        vendor_err: high(4),
-        qp_cookie: low(5),
-        sq_consumer: high(5),
-        status,
-        opcode,
-        sl,
-        is_recv,
-        ..Cqe::default()
-    }
-}
-
-impl UrmaEnd {
-    /// Takes the objects of a program that has ended.
-    pub fn inherit(&mut self, tenant: UrmaTenant) {
-        let node = &mut self.endpoint.node;
-        // What is under way keeps no reference to these: it finds that they are gone. None is refused, as they are its own.
-        for segment in &tenant.segments {
-            let _ = node.unregister_segment(*segment);
-        }
-        for segment in tenant.remote_segments.keys() {
-            let _ = node.unimport_segment(*segment);
-        }
-        for target in tenant.targets.keys() {
-            let _ = node.unimport_jetty(*target);
-        }
-        tenant.remote_segments.values().chain(tenant.targets.values()).for_each(|cna| self.endpoint.forget(*cna));
-        tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
-        self.remains.add(UrmaRemains {
-            jetties: tenant.jetties.into_keys().collect(),
-            jfrs: tenant.jfrs.into_keys().collect(),
-            groups: tenant.groups.into_iter().collect(),
-            jfcs: tenant.jfcs.into_keys().collect(),
-            ..UrmaRemains::default()
-        });
-    }
-    /// Deletes a part of what programs have left behind, as far as nothing uses it any more.
-    pub fn bury(&mut self, now: Nanos, regions: &MrTable) {
-        let mut remains = std::mem::take(&mut self.remains);
-        self.call(regions, |endpoint, mem, news| {
-            endpoint.with(now, mem, news, |node, env| {
-                remains.delete_some(node, env);
-            });
-        });
-        self.remains = remains;
-    }
-}
-
-impl Worker {
-    /// Carries out a call of a program for an object. `None`: the program has no node here.
-    ///
-    /// # Errors
-    /// The node's refusal; [`UrmaError::NoObject`] also for objects of others.
-    pub fn urma_call(&mut self, now: Nanos, context: u32, call: TenantCall) -> Option<Result<UrmaAnswer, UrmaError>> {
-        let slot = self.urma.as_deref_mut()?;
-        slot.is_answering = false;
-        let UrmaSlot { ends, tenants, .. } = slot;
-        let tenant = tenants.get_mut(&context)?;
-        let end = ends.iter_mut().find(|end| end.endpoint.address() == tenant.address)?;
-        if let TenantCall::RegisterSegment(key, config) = &call {
-            let region = self.core.mem.get(*key);
-            let last = config.addr.checked_add(config.len.saturating_sub(1));
-            let reaches = |addr: u64| region.is_some_and(|region| region.span(addr, 1).is_some());
-            if config.len == 0 || !reaches(config.addr) || !last.is_some_and(reaches) {
-                return Some(Err(UrmaError::Access));
-            }
-        }
-        if let TenantCall::Plain(UrmaCall::Remind { jfc }) = &call {
-            tenant.remind(*jfc, &mut self.core.outbox.events);
-            return Some(Ok(UrmaAnswer::Done));
-        }
-        if let TenantCall::Plain(UrmaCall::Peer { cna }) = &call {
-            let address = end.endpoint.address_of(Cna::new(*cna));
-            return Some(Ok(UrmaAnswer::Peer(address.map(eid_of))));
-        }
-        let peer = match &call {
-            TenantCall::Plain(UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. }) => {
-                Some(address_of(eid))
-            }
-            _ => None,
-        };
-        if peer.is_some_and(|address| !end.endpoint.learn(address)) {
-            return Some(Err(UrmaError::Bound));
-        }
-        let ended = match &call {
-            TenantCall::Plain(UrmaCall::UnimportSegment { segment }) => tenant.remote_segments.get(segment).copied(),
-            TenantCall::Plain(UrmaCall::UnimportJetty { jetty }) => tenant.targets.get(jetty).copied(),
-            _ => peer.map(cna_of),
-        };
-        let result = end.call(&self.core.mem, |endpoint, mem, news| {
-            endpoint.with(now, mem, news, |node, env| tenant.carry_out(node, env, call))
-        });
-        // An import that was not made, or is not any more, holds no address.
-        if let Some(cna) = ended.filter(|_| peer.is_some() == result.is_err()) {
-            end.endpoint.forget(cna);
-        }
-        if let Ok(UrmaAnswer::Number(number)) = result
-            && tenant.jfcs.contains_key(&number)
-        {
-            end.owners.insert(number, context);
-        }
-        self.settle_urma(now);
-        Some(result)
-    }
-}
-
 /// Objects of others are treated as if they did not exist.
 const fn check(is_own: bool) -> Result<(), UrmaError> {
     if is_own { Ok(()) } else { Err(UrmaError::NoObject) }
 }
 
 impl UrmaTenant {
-    fn carry_out(
+    /// The node of the import that a call ends.
+    pub(crate) fn import_ended_by(&self, call: &TenantCall) -> Option<Cna> {
+        match call {
+            TenantCall::Plain(UrmaCall::UnimportSegment { segment }) => self.remote_segments.get(segment).copied(),
+            TenantCall::Plain(UrmaCall::UnimportJetty { jetty }) => self.targets.get(jetty).copied(),
+            _ => None,
+        }
+    }
+
+    /// Carries out a call.
+    ///
+    /// # Errors
+    /// The node's refusal; [`UrmaError::NoObject`] also for objects of others.
+    pub(crate) fn carry_out(
         &mut self,
         node: &mut UrmaNode,
         env: &mut UrmaEnv<'_>,
@@ -206,18 +100,33 @@ impl UrmaTenant {
             }
         };
         match call {
-            // They are calls of their own by now.
-            UrmaCall::CreateJfc { .. }
-            | UrmaCall::RegisterSegment { .. }
-            | UrmaCall::Remind { .. }
-            | UrmaCall::Peer { .. } => Err(UrmaError::Unsupported),
+            UrmaCall::CreateJetty(attr) => self.create_jetty(node, &attr),
+            UrmaCall::DeleteJfc { .. } | UrmaCall::CreateGroup { .. } | UrmaCall::DeleteGroup { .. } => {
+                self.use_group_or_jfc(node, call)
+            }
+            UrmaCall::UnregisterSegment { .. }
+            | UrmaCall::ImportSegment { .. }
+            | UrmaCall::UnimportSegment { .. }
+            | UrmaCall::ImportJetty { .. }
+            | UrmaCall::UnimportJetty { .. } => self.import(node, call),
+            UrmaCall::CreateJfr { .. }
+            | UrmaCall::DeleteJfr { .. }
+            | UrmaCall::QueryJfr { .. }
+            | UrmaCall::LimitJfr { .. }
+            | UrmaCall::ModifyJfr { .. } => self.use_jfr(node, env, call),
+            // Calls that are of their own by now are refused there.
+            other => self.use_jetty(node, env, other),
+        }
+    }
+
+    fn use_group_or_jfc(&mut self, node: &mut UrmaNode, call: UrmaCall) -> Result<UrmaAnswer, UrmaError> {
+        match call {
             UrmaCall::DeleteJfc { jfc } => {
                 check(self.jfcs.contains_key(&jfc))?;
                 node.delete_jfc(jfc)?;
                 self.jfcs.remove(&jfc);
                 Ok(UrmaAnswer::Done)
             }
-            UrmaCall::CreateJetty(attr) => self.create_jetty(node, &attr),
             UrmaCall::CreateGroup { policy, token } => {
                 let policy = match policy {
                     0 => GroupPolicy::RoundRobin,
@@ -234,19 +143,7 @@ impl UrmaTenant {
                 self.groups.remove(&group);
                 Ok(UrmaAnswer::Done)
             }
-            other => match other {
-                UrmaCall::UnregisterSegment { .. }
-                | UrmaCall::ImportSegment { .. }
-                | UrmaCall::UnimportSegment { .. }
-                | UrmaCall::ImportJetty { .. }
-                | UrmaCall::UnimportJetty { .. } => self.import(node, other),
-                UrmaCall::CreateJfr { .. }
-                | UrmaCall::DeleteJfr { .. }
-                | UrmaCall::QueryJfr { .. }
-                | UrmaCall::LimitJfr { .. }
-                | UrmaCall::ModifyJfr { .. } => self.use_jfr(node, env, other),
-                other => self.use_jetty(node, env, other),
-            },
+            _ => Err(UrmaError::Unsupported),
         }
     }
 
@@ -394,32 +291,5 @@ impl UrmaTenant {
             }
             _ => Err(UrmaError::Unsupported),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_entry_comes_out_of_its_words() {
-        let cqe = Cqe {
-            wr_id: 1,
-            timestamp_ns: 2,
-            byte_len: 3,
-            imm: 4,
-            qpn: 5,
-            src_qpn: 6,
-            wc_flags: 7,
-            vendor_err: 8,
-            qp_cookie: 9,
-            sq_consumer: 10,
-            status: 11,
-            opcode: 12,
-            sl: 13,
-            is_recv: 14,
-            ..Cqe::default()
-        };
-        assert_eq!(entry_of(&words_of(&cqe)), cqe);
     }
 }

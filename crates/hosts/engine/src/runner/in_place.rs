@@ -5,7 +5,7 @@
 //! ([`InPlaceWorker::try_turn`]): the other one looks for work itself. Commands of the control thread do wait, and go first:
 //! while one waits, no turn begins, because a thread that polls without pause would otherwise take the lock again and again.
 
-use crate::handover::Inbox;
+use crate::receive::handover::Inbox;
 use crate::runner::Runner;
 use crate::runner::{WorkerClock, WorkerGone};
 use burst_base::Nanos;
@@ -43,7 +43,7 @@ pub struct InPlaceWorker {
     waiting: AtomicU32,
     /// When the last pass, or half of one, began, in nanoseconds.
     last_turn: AtomicU64,
-    /// Sleeps that have ended, and that nobody who has had the worker since has taken off [`InPlaceState::sleepers`].
+    /// Sleeps that have ended and are still in [`InPlaceState::sleepers`]: the next thread that has the worker takes them off.
     ended_sleeps: AtomicU32,
     inbox: Arc<Inbox>,
 }
@@ -171,7 +171,7 @@ impl InPlaceWorker {
     }
 
     /// The first half of a pass: requests that programs have posted leave. Returns when those who sleep must be awake, never if
-    /// nobody has announced a sleep; `None` if another thread runs the worker. Does not wait.
+    /// no thread has announced a sleep; `None` if another thread runs the worker. Does not wait.
     ///
     /// # Panics
     /// As [`InPlaceWorker::try_turn`].

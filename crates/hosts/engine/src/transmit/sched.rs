@@ -20,18 +20,18 @@
 //! accounts that do must pay for packets first, the rounds until the first has paid are skipped. An account without ready
 //! queue pairs pays in each round, too, and debts for packets end when the worker goes to sleep.
 //!
-//! A destroyed queue pair is not searched for in its queue. Its place becomes void, and [`Scheduler::take_turn`] skips void
-//! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
+//! A destroyed queue pair is not searched for in its queue. Its place becomes vacant, and [`Scheduler::take_turn`] skips vacant
+//! places. A queue is swept only when more than half of its places are vacant, so each of thousands of queue pairs that end at
 //! once costs constant time.
 
-use crate::priority::{CLASSES, ClassQueues};
+use crate::transmit::priority::{CLASSES, ClassQueues};
 use burst_base::heap::{self, OutOfMemory};
 use burst_ledger::{Account, AccountId, WorkCount};
 use burst_mem::holes::FillAllowance;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A queue with fewer void places is not swept.
+/// A queue with fewer vacant places is not swept.
 const SWEPT_FROM: usize = 64;
 
 /// The entry of URMA's endpoint in the tables of a worker.
@@ -93,8 +93,8 @@ impl ReceivedWork {
         self.packets += packets as u32;
         self.bytes += bytes as u32;
     }
-    /// The packet that was added last was refused: nobody pays for it. Otherwise anybody could make a user pay, by packets that
-    /// none of the user's programs has asked for.
+    /// The packet that was added last was refused, and no account is charged for it. Otherwise any host could make a user pay, by
+    /// packets that none of the user's programs has asked for.
     #[cold]
     pub fn refuse_last(&mut self) {
         let last = std::mem::take(&mut self.last);
@@ -116,7 +116,7 @@ impl ReceivedWork {
     }
 }
 
-/// A place in a ready queue. It is void when the slot's queue pair has another ticket or none, also if the slot has a new queue
+/// A place in a ready queue. It is vacant when the slot's queue pair has another ticket or none, also if the slot has a new queue
 /// pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyPlace {
@@ -134,15 +134,15 @@ const NO_ACCOUNT: u32 = u32::MAX;
 struct ReadyQueue {
     /// By class. The context is in the queue of its account for each class in which it has places.
     queues: [VecDeque<ReadyPlace>; CLASSES],
-    /// Upper bound on the number of void places.
-    void: usize,
+    /// Upper bound on the number of vacant places.
+    vacant: usize,
     /// The account that the context belongs to.
     account: u32,
 }
 
 impl Default for ReadyQueue {
     fn default() -> ReadyQueue {
-        ReadyQueue { queues: Default::default(), void: 0, account: NO_ACCOUNT }
+        ReadyQueue { queues: Default::default(), vacant: 0, account: NO_ACCOUNT }
     }
 }
 
@@ -342,7 +342,7 @@ impl Scheduler {
         let context = contexts.get(at)?;
         self.ready[*context as usize].queues[class].get(round).copied()
     }
-    /// The worker sleeps next, so nobody waits for a turn: nobody owes for packets any longer.
+    /// The worker sleeps next, so no account waits for a turn: debts for packets end.
     pub fn forgive_received(&mut self) {
         self.round += ROUNDS_MAX;
     }
@@ -381,8 +381,8 @@ impl Scheduler {
             }
         }
     }
-    /// All accounts of the next round owe. Each pays as much as the account that owes least for packets: rounds in which nobody
-    /// would have a turn are skipped. False if all of them owe for missing pages.
+    /// All accounts of the next round owe. Each pays as much as the account that owes least for packets: rounds without a turn
+    /// are skipped. False if all of them owe for missing pages.
     #[cold]
     fn skip_rounds(&mut self) -> bool {
         let Scheduler { accounts, next_round, .. } = self;
@@ -404,12 +404,12 @@ impl Scheduler {
         let class = account.queued.next_class();
         self.served_class = class;
         let context = account.queued.pop(class)?;
-        let ReadyQueue { queues, void, .. } = &mut self.ready[context as usize];
+        let ReadyQueue { queues, vacant, .. } = &mut self.ready[context as usize];
         let queue = &mut queues[class];
         debug_assert!(!queue.is_empty(), "context {context} is queued without a place");
         let mut qp = queue.pop_front();
         while qp.is_some_and(|q| !still(q)) {
-            *void = void.saturating_sub(1);
+            *vacant = vacant.saturating_sub(1);
             qp = queue.pop_front();
         }
         if !queue.is_empty() {
@@ -417,8 +417,8 @@ impl Scheduler {
             return qp.map(|place| place.qp);
         }
         self.queued -= 1;
-        if *void > 0 && queues.iter().all(VecDeque::is_empty) {
-            *void = 0;
+        if *vacant > 0 && queues.iter().all(VecDeque::is_empty) {
+            *vacant = 0;
         }
         qp.map(|place| place.qp)
     }
@@ -438,7 +438,7 @@ impl Scheduler {
         let is_shared = self.accounts.len() > 1;
         let Some(ready) = self.ready.get(context as usize) else { return };
         let Some(account) = self.accounts.get_mut(ready.account as usize) else { return };
-        // An account without others pays nobody.
+        // An account without others pays none.
         if is_shared {
             let owed = received.cost().min(account.may_owe);
             account.may_owe -= owed;
@@ -458,10 +458,10 @@ impl Scheduler {
             }
         }
     }
-    /// Removes the void places of a context.
+    /// Removes the vacant places of a context.
     fn sweep(&mut self, context: u32, still: impl Fn(ReadyPlace) -> bool) {
         let Scheduler { ready, accounts, queued, .. } = self;
-        let ReadyQueue { queues, void, account } = &mut ready[context as usize];
+        let ReadyQueue { queues, vacant, account } = &mut ready[context as usize];
         for (class, queue) in queues.iter_mut().enumerate().filter(|(_, queue)| !queue.is_empty()) {
             queue.retain(|place| still(*place));
             if queue.is_empty() {
@@ -469,17 +469,17 @@ impl Scheduler {
                 accounts[*account as usize].queued.remove(class, context);
             }
         }
-        *void = 0;
+        *vacant = 0;
     }
     /// Whether no context is queued.
     pub fn is_empty(&self) -> bool {
         self.queued == 0
     }
-    /// Notes that a place of `context` has become void. Places that are `still` valid keep their order.
+    /// Notes that a place of `context` has become vacant. Places that are `still` valid keep their order.
     pub fn remove(&mut self, context: u32, still: impl Fn(ReadyPlace) -> bool) {
         let ready = &mut self.ready[context as usize];
-        ready.void += 1;
-        if ready.void >= SWEPT_FROM && ready.void > ready.places() / 2 {
+        ready.vacant += 1;
+        if ready.vacant >= SWEPT_FROM && ready.vacant > ready.places() / 2 {
             self.sweep(context, still);
         }
     }

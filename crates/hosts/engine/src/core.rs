@@ -1,0 +1,249 @@
+//! What the rooms of a worker share: its tables, and what must follow each call to a queue pair ([`Core::settle`]).
+
+use crate::calls::Tables;
+use crate::hello::{AnswerBudget, HelloQuestion};
+use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for};
+use crate::options::WorkerOptions;
+use crate::outbox::Outbox;
+use crate::paths::{NOT_WAITING, Paths};
+use crate::port_slot::PortSlot;
+use crate::pulse::Pulse;
+use crate::qpn::Directory;
+use crate::receive::handover::Inbox;
+use crate::timers::Timers;
+use crate::tombstone::Tombstones;
+use crate::tombstone_file::TombstoneFile;
+use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
+use crate::urma::UrmaShared;
+use burst_base::{Nanos, Qpn};
+use burst_mem::MrTable;
+use burst_transport::{PACKETS_MAX, RECORDS_MAX, RecordPool};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Entries of a worker's table of queue pairs from which lines are prefetched. The hot lines of so many are about 1 MiB, a
+/// level 2 cache.
+pub(crate) const MANY: usize = 1024;
+
+/// All tables of a worker. Ports and agent lie beside it, so that they can be borrowed at the same time.
+pub(crate) struct Core {
+    pub options: WorkerOptions,
+    /// Queue pairs by entry; entry 0 is never used.
+    pub qps: Vec<Option<Box<QpSlot>>>,
+    /// Entries of `qps` by queue pair number.
+    pub directory: Directory,
+    pub cqs: Vec<Option<Arc<EngineCq>>>,
+    pub ahs: Vec<Option<AddressHandle>>,
+    /// Shared receive queues of XRC domains, by number.
+    pub xrc: Vec<Option<XrcEntry>>,
+    pub contexts: Vec<Option<ContextSlot>>,
+    /// Contexts whose programs of URMA have posted.
+    pub urma_rung: Vec<u32>,
+    /// The deadline of answers of URMA that has come.
+    pub urma_due: Option<Nanos>,
+    pub mem: MrTable,
+    pub sched: Scheduler,
+    pub timers: Timers,
+    pub paths: Paths,
+    pub tombstones: Tombstones,
+    /// Notes connected queue pairs for a successor of this process; `None` without a supervisor.
+    pub tombstone_file: Option<TombstoneFile>,
+    pub outbox: Outbox,
+    /// The inboxes of all workers, by worker.
+    pub inboxes: Vec<Arc<Inbox>>,
+    /// How long the received packet that is being handled has waited in its port ([`burst_port::RxSink::waited`]).
+    pub waited: Nanos,
+    /// Tells a watchdog that the worker goes on.
+    pub pulse: Arc<Pulse>,
+    /// Records of loss recovery, which queue pairs borrow.
+    pub records: RecordPool,
+    /// Questions asked.
+    pub hellos_asked: u64,
+    pub hello_answers: AnswerBudget,
+    /// What answers to the hellos of processes with lent numbers go through, by number.
+    pub mail: Vec<(u32, OwnedFd)>,
+    pub hello_questions: Vec<HelloQuestion>,
+}
+
+impl Core {
+    pub fn new(options: WorkerOptions, mem: MrTable, inboxes: Vec<Arc<Inbox>>) -> Core {
+        Core {
+            options,
+            qps: Vec::new(),
+            directory: Directory::new(),
+            cqs: Vec::new(),
+            ahs: Vec::new(),
+            xrc: Vec::new(),
+            contexts: Vec::new(),
+            urma_rung: Vec::new(),
+            urma_due: None,
+            mem,
+            sched: Scheduler::default(),
+            timers: Timers::default(),
+            paths: Paths::default(),
+            tombstones: Tombstones::default(),
+            tombstone_file: None,
+            outbox: Outbox::new(options.list_room),
+            inboxes,
+            waited: Nanos(0),
+            pulse: Arc::new(Pulse::new(format!("worker {}", options.id))),
+            records: match options.strict_placement {
+                true => RecordPool::strict(RECORDS_MAX, PACKETS_MAX),
+                false => RecordPool::default(),
+            },
+            hellos_asked: 0,
+            hello_answers: AnswerBudget::default(),
+            mail: Vec::new(),
+            hello_questions: Vec::new(),
+        }
+    }
+
+    /// What URMA's endpoints share with the queue pairs.
+    pub(crate) fn urma_shared(&mut self, now: Nanos) -> UrmaShared<'_> {
+        let Core { mem, sched, timers, outbox: Outbox { events, delivered, .. }, .. } = self;
+        let Timers { wheel, delayed_acks, .. } = timers;
+        UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered }
+    }
+
+    /// The inbox of a worker of this process.
+    #[inline]
+    pub(crate) fn inbox_of(&self, worker: u32) -> Option<&Arc<Inbox>> {
+        self.inboxes.get(worker.checked_sub(self.options.first)? as usize)
+    }
+
+    pub fn own_inbox(&self) -> &Arc<Inbox> {
+        &self.inboxes[(self.options.id - self.options.first) as usize]
+    }
+
+    /// Drops removed regions, and charges pages that were allocated for programs.
+    #[inline]
+    pub(crate) fn reclaim(&mut self) {
+        if self.mem.reclaim() {
+            self.sched.charge_fills();
+        }
+    }
+
+    /// The slot of a queue pair.
+    pub(crate) fn slot(&self, qpn: Qpn) -> Option<&QpSlot> {
+        let slot = self.qps.get(self.directory.find(qpn) as usize)?.as_deref()?;
+        (slot.qpn == qpn).then_some(slot)
+    }
+
+    /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
+    #[inline]
+    pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, records, waited, .. } = self;
+        let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
+        debug_assert!(slot.as_ref().is_none_or(|slot| slot.index == index), "a slot at the entry of another");
+        (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel: &mut timers.wheel, records })
+    }
+
+    /// Makes the completions visible that waited for the end of a batch or burst.
+    #[inline]
+    pub fn show_completions(&mut self, ports: &[PortSlot]) {
+        self.outbox.show_completions(&self.cqs, ports);
+    }
+
+    /// Whether there are so many queue pairs that their lines are prefetched.
+    #[inline]
+    pub fn has_many(&self) -> bool {
+        self.qps.len() >= MANY
+    }
+
+    /// Makes queue pairs ready whose delayed ACK is due.
+    pub fn release_delayed_acks(&mut self, now: Nanos) {
+        while let Some((index, at)) = self.timers.delayed_acks.pop_due(now) {
+            if index == URMA_ENTRY {
+                self.urma_due = Some(at);
+                continue;
+            }
+            let slot = self.qps.get_mut(index as usize).and_then(Option::as_mut);
+            if slot.is_some_and(|s| s.ack_delay.expire(at)) {
+                self.make_ready(index);
+            }
+        }
+    }
+
+    /// Marks a queue pair ready if it wants to send.
+    pub(crate) fn make_ready(&mut self, index: u32) {
+        if let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut)
+            && slot.ticket == NO_TICKET
+        {
+            slot.ticket = self.sched.push(slot.holder.context, slot.priority(), index);
+        }
+    }
+
+    /// To be called after each call to a queue pair: brings the path's bytes in flight, the timer and the ready queue up to date.
+    pub(crate) fn settle(&mut self, now: Nanos, index: u32) {
+        let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
+        if slot.endpoint.inflight_bytes() != slot.inflight_seen {
+            slot.count_inflight(now, self.paths.get_mut(slot.path as usize));
+        }
+        slot.report_srq_limit();
+        if let Some(srqn) = slot.endpoint.qp().srqn()
+            && let Some(entry) = self.xrc.get(srqn as usize).and_then(Option::as_ref)
+        {
+            entry.shared.report_limit(&*entry.async_events);
+        }
+        debug_assert!(slot.path == NO_PATH || self.paths[slot.path as usize].users > 0, "a path without users");
+        if let Some(file) = &self.tombstone_file {
+            file.note_expected(index, slot.endpoint.qp().expected_psn());
+        }
+        slot.wake_by(&mut self.timers.wheel, slot.endpoint.next_deadline());
+        // A queue pair that waits for a window wants to send only if it must answer its peer, or got an answer.
+        let delayed = slot.endpoint.ack_may_wait() && self.timers.delayed_acks.delay(index, &mut slot.ack_delay, now);
+        let (ready, path) = (slot.endpoint.wants_tx() && !delayed, slot.path);
+        if ready {
+            self.make_ready(index);
+        }
+        self.wake_waiting(now, path);
+    }
+
+    /// Makes the first queue pair ready that waits for a path's window, if the window has room for its next packet and the rate
+    /// allows a burst.
+    #[inline]
+    fn wake_waiting(&mut self, now: Nanos, path: u32) {
+        if self.paths.get(path as usize).is_some_and(|path| !path.waiting.is_empty()) {
+            self.wake_first(now, path);
+        }
+    }
+
+    #[inline(never)]
+    fn wake_first(&mut self, now: Nanos, path: u32) {
+        let p = &mut self.paths[path as usize];
+        let Some(index) = p.waiting.first(|place| waits_for(&self.qps, path, place)) else { return };
+        if let Some(gate) = p.faster_gate(now) {
+            // Whoever waits there may have READ responses, which need no room for requests.
+            self.timers.pacing.arm(path, gate, gate.opens_at());
+        }
+        if let Some(gate) = p.closed_gate(now) {
+            return self.timers.pacing.arm(path, gate, gate.opens_at());
+        }
+        let Some(slot) = self.qps[index as usize].as_mut() else { return };
+        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.endpoint.next_bytes()) {
+            return;
+        }
+        // One at a time: the next is made ready when this one has settled.
+        debug_assert_ne!(slot.waiting, NOT_WAITING, "a queue pair in a line does not wait");
+        p.waiting.pop();
+        slot.waiting = NOT_WAITING;
+        self.make_ready(index);
+    }
+
+    /// Takes a queue pair off its path, together with its bytes in flight and its place in the line for the window.
+    pub fn leave_path(&mut self, now: Nanos, slot: &mut QpSlot, index: u32) {
+        if slot.path == NO_PATH {
+            return;
+        }
+        debug_assert!(slot.index == index, "a slot at the entry of another");
+        let path = &mut self.paths[slot.path as usize];
+        path.forget(index);
+        path.moved(now, index, slot.inflight_seen, 0);
+        path.responses_moved(slot.responses_seen, 0);
+        if slot.waiting != NOT_WAITING {
+            path.waiting.leave(|place| waits_for(&self.qps, slot.path, place));
+        }
+        self.paths.leave(slot.path);
+        (slot.path, slot.inflight_seen, slot.responses_seen, slot.waiting) = (NO_PATH, 0, 0, NOT_WAITING);
+    }
+}

@@ -1,0 +1,64 @@
+//! Options of a worker, and the limits of its passes.
+
+use burst_base::RtoMode;
+use burst_cc::CcTable;
+use burst_cm::Secret;
+
+/// Frames of one transmit batch.
+pub const BATCH_FRAMES: usize = 256;
+
+/// Frames taken from a port in one pass.
+pub const RX_BUDGET: usize = 256;
+
+/// Entries of the lists of a pass: completions, events, queue pairs that lost completions.
+pub const LIST_ROOM: usize = 1024;
+
+/// Bytes of turns before the worker looks at its ports again: four full turns.
+pub const PASS_BYTES: u64 = 256 << 10;
+
+/// Options of a worker. Everything random in a worker comes from `cm_secret`; its time comes with each call.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerOptions {
+    /// Number of the worker.
+    pub id: u32,
+    /// Number of the first worker of this process, whose inbox is the first. Not 0: the number is lent, and other processes have
+    /// the other queue pairs of the addresses, and QP1.
+    pub first: u32,
+    /// The number in hellos that stands for this start of the daemon; `None`: it follows from `cm_secret`.
+    pub boot_id: Option<u64>,
+    /// Congestion control for each kind of peer; its largest window bounds the bytes in flight to one peer.
+    pub cc: CcTable,
+    /// Makes communication ids unpredictable; the same for all workers of a daemon.
+    pub cm_secret: Secret,
+    /// Selective repeat with peers that can do it.
+    pub selective: bool,
+    /// Selective repeat keeps early packets until their turn.
+    pub strict_placement: bool,
+    /// Waits of loss recovery.
+    pub rto: RtoMode,
+    /// Bytes that are sent before the worker looks at its ports again, in turns of 64 KiB at most.
+    pub pass_bytes: u64,
+    /// Frames of a port's batch, at least 4.
+    pub batch_frames: usize,
+    /// Entries for which the lists of a pass have room from the beginning.
+    pub list_room: usize,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        let cm_secret = Secret::new([0; 2]);
+        WorkerOptions {
+            id: 0,
+            first: 0,
+            boot_id: None,
+            cc: CcTable::default(),
+            cm_secret,
+            selective: false,
+            strict_placement: false,
+            rto: RtoMode::default(),
+            pass_bytes: PASS_BYTES,
+            batch_frames: BATCH_FRAMES,
+            list_room: LIST_ROOM,
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! URMA's endpoint: a node of the Unified Bus with its port, as workers run it beside their queue pairs, and programs alone.
+//!
+//! All Jetties of an address share the channels of one node, so a worker has one endpoint for each address
+//! ([`crate::Worker::open_urma`]). It is scheduled as a queue pair is: a turn in its context's order, bytes charged to the
+//! account, deadlines in the wheel. Its port has an encapsulation of its own (`burst_port::Encapsulation::UNIFIED_BUS`), so a
+//! packet's UDP port decides which transport gets it.
+//!
+//! Payload in registered memory is lent to the port; heads that are longer than a frame's are rare, and go by copy.
+//!
+//! Each lane leaves by a UDP source port of its own. A port that cannot send from any opens what it needs for all lanes with the
+//! endpoint ([`Port::open_source_ports`]): later neither a peer's packet nor a program's request makes it open anything.
+
+use crate::counters::{Counters, Traffic};
+use crate::port_slot::PortSlot;
+use crate::tap::PortTap;
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, HEAD_MAX, RxFrame, TRAILER_LEN};
+use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
+use burst_ubwire::Cna;
+use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaRun, UrmaTransmit};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+mod page;
+
+/// Payloads of packets, the greatest first, that a link's MTU can carry.
+const PAYLOADS: [u16; 5] = [4096, 2048, 1024, 512, 256];
+/// Bytes of a packet beside its payload: IPv6, UDP, the longest usual head (`HEAD_MAX`), the checksum.
+const OVERHEAD: u32 = 40 + 8 + HEAD_MAX as u32 + 4;
+
+/// Largest window of a channel.
+const WINDOW_MAX: u32 = 1 << 20;
+/// Least window: a message of 64 KiB.
+const WINDOW_MIN: u32 = 64 << 10;
+
+/// Bytes that may be in flight to a peer: a quarter of this port's own receive buffer, as the peer's is unknown. The kernel
+/// counts twice the length of a train, and half the buffer is left to others.
+pub fn window_max(port: &dyn Port) -> u32 {
+    burst_port::receive_buffer(port).map_or(WINDOW_MIN, |bytes| (bytes / 4).clamp(WINDOW_MIN, WINDOW_MAX))
+}
+
+/// What a node that closes sends at most before its last messages: answers that were ready, not the windows of all peers.
+const LEAVE_BYTES: u64 = 4 << 20;
+
+/// The network address of a node: the last 24 bits of its IP address.
+pub fn cna_of(address: IpAddr) -> Cna {
+    let last = match address {
+        IpAddr::V4(v4) => u32::from(v4),
+        IpAddr::V6(v6) => u128::from(v6) as u32,
+    };
+    Cna::new(last)
+}
+
+const _: () = assert!(LANES_MAX as usize <= SOURCE_PORTS_MAX);
+
+/// The UDP source port of a lane on a port that can send from any: switches and network cards choose a path by it. Lane 0 has the
+/// transport's own port; the others have ports of the dynamic range, which differ from each other, and from those of most other
+/// peers.
+fn source_port(own: Cna, peer: Cna, lane: u8) -> u16 {
+    if lane == 0 {
+        return burst_ubwire::UB_UDP_PORT;
+    }
+    let mixed = (own.get() ^ peer.get().rotate_left(12)).wrapping_mul(0x9e37_79b1) >> 18;
+    // An odd step, so that bits of all weights change from lane to lane.
+    0xc000 | (mixed as u16).wrapping_add(u16::from(lane).wrapping_mul(0x0b2d)) & 0x3fff
+}
+
+/// A node and its port, and the nodes that were heard of.
+pub struct UrmaEndpoint {
+    /// The node.
+    pub node: UrmaNode,
+    slot: PortSlot,
+    peers: PeerTable,
+    head: Vec<u8>,
+    address: IpAddr,
+    scope: u32,
+}
+
+/// What a burst brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UrmaBurst {
+    /// Packets taken from the port.
+    pub packets: usize,
+    /// Bytes of those that the node got.
+    pub bytes: usize,
+}
+
+/// Most nodes that are remembered. Those without imports and channels make room.
+const PEERS_MAX: usize = 1 << 16;
+
+/// Where a node is.
+struct PeerPlace {
+    address: IpAddr,
+    /// Imports from it: while there are any, no other address takes its place.
+    imports: u32,
+}
+
+/// Where nodes are.
+#[derive(Default)]
+struct PeerTable {
+    places: HashMap<Cna, PeerPlace>,
+    /// The last one: most packets are between the same two.
+    last: Option<(Cna, IpAddr)>,
+}
+
+impl PeerTable {
+    /// False if the address clashes with another one's that is in use, or if there are too many.
+    fn learn(&mut self, address: IpAddr, node: &UrmaNode) -> bool {
+        let cna = cna_of(address);
+        if self.last == Some((cna, address)) {
+            return true;
+        }
+        let is_used = |cna: Cna, place: &PeerPlace| place.imports > 0 || node.has_channel(cna);
+        match self.places.get_mut(&cna) {
+            Some(known) if known.address == address => {}
+            Some(known) if is_used(cna, known) => return false,
+            Some(known) => known.address = address,
+            None => {
+                if self.places.len() >= PEERS_MAX {
+                    self.places.retain(|cna, place| is_used(*cna, place));
+                }
+                if self.places.len() >= PEERS_MAX {
+                    return false;
+                }
+                self.places.insert(cna, PeerPlace { address, imports: 0 });
+                debug_assert!(self.places.len() <= PEERS_MAX, "too many nodes are remembered");
+            }
+        }
+        self.last = Some((cna, address));
+        true
+    }
+    fn find(&mut self, cna: Cna) -> Option<IpAddr> {
+        if let Some((_, address)) = self.last.filter(|last| last.0 == cna) {
+            return Some(address);
+        }
+        let address = self.places.get(&cna)?.address;
+        self.last = Some((cna, address));
+        Some(address)
+    }
+}
+
+impl UrmaEndpoint {
+    /// The endpoint of `address`, one of the port's, with batches of `frames` frames. `config` gets the payload of packets that
+    /// fit through the link.
+    ///
+    /// # Errors
+    /// The port has no such address, or cannot send from a source port for each lane.
+    pub fn new(
+        mut port: Box<dyn Port>,
+        address: IpAddr,
+        frames: usize,
+        config: impl FnOnce(u16) -> UrmaConfig,
+    ) -> Result<UrmaEndpoint, PortError> {
+        let caps = port.caps();
+        let Some(own) = caps.addrs.iter().find(|a| a.ip == address) else {
+            let source = std::io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
+            return Err(PortError::System { what: format!("use {address} on the port {}", caps.name), source });
+        };
+        let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let scope = if is_link_local { own.ifindex } else { 0 };
+        let node = UrmaNode::new(config(payload_max(caps)));
+        port.open_source_ports(usize::from(node.lanes()))?;
+        let head = vec![0; node.packet_max()];
+        let slot = PortSlot::new(port, burst_ubwire::UB_UDP_PORT, frames);
+        Ok(UrmaEndpoint { node, slot, peers: PeerTable::default(), head, address, scope })
+    }
+    /// Counters of the port.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.slot.counters
+    }
+    /// The port.
+    pub fn port(&mut self) -> &mut dyn Port {
+        &mut *self.slot.port
+    }
+    /// Its packets are captured.
+    pub(crate) fn add_tap(&mut self, tap: PortTap) -> bool {
+        self.slot.taps.add(tap)
+    }
+    /// Own address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+    /// Remembers where a node is from which something is imported; false if its address clashes with another one's.
+    pub fn learn(&mut self, address: IpAddr) -> bool {
+        let is_its = self.peers.learn(address, &self.node);
+        if is_its && let Some(place) = self.peers.places.get_mut(&cna_of(address)) {
+            place.imports += 1;
+        }
+        is_its
+    }
+    /// An import from a node has ended.
+    pub fn forget(&mut self, cna: Cna) {
+        if let Some(place) = self.peers.places.get_mut(&cna) {
+            place.imports = place.imports.saturating_sub(1);
+            // The next packet or import looks again.
+            self.peers.last = None;
+        }
+    }
+    /// Where a node is.
+    pub fn address_of(&self, cna: Cna) -> Option<IpAddr> {
+        self.peers.places.get(&cna).map(|place| place.address)
+    }
+    /// Calls something of the node.
+    pub fn with<R>(
+        &mut self,
+        now: Nanos,
+        mem: &mut dyn UrmaMemory,
+        fx: &mut dyn UrmaEffects,
+        call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R,
+    ) -> R {
+        call(&mut self.node, &mut UrmaEnv { now, mem, fx })
+    }
+    /// Gives the node what has arrived.
+    pub fn receive(
+        &mut self,
+        now: Nanos,
+        mem: &mut dyn UrmaMemory,
+        fx: &mut dyn UrmaEffects,
+        budget: usize,
+    ) -> UrmaBurst {
+        let UrmaEndpoint { node, slot: PortSlot { port, counters, taps, .. }, peers, .. } = self;
+        let env = UrmaEnv { now, mem, fx };
+        let mut sink = UrmaSink { node, env, peers, counters, bytes: 0 };
+        let packets = match taps.is_empty() {
+            true => port.rx_burst(now, budget, &mut sink),
+            false => taps.receive(&mut **port, now, budget, &mut sink),
+        };
+        UrmaBurst { packets, bytes: sink.bytes }
+    }
+    /// Handles what is due. True if anything was.
+    pub fn run_timers(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects) -> bool {
+        let is_due = self.node.next_deadline() <= now;
+        if is_due {
+            self.node.on_timer(&mut UrmaEnv { now, mem, fx });
+        }
+        is_due
+    }
+    /// Makes frames of what the node has ready, until they have about `bytes_max` bytes; returns their bytes.
+    /// [`UrmaEndpoint::flush`] must follow before anything else is done with the node: payload is sent from the program's
+    /// memory.
+    pub fn send(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects, bytes_max: u64) -> u64 {
+        let mut bytes = 0;
+        while bytes < bytes_max {
+            if let Some(run) = self.node.poll_run(&mut UrmaEnv { now, mem, fx }, self.room_for_run(bytes_max - bytes)) {
+                bytes += (run.count() * self.node.run_head().len() + run.payload.len()) as u64;
+                self.push_run(&run, fx);
+                self.flush_full(now);
+                continue;
+            }
+            let Some(packet) = self.node.poll_tx_lent(&mut UrmaEnv { now, mem, fx }, &mut self.head) else { break };
+            bytes += (packet.len + packet.lent.map_or(0, |span| span.len())) as u64;
+            let Some(flow) = self.flow_to(packet.dest, packet.lane) else {
+                fx.count(Reason::UbForeign);
+                continue;
+            };
+            if !self.push(&flow, &packet) {
+                self.flush(now);
+                if !self.push(&flow, &packet) {
+                    fx.count(Reason::SendTooLong);
+                }
+            }
+            self.flush_full(now);
+        }
+        bytes
+    }
+    /// Packets of a run that fit into the batch and into so many bytes. Longer heads than usual are no runs'.
+    fn room_for_run(&self, bytes: u64) -> usize {
+        if self.node.run_head().len() > HEAD_MAX {
+            return 0;
+        }
+        let packets = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(self.node.packet_max());
+        packets.min(self.slot.batch.room_for_run())
+    }
+    /// Sends the frames if there is no room for another one.
+    fn flush_full(&mut self, now: Nanos) {
+        if !self.slot.batch.has_room() {
+            self.flush(now);
+        }
+    }
+    /// Makes frames of a run, for which there is room.
+    fn push_run(&mut self, run: &UrmaRun, fx: &mut dyn UrmaEffects) {
+        let Some(flow) = self.flow_to(run.dest, run.lane) else { return fx.count(Reason::UbForeign) };
+        debug_assert!(run.count() <= self.slot.batch.room_for_run(), "the batch has no room for the run");
+        let vary = |index, head: &mut [u8; HEAD_MAX]| run.vary(index, head);
+        if !self.slot.batch.push_run(&flow, self.node.run_head(), &run.payload, run.len, vary) {
+            fx.count(Reason::SendTooLong);
+        }
+    }
+    /// Addresses of packets on a lane to a peer. `None`: it is not known.
+    fn flow_to(&mut self, peer: Cna, lane: u8) -> Option<Flow> {
+        let dst = self.peers.find(peer)?;
+        let src_port = self.source_port(peer, lane);
+        Some(Flow { src: self.address, dst, scope: self.scope, src_port, ..Flow::default() })
+    }
+    /// The UDP source port of a lane to a peer.
+    fn source_port(&self, peer: Cna, lane: u8) -> u16 {
+        let ports_own = if lane == 0 { None } else { self.slot.port.source_port(self.address, usize::from(lane)) };
+        ports_own.unwrap_or_else(|| source_port(self.node.cna(), peer, lane))
+    }
+    fn push(&mut self, flow: &Flow, packet: &UrmaTransmit) -> bool {
+        let batch = &mut self.slot.batch;
+        let (head, rest) = self.head[..packet.len].split_at(packet.len.min(HEAD_MAX));
+        match packet.lent {
+            None if rest.is_empty() => batch.push(flow, head, &[], 0),
+            None => batch.push_copied(flow, head, rest),
+            Some(payload) if rest.is_empty() => batch.push(flow, head, &[payload], 0),
+            Some(payload) => {
+                let mut whole = rest.to_vec();
+                whole.resize(rest.len() + payload.len(), 0);
+                payload.read_to(&mut whole[rest.len()..]).is_ok() && batch.push_copied(flow, head, &whole)
+            }
+        }
+    }
+    /// The endpoint is about to be dropped: sends what the node owes its peers, and tells them ([`UrmaNode::leave`]).
+    pub fn leave(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects) {
+        self.send(now, mem, fx, LEAVE_BYTES);
+        self.node.leave();
+        self.send(now, mem, fx, u64::MAX);
+        self.flush(now);
+    }
+    /// Sends the frames.
+    pub fn flush(&mut self, now: Nanos) {
+        self.slot.flush(now);
+    }
+    /// When node or port must be looked at.
+    pub fn next_deadline(&self) -> Nanos {
+        self.node.next_deadline().min(self.slot.port.next_event())
+    }
+    /// When the port must be looked at.
+    pub(crate) fn port_event(&self) -> Nanos {
+        self.slot.port.next_event()
+    }
+    /// All descriptors of the port.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.slot.port.descriptors()
+    }
+    /// True when packets have arrived meanwhile.
+    pub fn before_sleep(&mut self) -> bool {
+        self.slot.port.before_sleep()
+    }
+    /// The sleep is over, or there was none. Who may be woken by [`UrmaEndpoint::wait_fds`] at any time does not call this.
+    pub fn after_sleep(&mut self) {
+        self.slot.port.after_sleep();
+    }
+    /// Descriptors that become readable when packets arrive.
+    pub fn wait_fds(&self) -> Vec<RawFd> {
+        self.slot.port.wait_fds()
+    }
+}
+
+/// Payload of packets that fit through a port's link.
+fn payload_max(caps: &PortCaps) -> u16 {
+    let room = caps.link_mtu.saturating_sub(OVERHEAD);
+    PAYLOADS.into_iter().find(|payload| u32::from(*payload) <= room).unwrap_or(256)
+}
+
+/// Gives received packets to the node.
+struct UrmaSink<'a, 'b> {
+    node: &'a mut UrmaNode,
+    env: UrmaEnv<'b>,
+    peers: &'a mut PeerTable,
+    counters: &'a Counters,
+    bytes: usize,
+}
+
+impl UrmaSink<'_, '_> {
+    fn count(&mut self, packets: usize, bytes: usize) {
+        self.counters.add(Traffic::RxPackets, packets as u64);
+        self.counters.add(Traffic::RxBytes, bytes as u64);
+    }
+    /// Whether the packet's source is the sender's own address.
+    fn is_its_own(&mut self, flow: &Flow, packet: &[u8]) -> bool {
+        let source = packet.get(1..4).map(|b| Cna::new(u32::from_be_bytes([0, b[0], b[1], b[2]])));
+        source == Some(cna_of(flow.src)) && self.peers.learn(flow.src, self.node)
+    }
+}
+
+impl RxSink for UrmaSink<'_, '_> {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.count(1, frame.bytes.len());
+        if !self.is_its_own(&frame.flow, frame.bytes) {
+            return self.env.fx.count(Reason::UbForeign);
+        }
+        self.bytes += frame.bytes.len();
+        self.node.on_packet(&mut self.env, frame.bytes);
+    }
+    fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        let (mut rest, len) = (train, stride - TRAILER_LEN);
+        while rest.len() >= stride {
+            // Further ones of a run have the first one's source.
+            let is_its_own = self.is_its_own(flow, rest);
+            let taken = if is_its_own { self.node.on_run(&mut self.env, rest, stride, len) } else { 0 };
+            if taken > 0 {
+                self.count(taken, taken * len);
+                self.bytes += taken * len;
+            } else {
+                self.frame(&RxFrame { flow: *flow, bytes: &rest[..len] });
+            }
+            rest = &rest[taken.max(1) * stride..];
+        }
+    }
+    fn dropped(&mut self, reason: Reason) {
+        self.env.fx.count(reason);
+    }
+    fn pressure(&mut self, _pressure: ReceivePressure) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_lane_has_a_source_port_of_its_own() {
+        for (own, peer) in [(1, 2), (2, 1), (0x00_0a01, 0x00_0a02), (0xff_ffff, 0)] {
+            let ports: Vec<u16> = (0..8).map(|lane| source_port(Cna::new(own), Cna::new(peer), lane)).collect();
+            assert_eq!(ports[0], burst_ubwire::UB_UDP_PORT);
+            assert!(ports[1..].iter().all(|port| *port >= 0xc000), "{ports:?}");
+            let mut sorted = ports.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), 8, "{ports:?}");
+        }
+    }
+}

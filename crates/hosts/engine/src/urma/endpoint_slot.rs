@@ -1,0 +1,235 @@
+//! An endpoint in a worker: with the memory of its programs, their queues, and what the node has reported.
+
+use crate::counters::Counters;
+use crate::urma::endpoint::{UrmaEndpoint, cna_of};
+use crate::urma::orphans::{OrphanedObjects, Orphans};
+use crate::urma::region_memory::RegionMemory;
+use crate::urma::tenant::{ByNumber, NextRecord, TURN_BYTES, TURN_RECORDS, TenantCall, UrmaTenant};
+use burst_base::{DeviceId, Nanos, Reason};
+use burst_control::urma_calls::UrmaAnswer;
+use burst_mem::MrTable;
+use burst_urma::{UrmaEffects, UrmaError, UrmaEvent, UrmaMemory};
+use std::sync::Arc;
+
+/// Reports that are kept for their reader at most.
+const REPORTS_MAX: usize = 4096;
+
+/// What the node has reported: completion queues with new records, and events.
+#[derive(Debug)]
+pub struct UrmaReports {
+    counters: Arc<Counters>,
+    /// Completion queues with new records, in order, each as often as it got one after it was read.
+    pub completions: Vec<u32>,
+    /// Events.
+    pub events: Vec<UrmaEvent>,
+}
+
+impl UrmaEffects for UrmaReports {
+    fn count(&mut self, reason: Reason) {
+        self.counters.count(reason);
+    }
+    fn completion(&mut self, jfc: u32) {
+        if self.completions.last() != Some(&jfc) && self.completions.len() < REPORTS_MAX {
+            self.completions.push(jfc);
+        }
+    }
+    fn event(&mut self, event: UrmaEvent) {
+        if self.events.len() < REPORTS_MAX {
+            self.events.push(event);
+        }
+    }
+}
+
+/// What a program's turn has posted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TenantTurn {
+    /// Records that were taken.
+    pub requests: u32,
+    /// Bytes of the work requests.
+    pub bytes: u64,
+    /// Whether the program has more records.
+    pub goes_on: bool,
+}
+
+/// An endpoint in a worker.
+pub(crate) struct EndpointSlot {
+    pub endpoint: UrmaEndpoint,
+    /// Device, for its counters.
+    pub device: Option<DeviceId>,
+    /// Memory of the one program; `None`: the regions of the worker's programs.
+    pub memory: Option<Box<dyn UrmaMemory + Send>>,
+    pub reports: UrmaReports,
+    /// Contexts of the programs that have completion queues, by JFC.
+    pub owners: ByNumber<u32>,
+    /// Objects of programs that have ended.
+    pub orphans: Orphans,
+}
+
+impl EndpointSlot {
+    pub fn new(
+        endpoint: UrmaEndpoint,
+        device: Option<DeviceId>,
+        memory: Option<Box<dyn UrmaMemory + Send>>,
+    ) -> EndpointSlot {
+        let counters = endpoint.counters().clone();
+        EndpointSlot {
+            endpoint,
+            device,
+            memory,
+            reports: UrmaReports { counters, completions: Vec::new(), events: Vec::new() },
+            owners: ByNumber::default(),
+            orphans: Orphans::default(),
+        }
+    }
+    /// When timers are due, or more orphans can be deleted.
+    pub fn next_deadline(&self) -> Nanos {
+        if self.orphans.is_due { Nanos(0) } else { self.endpoint.node.next_deadline() }
+    }
+    /// Calls something of the endpoint with its memory and its reports.
+    pub fn call<R>(
+        &mut self,
+        regions: &MrTable,
+        call: impl FnOnce(&mut UrmaEndpoint, &mut dyn UrmaMemory, &mut UrmaReports) -> R,
+    ) -> R {
+        let mut regions = RegionMemory(regions);
+        let memory: &mut dyn UrmaMemory = match &mut self.memory {
+            Some(own) => &mut **own,
+            None => &mut regions,
+        };
+        call(&mut self.endpoint, memory, &mut self.reports)
+    }
+    /// Takes the objects of a program that has ended.
+    pub fn inherit(&mut self, tenant: UrmaTenant) {
+        let node = &mut self.endpoint.node;
+        // What is under way keeps no reference to these: it finds that they are gone. None is refused, as they are its own.
+        for segment in &tenant.segments {
+            let _ = node.unregister_segment(*segment);
+        }
+        for segment in tenant.remote_segments.keys() {
+            let _ = node.unimport_segment(*segment);
+        }
+        for target in tenant.targets.keys() {
+            let _ = node.unimport_jetty(*target);
+        }
+        tenant.remote_segments.values().chain(tenant.targets.values()).for_each(|cna| self.endpoint.forget(*cna));
+        tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
+        self.orphans.add(OrphanedObjects {
+            jetties: tenant.jetties.into_keys().collect(),
+            jfrs: tenant.jfrs.into_keys().collect(),
+            groups: tenant.groups.into_iter().collect(),
+            jfcs: tenant.jfcs.into_keys().collect(),
+            ..OrphanedObjects::default()
+        });
+    }
+    /// Deletes a part of the orphans, as far as nothing uses them any more.
+    pub fn delete_orphans(&mut self, now: Nanos, regions: &MrTable) {
+        let mut orphans = std::mem::take(&mut self.orphans);
+        self.call(regions, |endpoint, mem, reports| {
+            endpoint.with(now, mem, reports, |node, env| {
+                orphans.delete_some(node, env);
+            });
+        });
+        self.orphans = orphans;
+    }
+    /// A program's turn: posts the next records of its ring to the node.
+    pub fn post_next(
+        &mut self,
+        tenant: &mut UrmaTenant,
+        now: Nanos,
+        regions: &MrTable,
+        events: &mut Vec<u32>,
+    ) -> TenantTurn {
+        debug_assert!(tenant.address == self.endpoint.address(), "a program of another node");
+        let mut turn = TenantTurn::default();
+        while turn.requests < TURN_RECORDS && turn.bytes < TURN_BYTES {
+            let (post, wr) = match tenant.next_request(&mut self.endpoint, events) {
+                NextRecord::Empty => return turn,
+                NextRecord::Used => {
+                    turn.requests += 1;
+                    continue;
+                }
+                NextRecord::Request(post, wr) => (post, wr),
+            };
+            let posted = self.call(regions, |endpoint, mem, reports| {
+                endpoint.with(now, mem, reports, |node, env| node.post_send(post.queue, &wr, env))
+            });
+            turn.requests += 1;
+            if posted.is_ok() {
+                turn.bytes += u64::from(wr.data.len());
+            }
+            if !tenant.posted((post, wr), posted, &mut self.endpoint, events) {
+                return turn;
+            }
+        }
+        TenantTurn { goes_on: true, ..turn }
+    }
+    /// Gives programs the completions that the node has reported. Returns whether a program's queue had any.
+    pub fn deliver_completions(&mut self, tenants: &ByNumber<UrmaTenant>, events: &mut Vec<u32>) -> bool {
+        let mut delivered = false;
+        let mut completions = std::mem::take(&mut self.reports.completions);
+        for jfc in completions.drain(..) {
+            match self.owners.get(&jfc).and_then(|context| tenants.get(context)) {
+                Some(tenant) => {
+                    tenant.deliver(jfc, &mut self.endpoint, events);
+                    delivered = true;
+                }
+                // Of a program that has ended.
+                None => while self.endpoint.node.poll_jfc(jfc).is_some() {},
+            }
+        }
+        // The list keeps its capacity.
+        self.reports.completions = completions;
+        delivered
+    }
+    /// Gives programs the events that the node has reported.
+    pub fn deliver_events(&mut self, tenants: &ByNumber<UrmaTenant>) {
+        let address = self.endpoint.address();
+        for event in std::mem::take(&mut self.reports.events) {
+            // An event of a program that has ended has no reader.
+            let _ =
+                tenants.values().filter(|tenant| tenant.address == address).any(|tenant| tenant.deliver_event(event));
+        }
+    }
+    /// Carries out a call of a program for an object.
+    ///
+    /// # Errors
+    /// The node's refusal; [`UrmaError::NoObject`] also for objects of others.
+    pub fn carry_out(
+        &mut self,
+        tenant: &mut UrmaTenant,
+        call: TenantCall,
+        now: Nanos,
+        regions: &MrTable,
+    ) -> Result<UrmaAnswer, UrmaError> {
+        if let TenantCall::RegisterSegment(key, config) = &call {
+            let region = regions.get(*key);
+            let last = config.addr.checked_add(config.len.saturating_sub(1));
+            let reaches = |addr: u64| region.is_some_and(|region| region.span(addr, 1).is_some());
+            if config.len == 0 || !reaches(config.addr) || !last.is_some_and(reaches) {
+                return Err(UrmaError::Access);
+            }
+        }
+        let peer = call.imports_from();
+        if peer.is_some_and(|address| !self.endpoint.learn(address)) {
+            return Err(UrmaError::Bound);
+        }
+        let ended = tenant.import_ended_by(&call).or(peer.map(cna_of));
+        let result = self.call(regions, |endpoint, mem, reports| {
+            endpoint.with(now, mem, reports, |node, env| tenant.carry_out(node, env, call))
+        });
+        // An import that was not made, or is not any more, holds no address.
+        if let Some(cna) = ended.filter(|_| peer.is_some() == result.is_err()) {
+            self.endpoint.forget(cna);
+        }
+        if let Ok(UrmaAnswer::Number(number)) = result
+            && tenant.jfcs.contains_key(&number)
+        {
+            debug_assert!(
+                self.owners.get(&number).is_none_or(|owner| *owner == tenant.context),
+                "JFC {number} has an owner"
+            );
+            self.owners.insert(number, tenant.context);
+        }
+        result
+    }
+}
