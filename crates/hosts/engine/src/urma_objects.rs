@@ -1,9 +1,9 @@
 //! Calls of programs in other processes for their objects of URMA, and what they leave behind.
 
-use crate::urma::cna_of;
+use crate::urma::{ImportVerdict, UrmaImport, cna_of};
 use crate::urma_records::cqe_of;
 use crate::urma_remains::{UrmaRemains, delete_jetty};
-use crate::urma_tenants::{TenantCall, UrmaTenant};
+use crate::urma_tenants::{ByNumber, TenantCall, UrmaLeaving, UrmaTenant};
 use crate::urma_turns::{UrmaEnd, UrmaSlot};
 use crate::urma_view::eid_of;
 use crate::worker::Worker;
@@ -13,8 +13,8 @@ use burst_mem::MrTable;
 use burst_shm::Cqe;
 use burst_ubwire::{Cna, ServiceMode};
 use burst_urma::{
-    GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, TargetKind, TransMode,
-    UrmaEnv, UrmaError, UrmaNode,
+    GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind,
+    TransMode, UrmaEffects, UrmaEnv, UrmaError, UrmaNode,
 };
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -89,24 +89,16 @@ pub fn entry_of(words: &[u64; 8]) -> Cqe {
 impl UrmaEnd {
     /// Takes the objects of a program that has ended.
     pub fn inherit(&mut self, tenant: UrmaTenant) {
-        let node = &mut self.endpoint.node;
-        // What is under way keeps no reference to these: it finds that they are gone. None is refused, as they are its own.
-        for segment in &tenant.segments {
-            let _ = node.unregister_segment(*segment);
-        }
-        for segment in tenant.remote_segments.keys() {
-            let _ = node.unimport_segment(*segment);
-        }
-        for target in tenant.targets.keys() {
-            let _ = node.unimport_jetty(*target);
-        }
-        tenant.remote_segments.values().chain(tenant.targets.values()).for_each(|cna| self.endpoint.forget(*cna));
+        let mut tenant = tenant;
+        let context = tenant.context;
+        std::mem::take(tenant.take_leaving()).iter().for_each(|object| object.end(context, self));
         tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
         self.remains.add(UrmaRemains {
             jetties: tenant.jetties.into_keys().collect(),
             jfrs: tenant.jfrs.into_keys().collect(),
             groups: tenant.groups.into_iter().collect(),
             jfcs: tenant.jfcs.into_keys().collect(),
+            _charges: tenant.charges,
             ..UrmaRemains::default()
         });
     }
@@ -133,42 +125,45 @@ impl Worker {
         let UrmaSlot { ends, tenants, .. } = slot;
         let tenant = tenants.get_mut(&context)?;
         let end = ends.iter_mut().find(|end| end.endpoint.address() == tenant.address)?;
-        if let TenantCall::RegisterSegment(key, config) = &call {
-            let region = self.core.mem.get(*key);
-            let last = config.addr.checked_add(config.len.saturating_sub(1));
-            let reaches = |addr: u64| region.is_some_and(|region| region.span(addr, 1).is_some());
-            if config.len == 0 || !reaches(config.addr) || !last.is_some_and(reaches) {
+        match &call {
+            TenantCall::RegisterSegment(key, config) if !reaches(&self.core.mem, *key, config) => {
                 return Some(Err(UrmaError::Access));
             }
-        }
-        if let TenantCall::Plain(UrmaCall::Remind { jfc }) = &call {
-            tenant.remind(*jfc, &mut self.core.outbox.events);
-            return Some(Ok(UrmaAnswer::Done));
-        }
-        if let TenantCall::Plain(UrmaCall::Peer { cna }) = &call {
-            let address = end.endpoint.address_of(Cna::new(*cna));
-            return Some(Ok(UrmaAnswer::Peer(address.map(eid_of))));
-        }
-        let peer = match &call {
-            TenantCall::Plain(UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. }) => {
-                Some(address_of(eid))
+            TenantCall::Plain(UrmaCall::Remind { jfc }) => {
+                tenant.remind(*jfc, &mut self.core.outbox.events);
+                return Some(Ok(UrmaAnswer::Done));
             }
-            _ => None,
-        };
-        if peer.is_some_and(|address| !end.endpoint.learn(address)) {
-            return Some(Err(UrmaError::Bound));
+            TenantCall::Plain(UrmaCall::Peer { cna }) => {
+                let address = end.endpoint.address_of(Cna::new(*cna));
+                return Some(Ok(UrmaAnswer::Peer(address.map(eid_of))));
+            }
+            _ => {}
         }
-        let ended = match &call {
-            TenantCall::Plain(UrmaCall::UnimportSegment { segment }) => tenant.remote_segments.get(segment).copied(),
-            TenantCall::Plain(UrmaCall::UnimportJetty { jetty }) => tenant.targets.get(jetty).copied(),
-            _ => peer.map(cna_of),
-        };
+        let import = ImportCall::of(&call);
+        if let Some(ImportCall::Begins(_, address)) = import {
+            let verdict = end.endpoint.admit_import(address, now);
+            if let ImportVerdict::Displaced(imports) = &verdict {
+                end.call(&self.core.mem, |endpoint, _, fx| displace(imports, tenants, &mut endpoint.node, fx));
+            }
+            if verdict == ImportVerdict::Refused {
+                self.settle_urma(now);
+                return Some(Err(UrmaError::Bound));
+            }
+        }
+        let tenant = tenants.get_mut(&context)?;
+        let ended = import.and_then(|import| import.ended(tenant));
         let result = end.call(&self.core.mem, |endpoint, mem, news| {
             endpoint.with(now, mem, news, |node, env| tenant.carry_out(node, env, call))
         });
-        // An import that was not made, or is not any more, holds no address.
-        if let Some(cna) = ended.filter(|_| peer.is_some() == result.is_err()) {
-            end.endpoint.forget(cna);
+        match (import, &result) {
+            (Some(ImportCall::Begins(kind, address)), Ok(UrmaAnswer::Number(number))) => {
+                end.endpoint.hold_import(cna_of(address), kind(context, *number));
+            }
+            (Some(ImportCall::Begins(_, address)), _) => end.endpoint.forget(cna_of(address)),
+            (Some(ImportCall::Ends(kind, number)), Ok(_)) => {
+                ended.into_iter().for_each(|cna| end.endpoint.end_import(cna, kind(context, number)));
+            }
+            _ => {}
         }
         if let Ok(UrmaAnswer::Number(number)) = result
             && tenant.jfcs.contains_key(&number)
@@ -180,12 +175,81 @@ impl Worker {
     }
 }
 
+/// A call that begins or ends an import: how an import is named by context and number, and the peer's address or the number.
+#[derive(Clone, Copy)]
+enum ImportCall {
+    Begins(fn(u32, u32) -> UrmaImport, IpAddr),
+    Ends(fn(u32, u32) -> UrmaImport, u32),
+}
+
+impl ImportCall {
+    fn of(call: &TenantCall) -> Option<ImportCall> {
+        let TenantCall::Plain(call) = call else { return None };
+        Some(match call {
+            UrmaCall::ImportSegment { eid, .. } => ImportCall::Begins(UrmaImport::Segment, address_of(eid)),
+            UrmaCall::ImportJetty { eid, .. } => ImportCall::Begins(UrmaImport::Jetty, address_of(eid)),
+            UrmaCall::UnimportSegment { segment } => ImportCall::Ends(UrmaImport::Segment, *segment),
+            UrmaCall::UnimportJetty { jetty } => ImportCall::Ends(UrmaImport::Jetty, *jetty),
+            _ => return None,
+        })
+    }
+
+    /// The peer of the import that ends.
+    fn ended(self, tenant: &UrmaTenant) -> Option<Cna> {
+        let ImportCall::Ends(kind, number) = self else { return None };
+        match kind(tenant.context, number) {
+            UrmaImport::Segment(..) => tenant.remote_segments.get(&number).copied(),
+            UrmaImport::Jetty(..) => tenant.targets.get(&number).copied(),
+        }
+    }
+}
+
+/// Whether a region has all bytes of a segment.
+fn reaches(regions: &MrTable, key: u32, config: &SegmentConfig) -> bool {
+    let region = regions.get(key);
+    let last = config.addr.checked_add(config.len.saturating_sub(1));
+    let reaches = |addr: u64| region.is_some_and(|region| region.span(addr, 1).is_some());
+    config.len > 0 && reaches(config.addr) && last.is_some_and(reaches)
+}
+
+/// Ends imports from a node that has not answered, and whose place on the bus is another one's from now on. Jetties that are
+/// bound to one of them move to ERROR: what is posted to them must not reach the other node.
+fn displace(imports: &[UrmaImport], tenants: &mut ByNumber<UrmaTenant>, node: &mut UrmaNode, fx: &mut dyn UrmaEffects) {
+    for import in imports {
+        let (UrmaImport::Segment(context, number) | UrmaImport::Jetty(context, number)) = *import;
+        let Some(tenant) = tenants.get_mut(&context) else { continue };
+        // What is under way ends with its channel.
+        if matches!(import, UrmaImport::Segment(..)) {
+            tenant.remote_segments.remove(&number);
+            let _ = node.unimport_segment(number);
+            continue;
+        }
+        tenant.targets.remove(&number);
+        let _ = node.unimport_jetty(number);
+        for (jetty, _) in tenant.bindings.iter().filter(|(_, target)| **target == number) {
+            let _ = node.modify_jetty(*jetty, JettyState::Error, fx);
+        }
+    }
+}
+
 /// Objects of others are treated as if they did not exist.
 const fn check(is_own: bool) -> Result<(), UrmaError> {
     if is_own { Ok(()) } else { Err(UrmaError::NoObject) }
 }
 
 impl UrmaTenant {
+    /// Segments and imports that are left to delete. The program has ended: what it still posts names none of its own.
+    pub(crate) fn take_leaving(&mut self) -> &mut Vec<UrmaLeaving> {
+        let UrmaTenant { segments, remote_segments, targets, leaving, .. } = self;
+        leaving.get_or_insert_with(|| {
+            let segments = std::mem::take(segments).into_iter().map(UrmaLeaving::Segment);
+            let remote = std::mem::take(remote_segments).into_iter();
+            let targets = std::mem::take(targets).into_iter();
+            let remote = remote.map(|(number, cna)| UrmaLeaving::RemoteSegment(number, cna));
+            segments.chain(remote).chain(targets.map(|(number, cna)| UrmaLeaving::Target(number, cna))).collect()
+        })
+    }
+
     fn carry_out(
         &mut self,
         node: &mut UrmaNode,
@@ -337,6 +401,7 @@ impl UrmaTenant {
             UrmaCall::DeleteJetty { .. } => {
                 delete_jetty(node, jetty, env)?;
                 self.jetties.remove(&jetty);
+                self.bindings.remove(&jetty);
                 Ok(UrmaAnswer::Done)
             }
             UrmaCall::QueryJetty { .. } => {
@@ -355,9 +420,15 @@ impl UrmaTenant {
             }
             UrmaCall::BindJetty { target, .. } => {
                 check(self.targets.contains_key(&target))?;
-                node.bind_jetty(jetty, target).map(|()| UrmaAnswer::Done)
+                node.bind_jetty(jetty, target)?;
+                self.bindings.insert(jetty, target);
+                Ok(UrmaAnswer::Done)
             }
-            _ => node.unbind_jetty(jetty).map(|()| UrmaAnswer::Done),
+            _ => {
+                node.unbind_jetty(jetty)?;
+                self.bindings.remove(&jetty);
+                Ok(UrmaAnswer::Done)
+            }
         }
     }
 

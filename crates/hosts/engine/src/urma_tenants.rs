@@ -7,6 +7,7 @@
 use crate::objects::{EngineCq, is_ready, write_event};
 use crate::priority::class_of;
 use crate::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
+use crate::urma::UrmaImport;
 use crate::urma_records::{cqe_of, receive_of, refused, request_of};
 use crate::urma_turns::{TURN_BYTES, UrmaEnd, UrmaSlot};
 use crate::worker::{Core, Worker};
@@ -15,6 +16,7 @@ use burst_base::{Nanos, Reason};
 use burst_control::AsyncObject;
 use burst_control::events::EventSink;
 use burst_control::urma_calls::UrmaPost;
+use burst_ledger::Charge;
 use burst_mem::MrTable;
 use burst_shm::Cqe;
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingConsumer};
@@ -118,6 +120,39 @@ pub struct UrmaTenant {
     /// Imports, with the address on the bus from which they are.
     pub(crate) remote_segments: ByNumber<Cna>,
     pub(crate) targets: ByNumber<Cna>,
+    /// The targets to which Jetties are bound.
+    pub(crate) bindings: ByNumber<u32>,
+    /// Imports and segments that are left to delete, if the program has ended.
+    pub(crate) leaving: Option<Vec<UrmaLeaving>>,
+    /// What the program's objects cost that outlive it until nothing uses them.
+    pub(crate) charges: [Option<Charge>; 2],
+}
+
+/// An object that ends with its program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum UrmaLeaving {
+    Segment(u32),
+    RemoteSegment(u32, Cna),
+    Target(u32, Cna),
+}
+
+impl UrmaLeaving {
+    /// Deletes the object. What is under way keeps no reference to it: it finds that it is gone.
+    pub fn end(self, context: u32, end: &mut UrmaEnd) {
+        let endpoint = &mut end.endpoint;
+        // None is refused, as they are the program's own.
+        match self {
+            UrmaLeaving::Segment(number) => _ = endpoint.node.unregister_segment(number),
+            UrmaLeaving::RemoteSegment(number, cna) => {
+                let _ = endpoint.node.unimport_segment(number);
+                endpoint.end_import(cna, UrmaImport::Segment(context, number));
+            }
+            UrmaLeaving::Target(number, cna) => {
+                let _ = endpoint.node.unimport_jetty(number);
+                endpoint.end_import(cna, UrmaImport::Jetty(context, number));
+            }
+        }
+    }
 }
 
 /// Calls whose arguments are the host's own objects by now.
@@ -157,6 +192,9 @@ impl UrmaTenant {
             segments: HashSet::new(),
             remote_segments: ByNumber::default(),
             targets: ByNumber::default(),
+            bindings: ByNumber::default(),
+            leaving: None,
+            charges: [None, None],
         }
     }
 
@@ -354,6 +392,25 @@ impl Worker {
     /// Whether a program uses the node of an address.
     pub fn has_urma_tenant(&self, address: IpAddr) -> bool {
         self.urma.iter().flat_map(|slot| slot.tenants.values()).any(|tenant| tenant.address == address)
+    }
+
+    /// Deletes segments and imports of a program that has ended, `most` at most. Returns how many; 0: there are no more.
+    pub fn leave_urma(&mut self, context: u32, most: usize) -> usize {
+        assert!(most > 0, "no progress");
+        let Some(UrmaSlot { ends, tenants, .. }) = self.urma.as_deref_mut() else { return 0 };
+        let Some(tenant) = tenants.get_mut(&context) else { return 0 };
+        let Some(end) = ends.iter_mut().find(|end| end.endpoint.address() == tenant.address) else { return 0 };
+        let leaving = tenant.take_leaving();
+        let part = leaving.split_off(leaving.len().saturating_sub(most));
+        part.iter().for_each(|object| object.end(context, end));
+        part.len()
+    }
+
+    /// Sets what the objects of a program cost that has ended: until nothing uses them any more.
+    pub fn keep_urma_charges(&mut self, context: u32, charges: [Option<Charge>; 2]) {
+        if let Some(tenant) = self.urma.as_deref_mut().and_then(|slot| slot.tenants.get_mut(&context)) {
+            tenant.charges = charges;
+        }
     }
 
     /// Removes a program with all its objects: what it has not executed is dropped. Returns whether its node has no other one.
