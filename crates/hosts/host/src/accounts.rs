@@ -208,6 +208,41 @@ mod tests {
         assert_eq!(capacities(2, 1024).of(Resource::Qp), 2 * u64::from(LIMITS.max_qp));
     }
 
+    /// How much there is of a resource, for the table of the documents.
+    fn capacity_words(resource: Resource) -> String {
+        match resource {
+            Resource::Channel | Resource::Dm | Resource::Xrcd | Resource::CmChannel | Resource::Descriptor => {
+                "the daemon's limit of open files (LimitNOFILE=), less 64".into()
+            }
+            Resource::Mapping => "vm.max_map_count, less 4,096".into(),
+            Resource::QueueBytes => "a quarter of the memory".into(),
+            Resource::AddressSpace => "seven eighths of a process's".into(),
+            other => match device_objects(other) {
+                Some(count) => format!("{count} for each device"),
+                None => fixed(other).to_string(),
+            },
+        }
+    }
+
+    #[test]
+    fn the_table_in_the_documents_is_that_of_the_ledger() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/threats.md");
+        let found = std::fs::read_to_string(path).expect("docs/threats.md");
+        let (begin, end) = ("<!-- cargo test -p burst-host: resources -->\n", "<!-- end -->");
+        let (before, rest) = found.split_once(begin).expect("the begin of the table");
+        let (_, after) = rest.split_once(end).expect("the end of the table");
+        let mut table = "\n| name | what is counted | capacity |\n| --- | --- | --- |\n".to_owned();
+        for resource in Resource::ALL {
+            table += &format!("| `{}` | {} | {} |\n", resource.name(), resource.words(), capacity_words(*resource));
+        }
+        let want = format!("{before}{begin}{table}\n{end}{after}");
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(path, &want).expect("write docs/threats.md");
+            return;
+        }
+        assert!(found == want, "docs/threats.md is stale: run BLESS=1 cargo test -p burst-host the_table");
+    }
+
     #[test]
     fn the_control_group_is_that_of_version_2() {
         assert_eq!(group_of("12:cpu:/a\n0::/user.slice/x.scope\n").as_deref(), Some("/user.slice/x.scope"));

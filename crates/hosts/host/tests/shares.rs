@@ -268,6 +268,32 @@ fn resized_queues_give_their_old_bytes_back() {
 }
 
 #[test]
+fn rings_of_commands_cost_descriptors_and_root_has_room() {
+    let mut host = host(5);
+    let mut programs = Vec::new();
+    for uid in [HOSTILE, BYSTANDER] {
+        let (mut rings, before) = (0, host.ledger.used(Resource::Descriptor));
+        let refusal = loop {
+            let ring = Program::connect(&mut host, uid).and_then(|mut program| {
+                program.ask(&mut host, Request::CmCommandRing)?;
+                Ok(program)
+            });
+            match ring {
+                Ok(program) => programs.push(program),
+                Err(refusal) => break refusal,
+            }
+            rings += 1;
+        };
+        assert!(refusal.sentence.contains("user_share"), "{}", refusal.sentence);
+        // The socket, the pidfd and the ring.
+        assert_eq!(host.ledger.used(Resource::Descriptor) - before, 3 * rings);
+    }
+    let mut root = Program::connect(&mut host, rustix::process::geteuid().as_raw()).expect("a connection");
+    root.ask(&mut host, Request::CmCommandRing).expect("a ring");
+    programs.into_iter().chain([root]).for_each(|program| program.end(&mut host));
+}
+
+#[test]
 fn a_user_has_one_share_with_all_its_subordinate_ids() {
     let file = std::env::temp_dir().join(format!("burst-shares-subuid-{}", std::process::id()));
     std::fs::write(&file, format!("{HOSTILE}:100000:65536\n0:400000:65536\n")).expect("written");

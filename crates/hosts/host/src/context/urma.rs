@@ -165,26 +165,34 @@ impl Context {
                     *urma.region_users.entry(mr).or_default() += 1;
                 }
             }
-            if let (UrmaAnswer::Done, Some(key)) = (&answer, ended) {
-                urma.charges.remove(&key);
-                host.note_ended(1);
-                if key.0 == UrmaKind::Segment
-                    && let Some(mr) = urma.regions.remove(&key.1)
-                    && let Entry::Occupied(mut users) = urma.region_users.entry(mr)
-                {
-                    *users.get_mut() -= 1;
-                    if *users.get() == 0 {
-                        users.remove();
-                    }
-                }
-                if key.0 == UrmaKind::Jfc
-                    && let Some(used) = urma.cqs.remove(&key.1).and_then(|cq| self.cqs.get_mut(cq))
-                {
-                    used.remove_user();
-                }
-            }
+        }
+        // An import that another program's has displaced does not exist any more.
+        let is_displaced = |kind| matches!(kind, UrmaKind::RemoteSegment | UrmaKind::Target) && is_no_object(&answer);
+        if let Some(key) = ended.filter(|key| answer == UrmaAnswer::Done || is_displaced(key.0)) {
+            self.end_charge(key);
+            host.note_ended(1);
         }
         Ok(Response::UrmaDone(answer).into())
+    }
+
+    /// Gives back what an object cost that has ended, and what it used.
+    fn end_charge(&mut self, key: (UrmaKind, u32)) {
+        let Some(urma) = &mut self.urma else { return };
+        urma.charges.remove(&key);
+        if key.0 == UrmaKind::Segment
+            && let Some(mr) = urma.regions.remove(&key.1)
+            && let Entry::Occupied(mut users) = urma.region_users.entry(mr)
+        {
+            *users.get_mut() -= 1;
+            if *users.get() == 0 {
+                users.remove();
+            }
+        }
+        if key.0 == UrmaKind::Jfc
+            && let Some(used) = urma.cqs.remove(&key.1).and_then(|cq| self.cqs.get_mut(cq))
+        {
+            used.remove_user();
+        }
     }
 
     /// How many segments use a memory region. Its key must not be another region's meanwhile.
@@ -277,6 +285,11 @@ impl Context {
             host.close_urma(address);
         }
     }
+}
+
+fn is_no_object(answer: &UrmaAnswer) -> bool {
+    let UrmaAnswer::Refused(number) = answer else { return false };
+    burst_urma::UrmaError::ALL.get(usize::from(*number)) == Some(&burst_urma::UrmaError::NoObject)
 }
 
 /// The object that a call ends if it is done.
