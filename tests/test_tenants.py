@@ -110,6 +110,21 @@ def test_privileged_ports(users):
     assert "needs CAP_NET_BIND_SERVICE" in users.host.daemon.text()
 
 
+@pytest.mark.parametrize("first", ["0.0.0.0", "own"])
+def test_no_other_listener_shares_a_listeners_address(users, first):
+    """As in the kernel: ids may be bound to one address if all allow it, but a listener's address, or a part of it, is its own."""
+    own = users.host.address
+    first, second = (own, "0.0.0.0") if first == "own" else (first, own)
+    victim = users.start(ALICE, "tenant", "listen", first, "7303")
+    victim.wait_for_text("listen 0\n", SECONDS)
+    for user in (BOB, ALICE, 0):
+        assert users.run(user, "tenant", "listen", second, "7303") == f"listen {errno.EADDRNOTAVAIL}\n"
+    assert victim.running()
+    victim.stop()
+    successor = users.start(BOB, "tenant", "listen", second, "7303")
+    successor.wait_for_text("listen 0\n", SECONDS)
+
+
 def test_the_user_of_a_private_daemon_owns_its_devices(users):
     """Another user who may connect to it does not."""
     directory = Path(f"/tmp/burst-test-private-{os.getpid()}")

@@ -100,6 +100,8 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2]) -> Host {
         urma_standing: false,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
+        account_depth: 0,
+        subordinate_ids: None,
         lend: false,
         lent: None,
         seed: Some(1),

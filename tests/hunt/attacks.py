@@ -40,7 +40,7 @@ from test_cm import await_cm_listener  # noqa: E402
 #: Attacks of programs: the kinds of crates/bytes/control/examples/attack.rs, and how many at once.
 PROGRAMS = {
     "regions": 1, "lingering": 2, "xrc-holders": 1, "o-path": 1, "qkey": 1, "objects": 1, "imports": 1, "connects": 2, "rubbish": 1,
-    "idle": 1, "unread": 2,
+    "idle": 1, "unread": 2, "rings": 1, "ports": 1, "hijack": 1, "large-files": 1, "groups": 1, "urma-objects": 1, "urma-peers": 1,
 }
 #: Attacks by missing pages: the kinds of tests/programs/holes.c, and how many at once. An account has four threads that may wait for pages.
 HOLES = {"punched": 2, "huge": 1, "never": 6}

@@ -4,6 +4,7 @@
  *   qkey            a Q_Key with the highest bit set, on a queue pair in INIT
  *   exec PROGRAM    the same, after the process that opened the device has become PROGRAM; its memory lives on in a child
  *   port NUMBER     a bind to a port of RDMA_PS_TCP
+ *   listen IP PORT  a listener on an address that others may share; stays if it listens
  *   xrcd FLAGS FILE an XRC domain by a descriptor that was opened with open(2)'s FLAGS
  *   memory          a region; reports, in a second word, the errno of an on-demand region of the whole address space
  *   import FD       a protection domain of the context that descriptor FD names
@@ -93,6 +94,18 @@ static int bind_port(int port)
 	return rdma_bind_addr(id, (struct sockaddr *)&any) ? errno : 0;
 }
 
+static int share_and_listen(const char *ip, int port)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
+	int one = 1;
+
+	CHECK(channel && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) && inet_pton(AF_INET, ip, &at.sin_addr) == 1);
+	CHECK(!rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &one, sizeof one));
+	return rdma_bind_addr(id, (struct sockaddr *)&at) || rdma_listen(id, 1) ? errno : 0;
+}
+
 static int open_domain(int flags, const char *file)
 {
 	struct ibv_xrcd_init_attr attr = {
@@ -124,6 +137,12 @@ int main(int argc, char **argv)
 		become(argv + 2);
 	} else if (!strcmp(what, "port") && argc == 3) {
 		printf("port %d\n", bind_port(atoi(argv[2])));
+	} else if (!strcmp(what, "listen") && argc == 4) {
+		int error = share_and_listen(argv[2], atoi(argv[3]));
+		printf("listen %d\n", error);
+		fflush(stdout);
+		while (!error)
+			pause();
 	} else if (!strcmp(what, "xrcd") && argc == 4) {
 		printf("xrcd %d\n", open_domain(strtol(argv[2], NULL, 0), argv[3]));
 	} else if (!strcmp(what, "memory")) {

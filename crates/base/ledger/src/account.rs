@@ -81,7 +81,9 @@ impl Books {
     fn limit(&self, resource: Resource, others: u64) -> u64 {
         let capacity = self.capacities.of(resource);
         let reserve = percent(capacity, self.policy.reserve_percent);
-        percent(capacity.saturating_sub(reserve).saturating_sub(others), self.policy.share_percent)
+        let rest = capacity.saturating_sub(reserve).saturating_sub(others);
+        // One of a few is more than the share. While there is one, a small capacity must not exclude a user.
+        percent(rest, self.policy.share_percent).max(rest.min(1))
     }
 }
 
@@ -185,6 +187,11 @@ impl Ledger {
     /// How much of a resource all accounts use.
     pub fn used(&self, resource: Resource) -> u64 {
         self.books.used.of(resource)
+    }
+
+    /// How capacities are shared.
+    pub fn policy(&self) -> Policy {
+        self.books.policy
     }
 
     /// The capacity of a resource.
@@ -337,6 +344,20 @@ impl Charge {
             *free.next().expect("room for four resources") = item.take();
         }
         self
+    }
+
+    /// Adds the amounts of another charge of the same account.
+    ///
+    /// # Panics
+    /// If they are different accounts', or of more than four resources together.
+    pub fn absorb(&mut self, mut other: Charge) {
+        assert!(Arc::ptr_eq(&self.account.0, &other.account.0), "charges of two accounts");
+        for (resource, amount) in other.items.iter_mut().filter_map(Option::take) {
+            let known = self.items.iter().position(|item| item.is_some_and(|item| item.0 == resource));
+            let at = known.or_else(|| self.items.iter().position(Option::is_none)).expect("room for four resources");
+            let item = &mut self.items[at];
+            *item = Some((resource, item.map_or(0, |item| item.1) + amount));
+        }
     }
 }
 

@@ -14,17 +14,20 @@
 //! |---|---|
 //! | [`resource`] | the resources |
 //! | [`account`] | ledger, accounts and charges |
+//! | [`pool`] | places of one object, shared in the same way |
 //! | [`time`] | time that threads spend on an account |
 //! | [`work`] | work that workers do for an account |
 
 #![forbid(unsafe_code)]
 
 pub mod account;
+pub mod pool;
 pub mod resource;
 pub mod time;
 pub mod work;
 
 pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, Policy};
+pub use pool::SharePool;
 pub use resource::{Capacities, Resource};
 pub use time::TimeSpent;
 pub use work::{WorkCount, WorkSum};

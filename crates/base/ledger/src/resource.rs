@@ -33,8 +33,13 @@ resources! {
     Dm, "dms", "device memories";
     Xrcd, "xrcds", "XRC domains";
     Group, "groups", "multicast groups";
+    GroupMember, "group_members", "queue pairs attached to multicast groups";
     CmId, "cm_ids", "communication ids";
     CmChannel, "cm_channels", "event channels";
+    Port, "ports", "bound addresses of connection management";
+    UrmaJfc, "urma_jfcs", "completion queues of URMA";
+    UrmaRequest, "urma_requests", "work requests that Jetties of URMA may have outstanding";
+    UrmaPeer, "urma_peers", "hosts from which programs import by URMA";
     Descriptor, "descriptors", "file descriptors of the daemon";
     Mapping, "mappings", "memory mappings of the daemon";
     QueueBytes, "queue_bytes", "bytes of queues";

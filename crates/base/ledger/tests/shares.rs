@@ -1,6 +1,6 @@
 //! Shares of accounts, the reserve, and charges that come back.
 
-use burst_ledger::{Account, AccountId, Capacities, Charge, Ledger, Policy, Resource, WorkSum};
+use burst_ledger::{Account, AccountId, Capacities, Charge, Ledger, Policy, Resource, SharePool, WorkSum};
 use proptest::prelude::*;
 
 const CAPACITY: u64 = 1000;
@@ -67,6 +67,50 @@ fn the_reserve_is_left_by_any_number_of_users() {
             assert_eq!(fill(&user(&ledger, 0), Resource::Descriptor).len() as u64, left, "for root");
         }
     }
+}
+
+#[test]
+fn a_pool_is_shared_whatever_the_daemon_has_of_the_resource() {
+    let ledger = ledger(50, 10);
+    let pools = [10, 100].map(|places| SharePool::new(Resource::GroupMember, places, ledger.policy()));
+    let take = |pool: &SharePool, account: &Account| -> Vec<Charge> {
+        std::iter::from_fn(|| pool.charge(account).ok()).collect()
+    };
+    let users = [1, 2, 0].map(|uid| user(&ledger, uid));
+    for (pool, expected) in pools.iter().zip([[4, 2, 4], [45, 22, 33]]) {
+        let held = users.each_ref().map(|user| take(pool, user));
+        assert_eq!(held.each_ref().map(Vec::len), expected, "two users and root");
+        assert_eq!(pool.used(), expected.iter().sum::<usize>() as u64);
+        let refused = pool.charge(&users[0]).expect_err("full");
+        assert!(refused.to_string().contains("multicast groups"), "{refused}");
+        drop(held);
+        assert_eq!(pool.used(), 0);
+    }
+    assert_eq!(ledger.used(Resource::GroupMember), 0, "the pools' places are their own");
+}
+
+#[test]
+fn charges_of_many_objects_become_one() {
+    let ledger = ledger(50, 10);
+    let account = user(&ledger, 1);
+    let mut sum = account.charge(&[(Resource::Qp, 1), (Resource::QueueBytes, 7)]).expect("room");
+    for bytes in 1..10 {
+        sum.absorb(account.charge(&[(Resource::QueueBytes, bytes), (Resource::Srq, 1)]).expect("room"));
+    }
+    let used = || [Resource::Qp, Resource::Srq, Resource::QueueBytes].map(|resource| account.used(resource));
+    assert_eq!(used(), [1, 9, 52]);
+    drop(sum);
+    assert_eq!(used(), [0, 0, 0]);
+}
+
+#[test]
+fn a_small_share_of_a_few_is_one() {
+    let ledger = ledger(1, 10);
+    let pool = SharePool::new(Resource::Group, 10, ledger.policy());
+    let held: Vec<Charge> = (1..=20).filter_map(|uid| pool.charge(&user(&ledger, uid)).ok()).collect();
+    assert_eq!(held.len(), 9, "one for each user, and the reserve stays");
+    let first = user(&ledger, 1);
+    assert!(pool.charge(&first).is_err(), "not two");
 }
 
 #[test]

@@ -9,14 +9,15 @@
 use burst_base::Qkey;
 use burst_base::verbs::{MwType, QpAttr, QpCap, QpState, QpType, attr_mask};
 use burst_control::client::ClientReply;
-use burst_control::cm::{CmAddr, CmCommand, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmIdOption, CmReply, PortSpace};
+use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{
     Client, ControlError, CqInitAttr, ImportObject, MrPiece, MrPieceKind, QpCookies, QpInitAttr, Request, Response,
 };
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use std::collections::HashSet;
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,7 +53,26 @@ const KINDS: &[(&str, Attack)] = &[
     ("idle", idle),
     // Events of the connection manager that the program does not read.
     ("unread", unread),
+    // Rings of commands, one for each connection.
+    ("rings", rings),
+    // All ports of the connection manager.
+    ("ports", ports),
+    // Every address of the bystander's port, with the option to share it.
+    ("hijack", hijack),
+    // Large files of which the daemon has the last reference.
+    ("large-files", large_files),
+    // All places of a multicast group, and all groups of the port.
+    ("groups", groups),
+    // Completion queues and Jetties of URMA without end.
+    ("urma-objects", urma_objects),
+    // Imports by URMA from ever more hosts that do not exist.
+    ("urma-peers", urma_peers),
 ];
+
+/// The port on which the bystander of `tests/hunt/attacks.py` listens.
+const BYSTANDERS_PORT: u16 = 7301;
+/// Bytes of a large file. The system needs a good part of a second to free their pages.
+const LARGE: u64 = 512 << 20;
 
 struct Attacker {
     socket: PathBuf,
@@ -280,6 +300,148 @@ fn unread(attacker: &mut Attacker) -> Outcome {
             CmCommand::ResolveAddr { id, src: None, dst, timeout_ms: 1 },
         ];
         attacker.ask(&mut client, &Request::Cm { commands }, &[])?;
+    }
+    Ok(())
+}
+
+fn rings(attacker: &mut Attacker) -> Outcome {
+    let mut with_rings = Vec::new();
+    for _ in 0..ROUND {
+        let mut client = attacker.connect()?;
+        attacker.ask(&mut client, &Request::CmCommandRing, &[])?;
+        with_rings.push(client);
+    }
+    Ok(())
+}
+
+/// A connection with an event channel.
+fn with_channel(attacker: &mut Attacker) -> Result<Client, ControlError> {
+    let mut client = attacker.connect()?;
+    attacker.ask(&mut client, &Request::CmChannel { channel: 1 }, &[])?;
+    Ok(client)
+}
+
+/// Creates an id that shares its address, and binds it. Whether that was done.
+fn bind(attacker: &mut Attacker, client: &mut Client, id: u32, addr: CmAddr) -> Result<bool, ControlError> {
+    let commands = vec![
+        CmCommand::Create { id, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
+        CmCommand::SetOption { id, option: CmIdOption::ReuseAddr(true) },
+        CmCommand::Bind { id, addr },
+    ];
+    match attacker.ask(client, &Request::Cm { commands }, &[])?.response {
+        Response::Cm(replies) => Ok(!matches!(replies.last(), Some(CmReply::Failed { .. }) | None)),
+        other => Err(ControlError::Malformed(format!("commands: {other:?}"))),
+    }
+}
+
+fn ports(attacker: &mut Attacker) -> Outcome {
+    let mut client = with_channel(attacker)?;
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    for port in 1024..=u16::MAX {
+        bind(attacker, &mut client, port.into(), CmAddr { ip: any, port, scope: 0 })?;
+    }
+    Ok(())
+}
+
+/// The addresses of the first device, IPv4 addresses mapped into IPv6.
+fn own_addresses(attacker: &mut Attacker, client: &mut Client) -> Result<Vec<Ipv6Addr>, ControlError> {
+    match attacker.ask(client, &Request::ListDevices, &[])?.response {
+        Response::Devices(devices) => Ok(devices[0].gids.iter().map(|gid| Ipv6Addr::from(gid.gid)).collect()),
+        other => Err(ControlError::Malformed(format!("devices: {other:?}"))),
+    }
+}
+
+fn hijack(attacker: &mut Attacker) -> Outcome {
+    let mut client = with_channel(attacker)?;
+    let addresses = own_addresses(attacker, &mut client)?;
+    let addresses = addresses.iter().filter_map(Ipv6Addr::to_ipv4_mapped).map(IpAddr::V4);
+    for (id, ip) in (1..).zip(addresses.chain([IpAddr::V4(Ipv4Addr::UNSPECIFIED)])) {
+        let taken = bind(attacker, &mut client, id, CmAddr { ip, port: BYSTANDERS_PORT, scope: 0 })?;
+        // Between two of the bystander's programs the port is free, and another one may not listen on it.
+        if taken {
+            attacker.ask(&mut client, &Request::Cm { commands: vec![CmCommand::Destroy { id, read: 0 }] }, &[])?;
+        }
+    }
+    Ok(())
+}
+
+fn large_files(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let file = memory(LARGE);
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LARGE).map_err(|e| ControlError::Io(e.into()))?;
+    let piece = MrPiece { addr: 0, len: PAGE, kind: MrPieceKind::Fd { fd: 0, offset: 0 } };
+    let request = Request::RegMr { pd, addr: 0, len: PAGE, iova: 0, access: 1, pieces: vec![piece], replaces: None };
+    let made = attacker.ask(&mut client, &request, &[file.as_fd()])?;
+    drop(file);
+    if let Response::Mr { mr, .. } = made.response {
+        attacker.ask(&mut client, &Request::DeregMr { mr }, &[])?;
+    }
+    // The same in a request that is refused: the daemon has the descriptor alone.
+    let file = memory(LARGE);
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LARGE).map_err(|e| ControlError::Io(e.into()))?;
+    let _ = attacker.ask(&mut client, &Request::AllocDm { len: u64::MAX }, &[file.as_fd()]);
+    Ok(())
+}
+
+fn groups(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let cq = attacker
+        .handle(&mut client, &Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 }))?;
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let init = QpInitAttr { pd, qp_type: QpType::Ud, send_cq: cq, recv_cq: cq, srq: None, cap };
+    let gid = |last: u16| Ipv4Addr::from(0xef01_0000 | u32::from(last)).to_ipv6_mapped().octets();
+    for number in 0..2048 {
+        let names = vec![QpCookies { cookie: 0, event_cookie: 0 }];
+        let made = attacker.ask(&mut client, &Request::CreateQp { init, names }, &[])?;
+        let Response::Qps(made) = made.response else { return Ok(()) };
+        for group in [0, number] {
+            let _ = attacker.ask(&mut client, &Request::AttachMcast { qp: made[0].qp, gid: gid(group) }, &[]);
+        }
+    }
+    Ok(())
+}
+
+/// A connection with a node of URMA and a completion queue.
+fn urma(attacker: &mut Attacker) -> Result<(Client, u32), ControlError> {
+    let mut client = attacker.context()?;
+    let eid = own_addresses(attacker, &mut client)?.into_iter().find(|own| own.to_ipv4_mapped().is_some());
+    let eid = eid.map_or([0; 16], |own| own.octets());
+    let init = CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 };
+    let cq = attacker.handle(&mut client, &Request::CreateCq(init))?;
+    attacker.ask(&mut client, &Request::UrmaOpen { eid }, &[])?;
+    Ok((client, cq))
+}
+
+/// A call of URMA. The number of the new object, if it was made.
+fn urma_call(attacker: &mut Attacker, client: &mut Client, call: UrmaCall) -> Result<Option<u32>, ControlError> {
+    match attacker.ask(client, &Request::UrmaCall(call), &[])?.response {
+        Response::UrmaDone(UrmaAnswer::Number(number)) => Ok(Some(number)),
+        _ => Ok(None),
+    }
+}
+
+fn urma_objects(attacker: &mut Attacker) -> Outcome {
+    let (mut client, cq) = urma(attacker)?;
+    let Some(jfc) = urma_call(attacker, &mut client, UrmaCall::CreateJfc { cq })? else { return Ok(()) };
+    let attr = UrmaJettyAttr { mode: 1, jfc, depth: 1 << 15, ..UrmaJettyAttr::default() };
+    let mut kinds = vec![UrmaCall::CreateJetty(attr), UrmaCall::CreateJfc { cq }];
+    for _ in 0..ROUND {
+        kinds.retain(|call| urma_call(attacker, &mut client, call.clone()).is_ok());
+        if kinds.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn urma_peers(attacker: &mut Attacker) -> Outcome {
+    let (mut client, _) = urma(attacker)?;
+    for host in 0..ROUND {
+        let eid = Ipv4Addr::from(0x0b00_0000 | host).to_ipv6_mapped().octets();
+        let import = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
+        urma_call(attacker, &mut client, import)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use crate::conversation::Conversation;
 use burst_base::Nanos;
-use burst_ledger::{Account, AccountId};
+use burst_ledger::{Account, AccountId, Charge, Resource};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use std::collections::{HashMap, VecDeque};
@@ -29,6 +29,8 @@ pub struct ClientToken(u64);
 struct AccountQueue {
     account: Account,
     epoll: OwnedFd,
+    /// What the instance costs.
+    _charge: Charge,
     clients: usize,
     /// Number of turns that the account has had.
     turns: usize,
@@ -87,8 +89,10 @@ impl Clients {
         let queue = match self.queues.get_mut(account.id()) {
             Some(queue) => queue,
             None => {
+                let charge = account.charge(&[(Resource::Descriptor, 1)]).map_err(io::Error::other)?;
                 let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-                self.queues.entry(account.id().clone()).or_insert(AccountQueue { account, epoll, clients: 0, turns: 0 })
+                let queue = AccountQueue { account, epoll, _charge: charge, clients: 0, turns: 0 };
+                self.queues.entry(queue.account.id().clone()).or_insert(queue)
             }
         };
         let token = ClientToken(self.next_token);

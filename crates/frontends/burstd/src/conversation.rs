@@ -56,10 +56,7 @@ impl Conversation {
     /// The client's account: the daemon, or the user, has as many connections as allowed. The client learns why as the reply to
     /// its first request, and the socket is closed.
     pub fn admit(socket: OwnedFd, host: &mut Host) -> Result<Conversation, Account> {
-        let process = match credentials::of(&socket) {
-            Ok(PeerCredentials { pid, uid }) => ClientProcess { pid, uid },
-            Err(_) => ClientProcess { pid: 0, uid: u32::MAX },
-        };
+        let process = process_of(&socket);
         match Session::admit(host, process) {
             Ok(session) => Ok(Conversation { socket, session, token: None, watches_exit: false, is_awake: false }),
             Err(refusal) => {
@@ -123,7 +120,7 @@ impl Conversation {
         // The clock is read for each request: that costs less than a hundredth of receiving it and sending the reply.
         while state == ConversationState::Open && *requests_left > 0 && host.now() < until {
             *requests_left -= 1;
-            if host.disposal.refuses_next(self.session.account().id(), &self.socket) {
+            if host.refuses_next(self.session.account(), &self.socket) {
                 return self.over_share(host);
             }
             let mut fds = Vec::new();
@@ -228,6 +225,14 @@ impl Conversation {
         let header = ControlHeader::new(sequence);
         let _ = frame::send_raw(&self.socket, header, sentence.as_bytes(), &[], SendFlags::DONTWAIT);
         ConversationState::Closed
+    }
+}
+
+/// The process at the other end of a socket.
+pub fn process_of(socket: &OwnedFd) -> ClientProcess {
+    match credentials::of(socket) {
+        Ok(PeerCredentials { pid, uid }) => ClientProcess { pid, uid },
+        Err(_) => ClientProcess { pid: 0, uid: u32::MAX },
     }
 }
 

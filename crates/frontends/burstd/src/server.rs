@@ -241,7 +241,8 @@ impl Server {
                 Ok(socket) => self.admit(socket),
                 Err(Errno::MFILE | Errno::NFILE) => {
                     drop(self.spare.take());
-                    let refused = accept_with(listener, SocketFlags::CLOEXEC).map(|socket| uid_of(&socket));
+                    let refused =
+                        accept_with(listener, SocketFlags::CLOEXEC).map(|socket| turn_away(&self.host, socket));
                     self.spare = descriptors::spare();
                     let (Ok(uid), true) = (refused, self.spare.is_some()) else { return };
                     if self.host.may_log(LogCause::NoRoom, uid) {
@@ -465,9 +466,11 @@ impl Server {
     }
 }
 
-/// The user at the other end of a socket.
-fn uid_of(socket: &OwnedFd) -> u32 {
-    burst_peer::credentials::of(socket).map_or(u32::MAX, |peer| peer.uid)
+/// Closes the socket of a client for which there is no descriptor, with what it has sent already. Returns its user.
+fn turn_away(host: &Host, socket: OwnedFd) -> u32 {
+    let process = crate::conversation::process_of(&socket);
+    host.disposal.close_socket(&host.account_of(process), socket);
+    process.uid
 }
 
 /// What an account has to do in one round.

@@ -127,7 +127,8 @@ fn addresses_are_taken_once_and_checked() {
     let (mut one, mut two) = pair(&daemon);
     one.listen(PortSpace::Tcp, addr("0.0.0.0", 7174), 0);
     let id = two.new_id(PortSpace::Tcp, QpType::Rc);
-    assert_eq!(two.errno(CmCommand::Bind { id, addr: addr(HERE, 7174) }), libc::EADDRINUSE);
+    assert_eq!(two.errno(CmCommand::Bind { id, addr: addr(HERE, 7174) }), libc::EADDRNOTAVAIL);
+    assert_eq!(two.errno(CmCommand::Bind { id, addr: addr("0.0.0.0", 7174) }), libc::EADDRNOTAVAIL);
     assert_eq!(two.errno(CmCommand::Bind { id, addr: addr("192.0.2.1", 1) }), libc::ENODEV);
     let CmReply::Route(route) = two.op(CmCommand::Bind { id, addr: addr("0.0.0.0", 0) }) else { panic!("bound") };
     assert!(route.src.is_some_and(|a| a.port >= 32_768));

@@ -50,6 +50,10 @@ pub enum KeyId {
     UserReserve,
     /// `account_by`.
     AccountBy,
+    /// `account_depth`.
+    AccountDepth,
+    /// `subuid_file`.
+    SubuidFile,
     /// `lend`.
     Lend,
     /// `guarded`.
@@ -294,6 +298,26 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "user",
         help: "Owners of shares: user (each user id), or cgroup (each control group; for containers whose users have the same id)",
+    },
+    ConfigKey {
+        id: KeyId::AccountDepth,
+        name: "account_depth",
+        flag: "account-depth",
+        env: "BURST_ACCOUNT_DEPTH",
+        kind: ValueKind::Count { min: 0, max: 64 },
+        many: false,
+        default: "2",
+        help: "With account_by = cgroup: a group's account is its ancestor's at this depth below the root, so that who makes groups gets no more; 0: each group has one",
+    },
+    ConfigKey {
+        id: KeyId::SubuidFile,
+        name: "subuid_file",
+        flag: "subuid-file",
+        env: "BURST_SUBUID_FILE",
+        kind: ValueKind::Path,
+        many: false,
+        default: "/etc/subuid",
+        help: "Users' further ids (subuid(5)): a process with an id of a user's range uses the user's share; /dev/null: each id is a user",
     },
     ConfigKey {
         id: KeyId::Lend,

@@ -248,6 +248,8 @@ const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
 const SR_PLACEMENT: TextKey = TextKey::new(KeyId::SrPlacement);
 const RTO: TextKey = TextKey::new(KeyId::Rto);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
+const ACCOUNT_DEPTH: NumberKey = NumberKey::new(KeyId::AccountDepth);
+const SUBUID_FILE: TextKey = TextKey::new(KeyId::SubuidFile);
 const LEND: TextKey = TextKey::new(KeyId::Lend);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
 const SESSION_PRIORITY: NumberKey = NumberKey::new(KeyId::SessionPriority);
@@ -295,6 +297,8 @@ fn assemble(values: &ConfigValues) -> Config {
                 Some("cgroup") => AccountBy::ControlGroup,
                 _ => AccountBy::User,
             },
+            account_depth: values.number_or_default(ACCOUNT_DEPTH) as usize,
+            subordinate_ids: values.text(SUBUID_FILE).map(PathBuf::from),
             lend: values.text(LEND) == Some("same-user"),
             lent: None,
             seed: None,

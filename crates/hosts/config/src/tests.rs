@@ -117,6 +117,8 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::UserShare => "33",
         KeyId::UserReserve => "4",
         KeyId::AccountBy => "cgroup",
+        KeyId::AccountDepth => "3",
+        KeyId::SubuidFile => "/dev/null",
         KeyId::Lend => "same-user",
         KeyId::Guarded => "yes",
         KeyId::SessionPriority => "no",

@@ -739,3 +739,61 @@ fn what_a_program_with_many_objects_leaves_behind_is_deleted_in_parts() {
     assert_eq!((before, p.counts(&hosts).requests), (0, 0));
     assert!(most <= 4 * 256, "{most} objects in one pass");
 }
+
+/// An import by a program of a Jetty at an address, at a time.
+fn import_at(hosts: &mut [Host; 2], now: Nanos, program: &Program, eid: [u8; 16]) -> Result<UrmaAnswer, UrmaError> {
+    let call = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
+    hosts[program.host].worker.urma_call(now, program.context, TenantCall::Plain(call)).expect("a node")
+}
+
+/// An address at which there is no node. Its last 24 bits are those of the second host's.
+const INVENTED: [u8; 4] = [11, 0, 0, 2];
+
+#[test]
+fn an_import_of_an_invented_address_does_not_block_the_host_with_the_same_network_address() {
+    let mut hosts = pair();
+    let users = [account(1), account(2)];
+    let [mut p, evil] = [0, 1].map(|i| Program::new(&mut hosts, 0, &users[i]));
+    let x = Program::new(&mut hosts, 1, &users[0]);
+    let (invented, eid) = (eid_of(IpAddr::from(INVENTED)), eid_of(address(2)));
+    let mut now = Nanos(0);
+    let Ok(UrmaAnswer::Number(to_none)) = import_at(&mut hosts, now, &evil, invented) else { panic!("the first") };
+    assert_eq!(import_at(&mut hosts, now, &p, eid), Err(UrmaError::Bound), "the invented address is asked first");
+    while import_at(&mut hosts, now, &p, eid).is_err() {
+        assert!(now < Nanos::from_ms(2000), "it gives no answer");
+        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
+        now = now + Nanos::from_ms(5);
+    }
+    let to_x = p.import(&mut hosts, &x);
+    let (jetty, wr) = (p.jetty, p.write(to_x, &x, 64, 5));
+    p.post(jetty, &wr);
+    p.show(&mut hosts);
+    assert!(until(&mut hosts, &mut now, || p.poll().is_some_and(|cqe| cqe.status == 0)), "data arrives");
+    // The other program's import has ended, and its address does not come back, however long it waits.
+    let unimport = TenantCall::Plain(UrmaCall::UnimportJetty { jetty: to_none });
+    assert_eq!(evil.call(&mut hosts, unimport), Err(UrmaError::NoObject));
+    for _ in 0..5 {
+        assert_eq!(import_at(&mut hosts, now, &evil, invented), Err(UrmaError::Bound));
+        now = now + Nanos::from_ms(1500);
+    }
+    assert!(import_at(&mut hosts, now, &evil, eid).is_ok(), "the host's address is everyone's");
+}
+
+#[test]
+fn an_import_that_is_not_used_yet_is_not_displaced_from_a_host_that_answers() {
+    let mut hosts = pair();
+    let users = [account(1), account(2)];
+    let [mut p, evil] = [0, 1].map(|i| Program::new(&mut hosts, 0, &users[i]));
+    let x = Program::new(&mut hosts, 1, &users[0]);
+    let to_x = p.import(&mut hosts, &x);
+    let mut now = Nanos(0);
+    for _ in 0..1_000 {
+        assert_eq!(import_at(&mut hosts, now, &evil, eid_of(IpAddr::from(INVENTED))), Err(UrmaError::Bound));
+        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
+        now = now + Nanos::from_ms(5);
+    }
+    let (jetty, wr) = (p.jetty, p.write(to_x, &x, 64, 5));
+    p.post(jetty, &wr);
+    p.show(&mut hosts);
+    assert!(until(&mut hosts, &mut now, || p.poll().is_some_and(|cqe| cqe.status == 0)));
+}

@@ -1,18 +1,20 @@
 //! Accounts of users: how much there is of each resource, whose account a process has, and the refusal of what is over a share.
 
 use crate::authority::ClientProcess;
+use crate::descriptors::OWN_DESCRIPTORS;
 use crate::host::Host;
-use crate::limits::{CM_IDS_MAX, CONTEXTS_MAX, GROUPS_MAX, LIMITS, SESSIONS_MAX};
-use crate::refusal::refuse;
-use burst_base::Reason;
+use crate::limits::{
+    CM_IDS_MAX, CONTEXTS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX, SESSIONS_MAX, URMA_JFCS_MAX,
+    URMA_PEERS_MAX, URMA_REQUESTS_MAX,
+};
+use crate::owners::ancestor;
+use burst_control::Response;
 use burst_control::monitor::{UserPage, UserResource, UserTime, UserUse, UserWork};
-use burst_control::{Refusal, Response};
-use burst_ledger::{Account, AccountId, AccountUse, Capacities, Charge, Exhausted, Resource, WorkSum};
+use burst_ledger::{Account, AccountId, AccountUse, Capacities, Resource, WorkSum};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
-/// Descriptors that are no user's: the listener, signals, netlink, and for each worker its port, its inbox and its timers.
-const OWN_DESCRIPTORS: u64 = 64;
 /// Mappings that are no user's: libraries, stacks and heaps.
 const OWN_MAPPINGS: u64 = 4096;
 /// The part of the memory that queues may take: one in this many bytes.
@@ -43,22 +45,42 @@ pub(crate) fn capacities(devices: u32, descriptors: u64) -> Capacities {
     let queue_bytes = memory_bytes() / QUEUE_MEMORY_PART;
     let address_space = address_space();
     Capacities::new(|resource| match resource {
-        Resource::Session => SESSIONS_MAX as u64,
-        Resource::Context => u64::from(CONTEXTS_MAX),
-        Resource::Pd => per_device(LIMITS.max_pd),
-        Resource::Mr => per_device(LIMITS.max_mr),
-        Resource::Mw => per_device(LIMITS.max_mw),
-        Resource::Cq => per_device(LIMITS.max_cq),
-        Resource::Qp => per_device(LIMITS.max_qp),
-        Resource::Srq => per_device(LIMITS.max_srq),
-        Resource::Ah => per_device(LIMITS.max_ah),
         Resource::Channel | Resource::Dm | Resource::Xrcd | Resource::CmChannel | Resource::Descriptor => descriptors,
-        Resource::Group => u64::from(GROUPS_MAX),
-        Resource::CmId => CM_IDS_MAX,
         Resource::Mapping => mappings,
         Resource::QueueBytes => queue_bytes,
         Resource::AddressSpace => address_space,
+        other => device_objects(other).map_or_else(|| fixed(other), per_device),
     })
+}
+
+/// How many objects a device has at most, of those that are limited for each device.
+const fn device_objects(resource: Resource) -> Option<u32> {
+    Some(match resource {
+        Resource::Pd => LIMITS.max_pd,
+        Resource::Mr => LIMITS.max_mr,
+        Resource::Mw => LIMITS.max_mw,
+        Resource::Cq => LIMITS.max_cq,
+        Resource::Qp => LIMITS.max_qp,
+        Resource::Srq => LIMITS.max_srq,
+        Resource::Ah => LIMITS.max_ah,
+        _ => return None,
+    })
+}
+
+/// How much a host has of what depends on nothing.
+fn fixed(resource: Resource) -> u64 {
+    match resource {
+        Resource::Session => SESSIONS_MAX as u64,
+        Resource::Context => u64::from(CONTEXTS_MAX),
+        Resource::Group => u64::from(GROUPS_MAX),
+        Resource::GroupMember => u64::from(GROUPS_MAX) * u64::from(GROUP_QPS_MAX),
+        Resource::CmId => CM_IDS_MAX,
+        Resource::Port => PORTS_MAX,
+        Resource::UrmaJfc => URMA_JFCS_MAX,
+        Resource::UrmaRequest => URMA_REQUESTS_MAX,
+        Resource::UrmaPeer => URMA_PEERS_MAX,
+        other => unreachable!("{} have a capacity that was found before", other.words()),
+    }
 }
 
 /// The mappings that users may have together: the kernel's limit less the daemon's own, at least half of the limit.
@@ -123,16 +145,6 @@ fn group_of(text: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
-/// The refusal of a charge.
-///
-/// # Errors
-/// Always: EMFILE for descriptors, otherwise ENOMEM.
-pub(crate) fn refuse_charge(exhausted: Exhausted) -> Result<Charge, Refusal> {
-    let errno = if exhausted.resource == Resource::Descriptor { libc::EMFILE } else { libc::ENOMEM };
-    let reason = if exhausted.over_share { Reason::UserShare } else { Reason::DaemonFull };
-    refuse(errno, format!("{exhausted} ({}; see burst ls --users)", reason.name()))
-}
-
 impl Host {
     /// The account that pays for a process.
     pub fn account_of(&self, process: ClientProcess) -> Account {
@@ -140,9 +152,19 @@ impl Host {
         let group = (self.account_by == AccountBy::ControlGroup && !privileged && process.pid != 0)
             .then(|| fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).ok())
             .flatten()
-            .and_then(|text| group_of(&text));
-        let id = group.map_or(AccountId::User(process.uid), AccountId::ControlGroup);
+            .and_then(|text| group_of(&text))
+            .map(|group| ancestor(&group, self.account_depth));
+        let id = group.map_or_else(|| AccountId::User(self.owner_of(process.uid)), AccountId::ControlGroup);
         self.ledger.account(id, privileged)
+    }
+
+    /// The user whose share an id uses. Root and the daemon's user give ranges to users of their own.
+    fn owner_of(&self, uid: u32) -> u32 {
+        if self.authority.sees_all(uid) {
+            return uid;
+        }
+        let owner = self.subordinate_ids.lock().unwrap_or_else(PoisonError::into_inner).owner_of(uid);
+        if self.authority.sees_all(owner) { uid } else { owner }
     }
 
     /// The accounts from number `from` on that a user may see, and how many are hidden.
@@ -186,28 +208,44 @@ mod tests {
         assert_eq!(capacities(2, 1024).of(Resource::Qp), 2 * u64::from(LIMITS.max_qp));
     }
 
+    /// How much there is of a resource, for the table of the documents.
+    fn capacity_words(resource: Resource) -> String {
+        match resource {
+            Resource::Channel | Resource::Dm | Resource::Xrcd | Resource::CmChannel | Resource::Descriptor => {
+                "the daemon's limit of open files (LimitNOFILE=), less 64".into()
+            }
+            Resource::Mapping => "vm.max_map_count, less 4,096".into(),
+            Resource::QueueBytes => "a quarter of the memory".into(),
+            Resource::AddressSpace => "seven eighths of a process's".into(),
+            other => match device_objects(other) {
+                Some(count) => format!("{count} for each device"),
+                None => fixed(other).to_string(),
+            },
+        }
+    }
+
+    #[test]
+    fn the_table_in_the_documents_is_that_of_the_ledger() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/threats.md");
+        let found = std::fs::read_to_string(path).expect("docs/threats.md");
+        let (begin, end) = ("<!-- cargo test -p burst-host: resources -->\n", "<!-- end -->");
+        let (before, rest) = found.split_once(begin).expect("the begin of the table");
+        let (_, after) = rest.split_once(end).expect("the end of the table");
+        let mut table = "\n| name | what is counted | capacity |\n| --- | --- | --- |\n".to_owned();
+        for resource in Resource::ALL {
+            table += &format!("| `{}` | {} | {} |\n", resource.name(), resource.words(), capacity_words(*resource));
+        }
+        let want = format!("{before}{begin}{table}\n{end}{after}");
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(path, &want).expect("write docs/threats.md");
+            return;
+        }
+        assert!(found == want, "docs/threats.md is stale: run BLESS=1 cargo test -p burst-host the_table");
+    }
+
     #[test]
     fn the_control_group_is_that_of_version_2() {
         assert_eq!(group_of("12:cpu:/a\n0::/user.slice/x.scope\n").as_deref(), Some("/user.slice/x.scope"));
         assert_eq!(group_of("12:cpu:/a\n"), None);
-    }
-
-    #[test]
-    fn a_refusal_names_reason_and_cure() {
-        let exhausted = Exhausted {
-            owner: AccountId::User(7),
-            resource: Resource::Descriptor,
-            amount: 1,
-            used: 5,
-            limit: 5,
-            capacity: 20,
-            over_share: true,
-        };
-        let refusal = refuse_charge(exhausted.clone()).expect_err("a refusal");
-        assert_eq!(refusal.errno, libc::EMFILE);
-        assert!(refusal.sentence.contains("user_share") && refusal.sentence.contains("burst ls --users"));
-        let full = Exhausted { resource: Resource::Qp, over_share: false, ..exhausted };
-        let refusal = refuse_charge(full).expect_err("a refusal");
-        assert!(refusal.errno == libc::ENOMEM && refusal.sentence.contains("daemon_full"), "{}", refusal.sentence);
     }
 }

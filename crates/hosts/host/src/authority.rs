@@ -54,7 +54,7 @@ impl Caller {
         if burst_base::heap::is_reserve_spent() && !self.account.is_privileged() {
             return refuse(libc::ENOMEM, Reason::MemoryReserve.to_string());
         }
-        self.account.charge(items).or_else(crate::accounts::refuse_charge)
+        self.account.charge(items).or_else(crate::refusal::refuse_charge)
     }
 
     /// Opens the memory of the process.

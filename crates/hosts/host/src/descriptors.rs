@@ -10,6 +10,12 @@ use burst_control::Refusal;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::OwnedFd;
 
+/// Descriptors that are no user's: the listener, signals, netlink, and for each worker its port, its inbox and its timers.
+pub(crate) const OWN_DESCRIPTORS: u64 = 64;
+
+/// Descriptors of one message (`SCM_MAX_FD` of the kernel).
+pub(crate) const MESSAGE_DESCRIPTORS: u64 = 253;
+
 /// A context may hold one in this many of the daemon's descriptors.
 const SHARE: u64 = 4;
 
@@ -24,6 +30,11 @@ pub fn raise_limit() -> u64 {
 /// The limit in force, for a host in a program's process: the limit is the program's.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Whether the daemon may have fewer descriptors left than a message brings, where users have `used` of `limit`.
+pub(crate) const fn is_scarce(used: u64, limit: u64) -> bool {
+    used.saturating_add(OWN_DESCRIPTORS + MESSAGE_DESCRIPTORS) > limit
 }
 
 /// Checks that a context with `held` descriptors may hold one more, where the daemon may open `limit`.

@@ -1,11 +1,11 @@
 //! Devices: one per configured port, named `burst0`, `burst1`, …
 
-use crate::limits::LIMITS;
+use crate::limits::{GROUPS_MAX, LIMITS};
 use crate::refusal::refuse;
 use burst_base::gid::gid_of;
 use burst_base::{DeviceId, Nanos};
 use burst_control::{DeviceInfo, GidInfo, Impairment, Refusal};
-use burst_ledger::Resource;
+use burst_ledger::{Policy, Resource, SharePool};
 use burst_port::{PortAddr, PortCaps};
 
 /// A device, and the state of its port as of the last refresh.
@@ -19,6 +19,8 @@ pub struct HostDevice {
     last_reported: PortReport,
     /// How many objects all contexts have on the device.
     pub objects: DeviceObjects,
+    /// Places for multicast groups at the port.
+    pub(crate) groups: SharePool,
     /// Options of `impair` that were set while the daemon runs, and when they end.
     pub impairment: Option<(String, Nanos)>,
 }
@@ -126,7 +128,15 @@ impl HostDevice {
     /// A device whose port is `caps`.
     pub fn new(id: DeviceId, caps: PortCaps) -> HostDevice {
         let last_reported = PortReport { up: caps.up, addrs: caps.addrs.clone() };
-        HostDevice { id, caps, last_reported, objects: DeviceObjects::default(), impairment: None }
+        let groups = SharePool::new(Resource::Group, u64::from(GROUPS_MAX), Policy::default());
+        HostDevice { id, caps, last_reported, objects: DeviceObjects::default(), groups, impairment: None }
+    }
+
+    /// Limits the multicast groups to those that the port can be in at the same time, shared by `policy`.
+    #[must_use]
+    pub fn with_groups(self, port_max: usize, policy: Policy) -> HostDevice {
+        let places = (port_max as u64).min(u64::from(GROUPS_MAX));
+        HostDevice { groups: SharePool::new(Resource::Group, places, policy), ..self }
     }
 
     /// The changes since the last call; `None` if nothing has changed.

@@ -5,9 +5,9 @@
 //! learns its key, which becomes invalid when the exporter deregisters the region. Of device memory each importer gets a
 //! descriptor.
 
+use crate::foreign::ForeignFile;
 use burst_base::DeviceId;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// An exported memory region.
@@ -23,7 +23,7 @@ pub struct ExportedMr {
 #[derive(Clone, Debug)]
 pub struct ExportedDm {
     /// The memfd with the memory.
-    pub fd: Arc<OwnedFd>,
+    pub fd: Arc<ForeignFile>,
     /// Its length in bytes.
     pub len: u64,
 }

@@ -3,29 +3,64 @@
 //! A port takes part in a group as long as a queue pair is attached to it (`ibv_attach_mcast`) or an id has joined it
 //! (`rdma_join_multicast`). `host/multicast.rs` passes changes on to the port and the workers.
 
+use crate::authority::Caller;
+use crate::limits::GROUP_QPS_MAX;
 use crate::refusal::refuse;
+use crate::refusal::refuse_charge;
 use burst_base::gid::ip_of;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
-use burst_ledger::Charge;
+use burst_ledger::{Charge, Policy, Resource, SharePool};
 use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// The members of one group.
 #[derive(Debug)]
 pub struct GroupMembers {
-    /// Attached queue pairs.
-    pub qps: Vec<Qpn>,
+    /// Attached queue pairs, and what each costs.
+    qps: Vec<(Qpn, [Charge; 2])>,
+    /// Places for queue pairs.
+    places: SharePool,
     /// How many ids have joined.
     pub joins: u32,
-    /// The charge of the group, to the user whose program was its first member.
-    _charge: Charge,
+    /// The charges of the group and of its place at the port, to the user whose program was its first member.
+    _charges: [Charge; 2],
 }
 
 impl GroupMembers {
     /// A group without members.
-    pub fn new(charge: Charge) -> GroupMembers {
-        GroupMembers { qps: Vec::new(), joins: 0, _charge: charge }
+    pub fn new(charges: [Charge; 2], policy: Policy) -> GroupMembers {
+        let places = SharePool::new(Resource::GroupMember, u64::from(GROUP_QPS_MAX), policy);
+        GroupMembers { qps: Vec::new(), places, joins: 0, _charges: charges }
+    }
+
+    /// The attached queue pairs.
+    pub fn qps(&self) -> impl Iterator<Item = Qpn> {
+        self.qps.iter().map(|(qpn, _)| *qpn)
+    }
+
+    /// Whether the group has no members.
+    pub fn is_empty(&self) -> bool {
+        self.qps.is_empty() && self.joins == 0
+    }
+
+    /// Attaches a queue pair. Attaching it again changes nothing.
+    ///
+    /// # Errors
+    /// ENOMEM: the caller has its share of the group's places, or of all groups', or the group is full.
+    pub fn attach(&mut self, caller: &Caller, qpn: Qpn) -> Result<(), Refusal> {
+        if self.qps().any(|attached| attached == qpn) {
+            return Ok(());
+        }
+        let of_host = caller.charge(&[(Resource::GroupMember, 1)])?;
+        let of_group = self.places.charge(&caller.account).or_else(refuse_charge)?;
+        self.qps.push((qpn, [of_host, of_group]));
+        Ok(())
+    }
+
+    /// Detaches a queue pair.
+    pub fn detach(&mut self, qpn: Qpn) {
+        self.qps.retain(|(attached, _)| *attached != qpn);
     }
 }
 

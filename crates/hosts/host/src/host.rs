@@ -28,6 +28,7 @@ use crate::authority::Authority;
 use crate::authority::Caller;
 use crate::clock::Clock;
 use crate::cm::CmService;
+use crate::descriptors;
 use crate::device::{DeviceObject, HostDevice};
 use crate::exports::Exports;
 use crate::foreign::Disposal;
@@ -37,6 +38,7 @@ use crate::lent::Lending;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
 use crate::log_limit::{LogCause, LogLimiter};
 use crate::options::{HostOptions, WorkerMode};
+use crate::owners::SubordinateIds;
 use crate::placement::{DeviceWorkers, HostPlacement, allowed_cpus, node_of};
 use crate::program_memory::ProgramMemory;
 use crate::random::RandomSource;
@@ -51,13 +53,14 @@ use burst_engine::handover::Inbox;
 use burst_engine::pulse::Pulse;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
-use burst_ledger::{Charge, Ledger};
+use burst_ledger::{Account, Charge, Ledger, Resource};
 use burst_mem::{KeySpace, MrTable};
 use burst_port::{AddressSharing, DescriptorStore, Encapsulation, Port, PortSpec, can_lend, open_shared};
 use burst_shm::status::StatusOwner;
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 
 /// The ports of each worker, in the order of the devices.
 pub type WorkerPorts = Vec<Box<dyn Port>>;
@@ -109,6 +112,10 @@ pub struct Host {
     pub(crate) watchdog: Option<Watchdog>,
     /// What an account belongs to.
     pub(crate) account_by: AccountBy,
+    /// The depth of a control group that has an account.
+    pub(crate) account_depth: usize,
+    /// Users' further ids.
+    pub(crate) subordinate_ids: Mutex<SubordinateIds>,
     /// Daemons that fell before this one.
     pub crashes: DaemonCrashes,
     /// The descriptors that a supervisor keeps for a successor.
@@ -200,7 +207,10 @@ impl Host {
         host.devices = ports[0]
             .iter()
             .enumerate()
-            .map(|(index, port)| HostDevice::new(DeviceId::from_index(index), port.caps().clone()))
+            .map(|(index, port)| {
+                let device = HostDevice::new(DeviceId::from_index(index), port.caps().clone());
+                device.with_groups(port.groups_max(), options.policy)
+            })
             .collect();
         for (id, ports) in ports.into_iter().enumerate() {
             let mut worker = host.make_worker(options, id, ports, &inboxes);
@@ -246,6 +256,8 @@ impl Host {
             pulse: Arc::new(Pulse::new("control".into())),
             watchdog: None,
             account_by: options.account_by,
+            account_depth: options.account_depth,
+            subordinate_ids: Mutex::new(SubordinateIds::new(options.subordinate_ids.clone())),
             crashes: DaemonCrashes::default(),
             store: None,
             program_memory: ProgramMemory::new(),
@@ -421,6 +433,14 @@ impl Host {
     pub fn uncount_object(&mut self, device: DeviceId, object: DeviceObject) {
         self.note_ended(1);
         self.devices[device.index()].objects.remove(object);
+    }
+
+    /// Whether the next message in the socket of an account's client must not be received: the daemon has no room for the
+    /// descriptors that it carries.
+    pub fn refuses_next(&self, account: &Account, socket: impl AsFd) -> bool {
+        let used = self.ledger.used(Resource::Descriptor) + self.disposal.uncharged();
+        let is_scarce = !account.is_privileged() && descriptors::is_scarce(used, self.descriptors);
+        self.disposal.refuses_next(account.id(), socket, is_scarce)
     }
 
     /// Notes that `count` objects have ended, so that memory is trimmed after many of them.

@@ -18,11 +18,13 @@
 //! | [`watchdog`] | names a thread that stands still |
 //! | [`device`], [`limits`] | devices, their limits and object counts |
 //! | [`accounts`] | what each user may use |
+//! | `owners` | whose account a process has |
 //! | [`lent`] | worker numbers lent to programs |
 //! | `predecessor` | tombstones of queue pairs that died with this process's predecessor |
 //! | [`listener`] | the file of a socket for clients |
 //! | [`clock`], [`random`] | time and random numbers |
 //! | [`foreign`] | descriptors that programs send |
+//! | `disposal` | threads that release what takes long |
 //! | [`descriptors`] | limits of file descriptors |
 //! | [`placement`] | which workers have the queue pairs of a device, and their processors |
 //! | [`trim`] | when to return memory to the system |
@@ -30,6 +32,7 @@
 //! | [`reply`], [`refusal`] | replies and their errors |
 //! | [`id_allocator`] | small numbers |
 //! | `program_memory` | what each account may cost when its programs' memory is reached |
+//! | `urma_peers` | the hosts from which each account imports by URMA |
 //! | `exports`, `groups`, `xrc` | objects that contexts share |
 
 pub mod accounts;
@@ -39,6 +42,7 @@ pub mod cm;
 pub mod context;
 pub mod descriptors;
 pub mod device;
+mod disposal;
 mod exports;
 pub mod foreign;
 mod groups;
@@ -49,6 +53,7 @@ pub mod limits;
 pub mod listener;
 pub mod log_limit;
 pub mod options;
+mod owners;
 pub mod packet;
 pub mod placement;
 mod predecessor;
@@ -59,6 +64,7 @@ pub mod reply;
 pub mod session;
 pub mod trim;
 pub mod upkeep;
+mod urma_peers;
 pub mod watchdog;
 mod xrc;
 

@@ -11,6 +11,17 @@ pub const SESSIONS_MAX: usize = 16_384;
 pub const CONTEXTS_MAX: u32 = 1 << 16;
 /// Maximum number of communication ids of all programs.
 pub const CM_IDS_MAX: u64 = 1 << 19;
+/// Maximum number of bound addresses of all users: as many as there are ephemeral ports. So whatever numbers a user has bound, an
+/// id that chooses none finds one, as long as its own user's share has room.
+pub const PORTS_MAX: u64 = 60_999 - 32_768 + 1;
+/// Maximum number of completion queues of URMA of all users.
+pub const URMA_JFCS_MAX: u64 = 1 << 17;
+/// Work requests of all programs that a node of URMA keeps. Each Jetty's depth is charged, so that no program's request finds the
+/// table full.
+pub const URMA_REQUESTS_MAX: u64 = 1 << 22;
+/// Maximum number of hosts from which programs of all users import by URMA, each counted once for each user: three quarters of
+/// the channels of a node. The rest is for hosts that import from this one.
+pub const URMA_PEERS_MAX: u64 = 3072;
 /// Maximum number of multicast groups of the host.
 pub const GROUPS_MAX: u32 = 256;
 /// Maximum number of queue pairs attached to one multicast group.

@@ -5,6 +5,7 @@ use crate::lent::LentIdentity;
 use burst_base::RtoMode;
 use burst_cc::CcTable;
 use burst_ledger::Policy;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Who runs the workers.
@@ -48,6 +49,10 @@ pub struct HostOptions {
     pub policy: Policy,
     /// What an account of the ledger belongs to.
     pub account_by: AccountBy,
+    /// The depth of a control group that has an account: those below it belong to that account. 0: each has one.
+    pub account_depth: usize,
+    /// A file like `/etc/subuid`: ids in a user's range belong to the user's account. `None`: each id is a user.
+    pub subordinate_ids: Option<PathBuf>,
     /// Whether worker numbers are lent to programs of this process's user ([`crate::lent`]).
     pub lend: bool,
     /// The number that this host has of another's addresses; `None`: the addresses are its own.

@@ -2,7 +2,9 @@
 //!
 //! The program gets the errno; the sentence goes to the log and, where the interface has room for it, to the program.
 
+use burst_base::Reason;
 use burst_control::Refusal;
+use burst_ledger::{Charge, Exhausted, Resource};
 
 /// A refusal as an error.
 ///
@@ -31,4 +33,39 @@ pub(crate) fn busy<T>(what: &str, users: u32) -> Result<T, Refusal> {
 /// Converts the error of a failed system call: its errno, and a sentence that says what failed.
 pub(crate) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
     move |e| Refusal { errno: e.raw_os_error().unwrap_or(libc::EIO), sentence: format!("cannot {what}: {e}") }
+}
+
+/// The refusal of a charge.
+///
+/// # Errors
+/// Always: EMFILE for descriptors, otherwise ENOMEM.
+pub(crate) fn refuse_charge(exhausted: Exhausted) -> Result<Charge, Refusal> {
+    let errno = if exhausted.resource == Resource::Descriptor { libc::EMFILE } else { libc::ENOMEM };
+    let reason = if exhausted.over_share { Reason::UserShare } else { Reason::DaemonFull };
+    refuse(errno, format!("{exhausted} ({}; see burst ls --users)", reason.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_ledger::AccountId;
+
+    #[test]
+    fn a_refusal_names_reason_and_cure() {
+        let exhausted = Exhausted {
+            owner: AccountId::User(7),
+            resource: Resource::Descriptor,
+            amount: 1,
+            used: 5,
+            limit: 5,
+            capacity: 20,
+            over_share: true,
+        };
+        let refusal = refuse_charge(exhausted.clone()).expect_err("a refusal");
+        assert_eq!(refusal.errno, libc::EMFILE);
+        assert!(refusal.sentence.contains("user_share") && refusal.sentence.contains("burst ls --users"));
+        let full = Exhausted { resource: Resource::Qp, over_share: false, ..exhausted };
+        let refusal = refuse_charge(full).expect_err("a refusal");
+        assert!(refusal.errno == libc::ENOMEM && refusal.sentence.contains("daemon_full"), "{}", refusal.sentence);
+    }
 }

@@ -213,7 +213,7 @@ impl Session {
             Request::SetCc { kind, cc } => host.set_cc(self.caller.process.uid, kind.as_deref(), &cc),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
             Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
-            Request::Urma { from } => Ok(Response::Urma(host.urma_page(from)).into()),
+            Request::Urma { from } => Ok(Response::Urma(host.urma_page_for(&self.caller, from)).into()),
             Request::CmCommandRing => self.create_command_ring(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
@@ -428,7 +428,9 @@ impl Session {
         if !context.close_some(host, budget) {
             return false;
         }
-        self.context = None;
+        if let Some(ended) = self.context.take() {
+            ended.release(host);
+        }
         let ClientProcess { pid, uid } = self.caller.process;
         if host.may_log(LogCause::Closed, uid) {
             info!(pid, uid, program = self.program, left, "context closed");

@@ -2,11 +2,13 @@
 mod common;
 
 use burst_base::verbs::{AhAttr, MwType, QpType};
-use burst_control::cm::{CmCommand, CmReply, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
+use burst_control::urma_calls::{UrmaCall, UrmaJettyAttr};
 use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response, SrqInitAttr};
-use burst_host::{ClientProcess, Host, Session};
+use burst_host::{ClientProcess, Host, HostOptions, Session};
 use burst_ledger::Resource;
 use common::{Program, host, memfd, queue_pair};
+use std::net::IpAddr;
 
 const HOSTILE: u32 = 1001;
 const BYSTANDER: u32 = 1002;
@@ -63,8 +65,30 @@ impl Hostile {
             }
             Resource::Xrcd => Request::OpenXrcd { with_file: false, flags: libc::O_CREAT },
             Resource::Group => Request::AttachMcast { qp: program.datagrams(host), gid: group(count) },
+            Resource::GroupMember => {
+                let request = program.queue_pair(QpType::Ud);
+                let Response::Qps(grants) = program.ask(host, request)? else { panic!("no queue pair") };
+                Request::AttachMcast { qp: grants[0].qp, gid: group(0) }
+            }
             Resource::CmId => return program.create_id(host, count),
             Resource::CmChannel => Request::CmChannel { channel: count },
+            Resource::UrmaJfc => {
+                let cq = program.cq;
+                program.open_node(host)?;
+                return program.urma(host, UrmaCall::CreateJfc { cq }).map(drop);
+            }
+            Resource::UrmaRequest => {
+                let jetty = program.jetty(host, 1 << 14)?;
+                return program.urma(host, jetty).map(drop);
+            }
+            Resource::UrmaPeer => {
+                program.open_node(host)?;
+                return program.urma(host, import(count)).map(drop);
+            }
+            Resource::Port => {
+                program.create_id(host, count)?;
+                return program.bind(host, count, 0).map(drop);
+            }
         };
         program.ask(host, request).map(drop)
     }
@@ -96,6 +120,12 @@ fn gid(ip: [u8; 4]) -> [u8; 16] {
     std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets()
 }
 
+/// An import from a host.
+fn import(host: u32) -> UrmaCall {
+    let eid = std::net::Ipv4Addr::from(0x0b00_0000 | host).to_ipv6_mapped().octets();
+    UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None }
+}
+
 /// What an honest program does: a program starts, makes one of each object, and ends.
 fn honest_program(host: &mut Host) {
     let mut program = Program::start(host, BYSTANDER).expect("a program starts");
@@ -121,6 +151,10 @@ fn honest_program(host: &mut Host) {
     let qp = program.datagrams(host);
     program.ask(host, Request::AttachMcast { qp, gid: group(0) }).expect("a group");
     program.create_id(host, 1).expect("an id");
+    program.bind(host, 1, 0).expect("a port");
+    let jetty = program.jetty(host, 64).expect("a completion queue of URMA");
+    program.urma(host, jetty).expect("a Jetty");
+    program.urma(host, import(1 << 16)).expect("a peer");
     program.end(host);
 }
 
@@ -128,6 +162,7 @@ fn honest_program(host: &mut Host) {
 fn a_user_at_the_limit_of_any_resource_disturbs_no_other() {
     for resource in Resource::ALL {
         let mut host = host(1);
+        common::lend_nodes(&mut host);
         let mut hostile = Hostile::new(&mut host);
         let refusal = loop {
             // No resource has as much: a share that never ends fails here.
@@ -142,8 +177,9 @@ fn a_user_at_the_limit_of_any_resource_disturbs_no_other() {
         honest_program(&mut host);
         assert!(hostile.take(&mut host, *resource).is_err(), "{resource:?}: an honest program changed the share");
         hostile.programs.drain(..).for_each(|program| program.end(&mut host));
-        for each in Resource::ALL {
-            assert_eq!(host.ledger.used(*each), 0, "{each:?} of ended programs, after {resource:?}");
+        if !common::is_all_given_back(&host) {
+            let left = Resource::ALL.iter().filter(|each| host.ledger.used(**each) > 0).collect::<Vec<_>>();
+            panic!("{left:?} of ended programs, after {resource:?}");
         }
     }
 }
@@ -179,6 +215,43 @@ fn the_daemons_own_user_is_limited_by_the_capacity_alone() {
 }
 
 #[test]
+fn a_user_fills_neither_a_group_nor_the_groups_of_a_port() {
+    let mut host = host(50);
+    let mut programs = [HOSTILE, BYSTANDER, 0].map(|uid| Program::start(&mut host, uid).expect("a program"));
+    let [hostile, others @ ..] = &mut programs;
+    let mut attached = 0;
+    let join = |program: &mut Program, host: &mut Host| {
+        let request = program.queue_pair(QpType::Ud);
+        let Ok(Response::Qps(grants)) = program.ask(host, request) else { panic!("no queue pair") };
+        program.ask(host, Request::AttachMcast { qp: grants[0].qp, gid: group(0) })
+    };
+    let refusal = loop {
+        match join(hostile, &mut host) {
+            Ok(_) => attached += 1,
+            Err(refusal) => break refusal,
+        }
+    };
+    // Half of what the reserve leaves of 1,024.
+    assert_eq!(attached, 461, "{}", refusal.sentence);
+    assert!(refusal.sentence.contains("user_share") && refusal.errno == libc::ENOMEM, "{}", refusal.sentence);
+    let mut number = 0;
+    let qp = hostile.datagrams(&mut host);
+    while hostile.ask(&mut host, Request::AttachMcast { qp, gid: group(number + 1) }).is_ok() {
+        number += 1;
+    }
+    assert_eq!(number, 114, "with the first, half of what the reserve leaves of the port's 256");
+    for program in others {
+        join(program, &mut host).expect("places are left in the group");
+        let qp = program.datagrams(&mut host);
+        program.ask(&mut host, Request::AttachMcast { qp, gid: group(10_000) }).expect("groups are left at the port");
+    }
+    programs.into_iter().for_each(|program| program.end(&mut host));
+    for resource in [Resource::Group, Resource::GroupMember] {
+        assert_eq!(host.ledger.used(resource), 0);
+    }
+}
+
+#[test]
 fn resized_queues_give_their_old_bytes_back() {
     let mut host = host(50);
     let mut program = Program::start(&mut host, HOSTILE).expect("a program");
@@ -192,6 +265,60 @@ fn resized_queues_give_their_old_bytes_back() {
     program.ask(&mut host, Request::DestroyCq { cq }).expect("destroyed");
     assert!(host.ledger.used(Resource::QueueBytes) < small);
     program.end(&mut host);
+}
+
+#[test]
+fn rings_of_commands_cost_descriptors_and_root_has_room() {
+    let mut host = host(5);
+    let mut programs = Vec::new();
+    for uid in [HOSTILE, BYSTANDER] {
+        let (mut rings, before) = (0, host.ledger.used(Resource::Descriptor));
+        let refusal = loop {
+            let ring = Program::connect(&mut host, uid).and_then(|mut program| {
+                program.ask(&mut host, Request::CmCommandRing)?;
+                Ok(program)
+            });
+            match ring {
+                Ok(program) => programs.push(program),
+                Err(refusal) => break refusal,
+            }
+            rings += 1;
+        };
+        assert!(refusal.sentence.contains("user_share"), "{}", refusal.sentence);
+        // The socket, the pidfd and the ring.
+        assert_eq!(host.ledger.used(Resource::Descriptor) - before, 3 * rings);
+    }
+    let mut root = Program::connect(&mut host, rustix::process::geteuid().as_raw()).expect("a connection");
+    root.ask(&mut host, Request::CmCommandRing).expect("a ring");
+    programs.into_iter().chain([root]).for_each(|program| program.end(&mut host));
+}
+
+#[test]
+fn a_user_has_one_share_with_all_its_subordinate_ids() {
+    let file = std::env::temp_dir().join(format!("burst-shares-subuid-{}", std::process::id()));
+    std::fs::write(&file, format!("{HOSTILE}:100000:65536\n0:400000:65536\n")).expect("written");
+    let options = HostOptions { subordinate_ids: Some(file.clone()), ..common::options(1, 50) };
+    let mut host = common::host_with(&options);
+    let uids = [HOSTILE, 100_000, 165_535, BYSTANDER, 165_536, 400_000, 400_001];
+    let mut programs: Vec<Program> = Vec::new();
+    for uid in uids {
+        programs.push(Program::start(&mut host, uid).expect("a program"));
+    }
+    let owners: Vec<String> = host.ledger.uses(0).into_iter().map(|account| account.id.to_string()).collect();
+    // Root gives ranges to containers, which are users of their own.
+    assert_eq!(owners, ["user 1001", "user 1002", "user 165536", "user 400000", "user 400001"]);
+    let mut domains = 0;
+    for program in &mut programs[..3] {
+        while program.ask(&mut host, Request::AllocPd).is_ok() {
+            domains += 1;
+        }
+    }
+    // Half of what the reserve leaves of 65,536, less what others have.
+    assert!((29_400..=29_491).contains(&domains), "{domains}");
+    let other = &mut programs[3];
+    other.ask(&mut host, Request::AllocPd).expect("another user's share");
+    programs.into_iter().for_each(|program| program.end(&mut host));
+    std::fs::remove_file(&file).expect("removed");
 }
 
 #[test]
@@ -220,18 +347,36 @@ impl Program {
         *self.datagrams.insert(grants[0].qp)
     }
 
+    /// Opens the node of the host's address, once.
+    fn open_node(&mut self, host: &mut Host) -> Result<(), Refusal> {
+        match self.ask(host, Request::UrmaOpen { eid: common::eid(1) }) {
+            Err(refusal) if refusal.errno != libc::EEXIST => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+
+    /// The call for a Jetty, with a completion queue that is made for it.
+    fn jetty(&mut self, host: &mut Host, depth: u16) -> Result<UrmaCall, Refusal> {
+        self.open_node(host)?;
+        let cq = self.cq;
+        let jfc = self.urma(host, UrmaCall::CreateJfc { cq })?;
+        Ok(UrmaCall::CreateJetty(UrmaJettyAttr { mode: 1, jfc, depth, ..UrmaJettyAttr::default() }))
+    }
+
     /// Creates a communication id.
     fn create_id(&mut self, host: &mut Host, id: u32) -> Result<(), Refusal> {
         if !std::mem::replace(&mut self.has_events, true) {
             self.ask(host, Request::CmChannel { channel: 0 })?;
         }
         let command = CmCommand::Create { id, channel: 0, ps: PortSpace::Tcp, qp_type: QpType::Rc };
-        match self.ask(host, Request::Cm { commands: vec![command] })? {
-            Response::Cm(replies) => match replies.into_iter().next() {
-                Some(CmReply::Failed { errno, sentence }) => Err(Refusal { errno, sentence }),
-                Some(_) => Ok(()),
-                None => panic!("no reply to a command"),
-            },
+        self.command(host, command).map(drop)
+    }
+
+    /// Binds an id to a port of all IPv4 addresses; 0: any port. Returns the port.
+    fn bind(&mut self, host: &mut Host, id: u32, port: u16) -> Result<u16, Refusal> {
+        let addr = CmAddr { ip: IpAddr::from([0, 0, 0, 0]), port, scope: 0 };
+        match self.command(host, CmCommand::Bind { id, addr })? {
+            CmReply::Route(route) => Ok(route.src.expect("a bound address").port),
             other => panic!("{other:?}"),
         }
     }

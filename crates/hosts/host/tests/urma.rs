@@ -237,11 +237,8 @@ fn objects_are_charged_and_given_back() {
     };
     assert_eq!(refused.errno, libc::ENOMEM, "{}", refused.sentence);
     program.end(&mut host);
-    for account in host.ledger.uses(host.now().0) {
-        let left: Vec<_> =
-            account.resources.iter().filter(|r| r.used != 0 && r.resource != Resource::Descriptor).collect();
-        assert!(left.is_empty(), "{left:?}");
-    }
+    // The worker deletes a program's objects in parts, and they are charged until then.
+    assert!(common::is_all_given_back(&host), "{:?}", host.ledger.uses(host.now().0));
 }
 
 #[test]
@@ -268,4 +265,68 @@ fn a_node_s_lanes_are_the_host_s_setting_whatever_programs_do() {
         assert_eq!(asked, if is_open { vec![usize::from(lanes)] } else { vec![8; 3] }, "once for each node");
         programs.into_iter().for_each(|program| program.end(&mut host));
     }
+}
+
+#[test]
+fn users_share_queues_requests_and_peers_of_a_node() {
+    let mut host = host_with_nodes(50);
+    let (mut hostile, _) = start(&mut host, 1001);
+    let (mut other, _) = start(&mut host, 1002);
+    let import = |n: u32| {
+        let eid = std::net::Ipv4Addr::from(0x0b00_0000 | n).to_ipv6_mapped().octets();
+        UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None }
+    };
+    let cq = hostile.cq;
+    let jfc = number(&mut hostile, &mut host, UrmaCall::CreateJfc { cq });
+    let attr = UrmaJettyAttr { mode: 1, jfc, depth: 1 << 15, ..UrmaJettyAttr::default() };
+    let fill = |program: &mut Program, host: &mut Host, of: &mut dyn FnMut(u32) -> UrmaCall| {
+        (0..=1 << 17).find_map(|n| call(program, host, of(n)).err().map(|refusal| (n, refusal)))
+    };
+    let (jetties, refusal) =
+        fill(&mut hostile, &mut host, &mut |_| UrmaCall::CreateJetty(attr.clone())).expect("a share");
+    // Half of what the reserve leaves of 2^22 requests.
+    assert!(jetties == 57 && refusal.sentence.contains("user_share"), "{jetties}: {}", refusal.sentence);
+    let (peers, refusal) = fill(&mut hostile, &mut host, &mut |n| import(n)).expect("a share");
+    assert!(peers == 1382 && refusal.sentence.contains("user_share"), "{peers}: {}", refusal.sentence);
+    // More imports from the same hosts cost no more peers.
+    number(&mut hostile, &mut host, import(5));
+    let (jfcs, refusal) = fill(&mut hostile, &mut host, &mut |_| UrmaCall::CreateJfc { cq }).expect("a share");
+    assert!(jfcs < 1 << 16 && refusal.sentence.contains("user_share"), "{jfcs}: {}", refusal.sentence);
+    let cq = other.cq;
+    let jfc = number(&mut other, &mut host, UrmaCall::CreateJfc { cq });
+    number(&mut other, &mut host, UrmaCall::CreateJetty(UrmaJettyAttr { jfc, ..attr }));
+    number(&mut other, &mut host, import(1 << 20));
+    // The end of so many objects is done in steps, between which the other is served.
+    let mut steps = 0;
+    while !hostile.end_some(&mut host, 256) {
+        steps += 1;
+        number(&mut other, &mut host, import(steps));
+    }
+    assert!(steps > (jfcs + peers) / 256, "{steps} steps");
+    other.end(&mut host);
+    drop(hostile);
+    assert!(common::is_all_given_back(&host));
+}
+
+#[test]
+fn a_user_sees_the_channels_to_hosts_from_which_it_imports() {
+    let mut host = host_with_nodes(50);
+    let mut users = [1001, 1002, rustix::process::geteuid().as_raw()].map(|uid| start(&mut host, uid).0);
+    for (at, last) in [(0, 7), (1, 8), (1, 9)] {
+        // A contested import makes the node open a channel.
+        for network in [11, 12] {
+            let eid = std::net::Ipv4Addr::new(network, 0, 0, last).to_ipv6_mapped().octets();
+            let import = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
+            let _ = users[at].ask(&mut host, Request::UrmaCall(import)).expect("an answer");
+        }
+    }
+    let mut peers =
+        |at: usize, host: &mut Host| match users[at].ask(host, Request::Urma { from: UrmaCursor::default() }) {
+            Ok(Response::Urma(page)) => {
+                page.node.expect("the node").channels.iter().map(|c| c.cna & 0xff).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+    assert_eq!((peers(0, &mut host), peers(1, &mut host), peers(2, &mut host)), (vec![7], vec![8, 9], vec![7, 8, 9]));
+    users.into_iter().for_each(|user| user.end(&mut host));
 }

@@ -323,6 +323,10 @@ impl Port for Impair {
         self.inner.join(group)
     }
 
+    fn groups_max(&self) -> usize {
+        self.inner.groups_max()
+    }
+
     fn leave(&mut self, group: IpAddr) {
         self.inner.leave(group);
     }

@@ -193,6 +193,10 @@ pub trait Port: Send {
     fn join(&mut self, _group: IpAddr) -> Result<(), PortError> {
         Err(PortError::Unsupported { kind: self.caps().name.clone(), what: "join a multicast group" })
     }
+    /// How many multicast groups the port can be in at the same time. The default implementation has no limit of its own.
+    fn groups_max(&self) -> usize {
+        usize::MAX
+    }
     /// Leaves a multicast group. A group that was not joined is no error.
     fn leave(&mut self, _group: IpAddr) {}
     /// Prepares to send from `count` UDP source ports of each address, its usual one included, so that switches and adapters can

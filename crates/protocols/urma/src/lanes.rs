@@ -59,6 +59,10 @@ impl UrmaNode {
         let lanes = self.by_peer.range((peer, 0)..=(peer, u8::MAX));
         lanes.filter_map(|(_, at)| self.channels.get(*at).map(|channel| (*at, channel)))
     }
+    /// Begins to open a channel to a peer before there is a request, unless there is one, or there are too many.
+    pub fn open_channel(&mut self, peer: Cna, now: Nanos) {
+        let _ = self.channel_to(peer, now);
+    }
     /// The channel for a request to a peer; a new one begins to open. `None` if there are too many.
     pub(crate) fn channel_to(&mut self, peer: Cna, now: Nanos) -> Option<PoolRef> {
         if self.config.lanes == 1 {

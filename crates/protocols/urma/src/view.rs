@@ -65,6 +65,15 @@ impl UrmaNode {
     pub fn has_channel(&self, peer: Cna) -> bool {
         self.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
     }
+    /// Whether a channel to a peer is open. No request, token or payload is sent before, and a channel opens only if the peer
+    /// sends back numbers that are known to a receiver at its address alone. So such a peer is where its packets are sent.
+    pub fn has_open_channel(&self, peer: Cna) -> bool {
+        self.lanes_to(peer).any(|(_, channel)| channel.state == ChannelState::Open)
+    }
+    /// How many channels there are, to all peers.
+    pub fn channel_count(&self) -> usize {
+        self.channels.len()
+    }
     /// Whether more than acknowledgements of the transport is ready to be sent.
     pub fn owes_answers(&self) -> bool {
         let has_messages = |at: &PoolRef| {

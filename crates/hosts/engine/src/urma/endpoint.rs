@@ -18,12 +18,15 @@ use burst_frame::{Flow, HEAD_MAX, RxFrame, TRAILER_LEN};
 use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
 use burst_ubwire::Cna;
 use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaRun, UrmaTransmit};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+mod imports;
 mod page;
+
+pub(crate) use imports::{ImportVerdict, UrmaImport};
 
 /// Payloads of packets, the greatest first, that a link's MTU can carry.
 const PAYLOADS: [u16; 5] = [4096, 2048, 1024, 512, 256];
@@ -76,6 +79,8 @@ pub struct UrmaEndpoint {
     head: Vec<u8>,
     address: IpAddr,
     scope: u32,
+    /// When channels that no import needs are looked for next.
+    look_at: Nanos,
 }
 
 /// What a burst brought.
@@ -93,8 +98,18 @@ const PEERS_MAX: usize = 1 << 16;
 /// Where a node is.
 struct PeerPlace {
     address: IpAddr,
-    /// Imports from it: while there are any, no other address takes its place.
+    /// Imports from it: while there are any, no other address takes its place unless the node is silent.
     imports: u32,
+    /// Those of programs in other processes.
+    programs: HashSet<UrmaImport>,
+    /// When a program first asked for another address in this place, and the node had not answered.
+    contested_at: Option<Nanos>,
+}
+
+impl PeerPlace {
+    fn new(address: IpAddr) -> PeerPlace {
+        PeerPlace { address, imports: 0, programs: HashSet::new(), contested_at: None }
+    }
 }
 
 /// Where nodes are.
@@ -124,7 +139,7 @@ impl PeerTable {
                 if self.places.len() >= PEERS_MAX {
                     return false;
                 }
-                self.places.insert(cna, PeerPlace { address, imports: 0 });
+                self.places.insert(cna, PeerPlace::new(address));
                 debug_assert!(self.places.len() <= PEERS_MAX, "too many nodes are remembered");
             }
         }
@@ -164,7 +179,7 @@ impl UrmaEndpoint {
         port.open_source_ports(usize::from(node.lanes()))?;
         let head = vec![0; node.packet_max()];
         let slot = PortSlot::new(port, burst_ubwire::UB_UDP_PORT, frames);
-        Ok(UrmaEndpoint { node, slot, peers: PeerTable::default(), head, address, scope })
+        Ok(UrmaEndpoint { node, slot, peers: PeerTable::default(), head, address, scope, look_at: Nanos(0) })
     }
     /// Counters of the port.
     pub fn counters(&self) -> &Arc<Counters> {

@@ -1,14 +1,18 @@
 //! An endpoint in a worker: with the memory of its programs, their queues, and what the node has reported.
 
 use crate::counters::Counters;
-use crate::urma::endpoint::{UrmaEndpoint, cna_of};
+use crate::urma::endpoint::{ImportVerdict, UrmaEndpoint, cna_of};
+use crate::urma::endpoints::UrmaShared;
 use crate::urma::orphans::{OrphanedObjects, Orphans};
 use crate::urma::region_memory::RegionMemory;
-use crate::urma::tenant::{ByNumber, NextRecord, TURN_BYTES, TURN_RECORDS, TenantCall, UrmaTenant};
+use crate::urma::tenant::{
+    ByNumber, ImportCall, NextRecord, TURN_BYTES, TURN_RECORDS, TenantCall, UrmaTenant, displace,
+};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_control::urma_calls::UrmaAnswer;
 use burst_mem::MrTable;
-use burst_urma::{UrmaEffects, UrmaError, UrmaEvent, UrmaMemory};
+use burst_urma::{SegmentConfig, UrmaEffects, UrmaError, UrmaEvent, UrmaMemory};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Reports that are kept for their reader at most.
@@ -98,26 +102,30 @@ impl EndpointSlot {
         };
         call(&mut self.endpoint, memory, &mut self.reports)
     }
+    /// Decides on an import of a program from an address. Those that must make room for it end ([`displace`]).
+    pub fn admit_import(
+        &mut self,
+        address: IpAddr,
+        tenants: &mut ByNumber<UrmaTenant>,
+        shared: &UrmaShared<'_>,
+    ) -> bool {
+        let verdict = self.endpoint.admit_import(address, shared.now);
+        if let ImportVerdict::Displaced(imports) = &verdict {
+            self.call(shared.regions, |endpoint, _, fx| displace(imports, tenants, &mut endpoint.node, fx));
+        }
+        verdict != ImportVerdict::Refused
+    }
     /// Takes the objects of a program that has ended.
-    pub fn inherit(&mut self, tenant: UrmaTenant) {
-        let node = &mut self.endpoint.node;
-        // What is under way keeps no reference to these: it finds that they are gone. None is refused, as they are its own.
-        for segment in &tenant.segments {
-            let _ = node.unregister_segment(*segment);
-        }
-        for segment in tenant.remote_segments.keys() {
-            let _ = node.unimport_segment(*segment);
-        }
-        for target in tenant.targets.keys() {
-            let _ = node.unimport_jetty(*target);
-        }
-        tenant.remote_segments.values().chain(tenant.targets.values()).for_each(|cna| self.endpoint.forget(*cna));
+    pub fn inherit(&mut self, mut tenant: UrmaTenant) {
+        let context = tenant.context;
+        std::mem::take(tenant.take_leaving()).iter().for_each(|object| object.end(context, self));
         tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
         self.orphans.add(OrphanedObjects {
             jetties: tenant.jetties.into_keys().collect(),
             jfrs: tenant.jfrs.into_keys().collect(),
             groups: tenant.groups.into_iter().collect(),
             jfcs: tenant.jfcs.into_keys().collect(),
+            _charges: tenant.charges,
             ..OrphanedObjects::default()
         });
     }
@@ -190,7 +198,7 @@ impl EndpointSlot {
                 tenants.values().filter(|tenant| tenant.address == address).any(|tenant| tenant.deliver_event(event));
         }
     }
-    /// Carries out a call of a program for an object.
+    /// Carries out a call of a program for an object. An import was admitted ([`UrmaEndpoint::admit_import`]).
     ///
     /// # Errors
     /// The node's refusal; [`UrmaError::NoObject`] also for objects of others.
@@ -201,25 +209,26 @@ impl EndpointSlot {
         now: Nanos,
         regions: &MrTable,
     ) -> Result<UrmaAnswer, UrmaError> {
-        if let TenantCall::RegisterSegment(key, config) = &call {
-            let region = regions.get(*key);
-            let last = config.addr.checked_add(config.len.saturating_sub(1));
-            let reaches = |addr: u64| region.is_some_and(|region| region.span(addr, 1).is_some());
-            if config.len == 0 || !reaches(config.addr) || !last.is_some_and(reaches) {
-                return Err(UrmaError::Access);
-            }
+        if let TenantCall::RegisterSegment(key, config) = &call
+            && !reaches(regions, *key, config)
+        {
+            return Err(UrmaError::Access);
         }
-        let peer = call.imports_from();
-        if peer.is_some_and(|address| !self.endpoint.learn(address)) {
-            return Err(UrmaError::Bound);
-        }
-        let ended = tenant.import_ended_by(&call).or(peer.map(cna_of));
+        let import = ImportCall::of(&call);
+        let ended = import.and_then(|import| import.ended(tenant));
         let result = self.call(regions, |endpoint, mem, reports| {
             endpoint.with(now, mem, reports, |node, env| tenant.carry_out(node, env, call))
         });
-        // An import that was not made, or is not any more, holds no address.
-        if let Some(cna) = ended.filter(|_| peer.is_some() == result.is_err()) {
-            self.endpoint.forget(cna);
+        let context = tenant.context;
+        match (import, &result) {
+            (Some(ImportCall::Begins(kind, address)), Ok(UrmaAnswer::Number(number))) => {
+                self.endpoint.hold_import(cna_of(address), kind(context, *number));
+            }
+            (Some(ImportCall::Begins(_, address)), _) => self.endpoint.forget(cna_of(address)),
+            (Some(ImportCall::Ends(kind, number)), Ok(_)) => {
+                ended.into_iter().for_each(|cna| self.endpoint.end_import(cna, kind(context, number)));
+            }
+            _ => {}
         }
         if let Ok(UrmaAnswer::Number(number)) = result
             && tenant.jfcs.contains_key(&number)
@@ -232,4 +241,12 @@ impl EndpointSlot {
         }
         result
     }
+}
+
+/// Whether a region has all bytes of a segment.
+fn reaches(regions: &MrTable, key: u32, config: &SegmentConfig) -> bool {
+    let region = regions.get(key);
+    let last = config.addr.checked_add(config.len.saturating_sub(1));
+    let reaches = |addr: u64| region.is_some_and(|region| region.span(addr, 1).is_some());
+    config.len > 0 && reaches(config.addr) && last.is_some_and(reaches)
 }

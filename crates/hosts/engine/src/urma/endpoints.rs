@@ -10,10 +10,11 @@ use crate::transmit::priority::class_of;
 use crate::transmit::sched::{NO_TICKET, ReceivedWork, Scheduler, URMA_ENTRY};
 use crate::urma::eid::eid_of;
 use crate::urma::endpoint_slot::EndpointSlot;
-use crate::urma::tenant::{ByNumber, TURN_BYTES, TenantCall, UrmaTenant};
+use crate::urma::tenant::{ByNumber, ImportCall, TURN_BYTES, TenantCall, UrmaTenant};
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
+use burst_ledger::Charge;
 use burst_mem::MrTable;
 use burst_ubwire::Cna;
 use burst_urma::UrmaError;
@@ -159,6 +160,23 @@ impl UrmaEndpoints {
             self.settle(shared);
         }
     }
+    /// Deletes segments and imports of a program that has ended, `most` at most. Returns how many; 0: there are no more.
+    pub fn leave(&mut self, context: u32, most: usize) -> usize {
+        assert!(most > 0, "no progress");
+        let Some(tenant) = self.tenants.get_mut(&context) else { return 0 };
+        let slot = self.slots.iter_mut().find(|slot| slot.endpoint.address() == tenant.address);
+        let Some(slot) = slot else { return 0 };
+        let leaving = tenant.take_leaving();
+        let part = leaving.split_off(leaving.len().saturating_sub(most));
+        part.iter().for_each(|object| object.end(context, slot));
+        part.len()
+    }
+    /// Sets what the objects of a program cost that has ended: until nothing uses them any more.
+    pub fn keep_charges(&mut self, context: u32, charges: [Option<Charge>; 2]) {
+        if let Some(tenant) = self.tenants.get_mut(&context) {
+            tenant.charges = charges;
+        }
+    }
     /// Carries out a call of a program for an object. `None`: the program has no node here.
     pub fn tenant_call(
         &mut self,
@@ -178,7 +196,14 @@ impl UrmaEndpoints {
                 Ok(UrmaAnswer::Peer(slot.endpoint.address_of(Cna::new(cna)).map(eid_of)))
             }
             call => {
-                let result = slot.carry_out(tenant, call, shared.now, shared.regions);
+                let is_admitted = match ImportCall::of(&call) {
+                    Some(ImportCall::Begins(_, address)) => slot.admit_import(address, &mut self.tenants, shared),
+                    _ => true,
+                };
+                let result = match self.tenants.get_mut(&context).filter(|_| is_admitted) {
+                    Some(tenant) => slot.carry_out(tenant, call, shared.now, shared.regions),
+                    None => Err(UrmaError::Bound),
+                };
                 self.settle(shared);
                 result
             }

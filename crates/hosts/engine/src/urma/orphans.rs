@@ -5,6 +5,7 @@
 //! and requests. A Jetty whose requests are under way is abandoned, and the node says when it is drained; so nothing is looked at
 //! again and again while it waits for a peer.
 
+use burst_ledger::Charge;
 use burst_urma::{JettyState, JfrState, UrmaEnv, UrmaError, UrmaNode};
 use std::collections::{HashMap, VecDeque};
 
@@ -18,6 +19,8 @@ pub(crate) struct OrphanedObjects {
     pub jfrs: Vec<u32>,
     pub groups: Vec<u32>,
     pub jfcs: Vec<u32>,
+    /// What they cost, until all are deleted.
+    pub _charges: [Option<Charge>; 2],
     /// Jetties that are abandoned and not drained.
     pub abandoned: usize,
 }

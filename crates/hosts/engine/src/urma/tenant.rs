@@ -14,6 +14,7 @@ use burst_base::Reason;
 use burst_control::AsyncObject;
 use burst_control::events::EventSink;
 use burst_control::urma_calls::UrmaPost;
+use burst_ledger::Charge;
 use burst_shm::Cqe;
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingConsumer};
 use burst_ubwire::Cna;
@@ -24,8 +25,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 mod calls;
+mod leaving;
 
 pub use calls::TenantCall;
+pub(crate) use calls::{ImportCall, displace};
+pub(crate) use leaving::UrmaLeaving;
 
 /// Bytes of one turn, as of a queue pair's.
 pub(crate) const TURN_BYTES: u64 = 64 << 10;
@@ -73,6 +77,12 @@ pub struct UrmaTenant {
     /// Imports, with the address on the bus from which they are.
     pub(crate) remote_segments: ByNumber<Cna>,
     pub(crate) targets: ByNumber<Cna>,
+    /// The targets to which Jetties are bound.
+    pub(crate) bindings: ByNumber<u32>,
+    /// Imports and segments that are left to delete, if the program has ended.
+    pub(crate) leaving: Option<Vec<UrmaLeaving>>,
+    /// What the program's objects cost that outlive it until nothing uses them.
+    pub(crate) charges: [Option<Charge>; 2],
 }
 
 impl UrmaTenant {
@@ -101,6 +111,9 @@ impl UrmaTenant {
             segments: HashSet::new(),
             remote_segments: ByNumber::default(),
             targets: ByNumber::default(),
+            bindings: ByNumber::default(),
+            leaving: None,
+            charges: [None, None],
         }
     }
 

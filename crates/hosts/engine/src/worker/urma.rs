@@ -8,7 +8,7 @@ use crate::urma::{EndpointSlot, TenantCall, UrmaEndpoint, UrmaEndpoints, UrmaTen
 use crate::worker::Worker;
 use burst_base::{DeviceId, Nanos};
 use burst_control::urma_calls::UrmaAnswer;
-use burst_ledger::Account;
+use burst_ledger::{Account, Charge};
 use burst_urma::{UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -115,6 +115,18 @@ impl Worker {
     /// Whether a program uses the node of an address.
     pub fn has_urma_tenant(&self, address: IpAddr) -> bool {
         self.urma.as_ref().is_some_and(|urma| urma.has_tenant(address))
+    }
+
+    /// Deletes segments and imports of a program that has ended, `most` at most. Returns how many; 0: there are no more.
+    pub fn leave_urma(&mut self, context: u32, most: usize) -> usize {
+        self.urma.as_deref_mut().map_or(0, |urma| urma.leave(context, most))
+    }
+
+    /// Sets what the objects of a program cost that has ended: until nothing uses them any more.
+    pub fn keep_urma_charges(&mut self, context: u32, charges: [Option<Charge>; 2]) {
+        if let Some(urma) = &mut self.urma {
+            urma.keep_charges(context, charges);
+        }
     }
 
     /// Removes a program with all its objects: what it has not executed is dropped. Returns whether its node has no other one.

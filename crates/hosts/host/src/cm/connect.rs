@@ -2,6 +2,7 @@
 
 use super::client::CmClient;
 use super::id::{CmIdStage, HostCmId};
+use super::ports::PortBinding;
 use super::resolve::{ACK_TIMEOUT, device_of};
 use crate::host::Host;
 use crate::refusal::refuse;
@@ -128,18 +129,8 @@ impl CmClient {
 
     /// Listens (`rdma_listen`) on all workers.
     pub(super) fn listen(&mut self, host: &mut Host, id: CmId, backlog: u32) -> Result<CmReply, Refusal> {
-        if self.id(id)?.binding.is_none() {
-            let any =
-                if self.id(id)?.options.only_v6 { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::from([0, 0, 0, 0]) };
-            self.bind(host, id, CmAddr { ip: any, port: 0, scope: 0 })?;
-        }
+        let binding = self.own_address(host, id)?;
         let id = self.id(id)?;
-        let (CmIdStage::Idle, Some(binding)) = (id.stage, id.binding) else {
-            return refuse(libc::EINVAL, "the id is connected or listens already");
-        };
-        if id.entry.qp_type == QpType::XrcSend {
-            return refuse(libc::EINVAL, "an XRC initiator does not listen: use an id of IBV_QPT_XRC_RECV");
-        }
         let limit = if backlog == 0 { BACKLOG_DEFAULT } else { backlog.min(BACKLOG_MAX) };
         let backlog = Arc::new(Backlog::new(limit));
         // `::` without RDMA_OPTION_ID_AFONLY listens for both families.
@@ -161,6 +152,26 @@ impl CmClient {
         self.id(id_of(&entry))?.stage = CmIdStage::Listening;
         host.cm.listeners += 1;
         Ok(CmReply::Route(self.id(id_of(&entry))?.route))
+    }
+
+    /// The address of an id that is about to listen, which is shared with no other id from now on. An id without an address gets
+    /// a free port of all addresses.
+    fn own_address(&mut self, host: &mut Host, id: CmId) -> Result<PortBinding, Refusal> {
+        if self.id(id)?.binding.is_none() {
+            let any =
+                if self.id(id)?.options.only_v6 { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::from([0, 0, 0, 0]) };
+            self.bind(host, id, CmAddr { ip: any, port: 0, scope: 0 })?;
+        }
+        let id = self.id(id)?;
+        let (CmIdStage::Idle, Some(binding)) = (id.stage, id.binding) else {
+            return refuse(libc::EINVAL, "the id is connected or listens already");
+        };
+        if id.entry.qp_type == QpType::XrcSend {
+            return refuse(libc::EINVAL, "an XRC initiator does not listen: use an id of IBV_QPT_XRC_RECV");
+        }
+        let binding = host.cm.ports.listen(&binding).map_err(|why| why.refusal(&binding))?;
+        id.binding = Some(binding);
+        Ok(binding)
     }
 
     /// Accepts a connection request (`rdma_accept`).

@@ -1,9 +1,9 @@
 //! Binding and resolving addresses. `rdma_resolve_addr` succeeds when the next hop answers (`hops.rs`); until then its id waits.
 
 use super::client::CmClient;
-use super::destination::{self, Destination, is_link_local};
+use super::destination::{self, Destination, LocalAddr, is_link_local};
 use super::hops::{HopChanges, PendingHop};
-use super::id::{AddrPair, AddrResolution, CmIdStage, HopWait, HostCmId};
+use super::id::{AddrPair, AddrResolution, CmIdOptions, CmIdStage, HopWait, HostCmId};
 use super::ports::{PortBinding, is_privileged};
 use super::service::{FinishedStep, UNKNOWN_PEER};
 use crate::device::HostDevice;
@@ -29,32 +29,15 @@ impl CmClient {
         if found.stage != CmIdStage::Idle || found.binding.is_some() {
             return refuse(libc::EINVAL, "the id is bound already");
         }
-        let no_device = |ip| move || destination::no_device("the address", ip);
-        let local = match addr.ip {
-            ip if ip.is_unspecified() => None,
-            // As in the kernel, binding to a loopback address chooses no device: libfabric binds to it to learn whether it must
-            // look for the devices' own addresses.
-            ip if ip.is_loopback() => {
-                destination::first_of(&host.devices, ip.is_ipv4()).map_or_else(no_device(ip), Ok)?;
-                None
-            }
-            ip => Some(destination::owner_of(&host.devices, ip, addr.scope).map_or_else(no_device(ip), Ok)?),
-        };
+        let local = local_address(host, addr)?;
         if is_privileged(addr.port) {
             let what = format!("port {}", addr.port);
             host.authority.check(&self.caller, Capability::NetBindService, libc::EACCES, &what)?;
         }
         let found = self.id(id)?;
-        let wanted = PortBinding {
-            ps: found.entry.ps,
-            ip: addr.ip,
-            port: addr.port,
-            only_v6: found.options.only_v6,
-            reuse: found.options.reuse,
-        };
-        let Some(binding) = host.cm.ports.bind(wanted) else {
-            return refuse(libc::EADDRINUSE, format!("port {} of {} is in use", addr.port, addr.ip));
-        };
+        let wanted = wanted_binding(found, addr);
+        let binding = host.cm.ports.bind(&self.caller.account, wanted).map_err(|why| why.refusal(&wanted))?;
+        let found = self.id(id)?;
         found.binding = Some(binding);
         found.route.src = Some(CmAddr { port: binding.port, ..addr });
         if let Some(local) = local {
@@ -194,6 +177,30 @@ impl CmClient {
         id.entry.route_ns.store(took, Ordering::Relaxed);
         Ok(CmReply::Route(id.route))
     }
+}
+
+/// The device and the index of an address that an id is to be bound to; `None`: any.
+///
+/// # Errors
+/// ENODEV: no device has it.
+fn local_address(host: &Host, addr: CmAddr) -> Result<Option<LocalAddr>, Refusal> {
+    let no_device = |ip| move || destination::no_device("the address", ip);
+    Ok(match addr.ip {
+        ip if ip.is_unspecified() => None,
+        // As in the kernel, binding to a loopback address chooses no device: libfabric binds to it to learn whether it must
+        // look for the devices' own addresses.
+        ip if ip.is_loopback() => {
+            destination::first_of(&host.devices, ip.is_ipv4()).map_or_else(no_device(ip), Ok)?;
+            None
+        }
+        ip => Some(destination::owner_of(&host.devices, ip, addr.scope).map_or_else(no_device(ip), Ok)?),
+    })
+}
+
+/// The binding of an id to an address, with the id's options.
+fn wanted_binding(id: &HostCmId, addr: CmAddr) -> PortBinding {
+    let CmIdOptions { only_v6, reuse, .. } = id.options;
+    PortBinding { ps: id.entry.ps, ip: addr.ip, port: addr.port, only_v6, reuse }
 }
 
 /// Records how long resolving an address took, including the wait for the next hop.

@@ -47,10 +47,17 @@ impl Context {
         false
     }
 
+    /// Gives back what an ended context has. The pages of its queues are freed by another thread: they may be as many as the
+    /// account's share of memory.
+    pub fn release(self, host: &Host) {
+        let Context { caller, arena, segment_charges, .. } = self;
+        host.disposal.release(&caller.account, (arena, segment_charges));
+    }
+
     /// Releases one object, or some queue pairs. Returns how many; 0: there are no more.
     fn close_next(&mut self, host: &mut Host, most: usize) -> usize {
-        if self.end_urma(host) {
-            return 1;
+        if let ended @ 1.. = self.end_urma_some(host, most) {
+            return ended;
         }
         let qps = self.qps.first(most.min(QPS_ENDED_AT_ONCE));
         if !qps.is_empty() {

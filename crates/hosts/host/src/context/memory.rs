@@ -94,7 +94,8 @@ impl Context {
         let shown = self.shown(&region);
         host.on_all(move |w| w.add_region(shown.clone()));
         self.use_pd(r.pd);
-        let mr = self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping), region }, charge);
+        let is_small = r.fds.are_small();
+        let mr = self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping), region, is_small }, charge);
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
@@ -111,7 +112,7 @@ impl Context {
         let shown = region.clone();
         host.on_all(move |w| w.add_region(shown.clone()));
         self.use_pd(pd);
-        let mr = self.mrs.insert(HostMr { key, pd, mapping: None, region }, charge);
+        let mr = self.mrs.insert(HostMr { key, pd, mapping: None, region, is_small: true }, charge);
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
@@ -126,12 +127,22 @@ impl Context {
         self.use_pd(r.pd);
         self.release_pd(old_pd);
         if let Some(object) = self.mrs.get_mut(mr) {
-            object.pd = r.pd;
-            object.mapping = Some(mapping);
-            object.region = region;
+            let is_small = r.fds.are_small();
+            let new = HostMr { key, pd: r.pd, mapping: Some(mapping), region, is_small };
+            let old = std::mem::replace(object, new);
+            self.unmap(host, old);
         }
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
+    }
+
+    /// Ends the mapping of a region that no worker has any more. It may be the last reference to a program's file, whose pages
+    /// the system frees then: a small file's here, a large one's in another thread.
+    fn unmap(&self, host: &Host, old: HostMr) {
+        let is_local = matches!(old.region.mapping, Mapping::Local(_));
+        if is_local && !old.is_small && !self.caller.is_own {
+            host.disposal.release(&self.caller.account, (old.mapping, old.region));
+        }
     }
 
     /// The region that the workers see for `region`.
@@ -270,8 +281,9 @@ impl Context {
             }
             ImportObject::Dm(dm) => {
                 let ExportedDm { fd, len } = lent.dms.get(&dm).ok_or_else(missing)?.clone();
-                let fd =
-                    burst_base::fault::check().and_then(|()| fd.try_clone()).map_err(system("share device memory"))?;
+                let fd = burst_base::fault::check()
+                    .and_then(|()| fd.fd().try_clone_to_owned())
+                    .map_err(system("share device memory"))?;
                 let response = Response::Imported { handle: dm, key: 0, len };
                 Ok(ReplyParts::with_fds(response, vec![fd]))
             }
@@ -283,11 +295,10 @@ impl Context {
         if let segments @ 1.. = self.segments_of(mr) {
             return busy("memory region", segments);
         }
-        let Some(HostMr { key, pd, mapping, region }) = self.mrs.remove(mr) else {
-            return unknown("memory region", mr);
-        };
+        let Some(old) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
+        let HostMr { key, pd, .. } = old;
         host.on_all(move |w| w.remove_region(key));
-        drop((mapping, region));
+        self.unmap(host, old);
         host.exports.of(self.id).mrs.remove(&mr);
         host.keys.release(key);
         host.uncount_object(self.device, DeviceObject::Mr);

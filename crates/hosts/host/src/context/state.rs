@@ -24,10 +24,9 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Descriptors of a context beside one for each worker: the event pipe, the process's memory, and the arena's segments.
-const CONTEXT_DESCRIPTORS: u64 = 2 + SEGMENTS_MAX;
-/// Mappings of a context: the arena's segments.
-const CONTEXT_MAPPINGS: u64 = SEGMENTS_MAX;
+/// Descriptors of a context beside one for each worker and those of the arena's segments: the event pipe, and the process's
+/// memory.
+const CONTEXT_DESCRIPTORS: u64 = 2;
 /// Segments of which a context is charged for descriptors and mappings when it is opened; for address space, for one.
 const SEGMENTS_MAX: u64 = 2;
 
@@ -138,6 +137,8 @@ pub(super) struct HostMr {
     pub mapping: Option<Charge>,
     /// The region. The workers' tables have another one with the same key while the program forks.
     pub region: Arc<Region>,
+    /// Whether unmapping it frees few pages, whoever has its file.
+    pub is_small: bool,
 }
 
 /// A memory window.
@@ -168,8 +169,8 @@ pub struct Context {
     /// Whether its memory must not be accessed at present: the program forks.
     pub(super) is_held: bool,
     pub(super) arena: Arena,
-    /// The charges of the arena's segments behind the first one.
-    segment_charges: Vec<Charge>,
+    /// The charges of the arena's segments.
+    pub(super) segment_charges: Vec<Charge>,
     /// How many segments of the arena have a descriptor for the client.
     segments_shared: usize,
     /// Descriptors of segments that the client does not have yet: the next reply that may refer to them brings them.
@@ -206,13 +207,12 @@ impl Context {
         };
         let (device, info) = (dev.id, dev.info());
         let descriptors = CONTEXT_DESCRIPTORS + host.workers().len() as u64;
-        let items = [
-            (Resource::Context, 1),
-            (Resource::Descriptor, descriptors),
-            (Resource::Mapping, CONTEXT_MAPPINGS),
+        let charge = caller.charge(&[(Resource::Context, 1), (Resource::Descriptor, descriptors)])?;
+        let segments_charge = caller.charge(&[
+            (Resource::Descriptor, SEGMENTS_MAX),
+            (Resource::Mapping, SEGMENTS_MAX),
             (Resource::AddressSpace, SEGMENT_BYTES),
-        ];
-        let charge = caller.charge(&items)?;
+        ])?;
         let arena = Arena::new()
             .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
         let segments = segments_from(&arena, 0)?;
@@ -245,7 +245,7 @@ impl Context {
             memory: None,
             is_held: false,
             arena,
-            segment_charges: Vec::new(),
+            segment_charges: vec![segments_charge],
             segments_shared: segments.len(),
             fresh_segments: Vec::new(),
             async_events,

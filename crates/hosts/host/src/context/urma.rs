@@ -7,6 +7,7 @@ use super::state::Context;
 use crate::host::Host;
 use crate::refusal::{no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
+use crate::urma_peers::PeerHold;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_control::{Refusal, Response};
 use burst_engine::urma::address_of;
@@ -15,7 +16,7 @@ use burst_ledger::{Charge, Resource};
 use burst_shm::record_ring;
 use burst_urma::SegmentConfig;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{Entry, IntoIter, IntoValues};
 use std::net::IpAddr;
 
 /// Bytes that a request costs a node while it is outstanding: its record.
@@ -36,18 +37,50 @@ pub(super) enum UrmaKind {
     Target,
 }
 
+/// What an object costs.
+struct UrmaCost {
+    charge: Charge,
+    /// Its peer, if it is an import.
+    _peer: Option<PeerHold>,
+}
+
+/// The end of a program's use of URMA, in parts.
+struct UrmaEnding {
+    costs: IntoIter<(UrmaKind, u32), UrmaCost>,
+    cqs: IntoValues<u32, u32>,
+    /// The costs so far of what the worker still has: of Jetties, and of queues and groups.
+    sums: [Option<Charge>; 2],
+}
+
+impl UrmaEnding {
+    fn add(&mut self, kind: UrmaKind, cost: UrmaCost) {
+        let sum = match kind {
+            UrmaKind::Jetty => &mut self.sums[0],
+            UrmaKind::Jfc | UrmaKind::Jfr | UrmaKind::Group => &mut self.sums[1],
+            // The worker has deleted them.
+            UrmaKind::Segment | UrmaKind::RemoteSegment | UrmaKind::Target => return,
+        };
+        match sum {
+            Some(sum) => sum.absorb(cost.charge),
+            none => *none = Some(cost.charge),
+        }
+    }
+}
+
 /// What a context has of URMA.
 pub(super) struct HostUrma {
     worker: usize,
     address: IpAddr,
     doorbell: u32,
     _ring: Charge,
-    charges: HashMap<(UrmaKind, u32), Charge>,
+    charges: HashMap<(UrmaKind, u32), UrmaCost>,
     /// The completion queues of JFCs.
     cqs: HashMap<u32, u32>,
     /// The memory regions of segments, and how many segments each region has.
     regions: HashMap<u32, u32>,
     region_users: HashMap<u32, u32>,
+    /// The program has ended, and its objects end.
+    ending: Option<UrmaEnding>,
 }
 
 impl Context {
@@ -83,6 +116,7 @@ impl Context {
             cqs: HashMap::new(),
             regions: HashMap::new(),
             region_users: HashMap::new(),
+            ending: None,
         });
         let response = Response::UrmaOpened { cna: place.cna, mtu: place.mtu, worker: place.worker as u32, doorbell };
         Ok(ReplyParts::with_fds(response, vec![fd]))
@@ -90,10 +124,10 @@ impl Context {
 
     /// Carries out a call for an object.
     pub(super) fn urma_call(&mut self, host: &mut Host, call: UrmaCall) -> Result<ReplyParts, Refusal> {
-        let Some(worker) = self.urma.as_ref().map(|urma| urma.worker) else {
+        let Some((worker, own)) = self.urma.as_ref().map(|urma| (urma.worker, urma.address)) else {
             return refuse(libc::EPROTO, "open a node of URMA first");
         };
-        let made = self.charge_call(&call)?;
+        let made = self.charge_call(host, own, &call)?;
         let ended = ended_by(&call);
         let (mut cq_of_jfc, mut region_of_segment) = (None, None);
         let call = match call {
@@ -131,26 +165,34 @@ impl Context {
                     *urma.region_users.entry(mr).or_default() += 1;
                 }
             }
-            if let (UrmaAnswer::Done, Some(key)) = (&answer, ended) {
-                urma.charges.remove(&key);
-                host.note_ended(1);
-                if key.0 == UrmaKind::Segment
-                    && let Some(mr) = urma.regions.remove(&key.1)
-                    && let Entry::Occupied(mut users) = urma.region_users.entry(mr)
-                {
-                    *users.get_mut() -= 1;
-                    if *users.get() == 0 {
-                        users.remove();
-                    }
-                }
-                if key.0 == UrmaKind::Jfc
-                    && let Some(used) = urma.cqs.remove(&key.1).and_then(|cq| self.cqs.get_mut(cq))
-                {
-                    used.remove_user();
-                }
-            }
+        }
+        // An import that another program's has displaced does not exist any more.
+        let is_displaced = |kind| matches!(kind, UrmaKind::RemoteSegment | UrmaKind::Target) && is_no_object(&answer);
+        if let Some(key) = ended.filter(|key| answer == UrmaAnswer::Done || is_displaced(key.0)) {
+            self.end_charge(key);
+            host.note_ended(1);
         }
         Ok(Response::UrmaDone(answer).into())
+    }
+
+    /// Gives back what an object cost that has ended, and what it used.
+    fn end_charge(&mut self, key: (UrmaKind, u32)) {
+        let Some(urma) = &mut self.urma else { return };
+        urma.charges.remove(&key);
+        if key.0 == UrmaKind::Segment
+            && let Some(mr) = urma.regions.remove(&key.1)
+            && let Entry::Occupied(mut users) = urma.region_users.entry(mr)
+        {
+            *users.get_mut() -= 1;
+            if *users.get() == 0 {
+                users.remove();
+            }
+        }
+        if key.0 == UrmaKind::Jfc
+            && let Some(used) = urma.cqs.remove(&key.1).and_then(|cq| self.cqs.get_mut(cq))
+        {
+            used.remove_user();
+        }
     }
 
     /// How many segments use a memory region. Its key must not be another region's meanwhile.
@@ -159,13 +201,21 @@ impl Context {
     }
 
     /// What a new object costs.
-    fn charge_call(&self, call: &UrmaCall) -> Result<Option<(UrmaKind, Charge)>, Refusal> {
+    fn charge_call(
+        &self,
+        host: &mut Host,
+        own: IpAddr,
+        call: &UrmaCall,
+    ) -> Result<Option<(UrmaKind, UrmaCost)>, Refusal> {
         let records = |depth: u16| (Resource::QueueBytes, u64::from(depth) * REQUEST_BYTES);
         let (kind, items) = match call {
-            // Its completion queue is charged already.
-            UrmaCall::CreateJfc { .. } => (UrmaKind::Jfc, Vec::new()),
+            // Its completion queue is charged already, but may have many.
+            UrmaCall::CreateJfc { .. } => (UrmaKind::Jfc, vec![(Resource::UrmaJfc, 1)]),
             UrmaCall::CreateJfr { depth, .. } => (UrmaKind::Jfr, vec![(Resource::Srq, 1), records(*depth)]),
-            UrmaCall::CreateJetty(attr) => (UrmaKind::Jetty, vec![(Resource::Qp, 1), records(attr.depth)]),
+            UrmaCall::CreateJetty(attr) => {
+                let requests = (Resource::UrmaRequest, u64::from(attr.depth));
+                (UrmaKind::Jetty, vec![(Resource::Qp, 1), requests, records(attr.depth)])
+            }
             UrmaCall::CreateGroup { .. } => (UrmaKind::Group, vec![(Resource::Srq, 1)]),
             // Its memory region is charged already, but may have many.
             UrmaCall::RegisterSegment { .. } => (UrmaKind::Segment, vec![(Resource::Mw, 1)]),
@@ -173,23 +223,61 @@ impl Context {
             UrmaCall::ImportJetty { .. } => (UrmaKind::Target, vec![(Resource::Ah, 1)]),
             _ => return Ok(None),
         };
-        Ok(Some((kind, self.caller.charge(&items)?)))
+        let charge = self.caller.charge(&items)?;
+        let peer = match call {
+            UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. } => {
+                Some(host.hold_urma_peer(&self.caller, own, address_of(eid))?)
+            }
+            _ => None,
+        };
+        Ok(Some((kind, UrmaCost { charge, _peer: peer })))
     }
 
-    /// Ends the program's use of URMA, with all its objects.
-    pub(super) fn end_urma(&mut self, host: &mut Host) -> bool {
-        let Some(urma) = self.urma.take() else { return false };
-        let id = self.id;
-        let is_last = host.on_worker(urma.worker, move |w, now| w.remove_urma_tenant(now, id));
-        self.doorbells[urma.worker].put(urma.doorbell);
-        for cq in urma.cqs.values() {
-            if let Some(used) = self.cqs.get_mut(*cq) {
+    /// Ends a part of the program's use of URMA: `most` of its objects. Returns how many; 0: there is no use of it any more.
+    pub(super) fn end_urma_some(&mut self, host: &mut Host, most: usize) -> usize {
+        let Some(urma) = &mut self.urma else { return 0 };
+        let (id, worker) = (self.id, urma.worker);
+        let left = host.on_worker(worker, move |w, _| w.leave_urma(id, most));
+        if left > 0 {
+            return left;
+        }
+        let ending = urma.ending.get_or_insert_with(|| UrmaEnding {
+            costs: std::mem::take(&mut urma.charges).into_iter(),
+            cqs: std::mem::take(&mut urma.cqs).into_values(),
+            sums: [None, None],
+        });
+        let mut ended = 0;
+        while ended < most
+            && let Some(((kind, _), cost)) = ending.costs.next()
+        {
+            ended += 1;
+            ending.add(kind, cost);
+        }
+        for cq in ending.cqs.by_ref().take(most.saturating_sub(ended)) {
+            ended += 1;
+            if let Some(used) = self.cqs.get_mut(cq) {
                 used.remove_user();
             }
         }
-        host.note_ended(urma.charges.len() + 1);
+        if ended > 0 {
+            host.note_ended(ended);
+            return ended;
+        }
+        self.end_urma(host);
+        1
+    }
+
+    /// Ends the program's use of URMA, after its objects. What the worker has not deleted yet is charged until it is.
+    fn end_urma(&mut self, host: &mut Host) {
+        let Some(urma) = self.urma.take() else { return };
+        let (id, charges) = (self.id, urma.ending.map(|ending| ending.sums));
+        let is_last = host.on_worker(urma.worker, move |w, now| {
+            charges.into_iter().for_each(|charges| w.keep_urma_charges(id, charges));
+            w.remove_urma_tenant(now, id)
+        });
+        self.doorbells[urma.worker].put(urma.doorbell);
+        host.note_ended(1);
         self.leave_urma(host, urma.address, is_last);
-        true
     }
 
     fn leave_urma(&self, host: &mut Host, address: IpAddr, is_last: bool) {
@@ -197,6 +285,11 @@ impl Context {
             host.close_urma(address);
         }
     }
+}
+
+fn is_no_object(answer: &UrmaAnswer) -> bool {
+    let UrmaAnswer::Refused(number) = answer else { return false };
+    burst_urma::UrmaError::ALL.get(usize::from(*number)) == Some(&burst_urma::UrmaError::NoObject)
 }
 
 /// The object that a call ends if it is done.

@@ -6,8 +6,9 @@
 use super::Host;
 use crate::authority::Caller;
 use crate::groups::GroupMembers;
-use crate::limits::{GROUP_QPS_MAX, GROUPS_MAX};
+use crate::limits::GROUPS_MAX;
 use crate::refusal::refuse;
+use crate::refusal::refuse_charge;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use burst_engine::multicast::MulticastGroup;
@@ -22,12 +23,9 @@ impl Host {
     /// # Errors
     /// ENOMEM when there are too many groups or members; the port's errno when it cannot join.
     pub(crate) fn attach(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
-        let members = self.join_port(caller, device, ip)?;
-        if members.qps.len() >= GROUP_QPS_MAX as usize {
-            return refuse(libc::ENOMEM, format!("a multicast group has at most {GROUP_QPS_MAX} queue pairs"));
-        }
-        if !members.qps.contains(&qpn) {
-            members.qps.push(qpn);
+        if let Err(refusal) = self.join_port(caller, device, ip)?.attach(caller, qpn) {
+            self.leave_port_if_empty(device, ip);
+            return Err(refusal);
         }
         self.update_workers(device, ip);
         Ok(())
@@ -36,7 +34,7 @@ impl Host {
     /// Detaches a queue pair from a group.
     pub fn detach(&mut self, device: DeviceId, ip: IpAddr, qpn: Qpn) {
         if let Some(members) = self.groups.groups.get_mut(&(device, ip)) {
-            members.qps.retain(|q| *q != qpn);
+            members.detach(qpn);
         }
         self.update_workers(device, ip);
         self.leave_port_if_empty(device, ip);
@@ -62,26 +60,29 @@ impl Host {
 
     /// Makes the port take part in the group, unless it does already. Returns the members.
     fn join_port(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<&mut GroupMembers, Refusal> {
-        let charge = match self.groups.groups.contains_key(&(device, ip)) {
+        let policy = self.ledger.policy();
+        let charges = match self.groups.groups.contains_key(&(device, ip)) {
             true => None,
             false => Some(self.charge_group(caller, device, ip)?),
         };
         let known = self.groups.groups.entry((device, ip));
-        match (known, charge) {
+        match (known, charges) {
             (Entry::Occupied(members), _) => Ok(members.into_mut()),
-            (Entry::Vacant(place), Some(charge)) => Ok(place.insert(GroupMembers::new(charge))),
+            (Entry::Vacant(place), Some(charges)) => Ok(place.insert(GroupMembers::new(charges, policy))),
             (Entry::Vacant(_), None) => unreachable!("a new group has a charge"),
         }
     }
 
     /// Charges a new group and makes the port take part in it.
-    fn charge_group(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<Charge, Refusal> {
-        let charge = caller.charge(&[(Resource::Group, 1)])?;
+    fn charge_group(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<[Charge; 2], Refusal> {
+        // A port may have a descriptor for each group.
+        let charge = caller.charge(&[(Resource::Group, 1), (Resource::Descriptor, 1)])?;
+        let of_port = self.devices[device.index()].groups.charge(&caller.account).or_else(refuse_charge)?;
         if self.groups.groups.len() >= GROUPS_MAX as usize {
             return refuse(libc::ENOMEM, format!("there are at most {GROUPS_MAX} multicast groups"));
         }
         let joined = self.on_worker(0, move |w, _| w.join_group(device, ip));
-        joined.map(|()| charge).map_err(|e| {
+        joined.map(|()| [charge, of_port]).map_err(|e| {
             let errno = match &e {
                 burst_port::PortError::Unsupported { .. } => libc::EOPNOTSUPP,
                 burst_port::PortError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
@@ -93,7 +94,7 @@ impl Host {
 
     fn leave_port_if_empty(&mut self, device: DeviceId, ip: IpAddr) {
         let key = (device, ip);
-        if self.groups.groups.get(&key).is_some_and(|m| m.qps.is_empty() && m.joins == 0) {
+        if self.groups.groups.get(&key).is_some_and(GroupMembers::is_empty) {
             self.groups.groups.remove(&key);
             self.on_worker(0, move |w, _| w.leave_group(device, ip));
         }
@@ -102,9 +103,9 @@ impl Host {
     /// Gives every worker its members of the group, and the set of workers that have members.
     fn update_workers(&self, device: DeviceId, ip: IpAddr) {
         let Some(members) = self.groups.groups.get(&(device, ip)) else { return };
-        let workers = members.qps.iter().fold(0u32, |bits, q| bits | 1 << worker_of(*q));
+        let workers = members.qps().fold(0u32, |bits, q| bits | 1 << worker_of(q));
         for worker in 0..self.workers.len() {
-            let own = members.qps.iter().copied().filter(|q| worker_of(*q) as usize == worker).collect();
+            let own = members.qps().filter(|q| worker_of(*q) as usize == worker).collect();
             let group = MulticastGroup { device, ip, members: own, workers };
             self.on_worker(worker, move |w, _| w.set_group(group));
         }

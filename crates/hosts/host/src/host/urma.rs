@@ -3,8 +3,11 @@
 //! as long as the device has it. Peers are told when a node closes.
 
 use super::Host;
+use crate::authority::Caller;
 use crate::device::HostDevice;
+use crate::limits::{URMA_PEERS_MAX, URMA_REQUESTS_MAX};
 use crate::refusal::refuse;
+use crate::urma_peers::{PeerHold, UrmaPeers};
 use burst_base::{DeviceId, Nanos};
 use burst_control::Refusal;
 use burst_control::urma::{UrmaCursor, UrmaPage};
@@ -20,8 +23,10 @@ use std::net::IpAddr;
 
 /// Frames of one call of a port.
 const FRAMES: usize = 128;
-/// Work requests of all programs that a node keeps.
-const REQUESTS_MAX: usize = 1 << 20;
+/// Channels of a node.
+const CHANNELS_MAX: usize = 4096;
+
+const _: () = assert!(URMA_PEERS_MAX * 4 <= CHANNELS_MAX as u64 * 3);
 
 /// Opens a port for the node of an address of a device; `None`: it cannot.
 pub type UrmaPortLender = Box<dyn FnMut(DeviceId, IpAddr) -> Option<Box<dyn Port>> + Send>;
@@ -40,6 +45,8 @@ pub(crate) struct UrmaNodes {
     /// Addresses whose node could not be opened: the log says so once.
     refused: BTreeSet<[u8; 16]>,
     open: BTreeMap<[u8; 16], OpenNode>,
+    /// From which hosts programs import.
+    peers: UrmaPeers,
 }
 
 impl UrmaNodes {
@@ -137,7 +144,8 @@ impl Host {
             caqm: false,
             window_max: window,
             rto_base: Nanos::from_ms(10),
-            requests_max: REQUESTS_MAX,
+            requests_max: URMA_REQUESTS_MAX as usize,
+            channels_max: CHANNELS_MAX,
             ..UrmaConfig::new(cna_of(address), seed)
         };
         let endpoint = UrmaEndpoint::new(port, address, FRAMES, config);
@@ -210,6 +218,27 @@ impl Host {
             // A worker that has ended has taken its nodes with it; peers find out themselves.
             let _ = self.workers[open.worker].call(move |w, now| w.close_urma(now, address));
         }
+    }
+
+    /// Holds the channels to a peer for a caller's import at the node of `own`.
+    ///
+    /// # Errors
+    /// ENOMEM: the account imports from as many hosts as one account may.
+    pub(crate) fn hold_urma_peer(&mut self, caller: &Caller, own: IpAddr, peer: IpAddr) -> Result<PeerHold, Refusal> {
+        self.urma.peers.hold(caller, own, cna_of(peer).get())
+    }
+
+    /// What a caller sees of [`Host::urma_page`]: root and the daemon's user all channels, others those to hosts from which they
+    /// import.
+    pub(crate) fn urma_page_for(&self, caller: &Caller, from: UrmaCursor) -> UrmaPage {
+        let mut page = self.urma_page(from);
+        if !self.authority.sees_all(caller.process.uid)
+            && let Some(node) = &mut page.node
+        {
+            let own = address_of(&node.eid);
+            node.channels.retain(|channel| self.urma.peers.has(&caller.account, own, channel.cna));
+        }
+        page
     }
 
     /// The first node from the cursor on, and a page of its channels.

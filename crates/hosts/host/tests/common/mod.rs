@@ -3,9 +3,13 @@
 
 use burst_base::Nanos;
 use burst_base::verbs::{QpCap, QpType};
+use burst_control::cm::{CmCommand, CmReply};
+use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_control::{CqInitAttr, QpCookies, QpInitAttr, Refusal, Request, Response};
 use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session, WorkerMode};
-use burst_port::mem::{MemConfig, pair};
+use burst_ledger::Resource;
+use burst_port::Port;
+use burst_port::mem::{Hub, MemConfig, pair};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -31,6 +35,8 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
         urma_standing: false,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
+        account_depth: 0,
+        subordinate_ids: None,
         lend: false,
         lent: None,
         seed: Some(1),
@@ -48,6 +54,31 @@ pub fn host_with(options: &HostOptions) -> Host {
     let port = || pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b).0;
     let ports = (0..options.workers).map(|_| vec![Box::new(port()) as _]).collect();
     Host::with_ports(options, Clock::Monotonic, ports).expect("a host")
+}
+
+/// Gives the host ports for nodes of URMA, at which there is no other host.
+pub fn lend_nodes(host: &mut Host) {
+    host.lend_urma_ports(Box::new(|_, address: IpAddr| {
+        Some(Box::new(Hub::new(MemConfig::default()).port("urma", &[address])) as Box<dyn Port>)
+    }));
+}
+
+/// The entity id of the host's network with this last byte of its address.
+pub fn eid(last: u8) -> [u8; 16] {
+    std::net::Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets()
+}
+
+/// Whether no account uses anything, after a moment: workers and other threads give back what they have ended.
+pub fn is_all_given_back(host: &Host) -> bool {
+    host.disposal.wait_until_idle();
+    let is_free = || Resource::ALL.iter().all(|resource| host.ledger.used(*resource) == 0);
+    (0..10_000).any(|_| {
+        let free = is_free();
+        if !free {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        free
+    })
 }
 
 /// A file in memory that cannot shrink, as the library sends it.
@@ -111,6 +142,26 @@ impl Program {
         Ok(reply.response)
     }
 
+    /// Carries out a command of connection management.
+    pub fn command(&mut self, host: &mut Host, command: CmCommand) -> Result<CmReply, Refusal> {
+        match self.ask(host, Request::Cm { commands: vec![command] })? {
+            Response::Cm(replies) => match replies.into_iter().next() {
+                Some(CmReply::Failed { errno, sentence }) => Err(Refusal { errno, sentence }),
+                Some(reply) => Ok(reply),
+                None => panic!("no reply to a command"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Carries out a call of URMA. Returns the number of the new object.
+    pub fn urma(&mut self, host: &mut Host, call: UrmaCall) -> Result<u32, Refusal> {
+        match self.ask(host, Request::UrmaCall(call))? {
+            Response::UrmaDone(UrmaAnswer::Number(number)) => Ok(number),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// The program has exited: a step of the end of its session.
     pub fn end_some(&mut self, host: &mut Host, budget: usize) -> bool {
         self.session.end_some(host, budget)
@@ -119,6 +170,7 @@ impl Program {
     /// The program exits.
     pub fn end(mut self, host: &mut Host) {
         self.session.end(host);
+        host.disposal.wait_until_idle();
     }
 }
 

@@ -86,6 +86,8 @@ impl Node {
             urma_standing: false,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
+            account_depth: 0,
+            subordinate_ids: None,
             lend: false,
             lent: None,
             seed: Some(rng.next_u64()),

@@ -190,6 +190,10 @@ impl Port for Loopback {
         self.flush(now, dropped);
     }
 
+    fn groups_max(&self) -> usize {
+        self.inner.groups_max()
+    }
+
     fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
         if !is_interface_local(&group) {
             return self.inner.join(group);

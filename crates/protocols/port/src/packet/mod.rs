@@ -360,6 +360,10 @@ impl Port for PacketPort {
         Ok(())
     }
 
+    fn groups_max(&self) -> usize {
+        GROUPS_MAX
+    }
+
     fn leave(&mut self, group: IpAddr) {
         if group.is_multicast() {
             self.own.groups.retain(|ip| *ip != group);

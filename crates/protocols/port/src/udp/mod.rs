@@ -249,6 +249,10 @@ impl Port for UdpPort {
         self.add_socket(sock)
     }
 
+    fn groups_max(&self) -> usize {
+        GROUPS_MAX
+    }
+
     fn leave(&mut self, group: IpAddr) {
         if group.is_multicast() && self.socks.iter().any(|s| s.ip == group) {
             self.rx.forget();

@@ -194,9 +194,9 @@ fn check_values(port_mtu: Mtu, attr: &QpAttr, mask: u32) -> Result<(), ModifyErr
     }
 }
 
-/// Copies the attributes of `mask` from `new` to `attr`; the state and the read-only ones excepted. Of counts and timers whose field
-/// in the queue pair context has three or five bits, the low bits are taken, as adapters do: programs set `min_rnr_timer` to 32 or
-/// `retry_cnt` to 10, and the kernel's `rxe_qp_chk_attr` does not look at them either.
+/// Copies the attributes of `mask` from `new` to `attr`; the state and the read-only ones excepted. Of counts and timers whose
+/// field in the queue pair context has three or five bits, the low bits are taken, as adapters do: programs set `min_rnr_timer`
+/// to 32 or `retry_cnt` to 10, and the kernel's `rxe_qp_chk_attr` does not look at them either.
 pub(crate) fn apply(attr: &mut QpAttr, new: &QpAttr, mask: u32) {
     macro_rules! take {
         ($($bit:ident: $($field:ident),+;)+) => {

@@ -2,15 +2,15 @@
 
 use crate::objects::EngineCq;
 use crate::urma::eid::address_of;
-use crate::urma::endpoint::cna_of;
+use crate::urma::endpoint::{UrmaImport, cna_of};
 use crate::urma::orphans::delete_jetty;
 use crate::urma::records::{cqe_of, words_of};
-use crate::urma::tenant::UrmaTenant;
+use crate::urma::tenant::{ByNumber, UrmaLeaving, UrmaTenant};
 use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_ubwire::{Cna, ServiceMode};
 use burst_urma::{
     GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, TargetKind, TransMode,
-    UrmaEnv, UrmaError, UrmaNode,
+    UrmaEffects, UrmaEnv, UrmaError, UrmaNode,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -30,14 +30,56 @@ pub enum TenantCall {
     RegisterSegment(u32, burst_urma::SegmentConfig),
 }
 
-impl TenantCall {
-    /// The peer from whose address something is to be imported.
-    pub(crate) fn imports_from(&self) -> Option<IpAddr> {
-        match self {
-            TenantCall::Plain(UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. }) => {
-                Some(address_of(eid))
-            }
-            _ => None,
+/// A call that begins or ends an import: how an import is named by context and number, and the peer's address or the number.
+#[derive(Clone, Copy)]
+pub(crate) enum ImportCall {
+    Begins(fn(u32, u32) -> UrmaImport, IpAddr),
+    Ends(fn(u32, u32) -> UrmaImport, u32),
+}
+
+impl ImportCall {
+    pub(crate) fn of(call: &TenantCall) -> Option<ImportCall> {
+        let TenantCall::Plain(call) = call else { return None };
+        Some(match call {
+            UrmaCall::ImportSegment { eid, .. } => ImportCall::Begins(UrmaImport::Segment, address_of(eid)),
+            UrmaCall::ImportJetty { eid, .. } => ImportCall::Begins(UrmaImport::Jetty, address_of(eid)),
+            UrmaCall::UnimportSegment { segment } => ImportCall::Ends(UrmaImport::Segment, *segment),
+            UrmaCall::UnimportJetty { jetty } => ImportCall::Ends(UrmaImport::Jetty, *jetty),
+            _ => return None,
+        })
+    }
+
+    /// The peer of the import that ends.
+    pub(crate) fn ended(self, tenant: &UrmaTenant) -> Option<Cna> {
+        let ImportCall::Ends(kind, number) = self else { return None };
+        match kind(tenant.context, number) {
+            UrmaImport::Segment(..) => tenant.remote_segments.get(&number).copied(),
+            UrmaImport::Jetty(..) => tenant.targets.get(&number).copied(),
+        }
+    }
+}
+
+/// Ends imports from a node that has not answered, and whose place on the bus is another one's from now on. Jetties that are
+/// bound to one of them move to ERROR: what is posted to them must not reach the other node.
+pub(crate) fn displace(
+    imports: &[UrmaImport],
+    tenants: &mut ByNumber<UrmaTenant>,
+    node: &mut UrmaNode,
+    fx: &mut dyn UrmaEffects,
+) {
+    for import in imports {
+        let (UrmaImport::Segment(context, number) | UrmaImport::Jetty(context, number)) = *import;
+        let Some(tenant) = tenants.get_mut(&context) else { continue };
+        // What is under way ends with its channel.
+        if matches!(import, UrmaImport::Segment(..)) {
+            tenant.remote_segments.remove(&number);
+            let _ = node.unimport_segment(number);
+            continue;
+        }
+        tenant.targets.remove(&number);
+        let _ = node.unimport_jetty(number);
+        for (jetty, _) in tenant.bindings.iter().filter(|(_, target)| **target == number) {
+            let _ = node.modify_jetty(*jetty, JettyState::Error, fx);
         }
     }
 }
@@ -67,13 +109,16 @@ const fn check(is_own: bool) -> Result<(), UrmaError> {
 }
 
 impl UrmaTenant {
-    /// The node of the import that a call ends.
-    pub(crate) fn import_ended_by(&self, call: &TenantCall) -> Option<Cna> {
-        match call {
-            TenantCall::Plain(UrmaCall::UnimportSegment { segment }) => self.remote_segments.get(segment).copied(),
-            TenantCall::Plain(UrmaCall::UnimportJetty { jetty }) => self.targets.get(jetty).copied(),
-            _ => None,
-        }
+    /// Segments and imports that are left to delete. The program has ended: what it still posts names none of its own.
+    pub(crate) fn take_leaving(&mut self) -> &mut Vec<UrmaLeaving> {
+        let UrmaTenant { segments, remote_segments, targets, leaving, .. } = self;
+        leaving.get_or_insert_with(|| {
+            let segments = std::mem::take(segments).into_iter().map(UrmaLeaving::Segment);
+            let remote = std::mem::take(remote_segments).into_iter();
+            let targets = std::mem::take(targets).into_iter();
+            let remote = remote.map(|(number, cna)| UrmaLeaving::RemoteSegment(number, cna));
+            segments.chain(remote).chain(targets.map(|(number, cna)| UrmaLeaving::Target(number, cna))).collect()
+        })
     }
 
     /// Carries out a call.
@@ -234,6 +279,7 @@ impl UrmaTenant {
             UrmaCall::DeleteJetty { .. } => {
                 delete_jetty(node, jetty, env)?;
                 self.jetties.remove(&jetty);
+                self.bindings.remove(&jetty);
                 Ok(UrmaAnswer::Done)
             }
             UrmaCall::QueryJetty { .. } => {
@@ -252,9 +298,15 @@ impl UrmaTenant {
             }
             UrmaCall::BindJetty { target, .. } => {
                 check(self.targets.contains_key(&target))?;
-                node.bind_jetty(jetty, target).map(|()| UrmaAnswer::Done)
+                node.bind_jetty(jetty, target)?;
+                self.bindings.insert(jetty, target);
+                Ok(UrmaAnswer::Done)
             }
-            _ => node.unbind_jetty(jetty).map(|()| UrmaAnswer::Done),
+            _ => {
+                node.unbind_jetty(jetty)?;
+                self.bindings.remove(&jetty);
+                Ok(UrmaAnswer::Done)
+            }
         }
     }
 
