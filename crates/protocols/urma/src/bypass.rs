@@ -10,8 +10,8 @@
 use crate::api::{CrStatus, RemoteSegment, UrmaEnv, UrmaError, access};
 use crate::channel::UrmaTimer;
 use crate::node::UrmaNode;
+use crate::objects::segment_table::PeerAccess;
 use crate::records::UrmaRefusal;
-use crate::segment::PeerAccess;
 use crate::target::changed;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{
@@ -256,7 +256,7 @@ impl UrmaNode {
     /// [`UrmaError::NoObject`] without such a segment, [`UrmaError::Value`] for a length or an address that the kind does not
     /// allow, [`UrmaError::Access`] outside of the segment, [`UrmaError::Full`] with [`ACCESS_WINDOW`] under way to the peer.
     pub fn begin_access(&mut self, segment: u32, addr: u64, kind: AccessKind) -> Result<AccessTag, UrmaError> {
-        let segment = *self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
+        let segment = *self.shared.objects.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
         if !kind.is_sound(addr) {
             return Err(UrmaError::Value);
         }
@@ -325,7 +325,7 @@ impl UrmaNode {
         None
     }
     fn write_access(&self, dest: Cna, ta: TaHeader, payload: &[u8], out: &mut [u8]) -> usize {
-        let nth = self.nth(dest, NextLayer::Bypass);
+        let nth = self.network_header(dest, NextLayer::Bypass);
         let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(ta) };
         let len = head.emit(&Dialect::BURST, out);
         out[len..len + payload.len()].copy_from_slice(payload);
@@ -438,7 +438,7 @@ impl UrmaNode {
             return Err(wrong_length);
         }
         let wanted = PeerAccess { token_id, token: request.token, addr, len, right };
-        let region = self.segments.check(wanted);
+        let region = self.shared.objects.segments.check(wanted);
         let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
         match opcode {
             TaOpcode::Read => Ok(u64::from(region)),

@@ -116,7 +116,7 @@ impl UrmaNode {
         let len = left.min(u32::from(self.config.mtu));
         let bytes = len * (left / len.max(1)).clamp(1, count_max.min(RUN_MAX));
         let addr = range.addr + u64::from(offset);
-        let span = env.mem.lend(self.segments.held(request.segment, addr, bytes)?, addr, bytes)?;
+        let span = env.mem.lend(self.shared.objects.segments.held(request.segment, addr, bytes)?, addr, bytes)?;
 
         let first = channel.tx.next_psn();
         let mut run = UrmaRun {
@@ -217,7 +217,7 @@ impl UrmaNode {
             return 0;
         }
         let (addr, piece) = (placement.addr + u64::from(offset), (bytes / count) as usize);
-        let Some(region) = self.segments.held(placement.segment, addr, bytes) else { return 0 };
+        let Some(region) = self.shared.objects.segments.held(placement.segment, addr, bytes) else { return 0 };
         let mut pieces = packets.chunks_exact(stride).take(count as usize).map(|packet| &packet[len - piece..len]);
         if env.mem.write_pieces(region, addr, bytes, &mut pieces).is_err() {
             return 0;
@@ -252,7 +252,7 @@ impl UrmaNode {
         }
         let addr = placement.addr + u64::from(part.offset);
         // The segment may have been deregistered since the first packet.
-        let Some(region) = self.segments.held(placement.segment, addr, len) else { return false };
+        let Some(region) = self.shared.objects.segments.held(placement.segment, addr, len) else { return false };
         if env.mem.write(region, addr, part.payload).is_err() {
             return false;
         }

@@ -4,8 +4,9 @@ use crate::api::{CompletionRecord, CrStatus, JettyState, RNR_RETRY_FOREVER, Targ
 use crate::channel::UrmaTimer;
 use crate::echo::ECHO_JETTY;
 use crate::node::UrmaNode;
+use crate::objects::id_of;
+use crate::objects::records::{OrderStream, StreamState, TASSN_WINDOW};
 use crate::pool::PoolRef;
-use crate::queues::{OrderStream, StreamState, TASSN_WINDOW};
 use crate::records::{RequestPhase, SendRecord, UrmaRefusal};
 use crate::tx_window::TxOwner;
 use burst_base::{Nanos, Psn, Reason};
@@ -36,7 +37,7 @@ impl UrmaNode {
         if response.rc_id == ECHO_JETTY {
             return self.on_echo_answer(env, response);
         }
-        let Some(jetty) = self.jetty_ref(response.rc_id) else { return env.fx.count(Reason::UbLate) };
+        let Some(jetty) = self.shared.objects.jetty_ref(response.rc_id) else { return env.fx.count(Reason::UbLate) };
         let also = if response.status.status == UbStatus::OK { response.status.info } else { 0 };
         for i in 0..=u16::from(also) {
             let request = self.find_request(jetty, response.tassn.wrapping_add(i));
@@ -91,6 +92,8 @@ impl UrmaNode {
         }
         let addr = range.addr + u64::from(response.offset);
         let is_written = self
+            .shared
+            .objects
             .segments
             .held(request.segment, addr, payload.len() as u32)
             .is_some_and(|region| env.mem.write(region, addr, payload).is_ok());
@@ -108,6 +111,8 @@ impl UrmaNode {
         }
         let value = u64::from_be_bytes(value).to_le_bytes();
         let is_written = self
+            .shared
+            .objects
             .segments
             .held(request.segment, range.addr, 8)
             .is_some_and(|region| env.mem.write(region, range.addr, &value).is_ok());
@@ -150,7 +155,7 @@ impl UrmaNode {
         env.fx.count(Reason::RnrNakReceived);
         let shift_max = if self.is_oldest_of_stream(at) { OLDEST_SHIFT_MAX } else { BUSY_SHIFT_MAX };
         let Some(request) = self.requests.get_mut(at) else { return };
-        let Some(jetty) = self.jetties.get(request.jetty) else { return };
+        let Some(jetty) = self.shared.objects.jetties.get(request.jetty) else { return };
         let limit = jetty.config.rnr_retry;
         request.attempt = request.attempt.wrapping_add(1);
         let mut delay = rnr_delay(timer & (UrmaRefusal::BUSY - 1));
@@ -174,7 +179,8 @@ impl UrmaNode {
     }
     /// Whether the target keeps all later requests of a Jetty's stream for this one.
     fn is_oldest_of_stream(&self, at: PoolRef) -> bool {
-        let Some(jetty) = self.requests.get(at).and_then(|request| self.jetties.get(request.jetty)) else {
+        let Some(jetty) = self.requests.get(at).and_then(|request| self.shared.objects.jetties.get(request.jetty))
+        else {
             return false;
         };
         self.oldest_of_stream(jetty) == Some(at)
@@ -194,7 +200,7 @@ impl UrmaNode {
     }
     /// A Jetty is moved to ERROR: its requests that wait for the peer to be ready end.
     pub(crate) fn end_waiting(&mut self, jetty: PoolRef, fx: &mut dyn UrmaEffects) {
-        let Some(mut at) = self.jetties.get(jetty).map(|jetty| jetty.head) else { return };
+        let Some(mut at) = self.shared.objects.jetties.get(jetty).map(|jetty| jetty.head) else { return };
         while let Some(request) = self.requests.get(at) {
             let next = request.next;
             if request.phase == RequestPhase::Waiting && request.abandoned.is_none() {
@@ -206,7 +212,7 @@ impl UrmaNode {
     /// The answer of a ROL request that came in a transport acknowledgement. That may be lost: the acknowledgement of the
     /// request's last packet says the same, but covers all packets before it.
     pub(crate) fn on_fused(&mut self, env: &mut UrmaEnv<'_>, channel: PoolRef, response: &Atah) {
-        let jetty = self.jetty_ref(response.rc_id);
+        let jetty = self.shared.objects.jetty_ref(response.rc_id);
         let Some(at) = jetty.and_then(|jetty| self.find_request(jetty, response.tassn)) else { return };
         let Some(request) = self.requests.get(at) else { return };
         if request.channel == channel && request.all_sent {
@@ -217,7 +223,7 @@ impl UrmaNode {
     /// The first request of a stream was executed: the target has given a context or not.
     fn take_grant(&mut self, at: PoolRef, response: &Atah) {
         let Some(request) = self.requests.get(at).filter(|request| request.alloc) else { return };
-        let Some(jetty) = self.jetties.get_mut(request.jetty) else { return };
+        let Some(jetty) = self.shared.objects.jetties.get_mut(request.jetty) else { return };
         if jetty.stream.state == StreamState::Asking && jetty.stream.channel == request.channel {
             jetty.stream.state = match response.granted {
                 true => StreamState::Granted { context: response.context },
@@ -228,7 +234,7 @@ impl UrmaNode {
     /// The first request of a stream was refused: the next one asks again.
     fn refused_first(&mut self, at: PoolRef) {
         let Some(request) = self.requests.get(at).filter(|request| request.alloc) else { return };
-        if let Some(jetty) = self.jetties.get_mut(request.jetty)
+        if let Some(jetty) = self.shared.objects.jetties.get_mut(request.jetty)
             && jetty.stream.state == StreamState::Asking
         {
             let none = OrderStream { state: StreamState::None, channel: PoolRef::NONE, ..jetty.stream };
@@ -238,7 +244,12 @@ impl UrmaNode {
     /// All packets up to the last one of a request have arrived: in ROL it is executed.
     pub(crate) fn request_delivered(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, attempt: u8) {
         let Some(request) = self.requests.get(at) else { return };
-        let is_rol = self.jetties.get(request.jetty).is_some_and(|jetty| jetty.config.service == ServiceMode::Rol);
+        let is_rol = self
+            .shared
+            .objects
+            .jetties
+            .get(request.jetty)
+            .is_some_and(|jetty| jetty.config.service == ServiceMode::Rol);
         let is_answer = request.is_fusable() && !request.is_deferred;
         if is_rol && request.attempt == attempt && request.phase == RequestPhase::Issued && is_answer {
             // An abandoned request is answered by an error before its packet is acknowledged.
@@ -271,21 +282,22 @@ impl UrmaNode {
         } else if self.completes_early(jetty) || !self.is_behind_silent(prev) {
             self.report(at, fx);
         }
-        self.check_drained(jetty, fx);
+        self.shared.objects.check_drained(jetty, fx);
         self.issue_at(jetty, now);
     }
     fn head_of(&self, jetty: PoolRef) -> PoolRef {
-        self.jetties.get(jetty).map_or(PoolRef::NONE, |jetty| jetty.head)
+        self.shared.objects.jetties.get(jetty).map_or(PoolRef::NONE, |jetty| jetty.head)
     }
     /// Whether completions of a Jetty say nothing about earlier requests.
     fn completes_early(&self, jetty: PoolRef) -> bool {
-        self.jetties.get(jetty).is_some_and(|jetty| jetty.config.outorder_comp)
+        self.shared.objects.jetties.get(jetty).is_some_and(|jetty| jetty.config.outorder_comp)
     }
     /// Whether a request without completion is outstanding at a place of the list or before it. The completion of a request
     /// says that those are done, too: the program uses their memory again and counts their room in the queue as free.
     fn is_behind_silent(&self, at: PoolRef) -> bool {
         let Some(request) = self.requests.get(at) else { return false };
-        let oldest = self.jetties.get(request.jetty).and_then(|jetty| self.requests.get(jetty.oldest_silent));
+        let oldest =
+            self.shared.objects.jetties.get(request.jetty).and_then(|jetty| self.requests.get(jetty.oldest_silent));
         oldest.is_some_and(|oldest| request.tassn.wrapping_sub(oldest.tassn) < TASSN_WINDOW)
     }
     /// Reports what has waited for a request without completion: the requests from a place on to the next such request.
@@ -336,14 +348,14 @@ impl UrmaNode {
         let told = match request.phase {
             RequestPhase::Done(CrStatus::Success) if !request.complete => None,
             RequestPhase::Done(status) => {
-                let jfc = self.jetties.get(request.jetty).map(|jetty| jetty.config.jfc);
+                let jfc = self.shared.objects.jetties.get(request.jetty).map(|jetty| jetty.config.jfc);
                 jfc.map(|jfc| (jfc, send_record(request, status)))
             }
             _ => None,
         };
         self.unlink(at);
         if let Some((jfc, record)) = told {
-            self.complete(jfc, record, fx);
+            self.shared.objects.complete(jfc, record, fx);
         }
     }
 }
@@ -357,7 +369,7 @@ pub(crate) fn send_record(request: &SendRecord, status: CrStatus) -> CompletionR
         is_receive: false,
         len: request.data.len(),
         local_kind: TargetKind::Jetty,
-        local_id: UrmaNode::id_of(request.jetty),
+        local_id: id_of(request.jetty),
         remote: None,
         immediate: 0,
     }

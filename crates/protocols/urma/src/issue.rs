@@ -10,8 +10,9 @@
 //!   a new stream. RO requests to other peers leave without a number, and later SO requests wait for their answers.
 
 use crate::node::UrmaNode;
+use crate::objects::id_of;
+use crate::objects::records::{Jetty, OrderStream, StreamState};
 use crate::pool::PoolRef;
-use crate::queues::{Jetty, OrderStream, StreamState};
 use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
 use crate::sequence::CONTEXT_WINDOW;
 use crate::tx_window::TxOwner;
@@ -41,13 +42,13 @@ impl UrmaNode {
     }
     /// The same at a known time, at which a new channel begins to open.
     pub(crate) fn issue_at(&mut self, jetty: PoolRef, now: Nanos) {
-        let Some(record) = self.jetties.get(jetty) else { return };
+        let Some(record) = self.shared.objects.jetties.get(jetty) else { return };
         if record.state != crate::api::JettyState::Ready || record.config.service == ServiceMode::Uno {
             return;
         }
         let mut at = record.cursor;
         let (mut is_ordered_blocked, mut blocked_reads, mut passed) = (false, 0u16, 0);
-        while let (Some(request), Some(record)) = (self.requests.get(at), self.jetties.get(jetty)) {
+        while let (Some(request), Some(record)) = (self.requests.get(at), self.shared.objects.jetties.get(jetty)) {
             let next = request.next;
             if request.phase == RequestPhase::Posted {
                 if request.fence && record.reads + blocked_reads > 0 {
@@ -66,7 +67,7 @@ impl UrmaNode {
                 if passed > LOOKAHEAD {
                     break;
                 }
-            } else if let Some(record) = self.jetties.get_mut(jetty) {
+            } else if let Some(record) = self.shared.objects.jetties.get_mut(jetty) {
                 record.cursor = next;
             }
             at = next;
@@ -128,7 +129,10 @@ impl UrmaNode {
         if leave == Leave::Begin {
             self.end_stream(jetty);
         }
-        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
+        let (Some(record), Some(request)) = (self.shared.objects.jetties.get_mut(jetty), self.requests.get_mut(at))
+        else {
+            return;
+        };
         match leave {
             Leave::Begin => {
                 record.stream = OrderStream {
@@ -157,7 +161,7 @@ impl UrmaNode {
     /// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
     /// requests of ROL take the same.
     fn stream_channel(&self, jetty: PoolRef, dest: Cna, leave: Leave) -> Option<PoolRef> {
-        let record = self.jetties.get(jetty)?;
+        let record = self.shared.objects.jetties.get(jetty)?;
         let stream = &record.stream;
         let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;
         let is_its = is_bound && stream.state != StreamState::None && stream.peer == dest;
@@ -165,7 +169,10 @@ impl UrmaNode {
     }
     /// The request counts as issued.
     pub(crate) fn mark_issued(&mut self, jetty: PoolRef, at: PoolRef) {
-        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
+        let (Some(record), Some(request)) = (self.shared.objects.jetties.get_mut(jetty), self.requests.get_mut(at))
+        else {
+            return;
+        };
         let mut list = None;
         request.phase = RequestPhase::Issued;
         record.issued += 1;
@@ -187,7 +194,9 @@ impl UrmaNode {
     }
     /// The request is answered: counts are undone, and later ones may leave.
     pub(crate) fn mark_answered(&mut self, jetty: PoolRef, at: PoolRef) {
-        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get(at)) else { return };
+        let (Some(record), Some(request)) = (self.shared.objects.jetties.get_mut(jetty), self.requests.get(at)) else {
+            return;
+        };
         record.issued -= 1;
         let list = match self.channels.get_mut(request.channel) {
             Some(channel) => {
@@ -207,7 +216,7 @@ impl UrmaNode {
     }
     /// Tells the peer that the sequence context of a Jetty is not needed any more.
     pub(crate) fn end_stream(&mut self, jetty: PoolRef) {
-        let Some(record) = self.jetties.get_mut(jetty) else { return };
+        let Some(record) = self.shared.objects.jetties.get_mut(jetty) else { return };
         let stream = record.stream;
         record.stream =
             OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 };
@@ -217,7 +226,7 @@ impl UrmaNode {
         }
         let response = ResponseRecord {
             channel: stream.channel,
-            rc_id: Self::id_of(jetty),
+            rc_id: id_of(jetty),
             tassn: 0,
             mode: ServiceMode::Rot,
             kind: ResponseKind::Disconnect { context },

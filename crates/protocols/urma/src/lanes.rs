@@ -18,8 +18,8 @@
 use crate::api::UrmaEnv;
 use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
 use crate::node::UrmaNode;
+use crate::objects::records::StreamState;
 use crate::pool::PoolRef;
-use crate::queues::StreamState;
 use crate::records::{RequestPhase, SendRecord};
 use crate::sweep::ChannelEnd;
 use crate::tx_window::TxOwner;
@@ -256,7 +256,8 @@ impl UrmaNode {
         };
         // The target knows the others of a sequence context on its lane only.
         let is_first = || {
-            let stream = self.jetties.get(request.jetty).map(|jetty| (jetty.stream.state, jetty.stream.channel));
+            let stream =
+                self.shared.objects.jetties.get(request.jetty).map(|jetty| (jetty.stream.state, jetty.stream.channel));
             request.alloc && stream == Some((StreamState::Asking, request.channel))
         };
         is_harmless && request.abandoned.is_none() && (request.order_number.is_none() || is_first())
@@ -280,7 +281,7 @@ impl UrmaNode {
             self.requests.push_back(&mut channel.requests, at);
         }
         let Some(request) = self.requests.get_mut(at) else { return };
-        if let (true, Some(jetty)) = (request.alloc, self.jetties.get_mut(request.jetty)) {
+        if let (true, Some(jetty)) = (request.alloc, self.shared.objects.jetties.get_mut(request.jetty)) {
             jetty.stream.channel = to;
         }
         if request.phase == RequestPhase::Issued {

@@ -14,21 +14,20 @@
 //! | `channel` | transport channels and how they open |
 //! | `echo` | the echo at Jetty 5 |
 //! | `following` | further packets of the message of the last one |
-//! | `group` | groups of Jetties |
 //! | `heads` | heads of the packets that were sent and received last |
 //! | `initiator` | answers to own requests, completions |
 //! | `issue` | order at the initiator |
 //! | `lanes` | several channels to one peer: choice, opening, failure |
 //! | `messages` | peers' messages of several packets, and those that wait for their turn |
-//! | `node` | objects and control calls |
+//! | `node` | the node and its control calls |
+//! | `node_shared` | what the parts of a node share |
+//! | `objects` | completion and receive queues, Jetties, groups, segments |
 //! | `pool` | records behind references with a generation |
 //! | `post` | work requests |
-//! | `queues` | completion and receive queues, the Jetty record |
 //! | `receive` | received packets, acknowledgements, management |
 //! | `records` | requests, messages, responses under way; the reorder buffer |
 //! | `restart` | peers that may have restarted, or have ended |
 //! | `rx_window`, `tx_window` | the two halves of a channel |
-//! | `segment` | segments and the checks of tokens |
 //! | `sequence` | order at the target |
 //! | `sweep` | the end of a channel; work on many requests in parts |
 //! | `target` | execution of peers' requests |
@@ -43,21 +42,20 @@ pub mod caqm;
 mod channel;
 mod echo;
 mod following;
-mod group;
 mod heads;
 mod initiator;
 mod issue;
 mod lanes;
 mod messages;
 mod node;
+mod node_shared;
+mod objects;
 mod pool;
 mod post;
-mod queues;
 mod receive;
 mod records;
 mod restart;
 mod rx_window;
-mod segment;
 mod sequence;
 mod sweep;
 mod target;

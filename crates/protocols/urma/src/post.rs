@@ -1,12 +1,12 @@
 //! Work requests: checks when they are posted, and the list of a Jetty's requests.
 
 use crate::api::{
-    JETTY_ID_FIRST, JettyConfig, JettyState, JfsWr, RemoteJetty, RemoteSegment, TargetKind, TransMode,
-    URMA_MESSAGE_MAX, UrmaEnv, UrmaError, WrData,
+    JettyConfig, JettyState, JfsWr, RemoteJetty, RemoteSegment, TargetKind, TransMode, URMA_MESSAGE_MAX, UrmaEnv,
+    UrmaError, WrData,
 };
 use crate::node::UrmaNode;
+use crate::objects::records::{Jetty, TASSN_WINDOW};
 use crate::pool::PoolRef;
-use crate::queues::{Jetty, TASSN_WINDOW};
 use crate::records::{RequestPhase, SendRecord};
 use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, ServiceMode, TaOpcode};
 
@@ -22,8 +22,8 @@ struct RequestReach {
 impl UrmaNode {
     /// Posts a work request to a Jetty or JFS. The answer comes as a completion record; a refusal has no effect.
     pub fn post_send(&mut self, jetty: u32, wr: &JfsWr, env: &mut UrmaEnv<'_>) -> Result<(), UrmaError> {
-        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
-        let record = self.jetties.get(at).ok_or(UrmaError::NoObject)?;
+        let at = self.shared.objects.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
+        let record = self.shared.objects.jetties.get(at).ok_or(UrmaError::NoObject)?;
         if record.state != JettyState::Ready {
             return Err(UrmaError::State);
         }
@@ -36,14 +36,14 @@ impl UrmaNode {
         self.check_data(wr)?;
         let reach = self.reach(record, wr)?;
         let segment = match wr.data {
-            WrData::Local(range) => self.segments.hold(range.token_id),
+            WrData::Local(range) => self.shared.objects.segments.hold(range.token_id),
             WrData::Inline { .. } => PoolRef::NONE,
         };
         let mut request = new_request(at, record.next_tassn, wr, reach);
         request.err_timeout = record.config.err_timeout;
         request.segment = segment;
         let at_request = self.link(at, request)?;
-        if self.jetties.get(at).is_some_and(|j| j.config.service == ServiceMode::Uno) {
+        if self.shared.objects.jetties.get(at).is_some_and(|j| j.config.service == ServiceMode::Uno) {
             self.mark_issued(at, at_request);
             self.unreliable.push_back(at_request);
         } else {
@@ -92,7 +92,7 @@ impl UrmaNode {
     fn check_data(&self, wr: &JfsWr) -> Result<(), UrmaError> {
         match &wr.data {
             WrData::Local(range) => {
-                if self.segments.is_local(range.token_id, range.addr, range.len) {
+                if self.shared.objects.segments.is_local(range.token_id, range.addr, range.len) {
                     Ok(())
                 } else {
                     Err(UrmaError::Access)
@@ -105,12 +105,12 @@ impl UrmaNode {
         let remote: Option<RemoteJetty> = match jetty.config.mode {
             TransMode::Rc => Some(jetty.bound.ok_or(UrmaError::State)?),
             _ => match wr.target {
-                Some(target) => Some(*self.remote_jetties.at(target).ok_or(UrmaError::NoObject)?),
+                Some(target) => Some(*self.shared.objects.remote_jetties.at(target).ok_or(UrmaError::NoObject)?),
                 None => None,
             },
         };
         let segment: Option<RemoteSegment> = match wr.segment {
-            Some(segment) => Some(*self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?),
+            Some(segment) => Some(*self.shared.objects.remote_segments.at(segment).ok_or(UrmaError::NoObject)?),
             None => None,
         };
         let needs_target = UrmaNode::needs_target(wr.opcode);
@@ -143,7 +143,7 @@ impl UrmaNode {
             return Ok(None);
         }
         let (segment, addr) = wr.notify.ok_or(UrmaError::Value)?;
-        let segment = self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
+        let segment = self.shared.objects.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
         if segment.cna != data.cna {
             return Err(UrmaError::Value);
         }
@@ -151,7 +151,7 @@ impl UrmaNode {
     }
     /// Adds a request to the end of its Jetty's list.
     fn link(&mut self, jetty: PoolRef, mut request: SendRecord) -> Result<PoolRef, UrmaError> {
-        let Some(record) = self.jetties.get_mut(jetty) else { return Err(UrmaError::NoObject) };
+        let Some(record) = self.shared.objects.jetties.get_mut(jetty) else { return Err(UrmaError::NoObject) };
         request.prev = record.tail;
         let is_silent = !request.complete;
         let at = self.requests.insert(request).map_err(|_| UrmaError::Full)?;
@@ -183,7 +183,7 @@ impl UrmaNode {
         if let Some(record) = self.requests.get_mut(next) {
             record.prev = prev;
         }
-        if let Some(jetty) = self.jetties.get_mut(jetty) {
+        if let Some(jetty) = self.shared.objects.jetties.get_mut(jetty) {
             if jetty.head == at {
                 jetty.head = next;
             }
@@ -202,7 +202,7 @@ impl UrmaNode {
     /// A request that asked for no completion has left its Jetty's list. The search for the next one goes forward only, so that
     /// each request is passed once.
     fn unlink_silent(&mut self, jetty: PoolRef, at: PoolRef, mut next: PoolRef) {
-        let Some(record) = self.jetties.get_mut(jetty) else { return };
+        let Some(record) = self.shared.objects.jetties.get_mut(jetty) else { return };
         record.silents -= 1;
         if record.oldest_silent != at {
             return;
@@ -217,7 +217,7 @@ impl UrmaNode {
     }
     /// The outstanding request of a Jetty with this TASSN.
     pub(crate) fn find_request(&self, jetty: PoolRef, tassn: u16) -> Option<PoolRef> {
-        let record = self.jetties.get(jetty)?;
+        let record = self.shared.objects.jetties.get(jetty)?;
         let mut at = record.head;
         let first = self.requests.get(at)?.tassn;
         let ahead = tassn.wrapping_sub(first);
@@ -232,9 +232,6 @@ impl UrmaNode {
             }
             at = request.next;
         }
-    }
-    pub(crate) const fn id_of(jetty: PoolRef) -> u32 {
-        jetty.index() + JETTY_ID_FIRST
     }
 }
 

@@ -1,8 +1,8 @@
 //! Records of what is under way: requests of this node, messages of peers, responses to peers; and the reorder buffer.
 
 use crate::api::{CrStatus, TargetKind, WrData};
+use crate::objects::records::PostedReceive;
 use crate::pool::PoolRef;
-use crate::queues::PostedReceive;
 use burst_base::{Psn, Reason};
 use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode, TaRequest, UbStatus};
 

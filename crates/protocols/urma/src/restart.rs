@@ -122,7 +122,7 @@ impl UrmaNode {
         (request.phase, request.channel) = (RequestPhase::Posted, PoolRef::NONE);
         (request.order_number, request.alloc) = (None, false);
         (request.received, request.fault) = (0, None);
-        let record = self.jetties.get_mut(jetty)?;
+        let record = self.shared.objects.jetties.get_mut(jetty)?;
         record.cursor = record.head;
         Some(jetty)
     }

@@ -188,9 +188,9 @@ impl UrmaNode {
     fn end_request(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
         let Some(jetty) = self.requests.get(at).map(|request| request.jetty) else { return };
         let is_suspended =
-            |record: &crate::queues::Jetty| record.config.error_suspend && record.state == JettyState::Ready;
+            |record: &crate::objects::records::Jetty| record.config.error_suspend && record.state == JettyState::Ready;
         // Before the answer, which would issue the next request.
-        if self.jetties.get(jetty).is_some_and(is_suspended) {
+        if self.shared.objects.jetties.get(jetty).is_some_and(is_suspended) {
             self.stop_jetty(jetty, JettyState::Suspended, env.fx);
         }
         self.answer(at, CrStatus::AckTimeout, env);

@@ -3,14 +3,14 @@
 
 use crate::api::{
     CompletionRecord, CrStatus, JettyState, JfrState, LossRecovery, TargetKind, TransMode, URMA_MESSAGE_MAX,
-    UrmaEffects, UrmaEnv, UrmaEvent, access,
+    UrmaEffects, UrmaEnv, access,
 };
 use crate::channel::FusedAck;
 use crate::echo::is_for_echo;
 use crate::node::UrmaNode;
+use crate::objects::segment_table::PeerAccess;
 use crate::pool::PoolRef;
 use crate::records::{Inbound, InboundPhase, MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
-use crate::segment::PeerAccess;
 use crate::sequence::{OrderTracker, SequenceContext};
 use crate::tx_window::TxOwner;
 use burst_base::Reason;
@@ -84,7 +84,7 @@ impl UrmaNode {
         };
         if opcode.has_memory() {
             let (memory, _) = self.check_memory(origin, access::WRITE)?;
-            placement.segment = self.segments.hold(memory.token_id);
+            placement.segment = self.shared.objects.segments.hold(memory.token_id);
             (placement.addr, placement.limit) = (memory.addr, memory.len);
         }
         if opcode == TaOpcode::WriteNotify {
@@ -95,14 +95,9 @@ impl UrmaNode {
         }
         let (local, jfr) = self.check_target(origin)?;
         (placement.local, placement.jfr) = (local, Some(jfr));
-        let queue =
-            self.jfrs.get_mut(jfr).ok_or(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget))?;
-        let timer = queue.config.rnr_timer;
-        let receive = queue.receives.pop_front().ok_or(UrmaRefusal::rnr(timer, Reason::UbNotReady))?;
-        if queue.receives.len() < usize::from(queue.config.limit) && !queue.is_limit_told {
-            queue.is_limit_told = true;
-            env.fx.event(UrmaEvent::JfrLimit(jfr.index() + crate::api::JETTY_ID_FIRST));
-        }
+        let timer = self.shared.objects.jfrs.get(jfr).map_or(0, |queue| queue.config.rnr_timer);
+        let receive = self.shared.objects.take_receive(jfr, env.fx);
+        let receive = receive.ok_or(UrmaRefusal::rnr(timer, Reason::UbNotReady))?;
         placement.receive = Some(receive);
         if !opcode.has_memory() {
             let range = receive.wr.range;
@@ -127,7 +122,7 @@ impl UrmaNode {
         }
         let addr = placement.addr + u64::from(offset);
         // The segment may have been deregistered since the first packet.
-        let region = self.segments.held(placement.segment, addr, payload.len() as u32).ok_or(gone)?;
+        let region = self.shared.objects.segments.held(placement.segment, addr, payload.len() as u32).ok_or(gone)?;
         env.mem.write(region, addr, payload).map_err(|_| gone)
     }
     /// The segment of a request, checked, and its region.
@@ -144,7 +139,7 @@ impl UrmaNode {
             len: memory.len,
             right,
         };
-        let region = self.segments.check(wanted);
+        let region = self.shared.objects.segments.check(wanted);
         Ok((memory, region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?))
     }
     /// Where the data of a WRITE with notification go, checked: region, address and data.
@@ -152,7 +147,7 @@ impl UrmaNode {
         let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
         let NotifyTarget { addr, token_id, token } = origin.request.notify.ok_or(missing)?;
         let wanted = PeerAccess { token_id, token, addr, len: 8, right: access::WRITE };
-        let region = self.segments.check(wanted);
+        let region = self.shared.objects.segments.check(wanted);
         let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
         Ok((region, addr, origin.request.immediate.to_le_bytes()))
     }
@@ -171,14 +166,19 @@ impl UrmaNode {
         let mut target = origin.request.target.ok_or(unknown)?;
         let mut group_token = None;
         if target.kind == Mtetah::GROUP {
-            let (member, token) = self.choose_member(target.id, target.hint).ok_or(unknown)?;
+            let (member, token) = self.shared.objects.choose_member(target.id, target.hint).ok_or(unknown)?;
             group_token = Some(token);
             target = Mtetah { kind: Mtetah::JETTY, id: member, ..target };
         }
         let (jfr, token, owner) = match target.kind {
             Mtetah::JFR => (target.id, None, None),
             Mtetah::JETTY => {
-                let jetty = self.jetty_ref(target.id).and_then(|at| self.jetties.get(at)).ok_or(unknown)?;
+                let jetty = self
+                    .shared
+                    .objects
+                    .jetty_ref(target.id)
+                    .and_then(|at| self.shared.objects.jetties.get(at))
+                    .ok_or(unknown)?;
                 let is_unreliable = origin.request.base.mode == ServiceMode::Uno;
                 let is_peer = match jetty.config.mode {
                     TransMode::Rc => {
@@ -197,12 +197,12 @@ impl UrmaNode {
             }
             _ => return Err(UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbUnknownTarget)),
         };
-        let at = self.jfr_ref(jfr).ok_or(unknown)?;
-        let queue = self.jfrs.get(at).filter(|queue| queue.state == JfrState::Ready).ok_or(unknown)?;
+        let at = self.shared.objects.jfr_ref(jfr).ok_or(unknown)?;
+        let queue = self.shared.objects.jfrs.get(at).filter(|queue| queue.state == JfrState::Ready).ok_or(unknown)?;
         let own = if target.kind == Mtetah::JFR { queue.config.token } else { token };
         let needed = group_token.unwrap_or(own);
         // A WRITE with immediate carries the token of its segment, which was checked: it opens receives of the same program only.
-        let is_owner = |memory: Maetah| owner.is_some() && self.segments.owner(memory.token_id) == owner;
+        let is_owner = |memory: Maetah| owner.is_some() && self.shared.objects.segments.owner(memory.token_id) == owner;
         let is_shown =
             needed.is_none() || origin.request.token == needed || origin.request.memory.is_some_and(is_owner);
         let kind = if target.kind == Mtetah::JFR { TargetKind::Jfr } else { TargetKind::Jetty };
@@ -215,7 +215,7 @@ impl UrmaNode {
     fn execute_read(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Result<(), UrmaRefusal> {
         let (memory, _) = self.check_memory(origin, access::READ)?;
         let granted = self.grant(env, origin);
-        let segment = self.segments.hold(memory.token_id);
+        let segment = self.shared.objects.segments.hold(memory.token_id);
         let kind = ResponseKind::Read { addr: memory.addr, len: memory.len, segment, granted };
         let context = self.context_of(origin, granted);
         env.fx.executed(origin.peer, origin.request.base.rc_id, origin.request.base.tassn);
@@ -263,7 +263,6 @@ impl UrmaNode {
         placement: &Placement,
         (jfr, status, len): (PoolRef, CrStatus, u32),
     ) {
-        let Some(jfc) = self.jfrs.get(jfr).map(|jfr| jfr.config.jfc) else { return };
         let record = CompletionRecord {
             status,
             user_ctx: placement.receive.map_or(0, |receive| receive.wr.user_ctx),
@@ -275,7 +274,7 @@ impl UrmaNode {
             remote: Some((origin.peer, origin.request.base.rc_id)),
             immediate: origin.request.immediate,
         };
-        self.complete(jfc, record, env.fx);
+        self.shared.objects.complete_receive(jfr, record, env.fx);
     }
     /// A receive that was taken cannot be filled: it ends with an error.
     pub(crate) fn fail_receive(&mut self, env: &mut UrmaEnv<'_>, placement: &Placement) {
@@ -283,7 +282,6 @@ impl UrmaNode {
     }
     fn end_receive(&mut self, placement: &Placement, status: CrStatus, fx: &mut dyn UrmaEffects) {
         let (Some(jfr), Some(receive)) = (placement.jfr, placement.receive) else { return };
-        let Some(jfc) = self.jfrs.get(jfr).map(|jfr| jfr.config.jfc) else { return };
         let record = CompletionRecord {
             status,
             user_ctx: receive.wr.user_ctx,
@@ -295,7 +293,7 @@ impl UrmaNode {
             remote: None,
             immediate: 0,
         };
-        self.complete(jfc, record, fx);
+        self.shared.objects.complete_receive(jfr, record, fx);
     }
     /// A receive queue is moved to ERROR: messages that are being placed into its receives are refused.
     pub(crate) fn end_messages(&mut self, jfr: PoolRef, fx: &mut dyn UrmaEffects) {

@@ -3,7 +3,7 @@
 //! A channel fails after the time-outs of its own, but not before the longest error time-out of the Jetties that have a request
 //! on it; the channel counts its requests by their time-out. One call handles a bounded number of deadlines.
 
-use crate::api::{CrStatus, JfrState, LANES_MAX, UrmaEnv};
+use crate::api::{CrStatus, LANES_MAX, UrmaEnv};
 use crate::channel::UrmaTimer;
 use crate::node::{TimerEntry, UrmaNode};
 use crate::pool::PoolRef;
@@ -150,11 +150,9 @@ impl UrmaNode {
         self.drop_held(at);
         let Some(message) = self.remove_inbound(at) else { return };
         if let InboundPhase::Placing(placement) = message.phase
-            && let (Some(jfr), Some(receive)) =
-                (placement.jfr.and_then(|jfr| self.jfrs.get_mut(jfr)), placement.receive)
-            && jfr.state == JfrState::Ready
+            && let (Some(jfr), Some(receive)) = (placement.jfr, placement.receive)
         {
-            jfr.receives.push_front(receive);
+            self.shared.objects.put_receive_back(jfr, receive);
         }
     }
     /// Removes the record of a message, and only that.

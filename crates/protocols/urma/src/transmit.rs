@@ -5,6 +5,7 @@ use crate::channel::{ChannelState, FusedAck, TpMessage, TpMessageKind};
 use crate::heads::{data_header, has_one_head};
 use crate::initiator::DEFERRED;
 use crate::node::UrmaNode;
+use crate::objects::id_of;
 use crate::pool::PoolRef;
 use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord, UrmaRefusal};
 use crate::tx_window::{TxOwner, TxPacket};
@@ -137,7 +138,7 @@ impl UrmaNode {
             self.activate(channel);
         }
     }
-    pub(crate) fn nth(&self, dest: Cna, next: NextLayer) -> Nth {
+    pub(crate) fn network_header(&self, dest: Cna, next: NextLayer) -> Nth {
         let congestion = CongestionField::default();
         Nth { source: self.config.cna, dest, congestion, balance: 0, service_level: 0, next }
     }
@@ -150,7 +151,7 @@ impl UrmaNode {
         let mut request = TaRequest::new(Btah { mode: ServiceMode::Uno, ..Btah::new(TaOpcode::Management, 0, 0) });
         request.base.has_target = true;
         request.target = Some(Mtetah { hint: 0, kind: Mtetah::JETTY, id: 0 });
-        let nth = self.nth(dest, NextLayer::Unreliable);
+        let nth = self.network_header(dest, NextLayer::Unreliable);
         let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(TaHeader::Request(request)) };
         let len = head.emit(&Dialect::BURST, out);
         out[len..len + TpMessage::LEN].copy_from_slice(&message.bytes());
@@ -160,7 +161,7 @@ impl UrmaNode {
         let request = self.requests.get(at)?;
         let dest = request.dest;
         let head = UbHead {
-            nth: self.nth(dest, NextLayer::Unreliable),
+            nth: self.network_header(dest, NextLayer::Unreliable),
             rtph: None,
             cetph: None,
             saetph: None,
@@ -286,7 +287,7 @@ impl UrmaNode {
         let ChannelPacket { psn, packet, ack_req, lends } = sent;
         let dest = self.channels.get(at)?.peer;
         // In place: headers are long.
-        let mut head = UbHead::new(self.nth(dest, NextLayer::Reliable));
+        let mut head = UbHead::new(self.network_header(dest, NextLayer::Reliable));
         let source = self.transaction(&packet, &mut head.ta);
         let len = usize::from(packet.len);
         let channel = self.channels.get_mut(at)?;
@@ -307,7 +308,7 @@ impl UrmaNode {
         let mut at = head.emit(&Dialect::BURST, out);
         if let PayloadSource::Segment { segment, addr } = source
             && lends
-            && let Some(region) = self.segments.held(segment, addr, u32::from(packet.len))
+            && let Some(region) = self.shared.objects.segments.held(segment, addr, u32::from(packet.len))
             && let Some(span) = env.mem.lend(region, addr, u32::from(packet.len))
         {
             if let TxOwner::Request(request, _) = packet.owner
@@ -342,7 +343,7 @@ impl UrmaNode {
                 .get(request)
                 .is_some_and(|request| self.gather(&request.data, request.segment, offset, out, env)),
             PayloadSource::Segment { segment, addr } => {
-                let region = self.segments.held(segment, addr, out.len() as u32);
+                let region = self.shared.objects.segments.held(segment, addr, out.len() as u32);
                 region.is_some_and(|region| env.mem.read(region, addr, out).is_ok())
             }
             PayloadSource::Value(value) => {
@@ -388,9 +389,9 @@ impl UrmaNode {
     }
     #[inline]
     fn request_header(&self, request: &SendRecord, offset: u32, is_numbered: bool) -> TaRequest {
-        let jetty = self.jetties.get(request.jetty);
+        let jetty = self.shared.objects.jetties.get(request.jetty);
         let mode = jetty.map_or(ServiceMode::Roi, |jetty| jetty.config.service);
-        let mut base = Btah::new(request.opcode, request.tassn, Self::id_of(request.jetty));
+        let mut base = Btah::new(request.opcode, request.tassn, id_of(request.jetty));
         base.has_token = request.token.is_some();
         base.poison = request.abandoned.is_some();
         (base.order, base.completion_order) = (request.order, request.completion_order);
@@ -398,7 +399,7 @@ impl UrmaNode {
         (base.retry, base.alloc) = (request.attempt > 0, request.alloc);
         if is_numbered {
             base.order_number = request.order_number.unwrap_or(0);
-            if let (false, Some(crate::queues::StreamState::Granted { context })) =
+            if let (false, Some(crate::objects::records::StreamState::Granted { context })) =
                 (request.alloc, jetty.map(|jetty| jetty.stream.state))
             {
                 (base.rc_type, base.context) = (RC_TYPE_CONTEXT, context);
@@ -426,7 +427,7 @@ impl UrmaNode {
             }
             WrData::Local(range) => {
                 let addr = range.addr + u64::from(offset);
-                let region = self.segments.held(segment, addr, out.len() as u32);
+                let region = self.shared.objects.segments.held(segment, addr, out.len() as u32);
                 region.is_some_and(|region| env.mem.read(region, addr, out).is_ok())
             }
         }
@@ -471,7 +472,7 @@ impl UrmaNode {
                 ..Atah::new(TaOpcode::TaAck, fused.tassn, fused.rc_id)
             })
         });
-        let nth = self.nth(dest, NextLayer::Reliable);
+        let nth = self.network_header(dest, NextLayer::Reliable);
         let head = UbHead { nth, rtph: Some(rtph), cetph, saetph: sack.map(|s| s.1), ta };
         Some(UrmaTransmit::whole((dest, lane), head.emit(&Dialect::BURST, out)))
     }

@@ -51,11 +51,11 @@ impl UrmaNode {
     }
     /// Work requests of a Jetty that are outstanding.
     pub fn outstanding(&self, jetty: u32) -> Option<u16> {
-        self.jetty_ref(jetty).and_then(|at| self.jetties.get(at)).map(|jetty| jetty.count)
+        self.shared.objects.jetty_ref(jetty).and_then(|at| self.shared.objects.jetties.get(at)).map(|jetty| jetty.count)
     }
     /// Receives that are posted to a receive queue.
     pub fn posted_receives(&self, jfr: u32) -> Option<usize> {
-        self.jfr_ref(jfr).and_then(|at| self.jfrs.get(at)).map(|jfr| jfr.receives.len())
+        self.shared.objects.jfr_ref(jfr).and_then(|at| self.shared.objects.jfrs.get(at)).map(|jfr| jfr.receives.len())
     }
     /// Whether there is room for another work request.
     pub fn has_request_room(&self) -> bool {
@@ -77,15 +77,15 @@ impl UrmaNode {
     }
     /// Groups of Jetties.
     pub fn group_count(&self) -> usize {
-        self.groups.len()
+        self.shared.objects.groups.len()
     }
     /// Numbers of the objects; takes the same time for any number.
     pub fn object_counts(&self) -> ObjectCounts {
         ObjectCounts {
-            jetties: self.jetties.len(),
-            jfrs: self.jfrs.len(),
-            jfcs: self.jfcs.len(),
-            segments: self.segments.len(),
+            jetties: self.shared.objects.jetties.len(),
+            jfrs: self.shared.objects.jfrs.len(),
+            jfcs: self.shared.objects.jfcs.len(),
+            segments: self.shared.objects.segments.len(),
             requests: self.requests.len(),
         }
     }
