@@ -7,108 +7,25 @@
 //! what is older than the window is a late copy. The requester context names the life of the initiator, because numbers begin
 //! anew with it.
 
-use crate::api::{CrStatus, RemoteSegment, UrmaEnv, UrmaError, access};
-use crate::channel::UrmaTimer;
+use crate::api::{
+    ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag, CrStatus, RemoteSegment, UrmaEnv, UrmaError,
+    access,
+};
 use crate::node::UrmaNode;
 use crate::objects::segment_table::PeerAccess;
 use crate::records::UrmaRefusal;
 use crate::target::changed;
+use crate::timers::UrmaTimer;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{
     Atah, Btah, Cna, Dialect, Maetah, NextLayer, TaHeader, TaOpcode, TaRequest, UbHead, UbPacket, UbStatus,
 };
 use std::collections::{HashMap, VecDeque};
 
-/// Most bytes of a load or store: a cache line.
-pub const ACCESS_MAX: usize = 64;
-/// Accesses under way to one peer at most.
-pub const ACCESS_WINDOW: u16 = 64;
 /// Initiators whose executed stores and atomics a target remembers. Of more, the one that was silent for longest is forgotten.
 const INITIATORS_MAX: usize = 256;
 /// Answers that wait to be sent; what more is asked for is asked for again.
 const ANSWERS_MAX: usize = 1024;
-
-/// What an access does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessKind {
-    /// Reads so many bytes.
-    Load {
-        /// 1 to [`ACCESS_MAX`].
-        len: u8,
-    },
-    /// Writes the first bytes of an array.
-    Store {
-        /// 1 to [`ACCESS_MAX`].
-        len: u8,
-        /// The bytes.
-        bytes: [u8; ACCESS_MAX],
-    },
-    /// Changes eight aligned bytes.
-    Atomic {
-        /// CAS, SWAP or a fetching operation.
-        opcode: TaOpcode,
-        /// Operand; of CAS the value to compare with.
-        operand: u64,
-        /// New value of CAS.
-        swap: u64,
-    },
-}
-
-impl AccessKind {
-    fn len(&self) -> u32 {
-        match self {
-            AccessKind::Load { len } | AccessKind::Store { len, .. } => u32::from(*len),
-            AccessKind::Atomic { .. } => 8,
-        }
-    }
-    fn opcode(&self) -> TaOpcode {
-        match self {
-            AccessKind::Load { .. } => TaOpcode::Read,
-            AccessKind::Store { .. } => TaOpcode::Write,
-            AccessKind::Atomic { opcode, .. } => *opcode,
-        }
-    }
-    /// The opcode of its answer, if that is no refusal.
-    fn answer(&self) -> TaOpcode {
-        match self {
-            AccessKind::Load { .. } => TaOpcode::ReadResponse,
-            AccessKind::Store { .. } => TaOpcode::TaAck,
-            AccessKind::Atomic { .. } => TaOpcode::AtomicResponse,
-        }
-    }
-    fn is_sound(&self, addr: u64) -> bool {
-        match self {
-            AccessKind::Load { len } | AccessKind::Store { len, .. } => (1..=ACCESS_MAX).contains(&usize::from(*len)),
-            AccessKind::Atomic { opcode, .. } => opcode.is_atomic() && addr.is_multiple_of(8),
-        }
-    }
-}
-
-/// Names an access until its outcome is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AccessTag {
-    peer: Cna,
-    number: u16,
-}
-
-/// How an access has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AccessOutcome {
-    /// [`CrStatus::AckTimeout`]: no answer; a store or an atomic may have been executed or not.
-    pub status: CrStatus,
-    /// The bytes of a load, or the old value of an atomic in the order of the processor; otherwise zero.
-    pub bytes: [u8; ACCESS_MAX],
-}
-
-impl AccessOutcome {
-    const fn failed(status: CrStatus) -> AccessOutcome {
-        AccessOutcome { status, bytes: [0; ACCESS_MAX] }
-    }
-    /// The old value of an atomic.
-    pub fn value(&self) -> u64 {
-        self.bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
-    }
-}
 
 /// An access under way, or with an outcome that nobody has taken.
 #[derive(Clone, Copy, Debug)]
@@ -300,7 +217,7 @@ impl UrmaNode {
             return Some((dest, self.write_access(dest, TaHeader::Response(header), &bytes[..usize::from(len)], out)));
         }
         while let Some(tag) = self.accesses.asks.pop_front() {
-            let config = self.config;
+            let config = self.shared.channels.config;
             let life = self.accesses.life;
             let Some(record) = self.accesses.record(tag).filter(|record| record.outcome.is_none()) else { continue };
             let wait = config.rto_base.0.checked_shl(u32::from(record.sent) * u32::from(config.rto_shift));
@@ -319,13 +236,13 @@ impl UrmaNode {
                 AccessKind::Load { .. } | AccessKind::Atomic { .. } => &[],
             };
             let len = self.write_access(tag.peer, TaHeader::Request(request), payload, out);
-            self.add_timer(due, UrmaTimer::Access(tag));
+            self.shared.channels.timers.add(due, UrmaTimer::Access(tag));
             return Some((tag.peer, len));
         }
         None
     }
     fn write_access(&self, dest: Cna, ta: TaHeader, payload: &[u8], out: &mut [u8]) -> usize {
-        let nth = self.network_header(dest, NextLayer::Bypass);
+        let nth = self.shared.channels.network_header(dest, NextLayer::Bypass);
         let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(ta) };
         let len = head.emit(&Dialect::BURST, out);
         out[len..len + payload.len()].copy_from_slice(payload);
@@ -333,7 +250,7 @@ impl UrmaNode {
     }
     /// An answer has not come in time.
     pub(crate) fn on_access_timer(&mut self, tag: AccessTag, due: Nanos, env: &mut UrmaEnv<'_>) {
-        let tries = self.config.rto_tries;
+        let tries = self.shared.channels.config.rto_tries;
         let Some(record) = self.accesses.record(tag).filter(|r| r.outcome.is_none() && r.due == due) else { return };
         if record.sent > tries {
             env.fx.count(Reason::UbTimeout);

@@ -10,13 +10,13 @@
 //!   handshake of channels). Unreliable messages (UNO) have no answer.
 //! * One message of the same length for each, [`ECHO_MAX`] bytes at most. A Jetty of a program must have sent it: two echoes
 //!   would answer each other forever.
-//! * Its memory is [`SLOTS`] payloads, made as they are needed. A peer leaves half of what is free to the others. Without room
-//!   the message is refused as not ready, and its sender tries again later, at the transport's pace.
+//! * Its memory is [`ECHO_SLOTS`] payloads, made as they are needed. A peer leaves half of what is free to the others. Without
+//!   room the message is refused as not ready, and its sender tries again later, at the transport's pace.
 
 use crate::api::{JETTY_ID_FIRST, TargetKind, UrmaEnv};
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::{InboundPhase, MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
+use crate::records::{ECHO_SLOTS, InboundPhase, MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
 use burst_base::Reason;
 use burst_ubwire::{Atah, Btah, Cna, Mtetah, ServiceMode, TaOpcode, TaRequest, UbStatus};
 
@@ -24,13 +24,11 @@ use burst_ubwire::{Atah, Btah, Cna, Mtetah, ServiceMode, TaOpcode, TaRequest, Ub
 pub const ECHO_JETTY: u32 = 5;
 /// Longest message that comes back, in bytes: that of `urma_ping`.
 pub const ECHO_MAX: u32 = 4096;
-/// Echoes under way at most.
-pub(crate) const SLOTS: usize = 32;
 /// Timer code of a refusal without room: 80 us.
 const BUSY_TIMER: u8 = 3;
 
 const _: () = assert!(ECHO_JETTY < JETTY_ID_FIRST, "no program's Jetty has the number");
-const _: () = assert!(SLOTS <= 1 << 8, "the number of a slot is a byte");
+const _: () = assert!(ECHO_SLOTS <= 1 << 8, "the number of a slot is a byte");
 
 /// Payloads on their way back.
 #[derive(Debug, Default)]
@@ -148,7 +146,7 @@ impl UrmaNode {
     fn is_slot_used(&self, owner: SlotOwner) -> bool {
         match owner {
             SlotOwner::Message(at) => self.inbound.get(at).is_some_and(|m| matches!(m.phase, InboundPhase::Echo)),
-            SlotOwner::Response(at) => self.responses.get(at).is_some(),
+            SlotOwner::Response(at) => self.shared.responses.get(at).is_some(),
         }
     }
     /// A free slot, full of zeros: a message with a hole must not show what another peer has sent.
@@ -162,7 +160,7 @@ impl UrmaNode {
                 free = Some(i);
             }
         }
-        if own >= SLOTS - used {
+        if own >= ECHO_SLOTS - used {
             return Err(UrmaRefusal::rnr(BUSY_TIMER | UrmaRefusal::BUSY, Reason::UbEchoBusy));
         }
         let Some(at) = free else {
@@ -202,7 +200,7 @@ impl UrmaNode {
             context: None,
         };
         // There is room: the pool of responses has a place for each slot.
-        let Some(response) = self.queue_response(record) else { return env.fx.count(Reason::UbEchoLost) };
+        let Some(response) = self.shared.queue_response(record) else { return env.fx.count(Reason::UbEchoLost) };
         self.echo.slots[slot].owner = SlotOwner::Response(response);
         env.fx.count(Reason::UbEcho);
     }

@@ -4,16 +4,16 @@
 //! only the window applies of the rules of [`crate::transmit`], and of those of [`crate::receive`] and [`crate::messages`] only
 //! the places of PSN and payload. If another one does, the packet takes the usual way: the outcome is the same.
 
-use crate::api::{UrmaEnv, WrData};
+use crate::api::{UrmaEnv, UrmaTransmit, WrData};
+use crate::channels::CHANNEL_TURN_PACKETS;
+use crate::channels::rx_window::{DeliveredPackets, PsnVerdict, RX_WINDOW};
+use crate::channels::tx_window::{TxOwner, TxPacket};
 use crate::heads::has_one_head;
 use crate::messages::is_same_head;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::receive::DeliveredPackets;
 use crate::records::{InboundPhase, RequestPhase};
-use crate::rx_window::{PsnVerdict, RX_WINDOW};
-use crate::transmit::{ACK_EVERY, CHANNEL_TURN_PACKETS, UrmaTransmit};
-use crate::tx_window::{TxOwner, TxPacket};
+use crate::transmit::ACK_EVERY;
 use burst_base::{Nanos, Psn};
 use burst_span::Span;
 use burst_ubwire::{Cna, CongestionField, MessageHead, Rtph, ServiceMode, TaRequest};
@@ -68,8 +68,8 @@ impl UrmaNode {
         out: &mut [u8],
     ) -> Option<(UrmaTransmit, bool)> {
         let run = self.take_following(at, env, 1)?;
-        let channel = self.channels.get_mut(at)?;
-        let is_caqm = self.config.caqm;
+        let channel = self.shared.channels.table.get_mut(at)?;
+        let is_caqm = self.shared.channels.config.caqm;
         let congestion = if is_caqm { channel.window.stamp(u32::from(run.len)) } else { CongestionField::default() };
         let len = self.last_head.head.emit(congestion, out);
         run.vary(0, out);
@@ -78,16 +78,17 @@ impl UrmaNode {
     /// Packets that [`UrmaNode::poll_tx_lent`] would give one by one, up to `count_max`. `None` says nothing: that function may
     /// have one. The head of each begins as [`UrmaNode::run_head`].
     pub fn poll_run(&mut self, env: &mut UrmaEnv<'_>, count_max: usize) -> Option<UrmaRun> {
-        let at = *self.active.front()?;
-        let is_other_due = !self.management.is_empty() || !self.unreliable.is_empty() || self.accesses.wants_tx();
+        let at = *self.shared.channels.active.front()?;
+        let is_other_due =
+            !self.shared.channels.management.is_empty() || !self.unreliable.is_empty() || self.accesses.wants_tx();
         // C-AQM marks each packet by those before it.
-        if is_other_due || self.config.caqm || count_max == 0 {
+        if is_other_due || self.shared.channels.config.caqm || count_max == 0 {
             return None;
         }
-        let turn_left = u32::from(CHANNEL_TURN_PACKETS - self.channel_turn);
+        let turn_left = u32::from(CHANNEL_TURN_PACKETS - self.shared.channels.channel_turn);
         let run = self.take_following(at, env, (count_max as u32).min(turn_left))?;
-        self.channel_turn += run.count as u8;
-        self.end_turn(run.is_drained);
+        self.shared.channels.channel_turn += run.count as u8;
+        self.shared.channels.end_turn(run.is_drained);
         Some(run)
     }
     /// The head of the packets of the run that was taken last, but for what [`UrmaRun::vary`] writes.
@@ -100,8 +101,8 @@ impl UrmaNode {
         if kept_of != at {
             return None;
         }
-        let channel = self.channels.get_mut(at)?;
-        let window = if self.config.caqm { channel.window.bytes() } else { self.config.window_max };
+        let channel = self.shared.channels.table.get_mut(at)?;
+        let window = channel.window_bytes(&self.shared.channels.config);
         let has_turn = channel.queue.front() == Some(&owner) && channel.next_turn(window) == Some(false);
         if !has_turn || channel.owes_more_than_data(env.now) {
             return None;
@@ -113,7 +114,7 @@ impl UrmaNode {
             return None;
         }
         let (offset, left) = (request.sent, range.len - request.sent);
-        let len = left.min(u32::from(self.config.mtu));
+        let len = left.min(u32::from(self.shared.channels.config.mtu));
         let bytes = len * (left / len.max(1)).clamp(1, count_max.min(RUN_MAX));
         let addr = range.addr + u64::from(offset);
         let span = env.mem.lend(self.shared.objects.segments.held(request.segment, addr, bytes)?, addr, bytes)?;
@@ -154,14 +155,14 @@ impl UrmaNode {
             (request.all_sent, request.last_psn) = (true, Some(first.add(run.count - 1)));
         }
         if is_first {
-            self.arm_channel(at, env.now);
+            self.shared.channels.arm_channel(at, env.now);
         }
         Some(run)
     }
     /// A packet has come by the usual way. Others of its message are recognized by its head, if it was one of a message that
     /// needs nothing but them: a packet of another one under the same number is dropped, but counts as received.
     pub(crate) fn keep_part(&mut self, at: PoolRef, rtph: &Rtph, request: &TaRequest, head: &[u8]) {
-        let Some(channel) = self.channels.get(at) else { return };
+        let Some(channel) = self.shared.channels.get(at) else { return };
         let of = (at, channel.last_message);
         let Some(message) = self.inbound.get(of.1) else { return };
         let first = &message.origin.request;
@@ -182,7 +183,8 @@ impl UrmaNode {
     /// is that of [`UrmaNode::on_packet`] for each. 0 changes nothing but, where memory is gone, payload that comes again.
     pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, packets: &[u8], stride: usize, len: usize) -> usize {
         let Some((at, message_at)) = self.last_part.of else { return 0 };
-        let (Some(channel), Some(message)) = (self.channels.get_mut(at), self.inbound.get_mut(message_at)) else {
+        let (Some(channel), Some(message)) = (self.shared.channels.get_mut(at), self.inbound.get_mut(message_at))
+        else {
             return 0;
         };
         let InboundPhase::Placing(placement) = &message.phase else { return 0 };
@@ -226,7 +228,7 @@ impl UrmaNode {
         channel.echo.on_packet(CongestionField::default(), count * len as u32);
         message.received = message.received.saturating_add(bytes);
         let delivered = DeliveredPackets { psn, count: count as u8, ack_req, is_carrier: false };
-        self.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
+        self.shared.channels.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
         count as usize
     }
     /// Takes a packet that follows the last one of its message in every respect. False: it is another one, and nothing has
@@ -234,7 +236,8 @@ impl UrmaNode {
     pub(crate) fn on_following(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) -> bool {
         let Some((at, message_at)) = self.last_part.of else { return false };
         let Some(part) = self.last_part.head.follow(bytes) else { return false };
-        let (Some(channel), Some(message)) = (self.channels.get_mut(at), self.inbound.get_mut(message_at)) else {
+        let (Some(channel), Some(message)) = (self.shared.channels.get_mut(at), self.inbound.get_mut(message_at))
+        else {
             return false;
         };
         let InboundPhase::Placing(placement) = &message.phase else { return false };
@@ -264,7 +267,7 @@ impl UrmaNode {
             self.check_complete(env, message_at);
         }
         let delivered = DeliveredPackets { psn: part.psn, count: 1, ack_req: part.ack_req, is_carrier: false };
-        self.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
+        self.shared.channels.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
         true
     }
 }

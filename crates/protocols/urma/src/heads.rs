@@ -1,9 +1,9 @@
 //! Heads of packets that were sent and received lately: those of the same messages' other packets are made of them
 //! ([`crate::following`]).
 
+use crate::channels::tx_window::{TxOwner, TxPacket};
 use crate::pool::PoolRef;
 use crate::records::SendRecord;
-use crate::tx_window::{TxOwner, TxPacket};
 use burst_base::Psn;
 use burst_ubwire::{MessageHead, Rtph, TpOpcode, UbStatus};
 

@@ -1,14 +1,14 @@
 //! Answers to this node's requests, and their completions.
 
 use crate::api::{CompletionRecord, CrStatus, JettyState, RNR_RETRY_FOREVER, TargetKind, UrmaEffects, UrmaEnv, WrData};
-use crate::channel::UrmaTimer;
+use crate::channels::tx_window::TxOwner;
 use crate::echo::ECHO_JETTY;
 use crate::node::UrmaNode;
 use crate::objects::id_of;
 use crate::objects::records::{OrderStream, StreamState, TASSN_WINDOW};
 use crate::pool::PoolRef;
 use crate::records::{RequestPhase, SendRecord, UrmaRefusal};
-use crate::tx_window::TxOwner;
+use crate::timers::UrmaTimer;
 use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{Atah, Rtph, ServiceMode, TaOpcode, UbStatus};
 
@@ -175,7 +175,7 @@ impl UrmaNode {
             }
         }
         request.phase = RequestPhase::Waiting;
-        self.add_timer(env.now + delay, UrmaTimer::Retry(at));
+        self.shared.channels.timers.add(env.now + delay, UrmaTimer::Retry(at));
     }
     /// Whether the target keeps all later requests of a Jetty's stream for this one.
     fn is_oldest_of_stream(&self, at: PoolRef) -> bool {
@@ -196,7 +196,7 @@ impl UrmaNode {
         request.abandoned = Some(status);
         request.begin_attempt();
         let (channel, attempt) = (request.channel, request.attempt);
-        self.enqueue(channel, TxOwner::Request(at, attempt));
+        self.shared.channels.enqueue(channel, TxOwner::Request(at, attempt));
     }
     /// A Jetty is moved to ERROR: its requests that wait for the peer to be ready end.
     pub(crate) fn end_waiting(&mut self, jetty: PoolRef, fx: &mut dyn UrmaEffects) {
@@ -327,7 +327,7 @@ impl UrmaNode {
         let waits = !self.completes_early(jetty);
         let (mut at, mut is_behind_silent, mut had_silent) = (self.head_of(jetty), false, false);
         while let Some(request) = self.requests.get(at) {
-            self.sweeps.steps += 1;
+            self.shared.channels.sweeps.steps += 1;
             let next = request.next;
             if request.completion_order {
                 let is_done = matches!(request.phase, RequestPhase::Done(_));

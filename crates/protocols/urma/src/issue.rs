@@ -9,13 +9,13 @@
 //!   ordered. An SO request to another peer than the stream's waits until all ordered requests are answered, and then begins
 //!   a new stream. RO requests to other peers leave without a number, and later SO requests wait for their answers.
 
+use crate::channels::tx_window::TxOwner;
 use crate::node::UrmaNode;
-use crate::objects::id_of;
 use crate::objects::records::{Jetty, OrderStream, StreamState};
 use crate::pool::PoolRef;
-use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
+use crate::records::{RequestPhase, SendRecord};
 use crate::sequence::CONTEXT_WINDOW;
-use crate::tx_window::TxOwner;
+use crate::timers::UrmaTimer;
 use burst_base::Nanos;
 use burst_ubwire::{Cna, OrderTag, ServiceMode};
 
@@ -89,7 +89,7 @@ impl UrmaNode {
         let stream = &jetty.stream;
         if stream.state == StreamState::None
             || stream.peer != request.dest
-            || self.channels.get(stream.channel).is_none()
+            || self.shared.channels.get(stream.channel).is_none()
         {
             return match (jetty.ordered, is_strong, stream.state) {
                 (0, _, _) => Leave::Begin,
@@ -125,9 +125,9 @@ impl UrmaNode {
     }
     fn send_out(&mut self, jetty: PoolRef, at: PoolRef, leave: Leave, now: Nanos) {
         let Some(dest) = self.requests.get(at).map(|r| r.dest) else { return };
-        let channel = self.stream_channel(jetty, dest, leave).or_else(|| self.channel_to(dest, now));
+        let channel = self.stream_channel(jetty, dest, leave).or_else(|| self.shared.channels.channel_to(dest, now));
         if leave == Leave::Begin {
-            self.end_stream(jetty);
+            self.shared.end_stream(jetty);
         }
         let (Some(record), Some(request)) = (self.shared.objects.jetties.get_mut(jetty), self.requests.get_mut(at))
         else {
@@ -153,9 +153,9 @@ impl UrmaNode {
         let attempt = request.attempt;
         self.mark_issued(jetty, at);
         match channel {
-            Some(channel) => self.enqueue(channel, TxOwner::Request(at, attempt)),
+            Some(channel) => self.shared.channels.enqueue(channel, TxOwner::Request(at, attempt)),
             // No channel can be made: the time-out of the retry timer reports it.
-            None => self.add_timer(now, crate::channel::UrmaTimer::Retry(at)),
+            None => self.shared.channels.timers.add(now, UrmaTimer::Retry(at)),
         }
     }
     /// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
@@ -165,7 +165,7 @@ impl UrmaNode {
         let stream = &record.stream;
         let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;
         let is_its = is_bound && stream.state != StreamState::None && stream.peer == dest;
-        (is_its && self.channels.get(stream.channel).is_some()).then_some(stream.channel)
+        (is_its && self.shared.channels.get(stream.channel).is_some()).then_some(stream.channel)
     }
     /// The request counts as issued.
     pub(crate) fn mark_issued(&mut self, jetty: PoolRef, at: PoolRef) {
@@ -176,7 +176,7 @@ impl UrmaNode {
         let mut list = None;
         request.phase = RequestPhase::Issued;
         record.issued += 1;
-        if let Some(channel) = self.channels.get_mut(request.channel) {
+        if let Some(channel) = self.shared.channels.get_mut(request.channel) {
             channel.begin(request);
             list = Some(&mut channel.requests);
         }
@@ -198,13 +198,7 @@ impl UrmaNode {
             return;
         };
         record.issued -= 1;
-        let list = match self.channels.get_mut(request.channel) {
-            Some(channel) => {
-                channel.end(request);
-                Some(&mut channel.requests)
-            }
-            None => self.sweeps.list_of(request.channel),
-        };
+        let list = self.shared.channels.end_request(request);
         record.reads -= u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
             record.ordered -= 1;
@@ -213,34 +207,6 @@ impl UrmaNode {
         if let Some(list) = list {
             self.requests.take_out(list, at);
         }
-    }
-    /// Tells the peer that the sequence context of a Jetty is not needed any more.
-    pub(crate) fn end_stream(&mut self, jetty: PoolRef) {
-        let Some(record) = self.shared.objects.jetties.get_mut(jetty) else { return };
-        let stream = record.stream;
-        record.stream =
-            OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 };
-        let StreamState::Granted { context } = stream.state else { return };
-        if self.channels.get(stream.channel).is_none() {
-            return;
-        }
-        let response = ResponseRecord {
-            channel: stream.channel,
-            rc_id: id_of(jetty),
-            tassn: 0,
-            mode: ServiceMode::Rot,
-            kind: ResponseKind::Disconnect { context },
-            tpmsn: 0,
-            sent: 0,
-            all_sent: false,
-            unacked: 0,
-            context: None,
-        };
-        if !self.has_response_room(stream.channel) {
-            // The peer keeps the context until the channel ends.
-            return;
-        }
-        self.queue_response(response);
     }
 }
 

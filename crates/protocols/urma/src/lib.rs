@@ -11,13 +11,12 @@
 //! | `api` | the types of calls; limits |
 //! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
-//! | `channel` | transport channels and how they open |
+//! | `channels` | transport channels: opening, lanes, windows, acknowledgements, deadlines |
 //! | `echo` | the echo at Jetty 5 |
 //! | `following` | further packets of the message of the last one |
 //! | `heads` | heads of the packets that were sent and received last |
 //! | `initiator` | answers to own requests, completions |
 //! | `issue` | order at the initiator |
-//! | `lanes` | several channels to one peer: choice, opening, failure |
 //! | `messages` | peers' messages of several packets, and those that wait for their turn |
 //! | `node` | the node and its control calls |
 //! | `node_shared` | what the parts of a node share |
@@ -26,12 +25,10 @@
 //! | `post` | work requests |
 //! | `receive` | received packets, acknowledgements, management |
 //! | `records` | requests, messages, responses under way; the reorder buffer |
-//! | `restart` | peers that may have restarted, or have ended |
-//! | `rx_window`, `tx_window` | the two halves of a channel |
 //! | `sequence` | order at the target |
 //! | `sweep` | the end of a channel; work on many requests in parts |
 //! | `target` | execution of peers' requests |
-//! | `timers` | deadlines |
+//! | `timers` | deadlines in order of time |
 //! | `transmit` | packets to send |
 //! | `view` | what tools see of objects and channels |
 #![forbid(unsafe_code)]
@@ -39,13 +36,12 @@
 mod api;
 mod bypass;
 pub mod caqm;
-mod channel;
+mod channels;
 mod echo;
 mod following;
 mod heads;
 mod initiator;
 mod issue;
-mod lanes;
 mod messages;
 mod node;
 mod node_shared;
@@ -54,26 +50,22 @@ mod pool;
 mod post;
 mod receive;
 mod records;
-mod restart;
-mod rx_window;
 mod sequence;
 mod sweep;
 mod target;
 mod timers;
 mod transmit;
-mod tx_window;
 mod view;
 
 pub use api::{
-    CompletionRecord, CrStatus, GROUP_MEMBERS_MAX, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig,
-    JfrState, JfrWr, JfsWr, LANES_MAX, LocalRange, LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty,
-    RemoteSegment, SegmentConfig, TargetKind, TransMode, URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects,
-    UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
+    ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag, CompletionRecord, CrStatus, GROUP_MEMBERS_MAX,
+    GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, JfsWr, LANES_MAX, LocalRange,
+    LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode,
+    URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory,
+    UrmaTransmit, WrData, access,
 };
-pub use bypass::{ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag};
 pub use echo::{ECHO_JETTY, ECHO_MAX};
 pub use following::UrmaRun;
 pub use node::{NodeState, UrmaNode};
 pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
-pub use transmit::UrmaTransmit;
 pub use view::{ChannelView, ObjectCounts};

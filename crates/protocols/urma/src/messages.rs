@@ -6,13 +6,13 @@
 //! channel.
 
 use crate::api::{LossRecovery, UrmaEnv};
+use crate::channels::tx_window::TxOwner;
 use crate::echo::is_for_echo;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::records::{Inbound, InboundPhase, MessageOrigin, UrmaRefusal};
 use crate::sequence::OrderVerdict;
 use crate::target::is_fusable;
-use crate::tx_window::TxOwner;
 use burst_base::Reason;
 use burst_ubwire::{Btah, OrderTag, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaOpcode, TaRequest};
 
@@ -86,7 +86,7 @@ impl UrmaNode {
             return true;
         }
         let is_fused = is_fused(&origin) && rtph.last;
-        if is_fused && !self.channels.get(origin.channel).is_some_and(|channel| channel.rx.can_withhold()) {
+        if is_fused && !self.shared.channels.get(origin.channel).is_some_and(|channel| channel.rx.can_withhold()) {
             return false;
         }
         match self.take_request(env, &origin, rtph, payload) {
@@ -96,7 +96,7 @@ impl UrmaNode {
             RequestTaken::Stored(at) => {
                 // A ROL request whose last packet has arrived and that is not executed: the packet is not acknowledged yet.
                 if let (true, Some(message), Some(channel)) =
-                    (is_fused, self.inbound.get(at), self.channels.get_mut(origin.channel))
+                    (is_fused, self.inbound.get(at), self.shared.channels.get_mut(origin.channel))
                 {
                     channel.rx.withhold(origin.last_psn);
                     if matches!(message.phase, InboundPhase::Waiting) {
@@ -114,7 +114,7 @@ impl UrmaNode {
         rtph: &Rtph,
         payload: &[u8],
     ) -> RequestTaken {
-        let Some(channel) = self.channels.get_mut(origin.channel) else { return RequestTaken::No };
+        let Some(channel) = self.shared.channels.get_mut(origin.channel) else { return RequestTaken::No };
         if channel.is_refused(rtph.tpmsn) {
             return RequestTaken::Done;
         }
@@ -128,7 +128,7 @@ impl UrmaNode {
         }
         // Each record will need a response, and so does this request. A ROL request needs one only if it is refused; those
         // are limited by the PSNs that a channel withholds.
-        let is_full = !self.has_response_room(origin.channel);
+        let is_full = !self.shared.has_response_room(origin.channel);
         if is_full && !is_fused(origin) {
             return self.no_room(env, origin, rtph);
         }
@@ -150,10 +150,10 @@ impl UrmaNode {
             }
             _ => {}
         }
-        if is_whole && matches!(turn, Turn::Later(..)) && !self.has_waiting_room(origin.channel) {
+        if is_whole && matches!(turn, Turn::Later(..)) && !self.shared.has_waiting_room(origin.channel) {
             return self.no_room(env, origin, rtph);
         }
-        if !self.has_message_room(origin.channel) || self.is_refused_rest(origin) {
+        if !self.shared.has_message_room(origin.channel) || self.is_refused_rest(origin) {
             return self.no_room(env, origin, rtph);
         }
         let phase = self.first_phase(env, origin, &turn);
@@ -177,7 +177,8 @@ impl UrmaNode {
     fn store_message(&mut self, message: Inbound) -> Option<PoolRef> {
         let (channel, is_waiting) = (message.origin.channel, matches!(message.phase, InboundPhase::Waiting));
         let at = self.inbound.insert(message).ok()?;
-        if let Some(channel) = self.channels.get_mut(channel) {
+        self.shared.messages += 1;
+        if let Some(channel) = self.shared.channels.get_mut(channel) {
             (channel.inbound, channel.last_message) = (channel.inbound + 1, at);
             channel.waiting += u32::from(is_waiting);
             self.inbound.push_back(&mut channel.messages, at);
@@ -193,7 +194,7 @@ impl UrmaNode {
             return None;
         }
         let at = *self.inbound_keys.get(&(channel.index(), tpmsn))?;
-        if let Some(channel) = self.channels.get_mut(channel) {
+        if let Some(channel) = self.shared.channels.get_mut(channel) {
             channel.last_message = at;
         }
         Some(at)
@@ -204,8 +205,9 @@ impl UrmaNode {
     /// the sender's window.
     fn no_room(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, rtph: &Rtph) -> RequestTaken {
         let base = &origin.request.base;
-        let Some(channel) = self.channels.get_mut(origin.channel) else { return RequestTaken::No };
-        let is_part = self.config.recovery == LossRecovery::Selective && !(rtph.last && base.offset == 0);
+        let Some(channel) = self.shared.channels.table.get_mut(origin.channel) else { return RequestTaken::No };
+        let is_part =
+            self.shared.channels.config.recovery == LossRecovery::Selective && !(rtph.last && base.offset == 0);
         let is_oldest = channel.rx.expected() == rtph.psn && (channel.rx.can_withhold() || !is_fused(origin));
         if is_part && !is_oldest || channel.answers.len() >= BUSY_MAX {
             return RequestTaken::No;
@@ -218,17 +220,17 @@ impl UrmaNode {
         } else if rtph.last || is_part {
             env.fx.count(Reason::UbOrderBufferFull);
             let owner = TxOwner::Busy { rc_id: base.rc_id, tassn: base.tassn, mode: base.mode };
-            self.enqueue(origin.channel, owner);
+            self.shared.channels.enqueue(origin.channel, owner);
         }
         RequestTaken::Done
     }
     /// With go-back-N: a packet of a message whose first packet found no room.
     fn is_refused_rest(&self, origin: &MessageOrigin) -> bool {
-        self.config.recovery == LossRecovery::GoBackN && origin.request.base.offset > 0
+        self.shared.channels.config.recovery == LossRecovery::GoBackN && origin.request.base.offset > 0
     }
     fn first_phase(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, turn: &Turn) -> InboundPhase {
         match turn {
-            Turn::Later(..) if !self.has_waiting_room(origin.channel) => InboundPhase::Refused(FULL),
+            Turn::Later(..) if !self.shared.has_waiting_room(origin.channel) => InboundPhase::Refused(FULL),
             Turn::Later(..) => InboundPhase::Waiting,
             Turn::Never => InboundPhase::Refused(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused)),
             Turn::Now => self.begin(env, origin),
@@ -321,15 +323,15 @@ impl UrmaNode {
     fn set_phase(&mut self, at: PoolRef, phase: InboundPhase) {
         let Some(message) = self.inbound.get_mut(at) else { return };
         let before = std::mem::replace(&mut message.phase, phase);
-        if let (InboundPhase::Waiting, Some(channel)) = (before, self.channels.get_mut(message.origin.channel)) {
+        if let (InboundPhase::Waiting, Some(channel)) = (before, self.shared.channels.get_mut(message.origin.channel)) {
             channel.waiting -= 1;
         }
     }
     /// Keeps a payload of a message in the reorder buffer, of which a channel leaves half for the others. False without room.
     fn hold(&mut self, at: PoolRef, offset: u32, payload: &[u8]) -> bool {
         let Some(message) = self.inbound.get_mut(at) else { return false };
-        let Some(channel) = self.channels.get_mut(message.origin.channel) else { return false };
-        let has_room = (channel.held as usize) * usize::from(self.config.lanes) < self.buffer.free();
+        let Some(channel) = self.shared.channels.table.get_mut(message.origin.channel) else { return false };
+        let has_room = (channel.held as usize) * usize::from(self.shared.channels.config.lanes) < self.buffer.free();
         let is_held = has_room && self.buffer.hold(&mut message.held, offset, payload);
         channel.held += u32::from(is_held);
         is_held
@@ -342,7 +344,7 @@ impl UrmaNode {
     }
     /// So many payloads of a channel have left the reorder buffer.
     pub(crate) fn unhold(&mut self, channel: PoolRef, count: u32) {
-        if let Some(channel) = self.channels.get_mut(channel) {
+        if let Some(channel) = self.shared.channels.get_mut(channel) {
             channel.held -= count;
         }
     }

@@ -1,68 +1,34 @@
 //! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
 
+pub(crate) mod deadlines;
+
 use crate::api::{
     CompletionRecord, CrStatus, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr,
     LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
 };
 use crate::bypass::Accesses;
-use crate::channel::{TpChannel, TpMessage, UrmaTimer};
 use crate::echo::Echo;
 use crate::heads::{LastHead, LastPart};
 use crate::initiator::send_record;
-use crate::lanes::LaneRest;
 use crate::node_shared::NodeShared;
+use crate::objects::id_of;
 use crate::objects::records::{Drain, JETTY_BYTES, StreamState};
-use crate::objects::{Objects, id_of};
 use crate::pool::{PoolRef, UrmaPool};
-use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
-use crate::rx_window::WITHHELD_MAX;
+use crate::records::{Inbound, ReorderBuffer, RequestPhase, SendRecord};
 use crate::sequence::SequenceContext;
-use crate::sweep::Sweeps;
-use burst_base::Nanos;
-use burst_base::rng::Rng;
 use burst_ubwire::Cna;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 /// Longest payload of a packet.
 const PAYLOAD_MAX: u16 = 8192;
 
-/// Entry of the timer heap: time, number in order of insertion, what is due.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TimerEntry {
-    pub(crate) at: Nanos,
-    pub(crate) number: u64,
-    pub(crate) timer: UrmaTimer,
-}
-
-impl PartialEq for TimerEntry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.number) == (other.at, other.number)
-    }
-}
-impl Eq for TimerEntry {}
-impl PartialOrd for TimerEntry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for TimerEntry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
 /// One host's URMA.
 pub struct UrmaNode {
     pub(crate) shared: NodeShared,
-    pub(crate) config: UrmaConfig,
-    pub(crate) rng: Rng,
-    pub(crate) incarnations: u64,
     pub(crate) requests: UrmaPool<SendRecord>,
     pub(crate) inbound: UrmaPool<Inbound>,
     /// Incomplete messages by channel and TPMSN.
     pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef, foldhash::fast::RandomState>,
-    pub(crate) responses: UrmaPool<ResponseRecord>,
     pub(crate) contexts: UrmaPool<SequenceContext>,
     /// The context of a peer's Jetty, by channel and Jetty.
     pub(crate) context_keys: HashMap<(u32, u32), PoolRef>,
@@ -71,29 +37,12 @@ pub struct UrmaNode {
     pub(crate) buffer: ReorderBuffer,
     /// What peers have sent to the echo.
     pub(crate) echo: Echo,
-    pub(crate) channels: UrmaPool<TpChannel>,
-    /// Channels by peer and lane.
-    pub(crate) by_peer: BTreeMap<(Cna, u8), PoolRef>,
-    /// Lanes that have failed and are not open.
-    pub(crate) rests: BTreeMap<(Cna, u8), LaneRest>,
-    /// Channels that may have something to send. It is the first one's turn.
-    pub(crate) active: VecDeque<PoolRef>,
-    /// Packets that it has sent in its turn.
-    pub(crate) channel_turn: u8,
     /// Unreliable messages to send.
     pub(crate) unreliable: VecDeque<PoolRef>,
-    /// When the next UNKNOWN may leave, if it were not for the burst that is allowed.
-    pub(crate) unknown_at: Nanos,
-    /// Management messages to send: where to, on the path of which lane, and the message.
-    pub(crate) management: VecDeque<(Cna, u8, TpMessage)>,
-    pub(crate) timers: BinaryHeap<Reverse<TimerEntry>>,
-    pub(crate) timer_count: u64,
-    /// Channels that have ended, and whose requests have not, and other work that is done in parts.
-    pub(crate) sweeps: Sweeps,
     /// Loads, stores and atomics without a channel.
     pub(crate) accesses: Accesses,
     /// Scratch for packets that an acknowledgement covers.
-    pub(crate) acked: Vec<crate::tx_window::TxPacket>,
+    pub(crate) acked: Vec<crate::channels::tx_window::TxPacket>,
     pub(crate) last_head: LastHead,
     pub(crate) last_part: LastPart,
 }
@@ -132,47 +81,32 @@ impl UrmaNode {
         let (mtu, lanes) = (config.mtu.clamp(256, PAYLOAD_MAX), config.lanes.clamp(1, LANES_MAX));
         let config = UrmaConfig { mtu, lanes, inbound_max, responses_max, ..config };
         UrmaNode {
-            shared: NodeShared { objects: Objects::new() },
-            rng: Rng::new(config.seed),
-            incarnations: config.incarnation,
             requests: UrmaPool::new(config.requests_max),
             inbound: UrmaPool::new(config.inbound_max),
             inbound_keys: HashMap::default(),
-            // Beyond `responses_max` only echoes, and refusals of ROL requests, for each of which a PSN is withheld.
-            responses: UrmaPool::new(config.responses_max + crate::echo::SLOTS + WITHHELD_MAX * config.channels_max),
             contexts: UrmaPool::new(config.contexts_max.clamp(1, 1 << 16)),
             context_keys: HashMap::new(),
             moved_contexts: Vec::new(),
             // A peer may send longer packets than this node.
             buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
             echo: Echo::default(),
-            channels: UrmaPool::new(config.channels_max.min(1 << 16)),
-            by_peer: BTreeMap::new(),
-            rests: BTreeMap::new(),
-            active: VecDeque::new(),
-            channel_turn: 0,
             unreliable: VecDeque::new(),
-            unknown_at: Nanos(0),
-            management: VecDeque::new(),
-            timers: BinaryHeap::new(),
-            timer_count: 0,
-            sweeps: Sweeps::default(),
             accesses: Accesses::new(
                 (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
             ),
             acked: Vec::new(),
             last_head: LastHead::default(),
             last_part: LastPart::default(),
-            config,
+            shared: NodeShared::new(config),
         }
     }
     /// Own address.
     pub const fn cna(&self) -> Cna {
-        self.config.cna
+        self.shared.channels.config.cna
     }
     /// Lanes to each peer at most.
     pub const fn lanes(&self) -> u8 {
-        self.config.lanes
+        self.shared.channels.config.lanes
     }
     /// A completion queue for at most `depth` records. [`UrmaError::Value`] for 0.
     pub fn create_jfc(&mut self, depth: u32) -> Result<u32, UrmaError> {
@@ -217,7 +151,7 @@ impl UrmaNode {
     /// is drained goes with it.
     pub fn delete_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
         let at = self.shared.objects.idle_jetty(jetty)?;
-        self.end_stream(at);
+        self.shared.end_stream(at);
         self.shared.objects.delete_jetty(at)
     }
     /// The state of a Jetty.
@@ -326,7 +260,13 @@ impl UrmaNode {
     /// What a peer needs for the import of a segment.
     pub fn export_segment(&self, token_id: u32) -> Option<RemoteSegment> {
         let config = self.shared.objects.segments.get(token_id)?;
-        Some(RemoteSegment { cna: self.config.cna, token_id, addr: config.addr, len: config.len, token: config.token })
+        Some(RemoteSegment {
+            cna: self.shared.channels.config.cna,
+            token_id,
+            addr: config.addr,
+            len: config.len,
+            token: config.token,
+        })
     }
     /// Imports a peer's segment.
     pub fn import_segment(&mut self, segment: RemoteSegment) -> Result<u32, UrmaError> {
@@ -351,7 +291,7 @@ impl UrmaNode {
     /// Ends the binding. [`UrmaError::Busy`] while requests are outstanding.
     pub fn unbind_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
         let at = self.shared.objects.unbind_jetty(jetty)?;
-        self.end_stream(at);
+        self.shared.end_stream(at);
         Ok(())
     }
     /// Posts a receive.
@@ -368,24 +308,18 @@ impl UrmaNode {
     }
     /// Counts and bytes of the state.
     pub fn state(&self) -> NodeState {
-        let channel_heap: usize = self.channels.iter().map(|(_, c)| c.heap_bytes()).sum();
         let waiting: usize =
             self.contexts.iter().map(|(_, c)| c.waiting.capacity() * size_of::<(u16, PoolRef)>()).sum();
         NodeState {
             jetties: self.shared.objects.jetties.len(),
-            channels: self.channels.len(),
+            channels: self.shared.channels.table.len(),
             jetty_bytes: self.shared.objects.jetties.heap_bytes(),
-            channel_bytes: self.channels.heap_bytes()
-                + channel_heap
-                + self.by_peer.len() * 2 * size_of::<((Cna, u8), PoolRef)>()
-                + self.rests.len() * 2 * size_of::<((Cna, u8), LaneRest)>()
-                + self.active.capacity() * size_of::<PoolRef>()
-                + self.timers.capacity() * size_of::<TimerEntry>(),
+            channel_bytes: self.shared.channels.heap_bytes(),
             other_bytes: self.requests.heap_bytes()
-                + self.sweeps.heap_bytes()
+                + self.shared.channels.sweeps.heap_bytes()
                 + self.inbound.heap_bytes()
                 + self.inbound_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
-                + self.responses.heap_bytes()
+                + self.shared.responses.heap_bytes()
                 + self.contexts.heap_bytes()
                 + self.context_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
                 + self.buffer.heap_bytes()
@@ -396,7 +330,7 @@ impl UrmaNode {
             requests: self.requests.len(),
             inbound: self.inbound.len(),
             held_packets: self.buffer.len(),
-            responses: self.responses.len(),
+            responses: self.shared.responses.len(),
             contexts: self.contexts.len(),
         }
     }
@@ -410,11 +344,25 @@ impl UrmaNode {
             matches!(m.phase, crate::records::InboundPhase::Placing(p) if p.jfr == Some(at) && p.receive.is_some())
         })
     }
+    /// Ends the channels to a peer as if they had failed: all requests to it end with [`CrStatus::AckTimeout`], in the next calls
+    /// of [`UrmaNode::on_timer`]. For a peer that acknowledges packets and answers nothing; no time-out of the transport notices
+    /// that. Does nothing without a channel.
+    pub fn end_channel(&mut self, peer: Cna) {
+        self.shared.channels.end_all_to(peer);
+        self.clear_ended();
+    }
+    /// The node is about to be closed: all peers are notified, so that their requests end at once, and their next ones open new
+    /// channels. Nothing but that leaves any more; what should must have been sent before.
+    pub fn leave(&mut self) {
+        self.unreliable.clear();
+        self.shared.channels.leave();
+    }
     /// Whether a Jetty has a sequence context at a peer.
     pub fn has_context(&self, jetty: u32) -> bool {
         let at = self.shared.objects.jetty_ref(jetty);
         at.and_then(|at| self.shared.objects.jetties.get(at)).is_some_and(|j| {
-            matches!(j.stream.state, StreamState::Granted { .. }) && self.channels.get(j.stream.channel).is_some()
+            matches!(j.stream.state, StreamState::Granted { .. })
+                && self.shared.channels.get(j.stream.channel).is_some()
         })
     }
 }

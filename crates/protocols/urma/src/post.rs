@@ -32,7 +32,7 @@ impl UrmaNode {
         if record.count >= record.config.depth || record.next_tassn.wrapping_sub(oldest) >= TASSN_WINDOW {
             return Err(UrmaError::Full);
         }
-        UrmaNode::check_request(&record.config, self.config.mtu, wr)?;
+        UrmaNode::check_request(&record.config, self.shared.channels.config.mtu, wr)?;
         self.check_data(wr)?;
         let reach = self.reach(record, wr)?;
         let segment = match wr.data {

@@ -180,6 +180,9 @@ impl Inbound {
     }
 }
 
+/// Echoes under way at most.
+pub(crate) const ECHO_SLOTS: usize = 32;
+
 /// What a response says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ResponseKind {

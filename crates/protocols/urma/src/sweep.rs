@@ -10,143 +10,47 @@
 //! happen to them but the end of their Jetty: packets, acknowledgements and timers find no channel.
 
 use crate::api::{CrStatus, JettyState, UrmaEnv};
-use crate::lanes::LaneHealth;
+use crate::channels::channel::LaneHealth;
+use crate::channels::sweeps::{ChannelEnd, EndedChannel, PASS_STEPS, Sweep, SweepKind, TURN_REQUESTS};
+use crate::channels::tx_window::TxOwner;
 use crate::node::UrmaNode;
-use crate::pool::{PoolList, PoolRef};
+use crate::objects::records::StreamState;
+use crate::pool::PoolRef;
 use crate::records::{RequestPhase, SendRecord};
-use crate::tx_window::TxOwner;
-use burst_ubwire::Cna;
-use std::collections::{HashMap, VecDeque};
-
-/// Requests, packets and timers that one call of [`UrmaNode::on_timer`] handles before others go on. Tens of microseconds.
-pub(crate) const PASS_STEPS: u64 = 1024;
-/// Requests of one channel in its turn.
-const TURN_REQUESTS: usize = 256;
-
-/// Why a channel ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChannelEnd {
-    /// The peer does not answer, or has ended it.
-    Failed,
-    /// The peer has restarted: requests of which nothing was sent leave on a new channel.
-    Restarted,
-}
-
-/// A channel that has ended, and whose requests have not.
-#[derive(Debug)]
-struct EndedChannel {
-    peer: Cna,
-    why: ChannelEnd,
-    requests: PoolList,
-}
-
-/// What is done with the requests of a channel.
-#[derive(Clone, Copy, Debug)]
-enum SweepKind {
-    /// The channel has ended.
-    End,
-    /// The lane is silent: what may go on on another one that is at least this healthy does.
-    Relieve(LaneHealth),
-    /// Another lane was heard for the first time: it takes its share of what is not sent.
-    Share(PoolRef),
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Sweep {
-    channel: PoolRef,
-    kind: SweepKind,
-    /// Requests that were in the list when the sweep began, and have not been looked at. Those behind them are newer.
-    left: u32,
-}
-
-/// Sweeps that are not finished.
-#[derive(Debug, Default)]
-pub(crate) struct Sweeps {
-    queue: VecDeque<Sweep>,
-    ended: HashMap<PoolRef, EndedChannel, foldhash::fast::RandomState>,
-    /// Requests, packets and timers that calls of [`UrmaNode::on_timer`] have handled.
-    pub(crate) steps: u64,
-}
-
-impl Sweeps {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-    /// The list of a channel that has ended.
-    #[cold]
-    pub(crate) fn list_of(&mut self, channel: PoolRef) -> Option<&mut PoolList> {
-        self.ended.get_mut(&channel).map(|ended| &mut ended.requests)
-    }
-    /// Bytes on the heap.
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.queue.capacity() * size_of::<Sweep>() + self.ended.capacity() * size_of::<(PoolRef, EndedChannel)>()
-    }
-}
+use burst_ubwire::TaOpcode;
 
 impl UrmaNode {
-    /// A channel has failed, or its peer has started a new one: all that used it ends. Its requests end in later calls of
-    /// [`UrmaNode::on_timer`].
-    pub(crate) fn end_lane(&mut self, at: PoolRef, why: ChannelEnd) {
-        let Some(channel) = self.channels.remove(at) else { return };
-        let (peer, key) = (channel.peer, (channel.peer, channel.lane));
-        if self.by_peer.get(&key) == Some(&at) {
-            self.by_peer.remove(&key);
-        }
-        // Its place in `active` is found vacant when it has its turn.
-        let messages: Vec<PoolRef> = self.inbound.listed(channel.messages).collect();
-        for message in messages {
-            if let Some(tpmsn) = self.inbound.get(message).map(|message| message.tpmsn) {
-                self.inbound_keys.remove(&(at.index(), tpmsn));
+    /// Ends what the peers of channels that have ended had under way here.
+    pub(crate) fn clear_ended(&mut self) {
+        for (at, channel) in std::mem::take(&mut self.shared.channels.ended) {
+            let messages: Vec<PoolRef> = self.inbound.listed(channel.messages).collect();
+            for message in messages {
+                if let Some(tpmsn) = self.inbound.get(message).map(|message| message.tpmsn) {
+                    self.inbound_keys.remove(&(at.index(), tpmsn));
+                }
+                self.drop_inbound(message);
             }
-            self.drop_inbound(message);
-        }
-        let contexts: Vec<PoolRef> = self.contexts.listed(channel.context_list).collect();
-        for context in contexts {
-            self.remove_context(context);
-        }
-        // A response waits for its turn, or has packets in flight.
-        for owner in channel.answers.iter().copied().chain(channel.tx.owners()) {
-            if let TxOwner::Response(response) = owner {
-                self.responses.discard(response);
+            let contexts: Vec<PoolRef> = self.contexts.listed(channel.context_list).collect();
+            for context in contexts {
+                self.remove_context(context);
             }
-        }
-        if self.lanes_to(peer).next().is_none() {
-            self.forget_rests(peer);
-        }
-        if !channel.requests.is_empty() {
-            self.sweeps.ended.insert(at, EndedChannel { peer, why, requests: channel.requests });
-            self.sweeps.queue.push_back(Sweep { channel: at, kind: SweepKind::End, left: 0 });
-        }
-    }
-    /// Moves the requests of a lane that may go on on another one, which is at least this healthy.
-    pub(crate) fn relieve(&mut self, from: PoolRef, worst: LaneHealth) {
-        self.begin_sweep(from, SweepKind::Relieve(worst));
-    }
-    /// A lane takes its share of the requests of another one that has not begun to send them.
-    pub(crate) fn share(&mut self, from: PoolRef, to: PoolRef) {
-        self.begin_sweep(from, SweepKind::Share(to));
-    }
-    fn begin_sweep(&mut self, channel: PoolRef, kind: SweepKind) {
-        let Some(record) = self.channels.get_mut(channel) else { return };
-        if record.unanswered > 0 && !record.is_swept {
-            record.is_swept = true;
-            self.sweeps.queue.push_back(Sweep { channel, kind, left: record.unanswered });
+            self.shared.discard_responses(&channel);
         }
     }
     /// Handles about [`PASS_STEPS`] requests of the channels that are swept.
     pub(crate) fn run_sweeps(&mut self, env: &mut UrmaEnv<'_>) {
-        let limit = self.sweeps.steps + PASS_STEPS;
-        while self.sweeps.steps < limit
-            && let Some(sweep) = self.sweeps.queue.pop_front()
+        let limit = self.shared.channels.sweeps.steps + PASS_STEPS;
+        while self.shared.channels.sweeps.steps < limit
+            && let Some(sweep) = self.shared.channels.sweeps.queue.pop_front()
         {
             let rest = match sweep.kind {
                 SweepKind::End => self.end_some(sweep.channel, env).then_some(sweep),
                 _ => self.move_some(sweep),
             };
             match rest {
-                Some(rest) => self.sweeps.queue.push_back(rest),
+                Some(rest) => self.shared.channels.sweeps.queue.push_back(rest),
                 None => {
-                    if let Some(channel) = self.channels.get_mut(sweep.channel) {
+                    if let Some(channel) = self.shared.channels.get_mut(sweep.channel) {
                         channel.is_swept = false;
                     }
                 }
@@ -155,11 +59,13 @@ impl UrmaNode {
     }
     /// Ends the first requests of a channel that has ended. True if there are more.
     fn end_some(&mut self, channel: PoolRef, env: &mut UrmaEnv<'_>) -> bool {
-        let Some(&EndedChannel { peer, why, requests }) = self.sweeps.ended.get(&channel) else { return false };
+        let Some(&EndedChannel { peer, why, requests }) = self.shared.channels.sweeps.ended.get(&channel) else {
+            return false;
+        };
         let first = self.requests.listed(requests).take(TURN_REQUESTS).collect();
         let mut taken_back = Vec::new();
         for at in self.in_posting_order(first) {
-            self.sweeps.steps += 1;
+            self.shared.channels.sweeps.steps += 1;
             // The outcome of one before it may have ended it.
             let Some(request) = self.requests.get(at).filter(|r| r.channel == channel && r.is_under_way()) else {
                 continue;
@@ -167,7 +73,7 @@ impl UrmaNode {
             if why == ChannelEnd::Restarted && request.is_unsent() && request.abandoned.is_none() {
                 taken_back.extend(self.take_back(at));
             } else if self.may_move(request)
-                && let Some((to, _)) = self.best_lane(peer, LaneHealth::Silent)
+                && let Some((to, _)) = self.shared.channels.best_lane(peer, LaneHealth::Silent)
             {
                 self.move_request(at, to);
             } else {
@@ -178,10 +84,10 @@ impl UrmaNode {
         for jetty in taken_back {
             self.issue_at(jetty, env.now);
         }
-        if self.sweeps.ended.get(&channel).is_some_and(|ended| !ended.requests.is_empty()) {
+        if self.shared.channels.sweeps.ended.get(&channel).is_some_and(|ended| !ended.requests.is_empty()) {
             return true;
         }
-        self.sweeps.ended.remove(&channel);
+        self.shared.channels.sweeps.ended.remove(&channel);
         false
     }
     /// A request fails with its channel.
@@ -198,7 +104,7 @@ impl UrmaNode {
     /// Moves the first requests of a lane to others, as far as they may. Returns the rest of the sweep.
     fn move_some(&mut self, sweep: Sweep) -> Option<Sweep> {
         let Sweep { channel: from, kind, left } = sweep;
-        let channel = self.channels.get_mut(from)?;
+        let channel = self.shared.channels.get_mut(from)?;
         let peer = channel.peer;
         let first = self.requests.listed(channel.requests).take(TURN_REQUESTS.min(left as usize));
         let first: Vec<PoolRef> = first.collect();
@@ -210,15 +116,15 @@ impl UrmaNode {
         let left = left.saturating_sub(first.len() as u32);
         let is_last = first.is_empty() || left == 0;
         for at in self.in_posting_order(first) {
-            self.sweeps.steps += 1;
+            self.shared.channels.sweeps.steps += 1;
             let Some(request) = self.requests.get(at).filter(|request| self.may_move(request)) else { continue };
             match kind {
                 SweepKind::Share(to) => {
-                    if request.is_unsent() && !request.alloc && self.is_lighter(request, to)? {
+                    if request.is_unsent() && !request.alloc && self.shared.channels.is_lighter(request, to)? {
                         self.move_request(at, to);
                     }
                 }
-                SweepKind::Relieve(worst) => match self.best_lane(peer, worst) {
+                SweepKind::Relieve(worst) => match self.shared.channels.best_lane(peer, worst) {
                     Some((to, _)) if to != from => self.move_request(at, to),
                     _ => return None,
                 },
@@ -236,10 +142,62 @@ impl UrmaNode {
         });
         list
     }
+    /// Whether a request may be sent on another lane: it was not executed on its own, or does no harm if it is executed twice.
+    pub(crate) fn may_move(&self, request: &SendRecord) -> bool {
+        let is_harmless = match request.phase {
+            RequestPhase::Waiting => true,
+            RequestPhase::Issued => request.opcode == TaOpcode::Read || request.sent == 0 && !request.all_sent,
+            RequestPhase::Posted | RequestPhase::Done(_) => false,
+        };
+        // The target knows the others of a sequence context on its lane only.
+        let is_first = || {
+            let stream =
+                self.shared.objects.jetties.get(request.jetty).map(|jetty| (jetty.stream.state, jetty.stream.channel));
+            request.alloc && stream == Some((StreamState::Asking, request.channel))
+        };
+        is_harmless && request.abandoned.is_none() && (request.order_number.is_none() || is_first())
+    }
+    pub(crate) fn move_request(&mut self, at: PoolRef, to: PoolRef) {
+        let Some(request) = self.requests.get(at) else { return };
+        if let Some(list) = self.shared.channels.end_request(request) {
+            self.requests.take_out(list, at);
+        }
+        let Some(request) = self.requests.get_mut(at) else { return };
+        request.channel = to;
+        if let Some(channel) = self.shared.channels.get_mut(to) {
+            channel.begin(request);
+            self.requests.push_back(&mut channel.requests, at);
+        }
+        let Some(request) = self.requests.get_mut(at) else { return };
+        if let (true, Some(jetty)) = (request.alloc, self.shared.objects.jetties.get_mut(request.jetty)) {
+            jetty.stream.channel = to;
+        }
+        if request.phase == RequestPhase::Issued {
+            request.attempt = request.attempt.wrapping_add(1);
+            request.begin_attempt();
+            (request.received, request.fault) = (0, None);
+            let attempt = request.attempt;
+            self.shared.channels.enqueue(to, TxOwner::Request(at, attempt));
+        }
+    }
+    /// A request of which nothing was sent is as if it had not been issued. Its Jetty.
+    pub(crate) fn take_back(&mut self, at: PoolRef) -> Option<PoolRef> {
+        let jetty = self.requests.get(at)?.jetty;
+        self.mark_answered(jetty, at);
+        let request = self.requests.get_mut(at)?;
+        request.begin_attempt();
+        request.attempt = request.attempt.wrapping_add(1);
+        (request.phase, request.channel) = (RequestPhase::Posted, PoolRef::NONE);
+        (request.order_number, request.alloc) = (None, false);
+        (request.received, request.fault) = (0, None);
+        let record = self.shared.objects.jetties.get_mut(jetty)?;
+        record.cursor = record.head;
+        Some(jetty)
+    }
     /// Requests, packets and timers that calls of [`UrmaNode::on_timer`] have handled since the node was made. One call handles a
     /// bounded number, however many there are.
     pub const fn timer_steps(&self) -> u64 {
-        self.sweeps.steps
+        self.shared.channels.sweeps.steps
     }
 }
 

@@ -5,14 +5,14 @@ use crate::api::{
     CompletionRecord, CrStatus, JettyState, JfrState, LossRecovery, TargetKind, TransMode, URMA_MESSAGE_MAX,
     UrmaEffects, UrmaEnv, access,
 };
-use crate::channel::FusedAck;
+use crate::channels::channel::FusedAck;
+use crate::channels::tx_window::TxOwner;
 use crate::echo::is_for_echo;
 use crate::node::UrmaNode;
 use crate::objects::segment_table::PeerAccess;
 use crate::pool::PoolRef;
 use crate::records::{Inbound, InboundPhase, MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
 use crate::sequence::{OrderTracker, SequenceContext};
-use crate::tx_window::TxOwner;
 use burst_base::Reason;
 use burst_ubwire::{Maetah, Mtetah, NotifyTarget, RC_TYPE_CONTEXT, ServiceMode, TaOpcode, UbStatus};
 
@@ -247,10 +247,10 @@ impl UrmaNode {
             return;
         }
         if base.mode == ServiceMode::Rol && !base.alloc && !origin.is_deferred {
-            if let Some(channel) = self.channels.get_mut(origin.channel) {
+            if let Some(channel) = self.shared.channels.get_mut(origin.channel) {
                 channel.rx.release(origin.last_psn);
                 channel.fused.push_back(FusedAck { rc_id: base.rc_id, tassn: base.tassn });
-                self.activate(origin.channel);
+                self.shared.channels.activate(origin.channel);
             }
             return;
         }
@@ -326,7 +326,7 @@ impl UrmaNode {
         }
     }
     fn withhold_for(&mut self, origin: &MessageOrigin, response: Option<PoolRef>) {
-        let Some(channel) = self.channels.get_mut(origin.channel) else { return };
+        let Some(channel) = self.shared.channels.get_mut(origin.channel) else { return };
         let Some(response) = response else { return channel.rx.release(origin.last_psn) };
         if channel.rx.can_withhold() {
             channel.rx.withhold(origin.last_psn);
@@ -341,9 +341,9 @@ impl UrmaNode {
     }
     /// Adds a success to the acknowledgement of the request before it, if that one is the last in the queue and not sent.
     fn join_acknowledgement(&mut self, origin: &MessageOrigin) -> bool {
-        let last = self.channels.get(origin.channel).and_then(|channel| channel.answers.back().copied());
+        let last = self.shared.channels.get(origin.channel).and_then(|channel| channel.answers.back().copied());
         let Some(TxOwner::Response(at)) = last else { return false };
-        let Some(response) = self.responses.get_mut(at) else { return false };
+        let Some(response) = self.shared.responses.get_mut(at) else { return false };
         let base = &origin.request.base;
         let ResponseKind::Ack { status: UbStatus::SUCCESS, also, granted: None } = &mut response.kind else {
             return false;
@@ -378,16 +378,7 @@ impl UrmaNode {
             unacked: 0,
             context,
         };
-        self.queue_response(record)
-    }
-    pub(crate) fn queue_response(&mut self, record: ResponseRecord) -> Option<PoolRef> {
-        let channel = record.channel;
-        let at = self.responses.insert(record).ok()?;
-        if let Some(channel) = self.channels.get_mut(channel) {
-            channel.responses += 1;
-        }
-        self.enqueue(channel, TxOwner::Response(at));
-        Some(at)
+        self.shared.queue_response(record)
     }
     /// Tells the peer that a ROL request waits, so that the acknowledgement of its last packet need not.
     pub(crate) fn defer(&mut self, at: PoolRef) {
@@ -397,33 +388,9 @@ impl UrmaNode {
         if let Some(message) = self.inbound.get_mut(at) {
             message.origin.is_deferred = true;
         }
-        if let Some(channel) = self.channels.get_mut(origin.channel) {
+        if let Some(channel) = self.shared.channels.get_mut(origin.channel) {
             channel.rx.refuse(origin.last_psn, response);
         }
-    }
-    /// Whether a channel may have another message or response under way: each may use as much as is free, so that one leaves half
-    /// for the others. Messages that wait for earlier ones do not count, or those might find no room.
-    pub(crate) fn has_response_room(&self, channel: PoolRef) -> bool {
-        let free = self.config.responses_max.saturating_sub(self.responses.len() + self.inbound.len());
-        let own = self.channels.get(channel).map_or(0, |c| c.responses + c.inbound - c.waiting);
-        self.is_share(own, free)
-    }
-    /// Whether a channel that has `own` places of a pool may have another one of the `free` ones. Lanes of a peer share what one
-    /// channel may have.
-    pub(crate) fn is_share(&self, own: u32, free: usize) -> bool {
-        own as usize * usize::from(self.config.lanes) < free
-    }
-    /// The same for messages that are incomplete.
-    pub(crate) fn has_message_room(&self, channel: PoolRef) -> bool {
-        let free = self.config.inbound_max.saturating_sub(self.inbound.len());
-        let own = self.channels.get(channel).map_or(0, |c| c.inbound - c.waiting);
-        self.is_share(own, free) && self.has_response_room(channel)
-    }
-    /// The same for messages that wait for earlier ones. All together they leave half of the room to those.
-    pub(crate) fn has_waiting_room(&self, channel: PoolRef) -> bool {
-        let free = (self.config.inbound_max / 2).saturating_sub(self.inbound.len());
-        let own = self.channels.get(channel).map_or(0, |c| c.waiting);
-        self.is_share(own, free) && self.has_message_room(channel)
     }
     /// Gives a sequence context to a request that asks for one.
     fn grant(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin) -> Option<u16> {
@@ -432,7 +399,7 @@ impl UrmaNode {
             return None;
         }
         // With go-back-N a ROL request that waits would keep the one that it waits for from arriving.
-        if base.mode == ServiceMode::Rol && self.config.recovery == LossRecovery::GoBackN {
+        if base.mode == ServiceMode::Rol && self.shared.channels.config.recovery == LossRecovery::GoBackN {
             return None;
         }
         let context = SequenceContext {
@@ -443,10 +410,10 @@ impl UrmaNode {
         };
         let key = (origin.channel.index(), base.rc_id);
         let old = self.context_keys.get(&key).copied();
-        let free = self.config.contexts_max.saturating_sub(self.contexts.len());
-        let own = self.channels.get(origin.channel).map_or(0, |channel| channel.contexts);
+        let free = self.shared.channels.config.contexts_max.saturating_sub(self.contexts.len());
+        let own = self.shared.channels.get(origin.channel).map_or(0, |channel| channel.contexts);
         // A channel leaves half of them for the others.
-        let has_room = old.is_some() || self.is_share(own, free);
+        let has_room = old.is_some() || self.shared.is_share(own, free);
         let Some(at) = Some(context).filter(|_| has_room).and_then(|context| self.contexts.insert(context).ok()) else {
             env.fx.count(Reason::UbContextDenied);
             return None;
@@ -456,7 +423,7 @@ impl UrmaNode {
             self.end_context(env, old);
         }
         self.context_keys.insert(key, at);
-        if let Some(channel) = self.channels.get_mut(origin.channel) {
+        if let Some(channel) = self.shared.channels.get_mut(origin.channel) {
             channel.contexts += 1;
             self.contexts.push_back(&mut channel.context_list, at);
         }
@@ -474,7 +441,7 @@ impl UrmaNode {
     pub(crate) fn remove_context(&mut self, at: PoolRef) {
         let Some(&SequenceContext { channel, rc_id, .. }) = self.contexts.get(at) else { return };
         self.context_keys.remove(&(channel.index(), rc_id));
-        if let Some(channel) = self.channels.get_mut(channel) {
+        if let Some(channel) = self.shared.channels.get_mut(channel) {
             channel.contexts -= 1;
             self.contexts.take_out(&mut channel.context_list, at);
         }

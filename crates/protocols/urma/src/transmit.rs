@@ -1,53 +1,30 @@
 //! Packets to send: management, unreliable messages, and of each channel in turn acknowledgements, repetitions and new packets.
 
-use crate::api::{CrStatus, UrmaEnv, WrData};
-use crate::channel::{ChannelState, FusedAck, TpMessage, TpMessageKind};
+use crate::api::{CrStatus, UrmaEnv, UrmaTransmit, WrData};
+use crate::channels::channel::ChannelState;
+use crate::channels::management::TpMessageKind;
+use crate::channels::tx_window::{TxOwner, TxPacket};
 use crate::heads::{data_header, has_one_head};
 use crate::initiator::DEFERRED;
 use crate::node::UrmaNode;
 use crate::objects::id_of;
 use crate::pool::PoolRef;
 use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord, UrmaRefusal};
-use crate::tx_window::{TxOwner, TxPacket};
 use burst_base::{Nanos, Psn, Reason};
-use burst_span::Span;
 use burst_ubwire::{
-    Atah, Btah, Cna, CongestionField, Dialect, Mtetah, NextLayer, Nth, RC_TYPE_CONTEXT, Rtph, ServiceMode, TaHeader,
-    TaOpcode, TaRequest, TpOpcode, UB_HEAD_MAX, UbHead, UbStatus,
+    Atah, Btah, Dialect, NextLayer, RC_TYPE_CONTEXT, ServiceMode, TaHeader, TaOpcode, TaRequest, UB_HEAD_MAX, UbHead,
+    UbStatus,
 };
 
-/// Packets of one channel in its turn: ports make trains of consecutive packets to one peer on one lane.
-pub(crate) const CHANNEL_TURN_PACKETS: u8 = 16;
 /// A packet asks for an acknowledgement at least once in so many.
 pub(crate) const ACK_EVERY: u32 = 16;
 /// Timer code of RNR answers that are about this node's records: 80 us.
 const BUSY_TIMER: u8 = 3;
-/// Queued management messages at most.
-pub(crate) const MANAGEMENT_MAX: usize = 256;
-
-/// A packet that is in the caller's buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct UrmaTransmit {
-    /// Where to.
-    pub dest: Cna,
-    /// The lane; packets of different ones should take different paths through the network.
-    pub lane: u8,
-    /// Bytes in the buffer.
-    pub len: usize,
-    /// Payload that follows them and stays where it is ([`UrmaNode::poll_tx_lent`]).
-    pub lent: Option<Span>,
-}
-
-impl UrmaTransmit {
-    const fn whole((dest, lane): (Cna, u8), len: usize) -> UrmaTransmit {
-        UrmaTransmit { dest, lane, len, lent: None }
-    }
-}
 
 impl UrmaNode {
     /// Bytes that [`UrmaNode::poll_tx`] may write.
     pub const fn packet_max(&self) -> usize {
-        UB_HEAD_MAX + self.config.mtu as usize
+        UB_HEAD_MAX + self.shared.channels.config.mtu as usize
     }
     /// Writes the next packet to `out`, from the NTH on and without checksum. `None`: nothing may be sent now. Panics if `out` is
     /// shorter than [`UrmaNode::packet_max`].
@@ -60,8 +37,8 @@ impl UrmaNode {
         self.poll_any(env, out, true)
     }
     fn poll_any(&mut self, env: &mut UrmaEnv<'_>, out: &mut [u8], lends: bool) -> Option<UrmaTransmit> {
-        if let Some((dest, lane, message)) = self.management.pop_front() {
-            return Some(self.write_management((dest, lane), &message, out));
+        if let Some((dest, lane, message)) = self.shared.channels.management.pop_front() {
+            return Some(self.shared.channels.write_management((dest, lane), &message, out));
         }
         if let Some((dest, len)) = self.poll_access(env.now, out) {
             return Some(UrmaTransmit::whole((dest, 0), len));
@@ -71,97 +48,42 @@ impl UrmaNode {
                 return Some(sent);
             }
         }
-        while let Some(&channel) = self.active.front() {
+        while let Some(&channel) = self.shared.channels.active.front() {
             if lends && let Some((sent, is_last)) = self.poll_following(channel, env, out) {
-                self.channel_turn += 1;
-                self.end_turn(is_last);
+                self.shared.channels.channel_turn += 1;
+                self.shared.channels.end_turn(is_last);
                 return Some(sent);
             }
             if let Some(sent) = self.poll_channel(channel, env, out, lends) {
-                self.channel_turn += 1;
+                self.shared.channels.channel_turn += 1;
                 let (mut is_first, mut is_last) = (false, false);
-                if let Some(channel) = self.channels.get(channel) {
+                if let Some(channel) = self.shared.channels.get(channel) {
                     // A further packet in flight does not change the deadline.
                     is_first = channel.tx.packets() <= 1 || channel.is_asking() || channel.timer_at == Nanos::NEVER;
                     is_last = channel.has_sent_all();
                 }
                 if is_first {
-                    self.arm_channel(channel, env.now);
+                    self.shared.channels.arm_channel(channel, env.now);
                 }
-                self.end_turn(is_last);
+                self.shared.channels.end_turn(is_last);
                 return Some(sent);
             }
-            self.deactivate_first();
+            self.shared.channels.deactivate_first();
         }
         None
     }
-    /// A packet of the channel whose turn it is leaves; `is_last`: it has no other one.
-    pub(crate) fn end_turn(&mut self, is_last: bool) {
-        if is_last {
-            self.deactivate_first();
-        } else if self.channel_turn >= CHANNEL_TURN_PACKETS {
-            self.channel_turn = 0;
-            self.active.rotate_left(1);
-        }
-    }
-    /// The channel whose turn it is has nothing to send any more, or may not.
-    fn deactivate_first(&mut self) {
-        self.channel_turn = 0;
-        let first = self.active.pop_front();
-        if let Some(channel) = first.and_then(|channel| self.channels.get_mut(channel)) {
-            channel.is_active = false;
-            channel.is_confirmed &= !channel.has_nothing_to_send();
-            channel.trim();
-        }
-    }
     /// Whether something may be ready to be sent. A channel that waits for its window counts until it was asked.
     pub fn wants_tx(&self) -> bool {
-        !(self.active.is_empty() && self.management.is_empty() && self.unreliable.is_empty())
+        !(self.shared.channels.active.is_empty()
+            && self.shared.channels.management.is_empty()
+            && self.unreliable.is_empty())
             || self.accesses.wants_tx()
-    }
-    /// The channel may have something to send.
-    pub(crate) fn activate(&mut self, at: PoolRef) {
-        if let Some(channel) = self.channels.get_mut(at)
-            && !channel.is_active
-        {
-            channel.is_active = true;
-            // A request and the answer to the peer's: the longer packet first, so that both are one train, and the peer has the
-            // request when it learns that its own is done.
-            channel.is_answers_turn = false;
-            self.active.push_back(at);
-        }
-    }
-    /// A message waits for its turn on a channel.
-    pub(crate) fn enqueue(&mut self, channel: PoolRef, owner: TxOwner) {
-        if let Some(record) = self.channels.get_mut(channel) {
-            record.enqueue(owner);
-            self.activate(channel);
-        }
-    }
-    pub(crate) fn network_header(&self, dest: Cna, next: NextLayer) -> Nth {
-        let congestion = CongestionField::default();
-        Nth { source: self.config.cna, dest, congestion, balance: 0, service_level: 0, next }
-    }
-    pub(crate) fn write_management(
-        &mut self,
-        (dest, lane): (Cna, u8),
-        message: &TpMessage,
-        out: &mut [u8],
-    ) -> UrmaTransmit {
-        let mut request = TaRequest::new(Btah { mode: ServiceMode::Uno, ..Btah::new(TaOpcode::Management, 0, 0) });
-        request.base.has_target = true;
-        request.target = Some(Mtetah { hint: 0, kind: Mtetah::JETTY, id: 0 });
-        let nth = self.network_header(dest, NextLayer::Unreliable);
-        let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(TaHeader::Request(request)) };
-        let len = head.emit(&Dialect::BURST, out);
-        out[len..len + TpMessage::LEN].copy_from_slice(&message.bytes());
-        UrmaTransmit::whole((dest, lane), len + TpMessage::LEN)
     }
     fn write_unreliable(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
         let request = self.requests.get(at)?;
         let dest = request.dest;
         let head = UbHead {
-            nth: self.network_header(dest, NextLayer::Unreliable),
+            nth: self.shared.channels.network_header(dest, NextLayer::Unreliable),
             rtph: None,
             cetph: None,
             saetph: None,
@@ -182,8 +104,8 @@ impl UrmaNode {
         out: &mut [u8],
         lends: bool,
     ) -> Option<UrmaTransmit> {
-        let config = self.config;
-        let channel = self.channels.get_mut(at)?;
+        let config = self.shared.channels.config;
+        let channel = self.shared.channels.get_mut(at)?;
         if channel.state == ChannelState::Opening {
             if channel.ask_at > env.now || channel.asks > config.rto_tries {
                 return None;
@@ -191,24 +113,24 @@ impl UrmaNode {
             channel.asked(env.now, &config);
             let (dest, message) =
                 ((channel.peer, channel.lane), channel.message(TpMessageKind::Request, (0, 0), &config));
-            return Some(self.write_management(dest, &message, out));
+            return Some(self.shared.channels.write_management(dest, &message, out));
         }
         if let Some(fused) = channel.fused.pop_front() {
-            return self.write_ack(at, Some(fused), out);
+            return self.shared.channels.write_ack(at, Some(fused), out);
         }
         if channel.nak_due || channel.ack_due && !self.is_carried(at, env.now) {
-            return self.write_ack(at, None, out);
+            return self.shared.channels.write_ack(at, None, out);
         }
-        let channel = self.channels.get_mut(at)?;
+        let channel = self.shared.channels.get_mut(at)?;
         if channel.is_doubted || channel.is_stale(env.now) {
-            return self.ask_again(at, env, out);
+            return self.shared.channels.ask_again(at, env, out);
         }
         if let Some((psn, packet)) = channel.tx.take_lost(env.now) {
             env.fx.count(Reason::UbRepeated);
             return self.write_packet(at, ChannelPacket { psn, packet, ack_req: true, lends }, env, out);
         }
         let (packet, is_last) = self.next_packet(at)?;
-        let channel = self.channels.get_mut(at)?;
+        let channel = self.shared.channels.get_mut(at)?;
         channel.is_confirmed = false;
         let psn = channel.tx.push(env.now, packet);
         if let (TxOwner::Request(request, _), true) = (packet.owner, packet.last)
@@ -222,21 +144,25 @@ impl UrmaNode {
     }
     /// Whether a TAACK leaves next to which the acknowledgement that is due can be added.
     fn is_carried(&self, at: PoolRef, now: Nanos) -> bool {
-        let Some(channel) = self.channels.get(at) else { return false };
-        let window = if self.config.caqm { channel.window.bytes() } else { self.config.window_max };
-        let response = channel.carrier(now, window).and_then(|at| self.responses.get(at));
+        let Some(channel) = self.shared.channels.get(at) else { return false };
+        let window = if self.shared.channels.config.caqm {
+            channel.window.bytes()
+        } else {
+            self.shared.channels.config.window_max
+        };
+        let response = channel.carrier(now, window).and_then(|at| self.shared.responses.get(at));
         response.is_some_and(|response| matches!(response.kind, ResponseKind::Ack { status, .. } if carries(status)))
     }
     /// Cuts the next new packet; also whether no other is ready.
     fn next_packet(&mut self, at: PoolRef) -> Option<(TxPacket, bool)> {
-        let (is_caqm, window_max) = (self.config.caqm, self.config.window_max);
+        let (is_caqm, window_max) = (self.shared.channels.config.caqm, self.shared.channels.config.window_max);
         loop {
-            let channel = self.channels.get_mut(at)?;
+            let channel = self.shared.channels.get_mut(at)?;
             let bytes = if is_caqm { channel.window.bytes() } else { window_max };
             let is_answer = channel.next_turn(bytes)?;
             let owner = *channel.queue_of(is_answer).front()?;
             let cut = self.cut(at, owner);
-            let channel = self.channels.get_mut(at)?;
+            let channel = self.shared.channels.get_mut(at)?;
             let queue = channel.queue_of(is_answer);
             let Some((packet, is_done)) = cut else {
                 // The request has an outcome already.
@@ -251,7 +177,7 @@ impl UrmaNode {
     /// The next packet of a message, and whether it is the last one.
     fn cut(&mut self, channel: PoolRef, owner: TxOwner) -> Option<(TxPacket, bool)> {
         let (mut busy_sent, mut busy_all, mut busy_tpmsn) = (0, false, 0);
-        let mtu = u32::from(self.config.mtu);
+        let mtu = u32::from(self.shared.channels.config.mtu);
         let (total, sent, all_sent, tpmsn) = match owner {
             TxOwner::Request(at, attempt) => {
                 let request = self.requests.get_mut(at)?;
@@ -261,14 +187,14 @@ impl UrmaNode {
                 (request.payload_len(), &mut request.sent, &mut request.all_sent, &mut request.tpmsn)
             }
             TxOwner::Response(at) => {
-                let response = self.responses.get_mut(at)?;
+                let response = self.shared.responses.get_mut(at)?;
                 response.unacked += 1;
                 (response.payload_len(), &mut response.sent, &mut response.all_sent, &mut response.tpmsn)
             }
             TxOwner::Busy { .. } | TxOwner::Filler => (0, &mut busy_sent, &mut busy_all, &mut busy_tpmsn),
         };
         if *sent == 0 {
-            *tpmsn = self.channels.get_mut(channel)?.take_tpmsn();
+            *tpmsn = self.shared.channels.get_mut(channel)?.take_tpmsn();
         }
         let offset = *sent;
         let len = (total - offset).min(mtu);
@@ -285,12 +211,12 @@ impl UrmaNode {
         out: &mut [u8],
     ) -> Option<UrmaTransmit> {
         let ChannelPacket { psn, packet, ack_req, lends } = sent;
-        let dest = self.channels.get(at)?.peer;
+        let dest = self.shared.channels.get(at)?.peer;
         // In place: headers are long.
-        let mut head = UbHead::new(self.network_header(dest, NextLayer::Reliable));
+        let mut head = UbHead::new(self.shared.channels.network_header(dest, NextLayer::Reliable));
         let source = self.transaction(&packet, &mut head.ta);
         let len = usize::from(packet.len);
-        let channel = self.channels.get_mut(at)?;
+        let channel = self.shared.channels.table.get_mut(at)?;
         if let (TxOwner::Response(_), Some(TaHeader::Response(response))) = (packet.owner, &mut head.ta)
             && response.opcode == TaOpcode::TaAck
             && carries(response.status)
@@ -301,7 +227,7 @@ impl UrmaNode {
         }
         let lane = channel.lane;
         head.rtph = Some(data_header((channel.local_tpn, channel.peer_tpn), psn, &packet, ack_req));
-        if self.config.caqm {
+        if self.shared.channels.config.caqm {
             head.nth.congestion = channel.window.stamp(u32::from(packet.len));
         }
         let channel = at;
@@ -373,7 +299,7 @@ impl UrmaNode {
                 }
             }
             TxOwner::Response(at) => {
-                let Some(response) = self.responses.get(at) else { return filler(ta) };
+                let Some(response) = self.shared.responses.get(at) else { return filler(ta) };
                 let (header, source) = response_header(response, packet.offset);
                 *ta = Some(header);
                 source
@@ -432,72 +358,12 @@ impl UrmaNode {
             }
         }
     }
-    fn write_ack(&mut self, at: PoolRef, fused: Option<FusedAck>, out: &mut [u8]) -> Option<UrmaTransmit> {
-        let channel = self.channels.get_mut(at)?;
-        // A fused acknowledgement has no room for the NAK, which then follows.
-        let is_nak = fused.is_none() && std::mem::take(&mut channel.nak_due);
-        channel.acknowledged();
-        let cetph = channel.echo.take();
-        let congestion = cetph.is_some();
-        let sack = if is_nak { None } else { channel.rx.sack() };
-        let base = channel.rx.base();
-        let (opcode, psn) = match &sack {
-            Some((base, _)) => (TpOpcode::Sack { congestion }, *base),
-            None if is_nak => (TpOpcode::Ack { congestion }, base),
-            None => (TpOpcode::Ack { congestion }, base.prev()),
-        };
-        let status = match (fused, is_nak) {
-            (Some(_), _) => UbStatus { status: UbStatus::FUSED, info: 0 },
-            (None, true) => UbStatus { status: UbStatus::ERROR, info: 0 },
-            (None, false) => UbStatus::SUCCESS,
-        };
-        let rtph = Rtph {
-            last: false,
-            opcode,
-            version: 0,
-            padding: 0,
-            src_tpn: channel.local_tpn,
-            dst_tpn: channel.peer_tpn,
-            ack_req: false,
-            flag: false,
-            psn,
-            status,
-            tpmsn: 0,
-        };
-        let (dest, lane) = (channel.peer, channel.lane);
-        let ta = fused.map(|fused| {
-            TaHeader::Response(Atah {
-                status,
-                mode: ServiceMode::Rol,
-                ..Atah::new(TaOpcode::TaAck, fused.tassn, fused.rc_id)
-            })
-        });
-        let nth = self.network_header(dest, NextLayer::Reliable);
-        let head = UbHead { nth, rtph: Some(rtph), cetph, saetph: sack.map(|s| s.1), ta };
-        Some(UrmaTransmit::whole((dest, lane), head.emit(&Dialect::BURST, out)))
-    }
-    /// Acknowledgements that are due on a channel leave with the next turn.
-    pub(crate) fn ask_ack(&mut self, at: PoolRef) {
-        if let Some(channel) = self.channels.get_mut(at) {
-            channel.ack_due = true;
-            self.activate(at);
-        }
-    }
-    pub(crate) fn push_management(&mut self, dest: Cna, message: TpMessage) {
-        self.push_management_on(dest, message.lane, message);
-    }
-    /// The same on the path of a lane.
-    pub(crate) fn push_management_on(&mut self, dest: Cna, lane: u8, message: TpMessage) {
-        if self.management.len() < MANAGEMENT_MAX {
-            self.management.push_back((dest, lane, message));
-        }
-    }
     /// The time at which [`UrmaNode::on_timer`] must be called.
     pub fn next_deadline(&self) -> Nanos {
-        if !self.sweeps.is_empty() {
+        if !self.shared.channels.sweeps.is_empty() {
             return Nanos(0);
         }
-        self.timers.peek().map_or(Nanos::NEVER, |entry| entry.0.at)
+        self.shared.channels.timers.next()
     }
 }
 

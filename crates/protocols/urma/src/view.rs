@@ -1,6 +1,6 @@
 //! What tools see of a node: numbers of its objects, and its channels.
 
-use crate::channel::ChannelState;
+use crate::channels::channel::ChannelState;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use burst_base::Nanos;
@@ -47,7 +47,7 @@ pub struct ChannelView {
 impl UrmaNode {
     /// Maximum payload of a packet in bytes.
     pub const fn mtu(&self) -> u16 {
-        self.config.mtu
+        self.shared.channels.config.mtu
     }
     /// Work requests of a Jetty that are outstanding.
     pub fn outstanding(&self, jetty: u32) -> Option<u16> {
@@ -63,17 +63,17 @@ impl UrmaNode {
     }
     /// Whether there is a channel to a peer, open or being opened.
     pub fn has_channel(&self, peer: Cna) -> bool {
-        self.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
+        self.shared.channels.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
     }
     /// Whether more than acknowledgements of the transport is ready to be sent.
     pub fn owes_answers(&self) -> bool {
         let has_messages = |at: &PoolRef| {
-            let channel = self.channels.get(*at);
+            let channel = self.shared.channels.get(*at);
             channel.is_some_and(|c| !(c.answers.is_empty() && c.queue.is_empty() && c.fused.is_empty()))
         };
-        !(self.management.is_empty() && self.unreliable.is_empty())
+        !(self.shared.channels.management.is_empty() && self.unreliable.is_empty())
             || self.accesses.wants_tx()
-            || self.active.iter().any(has_messages)
+            || self.shared.channels.active.iter().any(has_messages)
     }
     /// Groups of Jetties.
     pub fn group_count(&self) -> usize {
@@ -91,7 +91,8 @@ impl UrmaNode {
     }
     /// The channels to peers from this one on, in order of their addresses, and lanes.
     pub fn channels_from(&self, peer: Cna) -> impl Iterator<Item = ChannelView> + '_ {
-        let channels = self.by_peer.range((peer, 0)..).filter_map(|(_, at)| self.channels.get(*at));
+        let channels =
+            self.shared.channels.by_peer.range((peer, 0)..).filter_map(|(_, at)| self.shared.channels.get(*at));
         channels.map(|channel| ChannelView {
             peer: channel.peer,
             lane: channel.lane,
