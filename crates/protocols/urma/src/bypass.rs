@@ -13,9 +13,9 @@ use crate::api::{
 };
 use crate::node::UrmaNode;
 use crate::objects::segment_table::PeerAccess;
-use crate::records::UrmaRefusal;
-use crate::target::changed;
+use crate::refusal::UrmaRefusal;
 use crate::timers::UrmaTimer;
+use crate::urma_target::execution::changed;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{
     Atah, Btah, Cna, Dialect, Maetah, NextLayer, TaHeader, TaOpcode, TaRequest, UbHead, UbPacket, UbStatus,

@@ -35,10 +35,11 @@ use crate::channels::tx_window::TxOwner;
 use crate::pool::{PoolList, PoolRef, UrmaPool};
 use crate::records::SendRecord;
 use crate::timers::Timers;
-use burst_base::Nanos;
 use burst_base::rng::Rng;
+use burst_base::{Nanos, Reason};
 use burst_ubwire::{
-    Btah, Cna, CongestionField, Dialect, Mtetah, NextLayer, Nth, ServiceMode, TaHeader, TaOpcode, TaRequest, UbHead,
+    Btah, Cna, CongestionField, Dialect, Mtetah, NextLayer, Nth, Rtph, ServiceMode, TaHeader, TaOpcode, TaRequest,
+    UbHead,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -162,6 +163,34 @@ impl Channels {
     pub(crate) fn push_management_on(&mut self, dest: Cna, lane: u8, message: TpMessage) {
         if self.management.len() < MANAGEMENT_MAX {
             self.management.push_back((dest, lane, message));
+        }
+    }
+    /// The channel that a packet names, if it is the sender's.
+    pub(crate) fn receiver(&self, nth: &Nth, rtph: &Rtph) -> Result<PoolRef, Reason> {
+        let at = self.table.ref_of(rtph.dst_tpn & 0xffff).ok_or(Reason::UbUnknownChannel)?;
+        let channel = self.table.get(at).ok_or(Reason::UbUnknownChannel)?;
+        let is_its = channel.state == ChannelState::Open
+            && (channel.local_tpn, channel.peer_tpn, channel.peer) == (rtph.dst_tpn, rtph.src_tpn, nth.source);
+        if is_its { Ok(at) } else { Err(Reason::UbUnknownChannel) }
+    }
+    /// A packet of the peer has come on a channel.
+    #[inline]
+    pub(crate) fn on_heard(&mut self, now: Nanos, at: PoolRef) {
+        let Some(channel) = self.table.get_mut(at) else { return };
+        channel.heard_at = now;
+        if channel.is_doubted {
+            self.end_doubt(at, now);
+        } else if !channel.is_used {
+            (channel.is_used, channel.failures) = (true, 0);
+            let peer = channel.peer;
+            self.lane_is_heard(at, peer, now);
+        }
+    }
+    /// So many payloads of a channel have left the reorder buffer.
+    pub(crate) fn unhold(&mut self, at: PoolRef, count: u32) {
+        if let Some(channel) = self.table.get_mut(at) {
+            debug_assert!(channel.held >= count);
+            channel.held -= count;
         }
     }
     /// A request of a channel is answered, or goes on on another one: the list in which it is.

@@ -6,17 +6,15 @@
 
 use crate::api::{UrmaEnv, UrmaTransmit, WrData};
 use crate::channels::CHANNEL_TURN_PACKETS;
-use crate::channels::rx_window::{DeliveredPackets, PsnVerdict, RX_WINDOW};
 use crate::channels::tx_window::{TxOwner, TxPacket};
 use crate::heads::has_one_head;
-use crate::messages::is_same_head;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::{InboundPhase, RequestPhase};
+use crate::records::RequestPhase;
 use crate::transmit::ACK_EVERY;
 use burst_base::{Nanos, Psn};
 use burst_span::Span;
-use burst_ubwire::{Cna, CongestionField, MessageHead, Rtph, ServiceMode, TaRequest};
+use burst_ubwire::{Cna, CongestionField, MessageHead};
 
 /// Packets of a run at most: as many as there are bits for.
 const RUN_MAX: u32 = 32;
@@ -158,116 +156,5 @@ impl UrmaNode {
             self.shared.channels.arm_channel(at, env.now);
         }
         Some(run)
-    }
-    /// A packet has come by the usual way. Others of its message are recognized by its head, if it was one of a message that
-    /// needs nothing but them: a packet of another one under the same number is dropped, but counts as received.
-    pub(crate) fn keep_part(&mut self, at: PoolRef, rtph: &Rtph, request: &TaRequest, head: &[u8]) {
-        let Some(channel) = self.shared.channels.get(at) else { return };
-        let of = (at, channel.last_message);
-        let Some(message) = self.inbound.get(of.1) else { return };
-        let first = &message.origin.request;
-        let is_its = message.tpmsn == rtph.tpmsn && message.origin.channel == at && is_same_head(first, request);
-        if is_its && !rtph.last && first.base.mode != ServiceMode::Rol && !request.base.poison {
-            let len = request.memory.map(|memory| memory.len);
-            (self.last_part.of, self.last_part.len, self.last_part.peer_reads_acks) = (Some(of), len, rtph.flag);
-            self.last_part.head.keep(head);
-        }
-    }
-    /// The next packet takes the usual way, whatever the last one was: for tests that compare the two.
-    #[doc(hidden)]
-    pub fn forget_part(&mut self) {
-        self.last_part.of = None;
-    }
-    /// Packets of `len` bytes have come, one begins every `stride` bytes of `packets`. Takes those from the first one on that
-    /// follow the last one of their message in every respect, but not the message's last one. Returns their number; the outcome
-    /// is that of [`UrmaNode::on_packet`] for each. 0 changes nothing but, where memory is gone, payload that comes again.
-    pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, packets: &[u8], stride: usize, len: usize) -> usize {
-        let Some((at, message_at)) = self.last_part.of else { return 0 };
-        let (Some(channel), Some(message)) = (self.shared.channels.get_mut(at), self.inbound.get_mut(message_at))
-        else {
-            return 0;
-        };
-        let InboundPhase::Placing(placement) = &message.phase else { return 0 };
-        if !channel.takes_following() || message.total.is_some() || channel.rx.has_gap() {
-            return 0;
-        }
-        let (head, limit) =
-            (&self.last_part.head, self.last_part.len.map_or(placement.limit, |len| len.min(placement.limit)));
-        let parts = packets.chunks_exact(stride).map_while(|packet| head.follow(packet.get(..len)?));
-        let (psn, base) = (channel.rx.expected(), channel.rx.base());
-        let (mut count, mut offset, mut bytes, mut ack_req) = (0, 0, 0, false);
-        for part in parts {
-            let piece = part.payload.len() as u32;
-            if count == 0 {
-                offset = part.offset;
-            }
-            let is_next = part.psn == psn.add(count)
-                && part.psn.is_within(base, RX_WINDOW)
-                && part.offset == offset.saturating_add(bytes)
-                && part.offset.saturating_add(piece) <= limit
-                // C-AQM counts packet by packet.
-                && !part.congestion.is_caqm()
-                && !part.last
-                && piece > 0
-                && count < u32::from(u8::MAX);
-            if !is_next {
-                break;
-            }
-            (count, bytes, ack_req) = (count + 1, bytes + piece, ack_req || part.ack_req);
-        }
-        if count == 0 {
-            return 0;
-        }
-        let (addr, piece) = (placement.addr + u64::from(offset), (bytes / count) as usize);
-        let Some(region) = self.shared.objects.segments.held(placement.segment, addr, bytes) else { return 0 };
-        let mut pieces = packets.chunks_exact(stride).take(count as usize).map(|packet| &packet[len - piece..len]);
-        if env.mem.write_pieces(region, addr, bytes, &mut pieces).is_err() {
-            return 0;
-        }
-        (channel.heard_at, channel.peer_reads_acks) = (env.now, self.last_part.peer_reads_acks);
-        channel.echo.on_packet(CongestionField::default(), count * len as u32);
-        message.received = message.received.saturating_add(bytes);
-        let delivered = DeliveredPackets { psn, count: count as u8, ack_req, is_carrier: false };
-        self.shared.channels.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
-        count as usize
-    }
-    /// Takes a packet that follows the last one of its message in every respect. False: it is another one, and nothing has
-    /// changed.
-    pub(crate) fn on_following(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) -> bool {
-        let Some((at, message_at)) = self.last_part.of else { return false };
-        let Some(part) = self.last_part.head.follow(bytes) else { return false };
-        let (Some(channel), Some(message)) = (self.shared.channels.get_mut(at), self.inbound.get_mut(message_at))
-        else {
-            return false;
-        };
-        let InboundPhase::Placing(placement) = &message.phase else { return false };
-        let len = part.payload.len() as u32;
-        let end = part.offset.saturating_add(len);
-        let is_next = channel.takes_following()
-            && channel.rx.judge(part.psn) == PsnVerdict::Expected
-            && message.total.is_none()
-            && !(part.last && message.received < part.offset)
-            && self.last_part.len.is_none_or(|len| end <= len)
-            && end <= placement.limit
-            && len > 0;
-        if !is_next {
-            return false;
-        }
-        let addr = placement.addr + u64::from(part.offset);
-        // The segment may have been deregistered since the first packet.
-        let Some(region) = self.shared.objects.segments.held(placement.segment, addr, len) else { return false };
-        if env.mem.write(region, addr, part.payload).is_err() {
-            return false;
-        }
-        (channel.heard_at, channel.peer_reads_acks) = (env.now, self.last_part.peer_reads_acks);
-        channel.echo.on_packet(part.congestion, bytes.len() as u32);
-        message.received = message.received.saturating_add(len);
-        if part.last {
-            (message.total, message.origin.last_psn) = (Some(end), part.psn);
-            self.check_complete(env, message_at);
-        }
-        let delivered = DeliveredPackets { psn: part.psn, count: 1, ack_req: part.ack_req, is_carrier: false };
-        self.shared.channels.packets_delivered(env, at, &delivered, PsnVerdict::Expected);
-        true
     }
 }

@@ -23,17 +23,6 @@ impl LastHead {
     }
 }
 
-/// The head of a packet that was received, of a message that goes on; `of` says whether that is still there.
-#[derive(Debug, Default)]
-pub(crate) struct LastPart {
-    /// The message's channel and record.
-    pub(crate) of: Option<(PoolRef, PoolRef)>,
-    /// Bytes that the head announces, if it does.
-    pub(crate) len: Option<u32>,
-    pub(crate) peer_reads_acks: bool,
-    pub(crate) head: MessageHead,
-}
-
 /// Whether all packets of a request have one head but for the offset. An order number may get its context meanwhile.
 pub(crate) const fn has_one_head(request: &SendRecord) -> bool {
     request.order_number.is_none() && request.abandoned.is_none()

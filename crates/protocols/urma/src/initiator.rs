@@ -2,13 +2,14 @@
 
 use crate::api::{CompletionRecord, CrStatus, JettyState, RNR_RETRY_FOREVER, TargetKind, UrmaEffects, UrmaEnv, WrData};
 use crate::channels::tx_window::TxOwner;
-use crate::echo::ECHO_JETTY;
 use crate::node::UrmaNode;
 use crate::objects::id_of;
 use crate::objects::records::{OrderStream, StreamState, TASSN_WINDOW};
 use crate::pool::PoolRef;
-use crate::records::{RequestPhase, SendRecord, UrmaRefusal};
+use crate::records::{RequestPhase, SendRecord};
+use crate::refusal::UrmaRefusal;
 use crate::timers::UrmaTimer;
+use crate::urma_target::echo::{ECHO_JETTY, on_echo_answer};
 use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{Atah, Rtph, ServiceMode, TaOpcode, UbStatus};
 
@@ -35,7 +36,7 @@ impl UrmaNode {
         payload: &[u8],
     ) {
         if response.rc_id == ECHO_JETTY {
-            return self.on_echo_answer(env, response);
+            return on_echo_answer(env.fx, response);
         }
         let Some(jetty) = self.shared.objects.jetty_ref(response.rc_id) else { return env.fx.count(Reason::UbLate) };
         let also = if response.status.status == UbStatus::OK { response.status.info } else { 0 };

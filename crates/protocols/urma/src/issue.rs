@@ -14,8 +14,8 @@ use crate::node::UrmaNode;
 use crate::objects::records::{Jetty, OrderStream, StreamState};
 use crate::pool::PoolRef;
 use crate::records::{RequestPhase, SendRecord};
-use crate::sequence::CONTEXT_WINDOW;
 use crate::timers::UrmaTimer;
+use crate::urma_target::order_tracker::CONTEXT_WINDOW;
 use burst_base::Nanos;
 use burst_ubwire::{Cna, OrderTag, ServiceMode};
 

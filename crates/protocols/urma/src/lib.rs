@@ -12,50 +12,42 @@
 //! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
 //! | `channels` | transport channels: opening, lanes, windows, acknowledgements, deadlines |
-//! | `echo` | the echo at Jetty 5 |
 //! | `following` | further packets of the message of the last one |
 //! | `heads` | heads of the packets that were sent and received last |
 //! | `initiator` | answers to own requests, completions |
 //! | `issue` | order at the initiator |
-//! | `messages` | peers' messages of several packets, and those that wait for their turn |
 //! | `node` | the node and its control calls |
 //! | `node_shared` | what the parts of a node share |
 //! | `objects` | completion and receive queues, Jetties, groups, segments |
 //! | `pool` | records behind references with a generation |
 //! | `post` | work requests |
-//! | `receive` | received packets, acknowledgements, management |
-//! | `records` | requests, messages, responses under way; the reorder buffer |
-//! | `sequence` | order at the target |
+//! | `records` | requests and responses under way |
+//! | `refusal` | why a target refuses a request |
 //! | `sweep` | the end of a channel; work on many requests in parts |
-//! | `target` | execution of peers' requests |
+//! | `urma_target` | peers' requests: order, places of payload, execution, answers |
 //! | `timers` | deadlines in order of time |
 //! | `transmit` | packets to send |
-//! | `view` | what tools see of objects and channels |
 #![forbid(unsafe_code)]
 
 mod api;
 mod bypass;
 pub mod caqm;
 mod channels;
-mod echo;
 mod following;
 mod heads;
 mod initiator;
 mod issue;
-mod messages;
 mod node;
 mod node_shared;
 mod objects;
 mod pool;
 mod post;
-mod receive;
 mod records;
-mod sequence;
+mod refusal;
 mod sweep;
-mod target;
 mod timers;
 mod transmit;
-mod view;
+mod urma_target;
 
 pub use api::{
     ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag, CompletionRecord, CrStatus, GROUP_MEMBERS_MAX,
@@ -64,8 +56,8 @@ pub use api::{
     URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory,
     UrmaTransmit, WrData, access,
 };
-pub use echo::{ECHO_JETTY, ECHO_MAX};
 pub use following::UrmaRun;
+pub use node::view::{ChannelView, ObjectCounts};
 pub use node::{NodeState, UrmaNode};
-pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
-pub use view::{ChannelView, ObjectCounts};
+pub use urma_target::echo::{ECHO_JETTY, ECHO_MAX};
+pub use urma_target::order_tracker::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};

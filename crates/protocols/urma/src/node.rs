@@ -1,23 +1,24 @@
 //! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
 
 pub(crate) mod deadlines;
+pub(crate) mod receive;
+pub(crate) mod view;
 
 use crate::api::{
     CompletionRecord, CrStatus, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr,
     LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
 };
 use crate::bypass::Accesses;
-use crate::echo::Echo;
-use crate::heads::{LastHead, LastPart};
+use crate::heads::LastHead;
 use crate::initiator::send_record;
 use crate::node_shared::NodeShared;
 use crate::objects::id_of;
 use crate::objects::records::{Drain, JETTY_BYTES, StreamState};
 use crate::pool::{PoolRef, UrmaPool};
-use crate::records::{Inbound, ReorderBuffer, RequestPhase, SendRecord};
-use crate::sequence::SequenceContext;
+use crate::records::{RequestPhase, SendRecord};
+use crate::urma_target::UrmaTarget;
 use burst_ubwire::Cna;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Longest payload of a packet.
 const PAYLOAD_MAX: u16 = 8192;
@@ -26,17 +27,7 @@ const PAYLOAD_MAX: u16 = 8192;
 pub struct UrmaNode {
     pub(crate) shared: NodeShared,
     pub(crate) requests: UrmaPool<SendRecord>,
-    pub(crate) inbound: UrmaPool<Inbound>,
-    /// Incomplete messages by channel and TPMSN.
-    pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef, foldhash::fast::RandomState>,
-    pub(crate) contexts: UrmaPool<SequenceContext>,
-    /// The context of a peer's Jetty, by channel and Jetty.
-    pub(crate) context_keys: HashMap<(u32, u32), PoolRef>,
-    /// Contexts in which a request was executed, so that others may follow.
-    pub(crate) moved_contexts: Vec<PoolRef>,
-    pub(crate) buffer: ReorderBuffer,
-    /// What peers have sent to the echo.
-    pub(crate) echo: Echo,
+    pub(crate) target: UrmaTarget,
     /// Unreliable messages to send.
     pub(crate) unreliable: VecDeque<PoolRef>,
     /// Loads, stores and atomics without a channel.
@@ -44,7 +35,6 @@ pub struct UrmaNode {
     /// Scratch for packets that an acknowledgement covers.
     pub(crate) acked: Vec<crate::channels::tx_window::TxPacket>,
     pub(crate) last_head: LastHead,
-    pub(crate) last_part: LastPart,
 }
 
 /// Counts and bytes of a node's state.
@@ -82,21 +72,13 @@ impl UrmaNode {
         let config = UrmaConfig { mtu, lanes, inbound_max, responses_max, ..config };
         UrmaNode {
             requests: UrmaPool::new(config.requests_max),
-            inbound: UrmaPool::new(config.inbound_max),
-            inbound_keys: HashMap::default(),
-            contexts: UrmaPool::new(config.contexts_max.clamp(1, 1 << 16)),
-            context_keys: HashMap::new(),
-            moved_contexts: Vec::new(),
-            // A peer may send longer packets than this node.
-            buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
-            echo: Echo::default(),
+            target: UrmaTarget::new(&config, PAYLOAD_MAX),
             unreliable: VecDeque::new(),
             accesses: Accesses::new(
                 (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
             ),
             acked: Vec::new(),
             last_head: LastHead::default(),
-            last_part: LastPart::default(),
             shared: NodeShared::new(config),
         }
     }
@@ -123,7 +105,7 @@ impl UrmaNode {
     /// [`UrmaError::Busy`] while Jetties share it, or a message is being placed: move it to ERROR first.
     pub fn delete_jfr(&mut self, jfr: u32) -> Result<(), UrmaError> {
         let at = self.shared.objects.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
-        if self.is_jfr_in_use(at) { Err(UrmaError::Busy) } else { self.shared.objects.delete_jfr(at) }
+        if self.target.uses_receives_of(at) { Err(UrmaError::Busy) } else { self.shared.objects.delete_jfr(at) }
     }
     /// The state of a receive queue, and its limit.
     pub fn jfr_state(&self, jfr: u32) -> Option<(JfrState, u16)> {
@@ -139,7 +121,7 @@ impl UrmaNode {
         let at = self.shared.objects.modify_jfr(jfr, state)?;
         if state == JfrState::Error {
             fx.event(UrmaEvent::JfrError(jfr));
-            self.end_messages(at, fx);
+            self.target.end_messages(&mut self.shared, at, fx);
         }
         Ok(())
     }
@@ -308,8 +290,6 @@ impl UrmaNode {
     }
     /// Counts and bytes of the state.
     pub fn state(&self) -> NodeState {
-        let waiting: usize =
-            self.contexts.iter().map(|(_, c)| c.waiting.capacity() * size_of::<(u16, PoolRef)>()).sum();
         NodeState {
             jetties: self.shared.objects.jetties.len(),
             channels: self.shared.channels.table.len(),
@@ -317,32 +297,20 @@ impl UrmaNode {
             channel_bytes: self.shared.channels.heap_bytes(),
             other_bytes: self.requests.heap_bytes()
                 + self.shared.channels.sweeps.heap_bytes()
-                + self.inbound.heap_bytes()
-                + self.inbound_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
                 + self.shared.responses.heap_bytes()
-                + self.contexts.heap_bytes()
-                + self.context_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
-                + self.buffer.heap_bytes()
-                + self.echo.heap_bytes()
-                + self.accesses.heap_bytes()
                 + self.shared.objects.heap_bytes()
-                + waiting,
+                + self.target.heap_bytes()
+                + self.accesses.heap_bytes(),
             requests: self.requests.len(),
-            inbound: self.inbound.len(),
-            held_packets: self.buffer.len(),
+            inbound: self.target.inbound.len(),
+            held_packets: self.target.buffer.len(),
             responses: self.shared.responses.len(),
-            contexts: self.contexts.len(),
+            contexts: self.target.contexts.len(),
         }
     }
     /// Bytes of one Jetty's record.
     pub const fn jetty_bytes() -> usize {
         JETTY_BYTES
-    }
-    /// Whether a message of a peer is being placed into one of its receives.
-    fn is_jfr_in_use(&self, at: PoolRef) -> bool {
-        self.inbound.iter().any(|(_, m)| {
-            matches!(m.phase, crate::records::InboundPhase::Placing(p) if p.jfr == Some(at) && p.receive.is_some())
-        })
     }
     /// Ends the channels to a peer as if they had failed: all requests to it end with [`CrStatus::AckTimeout`], in the next calls
     /// of [`UrmaNode::on_timer`]. For a peer that acknowledges packets and answers nothing; no time-out of the transport notices
@@ -364,5 +332,14 @@ impl UrmaNode {
             matches!(j.stream.state, StreamState::Granted { .. })
                 && self.shared.channels.get(j.stream.channel).is_some()
         })
+    }
+    /// Removes what the peers of channels that have ended had under way here.
+    pub(crate) fn clear_ended(&mut self) {
+        if self.shared.channels.ended.is_empty() {
+            return;
+        }
+        for (at, channel) in std::mem::take(&mut self.shared.channels.ended) {
+            self.target.channel_ended(&mut self.shared, at, &channel);
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Records of what is under way: requests of this node, messages of peers, responses to peers; and the reorder buffer.
 
-use crate::api::{CrStatus, TargetKind, WrData};
-use crate::objects::records::PostedReceive;
+use crate::api::{CrStatus, WrData};
 use crate::pool::PoolRef;
-use burst_base::{Psn, Reason};
-use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode, TaRequest, UbStatus};
+use burst_base::Psn;
+use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode, UbStatus};
 
 /// Where a request of this node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,91 +94,6 @@ impl SendRecord {
     }
 }
 
-/// The message to which a packet or refusal belongs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MessageOrigin {
-    pub(crate) channel: PoolRef,
-    pub(crate) peer: Cna,
-    /// PSN of the last packet.
-    pub(crate) last_psn: Psn,
-    /// In ROL: the peer knows that it waits and that its answer is a TAACK.
-    pub(crate) is_deferred: bool,
-    pub(crate) request: TaRequest,
-}
-
-/// Where the payload goes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Placement {
-    /// Registration of the segment, checked again for each packet.
-    pub(crate) segment: PoolRef,
-    pub(crate) addr: u64,
-    pub(crate) limit: u32,
-    /// Receive queue whose completion queue is told, and the receive that is used.
-    pub(crate) jfr: Option<PoolRef>,
-    pub(crate) receive: Option<PostedReceive>,
-    /// The Jetty or JFR that the request named.
-    pub(crate) local: (TargetKind, u32),
-}
-
-/// Why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct UrmaRefusal {
-    pub(crate) status: UbStatus,
-    pub(crate) reason: Reason,
-}
-
-impl UrmaRefusal {
-    pub(crate) const UNSUPPORTED: u8 = 1;
-    pub(crate) const OPERATION: u8 = 2;
-    pub(crate) const ACCESS: u8 = 3;
-    pub(crate) const LENGTH: u8 = 4;
-    pub(crate) const POISON: u8 = 5;
-    /// In the timer code of an RNR answer: there is no room for the request, whether or not a receive is posted. Such refusals
-    /// are not counted against `rnr_retry`.
-    pub(crate) const BUSY: u8 = 16;
-
-    pub(crate) const fn error(info: u8, reason: Reason) -> UrmaRefusal {
-        UrmaRefusal { status: UbStatus { status: UbStatus::ERROR, info }, reason }
-    }
-    pub(crate) const fn rnr(timer: u8, reason: Reason) -> UrmaRefusal {
-        UrmaRefusal { status: UbStatus { status: UbStatus::RNR, info: timer }, reason }
-    }
-    pub(crate) const fn is_final(&self) -> bool {
-        self.status.status != UbStatus::RNR
-    }
-}
-
-/// Where a message of a peer is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum InboundPhase {
-    /// Earlier requests of its context must be executed first.
-    Waiting,
-    /// It goes to the echo when it is complete; payload waits in the reorder buffer.
-    Echo,
-    /// Payload goes to its place.
-    Placing(Placement),
-    /// It is refused when it is complete.
-    Refused(UrmaRefusal),
-}
-
-/// A message of a peer that is incomplete or waits.
-#[derive(Debug)]
-pub(crate) struct Inbound {
-    pub(crate) origin: MessageOrigin,
-    pub(crate) tpmsn: u32,
-    pub(crate) phase: InboundPhase,
-    pub(crate) received: u32,
-    pub(crate) total: Option<u32>,
-    /// First of its packets in the reorder buffer.
-    pub(crate) held: Option<u32>,
-}
-
-impl Inbound {
-    pub(crate) fn is_complete(&self) -> bool {
-        self.total.is_some_and(|total| self.received >= total)
-    }
-}
-
 /// Echoes under way at most.
 pub(crate) const ECHO_SLOTS: usize = 32;
 
@@ -224,96 +138,5 @@ impl ResponseRecord {
             ResponseKind::Atomic { .. } => 8,
             ResponseKind::Ack { .. } | ResponseKind::Deferred { .. } | ResponseKind::Disconnect { .. } => 0,
         }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct HeldPacket {
-    next: Option<u32>,
-    offset: u32,
-    len: u16,
-}
-
-/// The reorder buffer: payloads of packets that must wait, of all channels.
-#[derive(Debug)]
-pub(crate) struct ReorderBuffer {
-    mtu: usize,
-    limit: usize,
-    bytes: Vec<u8>,
-    packets: Vec<HeldPacket>,
-    free: Vec<u32>,
-}
-
-impl ReorderBuffer {
-    pub(crate) const fn new(mtu: u16, limit: usize) -> Self {
-        ReorderBuffer { mtu: mtu as usize, limit, bytes: Vec::new(), packets: Vec::new(), free: Vec::new() }
-    }
-    /// Packets held.
-    pub(crate) fn len(&self) -> usize {
-        self.packets.len() - self.free.len()
-    }
-    /// Keeps a payload in front of the list `head`; false without room.
-    pub(crate) fn hold(&mut self, head: &mut Option<u32>, offset: u32, payload: &[u8]) -> bool {
-        if payload.len() > self.mtu {
-            return false;
-        }
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.packets.len() < self.limit => {
-                self.bytes.resize(self.bytes.len() + self.mtu, 0);
-                self.packets.push(HeldPacket { next: None, offset: 0, len: 0 });
-                (self.packets.len() - 1) as u32
-            }
-            None => return false,
-        };
-        let at = index as usize * self.mtu;
-        self.bytes[at..at + payload.len()].copy_from_slice(payload);
-        self.packets[index as usize] = HeldPacket { next: *head, offset, len: payload.len() as u16 };
-        *head = Some(index);
-        true
-    }
-    /// Takes the first packet of a list: offset and payload. The payload is valid until the next `hold`.
-    pub(crate) fn take(&mut self, head: &mut Option<u32>) -> Option<(u32, &[u8])> {
-        let index = (*head)?;
-        let packet = self.packets[index as usize];
-        *head = packet.next;
-        self.free.push(index);
-        let at = index as usize * self.mtu;
-        Some((packet.offset, &self.bytes[at..at + usize::from(packet.len)]))
-    }
-    /// Frees a list; how long it was.
-    pub(crate) fn drop_list(&mut self, head: &mut Option<u32>) -> u32 {
-        let mut count = 0;
-        while self.take(head).is_some() {
-            count += 1;
-        }
-        count
-    }
-    /// Packets for which there is room.
-    pub(crate) fn free(&self) -> usize {
-        self.limit - self.len()
-    }
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.bytes.capacity() + self.packets.capacity() * size_of::<HeldPacket>() + self.free.capacity() * 4
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_reorder_buffer_is_bounded_and_freed() {
-        let mut buffer = ReorderBuffer::new(4, 3);
-        let (mut a, mut b) = (None, None);
-        assert!(buffer.hold(&mut a, 0, &[1, 2]) && buffer.hold(&mut b, 9, &[3]) && buffer.hold(&mut a, 2, &[4]));
-        assert!(!buffer.hold(&mut b, 1, &[5]));
-        assert_eq!(buffer.take(&mut a), Some((2, &[4][..])));
-        assert!(!buffer.hold(&mut b, 1, &[5; 5]), "longer than a packet");
-        assert_eq!(buffer.take(&mut a), Some((0, &[1, 2][..])));
-        assert_eq!(buffer.take(&mut a), None);
-        assert_eq!(buffer.len(), 1);
-        buffer.drop_list(&mut b);
-        assert_eq!((buffer.len(), b), (0, None));
     }
 }

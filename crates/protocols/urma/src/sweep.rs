@@ -20,23 +20,6 @@ use crate::records::{RequestPhase, SendRecord};
 use burst_ubwire::TaOpcode;
 
 impl UrmaNode {
-    /// Ends what the peers of channels that have ended had under way here.
-    pub(crate) fn clear_ended(&mut self) {
-        for (at, channel) in std::mem::take(&mut self.shared.channels.ended) {
-            let messages: Vec<PoolRef> = self.inbound.listed(channel.messages).collect();
-            for message in messages {
-                if let Some(tpmsn) = self.inbound.get(message).map(|message| message.tpmsn) {
-                    self.inbound_keys.remove(&(at.index(), tpmsn));
-                }
-                self.drop_inbound(message);
-            }
-            let contexts: Vec<PoolRef> = self.contexts.listed(channel.context_list).collect();
-            for context in contexts {
-                self.remove_context(context);
-            }
-            self.shared.discard_responses(&channel);
-        }
-    }
     /// Handles about [`PASS_STEPS`] requests of the channels that are swept.
     pub(crate) fn run_sweeps(&mut self, env: &mut UrmaEnv<'_>) {
         let limit = self.shared.channels.sweeps.steps + PASS_STEPS;

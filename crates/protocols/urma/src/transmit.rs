@@ -9,7 +9,8 @@ use crate::initiator::DEFERRED;
 use crate::node::UrmaNode;
 use crate::objects::id_of;
 use crate::pool::PoolRef;
-use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord, UrmaRefusal};
+use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
+use crate::refusal::UrmaRefusal;
 use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{
     Atah, Btah, Dialect, NextLayer, RC_TYPE_CONTEXT, ServiceMode, TaHeader, TaOpcode, TaRequest, UB_HEAD_MAX, UbHead,
@@ -276,7 +277,7 @@ impl UrmaNode {
                 out.copy_from_slice(&value.to_be_bytes());
                 true
             }
-            PayloadSource::Echo(slot) => self.echo.read(slot, offset, out),
+            PayloadSource::Echo(slot) => self.target.echo.read(slot, offset, out),
         }
     }
     /// Writes the transaction header; the source of the payload.
@@ -431,7 +432,7 @@ fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, Payload
             (TaHeader::Response(grant(base(TaOpcode::AtomicResponse), granted)), PayloadSource::Value(value))
         }
         ResponseKind::Echo { slot, opcode, immediate, .. } => {
-            let head = crate::echo::echo_header(response, (opcode, immediate), offset);
+            let head = crate::urma_target::echo::echo_header(response, (opcode, immediate), offset);
             (TaHeader::Request(head), PayloadSource::Echo(slot))
         }
         ResponseKind::Disconnect { context } => {

@@ -8,7 +8,7 @@ use crate::channels::sweeps::PASS_STEPS;
 use crate::channels::tx_window::TxOwner;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::{Inbound, InboundPhase, RequestPhase};
+use crate::records::RequestPhase;
 use crate::timers::UrmaTimer;
 
 impl UrmaNode {
@@ -27,7 +27,7 @@ impl UrmaNode {
             self.clear_ended();
         }
         self.run_sweeps(env);
-        self.run_contexts(env);
+        self.target.run_contexts(&mut self.shared, env);
     }
     /// A request that waited after RNR, or for which there is no channel.
     fn on_retry(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
@@ -41,26 +41,5 @@ impl UrmaNode {
         request.begin_attempt();
         let (channel, attempt) = (request.channel, request.attempt);
         self.shared.channels.enqueue(channel, TxOwner::Request(at, attempt));
-    }
-    /// Forgets an incomplete message; its receive goes back to the front of its queue.
-    pub(crate) fn drop_inbound(&mut self, at: PoolRef) {
-        self.drop_held(at);
-        let Some(message) = self.remove_inbound(at) else { return };
-        if let InboundPhase::Placing(placement) = message.phase
-            && let (Some(jfr), Some(receive)) = (placement.jfr, placement.receive)
-        {
-            self.shared.objects.put_receive_back(jfr, receive);
-        }
-    }
-    /// Removes the record of a message, and only that.
-    pub(crate) fn remove_inbound(&mut self, at: PoolRef) -> Option<Inbound> {
-        let message = self.inbound.get(at)?;
-        if let Some(channel) = self.shared.channels.get_mut(message.origin.channel) {
-            channel.inbound -= 1;
-            channel.waiting -= u32::from(matches!(message.phase, InboundPhase::Waiting));
-            self.inbound.take_out(&mut channel.messages, at);
-        }
-        self.shared.messages -= 1;
-        self.inbound.remove(at)
     }
 }

@@ -1,24 +1,24 @@
 //! Received packets: address, channel, PSN; then to the target's or the initiator's side. Acknowledgements and management.
 
 use crate::api::{LossRecovery, UrmaEnv};
-use crate::channels::channel::ChannelState;
 use crate::channels::management::TpMessage;
 use crate::channels::rx_window::{DeliveredPackets, PsnVerdict};
 use crate::channels::tx_window::{Acked, TxOwner};
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
-use crate::records::MessageOrigin;
+use crate::urma_target::message::{MessageOrigin, RequestPacket};
+use crate::urma_target::runs::ReceivedRun;
 use burst_base::{Psn, Reason};
 use burst_ubwire::{
-    Atah, Dialect, NextLayer, Nth, Rtph, Saetph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket, UbStatus,
+    Atah, Dialect, NextLayer, Rtph, Saetph, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbHead, UbPacket, UbStatus,
 };
 
 impl UrmaNode {
     /// A packet arrived, from the NTH on and without checksum. Drops are counted by reason.
     pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
-        if self.on_following(env, bytes) {
-            if !self.moved_contexts.is_empty() {
-                self.run_contexts(env);
+        if self.target.on_following(&mut self.shared, env, bytes) {
+            if self.target.contexts.has_moved() {
+                self.target.run_contexts(&mut self.shared, env);
             }
             return;
         }
@@ -37,24 +37,19 @@ impl UrmaNode {
         };
         match verdict {
             Ok(Some(at)) => {
-                if let (Some(rtph), Some(TaHeader::Request(request))) = (&packet.head.rtph, &packet.head.ta) {
-                    self.keep_part(at, rtph, request, &bytes[..bytes.len() - packet.payload.len()]);
+                if let (Some(rtph), Some(TaHeader::Request(request))) = (&packet.head.rtph, &packet.head.ta)
+                    && let Some(channel) = self.shared.channels.get(at)
+                {
+                    let head = &bytes[..bytes.len() - packet.payload.len()];
+                    self.target.keep_part((at, channel.last_message), rtph, request, head);
                 }
             }
             Ok(None) => {}
             Err(reason) => env.fx.count(reason),
         }
-        if !self.moved_contexts.is_empty() {
-            self.run_contexts(env);
+        if self.target.contexts.has_moved() {
+            self.target.run_contexts(&mut self.shared, env);
         }
-    }
-    /// The channel that a packet names, if it is the sender's.
-    fn channel_of(&self, nth: &Nth, rtph: &Rtph) -> Result<PoolRef, Reason> {
-        let at = self.shared.channels.table.ref_of(rtph.dst_tpn & 0xffff).ok_or(Reason::UbUnknownChannel)?;
-        let channel = self.shared.channels.get(at).ok_or(Reason::UbUnknownChannel)?;
-        let is_its = channel.state == ChannelState::Open
-            && (channel.local_tpn, channel.peer_tpn, channel.peer) == (rtph.dst_tpn, rtph.src_tpn, nth.source);
-        if is_its { Ok(at) } else { Err(Reason::UbUnknownChannel) }
     }
     /// The channel, if the packet was one of data and is taken.
     fn on_reliable(
@@ -64,28 +59,33 @@ impl UrmaNode {
         rtph: &Rtph,
         len: u32,
     ) -> Result<Option<PoolRef>, Reason> {
-        let at = match self.channel_of(&packet.head.nth, rtph) {
+        let channels = &mut self.shared.channels;
+        let at = match channels.receiver(&packet.head.nth, rtph) {
             Ok(at) => at,
             Err(reason) => {
-                self.shared.channels.tell_unknown(env.now, packet.head.nth.source, rtph);
+                channels.tell_unknown(env.now, packet.head.nth.source, rtph);
                 return Err(reason);
             }
         };
-        if let Some(channel) = self.shared.channels.get_mut(at) {
-            channel.heard_at = env.now;
-            if channel.is_doubted {
-                self.shared.channels.end_doubt(at, env.now);
-            } else if !channel.is_used {
-                (channel.is_used, channel.failures) = (true, 0);
-                self.shared.channels.lane_is_heard(at, packet.head.nth.source, env.now);
-            }
-        }
+        channels.on_heard(env.now, at);
         if rtph.opcode != TpOpcode::Data {
             return self.on_ack(env, at, &packet.head, rtph).map(|()| None);
         }
-        let recovery = self.shared.channels.config.recovery;
         let channel = self.shared.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         channel.echo.on_packet(packet.head.nth.congestion, len);
+        self.on_data(env, at, packet, rtph).map(|()| Some(at))
+    }
+    /// A packet of data: an acknowledgement that it carries, and its request or response.
+    #[inline]
+    fn on_data(
+        &mut self,
+        env: &mut UrmaEnv<'_>,
+        at: PoolRef,
+        packet: &UbPacket<'_>,
+        rtph: &Rtph,
+    ) -> Result<(), Reason> {
+        let recovery = self.shared.channels.config.recovery;
+        let channel = self.shared.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         let verdict = channel.rx.judge(rtph.psn);
         if verdict != PsnVerdict::Outside {
             self.on_carried(env, at, packet.head.ta.as_ref());
@@ -109,7 +109,7 @@ impl UrmaNode {
             Some(TaHeader::Request(request)) => {
                 let origin =
                     MessageOrigin { channel: at, peer, last_psn: rtph.psn, is_deferred: false, request: *request };
-                self.on_request(env, origin, rtph, packet.payload)
+                self.target.on_request(&mut self.shared, env, &RequestPacket { origin, rtph, payload: packet.payload })
             }
             Some(TaHeader::Response(response)) => {
                 self.on_response(env, at, rtph, response, packet.payload);
@@ -123,7 +123,7 @@ impl UrmaNode {
             return Err(Reason::UbPoolFull);
         }
         self.shared.channels.packets_delivered(env, at, &DeliveredPackets::one(rtph, packet.head.ta.as_ref()), verdict);
-        Ok(Some(at))
+        Ok(())
     }
     fn on_ack(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, head: &UbHead, rtph: &Rtph) -> Result<(), Reason> {
         let is_nak = rtph.status.status == UbStatus::ERROR;
@@ -182,30 +182,11 @@ impl UrmaNode {
             match packet.owner {
                 TxOwner::Request(request, attempt) => self.request_delivered(env, request, attempt),
                 TxOwner::Busy { .. } | TxOwner::Filler => {}
-                TxOwner::Response(response) => self.response_delivered(response),
+                TxOwner::Response(response) => self.target.response_delivered(&mut self.shared, response),
             }
         }
         self.acked = acked;
         result
-    }
-    /// A packet of a response has arrived.
-    fn response_delivered(&mut self, at: PoolRef) {
-        let Some(response) = self.shared.responses.get_mut(at) else { return };
-        response.unacked -= 1;
-        if !response.all_sent || response.unacked > 0 {
-            return;
-        }
-        let Some(response) = self.shared.responses.remove(at) else { return };
-        if let Some(channel) = self.shared.channels.get_mut(response.channel) {
-            channel.responses -= 1;
-            if channel.rx.response_arrived(at) {
-                channel.ack_due = true;
-            }
-        }
-        if let Some((context, number)) = response.context {
-            // Later requests may change the memory now: a repetition of the data would have read it again.
-            self.context_executed(context, number);
-        }
     }
     fn on_unreliable(&mut self, env: &mut UrmaEnv<'_>, packet: &UbPacket<'_>) -> Result<(), Reason> {
         let Some(TaHeader::Request(request)) = &packet.head.ta else { return Err(Reason::UbLate) };
@@ -225,10 +206,21 @@ impl UrmaNode {
                     is_deferred: false,
                     request: *request,
                 };
-                self.execute_whole(env, origin, packet.payload);
+                self.target.execute_whole(&mut self.shared, env, &origin, packet.payload);
                 Ok(())
             }
             _ => Err(Reason::UbUnreliableLost),
         }
+    }
+    /// Packets of `len` bytes have come, one begins every `stride` bytes of `packets`. Takes those from the first one on that
+    /// follow the last one of their message in every respect, but not the message's last one. Returns their number; the outcome
+    /// is that of [`UrmaNode::on_packet`] for each. 0 changes nothing but, where memory is gone, payload that comes again.
+    pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, packets: &[u8], stride: usize, len: usize) -> usize {
+        self.target.on_run(&mut self.shared, env, &ReceivedRun { packets, stride, len })
+    }
+    /// The next packet takes the usual way, whatever the last one was: for tests that compare the two.
+    #[doc(hidden)]
+    pub fn forget_part(&mut self) {
+        self.target.last_part.of = None;
     }
 }
