@@ -488,26 +488,27 @@ pub enum CrStatus {
 }
 
 impl CrStatus {
+    const ALL: [CrStatus; 15] = [
+        CrStatus::Success,
+        CrStatus::LocLen,
+        CrStatus::LocOperation,
+        CrStatus::LocAccess,
+        CrStatus::RemRespLen,
+        CrStatus::RemUnsupportedReq,
+        CrStatus::RemOperation,
+        CrStatus::RemAccessAbort,
+        CrStatus::AckTimeout,
+        CrStatus::RnrRetryExceeded,
+        CrStatus::FlushErr,
+        CrStatus::SuspendDone,
+        CrStatus::FlushErrDone,
+        CrStatus::Unhandled,
+        CrStatus::RemDataPoison,
+    ];
+
     /// The status with this number.
-    pub const fn from_number(n: u8) -> Option<CrStatus> {
-        Some(match n {
-            0 => CrStatus::Success,
-            2 => CrStatus::LocLen,
-            3 => CrStatus::LocOperation,
-            4 => CrStatus::LocAccess,
-            5 => CrStatus::RemRespLen,
-            6 => CrStatus::RemUnsupportedReq,
-            7 => CrStatus::RemOperation,
-            8 => CrStatus::RemAccessAbort,
-            9 => CrStatus::AckTimeout,
-            10 => CrStatus::RnrRetryExceeded,
-            11 => CrStatus::FlushErr,
-            12 => CrStatus::SuspendDone,
-            13 => CrStatus::FlushErrDone,
-            14 => CrStatus::Unhandled,
-            16 => CrStatus::RemDataPoison,
-            _ => return None,
-        })
+    pub fn from_number(n: u8) -> Option<CrStatus> {
+        CrStatus::ALL.into_iter().find(|status| *status as u8 == n)
     }
 }
 

@@ -12,41 +12,29 @@
 //! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
 //! | `channels` | transport channels: opening, lanes, windows, acknowledgements, deadlines |
-//! | `following` | further packets of the message of the last one |
-//! | `heads` | heads of the packets that were sent and received last |
-//! | `initiator` | answers to own requests, completions |
-//! | `issue` | order at the initiator |
+//! | `initiator` | own requests: posting, order, packets, responses, completions |
 //! | `node` | the node and its control calls |
 //! | `node_shared` | what the parts of a node share |
 //! | `objects` | completion and receive queues, Jetties, groups, segments |
 //! | `pool` | records behind references with a generation |
-//! | `post` | work requests |
-//! | `records` | requests and responses under way |
 //! | `refusal` | why a target refuses a request |
-//! | `sweep` | the end of a channel; work on many requests in parts |
+//! | `response_record` | responses that wait or are not acknowledged |
 //! | `urma_target` | peers' requests: order, places of payload, execution, answers |
 //! | `timers` | deadlines in order of time |
-//! | `transmit` | packets to send |
 #![forbid(unsafe_code)]
 
 mod api;
 mod bypass;
 pub mod caqm;
 mod channels;
-mod following;
-mod heads;
 mod initiator;
-mod issue;
 mod node;
 mod node_shared;
 mod objects;
 mod pool;
-mod post;
-mod records;
 mod refusal;
-mod sweep;
+mod response_record;
 mod timers;
-mod transmit;
 mod urma_target;
 
 pub use api::{
@@ -56,7 +44,7 @@ pub use api::{
     URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory,
     UrmaTransmit, WrData, access,
 };
-pub use following::UrmaRun;
+pub use initiator::runs::UrmaRun;
 pub use node::view::{ChannelView, ObjectCounts};
 pub use node::{NodeState, UrmaNode};
 pub use urma_target::echo::{ECHO_JETTY, ECHO_MAX};

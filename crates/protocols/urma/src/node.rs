@@ -2,23 +2,22 @@
 
 pub(crate) mod deadlines;
 pub(crate) mod receive;
+pub(crate) mod transmit;
 pub(crate) mod view;
 
 use crate::api::{
-    CompletionRecord, CrStatus, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr,
-    LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, UrmaConfig, UrmaEffects, UrmaError, UrmaEvent,
+    AccessKind, AccessOutcome, AccessTag, CompletionRecord, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState,
+    JfrWr, JfsWr, LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError,
+    UrmaEvent,
 };
 use crate::bypass::Accesses;
-use crate::heads::LastHead;
-use crate::initiator::send_record;
+use crate::channels::tx_window::TxPacket;
+use crate::initiator::{Initiator, posting};
 use crate::node_shared::NodeShared;
 use crate::objects::id_of;
-use crate::objects::records::{Drain, JETTY_BYTES, StreamState};
-use crate::pool::{PoolRef, UrmaPool};
-use crate::records::{RequestPhase, SendRecord};
+use crate::objects::records::{JETTY_BYTES, StreamState};
 use crate::urma_target::UrmaTarget;
-use burst_ubwire::Cna;
-use std::collections::VecDeque;
+use burst_ubwire::{Cna, TaOpcode};
 
 /// Longest payload of a packet.
 const PAYLOAD_MAX: u16 = 8192;
@@ -26,15 +25,12 @@ const PAYLOAD_MAX: u16 = 8192;
 /// One host's URMA.
 pub struct UrmaNode {
     pub(crate) shared: NodeShared,
-    pub(crate) requests: UrmaPool<SendRecord>,
+    pub(crate) initiator: Initiator,
     pub(crate) target: UrmaTarget,
-    /// Unreliable messages to send.
-    pub(crate) unreliable: VecDeque<PoolRef>,
     /// Loads, stores and atomics without a channel.
     pub(crate) accesses: Accesses,
     /// Scratch for packets that an acknowledgement covers.
-    pub(crate) acked: Vec<crate::channels::tx_window::TxPacket>,
-    pub(crate) last_head: LastHead,
+    acked: Vec<TxPacket>,
 }
 
 /// Counts and bytes of a node's state.
@@ -71,14 +67,12 @@ impl UrmaNode {
         let (mtu, lanes) = (config.mtu.clamp(256, PAYLOAD_MAX), config.lanes.clamp(1, LANES_MAX));
         let config = UrmaConfig { mtu, lanes, inbound_max, responses_max, ..config };
         UrmaNode {
-            requests: UrmaPool::new(config.requests_max),
+            initiator: Initiator::new(config.requests_max),
             target: UrmaTarget::new(&config, PAYLOAD_MAX),
-            unreliable: VecDeque::new(),
             accesses: Accesses::new(
                 (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
             ),
             acked: Vec::new(),
-            last_head: LastHead::default(),
             shared: NodeShared::new(config),
         }
     }
@@ -143,53 +137,13 @@ impl UrmaNode {
     /// Moves a Jetty: READY or SUSPENDED to ERROR, SUSPENDED to READY, drained ERROR to RESET, RESET to READY.
     pub fn modify_jetty(&mut self, jetty: u32, to: JettyState, fx: &mut dyn UrmaEffects) -> Result<(), UrmaError> {
         let at = self.shared.objects.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
-        let record = self.shared.objects.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
-        match (record.state, to) {
-            (JettyState::Ready | JettyState::Suspended, JettyState::Error) => {
-                self.stop_jetty(at, JettyState::Error, fx);
-                return Ok(());
-            }
-            (JettyState::Suspended, JettyState::Ready) if record.drain == Drain::Reported => {}
-            (JettyState::Error, JettyState::Reset) if record.drain == Drain::Reported && record.count == 0 => {}
-            (JettyState::Reset, JettyState::Ready) => {}
-            _ => return Err(UrmaError::State),
-        }
-        (record.state, record.drain) = (to, Drain::No);
-        if to == JettyState::Ready {
-            self.issue(at);
-        }
-        Ok(())
-    }
-    /// A Jetty stops: nothing more is issued; when what is issued has an outcome, the program is told.
-    pub(crate) fn stop_jetty(&mut self, at: PoolRef, to: JettyState, fx: &mut dyn UrmaEffects) {
-        let id = at.index() + JETTY_ID_FIRST;
-        let Some(jetty) = self.shared.objects.jetties.get_mut(at) else { return };
-        if jetty.state == to {
-            return;
-        }
-        (jetty.state, jetty.drain) = (to, Drain::Waiting);
-        fx.event(UrmaEvent::JettyError(id));
-        if to == JettyState::Error {
-            self.end_waiting(at, fx);
-        }
-        self.shared.objects.check_drained(at, fx);
+        self.initiator.modify_jetty(&mut self.shared, at, to, fx)
     }
     /// A Jetty whose program has ended stops, as if it were moved to ERROR, but without event and completion: when it is drained,
     /// [`UrmaNode::pop_drained`] returns it, and again after a further call of this for it. Returns how many requests it has.
     pub fn abandon_jetty(&mut self, jetty: u32, fx: &mut dyn UrmaEffects) -> usize {
         let Some(at) = self.shared.objects.jetty_ref(jetty) else { return 0 };
-        let Some(record) = self.shared.objects.jetties.get_mut(at) else { return 0 };
-        let count = usize::from(record.count);
-        if std::mem::replace(&mut record.is_abandoned, true) {
-            if record.drain == Drain::Reported {
-                self.shared.objects.drained.push_back(at);
-            }
-            return count;
-        }
-        (record.state, record.drain) = (JettyState::Error, Drain::Waiting);
-        self.end_waiting(at, fx);
-        self.shared.objects.check_drained(at, fx);
-        count
+        self.initiator.abandon_jetty(&mut self.shared, at, fx)
     }
     /// The next abandoned Jetty that is drained: it can be flushed and deleted.
     pub fn pop_drained(&mut self) -> Option<u32> {
@@ -199,24 +153,7 @@ impl UrmaNode {
     /// with its outcome, which waited for an earlier one. `None` if there is none (any more).
     pub fn flush_jetty(&mut self, jetty: u32) -> Option<CompletionRecord> {
         let at = self.shared.objects.jetty_ref(jetty)?;
-        let record = self.shared.objects.jetties.get(at)?;
-        if record.drain != Drain::Reported {
-            return None;
-        }
-        loop {
-            let head = self.shared.objects.jetties.get(at)?.head;
-            let request = self.requests.get(head)?;
-            let record = match request.phase {
-                RequestPhase::Done(CrStatus::Success) if !request.complete => None,
-                // Executed, but its completion waited for one that was not.
-                RequestPhase::Done(status) => Some(send_record(request, status)),
-                _ => Some(CompletionRecord { len: 0, ..send_record(request, CrStatus::Unhandled) }),
-            };
-            self.unlink(head);
-            if record.is_some() {
-                return record;
-            }
-        }
+        self.initiator.flush_jetty(&mut self.shared, at)
     }
     /// A group without members. Jetties join it when they are created ([`JettyConfig::group`]).
     pub fn create_group(&mut self, policy: GroupPolicy, token: Option<u32>) -> Result<u32, UrmaError> {
@@ -280,6 +217,32 @@ impl UrmaNode {
     pub fn post_recv(&mut self, jfr: u32, wr: JfrWr) -> Result<(), UrmaError> {
         self.shared.objects.post_recv(jfr, wr)
     }
+    /// Posts a work request to a Jetty or JFS. The answer comes as a completion record; a refusal has no effect.
+    pub fn post_send(&mut self, jetty: u32, wr: &JfsWr, env: &mut UrmaEnv<'_>) -> Result<(), UrmaError> {
+        self.initiator.post_send(&mut self.shared, jetty, wr, env)
+    }
+    /// Whether a Jetty of this configuration may post a request, as far as it can be known without other objects. `mtu`: payload
+    /// of a packet.
+    pub fn check_request(config: &JettyConfig, mtu: u16, wr: &JfsWr) -> Result<(), UrmaError> {
+        posting::check_request(config, mtu, wr)
+    }
+    /// Whether a request names a receiver of messages.
+    pub const fn needs_target(opcode: TaOpcode) -> bool {
+        posting::needs_target(opcode)
+    }
+    /// Begins a load, store or atomic of an imported segment. The outcome is taken by [`UrmaNode::take_access`].
+    ///
+    /// # Errors
+    /// [`UrmaError::NoObject`] without such a segment, [`UrmaError::Value`] for a length or an address that the kind does not
+    /// allow, [`UrmaError::Access`] outside of the segment, [`UrmaError::Full`] with [`ACCESS_WINDOW`] under way to the peer.
+    pub fn begin_access(&mut self, segment: u32, addr: u64, kind: AccessKind) -> Result<AccessTag, UrmaError> {
+        let segment = *self.shared.objects.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
+        self.accesses.begin(segment, addr, kind)
+    }
+    /// The outcome of an access, once; `None` while there is none.
+    pub fn take_access(&mut self, tag: AccessTag) -> Option<AccessOutcome> {
+        self.accesses.take(tag)
+    }
     /// Takes the oldest record of a completion queue.
     pub fn poll_jfc(&mut self, jfc: u32) -> Option<CompletionRecord> {
         self.shared.objects.jfcs.at_mut(jfc)?.records.pop_front()
@@ -295,13 +258,13 @@ impl UrmaNode {
             channels: self.shared.channels.table.len(),
             jetty_bytes: self.shared.objects.jetties.heap_bytes(),
             channel_bytes: self.shared.channels.heap_bytes(),
-            other_bytes: self.requests.heap_bytes()
+            other_bytes: self.initiator.requests.heap_bytes()
                 + self.shared.channels.sweeps.heap_bytes()
                 + self.shared.responses.heap_bytes()
                 + self.shared.objects.heap_bytes()
                 + self.target.heap_bytes()
                 + self.accesses.heap_bytes(),
-            requests: self.requests.len(),
+            requests: self.initiator.requests.len(),
             inbound: self.target.inbound.len(),
             held_packets: self.target.buffer.len(),
             responses: self.shared.responses.len(),
@@ -322,7 +285,7 @@ impl UrmaNode {
     /// The node is about to be closed: all peers are notified, so that their requests end at once, and their next ones open new
     /// channels. Nothing but that leaves any more; what should must have been sent before.
     pub fn leave(&mut self) {
-        self.unreliable.clear();
+        self.initiator.unreliable.clear();
         self.shared.channels.leave();
     }
     /// Whether a Jetty has a sequence context at a peer.

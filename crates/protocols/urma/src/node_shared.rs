@@ -11,7 +11,7 @@ use crate::channels::tx_window::TxOwner;
 use crate::objects::records::{OrderStream, StreamState};
 use crate::objects::{Objects, id_of};
 use crate::pool::{PoolRef, UrmaPool};
-use crate::records::{ECHO_SLOTS, ResponseKind, ResponseRecord};
+use crate::response_record::{ECHO_SLOTS, ResponseKind, ResponseRecord};
 use burst_ubwire::{Cna, ServiceMode};
 
 /// What the parts of a node use.

@@ -12,14 +12,16 @@ use crate::api::UrmaConfig;
 use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::rx_window::{DeliveredPackets, RX_WINDOW, RxWindow};
-use crate::channels::tx_window::{TX_WINDOW, TxOwner, TxWindow, rto};
+use crate::channels::tx_window::{TX_WINDOW, TxOwner, TxPacket, TxWindow, rto};
+use crate::initiator::send_record::SendRecord;
 use crate::pool::{PoolList, PoolRef};
-use crate::records::SendRecord;
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Psn};
-use burst_ubwire::Cna;
+use burst_ubwire::{Cna, Rtph, TpOpcode, UbStatus};
 use std::collections::VecDeque;
 
+/// A packet asks for an acknowledgement at least once in so many.
+pub(crate) const ACK_EVERY: u32 = 16;
 /// Packets of one message in its turn.
 const TURN_PACKETS: u8 = 8;
 
@@ -119,7 +121,7 @@ pub(crate) struct TpChannel {
     pub(crate) requests: PoolList,
     /// How many of them have each error time-out ([`crate::JettyConfig::err_timeout`]).
     err_timeouts: [u32; ERR_TIMEOUTS],
-    /// A sweep of its requests is queued ([`crate::sweep`]).
+    /// A sweep of its requests is queued ([`crate::initiator::sweep`]).
     pub(crate) is_swept: bool,
     /// The incomplete message of the peer to which a packet belonged last.
     pub(crate) last_message: PoolRef,
@@ -403,6 +405,22 @@ impl TpChannel {
         let tpmsn = self.next_tpmsn;
         self.next_tpmsn = (tpmsn + 1) & 0xff_ffff;
         tpmsn
+    }
+    /// The header of a packet of data.
+    pub(crate) const fn data_header(&self, psn: Psn, packet: &TxPacket, ack_req: bool) -> Rtph {
+        Rtph {
+            last: packet.last,
+            opcode: TpOpcode::Data,
+            version: 0,
+            padding: 0,
+            src_tpn: self.local_tpn,
+            dst_tpn: self.peer_tpn,
+            ack_req,
+            flag: true,
+            psn,
+            status: UbStatus::SUCCESS,
+            tpmsn: packet.tpmsn,
+        }
     }
     /// Whether no message waits for its turn.
     pub(crate) fn has_nothing_to_send(&self) -> bool {

@@ -6,8 +6,8 @@
 //!
 //! **Choice**, for each request: the open lane with the least load (bytes of unanswered requests, in either direction)
 //! relative to its window. Lanes on which nothing has come yet, or not in the last time-out, are taken only if there is no
-//! other. Requests of a sequence context and all of ROL stay on the lane of their stream ([`crate::issue`]). Answers leave on
-//! the lane of the request.
+//! other. Requests of a sequence context and all of ROL stay on the lane of their stream ([`crate::initiator::order`]). Answers
+//! leave on the lane of the request.
 //!
 //! **Failure.** A packet is executed once because a channel takes each PSN once; lanes know nothing of each other's PSNs. So a
 //! request goes on on another lane only if it has not been executed on its own, or may be executed twice: one of which nothing
@@ -20,8 +20,8 @@ use crate::channels::channel::{ChannelState, LaneHealth, TpChannel};
 use crate::channels::management::TpMessageKind;
 use crate::channels::sweeps::{ChannelEnd, Sweep, SweepKind};
 use crate::channels::tx_window::TxOwner;
+use crate::initiator::send_record::SendRecord;
 use crate::pool::PoolRef;
-use crate::records::SendRecord;
 use burst_base::Nanos;
 use burst_ubwire::Cna;
 

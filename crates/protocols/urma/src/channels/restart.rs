@@ -25,21 +25,25 @@ const UNKNOWN_EVERY: Nanos = Nanos::from_ms(1);
 const UNKNOWN_BURST: Nanos = Nanos::from_ms(64);
 
 impl Channels {
-    /// The next REQUEST of a channel in doubt, if it is due.
-    pub(crate) fn ask_again(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
-        let config = self.config;
+    /// The next REQUEST of a channel that is being opened, if it is due.
+    pub(crate) fn ask(&mut self, at: PoolRef, now: Nanos, out: &mut [u8]) -> Option<UrmaTransmit> {
         let channel = self.table.get_mut(at)?;
-        if !channel.is_doubted {
-            channel.doubt(env.now);
-        }
-        if channel.ask_at > env.now || channel.asks > config.rto_tries {
+        if channel.ask_at > now || channel.asks > self.config.rto_tries {
             return None;
         }
-        channel.asked(env.now, &self.config);
+        channel.asked(now, &self.config);
         let echo = (channel.peer_tpn, channel.peer_incarnation);
         let (dest, message) =
             ((channel.peer, channel.lane), channel.message(TpMessageKind::Request, echo, &self.config));
         Some(self.write_management(dest, &message, out))
+    }
+    /// The next REQUEST of a channel in doubt, if it is due.
+    pub(crate) fn ask_again(&mut self, at: PoolRef, now: Nanos, out: &mut [u8]) -> Option<UrmaTransmit> {
+        let channel = self.table.get_mut(at)?;
+        if !channel.is_doubted {
+            channel.doubt(now);
+        }
+        self.ask(at, now, out)
     }
     /// The peer was heard, so it is in the same life.
     pub(crate) fn end_doubt(&mut self, at: PoolRef, now: Nanos) {

@@ -1,4 +1,4 @@
-//! Sweeps that are due: work on all requests of a channel, which [`crate::sweep`] does in parts.
+//! Sweeps that are due: work on all requests of a channel, which [`crate::initiator::sweep`] does in parts.
 
 use crate::channels::channel::LaneHealth;
 use crate::pool::{PoolList, PoolRef};

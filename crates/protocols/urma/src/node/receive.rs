@@ -4,6 +4,7 @@ use crate::api::{LossRecovery, UrmaEnv};
 use crate::channels::management::TpMessage;
 use crate::channels::rx_window::{DeliveredPackets, PsnVerdict};
 use crate::channels::tx_window::{Acked, TxOwner};
+use crate::initiator::responses::ResponsePacket;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use crate::urma_target::message::{MessageOrigin, RequestPacket};
@@ -32,7 +33,9 @@ impl UrmaNode {
         let verdict = match (packet.head.nth.next, &packet.head.rtph) {
             (NextLayer::Reliable, Some(rtph)) => self.on_reliable(env, &packet, rtph, bytes.len() as u32),
             (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet).map(|()| None),
-            (NextLayer::Bypass, _) => self.on_access(env, &packet).map(|()| None),
+            (NextLayer::Bypass, _) => {
+                self.accesses.on_packet(&self.shared.objects.segments, env, &packet).map(|()| None)
+            }
             (NextLayer::Reliable, None) => Err(Reason::UbNextLayer),
         };
         match verdict {
@@ -112,7 +115,8 @@ impl UrmaNode {
                 self.target.on_request(&mut self.shared, env, &RequestPacket { origin, rtph, payload: packet.payload })
             }
             Some(TaHeader::Response(response)) => {
-                self.on_response(env, at, rtph, response, packet.payload);
+                let packet = ResponsePacket { channel: at, last: rtph.last, response, payload: packet.payload };
+                self.initiator.on_response(&mut self.shared, env, &packet);
                 true
             }
             None => true,
@@ -144,7 +148,7 @@ impl UrmaNode {
         if let (Ok(Acked { is_old: false, .. }), Some(TaHeader::Response(response))) = (&result, &head.ta)
             && (response.opcode, response.status.status) == (TaOpcode::TaAck, UbStatus::FUSED)
         {
-            self.on_fused(env, at, response);
+            self.initiator.on_fused(&mut self.shared, env, at, response);
         }
         self.shared.channels.activate(at);
         self.shared.channels.arm_channel(at, env.now);
@@ -180,7 +184,9 @@ impl UrmaNode {
         });
         for packet in &acked {
             match packet.owner {
-                TxOwner::Request(request, attempt) => self.request_delivered(env, request, attempt),
+                TxOwner::Request(request, attempt) => {
+                    self.initiator.request_delivered(&mut self.shared, env, request, attempt)
+                }
                 TxOwner::Busy { .. } | TxOwner::Filler => {}
                 TxOwner::Response(response) => self.target.response_delivered(&mut self.shared, response),
             }

@@ -59,7 +59,7 @@ impl UrmaNode {
     }
     /// Whether there is room for another work request.
     pub fn has_request_room(&self) -> bool {
-        self.requests.has_room()
+        self.initiator.requests.has_room()
     }
     /// Whether there is a channel to a peer, open or being opened.
     pub fn has_channel(&self, peer: Cna) -> bool {
@@ -71,7 +71,7 @@ impl UrmaNode {
             let channel = self.shared.channels.get(*at);
             channel.is_some_and(|c| !(c.answers.is_empty() && c.queue.is_empty() && c.fused.is_empty()))
         };
-        !(self.shared.channels.management.is_empty() && self.unreliable.is_empty())
+        !(self.shared.channels.management.is_empty() && self.initiator.unreliable.is_empty())
             || self.accesses.wants_tx()
             || self.shared.channels.active.iter().any(has_messages)
     }
@@ -86,7 +86,7 @@ impl UrmaNode {
             jfrs: self.shared.objects.jfrs.len(),
             jfcs: self.shared.objects.jfcs.len(),
             segments: self.shared.objects.segments.len(),
-            requests: self.requests.len(),
+            requests: self.initiator.requests.len(),
         }
     }
     /// The channels to peers from this one on, in order of their addresses, and lanes.
@@ -104,5 +104,10 @@ impl UrmaNode {
             unanswered: channel.unanswered,
             srtt: channel.tx.srtt(),
         })
+    }
+    /// Requests, packets and timers that calls of [`UrmaNode::on_timer`] have handled since the node was made. One call handles a
+    /// bounded number, however many there are.
+    pub const fn timer_steps(&self) -> u64 {
+        self.shared.channels.sweeps.steps
     }
 }

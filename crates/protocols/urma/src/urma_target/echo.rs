@@ -16,8 +16,8 @@
 use crate::api::{JETTY_ID_FIRST, UrmaEffects, UrmaEnv};
 use crate::node_shared::NodeShared;
 use crate::pool::PoolRef;
-use crate::records::{ECHO_SLOTS, ResponseKind, ResponseRecord};
 use crate::refusal::UrmaRefusal;
+use crate::response_record::{ECHO_SLOTS, ResponseKind, ResponseRecord};
 use crate::urma_target::UrmaTarget;
 use crate::urma_target::message::{InboundPhase, MessageOrigin};
 use burst_base::Reason;

@@ -10,10 +10,11 @@
 //!   a new stream. RO requests to other peers leave without a number, and later SO requests wait for their answers.
 
 use crate::channels::tx_window::TxOwner;
-use crate::node::UrmaNode;
+use crate::initiator::Initiator;
+use crate::initiator::send_record::{RequestPhase, SendRecord};
+use crate::node_shared::NodeShared;
 use crate::objects::records::{Jetty, OrderStream, StreamState};
 use crate::pool::PoolRef;
-use crate::records::{RequestPhase, SendRecord};
 use crate::timers::UrmaTimer;
 use crate::urma_target::order_tracker::CONTEXT_WINDOW;
 use burst_base::Nanos;
@@ -35,31 +36,31 @@ enum Leave {
     Begin,
 }
 
-impl UrmaNode {
+impl Initiator {
     /// Issues what may leave now.
-    pub(crate) fn issue(&mut self, jetty: PoolRef) {
-        self.issue_at(jetty, Nanos(0));
+    pub(crate) fn issue(&mut self, node: &mut NodeShared, jetty: PoolRef) {
+        self.issue_at(node, jetty, Nanos(0));
     }
     /// The same at a known time, at which a new channel begins to open.
-    pub(crate) fn issue_at(&mut self, jetty: PoolRef, now: Nanos) {
-        let Some(record) = self.shared.objects.jetties.get(jetty) else { return };
+    pub(crate) fn issue_at(&mut self, node: &mut NodeShared, jetty: PoolRef, now: Nanos) {
+        let Some(record) = node.objects.jetties.get(jetty) else { return };
         if record.state != crate::api::JettyState::Ready || record.config.service == ServiceMode::Uno {
             return;
         }
         let mut at = record.cursor;
         let (mut is_ordered_blocked, mut blocked_reads, mut passed) = (false, 0u16, 0);
-        while let (Some(request), Some(record)) = (self.requests.get(at), self.shared.objects.jetties.get(jetty)) {
+        while let (Some(request), Some(record)) = (self.requests.get(at), node.objects.jetties.get(jetty)) {
             let next = request.next;
             if request.phase == RequestPhase::Posted {
                 if request.fence && record.reads + blocked_reads > 0 {
                     break;
                 }
-                match self.may_leave(record, request, is_ordered_blocked) {
+                match self.may_leave(node, record, request, is_ordered_blocked) {
                     Leave::No => {
                         is_ordered_blocked = true;
                         blocked_reads += u16::from(request.is_read());
                     }
-                    leave => self.send_out(jetty, at, leave, now),
+                    leave => self.send_out(node, at, leave, now),
                 }
             }
             if is_ordered_blocked {
@@ -67,13 +68,13 @@ impl UrmaNode {
                 if passed > LOOKAHEAD {
                     break;
                 }
-            } else if let Some(record) = self.shared.objects.jetties.get_mut(jetty) {
+            } else if let Some(record) = node.objects.jetties.get_mut(jetty) {
                 record.cursor = next;
             }
             at = next;
         }
     }
-    fn may_leave(&self, jetty: &Jetty, request: &SendRecord, is_ordered_blocked: bool) -> Leave {
+    fn may_leave(&self, node: &NodeShared, jetty: &Jetty, request: &SendRecord, is_ordered_blocked: bool) -> Leave {
         let order = effective_order(jetty.config.service, request.order);
         if order == OrderTag::None {
             return Leave::Plain;
@@ -86,10 +87,15 @@ impl UrmaNode {
         if jetty.config.service == ServiceMode::Roi {
             return plain_rule;
         }
+        self.may_leave_in_stream(node, jetty, request, plain_rule)
+    }
+    /// The rule of ROT and ROL: the stream of the Jetty, if it is to the request's peer. `plain_rule` holds without a stream.
+    fn may_leave_in_stream(&self, node: &NodeShared, jetty: &Jetty, request: &SendRecord, plain_rule: Leave) -> Leave {
+        let is_strong = effective_order(jetty.config.service, request.order) == OrderTag::Strong;
         let stream = &jetty.stream;
         if stream.state == StreamState::None
             || stream.peer != request.dest
-            || self.shared.channels.get(stream.channel).is_none()
+            || node.channels.get(stream.channel).is_none()
         {
             return match (jetty.ordered, is_strong, stream.state) {
                 (0, _, _) => Leave::Begin,
@@ -123,14 +129,13 @@ impl UrmaNode {
         }
         None
     }
-    fn send_out(&mut self, jetty: PoolRef, at: PoolRef, leave: Leave, now: Nanos) {
-        let Some(dest) = self.requests.get(at).map(|r| r.dest) else { return };
-        let channel = self.stream_channel(jetty, dest, leave).or_else(|| self.shared.channels.channel_to(dest, now));
+    fn send_out(&mut self, node: &mut NodeShared, at: PoolRef, leave: Leave, now: Nanos) {
+        let Some((jetty, dest)) = self.requests.get(at).map(|r| (r.jetty, r.dest)) else { return };
+        let channel = stream_channel(node, jetty, dest, leave).or_else(|| node.channels.channel_to(dest, now));
         if leave == Leave::Begin {
-            self.shared.end_stream(jetty);
+            node.end_stream(jetty);
         }
-        let (Some(record), Some(request)) = (self.shared.objects.jetties.get_mut(jetty), self.requests.get_mut(at))
-        else {
+        let (Some(record), Some(request)) = (node.objects.jetties.get_mut(jetty), self.requests.get_mut(at)) else {
             return;
         };
         match leave {
@@ -151,32 +156,22 @@ impl UrmaNode {
         }
         request.channel = channel.unwrap_or(PoolRef::NONE);
         let attempt = request.attempt;
-        self.mark_issued(jetty, at);
+        self.mark_issued(node, jetty, at);
         match channel {
-            Some(channel) => self.shared.channels.enqueue(channel, TxOwner::Request(at, attempt)),
+            Some(channel) => node.channels.enqueue(channel, TxOwner::Request(at, attempt)),
             // No channel can be made: the time-out of the retry timer reports it.
-            None => self.shared.channels.timers.add(now, UrmaTimer::Retry(at)),
+            None => node.channels.timers.add(now, UrmaTimer::Retry(at)),
         }
     }
-    /// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
-    /// requests of ROL take the same.
-    fn stream_channel(&self, jetty: PoolRef, dest: Cna, leave: Leave) -> Option<PoolRef> {
-        let record = self.shared.objects.jetties.get(jetty)?;
-        let stream = &record.stream;
-        let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;
-        let is_its = is_bound && stream.state != StreamState::None && stream.peer == dest;
-        (is_its && self.shared.channels.get(stream.channel).is_some()).then_some(stream.channel)
-    }
     /// The request counts as issued.
-    pub(crate) fn mark_issued(&mut self, jetty: PoolRef, at: PoolRef) {
-        let (Some(record), Some(request)) = (self.shared.objects.jetties.get_mut(jetty), self.requests.get_mut(at))
-        else {
+    pub(crate) fn mark_issued(&mut self, node: &mut NodeShared, jetty: PoolRef, at: PoolRef) {
+        let (Some(record), Some(request)) = (node.objects.jetties.get_mut(jetty), self.requests.get_mut(at)) else {
             return;
         };
         let mut list = None;
         request.phase = RequestPhase::Issued;
         record.issued += 1;
-        if let Some(channel) = self.shared.channels.get_mut(request.channel) {
+        if let Some(channel) = node.channels.get_mut(request.channel) {
             channel.begin(request);
             list = Some(&mut channel.requests);
         }
@@ -193,12 +188,12 @@ impl UrmaNode {
         }
     }
     /// The request is answered: counts are undone, and later ones may leave.
-    pub(crate) fn mark_answered(&mut self, jetty: PoolRef, at: PoolRef) {
-        let (Some(record), Some(request)) = (self.shared.objects.jetties.get_mut(jetty), self.requests.get(at)) else {
+    pub(crate) fn mark_answered(&mut self, node: &mut NodeShared, jetty: PoolRef, at: PoolRef) {
+        let (Some(record), Some(request)) = (node.objects.jetties.get_mut(jetty), self.requests.get(at)) else {
             return;
         };
         record.issued -= 1;
-        let list = self.shared.channels.end_request(request);
+        let list = node.channels.end_request(request);
         record.reads -= u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
             record.ordered -= 1;
@@ -213,4 +208,14 @@ impl UrmaNode {
 /// In ROL all requests are in order.
 fn effective_order(service: ServiceMode, order: OrderTag) -> OrderTag {
     if service == ServiceMode::Rol { OrderTag::Strong } else { order }
+}
+
+/// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
+/// requests of ROL take the same.
+fn stream_channel(node: &NodeShared, jetty: PoolRef, dest: Cna, leave: Leave) -> Option<PoolRef> {
+    let record = node.objects.jetties.get(jetty)?;
+    let stream = &record.stream;
+    let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;
+    let is_its = is_bound && stream.state != StreamState::None && stream.peer == dest;
+    (is_its && node.channels.get(stream.channel).is_some()).then_some(stream.channel)
 }

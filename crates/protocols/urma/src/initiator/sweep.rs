@@ -13,27 +13,28 @@ use crate::api::{CrStatus, JettyState, UrmaEnv};
 use crate::channels::channel::LaneHealth;
 use crate::channels::sweeps::{ChannelEnd, EndedChannel, PASS_STEPS, Sweep, SweepKind, TURN_REQUESTS};
 use crate::channels::tx_window::TxOwner;
-use crate::node::UrmaNode;
+use crate::initiator::Initiator;
+use crate::initiator::send_record::{RequestPhase, SendRecord};
+use crate::node_shared::NodeShared;
 use crate::objects::records::StreamState;
 use crate::pool::PoolRef;
-use crate::records::{RequestPhase, SendRecord};
 use burst_ubwire::TaOpcode;
 
-impl UrmaNode {
+impl Initiator {
     /// Handles about [`PASS_STEPS`] requests of the channels that are swept.
-    pub(crate) fn run_sweeps(&mut self, env: &mut UrmaEnv<'_>) {
-        let limit = self.shared.channels.sweeps.steps + PASS_STEPS;
-        while self.shared.channels.sweeps.steps < limit
-            && let Some(sweep) = self.shared.channels.sweeps.queue.pop_front()
+    pub(crate) fn run_sweeps(&mut self, node: &mut NodeShared, env: &mut UrmaEnv<'_>) {
+        let limit = node.channels.sweeps.steps + PASS_STEPS;
+        while node.channels.sweeps.steps < limit
+            && let Some(sweep) = node.channels.sweeps.queue.pop_front()
         {
             let rest = match sweep.kind {
-                SweepKind::End => self.end_some(sweep.channel, env).then_some(sweep),
-                _ => self.move_some(sweep),
+                SweepKind::End => self.end_some(node, sweep.channel, env).then_some(sweep),
+                _ => self.move_some(node, sweep),
             };
             match rest {
-                Some(rest) => self.shared.channels.sweeps.queue.push_back(rest),
+                Some(rest) => node.channels.sweeps.queue.push_back(rest),
                 None => {
-                    if let Some(channel) = self.shared.channels.get_mut(sweep.channel) {
+                    if let Some(channel) = node.channels.get_mut(sweep.channel) {
                         channel.is_swept = false;
                     }
                 }
@@ -41,53 +42,53 @@ impl UrmaNode {
         }
     }
     /// Ends the first requests of a channel that has ended. True if there are more.
-    fn end_some(&mut self, channel: PoolRef, env: &mut UrmaEnv<'_>) -> bool {
-        let Some(&EndedChannel { peer, why, requests }) = self.shared.channels.sweeps.ended.get(&channel) else {
+    fn end_some(&mut self, node: &mut NodeShared, channel: PoolRef, env: &mut UrmaEnv<'_>) -> bool {
+        let Some(&EndedChannel { peer, why, requests }) = node.channels.sweeps.ended.get(&channel) else {
             return false;
         };
         let first = self.requests.listed(requests).take(TURN_REQUESTS).collect();
         let mut taken_back = Vec::new();
         for at in self.in_posting_order(first) {
-            self.shared.channels.sweeps.steps += 1;
+            node.channels.sweeps.steps += 1;
             // The outcome of one before it may have ended it.
             let Some(request) = self.requests.get(at).filter(|r| r.channel == channel && r.is_under_way()) else {
                 continue;
             };
             if why == ChannelEnd::Restarted && request.is_unsent() && request.abandoned.is_none() {
-                taken_back.extend(self.take_back(at));
-            } else if self.may_move(request)
-                && let Some((to, _)) = self.shared.channels.best_lane(peer, LaneHealth::Silent)
+                taken_back.extend(self.take_back(node, at));
+            } else if may_move(node, request)
+                && let Some((to, _)) = node.channels.best_lane(peer, LaneHealth::Silent)
             {
-                self.move_request(at, to);
+                self.move_request(node, at, to);
             } else {
-                self.end_request(at, env);
+                self.end_request(node, at, env);
             }
         }
         taken_back.dedup();
         for jetty in taken_back {
-            self.issue_at(jetty, env.now);
+            self.issue_at(node, jetty, env.now);
         }
-        if self.shared.channels.sweeps.ended.get(&channel).is_some_and(|ended| !ended.requests.is_empty()) {
+        if node.channels.sweeps.ended.get(&channel).is_some_and(|ended| !ended.requests.is_empty()) {
             return true;
         }
-        self.shared.channels.sweeps.ended.remove(&channel);
+        node.channels.sweeps.ended.remove(&channel);
         false
     }
     /// A request fails with its channel.
-    fn end_request(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+    fn end_request(&mut self, node: &mut NodeShared, at: PoolRef, env: &mut UrmaEnv<'_>) {
         let Some(jetty) = self.requests.get(at).map(|request| request.jetty) else { return };
         let is_suspended =
             |record: &crate::objects::records::Jetty| record.config.error_suspend && record.state == JettyState::Ready;
         // Before the answer, which would issue the next request.
-        if self.shared.objects.jetties.get(jetty).is_some_and(is_suspended) {
-            self.stop_jetty(jetty, JettyState::Suspended, env.fx);
+        if node.objects.jetties.get(jetty).is_some_and(is_suspended) {
+            self.stop_jetty(node, jetty, JettyState::Suspended, env.fx);
         }
-        self.answer(at, CrStatus::AckTimeout, env);
+        self.answer(node, at, CrStatus::AckTimeout, env);
     }
     /// Moves the first requests of a lane to others, as far as they may. Returns the rest of the sweep.
-    fn move_some(&mut self, sweep: Sweep) -> Option<Sweep> {
+    fn move_some(&mut self, node: &mut NodeShared, sweep: Sweep) -> Option<Sweep> {
         let Sweep { channel: from, kind, left } = sweep;
-        let channel = self.shared.channels.get_mut(from)?;
+        let channel = node.channels.get_mut(from)?;
         let peer = channel.peer;
         let first = self.requests.listed(channel.requests).take(TURN_REQUESTS.min(left as usize));
         let first: Vec<PoolRef> = first.collect();
@@ -99,16 +100,16 @@ impl UrmaNode {
         let left = left.saturating_sub(first.len() as u32);
         let is_last = first.is_empty() || left == 0;
         for at in self.in_posting_order(first) {
-            self.shared.channels.sweeps.steps += 1;
-            let Some(request) = self.requests.get(at).filter(|request| self.may_move(request)) else { continue };
+            node.channels.sweeps.steps += 1;
+            let Some(request) = self.requests.get(at).filter(|request| may_move(node, request)) else { continue };
             match kind {
                 SweepKind::Share(to) => {
-                    if request.is_unsent() && !request.alloc && self.shared.channels.is_lighter(request, to)? {
-                        self.move_request(at, to);
+                    if request.is_unsent() && !request.alloc && node.channels.is_lighter(request, to)? {
+                        self.move_request(node, at, to);
                     }
                 }
-                SweepKind::Relieve(worst) => match self.shared.channels.best_lane(peer, worst) {
-                    Some((to, _)) if to != from => self.move_request(at, to),
+                SweepKind::Relieve(worst) => match node.channels.best_lane(peer, worst) {
+                    Some((to, _)) if to != from => self.move_request(node, at, to),
                     _ => return None,
                 },
                 SweepKind::End => {}
@@ -125,34 +126,19 @@ impl UrmaNode {
         });
         list
     }
-    /// Whether a request may be sent on another lane: it was not executed on its own, or does no harm if it is executed twice.
-    pub(crate) fn may_move(&self, request: &SendRecord) -> bool {
-        let is_harmless = match request.phase {
-            RequestPhase::Waiting => true,
-            RequestPhase::Issued => request.opcode == TaOpcode::Read || request.sent == 0 && !request.all_sent,
-            RequestPhase::Posted | RequestPhase::Done(_) => false,
-        };
-        // The target knows the others of a sequence context on its lane only.
-        let is_first = || {
-            let stream =
-                self.shared.objects.jetties.get(request.jetty).map(|jetty| (jetty.stream.state, jetty.stream.channel));
-            request.alloc && stream == Some((StreamState::Asking, request.channel))
-        };
-        is_harmless && request.abandoned.is_none() && (request.order_number.is_none() || is_first())
-    }
-    pub(crate) fn move_request(&mut self, at: PoolRef, to: PoolRef) {
+    pub(crate) fn move_request(&mut self, node: &mut NodeShared, at: PoolRef, to: PoolRef) {
         let Some(request) = self.requests.get(at) else { return };
-        if let Some(list) = self.shared.channels.end_request(request) {
+        if let Some(list) = node.channels.end_request(request) {
             self.requests.take_out(list, at);
         }
         let Some(request) = self.requests.get_mut(at) else { return };
         request.channel = to;
-        if let Some(channel) = self.shared.channels.get_mut(to) {
+        if let Some(channel) = node.channels.get_mut(to) {
             channel.begin(request);
             self.requests.push_back(&mut channel.requests, at);
         }
         let Some(request) = self.requests.get_mut(at) else { return };
-        if let (true, Some(jetty)) = (request.alloc, self.shared.objects.jetties.get_mut(request.jetty)) {
+        if let (true, Some(jetty)) = (request.alloc, node.objects.jetties.get_mut(request.jetty)) {
             jetty.stream.channel = to;
         }
         if request.phase == RequestPhase::Issued {
@@ -160,37 +146,36 @@ impl UrmaNode {
             request.begin_attempt();
             (request.received, request.fault) = (0, None);
             let attempt = request.attempt;
-            self.shared.channels.enqueue(to, TxOwner::Request(at, attempt));
+            node.channels.enqueue(to, TxOwner::Request(at, attempt));
         }
     }
     /// A request of which nothing was sent is as if it had not been issued. Its Jetty.
-    pub(crate) fn take_back(&mut self, at: PoolRef) -> Option<PoolRef> {
+    pub(crate) fn take_back(&mut self, node: &mut NodeShared, at: PoolRef) -> Option<PoolRef> {
         let jetty = self.requests.get(at)?.jetty;
-        self.mark_answered(jetty, at);
+        self.mark_answered(node, jetty, at);
         let request = self.requests.get_mut(at)?;
         request.begin_attempt();
         request.attempt = request.attempt.wrapping_add(1);
         (request.phase, request.channel) = (RequestPhase::Posted, PoolRef::NONE);
         (request.order_number, request.alloc) = (None, false);
         (request.received, request.fault) = (0, None);
-        let record = self.shared.objects.jetties.get_mut(jetty)?;
+        let record = node.objects.jetties.get_mut(jetty)?;
         record.cursor = record.head;
         Some(jetty)
     }
-    /// Requests, packets and timers that calls of [`UrmaNode::on_timer`] have handled since the node was made. One call handles a
-    /// bounded number, however many there are.
-    pub const fn timer_steps(&self) -> u64 {
-        self.shared.channels.sweeps.steps
-    }
 }
 
-impl SendRecord {
-    /// Whether it is issued and not answered.
-    fn is_under_way(&self) -> bool {
-        matches!(self.phase, RequestPhase::Issued | RequestPhase::Waiting)
-    }
-    /// Whether it is issued, and no packet of this attempt was sent.
-    fn is_unsent(&self) -> bool {
-        self.phase == RequestPhase::Issued && self.sent == 0 && !self.all_sent
-    }
+/// Whether a request may be sent on another lane: it was not executed on its own, or does no harm if it is executed twice.
+fn may_move(node: &NodeShared, request: &SendRecord) -> bool {
+    let is_harmless = match request.phase {
+        RequestPhase::Waiting => true,
+        RequestPhase::Issued => request.opcode == TaOpcode::Read || request.sent == 0 && !request.all_sent,
+        RequestPhase::Posted | RequestPhase::Done(_) => false,
+    };
+    // The target knows the others of a sequence context on its lane only.
+    let is_first = || {
+        let stream = node.objects.jetties.get(request.jetty).map(|jetty| (jetty.stream.state, jetty.stream.channel));
+        request.alloc && stream == Some((StreamState::Asking, request.channel))
+    };
+    is_harmless && request.abandoned.is_none() && (request.order_number.is_none() || is_first())
 }

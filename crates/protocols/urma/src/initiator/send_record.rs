@@ -1,9 +1,4 @@
-//! Records of what is under way: requests of this node, messages of peers, responses to peers; and the reorder buffer.
-
-use crate::api::{CrStatus, WrData};
-use crate::pool::PoolRef;
-use burst_base::Psn;
-use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode, UbStatus};
+//! A work request of this node that has no outcome, or whose outcome is not reported.
 
 /// Where a request of this node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,51 +87,60 @@ impl SendRecord {
     pub(crate) fn is_fusable(&self) -> bool {
         !self.is_read() && !self.alloc
     }
-}
-
-/// Echoes under way at most.
-pub(crate) const ECHO_SLOTS: usize = 32;
-
-/// What a response says.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ResponseKind {
-    /// Outcome of this and the following `also` requests.
-    Ack { status: UbStatus, also: u8, granted: Option<u16> },
-    /// In ROL: the request whose last packet this was waits for its turn. The transport acknowledgement is not its answer.
-    Deferred { psn: Psn },
-    /// Data of memory.
-    Read { addr: u64, len: u32, segment: PoolRef, granted: Option<u16> },
-    /// Old value.
-    Atomic { value: u64, granted: Option<u16> },
-    /// A message to the echo goes back ([`crate::echo`]).
-    Echo { slot: u8, len: u32, opcode: TaOpcode, immediate: u64 },
-    /// A sequence context of the peer is not needed any more.
-    Disconnect { context: u16 },
-}
-
-/// A response to a peer (or another message without answer).
-#[derive(Debug)]
-pub(crate) struct ResponseRecord {
-    pub(crate) channel: PoolRef,
-    pub(crate) rc_id: u32,
-    pub(crate) tassn: u16,
-    pub(crate) mode: burst_ubwire::ServiceMode,
-    pub(crate) kind: ResponseKind,
-    pub(crate) tpmsn: u32,
-    pub(crate) sent: u32,
-    pub(crate) all_sent: bool,
-    /// Packets sent and not acknowledged.
-    pub(crate) unacked: u32,
-    /// A READ of a sequence context: executed when the data have arrived.
-    pub(crate) context: Option<(PoolRef, u16)>,
-}
-
-impl ResponseRecord {
-    pub(crate) const fn payload_len(&self) -> u32 {
-        match self.kind {
-            ResponseKind::Read { len, .. } | ResponseKind::Echo { len, .. } => len,
-            ResponseKind::Atomic { .. } => 8,
-            ResponseKind::Ack { .. } | ResponseKind::Deferred { .. } | ResponseKind::Disconnect { .. } => 0,
+    /// Whether it is issued and not answered.
+    pub(crate) fn is_under_way(&self) -> bool {
+        matches!(self.phase, RequestPhase::Issued | RequestPhase::Waiting)
+    }
+    /// Whether it is issued, and no packet of this attempt was sent.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.phase == RequestPhase::Issued && self.sent == 0 && !self.all_sent
+    }
+    /// Whether all packets have one head but for the offset. An order number may get its context meanwhile.
+    pub(crate) const fn has_one_head(&self) -> bool {
+        self.order_number.is_none() && self.abandoned.is_none()
+    }
+    /// Reads a part of the payload; false if the memory is gone.
+    pub(crate) fn gather(&self, segments: &SegmentTable, mem: &dyn UrmaMemory, offset: u32, out: &mut [u8]) -> bool {
+        match &self.data {
+            WrData::Inline { bytes, .. } => {
+                let from = offset as usize;
+                bytes.get(from..from + out.len()).is_some_and(|bytes| {
+                    out.copy_from_slice(bytes);
+                    true
+                })
+            }
+            WrData::Local(range) => {
+                let addr = range.addr + u64::from(offset);
+                let region = segments.held(self.segment, addr, out.len() as u32);
+                region.is_some_and(|region| mem.read(region, addr, out).is_ok())
+            }
+        }
+    }
+    /// Its data, if packets of this attempt have been sent and others follow with the same head.
+    #[inline]
+    pub(crate) fn further_data(&self, attempt: u8) -> Option<LocalRange> {
+        let WrData::Local(range) = self.data else { return None };
+        let is_going_on = self.attempt == attempt && self.phase == RequestPhase::Issued && self.sent > 0;
+        (is_going_on && self.has_one_head()).then_some(range)
+    }
+    /// The completion of the request.
+    pub(crate) fn completion(&self, status: CrStatus) -> CompletionRecord {
+        CompletionRecord {
+            status,
+            user_ctx: self.user_ctx,
+            opcode: self.opcode,
+            is_receive: false,
+            len: self.data.len(),
+            local_kind: TargetKind::Jetty,
+            local_id: id_of(self.jetty),
+            remote: None,
+            immediate: 0,
         }
     }
 }
+use crate::api::{CompletionRecord, CrStatus, LocalRange, TargetKind, UrmaMemory, WrData};
+use crate::objects::id_of;
+use crate::objects::segment_table::SegmentTable;
+use crate::pool::PoolRef;
+use burst_base::Psn;
+use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode};

@@ -1,24 +1,23 @@
 //! Packets to send: management, unreliable messages, and of each channel in turn acknowledgements, repetitions and new packets.
 
-use crate::api::{CrStatus, UrmaEnv, UrmaTransmit, WrData};
-use crate::channels::channel::ChannelState;
-use crate::channels::management::TpMessageKind;
+use crate::api::{UrmaEnv, UrmaTransmit, WrData};
+use crate::channels::CHANNEL_TURN_PACKETS;
+use crate::channels::channel::{ACK_EVERY, ChannelState};
 use crate::channels::tx_window::{TxOwner, TxPacket};
-use crate::heads::{data_header, has_one_head};
-use crate::initiator::DEFERRED;
+use crate::initiator::packets::request_header;
+use crate::initiator::responses::DEFERRED;
+use crate::initiator::runs::UrmaRun;
+use crate::initiator::send_record::{RequestPhase, SendRecord};
 use crate::node::UrmaNode;
-use crate::objects::id_of;
 use crate::pool::PoolRef;
-use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
 use crate::refusal::UrmaRefusal;
+use crate::response_record::{ResponseKind, ResponseRecord};
 use burst_base::{Nanos, Psn, Reason};
+use burst_span::Span;
 use burst_ubwire::{
-    Atah, Btah, Dialect, NextLayer, RC_TYPE_CONTEXT, ServiceMode, TaHeader, TaOpcode, TaRequest, UB_HEAD_MAX, UbHead,
-    UbStatus,
+    Atah, Btah, Dialect, NextLayer, RC_TYPE_CONTEXT, TaHeader, TaOpcode, TaRequest, UB_HEAD_MAX, UbHead, UbStatus,
 };
 
-/// A packet asks for an acknowledgement at least once in so many.
-pub(crate) const ACK_EVERY: u32 = 16;
 /// Timer code of RNR answers that are about this node's records: 80 us.
 const BUSY_TIMER: u8 = 3;
 
@@ -41,16 +40,16 @@ impl UrmaNode {
         if let Some((dest, lane, message)) = self.shared.channels.management.pop_front() {
             return Some(self.shared.channels.write_management((dest, lane), &message, out));
         }
-        if let Some((dest, len)) = self.poll_access(env.now, out) {
+        if let Some((dest, len)) = self.accesses.poll(&mut self.shared.channels, env.now, out) {
             return Some(UrmaTransmit::whole((dest, 0), len));
         }
-        while let Some(request) = self.unreliable.pop_front() {
-            if let Some(sent) = self.write_unreliable(request, env, out) {
+        while let Some(request) = self.initiator.unreliable.pop_front() {
+            if let Some(sent) = self.initiator.write_unreliable(&mut self.shared, request, env, out) {
                 return Some(sent);
             }
         }
         while let Some(&channel) = self.shared.channels.active.front() {
-            if lends && let Some((sent, is_last)) = self.poll_following(channel, env, out) {
+            if lends && let Some((sent, is_last)) = self.initiator.poll_following(&mut self.shared, channel, env, out) {
                 self.shared.channels.channel_turn += 1;
                 self.shared.channels.end_turn(is_last);
                 return Some(sent);
@@ -77,25 +76,8 @@ impl UrmaNode {
     pub fn wants_tx(&self) -> bool {
         !(self.shared.channels.active.is_empty()
             && self.shared.channels.management.is_empty()
-            && self.unreliable.is_empty())
+            && self.initiator.unreliable.is_empty())
             || self.accesses.wants_tx()
-    }
-    fn write_unreliable(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
-        let request = self.requests.get(at)?;
-        let dest = request.dest;
-        let head = UbHead {
-            nth: self.shared.channels.network_header(dest, NextLayer::Unreliable),
-            rtph: None,
-            cetph: None,
-            saetph: None,
-            ta: Some(TaHeader::Request(self.request_header(request, 0, false))),
-        };
-        let len = head.emit(&Dialect::BURST, out);
-        let payload_len = request.data.len() as usize;
-        let is_read = self.gather(&request.data, request.segment, 0, &mut out[len..len + payload_len], env);
-        let status = if is_read { CrStatus::Success } else { CrStatus::LocAccess };
-        self.answer(at, status, env);
-        is_read.then_some(UrmaTransmit::whole((dest, 0), len + payload_len))
     }
     /// Acknowledgement, repetition or new packet of a channel.
     fn poll_channel(
@@ -105,16 +87,9 @@ impl UrmaNode {
         out: &mut [u8],
         lends: bool,
     ) -> Option<UrmaTransmit> {
-        let config = self.shared.channels.config;
         let channel = self.shared.channels.get_mut(at)?;
         if channel.state == ChannelState::Opening {
-            if channel.ask_at > env.now || channel.asks > config.rto_tries {
-                return None;
-            }
-            channel.asked(env.now, &config);
-            let (dest, message) =
-                ((channel.peer, channel.lane), channel.message(TpMessageKind::Request, (0, 0), &config));
-            return Some(self.shared.channels.write_management(dest, &message, out));
+            return self.shared.channels.ask(at, env.now, out);
         }
         if let Some(fused) = channel.fused.pop_front() {
             return self.shared.channels.write_ack(at, Some(fused), out);
@@ -122,24 +97,29 @@ impl UrmaNode {
         if channel.nak_due || channel.ack_due && !self.is_carried(at, env.now) {
             return self.shared.channels.write_ack(at, None, out);
         }
+        self.poll_data(at, env, out, lends)
+    }
+    /// Repetition or new packet of data of a channel, or a REQUEST if its peer may have restarted.
+    #[inline]
+    fn poll_data(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8], lends: bool) -> Option<UrmaTransmit> {
         let channel = self.shared.channels.get_mut(at)?;
         if channel.is_doubted || channel.is_stale(env.now) {
-            return self.shared.channels.ask_again(at, env, out);
+            return self.shared.channels.ask_again(at, env.now, out);
         }
         if let Some((psn, packet)) = channel.tx.take_lost(env.now) {
             env.fx.count(Reason::UbRepeated);
             return self.write_packet(at, ChannelPacket { psn, packet, ack_req: true, lends }, env, out);
         }
         let (packet, is_last) = self.next_packet(at)?;
-        let channel = self.shared.channels.get_mut(at)?;
+        let channel = self.shared.channels.table.get_mut(at)?;
         channel.is_confirmed = false;
         let psn = channel.tx.push(env.now, packet);
         if let (TxOwner::Request(request, _), true) = (packet.owner, packet.last)
-            && let Some(request) = self.requests.get_mut(request)
+            && let Some(request) = self.initiator.requests.get_mut(request)
         {
             request.last_psn = Some(psn);
         }
-        let window = if config.caqm { channel.window.bytes() } else { config.window_max };
+        let window = channel.window_bytes(&self.shared.channels.config);
         let ack_req = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_turn(window).is_none();
         self.write_packet(at, ChannelPacket { psn, packet, ack_req, lends }, env, out)
     }
@@ -181,7 +161,7 @@ impl UrmaNode {
         let mtu = u32::from(self.shared.channels.config.mtu);
         let (total, sent, all_sent, tpmsn) = match owner {
             TxOwner::Request(at, attempt) => {
-                let request = self.requests.get_mut(at)?;
+                let request = self.initiator.requests.get_mut(at)?;
                 if request.attempt != attempt || request.phase != RequestPhase::Issued {
                     return None;
                 }
@@ -227,48 +207,44 @@ impl UrmaNode {
             channel.acknowledged();
         }
         let lane = channel.lane;
-        head.rtph = Some(data_header((channel.local_tpn, channel.peer_tpn), psn, &packet, ack_req));
+        head.rtph = Some(channel.data_header(psn, &packet, ack_req));
         if self.shared.channels.config.caqm {
             head.nth.congestion = channel.window.stamp(u32::from(packet.len));
         }
-        let channel = at;
-        let mut at = head.emit(&Dialect::BURST, out);
-        if let PayloadSource::Segment { segment, addr } = source
-            && lends
-            && let Some(region) = self.shared.objects.segments.held(segment, addr, u32::from(packet.len))
-            && let Some(span) = env.mem.lend(region, addr, u32::from(packet.len))
-        {
+        let head_len = head.emit(&Dialect::BURST, out);
+        if lends && let Some(span) = self.lend(&source, len, env) {
             if let TxOwner::Request(request, _) = packet.owner
                 && !packet.last
-                && self.requests.get(request).is_some_and(has_one_head)
+                && self.initiator.requests.get(request).is_some_and(SendRecord::has_one_head)
             {
-                self.last_head.keep(channel, packet.owner, &out[..at]);
+                self.initiator.last_head.keep(at, packet.owner, &out[..head_len]);
             }
-            return Some(UrmaTransmit { dest, lane, len: at, lent: Some(span) });
+            return Some(UrmaTransmit { dest, lane, len: head_len, lent: Some(span) });
         }
         if matches!(source, PayloadSource::Nothing) {
-            return Some(UrmaTransmit::whole((dest, lane), at));
+            return Some(UrmaTransmit::whole((dest, lane), head_len));
         }
-        if !self.read_payload(source, packet.offset, &mut out[at..at + len], env) {
-            // The bytes are counted as sent, so that the peer's message completes and is refused.
-            match &mut head.ta {
-                Some(TaHeader::Request(request)) => request.base.poison = true,
-                Some(TaHeader::Response(response)) => response.poison = true,
-                None => {}
-            }
-            at = head.emit(&Dialect::BURST, out);
-            out[at..at + len].fill(0);
+        if self.read_payload(source, packet.offset, &mut out[head_len..head_len + len], env) {
+            return Some(UrmaTransmit::whole((dest, lane), head_len + len));
         }
-        Some(UrmaTransmit::whole((dest, lane), at + len))
+        Some(UrmaTransmit::whole((dest, lane), write_poisoned(&mut head, len, out)))
+    }
+    /// The memory in which a packet's payload is.
+    #[inline]
+    fn lend(&self, source: &PayloadSource, len: usize, env: &UrmaEnv<'_>) -> Option<Span> {
+        let &PayloadSource::Segment { segment, addr } = source else { return None };
+        let region = self.shared.objects.segments.held(segment, addr, len as u32)?;
+        env.mem.lend(region, addr, len as u32)
     }
     /// Copies a packet's payload; false if the memory is gone.
     fn read_payload(&self, source: PayloadSource, offset: u32, out: &mut [u8], env: &mut UrmaEnv<'_>) -> bool {
         match source {
             PayloadSource::Nothing => true,
             PayloadSource::Inline(request) => self
+                .initiator
                 .requests
                 .get(request)
-                .is_some_and(|request| self.gather(&request.data, request.segment, offset, out, env)),
+                .is_some_and(|request| request.gather(&self.shared.objects.segments, env.mem, offset, out)),
             PayloadSource::Segment { segment, addr } => {
                 let region = self.shared.objects.segments.held(segment, addr, out.len() as u32);
                 region.is_some_and(|region| env.mem.read(region, addr, out).is_ok())
@@ -285,8 +261,11 @@ impl UrmaNode {
     fn transaction(&self, packet: &TxPacket, ta: &mut Option<TaHeader>) -> PayloadSource {
         match packet.owner {
             TxOwner::Request(at, attempt) => {
-                let Some(request) = self.requests.get(at).filter(|r| r.attempt == attempt) else { return filler(ta) };
-                *ta = Some(TaHeader::Request(self.request_header(
+                let Some(request) = self.initiator.requests.get(at).filter(|r| r.attempt == attempt) else {
+                    return filler(ta);
+                };
+                *ta = Some(TaHeader::Request(request_header(
+                    &self.shared.objects,
                     request,
                     packet.offset,
                     request.order_number.is_some(),
@@ -314,50 +293,26 @@ impl UrmaNode {
             TxOwner::Filler => filler(ta),
         }
     }
-    #[inline]
-    fn request_header(&self, request: &SendRecord, offset: u32, is_numbered: bool) -> TaRequest {
-        let jetty = self.shared.objects.jetties.get(request.jetty);
-        let mode = jetty.map_or(ServiceMode::Roi, |jetty| jetty.config.service);
-        let mut base = Btah::new(request.opcode, request.tassn, id_of(request.jetty));
-        base.has_token = request.token.is_some();
-        base.poison = request.abandoned.is_some();
-        (base.order, base.completion_order) = (request.order, request.completion_order);
-        (base.has_target, base.mode, base.offset) = (request.target.is_some(), mode, offset);
-        (base.retry, base.alloc) = (request.attempt > 0, request.alloc);
-        if is_numbered {
-            base.order_number = request.order_number.unwrap_or(0);
-            if let (false, Some(crate::objects::records::StreamState::Granted { context })) =
-                (request.alloc, jetty.map(|jetty| jetty.stream.state))
-            {
-                (base.rc_type, base.context) = (RC_TYPE_CONTEXT, context);
-            }
+    /// Packets that [`UrmaNode::poll_tx_lent`] would give one by one, up to `count_max`. `None` says nothing: that function may
+    /// have one. The head of each begins as [`UrmaNode::run_head`].
+    pub fn poll_run(&mut self, env: &mut UrmaEnv<'_>, count_max: usize) -> Option<UrmaRun> {
+        let at = *self.shared.channels.active.front()?;
+        let is_other_due = !self.shared.channels.management.is_empty()
+            || !self.initiator.unreliable.is_empty()
+            || self.accesses.wants_tx();
+        // C-AQM marks each packet by those before it.
+        if is_other_due || self.shared.channels.config.caqm || count_max == 0 {
+            return None;
         }
-        TaRequest {
-            base,
-            memory: request.memory,
-            token: request.token,
-            target: request.target,
-            operands: request.operands,
-            immediate: request.immediate,
-            notify: request.notify,
-        }
+        let turn_left = u32::from(CHANNEL_TURN_PACKETS - self.shared.channels.channel_turn);
+        let run = self.initiator.take_following(&mut self.shared, at, env, (count_max as u32).min(turn_left))?;
+        self.shared.channels.channel_turn += run.count as u8;
+        self.shared.channels.end_turn(run.is_drained);
+        Some(run)
     }
-    /// Reads a part of a request's payload; false if the memory is gone.
-    fn gather(&self, data: &WrData, segment: PoolRef, offset: u32, out: &mut [u8], env: &mut UrmaEnv<'_>) -> bool {
-        match data {
-            WrData::Inline { bytes, .. } => {
-                let from = offset as usize;
-                bytes.get(from..from + out.len()).is_some_and(|bytes| {
-                    out.copy_from_slice(bytes);
-                    true
-                })
-            }
-            WrData::Local(range) => {
-                let addr = range.addr + u64::from(offset);
-                let region = self.shared.objects.segments.held(segment, addr, out.len() as u32);
-                region.is_some_and(|region| env.mem.read(region, addr, out).is_ok())
-            }
-        }
+    /// The head of the packets of the run that was taken last, but for what [`UrmaRun::vary`] writes.
+    pub fn run_head(&self) -> &[u8] {
+        self.initiator.last_head.head.bytes()
     }
     /// The time at which [`UrmaNode::on_timer`] must be called.
     pub fn next_deadline(&self) -> Nanos {
@@ -441,4 +396,18 @@ fn response_header(response: &ResponseRecord, offset: u32) -> (TaHeader, Payload
             (TaHeader::Request(TaRequest::new(base)), PayloadSource::Nothing)
         }
     }
+}
+
+/// Writes a packet whose payload is gone, and returns its length. The bytes are counted as sent, so that the peer's message
+/// completes and is refused.
+#[cold]
+fn write_poisoned(head: &mut UbHead, len: usize, out: &mut [u8]) -> usize {
+    match &mut head.ta {
+        Some(TaHeader::Request(request)) => request.base.poison = true,
+        Some(TaHeader::Response(response)) => response.poison = true,
+        None => {}
+    }
+    let at = head.emit(&Dialect::BURST, out);
+    out[at..at + len].fill(0);
+    at + len
 }
