@@ -488,26 +488,27 @@ pub enum CrStatus {
 }
 
 impl CrStatus {
+    const ALL: [CrStatus; 15] = [
+        CrStatus::Success,
+        CrStatus::LocLen,
+        CrStatus::LocOperation,
+        CrStatus::LocAccess,
+        CrStatus::RemRespLen,
+        CrStatus::RemUnsupportedReq,
+        CrStatus::RemOperation,
+        CrStatus::RemAccessAbort,
+        CrStatus::AckTimeout,
+        CrStatus::RnrRetryExceeded,
+        CrStatus::FlushErr,
+        CrStatus::SuspendDone,
+        CrStatus::FlushErrDone,
+        CrStatus::Unhandled,
+        CrStatus::RemDataPoison,
+    ];
+
     /// The status with this number.
-    pub const fn from_number(n: u8) -> Option<CrStatus> {
-        Some(match n {
-            0 => CrStatus::Success,
-            2 => CrStatus::LocLen,
-            3 => CrStatus::LocOperation,
-            4 => CrStatus::LocAccess,
-            5 => CrStatus::RemRespLen,
-            6 => CrStatus::RemUnsupportedReq,
-            7 => CrStatus::RemOperation,
-            8 => CrStatus::RemAccessAbort,
-            9 => CrStatus::AckTimeout,
-            10 => CrStatus::RnrRetryExceeded,
-            11 => CrStatus::FlushErr,
-            12 => CrStatus::SuspendDone,
-            13 => CrStatus::FlushErrDone,
-            14 => CrStatus::Unhandled,
-            16 => CrStatus::RemDataPoison,
-            _ => return None,
-        })
+    pub fn from_number(n: u8) -> Option<CrStatus> {
+        CrStatus::ALL.into_iter().find(|status| *status as u8 == n)
     }
 }
 
@@ -588,4 +589,110 @@ impl UrmaError {
         UrmaError::Bound,
         UrmaError::Busy,
     ];
+}
+
+/// A packet that is in the caller's buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct UrmaTransmit {
+    /// Where to.
+    pub dest: Cna,
+    /// The lane; packets of different ones should take different paths through the network.
+    pub lane: u8,
+    /// Bytes in the buffer.
+    pub len: usize,
+    /// Payload that follows them and stays where it is ([`crate::UrmaNode::poll_tx_lent`]).
+    pub lent: Option<Span>,
+}
+
+impl UrmaTransmit {
+    pub(crate) const fn whole((dest, lane): (Cna, u8), len: usize) -> UrmaTransmit {
+        UrmaTransmit { dest, lane, len, lent: None }
+    }
+}
+
+/// Most bytes of a load or store: a cache line.
+pub const ACCESS_MAX: usize = 64;
+/// Accesses under way to one peer at most.
+pub const ACCESS_WINDOW: u16 = 64;
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessKind {
+    /// Reads so many bytes.
+    Load {
+        /// 1 to [`ACCESS_MAX`].
+        len: u8,
+    },
+    /// Writes the first bytes of an array.
+    Store {
+        /// 1 to [`ACCESS_MAX`].
+        len: u8,
+        /// The bytes.
+        bytes: [u8; ACCESS_MAX],
+    },
+    /// Changes eight aligned bytes.
+    Atomic {
+        /// CAS, SWAP or a fetching operation.
+        opcode: TaOpcode,
+        /// Operand; of CAS the value to compare with.
+        operand: u64,
+        /// New value of CAS.
+        swap: u64,
+    },
+}
+
+impl AccessKind {
+    pub(crate) fn len(&self) -> u32 {
+        match self {
+            AccessKind::Load { len } | AccessKind::Store { len, .. } => u32::from(*len),
+            AccessKind::Atomic { .. } => 8,
+        }
+    }
+    pub(crate) fn opcode(&self) -> TaOpcode {
+        match self {
+            AccessKind::Load { .. } => TaOpcode::Read,
+            AccessKind::Store { .. } => TaOpcode::Write,
+            AccessKind::Atomic { opcode, .. } => *opcode,
+        }
+    }
+    /// The opcode of its answer, if that is no refusal.
+    pub(crate) fn answer(&self) -> TaOpcode {
+        match self {
+            AccessKind::Load { .. } => TaOpcode::ReadResponse,
+            AccessKind::Store { .. } => TaOpcode::TaAck,
+            AccessKind::Atomic { .. } => TaOpcode::AtomicResponse,
+        }
+    }
+    pub(crate) fn is_sound(&self, addr: u64) -> bool {
+        match self {
+            AccessKind::Load { len } | AccessKind::Store { len, .. } => (1..=ACCESS_MAX).contains(&usize::from(*len)),
+            AccessKind::Atomic { opcode, .. } => opcode.is_atomic() && addr.is_multiple_of(8),
+        }
+    }
+}
+
+/// Names an access until its outcome is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AccessTag {
+    pub(crate) peer: Cna,
+    pub(crate) number: u16,
+}
+
+/// How an access has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccessOutcome {
+    /// [`CrStatus::AckTimeout`]: no answer; a store or an atomic may have been executed or not.
+    pub status: CrStatus,
+    /// The bytes of a load, or the old value of an atomic in the order of the processor; otherwise zero.
+    pub bytes: [u8; ACCESS_MAX],
+}
+
+impl AccessOutcome {
+    pub(crate) const fn failed(status: CrStatus) -> AccessOutcome {
+        AccessOutcome { status, bytes: [0; ACCESS_MAX] }
+    }
+    /// The old value of an atomic.
+    pub fn value(&self) -> u64 {
+        self.bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    }
 }

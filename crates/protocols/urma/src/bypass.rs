@@ -7,108 +7,25 @@
 //! what is older than the window is a late copy. The requester context names the life of the initiator, because numbers begin
 //! anew with it.
 
-use crate::api::{CrStatus, RemoteSegment, UrmaEnv, UrmaError, access};
-use crate::channel::UrmaTimer;
-use crate::node::UrmaNode;
-use crate::records::UrmaRefusal;
-use crate::segment::PeerAccess;
-use crate::target::changed;
+use crate::api::{
+    ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag, CrStatus, RemoteSegment, UrmaEffects, UrmaEnv,
+    UrmaError, UrmaMemory, access,
+};
+use crate::channels::Channels;
+use crate::objects::segment_table::{PeerAccess, SegmentTable};
+use crate::refusal::UrmaRefusal;
+use crate::timers::UrmaTimer;
+use crate::urma_target::execution::changed;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{
     Atah, Btah, Cna, Dialect, Maetah, NextLayer, TaHeader, TaOpcode, TaRequest, UbHead, UbPacket, UbStatus,
 };
 use std::collections::{HashMap, VecDeque};
 
-/// Most bytes of a load or store: a cache line.
-pub const ACCESS_MAX: usize = 64;
-/// Accesses under way to one peer at most.
-pub const ACCESS_WINDOW: u16 = 64;
 /// Initiators whose executed stores and atomics a target remembers. Of more, the one that was silent for longest is forgotten.
 const INITIATORS_MAX: usize = 256;
 /// Answers that wait to be sent; what more is asked for is asked for again.
 const ANSWERS_MAX: usize = 1024;
-
-/// What an access does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessKind {
-    /// Reads so many bytes.
-    Load {
-        /// 1 to [`ACCESS_MAX`].
-        len: u8,
-    },
-    /// Writes the first bytes of an array.
-    Store {
-        /// 1 to [`ACCESS_MAX`].
-        len: u8,
-        /// The bytes.
-        bytes: [u8; ACCESS_MAX],
-    },
-    /// Changes eight aligned bytes.
-    Atomic {
-        /// CAS, SWAP or a fetching operation.
-        opcode: TaOpcode,
-        /// Operand; of CAS the value to compare with.
-        operand: u64,
-        /// New value of CAS.
-        swap: u64,
-    },
-}
-
-impl AccessKind {
-    fn len(&self) -> u32 {
-        match self {
-            AccessKind::Load { len } | AccessKind::Store { len, .. } => u32::from(*len),
-            AccessKind::Atomic { .. } => 8,
-        }
-    }
-    fn opcode(&self) -> TaOpcode {
-        match self {
-            AccessKind::Load { .. } => TaOpcode::Read,
-            AccessKind::Store { .. } => TaOpcode::Write,
-            AccessKind::Atomic { opcode, .. } => *opcode,
-        }
-    }
-    /// The opcode of its answer, if that is no refusal.
-    fn answer(&self) -> TaOpcode {
-        match self {
-            AccessKind::Load { .. } => TaOpcode::ReadResponse,
-            AccessKind::Store { .. } => TaOpcode::TaAck,
-            AccessKind::Atomic { .. } => TaOpcode::AtomicResponse,
-        }
-    }
-    fn is_sound(&self, addr: u64) -> bool {
-        match self {
-            AccessKind::Load { len } | AccessKind::Store { len, .. } => (1..=ACCESS_MAX).contains(&usize::from(*len)),
-            AccessKind::Atomic { opcode, .. } => opcode.is_atomic() && addr.is_multiple_of(8),
-        }
-    }
-}
-
-/// Names an access until its outcome is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AccessTag {
-    peer: Cna,
-    number: u16,
-}
-
-/// How an access has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AccessOutcome {
-    /// [`CrStatus::AckTimeout`]: no answer; a store or an atomic may have been executed or not.
-    pub status: CrStatus,
-    /// The bytes of a load, or the old value of an atomic in the order of the processor; otherwise zero.
-    pub bytes: [u8; ACCESS_MAX],
-}
-
-impl AccessOutcome {
-    const fn failed(status: CrStatus) -> AccessOutcome {
-        AccessOutcome { status, bytes: [0; ACCESS_MAX] }
-    }
-    /// The old value of an atomic.
-    pub fn value(&self) -> u64 {
-        self.bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
-    }
-}
 
 /// An access under way, or with an outcome that nobody has taken.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +51,7 @@ struct AccessStream {
 
 /// What a target remembers of an initiator.
 #[derive(Debug)]
-struct Initiator {
+struct AccessHistory {
     life: u32,
     /// The life before: its late copies are not executed.
     former: u32,
@@ -156,16 +73,16 @@ enum NumberVerdict {
     Late,
 }
 
-impl Initiator {
-    fn new(life: u32, number: u16) -> Initiator {
-        Initiator { life, former: u32::MAX, newest: number, executed: 0, values: [0; 64], used_at: Nanos(0) }
+impl AccessHistory {
+    fn new(life: u32, number: u16) -> AccessHistory {
+        AccessHistory { life, former: u32::MAX, newest: number, executed: 0, values: [0; 64], used_at: Nanos(0) }
     }
     fn judge(&mut self, life: u32, number: u16) -> NumberVerdict {
         if life == self.former {
             return NumberVerdict::Late;
         }
         if life != self.life {
-            *self = Initiator { former: self.life, ..Initiator::new(life, number) };
+            *self = AccessHistory { former: self.life, ..AccessHistory::new(life, number) };
         }
         let ahead = number.wrapping_sub(self.newest) as i16;
         if ahead > 0 {
@@ -190,6 +107,13 @@ impl Initiator {
     }
 }
 
+/// A request of a peer.
+struct AccessRequest<'a> {
+    peer: Cna,
+    request: &'a TaRequest,
+    payload: &'a [u8],
+}
+
 /// An answer to be sent.
 #[derive(Clone, Copy, Debug)]
 struct AccessAnswer {
@@ -207,7 +131,7 @@ pub(crate) struct Accesses {
     streams: HashMap<Cna, AccessStream>,
     /// Requests to be sent.
     asks: VecDeque<AccessTag>,
-    initiators: HashMap<Cna, Initiator>,
+    initiators: HashMap<Cna, AccessHistory>,
     answers: VecDeque<AccessAnswer>,
 }
 
@@ -227,7 +151,7 @@ impl Accesses {
     pub(crate) fn heap_bytes(&self) -> usize {
         let records: usize = self.streams.values().map(|s| s.records.capacity() * size_of::<AccessRecord>()).sum();
         self.streams.capacity() * size_of::<(Cna, AccessStream)>()
-            + self.initiators.capacity() * size_of::<(Cna, Initiator)>()
+            + self.initiators.capacity() * size_of::<(Cna, AccessHistory)>()
             + self.answers.capacity() * size_of::<AccessAnswer>()
             + self.asks.capacity() * size_of::<AccessTag>()
             + records
@@ -236,27 +160,27 @@ impl Accesses {
         self.streams.get_mut(&tag.peer)?.records.iter_mut().find(|record| record.number == tag.number)
     }
     /// What is remembered of an initiator; of a new one nothing.
-    fn initiator(&mut self, peer: Cna, life: u32, number: u16, now: Nanos) -> &mut Initiator {
+    fn initiator(&mut self, peer: Cna, life: u32, number: u16, now: Nanos) -> &mut AccessHistory {
         if self.initiators.len() >= INITIATORS_MAX
             && !self.initiators.contains_key(&peer)
             && let Some(oldest) = self.initiators.iter().min_by_key(|(_, i)| i.used_at).map(|(peer, _)| *peer)
         {
             self.initiators.remove(&oldest);
         }
-        let initiator = self.initiators.entry(peer).or_insert_with(|| Initiator::new(life, number));
+        let initiator = self.initiators.entry(peer).or_insert_with(|| AccessHistory::new(life, number));
         initiator.used_at = now;
         initiator
     }
 }
 
-impl UrmaNode {
-    /// Begins a load, store or atomic of an imported segment. The outcome is taken by [`UrmaNode::take_access`].
-    ///
-    /// # Errors
-    /// [`UrmaError::NoObject`] without such a segment, [`UrmaError::Value`] for a length or an address that the kind does not
-    /// allow, [`UrmaError::Access`] outside of the segment, [`UrmaError::Full`] with [`ACCESS_WINDOW`] under way to the peer.
-    pub fn begin_access(&mut self, segment: u32, addr: u64, kind: AccessKind) -> Result<AccessTag, UrmaError> {
-        let segment = *self.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
+impl Accesses {
+    /// Begins an access ([`crate::UrmaNode::begin_access`]).
+    pub(crate) fn begin(
+        &mut self,
+        segment: RemoteSegment,
+        addr: u64,
+        kind: AccessKind,
+    ) -> Result<AccessTag, UrmaError> {
         if !kind.is_sound(addr) {
             return Err(UrmaError::Value);
         }
@@ -264,7 +188,7 @@ impl UrmaNode {
         if offset.checked_add(u64::from(kind.len())).is_none_or(|end| end > segment.len) {
             return Err(UrmaError::Access);
         }
-        let stream = self.accesses.streams.entry(segment.cna).or_default();
+        let stream = self.streams.entry(segment.cna).or_default();
         let spread = stream.records.front().map_or(0, |oldest| stream.next.wrapping_sub(oldest.number));
         if spread >= ACCESS_WINDOW {
             return Err(UrmaError::Full);
@@ -283,26 +207,29 @@ impl UrmaNode {
             outcome: None,
         });
         let tag = AccessTag { peer: cna, number };
-        self.accesses.asks.push_back(tag);
+        self.asks.push_back(tag);
         Ok(tag)
     }
     /// The outcome of an access, once; `None` while there is none.
-    pub fn take_access(&mut self, tag: AccessTag) -> Option<AccessOutcome> {
-        let stream = self.accesses.streams.get_mut(&tag.peer)?;
+    pub(crate) fn take(&mut self, tag: AccessTag) -> Option<AccessOutcome> {
+        let stream = self.streams.get_mut(&tag.peer)?;
         let at = stream.records.iter().position(|record| record.number == tag.number)?;
         let outcome = stream.records[at].outcome?;
         stream.records.remove(at);
         Some(outcome)
     }
     /// The next packet of an access: its head and payload in `out`, the peer and the length.
-    pub(crate) fn poll_access(&mut self, now: Nanos, out: &mut [u8]) -> Option<(Cna, usize)> {
-        if let Some(AccessAnswer { dest, header, len, bytes }) = self.accesses.answers.pop_front() {
-            return Some((dest, self.write_access(dest, TaHeader::Response(header), &bytes[..usize::from(len)], out)));
+    pub(crate) fn poll(&mut self, channels: &mut Channels, now: Nanos, out: &mut [u8]) -> Option<(Cna, usize)> {
+        if let Some(AccessAnswer { dest, header, len, bytes }) = self.answers.pop_front() {
+            return Some((
+                dest,
+                write_access(channels, dest, TaHeader::Response(header), &bytes[..usize::from(len)], out),
+            ));
         }
-        while let Some(tag) = self.accesses.asks.pop_front() {
-            let config = self.config;
-            let life = self.accesses.life;
-            let Some(record) = self.accesses.record(tag).filter(|record| record.outcome.is_none()) else { continue };
+        while let Some(tag) = self.asks.pop_front() {
+            let config = channels.config;
+            let life = self.life;
+            let Some(record) = self.record(tag).filter(|record| record.outcome.is_none()) else { continue };
             let wait = config.rto_base.0.checked_shl(u32::from(record.sent) * u32::from(config.rto_shift));
             record.due = now + Nanos(wait.unwrap_or(u64::MAX >> 1).min(Nanos::from_ms(60_000).0));
             record.sent += 1;
@@ -318,140 +245,93 @@ impl UrmaNode {
                 AccessKind::Store { len, bytes } => &bytes[..usize::from(*len)],
                 AccessKind::Load { .. } | AccessKind::Atomic { .. } => &[],
             };
-            let len = self.write_access(tag.peer, TaHeader::Request(request), payload, out);
-            self.add_timer(due, UrmaTimer::Access(tag));
+            let len = write_access(channels, tag.peer, TaHeader::Request(request), payload, out);
+            channels.timers.add(due, UrmaTimer::Access(tag));
             return Some((tag.peer, len));
         }
         None
     }
-    fn write_access(&self, dest: Cna, ta: TaHeader, payload: &[u8], out: &mut [u8]) -> usize {
-        let nth = self.nth(dest, NextLayer::Bypass);
-        let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(ta) };
-        let len = head.emit(&Dialect::BURST, out);
-        out[len..len + payload.len()].copy_from_slice(payload);
-        len + payload.len()
-    }
     /// An answer has not come in time.
-    pub(crate) fn on_access_timer(&mut self, tag: AccessTag, due: Nanos, env: &mut UrmaEnv<'_>) {
-        let tries = self.config.rto_tries;
-        let Some(record) = self.accesses.record(tag).filter(|r| r.outcome.is_none() && r.due == due) else { return };
+    pub(crate) fn on_timer(&mut self, tag: AccessTag, due: Nanos, tries: u8, fx: &mut dyn UrmaEffects) {
+        let Some(record) = self.record(tag).filter(|r| r.outcome.is_none() && r.due == due) else { return };
         if record.sent > tries {
-            env.fx.count(Reason::UbTimeout);
+            fx.count(Reason::UbTimeout);
             record.outcome = Some(AccessOutcome::failed(CrStatus::AckTimeout));
             return;
         }
-        env.fx.count(Reason::UbRepeated);
-        self.accesses.asks.push_back(tag);
+        fx.count(Reason::UbRepeated);
+        self.asks.push_back(tag);
     }
     /// A packet without transport header.
-    pub(crate) fn on_access(&mut self, env: &mut UrmaEnv<'_>, packet: &UbPacket<'_>) -> Result<(), Reason> {
+    pub(crate) fn on_packet(
+        &mut self,
+        segments: &SegmentTable,
+        env: &mut UrmaEnv<'_>,
+        packet: &UbPacket<'_>,
+    ) -> Result<(), Reason> {
         let peer = packet.head.nth.source;
         match &packet.head.ta {
-            Some(TaHeader::Request(request)) => self.on_access_request(env, peer, request, packet.payload),
-            Some(TaHeader::Response(response)) => self.on_access_answer(peer, response, packet.payload),
+            Some(TaHeader::Request(request)) => {
+                self.on_request(segments, env, &AccessRequest { peer, request, payload: packet.payload })
+            }
+            Some(TaHeader::Response(response)) => self.on_answer(peer, response, packet.payload),
             None => Err(Reason::UbNextLayer),
         }
     }
-    fn on_access_request(
+    fn on_request(
         &mut self,
+        segments: &SegmentTable,
         env: &mut UrmaEnv<'_>,
-        peer: Cna,
-        request: &TaRequest,
-        payload: &[u8],
+        access: &AccessRequest<'_>,
     ) -> Result<(), Reason> {
+        let AccessRequest { peer, request, payload } = *access;
         let base = &request.base;
         let is_load = base.opcode == TaOpcode::Read;
         if !is_load && base.opcode != TaOpcode::Write && !base.opcode.is_atomic() {
             return Err(Reason::UbNextLayer);
         }
-        if self.accesses.answers.len() >= ANSWERS_MAX {
+        if self.answers.len() >= ANSWERS_MAX {
             return Err(Reason::UbPoolFull);
         }
-        let verdict = if is_load {
-            // Numbers go on with loads, so that those of stores that follow are not taken for old ones.
-            if let Some(initiator) = self.accesses.initiators.get_mut(&peer) {
-                initiator.judge(base.rc_id, base.tassn);
-            }
-            NumberVerdict::New
-        } else {
-            self.accesses.initiator(peer, base.rc_id, base.tassn, env.now).judge(base.rc_id, base.tassn)
-        };
-        let result = match verdict {
+        let result = match self.judge(peer, request, env.now) {
             NumberVerdict::Late => return Err(Reason::UbLate),
             NumberVerdict::Executed(value) => {
                 env.fx.count(Reason::UbDuplicate);
                 Ok(value)
             }
-            NumberVerdict::New => self.execute_access(env, request, payload),
-        };
-        if let (NumberVerdict::New, false, Ok(value)) = (verdict, is_load, result) {
-            env.fx.executed(peer, base.rc_id, base.tassn);
-            self.accesses.initiator(peer, base.rc_id, base.tassn, env.now).note(base.tassn, value);
-        }
-        let mut answer = AccessAnswer {
-            dest: peer,
-            header: Atah { mode: base.mode, ..Atah::new(TaOpcode::TaAck, base.tassn, base.rc_id) },
-            len: 0,
-            bytes: [0; ACCESS_MAX],
-        };
-        match result {
-            Err(refusal) => {
-                env.fx.count(refusal.reason);
-                answer.header.status = refusal.status;
-            }
-            Ok(_) if base.opcode == TaOpcode::Write => {}
-            Ok(value) if !is_load => {
-                (answer.header.opcode, answer.len) = (TaOpcode::AtomicResponse, 8);
-                answer.bytes[..8].copy_from_slice(&value.to_be_bytes());
-            }
-            Ok(region) => {
-                let memory = request.memory.unwrap_or(Maetah { addr: 0, token_id: 0, len: 0 });
-                (answer.header.opcode, answer.len) = (TaOpcode::ReadResponse, memory.len as u8);
-                if env.mem.read(region as u32, memory.addr, &mut answer.bytes[..memory.len as usize]).is_err() {
-                    answer = AccessAnswer { len: 0, ..answer };
-                    answer.header.opcode = TaOpcode::TaAck;
-                    answer.header.status = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess).status;
+            NumberVerdict::New => {
+                let result = execute_access(segments, env, request, payload);
+                if let (false, Ok(value)) = (is_load, result) {
+                    env.fx.executed(peer, base.rc_id, base.tassn);
+                    self.initiator(peer, base.rc_id, base.tassn, env.now).note(base.tassn, value);
                 }
+                result
             }
+        };
+        if let Err(refusal) = result {
+            env.fx.count(refusal.reason);
         }
-        self.accesses.answers.push_back(answer);
+        self.answers.push_back(answer_to(peer, request, result, env.mem));
         Ok(())
     }
-    /// Checks and executes a store or an atomic, whose old value it returns; of a load it checks only, and returns the region.
-    fn execute_access(
-        &mut self,
-        env: &mut UrmaEnv<'_>,
-        request: &TaRequest,
-        payload: &[u8],
-    ) -> Result<u64, UrmaRefusal> {
-        let opcode = request.base.opcode;
-        let wrong_length = UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength);
-        let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
-        let memory = request.memory.ok_or(UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused))?;
-        let Maetah { addr, token_id, len } = memory;
-        let (right, is_fit) = match opcode {
-            TaOpcode::Read => (access::READ, payload.is_empty()),
-            TaOpcode::Write => (access::WRITE, payload.len() == len as usize),
-            _ => (access::ATOMIC, len == 8 && addr.is_multiple_of(8)),
-        };
-        if !is_fit || !(1..=ACCESS_MAX).contains(&(len as usize)) || request.base.poison {
-            return Err(wrong_length);
+    /// What the number of a request is. Loads are executed whenever they come.
+    fn judge(&mut self, peer: Cna, request: &TaRequest, now: Nanos) -> NumberVerdict {
+        let base = &request.base;
+        if base.opcode != TaOpcode::Read {
+            return self.initiator(peer, base.rc_id, base.tassn, now).judge(base.rc_id, base.tassn);
         }
-        let wanted = PeerAccess { token_id, token: request.token, addr, len, right };
-        let region = self.segments.check(wanted);
-        let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
-        match opcode {
-            TaOpcode::Read => Ok(u64::from(region)),
-            TaOpcode::Write => env.mem.write(region, addr, payload).map(|()| 0).map_err(|_| gone),
-            _ => env.mem.update(region, addr, &|old| changed(opcode, request.operands, old)).map_err(|_| gone),
+        // Numbers go on with loads, so that those of stores that follow are not taken for old ones.
+        if let Some(initiator) = self.initiators.get_mut(&peer) {
+            initiator.judge(base.rc_id, base.tassn);
         }
+        NumberVerdict::New
     }
-    fn on_access_answer(&mut self, peer: Cna, response: &Atah, payload: &[u8]) -> Result<(), Reason> {
-        if response.rc_id != self.accesses.life {
+    fn on_answer(&mut self, peer: Cna, response: &Atah, payload: &[u8]) -> Result<(), Reason> {
+        if response.rc_id != self.life {
             return Err(Reason::UbLate);
         }
         let tag = AccessTag { peer, number: response.tassn };
-        let record = self.accesses.record(tag).filter(|record| record.outcome.is_none()).ok_or(Reason::UbLate)?;
+        let record = self.record(tag).filter(|record| record.outcome.is_none()).ok_or(Reason::UbLate)?;
         let mut outcome = AccessOutcome::failed(CrStatus::Success);
         if response.status.status == UbStatus::ERROR {
             outcome.status = match response.status.info {
@@ -477,13 +357,75 @@ impl UrmaNode {
     }
 }
 
+/// The answer to a request: a refusal, or its outcome; of a load that is the region, which is read now.
+fn answer_to(peer: Cna, request: &TaRequest, result: Result<u64, UrmaRefusal>, mem: &dyn UrmaMemory) -> AccessAnswer {
+    let base = &request.base;
+    let header = Atah { mode: base.mode, ..Atah::new(TaOpcode::TaAck, base.tassn, base.rc_id) };
+    let mut answer = AccessAnswer { dest: peer, header, len: 0, bytes: [0; ACCESS_MAX] };
+    match result {
+        Err(refusal) => answer.header.status = refusal.status,
+        Ok(_) if base.opcode == TaOpcode::Write => {}
+        Ok(region) if base.opcode == TaOpcode::Read => {
+            let memory = request.memory.unwrap_or(Maetah { addr: 0, token_id: 0, len: 0 });
+            if mem.read(region as u32, memory.addr, &mut answer.bytes[..memory.len as usize]).is_ok() {
+                (answer.header.opcode, answer.len) = (TaOpcode::ReadResponse, memory.len as u8);
+            } else {
+                answer.header.status = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess).status;
+            }
+        }
+        Ok(value) => {
+            (answer.header.opcode, answer.len) = (TaOpcode::AtomicResponse, 8);
+            answer.bytes[..8].copy_from_slice(&value.to_be_bytes());
+        }
+    }
+    answer
+}
+
+/// Checks and executes a store or an atomic, whose old value it returns; of a load it checks only, and returns the region.
+fn execute_access(
+    segments: &SegmentTable,
+    env: &mut UrmaEnv<'_>,
+    request: &TaRequest,
+    payload: &[u8],
+) -> Result<u64, UrmaRefusal> {
+    let opcode = request.base.opcode;
+    let wrong_length = UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength);
+    let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
+    let memory = request.memory.ok_or(UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused))?;
+    let Maetah { addr, token_id, len } = memory;
+    let (right, is_fit) = match opcode {
+        TaOpcode::Read => (access::READ, payload.is_empty()),
+        TaOpcode::Write => (access::WRITE, payload.len() == len as usize),
+        _ => (access::ATOMIC, len == 8 && addr.is_multiple_of(8)),
+    };
+    if !is_fit || !(1..=ACCESS_MAX).contains(&(len as usize)) || request.base.poison {
+        return Err(wrong_length);
+    }
+    let wanted = PeerAccess { token_id, token: request.token, addr, len, right };
+    let region = segments.check(wanted);
+    let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
+    match opcode {
+        TaOpcode::Read => Ok(u64::from(region)),
+        TaOpcode::Write => env.mem.write(region, addr, payload).map(|()| 0).map_err(|_| gone),
+        _ => env.mem.update(region, addr, &|old| changed(opcode, request.operands, old)).map_err(|_| gone),
+    }
+}
+
+fn write_access(channels: &Channels, dest: Cna, ta: TaHeader, payload: &[u8], out: &mut [u8]) -> usize {
+    let nth = channels.network_header(dest, NextLayer::Bypass);
+    let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(ta) };
+    let len = head.emit(&Dialect::BURST, out);
+    out[len..len + payload.len()].copy_from_slice(payload);
+    len + payload.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn numbers_are_executed_once_in_any_order_and_forgotten_ones_never() {
-        let mut initiator = Initiator::new(5, 65_530);
+        let mut initiator = AccessHistory::new(5, 65_530);
         for number in (0..40u16).map(|n| 65_530u16.wrapping_add(n ^ 1)) {
             assert_eq!(initiator.judge(5, number), NumberVerdict::New, "{number}");
             initiator.note(number, u64::from(number) + 1);
@@ -503,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_new_life_begins_anew_and_ends_the_old_one() {
-        let mut initiator = Initiator::new(5, 700);
+        let mut initiator = AccessHistory::new(5, 700);
         initiator.note(700, 1);
         assert_eq!(initiator.judge(6, 3), NumberVerdict::New);
         initiator.note(3, 2);

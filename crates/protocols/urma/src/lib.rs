@@ -11,71 +11,41 @@
 //! | `api` | the types of calls; limits |
 //! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
-//! | `channel` | transport channels and how they open |
-//! | `echo` | the echo at Jetty 5 |
-//! | `following` | further packets of the message of the last one |
-//! | `group` | groups of Jetties |
-//! | `heads` | heads of the packets that were sent and received last |
-//! | `initiator` | answers to own requests, completions |
-//! | `issue` | order at the initiator |
-//! | `lanes` | several channels to one peer: choice, opening, failure |
-//! | `messages` | peers' messages of several packets, and those that wait for their turn |
-//! | `node` | objects and control calls |
+//! | `channels` | transport channels: opening, lanes, windows, acknowledgements, deadlines |
+//! | `initiator` | own requests: posting, order, packets, responses, completions |
+//! | `node` | the node and its control calls |
+//! | `node_shared` | what the parts of a node share |
+//! | `objects` | completion and receive queues, Jetties, groups, segments |
 //! | `pool` | records behind references with a generation |
-//! | `post` | work requests |
-//! | `queues` | completion and receive queues, the Jetty record |
-//! | `receive` | received packets, acknowledgements, management |
-//! | `records` | requests, messages, responses under way; the reorder buffer |
-//! | `restart` | peers that may have restarted, or have ended |
-//! | `rx_window`, `tx_window` | the two halves of a channel |
-//! | `segment` | segments and the checks of tokens |
-//! | `sequence` | order at the target |
-//! | `sweep` | the end of a channel; work on many requests in parts |
-//! | `target` | execution of peers' requests |
-//! | `timers` | deadlines |
-//! | `transmit` | packets to send |
-//! | `view` | what tools see of objects and channels |
+//! | `refusal` | why a target refuses a request |
+//! | `response_record` | responses that wait or are not acknowledged |
+//! | `urma_target` | peers' requests: order, places of payload, execution, answers |
+//! | `timers` | deadlines in order of time |
 #![forbid(unsafe_code)]
 
 mod api;
 mod bypass;
 pub mod caqm;
-mod channel;
-mod echo;
-mod following;
-mod group;
-mod heads;
+mod channels;
 mod initiator;
-mod issue;
-mod lanes;
-mod messages;
 mod node;
+mod node_shared;
+mod objects;
 mod pool;
-mod post;
-mod queues;
-mod receive;
-mod records;
-mod restart;
-mod rx_window;
-mod segment;
-mod sequence;
-mod sweep;
-mod target;
+mod refusal;
+mod response_record;
 mod timers;
-mod transmit;
-mod tx_window;
-mod view;
+mod urma_target;
 
 pub use api::{
-    CompletionRecord, CrStatus, GROUP_MEMBERS_MAX, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig,
-    JfrState, JfrWr, JfsWr, LANES_MAX, LocalRange, LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty,
-    RemoteSegment, SegmentConfig, TargetKind, TransMode, URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects,
-    UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, WrData, access,
+    ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag, CompletionRecord, CrStatus, GROUP_MEMBERS_MAX,
+    GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, JfsWr, LANES_MAX, LocalRange,
+    LossRecovery, MemoryGone, RNR_RETRY_FOREVER, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode,
+    URMA_INLINE_MAX, URMA_MESSAGE_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory,
+    UrmaTransmit, WrData, access,
 };
-pub use bypass::{ACCESS_MAX, ACCESS_WINDOW, AccessKind, AccessOutcome, AccessTag};
-pub use echo::{ECHO_JETTY, ECHO_MAX};
-pub use following::UrmaRun;
+pub use initiator::runs::UrmaRun;
+pub use node::view::{ChannelView, ObjectCounts};
 pub use node::{NodeState, UrmaNode};
-pub use sequence::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};
-pub use transmit::UrmaTransmit;
-pub use view::{ChannelView, ObjectCounts};
+pub use urma_target::echo::{ECHO_JETTY, ECHO_MAX};
+pub use urma_target::order_tracker::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};

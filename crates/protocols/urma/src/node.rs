@@ -1,114 +1,37 @@
 //! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
 
+pub(crate) mod deadlines;
+pub(crate) mod receive;
+pub(crate) mod transmit;
+pub(crate) mod view;
+
 use crate::api::{
-    CompletionRecord, CrStatus, ERR_TIMEOUT_MAX, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr,
-    LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaError,
+    AccessKind, AccessOutcome, AccessTag, CompletionRecord, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState,
+    JfrWr, JfsWr, LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError,
     UrmaEvent,
 };
 use crate::bypass::Accesses;
-use crate::channel::{TpChannel, TpMessage, UrmaTimer};
-use crate::echo::Echo;
-use crate::heads::{LastHead, LastPart};
-use crate::initiator::send_record;
-use crate::lanes::LaneRest;
-use crate::pool::{PoolRef, UrmaPool};
-use crate::queues::{Drain, JETTY_BYTES, Jetty, JettyGroup, Jfc, Jfr, PostedReceive, StreamState};
-use crate::records::{Inbound, ReorderBuffer, RequestPhase, ResponseRecord, SendRecord};
-use crate::rx_window::WITHHELD_MAX;
-use crate::segment::SegmentTable;
-use crate::sequence::SequenceContext;
-use crate::sweep::Sweeps;
+use crate::channels::tx_window::TxPacket;
+use crate::initiator::{Initiator, posting};
+use crate::node_shared::NodeShared;
+use crate::objects::id_of;
+use crate::objects::records::{JETTY_BYTES, StreamState};
+use crate::urma_target::UrmaTarget;
 use burst_base::Nanos;
-use burst_base::Reason;
-use burst_base::rng::Rng;
-use burst_ubwire::{Cna, ServiceMode, TaOpcode};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use burst_ubwire::{Cna, TaOpcode};
 
 /// Longest payload of a packet.
 const PAYLOAD_MAX: u16 = 8192;
-/// Objects of each kind at most.
-const OBJECTS_MAX: usize = (1 << 20) - JETTY_ID_FIRST as usize;
-/// Numbers of deleted Jetties, JFRs and groups that are not given to new ones yet: peers may still send to them.
-const NUMBERS_REST: usize = 256;
-
-/// Entry of the timer heap: time, number in order of insertion, what is due.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TimerEntry {
-    pub(crate) at: Nanos,
-    pub(crate) number: u64,
-    pub(crate) timer: UrmaTimer,
-}
-
-impl PartialEq for TimerEntry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.number) == (other.at, other.number)
-    }
-}
-impl Eq for TimerEntry {}
-impl PartialOrd for TimerEntry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for TimerEntry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
 
 /// One host's URMA.
 pub struct UrmaNode {
-    pub(crate) config: UrmaConfig,
-    pub(crate) rng: Rng,
-    pub(crate) incarnations: u64,
-    pub(crate) jfcs: UrmaPool<Jfc>,
-    pub(crate) jfrs: UrmaPool<Jfr>,
-    pub(crate) jetties: UrmaPool<Jetty>,
-    pub(crate) groups: UrmaPool<JettyGroup>,
-    pub(crate) segments: SegmentTable,
-    pub(crate) remote_segments: UrmaPool<RemoteSegment>,
-    pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
-    pub(crate) requests: UrmaPool<SendRecord>,
-    pub(crate) inbound: UrmaPool<Inbound>,
-    /// Incomplete messages by channel and TPMSN.
-    pub(crate) inbound_keys: HashMap<(u32, u32), PoolRef, foldhash::fast::RandomState>,
-    pub(crate) responses: UrmaPool<ResponseRecord>,
-    pub(crate) contexts: UrmaPool<SequenceContext>,
-    /// The context of a peer's Jetty, by channel and Jetty.
-    pub(crate) context_keys: HashMap<(u32, u32), PoolRef>,
-    /// Contexts in which a request was executed, so that others may follow.
-    pub(crate) moved_contexts: Vec<PoolRef>,
-    pub(crate) buffer: ReorderBuffer,
-    /// What peers have sent to the echo.
-    pub(crate) echo: Echo,
-    pub(crate) channels: UrmaPool<TpChannel>,
-    /// Channels by peer and lane.
-    pub(crate) by_peer: BTreeMap<(Cna, u8), PoolRef>,
-    /// Lanes that have failed and are not open.
-    pub(crate) rests: BTreeMap<(Cna, u8), LaneRest>,
-    /// Channels that may have something to send. It is the first one's turn.
-    pub(crate) active: VecDeque<PoolRef>,
-    /// Packets that it has sent in its turn.
-    pub(crate) channel_turn: u8,
-    /// Unreliable messages to send.
-    pub(crate) unreliable: VecDeque<PoolRef>,
-    /// When the next UNKNOWN may leave, if it were not for the burst that is allowed.
-    pub(crate) unknown_at: Nanos,
-    /// Management messages to send: where to, on the path of which lane, and the message.
-    pub(crate) management: VecDeque<(Cna, u8, TpMessage)>,
-    pub(crate) timers: BinaryHeap<Reverse<TimerEntry>>,
-    pub(crate) timer_count: u64,
-    /// Channels that have ended, and whose requests have not, and other work that is done in parts.
-    pub(crate) sweeps: Sweeps,
-    /// Abandoned Jetties that are drained.
-    drained: VecDeque<PoolRef>,
+    pub(crate) shared: NodeShared,
+    pub(crate) initiator: Initiator,
+    pub(crate) target: UrmaTarget,
     /// Loads, stores and atomics without a channel.
     pub(crate) accesses: Accesses,
     /// Scratch for packets that an acknowledgement covers.
-    pub(crate) acked: Vec<crate::tx_window::TxPacket>,
-    pub(crate) last_head: LastHead,
-    pub(crate) last_part: LastPart,
+    acked: Vec<TxPacket>,
 }
 
 /// Counts and bytes of a node's state.
@@ -145,278 +68,101 @@ impl UrmaNode {
         let (mtu, lanes) = (config.mtu.clamp(256, PAYLOAD_MAX), config.lanes.clamp(1, LANES_MAX));
         let config = UrmaConfig { mtu, lanes, inbound_max, responses_max, ..config };
         UrmaNode {
-            rng: Rng::new(config.seed),
-            incarnations: config.incarnation,
-            jfcs: UrmaPool::new(OBJECTS_MAX),
-            jfrs: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
-            jetties: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
-            groups: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
-            segments: SegmentTable::new(),
-            remote_segments: UrmaPool::new(OBJECTS_MAX),
-            remote_jetties: UrmaPool::new(OBJECTS_MAX),
-            requests: UrmaPool::new(config.requests_max),
-            inbound: UrmaPool::new(config.inbound_max),
-            inbound_keys: HashMap::default(),
-            // Beyond `responses_max` only echoes, and refusals of ROL requests, for each of which a PSN is withheld.
-            responses: UrmaPool::new(config.responses_max + crate::echo::SLOTS + WITHHELD_MAX * config.channels_max),
-            contexts: UrmaPool::new(config.contexts_max.clamp(1, 1 << 16)),
-            context_keys: HashMap::new(),
-            moved_contexts: Vec::new(),
-            // A peer may send longer packets than this node.
-            buffer: ReorderBuffer::new(PAYLOAD_MAX, config.reorder_packets),
-            echo: Echo::default(),
-            channels: UrmaPool::new(config.channels_max.min(1 << 16)),
-            by_peer: BTreeMap::new(),
-            rests: BTreeMap::new(),
-            active: VecDeque::new(),
-            channel_turn: 0,
-            unreliable: VecDeque::new(),
-            unknown_at: Nanos(0),
-            management: VecDeque::new(),
-            timers: BinaryHeap::new(),
-            timer_count: 0,
-            sweeps: Sweeps::default(),
-            drained: VecDeque::new(),
+            initiator: Initiator::new(config.requests_max),
+            target: UrmaTarget::new(&config, PAYLOAD_MAX),
             accesses: Accesses::new(
                 (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32,
             ),
             acked: Vec::new(),
-            last_head: LastHead::default(),
-            last_part: LastPart::default(),
-            config,
+            shared: NodeShared::new(config),
         }
     }
     /// Own address.
     pub const fn cna(&self) -> Cna {
-        self.config.cna
+        self.shared.channels.config.cna
     }
     /// Lanes to each peer at most.
     pub const fn lanes(&self) -> u8 {
-        self.config.lanes
+        self.shared.channels.config.lanes
     }
     /// A completion queue for at most `depth` records. [`UrmaError::Value`] for 0.
     pub fn create_jfc(&mut self, depth: u32) -> Result<u32, UrmaError> {
-        if depth == 0 {
-            return Err(UrmaError::Value);
-        }
-        let jfc = Jfc { depth, records: VecDeque::new(), is_broken: false, users: 0 };
-        self.jfcs.insert(jfc).map(PoolRef::index).map_err(|_| UrmaError::Full)
+        self.shared.objects.create_jfc(depth)
     }
     /// [`UrmaError::Busy`] while Jetties or JFRs use it.
     pub fn delete_jfc(&mut self, jfc: u32) -> Result<(), UrmaError> {
-        let at = self.jfcs.ref_of(jfc).ok_or(UrmaError::NoObject)?;
-        if self.jfcs.get(at).is_some_and(|jfc| jfc.users > 0) {
-            return Err(UrmaError::Busy);
-        }
-        self.jfcs.remove(at);
-        Ok(())
+        self.shared.objects.delete_jfc(jfc)
     }
     /// A receive queue.
     pub fn create_jfr(&mut self, config: JfrConfig) -> Result<u32, UrmaError> {
-        if config.depth == 0 || config.rnr_timer > 15 {
-            return Err(UrmaError::Value);
-        }
-        let jfc = self.jfcs.at_mut(config.jfc).ok_or(UrmaError::NoObject)?;
-        let jfr = Jfr { config, state: JfrState::Ready, receives: VecDeque::new(), users: 0, is_limit_told: false };
-        let at = self.jfrs.insert(jfr).map_err(|_| UrmaError::Full)?;
-        jfc.users += 1;
-        Ok(at.index() + JETTY_ID_FIRST)
+        self.shared.objects.create_jfr(config)
     }
     /// [`UrmaError::Busy`] while Jetties share it, or a message is being placed: move it to ERROR first.
     pub fn delete_jfr(&mut self, jfr: u32) -> Result<(), UrmaError> {
-        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
-        if self.jfrs.get(at).is_some_and(|jfr| jfr.users > 0) || self.is_jfr_in_use(at) {
-            return Err(UrmaError::Busy);
-        }
-        if let Some(jfr) = self.jfrs.remove(at) {
-            self.release_jfc(jfr.config.jfc);
-        }
-        Ok(())
+        let at = self.shared.objects.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
+        if self.target.uses_receives_of(at) { Err(UrmaError::Busy) } else { self.shared.objects.delete_jfr(at) }
     }
     /// The state of a receive queue, and its limit.
     pub fn jfr_state(&self, jfr: u32) -> Option<(JfrState, u16)> {
-        self.jfr_ref(jfr).and_then(|at| self.jfrs.get(at)).map(|jfr| (jfr.state, jfr.config.limit))
+        self.shared.objects.jfr(jfr).map(|jfr| (jfr.state, jfr.config.limit))
     }
     /// Changes the number of receives below which there is an event; 0 for none. Armed anew.
     pub fn set_jfr_limit(&mut self, jfr: u32, limit: u16) -> Result<(), UrmaError> {
-        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
-        let queue = self.jfrs.get_mut(at).ok_or(UrmaError::NoObject)?;
-        (queue.config.limit, queue.is_limit_told) = (limit, false);
-        Ok(())
+        self.shared.objects.set_jfr_limit(jfr, limit)
     }
     /// Moves a receive queue to ERROR, or from ERROR to RESET (its receives are dropped), or from RESET to READY. In ERROR,
     /// receives into which messages are being placed end with [`CrStatus::FlushErr`].
     pub fn modify_jfr(&mut self, jfr: u32, state: JfrState, fx: &mut dyn UrmaEffects) -> Result<(), UrmaError> {
-        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
-        let queue = self.jfrs.get_mut(at).ok_or(UrmaError::NoObject)?;
-        match (queue.state, state) {
-            (JfrState::Ready, JfrState::Error) => {
-                queue.state = state;
-                fx.event(UrmaEvent::JfrError(jfr));
-                self.end_messages(at, fx);
-                return Ok(());
-            }
-            (JfrState::Error, JfrState::Reset) => queue.receives.clear(),
-            (JfrState::Reset, JfrState::Ready) => {}
-            _ => return Err(UrmaError::State),
+        let at = self.shared.objects.modify_jfr(jfr, state)?;
+        if state == JfrState::Error {
+            fx.event(UrmaEvent::JfrError(jfr));
+            self.target.end_messages(&mut self.shared, at, fx);
         }
-        queue.state = state;
         Ok(())
     }
     /// A Jetty (with a receive queue) or JFS (without).
     pub fn create_jetty(&mut self, config: JettyConfig) -> Result<u32, UrmaError> {
-        let is_unreliable = config.service == ServiceMode::Uno;
-        if is_unreliable != (config.mode == TransMode::Um) {
-            return Err(UrmaError::Unsupported);
-        }
-        if config.depth == 0 || config.rnr_retry > 7 || config.err_timeout > ERR_TIMEOUT_MAX {
-            return Err(UrmaError::Value);
-        }
-        let jfr = config.jfr.map(|jfr| self.jfr_ref(jfr).ok_or(UrmaError::NoObject)).transpose()?;
-        if self.jfcs.at(config.jfc).is_none() {
-            return Err(UrmaError::NoObject);
-        }
-        self.check_group(&config)?;
-        let at = self.jetties.insert(Jetty::new(config)).map_err(|_| UrmaError::Full)?;
-        self.join_group(at, config.group);
-        if let Some(jfc) = self.jfcs.at_mut(config.jfc) {
-            jfc.users += 1;
-        }
-        if let Some(jfr) = jfr.and_then(|at| self.jfrs.get_mut(at)) {
-            jfr.users += 1;
-        }
-        Ok(at.index() + JETTY_ID_FIRST)
+        self.shared.objects.create_jetty(config)
     }
     /// [`UrmaError::Busy`] while requests are outstanding: move it to ERROR, wait and flush first. The record that says that it
     /// is drained goes with it.
     pub fn delete_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
-        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
-        if self.jetties.get(at).is_some_and(|jetty| jetty.count > 0) {
-            return Err(UrmaError::Busy);
-        }
-        self.end_stream(at);
-        self.leave_group(at);
-        let Some(record) = self.jetties.remove(at) else { return Err(UrmaError::NoObject) };
-        if record.drain == Drain::Told
-            && let Some(jfc) = self.jfcs.at_mut(record.config.jfc)
-        {
-            // The program has no use for it any more, and the next Jetty may get the number.
-            jfc.records.retain(|cr| !(cr.is_drain_end() && cr.local_id == jetty));
-        }
-        self.release_jfc(record.config.jfc);
-        if let Some(at) = record.config.jfr.and_then(|jfr| self.jfr_ref(jfr))
-            && let Some(jfr) = self.jfrs.get_mut(at)
-        {
-            jfr.users -= 1;
-        }
-        Ok(())
+        let at = self.shared.objects.idle_jetty(jetty)?;
+        self.shared.end_stream(at);
+        self.shared.objects.delete_jetty(at)
     }
     /// The state of a Jetty.
     pub fn jetty_state(&self, jetty: u32) -> Option<JettyState> {
-        self.jetty_ref(jetty).and_then(|at| self.jetties.get(at)).map(|jetty| jetty.state)
+        self.shared.objects.jetty(jetty).map(|jetty| jetty.state)
     }
     /// Moves a Jetty: READY or SUSPENDED to ERROR, SUSPENDED to READY, drained ERROR to RESET, RESET to READY.
     pub fn modify_jetty(&mut self, jetty: u32, to: JettyState, fx: &mut dyn UrmaEffects) -> Result<(), UrmaError> {
-        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
-        let record = self.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
-        match (record.state, to) {
-            (JettyState::Ready | JettyState::Suspended, JettyState::Error) => {
-                self.stop_jetty(at, JettyState::Error, fx);
-                return Ok(());
-            }
-            (JettyState::Suspended, JettyState::Ready) if record.drain == Drain::Told => {}
-            (JettyState::Error, JettyState::Reset) if record.drain == Drain::Told && record.count == 0 => {}
-            (JettyState::Reset, JettyState::Ready) => {}
-            _ => return Err(UrmaError::State),
-        }
-        (record.state, record.drain) = (to, Drain::No);
-        if to == JettyState::Ready {
-            self.issue(at);
-        }
-        Ok(())
-    }
-    /// A Jetty stops: nothing more is issued; when what is issued has an outcome, the program is told.
-    pub(crate) fn stop_jetty(&mut self, at: PoolRef, to: JettyState, fx: &mut dyn UrmaEffects) {
-        let id = at.index() + JETTY_ID_FIRST;
-        let Some(jetty) = self.jetties.get_mut(at) else { return };
-        if jetty.state == to {
-            return;
-        }
-        (jetty.state, jetty.drain) = (to, Drain::Waiting);
-        fx.event(UrmaEvent::JettyError(id));
-        if to == JettyState::Error {
-            self.end_waiting(at, fx);
-        }
-        self.check_drained(at, fx);
-    }
-    /// Tells the program once that a stopped Jetty has nothing issued.
-    pub(crate) fn check_drained(&mut self, at: PoolRef, fx: &mut dyn UrmaEffects) {
-        let Some(jetty) = self.jetties.get_mut(at) else { return };
-        if jetty.drain != Drain::Waiting || jetty.issued > 0 {
-            return;
-        }
-        jetty.drain = Drain::Told;
-        if jetty.is_abandoned {
-            return self.drained.push_back(at);
-        }
-        let status = if jetty.state == JettyState::Suspended { CrStatus::SuspendDone } else { CrStatus::FlushErrDone };
-        let jfc = jetty.config.jfc;
-        let record = CompletionRecord {
-            status,
-            user_ctx: 0,
-            opcode: TaOpcode::Send,
-            is_receive: false,
-            len: 0,
-            local_kind: TargetKind::Jetty,
-            local_id: at.index() + JETTY_ID_FIRST,
-            remote: None,
-            immediate: 0,
-        };
-        self.complete(jfc, record, fx);
+        let at = self.shared.objects.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
+        self.initiator.modify_jetty(&mut self.shared, at, to, fx)
     }
     /// A Jetty whose program has ended stops, as if it were moved to ERROR, but without event and completion: when it is drained,
     /// [`UrmaNode::pop_drained`] returns it, and again after a further call of this for it. Returns how many requests it has.
     pub fn abandon_jetty(&mut self, jetty: u32, fx: &mut dyn UrmaEffects) -> usize {
-        let Some(at) = self.jetty_ref(jetty) else { return 0 };
-        let Some(record) = self.jetties.get_mut(at) else { return 0 };
-        let count = usize::from(record.count);
-        if std::mem::replace(&mut record.is_abandoned, true) {
-            if record.drain == Drain::Told {
-                self.drained.push_back(at);
-            }
-            return count;
-        }
-        (record.state, record.drain) = (JettyState::Error, Drain::Waiting);
-        self.end_waiting(at, fx);
-        self.check_drained(at, fx);
-        count
+        let Some(at) = self.shared.objects.jetty_ref(jetty) else { return 0 };
+        self.initiator.abandon_jetty(&mut self.shared, at, fx)
     }
     /// The next abandoned Jetty that is drained: it can be flushed and deleted.
     pub fn pop_drained(&mut self) -> Option<u32> {
-        self.drained.pop_front().map(Self::id_of)
+        self.shared.objects.drained.pop_front().map(id_of)
     }
     /// Hands back the oldest request of a stopped Jetty: as a record with the status `Unhandled` if it was not executed, else
     /// with its outcome, which waited for an earlier one. `None` if there is none (any more).
     pub fn flush_jetty(&mut self, jetty: u32) -> Option<CompletionRecord> {
-        let at = self.jetty_ref(jetty)?;
-        let record = self.jetties.get(at)?;
-        if record.drain != Drain::Told {
-            return None;
-        }
-        loop {
-            let head = self.jetties.get(at)?.head;
-            let request = self.requests.get(head)?;
-            let record = match request.phase {
-                RequestPhase::Done(CrStatus::Success) if !request.complete => None,
-                // Executed, but its completion waited for one that was not.
-                RequestPhase::Done(status) => Some(send_record(request, status)),
-                _ => Some(CompletionRecord { len: 0, ..send_record(request, CrStatus::Unhandled) }),
-            };
-            self.unlink(head);
-            if record.is_some() {
-                return record;
-            }
-        }
+        let at = self.shared.objects.jetty_ref(jetty)?;
+        self.initiator.flush_jetty(&mut self.shared, at)
+    }
+    /// A group without members. Jetties join it when they are created ([`JettyConfig::group`]).
+    pub fn create_group(&mut self, policy: GroupPolicy, token: Option<u32>) -> Result<u32, UrmaError> {
+        self.shared.objects.create_group(policy, token)
+    }
+    /// [`UrmaError::Busy`] while it has members.
+    pub fn delete_group(&mut self, group: u32) -> Result<(), UrmaError> {
+        self.shared.objects.delete_group(group)
     }
     /// Registers memory and returns its token id. [`UrmaError::Value`] if it ends behind the address space.
     pub fn register_segment(&mut self, config: SegmentConfig) -> Result<u32, UrmaError> {
@@ -425,167 +171,143 @@ impl UrmaNode {
     /// The same for one of several programs ([`JettyConfig::owner`]). `region` names its memory in calls of
     /// [`crate::UrmaMemory`].
     pub fn register_segment_of(&mut self, owner: u32, region: u32, config: SegmentConfig) -> Result<u32, UrmaError> {
-        self.segments.insert(owner, region, config).ok_or(UrmaError::Value)
+        self.shared.objects.segments.insert(owner, region, config).ok_or(UrmaError::Value)
     }
     /// Deregisters memory. Requests and answers that still use it fail.
     pub fn unregister_segment(&mut self, token_id: u32) -> Result<(), UrmaError> {
-        if self.segments.remove(token_id) { Ok(()) } else { Err(UrmaError::NoObject) }
+        if self.shared.objects.segments.remove(token_id) { Ok(()) } else { Err(UrmaError::NoObject) }
     }
     /// What a peer needs for the import of a segment.
     pub fn export_segment(&self, token_id: u32) -> Option<RemoteSegment> {
-        let config = self.segments.get(token_id)?;
-        Some(RemoteSegment { cna: self.config.cna, token_id, addr: config.addr, len: config.len, token: config.token })
+        let config = self.shared.objects.segments.get(token_id)?;
+        Some(RemoteSegment {
+            cna: self.shared.channels.config.cna,
+            token_id,
+            addr: config.addr,
+            len: config.len,
+            token: config.token,
+        })
     }
     /// Imports a peer's segment.
     pub fn import_segment(&mut self, segment: RemoteSegment) -> Result<u32, UrmaError> {
-        self.remote_segments.insert(segment).map(PoolRef::index).map_err(|_| UrmaError::Full)
+        self.shared.objects.import_segment(segment)
     }
     /// Forgets an imported segment. Requests that were posted keep its values.
     pub fn unimport_segment(&mut self, segment: u32) -> Result<(), UrmaError> {
-        let at = self.remote_segments.ref_of(segment).ok_or(UrmaError::NoObject)?;
-        self.remote_segments.remove(at).map(|_| ()).ok_or(UrmaError::NoObject)
+        self.shared.objects.unimport_segment(segment)
     }
     /// Imports a peer's Jetty or JFR.
     pub fn import_jetty(&mut self, jetty: RemoteJetty) -> Result<u32, UrmaError> {
-        self.remote_jetties.insert(jetty).map(PoolRef::index).map_err(|_| UrmaError::Full)
+        self.shared.objects.import_jetty(jetty)
     }
     /// Forgets an imported Jetty. Requests that were posted keep its values.
     pub fn unimport_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
-        let at = self.remote_jetties.ref_of(jetty).ok_or(UrmaError::NoObject)?;
-        self.remote_jetties.remove(at).map(|_| ()).ok_or(UrmaError::NoObject)
+        self.shared.objects.unimport_jetty(jetty)
     }
     /// Binds a Jetty of mode RC to an imported one. [`UrmaError::Bound`] if it is bound.
     pub fn bind_jetty(&mut self, jetty: u32, remote: u32) -> Result<(), UrmaError> {
-        let remote = *self.remote_jetties.at(remote).ok_or(UrmaError::NoObject)?;
-        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
-        let record = self.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
-        if record.config.mode != TransMode::Rc || remote.kind != TargetKind::Jetty {
-            return Err(UrmaError::Unsupported);
-        }
-        if record.bound.is_some() {
-            return Err(UrmaError::Bound);
-        }
-        record.bound = Some(remote);
-        Ok(())
+        self.shared.objects.bind_jetty(jetty, remote)
     }
     /// Ends the binding. [`UrmaError::Busy`] while requests are outstanding.
     pub fn unbind_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {
-        let at = self.jetty_ref(jetty).ok_or(UrmaError::NoObject)?;
-        let record = self.jetties.get_mut(at).ok_or(UrmaError::NoObject)?;
-        if record.count > 0 {
-            return Err(UrmaError::Busy);
-        }
-        record.bound.take().map(|_| ()).ok_or(UrmaError::State)?;
-        self.end_stream(at);
+        let at = self.shared.objects.unbind_jetty(jetty)?;
+        self.shared.end_stream(at);
         Ok(())
     }
     /// Posts a receive.
     pub fn post_recv(&mut self, jfr: u32, wr: JfrWr) -> Result<(), UrmaError> {
-        let at = self.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
-        if !self.segments.is_local(wr.range.token_id, wr.range.addr, wr.range.len) {
-            return Err(UrmaError::Access);
-        }
-        let queue = self.jfrs.get_mut(at).ok_or(UrmaError::NoObject)?;
-        if queue.state != JfrState::Ready {
-            return Err(UrmaError::State);
-        }
-        if queue.receives.len() >= usize::from(queue.config.depth) {
-            return Err(UrmaError::Full);
-        }
-        queue.receives.push_back(PostedReceive { wr, segment: self.segments.hold(wr.range.token_id) });
-        if queue.receives.len() >= usize::from(queue.config.limit) {
-            queue.is_limit_told = false;
-        }
-        Ok(())
+        self.shared.objects.post_recv(jfr, wr)
+    }
+    /// Posts a work request to a Jetty or JFS. The answer comes as a completion record; a refusal has no effect.
+    pub fn post_send(&mut self, jetty: u32, wr: &JfsWr, env: &mut UrmaEnv<'_>) -> Result<(), UrmaError> {
+        self.initiator.post_send(&mut self.shared, jetty, wr, env)
+    }
+    /// Whether a Jetty of this configuration may post a request, as far as it can be known without other objects. `mtu`: payload
+    /// of a packet.
+    pub fn check_request(config: &JettyConfig, mtu: u16, wr: &JfsWr) -> Result<(), UrmaError> {
+        posting::check_request(config, mtu, wr)
+    }
+    /// Whether a request names a receiver of messages.
+    pub const fn needs_target(opcode: TaOpcode) -> bool {
+        posting::needs_target(opcode)
+    }
+    /// Begins a load, store or atomic of an imported segment. The outcome is taken by [`UrmaNode::take_access`].
+    ///
+    /// # Errors
+    /// [`UrmaError::NoObject`] without such a segment, [`UrmaError::Value`] for a length or an address that the kind does not
+    /// allow, [`UrmaError::Access`] outside of the segment, [`UrmaError::Full`] with [`ACCESS_WINDOW`] under way to the peer.
+    pub fn begin_access(&mut self, segment: u32, addr: u64, kind: AccessKind) -> Result<AccessTag, UrmaError> {
+        let segment = *self.shared.objects.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
+        self.accesses.begin(segment, addr, kind)
+    }
+    /// The outcome of an access, once; `None` while there is none.
+    pub fn take_access(&mut self, tag: AccessTag) -> Option<AccessOutcome> {
+        self.accesses.take(tag)
     }
     /// Takes the oldest record of a completion queue.
     pub fn poll_jfc(&mut self, jfc: u32) -> Option<CompletionRecord> {
-        self.jfcs.at_mut(jfc)?.records.pop_front()
+        self.shared.objects.jfcs.at_mut(jfc)?.records.pop_front()
     }
     /// Whether a completion queue has records.
     pub fn has_completions(&self, jfc: u32) -> bool {
-        self.jfcs.at(jfc).is_some_and(|queue| !queue.records.is_empty())
-    }
-    /// Adds a record; a full queue breaks, and the record is lost.
-    pub(crate) fn complete(&mut self, jfc: u32, record: CompletionRecord, fx: &mut dyn UrmaEffects) {
-        let Some(queue) = self.jfcs.at_mut(jfc) else { return };
-        if queue.records.len() >= queue.depth as usize {
-            fx.count(Reason::CqOverrun);
-            if !queue.is_broken {
-                queue.is_broken = true;
-                fx.event(UrmaEvent::JfcError(jfc));
-            }
-            return;
-        }
-        queue.records.push_back(record);
-        fx.completion(jfc);
+        self.shared.objects.jfcs.at(jfc).is_some_and(|queue| !queue.records.is_empty())
     }
     /// Counts and bytes of the state.
     pub fn state(&self) -> NodeState {
-        let channel_heap: usize = self.channels.iter().map(|(_, c)| c.heap_bytes()).sum();
-        let queues: usize = self.jfcs.iter().map(|(_, q)| q.records.capacity() * size_of::<CompletionRecord>()).sum();
-        let receives: usize = self.jfrs.iter().map(|(_, q)| q.receives.capacity() * size_of::<PostedReceive>()).sum();
-        let waiting: usize =
-            self.contexts.iter().map(|(_, c)| c.waiting.capacity() * size_of::<(u16, PoolRef)>()).sum();
         NodeState {
-            jetties: self.jetties.len(),
-            channels: self.channels.len(),
-            jetty_bytes: self.jetties.heap_bytes(),
-            channel_bytes: self.channels.heap_bytes()
-                + channel_heap
-                + self.by_peer.len() * 2 * size_of::<((Cna, u8), PoolRef)>()
-                + self.rests.len() * 2 * size_of::<((Cna, u8), LaneRest)>()
-                + self.active.capacity() * size_of::<PoolRef>()
-                + self.timers.capacity() * size_of::<TimerEntry>(),
-            other_bytes: self.requests.heap_bytes()
-                + self.sweeps.heap_bytes()
-                + self.inbound.heap_bytes()
-                + self.inbound_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
-                + self.responses.heap_bytes()
-                + self.contexts.heap_bytes()
-                + self.context_keys.capacity() * size_of::<((u32, u32), PoolRef)>()
-                + self.buffer.heap_bytes()
-                + self.echo.heap_bytes()
-                + self.accesses.heap_bytes()
-                + self.segments.heap_bytes()
-                + self.jfcs.heap_bytes()
-                + self.jfrs.heap_bytes()
-                + queues
-                + receives
-                + waiting,
-            requests: self.requests.len(),
-            inbound: self.inbound.len(),
-            held_packets: self.buffer.len(),
-            responses: self.responses.len(),
-            contexts: self.contexts.len(),
+            jetties: self.shared.objects.jetties.len(),
+            channels: self.shared.channels.table.len(),
+            jetty_bytes: self.shared.objects.jetties.heap_bytes(),
+            channel_bytes: self.shared.channels.heap_bytes(),
+            other_bytes: self.initiator.requests.heap_bytes()
+                + self.shared.channels.sweeps.heap_bytes()
+                + self.shared.responses.heap_bytes()
+                + self.shared.objects.heap_bytes()
+                + self.target.heap_bytes()
+                + self.accesses.heap_bytes(),
+            requests: self.initiator.requests.len(),
+            inbound: self.target.inbound.len(),
+            held_packets: self.target.buffer.len(),
+            responses: self.shared.responses.len(),
+            contexts: self.target.contexts.len(),
         }
     }
     /// Bytes of one Jetty's record.
     pub const fn jetty_bytes() -> usize {
         JETTY_BYTES
     }
-    pub(crate) fn jfr_ref(&self, id: u32) -> Option<PoolRef> {
-        self.jfrs.ref_of(id.checked_sub(JETTY_ID_FIRST)?)
+    /// Begins to open a channel to a peer before there is a request, unless there is one, or there are too many.
+    pub fn open_channel(&mut self, peer: Cna, now: Nanos) {
+        let _ = self.shared.channels.channel_to(peer, now);
     }
-    pub(crate) fn jetty_ref(&self, id: u32) -> Option<PoolRef> {
-        self.jetties.ref_of(id.checked_sub(JETTY_ID_FIRST)?)
+    /// Ends the channels to a peer as if they had failed: all requests to it end with [`CrStatus::AckTimeout`], in the next calls
+    /// of [`UrmaNode::on_timer`]. For a peer that acknowledges packets and answers nothing; no time-out of the transport notices
+    /// that. Does nothing without a channel.
+    pub fn end_channel(&mut self, peer: Cna) {
+        self.shared.channels.end_all_to(peer);
+        self.clear_ended();
     }
-    fn release_jfc(&mut self, jfc: u32) {
-        if let Some(jfc) = self.jfcs.at_mut(jfc) {
-            jfc.users -= 1;
-        }
-    }
-    /// Whether a message of a peer is being placed into one of its receives.
-    fn is_jfr_in_use(&self, at: PoolRef) -> bool {
-        self.inbound.iter().any(|(_, m)| {
-            matches!(m.phase, crate::records::InboundPhase::Placing(p) if p.jfr == Some(at) && p.receive.is_some())
-        })
+    /// The node is about to be closed: all peers are notified, so that their requests end at once, and their next ones open new
+    /// channels. Nothing but that leaves any more; what should must have been sent before.
+    pub fn leave(&mut self) {
+        self.initiator.unreliable.clear();
+        self.shared.channels.leave();
     }
     /// Whether a Jetty has a sequence context at a peer.
     pub fn has_context(&self, jetty: u32) -> bool {
-        let at = self.jetty_ref(jetty);
-        at.and_then(|at| self.jetties.get(at)).is_some_and(|j| {
-            matches!(j.stream.state, StreamState::Granted { .. }) && self.channels.get(j.stream.channel).is_some()
+        let at = self.shared.objects.jetty_ref(jetty);
+        at.and_then(|at| self.shared.objects.jetties.get(at)).is_some_and(|j| {
+            matches!(j.stream.state, StreamState::Granted { .. })
+                && self.shared.channels.get(j.stream.channel).is_some()
         })
+    }
+    /// Removes what the peers of channels that have ended had under way here.
+    pub(crate) fn clear_ended(&mut self) {
+        if self.shared.channels.ended.is_empty() {
+            return;
+        }
+        for (at, channel) in std::mem::take(&mut self.shared.channels.ended) {
+            self.target.channel_ended(&mut self.shared, at, &channel);
+        }
     }
 }

@@ -9,12 +9,14 @@
 //!   ordered. An SO request to another peer than the stream's waits until all ordered requests are answered, and then begins
 //!   a new stream. RO requests to other peers leave without a number, and later SO requests wait for their answers.
 
-use crate::node::UrmaNode;
+use crate::channels::tx_window::TxOwner;
+use crate::initiator::Initiator;
+use crate::initiator::send_record::{RequestPhase, SendRecord};
+use crate::node_shared::NodeShared;
+use crate::objects::records::{Jetty, OrderStream, StreamState};
 use crate::pool::PoolRef;
-use crate::queues::{Jetty, OrderStream, StreamState};
-use crate::records::{RequestPhase, ResponseKind, ResponseRecord, SendRecord};
-use crate::sequence::CONTEXT_WINDOW;
-use crate::tx_window::TxOwner;
+use crate::timers::UrmaTimer;
+use crate::urma_target::order_tracker::CONTEXT_WINDOW;
 use burst_base::Nanos;
 use burst_ubwire::{Cna, OrderTag, ServiceMode};
 
@@ -34,31 +36,31 @@ enum Leave {
     Begin,
 }
 
-impl UrmaNode {
+impl Initiator {
     /// Issues what may leave now.
-    pub(crate) fn issue(&mut self, jetty: PoolRef) {
-        self.issue_at(jetty, Nanos(0));
+    pub(crate) fn issue(&mut self, node: &mut NodeShared, jetty: PoolRef) {
+        self.issue_at(node, jetty, Nanos(0));
     }
     /// The same at a known time, at which a new channel begins to open.
-    pub(crate) fn issue_at(&mut self, jetty: PoolRef, now: Nanos) {
-        let Some(record) = self.jetties.get(jetty) else { return };
+    pub(crate) fn issue_at(&mut self, node: &mut NodeShared, jetty: PoolRef, now: Nanos) {
+        let Some(record) = node.objects.jetties.get(jetty) else { return };
         if record.state != crate::api::JettyState::Ready || record.config.service == ServiceMode::Uno {
             return;
         }
         let mut at = record.cursor;
         let (mut is_ordered_blocked, mut blocked_reads, mut passed) = (false, 0u16, 0);
-        while let (Some(request), Some(record)) = (self.requests.get(at), self.jetties.get(jetty)) {
+        while let (Some(request), Some(record)) = (self.requests.get(at), node.objects.jetties.get(jetty)) {
             let next = request.next;
             if request.phase == RequestPhase::Posted {
                 if request.fence && record.reads + blocked_reads > 0 {
                     break;
                 }
-                match self.may_leave(record, request, is_ordered_blocked) {
+                match self.may_leave(node, record, request, is_ordered_blocked) {
                     Leave::No => {
                         is_ordered_blocked = true;
                         blocked_reads += u16::from(request.is_read());
                     }
-                    leave => self.send_out(jetty, at, leave, now),
+                    leave => self.send_out(node, at, leave, now),
                 }
             }
             if is_ordered_blocked {
@@ -66,13 +68,13 @@ impl UrmaNode {
                 if passed > LOOKAHEAD {
                     break;
                 }
-            } else if let Some(record) = self.jetties.get_mut(jetty) {
+            } else if let Some(record) = node.objects.jetties.get_mut(jetty) {
                 record.cursor = next;
             }
             at = next;
         }
     }
-    fn may_leave(&self, jetty: &Jetty, request: &SendRecord, is_ordered_blocked: bool) -> Leave {
+    fn may_leave(&self, node: &NodeShared, jetty: &Jetty, request: &SendRecord, is_ordered_blocked: bool) -> Leave {
         let order = effective_order(jetty.config.service, request.order);
         if order == OrderTag::None {
             return Leave::Plain;
@@ -85,10 +87,15 @@ impl UrmaNode {
         if jetty.config.service == ServiceMode::Roi {
             return plain_rule;
         }
+        self.may_leave_in_stream(node, jetty, request, plain_rule)
+    }
+    /// The rule of ROT and ROL: the stream of the Jetty, if it is to the request's peer. `plain_rule` holds without a stream.
+    fn may_leave_in_stream(&self, node: &NodeShared, jetty: &Jetty, request: &SendRecord, plain_rule: Leave) -> Leave {
+        let is_strong = effective_order(jetty.config.service, request.order) == OrderTag::Strong;
         let stream = &jetty.stream;
         if stream.state == StreamState::None
             || stream.peer != request.dest
-            || self.channels.get(stream.channel).is_none()
+            || node.channels.get(stream.channel).is_none()
         {
             return match (jetty.ordered, is_strong, stream.state) {
                 (0, _, _) => Leave::Begin,
@@ -122,13 +129,15 @@ impl UrmaNode {
         }
         None
     }
-    fn send_out(&mut self, jetty: PoolRef, at: PoolRef, leave: Leave, now: Nanos) {
-        let Some(dest) = self.requests.get(at).map(|r| r.dest) else { return };
-        let channel = self.stream_channel(jetty, dest, leave).or_else(|| self.channel_to(dest, now));
+    fn send_out(&mut self, node: &mut NodeShared, at: PoolRef, leave: Leave, now: Nanos) {
+        let Some((jetty, dest)) = self.requests.get(at).map(|r| (r.jetty, r.dest)) else { return };
+        let channel = stream_channel(node, jetty, dest, leave).or_else(|| node.channels.channel_to(dest, now));
         if leave == Leave::Begin {
-            self.end_stream(jetty);
+            node.end_stream(jetty);
         }
-        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
+        let (Some(record), Some(request)) = (node.objects.jetties.get_mut(jetty), self.requests.get_mut(at)) else {
+            return;
+        };
         match leave {
             Leave::Begin => {
                 record.stream = OrderStream {
@@ -147,29 +156,22 @@ impl UrmaNode {
         }
         request.channel = channel.unwrap_or(PoolRef::NONE);
         let attempt = request.attempt;
-        self.mark_issued(jetty, at);
+        self.mark_issued(node, jetty, at);
         match channel {
-            Some(channel) => self.enqueue(channel, TxOwner::Request(at, attempt)),
+            Some(channel) => node.channels.enqueue(channel, TxOwner::Request(at, attempt)),
             // No channel can be made: the time-out of the retry timer reports it.
-            None => self.add_timer(now, crate::channel::UrmaTimer::Retry(at)),
+            None => node.channels.timers.add(now, UrmaTimer::Retry(at)),
         }
     }
-    /// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
-    /// requests of ROL take the same.
-    fn stream_channel(&self, jetty: PoolRef, dest: Cna, leave: Leave) -> Option<PoolRef> {
-        let record = self.jetties.get(jetty)?;
-        let stream = &record.stream;
-        let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;
-        let is_its = is_bound && stream.state != StreamState::None && stream.peer == dest;
-        (is_its && self.channels.get(stream.channel).is_some()).then_some(stream.channel)
-    }
     /// The request counts as issued.
-    pub(crate) fn mark_issued(&mut self, jetty: PoolRef, at: PoolRef) {
-        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get_mut(at)) else { return };
+    pub(crate) fn mark_issued(&mut self, node: &mut NodeShared, jetty: PoolRef, at: PoolRef) {
+        let (Some(record), Some(request)) = (node.objects.jetties.get_mut(jetty), self.requests.get_mut(at)) else {
+            return;
+        };
         let mut list = None;
         request.phase = RequestPhase::Issued;
         record.issued += 1;
-        if let Some(channel) = self.channels.get_mut(request.channel) {
+        if let Some(channel) = node.channels.get_mut(request.channel) {
             channel.begin(request);
             list = Some(&mut channel.requests);
         }
@@ -186,16 +188,12 @@ impl UrmaNode {
         }
     }
     /// The request is answered: counts are undone, and later ones may leave.
-    pub(crate) fn mark_answered(&mut self, jetty: PoolRef, at: PoolRef) {
-        let (Some(record), Some(request)) = (self.jetties.get_mut(jetty), self.requests.get(at)) else { return };
-        record.issued -= 1;
-        let list = match self.channels.get_mut(request.channel) {
-            Some(channel) => {
-                channel.end(request);
-                Some(&mut channel.requests)
-            }
-            None => self.sweeps.list_of(request.channel),
+    pub(crate) fn mark_answered(&mut self, node: &mut NodeShared, jetty: PoolRef, at: PoolRef) {
+        let (Some(record), Some(request)) = (node.objects.jetties.get_mut(jetty), self.requests.get(at)) else {
+            return;
         };
+        record.issued -= 1;
+        let list = node.channels.end_request(request);
         record.reads -= u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
             record.ordered -= 1;
@@ -205,37 +203,19 @@ impl UrmaNode {
             self.requests.take_out(list, at);
         }
     }
-    /// Tells the peer that the sequence context of a Jetty is not needed any more.
-    pub(crate) fn end_stream(&mut self, jetty: PoolRef) {
-        let Some(record) = self.jetties.get_mut(jetty) else { return };
-        let stream = record.stream;
-        record.stream =
-            OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 };
-        let StreamState::Granted { context } = stream.state else { return };
-        if self.channels.get(stream.channel).is_none() {
-            return;
-        }
-        let response = ResponseRecord {
-            channel: stream.channel,
-            rc_id: Self::id_of(jetty),
-            tassn: 0,
-            mode: ServiceMode::Rot,
-            kind: ResponseKind::Disconnect { context },
-            tpmsn: 0,
-            sent: 0,
-            all_sent: false,
-            unacked: 0,
-            context: None,
-        };
-        if !self.has_response_room(stream.channel) {
-            // The peer keeps the context until the channel ends.
-            return;
-        }
-        self.queue_response(response);
-    }
 }
 
 /// In ROL all requests are in order.
 fn effective_order(service: ServiceMode, order: OrderTag) -> OrderTag {
     if service == ServiceMode::Rol { OrderTag::Strong } else { order }
+}
+
+/// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
+/// requests of ROL take the same.
+fn stream_channel(node: &NodeShared, jetty: PoolRef, dest: Cna, leave: Leave) -> Option<PoolRef> {
+    let record = node.objects.jetties.get(jetty)?;
+    let stream = &record.stream;
+    let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;
+    let is_its = is_bound && stream.state != StreamState::None && stream.peer == dest;
+    (is_its && node.channels.get(stream.channel).is_some()).then_some(stream.channel)
 }

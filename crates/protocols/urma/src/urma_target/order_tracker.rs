@@ -4,7 +4,6 @@
 //! executed; RO and NO may execute at once. Burst numbers only requests whose order matters, so that a NO request which is
 //! lost delays nothing. A dialect without numbers may use TASSNs: then NO requests count as executed when they arrive.
 
-use crate::pool::PoolRef;
 use burst_ubwire::OrderTag;
 
 /// Requests of a context that may be outstanding. The initiator keeps to it.
@@ -75,19 +74,6 @@ impl OrderTracker {
             self.done[i] = if by == 64 { next } else { self.done[i] >> by | next << (64 - by) };
         }
     }
-}
-
-/// A sequence context that this node keeps for a peer's Jetty.
-#[derive(Debug)]
-pub(crate) struct SequenceContext {
-    /// Channel of the peer.
-    pub(crate) channel: PoolRef,
-    /// The peer's Jetty.
-    pub(crate) rc_id: u32,
-    /// What has been executed.
-    pub(crate) tracker: OrderTracker,
-    /// Messages that wait for their turn: number and record.
-    pub(crate) waiting: Vec<(u16, PoolRef)>,
 }
 
 #[cfg(test)]

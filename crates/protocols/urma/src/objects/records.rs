@@ -30,7 +30,7 @@ pub(crate) struct Jfr {
     pub(crate) receives: VecDeque<PostedReceive>,
     /// Jetties that share it.
     pub(crate) users: u32,
-    pub(crate) is_limit_told: bool,
+    pub(crate) limit_reported: bool,
 }
 
 /// Whether the target keeps the order of a Jetty's requests.
@@ -60,7 +60,7 @@ pub(crate) struct OrderStream {
 pub(crate) enum Drain {
     No,
     Waiting,
-    Told,
+    Reported,
 }
 
 /// A Jetty or JFS.

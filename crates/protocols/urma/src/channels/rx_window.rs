@@ -7,7 +7,7 @@
 
 use crate::pool::PoolRef;
 use burst_base::Psn;
-use burst_ubwire::{SACK_WORDS_MAX, Saetph};
+use burst_ubwire::{Atah, Rtph, SACK_WORDS_MAX, Saetph, TaHeader};
 
 /// PSNs from the first unacknowledged one on that are accepted.
 pub(crate) const RX_WINDOW: u32 = 1024;
@@ -35,6 +35,26 @@ pub(crate) enum PsnVerdict {
     Duplicate,
     /// Neither seen before nor within the window.
     Outside,
+}
+
+/// What an acknowledgement has to say of packets of data that follow each other.
+pub(crate) struct DeliveredPackets {
+    /// The first one's number.
+    pub(crate) psn: Psn,
+    pub(crate) count: u8,
+    /// One of them asks for an acknowledgement.
+    pub(crate) ack_req: bool,
+    /// It is an answer that acknowledges packets itself.
+    pub(crate) is_carrier: bool,
+}
+
+impl DeliveredPackets {
+    pub(crate) fn one(rtph: &Rtph, ta: Option<&TaHeader>) -> DeliveredPackets {
+        // The acknowledgement of such an answer may wait: no request waits for it. Other answers without payload may ask whether
+        // this end is alive.
+        let is_carrier = matches!(ta, Some(TaHeader::Response(Atah { acknowledges: true, .. })));
+        DeliveredPackets { psn: rtph.psn, count: 1, ack_req: rtph.ack_req, is_carrier }
+    }
 }
 
 /// Arrived PSNs.

@@ -1,25 +1,27 @@
-//! A transport channel (TP channel): one for each pair of hosts, or one for each of their lanes ([`crate::lanes`]), shared by all
-//! their Jetties. It knows no Jetty.
+//! A transport channel (TP channel): one for each pair of hosts, or one for each of their lanes ([`crate::channels::lanes`]),
+//! shared by all their Jetties. It knows no Jetty.
 //!
 //! A channel is opened by two management messages: REQUEST with number, first PSN and incarnation of the sender, and REPLY
 //! with the same and an echo of the request. Both ends may ask at once; each then opens with the REPLY to its own REQUEST.
 //! When a REQUEST comes for a channel that is open with other values, the peer has restarted, or the message is late or
 //! forged. A CHALLENGE with the values of the present channel tells which: only who asks now echoes them in another REQUEST,
 //! and that ends the present channel. END says that its sender has ended a channel, with the values of both ends. UNKNOWN
-//! says that a packet came on a channel that its sender does not have ([`crate::restart`]).
+//! says that a packet came on a channel that its sender does not have ([`crate::channels::restart`]).
 
 use crate::api::UrmaConfig;
-use crate::bypass::AccessTag;
 use crate::caqm::{CaqmEcho, CaqmWindow};
+use crate::channels::management::{TpMessage, TpMessageKind};
+use crate::channels::rx_window::{DeliveredPackets, RX_WINDOW, RxWindow};
+use crate::channels::tx_window::{TX_WINDOW, TxOwner, TxPacket, TxWindow, rto};
+use crate::initiator::send_record::SendRecord;
 use crate::pool::{PoolList, PoolRef};
-use crate::records::SendRecord;
-use crate::rx_window::{RX_WINDOW, RxWindow};
-use crate::tx_window::{TX_WINDOW, TxOwner, TxWindow, rto};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Psn};
-use burst_ubwire::Cna;
+use burst_ubwire::{Cna, Rtph, TpOpcode, UbStatus};
 use std::collections::VecDeque;
 
+/// A packet asks for an acknowledgement at least once in so many.
+pub(crate) const ACK_EVERY: u32 = 16;
 /// Packets of one message in its turn.
 const TURN_PACKETS: u8 = 8;
 
@@ -30,6 +32,17 @@ pub(crate) enum ChannelState {
     Opening,
     /// Open.
     Open,
+}
+
+/// How good a lane is for a request. Smaller is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum LaneHealth {
+    /// It is open, and the peer was heard.
+    Heard,
+    /// It is open, but no packet of the peer has come yet, or none in the last time-out.
+    Silent,
+    /// It is being opened.
+    Opening,
 }
 
 /// A transaction acknowledgement that leaves in a transport acknowledgement (ROL).
@@ -108,7 +121,7 @@ pub(crate) struct TpChannel {
     pub(crate) requests: PoolList,
     /// How many of them have each error time-out ([`crate::JettyConfig::err_timeout`]).
     err_timeouts: [u32; ERR_TIMEOUTS],
-    /// A sweep of its requests is queued ([`crate::sweep`]).
+    /// A sweep of its requests is queued ([`crate::initiator::sweep`]).
     pub(crate) is_swept: bool,
     /// The incomplete message of the peer to which a packet belonged last.
     pub(crate) last_message: PoolRef,
@@ -135,6 +148,13 @@ const ERR_TIMEOUTS: usize = crate::api::ERR_TIMEOUT_MAX as usize + 1;
 pub(crate) const REQUEST_WINDOW: usize = TX_WINDOW - 200;
 /// The peer is asked for a sign of life when it was silent for the time-out of so many tries and something is awaited.
 const SILENCE_TRIES: u8 = 4;
+/// Silence after which a channel on which nothing is in flight asks before it sends.
+const STALE_AFTER: Nanos = Nanos::from_ms(200);
+/// Packets after which an acknowledgement is sent without being asked for.
+const ACK_PACKETS_MAX: u8 = 16;
+/// How long the acknowledgement of an answer waits for something that carries it, or for further answers. Less than the sender's
+/// probe: `PROBE_MIN` if the round trip is short, else four round trips.
+pub(crate) const ACK_DELAY: Nanos = Nanos::from_us(30);
 /// Queues longer than this give their memory back when they are empty.
 const KEEP: usize = 32;
 
@@ -257,6 +277,36 @@ impl TpChannel {
     pub(crate) fn sign_of_life_at(&self, config: &UrmaConfig) -> Nanos {
         self.heard_at + rto(config, SILENCE_TRIES, self.tx.srtt())
     }
+    /// Another time-out has passed in silence. Whether it is the last one, and the longest error time-out has passed as well.
+    pub(crate) fn has_failed(&mut self, now: Nanos, config: &UrmaConfig) -> bool {
+        let is_spent = if self.is_asking() {
+            self.asks > config.rto_tries
+        } else {
+            let tries = self.tx.silent_tries();
+            if tries == 0 {
+                self.quiet_since = now;
+            }
+            tries >= config.rto_tries
+        };
+        let quiet = now.since(self.quiet_since);
+        is_spent && (config.rto_tries == 0 || self.err_timeout().is_none_or(|error| quiet >= error))
+    }
+    /// Packets of data have been delivered: an acknowledgement is due, now or later.
+    #[inline]
+    pub(crate) fn packets_delivered(&mut self, now: Nanos, packets: &DeliveredPackets) {
+        match packets.count {
+            1 => self.rx.received(packets.psn),
+            count => self.rx.received_run(packets.psn, count.into()),
+        }
+        self.packets_to_ack = self.packets_to_ack.saturating_add(packets.count);
+        // An echo is what the peer's window waits for.
+        let is_answer = packets.is_carrier && !self.echo.is_due();
+        if packets.ack_req && !is_answer || self.rx.has_gap() || self.packets_to_ack >= ACK_PACKETS_MAX {
+            self.ack_due = true;
+        } else if packets.ack_req && !self.ack_due && self.ack_at == Nanos::NEVER {
+            self.ack_at = now + ACK_DELAY;
+        }
+    }
     /// An acknowledgement leaves.
     pub(crate) const fn acknowledged(&mut self) {
         (self.ack_due, self.ack_at, self.packets_to_ack) = (false, Nanos::NEVER, 0);
@@ -283,6 +333,10 @@ impl TpChannel {
             TxOwner::Request(..) => self.queue.push_back(owner),
             TxOwner::Response(_) | TxOwner::Busy { .. } | TxOwner::Filler => self.answers.push_back(owner),
         }
+    }
+    /// Bytes that may be in flight.
+    pub(crate) const fn window_bytes(&self, config: &UrmaConfig) -> u32 {
+        if config.caqm { self.window.bytes() } else { config.window_max }
     }
     /// Whether it is the responses' turn, among the queues that may send with this window in bytes.
     pub(crate) fn next_turn(&self, window_bytes: u32) -> Option<bool> {
@@ -352,9 +406,33 @@ impl TpChannel {
         self.next_tpmsn = (tpmsn + 1) & 0xff_ffff;
         tpmsn
     }
+    /// The header of a packet of data.
+    pub(crate) const fn data_header(&self, psn: Psn, packet: &TxPacket, ack_req: bool) -> Rtph {
+        Rtph {
+            last: packet.last,
+            opcode: TpOpcode::Data,
+            version: 0,
+            padding: 0,
+            src_tpn: self.local_tpn,
+            dst_tpn: self.peer_tpn,
+            ack_req,
+            flag: true,
+            psn,
+            status: UbStatus::SUCCESS,
+            tpmsn: packet.tpmsn,
+        }
+    }
     /// Whether no message waits for its turn.
     pub(crate) fn has_nothing_to_send(&self) -> bool {
         self.queue.is_empty() && self.answers.is_empty()
+    }
+    /// How good its lane is for a request.
+    pub(crate) fn health(&self) -> LaneHealth {
+        match self.state {
+            ChannelState::Opening => LaneHealth::Opening,
+            ChannelState::Open if !self.is_used || self.is_doubted || self.tx.silent_tries() > 0 => LaneHealth::Silent,
+            ChannelState::Open => LaneHealth::Heard,
+        }
     }
     /// Gives memory of empty queues back.
     pub(crate) fn trim(&mut self) {
@@ -370,6 +448,17 @@ impl TpChannel {
         if self.fused.is_empty() && self.fused.capacity() > KEEP {
             self.fused = VecDeque::new();
         }
+    }
+    /// Whether something waits to be sent, nothing is in flight, and the peer was silent for long.
+    pub(crate) fn is_stale(&self, now: Nanos) -> bool {
+        self.tx.is_empty()
+            && !self.is_confirmed
+            && now.since(self.heard_at) >= STALE_AFTER
+            && !self.has_nothing_to_send()
+    }
+    /// The peer may have restarted: it is asked.
+    pub(crate) fn doubt(&mut self, now: Nanos) {
+        (self.is_doubted, self.ask_at, self.asks) = (true, now, 0);
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.tx.heap_bytes()
@@ -400,125 +489,4 @@ const fn life_of(config: &UrmaConfig) -> u8 {
     let mixed =
         (config.seed ^ config.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     if config.lanes > 1 { 1 + ((mixed >> 40) % 255) as u8 } else { 0 }
-}
-
-/// Kind of a management message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TpMessageKind {
-    Request,
-    Reply,
-    Challenge,
-    End,
-    Unknown,
-}
-
-/// A management message between public Jetties 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TpMessage {
-    pub(crate) kind: TpMessageKind,
-    pub(crate) mtu: u16,
-    pub(crate) tpn: u32,
-    pub(crate) psn: Psn,
-    /// Which of the channels between the two nodes is meant.
-    pub(crate) lane: u8,
-    /// Lanes that the sender takes; on the wire one less, so that it is zero of those that know no lanes.
-    pub(crate) lanes: u8,
-    /// Differs, in most cases, between the lives of a node that takes several lanes; 0 of others.
-    pub(crate) life: u8,
-    pub(crate) incarnation: u64,
-    pub(crate) echo_tpn: u32,
-    pub(crate) echo_incarnation: u64,
-}
-
-impl TpMessage {
-    pub(crate) const LEN: usize = 32;
-    const VERSION: u8 = 1;
-
-    pub(crate) fn parse(b: &[u8]) -> Option<TpMessage> {
-        let b: &[u8; Self::LEN] = b.try_into().ok()?;
-        let be24 = |at: usize| u32::from_be_bytes([0, b[at], b[at + 1], b[at + 2]]);
-        let be64 = |at: usize| {
-            u64::from(u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])) << 32
-                | u64::from(u32::from_be_bytes([b[at + 4], b[at + 5], b[at + 6], b[at + 7]]))
-        };
-        let kind = match b[0] {
-            1 => TpMessageKind::Request,
-            2 => TpMessageKind::Reply,
-            3 => TpMessageKind::Challenge,
-            4 => TpMessageKind::End,
-            5 => TpMessageKind::Unknown,
-            _ => return None,
-        };
-        (b[1] == Self::VERSION).then(|| TpMessage {
-            kind,
-            mtu: u16::from_be_bytes([b[2], b[3]]),
-            tpn: be24(4),
-            psn: Psn::new(be24(7)),
-            echo_tpn: be24(10),
-            lane: b[13],
-            lanes: b[14].saturating_add(1),
-            life: b[15],
-            incarnation: be64(16),
-            echo_incarnation: be64(24),
-        })
-    }
-    pub(crate) fn bytes(&self) -> [u8; Self::LEN] {
-        let mut b = [0; Self::LEN];
-        b[0] = match self.kind {
-            TpMessageKind::Request => 1,
-            TpMessageKind::Reply => 2,
-            TpMessageKind::Challenge => 3,
-            TpMessageKind::End => 4,
-            TpMessageKind::Unknown => 5,
-        };
-        b[1] = Self::VERSION;
-        b[2..4].copy_from_slice(&self.mtu.to_be_bytes());
-        b[4..7].copy_from_slice(&self.tpn.to_be_bytes()[1..]);
-        b[7..10].copy_from_slice(&self.psn.get().to_be_bytes()[1..]);
-        b[10..13].copy_from_slice(&self.echo_tpn.to_be_bytes()[1..]);
-        b[13] = self.lane;
-        (b[14], b[15]) = (self.lanes - 1, self.life);
-        b[16..24].copy_from_slice(&self.incarnation.to_be_bytes());
-        b[24..32].copy_from_slice(&self.echo_incarnation.to_be_bytes());
-        b
-    }
-}
-
-/// A deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UrmaTimer {
-    Channel(PoolRef),
-    /// A request that was refused by RNR is sent again.
-    Retry(PoolRef),
-    /// A load, store or atomic without channel has no answer yet.
-    Access(AccessTag),
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_are_read_as_they_were_written_and_others_refused() {
-        let message = TpMessage {
-            kind: TpMessageKind::Reply,
-            mtu: 4096,
-            tpn: 0x12_3456,
-            psn: Psn::new(0x65_4321),
-            lane: 3,
-            lanes: 4,
-            life: 5,
-            incarnation: 0x0102_0304_0506_0708,
-            echo_tpn: 0xab_cdef,
-            echo_incarnation: u64::MAX - 1,
-        };
-        let bytes = message.bytes();
-        assert_eq!(TpMessage::parse(&bytes), Some(message));
-        assert_eq!(TpMessage::parse(&bytes[1..]), None);
-        for (at, value) in [(0, 6), (0, 0), (1, 2)] {
-            let mut other = bytes;
-            other[at] = value;
-            assert_eq!(TpMessage::parse(&other), None);
-        }
-    }
 }

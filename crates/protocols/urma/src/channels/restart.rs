@@ -1,6 +1,6 @@
 //! A peer that may have restarted, or has ended.
 //!
-//! A node that closes sends END on all its channels ([`UrmaNode::leave`]). One that could not answers packets of a channel
+//! A node that closes sends END on all its channels ([`crate::UrmaNode::leave`]). One that could not answers packets of a channel
 //! that it does not have by UNKNOWN. Neither UNKNOWN nor a long silence proves anything: anybody may send the one, and a
 //! peer may have nothing to say. Either puts the channel *in doubt*: it asks by the REQUEST that has opened it, with its
 //! present values, and sends nothing but acknowledgements until an answer comes.
@@ -11,54 +11,43 @@
 //!   The others are taken back and leave on a new channel: so a peer that restarts while nothing is under way costs no
 //!   request.
 
-use crate::api::UrmaEnv;
-use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
-use crate::node::UrmaNode;
+use crate::api::{UrmaEnv, UrmaTransmit};
+use crate::channels::Channels;
+use crate::channels::channel::{ChannelState, TpChannel};
+use crate::channels::management::{TpMessage, TpMessageKind};
+use crate::channels::sweeps::ChannelEnd;
 use crate::pool::PoolRef;
-use crate::records::RequestPhase;
-use crate::sweep::ChannelEnd;
-use crate::transmit::UrmaTransmit;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, Rtph, TpOpcode};
 
-/// Silence after which a channel on which nothing is in flight asks before it sends.
-const STALE_AFTER: Nanos = Nanos::from_ms(200);
 /// One UNKNOWN in this time, on average, and at once as many as come in the second time.
 const UNKNOWN_EVERY: Nanos = Nanos::from_ms(1);
 const UNKNOWN_BURST: Nanos = Nanos::from_ms(64);
 
-impl TpChannel {
-    /// Whether something waits to be sent, nothing is in flight, and the peer was silent for long.
-    pub(crate) fn is_stale(&self, now: Nanos) -> bool {
-        self.tx.is_empty()
-            && !self.is_confirmed
-            && now.since(self.heard_at) >= STALE_AFTER
-            && !self.has_nothing_to_send()
-    }
-    fn doubt(&mut self, now: Nanos) {
-        (self.is_doubted, self.ask_at, self.asks) = (true, now, 0);
-    }
-}
-
-impl UrmaNode {
-    /// The next REQUEST of a channel in doubt, if it is due.
-    pub(crate) fn ask_again(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8]) -> Option<UrmaTransmit> {
-        let config = self.config;
-        let channel = self.channels.get_mut(at)?;
-        if !channel.is_doubted {
-            channel.doubt(env.now);
-        }
-        if channel.ask_at > env.now || channel.asks > config.rto_tries {
+impl Channels {
+    /// The next REQUEST of a channel that is being opened, if it is due.
+    pub(crate) fn ask(&mut self, at: PoolRef, now: Nanos, out: &mut [u8]) -> Option<UrmaTransmit> {
+        let channel = self.table.get_mut(at)?;
+        if channel.ask_at > now || channel.asks > self.config.rto_tries {
             return None;
         }
-        channel.asked(env.now, &config);
+        channel.asked(now, &self.config);
         let echo = (channel.peer_tpn, channel.peer_incarnation);
-        let (dest, message) = ((channel.peer, channel.lane), channel.message(TpMessageKind::Request, echo, &config));
+        let (dest, message) =
+            ((channel.peer, channel.lane), channel.message(TpMessageKind::Request, echo, &self.config));
         Some(self.write_management(dest, &message, out))
+    }
+    /// The next REQUEST of a channel in doubt, if it is due.
+    pub(crate) fn ask_again(&mut self, at: PoolRef, now: Nanos, out: &mut [u8]) -> Option<UrmaTransmit> {
+        let channel = self.table.get_mut(at)?;
+        if !channel.is_doubted {
+            channel.doubt(now);
+        }
+        self.ask(at, now, out)
     }
     /// The peer was heard, so it is in the same life.
     pub(crate) fn end_doubt(&mut self, at: PoolRef, now: Nanos) {
-        let Some(channel) = self.channels.get_mut(at) else { return };
+        let Some(channel) = self.table.get_mut(at) else { return };
         if std::mem::take(&mut channel.is_doubted) {
             channel.is_confirmed = true;
             self.activate(at);
@@ -100,43 +89,16 @@ impl UrmaNode {
         };
         let at = self.lanes_to(peer).find(|(_, channel)| is_meant(channel)).map(|(at, _)| at);
         let at = at.ok_or(Reason::UbStaleChannel)?;
-        let Some(channel) = self.channels.get_mut(at).filter(|channel| !channel.is_doubted) else { return Ok(()) };
+        let Some(channel) = self.table.get_mut(at).filter(|channel| !channel.is_doubted) else { return Ok(()) };
         channel.doubt(now);
         self.activate(at);
         Ok(())
     }
     /// The peer of a channel in doubt has answered in another life.
     pub(crate) fn peer_has_restarted(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, message: &TpMessage) {
-        let Some(peer) = self.channels.get(at).map(|channel| channel.peer) else { return };
+        let Some(peer) = self.table.get(at).map(|channel| channel.peer) else { return };
         env.fx.count(Reason::UbPeerRestarted);
-        self.end_lane(at, ChannelEnd::Restarted);
+        self.end(at, ChannelEnd::Restarted);
         self.end_former_lives(peer, message.life);
-    }
-    /// A request of which nothing was sent is as if it had not been issued. Its Jetty.
-    pub(crate) fn take_back(&mut self, at: PoolRef) -> Option<PoolRef> {
-        let jetty = self.requests.get(at)?.jetty;
-        self.mark_answered(jetty, at);
-        let request = self.requests.get_mut(at)?;
-        request.begin_attempt();
-        request.attempt = request.attempt.wrapping_add(1);
-        (request.phase, request.channel) = (RequestPhase::Posted, PoolRef::NONE);
-        (request.order_number, request.alloc) = (None, false);
-        (request.received, request.fault) = (0, None);
-        let record = self.jetties.get_mut(jetty)?;
-        record.cursor = record.head;
-        Some(jetty)
-    }
-    /// The node is about to be closed: all peers are told, so that their requests end at once, and their next ones open new
-    /// channels. Nothing but that leaves any more; what should must have been sent before.
-    pub fn leave(&mut self) {
-        self.active.clear();
-        self.channel_turn = 0;
-        self.unreliable.clear();
-        let config = self.config;
-        for (_, channel) in self.channels.iter().filter(|(_, channel)| channel.state == ChannelState::Open) {
-            let echo = (channel.peer_tpn, channel.peer_incarnation);
-            let message = channel.message(TpMessageKind::End, echo, &config);
-            self.management.push_back((channel.peer, channel.lane, message));
-        }
     }
 }

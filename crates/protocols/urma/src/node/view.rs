@@ -1,6 +1,6 @@
 //! What tools see of a node: numbers of its objects, and its channels.
 
-use crate::channel::ChannelState;
+use crate::channels::channel::ChannelState;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
 use burst_base::Nanos;
@@ -47,60 +47,61 @@ pub struct ChannelView {
 impl UrmaNode {
     /// Maximum payload of a packet in bytes.
     pub const fn mtu(&self) -> u16 {
-        self.config.mtu
+        self.shared.channels.config.mtu
     }
     /// Work requests of a Jetty that are outstanding.
     pub fn outstanding(&self, jetty: u32) -> Option<u16> {
-        self.jetty_ref(jetty).and_then(|at| self.jetties.get(at)).map(|jetty| jetty.count)
+        self.shared.objects.jetty_ref(jetty).and_then(|at| self.shared.objects.jetties.get(at)).map(|jetty| jetty.count)
     }
     /// Receives that are posted to a receive queue.
     pub fn posted_receives(&self, jfr: u32) -> Option<usize> {
-        self.jfr_ref(jfr).and_then(|at| self.jfrs.get(at)).map(|jfr| jfr.receives.len())
+        self.shared.objects.jfr_ref(jfr).and_then(|at| self.shared.objects.jfrs.get(at)).map(|jfr| jfr.receives.len())
     }
     /// Whether there is room for another work request.
     pub fn has_request_room(&self) -> bool {
-        self.requests.has_room()
+        self.initiator.requests.has_room()
     }
     /// Whether there is a channel to a peer, open or being opened.
     pub fn has_channel(&self, peer: Cna) -> bool {
-        self.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
+        self.shared.channels.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
     }
     /// Whether a channel to a peer is open. No request, token or payload is sent before, and a channel opens only if the peer
     /// sends back numbers that are known to a receiver at its address alone. So such a peer is where its packets are sent.
     pub fn has_open_channel(&self, peer: Cna) -> bool {
-        self.lanes_to(peer).any(|(_, channel)| channel.state == ChannelState::Open)
+        self.shared.channels.lanes_to(peer).any(|(_, channel)| channel.state == ChannelState::Open)
     }
     /// How many channels there are, to all peers.
     pub fn channel_count(&self) -> usize {
-        self.channels.len()
+        self.shared.channels.table.len()
     }
     /// Whether more than acknowledgements of the transport is ready to be sent.
     pub fn owes_answers(&self) -> bool {
         let has_messages = |at: &PoolRef| {
-            let channel = self.channels.get(*at);
+            let channel = self.shared.channels.get(*at);
             channel.is_some_and(|c| !(c.answers.is_empty() && c.queue.is_empty() && c.fused.is_empty()))
         };
-        !(self.management.is_empty() && self.unreliable.is_empty())
+        !(self.shared.channels.management.is_empty() && self.initiator.unreliable.is_empty())
             || self.accesses.wants_tx()
-            || self.active.iter().any(has_messages)
+            || self.shared.channels.active.iter().any(has_messages)
     }
     /// Groups of Jetties.
     pub fn group_count(&self) -> usize {
-        self.groups.len()
+        self.shared.objects.groups.len()
     }
     /// Numbers of the objects; takes the same time for any number.
     pub fn object_counts(&self) -> ObjectCounts {
         ObjectCounts {
-            jetties: self.jetties.len(),
-            jfrs: self.jfrs.len(),
-            jfcs: self.jfcs.len(),
-            segments: self.segments.len(),
-            requests: self.requests.len(),
+            jetties: self.shared.objects.jetties.len(),
+            jfrs: self.shared.objects.jfrs.len(),
+            jfcs: self.shared.objects.jfcs.len(),
+            segments: self.shared.objects.segments.len(),
+            requests: self.initiator.requests.len(),
         }
     }
     /// The channels to peers from this one on, in order of their addresses, and lanes.
     pub fn channels_from(&self, peer: Cna) -> impl Iterator<Item = ChannelView> + '_ {
-        let channels = self.by_peer.range((peer, 0)..).filter_map(|(_, at)| self.channels.get(*at));
+        let channels =
+            self.shared.channels.by_peer.range((peer, 0)..).filter_map(|(_, at)| self.shared.channels.get(*at));
         channels.map(|channel| ChannelView {
             peer: channel.peer,
             lane: channel.lane,
@@ -112,5 +113,10 @@ impl UrmaNode {
             unanswered: channel.unanswered,
             srtt: channel.tx.srtt(),
         })
+    }
+    /// Requests, packets and timers that calls of [`UrmaNode::on_timer`] have handled since the node was made. One call handles a
+    /// bounded number, however many there are.
+    pub const fn timer_steps(&self) -> u64 {
+        self.shared.channels.sweeps.steps
     }
 }

@@ -13,7 +13,7 @@ use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{Saetph, ServiceMode};
 use std::collections::VecDeque;
 
-/// Packets in flight at most. The receiver accepts as many ([`crate::rx_window::RX_WINDOW`]).
+/// Packets in flight at most. The receiver accepts as many ([`crate::channels::rx_window::RX_WINDOW`]).
 pub(crate) const TX_WINDOW: usize = 1000;
 /// Smoothed round trips without acknowledgement after which a probe is sent, and the shortest such time.
 const PROBE_ROUND_TRIPS: u64 = 4;

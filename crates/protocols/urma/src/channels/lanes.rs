@@ -6,8 +6,8 @@
 //!
 //! **Choice**, for each request: the open lane with the least load (bytes of unanswered requests, in either direction)
 //! relative to its window. Lanes on which nothing has come yet, or not in the last time-out, are taken only if there is no
-//! other. Requests of a sequence context and all of ROL stay on the lane of their stream ([`crate::issue`]). Answers leave on
-//! the lane of the request.
+//! other. Requests of a sequence context and all of ROL stay on the lane of their stream ([`crate::initiator::order`]). Answers
+//! leave on the lane of the request.
 //!
 //! **Failure.** A packet is executed once because a channel takes each PSN once; lanes know nothing of each other's PSNs. So a
 //! request goes on on another lane only if it has not been executed on its own, or may be executed twice: one of which nothing
@@ -15,16 +15,15 @@
 //! that when it was silent for [`SILENT_TRIES`] time-outs. Requests of a sequence context but its first do not move: the
 //! context ends with the lane. A failed lane may open again after [`REST`], doubling with each failure.
 
-use crate::api::UrmaEnv;
-use crate::channel::{ChannelState, TpChannel, TpMessage, TpMessageKind};
-use crate::node::UrmaNode;
+use crate::channels::Channels;
+use crate::channels::channel::{ChannelState, LaneHealth, TpChannel};
+use crate::channels::management::TpMessageKind;
+use crate::channels::sweeps::{ChannelEnd, Sweep, SweepKind};
+use crate::channels::tx_window::TxOwner;
+use crate::initiator::send_record::SendRecord;
 use crate::pool::PoolRef;
-use crate::queues::StreamState;
-use crate::records::{RequestPhase, SendRecord};
-use crate::sweep::ChannelEnd;
-use crate::tx_window::TxOwner;
-use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, TaOpcode};
+use burst_base::Nanos;
+use burst_ubwire::Cna;
 
 /// Time-outs in silence after which requests of a lane that may go on on another one do so, if that is heard.
 const SILENT_TRIES: u8 = 3;
@@ -42,26 +41,11 @@ pub(crate) struct LaneRest {
     failures: u8,
 }
 
-/// How good a lane is for a request. Smaller is better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum LaneHealth {
-    /// It is open, and the peer was heard.
-    Heard,
-    /// It is open, but no packet of the peer has come yet, or none in the last time-out.
-    Silent,
-    /// It is being opened.
-    Opening,
-}
-
-impl UrmaNode {
+impl Channels {
     /// The channels to a peer, by lane.
     pub(crate) fn lanes_to(&self, peer: Cna) -> impl Iterator<Item = (PoolRef, &TpChannel)> {
         let lanes = self.by_peer.range((peer, 0)..=(peer, u8::MAX));
-        lanes.filter_map(|(_, at)| self.channels.get(*at).map(|channel| (*at, channel)))
-    }
-    /// Begins to open a channel to a peer before there is a request, unless there is one, or there are too many.
-    pub fn open_channel(&mut self, peer: Cna, now: Nanos) {
-        let _ = self.channel_to(peer, now);
+        lanes.filter_map(|(_, at)| self.table.get(*at).map(|channel| (*at, channel)))
     }
     /// The channel for a request to a peer; a new one begins to open. `None` if there are too many.
     pub(crate) fn channel_to(&mut self, peer: Cna, now: Nanos) -> Option<PoolRef> {
@@ -76,31 +60,22 @@ impl UrmaNode {
         }
         Some(at)
     }
-    fn health(channel: &TpChannel) -> LaneHealth {
-        match channel.state {
-            ChannelState::Opening => LaneHealth::Opening,
-            ChannelState::Open if !channel.is_used || channel.is_doubted || channel.tx.silent_tries() > 0 => {
-                LaneHealth::Silent
-            }
-            ChannelState::Open => LaneHealth::Heard,
-        }
-    }
     /// Bytes that may be in flight on a channel.
     fn window(&self, channel: &TpChannel) -> u64 {
         u64::from(if self.config.caqm { channel.window.bytes() } else { self.config.window_max.max(1) })
     }
     /// The lane with the least load relative to its window, among the healthiest ones, which are at least so healthy.
     pub(crate) fn best_lane(&self, peer: Cna, worst: LaneHealth) -> Option<(PoolRef, &TpChannel)> {
-        let lanes = self.lanes_to(peer).filter(|(_, channel)| Self::health(channel) <= worst);
+        let lanes = self.lanes_to(peer).filter(|(_, channel)| channel.health() <= worst);
         lanes.min_by(|(_, a), (_, b)| {
             let loads = (a.load * self.window(b)).cmp(&(b.load * self.window(a)));
-            Self::health(a).cmp(&Self::health(b)).then(loads)
+            a.health().cmp(&b.health()).then(loads)
         })
     }
     /// Whether the table of channels has room for a lane that is not the first one of its peer: those leave half of it to the
     /// first ones.
     pub(crate) fn has_lane_room(&self) -> bool {
-        self.channels.len() * 2 < self.config.channels_max
+        self.table.len() * 2 < self.config.channels_max
     }
     /// Begins to open the next lane to a peer, unless one is being opened.
     fn open_further(&mut self, peer: Cna, now: Nanos) {
@@ -127,7 +102,7 @@ impl UrmaNode {
     }
     fn open_lane(&mut self, peer: Cna, lane: u8, now: Nanos) -> Option<PoolRef> {
         let at = self.new_channel(peer, lane)?;
-        self.channels.get_mut(at)?.ask_at = now;
+        self.table.get_mut(at)?.ask_at = now;
         self.activate(at);
         self.arm_channel(at, now);
         Some(at)
@@ -135,10 +110,10 @@ impl UrmaNode {
     pub(crate) fn new_channel(&mut self, peer: Cna, lane: u8) -> Option<PoolRef> {
         self.incarnations += 1;
         let channel = TpChannel::new((peer, lane), self.incarnations, &self.config, &mut self.rng);
-        let at = self.channels.insert(channel).ok()?;
+        let at = self.table.insert(channel).ok()?;
         let high = self.rng.next_u32() & 0xff;
         let rest = self.rests.remove(&(peer, lane));
-        if let Some(channel) = self.channels.get_mut(at) {
+        if let Some(channel) = self.table.get_mut(at) {
             channel.local_tpn = high << 16 | at.index();
             channel.failures = rest.map_or(0, |rest| rest.failures);
         }
@@ -147,7 +122,7 @@ impl UrmaNode {
     }
     /// A lane is about to fail. If there are others, it is not opened again for a while.
     pub(crate) fn rest_lane(&mut self, at: PoolRef, now: Nanos) {
-        let Some(channel) = self.channels.get(at) else { return };
+        let Some(channel) = self.table.get(at) else { return };
         let (key, failures) = ((channel.peer, channel.lane), channel.failures);
         if self.open_beside(at, key.0).next().is_some() {
             let again_at = now + Nanos(REST.0 << failures.min(REST_SHIFT_MAX));
@@ -156,7 +131,7 @@ impl UrmaNode {
     }
     /// The peer is told on all other lanes that one ends: its end would take requests and lose them.
     pub(crate) fn tell_end(&mut self, at: PoolRef) {
-        let Some(channel) = self.channels.get(at).filter(|channel| channel.state == ChannelState::Open) else { return };
+        let Some(channel) = self.table.get(at).filter(|channel| channel.state == ChannelState::Open) else { return };
         let echo = (channel.peer_tpn, channel.peer_incarnation);
         let (peer, message) = (channel.peer, channel.message(TpMessageKind::End, echo, &self.config));
         let others: Vec<u8> = self.open_beside(at, peer).collect();
@@ -177,27 +152,15 @@ impl UrmaNode {
         let is_former = |channel: &TpChannel| channel.state == ChannelState::Open && channel.peer_life != life;
         let former: Vec<PoolRef> = self.lanes_to(peer).filter(|(_, c)| is_former(c)).map(|(at, _)| at).collect();
         for at in former {
-            self.end_lane(at, ChannelEnd::Failed);
+            self.end(at, ChannelEnd::Failed);
         }
-    }
-    /// The peer has ended a channel.
-    pub(crate) fn on_end(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
-        let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
-        let channel = self.channels.get(at).ok_or(Reason::UbUnknownChannel)?;
-        if !channel.is_of_peer(message) || !channel.is_echoed(message) {
-            return Err(Reason::UbStaleChannel);
-        }
-        env.fx.count(Reason::UbChannelEnded);
-        self.rest_lane(at, env.now);
-        self.end_lane(at, ChannelEnd::Failed);
-        Ok(())
     }
     /// A time-out of a lane has passed without a sign of the peer.
     pub(crate) fn lane_is_silent(&mut self, at: PoolRef, now: Nanos) {
         if self.config.lanes == 1 {
             return;
         }
-        let Some(channel) = self.channels.get(at) else { return };
+        let Some(channel) = self.table.get(at) else { return };
         let peer = channel.peer;
         match channel.state {
             // The path of this lane may be the only one that is broken.
@@ -221,7 +184,7 @@ impl UrmaNode {
         for other in opening {
             self.relieve(other, LaneHealth::Silent);
         }
-        if self.channels.get(at).is_some_and(|channel| channel.queue.is_empty()) {
+        if self.table.get(at).is_some_and(|channel| channel.queue.is_empty()) {
             self.enqueue(at, TxOwner::Filler);
         }
     }
@@ -248,51 +211,22 @@ impl UrmaNode {
     }
     /// Whether a lane would still have less to do than the present one of a request if it took it. `None`: there is no such lane.
     pub(crate) fn is_lighter(&self, request: &SendRecord, to: PoolRef) -> Option<bool> {
-        let (from, to) = (self.channels.get(request.channel)?, self.channels.get(to)?);
+        let (from, to) = (self.table.get(request.channel)?, self.table.get(to)?);
         Some((to.load + request.load()) * self.window(from) < from.load * self.window(to))
     }
-    /// Whether a request may be sent on another lane: it was not executed on its own, or does no harm if it is executed twice.
-    pub(crate) fn may_move(&self, request: &SendRecord) -> bool {
-        let is_harmless = match request.phase {
-            RequestPhase::Waiting => true,
-            RequestPhase::Issued => request.opcode == TaOpcode::Read || request.sent == 0 && !request.all_sent,
-            RequestPhase::Posted | RequestPhase::Done(_) => false,
-        };
-        // The target knows the others of a sequence context on its lane only.
-        let is_first = || {
-            let stream = self.jetties.get(request.jetty).map(|jetty| (jetty.stream.state, jetty.stream.channel));
-            request.alloc && stream == Some((StreamState::Asking, request.channel))
-        };
-        is_harmless && request.abandoned.is_none() && (request.order_number.is_none() || is_first())
+    /// Moves the requests of a lane that may go on on another one, which is at least this healthy.
+    pub(crate) fn relieve(&mut self, from: PoolRef, worst: LaneHealth) {
+        self.begin_sweep(from, SweepKind::Relieve(worst));
     }
-    pub(crate) fn move_request(&mut self, at: PoolRef, to: PoolRef) {
-        let Some(request) = self.requests.get_mut(at) else { return };
-        let list = match self.channels.get_mut(request.channel) {
-            Some(channel) => {
-                channel.end(request);
-                Some(&mut channel.requests)
-            }
-            None => self.sweeps.list_of(request.channel),
-        };
-        request.channel = to;
-        if let Some(list) = list {
-            self.requests.take_out(list, at);
-        }
-        let Some(request) = self.requests.get_mut(at) else { return };
-        if let Some(channel) = self.channels.get_mut(to) {
-            channel.begin(request);
-            self.requests.push_back(&mut channel.requests, at);
-        }
-        let Some(request) = self.requests.get_mut(at) else { return };
-        if let (true, Some(jetty)) = (request.alloc, self.jetties.get_mut(request.jetty)) {
-            jetty.stream.channel = to;
-        }
-        if request.phase == RequestPhase::Issued {
-            request.attempt = request.attempt.wrapping_add(1);
-            request.begin_attempt();
-            (request.received, request.fault) = (0, None);
-            let attempt = request.attempt;
-            self.enqueue(to, TxOwner::Request(at, attempt));
+    /// A lane takes its share of the requests of another one that has not begun to send them.
+    pub(crate) fn share(&mut self, from: PoolRef, to: PoolRef) {
+        self.begin_sweep(from, SweepKind::Share(to));
+    }
+    fn begin_sweep(&mut self, channel: PoolRef, kind: SweepKind) {
+        let Some(record) = self.table.get_mut(channel) else { return };
+        if record.unanswered > 0 && !record.is_swept {
+            record.is_swept = true;
+            self.sweeps.queue.push_back(Sweep { channel, kind, left: record.unanswered });
         }
     }
 }

@@ -2,18 +2,16 @@
 //! and stays with it. Members that are not ready, or whose receive queue is not, are passed over.
 
 use crate::api::{GROUP_MEMBERS_MAX, GroupPolicy, JETTY_ID_FIRST, JettyConfig, JettyState, JfrState, UrmaError};
-use crate::node::UrmaNode;
+use crate::objects::records::JettyGroup;
+use crate::objects::{Objects, id_of};
 use crate::pool::PoolRef;
-use crate::queues::JettyGroup;
 
-impl UrmaNode {
-    /// A group without members. Jetties join it when they are created ([`JettyConfig::group`]).
-    pub fn create_group(&mut self, policy: GroupPolicy, token: Option<u32>) -> Result<u32, UrmaError> {
+impl Objects {
+    pub(crate) fn create_group(&mut self, policy: GroupPolicy, token: Option<u32>) -> Result<u32, UrmaError> {
         let group = JettyGroup { policy, token, members: Vec::new(), given: 0 };
-        self.groups.insert(group).map(|at| at.index() + JETTY_ID_FIRST).map_err(|_| UrmaError::Full)
+        self.groups.insert(group).map(|at| id_of(at)).map_err(|_| UrmaError::Full)
     }
-    /// [`UrmaError::Busy`] while it has members.
-    pub fn delete_group(&mut self, group: u32) -> Result<(), UrmaError> {
+    pub(crate) fn delete_group(&mut self, group: u32) -> Result<(), UrmaError> {
         let at = self.group_ref(group).ok_or(UrmaError::NoObject)?;
         if self.groups.get(at).is_some_and(|group| !group.members.is_empty()) {
             return Err(UrmaError::Busy);
@@ -76,6 +74,6 @@ impl UrmaNode {
         if let Some(group) = self.groups.get_mut(at) {
             group.given = place as u32 + 1;
         }
-        Some((Self::id_of(member), token))
+        Some((id_of(member), token))
     }
 }

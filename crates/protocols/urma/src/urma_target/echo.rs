@@ -10,13 +10,16 @@
 //!   handshake of channels). Unreliable messages (UNO) have no answer.
 //! * One message of the same length for each, [`ECHO_MAX`] bytes at most. A Jetty of a program must have sent it: two echoes
 //!   would answer each other forever.
-//! * Its memory is [`SLOTS`] payloads, made as they are needed. A peer leaves half of what is free to the others. Without room
-//!   the message is refused as not ready, and its sender tries again later, at the transport's pace.
+//! * Its memory is [`ECHO_SLOTS`] payloads, made as they are needed. A peer leaves half of what is free to the others. Without
+//!   room the message is refused as not ready, and its sender tries again later, at the transport's pace.
 
-use crate::api::{JETTY_ID_FIRST, TargetKind, UrmaEnv};
-use crate::node::UrmaNode;
+use crate::api::{JETTY_ID_FIRST, UrmaEffects, UrmaEnv};
+use crate::node_shared::NodeShared;
 use crate::pool::PoolRef;
-use crate::records::{InboundPhase, MessageOrigin, Placement, ResponseKind, ResponseRecord, UrmaRefusal};
+use crate::refusal::UrmaRefusal;
+use crate::response_record::{ECHO_SLOTS, ResponseKind, ResponseRecord};
+use crate::urma_target::UrmaTarget;
+use crate::urma_target::message::{InboundPhase, MessageOrigin};
 use burst_base::Reason;
 use burst_ubwire::{Atah, Btah, Cna, Mtetah, ServiceMode, TaOpcode, TaRequest, UbStatus};
 
@@ -24,13 +27,11 @@ use burst_ubwire::{Atah, Btah, Cna, Mtetah, ServiceMode, TaOpcode, TaRequest, Ub
 pub const ECHO_JETTY: u32 = 5;
 /// Longest message that comes back, in bytes: that of `urma_ping`.
 pub const ECHO_MAX: u32 = 4096;
-/// Echoes under way at most.
-pub(crate) const SLOTS: usize = 32;
 /// Timer code of a refusal without room: 80 us.
 const BUSY_TIMER: u8 = 3;
 
 const _: () = assert!(ECHO_JETTY < JETTY_ID_FIRST, "no program's Jetty has the number");
-const _: () = assert!(SLOTS <= 1 << 8, "the number of a slot is a byte");
+const _: () = assert!(ECHO_SLOTS <= 1 << 8, "the number of a slot is a byte");
 
 /// Payloads on their way back.
 #[derive(Debug, Default)]
@@ -45,6 +46,13 @@ enum SlotOwner {
     Message(PoolRef),
     /// An echo on its way.
     Response(PoolRef),
+}
+
+/// A payload that goes back: where it is, and its length.
+#[derive(Clone, Copy)]
+struct EchoPayload {
+    slot: usize,
+    len: u32,
 }
 
 /// Room for a payload.
@@ -97,29 +105,36 @@ pub(crate) fn echo_header(response: &ResponseRecord, (opcode, immediate): (TaOpc
     TaRequest { target, immediate, ..TaRequest::new(base) }
 }
 
-impl UrmaNode {
+impl UrmaTarget {
     /// A message for the echo has arrived as a whole, and it is its turn.
     pub(crate) fn echo_whole(
         &mut self,
+        node: &mut NodeShared,
         env: &mut UrmaEnv<'_>,
         origin: &MessageOrigin,
         payload: &[u8],
     ) -> Result<(), UrmaRefusal> {
         let len = payload.len() as u32;
         check(origin, len)?;
-        let slot = self.take_slot(origin.peer, SlotOwner::Response(PoolRef::NONE))?;
+        let slot = self.take_slot(node, origin.peer, SlotOwner::Response(PoolRef::NONE))?;
         self.echo.slots[slot].payload[..payload.len()].copy_from_slice(payload);
-        self.send_back(env, origin, slot, len);
+        self.send_back(node, env, origin, EchoPayload { slot, len });
         Ok(())
     }
     /// A part of a message of several packets.
-    pub(crate) fn echo_part(&mut self, at: PoolRef, offset: u32, part: &[u8]) -> Result<(), UrmaRefusal> {
+    pub(crate) fn echo_part(
+        &mut self,
+        node: &mut NodeShared,
+        at: PoolRef,
+        offset: u32,
+        part: &[u8],
+    ) -> Result<(), UrmaRefusal> {
         let Some(message) = self.inbound.get(at) else { return Ok(()) };
         let origin = message.origin;
         check(&origin, offset.saturating_add(part.len() as u32))?;
         let slot = match self.slot_of(at) {
             Some(slot) => slot,
-            None => self.take_slot(origin.peer, SlotOwner::Message(at))?,
+            None => self.take_slot(node, origin.peer, SlotOwner::Message(at))?,
         };
         let offset = offset as usize;
         self.echo.slots[slot].payload[offset..offset + part.len()].copy_from_slice(part);
@@ -128,41 +143,43 @@ impl UrmaNode {
     /// All parts of a message have arrived.
     pub(crate) fn echo_message(
         &mut self,
+        node: &mut NodeShared,
         env: &mut UrmaEnv<'_>,
         at: PoolRef,
-        origin: &MessageOrigin,
         len: u32,
     ) -> Result<(), UrmaRefusal> {
-        check(origin, len)?;
+        let Some(message) = self.inbound.get(at) else { return Ok(()) };
+        let origin = message.origin;
+        check(&origin, len)?;
         let slot = match self.slot_of(at) {
             Some(slot) => slot,
             // All its packets are empty.
-            None => self.take_slot(origin.peer, SlotOwner::Message(at))?,
+            None => self.take_slot(node, origin.peer, SlotOwner::Message(at))?,
         };
-        self.send_back(env, origin, slot, len);
+        self.send_back(node, env, &origin, EchoPayload { slot, len });
         Ok(())
     }
     fn slot_of(&self, message: PoolRef) -> Option<usize> {
         self.echo.slots.iter().position(|slot| matches!(slot.owner, SlotOwner::Message(at) if at == message))
     }
-    fn is_slot_used(&self, owner: SlotOwner) -> bool {
+    fn is_slot_used(&self, node: &mut NodeShared, owner: SlotOwner) -> bool {
         match owner {
             SlotOwner::Message(at) => self.inbound.get(at).is_some_and(|m| matches!(m.phase, InboundPhase::Echo)),
-            SlotOwner::Response(at) => self.responses.get(at).is_some(),
+            SlotOwner::Response(at) => node.responses.get(at).is_some(),
         }
     }
     /// A free slot, full of zeros: a message with a hole must not show what another peer has sent.
-    fn take_slot(&mut self, peer: Cna, owner: SlotOwner) -> Result<usize, UrmaRefusal> {
+    fn take_slot(&mut self, node: &mut NodeShared, peer: Cna, owner: SlotOwner) -> Result<usize, UrmaRefusal> {
         let (mut used, mut own, mut free) = (0, 0, None);
         for (i, slot) in self.echo.slots.iter().enumerate() {
-            if self.is_slot_used(slot.owner) {
+            if self.is_slot_used(node, slot.owner) {
                 used += 1;
                 own += usize::from(slot.peer == peer);
             } else {
                 free = Some(i);
             }
         }
-        if own >= SLOTS - used {
+        if own >= ECHO_SLOTS - used {
             return Err(UrmaRefusal::rnr(BUSY_TIMER | UrmaRefusal::BUSY, Reason::UbEchoBusy));
         }
         let Some(at) = free else {
@@ -175,17 +192,16 @@ impl UrmaNode {
         Ok(at)
     }
     /// Answers a message, and sends it back.
-    fn send_back(&mut self, env: &mut UrmaEnv<'_>, origin: &MessageOrigin, slot: usize, len: u32) {
+    fn send_back(
+        &mut self,
+        node: &mut NodeShared,
+        env: &mut UrmaEnv<'_>,
+        origin: &MessageOrigin,
+        EchoPayload { slot, len }: EchoPayload,
+    ) {
+        debug_assert!(len <= ECHO_MAX && slot < ECHO_SLOTS);
+        self.finish(node, env, origin);
         let base = &origin.request.base;
-        let place = Placement {
-            segment: PoolRef::NONE,
-            addr: 0,
-            limit: 0,
-            jfr: None,
-            receive: None,
-            local: (TargetKind::Jetty, ECHO_JETTY),
-        };
-        self.finish(env, origin, &place, len);
         let kind =
             ResponseKind::Echo { slot: slot as u8, len, opcode: base.opcode, immediate: origin.request.immediate };
         let record = ResponseRecord {
@@ -202,15 +218,16 @@ impl UrmaNode {
             context: None,
         };
         // There is room: the pool of responses has a place for each slot.
-        let Some(response) = self.queue_response(record) else { return env.fx.count(Reason::UbEchoLost) };
+        let Some(response) = node.queue_response(record) else { return env.fx.count(Reason::UbEchoLost) };
         self.echo.slots[slot].owner = SlotOwner::Response(response);
         env.fx.count(Reason::UbEcho);
     }
-    /// The requester has answered an echo.
-    pub(crate) fn on_echo_answer(&mut self, env: &mut UrmaEnv<'_>, response: &Atah) {
-        let is_done = (response.opcode, response.status.status) == (TaOpcode::TaAck, UbStatus::OK);
-        if !is_done {
-            env.fx.count(Reason::UbEchoLost);
-        }
+}
+
+/// The requester has answered an echo.
+pub(crate) fn on_echo_answer(fx: &mut dyn UrmaEffects, response: &Atah) {
+    let is_done = (response.opcode, response.status.status) == (TaOpcode::TaAck, UbStatus::OK);
+    if !is_done {
+        fx.count(Reason::UbEchoLost);
     }
 }
