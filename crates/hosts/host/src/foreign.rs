@@ -47,6 +47,11 @@ impl ForeignFds {
         self.fds.iter().flatten().all(is_small_memory)
     }
 
+    /// Closes a descriptor now if it is sealed memory. The caller has mapped it.
+    pub fn close_memory(&mut self, index: usize) {
+        drop(self.fds.get_mut(index).and_then(|fd| fd.take_if(|fd| is_sealed_memory(&*fd))));
+    }
+
     /// Takes the first descriptor if it is sealed memory.
     pub fn take_memory(&mut self) -> Option<ForeignFile> {
         let is_memory = self.get(0).is_some_and(is_sealed_memory);

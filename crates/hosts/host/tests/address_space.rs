@@ -96,8 +96,14 @@ fn a_registration_that_fails_or_ends_gives_its_address_space_back() {
     let (file, short) = (memfd(TIB), memfd(4096));
     let mut program = Program::start(&mut host, HOSTILE).expect("a program");
     let alone = used(&host);
+    let descriptors = host.ledger.used(Resource::Descriptor);
     for _ in 0..200 {
         let mr = register_whole(&mut program, &mut host, &file, TIB).expect("a region");
+        assert_eq!(
+            host.ledger.used(Resource::Descriptor),
+            descriptors,
+            "the descriptor of a mapped file waits for none"
+        );
         assert!(used(&host) >= alone + TIB);
         program.ask(&mut host, Request::DeregMr { mr }).expect("deregistered");
         // Another thread unmaps a large file, and it is charged until then.
@@ -108,6 +114,7 @@ fn a_registration_that_fails_or_ends_gives_its_address_space_back() {
         let pieces = vec![part(0, 0, TIB / 2), part(1, 0, TIB / 4)];
         register(&mut program, &mut host, pieces, copies.into()).expect_err("outside");
         assert_eq!(used(&host), alone);
+        host.disposal.wait_until_idle();
     }
     // Replacing a region needs room for both, and leaves one.
     let mr = register_whole(&mut program, &mut host, &file, TIB).expect("a region");

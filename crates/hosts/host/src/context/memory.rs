@@ -38,6 +38,20 @@ impl MrRequest {
     fn is_mapped(&self) -> bool {
         !self.pieces.is_empty() && self.pieces.iter().all(|p| p.kind != MrPieceKind::InProcess)
     }
+
+    /// Closes the descriptors whose memory a region has mapped: the mapping holds the files, so that this frees nothing. Returns
+    /// whether all are small.
+    fn close_mapped(&mut self, region: &Region) -> bool {
+        let is_small = self.fds.are_small();
+        if self.is_mapped() && matches!(region.mapping, Mapping::Local(_)) {
+            for piece in &self.pieces {
+                if let MrPieceKind::Fd { fd, .. } = piece.kind {
+                    self.fds.close_memory(fd as usize);
+                }
+            }
+        }
+        is_small
+    }
 }
 
 /// Rights that let a peer change the memory.
@@ -74,7 +88,7 @@ fn replace(host: &Host, regions: &[Arc<Region>]) {
 
 impl Context {
     /// Registers a memory region.
-    pub(super) fn reg_mr(&mut self, host: &mut Host, r: MrRequest) -> Result<ReplyParts, Refusal> {
+    pub(super) fn reg_mr(&mut self, host: &mut Host, mut r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
         let mapping = self.charge_mappings(&r)?;
@@ -94,7 +108,7 @@ impl Context {
         let shown = self.shown(&region);
         host.on_all(move |w| w.add_region(shown.clone()));
         self.use_pd(r.pd);
-        let is_small = r.fds.are_small();
+        let is_small = r.close_mapped(&region);
         let mr = self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping), region, is_small }, charge);
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
@@ -117,7 +131,7 @@ impl Context {
     }
 
     /// Replaces a region (`ibv_rereg_mr`). Its keys stay, and so do the windows that are bound to it.
-    pub(super) fn rereg_mr(&mut self, host: &mut Host, mr: u32, r: MrRequest) -> Result<ReplyParts, Refusal> {
+    pub(super) fn rereg_mr(&mut self, host: &mut Host, mr: u32, mut r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
         let Some(&HostMr { key, pd: old_pd, .. }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
@@ -127,7 +141,7 @@ impl Context {
         self.use_pd(r.pd);
         self.release_pd(old_pd);
         if let Some(object) = self.mrs.get_mut(mr) {
-            let is_small = r.fds.are_small();
+            let is_small = r.close_mapped(&region);
             let new = HostMr { key, pd: r.pd, mapping: Some(mapping), region, is_small };
             let old = std::mem::replace(object, new);
             self.unmap(host, old);

@@ -151,19 +151,19 @@ impl Context {
             let number = burst_urma::UrmaError::ALL.iter().position(|known| *known == error);
             UrmaAnswer::Refused(number.unwrap_or(0) as u8)
         });
-        if let Some(urma) = &mut self.urma {
-            if let (UrmaAnswer::Number(number), Some((kind, charge))) = (&answer, made) {
-                urma.charges.insert((kind, *number), charge);
-                if let Some(cq) = cq_of_jfc
-                    && let Some(used) = self.cqs.get_mut(cq)
-                {
-                    used.add_user();
-                    urma.cqs.insert(*number, cq);
-                }
-                if let Some(mr) = region_of_segment {
-                    urma.regions.insert(*number, mr);
-                    *urma.region_users.entry(mr).or_default() += 1;
-                }
+        if let Some(urma) = &mut self.urma
+            && let (UrmaAnswer::Number(number), Some((kind, charge))) = (&answer, made)
+        {
+            urma.charges.insert((kind, *number), charge);
+            if let Some(cq) = cq_of_jfc
+                && let Some(used) = self.cqs.get_mut(cq)
+            {
+                used.add_user();
+                urma.cqs.insert(*number, cq);
+            }
+            if let Some(mr) = region_of_segment {
+                urma.regions.insert(*number, mr);
+                *urma.region_users.entry(mr).or_default() += 1;
             }
         }
         // An import that another program's has displaced does not exist any more.
