@@ -6,7 +6,7 @@ controllers' publications for this link; they hold for its mean, because a train
 * `dctcp` (Alizadeh et al., SIGCOMM 2010, section 3.3): the queue's peak is K + N packets. Tolerance 15 % for 2 senders, 25 % for 16.
 * `dcqcn` (Zhu et al., CoNEXT 2016): p* = (R_AI N^2 / (tau C^2) (1/B + N/(T C))^2)^(1/3), q* = Kmin + p*/Pmax (Kmax - Kmin); where p* is above
   Pmax, the queue leaves the ramp and stays at Kmax, above which every packet is marked. Tolerance 20 %.
-* `swift` (Kumar et al., SIGCOMM 2020): the delay of the queue stays under the target, base_target + fs(window of a sender).
+* `swift` (Kumar et al., SIGCOMM 2020): the delay of the queue stays under the target, base_target + 2 round trips + fs(window of a sender).
 """
 
 import json
@@ -20,9 +20,9 @@ LINK = 10e9
 PACKET, PAYLOAD = 1024 + 94, 1024
 STEP_BYTES = 72_000
 RED = (40_000, 160_000, 0.2)
-#: Swift's defaults in microseconds, and the MTU of its windows.
-SWIFT_BASE, SWIFT_RANGE, SWIFT_MIN, SWIFT_MAX, SWIFT_MTU = 50.0, 125.0, 0.1, 100.0, 4096
 BASE_RTT_US = 20.0
+#: What Swift's default target, 25 us and two round trips, leaves to the queue, in microseconds; its other defaults, and the MTU of its windows.
+SWIFT_BASE, SWIFT_RANGE, SWIFT_MIN, SWIFT_MAX, SWIFT_MTU = 25.0 + BASE_RTT_US, 125.0, 0.1, 100.0, 4096
 CONTROLLERS = ("dcqcn", "dctcp", "swift")
 
 

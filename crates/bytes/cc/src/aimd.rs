@@ -10,8 +10,9 @@
 //! would be too long: in a round trip of 30 us the window grows from half to its maximum within a millisecond, and the buffer
 //! overflows. A congestion notification does the same. A loss that was none is undone if no other came since. No timer.
 //!
-//! As the controller of a path ([`Aimd::starting`]) it begins with [`INITIAL_PACKETS`] and doubles in each round trip until the
-//! first loss. Below another controller, as the window of the peer's receive buffers, it begins with the largest window.
+//! It begins with [`INITIAL_PACKETS`] and doubles in each round trip until the first loss ([`Aimd::starting`]). Below another
+//! controller, as the window of the peer's receive buffers, marks and notifications end that as well: the other one has taken
+//! over ([`Aimd::end_slow_start`]).
 
 use crate::api::{AckSample, PRESSURE_CONGESTED, RATE_UNPACED, SendLimits};
 use burst_base::Nanos;
@@ -102,6 +103,21 @@ impl Aimd {
     pub fn on_loss(&mut self, now: Nanos) {
         self.undo_bytes = self.window_bytes;
         self.halve(now, HALVE_PAUSE);
+    }
+
+    /// The controller above it has heard of congestion: no more doubling.
+    #[inline]
+    pub fn end_slow_start(&mut self) {
+        self.slow_start_bytes = self.slow_start_bytes.min(self.window_bytes);
+    }
+
+    /// Nothing has been in flight for long: the window is what a path bears that has borne it before, and slow start leads back.
+    pub fn on_idle(&mut self) {
+        let restart = WINDOW_MIN.max(self.window_min_bytes);
+        if self.window_bytes > restart {
+            self.slow_start_bytes = self.slow_start_bytes.max(self.window_bytes);
+            self.window_bytes = restart;
+        }
     }
 
     /// The last loss was none.

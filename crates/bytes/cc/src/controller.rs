@@ -118,15 +118,17 @@ impl Controller {
         }
     }
 
-    /// Packets were lost. `none`, `dcqcn` and `timely` do not react: their publications assume a network without loss, so the
-    /// caller keeps a second window below them.
+    /// Packets were lost. `none` does not react, `dcqcn` and `timely` to time-outs only: their publications assume a network
+    /// without loss, so the caller keeps a second window below them.
     pub fn on_loss(&mut self, now: Nanos, kind: LossKind) {
         match self {
             Controller::Cubic(cubic) => cubic.on_loss(now, kind),
             Controller::Aimd(aimd) => aimd.on_loss(now),
             Controller::Dctcp(dctcp) => dctcp.on_loss(kind),
             Controller::Swift(swift) => swift.on_loss(now, kind),
-            Controller::Fixed { .. } | Controller::Dcqcn(_) | Controller::Timely(_) => {}
+            Controller::Dcqcn(dcqcn) => dcqcn.on_loss(now, kind),
+            Controller::Timely(timely) => timely.on_loss(now, kind),
+            Controller::Fixed { .. } => {}
         }
     }
 
@@ -146,6 +148,8 @@ impl Controller {
     pub fn on_idle(&mut self, now: Nanos, since: Nanos) {
         match self {
             Controller::Cubic(cubic) => cubic.on_idle(now, since),
+            Controller::Dcqcn(dcqcn) => dcqcn.on_idle(now),
+            Controller::Timely(timely) => timely.on_idle(),
             other => other.on_timer(now),
         }
     }

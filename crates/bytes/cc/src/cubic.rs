@@ -5,7 +5,9 @@
 //! grows as TCP does on the same link.
 //!
 //! In short round trips it grows slower than Reno's (`growth`): there windows have few packets at a shared bottleneck, and the
-//! share of packets that is lost rises with the square of the growth for each packet.
+//! share of packets that is lost rises with the square of the growth for each packet. That share is growth / (W² (1 - `beta`)), W
+//! being the window in segments at which losses keep it; so growth falls with W² below four segments, where more senders meet
+//! than the queue has room for, if there is a queue: losses in short round trips are none of congestion.
 //!
 //! * **Start.** `initial_packets`, then a doubling for each round trip (slow start). A delay that exceeds the smallest one by an
 //!   eighth, at least [`DELAY_MIN`], slows the growth to a quarter for [`CSS_ROUNDS`] round trips, then ends slow start, unless
@@ -60,6 +62,13 @@ pub(crate) const PARAMETERS: [Parameter; 3] = [
 const C: f64 = 0.4;
 /// From this round trip on a window grows as Reno's in avoiding congestion.
 const GROWTH_RTT: Nanos = Nanos::from_ms(10);
+/// Below so many segments a window grows by the square of its share of them, so that the share of packets that is lost at a
+/// bottleneck with more senders than its queue has packets does not rise further.
+const SMALL_SEGMENTS: f64 = 4.0;
+/// The smallest such factor: that of one segment.
+const SMALL_GROWTH: f64 = 1.0 / 16.0;
+/// It is used where a round trip takes so many times the smallest: there is a queue. Fewer would take the own packets for one.
+const QUEUE_TRIPS: f32 = 2.0;
 /// What marks leave of the window (RFC 8511).
 const BETA_MARK: f64 = 0.85;
 /// Smallest segment in bytes: TCP's at an MTU of 1500.
@@ -285,10 +294,18 @@ impl Cubic {
         let share = (acked / self.window).min(1.0);
         let alpha = if self.reno < peak { 3.0 * (1.0 - beta) / (1.0 + beta) } else { 1.0 };
         let part = bounded(f64::from(self.srtt) / GROWTH_RTT.0 as f64, growth, 1.0);
-        self.reno += part * alpha * segment * share;
+        let small = self.small_growth();
+        self.reno += small * part * alpha * segment * share;
         let time = (now.since(self.reduced_at).0 as f64 + f64::from(self.srtt)) * 1e-9 - f64::from(self.k);
         let target = bounded(peak + C * segment * time * time * time, self.window, 1.5 * self.window);
         (self.window + (target - self.window) * share).max(self.reno.min(self.window + acked))
+    }
+
+    /// By what the growth of a small window is multiplied: losses without a queue are no congestion.
+    fn small_growth(&self) -> f64 {
+        let size = self.window / (SMALL_SEGMENTS * self.settings.segment);
+        let has_queue = self.srtt >= QUEUE_TRIPS * self.rtt_min;
+        if has_queue { bounded(size * size, SMALL_GROWTH, 1.0) } else { 1.0 }
     }
 
     /// The window is `peak` at most until growth passes it again.
@@ -310,7 +327,7 @@ impl Cubic {
         // A sender that has not come back to its peak leaves room to those that have begun since (fast convergence, 4.7).
         let peak = if before < peak { before * (1.0 + beta) / 2.0 } else { before };
         self.begin_epoch(now, peak);
-        (self.threshold, self.css_left) = (self.window.max(FLOOR_PACKETS * self.settings.mtu), 0.0);
+        (self.threshold, self.css_left) = (self.window, 0.0);
         self.set_rate();
         true
     }
@@ -438,6 +455,22 @@ impl Cubic {
 mod tests {
     use super::*;
     use crate::params::Algorithm;
+
+    /// A window of one segment grows by a sixteenth of what it would without a queue.
+    #[test]
+    fn small_windows_grow_slowly_in_a_queue() {
+        let growth = |rtts: [Nanos; 2]| {
+            let mut c = cubic();
+            rtts.into_iter().for_each(|rtt| (0..50).for_each(|_| c.measured(rtt)));
+            (c.window, c.threshold) = (SEGMENT_MIN as f64, MTU as f64);
+            c.begin_epoch(Nanos(1), SEGMENT_MIN as f64);
+            let (before, now) = (c.window, Nanos(1) + rtts[1] + rtts[1]);
+            c.on_ack(now, &AckSample { acked_bytes: SEGMENT_MIN, inflight_bytes: SEGMENT_MIN, ..AckSample::default() });
+            c.window - before
+        };
+        let (queue, none) = (growth([RTT, RTT + RTT + RTT]), growth([RTT + RTT + RTT; 2]));
+        assert!(none > 100.0 && (none / queue - 16.0).abs() < 0.5, "{none} and {queue} bytes");
+    }
 
     const MTU: u64 = 1024;
     const MAX: u64 = 1 << 20;

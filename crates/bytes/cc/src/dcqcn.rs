@@ -22,10 +22,24 @@
 //! `rate_reduce_monitor_period` of a cut therefore make one cut at the end of that period. A peer that sends CNPs without end so
 //! stops nothing: the rate stays at `rpg_min_rate`.
 //!
+//! **Round trips longer than the periods.** The publication knows round trips of a few tens of microseconds. At a bottleneck of
+//! 300 Mbit/s a queue of 30 KB takes 0.8 ms, in which it would cut 16 times and increase 15 times before the first change is
+//! seen. So no period is shorter than a measured round trip, the peer's delay included; what the publication does in several
+//! periods of that time is done at once (g, F). Where a round trip is longer than F periods there is no fast recovery, and alpha
+//! follows the share of marked packets, if the peer counts them. The rates follow the round trip there, so that what is in flight
+//! stays while a queue builds up. An increase adds at most a packet to what is in flight, a hyper increase five for
+//! each stage, and at least a packet must have been acknowledged for each increase: silence raises no rate. The first
+//! notification sets R_C to what was in flight in the last round trip, before the cut, where that is less. Before a round trip is
+//! measured, and after a time without packets in flight, time alone counts, as published.
+//!
+//! **Marks.** Acknowledgements of selective repeat count marked packets. Marks that come when a notification would be possible
+//! (`rate_reduce_monitor_period` and a round trip after the last cut) are one; all others belong to the last one. So the rate
+//! does not depend on how often the peer's processor sees packets. Notifications of such a peer count as marks.
+//!
 //! Nothing needs a timer of microseconds: each call first does what would have happened since the call before
 //! ([`Dcqcn::advance`]), in constant time. While R_C is the line rate, sends are not paced.
 
-use crate::api::{AckSample, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::{bounded, burst_bytes, power};
 use crate::params::{Parameter, ParameterUnit, Params};
 use burst_base::Nanos;
@@ -99,7 +113,7 @@ pub(crate) const PAPER_PARAMETERS: [Parameter; 14] = table(Defaults {
     threshold: 5,
     ai_rate: 40 * MBIT,
     hai_rate: 200 * MBIT,
-    min_rate: 100 * MBIT,
+    min_rate: MBIT,
     initial_alpha: 1024,
     clamp: 1,
 });
@@ -156,8 +170,14 @@ struct DcqcnSettings {
 /// Increases that a late call makes one by one. They lead past every `rpg_threshold`, and after the last of them R_C is as
 /// near to R_T as it gets; further ones add to R_T only.
 const INCREASES_MAX: u64 = 64;
+/// Packets that a step of hyper increase adds for each stage; one of additive increase adds one.
+const HYPER_PACKETS: f64 = 5.0;
+/// The first notification leaves the rate of so many packets in a round trip, before the cut.
+const USED_PACKETS: f64 = 10.0;
 /// Stages are counted up to here: far above `rpg_threshold`.
 const STAGE_MAX: u32 = 1 << 20;
+/// Longest round trip that is believed, in nanoseconds.
+const RTT_MAX: u64 = 1_000_000_000;
 /// A rate this near to the line rate is the line rate.
 const RECOVERED: f64 = 1.0 - 1.0 / 1024.0;
 
@@ -187,6 +207,19 @@ pub struct Dcqcn {
     cnp_in_period: bool,
     /// A CNP came within `rate_reduce_monitor_period` of the last cut.
     cut_pending: bool,
+    /// The peer's acknowledgements count marks.
+    counts_marks: bool,
+    /// Smoothed time from sending to acknowledgement in nanoseconds; 0 before the first.
+    srtt: u32,
+    /// Packets acknowledged since the last increase.
+    credit: u32,
+    /// Bytes of less than a packet that were acknowledged.
+    credit_rest: u32,
+    /// Bytes that were in flight before the last acknowledgement.
+    used: u32,
+    /// Packets that the peer has received since alpha was last changed, and those of them that were marked.
+    packets: u32,
+    ce_packets: u32,
 }
 
 impl Dcqcn {
@@ -227,6 +260,13 @@ impl Dcqcn {
             limited: false,
             cnp_in_period: false,
             cut_pending: false,
+            counts_marks: false,
+            srtt: 0,
+            credit: 0,
+            credit_rest: 0,
+            used: 0,
+            packets: 0,
+            ce_packets: 0,
         }
     }
 
@@ -249,21 +289,107 @@ impl Dcqcn {
     /// A congestion notification packet.
     pub(crate) fn on_cnp(&mut self, now: Nanos) {
         self.advance(now);
+        self.notified(now, !self.counts_marks);
+    }
+
+    /// The network is congested. What is said within a round trip of the last cut is older than that; what is said later within
+    /// the period of cuts is put off to its end, if that is `put_off`.
+    fn notified(&mut self, now: Nanos, put_off: bool) {
         self.cnp_in_period = true;
         if !self.started {
             return self.start(now);
         }
         if now >= self.cut_due() {
             self.cut(now);
-        } else {
+        } else if put_off && now.since(self.decreased_at).0 >= u64::from(self.srtt) {
             self.cut_pending = true;
         }
         self.check();
     }
 
+    /// Packets were lost. A time-out, in which no mark could come, counts as a notification.
+    pub(crate) fn on_loss(&mut self, now: Nanos, kind: LossKind) {
+        if kind == LossKind::Timeout {
+            self.advance(now);
+            self.notified(now, false);
+        }
+    }
+
+    /// Nothing was in flight for a while: time alone counts.
+    pub(crate) fn on_idle(&mut self, now: Nanos) {
+        self.credit = u32::MAX;
+        self.advance(now);
+        self.credit = 0;
+    }
+
+    /// A period of the parameters, or a round trip if that is longer, in nanoseconds.
+    fn period(&self, published: u64) -> u64 {
+        published.max(self.srtt.into())
+    }
+
+    /// The round trip was `before`. Where it is long, a longer one is the own queue, and a rate that stays would make it longer
+    /// until marks come back: what is in flight stays instead.
+    fn keep_inflight(&mut self, before: u32) {
+        if self.limited && self.is_slow() {
+            let DcqcnSettings { min_rate, line_rate, .. } = *self.settings;
+            let factor = f64::from(before) / f64::from(self.srtt);
+            self.rate = bounded(self.rate * factor, min_rate, line_rate);
+            self.target = bounded(self.target * factor, min_rate, line_rate);
+        }
+    }
+
+    /// Whether a round trip takes as long as all fast recoveries: the queue of the last cut is seen as late as their result, so
+    /// there is none.
+    fn is_slow(&self) -> bool {
+        let DcqcnSettings { threshold, time_reset, .. } = *self.settings;
+        u64::from(self.srtt) > u64::from(threshold) * time_reset
+    }
+
+    /// Whether alpha follows the counted share of marked packets: a round trip is so long that each has many chances of a
+    /// notification.
+    fn follows_share(&self) -> bool {
+        self.counts_marks && self.is_slow()
+    }
+
+    /// The time from one increase to the next. A cut that is due comes first: marks of packets that were sent after the last one
+    /// have had a round trip to arrive.
+    fn increase_period(&self) -> u64 {
+        let srtt = u64::from(self.srtt);
+        self.settings.time_reset.max(srtt + srtt / 4)
+    }
+
+    /// Follows round trips, and counts what was acknowledged.
+    fn measure(&mut self, sample: &AckSample) {
+        if let Some(rtt) = sample.rtt {
+            let rtt = (rtt.0.saturating_add(sample.remote_delay.0)).clamp(1, RTT_MAX) as u32;
+            let before = std::mem::replace(&mut self.srtt, rtt);
+            if before > 0 {
+                self.srtt = (before - before / 8 + rtt / 8).max(1);
+                self.keep_inflight(before);
+            }
+        }
+        self.counts_marks |= sample.packets > 0;
+        self.packets = self.packets.saturating_add(sample.packets);
+        self.ce_packets = self.ce_packets.saturating_add(sample.ce_packets.min(sample.packets));
+        let bytes = u64::from(self.credit_rest) + sample.acked_bytes;
+        let packets = u32::try_from(bytes / self.settings.mtu).unwrap_or(u32::MAX);
+        self.credit = self.credit.saturating_add(packets);
+        self.credit_rest = (bytes % self.settings.mtu) as u32;
+        self.used = u32::try_from(sample.inflight_bytes + sample.acked_bytes).unwrap_or(u32::MAX);
+    }
+
     /// Bytes were acknowledged: the paper's byte counter. (Published for bytes sent; each of them is acknowledged once.)
     pub(crate) fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
-        self.advance(now);
+        self.measure(sample);
+        let is_cut = self.started && sample.ce_packets > 0 && now >= self.cut_due();
+        if is_cut {
+            self.update_alpha(now);
+        } else {
+            self.advance(now);
+        }
+        if sample.ce_packets > 0 {
+            self.notified(now, false);
+        }
         if !self.limited || self.settings.variant == Variant::Nvidia {
             return;
         }
@@ -282,7 +408,7 @@ impl Dcqcn {
         if !self.limited {
             return Nanos::NEVER;
         }
-        let increase = self.increase_from + Nanos(self.settings.time_reset);
+        let increase = self.increase_from + Nanos(self.increase_period());
         if self.cut_pending { increase.min(self.cut_due()) } else { increase }
     }
 
@@ -291,6 +417,11 @@ impl Dcqcn {
         if !self.limited {
             return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
         }
+        // In a long round trip a window as well: a queue that grows stops the sender before its measurement says so.
+        let window_bytes = match self.is_slow() {
+            true => ((self.rate * f64::from(self.srtt) / 8e9) as u64).clamp(2 * mtu, window_bytes.max(2 * mtu)),
+            false => window_bytes,
+        };
         SendLimits { window_bytes, rate_bps: (self.rate as u64).max(1), burst_bytes: burst_bytes(self.rate, mtu) }
     }
 
@@ -301,7 +432,7 @@ impl Dcqcn {
     }
 
     fn cut_due(&self) -> Nanos {
-        self.decreased_at + self.settings.decrease_period
+        self.decreased_at + Nanos(self.period(self.settings.decrease_period.0))
     }
 
     /// The first CNP.
@@ -311,6 +442,10 @@ impl Dcqcn {
         (self.alpha_at, self.cnp_in_period) = (now, false);
         let first = self.settings.first_cnp_rate;
         if first == 0.0 {
+            if self.srtt > 0 {
+                let used = f64::from(self.used).max(USED_PACKETS * self.settings.mtu as f64);
+                self.rate = self.rate.min(used * 8e9 / f64::from(self.srtt)).max(self.settings.min_rate);
+            }
             return self.cut(now);
         }
         self.rate = bounded(first, self.settings.min_rate, self.settings.line_rate);
@@ -320,16 +455,20 @@ impl Dcqcn {
 
     /// Reduces the rate.
     fn cut(&mut self, now: Nanos) {
-        let DcqcnSettings { variant, keep, min_dec_fac, cut_share, clamp_target, min_rate, line_rate, .. } =
-            *self.settings;
+        let DcqcnSettings { variant, keep, alpha_period, min_dec_fac, cut_share, clamp_target, .. } = *self.settings;
+        let DcqcnSettings { min_rate, line_rate, .. } = *self.settings;
         if variant == Variant::Paper || clamp_target || self.time_stage > 0 {
             self.target = self.rate;
         }
         let share = bounded(1.0 - self.alpha * cut_share, min_dec_fac, 1.0);
         self.rate = bounded(self.rate * share, min_rate, line_rate);
-        if variant == Variant::Paper {
+        if variant == Variant::Paper && !self.follows_share() {
+            let keep = power(keep, (self.period(alpha_period) / alpha_period).max(1));
             self.alpha = keep * self.alpha + (1.0 - keep);
             self.alpha_at = now;
+        }
+        if self.is_slow() {
+            self.target = self.rate;
         }
         self.restart(now);
     }
@@ -338,6 +477,7 @@ impl Dcqcn {
     fn restart(&mut self, now: Nanos) {
         (self.time_stage, self.byte_stage, self.bytes) = (0, 0, 0);
         (self.increase_from, self.decreased_at) = (now, now);
+        self.credit = 0;
         self.cut_pending = false;
         self.limited = true;
         self.release();
@@ -347,12 +487,18 @@ impl Dcqcn {
     /// Applies the periods of alpha that have ended.
     fn update_alpha(&mut self, now: Nanos) {
         let DcqcnSettings { variant, keep, alpha_period, .. } = *self.settings;
-        let periods = now.since(self.alpha_at).0 / alpha_period;
-        if periods == 0 {
+        let elapsed = now.since(self.alpha_at).0;
+        if elapsed < self.period(alpha_period) {
             return;
         }
+        let periods = elapsed / alpha_period;
+        let (packets, marked) = (std::mem::take(&mut self.packets), std::mem::take(&mut self.ce_packets));
         self.alpha_at = self.alpha_at + Nanos(periods * alpha_period);
-        if variant == Variant::Nvidia && self.cnp_in_period {
+        if self.follows_share() {
+            let share = if packets == 0 { self.alpha } else { f64::from(marked) / f64::from(packets) };
+            let keep = power(keep, periods);
+            self.alpha = keep * self.alpha + (1.0 - keep) * share;
+        } else if variant == Variant::Nvidia && self.cnp_in_period {
             self.alpha = keep * self.alpha + (1.0 - keep);
             self.alpha *= power(keep, periods - 1);
         } else {
@@ -363,14 +509,18 @@ impl Dcqcn {
 
     /// Makes the increases whose time has come.
     fn increase_until(&mut self, now: Nanos) {
-        let due = now.since(self.increase_from).0 / self.settings.time_reset;
+        let period = self.increase_period();
+        let due = now.since(self.increase_from).0 / period;
         if due == 0 {
             return;
         }
-        self.increase_from = self.increase_from + Nanos(due * self.settings.time_reset);
+        self.increase_from = self.increase_from + Nanos(due * period);
         if !self.limited {
             return;
         }
+        // Before a round trip is known, time alone counts.
+        let due = if self.srtt == 0 { due } else { due.min(self.credit.into()) };
+        self.credit = 0;
         for _ in 0..due.min(INCREASES_MAX) {
             self.increase();
             self.time_stage = (self.time_stage + 1).min(STAGE_MAX);
@@ -388,7 +538,13 @@ impl Dcqcn {
 
     /// What the present stage adds to R_T.
     fn step(&self) -> f64 {
-        let DcqcnSettings { variant, threshold, ai_rate, hai_rate, .. } = *self.settings;
+        let DcqcnSettings { variant, mut threshold, mut ai_rate, mut hai_rate, mtu, time_reset, .. } = *self.settings;
+        if self.srtt > 0 {
+            threshold = (u64::from(threshold) * time_reset / self.period(time_reset)) as u32;
+            // A packet in a round trip.
+            let packet = mtu as f64 * 8e9 / f64::from(self.srtt);
+            (ai_rate, hai_rate) = (ai_rate.min(packet), hai_rate.min(HYPER_PACKETS * packet));
+        }
         let (least, most) = match variant {
             Variant::Nvidia => (self.time_stage, self.time_stage),
             Variant::Paper => (self.time_stage.min(self.byte_stage), self.time_stage.max(self.byte_stage)),

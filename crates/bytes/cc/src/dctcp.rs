@@ -48,12 +48,20 @@ pub(crate) const PARAMETERS: [Parameter; 4] = [
     Parameter {
         name: "initial_window",
         unit: ParameterUnit::Size,
-        min: 4096,
+        min: 0,
         max: 64 << 20,
-        default: 64 << 10,
-        help: "window at the beginning of slow start",
+        default: 0,
+        help: "window at the beginning of slow start; 0: ten packets",
     },
 ];
+
+/// Packets at the beginning of slow start (RFC 6928): many senders may begin at the same time.
+const INITIAL_PACKETS: f64 = 10.0;
+
+/// The window at the beginning, in bytes.
+fn ten_packets_or(initial_window: f64, mtu: u64) -> f64 {
+    if initial_window > 0.0 { initial_window } else { INITIAL_PACKETS * mtu as f64 }
+}
 
 #[derive(Debug, PartialEq)]
 struct DctcpSettings {
@@ -91,7 +99,7 @@ impl Dctcp {
     pub(crate) fn new(params: &Params, mtu: u64) -> Dctcp {
         let window_max = params.window_max_bytes.max(mtu) as f64;
         let slow = params.value("slow_start") == 1;
-        let first = if slow { params.number("initial_window") } else { window_max };
+        let first = if slow { ten_packets_or(params.number("initial_window"), mtu) } else { window_max };
         let window = bounded(first, mtu as f64, window_max);
         Dctcp {
             settings: Arc::new(DctcpSettings { g: params.fraction("g"), window_max, mtu: mtu as f64 }),

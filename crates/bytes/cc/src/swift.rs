@@ -7,9 +7,13 @@
 //! * The fabric's delay is the round trip without the peer's share. Its target is `base_target` + `min_rtts` times the
 //!   smallest round trip seen + flow scaling, fs = clamp(a / sqrt(window) + b, 0, `fs_range`), by which small windows accept
 //!   more delay, so that many flows share fairly. `min_rtts` takes the place of the published term per hop, which is
-//!   calibrated for one fabric. It is 0 unless somebody sets it: a flow that begins while the queue is long never sees the
-//!   true minimum and would accept more delay than the others (two flows of the model in `tests/fairness.rs` share by 3 to 1
-//!   with `min_rtts` = 2).
+//!   calibrated for one fabric.
+//! * A flow that begins while the queue is long takes the queue for a part of the path, accepts more delay than the others, and
+//!   would keep most of the link. So each flow looks at the path without its own queue, at the beginning and then after
+//!   [`PROBE_TRIPS`], at first more often: for two round trips one packet is in flight. The flow that accepts most delay has
+//!   filled the queue, and finds it empty then. Flows that see the delay fall so far join it ([`JOIN_SHARE`]), so that all find
+//!   the queue empty. The path may become longer: where the window was below a packet for that long, the smallest round trip of
+//!   this time counts.
 //! * The peer's delay is [`AckSample::remote_delay`], with the fixed target `endpoint_target`. Where the peer's receive
 //!   buffers are more than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target. The
 //!   peer says both in each acknowledgement of the selective repeat family, whether or not that measures a round trip.
@@ -37,10 +41,10 @@ pub(crate) const PARAMETERS: [Parameter; 10] = {
             "base_target",
             Time,
             (US, 1_000_000 * US),
-            50 * US,
+            25 * US,
             "delay of the fabric that is always accepted",
         ),
-        Parameter::new("min_rtts", Count, (0, 16), 0, "how often the smallest round trip seen is added to base_target"),
+        Parameter::new("min_rtts", Count, (0, 16), 2, "how often the smallest round trip seen is added to base_target"),
         Parameter::new("endpoint_target", Time, (US, 1_000_000 * US), 100 * US, "delay of the peer that is accepted"),
         Parameter::new("ai", Count, (1, 64), 1, "packets added for each window acknowledged"),
         Parameter::new("beta", Fraction, (10_000, 1_000_000), 800_000, "strength of a decrease"),
@@ -72,6 +76,15 @@ const LOSS_GAP: f64 = 1_000_000.0;
 /// Longest time from one packet to the next that anything leads to, in nanoseconds. The round trip of a full queue, at which the
 /// window was reduced, is no measure of the time after which to try again.
 const GAP_MAX: f64 = 16_000_000.0;
+/// Round trips from one look at the path without an own queue to the next: after the first, doubled until the last.
+const PROBE_TRIPS: [u8; 2] = [4, 128];
+/// A delay that falls below this share of the target shows that another flow looks at the path.
+const JOIN_SHARE: f64 = 0.85;
+/// At least this share of the time to the next look has passed since the last one then.
+const JOIN_AFTER: f64 = 0.5;
+/// Packets in flight meanwhile, and round trips until it ends.
+const PROBE_PACKETS: f64 = 1.0;
+const PROBE_LASTS: f64 = 2.0;
 /// A round trip that was not measured yet, for the distance of two decreases and for pacing.
 const RTT_UNKNOWN: f64 = 100_000.0;
 /// Shortest round trip with which the controller calculates, in nanoseconds.
@@ -112,6 +125,17 @@ pub struct Swift {
     /// The last round trip in nanoseconds.
     rtt: f64,
     rtt_min: f64,
+    /// The smallest round trip since the last look at the path.
+    rtt_min_next: f64,
+    /// When the next look at the path without an own queue begins, or when the present one has begun.
+    probe_at: Nanos,
+    is_probing: bool,
+    /// The round trip when the present one began.
+    probe_rtt: f32,
+    /// Round trips until the next look.
+    probe_trips: u8,
+    /// The window was a packet or more since the last look.
+    was_large: bool,
     /// When a round trip was measured last, or the window doubled without.
     measured_at: Nanos,
     /// When the peer said anything of its delay last, or the windows doubled without.
@@ -150,6 +174,12 @@ impl Swift {
             endpoint: window,
             rtt: RTT_UNKNOWN,
             rtt_min: f64::MAX,
+            rtt_min_next: f64::MAX,
+            probe_at: Nanos(0),
+            is_probing: false,
+            probe_rtt: 0.0,
+            probe_trips: PROBE_TRIPS[0],
+            was_large: true,
             measured_at: now,
             heard_at: now,
             timeouts: 0,
@@ -168,14 +198,10 @@ impl Swift {
             bytes => bytes as f64 / self.settings.mtu as f64,
         };
         if let Some(rtt) = sample.rtt {
-            let rtt = (rtt.0 as f64).max(RTT_MIN);
-            self.rtt_min = self.rtt_min.min(rtt);
-            let (target, before) = (self.fabric_target(), self.fabric.packets);
-            (self.rtt, self.measured_at) = (rtt, now);
-            self.fabric.follow(now, rtt, &self.settings, (rtt, target, packets));
-            if self.fabric.packets < before {
-                self.undo = 0.0;
-            }
+            self.measured(now, (rtt.0 as f64).max(RTT_MIN), packets);
+        } else if self.is_probing {
+            // What is sent again measures nothing.
+            self.probe(now, false);
         }
         let has_arrived = sample.acked_bytes > 0 || sample.packets > 0;
         if sample.rtt.is_none() && has_arrived && self.is_unmeasured(now) {
@@ -192,6 +218,49 @@ impl Swift {
             remote = remote.max(2.0 * target);
         }
         self.endpoint.follow(now, self.rtt, &self.settings, (remote, target, packets));
+    }
+
+    /// A round trip of `rtt` nanoseconds was measured when `packets` were acknowledged.
+    fn measured(&mut self, now: Nanos, rtt: f64, packets: f64) {
+        self.rtt_min = self.rtt_min.min(rtt);
+        self.rtt_min_next = self.rtt_min_next.min(rtt);
+        let (target, before) = (self.fabric_target(), self.fabric.packets);
+        let falls = rtt < JOIN_SHARE * target && self.rtt >= JOIN_SHARE * target;
+        (self.rtt, self.measured_at) = (rtt, now);
+        self.probe(now, falls);
+        self.was_large |= before >= 1.0;
+        self.fabric.follow(now, rtt, &self.settings, (rtt, target, packets));
+        if self.fabric.packets < before {
+            self.undo = 0.0;
+        }
+    }
+
+    /// Begins or ends a look at the path without an own queue, if it is time; `falls`: another flow has begun one.
+    fn probe(&mut self, now: Nanos, falls: bool) {
+        if self.settings.min_rtts == 0.0 {
+            return;
+        }
+        if self.is_probing {
+            if now.since(self.probe_at).0 as f64 >= PROBE_LASTS * f64::from(self.probe_rtt) {
+                self.end_probe(now);
+            }
+            return;
+        }
+        let left = self.probe_at.since(now).0 as f64;
+        if left == 0.0 || (falls && left < (1.0 - JOIN_AFTER) * f64::from(self.probe_trips) * self.rtt) {
+            (self.is_probing, self.probe_at, self.probe_rtt) = (true, now, self.rtt as f32);
+        }
+    }
+
+    /// The look has ended: what was measured counts, and the next one has its time.
+    fn end_probe(&mut self, now: Nanos) {
+        self.is_probing = false;
+        self.probe_at = now + Nanos((f64::from(self.probe_trips) * self.rtt) as u64);
+        if !self.was_large && self.probe_trips == PROBE_TRIPS[1] && self.rtt_min_next < f64::MAX {
+            self.rtt_min = self.rtt_min_next;
+        }
+        self.probe_trips = self.probe_trips.saturating_mul(2).min(PROBE_TRIPS[1]);
+        (self.rtt_min_next, self.was_large) = (f64::MAX, false);
     }
 
     /// Time from one packet to the next with a window of `packets`, less than one, in nanoseconds.
@@ -233,11 +302,15 @@ impl Swift {
     fn fabric_target(&self) -> f64 {
         let SwiftSettings { base_target, min_rtts, fs_range, fs_a, fs_b, .. } = *self.settings;
         let scaling = bounded(fs_a / self.fabric.packets.sqrt() + fs_b, 0.0, fs_range);
-        base_target + min_rtts * self.rtt_min.min(RTT_UNKNOWN) + scaling
+        let rtt_min = if self.rtt_min == f64::MAX { RTT_UNKNOWN } else { self.rtt_min };
+        base_target + min_rtts * rtt_min + scaling
     }
 
     /// Packets were lost.
     pub(crate) fn on_loss(&mut self, now: Nanos, kind: LossKind) {
+        if self.is_probing {
+            self.end_probe(now);
+        }
         let least = (self.rtt / LOSS_GAP).min(self.fabric.packets);
         if kind == LossKind::Timeout {
             self.timeouts = self.timeouts.saturating_add(1);
@@ -265,7 +338,8 @@ impl Swift {
     }
 
     pub(crate) fn limits(&self) -> SendLimits {
-        let packets = self.fabric.packets.min(self.endpoint.packets);
+        let most = if self.is_probing { PROBE_PACKETS } else { f64::MAX };
+        let packets = self.fabric.packets.min(self.endpoint.packets).min(most);
         let mtu = self.settings.mtu;
         if packets >= 1.0 {
             let window_bytes = ((packets * mtu as f64) as u64).max(mtu);

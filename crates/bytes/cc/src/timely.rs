@@ -13,10 +13,14 @@
 //! (1 - w) `add_step` + R (1 - `beta` w (rtt - `t_low`) / `t_low`), where w rises from 0 at a gradient of -1/4 to 1 at 1/4. At
 //! rest w is 1/2, and each rate follows from the round trip, which is the same for all.
 //!
+//! The publication has no rule for silence. Here a time-out halves the rate, at most once in a round trip or [`CNP_PAUSE`]:
+//! nothing was acknowledged, so nothing would be measured, and the rate of before would last. After a time without packets in
+//! flight the first round trip is compared with none of before.
+//!
 //! Without measured round trips only congestion notifications change the rate: each halves it, at most once per
 //! [`CNP_PAUSE`]. While the rate is the line rate, sends are not paced.
 
-use crate::api::{AckSample, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::{bounded, burst_bytes};
 use crate::params::{Parameter, ParameterUnit, Params};
 use burst_base::Nanos;
@@ -169,6 +173,21 @@ impl Timely {
             self.increases = 0;
             self.decrease(0.5);
         }
+    }
+
+    /// Packets were lost. Only silence counts.
+    pub(crate) fn on_loss(&mut self, now: Nanos, kind: LossKind) {
+        let pause = CNP_PAUSE.max(Nanos(self.last_rtt as u64));
+        if kind == LossKind::Timeout && now.since(self.notified_at) >= pause {
+            self.notified_at = now;
+            self.increases = 0;
+            self.decrease(0.5);
+        }
+    }
+
+    /// Nothing was in flight for a while.
+    pub(crate) fn on_idle(&mut self) {
+        (self.last_rtt, self.diff, self.increases, self.bytes) = (0.0, 0.0, 0, 0);
     }
 
     pub(crate) fn limits(&self) -> SendLimits {

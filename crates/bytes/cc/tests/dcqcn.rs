@@ -253,7 +253,7 @@ fn the_first_rate_the_share_of_a_cut_and_the_largest_cut_are_parameters() {
 
 #[test]
 fn a_burst_lasts_50_us_or_is_one_packet_or_one_train() {
-    let mut c = controller("dcqcn");
+    let mut c = controller("dcqcn:rpg_min_rate=100M");
     c.on_cnp(us(1_000));
     assert_eq!(c.limits().burst_bytes, 64 << 10);
     (1..100).for_each(|k| c.on_cnp(us(1_000 + 50 * k)));

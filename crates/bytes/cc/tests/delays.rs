@@ -137,7 +137,7 @@ fn swift_holds_below_the_target_and_reduces_in_proportion_above() {
     assert_eq!((c.limits().window_bytes, c.limits().rate_bps), (100_000, RATE_UNPACED));
     // The smallest round trip is 10 us: the target is 25 + 20 us.
     c.on_ack(us(1_000), &delay(1, 10, 0));
-    assert_eq!((value(&c, "target_delay_ns"), c.limits().window_bytes), (45_000.0, 100_000));
+    assert_eq!((value(&c, "target_delay_ns"), value(&c, "fcwnd_bytes")), (45_000.0, 100_000.0));
     c.on_ack(us(2_000), &delay(1, 60, 0));
     let packets = 100.0 * (1.0 - 0.8 * 15.0 / 60.0);
     assert!(near(value(&c, "fcwnd_bytes"), packets * 1000.0));
@@ -171,7 +171,7 @@ fn swift_scales_the_target_with_the_window() {
 
 #[test]
 fn swift_follows_the_delay_of_the_peer_with_a_window_of_its_own() {
-    let mut c = controller("swift:endpoint_target=50");
+    let mut c = controller("swift:endpoint_target=50,base_target=50,min_rtts=0");
     c.on_ack(us(1_000), &delay(1, 10, 100));
     assert!(near(value(&c, "ecwnd_bytes"), 60_000.0), "{}", value(&c, "ecwnd_bytes"));
     assert_eq!((value(&c, "fcwnd_bytes"), c.limits().window_bytes), (100_000.0, 60_000));
@@ -184,7 +184,7 @@ fn swift_follows_the_delay_of_the_peer_with_a_window_of_its_own() {
 
 #[test]
 fn swift_paces_windows_under_one_packet() {
-    let mut c = controller("swift:min_window=0.1");
+    let mut c = controller("swift:min_window=0.1,base_target=50,min_rtts=0");
     for k in 1..20 {
         c.on_ack(us(10_000 * k), &delay(0, 1_000, 0));
     }
@@ -203,7 +203,7 @@ fn swift_paces_windows_under_one_packet() {
 /// kept them.
 #[test]
 fn swift_follows_the_delay_of_the_peer_where_only_repairs_arrive() {
-    let mut c = controller("swift");
+    let mut c = controller("swift:base_target=50,min_rtts=0");
     for k in 1..40 {
         c.on_ack(us(10_000 * k), &delay(0, 10, 1_000));
     }
@@ -218,7 +218,7 @@ fn swift_follows_the_delay_of_the_peer_where_only_repairs_arrive() {
 /// The delay of a long queue neither stops a path for seconds, nor for as long as only repeated packets are acknowledged.
 #[test]
 fn swift_comes_back_from_the_smallest_window_without_measurements() {
-    let mut c = controller("swift");
+    let mut c = controller("swift:base_target=50,min_rtts=0");
     for k in 1..40 {
         c.on_ack(us(10_000 * k), &delay(0, 1_000, 0));
     }
@@ -245,7 +245,7 @@ fn swift_comes_back_from_the_smallest_window_without_measurements() {
 #[test]
 fn swift_comes_back_where_the_peer_says_nothing() {
     for rtt_us in [10, 2_000, 100_000] {
-        let mut c = controller("swift");
+        let mut c = controller("swift:base_target=50,min_rtts=0");
         for k in 1..40 {
             c.on_ack(us(100_000 * k), &delay(0, rtt_us, 0));
             c.on_loss(us(100_000 * k + 50_000), LossKind::Fast);
@@ -267,7 +267,7 @@ fn swift_comes_back_where_the_peer_says_nothing() {
 /// The window of the peer's delay, too.
 #[test]
 fn swift_comes_back_where_a_slow_peer_says_nothing_more() {
-    let mut c = controller("swift");
+    let mut c = controller("swift:base_target=50,min_rtts=0");
     for k in 1..40 {
         c.on_ack(us(10_000 * k), &delay(1, 10, 1_000));
     }
@@ -291,7 +291,7 @@ fn swift_sends_a_packet_in_each_millisecond_whatever_is_lost() {
     for (rtt_us, kind) in
         [(10, LossKind::Timeout), (10, LossKind::Fast), (500, LossKind::Timeout), (500, LossKind::Fast)]
     {
-        let mut c = controller("swift");
+        let mut c = controller("swift:base_target=50,min_rtts=0");
         c.on_ack(us(1_000), &delay(0, rtt_us, 0));
         for k in 1..100 {
             c.on_loss(us(10_000 * k), kind);
@@ -304,12 +304,12 @@ fn swift_sends_a_packet_in_each_millisecond_whatever_is_lost() {
 #[test]
 fn swift_reduces_after_losses_notifications_and_five_timeouts() {
     for event in [|c: &mut Controller| c.on_loss(us(5_000), LossKind::Fast), |c: &mut Controller| c.on_cnp(us(5_000))] {
-        let mut c = controller("swift:max_mdf=0.4");
+        let mut c = controller("swift:max_mdf=0.4,base_target=50,min_rtts=0");
         event(&mut c);
         event(&mut c);
         assert!(near(value(&c, "fcwnd_bytes"), 60_000.0));
     }
-    let mut c = controller("swift:min_window=0.5");
+    let mut c = controller("swift:min_window=0.5,base_target=50,min_rtts=0");
     for k in 1..5 {
         c.on_loss(us(5_000 * k), LossKind::Timeout);
     }
@@ -405,7 +405,8 @@ fn timely_updates_once_per_segment_and_obeys_notifications() {
 
 #[test]
 fn swift_never_paces_above_the_rate_of_the_link() {
-    let params = Params::parse("swift:min_window=0.1", 100 * MTU).expect("a valid specification");
+    let params =
+        Params::parse("swift:min_window=0.1,base_target=50,min_rtts=0", 100 * MTU).expect("a valid specification");
     let mut c = Controller::new(&params, Nanos(0), 1_000_000_000, 4_096);
     let sample = |rtt| AckSample { acked_bytes: MTU, rtt: Some(rtt), ..AckSample::default() };
     // A full queue, again and again; then the round trip of a short packet.
@@ -413,4 +414,47 @@ fn swift_never_paces_above_the_rate_of_the_link() {
     assert!(c.limits().rate_bps < 1_000_000_000 && c.limits().rate_bps != RATE_UNPACED, "{:?}", c.limits());
     c.on_ack(us(2_000_000), &sample(us(2)));
     assert!(c.limits().rate_bps <= 1_000_000_000, "{:?}", c.limits());
+}
+
+/// The target follows the path, so that the window of a long path is not the smallest.
+#[test]
+fn swift_measures_the_path_without_its_own_queue() {
+    let mut c = controller("swift:fs_range=0");
+    // The first packets meet a long queue. Then one packet is in flight for two round trips.
+    c.on_ack(us(10_000), &delay(1, 2_000, 0));
+    assert_eq!((value(&c, "target_delay_ns"), c.limits().window_bytes), (4_025_000.0, MTU));
+    c.on_ack(us(13_999), &delay(1, 900, 0));
+    assert_eq!((value(&c, "target_delay_ns"), c.limits().window_bytes), (1_825_000.0, MTU));
+    c.on_ack(us(14_000), &delay(1, 1_000, 0));
+    assert_eq!((value(&c, "target_delay_ns"), c.limits().window_bytes), (1_825_000.0, 100 * MTU));
+    // The next looks come after 4, 8, 16 round trips, and so on up to 128.
+    let mut now = 14_000;
+    for trips in [4, 8, 16, 32, 64, 128, 128] {
+        now += 1_000 * trips;
+        c.on_ack(us(now - 1), &delay(1, 1_000, 0));
+        assert_eq!(c.limits().window_bytes, 100 * MTU);
+        c.on_ack(us(now), &delay(1, 1_000, 0));
+        assert_eq!(c.limits().window_bytes, MTU);
+        now += 2_000;
+        c.on_ack(us(now), &delay(1, 1_000, 0));
+    }
+}
+
+/// The path has become longer: more than its target, whatever the window is.
+#[test]
+fn swift_follows_a_path_that_has_become_longer() {
+    let mut c = controller("swift");
+    let mut now = 10_000;
+    let mut run = |c: &mut Controller, rtt: u64, trips: u64| {
+        for _ in 0..trips {
+            now += rtt.max(c.limits().rate_bps.checked_ilog10().map_or(0, |_| 16_000));
+            c.on_ack(us(now), &delay(1, rtt, 0));
+        }
+    };
+    run(&mut c, 100, 300);
+    assert_eq!(value(&c, "fcwnd_bytes"), 100_000.0);
+    run(&mut c, 10_000, 20);
+    assert!(value(&c, "fcwnd_bytes") < 1_000.0, "{}", value(&c, "fcwnd_bytes"));
+    run(&mut c, 10_000, 500);
+    assert!(value(&c, "target_delay_ns") > 20_000_000.0 && value(&c, "fcwnd_bytes") > 10_000.0);
 }

@@ -157,7 +157,7 @@ fn swift_hears_the_peer_by_any_of_what_it_says() {
 fn swift_undoes_a_loss_unless_the_delay_has_reduced_the_window_since() {
     // Under the target; over it within a round trip of the loss, which changes nothing; over it later.
     for (after, rtt, undone) in [(1_000, 10_000, true), (1, 1_000_000, true), (2_000_000, 1_000_000, false)] {
-        let mut c = controller("swift");
+        let mut c = controller("swift:base_target=50,min_rtts=0");
         c.on_loss(ms(10), LossKind::Fast);
         c.on_ack(ms(10) + Nanos(after), &AckSample { rtt: Some(Nanos(rtt)), ..AckSample::default() });
         c.on_spurious(ms(20));

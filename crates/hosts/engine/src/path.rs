@@ -314,6 +314,8 @@ impl Path {
         if self.inflight == 0 && now.since(self.idle_since) >= IDLE_WINDOW {
             let since = std::mem::replace(&mut self.idle_since, now);
             self.controller.on_idle(now, since);
+            let guard = self.tuned.as_mut().and_then(|tuned| tuned.guard.as_mut());
+            guard.into_iter().for_each(Aimd::on_idle);
             self.settle_quiet();
         }
         self.unprobed = self.unprobed.saturating_sub(1);
@@ -452,7 +454,7 @@ impl Tuned {
     fn new(cc: &Params, mtu: u32) -> Tuned {
         let is_guarded = cc.algorithm() != Algorithm::Cubic;
         Tuned {
-            guard: is_guarded.then(|| Aimd::new(cc.window_max_bytes, mtu.into())),
+            guard: is_guarded.then(|| Aimd::starting(cc.window_max_bytes, mtu.into())),
             is_reported: false,
             lag: PACE_LAG,
             pacer: Pacer::default(),
@@ -470,7 +472,7 @@ impl Tuned {
                 self.probe = None;
             }
             Signal::Spurious => self.guard.iter_mut().for_each(Aimd::on_spurious),
-            Signal::Cnp => {}
+            Signal::Cnp => self.guard.iter_mut().for_each(Aimd::end_slow_start),
         }
     }
 
@@ -488,7 +490,13 @@ impl Tuned {
         };
         controller.on_ack(now, &sample);
         match &mut self.guard {
-            Some(guard) => guard.on_ack(now, &sample),
+            Some(guard) => {
+                // The controller above has taken over, and nothing is to grow.
+                match sample.ce_packets {
+                    0 => guard.on_ack(now, &sample),
+                    _ => guard.end_slow_start(),
+                }
+            }
             // A window clocks itself: what was late may leave at once, for as long as a round trip.
             None => self.lag = sample.rtt.map_or(self.lag, |rtt| rtt.max(PACE_LAG)),
         }

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 const SERIES_POINTS: u64 = 200;
 /// Most hosts for which a series is kept.
 const SERIES_HOSTS: u32 = 64;
+/// Times at which queues are looked at.
+const QUEUE_SAMPLES: u64 = 10_000;
 /// Parts of the messages, by size, for which slowdowns are given.
 const BINS: usize = 20;
 /// Picoseconds per microsecond.
@@ -47,6 +49,8 @@ pub struct Tally {
     /// Messages that have failed, by part of the traffic; and those of them whose host has restarted.
     failed: Vec<u64>,
     restarted: Vec<u64>,
+    /// By part of the traffic and status: those that have failed though no host has restarted.
+    statuses: Vec<BTreeMap<u8, u64>>,
     /// Counters of the engines of hosts that have restarted.
     old_counters: BTreeMap<&'static str, u64>,
     /// The first message that has failed and whose hosts have not restarted.
@@ -54,6 +58,11 @@ pub struct Tally {
     ended: Vec<Ended>,
     warm_up: u64,
     interval: u64,
+    /// When queues are looked at next, from one time to the next, and the sum of what was found so often.
+    sample_at: u64,
+    sample_every: u64,
+    queue_sum: u64,
+    samples: u64,
     /// By source: bytes that have arrived in each interval.
     series: Vec<Vec<u64>>,
 }
@@ -71,11 +80,16 @@ impl Tally {
             in_flight: 0,
             failed: vec![0; scenario.traffic.len()],
             restarted: vec![0; scenario.traffic.len()],
+            statuses: vec![BTreeMap::new(); scenario.traffic.len()],
             old_counters: BTreeMap::new(),
             first_failure: None,
             ended: Vec::new(),
             warm_up: scenario.warm_up,
             interval: scenario.time.div_ceil(SERIES_POINTS).max(1),
+            sample_at: scenario.warm_up,
+            sample_every: (scenario.time - scenario.warm_up).div_ceil(QUEUE_SAMPLES).max(1),
+            queue_sum: 0,
+            samples: 0,
             series: vec![vec![0; SERIES_POINTS as usize]; hosts],
         }
     }
@@ -110,12 +124,30 @@ impl Tally {
             self.failed[usize::from(traffic)] += 1;
             self.restarted[usize::from(traffic)] += u64::from(by_restart);
             if !by_restart {
+                *self.statuses[usize::from(traffic)].entry(flow.status).or_insert(0) += 1;
                 self.first_failure.get_or_insert(*flow);
             }
         } else if flow.end >= self.warm_up {
             let (bytes, from, to) = (message.bytes, message.from, message.to);
             self.ended.push(Ended { traffic, bytes, from, to, begin: message.at, end: flow.end });
         }
+    }
+
+    /// Nothing happens before `now`: what waits at the switches until then, if it is to be looked at.
+    #[inline]
+    pub fn on_time(&mut self, now: u64, network: &Network<PacketRun>) {
+        if now >= self.sample_at {
+            self.sample(now, network.queue_now());
+        }
+    }
+
+    /// `queue` bytes have waited until `now`.
+    #[cold]
+    fn sample(&mut self, now: u64, queue: u64) {
+        let count = 1 + (now - self.sample_at) / self.sample_every;
+        self.sample_at += count * self.sample_every;
+        self.queue_sum += count * queue;
+        self.samples += count;
     }
 
     /// A train has arrived at a host at `now`.
@@ -145,12 +177,17 @@ impl Tally {
             payload: scenario.payload.name(),
             is_partial: false,
             hosts: scenario.hosts,
+            ack_timeout_us: scenario.node.ack_timeout() as f64 / MICROSECOND,
             simulated_us: now as f64 / MICROSECOND,
             passes: self.passes,
             trains: self.trains,
             packets: self.packets,
             traffic,
-            network: topology::totals(network, self.overflows, self.corrupted),
+            unfinished: self.in_flight,
+            network: NetworkTotals {
+                queue_bytes_mean: self.queue_sum / self.samples.max(1),
+                ..topology::totals(network, self.overflows, self.corrupted)
+            },
             engine: BTreeMap::new(),
             interval_us: self.interval as f64 / MICROSECOND,
             series_gbps: self
@@ -201,6 +238,7 @@ impl Tally {
             messages: ended.len() as u64,
             failed: self.failed[usize::from(part)],
             restarted: self.restarted[usize::from(part)],
+            failures: self.statuses[usize::from(part)].iter().map(|(code, count)| (name_of(*code), *count)).collect(),
             goodput_gbps: bytes as f64 * 8.0 / seconds / 1e9,
             jain: jain(&by_source),
             time_us: Distribution::of(times),
@@ -220,6 +258,11 @@ fn kind_of(pattern: &Pattern) -> &'static str {
         Pattern::Permutation { .. } => "permutation",
         Pattern::Ring { .. } => "ring",
     }
+}
+
+/// The name of a status of completions.
+fn name_of(code: u8) -> String {
+    WcStatus::from_number(code.into()).map_or_else(|| code.to_string(), |status| format!("{status:?}"))
 }
 
 /// Jain's index of fairness of those that are not 0.
@@ -250,6 +293,8 @@ pub struct Results {
     pub is_partial: bool,
     /// Number of hosts.
     pub hosts: u32,
+    /// Local ACK timeout of queue pairs.
+    pub ack_timeout_us: f64,
     /// Virtual time that has passed.
     pub simulated_us: f64,
     /// Passes of hosts.
@@ -260,6 +305,8 @@ pub struct Results {
     pub packets: u64,
     /// The parts of the traffic, as in the scenario.
     pub traffic: Vec<TrafficResults>,
+    /// Messages that had not ended when the simulation did.
+    pub unfinished: u64,
     /// The network.
     pub network: NetworkTotals,
     /// Counters of the engines, those that are not 0, summed over all hosts: traffic, and the reasons of `burst why`.
@@ -281,6 +328,8 @@ pub struct TrafficResults {
     pub failed: u64,
     /// Those of them whose host has restarted or was down.
     pub restarted: u64,
+    /// The others, by the status of their completion.
+    pub failures: BTreeMap<String, u64>,
     /// Bytes of messages that ended while traffic was offered, over that time.
     pub goodput_gbps: f64,
     /// Jain's index over the sources.
@@ -353,6 +402,8 @@ pub struct NetworkTotals {
     pub watchdog_drops: u64,
     /// The fullest queue of a switch, in bytes.
     pub queue_bytes_max: u64,
+    /// Mean of the longest queue of a switch after the warm-up, in bytes.
+    pub queue_bytes_mean: u64,
 }
 
 #[cfg(test)]

@@ -32,6 +32,12 @@ const SPINES_MAX: u32 = 256;
 const TRAINS_MIN: u64 = 16;
 /// Weights of deficit round robin in bytes.
 const WEIGHTS: std::ops::RangeInclusive<u64> = 64..=16 << 20;
+/// 4.096 us in picoseconds (IBA 9.7.6.1.3).
+const ACK_TIMEOUT_UNIT: u64 = 4_096_000;
+/// Shortest local ACK timeout where the scenario has none, as the exponent, and the round trips of the longest way that it is at
+/// least: queues make round trips longer.
+const TIMEOUT_MIN: u8 = 8;
+const TIMEOUT_ROUND_TRIPS: u64 = 4;
 /// Largest message, which is one request: 1 GiB.
 const MESSAGE_MAX: u64 = 1 << 30;
 
@@ -107,6 +113,13 @@ pub struct NodeSettings {
     pub timeout: u8,
     /// Bytes of memory of each program, or of its addresses if it has none.
     pub memory: u64,
+}
+
+impl NodeSettings {
+    /// The local ACK timeout in picoseconds.
+    pub fn ack_timeout(&self) -> u64 {
+        ACK_TIMEOUT_UNIT << self.timeout
+    }
 }
 
 /// What a part of the traffic sends.
@@ -314,6 +327,8 @@ impl Scenario {
         let hosts = topology_hosts(&text, &file.topology)?;
         let payload = file.payload.as_ref().map_or(file::Payload::default(), |payload| *payload.get_ref());
         let mut node = node_settings(&text, &file.hosts, payload)?;
+        let timeout_least = timeout_for(topology::round_trip_max(file.topology.get_ref(), hosts));
+        node.timeout = file.hosts.get_ref().timeout.as_ref().map_or(timeout_least, |timeout| *timeout.get_ref());
         let (time, warm_up) = (file.time.get_ref().0, file.warm_up.unwrap_or_default().0);
         if time == 0 || warm_up >= time {
             return text.refuse(file.time.span(), "time: expected more than 0 and more than warm_up");
@@ -379,6 +394,12 @@ fn check_names(
         }
     }
     Ok(())
+}
+
+/// The default of `timeout` where the longest round trip takes so many picoseconds.
+fn timeout_for(round_trip: u64) -> u8 {
+    let least = round_trip.saturating_mul(TIMEOUT_ROUND_TRIPS);
+    (TIMEOUT_MIN..31).find(|timeout| ACK_TIMEOUT_UNIT << timeout >= least).unwrap_or(31)
 }
 
 /// FNV-1a, 64 bits.
@@ -523,7 +544,7 @@ fn node_settings(
         );
     };
     let train = t.train.map_or(64 << 10, |size| size.0).min(1 << 20) as u32;
-    let timeout = t.timeout.as_ref().map_or(8, |timeout| *timeout.get_ref());
+    let timeout = t.timeout.as_ref().map_or(TIMEOUT_MIN, |timeout| *timeout.get_ref());
     if timeout > 31 {
         let span = t.timeout.as_ref().map_or(span, Spanned::span);
         return text.refuse(span, format!("timeout: {timeout}; expected 0 to 31 (4.096 us doubled so many times)"));

@@ -3,7 +3,7 @@
 use crate::port::WIRE_OVERHEAD;
 use crate::results::NetworkTotals;
 use crate::run::PacketRun;
-use crate::scenario::file::TopologyKind;
+use crate::scenario::file::{TopologyKind, TopologyTable};
 use crate::scenario::value::{Rate, Share, Size};
 use crate::scenario::{DEPTH_MAX, FaultKind, Pattern, Scenario};
 use burst_fabric::topology::{FatTree, Speeds};
@@ -22,6 +22,19 @@ const ANSWER: u64 = PACKET_OVERHEAD + 4;
 /// Rate of the hosts' links in bit/s.
 pub fn host_rate(scenario: &Scenario) -> u64 {
     scenario.topology.rate.map_or(RATE_DEFAULT, |rate| rate.0)
+}
+
+/// The longest round trip of an idle network in picoseconds, without the time that packets take on the links.
+pub fn round_trip_max(table: &TopologyTable, hosts: u32) -> u64 {
+    let links = match table.kind {
+        TopologyKind::Pair => 1,
+        TopologyKind::Star => 2,
+        TopologyKind::Dumbbell => 3,
+        TopologyKind::LeafSpine => 4,
+        TopologyKind::Ring => 2 + u64::from(table.switches.as_ref().map_or(hosts, |all| *all.get_ref())) / 2,
+        TopologyKind::FatTree => 6,
+    };
+    2 * links * table.delay.map_or(DELAY_DEFAULT, |delay| delay.0)
 }
 
 /// Requests that a queue pair must hold.
@@ -73,8 +86,8 @@ pub fn build(scenario: &Scenario) -> Result<Topology, String> {
     let (s, default) = (&scenario.switches, Switches::default());
     let train = u64::from(scenario.node.train_bytes) + u64::from(scenario.node.mtu.bytes());
     // Twice what a link holds, and the train that is being sent.
-    let headroom =
-        2 * (speeds.host.max(speeds.fabric) / 8).saturating_mul(speeds.delay) / 1_000_000_000_000 + 2 * train;
+    let held = u128::from(speeds.host.max(speeds.fabric) / 8) * u128::from(speeds.delay) / 1_000_000_000_000;
+    let headroom = 2 * (u64::try_from(held).unwrap_or(u64::MAX / 4) + train);
     topology.settings = Switches {
         buffer: s.buffer.map_or(default.buffer, |size| size.0),
         alpha: s.alpha.as_ref().map_or(default.alpha, |alpha| *alpha.get_ref()),
@@ -145,6 +158,7 @@ pub fn totals(network: &Network<PacketRun>, receive_overflows: u64, corrupted: u
         pause_storms,
         watchdog_drops,
         queue_bytes_max,
+        queue_bytes_mean: 0,
     }
 }
 

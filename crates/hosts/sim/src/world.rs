@@ -254,6 +254,7 @@ impl World {
     /// Handles all events of the time `at`, which is the next one.
     fn step_to(&mut self, at: u64) -> Result<(), SimError> {
         debug_assert!(at >= self.now, "time goes forward");
+        self.tally.on_time(at, &self.network);
         self.now = at;
         self.run_faults()?;
         self.run_sources()?;

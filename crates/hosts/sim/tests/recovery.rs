@@ -30,23 +30,40 @@ struct Stream<'a> {
     down_ms: f64,
     /// The host whose link fails: the one that sends, or the one that acknowledges.
     link: u32,
+    /// Round trips after which it fails again, for as long; 0: it does not.
+    again: f64,
 }
 
 impl Default for Stream<'_> {
     fn default() -> Self {
-        Stream { cc: "cubic", hosts: "selective_repeat = true", verb: "write", mtu: 1024, down_ms: RTT_MS, link: 0 }
+        Stream {
+            cc: "cubic",
+            hosts: "selective_repeat = true",
+            verb: "write",
+            mtu: 1024,
+            down_ms: RTT_MS,
+            link: 0,
+            again: 0.0,
+        }
     }
 }
 
 impl Stream<'_> {
     fn text(&self) -> String {
-        let Stream { cc, hosts, verb, mtu, down_ms, link } = self;
+        let Stream { cc, hosts, verb, mtu, down_ms, link, again } = self;
+        let fault = |after_ms: f64| {
+            let at = FAILS_AT_MS + after_ms;
+            format!(
+                "[[fault]]\nkind = \"link-down\"\nlink = \"host{link}\"\nat = \"{at}ms\"\nfor = \"{}us\"\n",
+                down_ms * 1e3
+            )
+        };
+        let second = if *again > 0.0 { fault(again * RTT_MS) } else { String::new() };
         format!(
             "time = \"1200ms\"\ndrain = \"60s\"\n[topology]\nkind = \"pair\"\nrate = \"200Mbit\"\ndelay = \"5ms\"\n[hosts]\n\
              mtu = {mtu}\ncc = \"{cc}\"\ntimeout = 18\n{hosts}\n[[traffic]]\nkind = \"stream\"\nsize = \"64KiB\"\n\
-             depth = 128\nverb = \"{verb}\"\n[[fault]]\nkind = \"link-down\"\nlink = \"host{link}\"\nat = \"{FAILS_AT_MS}ms\"\n\
-             for = \"{}us\"\n",
-            down_ms * 1e3
+             depth = 128\nverb = \"{verb}\"\n{}{second}",
+            fault(0.0)
         )
     }
 
@@ -63,7 +80,7 @@ impl Stream<'_> {
         // Over four points: a window may leave as a train in each round trip.
         let rate = |at: usize| series[at..at + 4].iter().sum::<f64>() / 4.0;
         let before = (1..5).map(|k| rate(fault - 4 * k - 1)).sum::<f64>() / 4.0;
-        let end = ((FAILS_AT_MS + self.down_ms) / point_ms) as usize;
+        let end = ((FAILS_AT_MS + self.again * RTT_MS + self.down_ms) / point_ms) as usize;
         let back = (end..series.len() - 4).find(|at| rate(*at) >= before / 2.0);
         let back = back.unwrap_or_else(|| panic!("never at half of {before} Gbit/s: {:?}\n{text}", &series[fault..]));
         (back - end) as f64 * point_ms / RTT_MS
@@ -72,9 +89,9 @@ impl Stream<'_> {
 
 #[test]
 fn a_lost_flight_is_sent_again_within_ten_round_trips_with_every_controller() {
-    // The targets of swift are those of a data centre unless others are given.
-    let swift = "swift:base_target=60ms,endpoint_target=10ms";
-    for cc in ["cubic", "aimd", "none", "dcqcn", "dctcp", "timely", swift] {
+    for cc in
+        ["cubic", "aimd", "none", "dcqcn", "dctcp", "timely", "swift", "swift:base_target=60ms,endpoint_target=10ms"]
+    {
         for (verb, mtu) in [("write", 256), ("write", 1024), ("write", 4096), ("read", 1024), ("read", 4096)] {
             for down_ms in [2.0, RTT_MS, 3.0 * RTT_MS] {
                 let stream = Stream { cc, verb, mtu, down_ms, ..Stream::default() };
@@ -94,6 +111,18 @@ fn so_is_one_in_the_standard_family_and_one_whose_acknowledgements_were_lost() {
             let stream = Stream { hosts, verb, link, ..Stream::default() };
             let took = stream.round_trips();
             assert!(took <= 10.0, "{took} round trips:\n{}", stream.text());
+        }
+    }
+}
+
+/// The link fails again when the flight is being repeated.
+#[test]
+fn so_is_a_flight_whose_repetitions_are_lost() {
+    for cc in ["cubic", "aimd", "dctcp"] {
+        for again in [2.0, 4.0, 6.0] {
+            let stream = Stream { cc, again, ..Stream::default() };
+            let took = stream.round_trips();
+            assert!(took <= 20.0, "{took} round trips:\n{}", stream.text());
         }
     }
 }

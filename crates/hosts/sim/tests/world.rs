@@ -1,7 +1,7 @@
 //! Simulations against what must hold: equal runs, computed times, memory, random scenarios.
 
 use burst_sim::hunt::Draft;
-use burst_sim::results::Results;
+use burst_sim::results::{Results, TrafficResults};
 use burst_sim::scenario::Scenario;
 use burst_sim::sweep::{Axis, grid, run};
 use burst_sim::world::World;
@@ -166,4 +166,33 @@ fn random_scenarios_hold_under_the_oracle() {
             panic!("seed {seed}: {error}\nburst sim replay {seed}\n{}", Draft::of_seed(seed));
         }
     }
+}
+
+/// Links of 10 ms: with a local ACK timeout of 1 ms all messages would fail.
+#[test]
+fn the_default_ack_timeout_follows_the_round_trip_of_the_topology() {
+    let run = |topology: &str, timeout: &str| {
+        let text = scenario(
+            &format!("delay = \"10ms\"\n{topology}"),
+            &format!("cc = \"dcqcn\"\n{timeout}"),
+            "time = \"200ms\"\ndrain = \"3s\"",
+            "kind = \"all-to-all\"\nsize = \"64KiB\"\nevery = \"100ms\"",
+        );
+        let mut world = World::new(&Scenario::parse(&text).expect("a scenario")).expect("a world");
+        while world.step().expect("no violation") {}
+        world.results(false)
+    };
+    let spine = "kind = \"leaf-spine\"\nhosts = 4\nleaves = 2\nspines = 2";
+    let results = run(spine, "");
+    assert_eq!((results.traffic[0].messages, results.traffic[0].failed, results.unfinished), (24, 0, 0));
+    assert!(results.ack_timeout_us >= 4.0 * 80e3, "{} us", results.ack_timeout_us);
+    // A message that fails says why.
+    let results = run(spine, "timeout = 8");
+    let TrafficResults { messages, failed, ref failures, .. } = results.traffic[0];
+    assert_eq!((messages, failed, failures.get("RetryExcErr").copied()), (0, 24, Some(24)), "{failures:?}");
+    assert_eq!(results.ack_timeout_us, 1048.576);
+    // 20 ms, four times: 4.096 us * 2^15.
+    assert_eq!(run("kind = \"pair\"", "").ack_timeout_us, 134_217.728);
+    let short = simulate(&scenario(PAIR, "", "time = \"1ms\"", "kind = \"stream\"\nsize = 1\ncount = 1"));
+    assert_eq!((short.ack_timeout_us, short.unfinished), (1048.576, 0));
 }

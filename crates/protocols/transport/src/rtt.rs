@@ -3,8 +3,10 @@
 //!
 //! Smoothed round trip and variation are those of RFC 6298. A measurement is the time from sending a packet to the
 //! acknowledgement that reports it, without the time that the peer says it took to answer. Packets that were repeated measure
-//! nothing (Karn). The tolerance for reordering is that of RFC 8985 (RACK): zero until the path has reordered, then quarters of a
-//! round trip, at most one, and forgotten after [`CLEAN_RECOVERIES`] recoveries without reordering.
+//! nothing (Karn). The longest time that the peer took to answer is halved after each [`DELAY_WINDOW`] measurements in which
+//! none took as long: one slow answer does not make all later waits long. The tolerance for reordering is that of RFC 8985
+//! (RACK): zero until the path has reordered, then quarters of a round trip, at most one, and forgotten after
+//! [`CLEAN_RECOVERIES`] recoveries without reordering.
 
 use burst_base::{Nanos, RtoMode};
 
@@ -35,6 +37,8 @@ pub(crate) const RTO_FIRST: Nanos = Nanos::from_ms(10);
 pub(crate) const PROBES_MAX: u8 = 2;
 /// A time-out is doubled at most this often.
 const BACKOFF_MAX: u8 = 6;
+/// Measurements below the longest time of the peer after which half of it counts.
+const DELAY_WINDOW: u8 = 64;
 /// Recoveries without reordering after which it is forgotten (RFC 8985, 6.2).
 const CLEAN_RECOVERIES: u8 = 16;
 /// Most quarters of a round trip that are tolerated.
@@ -50,11 +54,11 @@ pub(crate) struct RttEstimate {
     /// Smoothed round trip and variation in nanoseconds; 0 before the first measurement.
     srtt: u32,
     rttvar: u32,
-    /// Longest time that the peer took to answer, in nanoseconds.
+    /// Longest time that the peer took to answer lately, in nanoseconds.
     delay_max: u32,
-    /// Quarters of a round trip that are tolerated.
-    quarters: u8,
-    clean: u8,
+    /// Measurements since one took as long.
+    shorter: u8,
+    reordering: Reordering,
     /// Turns of sending that are not measured before the next one is.
     unmeasured: u8,
     mode: RtoMode,
@@ -82,7 +86,13 @@ impl RttEstimate {
     /// A measurement: `elapsed` from sending to acknowledgement, of which the peer took `delay` to answer.
     pub(crate) fn measured(&mut self, elapsed: Nanos, delay: Nanos) {
         let rtt = elapsed.0.saturating_sub(delay.0).clamp(1, RTT_MAX) as u32;
-        self.delay_max = self.delay_max.max(delay.0.min(RTT_MAX) as u32);
+        let delay = delay.0.min(RTT_MAX) as u32;
+        self.shorter += 1;
+        if delay >= self.delay_max {
+            (self.delay_max, self.shorter) = (delay, 0);
+        } else if self.shorter == DELAY_WINDOW {
+            (self.delay_max, self.shorter) = (delay.max(self.delay_max / 2), 0);
+        }
         if self.srtt == 0 {
             (self.srtt, self.rttvar) = (rtt, rtt / 2);
             return;
@@ -117,19 +127,39 @@ impl RttEstimate {
     }
     /// How long a missing packet may come after those behind it.
     pub(crate) fn tolerance(&self) -> Nanos {
-        Nanos(u64::from(self.srtt) / u64::from(QUARTERS_MAX) * u64::from(self.quarters))
+        Nanos(u64::from(self.srtt) / u64::from(QUARTERS_MAX) * u64::from(self.reordering.quarters()))
     }
     /// The path has reordered packets.
     pub(crate) fn on_reordering(&mut self) {
-        self.quarters = (self.quarters + 1).min(QUARTERS_MAX);
-        self.clean = 0;
+        self.reordering = Reordering::new((self.reordering.quarters() + 1).min(QUARTERS_MAX), 0);
     }
     /// All that was missing has arrived.
     pub(crate) fn on_recovered(&mut self) {
-        self.clean += u8::from(self.quarters > 0);
-        if self.clean >= CLEAN_RECOVERIES {
-            (self.quarters, self.clean) = (0, 0);
-        }
+        let (quarters, clean) = (self.reordering.quarters(), self.reordering.clean());
+        let clean = clean + u8::from(quarters > 0);
+        self.reordering = match clean {
+            CLEAN_RECOVERIES.. => Reordering::default(),
+            clean => Reordering::new(quarters, clean),
+        };
+    }
+}
+
+/// Quarters of a round trip that are tolerated, and recoveries without reordering since it was last seen, in one byte: a queue
+/// pair has no room for two.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reordering(u8);
+
+const _: () = assert!(CLEAN_RECOVERIES <= 16 && QUARTERS_MAX < 16);
+
+impl Reordering {
+    fn new(quarters: u8, clean: u8) -> Reordering {
+        Reordering(quarters << 4 | clean)
+    }
+    fn quarters(self) -> u8 {
+        self.0 >> 4
+    }
+    fn clean(self) -> u8 {
+        self.0 & 15
     }
 }
 
@@ -224,6 +254,23 @@ mod tests {
         assert_eq!((steady.probe_after(0), steady.timeout_after(0, 9)), (ms(2), Nanos(1_400_000)));
         steady.delay_max = 300_000;
         assert_eq!((steady.probe_after(0), steady.timeout_after(0, 9)), (Nanos(2_300_000), Nanos(1_700_000)));
+    }
+
+    #[test]
+    fn one_slow_answer_is_forgotten() {
+        let us = Nanos::from_us;
+        let mut rtt = RttEstimate::default();
+        (0..40).for_each(|_| rtt.measured(us(2_000), us(0)));
+        rtt.measured(us(42_000), us(40_000));
+        assert_eq!(rtt.delay_max, 40_000_000);
+        // Answers take 30 us from then on.
+        for halvings in 0..12 {
+            for _ in 0..DELAY_WINDOW {
+                assert_eq!(rtt.delay_max, (40_000_000 >> halvings).max(30_000), "{halvings}");
+                rtt.measured(us(2_030), us(30));
+            }
+        }
+        assert!(rtt.probe_after(0) < us(4_500) && rtt.timeout_after(0, 9) < us(2_500));
     }
 
     #[test]
