@@ -14,9 +14,11 @@
 //! | `lanes` | several channels to one peer: choice, opening, failure |
 //! | `deadlines` | retransmission, probes, late acknowledgements |
 //! | `sweeps` | work on all requests of a channel that is to be done |
+//! | `check` | what must hold between two calls |
 
 pub(crate) mod acknowledgements;
 pub(crate) mod channel;
+pub(crate) mod check;
 pub(crate) mod deadlines;
 pub(crate) mod lanes;
 pub(crate) mod management;

@@ -8,6 +8,7 @@ use crate::channels::Channels;
 use crate::channels::channel::TpChannel;
 use crate::channels::rx_window::WITHHELD_MAX;
 use crate::channels::tx_window::TxOwner;
+use crate::check::must;
 use crate::objects::records::{OrderStream, StreamState};
 use crate::objects::{Objects, id_of};
 use crate::pool::{PoolRef, UrmaPool};
@@ -102,5 +103,14 @@ impl NodeShared {
             return;
         }
         self.queue_response(response);
+    }
+    /// Each response is one of its channel, which counts them.
+    pub(crate) fn check_responses(&self) -> Result<(), &'static str> {
+        for (at, channel) in self.channels.table.iter() {
+            let count = self.responses.iter().filter(|(_, response)| response.channel == at).count();
+            must(count == channel.responses as usize, "the responses of a channel are counted wrong")?;
+        }
+        let is_there = |response: &ResponseRecord| self.channels.get(response.channel).is_some();
+        must(self.responses.iter().all(|(_, response)| is_there(response)), "a response is of no channel")
     }
 }

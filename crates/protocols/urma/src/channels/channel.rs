@@ -13,6 +13,7 @@ use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::rx_window::{DeliveredPackets, RX_WINDOW, RxWindow};
 use crate::channels::tx_window::{TX_WINDOW, TxOwner, TxPacket, TxWindow, rto};
+use crate::check::must;
 use crate::initiator::send_record::SendRecord;
 use crate::pool::{PoolList, PoolRef};
 use burst_base::rng::Rng;
@@ -433,6 +434,18 @@ impl TpChannel {
             ChannelState::Open if !self.is_used || self.is_doubted || self.tx.silent_tries() > 0 => LaneHealth::Silent,
             ChannelState::Open => LaneHealth::Heard,
         }
+    }
+    /// What must hold between two calls.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        must(self.tx.is_consistent(), "the packets in flight are counted wrong")?;
+        must(self.rx.is_consistent(), "the arrived packets are recorded wrong")?;
+        must(self.waiting <= self.inbound, "more messages wait than there are")?;
+        must(
+            self.err_timeouts.iter().sum::<u32>() == self.unanswered,
+            "the requests are counted wrong by their error time-out",
+        )?;
+        let is_timed = self.timer_at != Nanos::NEVER || self.is_active;
+        must(self.tx.is_empty() || is_timed, "packets are in flight, and no timer runs")
     }
     /// Gives memory of empty queues back.
     pub(crate) fn trim(&mut self) {

@@ -357,6 +357,13 @@ impl TxWindow {
             self.lose(0);
         }
     }
+    /// Whether the counts are those of the packets.
+    pub(crate) fn is_consistent(&self) -> bool {
+        let lost = self.flight.iter().filter(|packet| packet.lost).count();
+        let open = self.flight.iter().filter(|packet| !packet.acked && !packet.lost);
+        let bytes: u32 = open.map(|packet| u32::from(packet.packet.len)).sum();
+        (lost, bytes) == (self.lost as usize, self.flight_bytes) && self.flight.len() <= TX_WINDOW
+    }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.flight.capacity() * size_of::<InFlight>()
     }
