@@ -103,6 +103,7 @@ impl Channels {
     }
     /// A packet of the channel whose turn it is leaves; `is_last`: it has no other one.
     pub(crate) fn end_turn(&mut self, is_last: bool) {
+        debug_assert!(!self.active.is_empty(), "a turn ends that no channel has");
         if is_last {
             self.deactivate_first();
         } else if self.channel_turn >= CHANNEL_TURN_PACKETS {

@@ -36,6 +36,7 @@ impl NodeShared {
     }
     /// Adds a response to the queue of its channel. `None`: there is no room.
     pub(crate) fn queue_response(&mut self, record: ResponseRecord) -> Option<PoolRef> {
+        debug_assert!(record.unacked == 0 && record.sent == 0, "a response is queued that was sent");
         let channel = record.channel;
         let at = self.responses.insert(record).ok()?;
         if let Some(channel) = self.channels.get_mut(channel) {

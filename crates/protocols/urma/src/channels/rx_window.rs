@@ -100,6 +100,7 @@ impl RxWindow {
     }
     /// A packet that was judged as expected or early has been delivered.
     pub(crate) fn received(&mut self, psn: Psn) {
+        debug_assert!(!psn.is_before(self.expected), "a packet is delivered twice");
         if psn.is_after(self.greatest) {
             self.greatest = psn;
         }

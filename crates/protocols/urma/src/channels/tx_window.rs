@@ -162,6 +162,7 @@ impl TxWindow {
         if self.flight.is_empty() {
             (self.progress_at, self.is_probed) = (now, false);
         }
+        debug_assert!(self.flight.len() < TX_WINDOW, "more packets are in flight than the peer accepts");
         let psn = self.next_psn();
         self.flight.push_back(InFlight { packet, sent_at: now, acked: false, lost: false, repeated: false });
         self.flight_bytes += u32::from(packet.len);
@@ -227,6 +228,7 @@ impl TxWindow {
     }
     /// The peer keeps nothing behind a gap (go-back-N) and says so, once for each gap.
     pub(crate) fn on_nak(&mut self) {
+        debug_assert!(self.gbn, "selective repeat knows no NAK");
         if self.nak_followed != Some(self.una) {
             self.nak_followed = Some(self.una);
             self.go_back();
@@ -241,6 +243,7 @@ impl TxWindow {
         self.lost - before
     }
     fn leave(&mut self, entry: &InFlight) {
+        debug_assert!(!entry.lost || self.lost > 0);
         if entry.lost {
             self.lost -= 1;
         } else if !entry.acked {

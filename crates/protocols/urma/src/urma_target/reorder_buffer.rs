@@ -50,6 +50,7 @@ impl ReorderBuffer {
         let index = (*head)?;
         let packet = self.packets[index as usize];
         *head = packet.next;
+        debug_assert!(usize::from(packet.len) <= self.mtu && self.free.len() < self.packets.len());
         self.free.push(index);
         let at = index as usize * self.mtu;
         Some((packet.offset, &self.bytes[at..at + usize::from(packet.len)]))
