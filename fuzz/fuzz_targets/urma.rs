@@ -104,7 +104,9 @@ fn side(index: u32, recovery: LossRecovery, lanes: u8) -> Side {
 
 fn with<R>(side: &mut Side, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
     let mut env = UrmaEnv { now, mem: &mut side.ram, fx: &mut Ignore };
-    call(&mut side.node, &mut env)
+    let result = call(&mut side.node, &mut env);
+    side.node.check().expect("what must hold between two calls");
+    result
 }
 
 fn collect(side: &mut Side) {

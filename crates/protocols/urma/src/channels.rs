@@ -14,9 +14,11 @@
 //! | `lanes` | several channels to one peer: choice, opening, failure |
 //! | `deadlines` | retransmission, probes, late acknowledgements |
 //! | `sweeps` | work on all requests of a channel that is to be done |
+//! | `check` | what must hold between two calls |
 
 pub(crate) mod acknowledgements;
 pub(crate) mod channel;
+pub(crate) mod check;
 pub(crate) mod deadlines;
 pub(crate) mod lanes;
 pub(crate) mod management;
@@ -101,6 +103,7 @@ impl Channels {
     }
     /// A packet of the channel whose turn it is leaves; `is_last`: it has no other one.
     pub(crate) fn end_turn(&mut self, is_last: bool) {
+        debug_assert!(!self.active.is_empty(), "a turn ends that no channel has");
         if is_last {
             self.deactivate_first();
         } else if self.channel_turn >= CHANNEL_TURN_PACKETS {

@@ -14,7 +14,9 @@
 //! | `responses` | responses of targets: data, refusals, receiver not ready |
 //! | `completions` | outcomes, and their order |
 //! | `sweep` | the requests of channels that have ended or are silent |
+//! | `check` | what must hold between two calls |
 
+pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod order;
 pub(crate) mod packets;

@@ -12,6 +12,7 @@
 //! | `bypass` | loads, stores and atomics without a channel |
 //! | `caqm` | congestion control by hints: sender, receiver, switch port |
 //! | `channels` | transport channels: opening, lanes, windows, acknowledgements, deadlines |
+//! | `check` | what must hold between two calls, for simulators and tests |
 //! | `initiator` | own requests: posting, order, packets, responses, completions |
 //! | `node` | the node and its control calls |
 //! | `node_shared` | what the parts of a node share |
@@ -27,6 +28,7 @@ mod api;
 mod bypass;
 pub mod caqm;
 mod channels;
+mod check;
 mod initiator;
 mod node;
 mod node_shared;

@@ -1,5 +1,6 @@
 //! A node: all objects of one host (or one Unified Bus entity), and the calls that create, change and destroy them.
 
+pub(crate) mod check;
 pub(crate) mod deadlines;
 pub(crate) mod receive;
 pub(crate) mod transmit;

@@ -8,6 +8,7 @@ use crate::channels::Channels;
 use crate::channels::channel::TpChannel;
 use crate::channels::rx_window::WITHHELD_MAX;
 use crate::channels::tx_window::TxOwner;
+use crate::check::must;
 use crate::objects::records::{OrderStream, StreamState};
 use crate::objects::{Objects, id_of};
 use crate::pool::{PoolRef, UrmaPool};
@@ -35,6 +36,7 @@ impl NodeShared {
     }
     /// Adds a response to the queue of its channel. `None`: there is no room.
     pub(crate) fn queue_response(&mut self, record: ResponseRecord) -> Option<PoolRef> {
+        debug_assert!(record.unacked == 0 && record.sent == 0, "a response is queued that was sent");
         let channel = record.channel;
         let at = self.responses.insert(record).ok()?;
         if let Some(channel) = self.channels.get_mut(channel) {
@@ -102,5 +104,14 @@ impl NodeShared {
             return;
         }
         self.queue_response(response);
+    }
+    /// Each response is one of its channel, which counts them.
+    pub(crate) fn check_responses(&self) -> Result<(), &'static str> {
+        for (at, channel) in self.channels.table.iter() {
+            let count = self.responses.iter().filter(|(_, response)| response.channel == at).count();
+            must(count == channel.responses as usize, "the responses of a channel are counted wrong")?;
+        }
+        let is_there = |response: &ResponseRecord| self.channels.get(response.channel).is_some();
+        must(self.responses.iter().all(|(_, response)| is_there(response)), "a response is of no channel")
     }
 }

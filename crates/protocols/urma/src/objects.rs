@@ -8,7 +8,9 @@
 //! | `records` | the record of each kind |
 //! | `segment_table` | segments, and the checks of tokens, ranges and rights |
 //! | `groups` | groups of Jetties, and the choice of a member |
+//! | `check` | what must hold between two calls |
 
+pub(crate) mod check;
 pub(crate) mod groups;
 pub(crate) mod records;
 pub(crate) mod segment_table;

@@ -124,6 +124,7 @@ impl<T> UrmaPool<T> {
             }
         };
         let place = &mut self.places[index as usize];
+        debug_assert!(place.value.is_none(), "a place is given twice");
         place.value = Some(value);
         Ok(PoolRef { index, generation: place.generation })
     }
@@ -154,6 +155,7 @@ impl<T> UrmaPool<T> {
     /// The record of a place was taken.
     fn free_place(&mut self, at: PoolRef) {
         let Some(place) = self.places.get_mut(at.index as usize) else { return };
+        debug_assert!(place.value.is_none() && self.used > 0, "a place is freed that has a record");
         place.generation = place.generation.wrapping_add(1);
         self.freed = self.freed.wrapping_add(1);
         self.used -= 1;
@@ -170,6 +172,7 @@ impl<T> UrmaPool<T> {
     pub(crate) fn push_back(&mut self, list: &mut PoolList, at: PoolRef) {
         let last = list.last;
         let place = &mut self.places[at.index as usize];
+        debug_assert!(place.value.is_some() && place.generation == at.generation, "a vacant place is listed");
         (place.prev, place.next) = (last, NO_PLACE);
         match self.places.get_mut(last as usize) {
             Some(last) => last.next = at.index,
@@ -181,6 +184,8 @@ impl<T> UrmaPool<T> {
     #[inline]
     pub(crate) fn take_out(&mut self, list: &mut PoolList, at: PoolRef) {
         let &UrmaPlace { prev, next, .. } = &self.places[at.index as usize];
+        debug_assert!(prev != NO_PLACE || list.first == at.index, "a record is taken out of another list");
+        debug_assert!(next != NO_PLACE || list.last == at.index, "a record is taken out of another list");
         match self.places.get_mut(prev as usize) {
             Some(prev) => prev.next = next,
             None => list.first = next,

@@ -50,6 +50,7 @@ pub(crate) struct UrmaTimers {
 
 impl UrmaTimers {
     pub(crate) fn add(&mut self, at: Nanos, timer: UrmaTimer) {
+        debug_assert!(at != Nanos::NEVER, "a deadline never comes");
         self.count += 1;
         self.heap.push(Reverse(TimerEntry { at, number: self.count, timer }));
     }

@@ -14,8 +14,10 @@
 //! | `execution` | effects on memory and receives |
 //! | `answers` | acknowledgements and refusals |
 //! | `echo` | the echo at Jetty 5 |
+//! | `check` | what must hold between two calls |
 
 pub(crate) mod answers;
+pub(crate) mod check;
 pub(crate) mod checks;
 pub(crate) mod contexts;
 pub(crate) mod echo;

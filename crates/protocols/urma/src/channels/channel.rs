@@ -13,6 +13,7 @@ use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::rx_window::{DeliveredPackets, RX_WINDOW, RxWindow};
 use crate::channels::tx_window::{TX_WINDOW, TxOwner, TxPacket, TxWindow, rto};
+use crate::check::must;
 use crate::initiator::send_record::SendRecord;
 use crate::pool::{PoolList, PoolRef};
 use burst_base::rng::Rng;
@@ -218,6 +219,7 @@ impl TpChannel {
     }
     /// The peer's values are known.
     pub(crate) fn open(&mut self, message: &TpMessage, now: Nanos) {
+        debug_assert!(message.lanes > 0, "a peer takes no lane");
         self.heard_at = now;
         (self.peer_tpn, self.peer_incarnation) = (message.tpn, message.incarnation);
         self.peer_first_psn = message.psn;
@@ -239,12 +241,14 @@ impl TpChannel {
     }
     /// A request to the peer is issued on it.
     pub(crate) const fn begin(&mut self, request: &SendRecord) {
+        debug_assert!((request.err_timeout as usize) < ERR_TIMEOUTS);
         self.unanswered += 1;
         self.load += request.load();
         self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] += 1;
     }
     /// It is answered, or goes on on another lane.
     pub(crate) const fn end(&mut self, request: &SendRecord) {
+        debug_assert!(self.unanswered > 0 && self.load >= request.load(), "a request ends twice");
         self.unanswered -= 1;
         self.load -= request.load();
         self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] -= 1;
@@ -321,6 +325,7 @@ impl TpChannel {
     }
     /// A REQUEST was sent: the next one is due after the time-out of this many tries.
     pub(crate) fn asked(&mut self, now: Nanos, config: &UrmaConfig) {
+        debug_assert!(self.is_asking(), "an open channel asks");
         if self.asks == 0 {
             self.quiet_since = now;
         }
@@ -356,6 +361,7 @@ impl TpChannel {
     /// The message at the head of a queue has sent a packet, its last one if it `is_done`. True: its turn is over, and another
     /// message has the next one, if there is another.
     pub(crate) fn end_packet(&mut self, is_answers: bool, is_done: bool) -> bool {
+        debug_assert!(self.turn < TURN_PACKETS, "a turn goes on after its end");
         self.turn += 1;
         let is_over = is_done || self.turn >= TURN_PACKETS;
         if is_over {
@@ -433,6 +439,18 @@ impl TpChannel {
             ChannelState::Open if !self.is_used || self.is_doubted || self.tx.silent_tries() > 0 => LaneHealth::Silent,
             ChannelState::Open => LaneHealth::Heard,
         }
+    }
+    /// What must hold between two calls.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        must(self.tx.is_consistent(), "the packets in flight are counted wrong")?;
+        must(self.rx.is_consistent(), "the arrived packets are recorded wrong")?;
+        must(self.waiting <= self.inbound, "more messages wait than there are")?;
+        must(
+            self.err_timeouts.iter().sum::<u32>() == self.unanswered,
+            "the requests are counted wrong by their error time-out",
+        )?;
+        let is_timed = self.timer_at != Nanos::NEVER || self.is_active;
+        must(self.tx.is_empty() || is_timed, "packets are in flight, and no timer runs")
     }
     /// Gives memory of empty queues back.
     pub(crate) fn trim(&mut self) {

@@ -117,7 +117,8 @@ impl Channels {
             channel.local_tpn = high << 16 | at.index();
             channel.failures = rest.map_or(0, |rest| rest.failures);
         }
-        self.by_peer.insert((peer, lane), at);
+        let before = self.by_peer.insert((peer, lane), at);
+        debug_assert!(before.is_none(), "a lane has two channels");
         Some(at)
     }
     /// A lane is about to fail. If there are others, it is not opened again for a while.

@@ -100,6 +100,7 @@ impl RxWindow {
     }
     /// A packet that was judged as expected or early has been delivered.
     pub(crate) fn received(&mut self, psn: Psn) {
+        debug_assert!(!psn.is_before(self.expected), "a packet is delivered twice");
         if psn.is_after(self.greatest) {
             self.greatest = psn;
         }
@@ -176,6 +177,12 @@ impl RxWindow {
         }
         let words = (span as u32).div_ceil(64).next_power_of_two();
         Some((base, Saetph { max_psn: self.greatest, bitmap, size_code: words.trailing_zeros() as u8 }))
+    }
+    /// Whether the record begins with a PSN that has not arrived, and no more is withheld than may be.
+    pub(crate) fn is_consistent(&self) -> bool {
+        let (word, bit) = Self::place(self.expected);
+        let has_expected = self.has_gap() && self.bits[word] & bit != 0;
+        !has_expected && !self.greatest.next().is_before(self.expected) && self.withheld.len() <= WITHHELD_MAX
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.withheld.capacity() * size_of::<(Psn, Withheld)>()

@@ -162,6 +162,7 @@ impl TxWindow {
         if self.flight.is_empty() {
             (self.progress_at, self.is_probed) = (now, false);
         }
+        debug_assert!(self.flight.len() < TX_WINDOW, "more packets are in flight than the peer accepts");
         let psn = self.next_psn();
         self.flight.push_back(InFlight { packet, sent_at: now, acked: false, lost: false, repeated: false });
         self.flight_bytes += u32::from(packet.len);
@@ -227,6 +228,7 @@ impl TxWindow {
     }
     /// The peer keeps nothing behind a gap (go-back-N) and says so, once for each gap.
     pub(crate) fn on_nak(&mut self) {
+        debug_assert!(self.gbn, "selective repeat knows no NAK");
         if self.nak_followed != Some(self.una) {
             self.nak_followed = Some(self.una);
             self.go_back();
@@ -241,6 +243,7 @@ impl TxWindow {
         self.lost - before
     }
     fn leave(&mut self, entry: &InFlight) {
+        debug_assert!(!entry.lost || self.lost > 0);
         if entry.lost {
             self.lost -= 1;
         } else if !entry.acked {
@@ -356,6 +359,13 @@ impl TxWindow {
             // All have arrived but the acknowledgement is missing: the first one asks for it.
             self.lose(0);
         }
+    }
+    /// Whether the counts are those of the packets.
+    pub(crate) fn is_consistent(&self) -> bool {
+        let lost = self.flight.iter().filter(|packet| packet.lost).count();
+        let open = self.flight.iter().filter(|packet| !packet.acked && !packet.lost);
+        let bytes: u32 = open.map(|packet| u32::from(packet.packet.len)).sum();
+        (lost, bytes) == (self.lost as usize, self.flight_bytes) && self.flight.len() <= TX_WINDOW
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.flight.capacity() * size_of::<InFlight>()

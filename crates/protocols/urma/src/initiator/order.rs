@@ -131,6 +131,7 @@ impl Initiator {
     }
     fn send_out(&mut self, node: &mut NodeShared, at: PoolRef, leave: Leave, now: Nanos) {
         let Some((jetty, dest)) = self.requests.get(at).map(|r| (r.jetty, r.dest)) else { return };
+        debug_assert!(leave != Leave::No, "a request leaves that may not");
         let channel = stream_channel(node, jetty, dest, leave).or_else(|| node.channels.channel_to(dest, now));
         if leave == Leave::Begin {
             node.end_stream(jetty);
@@ -169,6 +170,7 @@ impl Initiator {
             return;
         };
         let mut list = None;
+        debug_assert!(request.phase == RequestPhase::Posted, "a request is issued twice");
         request.phase = RequestPhase::Issued;
         record.issued += 1;
         if let Some(channel) = node.channels.get_mut(request.channel) {
@@ -192,6 +194,7 @@ impl Initiator {
         let (Some(record), Some(request)) = (node.objects.jetties.get_mut(jetty), self.requests.get(at)) else {
             return;
         };
+        debug_assert!(record.issued > 0 && request.is_under_way(), "a request is answered twice");
         record.issued -= 1;
         let list = node.channels.end_request(request);
         record.reads -= u16::from(request.is_read());

@@ -9,6 +9,7 @@ impl Initiator {
         mut request: SendRecord,
     ) -> Result<PoolRef, UrmaError> {
         let Some(record) = node.objects.jetties.get_mut(jetty) else { return Err(UrmaError::NoObject) };
+        debug_assert!(request.phase == RequestPhase::Posted && request.next.is_none());
         request.prev = record.tail;
         let is_silent = !request.complete;
         let at = self.requests.insert(request).map_err(|_| UrmaError::Full)?;
@@ -50,6 +51,7 @@ impl Initiator {
             if jetty.cursor == at {
                 jetty.cursor = next;
             }
+            debug_assert!(jetty.count > 0, "a request leaves an empty list");
             jetty.count -= 1;
         }
         if !complete {
@@ -60,6 +62,7 @@ impl Initiator {
     /// each request is passed once.
     fn unlink_silent(&mut self, node: &mut NodeShared, jetty: PoolRef, at: PoolRef, mut next: PoolRef) {
         let Some(record) = node.objects.jetties.get_mut(jetty) else { return };
+        debug_assert!(record.silents > 0, "requests without completion are counted wrong");
         record.silents -= 1;
         if record.oldest_silent != at {
             return;
@@ -93,6 +96,6 @@ impl Initiator {
 }
 use crate::api::UrmaError;
 use crate::initiator::Initiator;
-use crate::initiator::send_record::SendRecord;
+use crate::initiator::send_record::{RequestPhase, SendRecord};
 use crate::node_shared::NodeShared;
 use crate::pool::PoolRef;

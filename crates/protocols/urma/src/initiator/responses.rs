@@ -200,6 +200,7 @@ impl Initiator {
     /// No further attempt of a request is made.
     pub(crate) fn give_up(&mut self, node: &mut NodeShared, at: PoolRef, status: CrStatus, fx: &mut dyn UrmaEffects) {
         let Some(request) = self.requests.get_mut(at) else { return };
+        debug_assert!(status != CrStatus::Success, "a request is given up and succeeds");
         if request.order_number.is_none() || request.alloc {
             self.refused_first(node, at);
             return self.conclude(node, RequestOutcome { at, status }, Nanos(0), fx);

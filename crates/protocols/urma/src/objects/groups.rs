@@ -9,7 +9,7 @@ use crate::pool::PoolRef;
 impl Objects {
     pub(crate) fn create_group(&mut self, policy: GroupPolicy, token: Option<u32>) -> Result<u32, UrmaError> {
         let group = JettyGroup { policy, token, members: Vec::new(), given: 0 };
-        self.groups.insert(group).map(|at| id_of(at)).map_err(|_| UrmaError::Full)
+        self.groups.insert(group).map(id_of).map_err(|_| UrmaError::Full)
     }
     pub(crate) fn delete_group(&mut self, group: u32) -> Result<(), UrmaError> {
         let at = self.group_ref(group).ok_or(UrmaError::NoObject)?;

@@ -35,6 +35,7 @@ impl SegmentTable {
         let at = self.segments.insert(SegmentEntry { token_id: 0, owner, region, config }).ok()?;
         self.generation = (self.generation + 1) & 0xf;
         let token_id = self.generation << 16 | at.index();
+        debug_assert!(at.index() < SEGMENTS_MAX as u32 && token_id >> 20 == 0, "a token id has 20 bits");
         self.segments.get_mut(at)?.token_id = token_id;
         Some(token_id)
     }

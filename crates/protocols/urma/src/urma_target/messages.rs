@@ -401,6 +401,7 @@ impl UrmaTarget {
     /// Makes a record of a message. `None`: there is no room.
     fn store_message(&mut self, node: &mut NodeShared, message: Inbound) -> Option<PoolRef> {
         let (channel, is_waiting) = (message.origin.channel, matches!(message.phase, InboundPhase::Waiting));
+        debug_assert!(message.received == 0 && message.held.is_none(), "a message begins with packets");
         let at = self.inbound.insert(message).ok()?;
         node.messages += 1;
         if let Some(channel) = node.channels.get_mut(channel) {
@@ -469,6 +470,7 @@ impl UrmaTarget {
             channel.waiting -= u32::from(matches!(message.phase, InboundPhase::Waiting));
             self.inbound.take_out(&mut channel.messages, at);
         }
+        debug_assert!(node.messages > 0);
         node.messages -= 1;
         self.inbound.remove(at)
     }

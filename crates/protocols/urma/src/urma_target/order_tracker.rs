@@ -61,6 +61,7 @@ impl OrderTracker {
         if ahead >= CONTEXT_WINDOW {
             return;
         }
+        debug_assert!(self.done[0] & 1 == 0, "the smallest number has been executed");
         self.done[ahead as usize / 64] |= 1 << (ahead % 64);
         while self.done[0] & 1 != 0 {
             let run = self.done[0].trailing_ones();

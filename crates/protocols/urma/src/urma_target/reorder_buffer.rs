@@ -50,9 +50,15 @@ impl ReorderBuffer {
         let index = (*head)?;
         let packet = self.packets[index as usize];
         *head = packet.next;
+        debug_assert!(usize::from(packet.len) <= self.mtu && self.free.len() < self.packets.len());
         self.free.push(index);
         let at = index as usize * self.mtu;
         Some((packet.offset, &self.bytes[at..at + usize::from(packet.len)]))
+    }
+    /// How long a list is.
+    pub(crate) fn list_len(&self, head: Option<u32>) -> u32 {
+        let next = |index: &u32| self.packets[*index as usize].next;
+        std::iter::successors(head, next).count() as u32
     }
     /// Frees a list; how long it was.
     pub(crate) fn drop_list(&mut self, head: &mut Option<u32>) -> u32 {

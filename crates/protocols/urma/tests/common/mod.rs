@@ -92,6 +92,8 @@ pub struct TestHost {
     pub all: u32,
     /// The link to the network is busy until then.
     pub busy_until: Nanos,
+    /// Calls until the node is checked again ([`UrmaNode::check`]).
+    unchecked: i64,
 }
 
 /// How the network treats packets.
@@ -217,7 +219,14 @@ impl World {
             let all = SegmentConfig { addr: RAM_BASE, len: ram as u64, token: None, access: rights };
             let all = node.register_segment(all).expect("room");
             let ram = Ram { bytes: vec![0; ram], is_gone: false, own: ProcessMemory::own().expect("own memory") };
-            TestHost { node, ram, log: Log { clock: clock.clone(), ..Log::default() }, all, busy_until: Nanos(0) }
+            TestHost {
+                node,
+                ram,
+                log: Log { clock: clock.clone(), ..Log::default() },
+                all,
+                busy_until: Nanos(0),
+                unchecked: 0,
+            }
         });
         World {
             now: Nanos(0),
@@ -238,7 +247,16 @@ impl World {
     pub fn with<R>(&mut self, host: usize, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
         let h = &mut self.hosts[host];
         let mut env = UrmaEnv { now: self.now, mem: &mut h.ram, fx: &mut h.log };
-        call(&mut h.node, &mut env)
+        let result = call(&mut h.node, &mut env);
+        h.unchecked -= 1;
+        if h.unchecked <= 0 {
+            h.node.check().expect("what must hold between two calls");
+            // It looks at every record, so that it is made once in so many calls, and less often with many records.
+            let state = h.node.state();
+            let records = state.requests + state.jetties + state.channels + state.inbound + state.responses;
+            h.unchecked = 64 + 4 * records as i64;
+        }
+        result
     }
     pub fn post(&mut self, host: usize, jetty: u32, wr: JfsWr) -> Result<(), UrmaError> {
         self.with(host, |node, env| node.post_send(jetty, &wr, env))
