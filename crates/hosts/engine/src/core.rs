@@ -176,8 +176,9 @@ impl Core {
     /// To be called after each call to a queue pair: brings the path's bytes in flight, the timer and the ready queue up to date.
     pub(crate) fn settle(&mut self, now: Nanos, index: u32) {
         let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
-        if slot.endpoint.inflight_bytes() != slot.inflight_seen {
-            slot.count_inflight(now, self.paths.get_mut(slot.path as usize));
+        let inflight = slot.endpoint.inflight_bytes();
+        if inflight != slot.inflight_seen {
+            slot.count_inflight(now, inflight, self.paths.get_mut(slot.path as usize));
         }
         slot.report_srq_limit();
         if let Some(srqn) = slot.endpoint.qp().srqn()

@@ -36,6 +36,12 @@ pub(crate) struct DataPath<'a> {
 }
 
 impl DataPath<'_> {
+    /// The same tables and ports, for one call.
+    #[inline(always)]
+    pub fn reborrow(&mut self) -> DataPath<'_> {
+        DataPath { core: self.core, ports: self.ports }
+    }
+
     /// Calls a queue pair outside of turns and bursts. Its completions become visible when the batches are flushed next. `None`
     /// if there is no such queue pair.
     pub fn call_qp<T>(&mut self, now: Nanos, qpn: Qpn, f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T) -> Option<T> {

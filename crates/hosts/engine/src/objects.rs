@@ -305,8 +305,8 @@ impl QpSlot {
         class_of(self.endpoint.qp().flow().tos)
     }
     /// Counts a change of its bytes in flight for its path.
-    pub(crate) fn count_inflight(&mut self, now: Nanos, path: Option<&mut Path>) {
-        let inflight = self.endpoint.inflight_bytes();
+    #[inline(always)]
+    pub(crate) fn count_inflight(&mut self, now: Nanos, inflight: u64, path: Option<&mut Path>) {
         if let Some(path) = path {
             path.is_recovering = self.endpoint.qp().is_recovering();
             path.moved(now, self.index, self.inflight_seen, inflight);

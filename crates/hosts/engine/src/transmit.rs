@@ -40,7 +40,8 @@ pub(crate) struct TransmitPass<'a> {
 
 impl TransmitPass<'_> {
     /// Gives turns to ready queue pairs and sends their packets. Returns whether there was a turn.
-    pub fn run(&mut self) -> bool {
+    #[inline]
+    pub fn run(mut self) -> bool {
         let mut bytes_left = self.data_path.core.options.pass_bytes;
         let mut any = false;
         self.admit_programs();
@@ -48,7 +49,7 @@ impl TransmitPass<'_> {
             let Some((index, ticket)) = self.next_turn() else { break };
             any = true;
             if self.data_path.core.has_many() {
-                self.prefetch_turn();
+                prefetch_turn(self.data_path.core);
             }
             let core = &mut *self.data_path.core;
             // Without queue pairs the table is empty, and has not even the endpoint's entry.
@@ -70,7 +71,7 @@ impl TransmitPass<'_> {
                 break;
             }
         }
-        self.data_path.flush_all(self.now);
+        self.data_path.reborrow().flush_all(self.now);
         if let Some(urma) = &mut self.urma {
             urma.flush(self.now);
         }
@@ -78,6 +79,7 @@ impl TransmitPass<'_> {
     }
 
     /// Gives turns to the programs of URMA whose doorbells have rung.
+    #[inline(always)]
     fn admit_programs(&mut self) {
         let Core { urma_rung, sched, .. } = &mut *self.data_path.core;
         match &mut self.urma {
@@ -88,6 +90,7 @@ impl TransmitPass<'_> {
     }
 
     /// Whose turn is next: its entry, and the ticket of its place.
+    #[inline(always)]
     fn next_turn(&mut self) -> Option<(u32, u32)> {
         let Core { sched, qps, .. } = &mut *self.data_path.core;
         let (urma, ticket) = (&self.urma, Cell::new(NO_TICKET));
@@ -101,18 +104,13 @@ impl TransmitPass<'_> {
         sched.take_turn(is_ready).map(|index| (index, ticket.get()))
     }
 
-    /// Prefetches what a turn soon reads.
-    #[inline(never)]
-    fn prefetch_turn(&self) {
-        let core = &*self.data_path.core;
-        if let Some(place) = core.sched.after(TURNS_AHEAD)
-            && let Some(slot) = slot_at(&core.qps, place.qp)
-        {
-            slot.endpoint.qp().prefetch_turn();
-        }
+    /// The same pass for a call that is not inlined: this one stays in registers.
+    fn cold_turn(&mut self) -> TransmitPass<'_> {
+        TransmitPass { now: self.now, data_path: self.data_path.reborrow(), urma: None }
     }
 
     /// One queue pair's turn. Returns how many work requests it has begun or continued, and payload bytes that it may have used.
+    #[inline(always)]
     fn turn(&mut self, index: u32) -> (u32, u64) {
         let now = self.now;
         let turn_most = TURN_BYTES.min(self.data_path.core.options.pass_bytes);
@@ -128,7 +126,7 @@ impl TransmitPass<'_> {
                 let room = path.response_room(slot.endpoint.response_bytes());
                 slot.endpoint.qp_mut().allow_responses(room);
             }
-            let Some(burst) = path.burst(now) else { return self.wait_for_rate(index) };
+            let Some(burst) = path.burst(now) else { return self.cold_turn().wait_for_rate(index) };
             bytes = bytes.min(burst);
             tuned = path.is_measured();
             if slot.endpoint.sends_unacknowledged() {
@@ -156,7 +154,7 @@ impl TransmitPass<'_> {
         }
         self.after_turn(index, path, state);
         if full {
-            self.data_path.flush_all(now);
+            self.data_path.reborrow().flush_all(now);
         }
         (requests, used)
     }
@@ -165,7 +163,7 @@ impl TransmitPass<'_> {
     /// any other queue pair waits in the path's line.
     #[cold]
     #[inline(never)]
-    fn wait_for_rate(&mut self, index: u32) -> (u32, u64) {
+    fn wait_for_rate(self, index: u32) -> (u32, u64) {
         let now = self.now;
         let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return (0, 0) };
         let path = slot.path;
@@ -196,7 +194,7 @@ impl TransmitPass<'_> {
     }
 
     /// Queues a queue pair again, or lets it wait for the window of its path.
-    #[inline]
+    #[inline(always)]
     fn after_turn(&mut self, index: u32, path: u32, state: TxState) {
         let core = &mut *self.data_path.core;
         if state == TxState::Window
@@ -210,5 +208,15 @@ impl TransmitPass<'_> {
             core.make_ready(index);
         }
         core.settle(self.now, index);
+    }
+}
+
+/// Prefetches what a turn soon reads.
+#[inline(never)]
+fn prefetch_turn(core: &Core) {
+    if let Some(place) = core.sched.after(TURNS_AHEAD)
+        && let Some(slot) = slot_at(&core.qps, place.qp)
+    {
+        slot.endpoint.qp().prefetch_turn();
     }
 }

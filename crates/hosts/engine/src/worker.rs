@@ -79,6 +79,7 @@ impl Worker {
     }
 
     /// Gives turns to ready queue pairs and sends their packets.
+    #[inline]
     fn transmit(&mut self, now: Nanos) -> bool {
         let Worker { core, ports, urma, .. } = self;
         TransmitPass { now, data_path: DataPath { core, ports }, urma: urma.as_deref_mut() }.run()
