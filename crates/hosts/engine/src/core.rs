@@ -1,10 +1,10 @@
 //! What the rooms of a worker share: its tables, and what must follow each call to a queue pair ([`Core::settle`]).
 
 use crate::calls::Tables;
-use crate::hello::{AnswerBudget, HelloQuestion};
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for};
 use crate::options::WorkerOptions;
 use crate::outbox::Outbox;
+use crate::paths::hello::Hellos;
 use crate::paths::{NOT_WAITING, Paths};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
@@ -57,12 +57,9 @@ pub(crate) struct Core {
     pub pulse: Arc<Pulse>,
     /// Records of loss recovery, which queue pairs borrow.
     pub records: RecordPool,
-    /// Questions asked.
-    pub hellos_asked: u64,
-    pub hello_answers: AnswerBudget,
+    pub hellos: Hellos,
     /// What answers to the hellos of processes with lent numbers go through, by number.
     pub mail: Vec<(u32, OwnedFd)>,
-    pub hello_questions: Vec<HelloQuestion>,
 }
 
 impl Core {
@@ -91,10 +88,8 @@ impl Core {
                 true => RecordPool::strict(RECORDS_MAX, PACKETS_MAX),
                 false => RecordPool::default(),
             },
-            hellos_asked: 0,
-            hello_answers: AnswerBudget::default(),
+            hellos: Hellos::default(),
             mail: Vec::new(),
-            hello_questions: Vec::new(),
         }
     }
 
@@ -132,10 +127,25 @@ impl Core {
     /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
     #[inline]
     pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, records, waited, .. } = self;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, hellos, records, waited, .. } = self;
         let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
         debug_assert!(slot.as_ref().is_none_or(|slot| slot.index == index), "a slot at the entry of another");
-        (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel: &mut timers.wheel, records })
+        (
+            slot,
+            Tables {
+                now,
+                waited: *waited,
+                cqs,
+                ahs,
+                xrc,
+                mem,
+                outbox,
+                paths,
+                wheel: &mut timers.wheel,
+                hello_due: &mut hellos.due,
+                records,
+            },
+        )
     }
 
     /// Makes the completions visible that waited for the end of a batch or burst.
@@ -229,6 +239,15 @@ impl Core {
         p.waiting.pop();
         slot.waiting = NOT_WAITING;
         self.make_ready(index);
+    }
+
+    /// Sets the family that the queue pairs of a path use, as far as their peer can.
+    pub(crate) fn set_family(&mut self, at: usize) {
+        let Core { paths, qps, options, .. } = self;
+        let hello = &paths[at].hello;
+        for slot in qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
+            hello.tell(slot.endpoint.qp_mut(), options.selective);
+        }
     }
 
     /// Takes a queue pair off its path, together with its bytes in flight and its place in the line for the window.

@@ -1,11 +1,11 @@
 //! Tables and ports of a worker together: calls to queue pairs outside of turns and bursts, and changes of their attributes.
 
 use crate::calls::Egress;
-use crate::congestion::sent_tos;
 use crate::core::Core;
 use crate::objects::NO_PATH;
 use crate::outbox::Completions;
-use crate::path::{Path, PathLink};
+use crate::paths::ecn::sent_tos;
+use crate::paths::path::{Path, PathLink};
 use crate::port_slot::PortSlot;
 use crate::table::{put, take};
 use burst_base::heap::OutOfMemory;
@@ -17,6 +17,7 @@ use burst_transport::{Env, ModifyError, Qp};
 
 mod congestion_control;
 mod connections;
+mod hellos;
 
 /// A change of a queue pair's attributes.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +112,8 @@ impl DataPath<'_> {
         slot.endpoint.qp_mut().report_each(path.wants_each_report());
         put(&mut self.core.qps, index, slot);
         if qp_type == QpType::Rc || qp_type.is_xrc() {
-            self.core.greet(now, at, &flow);
+            let Core { hellos, paths, options, .. } = &mut *self.core;
+            hellos.greet(now, &mut paths[at as usize], &flow, options.asks_peers());
         }
     }
 

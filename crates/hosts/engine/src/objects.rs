@@ -3,8 +3,8 @@
 
 use crate::endpoint::Endpoint;
 use crate::outbox::Completions;
-use crate::path::Path;
 use crate::paths::NOT_WAITING;
+use crate::paths::path::Path;
 use crate::runner::wakes::Wake;
 use crate::timers::ack_delay::AckDelay;
 use crate::tombstone::Tombstone;

@@ -4,11 +4,11 @@
 //! pairs that waited for a window or a rate of the old controller get a turn, in which the new controller lets them send or
 //! wait again: none waits for an event that only the old controller would have caused.
 
-use crate::congestion::sent_tos;
 use crate::data_path::DataPath;
 use crate::objects::waits_for;
-use crate::path::PathLink;
 use crate::paths::NOT_WAITING;
+use crate::paths::ecn::sent_tos;
+use crate::paths::path::PathLink;
 use burst_base::Nanos;
 use burst_cc::{Algorithm, Params};
 

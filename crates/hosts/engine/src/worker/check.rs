@@ -3,8 +3,8 @@
 //! Nothing here is used by the data path, and nothing is stored for it.
 
 use crate::objects::{NO_PATH, QpSlot};
-use crate::path::Path;
 use crate::paths::NOT_WAITING;
+use crate::paths::path::Path;
 use crate::transmit::sched::NO_TICKET;
 use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn};

@@ -1,11 +1,11 @@
 //! Calls of programs in other processes for their objects of URMA.
 
 use crate::objects::EngineCq;
-use crate::urma::eid::address_of;
 use crate::urma::endpoint::cna_of;
 use crate::urma::orphans::delete_jetty;
 use crate::urma::records::{cqe_of, words_of};
 use crate::urma::tenant::UrmaTenant;
+use burst_base::gid::ip_of;
 use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_ubwire::{Cna, ServiceMode};
 use burst_urma::{
@@ -35,7 +35,7 @@ impl TenantCall {
     pub(crate) fn imports_from(&self) -> Option<IpAddr> {
         match self {
             TenantCall::Plain(UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. }) => {
-                Some(address_of(eid))
+                Some(ip_of(*eid))
             }
             _ => None,
         }
@@ -259,7 +259,7 @@ impl UrmaTenant {
     }
 
     fn import(&mut self, node: &mut UrmaNode, call: UrmaCall) -> Result<UrmaAnswer, UrmaError> {
-        let cna = |eid: &[u8; 16]| cna_of(address_of(eid));
+        let cna = |eid: &[u8; 16]| cna_of(ip_of(*eid));
         match call {
             UrmaCall::UnregisterSegment { token_id } => {
                 check(self.segments.remove(&token_id))?;
