@@ -5,7 +5,6 @@
 //! signal of the call to the congestion controller of the queue pair's path.
 
 use crate::counters::Counters;
-use crate::endpoint::Endpoint;
 use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::outbox::{Completions, CqEntry, Outbox};
 use crate::paths::path::Path;
@@ -60,7 +59,7 @@ impl Tables<'_> {
     ) -> T {
         let Tables { now, waited, cqs, ahs, xrc, mem, outbox, paths, hello_due, records, .. } = self;
         let Egress { batch, counters } = egress;
-        let QpSlot { endpoint: Endpoint::Roce(qp), holder, other_holders, device, path, received, .. } = slot;
+        let QpSlot { qp, holder, other_holders, device, path, received, .. } = slot;
         let signals = Signals::default();
         let mut fx = QpEffects {
             cqs,

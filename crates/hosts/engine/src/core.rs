@@ -186,24 +186,24 @@ impl Core {
     /// To be called after each call to a queue pair: brings the path's bytes in flight, the timer and the ready queue up to date.
     pub(crate) fn settle(&mut self, now: Nanos, index: u32) {
         let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
-        let inflight = slot.endpoint.inflight_bytes();
+        let inflight = slot.qp.inflight_bytes();
         if inflight != slot.inflight_seen {
             slot.count_inflight(now, inflight, self.paths.get_mut(slot.path as usize));
         }
         slot.report_srq_limit();
-        if let Some(srqn) = slot.endpoint.qp().srqn()
+        if let Some(srqn) = slot.qp.srqn()
             && let Some(entry) = self.xrc.get(srqn as usize).and_then(Option::as_ref)
         {
             entry.shared.report_limit(&*entry.async_events);
         }
         debug_assert!(slot.path == NO_PATH || self.paths[slot.path as usize].users > 0, "a path without users");
         if let Some(file) = &self.tombstone_file {
-            file.note_expected(index, slot.endpoint.qp().expected_psn());
+            file.note_expected(index, slot.qp.expected_psn());
         }
-        slot.wake_by(&mut self.timers.wheel, slot.endpoint.next_deadline());
+        slot.wake_by(&mut self.timers.wheel, slot.qp.next_deadline());
         // A queue pair that waits for a window wants to send only if it must answer its peer, or got an answer.
-        let delayed = slot.endpoint.ack_may_wait() && self.timers.delayed_acks.delay(index, &mut slot.ack_delay, now);
-        let (ready, path) = (slot.endpoint.wants_tx() && !delayed, slot.path);
+        let delayed = slot.qp.ack_may_wait() && self.timers.delayed_acks.delay(index, &mut slot.ack_delay, now);
+        let (ready, path) = (slot.qp.wants_tx() && !delayed, slot.path);
         if ready {
             self.make_ready(index);
         }
@@ -231,7 +231,7 @@ impl Core {
             return self.timers.pacing.arm(path, gate, gate.opens_at());
         }
         let Some(slot) = self.qps[index as usize].as_mut() else { return };
-        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.endpoint.next_bytes()) {
+        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.qp.next_bytes()) {
             return;
         }
         // One at a time: the next is made ready when this one has settled.
@@ -246,7 +246,7 @@ impl Core {
         let Core { paths, qps, options, .. } = self;
         let hello = &paths[at].hello;
         for slot in qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
-            hello.tell(slot.endpoint.qp_mut(), options.selective);
+            hello.tell(&mut slot.qp, options.selective);
         }
     }
 

@@ -71,7 +71,7 @@ impl DataPath<'_> {
         let index = self.core.directory.find(qpn);
         let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
         let mtu = self.ports[slot.device.index()].port.caps().active_mtu();
-        slot.endpoint.qp_mut().follow_port(mtu);
+        slot.qp.follow_port(mtu);
     }
 
     /// Makes room for one more path: [`Self::join_path`] follows.
@@ -102,14 +102,14 @@ impl DataPath<'_> {
         });
         debug_assert!(slot.path == NO_PATH && slot.inflight_seen == 0, "a queue pair is on two paths");
         slot.path = at;
-        if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
-            file.note_expected(index, slot.endpoint.qp().expected_psn());
+        if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.qp.qp_type()) {
+            file.note_expected(index, slot.qp.expected_psn());
             file.write(index, &slot.tombstone(flow, None));
         }
-        let qp_type = slot.endpoint.qp().qp_type();
+        let qp_type = slot.qp.qp_type();
         let path = &self.core.paths[at as usize];
-        path.hello.tell(slot.endpoint.qp_mut(), self.core.options.selective);
-        slot.endpoint.qp_mut().report_each(path.wants_each_report());
+        path.hello.tell(&mut slot.qp, self.core.options.selective);
+        slot.qp.report_each(path.wants_each_report());
         put(&mut self.core.qps, index, slot);
         if qp_type == QpType::Rc || qp_type.is_xrc() {
             let Core { hellos, paths, options, .. } = &mut *self.core;

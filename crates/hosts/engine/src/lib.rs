@@ -12,7 +12,6 @@
 //! | `core`, `data_path` | what the rooms of a worker share: its tables; the tables with the ports |
 //! | `calls`, `outbox` | calls to queue pairs; completions and events on their way to programs |
 //! | `objects`, `table`, `options` | what the tables hold; tables by number; options of a worker |
-//! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
 //! | [`urma`] | nodes of the Unified Bus, and programs of URMA in other processes |
 //! | `transmit` | turns; in it doorbells, fair order (`sched`), classes within an account (`priority`) |
 //! | `receive` | demultiplexing; in it groups, packets of other workers and processes, queue pairs that are prefetched |
@@ -27,7 +26,6 @@
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
 pub mod counters;
-pub mod endpoint;
 pub mod flow;
 pub mod objects;
 mod paths;
@@ -54,7 +52,6 @@ mod transmit;
 pub use burst_gsi as gsi;
 pub use counters::Counters;
 pub use data_path::QpChange;
-pub use endpoint::Endpoint;
 pub use objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot};
 pub use options::WorkerOptions;
 pub use paths::ecn::{CNP_DSCP, CNP_PATH_INTERVAL, CNP_QP_INTERVAL};

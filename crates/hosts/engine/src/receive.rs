@@ -201,7 +201,7 @@ impl RxBurst<'_> {
         self.core.pulse.serve_qp(bth.dest_qpn.get());
         let index = self.core.directory.find(bth.dest_qpn);
         let (Some(slot), tables) = self.core.slot_and_tables(self.now, index) else { return 0 };
-        if slot.endpoint.qp().qpn() != bth.dest_qpn || slot.device != self.device {
+        if slot.qp.qpn() != bth.dest_qpn || slot.device != self.device {
             return 0;
         }
         let completions = slot.touch(&mut self.rx.touched);
@@ -242,7 +242,7 @@ impl RxBurst<'_> {
         }
         let index = self.core.directory.find(qpn);
         let (slot, tables) = self.core.slot_and_tables(self.now, index);
-        let Some(slot) = slot.filter(|slot| slot.endpoint.qp().qpn() == qpn && slot.device == self.device) else {
+        let Some(slot) = slot.filter(|slot| slot.qp.qpn() == qpn && slot.device == self.device) else {
             if let Err(reason) = self.core.tombstones.answer(self.now, frame.flow.src, packet, self.batch) {
                 self.counters.count(reason);
             }

@@ -53,7 +53,7 @@ impl TransmitPass<'_> {
             }
             let core = &mut *self.data_path.core;
             // Without queue pairs the table is empty, and has not even the endpoint's entry.
-            core.pulse.serve_qp(slot_at(&core.qps, index).map_or(0, |slot| slot.endpoint.qp().qpn().get()));
+            core.pulse.serve_qp(slot_at(&core.qps, index).map_or(0, |slot| slot.qp.qpn().get()));
             let (requests, charged, sent) = match index {
                 URMA_ENTRY => {
                     let turn = self.urma.as_mut().map(|urma| urma.turn(ticket, &mut core.urma_shared(self.now)));
@@ -121,16 +121,16 @@ impl TransmitPass<'_> {
         let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             path.begin_turn(now);
-            window_bytes = path.room(slot.endpoint.request_bytes());
-            if slot.endpoint.qp().wants_response_room() {
-                let room = path.response_room(slot.endpoint.response_bytes());
-                slot.endpoint.qp_mut().allow_responses(room);
+            window_bytes = path.room(slot.qp.request_bytes());
+            if slot.qp.wants_response_room() {
+                let room = path.response_room(slot.qp.response_bytes());
+                slot.qp.allow_responses(room);
             }
             let Some(burst) = path.burst(now) else { return self.cold_turn().wait_for_rate(index) };
             bytes = bytes.min(burst);
             tuned = path.is_measured();
-            if slot.endpoint.sends_unacknowledged() {
-                bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.endpoint.qp().flow())));
+            if slot.sends_unacknowledged() {
+                bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.qp.flow())));
             }
         }
         if bytes == 0 {
@@ -140,12 +140,12 @@ impl TransmitPass<'_> {
         debug_assert!(bytes <= turn_most, "a turn is too long");
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
-        let (first, before) = (egress.batch.frames().len(), if tuned { slot.endpoint.inflight_bytes() } else { 0 });
+        let (first, before) = (egress.batch.frames().len(), if tuned { slot.qp.inflight_bytes() } else { 0 });
         let state = tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
         let full = !port.batch.has_room();
-        let (path, unacknowledged) = (slot.path, slot.endpoint.is_unacknowledged());
+        let (path, unacknowledged) = (slot.path, slot.is_unacknowledged());
         if tuned {
-            let after = slot.endpoint.inflight_bytes();
+            let after = slot.qp.inflight_bytes();
             self.data_path.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
         }
         let (requests, used) = (TURN_WQES - budget.wqes, bytes - budget.bytes.min(bytes));
@@ -167,8 +167,8 @@ impl TransmitPass<'_> {
         let now = self.now;
         let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return (0, 0) };
         let path = slot.path;
-        let flushes = slot.endpoint.is_in_error();
-        if flushes || slot.endpoint.owes_acknowledgement() {
+        let flushes = slot.is_in_error();
+        if flushes || slot.qp.owes_acknowledgement() {
             let PortSlot { batch, counters, .. } = &mut self.data_path.ports[slot.device.index()];
             let mut budget = TxBudget { wqes: TURN_WQES, bytes: 0, window_bytes: TURN_BYTES };
             let egress = Egress { batch, counters };
@@ -182,7 +182,7 @@ impl TransmitPass<'_> {
         let (Some(slot), Some(path_slot)) = (qps[index as usize].as_mut(), paths.get_mut(path as usize)) else {
             return (0, 0);
         };
-        slot.wake_by(&mut timers.wheel, slot.endpoint.next_deadline());
+        slot.wake_by(&mut timers.wheel, slot.qp.next_deadline());
         if slot.waiting == NOT_WAITING {
             slot.waiting = path_slot.waiting.push(index);
         }
@@ -217,6 +217,6 @@ fn prefetch_turn(core: &Core) {
     if let Some(place) = core.sched.after(TURNS_AHEAD)
         && let Some(slot) = slot_at(&core.qps, place.qp)
     {
-        slot.endpoint.qp().prefetch_turn();
+        slot.qp.prefetch_turn();
     }
 }

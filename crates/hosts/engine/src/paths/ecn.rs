@@ -73,7 +73,7 @@ pub(crate) fn answer_mark(
 ) {
     let (MarkedPacket { src, opcode }, Egress { batch, counters }) = (*packet, egress);
     counters.add(Traffic::MarkedPackets, 1);
-    let qp = slot.endpoint.qp();
+    let qp = &slot.qp;
     let Some(path) = path.filter(|path| slot.cnp_from <= now && path.cnp_from <= now) else { return };
     // Acknowledgements of the selective repeat family count marks. Only a controller of rates needs more.
     if opcode.info().service.is_selective() && !path.peer_follows_notifications() {

@@ -77,13 +77,13 @@ impl TimerPass<'_> {
         let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return false };
         debug_assert_ne!(slot.armed, Nanos::NEVER, "a timer that was not set has fired");
         slot.armed = Nanos::NEVER;
-        let due = slot.endpoint.next_deadline() <= now;
+        let due = slot.qp.next_deadline() <= now;
         if due {
             let PortSlot { batch, counters, .. } = &mut self.data_path.ports[slot.device.index()];
             let egress = Egress { batch, counters };
             tables.call_qp(slot, egress, Completions::Visible, |qp, env| qp.on_timer(env));
         } else {
-            slot.endpoint.timer_passed();
+            slot.qp.timer_passed();
         }
         self.data_path.core.settle(now, index);
         due
