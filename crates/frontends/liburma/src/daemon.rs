@@ -152,7 +152,7 @@ impl DaemonNode {
             }
             let Ok(devices) = devices_of(&place) else { continue };
             let devices = devices.map_err(|why| why.to_string())?;
-            let has = |device: &&DeviceInfo| device.gids.iter().any(|gid| address_of(&gid.gid) == address);
+            let has = |device: &&DeviceInfo| device.gids.iter().any(|gid| address_of(gid.gid) == address);
             let Some(device) = devices.iter().find(has) else { continue };
             return DaemonNode::connect(&place, device.index, address).map(Some).map_err(|why| why.to_string());
         }
@@ -200,7 +200,7 @@ impl DaemonNode {
             return Some(*address);
         }
         let Ok(UrmaAnswer::Peer(Some(eid))) = self.call(UrmaCall::Peer { cna: cna.get() }) else { return None };
-        let address = address_of(&eid);
+        let address = address_of(eid);
         self.peers.insert(cna, address);
         Some(address)
     }

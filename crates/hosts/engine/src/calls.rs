@@ -5,11 +5,10 @@
 //! signal of the call to the congestion controller of the queue pair's path.
 
 use crate::counters::Counters;
-use crate::endpoint::Endpoint;
 use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::outbox::{Completions, CqEntry, Outbox};
-use crate::path::Path;
-use crate::signals::Signals;
+use crate::paths::path::Path;
+use crate::paths::signals::Signals;
 use crate::transmit::sched::ReceivedWork;
 use burst_base::reason::Class;
 use burst_base::verbs::EventType;
@@ -44,6 +43,7 @@ pub(crate) struct Tables<'a> {
     pub outbox: &'a mut Outbox,
     pub paths: &'a mut [Path],
     pub wheel: &'a mut Wheel,
+    pub hello_due: &'a mut Nanos,
     pub records: &'a mut RecordPool,
 }
 
@@ -57,9 +57,9 @@ impl Tables<'_> {
         completions: Completions,
         f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T,
     ) -> T {
-        let Tables { now, waited, cqs, ahs, xrc, mem, outbox, paths, records, .. } = self;
+        let Tables { now, waited, cqs, ahs, xrc, mem, outbox, paths, hello_due, records, .. } = self;
         let Egress { batch, counters } = egress;
-        let QpSlot { endpoint: Endpoint::Roce(qp), holder, other_holders, device, path, received, .. } = slot;
+        let QpSlot { qp, holder, other_holders, device, path, received, .. } = slot;
         let signals = Signals::default();
         let mut fx = QpEffects {
             cqs,
@@ -88,7 +88,7 @@ impl Tables<'_> {
                 signals.for_each(|signal| path.on_signal(now, signal));
                 if signals.is_refused() {
                     path.hello.doubted(now);
-                    outbox.hello_due = outbox.hello_due.min(path.hello.due());
+                    *hello_due = (*hello_due).min(path.hello.due());
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! What the rooms of a worker share: its tables, and what must follow each call to a queue pair ([`Core::settle`]).
 
 use crate::calls::Tables;
-use crate::hello::{AnswerBudget, HelloQuestion};
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for};
 use crate::options::WorkerOptions;
 use crate::outbox::Outbox;
+use crate::paths::hello::Hellos;
 use crate::paths::{NOT_WAITING, Paths};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
@@ -57,12 +57,9 @@ pub(crate) struct Core {
     pub pulse: Arc<Pulse>,
     /// Records of loss recovery, which queue pairs borrow.
     pub records: RecordPool,
-    /// Questions asked.
-    pub hellos_asked: u64,
-    pub hello_answers: AnswerBudget,
+    pub hellos: Hellos,
     /// What answers to the hellos of processes with lent numbers go through, by number.
     pub mail: Vec<(u32, OwnedFd)>,
-    pub hello_questions: Vec<HelloQuestion>,
 }
 
 impl Core {
@@ -91,10 +88,8 @@ impl Core {
                 true => RecordPool::strict(RECORDS_MAX, PACKETS_MAX),
                 false => RecordPool::default(),
             },
-            hellos_asked: 0,
-            hello_answers: AnswerBudget::default(),
+            hellos: Hellos::default(),
             mail: Vec::new(),
-            hello_questions: Vec::new(),
         }
     }
 
@@ -132,10 +127,25 @@ impl Core {
     /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
     #[inline]
     pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, records, waited, .. } = self;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, hellos, records, waited, .. } = self;
         let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
         debug_assert!(slot.as_ref().is_none_or(|slot| slot.index == index), "a slot at the entry of another");
-        (slot, Tables { now, waited: *waited, cqs, ahs, xrc, mem, outbox, paths, wheel: &mut timers.wheel, records })
+        (
+            slot,
+            Tables {
+                now,
+                waited: *waited,
+                cqs,
+                ahs,
+                xrc,
+                mem,
+                outbox,
+                paths,
+                wheel: &mut timers.wheel,
+                hello_due: &mut hellos.due,
+                records,
+            },
+        )
     }
 
     /// Makes the completions visible that waited for the end of a batch or burst.
@@ -176,23 +186,24 @@ impl Core {
     /// To be called after each call to a queue pair: brings the path's bytes in flight, the timer and the ready queue up to date.
     pub(crate) fn settle(&mut self, now: Nanos, index: u32) {
         let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
-        if slot.endpoint.inflight_bytes() != slot.inflight_seen {
-            slot.count_inflight(now, self.paths.get_mut(slot.path as usize));
+        let inflight = slot.qp.inflight_bytes();
+        if inflight != slot.inflight_seen {
+            slot.count_inflight(now, inflight, self.paths.get_mut(slot.path as usize));
         }
         slot.report_srq_limit();
-        if let Some(srqn) = slot.endpoint.qp().srqn()
+        if let Some(srqn) = slot.qp.srqn()
             && let Some(entry) = self.xrc.get(srqn as usize).and_then(Option::as_ref)
         {
             entry.shared.report_limit(&*entry.async_events);
         }
         debug_assert!(slot.path == NO_PATH || self.paths[slot.path as usize].users > 0, "a path without users");
         if let Some(file) = &self.tombstone_file {
-            file.note_expected(index, slot.endpoint.qp().expected_psn());
+            file.note_expected(index, slot.qp.expected_psn());
         }
-        slot.wake_by(&mut self.timers.wheel, slot.endpoint.next_deadline());
+        slot.wake_by(&mut self.timers.wheel, slot.qp.next_deadline());
         // A queue pair that waits for a window wants to send only if it must answer its peer, or got an answer.
-        let delayed = slot.endpoint.ack_may_wait() && self.timers.delayed_acks.delay(index, &mut slot.ack_delay, now);
-        let (ready, path) = (slot.endpoint.wants_tx() && !delayed, slot.path);
+        let delayed = slot.qp.ack_may_wait() && self.timers.delayed_acks.delay(index, &mut slot.ack_delay, now);
+        let (ready, path) = (slot.qp.wants_tx() && !delayed, slot.path);
         if ready {
             self.make_ready(index);
         }
@@ -220,7 +231,7 @@ impl Core {
             return self.timers.pacing.arm(path, gate, gate.opens_at());
         }
         let Some(slot) = self.qps[index as usize].as_mut() else { return };
-        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.endpoint.next_bytes()) {
+        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.qp.next_bytes()) {
             return;
         }
         // One at a time: the next is made ready when this one has settled.
@@ -228,6 +239,15 @@ impl Core {
         p.waiting.pop();
         slot.waiting = NOT_WAITING;
         self.make_ready(index);
+    }
+
+    /// Sets the family that the queue pairs of a path use, as far as their peer can.
+    pub(crate) fn set_family(&mut self, at: usize) {
+        let Core { paths, qps, options, .. } = self;
+        let hello = &paths[at].hello;
+        for slot in qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
+            hello.tell(&mut slot.qp, options.selective);
+        }
     }
 
     /// Takes a queue pair off its path, together with its bytes in flight and its place in the line for the window.

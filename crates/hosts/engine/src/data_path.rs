@@ -1,11 +1,11 @@
 //! Tables and ports of a worker together: calls to queue pairs outside of turns and bursts, and changes of their attributes.
 
 use crate::calls::Egress;
-use crate::congestion::sent_tos;
 use crate::core::Core;
 use crate::objects::NO_PATH;
 use crate::outbox::Completions;
-use crate::path::{Path, PathLink};
+use crate::paths::ecn::sent_tos;
+use crate::paths::path::{Path, PathLink};
 use crate::port_slot::PortSlot;
 use crate::table::{put, take};
 use burst_base::heap::OutOfMemory;
@@ -17,6 +17,7 @@ use burst_transport::{Env, ModifyError, Qp};
 
 mod congestion_control;
 mod connections;
+mod hellos;
 
 /// A change of a queue pair's attributes.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,12 @@ pub(crate) struct DataPath<'a> {
 }
 
 impl DataPath<'_> {
+    /// The same tables and ports, for one call.
+    #[inline(always)]
+    pub fn reborrow(&mut self) -> DataPath<'_> {
+        DataPath { core: self.core, ports: self.ports }
+    }
+
     /// Calls a queue pair outside of turns and bursts. Its completions become visible when the batches are flushed next. `None`
     /// if there is no such queue pair.
     pub fn call_qp<T>(&mut self, now: Nanos, qpn: Qpn, f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T) -> Option<T> {
@@ -64,7 +71,7 @@ impl DataPath<'_> {
         let index = self.core.directory.find(qpn);
         let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
         let mtu = self.ports[slot.device.index()].port.caps().active_mtu();
-        slot.endpoint.qp_mut().follow_port(mtu);
+        slot.qp.follow_port(mtu);
     }
 
     /// Makes room for one more path: [`Self::join_path`] follows.
@@ -95,17 +102,18 @@ impl DataPath<'_> {
         });
         debug_assert!(slot.path == NO_PATH && slot.inflight_seen == 0, "a queue pair is on two paths");
         slot.path = at;
-        if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
-            file.note_expected(index, slot.endpoint.qp().expected_psn());
+        if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.qp.qp_type()) {
+            file.note_expected(index, slot.qp.expected_psn());
             file.write(index, &slot.tombstone(flow, None));
         }
-        let qp_type = slot.endpoint.qp().qp_type();
+        let qp_type = slot.qp.qp_type();
         let path = &self.core.paths[at as usize];
-        path.hello.tell(slot.endpoint.qp_mut(), self.core.options.selective);
-        slot.endpoint.qp_mut().report_each(path.wants_each_report());
+        path.hello.tell(&mut slot.qp, self.core.options.selective);
+        slot.qp.report_each(path.wants_each_report());
         put(&mut self.core.qps, index, slot);
         if qp_type == QpType::Rc || qp_type.is_xrc() {
-            self.core.greet(now, at, &flow);
+            let Core { hellos, paths, options, .. } = &mut *self.core;
+            hellos.greet(now, &mut paths[at as usize], &flow, options.asks_peers());
         }
     }
 

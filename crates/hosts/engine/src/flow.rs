@@ -2,7 +2,7 @@
 
 pub use burst_base::gid::{gid_of, ip_of};
 
-use crate::congestion::sent_tos;
+use crate::paths::ecn::sent_tos;
 use burst_base::Qpn;
 use burst_base::verbs::AhAttr;
 use burst_frame::Flow;

@@ -1,16 +1,15 @@
 //! Entries of a worker's tables. The control thread makes them and passes them by commands; completion queues and shared receive
 //! queues, which several workers use, are shared by `Arc`.
 
-use crate::endpoint::Endpoint;
 use crate::outbox::Completions;
-use crate::path::Path;
 use crate::paths::NOT_WAITING;
+use crate::paths::path::Path;
 use crate::runner::wakes::Wake;
 use crate::timers::ack_delay::AckDelay;
 use crate::tombstone::Tombstone;
 use crate::transmit::priority::class_of;
 use crate::transmit::sched::{NO_TICKET, ReadyPlace, ReceivedWork};
-use burst_base::verbs::EventType;
+use burst_base::verbs::{EventType, QpState, QpType};
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
 use burst_cm::CmIds;
@@ -22,7 +21,7 @@ use burst_mem::holes::FillAllowance;
 use burst_shm::cq::CqProducer;
 use burst_shm::doorbell::DoorbellDrain;
 use burst_shm::rq::SrqConsumer;
-use burst_transport::XrcSrq;
+use burst_transport::{Qp, XrcSrq};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -152,7 +151,7 @@ pub struct QpHolder {
 #[repr(C, align(64))]
 pub struct QpSlot {
     /// The protocol's end.
-    pub endpoint: Endpoint,
+    pub qp: Qp,
     /// Index of the path to the peer, or [`NO_PATH`].
     pub(crate) path: u32,
     /// Ticket of its place in the ready queue, or [`NO_TICKET`].
@@ -197,7 +196,7 @@ const OWN: usize = offset_of!(QpSlot, path);
 
 const LINE: usize = 64;
 // The transport counts the lines of a queue pair from its beginning.
-const _: () = assert!(offset_of!(QpSlot, endpoint) == 0 && align_of::<QpSlot>() == LINE && OWN.is_multiple_of(LINE));
+const _: () = assert!(offset_of!(QpSlot, qp) == 0 && align_of::<QpSlot>() == LINE && OWN.is_multiple_of(LINE));
 const _: () = assert!(offset_of!(QpSlot, holder) + offset_of!(QpHolder, context) + size_of::<u32>() <= OWN + LINE);
 
 /// What a queue pair has got in a receive burst.
@@ -232,21 +231,15 @@ pub(crate) fn waits_for(qps: &[Option<Box<QpSlot>>], path: u32, place: ReadyPlac
 impl QpSlot {
     /// The tombstone of the queue pair, if its process died now.
     pub(crate) fn tombstone(&self, flow: Flow, cm: Option<CmIds>) -> Tombstone {
-        let (qp, device) = (self.endpoint.qp(), self.device);
+        let (qp, device) = (&self.qp, self.device);
         let (peer, is_xrc) = (qp.query().dest_qpn, qp.qp_type().is_xrc());
         Tombstone { qpn: self.qpn, peer, is_xrc, cm, device, flow, until: Nanos(0), expected: None }
     }
 
     /// A slot for a queue pair that has not been scheduled yet.
-    pub fn new(
-        endpoint: impl Into<Endpoint>,
-        qpn: burst_base::Qpn,
-        device: DeviceId,
-        doorbell: u32,
-        holder: QpHolder,
-    ) -> QpSlot {
+    pub fn new(qp: Qp, qpn: burst_base::Qpn, device: DeviceId, doorbell: u32, holder: QpHolder) -> QpSlot {
         QpSlot {
-            endpoint: endpoint.into(),
+            qp,
             qpn,
             index: 0,
             device,
@@ -277,7 +270,7 @@ impl QpSlot {
     pub(crate) fn touch(&mut self, touched: &mut Vec<u32>) -> Completions {
         if self.burst == BurstState::Untouched {
             // Decided once per burst, so that receive completions of one burst keep their order.
-            let awaits = self.endpoint.awaits_acknowledgement();
+            let awaits = self.qp.awaits_acknowledgement();
             self.burst = if awaits { BurstState::ReceivesLast } else { BurstState::Touched };
             touched.push(self.index);
         }
@@ -286,31 +279,47 @@ impl QpSlot {
     /// Prefetches the lines that a turn, or the packet of a requester, uses.
     #[inline(always)]
     pub fn prefetch_requester(&self, is_selective: bool) {
-        self.endpoint.qp().prefetch_requester(is_selective);
+        self.qp.prefetch_requester(is_selective);
         self.prefetch_own();
     }
     /// Prefetches the lines that the packet of a responder uses.
     #[inline(always)]
     pub fn prefetch_responder(&self) {
-        self.endpoint.qp().prefetch_responder();
+        self.qp.prefetch_responder();
         self.prefetch_own();
     }
     #[inline(always)]
     fn prefetch_own(&self) {
         burst_span::prefetch_line(std::ptr::from_ref(self).cast::<u8>().wrapping_add(OWN));
     }
+    /// Whether it has failed, so that it sends nothing and its requests are flushed.
+    #[inline]
+    pub(crate) fn is_in_error(&self) -> bool {
+        self.qp.state() == QpState::Err
+    }
+    /// Whether sent messages are never acknowledged and count for the next hop's store.
+    #[inline]
+    pub(crate) fn is_unacknowledged(&self) -> bool {
+        self.qp.qp_type() == QpType::Uc
+    }
+    /// Whether a message that is lost stays lost, so that it must wait until the next hop is known. Flushed requests are not
+    /// sent.
+    #[inline]
+    pub(crate) fn sends_unacknowledged(&self) -> bool {
+        self.is_unacknowledged() && matches!(self.qp.state(), QpState::Rts | QpState::Sqd)
+    }
     /// The class in which it waits for its turns.
     #[inline]
     pub(crate) fn priority(&self) -> usize {
-        class_of(self.endpoint.qp().flow().tos)
+        class_of(self.qp.flow().tos)
     }
     /// Counts a change of its bytes in flight for its path.
-    pub(crate) fn count_inflight(&mut self, now: Nanos, path: Option<&mut Path>) {
-        let inflight = self.endpoint.inflight_bytes();
+    #[inline(always)]
+    pub(crate) fn count_inflight(&mut self, now: Nanos, inflight: u64, path: Option<&mut Path>) {
         if let Some(path) = path {
-            path.is_recovering = self.endpoint.qp().is_recovering();
+            path.is_recovering = self.qp.is_recovering();
             path.moved(now, self.index, self.inflight_seen, inflight);
-            let responses = self.endpoint.response_bytes();
+            let responses = self.qp.response_bytes();
             if responses > 0 || self.has_more {
                 path.responses_moved(self.responses_seen, responses);
                 self.responses_seen = responses;

@@ -1,9 +1,17 @@
-//! Options of a worker, and the limits of its passes.
+//! Options of a worker, the limits of its passes, and what it says of itself to peers.
 
 use burst_base::RtoMode;
-use burst_cc::CcTable;
+use burst_base::verbs::Mtu;
+use burst_cc::{CcTable, PeerKind};
 use burst_cm::Secret;
+use burst_transport::WINDOW_PSNS;
+use burst_wire::hello::{FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
 
+/// What this daemon can do if it uses selective repeat.
+const FEATURES: u32 = FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE | FEATURE_READ_ACKS;
+/// Separates the numbers that hellos derive from the secret from those that other code derives from it: `cm` and the GSI agent
+/// use the domains 0 to 3.
+pub(crate) const HELLO_DOMAIN: u8 = 4;
 /// Frames of one transmit batch.
 pub const BATCH_FRAMES: usize = 256;
 
@@ -59,6 +67,33 @@ impl Default for WorkerOptions {
             pass_bytes: PASS_BYTES,
             batch_frames: BATCH_FRAMES,
             list_room: LIST_ROOM,
+        }
+    }
+}
+
+impl WorkerOptions {
+    /// Identifies this start of the daemon.
+    pub(crate) fn boot_id(&self) -> u64 {
+        self.boot_id.unwrap_or_else(|| self.cm_secret.number((HELLO_DOMAIN, "boot")))
+    }
+
+    /// Whether this daemon asks its peers what they are.
+    pub(crate) fn asks_peers(&self) -> bool {
+        self.selective || self.cc.asks_for_kinds()
+    }
+
+    /// What this daemon says of itself.
+    pub(crate) fn hello(&self, mtu: Mtu, tid: u64) -> Hello {
+        let cc = self.cc.of(PeerKind::Burst);
+        Hello {
+            is_answer: false,
+            tid,
+            boot_id: self.boot_id(),
+            features: if self.selective { FEATURES } else { 0 },
+            window: WINDOW_PSNS,
+            tail_bytes: burst_transport::TAIL_BYTES as u16,
+            mtu: mtu as u8,
+            cc: HelloCc::new(cc.rank.code(), &cc.params.to_string()),
         }
     }
 }

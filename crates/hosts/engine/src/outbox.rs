@@ -57,8 +57,6 @@ pub(crate) struct Outbox {
     pub full: Vec<Weak<dyn EventSink>>,
     /// When events that had no room are tried again; never, if there are none.
     pub retry_at: Nanos,
-    /// When a peer is to be asked what it can do.
-    pub hello_due: Nanos,
     /// Whether completions were written since [`crate::Worker::has_delivered`] was last called.
     pub delivered: bool,
     /// What acknowledgements have said of the path during a call to a queue pair.
@@ -76,7 +74,6 @@ impl Outbox {
             lost: Vec::with_capacity(room.min(LOST_MAX)),
             full: Vec::new(),
             retry_at: Nanos::NEVER,
-            hello_due: Nanos::NEVER,
             delivered: false,
             report: AckReport::default(),
             timers: 0,
@@ -126,6 +123,7 @@ impl Outbox {
     }
 
     /// Writes the events of this pass. A full sink keeps its records, and `retry_events` tries them again.
+    #[inline(always)]
     pub fn publish(
         &mut self,
         now: Nanos,

@@ -4,13 +4,21 @@
 //! peer again. [`UNUSED_KEPT`] such paths stay; above it a new peer takes the place of the path that is unused for the longest
 //! time.
 
-use crate::path::Path;
+use crate::paths::path::Path;
 use crate::transmit::sched::ReadyPlace;
 use burst_base::DeviceId;
 use burst_base::heap::{self, OutOfMemory};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
+
+pub mod ecn;
+pub(crate) mod hello;
+pub(crate) mod pacing;
+pub mod path;
+pub(crate) mod peer_hello;
+mod peer_report;
+pub(crate) mod signals;
 
 /// Paths that stay without users.
 pub const UNUSED_KEPT: usize = 64;
@@ -197,7 +205,7 @@ impl WindowLine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::path::PathLink;
+    use crate::paths::path::PathLink;
     use burst_base::Nanos;
     use burst_cc::Params;
     use std::collections::HashSet;

@@ -1,12 +1,12 @@
 //! Receive: from the port to the queue pair that a packet names.
 
 use crate::calls::Egress;
-use crate::congestion::{answer_mark, is_marked};
 use crate::core::Core;
 use crate::counters::{Counters, Traffic};
 use crate::data_path::DataPath;
 use crate::objects::BurstState;
 use crate::options::RX_BUDGET;
+use crate::paths::ecn::{MarkedPacket, answer_mark, is_marked};
 use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
 use crate::receive::multicast::GroupTable;
@@ -201,7 +201,7 @@ impl RxBurst<'_> {
         self.core.pulse.serve_qp(bth.dest_qpn.get());
         let index = self.core.directory.find(bth.dest_qpn);
         let (Some(slot), tables) = self.core.slot_and_tables(self.now, index) else { return 0 };
-        if slot.endpoint.qp().qpn() != bth.dest_qpn || slot.device != self.device {
+        if slot.qp.qpn() != bth.dest_qpn || slot.device != self.device {
             return 0;
         }
         let completions = slot.touch(&mut self.rx.touched);
@@ -242,7 +242,7 @@ impl RxBurst<'_> {
         }
         let index = self.core.directory.find(qpn);
         let (slot, tables) = self.core.slot_and_tables(self.now, index);
-        let Some(slot) = slot.filter(|slot| slot.endpoint.qp().qpn() == qpn && slot.device == self.device) else {
+        let Some(slot) = slot.filter(|slot| slot.qp.qpn() == qpn && slot.device == self.device) else {
             if let Err(reason) = self.core.tombstones.answer(self.now, frame.flow.src, packet, self.batch) {
                 self.counters.count(reason);
             }
@@ -262,6 +262,7 @@ impl RxBurst<'_> {
     fn on_mark(&mut self, flow: &Flow, index: u32, opcode: Opcode) {
         let (Some(slot), tables) = self.core.slot_and_tables(self.now, index) else { return };
         let path = tables.paths.get_mut(slot.path as usize);
-        answer_mark(self.now, (flow.src, opcode), (slot, path), self.batch, self.counters);
+        let egress = Egress { batch: self.batch, counters: self.counters };
+        answer_mark(self.now, &MarkedPacket { src: flow.src, opcode }, slot, path, egress);
     }
 }

@@ -1,6 +1,6 @@
 //! Timers of a worker: those of queue pairs, gates of paths that have a rate, acknowledgements that wait.
 
-use crate::pacing::PaceQueue;
+use crate::paths::pacing::PaceQueue;
 use crate::timers::ack_delay::DelayedAcks;
 use burst_base::Nanos;
 use burst_base::wheel::Wheel;

@@ -13,6 +13,7 @@
 
 use crate::qpn::{SLOT_MAX, slot_of, worker_of};
 use crate::tombstone::{LINGER, TOMBSTONES_MAX, Tombstone};
+use burst_base::gid::gid_of;
 use burst_base::{DeviceId, Nanos, Psn, Qpn};
 use burst_cm::CmIds;
 use burst_frame::Flow;
@@ -150,13 +151,6 @@ fn place(index: u32) -> u64 {
     FORMER_BYTES + u64::from(index) * RECORD as u64
 }
 
-fn octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    }
-}
-
 /// An address of a host, or `None`.
 fn address(octets: [u8; 16]) -> Option<IpAddr> {
     let ip = Ipv6Addr::from(octets).to_canonical();
@@ -182,8 +176,8 @@ fn encode(stone: &Tombstone) -> Record {
     };
     put(&qpn.get().to_le_bytes());
     put(&peer.get().to_le_bytes());
-    put(&octets(flow.src));
-    put(&octets(flow.dst));
+    put(&gid_of(flow.src));
+    put(&gid_of(flow.dst));
     put(&until.0.to_le_bytes());
     put(&flow.flow_label.to_le_bytes());
     put(&flow.scope.to_le_bytes());

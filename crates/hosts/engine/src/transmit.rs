@@ -40,7 +40,8 @@ pub(crate) struct TransmitPass<'a> {
 
 impl TransmitPass<'_> {
     /// Gives turns to ready queue pairs and sends their packets. Returns whether there was a turn.
-    pub fn run(&mut self) -> bool {
+    #[inline]
+    pub fn run(mut self) -> bool {
         let mut bytes_left = self.data_path.core.options.pass_bytes;
         let mut any = false;
         self.admit_programs();
@@ -48,11 +49,11 @@ impl TransmitPass<'_> {
             let Some((index, ticket)) = self.next_turn() else { break };
             any = true;
             if self.data_path.core.has_many() {
-                self.prefetch_turn();
+                prefetch_turn(self.data_path.core);
             }
             let core = &mut *self.data_path.core;
             // Without queue pairs the table is empty, and has not even the endpoint's entry.
-            core.pulse.serve_qp(slot_at(&core.qps, index).map_or(0, |slot| slot.endpoint.qp().qpn().get()));
+            core.pulse.serve_qp(slot_at(&core.qps, index).map_or(0, |slot| slot.qp.qpn().get()));
             let (requests, charged, sent) = match index {
                 URMA_ENTRY => {
                     let turn = self.urma.as_mut().map(|urma| urma.turn(ticket, &mut core.urma_shared(self.now)));
@@ -70,7 +71,7 @@ impl TransmitPass<'_> {
                 break;
             }
         }
-        self.data_path.flush_all(self.now);
+        self.data_path.reborrow().flush_all(self.now);
         if let Some(urma) = &mut self.urma {
             urma.flush(self.now);
         }
@@ -78,6 +79,7 @@ impl TransmitPass<'_> {
     }
 
     /// Gives turns to the programs of URMA whose doorbells have rung.
+    #[inline(always)]
     fn admit_programs(&mut self) {
         let Core { urma_rung, sched, .. } = &mut *self.data_path.core;
         match &mut self.urma {
@@ -88,6 +90,7 @@ impl TransmitPass<'_> {
     }
 
     /// Whose turn is next: its entry, and the ticket of its place.
+    #[inline(always)]
     fn next_turn(&mut self) -> Option<(u32, u32)> {
         let Core { sched, qps, .. } = &mut *self.data_path.core;
         let (urma, ticket) = (&self.urma, Cell::new(NO_TICKET));
@@ -101,18 +104,13 @@ impl TransmitPass<'_> {
         sched.take_turn(is_ready).map(|index| (index, ticket.get()))
     }
 
-    /// Prefetches what a turn soon reads.
-    #[inline(never)]
-    fn prefetch_turn(&self) {
-        let core = &*self.data_path.core;
-        if let Some(place) = core.sched.after(TURNS_AHEAD)
-            && let Some(slot) = slot_at(&core.qps, place.qp)
-        {
-            slot.endpoint.qp().prefetch_turn();
-        }
+    /// The same pass for a call that is not inlined: this one stays in registers.
+    fn cold_turn(&mut self) -> TransmitPass<'_> {
+        TransmitPass { now: self.now, data_path: self.data_path.reborrow(), urma: None }
     }
 
     /// One queue pair's turn. Returns how many work requests it has begun or continued, and payload bytes that it may have used.
+    #[inline(always)]
     fn turn(&mut self, index: u32) -> (u32, u64) {
         let now = self.now;
         let turn_most = TURN_BYTES.min(self.data_path.core.options.pass_bytes);
@@ -123,16 +121,16 @@ impl TransmitPass<'_> {
         let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             path.begin_turn(now);
-            window_bytes = path.room(slot.endpoint.request_bytes());
-            if slot.endpoint.qp().wants_response_room() {
-                let room = path.response_room(slot.endpoint.response_bytes());
-                slot.endpoint.qp_mut().allow_responses(room);
+            window_bytes = path.room(slot.qp.request_bytes());
+            if slot.qp.wants_response_room() {
+                let room = path.response_room(slot.qp.response_bytes());
+                slot.qp.allow_responses(room);
             }
-            let Some(burst) = path.burst(now) else { return self.wait_for_rate(index) };
+            let Some(burst) = path.burst(now) else { return self.cold_turn().wait_for_rate(index) };
             bytes = bytes.min(burst);
             tuned = path.is_measured();
-            if slot.endpoint.sends_unacknowledged() {
-                bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.endpoint.qp().flow())));
+            if slot.sends_unacknowledged() {
+                bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.qp.flow())));
             }
         }
         if bytes == 0 {
@@ -142,12 +140,12 @@ impl TransmitPass<'_> {
         debug_assert!(bytes <= turn_most, "a turn is too long");
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
-        let (first, before) = (egress.batch.frames().len(), if tuned { slot.endpoint.inflight_bytes() } else { 0 });
+        let (first, before) = (egress.batch.frames().len(), if tuned { slot.qp.inflight_bytes() } else { 0 });
         let state = tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
         let full = !port.batch.has_room();
-        let (path, unacknowledged) = (slot.path, slot.endpoint.is_unacknowledged());
+        let (path, unacknowledged) = (slot.path, slot.is_unacknowledged());
         if tuned {
-            let after = slot.endpoint.inflight_bytes();
+            let after = slot.qp.inflight_bytes();
             self.data_path.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
         }
         let (requests, used) = (TURN_WQES - budget.wqes, bytes - budget.bytes.min(bytes));
@@ -156,7 +154,7 @@ impl TransmitPass<'_> {
         }
         self.after_turn(index, path, state);
         if full {
-            self.data_path.flush_all(now);
+            self.data_path.reborrow().flush_all(now);
         }
         (requests, used)
     }
@@ -165,12 +163,12 @@ impl TransmitPass<'_> {
     /// any other queue pair waits in the path's line.
     #[cold]
     #[inline(never)]
-    fn wait_for_rate(&mut self, index: u32) -> (u32, u64) {
+    fn wait_for_rate(self, index: u32) -> (u32, u64) {
         let now = self.now;
         let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return (0, 0) };
         let path = slot.path;
-        let flushes = slot.endpoint.is_in_error();
-        if flushes || slot.endpoint.owes_acknowledgement() {
+        let flushes = slot.is_in_error();
+        if flushes || slot.qp.owes_acknowledgement() {
             let PortSlot { batch, counters, .. } = &mut self.data_path.ports[slot.device.index()];
             let mut budget = TxBudget { wqes: TURN_WQES, bytes: 0, window_bytes: TURN_BYTES };
             let egress = Egress { batch, counters };
@@ -184,7 +182,7 @@ impl TransmitPass<'_> {
         let (Some(slot), Some(path_slot)) = (qps[index as usize].as_mut(), paths.get_mut(path as usize)) else {
             return (0, 0);
         };
-        slot.wake_by(&mut timers.wheel, slot.endpoint.next_deadline());
+        slot.wake_by(&mut timers.wheel, slot.qp.next_deadline());
         if slot.waiting == NOT_WAITING {
             slot.waiting = path_slot.waiting.push(index);
         }
@@ -196,7 +194,7 @@ impl TransmitPass<'_> {
     }
 
     /// Queues a queue pair again, or lets it wait for the window of its path.
-    #[inline]
+    #[inline(always)]
     fn after_turn(&mut self, index: u32, path: u32, state: TxState) {
         let core = &mut *self.data_path.core;
         if state == TxState::Window
@@ -210,5 +208,15 @@ impl TransmitPass<'_> {
             core.make_ready(index);
         }
         core.settle(self.now, index);
+    }
+}
+
+/// Prefetches what a turn soon reads.
+#[inline(never)]
+fn prefetch_turn(core: &Core) {
+    if let Some(place) = core.sched.after(TURNS_AHEAD)
+        && let Some(slot) = slot_at(&core.qps, place.qp)
+    {
+        slot.qp.prefetch_turn();
     }
 }

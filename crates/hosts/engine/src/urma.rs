@@ -8,9 +8,7 @@
 //! | `records` | work requests and completions as records |
 //! | `orphans` | objects of programs that have ended |
 //! | `region_memory` | memory of such programs: the worker's regions |
-//! | `eid` | entity ids of addresses |
 
-mod eid;
 mod endpoint;
 mod endpoint_slot;
 mod endpoints;
@@ -19,7 +17,7 @@ pub mod records;
 mod region_memory;
 mod tenant;
 
-pub use eid::{address_of, eid_of};
+pub use burst_base::gid::{gid_of as eid_of, ip_of as address_of};
 pub use endpoint::{UrmaBurst, UrmaEndpoint, cna_of, window_max};
 pub(crate) use endpoint_slot::EndpointSlot;
 pub use endpoint_slot::UrmaReports;

@@ -21,8 +21,8 @@ use burst_port::Port;
 use std::sync::Arc;
 
 pub mod check;
-mod congestion_control;
 mod connections;
+mod peers;
 mod ports;
 mod queue_pairs;
 pub mod tables;
@@ -79,6 +79,7 @@ impl Worker {
     }
 
     /// Gives turns to ready queue pairs and sends their packets.
+    #[inline]
     fn transmit(&mut self, now: Nanos) -> bool {
         let Worker { core, ports, urma, .. } = self;
         TransmitPass { now, data_path: DataPath { core, ports }, urma: urma.as_deref_mut() }.run()
@@ -93,7 +94,7 @@ impl Worker {
     /// Opens gates, asks peers what they can do, and fires timers, as far as they are due.
     fn run_timers(&mut self, now: Nanos) -> bool {
         let mut any = self.core.timers.pacing.next_deadline() <= now && self.timer_pass(now).open_gates();
-        any |= self.core.outbox.hello_due <= now && self.run_hellos(now);
+        any |= self.core.hellos.due <= now && self.data_path().run_hellos(now);
         any | self.timer_pass(now).fire_due()
     }
 
@@ -164,8 +165,8 @@ impl Worker {
     /// When the next pass is due if nothing else happens before.
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
-        let Core { timers, outbox, .. } = &self.core;
-        let tables = timers.next_deadline().min(outbox.retry_at).min(outbox.hello_due);
+        let Core { timers, outbox, hellos, .. } = &self.core;
+        let tables = timers.next_deadline().min(outbox.retry_at).min(hellos.due);
         let urma = self.urma.as_ref().map_or(Nanos::NEVER, |slot| slot.next_event());
         ports.min(self.agent.next_deadline()).min(tables).min(urma)
     }

@@ -4,11 +4,11 @@
 //! pairs that waited for a window or a rate of the old controller get a turn, in which the new controller lets them send or
 //! wait again: none waits for an event that only the old controller would have caused.
 
-use crate::congestion::sent_tos;
 use crate::data_path::DataPath;
 use crate::objects::waits_for;
-use crate::path::PathLink;
 use crate::paths::NOT_WAITING;
+use crate::paths::ecn::sent_tos;
+use crate::paths::path::PathLink;
 use burst_base::Nanos;
 use burst_cc::{Algorithm, Params};
 
@@ -48,7 +48,7 @@ impl DataPath<'_> {
         let reports_each = path.wants_each_report();
         if reports_each != reported_each {
             let others = self.core.qps.iter_mut().flatten().filter(|slot| slot.path == at as u32);
-            others.for_each(|slot| slot.endpoint.qp_mut().report_each(reports_each));
+            others.for_each(|slot| slot.qp.report_each(reports_each));
         }
         if params.algorithm().uses_delay() {
             self.ports[self.core.paths[at].device.index()].port.time_arrivals();
@@ -70,8 +70,8 @@ impl DataPath<'_> {
     /// Lets switches mark the packets of the queue pairs of a path, if the algorithm reacts to marks.
     fn make_markable(&mut self, path: u32, algorithm: Algorithm) {
         for slot in self.core.qps.iter_mut().flatten().filter(|slot| slot.path == path) {
-            let tos = slot.endpoint.qp().flow().tos;
-            slot.endpoint.qp_mut().set_tos(sent_tos(tos, Some(algorithm)));
+            let tos = slot.qp.flow().tos;
+            slot.qp.set_tos(sent_tos(tos, Some(algorithm)));
         }
     }
 }

@@ -85,9 +85,9 @@ impl WorkerAccess for DataPath<'_> {
     fn note_connection(&mut self, qpn: Qpn, ids: CmIds) {
         // A queue pair of another worker has a record without ids.
         if let (Some(file), Some(slot)) = (&self.core.tombstone_file, self.core.slot(qpn))
-            && slot.endpoint.qp().qp_type() == QpType::Rc
+            && slot.qp.qp_type() == QpType::Rc
         {
-            file.write(slot.index, &slot.tombstone(*slot.endpoint.qp().flow(), Some(ids)));
+            file.write(slot.index, &slot.tombstone(*slot.qp.flow(), Some(ids)));
         }
     }
 
@@ -104,7 +104,7 @@ impl DataPath<'_> {
     /// Type and state of a queue pair that belongs to the context which `qp` names.
     fn owned_qp(&self, qp: &CmQpRef) -> Option<(QpType, QpState)> {
         let slot = self.core.slot(qp.qpn).filter(|s| s.holder.context == qp.context)?;
-        let qp = slot.endpoint.qp();
+        let qp = &slot.qp;
         Some((qp.qp_type(), qp.state()))
     }
 }

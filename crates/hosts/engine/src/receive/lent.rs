@@ -7,23 +7,17 @@
 
 use crate::receive::handover::Inbox;
 use burst_base::DeviceId;
+use burst_base::gid::gid_of;
 use burst_frame::{Flow, RxFrame};
 use burst_wire::MAD_LEN;
 use rustix::net::{SendFlags, send};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::os::fd::OwnedFd;
 
 /// Bytes before the packet: device, source and destination.
 const MAIL_HEAD: usize = 2 + 16 + 16;
 /// Bytes of the longest message: a management datagram with its headers and padding.
 pub const MAIL_MAX: usize = MAIL_HEAD + 12 + 8 + MAD_LEN + 3;
-
-fn octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    }
-}
 
 /// Passes a packet on to the process that has a worker number. False if there is none, or if it does not read.
 pub(crate) fn send_mail(sockets: &[(u32, OwnedFd)], number: u32, device: DeviceId, frame: &RxFrame<'_>) -> bool {
@@ -33,7 +27,7 @@ pub(crate) fn send_mail(sockets: &[(u32, OwnedFd)], number: u32, device: DeviceI
 }
 
 fn mail_of(device: DeviceId, frame: &RxFrame<'_>) -> Option<Vec<u8>> {
-    let head = [&device.0.to_le_bytes()[..], &octets(frame.flow.src), &octets(frame.flow.dst)].concat();
+    let head = [&device.0.to_le_bytes()[..], &gid_of(frame.flow.src), &gid_of(frame.flow.dst)].concat();
     let message = [&head, frame.bytes].concat();
     (message.len() <= MAIL_MAX).then_some(message)
 }

@@ -91,7 +91,7 @@ impl ExpectedPackets {
         for at in (self.handled + first..=self.handled + POINTED_AHEAD).take_while(|at| *at < self.announced) {
             let (index, is_response) = self.packets[at];
             if let Some(slot) = slot_at(qps, index) {
-                slot.endpoint.qp().prefetch_packet(is_response);
+                slot.qp.prefetch_packet(is_response);
             }
         }
         self.handled += 1;

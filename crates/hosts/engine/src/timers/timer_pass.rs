@@ -52,13 +52,15 @@ impl TimerPass<'_> {
     }
 
     /// Fires the timers of the wheel that are due.
-    pub fn fire_due(&mut self) -> bool {
+    #[inline(always)]
+    pub fn fire_due(mut self) -> bool {
         let (mut any, mut is_urma_due) = (false, false);
         while let Some(index) = self.data_path.core.timers.wheel.pop_due(self.now) {
             if index == URMA_ENTRY {
                 is_urma_due = true;
             } else {
-                any |= self.fire(index);
+                // A copy, so that the pass itself stays in registers.
+                any |= TimerPass { now: self.now, data_path: self.data_path.reborrow(), urma: None }.fire(index);
             }
         }
         // Once in a pass: URMA does a part of what is due, and is due again at once.
@@ -69,19 +71,19 @@ impl TimerPass<'_> {
     }
 
     /// A timer of the wheel is due. The queue pair's deadline may be later than when the timer was set.
-    fn fire(&mut self, index: u32) -> bool {
+    fn fire(self, index: u32) -> bool {
         let now = self.now;
         self.data_path.core.outbox.timers = self.data_path.core.timers.wheel.len();
         let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return false };
         debug_assert_ne!(slot.armed, Nanos::NEVER, "a timer that was not set has fired");
         slot.armed = Nanos::NEVER;
-        let due = slot.endpoint.next_deadline() <= now;
+        let due = slot.qp.next_deadline() <= now;
         if due {
             let PortSlot { batch, counters, .. } = &mut self.data_path.ports[slot.device.index()];
             let egress = Egress { batch, counters };
             tables.call_qp(slot, egress, Completions::Visible, |qp, env| qp.on_timer(env));
         } else {
-            slot.endpoint.timer_passed();
+            slot.qp.timer_passed();
         }
         self.data_path.core.settle(now, index);
         due

@@ -41,7 +41,7 @@ impl DoorbellTargets<'_> {
             return self.urma_rung.push(self.context);
         }
         let Some(slot) = self.qps.get_mut(entry as usize).and_then(Option::as_mut) else { return };
-        slot.endpoint.on_doorbell();
+        slot.qp.on_doorbell();
         slot.ack_delay.on_post();
         if slot.ticket == NO_TICKET {
             slot.ticket = self.sched.push(self.context, slot.priority(), entry);

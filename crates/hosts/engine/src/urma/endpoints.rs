@@ -8,9 +8,9 @@ use crate::tap::PortTap;
 use crate::timers::ack_delay::{AckDelay, DelayedAcks};
 use crate::transmit::priority::class_of;
 use crate::transmit::sched::{NO_TICKET, ReceivedWork, Scheduler, URMA_ENTRY};
-use crate::urma::eid::eid_of;
 use crate::urma::endpoint_slot::EndpointSlot;
 use crate::urma::tenant::{ByNumber, ImportCall, TURN_BYTES, TenantCall, UrmaTenant};
+use burst_base::gid::gid_of;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
@@ -193,7 +193,7 @@ impl UrmaEndpoints {
                 Ok(UrmaAnswer::Done)
             }
             TenantCall::Plain(UrmaCall::Peer { cna }) => {
-                Ok(UrmaAnswer::Peer(slot.endpoint.address_of(Cna::new(cna)).map(eid_of)))
+                Ok(UrmaAnswer::Peer(slot.endpoint.address_of(Cna::new(cna)).map(gid_of)))
             }
             call => {
                 let is_admitted = match ImportCall::of(&call) {

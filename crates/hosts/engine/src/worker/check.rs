@@ -3,8 +3,8 @@
 //! Nothing here is used by the data path, and nothing is stored for it.
 
 use crate::objects::{NO_PATH, QpSlot};
-use crate::path::Path;
 use crate::paths::NOT_WAITING;
+use crate::paths::path::Path;
 use crate::transmit::sched::NO_TICKET;
 use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn};
@@ -43,7 +43,7 @@ impl Worker {
     /// Passes the positions of all queue pairs to `visit`.
     pub fn visit_progress(&self, visit: &mut dyn FnMut(Qpn, QpPositions)) {
         let slots = self.core.qps.iter().flatten();
-        slots.for_each(|slot| visit(slot.qpn, slot.endpoint.qp().positions()));
+        slots.for_each(|slot| visit(slot.qpn, slot.qp.positions()));
     }
 
     /// Passes the load of all paths with users to `visit`.
@@ -64,7 +64,7 @@ impl Worker {
     pub fn check(&self) -> Result<(), String> {
         let mut held = 0;
         for slot in self.core.qps.iter().flatten() {
-            held += slot.endpoint.qp().records_held();
+            held += slot.qp.records_held();
             self.check_slot(slot).map_err(|what| format!("queue pair {:#x}: {what}", slot.qpn.get()))?;
         }
         if held != self.records_in_use() {
@@ -83,12 +83,12 @@ impl Worker {
     }
 
     fn check_slot(&self, slot: &QpSlot) -> Result<(), &'static str> {
-        let qp = slot.endpoint.qp();
+        let qp = &slot.qp;
         qp.check()?;
-        if slot.path != NO_PATH && slot.inflight_seen != slot.endpoint.inflight_bytes() {
+        if slot.path != NO_PATH && slot.inflight_seen != slot.qp.inflight_bytes() {
             return Err("its path has not counted what it has in flight");
         }
-        if slot.armed > slot.endpoint.next_deadline() {
+        if slot.armed > slot.qp.next_deadline() {
             return Err("its timer is not in the wheel");
         }
         let is_queued = slot.ticket != NO_TICKET || slot.waiting != NOT_WAITING;

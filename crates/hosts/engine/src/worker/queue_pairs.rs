@@ -32,7 +32,7 @@ impl Worker {
         debug_assert!(self.core.directory.find(slot.qpn) == index && index != 0, "an entry without a number");
         slot.index = index;
         slot.has_more = slot.srq.is_some();
-        let qp = slot.endpoint.qp_mut();
+        let qp = &mut slot.qp;
         qp.accept_selective(self.core.options.selective);
         qp.set_rto(self.core.options.rto);
         if slot.doorbell != NO_DOORBELL
@@ -59,7 +59,7 @@ impl Worker {
 
     /// The present attributes of a queue pair.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpAttr> {
-        Some(self.core.slot(qpn)?.endpoint.qp().query())
+        Some(self.core.slot(qpn)?.qp.query())
     }
 
     /// The number of the context that holds a queue pair.
@@ -113,7 +113,7 @@ impl Worker {
 
     /// Announces the death of a queue pair's process to its peer, and keeps a tombstone that answers further requests.
     fn add_tombstone(&mut self, now: Nanos, slot: &QpSlot) {
-        let qp = slot.endpoint.qp();
+        let qp = &slot.qp;
         let attr = qp.query();
         let connected = matches!(attr.qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let (true, QpType::Rc | QpType::XrcRecv) = (connected, qp.qp_type()) else { return };

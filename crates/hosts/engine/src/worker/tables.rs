@@ -116,7 +116,7 @@ impl Worker {
     pub fn remove_xrc_srq(&mut self, srqn: u32) {
         take(&mut self.core.xrc, srqn);
         for slot in self.core.qps.iter_mut().flatten() {
-            slot.endpoint.qp_mut().forget_srq(srqn);
+            slot.qp.forget_srq(srqn);
         }
     }
 
@@ -125,7 +125,7 @@ impl Worker {
         for slot in self.core.qps.iter_mut().flatten() {
             if slot.srq.as_ref().is_some_and(|srq| Arc::ptr_eq(srq, old)) {
                 slot.srq = Some(new.clone());
-                slot.endpoint.qp_mut().follow_srq(new.consumer.clone());
+                slot.qp.follow_srq(new.consumer.clone());
             }
         }
         for entry in self.core.xrc.iter_mut().flatten().filter(|e| Arc::ptr_eq(&e.shared, old)) {

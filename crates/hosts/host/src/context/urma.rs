@@ -96,7 +96,7 @@ impl Context {
             Some(fd) => fd.try_clone_to_owned().map_err(system("share the ring for posts"))?,
             None => return refuse(libc::EIO, "the ring for posts has no descriptor"),
         };
-        let place = host.open_urma(self.device, address_of(&eid))?;
+        let place = host.open_urma(self.device, address_of(eid))?;
         let doorbell =
             self.make_room_for_doorbell(host, place.worker).ok().and_then(|()| self.doorbells[place.worker].take());
         let Some(doorbell) = doorbell else {
@@ -226,7 +226,7 @@ impl Context {
         let charge = self.caller.charge(&items)?;
         let peer = match call {
             UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. } => {
-                Some(host.hold_urma_peer(&self.caller, own, address_of(eid))?)
+                Some(host.hold_urma_peer(&self.caller, own, address_of(*eid))?)
             }
             _ => None,
         };

@@ -188,7 +188,7 @@ impl Host {
                 Err(_) => {}
             }
         }
-        let lost: Vec<IpAddr> = self.urma.open.keys().map(address_of).collect();
+        let lost: Vec<IpAddr> = self.urma.open.keys().copied().map(address_of).collect();
         for address in lost.into_iter().filter(|address| !own.iter().any(|own| own.1 == *address)) {
             self.close_urma(address);
         }
@@ -214,7 +214,7 @@ impl Host {
     /// Closes all nodes: the host ends.
     pub(crate) fn close_all_urma(&mut self) {
         for (eid, open) in std::mem::take(&mut self.urma.open) {
-            let address = address_of(&eid);
+            let address = address_of(eid);
             // A worker that has ended has taken its nodes with it; peers find out themselves.
             let _ = self.workers[open.worker].call(move |w, now| w.close_urma(now, address));
         }
@@ -235,7 +235,7 @@ impl Host {
         if !self.authority.sees_all(caller.process.uid)
             && let Some(node) = &mut page.node
         {
-            let own = address_of(&node.eid);
+            let own = address_of(node.eid);
             node.channels.retain(|channel| self.urma.peers.has(&caller.account, own, channel.cna));
         }
         page
@@ -244,7 +244,7 @@ impl Host {
     /// The first node from the cursor on, and a page of its channels.
     pub fn urma_page(&self, from: UrmaCursor) -> UrmaPage {
         let Some((eid, open)) = self.urma.open.range(from.eid..).next() else { return UrmaPage::default() };
-        let (address, name) = (address_of(eid), format!("burst{}", open.device));
+        let (address, name) = (address_of(*eid), format!("burst{}", open.device));
         let page = self.on_worker(open.worker, move |w, _| w.urma_endpoint(address).map(|end| end.page(&name, from)));
         page.unwrap_or_default()
     }

@@ -1,7 +1,7 @@
 //! What tools see of an endpoint of URMA: its node and a page of its channels.
 
 use super::UrmaEndpoint;
-use crate::urma::eid::eid_of;
+use burst_base::gid::gid_of;
 use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_ubwire::Cna;
 
@@ -9,7 +9,7 @@ impl UrmaEndpoint {
     /// The node, which programs see as `device`, and a page of its channels. If the cursor names another node, the page begins
     /// with the first channel; the next page is that of the next node, if all channels are on this one.
     pub fn page(&self, device: &str, from: UrmaCursor) -> UrmaPage {
-        let eid = eid_of(self.address());
+        let eid = gid_of(self.address());
         let first = if eid == from.eid { from.peer } else { 0 };
         let counts = self.node.object_counts();
         let mut channels: Vec<UrmaChannelInfo> = Vec::new();
@@ -23,7 +23,7 @@ impl UrmaEndpoint {
                 break;
             }
             channels.push(UrmaChannelInfo {
-                peer: self.address_of(channel.peer).map(eid_of),
+                peer: self.address_of(channel.peer).map(gid_of),
                 cna: channel.peer.get(),
                 tpns: [channel.local_tpn, channel.peer_tpn],
                 is_open: channel.is_open,

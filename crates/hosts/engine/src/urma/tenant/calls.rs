@@ -1,11 +1,11 @@
 //! Calls of programs in other processes for their objects of URMA.
 
 use crate::objects::EngineCq;
-use crate::urma::eid::address_of;
 use crate::urma::endpoint::{UrmaImport, cna_of};
 use crate::urma::orphans::delete_jetty;
 use crate::urma::records::{cqe_of, words_of};
 use crate::urma::tenant::{ByNumber, UrmaLeaving, UrmaTenant};
+use burst_base::gid::ip_of;
 use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_ubwire::{Cna, ServiceMode};
 use burst_urma::{
@@ -41,8 +41,8 @@ impl ImportCall {
     pub(crate) fn of(call: &TenantCall) -> Option<ImportCall> {
         let TenantCall::Plain(call) = call else { return None };
         Some(match call {
-            UrmaCall::ImportSegment { eid, .. } => ImportCall::Begins(UrmaImport::Segment, address_of(eid)),
-            UrmaCall::ImportJetty { eid, .. } => ImportCall::Begins(UrmaImport::Jetty, address_of(eid)),
+            UrmaCall::ImportSegment { eid, .. } => ImportCall::Begins(UrmaImport::Segment, ip_of(*eid)),
+            UrmaCall::ImportJetty { eid, .. } => ImportCall::Begins(UrmaImport::Jetty, ip_of(*eid)),
             UrmaCall::UnimportSegment { segment } => ImportCall::Ends(UrmaImport::Segment, *segment),
             UrmaCall::UnimportJetty { jetty } => ImportCall::Ends(UrmaImport::Jetty, *jetty),
             _ => return None,
@@ -311,7 +311,7 @@ impl UrmaTenant {
     }
 
     fn import(&mut self, node: &mut UrmaNode, call: UrmaCall) -> Result<UrmaAnswer, UrmaError> {
-        let cna = |eid: &[u8; 16]| cna_of(address_of(eid));
+        let cna = |eid: &[u8; 16]| cna_of(ip_of(*eid));
         match call {
             UrmaCall::UnregisterSegment { token_id } => {
                 check(self.segments.remove(&token_id))?;

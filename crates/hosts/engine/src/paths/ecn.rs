@@ -14,13 +14,14 @@
 //!
 //! A CNP is a packet of its own traffic class ([`CNP_DSCP`], not ECN-capable), so it makes a train of its own.
 
-use crate::counters::{Counters, Traffic};
+use crate::calls::Egress;
+use crate::counters::Traffic;
 use crate::objects::QpSlot;
-use crate::path::Path;
+use crate::paths::path::Path;
 use burst_base::verbs::{QpState, QpType};
 use burst_base::{Nanos, Psn};
 use burst_cc::Algorithm;
-use burst_frame::{Ecn, Flow, TxBatch};
+use burst_frame::{Ecn, Flow};
 use burst_wire::{Bth, CnpPayload, Opcode};
 use std::net::IpAddr;
 
@@ -54,17 +55,25 @@ fn is_answered(opcode: Opcode) -> bool {
     !matches!(opcode.info().kind, Ack | AtomicAck | Cnp)
 }
 
-/// Sends a CNP for a marked packet from `src`, unless one was sent shortly before.
+/// A packet that was marked on its way.
+#[derive(Clone, Copy)]
+pub(crate) struct MarkedPacket {
+    pub src: IpAddr,
+    pub opcode: Opcode,
+}
+
+/// Sends a CNP for a marked packet, unless one was sent shortly before.
 #[cold]
 pub(crate) fn answer_mark(
     now: Nanos,
-    (src, opcode): (IpAddr, Opcode),
-    (slot, path): (&mut QpSlot, Option<&mut Path>),
-    batch: &mut TxBatch,
-    counters: &Counters,
+    packet: &MarkedPacket,
+    slot: &mut QpSlot,
+    path: Option<&mut Path>,
+    egress: Egress<'_>,
 ) {
+    let (MarkedPacket { src, opcode }, Egress { batch, counters }) = (*packet, egress);
     counters.add(Traffic::MarkedPackets, 1);
-    let qp = slot.endpoint.qp();
+    let qp = &slot.qp;
     let Some(path) = path.filter(|path| slot.cnp_from <= now && path.cnp_from <= now) else { return };
     // Acknowledgements of the selective repeat family count marks. Only a controller of rates needs more.
     if opcode.info().service.is_selective() && !path.peer_follows_notifications() {

@@ -115,7 +115,7 @@ impl PeerHello {
         }
     }
     /// A message of the connection manager says that the peer is a Burst daemon. Anybody can forge its sender, so it only makes
-    /// the peer worth a question: the answer, which nobody else can give, makes it one.
+    /// the peer worth a question: the answer, which no other host can give, makes it one.
     pub(crate) fn on_vendor_id(&mut self, now: Nanos) {
         if !self.is_burst {
             self.ask_now(now);
@@ -133,7 +133,7 @@ impl PeerHello {
         (self.tid, self.tries, self.due) = (tid, self.tries + 1, now + *wait);
         self.flow
     }
-    /// An answer has come. False if nobody asked.
+    /// An answer has come. False if it was not asked for.
     pub(crate) fn on_answer(&mut self, now: Nanos, hello: &Hello, own_boot_id: u64) -> bool {
         if self.tid == 0 || hello.tid != self.tid {
             return false;
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn only_the_answer_to_the_question_counts_and_only_once() {
         let mut peer = PeerHello::default();
-        assert!(!peer.on_answer(Nanos(0), &answer(0), 9), "nobody asked");
+        assert!(!peer.on_answer(Nanos(0), &answer(0), 9), "not asked for");
         peer.join(Nanos(0), &Flow::default(), true);
         assert!(peer.on_due(Nanos(0), 77).is_some());
         assert!(!peer.on_answer(Nanos(1), &answer(78), 9));

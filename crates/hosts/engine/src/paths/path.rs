@@ -10,10 +10,10 @@
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
 //! asks the port whether the next hop is resolved ([`Path::may_send`]).
 
-use crate::pacing::{FRAME_OVERHEAD, PACE_LAG, Pacer};
 use crate::paths::WindowLine;
-use crate::peer_hello::PeerHello;
-use crate::peer_report::PeerReport;
+use crate::paths::pacing::{FRAME_OVERHEAD, PACE_LAG, Pacer};
+use crate::paths::peer_hello::PeerHello;
+use crate::paths::peer_report::PeerReport;
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{
     AckSample, Aimd, Algorithm, ChoiceRank, Controller, LossKind, Params, PeerKind, RATE_UNPACED, SendLimits,
@@ -321,17 +321,18 @@ impl Path {
         self.unprobed = self.unprobed.saturating_sub(1);
     }
 
-    /// Frames left in a turn of queue pair `qp`, which had `before` bytes in flight and has `after` now.
+    /// Frames left in a turn of queue pair `qp`. `inflight`: its bytes in flight before and now.
     #[cold]
     #[inline(never)]
-    pub(crate) fn left(&mut self, now: Nanos, qp: u32, frames: &[TxFrame], (before, after): (u64, u64)) {
+    pub(crate) fn left(&mut self, now: Nanos, qp: u32, frames: &[TxFrame], inflight: (u64, u64)) {
         let wire_bytes = frames.iter().map(|f| (f.udp_payload_len() + FRAME_OVERHEAD) as u64).sum();
         let payload = frames.iter().map(|f| u64::from(f.payload_len)).sum();
-        self.left_bytes(now, qp, (wire_bytes, payload), (before, after));
+        self.left_bytes(now, qp, (wire_bytes, payload), inflight);
     }
 
-    /// `wire_bytes` left on the link, `payload` of them of the programs.
-    fn left_bytes(&mut self, now: Nanos, qp: u32, (wire_bytes, payload): (u64, u64), (before, after): (u64, u64)) {
+    /// As [`Path::left`]. `sent`: bytes on the link, and those of them that are the programs'.
+    fn left_bytes(&mut self, now: Nanos, qp: u32, sent: (u64, u64), inflight: (u64, u64)) {
+        let ((wire_bytes, payload), (before, after)) = (sent, inflight);
         let rate = self.controller.limits().rate_bps;
         let Some(tuned) = &mut self.tuned else { return };
         if rate != RATE_UNPACED {
