@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from lab import Daemon, wait_until
+from lab import wait_until
 from lab.fabric import ROOT
 from lab.perftest import soonest
 
@@ -175,75 +175,6 @@ def test_the_time_of_the_control_thread_is_shown_for_each_user(make_fabric):
     assert code == 0 and "of the control thread" in text
     flood.stop()
     silent.stop()
-
-
-#: Connects to the daemon of argv[1] again and again, and sends descriptors with each hello (argv[2], in hexadecimal): Unix sockets in
-#: which a TCP socket waits whose close takes ten minutes, as its peer reads nothing. Prints the number of connections.
-LINGERER = """
-import array, signal, socket, struct, sys
-listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-peers = []
-
-def lingering():
-    ours = socket.socket()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    ours.connect(listener.getsockname())
-    peers.append(listener.accept()[0])
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
-    ours.setblocking(False)
-    try:
-        while True:
-            ours.send(bytes(1 << 12))
-    except BlockingIOError:
-        ours.setblocking(True)
-        return ours
-
-def send(over, content, *sockets):
-    rights = array.array("i", [one.fileno() for one in sockets])
-    over.sendmsg([content], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-
-def carrier():
-    carries, sender = socket.socketpair()
-    # The copy that waits in the pair is the only one: whoever closes the pair closes it.
-    send(sender, b"x", lingering())
-    return carries
-
-kept = []
-for count in range(100):
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    one.connect(sys.argv[1])
-    carriers = [carrier() for _ in range(4)]
-    try:
-        send(one, bytes.fromhex(sys.argv[2]), *carriers)
-    except OSError:
-        # This program would wait itself.
-        kept += carriers
-    kept.append(one)
-print("sent", flush=True)
-signal.pause()
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
-def test_sockets_that_linger_delay_no_other_user_of_a_daemon_without_descriptors(make_fabric):
-    """The thread that serves would stand for ten minutes if it closed one of them, or let the kernel close it."""
-    host = make_fabric().a
-    host.daemon.stop()
-    limit = 128
-    daemon = Daemon([*host.prefix(), "prlimit", f"--nofile={limit}:{limit}"], host.socket, "udp:dev=eth0")
-    idle = len(os.listdir(f"/proc/{daemon.pid}/fd"))
-    hostile = [host.start(*as_user(uid, LINGERER, host.socket, HELLO.hex()), plain=True) for uid in (HOSTILE, HOSTILE + 10)]
-    for program in hostile:
-        program.wait_for_text("sent", SECONDS)
-    for _ in range(10):
-        code, text = host.burst("ls")
-        assert code == 0 and "burst0" in text, text
-    for program in hostile:
-        program.stop()
-    wait_until(lambda: len(os.listdir(f"/proc/{daemon.pid}/fd")) <= idle, SECONDS, said=daemon.text, program=daemon)
-    daemon.stop()
-    host.start_daemon()
 
 
 def test_a_client_that_says_no_hello_is_disconnected(fabric):
