@@ -15,7 +15,7 @@ pub fn is_sealed_memory(fd: impl AsFd) -> bool {
     fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
 
-/// Whether the descriptor is memory of at most [`SMALL_MAX`] bytes that can neither shrink nor grow.
+/// Whether the descriptor is memory of at most `SMALL_MAX` bytes that can neither shrink nor grow.
 pub fn is_small_memory(fd: impl AsFd) -> bool {
     // Only files in memory have seals, so that the system knows the length without asking a program.
     let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW));
