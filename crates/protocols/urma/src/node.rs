@@ -112,7 +112,7 @@ impl UrmaNode {
         self.shared.objects.set_jfr_limit(jfr, limit)
     }
     /// Moves a receive queue to ERROR, or from ERROR to RESET (its receives are dropped), or from RESET to READY. In ERROR,
-    /// receives into which messages are being placed end with [`CrStatus::FlushErr`].
+    /// receives into which messages are being placed end with [`CrStatus::FlushErr`](crate::CrStatus::FlushErr).
     pub fn modify_jfr(&mut self, jfr: u32, state: JfrState, fx: &mut dyn UrmaEffects) -> Result<(), UrmaError> {
         let at = self.shared.objects.modify_jfr(jfr, state)?;
         if state == JfrState::Error {
@@ -234,9 +234,9 @@ impl UrmaNode {
     }
     /// Begins a load, store or atomic of an imported segment. The outcome is taken by [`UrmaNode::take_access`].
     ///
-    /// # Errors
-    /// [`UrmaError::NoObject`] without such a segment, [`UrmaError::Value`] for a length or an address that the kind does not
-    /// allow, [`UrmaError::Access`] outside of the segment, [`UrmaError::Full`] with [`ACCESS_WINDOW`] under way to the peer.
+    /// # Errors [`UrmaError::NoObject`] without such a segment, [`UrmaError::Value`] for a length or an address that the kind
+    /// does not allow, [`UrmaError::Access`] outside of the segment, [`UrmaError::Full`] with
+    /// [`ACCESS_WINDOW`](crate::ACCESS_WINDOW) under way to the peer.
     pub fn begin_access(&mut self, segment: u32, addr: u64, kind: AccessKind) -> Result<AccessTag, UrmaError> {
         let segment = *self.shared.objects.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
         self.accesses.begin(segment, addr, kind)
@@ -281,9 +281,9 @@ impl UrmaNode {
     pub fn open_channel(&mut self, peer: Cna, now: Nanos) {
         let _ = self.shared.channels.channel_to(peer, now);
     }
-    /// Ends the channels to a peer as if they had failed: all requests to it end with [`CrStatus::AckTimeout`], in the next calls
-    /// of [`UrmaNode::on_timer`]. For a peer that acknowledges packets and answers nothing; no time-out of the transport notices
-    /// that. Does nothing without a channel.
+    /// Ends the channels to a peer as if they had failed: all requests to it end with
+    /// [`CrStatus::AckTimeout`](crate::CrStatus::AckTimeout), in the next calls of [`UrmaNode::on_timer`]. For a peer that
+    /// acknowledges packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
     pub fn end_channel(&mut self, peer: Cna) {
         self.shared.channels.end_all_to(peer);
         self.clear_ended();
