@@ -46,8 +46,10 @@ def test_programs_meet_the_rate(hosts, offloads):
     for plain in (True, False):
         with hosts.switch(*RATE, "--buffer", "256KiB") as switch:
             goodput = send(hosts, plain=plain)
-        assert 0.05 < goodput <= 0.2, (plain, goodput)
+        # How much less depends on the machine's other work; that the queue was the bottleneck does not.
+        assert 0 < goodput <= 0.2, (plain, goodput)
         port = switch.port(0)
+        assert port["queue_max"] > 16 << 10, port
         assert port["refused"] == 0 and port["not_sent"] == 0, port
         assert port["queue_max"] <= 256 << 10, port
         assert port["sent"] + port["missing"] == port["offered"], port
@@ -67,7 +69,7 @@ def test_marks_take_the_place_of_drops(hosts):
         goodput = send(hosts)
     port = switch.port(0)
     assert port["marked"] > 0 and port["missing"] == 0, port
-    assert goodput > 0.1
+    assert 0 < goodput <= 0.2
     hosts.restart_daemons([])
 
 
@@ -98,6 +100,7 @@ def test_wrong_use_is_one_sentence(hosts):
         (["port0", "port0"], 1, "port0 is named twice"),
         (["port0"], 2, "INTERFACE"),
         (["--rate", "fast", "port0", "port1"], 2, "--rate is not a bit rate"),
+        (["--for", "soon", "port0", "port1"], 2, "--for"),
         (["--rat", "1Gbit", "port0", "port1"], 2, 'the nearest valid one is "--rate"'),
     ]:
         got, text = run(hosts, *words)

@@ -1,7 +1,7 @@
 //! A capture of what passes the switch: pcapng, with an interface `NAME in` and an interface `NAME out` for each port. A packet
 //! that is only at an `in` was dropped.
 
-use crate::frame::Frame;
+use crate::frame::EthernetFrame;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
@@ -52,7 +52,7 @@ impl SwitchCapture {
     ///
     /// # Errors
     /// A sentence.
-    pub fn frame(&mut self, now: u64, port: u32, is_out: bool, frame: &Frame) -> Result<(), String> {
+    pub fn frame(&mut self, now: u64, port: u32, is_out: bool, frame: &EthernetFrame) -> Result<(), String> {
         let data = frame.ethernet();
         let block = EnhancedPacketBlock {
             interface_id: port * 2 + u32::from(is_out),

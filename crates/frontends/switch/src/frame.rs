@@ -2,8 +2,8 @@
 //! segmentation (include/uapi/linux/virtio_net.h).
 //!
 //! Hosts with offloads send trains: one frame of up to 64 KiB that stands for many packets of one flow. A switch queues, marks
-//! and drops single packets, so [`Frame::packets`] cuts a train as an adapter would: TCP (sequence numbers, flags) and UDP, on
-//! IPv4 and IPv6. Checksums are left to the kernel, which completes them on sending where the header asks for it.
+//! and drops single packets, so [`EthernetFrame::packets`] cuts a train as an adapter would: TCP (sequence numbers, flags) and
+//! UDP, on IPv4 and IPv6. Checksums are left to the kernel, which completes them on sending where the header asks for it.
 
 use std::ops::Range;
 
@@ -38,9 +38,9 @@ pub enum FrameRefusal {
 
 /// A frame: the kernel's header, then the frame without its check sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame(Vec<u8>);
+pub struct EthernetFrame(Vec<u8>);
 
-/// Where the parts of an IP packet lie in the bytes of a [`Frame`].
+/// Where the parts of an IP packet lie in the bytes of a [`EthernetFrame`].
 struct Layout {
     is_v4: bool,
     ip: usize,
@@ -49,13 +49,13 @@ struct Layout {
     payload: usize,
 }
 
-impl Frame {
+impl EthernetFrame {
     /// A frame as it was received.
     ///
     /// # Errors
     /// [`FrameRefusal::Short`].
-    pub fn new(bytes: Vec<u8>) -> Result<Frame, FrameRefusal> {
-        if bytes.len() < VNET_BYTES + ETHERNET_BYTES { Err(FrameRefusal::Short) } else { Ok(Frame(bytes)) }
+    pub fn new(bytes: Vec<u8>) -> Result<EthernetFrame, FrameRefusal> {
+        if bytes.len() < VNET_BYTES + ETHERNET_BYTES { Err(FrameRefusal::Short) } else { Ok(EthernetFrame(bytes)) }
     }
 
     /// The kernel's header and the frame, as they are sent.
@@ -112,7 +112,7 @@ impl Frame {
     ///
     /// # Errors
     /// The train cannot be cut.
-    pub fn packets(self) -> Result<Vec<Frame>, FrameRefusal> {
+    pub fn packets(self) -> Result<Vec<EthernetFrame>, FrameRefusal> {
         let kind = self.0[1] & !GSO_ECN;
         if kind == GSO_NONE {
             let mut frame = self;
@@ -136,10 +136,10 @@ impl Frame {
     }
 
     /// Packet `number` of a train, with the payload in `range`.
-    fn packet(&self, layout: &Layout, number: usize, range: Range<usize>) -> Frame {
+    fn packet(&self, layout: &Layout, number: usize, range: Range<usize>) -> EthernetFrame {
         let (is_first, is_last) = (number == 0, range.end == self.0.len());
         let sent_before = range.start - layout.payload;
-        let mut frame = Frame([&self.0[..layout.payload], &self.0[range]].concat());
+        let mut frame = EthernetFrame([&self.0[..layout.payload], &self.0[range]].concat());
         let (ip, l4) = (layout.ip, layout.l4);
         let l4_bytes = (frame.0.len() - l4) as u16;
         // No train any more; the kernel completes the checksum from its start and the offset of its field.
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     /// An IPv4 or IPv6 packet behind the kernel's header.
-    fn packet(is_v4: bool, protocol: u8, payload: &[u8], segment: u16) -> Frame {
+    fn packet(is_v4: bool, protocol: u8, payload: &[u8], segment: u16) -> EthernetFrame {
         let mut bytes = vec![0u8; VNET_BYTES];
         bytes.extend([2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
         let l4: Vec<u8> = if protocol == TCP {
@@ -244,11 +244,11 @@ mod tests {
             };
             bytes[4..6].copy_from_slice(&segment.to_ne_bytes());
         }
-        Frame::new(bytes).expect("long enough")
+        EthernetFrame::new(bytes).expect("long enough")
     }
 
     /// The checksum of the upper layer is completed as the kernel does it, and then verified over the pseudo header.
-    fn is_valid(frame: &Frame) -> bool {
+    fn is_valid(frame: &EthernetFrame) -> bool {
         let layout = frame.layout().expect("an IP packet");
         let mut done = frame.clone();
         let field = layout.l4 + usize::from(u16::from_ne_bytes([frame.0[8], frame.0[9]]));
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused_or_passed() {
-        assert_eq!(Frame::new(vec![0; 23]), Err(FrameRefusal::Short));
+        assert_eq!(EthernetFrame::new(vec![0; 23]), Err(FrameRefusal::Short));
         // A train of a tunnel: UDP headers where TCP should be.
         let mut tunnel = packet(true, UDP, &[0; 3000], 1000);
         tunnel.0[1] = GSO_TCPV4;
@@ -313,7 +313,7 @@ mod tests {
         // Headers that are cut off at any place neither panic nor become a train.
         let whole = packet(true, TCP, &[0; 3000], 1000);
         for len in VNET_BYTES + ETHERNET_BYTES..VNET_BYTES + 60 {
-            let frame = Frame::new(whole.0[..len].to_vec()).expect("long enough");
+            let frame = EthernetFrame::new(whole.0[..len].to_vec()).expect("long enough");
             let (_, _) = (frame.flow(), frame.is_ecn_capable());
             frame.clone().mark();
             let _ = frame.packets();
@@ -321,7 +321,7 @@ mod tests {
         // ARP is passed as it is.
         let mut arp = vec![0; 60];
         arp[VNET_BYTES + 12..VNET_BYTES + 14].copy_from_slice(&[8, 6]);
-        let arp = Frame::new(arp).expect("long enough");
+        let arp = EthernetFrame::new(arp).expect("long enough");
         assert!(!arp.is_ecn_capable());
         assert_eq!(arp.clone().packets(), Ok(vec![arp]));
     }

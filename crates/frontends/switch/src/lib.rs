@@ -20,7 +20,7 @@ mod packet_port;
 pub mod switch;
 
 use crate::capture::SwitchCapture;
-use crate::frame::Frame;
+use crate::frame::EthernetFrame;
 use crate::packet_port::{FRAME_MAX, SwitchPort};
 use crate::switch::{SoftSwitch, SwitchSettings};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -107,7 +107,7 @@ pub fn command() -> Command {
         .arg(option("reorder", "SHARE", "0", "Share of packets that are late, by up to --late"))
         .arg(option("late", "TIME", "1ms", "The longest that a reordered packet is late"))
         .arg(option("seed", "NUMBER", "1", "Seed of what is random").value_parser(value_parser!(u64)))
-        .arg(Arg::new("for").long("for").value_name("TIME").help("End after this time [default: at a signal]"))
+        .arg(Arg::new("for").long("for").value_name("TIME").value_parser(burst_grammar::duration).help("End after this time [default: at a signal]"))
         .arg(file("json", "Write the results to this file; `-`: to the standard output, without the table"))
         .arg(file("samples", "Write the queues' lengths every 10 ms to this file: seconds, then bytes of each port"))
         .arg(file("capture", "Write what comes in and what goes out to this file, for Wireshark"))
@@ -160,7 +160,7 @@ struct SwitchRun {
     began: Instant,
     /// Frames that the kernel did not take.
     not_sent: Vec<u64>,
-    out: Vec<(u32, Frame)>,
+    out: Vec<(u32, EthernetFrame)>,
     capture: Option<SwitchCapture>,
     samples: Option<Samples>,
 }
@@ -212,10 +212,7 @@ impl SwitchRun {
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| format!("signals: {e}"))?;
         }
-        let limit = match matches.get_one::<String>("for") {
-            Some(text) => Some(burst_grammar::duration(text).map_err(|why| format!("--for {why}"))?),
-            None => None,
-        };
+        let limit = matches.get_one::<Duration>("for").copied();
         let names: Vec<&str> = self.interfaces.iter().map(|one| one.name.as_str()).collect();
         println!("forwarding between {}", names.join(", "));
         let mut buffer = vec![0; FRAME_MAX];
@@ -252,7 +249,7 @@ impl SwitchRun {
                     .receive(buffer)
                     .map_err(|e| format!("{}: {e}", self.interfaces[port].name))?;
                 let Some(bytes) = got else { break };
-                let frame = Frame::new(buffer[..bytes].to_vec());
+                let frame = EthernetFrame::new(buffer[..bytes].to_vec());
                 let now = self.now();
                 if let (Some(capture), Ok(frame)) = (&mut self.capture, &frame) {
                     capture.frame(now, port as u32, false, frame)?;

@@ -4,7 +4,7 @@
 //! the switch at once, because a real link has carried it already; the rate, the buffer, the marks and the faults are those of
 //! the links out of the switch. So a queue here and a queue of `burst sim` obey the same code.
 
-use crate::frame::{Frame, FrameRefusal};
+use crate::frame::{EthernetFrame, FrameRefusal};
 use burst_fabric::{CLASSES, ClassSettings, Cut, Delivery, HostId, LinkFaults, Network, Switches, Topology, Train};
 use std::collections::HashMap;
 
@@ -44,7 +44,7 @@ pub struct SwitchSettings {
 
 /// The packets of a train.
 #[derive(Clone, Debug)]
-struct Packets(Vec<Frame>);
+struct Packets(Vec<EthernetFrame>);
 
 impl Cut for Packets {
     fn cut(&mut self, keep: u32) -> Packets {
@@ -130,8 +130,8 @@ impl SoftSwitch {
     }
 
     /// A frame has come in by `port` at `now`. Call [`SoftSwitch::advance`] with the same time first.
-    pub fn receive(&mut self, now: u64, port: u32, frame: Result<Frame, FrameRefusal>) {
-        let packets = match frame.and_then(Frame::packets) {
+    pub fn receive(&mut self, now: u64, port: u32, frame: Result<EthernetFrame, FrameRefusal>) {
+        let packets = match frame.and_then(EthernetFrame::packets) {
             Ok(packets) => packets,
             Err(_) => {
                 self.counters[port as usize].refused += 1;
@@ -155,8 +155,8 @@ impl SoftSwitch {
         }
     }
 
-    fn offer(&mut self, now: u64, from: u32, to: u32, packets: Vec<Frame>) {
-        let bytes = |frame: &Frame| frame.ethernet().len() as u32 + WIRE_BYTES;
+    fn offer(&mut self, now: u64, from: u32, to: u32, packets: Vec<EthernetFrame>) {
+        let bytes = |frame: &EthernetFrame| frame.ethernet().len() as u32 + WIRE_BYTES;
         let (first, last, count) = (&packets[0], packets.last().map_or(0, bytes), packets.len() as u32);
         let train = Train {
             flow: first.flow(),
@@ -181,7 +181,7 @@ impl SoftSwitch {
     }
 
     /// Lets the time become `now`, and appends what leaves the switch until then, with its port.
-    pub fn advance(&mut self, now: u64, out: &mut Vec<(u32, Frame)>) {
+    pub fn advance(&mut self, now: u64, out: &mut Vec<(u32, EthernetFrame)>) {
         self.began.get_or_insert(now);
         while let Some(at) = self.network.next_event().filter(|at| *at <= now) {
             self.integrate(at);

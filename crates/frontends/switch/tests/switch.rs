@@ -1,7 +1,7 @@
 //! The switch without its sockets, in virtual time: who gets a frame, at which rate, and what is dropped, marked, late or
 //! doubled.
 
-use burst_switch::frame::{Frame, VNET_BYTES};
+use burst_switch::frame::{EthernetFrame, VNET_BYTES};
 use burst_switch::switch::{SoftSwitch, SwitchSettings, WIRE_BYTES};
 
 const PS: u64 = 1_000_000_000_000;
@@ -23,21 +23,21 @@ fn settings() -> SwitchSettings {
 }
 
 /// An IPv4 frame with ECT(0) between the hosts of two ports, with a number.
-fn frame(from: u8, to: u8, number: u32) -> Frame {
+fn frame(from: u8, to: u8, number: u32) -> EthernetFrame {
     let mut bytes = vec![0u8; VNET_BYTES + FRAME];
     bytes[VNET_BYTES..VNET_BYTES + 12].copy_from_slice(&[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from]);
     bytes[VNET_BYTES + 12..VNET_BYTES + 16].copy_from_slice(&[8, 0, 0x45, 2]);
     bytes[VNET_BYTES + 23] = 17;
     bytes[VNET_BYTES + FRAME - 4..].copy_from_slice(&number.to_be_bytes());
-    Frame::new(bytes).expect("long enough")
+    EthernetFrame::new(bytes).expect("long enough")
 }
 
-fn number(frame: &Frame) -> u32 {
+fn number(frame: &EthernetFrame) -> u32 {
     let bytes = frame.ethernet();
     u32::from_be_bytes(bytes[bytes.len() - 4..].try_into().expect("four bytes"))
 }
 
-fn is_marked(frame: &Frame) -> bool {
+fn is_marked(frame: &EthernetFrame) -> bool {
     frame.ethernet()[15] & 3 == 3
 }
 
@@ -59,7 +59,7 @@ fn learned(ports: u32, settings: &SwitchSettings) -> SoftSwitch {
 
 /// Sends `count` frames from port 0 to port 1, one each `gap` picoseconds, and returns what left, with its time to a
 /// millisecond's tenth.
-fn stream(switch: &mut SoftSwitch, from: u64, count: u32, gap: u64) -> Vec<(u64, Frame)> {
+fn stream(switch: &mut SoftSwitch, from: u64, count: u32, gap: u64) -> Vec<(u64, EthernetFrame)> {
     let (mut out, mut all) = (Vec::new(), Vec::new());
     let mut sent = 0;
     let step = PS / 10_000;
