@@ -7,13 +7,17 @@
 //! |---|---|
 //! | `records` | the record of each kind |
 //! | `segment_table` | segments, and the checks of tokens, ranges and rights |
+//! | `token_ids` | token ids, which no peer can foresee |
+//! | `guesses` | how often a wrong token may be shown |
 //! | `groups` | groups of Jetties, and the choice of a member |
 //! | `check` | what must hold between two calls |
 
 pub(crate) mod check;
 pub(crate) mod groups;
+pub(crate) mod guesses;
 pub(crate) mod records;
 pub(crate) mod segment_table;
+pub(crate) mod token_ids;
 
 use crate::api::{
     CompletionRecord, CrStatus, ERR_TIMEOUT_MAX, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr,
@@ -21,7 +25,9 @@ use crate::api::{
 };
 use crate::pool::{PoolRef, UrmaPool};
 use burst_base::Reason;
+use burst_base::rng::splitmix64;
 use burst_ubwire::{ServiceMode, TaOpcode};
+use guesses::Guesses;
 use records::{Drain, Jetty, JettyGroup, Jfc, Jfr, PostedReceive};
 use segment_table::SegmentTable;
 use std::collections::VecDeque;
@@ -45,6 +51,8 @@ pub(crate) struct Objects {
     pub(crate) jetties: UrmaPool<Jetty>,
     pub(crate) groups: UrmaPool<JettyGroup>,
     pub(crate) segments: SegmentTable,
+    /// Wrong tokens that peers have shown.
+    pub(crate) guesses: Guesses,
     pub(crate) remote_segments: UrmaPool<RemoteSegment>,
     pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
     /// Abandoned Jetties that are drained.
@@ -52,13 +60,16 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    pub(crate) fn new() -> Self {
+    /// `seed`: of token ids, which peers should not guess.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut state = seed;
         Objects {
             jfcs: UrmaPool::new(OBJECTS_MAX),
             jfrs: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
             jetties: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
             groups: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
-            segments: SegmentTable::new(),
+            segments: SegmentTable::new(splitmix64(&mut state)),
+            guesses: Guesses::new(splitmix64(&mut state)),
             remote_segments: UrmaPool::new(OBJECTS_MAX),
             remote_jetties: UrmaPool::new(OBJECTS_MAX),
             drained: VecDeque::new(),
@@ -305,6 +316,11 @@ impl Objects {
     pub(crate) fn heap_bytes(&self) -> usize {
         let queues: usize = self.jfcs.iter().map(|(_, q)| q.records.capacity() * size_of::<CompletionRecord>()).sum();
         let receives: usize = self.jfrs.iter().map(|(_, q)| q.receives.capacity() * size_of::<PostedReceive>()).sum();
-        self.segments.heap_bytes() + self.jfcs.heap_bytes() + self.jfrs.heap_bytes() + queues + receives
+        self.segments.heap_bytes()
+            + self.guesses.heap_bytes()
+            + self.jfcs.heap_bytes()
+            + self.jfrs.heap_bytes()
+            + queues
+            + receives
     }
 }

@@ -104,8 +104,8 @@ impl Program {
         };
         program.jfc = program.number(hosts, TenantCall::CreateJfc(number, shared));
         let jfc = program.jfc;
-        program.jfr =
-            program.number(hosts, TenantCall::Plain(UrmaCall::CreateJfr { jfc, depth: 64, token: None, rnr_timer: 3 }));
+        let jfr = UrmaCall::CreateJfr { jfc, depth: 64, token: None, rnr_timer: 3, is_unreliable: false };
+        program.jfr = program.number(hosts, TenantCall::Plain(jfr));
         program.jetty = program.make_jetty(hosts, 128);
         program.token_id = program.register(hosts, program.addr, PART, access::READ | access::WRITE | access::ATOMIC);
         program
@@ -322,7 +322,7 @@ fn numbers_of_other_programs_do_not_exist() {
         UrmaCall::UnimportSegment { segment: to_x },
         UrmaCall::UnimportJetty { jetty: target },
         UrmaCall::DeleteGroup { group: 0 },
-        UrmaCall::CreateJfr { jfc: p.jfc, depth: 4, token: None, rnr_timer: 0 },
+        UrmaCall::CreateJfr { jfc: p.jfc, depth: 4, token: None, rnr_timer: 0, is_unreliable: false },
         UrmaCall::CreateJetty(UrmaJettyAttr { mode: 1, jfc: p.jfc, depth: 4, ..UrmaJettyAttr::default() }),
         UrmaCall::CreateJetty(UrmaJettyAttr {
             mode: 1,

@@ -443,7 +443,7 @@ fn queues_report_overflow_error_and_their_limit_once() {
     assert_eq!((p.world.poll(0, small).len(), p.world.count(0, Reason::CqOverrun)), (2, 2));
     assert_eq!(p.world.hosts[0].node.delete_jfc(small), Err(UrmaError::Busy));
 
-    let config = JfrConfig { depth: 8, jfc: p.jfc[1], token: Some(4), rnr_timer: 0, limit: 2 };
+    let config = JfrConfig { depth: 8, token: Some(4), rnr_timer: 0, limit: 2, ..JfrConfig::new(p.jfc[1]) };
     let jfr = p.world.hosts[1].node.create_jfr(config).expect("room");
     for i in 0..3 {
         p.world.recv(1, jfr, 0, 64, i);
