@@ -57,6 +57,8 @@ pub(crate) struct Objects {
     pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
     /// Abandoned Jetties that are drained.
     pub(crate) drained: VecDeque<PoolRef>,
+    /// Jetties and JFRs of which a completion was lost since the last call.
+    pub(crate) overrun: Vec<(TargetKind, u32)>,
 }
 
 impl Objects {
@@ -73,6 +75,7 @@ impl Objects {
             remote_segments: UrmaPool::new(OBJECTS_MAX),
             remote_jetties: UrmaPool::new(OBJECTS_MAX),
             drained: VecDeque::new(),
+            overrun: Vec::new(),
         }
     }
     pub(crate) fn jfr_ref(&self, id: u32) -> Option<PoolRef> {
@@ -121,7 +124,14 @@ impl Objects {
             return Err(UrmaError::Value);
         }
         let jfc = self.jfcs.at_mut(config.jfc).ok_or(UrmaError::NoObject)?;
-        let jfr = Jfr { config, state: JfrState::Ready, receives: VecDeque::new(), users: 0, limit_reported: false };
+        let jfr = Jfr {
+            config,
+            state: JfrState::Ready,
+            receives: VecDeque::new(),
+            users: 0,
+            placing: 0,
+            limit_reported: false,
+        };
         let at = self.jfrs.insert(jfr).map_err(|_| UrmaError::Full)?;
         jfc.users += 1;
         Ok(id_of(at))
@@ -275,6 +285,12 @@ impl Objects {
         }
         Ok(())
     }
+    /// A message begins or ends to be placed into a receive of a queue.
+    pub(crate) fn count_placing(&mut self, jfr: Option<PoolRef>, begins: bool) {
+        let Some(jfr) = jfr.and_then(|at| self.jfrs.get_mut(at)) else { return };
+        debug_assert!(begins || jfr.placing > 0, "a message ends that was not counted");
+        jfr.placing = if begins { jfr.placing + 1 } else { jfr.placing.saturating_sub(1) };
+    }
     /// Takes the oldest receive of a queue for a message.
     pub(crate) fn take_receive(&mut self, jfr: PoolRef, fx: &mut dyn UrmaEffects) -> Option<PostedReceive> {
         let queue = self.jfrs.get_mut(jfr)?;
@@ -298,7 +314,8 @@ impl Objects {
             self.complete(jfc, record, fx);
         }
     }
-    /// Adds a record; a full queue breaks, and the record is lost.
+    /// Adds a record; a full queue breaks, and the record is lost. The Jetty or JFR that it is of moves to ERROR at the end of
+    /// the call ([`crate::UrmaNode::completion_lost`]).
     pub(crate) fn complete(&mut self, jfc: u32, record: CompletionRecord, fx: &mut dyn UrmaEffects) {
         let Some(queue) = self.jfcs.at_mut(jfc) else { return };
         if queue.records.len() >= queue.depth as usize {
@@ -306,6 +323,10 @@ impl Objects {
             if !queue.is_broken {
                 queue.is_broken = true;
                 fx.event(UrmaEvent::JfcError(jfc));
+            }
+            let owner = (record.local_kind, record.local_id);
+            if self.overrun.last() != Some(&owner) {
+                self.overrun.push(owner);
             }
             return;
         }

@@ -51,6 +51,7 @@ impl UrmaNode {
         if self.target.contexts.has_moved() {
             self.target.run_contexts(&mut self.shared, env);
         }
+        self.end_overrun(env.fx);
     }
     /// The channel, if the packet was one of data and is taken.
     fn on_reliable(
