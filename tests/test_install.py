@@ -50,10 +50,12 @@ def test_all_that_belongs_to_it_is_installed(installed):
     expected |= {f"share/man/{page.parent.name}/{page.name}" for page in PAGES}
     expected |= {"share/bash-completion/completions/burst", "share/zsh/site-functions/_burst", "share/fish/vendor_completions.d/burst.fish"}
     expected |= {f"share/doc/burst/{name}" for name in ("LICENSE-MIT", "README.md", "docs/running.md", "docs/decisions/form.md")}
-    expected |= {"lib/systemd/system/burstd.service", "lib/systemd/system/burstd.socket", "lib/sysusers.d/burst.conf", "share/burst/burst.lua"}
+    units = {f"lib/systemd/system/{unit}" for unit in ("burstd.service", "burstd.socket", "burst-proxy.service")}
+    expected |= {*units, "lib/sysusers.d/burst.conf", "share/burst/burst.lua"}
     assert expected <= found, expected - found
-    unit = (installed / "lib/systemd/system/burstd.service").read_text()
-    assert f"ExecStart={installed}/bin/burstd " in unit
+    for unit, program in (("burstd", "burstd "), ("burst-proxy", "burst proxy run ")):
+        text = (installed / f"lib/systemd/system/{unit}.service").read_text()
+        assert f"ExecStart={installed}/bin/{program}" in text
     assert not any(path.is_symlink() and not path.exists() for path in installed.rglob("*")), "a link leads nowhere"
 
 

@@ -1,5 +1,6 @@
 """`burst proxy` where something is missing or strange: descriptors, routes, one side's memory of the other, connections nobody named."""
 
+import collections
 import contextlib
 import os
 import resource
@@ -8,7 +9,7 @@ import struct
 import time
 
 from lab import wait_until
-from lab.proxy import Proxies
+from lab.proxy import CONTROL, Proxies
 from test_proxy import LIBC, PORT, await_carried, carried, client, exactly, inside, joined, listen, read_all
 from test_proxy import _replace as replace
 from test_proxy import proxies as proxies  # noqa: PLC0414 - a fixture
@@ -86,6 +87,53 @@ def cut(a, b, away):
         words = ["replace", other.address, "lladdr", "02:00:00:00:00:99"] if away else ["del", other.address]
         code, text = host.run("ip", "neigh", *words, "dev", device, plain=True)
         assert code == 0, text
+
+
+def test_unknown_channels_on_the_control_port_are_few_end_soon_and_keep_no_peer_out(make_fabric):
+    """64 sockets of one host without a certificate, each of which sends a byte now and then: a TLS record that never ends."""
+    with Proxies(make_fabric()) as proxies, contextlib.ExitStack() as end:
+        a, b = proxies.fabric.hosts
+        opened = []
+        with inside(a):
+            for _ in range(64):
+                unknown = end.enter_context(socket.create_connection((b.address, CONTROL), timeout=20))
+                unknown.setblocking(False)
+                opened.append(unknown)
+
+        def alive():
+            """The sockets that the proxy has not closed. Each sends its next byte."""
+            left = []
+            for unknown in opened:
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    unknown.send(record[sent[unknown]:][:1])
+                    sent[unknown] += 1
+                try:
+                    ended = unknown.recv(1) == b""
+                except BlockingIOError:
+                    ended = False
+                except ConnectionError:
+                    ended = True
+                if not ended:
+                    left.append(unknown)
+            return left
+
+        # A ClientHello of 16 KiB that comes byte by byte.
+        record = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc" + bytes(1 << 14)
+        sent = collections.Counter()
+        wait_until(lambda: len(alive()) <= 8, said=proxies.running["b"].text)
+        # The peer on the same host has ended and comes back.
+        proxies.running["a"].stop()
+        proxies.start(a)
+        with inside(a):
+            for _ in range(16):
+                more = end.enter_context(socket.create_connection((b.address, CONTROL), timeout=20))
+                more.setblocking(False)
+                opened.append(more)
+        proxies.await_links()
+        wait_until(lambda: not alive(), said=proxies.running["b"].text)
+        refused = [line for line in proxies.running["b"].text().splitlines() if "is refused" in line]
+        assert any("it has not introduced itself in time" in line for line in refused), refused
+        assert any("its source opens too many channels" in line for line in refused), refused
 
 
 def test_a_peer_that_only_one_side_has_given_up_begins_anew(make_fabric):

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from lab import Daemon, LabError, Program, build_directory
+from lab.proxy import Proxies
 from lab.service import SERVICE_UID, UNITS, Service, open_files, settings
+from test_proxy import await_carried, carried, exactly, joined
 
 BUILD = build_directory()
 PROGRAM_UID = 1003
@@ -25,7 +27,7 @@ def installed(tmp_path_factory):
     """The unit files, with the path of a burstd that exists."""
     directory = tmp_path_factory.mktemp("units")
     for unit in UNITS.iterdir():
-        (directory / unit.name).write_text(unit.read_text().replace("/usr/local/bin/burstd", str(BUILD / "burstd")))
+        (directory / unit.name).write_text(unit.read_text().replace("/usr/local/bin/", f"{BUILD}/"))
     return directory
 
 
@@ -37,11 +39,12 @@ def analyze(*words):
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed (package systemd)")
 def test_the_units_are_right_and_closed(installed):
-    said = analyze("verify", "--man=no", installed / "burstd.service", installed / "burstd.socket")
+    said = analyze("verify", "--man=no", *(installed / unit for unit in ("burstd.service", "burstd.socket", "burst-proxy.service")))
     # It also reads the units of this machine, which are not ours.
-    assert "burstd" not in said, said
-    said = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", installed / "burstd.service")
-    assert "Overall exposure level" in said
+    assert "burst" not in said, said
+    for unit in ("burstd.service", "burst-proxy.service"):
+        said = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", installed / unit)
+        assert "Overall exposure level" in said
 
 
 def test_the_units_agree_with_each_other_and_with_the_library():
@@ -50,7 +53,25 @@ def test_the_units_agree_with_each_other_and_with_the_library():
     rust = Path(__file__).parents[1] / "crates/bytes/control/src/socket_path.rs"
     assert f'SYSTEM_SOCKET: &str = "{unit["ListenSequentialPacket"]}"' in rust.read_text()
     users = (UNITS / "burst.sysusers").read_text()
-    assert re.search(rf"^u {service['User']} ", users, re.M)
+    for unit in ("burstd.service", "burst-proxy.service"):
+        assert re.search(rf"^u {settings(unit)['User']} ", users, re.M)
+
+
+def test_a_proxy_works_with_the_capabilities_of_its_unit(make_fabric):
+    """Connections are carried by proxies that have what the unit gives, and no more."""
+    if os.geteuid():
+        pytest.skip("dropping capabilities needs root")
+    unit = settings("burst-proxy.service")
+    assert unit["ExecStart"].split()[1:] == ["proxy", "run", "/etc/burst/proxy.toml"]
+    assert unit["AmbientCapabilities"] == unit["CapabilityBoundingSet"] and unit["NoNewPrivileges"] == "yes"
+    kept = ",".join(f"+{cap.removeprefix('CAP_').lower()}" for cap in unit["CapabilityBoundingSet"].split())
+    words = ["setpriv", f"--bounding-set=-all,{kept}", f"--inh-caps=-all,{kept}", "--no-new-privs"]
+    with Proxies(make_fabric(), before=words) as proxies:
+        before = carried(proxies)
+        with joined(proxies) as (ours, theirs):
+            ours.sendall(b"hello")
+            assert exactly(theirs, 5) == b"hello"
+        await_carried(proxies, before + 1)
 
 
 def receive(supervisor, seconds=SECONDS):

@@ -75,7 +75,7 @@ fn side(index: u32, recovery: LossRecovery, lanes: u8) -> Side {
     let segment = SegmentConfig { addr: BASE, len: BYTES as u64, token: None, access: rights };
     let token_id = node.register_segment(segment).expect("room");
     let jfc = node.create_jfc(1 << 16).expect("room");
-    let jfr = JfrConfig { depth: 64, jfc, token: None, rnr_timer: 0, limit: 0 };
+    let jfr = JfrConfig { depth: 64, rnr_timer: 0, ..JfrConfig::new(jfc) };
     let jfr = node.create_jfr(jfr).expect("room");
     let jetties = SERVICES.iter().map(|service| {
         let mode = if *service == ServiceMode::Uno { TransMode::Um } else { TransMode::Rm };

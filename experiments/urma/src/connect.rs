@@ -16,6 +16,8 @@ use burst_urma::{
 
 /// Receives that a host has posted.
 const RECEIVES: u16 = 4_096;
+/// Token of segments that are reached without a channel.
+const TOKEN: u32 = 0x5eed;
 /// Bytes of a receive.
 const RECEIVE_BYTES: u32 = 1 << 20;
 
@@ -60,12 +62,15 @@ impl StudyWorld {
     fn make_jetties(&mut self, host: u32) -> Result<(), String> {
         let (now, queues, service) = (self.nanos(), self.config.queues, self.config.service);
         let mode = if service == ServiceMode::Uno { TransMode::Um } else { TransMode::Rm };
+        let has_no_channel = self.config.stack == StudyStack::LoadStore || mode == TransMode::Um;
         let made = self.hosts[host as usize].node.with_urma(now, |node, _| {
             let rights = access::READ | access::WRITE | access::ATOMIC;
-            let all = SegmentConfig { addr: MEMORY, len: MEMORY_BYTES, token: None, access: rights };
+            // Requests without channel need a token.
+            let token = has_no_channel.then_some(TOKEN);
+            let all = SegmentConfig { addr: MEMORY, len: MEMORY_BYTES, token, access: rights };
             let token_id = node.register_segment(all)?;
             let jfc = node.create_jfc(1 << 20)?;
-            let jfr = node.create_jfr(JfrConfig { depth: RECEIVES, jfc, token: None, rnr_timer: 1, limit: 0 })?;
+            let jfr = node.create_jfr(JfrConfig { depth: RECEIVES, ..JfrConfig::new(jfc) })?;
             for _ in 0..RECEIVES {
                 node.post_recv(jfr, receive(token_id))?;
             }

@@ -238,6 +238,9 @@ reasons! {
     UbEchoLost, "ub_echo_lost", Drop, "The requester did not take its message back from the echo: it has no receive posted, its Jetty is gone or needs a token, or the receive is too short.", "Post receives before pinging.";
     // --- the daemon's reserve of memory
     MemoryReserve, "memory_reserve", Refusal, "A request was refused because the system gave the daemon no more memory or address space, and the daemon uses its reserve.", "End programs or give the machine memory (vm.overcommit_*, LimitAS=, memory.max). Requests of root and of the daemon's user are not refused for this.";
+    // --- the Unified Bus transport: requests without channel, guessed tokens
+    UbNoChannel, "ub_no_channel", Nak, "A request without channel (mode UM, a load, a store or an atomic) reaches for a segment without token.", "Register the segment with a token (policy PLAIN_TEXT), or use mode RM or RC; if it was not you, look for a host that forges its packets.";
+    UbGuesses, "ub_guesses", Nak, "A request was refused whatever its token is, because its Jetty has shown too many wrong tokens lately, or its host has for the same object.", "Import the Jetty or segment again with the token of its owner and wait a second; if often, look for a program that tries tokens.";
 }
 
 impl Reason {

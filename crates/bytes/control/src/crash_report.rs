@@ -72,8 +72,12 @@ pub fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// As for [`files`].
 pub fn read_last(directory: &Path, most: usize) -> io::Result<Vec<CrashReport>> {
-    let read = |path: &PathBuf| parse(&read_file(path).ok()?).map(|(report, _)| report);
-    Ok(files(directory)?.iter().rev().take(most).filter_map(read).collect())
+    Ok(files(directory)?.iter().rev().filter_map(|path| read(path)).take(most).collect())
+}
+
+/// The report in a file; `None` if it cannot be read or is no report.
+pub fn read(path: &Path) -> Option<CrashReport> {
+    parse(&read_file(path).ok()?).map(|(report, _)| report)
 }
 
 fn read_file(path: &Path) -> io::Result<String> {
@@ -114,7 +118,7 @@ mod tests {
         }
         std::fs::write(path.join("crash-000000000004-0.txt"), "rubbish").expect("written");
         std::fs::write(path.join("other.txt"), show(&report(9))).expect("written");
-        assert_eq!(read_last(&path, 3).expect("read"), [report(3), report(2)]);
+        assert_eq!(read_last(&path, 2).expect("read"), [report(3), report(2)], "what is no report hides none");
         assert_eq!(read_last(&path, 9).expect("read"), [report(3), report(2), report(1)]);
         std::fs::remove_dir_all(path).expect("removed");
     }

@@ -67,6 +67,8 @@ pub enum UrmaCall {
         token: Option<u32>,
         /// Delay that an RNR answer asks for: `10 us * 2^n`.
         rnr_timer: u8,
+        /// Messages of mode UM that name it may use its receives; otherwise reliable ones may.
+        is_unreliable: bool,
     },
     /// Deletes a receive queue.
     DeleteJfr {

@@ -4,7 +4,7 @@
 //! the node refuses later (a Jetty that was stopped meanwhile, a segment that ended) is a completion.
 
 use crate::lane::AccessLane;
-use crate::log::explain;
+use crate::log::{because, explain};
 use burst_client::raw::RawContext;
 use burst_client::raw::idle::SendProgress;
 use burst_client::raw::memory::{self, MemoryRange, RawMr};
@@ -112,12 +112,13 @@ pub struct DaemonNode {
 
 /// The refusal of the node or of the daemon.
 fn refused(error: &ClientError) -> UrmaError {
-    match error.errno() {
+    let refusal = match error.errno() {
         libc::ENOMEM | libc::EMFILE | libc::ENFILE => UrmaError::Full,
         libc::EBUSY => UrmaError::Busy,
         libc::EFAULT | libc::EPERM | libc::EACCES => UrmaError::Access,
         _ => UrmaError::Value,
-    }
+    };
+    because(refusal, error.to_string())
 }
 
 /// The devices of the daemon at a place.
@@ -318,8 +319,8 @@ impl DaemonNode {
     }
 
     pub fn create_jfr(&mut self, config: JfrConfig) -> std::result::Result<u32, UrmaError> {
-        let JfrConfig { depth, jfc, token, rnr_timer, .. } = config;
-        let jfr = self.number(UrmaCall::CreateJfr { jfc, depth, token, rnr_timer })?;
+        let JfrConfig { depth, jfc, token, rnr_timer, is_unreliable, .. } = config;
+        let jfr = self.number(UrmaCall::CreateJfr { jfc, depth, token, rnr_timer, is_unreliable })?;
         self.jfrs.insert(jfr, PostedCount::new(u32::from(depth)));
         Ok(jfr)
     }
@@ -385,10 +386,8 @@ impl DaemonNode {
             }
             other => other,
         };
-        let mr = mr.map_err(|why| {
-            explain(&format!("{len} bytes at {addr:#x} cannot be registered: {why}"));
-            refused(&why)
-        })?;
+        let mr =
+            mr.map_err(|why| because(refused(&why), format!("{len} bytes at {addr:#x} cannot be registered: {why}")))?;
         let made = self.number(UrmaCall::RegisterSegment { mr: mr.handle, addr, len, token, access });
         match made {
             Ok(token_id) => {

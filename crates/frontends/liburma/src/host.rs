@@ -201,21 +201,23 @@ impl UrmaHost {
     }
     fn new(address: IpAddr) -> Result<UrmaHost, String> {
         let boot = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
-        let mut seed = [0u8; 8];
-        // SAFETY: the buffer has eight bytes.
-        if unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) } != 8 {
+        let mut seeds = [0u64; 2];
+        // SAFETY: the buffer has 16 bytes.
+        if unsafe { libc::getrandom(seeds.as_mut_ptr().cast(), size_of_val(&seeds), 0) } != 16 {
             return Err("the system gives no random numbers".into());
         }
+        let [seed, token_seed] = seeds;
         let lanes = lanes(std::env::var_os(LANES_ENV).map(|text| text.to_string_lossy().into_owned()).as_deref())?;
         let end = link::open(address, |mtu, window_max| UrmaConfig {
             incarnation: boot,
+            token_seed,
             lanes,
             mtu,
             // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.
             caqm: false,
             window_max,
             rto_base: Nanos::from_ms(10),
-            ..UrmaConfig::new(cna_of(address), u64::from_ne_bytes(seed))
+            ..UrmaConfig::new(cna_of(address), seed)
         })?;
         let fds = end.wait_fds();
         UrmaHost::at(address, Home::Own(Box::new(end)), fds)

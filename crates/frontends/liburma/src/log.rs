@@ -2,6 +2,8 @@
 
 use crate::abi::{EINVAL, SUCCESS, Status};
 use crate::macros::exported;
+use burst_urma::UrmaError;
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
 use std::ptr::null;
@@ -37,6 +39,33 @@ pub fn explain(sentence: &str) {
         function(ERROR, text);
         drop(CString::from_raw(text));
     }
+}
+
+thread_local! {
+    /// Why the call that this thread makes will be refused, if that is known better than by its error.
+    static CAUSE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Notes why the call that this thread makes will be refused, and returns the error.
+pub fn because(error: UrmaError, cause: impl Into<String>) -> UrmaError {
+    let cause = cause.into();
+    // A thread that ends has no cell any more: the error is explained without the cause.
+    let _ = CAUSE.try_with(|cell| cell.replace(Some(cause)));
+    error
+}
+
+/// A call begins: what was noted for an earlier one does not explain it.
+pub fn begin_call() {
+    let _ = CAUSE.try_with(RefCell::take);
+}
+
+/// Explains why an object was refused.
+pub fn explain_refusal(what: &str, error: UrmaError) {
+    let cause = CAUSE.try_with(RefCell::take).ok().flatten();
+    explain(&match cause {
+        Some(cause) => format!("{what} was refused: {cause}"),
+        None => format!("{what} was refused: {error}"),
+    });
 }
 
 exported! {

@@ -4,16 +4,17 @@ use crate::abi::{
     EAGAIN, EEXIST, EINVAL, ENOMEM, EPERM, FAIL, ObjectId, RJetty, RJfr, SUCCESS, SegCfg, Status, TargetJetty,
     TargetSeg, TokenId, UbVa, UrmaContext, UrmaJetty, UrmaJfce, UrmaJfs, UrmaSeg,
 };
-use crate::checks::{RC, RM, check_remote, check_segment, remote_order, send_order};
+use crate::checks::{RC, RM, check_policy, check_remote, check_segment, remote_order, send_order};
 use crate::daemon::NewChannel;
 use crate::device::{OwnedContext, address_of};
 use crate::host::{Inner, UrmaHost};
-use crate::log::explain;
+use crate::log::{because, begin_call, explain_refusal};
 use crate::macros::exported;
 use crate::reports::CLASS_JETTY;
 use burst_engine::urma::cna_of;
 use burst_urma::{JettyState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, UrmaError};
 use std::ffi::{c_int, c_void};
+use std::net::IpAddr;
 use std::ptr::null_mut;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,6 +67,7 @@ pub unsafe fn create<T>(
         set_errno(EINVAL);
         return null_mut();
     }
+    begin_call();
     // SAFETY: as the caller promises.
     let host = unsafe { host_of(ctx) };
     let made = host.enter().map_or(Err(UrmaError::Access), |mut inner| make(&mut inner));
@@ -76,10 +78,26 @@ pub unsafe fn create<T>(
             Box::into_raw(Box::new(object))
         }
         Err(error) => {
-            explain(&format!("an object was refused: {error:?}"));
+            explain_refusal(kind_of::<T>(), error);
             set_errno(status_of(error));
             null_mut()
         }
+    }
+}
+
+/// What a sentence calls an object of a type.
+pub fn kind_of<T>() -> &'static str {
+    match std::any::type_name::<T>().rsplit("::").next().unwrap_or_default() {
+        "UrmaJfc" => "a JFC",
+        "UrmaJfs" => "a JFS",
+        "UrmaJfr" => "a JFR",
+        "UrmaJetty" => "a Jetty",
+        "UrmaJettyGroup" => "a group of Jetties",
+        "OwnedJfce" => "a JFCE",
+        "TokenId" => "a token id",
+        "TargetSeg" => "a segment",
+        "TargetJetty" => "an imported Jetty, JFR or group",
+        _ => "an object",
     }
 }
 
@@ -126,6 +144,16 @@ pub fn token(flag: u32, value: u32) -> Option<u32> {
     (flag & 7 != 0).then_some(value)
 }
 
+/// Explains why a peer at an address cannot be imported from.
+fn has_same_cna(address: IpAddr, error: UrmaError) -> UrmaError {
+    match error {
+        UrmaError::Bound => {
+            because(error, format!("{address} ends like the address of another peer: both have the same CNA"))
+        }
+        error => error,
+    }
+}
+
 /// Imports a remote Jetty or JFR.
 ///
 /// # Safety
@@ -134,6 +162,7 @@ pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) 
     // SAFETY: as the caller promises.
     unsafe {
         create(ctx, |inner| {
+            check_policy(remote.flag)?;
             check_remote(remote)?;
             let address = address_of(&remote.id.eid.0);
             let kind = match remote.kind {
@@ -144,11 +173,7 @@ pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) 
             };
             let shown = if value.is_null() { None } else { token(remote.flag, *value) };
             let jetty = RemoteJetty { cna: cna_of(address), id: remote.id.id, kind, token: shown };
-            let imported = inner.import_jetty(address, jetty).inspect_err(|error| {
-                if *error == UrmaError::Bound {
-                    explain(&format!("{address} ends like the address of another peer: both have the same CNA"));
-                }
-            });
+            let imported = inner.import_jetty(address, jetty).map_err(|error| has_same_cna(address, error));
             let handle = u64::from(imported?);
             Ok(TargetJetty {
                 ctx,
@@ -339,10 +364,12 @@ exported! {
         }
         create(ctx, |inner| {
             let s = *seg;
+            check_policy(s.attr)?;
             let address = address_of(&{ s.ubva.eid });
             let shown = if value.is_null() { None } else { token(s.attr, *value) };
             let remote = RemoteSegment { cna: cna_of(address), token_id: s.token_id, addr: s.ubva.va, len: s.len, token: shown };
-            let handle = u64::from(inner.import_segment(address, remote)?);
+            let imported = inner.import_segment(address, remote).map_err(|error| has_same_cna(address, error));
+            let handle = u64::from(imported?);
             Ok(TargetSeg { seg: s, user_ctx: 0, mva: s.ubva.va, ctx, token_id: null_mut(), handle })
         })
     }

@@ -8,11 +8,14 @@ use crate::abi::{
     EINVAL, EPERM, GroupCfg, JettyCfg, JettyOpt, JfcCfg, JfrCfg, JfsCfg, QueueAttr, QueueOpt, SUCCESS, Status,
     UrmaContext, UrmaJetty, UrmaJettyGroup, UrmaJfc, UrmaJfr, UrmaJfs,
 };
-use crate::checks::{check_jetty, check_jfc, check_receive, check_send};
+use crate::checks::{UM, check_jetty, check_jfc, check_policy, check_receive, check_send};
 use crate::device::OwnedContext;
 use crate::host::{Inner, UrmaHost};
+use crate::log::{because, begin_call, explain_refusal};
 use crate::macros::exported;
-use crate::objects::{OwnedJfce, create, destroy, done, host_of, id_of, set_errno, status_of, token, users_of};
+use crate::objects::{
+    OwnedJfce, create, destroy, done, host_of, id_of, kind_of, set_errno, status_of, token, users_of,
+};
 use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR, CLASS_JFS};
 use burst_urma::{GROUP_MEMBERS_MAX, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, UrmaError};
 use std::mem::offset_of;
@@ -79,6 +82,9 @@ trait Queue: Sized {
     fn id(&mut self) -> &mut u32;
 }
 
+/// Why a number of the program's choice is refused.
+const OWN_NUMBER: &str = "the node gives the numbers of Jetties and groups: the program may not choose one";
+
 macro_rules! queue {
     ($ty:ident, $cfg:ident, $class:ident, $active:ident $(. $more:ident)?, [$($option:literal: $field:ident $(. $inner:ident)?, $len:literal;)+],
      $self:ident, $inner_arg:ident => $attach:expr, $host:ident, $locked:ident, $number:ident => $detach:expr, { $($init:ident: $value:expr),* }) => {
@@ -132,7 +138,15 @@ queue!(UrmaJfr, JfrCfg, CLASS_JFR, opt.is_active,
         let c = &self.cfg;
         check_receive(c)?;
         let (jfc, rnr_timer) = ((*c.jfc).handle as u32, rnr_timer(c.min_rnr_timer));
-        inner.create_jfr(JfrConfig { depth: c.depth as u16, jfc, token: token(c.flag, c.token), rnr_timer, limit: 0 })
+        let is_unreliable = c.trans_mode == UM;
+        inner.create_jfr(JfrConfig {
+            depth: c.depth as u16,
+            jfc,
+            token: token(c.flag, c.token),
+            rnr_timer,
+            limit: 0,
+            is_unreliable,
+        })
     },
     _host, inner, id => inner.delete_jfr(id),
     { opt: QueueOpt::default() });
@@ -144,11 +158,11 @@ queue!(UrmaJetty, JettyCfg, CLASS_JETTY, opt.is_active,
     self, inner => {
         let c = &self.cfg;
         if c.flag & 1 == 0 || c.jfr.is_null() {
-            return Err(UrmaError::Unsupported);
+            return Err(because(UrmaError::Unsupported, "a Jetty needs the flag share_jfr and a JFR"));
         }
-        // The node gives the numbers: the program may not choose one, least of all that of the echo.
+        // Least of all may a program choose the number of the echo.
         if c.id != 0 {
-            return Err(UrmaError::Unsupported);
+            return Err(because(UrmaError::Unsupported, OWN_NUMBER));
         }
         check_jetty(c, &(*c.jfr).cfg, c.group.as_ref().map(|group| &group.cfg))?;
         let group = (!c.group.is_null()).then(|| (*c.group).handle as u32);
@@ -208,6 +222,7 @@ unsafe fn activate<T: Queue>(object: *mut T) -> Status {
     }
     // SAFETY: as above.
     let Some(mut inner) = (unsafe { host_of(queue.ctx()) }).enter() else { return EPERM };
+    begin_call();
     // SAFETY: as above.
     match unsafe { queue.attach(&mut inner) } {
         Ok(id) => {
@@ -218,7 +233,10 @@ unsafe fn activate<T: Queue>(object: *mut T) -> Status {
             note_member(object, true);
             SUCCESS
         }
-        Err(error) => status_of(error),
+        Err(error) => {
+            explain_refusal(kind_of::<T>(), error);
+            status_of(error)
+        }
     }
 }
 
@@ -277,7 +295,6 @@ unsafe fn make<T: Queue>(ctx: *mut UrmaContext, cfg: *mut T::Cfg) -> *mut T {
         if status == SUCCESS {
             return object;
         }
-        crate::log::explain("an object was refused");
         free(object);
         set_errno(status);
         null_mut()
@@ -515,10 +532,10 @@ exported! {
                 1 => GroupPolicy::HashHint,
                 _ => return Err(UrmaError::Value),
             };
-            // The program may not choose the number.
             if (*cfg).id != 0 {
-                return Err(UrmaError::Unsupported);
+                return Err(because(UrmaError::Unsupported, OWN_NUMBER));
             }
+            check_policy((*cfg).flag)?;
             let id = inner.create_group(policy, token((*cfg).flag, (*cfg).token))?;
             let list = Box::into_raw(vec![null_mut::<UrmaJetty>(); GROUP_MEMBERS_MAX].into_boxed_slice()).cast();
             let (count, list_mutex) = (0, [0; 5]);

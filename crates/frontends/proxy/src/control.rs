@@ -5,9 +5,10 @@
 //! another process, or one that has given this peer up, and all streams of the earlier session are reset. A channel
 //! that breaks is dialled again each second; the streams wait for `resume_s`, unless the peer's address refuses
 //! connections, which says that its process has ended. New connections go by TCP as long as the channel or a link does
-//! not work.
+//! not work. Channels that no peer has opened are few, and end soon (`front`).
 
 mod admin;
+mod front;
 mod peers;
 
 use crate::config::{Checked, Prefix};
@@ -15,6 +16,7 @@ use crate::intercept::Interception;
 use crate::message::{Command, ControlMessage, Introduction, Report};
 use crate::sys::{EventFlags, Poll, Waker};
 use crate::tls::{ControlChannel, TlsKeys};
+use front::HANDSHAKE;
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -35,8 +37,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 const QUEUED_MAX: usize = 16 << 20;
 /// Pause before a worker's backlog is looked at again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
-/// Channels that may be open without an introduction.
-const UNKNOWN_MAX: usize = 64;
+/// Refused channels that are logged between two heartbeats: others can cause as many as they like.
+const REFUSALS_LOGGED: u32 = 4;
 /// Events taken at once.
 const EVENTS_MAX: usize = 64;
 
@@ -131,6 +133,8 @@ pub struct Control {
     unread: Vec<usize>,
     next_beat: Instant,
     alive: BTreeSet<Prefix>,
+    /// Channels that were refused since the last beat.
+    refusals: u32,
 }
 
 impl Control {
@@ -174,6 +178,7 @@ impl Control {
             unread: Vec::new(),
             next_beat: Instant::now(),
             alive: BTreeSet::new(),
+            refusals: 0,
             config,
         };
         for peer in control.config.config.peer.clone() {
@@ -344,13 +349,19 @@ impl Control {
     /// What is done each second.
     fn beat(&mut self, now: Instant) {
         self.read_directory();
+        let more = std::mem::take(&mut self.refusals).saturating_sub(REFUSALS_LOGGED);
+        if more > 0 {
+            crate::log(format_args!("{more} more control channels were refused in the last second"));
+        }
         if self.listener_paused {
             self.listen_for(EventFlags::IN);
         }
         self.update_alive();
         for at in 0..self.channels.len() {
             let Some(channel) = &self.channels[at] else { continue };
-            if now.duration_since(channel.heard) > SILENCE {
+            if !channel.introduced && now.duration_since(channel.opened) > HANDSHAKE {
+                self.close_channel(at, "it has not introduced itself in time");
+            } else if now.duration_since(channel.heard) > SILENCE {
                 self.close_channel(at, "it is silent");
             } else if channel.introduced
                 && let Some(peer) = channel.peer

@@ -6,7 +6,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -74,6 +74,10 @@ pub struct ControlChannel {
     pub dialled: Option<usize>,
     /// The TCP connection is not established yet.
     pub connecting: bool,
+    /// When it was accepted or dialled.
+    pub opened: Instant,
+    /// Who has opened it, if others have.
+    pub source: Option<IpAddr>,
     /// When bytes came last: a long message takes a while on a slow network.
     pub heard: Instant,
     /// The peer has introduced itself.
@@ -101,9 +105,9 @@ impl ControlChannel {
     ///
     /// # Errors
     /// Of rustls.
-    pub fn accept(socket: TcpStream, keys: &TlsKeys, waiting_max: u64) -> Result<Self, String> {
+    pub fn accept(socket: TcpStream, source: IpAddr, keys: &TlsKeys, waiting_max: u64) -> Result<Self, String> {
         let tls = ServerConnection::new(keys.server.clone()).map_err(|e| e.to_string())?;
-        Ok(Self::new(socket, tls.into(), waiting_max))
+        Ok(Self { source: Some(source), ..Self::new(socket, tls.into(), waiting_max) })
     }
 
     fn new(socket: TcpStream, mut tls: Connection, waiting_max: u64) -> Self {
@@ -116,6 +120,8 @@ impl ControlChannel {
             peer: None,
             dialled: None,
             connecting: false,
+            opened: Instant::now(),
+            source: None,
             heard: Instant::now(),
             introduced: false,
             waiting: 0,

@@ -95,6 +95,9 @@ pub struct UrmaConfig {
     pub incarnation: u64,
     /// Seed of channel numbers and initial PSNs. A daemon takes it from the system's generator.
     pub seed: u64,
+    /// Seed of token ids, which must not follow from channel numbers and PSNs. A daemon takes it from the system's
+    /// generator, apart from `seed`.
+    pub token_seed: u64,
     /// Payload bytes of a packet, 256..=8192.
     pub mtu: u16,
     /// Loss recovery, the same on both ends.
@@ -134,6 +137,7 @@ impl UrmaConfig {
             cna,
             incarnation: 1,
             seed,
+            token_seed: seed.rotate_left(32) ^ 0x746f_6b65_6e69_6473,
             mtu: 4096,
             recovery: LossRecovery::Selective,
             rto_base: Nanos::from_ms(2),
@@ -260,6 +264,16 @@ pub struct JfrConfig {
     pub rnr_timer: u8,
     /// Event when fewer receives are left; 0 for none.
     pub limit: u16,
+    /// Messages of mode UM that name it may use its receives; otherwise reliable ones may. Those that name a Jetty are for the
+    /// Jetty's mode.
+    pub is_unreliable: bool,
+}
+
+impl JfrConfig {
+    /// A queue for 128 receives, without token.
+    pub const fn new(jfc: u32) -> JfrConfig {
+        JfrConfig { depth: 128, jfc, token: None, rnr_timer: 1, limit: 0, is_unreliable: false }
+    }
 }
 
 /// Rights of a segment, by bit.
@@ -589,6 +603,21 @@ impl UrmaError {
         UrmaError::Bound,
         UrmaError::Busy,
     ];
+}
+
+impl std::fmt::Display for UrmaError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            UrmaError::NoObject => "an object that it names does not exist",
+            UrmaError::Value => "a value is out of range",
+            UrmaError::Unsupported => "the combination of mode, order type and operation is not offered",
+            UrmaError::Access => "the memory does not allow it",
+            UrmaError::Full => "a queue or table is full, or the user's share is used up",
+            UrmaError::State => "the object is not in the state for it",
+            UrmaError::Bound => "it is bound to another one already",
+            UrmaError::Busy => "it is in use",
+        })
+    }
 }
 
 /// A packet that is in the caller's buffer.

@@ -12,9 +12,11 @@ use crate::api::{
     UrmaError, UrmaMemory, access,
 };
 use crate::channels::Channels;
+use crate::objects::Objects;
 use crate::objects::segment_table::{PeerAccess, SegmentTable};
 use crate::refusal::UrmaRefusal;
 use crate::timers::UrmaTimer;
+use crate::urma_target::checks::{check_tokens, guess_of};
 use crate::urma_target::execution::changed;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{
@@ -265,14 +267,14 @@ impl Accesses {
     /// A packet without transport header.
     pub(crate) fn on_packet(
         &mut self,
-        segments: &SegmentTable,
+        objects: &mut Objects,
         env: &mut UrmaEnv<'_>,
         packet: &UbPacket<'_>,
     ) -> Result<(), Reason> {
         let peer = packet.head.nth.source;
         match &packet.head.ta {
             Some(TaHeader::Request(request)) => {
-                self.on_request(segments, env, &AccessRequest { peer, request, payload: packet.payload })
+                self.on_request(objects, env, &AccessRequest { peer, request, payload: packet.payload })
             }
             Some(TaHeader::Response(response)) => self.on_answer(peer, response, packet.payload),
             None => Err(Reason::UbNextLayer),
@@ -280,7 +282,7 @@ impl Accesses {
     }
     fn on_request(
         &mut self,
-        segments: &SegmentTable,
+        objects: &mut Objects,
         env: &mut UrmaEnv<'_>,
         access: &AccessRequest<'_>,
     ) -> Result<(), Reason> {
@@ -293,20 +295,26 @@ impl Accesses {
         if self.answers.len() >= ANSWERS_MAX {
             return Err(Reason::UbPoolFull);
         }
-        let result = match self.judge(peer, request, env.now) {
-            NumberVerdict::Late => return Err(Reason::UbLate),
-            NumberVerdict::Executed(value) => {
-                env.fx.count(Reason::UbDuplicate);
-                Ok(value)
-            }
-            NumberVerdict::New => {
-                let result = execute_access(segments, env, request, payload);
-                if let (false, Ok(value)) = (is_load, result) {
-                    env.fx.executed(peer, base.rc_id, base.tassn);
-                    self.initiator(peer, base.rc_id, base.tassn, env.now).note(base.tassn, value);
+        // The token first: who has none changes nothing of what is remembered of the initiator in whose name the packet came.
+        let guess = || guess_of(peer, request, false);
+        let checked = check_tokens(objects, env, guess, |objects, _| check_access(&objects.segments, access));
+        let result = match checked {
+            Err(refusal) => Err(refusal),
+            Ok(region) => match self.judge(peer, request, env.now) {
+                NumberVerdict::Late => return Err(Reason::UbLate),
+                NumberVerdict::Executed(value) => {
+                    env.fx.count(Reason::UbDuplicate);
+                    Ok(value)
                 }
-                result
-            }
+                NumberVerdict::New => {
+                    let result = execute_access(region, env, request, payload);
+                    if let (false, Ok(value)) = (is_load, result) {
+                        env.fx.executed(peer, base.rc_id, base.tassn);
+                        self.initiator(peer, base.rc_id, base.tassn, env.now).note(base.tassn, value);
+                    }
+                    result
+                }
+            },
         };
         if let Err(refusal) = result {
             env.fx.count(refusal.reason);
@@ -381,29 +389,28 @@ fn answer_to(peer: Cna, request: &TaRequest, result: Result<u64, UrmaRefusal>, m
     answer
 }
 
-/// Checks and executes a store or an atomic, whose old value it returns; of a load it checks only, and returns the region.
-fn execute_access(
-    segments: &SegmentTable,
-    env: &mut UrmaEnv<'_>,
-    request: &TaRequest,
-    payload: &[u8],
-) -> Result<u64, UrmaRefusal> {
-    let opcode = request.base.opcode;
-    let wrong_length = UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength);
-    let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
+/// The region of the memory of an access, checked.
+fn check_access(segments: &SegmentTable, access: &AccessRequest<'_>) -> Result<u32, UrmaRefusal> {
+    let AccessRequest { request, payload, .. } = *access;
     let memory = request.memory.ok_or(UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused))?;
     let Maetah { addr, token_id, len } = memory;
-    let (right, is_fit) = match opcode {
+    let (right, is_fit) = match request.base.opcode {
         TaOpcode::Read => (access::READ, payload.is_empty()),
         TaOpcode::Write => (access::WRITE, payload.len() == len as usize),
         _ => (access::ATOMIC, len == 8 && addr.is_multiple_of(8)),
     };
     if !is_fit || !(1..=ACCESS_MAX).contains(&(len as usize)) || request.base.poison {
-        return Err(wrong_length);
+        return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
     }
-    let wanted = PeerAccess { token_id, token: request.token, addr, len, right };
-    let region = segments.check(wanted);
-    let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
+    let wanted = PeerAccess { token_id, token: request.token, addr, len, right, has_channel: false };
+    segments.check(wanted).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))
+}
+
+/// Executes a store or an atomic, whose old value it returns; of a load it returns the region, which is read for the answer.
+fn execute_access(region: u32, env: &mut UrmaEnv<'_>, request: &TaRequest, payload: &[u8]) -> Result<u64, UrmaRefusal> {
+    let gone = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbAccess);
+    let addr = request.memory.map_or(0, |memory| memory.addr);
+    let opcode = request.base.opcode;
     match opcode {
         TaOpcode::Read => Ok(u64::from(region)),
         TaOpcode::Write => env.mem.write(region, addr, payload).map(|()| 0).map_err(|_| gone),

@@ -8,8 +8,8 @@ pub(crate) mod view;
 
 use crate::api::{
     AccessKind, AccessOutcome, AccessTag, CompletionRecord, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState,
-    JfrWr, JfsWr, LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError,
-    UrmaEvent,
+    JfrWr, JfsWr, LANES_MAX, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, UrmaConfig, UrmaEffects, UrmaEnv,
+    UrmaError, UrmaEvent,
 };
 use crate::bypass::Accesses;
 use crate::channels::tx_window::TxPacket;
@@ -101,7 +101,8 @@ impl UrmaNode {
     /// [`UrmaError::Busy`] while Jetties share it, or a message is being placed: move it to ERROR first.
     pub fn delete_jfr(&mut self, jfr: u32) -> Result<(), UrmaError> {
         let at = self.shared.objects.jfr_ref(jfr).ok_or(UrmaError::NoObject)?;
-        if self.target.uses_receives_of(at) { Err(UrmaError::Busy) } else { self.shared.objects.delete_jfr(at) }
+        let is_used = self.shared.objects.jfrs.get(at).is_some_and(|jfr| jfr.placing > 0);
+        if is_used { Err(UrmaError::Busy) } else { self.shared.objects.delete_jfr(at) }
     }
     /// The state of a receive queue, and its limit.
     pub fn jfr_state(&self, jfr: u32) -> Option<(JfrState, u16)> {
@@ -221,7 +222,9 @@ impl UrmaNode {
     }
     /// Posts a work request to a Jetty or JFS. The answer comes as a completion record; a refusal has no effect.
     pub fn post_send(&mut self, jetty: u32, wr: &JfsWr, env: &mut UrmaEnv<'_>) -> Result<(), UrmaError> {
-        self.initiator.post_send(&mut self.shared, jetty, wr, env)
+        let result = self.initiator.post_send(&mut self.shared, jetty, wr, env);
+        self.end_overrun(env.fx);
+        result
     }
     /// Whether a Jetty of this configuration may post a request, as far as it can be known without other objects. `mtu`: payload
     /// of a packet.
@@ -248,6 +251,23 @@ impl UrmaNode {
     /// Takes the oldest record of a completion queue.
     pub fn poll_jfc(&mut self, jfc: u32) -> Option<CompletionRecord> {
         self.shared.objects.jfcs.at_mut(jfc)?.records.pop_front()
+    }
+    /// A completion was lost, because its queue is full: the Jetty that it is of, or the JFR that the peer has named, moves to
+    /// ERROR, as a queue pair whose completion queue is overrun. To be called by who takes the records ([`UrmaNode::poll_jfc`])
+    /// and has no room for one.
+    pub fn completion_lost(&mut self, kind: TargetKind, id: u32, fx: &mut dyn UrmaEffects) {
+        // Refused if it has stopped already.
+        let _ = match kind {
+            TargetKind::Jfr => self.modify_jfr(id, JfrState::Error, fx),
+            TargetKind::Jetty | TargetKind::Group => self.modify_jetty(id, JettyState::Error, fx),
+        };
+    }
+    /// Moves to ERROR what has lost a completion in this call.
+    pub(crate) fn end_overrun(&mut self, fx: &mut dyn UrmaEffects) {
+        // What moves may lose a completion, too; each moves once.
+        while let Some((kind, id)) = self.shared.objects.overrun.pop() {
+            self.completion_lost(kind, id, fx);
+        }
     }
     /// Whether a completion queue has records.
     pub fn has_completions(&self, jfc: u32) -> bool {

@@ -27,7 +27,7 @@ pub(crate) struct NodeShared {
 impl NodeShared {
     pub(crate) fn new(config: UrmaConfig) -> Self {
         NodeShared {
-            objects: Objects::new(),
+            objects: Objects::new(config.token_seed),
             // Beyond `responses_max` only echoes, and refusals of ROL requests, for each of which a PSN is withheld.
             responses: UrmaPool::new(config.responses_max + ECHO_SLOTS + WITHHELD_MAX * config.channels_max),
             messages: 0,

@@ -7,13 +7,17 @@
 //! |---|---|
 //! | `records` | the record of each kind |
 //! | `segment_table` | segments, and the checks of tokens, ranges and rights |
+//! | `token_ids` | token ids, which no peer can foresee |
+//! | `guesses` | how often a wrong token may be shown |
 //! | `groups` | groups of Jetties, and the choice of a member |
 //! | `check` | what must hold between two calls |
 
 pub(crate) mod check;
 pub(crate) mod groups;
+pub(crate) mod guesses;
 pub(crate) mod records;
 pub(crate) mod segment_table;
+pub(crate) mod token_ids;
 
 use crate::api::{
     CompletionRecord, CrStatus, ERR_TIMEOUT_MAX, JETTY_ID_FIRST, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr,
@@ -21,7 +25,9 @@ use crate::api::{
 };
 use crate::pool::{PoolRef, UrmaPool};
 use burst_base::Reason;
+use burst_base::rng::splitmix64;
 use burst_ubwire::{ServiceMode, TaOpcode};
+use guesses::Guesses;
 use records::{Drain, Jetty, JettyGroup, Jfc, Jfr, PostedReceive};
 use segment_table::SegmentTable;
 use std::collections::VecDeque;
@@ -45,23 +51,31 @@ pub(crate) struct Objects {
     pub(crate) jetties: UrmaPool<Jetty>,
     pub(crate) groups: UrmaPool<JettyGroup>,
     pub(crate) segments: SegmentTable,
+    /// Wrong tokens that peers have shown.
+    pub(crate) guesses: Guesses,
     pub(crate) remote_segments: UrmaPool<RemoteSegment>,
     pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
     /// Abandoned Jetties that are drained.
     pub(crate) drained: VecDeque<PoolRef>,
+    /// Jetties and JFRs of which a completion was lost since the last call.
+    pub(crate) overrun: Vec<(TargetKind, u32)>,
 }
 
 impl Objects {
-    pub(crate) fn new() -> Self {
+    /// `seed`: of token ids, which peers should not guess.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut state = seed;
         Objects {
             jfcs: UrmaPool::new(OBJECTS_MAX),
             jfrs: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
             jetties: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
             groups: UrmaPool::with_rest(OBJECTS_MAX, NUMBERS_REST),
-            segments: SegmentTable::new(),
+            segments: SegmentTable::new(splitmix64(&mut state)),
+            guesses: Guesses::new(splitmix64(&mut state)),
             remote_segments: UrmaPool::new(OBJECTS_MAX),
             remote_jetties: UrmaPool::new(OBJECTS_MAX),
             drained: VecDeque::new(),
+            overrun: Vec::new(),
         }
     }
     pub(crate) fn jfr_ref(&self, id: u32) -> Option<PoolRef> {
@@ -110,7 +124,14 @@ impl Objects {
             return Err(UrmaError::Value);
         }
         let jfc = self.jfcs.at_mut(config.jfc).ok_or(UrmaError::NoObject)?;
-        let jfr = Jfr { config, state: JfrState::Ready, receives: VecDeque::new(), users: 0, limit_reported: false };
+        let jfr = Jfr {
+            config,
+            state: JfrState::Ready,
+            receives: VecDeque::new(),
+            users: 0,
+            placing: 0,
+            limit_reported: false,
+        };
         let at = self.jfrs.insert(jfr).map_err(|_| UrmaError::Full)?;
         jfc.users += 1;
         Ok(id_of(at))
@@ -264,6 +285,12 @@ impl Objects {
         }
         Ok(())
     }
+    /// A message begins or ends to be placed into a receive of a queue.
+    pub(crate) fn count_placing(&mut self, jfr: Option<PoolRef>, begins: bool) {
+        let Some(jfr) = jfr.and_then(|at| self.jfrs.get_mut(at)) else { return };
+        debug_assert!(begins || jfr.placing > 0, "a message ends that was not counted");
+        jfr.placing = if begins { jfr.placing + 1 } else { jfr.placing.saturating_sub(1) };
+    }
     /// Takes the oldest receive of a queue for a message.
     pub(crate) fn take_receive(&mut self, jfr: PoolRef, fx: &mut dyn UrmaEffects) -> Option<PostedReceive> {
         let queue = self.jfrs.get_mut(jfr)?;
@@ -287,7 +314,8 @@ impl Objects {
             self.complete(jfc, record, fx);
         }
     }
-    /// Adds a record; a full queue breaks, and the record is lost.
+    /// Adds a record; a full queue breaks, and the record is lost. The Jetty or JFR that it is of moves to ERROR at the end of
+    /// the call ([`crate::UrmaNode::completion_lost`]).
     pub(crate) fn complete(&mut self, jfc: u32, record: CompletionRecord, fx: &mut dyn UrmaEffects) {
         let Some(queue) = self.jfcs.at_mut(jfc) else { return };
         if queue.records.len() >= queue.depth as usize {
@@ -295,6 +323,10 @@ impl Objects {
             if !queue.is_broken {
                 queue.is_broken = true;
                 fx.event(UrmaEvent::JfcError(jfc));
+            }
+            let owner = (record.local_kind, record.local_id);
+            if self.overrun.last() != Some(&owner) {
+                self.overrun.push(owner);
             }
             return;
         }
@@ -305,6 +337,11 @@ impl Objects {
     pub(crate) fn heap_bytes(&self) -> usize {
         let queues: usize = self.jfcs.iter().map(|(_, q)| q.records.capacity() * size_of::<CompletionRecord>()).sum();
         let receives: usize = self.jfrs.iter().map(|(_, q)| q.receives.capacity() * size_of::<PostedReceive>()).sum();
-        self.segments.heap_bytes() + self.jfcs.heap_bytes() + self.jfrs.heap_bytes() + queues + receives
+        self.segments.heap_bytes()
+            + self.guesses.heap_bytes()
+            + self.jfcs.heap_bytes()
+            + self.jfrs.heap_bytes()
+            + queues
+            + receives
     }
 }

@@ -113,14 +113,17 @@ impl UrmaTarget {
         }
         true
     }
-    /// Whether a message is being placed into a receive of a queue.
-    pub(crate) fn uses_receives_of(&self, jfr: PoolRef) -> bool {
-        self.inbound.iter().any(|(_, message)| message.placement_into(jfr).is_some())
-    }
     /// A receive queue is moved to ERROR: messages that are being placed into its receives are refused.
     pub(crate) fn end_messages(&mut self, node: &mut NodeShared, jfr: PoolRef, fx: &mut dyn UrmaEffects) {
-        let placed = |(at, message): (PoolRef, &Inbound)| message.placement_into(jfr).map(|place| (at, place));
-        let ended: Vec<_> = self.inbound.iter().filter_map(placed).collect();
+        let count = node.objects.jfrs.get(jfr).map_or(0, |jfr| jfr.placing as usize);
+        let walked = &mut node.channels.sweeps.steps;
+        let placed = |(at, message): (PoolRef, &Inbound)| {
+            *walked += 1;
+            message.placement_into(jfr).map(|place| (at, place))
+        };
+        // Not one record more than needed is looked at, and none if no message is being placed.
+        let ended: Vec<_> = self.inbound.iter().filter_map(placed).take(count).collect();
+        debug_assert!(ended.len() == count, "messages that are being placed are counted wrong");
         for (at, placement) in ended {
             placement.end_receive(&mut node.objects, CrStatus::FlushErr, fx);
             self.set_refused(node, at, UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget));

@@ -75,6 +75,8 @@ struct Oracle {
     jetties: Vec<Vec<u32>>,
     targets: Vec<Vec<Vec<u32>>>,
     segments: Vec<Vec<u32>>,
+    /// The same memory by segments with a token, as mode UM needs it.
+    shown: Vec<Vec<u32>>,
     wrong: Vec<Vec<u32>>,
     ops: Vec<Op>,
     posted: HashMap<(usize, usize), Vec<usize>>,
@@ -134,6 +136,7 @@ impl Oracle {
             (0..HOSTS).map(|h| (0..HOSTS).map(|p| make(h, p)).collect()).collect()
         };
         let segments = each(&mut |h, p| world.import_all(h, p));
+        let shown = each(&mut |h, p| world.import_shown(h, p));
         let wrong = each(&mut |h, p| {
             let token_id = world.hosts[p].all;
             let good = world.hosts[p].node.export_segment(token_id).expect("registered");
@@ -157,6 +160,7 @@ impl Oracle {
             jetties,
             targets,
             segments,
+            shown,
             wrong,
             ops: Vec::new(),
             posted: HashMap::new(),
@@ -223,7 +227,11 @@ impl Oracle {
         let bytes = pattern(number, op.len);
         let (filled, at) = if op.opcode == TaOpcode::Read { (op.peer, to) } else { (op.host, from) };
         self.world.hosts[filled].ram.bytes[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
-        let segments = if op.is_wrong { &self.wrong } else { &self.segments };
+        let segments = match (op.is_wrong, SERVICES[op.jetty]) {
+            (true, _) => &self.wrong,
+            (false, ServiceMode::Uno) => &self.shown,
+            (false, _) => &self.segments,
+        };
         let is_add = op.opcode == TaOpcode::FetchAdd;
         let wr = JfsWr {
             target: Some(self.targets[op.host][op.peer][op.jetty]),

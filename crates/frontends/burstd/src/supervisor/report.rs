@@ -1,10 +1,11 @@
 //! Crash reports: when and why a daemon fell, how long it had run, its version, and message and backtrace of its panic.
 //!
-//! The supervisor keeps the last [`REPORTS_MAX`] as files ([`burst_control::crash_report`]), which only its user can read, in a
-//! directory that only its user can write; without such a directory it keeps them in memory. It passes them to the next daemon in
-//! a memfd, and the daemon shows them (`burst why daemon`).
+//! The supervisor keeps [`REPORTS_MAX`] of them as files ([`burst_control::crash_report`]), which only its user can read, in a
+//! directory that only its user can write; without such a directory it keeps them in memory. Of falls with one cause the first
+//! and the last stay longest, so that a daemon that falls again and again leaves those with other causes. The supervisor passes
+//! them to the next daemon in a memfd, and the daemon shows them (`burst why daemon`).
 
-use burst_control::crash_report::{REPORT_BYTES, default_directory, files, parse, read_last, show};
+use burst_control::crash_report::{REPORT_BYTES, default_directory, files, parse, read, read_last, show};
 use burst_control::monitor::CrashReport;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::VecDeque;
@@ -18,6 +19,9 @@ use tracing::warn;
 
 /// Reports that are kept.
 pub const REPORTS_MAX: usize = 8;
+/// Details of a daemon that fell without a panic.
+const NO_PANIC: &str =
+    "no panic: the cause is a signal, of the processor, of the kernel when memory ran out, or of another process\n";
 /// Longest details that the daemon shows, in bytes: all reports fit one control message.
 const SHOWN_BYTES: usize = 6 << 10;
 
@@ -58,7 +62,10 @@ impl CrashLog {
             warn!("the crash report cannot be written to {}: {error}", directory.display());
         }
         self.reports.push_front(report);
-        self.reports.truncate(REPORTS_MAX);
+        while self.reports.len() > REPORTS_MAX {
+            let causes: Vec<&str> = self.reports.iter().map(|report| report.cause.as_str()).collect();
+            self.reports.remove(spare(&causes));
+        }
     }
 
     /// The reports as a memfd.
@@ -89,7 +96,8 @@ pub fn read_memfd(fd: OwnedFd) -> Vec<CrashReport> {
 
 /// Reads the text that a fallen daemon has left ([`super::panic`]).
 pub fn read_details(fd: OwnedFd) -> String {
-    read_whole(&File::from(fd), REPORT_BYTES - 1024).unwrap_or_default()
+    let details = read_whole(&File::from(fd), REPORT_BYTES - 1024).unwrap_or_default();
+    if details.is_empty() { NO_PANIC.to_owned() } else { details }
 }
 
 fn read_whole(file: &File, most: usize) -> io::Result<String> {
@@ -119,23 +127,52 @@ fn prepare(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a report, and removes the oldest ones.
-fn keep_file(directory: &Path, report: &CrashReport) -> io::Result<()> {
-    write_file(directory, report)?;
-    files(directory)?.iter().rev().skip(REPORTS_MAX).try_for_each(std::fs::remove_file)
+/// The report that can be spared, of more than two; `causes` are those of all, the newest first. If several have one cause, it is
+/// the second of those of the most frequent one, so that its first fall and its last ones stay; otherwise the oldest.
+fn spare(causes: &[&str]) -> usize {
+    let count = |cause: &str| causes.iter().filter(|other| **other == cause).count();
+    let most = causes.iter().copied().max_by_key(|cause| count(cause)).unwrap_or_default();
+    let own = (0..causes.len()).rev().filter(|at| causes[*at] == most);
+    // The first one of two stays, too: the second is the last.
+    let most_often = count(most);
+    let second = own.skip(1).find(|_| most_often > 2);
+    second.unwrap_or(causes.len().saturating_sub(1))
 }
 
-fn write_file(directory: &Path, report: &CrashReport) -> io::Result<()> {
-    // A second report of the same second gets the next free number.
-    for number in 0..REPORTS_MAX {
-        let path = directory.join(format!("crash-{:012}-{number}.txt", report.unix_s));
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-            Ok(mut file) => return file.write_all(show(report).as_bytes()),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
+/// Writes a report, and removes those that can be spared. Files that are no reports go first.
+fn keep_file(directory: &Path, report: &CrashReport) -> io::Result<()> {
+    write_file(directory, report)?;
+    let mut kept = Vec::new();
+    for path in files(directory)?.into_iter().rev() {
+        match read(&path) {
+            Some(report) => kept.push((path, report.cause)),
+            None => std::fs::remove_file(path)?,
         }
     }
+    while kept.len() > REPORTS_MAX {
+        let causes: Vec<&str> = kept.iter().map(|(_, cause)| cause.as_str()).collect();
+        std::fs::remove_file(kept.remove(spare(&causes)).0)?;
+    }
     Ok(())
+}
+
+/// Writes a file that gets its name when it is whole: one that could not be written is no report.
+fn write_file(directory: &Path, report: &CrashReport) -> io::Result<()> {
+    let unfinished = directory.join("unfinished");
+    let _ = std::fs::remove_file(&unfinished);
+    let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
+    let written = written.and_then(|mut file| file.write_all(show(report).as_bytes()));
+    // A second report of the same second gets the next free number.
+    let name = |number| directory.join(format!("crash-{:012}-{number}.txt", report.unix_s));
+    let is_free = |path: &PathBuf| !path.exists();
+    let named = written.and_then(|()| match (0..2 * REPORTS_MAX).map(name).find(is_free) {
+        Some(path) => std::fs::rename(&unfinished, path),
+        None => Err(io::Error::from(io::ErrorKind::AlreadyExists)),
+    });
+    if named.is_err() {
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    named
 }
 
 /// The report with as much of its details as the daemon shows.
@@ -175,6 +212,42 @@ mod tests {
         let file = files(&path).expect("read")[0].metadata().expect("a file");
         assert_eq!((file.mode() & 0o777, path.metadata().expect("it").mode() & 0o777), (0o600, 0o700));
         std::fs::remove_dir_all(path).expect("removed");
+    }
+
+    #[test]
+    fn falls_of_one_cause_leave_the_reports_of_others_and_the_first_of_their_own() {
+        let path = directory("causes");
+        let mut log = CrashLog::open(Some(&path));
+        let of = |unix_s, cause: &str| CrashReport { cause: cause.into(), ..report(unix_s) };
+        ["a", "b", "c"].into_iter().enumerate().for_each(|(at, cause)| log.add(of(at as u64, cause)));
+        (10..60).for_each(|at| log.add(of(at, "again")));
+        for log in [&log, &CrashLog::open(Some(&path))] {
+            let kept: Vec<u64> = log.reports.iter().map(|report| report.unix_s).collect();
+            assert_eq!(kept, [59, 58, 57, 56, 10, 2, 1, 0]);
+        }
+        // Different ones: the oldest goes.
+        (0..6).for_each(|at| log.add(of(100 + at, &at.to_string())));
+        assert_eq!(log.reports.back().map(|report| report.unix_s), Some(10), "{:?}", log.reports);
+        std::fs::remove_dir_all(path).expect("removed");
+    }
+
+    #[test]
+    fn files_that_are_no_reports_hide_none() {
+        let path = directory("empty");
+        let mut log = CrashLog::open(Some(&path));
+        log.add(report(1));
+        (0..2 * REPORTS_MAX)
+            .for_each(|n| _ = File::create(path.join(format!("crash-{:012}-0.txt", 100 + n))).expect("made"));
+        assert_eq!(CrashLog::open(Some(&path)).reports, [report(1)]);
+        log.add(report(2));
+        assert_eq!(files(&path).expect("read").len(), 2, "they are removed");
+        std::fs::remove_dir_all(path).expect("removed");
+    }
+
+    #[test]
+    fn a_fall_without_a_panic_says_so() {
+        let empty = memfd_create("empty", MemfdFlags::CLOEXEC).expect("a memfd");
+        assert!(read_details(empty).starts_with("no panic: "));
     }
 
     #[test]

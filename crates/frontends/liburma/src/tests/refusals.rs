@@ -212,3 +212,52 @@ fn further_remote_entries_are_ignored() {
     a.delete();
     b.delete();
 }
+
+/// Sentences of the library's log.
+static SENTENCES: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+
+extern "C" fn keep(_level: std::ffi::c_int, text: *mut std::ffi::c_char) {
+    // SAFETY: the log gives a text.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    SENTENCES.lock().expect("no test has failed in here").push(text);
+}
+
+#[test]
+fn a_token_policy_that_would_not_be_kept_is_refused_and_the_sentence_says_so() {
+    let a = end(46);
+    // SAFETY: see the abstract.
+    unsafe {
+        assert_eq!(crate::log::urma_register_log_func(keep as *mut _), SUCCESS);
+        for policy in [2, 3, 4, 7] {
+            let mut jfr = JfrCfg { flag: policy, ..(*a.jfr).cfg };
+            assert!(is_refused(urma_create_jfr(a.ctx, &raw mut jfr)), "{policy}");
+            let seg = SegCfg {
+                va: a.memory.as_ptr() as u64,
+                len: 8,
+                token_id: null_mut(),
+                token: TOKEN,
+                flag: policy,
+                user_ctx: 0,
+                iova: 0,
+            };
+            assert!(is_refused(urma_register_seg(a.ctx, &raw const seg)), "{policy}");
+            let mut group = GroupCfg { name: [0; 64], flag: policy, token: TOKEN, id: 0, policy: 0, user_ctx: 0 };
+            assert!(is_refused(urma_create_jetty_grp(a.ctx, &raw mut group)), "{policy}");
+            let remote = RJetty { id: (*a.jetty).id, trans_mode: 1, policy: 0, kind: 1, flag: policy, tp_type: 0 };
+            assert!(is_refused(urma_import_jetty(a.ctx, &raw const remote, &raw const TOKEN)), "{policy}");
+            let mut seg = (*a.seg).seg;
+            seg.attr = seg.attr & !7 | policy;
+            assert!(is_refused(urma_import_seg(a.ctx, &raw const seg, &raw const TOKEN, 0, 0)), "{policy}");
+        }
+        crate::log::urma_unregister_log_func();
+    }
+    let sentences = SENTENCES.lock().expect("as above");
+    for what in ["a JFR", "a segment", "a group of Jetties", "an imported Jetty, JFR or group"] {
+        for why in ["SIGNED is not offered", "ALL_ENCRYPTED is not offered", "policy is unknown"] {
+            let is_there = sentences.iter().any(|s| s.starts_with(what) && s.contains(why));
+            assert!(is_there, "{what}: {why}: {sentences:?}");
+        }
+    }
+    drop(sentences);
+    a.delete();
+}

@@ -1,6 +1,6 @@
 //! Peers and their channels: dialling, introductions, messages, loss and return.
 
-use super::{Control, HEARTBEAT, PAUSE, PeerState, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER, UNKNOWN_MAX};
+use super::{Control, HEARTBEAT, PAUSE, PeerState, REFUSALS_LOGGED, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER, front};
 use crate::config::{self, Checked, PeerEntry, Prefix};
 use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, PeerUp, features};
 use crate::sys::{self, EventFlags};
@@ -8,6 +8,7 @@ use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -79,8 +80,8 @@ impl Control {
 
     pub(super) fn accept(&mut self) {
         loop {
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
+            let (socket, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) => {
                     crate::log(format_args!("a control channel cannot be accepted: {e}"));
@@ -91,17 +92,32 @@ impl Control {
                     return;
                 }
             };
-            let own = |channel: &&ControlChannel| !channel.introduced && channel.dialled.is_none();
-            let unknown = self.channels.iter().flatten().filter(own).count();
-            if unknown >= UNKNOWN_MAX || socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
+            if socket.set_nonblocking(true).and(socket.set_nodelay(true)).is_err() {
                 continue;
             }
-            match ControlChannel::accept(socket, &self.keys, waiting_max(&self.config)) {
+            let source = front::source_of(from.ip());
+            self.make_room(source);
+            match ControlChannel::accept(socket, source, &self.keys, waiting_max(&self.config)) {
                 Ok(channel) => {
                     self.add_channel(channel);
                 }
                 Err(why) => crate::log(format_args!("a control channel cannot be accepted: {why}")),
             }
+        }
+    }
+
+    /// Ends a channel without an introduction, if there are as many as there may be with one more of a source.
+    fn make_room(&mut self, source: IpAddr) {
+        let unknown = |(at, channel): (usize, &Option<ControlChannel>)| {
+            let channel = channel.as_ref().filter(|channel| !channel.introduced)?;
+            channel.source.map(|source| (at, source))
+        };
+        let unknown: Vec<_> = self.channels.iter().enumerate().filter_map(unknown).collect();
+        let is_peers = |source| self.peers.iter().any(|peer| front::source_of(peer.address.ip()) == source);
+        // Without random numbers the channel is a foreseeable one.
+        let random = crate::random().map_or(0, u64::from_le_bytes);
+        if let Some(at) = front::displaced(&unknown, source, is_peers, random) {
+            self.close_channel(at, "its source opens too many channels");
         }
     }
 
@@ -206,7 +222,11 @@ impl Control {
         let Some(channel) = self.channels[at].take() else { return };
         let Some(number) = channel.peer.or(channel.dialled) else {
             if !channel.introduced && why != "the peer closed it" {
-                crate::log(format_args!("a control channel is refused: {why}"));
+                self.refusals = self.refusals.saturating_add(1);
+                if self.refusals <= REFUSALS_LOGGED {
+                    let from = channel.source.map(|source| format!(" from {source}")).unwrap_or_default();
+                    crate::log(format_args!("a control channel{from} is refused: {why}"));
+                }
             }
             return;
         };

@@ -174,28 +174,36 @@ impl EndpointSlot {
     /// Gives programs the completions that the node has reported. Returns whether a program's queue had any.
     pub fn deliver_completions(&mut self, tenants: &ByNumber<UrmaTenant>, events: &mut Vec<u32>) -> bool {
         let mut delivered = false;
-        let mut completions = std::mem::take(&mut self.reports.completions);
-        for jfc in completions.drain(..) {
-            match self.owners.get(&jfc).and_then(|context| tenants.get(context)) {
-                Some(tenant) => {
-                    tenant.deliver(jfc, &mut self.endpoint, events);
-                    delivered = true;
+        let EndpointSlot { endpoint, owners, reports, .. } = self;
+        // A Jetty that has lost a completion stops, which may complete something: each stops once.
+        while !reports.completions.is_empty() {
+            let mut completions = std::mem::take(&mut reports.completions);
+            for jfc in completions.drain(..) {
+                match owners.get(&jfc).and_then(|context| tenants.get(context)) {
+                    Some(tenant) => {
+                        tenant.deliver(jfc, endpoint, reports, events);
+                        delivered = true;
+                    }
+                    // Of a program that has ended.
+                    None => while endpoint.node.poll_jfc(jfc).is_some() {},
                 }
-                // Of a program that has ended.
-                None => while self.endpoint.node.poll_jfc(jfc).is_some() {},
+            }
+            if reports.completions.is_empty() {
+                // The list keeps its capacity.
+                reports.completions = completions;
+                break;
             }
         }
-        // The list keeps its capacity.
-        self.reports.completions = completions;
         delivered
     }
     /// Gives programs the events that the node has reported.
     pub fn deliver_events(&mut self, tenants: &ByNumber<UrmaTenant>) {
-        let address = self.endpoint.address();
         for event in std::mem::take(&mut self.reports.events) {
-            // An event of a program that has ended has no reader.
-            let _ =
-                tenants.values().filter(|tenant| tenant.address == address).any(|tenant| tenant.deliver_event(event));
+            // Each object uses a JFC of its program. An event of a program that has ended has no reader.
+            let owner = self.endpoint.node.jfc_of(event).and_then(|jfc| self.owners.get(&jfc));
+            if let Some(tenant) = owner.and_then(|context| tenants.get(context)) {
+                tenant.deliver_event(event);
+            }
         }
     }
     /// Carries out a call of a program for an object. An import was admitted ([`UrmaEndpoint::admit_import`]).

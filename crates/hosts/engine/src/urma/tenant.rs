@@ -18,7 +18,7 @@ use burst_ledger::Charge;
 use burst_shm::Cqe;
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingConsumer};
 use burst_ubwire::Cna;
-use burst_urma::{CompletionRecord, CrStatus, JfsWr, TargetKind, UrmaError, UrmaEvent, UrmaNode};
+use burst_urma::{CompletionRecord, CrStatus, JfsWr, TargetKind, UrmaEffects, UrmaError, UrmaEvent, UrmaNode};
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -313,19 +313,28 @@ impl UrmaTenant {
     }
 
     /// Writes the records of a completion queue of the node into the program's.
-    pub(crate) fn deliver(&self, jfc: u32, endpoint: &mut UrmaEndpoint, events: &mut Vec<u32>) {
+    pub(crate) fn deliver(
+        &self,
+        jfc: u32,
+        endpoint: &mut UrmaEndpoint,
+        fx: &mut dyn UrmaEffects,
+        events: &mut Vec<u32>,
+    ) {
         let mut is_whole = true;
         while let Some(cr) = endpoint.node.poll_jfc(jfc) {
             let entry = self.entry(&cr, &endpoint.node);
-            is_whole &= self.complete(jfc, &entry, events);
+            if !self.complete(jfc, &entry, events) {
+                is_whole = false;
+                endpoint.node.completion_lost(cr.local_kind, cr.local_id, fx);
+            }
         }
         if !is_whole {
             self.overrun(jfc, endpoint.counters());
         }
     }
 
-    /// Writes an event of the node, if its object is the program's. Returns whether it is.
-    pub(crate) fn deliver_event(&self, event: UrmaEvent) -> bool {
+    /// Writes an event of the node, if its object is the program's.
+    pub(crate) fn deliver_event(&self, event: UrmaEvent) {
         let (is_own, kind, object, id) = match event {
             UrmaEvent::JfcError(id) => (self.jfcs.contains_key(&id), 0, AsyncObject::Jfc, id),
             UrmaEvent::JfrError(id) => (self.jfrs.contains_key(&id), 0, AsyncObject::Jfr, id),
@@ -335,7 +344,6 @@ impl UrmaTenant {
         if is_own {
             write_event(&*self.events, kind, object, u64::from(id));
         }
-        is_own
     }
 
     /// A completion was lost: the program has not read as many as the queue holds.

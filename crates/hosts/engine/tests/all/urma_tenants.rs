@@ -104,8 +104,8 @@ impl Program {
         };
         program.jfc = program.number(hosts, TenantCall::CreateJfc(number, shared));
         let jfc = program.jfc;
-        program.jfr =
-            program.number(hosts, TenantCall::Plain(UrmaCall::CreateJfr { jfc, depth: 64, token: None, rnr_timer: 3 }));
+        let jfr = UrmaCall::CreateJfr { jfc, depth: 64, token: None, rnr_timer: 3, is_unreliable: false };
+        program.jfr = program.number(hosts, TenantCall::Plain(jfr));
         program.jetty = program.make_jetty(hosts, 128);
         program.token_id = program.register(hosts, program.addr, PART, access::READ | access::WRITE | access::ATOMIC);
         program
@@ -322,7 +322,7 @@ fn numbers_of_other_programs_do_not_exist() {
         UrmaCall::UnimportSegment { segment: to_x },
         UrmaCall::UnimportJetty { jetty: target },
         UrmaCall::DeleteGroup { group: 0 },
-        UrmaCall::CreateJfr { jfc: p.jfc, depth: 4, token: None, rnr_timer: 0 },
+        UrmaCall::CreateJfr { jfc: p.jfc, depth: 4, token: None, rnr_timer: 0, is_unreliable: false },
         UrmaCall::CreateJetty(UrmaJettyAttr { mode: 1, jfc: p.jfc, depth: 4, ..UrmaJettyAttr::default() }),
         UrmaCall::CreateJetty(UrmaJettyAttr {
             mode: 1,
@@ -423,28 +423,29 @@ fn a_ring_that_lies_is_not_read_any_more() {
 #[test]
 fn more_requests_than_the_queue_has_are_refused_and_lost_completions_are_reported() {
     let mut hosts = pair();
-    let user = account(1);
-    let mut p = Program::new(&mut hosts, 0, &user);
-    let x = Program::new(&mut hosts, 1, &user);
+    let [mut p, x] = [0, 1].map(|host| Program::new(&mut hosts, host, &account(1)));
     let to_x = p.import(&mut hosts, &x);
     // The completion queue has 256 entries, and no program reads it.
     for i in 0..600 {
-        let (jetty, wr) = (p.jetty, p.write(to_x, &x, 8, i));
-        p.post(jetty, &wr);
+        p.post(p.jetty, &p.write(to_x, &x, 8, i));
     }
     let mut now = Nanos(0);
-    while !p.waiting.is_empty() || p.counts(&hosts).requests > 0 {
+    while p.events.len() < 2 || !p.waiting.is_empty() {
         p.show(&mut hosts);
         hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
         now = now + Nanos(1_000);
         assert!(now < Nanos::from_ms(1000));
     }
-    let read = std::iter::from_fn(|| p.poll()).count();
-    assert_eq!(read, 256);
-    let record = p.events.pop().expect("an event");
-    let record = AsyncRecord::from_bytes(record.as_slice().try_into().expect("16 bytes")).expect("known");
-    assert_eq!((record.object, record.event, record.cookie), (AsyncObject::Jfc, 0, u64::from(p.jfc)));
+    assert_eq!(std::iter::from_fn(|| p.poll()).count(), 256);
+    // As of a queue pair whose completion queue is overrun.
+    for (kind, id) in [(AsyncObject::Jfc, p.jfc), (AsyncObject::Jetty, p.jetty)] {
+        let record = p.events.pop().expect("an event");
+        let record = AsyncRecord::from_bytes(record.as_slice().try_into().expect("16 bytes")).expect("known");
+        assert_eq!((record.object, record.event, record.cookie), (kind, 0, u64::from(id)));
+    }
     assert!(p.events.is_empty(), "once");
+    let state = p.call(&mut hosts, TenantCall::Plain(UrmaCall::QueryJetty { jetty: p.jetty }));
+    assert!(matches!(state, Ok(UrmaAnswer::State { state: 3, .. })), "{state:?}");
     assert_eq!(hosts[0].worker.urma_counters(DeviceId(0))[0].reason(Reason::CqOverrun), 1);
 }
 

@@ -133,11 +133,13 @@ impl Host {
         (worker, port): (usize, Box<dyn Port>),
     ) -> Result<NodePlace, Refusal> {
         let seed = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
+        let token_seed = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let incarnation = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let window = window_max(&*port);
         let lanes = self.urma.lanes;
         let config = |mtu| UrmaConfig {
             incarnation,
+            token_seed,
             lanes,
             mtu,
             // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.

@@ -211,7 +211,11 @@ fn objects_are_charged_and_given_back() {
     let before =
         [Resource::Qp, Resource::Srq, Resource::Ah, Resource::Mw, Resource::QueueBytes].map(|r| used(&host, r));
     let jfc = number(&mut program, &mut host, UrmaCall::CreateJfc { cq });
-    let jfr = number(&mut program, &mut host, UrmaCall::CreateJfr { jfc, depth: 16, token: None, rnr_timer: 0 });
+    let jfr = number(
+        &mut program,
+        &mut host,
+        UrmaCall::CreateJfr { jfc, depth: 16, token: None, rnr_timer: 0, is_unreliable: false },
+    );
     let attr = UrmaJettyAttr { mode: 1, jfc, jfr: Some(jfr), depth: 16, ..UrmaJettyAttr::default() };
     number(&mut program, &mut host, UrmaCall::CreateJetty(attr.clone()));
     let segment = UrmaCall::RegisterSegment { mr, addr: BASE, len: MEMORY, token: None, access: 2 };

@@ -27,5 +27,6 @@ impl UrmaNode {
         }
         self.initiator.run_sweeps(&mut self.shared, env);
         self.target.run_contexts(&mut self.shared, env);
+        self.end_overrun(env.fx);
     }
 }

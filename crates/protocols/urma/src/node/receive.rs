@@ -33,9 +33,7 @@ impl UrmaNode {
         let verdict = match (packet.head.nth.next, &packet.head.rtph) {
             (NextLayer::Reliable, Some(rtph)) => self.on_reliable(env, &packet, rtph, bytes.len() as u32),
             (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet).map(|()| None),
-            (NextLayer::Bypass, _) => {
-                self.accesses.on_packet(&self.shared.objects.segments, env, &packet).map(|()| None)
-            }
+            (NextLayer::Bypass, _) => self.accesses.on_packet(&mut self.shared.objects, env, &packet).map(|()| None),
             (NextLayer::Reliable, None) => Err(Reason::UbNextLayer),
         };
         match verdict {
@@ -53,6 +51,7 @@ impl UrmaNode {
         if self.target.contexts.has_moved() {
             self.target.run_contexts(&mut self.shared, env);
         }
+        self.end_overrun(env.fx);
     }
     /// The channel, if the packet was one of data and is taken.
     fn on_reliable(

@@ -1,5 +1,6 @@
 //! What tools see of a node: numbers of its objects, and its channels.
 
+use crate::api::UrmaEvent;
 use crate::channels::channel::ChannelState;
 use crate::node::UrmaNode;
 use crate::pool::PoolRef;
@@ -45,6 +46,16 @@ pub struct ChannelView {
 }
 
 impl UrmaNode {
+    /// The completion queue that the object of an event uses, or is; `None` if it was deleted.
+    pub fn jfc_of(&self, event: UrmaEvent) -> Option<u32> {
+        match event {
+            UrmaEvent::JfcError(jfc) => Some(jfc),
+            UrmaEvent::JettyError(jetty) => self.shared.objects.jetty(jetty).map(|jetty| jetty.config.jfc),
+            UrmaEvent::JfrError(jfr) | UrmaEvent::JfrLimit(jfr) => {
+                self.shared.objects.jfr(jfr).map(|jfr| jfr.config.jfc)
+            }
+        }
+    }
     /// Maximum payload of a packet in bytes.
     pub const fn mtu(&self) -> u16 {
         self.shared.channels.config.mtu

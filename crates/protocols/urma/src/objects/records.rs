@@ -30,6 +30,8 @@ pub(crate) struct Jfr {
     pub(crate) receives: VecDeque<PostedReceive>,
     /// Jetties that share it.
     pub(crate) users: u32,
+    /// Messages that are being placed into its receives.
+    pub(crate) placing: u32,
     pub(crate) limit_reported: bool,
 }
 

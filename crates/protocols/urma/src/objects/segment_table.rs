@@ -1,11 +1,14 @@
 //! Registered segments: token, range and right are checked on every access.
 
 use crate::api::{SegmentConfig, access};
+use crate::objects::token_ids::{TOKEN_ID_BITS, TokenIds};
 use crate::pool::{PoolRef, UrmaPool};
 use burst_base::Reason;
+use std::collections::HashMap;
 
-/// Segments that a node may have: their number must fit into 16 bits of the token id; 4 bits are a generation.
-pub(crate) const SEGMENTS_MAX: usize = 1 << 16;
+/// Segments that a node may have: a sixteenth of the token ids, so that an unknown one is seldom somebody's, and a free one is
+/// found at once.
+pub(crate) const SEGMENTS_MAX: usize = 1 << (TOKEN_ID_BITS - 4);
 
 /// A registered segment.
 #[derive(Debug)]
@@ -22,21 +25,27 @@ struct SegmentEntry {
 #[derive(Debug)]
 pub(crate) struct SegmentTable {
     segments: UrmaPool<SegmentEntry>,
-    generation: u32,
+    /// By token id. The ids are the node's own and random: no peer makes them collide.
+    by_id: HashMap<u32, PoolRef, foldhash::fast::RandomState>,
+    ids: TokenIds,
 }
 
 impl SegmentTable {
-    pub(crate) fn new() -> Self {
-        SegmentTable { segments: UrmaPool::new(SEGMENTS_MAX), generation: 0 }
+    /// `seed`: of the token ids, which peers should not guess.
+    pub(crate) fn new(seed: u64) -> Self {
+        SegmentTable { segments: UrmaPool::new(SEGMENTS_MAX), by_id: HashMap::default(), ids: TokenIds::new(seed) }
     }
     /// Registers a segment and returns its token id. `None` if the table is full, or the segment ends behind the address space.
     pub(crate) fn insert(&mut self, owner: u32, region: u32, config: SegmentConfig) -> Option<u32> {
         config.addr.checked_add(config.len)?;
-        let at = self.segments.insert(SegmentEntry { token_id: 0, owner, region, config }).ok()?;
-        self.generation = (self.generation + 1) & 0xf;
-        let token_id = self.generation << 16 | at.index();
-        debug_assert!(at.index() < SEGMENTS_MAX as u32 && token_id >> 20 == 0, "a token id has 20 bits");
-        self.segments.get_mut(at)?.token_id = token_id;
+        if !self.segments.has_room() {
+            return None;
+        }
+        let token_id = self.ids.draw(|id| self.by_id.contains_key(&id))?;
+        debug_assert!(token_id >> TOKEN_ID_BITS == 0, "a token id has 20 bits");
+        let at = self.segments.insert(SegmentEntry { token_id, owner, region, config }).ok()?;
+        let before = self.by_id.insert(token_id, at);
+        debug_assert!(before.is_none(), "a token id is given twice");
         Some(token_id)
     }
     /// Registered segments.
@@ -44,26 +53,28 @@ impl SegmentTable {
         self.segments.len()
     }
     pub(crate) fn remove(&mut self, token_id: u32) -> bool {
-        if self.get(token_id).is_none() {
-            return false;
+        let Some(at) = self.by_id.remove(&token_id) else { return false };
+        let removed = self.segments.remove(at);
+        debug_assert!(removed.is_some_and(|entry| entry.token_id == token_id), "a token id is of another segment");
+        if self.by_id.is_empty() {
+            self.by_id.shrink_to_fit();
         }
-        self.segments.ref_of(token_id & 0xffff).is_some_and(|at| self.segments.remove(at).is_some())
+        true
     }
     pub(crate) fn get(&self, token_id: u32) -> Option<&SegmentConfig> {
         self.registration(token_id).map(|registration| &registration.config)
     }
     fn registration(&self, token_id: u32) -> Option<&SegmentEntry> {
-        self.segments.at(token_id & 0xffff).filter(|registration| registration.token_id == token_id)
+        self.by_id.get(&token_id).and_then(|at| self.segments.get(*at))
     }
     /// Program of the host that registered a segment.
     pub(crate) fn owner(&self, token_id: u32) -> Option<u32> {
         self.registration(token_id).map(|registration| registration.owner)
     }
-    /// The registration behind a token id, for what goes on for a while: token ids come again after 16 registrations, perhaps
-    /// with other rights, and these references do not.
+    /// The registration behind a token id, for what goes on for a while: token ids come again, perhaps with other rights, and
+    /// these references do not.
     pub(crate) fn hold(&self, token_id: u32) -> PoolRef {
-        let at = self.registration(token_id).and_then(|_| self.segments.ref_of(token_id & 0xffff));
-        at.unwrap_or(PoolRef::NONE)
+        self.by_id.get(&token_id).copied().unwrap_or(PoolRef::NONE)
     }
     /// The region of a registration that is still there, if the range lies in it.
     pub(crate) fn held(&self, at: PoolRef, addr: u64, len: u32) -> Option<u32> {
@@ -74,12 +85,21 @@ impl SegmentTable {
     pub(crate) fn is_local(&self, token_id: u32, addr: u64, len: u32) -> bool {
         self.get(token_id).is_some_and(|segment| contains(segment, addr, len))
     }
-    /// The region of a range that a peer may reach; else [`Reason::UbToken`], [`Reason::UbRange`] or [`Reason::UbAccess`].
+    /// The region of a range that a peer may reach; else [`Reason::UbToken`], [`Reason::UbNoChannel`], [`Reason::UbRange`] or
+    /// [`Reason::UbAccess`].
     pub(crate) fn check(&self, access: PeerAccess) -> Result<u32, Reason> {
-        let registration = self.registration(access.token_id).ok_or(Reason::UbToken)?;
+        self.check_held(access).map(|(region, _)| region)
+    }
+    /// The same, with the registration ([`SegmentTable::hold`]).
+    pub(crate) fn check_held(&self, access: PeerAccess) -> Result<(u32, PoolRef), Reason> {
+        let at = *self.by_id.get(&access.token_id).ok_or(Reason::UbToken)?;
+        let registration = self.segments.get(at).ok_or(Reason::UbToken)?;
         let segment = &registration.config;
         if segment.token.is_some() && segment.token != access.token {
             return Err(Reason::UbToken);
+        }
+        if segment.token.is_none() && !access.has_channel {
+            return Err(Reason::UbNoChannel);
         }
         if !contains(segment, access.addr, access.len) {
             return Err(Reason::UbRange);
@@ -87,10 +107,10 @@ impl SegmentTable {
         if segment.access & access::LOCAL_ONLY != 0 || segment.access & access.right != access.right {
             return Err(Reason::UbAccess);
         }
-        Ok(registration.region)
+        Ok((registration.region, at))
     }
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.segments.heap_bytes()
+        self.segments.heap_bytes() + self.by_id.capacity() * size_of::<(u32, PoolRef)>()
     }
 }
 
@@ -102,6 +122,9 @@ pub(crate) struct PeerAccess {
     pub(crate) addr: u64,
     pub(crate) len: u32,
     pub(crate) right: u8,
+    /// Whether the request came by a channel: its peer receives at its address, and knows the channel's numbers. Whoever may send
+    /// UDP datagrams may send requests without channel, so these need the segment's token.
+    pub(crate) has_channel: bool,
 }
 
 fn contains(segment: &SegmentConfig, addr: u64, len: u32) -> bool {
@@ -115,14 +138,21 @@ mod tests {
 
     #[test]
     fn token_range_and_right_are_checked_up_to_the_last_byte() {
-        let mut table = SegmentTable::new();
+        let mut table = SegmentTable::new(1);
         let config = SegmentConfig { addr: 0x1000, len: 0x100, token: Some(7), access: access::READ };
         let id = table.insert(0, 5, config).expect("room");
-        let good = PeerAccess { token_id: id, token: Some(7), addr: 0x1000, len: 0x100, right: access::READ };
+        let good = PeerAccess {
+            token_id: id,
+            token: Some(7),
+            addr: 0x1000,
+            len: 0x100,
+            right: access::READ,
+            has_channel: false,
+        };
         assert_eq!(table.check(good), Ok(5));
         assert_eq!(table.check(PeerAccess { token: Some(8), ..good }), Err(Reason::UbToken));
         assert_eq!(table.check(PeerAccess { token: None, ..good }), Err(Reason::UbToken));
-        assert_eq!(table.check(PeerAccess { token_id: id ^ 1 << 16, ..good }), Err(Reason::UbToken));
+        assert_eq!(table.check(PeerAccess { token_id: id ^ 1, ..good }), Err(Reason::UbToken));
         assert_eq!(table.check(PeerAccess { len: 0x101, ..good }), Err(Reason::UbRange));
         assert_eq!(table.check(PeerAccess { addr: 0xfff, len: 1, ..good }), Err(Reason::UbRange));
         assert_eq!(table.check(PeerAccess { addr: u64::MAX, len: 2, ..good }), Err(Reason::UbRange));
@@ -134,5 +164,34 @@ mod tests {
         assert_ne!(again, id);
         assert_eq!(table.check(PeerAccess { token_id: again, ..good }), Err(Reason::UbAccess));
         assert_eq!(table.insert(0, 5, SegmentConfig { addr: u64::MAX, len: 2, ..config }), None);
+    }
+
+    #[test]
+    fn a_segment_without_token_is_reached_by_a_channel_only() {
+        let mut table = SegmentTable::new(1);
+        let config = SegmentConfig { addr: 0x1000, len: 0x100, token: None, access: access::WRITE };
+        let token_id = table.insert(0, 5, config).expect("room");
+        let by_channel =
+            PeerAccess { token_id, token: None, addr: 0x1000, len: 1, right: access::WRITE, has_channel: true };
+        assert_eq!(table.check(by_channel), Ok(5));
+        for token in [None, Some(0)] {
+            let access = PeerAccess { has_channel: false, token, ..by_channel };
+            assert_eq!(table.check(access), Err(Reason::UbNoChannel));
+        }
+    }
+
+    #[test]
+    fn an_import_that_outlives_its_segment_reaches_no_later_one() {
+        let mut table = SegmentTable::new(1);
+        let config = SegmentConfig { addr: 0x1000, len: 0x100, token: Some(9), access: access::READ };
+        let old = table.insert(0, 5, config).expect("room");
+        assert!(table.remove(old));
+        let import =
+            PeerAccess { token_id: old, token: Some(9), addr: 0x1000, len: 1, right: access::READ, has_channel: true };
+        for n in 0..100_000 {
+            let next = table.insert(0, 6, config).expect("room");
+            assert_eq!(table.check(import), Err(Reason::UbToken), "after {n} registrations");
+            assert!(table.remove(next));
+        }
     }
 }

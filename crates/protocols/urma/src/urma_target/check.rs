@@ -24,6 +24,13 @@ impl UrmaTarget {
             (listed, kept) = (listed + count as usize, kept + held as usize);
         }
         must(listed == self.inbound.len(), "a message is in no channel's list")?;
+        for (at, jfr) in node.objects.jfrs.iter() {
+            let placing = self.inbound.iter().filter(|(_, message)| message.phase.receives_of() == Some(at)).count();
+            must(
+                placing == jfr.placing as usize,
+                "the messages that are placed into a queue's receives are counted wrong",
+            )?;
+        }
         must(kept == self.buffer.len(), "a payload in the reorder buffer is no message's")?;
         must(!self.contexts.has_moved(), "a message has its turn and was not executed")?;
         for ((_, tpmsn), at) in &self.inbound_keys {

@@ -1,18 +1,61 @@
 //! Checks of a peer's request: its segment, the Jetty or JFR that it names, and their tokens. Then the place of its payload.
 //!
-//! Nothing is changed before all checks have passed, but the turn of a group's members and the receive that a message takes last.
+//! Nothing is changed before all checks have passed, but the turn of a group's members, the receive that a message takes last,
+//! and the count of wrong tokens ([`crate::objects::guesses`]).
 
 use crate::api::{JettyState, JfrState, TargetKind, TransMode, URMA_MESSAGE_MAX, UrmaEnv, access};
 use crate::objects::Objects;
-use crate::objects::records::Jetty;
+use crate::objects::guesses::{Guess, GuessedObject};
+use crate::objects::records::{Jetty, Jfr};
 use crate::objects::segment_table::{PeerAccess, SegmentTable};
 use crate::pool::PoolRef;
 use crate::refusal::UrmaRefusal;
 use crate::urma_target::message::{MessageOrigin, Placement};
 use burst_base::Reason;
-use burst_ubwire::{Maetah, Mtetah, NotifyTarget, ServiceMode, TaOpcode};
+use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, ServiceMode, TaOpcode, TaRequest};
 
 const UNKNOWN: UrmaRefusal = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget);
+
+/// Makes a check of tokens, unless the request's Jetty or host has shown too many wrong ones lately; counts a wrong one.
+pub(crate) fn check_tokens<T>(
+    objects: &mut Objects,
+    env: &mut UrmaEnv<'_>,
+    guess: impl FnOnce() -> Guess,
+    check: impl FnOnce(&mut Objects, &mut UrmaEnv<'_>) -> Result<T, UrmaRefusal>,
+) -> Result<T, UrmaRefusal> {
+    let now = env.now;
+    if objects.guesses.is_idle(now) {
+        let result = check(objects, env);
+        if matches!(result, Err(UrmaRefusal { reason: Reason::UbToken, .. })) {
+            objects.guesses.note(&guess(), now);
+        }
+        return result;
+    }
+    let guess = guess();
+    if objects.guesses.is_shut(&guess, now) {
+        return Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbGuesses));
+    }
+    let result = check(objects, env);
+    if matches!(result, Err(UrmaRefusal { reason: Reason::UbToken, .. })) {
+        objects.guesses.note(&guess, now);
+    }
+    result
+}
+
+/// What a request guesses if its token is wrong.
+pub(crate) fn guess_of(peer: Cna, request: &TaRequest, has_channel: bool) -> Guess {
+    let object = match (request.memory, request.target) {
+        (Some(memory), _) => GuessedObject::Segment(memory.token_id),
+        (None, Some(target)) => GuessedObject::Target(target.kind, target.id),
+        (None, None) => GuessedObject::Target(0, 0),
+    };
+    Guess { peer, rc_id: request.base.rc_id, object, has_channel }
+}
+
+/// Whether a request came by a channel: those of mode UM do not.
+const fn has_channel(origin: &MessageOrigin) -> bool {
+    !matches!(origin.request.base.mode, ServiceMode::Uno)
+}
 
 /// Where the payload of a SEND or WRITE goes. Takes a receive if one is used.
 pub(crate) fn place_of(
@@ -20,12 +63,21 @@ pub(crate) fn place_of(
     env: &mut UrmaEnv<'_>,
     origin: &MessageOrigin,
 ) -> Result<Placement, UrmaRefusal> {
+    let guess = || guess_of(origin.peer, &origin.request, has_channel(origin));
+    check_tokens(objects, env, guess, |objects, env| choose_place(objects, env, origin))
+}
+
+fn choose_place(
+    objects: &mut Objects,
+    env: &mut UrmaEnv<'_>,
+    origin: &MessageOrigin,
+) -> Result<Placement, UrmaRefusal> {
     let opcode = origin.request.base.opcode;
     let mut placement = Placement::NONE;
     if opcode.has_memory() {
-        let (memory, _) = check_memory(&objects.segments, origin, access::WRITE)?;
-        placement.segment = objects.segments.hold(memory.token_id);
-        (placement.addr, placement.limit) = (memory.addr, memory.len);
+        let memory = memory_of(&objects.segments, origin, access::WRITE)?;
+        placement.segment = memory.segment;
+        (placement.addr, placement.limit) = (memory.range.addr, memory.range.len);
     }
     if opcode == TaOpcode::WriteNotify {
         check_notify(&objects.segments, origin)?;
@@ -45,27 +97,52 @@ pub(crate) fn place_of(
     Ok(placement)
 }
 
-/// The segment of a request, checked, and its region.
+/// The memory of a request, checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckedMemory {
+    pub(crate) range: Maetah,
+    pub(crate) region: u32,
+    /// The registration ([`SegmentTable::hold`]).
+    pub(crate) segment: PoolRef,
+}
+
+/// The memory of a READ or atomic, checked.
 pub(crate) fn check_memory(
-    segments: &SegmentTable,
+    objects: &mut Objects,
+    env: &mut UrmaEnv<'_>,
     origin: &MessageOrigin,
     right: u8,
-) -> Result<(Maetah, u32), UrmaRefusal> {
+) -> Result<CheckedMemory, UrmaRefusal> {
+    let guess = || guess_of(origin.peer, &origin.request, has_channel(origin));
+    check_tokens(objects, env, guess, |objects, _| memory_of(&objects.segments, origin, right))
+}
+
+fn memory_of(segments: &SegmentTable, origin: &MessageOrigin, right: u8) -> Result<CheckedMemory, UrmaRefusal> {
     let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
-    let memory = origin.request.memory.ok_or(missing)?;
-    if memory.len > URMA_MESSAGE_MAX {
+    let range = origin.request.memory.ok_or(missing)?;
+    if range.len > URMA_MESSAGE_MAX {
         return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::UbLength));
     }
-    let Maetah { addr, token_id, len } = memory;
-    let region = segments.check(PeerAccess { token_id, token: origin.request.token, addr, len, right });
-    Ok((memory, region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?))
+    let Maetah { addr, token_id, len } = range;
+    let token = origin.request.token;
+    let access = PeerAccess { token_id, token, addr, len, right, has_channel: has_channel(origin) };
+    let checked = segments.check_held(access).map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason));
+    let (region, segment) = checked?;
+    Ok(CheckedMemory { range, region, segment })
 }
 
 /// Where the data of a WRITE with notification go, checked: region, address and data.
 fn check_notify(segments: &SegmentTable, origin: &MessageOrigin) -> Result<(u32, u64, [u8; 8]), UrmaRefusal> {
     let missing = UrmaRefusal::error(UrmaRefusal::UNSUPPORTED, Reason::UbRefused);
     let NotifyTarget { addr, token_id, token } = origin.request.notify.ok_or(missing)?;
-    let region = segments.check(PeerAccess { token_id, token, addr, len: 8, right: access::WRITE });
+    let region = segments.check(PeerAccess {
+        token_id,
+        token,
+        addr,
+        len: 8,
+        right: access::WRITE,
+        has_channel: has_channel(origin),
+    });
     let region = region.map_err(|reason| UrmaRefusal::error(UrmaRefusal::ACCESS, reason))?;
     Ok((region, addr, origin.request.immediate.to_le_bytes()))
 }
@@ -103,12 +180,31 @@ fn check_target(objects: &mut Objects, origin: &MessageOrigin) -> Result<((Targe
     };
     let at = objects.jfr_ref(jfr).ok_or(UNKNOWN)?;
     let queue = objects.jfrs.get(at).filter(|queue| queue.state == JfrState::Ready).ok_or(UNKNOWN)?;
-    let own = if kind == TargetKind::Jfr { queue.config.token } else { token };
+    let own = match kind {
+        TargetKind::Jfr => check_jfr(queue, origin)?,
+        _ => token,
+    };
     let needed = group_token.unwrap_or(own);
     // A WRITE with immediate carries the token of its segment, which was checked: it opens receives of the same program only.
     let is_owner = |memory: Maetah| owner.is_some() && objects.segments.owner(memory.token_id) == owner;
-    let is_shown = needed.is_none() || origin.request.token == needed || origin.request.memory.is_some_and(is_owner);
-    if is_shown { Ok(((kind, target.id), at)) } else { Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbToken)) }
+    if is_token_shown(origin, needed) || origin.request.memory.is_some_and(is_owner) {
+        Ok(((kind, target.id), at))
+    } else {
+        Err(UrmaRefusal::error(UrmaRefusal::ACCESS, Reason::UbToken))
+    }
+}
+
+/// Whether a request shows the token that its target needs, if it needs one.
+fn is_token_shown(origin: &MessageOrigin, needed: Option<u32>) -> bool {
+    needed.is_none() || origin.request.token == needed
+}
+
+/// The token of a receive queue that a request names itself, if it takes messages of the request's mode.
+const fn check_jfr(queue: &Jfr, origin: &MessageOrigin) -> Result<Option<u32>, UrmaRefusal> {
+    if queue.config.is_unreliable == has_channel(origin) {
+        return Err(UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbRefused));
+    }
+    Ok(queue.config.token)
 }
 
 /// The receive queue of a Jetty, if it takes messages of the sender of a request.
@@ -118,7 +214,10 @@ fn check_jetty(jetty: &Jetty, origin: &MessageOrigin) -> Result<u32, UrmaRefusal
     }
     let is_unreliable = origin.request.base.mode == ServiceMode::Uno;
     let is_peer = match jetty.config.mode {
-        TransMode::Rc => jetty.bound.is_some_and(|b| (b.cna, b.id) == (origin.peer, origin.request.base.rc_id)),
+        TransMode::Rc => {
+            let bound = jetty.bound.map(|bound| (bound.cna, bound.id));
+            !is_unreliable && bound == Some((origin.peer, origin.request.base.rc_id))
+        }
         TransMode::Rm => !is_unreliable,
         TransMode::Um => is_unreliable,
     };

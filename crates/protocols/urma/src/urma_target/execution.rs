@@ -9,7 +9,7 @@ use crate::refusal::UrmaRefusal;
 use crate::response_record::ResponseKind;
 use crate::urma_target::UrmaTarget;
 use crate::urma_target::answers::{acknowledge, respond};
-use crate::urma_target::checks::{check_memory, notify, place_of};
+use crate::urma_target::checks::{CheckedMemory, check_memory, notify, place_of};
 use crate::urma_target::echo::is_for_echo;
 use crate::urma_target::message::MessageOrigin;
 use burst_base::Reason;
@@ -87,10 +87,9 @@ impl UrmaTarget {
         env: &mut UrmaEnv<'_>,
         origin: &MessageOrigin,
     ) -> Result<(), UrmaRefusal> {
-        let (memory, _) = check_memory(&node.objects.segments, origin, access::READ)?;
+        let CheckedMemory { range, segment, .. } = check_memory(&mut node.objects, env, origin, access::READ)?;
         let granted = self.grant(node, env, origin);
-        let segment = node.objects.segments.hold(memory.token_id);
-        let kind = ResponseKind::Read { addr: memory.addr, len: memory.len, segment, granted };
+        let kind = ResponseKind::Read { addr: range.addr, len: range.len, segment, granted };
         let context = self.contexts.find(origin, granted);
         env.fx.executed(origin.peer, origin.request.base.rc_id, origin.request.base.tassn);
         respond(node, origin, kind, context);
@@ -102,7 +101,7 @@ impl UrmaTarget {
         env: &mut UrmaEnv<'_>,
         origin: &MessageOrigin,
     ) -> Result<(), UrmaRefusal> {
-        let (memory, region) = check_memory(&node.objects.segments, origin, access::ATOMIC)?;
+        let CheckedMemory { range: memory, region, .. } = check_memory(&mut node.objects, env, origin, access::ATOMIC)?;
         if memory.len != 8 || !memory.addr.is_multiple_of(8) {
             return Err(UrmaRefusal::error(UrmaRefusal::LENGTH, Reason::MisalignedAtomic));
         }

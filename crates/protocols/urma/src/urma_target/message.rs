@@ -124,6 +124,16 @@ pub(crate) enum InboundPhase {
     Refused(UrmaRefusal),
 }
 
+impl InboundPhase {
+    /// The queue of whose receives it uses one.
+    pub(crate) fn receives_of(&self) -> Option<PoolRef> {
+        match self {
+            InboundPhase::Placing(place) if place.receive.is_some() => place.jfr,
+            _ => None,
+        }
+    }
+}
+
 /// A message of a peer that is incomplete or waits.
 #[derive(Debug)]
 pub(crate) struct Inbound {

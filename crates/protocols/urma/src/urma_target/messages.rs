@@ -400,10 +400,12 @@ impl UrmaTarget {
     }
     /// Makes a record of a message. `None`: there is no room.
     fn store_message(&mut self, node: &mut NodeShared, message: Inbound) -> Option<PoolRef> {
-        let (channel, is_waiting) = (message.origin.channel, matches!(message.phase, InboundPhase::Waiting));
+        let (channel, phase) = (message.origin.channel, message.phase);
+        let is_waiting = matches!(phase, InboundPhase::Waiting);
         debug_assert!(message.received == 0 && message.held.is_none(), "a message begins with packets");
         let at = self.inbound.insert(message).ok()?;
         node.messages += 1;
+        node.objects.count_placing(phase.receives_of(), true);
         if let Some(channel) = node.channels.get_mut(channel) {
             (channel.inbound, channel.last_message) = (channel.inbound + 1, at);
             channel.waiting += u32::from(is_waiting);
@@ -433,6 +435,8 @@ impl UrmaTarget {
     fn set_phase(&mut self, node: &mut NodeShared, at: PoolRef, phase: InboundPhase) {
         let Some(message) = self.inbound.get_mut(at) else { return };
         let before = std::mem::replace(&mut message.phase, phase);
+        node.objects.count_placing(before.receives_of(), false);
+        node.objects.count_placing(phase.receives_of(), true);
         if let (InboundPhase::Waiting, Some(channel)) = (before, node.channels.get_mut(message.origin.channel)) {
             channel.waiting -= 1;
         }
@@ -465,13 +469,15 @@ impl UrmaTarget {
     /// Removes the record of a message, and only that.
     pub(crate) fn remove_inbound(&mut self, node: &mut NodeShared, at: PoolRef) -> Option<Inbound> {
         let message = self.inbound.get(at)?;
+        let phase = message.phase;
         if let Some(channel) = node.channels.get_mut(message.origin.channel) {
             channel.inbound -= 1;
-            channel.waiting -= u32::from(matches!(message.phase, InboundPhase::Waiting));
+            channel.waiting -= u32::from(matches!(phase, InboundPhase::Waiting));
             self.inbound.take_out(&mut channel.messages, at);
         }
         debug_assert!(node.messages > 0);
         node.messages -= 1;
+        node.objects.count_placing(phase.receives_of(), false);
         self.inbound.remove(at)
     }
 }

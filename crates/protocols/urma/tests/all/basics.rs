@@ -430,6 +430,33 @@ fn a_late_acknowledgement_of_a_refused_attempt_is_no_success() {
 }
 
 #[test]
+fn a_jfr_whose_completion_is_lost_takes_no_more_messages_and_another_one_does() {
+    let mut p = pair(LossRecovery::Selective, |_| ());
+    let (small, jfc) = (p.world.hosts[1].node.create_jfc(1).expect("room"), p.jfc[1]);
+    let (full, other) = (p.world.jfr(1, small), p.world.jfr(1, jfc));
+    for jfr in [full, full, full, other] {
+        p.world.recv(1, jfr, 0, 64, 1);
+    }
+    let mut import = |id| {
+        let remote = RemoteJetty { cna: Cna::new(2), id, kind: TargetKind::Jfr, token: None };
+        p.world.hosts[0].node.import_jetty(remote).expect("room")
+    };
+    let (to_full, to_other) = (import(full), import(other));
+    let send = |p: &mut Pair, target| {
+        let wr = JfsWr { target: Some(target), ..p.wr(TaOpcode::Send, 0, 8, 0) };
+        p.go(wr).0
+    };
+    assert_eq!(send(&mut p, to_full), [CrStatus::Success]);
+    // The second one finds no room for its completion.
+    assert_eq!(send(&mut p, to_full), [CrStatus::Success]);
+    assert_eq!(p.world.hosts[1].node.jfr_state(full).map(|(state, _)| state), Some(JfrState::Error));
+    assert_eq!(send(&mut p, to_full), [CrStatus::RemOperation]);
+    assert_eq!(send(&mut p, to_other), [CrStatus::Success]);
+    let events = [UrmaEvent::JfcError(small), UrmaEvent::JfrError(full)];
+    assert_eq!((p.world.hosts[1].log.events.as_slice(), p.world.count(1, Reason::CqOverrun)), (&events[..], 1));
+}
+
+#[test]
 fn queues_report_overflow_error_and_their_limit_once() {
     let mut p = pair(LossRecovery::Selective, |_| ());
     let small = p.world.hosts[0].node.create_jfc(2).expect("room");
@@ -439,11 +466,14 @@ fn queues_report_overflow_error_and_their_limit_once() {
         p.world.post(0, jetty, wr).expect("accepted");
     }
     p.world.run_for(SECOND);
-    assert_eq!(p.world.hosts[0].log.events, [UrmaEvent::JfcError(small)]);
-    assert_eq!((p.world.poll(0, small).len(), p.world.count(0, Reason::CqOverrun)), (2, 2));
+    assert_eq!(p.world.hosts[0].log.events, [UrmaEvent::JfcError(small), UrmaEvent::JettyError(jetty)]);
+    // Two completions and the record that the Jetty is drained.
+    assert_eq!((p.world.poll(0, small).len(), p.world.count(0, Reason::CqOverrun)), (2, 3));
+    assert_eq!(p.world.hosts[0].node.jetty_state(jetty), Some(burst_urma::JettyState::Error));
+    assert_eq!(p.world.post(0, jetty, wr), Err(UrmaError::State), "as a queue pair whose CQ is overrun");
     assert_eq!(p.world.hosts[0].node.delete_jfc(small), Err(UrmaError::Busy));
 
-    let config = JfrConfig { depth: 8, jfc: p.jfc[1], token: Some(4), rnr_timer: 0, limit: 2 };
+    let config = JfrConfig { depth: 8, token: Some(4), rnr_timer: 0, limit: 2, ..JfrConfig::new(p.jfc[1]) };
     let jfr = p.world.hosts[1].node.create_jfr(config).expect("room");
     for i in 0..3 {
         p.world.recv(1, jfr, 0, 64, i);

@@ -50,7 +50,7 @@ fn whole(world: &mut World, segment: u32, offset: u64, kind: AccessKind) -> Acce
 #[test]
 fn loads_stores_and_atomics_do_what_they_say_without_a_channel() {
     let mut world = world(FAIR);
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     assert_eq!(whole(&mut world, segment, 100, store(&[1, 2, 3])).status, CrStatus::Success);
     assert_eq!(&world.hosts[1].ram.bytes[99..104], &[0, 1, 2, 3, 0]);
     let loaded = whole(&mut world, segment, 100, AccessKind::Load { len: 64 });
@@ -106,7 +106,7 @@ fn nothing_is_executed_twice_or_late_in_a_storm() {
         let mut world = World::new(2, 4096, seed, |_| {});
         world.weather =
             crate::common::Weather { loss: 100_000, duplication: 200_000, jitter: Nanos::from_ms(8), ..STORM };
-        let segment = world.import_all(0, 1);
+        let segment = world.import_shown(0, 1);
         let mut rng = Rng::new(seed);
         let mut sum = 0;
         for round in 0..400u64 {
@@ -131,7 +131,7 @@ fn nothing_is_executed_twice_or_late_in_a_storm() {
 #[test]
 fn a_copy_that_comes_after_many_others_overwrites_nothing() {
     let mut world = world(FAIR);
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     let first: Rc<RefCell<Option<Vec<u8>>>> = Rc::default();
     let seen = first.clone();
     world.filter = Some(Box::new(move |_, dest, bytes| {
@@ -155,7 +155,7 @@ fn a_copy_that_comes_after_many_others_overwrites_nothing() {
 #[test]
 fn numbers_of_many_loads_do_not_make_a_store_old() {
     let mut world = world(FAIR);
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     whole(&mut world, segment, 0, store(&[1]));
     (0..40_000).for_each(|_| assert_eq!(whole(&mut world, segment, 0, AccessKind::Load { len: 1 }).bytes[0], 1));
     whole(&mut world, segment, 0, store(&[2]));
@@ -165,7 +165,7 @@ fn numbers_of_many_loads_do_not_make_a_store_old() {
 #[test]
 fn a_node_that_was_started_again_is_served_and_its_former_life_is_not() {
     let mut world = world(FAIR);
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     let old: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
     let seen = old.clone();
     world.filter = Some(Box::new(move |_, dest, bytes| {
@@ -178,7 +178,7 @@ fn a_node_that_was_started_again_is_served_and_its_former_life_is_not() {
     let copies = old.take();
     let again = World::new(1, 64, 7, |config| config.incarnation = 2);
     world.hosts[0].node = again.hosts.into_iter().next().expect("one").node;
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     assert_eq!(whole(&mut world, segment, 0, store(&[9])).status, CrStatus::Success);
     copies.iter().for_each(|copy| world.inject(1, copy));
     world.run_for(Nanos::from_ms(1));
@@ -189,7 +189,7 @@ fn a_node_that_was_started_again_is_served_and_its_former_life_is_not() {
 #[test]
 fn a_peer_that_is_silent_ends_an_access_and_a_window_bounds_them() {
     let mut world = world(FAIR);
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     world.filter = Some(Box::new(|_, _, _| true));
     let load = AccessKind::Load { len: 8 };
     let tags: Vec<_> = (0..ACCESS_WINDOW).map(|_| begin(&mut world, segment, 0, load).expect("room")).collect();
@@ -209,7 +209,7 @@ fn a_peer_that_is_silent_ends_an_access_and_a_window_bounds_them() {
 #[test]
 fn forged_answers_are_dropped() {
     let mut world = world(FAIR);
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     let answers: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
     let seen = answers.clone();
     world.filter = Some(Box::new(move |_, dest, bytes| {
@@ -254,7 +254,7 @@ fn forged_answers_are_dropped() {
 #[test]
 fn many_initiators_take_bounded_memory() {
     let mut world = world(FAIR);
-    let segment = world.import_all(0, 1);
+    let segment = world.import_shown(0, 1);
     let request: Rc<RefCell<Option<Vec<u8>>>> = Rc::default();
     let seen = request.clone();
     world.filter = Some(Box::new(move |_, dest, bytes| {

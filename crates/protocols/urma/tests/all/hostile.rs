@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 /// A random transaction header with plausible fields.
-fn transaction(rng: &mut Rng) -> TaHeader {
+fn transaction(rng: &mut Rng, token_id: u32) -> TaHeader {
     let opcode = TaOpcode::ALL[rng.below(TaOpcode::ALL.len() as u64) as usize];
     let (tassn, rc_id) = (rng.below(6) as u16, 1024 + rng.below(3) as u32);
     let mode = [ServiceMode::Roi, ServiceMode::Rot, ServiceMode::Rol, ServiceMode::Uno][rng.below(4) as usize];
@@ -35,12 +35,12 @@ fn transaction(rng: &mut Rng) -> TaHeader {
     let id = if rng.chance(1, 8) { ECHO_JETTY } else { 1024 + rng.below(3) as u32 };
     request.target = Some(Mtetah { hint: 0, kind: rng.below(4) as u8, id });
     let len = [8, 64, 1000, 1 << 24][rng.below(4) as usize];
-    request.memory = Some(Maetah { addr: RAM_BASE + rng.below(70_000), token_id: 0x1_0000 + rng.below(2) as u32, len });
+    request.memory = Some(Maetah { addr: RAM_BASE + rng.below(70_000), token_id: token_id ^ rng.below(2) as u32, len });
     TaHeader::Request(request)
 }
 
-/// A packet on the attacker's channel, whose numbers are `known`.
-fn forged(rng: &mut Rng, known: &Rtph, i: u32) -> Vec<u8> {
+/// A packet on the attacker's channel, whose numbers are `known`; half of the requests name the segment `token_id`.
+fn forged(rng: &mut Rng, (known, token_id): (&Rtph, u32), i: u32) -> Vec<u8> {
     let mut rtph = Rtph { last: rng.chance(2, 3), psn: known.psn.add(i / 2 + rng.below(8) as u32), ..*known };
     rtph.opcode = TpOpcode::Data;
     rtph.tpmsn = rng.below(12) as u32;
@@ -57,7 +57,7 @@ fn forged(rng: &mut Rng, known: &Rtph, i: u32) -> Vec<u8> {
         service_level: 0,
         next: NextLayer::Reliable,
     };
-    let ta = (rtph.opcode == TpOpcode::Data).then(|| transaction(rng));
+    let ta = (rtph.opcode == TpOpcode::Data).then(|| transaction(rng, token_id));
     let head = UbHead { nth, rtph: Some(rtph), cetph: None, saetph: None, ta };
     let mut bytes = vec![0; UB_HEAD_MAX];
     let len = head.emit(&Dialect::BURST, &mut bytes);
@@ -108,7 +108,7 @@ fn random_packets_on_an_open_channel_harm_nobody() {
             world.recv(0, jfr, 1000, 500, 9);
         }
         for i in 0..3000u32 {
-            let bytes = forged(&mut rng, &known, i);
+            let bytes = forged(&mut rng, (&known, world.hosts[0].all), i);
             world.inject(0, &bytes);
             if i % 50 == 0 {
                 world.run_for(Nanos(3_000));

@@ -18,4 +18,5 @@ mod ordering;
 mod restarts;
 mod room;
 mod timer_steps;
+mod tokens;
 mod waiting;

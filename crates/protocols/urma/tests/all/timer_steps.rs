@@ -2,11 +2,11 @@
 //!
 //! Steps are requests, packets and timers that were handled. Peers that never answer have addresses that no host has.
 
-use crate::common::forge::write;
+use crate::common::forge::{deliver, open_and_cut, packet, write};
 use crate::common::*;
 use burst_base::Nanos;
-use burst_ubwire::Cna;
-use burst_urma::{CrStatus, JettyConfig, RemoteSegment, UrmaConfig};
+use burst_ubwire::{Btah, Cna, Mtetah, TaHeader, TaOpcode, TaRequest};
+use burst_urma::{CrStatus, JettyConfig, JfrState, RemoteSegment, UrmaConfig, UrmaError};
 
 /// Steps of one call that is bounded by its budgets, and of the packets in flight of the last channel.
 const STEPS_MAX: u64 = 2 * 1024 + 256 + 1000;
@@ -86,6 +86,36 @@ fn a_pass_handles_a_bounded_part_of_the_channels_that_fail_together() {
     let (most_one, _) = fail(1, 40_000);
     let most = most_few.max(most_many).max(most_one);
     assert!(most <= STEPS_MAX, "{most} steps in one call");
+}
+
+#[test]
+fn the_end_of_a_receive_queue_costs_the_same_however_many_messages_others_receive() {
+    let steps = |others: u32| {
+        let mut world = World::new(2, 1 << 16, 1, |config| config.inbound_max = 4096);
+        let known = open_and_cut(&mut world);
+        let jfc = world.jfc(0);
+        let (idle, busy) = (world.jfr(0, jfc), world.jfr(0, jfc));
+        for number in 0..others {
+            world.recv(0, busy, 0, 4096, u64::from(number));
+            let base =
+                Btah { has_target: true, tassn: number as u16, ..Btah::new(TaOpcode::Send, number as u16, 1024) };
+            let target = Some(Mtetah { hint: 0, kind: Mtetah::JFR, id: busy });
+            let request = TaRequest { target, ..TaRequest::new(base) };
+            // The first packet of a message that goes on.
+            deliver(
+                &mut world,
+                &packet(&known, 1 + number, (9 + number, false), TaHeader::Request(request), &[1; 256]),
+            );
+        }
+        let state = world.hosts[0].node.state();
+        assert_eq!(state.inbound, others as usize, "messages are incomplete");
+        let before = world.hosts[0].node.timer_steps();
+        world.with(0, |node, env| node.modify_jfr(idle, JfrState::Error, env.fx)).expect("ready");
+        world.hosts[0].node.delete_jfr(idle).expect("idle");
+        assert_eq!(world.hosts[0].node.delete_jfr(busy), Err(UrmaError::Busy));
+        world.hosts[0].node.timer_steps() - before
+    };
+    assert_eq!((steps(20), steps(80)), (0, 0));
 }
 
 #[test]

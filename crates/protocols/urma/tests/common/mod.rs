@@ -26,6 +26,8 @@ pub struct Ram {
 }
 
 pub const RAM_BASE: u64 = 0x1_0000;
+/// Token of segments that have one.
+pub const TOKEN: u32 = 0x5eed_70c4;
 
 impl Ram {
     fn range(&self, addr: u64, len: usize) -> Result<std::ops::Range<usize>, MemoryGone> {
@@ -212,7 +214,8 @@ impl World {
     pub fn new(count: usize, ram: usize, seed: u64, change: impl Fn(&mut UrmaConfig)) -> World {
         let clock = Rc::new(Cell::new(0));
         let hosts = (0..count).map(|i| {
-            let mut config = UrmaConfig::new(Cna::new(i as u32 + 1), seed.wrapping_mul(31).wrapping_add(i as u64));
+            let seed = seed.wrapping_mul(31).wrapping_add(i as u64);
+            let mut config = UrmaConfig { token_seed: i as u64, ..UrmaConfig::new(Cna::new(i as u32 + 1), seed) };
             change(&mut config);
             let mut node = UrmaNode::new(config);
             let rights = access::READ | access::WRITE | access::ATOMIC;
@@ -403,7 +406,7 @@ impl World {
         self.hosts[host].node.create_jfc(1 << 20).expect("room")
     }
     pub fn jfr(&mut self, host: usize, jfc: u32) -> u32 {
-        let config = JfrConfig { depth: 4096, jfc, token: None, rnr_timer: 1, limit: 0 };
+        let config = JfrConfig { depth: 4096, ..JfrConfig::new(jfc) };
         self.hosts[host].node.create_jfr(config).expect("room")
     }
     pub fn jetty(&mut self, host: usize, config: JettyConfig) -> u32 {
@@ -426,6 +429,19 @@ impl World {
         let segment = self.hosts[owner].node.export_segment(token_id).expect("registered");
         self.hosts[host].node.import_segment(segment).expect("room")
     }
+    /// The same by another registration, with a token: requests without a channel need one.
+    pub fn import_shown(&mut self, host: usize, owner: usize) -> u32 {
+        let config = SegmentConfig { token: Some(TOKEN), ..self.whole_segment(owner) };
+        let owner = &mut self.hosts[owner].node;
+        let token_id = owner.register_segment(config).expect("room");
+        let segment = owner.export_segment(token_id).expect("registered");
+        self.hosts[host].node.import_segment(segment).expect("room")
+    }
+    /// The whole memory of a host, with all rights and without token.
+    pub fn whole_segment(&self, host: usize) -> SegmentConfig {
+        let rights = access::READ | access::WRITE | access::ATOMIC;
+        SegmentConfig { addr: RAM_BASE, len: self.hosts[host].ram.bytes.len() as u64, token: None, access: rights }
+    }
     pub fn import_jetty(&mut self, host: usize, owner: usize, id: u32) -> u32 {
         let jetty = RemoteJetty { cna: Cna::new(owner as u32 + 1), id, kind: TargetKind::Jetty, token: None };
         self.hosts[host].node.import_jetty(jetty).expect("room")
@@ -437,15 +453,12 @@ impl World {
         let jetty = self.jetty(1, JettyConfig::new(jfc, Some(jfr)));
         Receiver { jfr, jetty, target: self.import_jetty(0, 1, jetty) }
     }
-    /// A host restarts: it forgets all. Its whole memory is registered again.
+    /// A host restarts: it forgets all. Its whole memory is registered again, by the same token id.
     pub fn restart(&mut self, host: usize, change: impl Fn(&mut UrmaConfig)) {
-        let mut config = UrmaConfig::new(Cna::new(host as u32 + 1), 77);
+        let mut config = UrmaConfig { token_seed: host as u64, ..UrmaConfig::new(Cna::new(host as u32 + 1), 77) };
         change(&mut config);
         let mut node = UrmaNode::new(config);
-        let rights = access::READ | access::WRITE | access::ATOMIC;
-        let len = self.hosts[host].ram.bytes.len() as u64;
-        let all = SegmentConfig { addr: RAM_BASE, len, token: None, access: rights };
-        self.hosts[host].all = node.register_segment(all).expect("room");
+        self.hosts[host].all = node.register_segment(self.whole_segment(host)).expect("room");
         self.hosts[host].node = node;
     }
     /// Posts a request that is accepted.

@@ -194,9 +194,9 @@ impl UrmaTenant {
 
     fn use_jfr(&mut self, node: &mut UrmaNode, env: &mut UrmaEnv<'_>, call: UrmaCall) -> Result<UrmaAnswer, UrmaError> {
         match call {
-            UrmaCall::CreateJfr { jfc, depth, token, rnr_timer } => {
+            UrmaCall::CreateJfr { jfc, depth, token, rnr_timer, is_unreliable } => {
                 check(self.jfcs.contains_key(&jfc))?;
-                let jfr = node.create_jfr(JfrConfig { depth, jfc, token, rnr_timer, limit: 0 })?;
+                let jfr = node.create_jfr(JfrConfig { depth, jfc, token, rnr_timer, limit: 0, is_unreliable })?;
                 self.jfrs.insert(jfr, 0);
                 Ok(UrmaAnswer::Number(jfr))
             }
