@@ -5,12 +5,12 @@ use crate::host::Inner;
 use crate::reports::{CLASS_JFC, CLASS_JFR, JFR_LIMIT};
 use burst_base::Nanos;
 use burst_client::raw::idle::SendProgress;
-use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
+use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_engine::urma::UrmaEndpoint;
 use burst_urma::{
     CompletionRecord, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, JfsWr, RemoteJetty,
-    RemoteSegment, SegmentConfig, TargetKind, TransMode, UrmaError,
+    RemoteSegment, SegmentConfig, TargetKind, UrmaError,
 };
 use std::net::IpAddr;
 
@@ -153,26 +153,7 @@ impl Inner {
     pub fn create_jetty(&mut self, config: JettyConfig) -> Result<u32, UrmaError> {
         match &mut self.home {
             Home::Own(end) => end.node.create_jetty(config),
-            Home::Daemon(daemon) => {
-                let attr = UrmaJettyAttr {
-                    mode: match config.mode {
-                        TransMode::Rm => 1,
-                        TransMode::Rc => 2,
-                        TransMode::Um => 4,
-                    },
-                    service: config.service as u8,
-                    jfc: config.jfc,
-                    jfr: config.jfr,
-                    depth: config.depth,
-                    token: config.token,
-                    error_suspend: config.error_suspend,
-                    outorder_comp: config.outorder_comp,
-                    rnr_retry: config.rnr_retry,
-                    err_timeout: config.err_timeout,
-                    group: config.group,
-                };
-                daemon.create_jetty(config, attr)
-            }
+            Home::Daemon(daemon) => daemon.create_jetty(config),
         }
     }
     /// Deletes a Jetty as an adapter does: the queue is stopped, and what was not executed is dropped.

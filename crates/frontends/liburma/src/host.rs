@@ -8,15 +8,17 @@ use crate::daemon::DaemonNode;
 use crate::home::Home;
 use crate::keeper;
 use crate::link;
-use crate::reports::{Reports, ring};
+use crate::reports::Reports;
 use burst_base::Nanos;
+use burst_base::gid::gid_of;
 use burst_engine::urma::cna_of;
+use burst_ffi::keeper::Bell;
 use burst_shm::life::LifePage;
 use burst_span::Span;
 use burst_ubwire::Cna;
 use burst_urma::{LANES_MAX, MemoryGone, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode};
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -88,11 +90,7 @@ impl Inner {
             Home::Own(end) => end.address_of(cna),
             Home::Daemon(daemon) => daemon.address_of(cna),
         };
-        match known {
-            Some(IpAddr::V4(v4)) => v4.to_ipv6_mapped().octets(),
-            Some(IpAddr::V6(v6)) => v6.octets(),
-            None => [0; 16],
-        }
+        known.map_or([0; 16], gid_of)
     }
     /// Calls something of the node.
     pub fn with<R>(&mut self, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
@@ -145,7 +143,7 @@ pub struct UrmaHost {
     /// Until when the keeper sleeps; 0: it is awake.
     sleeps_until: AtomicU64,
     /// Wakes the keeper.
-    bell: OwnedFd,
+    pub bell: Bell,
     /// A queue has been armed: the program waits for events.
     uses_events: AtomicBool,
     /// Whether the node is in the daemon, which runs it.
@@ -236,7 +234,7 @@ impl UrmaHost {
             due: AtomicU64::new(0),
             fds,
             sleeps_until: AtomicU64::new(0),
-            bell: keeper::bell()?,
+            bell: Bell::new()?,
             uses_events: AtomicBool::new(false),
             is_daemons,
             address,
@@ -327,7 +325,7 @@ impl UrmaHost {
             return None;
         }
         // Not `self.fds`: a device of DPDK has a descriptor since its first sleep.
-        let fds = inner.own().wait_fds().into_iter().chain([self.bell.as_raw_fd()]).collect();
+        let fds = inner.own().wait_fds().into_iter().chain([self.bell.as_fd().as_raw_fd()]).collect();
         let until = inner.own().next_deadline();
         // Under the lock: a post that brings the deadline forward comes before it, or sees it.
         self.sleeps_until.store(until.0, Ordering::Relaxed);
@@ -336,7 +334,7 @@ impl UrmaHost {
     /// The keeper is awake.
     pub fn end_sleep(&self) {
         self.sleeps_until.store(0, Ordering::Relaxed);
-        keeper::silence(&self.bell);
+        self.bell.take();
     }
     /// Sends what a post has made ready, or leaves it to the pass that follows.
     pub fn flush(&self, inner: &mut Inner) {
@@ -352,15 +350,8 @@ impl UrmaHost {
         let deadline = inner.own().next_deadline().0;
         self.due.store(deadline, Ordering::Relaxed);
         if deadline < self.sleeps_until.load(Ordering::Relaxed) {
-            self.wake_keeper();
+            self.bell.ring();
         }
-    }
-    /// The descriptor that wakes the keeper.
-    pub fn bell(&self) -> RawFd {
-        self.bell.as_raw_fd()
-    }
-    fn wake_keeper(&self) {
-        ring(self.bell.as_raw_fd());
     }
     /// Arms a completion queue; one that has records already reports at once.
     pub fn arm(&self, inner: &mut Inner, jfc: u32, channel: u64) {
@@ -374,7 +365,7 @@ impl UrmaHost {
         }
         // The program is about to wait by a descriptor, which the keeper makes readable.
         if !self.keeper_serves.load(Ordering::Relaxed) {
-            self.wake_keeper();
+            self.bell.ring();
         }
     }
 }
