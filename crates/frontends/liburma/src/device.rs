@@ -4,11 +4,11 @@ use crate::abi::{
     AlignedAddress, DeviceAttr, EAGAIN, EINVAL, EPERM, Eid, EidInfo, FAIL, NetAddr, PriorityInfo, SUCCESS, Status,
     UrmaAsyncEvent, UrmaContext, UrmaDevice,
 };
-use crate::eids::addresses;
-use crate::home::Home;
+use crate::eids::{DEVICE_NAME, addresses};
 use crate::host::UrmaHost;
 use crate::log::explain;
 use crate::macros::exported;
+use crate::node::ProgramNode;
 use crate::objects::set_errno;
 use burst_base::gid::{gid_of, ip_of};
 use burst_urma::{GROUP_MEMBERS_MAX, URMA_INLINE_MAX, URMA_MESSAGE_MAX};
@@ -35,7 +35,6 @@ struct Ops([usize; 100]);
 const _: () = assert!(size_of::<Ops>() == 800);
 static OPS: Ops = Ops([0; 100]);
 
-pub const DEVICE_NAME: &CStr = c"burst0";
 /// The device that stands for all links of a machine where the Unified Bus has several. Programs look for it by its name, and
 /// take its one EID for the machine's.
 pub const BONDING_NAME: &CStr = c"bonding_dev_0";
@@ -127,10 +126,10 @@ pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaConte
         }
     };
     let mut inner = host.lock();
-    let async_fd = match &inner.home {
+    let async_fd = match &inner.node {
         // SAFETY: makes a descriptor; no memory is passed.
-        Home::Own(_) => unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) },
-        Home::Daemon(daemon) => daemon.async_fd().unwrap_or(-1),
+        ProgramNode::Own(_) => unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) },
+        ProgramNode::Daemon(daemon) => daemon.async_fd().unwrap_or(-1),
     };
     if async_fd < 0 {
         explain("the system gives no descriptor for events");

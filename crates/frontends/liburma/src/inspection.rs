@@ -3,8 +3,9 @@
 //!
 //! The file is removed when its keeper ends, or the process ([`tool_socket`]).
 
-use crate::device::{DEVICE_NAME, eid_of};
+use crate::eids::DEVICE_NAME;
 use crate::host::UrmaHost;
+use burst_base::gid::gid_of;
 use burst_base::{Nanos, Reason};
 use burst_control::inspection::{InspectedHost, InspectionSocket};
 use burst_control::socket_path::ProgramKind;
@@ -30,9 +31,6 @@ pub struct UrmaInspection {
 }
 
 impl UrmaInspection {
-    /// Most descriptors to watch.
-    pub const FDS_MAX: usize = InspectionSocket::<()>::FDS_MAX;
-
     /// A part of this process's keepers.
     pub fn new() -> UrmaInspection {
         UrmaInspection { pid: std::process::id(), start: Instant::now(), socket: None, has_tried: false }
@@ -171,7 +169,7 @@ impl Nodes {
 
     /// The first node from the cursor on, and a page of its channels.
     fn page(&self, from: UrmaCursor) -> UrmaPage {
-        let nodes = self.hosts.iter().map(|host| (eid_of(host.address).0, host)).filter(|(eid, _)| *eid >= from.eid);
+        let nodes = self.hosts.iter().map(|host| (gid_of(host.address), host)).filter(|(eid, _)| *eid >= from.eid);
         let Some((_, host)) = nodes.min_by_key(|(eid, _)| *eid) else { return UrmaPage::default() };
         host.lock().own().page(&device_name(), from)
     }
@@ -224,7 +222,7 @@ mod tests {
 
     /// The node of a host, as a tool sees it.
     fn seen(host: &UrmaHost) -> UrmaNodeInfo {
-        let eid = eid_of(host.address).0;
+        let eid = gid_of(host.address);
         let Response::Urma(page) = ask(&Request::Urma { from: UrmaCursor { eid, peer: 0 } }) else { panic!("a page") };
         page.node.filter(|node| node.eid == eid).expect("the node")
     }
@@ -276,7 +274,7 @@ mod tests {
         let node = seen(&a);
         assert_eq!((node.jetties, node.jfcs, node.jfrs, node.segments), (1, 1, 0, 0));
         let [channel] = &node.channels[..] else { panic!("{node:?}") };
-        assert_eq!((channel.peer, channel.is_open, channel.unanswered), (Some(eid_of(b.address).0), true, 0));
+        assert_eq!((channel.peer, channel.is_open, channel.unanswered), (Some(gid_of(b.address)), true, 0));
         assert_ne!(channel.tpns[1], 0);
         let Err(refused) = connect().call(&Request::CmStats, &[]) else { panic!("a refusal") };
         assert_eq!(refused.errno(), libc::EOPNOTSUPP);

@@ -4,9 +4,11 @@
 //! counter whether the program polls). While it watches it touches no port, so that packets of a program that polls wake
 //! nobody.
 //!
-//! It serves for longer than the keeper of verbs does: a program that posts and polls once for each message, and otherwise spins on
-//! memory that the peer writes (`urma_perftest write_lat`), makes many passes in a millisecond and needs the keeper all the same.
+//! It serves for longer than the keeper of verbs does: a program that posts and polls once for each message, and otherwise spins
+//! on memory that the peer writes (`urma_perftest write_lat`), makes many passes in a millisecond and needs the keeper all the
+//! same.
 
+use crate::descriptors::await_fds;
 use crate::host::UrmaHost;
 use crate::inspection::UrmaInspection;
 use burst_base::Nanos;
@@ -29,8 +31,6 @@ const PASSES_MAX: u32 = 64;
 const SPIN: Nanos = Nanos::from_us(50);
 /// A pass and a yield that take longer show that another thread wants the processor.
 const YIELD_LONG: Nanos = Nanos::from_us(20);
-/// Descriptors that are watched: a port's and the bell, and the socket for tools.
-const FDS_MAX: usize = 8 + UrmaInspection::FDS_MAX;
 /// Naps, or rounds without sleep, between two looks at the socket for tools: each look takes time from the program.
 const ROUNDS_PER_LOOK: u32 = 16;
 /// Longest sleep: the host may have ended.
@@ -142,26 +142,4 @@ fn look(host: &UrmaHost) -> bool {
             return false;
         }
     }
-}
-
-/// Sleeps until a descriptor is readable, at most for `time`. Returns whether one may be.
-pub fn sleep(fds: &[RawFd], time: Nanos) -> bool {
-    await_fds(fds, time) != 0
-}
-
-/// The same; returns a bit for each descriptor that may be readable: the first is bit 0.
-fn await_fds(fds: &[RawFd], time: Nanos) -> u32 {
-    const { assert!(FDS_MAX <= 32) };
-    let mut places = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; FDS_MAX];
-    places.iter_mut().zip(fds).for_each(|(place, fd)| place.fd = *fd);
-    let count = fds.len().min(FDS_MAX) as libc::nfds_t;
-    let time = libc::timespec { tv_sec: (time.0 / 1_000_000_000) as i64, tv_nsec: (time.0 % 1_000_000_000) as i64 };
-    // SAFETY: an array of its length; a descriptor that was closed ends the sleep.
-    match unsafe { libc::ppoll(places.as_mut_ptr(), count, &raw const time, std::ptr::null()) } {
-        0 => return 0,
-        // Nobody knows: the caller looks at all.
-        ..0 => return u32::MAX,
-        _ => {}
-    }
-    places.iter().rev().fold(0, |bits, place| bits << 1 | u32::from(place.revents != 0))
 }

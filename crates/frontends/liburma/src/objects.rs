@@ -7,9 +7,10 @@ use crate::abi::{
 use crate::checks::{RC, RM, check_remote, check_segment, remote_order, send_order};
 use crate::daemon::NewChannel;
 use crate::device::OwnedContext;
-use crate::host::{Inner, UrmaHost};
+use crate::host::UrmaHost;
 use crate::log::explain;
 use crate::macros::exported;
+use crate::node::Inner;
 use crate::reports::CLASS_JETTY;
 use burst_base::gid::ip_of;
 use burst_engine::urma::cna_of;

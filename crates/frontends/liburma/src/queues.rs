@@ -10,8 +10,9 @@ use crate::abi::{
 };
 use crate::checks::{check_jetty, check_jfc, check_receive, check_send};
 use crate::device::OwnedContext;
-use crate::host::{Inner, UrmaHost};
+use crate::host::UrmaHost;
 use crate::macros::exported;
+use crate::node::Inner;
 use crate::objects::{OwnedJfce, create, destroy, done, host_of, id_of, set_errno, status_of, token, users_of};
 use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR, CLASS_JFS};
 use burst_urma::{GROUP_MEMBERS_MAX, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, UrmaError};
