@@ -181,14 +181,13 @@ def may_lower_nice():
 def test_the_daemon_takes_a_larger_share_for_its_own_session_if_it_may(make_fabric):
     host = make_fabric(daemons=False).a
     may_not = [*host.prefix(), "setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice"]
-    for prefix, extra, nice in (
-        (host.prefix(), [], -5),
-        (host.prefix(), ["--session-priority=no"], 0),
-        (may_not, [], 0),
+    for prefix, nice in (
+        (host.prefix(), -5),
+        (may_not, 0),
         # A session that it shares with its starter.
-        ([*host.prefix(), "setpriv", "--reuid=0", "sh", "-c", '"$@" & wait', "sh"], [], 0),
+        ([*host.prefix(), "setpriv", "--reuid=0", "sh", "-c", '"$@" & wait', "sh"], 0),
     ):
-        daemon = host.daemon = Daemon(prefix, host.socket, "udp:dev=eth0", extra)
-        assert session_nice(daemon) == nice, (prefix, extra)
+        daemon = host.daemon = Daemon(prefix, host.socket, "udp:dev=eth0", [])
+        assert session_nice(daemon) == nice, prefix
         host.run("ibv_devinfo", "-d", "burst0")
         daemon.stop()

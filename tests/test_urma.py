@@ -207,24 +207,10 @@ def test_ping_goes_over_any_port(own, port):
     assert code == 0 and replies(text)[1] == (60, 60, 0.0), text
 
 
-def test_a_daemon_answers_without_programs_if_all_addresses_have_a_node(shared):
-    """By default it has nodes only for programs; `urma_nodes` says otherwise."""
+def test_an_address_has_a_node_only_while_a_program_uses_it(shared):
     fabric, programs = shared
     code, text = programs.ping(fabric.b, "-c 1 -i 0", fabric.a.address)
     assert code == 0 and replies(text)[1] == (1, 0, 100.0), text
-    fabric.a.daemon.stop()
-    try:
-        fabric.a.start_daemon(env={"BURST_URMA_NODES": "all"})
-        for theirs in (fabric.a.address, fabric.a.address6):
-            code, text = programs.ping(fabric.b, "-c 3 -i 0", theirs)
-            assert code == 0 and replies(text)[1] == (3, 3, 0.0), text
-        rows = json.loads(fabric.a.burst("ls", "--json")[1])["urma"]
-        assert {row["address"] for row in rows} == {fabric.a.address, fabric.a.address6} and not any(row["jetties"] for row in rows), rows
-        counters = {c["name"]: c["value"] for c in json.loads(fabric.a.burst("stats", "--json")[1])["counters"]}
-        assert counters["ub_echo"] == 6, counters
-    finally:
-        fabric.a.daemon.stop()
-        fabric.a.start_daemon()
 
 
 def test_a_program_that_uses_libnl_otherwise_reaches_it(own, tmp_path):

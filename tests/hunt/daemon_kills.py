@@ -40,6 +40,9 @@ LOAD = ["-d", "burst0", "-F", "-s", 4096, "-D", 60]
 TIMEOUTS = [14, 20]
 #: The longest time until the peer's program has ended, without its retries (seconds). The program's own end is part of it.
 TOLD_SECONDS = 5
+#: The supervisor pauses after more falls in a row; a daemon that ran for this long ends the row (docs/running.md).
+KILLS_IN_A_ROW = 3
+STEADY_SECONDS = 20
 
 
 def descriptors(pid):
@@ -125,10 +128,12 @@ def hunt(fabric, state, count, seed):
     choice, wrong, told, served, details = random.Random(seed), [], [], [], []
     a, b = fabric.a, fabric.b
     b.daemon.stop()
-    b.start_daemon(extra=["--guarded", "--restart-pause", "0", "--state-dir", state, "--log-level", "warn"])
+    b.start_daemon(extra=["--guarded", "--state-dir", state, "--log-level", "warn"])
     beside = bystander(a)
     before = None
     for number in range(count):
+        if number and number % KILLS_IN_A_ROW == 0:
+            time.sleep(STEADY_SECONDS)
         this = Round(fabric, number, choice)
         times = this.run()
         told.append(times[0])

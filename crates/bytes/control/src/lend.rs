@@ -20,8 +20,6 @@ pub struct LentWorker {
     pub boot_id: u64,
     /// Whether queue pairs use selective repeat.
     pub selective: bool,
-    /// Whether selective repeat keeps packets that arrive early.
-    pub strict_placement: bool,
     /// Waits of loss recovery, as the key `rto` of the configuration.
     pub rto: String,
     /// Window of a peer address in bytes.

@@ -18,7 +18,8 @@
 //!
 //! The handler makes system calls and touches atomics only. A SIGBUS anywhere else goes to the handler before this one.
 
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use crate::userfaultfd::{self, REGISTER_MISSING, UFFDIO_REGISTER, UFFDIO_ZEROPAGE, USER_MODE_ONLY};
+use rustix::fd::{AsFd, OwnedFd};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -297,13 +298,13 @@ fn fill_pages(uffd: &OwnedFd, allowance: &FillAllowance, page: usize, pages: usi
     if !allowance.take(bytes as u64) {
         return None;
     }
-    let mut request = ZeroPage { start: page as u64, len: bytes as u64, mode: 0, done: 0 };
-    // SAFETY: the request outlives the call; the kernel checks the range.
-    let failed = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_ZEROPAGE, &mut request) } != 0;
+    let mut request = [page as u64, bytes as u64, 0, 0];
+    // SAFETY: the kernel checks the range, whose pages are missing.
+    let failed = !unsafe { userfaultfd::call(uffd.as_fd(), UFFDIO_ZEROPAGE, &mut request) };
     // SAFETY: errno belongs to this thread.
     let repeat = !failed || matches!(unsafe { *libc::__errno_location() }, libc::EEXIST | libc::EAGAIN);
-    // `done` is the negated error if there is no page.
-    let done = request.done.max(0) as usize;
+    // It is the negated error if there is no page.
+    let done = (request[3] as i64).max(0) as usize;
     debug_assert!(done <= bytes && done.is_multiple_of(PAGE));
     allowance.give_back((bytes - done) as u64);
     if done > 0 {
@@ -328,63 +329,26 @@ fn replace(slot: &Slot, start: usize, end: usize) -> bool {
     true
 }
 
-/// `struct uffdio_zeropage` of linux/userfaultfd.h.
-#[repr(C)]
-struct ZeroPage {
-    start: u64,
-    len: u64,
-    mode: u64,
-    done: i64,
-}
-
-/// `struct uffdio_api`.
-#[repr(C)]
-struct UffdApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-/// `struct uffdio_register`.
-#[repr(C)]
-struct UffdRegister {
-    start: u64,
-    len: u64,
-    mode: u64,
-    ioctls: u64,
-}
-
-const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
-const UFFD_API: u64 = 0xaa;
-const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
-const UFFD_USER_MODE_ONLY: libc::c_int = 1;
-const MODE_MISSING: u64 = 1;
+/// Feature: an access to a missing page is SIGBUS for the thread, not a message.
+const FEATURE_SIGBUS: u64 = 1 << 7;
 
 fn open_uffd() -> Option<OwnedFd> {
-    // SAFETY: a system call with a number; the descriptor is fresh. The request outlives the second call.
-    unsafe {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
-        let fd = libc::syscall(libc::SYS_userfaultfd, flags) as i32;
-        let fd = (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?;
-        let mut api = UffdApi { api: UFFD_API, features: UFFD_FEATURE_SIGBUS, ioctls: 0 };
-        (libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &mut api) == 0).then_some(fd)
-    }
+    userfaultfd::open(USER_MODE_ONLY).filter(|uffd| userfaultfd::agree(uffd.as_fd(), FEATURE_SIGBUS).is_some())
 }
 
 /// Turns accesses to missing pages of a mapping into SIGBUS. False if the kernel refuses.
 pub(crate) fn watch_missing(start: usize, len: usize) -> bool {
     let Some(uffd) = UFFD.get_or_init(open_uffd) else { return false };
-    let mut request = UffdRegister { start: start as u64, len: len as u64, mode: MODE_MISSING, ioctls: 0 };
-    // SAFETY: the request outlives the call; the kernel checks the range.
-    unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &mut request) == 0 }
+    let mut request = [start as u64, len as u64, REGISTER_MISSING, 0];
+    // SAFETY: the kernel checks the range.
+    unsafe { userfaultfd::call(uffd.as_fd(), UFFDIO_REGISTER, &mut request) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::swap::testing::{Memory, memfd};
+    use std::os::fd::AsRawFd;
 
     /// An address that is mapped in no process: the guards of this test meet no fault.
     const NOWHERE: usize = 1 << 60;

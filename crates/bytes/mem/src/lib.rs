@@ -18,6 +18,8 @@ pub mod swap;
 #[cfg(not(loom))]
 pub mod table;
 #[cfg(not(loom))]
+pub mod userfaultfd;
+#[cfg(not(loom))]
 pub mod window;
 
 pub use burst_span::{AccessThreads, Backing, ProcessMemory, Span};

@@ -328,14 +328,6 @@ impl CqConsumer {
         }
         n
     }
-    /// Takes up to `out.len()` completions; returns how many.
-    pub fn poll_batch(&mut self, out: &mut [Cqe]) -> usize {
-        let mut n = 0;
-        self.poll_each(out.len(), |cqe| {
-            out[n] = *cqe;
-            n += 1;
-        })
-    }
     /// Whether a completion waits, so that an event that was asked for just now may have been due before.
     pub fn has_next(&self) -> bool {
         self.ring.sequence(self.index).load(Acquire) == self.index.wrapping_add(1)

@@ -99,8 +99,6 @@ pub type Grh = Ipv6;
 impl Ipv6 {
     /// Length in bytes.
     pub const LEN: usize = 40;
-    /// Next header of a GRH: an InfiniBand transport packet.
-    pub const GRH_NEXT_HEADER: u8 = 0x1b;
     /// Reads the first [`Ipv6::LEN`] bytes; `None` unless version 6.
     pub fn parse(bytes: &[u8]) -> Option<Ipv6> {
         let b = bytes.first_chunk::<{ Ipv6::LEN }>()?;

@@ -11,16 +11,8 @@ pub const MAD_LEN: usize = 256;
 pub struct MgmtClass(pub u8);
 
 impl MgmtClass {
-    /// Subnet administration.
-    pub const SUBN_ADM: MgmtClass = MgmtClass(0x03);
-    /// Performance management.
-    pub const PERF: MgmtClass = MgmtClass(0x04);
     /// Communication management.
     pub const CM: MgmtClass = MgmtClass(0x07);
-    /// Whether it is a vendor class whose MADs name the vendor's OUI (range 2).
-    pub const fn is_vendor_with_oui(self) -> bool {
-        matches!(self.0, 0x30..=0x4f)
-    }
 }
 
 /// Common MAD header.
@@ -51,8 +43,6 @@ impl MadHeader {
     pub const LEN: usize = 24;
     /// Get.
     pub const METHOD_GET: u8 = 0x01;
-    /// Set.
-    pub const METHOD_SET: u8 = 0x02;
     /// Send: the method of all CM messages.
     pub const METHOD_SEND: u8 = 0x03;
     /// Response to Get or Set.

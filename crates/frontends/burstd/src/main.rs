@@ -35,14 +35,12 @@ fn main() -> ExitCode {
     if let Some(sentence) = config.raised_window() {
         tracing::warn!("{sentence}");
     }
-    if config.session_priority {
-        match session::prefer() {
-            session::SessionShare::Larger => {
-                tracing::debug!("the session's share of the processors is larger than a program's")
-            }
-            session::SessionShare::Unchanged(reason) => {
-                tracing::debug!("the session's share of the processors is as it was: {reason}")
-            }
+    match session::prefer() {
+        session::SessionShare::Larger => {
+            tracing::debug!("the session's share of the processors is larger than a program's")
+        }
+        session::SessionShare::Unchanged(reason) => {
+            tracing::debug!("the session's share of the processors is as it was: {reason}")
         }
     }
     let is_supervisor = config.guarded && !supervisor::is_supervised();

@@ -10,11 +10,11 @@
 //! one of the two sees the other.
 
 use crate::house::{House, PacketReply};
-use crate::keeper::Bell;
 use crate::{keeper, process};
 use burst_base::Nanos;
 use burst_control::in_process::TURN_GONE;
 use burst_engine::in_place::{InPlaceWorker, TurnOutcome};
+use burst_ffi::keeper::Bell;
 use burst_host::Clock;
 use std::ffi::c_int;
 use std::os::fd::RawFd;

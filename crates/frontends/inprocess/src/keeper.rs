@@ -12,12 +12,13 @@ use crate::lender::LenderState;
 use burst_base::Nanos;
 use burst_control::inspection::InspectionSocket;
 use burst_engine::in_place::TurnOutcome;
+use burst_ffi::keeper::{nap, spawn, wait};
+use burst_ffi::tool_socket;
 use burst_host::{Clock, Session};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// First nap, and the longest: each nap in which the program ran the worker is followed by one twice as long.
 const NAP_MIN: Nanos = Nanos::from_us(500);
@@ -47,35 +48,12 @@ const HOUSE_PAUSE_MAX: Nanos = Nanos::from_ms(8);
 const KEEPER_ENV: &str = "BURST_KEEPER";
 const KEEPER_OFF: &str = "off";
 
-/// Wakes the keeper.
-pub struct Bell(OwnedFd);
-
-impl Bell {
-    /// A bell.
-    ///
-    /// # Errors
-    /// A sentence: the system gives no eventfd.
-    pub fn new() -> Result<Bell, String> {
-        let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        made.map(Bell).map_err(|e| format!("cannot make an eventfd: {e}"))
-    }
-    /// Wakes the keeper, or keeps it from its next sleep.
-    pub fn ring(&self) {
-        // A full counter means that it is being woken already.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-    /// Whether it was rung since the last call.
-    fn take(&self) -> bool {
-        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
-    }
-}
-
 /// Whether the user wants no such thread.
 pub fn is_off() -> bool {
     std::env::var_os(KEEPER_ENV).is_some_and(|way| way == KEEPER_OFF)
 }
 
-/// Starts the thread. It takes no signals: they are the program's.
+/// Starts the thread.
 ///
 /// # Errors
 /// A sentence: the system starts no thread.
@@ -83,28 +61,15 @@ pub fn start(instance: &'static Instance) -> Result<(), String> {
     if is_off() {
         return Ok(());
     }
-    let spawned =
-        without_signals(|| std::thread::Builder::new().name("burst-keeper".into()).spawn(move || run(instance)));
-    spawned.map(drop).map_err(|e| format!("cannot start the thread that serves while the program does not: {e}"))
-}
-
-/// Calls `f` with all signals blocked: a thread that it starts inherits that.
-fn without_signals<T>(f: impl FnOnce() -> T) -> T {
-    // SAFETY: plain data that the calls fill.
-    unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
-        let result = f();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        result
-    }
+    spawn("burst-keeper", move || run(instance))
 }
 
 fn run(instance: &'static Instance) {
     let kept = crate::enclosed(|| {
         let inspection = inspection::open();
-        crate::process::note_socket(inspection.as_ref().map(|socket| (socket.path(), socket.listener())));
+        if let Some(socket) = &inspection {
+            tool_socket::note(socket.path(), socket.listener());
+        }
         Keeper {
             instance,
             seen: 0,
@@ -279,7 +244,7 @@ impl Keeper {
         let until = plan.until.min(upkeep.due).min(Clock::Monotonic.now() + SLEEP_MAX);
         self.instance.sleep_until(Sleeper::Keeper, until);
         self.instance.answer_rings();
-        let raw = std::iter::once(self.instance.bell.0.as_raw_fd()).chain(upkeep.fds).chain(plan.fds);
+        let raw = std::iter::once(self.instance.bell.as_fd().as_raw_fd()).chain(upkeep.fds).chain(plan.fds);
         // SAFETY: the ports' descriptors are open as long as the worker is, which only `fail` ends: a closed one ends the sleep.
         let fds = raw.map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = fds.collect();
@@ -382,22 +347,8 @@ struct ControlNews {
 fn is_readable(fd: RawFd) -> bool {
     // SAFETY: a descriptor of the house, which the caller has locked.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
-}
-
-/// Sleeps until the bell rings, at most for `time`. Returns whether it may have rung.
-fn nap(bell: &Bell, time: Nanos) -> bool {
-    let mut fds = [PollFd::new(&bell.0, PollFlags::IN)];
-    !wait(&mut fds, time) || !fds[0].revents().is_empty()
-}
-
-/// Sleeps until a descriptor is readable, at most for `time`. Returns whether the descriptors say so: not after an error, which
-/// counts as a wake-up by any of them.
-fn wait(fds: &mut [PollFd<'_>], time: Nanos) -> bool {
-    let time = Duration::from_nanos(time.0);
-    let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-    poll(fds, Some(&timeout)).is_ok()
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    wait(&mut fds, Nanos(0)) && !fds[0].revents().is_empty()
 }
 
 #[cfg(test)]

@@ -98,12 +98,11 @@ impl Lender {
 
     /// Puts the daemon's settings in the place of this program's.
     pub fn settle(&self, options: &mut HostOptions) {
-        let LentWorker { number, boot_id, selective, strict_placement, rto, window_bytes, cc, ports, .. } =
-            &self.worker;
+        let LentWorker { number, boot_id, selective, rto, window_bytes, cc, ports, .. } = &self.worker;
         options.lent = Some(LentIdentity { number: *number, boot_id: *boot_id });
         options.ports = ports.iter().map(|port| port.spec.clone()).collect();
-        (options.selective, options.strict_placement) = (*selective, *strict_placement);
-        (options.rto, options.window_bytes) = (rto.parse().unwrap_or_default(), *window_bytes);
+        (options.selective, options.window_bytes) = (*selective, *window_bytes);
+        options.rto = rto.parse().unwrap_or_default();
         options.cc = CcTable::default();
         for of in cc {
             let choice = Params::parse(&of.cc, 0).ok().zip(ChoiceRank::from_code(of.rank));

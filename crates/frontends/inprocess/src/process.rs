@@ -5,11 +5,9 @@
 //! fork, because the child may not take a lock that another thread held.
 
 use crate::instance::Instance;
-use std::ffi::{CString, c_char};
+use burst_ffi::tool_socket;
 use std::os::fd::RawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How often, and after which pauses, the end of the process tries to use the house.
@@ -75,12 +73,7 @@ unsafe extern "C" fn in_child() {
         // SAFETY: as below.
         unsafe { libc::close(fd) };
     }
-    // A connection to a dead parent's socket would wait for ever.
-    let listener = LISTENER.swap(-1, Ordering::Relaxed);
-    if listener >= 0 {
-        // SAFETY: as below; it is the parent's socket for `burst ls`.
-        unsafe { libc::close(listener) };
-    }
+    tool_socket::close_in_child();
     for place in &FDS[..COUNT.load(Ordering::Relaxed).min(FDS_MAX)] {
         // SAFETY: the number of a descriptor of this process, a copy of a port's, that nothing here uses any more. `close` may be
         // called in a child after fork.
@@ -88,27 +81,10 @@ unsafe extern "C" fn in_child() {
     }
 }
 
-/// The file to remove when the process ends, a C string; null: none.
-static SOCKET_FILE: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
-
-/// The listening socket of that file; -1: none.
-static LISTENER: AtomicI32 = AtomicI32::new(-1);
-
-/// Notes the socket for `burst ls`: its file is removed when the process ends, and a child after fork closes its descriptor.
-pub fn note_socket(socket: Option<(&Path, RawFd)>) {
-    LISTENER.store(socket.map_or(-1, |(_, fd)| fd), Ordering::Relaxed);
-    let name = socket.and_then(|(path, _)| CString::new(path.as_os_str().as_bytes()).ok());
-    SOCKET_FILE.store(name.map_or(std::ptr::null_mut(), CString::into_raw), Ordering::Release);
-}
-
 extern "C" fn at_exit() {
     let _ = crate::enclosed(|| {
         let Some(instance) = Instance::current() else { return };
-        let file = SOCKET_FILE.load(Ordering::Acquire);
-        if !file.is_null() {
-            // SAFETY: a C string that was leaked.
-            unsafe { libc::unlink(file) };
-        }
+        tool_socket::remove();
         instance.end();
     });
 }

@@ -2,9 +2,9 @@
 
 use crate::abi::{EAGAIN, EINVAL, EPERM, SUCCESS, Status, TargetSeg};
 use crate::data::opcode_of;
-use crate::home::Home;
 use crate::host::UrmaHost;
 use crate::macros::exported;
+use crate::node::ProgramNode;
 use crate::objects::{host_of, status_of};
 use burst_client::raw::idle::{SendProgress, found, pause};
 use burst_urma::{ACCESS_MAX, AccessKind, AccessOutcome, CrStatus, UrmaError};
@@ -28,7 +28,7 @@ unsafe fn access(seg: *mut TargetSeg, va: u64, kind: AccessKind) -> Result<Acces
     let (host, segment): (&UrmaHost, u32) = unsafe { (host_of((*seg).ctx), (*seg).handle as u32) };
     let begun = {
         let mut inner = host.enter().ok_or(EPERM)?;
-        if let Home::Daemon(daemon) = &mut inner.home {
+        if let ProgramNode::Daemon(daemon) = &mut inner.node {
             let outcome = daemon.access(segment, va, &kind).map_err(status_of)?;
             return if outcome.status == CrStatus::Success { Ok(outcome) } else { Err(errno_of(outcome.status)) };
         }

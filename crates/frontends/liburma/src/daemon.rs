@@ -5,6 +5,7 @@
 
 use crate::lane::AccessLane;
 use crate::log::{because, explain};
+use burst_base::gid::{gid_of, ip_of};
 use burst_client::raw::RawContext;
 use burst_client::raw::idle::SendProgress;
 use burst_client::raw::memory::{self, MemoryRange, RawMr};
@@ -13,8 +14,6 @@ use burst_client::raw::queue;
 use burst_client::{ClientError, Result};
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr, UrmaPost};
 use burst_control::{AsyncRecord, ControlError, CqInitAttr, DeviceInfo, Request, Response};
-use burst_engine::urma::address_of;
-use burst_engine::urma::eid_of;
 use burst_engine::urma::records::entry_of;
 use burst_engine::urma::records::{post_of, receive_post, record_of};
 use burst_shm::Cqe;
@@ -153,7 +152,7 @@ impl DaemonNode {
             }
             let Ok(devices) = devices_of(&place) else { continue };
             let devices = devices.map_err(|why| why.to_string())?;
-            let has = |device: &&DeviceInfo| device.gids.iter().any(|gid| address_of(gid.gid) == address);
+            let has = |device: &&DeviceInfo| device.gids.iter().any(|gid| ip_of(gid.gid) == address);
             let Some(device) = devices.iter().find(has) else { continue };
             return DaemonNode::connect(&place, device.index, address).map(Some).map_err(|why| why.to_string());
         }
@@ -162,7 +161,7 @@ impl DaemonNode {
 
     fn connect(place: &HostPlace, device: u32, address: IpAddr) -> Result<DaemonNode> {
         let context = RawContext::open(place, device, None)?;
-        let mut answer = context.call(&Request::UrmaOpen { eid: eid_of(address) }, &[])?;
+        let mut answer = context.call(&Request::UrmaOpen { eid: gid_of(address) }, &[])?;
         let (Response::UrmaOpened { mtu, worker, doorbell, .. }, Some(fd)) = (answer.response, answer.fds.pop()) else {
             return Err(ClientError::Unexpected("no node of URMA"));
         };
@@ -201,7 +200,7 @@ impl DaemonNode {
             return Some(*address);
         }
         let Ok(UrmaAnswer::Peer(Some(eid))) = self.call(UrmaCall::Peer { cna: cna.get() }) else { return None };
-        let address = address_of(eid);
+        let address = ip_of(eid);
         self.peers.insert(cna, address);
         Some(address)
     }
@@ -332,7 +331,24 @@ impl DaemonNode {
         Ok(())
     }
 
-    pub fn create_jetty(&mut self, config: JettyConfig, attr: UrmaJettyAttr) -> std::result::Result<u32, UrmaError> {
+    pub fn create_jetty(&mut self, config: JettyConfig) -> std::result::Result<u32, UrmaError> {
+        let attr = UrmaJettyAttr {
+            mode: match config.mode {
+                TransMode::Rm => 1,
+                TransMode::Rc => 2,
+                TransMode::Um => 4,
+            },
+            service: config.service as u8,
+            jfc: config.jfc,
+            jfr: config.jfr,
+            depth: config.depth,
+            token: config.token,
+            error_suspend: config.error_suspend,
+            outorder_comp: config.outorder_comp,
+            rnr_retry: config.rnr_retry,
+            err_timeout: config.err_timeout,
+            group: config.group,
+        };
         let jetty = self.number(UrmaCall::CreateJetty(attr))?;
         let count = PostedCount::new(u32::from(config.depth));
         self.jetties.insert(jetty, DaemonJetty { config, bound: None, count });
@@ -418,7 +434,7 @@ impl DaemonNode {
 
     pub fn import_segment(&mut self, address: IpAddr, segment: RemoteSegment) -> std::result::Result<u32, UrmaError> {
         let RemoteSegment { cna, token_id, addr, len, token } = segment;
-        let number = self.number(UrmaCall::ImportSegment { eid: eid_of(address), token_id, addr, len, token })?;
+        let number = self.number(UrmaCall::ImportSegment { eid: gid_of(address), token_id, addr, len, token })?;
         self.remote_segments.insert(number, cna);
         Ok(number)
     }
@@ -437,7 +453,7 @@ impl DaemonNode {
         jetty: RemoteJetty,
     ) -> std::result::Result<u32, UrmaError> {
         let RemoteJetty { id, token, .. } = jetty;
-        let number = self.number(UrmaCall::ImportJetty { eid: eid_of(address), id, kind, token })?;
+        let number = self.number(UrmaCall::ImportJetty { eid: gid_of(address), id, kind, token })?;
         self.targets.insert(number, jetty);
         Ok(number)
     }

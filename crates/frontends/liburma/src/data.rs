@@ -4,8 +4,9 @@ use crate::abi::{
     EINVAL, EPERM, Eid, FAIL, ObjectId, RwWr, SUCCESS, SendWr, Status, TargetJetty, TargetSeg, UrmaContext, UrmaCr,
     UrmaJetty, UrmaJfc, UrmaJfce, UrmaJfr, UrmaJfrWr, UrmaJfs, UrmaJfsWr, UrmaSg, UrmaSge, WrBody,
 };
-use crate::host::{Inner, UrmaHost};
+use crate::host::UrmaHost;
 use crate::macros::exported;
+use crate::node::Inner;
 use crate::objects::{OwnedJfce, host_of, status_of};
 use crate::reports::{CLASS_JETTY, CLASS_JFC, CLASS_JFR};
 use burst_client::raw::idle::{SendProgress, asks_progress, found, pause};

@@ -4,12 +4,13 @@ use crate::abi::{
     AlignedAddress, DeviceAttr, EAGAIN, EINVAL, EPERM, Eid, EidInfo, FAIL, NetAddr, PriorityInfo, SUCCESS, Status,
     UrmaAsyncEvent, UrmaContext, UrmaDevice,
 };
-use crate::eids::addresses;
-use crate::home::Home;
+use crate::eids::{DEVICE_NAME, addresses};
 use crate::host::UrmaHost;
 use crate::log::explain;
 use crate::macros::exported;
+use crate::node::ProgramNode;
 use crate::objects::set_errno;
+use burst_base::gid::{gid_of, ip_of};
 use burst_urma::{GROUP_MEMBERS_MAX, URMA_INLINE_MAX, URMA_MESSAGE_MAX};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -34,7 +35,6 @@ struct Ops([usize; 100]);
 const _: () = assert!(size_of::<Ops>() == 800);
 static OPS: Ops = Ops([0; 100]);
 
-pub const DEVICE_NAME: &CStr = c"burst0";
 /// The device that stands for all links of a machine where the Unified Bus has several. Programs look for it by its name, and
 /// take its one EID for the machine's.
 pub const BONDING_NAME: &CStr = c"bonding_dev_0";
@@ -87,17 +87,8 @@ fn addresses_of(device: *mut UrmaDevice) -> Vec<IpAddr> {
     found
 }
 
-/// The address in an entity id.
-pub fn address_of(eid: &[u8; 16]) -> IpAddr {
-    let v6 = Ipv6Addr::from(*eid);
-    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
-}
-
 pub fn eid_of(address: IpAddr) -> Eid {
-    Eid(match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    })
+    Eid(gid_of(address))
 }
 
 fn fill_attr(attr: &mut DeviceAttr) {
@@ -135,10 +126,10 @@ pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaConte
         }
     };
     let mut inner = host.lock();
-    let async_fd = match &inner.home {
+    let async_fd = match &inner.node {
         // SAFETY: makes a descriptor; no memory is passed.
-        Home::Own(_) => unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) },
-        Home::Daemon(daemon) => daemon.async_fd().unwrap_or(-1),
+        ProgramNode::Own(_) => unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) },
+        ProgramNode::Daemon(daemon) => daemon.async_fd().unwrap_or(-1),
     };
     if async_fd < 0 {
         explain("the system gives no descriptor for events");
@@ -196,7 +187,7 @@ exported! {
         null_mut()
     }
     fn urma_get_device_by_eid(eid: Eid, _kind: c_int) -> *mut UrmaDevice {
-        if addresses().contains(&address_of(&eid.0)) { device() } else { null_mut() }
+        if addresses().contains(&ip_of(eid.0)) { device() } else { null_mut() }
     }
     fn urma_get_eid_list(device: *mut UrmaDevice, count: *mut u32) -> *mut EidInfo {
         let found = addresses_of(device);
@@ -290,7 +281,7 @@ exported! {
             return EINVAL;
         }
         let mut address = [0; 16];
-        let (family, prefix_len) = match address_of(&(*eid).0) {
+        let (family, prefix_len) = match ip_of((*eid).0) {
             IpAddr::V4(v4) => {
                 address[..4].copy_from_slice(&v4.octets());
                 (libc::AF_INET as u16, 32)

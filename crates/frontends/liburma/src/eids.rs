@@ -7,8 +7,12 @@ use crate::daemon;
 use crate::link;
 use burst_port::lan::Prefix;
 use burst_port::{PortKind, PortSpec};
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::null_mut;
+
+/// The device that has them all.
+pub const DEVICE_NAME: &CStr = c"burst0";
 
 /// All addresses: those of DPDK's devices, those of the kernel's interfaces, those of its loopback interface; of each IPv4 first.
 /// Link-local ones are left out.

@@ -5,26 +5,24 @@
 //! while the keeper serves, each post sends.
 
 use crate::daemon::DaemonNode;
-use crate::home::Home;
+use crate::descriptors::sleep;
 use crate::keeper;
 use crate::link;
-use crate::reports::{Reports, ring};
+use crate::node::{Inner, ProgramNode};
+use crate::reports::Reports;
 use burst_base::Nanos;
 use burst_engine::urma::cna_of;
+use burst_ffi::keeper::Bell;
 use burst_shm::life::LifePage;
-use burst_span::Span;
-use burst_ubwire::Cna;
-use burst_urma::{LANES_MAX, MemoryGone, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode};
+use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects};
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Names the number of lanes to each peer.
 const LANES_ENV: &str = "BURST_URMA_LANES";
-/// Packets taken from the port at once.
-const BURST: usize = 256;
 /// Attempts to lock the node before a thread sleeps, and those of them between which it does not even yield.
 const LOCK_ATTEMPTS: u32 = 24;
 const LOCK_SPINS: u32 = 16;
@@ -37,91 +35,6 @@ fn lanes(text: Option<&str>) -> Result<u8, String> {
     let Some(text) = text.map(str::trim).filter(|text| !text.is_empty()) else { return Ok(1) };
     let lanes = text.parse().ok().filter(|lanes| (1..=LANES_MAX).contains(lanes));
     lanes.ok_or_else(|| format!("{LANES_ENV} is \"{text}\": the number of lanes to a peer is 1 to {LANES_MAX}"))
-}
-
-/// The program's own memory. The node has checked that the range is registered.
-struct OwnMemory;
-
-impl UrmaMemory for OwnMemory {
-    fn read(&self, _region: u32, addr: u64, out: &mut [u8]) -> Result<(), MemoryGone> {
-        // SAFETY: the program has registered the range, and keeps it mapped until it deregisters it; bytes may change
-        // meanwhile, as with an adapter.
-        unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr(), out.len()) };
-        Ok(())
-    }
-    fn write(&mut self, _region: u32, addr: u64, bytes: &[u8]) -> Result<(), MemoryGone> {
-        let Some((last, head)) = bytes.split_last() else { return Ok(()) };
-        // SAFETY: as in `read`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(head.as_ptr(), addr as *mut u8, head.len());
-            // Programs poll the last byte: it appears after the others. Pairs with their load.
-            let at = (addr as usize + head.len()) as *mut std::sync::atomic::AtomicU8;
-            (*at).store(*last, Ordering::Release);
-        }
-        Ok(())
-    }
-    fn update(&mut self, _region: u32, addr: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
-        // SAFETY: as in `read`; the node has checked that the address is a multiple of eight.
-        let word = unsafe { &*(addr as *const AtomicU64) };
-        let mut old = word.load(Ordering::Acquire);
-        while let Err(now) = word.compare_exchange(old, change(old), Ordering::AcqRel, Ordering::Acquire) {
-            old = now;
-        }
-        Ok(old)
-    }
-    fn lend(&self, _region: u32, addr: u64, len: u32) -> Option<Span> {
-        // SAFETY: as in `read`; the batch is sent before the lock of the node is given back.
-        Some(unsafe { Span::local(addr as *mut u8, len) })
-    }
-}
-
-/// What the lock covers.
-pub struct Inner {
-    pub home: Home,
-    pub reports: Reports,
-}
-
-impl Inner {
-    /// The entity id of a node that was heard of.
-    pub fn eid_of(&mut self, cna: Cna) -> [u8; 16] {
-        let known = match &mut self.home {
-            Home::Own(end) => end.address_of(cna),
-            Home::Daemon(daemon) => daemon.address_of(cna),
-        };
-        match known {
-            Some(IpAddr::V4(v4)) => v4.to_ipv6_mapped().octets(),
-            Some(IpAddr::V6(v6)) => v6.octets(),
-            None => [0; 16],
-        }
-    }
-    /// Calls something of the node.
-    pub fn with<R>(&mut self, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
-        let Inner { home, reports } = self;
-        let Home::Own(end) = home else { unreachable!("a node in the daemon is called by messages") };
-        end.with(now, &mut OwnMemory, reports, call)
-    }
-    /// Sends what may be sent, handles what is due, takes what has arrived. True if there was anything to do.
-    ///
-    /// What a burst makes ready waits for the next pass or post: a program that answers a request at once sends answer and
-    /// acknowledgement together, so the peer, which polls for its completion, has the answer with it.
-    fn pass(&mut self, now: Nanos) -> bool {
-        let is_active = self.send(now);
-        let Inner { home: Home::Own(end), reports } = self else { return false };
-        let is_active = is_active | end.run_timers(now, &mut OwnMemory, reports);
-        let burst = end.receive(now, &mut OwnMemory, reports, BURST);
-        is_active | (burst.packets > 0)
-    }
-    /// The node ends: its peers are told.
-    fn leave(&mut self, now: Nanos) {
-        let Inner { home: Home::Own(end), reports } = self else { return };
-        end.leave(now, &mut OwnMemory, reports);
-    }
-    fn send(&mut self, now: Nanos) -> bool {
-        let Inner { home: Home::Own(end), reports } = self else { return false };
-        let sent = end.send(now, &mut OwnMemory, reports, u64::MAX);
-        end.flush(now);
-        sent > 0
-    }
 }
 
 /// One address.
@@ -145,7 +58,7 @@ pub struct UrmaHost {
     /// Until when the keeper sleeps; 0: it is awake.
     sleeps_until: AtomicU64,
     /// Wakes the keeper.
-    bell: OwnedFd,
+    pub bell: Bell,
     /// A queue has been armed: the program waits for events.
     uses_events: AtomicBool,
     /// Whether the node is in the daemon, which runs it.
@@ -169,7 +82,7 @@ impl UrmaHost {
     /// A sentence: the daemon refuses, or as [`UrmaHost::of`].
     pub fn for_context(address: IpAddr) -> Result<Arc<UrmaHost>, String> {
         match DaemonNode::open(address)? {
-            Some(daemon) => Ok(Arc::new(UrmaHost::at(address, Home::Daemon(Box::new(daemon)), Vec::new())?)),
+            Some(daemon) => Ok(Arc::new(UrmaHost::at(address, ProgramNode::Daemon(Box::new(daemon)), Vec::new())?)),
             None => UrmaHost::of(address),
         }
     }
@@ -220,13 +133,13 @@ impl UrmaHost {
             ..UrmaConfig::new(cna_of(address), seed)
         })?;
         let fds = end.wait_fds();
-        UrmaHost::at(address, Home::Own(Box::new(end)), fds)
+        UrmaHost::at(address, ProgramNode::Own(Box::new(end)), fds)
     }
-    fn at(address: IpAddr, home: Home, fds: Vec<RawFd>) -> Result<UrmaHost, String> {
-        let is_daemons = matches!(home, Home::Daemon(_));
+    fn at(address: IpAddr, node: ProgramNode, fds: Vec<RawFd>) -> Result<UrmaHost, String> {
+        let is_daemons = matches!(node, ProgramNode::Daemon(_));
         let life =
             LifePage::new().map_err(|e| format!("the kernel cannot tell a forked child from its parent: {e}"))?;
-        let inner = Mutex::new(Inner { home, reports: Reports::default() });
+        let inner = Mutex::new(Inner { node, reports: Reports::default() });
         Ok(UrmaHost {
             inner,
             life,
@@ -238,7 +151,7 @@ impl UrmaHost {
             due: AtomicU64::new(0),
             fds,
             sleeps_until: AtomicU64::new(0),
-            bell: keeper::bell()?,
+            bell: Bell::new()?,
             uses_events: AtomicBool::new(false),
             is_daemons,
             address,
@@ -311,7 +224,7 @@ impl UrmaHost {
     /// Whether a pass would find work. Without the lock, so that a keeper that looks stands in no post's way.
     pub fn has_work(&self) -> bool {
         let is_due = self.due.load(Ordering::Relaxed) <= self.now().0;
-        is_due || self.deferred.load(Ordering::Relaxed) || keeper::sleep(&self.fds, Nanos(0))
+        is_due || self.deferred.load(Ordering::Relaxed) || sleep(&self.fds, Nanos(0))
     }
     /// A pass of the keeper; `None` if the program runs the node.
     pub fn try_pass(&self) -> Option<bool> {
@@ -329,7 +242,7 @@ impl UrmaHost {
             return None;
         }
         // Not `self.fds`: a device of DPDK has a descriptor since its first sleep.
-        let fds = inner.own().wait_fds().into_iter().chain([self.bell.as_raw_fd()]).collect();
+        let fds = inner.own().wait_fds().into_iter().chain([self.bell.as_fd().as_raw_fd()]).collect();
         let until = inner.own().next_deadline();
         // Under the lock: a post that brings the deadline forward comes before it, or sees it.
         self.sleeps_until.store(until.0, Ordering::Relaxed);
@@ -338,11 +251,11 @@ impl UrmaHost {
     /// The keeper is awake.
     pub fn end_sleep(&self) {
         self.sleeps_until.store(0, Ordering::Relaxed);
-        keeper::silence(&self.bell);
+        self.bell.take();
     }
     /// Sends what a post has made ready, or leaves it to the pass that follows.
     pub fn flush(&self, inner: &mut Inner) {
-        if let Home::Daemon(daemon) = &mut inner.home {
+        if let ProgramNode::Daemon(daemon) = &mut inner.node {
             return daemon.send_posted();
         }
         let is_second = self.posted.swap(true, Ordering::Relaxed);
@@ -354,20 +267,13 @@ impl UrmaHost {
         let deadline = inner.own().next_deadline().0;
         self.due.store(deadline, Ordering::Relaxed);
         if deadline < self.sleeps_until.load(Ordering::Relaxed) {
-            self.wake_keeper();
+            self.bell.ring();
         }
-    }
-    /// The descriptor that wakes the keeper.
-    pub fn bell(&self) -> RawFd {
-        self.bell.as_raw_fd()
-    }
-    fn wake_keeper(&self) {
-        ring(self.bell.as_raw_fd());
     }
     /// Arms a completion queue; one that has records already reports at once.
     pub fn arm(&self, inner: &mut Inner, jfc: u32, channel: u64) {
         self.uses_events.store(true, Ordering::Relaxed);
-        if let Home::Daemon(daemon) = &mut inner.home {
+        if let ProgramNode::Daemon(daemon) = &mut inner.node {
             return daemon.arm(jfc);
         }
         inner.reports.arm(jfc, channel);
@@ -376,7 +282,7 @@ impl UrmaHost {
         }
         // The program is about to wait by a descriptor, which the keeper makes readable.
         if !self.keeper_serves.load(Ordering::Relaxed) {
-            self.wake_keeper();
+            self.bell.ring();
         }
     }
 }

@@ -1,31 +1,25 @@
 //! What `burst ls` and `stats` see of the program: all its nodes, by one socket of the process
 //! ([`burst_control::inspection`]). The keeper of one node serves it; when that node ends, the keeper of another one does.
 //!
-//! The file is removed when its keeper ends, or the process. A child after fork closes the socket: a tool that connects to a
-//! dead parent's would wait for ever.
+//! The file is removed when its keeper ends, or the process ([`tool_socket`]).
 
-use crate::device::{DEVICE_NAME, eid_of};
+use crate::eids::DEVICE_NAME;
 use crate::host::UrmaHost;
+use burst_base::gid::gid_of;
 use burst_base::{Nanos, Reason};
 use burst_control::inspection::{InspectedHost, InspectionSocket};
 use burst_control::socket_path::ProgramKind;
 use burst_control::urma::{UrmaCursor, UrmaPage};
 use burst_control::{Counter, DaemonInfo, Refusal, Reply, Request, Response};
+use burst_ffi::tool_socket;
 use burst_peer::credentials::PeerCredentials;
-use std::ffi::CString;
 use std::os::fd::RawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 /// The process whose keeper has the socket; 0: none. A child after fork sees its parent's number, which is not its own.
 static SERVED_BY: AtomicU32 = AtomicU32::new(0);
-/// The listening socket; -1: none.
-static LISTENER: AtomicI32 = AtomicI32::new(-1);
-/// Its file, a C string; null: none.
-static FILE: AtomicPtr<libc::c_char> = AtomicPtr::new(null_mut());
 
 /// A keeper's part in the socket.
 pub struct UrmaInspection {
@@ -37,9 +31,6 @@ pub struct UrmaInspection {
 }
 
 impl UrmaInspection {
-    /// Most descriptors to watch.
-    pub const FDS_MAX: usize = InspectionSocket::<()>::FDS_MAX;
-
     /// A part of this process's keepers.
     pub fn new() -> UrmaInspection {
         UrmaInspection { pid: std::process::id(), start: Instant::now(), socket: None, has_tried: false }
@@ -58,7 +49,7 @@ impl UrmaInspection {
         self.has_tried = true;
         self.socket = if watch_process() { InspectionSocket::open(ProgramKind::Urma).ok() } else { None };
         match &self.socket {
-            Some(socket) => note(socket),
+            Some(socket) => tool_socket::note(socket.path(), socket.listener()),
             None => SERVED_BY.store(0, Ordering::Release),
         }
     }
@@ -86,29 +77,9 @@ impl UrmaInspection {
 impl Drop for UrmaInspection {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        remove_file();
-        LISTENER.store(-1, Ordering::Relaxed);
+        tool_socket::remove();
         drop(socket);
         SERVED_BY.store(0, Ordering::Release);
-    }
-}
-
-/// Remembers what is to be removed and closed.
-fn note(socket: &InspectionSocket<()>) {
-    LISTENER.store(socket.listener(), Ordering::Relaxed);
-    let name = CString::new(socket.path().as_os_str().as_bytes()).ok();
-    FILE.store(name.map_or(null_mut(), CString::into_raw), Ordering::Release);
-}
-
-/// Removes the file, once.
-fn remove_file() {
-    let file = FILE.swap(null_mut(), Ordering::AcqRel);
-    if !file.is_null() {
-        // SAFETY: made by `CString::into_raw`, and taken out by this thread alone.
-        unsafe {
-            libc::unlink(file);
-            drop(CString::from_raw(file));
-        }
     }
 }
 
@@ -122,18 +93,12 @@ fn watch_process() -> bool {
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) == 0 && libc::atexit(at_exit) == 0 }
 }
 
-/// Closes the parent's socket. Its file is the parent's; the name is leaked, as a child may not free memory.
 unsafe extern "C" fn in_child() {
-    FILE.store(null_mut(), Ordering::Relaxed);
-    let listener = LISTENER.swap(-1, Ordering::Relaxed);
-    if listener >= 0 {
-        // SAFETY: a copy of the parent's descriptor that nothing in the child uses. `close` may be called after fork.
-        unsafe { libc::close(listener) };
-    }
+    tool_socket::close_in_child();
 }
 
 extern "C" fn at_exit() {
-    remove_file();
+    tool_socket::remove();
     UrmaHost::try_all().into_iter().flatten().for_each(|host| host.leave());
 }
 
@@ -204,7 +169,7 @@ impl Nodes {
 
     /// The first node from the cursor on, and a page of its channels.
     fn page(&self, from: UrmaCursor) -> UrmaPage {
-        let nodes = self.hosts.iter().map(|host| (eid_of(host.address).0, host)).filter(|(eid, _)| *eid >= from.eid);
+        let nodes = self.hosts.iter().map(|host| (gid_of(host.address), host)).filter(|(eid, _)| *eid >= from.eid);
         let Some((_, host)) = nodes.min_by_key(|(eid, _)| *eid) else { return UrmaPage::default() };
         host.lock().own().page(&device_name(), from)
     }
@@ -257,7 +222,7 @@ mod tests {
 
     /// The node of a host, as a tool sees it.
     fn seen(host: &UrmaHost) -> UrmaNodeInfo {
-        let eid = eid_of(host.address).0;
+        let eid = gid_of(host.address);
         let Response::Urma(page) = ask(&Request::Urma { from: UrmaCursor { eid, peer: 0 } }) else { panic!("a page") };
         page.node.filter(|node| node.eid == eid).expect("the node")
     }
@@ -309,7 +274,7 @@ mod tests {
         let node = seen(&a);
         assert_eq!((node.jetties, node.jfcs, node.jfrs, node.segments), (1, 1, 0, 0));
         let [channel] = &node.channels[..] else { panic!("{node:?}") };
-        assert_eq!((channel.peer, channel.is_open, channel.unanswered), (Some(eid_of(b.address).0), true, 0));
+        assert_eq!((channel.peer, channel.is_open, channel.unanswered), (Some(gid_of(b.address)), true, 0));
         assert_ne!(channel.tpns[1], 0);
         let Err(refused) = connect().call(&Request::CmStats, &[]) else { panic!("a refusal") };
         assert_eq!(refused.errno(), libc::EOPNOTSUPP);

@@ -1,14 +1,19 @@
-//! The keeper: the thread that runs the node of an address while the program does not, by rules like those of the in-process host
-//! of verbs (`burst-inprocess`).
+//! The keeper: the thread that runs the node of an address while the program does not.
 //!
 //! It *serves* (looks for packets, then sleeps until the port or a deadline needs the node) or *watches* (naps, and sees by a
 //! counter whether the program polls). While it watches it touches no port, so that packets of a program that polls wake
 //! nobody.
+//!
+//! It serves for longer than the keeper of verbs does: a program that posts and polls once for each message, and otherwise spins
+//! on memory that the peer writes (`urma_perftest write_lat`), makes many passes in a millisecond and needs the keeper all the
+//! same.
 
+use crate::descriptors::await_fds;
 use crate::host::UrmaHost;
 use crate::inspection::UrmaInspection;
 use burst_base::Nanos;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use burst_ffi::keeper::{nap, spawn};
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -26,55 +31,23 @@ const PASSES_MAX: u32 = 64;
 const SPIN: Nanos = Nanos::from_us(50);
 /// A pass and a yield that take longer show that another thread wants the processor.
 const YIELD_LONG: Nanos = Nanos::from_us(20);
-/// Descriptors that are watched: a port's and the bell, and the socket for tools.
-const FDS_MAX: usize = 8 + UrmaInspection::FDS_MAX;
 /// Naps, or rounds without sleep, between two looks at the socket for tools: each look takes time from the program.
 const ROUNDS_PER_LOOK: u32 = 16;
 /// Longest sleep: the host may have ended.
 const SLEEP_MAX: Nanos = Nanos::from_ms(100);
 
-/// A descriptor that wakes the keeper.
-///
-/// # Errors
-/// A sentence: the system gives no eventfd.
-pub fn bell() -> Result<OwnedFd, String> {
-    // SAFETY: makes a descriptor; no memory is passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(format!("cannot make an eventfd: {}", std::io::Error::last_os_error()));
-    }
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Forgets that the bell was rung.
-pub fn silence(bell: &OwnedFd) {
-    let mut count = [0u8; 8];
-    // SAFETY: the buffer has eight bytes. Not rung is no error.
-    unsafe { libc::read(bell.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-}
-
-/// Starts the keeper of a host; it ends with the host. It takes no signals: they are the program's.
+/// Starts the keeper of a host; it ends with the host.
 ///
 /// # Errors
 /// A sentence: the system starts no thread.
 pub fn start(host: &Arc<UrmaHost>) -> Result<(), String> {
     let weak = Arc::downgrade(host);
-    // SAFETY: plain data that the calls fill.
-    let spawned = unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-        let spawned = std::thread::Builder::new().name("burst-urma".into()).spawn(move || {
-            // As in a call of the program: a thread that vanished would leave requests without end.
-            if catch_unwind(AssertUnwindSafe(|| run(&weak))).is_err() {
-                std::process::abort();
-            }
-        });
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        spawned
-    };
-    spawned.map(drop).map_err(|e| format!("cannot start the thread that serves while the program does not: {e}"))
+    spawn("burst-urma", move || {
+        // As in a call of the program: a thread that vanished would leave requests without end.
+        if catch_unwind(AssertUnwindSafe(|| run(&weak))).is_err() {
+            std::process::abort();
+        }
+    })
 }
 
 fn run(host: &Weak<UrmaHost>) {
@@ -111,7 +84,7 @@ impl UrmaKeeper {
     }
     /// A nap; whether the program does not poll any more, or waits.
     fn watch(&mut self, host: &UrmaHost) -> bool {
-        let is_rung = sleep(&[host.bell()], self.nap);
+        let is_rung = nap(&host.bell, self.nap);
         self.look_at_tools();
         if is_rung {
             host.end_sleep();
@@ -154,7 +127,6 @@ impl UrmaKeeper {
         }
     }
 }
-
 /// Looks until a pass finds work, another thread needs the processor, or the time is over after which to sleep. A thread of the
 /// program that has the node looks itself.
 fn look(host: &UrmaHost) -> bool {
@@ -170,26 +142,4 @@ fn look(host: &UrmaHost) -> bool {
             return false;
         }
     }
-}
-
-/// Sleeps until a descriptor is readable, at most for `time`. Returns whether one may be.
-pub fn sleep(fds: &[RawFd], time: Nanos) -> bool {
-    await_fds(fds, time) != 0
-}
-
-/// The same; returns a bit for each descriptor that may be readable: the first is bit 0.
-fn await_fds(fds: &[RawFd], time: Nanos) -> u32 {
-    const { assert!(FDS_MAX <= 32) };
-    let mut places = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; FDS_MAX];
-    places.iter_mut().zip(fds).for_each(|(place, fd)| place.fd = *fd);
-    let count = fds.len().min(FDS_MAX) as libc::nfds_t;
-    let time = libc::timespec { tv_sec: (time.0 / 1_000_000_000) as i64, tv_nsec: (time.0 % 1_000_000_000) as i64 };
-    // SAFETY: an array of its length; a descriptor that was closed ends the sleep.
-    match unsafe { libc::ppoll(places.as_mut_ptr(), count, &raw const time, std::ptr::null()) } {
-        0 => return 0,
-        // Nobody knows: the caller looks at all.
-        ..0 => return u32::MAX,
-        _ => {}
-    }
-    places.iter().rev().fold(0, |bits, place| bits << 1 | u32::from(place.revents != 0))
 }

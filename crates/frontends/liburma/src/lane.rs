@@ -5,7 +5,6 @@
 
 use crate::daemon::DaemonNode;
 use burst_client::raw::idle::{SendProgress, found, pause};
-use burst_control::urma_calls::UrmaJettyAttr;
 use burst_ubwire::TaOpcode;
 use burst_urma::{
     ACCESS_MAX, AccessKind, AccessOutcome, CrStatus, JettyConfig, JfsWr, LocalRange, SegmentConfig, UrmaError, WrData,
@@ -35,14 +34,7 @@ impl AccessLane {
             let _ = daemon.unregister(token_id);
         })?;
         let config = JettyConfig { depth: 1, ..JettyConfig::new(jfc, None) };
-        let attr = UrmaJettyAttr {
-            mode: 1,
-            jfc,
-            depth: config.depth,
-            rnr_retry: config.rnr_retry,
-            ..UrmaJettyAttr::default()
-        };
-        let jetty = daemon.create_jetty(config, attr);
+        let jetty = daemon.create_jetty(config);
         let jetty = jetty.inspect_err(|_| {
             // Nothing uses them.
             let _ = (daemon.delete_jfc(jfc), daemon.unregister(token_id));

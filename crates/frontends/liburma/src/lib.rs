@@ -12,9 +12,9 @@
 //! | `checks` | refusals of UMDK's library |
 //! | `daemon` | the program's end of a node in the daemon |
 //! | `data` | work requests and completions |
+//! | `descriptors` | descriptors that are made readable and waited for |
 //! | `device` | library, devices, contexts, events |
 //! | `eids` | addresses of the machine |
-//! | `home` | the calls on a node, in this process or in the daemon |
 //! | `host` | node and port of an address, and who runs them |
 //! | `inspection` | the socket for `burst ls` and `stats` |
 //! | `keeper` | the thread that runs them while the program does not |
@@ -22,6 +22,7 @@
 //! | `link` | packets between node and port |
 //! | `macros` | the frame of an exported function |
 //! | `log` | the log function, names of levels |
+//! | `node` | the calls on a node, in this process or in the daemon |
 //! | `notify` | imports and binds that end with a notification |
 //! | `objects` | event channels, segments, imports, states |
 //! | `provider` | functions that are not offered, and those for plug-ins of UMDK's own library: all refuse |
@@ -39,9 +40,9 @@ mod aperture;
 mod checks;
 mod daemon;
 mod data;
+mod descriptors;
 mod device;
 mod eids;
-mod home;
 mod host;
 mod inspection;
 mod keeper;
@@ -49,6 +50,7 @@ mod lane;
 mod link;
 mod log;
 mod macros;
+mod node;
 mod notify;
 mod objects;
 mod provider;

@@ -6,11 +6,13 @@ use crate::abi::{
 };
 use crate::checks::{RC, RM, check_policy, check_remote, check_segment, remote_order, send_order};
 use crate::daemon::NewChannel;
-use crate::device::{OwnedContext, address_of};
-use crate::host::{Inner, UrmaHost};
+use crate::device::OwnedContext;
+use crate::host::UrmaHost;
 use crate::log::{because, begin_call, explain_refusal};
 use crate::macros::exported;
+use crate::node::Inner;
 use crate::reports::CLASS_JETTY;
+use burst_base::gid::ip_of;
 use burst_engine::urma::cna_of;
 use burst_urma::{JettyState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, UrmaError};
 use std::ffi::{c_int, c_void};
@@ -164,7 +166,7 @@ pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) 
         create(ctx, |inner| {
             check_policy(remote.flag)?;
             check_remote(remote)?;
-            let address = address_of(&remote.id.eid.0);
+            let address = ip_of(remote.id.eid.0);
             let kind = match remote.kind {
                 0 => TargetKind::Jfr,
                 1 => TargetKind::Jetty,
@@ -365,7 +367,7 @@ exported! {
         create(ctx, |inner| {
             let s = *seg;
             check_policy(s.attr)?;
-            let address = address_of(&{ s.ubva.eid });
+            let address = ip_of(s.ubva.eid);
             let shown = if value.is_null() { None } else { token(s.attr, *value) };
             let remote = RemoteSegment { cna: cna_of(address), token_id: s.token_id, addr: s.ubva.va, len: s.len, token: shown };
             let imported = inner.import_segment(address, remote).map_err(|error| has_same_cna(address, error));

@@ -10,9 +10,10 @@ use crate::abi::{
 };
 use crate::checks::{UM, check_jetty, check_jfc, check_policy, check_receive, check_send};
 use crate::device::OwnedContext;
-use crate::host::{Inner, UrmaHost};
+use crate::host::UrmaHost;
 use crate::log::{because, begin_call, explain_refusal};
 use crate::macros::exported;
+use crate::node::Inner;
 use crate::objects::{
     OwnedJfce, create, destroy, done, host_of, id_of, kind_of, set_errno, status_of, token, users_of,
 };

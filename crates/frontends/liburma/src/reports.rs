@@ -4,7 +4,7 @@
 //! A descriptor is readable while its queue holds something. It is only read and written under the lock of the host, and it is
 //! taken out of here before it is closed: nobody writes into a descriptor that the program got since.
 
-use crate::keeper;
+use crate::descriptors::{ring, sleep};
 use burst_base::{Nanos, Reason};
 use burst_urma::{UrmaEffects, UrmaEvent};
 use std::collections::{HashMap, VecDeque};
@@ -16,13 +16,6 @@ pub const CLASS_JFR: u32 = 2;
 pub const CLASS_JETTY: u32 = 4;
 /// Event: a JFR has fewer receives than its limit.
 pub const JFR_LIMIT: u32 = 3;
-
-/// Makes a descriptor readable.
-pub fn ring(fd: i32) {
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: the buffer has eight bytes. A full counter keeps the descriptor readable, so that a failure loses nothing.
-    unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
-}
 
 /// A queue with the eventfd that tells of it.
 struct News<T> {
@@ -53,7 +46,7 @@ impl<T> News<T> {
     /// Nothing is left: the descriptor is not readable any more.
     fn settle(&self) {
         // The program may have made it a descriptor that blocks; nobody else reads it between the two calls.
-        if self.queue.is_empty() && keeper::sleep(&[self.fd], Nanos(0)) {
+        if self.queue.is_empty() && sleep(&[self.fd], Nanos(0)) {
             let mut count = [0u8; 8];
             // SAFETY: the buffer has eight bytes.
             unsafe { libc::read(self.fd, count.as_mut_ptr().cast(), count.len()) };
@@ -187,7 +180,7 @@ mod tests {
         unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) }
     }
     fn is_readable(fd: i32) -> bool {
-        keeper::sleep(&[fd], Nanos(0))
+        sleep(&[fd], Nanos(0))
     }
 
     #[test]

@@ -68,6 +68,9 @@ fn parse(text: &str) -> Result<BTreeMap<String, Vec<String>>, String> {
     match flat.keys().find(|k| !KEYS.iter().any(|key| key.name == k.as_str())) {
         None => Ok(flat),
         Some(wrong) => {
+            if let Some(sentence) = crate::removed::refusal(wrong, wrong, None) {
+                return Err(sentence);
+            }
             let near = burst_grammar::nearest(wrong, KEYS.iter().map(|k| k.name)).unwrap_or_default();
             Err(format!("unknown key {wrong:?}; the nearest valid one is {near:?}"))
         }

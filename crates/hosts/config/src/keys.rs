@@ -32,14 +32,10 @@ pub enum KeyId {
     CcLoopback,
     /// `selective_repeat`.
     SelectiveRepeat,
-    /// `sr_placement`.
-    SrPlacement,
     /// `rto`.
     Rto,
     /// `urma_lanes`.
     UrmaLanes,
-    /// `urma_nodes`.
-    UrmaNodes,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -58,10 +54,6 @@ pub enum KeyId {
     Lend,
     /// `guarded`.
     Guarded,
-    /// `session_priority`.
-    SessionPriority,
-    /// `restart_pause`.
-    RestartPause,
     /// `state_dir`.
     StateDir,
     /// `log.level`.
@@ -210,24 +202,14 @@ pub const KEYS: &[ConfigKey] = &[
         help: "Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon does so, too; other peers get the standard packets",
     },
     ConfigKey {
-        id: KeyId::SrPlacement,
-        name: "sr_placement",
-        flag: "sr-placement",
-        env: "BURST_SR_PLACEMENT",
-        kind: ValueKind::Choice(&["in-place", "strict"]),
-        many: false,
-        default: "in-place",
-        help: "Packets of selective repeat that arrive early: in-place writes all but the last bytes of a WRITE at once; strict keeps them (up to 4 MiB per worker) until their turn, for programs that poll other bytes",
-    },
-    ConfigKey {
         id: KeyId::Rto,
         name: "rto",
         flag: "rto",
         env: "BURST_RTO",
-        kind: ValueKind::Choice(RtoMode::NAMES),
+        kind: ValueKind::Choice(RtoMode::SETTINGS),
         many: false,
         default: "shared",
-        help: "Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us); irn as IRN, for comparisons on networks of 10 Gbit/s and more (100 us with three packets in flight, else 320 us, no probes)",
+        help: "Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us)",
     },
     ConfigKey {
         id: KeyId::UrmaLanes,
@@ -238,16 +220,6 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "1",
         help: "Lanes of URMA to each peer (docs/urma.md), the fewer of both hosts': channels with a window each that leave by UDP source ports of their own, so that switches and adapters spread them over paths and queues",
-    },
-    ConfigKey {
-        id: KeyId::UrmaNodes,
-        name: "urma_nodes",
-        flag: "urma-nodes",
-        env: "BURST_URMA_NODES",
-        kind: ValueKind::Choice(&["used", "all"]),
-        many: false,
-        default: "used",
-        help: "Addresses that have a node of URMA (docs/urma.md): used: those that programs have opened, while they have them; all: all of the daemon's devices, from its start, so that urma_ping is answered where no program runs",
     },
     ConfigKey {
         id: KeyId::IdleExit,
@@ -338,26 +310,6 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "no",
         help: "Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls",
-    },
-    ConfigKey {
-        id: KeyId::SessionPriority,
-        name: "session_priority",
-        flag: "session-priority",
-        env: "BURST_SESSION_PRIORITY",
-        kind: ValueKind::Switch,
-        many: false,
-        default: "yes",
-        help: "Where the kernel shares processors by session (autogroups), let the daemon's session have three times a program's share while both compete; needs CAP_SYS_NICE, and a session of its own",
-    },
-    ConfigKey {
-        id: KeyId::RestartPause,
-        name: "restart_pause",
-        flag: "restart-pause",
-        env: "BURST_RESTART_PAUSE",
-        kind: ValueKind::Duration { max_ns: 3_600_000_000_000 },
-        many: false,
-        default: "1m",
-        help: "Longest pause before the successor of a guarded daemon starts; the first three start at once, then pauses double from 1s; 0: no pauses",
     },
     ConfigKey {
         id: KeyId::StateDir,

@@ -13,6 +13,7 @@ pub mod environment;
 mod file;
 mod keys;
 pub mod log;
+mod removed;
 mod value;
 
 use burst_args::ArgsRefusal;
@@ -42,10 +43,6 @@ pub struct Config {
     pub ready_fd: Option<RawFd>,
     /// Whether a supervisor starts a successor when the daemon falls.
     pub guarded: bool,
-    /// Whether the daemon's session asks the kernel for a larger share of the processors than a program's.
-    pub session_priority: bool,
-    /// The longest pause before a successor starts.
-    pub restart_pause: Duration,
     /// Directory of crash reports; `None`: the default one.
     pub state_dir: Option<PathBuf>,
     /// Least severe line that is logged.
@@ -126,8 +123,12 @@ pub fn for_this_process() -> Result<Config, String> {
 /// # Errors
 /// What is to be printed: help or version, or one sentence.
 pub fn read_from(words: impl IntoIterator<Item = OsString>, env: Env) -> Result<Config, ArgsRefusal> {
-    let matches = burst_args::check(command(), words)?;
-    resolve(&matches, env).map_err(|sentence| ArgsRefusal::Wrong(format!("burstd: {sentence}")))
+    let wrong = |sentence| ArgsRefusal::Wrong(format!("burstd: {sentence}"));
+    let words: Vec<OsString> = words.into_iter().collect();
+    if let Some(sentence) = removed::find(&words, env) {
+        return Err(wrong(sentence));
+    }
+    resolve(&burst_args::check(command(), words)?, env).map_err(wrong)
 }
 
 /// The command line, one argument per row of the table.
@@ -195,7 +196,8 @@ fn key_values(
     } else {
         ("default".to_owned(), vec![key.default.to_owned()])
     };
-    texts.iter().map(|t| key.kind.read(t).map_err(|why| format!("{source}: {why}"))).collect()
+    let wrong = |text: &str, why| removed::refusal(&source, key.name, Some(text)).unwrap_or(format!("{source}: {why}"));
+    texts.iter().map(|text| key.kind.read(text).map_err(|why| wrong(text, why))).collect()
 }
 
 /// The checked values of each key, in the order of [`KEYS`].
@@ -240,20 +242,16 @@ const CC_KINDS: [(PeerKind, TextKey); 3] = [
 ];
 const SELECTIVE_REPEAT: NumberKey = NumberKey::new(KeyId::SelectiveRepeat);
 const URMA_LANES: NumberKey = NumberKey::new(KeyId::UrmaLanes);
-const URMA_NODES: TextKey = TextKey::new(KeyId::UrmaNodes);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
 const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
-const SR_PLACEMENT: TextKey = TextKey::new(KeyId::SrPlacement);
 const RTO: TextKey = TextKey::new(KeyId::Rto);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
 const ACCOUNT_DEPTH: NumberKey = NumberKey::new(KeyId::AccountDepth);
 const SUBUID_FILE: TextKey = TextKey::new(KeyId::SubuidFile);
 const LEND: TextKey = TextKey::new(KeyId::Lend);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
-const SESSION_PRIORITY: NumberKey = NumberKey::new(KeyId::SessionPriority);
-const RESTART_PAUSE: NumberKey = NumberKey::new(KeyId::RestartPause);
 const STATE_DIR: TextKey = TextKey::new(KeyId::StateDir);
 const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
 const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
@@ -285,10 +283,8 @@ fn assemble(values: &ConfigValues) -> Config {
             window_bytes: values.number_or_default(WINDOW) as u32,
             cc: congestion_control(values),
             selective: values.number_or_default(SELECTIVE_REPEAT) == 1,
-            strict_placement: values.text(SR_PLACEMENT) == Some("strict"),
             rto: values.text(RTO).and_then(|word| word.parse().ok()).unwrap_or_default(),
             urma_lanes: values.number_or_default(URMA_LANES) as u8,
-            urma_standing: values.text(URMA_NODES) == Some("all"),
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,
                 reserve_percent: values.number_or_default(USER_RESERVE) as u8,
@@ -306,8 +302,6 @@ fn assemble(values: &ConfigValues) -> Config {
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
         ready_fd: values.number(READY_FD).map(|fd| fd as RawFd),
         guarded: values.number_or_default(GUARDED) == 1,
-        session_priority: values.number_or_default(SESSION_PRIORITY) == 1,
-        restart_pause: Duration::from_nanos(values.number_or_default(RESTART_PAUSE)),
         state_dir: values.text(STATE_DIR).map(PathBuf::from),
         log_level: match values.text(LOG_LEVEL) {
             Some("error") => LogLevel::Error,

@@ -85,6 +85,29 @@ fn a_named_file_must_exist_and_be_right() {
 }
 
 #[test]
+fn a_removed_setting_is_refused_with_the_reason() {
+    let read_all = |args: &[&str], env: &[(&str, &str)]| {
+        let words = ["burstd"].iter().chain(args).map(OsString::from);
+        let env = |name: &str| env.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
+        match read_from(words, &env).expect_err("it was removed") {
+            ArgsRefusal::Wrong(sentence) => sentence,
+            other => panic!("{other:?}"),
+        }
+    };
+    let pause = "was removed in November 2026, because the longest pause is always 10 s";
+    assert_eq!(read_all(&["--restart-pause", "0"], &[]), format!("burstd: --restart-pause: {pause}"));
+    assert_eq!(read_all(&["--restart-pause=0"], &[]), format!("burstd: --restart-pause: {pause}"));
+    let variable = format!("BURST_{}", "restart_pause".to_uppercase());
+    assert_eq!(read_all(&[], &[(&variable, "1s")]), format!("burstd: {variable}: {pause}"));
+    let path = write_file("removed", "restart_pause = \"0\"\n");
+    let why = read_all(&["--config", path.to_str().unwrap()], &[]);
+    assert!(why.ends_with(&format!(": restart_pause: {pause}")), "{why}");
+    std::fs::remove_file(path).unwrap();
+    let irn = "\"irn\" was removed in November 2026, because only `burst sim` compares with IRN";
+    assert_eq!(read_all(&["--rto", "irn"], &[]), format!("burstd: --rto: {irn}"));
+}
+
+#[test]
 fn every_key_is_whole() {
     command().debug_assert();
     for key in KEYS {
@@ -108,10 +131,8 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::CcStandard | KeyId::CcLoopback => "none",
         KeyId::CcBurst => "dctcp",
         KeyId::SelectiveRepeat => "no",
-        KeyId::SrPlacement => "strict",
-        KeyId::Rto => "irn",
+        KeyId::Rto => "dedicated",
         KeyId::UrmaLanes => "4",
-        KeyId::UrmaNodes => "all",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",
@@ -121,8 +142,6 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::SubuidFile => "/dev/null",
         KeyId::Lend => "same-user",
         KeyId::Guarded => "yes",
-        KeyId::SessionPriority => "no",
-        KeyId::RestartPause => "5s",
         KeyId::StateDir => "/tmp/other-state",
         KeyId::LogLevel => "trace",
         KeyId::LogFormat => "json",

@@ -17,7 +17,7 @@ use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 use crate::urma::UrmaShared;
 use burst_base::{Nanos, Qpn};
 use burst_mem::MrTable;
-use burst_transport::{PACKETS_MAX, RECORDS_MAX, RecordPool};
+use burst_transport::RecordPool;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -84,10 +84,7 @@ impl Core {
             inboxes,
             waited: Nanos(0),
             pulse: Arc::new(Pulse::new(format!("worker {}", options.id))),
-            records: match options.strict_placement {
-                true => RecordPool::strict(RECORDS_MAX, PACKETS_MAX),
-                false => RecordPool::default(),
-            },
+            records: RecordPool::default(),
             hellos: Hellos::default(),
             mail: Vec::new(),
         }

@@ -40,8 +40,6 @@ pub struct WorkerOptions {
     pub cm_secret: Secret,
     /// Selective repeat with peers that can do it.
     pub selective: bool,
-    /// Selective repeat keeps early packets until their turn.
-    pub strict_placement: bool,
     /// Waits of loss recovery.
     pub rto: RtoMode,
     /// Bytes that are sent before the worker looks at its ports again, in turns of 64 KiB at most.
@@ -62,7 +60,6 @@ impl Default for WorkerOptions {
             cc: CcTable::default(),
             cm_secret,
             selective: false,
-            strict_placement: false,
             rto: RtoMode::default(),
             pass_bytes: PASS_BYTES,
             batch_frames: BATCH_FRAMES,

@@ -162,7 +162,6 @@ impl Host {
         host.store = store;
         host.lending = Lending::new(options, specs.clone());
         host.urma.specs = specs;
-        host.open_standing_urma();
         Ok(host)
     }
 
@@ -264,7 +263,7 @@ impl Host {
             lending: Lending::default(),
             is_lent: options.lent.is_some(),
             room: room::TableRoom::default(),
-            urma: urma::UrmaNodes::new(options.urma_lanes, options.urma_standing),
+            urma: urma::UrmaNodes::new(options.urma_lanes),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),
@@ -282,7 +281,6 @@ impl Host {
             cc: self.cc,
             cm_secret: self.cm_secret,
             selective: options.selective,
-            strict_placement: options.strict_placement,
             rto: options.rto,
             ..WorkerOptions::default()
         };

@@ -45,7 +45,6 @@ pub(crate) struct Lending {
     is_on: bool,
     ports: Vec<PortSpec>,
     selective: bool,
-    strict_placement: bool,
     rto: RtoMode,
     window_bytes: u32,
     /// What the holders of numbers note, by number.
@@ -58,7 +57,6 @@ impl Lending {
             is_on: options.lend,
             ports,
             selective: options.selective,
-            strict_placement: options.strict_placement,
             rto: options.rto,
             window_bytes: options.window_bytes,
             lent: BTreeMap::new(),
@@ -156,7 +154,7 @@ impl Host {
     }
 
     fn lent_worker(&self, number: u32, boot_id: u64, names: Vec<String>) -> LentWorker {
-        let Lending { ports, selective, strict_placement, rto, window_bytes, .. } = &self.lending;
+        let Lending { ports, selective, rto, window_bytes, .. } = &self.lending;
         let port = |(spec, device): (&PortSpec, &crate::device::HostDevice)| LentPort {
             spec: spec.to_string(),
             ifname: device.caps.ifname.clone(),
@@ -171,7 +169,6 @@ impl Host {
             names,
             boot_id,
             selective: *selective,
-            strict_placement: *strict_placement,
             rto: RtoMode::NAMES[*rto as usize].to_owned(),
             window_bytes: *window_bytes,
             cc: PeerKind::ALL.into_iter().map(cc).collect(),

@@ -37,14 +37,10 @@ pub struct HostOptions {
     pub cc: CcTable,
     /// Whether RC queue pairs repeat only lost packets, with peers whose daemon says by a hello that it can.
     pub selective: bool,
-    /// Whether selective repeat keeps packets that arrive early until their turn.
-    pub strict_placement: bool,
     /// Waits of loss recovery.
     pub rto: RtoMode,
     /// Lanes of each node of URMA to a peer, 1 to [`URMA_LANES_MAX`]: channels that leave by UDP source ports of their own.
     pub urma_lanes: u8,
-    /// Whether each address of the devices has a node of URMA at any time, not only while programs use it.
-    pub urma_standing: bool,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.

@@ -131,11 +131,6 @@ impl Session {
         self.commands.is_some()
     }
 
-    /// Whether the client uses connection management.
-    pub fn has_cm(&self) -> bool {
-        self.cm.is_some()
-    }
-
     /// Whether the client has a context.
     pub fn has_context(&self) -> bool {
         self.context.is_some()

@@ -54,7 +54,7 @@ impl Upkeep {
 
     /// When [`Upkeep::run`] must be called next; `None`: not before a descriptor is readable or a client connects.
     pub fn due_at<S: AsRef<Session>>(&self, host: &Host, sessions: &[S]) -> Option<Nanos> {
-        let refresh = is_watching(host, sessions).then(|| self.refresh_at());
+        let refresh = (!sessions.is_empty()).then(|| self.refresh_at());
         [refresh, host.trimmer.due_at(), host.log_limiter.due_at(), hops_due_at(host, sessions)]
             .into_iter()
             .flatten()
@@ -68,7 +68,7 @@ impl Upkeep {
         // One post per worker for all commands of this pass.
         host.post_cm_jobs();
         let now = host.now();
-        if is_watching(host, sessions) && self.refresh_at() <= now {
+        if !sessions.is_empty() && self.refresh_at() <= now {
             (self.refreshed, self.changed) = (now, None);
             refresh(host, sessions);
         }
@@ -88,11 +88,6 @@ impl Upkeep {
         let by_clock = self.refreshed + REFRESH_INTERVAL;
         self.changed.map_or(by_clock, |since| by_clock.min(since + SETTLE_TIME))
     }
-}
-
-/// Whether somebody needs the present state of the interfaces.
-fn is_watching<S>(host: &Host, sessions: &[S]) -> bool {
-    !sessions.is_empty() || host.has_standing_urma()
 }
 
 /// Logs how many lines were left out in the interval that has ended.
@@ -134,7 +129,6 @@ fn hops_due_at<S: AsRef<Session>>(host: &Host, sessions: &[S]) -> Option<Nanos> 
 /// Reads the interfaces again and writes asynchronous events for what has changed.
 fn refresh<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S]) {
     host.refresh();
-    host.open_standing_urma();
     host.program_memory.renew();
     for device in &mut host.devices {
         let Some(changes) = device.take_changes() else { continue };

@@ -178,7 +178,6 @@ impl SimHost {
             cc: config.cc,
             cm_secret: Secret::new([rng.next_u64(), rng.next_u64()]),
             selective: config.selective,
-            strict_placement: false,
             rto: config.rto,
             pass_bytes: config.pass_bytes,
             batch_frames: BATCH_FRAMES,
@@ -241,11 +240,6 @@ impl SimHost {
     /// The key of the program's memory.
     pub fn key(&self) -> u32 {
         self.key
-    }
-
-    /// Number of queue pairs.
-    pub fn qp_count(&self) -> usize {
-        self.qps.len()
     }
 
     /// Makes a queue pair in RESET and returns its number in this host.

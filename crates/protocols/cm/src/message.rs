@@ -373,22 +373,6 @@ impl CmMessage {
             CmMessage::Apr(m) => m.remote_id,
         }
     }
-    /// The id by which the sender knows the connection.
-    pub fn sender_id(&self) -> u32 {
-        match self {
-            CmMessage::Req(m) => m.local_id,
-            CmMessage::SidrReq(m) => m.request_id,
-            CmMessage::Mra(m) => m.local_id,
-            CmMessage::Rej(m) => m.local_id,
-            CmMessage::Rep(m) => m.local_id,
-            CmMessage::Rtu(m) => m.local_id,
-            CmMessage::Dreq(m) => m.local_id,
-            CmMessage::Drep(m) => m.local_id,
-            CmMessage::SidrRep(_) => 0,
-            CmMessage::Lap(m) => m.local_id,
-            CmMessage::Apr(m) => m.local_id,
-        }
-    }
 }
 
 /// Reasons of a REJ (IBA 12.6.7.2).

@@ -51,6 +51,6 @@ pub use burst_frame::MiddleRun;
 pub use check::QpPositions;
 pub use psn_bits::WINDOW_PSNS;
 pub use qp::Qp;
-pub use records::{PACKETS_MAX, RECORDS_MAX, RecordPool};
+pub use records::{RECORDS_MAX, RecordPool};
 pub use responder::datagrams::GRH_BYTES;
 pub use responder::selective::arrivals::TAIL_BYTES;

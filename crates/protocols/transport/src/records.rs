@@ -9,7 +9,6 @@ use crate::peer_shares::{PeerShares, RecordKind};
 use crate::requester::selective::losses::Losses;
 use crate::responder::early_receives::EarlyReceives;
 use crate::responder::selective::arrivals::Arrivals;
-use crate::responder::selective::packet_store::{PacketStore, StoredPacket};
 use burst_base::heap::OutOfMemory;
 use std::net::IpAddr;
 
@@ -19,8 +18,6 @@ pub const RECORDS_MAX: usize = 256;
 /// Bytes by which all records of a worker may grow together. One of the largest, for a thousand small messages behind a gap, has
 /// grown by 190 KiB (arrivals) or 110 KiB (receives).
 const GROWTH_MAX: usize = 8 << 20;
-/// Early packets that a worker keeps at most with strict placement: 4 MiB.
-pub const PACKETS_MAX: usize = 1024;
 
 /// A record that knows the peer for whose packets it is used.
 pub(crate) trait Lent {
@@ -90,8 +87,6 @@ pub struct RecordPool {
     arrivals: Shelf<Arrivals>,
     receives: Shelf<EarlyReceives>,
     losses: Shelf<Losses>,
-    /// With strict placement: the early packets.
-    packets: Option<PacketStore>,
     /// Bytes by which records may still grow.
     growth_left: usize,
     shares: PeerShares,
@@ -110,47 +105,24 @@ impl RecordPool {
             arrivals: Shelf::new(max),
             receives: Shelf::new(max),
             losses: Shelf::new(max),
-            packets: None,
             growth_left: GROWTH_MAX,
             shares: PeerShares::default(),
-        }
-    }
-    /// The same, with strict placement: early packets, at most `packets`, are kept and executed in their turn.
-    pub fn strict(max: usize, packets: usize) -> Self {
-        RecordPool { packets: Some(PacketStore::new(packets)), ..RecordPool::new(max) }
-    }
-    /// Early packets that are kept.
-    pub fn packets_in_use(&self) -> usize {
-        self.packets.as_ref().map_or(0, PacketStore::in_use)
-    }
-    pub(crate) fn is_strict(&self) -> bool {
-        self.packets.is_some()
-    }
-    pub(crate) fn keep_packet(&mut self, packet: &[u8]) -> Option<StoredPacket> {
-        self.packets.as_mut()?.keep(packet)
-    }
-    pub(crate) fn give_packet(&mut self, packet: StoredPacket) {
-        if let Some(packets) = &mut self.packets {
-            packets.give(packet);
         }
     }
     /// Records of all kinds that queue pairs have.
     pub fn in_use(&self) -> usize {
         self.arrivals.in_use() + self.receives.in_use() + self.losses.in_use()
     }
-    /// The invariant: no more records, early packets and bytes than there may be.
+    /// The invariant: no more records and bytes than there may be.
     pub fn is_within_limits(&self) -> bool {
         let shelves =
             [self.arrivals.is_within_limits(), self.receives.is_within_limits(), self.losses.is_within_limits()];
-        shelves == [true; 3] && self.growth_left <= GROWTH_MAX && self.packets_in_use() <= PACKETS_MAX
+        shelves == [true; 3] && self.growth_left <= GROWTH_MAX
     }
     pub(crate) fn take_arrivals(&mut self, peer: IpAddr) -> Option<Box<Arrivals>> {
         self.arrivals.take(Arrivals::new, peer, &mut self.shares)
     }
     pub(crate) fn give_arrivals(&mut self, mut record: Box<Arrivals>) {
-        if let Some(packets) = &mut self.packets {
-            record.take_packets().for_each(|packet| packets.give(packet));
-        }
         record.clear();
         self.arrivals.give(record, &mut self.shares);
     }

@@ -11,20 +11,14 @@
 use super::kernel;
 use super::pool::{PAGE, Pool, identity, raised};
 use super::vma::errno;
+use crate::userfaultfd::{
+    self, MODE_WP, REGISTER_WP, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, USER_MODE_ONLY,
+};
 use core::ptr::null_mut;
+use std::os::fd::{BorrowedFd, IntoRawFd};
 
-const UFFD_API: u64 = 0xAA;
-// linux/userfaultfd.h: _IOWR(0xAA, 0x3F, 24), _IOWR(0xAA, 0, 32), _IOR(0xAA, 1, 16), _IOR(0xAA, 2, 16), _IOWR(0xAA, 6, 24),
-// _IO(0xAA, 0) of /dev/userfaultfd.
-const UFFDIO_API: libc::c_ulong = 0xC018_AA3F;
-const UFFDIO_REGISTER: libc::c_ulong = 0xC020_AA00;
-const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_AA01;
-const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
-const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xC018_AA06;
+/// linux/userfaultfd.h: `_IO(0xAA, 0)` of /dev/userfaultfd.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xAA00;
-const USER_MODE_ONLY: i32 = 1;
-const REGISTER_MODE_WP: u64 = 2;
-const WRITEPROTECT_MODE_WP: u64 = 1;
 /// Feature: shared memory and huge pages can be write-protected (Linux 5.19). Swapping out needs it.
 const WP_SHMEM: u64 = 1 << 12;
 /// Feature: pages never touched can be write-protected (Linux 6.4). Without it they are populated first.
@@ -93,7 +87,6 @@ struct MoveJob<'a> {
 impl PageMover {
     /// Opens a userfaultfd, for kernel-mode faults too if this process may. None: the kernel or a seccomp filter refuses.
     pub(crate) fn open() -> Option<PageMover> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         for (user_mode, features) in [
             (false, WP_SHMEM | WP_UNPOPULATED),
             (true, WP_SHMEM | WP_UNPOPULATED),
@@ -102,15 +95,13 @@ impl PageMover {
             (false, 0),
             (true, 0),
         ] {
-            let fd = if user_mode { system_uffd(flags | USER_MODE_ONLY) } else { full_uffd(flags) };
+            let fd = if user_mode { system_uffd(USER_MODE_ONLY) } else { full_uffd() };
             if fd < 0 {
                 continue;
             }
             let (fd, chunk) = (raised(fd), if user_mode { CHUNK_USER_MODE } else { CHUNK });
             let mover = PageMover { fd, identity: identity(fd), features, chunk };
-            let mut api = [UFFD_API, features, 0];
-            // SAFETY: `struct uffdio_api` is three words.
-            if unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) } == 0 {
+            if userfaultfd::agree(mover.uffd(), features).is_some() {
                 return Some(mover);
             }
         }
@@ -149,19 +140,22 @@ impl PageMover {
         let direction = SwapDirection::Thaw(map);
         MoveJob { mover: self, pool, lo, hi, prot, direction, alone: false, done: false }.run()
     }
-    fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) -> bool {
+    fn uffd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is kept open; the program may have closed it, and then the kernel refuses.
+        unsafe { BorrowedFd::borrow_raw(self.fd) }
+    }
+    fn ioctl<const N: usize>(&self, request: libc::c_ulong, words: &mut [u64; N]) -> bool {
         // SAFETY: the callers pass arrays of the size that `request` encodes.
-        unsafe { libc::ioctl(self.fd, request, words.as_mut_ptr()) == 0 }
+        unsafe { userfaultfd::call(self.uffd(), request, words) }
     }
     /// Registers and write-protects the range (steps 1 and 2). False: it is not protected.
     fn protect(&self, range: &UffdRange) -> bool {
-        if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_MODE_WP, 0]) {
+        if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_WP, 0]) {
             return false;
         }
         let populated =
             self.features & WP_UNPOPULATED != 0 || kernel::populate(range.start as usize, range.len as usize);
-        let protected =
-            populated && self.ioctl(UFFDIO_WRITEPROTECT, &mut [range.start, range.len, WRITEPROTECT_MODE_WP]);
+        let protected = populated && self.ioctl(UFFDIO_WRITEPROTECT, &mut [range.start, range.len, MODE_WP]);
         if !protected {
             self.give_up(range);
         }
@@ -179,14 +173,13 @@ impl PageMover {
 
 /// A userfaultfd by its system call, or -1.
 fn system_uffd(flags: i32) -> i32 {
-    // SAFETY: numbers only.
-    unsafe { libc::syscall(libc::SYS_userfaultfd, flags) as i32 }
+    userfaultfd::open(flags).map_or(-1, IntoRawFd::into_raw_fd)
 }
 
 /// A userfaultfd for kernel-mode faults too, by the system call or `/dev/userfaultfd`, or -1.
-fn full_uffd(flags: i32) -> i32 {
-    let fd = system_uffd(flags);
-    if fd >= 0 { fd } else { device_uffd(flags) }
+fn full_uffd() -> i32 {
+    let fd = system_uffd(0);
+    if fd >= 0 { fd } else { device_uffd(libc::O_CLOEXEC | libc::O_NONBLOCK) }
 }
 
 /// A userfaultfd by `/dev/userfaultfd`, or -1.
@@ -458,7 +451,7 @@ mod tests {
     use super::super::pool::PoolSet;
     use super::super::testing::{Memory, in_child, is_open, is_root, limit, mapped_bytes, memfd, open_count};
     use super::*;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     #[test]
     fn a_transfer_is_repeated_until_all_is_done_and_ends_at_a_failure() {
@@ -488,15 +481,7 @@ mod tests {
 
     /// The features that the kernel offers, of a userfaultfd for user-mode faults; `None`: the kernel or a filter refuses.
     fn offered() -> Option<u64> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
-        // SAFETY: numbers only.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) as i32 };
-        let mut api = [UFFD_API, 0, 0];
-        // SAFETY: `struct uffdio_api` is three words; the descriptor is fresh.
-        let known = fd >= 0 && unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) == 0 };
-        // SAFETY: the descriptor opened above.
-        unsafe { libc::close(fd) };
-        known.then_some(api[1])
+        userfaultfd::agree(userfaultfd::open(USER_MODE_ONLY)?.as_fd(), 0)
     }
 
     /// Opens a userfaultfd and moves memory to a pool and back by it.
@@ -588,9 +573,8 @@ mod tests {
                 let before = open_count();
                 let fd = device_uffd(libc::O_CLOEXEC);
                 assert_eq!((fd >= 0, open_count()), (may, before + usize::from(may)));
-                let mut api = [UFFD_API, 0, 0];
-                // SAFETY: `struct uffdio_api` is three words.
-                assert!(!may || unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) } == 0);
+                // SAFETY: open, unless there is none.
+                assert!(!may || userfaultfd::agree(unsafe { BorrowedFd::borrow_raw(fd) }, 0).is_some());
             }
         });
     }

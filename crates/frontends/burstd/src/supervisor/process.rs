@@ -70,7 +70,7 @@ pub fn supervise(config: &Config) -> Result<ExitCode, String> {
         log: CrashLog::open(config.state_dir.as_deref()),
         descriptors: BTreeMap::from([(LISTENER.to_owned(), listener)]),
         settings: String::new(),
-        policy: RestartPolicy::new(config.restart_pause),
+        policy: RestartPolicy::default(),
         crashes: 0,
         has_served: false,
         asked_to_end: false,

@@ -1,28 +1,24 @@
 //! When the successor of a daemon that crashed starts: at once the first [`AT_ONCE`] times, then after pauses that double up to
-//! the longest one (`restart_pause`). A daemon that has run for [`STEADY`] makes the supervisor forget the crashes before.
+//! [`PAUSE_MAX`]. A daemon that has run for [`STEADY`] makes the supervisor forget the crashes before.
 
 use std::time::Duration;
 
 /// Crashes in a row after which the successor starts at once.
 pub const AT_ONCE: u32 = 3;
 /// A daemon that ran for this long did not crash for the reason of the one before.
-pub const STEADY: Duration = Duration::from_secs(60);
+pub const STEADY: Duration = Duration::from_secs(20);
 /// The first pause.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// The longest pause, shorter than `WatchdogSec=` of the service: nothing notifies systemd meanwhile.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Counts crashes in a row.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RestartPolicy {
     in_a_row: u32,
-    pause_max: Duration,
 }
 
 impl RestartPolicy {
-    /// The policy with this longest pause.
-    pub fn new(pause_max: Duration) -> RestartPolicy {
-        RestartPolicy { in_a_row: 0, pause_max }
-    }
-
     /// Notes a crash of a daemon that ran for `ran`. Returns the pause before the successor starts.
     pub fn crashed(&mut self, ran: Duration) -> Duration {
         if ran >= STEADY {
@@ -31,7 +27,7 @@ impl RestartPolicy {
         self.in_a_row = self.in_a_row.saturating_add(1);
         match self.in_a_row.checked_sub(AT_ONCE + 1) {
             None => Duration::ZERO,
-            Some(doublings) => PAUSE_MIN.saturating_mul(1 << doublings.min(16)).min(self.pause_max),
+            Some(doublings) => PAUSE_MIN.saturating_mul(1 << doublings.min(16)).min(PAUSE_MAX),
         }
     }
 }
@@ -40,18 +36,16 @@ impl RestartPolicy {
 mod tests {
     use super::*;
 
-    const PAUSE_MAX: Duration = Duration::from_secs(60);
-
     #[test]
     fn three_restarts_are_at_once_then_the_pauses_grow() {
-        let mut policy = RestartPolicy::new(PAUSE_MAX);
+        let mut policy = RestartPolicy::default();
         let pauses: Vec<u64> = (0..12).map(|_| policy.crashed(Duration::from_secs(1)).as_secs()).collect();
-        assert_eq!(pauses, [0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(pauses, [0, 0, 0, 1, 2, 4, 8, 10, 10, 10, 10, 10]);
     }
 
     #[test]
     fn a_daemon_that_ran_steadily_is_restarted_at_once() {
-        let mut policy = RestartPolicy::new(PAUSE_MAX);
+        let mut policy = RestartPolicy::default();
         for _ in 0..20 {
             let _ = policy.crashed(Duration::ZERO);
         }
@@ -61,13 +55,7 @@ mod tests {
 
     #[test]
     fn crashes_without_number_do_not_overflow() {
-        let mut policy = RestartPolicy { in_a_row: u32::MAX, pause_max: PAUSE_MAX };
+        let mut policy = RestartPolicy { in_a_row: u32::MAX };
         assert_eq!(policy.crashed(Duration::ZERO), PAUSE_MAX);
-    }
-
-    #[test]
-    fn without_a_longest_pause_there_is_none() {
-        let mut policy = RestartPolicy::new(Duration::ZERO);
-        assert!((0..20).all(|_| policy.crashed(Duration::ZERO).is_zero()));
     }
 }

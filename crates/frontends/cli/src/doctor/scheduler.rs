@@ -30,7 +30,7 @@ impl AutoGroup {
 }
 
 /// Warns if a program that polls delays the daemon although it yields, because the kernel shares processors by autogroup, and the
-/// daemon could not take the larger share (its key `session_priority`).
+/// daemon could not take the larger share.
 pub fn check(daemon: Option<u32>) -> Finding {
     let Some(daemon) = daemon else { return Finding::Skip("no daemon".to_owned()) };
     let enabled =

@@ -3,7 +3,8 @@
 use super::uffd::PAGE;
 use crate::abi::{EPERM, Status};
 use crate::accesses::errno_of;
-use crate::host::{Inner, UrmaHost};
+use crate::host::UrmaHost;
+use crate::node::Inner;
 use crate::objects::status_of;
 use burst_ubwire::TaOpcode;
 use burst_urma::{JettyConfig, JfsWr, LocalRange, SegmentConfig, UrmaError, WrData, access};

@@ -230,7 +230,7 @@ unsafe fn map(seg: *mut TargetSeg, va: u64, len: u64, flags: u32) -> Result<*mut
     }
     // SAFETY: a new descriptor that nobody else owns; contexts of this library begin a `OwnedContext`.
     let (end, host) = unsafe { (OwnedFd::from_raw_fd(end), (*ctx.cast::<OwnedContext>()).host.clone()) };
-    let make = |inner: &mut MutexGuard<'_, crate::host::Inner>| {
+    let make = |inner: &mut MutexGuard<'_, crate::node::Inner>| {
         let lane = PageLane::new(host, inner, segment)?;
         let mapped = reserve(whole, flags & WRITE != 0).and_then(|base| {
             let faults = PageFaults::new(base, whole).inspect_err(|_| {
@@ -331,7 +331,7 @@ exported! {
         let ctx = own.ctx;
         let pages = 0..own.shared.len.div_ceil(PAGE);
         let result = own.shared.flush(&mut own.shared.lock(), pages);
-        crate::reports::ring(own.shared.end.as_raw_fd());
+        crate::descriptors::ring(own.shared.end.as_raw_fd());
         if let Some(thread) = own.thread.take() {
             // A panic of it ends the process.
             let _ = thread.join();

@@ -1,22 +1,16 @@
 //! userfaultfd: faults of an aperture's pages as messages, and the calls that resolve them.
 
 use crate::abi::{EPERM, Status};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use burst_mem::userfaultfd::{
+    self, MODE_WP, REGISTER_MISSING, REGISTER_WP, UFFDIO_COPY, UFFDIO_POISON, UFFDIO_REGISTER, UFFDIO_WAKE,
+    UFFDIO_WRITEPROTECT, USER_MODE_ONLY,
+};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub const PAGE: usize = 4096;
 
-const API: u64 = 0xaa;
 const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
 const FEATURE_POISON: u64 = 1 << 14;
-const USER_MODE_ONLY: libc::c_int = 1;
-const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
-const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
-const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
-const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
-const REGISTER_MISSING_AND_WP: u64 = 3;
-const MODE_WP: u64 = 1;
 const COPY_MODE_WP: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1;
@@ -44,19 +38,13 @@ impl PageFaults {
     /// # Errors
     /// An errno: the system has no userfaultfd, or none that protects pages.
     pub fn new(base: usize, len: usize) -> Result<PageFaults, Status> {
-        let open = |flags: libc::c_int| {
-            // SAFETY: makes a descriptor; no memory is passed.
-            let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | flags) } as i32;
-            // SAFETY: a new descriptor that nobody else owns.
-            (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
-        };
         // Without privilege only faults of the program itself are offered, not those of its system calls.
-        let open = || open(0).or_else(|| open(USER_MODE_ONLY)).ok_or(EPERM);
+        let open = || userfaultfd::open(0).or_else(|| userfaultfd::open(USER_MODE_ONLY)).ok_or(EPERM);
         for features in [FEATURE_PAGEFAULT_FLAG_WP | FEATURE_POISON, FEATURE_PAGEFAULT_FLAG_WP] {
             let faults = PageFaults { fd: open()?, can_poison: features & FEATURE_POISON != 0 };
-            if faults.call(UFFDIO_API, &mut [API, features, 0]) {
-                let is_registered =
-                    faults.call(UFFDIO_REGISTER, &mut [base as u64, len as u64, REGISTER_MISSING_AND_WP, 0]);
+            if userfaultfd::agree(faults.fd.as_fd(), features).is_some() {
+                let mode = REGISTER_MISSING | REGISTER_WP;
+                let is_registered = faults.call(UFFDIO_REGISTER, &mut [base as u64, len as u64, mode, 0]);
                 return if is_registered { Ok(faults) } else { Err(errno()) };
             }
         }
@@ -65,7 +53,7 @@ impl PageFaults {
     fn call<const N: usize>(&self, request: libc::c_ulong, words: &mut [u64; N]) -> bool {
         // SAFETY: the request is of `N` words; the kernel reaches the mapping that it names, whose pages it fills or protects, as
         // the aperture wants.
-        unsafe { libc::ioctl(self.fd.as_raw_fd(), request, words.as_mut_ptr()) == 0 }
+        unsafe { userfaultfd::call(self.fd.as_fd(), request, words) }
     }
     /// The next fault, if there is one.
     pub fn next(&self) -> Option<PageFault> {

@@ -15,7 +15,7 @@ fn jfc(a: &End, jfce: *mut UrmaJfce) -> *mut UrmaJfc {
 
 /// Whether a descriptor is readable.
 fn is_readable(fd: i32) -> bool {
-    crate::keeper::sleep(&[fd], burst_base::Nanos(0))
+    crate::descriptors::sleep(&[fd], burst_base::Nanos(0))
 }
 
 /// Moves a Jetty to ERROR, which is an event and a record.
@@ -101,7 +101,7 @@ fn a_waiting_thread_goes_on_waiting_if_another_one_was_faster() {
         let waiters = [wait(), wait()];
         std::thread::sleep(Duration::from_millis(20));
         // Wakes both without news, then with news for each.
-        crate::reports::ring((*a.jfce).fd);
+        crate::descriptors::ring((*a.jfce).fd);
         std::thread::sleep(Duration::from_millis(20));
         fail(&a);
         let id = (*a.jfc).handle as u32;

@@ -63,12 +63,6 @@ impl Worker {
         Some(context)
     }
 
-    /// Removes URMA's only endpoint.
-    pub fn remove_urma(&mut self) -> Option<UrmaEndpoint> {
-        self.core.timers.wheel.cancel(URMA_ENTRY);
-        self.urma.take().and_then(|urma| urma.slots.into_iter().next()).map(|slot| slot.endpoint)
-    }
-
     /// URMA's first endpoint.
     pub fn urma(&mut self) -> Option<&mut UrmaEndpoint> {
         self.urma.as_mut()?.slots.first_mut().map(|slot| &mut slot.endpoint)

@@ -1,10 +1,8 @@
-//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last; or, if the
-//! host is to be there for pings without programs ([`crate::HostOptions::urma_standing`]), one for each address of the devices,
-//! as long as the device has it. Peers are told when a node closes.
+//! Nodes of URMA: one for each address that programs use, opened with the first program and closed with the last. Peers are
+//! told when a node closes.
 
 use super::Host;
 use crate::authority::Caller;
-use crate::device::HostDevice;
 use crate::limits::{URMA_PEERS_MAX, URMA_REQUESTS_MAX};
 use crate::refusal::refuse;
 use crate::urma_peers::{PeerHold, UrmaPeers};
@@ -40,19 +38,15 @@ pub(crate) struct UrmaNodes {
     lender: Option<UrmaPortLender>,
     /// Lanes of each node to a peer.
     lanes: u8,
-    /// Whether nodes stand without programs.
-    standing: bool,
-    /// Addresses whose node could not be opened: the log says so once.
-    refused: BTreeSet<[u8; 16]>,
     open: BTreeMap<[u8; 16], OpenNode>,
     /// From which hosts programs import.
     peers: UrmaPeers,
 }
 
 impl UrmaNodes {
-    /// No node; those that are opened have `lanes` lanes to a peer. `standing`: each address has one without programs.
-    pub fn new(lanes: u8, standing: bool) -> UrmaNodes {
-        UrmaNodes { lanes, standing, ..UrmaNodes::default() }
+    /// No node; those that are opened have `lanes` lanes to a peer.
+    pub fn new(lanes: u8) -> UrmaNodes {
+        UrmaNodes { lanes, ..UrmaNodes::default() }
     }
     /// Contexts of the host itself: each worker with nodes has one.
     pub fn contexts(&self) -> u32 {
@@ -76,13 +70,6 @@ pub(crate) struct NodePlace {
     pub cna: u32,
     /// Maximum payload of a packet.
     pub mtu: u16,
-}
-
-/// The addresses of a device that are entity ids: link-local ones are none.
-fn of_device((index, device): (usize, &HostDevice)) -> impl Iterator<Item = (DeviceId, IpAddr)> + '_ {
-    let is_eid = |address: &IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
-    let addresses = device.caps.addrs.iter().map(|own| own.ip).filter(is_eid);
-    addresses.map(move |address| (DeviceId::from_index(index), address))
 }
 
 impl Host {
@@ -168,40 +155,8 @@ impl Host {
         Ok(NodePlace { address, worker, cna, mtu })
     }
 
-    /// Whether nodes stand without programs.
-    pub(crate) const fn has_standing_urma(&self) -> bool {
-        self.urma.standing
-    }
-
-    /// Opens the nodes that stand without programs, and closes those of addresses that the devices have lost. An address whose
-    /// port another process has gets its node at a later call, or when a program asks for it.
-    pub(crate) fn open_standing_urma(&mut self) {
-        if !self.urma.standing {
-            return;
-        }
-        let own: Vec<(DeviceId, IpAddr)> = self.devices.iter().enumerate().flat_map(of_device).collect();
-        for (device, address) in &own {
-            let eid = eid_of(*address);
-            match self.open_urma(*device, *address) {
-                Ok(_) => _ = self.urma.refused.remove(&eid),
-                Err(why) if self.urma.refused.insert(eid) => {
-                    tracing::warn!(%address, why = why.sentence, "no node of URMA stands here");
-                }
-                Err(_) => {}
-            }
-        }
-        let lost: Vec<IpAddr> = self.urma.open.keys().copied().map(address_of).collect();
-        for address in lost.into_iter().filter(|address| !own.iter().any(|own| own.1 == *address)) {
-            self.close_urma(address);
-        }
-    }
-
-    /// Closes the node of an address that no program uses, unless it stands without.
+    /// Closes the node of an address that no program uses.
     pub(crate) fn close_urma(&mut self, address: IpAddr) {
-        let mut own = self.devices.iter().enumerate().flat_map(of_device);
-        if self.urma.standing && own.any(|own| own.1 == address) {
-            return;
-        }
         let is_used = |open: &OpenNode| self.on_worker(open.worker, move |w, _| w.has_urma_tenant(address));
         if self.urma.open.get(&eid_of(address)).is_some_and(is_used) {
             return;

@@ -5,9 +5,9 @@ use burst_control::urma::UrmaCursor;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{MrPiece, MrPieceKind, Refusal, Request, Response};
 use burst_frame::TxBatch;
-use burst_host::{Clock, Host, HostOptions, Session, Upkeep};
+use burst_host::{Host, HostOptions};
 use burst_ledger::Resource;
-use burst_port::mem::{Hub, MemConfig, pair};
+use burst_port::mem::{Hub, MemConfig};
 use burst_port::{Port, PortCaps, PortError, RxSink};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
@@ -114,52 +114,6 @@ fn the_first_program_opens_the_node_and_the_last_one_closes_it() {
     assert!(!has_node(&host));
     assert_eq!(host.contexts.taken(), contexts, "the node's own context is given back");
     early.end(&mut host);
-}
-
-#[test]
-fn a_node_stands_without_programs_if_the_host_is_to_be_there_for_pings() {
-    let options = HostOptions { urma_standing: true, ..crate::common::options(1, 100) };
-    let mut host = crate::common::host_with(&options);
-    let is_free = Arc::new(Mutex::new(false));
-    let free = is_free.clone();
-    host.lend_urma_ports(Box::new(move |_, address: IpAddr| {
-        let port: Box<dyn Port> = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
-        free.lock().expect("no panic").then_some(port)
-    }));
-    // The interfaces are read again without a session.
-    let keep = |host: &mut Host| {
-        let (mut upkeep, none): (_, &mut [Session]) = (Upkeep::without_events(Nanos(0)), &mut []);
-        assert!(upkeep.due_at(host, none).is_some_and(|at| at <= host.now()));
-        upkeep.run(host, none, false);
-    };
-    // Another process has the address; when it is free, the next look finds it so.
-    keep(&mut host);
-    assert!(!has_node(&host));
-    *is_free.lock().expect("no panic") = true;
-    keep(&mut host);
-    assert!(has_node(&host));
-    let contexts = host.contexts.taken();
-    let (program, _) = start(&mut host, 1001);
-    program.end(&mut host);
-    assert!(has_node(&host), "it stands when the last program has gone");
-    assert_eq!(host.contexts.taken(), contexts);
-}
-
-#[test]
-fn a_node_of_an_address_that_is_no_entity_id_ends_with_its_programs() {
-    let options = HostOptions { urma_standing: true, ..crate::common::options(1, 100) };
-    let [own, peer]: [IpAddr; 2] = ["fe80::1", "fe80::2"].map(|text| text.parse().expect("an address"));
-    let port = Box::new(pair(MemConfig::default(), own, peer).0);
-    let mut host = Host::with_ports(&options, Clock::Monotonic, vec![vec![port]]).expect("a host");
-    host.lend_urma_ports(Box::new(|_, address: IpAddr| {
-        Some(Box::new(Hub::new(MemConfig::default()).port("urma", &[address])) as Box<dyn Port>)
-    }));
-    let mut program = Program::start(&mut host, 1001).expect("started");
-    let IpAddr::V6(v6) = own else { unreachable!("it is one") };
-    program.ask(&mut host, Request::UrmaOpen { eid: v6.octets() }).expect("a node");
-    assert!(has_node(&host));
-    program.end(&mut host);
-    assert!(!has_node(&host), "only entity ids stand without programs");
 }
 
 #[test]

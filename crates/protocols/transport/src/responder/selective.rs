@@ -6,9 +6,7 @@
 
 pub(crate) mod acks;
 pub(crate) mod arrivals;
-pub(crate) mod packet_store;
 pub(crate) mod requests;
-pub(crate) mod strict;
 pub(crate) mod trains;
 
 use crate::responder::selective::arrivals::Arrivals;

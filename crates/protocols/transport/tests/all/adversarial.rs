@@ -6,7 +6,7 @@ use burst_base::verbs::{Mtu, QpAttr, QpCap, QpState, WcStatus, WrOpcode, send_fl
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::SendWqe;
 use burst_shm::rq::RqProducer;
-use burst_transport::{PACKETS_MAX, RecordPool, WINDOW_PSNS};
+use burst_transport::{RecordPool, WINDOW_PSNS};
 use burst_wire::{Opcode, Packet};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,8 +25,6 @@ struct Kind {
     xrc: bool,
     read_acks: bool,
     records: usize,
-    /// Early packets are kept until their turn.
-    strict: bool,
     /// Window of bytes, so that responses wait for acknowledgements.
     window: u64,
 }
@@ -52,10 +50,7 @@ impl Flight {
         let make = if kind.xrc { Pair::xrc } else { Pair::new };
         let mut pair = make(&setup, 1, LinkFaults::default());
         for end in &mut pair.ends {
-            end.fx.records = match kind.strict {
-                true => RecordPool::strict(kind.records, PACKETS_MAX),
-                false => RecordPool::new(kind.records),
-            };
+            end.fx.records = RecordPool::new(kind.records);
         }
         let pattern: Vec<u8> = (0..16 << 10).map(|i: u32| (i * 7 + i / 251) as u8).collect();
         pair.ends[0].write_memory(0, &pattern);
@@ -115,20 +110,17 @@ impl Flight {
         assert_eq!(results, [0, 5], "{what}: ATOMICs are executed once");
         for end in &self.pair.ends {
             assert_eq!((end.fx.records.in_use(), end.qp.inflight_bytes()), (0, 0), "{what}");
-            assert_eq!(end.fx.records.packets_in_use(), 0, "{what}");
             assert_eq!(end.qp.next_deadline(), Nanos::NEVER, "{what}: a timer without anything outstanding");
         }
     }
 }
 
-const KINDS: [Kind; 7] = [
-    Kind { xrc: false, read_acks: true, records: 4, strict: true, window: 1 << 20 },
-    Kind { xrc: true, read_acks: true, records: 4, strict: true, window: 1 << 20 },
-    Kind { xrc: false, read_acks: false, records: 4, strict: false, window: 1 << 20 },
-    Kind { xrc: false, read_acks: true, records: 4, strict: false, window: 1 << 20 },
-    Kind { xrc: false, read_acks: true, records: 4, strict: false, window: 2048 },
-    Kind { xrc: true, read_acks: true, records: 4, strict: false, window: 1 << 20 },
-    Kind { xrc: false, read_acks: true, records: 1, strict: false, window: 1 << 20 },
+const KINDS: [Kind; 5] = [
+    Kind { xrc: false, read_acks: false, records: 4, window: 1 << 20 },
+    Kind { xrc: false, read_acks: true, records: 4, window: 1 << 20 },
+    Kind { xrc: false, read_acks: true, records: 4, window: 2048 },
+    Kind { xrc: true, read_acks: true, records: 4, window: 1 << 20 },
+    Kind { xrc: false, read_acks: true, records: 1, window: 1 << 20 },
 ];
 
 /// Plays a flight of which the packets with these numbers are lost; returns how many packets were sent.
@@ -210,7 +202,7 @@ fn acknowledgements_responses_and_requests_of_one_kind_are_lost_again_and_again(
 
 #[test]
 fn without_records_everything_is_sent_again_and_all_ends_well() {
-    let kind = Kind { records: 0, ..KINDS[3] };
+    let kind = Kind { records: 0, ..KINDS[1] };
     let all = lose(kind, &[]);
     for first in 0..all {
         // Without a record the local ACK timeout may have to help.
@@ -271,7 +263,7 @@ fn a_flight_that_arrives_in_reverse_order_is_executed_in_order() {
 
 #[test]
 fn a_whole_window_in_reverse_order_is_one_message() {
-    let base = setup(KINDS[2]);
+    let base = setup(KINDS[0]);
     let setup = Setup { mtu: Mtu::B256, memory: 1 << 20, ..base };
     let mut pair = Pair::new(&setup, 1, LinkFaults::default());
     let len = (WINDOW_PSNS - 1) * 256;
@@ -296,7 +288,7 @@ fn a_whole_window_in_reverse_order_is_one_message() {
 /// Sequence numbers go once around under loss, by READs of 512 and WRITEs; packets of the first round come again in the second.
 #[test]
 fn sequence_numbers_go_around_once_and_packets_of_the_last_round_are_duplicates() {
-    let base = setup(KINDS[3]);
+    let base = setup(KINDS[1]);
     // A debug build begins shortly before the end of the numbers.
     let rounds = if cfg!(debug_assertions) { 96 } else { (1 << 24) / 512 + 96 };
     let psn = Psn::new(0).sub(40 * 512);
@@ -342,7 +334,7 @@ fn sequence_numbers_go_around_once_and_packets_of_the_last_round_are_duplicates(
 /// How many packets are repeated when the second packet of a message comes so much later than those behind it. The path has
 /// reordered once before, and a round trip takes 10 us.
 fn repeated_if_late(late: Nanos) -> u32 {
-    let mut pair = Pair::new(&setup(KINDS[3]), 1, LinkFaults::default());
+    let mut pair = Pair::new(&setup(KINDS[1]), 1, LinkFaults::default());
     let mut write = |late: Nanos| {
         let (rkey, sge) = (pair.ends[1].lkey, pair.ends[0].sge(0, 4 * MTU));
         let flags = send_flags::SIGNALED as u16;
@@ -406,7 +398,7 @@ fn ends_that_leave_in_recovery_give_their_records_back() {
 
 #[test]
 fn a_peer_that_was_started_anew_in_recovery_ends_the_requests_by_retries() {
-    let mut flight = in_recovery(KINDS[3]);
+    let mut flight = in_recovery(KINDS[1]);
     // It does not know the queue pair: whatever comes is dropped.
     flight.pair.link.drops = Some(Box::new(|_, to, _| to == 1));
     flight.pair.settle();
@@ -418,7 +410,7 @@ fn a_peer_that_was_started_anew_in_recovery_ends_the_requests_by_retries() {
 
 #[test]
 fn a_queue_pair_that_drains_in_recovery_goes_on_afterwards() {
-    let mut flight = in_recovery(KINDS[3]);
+    let mut flight = in_recovery(KINDS[1]);
     flight.pair.ends[0].move_to(QpState::Sqd);
     flight.pair.settle();
     flight.pair.ends[0].move_to(QpState::Rts);
@@ -448,7 +440,7 @@ fn a_clock_that_jumps_costs_repetitions_and_nothing_else() {
 #[test]
 fn more_queue_pairs_in_recovery_than_there_are_records() {
     const COUNT: usize = if cfg!(debug_assertions) { 1024 } else { 4096 };
-    let base = setup(KINDS[2]);
+    let base = setup(KINDS[0]);
     let cap = QpCap { max_send_wr: 4, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let setup = Setup { cap, memory: 16 << 10, ..base };
     let mut shared = [RecordPool::new(256), RecordPool::new(256)];

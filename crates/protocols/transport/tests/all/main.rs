@@ -21,7 +21,6 @@ mod selective_reports;
 mod selective_trains;
 mod selective_xrc;
 mod split_writes;
-mod strict;
 mod unreliable;
 mod windows;
 mod xrc;

@@ -14,7 +14,6 @@
 use crate::peer_shares::NO_PEER;
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
 use crate::responder::received_message::ReceivedMessage;
-use crate::responder::selective::packet_store::StoredPacket;
 use burst_base::heap::OutOfMemory;
 use burst_base::{Psn, Rkey, heap};
 use burst_wire::selective::{BITMAP_WORDS_MAX, PSNS_PER_WORD};
@@ -143,8 +142,6 @@ pub(crate) struct Arrivals {
     /// XRC: the shared receive queue that each packet names; empty in a record that no XRC target has had.
     srqs: Vec<u32>,
     has_srqs: bool,
-    /// Strict placement: the packets themselves; empty in a record that was never used so.
-    packets: Vec<Option<StoredPacket>>,
     runs: Vec<WriteRun>,
     /// The last PSN of all runs, while there are any. Runs that were withdrawn may have had it.
     newest: Psn,
@@ -174,7 +171,6 @@ impl Arrivals {
             notes: notes.into_boxed_slice(),
             srqs: Vec::new(),
             has_srqs: false,
-            packets: Vec::new(),
             runs: heap::with_room(RUNS_FIRST)?,
             newest: Psn::new(0),
             tails: heap::with_room(TAILS_FIRST)?,
@@ -216,26 +212,6 @@ impl Arrivals {
         (0..count).for_each(|k| {
             self.bits.add(psn.add(k));
         });
-    }
-    /// Makes room for whole packets.
-    pub(crate) fn reserve_packets(&mut self) -> Result<(), OutOfMemory> {
-        if self.packets.is_empty() {
-            self.packets = heap::with_room(WINDOW_PSNS as usize)?;
-            self.packets.resize_with(WINDOW_PSNS as usize, || None);
-        }
-        Ok(())
-    }
-    /// Keeps the packet of `psn`. There must be room. Returns one that was kept there and is of no use any more.
-    pub(crate) fn hold_packet(&mut self, psn: Psn, packet: StoredPacket) -> Option<StoredPacket> {
-        self.packets[(psn.get() % WINDOW_PSNS) as usize].replace(packet)
-    }
-    /// The packet of `psn`.
-    pub(crate) fn take_packet(&mut self, psn: Psn) -> Option<StoredPacket> {
-        self.packets.get_mut((psn.get() % WINDOW_PSNS) as usize)?.take()
-    }
-    /// All packets that are kept.
-    pub(crate) fn take_packets(&mut self) -> impl Iterator<Item = StoredPacket> {
-        self.packets.iter_mut().filter_map(Option::take)
     }
     /// Makes room for the numbers of shared receive queues.
     pub(crate) fn reserve_srqs(&mut self) -> Result<(), OutOfMemory> {

@@ -39,7 +39,6 @@ const BAD_SEQUENCE: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequ
 /// A packet behind a gap: its place in its message, and its distance from ePSN.
 #[derive(Clone, Copy)]
 pub(crate) struct EarlyPacket<'a> {
-    pub(crate) frame: &'a RxFrame<'a>,
     pub(crate) pkt: &'a Packet<'a>,
     pub(crate) seth: &'a Seth,
     pub(crate) distance: u32,
@@ -117,7 +116,7 @@ impl Responder {
             return env.fx.count(Reason::SrWindow);
         }
         if distance > 0 {
-            return self.on_early(qp, EarlyPacket { frame, pkt, seth: &seth, distance: distance as u32 }, psns, env);
+            return self.on_early(qp, EarlyPacket { pkt, seth: &seth, distance: distance as u32 }, psns, env);
         }
         if qp.id.qp_type == QpType::XrcRecv && !self.prepare_named(qp, pkt, env) {
             return;
@@ -388,11 +387,7 @@ impl Responder {
             env.fx.count(Reason::DuplicateRequest);
             self.owe_repeated_ack(env);
         } else {
-            let placed = match env.fx.records().is_some_and(|pool| pool.is_strict()) {
-                true => self.keep_early(qp, packet, &mut early, env),
-                false => self.place_early_named(qp, packet, &mut early, env),
-            };
-            match placed {
+            match self.place_early_named(qp, packet, &mut early, env) {
                 Ok(note) => {
                     env.fx.count(Reason::SrEarly);
                     early.note(pkt.bth.psn, psns, note);
@@ -584,18 +579,12 @@ impl Responder {
         let Some(mut early) = self.sel.early.take() else { return };
         self.owe_ack();
         while let Some(note) = early.take(self.expected) {
-            let done = match early.take_packet(self.expected) {
-                Some(packet) => self.commit_packet(qp, packet, &mut early, env),
-                None => self.commit(qp, note, &mut early, env).map(|()| true),
-            };
-            if !matches!(done, Ok(true)) {
+            if let Err(refusal) = self.commit(qp, note, &mut early, env) {
                 // It is sent again, and judged in its turn.
                 early.withdraw(self.expected);
                 early.forget_before(self.expected);
                 self.keep_or_give(early, env);
-                return if let Err(refusal) = done {
-                    self.refuse(qp, refusal, env)
-                };
+                return self.refuse(qp, refusal, env);
             }
         }
         early.forget_before(self.expected);

@@ -74,7 +74,7 @@ impl Responder {
     ) -> usize {
         let Ok(bth) = Bth::parse(train.bytes) else { return 0 };
         let distance = bth.psn.diff(self.expected);
-        if !self.takes_early_trains(qp, distance, env) {
+        if !self.takes_early_trains(qp, distance) {
             return 0;
         }
         let Some(Ok(first)) = train.bytes.get(..train.stride - ICRC_LEN).map(Packet::parse) else { return 0 };
@@ -109,10 +109,9 @@ impl Responder {
     }
 
     /// Whether packets of a train at this distance from ePSN may be placed together.
-    fn takes_early_trains(&self, qp: &QpShared, distance: i32, env: &mut Env<'_>) -> bool {
+    fn takes_early_trains(&self, qp: &QpShared, distance: i32) -> bool {
         let is_early = (1..WINDOW_PSNS as i32).contains(&distance);
-        let is_strict = env.fx.records().is_some_and(|pool| pool.is_strict());
-        is_early && !is_strict && self.sel.active && self.accepts_selective && self.receives_middles(qp)
+        is_early && self.sel.active && self.accepts_selective && self.receives_middles(qp)
     }
 
     /// Puts the payload of the first packets, at most `count`, into the receive of their message. Returns how many.
