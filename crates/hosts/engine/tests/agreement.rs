@@ -3,7 +3,7 @@ mod harness;
 
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType};
-use burst_cc::{CcChoice, CcTable, ChoiceRank, Params, PeerKind};
+use burst_cc::{CcChoice, CcTable, ChoiceRank, PeerKind};
 use burst_cm::Secret;
 use burst_control::monitor::CcPeer;
 use burst_port::mem::{MemConfig, pair};
@@ -14,7 +14,7 @@ const WINDOW: u64 = 1 << 20;
 const MS: Nanos = Nanos::from_ms(1);
 
 fn choice(text: &str, rank: ChoiceRank) -> CcChoice {
-    CcChoice { params: Params::parse(text, WINDOW).expect("a valid specification"), rank }
+    CcChoice::parse(text, WINDOW, rank).expect("a valid specification")
 }
 
 /// A table with one choice for all kinds.
