@@ -8,7 +8,8 @@
 //! A peer that says that its receive buffers are more than three quarters full ([`AckSample::pressure`]) is about to drop
 //! packets: that counts as a loss, but at most once per round trip, and the window does not grow meanwhile. [`HALVE_PAUSE`]
 //! would be too long: in a round trip of 30 us the window grows from half to its maximum within a millisecond, and the buffer
-//! overflows. A congestion notification does the same, and so do marked packets. A loss that was none is undone if no other came since. No timer.
+//! overflows. A congestion notification does the same, and so do marked packets. A loss that was none is undone if no other came
+//! since. No timer.
 //!
 //! It begins with [`INITIAL_PACKETS`] and doubles in each round trip until the first loss ([`Aimd::starting`]). Below another
 //! controller, as the window of the peer's receive buffers, marks and notifications end that as well: the other one has taken

@@ -10,9 +10,9 @@
 //!
 //! **Evidence.** Time is divided into periods of [`PERIOD`] or longer. A period is marked if a notification came, or if one in
 //! [`MARKED_SHARE`] of at least [`PACKETS_MIN`] reported packets was marked: queues that mark at a threshold mark many packets
-//! when they mark at all. Rare marks, as of CoDel or RED, are meant for TCP, and `dctcp` would take the link from it. A period is lossy if
-//! packets were lost in it, no packet was marked, and the peer did not say that they were lost in its own receive buffers.
-//! [`MARKED_PERIODS`] marked periods, none more than [`MARK_MEMORY`] after the one before, show that the path marks;
+//! when they mark at all. Rare marks, as of CoDel or RED, are meant for TCP, and `dctcp` would take the link from it. A period is
+//! lossy if packets were lost in it, no packet was marked, and the peer did not say that they were lost in its own receive
+//! buffers. [`MARKED_PERIODS`] marked periods, none more than [`MARK_MEMORY`] after the one before, show that the path marks;
 //! [`LOST_PERIODS`] lossy periods without a marked one between, none more than [`LOSS_MEMORY`] after the one before, that it
 //! drops where it does not mark. Silence shows nothing.
 //!

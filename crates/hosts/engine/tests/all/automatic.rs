@@ -1,7 +1,6 @@
 //! The automatic choice of a congestion control: by the vendor id in the bytes of REQ and REP, by notifications of a peer that
 //! answers no hello, by marks that acknowledgements count; and who may overrule it.
-mod harness;
-
+use crate::harness::{AppQp, BASE, Host, poll, request, run};
 use burst_base::conn::{BURST_VENDOR, ConnParam};
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
@@ -20,7 +19,6 @@ use burst_port::mem::{MemConfig, MemPort, pair};
 use burst_port::spec::{ImpairSpec, Ppm};
 use burst_port::{Port, RxSink};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
-use harness::{AppQp, BASE, Host, poll, request, run};
 use std::net::IpAddr;
 use std::sync::Arc;
 
