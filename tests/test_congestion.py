@@ -33,7 +33,7 @@ def test_marks_are_answered_by_notifications(make_fabric, port, cc):
 def test_without_a_controller_that_reacts_nothing_is_marked(make_fabric, port):
     fabric = make_fabric(ports=(port, f"impair:ecn=100%,dir=rx/{port}"))
     for host in (fabric.a, fabric.b):
-        congestion(host, "aimd")
+        congestion(host, "none")
     run_pair(fabric.b, fabric.a, [EXERCISE, "-n", 1000, "-s", 9])
     assert fabric.b.stats()["marked_packets"] == 0
 
@@ -45,12 +45,12 @@ def congestion(host, *words):
 
 
 def test_the_controller_of_a_running_daemon_is_changed(make_fabric):
-    """Packets of `aimd` are not ECN-capable, those of `cubic` and `dcqcn` are, so the marks that arrive count which controller sent."""
+    """Packets of `none` are not ECN-capable, those of the others are, so the marks that arrive count which controller sent."""
     fabric = make_fabric(ports=("udp:dev=eth0", "impair:ecn=10%,dir=rx/udp:dev=eth0"))
     sender, receiver = fabric.a, fabric.b
     traffic = [EXERCISE, "-n", 2000, "-s", 9]
-    assert congestion(sender) == {"cc": "cubic", "algorithm": "cubic", "peers": [], "not_shown": 0}
-    assert congestion(sender, "aimd")["cc"] == "aimd"
+    assert congestion(sender) == {"cc": "auto", "algorithm": "auto", "peers": [], "not_shown": 0}
+    assert congestion(sender, "none")["cc"] == "none"
     run_pair(receiver, sender, traffic)
     assert receiver.stats()["marked_packets"] == 0
     assert congestion(sender, "dcqcn", "rpg_ai_rate=100M")["cc"] == "dcqcn:rpg_ai_rate=100M"
@@ -66,7 +66,7 @@ def test_the_controller_of_a_running_daemon_is_changed(make_fabric):
         code, text = sender.burst("cc", *words)
         assert code == 1 and sentence in text, (words, text)
     assert congestion(sender)["cc"] == "dcqcn:rpg_ai_rate=100M"
-    assert congestion(sender, "aimd")["algorithm"] == "aimd"
+    assert congestion(sender, "none")["algorithm"] == "none"
     run_pair(receiver, sender, traffic)
     assert receiver.stats()["marked_packets"] == marked
 
@@ -88,8 +88,10 @@ def test_daemons_agree_and_kinds_of_peers_differ(make_fabric):
         wait_until(lambda: shown(client, "loopback") == [("none", False)], said=lambda: f"{congestion(client)}")
         wait_until(lambda: shown(server, "burst") == [("dctcp:g=0.5", True)], said=lambda: f"{congestion(server)}")
         assert shown(client, "burst") == [("dctcp:g=0.5", False)]
+        why = {host: [peer["why"] for peer in congestion(host)["peers"] if peer["kind"] == "burst"] for host in (client, server)}
+        assert why == {client: ["set in this daemon's configuration"], server: ["the peer's choice, from its configuration"]}
         assert congestion(client)["algorithm"] is None, "kinds differ"
-        assert congestion(server, "--for", "burst", "swift")["cc"] == "standard cubic, burst swift, loopback cubic"
+        assert congestion(server, "--for", "burst", "swift")["cc"] == "standard auto, burst swift, loopback auto"
         wait_until(lambda: shown(client, "burst") == [("swift", True)], said=lambda: f"{congestion(client)}")
         for run in runs:
             run.result()

@@ -39,12 +39,13 @@ pub mod private_data_room {
     }
 }
 
-/// Class of the peer, from its vendor id; it determines the congestion controller.
+/// Class of the peer, from its vendor id; it determines the congestion controller where no person has chosen one
+/// (`burst_cc::PathConditions`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerClass {
-    /// Another Burst: the controller that both ends are configured for.
+    /// Another Burst: the default, or what the hellos of both ends say.
     Burst,
-    /// No vendor id, or an unknown one: both ends use DCQCN, and the answer carries vendor id 0.
+    /// No vendor id, or an unknown one: both ends use DCQCN, and the answer carries vendor id 0 (BURST, section 4.5).
     #[default]
     Standard,
 }

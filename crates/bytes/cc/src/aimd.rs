@@ -8,13 +8,14 @@
 //! A peer that says that its receive buffers are more than three quarters full ([`AckSample::pressure`]) is about to drop
 //! packets: that counts as a loss, but at most once per round trip, and the window does not grow meanwhile. [`HALVE_PAUSE`]
 //! would be too long: in a round trip of 30 us the window grows from half to its maximum within a millisecond, and the buffer
-//! overflows. A congestion notification does the same. A loss that was none is undone if no other came since. No timer.
+//! overflows. A congestion notification does the same, and so do marked packets. A loss that was none is undone if no other came
+//! since. No timer.
 //!
 //! It begins with [`INITIAL_PACKETS`] and doubles in each round trip until the first loss ([`Aimd::starting`]). Below another
 //! controller, as the window of the peer's receive buffers, marks and notifications end that as well: the other one has taken
 //! over ([`Aimd::end_slow_start`]).
 
-use crate::api::{AckSample, PRESSURE_CONGESTED, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, RATE_UNPACED, SendLimits};
 use burst_base::Nanos;
 
 /// The largest window of a path is not smaller than this, in bytes.
@@ -69,7 +70,7 @@ impl Aimd {
     /// Bytes were acknowledged: the window grows in proportion.
     #[inline]
     pub fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
-        if self.on_report(now, sample.rtt, sample.pressure) {
+        if self.on_report(now, sample) {
             return;
         }
         if sample.is_recovering {
@@ -85,14 +86,14 @@ impl Aimd {
         debug_assert!((self.window_min_bytes..=self.window_max_bytes).contains(&self.window_bytes));
     }
 
-    /// The peer has said how full its receive buffers are, and a round trip may have been measured. Returns whether the buffers
-    /// are nearly full.
+    /// The peer has said how full its receive buffers are and how many packets were marked, and a round trip may have been
+    /// measured. Returns whether there is congestion.
     #[inline]
-    pub fn on_report(&mut self, now: Nanos, rtt: Option<Nanos>, pressure: u8) -> bool {
-        if let Some(rtt) = rtt {
+    pub fn on_report(&mut self, now: Nanos, sample: &AckSample) -> bool {
+        if let Some(rtt) = sample.rtt {
             self.rtt = rtt;
         }
-        let is_congested = pressure >= PRESSURE_CONGESTED;
+        let is_congested = sample.is_peer_congested() || sample.ce_packets > 0;
         if is_congested {
             self.on_pressure(now);
         }

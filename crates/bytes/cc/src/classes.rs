@@ -5,8 +5,11 @@
 //! connection manager), and [`CcTable::settle`] gives both the same answer: a choice that somebody has made prevails over the
 //! default, one made on the running daemon over that of the configuration, and of two equal ones that of the lower boot id. A
 //! choice made on the running daemon always holds there.
+//!
+//! Where no person has made a choice ([`CcChoice::is_automatic`]), each path has the algorithm of its [`PathNature`].
 
-use crate::params::Params;
+use crate::conditions::PathNature;
+use crate::params::{Algorithm, Params};
 use burst_grammar::nearest;
 use std::fmt;
 
@@ -74,13 +77,131 @@ impl ChoiceRank {
     }
 }
 
+/// How a person writes that each path is to have what suits it.
+pub const AUTOMATIC: &str = "auto";
+
 /// An algorithm with its parameters, and who has chosen it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CcChoice {
     /// Algorithm, parameters, largest window.
     pub params: Params,
     /// Who has chosen it.
     pub rank: ChoiceRank,
+    /// What a path has met chooses the algorithm; `params` is the default then, and the rank that of the default.
+    pub is_automatic: bool,
+}
+
+/// Automatic.
+impl Default for CcChoice {
+    fn default() -> CcChoice {
+        CcChoice { params: Params::default(), rank: ChoiceRank::Default, is_automatic: true }
+    }
+}
+
+impl CcChoice {
+    /// The same algorithm for each path.
+    pub const fn new(params: Params, rank: ChoiceRank) -> CcChoice {
+        CcChoice { params, rank, is_automatic: false }
+    }
+
+    /// Reads [`AUTOMATIC`], which is no person's choice, or a specification ([`Params::parse`]).
+    ///
+    /// # Errors
+    /// As [`Params::parse`].
+    pub fn parse(text: &str, window_max_bytes: u64, rank: ChoiceRank) -> Result<CcChoice, String> {
+        if text.trim() == AUTOMATIC {
+            let params = Params::default().with_window(window_max_bytes);
+            return Ok(CcChoice { params, ..CcChoice::default() });
+        }
+        let params = Params::parse(text, window_max_bytes)
+            .map_err(|why| if why.starts_with("unknown") { format!("{why}, {AUTOMATIC}") } else { why })?;
+        Ok(CcChoice::new(params, rank))
+    }
+
+    /// The choice for a path of this nature, and why.
+    fn for_nature(&self, nature: PathNature) -> SettledChoice {
+        use {Algorithm as A, ChoiceReason as Why};
+        let (algorithm, why) = match nature {
+            PathNature::Unknown => (None, Why::NothingKnown),
+            PathNature::Losses => (None, Why::Losses),
+            PathNature::Adapter => (Some(A::Dcqcn), Why::Adapter),
+            PathNature::Notifications => (Some(A::Dcqcn), Why::Notifications),
+            PathNature::Marks => (Some(A::Dctcp), Why::Marks),
+        };
+        let window = self.params.window_max_bytes;
+        let params = algorithm.map_or(self.params, |algorithm| Params::new(algorithm, window));
+        SettledChoice { params, why }
+    }
+}
+
+/// As [`CcChoice::parse`] reads it.
+impl fmt::Display for CcChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_automatic { f.write_str(AUTOMATIC) } else { self.params.fmt(f) }
+    }
+}
+
+/// Why a path has its algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChoiceReason {
+    /// The caller of a library has set it.
+    Given,
+    /// The configuration of this daemon.
+    Configured,
+    /// `burst cc` on this daemon.
+    Commanded,
+    /// The configuration of the peer's daemon.
+    PeerConfigured,
+    /// `burst cc` on the peer's daemon.
+    PeerCommanded,
+    /// An address of this daemon's own.
+    Loopback,
+    /// The default, as nothing is known.
+    NothingKnown,
+    /// The default, as the peer is a Burst daemon.
+    Burst,
+    /// The peer is an adapter.
+    Adapter,
+    /// The peer's acknowledgements count marks.
+    Marks,
+    /// Notifications came.
+    Notifications,
+    /// Packets were lost without marks.
+    Losses,
+}
+
+impl ChoiceReason {
+    /// Whether the peer's daemon has chosen.
+    pub const fn is_peers(self) -> bool {
+        matches!(self, ChoiceReason::PeerConfigured | ChoiceReason::PeerCommanded)
+    }
+
+    /// One sentence for people.
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            ChoiceReason::Given => "set by the program that runs the engine",
+            ChoiceReason::Configured => "set in this daemon's configuration",
+            ChoiceReason::Commanded => "set by burst cc on this daemon",
+            ChoiceReason::PeerConfigured => "the peer's choice, from its configuration",
+            ChoiceReason::PeerCommanded => "the peer's choice, set there by burst cc",
+            ChoiceReason::Loopback => "the default, for an address of this host",
+            ChoiceReason::NothingKnown => "the default, until packets are marked on the way",
+            ChoiceReason::Burst => "the default between Burst daemons, until packets are marked on the way",
+            ChoiceReason::Adapter => "the connection manager shows that the peer is not Burst, and adapters use dcqcn",
+            ChoiceReason::Marks => "switches on the way mark packets, and the peer counts the marks",
+            ChoiceReason::Notifications => "switches on the way mark packets, and the peer sends notifications",
+            ChoiceReason::Losses => "the default, because packets were lost on the way that no switch had marked",
+        }
+    }
+}
+
+/// What a path is to use, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SettledChoice {
+    /// Algorithm, parameters, largest window.
+    pub params: Params,
+    /// Why.
+    pub why: ChoiceReason,
 }
 
 /// A peer's choice, as its hello says.
@@ -98,10 +219,10 @@ pub struct CcTable {
     choices: [CcChoice; PeerKind::ALL.len()],
 }
 
-/// One choice for all kinds, as a default.
+/// One algorithm for all kinds, which is no person's choice: no peer is asked, and none hears of it.
 impl From<Params> for CcTable {
     fn from(params: Params) -> CcTable {
-        CcTable { choices: [CcChoice { params, rank: ChoiceRank::Default }; PeerKind::ALL.len()] }
+        CcTable { choices: [CcChoice::new(params, ChoiceRank::Default); PeerKind::ALL.len()] }
     }
 }
 
@@ -131,17 +252,31 @@ impl CcTable {
         let burst = self.of(PeerKind::Burst);
         burst.rank > ChoiceRank::Default || burst.params != self.of(PeerKind::Standard).params
     }
-    /// What is used towards a peer of this kind, and whether it is the peer's choice.
-    pub fn settle(&self, kind: PeerKind, peer: Option<&PeerChoice>) -> (Params, bool) {
+    /// What is used towards a peer of this kind on a path of this nature.
+    pub fn settle(&self, kind: PeerKind, peer: Option<&PeerChoice>, nature: PathNature) -> SettledChoice {
         let own = self.of(kind);
-        let Some(PeerChoice { choice, is_lower }) = peer.filter(|_| kind == PeerKind::Burst) else {
-            return (own.params, false);
+        if let Some(PeerChoice { choice, is_lower }) = peer.filter(|_| kind == PeerKind::Burst) {
+            let is_tie = choice.rank == own.rank && own.rank == ChoiceRank::Configured;
+            if choice.rank > own.rank || (is_tie && *is_lower) {
+                let why = match choice.rank {
+                    ChoiceRank::Commanded => ChoiceReason::PeerCommanded,
+                    _ => ChoiceReason::PeerConfigured,
+                };
+                return SettledChoice { params: choice.params.with_window(own.params.window_max_bytes), why };
+            }
+        }
+        let own_reason = match own.rank {
+            ChoiceRank::Default => ChoiceReason::Given,
+            ChoiceRank::Configured => ChoiceReason::Configured,
+            ChoiceRank::Commanded => ChoiceReason::Commanded,
         };
-        let is_tie = choice.rank == own.rank && own.rank == ChoiceRank::Configured;
-        if choice.rank > own.rank || (is_tie && *is_lower) {
-            (choice.params.with_window(own.params.window_max_bytes), true)
-        } else {
-            (own.params, false)
+        let fixed = |why| SettledChoice { params: own.params, why };
+        match (own.is_automatic, kind, nature) {
+            (false, ..) => fixed(own_reason),
+            (true, PeerKind::Loopback, _) => fixed(ChoiceReason::Loopback),
+            // Its hello says more than the connection manager, whose vendor id a program may set.
+            (true, PeerKind::Burst, PathNature::Unknown | PathNature::Adapter) => fixed(ChoiceReason::Burst),
+            (true, ..) => own.for_nature(nature),
         }
     }
 }
@@ -150,11 +285,12 @@ impl CcTable {
 impl fmt::Display for CcTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [first, ..] = &self.choices;
-        if self.choices.iter().all(|choice| choice.params == first.params) {
-            return write!(f, "{}", first.params);
+        let is_first = |choice: &CcChoice| choice.params == first.params && choice.is_automatic == first.is_automatic;
+        if self.choices.iter().all(is_first) {
+            return first.fmt(f);
         }
         for (at, kind) in PeerKind::ALL.into_iter().enumerate() {
-            write!(f, "{}{} {}", if at > 0 { ", " } else { "" }, kind.name(), self.of(kind).params)?;
+            write!(f, "{}{} {}", if at > 0 { ", " } else { "" }, kind.name(), self.of(kind))?;
         }
         Ok(())
     }
@@ -163,10 +299,9 @@ impl fmt::Display for CcTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::params::Algorithm;
 
     fn choice(algorithm: Algorithm, rank: ChoiceRank) -> CcChoice {
-        CcChoice { params: Params::new(algorithm, 1 << 20), rank }
+        CcChoice::new(Params::new(algorithm, 1 << 20), rank)
     }
     fn table(of: CcChoice) -> CcTable {
         let mut table = CcTable::default();
@@ -208,7 +343,7 @@ mod tests {
             let b = choice(algorithm(b_rank, Algorithm::Swift), b_rank);
             let settled = [(&a, b, false), (&b, a, true)].map(|(own, choice, is_lower)| {
                 let peer = PeerChoice { choice, is_lower };
-                table(*own).settle(PeerKind::Burst, Some(&peer)).0.algorithm()
+                table(*own).settle(PeerKind::Burst, Some(&peer), PathNature::Unknown).params.algorithm()
             });
             let want = match a_rank.cmp(&b_rank) {
                 std::cmp::Ordering::Less => [b.params.algorithm(); 2],
@@ -223,9 +358,70 @@ mod tests {
     fn a_peers_window_is_not_used_and_its_choice_counts_for_burst_daemons_only() {
         let own = CcTable::from(Params::new(Algorithm::Aimd, 5));
         let peer = PeerChoice { choice: choice(Algorithm::Dctcp, ChoiceRank::Configured), is_lower: false };
-        assert_eq!(own.settle(PeerKind::Burst, Some(&peer)), (Params::new(Algorithm::Dctcp, 5), true));
-        assert_eq!(own.settle(PeerKind::Standard, Some(&peer)), (Params::new(Algorithm::Aimd, 5), false));
-        assert_eq!(own.settle(PeerKind::Burst, None), (Params::new(Algorithm::Aimd, 5), false));
+        let settled = |kind, peer: Option<&PeerChoice>| {
+            let SettledChoice { params, why } = own.settle(kind, peer, PathNature::Marks);
+            (params, why)
+        };
+        let (peers, given) = (ChoiceReason::PeerConfigured, ChoiceReason::Given);
+        assert_eq!(settled(PeerKind::Burst, Some(&peer)), (Params::new(Algorithm::Dctcp, 5), peers));
+        assert_eq!(settled(PeerKind::Standard, Some(&peer)), (Params::new(Algorithm::Aimd, 5), given));
+        assert_eq!(settled(PeerKind::Burst, None), (Params::new(Algorithm::Aimd, 5), given));
+    }
+
+    const NATURES: [PathNature; 5] =
+        [PathNature::Unknown, PathNature::Adapter, PathNature::Marks, PathNature::Notifications, PathNature::Losses];
+
+    #[test]
+    fn where_no_person_has_chosen_the_path_does() {
+        let table = CcTable::default().with_window(7);
+        let settled = |kind| {
+            NATURES.map(|nature| {
+                let choice = table.settle(kind, None, nature);
+                assert_eq!(choice.params.window_max_bytes, 7);
+                (choice.params.algorithm(), choice.why)
+            })
+        };
+        use {Algorithm as A, ChoiceReason as Why};
+        let met = [(A::Dctcp, Why::Marks), (A::Dcqcn, Why::Notifications), (A::Cubic, Why::Losses)];
+        assert_eq!(settled(PeerKind::Standard)[..2], [(A::Cubic, Why::NothingKnown), (A::Dcqcn, Why::Adapter)]);
+        assert_eq!(settled(PeerKind::Burst)[..2], [(A::Cubic, Why::Burst); 2], "its hello says more");
+        assert_eq!((&settled(PeerKind::Standard)[2..], &settled(PeerKind::Burst)[2..]), (&met[..], &met[..]));
+        assert_eq!(settled(PeerKind::Loopback), [(A::Cubic, Why::Loopback); 5]);
+    }
+
+    #[test]
+    fn a_choice_of_a_person_is_obeyed_whatever_packets_meet() {
+        for (rank, why) in [
+            (ChoiceRank::Configured, ChoiceReason::Configured),
+            (ChoiceRank::Commanded, ChoiceReason::Commanded),
+            (ChoiceRank::Default, ChoiceReason::Given),
+        ] {
+            let own = table(choice(Algorithm::Aimd, rank));
+            for (kind, nature) in PeerKind::ALL.into_iter().flat_map(|kind| NATURES.map(|nature| (kind, nature))) {
+                let settled = own.settle(kind, None, nature);
+                assert_eq!((settled.params.algorithm(), settled.why), (Algorithm::Aimd, why));
+                assert!(!settled.why.is_peers() && !why.sentence().is_empty());
+            }
+        }
+        // And so is that of the peer's.
+        let peer = PeerChoice { choice: choice(Algorithm::Swift, ChoiceRank::Commanded), is_lower: false };
+        let settled = CcTable::default().settle(PeerKind::Burst, Some(&peer), PathNature::Marks);
+        assert_eq!((settled.params.algorithm(), settled.why), (Algorithm::Swift, ChoiceReason::PeerCommanded));
+    }
+
+    #[test]
+    fn the_automatic_choice_is_written_auto_and_is_no_persons() {
+        let parse = |text| CcChoice::parse(text, 9, ChoiceRank::Commanded);
+        let automatic = parse(" auto ").expect("valid");
+        assert_eq!((automatic.is_automatic, automatic.rank), (true, ChoiceRank::Default));
+        assert_eq!((automatic.params.window_max_bytes, automatic.to_string().as_str()), (9, "auto"));
+        assert_eq!(parse("swift:beta=0.5").map(|choice| choice.to_string()), Ok("swift:beta=0.5".into()));
+        assert!(parse("auot").is_err_and(|why| why.ends_with("timely, auto")));
+        assert!(parse("auto:beta=0.5").is_err(), "it has no parameters");
+        let mut table = CcTable::default();
+        assert_eq!((table.to_string().as_str(), table.asks_for_kinds()), ("auto", false));
+        table.set(Some(PeerKind::Loopback), choice(Algorithm::Cubic, ChoiceRank::Configured));
+        assert_eq!(table.to_string(), "standard auto, burst auto, loopback cubic");
     }
 
     #[test]

@@ -83,14 +83,15 @@ impl Controller {
         }
     }
 
-    /// An acknowledgement has said something of the path, and acknowledges no bytes: [`Controller::on_ack`] for controllers that
-    /// use nothing of it but round trip and pressure.
+    /// An acknowledgement has said something of the path; what it acknowledges comes with [`Controller::on_ack`]. For
+    /// controllers that need not know both together.
     #[inline]
-    pub fn on_report(&mut self, now: Nanos, rtt: Option<Nanos>, pressure: u8, inflight_bytes: u64) {
+    pub fn on_report(&mut self, now: Nanos, sample: &AckSample) {
+        debug_assert_eq!(sample.acked_bytes, 0, "a report with acknowledged bytes");
         if let Controller::Aimd(aimd) = self {
-            aimd.on_report(now, rtt, pressure);
+            aimd.on_report(now, sample);
         } else {
-            self.on_ack_of_others(now, &AckSample { rtt, pressure, inflight_bytes, ..AckSample::default() });
+            self.on_ack_of_others(now, sample);
         }
     }
 
@@ -101,7 +102,7 @@ impl Controller {
             Controller::Dcqcn(dcqcn) => dcqcn.on_ack(now, sample),
             Controller::Dctcp(dctcp) => dctcp.on_ack(sample),
             Controller::Swift(swift) => swift.on_ack(now, sample),
-            Controller::Timely(timely) => timely.on_ack(sample),
+            Controller::Timely(timely) => timely.on_ack(now, sample),
         }
     }
 
@@ -280,6 +281,24 @@ mod tests {
             });
             let is_less = limits[1].0 < limits[0].0 || limits[1].1 < limits[0].1;
             assert_eq!(is_less, algorithm != Algorithm::None, "{algorithm}: {limits:?}");
+        }
+    }
+
+    /// What is sent ECN-capable is marked instead of dropped: a mark that does nothing would be worse than a loss.
+    #[test]
+    fn a_mark_acts_under_every_controller_that_asks_for_marks() {
+        for algorithm in Algorithm::ALL {
+            let limits = [0, 1].map(|ce_packets| {
+                let mut c = controller(algorithm);
+                let ack = AckSample { rtt: Some(Nanos::from_us(20)), packets: 16, ..AckSample::default() };
+                c.on_ack(Nanos::from_ms(1), &AckSample { acked_bytes: 64 << 10, ..ack });
+                c.on_ack(Nanos::from_ms(9), &AckSample { ce_packets, ..ack });
+                c.on_ack(Nanos::from_ms(9), &AckSample { acked_bytes: WINDOW, inflight_bytes: WINDOW, ..ack });
+                let SendLimits { window_bytes, rate_bps, .. } = c.limits();
+                (window_bytes, if rate_bps == RATE_UNPACED { u64::MAX } else { rate_bps })
+            });
+            let is_less = limits[1].0 < limits[0].0 || limits[1].1 < limits[0].1;
+            assert_eq!(is_less, algorithm.uses_ecn(), "{algorithm}: {limits:?}");
         }
     }
 

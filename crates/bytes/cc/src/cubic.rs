@@ -13,7 +13,8 @@
 //!   eighth, at least [`DELAY_MIN`], slows the growth to a quarter for [`CSS_ROUNDS`] round trips, then ends slow start, unless
 //!   the delay has fallen again (HyStart++, RFC 9406; the least is smaller than its 4 ms).
 //! * **Reductions.** By `beta` for a loss or a notification, by [`BETA_MARK`] for marks (RFC 8511); at most once in a round trip.
-//!   A time-out leaves `initial_packets`, the next one without progress two packets. A loss that was none is undone.
+//!   A time-out leaves `initial_packets`, the next one without progress two packets, and slow start leads back to where the first
+//!   loss of the flight would have led (RFC 5681, 3.1). A loss that was none is undone.
 //! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction.
 //! * **Pacing.** A window leaves in four fifths of a round trip, in slow start in half of one, so that no burst of a whole window
 //!   meets a short queue. Rates above [`RATE_PACED_MAX`], or that of the link, are not
@@ -65,10 +66,13 @@ const GROWTH_RTT: Nanos = Nanos::from_ms(10);
 /// Below so many segments a window grows by the square of its share of them, so that the share of packets that is lost at a
 /// bottleneck with more senders than its queue has packets does not rise further.
 const SMALL_SEGMENTS: f64 = 4.0;
-/// The smallest such factor: that of one segment.
-const SMALL_GROWTH: f64 = 1.0 / 16.0;
+/// The smallest such factor: that of half a segment.
+const SMALL_GROWTH: f64 = 1.0 / 64.0;
 /// It is used where a round trip takes so many times the smallest: there is a queue. Fewer would take the own packets for one.
 const QUEUE_TRIPS: f32 = 2.0;
+/// It is used below the floor of two packets, too, where a round trip takes so long: senders that began in a full queue have
+/// never seen the path without it.
+const QUEUE_RTT: Nanos = Nanos::from_ms(1);
 /// What marks leave of the window (RFC 8511).
 const BETA_MARK: f64 = 0.85;
 /// Smallest segment in bytes: TCP's at an MTU of 1500.
@@ -159,6 +163,8 @@ pub struct Cubic {
     timeouts: u8,
     /// The window was reduced once at least: `reduced_at` is a time.
     is_reduced: bool,
+    /// Bytes were acknowledged since the last reduction.
+    has_progress: bool,
 }
 
 impl Cubic {
@@ -193,6 +199,7 @@ impl Cubic {
             used_from: 0,
             timeouts: 0,
             is_reduced: false,
+            has_progress: true,
         }
     }
 
@@ -217,7 +224,7 @@ impl Cubic {
         if sample.acked_bytes == 0 {
             return self.set_rate();
         }
-        self.timeouts = 0;
+        (self.timeouts, self.has_progress) = (0, true);
         let max = self.settings.window_max;
         let acked = sample.acked_bytes as f64;
         if !sample.is_peer_congested() {
@@ -304,7 +311,8 @@ impl Cubic {
     /// By what the growth of a small window is multiplied: losses without a queue are no congestion.
     fn small_growth(&self) -> f64 {
         let size = self.window / (SMALL_SEGMENTS * self.settings.segment);
-        let has_queue = self.srtt >= QUEUE_TRIPS * self.rtt_min;
+        let is_below_floor = self.window < FLOOR_PACKETS * self.settings.mtu;
+        let has_queue = self.srtt >= QUEUE_TRIPS * self.rtt_min || (is_below_floor && self.srtt >= QUEUE_RTT.0 as f32);
         if has_queue { bounded(size * size, SMALL_GROWTH, 1.0) } else { 1.0 }
     }
 
@@ -327,7 +335,7 @@ impl Cubic {
         // A sender that has not come back to its peak leaves room to those that have begun since (fast convergence, 4.7).
         let peak = if before < peak { before * (1.0 + beta) / 2.0 } else { before };
         self.begin_epoch(now, peak);
-        (self.threshold, self.css_left) = (self.window, 0.0);
+        (self.threshold, self.css_left, self.has_progress) = (self.window, 0.0, false);
         self.set_rate();
         true
     }
@@ -354,9 +362,14 @@ impl Cubic {
             1 => FLOOR_PACKETS * self.settings.mtu,
             _ => self.window / 2.0,
         };
-        // Before anything is known of the path, a time-out may be shorter than its round trip.
-        if self.srtt > 0.0 && !self.reduce(now, self.settings.beta) && self.timeouts > 0 {
+        let is_recent = self.is_reduced && now.since(self.reduced_at) < self.round_trip();
+        if is_recent && self.timeouts > 0 {
             return;
+        }
+        // Before anything is known of the path, a time-out may be shorter than its round trip. Without progress it is the same
+        // flight's, whose loss has set the threshold.
+        if self.srtt > 0.0 && (!self.has_progress || !self.reduce(now, self.settings.beta)) {
+            self.reduced_at = now;
         }
         self.timeouts = self.timeouts.saturating_add(1);
         self.window = self.window.min(packets).max(self.least());
@@ -468,8 +481,12 @@ mod tests {
             c.on_ack(now, &AckSample { acked_bytes: SEGMENT_MIN, inflight_bytes: SEGMENT_MIN, ..AckSample::default() });
             c.window - before
         };
-        let (queue, none) = (growth([RTT, RTT + RTT + RTT]), growth([RTT + RTT + RTT; 2]));
+        let [short, long] = [200, 600].map(Nanos::from_us);
+        let (queue, none) = (growth([short, long]), growth([long; 2]));
         assert!(none > 100.0 && (none / queue - 16.0).abs() < 0.5, "{none} and {queue} bytes");
+        // Who began in a full queue has seen no shorter round trip.
+        let began_there = growth([RTT + RTT; 2]);
+        assert!((none / began_there - 16.0).abs() < 0.5, "{none} and {began_there} bytes");
     }
 
     const MTU: u64 = 1024;
@@ -600,7 +617,7 @@ mod tests {
         c.on_loss(now + RTT, LossKind::Timeout);
         assert_eq!(window(&c), 2 * MTU);
         let now = run(&mut c, now + Nanos(5 * RTT.0), RTT, 6);
-        assert!((7 * MTU..10 * MTU).contains(&window(&c)), "slow start up to seven packets: {}", window(&c));
+        assert!(window(&c) > 60 * MTU, "slow start up to seven tenths of the window before: {}", window(&c));
         // A time-out that was none is undone.
         let before = window(&c);
         c.on_loss(now, LossKind::Timeout);

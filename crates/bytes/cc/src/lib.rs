@@ -14,6 +14,7 @@
 //! | `api` | samples, kinds of loss, limits |
 //! | `params` | [`Algorithm`], [`Params`]: tables of parameters, and how they are written |
 //! | `classes` | [`CcTable`]: the choice for each [`PeerKind`], and what two daemons agree on |
+//! | `conditions` | [`PathConditions`]: what a path's packets have met, for the automatic choice |
 //! | `cubic` | [`Cubic`]: grows in time, paced, reduced by losses and marks; the default |
 //! | `aimd` | [`Aimd`]: additive increase, halved on loss |
 //! | `dcqcn` | [`Dcqcn`]: a rate, reduced by congestion notifications; as published, and as in NVIDIA's adapters |
@@ -29,6 +30,7 @@
 mod aimd;
 mod api;
 mod classes;
+mod conditions;
 mod controller;
 mod cubic;
 mod dcqcn;
@@ -40,7 +42,8 @@ mod timely;
 
 pub use aimd::{Aimd, HALVE_PAUSE, INCREASE_BYTES, WINDOW_MIN};
 pub use api::{AckSample, LossKind, PRESSURE_CONGESTED, PRESSURE_LOST, RATE_UNPACED, SendLimits};
-pub use classes::{CcChoice, CcTable, ChoiceRank, PeerChoice, PeerKind};
+pub use classes::{AUTOMATIC, CcChoice, CcTable, ChoiceRank, ChoiceReason, PeerChoice, PeerKind, SettledChoice};
+pub use conditions::{PathConditions, PathNature};
 pub use controller::{CONTROLLER_BYTES_MAX, Controller, LINE_RATE_DEFAULT_BPS};
 pub use cubic::Cubic;
 pub use dcqcn::Dcqcn;

@@ -85,9 +85,10 @@ impl Algorithm {
         }
     }
 
-    /// Whether it reacts to congestion marks, so that packets should be sent ECN-capable.
+    /// Whether it reacts to congestion marks, so that packets should be sent ECN-capable: all but `none`. A switch that marks
+    /// these drops the others.
     pub const fn uses_ecn(self) -> bool {
-        matches!(self, Algorithm::Cubic | Algorithm::Dcqcn | Algorithm::DcqcnNvidia | Algorithm::Dctcp)
+        !matches!(self, Algorithm::None)
     }
 
     /// Whether it follows round-trip times, so that the time of arrival of acknowledgements should be known well.
@@ -449,7 +450,8 @@ mod tests {
 
     #[test]
     fn algorithms_that_react_to_marks_ask_for_ecn() {
-        let users: Vec<_> = Algorithm::ALL.into_iter().filter(|algorithm| algorithm.uses_ecn()).collect();
-        assert_eq!(users, [Algorithm::Cubic, Algorithm::Dcqcn, Algorithm::DcqcnNvidia, Algorithm::Dctcp]);
+        for algorithm in Algorithm::ALL {
+            assert_eq!(algorithm.uses_ecn(), algorithm != Algorithm::None, "{algorithm}");
+        }
     }
 }

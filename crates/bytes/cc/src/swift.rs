@@ -18,6 +18,8 @@
 //!   buffers are more than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target. The
 //!   peer says both in each acknowledgement of the selective repeat family, whether or not that measures a round trip.
 //!
+//! Marks and congestion notifications are not published. They reduce the window as the largest delay does, once in a round trip.
+//!
 //! A loss that was none is undone, unless the window was reduced again since.
 //!
 //! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice
@@ -212,6 +214,9 @@ impl Swift {
             return;
         }
         self.heard_at = now;
+        if sample.ce_packets > 0 {
+            self.on_cnp(now);
+        }
         let target = self.settings.endpoint_target;
         let mut remote = sample.remote_delay.0 as f64;
         if sample.is_peer_congested() {

@@ -17,8 +17,8 @@
 //! nothing was acknowledged, so nothing would be measured, and the rate of before would last. After a time without packets in
 //! flight the first round trip is compared with none of before.
 //!
-//! Without measured round trips only congestion notifications change the rate: each halves it, at most once per
-//! [`CNP_PAUSE`]. While the rate is the line rate, sends are not paced.
+//! Without measured round trips only congestion notifications and marks change the rate: each halves it, at most once in a round
+//! trip or [`CNP_PAUSE`]. While the rate is the line rate, sends are not paced.
 
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::{bounded, burst_bytes};
@@ -117,7 +117,10 @@ impl Timely {
     }
 
     /// Bytes were acknowledged.
-    pub(crate) fn on_ack(&mut self, sample: &AckSample) {
+    pub(crate) fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
+        if sample.ce_packets > 0 {
+            self.on_cnp(now);
+        }
         self.bytes = self.bytes.saturating_add(sample.acked_bytes);
         let Some(rtt) = sample.rtt else { return };
         if self.bytes < self.settings.segment {
@@ -166,9 +169,10 @@ impl Timely {
         self.rate = bounded(rate, self.settings.min_rate, self.settings.line_rate);
     }
 
-    /// A congestion notification packet.
+    /// A congestion notification packet, or marks.
     pub(crate) fn on_cnp(&mut self, now: Nanos) {
-        if now.since(self.notified_at) >= CNP_PAUSE {
+        let pause = CNP_PAUSE.max(Nanos(self.last_rtt as u64));
+        if now.since(self.notified_at) >= pause {
             self.notified_at = now;
             self.increases = 0;
             self.decrease(0.5);
@@ -177,11 +181,8 @@ impl Timely {
 
     /// Packets were lost. Only silence counts.
     pub(crate) fn on_loss(&mut self, now: Nanos, kind: LossKind) {
-        let pause = CNP_PAUSE.max(Nanos(self.last_rtt as u64));
-        if kind == LossKind::Timeout && now.since(self.notified_at) >= pause {
-            self.notified_at = now;
-            self.increases = 0;
-            self.decrease(0.5);
+        if kind == LossKind::Timeout {
+            self.on_cnp(now);
         }
     }
 

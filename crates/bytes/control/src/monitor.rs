@@ -122,6 +122,8 @@ pub struct CcPeer {
     pub cc: String,
     /// Whether the peer's daemon has chosen them.
     pub is_peers_choice: bool,
+    /// Why they are used, in one sentence.
+    pub why: String,
     /// Variables of the controller; and of the path, as the peer's acknowledgements report them.
     pub variables: Vec<CcVariable>,
 }

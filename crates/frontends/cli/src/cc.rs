@@ -13,12 +13,12 @@ pub fn command() -> Command {
         .long_about(
             "Show the congestion control of each peer, or change it for all or for one kind.\n\n\
              A change is in force until the daemon ends. Each peer's controller begins in its first state; parameters that \
-             are not named have their defaults. Two Burst daemons agree on one: a change is sent to peers that are Burst \
+             are not named have their defaults; `auto` chooses for each peer, as a daemon does that was given none. Two Burst daemons agree on one: a change is sent to peers that are Burst \
              daemons, and they follow unless they were changed themselves. Each worker has its own controller for a peer. Only root and the user who \
              runs the daemon may change it, and see the peers.",
         )
-        .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc --for burst dctcp\nburst cc cubic")
-        .arg(Arg::new("algorithm").value_name("ALGORITHM").help("cubic, aimd, none, dcqcn, dcqcn-nvidia, dctcp, swift, timely"))
+        .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc --for burst dctcp\nburst cc auto")
+        .arg(Arg::new("algorithm").value_name("ALGORITHM").help("auto, cubic, aimd, none, dcqcn, dcqcn-nvidia, dctcp, swift, timely"))
         .arg(
             Arg::new("parameters")
                 .value_name("PARAMETER=VALUE")
@@ -115,7 +115,7 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
         let path = PathNumbers::of(peer);
         let _ = writeln!(
             text,
-            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} {}{}",
+            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} {}: {}",
             format!("burst{}", peer.device),
             peer.worker,
             peer.peer.to_string(),
@@ -130,7 +130,7 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
             if path.selective { "selective" } else { "standard" },
             peer.kind,
             peer.cc,
-            if peer.is_peers_choice { " (the peer's choice)" } else { "" },
+            peer.why,
         );
     }
     if hidden > 0 {
@@ -154,6 +154,7 @@ fn as_json(cc: &str, peers: &[CcPeer], hidden: u64) -> Value {
             "algorithm": name(&peer.cc),
             "cc": peer.cc,
             "peers_choice": peer.is_peers_choice,
+            "why": peer.why,
             "queue_pairs": peer.queue_pairs,
             "inflight_bytes": peer.inflight_bytes,
             "window_bytes": peer.window_bytes,
@@ -196,12 +197,13 @@ mod tests {
             kind: "burst".into(),
             cc: "dcqcn:rpg_ai_rate=100M".into(),
             is_peers_choice: true,
+            why: "the peer's choice".into(),
             variables: vec![variable("alpha", 250_000), variable("selective_repeat", 0)],
         };
         let text = as_text("dcqcn", std::slice::from_ref(&peer), 0);
         let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
         let known = ["burst1", "0", "10.0.0.2", "3", "4096", "65536", "2500.0"];
-        let chosen = ["burst", "dcqcn:rpg_ai_rate=100M", "(the", "peer's", "choice)"];
+        let chosen = ["burst", "dcqcn:rpg_ai_rate=100M:", "the", "peer's", "choice"];
         assert_eq!(row, [&known[..], &["-", "-", "0.250", "-", "standard"], &chosen].concat());
         let value = as_json("dcqcn:a=1", std::slice::from_ref(&peer), 2);
         assert_eq!((&value["algorithm"], &value["not_shown"]), (&json!("dcqcn"), &json!(2)));
@@ -209,6 +211,7 @@ mod tests {
             (&value["peers"][0]["algorithm"], &value["peers"][0]["peers_choice"]),
             (&json!("dcqcn"), &json!(true))
         );
+        assert_eq!(value["peers"][0]["why"], json!("the peer's choice"));
         assert_eq!(as_json("standard aimd, burst dctcp, loopback aimd", &[], 0)["algorithm"], Value::Null);
         assert_eq!((&value["peers"][0]["ce_share"], &value["peers"][0]["rtt_ns"]), (&json!(0.25), &Value::Null));
         // A peer that reports: its numbers, not what the controller thinks of them.

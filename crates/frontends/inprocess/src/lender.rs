@@ -4,7 +4,7 @@
 //! in common. While it lasts the number is this program's. The daemon passes on what comes to QP1 for this program by a second
 //! socket; when that one hangs up, the daemon is about to end. The keeper looks at both.
 
-use burst_cc::{CcChoice, CcTable, ChoiceRank, Params, PeerKind};
+use burst_cc::{CcChoice, CcTable, ChoiceRank, PeerKind};
 use burst_control::lend::LentWorker;
 use burst_control::{Client, ControlError, Request, Response, socket_path};
 use burst_engine::handover::Inbox;
@@ -105,9 +105,9 @@ impl Lender {
         options.rto = rto.parse().unwrap_or_default();
         options.cc = CcTable::default();
         for of in cc {
-            let choice = Params::parse(&of.cc, 0).ok().zip(ChoiceRank::from_code(of.rank));
-            if let (Ok(kind), Some((params, rank))) = (PeerKind::parse(&of.kind), choice) {
-                options.cc.set(Some(kind), CcChoice { params, rank });
+            let choice = ChoiceRank::from_code(of.rank).and_then(|rank| CcChoice::parse(&of.cc, 0, rank).ok());
+            if let (Ok(kind), Some(choice)) = (PeerKind::parse(&of.kind), choice) {
+                options.cc.set(Some(kind), choice);
             }
         }
     }

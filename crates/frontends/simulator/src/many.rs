@@ -1,7 +1,8 @@
 //! Many simulations: a grid of them (`sweep`), random ones under the oracle (`hunt`), and one of those again (`replay`).
 
 use super::{EXIT_STOPPED, check_memory, read_text, stop_flag};
-use burst_sim::hunt::{Draft, Found};
+use burst_sim::hunt::{self, Draft, Found};
+use burst_sim::liveness::Liveness;
 use burst_sim::sweep::{Axis, Point, grid, run, shown};
 use burst_sim::world::SimError;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -133,6 +134,12 @@ pub fn hunt_command() -> Command {
         .arg(number("from", "First seed [default: from the clock]"))
         .arg(number("seeds", "Number of seeds").conflicts_with("seconds"))
         .arg(number("seconds", "How long [default: 60]"))
+        .arg(
+            Arg::new("liveness")
+                .long("liveness")
+                .action(ArgAction::SetTrue)
+                .help("Scenarios of liveness instead: goodput after a loss, drops at a bottleneck"),
+        )
         .arg(jobs())
 }
 
@@ -147,11 +154,12 @@ pub fn hunt(matches: &ArgMatches) -> ExitCode {
         Ok(stop) => stop,
         Err(sentence) => return super::fail(sentence),
     };
-    let (tried, found) = search(from, count.unwrap_or(u64::MAX), end, &stop, threads(matches));
-    for Found { error, draft, tried } in &found {
+    let seeds = HuntSeeds { from, count: count.unwrap_or(u64::MAX), is_liveness: matches.get_flag("liveness") };
+    let (tried, found) = search(seeds, end, &stop, threads(matches));
+    for Found { seed, error, scenario, tried, is_liveness } in &found {
+        let flag = if *is_liveness { " --liveness" } else { "" };
         println!(
-            "seed {}: {error}\nafter {tried} attempts to make it smaller:\n\n{draft}\nburst sim replay {}\n",
-            draft.seed, draft.seed
+            "seed {seed}: {error}\nafter {tried} attempts to make it smaller:\n\n{scenario}\nburst sim replay {seed}{flag}\n"
         );
     }
     println!("{tried} seeds from {from} on: {} violations", found.len());
@@ -163,8 +171,16 @@ pub fn hunt(matches: &ArgMatches) -> ExitCode {
     }
 }
 
+/// The seeds of a hunt.
+#[derive(Clone, Copy)]
+struct HuntSeeds {
+    from: u64,
+    count: u64,
+    is_liveness: bool,
+}
+
 /// Tries seeds on some threads, until `end` or `stop`. Returns how many, and the failures in the order of their seeds.
-fn search(from: u64, count: u64, end: Option<Instant>, stop: &AtomicBool, threads: usize) -> (u64, Vec<Found>) {
+fn search(seeds: HuntSeeds, end: Option<Instant>, stop: &AtomicBool, threads: usize) -> (u64, Vec<Found>) {
     let (next, tried, found) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -172,10 +188,10 @@ fn search(from: u64, count: u64, end: Option<Instant>, stop: &AtomicBool, thread
                 // Relaxed: each number is taken once, and the failures are under a lock.
                 while !stop.load(Ordering::Relaxed) && end.is_none_or(|end| Instant::now() < end) {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= count {
+                    if number >= seeds.count {
                         return;
                     }
-                    if let Some(failure) = Draft::of_seed(from.wrapping_add(number)).hunt() {
+                    if let Some(failure) = hunt::hunt(seeds.from.wrapping_add(number), seeds.is_liveness) {
                         found.lock().unwrap_or_else(|e| e.into_inner()).push(failure);
                     }
                     tried.fetch_add(1, Ordering::Relaxed);
@@ -184,7 +200,7 @@ fn search(from: u64, count: u64, end: Option<Instant>, stop: &AtomicBool, thread
         }
     });
     let mut found: Vec<Found> = found.into_inner().unwrap_or_else(|e| e.into_inner());
-    found.sort_by_key(|failure| failure.draft.seed);
+    found.sort_by_key(|failure| failure.seed);
     (tried.into_inner(), found)
 }
 
@@ -194,12 +210,37 @@ pub fn replay_command() -> Command {
         .about("Run the random scenario of a seed again, as `hunt` did")
         .arg(Arg::new("seed").value_name("SEED").required(true).value_parser(value_parser!(u64)).help("The seed"))
         .arg(Arg::new("show").long("show").action(ArgAction::SetTrue).help("Print the scenario and do not run it"))
+        .arg(
+            Arg::new("liveness")
+                .long("liveness")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("capture")
+                .help("The seed's scenario of liveness instead: goodput after a loss, drops at a bottleneck"),
+        )
         .args(super::capture_args())
+}
+
+fn replay_liveness(draft: &Liveness, is_shown: bool) -> ExitCode {
+    if is_shown {
+        print!("{draft}");
+        return ExitCode::SUCCESS;
+    }
+    match draft.run() {
+        Ok(()) => {
+            println!("seed {}: nothing is violated", draft.seed());
+            ExitCode::SUCCESS
+        }
+        Err(error) => super::fail(format!("seed {}: {error}", draft.seed())),
+    }
 }
 
 /// Carries out `replay`.
 pub fn replay(matches: &ArgMatches) -> ExitCode {
-    let draft = Draft::of_seed(*matches.get_one::<u64>("seed").expect("a required argument"));
+    let seed = *matches.get_one::<u64>("seed").expect("a required argument");
+    if matches.get_flag("liveness") {
+        return replay_liveness(&Liveness::of_seed(seed), matches.get_flag("show"));
+    }
+    let draft = Draft::of_seed(seed);
     if matches.get_flag("show") {
         print!("{draft}");
         return ExitCode::SUCCESS;

@@ -159,7 +159,7 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         // Not written here, so that a choice can be distinguished from the default: see `CcTable`.
         default: "",
-        help: "Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us; default cubic",
+        help: "Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us; default auto, which chooses for each peer",
     },
     ConfigKey {
         id: KeyId::CcStandard,

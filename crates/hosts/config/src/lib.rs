@@ -17,7 +17,7 @@ mod removed;
 mod value;
 
 use burst_args::ArgsRefusal;
-use burst_cc::{CcChoice, CcTable, ChoiceRank, Params, PeerKind};
+use burst_cc::{CcChoice, CcTable, ChoiceRank, PeerKind};
 use burst_host::{AccountBy, HostOptions, Policy, WorkerMode};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::{OsStr, OsString};
@@ -258,10 +258,7 @@ const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
 
 /// The congestion control for each kind of peer. The texts were read before; the window is that of a key of its own.
 fn congestion_control(values: &ConfigValues) -> CcTable {
-    let choice = |key| {
-        let params = values.text(key).and_then(|text| Params::parse(text, 0).ok())?;
-        Some(CcChoice { params, rank: ChoiceRank::Configured })
-    };
+    let choice = |key| values.text(key).and_then(|text| CcChoice::parse(text, 0, ChoiceRank::Configured).ok());
     let mut table = CcTable::default();
     choice(CC).into_iter().for_each(|of_all| table.set(None, of_all));
     for (kind, key) in CC_KINDS {

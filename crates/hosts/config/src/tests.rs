@@ -159,7 +159,9 @@ fn every_key_changes_the_configuration() {
 
 #[test]
 fn the_congestion_controller_is_read_with_its_parameters_and_refused_with_the_nearest_name() {
-    assert_eq!(read(&[], &[]).unwrap().host.cc.to_string(), "cubic");
+    assert_eq!(read(&[], &[]).unwrap().host.cc.to_string(), "auto");
+    let kinds = read(&["--cc", "dctcp", "--cc-standard", "auto"], &[]).unwrap().host.cc;
+    assert_eq!(kinds.to_string(), "standard auto, burst dctcp, loopback dctcp");
     let chosen = read(&["--cc", "dcqcn:rpg_time_reset=60"], &[]).unwrap();
     assert_eq!(chosen.host.cc.to_string(), "dcqcn:rpg_time_reset=60us");
     let sentence = read(&["--cc", "dcqcn:rpg_time=60"], &[]).unwrap_err();

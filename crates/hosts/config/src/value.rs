@@ -1,6 +1,6 @@
 //! Types of configuration values: reading, range, and how the document shows them.
 
-use burst_cc::Params;
+use burst_cc::{CcChoice, ChoiceRank};
 use burst_grammar::{bytes, duration, nearest, show_bytes, show_duration};
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub enum ValueKind {
     Mode,
     /// One of some words.
     Choice(&'static [&'static str]),
-    /// A congestion controller with parameters, as `burst_cc::Params` reads it.
+    /// A congestion controller with parameters, as `burst_cc::CcChoice` reads it.
     Controller,
     /// `yes` or `no`; the flag alone means `yes`.
     Switch,
@@ -81,7 +81,9 @@ impl ValueKind {
                 in_range(ns, 0, max_ns, |n| show_duration(Duration::from_nanos(n)))
             }
             ValueKind::Mode => read_mode(text),
-            ValueKind::Controller => Params::parse(text, 0).map(|params| ConfigValue::Text(params.to_string())),
+            ValueKind::Controller => {
+                CcChoice::parse(text, 0, ChoiceRank::Configured).map(|choice| ConfigValue::Text(choice.to_string()))
+            }
             ValueKind::Switch => match text {
                 "yes" | "true" | "1" => Ok(ConfigValue::Number(1)),
                 "no" | "false" | "0" => Ok(ConfigValue::Number(0)),
@@ -121,7 +123,13 @@ impl ValueKind {
                 format!("duration, 0 to {}", show_duration(Duration::from_nanos(max_ns)))
             }
             ValueKind::Mode => "octal permission bits, 0000 to 0777".to_owned(),
-            ValueKind::Controller => burst_cc::Algorithm::ALL.map(burst_cc::Algorithm::name).join(", "),
+            ValueKind::Controller => {
+                format!(
+                    "{}, {}",
+                    burst_cc::AUTOMATIC,
+                    burst_cc::Algorithm::ALL.map(burst_cc::Algorithm::name).join(", ")
+                )
+            }
             ValueKind::Choice(words) => words.join(", "),
             ValueKind::Switch => "yes, no".to_owned(),
         }

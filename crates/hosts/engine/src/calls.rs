@@ -91,6 +91,10 @@ impl Tables<'_> {
                     *hello_due = (*hello_due).min(path.hello.due());
                 }
             }
+            if path.conditions.is_new() {
+                // The controller follows with the timers of this pass.
+                *hello_due = now;
+            }
         }
         result
     }

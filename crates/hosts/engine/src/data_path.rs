@@ -11,7 +11,7 @@ use crate::table::{put, take};
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpAttr, QpType};
 use burst_base::{DeviceId, Nanos, Qpn};
-use burst_cc::PeerKind;
+use burst_cc::{PathNature, PeerKind, SettledChoice};
 use burst_frame::Flow;
 use burst_transport::{Env, ModifyError, Qp};
 
@@ -92,12 +92,13 @@ impl DataPath<'_> {
         let Core { paths, options, .. } = &mut *self.core;
         let at = paths.join(slot.device, flow.dst, || {
             let kind = if is_own_address { PeerKind::Loopback } else { PeerKind::Standard };
-            let link = PathLink::new(options.cc.of(kind).params, self.ports[slot.device.index()].port.caps());
+            let SettledChoice { params, why } = options.cc.settle(kind, None, PathNature::Unknown);
+            let link = PathLink::new(params, self.ports[slot.device.index()].port.caps());
             if link.cc.algorithm().uses_delay() {
                 self.ports[slot.device.index()].port.time_arrivals();
             }
             let mut path = Path::new(now, flow.dst, slot.device, &link);
-            path.is_own_address = is_own_address;
+            (path.is_own_address, path.why) = (is_own_address, why);
             path
         });
         debug_assert!(slot.path == NO_PATH && slot.inflight_seen == 0, "a queue pair is on two paths");

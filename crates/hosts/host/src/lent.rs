@@ -161,7 +161,7 @@ impl Host {
         };
         let cc = |kind: PeerKind| {
             let choice = self.cc().of(kind);
-            LentCc { kind: kind.name().to_owned(), cc: choice.params.to_string(), rank: choice.rank.code() }
+            LentCc { kind: kind.name().to_owned(), cc: choice.to_string(), rank: choice.rank.code() }
         };
         LentWorker {
             number,

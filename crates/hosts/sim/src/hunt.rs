@@ -3,8 +3,9 @@
 //! Scenarios are small (2 to 9 hosts), move and check payload, and have everything at once: loss, reordering, duplication,
 //! corruption, faults, any congestion control, both ways of repairing loss, adapters. What must hold: every message ends exactly
 //! once, and well unless one of its hosts has restarted, with the bytes that were sent, and the simulation comes to its
-//! end. A seed always gives the same scenario.
+//! end. A seed gives a scenario of liveness, too ([`Liveness`]), and always the same two.
 
+use crate::liveness::Liveness;
 use crate::oracle::check_repetitions;
 use crate::scenario::Scenario;
 use crate::world::{SimError, World};
@@ -53,12 +54,27 @@ pub struct Draft {
 /// A violation, and the smallest scenario that was found to have it.
 #[derive(Debug)]
 pub struct Found {
+    /// The seed.
+    pub seed: u64,
     /// What is wrong.
     pub error: SimError,
-    /// The scenario.
-    pub draft: Draft,
+    /// The scenario's file.
+    pub scenario: String,
     /// Scenarios that were tried to make it smaller.
     pub tried: u32,
+    /// It is the seed's scenario of liveness.
+    pub is_liveness: bool,
+}
+
+/// Runs what a seed gives, or its scenario of liveness; if something is violated in the former, looks for a smaller scenario in
+/// which something is.
+pub fn hunt(seed: u64, is_liveness: bool) -> Option<Found> {
+    if !is_liveness {
+        return Draft::of_seed(seed).hunt();
+    }
+    let draft = Liveness::of_seed(seed);
+    let error = draft.run().err()?;
+    Some(Found { seed, error, scenario: draft.to_string(), tried: 0, is_liveness })
 }
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
@@ -293,18 +309,18 @@ impl Draft {
     }
 
     /// Runs the scenario; if something is violated, looks for a smaller scenario in which something is.
-    pub fn hunt(self) -> Option<Found> {
-        let mut found = Found { error: self.run().err()?, draft: self, tried: 0 };
+    pub fn hunt(mut self) -> Option<Found> {
+        let (mut error, mut tried) = (self.run().err()?, 0);
         'smaller: loop {
-            for draft in found.draft.smaller() {
-                found.tried += 1;
+            for draft in self.smaller() {
+                tried += 1;
                 // A scenario that has become wrong (a host that is no longer there) shows nothing.
-                if let Err(error @ SimError::Violation { .. }) = draft.run() {
-                    (found.error, found.draft) = (error, draft);
+                if let Err(of_smaller @ SimError::Violation { .. }) = draft.run() {
+                    (error, self) = (of_smaller, draft);
                     continue 'smaller;
                 }
             }
-            return Some(found);
+            return Some(Found { seed: self.seed, error, scenario: self.to_string(), tried, is_liveness: false });
         }
     }
 }

@@ -18,6 +18,7 @@
 //! | [`sweep`] | a grid of scenarios |
 //! | [`oracle`] | what must hold inside the engines |
 //! | [`hunt`] | random scenarios under the oracle |
+//! | [`liveness`] | the hunt's scenarios of goodput after a loss, and of drops at a bottleneck |
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -27,6 +28,7 @@ pub mod cpu;
 pub mod estimate;
 pub mod flows;
 pub mod hunt;
+pub mod liveness;
 mod memory;
 pub mod node;
 pub mod oracle;

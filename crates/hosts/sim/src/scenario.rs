@@ -14,7 +14,7 @@ use crate::topology;
 use adapter::AdapterSettings;
 use burst_base::RtoMode;
 use burst_base::verbs::Mtu;
-use burst_cc::{CcChoice, CcTable, ChoiceRank, Params};
+use burst_cc::{CcChoice, CcTable, ChoiceRank};
 use burst_fabric::{CLASSES, PacketFate};
 use file::{File, HostsTable};
 use std::ops::Range;
@@ -507,16 +507,16 @@ fn check_classes(
 }
 
 /// `cc` of the table at `span`.
-fn read_params(
+fn read_choice(
     text: &Text<'_>,
     span: &Range<usize>,
     cc: &Option<Spanned<String>>,
     default: &str,
     window: u64,
-) -> Result<Params, ScenarioError> {
+) -> Result<CcChoice, ScenarioError> {
     let written = cc.as_ref().map_or(default, |cc| cc.get_ref());
     let span = cc.as_ref().map_or(span.clone(), Spanned::span);
-    Params::parse(written, window).or_else(|why| text.refuse(span, format!("cc: {why}")))
+    CcChoice::parse(written, window, ChoiceRank::Configured).or_else(|why| text.refuse(span, format!("cc: {why}")))
 }
 
 fn node_settings(
@@ -526,9 +526,8 @@ fn node_settings(
 ) -> Result<NodeSettings, ScenarioError> {
     let (span, t) = (table.span(), table.get_ref());
     let window = t.window.map_or(1 << 20, |size| size.0);
-    let params = read_params(text, &span, &t.cc, "cubic", window)?;
     let mut cc = CcTable::default();
-    cc.set(None, CcChoice { params, rank: ChoiceRank::Configured });
+    cc.set(None, read_choice(text, &span, &t.cc, "cubic", window)?);
     let mtu = t.mtu.as_ref().map_or(4_096, |mtu| *mtu.get_ref());
     let Some(mtu) = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096].into_iter().find(|m| m.bytes() == mtu)
     else {

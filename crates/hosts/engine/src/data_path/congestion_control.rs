@@ -10,40 +10,39 @@ use crate::paths::NOT_WAITING;
 use crate::paths::ecn::sent_tos;
 use crate::paths::path::PathLink;
 use burst_base::Nanos;
-use burst_cc::{Algorithm, Params};
+use burst_cc::{Algorithm, SettledChoice};
 
 impl DataPath<'_> {
     /// Gives a path the controller that table and peer choose, in its first state.
     pub fn reset_cc(&mut self, now: Nanos, at: usize) {
-        let (params, is_peers) = self.choice_for(at);
-        self.retune(now, at, params, is_peers);
+        self.retune(now, at, self.choice_for(at));
     }
 
-    /// The parameters for a path, and whether they are its peer's choice.
-    fn choice_for(&self, at: usize) -> (Params, bool) {
+    /// The parameters for a path, and why.
+    fn choice_for(&self, at: usize) -> SettledChoice {
         let path = &self.core.paths[at];
-        self.core.options.cc.settle(path.peer_kind(), path.hello.choice())
+        self.core.options.cc.settle(path.peer_kind(), path.hello.choice(), path.conditions.nature())
     }
 
-    /// What is known of a path's peer has changed: gives the path another controller, if that asks for one. True if it did.
+    /// What is known of a path or its peer has changed: gives the path another controller, if that asks for one. True if it did.
     #[cold]
     pub fn settle_cc(&mut self, now: Nanos, at: usize) -> bool {
-        let (params, is_peers) = self.choice_for(at);
+        let choice = self.choice_for(at);
         let path = &mut self.core.paths[at];
-        if params == path.params {
-            path.is_peers_choice = is_peers;
+        if choice.params == path.params {
+            path.why = choice.why;
             return false;
         }
-        self.retune(now, at, params, is_peers);
+        self.retune(now, at, choice);
         true
     }
 
     /// Gives a path a controller in its first state, and a turn to the queue pairs that waited for the old one.
-    fn retune(&mut self, now: Nanos, at: usize, params: Params, is_peers: bool) {
+    fn retune(&mut self, now: Nanos, at: usize, SettledChoice { params, why }: SettledChoice) {
         let path = &mut self.core.paths[at];
         let reported_each = path.wants_each_report();
         path.retune(now, &PathLink::new(params, self.ports[path.device.index()].port.caps()));
-        path.is_peers_choice = is_peers;
+        path.why = why;
         // All queue pairs of the worker are looked at: not for a change that concerns none of them.
         let reports_each = path.wants_each_report();
         if reports_each != reported_each {

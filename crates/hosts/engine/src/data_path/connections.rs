@@ -2,12 +2,14 @@
 
 use crate::data_path::{DataPath, QpChange};
 use crate::flow::{entropy_of, flow_of, gid_of};
+use burst_base::conn::PeerClass;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
 use burst_cm::{CmIds, ConnAttr, PathRecord};
 use burst_gsi::{CmQpRef, WorkerAccess};
 use burst_port::PortCaps;
 use burst_span::Span;
+use std::net::IpAddr;
 
 impl WorkerAccess for DataPath<'_> {
     fn send(&mut self, now: Nanos, path: &PathRecord, head: &[u8], payload: Span) -> bool {
@@ -40,6 +42,7 @@ impl WorkerAccess for DataPath<'_> {
         let own = caps.active_mtu();
         let mtu = if own.bytes() < conn.mtu.bytes() { own } else { conn.mtu };
         let Ok(flow) = flow_of(caps, &ah, entropy_of(qp.qpn, Qpn::new(conn.remote_qpn))) else { return false };
+        let flow = self.markable(qp.qpn, flow);
         let mut attr = attributes(conn, ah, mtu);
         let (rtr, rts) = needed(qp_type);
         let steps =
@@ -62,6 +65,7 @@ impl WorkerAccess for DataPath<'_> {
         let moved = moved == Some(true);
         if moved {
             self.join_path(now, qp.qpn, flow);
+            self.note_class(now, path.device, flow.dst, conn.peer);
         }
         self.core.settle(now, self.core.directory.find(qp.qpn));
         moved
@@ -101,6 +105,16 @@ impl WorkerAccess for DataPath<'_> {
 }
 
 impl DataPath<'_> {
+    /// A connection shows of which class its peer is: the path's controller follows at once. Only here, and not at each REQ and
+    /// REP, because anybody can forge their sender, and a connection needs the peer's own numbers.
+    fn note_class(&mut self, now: Nanos, device: DeviceId, peer: IpAddr, class: PeerClass) {
+        let Some(at) = self.core.paths.find(device, peer) else { return };
+        if class == PeerClass::Standard {
+            self.core.paths[at as usize].conditions.note_adapter(now);
+            self.follow_choice(now, at as usize);
+        }
+    }
+
     /// Type and state of a queue pair that belongs to the context which `qp` names.
     fn owned_qp(&self, qp: &CmQpRef) -> Option<(QpType, QpState)> {
         let slot = self.core.slot(qp.qpn).filter(|s| s.holder.context == qp.context)?;

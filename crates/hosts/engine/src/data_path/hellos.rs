@@ -62,9 +62,12 @@ impl DataPath<'_> {
         self.core.options.hello(self.ports[device.index()].port.caps().active_mtu(), tid)
     }
 
-    /// Gives a path another controller, if its peer's hello has changed and asks for one. True if it did.
-    fn follow_choice(&mut self, now: Nanos, at: usize) -> bool {
-        self.core.paths[at].hello.take_change() && self.settle_cc(now, at)
+    /// Gives a path another controller, if its peer's hello or what its packets meet has changed and asks for one. True if it
+    /// did.
+    pub(super) fn follow_choice(&mut self, now: Nanos, at: usize) -> bool {
+        let path = &mut self.core.paths[at];
+        let is_new = path.hello.take_change() | path.conditions.take_change();
+        is_new && self.settle_cc(now, at)
     }
 
     fn send_hello(&mut self, now: Nanos, device: DeviceId, flow: &Flow, hello: &Hello) {

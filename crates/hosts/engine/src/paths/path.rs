@@ -16,7 +16,8 @@ use crate::paths::peer_hello::PeerHello;
 use crate::paths::peer_report::PeerReport;
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{
-    AckSample, Aimd, Algorithm, ChoiceRank, Controller, LossKind, Params, PeerKind, RATE_UNPACED, SendLimits,
+    AckSample, Aimd, Algorithm, ChoiceRank, ChoiceReason, Controller, LossKind, Params, PathConditions, PeerKind,
+    RATE_UNPACED, SendLimits,
 };
 use burst_frame::TxFrame;
 use burst_port::{PortCaps, UNRESOLVED_BYTES};
@@ -131,8 +132,10 @@ pub struct Path {
     pub(crate) is_listed_unused: bool,
     /// What the controller was made of.
     pub(crate) params: Params,
-    /// Whether that is the peer's choice.
-    pub(crate) is_peers_choice: bool,
+    /// Why.
+    pub(crate) why: ChoiceReason,
+    /// What packets have met, for the automatic choice.
+    pub(crate) conditions: PathConditions,
     /// Whether the peer's address is one of this device's own.
     pub(crate) is_own_address: bool,
 }
@@ -164,7 +167,8 @@ impl Path {
             gate_turns: 0,
             is_listed_unused: false,
             params: cc,
-            is_peers_choice: false,
+            why: ChoiceReason::Given,
+            conditions: PathConditions::new(now),
             is_own_address: false,
         }
     }
@@ -255,11 +259,12 @@ impl Path {
     }
 
     /// Acknowledgements of selective repeat say this of the path. The controller gets it with the bytes that they acknowledge; at
-    /// once, if there are none, because repaired responses do not count as in flight. `aimd` and `none`, which use nothing of it
-    /// but pressure and round trips, get it at once, too.
+    /// once, if there are none, because repaired responses do not count as in flight. `aimd` and `none`, which need not know both
+    /// together, get it at once, too.
     #[inline(never)]
     pub(crate) fn on_report(&mut self, now: Nanos, report: &AckReport) {
         self.report.add(report);
+        self.conditions.on_report(now, report.packets, report.ce_packets, report.pressure);
         match &mut self.tuned {
             Some(tuned) => {
                 tuned.reported.get_or_insert_default().add(report);
@@ -270,8 +275,18 @@ impl Path {
                 self.settle_quiet();
             }
             None => {
-                let AckReport { rtt, pressure, .. } = *report;
-                self.controller.on_report(now, rtt, pressure, self.inflight);
+                let AckReport { rtt, remote_delay, packets, ce_packets, pressure } = *report;
+                let inflight_bytes = self.inflight;
+                let sample = AckSample {
+                    rtt,
+                    remote_delay,
+                    packets,
+                    ce_packets,
+                    pressure,
+                    inflight_bytes,
+                    ..AckSample::default()
+                };
+                self.controller.on_report(now, &sample);
             }
         }
     }
@@ -385,6 +400,11 @@ impl Path {
     pub fn on_signal(&mut self, now: Nanos, signal: Signal) {
         if let Some(tuned) = &mut self.tuned {
             tuned.on_signal(now, signal);
+        }
+        match signal {
+            Signal::Loss | Signal::Timeout => self.conditions.on_loss(now),
+            Signal::Cnp => self.conditions.on_cnp(now),
+            Signal::Spurious => {}
         }
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),

@@ -192,7 +192,7 @@ impl PeerHello {
 /// The choice in a hello. `None` if there is none that this version understands; each daemon then keeps to its own.
 fn choice_of(cc: &HelloCc) -> Option<CcChoice> {
     let rank = ChoiceRank::from_code(cc.rank)?;
-    Some(CcChoice { params: Params::parse(cc.text(), 0).ok()?, rank })
+    Some(CcChoice::new(Params::parse(cc.text(), 0).ok()?, rank))
 }
 
 #[cfg(test)]

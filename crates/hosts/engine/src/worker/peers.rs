@@ -24,6 +24,7 @@ impl Worker {
                 variables.push(CcVariable { name: name.into(), millionths: (value * 1e6) as i64 });
             };
             let rate_bps = path.observe(&mut add);
+            add("cc_changes", f64::from(path.conditions.changes()));
             add(
                 "selective_repeat",
                 f64::from(u8::from(self.core.options.selective && path.hello.window(QpType::Rc) > 0)),
@@ -38,7 +39,8 @@ impl Worker {
                 rate_bps,
                 kind: path.peer_kind().name().into(),
                 cc: path.params.to_string(),
-                is_peers_choice: path.is_peers_choice,
+                is_peers_choice: path.why.is_peers(),
+                why: path.why.sentence().into(),
                 variables,
             });
         }
@@ -48,13 +50,15 @@ impl Worker {
     /// From now on each path, and those of later queue pairs, have the controller that this table and the peers' choices give
     /// them. All begin in their first state.
     pub fn set_cc(&mut self, now: Nanos, cc: CcTable) {
+        // Peers that follow a choice must hear that there is none any more.
+        let asked = self.core.options.asks_peers();
         self.core.options.cc = cc;
         // Each entry belongs to a gate that ends here.
         self.core.timers.pacing.clear();
         for at in 0..self.core.paths.len() {
             self.data_path().reset_cc(now, at);
         }
-        if self.core.options.asks_peers() {
+        if asked || self.core.options.asks_peers() {
             self.core.hellos.greet_again(now, &mut self.core.paths);
         }
     }

@@ -2,7 +2,7 @@
 use crate::harness::{AppQp, Host};
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType};
-use burst_cc::{CcChoice, CcTable, ChoiceRank, Params, PeerKind};
+use burst_cc::{CcChoice, CcTable, ChoiceRank, PeerKind};
 use burst_cm::Secret;
 use burst_control::monitor::CcPeer;
 use burst_port::mem::{MemConfig, pair};
@@ -12,7 +12,7 @@ const WINDOW: u64 = 1 << 20;
 const MS: Nanos = Nanos::from_ms(1);
 
 fn choice(text: &str, rank: ChoiceRank) -> CcChoice {
-    CcChoice { params: Params::parse(text, WINDOW).expect("a valid specification"), rank }
+    CcChoice::parse(text, WINDOW, rank).expect("a valid specification")
 }
 
 /// A table with one choice for all kinds.

@@ -2,7 +2,7 @@
 use crate::harness::{AppQp, BASE, Host, poll, request, run};
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
-use burst_cc::Params;
+use burst_cc::{Algorithm, Params};
 use burst_engine::counters::Traffic;
 use burst_engine::{CNP_DSCP, CNP_QP_INTERVAL};
 use burst_frame::{Ecn, Flow, RxFrame, TxBatch};
@@ -90,11 +90,12 @@ fn marked_read_responses_are_answered_by_the_requester() {
 
 #[test]
 fn without_a_controller_that_reacts_no_packet_is_ecn_capable() {
-    for cc in ["aimd", "none", "swift", "timely"] {
-        let (mut a, mut b) = marked_hosts(cc);
+    for algorithm in Algorithm::ALL {
+        let (mut a, mut b) = marked_hosts(algorithm.name());
         let (mut qa, _qb) = connected(&mut a, &mut b);
         transfer(&mut a, &mut b, &mut qa, &mut Nanos(0), WrOpcode::RdmaWrite, 512 << 10);
-        assert_eq!((traffic(&b, Traffic::MarkedPackets), traffic(&b, Traffic::CnpsSent)), (0, 0), "{cc}");
+        let seen = [Traffic::MarkedPackets, Traffic::CnpsSent].map(|what| traffic(&b, what) > 0);
+        assert_eq!(seen, [algorithm != Algorithm::None; 2], "{algorithm}");
     }
 }
 
@@ -348,7 +349,7 @@ fn a_change_of_controller_leaves_no_queue_pair_waiting() {
 
 #[test]
 fn queue_pairs_that_are_connected_become_markable_with_the_controller() {
-    let (mut a, mut b) = marked_hosts("aimd");
+    let (mut a, mut b) = marked_hosts("none");
     let (mut qa, _qb) = connected(&mut a, &mut b);
     let mut now = Nanos(0);
     transfer(&mut a, &mut b, &mut qa, &mut now, WrOpcode::RdmaWrite, 512 << 10);

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod agreement;
+mod automatic;
 mod congestion;
 mod events;
 mod fall;

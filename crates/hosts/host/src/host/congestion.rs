@@ -3,7 +3,7 @@
 use super::Host;
 use crate::refusal::refuse;
 use crate::reply::ReplyParts;
-use burst_cc::{CcChoice, ChoiceRank, Params, PeerKind};
+use burst_cc::{CcChoice, ChoiceRank, PeerKind};
 use burst_control::monitor::{CC_PAGE, CmCursor};
 use burst_control::{Refusal, Response};
 
@@ -45,8 +45,8 @@ impl Host {
         }
         let kind = kind.map(PeerKind::parse).transpose().or_else(|why| refuse(libc::EINVAL, why))?;
         let window = self.cc.of(PeerKind::Standard).params.window_max_bytes;
-        let params = Params::parse(text, window).or_else(|why| refuse(libc::EINVAL, why))?;
-        self.cc.set(kind, CcChoice { params, rank: ChoiceRank::Commanded });
+        let choice = CcChoice::parse(text, window, ChoiceRank::Commanded).or_else(|why| refuse(libc::EINVAL, why))?;
+        self.cc.set(kind, choice);
         let cc = self.cc;
         tracing::info!(%cc, "congestion control");
         for worker in 0..self.workers.len() {

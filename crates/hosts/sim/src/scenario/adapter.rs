@@ -6,7 +6,7 @@
 //! control needs no notifications.
 
 use super::file::AdapterTable;
-use super::{ScenarioError, Text, read_params};
+use super::{ScenarioError, Text, read_choice};
 use crate::node::NodeConfig;
 use burst_cc::CcTable;
 use std::collections::BTreeSet;
@@ -58,7 +58,7 @@ pub(super) fn read_adapters(
             }
         }
         let window = t.window.map_or(window, |size| size.0);
-        let cc = read_params(text, &span, &t.cc, CC_DEFAULT, window)?;
+        let cc = read_choice(text, &span, &t.cc, CC_DEFAULT, window)?.params;
         // Nobody has chosen it, as far as the engine is concerned: otherwise it would ask peers what they are.
         all.push(AdapterSettings { hosts: numbers, cc: CcTable::from(cc), answers_marks: t.cnps.unwrap_or(true) });
     }

@@ -428,6 +428,7 @@ impl Responder {
             return Some(());
         }
         self.measure_no_response();
+        self.note_response_loss(qp, resource.psn.add(index), env);
         let resource = &mut self.resources[place];
         if matches!(queued, Repair::Queued) {
             resource.repeated += u64::from(end - index);

@@ -8,6 +8,10 @@
 //! counting, with a signal to congestion control: the requester's timers repair the data. If a peer lets [`SILENT_TIMEOUTS`]
 //! time-outs pass without a word, its READs are answered without counting anything until it acknowledges one.
 //!
+//! The requester alone sees which responses are missing. What it asks for again although later ones have arrived is a loss for
+//! the responder's congestion control, whose window the lost packets have used: one for what was in flight when the last one was
+//! reported, as for requests (RFC 6582). Without later ones the requester may be too early.
+//!
 //! An acknowledgement of what was never sent is dropped; one that says nothing new changes nothing. So neither can make the
 //! bytes in flight wrong, and none is needed for a READ to end.
 
@@ -25,6 +29,9 @@ use burst_wire::{OpKind, Packet};
 /// Time-outs without an acknowledgement after which none is expected.
 const SILENT_TIMEOUTS: u8 = 2;
 
+/// Time after which a reported loss says nothing of the next one: PSNs come again.
+const REPORTED_FOR: Nanos = Nanos::from_ms(1_000);
+
 /// What a responder keeps whose peer acknowledges READ responses.
 pub(crate) struct ResponseWindow {
     /// The peer's counters in the newest acknowledgement.
@@ -35,11 +42,22 @@ pub(crate) struct ResponseWindow {
     measured: Option<(Psn, Nanos)>,
     /// Time-outs since the last acknowledgement.
     silent: u8,
+    /// The PSN behind what was sent when a loss was reported last, and when that was.
+    reported: Option<(Psn, Nanos)>,
+    /// The newest response that has arrived.
+    newest: Option<Psn>,
 }
 
 impl ResponseWindow {
     pub(crate) fn new() -> ResponseWindow {
-        ResponseWindow { echoed: EchoedCounts::default(), room: u64::MAX, measured: None, silent: 0 }
+        ResponseWindow {
+            echoed: EchoedCounts::default(),
+            room: u64::MAX,
+            measured: None,
+            silent: 0,
+            reported: None,
+            newest: None,
+        }
     }
 }
 
@@ -61,6 +79,7 @@ impl Responder {
         self.uncount_responses();
         if let Some(window) = &mut self.window {
             (window.measured, window.silent) = (None, 0);
+            (window.reported, window.newest) = (None, None);
         }
         debug_assert!(self.response_bytes == 0 && self.parked == 0);
     }
@@ -122,6 +141,26 @@ impl Responder {
         }
     }
 
+    /// The peer asks again for responses that were sent, from `psn` on.
+    #[cold]
+    pub(crate) fn note_response_loss(&mut self, qp: &QpShared, psn: Psn, env: &mut Env<'_>) {
+        let sent = self.behind_sent(qp.mtu);
+        let Some(window) = &mut self.window else { return };
+        let is_reported = |(behind, at): (Psn, Nanos)| psn.is_before(behind) && env.now.since(at) < REPORTED_FOR;
+        let is_lost = window.newest.is_some_and(|newest| psn.is_before(newest));
+        if is_lost && !window.reported.is_some_and(is_reported) {
+            window.reported = Some((sent, env.now));
+            env.fx.congestion(Signal::Loss);
+        }
+    }
+
+    /// The PSN behind the last response packet that was sent.
+    fn behind_sent(&self, mtu: u32) -> Psn {
+        let reads = (0..self.count).map(|age| &self.resources[self.place(age)]);
+        let unsent = reads.filter(|of| of.kind == OpKind::ReadRequest).find(|of| of.sent_bytes < of.length);
+        unsent.map_or(self.expected, |of| of.psn.add(of.sent_bytes.div_ceil(mtu)))
+    }
+
     /// Takes an acknowledgement of READ responses. True if there is room for others now.
     pub(crate) fn take_response_ack(
         &mut self,
@@ -140,6 +179,9 @@ impl Responder {
             return false;
         };
         window.silent = 0;
+        if window.newest.is_none_or(|newest| newest.is_before(saeth.trigger)) {
+            window.newest = Some(saeth.trigger);
+        }
         let mut rtt = None;
         if let Some((behind, at)) = window.measured.filter(|(behind, _)| !psn.next().is_before(*behind)) {
             let (elapsed, delay) = (env.now.since(at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));

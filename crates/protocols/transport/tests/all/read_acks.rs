@@ -189,6 +189,30 @@ fn congestion_control_gets_what_acknowledgements_of_responses_say() {
     assert_eq!(tell(95_000, 14, Saeth { received_packets: 900, ..last }), []);
 }
 
+/// The requester sees the gap, and the window of the responder is to become smaller: once for each flight.
+#[test]
+fn responses_that_are_asked_for_again_are_losses_of_the_responder() {
+    let mut end = responder(8 * 1024);
+    ask(&mut end, 10, 32 * MTU);
+    assert_eq!(responses(&mut end, NOW), range(10, 8));
+    acknowledge(&mut end, NOW, 11, (17, 0));
+    assert_eq!(responses(&mut end, NOW), [18, 19]);
+    for psn in [12, 14] {
+        ask_again(&mut end, psn, (psn - 10, MTU), true);
+        assert_eq!(end.fx.signals, [Signal::Loss], "{psn}: one flight");
+    }
+    assert_eq!(responses(&mut end, NOW), [12, 14]);
+    acknowledge(&mut end, NOW, 19, (19, 0));
+    assert_eq!(responses(&mut end, NOW), range(20, 8));
+    // Nothing has come behind it yet: the requester may be too early. Nor is what was not sent yet a loss.
+    ask_again(&mut end, 20, (10, MTU), true);
+    ask_again(&mut end, 30, (20, MTU), true);
+    assert_eq!(end.fx.signals.len(), 1);
+    acknowledge(&mut end, NOW, 19, (27, 0));
+    ask_again(&mut end, 22, (12, MTU), true);
+    assert_eq!(end.fx.signals, [Signal::Loss; 2], "the next flight");
+}
+
 /// A response that was taken back to its beginning does not send what the requester has meanwhile, above all on a slow path.
 #[test]
 fn what_the_requester_has_is_not_sent_again() {
