@@ -106,9 +106,10 @@ impl Path {
         self.settle_quiet();
     }
 
-    /// Whether a packet of the channels that wait fits into what the window leaves: one that is in flight in any case has left.
+    /// Whether a packet of the channels that wait fits into what the window leaves: one that is in flight in any case has left,
+    /// unless nothing is.
     pub(crate) fn has_channel_room(&self) -> bool {
-        self.room(u64::MAX) >= self.channels.wanted
+        self.inflight == 0 || self.room(u64::MAX) >= self.channels.wanted
     }
 
     /// It is the turn of the channels, whose place is the first one of the line, if they wait.
