@@ -6,7 +6,7 @@
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
-    ECHO_JETTY, JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, RemoteJetty,
+    ECHO_JETTY, JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, NoPaths, RemoteJetty,
     SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
 };
 use libfuzzer_sys::fuzz_target;
@@ -103,7 +103,7 @@ fn side(index: u32, recovery: LossRecovery, lanes: u8) -> Side {
 }
 
 fn with<R>(side: &mut Side, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
-    let mut env = UrmaEnv { now, mem: &mut side.ram, fx: &mut Ignore };
+    let mut env = UrmaEnv { now, mem: &mut side.ram, fx: &mut Ignore, paths: &mut NoPaths };
     let result = call(&mut side.node, &mut env);
     side.node.check().expect("what must hold between two calls");
     result

@@ -110,6 +110,8 @@ pub struct CcPeer {
     pub peer: IpAddr,
     /// Connected queue pairs that share the controller.
     pub queue_pairs: u32,
+    /// Channels of URMA that share it, too.
+    pub channels: u32,
     /// Bytes in flight.
     pub inflight_bytes: u64,
     /// Most bytes in flight.

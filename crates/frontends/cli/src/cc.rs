@@ -93,11 +93,12 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
     if !peers.is_empty() {
         let _ = writeln!(
             text,
-            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} algorithm",
+            "{:<8} {:<6} {:<28} {:>5} {:>8} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} algorithm",
             "device",
             "worker",
             "peer",
             "qps",
+            "channels",
             "in flight",
             "window",
             "Mbit/s",
@@ -115,11 +116,12 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
         let path = PathNumbers::of(peer);
         let _ = writeln!(
             text,
-            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} {}: {}",
+            "{:<8} {:<6} {:<28} {:>5} {:>8} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} {}: {}",
             format!("burst{}", peer.device),
             peer.worker,
             peer.peer.to_string(),
             peer.queue_pairs,
+            peer.channels,
             peer.inflight_bytes,
             peer.window_bytes,
             number(rate),
@@ -156,6 +158,7 @@ fn as_json(cc: &str, peers: &[CcPeer], hidden: u64) -> Value {
             "peers_choice": peer.is_peers_choice,
             "why": peer.why,
             "queue_pairs": peer.queue_pairs,
+            "channels": peer.channels,
             "inflight_bytes": peer.inflight_bytes,
             "window_bytes": peer.window_bytes,
             "rate_bps": (peer.rate_bps > 0).then_some(peer.rate_bps),
@@ -191,6 +194,7 @@ mod tests {
             device: 1,
             peer: [10, 0, 0, 2].into(),
             queue_pairs: 3,
+            channels: 2,
             inflight_bytes: 4096,
             window_bytes: 65_536,
             rate_bps: 2_500_000_000,
@@ -202,7 +206,7 @@ mod tests {
         };
         let text = as_text("dcqcn", std::slice::from_ref(&peer), 0);
         let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
-        let known = ["burst1", "0", "10.0.0.2", "3", "4096", "65536", "2500.0"];
+        let known = ["burst1", "0", "10.0.0.2", "3", "2", "4096", "65536", "2500.0"];
         let chosen = ["burst", "dcqcn:rpg_ai_rate=100M:", "the", "peer's", "choice"];
         assert_eq!(row, [&known[..], &["-", "-", "0.250", "-", "standard"], &chosen].concat());
         let value = as_json("dcqcn:a=1", std::slice::from_ref(&peer), 2);

@@ -126,7 +126,7 @@ impl UrmaHost {
             token_seed,
             lanes,
             mtu,
-            // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.
+            // No switch answers: the path to each peer bounds what is in flight.
             caqm: false,
             window_max,
             rto_base: Nanos::from_ms(10),

@@ -5,6 +5,7 @@ use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcE
 use crate::options::WorkerOptions;
 use crate::outbox::Outbox;
 use crate::paths::hello::Hellos;
+use crate::paths::path::ChannelWakes;
 use crate::paths::{NOT_WAITING, Paths};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
@@ -14,7 +15,7 @@ use crate::timers::Timers;
 use crate::tombstone::Tombstones;
 use crate::tombstone_file::TombstoneFile;
 use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
-use crate::urma::UrmaShared;
+use crate::urma::{PathTables, UrmaShared};
 use burst_base::{Nanos, Qpn};
 use burst_mem::MrTable;
 use burst_transport::RecordPool;
@@ -39,6 +40,8 @@ pub(crate) struct Core {
     pub contexts: Vec<Option<ContextSlot>>,
     /// Contexts whose programs of URMA have posted.
     pub urma_rung: Vec<u32>,
+    /// Paths of URMA's channels on which something has happened.
+    pub channel_wakes: ChannelWakes,
     /// The deadline of answers of URMA that has come.
     pub urma_due: Option<Nanos>,
     pub mem: MrTable,
@@ -73,6 +76,7 @@ impl Core {
             xrc: Vec::new(),
             contexts: Vec::new(),
             urma_rung: Vec::new(),
+            channel_wakes: ChannelWakes::default(),
             urma_due: None,
             mem,
             sched: Scheduler::default(),
@@ -93,8 +97,16 @@ impl Core {
     /// What URMA's endpoints share with the queue pairs.
     pub(crate) fn urma_shared(&mut self, now: Nanos) -> UrmaShared<'_> {
         let Core { mem, sched, timers, outbox: Outbox { events, delivered, .. }, .. } = self;
-        let Timers { wheel, delayed_acks, .. } = timers;
-        UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered }
+        let Timers { wheel, delayed_acks, pacing } = timers;
+        let hellos = Some((&mut self.hellos, self.options.asks_peers()));
+        let (wakes, cc) = (&mut self.channel_wakes, &self.options.cc);
+        let tables = PathTables { paths: &mut self.paths, pacing, wakes, cc, hellos };
+        UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered, tables }
+    }
+
+    /// Whether programs of URMA have posted, or channels may go on.
+    pub(crate) fn has_urma_work(&self) -> bool {
+        !(self.urma_rung.is_empty() && self.channel_wakes.opened.is_empty() && self.channel_wakes.freed.is_empty())
     }
 
     /// The inbox of a worker of this process.
@@ -216,16 +228,31 @@ impl Core {
         }
     }
 
+    /// Paths have room because of what channels of URMA have done: the first in their lines get turns.
+    #[cold]
+    pub fn wake_freed(&mut self, now: Nanos) {
+        while let Some(path) = self.channel_wakes.freed.pop() {
+            self.wake_waiting(now, path);
+        }
+    }
+
     #[inline(never)]
     fn wake_first(&mut self, now: Nanos, path: u32) {
         let p = &mut self.paths[path as usize];
-        let Some(index) = p.waiting.first(|place| waits_for(&self.qps, path, place)) else { return };
+        let waiter = (path, p.channels.ticket);
+        let Some(index) = p.waiting.first(|place| waits_for(&self.qps, waiter, place)) else { return };
         if let Some(gate) = p.faster_gate(now) {
             // Whoever waits there may have READ responses, which need no room for requests.
             self.timers.pacing.arm(path, gate, gate.opens_at());
         }
         if let Some(gate) = p.closed_gate(now) {
             return self.timers.pacing.arm(path, gate, gate.opens_at());
+        }
+        if index == URMA_ENTRY {
+            if p.has_channel_room() {
+                p.open_to_channels(path, &mut self.channel_wakes);
+            }
+            return;
         }
         let Some(slot) = self.qps[index as usize].as_mut() else { return };
         if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.qp.next_bytes()) {
@@ -258,7 +285,8 @@ impl Core {
         path.moved(now, index, slot.inflight_seen, 0);
         path.responses_moved(slot.responses_seen, 0);
         if slot.waiting != NOT_WAITING {
-            path.waiting.leave(|place| waits_for(&self.qps, slot.path, place));
+            let waiter = (slot.path, path.channels.ticket);
+            path.waiting.leave(|place| waits_for(&self.qps, waiter, place));
         }
         self.paths.leave(slot.path);
         (slot.path, slot.inflight_seen, slot.responses_seen, slot.waiting) = (NO_PATH, 0, 0, NOT_WAITING);

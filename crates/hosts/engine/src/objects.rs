@@ -8,7 +8,7 @@ use crate::runner::wakes::Wake;
 use crate::timers::ack_delay::AckDelay;
 use crate::tombstone::Tombstone;
 use crate::transmit::priority::class_of;
-use crate::transmit::sched::{NO_TICKET, ReadyPlace, ReceivedWork};
+use crate::transmit::sched::{NO_TICKET, ReadyPlace, ReceivedWork, URMA_ENTRY};
 use burst_base::verbs::{EventType, QpState, QpType};
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
@@ -222,8 +222,12 @@ pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], place: ReadyPlace) -> bool {
     qps.get(place.qp as usize).and_then(Option::as_ref).is_some_and(|slot| slot.ticket == place.ticket)
 }
 
-/// Whether the queue pair at this place of a path's line still waits by it.
-pub(crate) fn waits_for(qps: &[Option<Box<QpSlot>>], path: u32, place: ReadyPlace) -> bool {
+/// Whether the queue pair at this place of a path's line still waits by it, or the path's channels of URMA, which have the ticket
+/// that comes with the path's number.
+pub(crate) fn waits_for(qps: &[Option<Box<QpSlot>>], (path, channels): (u32, u32), place: ReadyPlace) -> bool {
+    if place.qp == URMA_ENTRY {
+        return place.ticket == channels;
+    }
     let slot = qps.get(place.qp as usize).and_then(Option::as_ref);
     slot.is_some_and(|slot| slot.path == path && slot.waiting == place.ticket)
 }

@@ -81,11 +81,23 @@ impl TransmitPass<'_> {
     /// Gives turns to the programs of URMA whose doorbells have rung.
     #[inline(always)]
     fn admit_programs(&mut self) {
+        if !self.data_path.core.channel_wakes.opened.is_empty() {
+            self.resume_channels();
+        }
         let Core { urma_rung, sched, .. } = &mut *self.data_path.core;
         match &mut self.urma {
             _ if urma_rung.is_empty() => {}
             Some(urma) => urma.admit(urma_rung, sched),
             None => urma_rung.clear(),
+        }
+    }
+
+    /// Gives turns to the channels of URMA that have waited for their paths.
+    #[cold]
+    fn resume_channels(&mut self) {
+        match &mut self.urma {
+            Some(urma) => urma.resume(&mut self.data_path.core.urma_shared(self.now)),
+            None => self.data_path.core.channel_wakes.opened.clear(),
         }
     }
 

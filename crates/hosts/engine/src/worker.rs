@@ -72,6 +72,7 @@ impl Worker {
         busy |= self.transmit(now);
         busy |= self.receive(now);
         busy |= self.receive_urma(now);
+        self.wake_freed(now);
         busy |= self.run_agent(now);
         busy |= self.run_timers(now);
         busy |= self.fail_overrun(now);
@@ -110,6 +111,14 @@ impl Worker {
         {
             let has_posted = !self.core.urma_rung.is_empty();
             urma.release_answers(at, has_posted, &mut self.core.urma_shared(now));
+        }
+    }
+
+    /// Wakes who waits for paths on which URMA's channels have made room.
+    #[inline]
+    fn wake_freed(&mut self, now: Nanos) {
+        if !self.core.channel_wakes.freed.is_empty() {
+            self.core.wake_freed(now);
         }
     }
 
@@ -207,6 +216,6 @@ impl Worker {
     /// Whether some queue pair is ready now (the worker must not sleep).
     pub fn has_work(&mut self) -> bool {
         let pending = !self.core.own_inbox().is_empty() || !self.core.outbox.lost.is_empty();
-        pending || take_doorbells(&mut self.core) || !self.core.urma_rung.is_empty() || !self.core.sched.is_empty()
+        pending || take_doorbells(&mut self.core) || self.core.has_urma_work() || !self.core.sched.is_empty()
     }
 }

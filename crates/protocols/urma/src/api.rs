@@ -3,6 +3,7 @@
 //!
 //! Names and numbers are those of the URMA interface (liburma 0.9), so that a library can pass them through.
 
+use crate::paths::{NO_PATH, UrmaPaths};
 use burst_base::{Nanos, Reason};
 use burst_span::Span;
 use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
@@ -75,6 +76,8 @@ pub struct UrmaEnv<'a> {
     pub mem: &'a mut dyn UrmaMemory,
     /// Receiver of reports.
     pub fx: &'a mut dyn UrmaEffects,
+    /// Congestion control of the paths to peers.
+    pub paths: &'a mut dyn UrmaPaths,
 }
 
 /// How lost packets are recovered.
@@ -124,7 +127,8 @@ pub struct UrmaConfig {
     pub contexts_max: usize,
     /// Most responses that wait or are not acknowledged.
     pub responses_max: usize,
-    /// Whether C-AQM limits the bytes in flight. Otherwise only `window_max` does.
+    /// Whether C-AQM limits the bytes in flight, for networks whose switches answer. Otherwise the path does ([`UrmaPaths`]), and
+    /// `window_max`.
     pub caqm: bool,
     /// Most bytes in flight on a channel.
     pub window_max: u32,
@@ -631,11 +635,13 @@ pub struct UrmaTransmit {
     pub len: usize,
     /// Payload that follows them and stays where it is ([`crate::UrmaNode::poll_tx_lent`]).
     pub lent: Option<Span>,
+    /// The path of the channel to which the packet belongs; [`crate::NO_PATH`] of packets of no channel.
+    pub path: u32,
 }
 
 impl UrmaTransmit {
     pub(crate) const fn whole((dest, lane): (Cna, u8), len: usize) -> UrmaTransmit {
-        UrmaTransmit { dest, lane, len, lent: None }
+        UrmaTransmit { dest, lane, len, lent: None, path: NO_PATH }
     }
 }
 

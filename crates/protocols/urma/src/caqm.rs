@@ -108,6 +108,10 @@ impl CaqmEcho {
             self.granted = self.granted.saturating_add(u16::from(field.hint) * CongestionField::HINT_BYTES as u16);
         }
     }
+    /// A packet arrived that a switch has marked in its IP header (ECN).
+    pub fn on_mark(&mut self) {
+        (self.seen, self.marked) = (true, self.marked.saturating_add(1));
+    }
     /// Whether the next acknowledgement has an echo.
     pub const fn is_due(&self) -> bool {
         self.seen

@@ -9,6 +9,7 @@
 //! | `channel` | one channel: identity, queues, counts |
 //! | `tx_window`, `rx_window` | its two halves: packets in flight, arrived packets |
 //! | `acknowledgements` | when an acknowledgement is due, and its packet |
+//! | `path_room` | the paths to peers: what may leave, what was sent and acknowledged |
 //! | `management`, `opening` | the messages by which channels open and end; answers to them |
 //! | `restart` | peers that may have restarted, or have ended |
 //! | `lanes` | several channels to one peer: choice, opening, failure |
@@ -23,6 +24,7 @@ pub(crate) mod deadlines;
 pub(crate) mod lanes;
 pub(crate) mod management;
 pub(crate) mod opening;
+pub(crate) mod path_room;
 pub(crate) mod restart;
 pub(crate) mod rx_window;
 pub(crate) mod sweeps;
@@ -35,6 +37,7 @@ use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::sweeps::{ChannelEnd, Sweeps};
 use crate::channels::tx_window::TxOwner;
 use crate::initiator::send_record::SendRecord;
+use crate::paths::{FlightBytes, NO_PATH};
 use crate::pool::{PoolList, PoolRef, UrmaPool};
 use crate::timers::UrmaTimers;
 use burst_base::rng::Rng;
@@ -65,6 +68,10 @@ pub(crate) struct Channels {
     pub(crate) active: VecDeque<PoolRef>,
     /// Packets that it has sent in its turn.
     pub(crate) channel_turn: u8,
+    /// Channels that wait for their paths.
+    pub(crate) blocked: Vec<PoolRef>,
+    /// Paths of channels that have ended, and what those had in flight.
+    pub(crate) left: Vec<(u32, FlightBytes)>,
     /// When the next UNKNOWN may leave, if it were not for the burst that is allowed.
     unknown_at: Nanos,
     /// Management messages to send: where to, on the path of which lane, and the message.
@@ -85,6 +92,8 @@ impl Channels {
             rests: BTreeMap::new(),
             active: VecDeque::new(),
             channel_turn: 0,
+            blocked: Vec::new(),
+            left: Vec::new(),
             unknown_at: Nanos(0),
             management: VecDeque::new(),
             timers: UrmaTimers::default(),
@@ -218,6 +227,9 @@ impl Channels {
         if self.lanes_to(peer).next().is_none() {
             self.forget_rests(peer);
         }
+        if channel.path != NO_PATH {
+            self.left.push((channel.path, channel.reported));
+        }
         self.sweeps.end(at, (peer, why), channel.requests);
         self.ended.push((at, channel));
     }
@@ -247,7 +259,8 @@ impl Channels {
             + own
             + self.by_peer.len() * 2 * size_of::<((Cna, u8), PoolRef)>()
             + self.rests.len() * 2 * size_of::<((Cna, u8), LaneRest)>()
-            + self.active.capacity() * size_of::<PoolRef>()
+            + (self.active.capacity() + self.blocked.capacity()) * size_of::<PoolRef>()
+            + self.left.capacity() * size_of::<(u32, FlightBytes)>()
             + self.timers.heap_bytes()
     }
 }

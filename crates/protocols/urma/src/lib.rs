@@ -17,6 +17,7 @@
 //! | `node` | the node and its control calls |
 //! | `node_shared` | what the parts of a node share |
 //! | `objects` | completion and receive queues, Jetties, groups, segments |
+//! | `paths` | congestion control of the network paths, which the caller has |
 //! | `pool` | records behind references with a generation |
 //! | `refusal` | why a target refuses a request |
 //! | `response_record` | responses that wait or are not acknowledged |
@@ -33,6 +34,7 @@ mod initiator;
 mod node;
 mod node_shared;
 mod objects;
+mod paths;
 mod pool;
 mod refusal;
 mod response_record;
@@ -49,5 +51,6 @@ pub use api::{
 pub use initiator::runs::UrmaRun;
 pub use node::view::{ChannelView, ObjectCounts};
 pub use node::{NodeState, UrmaNode};
+pub use paths::{FlightBytes, NO_PATH, NoPaths, PathChange, PathRoom, UrmaPaths};
 pub use urma_target::echo::{ECHO_JETTY, ECHO_MAX};
 pub use urma_target::order_tracker::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};

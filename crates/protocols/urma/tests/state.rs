@@ -7,7 +7,7 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_ubwire::ServiceMode;
-use burst_urma::{JettyConfig, UrmaConfig, UrmaEnv, UrmaNode};
+use burst_urma::{JettyConfig, NoPaths, UrmaConfig, UrmaEnv, UrmaNode};
 use common::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
@@ -41,7 +41,7 @@ fn open_request(world: &mut World, peer: u32) -> Vec<u8> {
     let mut ram =
         Ram { bytes: vec![0; 64], is_gone: false, own: burst_span::ProcessMemory::own().expect("own memory") };
     let mut log = Log::default();
-    let mut env = UrmaEnv { now: Nanos(0), mem: &mut ram, fx: &mut log };
+    let mut env = UrmaEnv { now: Nanos(0), mem: &mut ram, fx: &mut log, paths: &mut NoPaths };
     let data = burst_urma::WrData::inline(&[1]).expect("short");
     let wr = burst_urma::JfsWr {
         segment: Some(segment),

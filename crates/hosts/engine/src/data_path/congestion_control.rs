@@ -9,6 +9,7 @@ use crate::objects::waits_for;
 use crate::paths::NOT_WAITING;
 use crate::paths::ecn::sent_tos;
 use crate::paths::path::PathLink;
+use crate::transmit::sched::URMA_ENTRY;
 use burst_base::Nanos;
 use burst_cc::{Algorithm, SettledChoice};
 
@@ -56,10 +57,13 @@ impl DataPath<'_> {
             self.make_markable(at as u32, params.algorithm());
         }
         debug_assert!(self.core.paths[at].params == params, "a controller with other parameters");
+        let waiter = (at as u32, self.core.paths[at].channels.ticket);
         for place in self.core.paths[at].waiting.take_all() {
-            if waits_for(&self.core.qps, at as u32, place)
-                && let Some(slot) = self.core.qps[place.qp as usize].as_mut()
-            {
+            let is_waiting = waits_for(&self.core.qps, waiter, place);
+            if is_waiting && place.qp == URMA_ENTRY {
+                self.core.paths[at].channels.ticket = NOT_WAITING;
+                self.core.channel_wakes.opened.push(at as u32);
+            } else if is_waiting && let Some(slot) = self.core.qps[place.qp as usize].as_mut() {
                 slot.waiting = NOT_WAITING;
                 self.core.make_ready(place.qp);
             }

@@ -1,4 +1,5 @@
-//! The path to one peer address, shared by all queue pairs that talk to it: its congestion controller and its next hop.
+//! The path to one peer address, shared by all queue pairs and channels of URMA that talk to it: its congestion controller and
+//! its next hop.
 //!
 //! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have one
 //! packet in flight, so that one stuck peer queue pair cannot stop the others. READ responses that the peer
@@ -23,6 +24,10 @@ use burst_frame::TxFrame;
 use burst_port::{PortCaps, UNRESOLVED_BYTES};
 use burst_transport::{AckReport, Signal};
 use std::net::IpAddr;
+
+mod channels;
+
+pub(crate) use channels::{ChannelWakes, PathChannels};
 
 /// Instead of a queue pair: none.
 const NO_QP: u32 = u32::MAX;
@@ -97,8 +102,10 @@ pub struct Path {
     pub peer: IpAddr,
     /// Device.
     pub device: DeviceId,
-    /// Queue pairs that use it.
+    /// Queue pairs and channels that use it.
     pub users: u32,
+    /// Channels of URMA among them.
+    pub(crate) channels: PathChannels,
     controller: Controller,
     /// What controllers other than `aimd` and `none` need besides.
     tuned: Option<Box<Tuned>>,
@@ -149,6 +156,7 @@ impl Path {
             peer,
             device,
             users: 0,
+            channels: PathChannels::default(),
             controller: Controller::new(&cc, now, line_rate_bps, mtu),
             tuned: (!plain).then(|| Box::new(Tuned::new(&cc, mtu))),
             qp_min_bytes: u64::from(mtu),

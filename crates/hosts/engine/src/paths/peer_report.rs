@@ -32,6 +32,12 @@ impl PeerReport {
         }
     }
 
+    /// Adds what an acknowledgement says that knows neither pressure nor delay: a channel's of URMA.
+    pub(crate) fn add_counts(&mut self, rtt: Option<Nanos>, packets: u32, ce_packets: u32) {
+        let PeerReport { pressure, remote_delay, .. } = *self;
+        self.add(&AckReport { rtt, packets, ce_packets, pressure, remote_delay });
+    }
+
     /// Passes each number that is known to `visit`, by its name.
     pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {
         if !self.is_known {

@@ -30,14 +30,19 @@ impl TimerPass<'_> {
         let now = self.now;
         let mut any = false;
         while let Some((at, index)) = self.data_path.core.timers.pacing.pop_due(now) {
-            let Core { paths, timers, qps, .. } = &mut *self.data_path.core;
+            let Core { paths, timers, qps, channel_wakes, .. } = &mut *self.data_path.core;
             let Some(path) = paths.get_mut(index as usize) else { continue };
             if !path.gate().is_some_and(|gate| gate.take_entry(at)) {
                 continue;
             }
-            let Some(first) = path.waiting.first(|place| waits_for(qps, index, place)) else { continue };
-            path.waiting.pop();
+            let waiter = (index, path.channels.ticket);
+            let Some(first) = path.waiting.first(|place| waits_for(qps, waiter, place)) else { continue };
             any = true;
+            if first == URMA_ENTRY {
+                path.open_to_channels(index, channel_wakes);
+                continue;
+            }
+            path.waiting.pop();
             if let Some(slot) = qps.get_mut(first as usize).and_then(Option::as_mut) {
                 slot.waiting = NOT_WAITING;
             }

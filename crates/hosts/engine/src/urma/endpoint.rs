@@ -11,9 +11,12 @@
 //! endpoint ([`Port::open_source_ports`]): later neither a peer's packet nor a program's request makes it open anything.
 
 use crate::counters::{Counters, Traffic};
+use crate::paths::ecn::is_marked;
 use crate::port_slot::PortSlot;
 use crate::tap::PortTap;
-use burst_base::{Nanos, Reason};
+use crate::urma::channel_paths::{ChannelPaths, OwnPaths, PacedTurn, PathEnds, PathTables, tos_of};
+use burst_base::{DeviceId, Nanos, Reason};
+use burst_cc::CcTable;
 use burst_frame::{Flow, HEAD_MAX, RxFrame, TRAILER_LEN};
 use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
 use burst_ubwire::Cna;
@@ -81,6 +84,18 @@ pub struct UrmaEndpoint {
     scope: u32,
     /// When channels that no import needs are looked for next.
     look_at: Nanos,
+    device: DeviceId,
+    turn: PacedTurn,
+    /// The paths to peers, if it has no worker. They are taken out for the time of a call.
+    own: Option<Box<OwnPaths>>,
+}
+
+/// What a call to a node needs besides the node.
+pub(crate) struct NodeIo<'a> {
+    pub now: Nanos,
+    pub mem: &'a mut dyn UrmaMemory,
+    pub fx: &'a mut dyn UrmaEffects,
+    pub tables: PathTables<'a>,
 }
 
 /// What a burst brought.
@@ -114,7 +129,7 @@ impl PeerPlace {
 
 /// Where nodes are.
 #[derive(Default)]
-struct PeerTable {
+pub(crate) struct PeerTable {
     places: HashMap<Cna, PeerPlace>,
     /// The last one: most packets are between the same two.
     last: Option<(Cna, IpAddr)>,
@@ -145,6 +160,10 @@ impl PeerTable {
         }
         self.last = Some((cna, address));
         true
+    }
+    /// Where a node is.
+    pub fn address_of(&self, cna: Cna) -> Option<IpAddr> {
+        self.places.get(&cna).map(|place| place.address)
     }
     fn find(&mut self, cna: Cna) -> Option<IpAddr> {
         if let Some((_, address)) = self.last.filter(|last| last.0 == cna) {
@@ -179,7 +198,48 @@ impl UrmaEndpoint {
         port.open_source_ports(usize::from(node.lanes()))?;
         let head = vec![0; node.packet_max()];
         let slot = PortSlot::new(port, burst_ubwire::UB_UDP_PORT, frames);
-        Ok(UrmaEndpoint { node, slot, peers: PeerTable::default(), head, address, scope, look_at: Nanos(0) })
+        Ok(UrmaEndpoint {
+            node,
+            slot,
+            peers: PeerTable::default(),
+            head,
+            address,
+            scope,
+            look_at: Nanos(0),
+            device: DeviceId(0),
+            turn: PacedTurn::default(),
+            own: Some(Box::default()),
+        })
+    }
+    /// It is in a worker, whose paths it uses, and belongs to this device.
+    pub(crate) fn join_worker(&mut self, device: DeviceId) {
+        debug_assert!(self.node.channel_count() == 0, "channels have paths already");
+        (self.device, self.own) = (device, None);
+    }
+    /// Congestion control of an endpoint without a worker, for peers to which nothing was sent yet.
+    pub fn set_cc(&mut self, cc: CcTable) {
+        if let Some(own) = &mut self.own {
+            own.set_cc(cc);
+        }
+    }
+    /// Calls something with the endpoint's own paths. Channels that have waited for them may go on afterwards.
+    fn on_own_paths<R>(&mut self, now: Nanos, call: impl FnOnce(&mut UrmaEndpoint, PathTables<'_>) -> R) -> R {
+        debug_assert!(self.own.is_some(), "an endpoint of a worker has no paths of its own");
+        let mut own = self.own.take().unwrap_or_default();
+        let result = call(self, own.tables());
+        while let Some(path) = own.take_opened(now) {
+            self.node.resume_path(path);
+        }
+        self.own = Some(own);
+        result
+    }
+    /// Opens gates of the endpoint's own paths that are due. Whether there were any.
+    fn open_gates(&mut self, now: Nanos) -> bool {
+        let is_due = self.own.as_ref().is_some_and(|own| own.pacing.next_deadline() <= now);
+        if is_due && let Some(own) = &mut self.own {
+            own.open_gates(now);
+        }
+        is_due
     }
     /// Counters of the port.
     pub fn counters(&self) -> &Arc<Counters> {
@@ -215,7 +275,7 @@ impl UrmaEndpoint {
     }
     /// Where a node is.
     pub fn address_of(&self, cna: Cna) -> Option<IpAddr> {
-        self.peers.places.get(&cna).map(|place| place.address)
+        self.peers.address_of(cna)
     }
     /// Calls something of the node.
     pub fn with<R>(
@@ -225,7 +285,20 @@ impl UrmaEndpoint {
         fx: &mut dyn UrmaEffects,
         call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R,
     ) -> R {
-        call(&mut self.node, &mut UrmaEnv { now, mem, fx })
+        self.on_own_paths(now, |end, tables| end.call_node(NodeIo { now, mem, fx, tables }, call))
+    }
+    /// Calls something of the node.
+    pub(crate) fn call_node<R>(
+        &mut self,
+        io: NodeIo<'_>,
+        call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R,
+    ) -> R {
+        let NodeIo { now, mem, fx, tables } = io;
+        let UrmaEndpoint { node, turn, .. } = self;
+        let mut paths = ChannelPaths { tables, turn, ends: None };
+        let result = call(node, &mut UrmaEnv { now, mem, fx, paths: &mut paths });
+        node.leave_paths(now, &mut paths);
+        result
     }
     /// Gives the node what has arrived.
     pub fn receive(
@@ -235,20 +308,36 @@ impl UrmaEndpoint {
         fx: &mut dyn UrmaEffects,
         budget: usize,
     ) -> UrmaBurst {
-        let UrmaEndpoint { node, slot: PortSlot { port, counters, taps, .. }, peers, .. } = self;
-        let env = UrmaEnv { now, mem, fx };
+        self.on_own_paths(now, |end, tables| end.receive_on(NodeIo { now, mem, fx, tables }, budget))
+    }
+    /// Gives the node what has arrived.
+    pub(crate) fn receive_on(&mut self, io: NodeIo<'_>, budget: usize) -> UrmaBurst {
+        let NodeIo { now, mem, fx, tables } = io;
+        let UrmaEndpoint { node, slot: PortSlot { port, counters, taps, .. }, peers, turn, .. } = self;
+        let mut paths = ChannelPaths { tables, turn, ends: None };
+        let env = UrmaEnv { now, mem, fx, paths: &mut paths };
         let mut sink = UrmaSink { node, env, peers, counters, bytes: 0 };
         let packets = match taps.is_empty() {
             true => port.rx_burst(now, budget, &mut sink),
             false => taps.receive(&mut **port, now, budget, &mut sink),
         };
-        UrmaBurst { packets, bytes: sink.bytes }
+        let bytes = sink.bytes;
+        node.leave_paths(now, &mut paths);
+        UrmaBurst { packets, bytes }
     }
     /// Handles what is due. True if anything was.
     pub fn run_timers(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects) -> bool {
-        let is_due = self.node.next_deadline() <= now;
+        let has_opened = self.open_gates(now);
+        if self.node.next_deadline() > now && !has_opened {
+            return false;
+        }
+        self.on_own_paths(now, |end, tables| end.run_timers_on(NodeIo { now, mem, fx, tables })) | has_opened
+    }
+    /// Handles what is due. True if anything was.
+    pub(crate) fn run_timers_on(&mut self, io: NodeIo<'_>) -> bool {
+        let is_due = self.node.next_deadline() <= io.now;
         if is_due {
-            self.node.on_timer(&mut UrmaEnv { now, mem, fx });
+            self.call_node(io, |node, env| node.on_timer(env));
         }
         is_due
     }
@@ -256,17 +345,32 @@ impl UrmaEndpoint {
     /// [`UrmaEndpoint::flush`] must follow before anything else is done with the node: payload is sent from the program's
     /// memory.
     pub fn send(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects, bytes_max: u64) -> u64 {
+        if !self.node.wants_tx() {
+            return 0;
+        }
+        self.on_own_paths(now, |end, tables| end.send_on(NodeIo { now, mem, fx, tables }, bytes_max))
+    }
+    /// As [`UrmaEndpoint::send`].
+    pub(crate) fn send_on(&mut self, io: NodeIo<'_>, bytes_max: u64) -> u64 {
+        let NodeIo { now, mem, fx, mut tables } = io;
         let mut bytes = 0;
         while bytes < bytes_max {
-            if let Some(run) = self.node.poll_run(&mut UrmaEnv { now, mem, fx }, self.room_for_run(bytes_max - bytes)) {
+            let room = self.room_for_run(bytes_max - bytes);
+            let UrmaEndpoint { node, slot, peers, turn, head, .. } = self;
+            let flow = Flow { src: self.address, scope: self.scope, ..Flow::default() };
+            let ends = Some(PathEnds { device: self.device, flow, peers, caps: slot.port.caps() });
+            let mut paths = ChannelPaths { tables: tables.reborrow(), turn, ends };
+            let env = &mut UrmaEnv { now, mem, fx, paths: &mut paths };
+            if let Some(run) = node.poll_run(env, room) {
+                let tos = tos_of(tables.paths, run.path);
                 bytes += (run.count() * self.node.run_head().len() + run.payload.len()) as u64;
-                self.push_run(&run, fx);
+                self.push_run(&run, tos, fx);
                 self.flush_full(now);
                 continue;
             }
-            let Some(packet) = self.node.poll_tx_lent(&mut UrmaEnv { now, mem, fx }, &mut self.head) else { break };
+            let Some(packet) = node.poll_tx_lent(env, head) else { break };
             bytes += (packet.len + packet.lent.map_or(0, |span| span.len())) as u64;
-            let Some(flow) = self.flow_to(packet.dest, packet.lane) else {
+            let Some(flow) = self.flow_to((packet.dest, packet.lane), tos_of(tables.paths, packet.path)) else {
                 fx.count(Reason::UbForeign);
                 continue;
             };
@@ -278,6 +382,7 @@ impl UrmaEndpoint {
             }
             self.flush_full(now);
         }
+        self.turn.end(now, tables.paths);
         bytes
     }
     /// Packets of a run that fit into the batch and into so many bytes. Longer heads than usual are no runs'.
@@ -295,19 +400,19 @@ impl UrmaEndpoint {
         }
     }
     /// Makes frames of a run, for which there is room.
-    fn push_run(&mut self, run: &UrmaRun, fx: &mut dyn UrmaEffects) {
-        let Some(flow) = self.flow_to(run.dest, run.lane) else { return fx.count(Reason::UbForeign) };
+    fn push_run(&mut self, run: &UrmaRun, tos: u8, fx: &mut dyn UrmaEffects) {
+        let Some(flow) = self.flow_to((run.dest, run.lane), tos) else { return fx.count(Reason::UbForeign) };
         debug_assert!(run.count() <= self.slot.batch.room_for_run(), "the batch has no room for the run");
         let vary = |index, head: &mut [u8; HEAD_MAX]| run.vary(index, head);
         if !self.slot.batch.push_run(&flow, self.node.run_head(), &run.payload, run.len, vary) {
             fx.count(Reason::SendTooLong);
         }
     }
-    /// Addresses of packets on a lane to a peer. `None`: it is not known.
-    fn flow_to(&mut self, peer: Cna, lane: u8) -> Option<Flow> {
+    /// Addresses of packets on a lane to a peer, with their traffic class. `None`: it is not known.
+    fn flow_to(&mut self, (peer, lane): (Cna, u8), tos: u8) -> Option<Flow> {
         let dst = self.peers.find(peer)?;
         let src_port = self.source_port(peer, lane);
-        Some(Flow { src: self.address, dst, scope: self.scope, src_port, ..Flow::default() })
+        Some(Flow { src: self.address, dst, scope: self.scope, src_port, tos, ..Flow::default() })
     }
     /// The UDP source port of a lane to a peer.
     fn source_port(&self, peer: Cna, lane: u8) -> u16 {
@@ -330,10 +435,21 @@ impl UrmaEndpoint {
     }
     /// The endpoint is about to be dropped: sends what the node owes its peers, and tells them ([`UrmaNode::leave`]).
     pub fn leave(&mut self, now: Nanos, mem: &mut dyn UrmaMemory, fx: &mut dyn UrmaEffects) {
-        self.send(now, mem, fx, LEAVE_BYTES);
+        self.on_own_paths(now, |end, tables| end.leave_on(NodeIo { now, mem, fx, tables }));
+    }
+    /// As [`UrmaEndpoint::leave`]. Its channels leave their paths.
+    pub(crate) fn leave_on(&mut self, io: NodeIo<'_>) {
+        let NodeIo { now, mem, fx, mut tables } = io;
+        self.send_on(NodeIo { now, mem, fx, tables: tables.reborrow() }, LEAVE_BYTES);
         self.node.leave();
-        self.send(now, mem, fx, u64::MAX);
+        self.send_on(NodeIo { now, mem, fx, tables: tables.reborrow() }, u64::MAX);
         self.flush(now);
+        self.leave_paths(now, tables);
+    }
+    /// Takes all channels off their paths.
+    pub(crate) fn leave_paths(&mut self, now: Nanos, tables: PathTables<'_>) {
+        let UrmaEndpoint { node, turn, .. } = self;
+        node.leave_all_paths(now, &mut ChannelPaths { tables, turn, ends: None });
     }
     /// Sends the frames.
     pub fn flush(&mut self, now: Nanos) {
@@ -341,7 +457,8 @@ impl UrmaEndpoint {
     }
     /// When node or port must be looked at.
     pub fn next_deadline(&self) -> Nanos {
-        self.node.next_deadline().min(self.slot.port.next_event())
+        let gates = self.own.as_ref().map_or(Nanos::NEVER, |own| own.pacing.next_deadline());
+        self.node.next_deadline().min(self.slot.port.next_event()).min(gates)
     }
     /// When the port must be looked at.
     pub(crate) fn port_event(&self) -> Nanos {
@@ -399,13 +516,20 @@ impl RxSink for UrmaSink<'_, '_> {
             return self.env.fx.count(Reason::UbForeign);
         }
         self.bytes += frame.bytes.len();
-        self.node.on_packet(&mut self.env, frame.bytes);
+        match is_marked(&frame.flow) {
+            false => self.node.on_packet(&mut self.env, frame.bytes),
+            true => {
+                self.counters.add(Traffic::MarkedPackets, 1);
+                self.node.on_marked_packet(&mut self.env, frame.bytes);
+            }
+        }
     }
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
         let (mut rest, len) = (train, stride - TRAILER_LEN);
         while rest.len() >= stride {
             // Further ones of a run have the first one's source.
-            let is_its_own = self.is_its_own(flow, rest);
+            // Marked packets are counted one by one.
+            let is_its_own = !is_marked(flow) && self.is_its_own(flow, rest);
             let taken = if is_its_own { self.node.on_run(&mut self.env, rest, stride, len) } else { 0 };
             if taken > 0 {
                 self.count(taken, taken * len);

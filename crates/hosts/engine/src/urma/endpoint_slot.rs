@@ -1,7 +1,7 @@
 //! An endpoint in a worker: with the memory of its programs, their queues, and what the node has reported.
 
 use crate::counters::Counters;
-use crate::urma::endpoint::{ImportVerdict, UrmaEndpoint, cna_of};
+use crate::urma::endpoint::{ImportVerdict, NodeIo, UrmaEndpoint, cna_of};
 use crate::urma::endpoints::UrmaShared;
 use crate::urma::orphans::{OrphanedObjects, Orphans};
 use crate::urma::region_memory::RegionMemory;
@@ -11,7 +11,7 @@ use crate::urma::tenant::{
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_control::urma_calls::UrmaAnswer;
 use burst_mem::MrTable;
-use burst_urma::{SegmentConfig, UrmaEffects, UrmaError, UrmaEvent, UrmaMemory};
+use burst_urma::{SegmentConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -75,6 +75,8 @@ impl EndpointSlot {
         device: Option<DeviceId>,
         memory: Option<Box<dyn UrmaMemory + Send>>,
     ) -> EndpointSlot {
+        let mut endpoint = endpoint;
+        endpoint.join_worker(device.unwrap_or(DeviceId(0)));
         let counters = endpoint.counters().clone();
         EndpointSlot {
             endpoint,
@@ -101,6 +103,15 @@ impl EndpointSlot {
             None => &mut regions,
         };
         call(&mut self.endpoint, memory, &mut self.reports)
+    }
+    /// Calls something of the node.
+    pub fn call_node<R>(
+        &mut self,
+        shared: &mut UrmaShared<'_>,
+        call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R,
+    ) -> R {
+        let (now, tables) = (shared.now, shared.tables.reborrow());
+        self.call(shared.regions, |endpoint, mem, fx| endpoint.call_node(NodeIo { now, mem, fx, tables }, call))
     }
     /// Decides on an import of a program from an address. Those that must make room for it end ([`displace`]).
     pub fn admit_import(
@@ -130,27 +141,19 @@ impl EndpointSlot {
         });
     }
     /// Deletes a part of the orphans, as far as nothing uses them any more.
-    pub fn delete_orphans(&mut self, now: Nanos, regions: &MrTable) {
+    pub fn delete_orphans(&mut self, shared: &mut UrmaShared<'_>) {
         let mut orphans = std::mem::take(&mut self.orphans);
-        self.call(regions, |endpoint, mem, reports| {
-            endpoint.with(now, mem, reports, |node, env| {
-                orphans.delete_some(node, env);
-            });
+        self.call_node(shared, |node, env| {
+            orphans.delete_some(node, env);
         });
         self.orphans = orphans;
     }
     /// A program's turn: posts the next records of its ring to the node.
-    pub fn post_next(
-        &mut self,
-        tenant: &mut UrmaTenant,
-        now: Nanos,
-        regions: &MrTable,
-        events: &mut Vec<u32>,
-    ) -> TenantTurn {
+    pub fn post_next(&mut self, tenant: &mut UrmaTenant, shared: &mut UrmaShared<'_>) -> TenantTurn {
         debug_assert!(tenant.address == self.endpoint.address(), "a program of another node");
         let mut turn = TenantTurn::default();
         while turn.requests < TURN_RECORDS && turn.bytes < TURN_BYTES {
-            let (post, wr) = match tenant.next_request(&mut self.endpoint, events) {
+            let (post, wr) = match tenant.next_request(&mut self.endpoint, shared.events) {
                 NextRecord::Empty => return turn,
                 NextRecord::Used => {
                     turn.requests += 1;
@@ -158,14 +161,12 @@ impl EndpointSlot {
                 }
                 NextRecord::Request(post, wr) => (post, wr),
             };
-            let posted = self.call(regions, |endpoint, mem, reports| {
-                endpoint.with(now, mem, reports, |node, env| node.post_send(post.queue, &wr, env))
-            });
+            let posted = self.call_node(shared, |node, env| node.post_send(post.queue, &wr, env));
             turn.requests += 1;
             if posted.is_ok() {
                 turn.bytes += u64::from(wr.data.len());
             }
-            if !tenant.posted((post, wr), posted, &mut self.endpoint, events) {
+            if !tenant.posted((post, wr), posted, &mut self.endpoint, shared.events) {
                 return turn;
             }
         }
@@ -214,19 +215,16 @@ impl EndpointSlot {
         &mut self,
         tenant: &mut UrmaTenant,
         call: TenantCall,
-        now: Nanos,
-        regions: &MrTable,
+        shared: &mut UrmaShared<'_>,
     ) -> Result<UrmaAnswer, UrmaError> {
         if let TenantCall::RegisterSegment(key, config) = &call
-            && !reaches(regions, *key, config)
+            && !reaches(shared.regions, *key, config)
         {
             return Err(UrmaError::Access);
         }
         let import = ImportCall::of(&call);
         let ended = import.and_then(|import| import.ended(tenant));
-        let result = self.call(regions, |endpoint, mem, reports| {
-            endpoint.with(now, mem, reports, |node, env| tenant.carry_out(node, env, call))
-        });
+        let result = self.call_node(shared, |node, env| tenant.carry_out(node, env, call));
         let context = tenant.context;
         match (import, &result) {
             (Some(ImportCall::Begins(kind, address)), Ok(UrmaAnswer::Number(number))) => {

@@ -8,6 +8,8 @@ use crate::tap::PortTap;
 use crate::timers::ack_delay::{AckDelay, DelayedAcks};
 use crate::transmit::priority::class_of;
 use crate::transmit::sched::{NO_TICKET, ReceivedWork, Scheduler, URMA_ENTRY};
+use crate::urma::PathTables;
+use crate::urma::endpoint::NodeIo;
 use crate::urma::endpoint_slot::EndpointSlot;
 use crate::urma::tenant::{ByNumber, ImportCall, TURN_BYTES, TenantCall, UrmaTenant};
 use burst_base::gid::gid_of;
@@ -35,6 +37,8 @@ pub(crate) struct UrmaShared<'a> {
     pub events: &'a mut Vec<u32>,
     /// Whether completions were written.
     pub delivered: &'a mut bool,
+    /// The paths to peers.
+    pub tables: PathTables<'a>,
 }
 
 /// What a turn is charged for, and what it has sent.
@@ -201,7 +205,7 @@ impl UrmaEndpoints {
                     _ => true,
                 };
                 let result = match self.tenants.get_mut(&context).filter(|_| is_admitted) {
-                    Some(tenant) => slot.carry_out(tenant, call, shared.now, shared.regions),
+                    Some(tenant) => slot.carry_out(tenant, call, shared),
                     None => Err(UrmaError::Bound),
                 };
                 self.settle(shared);
@@ -218,14 +222,24 @@ impl UrmaEndpoints {
         }
     }
 
+    /// Channels that have waited for their paths go on. Who waits behind them is looked at after their turn.
+    pub fn resume(&mut self, shared: &mut UrmaShared<'_>) {
+        while let Some(path) = shared.tables.wakes.opened.pop() {
+            self.slots.iter_mut().for_each(|slot| slot.endpoint.node.resume_path(path));
+            shared.tables.wakes.freed.push(path);
+        }
+        self.settle(shared);
+    }
+
     /// Takes a burst from each port. Returns the packets of the largest one.
     pub fn receive(&mut self, shared: &mut UrmaShared<'_>, budget: usize) -> usize {
         let mut received = ReceivedWork::default();
         let (mut largest, mut packets) = (0, 0);
         let was_idle = self.ticket == NO_TICKET && !self.is_answering;
         for slot in &mut self.slots {
-            let burst =
-                slot.call(shared.regions, |endpoint, mem, reports| endpoint.receive(shared.now, mem, reports, budget));
+            let (now, tables) = (shared.now, shared.tables.reborrow());
+            let burst = slot
+                .call(shared.regions, |endpoint, mem, fx| endpoint.receive_on(NodeIo { now, mem, fx, tables }, budget));
             if burst.packets > 0 {
                 received.add_run(burst.packets, burst.bytes);
                 packets += burst.packets;
@@ -255,10 +269,11 @@ impl UrmaEndpoints {
             let slot = &mut self.slots[(self.next + turn) % count];
             let left = TURN_BYTES - sent;
             let is_alone = slot.memory.is_some();
-            sent += slot.call(shared.regions, |endpoint, mem, reports| {
-                let bytes = endpoint.send(shared.now, mem, reports, left);
+            let (now, tables) = (shared.now, shared.tables.reborrow());
+            sent += slot.call(shared.regions, |endpoint, mem, fx| {
+                let bytes = endpoint.send_on(NodeIo { now, mem, fx, tables }, left);
                 if is_alone {
-                    endpoint.flush(shared.now);
+                    endpoint.flush(now);
                 }
                 bytes.min(left)
             });
@@ -285,7 +300,7 @@ impl UrmaEndpoints {
         debug_assert!(!held.contains(&tenant.context), "a program that waits has a turn");
         let slot = slots.iter_mut().find(|slot| slot.endpoint.address() == tenant.address);
         let Some(slot) = slot else { return UrmaTurn::default() };
-        let turn = slot.post_next(tenant, shared.now, shared.regions, shared.events);
+        let turn = slot.post_next(tenant, shared);
         if tenant.is_held() {
             held.push(tenant.context);
         } else if turn.goes_on {
@@ -308,7 +323,9 @@ impl UrmaEndpoints {
         self.armed = Nanos::NEVER;
         let mut any = false;
         for slot in &mut self.slots {
-            any |= slot.call(shared.regions, |endpoint, mem, reports| endpoint.run_timers(shared.now, mem, reports));
+            let (now, tables) = (shared.now, shared.tables.reborrow());
+            any |=
+                slot.call(shared.regions, |endpoint, mem, fx| endpoint.run_timers_on(NodeIo { now, mem, fx, tables }));
         }
         self.settle(shared);
         any
@@ -362,7 +379,7 @@ impl UrmaEndpoints {
         let UrmaEndpoints { slots, tenants, tickets, held, .. } = self;
         for slot in slots {
             if !slot.orphans.is_empty() {
-                slot.delete_orphans(shared.now, shared.regions);
+                slot.delete_orphans(shared);
             }
             *shared.delivered |= slot.deliver_completions(tenants, shared.events);
             slot.deliver_events(tenants);
@@ -379,9 +396,10 @@ impl UrmaEndpoints {
     }
 
     /// The endpoint of an address is about to be removed: its node leaves its peers. Returns whether no endpoint is left.
-    pub fn close(&mut self, now: Nanos, regions: &MrTable, address: IpAddr) -> bool {
+    pub fn close(&mut self, address: IpAddr, shared: &mut UrmaShared<'_>) -> bool {
         if let Some(at) = self.find(address) {
-            self.slots[at].call(regions, |endpoint, mem, reports| endpoint.leave(now, mem, reports));
+            let (now, tables) = (shared.now, shared.tables.reborrow());
+            self.slots[at].call(shared.regions, |endpoint, mem, fx| endpoint.leave_on(NodeIo { now, mem, fx, tables }));
         }
         self.slots.retain(|slot| slot.endpoint.address() != address);
         self.slots.is_empty()

@@ -10,6 +10,7 @@ use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn};
 use burst_cc::RATE_UNPACED;
 use burst_transport::QpPositions;
+use burst_urma::UrmaNode;
 use std::net::IpAddr;
 
 /// What a path has in flight, and what it may have.
@@ -21,9 +22,9 @@ pub struct PathLoad {
     pub inflight: u64,
     /// The window in bytes.
     pub window: u64,
-    /// Bytes that each queue pair may have in flight whatever the window is.
+    /// Bytes that each of them may have in flight whatever the window is.
     pub least: u64,
-    /// Queue pairs.
+    /// Queue pairs and channels.
     pub users: u32,
 }
 
@@ -101,12 +102,19 @@ impl Worker {
 
     fn check_path(&self, at: u32, path: &Path) -> Result<(), String> {
         let slots = || self.core.qps.iter().flatten().filter(|slot| slot.path == at);
-        let users = slots().count();
+        let nodes = || self.urma.iter().flat_map(|urma| &urma.slots).map(|slot| &slot.endpoint.node);
+        let channels = || nodes().flat_map(UrmaNode::channels).filter(|channel| channel.path == at);
+        if channels().count() != path.channels.users as usize {
+            return Err(format!("it counts {} channels, and there are {}", path.channels.users, channels().count()));
+        }
+        let users = slots().count() + channels().count();
         let inflight: u64 = slots().map(|slot| slot.inflight_seen).sum();
+        let inflight = inflight + channels().map(|channel| u64::from(channel.reported.all)).sum::<u64>();
         let responses: u64 = slots().map(|slot| slot.responses_seen).sum();
+        let responses = responses + channels().map(|channel| u64::from(channel.reported.answers)).sum::<u64>();
         if (users, inflight, responses) != (path.users as usize, path.inflight(), path.responses()) {
             return Err(format!(
-                "it counts {} queue pairs, {} bytes in flight and {} of responses; there are {users}, {inflight} and {responses}",
+                "it counts {} users, {} bytes in flight and {} of responses; there are {users}, {inflight} and {responses}",
                 path.users,
                 path.inflight(),
                 path.responses()

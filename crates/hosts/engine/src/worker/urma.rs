@@ -50,7 +50,7 @@ impl Worker {
     /// gives back.
     pub fn close_urma(&mut self, now: Nanos, address: IpAddr) -> Option<u32> {
         let urma = self.urma.as_deref_mut()?;
-        if !urma.close(now, &self.core.mem, address) {
+        if !urma.close(address, &mut self.core.urma_shared(now)) {
             return None;
         }
         let context = urma.context();
@@ -90,8 +90,9 @@ impl Worker {
     pub fn with_urma<R>(&mut self, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> Option<R> {
         let urma = self.urma.as_deref_mut()?;
         let slot = urma.slots.first_mut()?;
-        let result = slot.call(&self.core.mem, |endpoint, mem, reports| endpoint.with(now, mem, reports, call));
-        urma.settle(&mut self.core.urma_shared(now));
+        let mut shared = self.core.urma_shared(now);
+        let result = slot.call_node(&mut shared, call);
+        urma.settle(&mut shared);
         Some(result)
     }
 

@@ -129,7 +129,7 @@ impl Host {
             token_seed,
             lanes,
             mtu,
-            // No switch answers: C-AQM could only take time-outs for congestion, and a busy machine has many.
+            // No switch answers: the path to each peer bounds what is in flight.
             caqm: false,
             window_max: window,
             rto_base: Nanos::from_ms(10),

@@ -7,3 +7,5 @@ mod classes;
 mod faults;
 mod recovery;
 mod traffic;
+mod urma_bottleneck;
+mod urma_network;

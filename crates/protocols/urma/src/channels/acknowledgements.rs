@@ -71,7 +71,7 @@ impl Channels {
             status,
             tpmsn: 0,
         };
-        let (dest, lane) = (channel.peer, channel.lane);
+        let (dest, lane, path) = (channel.peer, channel.lane, channel.path);
         let ta = fused.map(|fused| {
             TaHeader::Response(Atah {
                 status,
@@ -81,7 +81,7 @@ impl Channels {
         });
         let nth = self.network_header(dest, NextLayer::Reliable);
         let head = UbHead { nth, rtph: Some(rtph), cetph, saetph: sack.map(|s| s.1), ta };
-        Some(UrmaTransmit::whole((dest, lane), head.emit(&Dialect::BURST, out)))
+        Some(UrmaTransmit { path, ..UrmaTransmit::whole((dest, lane), head.emit(&Dialect::BURST, out)) })
     }
     /// Acknowledgements that are due on a channel leave with the next turn.
     pub(crate) fn ask_ack(&mut self, at: PoolRef) {

@@ -12,9 +12,10 @@ use crate::api::UrmaConfig;
 use crate::caqm::{CaqmEcho, CaqmWindow};
 use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::rx_window::{DeliveredPackets, RX_WINDOW, RxWindow};
-use crate::channels::tx_window::{TX_WINDOW, TxOwner, TxPacket, TxWindow, rto};
+use crate::channels::tx_window::{TxLimits, TxOwner, TxPacket, TxWindow, rto};
 use crate::check::must;
 use crate::initiator::send_record::SendRecord;
+use crate::paths::{FlightBytes, NO_PATH, PathRoom};
 use crate::pool::{PoolList, PoolRef};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Psn};
@@ -75,6 +76,12 @@ pub(crate) struct TpChannel {
     pub(crate) tx: TxWindow,
     pub(crate) rx: RxWindow,
     pub(crate) window: CaqmWindow,
+    /// The path to the peer; [`NO_PATH`] before something was to be sent.
+    pub(crate) path: u32,
+    /// In flight, as was reported to the path.
+    pub(crate) reported: FlightBytes,
+    /// In the list of channels that wait for their path.
+    pub(crate) is_blocked: bool,
     pub(crate) echo: CaqmEcho,
     pub(crate) next_tpmsn: u32,
     /// Requests that have packets to send; each sends a few in turn.
@@ -145,8 +152,6 @@ pub(crate) struct TpChannel {
 /// Number of the error time-outs of Jetties.
 const ERR_TIMEOUTS: usize = crate::api::ERR_TIMEOUT_MAX as usize + 1;
 
-/// Packets in flight up to which requests are sent.
-pub(crate) const REQUEST_WINDOW: usize = TX_WINDOW - 200;
 /// The peer is asked for a sign of life when it was silent for the time-out of so many tries and something is awaited.
 const SILENCE_TRIES: u8 = 4;
 /// Silence after which a channel on which nothing is in flight asks before it sends.
@@ -179,6 +184,9 @@ impl TpChannel {
             tx: TxWindow::new(first_psn, config),
             rx: RxWindow::new(Psn::new(0)),
             window: CaqmWindow::new(u32::from(config.mtu), config.window_max),
+            path: NO_PATH,
+            reported: FlightBytes::default(),
+            is_blocked: false,
             echo: CaqmEcho::default(),
             next_tpmsn: 0,
             queue: VecDeque::new(),
@@ -339,14 +347,16 @@ impl TpChannel {
             TxOwner::Response(_) | TxOwner::Busy { .. } | TxOwner::Filler => self.answers.push_back(owner),
         }
     }
-    /// Bytes that may be in flight.
-    pub(crate) const fn window_bytes(&self, config: &UrmaConfig) -> u32 {
-        if config.caqm { self.window.bytes() } else { config.window_max }
+    /// What may be in flight on a path with this room.
+    pub(crate) fn limits(&self, config: &UrmaConfig, path: PathRoom) -> TxLimits {
+        let window = if config.caqm { self.window.bytes() } else { config.window_max };
+        TxLimits { window, mtu: config.mtu.into(), path }
     }
-    /// Whether it is the responses' turn, among the queues that may send with this window in bytes.
-    pub(crate) fn next_turn(&self, window_bytes: u32) -> Option<bool> {
-        let may_ask = !self.queue.is_empty() && self.tx.has_room(window_bytes, REQUEST_WINDOW);
-        let may_answer = !self.answers.is_empty() && self.tx.has_room(window_bytes.saturating_mul(2), TX_WINDOW);
+    /// Whether it is the responses' turn, among the queues that may send within these limits.
+    #[inline]
+    pub(crate) fn next_turn(&self, limits: &TxLimits) -> Option<bool> {
+        let may_ask = !self.queue.is_empty() && self.tx.has_room(limits, false);
+        let may_answer = !self.answers.is_empty() && self.tx.has_room(limits, true);
         match (may_ask, may_answer) {
             (false, false) => None,
             (true, false) => Some(false),
@@ -399,8 +409,8 @@ impl TpChannel {
         self.rx.all_arrived().filter(|_| is_plain)
     }
     /// The first response to be sent next, if the acknowledgement that is due may leave with it.
-    pub(crate) fn carrier(&self, now: Nanos, window_bytes: u32) -> Option<PoolRef> {
-        let may_answer = self.tx.has_room(window_bytes.saturating_mul(2), TX_WINDOW);
+    pub(crate) fn carrier(&self, now: Nanos, limits: &TxLimits) -> Option<PoolRef> {
+        let may_answer = self.tx.has_room(limits, true);
         let is_held_up = !may_answer || self.is_doubted || self.is_stale(now);
         match self.answers.front() {
             Some(TxOwner::Response(at)) if !is_held_up && self.acknowledgeable().is_some() => Some(*at),
@@ -427,6 +437,14 @@ impl TpChannel {
             status: UbStatus::SUCCESS,
             tpmsn: packet.tpmsn,
         }
+    }
+    /// Whether packets of data wait that nothing but a limit holds back.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.state == ChannelState::Open && !self.is_doubted && (self.tx.has_lost() || !self.has_nothing_to_send())
+    }
+    /// Whether a packet of data may leave within these limits: a repetition if there are any, else a new one.
+    pub(crate) fn may_send(&self, limits: &TxLimits) -> bool {
+        if self.tx.has_lost() { self.tx.may_repeat(limits) } else { self.next_turn(limits).is_some() }
     }
     /// Whether no message waits for its turn.
     pub(crate) fn has_nothing_to_send(&self) -> bool {

@@ -7,6 +7,7 @@ use crate::api::UrmaEnv;
 use crate::channels::Channels;
 use crate::channels::sweeps::ChannelEnd;
 use crate::channels::tx_window::TxOwner;
+use crate::paths::PathChange;
 use crate::pool::PoolRef;
 use crate::timers::UrmaTimer;
 use burst_base::{Nanos, Reason};
@@ -40,6 +41,11 @@ impl Channels {
         if channel.ack_at <= env.now && self.ack_is_due(at, env.now) {
             return self.arm_channel(at, env.now);
         }
+        self.on_due_channel(at, env);
+    }
+    /// The deadline of a channel has come that is no late acknowledgement's.
+    fn on_due_channel(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>) {
+        let config = self.config;
         let Some(channel) = self.table.get_mut(at) else { return };
         let is_asking = channel.is_asking();
         if !is_asking && channel.tx.is_empty() {
@@ -48,7 +54,14 @@ impl Channels {
             self.enqueue(at, TxOwner::Filler);
             return self.arm_channel(at, env.now);
         }
+        if !is_asking && channel.tx.is_waiting() {
+            // Nothing is in flight, so nothing is late.
+            channel.tx.wait_on(env.now);
+            self.activate(at);
+            return self.arm_channel(at, env.now);
+        }
         if !is_asking && channel.tx.probe(env.now, &config) {
+            self.tell_path(at, env, PathChange::default());
             self.activate(at);
             return self.arm_channel(at, env.now);
         }
@@ -76,6 +89,7 @@ impl Channels {
             self.sweeps.steps += channel.tx.packets() as u64;
             channel.window.on_timeout(env.now);
             channel.tx.on_timeout(env.now);
+            self.tell_path(at, env, PathChange { is_timeout: true, ..PathChange::default() });
         }
         self.lane_is_silent(at, env.now);
         self.activate(at);

@@ -1,13 +1,21 @@
-//! The sending half of a channel: PSNs, packets in flight, selective repeat with MarkPSN, go-back-N, retransmission time-outs.
+//! The sending half of a channel: PSNs, packets in flight, selective repeat, go-back-N, retransmission time-outs.
 //!
-//! Packets are kept as descriptions ([`TxPacket`]), not as bytes: a repetition reads the data again. MarkPSN: when a
-//! selective acknowledgement shows losses, the greatest PSN sent so far is marked, and until a packet behind it is
-//! acknowledged each missing packet is repeated once only. A packet counts as lost when one at least `reorder_degree` PSNs
-//! behind it has arrived. If no acknowledgement comes for a few round trips, the oldest and the newest packet are sent again
-//! as a probe, because the loss of the last packets shows in no acknowledgement. Time-out n is `rto_base * 2^(rto_shift *
-//! n)`; after `rto_tries` in a row the channel has failed.
+//! Packets are kept as descriptions ([`TxPacket`]), not as bytes: a repetition reads the data again. Transmissions are numbered,
+//! repetitions included, as in RFC 9002. A packet is *lost* when one has arrived that was sent at least `reorder_degree`
+//! transmissions after it: of first transmissions these are PSNs, and a lost repetition is found in the same way. The arrival of
+//! a repeated packet proves nothing within the smallest round trip, because its first transmission may have been late (RFC
+//! 8985, 6.2). Of fewer packets in flight than that degree the last arrival suffices (RFC 5827). If no acknowledgement comes for
+//! about two round trips, and for twice as long again, the oldest and the newest packet are sent again as a probe,
+//! whatever may be in flight, because the loss of the last packets shows in no acknowledgement. Time-out n is `rto_base *
+//! 2^(rto_shift * n)`; then everything that is not acknowledged is lost, and leaves again as the limits on what is in flight
+//! ([`TxLimits`]) allow. After `rto_tries` in a row the channel has failed.
+//!
+//! **Congestion.** Losses are one signal for each window ([`Acked::is_signal`], RFC 6582): a loss is reported if the lost
+//! transmission was sent after the last report, be it a first one or a repetition. From a report until what was sent before it
+//! is acknowledged the channel is *recovering*, but not after a time-out, which slow start follows.
 
 use crate::api::{LossRecovery, UrmaConfig};
+use crate::paths::{FlightBytes, PathRoom};
 use crate::pool::PoolRef;
 use burst_base::{Nanos, Psn, Reason};
 use burst_ubwire::{Saetph, ServiceMode};
@@ -15,11 +23,15 @@ use std::collections::VecDeque;
 
 /// Packets in flight at most. The receiver accepts as many ([`crate::channels::rx_window::RX_WINDOW`]).
 pub(crate) const TX_WINDOW: usize = 1000;
-/// Smoothed round trips without acknowledgement after which a probe is sent, and the shortest such time.
-const PROBE_ROUND_TRIPS: u64 = 4;
+/// Packets in flight up to which requests are sent.
+pub(crate) const REQUEST_WINDOW: usize = TX_WINDOW - 200;
+/// Shortest time without acknowledgement after which a probe is sent, and probes without progress at most.
 const PROBE_MIN: Nanos = Nanos(50_000);
-/// Packets repeated at one time-out.
-const TIMEOUT_BURST: usize = 16;
+const PROBES_MAX: u8 = 2;
+/// Transmissions since the last report of a loss that are counted: numbers are compared within half of their range.
+const REPORTED_MAX: u32 = 1 << 24;
+/// Packets of a probe that may leave whatever is in flight: the first one.
+const PROBE_PACKETS: u8 = 1;
 /// Queues longer than this give their memory back when they are empty.
 const KEEP: usize = 32;
 
@@ -63,10 +75,23 @@ impl TxPacket {
     }
 }
 
+/// What a channel may have in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TxLimits {
+    /// Bytes of payload; responses may have twice as many.
+    pub(crate) window: u32,
+    /// Largest payload of a packet.
+    pub(crate) mtu: u32,
+    /// What the network path to the peer takes now.
+    pub(crate) path: PathRoom,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     packet: TxPacket,
     sent_at: Nanos,
+    /// Number of the last transmission.
+    order: u32,
     acked: bool,
     lost: bool,
     repeated: bool,
@@ -78,31 +103,57 @@ pub(crate) struct TxWindow {
     /// Oldest PSN that is not acknowledged.
     una: Psn,
     flight: VecDeque<InFlight>,
-    /// Payload bytes that are neither acknowledged nor lost.
-    flight_bytes: u32,
+    /// Payload of the packets that are neither acknowledged nor lost, and their number.
+    bytes: FlightBytes,
+    open: u32,
     lost: u32,
-    mark: Option<Psn>,
-    /// In the present recovery, PSNs before this one have been judged.
-    scanned: Psn,
+    /// No packet before this one is lost.
+    lost_from: Psn,
+    /// Packets that may leave whatever is in flight.
+    probes: u8,
+    /// Number of the next transmission, and of the newest one that has arrived.
+    order_next: u32,
+    order_arrived: u32,
+    /// Losses of transmissions from this one on are reported.
+    reported: u32,
+    /// The newest PSN sent when a loss was reported, until it is acknowledged.
+    recover: Option<Psn>,
     tries: u8,
     /// An acknowledgement came since the last time-out.
     is_heard: bool,
-    /// The probe was sent since the last progress.
-    is_probed: bool,
+    /// Probes that were sent since the last progress.
+    probed: u8,
     progress_at: Nanos,
     srtt: Nanos,
+    /// Its mean deviation (RFC 6298).
+    rttvar: Nanos,
+    /// The smallest round trip; 0 before the first.
+    rtt_min: Nanos,
     gbn: bool,
     /// Oldest PSN when a NAK was followed last: one for each gap.
     nak_followed: Option<Psn>,
 }
 
 /// What an acknowledgement did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acked {
     /// Packets that are newly lost.
     pub(crate) losses: u32,
+    /// One of them was sent after the last loss that was reported to congestion control.
+    pub(crate) is_signal: bool,
     /// Another acknowledgement covered more: nothing was done.
     pub(crate) is_old: bool,
+    /// Packets that are newly acknowledged, and bytes of their payload.
+    pub(crate) packets: u32,
+    /// See `packets`.
+    pub(crate) bytes: u32,
+    /// Time since the newest of them was sent, if it was sent once.
+    pub(crate) rtt: Option<Nanos>,
+}
+
+/// Whether one transmission was before another one. Numbers wrap around.
+const fn is_before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
 }
 
 impl TxWindow {
@@ -110,15 +161,22 @@ impl TxWindow {
         TxWindow {
             una: first,
             flight: VecDeque::new(),
-            flight_bytes: 0,
+            bytes: FlightBytes::default(),
+            open: 0,
             lost: 0,
-            mark: None,
-            scanned: first,
+            lost_from: first,
+            probes: 0,
+            order_next: 1,
+            order_arrived: 0,
+            reported: 0,
+            recover: None,
             tries: 0,
             is_heard: false,
-            is_probed: false,
+            probed: 0,
             progress_at: Nanos(0),
             srtt: Nanos(0),
+            rttvar: Nanos(0),
+            rtt_min: Nanos(0),
             gbn: config.recovery == LossRecovery::GoBackN,
             nak_followed: None,
         }
@@ -127,9 +185,23 @@ impl TxWindow {
     pub(crate) fn next_psn(&self) -> Psn {
         self.una.add(self.flight.len() as u32)
     }
-    /// Whether a new packet may be sent with these limits on bytes and packets in flight. One packet is always allowed.
-    pub(crate) fn has_room(&self, bytes_max: u32, packets_max: usize) -> bool {
-        self.flight.is_empty() || self.flight.len() < packets_max && self.flight_bytes < bytes_max
+    /// Whether a new packet of a response, or of a request, may be sent. One packet is always within the window.
+    #[inline]
+    pub(crate) fn has_room(&self, limits: &TxLimits, is_answer: bool) -> bool {
+        let packets_max = if is_answer { TX_WINDOW } else { REQUEST_WINDOW };
+        (self.flight.is_empty() || self.flight.len() < packets_max && self.is_below(limits.window, is_answer))
+            && limits.path.admits(is_answer, limits.mtu, self.bytes)
+    }
+    fn is_below(&self, window: u32, is_answer: bool) -> bool {
+        self.bytes.all < if is_answer { window.saturating_mul(2) } else { window }
+    }
+    /// Whether packets wait for a limit, all of them: nothing is in flight.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.open == 0 && self.lost > 0
+    }
+    /// Whether losses are being repaired that were found without a time-out.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.recover.is_some()
     }
     pub(crate) fn is_empty(&self) -> bool {
         self.flight.is_empty()
@@ -151,8 +223,8 @@ impl TxWindow {
         self.flight.len()
     }
     /// Payload bytes that are neither acknowledged nor lost.
-    pub(crate) fn bytes(&self) -> u32 {
-        self.flight_bytes
+    pub(crate) fn bytes(&self) -> FlightBytes {
+        self.bytes
     }
     pub(crate) fn srtt(&self) -> Nanos {
         self.srtt
@@ -160,27 +232,59 @@ impl TxWindow {
     /// A new packet is sent.
     pub(crate) fn push(&mut self, now: Nanos, packet: TxPacket) -> Psn {
         if self.flight.is_empty() {
-            (self.progress_at, self.is_probed) = (now, false);
+            (self.progress_at, self.probed) = (now, 0);
         }
         debug_assert!(self.flight.len() < TX_WINDOW, "more packets are in flight than the peer accepts");
-        let psn = self.next_psn();
-        self.flight.push_back(InFlight { packet, sent_at: now, acked: false, lost: false, repeated: false });
-        self.flight_bytes += u32::from(packet.len);
+        let (psn, order) = (self.next_psn(), self.take_order());
+        self.flight.push_back(InFlight { packet, sent_at: now, order, acked: false, lost: false, repeated: false });
+        self.bytes.add(packet.len, !packet.is_request());
+        self.open += 1;
         psn
     }
-    /// The oldest lost packet, which counts as sent again.
-    pub(crate) fn take_lost(&mut self, now: Nanos) -> Option<(Psn, TxPacket)> {
+    fn take_order(&mut self) -> u32 {
+        let order = self.order_next;
+        if order.wrapping_sub(self.reported) > REPORTED_MAX {
+            self.reported = order.wrapping_sub(REPORTED_MAX);
+        }
+        self.order_next = order.wrapping_add(1);
+        order
+    }
+    fn first_lost(&self) -> Option<usize> {
+        let from = self.lost_from.diff(self.una).max(0) as usize;
+        self.flight.range(from..).position(|p| p.lost).map(|at| from + at)
+    }
+    /// Whether the oldest lost packet may leave again.
+    pub(crate) fn may_repeat(&self, limits: &TxLimits) -> bool {
+        self.first_lost().is_some_and(|at| {
+            let is_answer = !self.flight[at].packet.is_request();
+            let is_below = self.open == 0 || self.is_below(limits.window, is_answer);
+            self.probes > 0 || is_below && limits.path.admits(is_answer, limits.mtu, self.bytes)
+        })
+    }
+    /// The oldest lost packet, which counts as sent again, if the limits allow it.
+    pub(crate) fn take_lost(&mut self, now: Nanos, limits: &TxLimits) -> Option<(Psn, TxPacket)> {
         if self.lost == 0 {
             return None;
         }
-        let at = self.flight.iter().position(|p| p.lost)?;
+        let at = self.first_lost()?;
+        self.lost_from = self.una.add(at as u32);
+        if !self.may_repeat(limits) {
+            return None;
+        }
+        let is_answer = !self.flight[at].packet.is_request();
+        self.probes = self.probes.saturating_sub(1);
+        if self.open == 0 {
+            self.progress_at = self.progress_at.max(now);
+        }
+        let order = self.take_order();
         let entry = &mut self.flight[at];
-        (entry.lost, entry.repeated, entry.sent_at) = (false, true, now);
+        (entry.lost, entry.repeated, entry.sent_at, entry.order) = (false, true, now, order);
         self.lost -= 1;
         if !entry.acked {
-            self.flight_bytes += u32::from(entry.packet.len);
+            self.bytes.add(entry.packet.len, is_answer);
+            self.open += 1;
         }
-        Some((self.una.add(at as u32), entry.packet))
+        Some((self.lost_from, entry.packet))
     }
     /// All packets up to `cumulative` are acknowledged, and those of the bitmap. `done` gets each packet of a request when
     /// all before it are acknowledged, too, and each other packet when it is acknowledged: a response that has arrived makes
@@ -197,81 +301,128 @@ impl TxWindow {
             return Err(Reason::UbBadAck);
         }
         self.is_heard = true;
-        let mut acked = Acked { losses: 0, is_old: count < 0 };
+        let mut acked = Acked { is_old: count < 0, ..Acked::default() };
         if acked.is_old {
             return Ok(acked);
         }
         for _ in 0..count {
             let Some(entry) = self.flight.pop_front() else { break };
             self.leave(&entry);
-            if !entry.repeated {
-                self.sample_rtt(now.since(entry.sent_at));
-            }
             self.una = self.una.next();
+            if !entry.acked {
+                self.arrived(now, &entry, &mut acked);
+            }
             if !entry.acked || entry.packet.is_request() {
                 done(entry.packet);
             }
         }
         if count > 0 {
-            (self.tries, self.is_probed, self.progress_at) = (0, false, now);
+            self.progress(now);
         }
-        if self.mark.is_some_and(|mark| self.una.is_after(mark)) {
-            self.mark = None;
+        if self.recover.is_some_and(|recover| self.una.is_after(recover)) {
+            self.recover = None;
         }
         if let Some((saetph, degree)) = sack {
-            acked.losses = self.on_bitmap(now, saetph, degree, done)?;
+            self.on_bitmap(now, saetph, &mut acked, done)?;
+            self.find_losses(degree, &mut acked);
         }
         if self.flight.is_empty() && self.flight.capacity() > KEEP {
             self.flight = VecDeque::new();
         }
         Ok(acked)
     }
-    /// The peer keeps nothing behind a gap (go-back-N) and says so, once for each gap.
-    pub(crate) fn on_nak(&mut self) {
-        debug_assert!(self.gbn, "selective repeat knows no NAK");
-        if self.nak_followed != Some(self.una) {
-            self.nak_followed = Some(self.una);
-            self.go_back();
+    /// Something was acknowledged for the first time.
+    fn progress(&mut self, now: Nanos) {
+        (self.tries, self.probed, self.progress_at, self.probes) = (0, 0, now, 0);
+    }
+    /// A packet has arrived at the peer.
+    #[inline]
+    fn arrived(&mut self, now: Nanos, entry: &InFlight, acked: &mut Acked) {
+        acked.packets += 1;
+        acked.bytes += u32::from(entry.packet.len);
+        let rtt = now.since(entry.sent_at);
+        if !entry.repeated {
+            acked.rtt = Some(rtt);
+            self.sample_rtt(rtt);
+        }
+        let is_proof = !entry.repeated || self.rtt_min.0 > 0 && rtt >= self.rtt_min;
+        if is_proof && is_before(self.order_arrived, entry.order) {
+            self.order_arrived = entry.order;
         }
     }
-    /// All packets are lost.
-    fn go_back(&mut self) -> u32 {
-        let before = self.lost;
-        for i in 0..self.flight.len() {
-            self.lose(i);
+    /// The peer keeps nothing behind a gap (go-back-N) and says so, once for each gap. Whether that is to be reported as a loss.
+    pub(crate) fn on_nak(&mut self) -> bool {
+        debug_assert!(self.gbn, "selective repeat knows no NAK");
+        if self.nak_followed == Some(self.una) {
+            return false;
         }
-        self.lost - before
+        self.nak_followed = Some(self.una);
+        let is_signal = self.flight.front().is_some_and(|first| !is_before(first.order, self.reported));
+        self.lose_all();
+        self.report_loss(is_signal);
+        is_signal
+    }
+    /// All packets that are not acknowledged are lost.
+    fn lose_all(&mut self) {
+        for i in 0..self.flight.len() {
+            if self.gbn || !self.flight[i].acked {
+                self.lose(i);
+            }
+        }
+    }
+    fn report_loss(&mut self, is_signal: bool) {
+        if is_signal {
+            self.reported = self.order_next;
+            self.recover = Some(self.next_psn().prev());
+        }
     }
     fn leave(&mut self, entry: &InFlight) {
         debug_assert!(!entry.lost || self.lost > 0);
         if entry.lost {
             self.lost -= 1;
         } else if !entry.acked {
-            self.flight_bytes -= u32::from(entry.packet.len);
+            self.close(entry.packet);
         }
+    }
+    /// A packet is not in flight any more.
+    fn close(&mut self, packet: TxPacket) {
+        debug_assert!(self.open > 0, "more packets are acknowledged or lost than were sent");
+        self.bytes.take(packet.len, !packet.is_request());
+        self.open -= 1;
     }
     fn lose(&mut self, at: usize) {
         let entry = &mut self.flight[at];
-        if !entry.lost {
-            entry.lost = true;
-            self.lost += 1;
-            if !entry.acked {
-                self.flight_bytes -= u32::from(entry.packet.len);
-            }
+        if entry.lost {
+            return;
+        }
+        entry.lost = true;
+        let (is_open, packet, psn) = (!entry.acked, entry.packet, self.una.add(at as u32));
+        if self.lost == 0 || psn.is_before(self.lost_from) {
+            self.lost_from = psn;
+        }
+        self.lost += 1;
+        if is_open {
+            self.close(packet);
         }
     }
     fn sample_rtt(&mut self, rtt: Nanos) {
-        self.srtt = if self.srtt.0 == 0 { rtt } else { Nanos(self.srtt.0 - self.srtt.0 / 8 + rtt.0 / 8) };
+        if self.srtt.0 == 0 {
+            (self.srtt, self.rttvar) = (rtt, Nanos(rtt.0 / 2));
+        } else {
+            let error = rtt.0.abs_diff(self.srtt.0);
+            self.rttvar = Nanos(self.rttvar.0 - self.rttvar.0 / 4 + error / 4);
+            self.srtt = Nanos(self.srtt.0 - self.srtt.0 / 8 + rtt.0 / 8);
+        }
+        self.rtt_min = if self.rtt_min.0 == 0 { rtt } else { self.rtt_min.min(rtt) };
     }
     fn on_bitmap(
         &mut self,
         now: Nanos,
         saetph: &Saetph,
-        degree: u32,
+        acked: &mut Acked,
         done: &mut dyn FnMut(TxPacket),
-    ) -> Result<u32, Reason> {
-        let greatest = saetph.max_psn.diff(self.una);
-        if greatest >= self.flight.len() as i32 {
+    ) -> Result<(), Reason> {
+        if saetph.max_psn.diff(self.una) >= self.flight.len() as i32 {
             return Err(Reason::UbBadAck);
         }
         for i in 0..saetph.bits().min(self.flight.len() as u32) {
@@ -280,47 +431,58 @@ impl TxWindow {
                 let copy = *entry;
                 (entry.acked, entry.lost) = (true, false);
                 self.leave(&copy);
+                self.arrived(now, &copy, acked);
                 if !copy.packet.is_request() {
                     done(copy.packet);
                 }
                 // A sign of life, although the oldest packet is still missing.
-                (self.tries, self.is_probed, self.progress_at) = (0, false, now);
+                self.progress(now);
             }
         }
-        let end = greatest + 1 - degree as i32;
-        let is_new = self.mark.is_none_or(|mark| saetph.max_psn.is_after(mark));
-        let start = if is_new { 0 } else { self.scanned.diff(self.una).max(0) };
-        let before = self.lost;
-        for i in start..end {
-            if !self.flight[i as usize].acked {
-                self.lose(i as usize);
+        Ok(())
+    }
+    /// Packets are lost that were sent `degree` transmissions before one that has arrived.
+    fn find_losses(&mut self, degree: u32, acked: &mut Acked) {
+        // Of few packets in flight as many cannot arrive (early retransmit, RFC 5827).
+        let degree = degree.min((self.flight.len() as u32).saturating_sub(1)).max(1);
+        let end = self.order_arrived.wrapping_sub(degree);
+        for i in 0..self.flight.len() {
+            let InFlight { acked: has_arrived, lost, order, .. } = self.flight[i];
+            if !has_arrived && !lost && !is_before(end, order) {
+                acked.losses += 1;
+                acked.is_signal |= !is_before(order, self.reported);
+                self.lose(i);
             }
         }
-        if self.lost > before {
-            if is_new {
-                self.mark = Some(self.next_psn().prev());
-                self.scanned = self.una;
-            }
-            self.scanned = self.una.add(end as u32);
-        }
-        Ok(self.lost - before)
+        self.report_loss(acked.is_signal);
     }
     /// When the next time-out is due.
     pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
         if self.flight.is_empty() {
             return Nanos::NEVER;
         }
+        let rto = self.time_out(config);
+        let may_probe = self.probed < PROBES_MAX && self.tries == 0 && self.srtt.0 > 0 && !self.gbn;
+        self.progress_at + if may_probe { self.probe_wait().min(rto) } else { rto }
+    }
+    /// The next time-out: up to an eighth longer than [`rto`], by an amount of its own, so that senders that have lost their
+    /// packets at the same time do not lose them again at the same time.
+    fn time_out(&self, config: &UrmaConfig) -> Nanos {
         let rto = rto(config, self.tries, self.srtt);
-        let probe = Nanos((PROBE_ROUND_TRIPS * self.srtt.0).max(PROBE_MIN.0));
-        let is_probe = !self.is_probed && self.tries == 0 && self.srtt.0 > 0 && !self.gbn;
-        self.progress_at + if is_probe { probe.min(rto) } else { rto }
+        let mixed = (self.una.get() ^ u32::from(self.tries) << 24).wrapping_mul(0x9e37_79b1);
+        Nanos(rto.0 + (rto.0 / 8).saturating_mul(u64::from(mixed >> 16)) / (1 << 16))
+    }
+    /// Time without progress after which the next probe is sent: twice as long for the second one.
+    fn probe_wait(&self) -> Nanos {
+        let wait = (2 * self.srtt.0).max(self.srtt.0 + 4 * self.rttvar.0).max(PROBE_MIN.0);
+        Nanos(wait << self.probed.min(PROBES_MAX))
     }
     /// The deadline has come: true if a probe is sent instead of a time-out.
     pub(crate) fn probe(&mut self, now: Nanos, config: &UrmaConfig) -> bool {
-        if now >= self.progress_at + rto(config, self.tries, self.srtt) || self.is_probed {
+        if now >= self.progress_at + self.time_out(config) || self.probed >= PROBES_MAX {
             return false;
         }
-        self.is_probed = true;
+        (self.probed, self.probes) = (self.probed + 1, PROBE_PACKETS);
         let is_open = |p: &InFlight| !p.acked && !p.lost;
         let (first, last) = (self.flight.iter().position(is_open), self.flight.iter().rposition(is_open));
         for at in [first, last].into_iter().flatten() {
@@ -336,36 +498,33 @@ impl TxWindow {
     pub(crate) fn silent_tries(&self) -> u8 {
         if self.is_heard { 0 } else { self.tries }
     }
-    /// No acknowledgement of more packets came in time: the oldest ones are lost.
+    /// No acknowledgement of more packets came in time: all that are not acknowledged are lost.
     pub(crate) fn on_timeout(&mut self, now: Nanos) {
         self.tries = self.silent_tries().saturating_add(1);
         self.is_heard = false;
-        (self.progress_at, self.mark) = (now, None);
-        if self.gbn {
-            self.go_back();
-            return;
-        }
-        let mut count = 0;
-        for i in 0..self.flight.len() {
-            if !self.flight[i].acked {
-                self.lose(i);
-                count += 1;
-            }
-            if count == TIMEOUT_BURST {
-                break;
-            }
-        }
-        if count == 0 {
+        (self.progress_at, self.recover, self.reported, self.probes) = (now, None, self.order_next, 0);
+        self.lose_all();
+        if self.lost == 0 {
             // All have arrived but the acknowledgement is missing: the first one asks for it.
             self.lose(0);
         }
     }
+    /// Nothing was in flight when the time-out came: packets wait for a limit.
+    pub(crate) fn wait_on(&mut self, now: Nanos) {
+        debug_assert!(self.is_waiting(), "packets are in flight");
+        self.progress_at = now;
+    }
     /// Whether the counts are those of the packets.
     pub(crate) fn is_consistent(&self) -> bool {
         let lost = self.flight.iter().filter(|packet| packet.lost).count();
-        let open = self.flight.iter().filter(|packet| !packet.acked && !packet.lost);
-        let bytes: u32 = open.map(|packet| u32::from(packet.packet.len)).sum();
-        (lost, bytes) == (self.lost as usize, self.flight_bytes) && self.flight.len() <= TX_WINDOW
+        let (mut bytes, mut open) = (FlightBytes::default(), 0);
+        for packet in self.flight.iter().filter(|packet| !packet.acked && !packet.lost) {
+            bytes.add(packet.packet.len, !packet.packet.is_request());
+            open += 1;
+        }
+        let first = self.flight.iter().position(|packet| packet.lost);
+        let is_found = first.is_none_or(|at| !self.una.add(at as u32).is_before(self.lost_from));
+        (lost, bytes, open) == (self.lost as usize, self.bytes, self.open) && is_found && self.flight.len() <= TX_WINDOW
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         self.flight.capacity() * size_of::<InFlight>()
@@ -405,12 +564,14 @@ mod tests {
         window.on_ack(Nanos(1), first.add(base).prev(), Some((&saetph, 1)), &mut |_| ()).expect("sound").losses
     }
 
+    const ALL: TxLimits = TxLimits { window: u32::MAX, mtu: 100, path: PathRoom::UNBOUNDED };
+
     fn lost(window: &mut TxWindow) -> Vec<u32> {
-        std::iter::from_fn(|| window.take_lost(Nanos(2)).map(|(_, p)| p.offset)).collect()
+        std::iter::from_fn(|| window.take_lost(Nanos(2), &ALL).map(|(_, p)| p.offset)).collect()
     }
 
     #[test]
-    fn only_missing_packets_are_repeated_and_once_until_mark_psn_is_passed() {
+    fn only_missing_packets_are_repeated_and_once_until_something_newer_has_arrived() {
         let mut w = window(20);
         assert_eq!(sack(&mut w, 2, &[3, 4, 6]), 2);
         assert_eq!(lost(&mut w), [2, 5]);
@@ -429,14 +590,14 @@ mod tests {
     #[test]
     fn bytes_in_flight_are_those_neither_acknowledged_nor_lost() {
         let mut w = window(10);
-        assert_eq!(w.flight_bytes, 1000);
+        assert_eq!(w.bytes.all, 1000);
         sack(&mut w, 2, &[4, 5]);
-        assert_eq!((w.flight_bytes, w.lost), (400, 2), "6 to 9");
+        assert_eq!((w.bytes.all, w.lost), (400, 2), "6 to 9");
         assert_eq!(lost(&mut w).len(), 2);
-        assert_eq!(w.flight_bytes, 600);
+        assert_eq!(w.bytes.all, 600);
         let all = w.next_psn().prev();
         w.on_ack(Nanos(5), all, None, &mut |_| ()).expect("sound");
-        assert_eq!((w.flight_bytes, w.lost, w.is_empty()), (0, 0, true));
+        assert_eq!((w.bytes.all, w.lost, w.is_empty()), (0, 0, true));
     }
 
     #[test]
@@ -450,7 +611,7 @@ mod tests {
         let mut seen = Vec::new();
         w.on_ack(Nanos(1), next.sub(2), None, &mut |p| seen.push(p.offset)).expect("sound");
         assert_eq!(seen, [0, 1]);
-        assert_eq!(w.on_ack(Nanos(1), before, None, &mut |_| ()), Ok(Acked { losses: 0, is_old: true }));
+        assert_eq!(w.on_ack(Nanos(1), before, None, &mut |_| ()), Ok(Acked { is_old: true, ..Acked::default() }));
     }
 
     #[test]
@@ -459,11 +620,13 @@ mod tests {
         let mut w = window(40);
         let mut at = Nanos(0);
         for n in 0..config.rto_tries {
-            assert_eq!(w.deadline(&config), at + Nanos(config.rto_base.0 << n));
+            let least = Nanos(config.rto_base.0 << n);
+            let wait = w.deadline(&config).since(at);
+            assert!(wait >= least && wait.0 <= least.0 + least.0 / 8, "{wait:?} for {least:?}");
             at = w.deadline(&config);
             assert!(w.silent_tries() < config.rto_tries);
             w.on_timeout(at);
-            assert_eq!(lost(&mut w).len(), TIMEOUT_BURST);
+            assert_eq!(lost(&mut w).len(), 40, "all that were sent");
         }
         assert_eq!(w.silent_tries(), config.rto_tries);
     }

@@ -6,7 +6,7 @@
 
 use crate::api::{UrmaEnv, UrmaTransmit};
 use crate::channels::channel::{ACK_EVERY, TpChannel};
-use crate::channels::tx_window::{TxOwner, TxPacket};
+use crate::channels::tx_window::{TxLimits, TxOwner, TxPacket};
 use crate::initiator::Initiator;
 use crate::initiator::send_record::SendRecord;
 use crate::node_shared::NodeShared;
@@ -25,6 +25,8 @@ pub struct UrmaRun {
     pub dest: Cna,
     /// The lane.
     pub lane: u8,
+    /// The path of the channel.
+    pub path: u32,
     /// Payload of all packets.
     pub payload: Span,
     /// Bytes of each packet's payload.
@@ -48,7 +50,7 @@ impl UrmaRun {
     }
     /// Adds the next packet of a request. False: it is the last one of its turn.
     #[inline]
-    fn push(&mut self, channel: &mut TpChannel, request: &mut SendRecord, turn: &RunTurn) -> bool {
+    fn push(&mut self, channel: &mut TpChannel, request: &mut SendRecord, turn: &mut RunTurn) -> bool {
         debug_assert!(self.count < RUN_MAX && !self.is_last);
         let offset = request.sent;
         request.sent += u32::from(self.len);
@@ -56,7 +58,8 @@ impl UrmaRun {
         let packet = TxPacket { owner: turn.owner, offset, len: self.len, last: self.is_last, tpmsn: request.tpmsn };
         let psn = channel.tx.push(turn.now, packet);
         let goes_on = !channel.end_packet(false, self.is_last) || channel.is_only(turn.owner);
-        let next = channel.next_turn(turn.window);
+        turn.limits.path.take(false, self.len);
+        let next = channel.next_turn(&turn.limits);
         self.is_drained = channel.has_nothing_to_send();
         let ack_req = self.is_drained || psn.get().is_multiple_of(ACK_EVERY) || next.is_none();
         self.ack_reqs |= u32::from(ack_req) << self.count;
@@ -91,18 +94,21 @@ impl LastHead {
 /// The turn of a message on its channel.
 struct RunTurn {
     owner: TxOwner,
-    /// Bytes that may be in flight.
-    window: u32,
+    limits: TxLimits,
     now: Nanos,
 }
 
 impl RunTurn {
-    /// Whether the message has its turn, and nothing else is to be considered.
+    /// The turn of a request on its channel. `None`: it has none, or something else is to be considered.
     #[inline]
-    fn is_of(&self, channel: &TpChannel) -> bool {
-        channel.queue.front() == Some(&self.owner)
-            && channel.next_turn(self.window) == Some(false)
-            && !channel.owes_more_than_data(self.now)
+    fn of(node: &mut NodeShared, (at, owner): (PoolRef, TxOwner), env: &mut UrmaEnv<'_>) -> Option<RunTurn> {
+        let channel = node.channels.table.get(at)?;
+        if channel.queue.front() != Some(&owner) || channel.owes_more_than_data(env.now) {
+            return None;
+        }
+        let limits = node.channels.limits(at, env)?;
+        let has_turn = node.channels.table.get(at)?.next_turn(&limits) == Some(false);
+        has_turn.then_some(RunTurn { owner, limits, now: env.now })
     }
 }
 
@@ -122,7 +128,9 @@ impl Initiator {
         let congestion = if is_caqm { channel.window.stamp(u32::from(run.len)) } else { CongestionField::default() };
         let len = self.last_head.head.emit(congestion, out);
         run.vary(0, out);
-        Some((UrmaTransmit { dest: run.dest, lane: run.lane, len, lent: Some(run.payload) }, run.is_drained))
+        let sent = UrmaTransmit { dest: run.dest, lane: run.lane, len, lent: Some(run.payload), path: run.path };
+        node.channels.tell_sent(at, env, (1, len + run.payload.len()));
+        Some((sent, run.is_drained))
     }
     /// Sends up to `count_max` packets of equal length, 1 at least, if they follow the last one.
     pub(crate) fn take_following(
@@ -136,11 +144,8 @@ impl Initiator {
         if kept_of != at {
             return None;
         }
+        let mut turn = RunTurn::of(node, (at, owner), env)?;
         let channel = node.channels.table.get_mut(at)?;
-        let turn = RunTurn { owner, window: channel.window_bytes(&node.channels.config), now: env.now };
-        if !turn.is_of(channel) {
-            return None;
-        }
         let request = self.requests.get_mut(request_at)?;
         let range = request.further_data(attempt)?;
         let (offset, left) = (request.sent, range.len - request.sent);
@@ -153,6 +158,7 @@ impl Initiator {
         let mut run = UrmaRun {
             dest: channel.peer,
             lane: channel.lane,
+            path: channel.path,
             payload: span,
             len: len as u16,
             psn: first,
@@ -165,7 +171,7 @@ impl Initiator {
         // As behind any other packet: one more in flight does not change the deadline.
         let is_first = channel.tx.packets() == 0 || channel.timer_at == Nanos::NEVER;
         channel.is_confirmed = false;
-        while run.count * len < bytes && run.push(channel, request, &turn) {}
+        while run.count * len < bytes && run.push(channel, request, &mut turn) {}
         run.payload = span.sub(0, (run.count * len) as usize);
         if run.is_last {
             (request.all_sent, request.last_psn) = (true, Some(first.add(run.count - 1)));

@@ -6,6 +6,7 @@ use crate::channels::rx_window::{DeliveredPackets, PsnVerdict};
 use crate::channels::tx_window::{Acked, TxOwner};
 use crate::initiator::responses::ResponsePacket;
 use crate::node::UrmaNode;
+use crate::paths::PathChange;
 use crate::pool::PoolRef;
 use crate::urma_target::message::{MessageOrigin, RequestPacket};
 use crate::urma_target::runs::ReceivedRun;
@@ -17,7 +18,15 @@ use burst_ubwire::{
 impl UrmaNode {
     /// A packet arrived, from the NTH on and without checksum. Drops are counted by reason.
     pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
-        if self.target.on_following(&mut self.shared, env, bytes) {
+        self.on_packet_of(env, bytes, false);
+    }
+    /// As [`UrmaNode::on_packet`], for a packet that a switch has marked in its IP header (ECN). Its sender hears of it.
+    pub fn on_marked_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
+        self.on_packet_of(env, bytes, true);
+    }
+    #[inline]
+    fn on_packet_of(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8], is_marked: bool) {
+        if !is_marked && self.target.on_following(&mut self.shared, env, bytes) {
             if self.target.contexts.has_moved() {
                 self.target.run_contexts(&mut self.shared, env);
             }
@@ -31,7 +40,7 @@ impl UrmaNode {
             return env.fx.count(Reason::UbForeign);
         }
         let verdict = match (packet.head.nth.next, &packet.head.rtph) {
-            (NextLayer::Reliable, Some(rtph)) => self.on_reliable(env, &packet, rtph, bytes.len() as u32),
+            (NextLayer::Reliable, Some(_)) => self.on_reliable(env, &packet, (bytes.len() as u32, is_marked)),
             (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet).map(|()| None),
             (NextLayer::Bypass, _) => self.accesses.on_packet(&mut self.shared.objects, env, &packet).map(|()| None),
             (NextLayer::Reliable, None) => Err(Reason::UbNextLayer),
@@ -58,9 +67,9 @@ impl UrmaNode {
         &mut self,
         env: &mut UrmaEnv<'_>,
         packet: &UbPacket<'_>,
-        rtph: &Rtph,
-        len: u32,
+        (len, is_marked): (u32, bool),
     ) -> Result<Option<PoolRef>, Reason> {
+        let Some(rtph) = &packet.head.rtph else { return Err(Reason::UbNextLayer) };
         let channels = &mut self.shared.channels;
         let at = match channels.receiver(&packet.head.nth, rtph) {
             Ok(at) => at,
@@ -75,6 +84,9 @@ impl UrmaNode {
         }
         let channel = self.shared.channels.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         channel.echo.on_packet(packet.head.nth.congestion, len);
+        if is_marked {
+            channel.echo.on_mark();
+        }
         self.on_data(env, at, packet, rtph).map(|()| Some(at))
     }
     /// A packet of data: an acknowledgement that it carries, and its request or response.
@@ -132,7 +144,8 @@ impl UrmaNode {
         let is_nak = rtph.status.status == UbStatus::ERROR;
         let is_sack = head.saetph.is_some();
         let cumulative = if is_sack || is_nak { rtph.psn.prev() } else { rtph.psn };
-        let result = self.on_arrived(env, at, cumulative, head.saetph.as_ref());
+        let marked = head.cetph.map_or(0, |cetph| cetph.marked.into());
+        let result = self.on_arrived(env, at, (cumulative, head.saetph.as_ref()), marked);
         let channel = self.shared.channels.table.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         if let (Ok(_), Some(cetph)) = (&result, &head.cetph) {
             channel.window.on_echo(env.now, channel.tx.srtt(), cetph);
@@ -142,7 +155,8 @@ impl UrmaNode {
             && !channel.tx.is_empty()
             && self.shared.channels.config.recovery == LossRecovery::GoBackN
         {
-            channel.tx.on_nak();
+            let is_loss = channel.tx.on_nak();
+            self.shared.channels.tell_path(at, env, PathChange { is_loss, ..PathChange::default() });
         }
         if let (Ok(Acked { is_old: false, .. }), Some(TaHeader::Response(response))) = (&result, &head.ta)
             && (response.opcode, response.status.status) == (TaOpcode::TaAck, UbStatus::FUSED)
@@ -157,20 +171,21 @@ impl UrmaNode {
     /// bad one is counted; the answer is as good as without it.
     fn on_carried(&mut self, env: &mut UrmaEnv<'_>, at: PoolRef, transaction: Option<&TaHeader>) {
         let Some(TaHeader::Response(response @ Atah { acknowledges: true, .. })) = transaction else { return };
-        if let Err(reason) = self.on_arrived(env, at, Psn::new(response.offset), None) {
+        if let Err(reason) = self.on_arrived(env, at, (Psn::new(response.offset), None), 0) {
             env.fx.count(reason);
         }
         self.shared.channels.activate(at);
         self.shared.channels.arm_channel(at, env.now);
     }
-    /// The peer has all packets up to `cumulative`, and those of the bitmap.
+    /// The peer has all packets up to `cumulative`, and those of the bitmap, so many of which were marked.
     fn on_arrived(
         &mut self,
         env: &mut UrmaEnv<'_>,
         at: PoolRef,
-        cumulative: Psn,
-        bitmap: Option<&Saetph>,
+        arrived: (Psn, Option<&Saetph>),
+        ce_packets: u32,
     ) -> Result<Acked, Reason> {
+        let (cumulative, bitmap) = arrived;
         let degree = self.shared.channels.config.reorder_degree.max(1);
         let mut acked = std::mem::take(&mut self.acked);
         acked.clear();
@@ -181,6 +196,13 @@ impl UrmaNode {
                 acked.push(packet);
             }
         });
+        if let Ok(Acked { packets, bytes, rtt, is_signal, .. }) = result
+            && packets + ce_packets > 0
+        {
+            let (acked_bytes, is_loss, packets) = (bytes, is_signal, packets.max(ce_packets));
+            let change = PathChange { acked_bytes, packets, ce_packets, rtt, is_loss, ..PathChange::default() };
+            self.shared.channels.tell_path(at, env, change);
+        }
         for packet in &acked {
             match packet.owner {
                 TxOwner::Request(request, attempt) => {

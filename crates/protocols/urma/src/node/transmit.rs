@@ -3,12 +3,13 @@
 use crate::api::{UrmaEnv, UrmaTransmit, WrData};
 use crate::channels::CHANNEL_TURN_PACKETS;
 use crate::channels::channel::{ACK_EVERY, ChannelState};
-use crate::channels::tx_window::{TxOwner, TxPacket};
+use crate::channels::tx_window::{TxLimits, TxOwner, TxPacket};
 use crate::initiator::packets::request_header;
 use crate::initiator::responses::DEFERRED;
 use crate::initiator::runs::UrmaRun;
 use crate::initiator::send_record::{RequestPhase, SendRecord};
 use crate::node::UrmaNode;
+use crate::paths::UrmaPaths;
 use crate::pool::PoolRef;
 use crate::refusal::UrmaRefusal;
 use crate::response_record::{ResponseKind, ResponseRecord};
@@ -68,6 +69,7 @@ impl UrmaNode {
                 self.shared.channels.end_turn(is_last);
                 return Some(sent);
             }
+            self.shared.channels.wait_for_path(env);
             self.shared.channels.deactivate_first();
         }
         None
@@ -79,7 +81,7 @@ impl UrmaNode {
             && self.initiator.unreliable.is_empty())
             || self.accesses.wants_tx()
     }
-    /// Acknowledgement, repetition or new packet of a channel.
+    /// Acknowledgement, repetition or new packet of a channel, or a REQUEST if its peer may have restarted.
     fn poll_channel(
         &mut self,
         at: PoolRef,
@@ -94,23 +96,40 @@ impl UrmaNode {
         if let Some(fused) = channel.fused.pop_front() {
             return self.shared.channels.write_ack(at, Some(fused), out);
         }
-        if channel.nak_due || channel.ack_due && !self.is_carried(at, env.now) {
+        let is_due = channel.ack_due;
+        let is_asking = channel.is_doubted || channel.is_stale(env.now);
+        if channel.nak_due || is_due && (channel.answers.is_empty() || is_asking) {
             return self.shared.channels.write_ack(at, None, out);
         }
-        self.poll_data(at, env, out, lends)
-    }
-    /// Repetition or new packet of data of a channel, or a REQUEST if its peer may have restarted.
-    #[inline]
-    fn poll_data(&mut self, at: PoolRef, env: &mut UrmaEnv<'_>, out: &mut [u8], lends: bool) -> Option<UrmaTransmit> {
-        let channel = self.shared.channels.get_mut(at)?;
-        if channel.is_doubted || channel.is_stale(env.now) {
+        if is_asking {
             return self.shared.channels.ask_again(at, env.now, out);
         }
-        if let Some((psn, packet)) = channel.tx.take_lost(env.now) {
-            env.fx.count(Reason::UbRepeated);
-            return self.write_packet(at, ChannelPacket { psn, packet, ack_req: true, lends }, env, out);
+        if channel.has_nothing_to_send() && !channel.tx.has_lost() {
+            return None;
         }
-        let (packet, is_last) = self.next_packet(at)?;
+        let limits = self.shared.channels.limits(at, env)?;
+        if is_due && !self.is_carried(at, env.now, &limits) {
+            return self.shared.channels.write_ack(at, None, out);
+        }
+        self.poll_data((at, limits), env, out, lends)
+    }
+    /// Repetition or new packet of data of a channel.
+    #[inline]
+    fn poll_data(
+        &mut self,
+        channel: (PoolRef, TxLimits),
+        env: &mut UrmaEnv<'_>,
+        out: &mut [u8],
+        lends: bool,
+    ) -> Option<UrmaTransmit> {
+        let (at, mut limits) = channel;
+        let channel = self.shared.channels.get_mut(at)?;
+        if channel.tx.has_lost() {
+            let (psn, packet) = channel.tx.take_lost(env.now, &limits)?;
+            env.fx.count(Reason::UbRepeated);
+            return self.send_packet(at, ChannelPacket { psn, packet, ack_req: true, lends }, env, out);
+        }
+        let (packet, is_last) = self.next_packet(at, &limits)?;
         let channel = self.shared.channels.table.get_mut(at)?;
         channel.is_confirmed = false;
         let psn = channel.tx.push(env.now, packet);
@@ -119,28 +138,21 @@ impl UrmaNode {
         {
             request.last_psn = Some(psn);
         }
-        let window = channel.window_bytes(&self.shared.channels.config);
-        let ack_req = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_turn(window).is_none();
-        self.write_packet(at, ChannelPacket { psn, packet, ack_req, lends }, env, out)
+        limits.path.take(!matches!(packet.owner, TxOwner::Request(..)), packet.len);
+        let ack_req = is_last || psn.get().is_multiple_of(ACK_EVERY) || channel.next_turn(&limits).is_none();
+        self.send_packet(at, ChannelPacket { psn, packet, ack_req, lends }, env, out)
     }
     /// Whether a TAACK leaves next to which the acknowledgement that is due can be added.
-    fn is_carried(&self, at: PoolRef, now: Nanos) -> bool {
+    fn is_carried(&self, at: PoolRef, now: Nanos, limits: &TxLimits) -> bool {
         let Some(channel) = self.shared.channels.get(at) else { return false };
-        let window = if self.shared.channels.config.caqm {
-            channel.window.bytes()
-        } else {
-            self.shared.channels.config.window_max
-        };
-        let response = channel.carrier(now, window).and_then(|at| self.shared.responses.get(at));
+        let response = channel.carrier(now, limits).and_then(|at| self.shared.responses.get(at));
         response.is_some_and(|response| matches!(response.kind, ResponseKind::Ack { status, .. } if carries(status)))
     }
     /// Cuts the next new packet; also whether no other is ready.
-    fn next_packet(&mut self, at: PoolRef) -> Option<(TxPacket, bool)> {
-        let (is_caqm, window_max) = (self.shared.channels.config.caqm, self.shared.channels.config.window_max);
+    fn next_packet(&mut self, at: PoolRef, limits: &TxLimits) -> Option<(TxPacket, bool)> {
         loop {
             let channel = self.shared.channels.get_mut(at)?;
-            let bytes = if is_caqm { channel.window.bytes() } else { window_max };
-            let is_answer = channel.next_turn(bytes)?;
+            let is_answer = channel.next_turn(limits)?;
             let owner = *channel.queue_of(is_answer).front()?;
             let cut = self.cut(at, owner);
             let channel = self.shared.channels.get_mut(at)?;
@@ -184,6 +196,19 @@ impl UrmaNode {
         let packet = TxPacket { owner, offset, len: len as u16, last: *all_sent, tpmsn: *tpmsn };
         Some((packet, *all_sent))
     }
+    /// Writes a packet of data, and tells its path.
+    fn send_packet(
+        &mut self,
+        at: PoolRef,
+        sent: ChannelPacket,
+        env: &mut UrmaEnv<'_>,
+        out: &mut [u8],
+    ) -> Option<UrmaTransmit> {
+        let sent = self.write_packet(at, sent, env, out)?;
+        let bytes = sent.len + sent.lent.map_or(0, |payload| payload.len());
+        self.shared.channels.tell_sent(at, env, (1, bytes));
+        Some(sent)
+    }
     fn write_packet(
         &mut self,
         at: PoolRef,
@@ -206,7 +231,7 @@ impl UrmaNode {
             (response.acknowledges, response.offset) = (true, arrived.get());
             channel.acknowledged();
         }
-        let lane = channel.lane;
+        let (lane, path) = (channel.lane, channel.path);
         head.rtph = Some(channel.data_header(psn, &packet, ack_req));
         if self.shared.channels.config.caqm {
             head.nth.congestion = channel.window.stamp(u32::from(packet.len));
@@ -219,15 +244,16 @@ impl UrmaNode {
             {
                 self.initiator.last_head.keep(at, packet.owner, &out[..head_len]);
             }
-            return Some(UrmaTransmit { dest, lane, len: head_len, lent: Some(span) });
+            return Some(UrmaTransmit { dest, lane, len: head_len, lent: Some(span), path });
         }
+        let whole = |len| UrmaTransmit { path, ..UrmaTransmit::whole((dest, lane), len) };
         if matches!(source, PayloadSource::Nothing) {
-            return Some(UrmaTransmit::whole((dest, lane), head_len));
+            return Some(whole(head_len));
         }
         if self.read_payload(source, packet.offset, &mut out[head_len..head_len + len], env) {
-            return Some(UrmaTransmit::whole((dest, lane), head_len + len));
+            return Some(whole(head_len + len));
         }
-        Some(UrmaTransmit::whole((dest, lane), write_poisoned(&mut head, len, out)))
+        Some(whole(write_poisoned(&mut head, len, out)))
     }
     /// The memory in which a packet's payload is.
     #[inline]
@@ -306,6 +332,8 @@ impl UrmaNode {
         }
         let turn_left = u32::from(CHANNEL_TURN_PACKETS - self.shared.channels.channel_turn);
         let run = self.initiator.take_following(&mut self.shared, at, env, (count_max as u32).min(turn_left))?;
+        let bytes = run.count() * self.initiator.last_head.head.bytes().len() + run.payload.len();
+        self.shared.channels.tell_sent(at, env, (run.count, bytes));
         self.shared.channels.channel_turn += run.count as u8;
         self.shared.channels.end_turn(run.is_drained);
         Some(run)
@@ -313,6 +341,21 @@ impl UrmaNode {
     /// The head of the packets of the run that was taken last, but for what [`UrmaRun::vary`] writes.
     pub fn run_head(&self) -> &[u8] {
         self.initiator.last_head.head.bytes()
+    }
+    /// There may be room on a path for channels that have waited for it ([`crate::UrmaPaths::wait`]).
+    pub fn resume_path(&mut self, path: u32) {
+        self.shared.channels.resume_path(path);
+    }
+    /// Takes channels that have ended off their paths.
+    #[inline]
+    pub fn leave_paths(&mut self, now: Nanos, paths: &mut dyn UrmaPaths) {
+        if !self.shared.channels.left.is_empty() {
+            self.shared.channels.leave_paths(now, paths);
+        }
+    }
+    /// Takes all channels off their paths: the node is about to be dropped, or gets other paths.
+    pub fn leave_all_paths(&mut self, now: Nanos, paths: &mut dyn UrmaPaths) {
+        self.shared.channels.leave_all_paths(now, paths);
     }
     /// The time at which [`UrmaNode::on_timer`] must be called.
     pub fn next_deadline(&self) -> Nanos {

@@ -3,6 +3,7 @@
 use crate::api::UrmaEvent;
 use crate::channels::channel::ChannelState;
 use crate::node::UrmaNode;
+use crate::paths::FlightBytes;
 use crate::pool::PoolRef;
 use burst_base::Nanos;
 use burst_ubwire::Cna;
@@ -43,6 +44,10 @@ pub struct ChannelView {
     pub unanswered: u32,
     /// Smoothed round-trip time; 0 until it is measured.
     pub srtt: Nanos,
+    /// Its path; [`crate::NO_PATH`] before something was to be sent.
+    pub path: u32,
+    /// What was reported of it to the path.
+    pub reported: FlightBytes,
 }
 
 impl UrmaNode {
@@ -109,6 +114,10 @@ impl UrmaNode {
             requests: self.initiator.requests.len(),
         }
     }
+    /// All channels.
+    pub fn channels(&self) -> impl Iterator<Item = ChannelView> + '_ {
+        self.channels_from(Cna::new(0))
+    }
     /// The channels to peers from this one on, in order of their addresses, and lanes.
     pub fn channels_from(&self, peer: Cna) -> impl Iterator<Item = ChannelView> + '_ {
         let channels =
@@ -120,7 +129,9 @@ impl UrmaNode {
             peer_tpn: channel.peer_tpn,
             is_open: channel.state == ChannelState::Open,
             packets: channel.tx.packets(),
-            bytes: channel.tx.bytes(),
+            bytes: channel.tx.bytes().all,
+            path: channel.path,
+            reported: channel.reported,
             unanswered: channel.unanswered,
             srtt: channel.tx.srtt(),
         })

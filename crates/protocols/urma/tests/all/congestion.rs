@@ -5,7 +5,7 @@ use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_ubwire::{CongestionField, Nth, TaOpcode, encap};
 use burst_urma::caqm::CaqmPort;
-use burst_urma::{CrStatus, JettyConfig, JfsWr, UrmaConfig, UrmaEnv};
+use burst_urma::{CrStatus, JettyConfig, JfsWr, NoPaths, UrmaConfig, UrmaEnv};
 use std::collections::VecDeque;
 
 /// Bytes per microsecond of the port.
@@ -110,7 +110,7 @@ fn run(is_caqm: bool) -> Outcome {
 /// A packet of a host: destination host and length. Also checks that the checksum survives a change of the congestion field.
 fn poll(world: &mut World, host: usize, buffer: &mut [u8]) -> Option<(usize, usize)> {
     let h = &mut world.hosts[host];
-    let mut env = UrmaEnv { now: world.now, mem: &mut h.ram, fx: &mut h.log };
+    let mut env = UrmaEnv { now: world.now, mem: &mut h.ram, fx: &mut h.log, paths: &mut NoPaths };
     let sent = h.node.poll_tx(&mut env, buffer)?;
     let sum = encap::checksum(&buffer[..sent.len]);
     buffer[Nth::CONGESTION_AT] ^= 0x02;

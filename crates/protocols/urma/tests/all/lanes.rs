@@ -7,7 +7,7 @@ use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, Dialect, OrderTag, ServiceMode, TaHeader, TaOpcode, UbPacket};
 use burst_urma::{
-    ChannelView, CrStatus, JettyConfig, JettyState, JfsWr, LANES_MAX, UrmaConfig, UrmaEnv, UrmaNode, WrData,
+    ChannelView, CrStatus, JettyConfig, JettyState, JfsWr, LANES_MAX, NoPaths, UrmaConfig, UrmaEnv, UrmaNode, WrData,
 };
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -524,7 +524,7 @@ fn open_request(peer: u32, lane: u8, lanes: u8) -> Vec<u8> {
     let mut ram =
         Ram { bytes: vec![0; 64], is_gone: false, own: burst_span::ProcessMemory::own().expect("own memory") };
     let mut log = Log::default();
-    let mut env = UrmaEnv { now: Nanos(0), mem: &mut ram, fx: &mut log };
+    let mut env = UrmaEnv { now: Nanos(0), mem: &mut ram, fx: &mut log, paths: &mut NoPaths };
     let data = WrData::inline(&[1]).expect("short");
     let wr = JfsWr { segment: Some(segment), remote_addr: RAM_BASE, ..JfsWr::new(TaOpcode::Write, data, 0) };
     node.post_send(jetty, &wr, &mut env).expect("accepted");

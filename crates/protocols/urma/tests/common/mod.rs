@@ -8,9 +8,9 @@ use burst_base::{Nanos, Reason};
 use burst_span::{ProcessMemory, Span};
 use burst_ubwire::{Cna, encap};
 use burst_urma::{
-    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, RemoteJetty, SegmentConfig,
-    TargetKind, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode, UrmaTransmit, WrData,
-    access,
+    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, NoPaths, RemoteJetty,
+    SegmentConfig, TargetKind, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode,
+    UrmaTransmit, WrData, access,
 };
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -249,7 +249,7 @@ impl World {
     /// Calls something of a host's node.
     pub fn with<R>(&mut self, host: usize, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
         let h = &mut self.hosts[host];
-        let mut env = UrmaEnv { now: self.now, mem: &mut h.ram, fx: &mut h.log };
+        let mut env = UrmaEnv { now: self.now, mem: &mut h.ram, fx: &mut h.log, paths: &mut NoPaths };
         let result = call(&mut h.node, &mut env);
         h.unchecked -= 1;
         if h.unchecked <= 0 {
@@ -328,7 +328,8 @@ impl World {
                 let (head, len) = (bytes.len(), usize::from(run.len));
                 bytes.resize(head + len, 0);
                 run.payload.sub(index * len, len).read_to(&mut bytes[head..]).expect("registered memory");
-                let sent = UrmaTransmit { dest: run.dest, lane: run.lane, len: bytes.len(), lent: None };
+                let sent =
+                    UrmaTransmit { dest: run.dest, lane: run.lane, len: bytes.len(), lent: None, path: run.path };
                 self.run.push_back((sent, bytes));
             }
             return self.next_packet(host, buffer);

@@ -1,0 +1,106 @@
+//! URMA's senders at one bottleneck, beside RC in the same place: what is dropped, how much of the link is used, how it is
+//! shared. The senders' links have 10 Gbit/s, that of the receiver 300 Mbit/s.
+
+use crate::urma_network::{Bottleneck, Seen, Transport};
+
+const SLOW: Bottleneck = Bottleneck { cc: "cubic", mbit: 300, buffer: 50_000, marks: 0, delay_us: 25, window: 1 << 20 };
+
+/// After `ms` milliseconds, for twice as long.
+fn measure(bottleneck: &Bottleneck, transport: Transport, senders: u32, ms: u64) -> Seen {
+    let mut lab = bottleneck.of(transport, senders);
+    lab.run(ms * 1_000);
+    let first = lab.look();
+    lab.run(ms * 2_000);
+    let seen = lab.look();
+    let Bottleneck { cc, buffer, delay_us, .. } = bottleneck;
+    let (begin, dropped) = (first.dropped, seen.dropped);
+    println!(
+        "{senders} x {transport:?} {cc}, {buffer} B, {delay_us} us: dropped {begin:.4} {dropped:.4}, used {:.3}, Jain {:.3}",
+        seen.used, seen.jain
+    );
+    assert_eq!(lab.failed(), 0);
+    lab.network.check_conservation().expect("each packet is somewhere");
+    seen
+}
+
+#[test]
+fn urma_is_as_kind_to_a_short_buffer_as_rc() {
+    for senders in [1, 4, 16] {
+        let [urma, rc] = [Transport::Urma, Transport::Rc].map(|transport| measure(&SLOW, transport, senders, 300));
+        assert!(urma.dropped <= 0.03, "{senders} senders: {urma:?}");
+        assert!(urma.used >= 0.9 * rc.used, "{senders} senders: {urma:?}, RC {rc:?}");
+        // Sixteen windows have two packets each, and differ for longer than this.
+        assert!(senders > 4 || urma.jain >= 0.95, "{senders} senders: {urma:?}");
+    }
+}
+
+/// A round trip of 4 ms: 150 KB are in flight.
+#[test]
+fn urma_fills_a_longer_path_and_its_buffer_drops_little() {
+    for (senders, buffer) in [(1, 150_000), (4, 150_000), (1, 600_000), (4, 600_000)] {
+        let bottleneck = Bottleneck { buffer, delay_us: 1_000, ..SLOW };
+        let seen = measure(&bottleneck, Transport::Urma, senders, 600);
+        assert!(seen.dropped <= 0.03 && seen.used >= 0.95, "{senders} senders, {buffer} bytes: {seen:?}");
+    }
+}
+
+#[test]
+fn marks_keep_a_buffer_from_dropping() {
+    for cc in ["dctcp", "dcqcn"] {
+        for senders in [1, 4] {
+            let marked = Bottleneck { cc, buffer: 256 << 10, marks: 30 << 10, ..SLOW };
+            let seen = measure(&marked, Transport::Urma, senders, 200);
+            assert!(seen.marks > 0, "{senders} x {cc}: {seen:?}");
+            assert!(seen.dropped == 0.0 && seen.used >= 0.9 && seen.jain >= 0.95, "{senders} x {cc}: {seen:?}");
+        }
+    }
+}
+
+/// An RC sender and one of URMA at one host have one window, and each gets a part of it; another host has another one.
+#[test]
+fn a_host_with_both_transports_takes_no_more_than_one_with_one() {
+    let mut lab = SLOW.build(&[(1, Transport::Rc), (1, Transport::Urma), (2, Transport::Urma)]);
+    lab.run(300_000);
+    lab.look();
+    for _ in 0..60 {
+        lab.run(10_000);
+        let load = lab.path(1).expect("a path");
+        assert_eq!(load.users, 2, "the queue pair and the channel");
+        let most = load.window.max(2 * load.least) + 2 * load.least;
+        assert!(load.inflight <= most, "{load:?}");
+    }
+    let seen = lab.look();
+    let [rc, urma, other] = [0, 1, 2].map(|sender| seen.bytes[sender] as f64);
+    println!("RC {rc}, URMA beside it {urma}, URMA alone {other}: {seen:?}");
+    assert!(seen.dropped <= 0.03 && seen.used >= 0.9, "{seen:?}");
+    assert!((0.5..=2.0).contains(&((rc + urma) / other)), "{seen:?}");
+    assert!(rc.min(urma) >= 0.1 * (rc + urma), "neither transport takes the whole window: {seen:?}");
+}
+
+/// All that is in flight is lost, and what is sent for two time-outs: afterwards half of the rate is back within ten round trips
+/// of the first acknowledgement.
+#[test]
+fn a_lost_flight_comes_back_within_ten_round_trips() {
+    let path = Bottleneck { buffer: 600_000, delay_us: 1_000, ..SLOW };
+    let mut lab = path.of(Transport::Urma, 1);
+    lab.run(1_000_000);
+    lab.black_hole = Some((1, 0));
+    lab.run(30_000);
+    assert!(lab.swallowed > 20, "{} trains were lost", lab.swallowed);
+    lab.black_hole = None;
+    // Until the next time-out.
+    let before = lab.ended(0);
+    let mut waited = 0;
+    while lab.ended(0) == before && waited < 500 {
+        lab.run(1_000);
+        waited += 1;
+    }
+    lab.look();
+    lab.run(10 * 4_000);
+    lab.look();
+    lab.run(10 * 4_000);
+    let seen = lab.look();
+    println!("first message after {waited} ms, then {seen:?}");
+    assert!(waited < 100 && seen.used >= 0.5, "{waited} ms, {seen:?}");
+    assert_eq!(lab.failed(), 0);
+}
