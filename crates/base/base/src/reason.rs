@@ -238,6 +238,8 @@ reasons! {
     UbEchoLost, "ub_echo_lost", Drop, "The requester did not take its message back from the echo: it has no receive posted, its Jetty is gone or needs a token, or the receive is too short.", "Post receives before pinging.";
     // --- the daemon's reserve of memory
     MemoryReserve, "memory_reserve", Refusal, "A request was refused because the system gave the daemon no more memory or address space, and the daemon uses its reserve.", "End programs or give the machine memory (vm.overcommit_*, LimitAS=, memory.max). Requests of root and of the daemon's user are not refused for this.";
+    // --- receipts of UC
+    UcReceiptTimeout, "uc_receipt_timeout", Note, "No receipt of UC packets came in time; they do not count as in flight any more.", "Packets are lost in the network, or the peer does not run.";
 }
 
 impl Reason {
