@@ -1,6 +1,6 @@
 """The Wireshark dissector of the selective repeat family (share/wireshark/burst.lua) reads one golden packet of each opcode.
 
-`crates/bytes/wire/tests/selective.rs` writes the packets: each field follows from the opcode's number. scapy computes the ICRCs.
+`crates/bytes/wire/tests/all/selective.rs` writes the packets: each field follows from the opcode's number. scapy computes the ICRCs.
 """
 
 import shutil
@@ -147,7 +147,7 @@ def test_truncated_packets_are_marked(tmp_path):
         assert marked != (opcode == 0xC6 and len(piece) - 42 >= 36), (len(piece) - 42, line)
 
 
-# The Unified Bus (share/wireshark/unified_bus.lua), golden packets of crates/bytes/ubwire/tests/golden.rs.
+# The Unified Bus (share/wireshark/unified_bus.lua), golden packets of crates/bytes/ubwire/tests/all/golden.rs.
 
 BUS_SCRIPT = ROOT / "share/wireshark/unified_bus.lua"
 BUS_GOLDEN = ROOT / "crates/bytes/ubwire/tests/vectors/unified-bus.pcap"

@@ -8,7 +8,7 @@
 //!
 //! The rates of several flows have no unique fixed point: whatever they are, the gradient is zero once their sum is the rate of
 //! the link. So TIMELY bounds the queue, but flows need not become equal, and those that begin later stay small
-//! (`tests/fairness.rs`). With `patched` they become equal (Zhu, Ghobadi, Misra, Padhye, "ECN or Delay: Lessons Learnt from
+//! (`tests/all/fairness.rs`). With `patched` they become equal (Zhu, Ghobadi, Misra, Padhye, "ECN or Delay: Lessons Learnt from
 //! Analysis of DCQCN and TIMELY", CoNEXT 2016, patched TIMELY): between `t_low` and `t_high` the rate becomes
 //! (1 - w) `add_step` + R (1 - `beta` w (rtt - `t_low`) / `t_low`), where w rises from 0 at a gradient of -1/4 to 1 at 1/4. At
 //! rest w is 1/2, and each rate follows from the round trip, which is the same for all.

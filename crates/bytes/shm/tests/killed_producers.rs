@@ -11,7 +11,9 @@ use burst_shm::paired;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread::{scope, yield_now};
 
-const KILLS: u64 = 5000;
+/// Kills, unless the variable `BURST_KILLS` says another number. Beside a busy compiler each takes some 20 ms: a dozen changes
+/// between threads, each of which waits for a processor.
+const KILLS: u64 = 1000;
 /// Looks at the child between its ring and its death, at most: the child rings several times meanwhile.
 const LOOKS_MAX: u64 = 400;
 /// Queue of the child; those of the other producers follow.
@@ -65,6 +67,10 @@ fn produce(producer: &Producer, bells: &Doorbells, queue: u32, end: &AtomicBool)
     }
 }
 
+fn kills() -> u64 {
+    std::env::var("BURST_KILLS").map_or(KILLS, |text| text.parse().expect("BURST_KILLS is a number"))
+}
+
 #[test]
 fn every_other_producer_completes() {
     let (bells, mut worker) = paired::doorbells(0);
@@ -91,7 +97,7 @@ fn every_other_producer_completes() {
             }
         };
         scope.spawn(consumer);
-        for kill in 0..KILLS {
+        for kill in 0..kills() {
             let before = child_rings.load(Acquire);
             let child = Child::start(&bells);
             while child_rings.load(Acquire) == before {

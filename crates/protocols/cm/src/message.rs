@@ -1,7 +1,7 @@
 //! The messages of communication management (IBA 12.6, class 0x07 version 2), one table each: field, type, place.
 //!
 //! Offsets count from the end of the 24-byte MAD header. Reserved bits are sent as zero and ignored when received, so
-//! that a message of a conforming sender is written again byte for byte (tests/golden.rs). Vendor ids are the fields
+//! that a message of a conforming sender is written again byte for byte (tests/all/golden.rs). Vendor ids are the fields
 //! that the specification added for enhanced connection establishment; their options travel in the attribute modifier.
 
 use crate::fields::{be16, be24, be32, be64, bits, byte, flag, raw, scattered24, top20};

@@ -1,0 +1,8 @@
+//! All tests of this crate that need no process of their own, as one program: each program is linked anew after a change.
+
+mod bottleneck;
+mod dcqcn;
+mod delays;
+mod fairness;
+mod properties;
+mod reports;

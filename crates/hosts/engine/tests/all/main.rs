@@ -1,0 +1,22 @@
+//! All tests of this crate that need no process of their own, as one program: each program is linked anew after a change.
+
+mod accounts;
+mod agreement;
+mod congestion;
+mod events;
+mod fall;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod many;
+mod multicast;
+mod order;
+mod pair;
+mod read_acks;
+mod receipts;
+mod repetition;
+mod reports;
+mod runner;
+mod selective;
+mod urma;
+mod urma_tenants;
+mod xrc_holders;

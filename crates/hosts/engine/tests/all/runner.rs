@@ -1,0 +1,164 @@
+//! A worker on its own thread: requests posted before a command leave before it.
+use crate::harness::{BASE, Host, request};
+use burst_base::Nanos;
+use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_engine::clock::monotonic;
+use burst_engine::in_place::TurnOutcome;
+use burst_engine::{RunnerOptions, WorkerHandle};
+use burst_port::mem::{MemConfig, pair};
+use burst_shm::status::StatusOwner;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const BYTES: u32 = 4096;
+
+#[test]
+fn a_request_posted_while_a_command_runs_leaves_before_the_next_command() {
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
+    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let (caps_a, caps_b) = (a.caps.clone(), b.caps.clone());
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    b.connect(&qb, qa.qpn, &caps_a, Mtu::B1024);
+    a.memory.write_from(&[7; BYTES as usize]).expect("local");
+    let (sge, bells, qpn) = (a.sge(0, BYTES), a.bells, qa.qpn);
+
+    let status = StatusOwner::create().expect("a status page");
+    let options = RunnerOptions { spin: Duration::from_millis(1), cpus: Vec::new() };
+    let handle = WorkerHandle::start(a.worker, options, status.sleep_flag(0).expect("a sleep flag")).expect("a thread");
+    let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
+    let busy = move || {
+        begun.send(()).expect("awaited");
+        may_end.recv().expect("the sender is alive");
+    };
+    handle.post(move |_, _| busy()).expect("alive");
+    has_begun.recv().expect("begun");
+    // While the worker runs that command, a program posts and destroys its queue pair at once.
+    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
+    assert!(qa.sq.post());
+    bells[0].ring(0, qa.doorbell);
+    handle.post(move |worker, now| drop(worker.destroy_qp(now, qpn, false))).expect("alive");
+    end.send(()).expect("alive");
+    handle.call(|_, _| ()).expect("alive");
+
+    b.worker.run_once(monotonic() + Nanos::from_ms(60_000));
+    let mut seen = [0; BYTES as usize];
+    b.memory.read_to(&mut seen).expect("local");
+    assert!(seen == [7; BYTES as usize], "posted before the command, and lost");
+}
+
+#[test]
+fn a_worker_without_a_thread_runs_when_it_is_called_and_wakes_as_one_with_a_thread() {
+    let (pa, _pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let a = Host::new(Box::new(pa), BYTES);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    assert!(handle.is_in_place() && handle.is_alive());
+    let (done, order) = channel();
+    let later = done.clone();
+    handle.post(move |_, now| later.send(("posted", now)).expect("awaited")).expect("alive");
+    assert!(order.try_recv().is_err(), "a posted command waits for a turn or a call");
+    assert_eq!(handle.call(move |_, now| done.send(("called", now)).is_ok()), Ok(true));
+    assert_eq!(order.iter().collect::<Vec<_>>(), [("posted", Nanos(7)), ("called", Nanos(7))]);
+    assert_eq!(handle.turn(), Ok(false));
+
+    let (wake, of_program) = handle.lend_wake().expect("a descriptor");
+    assert!(handle.try_sleep() && !handle.is_woken());
+    assert_eq!(rustix::io::write(&of_program, &1u64.to_ne_bytes()), Ok(8));
+    assert!(handle.is_woken());
+    handle.wake();
+    assert!(!handle.is_woken(), "the wake-up is consumed");
+    assert!(handle.try_sleep());
+    handle.post(|_, _| ()).expect("alive");
+    assert!(handle.is_woken(), "a command wakes a sleeping worker");
+    handle.wake();
+    assert!(!handle.try_sleep(), "there is a command");
+    assert_eq!((handle.turn(), handle.try_sleep()), (Ok(true), true));
+    drop(wake);
+}
+
+#[test]
+fn a_worker_that_two_threads_sleep_on_is_asleep_until_both_are_awake() {
+    let (pa, _pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let a = Host::new(Box::new(pa), BYTES);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let worker = handle.in_place_worker().expect("it has no thread");
+    assert!(worker.try_sleep().is_some() && worker.try_sleep().is_some());
+    worker.end_sleep();
+    handle.post(|_, _| ()).expect("alive");
+    assert!(handle.is_woken(), "the other one sleeps");
+    worker.end_sleep();
+    assert!(!handle.is_woken(), "the wake-up is consumed");
+    assert_eq!(handle.turn(), Ok(true));
+    handle.post(|_, _| ()).expect("alive");
+    assert!(!handle.is_woken(), "no worker sleeps");
+
+    assert_eq!(handle.turn(), Ok(true));
+    let plan = worker.try_sleep().expect("no work");
+    handle.post(|_, _| ()).expect("alive");
+    assert!(is_readable(*plan.fds.last().expect("that of commands")), "a command makes the last descriptor readable");
+    worker.end_sleep_after(false);
+    assert!(is_readable(plan.fds[plan.fds.len() - 1]), "the caller has not consumed the wake-up");
+    worker.try_sleep();
+    worker.end_sleep_after(true);
+    assert!(!is_readable(plan.fds[plan.fds.len() - 1]), "the wake-up is consumed");
+}
+
+#[test]
+fn a_sleep_ends_though_another_thread_has_the_worker() {
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
+    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let caps_b = b.caps.clone();
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    let (sge, bells) = (a.sge(0, BYTES), a.bells);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let worker = handle.in_place_worker().expect("it has no thread");
+    // A request that is never acknowledged: it must be repeated at some time.
+    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
+    assert!(qa.sq.post());
+    bells[0].ring(0, qa.doorbell);
+    assert_eq!(worker.try_send_posted(), Some(Nanos::NEVER), "no sleeper must be awake then");
+    let due = worker.try_due().expect("no other thread has it");
+    assert!(due > Nanos(7) && due < Nanos::NEVER);
+    assert!(worker.try_sleep().is_some());
+    assert_eq!(worker.try_send_posted(), Some(due));
+
+    let ((begun, has_begun), (end, may_end), (ended, has_ended)) = (channel(), channel::<()>(), channel());
+    std::thread::scope(|scope| {
+        let holder = scope.spawn(|| {
+            handle.call(move |_, _| {
+                begun.send(()).expect("awaited");
+                may_end.recv().is_ok()
+            })
+        });
+        has_begun.recv().expect("the holder runs");
+        scope.spawn(|| {
+            worker.end_sleep_after(true);
+            ended.send(worker.try_turn()).expect("awaited");
+        });
+        let outcome = has_ended.recv_timeout(Duration::from_secs(60));
+        end.send(()).expect("the holder waits");
+        assert_eq!(outcome, Ok(TurnOutcome::Busy), "it has not waited for the holder");
+        assert_eq!(holder.join().expect("no panic"), Ok(true));
+    });
+    worker.wait_for_others();
+    handle.post(|_, _| ()).expect("alive");
+    assert!(!handle.is_woken(), "no worker sleeps");
+}
+
+/// Whether a descriptor of a sleeping worker is readable.
+fn is_readable(fd: RawFd) -> bool {
+    // SAFETY: the worker, which has opened it, is alive.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)) == Ok(1)
+}

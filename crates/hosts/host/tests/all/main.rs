@@ -1,0 +1,12 @@
+//! All tests of this crate that need no process of their own, as one program: each program is linked anew after a change.
+
+mod borrowed;
+#[path = "../common/mod.rs"]
+mod common;
+mod ends;
+mod identity;
+mod lent;
+mod ports;
+mod shares;
+mod urma;
+mod workers;

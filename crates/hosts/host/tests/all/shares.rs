@@ -1,0 +1,405 @@
+//! Shares of users: a hostile user drives each resource to the limit, beside a user whose requests must all succeed.
+use crate::common::{Program, host, memfd, queue_pair};
+use burst_base::verbs::{AhAttr, MwType, QpType};
+use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
+use burst_control::urma_calls::{UrmaCall, UrmaJettyAttr};
+use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response, SrqInitAttr};
+use burst_host::{ClientProcess, Host, HostOptions, Session};
+use burst_ledger::Resource;
+use std::net::IpAddr;
+
+const HOSTILE: u32 = 1001;
+const BYSTANDER: u32 = 1002;
+
+/// A program of the hostile user with the objects that other objects need.
+struct Hostile {
+    programs: Vec<Program>,
+    count: u32,
+}
+
+impl Hostile {
+    fn new(host: &mut Host) -> Hostile {
+        Hostile { programs: vec![Program::start(host, HOSTILE).expect("the first program")], count: 0 }
+    }
+
+    /// Takes one more unit of a resource, or as much as one request can.
+    fn take(&mut self, host: &mut Host, resource: Resource) -> Result<(), Refusal> {
+        self.count += 1;
+        let (count, program) = (self.count, &mut self.programs[0]);
+        let pd = program.pd;
+        let request = match resource {
+            Resource::Session => {
+                self.programs.push(Program::connect(host, HOSTILE)?);
+                return Ok(());
+            }
+            Resource::Context => {
+                let mut program = Program::connect(host, HOSTILE)?;
+                program.ask(host, Request::OpenContext { device: 0 })?;
+                self.programs.push(program);
+                return Ok(());
+            }
+            Resource::Pd => Request::AllocPd,
+            Resource::Mr => region(pd, Vec::new()),
+            Resource::Mapping => {
+                let pieces = (0..8).map(|n| piece(n * 4096)).collect();
+                return program.ask_with(host, region(pd, pieces), vec![memfd(8 * 4096)]).map(drop);
+            }
+            Resource::AddressSpace => {
+                let len = 1 << 36;
+                let all = MrPiece { addr: 0, len, kind: MrPieceKind::Fd { fd: 0, offset: 0 } };
+                return program.ask_with(host, region(pd, vec![all]), vec![memfd(len)]).map(drop);
+            }
+            Resource::Mw => Request::AllocMw { pd, mw_type: MwType::Two },
+            Resource::Cq => completion_queue(1),
+            Resource::QueueBytes => completion_queue(1 << 16),
+            Resource::Qp => program.queue_pair(QpType::Rc),
+            Resource::Srq => {
+                Request::CreateSrq(SrqInitAttr { pd, max_wr: 1, max_sge: 1, limit: 0, cookie: 0, xrc: None })
+            }
+            Resource::Ah => Request::CreateAh { pd, attr: address() },
+            Resource::Channel | Resource::Descriptor => Request::CreateChannel,
+            Resource::Dm => {
+                return program.ask_with(host, Request::AllocDm { len: 4096 }, vec![memfd(4096)]).map(drop);
+            }
+            Resource::Xrcd => Request::OpenXrcd { with_file: false, flags: libc::O_CREAT },
+            Resource::Group => Request::AttachMcast { qp: program.datagrams(host), gid: group(count) },
+            Resource::GroupMember => {
+                let request = program.queue_pair(QpType::Ud);
+                let Response::Qps(grants) = program.ask(host, request)? else { panic!("no queue pair") };
+                Request::AttachMcast { qp: grants[0].qp, gid: group(0) }
+            }
+            Resource::CmId => return program.create_id(host, count),
+            Resource::CmChannel => Request::CmChannel { channel: count },
+            Resource::UrmaJfc => {
+                let cq = program.cq;
+                program.open_node(host)?;
+                return program.urma(host, UrmaCall::CreateJfc { cq }).map(drop);
+            }
+            Resource::UrmaRequest => {
+                let jetty = program.jetty(host, 1 << 14)?;
+                return program.urma(host, jetty).map(drop);
+            }
+            Resource::UrmaPeer => {
+                program.open_node(host)?;
+                return program.urma(host, import(count)).map(drop);
+            }
+            Resource::Port => {
+                program.create_id(host, count)?;
+                return program.bind(host, count, 0).map(drop);
+            }
+        };
+        program.ask(host, request).map(drop)
+    }
+}
+
+fn region(pd: u32, pieces: Vec<MrPiece>) -> Request {
+    let len = pieces.iter().map(|p| p.len).sum();
+    Request::RegMr { pd, addr: 0, len, iova: 0, access: 1, pieces, replaces: None }
+}
+
+fn piece(offset: u64) -> MrPiece {
+    MrPiece { addr: offset, len: 4096, kind: MrPieceKind::Fd { fd: 0, offset } }
+}
+
+fn completion_queue(entries: u32) -> Request {
+    Request::CreateCq(CqInitAttr { entries, channel: None, cookie: 0, vector: 0 })
+}
+
+fn address() -> AhAttr {
+    AhAttr { dgid: gid([10, 0, 0, 2]), is_global: true, port_num: 1, ..AhAttr::default() }
+}
+
+fn group(number: u32) -> [u8; 16] {
+    let [_, b, c, d] = number.to_be_bytes();
+    gid([239, b, c, d])
+}
+
+fn gid(ip: [u8; 4]) -> [u8; 16] {
+    std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets()
+}
+
+/// An import from a host.
+fn import(host: u32) -> UrmaCall {
+    let eid = std::net::Ipv4Addr::from(0x0b00_0000 | host).to_ipv6_mapped().octets();
+    UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None }
+}
+
+/// What an honest program does: a program starts, makes one of each object, and ends.
+fn honest_program(host: &mut Host, uid: u32) {
+    let mut program = Program::start(host, uid).expect("a program starts");
+    let pd = program.pd;
+    let requests = [
+        Request::AllocPd,
+        region(pd, Vec::new()),
+        Request::AllocMw { pd, mw_type: MwType::One },
+        completion_queue(256),
+        program.queue_pair(QpType::Rc),
+        Request::CreateSrq(SrqInitAttr { pd, max_wr: 16, max_sge: 1, limit: 0, cookie: 0, xrc: None }),
+        Request::CreateAh { pd, attr: address() },
+        Request::CreateChannel,
+        Request::OpenXrcd { with_file: false, flags: libc::O_CREAT },
+        Request::CmChannel { channel: 7 },
+    ];
+    for request in requests {
+        let words = format!("{request:?}");
+        program.ask(host, request).unwrap_or_else(|refusal| panic!("{words}: {}", refusal.sentence));
+    }
+    program.ask_with(host, region(pd, vec![piece(0)]), vec![memfd(4096)]).expect("a mapped region");
+    program.ask_with(host, Request::AllocDm { len: 4096 }, vec![memfd(4096)]).expect("device memory");
+    let qp = program.datagrams(host);
+    program.ask(host, Request::AttachMcast { qp, gid: group(0) }).expect("a group");
+    program.create_id(host, 1).expect("an id");
+    program.bind(host, 1, 0).expect("a port");
+    let jetty = program.jetty(host, 64).expect("a completion queue of URMA");
+    program.urma(host, jetty).expect("a Jetty");
+    program.urma(host, import(1 << 16)).expect("a peer");
+    program.end(host);
+}
+
+#[test]
+fn a_user_at_the_limit_of_any_resource_disturbs_no_other() {
+    for resource in Resource::ALL {
+        let mut host = host(1);
+        crate::common::lend_nodes(&mut host);
+        let mut hostile = Hostile::new(&mut host);
+        let refusal = loop {
+            // No resource has as much: a share that never ends fails here.
+            assert!(hostile.count < 200_000, "{resource:?} has no limit");
+            if let Err(refusal) = hostile.take(&mut host, *resource) {
+                break refusal;
+            }
+        };
+        let sentence = &refusal.sentence;
+        assert!(sentence.contains("user_share") && sentence.contains("user 1001"), "{resource:?}: {sentence}");
+        assert!([libc::ENOMEM, libc::EMFILE].contains(&refusal.errno), "{resource:?}: errno {}", refusal.errno);
+        let root = rustix::process::geteuid().as_raw();
+        [BYSTANDER, root].into_iter().for_each(|uid| honest_program(&mut host, uid));
+        assert!(hostile.take(&mut host, *resource).is_err(), "{resource:?}: an honest program changed the share");
+        hostile.programs.drain(..).for_each(|program| program.end(&mut host));
+        if !crate::common::is_all_given_back(&host) {
+            let left = Resource::ALL.iter().filter(|each| host.ledger.used(**each) > 0).collect::<Vec<_>>();
+            panic!("{left:?} of ended programs, after {resource:?}");
+        }
+    }
+}
+
+#[test]
+fn users_see_their_own_use_and_root_that_of_all() {
+    let mut host = host(50);
+    let own = rustix::process::geteuid().as_raw();
+    let mut programs: Vec<Program> =
+        [own, HOSTILE, BYSTANDER].map(|uid| Program::start(&mut host, uid).expect("a program")).into();
+    let seen: Vec<(Vec<String>, u32)> = programs
+        .iter_mut()
+        .map(|program| match program.ask(&mut host, Request::Users { from: 0 }) {
+            Ok(Response::Users(page)) => (page.users.into_iter().map(|u| u.owner).collect(), page.hidden),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!((seen[0].0.len(), seen[0].1), (3, 0));
+    assert_eq!(seen[1], (vec!["user 1001".to_owned()], 2));
+    assert_eq!(seen[2], (vec!["user 1002".to_owned()], 2));
+    programs.into_iter().for_each(|program| program.end(&mut host));
+}
+
+#[test]
+fn the_daemons_own_user_is_limited_by_the_capacity_alone() {
+    let mut host = host(1);
+    let mut program = Program::start(&mut host, rustix::process::geteuid().as_raw()).expect("a program");
+    // One percent would be 589 of the capacity's 65,536.
+    for _ in 0..2_000 {
+        program.ask(&mut host, Request::AllocPd).expect("no share for the owner");
+    }
+    program.end(&mut host);
+}
+
+#[test]
+fn a_user_fills_neither_a_group_nor_the_groups_of_a_port() {
+    let mut host = host(50);
+    let mut programs = [HOSTILE, BYSTANDER, 0].map(|uid| Program::start(&mut host, uid).expect("a program"));
+    let [hostile, others @ ..] = &mut programs;
+    let mut attached = 0;
+    let join = |program: &mut Program, host: &mut Host| {
+        let request = program.queue_pair(QpType::Ud);
+        let Ok(Response::Qps(grants)) = program.ask(host, request) else { panic!("no queue pair") };
+        program.ask(host, Request::AttachMcast { qp: grants[0].qp, gid: group(0) })
+    };
+    let refusal = loop {
+        match join(hostile, &mut host) {
+            Ok(_) => attached += 1,
+            Err(refusal) => break refusal,
+        }
+    };
+    // Half of what the reserve leaves of 1,024.
+    assert_eq!(attached, 461, "{}", refusal.sentence);
+    assert!(refusal.sentence.contains("user_share") && refusal.errno == libc::ENOMEM, "{}", refusal.sentence);
+    let mut number = 0;
+    let qp = hostile.datagrams(&mut host);
+    while hostile.ask(&mut host, Request::AttachMcast { qp, gid: group(number + 1) }).is_ok() {
+        number += 1;
+    }
+    assert_eq!(number, 114, "with the first, half of what the reserve leaves of the port's 256");
+    for program in others {
+        join(program, &mut host).expect("places are left in the group");
+        let qp = program.datagrams(&mut host);
+        program.ask(&mut host, Request::AttachMcast { qp, gid: group(10_000) }).expect("groups are left at the port");
+    }
+    programs.into_iter().for_each(|program| program.end(&mut host));
+    for resource in [Resource::Group, Resource::GroupMember] {
+        assert_eq!(host.ledger.used(resource), 0);
+    }
+}
+
+#[test]
+fn resized_queues_give_their_old_bytes_back() {
+    let mut host = host(50);
+    let mut program = Program::start(&mut host, HOSTILE).expect("a program");
+    let Ok(Response::Cq { cq, .. }) = program.ask(&mut host, completion_queue(64)) else { panic!("no queue") };
+    let small = host.ledger.used(Resource::QueueBytes);
+    program.ask(&mut host, Request::ResizeCq { cq, entries: 4096 }).expect("resized");
+    let both = host.ledger.used(Resource::QueueBytes);
+    program.ask(&mut host, Request::RetireCq { cq }).expect("retired");
+    let large = host.ledger.used(Resource::QueueBytes);
+    assert!(small < large && large < both, "{small} {large} {both}");
+    program.ask(&mut host, Request::DestroyCq { cq }).expect("destroyed");
+    assert!(host.ledger.used(Resource::QueueBytes) < small);
+    program.end(&mut host);
+}
+
+#[test]
+fn rings_of_commands_cost_descriptors_and_root_has_room() {
+    let mut host = host(5);
+    let mut programs = Vec::new();
+    for uid in [HOSTILE, BYSTANDER] {
+        let (mut rings, before) = (0, host.ledger.used(Resource::Descriptor));
+        let refusal = loop {
+            let ring = Program::connect(&mut host, uid).and_then(|mut program| {
+                program.ask(&mut host, Request::CmCommandRing)?;
+                Ok(program)
+            });
+            match ring {
+                Ok(program) => programs.push(program),
+                Err(refusal) => break refusal,
+            }
+            rings += 1;
+        };
+        assert!(refusal.sentence.contains("user_share"), "{}", refusal.sentence);
+        // The socket, the pidfd and the ring.
+        assert_eq!(host.ledger.used(Resource::Descriptor) - before, 3 * rings);
+    }
+    let mut root = Program::connect(&mut host, rustix::process::geteuid().as_raw()).expect("a connection");
+    root.ask(&mut host, Request::CmCommandRing).expect("a ring");
+    programs.into_iter().chain([root]).for_each(|program| program.end(&mut host));
+}
+
+#[test]
+fn a_user_has_one_share_with_all_its_subordinate_ids() {
+    let file = std::env::temp_dir().join(format!("burst-shares-subuid-{}", std::process::id()));
+    std::fs::write(&file, format!("{HOSTILE}:100000:65536\n0:400000:65536\n")).expect("written");
+    let options = HostOptions { subordinate_ids: Some(file.clone()), ..crate::common::options(1, 50) };
+    let mut host = crate::common::host_with(&options);
+    let uids = [HOSTILE, 100_000, 165_535, BYSTANDER, 165_536, 400_000, 400_001];
+    let mut programs: Vec<Program> = Vec::new();
+    for uid in uids {
+        programs.push(Program::start(&mut host, uid).expect("a program"));
+    }
+    let owners: Vec<String> = host.ledger.uses(0).into_iter().map(|account| account.id.to_string()).collect();
+    // Root gives ranges to containers, which are users of their own.
+    assert_eq!(owners, ["user 1001", "user 1002", "user 165536", "user 400000", "user 400001"]);
+    let mut domains = 0;
+    for program in &mut programs[..3] {
+        while program.ask(&mut host, Request::AllocPd).is_ok() {
+            domains += 1;
+        }
+    }
+    // Half of what the reserve leaves of 65,536, less what others have.
+    assert!((29_400..=29_491).contains(&domains), "{domains}");
+    let other = &mut programs[3];
+    other.ask(&mut host, Request::AllocPd).expect("another user's share");
+    programs.into_iter().for_each(|program| program.end(&mut host));
+    std::fs::remove_file(&file).expect("removed");
+}
+
+#[test]
+fn an_admitted_session_is_charged_until_it_is_dropped() {
+    let host = host(50);
+    let process = ClientProcess { pid: std::process::id(), uid: HOSTILE };
+    let session = Session::admit(&host, process).expect("room");
+    assert_eq!(host.ledger.used(Resource::Session), 1);
+    drop(session);
+    assert_eq!(host.ledger.used(Resource::Session), 0);
+}
+
+impl Program {
+    /// The request for a queue pair.
+    fn queue_pair(&self, qp_type: QpType) -> Request {
+        queue_pair(self.pd, self.cq, qp_type)
+    }
+
+    /// A queue pair for datagrams, made at the first call.
+    fn datagrams(&mut self, host: &mut Host) -> u32 {
+        if let Some(qp) = self.datagrams {
+            return qp;
+        }
+        let request = self.queue_pair(QpType::Ud);
+        let Ok(Response::Qps(grants)) = self.ask(host, request) else { panic!("no queue pair for datagrams") };
+        *self.datagrams.insert(grants[0].qp)
+    }
+
+    /// Opens the node of the host's address, once.
+    fn open_node(&mut self, host: &mut Host) -> Result<(), Refusal> {
+        match self.ask(host, Request::UrmaOpen { eid: crate::common::eid(1) }) {
+            Err(refusal) if refusal.errno != libc::EEXIST => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+
+    /// The call for a Jetty, with a completion queue that is made for it.
+    fn jetty(&mut self, host: &mut Host, depth: u16) -> Result<UrmaCall, Refusal> {
+        self.open_node(host)?;
+        let cq = self.cq;
+        let jfc = self.urma(host, UrmaCall::CreateJfc { cq })?;
+        Ok(UrmaCall::CreateJetty(UrmaJettyAttr { mode: 1, jfc, depth, ..UrmaJettyAttr::default() }))
+    }
+
+    /// Creates a communication id.
+    fn create_id(&mut self, host: &mut Host, id: u32) -> Result<(), Refusal> {
+        if !std::mem::replace(&mut self.has_events, true) {
+            self.ask(host, Request::CmChannel { channel: 0 })?;
+        }
+        let command = CmCommand::Create { id, channel: 0, ps: PortSpace::Tcp, qp_type: QpType::Rc };
+        self.command(host, command).map(drop)
+    }
+
+    /// Binds an id to a port of all IPv4 addresses; 0: any port. Returns the port.
+    fn bind(&mut self, host: &mut Host, id: u32, port: u16) -> Result<u16, Refusal> {
+        let addr = CmAddr { ip: IpAddr::from([0, 0, 0, 0]), port, scope: 0 };
+        match self.command(host, CmCommand::Bind { id, addr })? {
+            CmReply::Route(route) => Ok(route.src.expect("a bound address").port),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn regions_in_their_process_need_no_mapping_of_the_host() {
+    let mut host = host(90);
+    let mut program = Program::start(&mut host, BYSTANDER).expect("a program");
+    let pd = program.pd;
+    let before = host.ledger.used(Resource::Mapping);
+    let Ok(Response::Mr { mr, .. }) = program.ask(&mut host, region(pd, Vec::new())) else { panic!("a region") };
+    assert_eq!(host.ledger.used(Resource::Mapping), before);
+    let mapped = program.ask_with(&mut host, region(pd, vec![piece(0)]), vec![memfd(4096)]);
+    let Ok(Response::Mr { mr: second, .. }) = mapped else { panic!("a mapped region") };
+    assert_eq!(host.ledger.used(Resource::Mapping), before + 2, "the piece, and its reservation");
+    // While the program forks, regions come and go as well.
+    program.ask(&mut host, Request::HoldMemory { hold: true }).expect("held");
+    program.ask(&mut host, Request::DeregMr { mr }).expect("ended");
+    let third = program.ask_with(&mut host, region(pd, vec![piece(0)]), vec![memfd(4096)]);
+    let Ok(Response::Mr { mr: third, .. }) = third else { panic!("a mapped region") };
+    program.ask(&mut host, Request::HoldMemory { hold: false }).expect("released");
+    for mr in [second, third] {
+        program.ask(&mut host, Request::DeregMr { mr }).expect("ended");
+    }
+    assert_eq!(host.ledger.used(Resource::Mapping), before);
+}

@@ -1,0 +1,330 @@
+//! Programs of URMA on a host: what opens and closes nodes, what holds what, and that everything is charged and given back.
+use crate::common::{Program, host, memfd};
+use burst_base::{Nanos, Reason};
+use burst_control::urma::UrmaCursor;
+use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
+use burst_control::{MrPiece, MrPieceKind, Refusal, Request, Response};
+use burst_frame::TxBatch;
+use burst_host::{Clock, Host, HostOptions, Session, Upkeep};
+use burst_ledger::Resource;
+use burst_port::mem::{Hub, MemConfig, pair};
+use burst_port::{Port, PortCaps, PortError, RxSink};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+const MEMORY: u64 = 64 << 10;
+const BASE: u64 = 0x10_0000;
+
+fn eid(last: u8) -> [u8; 16] {
+    Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets()
+}
+
+/// A host whose nodes have ports in memory.
+fn host_with_nodes(share: u8) -> Host {
+    let mut host = host(share);
+    host.lend_urma_ports(Box::new(|_, address: IpAddr| {
+        let port: Box<dyn Port> = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
+        Some(port)
+    }));
+    host
+}
+
+/// A port in memory that notes for how many source ports it was asked.
+struct CountingPort {
+    inner: Box<dyn Port>,
+    asked: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Port for CountingPort {
+    fn caps(&self) -> &PortCaps {
+        self.inner.caps()
+    }
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.inner.rx_burst(now, budget, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.inner.tx_burst(now, batch, dropped);
+    }
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.inner.wait_fds()
+    }
+    fn open_source_ports(&mut self, count: usize) -> Result<(), PortError> {
+        self.asked.lock().expect("no panic").push(count);
+        if count > 7 { Err(PortError::System { what: "open".into(), source: no_descriptor() }) } else { Ok(()) }
+    }
+}
+
+fn no_descriptor() -> std::io::Error {
+    std::io::Error::from_raw_os_error(libc::EMFILE)
+}
+
+fn call(program: &mut Program, host: &mut Host, call: UrmaCall) -> Result<UrmaAnswer, Refusal> {
+    match program.ask(host, Request::UrmaCall(call))? {
+        Response::UrmaDone(answer) => Ok(answer),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn number(program: &mut Program, host: &mut Host, wanted: UrmaCall) -> u32 {
+    match call(program, host, wanted) {
+        Ok(UrmaAnswer::Number(number)) => number,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A program with the node of the host's address, and a memory region.
+fn start(host: &mut Host, uid: u32) -> (Program, u32) {
+    let mut program = Program::start(host, uid).expect("started");
+    program.ask(host, Request::UrmaOpen { eid: eid(1) }).expect("a node");
+    let pieces = vec![MrPiece { addr: BASE, len: MEMORY, kind: MrPieceKind::Fd { fd: 0, offset: 0 } }];
+    let pd = program.pd;
+    let region = Request::RegMr { pd, addr: BASE, len: MEMORY, iova: BASE, access: 1, pieces, replaces: None };
+    let Ok(Response::Mr { mr, .. }) = program.ask_with(host, region, vec![memfd(MEMORY)]) else { panic!("no region") };
+    (program, mr)
+}
+
+fn has_node(host: &Host) -> bool {
+    host.urma_page(UrmaCursor::default()).node.is_some()
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T, Refusal>) -> i32 {
+    result.expect_err("refused").errno
+}
+
+#[test]
+fn the_first_program_opens_the_node_and_the_last_one_closes_it() {
+    let mut host = host_with_nodes(100);
+    let mut early = Program::start(&mut host, 1001).expect("started");
+    assert_eq!(errno(early.ask(&mut host, Request::UrmaCall(UrmaCall::DeleteJfc { jfc: 0 }))), libc::EPROTO);
+    assert_eq!(errno(early.ask(&mut host, Request::UrmaOpen { eid: eid(9) })), libc::EADDRNOTAVAIL);
+    assert!(!has_node(&host));
+    let contexts = host.contexts.taken();
+    let (mut a, _) = start(&mut host, 1001);
+    assert_eq!(errno(a.ask(&mut host, Request::UrmaOpen { eid: eid(1) })), libc::EEXIST);
+    let (b, _) = start(&mut host, 1002);
+    let page = host.urma_page(UrmaCursor::default());
+    assert_eq!(
+        (page.node.map(|node| (node.eid, node.device)), page.next.is_some()),
+        (Some((eid(1), "burst0".into())), true)
+    );
+    a.end(&mut host);
+    assert!(has_node(&host));
+    b.end(&mut host);
+    assert!(!has_node(&host));
+    assert_eq!(host.contexts.taken(), contexts, "the node's own context is given back");
+    early.end(&mut host);
+}
+
+#[test]
+fn a_node_stands_without_programs_if_the_host_is_to_be_there_for_pings() {
+    let options = HostOptions { urma_standing: true, ..crate::common::options(1, 100) };
+    let mut host = crate::common::host_with(&options);
+    let is_free = Arc::new(Mutex::new(false));
+    let free = is_free.clone();
+    host.lend_urma_ports(Box::new(move |_, address: IpAddr| {
+        let port: Box<dyn Port> = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
+        free.lock().expect("no panic").then_some(port)
+    }));
+    // The interfaces are read again without a session.
+    let keep = |host: &mut Host| {
+        let (mut upkeep, none): (_, &mut [Session]) = (Upkeep::without_events(Nanos(0)), &mut []);
+        assert!(upkeep.due_at(host, none).is_some_and(|at| at <= host.now()));
+        upkeep.run(host, none, false);
+    };
+    // Another process has the address; when it is free, the next look finds it so.
+    keep(&mut host);
+    assert!(!has_node(&host));
+    *is_free.lock().expect("no panic") = true;
+    keep(&mut host);
+    assert!(has_node(&host));
+    let contexts = host.contexts.taken();
+    let (program, _) = start(&mut host, 1001);
+    program.end(&mut host);
+    assert!(has_node(&host), "it stands when the last program has gone");
+    assert_eq!(host.contexts.taken(), contexts);
+}
+
+#[test]
+fn a_node_of_an_address_that_is_no_entity_id_ends_with_its_programs() {
+    let options = HostOptions { urma_standing: true, ..crate::common::options(1, 100) };
+    let [own, peer]: [IpAddr; 2] = ["fe80::1", "fe80::2"].map(|text| text.parse().expect("an address"));
+    let port = Box::new(pair(MemConfig::default(), own, peer).0);
+    let mut host = Host::with_ports(&options, Clock::Monotonic, vec![vec![port]]).expect("a host");
+    host.lend_urma_ports(Box::new(|_, address: IpAddr| {
+        Some(Box::new(Hub::new(MemConfig::default()).port("urma", &[address])) as Box<dyn Port>)
+    }));
+    let mut program = Program::start(&mut host, 1001).expect("started");
+    let IpAddr::V6(v6) = own else { unreachable!("it is one") };
+    program.ask(&mut host, Request::UrmaOpen { eid: v6.octets() }).expect("a node");
+    assert!(has_node(&host));
+    program.end(&mut host);
+    assert!(!has_node(&host), "only entity ids stand without programs");
+}
+
+#[test]
+fn a_host_on_ports_of_somebody_else_says_that_it_has_none() {
+    let mut host = host(100);
+    let mut program = Program::start(&mut host, 1001).expect("started");
+    let refusal = program.ask(&mut host, Request::UrmaOpen { eid: eid(1) }).expect_err("no port");
+    assert_eq!(refusal.errno, libc::EOPNOTSUPP, "{}", refusal.sentence);
+    program.end(&mut host);
+}
+
+#[test]
+fn regions_and_completion_queues_end_after_what_uses_them() {
+    let mut host = host_with_nodes(100);
+    let (mut program, mr) = start(&mut host, 1001);
+    let cq = program.cq;
+    let segment = UrmaCall::RegisterSegment { mr, addr: BASE, len: MEMORY, token: None, access: 2 };
+    let segments: Vec<u32> = (0..2).map(|_| number(&mut program, &mut host, segment.clone())).collect();
+    for token_id in segments {
+        // A key that was freed may be another program's next: a segment must not outlive its region.
+        assert_eq!(errno(program.ask(&mut host, Request::DeregMr { mr })), libc::EBUSY);
+        assert_eq!(call(&mut program, &mut host, UrmaCall::UnregisterSegment { token_id }), Ok(UrmaAnswer::Done));
+    }
+    program.ask(&mut host, Request::DeregMr { mr }).expect("nothing uses it");
+    assert_eq!(errno(call(&mut program, &mut host, segment)), libc::EINVAL, "there is no such region");
+    let jfc = number(&mut program, &mut host, UrmaCall::CreateJfc { cq });
+    assert_eq!(errno(program.ask(&mut host, Request::DestroyCq { cq })), libc::EBUSY);
+    let attr = UrmaJettyAttr { mode: 1, jfc, depth: 4, ..UrmaJettyAttr::default() };
+    let jetty = number(&mut program, &mut host, UrmaCall::CreateJetty(attr));
+    assert!(matches!(call(&mut program, &mut host, UrmaCall::DeleteJfc { jfc }), Ok(UrmaAnswer::Refused(_))));
+    assert_eq!(call(&mut program, &mut host, UrmaCall::DeleteJetty { jetty }), Ok(UrmaAnswer::Done));
+    assert_eq!(call(&mut program, &mut host, UrmaCall::DeleteJfc { jfc }), Ok(UrmaAnswer::Done));
+    program.ask(&mut host, Request::DestroyCq { cq }).expect("nothing uses it");
+    program.end(&mut host);
+}
+
+#[test]
+fn objects_are_charged_and_given_back() {
+    let mut host = host_with_nodes(40);
+    let (mut program, mr) = start(&mut host, 1001);
+    let used = |host: &Host, resource| {
+        let uses = host.ledger.uses(host.now().0);
+        let of = |account: &burst_ledger::AccountUse| {
+            account.resources.iter().find(|r| r.resource == resource).map_or(0, |r| r.used)
+        };
+        uses.iter().map(of).max().unwrap_or(0)
+    };
+    let cq = program.cq;
+    let before =
+        [Resource::Qp, Resource::Srq, Resource::Ah, Resource::Mw, Resource::QueueBytes].map(|r| used(&host, r));
+    let jfc = number(&mut program, &mut host, UrmaCall::CreateJfc { cq });
+    let jfr = number(&mut program, &mut host, UrmaCall::CreateJfr { jfc, depth: 16, token: None, rnr_timer: 0 });
+    let attr = UrmaJettyAttr { mode: 1, jfc, jfr: Some(jfr), depth: 16, ..UrmaJettyAttr::default() };
+    number(&mut program, &mut host, UrmaCall::CreateJetty(attr.clone()));
+    let segment = UrmaCall::RegisterSegment { mr, addr: BASE, len: MEMORY, token: None, access: 2 };
+    number(&mut program, &mut host, segment);
+    number(&mut program, &mut host, UrmaCall::ImportJetty { eid: eid(2), id: 1024, kind: 1, token: None });
+    number(&mut program, &mut host, UrmaCall::CreateGroup { policy: 0, token: None });
+    let now = [Resource::Qp, Resource::Srq, Resource::Ah, Resource::Mw, Resource::QueueBytes].map(|r| used(&host, r));
+    let grown: Vec<u64> = now.iter().zip(before).map(|(now, before)| now - before).collect();
+    assert_eq!(grown, [1, 2, 1, 1, 32 * 256]);
+    // A refused call costs nothing.
+    let refused = call(&mut program, &mut host, UrmaCall::CreateJetty(UrmaJettyAttr { mode: 9, ..attr.clone() }));
+    assert!(matches!(refused, Ok(UrmaAnswer::Refused(_))));
+    assert_eq!(used(&host, Resource::Qp), now[0]);
+    // A share is a share.
+    let refused = loop {
+        if let Err(refusal) =
+            call(&mut program, &mut host, UrmaCall::CreateJetty(UrmaJettyAttr { depth: 32_768, ..attr.clone() }))
+        {
+            break refusal;
+        }
+    };
+    assert_eq!(refused.errno, libc::ENOMEM, "{}", refused.sentence);
+    program.end(&mut host);
+    // The worker deletes a program's objects in parts, and they are charged until then.
+    assert!(crate::common::is_all_given_back(&host), "{:?}", host.ledger.uses(host.now().0));
+}
+
+#[test]
+fn a_node_s_lanes_are_the_host_s_setting_whatever_programs_do() {
+    for (lanes, is_open) in [(1, true), (4, true), (8, false)] {
+        let asked: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let mut host = crate::common::host_with(&HostOptions { urma_lanes: lanes, ..crate::common::options(1, 100) });
+        let noting = asked.clone();
+        host.lend_urma_ports(Box::new(move |_, address: IpAddr| {
+            let inner = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
+            Some(Box::new(CountingPort { inner, asked: noting.clone() }))
+        }));
+        let mut programs: Vec<Program> =
+            (0..3).map(|n| Program::start(&mut host, 1001 + n).expect("started")).collect();
+        for program in &mut programs {
+            let opened = program.ask(&mut host, Request::UrmaOpen { eid: eid(1) });
+            match is_open {
+                true => assert!(opened.is_ok()),
+                false => assert_eq!(errno(opened), libc::EMFILE),
+            }
+        }
+        assert_eq!(has_node(&host), is_open);
+        let asked = asked.lock().expect("no panic").clone();
+        assert_eq!(asked, if is_open { vec![usize::from(lanes)] } else { vec![8; 3] }, "once for each node");
+        programs.into_iter().for_each(|program| program.end(&mut host));
+    }
+}
+
+#[test]
+fn users_share_queues_requests_and_peers_of_a_node() {
+    let mut host = host_with_nodes(50);
+    let (mut hostile, _) = start(&mut host, 1001);
+    let (mut other, _) = start(&mut host, 1002);
+    let import = |n: u32| {
+        let eid = std::net::Ipv4Addr::from(0x0b00_0000 | n).to_ipv6_mapped().octets();
+        UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None }
+    };
+    let cq = hostile.cq;
+    let jfc = number(&mut hostile, &mut host, UrmaCall::CreateJfc { cq });
+    let attr = UrmaJettyAttr { mode: 1, jfc, depth: 1 << 15, ..UrmaJettyAttr::default() };
+    let fill = |program: &mut Program, host: &mut Host, of: &mut dyn FnMut(u32) -> UrmaCall| {
+        (0..=1 << 17).find_map(|n| call(program, host, of(n)).err().map(|refusal| (n, refusal)))
+    };
+    let (jetties, refusal) =
+        fill(&mut hostile, &mut host, &mut |_| UrmaCall::CreateJetty(attr.clone())).expect("a share");
+    // Half of what the reserve leaves of 2^22 requests.
+    assert!(jetties == 57 && refusal.sentence.contains("user_share"), "{jetties}: {}", refusal.sentence);
+    let (peers, refusal) = fill(&mut hostile, &mut host, &mut |n| import(n)).expect("a share");
+    assert!(peers == 1382 && refusal.sentence.contains("user_share"), "{peers}: {}", refusal.sentence);
+    // More imports from the same hosts cost no more peers.
+    number(&mut hostile, &mut host, import(5));
+    let (jfcs, refusal) = fill(&mut hostile, &mut host, &mut |_| UrmaCall::CreateJfc { cq }).expect("a share");
+    assert!(jfcs < 1 << 16 && refusal.sentence.contains("user_share"), "{jfcs}: {}", refusal.sentence);
+    let cq = other.cq;
+    let jfc = number(&mut other, &mut host, UrmaCall::CreateJfc { cq });
+    number(&mut other, &mut host, UrmaCall::CreateJetty(UrmaJettyAttr { jfc, ..attr }));
+    number(&mut other, &mut host, import(1 << 20));
+    // The end of so many objects is done in steps, between which the other is served.
+    let mut steps = 0;
+    while !hostile.end_some(&mut host, 256) {
+        steps += 1;
+        number(&mut other, &mut host, import(steps));
+    }
+    assert!(steps > (jfcs + peers) / 256, "{steps} steps");
+    other.end(&mut host);
+    drop(hostile);
+    assert!(crate::common::is_all_given_back(&host));
+}
+
+#[test]
+fn a_user_sees_the_channels_to_hosts_from_which_it_imports() {
+    let mut host = host_with_nodes(50);
+    let mut users = [1001, 1002, rustix::process::geteuid().as_raw()].map(|uid| start(&mut host, uid).0);
+    for (at, last) in [(0, 7), (1, 8), (1, 9)] {
+        // A contested import makes the node open a channel.
+        for network in [11, 12] {
+            let eid = std::net::Ipv4Addr::new(network, 0, 0, last).to_ipv6_mapped().octets();
+            let import = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
+            let _ = users[at].ask(&mut host, Request::UrmaCall(import)).expect("an answer");
+        }
+    }
+    let mut peers =
+        |at: usize, host: &mut Host| match users[at].ask(host, Request::Urma { from: UrmaCursor::default() }) {
+            Ok(Response::Urma(page)) => {
+                page.node.expect("the node").channels.iter().map(|c| c.cna & 0xff).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+    assert_eq!((peers(0, &mut host), peers(1, &mut host), peers(2, &mut host)), (vec![7], vec![8, 9], vec![7, 8, 9]));
+    users.into_iter().for_each(|user| user.end(&mut host));
+}

@@ -1,0 +1,9 @@
+//! All tests of this crate that need no process of their own, as one program: each program is linked anew after a change.
+
+mod adapters;
+mod adversarial;
+mod bottleneck;
+mod classes;
+mod faults;
+mod recovery;
+mod traffic;
