@@ -113,6 +113,14 @@ def test_a_program_under_valgrind(fabric):
     assert code == 0 and "posted and polled 16" in text, text
 
 
+@pytest.mark.parametrize("calls", ["classic", "extended"])
+def test_a_completion_that_is_due_is_found_by_the_next_poll(fabric, calls):
+    """Request, acknowledgement and completion take several passes of the engine, and no other thread runs any."""
+    words = [BUILD / "programs" / "post_poll", "burst0", calls, "500", "1", "polling"]
+    code, text = fabric.a.run(*words, env={"BURST_KEEPER": "off"})
+    assert code == 0 and "500, 0 polls found nothing" in text, text
+
+
 @pytest.mark.parametrize("keeper", ["on", "off"])
 def test_the_keeper_is_one_thread_that_takes_no_signal(fabric, keeper):
     script = (

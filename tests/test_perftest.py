@@ -73,6 +73,18 @@ def test_other_services(fabric, connection):
     assert pair(fabric, "ib_send_lat", "-c", connection, "-s", size, "-n", 200).p50_us > 0
 
 
+@pytest.mark.parametrize("in_process", [False, True], ids=["daemon", "in process"])
+@pytest.mark.parametrize("mtu", [1500, 4200, 9000])
+def test_unreliable_connections_lose_nothing_on_an_idle_link(make_fabric, mtu, in_process):
+    """Receipts hold the sender back while the receiver does not run. perftest waits for ever for a lost message."""
+    fabric = make_fabric(mtu=mtu, in_process=in_process)
+    for words in [("ib_send_bw", "-c", "UC")] * 5 + [("ib_write_lat", "-c", "UC", "-s", 8 << 20, "-n", 5), ("ib_send_bw", "-c", "UC", "-s", 2)]:
+        pair(fabric, *words)
+    if not in_process:
+        stats = fabric.b.stats()
+        assert not stats["receive_overflow"] and not stats["receiver_not_ready"] and not stats["uc_message_broken"], stats
+
+
 def test_receives_from_a_shared_queue(fabric):
     assert pair(fabric, "ib_send_bw", "--use-srq", "-q", 4, "-s", 4096, "-n", 500).row[3] > 0
 

@@ -33,6 +33,9 @@ layouts[0x15] = { "saeth" }
 layouts[0x16] = { "seth", "ieth", "data", request = true }
 layouts[0x17] = { "seth", "ieth", "data", request = true }
 layouts[0x18] = { "seth" }
+-- Of UC: no form of XRC.
+layouts[0x19] = { "aeth", "saeth" }
+layouts[0x1A] = {}
 -- Immediate data stands behind all other headers.
 for _, low in ipairs({ 0x03, 0x05, 0x09, 0x0B }) do
     table.insert(layouts[low], #layouts[low], "imm")
@@ -43,6 +46,8 @@ for low, name in pairs(names) do
     opcode_names[0xC0 + low] = "RC-SR " .. name
     opcode_names[0xE0 + low] = "XRC-SR " .. name
 end
+opcode_names[0xD9] = "UC Receipt"
+opcode_names[0xDA] = "UC Probe"
 
 f.opcode = ProtoField.uint8("burst_sr.opcode", "Opcode", base.HEX, opcode_names)
 f.solicited = ProtoField.bool("burst_sr.solicited", "Solicited event", 8, nil, 0x80)

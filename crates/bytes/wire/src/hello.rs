@@ -22,6 +22,8 @@ pub const FEATURE_SELECTIVE: u32 = 1 << 0;
 pub const FEATURE_XRC_SELECTIVE: u32 = 1 << 1;
 /// Feature: READ responses of the family are acknowledged, and acknowledgements of READ responses are expected.
 pub const FEATURE_READ_ACKS: u32 = 1 << 2;
+/// Feature: packets of UC that ask for it are answered by receipts.
+pub const FEATURE_UC_RECEIPTS: u32 = 1 << 3;
 
 /// Longest text of a congestion control in a hello.
 pub const HELLO_CC_MAX: usize = 192;

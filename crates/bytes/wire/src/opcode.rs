@@ -3,7 +3,8 @@
 //!
 //! Each row has the offset of each extension header, so that parsing decides by one indexed load per packet. RD, RESYNC, FLUSH
 //! and ATOMIC WRITE are not supported. IBA leaves 0xC0 to 0xFF to manufacturers: `0xC0 | low five bits` of an RC opcode is its
-//! form in the selective repeat family, `0xE0 | low five bits` that of XRC ([`crate::selective`]).
+//! form in the selective repeat family, `0xE0 | low five bits` that of XRC ([`crate::selective`]). 0xD9 and 0xDA are packets of
+//! UC between Burst peers (`docs/protocol.md`, Receipts).
 
 /// Transport service of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +43,7 @@ pub enum OpKind {
     ReadRequest,
     /// RDMA READ response.
     ReadResponse,
-    /// Acknowledge (ACK, NAK, RNR NAK).
+    /// Acknowledge (ACK, NAK, RNR NAK); of UC, a receipt.
     Ack,
     /// Compare and swap.
     CmpSwap,
@@ -54,7 +55,7 @@ pub enum OpKind {
     Cnp,
     /// Selective repeat: the requester acknowledges READ responses.
     ReadAck,
-    /// Selective repeat: the requester asks for an acknowledgement and sends nothing else.
+    /// Selective repeat and UC: the requester asks for an acknowledgement and sends nothing else.
     Probe,
 }
 
@@ -111,7 +112,7 @@ pub(crate) enum Check {
     Write,
     /// Selective repeat: the headers of an acknowledgement.
     Ack,
-    /// Selective repeat: other headers, those of XRC, and that no payload follows where none may.
+    /// Selective repeat: other headers, those of XRC, and that no payload follows where none may. Receipts of UC.
     Other,
 }
 
@@ -190,7 +191,7 @@ impl OpcodeInfo {
             (Service::RcSr, OpKind::Send) => Check::Send,
             (Service::RcSr, OpKind::Write) => Check::Write,
             (Service::RcSr | Service::XrcSr, OpKind::Ack) => Check::Ack,
-            (Service::RcSr | Service::XrcSr, _) => Check::Other,
+            (Service::RcSr | Service::XrcSr, _) | (Service::Uc, OpKind::Ack) => Check::Other,
             _ if has_payload => Check::Nothing,
             _ => Check::Empty,
         };
@@ -331,6 +332,8 @@ opcodes! {
     0xd6 RcSrSendLastInv "RC-SR SEND Last with Invalidate", RcSr Send Last, 1, [Seth Ieth];
     0xd7 RcSrSendOnlyInv "RC-SR SEND Only with Invalidate", RcSr Send Only, 1, [Seth Ieth];
     0xd8 RcSrProbe "RC-SR Probe", RcSr Probe Only, 0, [Seth];
+    0xd9 UcReceipt "UC Receipt", Uc Ack Only, 0, [Aeth Saeth];
+    0xda UcProbe "UC Probe", Uc Probe Only, 0, [];
 
     0xe0 XrcSrSendFirst "XRC-SR SEND First", XrcSr Send First, 1, [Xrc Seth];
     0xe1 XrcSrSendMiddle "XRC-SR SEND Middle", XrcSr Send Middle, 1, [Xrc Seth];

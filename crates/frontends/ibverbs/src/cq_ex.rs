@@ -126,12 +126,10 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
         // SAFETY: as above; the references are gone.
         unsafe { ours.inner.release() };
     }
-    if context.turn() {
-        // SAFETY: as above. The pass may have brought one.
-        if unsafe { start_poll_once::<LOCKED>(cq, ours, context) } == 0 {
-            found_some();
-            return 0;
-        }
+    // SAFETY: as above. A pass may have brought one.
+    if context.turn_until(|| unsafe { start_poll_once::<LOCKED>(cq, ours, context) } == 0) {
+        found_some();
+        return 0;
     }
     // SAFETY: without the lock, the program promised to poll from one thread only; no other reference lives here.
     let progress =

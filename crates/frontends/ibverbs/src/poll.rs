@@ -1,8 +1,8 @@
 //! Polling and arming completion queues: the receiving half of the data path ([`burst_client::raw::completion`]).
 //!
-//! With a host in this process, a poll that finds no completion runs a pass of its engine. One that still finds none may yield
-//! the processor, and checks from time to time whether the daemon runs ([`burst_client::raw::idle`]). If the daemon has ended,
-//! the library flushes what is posted ([`crate::flush`]).
+//! With a host in this process, a poll that finds no completion runs passes of its engine, as long as they find work. One that
+//! still finds none may yield the processor, and checks from time to time whether the daemon runs
+//! ([`burst_client::raw::idle`]). If the daemon has ended, the library flushes what is posted ([`crate::flush`]).
 
 use crate::context::VerbsContext;
 use crate::cq::VerbsCq;
@@ -24,9 +24,12 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let wanted = count.max(0) as usize;
     // SAFETY: the caller gives `wanted` writable entries.
     let mut done = unsafe { take(cq, context, wanted, wc) };
-    if done == 0 && wanted > 0 && context.turn() {
-        // SAFETY: as above.
-        done = unsafe { take(cq, context, wanted, wc) };
+    if done == 0 && wanted > 0 {
+        context.turn_until(|| {
+            // SAFETY: as above.
+            done = unsafe { take(cq, context, wanted, wc) };
+            done > 0
+        });
     }
     if done > 0 {
         found();

@@ -1,6 +1,6 @@
 //! Conversions of socket addresses between C's `sockaddr`, whose family determines its length, and [`CmAddr`].
 
-use crate::boundary::{EINVAL, Errno, Outcome};
+use crate::boundary::{EINVAL, Outcome};
 use crate::sys::rdma_addr;
 use burst_control::cm::{CmAddr, CmRoute};
 use libc::{sockaddr_in, sockaddr_in6};
@@ -23,7 +23,7 @@ pub fn len_of(addr: &CmAddr) -> usize {
 /// Reads an address.
 ///
 /// # Errors
-/// EINVAL for NULL, EAFNOSUPPORT for other families than IPv4 and IPv6.
+/// EINVAL for NULL, and for other families than IPv4 and IPv6, as librdmacm (`ucma_addrlen`).
 ///
 /// # Safety
 /// `addr` must be NULL or as long as its family demands.
@@ -44,7 +44,7 @@ pub unsafe fn read<T>(addr: *const T) -> Outcome<CmAddr> {
                 let ip = Ipv6Addr::from(a.sin6_addr.s6_addr);
                 Ok(CmAddr { ip: ip.into(), port: u16::from_be(a.sin6_port), scope: a.sin6_scope_id })
             }
-            _ => Err(Errno(libc::EAFNOSUPPORT)),
+            _ => Err(EINVAL),
         }
     }
 }
@@ -127,7 +127,7 @@ mod tests {
         storage[..2].copy_from_slice(&(AF_IB as u16).to_ne_bytes());
         // SAFETY: 128 readable bytes, or NULL.
         unsafe {
-            assert_eq!(read(storage.as_ptr()), Err(Errno(libc::EAFNOSUPPORT)));
+            assert_eq!(read(storage.as_ptr()), Err(EINVAL));
             assert_eq!(read(std::ptr::null::<u8>()), Err(EINVAL));
         }
     }

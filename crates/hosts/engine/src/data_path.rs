@@ -110,9 +110,13 @@ impl DataPath<'_> {
         let qp_type = slot.qp.qp_type();
         let path = &self.core.paths[at as usize];
         path.hello.tell(&mut slot.qp, self.core.options.selective);
+        if is_own_address {
+            // The other end is of this program, too, and is not asked.
+            slot.qp.use_receipts(self.core.options.selective);
+        }
         slot.qp.report_each(path.wants_each_report());
         put(&mut self.core.qps, index, slot);
-        if qp_type == QpType::Rc || qp_type.is_xrc() {
+        if qp_type != QpType::Ud {
             let Core { hellos, paths, options, .. } = &mut *self.core;
             hellos.greet(now, &mut paths[at as usize], &flow, options.asks_peers());
         }

@@ -6,7 +6,7 @@ use crate::paths::ecn::sent_tos;
 use burst_base::Qpn;
 use burst_base::verbs::AhAttr;
 use burst_frame::Flow;
-use burst_port::PortCaps;
+use burst_port::{PortAddr, PortCaps};
 use std::net::IpAddr;
 
 /// Hop limit when the application gives none.
@@ -41,6 +41,13 @@ pub fn flow_of(caps: &PortCaps, attr: &AhAttr, entropy: u32) -> Result<Flow, Flo
         FlowError(format!("GID index {} does not exist; the port has {}", attr.sgid_index, caps.addrs.len()))
     })?;
     let dst = ip_of(attr.dgid);
+    // The kernel resolves a group by its own address only (`ib_resolve_eth_dmac`), whatever the source is: perftest's default
+    // group is of IPv6, and its default GID of IPv4. The datagram leaves from another address of the interface.
+    let of_family = |addr: &&PortAddr| addr.ip.is_ipv4() == dst.is_ipv4() && addr.ifindex == source.ifindex;
+    let source = match dst.is_multicast() && dst.is_ipv4() != source.ip.is_ipv4() {
+        true => caps.addrs.iter().find(of_family).unwrap_or(source),
+        false => source,
+    };
     if dst.is_unspecified() {
         return Err(FlowError("the destination GID is zero".into()));
     }
@@ -101,6 +108,17 @@ mod tests {
         );
         assert!(flow.src_port >= SRC_PORT_FIRST);
         assert_eq!(flow_of(&caps(), &attr("fe80::2", 2), 0).expect("flow").scope, 3);
+    }
+
+    #[test]
+    fn datagrams_to_a_group_leave_from_an_address_of_its_family() {
+        let flow = |group: &str, index| flow_of(&caps(), &attr(group, index), 0).map(|flow| flow.src.to_string());
+        assert_eq!(flow("ff0e::1", 0), Ok("fd00::1".into()));
+        assert_eq!(flow("ff0e::1", 2), Ok("fe80::1".into()));
+        assert_eq!(flow("239.0.0.1", 1), Ok("10.0.0.1".into()));
+        assert!(flow("fd00::2", 0).is_err(), "no group");
+        let no_ipv6 = PortCaps { addrs: caps().addrs[..1].to_vec(), ..caps() };
+        assert!(flow_of(&no_ipv6, &attr("ff0e::1", 0), 0).is_err());
     }
 
     #[test]

@@ -5,10 +5,12 @@ use burst_base::verbs::Mtu;
 use burst_cc::{CcTable, PeerKind};
 use burst_cm::Secret;
 use burst_transport::WINDOW_PSNS;
-use burst_wire::hello::{FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
+use burst_wire::hello::{
+    FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_UC_RECEIPTS, FEATURE_XRC_SELECTIVE, Hello, HelloCc,
+};
 
 /// What this daemon can do if it uses selective repeat.
-const FEATURES: u32 = FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE | FEATURE_READ_ACKS;
+const FEATURES: u32 = FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE | FEATURE_READ_ACKS | FEATURE_UC_RECEIPTS;
 /// Separates the numbers that hellos derive from the secret from those that other code derives from it: `cm` and the GSI agent
 /// use the domains 0 to 3.
 pub(crate) const HELLO_DOMAIN: u8 = 4;

@@ -142,7 +142,8 @@ impl TransmitPass<'_> {
             bytes = bytes.min(burst);
             tuned = path.is_measured();
             if slot.sends_unacknowledged() {
-                bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.qp.flow())));
+                let is_awaited = path.hello.is_first_awaited(now);
+                bytes = bytes.min(path.may_send(now, || is_awaited || port.is_resolving(now, slot.qp.flow())));
             }
         }
         if bytes == 0 {

@@ -8,6 +8,7 @@ pub(crate) mod check;
 pub(crate) mod errors;
 pub(crate) mod families;
 pub(crate) mod prefetch;
+pub(crate) mod receipts;
 pub(crate) mod source_port;
 pub(crate) mod trains;
 pub(crate) mod transitions;
@@ -44,10 +45,11 @@ impl Qp {
         // Requests are checked against the queue's limits, which lie in a line that each turn uses.
         debug_assert!(cap.max_send_wr == 0 || sq.spec().max_sge() == cap.max_send_sge);
         debug_assert!(cap.max_send_wr == 0 || sq.spec().max_inline() == cap.max_inline_data);
+        let receipts = (config.qp_type == QpType::Uc).then(Box::default);
         Qp {
             shared: QpShared::new(&config),
             resp: Responder::new(config.rq),
-            req: Requester::new(RtoMode::default(), config.sq),
+            req: Requester { receipts, ..Requester::new(RtoMode::default(), config.sq) },
         }
     }
 
@@ -268,7 +270,7 @@ impl Qp {
                 env.fx.congestion(Signal::Cnp);
             }
             (QpType::Ud, _) => self.resp.on_datagram(&mut self.shared, frame, pkt, env),
-            (QpType::Uc, _) => self.resp.on_uc_packet(&mut self.shared, pkt, env),
+            (QpType::Uc, _) => self.on_uc_packet(frame, pkt, env),
             (QpType::Rc | QpType::XrcRecv, kind) if kind.is_request() => {
                 self.resp.on_request(&mut self.shared, pkt, env)
             }
@@ -334,7 +336,11 @@ impl Qp {
     /// Sends pending answers; false if budget or batch ended before all were sent.
     fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         if self.resp.pending & READ_ACK_DUE != 0 {
-            if !self.req.push_read_ack(&self.shared, env) {
+            let is_pushed = match self.shared.id.qp_type {
+                QpType::Uc => self.push_receipt(env),
+                _ => self.req.push_read_ack(&self.shared, env),
+            };
+            if !is_pushed {
                 return false;
             }
             self.resp.pending &= !READ_ACK_DUE;
@@ -390,7 +396,10 @@ impl Qp {
     /// Fires the timers that are due.
     pub fn on_timer(&mut self, env: &mut Env<'_>) {
         if matches!(self.shared.state, QpState::Rts | QpState::Sqd) {
-            self.req.on_requester_timer(&mut self.shared, env);
+            match self.req.receipts {
+                Some(_) => self.req.on_receipt_timer(env),
+                None => self.req.on_requester_timer(&mut self.shared, env),
+            }
             self.settle_error();
         }
         if self.resp.response_deadline <= env.now && self.resp.on_response_timeout(env) {
@@ -419,7 +428,7 @@ impl Qp {
     #[inline]
     pub fn request_bytes(&self) -> u64 {
         if !self.shared.id.qp_type.is_reliable() {
-            return 0;
+            return self.req.receipts.as_ref().map_or(0, |receipts| receipts.inflight_bytes());
         }
         self.req.recovery.inflight_bytes(self.shared.mtu).saturating_sub(self.req.sel.covered_bytes)
     }

@@ -17,6 +17,7 @@
 //! | `early_responses`, `read_ahead` | READ responses that arrived behind a gap |
 //! | `trains` | READ responses of a train, many at a time |
 //! | `read_acks` | acknowledgements of READ responses |
+//! | `receipts` | UC: receipts of a Burst peer, which bound what is in flight |
 //! | `probe_state` | what the next progress and the next turn are looked at for |
 //! | `check` | what must hold between two calls |
 
@@ -29,6 +30,7 @@ pub(crate) mod messages;
 pub(crate) mod probe_state;
 pub(crate) mod read_acks;
 pub(crate) mod read_ahead;
+pub(crate) mod receipts;
 pub(crate) mod recovery;
 pub(crate) mod selective;
 pub(crate) mod standard;
@@ -39,6 +41,7 @@ use crate::api::{ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, PSN
 use crate::qp_shared::QpShared;
 use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, ProbeState, WAITS_PER_TIMEOUT};
 use crate::requester::read_acks::ReadAckSender;
+use crate::requester::receipts::UcReceipts;
 use crate::requester::recovery::{InflightWqe, Recovery};
 use crate::requester::selective::{MeasuredPacket, SelectiveRequester};
 use burst_base::heap::OutOfMemory;
@@ -56,6 +59,8 @@ pub(crate) const NO_LIMIT: u32 = u32::MAX;
 pub(crate) struct Requester {
     /// Acknowledgements of READ responses.
     pub(crate) read_acks: Option<Box<ReadAckSender>>,
+    /// Receipts, of both halves: of UC only.
+    pub(crate) receipts: Option<Box<UcReceipts>>,
     /// The wait for progress, and probes.
     pub(crate) probes: ProbeState,
     /// Selective repeat: losses of packets before this PSN were reported to congestion control (RFC 6582's `recover`), if it lies
@@ -65,7 +70,7 @@ pub(crate) struct Requester {
     pub(crate) drained: bool,
     /// The send queue's indices are impossible: it is not read any more.
     pub(crate) corrupt: bool,
-    pub(crate) back_limit: u64,
+    pub(crate) back_limit: u32,
     /// The selective repeat family.
     pub(crate) sel: SelectiveRequester,
     pub(crate) ack_deadline: Nanos,
@@ -115,6 +120,7 @@ impl Requester {
     pub(crate) fn new(rto: RtoMode, sq: SqConsumer) -> Self {
         Requester {
             read_acks: None,
+            receipts: None,
             probes: ProbeState::new(),
             recover: Psn::new(0),
             drained: false,
@@ -154,6 +160,7 @@ impl Requester {
         self.sel = SelectiveRequester { window, ..SelectiveRequester::new(self.sel.rtt.mode()) };
         self.set_family(false);
         self.forget_read_acks();
+        self.receipts.as_deref_mut().into_iter().for_each(UcReceipts::reset);
     }
 
     /// Reserves memory for the first request in flight, and fixes how many there may be (the queue pair leaves RESET).
@@ -168,6 +175,7 @@ impl Requester {
     pub(crate) fn start(&mut self, psn: Psn, retry_cnt: u8, rnr_retry: u8) {
         self.recovery.start(psn);
         self.stop_watching();
+        self.receipts.as_deref_mut().into_iter().for_each(|receipts| receipts.start(psn));
         self.retry_left = retry_cnt;
         self.rnr_left = rnr_retry;
     }
@@ -214,7 +222,7 @@ impl Requester {
             return Some(TxState::More);
         }
         if !qp.id.qp_type.is_reliable() {
-            return None;
+            return self.receipt_gate((request, len), turn.budget.window_bytes);
         }
         let window = turn.budget.window_bytes;
         if u64::from(len) > window && (window == 0 || self.recovery.is_outstanding()) {
@@ -251,7 +259,7 @@ impl Requester {
 
     /// Whether `bytes` more in flight are too many after going back.
     pub(crate) fn is_back_limited(&self, qp: &QpShared, bytes: u64) -> bool {
-        self.is_back() && self.recovery.inflight_bytes(qp.mtu) + bytes > self.back_limit
+        self.is_back() && self.recovery.inflight_bytes(qp.mtu) + bytes > u64::from(self.back_limit)
     }
 
     /// Whether the peer's credits show no receive for this message. Then one packet at a time may be sent as a probe.

@@ -3,14 +3,30 @@
 use burst_base::{Psn, Qkey, Qpn, Reason, Rkey};
 use burst_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, CnpPayload, Deth, EtherType, Ethernet, HEAD_MAX, HeadBuf, Ieth, ImmDt, Ipv4,
-    Ipv6, Layers, MAD_LEN, MacAddr, MadHeader, MgmtClass, OpKind, Opcode, Packet, Position, Reth, Service, Syndrome,
-    Udp, Vlan, XrcEth, grh_area_ipv4,
+    Ipv6, Layers, MAD_LEN, MacAddr, MadHeader, MgmtClass, OpKind, Opcode, Packet, Position, Reth, Saeth, Service,
+    Syndrome, Udp, Vlan, XrcEth, grh_area_ipv4,
 };
 use proptest::prelude::*;
 
-/// The opcodes of IBA. `selective.rs` tests the selective repeat family.
+/// The opcodes of IBA, and the probe of UC. `selective.rs` tests the selective repeat family, `a_receipt_has_no_bitmap` receipts.
 fn standard() -> Vec<Opcode> {
-    Opcode::ALL.iter().copied().filter(|opcode| !opcode.service().is_selective()).collect()
+    let is_standard = |opcode: &Opcode| !opcode.service().is_selective() && *opcode != Opcode::UcReceipt;
+    Opcode::ALL.iter().copied().filter(is_standard).collect()
+}
+
+#[test]
+fn a_receipt_has_no_bitmap() {
+    let bth = Bth::new(Opcode::UcReceipt, Qpn::new(0x1200), Psn::new(7));
+    let aeth = Aeth { syndrome: Syndrome::Ack { credit: 9 }, msn: 5 };
+    let saeth = Saeth { trigger: Psn::new(6), delay: 3, received_packets: 2, pressure: 1, ..Saeth::default() };
+    let bytes = |saeth: Saeth| HeadBuf::new(&bth).aeth(aeth).saeth(saeth).as_slice().to_vec();
+    let read = bytes(saeth);
+    let packet = Packet::parse(&read).expect("well-formed");
+    assert_eq!((packet.bth.psn, packet.aeth(), packet.saeth(), read.len()), (bth.psn, Some(aeth), Some(saeth), 28));
+    let verdict = |bytes: &[u8]| Packet::parse(bytes).err();
+    assert_eq!(verdict(&bytes(Saeth { words: 1, ..saeth })), Some(Reason::SrBitmap));
+    assert_eq!(verdict(&[&read[..], &[0; 4]].concat()), Some(Reason::TrailingBytes));
+    assert_eq!(verdict(&read[..24]), Some(Reason::Truncated));
 }
 
 prop_compose! {
@@ -206,7 +222,7 @@ fn each_fault_has_its_reason() {
 
 #[test]
 fn the_opcode_table_is_consistent() {
-    assert_eq!(Opcode::ALL.len(), 23 + 12 + 2 + 1 + 23 + 25 + 25);
+    assert_eq!(Opcode::ALL.len(), 23 + 12 + 2 + 1 + 23 + 25 + 25 + 2);
     assert!(Opcode::ALL.is_sorted());
     for number in 0..=255u8 {
         match Opcode::from_number(number) {

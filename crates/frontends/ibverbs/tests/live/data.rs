@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{boundary, cq, pd_mr, qp};
+use burst_ibverbs::{boundary, cq, domain, pd_mr, qp};
 
 #[test]
 fn each_opcode_moves_bytes() {
@@ -134,4 +134,18 @@ fn a_null_region_reads_zeroes_and_discards_writes() {
     // Its key opens nothing any more.
     assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [nowhere(8)]), mr, 0)), (0, false));
     assert_eq!(complete(cq).status, IBV_WC_LOC_PROT_ERR);
+}
+
+/// As with adapters: perftest deallocates the domain first.
+#[test]
+fn a_null_region_does_not_hold_its_domain() {
+    let Some(open) = Open::new() else { return };
+    // SAFETY: an open context; the objects are ended here, each once.
+    unsafe {
+        let pd = pd_mr::ibv_alloc_pd(open.context);
+        let null = pd_mr::alloc_null_mr(pd);
+        assert!(!null.is_null(), "{:?}", boundary::errno());
+        assert_eq!(domain::ibv_dealloc_pd(pd), 0);
+        assert_eq!(pd_mr::ibv_dereg_mr(null), 0);
+    }
 }

@@ -20,6 +20,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// Most passes of an engine in this process that one poll runs.
+const PASSES_MAX: u32 = 8;
 /// Name of this program, for the daemon's log.
 pub fn program_name() -> String {
     std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |s| s.trim().to_owned())
@@ -195,6 +197,22 @@ impl RawContext {
     #[inline]
     pub fn turn(&self) -> bool {
         self.in_process.as_ref().is_some_and(|calls| (calls.turn)() != 0)
+    }
+
+    /// With a host in this process, runs passes of its engine until `found` is true after one, as long as they find work and
+    /// [`PASSES_MAX`] at most. Returns whether it was. One pass would not do: a message, its acknowledgement and the completion
+    /// take several, and after a pause of the program's thread all of them may be due.
+    #[inline]
+    pub fn turn_until(&self, mut found: impl FnMut() -> bool) -> bool {
+        for _ in 0..PASSES_MAX {
+            if !self.turn() {
+                return false;
+            }
+            if found() {
+                return true;
+            }
+        }
+        false
     }
 
     fn check_alive(&self) -> Result<()> {

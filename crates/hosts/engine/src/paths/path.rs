@@ -9,7 +9,7 @@
 //!
 //! While the peer's next hop is being resolved, packets wait in a small store of the port or of the kernel, which drops what
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
-//! asks the port whether the next hop is resolved ([`Path::may_send`]).
+//! asks the port whether the next hop is resolved, and waits for the answer to the first hello ([`Path::may_send`]).
 
 use crate::paths::WindowLine;
 use crate::paths::pacing::{FRAME_OVERHEAD, PACE_LAG, Pacer};

@@ -1,6 +1,6 @@
 //! What is known of a peer's daemon, kept for each path and forgotten with it.
 //!
-//! A worker asks when the first RC or XRC queue pair joins a path, without waiting for the answer: queue pairs use the standard
+//! A worker asks when the first connected queue pair joins a path, without waiting for the answer: queue pairs use the standard
 //! family until it comes. It asks again after [`WAITS`]; then the peer counts as standard for [`STANDARD_FOR`]. A peer that has
 //! answered is asked again every [`REFRESH`], because its daemon may have been replaced by one that can do less.
 //!
@@ -11,7 +11,9 @@ use burst_base::verbs::QpType;
 use burst_cc::{CcChoice, ChoiceRank, Params, PeerChoice};
 use burst_frame::Flow;
 use burst_transport::{Qp, WINDOW_PSNS};
-use burst_wire::hello::{FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
+use burst_wire::hello::{
+    FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_UC_RECEIPTS, FEATURE_XRC_SELECTIVE, Hello, HelloCc,
+};
 
 /// Waits for the answers to the first question and its repetitions.
 const WAITS: [Nanos; 3] = [Nanos::from_ms(250), Nanos::from_ms(1_000), Nanos::from_ms(4_000)];
@@ -84,10 +86,16 @@ impl PeerHello {
     pub(crate) fn tell(&self, qp: &mut Qp, uses: bool) {
         qp.use_selective(if uses { self.window(qp.qp_type()) } else { 0 });
         qp.use_read_acks(uses && self.features & FEATURE_READ_ACKS != 0);
+        qp.use_receipts(uses && self.features & FEATURE_UC_RECEIPTS != 0);
     }
     /// Whether the peer is a Burst daemon, as far as is known.
     pub(crate) fn is_burst(&self) -> bool {
         self.is_burst
+    }
+    /// Whether the first question may still be answered. UC waits for that: it cannot take back what it has sent too much.
+    pub(crate) fn is_first_awaited(&self, now: Nanos) -> bool {
+        let is_asked = self.tries == 1 && self.tid != 0;
+        !self.is_burst && self.flow.is_some() && (is_asked || self.tries == 0 && self.due <= now)
     }
     /// The peer's choice of a congestion control.
     pub(crate) fn choice(&self) -> Option<&PeerChoice> {

@@ -13,6 +13,7 @@ mod multicast;
 mod order;
 mod pair;
 mod read_acks;
+mod receipts;
 mod repetition;
 mod reports;
 mod runner;

@@ -1,71 +1,19 @@
 //! What acknowledgements of selective repeat say reaches the controllers: the share of marks, round trips, pressure on a
 //! receiver's buffers. Two engines over the `mem` port, whose frames `impair` marks, or behind a receive buffer that is small.
+use crate::harness::small_buffer::SmallBuffer;
 use crate::harness::{AppQp, BASE, Host, poll, request};
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cc::Params;
 use burst_engine::counters::Traffic;
-use burst_frame::{RxFrame, TxBatch};
+use burst_port::Port;
 use burst_port::impair::Impair;
 use burst_port::mem::{MemConfig, MemPort, pair};
 use burst_port::spec::{Direction, ImpairSpec, Ppm};
-use burst_port::{Port, PortCaps, ReceivePressure, RxSink};
 use std::net::IpAddr;
-use std::os::fd::RawFd;
 
 const BYTES: u32 = 1 << 20;
 const MTU: u64 = 1024;
-
-/// A port with a receive buffer of `room` frames, which keeps what comes first and loses the rest, as a socket does while its
-/// program does not run.
-struct SmallBuffer {
-    inner: MemPort,
-    room: usize,
-    reported: ReceivePressure,
-}
-
-/// Takes the frames that have arrived since the program ran.
-struct Arrived<'a> {
-    room: usize,
-    taken: usize,
-    sink: &'a mut dyn RxSink,
-}
-
-impl RxSink for Arrived<'_> {
-    fn frame(&mut self, frame: &RxFrame<'_>) {
-        self.taken += 1;
-        if self.taken > self.room { self.sink.dropped(Reason::ReceiveOverflow) } else { self.sink.frame(frame) }
-    }
-    fn dropped(&mut self, reason: Reason) {
-        self.sink.dropped(reason);
-    }
-}
-
-impl Port for SmallBuffer {
-    fn caps(&self) -> &PortCaps {
-        self.inner.caps()
-    }
-    fn rx_burst(&mut self, now: Nanos, _budget: usize, sink: &mut dyn RxSink) -> usize {
-        let mut arrived = Arrived { room: self.room, taken: 0, sink };
-        self.inner.rx_burst(now, usize::MAX, &mut arrived);
-        let taken = arrived.taken.min(self.room);
-        let level = ReceivePressure::of(taken as u64, self.room as u64);
-        if level != self.reported {
-            self.reported = level;
-            sink.pressure(level);
-        }
-        taken
-    }
-    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
-        self.inner.tx_burst(now, batch, dropped);
-    }
-    fn wait_fds(&self) -> Vec<RawFd> {
-        Vec::new()
-    }
-    fn next_event(&self) -> Nanos {
-        self.inner.next_event()
-    }
-}
 
 /// Two hosts and a connected queue pair of each.
 struct Both {
@@ -95,9 +43,7 @@ impl Both {
 
     /// Receive buffers hold [`ROOM`] packets, and the receiver runs once in 30 us.
     fn crowded(cc: &str, window: u64, selective: bool) -> Both {
-        let wrap = |inner, _| -> Box<dyn Port> {
-            Box::new(SmallBuffer { inner, room: ROOM, reported: ReceivePressure::Free })
-        };
+        let wrap = |inner, _| -> Box<dyn Port> { Box::new(SmallBuffer::new(inner, ROOM)) };
         Both::new((cc, window), wrap, selective, Nanos(30_000))
     }
 

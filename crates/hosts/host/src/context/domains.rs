@@ -30,6 +30,7 @@ impl Context {
             Some(p) if p.users > 0 => busy("protection domain", p.users),
             Some(p) => {
                 let number = p.object;
+                self.close_null_regions(host, pd);
                 self.pds.remove(pd);
                 host.exports.of(self.id).pds.remove(&pd);
                 release_pd_number(host, number);

@@ -125,7 +125,8 @@ impl Context {
         let region = Arc::new(Region::null(key, number));
         let shown = region.clone();
         host.on_all(move |w| w.add_region(shown.clone()));
-        self.use_pd(pd);
+        // The domain does not know it, as with adapters, whose provider makes it of a key that the context has already: perftest
+        // ends its domain first.
         let mr = self.mrs.insert(HostMr { key, pd, mapping: None, region, is_small: true }, charge);
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
@@ -134,12 +135,15 @@ impl Context {
     pub(super) fn rereg_mr(&mut self, host: &mut Host, mr: u32, mut r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
-        let Some(&HostMr { key, pd: old_pd, .. }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+        let Some(old) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+        let (key, old_pd, held_pd) = (old.key, old.pd, old.holds_pd());
         let mapping = self.charge_mappings(&r)?;
         let region = self.region(host, &r, key, number)?;
         replace(host, &[self.shown(&region)]);
         self.use_pd(r.pd);
-        self.release_pd(old_pd);
+        if held_pd {
+            self.release_pd(old_pd);
+        }
         if let Some(object) = self.mrs.get_mut(mr) {
             let is_small = r.close_mapped(&region);
             let new = HostMr { key, pd: r.pd, mapping: Some(mapping), region, is_small };
@@ -168,7 +172,7 @@ impl Context {
     /// Stops or resumes accesses to the regions. When this returns, no worker uses the memory of held regions.
     pub(super) fn hold_memory(&mut self, host: &mut Host, hold: bool) -> Result<ReplyParts, Refusal> {
         self.is_held = hold;
-        let regions: Vec<_> = self.mrs.values().map(|mr| self.shown(&mr.region)).collect();
+        let regions: Vec<_> = self.mrs.values().filter(|mr| mr.holds_pd()).map(|mr| self.shown(&mr.region)).collect();
         replace(host, &regions);
         Ok(Response::Done.into())
     }
@@ -310,14 +314,26 @@ impl Context {
             return busy("memory region", segments);
         }
         let Some(old) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
-        let HostMr { key, pd, .. } = old;
+        let (key, pd, holds_pd) = (old.key, old.pd, old.holds_pd());
         host.on_all(move |w| w.remove_region(key));
         self.unmap(host, old);
         host.exports.of(self.id).mrs.remove(&mr);
         host.keys.release(key);
         host.uncount_object(self.device, DeviceObject::Mr);
-        self.release_pd(pd);
+        if holds_pd {
+            self.release_pd(pd);
+        }
         Ok(Response::Done.into())
+    }
+
+    /// A protection domain ends: the keys of its null regions open nothing any more. The regions stay until they are
+    /// deregistered.
+    pub(super) fn close_null_regions(&self, host: &Host, pd: u32) {
+        debug_assert!(self.pds.get(pd).is_some_and(|pd| pd.users == 0), "a domain that ends while it is used");
+        for HostMr { key, .. } in self.mrs.values().filter(|mr| mr.pd == pd && !mr.holds_pd()) {
+            let key = *key;
+            host.on_all(move |w| w.remove_region(key));
+        }
     }
 
     /// Allocates a memory window: an entry in every worker's table. The workers carry out binds.

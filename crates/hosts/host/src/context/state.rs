@@ -141,6 +141,13 @@ pub(super) struct HostMr {
     pub is_small: bool,
 }
 
+impl HostMr {
+    /// Whether its protection domain cannot end before it: a null region's can.
+    pub fn holds_pd(&self) -> bool {
+        self.mapping.is_some()
+    }
+}
+
 /// A memory window.
 pub(super) struct HostMw {
     /// Its key when it was allocated.

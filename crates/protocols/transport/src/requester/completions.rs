@@ -7,6 +7,7 @@
 use crate::api::{Env, TxBudget};
 use crate::qp_shared::{QpHalf, QpShared, vendor_err};
 use crate::requester::Requester;
+use crate::requester::receipts::UcReceipts;
 use crate::requester::recovery::InflightWqe;
 use burst_base::verbs::{EventType, QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
@@ -28,6 +29,7 @@ impl Requester {
         self.stop_selective();
         self.stop_watching();
         self.rnr_deadline = Nanos::NEVER;
+        self.receipts.as_deref_mut().into_iter().for_each(UcReceipts::stop);
         self.credit_limit = crate::requester::NO_LIMIT;
         self.sq_active = true;
     }

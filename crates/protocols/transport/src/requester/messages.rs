@@ -47,7 +47,9 @@ impl Requester {
     ) {
         turn.budget.window_bytes = turn.budget.window_bytes.saturating_sub(u64::from(len));
         let new = self.recovery.on_sent(packets);
-        if self.ack_deadline == Nanos::NEVER && qp.id.qp_type.is_reliable() {
+        if !qp.id.qp_type.is_reliable() {
+            self.count_unreliable((len, packets));
+        } else if self.ack_deadline == Nanos::NEVER {
             self.begin_flight(qp, packets, new, env.now);
         }
     }
@@ -145,6 +147,7 @@ impl Requester {
             self.since_ack_request = if ack_req { 0 } else { self.since_ack_request.saturating_add(len) };
             turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
             self.count_sent(qp, turn, (len, 1), env);
+            self.note_unreliable(qp, request, ack_req, env.now);
         }
         if !SELECTIVE {
             self.count_split_messages(qp, request, self.recovery.sent_psn() != sent);
@@ -207,10 +210,10 @@ impl Requester {
         let mtu = u64::from(qp.mtu);
         let middle = u64::from(request.packets - next_packet - 1);
         let count = middle.min(env.tx.room_for_run() as u64).min(budget.bytes.saturating_sub(1) / mtu);
-        if !qp.id.qp_type.is_reliable() {
-            return count as u32;
-        }
         let window = (budget.window_bytes / mtu).saturating_sub(1);
+        if !qp.id.qp_type.is_reliable() {
+            return self.receipt_run(qp.mtu, (count, window));
+        }
         let unasked = u64::from((ACK_REQUEST_BYTES - 1).saturating_sub(self.since_ack_request)) / mtu;
         let distance = (self.sel.distance_max - self.recovery.psn_distance()).max(0) as u64;
         count.min(window).min(unasked).min(distance) as u32
@@ -226,7 +229,7 @@ impl Requester {
         env: &Env<'_>,
     ) -> bool {
         if !qp.id.qp_type.is_reliable() {
-            return false;
+            return self.wants_receipt(request, len, qp.mtu, budget);
         }
         let next = u64::from(len) + u64::from(qp.mtu);
         is_last

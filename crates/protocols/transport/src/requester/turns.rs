@@ -70,6 +70,9 @@ impl Requester {
                 true => self.send_selective_requests(qp, &mut turn, env),
             };
             if let Some(state) = stopped {
+                if !qp.id.qp_type.is_reliable() {
+                    self.await_receipt(env.now);
+                }
                 return state;
             }
         }

@@ -114,6 +114,14 @@ impl Receiver {
     pub(crate) fn is_loaded(&self) -> bool {
         self.loaded
     }
+    /// Receives posted to the queue pair's own queue, without the one that is loaded; `None` if the queue is shared.
+    pub(crate) fn posted(&self) -> Option<u32> {
+        match &self.queue {
+            RecvQueue::Own(rq) => Some(rq.pending()),
+            RecvQueue::None => Some(0),
+            RecvQueue::Shared(_) | RecvQueue::Xrc { .. } => None,
+        }
+    }
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.queue, RecvQueue::Shared(_) | RecvQueue::Xrc { .. })
     }

@@ -1,4 +1,5 @@
-//! The receiving half of a UC queue pair (IBA 9.8): it sends no answers, and drops a message that lost a packet.
+//! The receiving half of a UC queue pair (IBA 9.8): it drops a message that lost a packet, and answers nothing but a Burst peer's
+//! requests for receipts ([`crate::requester::receipts`]).
 //!
 //! After a gap, or a packet that breaks a rule, packets are ignored up to the next first or only packet. A receive that
 //! the broken message had begun to fill stays loaded for the next message.
@@ -48,6 +49,12 @@ impl Responder {
             OpKind::Send => self.take_uc_send(qp, pkt, env),
             _ => self.take_uc_write(qp, pkt, env),
         }
+    }
+
+    /// Receives that the messages after the one that is being received will find; `None` if others share the queue.
+    pub(crate) fn receives_left(&self) -> Option<u32> {
+        let is_free = self.recv.is_loaded() && self.message.is_none();
+        self.recv.posted().map(|posted| posted + u32::from(is_free))
     }
 
     fn load_receive(&mut self) -> Result<(), Reason> {

@@ -1,6 +1,7 @@
 //! All tests of this crate that need no process of their own, as one program: each program is linked anew after a change.
 
 mod adversarial;
+mod attributes;
 mod basics;
 #[path = "../common/mod.rs"]
 mod common;
@@ -12,6 +13,7 @@ mod middles;
 mod probes;
 mod read_acks;
 mod read_repair;
+mod receipts;
 mod requester;
 mod responder;
 mod selective;

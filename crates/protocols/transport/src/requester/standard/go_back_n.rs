@@ -32,7 +32,7 @@ impl Requester {
         let sel = &mut self.sel;
         // Silence may be a queue that stands still: then half of a window would make it longer.
         let limit = if sel.probes == 0 { room / 2 } else { AFTER_SILENCE * u64::from(qp.mtu) };
-        self.back_limit = limit.max(qp.mtu.into());
+        self.back_limit = u32::try_from(limit).unwrap_or(u32::MAX).max(qp.mtu);
         if sel.active {
             return;
         }

@@ -146,7 +146,12 @@ impl Requester {
         if self.turn_due & BEGIN_BACK != 0 {
             self.begin_back(qp, budget.window_bytes, env.now);
         }
-        if self.turn_due & PROBE != 0 && !self.send_tail_probe(qp, &mut SendTurn { budget }, env) {
+        let is_probed = match self.receipts {
+            _ if self.turn_due & PROBE == 0 => true,
+            Some(_) => self.push_receipt_probe(qp, env),
+            None => self.send_tail_probe(qp, &mut SendTurn { budget }, env),
+        };
+        if !is_probed {
             return Some(TxState::More);
         }
         self.turn_due = 0;
