@@ -291,7 +291,6 @@ BEHAVIOUR(cm_calls_of_a_listener)
 	result("connect", rdma_connect(listener, &param));
 	result("accept", rdma_accept(listener, &param));
 	result("disconnect", rdma_disconnect(listener));
-	no_event("event");
 }
 
 BEHAVIOUR(cm_resolve)

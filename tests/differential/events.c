@@ -220,7 +220,7 @@ BEHAVIOUR(async_communication_established)
 	NEED(!post_receive(far, 64));
 	result("write", post(near, IBV_WR_RDMA_WRITE, 8));
 	completion("completion", cq);
-	fact("readable", "%d", readable(context->async_fd));
+	fact("notified", "%d", notified(context->async_fd));
 	async("get");
 }
 
@@ -248,6 +248,7 @@ BEHAVIOUR(async_access_error)
 	result("write", post_wr(near, &wr));
 	completion("completion", cq);
 	fact("responder", "%s", state_name(state_of(far)));
+	fact("notified", "%d", notified(context->async_fd));
 	async("first");
 	async("second");
 }
