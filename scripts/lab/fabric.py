@@ -268,16 +268,10 @@ def gid_address(raw):
     return str(address.ipv4_mapped or address)
 
 
-class Fabric:
-    """Hosts `a` and `b`, joined by a wire; a context manager. `cpus`: the processor to which each host's processes are pinned. `in_process`: there
-    are no daemons, each program has an engine of its own."""
+class Network:
+    """Hosts and their directory; a context manager. `_build` of a subclass makes the hosts."""
 
-    def __init__(
-        self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None, cpus=None, in_process=False,
-    ):
-        self.in_process = in_process
-        self.mtu, self.ports, self.daemons, self.extra, self.delay = mtu, ports, daemons, extra, delay
-        self.cpus = cpus or (None, None)
+    def __init__(self):
         self.directory = None
         self.hosts = []
 
@@ -290,6 +284,25 @@ class Fabric:
             self.__exit__()
             raise
         return self
+
+    def __exit__(self, *_):
+        for host in self.hosts:
+            host.end()
+        self.hosts = []
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Fabric(Network):
+    """Hosts `a` and `b`, joined by a wire. `cpus`: the processor to which each host's processes are pinned. `in_process`: there
+    are no daemons, each program has an engine of its own."""
+
+    def __init__(
+        self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None, cpus=None, in_process=False,
+    ):
+        super().__init__()
+        self.in_process = in_process
+        self.mtu, self.ports, self.daemons, self.extra, self.delay = mtu, ports, daemons, extra, delay
+        self.cpus = cpus or (None, None)
 
     def _build(self):
         for name, cpu in zip(("a", "b"), self.cpus):
@@ -325,9 +338,3 @@ class Fabric:
     @property
     def b(self):
         return self.hosts[1]
-
-    def __exit__(self, *_):
-        for host in self.hosts:
-            host.end()
-        self.hosts = []
-        shutil.rmtree(self.directory, ignore_errors=True)

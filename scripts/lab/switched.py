@@ -1,33 +1,19 @@
 """Hosts around a switch (`burst switch`), each with a daemon."""
 
 import json
-import os
-import shutil
 import signal
-import tempfile
-from pathlib import Path
 
-from .fabric import Host, Program, build_directory
+from .fabric import Host, Network, Program, build_directory
 
 
-class Switched:
-    """`count` hosts `h0`, `h1`, ..., each joined by a wire to the namespace of a switch; a context manager. The switch is started by
+class Switched(Network):
+    """`count` hosts `h0`, `h1`, ..., each joined by a wire to the namespace of a switch. The switch is started by
     [`Switched.switch`], as often as its settings are to change; without one no frame passes."""
 
     def __init__(self, count, mtu=1500, daemons=True, extra=()):
+        super().__init__()
         self.count, self.mtu, self.daemons, self.extra = count, mtu, daemons, extra
-        self.directory, self.middle, self.running = None, None, None
-        self.hosts = []
-
-    def __enter__(self):
-        self.directory = Path(tempfile.mkdtemp(prefix="burst-lab-"))
-        os.chmod(self.directory, 0o755)
-        try:
-            self._build()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+        self.middle = None
 
     def _build(self):
         self.middle = Host("switch", self.directory)
@@ -56,10 +42,10 @@ class Switched:
         return RunningSwitch(self, flags)
 
     def __exit__(self, *_):
-        for host in [*self.hosts, *([self.middle] if self.middle else [])]:
-            host.end()
-        self.hosts, self.middle = [], None
-        shutil.rmtree(self.directory, ignore_errors=True)
+        super().__exit__()
+        if self.middle:
+            self.middle.end()
+        self.middle = None
 
 
 class RunningSwitch:
