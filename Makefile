@@ -11,7 +11,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix interop conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc install clean
+.PHONY: help deps build test test-matrix interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,6 +29,10 @@ test: ## Install what is missing, build, and run every test; a summary at the en
 interop: build ## Test against the kernel's soft-RoCE in an emulated machine, each side as client and as server (docs/interop.md)
 	@scripts/install-deps --interop
 	@$(PYTHON) tests/interop/run
+
+differential: build ## Ask the kernel's soft-RoCE in an emulated machine what each behaviour does, and compare Burst (docs/differential.md)
+	@scripts/install-deps --interop
+	@$(PYTHON) tests/differential/run
 
 test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, MPI, QEMU, Mooncake and programs behind the proxy; `make test` runs a part of them
 	@scripts/install-deps --matrix
