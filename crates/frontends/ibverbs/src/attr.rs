@@ -1,6 +1,7 @@
 //! Conversions between the C structs of QP attributes and address vectors and the types of the control messages.
 
-use crate::boundary::{EINVAL, Outcome};
+use crate::boundary::{EINVAL, EOPNOTSUPP, Outcome};
+use crate::port::check_port;
 use crate::sys::*;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, attr_mask};
 use burst_base::{Psn, Qkey, Qpn};
@@ -64,8 +65,24 @@ pub fn cap_to_ibv(c: &QpCap) -> ibv_qp_cap {
     }
 }
 
+/// Refuses attributes that would have no effect, as the kernel does: an alternate path, because RoCE has no path migration
+/// (`_ib_modify_qp`), a rate limit, which only raw packet queue pairs have, and an address vector of another port.
+fn check_effect(a: &ibv_qp_attr, mask: u32) -> Outcome<()> {
+    if mask & attr_mask::RATE_LIMIT != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    if mask & attr_mask::ALT_PATH != 0 {
+        return Err(EINVAL);
+    }
+    if mask & attr_mask::AV != 0 { check_port(a.ah_attr.port_num.into()) } else { Ok(()) }
+}
+
 /// Converts the attributes that `mask` names; the others get defaults, because the application need not set them.
+///
+/// # Errors
+/// EINVAL for values that no queue pair can have, EINVAL or EOPNOTSUPP for attributes without effect.
 pub fn qp_from_ibv(a: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
+    check_effect(a, mask)?;
     let given = |bit: u32| mask & bit != 0;
     let mut q = QpAttr::default();
     if given(attr_mask::STATE) {

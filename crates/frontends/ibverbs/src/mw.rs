@@ -103,7 +103,9 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ib
         unsafe {
             let (ours, window) = (VerbsQp::from_ibv(qp)?, mw.as_mut().ok_or(EINVAL)?);
             let bind = bind.as_ref().ok_or(EINVAL)?;
-            if window.type_ != IBV_MW_TYPE_1 {
+            // Only windows of type 2 can be zero based.
+            let zero_based = bind.bind_info.mw_access_flags & access::ZERO_BASED != 0;
+            if window.type_ != IBV_MW_TYPE_1 || zero_based {
                 return Err(EINVAL);
             }
             let rkey = next_key(window.rkey);

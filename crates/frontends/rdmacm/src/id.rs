@@ -217,7 +217,8 @@ fn space_of(ps: rdma_port_space) -> Outcome<PortSpace> {
         RDMA_PS_TCP => Ok(PortSpace::Tcp),
         RDMA_PS_UDP => Ok(PortSpace::Udp),
         RDMA_PS_IB => Ok(PortSpace::Ib),
-        _ => Err(Errno(libc::EPROTONOSUPPORT)),
+        RDMA_PS_IPOIB => Err(Errno(libc::EPROTONOSUPPORT)),
+        _ => Err(EINVAL),
     }
 }
 
@@ -233,7 +234,7 @@ impl Id {
     /// Creates an id. Without a channel it is synchronous and gets its own channel.
     ///
     /// # Errors
-    /// ENODEV without a daemon, EPROTONOSUPPORT and EOPNOTSUPP for port spaces and services that are not supported.
+    /// ENODEV without a daemon, EPROTONOSUPPORT and EOPNOTSUPP for port spaces and services that are not supported, EINVAL for unknown spaces.
     ///
     /// # Safety
     /// `channel` must be NULL or alive.
