@@ -234,7 +234,8 @@ impl Id {
     /// Creates an id. Without a channel it is synchronous and gets its own channel.
     ///
     /// # Errors
-    /// ENODEV without a daemon, EPROTONOSUPPORT and EOPNOTSUPP for port spaces and services that are not supported, EINVAL for unknown spaces.
+    /// ENODEV without a daemon, EPROTONOSUPPORT and EOPNOTSUPP for port spaces and services that are not supported, EINVAL for
+    /// unknown spaces.
     ///
     /// # Safety
     /// `channel` must be NULL or alive.
