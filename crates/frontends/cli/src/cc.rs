@@ -224,7 +224,7 @@ mod tests {
         peer.variables.extend([variable("alpha", 250_000), variable("ce_share", 100_000), variable("rtt_ns", 1)]);
         let text = as_text("dctcp", std::slice::from_ref(&peer), 0);
         let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
-        assert_eq!(row[7..12], ["12.0", "6.4", "0.100", "2", "selective"]);
+        assert_eq!(row[8..13], ["12.0", "6.4", "0.100", "2", "selective"]);
         let value = &as_json("dctcp", &[peer], 0)["peers"][0];
         assert_eq!((&value["pressure"], &value["remote_delay_ns"]), (&json!(2.0), &json!(6_400.0)));
         assert_eq!((&value["selective_repeat"], &value["rtt_ns"]), (&json!(true), &json!(12_000.0)));
