@@ -1,0 +1,143 @@
+"""A daemon of one's own, and hosts that have one each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._place import BurstError, env, program
+
+#: Seconds in which a daemon must say that it serves. Generous: the machine may be busy.
+READY_SECONDS = 60
+#: Seconds after a request to end; then it is killed. On SIGTERM a daemon gives its programs five seconds.
+STOP_SECONDS = 20
+
+Words = Sequence["str | os.PathLike[str]"]
+
+
+def _impaired(port: str, faults: dict[str, object]) -> str:
+    """The port behind the impairments that are not None."""
+    given = ",".join(f"{name}={value}" for name, value in faults.items() if value is not None)
+    return f"impair:{given}/{port}" if given else port
+
+
+class Daemon:
+    """A running `burstd` and what one asks it. Made by [`daemon`] and [`hosts`]."""
+
+    def __init__(self, directory: Path, port: str, *, prefix: Words = (), options: Words = (), name: str = "burstd") -> None:
+        #: Control socket.
+        self.socket = directory / f"{name}.sock"
+        #: File of the log.
+        self.log = directory / f"{name}.log"
+        self._prefix = [os.fspath(word) for word in prefix]
+        ready, announce = os.pipe()
+        words = [*self._prefix, program("burstd"), "--socket", self.socket, "--ready-fd", str(announce), "--port", port, *options]
+        try:
+            with self.log.open("wb") as log:
+                self.process = subprocess.Popen(
+                    [os.fspath(word) for word in words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[announce], start_new_session=True,
+                )
+        finally:
+            os.close(announce)
+        self._await(ready)
+
+    def _await(self, ready: int) -> None:
+        os.set_blocking(ready, False)
+        end = time.monotonic() + READY_SECONDS
+        said: bytes | None = None
+        with os.fdopen(ready, "rb", buffering=0) as pipe:
+            # None: it has said nothing yet; empty: it has ended.
+            while said is None and time.monotonic() < end:
+                said = pipe.read()
+                time.sleep(0.005)
+        if said != b"ready\n":
+            self.stop()
+            text = self.log.read_text(errors="replace").strip().splitlines()
+            raise BurstError(f"burstd does not serve: {text[-1] if text else 'it said nothing'}")
+
+    def env(self) -> dict[str, str]:
+        """The environment in which a program uses this daemon."""
+        return env(self.socket)
+
+    def popen(self, words: Words, **options: Any) -> subprocess.Popen[Any]:
+        """Starts a program on this daemon: `subprocess.Popen`, `env` included if none is given."""
+        options.setdefault("env", self.env())
+        return subprocess.Popen([*self._prefix, *(os.fspath(word) for word in words)], **options)
+
+    def run(self, words: Words, **options: Any) -> subprocess.CompletedProcess[Any]:
+        """Runs a program on this daemon to its end: `subprocess.run`, with `env` if none is given."""
+        options.setdefault("env", self.env())
+        return subprocess.run([*self._prefix, *(os.fspath(word) for word in words)], **options)
+
+    def _asked(self, *words: str) -> Any:
+        done = self.run([program(), *words, "--json"], capture_output=True, text=True)
+        if done.returncode:
+            raise BurstError(done.stderr.strip() or f"burst {' '.join(words)} ended with {done.returncode}")
+        return json.loads(done.stdout)
+
+    def stats(self) -> dict[str, int]:
+        """Counters by name, summed over devices. A counter that is 0 is absent."""
+        sums: dict[str, int] = {}
+        for row in self._asked("stats")["counters"]:
+            sums[row["name"]] = sums.get(row["name"], 0) + row["value"]
+        return sums
+
+    def ls(self) -> Any:
+        """Devices, queue pairs and programs, as `burst ls --json` prints them."""
+        return self._asked("ls")
+
+    def capture(self, file: os.PathLike[str] | str) -> subprocess.Popen[Any]:
+        """Begins to write packets into a pcapng file, until the returned process is ended by SIGINT."""
+        return self.popen([program(), "capture", "--write", file], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def stop(self) -> None:
+        """Ends the daemon. A daemon that has ended is left alone."""
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, how)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+                return
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[Path]:
+    """A private directory, short enough for the name of a socket."""
+    place = Path(tempfile.mkdtemp(prefix="burst-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def daemon(port: str = "udp:dev=lo", *, options: Words = (), **faults: object) -> Iterator[Daemon]:
+    """A daemon on a private socket; it ends with the block.
+
+    Args:
+        port: which interface it serves, as `burstd --port`.
+        options: further options of `burstd`.
+        faults: what makes the network worse: `loss="1%"`, `delay="1ms"` and the other options of `impair`.
+
+    >>> with daemon() as one:
+    ...     print(one.ls()["devices"][0]["name"])
+    burst0
+
+    Raises:
+        BurstError: the daemon does not serve; the text is its own last sentence.
+    """
+    with _directory() as place:
+        one = Daemon(place, _impaired(port, faults), options=options)
+        try:
+            yield one
+        finally:
+            one.stop()

@@ -1,0 +1,212 @@
+"""The wheel `burst-rdma`, installed by pip into an environment of its own: programs, Python module, fixtures of pytest, the simulator."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import lab
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = lab.build_directory()
+#: Of a release build; the bound of the download.
+BYTES_MAX = 12_000_000
+#: Who has no rights.
+UNPRIVILEGED = 65534
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of the build, whose burstd is the one without the port kind dpdk."""
+    out = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run([ROOT / "scripts" / "wheel", "--build", BUILD, "--out", out], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def place(wheel):
+    """A virtual environment with the wheel and the pytest of this one, which every user can read."""
+    directory = Path(tempfile.mkdtemp(prefix="burst-wheel-", dir="/tmp"))
+    directory.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", directory / "venv"], check=True)
+    pip(directory, "install", "--no-deps", wheel)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def pip(directory, *words):
+    done = subprocess.run(
+        [directory / "venv/bin/python", "-m", "pip", "--disable-pip-version-check", *words, *(["--no-index"] if words[0] == "install" else [])],
+        capture_output=True, text=True, cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def clean_environment(place, **more):
+    """Nothing but directories of this test: no variable of these tests reaches the wheel."""
+    runtime = place / "run"
+    runtime.mkdir(mode=0o777, exist_ok=True)
+    return {"PATH": f"{place}/venv/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(place), "XDG_RUNTIME_DIR": str(runtime), "BURST_IDLE_EXIT": "1s", **more}
+
+
+def run(place, *words, **more):
+    return subprocess.run(
+        [str(word) for word in words], env=clean_environment(place, **more), capture_output=True, text=True, timeout=120, cwd=place, stdin=subprocess.DEVNULL,
+    )
+
+
+def test_the_same_files_make_the_same_bytes(wheel, tmp_path):
+    subprocess.run([ROOT / "scripts" / "wheel", "--build", BUILD, "--out", tmp_path], check=True, capture_output=True)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+    assert BUILD.name != "release" or wheel.stat().st_size <= BYTES_MAX
+
+
+def test_the_tag_is_that_of_the_files(wheel, tmp_path):
+    major, minor = re.search(r"manylinux_(\d+)_(\d+)_", wheel.name).groups()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    needed = set()
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file.read_bytes()[:4] == b"\x7fELF":
+            text = subprocess.run(["objdump", "-T", file], capture_output=True, text=True, check=True).stdout
+            needed |= {(int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", text)}
+    assert max(needed) == (int(major), int(minor))
+
+
+def test_a_program_runs_by_the_name_of_the_package(place):
+    # As uv does: a link elsewhere.
+    link = place / "burst-rdma"
+    link.unlink(missing_ok=True)
+    link.symlink_to(place / "venv/bin/burst-rdma")
+    done = run(place, link, "run", "--port", "udp:dev=lo", "--", "ibv_devices")
+    assert done.returncode == 0 and "burst0" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_names_without_version_lead_to_the_library(place):
+    """NCCL opens `libibverbs.so` before `libibverbs.so.1`."""
+    code = "import ctypes, burst_rdma; print(bool(ctypes.CDLL(str(burst_rdma.library('libibverbs.so'))).ibv_get_device_list))"
+    assert run(place, "python", "-c", code).stdout == "True\n"
+
+
+def test_examples_of_the_module_are_true(place):
+    code = "import doctest; from burst_rdma import _daemon, _place, sim; "
+    done = run(place, "python", "-c", code + "r = [doctest.testmod(one) for one in (_daemon, _place, sim)]; print(sum(x.failed for x in r), all(x.attempted for x in r))")
+    assert done.stdout == "0 True\n", done.stdout + done.stderr
+
+
+HOSTS = """
+import subprocess, sys, burst_rdma
+count, namespaces = int(sys.argv[1]), {"yes": True, "no": False}[sys.argv[2]]
+with burst_rdma.hosts(count, namespaces=namespaces, loss="1%") as hosts:
+    a, b = hosts[0], hosts[-1]
+    words = ["ib_write_bw", "-d", "burst0", "-F", "-n", "500"]
+    server = a.popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while b.run([*words, a.address], capture_output=True).returncode and server.poll() is None:
+        pass
+    print(server.wait(), b.stats().get("impaired", 0) > 0)
+"""
+
+
+@pytest.mark.parametrize("user", ["root", "unprivileged"])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("namespaces", ["yes", "no"])
+def test_hosts_move_bytes(place, user, count, namespaces):
+    as_user = ["setpriv", "--reuid", UNPRIVILEGED, "--regid", UNPRIVILEGED, "--clear-groups"] if user == "unprivileged" else []
+    python = place / "venv/bin/python" if user == "root" else "/usr/bin/python3"
+    site = next((place / "venv/lib").glob("python*/site-packages"))
+    done = run(place, *as_user, python, "-c", HOSTS, count, namespaces, PYTHONPATH=str(site))
+    assert done.stdout == "0 True\n", done.stdout + done.stderr
+
+
+def test_what_cannot_be_is_said_in_one_sentence(place):
+    code = "import burst_rdma as b\ntry: b.daemon('udp:dev=none').__enter__()\nexcept b.BurstError as error: print(error)"
+    done = run(place, "python", "-c", code)
+    assert re.fullmatch(r"burstd does not serve: .*none.*\n", done.stdout), done.stdout + done.stderr
+
+
+TESTS = """
+import subprocess
+
+def test_devices(burst):
+    assert "burst0" in burst.run(["ibv_devices"], capture_output=True, text=True).stdout
+
+def test_a_pair(burst_pair):
+    a, b = burst_pair(loss="1%", delay="10us")
+    assert a.address != b.address
+    assert len(a.ls()["devices"]) == 1
+
+def test_that_fails(burst):
+    burst.run(["ibv_devinfo"], capture_output=True)
+    assert False, "on purpose"
+"""
+
+
+@pytest.fixture(scope="module")
+def suite(place):
+    file = place / "suite" / "test_suite.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(TESTS)
+    return file.parent
+
+
+def test_a_failed_test_keeps_what_explains_it(place, suite):
+    done = run(place, "python", "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", suite, "--burst-capture", suite)
+    assert done.returncode == 1 and "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    kept = sorted(path.relative_to(suite / "burst-artifacts") for path in (suite / "burst-artifacts").rglob("*") if path.is_file())
+    name = Path("test_suite.py_test_that_fails")
+    assert kept == [name / "burstd.log", name / "burstd.pcapng", name / "counters.json"], kept
+    assert str(suite / "burst-artifacts" / name) in done.stdout
+
+
+def test_a_counter_can_fail_a_test(place, suite):
+    words = ["python", "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", suite, suite, "-k", "devices"]
+    assert run(place, *words, "--burst-fail-on=bad_icrc").returncode == 0
+    rubbish = suite / "test_rubbish.py"
+    rubbish.write_text(
+        "import socket\n\ndef test_rubbish(burst):\n    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "    while not burst.stats().get('bad_icrc'):\n        sock.sendto(bytes([0x04, 0x40, 0xff, 0xff]) + bytes(60), ('127.0.0.1', 4791))\n",
+    )
+    done = run(place, *words[:-2], "-k", "rubbish", "--burst-fail-on=cq_overrun,bad_icrc")
+    assert done.returncode == 1 and "counters that must be 0: burstd: bad_icrc is " in done.stdout, done.stdout + done.stderr
+
+
+SWEEP = """
+import concurrent.futures, burst_rdma.sim as sim
+scenario = {"time": "1ms", "topology": {"kind": "star", "hosts": 3}, "traffic": [{"kind": "incast", "to": 0, "size": "64KiB"}]}
+if __name__ == "__main__":
+    values, seeds = {"hosts.cc": ["dctcp", "swift"], "traffic.0.size": ["4KiB", "64KiB"]}, [1, 2]
+    with concurrent.futures.ProcessPoolExecutor(2) as executor:
+        apart = sim.sweep(scenario, values, seeds=seeds, executor=executor)
+    assert apart == sim.sweep(scenario, values, seeds=seeds)
+    print(len(apart), apart[-1].settings, apart[0].data["traffic"][0]["failed"])
+    try: sim.run({"time": "never"})
+    except sim.BurstError as error: print(error)
+"""
+
+
+def test_a_sweep_by_an_executor_equals_one_without(place):
+    (place / "sweep.py").write_text(SWEEP)
+    done = run(place, "python", place / "sweep.py")
+    first, second = done.stdout.splitlines() or [done.stderr, ""]
+    assert first == "8 {'hosts.cc': 'swift', 'traffic.0.size': '64KiB', 'seed': 2} 0", done.stderr
+    assert '"never" is not a duration' in second
+
+
+def test_a_directory_of_ones_own_and_a_removal_that_leaves_nothing(wheel, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    before = sorted((tmp_path / "venv").rglob("*"))
+    pip(tmp_path, "install", "--target", tmp_path / "target", wheel)
+    code = "import burst_rdma; print(burst_rdma.library())"
+    found = run(tmp_path, sys.executable, "-c", code, PYTHONPATH=str(tmp_path / "target")).stdout.strip()
+    assert found == str(tmp_path / "target/burst_rdma/root/lib/burst/libibverbs.so.1")
+    pip(tmp_path, "install", wheel)
+    pip(tmp_path, "uninstall", "--yes", "burst-rdma")
+    left = [path for path in (tmp_path / "venv").rglob("*") if path not in before and path.is_file()]
+    assert not left, left
