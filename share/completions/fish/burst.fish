@@ -156,10 +156,12 @@ complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcomm
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l seeds -d 'Number of seeds' -r
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l seconds -d 'How long [default: 60]' -r
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l jobs -d 'Threads [default: all cores]' -r
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -l liveness -d 'Scenarios of liveness instead: goodput after a loss, drops at a bottleneck'
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from hunt" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -l capture -d 'Write the packets of one host into this file, for Wireshark and tshark' -r -F
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -l capture-host -d 'Host whose packets are captured' -r
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -l show -d 'Print the scenario and do not run it'
+complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -l liveness -d 'The seed\'s scenario of liveness instead: goodput after a loss, drops at a bottleneck'
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from replay" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from help" -f -a "sweep" -d 'Run a scenario with all combinations of some values, on all cores'
 complete -c burst -n "__fish_burst_using_subcommand sim; and __fish_seen_subcommand_from help" -f -a "hunt" -d 'Look for faults: random scenarios under the oracle; a failure is made smaller and shown with its command'

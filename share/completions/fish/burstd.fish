@@ -5,7 +5,7 @@ complete -c burstd -l port -d 'Port to serve, once per device: udp (chooses the 
 complete -c burstd -l workers -d 'Number of worker threads; each can use one core [env: BURST_WORKERS, default: 1]' -r
 complete -c burstd -l spin -d 'How long an idle worker spins before it sleeps [env: BURST_SPIN, default: 50us]' -r
 complete -c burstd -l window -d 'Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together; a value under 64KiB is raised to 64KiB [env: BURST_WINDOW, default: 1MiB]' -r
-complete -c burstd -l cc -d 'Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us; default cubic [env: BURST_CC]' -r
+complete -c burstd -l cc -d 'Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us; default auto, which chooses for each peer [env: BURST_CC]' -r
 complete -c burstd -l cc-standard -d 'Congestion control for adapters and other implementations of RoCEv2, instead of that of `cc` [env: BURST_CC_STANDARD]' -r
 complete -c burstd -l cc-burst -d 'Congestion control for other Burst daemons, instead of that of `cc`; both agree on one (docs/congestion.md) [env: BURST_CC_BURST]' -r
 complete -c burstd -l cc-loopback -d 'Congestion control for the daemon\'s own addresses, instead of that of `cc` [env: BURST_CC_LOOPBACK]' -r
