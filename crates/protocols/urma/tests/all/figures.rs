@@ -109,7 +109,7 @@ fn requests_without_order_are_not_held_by_ordered_ones_behind_a_loss() {
     println!("  beside an ordered Jetty that loses every tenth packet: mean {} worst {}", stormy.0, stormy.1);
     println!("  worst of four ordered requests: {} without losses, {} with", calm.2, stormy.2);
     assert_eq!((stormy.0, stormy.1), (calm.0, calm.1), "the same to the nanosecond");
-    assert!(stormy.2 > 10 * calm.2, "the ordered ones wait for time-outs");
+    assert!(stormy.2 > calm.2, "the ordered ones wait for repetitions");
 }
 
 /// Time to write 32 MiB in messages of 64 KiB at 10 GB/s with this loss in millionths; also the packets sent.
