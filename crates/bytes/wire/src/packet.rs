@@ -59,7 +59,8 @@ fn check_fully(bytes: &[u8], info: &'static OpcodeInfo, payload_len: usize) -> R
     if !info.has_payload && !rest.is_empty() {
         return Err(Reason::TrailingBytes);
     }
-    if !info.service.is_selective() {
+    // A receipt of UC has a header of that family, too.
+    if !info.service.is_selective() && info.offset(Ext::Saeth) == 0 {
         return Ok(());
     }
     let bth = Bth::parse(head)?;
