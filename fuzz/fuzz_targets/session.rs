@@ -293,7 +293,8 @@ impl Hostile {
         self.ask(host, Request::UrmaOpen { eid: eid(address) }, Vec::new());
         self.ask(host, Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 1, vector: 0 }), Vec::new());
         let jfc = self.make(host, UrmaCall::CreateJfc { cq: 1 });
-        self.urma.jfr = self.make(host, UrmaCall::CreateJfr { jfc, depth: 8, token: None, rnr_timer: 1, is_unreliable: false });
+        self.urma.jfr =
+            self.make(host, UrmaCall::CreateJfr { jfc, depth: 8, token: None, rnr_timer: 1, is_unreliable: false });
         let jetty = UrmaJettyAttr { mode: 1, jfc, jfr: Some(self.urma.jfr), depth: 8, ..UrmaJettyAttr::default() };
         self.urma.jetty = self.make(host, UrmaCall::CreateJetty(jetty));
         let segment = UrmaCall::RegisterSegment { mr: 0, addr: BASE, len: MEMORY, token: Some(5), access: 14 };

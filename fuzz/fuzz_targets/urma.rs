@@ -6,8 +6,9 @@
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
-    ECHO_JETTY, JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, NoPaths, RemoteJetty,
-    SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData, access,
+    ECHO_JETTY, JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, NoPaths,
+    RemoteJetty, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData,
+    access,
 };
 use libfuzzer_sys::fuzz_target;
 use std::collections::VecDeque;

@@ -275,7 +275,7 @@ impl Lab {
                 state.node.worker().check().unwrap_or_else(|what| panic!("host {host}: {what}"));
             }
             let mut out: Vec<_> = lock(&state.node.wire).out.drain(..).collect();
-            out.extend(lock(&state.bus).out.drain(..));
+            out.append(&mut lock(&state.bus).out);
             for sent in out {
                 let train = train_of(HostId(host), sent);
                 if self.black_hole == Some((train.from.0, train.to.0)) {
