@@ -200,7 +200,7 @@ impl RawContext {
     }
 
     /// With a host in this process, runs passes of its engine until `found` is true after one, as long as they find work and
-    /// [`PASSES_MAX`] at most. Returns whether it was. One pass would not do: a message, its acknowledgement and the completion
+    /// `PASSES_MAX` at most. Returns whether it was. One pass would not do: a message, its acknowledgement and the completion
     /// take several, and after a pause of the program's thread all of them may be due.
     #[inline]
     pub fn turn_until(&self, mut found: impl FnMut() -> bool) -> bool {
