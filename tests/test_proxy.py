@@ -727,7 +727,7 @@ def test_a_peer_that_speaks_nonsense_is_refused(proxies):
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         while stranger.recv(1000):
             pass
-    wait_until(lambda: "a control channel is refused" in proxies.running["a"].text(), said=proxies.running["a"].text)
+    wait_until(lambda: f"a control channel from {a.address} is refused" in proxies.running["a"].text(), said=proxies.running["a"].text)
     with joined(proxies) as (ours, theirs):
         ours.sendall(b"unharmed")
         assert exactly(theirs, 8) == b"unharmed"
