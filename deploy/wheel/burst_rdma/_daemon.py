@@ -41,10 +41,13 @@ class Daemon:
         self._prefix = [os.fspath(word) for word in prefix]
         ready, announce = os.pipe()
         words = [*self._prefix, program("burstd"), "--socket", self.socket, "--ready-fd", str(announce), "--port", port, *options]
+        # It ends with its block, not when it has been idle.
+        variables = {name: value for name, value in os.environ.items() if name != "BURST_IDLE_EXIT"}
         try:
             with self.log.open("wb") as log:
                 self.process = subprocess.Popen(
-                    [os.fspath(word) for word in words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[announce], start_new_session=True,
+                    [os.fspath(word) for word in words],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables, pass_fds=[announce], start_new_session=True,
                 )
         finally:
             os.close(announce)
