@@ -200,7 +200,7 @@ impl ChoiceReason {
 pub struct SettledChoice {
     /// Algorithm, parameters, largest window.
     pub params: Params,
-    /// Why.
+    /// Which condition of the path chose them, for `burst cc`.
     pub why: ChoiceReason,
 }
 

@@ -9,9 +9,9 @@ const API: u64 = 0xaa;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 /// Start, length, a mode; the kernel adds a word.
 pub const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-/// Start, length.
+/// Ends the registration of a range. Argument: start, length.
 pub const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
-/// Start, length.
+/// Lets threads go on that wait for pages of a range. Argument: start, length.
 pub const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 /// Start, source, length, a mode; the kernel adds the bytes that it has copied, or the negated error.
 pub const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;

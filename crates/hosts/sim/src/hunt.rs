@@ -54,7 +54,7 @@ pub struct Draft {
 /// A violation, and the smallest scenario that was found to have it.
 #[derive(Debug)]
 pub struct Found {
-    /// The seed.
+    /// The seed from which the scenario was drawn.
     pub seed: u64,
     /// What is wrong.
     pub error: SimError,

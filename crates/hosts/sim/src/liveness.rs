@@ -103,7 +103,7 @@ impl Liveness {
         Lost::Overflow { senders, buffer_kib: pick(rng, &sizes).max(least), is_marked }
     }
 
-    /// The seed.
+    /// The seed from which the scenario was drawn.
     pub fn seed(&self) -> u64 {
         self.seed
     }

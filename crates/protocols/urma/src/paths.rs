@@ -83,9 +83,9 @@ pub struct PathChange {
     pub sent: (u32, u32),
     /// Bytes of payload that were acknowledged.
     pub acked_bytes: u32,
-    /// Packets that were acknowledged, and how many of them arrived marked by a switch.
+    /// Packets that were acknowledged.
     pub packets: u32,
-    /// See `packets`.
+    /// How many of these a switch had marked (CE).
     pub ce_packets: u32,
     /// A round trip.
     pub rtt: Option<Nanos>,

@@ -139,7 +139,7 @@ pub struct Path {
     pub(crate) is_listed_unused: bool,
     /// What the controller was made of.
     pub(crate) params: Params,
-    /// Why.
+    /// Which condition of the path chose these parameters, for `burst cc`.
     pub(crate) why: ChoiceReason,
     /// What packets have met, for the automatic choice.
     pub(crate) conditions: PathConditions,

@@ -143,9 +143,9 @@ pub(crate) struct Acked {
     pub(crate) is_signal: bool,
     /// Another acknowledgement covered more: nothing was done.
     pub(crate) is_old: bool,
-    /// Packets that are newly acknowledged, and bytes of their payload.
+    /// Packets that are newly acknowledged.
     pub(crate) packets: u32,
-    /// See `packets`.
+    /// Bytes of their payload.
     pub(crate) bytes: u32,
     /// Time since the newest of them was sent, if it was sent once.
     pub(crate) rtt: Option<Nanos>,
