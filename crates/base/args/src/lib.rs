@@ -85,7 +85,11 @@ fn sentence(command: &clap::Command, args: &[OsString], error: &clap::Error) -> 
             if !wrong.starts_with('-') {
                 return format!("unexpected word {wrong:?}; see --help");
             }
-            let flags: Vec<String> = long_flags(scope);
+            let end = args.iter().position(|a| is_flag(a, &wrong)).unwrap_or(args.len());
+            let flags: Vec<String> = long_flags(innermost(command, &args[..end]));
+            if !flags.contains(&wrong) && long_flags(scope).contains(&wrong) {
+                return format!("{wrong:?} is a flag of {:?}: it stands behind that word", scope.get_name());
+            }
             match nearest(&wrong, flags.iter().map(String::as_str)) {
                 Some(near) => format!("unknown flag {wrong:?}; the nearest valid one is {near:?}"),
                 None => format!("unknown flag {wrong:?}; see --help"),
@@ -104,10 +108,14 @@ fn sentence(command: &clap::Command, args: &[OsString], error: &clap::Error) -> 
     }
 }
 
-/// The subcommand in `args`: only its flags are suggested.
+/// The subcommand in `args`, at any depth: only its flags are suggested.
 fn innermost<'a>(command: &'a clap::Command, args: &[OsString]) -> &'a clap::Command {
-    let word = args.iter().skip(1).find_map(|a| command.find_subcommand(a));
-    word.unwrap_or(command)
+    args.iter().skip(1).fold(command, |scope, word| scope.find_subcommand(word).unwrap_or(scope))
+}
+
+/// Whether the word is the flag, alone or with a value (`--flag=value`).
+fn is_flag(word: &std::ffi::OsStr, flag: &str) -> bool {
+    word.to_str().is_some_and(|word| word.split('=').next() == Some(flag))
 }
 
 fn long_flags(command: &clap::Command) -> Vec<String> {
@@ -153,6 +161,14 @@ mod tests {
     fn a_wrong_flag_of_a_command_suggests_that_commands_flags() {
         let message = complaint(&["demo", "doctor", "--jsno"]);
         assert_eq!(message, "unknown flag \"--jsno\"; the nearest valid one is \"--json\"");
+    }
+
+    #[test]
+    fn a_flag_before_its_command_is_sent_behind_it() {
+        let message = complaint(&["demo", "--json=1", "doctor"]);
+        assert_eq!(message, "\"--json\" is a flag of \"doctor\": it stands behind that word");
+        let message = complaint(&["demo", "--jsno", "doctor"]);
+        assert!(message.starts_with("unknown flag \"--jsno\"; the nearest valid one is "), "{message}");
     }
 
     #[test]
