@@ -16,7 +16,13 @@ pub struct UdpRx {
     level: BufferLevel,
     /// Index of the socket from which the messages came.
     sock: usize,
+    /// Number of bursts that found their socket empty.
+    empty: u32,
 }
+
+/// Of so many bursts that find their socket empty one looks at its error queue: an error there makes the socket readable, `recvmmsg` does not
+/// always report it, and a worker that waits for the socket would not sleep. A prime number, so that each of several sockets has its turn.
+const EMPTY_BURSTS: u32 = 61;
 
 impl UdpRx {
     /// `strict_id`: see [`crate::ether::icrc`].
@@ -26,6 +32,7 @@ impl UdpRx {
             verifier: PacketVerifier::new(encapsulation, usize::MAX, strict_id),
             level: BufferLevel::default(),
             sock: 0,
+            empty: 0,
         }
     }
 
@@ -77,7 +84,9 @@ impl UdpRx {
             match self.messages.fill(fd, budget - taken) {
                 Ok(waiting) => more = waiting,
                 Err(error) => {
-                    if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
+                    let is_empty = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
+                    self.empty = self.empty.wrapping_add(u32::from(is_empty && taken == 0));
+                    if !is_empty || taken == 0 && self.empty.is_multiple_of(EMPTY_BURSTS) {
                         super::tx::empty_error_queue(fd, &mut |reason| sink.dropped(reason));
                     }
                     return taken;
