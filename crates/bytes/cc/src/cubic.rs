@@ -7,7 +7,7 @@
 //! In short round trips it grows slower than Reno's (`growth`): there windows have few packets at a shared bottleneck, and the
 //! share of packets that is lost rises with the square of the growth for each packet. That share is growth / (W² (1 - `beta`)), W
 //! being the window in segments at which losses keep it; so growth falls with W² below four segments, where more senders meet
-//! than the queue has room for, if there is a queue: losses in short round trips are none of congestion.
+//! than the queue has room for, if there is a queue ([`QUEUE_DELAY`]): losses in short round trips are none of congestion.
 //!
 //! * **Start.** `initial_packets`, then a doubling for each round trip (slow start). A delay that exceeds the smallest one by an
 //!   eighth, at least [`DELAY_MIN`], slows the growth to a quarter for [`CSS_ROUNDS`] round trips, then ends slow start, unless
@@ -68,8 +68,11 @@ const GROWTH_RTT: Nanos = Nanos::from_ms(10);
 const SMALL_SEGMENTS: f64 = 4.0;
 /// The smallest such factor: that of half a segment.
 const SMALL_GROWTH: f64 = 1.0 / 64.0;
-/// It is used where a round trip takes so many times the smallest: there is a queue. Fewer would take the own packets for one.
+/// There is a queue where a round trip takes so many times the smallest, and so much longer. Fewer would take the own packets for a
+/// queue, or the time that software at both ends waits for a processor.
 const QUEUE_TRIPS: f32 = 2.0;
+/// The queue of 50 KB at 300 Mbit/s takes 1.3 ms.
+const QUEUE_DELAY: Nanos = Nanos::from_us(500);
 /// It is used below the floor of two packets, too, where a round trip takes so long: senders that began in a full queue have
 /// never seen the path without it.
 const QUEUE_RTT: Nanos = Nanos::from_ms(1);
@@ -308,12 +311,20 @@ impl Cubic {
         (self.window + (target - self.window) * share).max(self.reno.min(self.window + acked))
     }
 
+    /// Whether packets wait on the way, as far as the round trips tell.
+    fn has_queue(&self) -> bool {
+        self.srtt >= QUEUE_TRIPS * self.rtt_min && self.srtt - self.rtt_min >= QUEUE_DELAY.0 as f32
+    }
+
     /// By what the growth of a small window is multiplied: losses without a queue are no congestion.
     fn small_growth(&self) -> f64 {
         let size = self.window / (SMALL_SEGMENTS * self.settings.segment);
         let is_below_floor = self.window < FLOOR_PACKETS * self.settings.mtu;
-        let has_queue = self.srtt >= QUEUE_TRIPS * self.rtt_min || (is_below_floor && self.srtt >= QUEUE_RTT.0 as f32);
-        if has_queue { bounded(size * size, SMALL_GROWTH, 1.0) } else { 1.0 }
+        if self.has_queue() || (is_below_floor && self.srtt >= QUEUE_RTT.0 as f32) {
+            bounded(size * size, SMALL_GROWTH, 1.0)
+        } else {
+            1.0
+        }
     }
 
     /// The window is `peak` at most until growth passes it again.
@@ -481,9 +492,11 @@ mod tests {
             c.on_ack(now, &AckSample { acked_bytes: SEGMENT_MIN, inflight_bytes: SEGMENT_MIN, ..AckSample::default() });
             c.window - before
         };
-        let [short, long] = [200, 600].map(Nanos::from_us);
+        let [short, long] = [200, 800].map(Nanos::from_us);
         let (queue, none) = (growth([short, long]), growth([long; 2]));
         assert!(none > 100.0 && (none / queue - 16.0).abs() < 0.5, "{none} and {queue} bytes");
+        // Software that waits for its processor is no queue.
+        assert_eq!(growth([Nanos::from_us(100), Nanos::from_us(500)]), none);
         // Who began in a full queue has seen no shorter round trip.
         let began_there = growth([RTT + RTT; 2]);
         assert!((none / began_there - 16.0).abs() < 0.5, "{none} and {began_there} bytes");
