@@ -133,7 +133,7 @@ impl TransmitPass<'_> {
         let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             path.begin_turn(now);
-            window_bytes = path.room(slot.qp.request_bytes());
+            window_bytes = path.turn_room(slot.qp.request_bytes(), slot.waiting != NOT_WAITING);
             if slot.qp.wants_response_room() {
                 let room = path.response_room(slot.qp.response_bytes());
                 slot.qp.allow_responses(room);

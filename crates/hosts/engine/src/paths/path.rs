@@ -223,6 +223,16 @@ impl Path {
         let shared = self.window().saturating_sub(self.inflight);
         shared.max(self.qp_min_bytes.saturating_sub(own))
     }
+    /// As [`Path::room`], in a turn of a queue pair that waits in the path's line or does not. An acknowledgement gives a turn to
+    /// a queue pair that waits, too. Among queue pairs it takes the room that it has made: who has much in flight keeps it.
+    /// Beside channels of URMA it leaves the room to the first in the line, so that each place of the line gets as much.
+    #[inline]
+    pub(crate) fn turn_room(&self, own: u64, is_in_line: bool) -> u64 {
+        match is_in_line && self.channels.users > 0 {
+            true => self.qp_min_bytes.saturating_sub(own),
+            false => self.room(own),
+        }
+    }
     /// Bytes of READ responses that a queue pair with `own` such bytes in flight may add now. What the requests of this host have
     /// in flight does not count here: READ requests of both ends fill the windows of both, and each waits for responses.
     pub fn response_room(&self, own: u64) -> u64 {

@@ -59,23 +59,28 @@ fn marks_keep_a_buffer_from_dropping() {
 /// An RC sender and one of URMA at one host have one window, and each gets a part of it; another host has another one.
 #[test]
 fn a_host_with_both_transports_takes_no_more_than_one_with_one() {
-    let mut lab = SLOW.build(&[(1, Transport::Rc), (1, Transport::Urma), (2, Transport::Urma)]);
-    lab.run(300_000);
-    lab.look();
-    for _ in 0..60 {
-        lab.run(10_000);
-        let load = lab.path(1).expect("a path");
-        assert_eq!(load.users, 2, "the queue pair and the channel");
-        let most = load.window.max(2 * load.least) + 2 * load.least;
-        assert!(load.inflight <= most, "{load:?}");
+    let long = Bottleneck { buffer: 150_000, delay_us: 1_000, ..SLOW };
+    let marked = Bottleneck { cc: "dctcp", buffer: 256 << 10, marks: 30 << 10, ..SLOW };
+    let rates = Bottleneck { cc: "dcqcn", ..marked };
+    // In a long round trip what is in flight may be that of the window before the last loss.
+    for (place, rounds, over) in [(SLOW, 60, 1.0), (long, 150, 1.0 / 0.7), (marked, 60, 1.0), (rates, 60, 1.0)] {
+        let mut lab = place.build(&[(1, Transport::Rc), (1, Transport::Urma), (2, Transport::Urma)]);
+        lab.run(300_000);
+        lab.look();
+        for _ in 0..rounds {
+            lab.run(10_000);
+            let load = lab.path(1).expect("a path");
+            assert_eq!(load.users, 2, "the queue pair and the channel");
+            let most = (load.window.max(2 * load.least) as f64 * over) as u64 + 2 * load.least;
+            assert!(load.inflight <= most, "{load:?}");
+        }
+        let seen = lab.look();
+        let [rc, urma, other] = [0, 1, 2].map(|sender| seen.bytes[sender] as f64);
+        println!("{}: RC {rc}, URMA beside it {urma}, URMA alone {other}: {seen:?}", place.cc);
+        assert!(seen.dropped <= 0.03 && seen.used >= 0.9, "{seen:?}");
+        assert!((0.5..=2.0).contains(&((rc + urma) / other)), "{seen:?}");
+        assert!((0.4..=0.6).contains(&(urma / (rc + urma))), "the transports share the window: {seen:?}");
     }
-    let seen = lab.look();
-    let [rc, urma, other] = [0, 1, 2].map(|sender| seen.bytes[sender] as f64);
-    println!("RC {rc}, URMA beside it {urma}, URMA alone {other}: {seen:?}");
-    assert!(seen.dropped <= 0.03 && seen.used >= 0.9, "{seen:?}");
-    assert!((0.5..=2.0).contains(&((rc + urma) / other)), "{seen:?}");
-    // How the two share the window is not bounded yet: the channel gets a tenth here (docs/congestion.md).
-    assert!(rc.min(urma) > 0.0, "neither transport stands still: {seen:?}");
 }
 
 /// All that is in flight is lost, and what is sent for two time-outs: afterwards half of the rate is back within ten round trips

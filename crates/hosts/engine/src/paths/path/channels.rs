@@ -41,12 +41,15 @@ impl Default for PathChannels {
 }
 
 impl Path {
-    /// What may leave for a channel that has `own` in flight, as far as the window is concerned.
+    /// What may leave for a channel that has `own` in flight, as far as the window is concerned. While channels wait in the line
+    /// with queue pairs, the room belongs to the first of the line ([`Path::turn_room`]).
     #[inline]
     pub(crate) fn channel_room(&self, own: FlightBytes) -> PathRoom {
         let bytes = |room: u64| u32::try_from(room).unwrap_or(u32::MAX - 1);
+        let is_behind = self.channels.ticket != NOT_WAITING && self.users > self.channels.users;
+        let requests = own.requests().into();
         PathRoom {
-            requests: bytes(self.room(own.requests().into())),
+            requests: bytes(if is_behind { self.qp_min_bytes.saturating_sub(requests) } else { self.room(requests) }),
             answers: bytes(self.response_room(own.answers.into())),
         }
     }
