@@ -96,6 +96,7 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2]) -> Host {
         selective: false,
         rto: Default::default(),
         urma_lanes: 1,
+        urma_caqm: false,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
         account_depth: 0,

@@ -12,6 +12,7 @@ complete -c burstd -l cc-loopback -d 'Congestion control for the daemon\'s own a
 complete -c burstd -l selective-repeat -d 'Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon does so, too; other peers get the standard packets [env: BURST_SELECTIVE_REPEAT, default: yes]' -r
 complete -c burstd -l rto -d 'Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us) [env: BURST_RTO, default: shared]' -r
 complete -c burstd -l urma-lanes -d 'Lanes of URMA to each peer (docs/urma.md), the fewer of both hosts\': channels with a window each that leave by UDP source ports of their own, so that switches and adapters spread them over paths and queues [env: BURST_URMA_LANES, default: 1]' -r
+complete -c burstd -l urma-caqm -d 'C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md) [env: BURST_URMA_CAQM, default: no]' -r
 complete -c burstd -l idle-exit -d 'End when no program has been connected for this long; 0: never [env: BURST_IDLE_EXIT, default: 0]' -r
 complete -c burstd -l ready-fd -d 'Descriptor that gets the line "ready" once the daemon serves; default none [env: BURST_READY_FD]' -r
 complete -c burstd -l user-share -d 'Percentage of each resource that the programs of one user may use of what other users and the reserve leave; root and the daemon\'s user have no such limit [env: BURST_USER_SHARE, default: 50]' -r

@@ -36,6 +36,8 @@ pub enum KeyId {
     Rto,
     /// `urma_lanes`.
     UrmaLanes,
+    /// `urma_caqm`.
+    UrmaCaqm,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -220,6 +222,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "1",
         help: "Lanes of URMA to each peer (docs/urma.md), the fewer of both hosts': channels with a window each that leave by UDP source ports of their own, so that switches and adapters spread them over paths and queues",
+    },
+    ConfigKey {
+        id: KeyId::UrmaCaqm,
+        name: "urma_caqm",
+        flag: "urma-caqm",
+        env: "BURST_URMA_CAQM",
+        kind: ValueKind::Switch,
+        many: false,
+        default: "no",
+        help: "C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md)",
     },
     ConfigKey {
         id: KeyId::IdleExit,

@@ -242,6 +242,7 @@ const CC_KINDS: [(PeerKind, TextKey); 3] = [
 ];
 const SELECTIVE_REPEAT: NumberKey = NumberKey::new(KeyId::SelectiveRepeat);
 const URMA_LANES: NumberKey = NumberKey::new(KeyId::UrmaLanes);
+const URMA_CAQM: NumberKey = NumberKey::new(KeyId::UrmaCaqm);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
@@ -282,6 +283,7 @@ fn assemble(values: &ConfigValues) -> Config {
             selective: values.number_or_default(SELECTIVE_REPEAT) == 1,
             rto: values.text(RTO).and_then(|word| word.parse().ok()).unwrap_or_default(),
             urma_lanes: values.number_or_default(URMA_LANES) as u8,
+            urma_caqm: values.number_or_default(URMA_CAQM) == 1,
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,
                 reserve_percent: values.number_or_default(USER_RESERVE) as u8,

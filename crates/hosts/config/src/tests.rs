@@ -133,6 +133,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::SelectiveRepeat => "no",
         KeyId::Rto => "dedicated",
         KeyId::UrmaLanes => "4",
+        KeyId::UrmaCaqm => "yes",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",

@@ -263,7 +263,7 @@ impl Host {
             lending: Lending::default(),
             is_lent: options.lent.is_some(),
             room: room::TableRoom::default(),
-            urma: urma::UrmaNodes::new(options.urma_lanes),
+            urma: urma::UrmaNodes::new(options),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),

@@ -41,6 +41,8 @@ pub struct HostOptions {
     pub rto: RtoMode,
     /// Lanes of each node of URMA to a peer, 1 to [`URMA_LANES_MAX`]: channels that leave by UDP source ports of their own.
     pub urma_lanes: u8,
+    /// Whether channels of URMA have the C-AQM of switches instead of the congestion control of their paths.
+    pub urma_caqm: bool,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.

@@ -4,6 +4,7 @@
 use super::Host;
 use crate::authority::Caller;
 use crate::limits::{URMA_PEERS_MAX, URMA_REQUESTS_MAX};
+use crate::options::HostOptions;
 use crate::refusal::refuse;
 use crate::urma_peers::{PeerHold, UrmaPeers};
 use burst_base::{DeviceId, Nanos};
@@ -38,15 +39,17 @@ pub(crate) struct UrmaNodes {
     lender: Option<UrmaPortLender>,
     /// Lanes of each node to a peer.
     lanes: u8,
+    /// Whether switches bound the channels of each node, in place of paths.
+    caqm: bool,
     open: BTreeMap<[u8; 16], OpenNode>,
     /// From which hosts programs import.
     peers: UrmaPeers,
 }
 
 impl UrmaNodes {
-    /// No node; those that are opened have `lanes` lanes to a peer.
-    pub fn new(lanes: u8) -> UrmaNodes {
-        UrmaNodes { lanes, ..UrmaNodes::default() }
+    /// No node; those that are opened have the lanes and the congestion control of these options.
+    pub fn new(options: &HostOptions) -> UrmaNodes {
+        UrmaNodes { lanes: options.urma_lanes, caqm: options.urma_caqm, ..UrmaNodes::default() }
     }
     /// Contexts of the host itself: each worker with nodes has one.
     pub fn contexts(&self) -> u32 {
@@ -123,14 +126,13 @@ impl Host {
         let token_seed = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let incarnation = self.random_number().or_else(|why| refuse(libc::EIO, why))?;
         let window = window_max(&*port);
-        let lanes = self.urma.lanes;
+        let UrmaNodes { lanes, caqm, .. } = self.urma;
         let config = |mtu| UrmaConfig {
             incarnation,
             token_seed,
             lanes,
             mtu,
-            // No switch answers: the path to each peer bounds what is in flight.
-            caqm: false,
+            caqm,
             window_max: window,
             rto_base: Nanos::from_ms(10),
             requests_max: URMA_REQUESTS_MAX as usize,

@@ -31,6 +31,7 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
         selective: false,
         rto: burst_base::RtoMode::default(),
         urma_lanes: 1,
+        urma_caqm: false,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         account_depth: 0,

@@ -82,6 +82,7 @@ impl Node {
             selective: false,
             rto: burst_base::RtoMode::default(),
             urma_lanes: 1,
+            urma_caqm: false,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             account_depth: 0,
