@@ -12,7 +12,9 @@
 //!
 //! **Congestion.** Losses are one signal for each window ([`Acked::is_signal`], RFC 6582): a loss is reported if the lost
 //! transmission was sent after the last report, be it a first one or a repetition. From a report until what was sent before it
-//! is acknowledged the channel is *recovering*, but not after a time-out, which slow start follows.
+//! is acknowledged the channel is *recovering*, but not after a time-out, which slow start follows. The acknowledgement of a
+//! probe's repetition is a loss, too, unless it comes so early that the first transmission was late (RFC 8985, 7.4.2): where one
+//! or two packets are in flight, most losses are found in no other way.
 
 use crate::api::{LossRecovery, UrmaConfig};
 use crate::paths::{FlightBytes, PathRoom};
@@ -95,6 +97,8 @@ struct InFlight {
     acked: bool,
     lost: bool,
     repeated: bool,
+    /// It is sent again by a probe, and no loss of its flight was reported.
+    suspect: bool,
 }
 
 /// Packets in flight.
@@ -139,7 +143,7 @@ pub(crate) struct TxWindow {
 pub(crate) struct Acked {
     /// Packets that are newly lost.
     pub(crate) losses: u32,
-    /// One of them was sent after the last loss that was reported to congestion control.
+    /// A packet was lost that was sent after the last loss that was reported to congestion control.
     pub(crate) is_signal: bool,
     /// Another acknowledgement covered more: nothing was done.
     pub(crate) is_old: bool,
@@ -236,7 +240,15 @@ impl TxWindow {
         }
         debug_assert!(self.flight.len() < TX_WINDOW, "more packets are in flight than the peer accepts");
         let (psn, order) = (self.next_psn(), self.take_order());
-        self.flight.push_back(InFlight { packet, sent_at: now, order, acked: false, lost: false, repeated: false });
+        self.flight.push_back(InFlight {
+            packet,
+            sent_at: now,
+            order,
+            acked: false,
+            lost: false,
+            repeated: false,
+            suspect: false,
+        });
         self.bytes.add(packet.len, !packet.is_request());
         self.open += 1;
         psn
@@ -326,6 +338,7 @@ impl TxWindow {
             self.on_bitmap(now, saetph, &mut acked, done)?;
             self.find_losses(degree, &mut acked);
         }
+        self.report_loss(acked.is_signal);
         if self.flight.is_empty() && self.flight.capacity() > KEEP {
             self.flight = VecDeque::new();
         }
@@ -346,6 +359,9 @@ impl TxWindow {
             self.sample_rtt(rtt);
         }
         let is_proof = !entry.repeated || self.rtt_min.0 > 0 && rtt >= self.rtt_min;
+        // An acknowledgement of the first transmission that is late by so much is rarer than a lost one.
+        let is_own = entry.suspect && 2 * rtt.0 >= self.srtt.0;
+        acked.is_signal |= is_own && !is_before(entry.order, self.reported);
         if is_proof && is_before(self.order_arrived, entry.order) {
             self.order_arrived = entry.order;
         }
@@ -454,7 +470,6 @@ impl TxWindow {
                 self.lose(i);
             }
         }
-        self.report_loss(acked.is_signal);
     }
     /// When the next time-out is due.
     pub(crate) fn deadline(&self, config: &UrmaConfig) -> Nanos {
@@ -486,6 +501,8 @@ impl TxWindow {
         let is_open = |p: &InFlight| !p.acked && !p.lost;
         let (first, last) = (self.flight.iter().position(is_open), self.flight.iter().rposition(is_open));
         for at in [first, last].into_iter().flatten() {
+            let entry = &mut self.flight[at];
+            entry.suspect = !is_before(entry.order, self.reported);
             self.lose(at);
         }
         if first.is_none() {
@@ -612,6 +629,26 @@ mod tests {
         w.on_ack(Nanos(1), next.sub(2), None, &mut |p| seen.push(p.offset)).expect("sound");
         assert_eq!(seen, [0, 1]);
         assert_eq!(w.on_ack(Nanos(1), before, None, &mut |_| ()), Ok(Acked { is_old: true, ..Acked::default() }));
+    }
+
+    /// Of two packets in flight both are lost, which no acknowledgement shows.
+    #[test]
+    fn what_a_probe_repairs_is_one_loss_unless_it_was_late() {
+        let (config, rtt, first) = (UrmaConfig::new(Cna::new(1), 1), 100_000, Psn::new(0xff_fff0));
+        for (wait, is_loss) in [(rtt, true), (rtt / 10, false)] {
+            let mut w = window(3);
+            w.on_ack(Nanos(rtt), first, None, &mut |_| ()).expect("sound");
+            let at = w.deadline(&config);
+            assert!(w.probe(at, &config));
+            let limits = ALL;
+            assert_eq!([w.take_lost(at, &limits), w.take_lost(at, &limits)].iter().flatten().count(), 2);
+            let signals = [first.add(1), first.add(2)].map(|psn| {
+                let acked = w.on_ack(at + Nanos(wait), psn, None, &mut |_| ());
+                acked.expect("sound").is_signal
+            });
+            assert_eq!(signals, [is_loss, false]);
+            assert!(w.is_empty() && !w.is_recovering());
+        }
     }
 
     #[test]

@@ -197,7 +197,7 @@ impl UrmaNode {
             }
         });
         if let Ok(Acked { packets, bytes, rtt, is_signal, .. }) = result
-            && packets + ce_packets > 0
+            && (packets + ce_packets > 0 || is_signal)
         {
             let (acked_bytes, is_loss, packets) = (bytes, is_signal, packets.max(ce_packets));
             let change = PathChange { acked_bytes, packets, ce_packets, rtt, is_loss, ..PathChange::default() };
