@@ -134,8 +134,9 @@ pub struct Swift {
     is_probing: bool,
     /// The round trip when the present one began.
     probe_rtt: f32,
-    /// Round trips until the next look.
+    /// Round trips until the next look, and how long they take, in nanoseconds.
     probe_trips: u8,
+    probe_wait: f32,
     /// The window was a packet or more since the last look.
     was_large: bool,
     /// When a round trip was measured last, or the window doubled without.
@@ -181,6 +182,7 @@ impl Swift {
             is_probing: false,
             probe_rtt: 0.0,
             probe_trips: PROBE_TRIPS[0],
+            probe_wait: 0.0,
             was_large: true,
             measured_at: now,
             heard_at: now,
@@ -252,7 +254,7 @@ impl Swift {
             return;
         }
         let left = self.probe_at.since(now).0 as f64;
-        if left == 0.0 || (falls && left < (1.0 - JOIN_AFTER) * f64::from(self.probe_trips) * self.rtt) {
+        if left == 0.0 || (falls && left < (1.0 - JOIN_AFTER) * f64::from(self.probe_wait)) {
             (self.is_probing, self.probe_at, self.probe_rtt) = (true, now, self.rtt as f32);
         }
     }
@@ -260,7 +262,8 @@ impl Swift {
     /// The look has ended: what was measured counts, and the next one has its time.
     fn end_probe(&mut self, now: Nanos) {
         self.is_probing = false;
-        self.probe_at = now + Nanos((f64::from(self.probe_trips) * self.rtt) as u64);
+        self.probe_wait = f32::from(self.probe_trips) * self.rtt as f32;
+        self.probe_at = now + Nanos(self.probe_wait as u64);
         if !self.was_large && self.probe_trips == PROBE_TRIPS[1] && self.rtt_min_next < f64::MAX {
             self.rtt_min = self.rtt_min_next;
         }
