@@ -5,7 +5,8 @@
 //!
 //! * A whole flight is lost, because the sender's link is down for up to three round trips; or all acknowledgements, because the
 //!   receiver's is; or a flight and its repetitions, because the sender's is down twice. Goodput must be at half of what it was
-//!   within [`TRIPS_MAX`] round trips.
+//!   within [`TRIPS_MAX`] round trips. The largest window is [`WINDOW_TRIPS`] products of rate and round trip: with more, packets
+//!   wait in the sender's own adapter, and an acknowledgement takes tens of the round trips that are counted.
 //! * Several senders share a bottleneck. It must drop at most [`DROPS_MAX`] of all packets, and its link must be used.
 
 use crate::results::Results;
@@ -23,6 +24,9 @@ const USED_MIN: f64 = 0.85;
 /// Round trips until the fault, and until the end.
 const FAULT_TRIPS: u32 = 100;
 const END_TRIPS: u32 = 240;
+/// The largest window after a fault: so many products of rate and round trip, and at least so many bytes.
+const WINDOW_TRIPS: u64 = 2;
+const WINDOW_LEAST: u64 = 64 << 10;
 /// Points of a series over which a rate is taken: a window may leave as a train in each round trip.
 const POINTS: usize = 4;
 /// Rate of a bottleneck in Mbit/s, and for how many milliseconds it is watched.
@@ -191,8 +195,11 @@ impl fmt::Display for Liveness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Liveness { seed, mtu, cc, selective, verb, rate_mbit, rtt_us, lost, .. } = self;
         writeln!(f, "name = \"liveness {seed}\"\nseed = {seed}\ndrain = \"60s\"")?;
-        let hosts = format!("mtu = {mtu}\ncc = \"{cc}\"\nselective_repeat = {selective}");
+        let mut hosts = format!("mtu = {mtu}\ncc = \"{cc}\"\nselective_repeat = {selective}");
         let Lost::Overflow { senders, buffer_kib, is_marked } = lost else {
+            // A window of many such round trips waits in the own adapter, and each takes as long as that queue.
+            let window = (u64::from(*rate_mbit) * u64::from(*rtt_us) / 8 * WINDOW_TRIPS).max(WINDOW_LEAST);
+            hosts += &format!("\nwindow = \"{window}\"");
             return writeln!(
                 f,
                 "time = \"{}us\"\n\n[topology]\nkind = \"pair\"\nrate = \"{rate_mbit}Mbit\"\ndelay = \"{}us\"\n\n[hosts]\n{hosts}\n\n\
