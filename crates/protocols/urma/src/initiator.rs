@@ -8,6 +8,7 @@
 //! | `send_record` | the record of a request |
 //! | `posting` | work requests: checks, what they reach |
 //! | `request_list` | the outstanding requests of a Jetty |
+//! | `request_index` | requests by number, where a search took long |
 //! | `order` | when a request may leave |
 //! | `packets` | headers and payload of requests' packets |
 //! | `runs` | further packets of the message of which a packet was sent last |
@@ -21,6 +22,7 @@ pub(crate) mod completions;
 pub(crate) mod order;
 pub(crate) mod packets;
 pub(crate) mod posting;
+pub(crate) mod request_index;
 pub(crate) mod request_list;
 pub(crate) mod responses;
 pub(crate) mod runs;
@@ -29,6 +31,7 @@ pub(crate) mod sweep;
 
 use crate::api::{CompletionRecord, CrStatus, JETTY_ID_FIRST, JettyState, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent};
 use crate::channels::tx_window::TxOwner;
+use crate::initiator::request_index::RequestIndex;
 use crate::initiator::runs::LastHead;
 use crate::initiator::send_record::{RequestPhase, SendRecord};
 use crate::node_shared::NodeShared;
@@ -39,6 +42,7 @@ use std::collections::VecDeque;
 /// What a node knows of its own requests.
 pub(crate) struct Initiator {
     pub(crate) requests: UrmaPool<SendRecord>,
+    pub(crate) index: RequestIndex,
     /// Unreliable messages to send.
     pub(crate) unreliable: VecDeque<PoolRef>,
     pub(crate) last_head: LastHead,
@@ -46,7 +50,12 @@ pub(crate) struct Initiator {
 
 impl Initiator {
     pub(crate) fn new(requests_max: usize) -> Self {
-        Initiator { requests: UrmaPool::new(requests_max), unreliable: VecDeque::new(), last_head: LastHead::default() }
+        Initiator {
+            requests: UrmaPool::new(requests_max),
+            index: RequestIndex::default(),
+            unreliable: VecDeque::new(),
+            last_head: LastHead::default(),
+        }
     }
     /// Moves a Jetty to another state ([`crate::UrmaNode::modify_jetty`]).
     pub(crate) fn modify_jetty(

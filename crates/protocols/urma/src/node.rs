@@ -281,6 +281,7 @@ impl UrmaNode {
             jetty_bytes: self.shared.objects.jetties.heap_bytes(),
             channel_bytes: self.shared.channels.heap_bytes(),
             other_bytes: self.initiator.requests.heap_bytes()
+                + self.initiator.index.heap_bytes()
                 + self.shared.channels.sweeps.heap_bytes()
                 + self.shared.responses.heap_bytes()
                 + self.shared.objects.heap_bytes()

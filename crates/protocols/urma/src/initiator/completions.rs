@@ -28,16 +28,14 @@ impl Initiator {
         self.mark_answered(node, jetty, at);
         let Some(request) = self.requests.get_mut(at) else { return };
         request.phase = RequestPhase::Done(status);
-        let (is_silent, prev, next) = (!request.complete, request.prev, request.next);
+        let (is_silent, prev) = (!request.complete, request.prev);
         if request.completion_order {
-            if self.report_in_order(node, jetty, fx) {
-                self.report_behind(node, jetty, head_of(node, jetty), fx);
+            if let Some(before) = self.report_in_order(node, jetty, fx) {
+                self.report_behind(node, jetty, before, fx);
             }
         } else if is_silent {
             self.report(node, at, fx);
-            if !self.is_behind_silent(node, prev) {
-                self.report_behind(node, jetty, next, fx);
-            }
+            self.report_behind(node, jetty, prev, fx);
         } else if completes_early(node, jetty) || !self.is_behind_silent(node, prev) {
             self.report(node, at, fx);
         }
@@ -51,11 +49,14 @@ impl Initiator {
         let oldest = node.objects.jetties.get(request.jetty).and_then(|jetty| self.requests.get(jetty.oldest_silent));
         oldest.is_some_and(|oldest| request.tassn.wrapping_sub(oldest.tassn) < TASSN_WINDOW)
     }
-    /// Reports what has waited for a request without completion: the requests from a place on to the next such request.
-    fn report_behind(&mut self, node: &mut NodeShared, jetty: PoolRef, mut at: PoolRef, fx: &mut dyn UrmaEffects) {
-        loop {
+    /// Reports what has waited for a request without completion that has left the place behind `before`: the requests from there to
+    /// the next such request, unless one is before them. So each request is passed once.
+    fn report_behind(&mut self, node: &mut NodeShared, jetty: PoolRef, mut before: PoolRef, fx: &mut dyn UrmaEffects) {
+        while !self.is_behind_silent(node, before) {
+            let mut at = self.requests.get(before).map_or_else(|| head_of(node, jetty), |request| request.next);
             let mut has_ordered = false;
             while let Some(request) = self.requests.get(at).filter(|request| request.complete) {
+                node.channels.sweeps.steps += 1;
                 let next = request.next;
                 if matches!(request.phase, RequestPhase::Done(_)) {
                     if request.completion_order {
@@ -66,33 +67,32 @@ impl Initiator {
                 }
                 at = next;
             }
-            if !has_ordered || !self.report_in_order(node, jetty, fx) {
-                return;
-            }
-            at = head_of(node, jetty);
+            let reported = if has_ordered { self.report_in_order(node, jetty, fx) } else { None };
+            let Some(next) = reported else { return };
+            before = next;
         }
     }
-    /// Reports the requests with ordered completion up to the first one without outcome. True if one of them asked for no
-    /// completion.
-    fn report_in_order(&mut self, node: &mut NodeShared, jetty: PoolRef, fx: &mut dyn UrmaEffects) -> bool {
+    /// Reports the requests with ordered completion up to the first one without outcome. Returns the place before the first of
+    /// them that asked for no completion.
+    fn report_in_order(&mut self, node: &mut NodeShared, jetty: PoolRef, fx: &mut dyn UrmaEffects) -> Option<PoolRef> {
         let waits = !completes_early(node, jetty);
-        let (mut at, mut is_behind_silent, mut had_silent) = (head_of(node, jetty), false, false);
-        while let Some(request) = self.requests.get(at) {
+        let mut before_silent = None;
+        loop {
+            let at = node.objects.jetties.get(jetty)?.oldest_in_order;
+            let Some(&SendRecord { phase, complete, completion_order, prev, .. }) = self.requests.get(at) else {
+                break;
+            };
             node.channels.sweeps.steps += 1;
-            let next = request.next;
-            if request.completion_order {
-                let is_done = matches!(request.phase, RequestPhase::Done(_));
-                if !is_done || request.complete && is_behind_silent && waits {
-                    break;
-                }
-                had_silent |= !request.complete;
-                self.report(node, at, fx);
-            } else {
-                is_behind_silent |= !request.complete;
+            debug_assert!(completion_order, "a request without ordered completion is the oldest one with it");
+            if !matches!(phase, RequestPhase::Done(_)) || complete && waits && self.is_behind_silent(node, prev) {
+                break;
             }
-            at = next;
+            if !complete {
+                before_silent.get_or_insert(prev);
+            }
+            self.report(node, at, fx);
         }
-        had_silent
+        before_silent
     }
     fn report(&mut self, node: &mut NodeShared, at: PoolRef, fx: &mut dyn UrmaEffects) {
         let Some(request) = self.requests.get(at) else { return };
@@ -122,7 +122,7 @@ fn completes_early(node: &NodeShared, jetty: PoolRef) -> bool {
 }
 use crate::api::{CrStatus, UrmaEffects, UrmaEnv};
 use crate::initiator::Initiator;
-use crate::initiator::send_record::RequestPhase;
+use crate::initiator::send_record::{RequestPhase, SendRecord};
 use crate::node_shared::NodeShared;
 use crate::objects::records::TASSN_WINDOW;
 use crate::pool::PoolRef;

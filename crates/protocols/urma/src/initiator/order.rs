@@ -55,6 +55,11 @@ impl Initiator {
                 if request.fence && record.reads + blocked_reads > 0 {
                     break;
                 }
+                let is_granted = matches!(record.stream.state, StreamState::Granted { .. });
+                if is_granted && !is_ordered_blocked {
+                    self.oldest_of_stream(node, jetty);
+                }
+                let Some(record) = node.objects.jetties.get(jetty) else { return };
                 match self.may_leave(node, record, request, is_ordered_blocked) {
                     Leave::No => {
                         is_ordered_blocked = true;
@@ -113,21 +118,27 @@ impl Initiator {
             }
         }
     }
-    /// Whether the next number is within the window of the oldest request of the stream.
+    /// Whether the next number is within the window of the oldest request of the stream, which was looked for.
     fn has_number(&self, jetty: &Jetty) -> bool {
-        let oldest = self.oldest_of_stream(jetty).and_then(|at| self.requests.get(at)?.order_number);
-        oldest.is_none_or(|number| jetty.stream.next_number.wrapping_sub(number) < CONTEXT_WINDOW)
+        let oldest = self.requests.get(jetty.stream_from).filter(|request| request.is_under_way());
+        let number = oldest.and_then(|request| request.order_number);
+        number.is_none_or(|number| jetty.stream.next_number.wrapping_sub(number) < CONTEXT_WINDOW)
     }
-    /// The oldest numbered request of a Jetty that is issued and not answered.
-    pub(crate) fn oldest_of_stream(&self, jetty: &Jetty) -> Option<PoolRef> {
-        let mut at = jetty.head;
-        while let Some(request) = self.requests.get(at) {
-            if request.order_number.is_some() && matches!(request.phase, RequestPhase::Issued | RequestPhase::Waiting) {
-                return Some(at);
-            }
+    /// The oldest numbered request of a Jetty that is issued and not answered. Numbers are given in posting order, so the search
+    /// goes forward only, as far as requests are issued.
+    pub(crate) fn oldest_of_stream(&self, node: &mut NodeShared, jetty: PoolRef) -> Option<PoolRef> {
+        let NodeShared { objects, channels, .. } = node;
+        let record = objects.jetties.get_mut(jetty)?;
+        let mut at = record.stream_from;
+        let is_it = |request: &SendRecord| request.order_number.is_some() && request.is_under_way();
+        while at != record.cursor
+            && let Some(request) = self.requests.get(at).filter(|request| !is_it(request))
+        {
+            channels.sweeps.steps += 1;
             at = request.next;
         }
-        None
+        record.stream_from = at;
+        self.requests.get(at).is_some_and(is_it).then_some(at)
     }
     fn send_out(&mut self, node: &mut NodeShared, at: PoolRef, leave: Leave, now: Nanos) {
         let Some((jetty, dest)) = self.requests.get(at).map(|r| (r.jetty, r.dest)) else { return };

@@ -191,11 +191,9 @@ impl Initiator {
         node.channels.timers.add(env.now + delay, UrmaTimer::Retry(at));
     }
     /// Whether the target keeps all later requests of a Jetty's stream for this one.
-    fn is_oldest_of_stream(&self, node: &NodeShared, at: PoolRef) -> bool {
-        let Some(jetty) = self.requests.get(at).and_then(|request| node.objects.jetties.get(request.jetty)) else {
-            return false;
-        };
-        self.oldest_of_stream(jetty) == Some(at)
+    fn is_oldest_of_stream(&self, node: &mut NodeShared, at: PoolRef) -> bool {
+        let jetty = self.requests.get(at).map(|request| request.jetty);
+        jetty.is_some_and(|jetty| self.oldest_of_stream(node, jetty) == Some(at))
     }
     /// No further attempt of a request is made.
     pub(crate) fn give_up(&mut self, node: &mut NodeShared, at: PoolRef, status: CrStatus, fx: &mut dyn UrmaEffects) {

@@ -160,7 +160,7 @@ impl Initiator {
         (request.order_number, request.alloc) = (None, false);
         (request.received, request.fault) = (0, None);
         let record = node.objects.jetties.get_mut(jetty)?;
-        record.cursor = record.head;
+        (record.cursor, record.stream_from) = (record.head, record.head);
         Some(jetty)
     }
 }

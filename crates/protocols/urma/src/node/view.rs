@@ -136,8 +136,8 @@ impl UrmaNode {
             srtt: channel.tx.srtt(),
         })
     }
-    /// Requests, packets and timers that calls of [`UrmaNode::on_timer`] have handled since the node was made. One call handles a
-    /// bounded number, however many there are.
+    /// Requests, packets and timers that calls of [`UrmaNode::on_timer`] have handled since the node was made, and requests that
+    /// searches have passed. One call of it handles a bounded number, however many there are.
     pub const fn timer_steps(&self) -> u64 {
         self.shared.channels.sweeps.steps
     }

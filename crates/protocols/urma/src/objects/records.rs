@@ -80,6 +80,10 @@ pub(crate) struct Jetty {
     /// How many of them ask for no completion, and the oldest of those.
     pub(crate) silents: u16,
     pub(crate) oldest_silent: PoolRef,
+    /// The oldest one with ordered completion.
+    pub(crate) oldest_in_order: PoolRef,
+    /// No numbered request that is under way is before this one.
+    pub(crate) stream_from: PoolRef,
     /// Issued and not answered: all, those with order, READs and atomics, those with order outside of the stream.
     pub(crate) issued: u16,
     pub(crate) ordered: u16,
@@ -89,6 +93,8 @@ pub(crate) struct Jetty {
     pub(crate) drain: Drain,
     /// Its program has ended ([`crate::UrmaNode::abandon_jetty`]).
     pub(crate) is_abandoned: bool,
+    /// Its requests are in the index of numbers.
+    pub(crate) is_indexed: bool,
 }
 
 impl Jetty {
@@ -104,6 +110,8 @@ impl Jetty {
             count: 0,
             silents: 0,
             oldest_silent: PoolRef::NONE,
+            oldest_in_order: PoolRef::NONE,
+            stream_from: PoolRef::NONE,
             issued: 0,
             ordered: 0,
             reads: 0,
@@ -111,6 +119,7 @@ impl Jetty {
             stream: OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 },
             drain: Drain::No,
             is_abandoned: false,
+            is_indexed: false,
         }
     }
 }

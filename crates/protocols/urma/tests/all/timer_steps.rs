@@ -1,12 +1,12 @@
-//! What a call of `on_timer` costs: a bounded number of steps, however many requests and channels the node has.
+//! What a call of `on_timer` and what an answer cost: a bounded number of steps, however many requests and channels the node has.
 //!
-//! Steps are requests, packets and timers that were handled. Peers that never answer have addresses that no host has.
+//! Steps are requests, packets and timers that were handled, and requests that a search has passed. Peers that never answer have addresses that no host has.
 
 use crate::common::forge::{deliver, open_and_cut, packet, write};
 use crate::common::*;
 use burst_base::Nanos;
-use burst_ubwire::{Btah, Cna, Mtetah, TaHeader, TaOpcode, TaRequest};
-use burst_urma::{CrStatus, JettyConfig, JfrState, RemoteSegment, UrmaConfig, UrmaError};
+use burst_ubwire::{Btah, Cna, Mtetah, OrderTag, ServiceMode, TaHeader, TaOpcode, TaRequest};
+use burst_urma::{CrStatus, JettyConfig, JfrState, JfsWr, RemoteSegment, UrmaConfig, UrmaError};
 
 /// Steps of one call that is bounded by its budgets, and of the packets in flight of the last channel.
 const STEPS_MAX: u64 = 2 * 1024 + 256 + 1000;
@@ -134,4 +134,85 @@ fn requests_of_a_channel_that_has_failed_end_with_their_jetty_in_any_order() {
     world.run_for(Nanos(3_600_000_000_000));
     assert_eq!(first + world.poll(0, jfc).len(), 3_020);
     world.assert_drained();
+}
+
+/// Steps of the answers to 200 requests of a Jetty that has `silent` others before them, to a peer that does not answer, after some:
+/// the first searches may pass the others.
+fn steps_behind(silent: u32, service: ServiceMode, change: impl Fn(JfsWr) -> JfsWr) -> u64 {
+    let mut world = World::new(2, 1 << 16, 1, large);
+    let jfc = world.jfc(0);
+    let config =
+        JettyConfig { depth: 20_000, err_timeout: ERROR_TIMEOUT_LONGEST, service, ..JettyConfig::new(jfc, None) };
+    let jetty = world.jetty(0, config);
+    let remote = RemoteSegment { cna: Cna::new(100), token_id: 0x10000, addr: RAM_BASE, len: 1 << 16, token: None };
+    let nowhere = world.hosts[0].node.import_segment(remote).expect("room");
+    for _ in 0..silent {
+        let wr = write(&world, 0, nowhere, 0, 8);
+        world.post_sound(0, jetty, wr);
+    }
+    let answering = world.import_all(0, 1);
+    let answered = |world: &mut World, count: u32| {
+        for _ in 0..count {
+            let wr = change(write(world, 0, answering, 0, 8));
+            world.post_sound(0, jetty, wr);
+        }
+        world.run_for(Nanos(1_000_000));
+        let state = world.hosts[0].node.state();
+        assert_eq!(state.requests, silent as usize, "the peer has answered");
+    };
+    // The first ones may make an index, or pass the others once.
+    (0..3).for_each(|_| answered(&mut world, 1));
+    let before = world.hosts[0].node.timer_steps();
+    answered(&mut world, 200);
+    world.hosts[0].node.timer_steps() - before
+}
+
+#[test]
+fn an_answer_costs_the_same_however_many_requests_are_outstanding_before_its_own() {
+    type Change = fn(JfsWr) -> JfsWr;
+    let plain: Change = |wr| wr;
+    let in_order: Change = |wr| JfsWr { completion_order: true, ..wr };
+    let silent: Change = |wr| JfsWr { completion_order: true, complete: false, ..wr };
+    let numbered: Change = |wr| JfsWr { order: OrderTag::Strong, ..wr };
+    let kinds = [
+        ("plain", ServiceMode::Roi, plain),
+        ("ordered completion", ServiceMode::Roi, in_order),
+        ("no completion", ServiceMode::Roi, silent),
+        ("numbered", ServiceMode::Rot, numbered),
+    ];
+    for (kind, service, change) in kinds {
+        let (few, many) = (steps_behind(1_000, service, change), steps_behind(4_000, service, change));
+        println!("{kind}: {few} steps behind 1,000 requests, {many} behind 4,000");
+        assert!(many <= few + 8, "{kind}: {few} steps behind 1,000 requests, {many} behind 4,000");
+    }
+}
+
+#[test]
+fn requests_are_found_by_number_while_others_come_and_go() {
+    let mut world = World::new(2, 1 << 16, 1, large);
+    let jfc = world.jfc(0);
+    let config = JettyConfig { depth: 4096, err_timeout: ERROR_TIMEOUT_LONGEST, ..JettyConfig::new(jfc, None) };
+    let jetty = world.jetty(0, config);
+    let remote = RemoteSegment { cna: Cna::new(100), token_id: 0x10000, addr: RAM_BASE, len: 1 << 16, token: None };
+    let nowhere = world.hosts[0].node.import_segment(remote).expect("room");
+    let answering = world.import_all(0, 1);
+    let mut answered = 0;
+    for round in 0..300 {
+        for number in 0..20 {
+            let segment = if (round * 20 + number) % 23 == 0 { nowhere } else { answering };
+            let wr = write(&world, 0, segment, 0, 8);
+            world.post_sound(0, jetty, wr);
+        }
+        world.run_for(Nanos(200_000));
+        answered += world.poll(0, jfc).len();
+        world.hosts[0].node.check().expect("what must hold between two calls");
+    }
+    let unanswered = 6_000usize.div_ceil(23);
+    assert_eq!((answered, world.hosts[0].node.state().requests), (6_000 - unanswered, unanswered));
+    // They end, and so does the index.
+    world.hosts[0].node.end_channel(Cna::new(100));
+    world.run_for(Nanos(3_600_000_000_000));
+    assert_eq!(world.poll(0, jfc).len(), unanswered);
+    world.assert_drained();
+    world.hosts[0].node.check().expect("what must hold between two calls");
 }
