@@ -561,7 +561,7 @@ impl CompletionRecord {
 }
 
 /// Asynchronous event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UrmaEvent {
     /// A completion queue overflowed.
     JfcError(u32),

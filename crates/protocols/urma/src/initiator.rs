@@ -85,6 +85,7 @@ impl Initiator {
     /// A Jetty stops: nothing more is issued; when what is issued has an outcome, the program is told.
     pub(crate) fn stop_jetty(&mut self, node: &mut NodeShared, at: PoolRef, to: JettyState, fx: &mut dyn UrmaEffects) {
         let id = at.index() + JETTY_ID_FIRST;
+        debug_assert!(matches!(to, JettyState::Error | JettyState::Suspended), "a Jetty stops and goes on");
         let Some(jetty) = node.objects.jetties.get_mut(at) else { return };
         if jetty.state == to {
             return;

@@ -51,6 +51,8 @@ pub use api::{
 pub use initiator::runs::UrmaRun;
 pub use node::view::{ChannelView, ObjectCounts};
 pub use node::{NodeState, UrmaNode};
+pub use objects::OBJECTS_MAX;
+pub use objects::segment_table::SEGMENTS_MAX;
 pub use paths::{FlightBytes, NO_PATH, NoPaths, PathChange, PathRoom, UrmaPaths};
 pub use urma_target::echo::{ECHO_JETTY, ECHO_MAX};
 pub use urma_target::order_tracker::{CONTEXT_WINDOW, OrderTracker, OrderVerdict};

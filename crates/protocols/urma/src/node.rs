@@ -68,6 +68,7 @@ impl UrmaNode {
         let responses_max = config.responses_max.max(inbound_max + 4);
         let (mtu, lanes) = (config.mtu.clamp(256, PAYLOAD_MAX), config.lanes.clamp(1, LANES_MAX));
         let config = UrmaConfig { mtu, lanes, inbound_max, responses_max, ..config };
+        debug_assert!(responses_max > inbound_max, "messages leave no room for what they wait for");
         UrmaNode {
             initiator: Initiator::new(config.requests_max),
             target: UrmaTarget::new(&config, PAYLOAD_MAX),
@@ -151,6 +152,18 @@ impl UrmaNode {
     /// The next abandoned Jetty that is drained: it can be flushed and deleted.
     pub fn pop_drained(&mut self) -> Option<u32> {
         self.shared.objects.drained.pop_front().map(id_of)
+    }
+    /// The next end of a request of a Jetty is awaited: [`UrmaNode::pop_freed`] returns its owner then
+    /// ([`JettyConfig::owner`]). False: it has no request that could end.
+    pub fn await_end(&mut self, jetty: u32) -> bool {
+        let at = self.shared.objects.jetty_ref(jetty);
+        let Some(record) = at.and_then(|at| self.shared.objects.jetties.get_mut(at)) else { return false };
+        record.is_awaited = record.count > 0;
+        record.is_awaited
+    }
+    /// The owner of a Jetty whose request has ended, and that was awaited.
+    pub fn pop_freed(&mut self) -> Option<u32> {
+        self.shared.objects.freed.pop()
     }
     /// Hands back the oldest request of a stopped Jetty: as a record with the status `Unhandled` if it was not executed, else
     /// with its outcome, which waited for an earlier one. `None` if there is none (any more).

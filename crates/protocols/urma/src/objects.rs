@@ -33,7 +33,7 @@ use segment_table::SegmentTable;
 use std::collections::VecDeque;
 
 /// Objects of each kind at most.
-const OBJECTS_MAX: usize = (1 << 20) - JETTY_ID_FIRST as usize;
+pub const OBJECTS_MAX: usize = (1 << 20) - JETTY_ID_FIRST as usize;
 /// Numbers of deleted Jetties, JFRs and groups that are not given to new ones yet: peers may still send to them.
 const NUMBERS_REST: usize = 256;
 /// Largest code of the delay that an RNR answer asks for.
@@ -57,6 +57,8 @@ pub(crate) struct Objects {
     pub(crate) remote_jetties: UrmaPool<RemoteJetty>,
     /// Abandoned Jetties that are drained.
     pub(crate) drained: VecDeque<PoolRef>,
+    /// Owners of Jetties whose next end of a request was awaited, and has come.
+    pub(crate) freed: Vec<u32>,
     /// Jetties and JFRs of which a completion was lost since the last call.
     pub(crate) overrun: Vec<(TargetKind, u32)>,
 }
@@ -75,6 +77,7 @@ impl Objects {
             remote_segments: UrmaPool::new(OBJECTS_MAX),
             remote_jetties: UrmaPool::new(OBJECTS_MAX),
             drained: VecDeque::new(),
+            freed: Vec::new(),
             overrun: Vec::new(),
         }
     }

@@ -22,6 +22,7 @@ impl PoolRef {
     /// A short number of the record, for a pool of at most `limit`, 1 to 2^16: its place and, in the bits that are left, the
     /// generation. So the number of a freed record comes again as late as it may.
     pub(crate) const fn short(self, limit: usize) -> u16 {
+        debug_assert!(limit > 0 && limit <= 1 << 16, "places do not fit into a short number");
         (self.generation << place_bits(limit) | self.index) as u16
     }
     pub(crate) fn is_none(self) -> bool {
@@ -88,6 +89,7 @@ impl<T> UrmaPool<T> {
     /// A pool whose indices peers know. A peer that has not heard that a record is gone would reach the next one with its index:
     /// that one comes after `rest` others were freed, or when all other indices are in use.
     pub(crate) fn with_rest(limit: usize, rest: usize) -> Self {
+        debug_assert!(rest < limit, "all places rest");
         UrmaPool { rest, ..UrmaPool::new(limit) }
     }
     /// A place to be used again: the one that was freed last, as it is in the cache, or the one that has rested longest.
@@ -126,6 +128,7 @@ impl<T> UrmaPool<T> {
         let place = &mut self.places[index as usize];
         debug_assert!(place.value.is_none(), "a place is given twice");
         place.value = Some(value);
+        debug_assert!(self.used <= self.limit, "more records than the pool may have");
         Ok(PoolRef { index, generation: place.generation })
     }
     pub(crate) fn get(&self, at: PoolRef) -> Option<&T> {
@@ -171,6 +174,7 @@ impl<T> UrmaPool<T> {
     #[inline]
     pub(crate) fn push_back(&mut self, list: &mut PoolList, at: PoolRef) {
         let last = list.last;
+        debug_assert!((last == NO_PLACE) == list.is_empty(), "a list has one end");
         let place = &mut self.places[at.index as usize];
         debug_assert!(place.value.is_some() && place.generation == at.generation, "a vacant place is listed");
         (place.prev, place.next) = (last, NO_PLACE);

@@ -12,20 +12,82 @@ use burst_base::{DeviceId, Nanos, Reason};
 use burst_control::urma_calls::UrmaAnswer;
 use burst_mem::MrTable;
 use burst_urma::{SegmentConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode};
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Reports that are kept for their reader at most.
-const REPORTS_MAX: usize = 4096;
+/// Reports that are listed as they come. Further ones are listed once each, so that all together are no more than the node's
+/// objects have, however late their reader comes; nothing is lost.
+const REPORTS_LISTED: usize = 4096;
+
+/// Reports in the order in which they came.
+#[derive(Debug)]
+pub struct ReportList<T> {
+    listed: Vec<T>,
+    /// Those of the list, and those behind it, if it is long.
+    known: HashSet<T, foldhash::fast::RandomState>,
+}
+
+impl<T> Default for ReportList<T> {
+    fn default() -> ReportList<T> {
+        ReportList { listed: Vec::new(), known: HashSet::default() }
+    }
+}
+
+impl<T: Copy + Eq + Hash> ReportList<T> {
+    /// Adds a report, unless it is the last one.
+    #[inline]
+    fn push(&mut self, report: T) {
+        if self.listed.last() == Some(&report) {
+            return;
+        }
+        if self.listed.len() >= REPORTS_LISTED && !self.is_new(report) {
+            return;
+        }
+        self.listed.push(report);
+    }
+
+    /// Whether a report is not in the long list yet.
+    #[cold]
+    fn is_new(&mut self, report: T) -> bool {
+        if self.known.is_empty() {
+            self.known = self.listed.iter().copied().collect();
+        }
+        self.known.insert(report)
+    }
+
+    /// All reports. Afterwards there are none.
+    pub fn take(&mut self) -> Vec<T> {
+        if !self.known.is_empty() {
+            self.known = HashSet::default();
+        }
+        std::mem::take(&mut self.listed)
+    }
+
+    /// Gives the memory of a list back that was read.
+    fn reuse(&mut self, mut read: Vec<T>) {
+        debug_assert!(self.listed.is_empty() && self.known.is_empty(), "reports are forgotten");
+        read.clear();
+        if read.capacity() <= REPORTS_LISTED {
+            self.listed = read;
+        }
+    }
+
+    /// The reports.
+    pub fn list(&self) -> &[T] {
+        &self.listed
+    }
+}
 
 /// What the node has reported: completion queues with new records, and events.
 #[derive(Debug)]
 pub struct UrmaReports {
     counters: Arc<Counters>,
-    /// Completion queues with new records, in order, each as often as it got one after it was read.
-    pub completions: Vec<u32>,
+    /// Completion queues with new records, each as often as it got one after it was read, or once.
+    pub completions: ReportList<u32>,
     /// Events.
-    pub events: Vec<UrmaEvent>,
+    pub events: ReportList<UrmaEvent>,
 }
 
 impl UrmaEffects for UrmaReports {
@@ -33,14 +95,10 @@ impl UrmaEffects for UrmaReports {
         self.counters.count(reason);
     }
     fn completion(&mut self, jfc: u32) {
-        if self.completions.last() != Some(&jfc) && self.completions.len() < REPORTS_MAX {
-            self.completions.push(jfc);
-        }
+        self.completions.push(jfc);
     }
     fn event(&mut self, event: UrmaEvent) {
-        if self.events.len() < REPORTS_MAX {
-            self.events.push(event);
-        }
+        self.events.push(event);
     }
 }
 
@@ -67,6 +125,8 @@ pub(crate) struct EndpointSlot {
     pub owners: ByNumber<u32>,
     /// Objects of programs that have ended.
     pub orphans: Orphans,
+    /// Programs that use the node.
+    pub tenants: u32,
 }
 
 impl EndpointSlot {
@@ -82,9 +142,10 @@ impl EndpointSlot {
             endpoint,
             device,
             memory,
-            reports: UrmaReports { counters, completions: Vec::new(), events: Vec::new() },
+            reports: UrmaReports { counters, completions: ReportList::default(), events: ReportList::default() },
             owners: ByNumber::default(),
             orphans: Orphans::default(),
+            tenants: 0,
         }
     }
     /// When timers are due, or more orphans can be deleted.
@@ -177,9 +238,9 @@ impl EndpointSlot {
         let mut delivered = false;
         let EndpointSlot { endpoint, owners, reports, .. } = self;
         // A Jetty that has lost a completion stops, which may complete something: each stops once.
-        while !reports.completions.is_empty() {
-            let mut completions = std::mem::take(&mut reports.completions);
-            for jfc in completions.drain(..) {
+        while !reports.completions.list().is_empty() {
+            let completions = reports.completions.take();
+            for jfc in completions.iter().copied() {
                 match owners.get(&jfc).and_then(|context| tenants.get(context)) {
                     Some(tenant) => {
                         tenant.deliver(jfc, endpoint, reports, events);
@@ -189,9 +250,8 @@ impl EndpointSlot {
                     None => while endpoint.node.poll_jfc(jfc).is_some() {},
                 }
             }
-            if reports.completions.is_empty() {
-                // The list keeps its capacity.
-                reports.completions = completions;
+            if reports.completions.list().is_empty() {
+                reports.completions.reuse(completions);
                 break;
             }
         }
@@ -199,7 +259,7 @@ impl EndpointSlot {
     }
     /// Gives programs the events that the node has reported.
     pub fn deliver_events(&mut self, tenants: &ByNumber<UrmaTenant>) {
-        for event in std::mem::take(&mut self.reports.events) {
+        for event in self.reports.events.take() {
             // Each object uses a JFC of its program. An event of a program that has ended has no reader.
             let owner = self.endpoint.node.jfc_of(event).and_then(|jfc| self.owners.get(&jfc));
             if let Some(tenant) = owner.and_then(|context| tenants.get(context)) {
@@ -255,4 +315,24 @@ fn reaches(regions: &MrTable, key: u32, config: &SegmentConfig) -> bool {
     let last = config.addr.checked_add(config.len.saturating_sub(1));
     let reaches = |addr: u64| region.is_some_and(|region| region.span(addr, 1).is_some());
     config.len > 0 && reaches(config.addr) && last.is_some_and(reaches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_report_is_lost_however_many_queues_report_before_anybody_reads() {
+        let mut reports = ReportList::default();
+        let queues = 3 * REPORTS_LISTED as u32;
+        (0..queues).chain(0..queues).for_each(|jfc| reports.push(jfc));
+        assert!(reports.list().len() <= queues as usize + REPORTS_LISTED, "{}", reports.list().len());
+        let read = reports.take();
+        assert!((0..queues).all(|jfc| read.contains(&jfc)));
+        assert!(reports.list().is_empty());
+        reports.reuse(read);
+        // A queue that reports again after it was read is listed again.
+        [5, 5, 6, 5].into_iter().for_each(|jfc| reports.push(jfc));
+        assert_eq!(reports.take(), [5, 6, 5]);
+    }
 }

@@ -11,7 +11,7 @@ use crate::transmit::sched::{NO_TICKET, ReceivedWork, Scheduler, URMA_ENTRY};
 use crate::urma::PathTables;
 use crate::urma::endpoint::NodeIo;
 use crate::urma::endpoint_slot::EndpointSlot;
-use crate::urma::tenant::{ByNumber, ImportCall, TURN_BYTES, TenantCall, UrmaTenant};
+use crate::urma::tenant::{ByNumber, ImportCall, TURN_BYTES, TenantCall, UrmaTenant, context_of};
 use burst_base::gid::gid_of;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
@@ -59,8 +59,6 @@ pub(crate) struct UrmaEndpoints {
     tenants: ByNumber<UrmaTenant>,
     /// Contexts of programs that have a place in the ready queues, by ticket.
     tickets: ByNumber<u32>,
-    /// Contexts of programs that wait until the node has room.
-    held: Vec<u32>,
     context: u32,
     /// Place in the ready queue of its context.
     ticket: u32,
@@ -79,7 +77,6 @@ impl UrmaEndpoints {
             slots: vec![slot],
             tenants: ByNumber::default(),
             tickets: ByNumber::default(),
-            held: Vec::new(),
             context,
             ticket: NO_TICKET,
             armed: Nanos::NEVER,
@@ -143,16 +140,23 @@ impl UrmaEndpoints {
     /// Adds a program.
     pub fn add_tenant(&mut self, tenant: UrmaTenant) {
         debug_assert!(!self.tenants.contains_key(&tenant.context), "a context has one program");
+        if let Some(at) = self.find(tenant.address) {
+            self.slots[at].tenants += 1;
+        }
         self.tenants.insert(tenant.context, tenant);
     }
     /// Whether a program uses the node of an address.
     pub fn has_tenant(&self, address: IpAddr) -> bool {
-        self.tenants.values().any(|tenant| tenant.address == address)
+        self.find(address).is_some_and(|at| self.slots[at].tenants > 0)
     }
     /// Removes a program, and returns whether it had a place in the ready queue of its context. Its objects must be given to
     /// [`Self::inherit`].
     pub fn remove_tenant(&mut self, context: u32) -> Option<(UrmaTenant, bool)> {
         let tenant = self.tenants.remove(&context)?;
+        if let Some(at) = self.find(tenant.address) {
+            assert!(self.slots[at].tenants > 0, "a program leaves a node that it does not use");
+            self.slots[at].tenants -= 1;
+        }
         let is_queued = self.tickets.remove(&tenant.ticket).is_some();
         debug_assert!(is_queued || tenant.ticket == NO_TICKET, "a program's place in the ready queue is not known");
         Some((tenant, is_queued))
@@ -293,17 +297,15 @@ impl UrmaEndpoints {
     fn tenant_turn(&mut self, ticket: u32, shared: &mut UrmaShared<'_>) -> UrmaTurn {
         self.is_answering = false;
         self.ack_delay.on_post();
-        let UrmaEndpoints { slots, tenants, tickets, held, .. } = self;
+        let UrmaEndpoints { slots, tenants, tickets, .. } = self;
         let tenant = tickets.remove(&ticket).and_then(|context| tenants.get_mut(&context));
         let Some(tenant) = tenant else { return UrmaTurn::default() };
         tenant.ticket = NO_TICKET;
-        debug_assert!(!held.contains(&tenant.context), "a program that waits has a turn");
         let slot = slots.iter_mut().find(|slot| slot.endpoint.address() == tenant.address);
         let Some(slot) = slot else { return UrmaTurn::default() };
         let turn = slot.post_next(tenant, shared);
-        if tenant.is_held() {
-            held.push(tenant.context);
-        } else if turn.goes_on {
+        debug_assert!(!(turn.goes_on && tenant.is_held()), "a program that waits has another turn");
+        if turn.goes_on {
             tenant.queue(shared.sched, tickets);
         }
         self.settle(shared);
@@ -376,22 +378,18 @@ impl UrmaEndpoints {
         if self.tenants.is_empty() && self.slots.iter().all(|slot| slot.orphans.is_empty()) {
             return;
         }
-        let UrmaEndpoints { slots, tenants, tickets, held, .. } = self;
+        let UrmaEndpoints { slots, tenants, tickets, .. } = self;
         for slot in slots {
             if !slot.orphans.is_empty() {
                 slot.delete_orphans(shared);
             }
             *shared.delivered |= slot.deliver_completions(tenants, shared.events);
             slot.deliver_events(tenants);
-            let address = slot.endpoint.address();
-            held.retain(|context| {
-                let Some(tenant) = tenants.get_mut(context) else { return false };
-                let goes_on = tenant.address == address && tenant.may_go_on(&slot.endpoint.node);
-                if goes_on {
+            while let Some(owner) = slot.endpoint.node.pop_freed() {
+                if let Some(tenant) = tenants.get_mut(&context_of(owner)).filter(|tenant| tenant.is_held()) {
                     tenant.queue(shared.sched, tickets);
                 }
-                !goes_on
-            });
+            }
         }
     }
 

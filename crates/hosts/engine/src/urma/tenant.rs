@@ -24,9 +24,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+mod bindings;
 mod calls;
 mod leaving;
 
+use bindings::Bindings;
 pub use calls::TenantCall;
 pub(crate) use calls::{ImportCall, displace};
 pub(crate) use leaving::UrmaLeaving;
@@ -65,8 +67,6 @@ pub struct UrmaTenant {
     pub(crate) ticket: u32,
     /// A work request for which the node has no room.
     held: Option<(UrmaPost, JfsWr)>,
-    /// How many requests of its Jetty were outstanding then.
-    held_at: u16,
     is_broken: bool,
     pub(crate) jfcs: ByNumber<TenantJfc>,
     /// With the number of receives that were taken from the ring.
@@ -78,7 +78,7 @@ pub struct UrmaTenant {
     pub(crate) remote_segments: ByNumber<Cna>,
     pub(crate) targets: ByNumber<Cna>,
     /// The targets to which Jetties are bound.
-    pub(crate) bindings: ByNumber<u32>,
+    pub(crate) bindings: Bindings,
     /// Imports and segments that are left to delete, if the program has ended.
     pub(crate) leaving: Option<Vec<UrmaLeaving>>,
     /// What the program's objects cost that outlive it until nothing uses them.
@@ -102,7 +102,6 @@ impl UrmaTenant {
             doorbell,
             ticket: NO_TICKET,
             held: None,
-            held_at: 0,
             is_broken: false,
             jfcs: ByNumber::default(),
             jfrs: ByNumber::default(),
@@ -111,7 +110,7 @@ impl UrmaTenant {
             segments: HashSet::new(),
             remote_segments: ByNumber::default(),
             targets: ByNumber::default(),
-            bindings: ByNumber::default(),
+            bindings: Bindings::default(),
             leaving: None,
             charges: [None, None],
         }
@@ -124,18 +123,6 @@ impl UrmaTenant {
             let before = tickets.insert(self.ticket, self.context);
             debug_assert!(before.is_none(), "two programs have the same ticket");
         }
-    }
-
-    /// True if the Jetty has outstanding requests, so that the end of one will free a slot. Remembers their number for
-    /// [`Self::may_go_on`].
-    fn may_wait(&mut self, jetty: u32, node: &UrmaNode) -> bool {
-        self.held_at = node.outstanding(jetty).unwrap_or(0);
-        self.held_at > 0
-    }
-
-    /// True if the number of outstanding requests of the held post's Jetty has changed since [`Self::may_wait`].
-    pub(crate) fn may_go_on(&self, node: &UrmaNode) -> bool {
-        self.held.as_ref().is_none_or(|(post, _)| node.outstanding(post.queue) != Some(self.held_at))
     }
 
     /// Whether a work request waits until the node has room.
@@ -277,7 +264,8 @@ impl UrmaTenant {
         let jetty = request.0.queue;
         match result {
             Ok(()) => {}
-            Err(UrmaError::Full) if self.may_wait(jetty, &endpoint.node) => {
+            // The end of one of the Jetty's requests will free a slot.
+            Err(UrmaError::Full) if endpoint.node.await_end(jetty) => {
                 self.held = Some(request);
                 return false;
             }
@@ -354,6 +342,11 @@ impl UrmaTenant {
             write_event(&*self.events, 0, AsyncObject::Jfc, u64::from(jfc));
         }
     }
+}
+
+/// The context of the program that is an owner of objects in a node ([`UrmaTenant::owner`]).
+pub(crate) const fn context_of(owner: u32) -> u32 {
+    owner.wrapping_sub(1)
 }
 
 /// The status of the completion that reports a refusal of the node.

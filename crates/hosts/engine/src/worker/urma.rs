@@ -83,7 +83,7 @@ impl Worker {
     /// What the first node has reported since the last call; `None` without an endpoint.
     pub fn take_urma_reports(&mut self) -> Option<(Vec<u32>, Vec<UrmaEvent>)> {
         let reports = &mut self.urma.as_mut()?.slots.first_mut()?.reports;
-        Some((std::mem::take(&mut reports.completions), std::mem::take(&mut reports.events)))
+        Some((reports.completions.take(), reports.events.take()))
     }
 
     /// Calls something of the first node; what it makes ready leaves in its turn. `None` without an endpoint.

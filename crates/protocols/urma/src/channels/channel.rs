@@ -253,12 +253,14 @@ impl TpChannel {
         self.unanswered += 1;
         self.load += request.load();
         self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] += 1;
+        debug_assert!(self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] <= self.unanswered);
     }
     /// It is answered, or goes on on another lane.
     pub(crate) const fn end(&mut self, request: &SendRecord) {
         debug_assert!(self.unanswered > 0 && self.load >= request.load(), "a request ends twice");
         self.unanswered -= 1;
         self.load -= request.load();
+        debug_assert!(self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] > 0);
         self.err_timeouts[request.err_timeout as usize % ERR_TIMEOUTS] -= 1;
     }
     /// The longest error time-out of the requests that are issued and not answered; the channel does not fail before. `None`:

@@ -101,6 +101,7 @@ impl RxWindow {
     /// A packet that was judged as expected or early has been delivered.
     pub(crate) fn received(&mut self, psn: Psn) {
         debug_assert!(!psn.is_before(self.expected), "a packet is delivered twice");
+        debug_assert!(psn.is_within(self.expected, RX_WINDOW), "a packet outside of the window is delivered");
         if psn.is_after(self.greatest) {
             self.greatest = psn;
         }
@@ -122,6 +123,7 @@ impl RxWindow {
     /// So many packets from the expected one on have been delivered, and none behind them has arrived.
     pub(crate) fn received_run(&mut self, first: Psn, count: u32) {
         debug_assert!(first == self.expected && !self.has_gap());
+        debug_assert!(count > 0 && self.withheld.iter().all(|w| w.0.is_before(first)), "a run of packets that wait");
         (self.greatest, self.expected) = (first.add(count - 1), first.add(count));
     }
     /// Whether packets before the greatest PSN are missing.

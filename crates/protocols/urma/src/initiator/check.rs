@@ -32,7 +32,6 @@ impl Initiator {
     fn check_jetty(&self, jetty_at: PoolRef, jetty: &Jetty) -> Result<(), &'static str> {
         let (mut at, mut prev, mut oldest_silent) = (jetty.head, PoolRef::NONE, PoolRef::NONE);
         let (mut count, mut silents, mut issued, mut reads) = (0, 0, 0, 0);
-        let (mut oldest_in_order, mut is_before) = (PoolRef::NONE, true);
         while let Some(request) = self.requests.get(at) {
             must(request.jetty == jetty_at && request.prev == prev, "the list of a Jetty's requests is broken")?;
             count += 1;
@@ -42,6 +41,18 @@ impl Initiator {
             if !request.complete && oldest_silent.is_none() {
                 oldest_silent = at;
             }
+            (prev, at) = (at, request.next);
+        }
+        must(prev == jetty.tail && at.is_none(), "the list of a Jetty's requests has another end")?;
+        must((count, silents) == (jetty.count, jetty.silents), "the requests of a Jetty are counted wrong")?;
+        must((issued, reads) == (jetty.issued, jetty.reads), "the issued requests of a Jetty are counted wrong")?;
+        self.check_places(jetty_at, jetty)?;
+        must(oldest_silent == jetty.oldest_silent, "another request is the oldest one without completion")
+    }
+    /// The places in the list of a Jetty from which is searched, and the index.
+    fn check_places(&self, jetty_at: PoolRef, jetty: &Jetty) -> Result<(), &'static str> {
+        let (mut at, mut oldest_in_order, mut is_before) = (jetty.head, PoolRef::NONE, true);
+        while let Some(request) = self.requests.get(at) {
             if request.completion_order && oldest_in_order.is_none() {
                 oldest_in_order = at;
             }
@@ -50,12 +61,8 @@ impl Initiator {
             must(!(is_before && is_numbered), "a numbered request is before the oldest one that is looked for")?;
             let is_found = !jetty.is_indexed || self.index.get(jetty_at, request.tassn) == Some(at);
             must(is_found, "a request is not found by its number")?;
-            (prev, at) = (at, request.next);
+            at = request.next;
         }
-        must(prev == jetty.tail && at.is_none(), "the list of a Jetty's requests has another end")?;
-        must((count, silents) == (jetty.count, jetty.silents), "the requests of a Jetty are counted wrong")?;
-        must((issued, reads) == (jetty.issued, jetty.reads), "the issued requests of a Jetty are counted wrong")?;
-        must(oldest_in_order == jetty.oldest_in_order, "another request is the oldest one with ordered completion")?;
-        must(oldest_silent == jetty.oldest_silent, "another request is the oldest one without completion")
+        must(oldest_in_order == jetty.oldest_in_order, "another request is the oldest one with ordered completion")
     }
 }

@@ -96,6 +96,7 @@ impl Initiator {
     }
     fn report(&mut self, node: &mut NodeShared, at: PoolRef, fx: &mut dyn UrmaEffects) {
         let Some(request) = self.requests.get(at) else { return };
+        debug_assert!(matches!(request.phase, RequestPhase::Done(_)), "a request is reported that has no outcome");
         let reported = match request.phase {
             RequestPhase::Done(CrStatus::Success) if !request.complete => None,
             RequestPhase::Done(status) => {

@@ -210,6 +210,7 @@ impl Initiator {
         let list = node.channels.end_request(request);
         record.reads -= u16::from(request.is_read());
         if effective_order(record.config.service, request.order) != OrderTag::None {
+            debug_assert!(record.ordered > 0, "ordered requests are counted wrong");
             record.ordered -= 1;
             record.outside -= u16::from(request.order_number.is_none());
         }

@@ -39,6 +39,7 @@ impl Initiator {
             record.oldest_in_order = at;
         }
         record.count += 1;
+        debug_assert!(record.count <= record.config.depth, "a Jetty has more requests than it may");
         if is_silent {
             record.silents += 1;
             if record.oldest_silent.is_none() {
@@ -73,6 +74,10 @@ impl Initiator {
             }
             debug_assert!(record.count > 0, "a request leaves an empty list");
             record.count -= 1;
+            debug_assert!((record.count == 0) == record.head.is_none(), "a Jetty's requests are counted wrong");
+            if std::mem::take(&mut record.is_awaited) {
+                node.objects.freed.push(record.config.owner);
+            }
             if record.is_indexed {
                 self.index.remove(jetty, tassn);
                 record.is_indexed = record.count > 0;

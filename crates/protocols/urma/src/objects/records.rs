@@ -93,6 +93,8 @@ pub(crate) struct Jetty {
     pub(crate) drain: Drain,
     /// Its program has ended ([`crate::UrmaNode::abandon_jetty`]).
     pub(crate) is_abandoned: bool,
+    /// Its program waits for the end of a request.
+    pub(crate) is_awaited: bool,
     /// Its requests are in the index of numbers.
     pub(crate) is_indexed: bool,
 }
@@ -119,6 +121,7 @@ impl Jetty {
             stream: OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 },
             drain: Drain::No,
             is_abandoned: false,
+            is_awaited: false,
             is_indexed: false,
         }
     }

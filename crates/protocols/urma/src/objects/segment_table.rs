@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// Segments that a node may have: a sixteenth of the token ids, so that an unknown one is seldom somebody's, and a free one is
 /// found at once.
-pub(crate) const SEGMENTS_MAX: usize = 1 << (TOKEN_ID_BITS - 4);
+pub const SEGMENTS_MAX: usize = 1 << (TOKEN_ID_BITS - 4);
 
 /// A registered segment.
 #[derive(Debug)]

@@ -39,6 +39,7 @@ impl TokenIds {
         for _ in 0..PLACES_MAX {
             for _ in 0..RUN_MAX {
                 let id = self.permute(self.next);
+                debug_assert!(id < TOKEN_IDS, "an id has more bits");
                 self.next = (self.next + 1) & (TOKEN_IDS - 1);
                 if !is_in_use(id) {
                     return Some(id);
@@ -50,6 +51,7 @@ impl TokenIds {
         None
     }
     fn permute(&self, value: u32) -> u32 {
+        debug_assert!(value < TOKEN_IDS, "the counter has more bits");
         let (mut left, mut right) = (value >> HALF_BITS, value & HALF_MASK);
         for key in self.rounds {
             let mut mixed = key ^ u64::from(right);

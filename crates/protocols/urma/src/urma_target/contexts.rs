@@ -101,6 +101,7 @@ impl Contexts {
     }
     /// A new context is its Jetty's from now on. The number by which the peer names it.
     pub(crate) fn register(&mut self, channels: &mut Channels, at: PoolRef) -> u16 {
+        debug_assert!(self.pool.get(at).is_some(), "a context is given that is not there");
         if let Some(context) = self.pool.get(at) {
             let channel = context.channel;
             let before = self.keys.insert((channel.index(), context.rc_id), at);
@@ -116,6 +117,7 @@ impl Contexts {
         let Some(&SequenceContext { channel, rc_id, .. }) = self.pool.get(at) else { return };
         self.keys.remove(&(channel.index(), rc_id));
         if let Some(channel) = channels.get_mut(channel) {
+            debug_assert!(channel.contexts > 0, "contexts of a channel are counted wrong");
             channel.contexts -= 1;
             self.pool.take_out(&mut channel.context_list, at);
         }

@@ -68,8 +68,10 @@ impl OrderTracker {
             self.first = self.first.wrapping_add(run as u16);
             self.shift(run);
         }
+        debug_assert!(self.done[0] & 1 == 0, "the smallest number has been executed");
     }
     fn shift(&mut self, by: u32) {
+        debug_assert!(by > 0 && by <= 64, "a shift of {by}");
         for i in 0..WORDS {
             let next = self.done.get(i + 1).copied().unwrap_or(0);
             self.done[i] = if by == 64 { next } else { self.done[i] >> by | next << (64 - by) };

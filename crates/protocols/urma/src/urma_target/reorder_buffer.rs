@@ -43,6 +43,7 @@ impl ReorderBuffer {
         self.bytes[at..at + payload.len()].copy_from_slice(payload);
         self.packets[index as usize] = HeldPacket { next: *head, offset, len: payload.len() as u16 };
         *head = Some(index);
+        debug_assert!(self.len() <= self.limit, "more packets are held than there is room for");
         true
     }
     /// Takes the first packet of a list: offset and payload. The payload is valid until the next `hold`.
@@ -66,6 +67,7 @@ impl ReorderBuffer {
         while self.take(head).is_some() {
             count += 1;
         }
+        debug_assert!(head.is_none(), "a list is dropped in part");
         count
     }
     /// Packets for which there is room.

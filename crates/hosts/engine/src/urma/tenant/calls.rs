@@ -78,8 +78,8 @@ pub(crate) fn displace(
         }
         tenant.targets.remove(&number);
         let _ = node.unimport_jetty(number);
-        for (jetty, _) in tenant.bindings.iter().filter(|(_, target)| **target == number) {
-            let _ = node.modify_jetty(*jetty, JettyState::Error, fx);
+        for jetty in tenant.bindings.jetties_of(number) {
+            let _ = node.modify_jetty(jetty, JettyState::Error, fx);
         }
     }
 }
@@ -279,7 +279,7 @@ impl UrmaTenant {
             UrmaCall::DeleteJetty { .. } => {
                 delete_jetty(node, jetty, env)?;
                 self.jetties.remove(&jetty);
-                self.bindings.remove(&jetty);
+                self.bindings.remove(jetty);
                 Ok(UrmaAnswer::Done)
             }
             UrmaCall::QueryJetty { .. } => {
@@ -304,7 +304,7 @@ impl UrmaTenant {
             }
             _ => {
                 node.unbind_jetty(jetty)?;
-                self.bindings.remove(&jetty);
+                self.bindings.remove(jetty);
                 Ok(UrmaAnswer::Done)
             }
         }
