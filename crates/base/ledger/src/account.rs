@@ -1,6 +1,6 @@
 //! The ledger, the accounts in it, and charges.
 
-use crate::resource::{Capacities, Resource};
+use crate::resource::{Capacities, Resource, Scope};
 use crate::time::{TimeRecord, TimeSpent};
 use crate::work::{WorkCount, WorkSum};
 use std::collections::BTreeMap;
@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Maximum number of resources of one charge.
 const ITEMS_MAX: usize = 4;
+/// Maximum number of pools of one charge.
+const PLACES_MAX: usize = 3;
 
 /// How capacities are shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,14 +288,23 @@ impl Account {
     /// [`Exhausted`]: the account, or the daemon, would use more than it may.
     pub fn charge(&self, items: &[(Resource, u64)]) -> Result<Charge, Exhausted> {
         assert!(items.len() <= ITEMS_MAX, "a charge of more than {ITEMS_MAX} resources");
-        let mut charge = Charge { account: self.clone(), items: [None; ITEMS_MAX] };
+        let mut charge = Charge { account: self.clone(), items: [None; ITEMS_MAX], places: Default::default() };
         for (place, item) in charge.items.iter_mut().zip(items) {
-            self.add(item.0, item.1).inspect_err(|_| {
-                self.0.refused.fetch_add(1, Relaxed);
-            })?;
+            self.add(item.0, item.1).inspect_err(|_| self.note_refused())?;
             *place = Some(*item);
         }
         Ok(charge)
+    }
+
+    /// Counts a charge that was refused.
+    pub(crate) fn note_refused(&self) {
+        self.0.refused.fetch_add(1, Relaxed);
+    }
+
+    /// Takes a place of the pool whose account this is.
+    pub(crate) fn take_place(self, resource: Resource) -> Result<PlaceCharge, Exhausted> {
+        self.add(resource, 1)?;
+        Ok(PlaceCharge { account: self, resource, amount: 1 })
     }
 
     /// Adds an amount, and takes it back if that is too much: two threads that charge at once may both be refused, but never
@@ -304,7 +315,8 @@ impl Account {
         if amount > capacity {
             // Sums with such amounts could overflow.
             let (used, limit, owner) = (self.used(resource), self.limit(resource), self.0.id.clone());
-            return Err(Exhausted { owner, resource, amount, used, limit, capacity, over_share: !self.0.privileged });
+            let over_share = !self.0.privileged;
+            return Err(Exhausted { owner, resource, amount, used, limit, capacity, over_share, scope: None });
         }
         let all = books.used.add(resource, amount);
         let own = self.0.used.add(resource, amount);
@@ -316,15 +328,33 @@ impl Account {
         books.used.subtract(resource, amount);
         self.0.used.subtract(resource, amount);
         let (used, owner) = (own - amount, self.0.id.clone());
-        Err(Exhausted { owner, resource, amount, used, limit, capacity, over_share: over_share && !full })
+        let over_share = over_share && !full;
+        Err(Exhausted { owner, resource, amount, used, limit, capacity, over_share, scope: None })
     }
 }
 
-/// Amounts that are in use. Dropping it gives them back.
+/// Places of a [`crate::SharePool`] that are taken. Dropping it gives them back.
+#[derive(Debug)]
+pub struct PlaceCharge {
+    /// That in the pool.
+    account: Account,
+    resource: Resource,
+    amount: u64,
+}
+
+impl Drop for PlaceCharge {
+    fn drop(&mut self) {
+        self.account.0.used.subtract(self.resource, self.amount);
+        self.account.0.books.used.subtract(self.resource, self.amount);
+    }
+}
+
+/// Amounts that are in use, in the daemon and in pools. Dropping it gives them back.
 #[derive(Debug)]
 pub struct Charge {
     account: Account,
     items: [Option<(Resource, u64)>; ITEMS_MAX],
+    places: [Option<PlaceCharge>; PLACES_MAX],
 }
 
 impl Charge {
@@ -332,6 +362,39 @@ impl Charge {
     pub fn account(&self) -> &Account {
         &self.account
     }
+    /// Whether something of a resource is charged.
+    pub fn covers(&self, resource: Resource) -> bool {
+        self.items.iter().flatten().any(|(each, amount)| *each == resource && *amount > 0)
+    }
+
+    /// The charge with a place of a pool.
+    ///
+    /// # Panics
+    /// If it has places in three others, or nothing of the pool's resource.
+    #[must_use]
+    pub fn with_place(mut self, place: PlaceCharge) -> Charge {
+        self.hold_place(place);
+        self
+    }
+
+    /// As [`Charge::with_place`].
+    pub fn hold_place(&mut self, place: PlaceCharge) {
+        assert!(self.covers(place.resource), "a place of {} without a charge", place.resource.words());
+        self.add_place(place);
+    }
+
+    /// Adds a place, to those of the same pool if there are any.
+    fn add_place(&mut self, mut place: PlaceCharge) {
+        let is_its = |known: &PlaceCharge| Arc::ptr_eq(&known.account.0, &place.account.0);
+        if let Some(known) = self.places.iter_mut().flatten().find(|known| is_its(known)) {
+            debug_assert!(known.resource == place.resource, "a pool of two resources");
+            known.amount += std::mem::take(&mut place.amount);
+            return;
+        }
+        let free = self.places.iter_mut().find(|known| known.is_none());
+        *free.expect("room for the places of three pools") = Some(place);
+    }
+
     /// Both charges as one, which ends with whichever of the two would have ended last.
     ///
     /// # Panics
@@ -343,6 +406,7 @@ impl Charge {
         for item in other.items.iter_mut().filter(|place| place.is_some()) {
             *free.next().expect("room for four resources") = item.take();
         }
+        other.places.iter_mut().filter_map(Option::take).for_each(|place| self.add_place(place));
         self
     }
 
@@ -358,6 +422,7 @@ impl Charge {
             let item = &mut self.items[at];
             *item = Some((resource, item.map_or(0, |item| item.1) + amount));
         }
+        other.places.iter_mut().filter_map(Option::take).for_each(|place| self.add_place(place));
     }
 }
 
@@ -387,22 +452,24 @@ pub struct Exhausted {
     pub capacity: u64,
     /// True: the account has its share. False: the daemon has no more.
     pub over_share: bool,
+    /// The object that has no more; `None`: the whole daemon.
+    pub scope: Option<Scope>,
 }
 
 impl fmt::Display for Exhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Exhausted { owner, resource, amount, used, limit, capacity, over_share } = self;
-        let words = resource.words();
+        let Exhausted { owner, resource, amount, used, limit, capacity, over_share, scope } = self;
+        let words = match scope {
+            Some(scope) => format!("{} of {}", resource.words(), scope.words()),
+            None => resource.words().to_owned(),
+        };
         if *over_share {
             return write!(
                 f,
                 "{owner} uses {used} {words}, asks for {amount} more, and may use {limit} while other users use what they use now"
             );
         }
-        write!(
-            f,
-            "{owner} asks for {amount} more {words}; the daemon has {capacity} for all users, too few of them free"
-        )
+        write!(f, "{owner} asks for {amount} more {words}; there are {capacity} for all users, too few of them free")
     }
 }
 

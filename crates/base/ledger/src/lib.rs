@@ -26,8 +26,8 @@ pub mod resource;
 pub mod time;
 pub mod work;
 
-pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, Policy};
+pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, PlaceCharge, Policy};
 pub use pool::SharePool;
-pub use resource::{Capacities, Resource};
+pub use resource::{Capacities, Resource, Scope};
 pub use time::TimeSpent;
 pub use work::{WorkCount, WorkSum};

@@ -1,7 +1,42 @@
-//! The limited resources of a daemon.
+//! The limited resources of a daemon: the one table of everything of which users have shares.
+//!
+//! A row says what is counted in the whole daemon, and in which single objects there are fewer: a user must fill neither. What is
+//! limited is created with the charge of its row ([`crate::Charge::covers`]), or as a place of a [`crate::SharePool`], which is
+//! made for a scope of this table only. Lists of users, documents and tests are made from the table.
+
+/// An object in which there may be fewer of a resource than in the whole daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scope {
+    /// A device.
+    Device,
+    /// A port: what is below a device.
+    Port,
+    /// A worker thread.
+    Worker,
+    /// A multicast group.
+    Group,
+    /// An XRC target queue pair.
+    XrcTarget,
+    /// A node of URMA: what programs share at one address.
+    Node,
+}
+
+impl Scope {
+    /// The object, with its article.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Scope::Device => "one device",
+            Scope::Port => "one port",
+            Scope::Worker => "one worker",
+            Scope::Group => "one multicast group",
+            Scope::XrcTarget => "one XRC target",
+            Scope::Node => "one node of URMA",
+        }
+    }
+}
 
 macro_rules! resources {
-    ($($variant:ident, $name:literal, $words:literal;)+) => {
+    ($($variant:ident, $name:literal, $words:literal, [$($scope:ident),*];)+) => {
         /// A resource of which every user may use a share.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Resource { $(#[doc = $words] $variant),+ }
@@ -15,35 +50,40 @@ macro_rules! resources {
             pub const fn name(self) -> &'static str { match self { $(Resource::$variant => $name),+ } }
             /// What is counted, in the plural.
             pub const fn words(self) -> &'static str { match self { $(Resource::$variant => $words),+ } }
+            /// The objects in which it is shared besides.
+            pub const fn scopes(self) -> &'static [Scope] { match self { $(Resource::$variant => &[$(Scope::$scope),*]),+ } }
         }
     };
 }
 
 resources! {
-    Session, "sessions", "connections to the daemon";
-    Context, "contexts", "contexts";
-    Pd, "pds", "protection domains";
-    Mr, "mrs", "memory regions";
-    Mw, "mws", "memory windows";
-    Cq, "cqs", "completion queues";
-    Qp, "qps", "queue pairs";
-    Srq, "srqs", "shared receive queues";
-    Ah, "ahs", "address handles";
-    Channel, "channels", "completion channels";
-    Dm, "dms", "device memories";
-    Xrcd, "xrcds", "XRC domains";
-    Group, "groups", "multicast groups";
-    GroupMember, "group_members", "queue pairs attached to multicast groups";
-    CmId, "cm_ids", "communication ids";
-    CmChannel, "cm_channels", "event channels";
-    Port, "ports", "bound addresses of connection management";
-    UrmaJfc, "urma_jfcs", "completion queues of URMA";
-    UrmaRequest, "urma_requests", "work requests that Jetties of URMA may have outstanding";
-    UrmaPeer, "urma_peers", "hosts from which programs import by URMA";
-    Descriptor, "descriptors", "file descriptors of the daemon";
-    Mapping, "mappings", "memory mappings of the daemon";
-    QueueBytes, "queue_bytes", "bytes of queues";
-    AddressSpace, "address_space", "bytes of address space of the daemon";
+    Session, "sessions", "connections to the daemon", [];
+    Context, "contexts", "contexts", [];
+    Pd, "pds", "protection domains", [Device];
+    Key, "keys", "keys of memory regions and windows", [];
+    Mr, "mrs", "memory regions", [];
+    Mw, "mws", "memory windows and segments", [Device, Node];
+    Cq, "cqs", "completion queues", [Device];
+    Qp, "qps", "queue pairs and Jetties", [Device, Worker, XrcTarget, Node];
+    Srq, "srqs", "shared receive queues", [Device, Node];
+    XrcSrq, "xrc_srqs", "shared receive queues in XRC domains", [];
+    Ah, "ahs", "address handles and imports", [Device, Node];
+    Channel, "channels", "completion channels", [];
+    Dm, "dms", "device memories", [];
+    Xrcd, "xrcds", "XRC domains", [];
+    Group, "groups", "multicast groups", [Port];
+    GroupMember, "group_members", "queue pairs attached to multicast groups", [Group];
+    CmId, "cm_ids", "communication ids", [Worker];
+    CmChannel, "cm_channels", "event channels", [];
+    Port, "ports", "bound addresses of connection management", [];
+    UrmaJfc, "urma_jfcs", "completion queues of URMA", [];
+    UrmaRequest, "urma_requests", "work requests that Jetties of URMA may have outstanding", [];
+    UrmaPeer, "urma_peers", "hosts from which programs import by URMA", [];
+    Descriptor, "descriptors", "file descriptors of the daemon", [];
+    Mapping, "mappings", "memory mappings of the daemon", [];
+    QueueBytes, "queue_bytes", "bytes of queues", [];
+    AddressSpace, "address_space", "bytes of address space of the daemon", [];
+    WorkerNumber, "worker_numbers", "worker numbers that are lent", [];
 }
 
 /// How much there is of each resource.

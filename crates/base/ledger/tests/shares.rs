@@ -1,6 +1,8 @@
 //! Shares of accounts, the reserve, and charges that come back.
 
-use burst_ledger::{Account, AccountId, Capacities, Charge, Ledger, Policy, Resource, SharePool, WorkSum};
+use burst_ledger::{
+    Account, AccountId, Capacities, Charge, Ledger, PlaceCharge, Policy, Resource, Scope, SharePool, WorkSum,
+};
 use proptest::prelude::*;
 
 const CAPACITY: u64 = 1000;
@@ -72,8 +74,8 @@ fn the_reserve_is_left_by_any_number_of_users() {
 #[test]
 fn a_pool_is_shared_whatever_the_daemon_has_of_the_resource() {
     let ledger = ledger(50, 10);
-    let pools = [10, 100].map(|places| SharePool::new(Resource::GroupMember, places, ledger.policy()));
-    let take = |pool: &SharePool, account: &Account| -> Vec<Charge> {
+    let pools = [10, 100].map(|places| SharePool::new(Resource::GroupMember, Scope::Group, places, ledger.policy()));
+    let take = |pool: &SharePool, account: &Account| -> Vec<PlaceCharge> {
         std::iter::from_fn(|| pool.charge(account).ok()).collect()
     };
     let users = [1, 2, 0].map(|uid| user(&ledger, uid));
@@ -106,8 +108,8 @@ fn charges_of_many_objects_become_one() {
 #[test]
 fn a_small_share_of_a_few_is_one() {
     let ledger = ledger(1, 10);
-    let pool = SharePool::new(Resource::Group, 10, ledger.policy());
-    let held: Vec<Charge> = (1..=20).filter_map(|uid| pool.charge(&user(&ledger, uid)).ok()).collect();
+    let pool = SharePool::new(Resource::Group, Scope::Port, 10, ledger.policy());
+    let held: Vec<PlaceCharge> = (1..=20).filter_map(|uid| pool.charge(&user(&ledger, uid)).ok()).collect();
     assert_eq!(held.len(), 9, "one for each user, and the reserve stays");
     let first = user(&ledger, 1);
     assert!(pool.charge(&first).is_err(), "not two");

@@ -5,12 +5,14 @@ use crate::descriptors::OWN_DESCRIPTORS;
 use crate::host::Host;
 use crate::limits::{
     CM_IDS_MAX, CONTEXTS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX, SESSIONS_MAX, URMA_JFCS_MAX,
-    URMA_PEERS_MAX, URMA_REQUESTS_MAX,
+    URMA_PEERS_MAX, URMA_REQUESTS_MAX, XRC_DOMAINS_MAX, XRC_SRQS_MAX,
 };
 use crate::owners::ancestor;
+use burst_base::Qpn;
 use burst_control::Response;
 use burst_control::monitor::{UserPage, UserResource, UserTime, UserUse, UserWork};
 use burst_ledger::{Account, AccountId, AccountUse, Capacities, Resource, WorkSum};
+use burst_mem::key::INDEX_MAX;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -21,6 +23,8 @@ const OWN_MAPPINGS: u64 = 4096;
 const QUEUE_MEMORY_PART: u64 = 4;
 /// The part of the address space that is no user's, for heap, stacks, libraries and the gaps between mappings: one in this many.
 const OWN_ADDRESS_PART: u64 = 8;
+/// Workers of one host, numbers that are lent included.
+const WORKERS_MAX: usize = Qpn::WORKER_MASK as usize + 1;
 /// Accounts of one reply: 64 KiB hold them, with the longest names and the largest numbers.
 const ACCOUNTS_AT_ONCE: usize = 32;
 /// Maximum length of an owner's name in a reply, in characters.
@@ -36,8 +40,9 @@ pub enum AccountBy {
     ControlGroup,
 }
 
-/// How much there is of each resource on a host with `devices` devices that may open `descriptors` descriptors.
-pub(crate) fn capacities(devices: u32, descriptors: u64) -> Capacities {
+/// How much there is of each resource on a host with `devices` devices and `workers` workers that may open `descriptors`
+/// descriptors.
+pub(crate) fn capacities(devices: u32, workers: usize, descriptors: u64) -> Capacities {
     let devices = u64::from(devices);
     let per_device = |max: u32| u64::from(max) * devices;
     let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS);
@@ -45,7 +50,9 @@ pub(crate) fn capacities(devices: u32, descriptors: u64) -> Capacities {
     let queue_bytes = memory_bytes() / QUEUE_MEMORY_PART;
     let address_space = address_space();
     Capacities::new(|resource| match resource {
-        Resource::Channel | Resource::Dm | Resource::Xrcd | Resource::CmChannel | Resource::Descriptor => descriptors,
+        Resource::Channel | Resource::Dm | Resource::CmChannel | Resource::Descriptor => descriptors,
+        Resource::Xrcd => descriptors.min(XRC_DOMAINS_MAX.into()),
+        Resource::WorkerNumber => (WORKERS_MAX - workers.min(WORKERS_MAX)) as u64,
         Resource::Mapping => mappings,
         Resource::QueueBytes => queue_bytes,
         Resource::AddressSpace => address_space,
@@ -74,6 +81,8 @@ fn fixed(resource: Resource) -> u64 {
         Resource::Context => u64::from(CONTEXTS_MAX),
         Resource::Group => u64::from(GROUPS_MAX),
         Resource::GroupMember => u64::from(GROUPS_MAX) * u64::from(GROUP_QPS_MAX),
+        Resource::Key => INDEX_MAX as u64,
+        Resource::XrcSrq => XRC_SRQS_MAX.into(),
         Resource::CmId => CM_IDS_MAX,
         Resource::Port => PORTS_MAX,
         Resource::UrmaJfc => URMA_JFCS_MAX,
@@ -197,23 +206,30 @@ fn user_use(account: &AccountUse) -> UserUse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::XRC_HOLDS_MAX;
+    use burst_cm::table::CONNECTIONS_MAX;
+    use burst_engine::qpn::QPS_MAX;
+    use burst_ledger::Scope;
+    use burst_urma::{OBJECTS_MAX, SEGMENTS_MAX};
 
     #[test]
     fn every_resource_has_a_capacity() {
-        let all = capacities(1, 1024);
+        let all = capacities(1, 1, 1024);
         for resource in Resource::ALL {
             assert!(all.of(*resource) > 0, "{resource:?}");
         }
         assert_eq!(all.of(Resource::Descriptor), 960);
-        assert_eq!(capacities(2, 1024).of(Resource::Qp), 2 * u64::from(LIMITS.max_qp));
+        assert_eq!(capacities(2, 1, 1024).of(Resource::Qp), 2 * u64::from(LIMITS.max_qp));
     }
 
     /// How much there is of a resource, for the table of the documents.
     fn capacity_words(resource: Resource) -> String {
         match resource {
-            Resource::Channel | Resource::Dm | Resource::Xrcd | Resource::CmChannel | Resource::Descriptor => {
+            Resource::Channel | Resource::Dm | Resource::CmChannel | Resource::Descriptor => {
                 "the daemon's limit of open files (LimitNOFILE=), less 64".into()
             }
+            Resource::Xrcd => format!("as descriptors, {XRC_DOMAINS_MAX} at most"),
+            Resource::WorkerNumber => format!("{WORKERS_MAX}, less the daemon's own"),
             Resource::Mapping => "vm.max_map_count, less 4,096".into(),
             Resource::QueueBytes => "a quarter of the memory".into(),
             Resource::AddressSpace => "seven eighths of a process's".into(),
@@ -224,6 +240,25 @@ mod tests {
         }
     }
 
+    /// How many of a resource single objects have, for the same table.
+    fn scope_words(resource: Resource) -> String {
+        let words = |scope: &Scope| {
+            let most = match (scope, resource) {
+                (Scope::Device, _) => u64::from(device_objects(resource).expect("an object of a device")),
+                (Scope::Port, _) => GROUPS_MAX.into(),
+                (Scope::Worker, Resource::Qp) => QPS_MAX.into(),
+                (Scope::Worker, _) => CONNECTIONS_MAX.into(),
+                (Scope::Group, _) => GROUP_QPS_MAX.into(),
+                (Scope::XrcTarget, _) => u64::from(XRC_HOLDS_MAX) - 1,
+                (Scope::Node, Resource::Mw) => SEGMENTS_MAX as u64,
+                (Scope::Node, _) => OBJECTS_MAX as u64,
+            };
+            let least = if *scope == Scope::Port { " (`packet`: 64)" } else { "" };
+            format!("{}: {most}{least}", scope.words())
+        };
+        resource.scopes().iter().map(words).collect::<Vec<_>>().join("; ")
+    }
+
     #[test]
     fn the_table_in_the_documents_is_that_of_the_ledger() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/threats.md");
@@ -231,9 +266,12 @@ mod tests {
         let (begin, end) = ("<!-- cargo test -p burst-host: resources -->\n", "<!-- end -->");
         let (before, rest) = found.split_once(begin).expect("the begin of the table");
         let (_, after) = rest.split_once(end).expect("the end of the table");
-        let mut table = "\n| name | what is counted | capacity |\n| --- | --- | --- |\n".to_owned();
+        let mut table =
+            "\n| name | what is counted | capacity | in single objects |\n| --- | --- | --- | --- |\n".to_owned();
         for resource in Resource::ALL {
-            table += &format!("| `{}` | {} | {} |\n", resource.name(), resource.words(), capacity_words(*resource));
+            let (name, words) = (resource.name(), resource.words());
+            let (capacity, scopes) = (capacity_words(*resource), scope_words(*resource));
+            table += &format!("| `{name}` | {words} | {capacity} | {scopes} |\n");
         }
         let want = format!("{before}{begin}{table}\n{end}{after}");
         if std::env::var_os("BLESS").is_some() {

@@ -12,7 +12,7 @@
 use crate::refusal::refuse;
 use burst_base::Reason;
 use burst_control::Refusal;
-use burst_ledger::{Account, Charge, Resource};
+use burst_ledger::{Account, Charge, PlaceCharge, Resource, SharePool};
 use burst_mem::ProcessMemory;
 use burst_peer::process::own_capability;
 use burst_peer::{Capability, PeerProcess, namespace};
@@ -55,6 +55,14 @@ impl Caller {
             return refuse(libc::ENOMEM, Reason::MemoryReserve.to_string());
         }
         self.account.charge(items).or_else(crate::refusal::refuse_charge)
+    }
+
+    /// Charges a place of a pool to the account.
+    ///
+    /// # Errors
+    /// ENOMEM: the user has the share of one user, or the pool has no more.
+    pub(crate) fn place(&self, pool: &SharePool) -> Result<PlaceCharge, Refusal> {
+        pool.charge(&self.account).or_else(crate::refusal::refuse_charge)
     }
 
     /// Opens the memory of the process.

@@ -5,7 +5,7 @@ use crate::refusal::refuse;
 use burst_base::gid::gid_of;
 use burst_base::{DeviceId, Nanos};
 use burst_control::{DeviceInfo, GidInfo, Impairment, Refusal};
-use burst_ledger::{Policy, Resource, SharePool};
+use burst_ledger::{Policy, Resource, Scope, SharePool};
 use burst_port::{PortAddr, PortCaps};
 
 /// A device, and the state of its port as of the last refresh.
@@ -21,6 +21,8 @@ pub struct HostDevice {
     pub objects: DeviceObjects,
     /// Places for multicast groups at the port.
     pub(crate) groups: SharePool,
+    /// Places for objects, by kind; `None` for regions, of which a device may have as many as the daemon has keys.
+    pub(crate) places: [Option<SharePool>; DeviceObject::ALL.len()],
     /// Options of `impair` that were set while the daemon runs, and when they end.
     pub impairment: Option<(String, Nanos)>,
 }
@@ -45,6 +47,16 @@ pub enum DeviceObject {
 }
 
 impl DeviceObject {
+    /// Every kind.
+    pub const ALL: [DeviceObject; 7] = [
+        DeviceObject::Qp,
+        DeviceObject::Cq,
+        DeviceObject::Mr,
+        DeviceObject::Pd,
+        DeviceObject::Ah,
+        DeviceObject::Srq,
+        DeviceObject::Mw,
+    ];
     /// The resource of which it is one.
     pub const fn resource(self) -> Resource {
         match self {
@@ -75,7 +87,7 @@ impl DeviceObject {
 /// the device's, not a context's.
 #[derive(Debug, Default)]
 pub struct DeviceObjects {
-    counts: [u32; 7],
+    counts: [u32; DeviceObject::ALL.len()],
 }
 
 impl DeviceObjects {
@@ -124,19 +136,28 @@ pub struct PortChanges {
     pub gids: bool,
 }
 
+/// The pools of a device: groups of its port, and objects by kind.
+fn pools(groups: u64, policy: Policy) -> (SharePool, [Option<SharePool>; DeviceObject::ALL.len()]) {
+    let of = |kind: DeviceObject| {
+        let is_shared = kind.resource().scopes().contains(&Scope::Device);
+        is_shared.then(|| SharePool::new(kind.resource(), Scope::Device, kind.limit().2.into(), policy))
+    };
+    (SharePool::new(Resource::Group, Scope::Port, groups, policy), DeviceObject::ALL.map(of))
+}
+
 impl HostDevice {
     /// A device whose port is `caps`.
     pub fn new(id: DeviceId, caps: PortCaps) -> HostDevice {
         let last_reported = PortReport { up: caps.up, addrs: caps.addrs.clone() };
-        let groups = SharePool::new(Resource::Group, u64::from(GROUPS_MAX), Policy::default());
-        HostDevice { id, caps, last_reported, objects: DeviceObjects::default(), groups, impairment: None }
+        let (groups, places) = pools(u64::from(GROUPS_MAX), Policy::default());
+        HostDevice { id, caps, last_reported, objects: DeviceObjects::default(), groups, places, impairment: None }
     }
 
-    /// Limits the multicast groups to those that the port can be in at the same time, shared by `policy`.
+    /// Shares the device's objects by `policy`, and as many multicast groups as the port can be in at the same time.
     #[must_use]
     pub fn with_groups(self, port_max: usize, policy: Policy) -> HostDevice {
-        let places = (port_max as u64).min(u64::from(GROUPS_MAX));
-        HostDevice { groups: SharePool::new(Resource::Group, places, policy), ..self }
+        let (groups, places) = pools((port_max as u64).min(u64::from(GROUPS_MAX)), policy);
+        HostDevice { groups, places, ..self }
     }
 
     /// The changes since the last call; `None` if nothing has changed.

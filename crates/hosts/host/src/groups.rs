@@ -6,11 +6,10 @@
 use crate::authority::Caller;
 use crate::limits::GROUP_QPS_MAX;
 use crate::refusal::refuse;
-use crate::refusal::refuse_charge;
 use burst_base::gid::ip_of;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
-use burst_ledger::{Charge, Policy, Resource, SharePool};
+use burst_ledger::{Charge, Policy, Resource, Scope, SharePool};
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -18,20 +17,20 @@ use std::net::IpAddr;
 #[derive(Debug)]
 pub struct GroupMembers {
     /// Attached queue pairs, and what each costs.
-    qps: Vec<(Qpn, [Charge; 2])>,
+    qps: Vec<(Qpn, Charge)>,
     /// Places for queue pairs.
     places: SharePool,
     /// How many ids have joined.
     pub joins: u32,
-    /// The charges of the group and of its place at the port, to the user whose program was its first member.
-    _charges: [Charge; 2],
+    /// The charge of the group and of its place at the port, to the user whose program was its first member.
+    _charge: Charge,
 }
 
 impl GroupMembers {
     /// A group without members.
-    pub fn new(charges: [Charge; 2], policy: Policy) -> GroupMembers {
-        let places = SharePool::new(Resource::GroupMember, u64::from(GROUP_QPS_MAX), policy);
-        GroupMembers { qps: Vec::new(), places, joins: 0, _charges: charges }
+    pub fn new(charge: Charge, policy: Policy) -> GroupMembers {
+        let places = SharePool::new(Resource::GroupMember, Scope::Group, u64::from(GROUP_QPS_MAX), policy);
+        GroupMembers { qps: Vec::new(), places, joins: 0, _charge: charge }
     }
 
     /// The attached queue pairs.
@@ -52,9 +51,8 @@ impl GroupMembers {
         if self.qps().any(|attached| attached == qpn) {
             return Ok(());
         }
-        let of_host = caller.charge(&[(Resource::GroupMember, 1)])?;
-        let of_group = self.places.charge(&caller.account).or_else(refuse_charge)?;
-        self.qps.push((qpn, [of_host, of_group]));
+        let charge = caller.charge(&[(Resource::GroupMember, 1)])?.with_place(caller.place(&self.places)?);
+        self.qps.push((qpn, charge));
         Ok(())
     }
 

@@ -33,7 +33,7 @@ use crate::device::{DeviceObject, HostDevice};
 use crate::exports::Exports;
 use crate::foreign::Disposal;
 use crate::groups::MulticastGroups;
-use crate::id_allocator::IdAllocator;
+use crate::id_allocator::ChargedNumbers;
 use crate::lent::Lending;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
 use crate::log_limit::{LogCause, LogLimiter};
@@ -42,18 +42,20 @@ use crate::owners::SubordinateIds;
 use crate::placement::{DeviceWorkers, HostPlacement, allowed_cpus, node_of};
 use crate::program_memory::ProgramMemory;
 use crate::random::RandomSource;
+use crate::refusal::no_room;
 use crate::trim::Trimmer;
 use crate::watchdog::Watchdog;
 use crate::xrc::XrcTable;
-use burst_base::{DeviceId, Nanos};
+use burst_base::{DeviceId, Nanos, Qpn};
 use burst_cm::Secret;
+use burst_cm::table::CONNECTIONS_MAX;
 use burst_control::Refusal;
 use burst_control::monitor::DaemonCrashes;
 use burst_engine::handover::Inbox;
 use burst_engine::pulse::Pulse;
-use burst_engine::qpn::QpnSpace;
+use burst_engine::qpn::{QPS_MAX, QpnSpace};
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
-use burst_ledger::{Account, Charge, Ledger, Resource};
+use burst_ledger::{Account, Charge, Ledger, Policy, Resource, Scope, SharePool};
 use burst_mem::{KeySpace, MrTable};
 use burst_port::{AddressSharing, DescriptorStore, Encapsulation, Port, PortSpec, can_lend, open_shared};
 use burst_shm::status::StatusOwner;
@@ -65,6 +67,23 @@ use std::sync::{Arc, Barrier, Mutex};
 /// The ports of each worker, in the order of the devices.
 pub type WorkerPorts = Vec<Box<dyn Port>>;
 
+/// What all programs share of one worker.
+struct WorkerPlaces {
+    /// Queue pair numbers.
+    qpns: SharePool,
+    /// Connections.
+    connections: SharePool,
+}
+
+impl WorkerPlaces {
+    fn new(policy: Policy) -> WorkerPlaces {
+        WorkerPlaces {
+            qpns: SharePool::new(Resource::Qp, Scope::Worker, QPS_MAX.into(), policy),
+            connections: SharePool::new(Resource::CmId, Scope::Worker, CONNECTIONS_MAX.into(), policy),
+        }
+    }
+}
+
 /// The control plane of one host.
 pub struct Host {
     /// Devices, by number.
@@ -72,22 +91,24 @@ pub struct Host {
     workers: Vec<WorkerHandle>,
     /// The shared page in which workers note that they sleep.
     pub status: StatusOwner,
-    /// Queue pair numbers, by worker.
-    pub qpns: Vec<QpnSpace>,
-    /// Memory keys.
-    pub keys: KeySpace,
+    /// Queue pair numbers, by worker: see [`Host::take_qpn`].
+    qpns: Vec<QpnSpace>,
+    /// Places for numbers and connections, by worker.
+    worker_places: Vec<WorkerPlaces>,
+    /// Memory keys: see [`Host::take_key`].
+    keys: KeySpace,
     /// Numbers of contexts.
-    pub contexts: IdAllocator,
+    pub contexts: ChargedNumbers,
     /// The users of contexts, by number.
     pub(crate) context_users: HashMap<u32, u32>,
     /// Numbers of protection domains.
-    pub pds: IdAllocator,
+    pub pds: ChargedNumbers,
     /// Objects that contexts export to others.
     pub exports: Exports,
     /// Numbers of completion queues.
-    pub cqs: IdAllocator,
+    pub cqs: ChargedNumbers,
     /// Numbers of address handles.
-    pub ahs: IdAllocator,
+    pub ahs: ChargedNumbers,
     /// Multicast groups.
     pub groups: MulticastGroups,
     /// XRC domains and target queue pairs.
@@ -233,13 +254,14 @@ impl Host {
             workers: Vec::new(),
             status: StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?,
             qpns: Vec::new(),
+            worker_places: Vec::new(),
             keys,
-            contexts: IdAllocator::new(CONTEXTS_MAX),
+            contexts: ChargedNumbers::new(Resource::Context, CONTEXTS_MAX),
             context_users: HashMap::new(),
-            pds: IdAllocator::new(LIMITS.max_pd.saturating_mul(devices)),
+            pds: ChargedNumbers::new(Resource::Pd, LIMITS.max_pd.saturating_mul(devices)),
             exports: Exports::default(),
-            cqs: IdAllocator::new(LIMITS.max_cq.saturating_mul(devices)),
-            ahs: IdAllocator::new(LIMITS.max_ah.saturating_mul(devices)),
+            cqs: ChargedNumbers::new(Resource::Cq, LIMITS.max_cq.saturating_mul(devices)),
+            ahs: ChargedNumbers::new(Resource::Ah, LIMITS.max_ah.saturating_mul(devices)),
             groups: MulticastGroups::default(),
             xrc: XrcTable::default(),
             cm: CmService::new(clock.clone()),
@@ -251,7 +273,7 @@ impl Host {
                 WorkerMode::Threads => Disposal::start()?,
                 WorkerMode::InPlace => Disposal::in_place(),
             },
-            ledger: Ledger::new(capacities(devices, descriptors), options.policy),
+            ledger: Ledger::new(capacities(devices, options.workers, descriptors), options.policy),
             pulse: Arc::new(Pulse::new("control".into())),
             watchdog: None,
             account_by: options.account_by,
@@ -312,6 +334,7 @@ impl Host {
         };
         self.workers.push(handle.map_err(|e| format!("cannot start a worker: {e}"))?);
         self.qpns.push(qpns);
+        self.worker_places.push(WorkerPlaces::new(options.policy));
         assert_eq!(self.workers.len(), self.qpns.len());
         Ok(())
     }
@@ -424,7 +447,55 @@ impl Host {
     ) -> Result<Charge, Refusal> {
         self.make_room_for(object)?;
         self.devices[device.index()].objects.add(device, object)?;
-        caller.charge(&[(object.resource(), 1)]).inspect_err(|_| self.uncount_object(device, object))
+        self.charge_object(caller, device, object).inspect_err(|_| self.uncount_object(device, object))
+    }
+
+    /// Charges an object of a device to the caller: a new one, or a further handle of one that is counted.
+    ///
+    /// # Errors
+    /// ENOMEM: the caller's user has a share's worth.
+    pub(crate) fn charge_object(
+        &self,
+        caller: &Caller,
+        device: DeviceId,
+        object: DeviceObject,
+    ) -> Result<Charge, Refusal> {
+        let key = u64::from(matches!(object, DeviceObject::Mr | DeviceObject::Mw));
+        let charge = caller.charge(&[(object.resource(), 1), (Resource::Key, key)])?;
+        match &self.devices[device.index()].places[object as usize] {
+            Some(pool) => Ok(charge.with_place(caller.place(pool)?)),
+            None => Ok(charge),
+        }
+    }
+
+    /// Takes a number for a queue pair of a worker that is charged. The charge is that of the number, too, from then on.
+    ///
+    /// # Errors
+    /// ENOMEM: the worker has no more, or the caller's user a share's worth of them.
+    pub(crate) fn take_qpn(&mut self, caller: &Caller, worker: usize, charge: &mut Charge) -> Result<Qpn, Refusal> {
+        charge.hold_place(caller.place(&self.worker_places[worker].qpns)?);
+        self.qpns[worker].take().map_or_else(|| no_room("queue pair"), Ok)
+    }
+
+    /// Frees the number of a queue pair.
+    pub(crate) fn put_qpn(&mut self, worker: usize, qpn: Qpn) {
+        self.qpns[worker].put(qpn);
+    }
+
+    /// Takes a key for a region or a window that is charged; `None` when all are in use.
+    pub(crate) fn take_key(&mut self, charge: &Charge) -> Option<u32> {
+        assert!(charge.covers(Resource::Key), "a key without a charge");
+        self.keys.alloc()
+    }
+
+    /// Frees a key.
+    pub(crate) fn put_key(&mut self, key: u32) {
+        self.keys.release(key);
+    }
+
+    /// The places for connections of a worker.
+    pub(crate) fn connection_places(&self, worker: u32) -> &SharePool {
+        &self.worker_places[worker as usize].connections
     }
 
     /// Uncounts an object that has ended, or was not made after all.
@@ -450,7 +521,7 @@ impl Host {
     pub fn shrink(&mut self) {
         self.on_all(Worker::shrink);
         self.forget_room();
-        [&mut self.contexts, &mut self.pds, &mut self.cqs, &mut self.ahs].into_iter().for_each(IdAllocator::shrink);
+        [&mut self.contexts, &mut self.pds, &mut self.cqs, &mut self.ahs].into_iter().for_each(ChargedNumbers::shrink);
         self.keys.shrink();
         self.context_users.shrink_to_fit();
         self.exports.shrink();

@@ -1,5 +1,8 @@
 //! Allocation of small numbers: indices of tables that the control thread shares with the workers.
+//!
+//! Numbers of all programs ([`ChargedNumbers`]) are given for a charge of their resource only.
 
+use burst_ledger::{Charge, Resource};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -55,6 +58,44 @@ impl IdAllocator {
     /// How many numbers are in use.
     pub fn taken(&self) -> u32 {
         self.next - self.free.len() as u32
+    }
+}
+
+/// Numbers of a resource that all programs share.
+#[derive(Debug)]
+pub struct ChargedNumbers {
+    resource: Resource,
+    numbers: IdAllocator,
+}
+
+impl ChargedNumbers {
+    /// The numbers `0..limit` of a resource.
+    pub fn new(resource: Resource, limit: u32) -> ChargedNumbers {
+        ChargedNumbers { resource, numbers: IdAllocator::new(limit) }
+    }
+    /// Allocates the smallest free number for an object that is charged; `None` when all are in use.
+    ///
+    /// # Panics
+    /// If the charge is of other resources.
+    pub fn take(&mut self, charge: &Charge) -> Option<u32> {
+        assert!(charge.covers(self.resource), "a number of {} without a charge", self.resource.words());
+        self.numbers.take()
+    }
+    /// Frees a number.
+    pub fn put(&mut self, n: u32) {
+        self.numbers.put(n);
+    }
+    /// As [`IdAllocator::shrink`].
+    pub fn shrink(&mut self) {
+        self.numbers.shrink();
+    }
+    /// As [`IdAllocator::taken_end`].
+    pub fn taken_end(&self) -> u32 {
+        self.numbers.taken_end()
+    }
+    /// How many numbers are in use.
+    pub fn taken(&self) -> u32 {
+        self.numbers.taken()
     }
 }
 

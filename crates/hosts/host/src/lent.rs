@@ -19,10 +19,14 @@ use burst_cc::PeerKind;
 use burst_control::lend::{LentCc, LentPort, LentWorker};
 use burst_control::{FDS_MAX, Refusal, Request, Response};
 use burst_engine::tombstone_file::TombstoneFile;
+use burst_ledger::{Charge, Resource};
 use burst_port::{LentSocket, PortSpec, can_lend};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Descriptors of the daemon for a number that is lent: the two files of notes, and the socket for mail.
+const LEASE_DESCRIPTORS: u64 = 3;
 
 /// The names in a store of descriptors of a worker's tombstone file: its records, and the PSNs.
 pub(crate) fn tombstone_names(worker: u32) -> [String; 2] {
@@ -48,7 +52,7 @@ pub(crate) struct Lending {
     rto: RtoMode,
     window_bytes: u32,
     /// What the holders of numbers note, by number.
-    lent: BTreeMap<usize, TombstoneFile>,
+    lent: BTreeMap<usize, (TombstoneFile, Charge)>,
 }
 
 impl Lending {
@@ -96,6 +100,7 @@ impl Host {
             let all = Qpn::WORKER_MASK as usize + 1 - workers;
             return refuse(libc::EBUSY, format!("all {all} worker numbers that the daemon can lend are lent"));
         };
+        let charge = caller.charge(&[(Resource::WorkerNumber, 1), (Resource::Descriptor, LEASE_DESCRIPTORS)])?;
         let file = TombstoneFile::create().map_err(system("make a tombstone file"))?;
         let files = duplicates(&file, number)?;
         let (ours, theirs) = mail_pair()?;
@@ -118,7 +123,7 @@ impl Host {
             w.set_mail(number as u32, Some(ours));
             w.boot_id()
         });
-        self.lending.lent.insert(number, file);
+        self.lending.lent.insert(number, (file, charge));
         let (names, fds): (Vec<String>, Vec<OwnedFd>) = sockets.into_iter().chain(files).unzip();
         let lent = self.lent_worker(number as u32, boot_id, names);
         Ok((number, ReplyParts::with_fds(Response::Lent(lent), std::iter::once(theirs).chain(fds).collect())))
@@ -177,7 +182,7 @@ impl Host {
 
     /// The holder of a number has ended: answers for its queue pairs, and the number can be lent again.
     pub(crate) fn end_lease(&mut self, number: usize) {
-        let Some(file) = self.lending.lent.remove(&number) else { return };
+        let Some((file, _charge)) = self.lending.lent.remove(&number) else { return };
         let stones = file.read(self.now(), number as u32, self.devices.len());
         let mut stones = stones.unwrap_or_else(|error| {
             tracing::warn!("the notes of the program with worker number {number} cannot be read: {error}");

@@ -22,6 +22,13 @@ pub const URMA_REQUESTS_MAX: u64 = 1 << 22;
 /// Maximum number of hosts from which programs of all users import by URMA, each counted once for each user: three quarters of
 /// the channels of a node. The rest is for hosts that import from this one.
 pub const URMA_PEERS_MAX: u64 = 3072;
+/// Maximum number of XRC domains of the host.
+pub const XRC_DOMAINS_MAX: u32 = 1 << 16;
+/// Maximum number of shared receive queues in XRC domains of the host. Number 0 means that there is none.
+pub const XRC_SRQS_MAX: u32 = (1 << 16) - 1;
+/// Maximum number of handles that refer to one XRC target queue pair, in all contexts. A worker writes each event of the target to
+/// all of them, so their number is limited.
+pub const XRC_HOLDS_MAX: u32 = 1024;
 /// Maximum number of multicast groups of the host.
 pub const GROUPS_MAX: u32 = 256;
 /// Maximum number of queue pairs attached to one multicast group.
@@ -50,5 +57,5 @@ pub const LIMITS: Limits = Limits {
 };
 
 const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);
-// Regions and windows share the keys of the daemon: a device cannot have more of either.
+// Regions and windows share the keys of the daemon: a device cannot have more of either. Keys are charged, too.
 const _: () = assert!(LIMITS.max_mr as usize <= INDEX_MAX && LIMITS.max_mw as usize <= INDEX_MAX);

@@ -4,7 +4,7 @@
 
 use burst_base::Reason;
 use burst_control::Refusal;
-use burst_ledger::{Charge, Exhausted, Resource};
+use burst_ledger::{Exhausted, Resource};
 
 /// A refusal as an error.
 ///
@@ -39,7 +39,7 @@ pub(crate) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
 ///
 /// # Errors
 /// Always: EMFILE for descriptors, otherwise ENOMEM.
-pub(crate) fn refuse_charge(exhausted: Exhausted) -> Result<Charge, Refusal> {
+pub(crate) fn refuse_charge<T>(exhausted: Exhausted) -> Result<T, Refusal> {
     let errno = if exhausted.resource == Resource::Descriptor { libc::EMFILE } else { libc::ENOMEM };
     let reason = if exhausted.over_share { Reason::UserShare } else { Reason::DaemonFull };
     refuse(errno, format!("{exhausted} ({}; see burst ls --users)", reason.name()))
@@ -60,12 +60,13 @@ mod tests {
             limit: 5,
             capacity: 20,
             over_share: true,
+            scope: None,
         };
-        let refusal = refuse_charge(exhausted.clone()).expect_err("a refusal");
+        let refusal = refuse_charge::<()>(exhausted.clone()).expect_err("a refusal");
         assert_eq!(refusal.errno, libc::EMFILE);
         assert!(refusal.sentence.contains("user_share") && refusal.sentence.contains("burst ls --users"));
         let full = Exhausted { resource: Resource::Qp, over_share: false, ..exhausted };
-        let refusal = refuse_charge(full).expect_err("a refusal");
+        let refusal = refuse_charge::<()>(full).expect_err("a refusal");
         assert!(refusal.errno == libc::ENOMEM && refusal.sentence.contains("daemon_full"), "{}", refusal.sentence);
     }
 }

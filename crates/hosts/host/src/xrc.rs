@@ -5,20 +5,14 @@
 //! last holder destroys it; the creator has no special rights.
 
 use crate::foreign::ForeignFile;
-use crate::id_allocator::IdAllocator;
+use crate::id_allocator::ChargedNumbers;
+use crate::limits::{XRC_DOMAINS_MAX, XRC_HOLDS_MAX, XRC_SRQS_MAX};
 use crate::refusal::refuse;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
+use burst_ledger::{Charge, Policy, Resource, Scope, SharePool};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
-
-/// Maximum number of XRC domains of the host.
-const DOMAINS_MAX: u32 = 1 << 16;
-/// Maximum number of shared receive queues in XRC domains.
-const SRQS_MAX: u32 = 1 << 16;
-
-/// Maximum number of handles that refer to one target queue pair, in all contexts.
-pub const HOLDS_MAX: u32 = 1024;
 
 /// Device, file system and inode.
 type FileKey = (DeviceId, u64, u64);
@@ -32,7 +26,7 @@ struct XrcDomain {
 }
 
 /// A target queue pair (IBA A14.3.2).
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct XrcTarget {
     /// Number of its domain.
     pub domain: u32,
@@ -42,21 +36,29 @@ pub struct XrcTarget {
     holders: u32,
     /// Number of the last hold.
     last_hold: u64,
+    /// Places for holds beside the creator's; `None` before the first.
+    places: Option<Box<SharePool>>,
 }
 
 impl XrcTarget {
     /// A target held by its creator. The number of that hold is 0.
     pub fn new(domain: u32, worker: usize) -> XrcTarget {
-        XrcTarget { domain, worker, holders: 1, last_hold: 0 }
+        XrcTarget { domain, worker, holders: 1, last_hold: 0, places: None }
+    }
+
+    /// Places for holds beside the creator's.
+    pub fn places(&mut self, policy: Policy) -> &SharePool {
+        let pool = || SharePool::new(Resource::Qp, Scope::XrcTarget, u64::from(XRC_HOLDS_MAX) - 1, policy);
+        self.places.get_or_insert_with(|| Box::new(pool()))
     }
 
     /// Adds a hold; returns its number.
     ///
     /// # Errors
-    /// ENOMEM when there are [`HOLDS_MAX`]. A worker writes each event of the target to all holders, so their number is limited.
+    /// ENOMEM when there are [`XRC_HOLDS_MAX`].
     pub fn add_hold(&mut self) -> Result<u64, Refusal> {
-        if self.holders == HOLDS_MAX {
-            return refuse(libc::ENOMEM, format!("an XRC target may be open {HOLDS_MAX} times"));
+        if self.holders == XRC_HOLDS_MAX {
+            return refuse(libc::ENOMEM, format!("an XRC target may be open {XRC_HOLDS_MAX} times"));
         }
         self.holders += 1;
         self.last_hold += 1;
@@ -74,32 +76,29 @@ impl XrcTarget {
 /// The XRC objects of all contexts.
 #[derive(Debug)]
 pub struct XrcTable {
-    ids: IdAllocator,
+    ids: ChargedNumbers,
     domains: HashMap<u32, XrcDomain>,
     by_file: HashMap<FileKey, u32>,
-    srqns: IdAllocator,
+    srqns: ChargedNumbers,
     /// Target queue pairs by number.
     pub targets: HashMap<Qpn, XrcTarget>,
 }
 
 impl Default for XrcTable {
     fn default() -> XrcTable {
-        let mut srqns = IdAllocator::new(SRQS_MAX);
-        // SRQ number 0 means "no shared receive queue".
-        srqns.take();
         XrcTable {
-            ids: IdAllocator::new(DOMAINS_MAX),
+            ids: ChargedNumbers::new(Resource::Xrcd, XRC_DOMAINS_MAX),
             domains: HashMap::new(),
             by_file: HashMap::new(),
-            srqns,
+            srqns: ChargedNumbers::new(Resource::XrcSrq, XRC_SRQS_MAX),
             targets: HashMap::new(),
         }
     }
 }
 
 impl XrcTable {
-    /// Opens the domain that a file names, or a new domain without a file. `create` and `exclusive` mean what O_CREAT and
-    /// O_EXCL mean to open(2).
+    /// Opens the domain that a file names, or a new domain without a file, for a handle that is charged. `create` and `exclusive`
+    /// mean what O_CREAT and O_EXCL mean to open(2).
     ///
     /// # Errors
     /// EBADF: the descriptor was opened with O_PATH. EAGAIN: the file has no domain and `create` is false. EINVAL: the file has a
@@ -108,10 +107,10 @@ impl XrcTable {
         &mut self,
         device: DeviceId,
         file: Option<ForeignFile>,
-        create: bool,
-        exclusive: bool,
+        (create, exclusive): (bool, bool),
+        charge: &Charge,
     ) -> Result<u32, Refusal> {
-        let Some(file) = file else { return self.make(None) };
+        let Some(file) = file else { return self.make(None, charge) };
         check_access(file.fd())?;
         let key = key_of(device, file.fd())?;
         match self.by_file.get(&key).copied() {
@@ -124,16 +123,16 @@ impl XrcTable {
             }
             None if !create => refuse(libc::EAGAIN, "the file has no XRC domain: create one with O_CREAT"),
             None => {
-                let number = self.make(Some((key, file)))?;
+                let number = self.make(Some((key, file)), charge)?;
                 self.by_file.insert(key, number);
                 Ok(number)
             }
         }
     }
 
-    fn make(&mut self, file: Option<(FileKey, ForeignFile)>) -> Result<u32, Refusal> {
-        let Some(number) = self.ids.take() else {
-            return refuse(libc::ENOMEM, format!("there are at most {DOMAINS_MAX} XRC domains"));
+    fn make(&mut self, file: Option<(FileKey, ForeignFile)>, charge: &Charge) -> Result<u32, Refusal> {
+        let Some(number) = self.ids.take(charge) else {
+            return refuse(libc::ENOMEM, format!("there are at most {XRC_DOMAINS_MAX} XRC domains"));
         };
         self.domains.insert(number, XrcDomain { holders: 1, file });
         Ok(number)
@@ -163,17 +162,17 @@ impl XrcTable {
 
     /// One more than the largest number of a shared receive queue.
     pub fn srqns_end(&self) -> u32 {
-        self.srqns.taken_end()
+        self.srqns.taken_end() + 1
     }
 
-    /// Allocates a number for a shared receive queue.
-    pub fn take_srqn(&mut self) -> Option<u32> {
-        self.srqns.take()
+    /// Allocates a number for a shared receive queue that is charged. Number 0 means "no shared receive queue".
+    pub fn take_srqn(&mut self, charge: &Charge) -> Option<u32> {
+        self.srqns.take(charge).map(|number| number + 1)
     }
 
     /// Frees the number of a shared receive queue.
     pub fn put_srqn(&mut self, srqn: u32) {
-        self.srqns.put(srqn);
+        self.srqns.put(srqn - 1);
     }
 }
 
@@ -208,7 +207,7 @@ fn key_of(device: DeviceId, fd: BorrowedFd<'_>) -> Result<FileKey, Refusal> {
 mod tests {
     use super::*;
     use crate::foreign::{Disposal, ForeignFds};
-    use burst_ledger::{AccountId, Capacities, Ledger, Policy};
+    use burst_ledger::{AccountId, Capacities, Ledger};
     use std::os::fd::OwnedFd;
 
     /// A descriptor that a program has sent.
@@ -220,6 +219,12 @@ mod tests {
         file
     }
 
+    /// A charge of a handle.
+    fn charge() -> Charge {
+        let ledger = Ledger::new(Capacities::new(|_| 100), Policy::default());
+        ledger.account(AccountId::User(1), false).charge(&[(Resource::Xrcd, 1), (Resource::XrcSrq, 1)]).expect("room")
+    }
+
     fn file(path: &str) -> Option<ForeignFile> {
         foreign(std::fs::File::open(path).expect("readable").into())
     }
@@ -228,16 +233,19 @@ mod tests {
     fn a_file_names_one_domain_until_its_last_holder_closes_it() {
         let mut xrc = XrcTable::default();
         let errno = |r: Result<u32, Refusal>| r.expect_err("refused").errno;
-        assert_eq!(errno(xrc.open(DeviceId(0), file("/proc/self/maps"), false, false)), libc::EAGAIN);
-        let first = xrc.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");
-        assert_eq!(xrc.open(DeviceId(0), file("/etc/passwd"), false, false).expect("found"), first);
-        assert_eq!(errno(xrc.open(DeviceId(0), file("/etc/passwd"), true, true)), libc::EINVAL);
-        assert_ne!(xrc.open(DeviceId(1), file("/etc/passwd"), true, false).expect("another device's"), first);
+        assert_eq!(errno(xrc.open(DeviceId(0), file("/proc/self/maps"), (false, false), &charge())), libc::EAGAIN);
+        let first = xrc.open(DeviceId(0), file("/etc/passwd"), (true, false), &charge()).expect("made");
+        assert_eq!(xrc.open(DeviceId(0), file("/etc/passwd"), (false, false), &charge()).expect("found"), first);
+        assert_eq!(errno(xrc.open(DeviceId(0), file("/etc/passwd"), (true, true), &charge())), libc::EINVAL);
+        assert_ne!(
+            xrc.open(DeviceId(1), file("/etc/passwd"), (true, false), &charge()).expect("another device's"),
+            first
+        );
         xrc.close(first);
-        assert_eq!(xrc.open(DeviceId(0), file("/etc/passwd"), false, false).expect("still there"), first);
+        assert_eq!(xrc.open(DeviceId(0), file("/etc/passwd"), (false, false), &charge()).expect("still there"), first);
         xrc.close(first);
         xrc.close(first);
-        assert_eq!(errno(xrc.open(DeviceId(0), file("/etc/passwd"), false, false)), libc::EAGAIN);
+        assert_eq!(errno(xrc.open(DeviceId(0), file("/etc/passwd"), (false, false), &charge())), libc::EAGAIN);
     }
 
     #[test]
@@ -245,27 +253,33 @@ mod tests {
         use rustix::fs::{CWD, Mode, OFlags, openat};
         let named = || foreign(openat(CWD, "/etc/passwd", OFlags::PATH, Mode::empty()).expect("found"));
         let mut xrc = XrcTable::default();
-        assert_eq!(xrc.open(DeviceId(0), named(), true, false).expect_err("no access").errno, libc::EBADF);
-        xrc.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");
-        assert_eq!(xrc.open(DeviceId(0), named(), false, false).expect_err("no access").errno, libc::EBADF);
+        assert_eq!(xrc.open(DeviceId(0), named(), (true, false), &charge()).expect_err("no access").errno, libc::EBADF);
+        xrc.open(DeviceId(0), file("/etc/passwd"), (true, false), &charge()).expect("made");
+        assert_eq!(
+            xrc.open(DeviceId(0), named(), (false, false), &charge()).expect_err("no access").errno,
+            libc::EBADF
+        );
     }
 
     #[test]
     fn a_target_has_a_limit_of_holds_and_their_numbers_do_not_return() {
         let mut target = XrcTarget::new(3, 1);
-        let holds: Vec<u64> = (1..HOLDS_MAX).map(|_| target.add_hold().expect("room")).collect();
+        let holds: Vec<u64> = (1..XRC_HOLDS_MAX).map(|_| target.add_hold().expect("room")).collect();
         assert!(holds.is_sorted() && holds[0] == 1);
         assert_eq!(target.add_hold().expect_err("full").errno, libc::ENOMEM);
         assert!(target.end_hold());
-        assert_eq!(target.add_hold().expect("room again"), u64::from(HOLDS_MAX));
-        assert_eq!((0..HOLDS_MAX).filter(|_| target.end_hold()).count(), HOLDS_MAX as usize - 1);
+        assert_eq!(target.add_hold().expect("room again"), u64::from(XRC_HOLDS_MAX));
+        assert_eq!((0..XRC_HOLDS_MAX).filter(|_| target.end_hold()).count(), XRC_HOLDS_MAX as usize - 1);
     }
 
     #[test]
     fn without_a_file_each_domain_is_new() {
         let mut xrc = XrcTable::default();
-        let (a, b) = (xrc.open(DeviceId(0), None, true, false), xrc.open(DeviceId(0), None, false, false));
+        let (a, b) = (
+            xrc.open(DeviceId(0), None, (true, false), &charge()),
+            xrc.open(DeviceId(0), None, (false, false), &charge()),
+        );
         assert_ne!(a.expect("made"), b.expect("made"));
-        assert_ne!(xrc.take_srqn(), Some(0));
+        assert_ne!(xrc.take_srqn(&charge()), Some(0));
     }
 }

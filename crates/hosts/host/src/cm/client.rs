@@ -108,7 +108,10 @@ impl CmClient {
     fn take_arrivals(&mut self, host: &mut Host) {
         while let Some(entry) = self.session.arrivals.pop() {
             debug_assert!(entry.id >= DAEMON_IDS);
-            let charge = match self.caller.charge(&[(Resource::CmId, 1)]) {
+            let worker = entry.worker.load(Ordering::Relaxed);
+            let charge = self.caller.charge(&[(Resource::CmId, 1)]);
+            let place = || self.caller.place(host.connection_places(worker));
+            let charge = match charge.and_then(|charge| Ok(charge.with_place(place()?))) {
                 Ok(charge) => charge,
                 Err(refusal) => {
                     self.log_refusal(host, entry.id, &refusal);

@@ -101,6 +101,7 @@ impl CmClient {
         if qp.is_none() {
             self.check_own(host, Qpn::new(param.qpn))?;
         }
+        let caller = self.caller.clone();
         let id = self.id(id)?;
         if id.stage != CmIdStage::Addressed {
             return refuse(libc::EINVAL, "resolve the address first");
@@ -119,6 +120,7 @@ impl CmClient {
             Some(qp) => worker_of(qp.qpn),
             None => device_of(&id.route).map_or(0, |device| host.workers_of(device).pick() as u32),
         };
+        id.charge.hold_place(caller.place(host.connection_places(worker))?);
         id.entry.worker.store(worker, Ordering::Relaxed);
         // The first and only `set`: an id connects once.
         let _ = id.entry.route.set(id.route);

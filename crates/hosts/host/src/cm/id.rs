@@ -59,14 +59,14 @@ pub(super) struct HostCmId {
     /// Multicast groups that it has joined, by device.
     pub groups: Vec<(DeviceId, CmAddr)>,
     /// What the id costs.
-    _charge: Charge,
+    pub charge: Charge,
 }
 
 impl HostCmId {
     /// An id in state `stage`, without options and address.
     pub fn new(entry: Arc<CmEntry>, stage: CmIdStage, route: CmRoute, charge: Charge) -> HostCmId {
         let options = CmIdOptions::default();
-        HostCmId { entry, stage, route, options, binding: None, wait: None, groups: Vec::new(), _charge: charge }
+        HostCmId { entry, stage, route, options, binding: None, wait: None, groups: Vec::new(), charge }
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 impl Context {
     pub(super) fn alloc_pd(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Pd)?;
-        let Some(number) = host.pds.take() else {
+        let Some(number) = host.pds.take(&charge) else {
             host.uncount_object(self.device, DeviceObject::Pd);
             return no_room("protection domain");
         };
@@ -76,7 +76,7 @@ impl Context {
         let caps = &host.devices[self.device.index()].caps;
         let flow = flow_of(caps, &attr, pd).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Ah)?;
-        let Some(ah) = host.ahs.take() else {
+        let Some(ah) = host.ahs.take(&charge) else {
             host.uncount_object(self.device, DeviceObject::Ah);
             return no_room("address handle");
         };

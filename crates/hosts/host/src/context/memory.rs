@@ -93,14 +93,14 @@ impl Context {
         check(&r)?;
         let mapping = self.charge_mappings(&r)?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Mr)?;
-        let Some(key) = host.keys.alloc() else {
+        let Some(key) = host.take_key(&charge) else {
             host.uncount_object(self.device, DeviceObject::Mr);
             return no_room("memory region");
         };
         let region = match self.region(host, &r, key, number) {
             Ok(region) => region,
             Err(refusal) => {
-                host.keys.release(key);
+                host.put_key(key);
                 host.uncount_object(self.device, DeviceObject::Mr);
                 return Err(refusal);
             }
@@ -118,7 +118,7 @@ impl Context {
     pub(super) fn alloc_null_mr(&mut self, host: &mut Host, pd: u32) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Mr)?;
-        let Some(key) = host.keys.alloc() else {
+        let Some(key) = host.take_key(&charge) else {
             host.uncount_object(self.device, DeviceObject::Mr);
             return no_room("memory region");
         };
@@ -289,7 +289,7 @@ impl Context {
         match object {
             ImportObject::Pd(pd) => {
                 let number = *lent.pds.get(&pd).ok_or_else(missing)?;
-                let charge = self.caller.charge(&[(Resource::Pd, 1)])?;
+                let charge = host.charge_object(&self.caller, self.device, DeviceObject::Pd)?;
                 let handle = self.hold_pd(host, number, charge);
                 Ok(Response::Imported { handle, key: 0, len: 0 }.into())
             }
@@ -318,7 +318,7 @@ impl Context {
         host.on_all(move |w| w.remove_region(key));
         self.unmap(host, old);
         host.exports.of(self.id).mrs.remove(&mr);
-        host.keys.release(key);
+        host.put_key(key);
         host.uncount_object(self.device, DeviceObject::Mr);
         if holds_pd {
             self.release_pd(pd);
@@ -340,7 +340,7 @@ impl Context {
     pub(super) fn alloc_mw(&mut self, host: &mut Host, pd: u32, mw_type: MwType) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Mw)?;
-        let Some(key) = host.keys.alloc() else {
+        let Some(key) = host.take_key(&charge) else {
             host.uncount_object(self.device, DeviceObject::Mw);
             return no_room("memory window");
         };
@@ -355,7 +355,7 @@ impl Context {
     pub(super) fn dealloc_mw(&mut self, host: &mut Host, mw: u32) -> Result<ReplyParts, Refusal> {
         let Some(HostMw { key, pd }) = self.mws.remove(mw) else { return unknown("memory window", mw) };
         host.on_all(move |w| w.remove_window(key));
-        host.keys.release(key);
+        host.put_key(key);
         host.uncount_object(self.device, DeviceObject::Mw);
         self.release_pd(pd);
         Ok(Response::Done.into())

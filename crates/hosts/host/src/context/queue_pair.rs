@@ -233,15 +233,19 @@ impl Context {
             None => of_device.pick(),
         };
         self.make_room_for_doorbell(host, worker)?;
-        let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
-        if let Some(doorbell) = self.doorbells[worker].take() {
-            if let Some(qpn) = host.qpns[worker].take() {
-                return Ok(QpNumbers { worker, qpn, doorbell, charge });
-            }
-            self.doorbells[worker].put(doorbell);
-        }
+        let mut charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
+        let refusal = match self.doorbells[worker].take() {
+            Some(doorbell) => match host.take_qpn(&self.caller, worker, &mut charge) {
+                Ok(qpn) => return Ok(QpNumbers { worker, qpn, doorbell, charge }),
+                Err(refusal) => {
+                    self.doorbells[worker].put(doorbell);
+                    Err(refusal)
+                }
+            },
+            None => no_room("queue pair"),
+        };
         host.uncount_object(self.device, DeviceObject::Qp);
-        no_room("queue pair")
+        refusal
     }
 
     /// Makes room for one more doorbell of this context at a worker.
@@ -404,7 +408,7 @@ impl Context {
         }
         let ended = targets.len() + objects.len();
         for object in objects {
-            host.qpns[object.worker].put(object.qpn);
+            host.put_qpn(object.worker, object.qpn);
             host.uncount_object(self.device, DeviceObject::Qp);
             self.doorbells[object.worker].put(object.doorbell);
             if let Some(place) = object.place {

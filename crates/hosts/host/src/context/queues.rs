@@ -60,7 +60,7 @@ impl Context {
         };
         let ring = self.charge_ring(spec.bytes())?;
         let charge = host.count_object(&self.caller, self.device, DeviceObject::Cq)?;
-        let Some(number) = host.cqs.take() else {
+        let Some(number) = host.cqs.take(&charge) else {
             host.uncount_object(self.device, DeviceObject::Cq);
             return no_room("completion queue");
         };
@@ -193,10 +193,11 @@ impl Context {
         if let Some(domain) = &domain {
             self.announce_srq(host, domain, pd, &shared);
         }
+        let srqn = domain.as_ref().map_or(0, |domain| domain.srqn);
         let srq = self.srqs.insert(InUse::new(HostSrq { shared, place, ring, pd, domain }), charge);
         let (entries, max_sge) = (spec.entries(), spec.max_sge());
         let queue = QueuePlace { place: place.into(), entries, stride: rq_stride(max_sge), max_sge };
-        Ok(self.with_segments(Response::Srq { srq, queue, max_wr: entries, srqn: domain.map_or(0, |d| d.srqn) }))
+        Ok(self.with_segments(Response::Srq { srq, queue, max_wr: entries, srqn }))
     }
 
     /// Sets the limit of a shared receive queue.

@@ -89,7 +89,6 @@ pub(super) struct HostSrq {
 }
 
 /// A shared receive queue in an XRC domain.
-#[derive(Clone, Copy)]
 pub(super) struct SrqInDomain {
     /// Number of the shared receive queue.
     pub srqn: u32,
@@ -97,6 +96,8 @@ pub(super) struct SrqInDomain {
     pub xrcd: u32,
     /// Handle of the completion queue.
     pub cq: u32,
+    /// What the number costs.
+    pub _charge: Charge,
 }
 
 /// A queue pair.
@@ -239,7 +240,7 @@ impl Context {
         }
         let workers = slots.len();
         host.make_room(WorkerTable::Contexts, "context")?;
-        let Some(id) = host.contexts.take() else { return no_room("context") };
+        let Some(id) = host.contexts.take(&charge) else { return no_room("context") };
         host.context_users.insert(id, caller.process.uid);
         for (worker, slot) in slots.into_iter().enumerate() {
             host.on_worker(worker, move |w, _| w.add_context(id, slot));

@@ -223,7 +223,8 @@ impl Context {
             UrmaCall::ImportJetty { .. } => (UrmaKind::Target, vec![(Resource::Ah, 1)]),
             _ => return Ok(None),
         };
-        let charge = self.caller.charge(&items)?;
+        let mut charge = self.caller.charge(&items)?;
+        host.charge_in_node(&self.caller, own, &mut charge)?;
         let peer = match call {
             UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. } => {
                 Some(host.hold_urma_peer(&self.caller, own, address_of(*eid))?)

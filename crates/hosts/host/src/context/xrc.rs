@@ -38,7 +38,7 @@ impl Context {
             return refuse(libc::EINVAL, "the descriptor of the XRC domain's file was not sent");
         }
         let (create, exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
-        let number = host.xrc.open(self.device, file, create, exclusive)?;
+        let number = host.xrc.open(self.device, file, (create, exclusive), &charge)?;
         Ok(Response::Handle(self.xrcds.insert(InUse::new(number), charge)).into())
     }
 
@@ -75,8 +75,11 @@ impl Context {
         if self.cqs.get(cq).is_none() {
             return unknown("completion queue", cq);
         }
-        let Some(srqn) = host.xrc.take_srqn() else { return no_room("shared receive queue in an XRC domain") };
-        Ok(SrqInDomain { srqn, xrcd, cq })
+        let charge = self.caller.charge(&[(Resource::XrcSrq, 1)])?;
+        let Some(srqn) = host.xrc.take_srqn(&charge) else {
+            return no_room("shared receive queue in an XRC domain");
+        };
+        Ok(SrqInDomain { srqn, xrcd, cq, _charge: charge })
     }
 
     /// Adds a shared receive queue in an XRC domain to all workers.
@@ -111,12 +114,10 @@ impl Context {
     pub(super) fn create_target(&mut self, host: &mut Host, xrcd: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let Some(sq) = SqConsumer::detached() else { return no_room("queue pair") };
-        let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
+        let mut charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         let worker = host.workers_of(self.device).pick();
-        let Some(qpn) = host.qpns[worker].take() else {
-            host.uncount_object(self.device, DeviceObject::Qp);
-            return no_room("queue pair");
-        };
+        let qpn = host.take_qpn(&self.caller, worker, &mut charge);
+        let qpn = qpn.inspect_err(|_| host.uncount_object(self.device, DeviceObject::Qp))?;
         let config = QpConfig {
             qpn,
             qp_type: QpType::XrcRecv,
@@ -140,13 +141,15 @@ impl Context {
     pub(super) fn open_qp(&mut self, host: &mut Host, xrcd: u32, qpn: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let qpn = Qpn::new(qpn);
-        let charge = self.caller.charge(&[(Resource::Qp, 1)])?;
+        let charge = host.charge_object(&self.caller, self.device, DeviceObject::Qp)?;
+        let policy = host.ledger.policy();
         let Some(target) = host.xrc.targets.get_mut(&qpn).filter(|t| t.domain == domain) else {
             return refuse(libc::EINVAL, format!("queue pair {} is no target of this XRC domain", qpn.get()));
         };
         if self.targets_open == TARGETS_OPEN_MAX {
             return refuse(libc::ENOMEM, format!("a context may have {TARGETS_OPEN_MAX} XRC targets open"));
         }
+        let charge = charge.with_place(self.caller.place(target.places(policy))?);
         let hold = target.add_hold()?;
         let worker = target.worker;
         let holder = QpHolder { hold, ..self.qp_holder(cookie) };
@@ -191,7 +194,7 @@ impl Context {
         }
         host.xrc.targets.remove(&qpn);
         drop(host.on_worker(object.worker, move |w, now| w.destroy_qp(now, qpn, false)));
-        host.qpns[object.worker].put(qpn);
+        host.put_qpn(object.worker, qpn);
         host.uncount_object(self.device, DeviceObject::Qp);
     }
 }

@@ -8,7 +8,6 @@ use crate::authority::Caller;
 use crate::groups::GroupMembers;
 use crate::limits::GROUPS_MAX;
 use crate::refusal::refuse;
-use crate::refusal::refuse_charge;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use burst_engine::multicast::MulticastGroup;
@@ -61,28 +60,28 @@ impl Host {
     /// Makes the port take part in the group, unless it does already. Returns the members.
     fn join_port(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<&mut GroupMembers, Refusal> {
         let policy = self.ledger.policy();
-        let charges = match self.groups.groups.contains_key(&(device, ip)) {
+        let charge = match self.groups.groups.contains_key(&(device, ip)) {
             true => None,
             false => Some(self.charge_group(caller, device, ip)?),
         };
         let known = self.groups.groups.entry((device, ip));
-        match (known, charges) {
+        match (known, charge) {
             (Entry::Occupied(members), _) => Ok(members.into_mut()),
-            (Entry::Vacant(place), Some(charges)) => Ok(place.insert(GroupMembers::new(charges, policy))),
+            (Entry::Vacant(place), Some(charge)) => Ok(place.insert(GroupMembers::new(charge, policy))),
             (Entry::Vacant(_), None) => unreachable!("a new group has a charge"),
         }
     }
 
     /// Charges a new group and makes the port take part in it.
-    fn charge_group(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<[Charge; 2], Refusal> {
+    fn charge_group(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<Charge, Refusal> {
         // A port may have a descriptor for each group.
         let charge = caller.charge(&[(Resource::Group, 1), (Resource::Descriptor, 1)])?;
-        let of_port = self.devices[device.index()].groups.charge(&caller.account).or_else(refuse_charge)?;
+        let charge = charge.with_place(caller.place(&self.devices[device.index()].groups)?);
         if self.groups.groups.len() >= GROUPS_MAX as usize {
             return refuse(libc::ENOMEM, format!("there are at most {GROUPS_MAX} multicast groups"));
         }
         let joined = self.on_worker(0, move |w, _| w.join_group(device, ip));
-        joined.map(|()| [charge, of_port]).map_err(|e| {
+        joined.map(|()| charge).map_err(|e| {
             let errno = match &e {
                 burst_port::PortError::Unsupported { .. } => libc::EOPNOTSUPP,
                 burst_port::PortError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),

@@ -3,9 +3,9 @@
 
 use super::Host;
 use crate::authority::Caller;
-use crate::limits::{URMA_PEERS_MAX, URMA_REQUESTS_MAX};
+use crate::limits::{URMA_JFCS_MAX, URMA_PEERS_MAX, URMA_REQUESTS_MAX};
 use crate::options::HostOptions;
-use crate::refusal::refuse;
+use crate::refusal::{no_room, refuse, refuse_charge};
 use crate::urma_peers::{PeerHold, UrmaPeers};
 use burst_base::{DeviceId, Nanos};
 use burst_control::Refusal;
@@ -14,9 +14,9 @@ use burst_engine::WorkerTable;
 use burst_engine::urma::address_of;
 use burst_engine::urma::eid_of;
 use burst_engine::urma::{UrmaEndpoint, cna_of, window_max};
-use burst_ledger::AccountId;
+use burst_ledger::{AccountId, Charge, Policy, Resource, Scope, SharePool};
 use burst_port::{Encapsulation, Port, PortSpec};
-use burst_urma::UrmaConfig;
+use burst_urma::{OBJECTS_MAX, SEGMENTS_MAX, UrmaConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -60,7 +60,29 @@ impl UrmaNodes {
 struct OpenNode {
     device: DeviceId,
     worker: usize,
+    /// Places for objects of programs.
+    places: NodePlaces,
+    /// What the node costs the daemon's own account, if it has the worker's context.
+    _charge: Option<Charge>,
 }
+
+/// Places of a node for objects of all programs that use it.
+struct NodePlaces([(Resource, SharePool); 4]);
+
+impl NodePlaces {
+    fn new(policy: Policy) -> NodePlaces {
+        let of = |resource, most: usize| (resource, SharePool::new(resource, Scope::Node, most as u64, policy));
+        NodePlaces([
+            of(Resource::Qp, OBJECTS_MAX),
+            of(Resource::Srq, OBJECTS_MAX),
+            of(Resource::Mw, SEGMENTS_MAX),
+            of(Resource::Ah, OBJECTS_MAX),
+        ])
+    }
+}
+
+// Programs of all users cannot have more than a node may have.
+const _: () = assert!(URMA_JFCS_MAX < OBJECTS_MAX as u64);
 
 /// A node, for a program.
 #[derive(Clone, Copy, Debug)]
@@ -143,18 +165,34 @@ impl Host {
         let endpoint = endpoint.or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))?;
         let (cna, mtu) = (endpoint.node.cna().get(), endpoint.node.mtu());
         self.make_room(WorkerTable::Contexts, "context")?;
-        let Some(context) = self.contexts.take() else {
-            return refuse(libc::ENOMEM, "there are as many contexts as the daemon can have");
-        };
         let account = self.ledger.account(AccountId::User(rustix::process::getuid().as_raw()), true);
+        let charge = account.charge(&[(Resource::Context, 1)]).or_else(refuse_charge)?;
+        let Some(context) = self.contexts.take(&charge) else { return no_room("context") };
         let is_used = self.on_worker(worker, move |w, _| w.open_urma(context, device, &account, endpoint));
         if !is_used {
             // The worker has one already, for its other addresses.
             self.contexts.put(context);
         }
         tracing::info!(%address, worker, mtu, lanes, "node of URMA opened");
-        self.urma.open.insert(eid_of(address), OpenNode { device, worker });
+        let (places, _charge) = (NodePlaces::new(self.ledger.policy()), is_used.then_some(charge));
+        self.urma.open.insert(eid_of(address), OpenNode { device, worker, places, _charge });
         Ok(NodePlace { address, worker, cna, mtu })
+    }
+
+    /// Adds to a charge of an object its place in the node of `own`.
+    ///
+    /// # Errors
+    /// ENOMEM: the caller's user has the share of one user of what the node may have.
+    pub(crate) fn charge_in_node(&self, caller: &Caller, own: IpAddr, charge: &mut Charge) -> Result<(), Refusal> {
+        let Some(open) = self.urma.open.get(&eid_of(own)) else {
+            return refuse(libc::EIO, "the node of the address has ended");
+        };
+        for (resource, pool) in &open.places.0 {
+            if charge.covers(*resource) {
+                charge.hold_place(caller.place(pool)?);
+            }
+        }
+        Ok(())
     }
 
     /// Closes the node of an address that no program uses.

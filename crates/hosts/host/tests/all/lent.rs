@@ -20,6 +20,11 @@ fn host(number: u16, workers: usize, lend: bool) -> Host {
     Host::open(&options, Clock::Monotonic, None).expect("a host")
 }
 
+/// A host that lends numbers.
+pub fn lender() -> Host {
+    host(24_000, 1, true)
+}
+
 /// A program of a user; `known`: the kernel describes its process, which is this one.
 fn program(host: &Host, uid: u32, known: bool) -> Session {
     let pid = std::process::id();

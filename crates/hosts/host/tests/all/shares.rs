@@ -1,12 +1,18 @@
 //! Shares of users: a hostile user drives each resource to the limit, beside a user whose requests must all succeed.
 use crate::common::{Program, host, memfd, queue_pair};
 use burst_base::verbs::{AhAttr, MwType, QpType};
-use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmData, CmReply, ConnParam, PortSpace};
 use burst_control::urma_calls::{UrmaCall, UrmaJettyAttr};
-use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response, SrqInitAttr};
+use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response, SrqInitAttr, XrcSrqAttr};
 use burst_host::{ClientProcess, Host, HostOptions, Session};
-use burst_ledger::Resource;
+use burst_ledger::{Resource, Scope};
+use std::cell::Cell;
 use std::net::IpAddr;
+
+thread_local! {
+    /// The number of the target that all programs may open.
+    static TARGET: Cell<u32> = const { Cell::new(0) };
+}
 
 const HOSTILE: u32 = 1001;
 const BYSTANDER: u32 = 1002;
@@ -87,6 +93,15 @@ impl Hostile {
                 program.create_id(host, count)?;
                 return program.bind(host, count, 0).map(drop);
             }
+            // There are fewer windows than keys.
+            Resource::Key if count.is_multiple_of(4) => Request::AllocMw { pd, mw_type: MwType::Two },
+            Resource::Key => region(pd, Vec::new()),
+            Resource::XrcSrq => {
+                let xrcd = program.domain(host)?;
+                let xrc = Some(XrcSrqAttr { xrcd, cq: program.cq });
+                Request::CreateSrq(SrqInitAttr { pd, max_wr: 1, max_sge: 1, limit: 0, cookie: 0, xrc })
+            }
+            Resource::WorkerNumber => Request::Lend,
         };
         program.ask(host, request).map(drop)
     }
@@ -124,6 +139,56 @@ fn import(host: u32) -> UrmaCall {
     UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None }
 }
 
+impl Hostile {
+    /// Takes one more place of a resource in an object, or as much as one request can.
+    fn take_in(&mut self, host: &mut Host, row: (Resource, Scope)) -> Result<(), Refusal> {
+        let count = self.count + 1;
+        let program = &mut self.programs[0];
+        match row {
+            (Resource::Qp, Scope::Worker) => {
+                // A device has fewer queue pairs: those of several are at one worker.
+                self.count = count;
+                if self.programs.len() == 1 {
+                    self.programs.push(Program::start_on(host, HOSTILE, 1)?);
+                }
+                let program = &mut self.programs[(count % 2) as usize];
+                let request = program.queue_pair(QpType::Rc);
+                program.ask(host, request).map(drop)
+            }
+            (Resource::Qp, Scope::XrcTarget) => {
+                self.count = count;
+                program.open_shared_target(host).map(drop)
+            }
+            (Resource::Qp, Scope::Node) => {
+                self.count = count;
+                let attr = UrmaJettyAttr { mode: 1, jfc: program.jfc(host)?, depth: 1, ..UrmaJettyAttr::default() };
+                program.urma(host, UrmaCall::CreateJetty(attr)).map(drop)
+            }
+            (Resource::Srq, Scope::Node) => {
+                self.count = count;
+                let jfc = program.jfc(host)?;
+                let call = UrmaCall::CreateJfr { jfc, depth: 1, token: None, rnr_timer: 3, is_unreliable: false };
+                program.urma(host, call).map(drop)
+            }
+            (Resource::Mw, Scope::Node) => {
+                self.count = count;
+                program.register_segment(host).map(drop)
+            }
+            (Resource::Ah, Scope::Node) => {
+                self.count = count;
+                program.open_node(host)?;
+                program.urma(host, import(1)).map(drop)
+            }
+            (Resource::CmId, Scope::Worker) => {
+                self.count = count;
+                program.connect_id(host, count)
+            }
+            (resource, Scope::Device | Scope::Port | Scope::Group) => self.take(host, resource),
+            other => panic!("{other:?} is not driven to its limit"),
+        }
+    }
+}
+
 /// What an honest program does: a program starts, makes one of each object, and ends.
 fn honest_program(host: &mut Host, uid: u32) {
     let mut program = Program::start(host, uid).expect("a program starts");
@@ -153,34 +218,88 @@ fn honest_program(host: &mut Host, uid: u32) {
     let jetty = program.jetty(host, 64).expect("a completion queue of URMA");
     program.urma(host, jetty).expect("a Jetty");
     program.urma(host, import(1 << 16)).expect("a peer");
+    let jfc = program.jfc(host).expect("another completion queue of URMA");
+    let jfr = UrmaCall::CreateJfr { jfc, depth: 1, token: None, rnr_timer: 3, is_unreliable: false };
+    program.urma(host, jfr).expect("a receive queue of URMA");
+    program.register_segment(host).expect("a segment");
+    let xrc = Some(XrcSrqAttr { xrcd: program.domain(host).expect("a domain"), cq: program.cq });
+    let srq = SrqInitAttr { pd, max_wr: 1, max_sge: 1, limit: 0, cookie: 0, xrc };
+    program.ask(host, Request::CreateSrq(srq)).expect("a shared receive queue in a domain");
+    program.open_shared_target(host).expect("a target of another program");
+    program.connect_id(host, 2).expect("a connection");
     program.end(host);
+}
+
+/// The rows of the table of resources: of the daemon, and in single objects.
+fn rows() -> Vec<(Resource, Option<Scope>)> {
+    let of = |resource: &Resource| {
+        let resource = *resource;
+        std::iter::once((resource, None)).chain(resource.scopes().iter().map(move |scope| (resource, Some(*scope))))
+    };
+    Resource::ALL.iter().flat_map(of).collect()
+}
+
+/// A host on which a row can be driven to its limit: where single objects have nearly as much as the daemon, there are many.
+fn host_for(row: (Resource, Option<Scope>)) -> Host {
+    let mut host = match row {
+        (Resource::WorkerNumber, _) => crate::lent::lender(),
+        (_, None) => host(1),
+        (Resource::GroupMember, Some(Scope::Group)) => host(1),
+        (_, Some(Scope::Port)) => crate::common::host_with_devices(3, 2, 64),
+        (_, Some(Scope::Node)) => crate::common::host_with_devices(18, 1, 256),
+        (_, Some(_)) => crate::common::host_with_devices(3, 1, 256),
+    };
+    crate::common::lend_nodes(&mut host);
+    host
+}
+
+/// A user at the limit of a row, beside another user and root, whose requests all succeed.
+fn drive((resource, scope): (Resource, Option<Scope>)) {
+    let row = (resource, scope);
+    let mut host = host_for(row);
+    let mut owner = Program::start(&mut host, BYSTANDER).expect("a program");
+    owner.share_target(&mut host);
+    let mut hostile = Hostile::new(&mut host);
+    let take = |hostile: &mut Hostile, host: &mut Host| match scope {
+        None => hostile.take(host, resource),
+        Some(scope) => hostile.take_in(host, (resource, scope)),
+    };
+    let refusal = loop {
+        // No resource has as much: a share that never ends fails here.
+        assert!(hostile.count < 200_000, "{row:?} has no limit");
+        if let Err(refusal) = take(&mut hostile, &mut host) {
+            break refusal;
+        }
+    };
+    let sentence = &refusal.sentence;
+    if resource == Resource::WorkerNumber {
+        // Only programs of the daemon's own user get one: no other user has a share.
+        assert_eq!((refusal.errno, hostile.count), (libc::EPERM, 1), "{sentence}");
+        hostile.programs.drain(..).chain([owner]).for_each(|program| program.end(&mut host));
+        return;
+    }
+    assert!(sentence.contains("user_share") && sentence.contains("user 1001"), "{row:?}: {sentence}");
+    let words = resource.words();
+    let what = scope.map_or(words.to_owned(), |scope| format!("{words} of {}", scope.words()));
+    // A completion channel costs a descriptor, and there are as many of either.
+    let is_named = sentence.contains(&what) || scope.is_none();
+    assert!(is_named, "{row:?}: {sentence}");
+    assert!([libc::ENOMEM, libc::EMFILE].contains(&refusal.errno), "{row:?}: errno {}", refusal.errno);
+    let root = rustix::process::geteuid().as_raw();
+    [BYSTANDER, root].into_iter().for_each(|uid| honest_program(&mut host, uid));
+    assert!(take(&mut hostile, &mut host).is_err(), "{row:?}: an honest program changed the share");
+    hostile.programs.drain(..).chain([owner]).for_each(|program| program.end(&mut host));
+    if !crate::common::is_all_given_back(&host) {
+        let left = Resource::ALL.iter().filter(|each| host.ledger.used(**each) > 0).collect::<Vec<_>>();
+        panic!("{left:?} of ended programs, after {row:?}");
+    }
 }
 
 #[test]
 fn a_user_at_the_limit_of_any_resource_disturbs_no_other() {
-    for resource in Resource::ALL {
-        let mut host = host(1);
-        crate::common::lend_nodes(&mut host);
-        let mut hostile = Hostile::new(&mut host);
-        let refusal = loop {
-            // No resource has as much: a share that never ends fails here.
-            assert!(hostile.count < 200_000, "{resource:?} has no limit");
-            if let Err(refusal) = hostile.take(&mut host, *resource) {
-                break refusal;
-            }
-        };
-        let sentence = &refusal.sentence;
-        assert!(sentence.contains("user_share") && sentence.contains("user 1001"), "{resource:?}: {sentence}");
-        assert!([libc::ENOMEM, libc::EMFILE].contains(&refusal.errno), "{resource:?}: errno {}", refusal.errno);
-        let root = rustix::process::geteuid().as_raw();
-        [BYSTANDER, root].into_iter().for_each(|uid| honest_program(&mut host, uid));
-        assert!(hostile.take(&mut host, *resource).is_err(), "{resource:?}: an honest program changed the share");
-        hostile.programs.drain(..).for_each(|program| program.end(&mut host));
-        if !crate::common::is_all_given_back(&host) {
-            let left = Resource::ALL.iter().filter(|each| host.ledger.used(**each) > 0).collect::<Vec<_>>();
-            panic!("{left:?} of ended programs, after {resource:?}");
-        }
-    }
+    let rows = rows();
+    rows.iter().for_each(|row| drive(*row));
+    println!("{} rows: {} of the daemon, the others of single objects", rows.len(), Resource::COUNT);
 }
 
 #[test]
@@ -352,6 +471,64 @@ impl Program {
             Err(refusal) if refusal.errno != libc::EEXIST => Err(refusal),
             _ => Ok(()),
         }
+    }
+
+    /// A completion queue of URMA, made at the first call.
+    fn jfc(&mut self, host: &mut Host) -> Result<u32, Refusal> {
+        if let Some(jfc) = self.jfc {
+            return Ok(jfc);
+        }
+        self.open_node(host)?;
+        let cq = self.cq;
+        let jfc = self.urma(host, UrmaCall::CreateJfc { cq })?;
+        Ok(*self.jfc.insert(jfc))
+    }
+
+    /// Registers a segment, of a region that is made at the first call.
+    fn register_segment(&mut self, host: &mut Host) -> Result<u32, Refusal> {
+        self.open_node(host)?;
+        if self.mr.is_none() {
+            let mapped = self.ask_with(host, region(self.pd, vec![piece(0)]), vec![memfd(4096)])?;
+            let Response::Mr { mr, .. } = mapped else { panic!("no region") };
+            self.mr = Some(mr);
+        }
+        let mr = self.mr.expect("a region");
+        self.urma(host, UrmaCall::RegisterSegment { mr, addr: 0, len: 4096, token: Some(7), access: 1 })
+    }
+
+    /// The XRC domain of this test program's file: all programs have the same.
+    fn domain(&mut self, host: &mut Host) -> Result<u32, Refusal> {
+        if let Some(xrcd) = self.xrcd {
+            return Ok(xrcd);
+        }
+        let file = std::fs::File::open(std::env::current_exe().expect("this program")).expect("readable");
+        let request = Request::OpenXrcd { with_file: true, flags: libc::O_CREAT };
+        let Response::Handle(xrcd) = self.ask_with(host, request, vec![file.into()])? else { panic!("no domain") };
+        Ok(*self.xrcd.insert(xrcd))
+    }
+
+    /// Creates the target that all programs may open, the first of its host.
+    fn share_target(&mut self, host: &mut Host) {
+        let Ok(xrcd) = self.domain(host) else { return };
+        let Ok(Response::Target { qpn, .. }) = self.ask(host, Request::CreateTarget { xrcd, event_cookie: 0 }) else {
+            panic!("no target");
+        };
+        TARGET.set(qpn);
+    }
+
+    /// Opens the target of another program.
+    fn open_shared_target(&mut self, host: &mut Host) -> Result<(), Refusal> {
+        let xrcd = self.domain(host)?;
+        self.ask(host, Request::OpenQp { xrcd, qpn: TARGET.get(), event_cookie: 0 }).map(drop)
+    }
+
+    /// Asks for a connection to the host itself, which has no listener.
+    fn connect_id(&mut self, host: &mut Host, id: u32) -> Result<(), Refusal> {
+        self.create_id(host, id)?;
+        let dst = CmAddr { ip: IpAddr::from([10, 0, 0, 1]), port: 7, scope: 0 };
+        self.command(host, CmCommand::ResolveAddr { id, src: None, dst, timeout_ms: 1000 })?;
+        let data = CmData::new(&[]).expect("short");
+        self.command(host, CmCommand::Connect { id, qp: None, param: ConnParam::default(), data }).map(drop)
     }
 
     /// The call for a Jetty, with a completion queue that is made for it.

@@ -1,17 +1,18 @@
 //! A host on a port in memory, and programs that speak to it without sockets.
 #![allow(dead_code)] // each test file uses its own part
 
-use burst_base::Nanos;
 use burst_base::verbs::{QpCap, QpType};
+use burst_base::{Nanos, Reason};
 use burst_control::cm::{CmCommand, CmReply};
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_control::{CqInitAttr, QpCookies, QpInitAttr, Refusal, Request, Response};
+use burst_frame::TxBatch;
 use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session, WorkerMode};
 use burst_ledger::Resource;
-use burst_port::Port;
-use burst_port::mem::{Hub, MemConfig, pair};
+use burst_port::mem::{Hub, MemConfig, MemPort, pair};
+use burst_port::{Port, PortCaps, PortError, RxSink};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 /// A host with one device, on which one user may use `share` percent.
@@ -53,6 +54,44 @@ pub fn host_with(options: &HostOptions) -> Host {
     let port = || pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b).0;
     let ports = (0..options.workers).map(|_| vec![Box::new(port()) as _]).collect();
     Host::with_ports(options, Clock::Monotonic, ports).expect("a host")
+}
+
+/// The same with several devices; `groups_max`: multicast groups of each port.
+pub fn host_with_devices(devices: usize, share: u8, groups_max: usize) -> Host {
+    let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let port = |_| Box::new(SmallPort { port: pair(MemConfig::default(), a, b).0, groups_max }) as Box<dyn Port>;
+    let ports = vec![(0..devices).map(port).collect()];
+    Host::with_ports(&options(1, share), Clock::Monotonic, ports).expect("a host")
+}
+
+/// A port with few multicast groups.
+struct SmallPort {
+    port: MemPort,
+    groups_max: usize,
+}
+
+impl Port for SmallPort {
+    fn caps(&self) -> &PortCaps {
+        self.port.caps()
+    }
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.port.rx_burst(now, budget, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.port.tx_burst(now, batch, dropped);
+    }
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.port.wait_fds()
+    }
+    fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
+        self.port.join(group)
+    }
+    fn leave(&mut self, group: IpAddr) {
+        self.port.leave(group);
+    }
+    fn groups_max(&self) -> usize {
+        self.groups_max
+    }
 }
 
 /// Gives the host ports for nodes of URMA, at which there is no other host.
@@ -107,21 +146,33 @@ pub struct Program {
     pub datagrams: Option<u32>,
     /// Whether event channel 0 exists.
     pub has_events: bool,
+    /// A completion queue of URMA, if one was made.
+    pub jfc: Option<u32>,
+    /// A memory region, if one was made.
+    pub mr: Option<u32>,
+    /// An XRC domain, if it was opened.
+    pub xrcd: Option<u32>,
 }
 
 impl Program {
     /// A program that has said hello and opened nothing.
     pub fn connect(host: &mut Host, uid: u32) -> Result<Program, Refusal> {
         let session = Session::admit(host, ClientProcess { pid: std::process::id(), uid })?;
-        let mut program = Program { session, pd: 0, cq: 0, datagrams: None, has_events: false };
+        let mut program =
+            Program { session, pd: 0, cq: 0, datagrams: None, has_events: false, jfc: None, mr: None, xrcd: None };
         program.ask(host, Request::Hello { program: "test".into() })?;
         Ok(program)
     }
 
     /// A program with a context, a protection domain and a completion queue.
     pub fn start(host: &mut Host, uid: u32) -> Result<Program, Refusal> {
+        Program::start_on(host, uid, 0)
+    }
+
+    /// The same on another device than the first.
+    pub fn start_on(host: &mut Host, uid: u32, device: u32) -> Result<Program, Refusal> {
         let mut program = Program::connect(host, uid)?;
-        program.ask(host, Request::OpenContext { device: 0 })?;
+        program.ask(host, Request::OpenContext { device })?;
         let Response::Handle(pd) = program.ask(host, Request::AllocPd)? else { panic!("no protection domain") };
         let cq = Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 });
         let Response::Cq { cq, .. } = program.ask(host, cq)? else { panic!("no completion queue") };
