@@ -83,8 +83,27 @@ impl Clients {
     /// Adds a client that has just connected.
     ///
     /// # Errors
-    /// The system's: descriptors or watches are exhausted.
-    pub fn add(&mut self, mut client: Conversation, now: Nanos) -> io::Result<()> {
+    /// The system's: descriptors or watches are exhausted. The client comes back: what waits in its socket must not be closed by
+    /// the caller's thread ([`Conversation::close`]).
+    pub fn add(&mut self, mut client: Conversation, now: Nanos) -> Result<(), Box<(Conversation, io::Error)>> {
+        let token = ClientToken(self.next_token);
+        if let Err(error) = self.watch(&client, token) {
+            self.remove_empty_queues();
+            return Err(Box::new((client, error)));
+        }
+        self.next_token += 1;
+        client.token = Some(token);
+        self.indices.insert(token, self.list.len());
+        self.list.push(client);
+        if self.greetings.len() >= 2 * self.list.len().max(GREETINGS_MIN) {
+            self.forget_greetings();
+        }
+        self.greetings.push_back((now + HELLO_MAX, token));
+        Ok(())
+    }
+
+    /// Watches the socket of a client in the queue of its account.
+    fn watch(&mut self, client: &Conversation, token: ClientToken) -> io::Result<()> {
         let account = client.session().account().clone();
         let queue = match self.queues.get_mut(account.id()) {
             Some(queue) => queue,
@@ -95,22 +114,9 @@ impl Clients {
                 self.queues.entry(queue.account.id().clone()).or_insert(queue)
             }
         };
-        let token = ClientToken(self.next_token);
         let data = epoll::EventData::new_u64(token.0 << 1);
-        let added = epoll::add(&queue.epoll, client.fd(), data, epoll::EventFlags::IN);
-        if let Err(error) = added {
-            self.remove_empty_queues();
-            return Err(error.into());
-        }
+        epoll::add(&queue.epoll, client.fd(), data, epoll::EventFlags::IN)?;
         queue.clients += 1;
-        self.next_token += 1;
-        client.token = Some(token);
-        self.indices.insert(token, self.list.len());
-        self.list.push(client);
-        if self.greetings.len() >= 2 * self.list.len().max(GREETINGS_MIN) {
-            self.forget_greetings();
-        }
-        self.greetings.push_back((now + HELLO_MAX, token));
         Ok(())
     }
 

@@ -261,10 +261,12 @@ impl Server {
         let account = match Conversation::admit(socket, &mut self.host) {
             Ok(client) => {
                 let (account, uid) = (client.session().account().clone(), client.session().process().uid);
-                if let Err(error) = self.clients.add(client, begin)
-                    && self.host.may_log(LogCause::NoRoom, uid)
-                {
-                    warn!(uid, "a client cannot be watched, and was disconnected: {error}");
+                if let Err(refused) = self.clients.add(client, begin) {
+                    let (client, error) = *refused;
+                    client.close(&self.host);
+                    if self.host.may_log(LogCause::NoRoom, uid) {
+                        warn!(uid, "a client cannot be watched, and was disconnected: {error}");
+                    }
                 }
                 account
             }

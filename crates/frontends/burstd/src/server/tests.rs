@@ -8,10 +8,14 @@ use burst_frame::TxBatch;
 use burst_host::{ClientProcess, Clock, WorkerMode};
 use burst_port::mem::{MemConfig, MemPort, pair};
 use burst_port::{Port, PortCaps, RxSink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+    connect, sendmsg, socket_with,
+};
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
@@ -46,11 +50,16 @@ impl Port for SlowPort {
 
 /// A server that ends when its last client has left.
 fn server(socket: &Path) -> Server {
+    server_with(socket, WorkerMode::InPlace)
+}
+
+/// The same with threads, or without.
+fn server_with(socket: &Path, mode: WorkerMode) -> Server {
     let words = ["burstd", "--port", "udp:dev=lo", "--socket-mode", "0666", "--socket"].map(OsString::from);
     let words = words.into_iter().chain([socket.as_os_str().to_owned()]);
     let mut config = burst_config::read_from(words, &|_| None).expect("a configuration");
     config.idle_exit = Some(Duration::ZERO);
-    config.host.worker_mode = WorkerMode::InPlace;
+    config.host.worker_mode = mode;
     let time = Arc::new(AtomicU64::new(1));
     let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
     let port = SlowPort { port: pair(MemConfig::default(), a, b).0, time: time.clone() };
@@ -133,4 +142,98 @@ fn clients_that_connect_and_leave_at_once_leave_no_memory() {
     assert!(server.clients.greetings() <= 128, "{} of clients that have left", server.clients.greetings());
     assert!(server.host.trimmer.due_at().is_some(), "the server does not notice that many clients have left");
     server.close();
+}
+
+/// A Unix socket in which a TCP socket waits whose close blocks: SO_LINGER, unsent bytes, and a peer that does not read. Also the
+/// peer.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let ours = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+    let (peer, _) = listener.accept().expect("accepted");
+    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(60))).expect("SO_LINGER");
+    ours.set_nonblocking(true).expect("non-blocking");
+    let block = [0; 1 << 16];
+    while std::io::Write::write(&mut &ours, &block).is_ok() {}
+    ours.set_nonblocking(false).expect("blocking");
+    let (carrier, sender) = UnixStream::pair().expect("a pair");
+    send_fd(&sender, &ours);
+    (carrier.into(), peer)
+}
+
+/// Sends a descriptor with a byte.
+fn send_fd(socket: impl AsFd, fd: impl AsFd) {
+    let rights = [fd.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&rights)));
+    let sent = sendmsg(socket, &[std::io::IoSlice::new(b"x")], &mut ancillary, SendFlags::empty());
+    assert_eq!(sent, Ok(1));
+}
+
+/// A client of another user that has sent a socket whose close blocks, and waits to be accepted. Also the peer of that socket.
+fn hostile_client(path: &Path) -> (OwnedFd, TcpStream) {
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            // SAFETY: the call changes the user of this thread alone, which ends with this closure. It reads no memory.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 1001, 1001, 1001) }, 0, "another user");
+            let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let client = client.expect("a socket");
+            connect(&client, &SocketAddrUnix::new(path).expect("an address")).expect("connected");
+            let (carrier, peer) = lingering();
+            send_fd(&client, &carrier);
+            (client, peer)
+        });
+        client.join().expect("a client")
+    })
+}
+
+/// Whether the kernel has not begun to close the other end of a connection: its state is ESTABLISHED.
+fn is_open(peer: &TcpStream) -> bool {
+    let port = peer.peer_addr().expect("connected").port();
+    let all = std::fs::read_to_string("/proc/net/tcp").expect("proc");
+    all.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.len() > 3 && words[1].ends_with(&format!(":{port:04X}")) && words[3] == "01"
+    })
+}
+
+#[test]
+#[ignore = "limits the descriptors of its process: the test below runs it in one of its own"]
+fn in_a_process_without_descriptors() {
+    let path = std::env::temp_dir().join(format!("burstd-linger-{}.sock", std::process::id()));
+    let mut server = server_with(&path, WorkerMode::Threads);
+    let hostile = server.host.account_of(ClientProcess { pid: 0, uid: 1001 });
+    // The one thread that the account may occupy is closing already: what comes now waits, and is open.
+    let (blocks, first) = lingering();
+    server.host.disposal.close(&hostile, blocks);
+    let clients: Vec<(OwnedFd, TcpStream)> = (0..3).map(|_| hostile_client(&path)).collect();
+    let mut all: Vec<std::fs::File> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+    // One descriptor for the client's socket, and none to watch it with.
+    all.pop();
+    server.accept();
+    assert!(server.clients.all().is_empty(), "the clients were not refused");
+    for (_, peer) in &clients {
+        assert!(is_open(peer), "the control thread has closed a socket of a program");
+    }
+    // When the threads go on they close all.
+    drop(all);
+    drop(first);
+    let peers: Vec<TcpStream> = clients.into_iter().map(|(_, peer)| peer).collect();
+    drop(peers);
+    server.host.disposal.wait_until_idle();
+    server.close();
+}
+
+#[test]
+fn without_descriptors_the_control_thread_closes_no_socket_of_a_program() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: changing the user needs root");
+        return;
+    }
+    let name = "server::tests::in_a_process_without_descriptors";
+    let test = std::env::current_exe().expect("this program").display().to_string();
+    let run = format!("ulimit -n 256; exec '{test}' --exact {name} --ignored --nocapture --test-threads=1");
+    let run = std::process::Command::new("sh").args(["-c", &run]).output().expect("a process");
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&run.stderr));
 }
