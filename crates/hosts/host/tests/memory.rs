@@ -83,10 +83,10 @@ const ATTACKS: &[(&str, Attack)] = &[
         else {
             panic!("no domain")
         };
-        for _ in 0..3 {
+        for _ in 0..4 {
             let target = program.ask(host, Request::CreateTarget { xrcd, event_cookie: 0 });
             let Ok(Response::Target { qpn, .. }) = target else { panic!("no target") };
-            for event_cookie in 0..1000 {
+            for event_cookie in 0..800 {
                 program.ask(host, Request::OpenQp { xrcd, qpn, event_cookie }).expect("a hold");
             }
         }
