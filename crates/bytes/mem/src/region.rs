@@ -14,6 +14,7 @@ use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Most pieces of a region.
 pub const PIECES_MAX: usize = 8;
@@ -139,6 +140,8 @@ pub struct Region {
     pub access: u32,
     /// How the bytes are reached.
     pub mapping: Mapping,
+    /// How many windows are bound to it, for regions that allow windows. All registrations under one key share the number.
+    pub windows: Option<Arc<AtomicU32>>,
 }
 
 impl Region {
@@ -149,12 +152,34 @@ impl Region {
             assert!(len <= local.bytes(), "the mapping is as long as the region");
         }
         assert!(!matches!(mapping, Mapping::Nothing) || len == 0, "a region without memory has no bytes");
-        Region { key, pd, iova, len, access, mapping }
+        let windows = (access & access::MW_BIND != 0).then(Arc::default);
+        Region { key, pd, iova, len, access, mapping, windows }
+    }
+    /// This region with the windows of the one that had its key before: what was bound to that is bound to this.
+    #[must_use]
+    pub fn with_windows(mut self, former: Option<Arc<AtomicU32>>) -> Region {
+        self.windows = former.or(self.windows);
+        self
+    }
+    /// How many windows are bound to the region.
+    pub fn windows(&self) -> u32 {
+        self.windows.as_ref().map_or(0, |windows| windows.load(Ordering::Relaxed))
+    }
+    /// Notes a window that is bound to the region.
+    pub(crate) fn add_window(&self) {
+        if let Some(windows) = &self.windows {
+            windows.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    /// Notes that a window is no longer bound to the region.
+    pub(crate) fn forget_window(&self) {
+        let before = self.windows.as_ref().map(|windows| windows.fetch_sub(1, Ordering::Relaxed));
+        debug_assert_ne!(before, Some(0), "a window that was noted");
     }
     /// A null region (`ibv_alloc_null_mr`): any address and length is inside, writes vanish and reads give zeroes. It is for
     /// local use only: no right lets a peer in.
     pub fn null(key: u32, pd: u32) -> Region {
-        Region { key, pd, iova: 0, len: u64::MAX, access: access::LOCAL_WRITE, mapping: Mapping::Null }
+        Region { key, pd, iova: 0, len: u64::MAX, access: access::LOCAL_WRITE, mapping: Mapping::Null, windows: None }
     }
     /// Bytes of address space that a mapping of `pieces` takes, with what is lost to alignment.
     ///
@@ -165,7 +190,7 @@ impl Region {
     }
     /// The region while its program forks: the same keys, range and rights, but each access is late.
     pub fn held(&self) -> Region {
-        Region { mapping: Mapping::Held, ..*self }
+        Region { mapping: Mapping::Held, windows: self.windows.clone(), ..*self }
     }
     /// Maps `pieces` one after the other; writable only if `access` has a right to write.
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {

@@ -151,7 +151,15 @@ impl MrTable {
         let window = slot.as_ref()?.window(key)?.clone();
         debug_assert_eq!(window.base, key & KEY_BASE);
         *slot = None;
+        // The first table that removes it.
+        self.forget_window(window.close());
         Some(window)
+    }
+    /// A window is no longer bound to `region`.
+    fn forget_window(&self, region: Option<u32>) {
+        if let Some(region) = region.and_then(|key| self.get(key)) {
+            region.forget_window();
+        }
     }
     /// Returns memory behind the last key in use to the heap. For times without traffic: it allocates.
     pub fn shrink(&mut self) {
@@ -260,22 +268,27 @@ impl MrTable {
     pub fn bind(&self, by: Peer, request: &BindRequest) -> Result<(), Reason> {
         let slot = self.slots.get(self.cipher.index(request.window)).and_then(Option::as_ref);
         let window = slot.and_then(|entry| entry.window(request.window)).ok_or(Reason::WindowBind)?;
-        if request.len > 0 {
-            let region = self.get(request.lkey).ok_or(Reason::WindowBind)?;
+        let region = if request.len > 0 { Some(self.get(request.lkey).ok_or(Reason::WindowBind)?) } else { None };
+        if let Some(region) = region {
             let rights = rights_to_open(request.access);
             let may = region.pd == by.pd && region.access & rights == rights;
             if !may || !region.contains(request.addr, request.len) {
                 return Err(Reason::WindowBind);
             }
         }
-        if window.bind(by, request) { Ok(()) } else { Err(Reason::WindowBind) }
+        let former = window.bind(by, request).ok_or(Reason::WindowBind)?;
+        region.into_iter().for_each(|region| region.add_window());
+        self.forget_window(former);
+        Ok(())
     }
     /// Closes a window: a peer's SEND with invalidate, or a local invalidate. Only windows of type 2 can be invalidated
     /// (IBA 10.6.7.2.6): a region belongs to its program as long as it is registered.
     pub fn invalidate(&self, by: Peer, rkey: Rkey) -> Result<(), Reason> {
         let slot = self.slots.get(self.cipher.index(rkey.0)).and_then(Option::as_ref);
         let window = slot.and_then(|entry| entry.window(rkey.0)).ok_or(Reason::RemoteAccess)?;
-        if window.invalidate(by, rkey.0) { Ok(()) } else { Err(Reason::RemoteAccess) }
+        let former = window.invalidate(by, rkey.0).ok_or(Reason::RemoteAccess)?;
+        self.forget_window(former);
+        Ok(())
     }
 }
 

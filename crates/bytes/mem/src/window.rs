@@ -63,7 +63,14 @@ pub(crate) struct WindowBinding {
     pub qpn: Qpn,
 }
 
+/// The key of the region to which a window was bound, if it was.
+pub(crate) type FormerRegion = Option<u32>;
+
 impl WindowBinding {
+    fn former_region(&self) -> FormerRegion {
+        (self.rkey != 0).then_some(self.region)
+    }
+
     const CLOSED: WindowBinding =
         WindowBinding { rkey: 0, region: 0, iova: 0, addr: 0, len: 0, access: 0, qpn: Qpn::new(0) };
 
@@ -120,15 +127,15 @@ impl Window {
         Some((binding.region, binding.region_addr(addr, len)?))
     }
 
-    /// Binds the window; the caller has checked the region. False: refused.
-    pub(crate) fn bind(&self, by: Peer, request: &BindRequest) -> bool {
+    /// Binds the window; the caller has checked the region. Returns the region that it was bound to before; `None`: refused.
+    pub(crate) fn bind(&self, by: Peer, request: &BindRequest) -> Option<FormerRegion> {
         if self.pd != by.pd || request.rkey & KEY_BASE != self.base || request.rkey == 0 {
-            return false;
+            return None;
         }
-        let bound = self.words.change(|words| {
+        self.words.change(|words| {
             let now = WindowBinding::from_words(*words);
             if self.mw_type == MwType::Two && (now.rkey != 0 || request.len == 0) {
-                return false;
+                return None;
             }
             let next = if request.len == 0 { WindowBinding::CLOSED } else { WindowBinding::of(request, by.qpn) };
             debug_assert!(
@@ -136,21 +143,29 @@ impl Window {
                 "a window keeps its place in the tables"
             );
             *words = next.to_words();
-            true
-        });
-        bound == Some(true)
+            Some(now.former_region())
+        })?
     }
 
-    /// Closes a window of type 2 that is bound with this key. False: refused.
-    pub(crate) fn invalidate(&self, by: Peer, rkey: u32) -> bool {
-        let closed = self.words.change(|words| {
+    /// Closes a window of type 2 that is bound with this key. Returns its region; `None`: refused.
+    pub(crate) fn invalidate(&self, by: Peer, rkey: u32) -> Option<FormerRegion> {
+        self.words.change(|words| {
             let now = WindowBinding::from_words(*words);
             let may = self.mw_type == MwType::Two && now.rkey == rkey && self.is_open_to(&now, by);
-            if may {
+            may.then(|| {
                 *words = WindowBinding::CLOSED.to_words();
-            }
-            may
-        });
-        closed == Some(true)
+                now.former_region()
+            })
+        })?
+    }
+
+    /// Closes a window that ends, in whatever state it is. Returns its region.
+    pub(crate) fn close(&self) -> FormerRegion {
+        let close = |words: &mut [u64; 5]| {
+            let now = WindowBinding::from_words(*words);
+            *words = WindowBinding::CLOSED.to_words();
+            now.former_region()
+        };
+        self.words.change(close).flatten()
     }
 }

@@ -94,6 +94,42 @@ fn windows_open_a_part_of_a_region_to_their_queue_pairs() {
     }
 }
 
+#[test]
+fn a_region_counts_the_windows_that_are_bound_to_it() {
+    let mut keys = keys(4);
+    let mut key = || keys.alloc().expect("key");
+    let (first, second, one, two) = (key(), key(), key(), key());
+    let mut table = MrTable::new(keys.cipher());
+    for key in [first, second] {
+        assert!(table.insert(Arc::new(region(key, 0x1000, LOCAL_WRITE | MW_BIND))));
+    }
+    for (window, mw_type) in [(one, MwType::One), (two, MwType::Two)] {
+        assert!(table.insert_window(Arc::new(Window::new(window, 7, mw_type))));
+    }
+    let bind = |table: &MrTable, window: u32, lkey: u32, len: u64| {
+        let ask = BindRequest { window, rkey: window, lkey, addr: 0x1800, len, access: REMOTE_WRITE };
+        table.bind(peer(7, 5), &ask).is_ok()
+    };
+    let counts = |table: &MrTable| [first, second].map(|key| table.get(key).expect("a region").windows());
+    assert!(bind(&table, one, first, 8) && bind(&table, two, first, 8));
+    assert_eq!(counts(&table), [2, 0]);
+    assert!(!bind(&table, two, second, 8), "type 2 is bound already");
+    assert_eq!(counts(&table), [2, 0]);
+    assert!(bind(&table, one, second, 8) && bind(&table, one, second, 16), "type 1 moves");
+    assert_eq!(counts(&table), [1, 1]);
+    assert!(bind(&table, one, second, 0));
+    assert_eq!(counts(&table), [1, 0], "length 0 closes it");
+    assert_eq!(table.invalidate(peer(7, 5), Rkey(two)), Ok(()));
+    assert_eq!(counts(&table), [0, 0]);
+    assert!(table.invalidate(peer(7, 5), Rkey(two)).is_err() && bind(&table, two, first, 8));
+    let again = region(first, 0x2000, MW_BIND).with_windows(table.get(first).expect("a region").windows.clone());
+    assert!(table.remove(first).is_some() && table.insert(Arc::new(again)));
+    assert_eq!(counts(&table), [1, 0], "registered anew");
+    assert!(table.remove_window(two).is_some());
+    assert_eq!(counts(&table), [0, 0], "a window that ends");
+    assert_eq!(region(9, 1, LOCAL_WRITE).windows(), 0);
+}
+
 /// A table with a region of each kind that a bind may name, and a window.
 struct Binds {
     table: MrTable,

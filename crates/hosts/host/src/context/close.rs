@@ -68,7 +68,8 @@ impl Context {
         if let Some(mw) = next(self.mws.first(1)) {
             let _ = self.dealloc_mw(host, mw);
         } else if let Some(mr) = next(self.mrs.first(1)) {
-            let _ = self.dereg_mr(host, mr);
+            // Another context's window may be bound to it, which opens nothing then.
+            let _ = self.remove_mr(host, mr);
         } else if let Some(ah) = next(self.ahs.first(1)) {
             let _ = self.destroy_ah(host, ah);
         } else if let Some(srq) = next(self.srqs.first(1)) {

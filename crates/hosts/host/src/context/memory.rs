@@ -98,7 +98,7 @@ impl Context {
             return no_room("memory region");
         };
         let region = match self.region(host, &r, key, number) {
-            Ok(region) => region,
+            Ok(region) => Arc::new(region),
             Err(refusal) => {
                 host.put_key(key);
                 host.uncount_object(self.device, DeviceObject::Mr);
@@ -136,9 +136,10 @@ impl Context {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
         let Some(old) = self.mrs.get(mr) else { return unknown("memory region", mr) };
-        let (key, old_pd, held_pd) = (old.key, old.pd, old.holds_pd());
+        let (key, old_pd, held_pd, windows) = (old.key, old.pd, old.holds_pd(), old.region.windows.clone());
         let mapping = self.charge_mappings(&r)?;
-        let region = self.region(host, &r, key, number)?;
+        let region = self.region(host, &r, key, number)?.with_windows(windows);
+        let region = Arc::new(region);
         replace(host, &[self.shown(&region)]);
         self.use_pd(r.pd);
         if held_pd {
@@ -184,10 +185,10 @@ impl Context {
         self.caller.charge(&[(Resource::Mapping, mappings)])
     }
 
-    fn region(&mut self, host: &mut Host, r: &MrRequest, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
+    fn region(&mut self, host: &mut Host, r: &MrRequest, key: u32, pd_number: u32) -> Result<Region, Refusal> {
         let mapping = self.map(host, r)?;
         let iova = if r.access & access::ZERO_BASED != 0 { 0 } else { r.iova };
-        Ok(Arc::new(Region::new(key, pd_number, iova, r.len, r.access, mapping)))
+        Ok(Region::new(key, pd_number, iova, r.len, r.access, mapping))
     }
 
     /// Maps the pieces, or opens the memory of the process; a region cannot consist of both.
@@ -313,6 +314,15 @@ impl Context {
         if let segments @ 1.. = self.segments_of(mr) {
             return busy("memory region", segments);
         }
+        if let Some(windows @ 1..) = self.mrs.get(mr).map(|mr| mr.region.windows()) {
+            // As the kernel's soft-RoCE; IBA 10.6.7.2.6: the windows are closed first.
+            return refuse(libc::EINVAL, format!("{windows} memory window(s) are bound to the memory region"));
+        }
+        self.remove_mr(host, mr)
+    }
+
+    /// Removes a region whatever is bound to it. When this returns, no worker uses the memory.
+    pub(super) fn remove_mr(&mut self, host: &mut Host, mr: u32) -> Result<ReplyParts, Refusal> {
         let Some(old) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
         let (key, pd, holds_pd) = (old.key, old.pd, old.holds_pd());
         host.on_all(move |w| w.remove_region(key));
