@@ -13,6 +13,7 @@
 //! `IBV_ATOMIC_HCA` promises no more than that.
 
 mod copy;
+mod faults;
 mod guarded;
 mod pattern;
 mod prefetch;
@@ -20,6 +21,7 @@ mod remote;
 mod staging;
 
 pub use copy::{PIECE, copy};
+pub use faults::catch_faults;
 pub use guarded::{AccessThreads, LATE_MAX, THREADS_MAX, WAIT_MAX, WAIT_PERCENT};
 pub use pattern::{PatternWrite, pattern_fill, take_pattern_writes};
 pub use prefetch::{prefetch, prefetch_line};
@@ -169,10 +171,32 @@ impl Span {
         if !self.is_local() {
             return self.read_elsewhere(dst);
         }
+        if faults::is_on() {
+            return self.read_guarded(dst);
+        }
         // SAFETY: the maker of a local span promised `addr .. addr + len` is readable; `dst` is ours, has the same
         // length, and cannot overlap application memory because it is a Rust reference.
         unsafe { core::ptr::copy_nonoverlapping(self.as_ptr().cast_const(), dst.as_mut_ptr(), dst.len()) };
         Ok(())
+    }
+    /// [`Span::read_to`] for local memory that may be gone.
+    fn read_guarded(&self, dst: &mut [u8]) -> Result<(), Unreachable> {
+        let (from, to, len) = (self.as_ptr().cast_const(), dst.as_mut_ptr(), dst.len());
+        // SAFETY: as in `read_to`, for what is mapped. A copy may be left anywhere.
+        if unsafe { faults::guarded(|| core::ptr::copy_nonoverlapping(from, to, len)) } {
+            return Ok(());
+        }
+        faults::read(self.addr, dst)
+    }
+    /// [`Span::write_from`] at `offset` of local memory that may be gone.
+    fn write_guarded(&self, offset: usize, src: &[u8]) -> Result<(), Unreachable> {
+        debug_assert!(offset + src.len() <= self.len());
+        let (to, from, len) = (self.as_ptr().wrapping_add(offset), src.as_ptr(), src.len());
+        // SAFETY: as in `write_from`, for what is mapped. A copy may be left anywhere.
+        if unsafe { faults::guarded(|| copy::raw(to, from, len)) } {
+            return Ok(());
+        }
+        faults::write(self.addr + offset as u64, src)
     }
     /// [`Span::read_to`] for a span that is not local.
     #[cold]
@@ -196,6 +220,9 @@ impl Span {
         assert_eq!(src.len(), self.len());
         if !self.is_local() {
             return self.write_elsewhere(src);
+        }
+        if faults::is_on() {
+            return self.write_guarded(0, src);
         }
         // SAFETY: the maker of a local span promised `addr .. addr + len` is writable if it is written through;
         // `src` has the same length and cannot overlap application memory because it is a Rust reference.
@@ -226,8 +253,12 @@ impl Span {
                 let mut at = 0;
                 for piece in pieces {
                     assert!(piece.len() <= self.len() - at);
-                    // SAFETY: as in `write_from`; the piece ends inside the span, just asserted.
-                    unsafe { copy::raw(self.as_ptr().add(at), piece.as_ptr(), piece.len()) };
+                    if faults::is_on() {
+                        self.write_guarded(at, piece)?;
+                    } else {
+                        // SAFETY: as in `write_from`; the piece ends inside the span, just asserted.
+                        unsafe { copy::raw(self.as_ptr().add(at), piece.as_ptr(), piece.len()) };
+                    }
                     at += piece.len();
                 }
                 debug_assert_eq!(at, self.len(), "pieces of the span's length");
@@ -241,45 +272,64 @@ impl Span {
             }
         }
     }
-    /// Lends the bytes of a local span for one call, without copying; `None` for any other span. The application may
-    /// change them meanwhile: `f` may compute a checksum or copy, but must not read a byte twice and trust both.
-    pub fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    /// Computes `f` of the bytes of a local span, without copying; `None` for any other span, and for memory that is gone or
+    /// protected. The application may change the bytes meanwhile: `f` must not read a byte twice and trust both. It only computes,
+    /// because it may be left anywhere: nothing that it makes before its result needs to be dropped.
+    pub fn with_bytes<R: Copy>(&self, f: impl Fn(&[u8]) -> R) -> Option<R> {
         if !self.is_local() {
             return None;
         }
         if self.len == 0 {
             return Some(f(&[]));
         }
-        // SAFETY: the maker promised the range is mapped and readable; the slice ends with this call.
-        Some(f(unsafe { core::slice::from_raw_parts(self.as_ptr().cast_const(), self.len()) }))
+        // SAFETY: the maker promised the range is mapped and readable, or faults are caught; the slice ends with this call.
+        let bytes = || unsafe { core::slice::from_raw_parts(self.as_ptr().cast_const(), self.len()) };
+        if !faults::is_on() {
+            return Some(f(bytes()));
+        }
+        let mut result = None;
+        let place = &mut result;
+        let call = &f;
+        // SAFETY: the caller's `f` computes. The references need no drop.
+        unsafe { faults::guarded(|| *place = Some(call(bytes()))) };
+        result
     }
     /// Adds `addend` to the 8 bytes (host byte order) and returns the value before. Panics if the span is not 8 bytes.
     pub fn fetch_add(&self, addend: u64) -> Result<u64, Unreachable> {
-        match self.atomic() {
-            Some(word) => Ok(word.fetch_add(addend, Ordering::SeqCst)),
+        match self.on_atomic(|word| word.fetch_add(addend, Ordering::SeqCst)) {
+            Some(old) => Ok(old),
             None => self.read_modify_write(|old| Some(old.wrapping_add(addend))),
         }
     }
     /// Stores `swap` in the 8 bytes (host byte order) if they hold `compare`; returns the value before. Panics if the
     /// span is not 8 bytes.
     pub fn cmp_swap(&self, compare: u64, swap: u64) -> Result<u64, Unreachable> {
-        match self.atomic() {
-            Some(word) => Ok(word
-                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
-                .unwrap_or_else(|found| found)),
+        let exchange = |word: &AtomicU64| {
+            word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|found| found)
+        };
+        match self.on_atomic(exchange) {
+            Some(old) => Ok(old),
             None => self.read_modify_write(|old| (old == compare).then_some(swap)),
         }
     }
 
-    /// The 8 bytes as an atomic, if they are local and naturally aligned.
-    fn atomic(&self) -> Option<&AtomicU64> {
+    /// Applies `f` to the 8 bytes as an atomic, if they are local and naturally aligned; `None` also if they are gone or protected.
+    fn on_atomic(&self, f: impl Fn(&AtomicU64) -> u64) -> Option<u64> {
         assert_eq!(self.len, 8, "an atomic works on 8 bytes");
         if !self.is_local() || !self.addr.is_multiple_of(8) {
             return None;
         }
-        // SAFETY: the maker promised 8 readable and writable bytes; the alignment was checked. SeqCst pairs with
-        // any atomic operation of the application on the same word.
-        Some(unsafe { AtomicU64::from_ptr(self.as_ptr().cast::<u64>()) })
+        // SAFETY: the maker promised 8 readable and writable bytes, or faults are caught; the alignment was checked. SeqCst pairs
+        // with any atomic operation of the application on the same word.
+        let word = unsafe { AtomicU64::from_ptr(self.as_ptr().cast::<u64>()) };
+        if !faults::is_on() {
+            return Some(f(word));
+        }
+        let mut result = None;
+        let (place, call) = (&mut result, &f);
+        // SAFETY: one access, which may be left. The references need no drop.
+        unsafe { faults::guarded(|| *place = Some(call(word))) };
+        result
     }
     /// A read and a write, for words that are not local or not aligned: other processes may store in between.
     fn read_modify_write(&self, f: impl FnOnce(u64) -> Option<u64>) -> Result<u64, Unreachable> {
@@ -311,7 +361,7 @@ mod tests {
         span.read_to(&mut out).unwrap();
         assert_eq!(&out, b"2345");
         span.write_from(b"wxyz").unwrap();
-        assert_eq!(span.with_bytes(|b| b.to_vec()).unwrap(), b"wxyz");
+        assert_eq!(span.with_bytes(|b| <[u8; 4]>::try_from(b).unwrap()).unwrap(), *b"wxyz");
         assert_eq!(&memory, b"01wxyz6789");
     }
 

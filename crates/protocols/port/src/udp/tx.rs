@@ -110,7 +110,8 @@ impl UdpTx {
 
     /// After the packets of a refused train were sent one by one without an error: sends no trains any more.
     fn give_up_trains(&mut self, errno: Option<i32>) {
-        if let Some(errno) = errno.filter(|e| *e != libc::EMSGSIZE) {
+        // EFAULT: the program has unmapped the payload.
+        if let Some(errno) = errno.filter(|e| !matches!(*e, libc::EMSGSIZE | libc::EFAULT)) {
             if self.train_max > 1 {
                 let error = std::io::Error::from_raw_os_error(errno);
                 tracing::warn!("the kernel refuses UDP_SEGMENT ({error}): packets are sent one by one from now on");
