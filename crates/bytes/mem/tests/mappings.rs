@@ -62,7 +62,7 @@ fn single_pages_become_part_of_their_mapping_again() {
         bytes(memory, PAGES).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 7) as u8);
         let before = mappings();
         let regs: Vec<_> = (0..PAGES).step_by(2).map(|page| registered(memory, page, 1, true)).collect();
-        assert!(mappings() > before + PAGES / 2, "each is a mapping of its own");
+        assert!(mappings() > before && mappings() <= before + 64, "{} mappings, {before} before", mappings());
         regs.into_iter().for_each(release);
         assert!(mappings() <= before + 2, "{} mappings, {before} before", mappings());
         assert!(bytes(memory, PAGES).iter().enumerate().all(|(i, byte)| *byte == (i / 7) as u8));

@@ -329,7 +329,21 @@ fn bad_ranges_are_refused() {
     assert_eq!(register(p as usize, 1 << 50, true).err(), Some(RegisterError::BadRange));
     let none = anon(PAGE, 0);
     protect(none, PAGE, libc::PROT_NONE);
-    assert_eq!(register(none as usize, PAGE, false).err(), Some(RegisterError::Fault));
+    assert_eq!(register(none as usize, PAGE, true).err(), Some(RegisterError::Fault));
+}
+
+#[test]
+fn pages_that_the_program_may_not_read_are_registered_for_reads() {
+    let _shared = ALONE.read();
+    let p = anon(2 * PAGE, 0);
+    bytes(p, 2 * PAGE).fill(5);
+    protect(p, PAGE, libc::PROT_NONE);
+    let reg = register(p as usize, 2 * PAGE, false).expect("as the kernel pins them");
+    assert!(reg.is_in_process());
+    let own = Arc::new(ProcessMemory::own().expect("own memory"));
+    let region = Region::new(1, 1, p as u64, 2 * PAGE as u64, 0, Region::in_process(own, p as u64));
+    assert_eq!(get(&region, p as usize + PAGE - 2, 4), [5; 4]);
+    release(reg);
 }
 
 #[test]

@@ -86,7 +86,7 @@ pub struct Piece {
 /// Why a range cannot be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// A part of the range is not mapped, or not readable, or not writable although writing was asked for: `EFAULT`.
+    /// A part of the range is not mapped, or not readable and writable although writing was asked for: `EFAULT`.
     #[error("a part of the range is not mapped, or not with the rights that the region asks for")]
     Fault,
     /// Length 0 or beyond the address space: `EINVAL`.
@@ -285,9 +285,11 @@ impl Registry {
         let mut found = Survey { mappable: true, splits: false };
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start <= at).ok_or(RegisterError::Fault)?;
-            if !vma.readable || (write && !vma.writable) {
+            if write && !vma.is_read_and_written() {
                 return Err(RegisterError::Fault);
             }
+            // As the kernel pins them: what only the adapter reads need not be readable for the program.
+            found.mappable &= vma.readable;
             let first = at.max(vma.start) & !(vma.page - 1);
             let class = self.class(&vma);
             if matches!(class, MappingClass::Shared | MappingClass::Other) && foreign::is_refused_device(&vma) {
@@ -482,7 +484,7 @@ fn register_with(addr: usize, len: usize, write: bool, room: SplitRoom) -> Resul
     if !found.mappable || forking || pinned::is_switched_off() || !fork::install(&mut registry) {
         return Ok(Registration::in_process(addr, len));
     }
-    if found.splits && room == SplitRoom::Limited && !registry.splits.has_room(&maps) {
+    if found.splits && room == SplitRoom::Limited && !registry.splits.has_room(&maps, len) {
         return Ok(Registration { spares_mappings: true, ..Registration::in_process(addr, len) });
     }
     let (mut reg, complete) = registry.collect(&maps, &pins, (addr, end), write);
@@ -509,7 +511,7 @@ pub fn check(addr: usize, len: usize, write: bool) -> Result<(), RegisterError> 
     let mut at = addr;
     for _ in 0..VMAS_MAX {
         let vma = maps.at_or_after(at).filter(|v| v.start <= at).ok_or(RegisterError::Fault)?;
-        if !vma.readable || (write && !vma.writable) {
+        if write && !vma.is_read_and_written() {
             return Err(RegisterError::Fault);
         }
         if vma.inode != 0 && foreign::is_refused_device(&vma) {
@@ -544,6 +546,7 @@ impl Registry {
         if reg.hi > 0 {
             self.refs.sub(reg.lo, reg.hi);
             self.uncount(maps, pins, reg.lo, reg.hi);
+            self.splits.note_released();
         }
     }
 }
@@ -666,7 +669,7 @@ mod tests {
         };
         assert_eq!((survey(false), survey(true)), (Ok(true), Err(RegisterError::Fault)));
         memory.protect(3..4, libc::PROT_NONE);
-        assert_eq!(survey(false), Err(RegisterError::Fault));
+        assert_eq!((survey(false), survey(true)), (Ok(false), Err(RegisterError::Fault)), "for reads, in the process");
     }
 
     #[test]

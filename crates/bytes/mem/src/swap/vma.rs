@@ -61,6 +61,10 @@ pub(crate) struct Vma {
 }
 
 impl Vma {
+    /// Whether the program may read and write the pages.
+    pub(crate) fn is_read_and_written(&self) -> bool {
+        self.readable && self.writable
+    }
     /// `PROT_*` bits.
     pub(crate) fn prot(&self) -> i32 {
         let bit = |on, bit| if on { bit } else { 0 };
