@@ -6,13 +6,13 @@
 use core::mem::size_of;
 
 /// Version of the shared-memory formats and of the control messages; both ends must agree exactly.
-pub const ABI_VERSION: u32 = 13;
+pub const ABI_VERSION: u32 = 14;
 /// Size of a freshly made arena segment (sparse: pages cost memory when touched).
 pub const SEGMENT_BYTES: u64 = 64 << 20;
 /// Cache line.
 pub const LINE: usize = 64;
 /// Largest number of scatter/gather entries of a work request.
-pub const SGE_MAX: u32 = 30;
+pub const SGE_MAX: u32 = 32;
 /// Largest inline payload.
 pub const INLINE_MAX: u32 = 1024;
 /// Largest number of work requests in a queue.

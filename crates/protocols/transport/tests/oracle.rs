@@ -439,7 +439,7 @@ impl Oracle {
         posted
     }
 
-    /// Random bytes out of the pool, in up to 30 pieces, or inline.
+    /// Random bytes out of the pool, in up to 32 pieces, or inline.
     fn data(&mut self, me: usize, most: u64) -> Data {
         let len = size(&mut self.rng, most);
         let offset = self.rng.below(POOL_LEN - len + 1);
@@ -569,9 +569,9 @@ fn solicit(solicited: bool) -> u16 {
     if solicited { send_flags::SOLICITED as u16 } else { 0 }
 }
 
-/// `len` bytes from `addr` in one to thirty entries, some of them empty.
+/// `len` bytes from `addr` in one to 32 entries, some of them empty.
 fn cut(rng: &mut Rng, lkey: u32, addr: u64, len: u64) -> Vec<Sge> {
-    let pieces = if rng.below(2) == 0 { 1 } else { rng.between(1, 30) };
+    let pieces = if rng.below(2) == 0 { 1 } else { rng.between(1, 32) };
     let mut sges = Vec::new();
     let mut at = 0;
     for piece in 0..pieces {

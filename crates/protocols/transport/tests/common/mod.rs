@@ -130,7 +130,7 @@ impl Default for Setup {
         Setup {
             qp_type: QpType::Rc,
             mtu: Mtu::B1024,
-            cap: QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 30, max_recv_sge: 30, max_inline_data: 256 },
+            cap: QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 32, max_recv_sge: 32, max_inline_data: 256 },
             memory: 1 << 20,
             attr: QpAttr {
                 rq_psn: Psn::new(100),
