@@ -269,6 +269,9 @@ impl MemPort {
     /// error.
     fn send(&mut self, now: Nanos, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
         let dst = frame.flow.dst;
+        if frame.flow.src.is_unspecified() {
+            return Err(Reason::SendFailed);
+        }
         if dst.is_multicast() {
             for at in 0..self.entries.len() {
                 if self.entries[at].ip == dst {

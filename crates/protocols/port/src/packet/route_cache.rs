@@ -167,6 +167,10 @@ fn look_up(flow: &Flow, own: &LocalLink, netlink: &mut RequestSocket) -> CachedR
     if own.has(&flow.dst) {
         return direct(Forwarding::Local);
     }
+    // A group of a family of which the interface has no address.
+    if flow.src.is_unspecified() {
+        return direct(Forwarding::Drop(Reason::NoRoute));
+    }
     if let Some(mac) = multicast(&flow.dst) {
         return direct(Forwarding::Wire { mac, mtu: own.mtu });
     }
