@@ -110,6 +110,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
     boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
+        id.steps.check_accept()?;
         let datagram = id.is_datagram();
         let most = if datagram { room::SIDR_REP } else { room::REP };
         // SAFETY: as above.
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 }
 
 /// `rdma_disconnect`: EINVAL for an id that never had a peer, and for a synchronous id without connection, or whose last event
-/// was read. What is posted to a connected queue pair is flushed in any case, as with the kernel's library.
+/// was read. A listener has nothing to do. What is posted to a connected queue pair is flushed in any case, as with the kernel's library.
 ///
 /// # Safety
 /// `id` must be alive.
@@ -188,6 +189,10 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
+        if id.steps.is_listening() && !id.is_sync() {
+            // As in the kernel: it has nothing to disconnect.
+            return Ok(());
+        }
         // Without a connection no event would end the wait.
         let waits_in_vain = id.is_sync() && (id.is_datagram() || !id.due.is_awaited());
         if id.due.check_met().is_err() || waits_in_vain {

@@ -83,6 +83,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     let id = unsafe { id.as_ref() };
     let event = &crate::qp::seen(id, event);
     id.due.read(event, id.is_datagram());
+    id.steps.read(event.kind);
     if is_of_group(event.kind) && !crate::multicast::is_wanted(id, event.cookie) {
         id.counted.acknowledge();
         return None;

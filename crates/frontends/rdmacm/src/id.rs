@@ -12,6 +12,7 @@ use crate::channel::Channel;
 use crate::device::RdmaDevice;
 use crate::event;
 use crate::session::DaemonSession;
+use crate::steps::CmSteps;
 use crate::sys::*;
 use burst_base::verbs::QpType;
 use burst_control::cm::{CmCommand, CmEvent, CmEventKind, CmId, CmReply, CmRoute, ConnAttr, Ece, PortSpace};
@@ -201,6 +202,8 @@ pub struct Id {
     pub counted: Counted,
     /// Events that may still come.
     pub due: Due,
+    /// How far it is.
+    pub steps: CmSteps,
     /// Mutable state.
     pub known: Mutex<Known>,
     /// Held while an event moves the id's queue pair, and while the queue pair is taken from the id.
@@ -281,6 +284,7 @@ impl Id {
             creation: Mutex::new(creation),
             counted: Counted::default(),
             due: Due::default(),
+            steps: CmSteps::default(),
             known: Mutex::default(),
             qp_use: Mutex::default(),
         })));
@@ -353,12 +357,16 @@ impl Id {
     /// Sends a command. Waits for its reply only if the id is synchronous. Failures of asynchronous ids become events.
     ///
     /// # Errors
-    /// EIO if the daemon has ended; the daemon's refusal if the id is synchronous.
+    /// EINVAL if the command cannot succeed in the id's state. EIO if the daemon has ended; the daemon's refusal if the id is
+    /// synchronous.
     pub fn send_command(&self, op: CmCommand) -> Outcome<()> {
-        if self.is_sync() {
-            return self.ask(vec![op]).map(drop);
-        }
-        self.after_creation(&[op], |ops| self.session.send(ops))
+        let before = self.steps.begin(&op)?;
+        let sent = if self.is_sync() {
+            self.ask(vec![op]).map(drop)
+        } else {
+            self.after_creation(&[op], |ops| self.session.send(ops))
+        };
+        sent.inspect_err(|_| self.steps.take_back(before))
     }
 
     /// Takes over addresses and device from a reply or event.

@@ -13,6 +13,7 @@ use std::ptr::null_mut;
 
 /// The caller's hints.
 struct Hints {
+    are_given: bool,
     flags: c_int,
     family: c_int,
     qp_type: c_int,
@@ -34,7 +35,8 @@ fn service(hints: &mut Hints) {
 }
 
 unsafe fn hints_of(given: *const rdma_addrinfo) -> Outcome<Hints> {
-    let mut hints = Hints { flags: 0, family: 0, qp_type: 0, port_space: 0, src: None, dst: None };
+    let are_given = !given.is_null();
+    let mut hints = Hints { are_given, flags: 0, family: 0, qp_type: 0, port_space: 0, src: None, dst: None };
     // SAFETY: NULL, or a valid struct with addresses of the lengths stated.
     unsafe {
         if let Some(h) = given.as_ref() {
@@ -196,7 +198,8 @@ unsafe fn free_entry(entry: *mut rdma_addrinfo) {
 unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) -> Result<*mut rdma_addrinfo, Failure> {
     let passive = hints.flags & RAI_PASSIVE as c_int != 0;
     let found = if node.is_null() && service.is_null() {
-        if hints.src.is_none() && hints.dst.is_none() {
+        // As in rdma-core, hints alone give an entry with the addresses that they have, if any.
+        if !hints.are_given {
             return Err(EINVAL.into());
         }
         return Ok(allocate(hints, hints.src, hints.dst, None)?);
@@ -325,10 +328,27 @@ mod tests {
     }
 
     #[test]
+    fn hints_alone_give_an_entry_without_addresses() {
+        let hints = rdma_addrinfo { ai_port_space: RDMA_PS_UDP as c_int, ..Default::default() };
+        let mut list = null_mut();
+        // SAFETY: valid hints and a writable place; the list is given back.
+        unsafe {
+            assert_eq!(rdma_getaddrinfo(std::ptr::null(), std::ptr::null(), &hints, &mut list), 0);
+            let only = *list;
+            assert!(only.ai_src_addr.is_null() && only.ai_dst_addr.is_null() && only.ai_next.is_null());
+            assert_eq!((only.ai_port_space, only.ai_qp_type), (RDMA_PS_UDP as c_int, IBV_QPT_UD as c_int));
+            rdma_freeaddrinfo(list);
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         let hints = rdma_addrinfo { ai_flags: RAI_NUMERICHOST as c_int, ..Default::default() };
         assert!(ask(Some(c"no.address"), Some(c"7174"), &hints).is_err());
-        assert_eq!(ask(None, None, &hints).err(), Some(EINVAL));
+        let mut list = null_mut();
+        // SAFETY: NULL is allowed, and the place is writable.
+        assert_ne!(unsafe { rdma_getaddrinfo(std::ptr::null(), std::ptr::null(), std::ptr::null(), &mut list) }, 0);
+        assert!(errno() == EINVAL && list.is_null());
         let ib = rdma_addrinfo { ai_flags: RAI_FAMILY as c_int, ai_family: addr::AF_IB, ..Default::default() };
         assert_eq!(ask(Some(c"::1"), Some(c"7174"), &ib).err(), Some(Errno(libc::EAFNOSUPPORT)));
     }

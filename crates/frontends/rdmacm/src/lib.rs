@@ -34,5 +34,6 @@ pub mod resolve;
 pub mod rsocket;
 pub mod session;
 pub mod srq;
+pub mod steps;
 pub mod strings;
 pub mod sys;

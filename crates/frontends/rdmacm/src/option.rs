@@ -18,7 +18,7 @@ unsafe fn value<T: Copy>(at: *const c_void, len: usize) -> Outcome<T> {
     Ok(unsafe { at.cast::<T>().read_unaligned() })
 }
 
-/// The command's form of an option; `None` for an option that is accepted without effect.
+/// The command's form of an option; `None` for RDMA_OPTION_IB_PATH, which is no matter of the daemon.
 unsafe fn option_of(level: c_int, name: c_int, at: *const c_void, len: usize) -> Outcome<Option<CmIdOption>> {
     const ID: c_int = RDMA_OPTION_ID as c_int;
     const IB: c_int = RDMA_OPTION_IB as c_int;
@@ -32,7 +32,7 @@ unsafe fn option_of(level: c_int, name: c_int, at: *const c_void, len: usize) ->
                 code @ 0..=TIMEOUT_CODE_MAX => CmIdOption::AckTimeout(code),
                 _ => return Err(EINVAL),
             },
-            // RDMA_OPTION_IB_PATH: accepted without effect, because IP routing determines paths.
+            // RDMA_OPTION_IB_PATH: IP routing determines paths; the program calls no rdma_resolve_route.
             (IB, RDMA_OPTION_IB_PATH) => return Ok(None),
             _ => return Err(Errno(libc::ENOSYS)),
         }))
@@ -62,7 +62,10 @@ pub unsafe extern "C" fn rdma_set_option(
                 }
                 Ok(())
             }
-            None => Ok(()),
+            None => {
+                id.steps.set_route();
+                Ok(())
+            }
         }
     })
 }

@@ -19,7 +19,7 @@ pub fn bind(id: &Id, to: CmAddr) -> Outcome<()> {
 /// Resolves a destination. For asynchronous ids an event has the result.
 ///
 /// # Errors
-/// EIO if the daemon has ended; for synchronous ids also the errno of the resolution.
+/// EINVAL in a wrong state; EIO if the daemon has ended; for synchronous ids also the errno of the resolution.
 pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int) -> Outcome<()> {
     // As in Linux, a negative timeout is a very long one.
     let timeout_ms = timeout_ms as u32;
@@ -93,6 +93,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
         let listen = CmCommand::Listen { id: id.number, backlog: backlog.max(0) as u32 };
         // Listening binds an unbound id: get its port.
         let reply = id.ask(vec![listen, CmCommand::Query { id: id.number }])?;
+        id.steps.listen();
         id.follow_reply(&reply)
     })
 }

@@ -182,9 +182,14 @@ impl CmClient {
 /// The device and the index of an address that an id is to be bound to; `None`: any.
 ///
 /// # Errors
-/// ENODEV: no device has it.
+/// As in the kernel: EADDRNOTAVAIL: it is no address of this host; ENODEV: no device has it.
 fn local_address(host: &Host, addr: CmAddr) -> Result<Option<LocalAddr>, Refusal> {
-    let no_device = |ip| move || destination::no_device("the address", ip);
+    let no_device = |ip| {
+        move || match is_of_host(ip) {
+            true => destination::no_device("the address", ip),
+            false => refuse(libc::EADDRNOTAVAIL, format!("{ip} is no address of this host")),
+        }
+    };
     Ok(match addr.ip {
         ip if ip.is_unspecified() => None,
         // As in the kernel, binding to a loopback address chooses no device: libfabric binds to it to learn whether it must
@@ -195,6 +200,11 @@ fn local_address(host: &Host, addr: CmAddr) -> Result<Option<LocalAddr>, Refusal
         }
         ip => Some(destination::owner_of(&host.devices, ip, addr.scope).map_or_else(no_device(ip), Ok)?),
     })
+}
+
+/// Whether an interface of this network namespace has the address.
+fn is_of_host(ip: IpAddr) -> bool {
+    ip.is_loopback() || burst_netif::iface::list().is_ok_and(|all| all.iter().any(|i| i.addrs.contains(&ip)))
 }
 
 /// The binding of an id to an address, with the id's options.
