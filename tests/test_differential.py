@@ -1,6 +1,7 @@
 """What Burst answers beside what the kernel's rxe answered: `tests/differential`, in each mode. The kernel's answers are stored in the
 repository; `make differential` asks the kernel itself (docs/differential.md)."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_every_behaviour_has_an_answer(host, kernel):
     names = text.split()
     assert code == 0 and len(names) == len(set(names))
     assert set(names) == compare.behaviours(kernel)
+
+
+def rows_of_flags():
+    """The rows of the table of flags: the flag, and the facts that show what Burst does with it."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "attributes.md").read_text().split("## Flags\n", 1)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    return [(row[1], re.findall(r"`([a-z0-9_.]+)` ([^;]+)", row[-1])) for row in rows[2:]]
+
+
+def test_each_flag_of_the_page_is_driven(kernel):
+    """Burst's facts are the kernel's, unless the list says otherwise: `test_burst_answers_as_the_kernel`."""
+    burst = {key: value for key, (_, value) in kernel.items()} | compare.expected("daemon", compare.load_differences())
+    rows = rows_of_flags()
+    assert len(rows) >= 16
+    for flag, facts in rows:
+        assert facts, f"{flag}: no behaviour shows what becomes of it"
+        for key, value in facts:
+            assert burst.get(key) == value.strip(), f"{flag}: {key}"
 
 
 def test_the_list_names_facts_and_gives_reasons(kernel):
