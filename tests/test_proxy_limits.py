@@ -55,6 +55,36 @@ def test_a_socket_that_connects_again_elsewhere_is_left_alone(proxies):
             assert LIBC.connect(ours.fileno(), nowhere, len(nowhere)) == 0
 
 
+def test_a_client_port_that_is_used_again_at_once_reaches_the_server(proxies):
+    """The next connection comes while the last packets of the former one are on their way; as by TCP, the server sees the client's
+    port each time. Half of the clients reset their connections, the others wait for the server's end."""
+    a, b = proxies.fabric.hosts
+    count, source = 200, 7411
+    before = proxies.counters(a)
+    seen = []
+    with listen(b) as listener:
+        for number in range(count):
+            with inside(a):
+                ours = socket.socket()
+            with ours:
+                ours.settimeout(20)
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                ours.bind((a.address, source))
+                ours.connect((b.address, PORT))
+                theirs, (_, port) = listener.accept()
+                with theirs:
+                    seen.append(port)
+                    theirs.sendall(b"hello")
+                assert exactly(ours, 5) == b"hello"
+                if number % 2:
+                    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                else:
+                    assert read_all(ours) == (b"", "end")
+    assert seen == [source] * count, f"{seen.count(source)} of {count}"
+    after = proxies.counters(a)
+    assert after.get("connections_by_tcp", 0) == before.get("connections_by_tcp", 0)
+
+
 def test_without_descriptors_connections_wait(make_fabric):
     with Proxies(make_fabric()) as proxies, contextlib.ExitStack() as end:
         a, b = proxies.fabric.hosts

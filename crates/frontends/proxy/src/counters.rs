@@ -44,6 +44,7 @@ counters! {
     // --- streams
     StreamsOpened, "streams_opened", "Streams of this side that the peer has accepted.";
     StreamsAccepted, "streams_accepted", "Streams of a peer for which a connection to the server was begun.";
+    ConnectsPostponed, "connects_postponed", "Streams of a peer whose client uses its port again while the former connection is being closed here.";
     StreamsEnded, "streams_ended", "Streams that ended in order in both directions.";
     StreamsReset, "streams_reset", "Streams that this side has reset.";
     StreamsRefused, "streams_refused", "Streams of a peer whose server refused the connection.";

@@ -267,6 +267,7 @@ impl RelayWorker {
                 SynOwner::None => {}
             }
         }
+        self.streams.connect_postponed(&mut self.env, now);
         self.streams.links.mend(&mut self.env, now);
     }
 

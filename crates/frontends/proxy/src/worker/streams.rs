@@ -33,6 +33,20 @@ pub(super) struct Streams {
     ready: VecDeque<StreamKey>,
     /// Connections whose peer has not answered, with their deadlines, oldest first.
     opening: VecDeque<(Instant, StreamKey)>,
+    /// Connects to servers that are tried again.
+    postponed: VecDeque<PostponedConnect>,
+}
+
+/// A connect that is tried again: its addresses and ports are those of a connection that is not closed yet.
+#[derive(Debug)]
+struct PostponedConnect {
+    key: StreamKey,
+    /// When it is tried again.
+    next: Instant,
+    /// Time between the last try and the next.
+    wait: Duration,
+    /// When the stream is refused.
+    until: Instant,
 }
 
 impl Streams {

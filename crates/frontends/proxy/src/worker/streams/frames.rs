@@ -1,6 +1,6 @@
 //! What frames of a peer do. Each is checked; the first fault ends the peer's channel and resets its streams.
 
-use super::{ByTcp, Streams};
+use super::{ByTcp, PostponedConnect, Streams};
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::worker::conn::{Phase, ProxyConn};
@@ -8,9 +8,10 @@ use crate::worker::decisions::reason;
 use crate::worker::env::WorkerEnv;
 use crate::worker::held_syns::SynOwner;
 use crate::worker::sockets::{self, Ends, TcpEnd};
-use crate::worker::token::StreamKey;
+use crate::worker::token::{PollToken, StreamKey};
 use burst_relay::{Frame, Outcome, PeerFault, Stream};
 use std::io::ErrorKind;
+use std::time::{Duration, Instant};
 
 impl Streams {
     /// Takes a frame of the stream with an id on a link. Returns a connection that has to go by TCP.
@@ -109,26 +110,85 @@ impl Streams {
             None => Err(Outcome::NoMemory),
             Some(_) => connect_server(env, ends),
         };
-        let refused = connected.as_ref().err().copied();
+        let (refused, waits) = (connected.as_ref().err().copied(), matches!(&connected, Ok(end) if end.socket.is_none()));
         let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends });
         let key = self.add(env, at, ProxyConn::new(Phase::Connecting, end, stream, slot));
         match (refused, key) {
-            (Some(outcome), Some(key)) => {
-                env.decisions.note(ends.0, ends.1, reason(outcome));
-                self.reset(env, key, outcome);
+            (Some(outcome), Some(key)) => self.refuse(env, key, outcome),
+            (None, Some(key)) if waits => {
+                let now = Instant::now();
+                // The opener waits no longer than `open_ms`, which is mostly the same at both ends.
+                let until = now + Duration::from_millis(env.config.config.open_ms) / 2;
+                self.postponed.push_back(PostponedConnect { key, next: now + RETRY_FIRST, wait: RETRY_FIRST, until });
+                env.timer.start_by(now + RETRY_FIRST);
+                env.count(ProxyCounter::ConnectsPostponed);
             }
             _ => env.count(ProxyCounter::StreamsAccepted),
         }
     }
+
+    /// Ends a stream whose server could not be reached; the opener learns why.
+    fn refuse(&mut self, env: &mut WorkerEnv, key: StreamKey, outcome: Outcome) {
+        if let Some(conn) = self.links.conn(key) {
+            env.decisions.note(conn.ends.0, conn.ends.1, reason(outcome));
+        }
+        self.reset(env, key, outcome);
+    }
+
+    /// Connects again for streams whose client has used its port again before its former connection was closed here.
+    pub(crate) fn connect_postponed(&mut self, env: &mut WorkerEnv, now: Instant) {
+        for _ in 0..self.postponed.len() {
+            let Some(mut postponed) = self.postponed.pop_front() else { return };
+            let key = postponed.key;
+            let waits = |conn: &&ProxyConn| conn.phase == Phase::Connecting && conn.socket.get().is_none();
+            let Some(ends) = self.links.conn(key).filter(waits).map(|conn| conn.ends) else { continue };
+            if postponed.next <= now {
+                let connected = connect_server(env, ends);
+                if !matches!(&connected, Ok(end) if end.socket.is_none() && now < postponed.until) {
+                    self.on_postponed(env, key, connected);
+                    continue;
+                }
+                postponed.wait = (postponed.wait * 2).min(RETRY_MAX);
+                postponed.next = now + postponed.wait;
+            }
+            env.timer.start_by(postponed.next);
+            self.postponed.push_back(postponed);
+        }
+    }
+
+    /// A postponed connect has begun, or has failed for good.
+    fn on_postponed(&mut self, env: &mut WorkerEnv, key: StreamKey, connected: Result<TcpEnd, Outcome>) {
+        let socket = match connected {
+            Err(outcome) => return self.refuse(env, key, outcome),
+            Ok(TcpEnd { socket: None, .. }) => return self.refuse(env, key, Outcome::NotServed),
+            Ok(TcpEnd { socket: Some(socket), .. }) => socket,
+        };
+        let Some((conn, ..)) = self.links.conn_mut(key) else { return };
+        let watched = env.watch(&socket, PollToken::Stream(key));
+        conn.socket.set(socket);
+        if watched.is_err() {
+            return self.reset(env, key, Outcome::Reset);
+        }
+        env.count(ProxyCounter::StreamsAccepted);
+    }
 }
 
-/// Connects to the server from the client's address.
+/// Time until a connect is tried again, at first and at most.
+const RETRY_FIRST: Duration = Duration::from_millis(1);
+const RETRY_MAX: Duration = Duration::from_millis(64);
+
+/// Connects to the server from the client's address. Without a socket: the former connection between the two addresses and ports is
+/// not closed yet. A client may use its port again as soon as the server has closed its end, while the last packets of this end are on
+/// their way.
 fn connect_server(env: &WorkerEnv, ends: Ends) -> Result<TcpEnd, Outcome> {
     let ((client, server), mark) = (ends, env.mark());
     let place = env.places.serving(&env.config, server.ip()).ok_or(Outcome::NotServed)?;
     match env.places.enter(place, || sockets::connect_as(client, server, mark)) {
         Ok(socket) => Ok(TcpEnd { place, socket: Some(socket), ends }),
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => Err(Outcome::Refused),
+        Err(e) if matches!(e.kind(), ErrorKind::AddrNotAvailable | ErrorKind::AddrInUse) => {
+            Ok(TcpEnd { place, socket: None, ends })
+        }
         Err(e) => {
             crate::log(format_args!("cannot connect to {server} from {client}: {e}"));
             Err(Outcome::NotServed)
