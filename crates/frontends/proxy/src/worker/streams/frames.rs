@@ -110,7 +110,8 @@ impl Streams {
             None => Err(Outcome::NoMemory),
             Some(_) => connect_server(env, ends),
         };
-        let (refused, waits) = (connected.as_ref().err().copied(), matches!(&connected, Ok(end) if end.socket.is_none()));
+        let (refused, waits) =
+            (connected.as_ref().err().copied(), matches!(&connected, Ok(end) if end.socket.is_none()));
         let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends });
         let key = self.add(env, at, ProxyConn::new(Phase::Connecting, end, stream, slot));
         match (refused, key) {
