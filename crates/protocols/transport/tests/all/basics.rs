@@ -36,7 +36,7 @@ fn send_carries_every_size_over_every_mtu_from_and_to_many_entries() {
             let mut pair = Pair::new(&Setup { mtu, ..Setup::default() }, 1, LinkFaults::default());
             let data = pattern(size as usize, 7);
             pair.ends[0].write_memory(0, &data);
-            let to = cut(&pair.ends[1], 1000, size + 17, 31 - pieces);
+            let to = cut(&pair.ends[1], 1000, size + 17, 33 - pieces);
             pair.ends[1].post_receive(5, &to);
             let from = cut(&pair.ends[0], 0, size, pieces);
             pair.ends[0].post(&request(WrOpcode::Send, 9), &from);
