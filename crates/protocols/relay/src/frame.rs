@@ -5,6 +5,7 @@
 //! has the length that its tag says; only DATA carries a length of its own. Reading checks every length and rejects
 //! unknown tags: a newer peer agrees on a version first.
 
+use crate::seal::SealOffer;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use thiserror::Error;
 
@@ -62,6 +63,12 @@ pub enum PeerFault {
     /// The peer has more streams open, or leaves more frames unacknowledged, than an end keeps for it.
     #[error("more streams or unacknowledged frames than an end keeps")]
     TooMuch,
+    /// What has come over a queue pair of an encrypted link does not open.
+    #[error("an encrypted link brought bytes that are altered, repeated, missing, out of order or cut")]
+    Unauthentic,
+    /// The hello of a queue pair of an encrypted link names no key, or one for a link that is not encrypted.
+    #[error("the hello of a queue pair does not agree with whether the link is encrypted")]
+    Offer,
 }
 
 /// Kinds of messages.
@@ -420,7 +427,12 @@ pub struct LinkHello {
     pub received: u64,
     /// Windows of all open streams; two of one that grows, as long as bytes may be missing in the smaller one.
     pub windows: Vec<WindowOf>,
+    /// How the peer is to encrypt what it sends by the queue pair; `None`: not at all.
+    pub seal: Option<SealOffer>,
 }
+
+/// Bytes of a [`SealOffer`].
+const OFFER_BYTES: usize = 40;
 
 impl LinkHello {
     /// The whole message.
@@ -433,6 +445,10 @@ impl LinkHello {
             window.stream.write(&mut to);
             window.window.write(&mut to);
         }
+        if let Some(SealOffer { secret, random }) = &self.seal {
+            to.extend(secret);
+            to.extend(random);
+        }
         to
     }
 
@@ -443,13 +459,24 @@ impl LinkHello {
     pub fn read(header: Header, body: &[u8]) -> Result<Self, PeerFault> {
         let mut bytes = FrameBytes(body);
         let (link, count) = (u32::read(&mut bytes)?, u32::read(&mut bytes)? as usize);
-        if count > WINDOWS_MAX || bytes.0.len() != count * 20 {
+        let has_offer = bytes.0.len() == count * 20 + OFFER_BYTES;
+        if count > WINDOWS_MAX || !(has_offer || bytes.0.len() == count * 20) {
             return Err(PeerFault::Short);
         }
         let windows = (0..count)
             .map(|_| Ok(WindowOf { stream: u32::read(&mut bytes)?, window: PeerWindow::read(&mut bytes)? }))
             .collect::<Result<_, PeerFault>>()?;
-        Ok(Self { link, attempt: header.seq, received: header.ack, windows })
+        let seal = has_offer.then(|| SealOffer::read(&mut bytes)).transpose()?;
+        Ok(Self { link, attempt: header.seq, received: header.ack, windows, seal })
+    }
+}
+
+impl SealOffer {
+    fn read(from: &mut FrameBytes<'_>) -> Result<Self, PeerFault> {
+        let mut offer = Self { secret: [0; 8], random: [0; 32] };
+        offer.secret.copy_from_slice(from.take(8)?);
+        offer.random.copy_from_slice(from.take(32)?);
+        Ok(offer)
     }
 }
 
@@ -538,11 +565,16 @@ mod tests {
 
     #[test]
     fn a_hello_reads_as_it_was_written() {
-        let hello =
-            LinkHello { link: 3, attempt: 2, received: 9, windows: vec![WindowOf { stream: 4, window: WINDOW }; 3] };
+        let windows = vec![WindowOf { stream: 4, window: WINDOW }; 3];
+        let mut hello = LinkHello { link: 3, attempt: 2, received: 9, windows, seal: None };
         let bytes = hello.to_bytes();
         let (header, body) = Header::read(&bytes).unwrap();
-        assert_eq!(LinkHello::read(header, body), Ok(hello));
+        assert_eq!(LinkHello::read(header, body), Ok(hello.clone()));
+        hello.seal = Some(SealOffer { secret: [7; 8], random: [9; 32] });
+        let with_offer = hello.to_bytes();
+        let (same, longer) = Header::read(&with_offer).unwrap();
+        assert_eq!(LinkHello::read(same, longer), Ok(hello));
+        assert_eq!(LinkHello::read(same, &longer[..longer.len() - 1]), Err(PeerFault::Short));
         assert_eq!(LinkHello::read(header, &body[1..]), Err(PeerFault::Short));
         let mut many = body.to_vec();
         many[4..8].fill(0xff);

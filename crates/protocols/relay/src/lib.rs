@@ -12,15 +12,22 @@
 //! is the last frame of a stream in each direction: memory of a window is used again only after the peer's END, because
 //! earlier frames of one queue pair have then taken effect.
 //!
+//! What a link carries over a queue pair can be encrypted ([`LinkSealer`], [`LinkOpener`]).
+//!
 //! Frames from a peer are hostile until checked: each fault is named by [`PeerFault`] and ends the link.
 #![forbid(unsafe_code)]
 
 mod batch;
 mod frame;
+mod seal;
 mod stream;
 
 pub use batch::{BATCH_BYTES, BATCHES, Batch, BatchPlace, LinkInbox, LinkOutbox, Novelty, PLACES};
 pub use frame::{
     Frame, FrameReader, HEADER_BYTES, Header, LinkHello, MessageKind, Outcome, PeerFault, PeerWindow, VERSION, WindowOf,
+};
+pub use seal::{
+    ChannelSecret, EXPORT_BYTES, EXPORT_LABEL, LinkOpener, LinkSealer, MESSAGES_PER_KEY, SEAL_BYTES,
+    SEALED_PLACE_BYTES, SealOffer, SealedDirection,
 };
 pub use stream::{INLINE_BYTES, Stream};
