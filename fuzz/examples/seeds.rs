@@ -297,7 +297,8 @@ fn relay() {
         Frame::End { outcome: Outcome::Reset },
     ];
     let hello =
-        LinkHello { link: 0, attempt: 1, received: 0, windows: vec![WindowOf { stream: 1, window }] }.to_bytes();
+        LinkHello { link: 0, attempt: 1, received: 0, windows: vec![WindowOf { stream: 1, window }], seal: None }
+            .to_bytes();
     let mut input = after(&(hello.len() as u16).to_le_bytes(), &hello);
     for (frame, seq) in frames.iter().zip(1..) {
         let mut bytes = vec![0; HEADER_BYTES];

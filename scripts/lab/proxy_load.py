@@ -96,8 +96,8 @@ def gbits(route, streams=1, seconds=2):
             server.stop()
 
 
-def redis_rates(route, clients=(10, 30, 50, 100), requests=20_000):
-    """Requests per second of redis-benchmark: {(clients, "SET"): rate}."""
+def redis_rates(route, clients=(10, 30, 50, 100), requests=20_000, size=3):
+    """Requests per second of redis-benchmark with values of `size` bytes: {(clients, "SET"): rate}."""
     with tempfile.TemporaryDirectory() as directory:
         server = route.server.start(
             "redis-server", "--port", REDIS_PORT, "--bind", route.address, "--save", "", "--dir", directory,
@@ -106,7 +106,7 @@ def redis_rates(route, clients=(10, 30, 50, 100), requests=20_000):
             await_listener(route.server, REDIS_PORT, server)
             rates = {}
             for count in clients:
-                words = ["redis-benchmark", "-h", route.address, "-p", REDIS_PORT, "-c", count, "-n", requests, "-t", "set,get", "--csv"]
+                words = ["redis-benchmark", "-h", route.address, "-p", REDIS_PORT, "-c", count, "-n", requests, "-t", "set,get", "-d", size, "--csv"]
                 code, text = route.client.run(*words, plain=True, seconds=120)
                 if code:
                     raise LabError(f"redis-benchmark: {text}")

@@ -87,3 +87,22 @@ def test_a_connect_costs_little_more_than_by_tcp(figure):
                 assert not counters.get("connections_by_tcp"), proxies.ask(hosts.a, "why")
     figure("proxy_connect_more_us", median(more), "us")
     assert median(more) <= CONNECT_MOST_US, f"a connect takes {median(more):.0f} us more than by TCP"
+
+
+def test_what_encryption_costs(figure):
+    """Bulk of one stream and values of 2 KiB, with `encrypt` on and off in turns: medians of the ratios of neighbouring runs."""
+    refused = lab.namespaces_refused()
+    if refused:
+        pytest.skip(refused)
+    runs = {"on": [], "off": []}
+    with lab.Fabric(in_process=True) as hosts:
+        route = Route(hosts.a, hosts.b)
+        for _ in range(ROUNDS):
+            for word, made in runs.items():
+                with Proxies(hosts, extra=f'encrypt = "{word}"\n') as proxies:
+                    rates = proxy_load.redis_rates(route, clients=(10,), requests=10_000, size=2048)
+                    made.append({"iperf3_1": proxy_load.gbits(route, 1), **{f"redis_{what.lower()}_2k": rate for (_, what), rate in rates.items()}})
+                    links = [link for host in hosts.hosts for link in proxies.show(host)["links"]]
+                    assert {(link["carrier"], link["encrypted"]) for link in links} == {("rdma", word == "on")}
+    for name in runs["on"][0]:
+        figure(f"proxy_encrypted_{name}_to_clear", median(on[name] / off[name] for on, off in zip(runs["on"], runs["off"])), "x")

@@ -7,6 +7,8 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-changed=csrc");
     println!("cargo::rerun-if-env-changed=BPF_CLANG");
+    // Of `scripts/fuzz`: a worker for fuzz targets.
+    println!("cargo::rustc-check-cfg=cfg(fuzzing)");
     cc::Build::new().file("csrc/verbs.c").warnings(true).extra_warnings(true).compile("burst_proxy_verbs");
     println!("cargo::rustc-link-lib=dylib=rdmacm");
     println!("cargo::rustc-link-lib=dylib=ibverbs");

@@ -185,11 +185,17 @@ fn list(snapshot: &Value) -> String {
             serves.join(",")
         );
     }
-    let _ = writeln!(text, "\n{:<16} {:>4} {:<16} {:>7} {:>12}", "link to", "no.", "carried by", "streams", "memory");
+    let _ = writeln!(
+        text,
+        "\n{:<16} {:>4} {:<16} {:<9} {:>7} {:>12}",
+        "link to", "no.", "carried by", "encrypted", "streams", "memory"
+    );
     for link in rows(snapshot, "links") {
         let memory = burst_grammar::show_bytes(link["memory"].as_u64().unwrap_or(0));
         let (peer, carrier) = (word(link, "peer"), word(link, "carrier"));
-        let _ = writeln!(text, "{peer:<16} {:>4} {carrier:<16} {:>7} {memory:>12}", link["link"], link["streams"]);
+        let encrypted = if link["encrypted"] == true { "yes" } else { "no" };
+        let (number, streams) = (&link["link"], &link["streams"]);
+        let _ = writeln!(text, "{peer:<16} {number:>4} {carrier:<16} {encrypted:<9} {streams:>7} {memory:>12}");
     }
     let _ = writeln!(
         text,

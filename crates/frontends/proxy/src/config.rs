@@ -53,6 +53,9 @@ pub struct ProxyConfig {
     /// What takes connections.
     #[serde(default)]
     pub intercept: InterceptBy,
+    /// Whether queue pairs carry encrypted bytes.
+    #[serde(default)]
+    pub encrypt: EncryptLinks,
     /// Seconds after which streams of a peer that does not come back are reset.
     #[serde(default = "default_resume")]
     pub resume_s: u64,
@@ -160,6 +163,19 @@ pub enum InterceptBy {
     Nft,
 }
 
+/// Whether queue pairs carry encrypted bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EncryptLinks {
+    /// Always: a peer that cannot is refused.
+    On,
+    /// If the peer asks for it.
+    #[default]
+    Agree,
+    /// Never: a peer that asks for it is refused.
+    Off,
+}
+
 /// Servers to reach for peers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -220,7 +236,8 @@ impl ProxyConfig {
         let workers = config.checked_workers()?;
         let (window, window_max) = config.checked_windows()?;
         let memory = size("memory", &config.memory)?;
-        let least = crate::pool::WindowPool::region_bytes(window) * u64::from(workers);
+        let pool = crate::pool::WindowPool::new(window, config.encrypt == EncryptLinks::On);
+        let least = pool.next_region_bytes() * u64::from(workers);
         if memory < least {
             return Err(format!(
                 "memory = \"{}\": with {workers} workers and windows of {window} bytes at least {least} bytes are needed",

@@ -59,6 +59,7 @@ counters! {
     RingsWithoutMemory, "rings_without_memory", "Rings that did not grow with the peer's window for want of memory.";
     // --- links
     LinksOnRdma, "links_on_rdma", "Times that a link began to use a queue pair.";
+    LinksEncrypted, "links_encrypted", "Times that a link began to use a queue pair with encryption.";
     LinksOnControlChannel, "links_on_control_channel", "Times that a link began to use the control channel.";
     MessagesSent, "messages_sent", "Batches sent.";
     FramesSent, "frames_sent", "Frames in these batches.";

@@ -3,9 +3,9 @@
 //! On the wire: four bytes of length (little-endian), then postcard. A message of more than [`MESSAGE_BYTES`] or one
 //! that cannot be read ends the channel.
 
-use crate::config::Checked;
+use crate::config::{Checked, EncryptLinks};
 use crate::worker::WorkerSnapshot;
-use burst_relay::LinkHello;
+use burst_relay::{ChannelSecret, LinkHello};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Sender;
@@ -16,13 +16,35 @@ pub const MESSAGE_BYTES: usize = 32 << 20;
 pub const CONTROL_VERSION: u32 = 1;
 /// A feature bit: windows that grow.
 pub const GROWS: u64 = 2;
+/// A feature bit: queue pairs that carry encrypted bytes.
+const ENCRYPTS: u64 = 4;
+/// A feature bit: no queue pairs that carry others.
+const DEMANDS_ENCRYPTION: u64 = 8;
 /// Feature bits of every configuration: 1, urgent data.
 const FEATURES: u64 = 1;
 
 /// Feature bits of this side.
 pub fn features(config: &Checked) -> u64 {
     let grows = if config.window_max > config.window { GROWS } else { 0 };
-    FEATURES | grows
+    let encrypts = match config.config.encrypt {
+        EncryptLinks::On => ENCRYPTS | DEMANDS_ENCRYPTION,
+        EncryptLinks::Agree => ENCRYPTS,
+        EncryptLinks::Off => 0,
+    };
+    FEATURES | grows | encrypts
+}
+
+/// Whether queue pairs between this side and a peer carry encrypted bytes. Both sides find the same.
+///
+/// # Errors
+/// A sentence: one side demands what the other one does not offer.
+pub fn encrypts(own: u64, peers: u64) -> Result<bool, String> {
+    match ((own | peers) & DEMANDS_ENCRYPTION != 0, own & ENCRYPTS != 0, peers & ENCRYPTS != 0) {
+        (false, ..) => Ok(false),
+        (true, true, true) => Ok(true),
+        (true, _, false) => Err("it does not offer encryption, which this proxy demands (encrypt = \"on\")".into()),
+        (true, false, true) => Err("it demands encryption, which is off here (encrypt = \"off\")".into()),
+    }
 }
 
 /// What a proxy says first.
@@ -103,6 +125,10 @@ pub struct PeerUp {
     pub dials: bool,
     /// What the peer's requests for queue pairs must carry.
     pub token: [u8; 16],
+    /// Whether queue pairs carry encrypted bytes.
+    pub encrypts: bool,
+    /// The secret of the channel.
+    pub secret: ChannelSecret,
 }
 
 /// What the control thread sends to a worker.
@@ -195,4 +221,34 @@ pub enum Report {
     },
     /// The peer broke the protocol: close its channel.
     PeerFault(usize, String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ProxyConfig;
+
+    #[test]
+    fn both_sides_agree_about_encryption_or_refuse() {
+        let bits = |word: &str| {
+            let text = format!("name='a'\nlisten='10.0.0.1:7400'\nkeys='k'\n{word}");
+            features(&ProxyConfig::parse(&text).unwrap())
+        };
+        let (on, agree, off) = (bits("encrypt='on'"), bits(""), bits("encrypt='off'"));
+        let earlier = FEATURES | GROWS;
+        for (one, other, agreed) in [
+            (on, on, Some(true)),
+            (on, agree, Some(true)),
+            (agree, agree, Some(false)),
+            (agree, off, Some(false)),
+            (off, off, Some(false)),
+            (agree, earlier, Some(false)),
+            (on, off, None),
+            (on, earlier, None),
+        ] {
+            assert_eq!((encrypts(one, other).ok(), encrypts(other, one).ok()), (agreed, agreed), "{one} {other}");
+        }
+        assert!(encrypts(on, off).unwrap_err().contains("does not offer encryption"));
+        assert!(encrypts(off, on).unwrap_err().contains("is off here"));
+    }
 }

@@ -1,13 +1,14 @@
 //! Rings and windows of a link's streams: parts of large registered regions.
 //!
-//! A stream has a ring of outgoing bytes and a window for incoming ones. Both begin with the same length, in a region of
-//! eight streams, and can grow, each by itself: a larger part has a region of its own, and the part before is kept
-//! until its bytes are needed no more ([`GrowingPart`]). Each link has regions of its own, so that a peer's keys reach no
-//! other peer's streams. Regions are added as streams come and grow, up to the worker's share of `memory`. Empty ones stay
+//! A stream has a ring of outgoing bytes and a window for incoming ones. Both begin with the same length, in a region of eight
+//! streams, and can grow, each by itself: a larger part has a region of its own, and the part before is kept until its bytes are
+//! needed no more ([`GrowingPart`]). Each link has regions of its own, so that a peer's keys reach no other peer's streams. On an
+//! encrypted link each region has two parts of the same layout: the device reads and writes encrypted bytes in the one, and only
+//! this process uses the other. Regions are added as streams come and grow, up to the worker's share of `memory`. Empty ones stay
 //! until a link needs memory that the share does not have otherwise.
 
 use crate::rdma::{ProxyDevice, RegisteredMemory};
-use burst_relay::PeerWindow;
+use burst_relay::{BatchPlace, PeerWindow};
 use std::collections::BTreeMap;
 use std::io::{Error, Result};
 use std::rc::Rc;
@@ -70,22 +71,54 @@ pub struct WindowSlot {
     pub window: GrowingPart,
 }
 
+/// Memory of one region.
+#[derive(Debug)]
+struct PoolRegion {
+    /// What sockets read and write; registered if nothing is encrypted.
+    clear: RegisteredMemory,
+    /// What the device reads and writes, if that is encrypted.
+    sealed: Option<RegisteredMemory>,
+}
+
+impl PoolRegion {
+    fn map(len: usize, is_sealed: bool) -> Result<Self> {
+        let sealed = if is_sealed { Some(RegisteredMemory::map(len)?) } else { None };
+        Ok(Self { clear: RegisteredMemory::map(len)?, sealed })
+    }
+
+    /// The memory that the device knows.
+    fn of_device(&self) -> &RegisteredMemory {
+        self.sealed.as_ref().unwrap_or(&self.clear)
+    }
+
+    fn of_device_mut(&mut self) -> &mut RegisteredMemory {
+        self.sealed.as_mut().unwrap_or(&mut self.clear)
+    }
+
+    /// Bytes of streams that it holds.
+    fn len(&self) -> usize {
+        self.clear.len()
+    }
+}
+
 /// The regions of one link.
 #[derive(Debug)]
 pub struct WindowPool {
     /// `None`: freed; its number is used again.
-    regions: Vec<Option<RegisteredMemory>>,
+    regions: Vec<Option<PoolRegion>>,
     /// By length.
     free: BTreeMap<u32, Vec<RegionPart>>,
     len: u32,
-    /// Bytes of regions for streams that have grown.
+    /// Bytes of streams in regions for those that have grown.
     grown: u64,
+    /// The device's bytes are encrypted.
+    is_sealed: bool,
 }
 
 impl WindowPool {
-    /// A pool without regions, whose rings and windows have `len` bytes at first.
-    pub fn new(len: u32) -> Self {
-        Self { regions: Vec::new(), free: BTreeMap::new(), len, grown: 0 }
+    /// A pool without regions, whose rings and windows have `len` bytes at first. `is_sealed`: the link is encrypted.
+    pub fn new(len: u32, is_sealed: bool) -> Self {
+        Self { regions: Vec::new(), free: BTreeMap::new(), len, grown: 0, is_sealed }
     }
 
     /// Length of each ring and window at first.
@@ -95,17 +128,27 @@ impl WindowPool {
 
     /// Bytes of all regions.
     pub fn mapped(&self) -> u64 {
-        self.regions.iter().flatten().map(|region| region.len() as u64).sum()
+        self.regions.iter().flatten().map(|region| self.memory_of(region.len() as u64)).sum()
     }
 
     /// Bytes of regions for streams that have grown.
     pub fn grown(&self) -> u64 {
-        self.grown
+        self.memory_of(self.grown)
     }
 
-    /// Bytes that a region of first rings and windows takes.
+    /// Bytes of memory for so many bytes of streams.
+    pub fn memory_of(&self, bytes: u64) -> u64 {
+        bytes * (1 + u64::from(self.is_sealed))
+    }
+
+    /// Bytes of streams in a region of first rings and windows.
     pub fn region_bytes(len: u32) -> u64 {
         (SLOTS * 2 * len as usize) as u64
+    }
+
+    /// Bytes of memory that the next region of first rings and windows takes.
+    pub fn next_region_bytes(&self) -> u64 {
+        self.memory_of(Self::region_bytes(self.len))
     }
 
     /// A slot; maps another region if none is free and `may_map`.
@@ -144,9 +187,9 @@ impl WindowPool {
     }
 
     fn map(&mut self, device: Option<&Rc<ProxyDevice>>, len: u32, parts: usize) -> Result<()> {
-        let mut region = RegisteredMemory::map(parts * len as usize)?;
+        let mut region = PoolRegion::map(parts * len as usize, self.is_sealed)?;
         if let Some(device) = device {
-            region.register(device)?;
+            region.of_device_mut().register(device)?;
         }
         let number = self.regions.iter().position(Option::is_none).unwrap_or_else(|| {
             self.regions.push(None);
@@ -190,11 +233,11 @@ impl WindowPool {
         }
     }
 
-    fn region(&self, part: RegionPart) -> &RegisteredMemory {
+    fn region(&self, part: RegionPart) -> &PoolRegion {
         self.regions[part.region].as_ref().expect("a region with a stream is not freed")
     }
 
-    fn region_mut(&mut self, part: RegionPart) -> &mut RegisteredMemory {
+    fn region_mut(&mut self, part: RegionPart) -> &mut PoolRegion {
         self.regions[part.region].as_mut().expect("a region with a stream is not freed")
     }
 
@@ -203,17 +246,17 @@ impl WindowPool {
     /// # Errors
     /// Of `ibv_reg_mr`.
     pub fn register(&mut self, device: &Rc<ProxyDevice>) -> Result<()> {
-        self.regions.iter_mut().flatten().try_for_each(|region| region.register(device))
+        self.regions.iter_mut().flatten().try_for_each(|region| region.of_device_mut().register(device))
     }
 
     /// Ends the registrations: the device is gone.
     pub fn deregister(&mut self) {
-        self.regions.iter_mut().flatten().for_each(RegisteredMemory::deregister);
+        self.regions.iter_mut().flatten().for_each(|region| region.of_device_mut().deregister());
     }
 
     /// A part as the peer has to know it.
     pub fn named(&self, part: RegionPart) -> PeerWindow {
-        let region = self.region(part);
+        let region = self.region(part).of_device();
         match region.keys() {
             Some((_, rkey)) => PeerWindow { address: region.address(part.at), rkey, len: part.len },
             None => PeerWindow { address: 0, rkey: 0, len: part.len },
@@ -233,7 +276,7 @@ impl WindowPool {
     /// Address and local key of the ring's byte for an offset of the stream; `None` without a registration.
     pub fn ring_address(&self, slot: WindowSlot, offset: u64) -> Option<(u64, u32)> {
         let part = slot.ring.at(offset);
-        let region = self.region(part);
+        let region = self.region(part).of_device();
         let (lkey, _) = region.keys()?;
         Some((region.address(part.at + (offset % u64::from(part.len)) as usize), lkey))
     }
@@ -243,7 +286,36 @@ impl WindowPool {
         let part = slot.ring.at(offset);
         let at = (offset % u64::from(part.len)) as usize;
         assert!(at + len <= part.len as usize, "a part of a ring does not wrap");
-        self.region_mut(part).bytes(part.at + at, len)
+        self.region_mut(part).clear.bytes(part.at + at, len)
+    }
+
+    /// Encrypts bytes of the ring in `scratch`, and puts the result where the device reads it.
+    /// `seal` encrypts in place: in memory that no peer can write, so that nothing changes meanwhile.
+    pub fn seal_ring(
+        &mut self,
+        slot: WindowSlot,
+        place: BatchPlace,
+        scratch: &mut Vec<u8>,
+        seal: impl FnOnce(&mut [u8]),
+    ) {
+        let (offset, len) = (place.offset, place.len as usize);
+        scratch.clear();
+        scratch.extend_from_slice(self.ring(slot, offset, len));
+        seal(scratch);
+        let part = slot.ring.at(offset);
+        let at = (offset % u64::from(part.len)) as usize;
+        self.region_mut(part).of_device_mut().bytes(part.at + at, len).copy_from_slice(scratch);
+    }
+
+    /// Copies what the peer has written into the window from an offset of the stream to where no peer can change it, and returns
+    /// it there. `None`: the window has its end, or that of its part, in between; or nothing is encrypted.
+    pub fn take_sealed(&mut self, slot: WindowSlot, offset: u64, len: usize) -> Option<&mut [u8]> {
+        let (part, at, most) = stretch(&slot, offset, len);
+        let PoolRegion { clear, sealed } = self.region_mut(part);
+        let sealed = sealed.as_mut().filter(|_| most == len)?;
+        let to = clear.bytes(part.at + at, len);
+        to.copy_from_slice(sealed.bytes(part.at + at, len));
+        Some(to)
     }
 
     /// Copies bytes of the stream from an offset on into the window.
@@ -260,13 +332,18 @@ impl WindowPool {
     /// Bytes of the window from an offset of the stream, at most `len` and up to the part's end, or to where the next
     /// part begins.
     pub fn received(&mut self, slot: WindowSlot, offset: u64, len: usize) -> &mut [u8] {
-        let part = slot.window.at(offset);
-        let at = (offset % u64::from(part.len)) as usize;
-        let len = len.min(part.len as usize - at);
-        let next = slot.window.before.map(|(_, from)| from).filter(|from| offset < *from);
-        let len = next.map_or(len, |from| len.min((from - offset) as usize));
-        self.region_mut(part).bytes(part.at + at, len)
+        let (part, at, len) = stretch(&slot, offset, len);
+        self.region_mut(part).clear.bytes(part.at + at, len)
     }
+}
+
+/// Where the window has the byte of an offset of the stream: part, place in it, and how many bytes follow there, at most `len`.
+fn stretch(slot: &WindowSlot, offset: u64, len: usize) -> (RegionPart, usize, usize) {
+    let part = slot.window.at(offset);
+    let at = (offset % u64::from(part.len)) as usize;
+    let len = len.min(part.len as usize - at);
+    let next = slot.window.before.map(|(_, from)| from).filter(|from| offset < *from);
+    (part, at, next.map_or(len, |from| len.min((from - offset) as usize)))
 }
 
 #[cfg(test)]
@@ -275,7 +352,7 @@ mod tests {
 
     #[test]
     fn slots_are_apart_and_limited() {
-        let mut pool = WindowPool::new(4096);
+        let mut pool = WindowPool::new(4096, false);
         assert!(pool.take(None, false).is_err());
         let slots: Vec<WindowSlot> = (0..SLOTS).map(|_| pool.take(None, true).unwrap()).collect();
         assert_eq!(pool.mapped(), WindowPool::region_bytes(4096));
@@ -307,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_part_that_grows_keeps_the_bytes_below_its_offset() {
-        let mut pool = WindowPool::new(4096);
+        let mut pool = WindowPool::new(4096, false);
         let mut slot = pool.take(None, true).unwrap();
         let one = WindowPool::region_bytes(4096);
         pool.received(slot, 4000, 96).fill(1);
@@ -333,5 +410,29 @@ mod tests {
         pool.give_part(part);
         pool.shrink();
         assert_eq!((pool.mapped(), pool.grown()), (0, 0));
+    }
+
+    #[test]
+    fn a_sealed_pool_has_memory_for_the_device_alone() {
+        let mut pool = WindowPool::new(4096, true);
+        let slot = pool.take(None, true).unwrap();
+        assert_eq!(pool.mapped(), 2 * WindowPool::region_bytes(4096));
+        pool.ring(slot, 4000, 96).fill(7);
+        let mut scratch = Vec::new();
+        let place = BatchPlace { stream: 1, offset: 4000, len: 96 };
+        pool.seal_ring(slot, place, &mut scratch, |bytes| bytes.iter_mut().for_each(|byte| *byte ^= 0xff));
+        assert_eq!(pool.ring(slot, 4000, 96), [7; 96], "the ring keeps the clear bytes: they may be sent again");
+        let ring = slot.ring.now;
+        assert_eq!(pool.region_mut(ring).of_device_mut().bytes(ring.at + 4000, 96), [0xf8; 96]);
+        // The peer writes; what was taken stays as it was then.
+        let window = slot.window.now;
+        let written =
+            |pool: &mut WindowPool, byte| pool.region_mut(window).of_device_mut().bytes(window.at, 4096).fill(byte);
+        written(&mut pool, 1);
+        assert_eq!(pool.take_sealed(slot, 8192, 100).unwrap(), [1; 100]);
+        written(&mut pool, 2);
+        assert_eq!(pool.received(slot, 8192, 101), [&[1; 100][..], &[0]].concat());
+        assert_eq!(pool.take_sealed(slot, 8192 + 4000, 97), None, "it would wrap");
+        assert_eq!(WindowPool::new(4096, true).mapped(), 0);
     }
 }

@@ -5,7 +5,7 @@
 //! end in the order queue pairs, regions, device.
 #![allow(unsafe_code)]
 
-use burst_relay::BATCH_BYTES;
+use burst_relay::{BATCH_BYTES, SEAL_BYTES};
 use rustix::net::SocketAddrAny;
 use std::ffi::c_void;
 use std::io::{Error, Result};
@@ -14,6 +14,8 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
+/// Bytes of memory for a message: a batch, which may be encrypted.
+const MESSAGE_SLOT: usize = (BATCH_BYTES + SEAL_BYTES).next_multiple_of(1024);
 /// Work requests that may wait in a send queue.
 pub const SENDS: u32 = 1024;
 /// Completions taken at once.
@@ -440,9 +442,9 @@ impl LinkQp {
     /// # Errors
     /// Of the verbs; the id is left as it was.
     pub fn new(id: CmId, device: &Rc<ProxyDevice>, context: usize, slots: u64) -> Result<Self> {
-        let mut receives = RegisteredMemory::map(slots as usize * BATCH_BYTES)?;
+        let mut receives = RegisteredMemory::map(slots as usize * MESSAGE_SLOT)?;
         receives.register(device)?;
-        let mut sends = RegisteredMemory::map(slots as usize * BATCH_BYTES)?;
+        let mut sends = RegisteredMemory::map(slots as usize * MESSAGE_SLOT)?;
         sends.register(device)?;
         let (pd, completions) = (device.pd.as_ptr(), device.completions.as_ptr());
         // SAFETY: id, domain and channel live; `context` is a number for us.
@@ -478,10 +480,10 @@ impl LinkQp {
     }
 
     fn post_receive(&mut self, slot: u64) -> Result<()> {
-        let at = self.receives.address(slot as usize * BATCH_BYTES);
+        let at = self.receives.address(slot as usize * MESSAGE_SLOT);
         let (lkey, _) = self.receives.keys().expect("registered when made");
         // SAFETY: the queue pair lives; the memory is registered and outlives it.
-        check(unsafe { bp_post_recv(self.raw.as_ptr(), slot, at, BATCH_BYTES as u32, lkey) }).map(|_| ())
+        check(unsafe { bp_post_recv(self.raw.as_ptr(), slot, at, MESSAGE_SLOT as u32, lkey) }).map(|_| ())
     }
 
     /// Whether a batch with the most writes fits into the send queue; takes completions of sends if needed. If not,
@@ -524,7 +526,7 @@ impl LinkQp {
     /// Of `ibv_post_send`.
     pub fn send(&mut self, seq: u64, message: &[u8], writes: &[Write]) -> Result<()> {
         let slot = seq % self.slots;
-        let at = slot as usize * BATCH_BYTES;
+        let at = slot as usize * MESSAGE_SLOT;
         self.sends.bytes(at, message.len()).copy_from_slice(message);
         let (lkey, _) = self.sends.keys().expect("registered when made");
         let requests = writes.len() as u32 + 1;
@@ -554,8 +556,8 @@ impl LinkQp {
     /// The queue pair has failed.
     pub fn receive(&mut self, done: Done, to: &mut Vec<u8>) -> Result<()> {
         failed(done.status)?;
-        let at = done.id as usize * BATCH_BYTES;
-        to.extend_from_slice(self.receives.bytes(at, (done.len as usize).min(BATCH_BYTES)));
+        let at = done.id as usize * MESSAGE_SLOT;
+        to.extend_from_slice(self.receives.bytes(at, (done.len as usize).min(MESSAGE_SLOT)));
         self.post_receive(done.id)
     }
 

@@ -1,6 +1,7 @@
 //! One control channel: messages over TLS 1.3, both ends with certificates of one CA, on a socket that does not block.
 
 use crate::message::{ControlMessage, MESSAGE_BYTES};
+use burst_relay::{ChannelSecret, EXPORT_BYTES, EXPORT_LABEL};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
@@ -141,6 +142,15 @@ impl ControlChannel {
             return false;
         };
         certificate.verify_is_valid_for_subject_name(&name).is_ok()
+    }
+
+    /// What only both ends of this channel know (RFC 8446, 7.5).
+    ///
+    /// # Errors
+    /// The handshake is not complete.
+    pub fn secret(&self) -> Result<ChannelSecret, String> {
+        let exported = self.tls.export_keying_material([0; EXPORT_BYTES], EXPORT_LABEL, None);
+        exported.map(|bytes| ChannelSecret::new(&bytes)).map_err(|e| e.to_string())
     }
 
     /// Appends a message; it leaves with the next [`ControlChannel::write`].

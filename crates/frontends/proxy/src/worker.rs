@@ -12,6 +12,8 @@ mod conn;
 mod credit_rounds;
 mod decisions;
 mod env;
+#[cfg(fuzzing)]
+pub mod fuzzed_worker;
 mod held_syns;
 mod link;
 mod link_transport;
@@ -20,6 +22,7 @@ mod place;
 mod rdma_port;
 mod receive;
 mod round_trips;
+mod seals;
 mod snapshot;
 mod sockets;
 mod streams;

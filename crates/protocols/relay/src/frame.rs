@@ -5,7 +5,6 @@
 //! has the length that its tag says; only DATA carries a length of its own. Reading checks every length and rejects
 //! unknown tags: a newer peer agrees on a version first.
 
-use crate::seal::SealOffer;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use thiserror::Error;
 
@@ -414,6 +413,15 @@ pub struct WindowOf {
     pub stream: u32,
     /// Its window, perhaps in newly registered memory.
     pub window: PeerWindow,
+}
+
+/// What the receiver of a direction says in its hello: how the key is made by which the peer encrypts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealOffer {
+    /// Name of the channel's secret.
+    pub secret: [u8; 8],
+    /// Random, new for each hello.
+    pub random: [u8; 32],
 }
 
 /// The first message on each new transport: how far its sender has received, and where its windows are now.

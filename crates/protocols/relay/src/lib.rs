@@ -24,10 +24,11 @@ mod stream;
 
 pub use batch::{BATCH_BYTES, BATCHES, Batch, BatchPlace, LinkInbox, LinkOutbox, Novelty, PLACES};
 pub use frame::{
-    Frame, FrameReader, HEADER_BYTES, Header, LinkHello, MessageKind, Outcome, PeerFault, PeerWindow, VERSION, WindowOf,
+    Frame, FrameReader, HEADER_BYTES, Header, LinkHello, MessageKind, Outcome, PeerFault, PeerWindow, SealOffer,
+    VERSION, WindowOf,
 };
 pub use seal::{
     ChannelSecret, EXPORT_BYTES, EXPORT_LABEL, LinkOpener, LinkSealer, MESSAGES_PER_KEY, SEAL_BYTES,
-    SEALED_PLACE_BYTES, SealOffer, SealedDirection,
+    SEALED_PLACE_BYTES, SealedDirection,
 };
 pub use stream::{INLINE_BYTES, Stream};

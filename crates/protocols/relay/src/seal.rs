@@ -1,22 +1,23 @@
 //! Encryption of what a link carries over a queue pair: AES-256-GCM (RFC 5116) with keys of the proxies' TLS channel.
 //!
-//! **Keys.** Both ends of a TLS channel export the same bytes ([`ChannelSecret`]; RFC 5705, RFC 8446 7.5). Each queue pair has two
-//! keys, one for each direction. The receiver of a direction names in its hello a channel's secret and 32 random bytes
-//! ([`SealOffer`]); the key is HKDF-SHA256 (RFC 5869) of secret, random bytes, link, attempt and direction. So no key serves two queue
-//! pairs: a batch that is sent again by another queue pair is encrypted anew, and what an earlier one has carried is of no use there.
+//! **Keys.** Both ends of a TLS channel export the same bytes ([`ChannelSecret`]; RFC 5705, RFC 8446 7.5). Each queue pair has
+//! two keys, one for each direction. The receiver of a direction names in its hello a channel's secret and 32 random bytes
+//! ([`SealOffer`]); the key is HKDF-SHA256 (RFC 5869) of secret, random bytes, link, attempt and direction. So no key serves two
+//! queue pairs: a batch that is sent again by another queue pair is encrypted anew, and what an earlier one has carried is of no
+//! use there.
 //!
-//! **Records.** A queue pair delivers in order, so messages have numbers that are not sent. Message `n` is one record with the nonce
-//! 64 `n`; the bytes that its `k`-th PLACED announces, `k` from 1, are another one with the nonce 64 `n` + `k`. Numbers only go up, and a
-//! nonce is used once for each key. The tags of these bytes precede the frames inside the message; stream, offset and length are
-//! authenticated with the bytes. A record that is altered, repeated, missing, out of order or cut does not open
-//! ([`PeerFault::Unauthentic`]), and the link ends.
+//! **Records.** A queue pair delivers in order, so messages have numbers that are not sent. Message `n` is one record with the
+//! nonce 64 `n`; the bytes that its `k`-th PLACED announces, `k` from 1, are another one with the nonce 64 `n` + `k`. Numbers
+//! only go up, and a nonce is used once for each key. The tags of these bytes precede the frames inside the message; stream,
+//! offset and length are authenticated with the bytes. A record that is altered, repeated, missing, out of order or cut does not
+//! open ([`PeerFault::Unauthentic`]), and the link ends.
 //!
 //! **Bound.** After [`MESSAGES_PER_KEY`] messages the key is replaced by HKDF of itself, at both ends at the same message. A key
-//! encrypts less than 2^36 blocks then, which keeps the advantage over a random function below 2^-57 (draft-irtf-cfrg-aead-limits 5.1; RFC
-//! 8446 5.5 has the same bound). A key opens nothing more after the first forgery.
+//! encrypts less than 2^36 blocks then, which keeps the advantage over a random function below 2^-57 (draft-irtf-cfrg-aead-limits
+//! 5.1; RFC 8446 5.5 has the same bound). A key opens nothing more after the first forgery.
 
 use crate::batch::{BATCH_BYTES, BatchPlace, PLACES};
-use crate::frame::PeerFault;
+use crate::frame::{PeerFault, SealOffer};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk};
 use std::fmt;
@@ -48,14 +49,14 @@ const _: () = assert!(
 #[derive(Clone)]
 pub struct ChannelSecret {
     id: [u8; 8],
-    key: Prk,
+    key: [u8; EXPORT_BYTES - 8],
 }
 
 impl ChannelSecret {
     /// Of the bytes that the channel exports. The first eight become its public name.
     pub fn new(exported: &[u8; EXPORT_BYTES]) -> Self {
         let (id, key) = exported.split_at(8);
-        Self { id: id.try_into().expect("eight bytes"), key: Prk::new_less_safe(HKDF_SHA256, key) }
+        Self { id: id.try_into().expect("eight bytes"), key: key.try_into().expect("all others") }
     }
 
     /// Its name in hellos. It is independent of the key.
@@ -68,15 +69,6 @@ impl fmt::Debug for ChannelSecret {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.debug_struct("ChannelSecret").field("id", &self.id).finish_non_exhaustive()
     }
-}
-
-/// What the receiver of a direction says in its hello: how the key is made by which the peer encrypts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SealOffer {
-    /// Name of the channel's secret.
-    pub secret: [u8; 8],
-    /// Random, new for each hello.
-    pub random: [u8; 32],
 }
 
 /// One direction of one queue pair of a link.
@@ -101,7 +93,7 @@ impl SealKey {
     fn new(secret: &ChannelSecret, offer: &SealOffer, of: SealedDirection) -> Self {
         let (link, attempt) = (of.link.to_le_bytes(), of.attempt.to_le_bytes());
         let info: [&[u8]; 5] = [b"burst link", &offer.random, &link, &attempt, &[u8::from(of.of_dialer)]];
-        let chain = derived(&secret.key, &info);
+        let chain = derived(&Prk::new_less_safe(HKDF_SHA256, &secret.key), &info);
         Self { key: key_of(&chain), chain, number: 0 }
     }
 
@@ -131,7 +123,7 @@ fn key_of(chain: &Prk) -> LessSafeKey {
 
 /// The nonce of a record of a message.
 fn nonce_bytes(number: u64, record: usize) -> [u8; NONCE_LEN] {
-    assert!((record as u64) < NONCES_PER_MESSAGE && number <= u64::MAX / NONCES_PER_MESSAGE - 1);
+    assert!((record as u64) < NONCES_PER_MESSAGE && number < u64::MAX / NONCES_PER_MESSAGE);
     let mut bytes = [0; NONCE_LEN];
     bytes[4..].copy_from_slice(&(number * NONCES_PER_MESSAGE + record as u64).to_be_bytes());
     bytes

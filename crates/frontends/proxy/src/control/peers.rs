@@ -2,7 +2,7 @@
 
 use super::{Control, HEARTBEAT, PAUSE, PeerState, REFUSALS_LOGGED, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER, front};
 use crate::config::{self, Checked, PeerEntry, Prefix};
-use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, PeerUp, features};
+use crate::message::{self, CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, PeerUp, features};
 use crate::sys::{self, EventFlags};
 use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
@@ -402,7 +402,19 @@ impl Control {
 
     fn on_introduction(&mut self, at: usize, said: Introduction) -> Result<(), String> {
         let Some(Some(channel)) = self.channels.get(at) else { return Ok(()) };
-        let (number, dialled) = (self.check_introduction(channel, &said)?, channel.dialled);
+        let (number, dialled, secret) = (self.check_introduction(channel, &said)?, channel.dialled, channel.secret()?);
+        let encrypts = match message::encrypts(features(&self.config), said.features) {
+            Ok(encrypts) => encrypts,
+            Err(why) => {
+                // The peer's own sentence is better than that the channel was closed.
+                if dialled.is_none() {
+                    self.introduce(number, at);
+                    self.write_channels();
+                }
+                self.complain(number, &why);
+                return Err(why);
+            }
+        };
         if self.peers[number].introduction.as_ref().is_some_and(|before| before.session != said.session) {
             let own = self.peers[number].channel.take_if(|open| *open == at);
             self.end_peer(number, "it has begun again");
@@ -428,7 +440,10 @@ impl Control {
         peer.introduction = Some(said.clone());
         let token = peer.token;
         crate::log(format_args!("peer {} is there", said.name));
-        self.command_all(|| Command::PeerUp(PeerUp { peer: number, introduction: said.clone(), dials, token }));
+        self.command_all(|| {
+            let (introduction, secret) = (said.clone(), secret.clone());
+            Command::PeerUp(PeerUp { peer: number, introduction, dials, token, encrypts, secret })
+        });
         for worker in 0..self.config.workers {
             self.announce_worker(number, worker);
         }

@@ -8,6 +8,7 @@ use super::conn::ProxyConn;
 use super::env::WorkerEnv;
 use super::link_transport::LinkTransport;
 use super::round_trips::RoundTrips;
+use super::seals::LinkSeals;
 use super::snapshot::LinkView;
 use super::table::{ConnTable, TableKey};
 use crate::counters::ProxyCounter;
@@ -15,8 +16,8 @@ use crate::message::{ControlMessage, Report};
 use crate::pool::WindowPool;
 use crate::rdma::Write;
 use burst_relay::{
-    Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, Novelty, PeerFault, PeerWindow, Stream,
-    WindowOf,
+    Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, LinkSealer, Novelty, PeerFault,
+    PeerWindow, SealOffer, SealedDirection, Stream, WindowOf,
 };
 use std::collections::{HashMap, VecDeque};
 use std::io::{Error, Result};
@@ -38,6 +39,7 @@ pub(super) struct PeerLink {
     pub(super) dials: bool,
     /// Before `pool`: a queue pair ends before the memory that its peer may write.
     pub(super) transport: LinkTransport,
+    pub(super) seals: LinkSeals,
     pub(super) outbox: LinkOutbox,
     pub(super) inbox: LinkInbox,
     pub(super) round_trips: RoundTrips,
@@ -55,7 +57,7 @@ pub(super) struct PeerLink {
 
 impl PeerLink {
     /// A link without a transport; `window`: bytes of first windows.
-    pub(super) fn new(peer: usize, number: u32, dials: bool, window: u32) -> Self {
+    pub(super) fn new(peer: usize, number: u32, dials: bool, window: u32, seals: LinkSeals) -> Self {
         Self {
             peer,
             number,
@@ -67,7 +69,8 @@ impl PeerLink {
             conns: ConnTable::default(),
             keys: HashMap::new(),
             waiting: VecDeque::new(),
-            pool: WindowPool::new(window),
+            pool: WindowPool::new(window, seals.is_on()),
+            seals,
             next_id: if dials { 1 } else { 2 },
             last_opened: 0,
             writes: Vec::new(),
@@ -161,15 +164,67 @@ impl PeerLink {
         env.timer.start();
     }
 
+    /// One direction of the present queue pair.
+    fn direction(&self, of_dialer: bool) -> SealedDirection {
+        SealedDirection { link: self.number, attempt: self.transport.attempt, of_dialer }
+    }
+
+    /// Opens a message that the queue pair has brought, if the link is encrypted.
+    ///
+    /// # Errors
+    /// [`PeerFault::Unauthentic`].
+    pub(super) fn open_message(&mut self, message: &mut Vec<u8>) -> std::result::Result<(), PeerFault> {
+        match &mut self.transport.opener {
+            Some(opener) => opener.open_message(message),
+            None if self.seals.is_on() => Err(PeerFault::Unauthentic),
+            None => Ok(()),
+        }
+    }
+
+    /// A PLACED was read: on an encrypted link its message has a tag for it. The control channel carries none.
+    ///
+    /// # Errors
+    /// [`PeerFault::Unauthentic`].
+    pub(super) fn count_place(&mut self) -> std::result::Result<(), PeerFault> {
+        match &mut self.transport.opener {
+            Some(opener) => opener.take_place(),
+            None if self.seals.is_on() => Err(PeerFault::Unauthentic),
+            None => Ok(()),
+        }
+    }
+
+    /// The peer's hello for a queue pair: makes the key by which this side encrypts. False: the peer names a channel's secret
+    /// that this side does not know.
+    ///
+    /// # Errors
+    /// [`PeerFault::Offer`]: the hello does not agree with whether the link is encrypted.
+    pub(super) fn take_offer(&mut self, offer: Option<SealOffer>) -> std::result::Result<bool, PeerFault> {
+        if offer.is_some() != self.seals.is_on() {
+            return Err(PeerFault::Offer);
+        }
+        let Some(offer) = offer else { return Ok(true) };
+        self.transport.sealer = self.seals.sealer(&offer, self.direction(self.dials));
+        Ok(self.transport.sealer.is_some())
+    }
+
     /// Sends this side's hello of the present attempt.
     pub(super) fn say_hello(&mut self, env: &WorkerEnv) {
+        let mut seal = None;
+        if !self.transport.by_channel && self.seals.is_on() {
+            match self.seals.opener(self.direction(!self.dials)) {
+                Ok((offer, opener)) => (seal, self.transport.opener) = (Some(offer), Some(opener)),
+                // Without a hello the attempt ends in time.
+                Err(why) => return crate::log(format_args!("link {}: {why}", self.number)),
+            }
+        }
         self.inbox.resume();
         let windows = self.conns.iter().flat_map(|conn| {
             let windows = conn.slot.into_iter().flat_map(|slot| self.pool.windows(slot));
             windows.map(|window| WindowOf { stream: conn.stream.id(), window })
         });
         let (link, received, by_channel) = (self.number, self.inbox.received(), self.transport.by_channel);
-        let hello = LinkHello { link, attempt: self.transport.hello_attempt(), received, windows: windows.collect() };
+        let (attempt, windows) = (self.transport.hello_attempt(), windows.collect());
+        let hello = LinkHello { link, attempt, received, windows, seal };
         let message = ControlMessage::LinkHello { by_channel, bytes: hello.to_bytes() };
         env.report(Report::ToPeer(self.peer, message));
     }
@@ -223,9 +278,20 @@ impl PeerLink {
             env.report(Report::ToPeer(self.peer, message));
             return Ok(true);
         }
-        set_writes(&mut self.writes, batch, conn, &self.pool)?;
         let Some(qp) = &mut transport.qp else { return Ok(false) };
-        qp.send(batch.seq, &batch.bytes, &self.writes)?;
+        let sealer = transport.sealer.as_mut();
+        if sealer.is_none() && self.seals.is_on() {
+            return Err(Error::other("an encrypted link has no key"));
+        }
+        let mut sealing = sealer.map(|sealer| Sealing { sealer, scratch: &mut self.seals.scratch });
+        set_writes(&mut self.writes, batch, conn, &mut self.pool, sealing.as_mut())?;
+        match sealing {
+            Some(Sealing { sealer, scratch }) => {
+                sealer.seal_message(&batch.bytes, scratch);
+                qp.send(batch.seq, scratch, &self.writes)?;
+            }
+            None => qp.send(batch.seq, &batch.bytes, &self.writes)?,
+        }
         Ok(true)
     }
 
@@ -236,6 +302,7 @@ impl PeerLink {
             peer,
             link: self.number,
             carrier: self.transport.carrier(),
+            encrypted: self.transport.active && (self.transport.by_channel || self.seals.is_on()),
             streams: self.conns.len(),
             attempts: self.transport.attempt,
             memory: self.pool.mapped(),
@@ -244,7 +311,14 @@ impl PeerLink {
     }
 }
 
-/// The WRITEs that precede a batch. Places of streams that are gone are left out: the peer ignores them.
+/// What encrypts the bytes of a batch.
+struct Sealing<'a> {
+    sealer: &'a mut LinkSealer,
+    scratch: &'a mut Vec<u8>,
+}
+
+/// The WRITEs that precede a batch, whose bytes are encrypted if `sealing` is there. Places of streams that are gone are left
+/// out: the peer ignores them.
 ///
 /// # Errors
 /// The ring of a stream is not registered: the peer must not hear of bytes that were not written.
@@ -252,15 +326,22 @@ fn set_writes<'a>(
     writes: &mut Vec<Write>,
     batch: &Batch,
     conn: impl Fn(u32) -> Option<&'a ProxyConn>,
-    pool: &WindowPool,
+    pool: &mut WindowPool,
+    mut sealing: Option<&mut Sealing<'_>>,
 ) -> Result<()> {
     writes.clear();
     for place in &batch.places {
-        let Some(ProxyConn { stream, slot: Some(slot), .. }) = conn(place.stream) else { continue };
-        let Some(window) = stream.peer_window_at(place.offset) else { continue };
-        let Some((local, lkey)) = pool.ring_address(*slot, place.offset) else {
+        let known = conn(place.stream).and_then(|conn| Some((conn.slot?, conn.stream.peer_window_at(place.offset)?)));
+        let Some((slot, window)) = known else {
+            sealing.iter_mut().for_each(|sealing| sealing.sealer.skip_place());
+            continue;
+        };
+        let Some((local, lkey)) = pool.ring_address(slot, place.offset) else {
             return Err(Error::other("a ring is not registered"));
         };
+        if let Some(Sealing { sealer, scratch }) = sealing.as_deref_mut() {
+            pool.seal_ring(slot, *place, scratch, |bytes| sealer.seal_place(*place, bytes));
+        }
         let remote = window.address + place.offset % u64::from(window.len);
         writes.push(Write { local, remote, len: place.len, lkey, rkey: window.rkey });
     }

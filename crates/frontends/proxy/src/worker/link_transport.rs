@@ -4,7 +4,7 @@
 //! itself. From the peer's hello of the same attempt on a side sends.
 
 use crate::rdma::{CmId, LinkQp};
-use burst_relay::LinkHello;
+use burst_relay::{LinkHello, LinkOpener, LinkSealer};
 use std::time::Instant;
 
 /// The transport of a link. At first there is none.
@@ -19,6 +19,10 @@ pub(super) struct LinkTransport {
     pub(super) qp: Option<LinkQp>,
     /// The queue pair is connected.
     pub(super) qp_ready: bool,
+    /// Encrypts what is sent by the queue pair of an encrypted link, from the peer's hello on.
+    pub(super) sealer: Option<LinkSealer>,
+    /// Decrypts what comes by it, from this side's hello on.
+    pub(super) opener: Option<LinkOpener>,
     /// The control channel carries the link, also while an attempt for a queue pair runs.
     pub(super) by_channel: bool,
     /// The attempt by which it does.
@@ -68,6 +72,8 @@ impl LinkTransport {
         self.qp_ready = false;
         self.hello = None;
         self.qp = None;
+        self.sealer = None;
+        self.opener = None;
     }
 
     /// Replaces the transport by the control channel, by the attempt with this number.
@@ -112,7 +118,7 @@ mod tests {
     use super::*;
 
     fn hello(attempt: u64) -> LinkHello {
-        LinkHello { link: 0, attempt, received: 0, windows: Vec::new() }
+        LinkHello { link: 0, attempt, received: 0, windows: Vec::new(), seal: None }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::conn::ProxyConn;
 use super::env::WorkerEnv;
 use super::link::PeerLink;
 use super::rdma_port::RdmaPort;
+use super::seals::LinkSeals;
 use super::snapshot::LinkView;
 use super::token::{LINKS_MAX, StreamKey};
 use crate::config::within;
@@ -16,7 +17,7 @@ use crate::message::{Introduction, PeerUp};
 use crate::pool::WindowPool;
 use crate::rdma::LinkQp;
 use burst_base::Reason;
-use burst_relay::{LinkOutbox, PeerFault};
+use burst_relay::{BatchPlace, LinkOutbox, PeerFault};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
@@ -82,6 +83,23 @@ impl Links {
         Some((conns.get_mut(key.key)?, outbox, pool))
     }
 
+    /// A PLACED announces bytes of a connection, which are decrypted if the link is encrypted.
+    ///
+    /// # Errors
+    /// A [`PeerFault`]; the bytes must not be delivered.
+    pub(super) fn take_placed(&mut self, key: StreamKey, offset: u64, len: u32) -> Result<(), PeerFault> {
+        let Some(PeerLink { conns, transport, pool, seals, .. }) = self.get_mut(key.link) else { return Ok(()) };
+        let Some(ProxyConn { stream, slot, .. }) = conns.get_mut(key.key) else { return Ok(()) };
+        stream.on_data(offset, len as usize)?;
+        if !seals.is_on() {
+            return Ok(());
+        }
+        let (id, slot) = (stream.id(), slot.ok_or(PeerFault::Turn(stream.id()))?);
+        let opener = transport.opener.as_mut().ok_or(PeerFault::Unauthentic)?;
+        let bytes = pool.take_sealed(slot, offset, len as usize).ok_or(PeerFault::Offset(id))?;
+        opener.open_place(BatchPlace { stream: id, offset, len }, bytes)
+    }
+
     /// The index of a peer's link.
     pub(super) fn find(&self, peer: usize, number: u32) -> Option<usize> {
         self.links.iter().position(|link| link.as_ref().is_some_and(|l| l.peer == peer && l.number == number))
@@ -94,14 +112,16 @@ impl Links {
 
     /// A peer is there, perhaps again.
     pub(super) fn peer_up(&mut self, env: &mut WorkerEnv, up: PeerUp) {
-        let PeerUp { peer, introduction, dials, token } = up;
+        let PeerUp { peer, introduction, dials, token, encrypts, secret } = up;
         let (own, theirs) = (env.config.workers, introduction.workers);
         let view = PeerView { introduction, channel: true, token, listens: HashMap::new() };
         if self.peers.insert(peer, view).is_some() {
+            self.links.iter_mut().flatten().filter(|link| link.peer == peer).for_each(|link| link.seals.learn(&secret));
             return self.set_channel(env, peer, true);
         }
         for number in (0..own.max(theirs)).filter(|number| number % own == env.number) {
-            let link = PeerLink::new(peer, number, dials, env.config.window);
+            let seals = LinkSeals::new(encrypts, &secret);
+            let link = PeerLink::new(peer, number, dials, env.config.window, seals);
             match self.links.iter().position(Option::is_none) {
                 Some(free) => self.links[free] = Some(link),
                 None => self.links.push(Some(link)),

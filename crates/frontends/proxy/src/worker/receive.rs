@@ -1,10 +1,11 @@
 //! Messages of peers: taken from queue pairs and the control channel, checked, and applied frame by frame.
 
 use super::RelayWorker;
+use super::link::PeerLink;
 use crate::counters::ProxyCounter;
 use crate::message::Report;
 use crate::rdma::{CmId, Done, RECEIVES_POLLED};
-use burst_relay::{BATCHES, FrameReader, Header, MessageKind, PeerFault};
+use burst_relay::{BATCHES, Frame, FrameReader, Header, LinkOpener, MessageKind, PeerFault};
 
 /// Messages of a link taken per pass.
 const RECEIVES_MAX: usize = 2 * BATCHES as usize;
@@ -71,7 +72,17 @@ impl RelayWorker {
         message.clear();
         let received = qp.receive(done, message);
         self.streams.links.unless_failed(&mut self.env, at, received)?;
-        self.on_message(at, message);
+        let opened = self.streams.links.get_mut(at).map_or(Ok(()), |link| link.open_message(message));
+        match opened {
+            Ok(()) => self.on_message(at, message),
+            Err(fault) => self.on_fault(at, fault),
+        }
+        self.streams
+            .links
+            .get_mut(at)
+            .and_then(|link| link.transport.opener.as_mut())
+            .into_iter()
+            .for_each(LinkOpener::finish_message);
         Some(())
     }
 
@@ -109,6 +120,9 @@ impl RelayWorker {
         }
         let mut frames = FrameReader::new(body);
         while let Some(frame) = frames.next_frame()? {
+            if let (_, Frame::Placed { .. }) = frame {
+                self.streams.links.get_mut(at).map_or(Ok(()), PeerLink::count_place)?;
+            }
             if let Some(by_tcp) = self.streams.on_frame(&mut self.env, at, frame)? {
                 self.pairs.relay(&mut self.env, by_tcp);
             }

@@ -33,6 +33,8 @@ pub struct LinkView {
     pub link: u32,
     /// `rdma`, `control channel` or `down`.
     pub carrier: &'static str,
+    /// What travels there is encrypted: by AES-GCM, or by the control channel's TLS.
+    pub encrypted: bool,
     /// Streams on it.
     pub streams: usize,
     /// Times that a transport was made.

@@ -168,11 +168,18 @@ impl Links {
     fn activate(&mut self, env: &mut WorkerEnv, at: usize) -> std::result::Result<(), LinkFault> {
         let Some(link) = self.get_mut(at) else { return Ok(()) };
         let Some(hello) = link.transport.take_beginning() else { return Ok(()) };
+        if !link.transport.by_channel && !link.take_offer(hello.seal).map_err(|fault| (at, fault))? {
+            self.qp_failed(env, at, &Error::other("the peer's hello names the key of another control channel"));
+            return Ok(());
+        }
         link.resume(hello).map_err(|fault| (at, fault))?;
         link.transport.active = true;
         link.transport.began = None;
         let (peer, number, by_channel) = (link.peer, link.number, link.transport.by_channel);
         env.count(if by_channel { ProxyCounter::LinksOnControlChannel } else { ProxyCounter::LinksOnRdma });
+        if link.transport.sealer.is_some() {
+            env.count(ProxyCounter::LinksEncrypted);
+        }
         env.report(Report::PeerLink { peer, link: number, up: true });
         self.probe(env, at);
         self.flush(env, at);

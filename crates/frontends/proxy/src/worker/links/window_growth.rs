@@ -12,7 +12,7 @@
 use super::Links;
 use crate::counters::ProxyCounter;
 use crate::message::{GROWS, features};
-use crate::pool::{RegionPart, WindowPool, WindowSlot};
+use crate::pool::{RegionPart, WindowSlot};
 use crate::worker::env::WorkerEnv;
 use crate::worker::token::StreamKey;
 use burst_relay::{Frame, PeerFault, PeerWindow};
@@ -143,7 +143,7 @@ impl Links {
 
     /// Memory for a stream of a link, if the worker's share allows it.
     pub(crate) fn take_slot(&mut self, env: &WorkerEnv, at: usize) -> Option<WindowSlot> {
-        let used = env.pair_bytes + WindowPool::region_bytes(env.config.window);
+        let used = env.pair_bytes + self.get(at)?.pool.next_region_bytes();
         let left = env.memory_share().saturating_sub(used);
         if self.get(at)?.pool.full() && self.mapped() > left {
             self.links.iter_mut().flatten().for_each(|link| link.pool.shrink());
@@ -155,7 +155,7 @@ impl Links {
 
     /// Memory for a larger ring or window. At least half of the worker's share is left to first ones.
     fn take_larger(&mut self, env: &WorkerEnv, at: usize, len: u32) -> Option<RegionPart> {
-        let (share, more) = (env.memory_share(), u64::from(len));
+        let (share, more) = (env.memory_share(), self.get(at)?.pool.memory_of(len.into()));
         let grown: u64 = self.iter().map(|link| link.pool.grown()).sum();
         let may_map = self.mapped() + env.pair_bytes + more <= share && grown + more <= share / 2;
         let device = self.rdma.known_device();

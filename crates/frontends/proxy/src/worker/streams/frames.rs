@@ -73,7 +73,7 @@ impl Streams {
                 conn.stream.on_data(offset, bytes.len())?;
                 pool.fill(conn.slot.ok_or(PeerFault::Turn(id))?, offset, bytes);
             }
-            Frame::Placed { offset, len } => conn.stream.on_data(offset, len as usize)?,
+            Frame::Placed { offset, len } => return self.links.take_placed(key, offset, len),
             Frame::Fin { end } => conn.stream.on_fin(end)?,
             Frame::Urgent { offset, byte } if offset == conn.stream.undelivered().1 => conn.set_urgent(byte),
             Frame::Urgent { .. } => return Err(PeerFault::Offset(id)),

@@ -1,0 +1,176 @@
+"""`burst proxy` with `encrypt`: what is on the wire, who agrees with whom, queue pairs that break, and packets of somebody in between."""
+
+import contextlib
+import hashlib
+import socket
+import struct
+import threading
+
+import pytest
+
+from lab import frames, wait_until
+from lab.proxy import Proxies
+from test_proxy import client, exactly, inside, joined, listen, pattern, read_all
+
+#: What the programs send; long enough that no other bytes look like it.
+TEXT = b"the quick brown fox jumps over the lazy dog; "
+ETH_P_IP, ROCE, BTH, SEND_ONLY, ACK_REQUESTED = 0x800, 4791, 42, 4, 1 << 31
+ON, OFF = 'encrypt = "on"\n', 'encrypt = "off"\n'
+
+
+class Sniffer:
+    """What a host's interface brings from the other host by RoCEv2. A context manager."""
+
+    def __init__(self, host):
+        with inside(host):
+            self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IP))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE if hasattr(socket, "SO_RCVBUFFORCE") else 33, 64 << 20)
+        self.socket.bind(("eth0", ETH_P_IP))
+        self.socket.settimeout(0.1)
+        self.packets, self.ended = [], threading.Event()
+        self.thread = threading.Thread(target=self.receive)
+
+    def receive(self):
+        while not self.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                packet = self.socket.recv(1 << 16)
+                if packet[23] == socket.IPPROTO_UDP and struct.unpack(">H", packet[36:38])[0] == ROCE:
+                    self.packets.append(packet)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+        self.socket.close()
+
+    def has(self, text):
+        return any(text in packet for packet in self.packets)
+
+
+def encrypted(proxies):
+    """For each link of both proxies, whether it is encrypted."""
+    return {link["encrypted"] for host in proxies.fabric.hosts for link in proxies.show(host)["links"]}
+
+
+def moved(proxies, data):
+    """Sends bytes both ways."""
+    with joined(proxies) as (ours, theirs):
+        for one, other in ((ours, theirs), (theirs, ours)):
+            sender = threading.Thread(target=one.sendall, args=(data,))
+            sender.start()
+            assert exactly(other, len(data)) == data
+            sender.join()
+
+
+@pytest.mark.parametrize("extra, is_on", [(ON, True), (OFF, False), ("", False)], ids=["on", "off", "default"])
+def test_clear_bytes_are_on_the_wire_without_encryption_only(make_fabric, extra, is_on):
+    with Proxies(make_fabric(), extra=extra) as proxies, Sniffer(proxies.fabric.b) as there, Sniffer(proxies.fabric.a) as back:
+        # A few bytes inside of messages, and many by WRITEs.
+        for data in (TEXT, TEXT * 20_000):
+            moved(proxies, data)
+            # A byte of each text may be at the end of a packet; not all of them are.
+            wait_until(lambda: len(there.packets) > 4 and len(back.packets) > 4)
+            assert [seen.has(TEXT[:-1]) for seen in (there, back)] == [not is_on] * 2
+        assert encrypted(proxies) == {is_on}
+        for host in proxies.fabric.hosts:
+            counters = proxies.counters(host)
+            assert counters["writes_sent"] > 0 and counters.get("links_encrypted", 0) == is_on
+            row = next(line for line in proxies.ask(host, "ls").splitlines() if " rdma " in line)
+            assert f" {'yes' if is_on else 'no'} " in row, row
+
+
+def test_one_side_asks_and_the_other_agrees(make_fabric):
+    with Proxies(make_fabric(), own={"b": ON}) as proxies:
+        assert encrypted(proxies) == {True}
+        moved(proxies, pattern(1 << 20))
+
+
+@pytest.mark.parametrize("demands", ["a", "b"])
+def test_a_side_that_demands_encryption_refuses_one_that_does_not_offer_it(make_fabric, demands):
+    """Of the two names a dials. Connections go by TCP, and both sides say why."""
+    other = "b" if demands == "a" else "a"
+    proxies = Proxies(make_fabric(), own={demands: ON, other: OFF})
+    proxies.await_links = lambda: None
+    with proxies:
+        running, sentences = proxies.running, {demands: "it does not offer encryption, which this proxy demands", other: "it demands encryption, which is off here"}
+        for name, sentence in sentences.items():
+            wait_until(lambda: sentence in running[name].text(), said=running[name].text)  # noqa: B023
+        assert not any(link for host in proxies.fabric.hosts for link in proxies.show(host)["links"])
+        moved(proxies, TEXT)
+        asking = next(host for host in proxies.fabric.hosts if host.name == demands)
+        assert "it does not offer encryption" in proxies.ask(asking, "ls")
+        assert not proxies.counters(proxies.fabric.a).get("streams_opened")
+
+
+def test_an_encrypted_stream_survives_broken_queue_pairs_and_channels(make_fabric):
+    """Batches are sent again by the control channel and by other queue pairs, with other keys. Windows grow meanwhile."""
+    with Proxies(make_fabric(), extra=ON, window="64KiB", workers=2) as proxies, joined(proxies) as (ours, theirs):
+        data = pattern(48 << 20)
+        got = [hashlib.sha256(), hashlib.sha256()]
+
+        def take(sock, digest):
+            left = len(data)
+            while left and (part := sock.recv(1 << 16)):
+                digest.update(part)
+                left -= len(part)
+
+        threads = [threading.Thread(target=sock.sendall, args=(data,)) for sock in (ours, theirs)]
+        threads += [threading.Thread(target=take, args=(sock, digest)) for sock, digest in zip((ours, theirs), got)]
+        for thread in threads:
+            thread.start()
+        breaks = 0
+        while any(thread.is_alive() for thread in threads):
+            proxies.ask(proxies.fabric.hosts[breaks % 2], "break-queue-pairs")
+            breaks += 1
+            threads[0].join(0.3)
+        for thread in threads:
+            thread.join()
+        assert breaks > 2 and [digest.digest() for digest in got] == [hashlib.sha256(data).digest()] * 2
+        proxies.await_links()
+        assert encrypted(proxies) == {True}
+        said = "".join(program.text() for program in proxies.running.values())
+        assert "broke the protocol" not in said, said
+        assert all(proxies.counters(host)["links_encrypted"] > 2 for host in proxies.fabric.hosts)
+
+
+def last_request(packets, source):
+    """Queue pair number and PSN of the last request of a connected queue pair from an address."""
+    for packet in reversed(packets):
+        if packet[26:30] == socket.inet_aton(source) and packet[BTH] <= 0xC:
+            return struct.unpack(">I", packet[BTH + 4:BTH + 8])[0] & 0xFFFFFF, struct.unpack(">I", packet[BTH + 8:BTH + 12])[0] & 0xFFFFFF
+    raise AssertionError("no request was seen")
+
+
+@pytest.mark.parametrize("kind", ["rubbish", "repeated"])
+def test_a_forged_message_ends_the_link_with_a_reason_and_is_not_delivered(make_fabric, kind):
+    """Somebody who reads the wire knows queue pair number and PSN, and sends the next packet: bytes of his own, or those of an earlier message."""
+    with Proxies(make_fabric(), extra=ON) as proxies, Sniffer(proxies.fabric.b) as sniffer:
+        a, b = proxies.fabric.hosts
+        with joined(proxies) as (ours, theirs):
+            ours.sendall(TEXT)
+            assert exactly(theirs, len(TEXT)) == TEXT
+            # Until what was sent is acknowledged and credited: then the wire is quiet.
+            before = -1
+            while before != len(sniffer.packets):
+                before = len(sniffer.packets)
+                proxies.show(b)
+            qpn, psn = last_request(sniffer.packets, a.address)
+            earlier = next(packet for packet in sniffer.packets if packet[26:30] == socket.inet_aton(a.address) and packet[BTH] == SEND_ONLY)
+            payload = bytes(100) if kind == "rubbish" else earlier[BTH + 12:-4]
+            macs = frames.mac_of(a), frames.mac_of(b)
+            made = [frames.roce_frame(*macs, a.address, b.address, SEND_ONLY, qpn, ACK_REQUESTED | psn + n, payload) for n in (1, 2)]
+            frames.inject(a, made)
+            said = proxies.running["b"].text
+            wait_until(lambda: "altered, repeated, missing, out of order or cut" in said(), said=said)
+            assert read_all(theirs) == (b"", "ECONNRESET")
+            assert read_all(ours) == (b"", "ECONNRESET")
+        assert proxies.counters(b)["peer_faults"] == 1
+        # The proxies agree anew, with other keys.
+        proxies.await_links()
+        with listen(b) as listener, client(a, b.address) as ours, listener.accept()[0] as theirs:
+            ours.sendall(b"anew")
+            assert exactly(theirs, 4) == b"anew"
+        assert encrypted(proxies) == {True}
