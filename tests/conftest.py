@@ -27,6 +27,7 @@ collect_ignore = [] if os.environ.get("BURST_MATRIX") == "1" else ["test_proxy_p
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: measures shares or times of the machine, or takes what there is one of: not beside other tests")
+    config.addinivalue_line("markers", "counts: depends on counts and processor time, not on the clock")
     for part in ("burst", "burstd", "burst-proxy", "burst-sim", "burst-switch", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
         if not (BUILD / part).exists():
             raise pytest.UsageError(f"{BUILD / part} is missing: run make build first")

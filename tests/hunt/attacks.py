@@ -4,12 +4,13 @@
 usage: attacks.py [--seconds N] [--only NAME]... [--list]
 
 Host b has a daemon of root. A bystander of user 1002 there receives `ib_write_bw` and verified `rping` from host a, and does control calls
-in a loop. Each attack runs for N seconds (60): either as programs of user 1001 on host b, or as packets that a forger on host a puts on
-the wire. The attack's programs have nice 10, so that most of the two figures' change is the daemon's doing and not the processors'. The
+in a loop; where BURST_UMDK names UMDK's sources, it also receives `urma_perftest`. Each attack runs for N seconds (60): as programs of user
+1001 on host b, or on host a (`urma-guesses`), or as packets that a forger on host a puts on the wire, or by sockets to the control port of a
+`burst proxy` on host b (`proxy-front`). The attack's programs have nice 10, so that most of the two figures' change is the daemon's doing and not the processors'. The
 attack `huge` needs free huge pages (vm.nr_hugepages); without them it is skipped, with a line that says so.
 
 Before each attack the bystander runs alone. Expected of every attack: the daemon lives; no program of the bystander fails; its bandwidth is
-at least 0.8 and the mean time of its control calls at most three times the value alone; at the end the daemon's memory is back within a
+at least 0.8 and the 99th percentile of its rounds of control calls at most three times the value alone; at the end the daemon's memory is back within a
 tenth and its descriptors are back.
 
 Where processors are few, an attack takes some of the bystander's by the kernel's scheduler, whatever the daemon does. So after an attack
@@ -18,9 +19,12 @@ and nothing of Burst's. The figures must then hold against that run, and the out
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -34,23 +38,30 @@ import test_hostile_wire as wire  # noqa: E402
 from lab import Fabric, LabError, await_true, frames, history, roce  # noqa: E402
 from lab.fabric import Program  # noqa: E402
 from lab.perftest import run_pair  # noqa: E402
+from lab.proxy import CONTROL, Proxies  # noqa: E402
+from lab.urma import Umdk, await_listener  # noqa: E402
 from lab.users import ALICE, BOB, Users, public_copy  # noqa: E402
 from test_cm import await_cm_listener  # noqa: E402
+from test_proxy import inside  # noqa: E402
 
-#: Attacks of programs: the kinds of crates/bytes/control/examples/attack.rs, and how many at once.
+#: Attacks of programs: the kinds of crates/bytes/control/examples/attack, and how many at once.
 PROGRAMS = {
     "regions": 1, "lingering": 2, "xrc-holders": 1, "o-path": 1, "qkey": 1, "objects": 1, "imports": 1, "connects": 2, "rubbish": 1,
     "idle": 1, "unread": 2, "rings": 1, "ports": 1, "hijack": 1, "large-files": 1, "groups": 1, "urma-objects": 1, "urma-peers": 1,
+    "sparse": 2, "starving": 2, "urma-same-bits": 1, "urma-silent": 2, "urma-guesses": 1,
 }
+#: The first of the further ids of user 1001 (subuid(5)), and how many of them attack at once.
+SUBUID, SUBUIDS = 300_000, 16
 #: Attacks by missing pages: the kinds of tests/programs/holes.c, and how many at once. An account has four threads that may wait for pages.
 HOLES = {"punched": 2, "huge": 1, "never": 6}
 #: Packets of one injection of the wire attacks.
 FLOOD = 10_000
-RPING_PORT, CM_PORT, QUIET_SECONDS, BURST_SECONDS, SETTLE_SECONDS = 7301, 7302, 12, 4, 60
-#: The bystander's bandwidth and the mean time of its calls, against those without an attack.
+RPING_PORT, CM_PORT, BUS_PORT, QUIET_SECONDS, BURST_SECONDS, SETTLE_SECONDS = 7301, 7302, 21300, 12, 4, 60
+#: The bystander's bandwidth and the 99th percentile of its rounds of calls, against those without an attack.
 BANDWIDTH_MIN, CALLS_MAX = 0.8, 3
 NICE = ["nice", "-n", "10"]
 WRITE = ["ib_write_bw", "-d", "burst0", "-F", "--report_gbits", "-s", 65536, "-D", BURST_SECONDS]
+WRITE_COUNTED, COUNTED_SECONDS = ["ib_write_bw", "-d", "burst0", "-F", "--report_gbits", "-s", 65536], 120
 
 
 @dataclass
@@ -59,6 +70,7 @@ class Seen:
 
     gbits: float = 0.0
     call_us: float = 0.0
+    calls: int = 0
     longest_us: float = 0.0
     errors: list = field(default_factory=list)
 
@@ -66,8 +78,8 @@ class Seen:
 class Bystander:
     """User 1002's programs on host b, and their partners on host a."""
 
-    def __init__(self, fabric, users):
-        self.fabric, self.users = fabric, users
+    def __init__(self, fabric, users, umdk=None):
+        self.fabric, self.users, self.umdk = fabric, users, umdk
 
     def watch(self, seconds):
         """Runs for so long and says what it noticed."""
@@ -76,6 +88,7 @@ class Bystander:
         await_cm_listener(b, served, RPING_PORT)
         pings = a.start("rping", "-c", "-a", b.address, "-p", RPING_PORT, "-V", "-C", 1 << 30)
         calls = self.users.start(BOB, "calls", "burst0")
+        bus = self.bus() if self.umdk else []
         end, bandwidths = time.monotonic() + seconds, []
         while time.monotonic() < end:
             try:
@@ -83,17 +96,44 @@ class Bystander:
             except LabError as error:
                 seen.errors.append(f"ib_write_bw: {error}")
                 break
-        for name, program in (("rping", pings), ("rping -s", served), ("calls", calls)):
+        programs = [("rping", pings), ("rping -s", served), ("calls", calls), *bus]
+        for name, program in programs:
             if not program.running():
                 seen.errors.append(f"{name} ended: {program.text()[-500:]}")
-        for program in (pings, served, calls):
+        for _, program in programs:
             program.stop()
         rows = [list(map(float, line.split())) for line in calls.text().splitlines() if line[:1].isdigit()]
-        rounds = sum(row[0] for row in rows)
+        seen.calls = int(sum(row[0] for row in rows))
         seen.gbits = sum(bandwidths) / max(len(bandwidths), 1)
-        seen.call_us = sum(row[0] * row[1] for row in rows) / max(rounds, 1)
+        seen.call_us = next((float(line.split()[1]) for line in calls.text().splitlines() if line.startswith("p99 ")), 0.0)
         seen.longest_us = max((row[2] for row in rows), default=0)
         return seen
+
+    def served(self, rounds):
+        """Runs a fixed count of everything; the sentences of what failed. Depends on no clock."""
+        a, b, wrong = self.fabric.a, self.fabric.b, []
+        served = self.users.start(BOB, "rping", "-s", "-a", "0.0.0.0", "-P", "-p", RPING_PORT)
+        await_cm_listener(b, served, RPING_PORT)
+        pings = a.start("rping", "-c", "-a", b.address, "-p", RPING_PORT, "-V", "-C", rounds)
+        calls = self.users.start(BOB, "calls", "burst0", rounds)
+        try:
+            run_pair(_HostOf(self.users, BOB), a, [*WRITE_COUNTED, "-n", rounds], seconds=COUNTED_SECONDS)
+        except LabError as error:
+            wrong.append(f"ib_write_bw: {error}")
+        for name, program in (("rping", pings), ("calls", calls)):
+            code = program.wait(COUNTED_SECONDS)
+            if code:
+                wrong.append(f"{name} ended with code {code}: {program.text()[-500:]}")
+        served.stop()
+        return wrong
+
+    def bus(self):
+        """The two ends of a `urma_perftest` that does not end by itself."""
+        tool = self.umdk.built / "urma/tools/urma_perftest/urma_perftest"
+        words = [tool, "write_bw", "-n", "1000000000", "-s", 4096, "-d", "burst0", "-P", BUS_PORT]
+        served = self.users.start(BOB, *words, env=self.umdk.env)
+        await_listener(self.fabric.b, served, BUS_PORT)
+        return [("urma_perftest", self.fabric.a.start(*words, "-S", self.fabric.b.address, env=self.umdk.env)), ("urma_perftest's server", served)]
 
     def bandwidth(self):
         as_bob = _HostOf(self.users, BOB)
@@ -129,8 +169,8 @@ class _NiceHost:
 class Hostile:
     """Programs of user 1001 that repeat an attack."""
 
-    def __init__(self, users, words, count):
-        self.programs = [users.start(ALICE, *NICE, *words) for _ in range(count)]
+    def __init__(self, users, words, count, uids=(ALICE,)):
+        self.programs = [users.start(uid, *NICE, *words) for uid in uids for _ in range(count)]
 
     def cpu_seconds(self):
         """Processor time that each program has used, in the mean."""
@@ -263,16 +303,118 @@ def unknown(fabric):
     return Flood(fabric, [by.frame(wire.SEND_ONLY, 0x5000 + n, wire.ACK_REQUESTED | 1) for n in range(FLOOD)])
 
 
-WIRE = {"psns": psns, "mads": mads, "requests": requests, "unknown": unknown}
-ATTACKS = [*PROGRAMS, *HOLES, *WIRE]
+#: Sends datagrams, each a line of hexadecimal digits, to UDP port 4791 of argv[1], again and again.
+DATAGRAMS = """
+import socket, sys
+made = [bytes.fromhex(line) for line in sys.stdin]
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[2], 49152))
+sent = 0
+while True:
+    for datagram in made:
+        try:
+            s.sendto(datagram, (sys.argv[1], 4791))
+            sent += 1
+        except OSError:
+            pass
+"""
+
+
+class Datagrams:
+    """Management datagrams in the name of host a, by a UDP socket of user 1001 there: the program has no privilege."""
+
+    def __init__(self, fabric):
+        by = forger(fabric)
+        made = [by.mad(name, roce.ids(n + 1, 77)) for n in range(FLOOD // 2) for name in ("DREQ", "REP")]
+        # From the BTH on: the kernel writes the headers before. It chooses the same IP header fields that the ICRC covers.
+        lines = "\n".join(frame[42:].hex() for frame in made)
+        user = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", *NICE]
+        words = [*fabric.a.prefix(), *user, sys.executable, "-c", DATAGRAMS, fabric.b.address, fabric.a.address]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        self.process.stdin.write(lines)
+        self.process.stdin.close()
+        self.programs = [self.process]
+
+    def cpu_seconds(self):
+        return cpu_seconds(self.process.pid) if self.process.poll() is None else 0
+
+    def end(self):
+        errors = [] if self.process.poll() is None else [f"the forger ended with code {self.process.returncode}"]
+        self.process.kill()
+        self.process.wait()
+        return [], errors
+
+
+class ProxyFront:
+    """Sockets of one host to the control port of a proxy, as many as can be, with a byte each now and then. Proxies run on both hosts."""
+
+    def __init__(self, fabric):
+        self.proxies = Proxies(fabric)
+        self.proxies.__enter__()
+        self.fabric, self.opened, self.errors = fabric, [], []
+        self.ended, self.begun, self.count = threading.Event(), time.monotonic(), 0
+        self.programs = [self]
+        self.thread = threading.Thread(target=self.attack)
+        self.thread.start()
+
+    def attack(self):
+        with inside(self.fabric.a):
+            while not self.ended.wait(0.02):
+                with contextlib.suppress(OSError):
+                    one = socket.create_connection((self.fabric.b.address, CONTROL), timeout=5)
+                    one.setblocking(False)
+                    self.opened.append(one)
+                    self.count += 1
+                self.opened = [one for one in self.opened if self.says(one)]
+
+    @staticmethod
+    def says(one):
+        """Sends a byte; whether the proxy has not closed the socket."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                one.send(b"\x16")
+                if one.recv(1) == b"":
+                    one.close()
+                    return False
+            except ConnectionError:
+                one.close()
+                return False
+        return True
+
+    def cpu_seconds(self):
+        return time.monotonic() - self.begun
+
+    def end(self):
+        """Meanwhile a proxy that is started again must have got in."""
+        self.proxies.running["a"].stop()
+        self.proxies.start(self.fabric.a)
+        try:
+            self.proxies.await_links()
+        except LabError as error:
+            self.errors.append(f"a restarted proxy does not return: {error}")
+        held = len(self.opened)
+        if held > 16:
+            self.errors.append(f"the proxy holds {held} channels of one host")
+        self.ended.set()
+        self.thread.join()
+        for one in self.opened:
+            one.close()
+        self.proxies.__exit__()
+        return [f"{self.count} channels opened, {held} held at the end: no packets"], self.errors
+
+
+WIRE = {"psns": psns, "mads": mads, "requests": requests, "unknown": unknown, "qp1-socket": Datagrams, "proxy-front": ProxyFront}
+#: Attacks that want other daemons than the usual ones: how the hosts are made.
+OTHER_HOSTS = {"packet-groups": {"ports": ("packet:dev=eth0", "packet:dev=eth0")}}
+ATTACKS = [*PROGRAMS, *HOLES, *WIRE, "subuids", "packet-groups"]
 
 
 class Hunt:
     """The fabric, and the figures without attack."""
 
-    def __init__(self, fabric, place, seconds):
+    def __init__(self, fabric, place, seconds, umdk=None):
         self.fabric, self.users, self.seconds = fabric, Users(fabric.b, place), seconds
-        self.bystander = Bystander(fabric, self.users)
+        self.bystander = Bystander(fabric, self.users, umdk)
         # Its group and others have no right to it.
         self.file = place / "private"
         self.file.write_text("")
@@ -289,11 +431,31 @@ class Hunt:
     def start(self, name):
         if name in WIRE:
             return WIRE[name](self.fabric)
-        place = self.users.place
+        place, kind = self.users.place, {"subuids": "objects", "packet-groups": "groups"}.get(name, name)
         if name in HOLES:
             words = [place / "bin" / "holes", name, "burst0"]
             return Silent(self.users, words, HOLES[name], place / "silent") if name == "never" else Hostile(self.users, words, HOLES[name])
-        return Hostile(self.users, [place / "bin" / "attack", name, self.fabric.b.socket, self.file], PROGRAMS[name])
+        a, b = self.fabric.hosts
+        at, victim = (a, b) if name == "urma-guesses" else (b, a)
+        users = Users(a, place) if at is a else self.users
+        words = [place / "bin" / "attack", kind, at.socket, self.file, victim.address]
+        return Hostile(users, words, PROGRAMS[kind], range(SUBUID, SUBUID + SUBUIDS) if name == "subuids" else (ALICE,))
+
+    def short(self, name, rounds):
+        """Runs an attack while the bystander does a fixed count of everything; the sentences of what was not as expected."""
+        daemon = self.fabric.b.daemon
+        memory, fds = daemon.rss_kib(files=False), descriptors(daemon)
+        hostile = self.start(name)
+        wrong = self.bystander.served(rounds)
+        _, errors = hostile.end()
+        wrong += errors
+        if not daemon.running() or "panicked" in daemon.text():
+            return [*wrong, f"the daemon died: {daemon.text()[-1000:]}"]
+        # Of a small daemon a tenth is a few pages.
+        back = lambda: daemon.rss_kib(files=False) <= 1.1 * memory + 4096 and descriptors(daemon) <= fds  # noqa: E731
+        if not await_true(back, SETTLE_SECONDS):
+            wrong.append(f"memory {memory} -> {daemon.rss_kib(files=False)} KiB, descriptors {fds} -> {descriptors(daemon)}")
+        return wrong
 
     def attack(self, name):
         """Runs an attack; the sentences of what was not as expected."""
@@ -336,7 +498,7 @@ def missed(seen, without):
     """The bounds that the bystander's figures miss."""
     bandwidth, calls = seen.gbits / without.gbits, seen.call_us / without.call_us
     wrong = [f"bandwidth {bandwidth:.2f} of {without.gbits:.2f} Gbit/s"] if bandwidth < BANDWIDTH_MIN else []
-    return wrong + ([f"calls take {calls:.1f} times {without.call_us:.0f} us"] if calls > CALLS_MAX else [])
+    return wrong + ([f"99 of 100 rounds of calls take up to {calls:.1f} times {without.call_us:.0f} us"] if calls > CALLS_MAX else [])
 
 
 def show(name, seen, without=None):
@@ -344,7 +506,7 @@ def show(name, seen, without=None):
     of = lambda value, other: f" ({value / other:.2f})"  # noqa: E731
     bandwidth, calls = (of(seen.gbits, without.gbits), of(seen.call_us, without.call_us)) if without else ("", "")
     print(
-        f"{name:22} {seen.gbits:6.2f} Gbit/s{bandwidth}, round of calls {seen.call_us:6.0f} us{calls}, longest {seen.longest_us / 1e3:.1f} ms"
+        f"{name:22} {seen.gbits:6.2f} Gbit/s{bandwidth}, p99 of {seen.calls} rounds of calls {seen.call_us:6.0f} us{calls}, longest {seen.longest_us / 1e3:.1f} ms"
     )
 
 
@@ -356,6 +518,13 @@ def huge_pages():
 
 def descriptors(daemon):
     return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+
+def fabric_for(name, place):
+    """The hosts of an attack: on both, user 1001 has further ids."""
+    subuids = place / "subuid"
+    subuids.write_text(f"{ALICE}:{SUBUID}:65536\n")
+    return Fabric(extra=("--subuid-file", subuids, "--socket-mode", "0666"), **OTHER_HOSTS.get(name, {}))
 
 
 def main():
@@ -375,13 +544,17 @@ def main():
     failed, place = [], Path(f"/tmp/burst-hunt-{os.getpid()}")
     try:
         public_copy(place, "programs/calls", "programs/holes", "examples/attack")
+        (place / "umdk").mkdir()
+        umdk = Umdk(os.environ["BURST_UMDK"], place / "umdk", daemons=True) if "BURST_UMDK" in os.environ else None
+        if not umdk:
+            print("the bystander has no urma_perftest: BURST_UMDK names no sources of UMDK (docs/urma.md)")
         for name in options.only or ATTACKS:
             if name == "huge" and not huge_pages():
                 print(f"{name:22} SKIPPED: no huge page is free: sysctl vm.nr_hugepages=16")
                 continue
             # A daemon for each: what one attack leaves behind must not hide in the next one's figures.
-            with Fabric() as fabric:
-                hunt = Hunt(fabric, place, options.seconds)
+            with fabric_for(name, place) as fabric:
+                hunt = Hunt(fabric, place, options.seconds, umdk)
                 try:
                     hunt.quiet()
                     wrong = hunt.attack(name)

@@ -1,16 +1,17 @@
 //! A hostile program: asks the daemon for things without end, by raw control messages, until it is killed (`make hunt`).
 //!
-//! usage: attack KIND SOCKET [FILE]
+//! usage: attack KIND SOCKET [FILE [ADDRESS]]
 //!
 //! It prints "attack KIND" when it begins, and "refused ..." for the first refusal of each kind. Each kind repeats one way
 //! to harm the daemon or its other users; [`KINDS`] says which.
 #![forbid(unsafe_code)]
 
+mod urma;
+
 use burst_base::Qkey;
 use burst_base::verbs::{MwType, QpAttr, QpCap, QpState, QpType, attr_mask};
 use burst_control::client::ClientReply;
 use burst_control::cm::{CmAddr, CmCommand, CmIdOption, CmReply, PortSpace};
-use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{
     Client, ControlError, CqInitAttr, ImportObject, MrPiece, MrPieceKind, QpCookies, QpInitAttr, Request, Response,
 };
@@ -31,6 +32,8 @@ type Attack = fn(&mut Attacker) -> Outcome;
 
 /// Name, and what one round does.
 const KINDS: &[(&str, Attack)] = &[
+    // Regions of a sparse file of 1 TiB: address space, which the file's few pages do not show.
+    ("sparse", sparse),
     // Regions of eight pieces fill the table of mappings; queues are resized meanwhile.
     ("regions", regions),
     // Sockets that linger, sent as memory and as files.
@@ -55,6 +58,8 @@ const KINDS: &[(&str, Attack)] = &[
     ("unread", unread),
     // Rings of commands, one for each connection.
     ("rings", rings),
+    // Rings of commands until there are no descriptors, and then sockets that linger.
+    ("starving", starving),
     // All ports of the connection manager.
     ("ports", ports),
     // Every address of the bystander's port, with the option to share it.
@@ -64,9 +69,15 @@ const KINDS: &[(&str, Attack)] = &[
     // All places of a multicast group, and all groups of the port.
     ("groups", groups),
     // Completion queues and Jetties of URMA without end.
-    ("urma-objects", urma_objects),
+    ("urma-objects", urma::objects),
     // Imports by URMA from ever more hosts that do not exist.
-    ("urma-peers", urma_peers),
+    ("urma-peers", urma::peers),
+    // Imports from an invented host that has the last 24 bits of a true one's address.
+    ("urma-same-bits", urma::same_bits),
+    // As many Jetties as there may be, each with requests to a host that never answers, which fail as late as can be.
+    ("urma-silent", urma::silent),
+    // Writes to segments of a true host with numbers and tokens that are guessed.
+    ("urma-guesses", urma::guesses),
 ];
 
 /// The port on which the bystander of `tests/hunt/attacks.py` listens.
@@ -74,9 +85,14 @@ const BYSTANDERS_PORT: u16 = 7301;
 /// Bytes of a large file. The system needs a good part of a second to free their pages.
 const LARGE: u64 = 512 << 20;
 
+/// Bytes of a sparse file, more than any machine has memory.
+const SPARSE: u64 = 1 << 40;
+
 struct Attacker {
     socket: PathBuf,
     file: Option<PathBuf>,
+    /// The host that an attack of URMA is on.
+    victim: Option<Ipv4Addr>,
     /// Refusals that were printed.
     refusals: HashSet<String>,
 }
@@ -155,6 +171,22 @@ fn regions(attacker: &mut Attacker) -> Outcome {
         attacker.ask(&mut client, &Request::ResizeCq { cq, entries }, &[])?;
         attacker.ask(&mut client, &Request::RetireCq { cq }, &[])?;
     }
+    Ok(())
+}
+
+fn sparse(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let file = memory(SPARSE);
+    let pieces = vec![MrPiece { addr: 0, len: SPARSE, kind: MrPieceKind::Fd { fd: 0, offset: 0 } }];
+    let request = Request::RegMr { pd, addr: 0, len: SPARSE, iova: 0, access: 1, pieces, replaces: None };
+    for _ in 0..ROUND {
+        if attacker.ask(&mut client, &request, &[file.as_fd()]).is_err() {
+            break;
+        }
+    }
+    // What was taken is held for a while, so that others find what is left.
+    std::thread::sleep(Duration::from_millis(200));
     Ok(())
 }
 
@@ -314,6 +346,19 @@ fn rings(attacker: &mut Attacker) -> Outcome {
     Ok(())
 }
 
+fn starving(attacker: &mut Attacker) -> Outcome {
+    let mut with_rings = Vec::new();
+    for _ in 0..ROUND {
+        let Ok(mut client) = attacker.connect() else { break };
+        if attacker.ask(&mut client, &Request::CmCommandRing, &[]).is_err() {
+            break;
+        }
+        with_rings.push(client);
+    }
+    println!("idle {}", with_rings.len());
+    lingering(attacker)
+}
+
 /// A connection with an event channel.
 fn with_channel(attacker: &mut Attacker) -> Result<Client, ControlError> {
     let mut client = attacker.connect()?;
@@ -339,6 +384,10 @@ fn ports(attacker: &mut Attacker) -> Outcome {
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     for port in 1024..=u16::MAX {
         bind(attacker, &mut client, port.into(), CmAddr { ip: any, port, scope: 0 })?;
+    }
+    // Ports that the daemon chooses.
+    for id in 0..ROUND {
+        bind(attacker, &mut client, 1 << 17 | id, CmAddr { ip: any, port: 0, scope: 0 })?;
     }
     Ok(())
 }
@@ -403,59 +452,17 @@ fn groups(attacker: &mut Attacker) -> Outcome {
     Ok(())
 }
 
-/// A connection with a node of URMA and a completion queue.
-fn urma(attacker: &mut Attacker) -> Result<(Client, u32), ControlError> {
-    let mut client = attacker.context()?;
-    let eid = own_addresses(attacker, &mut client)?.into_iter().find(|own| own.to_ipv4_mapped().is_some());
-    let eid = eid.map_or([0; 16], |own| own.octets());
-    let init = CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 };
-    let cq = attacker.handle(&mut client, &Request::CreateCq(init))?;
-    attacker.ask(&mut client, &Request::UrmaOpen { eid }, &[])?;
-    Ok((client, cq))
-}
-
-/// A call of URMA. The number of the new object, if it was made.
-fn urma_call(attacker: &mut Attacker, client: &mut Client, call: UrmaCall) -> Result<Option<u32>, ControlError> {
-    match attacker.ask(client, &Request::UrmaCall(call), &[])?.response {
-        Response::UrmaDone(UrmaAnswer::Number(number)) => Ok(Some(number)),
-        _ => Ok(None),
-    }
-}
-
-fn urma_objects(attacker: &mut Attacker) -> Outcome {
-    let (mut client, cq) = urma(attacker)?;
-    let Some(jfc) = urma_call(attacker, &mut client, UrmaCall::CreateJfc { cq })? else { return Ok(()) };
-    let attr = UrmaJettyAttr { mode: 1, jfc, depth: 1 << 15, ..UrmaJettyAttr::default() };
-    let mut kinds = vec![UrmaCall::CreateJetty(attr), UrmaCall::CreateJfc { cq }];
-    for _ in 0..ROUND {
-        kinds.retain(|call| urma_call(attacker, &mut client, call.clone()).is_ok());
-        if kinds.is_empty() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-fn urma_peers(attacker: &mut Attacker) -> Outcome {
-    let (mut client, _) = urma(attacker)?;
-    for host in 0..ROUND {
-        let eid = Ipv4Addr::from(0x0b00_0000 | host).to_ipv6_mapped().octets();
-        let import = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
-        urma_call(attacker, &mut client, import)?;
-    }
-    Ok(())
-}
-
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let known = || KINDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ");
     let (Some(kind), Some(socket)) = (words.first(), words.get(1)) else {
-        panic!("usage: attack KIND SOCKET [FILE], with KIND one of: {}", known());
+        panic!("usage: attack KIND SOCKET [FILE [ADDRESS]], with KIND one of: {}", known());
     };
     let Some((_, attack)) = KINDS.iter().find(|(name, _)| name == kind) else { panic!("KIND is one of: {}", known()) };
     let mut attacker = Attacker {
         socket: Path::new(socket).to_owned(),
         file: words.get(2).map(PathBuf::from),
+        victim: words.get(3).map(|text| text.parse().expect("ADDRESS is one of IPv4")),
         refusals: HashSet::new(),
     };
     println!("attack {kind}");
