@@ -38,7 +38,7 @@ test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, 
 	@scripts/install-deps --matrix
 	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py tests/test_proxy_programs.py
 
-threads: ## Test ten million completions on many threads, then ThreadSanitizer (needs a nightly toolchain with rust-src)
+threads: ## Test ten million completions on many threads, then ThreadSanitizer and AddressSanitizer (needs a nightly toolchain with rust-src)
 	@scripts/threads
 
 conformance: build ## Run rdma-core's own test suite (from PyPI) and compare with tests/conformance/expected.txt
@@ -73,11 +73,12 @@ experiments: deps build ## Measure a shared bottleneck beside TCP, loss (selecti
 	$(CARGO) build --release --locked -p burst-urma-studies
 	@missed=0; for one in bottleneck/run fairness/run loss/run loss/tcp scale/run calibration/run simulator/run urma/run; do experiments/$$one || missed=1; done; exit $$missed
 
-lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
+lint: ## Check formatting, the rules of the tree (scripts/tidy), licenses and sources (deny.toml) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check
 	scripts/tidy
 	scripts/check-python
 	scripts/check-fuzz
+	scripts/deny
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 fuzz: ## Run the fuzz targets: make fuzz [SECONDS=30] [TARGETS='wire session'] (fuzz/README.md)

@@ -209,3 +209,16 @@ fn a_race_for_the_sanitizer() {
     });
     assert!(word < 100_000);
 }
+
+/// Not a test: `make threads` runs it to check that the sanitizer reports a read of freed memory.
+#[test]
+#[ignore = "a read of freed memory, for the sanitizer to find"]
+fn a_read_of_freed_memory_for_the_sanitizer() {
+    let place = std::hint::black_box(Box::into_raw(Box::new(7u64)));
+    // SAFETY: none for the read: the sanitizer must say so.
+    let word = unsafe {
+        drop(Box::from_raw(place));
+        place.read_volatile()
+    };
+    assert_ne!(std::hint::black_box(word), 1);
+}
