@@ -1,11 +1,13 @@
 //! What a peer of `burst proxy` sends: messages with frames for one stream, and hellos.
 //!
 //! The input is a list of messages, each behind two bytes of length. Whatever comes, nothing panics; a stream never has more
-//! undelivered bytes than its window, which may grow, offsets never go back, and what is read writes back as the same bytes.
+//! undelivered bytes than its window, which may grow, offsets never go back, and what is read writes back as the same bytes. On
+//! an encrypted link nothing opens that the peer has not sealed, and what it has sealed opens unless a byte was changed.
 #![no_main]
 
 use burst_relay::{
-    Frame, FrameReader, Header, LinkHello, LinkInbox, LinkOutbox, MessageKind, Novelty, PeerFault, PeerWindow, Stream,
+    BatchPlace, ChannelSecret, EXPORT_BYTES, Frame, FrameReader, Header, LinkHello, LinkInbox, LinkOpener, LinkOutbox,
+    LinkSealer, MessageKind, Novelty, PeerFault, PeerWindow, SealOffer, SealedDirection, Stream,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -89,7 +91,38 @@ impl End {
     }
 }
 
+/// Seals the input's parts, changes a byte as the input says, and opens them.
+fn encrypted(input: &[u8]) {
+    let secret = ChannelSecret::new(&[7; EXPORT_BYTES]);
+    let offer = SealOffer { secret: secret.id(), random: [9; 32] };
+    let of = SealedDirection { link: 0, attempt: 1, of_dialer: true };
+    let (mut sealer, mut opener) = (LinkSealer::new(&secret, &offer, of), LinkOpener::new(&secret, &offer, of));
+    let forged = LinkOpener::new(&secret, &offer, of).open_message(&mut input[..input.len().min(20_000)].to_vec());
+    assert_eq!(forged, Err(PeerFault::Unauthentic));
+    for part in input.chunks(64) {
+        let (change, place) = (part[0], usize::from(part[part.len() - 1]));
+        let at = BatchPlace { stream: 1, offset: 5, len: part.len() as u32 };
+        let (mut bytes, mut message) = (part.to_vec(), Vec::new());
+        sealer.seal_place(at, &mut bytes);
+        sealer.seal_message(part, &mut message);
+        match change % 8 {
+            0 => message[place % (part.len() + 33)] ^= change | 1,
+            1 => bytes[place % part.len()] ^= change | 1,
+            _ => {}
+        }
+        let opened = opener.open_message(&mut message).and_then(|()| opener.take_place());
+        let opened = opened.and_then(|()| opener.open_place(at, &mut bytes));
+        assert_eq!(opened.is_ok(), change % 8 > 1, "a change is found");
+        if opened.is_err() {
+            return;
+        }
+        assert!(message == part && bytes == part);
+        opener.finish_message();
+    }
+}
+
 fuzz_target!(|input: &[u8]| {
+    encrypted(input);
     let window = PeerWindow { address: 4096, rkey: 1, len: WINDOW };
     let stream = Stream::new(1, WINDOW, WINDOW, (input.len() % 2 == 0).then_some(window));
     let mut end = End { stream, ring: WINDOW, out: LinkOutbox::default(), inbox: LinkInbox::default() };

@@ -1,4 +1,7 @@
-//! What the fuzz targets share: reading an input as a program, byte by byte.
+//! What the fuzz targets share: reading an input as a program, byte by byte, and a whole daemon on which programs do what it
+//! says.
+
+pub mod world;
 
 /// Bytes of the input; zeros after its end.
 #[derive(Debug)]

@@ -1,0 +1,31 @@
+//! The actions of `session` on a whole daemon that has few descriptors or none (`burst_fuzz::world`). When there are some again,
+//! it serves as before.
+#![no_main]
+
+use burst_fuzz::Tape;
+use burst_fuzz::world::{ACTIONS_MAX, World};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(
+    init: {
+        // SAFETY: before there is a second thread; as in every Rust program, writes to a pipe without reader fail.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    },
+    |data: &[u8]| {
+        let mut tape = Tape(data);
+        let mut world = World::new();
+        if tape.byte() & 1 == 1 {
+            world.join();
+        }
+        for _ in 0..ACTIONS_MAX {
+            if tape.is_empty() {
+                break;
+            }
+            world.starving_step(&mut tape);
+        }
+        world.end_limit();
+        world.work();
+        world.check_honest();
+        world.end();
+    }
+);
