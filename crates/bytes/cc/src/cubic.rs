@@ -15,7 +15,8 @@
 //! * **Reductions.** By `beta` for a loss or a notification, by [`BETA_MARK`] for marks (RFC 8511); at most once in a round trip.
 //!   A time-out leaves `initial_packets`, the next one without progress two packets, and slow start leads back to where the first
 //!   loss of the flight would have led (RFC 5681, 3.1). A loss that was none is undone.
-//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction.
+//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction. After a time-out it does, up
+//!   to where slow start ends: all that was in flight is missing, and comes again by that growth (RFC 5681, 3.1).
 //! * **Pacing.** A window leaves in four fifths of a round trip, in slow start in half of one, so that no burst of a whole window
 //!   meets a short queue. Rates above [`RATE_PACED_MAX`], or that of the link, are not
 //!   paced: bursts are shorter than a timer is exact, or the link itself paces.
@@ -168,6 +169,8 @@ pub struct Cubic {
     is_reduced: bool,
     /// Bytes were acknowledged since the last reduction.
     has_progress: bool,
+    /// The last reduction was a time-out's.
+    is_after_timeout: bool,
 }
 
 impl Cubic {
@@ -203,6 +206,7 @@ impl Cubic {
             timeouts: 0,
             is_reduced: false,
             has_progress: true,
+            is_after_timeout: false,
         }
     }
 
@@ -236,7 +240,8 @@ impl Cubic {
             self.endpoint = (endpoint + increase).min(max) as f32;
         }
         let is_recent = self.is_reduced && now.since(self.reduced_at) < self.round_trip();
-        if !sample.is_recovering && !is_recent {
+        let is_returning = self.is_after_timeout && self.window < self.threshold;
+        if (!sample.is_recovering || is_returning) && !is_recent {
             self.grow(now, acked, sample.inflight_bytes as f64 + acked);
         }
         self.set_rate();
@@ -346,7 +351,8 @@ impl Cubic {
         // A sender that has not come back to its peak leaves room to those that have begun since (fast convergence, 4.7).
         let peak = if before < peak { before * (1.0 + beta) / 2.0 } else { before };
         self.begin_epoch(now, peak);
-        (self.threshold, self.css_left, self.has_progress) = (self.window, 0.0, false);
+        (self.threshold, self.css_left) = (self.window, 0.0);
+        (self.has_progress, self.is_after_timeout) = (false, false);
         self.set_rate();
         true
     }
@@ -382,7 +388,7 @@ impl Cubic {
         if self.srtt > 0.0 && (!self.has_progress || !self.reduce(now, self.settings.beta)) {
             self.reduced_at = now;
         }
-        self.timeouts = self.timeouts.saturating_add(1);
+        (self.timeouts, self.is_after_timeout) = (self.timeouts.saturating_add(1), true);
         self.window = self.window.min(packets).max(self.least());
         self.reno = 0.0;
         self.set_rate();
@@ -638,6 +644,31 @@ mod tests {
         assert_eq!(window(&c), before);
         c.on_spurious();
         assert_eq!(window(&c), before);
+    }
+
+    /// The flight comes again packet by packet, and the peer's acknowledgements report holes all the time.
+    #[test]
+    fn after_a_timeout_the_window_doubles_although_packets_are_missing() {
+        let mut c = cubic();
+        let now = run(&mut c, Nanos(1), RTT, 5);
+        let before = window(&c) as f64;
+        c.on_loss(now, LossKind::Timeout);
+        c.on_loss(now + RTT + RTT, LossKind::Timeout);
+        assert_eq!(window(&c), 2 * MTU);
+        let mut at = now + RTT + RTT + RTT + RTT;
+        for trip in 1..=4 {
+            let bytes = window(&c);
+            let sample =
+                AckSample { rtt: Some(RTT), inflight_bytes: bytes, is_recovering: true, ..AckSample::default() };
+            c.on_ack(at, &AckSample { acked_bytes: bytes, ..sample });
+            assert_eq!(window(&c), 2 * MTU << trip, "round trip {trip}");
+            at = at + RTT;
+        }
+        assert!(c.threshold < 0.75 * before);
+        c.on_loss(at, LossKind::Fast);
+        let (bytes, left) = (window(&c), AckSample { is_recovering: true, ..AckSample::default() });
+        c.on_ack(at + RTT + RTT, &AckSample { acked_bytes: bytes, inflight_bytes: bytes, ..left });
+        assert_eq!(window(&c), bytes, "in an ordinary recovery it does not grow");
     }
 
     #[test]
