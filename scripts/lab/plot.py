@@ -6,7 +6,7 @@ from math import ceil, log2
 PANEL_W, PANEL_H, LEFT, TOP, BOTTOM = 520, 340, 60, 60, 60
 # Width of an average character of the 12 px labels, rounded up, and the space between two labels, in pixels.
 CHARACTER_W, LABEL_GAP = 7, 6
-COLORS = ["#1f6fb4", "#d1622b", "#2f8f4e", "#8a4fa3"]
+COLORS = ["#1f6fb4", "#d1622b", "#2f8f4e", "#8a4fa3", "#7a7a7a", "#b8961a"]
 TEXT = 'font-family="sans-serif" font-size="12"'
 
 
@@ -97,9 +97,9 @@ def y_axis(x0, top, py):
 
 
 def legend(x0, names):
-    parts = []
+    parts, width = [], min(130, (PANEL_W - LEFT) // max(len(names), 1))
     for number, (name, color) in enumerate(zip(names, COLORS)):
-        x = x0 + LEFT + number * 130
+        x = x0 + LEFT + number * width
         parts.append(f'<rect x="{x}" y="36" width="12" height="12" fill="{color}"/>')
         parts.append(f'<text {TEXT} x="{x + 17}" y="46">{escape(name)}</text>')
     return parts

@@ -10,9 +10,16 @@ TAKEN = "5201,6379,7000-7999,8080,11211"
 CONTROL = 7400
 
 
+def addresses(host):
+    """A host's addresses as elements of a list in TOML."""
+    return ", ".join(f'"{address}"' for address in (host.address, host.address6) if address)
+
+
 class Proxies:
     """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager. `before`: words before the
     command, such as those that drop capabilities; `own`: further lines of the configuration of one host, by its name."""
+
+    taken = TAKEN
 
     def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True, before=(), own=None):
         self.fabric, self.relay, self.rdma, self.before = made, relay, rdma, before
@@ -30,7 +37,7 @@ class Proxies:
 
     def keys(self):
         """Makes the certificates."""
-        words = [base.build_directory() / "burst", "proxy", "keys", self.directory / "keys", "a", "b"]
+        words = [base.build_directory() / "burst", "proxy", "keys", self.directory / "keys", *(host.name for host in self.fabric.hosts)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
     def admin(self, host):
@@ -38,16 +45,22 @@ class Proxies:
 
     def configuration(self, host):
         """Writes a host's configuration; returns its path."""
-        other = next(h for h in self.fabric.hosts if h is not host)
         path = self.directory / f"proxy-{host.name}.toml"
+        peers = [
+            f'[[peer]]\nname = "{other.name}"\naddress = "{other.address}:{CONTROL}"\n'
+            f'[[take]]\nto = [{addresses(other)}]\nports = "{self.taken}"\nrelay = "{self.relay}"\n'
+            for other in self.others(host)
+        ]
         path.write_text(
             f'name = "{host.name}"\nlisten = "{host.address}:{CONTROL}"\nkeys = "{self.directory}/keys"\n'
-            f'admin = "{self.admin(host)}"\n{self.options}\n{self.own.get(host.name, "")}\n'
-            f'[[peer]]\nname = "{other.name}"\naddress = "{other.address}:{CONTROL}"\n'
-            f'[[take]]\nto = ["{other.address}", "{other.address6}"]\nports = "{TAKEN}"\nrelay = "{self.relay}"\n'
-            f'[[serve]]\nto = ["{host.address}", "{host.address6}"]\n'
+            f'admin = "{self.admin(host)}"\n{self.options}\n{self.own.get(host.name, "")}\n{"".join(peers)}'
+            f'[[serve]]\nto = [{addresses(host)}]\n'
         )
         return path
+
+    def others(self, host):
+        """The peers of a host's proxy."""
+        return [other for other in self.fabric.hosts if other is not host]
 
     def start(self, host):
         """Starts a host's proxy."""
@@ -87,3 +100,13 @@ class Proxies:
     def __exit__(self, *_):
         for program in self.running.values():
             program.stop()
+
+
+class StarProxies(Proxies):
+    """Proxies of the hosts of a [`lab.switched.Switched`]: host 0 is the peer of each other, and there are no further links."""
+
+    taken = "29000-30999"
+
+    def others(self, host):
+        first, *rest = self.fabric.hosts
+        return rest if host is first else [first]
