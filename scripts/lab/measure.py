@@ -1,6 +1,7 @@
 """Single measurements over a fabric: verbs by Debian's perftest, and the kernel's TCP and UDP on the same wire."""
 
 import json
+from pathlib import Path
 from statistics import median
 
 from .fabric import build_directory
@@ -18,6 +19,14 @@ def in_turns(*jobs, rounds=5):
         for row, job in zip(values, jobs):
             row.append(job())
     return [median(row) for row in values]
+
+
+def without_processor_ns(pid):
+    """Time for which the threads of a process were ready to run and had no processor; 0 if it has ended."""
+    try:
+        return sum(int((thread / "schedstat").read_text().split()[1]) for thread in Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def tcp_stream_gbits(fabric, seconds=2):
