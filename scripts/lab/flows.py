@@ -96,7 +96,7 @@ class Urma(Flow):
 
     def server_words(self):
         tool = self.umdk.built / "urma/tools/urma_perftest/urma_perftest"
-        return [tool, "write_bw", "-D", self.seconds, "-s", 65536, "-d", "burst0", "-P", self.port]
+        return [tool, "write_bw", "-D", self.seconds, "-Q", 1, "-s", 65536, "-d", "burst0", "-P", self.port]
 
     def client_words(self):
         return [*self.server_words(), "-S", self.receiver.address]
