@@ -11,7 +11,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc install clean
+.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,10 @@ test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, 
 
 threads: ## Test ten million completions on many threads, then ThreadSanitizer and AddressSanitizer (needs a nightly toolchain with rust-src)
 	@scripts/threads
+
+programs: build ## Run a table of unmodified programs over Burst, daemon and in process: target/programs.md (docs/programs.md)
+	@scripts/install-deps --programs
+	BURST_PROGRAMS=1 $(PYTHON) -m pytest -q -rsxX -p no:cacheprovider --durations=5 tests/programs
 
 conformance: build ## Run rdma-core's own test suite (from PyPI) and compare with tests/conformance/expected.txt
 	@scripts/install-deps --conformance

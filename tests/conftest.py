@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import lab  # noqa: E402
-from lab import history  # noqa: E402
+from lab import history, rows  # noqa: E402
 
 BUILD = lab.build_directory()
 #: One line per run of `make bench`: date, commit, facts of the machine, medians.
@@ -28,6 +28,7 @@ collect_ignore = [] if os.environ.get("BURST_MATRIX") == "1" else ["test_proxy_p
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: measures shares or times of the machine, or takes what there is one of: not beside other tests")
     config.addinivalue_line("markers", "counts: depends on counts and processor time, not on the clock")
+    config.pluginmanager.register(rows, "rows")
     for part in ("burst", "burstd", "burst-proxy", "burst-sim", "burst-switch", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
         if not (BUILD / part).exists():
             raise pytest.UsageError(f"{BUILD / part} is missing: run make build first")
