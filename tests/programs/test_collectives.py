@@ -46,7 +46,7 @@ IMB_WORDS = ["-npmin", 2, "-msglog", "16", "-iter", "50", "-time", "2"]
 
 
 def imb_program(mpi):
-    return Path(os.environ.get(IMB, "/nonexistent")) / f"IMB-MPI1.{mpi}"
+    return Path(os.environ.get("BURST_IMB", "/nonexistent")) / f"IMB-MPI1.{mpi}"
 
 
 def imb(hosts, command, mpi):

@@ -2,15 +2,16 @@
 //! address, and the program may unmap or protect it.
 //!
 //! Once [`catch_faults`] was called, each copy runs behind a frame that [`guarded`] puts on the stack: a mark, the address to
-//! continue at, and the registers that a function must preserve. The handler of SIGSEGV and SIGBUS looks for such a frame above the
-//! stack pointer of the fault. If there is one, the thread continues behind the copy, which has failed then; the caller tries
+//! continue at, and the registers that a function must preserve. The handler of SIGSEGV and SIGBUS looks for such a frame above
+//! the stack pointer of the fault. If there is one, the thread continues behind the copy, which has failed then; the caller tries
 //! again by `/proc/self/mem` ([`read`], [`write`]), which reaches protected pages as if they were pinned, and fails for
-//! pages that are gone. A fault without a frame is the program's: it goes to the handler before this one, with its flags and mask,
-//! or ends the process as it would have.
+//! pages that are gone. A fault without a frame is the program's: it goes to the handler before this one, with its flags and
+//! mask, or ends the process as it would have.
 //!
-//! A copy costs a call and some twenty stores to the stack (`cargo bench -p burst-span --bench faults`), no system call. Frames are
-//! marked by two words, one of which contains the frame's address, and the mark is erased when the copy ends. So what a former frame
-//! has left on a stack is no frame. The handler reads the stack by a system call, because the end of the stack may be near.
+//! A copy costs a call and some twenty stores to the stack (`cargo bench -p burst-span --bench faults`), no system call. Frames
+//! are marked by two words, one of which contains the frame's address, and the mark is erased when the copy ends. So what a
+//! former frame has left on a stack is no frame. The handler reads the stack by a system call, because the end of the stack may
+//! be near.
 //!
 //! x86-64 only; elsewhere nothing is caught. A handler that the program installs after this one has to pass on what is not its
 //! own, as handlers of other libraries' faults do.
@@ -31,8 +32,8 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Makes accesses to local spans fail, or take another way, where they would end the process by SIGSEGV or SIGBUS. Takes over both
-/// signals, once. False where this is not possible.
+/// Makes accesses to local spans fail, or take another way, where they would end the process by SIGSEGV or SIGBUS. Takes over
+/// both signals, once. False where this is not possible.
 pub fn catch_faults() -> bool {
     static CAUGHT: OnceLock<bool> = OnceLock::new();
     *CAUGHT.get_or_init(|| {
@@ -45,8 +46,8 @@ pub fn catch_faults() -> bool {
 /// Runs `f`. False: an access of `f` has met memory that is gone or protected, and `f` was left there.
 ///
 /// # Safety
-/// `f` may be left at each access to memory: it copies or computes, holds no lock and nothing that has to be dropped, and allocates
-/// nothing. It does not panic.
+/// `f` may be left at each access to memory: it copies or computes, holds no lock and nothing that has to be dropped, and
+/// allocates nothing. It does not panic.
 pub(crate) unsafe fn guarded<F: FnOnce()>(f: F) -> bool {
     const { assert!(!std::mem::needs_drop::<F>(), "it may be left anywhere") };
     /// Calls the closure in `data`.
@@ -240,6 +241,7 @@ mod frames {
         of_address = const MARK_OF_ADDRESS,
     );
 
+    // SAFETY: the assembly above defines the symbol, with this signature by the C ABI.
     unsafe extern "C" {
         /// Calls `f(data)` behind a frame. 1: it has returned; 0: it was left at a fault.
         fn burst_span_guarded_call(f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> u32;

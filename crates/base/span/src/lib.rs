@@ -273,8 +273,8 @@ impl Span {
         }
     }
     /// Computes `f` of the bytes of a local span, without copying; `None` for any other span, and for memory that is gone or
-    /// protected. The application may change the bytes meanwhile: `f` must not read a byte twice and trust both. It only computes,
-    /// because it may be left anywhere: nothing that it makes before its result needs to be dropped.
+    /// protected. The application may change the bytes meanwhile: `f` must not read a byte twice and trust both. It only
+    /// computes, because it may be left anywhere: nothing that it makes before its result needs to be dropped.
     pub fn with_bytes<R: Copy>(&self, f: impl Fn(&[u8]) -> R) -> Option<R> {
         if !self.is_local() {
             return None;
@@ -313,7 +313,8 @@ impl Span {
         }
     }
 
-    /// Applies `f` to the 8 bytes as an atomic, if they are local and naturally aligned; `None` also if they are gone or protected.
+    /// Applies `f` to the 8 bytes as an atomic, if they are local and naturally aligned; `None` also if they are gone or
+    /// protected.
     fn on_atomic(&self, f: impl Fn(&AtomicU64) -> u64) -> Option<u64> {
         assert_eq!(self.len, 8, "an atomic works on 8 bytes");
         if !self.is_local() || !self.addr.is_multiple_of(8) {

@@ -56,8 +56,8 @@ extern "C" fn with_info(signal: libc::c_int, info: *mut libc::siginfo_t, context
     }
 }
 
-/// Sets the action of SIGSEGV, catches faults, lets a copy fail, and reads a protected page. Returns how the child ended: its exit
-/// status, or the signal.
+/// Sets the action of SIGSEGV, catches faults, lets a copy fail, and reads a protected page. Returns how the child ended: its
+/// exit status, or the signal.
 fn child(handler: usize, flags: libc::c_int, inside: impl FnOnce(*mut u8)) -> Result<i32, i32> {
     // SAFETY: the child runs the lines below and ends.
     let pid = unsafe { libc::fork() };

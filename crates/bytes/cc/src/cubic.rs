@@ -15,8 +15,8 @@
 //! * **Reductions.** By `beta` for a loss or a notification, by [`BETA_MARK`] for marks (RFC 8511); at most once in a round trip.
 //!   A time-out leaves `initial_packets`, the next one without progress two packets, and slow start leads back to where the first
 //!   loss of the flight would have led (RFC 5681, 3.1). A loss that was none is undone.
-//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction. After a time-out it does, up
-//!   to where slow start ends: all that was in flight is missing, and comes again by that growth (RFC 5681, 3.1).
+//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction. After a time-out
+//!   it does, up to where slow start ends: all that was in flight is missing, and comes again by that growth (RFC 5681, 3.1).
 //! * **Pacing.** A window leaves in four fifths of a round trip, in slow start in half of one, so that no burst of a whole window
 //!   meets a short queue. Rates above [`RATE_PACED_MAX`], or that of the link, are not
 //!   paced: bursts are shorter than a timer is exact, or the link itself paces.
@@ -69,8 +69,8 @@ const GROWTH_RTT: Nanos = Nanos::from_ms(10);
 const SMALL_SEGMENTS: f64 = 4.0;
 /// The smallest such factor: that of half a segment.
 const SMALL_GROWTH: f64 = 1.0 / 64.0;
-/// There is a queue where a round trip takes so many times the smallest, and so much longer. Fewer would take the own packets for a
-/// queue, or the time that software at both ends waits for a processor.
+/// There is a queue where a round trip takes so many times the smallest, and so much longer. Fewer would take the own packets for
+/// a queue, or the time that software at both ends waits for a processor.
 const QUEUE_TRIPS: f32 = 2.0;
 /// The queue of 50 KB at 300 Mbit/s takes 1.3 ms.
 const QUEUE_DELAY: Nanos = Nanos::from_us(500);
@@ -661,7 +661,7 @@ mod tests {
             let sample =
                 AckSample { rtt: Some(RTT), inflight_bytes: bytes, is_recovering: true, ..AckSample::default() };
             c.on_ack(at, &AckSample { acked_bytes: bytes, ..sample });
-            assert_eq!(window(&c), 2 * MTU << trip, "round trip {trip}");
+            assert_eq!(window(&c), (2 * MTU) << trip, "round trip {trip}");
             at = at + RTT;
         }
         assert!(c.threshold < 0.75 * before);

@@ -208,12 +208,12 @@ impl Region {
     pub fn in_process(memory: Arc<ProcessMemory>, addr: u64) -> Mapping {
         Mapping::InProcess { memory, addr }
     }
-    /// `len` bytes of this process's own memory at `addr`, reached by their address. Accesses fail if the program unmaps the bytes,
-    /// and reach pages that it protects, where faults can be caught ([`burst_span::catch_faults`]).
+    /// `len` bytes of this process's own memory at `addr`, reached by their address. Accesses fail if the program unmaps the
+    /// bytes, and reach pages that it protects, where faults can be caught ([`burst_span::catch_faults`]).
     ///
     /// # Safety
-    /// The bytes are the program's: no Rust object is there that would be changed behind its back. Where faults cannot be caught, they
-    /// stay mapped until the region has been removed from the workers' tables, with the rights that the region has.
+    /// The bytes are the program's: no Rust object is there that would be changed behind its back. Where faults cannot be caught,
+    /// they stay mapped until the region has been removed from the workers' tables, with the rights that the region has.
     pub unsafe fn own(addr: u64, len: u64) -> Mapping {
         burst_span::catch_faults();
         let base = addr as *mut u8;

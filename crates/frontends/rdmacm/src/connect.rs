@@ -180,7 +180,8 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 }
 
 /// `rdma_disconnect`: EINVAL for an id that never had a peer, and for a synchronous id without connection, or whose last event
-/// was read. A listener has nothing to do. What is posted to a connected queue pair is flushed in any case, as with the kernel's library.
+/// was read. A listener has nothing to do. What is posted to a connected queue pair is flushed in any case, as with the kernel's
+/// library.
 ///
 /// # Safety
 /// `id` must be alive.

@@ -1,8 +1,9 @@
 //! How far an id is, as the program knows it: a call in a wrong state is EINVAL, as from the kernel.
 //!
-//! Commands of asynchronous ids do not wait for the daemon, which could refuse them by an event only. So the library keeps the state
-//! that the program has seen: the calls that it made and the events that it read. The kernel's state may be further, by events that are
-//! not read yet. What such an event may allow is sent, and the daemon decides; what no event could allow is refused here.
+//! Commands of asynchronous ids do not wait for the daemon, which could refuse them by an event only. So the library keeps the
+//! state that the program has seen: the calls that it made and the events that it read. The kernel's state may be further, by
+//! events that are not read yet. What such an event may allow is sent, and the daemon decides; what no event could allow is
+//! refused here.
 
 use crate::boundary::{EINVAL, Outcome};
 use burst_control::cm::{CmCommand, CmEventKind};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// How far an id is (`enum rdma_cm_state` of the kernel, and the state of its connection).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-enum Step {
+enum IdStep {
     /// Created, or bound: the daemon knows which.
     #[default]
     Idle,
@@ -38,39 +39,39 @@ enum Step {
 }
 
 /// The states in which a call may succeed.
-type Allowed = &'static [Step];
+type Allowed = &'static [IdStep];
 
-const RESOLVE_ADDR: Allowed = &[Step::Idle, Step::AddrQuery];
-const RESOLVE_ROUTE: Allowed = &[Step::AddrQuery, Step::AddrResolved];
-const CONNECT: Allowed = &[Step::RouteQuery, Step::RouteResolved];
-const ACCEPT: Allowed = &[Step::Requested];
-const REJECT: Allowed = &[Step::RequestSent, Step::Requested, Step::ResponseReceived, Step::ResponseSent];
-const ESTABLISH: Allowed = &[Step::RequestSent, Step::ResponseReceived];
+const RESOLVE_ADDR: Allowed = &[IdStep::Idle, IdStep::AddrQuery];
+const RESOLVE_ROUTE: Allowed = &[IdStep::AddrQuery, IdStep::AddrResolved];
+const CONNECT: Allowed = &[IdStep::RouteQuery, IdStep::RouteResolved];
+const ACCEPT: Allowed = &[IdStep::Requested];
+const REJECT: Allowed = &[IdStep::RequestSent, IdStep::Requested, IdStep::ResponseReceived, IdStep::ResponseSent];
+const ESTABLISH: Allowed = &[IdStep::RequestSent, IdStep::ResponseReceived];
 
 /// The state of an id.
 #[derive(Debug, Default)]
 pub struct CmSteps(AtomicU8);
 
 impl CmSteps {
-    fn now(&self) -> Step {
-        const ALL: [Step; 11] = [
-            Step::Idle,
-            Step::AddrQuery,
-            Step::AddrResolved,
-            Step::RouteQuery,
-            Step::RouteResolved,
-            Step::Listening,
-            Step::RequestSent,
-            Step::Requested,
-            Step::ResponseReceived,
-            Step::ResponseSent,
-            Step::Over,
+    fn now(&self) -> IdStep {
+        const ALL: [IdStep; 11] = [
+            IdStep::Idle,
+            IdStep::AddrQuery,
+            IdStep::AddrResolved,
+            IdStep::RouteQuery,
+            IdStep::RouteResolved,
+            IdStep::Listening,
+            IdStep::RequestSent,
+            IdStep::Requested,
+            IdStep::ResponseReceived,
+            IdStep::ResponseSent,
+            IdStep::Over,
         ];
         // Relaxed: a program that calls and reads events of an id in two threads orders them itself.
         ALL[usize::from(self.0.load(Ordering::Relaxed)).min(ALL.len() - 1)]
     }
 
-    fn go(&self, to: Step) {
+    fn go(&self, to: IdStep) {
         self.0.store(to as u8, Ordering::Relaxed);
     }
 
@@ -81,12 +82,12 @@ impl CmSteps {
     pub fn begin(&self, op: &CmCommand) -> Outcome<StepBefore> {
         let before = self.now();
         let (allowed, next) = match op {
-            CmCommand::ResolveAddr { .. } => (RESOLVE_ADDR, Step::AddrQuery),
-            CmCommand::ResolveRoute { .. } => (RESOLVE_ROUTE, Step::RouteQuery),
-            CmCommand::Connect { .. } => (CONNECT, Step::RequestSent),
-            CmCommand::Accept { .. } => (ACCEPT, Step::ResponseSent),
-            CmCommand::Reject { .. } => (REJECT, Step::Over),
-            CmCommand::Establish { .. } => (ESTABLISH, Step::Over),
+            CmCommand::ResolveAddr { .. } => (RESOLVE_ADDR, IdStep::AddrQuery),
+            CmCommand::ResolveRoute { .. } => (RESOLVE_ROUTE, IdStep::RouteQuery),
+            CmCommand::Connect { .. } => (CONNECT, IdStep::RequestSent),
+            CmCommand::Accept { .. } => (ACCEPT, IdStep::ResponseSent),
+            CmCommand::Reject { .. } => (REJECT, IdStep::Over),
+            CmCommand::Establish { .. } => (ESTABLISH, IdStep::Over),
             _ => return Ok(StepBefore(before)),
         };
         if !allowed.contains(&before) {
@@ -111,18 +112,18 @@ impl CmSteps {
 
     /// The id listens.
     pub fn listen(&self) {
-        self.go(Step::Listening);
+        self.go(IdStep::Listening);
     }
 
     /// Whether it listens.
     pub fn is_listening(&self) -> bool {
-        self.now() == Step::Listening
+        self.now() == IdStep::Listening
     }
 
     /// The program has set the route itself (RDMA_OPTION_IB_PATH).
     pub fn set_route(&self) {
-        if self.now() == Step::AddrResolved {
-            self.go(Step::RouteResolved);
+        if self.now() == IdStep::AddrResolved {
+            self.go(IdStep::RouteResolved);
         }
     }
 
@@ -130,17 +131,17 @@ impl CmSteps {
     pub fn read(&self, kind: CmEventKind) {
         use CmEventKind as K;
         let next = match (kind, self.now()) {
-            (K::AddrResolved, Step::AddrQuery) => Step::AddrResolved,
-            (K::AddrError, Step::AddrQuery | Step::RouteQuery) => Step::Idle,
-            (K::RouteResolved, Step::RouteQuery) => Step::RouteResolved,
+            (K::AddrResolved, IdStep::AddrQuery) => IdStep::AddrResolved,
+            (K::AddrError, IdStep::AddrQuery | IdStep::RouteQuery) => IdStep::Idle,
+            (K::RouteResolved, IdStep::RouteQuery) => IdStep::RouteResolved,
             // The daemon refused it: the address was not resolved at that time.
-            (K::RouteError, Step::RouteQuery) => Step::AddrResolved,
-            (K::ConnectRequest, _) => Step::Requested,
-            (K::ConnectResponse, Step::RequestSent) => Step::ResponseReceived,
+            (K::RouteError, IdStep::RouteQuery) => IdStep::AddrResolved,
+            (K::ConnectRequest, _) => IdStep::Requested,
+            (K::ConnectResponse, IdStep::RequestSent) => IdStep::ResponseReceived,
             // Refused at once, or later: the daemon knows whether it may be repeated.
-            (K::ConnectError, Step::RequestSent) => Step::RouteResolved,
-            (K::ConnectError, Step::ResponseSent) => Step::Requested,
-            (K::Established | K::Rejected | K::Unreachable | K::ConnectError | K::Disconnected, _) => Step::Over,
+            (K::ConnectError, IdStep::RequestSent) => IdStep::RouteResolved,
+            (K::ConnectError, IdStep::ResponseSent) => IdStep::Requested,
+            (K::Established | K::Rejected | K::Unreachable | K::ConnectError | K::Disconnected, _) => IdStep::Over,
             _ => return,
         };
         self.go(next);
@@ -149,7 +150,7 @@ impl CmSteps {
 
 /// The state before a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepBefore(Step);
+pub struct StepBefore(IdStep);
 
 #[cfg(test)]
 mod tests {
@@ -245,7 +246,7 @@ mod tests {
     #[test]
     fn a_connection_that_was_refused_at_once_may_be_asked_for_again() {
         let steps = CmSteps::default();
-        steps.go(Step::RouteResolved);
+        steps.go(IdStep::RouteResolved);
         assert!(steps.begin(&connect()).is_ok());
         steps.read(CmEventKind::ConnectError);
         assert_eq!(may(&steps), ["connect"]);
@@ -259,7 +260,7 @@ mod tests {
         let steps = CmSteps::default();
         steps.set_route();
         assert_eq!(may(&steps), ["addr"], "without an address there is no route");
-        steps.go(Step::AddrResolved);
+        steps.go(IdStep::AddrResolved);
         steps.set_route();
         assert_eq!(may(&steps), ["connect"]);
         steps.listen();

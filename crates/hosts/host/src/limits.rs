@@ -26,8 +26,8 @@ pub const URMA_PEERS_MAX: u64 = 3072;
 pub const XRC_DOMAINS_MAX: u32 = 1 << 16;
 /// Maximum number of shared receive queues in XRC domains of the host. Number 0 means that there is none.
 pub const XRC_SRQS_MAX: u32 = (1 << 16) - 1;
-/// Maximum number of handles that refer to one XRC target queue pair, in all contexts. A worker writes each event of the target to
-/// all of them, so their number is limited.
+/// Maximum number of handles that refer to one XRC target queue pair, in all contexts. A worker writes each event of the target
+/// to all of them, so their number is limited.
 pub const XRC_HOLDS_MAX: u32 = 1024;
 /// Maximum number of multicast groups of the host.
 pub const GROUPS_MAX: u32 = 256;

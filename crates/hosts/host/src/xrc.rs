@@ -97,8 +97,8 @@ impl Default for XrcTable {
 }
 
 impl XrcTable {
-    /// Opens the domain that a file names, or a new domain without a file, for a handle that is charged. `create` and `exclusive`
-    /// mean what O_CREAT and O_EXCL mean to open(2).
+    /// Opens the domain that a file names, or a new domain without a file, for a handle that is charged. The two flags,
+    /// `create` and `exclusive`, mean what O_CREAT and O_EXCL mean to open(2).
     ///
     /// # Errors
     /// EBADF: the descriptor was opened with O_PATH. EAGAIN: the file has no domain and `create` is false. EINVAL: the file has a
@@ -107,9 +107,10 @@ impl XrcTable {
         &mut self,
         device: DeviceId,
         file: Option<ForeignFile>,
-        (create, exclusive): (bool, bool),
+        flags: (bool, bool),
         charge: &Charge,
     ) -> Result<u32, Refusal> {
+        let (create, exclusive) = flags;
         let Some(file) = file else { return self.make(None, charge) };
         check_access(file.fd())?;
         let key = key_of(device, file.fd())?;

@@ -3,8 +3,8 @@
 //! A swapped part of a private mapping makes three mappings of one. A process may have `vm.max_map_count` mappings (65,530 by
 //! default); beyond that its own `mmap` fails. So registrations split mappings at one in [`PART`] of that number of places at
 //! most, and further ranges are reached in the process. Of small ranges ([`SMALL`]), of which a program may have very many, only
-//! the first split mappings ([`SMALL_PLACES_MAX`]): an access in the process costs a system call, which matters less the fewer bytes
-//! it moves for each mapping that it spares. Ranges that are whole mappings, or adjacent to swapped pages, split
+//! the first split mappings ([`SMALL_PLACES_MAX`]): an access in the process costs a system call, which matters less the fewer
+//! bytes it moves for each mapping that it spares. Ranges that are whole mappings, or adjacent to swapped pages, split
 //! nothing. In a process with one thread the splits end with the registration (`uffd`).
 
 use super::vma::Maps;

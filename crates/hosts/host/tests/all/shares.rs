@@ -31,19 +31,24 @@ impl Hostile {
     /// Takes one more unit of a resource, or as much as one request can.
     fn take(&mut self, host: &mut Host, resource: Resource) -> Result<(), Refusal> {
         self.count += 1;
-        let (count, program) = (self.count, &mut self.programs[0]);
-        let pd = program.pd;
-        let request = match resource {
-            Resource::Session => {
-                self.programs.push(Program::connect(host, HOSTILE)?);
-                return Ok(());
-            }
+        match resource {
+            Resource::Session => self.programs.push(Program::connect(host, HOSTILE)?),
             Resource::Context => {
                 let mut program = Program::connect(host, HOSTILE)?;
                 program.ask(host, Request::OpenContext { device: 0 })?;
                 self.programs.push(program);
-                return Ok(());
             }
+            _ => return self.take_of_one(host, resource),
+        }
+        Ok(())
+    }
+
+    /// [`Hostile::take`] for what one program takes.
+    fn take_of_one(&mut self, host: &mut Host, resource: Resource) -> Result<(), Refusal> {
+        let (count, program) = (self.count, &mut self.programs[0]);
+        let pd = program.pd;
+        let request = match resource {
+            Resource::Session | Resource::Context => panic!("more than one program takes it"),
             Resource::Pd => Request::AllocPd,
             Resource::Mr => region(pd, Vec::new()),
             Resource::Mapping => {

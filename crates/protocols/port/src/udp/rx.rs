@@ -20,8 +20,9 @@ pub struct UdpRx {
     empty: u32,
 }
 
-/// Of so many bursts that find their socket empty one looks at its error queue: an error there makes the socket readable, `recvmmsg` does not
-/// always report it, and a worker that waits for the socket would not sleep. A prime number, so that each of several sockets has its turn.
+/// Of so many bursts that find their socket empty one looks at its error queue: an error there makes the socket readable,
+/// `recvmmsg` does not always report it, and a worker that waits for the socket would not sleep. A prime number, so that each of
+/// several sockets has its turn.
 const EMPTY_BURSTS: u32 = 61;
 
 impl UdpRx {

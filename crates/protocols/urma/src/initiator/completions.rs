@@ -49,8 +49,8 @@ impl Initiator {
         let oldest = node.objects.jetties.get(request.jetty).and_then(|jetty| self.requests.get(jetty.oldest_silent));
         oldest.is_some_and(|oldest| request.tassn.wrapping_sub(oldest.tassn) < TASSN_WINDOW)
     }
-    /// Reports what has waited for a request without completion that has left the place behind `before`: the requests from there to
-    /// the next such request, unless one is before them. So each request is passed once.
+    /// Reports what has waited for a request without completion that has left the place behind `before`: the requests from there
+    /// to the next such request, unless one is before them. So each request is passed once.
     fn report_behind(&mut self, node: &mut NodeShared, jetty: PoolRef, mut before: PoolRef, fx: &mut dyn UrmaEffects) {
         while !self.is_behind_silent(node, before) {
             let mut at = self.requests.get(before).map_or_else(|| head_of(node, jetty), |request| request.next);

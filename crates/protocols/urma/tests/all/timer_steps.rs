@@ -138,8 +138,8 @@ fn requests_of_a_channel_that_has_failed_end_with_their_jetty_in_any_order() {
     world.assert_drained();
 }
 
-/// Steps of the answers to 200 requests of a Jetty that has `silent` others before them, to a peer that does not answer. Some come
-/// first: the first searches may pass the others.
+/// Steps of the answers to 200 requests of a Jetty that has `silent` others before them, to a peer that does not answer. Some
+/// come first: the first searches may pass the others.
 fn steps_behind(silent: u32, service: ServiceMode, change: impl Fn(JfsWr) -> JfsWr) -> u64 {
     let mut world = World::new(2, 1 << 16, 1, large);
     let jfc = world.jfc(0);

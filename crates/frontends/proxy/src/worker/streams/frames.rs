@@ -178,9 +178,9 @@ impl Streams {
 const RETRY_FIRST: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(64);
 
-/// Connects to the server from the client's address. Without a socket: the former connection between the two addresses and ports is
-/// not closed yet. A client may use its port again as soon as the server has closed its end, while the last packets of this end are on
-/// their way.
+/// Connects to the server from the client's address. Without a socket: the former connection between the two addresses and ports
+/// is not closed yet. A client may use its port again as soon as the server has closed its end, while the last packets of this
+/// end are on their way.
 fn connect_server(env: &WorkerEnv, ends: Ends) -> Result<TcpEnd, Outcome> {
     let ((client, server), mark) = (ends, env.mark());
     let place = env.places.serving(&env.config, server.ip()).ok_or(Outcome::NotServed)?;
