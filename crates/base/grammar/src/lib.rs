@@ -6,11 +6,11 @@
 //! | module | contents |
 //! |---|---|
 //! | [`quantity`] | sizes and durations: reading and printing |
-//! | [`word`] | the nearest valid word |
+//! | [`word`] | the nearest valid word; yes and no |
 #![forbid(unsafe_code)]
 
 pub mod quantity;
 pub mod word;
 
 pub use quantity::{bits_per_second, bytes, duration, parts_per_million, show_bytes, show_duration};
-pub use word::{nearest, nearest_within};
+pub use word::{nearest, nearest_within, switch};

@@ -1,4 +1,4 @@
-//! The nearest valid word for a misspelt one.
+//! The nearest valid word for a misspelt one, and the words for yes and no.
 //!
 //! Distance is Damerau-Levenshtein: an inserted, deleted or replaced character and two swapped neighbours cost one edit each.
 //! Among candidates of equal distance the longest common beginning decides (Jaro-Winkler).
@@ -16,9 +16,25 @@ pub fn nearest_within<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
     nearest(word, candidates.into_iter().filter(|c| strsim::damerau_levenshtein(word, c) <= edits))
 }
 
+/// Whether a word says yes or no: `yes`, `on`, `true`, `1`, or `no`, `off`, `false`, `0`. `None`: neither.
+pub fn switch(word: &str) -> Option<bool> {
+    match word {
+        "yes" | "on" | "true" | "1" => Some(true),
+        "no" | "off" | "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn yes_and_on_are_the_same() {
+        assert!(["yes", "on", "true", "1"].iter().all(|word| switch(word) == Some(true)));
+        assert!(["no", "off", "false", "0"].iter().all(|word| switch(word) == Some(false)));
+        assert!(["", "Yes", "none", "2"].iter().all(|word| switch(word).is_none()));
+    }
 
     #[test]
     fn swapped_letters_are_one_edit() {

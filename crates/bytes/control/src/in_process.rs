@@ -34,13 +34,6 @@ pub fn is_lent() -> bool {
     is_chosen() && std::env::var_os(MODE_ENV).is_some_and(|mode| mode == LENT_MODE)
 }
 
-/// A sentence if [`MODE_ENV`] has a value that means nothing.
-pub fn misspelt_mode() -> Option<String> {
-    let known = ["", IN_PROCESS_MODE, LENT_MODE, DAEMON_MODE];
-    let mode = std::env::var_os(MODE_ENV).filter(|mode| known.iter().all(|word| mode != word))?;
-    Some(format!("{MODE_ENV} is {mode:?}, and can be {IN_PROCESS_MODE}, {LENT_MODE} or {DAEMON_MODE}"))
-}
-
 /// A packet to the host.
 #[repr(C)]
 #[derive(Debug)]

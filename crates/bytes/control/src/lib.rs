@@ -12,6 +12,7 @@ pub mod client;
 pub mod cm;
 pub mod commands;
 pub mod crash_report;
+pub mod environment;
 pub mod events;
 pub mod frame;
 pub mod in_process;

@@ -102,9 +102,7 @@ fn find_host() -> Result<(HostPlace, Client), Vec<ControlError>> {
 /// Prints once per process why there is no device.
 fn explain(failures: &[ControlError]) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let tried: Vec<String> =
-        in_process::misspelt_mode().into_iter().chain(failures.iter().map(ToString::to_string)).collect();
-    let tried = tried.join("; ");
+    let tried = failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     let sentence = match in_process::is_chosen() {
         true => format!("no RDMA device: {tried}"),
         false => format!(
@@ -124,6 +122,7 @@ pub fn device_at(place: &HostPlace, index: u32) -> Outcome<*mut ibv_device> {
 }
 
 fn list_devices() -> Vec<*mut ibv_device> {
+    report::misspelt_variables();
     let failures = match find_host() {
         Ok((place, mut client)) => match client.call(&Request::ListDevices, &[]).map(|a| a.response) {
             Ok(Response::Devices(list)) => {

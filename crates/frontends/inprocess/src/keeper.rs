@@ -44,13 +44,12 @@ const BUSY_PAUSE: Nanos = Nanos::from_us(50);
 /// Longest pause while another thread, which may wait for a processor, has the control plane. The first is [`NAP_MIN`].
 const HOUSE_PAUSE_MAX: Nanos = Nanos::from_ms(8);
 
-/// Environment variable: with [`KEEPER_OFF`] there is no such thread, and only the program's polls run the worker.
+/// Environment variable: with `off` there is no such thread, and only the program's polls run the worker.
 const KEEPER_ENV: &str = "BURST_KEEPER";
-const KEEPER_OFF: &str = "off";
 
 /// Whether the user wants no such thread.
 pub fn is_off() -> bool {
-    std::env::var_os(KEEPER_ENV).is_some_and(|way| way == KEEPER_OFF)
+    burst_control::environment::is_switched_off(KEEPER_ENV)
 }
 
 /// Starts the thread.

@@ -153,7 +153,10 @@ pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaConte
 }
 
 exported! {
-    fn urma_init(_conf: *mut c_void) -> Status { SUCCESS }
+    fn urma_init(_conf: *mut c_void) -> Status {
+        burst_ffi::report::misspelt_variables();
+        SUCCESS
+    }
     fn urma_uninit() -> Status { SUCCESS }
     fn urma_get_uasid(uasid: *mut u32) -> Status {
         if uasid.is_null() {

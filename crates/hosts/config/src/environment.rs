@@ -50,7 +50,7 @@ pub const VARIABLES: &[ProgramVariable] = &[
         name: "BURST_SWAP",
         reader: "libraries",
         values: "`off`",
-        help: "No page is exchanged when memory is registered; the daemon reaches it by /proc/PID/mem (docs/running.md). Default: pages are exchanged for shared ones",
+        help: "Off: no page is exchanged when memory is registered; the daemon reaches it by /proc/PID/mem (docs/running.md). Default: pages are exchanged for shared ones",
     },
     ProgramVariable {
         name: "BURST_REGISTER",
@@ -62,7 +62,7 @@ pub const VARIABLES: &[ProgramVariable] = &[
         name: "BURST_KEEPER",
         reader: "libburst-inprocess.so.1",
         values: "`off`",
-        help: "No thread serves while the program does not poll: peers then wait for its polls, and librdmacm makes no connections. Lent mode refuses it",
+        help: "Off: no thread serves while the program does not poll: peers then wait for its polls, and librdmacm makes no connections. Lent mode refuses it",
     },
     ProgramVariable {
         name: "BURST_PORT",

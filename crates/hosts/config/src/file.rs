@@ -87,7 +87,7 @@ fn texts(name: &str, value: &toml::Value) -> Result<Vec<String>, String> {
     let many = KEYS.iter().any(|k| k.name == name && k.many);
     let switch = KEYS.iter().any(|k| k.name == name && matches!(k.kind, ValueKind::Switch));
     match value {
-        toml::Value::Boolean(on) if switch => Ok(vec![if *on { "yes" } else { "no" }.to_owned()]),
+        toml::Value::Boolean(on) if switch => Ok(vec![if *on { "on" } else { "off" }.to_owned()]),
         toml::Value::Array(items) if many && !items.is_empty() => items.iter().map(one).collect(),
         toml::Value::Array(_) if many => Err(format!("{name}: the list is empty")),
         toml::Value::Table(_) => {

@@ -42,6 +42,8 @@ pub enum KeyId {
     IdleExit,
     /// `ready_fd`.
     ReadyFd,
+    /// `end_with_fd`.
+    EndWithFd,
     /// `user_share`.
     UserShare,
     /// `user_reserve`.
@@ -200,7 +202,7 @@ pub const KEYS: &[ConfigKey] = &[
         env: "BURST_SELECTIVE_REPEAT",
         kind: ValueKind::Switch,
         many: false,
-        default: "yes",
+        default: "on",
         help: "Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon does so, too; other peers get the standard packets",
     },
     ConfigKey {
@@ -230,7 +232,7 @@ pub const KEYS: &[ConfigKey] = &[
         env: "BURST_URMA_CAQM",
         kind: ValueKind::Switch,
         many: false,
-        default: "no",
+        default: "off",
         help: "C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md)",
     },
     ConfigKey {
@@ -252,6 +254,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "",
         help: "Descriptor that gets the line \"ready\" once the daemon serves; default none",
+    },
+    ConfigKey {
+        id: KeyId::EndWithFd,
+        name: "end_with_fd",
+        flag: "end-with-fd",
+        env: "BURST_END_WITH_FD",
+        kind: ValueKind::Count { min: 0, max: 1 << 20 },
+        many: false,
+        default: "",
+        help: "Descriptor of a pipe's reading end: once no process has the writing end, the daemon ends as by SIGTERM, so that it does not outlive its starter; default none",
     },
     ConfigKey {
         id: KeyId::UserShare,
@@ -320,7 +332,7 @@ pub const KEYS: &[ConfigKey] = &[
         env: "BURST_GUARDED",
         kind: ValueKind::Switch,
         many: false,
-        default: "no",
+        default: "off",
         help: "Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls",
     },
     ConfigKey {

@@ -41,6 +41,8 @@ pub struct Config {
     pub idle_exit: Option<Duration>,
     /// Descriptor that gets one line (`ready\n`) when the daemon serves and is closed then.
     pub ready_fd: Option<RawFd>,
+    /// Descriptor at whose end of file the daemon ends.
+    pub end_with_fd: Option<RawFd>,
     /// Whether a supervisor starts a successor when the daemon falls.
     pub guarded: bool,
     /// Directory of crash reports; `None`: the default one.
@@ -158,7 +160,7 @@ fn argument(key: &'static ConfigKey) -> clap::Arg {
         .allow_hyphen_values(true)
         .num_args(if matches!(key.kind, ValueKind::Switch) { 0..=1 } else { 1..=1 })
         .require_equals(matches!(key.kind, ValueKind::Switch))
-        .default_missing_value("yes")
+        .default_missing_value("on")
         .action(if key.many { clap::ArgAction::Append } else { clap::ArgAction::Set })
 }
 
@@ -245,6 +247,7 @@ const URMA_LANES: NumberKey = NumberKey::new(KeyId::UrmaLanes);
 const URMA_CAQM: NumberKey = NumberKey::new(KeyId::UrmaCaqm);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
+const END_WITH_FD: NumberKey = NumberKey::new(KeyId::EndWithFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
 const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
 const RTO: TextKey = TextKey::new(KeyId::Rto);
@@ -300,6 +303,7 @@ fn assemble(values: &ConfigValues) -> Config {
         },
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
         ready_fd: values.number(READY_FD).map(|fd| fd as RawFd),
+        end_with_fd: values.number(END_WITH_FD).map(|fd| fd as RawFd),
         guarded: values.number_or_default(GUARDED) == 1,
         state_dir: values.text(STATE_DIR).map(PathBuf::from),
         log_level: match values.text(LOG_LEVEL) {

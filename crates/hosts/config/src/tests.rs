@@ -136,6 +136,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::UrmaCaqm => "yes",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
+        KeyId::EndWithFd => "6",
         KeyId::UserShare => "33",
         KeyId::UserReserve => "4",
         KeyId::AccountBy => "cgroup",
@@ -147,6 +148,21 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::LogLevel => "trace",
         KeyId::LogFormat => "json",
     }
+}
+
+#[test]
+fn yes_and_on_are_the_same_for_every_key_of_that_kind() {
+    let switches: Vec<_> = KEYS.iter().filter(|key| matches!(key.kind, ValueKind::Switch)).collect();
+    assert!(!switches.is_empty());
+    for key in switches {
+        let config = |word: &str| read(&[&format!("--{}={word}", key.flag)], &[]).unwrap();
+        assert!(["yes", "true", "1"].iter().all(|word| config(word) == config("on")), "{}", key.name);
+        assert!(["no", "false", "0"].iter().all(|word| config(word) == config("off")), "{}", key.name);
+        assert_ne!(config("on"), config("off"), "{}", key.name);
+        assert_eq!(read(&[], &[(key.env, "off")]).unwrap(), config("off"));
+    }
+    assert_eq!(read(&["--lend=no"], &[]).unwrap(), read(&["--lend=off"], &[]).unwrap());
+    assert!(read(&["--guarded=maybe"], &[]).unwrap_err().contains("neither on nor off"));
 }
 
 #[test]
@@ -241,7 +257,8 @@ fn document() -> String {
     text.push_str(
         "\nA file that sets some of them:\n\n```toml\nport = [\"udp:dev=eth0\", \"udp:dev=eth1\"]\nworkers = 2\n\
          window = \"2MiB\"\n\n[log]\nlevel = \"warn\"\nformat = \"json\"\n```\n\n\
-         In `BURST_PORT`, several ports are separated by spaces.\n",
+         In `BURST_PORT`, several ports are separated by spaces. Where `on` and `off` are the values of a key, a variable or an option of\n\
+         a port, `yes`, `true` and `1`, and `no`, `false` and `0`, mean the same.\n",
     );
     variables(&mut text);
     text.push_str(

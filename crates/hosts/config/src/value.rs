@@ -1,7 +1,7 @@
 //! Types of configuration values: reading, range, and how the document shows them.
 
 use burst_cc::{CcChoice, ChoiceRank};
-use burst_grammar::{bytes, duration, nearest, show_bytes, show_duration};
+use burst_grammar::{bytes, duration, nearest, show_bytes, show_duration, switch};
 use std::time::Duration;
 
 /// Type and range of a key.
@@ -36,7 +36,7 @@ pub enum ValueKind {
     Choice(&'static [&'static str]),
     /// A congestion controller with parameters, as `burst_cc::CcChoice` reads it.
     Controller,
-    /// `yes` or `no`; the flag alone means `yes`.
+    /// `on` or `off`, or another word of [`burst_grammar::switch`]; the flag alone means `on`.
     Switch,
 }
 
@@ -84,12 +84,14 @@ impl ValueKind {
             ValueKind::Controller => {
                 CcChoice::parse(text, 0, ChoiceRank::Configured).map(|choice| ConfigValue::Text(choice.to_string()))
             }
-            ValueKind::Switch => match text {
-                "yes" | "true" | "1" => Ok(ConfigValue::Number(1)),
-                "no" | "false" | "0" => Ok(ConfigValue::Number(0)),
-                _ => Err(format!("{text:?} is neither yes nor no")),
+            ValueKind::Switch => match switch(text) {
+                Some(is_on) => Ok(ConfigValue::Number(is_on.into())),
+                None => Err(format!("{text:?} is neither on nor off")),
             },
             ValueKind::Choice(words) if words.contains(&text) => Ok(ConfigValue::Text(text.to_owned())),
+            ValueKind::Choice(words) if words.contains(&"off") && switch(text) == Some(false) => {
+                Ok(ConfigValue::Text("off".to_owned()))
+            }
             ValueKind::Choice(words) => {
                 let near = nearest(text, words.iter().copied()).unwrap_or_default();
                 Err(format!("{text:?} is none of {}; the nearest valid one is {near:?}", words.join(", ")))
@@ -107,7 +109,7 @@ impl ValueKind {
             ValueKind::Duration { .. } => "TIME",
             ValueKind::Mode => "OCTAL",
             ValueKind::Choice(_) => "WORD",
-            ValueKind::Switch => "yes|no",
+            ValueKind::Switch => "on|off",
         }
     }
 
@@ -131,7 +133,7 @@ impl ValueKind {
                 )
             }
             ValueKind::Choice(words) => words.join(", "),
-            ValueKind::Switch => "yes, no".to_owned(),
+            ValueKind::Switch => "on, off".to_owned(),
         }
     }
 }

@@ -14,15 +14,25 @@ const QUIET_ENV: &str = "BURST_QUIET";
 /// Variable that makes every refused call print the daemon's sentence.
 const EXPLAIN_ENV: &str = "BURST_EXPLAIN";
 
-/// Whether a variable is set, and not to 0.
+/// Whether a variable is set, and not to a word for no.
 fn is_on(value: Option<OsString>) -> bool {
-    value.is_some_and(|v| !v.is_empty() && v != "0")
+    let is_no = |v: &OsString| v.to_str().and_then(burst_grammar::switch) == Some(false);
+    value.is_some_and(|v| !v.is_empty() && !is_no(&v))
 }
 
 /// Prints a sentence, unless `printed` is set or the user has silenced it, and sets `printed`.
 pub fn once(printed: &AtomicBool, sentence: &str) {
     if !is_on(std::env::var_os(QUIET_ENV)) && !printed.swap(true, Ordering::Relaxed) {
         line(&format!("{sentence} ({QUIET_ENV}=1 silences this)."));
+    }
+}
+
+/// Prints, once per library, which variables of the environment have no effect because of a misspelt word.
+pub fn misspelt_variables() {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    let sentences = burst_control::environment::misspelt(|name| std::env::var_os(name));
+    if !sentences.is_empty() {
+        once(&PRINTED, &sentences.join("; "));
     }
 }
 
@@ -64,8 +74,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_is_on_unless_it_is_0_or_empty() {
-        assert!(is_on(Some("1".into())) && is_on(Some("yes".into())));
-        assert!(!is_on(Some("0".into())) && !is_on(Some("".into())) && !is_on(None));
+    fn a_variable_is_on_unless_it_says_no_or_nothing() {
+        assert!(is_on(Some("1".into())) && is_on(Some("yes".into())) && is_on(Some("on".into())));
+        assert!(["0", "no", "off", "false", ""].into_iter().all(|word| !is_on(Some(word.into()))) && !is_on(None));
     }
 }

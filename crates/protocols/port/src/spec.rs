@@ -517,11 +517,7 @@ fn direction(v: &str) -> Result<Direction, String> {
 }
 
 fn switch(v: &str) -> Result<bool, String> {
-    match v {
-        "" | "on" | "yes" | "1" | "true" => Ok(true),
-        "off" | "no" | "0" | "false" => Ok(false),
-        _ => Err("is neither on nor off".into()),
-    }
+    if v.is_empty() { Ok(true) } else { burst_grammar::switch(v).ok_or_else(|| "is neither on nor off".into()) }
 }
 
 fn rate(v: &str) -> Result<Ppm, String> {

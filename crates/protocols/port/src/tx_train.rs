@@ -144,10 +144,6 @@ pub fn transmit(
             Err(error) => error.raw_os_error().unwrap_or(0),
         };
         let train = trains[at];
-        if errno == libc::EMSGSIZE {
-            // The kernel has queued the error, too, and the socket is readable until somebody takes it.
-            complain(fd, dropped);
-        }
         let reason = match answer(errno) {
             SendErrorAction::Again => continue,
             SendErrorAction::Wait if waits < WAITS_MAX => {

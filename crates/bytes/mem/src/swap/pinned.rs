@@ -31,7 +31,10 @@ const STATUS_BYTES: usize = 4096;
 /// Whether the environment forbids swapping: `BURST_SWAP=off`. Read once.
 pub(super) fn is_switched_off() -> bool {
     static OFF: OnceLock<bool> = OnceLock::new();
-    *OFF.get_or_init(|| std::env::var_os("BURST_SWAP").is_some_and(|value| value == "off"))
+    *OFF.get_or_init(|| {
+        let word = std::env::var_os("BURST_SWAP");
+        word.as_ref().and_then(|word| word.to_str()).and_then(burst_grammar::switch) == Some(false)
+    })
 }
 
 /// `CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)`.

@@ -86,10 +86,10 @@ pub const DPDK_OPTIONS: &[OptionRow<DpdkSpec>] = &[
         value: "auto|on|off",
         help: "huge pages; auto uses them when 64 MiB are free; physical devices need them",
         set: |s, v| {
-            let pages = match v {
-                "auto" => Ok(Pages::Auto),
-                "on" | "yes" => Ok(Pages::Huge),
-                "off" | "no" => Ok(Pages::Small),
+            let pages = match (v, burst_grammar::switch(v)) {
+                ("auto", _) => Ok(Pages::Auto),
+                (_, Some(true)) => Ok(Pages::Huge),
+                (_, Some(false)) => Ok(Pages::Small),
                 _ => Err("is not auto, on or off".into()),
             };
             set(&mut s.pages, pages)
