@@ -21,6 +21,12 @@ NO_DAEMON = {**os.environ, "BURST_SOCKET": "/nonexistent/burstd.sock"}
         ("burst", ["ls", "--jsn"], "--jsn", "--json"),
         ("burst", ["run", "--sokcet", "x", "--", "true"], "--sokcet", "--socket"),
         ("burst", ["why", "bad_icrk"], "bad_icrk", "bad_icrc"),
+        ("burst", ["why", "IBV_WC_RETRY"], "IBV_WC_RETRY", "IBV_WC_RETRY_EXC_ERR"),
+        ("burst", ["capture", "--count", "0"], "--count", "from 1"),
+        ("burst", ["capture", "--for", "0"], "--for", "10s"),
+        ("burstd", ["--cc", "auto:beta=1"], "auto", "takes no parameters"),
+        ("burstd", ["--guarded=maybe"], "maybe", "neither on nor off"),
+        ("burstd", ["--end-with-fd", "pipe"], "pipe", "whole number"),
         ("burstd", ["--prot", "udp"], "--prot", "--port"),
         ("burstd", ["--log-level", "inof"], "inof", "info"),
         ("burstd", ["--port", "upd"], "upd", "udp"),
@@ -55,6 +61,23 @@ def test_without_a_daemon_there_is_one_sentence():
     assert len(said) == 1, done.stderr
     done = subprocess.run(["ibv_devinfo"], env=env, capture_output=True, text=True, timeout=60)
     assert "No IB devices found" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("variable,value,near", [("MODE", "inproces", "inprocess"), ("SWAP", "of", "off"), ("REGISTER", "share", "shared"), ("KEEPER", "offf", "off")])
+def test_a_misspelt_variable_is_named_once(variable, value, near):
+    env = {**NO_DAEMON, "LD_LIBRARY_PATH": str(BUILD / "lib"), f"BURST_{variable}": value}
+    done = subprocess.run(["ibv_devices"], env=env, capture_output=True, text=True, timeout=60)
+    said = [line for line in done.stderr.splitlines() if f'BURST_{variable}="{value}" has no effect: the nearest valid word is "{near}"' in line]
+    assert len(said) == 1, done.stderr
+    for quiet in ("1", "on", "yes"):
+        done = subprocess.run(["ibv_devices"], env={**env, "BURST_QUIET": quiet}, capture_output=True, text=True, timeout=60)
+        assert not done.stderr, done.stderr
+
+
+def test_the_names_of_counters_need_no_daemon():
+    done = subprocess.run([BUILD / "burst", "stats", "--names"], env=NO_DAEMON, capture_output=True, text=True, timeout=60)
+    names = done.stdout.split()
+    assert done.returncode == 0 and {"bad_icrc", "rx_packets", "cq_overrun"} <= set(names) and len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("command", ["ls", "stats"])
@@ -140,6 +163,15 @@ def test_the_log_has_the_reason_for_an_unreachable_address(fabric):
     code, text = fabric.a.run("rping", "-c", "-C", "1", "-a", "10.55.0.1")
     assert code != 0 and "ADDR_ERROR" in text
     fabric.a.daemon.wait_for_text("there is no route to 10.55.0.1", 60)
+
+
+def test_all_counters_have_names(fabric):
+    shown = json.loads(fabric.a.burst("stats", "--all", "--json")[1])["counters"]
+    assert {row["name"] for row in shown} == set(fabric.a.burst("stats", "--names")[1].split())
+
+
+def test_cc_without_peers_says_when_there_are_some(fabric):
+    assert "a peer leaves this list with its last queue pair" in fabric.a.burst("cc")[1]
 
 
 def test_ls(fabric):

@@ -350,9 +350,11 @@ def test_tools_see_programs(fabric):
         assert code != 0 and f"ib_send_lat (pid {server.pid}) does not answer" in text, text
     finally:
         server.stop(signal.SIGKILL)
+    assert Path(path).exists()
     assert fabric.b.burst("ls")[0] != 0, "nobody is there any more"
+    assert not Path(path).exists(), "the next that looks removes the socket of a killed program"
 
 
 def test_a_misspelt_mode_is_named(fabric):
     code, text = fabric.b.run("ibv_devices", env={"BURST_MODE": "inproces"})
-    assert 'BURST_MODE is "inproces"' in text, text
+    assert 'BURST_MODE="inproces" has no effect: the nearest valid word is "inprocess"' in text, text

@@ -214,6 +214,24 @@ def test_a_missing_program_is_127(burst, own_daemon):
     assert done.returncode == 127 and "no-such-program" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("program", ["no-such-program", "/nonexistent", "/bin/sh/x", "./no-such-program"])
+def test_no_daemon_is_started_for_a_program_that_does_not_exist(burst, own_daemon, tmp_path, program):
+    done = burst("run", "--", program, env=own_daemon)
+    assert done.returncode == 127 and program in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not daemons_of(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_named_with_the_cure(burst, own_daemon):
+    done = burst("run", "--", "true", env={**own_daemon, "BURST_SOCKET": "/proc/sys/burst/d.sock"})
+    assert done.returncode == 125 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert all(part in done.stderr for part in ("/proc/sys/burst", "BURST_SOCKET", "XDG_RUNTIME_DIR")), done.stderr
+
+
+def test_flags_that_exclude_each_other_are_both_named(burst, own_daemon):
+    done = burst("run", "--in-process", "--lent", "--", "true", env=own_daemon)
+    assert done.returncode == 2 and "--in-process" in done.stderr and "--lent" in done.stderr, done.stderr
+
+
 def test_no_start_starts_no_daemon(burst, own_daemon, tmp_path):
     done = burst("run", "--no-start", "--", "true", env=own_daemon)
     assert done.returncode == 125 and str(tmp_path / "d.sock") in done.stderr

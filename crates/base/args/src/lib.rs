@@ -102,7 +102,11 @@ fn sentence(command: &clap::Command, args: &[OsString], error: &clap::Error) -> 
             format!("unknown command {wrong:?}; the nearest valid one is {near:?}")
         }
         ErrorKind::ArgumentConflict => {
-            format!("{} is given twice or with a flag that excludes it", arg.unwrap_or_default())
+            let arg = arg.unwrap_or_default();
+            match text(ContextKind::PriorArg) {
+                Some(other) if other != arg => format!("{arg} and {other} exclude each other: give one of them"),
+                _ => format!("{arg} is given twice"),
+            }
         }
         _ => first_line(error),
     }
@@ -141,7 +145,11 @@ mod tests {
         Command::new("demo")
             .arg(Arg::new("workers").long("workers"))
             .subcommand(Command::new("doctor").arg(Arg::new("json").long("json")))
-            .subcommand(Command::new("run"))
+            .subcommand(
+                Command::new("run")
+                    .arg(Arg::new("one").long("one").action(clap::ArgAction::SetTrue).conflicts_with("other"))
+                    .arg(Arg::new("other").long("other").action(clap::ArgAction::SetTrue)),
+            )
     }
 
     fn complaint(words: &[&str]) -> String {
@@ -180,6 +188,16 @@ mod tests {
     fn a_wrong_command_names_the_nearest() {
         let message = complaint(&["demo", "docter"]);
         assert_eq!(message, "unknown command \"docter\"; the nearest valid one is \"doctor\"");
+    }
+
+    #[test]
+    fn flags_that_exclude_each_other_are_both_named() {
+        for words in [["demo", "run", "--one", "--other"], ["demo", "run", "--other", "--one"]] {
+            let message = complaint(&words);
+            assert!(message.contains("--one") && message.contains("--other"), "{message}");
+            assert!(message.ends_with(" exclude each other: give one of them"), "{message}");
+        }
+        assert_eq!(complaint(&["demo", "run", "--one", "--one"]), "--one is given twice");
     }
 
     #[test]

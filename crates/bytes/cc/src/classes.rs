@@ -113,6 +113,12 @@ impl CcChoice {
             let params = Params::default().with_window(window_max_bytes);
             return Ok(CcChoice { params, ..CcChoice::default() });
         }
+        if text.split_once(':').is_some_and(|(name, _)| name.trim() == AUTOMATIC) {
+            return Err(format!(
+                "{AUTOMATIC} takes no parameters, because it chooses an algorithm for each peer: name the algorithm whose \
+                 parameters are to differ"
+            ));
+        }
         let params = Params::parse(text, window_max_bytes)
             .map_err(|why| if why.starts_with("unknown") { format!("{why}, {AUTOMATIC}") } else { why })?;
         Ok(CcChoice::new(params, rank))
@@ -330,6 +336,15 @@ mod tests {
         assert!(PeerKind::ALL.into_iter().all(|kind| PeerKind::parse(kind.name()) == Ok(kind)));
         let sentence = PeerKind::parse("brust").expect_err("no kind");
         assert!(sentence.contains("did you mean 'burst'?"), "{sentence}");
+    }
+
+    #[test]
+    fn the_automatic_choice_takes_no_parameters() {
+        for text in ["auto:beta=1", " auto : beta=1", "auto:"] {
+            let sentence = CcChoice::parse(text, 0, ChoiceRank::Configured).expect_err("refused");
+            assert!(sentence.starts_with("auto takes no parameters"), "{sentence}");
+        }
+        assert!(CcChoice::parse("auto", 0, ChoiceRank::Configured).is_ok_and(|choice| choice.to_string() == "auto"));
     }
 
     #[test]

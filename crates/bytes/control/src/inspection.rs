@@ -63,7 +63,7 @@ impl<V> InspectionSocket<V> {
     }
 
     fn open_at(path: PathBuf) -> Result<InspectionSocket<V>, String> {
-        path.parent().into_iter().for_each(remove_dead);
+        path.parent().into_iter().for_each(socket_path::remove_dead);
         let listener = bind_socket(&path, MODE)?;
         Ok(InspectionSocket { path, listener, clients: Vec::new(), buffer: vec![0; MESSAGE_MAX], closer: None })
     }
@@ -182,16 +182,6 @@ fn only_reads(request: &Request) -> bool {
             | Request::CmConnections { .. }
             | Request::Urma { .. }
     )
-}
-
-/// Removes sockets of programs that have ended without doing so.
-fn remove_dead(directory: &Path) {
-    for (_, pid, path) in socket_path::program_sockets(directory) {
-        if !Path::new(&format!("/proc/{pid}")).exists() {
-            // Another program's, or removed meanwhile: it stays.
-            let _ = std::fs::remove_file(path);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Statistics of connection management: times of its steps, counts, and the list of connections.
+//! Statistics: names of the traffic counters; of connection management the times of its steps, counts, and the list of connections.
 //!
 //! [`CmStats`] has histograms of the steps. [`CmConnection`]s are listed in pages, because a daemon may have more connections
 //! than fit one message.
@@ -6,6 +6,23 @@
 use crate::cm::CmAddr;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
+
+/// Names of the traffic counters, in the order of `burst_engine::counters::Traffic`. The other counters have the names of reasons.
+pub const TRAFFIC: [&str; 13] = [
+    "rx_packets",
+    "rx_bytes",
+    "tx_packets",
+    "tx_bytes",
+    "completions",
+    "events",
+    "loopback_packets",
+    "marked_packets",
+    "cnps_sent",
+    "handed_over",
+    "handover_wakes",
+    "send_calls",
+    "receive_calls",
+];
 
 macro_rules! states {
     ($($(#[$doc:meta])* $v:ident $name:literal;)+) => {

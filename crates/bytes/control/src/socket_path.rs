@@ -1,6 +1,9 @@
 //! Where a daemon's socket may be, in the order in which programs look for it.
 
 use rustix::fs::{Access, access};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Environment variable that names the socket.
@@ -66,6 +69,26 @@ pub fn program_sockets(directory: &Path) -> Vec<(ProgramKind, u32, PathBuf)> {
     found
 }
 
+/// Removes the sockets of this user's programs that were killed. A socket whose process is not visible here may be that of another
+/// PID namespace's program: it stays while somebody listens.
+pub fn remove_dead(directory: &Path) {
+    for (_, pid, path) in program_sockets(directory) {
+        let is_own = path.symlink_metadata().is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw());
+        if is_own && !Path::new(&format!("/proc/{pid}")).exists() && refuses(&path) {
+            // Removed meanwhile, or in a directory that is read-only: nothing depends on it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether no process listens on a socket.
+fn refuses(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = SocketAddrUnix::new(path)
+        .and_then(|addr| connect(&socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?, &addr));
+    connected == Err(Errno::CONNREFUSED)
+}
+
 /// Default socket of a daemon: for root the host's path; for other users, and for a root that may not write there (in a user
 /// namespace, or with a read-only `/run`), the user's path.
 pub fn daemon_socket() -> PathBuf {
@@ -112,6 +135,31 @@ mod tests {
         let found: Vec<_> = program_sockets(&base).into_iter().map(|(kind, pid, _)| (kind, pid)).collect();
         assert_eq!(found, want);
         assert_eq!(program_sockets(&base)[2].2, base.join("urma-9.sock"));
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn sockets_of_dead_processes_are_removed_and_others_stay() {
+        let base = std::env::temp_dir().join(format!("burst-dead-{}", std::process::id()));
+        std::fs::create_dir_all(&base).unwrap();
+        // Numbers that no process has.
+        let [dead, elsewhere, foreign] = ["in-process-999999991", "urma-999999992", "in-process-999999993"];
+        let own = format!("in-process-{}", std::process::id());
+        let path = |name: &str| base.join(format!("{name}.sock"));
+        let kept = [dead, elsewhere, foreign, &own].map(|name| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            rustix::net::bind(&socket, &SocketAddrUnix::new(path(name)).unwrap()).unwrap();
+            rustix::net::listen(&socket, 1).unwrap();
+            (name == elsewhere).then_some(socket)
+        });
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            std::os::unix::fs::chown(path(foreign), Some(65534), None).unwrap();
+        }
+        remove_dead(&base);
+        let is_there = [dead, elsewhere, foreign, &own].map(|name| path(name).exists());
+        assert_eq!(is_there, [false, true, is_root, true]);
+        drop(kept);
         std::fs::remove_dir_all(base).unwrap();
     }
 

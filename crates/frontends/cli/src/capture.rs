@@ -49,9 +49,24 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(u16))
                 .help("Bytes of each packet behind the UDP header [default: all, without -w 128]"),
         )
-        .arg(Arg::new("count").long("count").value_name("N").value_parser(value_parser!(u64)).help("End after N packets"))
-        .arg(Arg::new("for").long("for").value_name("TIME").value_parser(burst_grammar::duration).help("End after this time"))
+        .arg(Arg::new("count").long("count").value_name("N").value_parser(packets).help("End after N packets"))
+        .arg(Arg::new("for").long("for").value_name("TIME").value_parser(time_of_capture).help("End after this time"))
         .arg(crate::socket())
+}
+
+/// Reads the number of `--count`.
+fn packets(text: &str) -> Result<u64, &'static str> {
+    text.parse().ok().filter(|count| *count > 0).ok_or("write a number of packets from 1, or leave it out")
+}
+
+/// Reads the time of `--for`.
+fn time_of_capture(text: &str) -> Result<Duration, &'static str> {
+    let time = burst_grammar::duration(text)?;
+    if time.is_zero() {
+        Err("the capture would end at once: write a time such as 10s, or leave it out")
+    } else {
+        Ok(time)
+    }
 }
 
 /// Carries it out.
@@ -213,6 +228,17 @@ fn take(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_capture_of_nothing_is_refused() {
+        for words in [["--count", "0"], ["--count", "many"], ["--for", "0"], ["--for", "soon"]] {
+            let args = ["capture"].iter().chain(&words).map(std::ffi::OsString::from);
+            let refused = burst_args::check(command(), args).expect_err("refused");
+            let burst_args::ArgsRefusal::Wrong(sentence) = refused else { panic!("{words:?}") };
+            assert!(sentence.contains(words[0]) && sentence.contains("write"), "{sentence}");
+        }
+        assert_eq!((packets("3"), time_of_capture("2s")), (Ok(3), Ok(Duration::from_secs(2))));
+    }
 
     #[test]
     fn what_is_lost_is_said() {

@@ -12,6 +12,7 @@ pub fn command() -> Command {
         .about("Show the congestion control of each peer, or change it")
         .long_about(
             "Show the congestion control of each peer, or change it for all or for one kind.\n\n\
+             A peer is listed while a queue pair or a channel uses it, so look while programs run. \
              A change is in force until the daemon ends. Each peer's controller begins in its first state; parameters that \
              are not named have their defaults; `auto` chooses for each peer, as a daemon does that was given none. Two Burst daemons agree on one: a change is sent to peers that are Burst \
              daemons, and they follow unless they were changed themselves. Each worker has its own controller for a peer. Only root and the user who \
@@ -135,6 +136,9 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
             peer.why,
         );
     }
+    if peers.is_empty() && hidden == 0 {
+        text.push_str("no peers: a peer leaves this list with its last queue pair or channel\n");
+    }
     if hidden > 0 {
         let _ = writeln!(text, "{hidden} peers are not shown; root sees them");
     }
@@ -228,6 +232,9 @@ mod tests {
         let value = &as_json("dctcp", &[peer], 0)["peers"][0];
         assert_eq!((&value["pressure"], &value["remote_delay_ns"]), (&json!(2.0), &json!(6_400.0)));
         assert_eq!((&value["selective_repeat"], &value["rtt_ns"]), (&json!(true), &json!(12_000.0)));
+        assert!(
+            as_text("auto", &[], 0).starts_with("auto\nno peers: a peer leaves this list with its last queue pair")
+        );
         assert_eq!(as_text("aimd", &[], 7), "aimd\n7 peers are not shown; root sees them\n");
     }
 }

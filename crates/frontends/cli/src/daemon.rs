@@ -27,13 +27,16 @@ const IDLE_EXIT: &str = "30s";
 /// Environment variable that overrides it.
 const IDLE_EXIT_ENV: &str = "BURST_IDLE_EXIT";
 
+/// What to do about a place where nothing can be written.
+const ELSEWHERE: &str = ": name a socket in a directory that can be written by --socket or BURST_SOCKET, or such a directory by XDG_RUNTIME_DIR";
+
 /// Starts a daemon that listens at `socket`, unless another process has started one meanwhile. Returns when it serves.
 ///
 /// # Errors
 /// A sentence.
 pub fn start(socket: &Path, ports: &[String]) -> Result<(), String> {
     make_directory(socket)?;
-    let _lock = lock(socket)?;
+    let _lock = lock(socket).map_err(|why| why + ELSEWHERE)?;
     if matches!(sockets::try_socket(socket), FoundDaemon::Alive(_)) {
         return Ok(());
     }
@@ -54,7 +57,7 @@ fn make_directory(socket: &Path) -> Result<(), String> {
     let root = rustix::process::geteuid().is_root();
     let mode = if root { 0o755 } else { 0o700 };
     let made = std::fs::DirBuilder::new().mode(mode).recursive(true).create(directory);
-    made.map_err(|e| format!("cannot make {}: {e}", directory.display()))?;
+    made.map_err(|e| format!("cannot make {}: {e}{ELSEWHERE}", directory.display()))?;
     let private = directory.file_name().is_some_and(|n| n.to_string_lossy().starts_with("burst"));
     let meta = directory.symlink_metadata().map_err(|e| format!("{}: {e}", directory.display()))?;
     if private && (meta.file_type().is_symlink() || meta.uid() != rustix::process::geteuid().as_raw()) {

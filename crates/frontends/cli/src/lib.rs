@@ -86,7 +86,14 @@ pub fn command() -> Command {
                 .about("Show the daemon's counters")
                 .arg(socket())
                 .arg(json())
-                .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0")),
+                .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0"))
+                .arg(
+                    Arg::new("names")
+                        .long("names")
+                        .action(ArgAction::SetTrue)
+                        .conflicts_with_all(["socket", "json", "all"])
+                        .help("List the names of all counters; needs no daemon"),
+                ),
         )
         .subcommand(capture::command())
         .subcommand(cc::command())

@@ -27,6 +27,12 @@ const EXIT_NOT_FOUND: u8 = 127;
 pub fn run(matches: &ArgMatches) -> ExitCode {
     let chosen = crate::chosen_socket(matches);
     let ports: Vec<String> = matches.get_many::<String>("port").into_iter().flatten().cloned().collect();
+    // Before a daemon is started, which would keep the port for a program that does not exist.
+    if let Some(program) = matches.get_many::<OsString>("program").and_then(|mut words| words.next())
+        && !exists(program, std::env::var_os("PATH").as_deref())
+    {
+        return not_found(program);
+    }
     if matches.get_flag("lent") {
         return run_in_process(matches, &lent_variables(chosen.as_deref()));
     }
@@ -162,15 +168,32 @@ fn become_program(matches: &ArgMatches, libraries: &Path, variables: Vec<(&'stat
     let mut command = Command::new(program);
     command.args(words).env("LD_LIBRARY_PATH", search).envs(variables);
     let error = command.exec();
-    let name = program.to_string_lossy();
-    let (sentence, code) = match error.kind() {
-        ErrorKind::NotFound => {
-            (format!("there is no program {name:?}: check the spelling or install it"), EXIT_NOT_FOUND)
-        }
-        _ => (format!("cannot run {name:?}: {error}"), EXIT_NOT_EXECUTABLE),
-    };
-    eprintln!("burst: {sentence}");
-    ExitCode::from(code)
+    if error.kind() == ErrorKind::NotFound {
+        return not_found(program);
+    }
+    eprintln!("burst: cannot run {:?}: {error}", program.to_string_lossy());
+    ExitCode::from(EXIT_NOT_EXECUTABLE)
+}
+
+fn not_found(program: &OsStr) -> ExitCode {
+    eprintln!("burst: there is no program {:?}: check the spelling or install it", program.to_string_lossy());
+    ExitCode::from(EXIT_NOT_FOUND)
+}
+
+/// Whether there is a file that `execvp` would try: the path, or for a name without a slash one of that name in a directory of
+/// `search`, which is `PATH`.
+fn exists(program: &OsStr, search: Option<&OsStr>) -> bool {
+    let is_there = |path: &Path| !matches!(path.metadata(), Err(error) if is_absence(error.kind()));
+    if program.as_encoded_bytes().contains(&b'/') {
+        return is_there(Path::new(program));
+    }
+    // Without a PATH the places of the C library are searched, which exec knows.
+    search.is_none_or(|search| std::env::split_paths(search).any(|directory| is_there(&directory.join(program))))
+}
+
+/// Whether an error says that there is no such file, and not that it cannot be looked at.
+fn is_absence(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 /// The library search path with Burst's directory first, and at no other place.
@@ -186,6 +209,17 @@ fn with_ours_first(ours: &Path, rest: Option<&OsStr>) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_is_looked_for_as_exec_does() {
+        let search = Some(OsStr::new("/nonexistent:/bin"));
+        let exists = |name: &str, search| exists(OsStr::new(name), search);
+        assert!(exists("sh", search) && exists("/bin/sh", None) && exists("anything", None));
+        assert!(!exists("sh", Some(OsStr::new("/nonexistent"))) && !exists("no-such-program", search));
+        assert!(
+            !exists("/nonexistent", search) && !exists("/bin/sh/x", search) && !exists("./no-such-program", search)
+        );
+    }
 
     #[test]
     fn our_libraries_come_first_and_the_rest_stays() {

@@ -2,7 +2,7 @@
 
 use burst_client::{ClientError, Daemon};
 use burst_control::ControlError;
-use burst_control::socket_path::{ProgramKind, program_sockets};
+use burst_control::socket_path::{ProgramKind, program_sockets, remove_dead};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -136,6 +136,7 @@ pub fn hosts(chosen: Option<&Path>, kinds: &[ProgramKind]) -> Result<Vec<ShownHo
     let mut directories: Vec<PathBuf> =
         candidates(chosen).iter().filter_map(|p| p.parent().map(Path::to_owned)).collect();
     directories.dedup();
+    directories.iter().for_each(|directory| remove_dead(directory));
     let programs = directories.iter().flat_map(|directory| program_sockets(directory));
     let asked = programs.filter(|(kind, ..)| kinds.contains(kind));
     let inside: Vec<ShownHost> = asked.filter_map(|(kind, pid, path)| program(kind, pid, &path)).collect();

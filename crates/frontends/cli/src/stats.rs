@@ -1,6 +1,8 @@
 //! `burst stats`: the counters of the daemon, and of programs with hosts of their own.
 
+use burst_base::Reason;
 use burst_control::Counter;
+use burst_control::monitor::TRAFFIC;
 use burst_control::socket_path::ProgramKind;
 use clap::ArgMatches;
 use serde_json::json;
@@ -12,6 +14,9 @@ pub fn stats(matches: &ArgMatches) -> ExitCode {
 }
 
 fn text(matches: &ArgMatches) -> Result<String, String> {
+    if matches.get_flag("names") {
+        return Ok(names().map(|name| format!("{name}\n")).collect());
+    }
     let all = matches.get_flag("all");
     let (mut rows, mut text) = (Vec::new(), String::new());
     for mut host in crate::sockets::hosts(crate::chosen_socket(matches).as_deref(), &ProgramKind::ALL)? {
@@ -26,6 +31,11 @@ fn text(matches: &ArgMatches) -> Result<String, String> {
         text.extend(shown.into_iter().map(as_line));
     }
     Ok(if matches.get_flag("json") { crate::json_text(&json!({ "counters": rows })) } else { text })
+}
+
+/// Names of all counters: each reason has one, and the traffic.
+fn names() -> impl Iterator<Item = &'static str> {
+    Reason::ALL.iter().map(|reason| reason.name()).chain(TRAFFIC)
 }
 
 fn as_line(c: &Counter) -> String {

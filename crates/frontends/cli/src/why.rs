@@ -26,6 +26,9 @@ const STATUSES: &[(&str, usize, &[Reason])] = &[
     ("IBV_WC_RNR_RETRY_EXC_ERR", 13, &[Reason::RnrRetryExhausted]),
 ];
 
+/// The status of a completion without an error.
+const SUCCESS: &str = "IBV_WC_SUCCESS";
+
 /// Explains one reason, or lists all.
 pub fn why(matches: &ArgMatches) -> ExitCode {
     if matches.get_one::<String>("reason").is_some_and(|word| word == "daemon") {
@@ -55,6 +58,11 @@ fn explain(word: &str) -> Result<String, String> {
             "{name} is status {number} of a completion; its vendor_err gives the reason, one of:\n{reasons}"
         ));
     }
+    if as_status(word) == SUCCESS || as_status(word) == "SUCCESS" {
+        return Ok(format!(
+            "{SUCCESS} is status 0 of a completion: the work request was carried out, and its vendor_err means nothing\n"
+        ));
+    }
     let reason = find(word)?;
     let mut text = as_text(reason);
     // Only reasons of completions are a vendor_err: the number of another class may be meant as a status.
@@ -76,9 +84,14 @@ fn as_text(reason: Reason) -> String {
     )
 }
 
+/// A word as statuses are written.
+fn as_status(word: &str) -> String {
+    word.to_ascii_uppercase().replace('-', "_")
+}
+
 /// A status by its name in verbs, with or without `IBV_WC_`.
 fn status_named(word: &str) -> Option<&'static (&'static str, usize, &'static [Reason])> {
-    let word = word.to_ascii_uppercase().replace('-', "_");
+    let word = as_status(word);
     STATUSES.iter().find(|(name, ..)| *name == word || name.strip_prefix("IBV_WC_") == Some(&word))
 }
 
@@ -107,10 +120,27 @@ fn find(word: &str) -> Result<Reason, String> {
     }
     let name = word.to_ascii_lowercase().replace('-', "_");
     let found = Reason::ALL.iter().find(|r| r.name() == name);
-    found.copied().ok_or_else(|| {
-        let near = burst_grammar::nearest(&name, Reason::ALL.iter().map(|r| r.name())).unwrap_or_default();
-        format!("no reason is called {word:?}; the nearest is {near:?}")
-    })
+    found.copied().ok_or_else(|| format!("no reason is called {word:?}; the nearest is {:?}", nearest(word)))
+}
+
+/// The status or reason that a word is most probably meant as. One that begins with the word comes before one that contains it,
+/// and both before those that are only similar.
+fn nearest(word: &str) -> &'static str {
+    let (status, reason) = (as_status(word), as_status(word).to_ascii_lowercase());
+    let statuses = || STATUSES.iter().map(|(name, ..)| *name);
+    let reasons = || Reason::ALL.iter().map(|r| r.name());
+    if word.is_empty() {
+        return reasons().next().unwrap_or_default();
+    }
+    let begins =
+        statuses().find(|name| name.starts_with(&status)).or_else(|| reasons().find(|name| name.starts_with(&reason)));
+    let contains =
+        || statuses().find(|name| name.contains(&status)).or_else(|| reasons().find(|name| name.contains(&reason)));
+    let similar = || {
+        let is_status = status.starts_with("IBV_");
+        if is_status { burst_grammar::nearest(&status, statuses()) } else { burst_grammar::nearest(&reason, reasons()) }
+    };
+    begins.or_else(contains).or_else(similar).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -130,6 +160,19 @@ mod tests {
     #[test]
     fn unknown_ones_are_answered_with_the_nearest() {
         assert!(find("retry_exhuasted").unwrap_err().contains("\"retry_exhausted\""));
+        for (word, near) in [
+            ("IBV_WC_RETRY", "IBV_WC_RETRY_EXC_ERR"),
+            ("IBV_WC_RNR", "IBV_WC_RNR_RETRY_EXC_ERR"),
+            ("IBV_WC_RETRY_EXC_ER", "IBV_WC_RETRY_EXC_ERR"),
+            ("IBV_WC_RETYR_EXC_ERR", "IBV_WC_RETRY_EXC_ERR"),
+            ("rem-access", "IBV_WC_REM_ACCESS_ERR"),
+            ("retry_exh", "retry_exhausted"),
+            ("bad_icrk", "bad_icrc"),
+        ] {
+            let sentence = explain(word).unwrap_err();
+            assert!(sentence.ends_with(&format!("the nearest is {near:?}")), "{word}: {sentence}");
+        }
+        assert!(["IBV_WC_SUCCESS", "ibv_wc_success", "success"].iter().all(|word| explain(word).is_ok()));
         assert!(find("0").is_err() && find("9999").is_err() && find("").is_err());
     }
 

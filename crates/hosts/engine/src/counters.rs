@@ -2,26 +2,10 @@
 //! acknowledgements of the selective repeat family report. The worker writes them; any thread may read them.
 
 use burst_base::Reason;
+use burst_control::monitor::TRAFFIC;
 use burst_port::{PortCalls, ReceivePressure};
 use burst_transport::HostPressure;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-
-/// Names of the traffic counters, in order of [`Traffic`].
-pub const TRAFFIC: [&str; 13] = [
-    "rx_packets",
-    "rx_bytes",
-    "tx_packets",
-    "tx_bytes",
-    "completions",
-    "events",
-    "loopback_packets",
-    "marked_packets",
-    "cnps_sent",
-    "handed_over",
-    "handover_wakes",
-    "send_calls",
-    "receive_calls",
-];
 
 /// Index into the traffic counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
