@@ -1,6 +1,7 @@
 """`burst switch` between real hosts: any traffic passes, with offloads and without; a bottleneck's rate, buffer, marks and faults hold for it."""
 
 import json
+import os
 import shutil
 import subprocess
 
@@ -99,7 +100,10 @@ def test_wrong_use_is_one_sentence(hosts):
         (["port0", "nowhere"], 1, "there is no interface nowhere"),
         (["port0", "port0"], 1, "port0 is named twice"),
         (["port0"], 2, "INTERFACE"),
-        (["--rate", "fast", "port0", "port1"], 2, "--rate is not a bit rate"),
+        (["--rate", "fast", "port0", "port1"], 2, '--rate "fast" is not a bit rate'),
+        (["--loss", "-1%", "port0", "port1"], 2, '--loss "-1%" is not a rate'),
+        (["--loss", "5", "port0", "port1"], 2, ": write 5%"),
+        (["--for", "0", "port0", "port1"], 2, "--for 0 would end"),
         (["--for", "soon", "port0", "port1"], 2, "--for"),
         (["--rat", "1Gbit", "port0", "port1"], 2, 'the nearest valid one is "--rate"'),
     ]:
@@ -111,6 +115,20 @@ def test_it_ends_by_itself_and_says_what_passed(hosts):
     code, text = run(hosts, "--for", "300ms", "port0", "port1", "port2")
     assert code == 0 and text.startswith("forwarding between port0, port1, port2\n"), text
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["port0", "port1", "port2"], text
+
+
+def test_it_ends_with_its_starter(hosts):
+    read, write = os.pipe()
+    words = [*hosts.middle.prefix(), BUILD / "burst-switch", "--end-with-fd", str(read), "port0", "port1"]
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, pass_fds=[read])
+    os.close(read)
+    assert running.stdout.readline() == b"forwarding between port0, port1\n"
+    os.write(write, b"this is no end")
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(0.3)
+    os.close(write)
+    assert running.wait(60) == 0 and b"Mbit/s" in running.stdout.read()
+    running.stdout.close()
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is not installed (package util-linux)")

@@ -1,8 +1,10 @@
 """The wheel `burst-rdma`, installed by pip into an environment of its own: programs, Python module, fixtures of pytest, the simulator."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,6 +136,85 @@ def test_what_cannot_be_is_said_in_one_sentence(place):
     assert re.fullmatch(r"burstd does not serve: .*none.*\n", done.stdout), done.stdout + done.stderr
 
 
+def said(place, call, *prefix, **more):
+    """The text of the BurstError that a call of the module raises."""
+    code = f"import burst_rdma as b\ntry:\n    with {call}: print('nothing is wrong')\nexcept b.BurstError as error: print(error)"
+    done = run(place, *prefix, "python", "-c", code, **more)
+    assert done.stdout.count("\n") == 1, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def test_what_no_packet_fits_is_refused(place):
+    for mtu in (100, 290, 347, 100_000):
+        assert said(place, f"b.hosts(2, mtu={mtu})") == f"an MTU of {mtu} is not possible: RoCE packets need 348 to 65535"
+    for count in (0, 251):
+        assert said(place, f"b.hosts({count})") == f"{count} hosts are not possible: 1 to 250 are"
+
+
+def test_without_a_place_for_temporary_files_there_is_one_sentence(place):
+    """All that is usually written is read-only; the variable of the cure works."""
+    binds = "; ".join(f"if [ -d {name} ]; then mount -o bind {name} {name} && mount -o remount,bind,ro {name}; fi" for name in ("/tmp", "/var/tmp", "/usr/tmp"))
+    # The working directory is the last that is tried.
+    readonly = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{binds}; mount -t tmpfs none /mnt; cd /proc; exec "$@"', "sh"]
+    with_place = said(place, "b.daemon()", *readonly, TMPDIR="/mnt")
+    assert with_place == "nothing is wrong"
+    for call in ("b.daemon()", "b.hosts(1)"):
+        assert said(place, call, *readonly) == "no directory for temporary files can be written: set TMPDIR to a directory that can be written"
+
+
+def test_one_host_is_alone(place):
+    for namespaces, address in ((True, "10.97.0.1"), (False, "127.0.0.1")):
+        code = f"import burst_rdma as b\nwith b.hosts(1, namespaces={namespaces}) as (a,): print(a.address, a.ls()['devices'][0]['state'])"
+        done = run(place, "python", "-c", code)
+        assert done.stdout == f"{address} up\n", done.stdout + done.stderr
+
+
+LEAVES = """
+import contextlib, os, sys, time, burst_rdma as b
+with contextlib.ExitStack() as stack:
+    made = stack.enter_context(b.hosts(3)) if sys.argv[1] == "hosts" else [stack.enter_context(b.daemon())]
+    print(made[0].socket.parent, flush=True)
+    time.sleep(600)
+"""
+
+
+def processes_with(word):
+    """Numbers of the processes that have a word in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.fsencode(word) in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["daemon", "hosts"])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_process(place, kind, sign):
+    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    process = subprocess.Popen([*alone, "python", "-c", LEAVES, kind], env=clean_environment(place), stdout=subprocess.PIPE, text=True, cwd=place)
+    try:
+        directory = Path(process.stdout.readline().strip())
+        # The switch is known by its place in this environment; other tests have other places.
+        words = [str(directory), *([str(place / "venv")] if kind == "hosts" else [])]
+        assert all(processes_with(word) for word in words), "nothing runs"
+        process.send_signal(sign)
+        process.wait(60)
+        assert lab.await_true(lambda: not any(processes_with(word) for word in words), 60), [processes_with(word) for word in words]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    # Another start removes what is left, and nothing of a process that lives.
+    assert directory.name.startswith(f"burst-py-{process.pid}-") and directory.is_dir()
+    living = Path(tempfile.mkdtemp(prefix=f"burst-py-{os.getpid()}-{os.stat('/proc/self/ns/pid').st_ino}-", dir="/tmp"))
+    elsewhere = Path(tempfile.mkdtemp(prefix=f"burst-py-{process.pid}-1-", dir="/tmp"))
+    assert said(place, "b.daemon()") == "nothing is wrong"
+    assert not directory.exists() and living.is_dir() and elsewhere.is_dir()
+    living.rmdir()
+    elsewhere.rmdir()
+
+
 TESTS = """
 import subprocess
 
@@ -166,6 +247,12 @@ def test_a_failed_test_keeps_what_explains_it(place, suite):
     name = Path("test_suite.py_test_that_fails")
     assert kept == [name / "burstd.log", name / "burstd.pcapng", name / "counters.json"], kept
     assert str(suite / "burst-artifacts" / name) in done.stdout
+
+
+def test_a_counter_that_does_not_exist_is_refused(place, suite):
+    done = run(place, "python", "-m", "pytest", "-p", "no:cacheprovider", "-q", suite, "--burst-fail-on=cq_overrun,bad_icrcc,nonsense")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "--burst-fail-on: there is no counter 'bad_icrcc'; the nearest is 'bad_icrc'" in done.stderr, done.stderr
 
 
 def test_a_counter_can_fail_a_test(place, suite):

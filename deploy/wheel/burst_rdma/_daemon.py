@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._place import BurstError, env, program
+from ._place import TEMPORARY_CURE, BurstError, env, program, temporary_base
 
 #: Seconds in which a daemon must say that it serves. Generous: the machine may be busy.
 READY_SECONDS = 60
@@ -30,6 +30,29 @@ def _impaired(port: str, faults: dict[str, object]) -> str:
     return f"impair:{given}/{port}" if given else port
 
 
+class Tether:
+    """A pipe whose writing end this process has: the program that gets the reading end by `--end-with-fd` ends with this process, however
+    this process ends. A child that was forked from this process, and has executed no other program, counts as this process."""
+
+    def __init__(self) -> None:
+        #: For the program, which must inherit it.
+        self.reading, self._writing = os.pipe()
+
+    def words(self) -> list[str]:
+        """Words of the program's command line."""
+        return ["--end-with-fd", str(self.reading)]
+
+    def started(self) -> None:
+        """The program has its end, or has not started."""
+        os.close(self.reading)
+
+    def end(self) -> None:
+        """Lets go. Has no effect the second time."""
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+
 class Daemon:
     """A running `burstd` and what one asks it. Made by [`daemon`] and [`hosts`]."""
 
@@ -39,18 +62,26 @@ class Daemon:
         #: File of the log.
         self.log = directory / f"{name}.log"
         self._prefix = [os.fspath(word) for word in prefix]
+        burstd = program("burstd")
         ready, announce = os.pipe()
-        words = [*self._prefix, program("burstd"), "--socket", self.socket, "--ready-fd", str(announce), "--port", port, *options]
-        # It ends with its block, not when it has been idle.
-        variables = {name: value for name, value in os.environ.items() if name != "BURST_IDLE_EXIT"}
+        self._tether = Tether()
+        words = [*self._prefix, burstd, "--socket", self.socket, "--ready-fd", str(announce), *self._tether.words(), "--port", port, *options]
+        # It ends with its block and with this process, not when it has been idle.
+        variables = {name: value for name, value in os.environ.items() if name not in ("BURST_IDLE_EXIT", "BURST_END_WITH_FD", "BURST_READY_FD")}
         try:
             with self.log.open("wb") as log:
                 self.process = subprocess.Popen(
                     [os.fspath(word) for word in words],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables, pass_fds=[announce], start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables,
+                    pass_fds=[announce, self._tether.reading], start_new_session=True,
                 )
+        except BaseException:
+            os.close(ready)
+            self._tether.end()
+            raise
         finally:
             os.close(announce)
+            self._tether.started()
         self._await(ready)
 
     def _await(self, ready: int) -> None:
@@ -109,13 +140,37 @@ class Daemon:
                 os.killpg(self.process.pid, how)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_SECONDS)
-                return
+                break
+        self._tether.end()
+
+
+def _signature(pid: int) -> str:
+    """How the names of directories of a process begin: with its number and its PID namespace, because a number says little in another one."""
+    return f"burst-py-{pid}-{os.stat('/proc/self/ns/pid').st_ino}-"
+
+
+def _remove_left(base: Path) -> None:
+    """Removes what processes of this user and PID namespace have left that were killed."""
+    for place in base.glob("burst-py-*"):
+        pid = place.name.split("-")[2]
+        with contextlib.suppress(OSError):
+            if not pid.isdecimal() or not place.name.startswith(_signature(int(pid))) or place.lstat().st_uid != os.geteuid():
+                continue
+            try:
+                os.kill(int(pid), 0)
+            except ProcessLookupError:
+                shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _directory() -> Iterator[Path]:
     """A private directory, short enough for the name of a socket."""
-    place = Path(tempfile.mkdtemp(prefix="burst-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
+    base = temporary_base(short=True)
+    _remove_left(base)
+    try:
+        place = Path(tempfile.mkdtemp(prefix=_signature(os.getpid()), dir=base))
+    except OSError as error:
+        raise BurstError(f"no directory can be made in {base}: {error.strerror}; {TEMPORARY_CURE}") from error
     try:
         yield place
     finally:

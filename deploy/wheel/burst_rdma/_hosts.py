@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ._daemon import READY_SECONDS, Daemon, Words, _directory, _impaired
+from ._daemon import READY_SECONDS, Daemon, Tether, Words, _directory, _impaired
 from ._place import BurstError, program
 
 #: Hosts at most: their addresses are 10.97.0.1 to 10.97.0.250.
 HOSTS_MAX = 250
+#: The smallest and the largest MTU of a wire: 256 bytes of a packet with RoCE's longest headers, and the most that Ethernet interfaces take.
+MTU_MIN, MTU_MAX = 348, 65535
 
 
 class Namespace:
@@ -88,23 +90,32 @@ def _namespaces_of(count: int, stack: contextlib.ExitStack) -> tuple[Namespace, 
 
 
 def _wires(middle: Namespace, ends: list[Namespace], mtu: int) -> list[str]:
-    """Gives each host an interface `eth0`. Returns the switch's ports; of two hosts that are joined directly there are none."""
+    """Gives each host an interface `eth0`. Returns the switch's ports; there are none without a third host."""
     if len(ends) == 2:
         ends[0].ip(f"link add eth0 mtu {mtu} type veth peer name eth0 mtu {mtu} netns {ends[1].keeper.pid}")
         return []
     for number, end in enumerate(ends):
         end.ip(f"link add eth0 mtu {mtu} type veth peer name port{number} mtu {mtu} netns {middle.keeper.pid}")
         middle.ip(f"link set port{number} up")
-    return [f"port{number}" for number in range(len(ends))]
+    # The wire of a host that is alone ends in the middle.
+    return [f"port{number}" for number in range(len(ends))] if len(ends) > 1 else []
 
 
 def _switch(middle: Namespace, ports: list[str], stack: contextlib.ExitStack) -> None:
     """Starts `burst switch` between the ports."""
-    words = [*middle.prefix(), str(program("burst-switch")), "--quiet", *ports]
-    running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    tether = Tether()
+    stack.callback(tether.end)
+    try:
+        words = [*middle.prefix(), str(program("burst-switch")), "--quiet", *tether.words(), *ports]
+        running = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[tether.reading], start_new_session=True,
+        )
+    finally:
+        tether.started()
+    assert running.stdout
+    stack.callback(running.stdout.close)
     stack.callback(running.wait)
     stack.callback(running.terminate)
-    assert running.stdout
     if b"forwarding" not in (said := running.stdout.readline()):
         raise BurstError(f"burst switch does not run: {said.decode(errors='replace').strip()}")
 
@@ -147,8 +158,9 @@ def hosts(count: int = 2, *, mtu: int = 1500, namespaces: bool | None = None, op
     addresses 127.0.0.1, 127.0.0.2, … of the loopback interface.
 
     Args:
-        count: how many, at most 250.
-        mtu: of the wires, in bytes.
+        count: how many, 1 to 250.
+        mtu: of the wires, in bytes, at least 348: the payload of a packet is the largest of 256, 512, 1024, 2048 and 4096 bytes that fits
+            with 92 bytes of headers. Interfaces with less than 1280 bytes have no IPv6.
         namespaces: True demands namespaces, False does without; None: if they are possible.
         options: further options of each `burstd`.
         faults: of each host's port: `loss="1%"`, `delay="1ms"` and the other options of `impair`.
@@ -158,6 +170,8 @@ def hosts(count: int = 2, *, mtu: int = 1500, namespaces: bool | None = None, op
     """
     if not 1 <= count <= HOSTS_MAX:
         raise BurstError(f"{count} hosts are not possible: 1 to {HOSTS_MAX} are")
+    if not MTU_MIN <= mtu <= MTU_MAX:
+        raise BurstError(f"an MTU of {mtu} is not possible: RoCE packets need {MTU_MIN} to {MTU_MAX}")
     with _directory() as place, contextlib.ExitStack() as stack:
         if namespaces is None:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 #: Names the directory that has `bin` and `lib/burst`, in place of the wheel's own.
@@ -11,6 +12,24 @@ PREFIX_VARIABLE = "BURST_PREFIX"
 
 class BurstError(RuntimeError):
     """Burst cannot do what was asked; the text is one sentence that says why."""
+
+
+#: What to do if there is no place for temporary files.
+TEMPORARY_CURE = "set TMPDIR to a directory that can be written"
+
+
+def temporary_base(*, short: bool = False) -> Path:
+    """The directory for temporary files; a short one if possible, because names of sockets are limited.
+
+    Raises:
+        BurstError: there is none that can be written.
+    """
+    if short and os.access("/tmp", os.W_OK):
+        return Path("/tmp")
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise BurstError(f"no directory for temporary files can be written: {TEMPORARY_CURE}") from error
 
 
 def prefix() -> Path:

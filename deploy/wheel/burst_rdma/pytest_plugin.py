@@ -10,6 +10,7 @@ After a failed test the counters, the logs and, with `--burst-capture`, the pack
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import re
 import shutil
@@ -23,7 +24,7 @@ import pytest
 
 from ._daemon import Daemon, daemon
 from ._hosts import Host, hosts
-from ._place import BurstError
+from ._place import BurstError, program
 
 _REPORTS: pytest.StashKey[dict[str, pytest.CollectReport]] = pytest.StashKey()
 
@@ -33,6 +34,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--burst-fail-on", default="", metavar="COUNTERS", help="fail a test after which one of these counters is not 0: bad_icrc,cq_overrun")
     group.addoption("--burst-artifacts", default="burst-artifacts", metavar="DIRECTORY", help="where counters, logs and captures of failed tests are kept")
     group.addoption("--burst-capture", action="store_true", help="capture the packets of each test, and keep those of failed ones")
+
+
+def _named_counters(config: pytest.Config) -> list[str]:
+    return [name.strip() for name in config.getoption("--burst-fail-on").split(",") if name.strip()]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses names in `--burst-fail-on` that no counter has: they would never fail a test."""
+    if not (named := _named_counters(config)):
+        return
+    try:
+        done = subprocess.run([program(), "stats", "--names"], capture_output=True, text=True, check=True)
+    except (BurstError, OSError, subprocess.CalledProcessError) as error:
+        raise pytest.UsageError(f"--burst-fail-on: the names of the counters are not known: {error}") from error
+    known = done.stdout.split()
+    for name in named:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise pytest.UsageError(f"--burst-fail-on: there is no counter {name!r}; the nearest is {near!r}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -66,7 +86,7 @@ class _Watch:
             with contextlib.suppress(BurstError):
                 counters[one.socket.stem] = one.stats()
         report = self.request.node.stash.get(_REPORTS, {}).get("call")
-        named = [name.strip() for name in self.request.config.getoption("--burst-fail-on").split(",") if name.strip()]
+        named = _named_counters(self.request.config)
         bad = [f"{host}: {name} is {of[name]}" for host, of in counters.items() for name in named if of.get(name)]
         if bad or (report is not None and report.failed):
             self._keep(counters, report)

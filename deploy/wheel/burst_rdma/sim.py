@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ._place import BurstError, program
+from ._place import BurstError, program, temporary_base
 
 
 def _value(value: object) -> str:
@@ -66,7 +66,7 @@ def run(scenario: Mapping[str, Any] | os.PathLike[str] | str, *, seed: int | Non
     Raises:
         BurstError: the simulator refuses the scenario; the text is its sentence.
     """
-    with tempfile.TemporaryDirectory(prefix="burst-sim-") as place:
+    with tempfile.TemporaryDirectory(prefix="burst-sim-", dir=temporary_base()) as place:
         if isinstance(scenario, Mapping):
             file = Path(place) / "scenario.toml"
             file.write_text(toml(scenario))

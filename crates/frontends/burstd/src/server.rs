@@ -2,7 +2,7 @@
 //!
 //! Everything is non-blocking: a client that sends half a message delays only itself. SIGTERM, SIGINT and SIGHUP stop accepting
 //! and write the event IBV_EVENT_DEVICE_FATAL to every context; the daemon then waits up to [`DRAIN_MAX`] for programs to exit,
-//! and ends. A second signal ends it at once.
+//! and ends. A second signal ends it at once. The end of the file of `end_with_fd` counts as a signal.
 
 use crate::clients::{ClientToken, Clients, HELLO_MAX};
 use crate::conversation::{Conversation, ConversationState, TurnBudget};
@@ -12,6 +12,7 @@ use crate::rounds::Rounds;
 use crate::signals::signal_pipe;
 use crate::systemd::{self, Notifier, WatchdogNotifier};
 use burst_base::Nanos;
+use burst_base::verbs::Mtu;
 use burst_config::Config;
 use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
@@ -49,6 +50,8 @@ pub struct Server {
     notifier: Notifier,
     watchdog: Option<WatchdogNotifier>,
     signals: OwnedFd,
+    /// A pipe of the process that has started the daemon: at its end the daemon ends, too. `None` after that, or without one.
+    end_with: Option<OwnedFd>,
     clients: Clients,
     host: Host,
     upkeep: Upkeep,
@@ -85,6 +88,8 @@ impl Server {
         let listener = inherited.map_or_else(|| bind_socket(&path, config.socket_mode), Ok)?;
         let owns_file = !passed;
         let signals = signal_pipe().map_err(|e| format!("cannot take signals: {e}"))?;
+        let not_open = |number| format!("the descriptor {number} of end_with_fd is not open");
+        let end_with = config.end_with_fd.map(|fd| crate::inherited(fd).ok_or_else(|| not_open(fd))).transpose()?;
         let now = host.now();
         Ok(Server {
             path,
@@ -93,6 +98,7 @@ impl Server {
             notifier: Notifier::new(&systemd::own_environment),
             watchdog: WatchdogNotifier::new(&systemd::own_environment, now, host.workers().len()),
             signals,
+            end_with,
             clients: Clients::default(),
             host,
             upkeep: Upkeep::new(now),
@@ -131,6 +137,9 @@ impl Server {
                 up = info.up,
                 "device"
             );
+            if let Some(sentence) = small_mtu(&info.name, info.link_mtu) {
+                warn!("{sentence}");
+            }
         }
         info!(socket = %self.path.display(), workers = self.host.workers().len(), "serving");
         let names: Vec<String> = self.host.devices.iter().map(|d| d.info().name).collect();
@@ -152,6 +161,9 @@ impl Server {
             self.host.pulse.beat();
             if ready.signal && self.on_signal() {
                 break;
+            }
+            if ready.starter {
+                self.look_at_starter();
             }
             if ready.accept {
                 self.accept();
@@ -196,6 +208,7 @@ impl Server {
         let accept = if self.spare.is_some() { PollFlags::IN } else { PollFlags::empty() };
         let single = [
             (Some(self.signals.as_fd()), PollFlags::IN),
+            (self.end_with.as_ref().map(AsFd::as_fd), PollFlags::IN),
             (self.listener.as_ref().map(AsFd::as_fd), accept),
             (self.upkeep.interface_events().filter(|_| has_clients), PollFlags::IN),
             (self.host.cm.hops.fd(), PollFlags::IN),
@@ -214,11 +227,11 @@ impl Server {
         }
         let readable = |f: &PollFd<'_>| !f.revents().is_empty();
         let mut results = fds[..of_accounts].iter().map(readable);
-        let [signal, accept, interfaces, hops] =
+        let [signal, starter, accept, interfaces, hops] =
             single.map(|(fd, _)| fd.is_some() && results.next().is_some_and(|is_readable| is_readable));
         let ready = accounts.iter().zip(&fds[of_accounts..]).filter(|(_, fd)| readable(fd));
         let accounts = ready.map(|((account, _), _)| (*account).clone()).collect();
-        PollResult { signal, accept, interfaces, hops, accounts }
+        PollResult { signal, starter, accept, interfaces, hops, accounts }
     }
 
     /// The time until something is due; `None`: nothing is.
@@ -416,14 +429,32 @@ impl Server {
         if self.draining.is_some() {
             return true;
         }
-        info!(clients = self.clients.all().len(), "asked to end: draining");
+        self.drain("asked to end");
+        false
+    }
+
+    /// The pipe of the starter is readable: at its end the daemon drains. What the starter writes means nothing.
+    fn look_at_starter(&mut self) {
+        let Some(pipe) = &self.end_with else { return };
+        match rustix::io::read(pipe, &mut [0; 64]) {
+            Ok(1..) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok(0) | Err(_) => {
+                self.end_with = None;
+                if self.draining.is_none() {
+                    self.drain("the process that has started the daemon has ended");
+                }
+            }
+        }
+    }
+
+    fn drain(&mut self, why: &str) {
+        info!(clients = self.clients.all().len(), "{why}: draining");
         self.draining = Some(self.host.now());
         self.stop_listening("waiting for programs to exit");
         for client in self.clients.all_mut() {
             client.session_mut().device_fatal();
             client.session().announce_end(&mut self.host);
         }
-        false
     }
 
     /// Accepts no more clients, and notifies the supervisor. Has no effect the second time.
@@ -468,6 +499,15 @@ impl Server {
     }
 }
 
+/// A sentence if no RoCE packet fits the MTU of an interface in bytes.
+fn small_mtu(device: &str, link_mtu: u32) -> Option<String> {
+    let least = (0..).find(|mtu| Mtu::for_link(*mtu).is_some())?;
+    let too_small = format!(
+        "the MTU of {device} is {link_mtu}, but RoCE needs {least}: full packets do not leave; raise it by ip link set DEV mtu 1500"
+    );
+    (link_mtu < least).then_some(too_small)
+}
+
 /// Closes the socket of a client for which there is no descriptor, with what it has sent already. Returns its user.
 fn turn_away(host: &Host, socket: OwnedFd) -> u32 {
     let process = crate::conversation::process_of(&socket);
@@ -487,6 +527,8 @@ struct AccountTurn {
 struct PollResult {
     /// A signal has come.
     signal: bool,
+    /// The pipe of the process that has started the daemon is readable, or has ended.
+    starter: bool,
     /// A client has connected.
     accept: bool,
     /// The kernel has events of interfaces.

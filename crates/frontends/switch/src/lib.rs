@@ -3,7 +3,7 @@
 //! and faults, so that programs meet a bottleneck that the host's own interfaces do not have. Any traffic passes, not Burst's
 //! alone.
 //!
-//! Exit codes: 0 after SIGINT, SIGTERM or the time of `--for`; 1 failure; 2 usage error.
+//! Exit codes: 0 after SIGINT, SIGTERM, the time of `--for` or the end of the pipe of `--end-with-fd`; 1 failure; 2 usage error.
 //!
 //! | module | what |
 //! |---|---|
@@ -27,7 +27,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -74,6 +74,7 @@ pub fn command() -> Command {
             .value_name(value)
             .default_value(default)
             .hide_default_value(default.is_empty())
+            .allow_hyphen_values(true)
             .help(help)
     };
     Command::new("burst-switch")
@@ -93,12 +94,13 @@ pub fn command() -> Command {
                 .required(true)
                 .help("Interfaces of this network namespace, two or more; they need no address"),
         )
-        .arg(Arg::new("rate").long("rate").value_name("RATE").help("Rate of each port, such as 300Mbit [default: unlimited]"))
+        .arg(Arg::new("rate").long("rate").value_name("RATE").allow_hyphen_values(true).help("Rate of each port, such as 300Mbit [default: unlimited]"))
         .arg(option("buffer", "SIZE", "1MiB", "Buffer that the ports share; what finds no room is dropped"))
         .arg(
             Arg::new("ecn")
                 .long("ecn")
                 .value_name("SIZE[:SIZE]")
+                .allow_hyphen_values(true)
                 .help("Mark packets (CE) that find a longer queue; with two sizes with a share that grows between them"),
         )
         .arg(option("delay", "TIME", "0", "Delay from port to port, each way"))
@@ -107,7 +109,14 @@ pub fn command() -> Command {
         .arg(option("reorder", "SHARE", "0", "Share of packets that are late, by up to --late"))
         .arg(option("late", "TIME", "1ms", "The longest that a reordered packet is late"))
         .arg(option("seed", "NUMBER", "1", "Seed of what is random").value_parser(value_parser!(u64)))
-        .arg(Arg::new("for").long("for").value_name("TIME").value_parser(burst_grammar::duration).help("End after this time [default: at a signal]"))
+        .arg(Arg::new("for").long("for").value_name("TIME").allow_hyphen_values(true).value_parser(burst_grammar::duration).help("End after this time [default: at a signal]"))
+        .arg(
+            Arg::new("end-with-fd")
+                .long("end-with-fd")
+                .value_name("N")
+                .value_parser(value_parser!(u32))
+                .help("Descriptor of a pipe's reading end: end once no process has the writing end, as at a signal"),
+        )
         .arg(file("json", "Write the results to this file; `-`: to the standard output, without the table"))
         .arg(file("samples", "Write the queues' lengths every 10 ms to this file: seconds, then bytes of each port"))
         .arg(file("capture", "Write what comes in and what goes out to this file, for Wireshark"))
@@ -121,16 +130,23 @@ fn file(name: &'static str, help: &'static str) -> Arg {
 /// Reads the settings of the switch.
 fn settings(matches: &ArgMatches) -> Result<SwitchSettings, String> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-    let wrong = |name: &'static str| move |why: &str| format!("--{name} {why}");
+    let wrong = |name: &'static str, text: &str| {
+        let value = format!("--{name} {text:?}");
+        move |why: &str| format!("{value} {why}")
+    };
     let share = |name: &'static str| match text(name) {
         None | Some("0") => Ok(0.0),
-        Some(text) => burst_grammar::parts_per_million(text).map(|ppm| f64::from(ppm) / 1e6).map_err(wrong(name)),
+        Some(text) => {
+            let ppm = burst_grammar::parts_per_million(text).map_err(wrong(name, text));
+            ppm.map(|ppm| f64::from(ppm) / 1e6).map_err(|why| why + &percentage_hint(text))
+        }
     };
     let time = |name: &'static str| -> Result<u64, String> {
-        let time = burst_grammar::duration(text(name).unwrap_or("0")).map_err(wrong(name))?;
+        let text = text(name).unwrap_or("0");
+        let time = burst_grammar::duration(text).map_err(wrong(name, text))?;
         u64::try_from(time.as_nanos()).ok().and_then(|ns| ns.checked_mul(1000)).ok_or(format!("--{name} is too long"))
     };
-    let size = |text: &str, name: &'static str| burst_grammar::bytes(text).map_err(wrong(name));
+    let size = |text: &str, name: &'static str| burst_grammar::bytes(text).map_err(wrong(name, text));
     let ecn = text("ecn").map(|range| -> Result<(u64, u64), String> {
         let (from, to) = range.split_once(':').unwrap_or((range, range));
         let (from, to) = (size(from, "ecn")?, size(to, "ecn")?);
@@ -140,8 +156,12 @@ fn settings(matches: &ArgMatches) -> Result<SwitchSettings, String> {
     if buffer < 2048 {
         return Err("--buffer is smaller than a packet: give at least 2KiB".to_owned());
     }
+    if matches.get_one::<Duration>("for").is_some_and(Duration::is_zero) {
+        return Err("--for 0 would end before a frame has passed: write a time such as 10s, or leave it out".to_owned());
+    }
+    let rate = text("rate").map(|text| burst_grammar::bits_per_second(text).map_err(wrong("rate", text)));
     Ok(SwitchSettings {
-        rate: text("rate").map(burst_grammar::bits_per_second).transpose().map_err(wrong("rate"))?,
+        rate: rate.transpose()?,
         buffer,
         ecn: ecn.transpose()?,
         delay: time("delay")?,
@@ -153,9 +173,24 @@ fn settings(matches: &ArgMatches) -> Result<SwitchSettings, String> {
     })
 }
 
+/// What to write for a number that is meant as a percentage; nothing for other texts.
+fn percentage_hint(text: &str) -> String {
+    let is_percentage = text.parse().is_ok_and(|number: f64| (1.0..=100.0).contains(&number));
+    if is_percentage { format!(": write {text}%") } else { String::new() }
+}
+
+/// Opens the pipe of `--end-with-fd` a second time, so that this process owns what it reads from.
+fn starters_pipe(matches: &ArgMatches) -> Result<Option<std::fs::File>, String> {
+    let Some(number) = matches.get_one::<u32>("end-with-fd") else { return Ok(None) };
+    let opened = std::fs::File::open(format!("/proc/self/fd/{number}"));
+    opened.map(Some).map_err(|e| format!("--end-with-fd {number}: no pipe: {e}"))
+}
+
 /// The switch and its sockets.
 struct SwitchRun {
     interfaces: Vec<SwitchPort>,
+    /// A pipe of the process that has started the switch.
+    starter: Option<std::fs::File>,
     switch: SoftSwitch,
     began: Instant,
     /// Frames that the kernel did not take.
@@ -194,6 +229,7 @@ impl SwitchRun {
             switch: SoftSwitch::new(names.len() as u32, settings)?,
             not_sent: vec![0; names.len()],
             interfaces,
+            starter: starters_pipe(matches)?,
             began: Instant::now(),
             out: Vec::new(),
             capture,
@@ -217,7 +253,9 @@ impl SwitchRun {
         println!("forwarding between {}", names.join(", "));
         let mut buffer = vec![0; FRAME_MAX];
         while !stop.load(Ordering::Relaxed) && limit.is_none_or(|limit| self.began.elapsed() < limit) {
-            self.wait()?;
+            if self.wait()? && self.starter_has_ended() {
+                break;
+            }
             self.receive(&mut buffer)?;
             self.send()?;
             self.sample()?;
@@ -225,18 +263,26 @@ impl SwitchRun {
         self.report(matches)
     }
 
-    /// Sleeps until a frame comes in or one leaves.
-    fn wait(&self) -> Result<(), String> {
+    /// The pipe of the starter is readable: whether it has ended. What the starter writes means nothing.
+    fn starter_has_ended(&mut self) -> bool {
+        self.starter.as_mut().is_some_and(|pipe| matches!(pipe.read(&mut [0; 64]), Ok(0)))
+    }
+
+    /// Sleeps until a frame comes in or one leaves. True: the pipe of the starter is readable, or has ended.
+    fn wait(&self) -> Result<bool, String> {
         let until_event =
             self.switch.next_event().map(|at| Duration::from_nanos(at.saturating_sub(self.now()).div_ceil(1000)));
         let wait = until_event.unwrap_or(WAIT_MAX).min(WAIT_MAX);
         if wait.is_zero() {
-            return Ok(());
+            return Ok(false);
         }
         let mut fds: Vec<PollFd<'_>> = self.interfaces.iter().map(|one| PollFd::new(one, PollFlags::IN)).collect();
+        fds.extend(self.starter.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {
+                Ok(self.starter.is_some() && fds.last().is_some_and(|pipe| !pipe.revents().is_empty()))
+            }
             Err(e) => Err(format!("cannot wait for frames: {e}")),
         }
     }
@@ -391,8 +437,12 @@ mod tests {
     #[test]
     fn wrong_values_are_named() {
         for (words, part) in [
-            (&["--rate", "fast"][..], "--rate is not a bit rate"),
-            (&["--loss", "200%"], "--loss"),
+            (&["--rate", "fast"][..], "--rate \"fast\" is not a bit rate"),
+            (&["--loss", "200%"], "--loss \"200%\""),
+            (&["--loss", "-1%"], "--loss \"-1%\" is not a rate such as 1%"),
+            (&["--loss", "5"], "--loss \"5\" is not a rate such as 1%, 300ppm or 0.01: write 5%"),
+            (&["--delay", "-1ms"], "--delay \"-1ms\""),
+            (&["--for", "0"], "--for 0 would end"),
             (&["--buffer", "100"], "smaller than a packet"),
             (&["--ecn", "40KiB:20KiB"], "ends below"),
             (&["--delay", "soon"], "--delay"),

@@ -55,10 +55,16 @@ fn server(socket: &Path) -> Server {
 
 /// The same with threads, or without.
 fn server_with(socket: &Path, mode: WorkerMode) -> Server {
+    server_that_ends_with(socket, mode, None)
+}
+
+/// The same, that ends at the end of a descriptor's file, if there is one, and not without clients.
+fn server_that_ends_with(socket: &Path, mode: WorkerMode, fd: Option<RawFd>) -> Server {
     let words = ["burstd", "--port", "udp:dev=lo", "--socket-mode", "0666", "--socket"].map(OsString::from);
     let words = words.into_iter().chain([socket.as_os_str().to_owned()]);
     let mut config = burst_config::read_from(words, &|_| None).expect("a configuration");
-    config.idle_exit = Some(Duration::ZERO);
+    config.idle_exit = fd.is_none().then_some(Duration::ZERO);
+    config.end_with_fd = fd;
     config.host.worker_mode = mode;
     let time = Arc::new(AtomicU64::new(1));
     let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
@@ -236,4 +242,43 @@ fn without_descriptors_the_control_thread_closes_no_socket_of_a_program() {
     let run = std::process::Command::new("sh").args(["-c", &run]).output().expect("a process");
     let said = String::from_utf8_lossy(&run.stdout);
     assert!(run.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
+fn a_daemon_ends_with_its_starter() {
+    use std::os::fd::IntoRawFd;
+    let path = std::env::temp_dir().join(format!("burstd-server-{}-starter", std::process::id()));
+    let (read, write) = rustix::pipe::pipe().expect("a pipe");
+    let mut server = server_that_ends_with(&path, WorkerMode::InPlace, Some(read.into_raw_fd()));
+    // What the starter writes is no end.
+    rustix::io::write(&write, b"x").expect("written");
+    assert!(server.wait().starter);
+    server.look_at_starter();
+    assert!(server.draining.is_none() && server.end_with.is_some() && path.exists());
+    drop(write);
+    server.serve().expect("served to the end");
+    assert!(server.draining.is_some() && server.end_with.is_none() && !path.exists());
+}
+
+#[test]
+fn a_descriptor_that_is_not_open_is_named() {
+    let path = std::env::temp_dir().join(format!("burstd-server-{}-closed", std::process::id()));
+    let words = ["burstd", "--end-with-fd", "1048575"].map(OsString::from);
+    let config = burst_config::read_from(words, &|_| None).expect("a configuration");
+    let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let port = pair(MemConfig::default(), a, b).0;
+    let mut options = config.host.clone();
+    options.worker_mode = WorkerMode::InPlace;
+    let clock = Clock::Virtual(Arc::new(AtomicU64::new(1)));
+    let host = Host::with_ports(&options, clock, vec![vec![Box::new(port)]]).expect("a host");
+    let config = Config { socket: path, ..config };
+    let why = Server::bind(&config, host, None).err().expect("refused");
+    assert_eq!(why, "the descriptor 1048575 of end_with_fd is not open");
+}
+
+#[test]
+fn an_mtu_without_room_for_a_packet_is_reported() {
+    let sentence = small_mtu("burst0", 290).expect("too small");
+    assert!(sentence.contains("burst0 is 290") && sentence.contains("needs 348"), "{sentence}");
+    assert!(small_mtu("burst0", 347).is_some() && small_mtu("burst0", 348).is_none());
 }
