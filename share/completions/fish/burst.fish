@@ -63,6 +63,7 @@ complete -c burst -n "__fish_burst_using_subcommand why" -s h -l help -d 'Print 
 complete -c burst -n "__fish_burst_using_subcommand stats" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
 complete -c burst -n "__fish_burst_using_subcommand stats" -l json -d 'Print JSON'
 complete -c burst -n "__fish_burst_using_subcommand stats" -l all -d 'Also counters that are 0'
+complete -c burst -n "__fish_burst_using_subcommand stats" -l names -d 'List the names of all counters; needs no daemon'
 complete -c burst -n "__fish_burst_using_subcommand stats" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand capture" -s w -l write -d 'Write pcapng to this file; `-`: to stdout' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l snap -d 'Bytes of each packet behind the UDP header [default: all, without -w 128]' -r
@@ -177,6 +178,7 @@ complete -c burst -n "__fish_burst_using_subcommand switch" -l reorder -d 'Share
 complete -c burst -n "__fish_burst_using_subcommand switch" -l late -d 'The longest that a reordered packet is late' -r
 complete -c burst -n "__fish_burst_using_subcommand switch" -l seed -d 'Seed of what is random' -r
 complete -c burst -n "__fish_burst_using_subcommand switch" -l for -d 'End after this time [default: at a signal]' -r
+complete -c burst -n "__fish_burst_using_subcommand switch" -l end-with-fd -d 'Descriptor of a pipe\'s reading end: end once no process has the writing end, as at a signal' -r
 complete -c burst -n "__fish_burst_using_subcommand switch" -l json -d 'Write the results to this file; `-`: to the standard output, without the table' -r -F
 complete -c burst -n "__fish_burst_using_subcommand switch" -l samples -d 'Write the queues\' lengths every 10 ms to this file: seconds, then bytes of each port' -r -F
 complete -c burst -n "__fish_burst_using_subcommand switch" -l capture -d 'Write what comes in and what goes out to this file, for Wireshark' -r -F

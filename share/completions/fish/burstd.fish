@@ -9,19 +9,20 @@ complete -c burstd -l cc -d 'Congestion control: an algorithm, with parameters w
 complete -c burstd -l cc-standard -d 'Congestion control for adapters and other implementations of RoCEv2, instead of that of `cc` [env: BURST_CC_STANDARD]' -r
 complete -c burstd -l cc-burst -d 'Congestion control for other Burst daemons, instead of that of `cc`; both agree on one (docs/congestion.md) [env: BURST_CC_BURST]' -r
 complete -c burstd -l cc-loopback -d 'Congestion control for the daemon\'s own addresses, instead of that of `cc` [env: BURST_CC_LOOPBACK]' -r
-complete -c burstd -l selective-repeat -d 'Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon does so, too; other peers get the standard packets [env: BURST_SELECTIVE_REPEAT, default: yes]' -r
+complete -c burstd -l selective-repeat -d 'Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon does so, too; other peers get the standard packets [env: BURST_SELECTIVE_REPEAT, default: on]' -r
 complete -c burstd -l rto -d 'Waits of loss recovery: shared where peers sleep or share processors (time-outs from 1 ms, probes from 200 us); dedicated where they do not (100 us, 20 us) [env: BURST_RTO, default: shared]' -r
 complete -c burstd -l urma-lanes -d 'Lanes of URMA to each peer (docs/urma.md), the fewer of both hosts\': channels with a window each that leave by UDP source ports of their own, so that switches and adapters spread them over paths and queues [env: BURST_URMA_LANES, default: 1]' -r
-complete -c burstd -l urma-caqm -d 'C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md) [env: BURST_URMA_CAQM, default: no]' -r
+complete -c burstd -l urma-caqm -d 'C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md) [env: BURST_URMA_CAQM, default: off]' -r
 complete -c burstd -l idle-exit -d 'End when no program has been connected for this long; 0: never [env: BURST_IDLE_EXIT, default: 0]' -r
 complete -c burstd -l ready-fd -d 'Descriptor that gets the line "ready" once the daemon serves; default none [env: BURST_READY_FD]' -r
+complete -c burstd -l end-with-fd -d 'Descriptor of a pipe\'s reading end: once no process has the writing end, the daemon ends as by SIGTERM, so that it does not outlive its starter; default none [env: BURST_END_WITH_FD]' -r
 complete -c burstd -l user-share -d 'Percentage of each resource that the programs of one user may use of what other users and the reserve leave; root and the daemon\'s user have no such limit [env: BURST_USER_SHARE, default: 50]' -r
 complete -c burstd -l user-reserve -d 'Percentage of each resource that only root and the daemon\'s user may use [env: BURST_USER_RESERVE, default: 10]' -r
 complete -c burstd -l account-by -d 'Owners of shares: user (each user id), or cgroup (each control group; for containers whose users have the same id) [env: BURST_ACCOUNT_BY, default: user]' -r
 complete -c burstd -l account-depth -d 'With account_by = cgroup: a group\'s account is its ancestor\'s at this depth below the root, so that who makes groups gets no more; 0: each group has one [env: BURST_ACCOUNT_DEPTH, default: 2]' -r
 complete -c burstd -l subuid-file -d 'Users\' further ids (subuid(5)): a process with an id of a user\'s range uses the user\'s share; /dev/null: each id is a user [env: BURST_SUBUID_FILE, default: /etc/subuid]' -r
 complete -c burstd -l lend -d 'Programs that may run the engine themselves and share the daemon\'s addresses (lent mode): off, or same-user: those of the daemon\'s own user, which must trust each other; ports of kind udp only, for 16 programs less one for each worker [env: BURST_LEND, default: off]' -r
-complete -c burstd -l guarded -d 'Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls [env: BURST_GUARDED, default: no]' -r
+complete -c burstd -l guarded -d 'Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls [env: BURST_GUARDED, default: off]' -r
 complete -c burstd -l state-dir -d 'Directory for the crash reports of a guarded daemon; default $STATE_DIRECTORY, for root /var/lib/burst, else $XDG_STATE_HOME/burst or ~/.local/state/burst [env: BURST_STATE_DIR]' -r
 complete -c burstd -l log-level -d 'Least severe line that is logged [env: BURST_LOG_LEVEL, default: info]' -r
 complete -c burstd -l log-format -d 'Format of log lines [env: BURST_LOG_FORMAT, default: text]' -r
