@@ -1,4 +1,4 @@
-//! Statistics: names of the traffic counters; of connection management the times of its steps, counts, and the list of connections.
+//! Statistics: names of the traffic counters; of connection management the times of its steps, counts, and connections.
 //!
 //! [`CmStats`] has histograms of the steps. [`CmConnection`]s are listed in pages, because a daemon may have more connections
 //! than fit one message.
@@ -7,7 +7,7 @@ use crate::cm::CmAddr;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// Names of the traffic counters, in the order of `burst_engine::counters::Traffic`. The other counters have the names of reasons.
+/// Names of the traffic counters, in the order of `burst_engine::counters::Traffic`. Other counters are named by reasons.
 pub const TRAFFIC: [&str; 13] = [
     "rx_packets",
     "rx_bytes",

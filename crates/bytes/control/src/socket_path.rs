@@ -69,8 +69,8 @@ pub fn program_sockets(directory: &Path) -> Vec<(ProgramKind, u32, PathBuf)> {
     found
 }
 
-/// Removes the sockets of this user's programs that were killed. A socket whose process is not visible here may be that of another
-/// PID namespace's program: it stays while somebody listens.
+/// Removes the sockets of this user's programs that were killed. A socket whose process is not visible here may be that of
+/// another PID namespace's program: it stays while a process listens.
 pub fn remove_dead(directory: &Path) {
     for (_, pid, path) in program_sockets(directory) {
         let is_own = path.symlink_metadata().is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw());

@@ -156,9 +156,7 @@ fn settings(matches: &ArgMatches) -> Result<SwitchSettings, String> {
     if buffer < 2048 {
         return Err("--buffer is smaller than a packet: give at least 2KiB".to_owned());
     }
-    if matches.get_one::<Duration>("for").is_some_and(Duration::is_zero) {
-        return Err("--for 0 would end before a frame has passed: write a time such as 10s, or leave it out".to_owned());
-    }
+    check_limit(matches)?;
     let rate = text("rate").map(|text| burst_grammar::bits_per_second(text).map_err(wrong("rate", text)));
     Ok(SwitchSettings {
         rate: rate.transpose()?,
@@ -171,6 +169,16 @@ fn settings(matches: &ArgMatches) -> Result<SwitchSettings, String> {
         late_max: time("late")?,
         seed: matches.get_one::<u64>("seed").copied().unwrap_or(1),
     })
+}
+
+/// Refuses a limit of no time.
+fn check_limit(matches: &ArgMatches) -> Result<(), String> {
+    match matches.get_one::<Duration>("for") {
+        Some(limit) if limit.is_zero() => {
+            Err("--for 0 would end before a frame has passed: write a time such as 10s, or leave it out".to_owned())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What to write for a number that is meant as a percentage; nothing for other texts.

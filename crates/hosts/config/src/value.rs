@@ -84,18 +84,11 @@ impl ValueKind {
             ValueKind::Controller => {
                 CcChoice::parse(text, 0, ChoiceRank::Configured).map(|choice| ConfigValue::Text(choice.to_string()))
             }
-            ValueKind::Switch => match switch(text) {
-                Some(is_on) => Ok(ConfigValue::Number(is_on.into())),
-                None => Err(format!("{text:?} is neither on nor off")),
-            },
-            ValueKind::Choice(words) if words.contains(&text) => Ok(ConfigValue::Text(text.to_owned())),
-            ValueKind::Choice(words) if words.contains(&"off") && switch(text) == Some(false) => {
-                Ok(ConfigValue::Text("off".to_owned()))
+            ValueKind::Switch => {
+                let is_on = switch(text).ok_or_else(|| format!("{text:?} is neither on nor off"))?;
+                Ok(ConfigValue::Number(is_on.into()))
             }
-            ValueKind::Choice(words) => {
-                let near = nearest(text, words.iter().copied()).unwrap_or_default();
-                Err(format!("{text:?} is none of {}; the nearest valid one is {near:?}", words.join(", ")))
-            }
+            ValueKind::Choice(words) => read_choice(text, words),
         }
     }
 
@@ -143,6 +136,16 @@ fn in_range(number: u64, min: u64, max: u64, show: impl Fn(u64) -> String) -> Re
         return Ok(ConfigValue::Number(number));
     }
     Err(format!("{} is not between {} and {}", show(number), show(min), show(max)))
+}
+
+/// One of some words; another word for `off` where that is one of them.
+fn read_choice(text: &str, words: &[&str]) -> Result<ConfigValue, String> {
+    let text = if words.contains(&"off") && switch(text) == Some(false) { "off" } else { text };
+    if words.contains(&text) {
+        return Ok(ConfigValue::Text(text.to_owned()));
+    }
+    let near = nearest(text, words.iter().copied()).unwrap_or_default();
+    Err(format!("{text:?} is none of {}; the nearest valid one is {near:?}", words.join(", ")))
 }
 
 fn read_mode(text: &str) -> Result<ConfigValue, String> {
