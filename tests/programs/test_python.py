@@ -45,13 +45,13 @@ def test_infinistore_keeps_blocks(hosts, command):
 
 
 #: The folder `ibverbs/tests` of rdma4py's sources, which the wheel does not contain.
-SUITE = "BURST_RDMA4PY"
+SUITE = "BURST_RDMAPY"
 
 
-@foreign("BURST_RDMA4PY", "the tests of rdma4py's package ibverbs")
+@foreign("BURST_RDMAPY", "the tests of rdma4py's package ibverbs")
 @pytest.mark.program("rdma4py's suite (PyPI `ibverbs`)", partial(python_version, "ibverbs"))
 def test_the_suite_of_rdma4py(hosts, command):
-    words = [PYTHON, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "not gpu", os.environ.get("BURST_RDMA4PY", "")]
+    words = [PYTHON, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "not gpu", os.environ.get("BURST_RDMAPY", "")]
     code, text = hosts.a.run(*burst_run(hosts.a), *command(*words), seconds=5 * SECONDS)
     passed = re.search(r"(\d+) passed", text)
     assert code == 0 and passed and int(passed.group(1)) >= 50, text
