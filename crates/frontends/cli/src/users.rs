@@ -51,21 +51,21 @@ fn text_of(users: &[UserUse], hidden: u32) -> String {
         let percent = 100.0 * share_of(user.control.recent_share);
         let _ = writeln!(
             text,
-            "  {:<12} {seconds:>12.3} s  of the control thread, {percent:.1} % of the last {RECENT_SECONDS} s",
+            "  {:<14} {seconds:>12.3} s  of the control thread, {percent:.1} % of the last {RECENT_SECONDS} s",
             "control_time"
         );
         let UserWork { turns, requests, bytes } = user.work;
         if turns > 0 {
             let _ = writeln!(
                 text,
-                "  {:<12} {turns:>14}  of workers: {requests} work requests, {bytes} bytes sent",
+                "  {:<14} {turns:>14}  of workers: {requests} work requests, {bytes} bytes sent",
                 "turns"
             );
         }
         for (resource, used) in Resource::ALL.iter().zip(&user.resources).filter(|(_, u)| u.used > 0) {
             let _ = writeln!(
                 text,
-                "  {:<12} {:>14} of {:>14}  {}",
+                "  {:<14} {:>14} of {:>14}  {}",
                 resource.name(),
                 used.used,
                 used.limit,
@@ -101,7 +101,7 @@ mod tests {
         let work: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
         assert_eq!(work.join(" "), "turns 7 of workers: 70 work requests, 7000 bytes sent");
         let row: Vec<&str> = text.lines().nth(3).expect("a row").split_whitespace().collect();
-        assert_eq!(row, ["qps", "3", "of", "45000", "queue", "pairs"]);
+        assert_eq!(row, ["qps", "3", "of", "45000", "queue", "pairs", "and", "Jetties"]);
         assert!(text.contains("4 other users are not shown") && text.lines().count() == 5, "{text}");
     }
 

@@ -134,13 +134,7 @@ fn settings(matches: &ArgMatches) -> Result<SwitchSettings, String> {
         let value = format!("--{name} {text:?}");
         move |why: &str| format!("{value} {why}")
     };
-    let share = |name: &'static str| match text(name) {
-        None | Some("0") => Ok(0.0),
-        Some(text) => {
-            let ppm = burst_grammar::parts_per_million(text).map_err(wrong(name, text));
-            ppm.map(|ppm| f64::from(ppm) / 1e6).map_err(|why| why + &percentage_hint(text))
-        }
-    };
+    let share = |name: &'static str| share_of(name, text(name).unwrap_or("0"));
     let time = |name: &'static str| -> Result<u64, String> {
         let text = text(name).unwrap_or("0");
         let time = burst_grammar::duration(text).map_err(wrong(name, text))?;
@@ -178,6 +172,17 @@ fn check_limit(matches: &ArgMatches) -> Result<(), String> {
             Err("--for 0 would end before a frame has passed: write a time such as 10s, or leave it out".to_owned())
         }
         _ => Ok(()),
+    }
+}
+
+/// The value of a flag that is a share of packets, from 0 to 1.
+fn share_of(name: &str, text: &str) -> Result<f64, String> {
+    match text {
+        "0" => Ok(0.0),
+        _ => match burst_grammar::parts_per_million(text) {
+            Ok(ppm) => Ok(f64::from(ppm) / 1e6),
+            Err(why) => Err(format!("--{name} {text:?} {why}{}", percentage_hint(text))),
+        },
     }
 }
 
