@@ -5,7 +5,7 @@
 //!
 //! * A whole flight is lost, because the sender's link is down for up to three round trips; or all acknowledgements, because the
 //!   receiver's is; or a flight and its repetitions, because the sender's is down twice. Goodput must be at half of what it was
-//!   within [`TRIPS_MAX`] round trips. The largest window is [`WINDOW_TRIPS`] products of rate and round trip: with more, packets
+//!   within [`TRIPS_MAX`] round trips. The largest window is two products of rate and round trip: with more, packets
 //!   wait in the sender's own adapter, and an acknowledgement takes tens of the round trips that are counted.
 //! * Several senders share a bottleneck. It must drop at most [`DROPS_MAX`] of all packets, and its link must be used.
 
