@@ -15,8 +15,9 @@
 //! * **Reductions.** By `beta` for a loss or a notification, by [`BETA_MARK`] for marks (RFC 8511); at most once in a round trip.
 //!   A time-out leaves `initial_packets`, the next one without progress two packets, and slow start leads back to where the first
 //!   loss of the flight would have led (RFC 5681, 3.1). A loss that was none is undone.
-//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction. After a time-out
-//!   it does, up to where slow start ends: all that was in flight is missing, and comes again by that growth (RFC 5681, 3.1).
+//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction. After a second
+//!   time-out without an acknowledgement it does, up to where slow start ends: the path carried nothing, all that was in flight
+//!   is missing, and comes again by that growth (RFC 5681, 3.1).
 //! * **Pacing.** A window leaves in four fifths of a round trip, in slow start in half of one, so that no burst of a whole window
 //!   meets a short queue. Rates above [`RATE_PACED_MAX`], or that of the link, are not
 //!   paced: bursts are shorter than a timer is exact, or the link itself paces.
@@ -169,7 +170,7 @@ pub struct Cubic {
     is_reduced: bool,
     /// Bytes were acknowledged since the last reduction.
     has_progress: bool,
-    /// The last reduction was a time-out's.
+    /// The last reduction was that of a second time-out without an acknowledgement.
     is_after_timeout: bool,
 }
 
@@ -388,7 +389,7 @@ impl Cubic {
         if self.srtt > 0.0 && (!self.has_progress || !self.reduce(now, self.settings.beta)) {
             self.reduced_at = now;
         }
-        (self.timeouts, self.is_after_timeout) = (self.timeouts.saturating_add(1), true);
+        (self.timeouts, self.is_after_timeout) = (self.timeouts.saturating_add(1), self.timeouts > 0);
         self.window = self.window.min(packets).max(self.least());
         self.reno = 0.0;
         self.set_rate();

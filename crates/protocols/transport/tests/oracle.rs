@@ -15,7 +15,7 @@ mod common;
 use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, QpAttr, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason};
-use burst_shm::layout::{Cqe, SendWqe, Sge};
+use burst_shm::layout::{Cqe, SGE_MAX, SendWqe, Sge};
 use burst_shm::rq::RqProducer;
 use burst_transport::{RD_ATOMIC_MAX, RECORDS_MAX, RecordPool};
 use common::{End, LinkFaults, Pair, Setup};
@@ -198,7 +198,7 @@ impl Oracle {
             _ => Pair::new(&setup, rng.next_u64(), fate),
         };
         let queues = match kind {
-            Ends::Xrc => (1..=2).map(|n| common::xrc_queue(&mut pair.ends[1], n, common::PD, (16, 30))).collect(),
+            Ends::Xrc => (1..=2).map(|n| common::xrc_queue(&mut pair.ends[1], n, common::PD, (16, SGE_MAX))).collect(),
             _ => Vec::new(),
         };
         // Without records, or with one of each kind, queue pairs go back to the first missing packet.
