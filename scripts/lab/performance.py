@@ -73,7 +73,7 @@ SHORT = [
         "ib_send_lat 64 B, events, p50 to the kernel's TCP",
         "ib_send_lat 64 B, events, p50",
     ),
-    ("goodput at 1 % loss to that without loss", "selective repeat at 1 % loss, to its own run without loss", None),
+    ("goodput at 1 % loss to that without loss, `cc = none`", "selective repeat at 1 % loss, to its own run without loss", None),
 ]
 
 
