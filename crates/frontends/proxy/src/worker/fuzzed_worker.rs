@@ -204,7 +204,8 @@ impl FuzzedWorker {
 
     /// Some passes of the worker; then what the control thread would do with its reports.
     pub fn work(&mut self) {
-        let mut events = Vec::new();
+        // `Poll::wait` fills what room there is.
+        let mut events = Vec::with_capacity(super::EVENTS_MAX);
         for _ in 0..3 {
             self.wake.wake();
             assert!(self.worker.pass(&mut events).is_ok_and(|goes_on| goes_on), "the worker ends");
