@@ -255,7 +255,7 @@ impl Core {
             return;
         }
         let Some(slot) = self.qps[index as usize].as_mut() else { return };
-        if !slot.has_room_on(p) {
+        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.qp.next_bytes()) {
             return;
         }
         // One at a time: the next is made ready when this one has settled.

@@ -240,12 +240,6 @@ impl QpSlot {
         Tombstone { qpn: self.qpn, peer, is_xrc, cm, device, flow, until: Nanos(0), expected: None }
     }
 
-    /// Whether the window of its path has room for its next packet.
-    #[inline]
-    pub(crate) fn has_room_on(&self, path: &Path) -> bool {
-        path.has_room(self.inflight_seen - self.responses_seen, self.qp.next_bytes())
-    }
-
     /// A slot for a queue pair that has not been scheduled yet.
     pub fn new(qp: Qp, qpn: burst_base::Qpn, device: DeviceId, doorbell: u32, holder: QpHolder) -> QpSlot {
         QpSlot {

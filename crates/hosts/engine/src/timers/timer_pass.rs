@@ -3,7 +3,7 @@
 use crate::calls::Egress;
 use crate::core::Core;
 use crate::data_path::DataPath;
-use crate::objects::{slot_at, waits_for};
+use crate::objects::waits_for;
 use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
 use crate::port_slot::PortSlot;
@@ -23,9 +23,7 @@ pub(crate) struct TimerPass<'a> {
 
 impl TimerPass<'_> {
     /// Opens the gates that are due: each makes the first queue pair of its line ready, whether or not the window has room for
-    /// its requests, because it may have READ responses to send, and after a pause the next of those that waited for it, unless
-    /// the first has closed the gate again. Where queue pairs and channels of URMA wait together, a place is kept until the
-    /// window has room, too.
+    /// its requests, because it may have READ responses to send, and after a pause the next of those that waited for it.
     #[cold]
     #[inline(never)]
     pub fn open_gates(&mut self) -> bool {
@@ -37,21 +35,8 @@ impl TimerPass<'_> {
             if !path.gate().is_some_and(|gate| gate.take_entry(at)) {
                 continue;
             }
-            if let Some(gate) = path.closed_gate(now) {
-                // The one before has closed it again.
-                timers.pacing.arm(index, gate, gate.opens_at());
-                continue;
-            }
             let waiter = (index, path.channels.ticket);
             let Some(first) = path.waiting.first(|place| waits_for(qps, waiter, place)) else { continue };
-            // Beside the other transport a place without room in the window is kept: it would be lost in vain.
-            let is_kept = match slot_at(qps, first) {
-                None => !path.has_channel_room(),
-                Some(slot) => path.channels.users > 0 && !slot.qp.has_answers() && !slot.has_room_on(path),
-            };
-            if is_kept {
-                continue;
-            }
             any = true;
             if first == URMA_ENTRY {
                 path.open_to_channels(index, channel_wakes);

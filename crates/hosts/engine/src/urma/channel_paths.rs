@@ -175,12 +175,8 @@ impl UrmaPaths for ChannelPaths<'_> {
         if is_alone && !is_closed {
             return;
         }
-        // One that has nothing in flight waits for the rate only.
-        let wanted = if own.all == 0 { 0 } else { packet.into() };
-        if p.channels.ticket != NOT_WAITING {
-            p.channels.wanted = p.channels.wanted.min(wanted);
-        } else {
-            p.channels.wanted = wanted;
+        p.channels.wanted = packet.into();
+        if p.channels.ticket == NOT_WAITING {
             p.channels.ticket = p.waiting.push(URMA_ENTRY);
         }
         if let Some(gate) = p.closed_gate(now) {

@@ -83,22 +83,6 @@ fn a_host_with_both_transports_takes_no_more_than_one_with_one() {
     }
 }
 
-/// Two queue pairs of a host share its rate: neither loses its place in the line while the other one has closed the gate.
-#[test]
-fn queue_pairs_to_one_peer_share_its_rate() {
-    for cc in ["dcqcn", "cubic"] {
-        let marked = Bottleneck { cc, buffer: 256 << 10, marks: 30 << 10, ..SLOW };
-        let mut lab = marked.build(&[(1, Transport::Rc), (1, Transport::Rc), (2, Transport::Rc)]);
-        lab.run(300_000);
-        lab.look();
-        lab.run(600_000);
-        let seen = lab.look();
-        println!("{cc}: {seen:?}");
-        let [a, b] = [0, 1].map(|sender| seen.bytes[sender] as f64);
-        assert!((0.4..=0.6).contains(&(a / (a + b))), "{cc}: {seen:?}");
-    }
-}
-
 /// All that is in flight is lost, and what is sent for two time-outs: afterwards half of the rate is back within ten round trips
 /// of the first acknowledgement.
 #[test]

@@ -232,17 +232,12 @@ impl Lab {
     }
 
     fn pump_rc(&mut self, at: usize) {
-        let host = self.senders[at].host;
-        let node = &mut self.hosts[host as usize].node;
-        // Queue pairs of a host have one completion queue.
-        while let Some((qp, cqe)) = node.poll() {
-            let is_its = |sender: &&mut Sender| sender.host == host && sender.rc.0 == qp;
-            let sender = self.senders.iter_mut().filter(|sender| sender.transport == Transport::Rc).find(is_its);
-            let sender = sender.expect("a sender for each queue pair");
+        let sender = &mut self.senders[at];
+        let node = &mut self.hosts[sender.host as usize].node;
+        while let Some((_, cqe)) = node.poll() {
             (sender.under_way, sender.ended) = (sender.under_way - 1, sender.ended + 1);
             sender.failed += u64::from(cqe.status != 0);
         }
-        let sender = &mut self.senders[at];
         let (qp, key) = sender.rc;
         while sender.under_way < self.depth && node.post(qp, Verb::Write, 1, [0, 0], MESSAGE, key) {
             sender.under_way += 1;

@@ -19,7 +19,7 @@ pub(crate) struct PathChannels {
     pub users: u32,
     /// Their ticket in the line of those that wait, [`NOT_WAITING`] for none.
     pub ticket: u32,
-    /// Bytes of the window for which they wait: one packet, or none.
+    /// Bytes for which they wait: one packet.
     pub wanted: u64,
     /// When marks count as a notification again.
     notified_from: Nanos,
