@@ -4,7 +4,6 @@ The tests make their sockets themselves, in the namespaces of the two hosts, or 
 """
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import ipaddress
@@ -20,26 +19,14 @@ import time
 import pytest
 
 from lab import await_true, build_directory, wait_until
+from lab.namespaces import CLONE_NEWNET, LIBC, inside
 from lab.proxy import Proxies
 
-CLONE_NEWNET = 0x40000000
 PORT = 7000
 #: State of a socket in TCP_INFO.
 TCP_CLOSE = 7
-LIBC = ctypes.CDLL(None, use_errno=True)
 #: Bytes that may wait in all queues of one stalled stream.
 STALLED_BYTES = 25_000_000
-
-
-@contextlib.contextmanager
-def inside(host):
-    """Sockets made in the block belong to the host's namespace."""
-    with open("/proc/thread-self/ns/net") as home, open(f"/proc/{host.keeper.pid}/ns/net") as there:
-        assert LIBC.setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        try:
-            yield
-        finally:
-            assert LIBC.setns(home.fileno(), CLONE_NEWNET) == 0
 
 
 def listen(host, address=None, port=PORT):

@@ -37,12 +37,12 @@ sys.path[:0] = [str(HERE.parents[1] / "scripts"), str(HERE.parent)]
 import test_hostile_wire as wire  # noqa: E402
 from lab import Fabric, LabError, await_true, frames, history, roce  # noqa: E402
 from lab.fabric import Program  # noqa: E402
+from lab.namespaces import inside  # noqa: E402
 from lab.perftest import run_pair  # noqa: E402
 from lab.proxy import CONTROL, Proxies  # noqa: E402
 from lab.urma import Umdk, await_listener  # noqa: E402
 from lab.users import ALICE, BOB, Users, public_copy  # noqa: E402
 from test_cm import await_cm_listener  # noqa: E402
-from test_proxy import inside  # noqa: E402
 
 #: Attacks of programs: the kinds of crates/bytes/control/examples/attack, and how many at once.
 PROGRAMS = {

@@ -63,7 +63,10 @@ fn a_host_with_both_transports_takes_no_more_than_one_with_one() {
     let marked = Bottleneck { cc: "dctcp", buffer: 256 << 10, marks: 30 << 10, ..SLOW };
     let rates = Bottleneck { cc: "dcqcn", ..marked };
     // In a long round trip what is in flight may be that of the window before the last loss.
-    for (place, rounds, over) in [(SLOW, 60, 1.0), (long, 150, 1.0 / 0.7), (marked, 60, 1.0), (rates, 60, 1.0)] {
+    // Where the rate is paced, the channel gets less: the gate opens for the queue pair first (docs/congestion.md).
+    for (place, rounds, over, least) in
+        [(SLOW, 60, 1.0, 0.4), (long, 150, 1.0 / 0.7, 0.4), (marked, 60, 1.0, 0.4), (rates, 60, 1.0, 0.1)]
+    {
         let mut lab = place.build(&[(1, Transport::Rc), (1, Transport::Urma), (2, Transport::Urma)]);
         lab.run(300_000);
         lab.look();
@@ -79,7 +82,7 @@ fn a_host_with_both_transports_takes_no_more_than_one_with_one() {
         println!("{}: RC {rc}, URMA beside it {urma}, URMA alone {other}: {seen:?}", place.cc);
         assert!(seen.dropped <= 0.03 && seen.used >= 0.9, "{seen:?}");
         assert!((0.5..=2.0).contains(&((rc + urma) / other)), "{seen:?}");
-        assert!((0.4..=0.6).contains(&(urma / (rc + urma))), "the transports share the window: {seen:?}");
+        assert!((least..=0.6).contains(&(urma / (rc + urma))), "the transports share the window: {seen:?}");
     }
 }
 
