@@ -394,7 +394,7 @@ mod tests {
 
     /// What somebody between the proxies does to the messages.
     #[derive(Clone, Debug)]
-    enum Change {
+    enum Tampering {
         Flip(usize, usize),
         Repeat(usize),
         Swap(usize),
@@ -404,34 +404,34 @@ mod tests {
         FlipPlace(usize, usize),
     }
 
-    fn change() -> impl Strategy<Value = Change> {
+    fn change() -> impl Strategy<Value = Tampering> {
         let (at, bit) = (0usize..8, 0usize..1 << 16);
         prop_oneof![
-            (at.clone(), bit.clone()).prop_map(|(at, bit)| Change::Flip(at, bit)),
-            at.clone().prop_map(Change::Repeat),
-            at.clone().prop_map(Change::Swap),
-            at.clone().prop_map(Change::Drop),
-            (at.clone(), bit.clone()).prop_map(|(at, bit)| Change::Cut(at, bit)),
-            at.clone().prop_map(Change::Extend),
-            (at, bit).prop_map(|(at, bit)| Change::FlipPlace(at, bit)),
+            (at.clone(), bit.clone()).prop_map(|(at, bit)| Tampering::Flip(at, bit)),
+            at.clone().prop_map(Tampering::Repeat),
+            at.clone().prop_map(Tampering::Swap),
+            at.clone().prop_map(Tampering::Drop),
+            (at.clone(), bit.clone()).prop_map(|(at, bit)| Tampering::Cut(at, bit)),
+            at.clone().prop_map(Tampering::Extend),
+            (at, bit).prop_map(|(at, bit)| Tampering::FlipPlace(at, bit)),
         ]
     }
 
     type Wire = Vec<(Vec<u8>, Vec<u8>)>;
 
-    fn apply(change: &Change, wire: &mut Wire) {
+    fn apply(change: &Tampering, wire: &mut Wire) {
         let len = wire.len();
         match *change {
-            Change::Flip(at, bit) => flip(&mut wire[at % len].0, bit),
-            Change::FlipPlace(at, bit) => flip(&mut wire[at % len].1, bit),
-            Change::Repeat(at) => wire.insert(at % len, wire[at % len].clone()),
-            Change::Swap(at) => wire.swap(at % (len - 1), at % (len - 1) + 1),
-            Change::Drop(at) => drop(wire.remove(at % (len - 1))),
-            Change::Cut(at, by) => {
+            Tampering::Flip(at, bit) => flip(&mut wire[at % len].0, bit),
+            Tampering::FlipPlace(at, bit) => flip(&mut wire[at % len].1, bit),
+            Tampering::Repeat(at) => wire.insert(at % len, wire[at % len].clone()),
+            Tampering::Swap(at) => wire.swap(at % (len - 1), at % (len - 1) + 1),
+            Tampering::Drop(at) => drop(wire.remove(at % (len - 1))),
+            Tampering::Cut(at, by) => {
                 let message = &mut wire[at % len].0;
                 message.truncate(by % message.len());
             }
-            Change::Extend(at) => wire[at % len].0.push(0),
+            Tampering::Extend(at) => wire[at % len].0.push(0),
         }
     }
 

@@ -138,7 +138,11 @@ impl Streams {
 
     /// Connects again for streams whose client has used its port again before its former connection was closed here.
     pub(crate) fn connect_postponed(&mut self, env: &mut WorkerEnv, now: Instant) {
-        for _ in 0..self.postponed.len() {
+        if self.postponed.len() > CONNECTS_PER_TICK {
+            // The others have their turn then.
+            env.timer.start_by(now + RETRY_FIRST);
+        }
+        for _ in 0..self.postponed.len().min(CONNECTS_PER_TICK) {
             let Some(mut postponed) = self.postponed.pop_front() else { return };
             let key = postponed.key;
             let waits = |conn: &&ProxyConn| conn.phase == Phase::Connecting && conn.socket.get().is_none();
@@ -177,6 +181,8 @@ impl Streams {
 /// Time until a connect is tried again, at first and at most.
 const RETRY_FIRST: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(64);
+/// Postponed connects that are looked at in one tick of the worker.
+const CONNECTS_PER_TICK: usize = 64;
 
 /// Connects to the server from the client's address. Without a socket: the former connection between the two addresses and ports
 /// is not closed yet. A client may use its port again as soon as the server has closed its end, while the last packets of this
