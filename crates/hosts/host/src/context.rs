@@ -16,7 +16,9 @@
 //! | `xrc` | XRC domains and target queue pairs |
 //! | `close` | the end of a context |
 //! | `handles` | tables from handles to objects |
+//! | `check` | what must hold between two requests |
 
+pub(crate) mod check;
 mod close;
 mod domains;
 mod handles;

@@ -38,6 +38,9 @@ const UNCHARGED_PART: u64 = 20;
 /// Descriptors of one message (`SCM_MAX_FD` of the kernel).
 const SCM_MAX_FD: usize = MESSAGE_DESCRIPTORS as usize;
 
+/// In debug builds the queues of so many accounts are checked whenever something has been released.
+const ACCOUNTS_CHECKED: usize = 16;
+
 /// Socket pairs that are looked at for room for another socket.
 const PARKED_SEEN: usize = 4;
 
@@ -115,6 +118,22 @@ struct DisposalShared {
 }
 
 impl DisposalState {
+    /// Checks the queues: called where they are few, in debug builds.
+    fn check(&self) {
+        let sum: usize = self.accounts.values().map(|queue| queue.uncharged).sum();
+        assert_eq!(sum, self.uncharged, "descriptors without a charge, of all accounts");
+        for queue in self.accounts.values() {
+            let waiting = queue.waiting.iter().filter(|waiting| waiting.is_uncharged).count();
+            assert!(waiting <= queue.uncharged, "a descriptor without a charge that is not counted");
+            assert!(queue.uncharged <= waiting + usize::from(queue.is_busy), "a descriptor is counted that is closed");
+            assert!(queue.is_busy || !queue.waiting.is_empty(), "an account of which nothing waits");
+        }
+        let is_ready = |queue: &DisposalQueue| !queue.is_busy && !queue.waiting.is_empty();
+        let ready = self.accounts.values().filter(|queue| is_ready(queue)).count();
+        assert_eq!(self.ready.len(), ready, "each account is in the line once");
+        assert!(self.ready.iter().all(|account| self.accounts.get(account).is_some_and(is_ready)));
+    }
+
     fn push(&mut self, account: &Account, closing: Closing) {
         let is_object = matches!(closing, Closing::Object(_));
         let charge = if is_object { None } else { account.charge(&[(Resource::Descriptor, 1)]).ok() };
@@ -140,6 +159,7 @@ impl DisposalState {
     /// An object of an account has been released.
     fn released(&mut self, account: AccountId, was_uncharged: bool) {
         let queue = self.accounts.get_mut(&account).expect("a busy account has a queue");
+        debug_assert!(queue.is_busy, "an account whose thread has released something is busy");
         queue.is_busy = false;
         queue.uncharged -= usize::from(was_uncharged);
         self.uncharged -= usize::from(was_uncharged);
@@ -148,6 +168,9 @@ impl DisposalState {
         } else {
             assert_eq!(queue.uncharged, 0, "a descriptor without a charge that was not counted");
             self.accounts.remove(&account);
+        }
+        if cfg!(debug_assertions) && self.accounts.len() <= ACCOUNTS_CHECKED {
+            self.check();
         }
     }
 

@@ -53,6 +53,7 @@ impl GroupMembers {
         }
         let charge = caller.charge(&[(Resource::GroupMember, 1)])?.with_place(caller.place(&self.places)?);
         self.qps.push((qpn, charge));
+        assert!(self.qps.len() <= GROUP_QPS_MAX as usize, "a group has more members than places");
         Ok(())
     }
 

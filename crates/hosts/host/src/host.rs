@@ -232,7 +232,9 @@ impl Host {
                 device.with_groups(port.groups_max(), options.policy)
             })
             .collect();
+        assert_eq!(host.placement.devices.len(), host.devices.len(), "a placement for each device");
         for (id, ports) in ports.into_iter().enumerate() {
+            debug_assert!(host.placement.cpus.len() > id, "a placement for each worker");
             let mut worker = host.make_worker(options, id, ports, &inboxes);
             let without = host.placement.devices.iter().enumerate().filter(|(_, of)| !of.numbers().contains(&id));
             without.for_each(|(device, _)| worker.leave_port(DeviceId::from_index(device)));
@@ -336,6 +338,7 @@ impl Host {
         self.qpns.push(qpns);
         self.worker_places.push(WorkerPlaces::new(options.policy));
         assert_eq!(self.workers.len(), self.qpns.len());
+        assert_eq!(self.workers.len(), self.worker_places.len());
         Ok(())
     }
 

@@ -19,6 +19,7 @@ impl DeviceWorkers {
     /// Workers in rising order, at least one. `skew` moves the first of the round, so that the rounds of several devices differ.
     pub fn new(workers: Vec<usize>, skew: usize) -> DeviceWorkers {
         assert!(!workers.is_empty(), "a device without workers");
+        debug_assert!(workers.is_sorted() && workers.windows(2).all(|pair| pair[0] != pair[1]), "workers: {workers:?}");
         DeviceWorkers { workers, next: skew }
     }
 
@@ -101,6 +102,7 @@ impl HostPlacement {
             }
             placement.devices[device] = DeviceWorkers::new(own, device);
         }
+        assert_eq!(placement.devices.len(), specs.len(), "each port has workers");
         placement.cpus = cpus.into_iter().map(|set| set.into_iter().collect()).collect();
         Ok(placement)
     }

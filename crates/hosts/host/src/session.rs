@@ -214,7 +214,11 @@ impl Session {
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
             Request::Cm { commands } => Ok(Response::Cm(self.cm().carry_out(host, &commands)).into()),
             other => match &mut self.context {
-                Some(context) => context.handle(host, other, fds),
+                Some(context) => {
+                    let result = context.handle(host, other, fds);
+                    crate::context::check::check(context);
+                    result
+                }
                 None => refuse(libc::EPROTO, "open a context first"),
             },
         }

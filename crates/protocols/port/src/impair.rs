@@ -74,6 +74,7 @@ impl Lane {
         self.fates = spec.map_or_else(FateSequence::nothing, |spec| FateSequence::new(spec, salt));
         self.link = spec.and_then(|spec| LinkQueue::new(spec, salt ^ QUEUE_SALT));
         self.delays = spec.is_some_and(delays);
+        debug_assert!(self.delays || self.link.is_none(), "a link delays");
         if self.delays {
             self.delayed.allocate();
         }
@@ -206,6 +207,7 @@ impl Impair {
         for _ in 0..RELEASE_MAX {
             let Some(at) = self.tx.delayed.pop_due(now) else { return };
             let slot = self.tx.delayed.slot(at);
+            debug_assert!(slot.bytes.len() >= usize::from(slot.head_len), "a delayed frame without its head");
             let (head, payload) = slot.bytes.split_at(usize::from(slot.head_len));
             let frame = DelayedFrame { flow: slot.flow, head, payload, pad: slot.pad };
             send_delayed(&mut *self.inner, now, &mut self.single, &frame, dropped);

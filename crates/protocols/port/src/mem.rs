@@ -221,6 +221,7 @@ impl MemPort {
     #[cold]
     #[inline(never)]
     fn tell_pressure(&mut self, taken: usize, sink: &mut dyn RxSink) {
+        debug_assert!(self.looked_at_from <= self.config.depth);
         let (level, depth) = (ReceivePressure::of(taken as u64, self.config.depth as u64), self.config.depth);
         if level != self.level {
             self.level = level;
@@ -259,6 +260,7 @@ impl MemPort {
             }
             self.expected.iter().for_each(|slot| sink.expect(&slot.bytes));
             delivered += self.expected.len();
+            debug_assert!(delivered <= budget && self.expected.len() <= EXPECTED_MAX);
             while let Some(slot) = self.expected.pop_front() {
                 deliver(slot, sink);
             }

@@ -92,6 +92,7 @@ impl RxMessages {
         let average = (self.bytes / self.have.max(1)).max(1);
         let asked = (HOT_BYTES / average).clamp(1, MESSAGES).min(budget).max(1);
         let have = self.ring.recv(fd, asked)?;
+        debug_assert!(have <= asked && asked <= MESSAGES);
         (self.have, self.at, self.offset, self.bytes) = (have, 0, 0, 0);
         if self.is_timed {
             self.burst = Some(BurstClock::begin(self.now));
@@ -108,6 +109,7 @@ impl RxMessages {
     pub fn delivered(&mut self, bytes: usize, all: bool) {
         debug_assert!(self.at < self.have);
         self.offset += bytes;
+        debug_assert!(self.offset <= self.ring.message(self.at).bytes.len(), "more was delivered than the message has");
         if all {
             self.next();
         }
@@ -238,6 +240,8 @@ impl PacketVerifier {
             }
             taken += 1;
         }
+        debug_assert!(taken <= budget);
+        debug_assert!(taken > 0 || bytes.is_empty(), "each call delivers or drops something");
         (taken, (taken * segment).min(bytes.len()))
     }
     /// Whether packets of one length are all right. False does not say which one is wrong.

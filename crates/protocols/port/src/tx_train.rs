@@ -116,6 +116,7 @@ pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&
         }
         at += span.len();
     }
+    debug_assert!(at + usize::from(frame.pad) + ICRC == len, "head, payload, pad and trailer are the packet");
     packet[at..].fill(0);
     if let Some(seal) = seal {
         let (body, trailer) = packet.split_at_mut(len - ICRC);
@@ -138,12 +139,14 @@ pub fn transmit(
     while at < ring.messages() {
         let errno = match ring.send(fd, at) {
             Ok(sent) => {
+                debug_assert!((1..=trains.len() - at).contains(&sent));
                 (at, waits, failures) = (at + sent, 0, 0);
                 continue;
             }
             Err(error) => error.raw_os_error().unwrap_or(0),
         };
         let train = trains[at];
+        debug_assert!((1..=train.frames).contains(&train.packets));
         let reason = match answer(errno) {
             SendErrorAction::Again => continue,
             SendErrorAction::Wait if waits < WAITS_MAX => {

@@ -51,7 +51,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Packets of one channel in its turn: ports make trains of consecutive packets to one peer on one lane.
 pub(crate) const CHANNEL_TURN_PACKETS: u8 = 16;
 /// Queued management messages at most.
-const MANAGEMENT_MAX: usize = 256;
+pub(crate) const MANAGEMENT_MAX: usize = 256;
 
 /// All channels of a node.
 pub(crate) struct Channels {

@@ -81,6 +81,7 @@ impl HopCache {
     /// Adds an id that waits for a next hop, which is being resolved.
     pub fn join(&mut self, now: Nanos, hop: PendingHop) {
         let resolution = self.pending.entry(hop).or_insert(Resolution { ids: 0, since: now, stale: false });
+        debug_assert!(resolution.since <= now, "a resolution that begins later");
         resolution.ids += 1;
         resolution.stale = false;
     }

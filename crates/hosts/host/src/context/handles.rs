@@ -30,7 +30,9 @@ impl<T> HandleTable<T> {
     }
     /// Adds an object under a number that is allocated elsewhere. A table uses either `insert` or `put`.
     pub fn put(&mut self, handle: u32, object: T, charge: Charge) {
-        self.objects.insert(handle, Box::new((object, charge)));
+        let before = self.objects.insert(handle, Box::new((object, charge)));
+        assert!(before.is_none(), "handle {handle} is in use");
+        assert_eq!(self.handles.taken_end(), 0, "a table of handles of its own");
     }
     /// Removes an object and gives back its charge.
     pub fn remove(&mut self, handle: u32) -> Option<T> {
@@ -55,6 +57,10 @@ impl<T> HandleTable<T> {
     /// All objects, in the order of their handles.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.objects.values().map(|entry| &entry.0)
+    }
+    /// All handles and their objects, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.objects.iter().map(|(handle, entry)| (*handle, &entry.0))
     }
     /// The number of objects.
     pub fn len(&self) -> usize {

@@ -83,6 +83,47 @@ pub(super) struct HostUrma {
     ending: Option<UrmaEnding>,
 }
 
+impl HostUrma {
+    /// The worker of the node.
+    pub fn worker(&self) -> usize {
+        self.worker
+    }
+
+    /// How many objects it has.
+    pub fn objects(&self) -> usize {
+        self.charges.len()
+    }
+
+    /// Whether its objects are being released.
+    pub fn is_ending(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// The completion queue of each JFC.
+    pub fn cqs_in_use(&self) -> impl Iterator<Item = u32> {
+        self.cqs.values().copied()
+    }
+
+    /// Checks that each region's count of segments is the number of segments that name it, and that each segment, and each JFC,
+    /// is charged.
+    pub fn check(&self) {
+        for (region, users) in &self.region_users {
+            assert_eq!(
+                self.regions.values().filter(|of| *of == region).count(),
+                *users as usize,
+                "segments of {region}"
+            );
+        }
+        assert_eq!(self.region_users.values().sum::<u32>() as usize, self.regions.len(), "segments that count nowhere");
+        let is_charged = |kind, number: &u32| self.charges.contains_key(&(kind, *number));
+        assert!(
+            self.regions.keys().all(|token_id| is_charged(UrmaKind::Segment, token_id)),
+            "a segment without a charge"
+        );
+        assert!(self.cqs.keys().all(|jfc| is_charged(UrmaKind::Jfc, jfc)), "a JFC without a charge");
+    }
+}
+
 impl Context {
     /// Opens the node of an address for this program.
     pub(super) fn urma_open(&mut self, host: &mut Host, eid: [u8; 16]) -> Result<ReplyParts, Refusal> {

@@ -34,6 +34,7 @@ impl Host {
     pub fn detach(&mut self, device: DeviceId, ip: IpAddr, qpn: Qpn) {
         if let Some(members) = self.groups.groups.get_mut(&(device, ip)) {
             members.detach(qpn);
+            debug_assert!(members.qps().all(|attached| attached != qpn), "a queue pair is attached once");
         }
         self.update_workers(device, ip);
         self.leave_port_if_empty(device, ip);
@@ -103,6 +104,10 @@ impl Host {
     fn update_workers(&self, device: DeviceId, ip: IpAddr) {
         let Some(members) = self.groups.groups.get(&(device, ip)) else { return };
         let workers = members.qps().fold(0u32, |bits, q| bits | 1 << worker_of(q));
+        assert!(
+            workers.checked_shr(self.workers.len() as u32).unwrap_or(0) == 0,
+            "a member of a worker that is not there"
+        );
         for worker in 0..self.workers.len() {
             let own = members.qps().filter(|q| worker_of(*q) as usize == worker).collect();
             let group = MulticastGroup { device, ip, members: own, workers };

@@ -175,7 +175,9 @@ impl Host {
         }
         tracing::info!(%address, worker, mtu, lanes, "node of URMA opened");
         let (places, _charge) = (NodePlaces::new(self.ledger.policy()), is_used.then_some(charge));
-        self.urma.open.insert(eid_of(address), OpenNode { device, worker, places, _charge });
+        let before = self.urma.open.insert(eid_of(address), OpenNode { device, worker, places, _charge });
+        assert!(before.is_none(), "two nodes of {address}");
+        debug_assert!(self.urma.contexts() as usize <= self.workers.len(), "a worker's nodes have one context");
         Ok(NodePlace { address, worker, cna, mtu })
     }
 

@@ -51,6 +51,7 @@ impl LinkQueue {
         let pmax = f64::from(spec.pmax.0) / f64::from(Ppm::ONE.0);
         let rng = Rng::new(spec.seed ^ salt);
         let bits_per_second = spec.rate;
+        debug_assert!(kmin <= kmax && (0.0..=1.0).contains(&pmax));
         (bits_per_second > 0).then_some(LinkQueue { bits_per_second, limit, kmin, kmax, pmax, free_at: 0, rng })
     }
 
@@ -67,6 +68,7 @@ impl LinkQueue {
         self.free_at = self.free_at.max(now) + time;
         let delay_ns = (self.free_at - now).div_ceil(1000) as u64;
         debug_assert!(delay_ns > 0);
+        debug_assert!(self.free_at > now, "the link is busy with this packet");
         Queued::Passes { mark, delay_ns }
     }
 

@@ -156,6 +156,7 @@ impl NeighbourTable {
         slot.ip = Some(ip);
         slot.bytes.clear();
         slot.bytes.extend_from_slice(frame);
+        debug_assert!(self.waiting.len() == WAITING_MAX, "places are neither added nor removed");
         true
     }
 
@@ -177,6 +178,7 @@ impl NeighbourTable {
             self.entries.push(LanEntry { ip, mac: None, tries: 0, failed: false, used: false, due: now + FRESH });
         }
         self.set(now, ip, mac, send);
+        debug_assert!(self.entries.iter().filter(|e| e.ip == ip).count() == 1, "a neighbour has one entry");
         self.shared.add(ip, mac);
     }
 
@@ -208,6 +210,7 @@ impl NeighbourTable {
             self.version = self.version.wrapping_add(1);
         }
         (entry.tries, entry.failed, entry.due) = (0, false, now + FRESH);
+        debug_assert!(entry.mac == Some(mac) && entry.due > now);
         self.next = self.next.min(entry.due);
         for waiting in self.waiting.iter_mut().filter(|w| w.ip == Some(ip)) {
             waiting.ip = None;

@@ -67,6 +67,7 @@ impl LoopbackStore {
             return Err(Reason::ReceiveOverflow);
         }
         train::copy(batch, frame, &mut self.bytes[at..at + stride])?;
+        debug_assert!(at + stride <= self.bytes.len(), "a packet beyond the ring");
         self.tail = at + stride;
         match self.trains.back_mut() {
             Some(last) if joins => last.grow(),
@@ -100,6 +101,7 @@ impl LoopbackStore {
                 self.trains.pop_front();
             }
         }
+        debug_assert!(left == 0 || self.trains.is_empty(), "packets are left though the budget is not spent");
         budget - left
     }
 }

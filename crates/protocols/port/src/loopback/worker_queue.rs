@@ -77,6 +77,7 @@ impl FrameBlock {
             Some(last) if joins => last.grow(),
             _ => self.trains.push(LoopbackTrain::new(frame, at)),
         }
+        debug_assert!(self.trains.len() <= BLOCK_TRAINS && self.used <= self.bytes.len());
         Ok(())
     }
 
@@ -96,10 +97,12 @@ impl FrameBlock {
                 self.next += 1;
             }
         }
+        debug_assert!(left <= budget);
         budget - left
     }
 
     fn clear(&mut self) {
+        debug_assert!(self.is_read(), "a block is cleared with packets");
         (self.used, self.next) = (0, 0);
         self.trains.clear();
     }
@@ -129,6 +132,7 @@ impl QueueSender {
 
     /// Number of blocks that the reader has not taken yet.
     fn unread(&self) -> usize {
+        debug_assert!(self.filled.slots() <= BLOCKS);
         BLOCKS - self.filled.slots()
     }
 
@@ -340,6 +344,7 @@ impl WorkerQueues {
             }
         }
         self.turn = (self.turn + 1) % queues.max(1);
+        debug_assert!(left <= budget, "a queue has delivered more than its share");
         budget - left
     }
 

@@ -104,6 +104,7 @@ impl RouteCache {
         }
         self.len += 1;
         debug_assert!(self.len <= ENTRIES_MAX);
+        debug_assert!(self.slots[at].is_none(), "a route is replaced");
         self.slots[at] = Some(look_up(flow, own, netlink));
         at
     }
@@ -143,6 +144,7 @@ impl RouteCache {
             None if self.waiting.len() < WAITING_MAX => self.waiting.push((hop, 1)),
             None => {}
         }
+        debug_assert!(self.waiting.len() <= WAITING_MAX);
     }
 }
 

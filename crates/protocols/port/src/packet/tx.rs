@@ -238,6 +238,7 @@ impl PacketTx {
                 break;
             }
         }
+        debug_assert!((packets..=frames.len()).contains(&taken), "a message of packets that were taken");
         self.last = Some(last);
         if packets == 0 {
             self.ring.unscratch(head);
@@ -245,6 +246,7 @@ impl PacketTx {
         }
         self.finish(start, &last.template, total, (packets > 1).then_some(length));
         self.trains.push(TxTrain { first: range.start, frames: taken, packets });
+        debug_assert!(self.trains.len() == self.ring.messages(), "each message is one train");
         taken
     }
 

@@ -84,6 +84,7 @@ impl UdpSocket {
     /// Closes further sockets behind the first `count` source ports.
     pub fn close_further(&mut self, count: usize) {
         self.further.truncate(count.saturating_sub(1));
+        debug_assert!(self.further.len() < count.max(1));
     }
 
     /// Its descriptors.
@@ -110,6 +111,7 @@ impl UdpSocket {
             self.for_others.push(fd);
             self.keep(encapsulation, addr.ifindex, share, place);
         }
+        debug_assert!(self.lent.iter().all(|(_, taken)| *taken != place), "a socket is lent twice");
         let fd = &self.for_others[place];
         socket::drain(fd);
         let copy = fd.try_clone()?;
@@ -141,6 +143,10 @@ impl UdpSocket {
 
     /// Closes a socket that has left the group. The last is in its place from now on.
     fn forget(&mut self, encapsulation: &Encapsulation, ifindex: u32, share: &WorkerShare, place: usize) {
+        assert!(
+            place < self.for_others.len() && self.lent.iter().all(|(_, of)| *of != place),
+            "a socket in use is closed"
+        );
         let last = self.for_others.len() - 1;
         self.for_others.swap_remove(place);
         self.lent.iter_mut().filter(|(_, of)| *of == last).for_each(|(_, of)| *of = place);

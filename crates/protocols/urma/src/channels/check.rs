@@ -1,12 +1,15 @@
 //! What must hold of the channels between two calls.
 
-use crate::channels::Channels;
+use crate::channels::{CHANNEL_TURN_PACKETS, Channels, MANAGEMENT_MAX};
 use crate::check::must;
 
 impl Channels {
     /// Each channel is found by its peer and lane; whoever has packets in flight has a timer.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         must(self.ended.is_empty(), "a channel has ended, and what used it has not")?;
+        must(self.management.len() <= MANAGEMENT_MAX, "more management messages wait than may")?;
+        must(self.channel_turn <= CHANNEL_TURN_PACKETS, "a turn is longer than it may be")?;
+        must(self.by_peer.len() == self.table.len(), "two channels of one peer and lane")?;
         for (key, at) in &self.by_peer {
             let channel = self.table.get(*at).ok_or("a peer has a channel that is not there")?;
             must((channel.peer, channel.lane) == *key, "a channel is listed for another peer or lane")?;
