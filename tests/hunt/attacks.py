@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Attacks of hostile programs and of a hostile peer, each beside a bystander, and what the bystander notices (`make hunt`).
 
-usage: attacks.py [--seconds N] [--only NAME]... [--list]
+usage: attacks.py [--seconds N | --rounds N] [--only NAME]... [--list]
+
+With `--rounds` each attack runs while the bystander does N of everything, and no time is measured: what is expected does not depend on how busy
+the machine is. `make test` does so with one attack of each kind (KINDS).
 
 Host b has a daemon of root. A bystander of user 1002 there receives `ib_write_bw` and verified `rping` from host a, and does control calls
 in a loop; where BURST_UMDK names UMDK's sources, it also receives `urma_perftest`. Each attack runs for N seconds (60): as programs of user
@@ -410,7 +413,23 @@ class ProxyFront:
 WIRE = {"psns": psns, "mads": mads, "requests": requests, "unknown": unknown, "qp1-socket": Datagrams, "proxy-front": ProxyFront}
 #: Attacks that want other daemons than the usual ones: how the hosts are made.
 OTHER_HOSTS = {"packet-groups": {"ports": ("packet:dev=eth0", "packet:dev=eth0")}}
-ATTACKS = [*PROGRAMS, *HOLES, *WIRE, "subuids", "packet-groups"]
+#: Every attack, by the kind of thing that it takes from others or breaks. The first of each kind is the one that `make test` runs in short
+#: (tests/test_attacks.py): the kind's simplest, which needs no second program, no huge pages and no time-out of a peer. A new attack is written
+#: behind it, a new kind beside the others; there are at most SHORT_MAX kinds.
+KINDS = {
+    "memory": ["sparse", "large-files", "punched", "huge", "never"],
+    "objects": ["objects", "regions", "imports", "xrc-holders", "subuids"],
+    "descriptors": ["rings", "lingering", "starving"],
+    "connections": ["connects", "rubbish", "idle", "unread"],
+    "names": ["ports", "hijack", "groups", "packet-groups", "o-path", "qkey"],
+    "bus": ["urma-objects", "urma-peers", "urma-same-bits", "urma-silent", "urma-guesses"],
+    "wire": ["unknown", "psns", "mads", "requests", "qp1-socket"],
+    "proxy": ["proxy-front"],
+}
+SHORT_MAX = 8
+ATTACKS = [name for names in KINDS.values() for name in names]
+SHORT = [names[0] for names in KINDS.values()]
+assert len(SHORT) <= SHORT_MAX and sorted(ATTACKS) == sorted([*PROGRAMS, *HOLES, *WIRE, "subuids", "packet-groups"])
 
 
 class Hunt:
@@ -462,6 +481,11 @@ class Hunt:
         if not await_true(back, SETTLE_SECONDS):
             wrong.append(f"memory {memory} -> {daemon.rss_kib(files=False)} KiB, descriptors {fds} -> {descriptors(daemon)}")
         return wrong
+
+    def measured(self, name):
+        """Runs the bystander alone, then an attack; the sentences of what was not as expected."""
+        self.quiet()
+        return self.attack(name)
 
     def attack(self, name):
         """Runs an attack; the sentences of what was not as expected."""
@@ -535,7 +559,9 @@ def fabric_for(name, place):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--seconds", type=float, default=60)
+    how.add_argument("--rounds", type=int, help="pings, writes and rounds of control calls of the bystander, in place of seconds")
     parser.add_argument("--only", action="append", choices=ATTACKS)
     parser.add_argument("--list", action="store_true", help="print the names of the attacks")
     options = parser.parse_args()
@@ -562,10 +588,11 @@ def main():
             with fabric_for(name, place) as fabric:
                 hunt = Hunt(fabric, place, options.seconds, umdk)
                 try:
-                    hunt.quiet()
-                    wrong = hunt.attack(name)
+                    wrong = hunt.measured(name) if options.rounds is None else hunt.short(name, options.rounds)
                 finally:
                     hunt.users.end()
+            if options.rounds is not None:
+                print(f"{name:22} {'FAIL' if wrong else 'ok'}")
             for sentence in wrong:
                 print(f"{'':22} FAIL: {sentence}")
             failed += [name] if wrong else []
