@@ -6,6 +6,9 @@
 //! of a page do not undo each other's stores. There is no coherence beyond that: who flushes makes stores visible, who
 //! invalidates sees those of others.
 //!
+//! A page that the program drops (`madvise`) while it has a twin comes back as the twin: its stores are lost, and a flush writes
+//! nothing of it. A program must not drop pages while another thread of it flushes them.
+//!
 //! A page that cannot be fetched is poisoned: a load cannot return an error, so the thread gets SIGBUS.
 //!
 //! | module | what it holds |
@@ -98,14 +101,8 @@ impl ApertureMapping {
     fn resolve(&self, fault: PageFault) {
         let page = (fault.addr - self.base) / PAGE;
         let mut state = self.lock();
-        if !fault.is_protected {
-            // Another thread's fault may have brought it meanwhile, or the program has dropped it (`madvise`): a page that is
-            // there stays.
-            state.present[page] = false;
-        }
-        if !state.present[page]
-            && let Err(status) = self.fetch(&mut state, page)
-        {
+        let brought = if fault.is_protected && state.present[page] { Ok(()) } else { self.bring(&mut state, page) };
+        if let Err(status) = brought {
             let what = std::io::Error::from_raw_os_error(status);
             explain(&format!("a page at {:#x} of an aperture cannot be fetched: {what}", self.page_at(page)));
             return self.faults.poison(self.page_at(page));
@@ -119,6 +116,20 @@ impl ApertureMapping {
             self.faults.unprotect(self.page_at(page));
         } else {
             self.faults.wake(self.page_at(page), PAGE);
+        }
+    }
+    /// Brings a page that is missing: nobody has used it yet, or the program has dropped it (`madvise`). Another thread's fault may
+    /// have brought it meanwhile: a page that is there stays.
+    fn bring(&self, state: &mut ApertureState, page: usize) -> Result<(), Status> {
+        state.present[page] = false;
+        match state.twins.get(&page) {
+            // The stores to it are lost, as to any memory that is dropped. What the segment has by now would look like stores.
+            Some(twin) => {
+                self.faults.fill(self.page_at(page), &twin[..])?;
+                state.present[page] = true;
+                Ok(())
+            }
+            None => self.fetch(state, page),
         }
     }
     fn fetch(&self, state: &mut ApertureState, page: usize) -> Result<(), Status> {
@@ -145,6 +156,8 @@ impl ApertureMapping {
             // Stores from now on fault, and wait until the page is written.
             self.faults.protect(self.page_at(page), PAGE);
             let Some(twin) = state.twins.get(&page) else { continue };
+            // If the program has dropped the page, reading it would wait for the aperture's thread, and that for this lock.
+            self.faults.fill(self.page_at(page), &twin[..])?;
             let mut now = [0; PAGE];
             self.read(page, &mut now);
             let pieces = changes(&twin[..], &now, self.bytes_of(page));

@@ -115,6 +115,51 @@ fn an_aperture_shows_the_segment_and_stores_leave_by_a_flush() {
     b.delete();
 }
 
+/// The stores are lost, as to any memory that is dropped; no flush waits, and none writes what others have stored meanwhile.
+#[test]
+fn a_page_that_is_dropped_after_stores_is_as_before_them() {
+    let (a, mut b) = (end(70), end(71));
+    b.memory.iter_mut().enumerate().for_each(|(i, word)| *word = i as u64);
+    // SAFETY: see the abstract of the tests.
+    unsafe {
+        let (far, there) = (import(&b, &a, &TOKEN), b.memory.as_ptr() as u64);
+        let aperture = burst_urma_map(far, there, 2 * PAGE as u64, 1);
+        assert!(!aperture.is_null(), "{}", errno());
+        let base = burst_urma_address(aperture).cast::<u64>();
+        let drop_page = || assert_eq!(libc::madvise(base.cast(), PAGE, libc::MADV_DONTNEED), 0);
+        let flush = || assert_eq!(burst_urma_flush(aperture, 0, 2 * PAGE as u64), SUCCESS);
+
+        base.add(1).write_volatile(77);
+        drop_page();
+        flush();
+        assert_eq!((b.memory[1], base.add(1).read_volatile()), (1, 1), "nothing was written");
+
+        base.add(1).write_volatile(77);
+        drop_page();
+        b.memory[4] = 44;
+        assert_eq!(
+            (base.add(1).read_volatile(), base.add(4).read_volatile()),
+            (1, 4),
+            "what was there before the store"
+        );
+        base.add(2).write_volatile(22);
+        b.memory[4] = 45;
+        flush();
+        assert_eq!(b.memory[..5], [0, 1, 22, 3, 45]);
+
+        // A store to a dropped page finds it first.
+        base.add(1).write_volatile(78);
+        drop_page();
+        base.add(3).write_volatile(33);
+        flush();
+        assert_eq!((b.memory[..4].to_vec(), base.add(1).read_volatile()), (vec![0, 1, 22, 33], 1));
+        assert_eq!(burst_urma_unmap(aperture), SUCCESS);
+        assert_eq!(urma_unimport_seg(far), SUCCESS);
+    }
+    a.delete();
+    b.delete();
+}
+
 /// Two hosts store to words of one page in turn, by threads of their own, and flush: no store is lost.
 #[test]
 fn hosts_that_share_a_page_do_not_undo_each_others_stores() {
