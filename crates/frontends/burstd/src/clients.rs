@@ -6,10 +6,11 @@
 
 use crate::conversation::Conversation;
 use burst_base::Nanos;
+use burst_host::{Session, SessionNumber, SessionTable};
 use burst_ledger::{Account, AccountId, Charge, Resource};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -21,9 +22,9 @@ pub const HELLO_MAX: Nanos = Nanos::from_ms(10_000);
 /// So many clients that have connected are remembered in any case until their time for a hello is over.
 const GREETINGS_MIN: usize = 64;
 
-/// A number of a client that is never used again.
+/// The number of a client's session, which is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClientToken(u64);
+pub struct ClientToken(SessionNumber);
 
 /// The clients of one account.
 struct AccountQueue {
@@ -42,10 +43,9 @@ pub struct Clients {
     list: Vec<Conversation>,
     /// Index in `list` by token.
     indices: HashMap<ClientToken, usize>,
-    next_token: u64,
     queues: HashMap<AccountId, AccountQueue>,
     /// Clients with rings for commands, by process.
-    rings: HashMap<u32, Vec<ClientToken>>,
+    rings: HashMap<u32, BTreeSet<ClientToken>>,
     /// Clients whose rings for commands are not marked as idle.
     awake: Vec<ClientToken>,
     /// When clients that have not said hello are disconnected, in order; among them clients that have left or said hello, at most
@@ -86,12 +86,11 @@ impl Clients {
     /// The system's: descriptors or watches are exhausted. The client comes back: what waits in its socket must not be closed by
     /// the caller's thread ([`Conversation::close`]).
     pub fn add(&mut self, mut client: Conversation, now: Nanos) -> Result<(), Box<(Conversation, io::Error)>> {
-        let token = ClientToken(self.next_token);
+        let token = ClientToken(client.session().number());
         if let Err(error) = self.watch(&client, token) {
-            self.remove_empty_queues();
+            self.remove_if_empty(client.session().account().id());
             return Err(Box::new((client, error)));
         }
-        self.next_token += 1;
         client.token = Some(token);
         self.indices.insert(token, self.list.len());
         self.list.push(client);
@@ -114,7 +113,7 @@ impl Clients {
                 self.queues.entry(queue.account.id().clone()).or_insert(queue)
             }
         };
-        let data = epoll::EventData::new_u64(token.0 << 1);
+        let data = epoll::EventData::new_u64(token.0.0 << 1);
         epoll::add(&queue.epoll, client.fd(), data, epoll::EventFlags::IN)?;
         queue.clients += 1;
         Ok(())
@@ -137,7 +136,7 @@ impl Clients {
         }
         let pid = gone.session().process().pid;
         if let Some(rings) = self.rings.get_mut(&pid) {
-            rings.retain(|token| Some(*token) != gone.token);
+            gone.token.map(|token| rings.remove(&token));
             if rings.is_empty() {
                 self.rings.remove(&pid);
             }
@@ -150,12 +149,15 @@ impl Clients {
             }
             queue.clients -= 1;
         }
-        self.remove_empty_queues();
+        self.remove_if_empty(gone.session().account().id());
         gone
     }
 
-    fn remove_empty_queues(&mut self) {
-        self.queues.retain(|_, queue| queue.clients > 0);
+    /// Removes the queue of an account without clients. The others are not looked at: this is called for each client that leaves.
+    fn remove_if_empty(&mut self, account: &AccountId) {
+        if self.queues.get(account).is_some_and(|queue| queue.clients == 0) {
+            self.queues.remove(account);
+        }
     }
 
     /// A descriptor for each account, to wait on: readable when one of the account's clients is.
@@ -176,7 +178,7 @@ impl Clients {
         for event in &events {
             let data = event.data.u64();
             // A client that was removed has no index any more.
-            let Some(index) = self.indices.get(&ClientToken(data >> 1)) else { continue };
+            let Some(index) = self.indices.get(&ClientToken(SessionNumber(data >> 1))) else { continue };
             let list = if data & 1 == 0 { &mut ready.readable } else { &mut ready.exited };
             list.push(*index);
         }
@@ -192,7 +194,7 @@ impl Clients {
             && let (Some(exit), Some(token)) = (client.process_exit(), client.token)
             && let Some(queue) = self.queues.get(client.session().account().id())
         {
-            let data = epoll::EventData::new_u64(token.0 << 1 | 1);
+            let data = epoll::EventData::new_u64(token.0.0 << 1 | 1);
             // Without the watch the end of the socket tells that the program has gone.
             client.watches_exit = epoll::add(&queue.epoll, exit, data, epoll::EventFlags::IN).is_ok();
         }
@@ -203,9 +205,7 @@ impl Clients {
         client.session_mut().stay_awake();
         self.awake.extend(client.token);
         let of_process = self.rings.entry(client.session().process().pid).or_default();
-        if let Some(token) = client.token.filter(|token| !of_process.contains(token)) {
-            of_process.push(token);
-        }
+        of_process.extend(client.token);
     }
 
     /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns whether the rings of some clients
@@ -260,7 +260,7 @@ impl Clients {
 
     /// Returns the memory of clients that have left to the heap.
     pub fn shrink(&mut self) {
-        let Clients { list, indices, next_token: _, queues, rings, awake, greetings } = self;
+        let Clients { list, indices, queues, rings, awake, greetings } = self;
         list.shrink_to_fit();
         indices.shrink_to_fit();
         queues.shrink_to_fit();
@@ -278,5 +278,20 @@ impl Clients {
     /// Removes all clients.
     pub fn take_all(&mut self) -> Vec<Conversation> {
         std::mem::take(self).list
+    }
+}
+
+impl SessionTable for Clients {
+    fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    fn each(&mut self, call: &mut dyn FnMut(&mut Session)) {
+        self.list.iter_mut().for_each(|client| call(client.session_mut()));
+    }
+
+    fn find(&mut self, number: SessionNumber) -> Option<&mut Session> {
+        let index = self.indices.get(&ClientToken(number))?;
+        Some(self.list[*index].session_mut())
     }
 }

@@ -236,12 +236,6 @@ pub fn process_of(socket: &OwnedFd) -> ClientProcess {
     }
 }
 
-impl AsRef<Session> for Conversation {
-    fn as_ref(&self) -> &Session {
-        &self.session
-    }
-}
-
 impl AsMut<Session> for Conversation {
     fn as_mut(&mut self) -> &mut Session {
         &mut self.session

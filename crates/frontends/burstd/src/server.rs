@@ -174,7 +174,7 @@ impl Server {
             let hops = ready.hops;
             self.serve_clients(ready.accounts);
             self.reserve.refill();
-            if self.upkeep.run(&mut self.host, self.clients.all_mut(), hops) {
+            if self.upkeep.run(&mut self.host, &mut self.clients, hops) {
                 self.clients.shrink();
                 crate::return_heap();
             }
@@ -239,10 +239,16 @@ impl Server {
         let drain = self.draining.map(|since| since + DRAIN_MAX);
         let idle = self.idle_exit.filter(|_| self.clients.all().is_empty()).map(|limit| self.idle_since + limit);
         let watchdog = self.watchdog.as_ref().map(WatchdogNotifier::due_at);
-        let due = [drain, idle, watchdog, self.upkeep.due_at(&self.host, self.clients.all()), self.clients.silent_at()]
-            .into_iter()
-            .flatten()
-            .min()?;
+        let due = [
+            drain,
+            idle,
+            watchdog,
+            self.upkeep.due_at(&self.host, !self.clients.all().is_empty()),
+            self.clients.silent_at(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()?;
         Some(burst_host::clock::duration(due.since(self.host.now())))
     }
 

@@ -61,12 +61,6 @@ impl AsMut<Session> for OwnSession {
     }
 }
 
-impl AsRef<Session> for OwnSession {
-    fn as_ref(&self) -> &Session {
-        &self.session
-    }
-}
-
 impl House {
     /// Opens the ports and the host by the settings of this process.
     ///
@@ -194,12 +188,12 @@ impl House {
         if interfaces_readable {
             self.upkeep.note_interface_events(self.host.now());
         }
-        self.upkeep.run(&mut self.host, &mut self.sessions, hops_readable);
+        self.upkeep.run(&mut self.host, self.sessions.as_mut_slice(), hops_readable);
     }
 
     /// When [`House::keep_up`] must be called next.
     pub fn due_at(&self) -> Option<Nanos> {
-        self.upkeep.due_at(&self.host, &self.sessions)
+        self.upkeep.due_at(&self.host, !self.sessions.is_empty())
     }
 
     /// Looks at the daemon that has lent the number, if one has. When it is about to end, the programs' libraries learn of it.

@@ -36,7 +36,7 @@ pub enum AccountBy {
     /// One account for each user id.
     #[default]
     User,
-    /// One account for each control group (version 2); for root, and where there is none, the user's.
+    /// One account for each control group (version 2); for root, in the root group, and where there is none, the user's.
     ControlGroup,
 }
 
@@ -162,7 +162,9 @@ impl Host {
             .then(|| fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).ok())
             .flatten()
             .and_then(|text| group_of(&text))
-            .map(|group| ancestor(&group, self.account_depth));
+            .map(|group| ancestor(&group, self.account_depth))
+            // All users' programs are in the root group where only groups of version 1 are used.
+            .filter(|group| group != "/");
         let id = group.map_or_else(|| AccountId::User(self.owner_of(process.uid)), AccountId::ControlGroup);
         self.ledger.account(id, privileged)
     }

@@ -75,5 +75,5 @@ pub use clock::Clock;
 pub use host::Host;
 pub use options::{HostOptions, URMA_LANES_MAX, WorkerMode};
 pub use packet::PacketAnswer;
-pub use session::Session;
-pub use upkeep::Upkeep;
+pub use session::{Session, SessionNumber};
+pub use upkeep::{SessionTable, Upkeep};

@@ -5,7 +5,8 @@
 //! ([`Session::receive_commands`]).
 
 use crate::authority::{Caller, ClientProcess};
-use crate::cm::{CmClient, HopChanges};
+use crate::cm::CmClient;
+use crate::cm::waits::WaitEnd;
 use crate::context::Context;
 use crate::device::PortChanges;
 use crate::foreign::ForeignFds;
@@ -16,6 +17,7 @@ use crate::refusal::{refuse, system};
 use crate::reply::ReplyParts;
 use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos};
+use burst_control::cm::CmId;
 use burst_control::commands::CommandReceiver;
 use burst_control::{AsyncObject, ControlError, Refusal, Reply, Request, Response};
 use burst_ledger::{Account, Charge, Resource};
@@ -36,8 +38,18 @@ pub const ENDED_AT_ONCE: usize = 256;
 /// A reply and the descriptors to send with it.
 pub type ReplyWithFds = (Reply, Vec<OwnedFd>);
 
+/// The number of a session, which no other session of the host has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionNumber(pub u64);
+
+impl SessionNumber {
+    /// Less than any.
+    pub(crate) const MIN: SessionNumber = SessionNumber(0);
+}
+
 /// One client.
 pub struct Session {
+    number: SessionNumber,
     caller: Caller,
     /// What the connection itself costs.
     _charge: Charge,
@@ -65,6 +77,7 @@ impl Session {
         let caller = Caller { process, peer: None, account: host.account_of(process), is_own: false };
         let charge = caller.charge(&[(Resource::Session, 1), (Resource::Descriptor, SESSION_DESCRIPTORS)])?;
         Ok(Session {
+            number: host.cm.session_number(),
             caller,
             _charge: charge,
             program: String::new(),
@@ -94,6 +107,11 @@ impl Session {
         let mut session = Session::admit(host, process)?;
         session.caller.is_own = true;
         Ok(session)
+    }
+
+    /// The number of the session.
+    pub fn number(&self) -> SessionNumber {
+        self.number
     }
 
     /// The client's process.
@@ -247,7 +265,7 @@ impl Session {
 
     /// The client's ids and event channels.
     fn cm(&mut self) -> &mut CmClient {
-        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.caller.clone()))
+        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.caller.clone(), self.number))
     }
 
     /// Creates the ring for commands without replies.
@@ -326,15 +344,10 @@ impl Session {
         }
     }
 
-    /// The earliest time at which an id stops waiting for its next hop; `None` if no id waits.
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        self.cm.as_ref().and_then(CmClient::next_deadline)
-    }
-
-    /// Continues with the ids whose next hop has changed, and ends waits whose time is over.
-    pub fn continue_resolving(&mut self, host: &mut Host, now: Nanos, changes: &HopChanges) {
+    /// An id that waited for a next hop goes on.
+    pub(crate) fn continue_resolving(&mut self, host: &mut Host, now: Nanos, id: CmId, how: WaitEnd) {
         if let Some(cm) = &mut self.cm {
-            cm.continue_resolving(host, now, changes);
+            cm.continue_resolving(host, now, id, how);
         }
     }
 

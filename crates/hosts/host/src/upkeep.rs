@@ -7,7 +7,7 @@
 
 use crate::host::Host;
 use crate::log_limit::{LinesLeftOut, LogCause};
-use crate::session::Session;
+use crate::session::{Session, SessionNumber};
 use burst_base::Nanos;
 use burst_netif::watch::Watch;
 use std::os::fd::BorrowedFd;
@@ -17,6 +17,9 @@ use tracing::{info, warn};
 const REFRESH_INTERVAL: Nanos = Nanos::from_ms(2000);
 /// Time from the kernel's first event of a change to the read of the interfaces.
 const SETTLE_TIME: Nanos = Nanos::from_ms(50);
+
+/// Ids that go on in one run although they waited for next hops. Each takes some microseconds.
+const WAITS_AT_ONCE: usize = 256;
 
 /// The state of the periodic work.
 pub struct Upkeep {
@@ -53,17 +56,15 @@ impl Upkeep {
     }
 
     /// When [`Upkeep::run`] must be called next; `None`: not before a descriptor is readable or a client connects.
-    pub fn due_at<S: AsRef<Session>>(&self, host: &Host, sessions: &[S]) -> Option<Nanos> {
-        let refresh = (!sessions.is_empty()).then(|| self.refresh_at());
-        [refresh, host.trimmer.due_at(), host.log_limiter.due_at(), hops_due_at(host, sessions)]
-            .into_iter()
-            .flatten()
-            .min()
+    /// `has_sessions`: whether a client is connected. Takes the same time however many there are.
+    pub fn due_at(&self, host: &Host, has_sessions: bool) -> Option<Nanos> {
+        let refresh = has_sessions.then(|| self.refresh_at());
+        [refresh, host.trimmer.due_at(), host.log_limiter.due_at(), hops_due_at(host)].into_iter().flatten().min()
     }
 
     /// Carries out what is due. `hops_readable`: the kernel has events of next hops. Returns whether memory was trimmed, so that
     /// the caller can return its heap to the system.
-    pub fn run<S: AsMut<Session>>(&mut self, host: &mut Host, sessions: &mut [S], hops_readable: bool) -> bool {
+    pub fn run<T: SessionTable + ?Sized>(&mut self, host: &mut Host, sessions: &mut T, hops_readable: bool) -> bool {
         continue_resolving(host, sessions, hops_readable);
         // One post per worker for all commands of this pass.
         host.post_cm_jobs();
@@ -78,7 +79,7 @@ impl Upkeep {
         }
         let trims = host.trimmer.take_due(now);
         if trims {
-            sessions.iter_mut().for_each(|s| s.as_mut().shrink());
+            sessions.each(&mut Session::shrink);
             host.shrink();
         }
         trims
@@ -99,35 +100,38 @@ fn report_lines_left_out(host: &mut Host, now: Nanos) {
     }
 }
 
-/// Continues with addresses whose next hops have answered or failed.
-fn continue_resolving<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S], readable: bool) {
+/// Continues with addresses whose next hops have answered or failed, at most [`WAITS_AT_ONCE`] of them.
+fn continue_resolving<T: SessionTable + ?Sized>(host: &mut Host, sessions: &mut T, readable: bool) {
     if !host.cm.hops.is_waited_for() {
         return;
     }
     let now = host.now();
     let changes = host.hop_changes(now, readable);
-    for session in sessions {
-        let session = session.as_mut();
-        let begin = session.next_deadline().map(|_| host.now());
-        session.continue_resolving(host, now, &changes);
-        if let Some(begin) = begin {
-            session.account().add_control_time(begin.0, host.now().0);
-        }
+    host.cm.waits.note(&changes);
+    for _ in 0..WAITS_AT_ONCE {
+        let Some(((number, id), how)) = host.cm.waits.take_due(now) else { break };
+        let Some(session) = sessions.find(number) else {
+            debug_assert!(false, "an id waits whose session has gone");
+            break;
+        };
+        let begin = host.now();
+        session.continue_resolving(host, now, id, how);
+        session.account().add_control_time(begin.0, host.now().0);
     }
     host.count_unanswered();
 }
 
 /// When the wait of an id ends, or a port must be asked again.
-fn hops_due_at<S: AsRef<Session>>(host: &Host, sessions: &[S]) -> Option<Nanos> {
+fn hops_due_at(host: &Host) -> Option<Nanos> {
     let hops = &host.cm.hops;
     if !hops.is_waited_for() {
         return None;
     }
-    sessions.iter().filter_map(|s| s.as_ref().next_deadline()).chain(hops.due_at(host.now())).min()
+    host.cm.waits.due_at(host.now()).into_iter().chain(hops.due_at(host.now())).min()
 }
 
 /// Reads the interfaces again and writes asynchronous events for what has changed.
-fn refresh<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S]) {
+fn refresh<T: SessionTable + ?Sized>(host: &mut Host, sessions: &mut T) {
     host.refresh();
     host.program_memory.renew();
     for device in &mut host.devices {
@@ -140,15 +144,32 @@ fn refresh<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S]) {
             mtu = caps.link_mtu,
             "port changed"
         );
-        for session in &mut *sessions {
-            session.as_mut().port_changed(device.id, changes);
-        }
+        sessions.each(&mut |session| session.port_changed(device.id, changes));
     }
 }
 
-impl AsRef<Session> for Session {
-    fn as_ref(&self) -> &Session {
-        self
+/// The sessions of the clients that are connected.
+pub trait SessionTable {
+    /// Whether there are none.
+    fn is_empty(&self) -> bool;
+    /// Calls something with each of them.
+    fn each(&mut self, call: &mut dyn FnMut(&mut Session));
+    /// The session with a number.
+    fn find(&mut self, number: SessionNumber) -> Option<&mut Session>;
+}
+
+/// For hosts with a few clients: a session is found by looking at all of them.
+impl<S: AsMut<Session>> SessionTable for [S] {
+    fn is_empty(&self) -> bool {
+        <[S]>::is_empty(self)
+    }
+
+    fn each(&mut self, call: &mut dyn FnMut(&mut Session)) {
+        self.iter_mut().for_each(|session| call(session.as_mut()));
+    }
+
+    fn find(&mut self, number: SessionNumber) -> Option<&mut Session> {
+        self.iter_mut().map(AsMut::as_mut).find(|session| session.number() == number)
     }
 }
 

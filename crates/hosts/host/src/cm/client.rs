@@ -1,19 +1,19 @@
 //! The ids and event channels of one program.
 
 use super::id::{CmIdStage, HostCmId};
-use super::waits::HopWaits;
 use crate::authority::{Caller, ClientProcess};
 use crate::host::Host;
 use crate::refusal::{refuse, system};
 use crate::reply::ReplyParts;
+use crate::session::SessionNumber;
 use burst_base::verbs::QpType;
 use burst_cm::Fold;
 use burst_control::cm::{CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
 use burst_control::{Refusal, Response};
 use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmProgram, CmSession};
 use burst_ledger::{Charge, Resource};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,10 +32,12 @@ pub struct CmClient {
     pub(super) caller: Caller,
     channels: HashMap<u32, (Arc<CmChannel>, Charge), Fold>,
     pub(super) ids: HashMap<CmId, HostCmId, Fold>,
-    /// The ids that wait for a next hop.
-    pub(super) waits: HopWaits,
-    /// The ids that have not ended, after the program has exited; the next is the last.
-    ending: Option<Vec<CmId>>,
+    /// The ids that listen.
+    pub(super) listening: BTreeSet<CmId>,
+    /// The number of the program's session.
+    pub(super) number: SessionNumber,
+    /// The ids that have not ended, after the program has exited.
+    ending: Option<std::collections::hash_map::IntoIter<CmId, HostCmId>>,
 }
 
 /// The attributes of a new id (`rdma_create_id`).
@@ -52,7 +54,7 @@ pub(super) struct NewCmId {
 
 impl CmClient {
     /// Connection management for a process, which runs `program`.
-    pub fn new(program: &str, caller: Caller) -> CmClient {
+    pub fn new(program: &str, caller: Caller, number: SessionNumber) -> CmClient {
         let name = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
         let ClientProcess { pid, uid } = caller.process;
         let program = CmProgram { name, pid, uid };
@@ -67,7 +69,8 @@ impl CmClient {
             caller,
             channels: HashMap::default(),
             ids: HashMap::default(),
-            waits: HopWaits::default(),
+            listening: BTreeSet::new(),
+            number,
             ending: None,
         }
     }
@@ -181,10 +184,7 @@ impl CmClient {
         self.arrived(host, id)?;
         if let Some(gone) = self.ids.remove(&id) {
             let entry = gone.entry.clone();
-            if let Some(wait) = &gone.wait {
-                self.waits.remove(id, wait);
-            }
-            end_id(host, gone);
+            self.end_id(host, gone);
             if !without_reply {
                 self.remove_unread_events(host, &entry, read);
             }
@@ -205,7 +205,7 @@ impl CmClient {
         for request in taken.iter().filter_map(CmEvent::from_bytes).filter(|e| e.kind == CmEventKind::ConnectRequest) {
             self.take_arrivals(host);
             if let Some(gone) = self.ids.remove(&request.id) {
-                end_id(host, gone);
+                self.end_id(host, gone);
             }
         }
     }
@@ -279,31 +279,46 @@ impl CmClient {
     }
 
     /// Releases about `budget` ids: their peers learn that their connections have ended. The event channels stay. Returns true
-    /// when all have been released.
+    /// when all have been released. A call with a budget takes as long with a thousand ids left as with one.
     pub fn end_ids(&mut self, host: &mut Host, budget: usize) -> bool {
         if self.ending.is_none() {
             self.session.end();
             host.note_ended(self.session.backlog_len());
-            if self.ids.values().any(|id| id.stage == CmIdStage::Listening) {
+            if !self.listening.is_empty() {
                 // When this returns, no worker creates another id for the session.
                 let session = self.session.clone();
                 host.on_all(move |w| w.cm_end_listeners(&session));
             }
-            self.take_arrivals(host);
-            let mut ids: Vec<CmId> = self.ids.keys().copied().collect();
-            ids.sort_by_key(|id| self.ids[id].stage == CmIdStage::Listening);
-            self.ending = Some(ids);
         }
         for _ in 0..budget.max(1) {
-            let Some(id) = self.ending.as_mut().and_then(Vec::pop) else { return true };
-            let Some(mut gone) = self.ids.remove(&id) else { continue };
-            if gone.stage == CmIdStage::Listening {
+            if let Some(id) = self.listening.pop_first() {
+                let Some(mut gone) = self.ids.remove(&id) else { continue };
                 host.cm.listeners -= 1;
                 gone.stage = CmIdStage::Idle;
+                self.end_id(host, gone);
+                continue;
             }
-            end_id(host, gone);
+            let ids = &mut self.ids;
+            match self.ending.get_or_insert_with(|| std::mem::take(ids).into_iter()).next() {
+                Some((_, gone)) => self.end_id(host, gone),
+                // Ids of connection requests that the program has never seen.
+                None => match self.session.arrivals.pop() {
+                    Some(entry) => reject_arrival(host, entry),
+                    None => return true,
+                },
+            }
         }
         false
+    }
+
+    /// Releases everything that an id holds.
+    fn end_id(&mut self, host: &mut Host, id: HostCmId) {
+        let number = id.entry.id;
+        if let Some(wait) = &id.wait {
+            host.cm.waits.remove((self.number, number), wait);
+        }
+        self.listening.remove(&number);
+        end_id(host, id);
     }
 }
 

@@ -152,6 +152,7 @@ impl CmClient {
             }
         }
         self.id(id_of(&entry))?.stage = CmIdStage::Listening;
+        self.listening.insert(id_of(&entry));
         host.cm.listeners += 1;
         Ok(CmReply::Route(self.id(id_of(&entry))?.route))
     }

@@ -6,8 +6,9 @@
 use burst_base::{DeviceId, Nanos};
 use burst_cm::Fold;
 use burst_netif::hops::Hop;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::ops::Bound;
 
 /// How long the state of a next hop is kept.
 pub(crate) const CACHE_TIME: Nanos = Nanos::from_ms(200);
@@ -45,6 +46,8 @@ pub(crate) struct Resolution {
     pub since: Nanos,
     /// The state of the next hop has changed since; whether it is still being resolved is unknown.
     pub stale: bool,
+    /// The cache's epoch when an id last began to wait; another one: stale.
+    epoch: u64,
 }
 
 /// The cached states of next hops.
@@ -54,6 +57,10 @@ pub(crate) struct HopCache {
     answers: HashMap<HopQuery, (Nanos, Option<PendingHop>), Fold>,
     /// Next hops that are being resolved.
     pub pending: HashMap<PendingHop, Resolution, Fold>,
+    /// Those of them that ports resolve.
+    of_ports: BTreeSet<PendingHop>,
+    /// How often all states have become invalid.
+    epoch: u64,
 }
 
 impl HopCache {
@@ -75,15 +82,19 @@ impl HopCache {
 
     /// Whether a next hop is being resolved for an id.
     pub fn is_resolving(&self, hop: &PendingHop) -> bool {
-        self.pending.get(hop).is_some_and(|resolution| !resolution.stale)
+        self.pending.get(hop).is_some_and(|resolution| !resolution.stale && resolution.epoch == self.epoch)
     }
 
     /// Adds an id that waits for a next hop, which is being resolved.
     pub fn join(&mut self, now: Nanos, hop: PendingHop) {
-        let resolution = self.pending.entry(hop).or_insert(Resolution { ids: 0, since: now, stale: false });
+        let begun = Resolution { ids: 0, since: now, stale: false, epoch: self.epoch };
+        let resolution = self.pending.entry(hop).or_insert(begun);
         debug_assert!(resolution.since <= now, "a resolution that begins later");
         resolution.ids += 1;
-        resolution.stale = false;
+        (resolution.stale, resolution.epoch) = (false, self.epoch);
+        if matches!(hop, PendingHop::Port(..)) {
+            self.of_ports.insert(hop);
+        }
     }
 
     /// Removes an id that waited for a next hop.
@@ -93,7 +104,22 @@ impl HopCache {
         resolution.ids -= 1;
         if resolution.ids == 0 {
             self.pending.remove(hop);
+            self.of_ports.remove(hop);
         }
+    }
+
+    /// Whether a port resolves a next hop.
+    pub fn has_hops_of_ports(&self) -> bool {
+        !self.of_ports.is_empty()
+    }
+
+    /// The next hops that ports resolve, at most `most` of them: those behind `last`, then from the first on.
+    pub fn hops_of_ports(&self, last: Option<PendingHop>, most: usize) -> Vec<(PendingHop, Nanos)> {
+        let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let (later, others) =
+            (self.of_ports.range((behind, Bound::Unbounded)), last.map(|last| self.of_ports.range(..=last)));
+        let hops = later.chain(others.into_iter().flatten()).take(most);
+        hops.filter_map(|hop| Some((*hop, self.pending.get(hop)?.since))).collect()
     }
 
     /// The state of a next hop has changed: answers that name it are no longer valid.
@@ -106,7 +132,7 @@ impl HopCache {
     /// Routes have changed: no answer is valid any more.
     pub fn invalidate_all(&mut self) {
         self.answers.clear();
-        self.pending.values_mut().for_each(|resolution| resolution.stale = true);
+        self.epoch += 1;
     }
 }
 

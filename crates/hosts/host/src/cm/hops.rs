@@ -16,6 +16,8 @@ use std::os::fd::BorrowedFd;
 const RECHECK_INTERVAL: Nanos = Nanos::from_ms(100);
 /// Time between two questions to a port that resolves its next hops itself.
 const PORT_POLL_INTERVAL: Nanos = Nanos::from_ms(10);
+/// Next hops about which ports are asked at once. Each question waits for a worker.
+const PORT_POLLS_MAX: usize = 64;
 /// How long a port may resolve a next hop that does not answer: two rounds of its requests.
 const PORT_TIMEOUT: Nanos = Nanos::from_ms(2000);
 
@@ -51,6 +53,8 @@ pub struct NextHops {
     rechecked: Option<Nanos>,
     /// When ports were last polled.
     ports_polled: Option<Nanos>,
+    /// The last next hop about which a port was asked.
+    last_polled: Option<PendingHop>,
     /// How many ids had a next hop that did not answer, by device; not yet added to the workers' counters.
     pub(crate) unanswered: HashMap<DeviceId, u32>,
 }
@@ -80,8 +84,7 @@ impl NextHops {
     /// When next hops must be looked at again although the kernel has reported nothing; `None`: never. At `now` if ports were
     /// never polled.
     pub fn due_at(&self, now: Nanos) -> Option<Nanos> {
-        let ports = self.cache.pending.keys().any(|hop| matches!(hop, PendingHop::Port(..)));
-        let ports = ports.then(|| self.ports_polled.map_or(now, |at| at + PORT_POLL_INTERVAL));
+        let ports = self.cache.has_hops_of_ports().then(|| self.ports_polled.map_or(now, |at| at + PORT_POLL_INTERVAL));
         [self.recheck_at, ports].into_iter().flatten().min()
     }
 
@@ -156,8 +159,9 @@ impl NextHops {
             return Vec::new();
         }
         self.ports_polled = Some(now);
-        let of_port = |hop: &&PendingHop| matches!(hop, PendingHop::Port(..));
-        self.cache.pending.iter().filter(|(hop, _)| of_port(hop)).map(|(hop, r)| (*hop, r.since)).collect()
+        let polled = self.cache.hops_of_ports(self.last_polled, PORT_POLLS_MAX);
+        self.last_polled = polled.last().map(|(hop, _)| *hop);
+        polled
     }
 
     /// Adds the change of a next hop that a port resolves since `since`, if its state is final.
@@ -214,5 +218,22 @@ mod tests {
         assert!(!changes.all && !hops.cache.is_resolving(&of_port()));
         hops.leave(&of_port());
         assert!(!hops.is_waited_for());
+    }
+
+    #[test]
+    fn ports_are_asked_about_a_bounded_number_of_next_hops_in_turns() {
+        let begun = Nanos::from_ms(5);
+        for count in [200u16, 800] {
+            let mut hops = NextHops::default();
+            let hop = |device| PendingHop::Port(DeviceId(device), "192.0.2.9".parse().expect("ip"));
+            (0..count).for_each(|device| hops.join(begun, hop(device)));
+            let mut asked = BTreeSet::new();
+            for pass in 0..u64::from(count).div_ceil(PORT_POLLS_MAX as u64) {
+                let polled = hops.ports_to_poll(begun + Nanos(pass * PORT_POLL_INTERVAL.0));
+                assert_eq!(polled.len(), PORT_POLLS_MAX, "of {count}");
+                asked.extend(polled.into_iter().map(|(hop, _)| hop));
+            }
+            assert_eq!(asked.len(), usize::from(count), "each has its turn");
+        }
     }
 }

@@ -109,6 +109,8 @@ pub(super) struct HopWait {
     pub resolution: AddrResolution,
     /// The device that packets would leave by.
     pub device: DeviceId,
+    /// The number of the wait: later ones have greater numbers.
+    pub number: u64,
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ mod ports;
 mod resolve;
 mod route;
 pub mod service;
-mod waits;
+pub(crate) mod waits;
 
 pub use client::CmClient;
 pub(crate) use destination::{Destination, ResolveMethod};

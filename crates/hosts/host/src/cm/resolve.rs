@@ -2,10 +2,11 @@
 
 use super::client::CmClient;
 use super::destination::{self, Destination, LocalAddr, is_link_local};
-use super::hops::{HopChanges, PendingHop};
+use super::hops::PendingHop;
 use super::id::{AddrPair, AddrResolution, CmIdOptions, CmIdStage, HopWait, HostCmId};
 use super::ports::{PortBinding, is_privileged};
 use super::service::{FinishedStep, UNKNOWN_PEER};
+use super::waits::WaitEnd;
 use crate::device::HostDevice;
 use crate::host::Host;
 use crate::refusal::refuse;
@@ -81,7 +82,8 @@ impl CmClient {
             Err(refusal) => return self.fail_resolution(host, id, &resolution, &refusal),
         };
         if let Some(hop) = host.unresolved_hop(now, &found) {
-            return self.wait(host, id, now, HopWait { hop, resolution, device: found.device });
+            let number = host.cm.waits.number();
+            return self.wait(host, id, now, HopWait { hop, resolution, device: found.device, number });
         }
         let id = self.id(id)?;
         set_address(host, id, resolution.addrs, &found);
@@ -112,7 +114,7 @@ impl CmClient {
         let found = self.id(id)?;
         assert!(found.wait.is_none(), "an id waits for one next hop at a time");
         (found.stage, found.wait) = (CmIdStage::Resolving, Some(Box::new(wait)));
-        self.waits.insert(id, &wait);
+        host.cm.waits.insert((self.number, id), &wait);
         host.cm.hops.join(now, wait.hop);
         Ok(())
     }
@@ -123,33 +125,21 @@ impl CmClient {
         let wait = *found.wait.take()?;
         debug_assert_eq!(found.stage, CmIdStage::Resolving);
         found.stage = wait.resolution.before;
-        self.waits.remove(id, &wait);
+        host.cm.waits.remove((self.number, id), &wait);
         host.cm.hops.leave(&wait.hop);
         Some(wait)
     }
 
-    /// The earliest time at which the wait of an id ends without an answer; `None` if no id waits.
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        self.waits.next_deadline()
-    }
-
-    /// Continues with ids whose next hop has changed, and ends waits whose time is over.
-    pub fn continue_resolving(&mut self, host: &mut Host, now: Nanos, changes: &HopChanges) {
-        let mut retried = if changes.all { self.waits.all_ids() } else { Vec::new() };
-        let mut failed = Vec::new();
-        for change in &changes.hops {
-            if change.retry { &mut retried } else { &mut failed }.extend(self.waits.of_hop(change.hop));
-        }
-        for id in failed {
-            self.time_out(host, id, libc::EHOSTUNREACH);
-        }
-        for id in retried {
-            let Some(wait) = self.end_wait(host, id) else { continue };
-            // The id exists: it waited until now.
-            let _ = self.resolve(host, id, now, wait.resolution);
-        }
-        for id in self.waits.expired_ids(now) {
-            self.time_out(host, id, libc::ETIMEDOUT);
+    /// An id that waited for a next hop goes on.
+    pub(crate) fn continue_resolving(&mut self, host: &mut Host, now: Nanos, id: CmId, how: WaitEnd) {
+        match how {
+            WaitEnd::Failed => self.time_out(host, id, libc::EHOSTUNREACH),
+            WaitEnd::TimedOut => self.time_out(host, id, libc::ETIMEDOUT),
+            WaitEnd::Retry => {
+                let Some(wait) = self.end_wait(host, id) else { return };
+                // The id exists: it waited until now.
+                let _ = self.resolve(host, id, now, wait.resolution);
+            }
         }
     }
 
@@ -297,7 +287,7 @@ mod tests {
         let addrs = AddrPair { src: None, dst: addr("203.0.113.7") };
         let resolution = AddrResolution::new(addrs, 1500, Nanos::from_ms(5), CmIdStage::Idle);
         let kernels = |ip: &str| PendingHop::Kernel(Hop { ifindex: 100, ip: addr(ip).ip });
-        let say = |hop, errno| no_answer(&device, &HopWait { hop, resolution, device: DeviceId(0) }, errno);
+        let say = |hop, errno| no_answer(&device, &HopWait { hop, resolution, device: DeviceId(0), number: 1 }, errno);
         assert_eq!(say(kernels("203.0.113.7"), libc::EHOSTUNREACH), "no answer from next hop 203.0.113.7 on x (ARP)");
         assert_eq!(
             say(kernels("fe80::1"), libc::ETIMEDOUT),

@@ -3,12 +3,15 @@
 use super::hops::NextHops;
 use super::ports::PortTable;
 use super::route::RouteTable;
+use super::waits::HopWaits;
 use crate::clock::Clock;
+use crate::session::SessionNumber;
 use burst_base::Nanos;
 use burst_cm::Fold;
 use burst_control::cm::{CmEvent, CmId};
 use burst_engine::gsi::probes::{self, CmProbe};
 use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmPhase, CmTimes};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -44,6 +47,10 @@ pub struct CmService {
     pub(crate) routes: RouteTable,
     /// Next hops that ids wait for.
     pub hops: NextHops,
+    /// The ids that wait for them.
+    pub(crate) waits: HopWaits,
+    /// The number of the last session.
+    sessions: Cell<u64>,
     /// Contexts by their tokens.
     tokens: HashMap<u64, u32, Fold>,
     /// Jobs of this request, by worker.
@@ -70,6 +77,8 @@ impl CmService {
             ports: PortTable::default(),
             routes: RouteTable::default(),
             hops: NextHops::default(),
+            waits: HopWaits::default(),
+            sessions: Cell::new(0),
             tokens: HashMap::default(),
             jobs: Vec::new(),
             times: CmTimes::default(),
@@ -79,6 +88,12 @@ impl CmService {
             lost: 0,
             events: Vec::new(),
         }
+    }
+
+    /// A number for a new session.
+    pub(crate) fn session_number(&self) -> SessionNumber {
+        self.sessions.set(self.sessions.get() + 1);
+        SessionNumber(self.sessions.get())
     }
 
     /// The number of the context with this token.

@@ -8,5 +8,6 @@ mod identity;
 mod lent;
 mod ports;
 mod shares;
+mod steps;
 mod urma;
 mod workers;

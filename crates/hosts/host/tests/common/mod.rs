@@ -56,6 +56,11 @@ pub fn host_with(options: &HostOptions) -> Host {
     Host::with_ports(options, Clock::Monotonic, ports).expect("a host")
 }
 
+/// A host of one worker with this port.
+pub fn host_of_port(options: &HostOptions, port: Box<dyn Port>) -> Host {
+    Host::with_ports(options, Clock::Monotonic, vec![vec![port]]).expect("a host")
+}
+
 /// The same with several devices; `groups_max`: multicast groups of each port.
 pub fn host_with_devices(devices: usize, share: u8, groups_max: usize) -> Host {
     let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));

@@ -43,12 +43,6 @@ struct NodeClient {
     idle: bool,
 }
 
-impl AsRef<Session> for NodeClient {
-    fn as_ref(&self) -> &Session {
-        &self.session
-    }
-}
-
 impl AsMut<Session> for NodeClient {
     fn as_mut(&mut self) -> &mut Session {
         &mut self.session
@@ -174,8 +168,8 @@ impl Node {
             self.host.post_cm_jobs();
         }
         busy |= self.end_clients();
-        let due = self.upkeep.due_at(&self.host, &self.clients).is_some_and(|at| at <= self.host.now());
-        self.upkeep.run(&mut self.host, &mut self.clients, false);
+        let due = self.upkeep.due_at(&self.host, !self.clients.is_empty()).is_some_and(|at| at <= self.host.now());
+        self.upkeep.run(&mut self.host, self.clients.as_mut_slice(), false);
         busy | due
     }
 
@@ -300,7 +294,7 @@ impl Node {
     /// When something is due next.
     pub fn next_deadline(&self) -> Nanos {
         let workers = self.host.workers().iter().map(|w| w.next_deadline()).min().unwrap_or(Nanos::NEVER);
-        workers.min(self.upkeep.due_at(&self.host, &self.clients).unwrap_or(Nanos::NEVER))
+        workers.min(self.upkeep.due_at(&self.host, !self.clients.is_empty()).unwrap_or(Nanos::NEVER))
     }
 
     /// Ends all clients' connections and carries out everything that this causes.
