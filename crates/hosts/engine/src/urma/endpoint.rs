@@ -21,7 +21,7 @@ use burst_frame::{Flow, HEAD_MAX, RxFrame, TRAILER_LEN};
 use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
 use burst_ubwire::Cna;
 use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaRun, UrmaTransmit};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -82,8 +82,8 @@ pub struct UrmaEndpoint {
     head: Vec<u8>,
     address: IpAddr,
     scope: u32,
-    /// When channels that no import needs are looked for next.
-    look_at: Nanos,
+    /// Where channels that no import needs are looked for next.
+    looked: Cna,
     device: DeviceId,
     turn: PacedTurn,
     /// The paths to peers, if it has no worker. They are taken out for the time of a call.
@@ -116,14 +116,16 @@ struct PeerPlace {
     /// Imports from it: while there are any, no other address takes its place unless the node is silent.
     imports: u32,
     /// Those of programs in other processes.
-    programs: HashSet<UrmaImport>,
+    programs: BTreeSet<UrmaImport>,
+    /// Its imports end in steps; until then nobody imports from it.
+    is_leaving: bool,
     /// When a program first asked for another address in this place, and the node had not answered.
     contested_at: Option<Nanos>,
 }
 
 impl PeerPlace {
     fn new(address: IpAddr) -> PeerPlace {
-        PeerPlace { address, imports: 0, programs: HashSet::new(), contested_at: None }
+        PeerPlace { address, imports: 0, programs: BTreeSet::new(), is_leaving: false, contested_at: None }
     }
 }
 
@@ -133,6 +135,8 @@ pub(crate) struct PeerTable {
     places: HashMap<Cna, PeerPlace>,
     /// The last one: most packets are between the same two.
     last: Option<(Cna, IpAddr)>,
+    /// The places whose imports end in steps.
+    leaving: Vec<Cna>,
 }
 
 impl PeerTable {
@@ -205,7 +209,7 @@ impl UrmaEndpoint {
             head,
             address,
             scope,
-            look_at: Nanos(0),
+            looked: Cna::new(0),
             device: DeviceId(0),
             turn: PacedTurn::default(),
             own: Some(Box::default()),

@@ -1,7 +1,7 @@
 //! An endpoint in a worker: with the memory of its programs, their queues, and what the node has reported.
 
 use crate::counters::Counters;
-use crate::urma::endpoint::{ImportVerdict, NodeIo, UrmaEndpoint, cna_of};
+use crate::urma::endpoint::{ImportVerdict, NodeIo, UrmaEndpoint, UrmaImport, cna_of};
 use crate::urma::endpoints::UrmaShared;
 use crate::urma::orphans::{OrphanedObjects, Orphans};
 use crate::urma::region_memory::RegionMemory;
@@ -102,6 +102,9 @@ impl UrmaEffects for UrmaReports {
     }
 }
 
+/// Imports, and Jetties that are bound to them, that end at once because they have lost their place on the bus.
+const DISPLACED_AT_ONCE: usize = 256;
+
 /// What a program's turn has posted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TenantTurn {
@@ -125,6 +128,8 @@ pub(crate) struct EndpointSlot {
     pub owners: ByNumber<u32>,
     /// Objects of programs that have ended.
     pub orphans: Orphans,
+    /// Imports that end next because they have lost their place on the bus.
+    displaced: Vec<UrmaImport>,
     /// Programs that use the node.
     pub tenants: u32,
 }
@@ -145,12 +150,13 @@ impl EndpointSlot {
             reports: UrmaReports { counters, completions: ReportList::default(), events: ReportList::default() },
             owners: ByNumber::default(),
             orphans: Orphans::default(),
+            displaced: Vec::new(),
             tenants: 0,
         }
     }
-    /// When timers are due, or more orphans can be deleted.
+    /// When timers are due, or more orphans can be deleted, or imports have to end.
     pub fn next_deadline(&self) -> Nanos {
-        if self.orphans.is_due { Nanos(0) } else { self.endpoint.node.next_deadline() }
+        if self.orphans.is_due || self.has_displaced() { Nanos(0) } else { self.endpoint.node.next_deadline() }
     }
     /// Calls something of the endpoint with its memory and its reports.
     pub fn call<R>(
@@ -174,18 +180,46 @@ impl EndpointSlot {
         let (now, tables) = (shared.now, shared.tables.reborrow());
         self.call(shared.regions, |endpoint, mem, fx| endpoint.call_node(NodeIo { now, mem, fx, tables }, call))
     }
-    /// Decides on an import of a program from an address. Those that must make room for it end ([`displace`]).
+    /// Decides on an import of a program from an address. Those that must make room for it end, in steps: if they are many, it is
+    /// refused until they have ended.
     pub fn admit_import(
         &mut self,
         address: IpAddr,
         tenants: &mut ByNumber<UrmaTenant>,
         shared: &UrmaShared<'_>,
     ) -> bool {
-        let verdict = self.endpoint.admit_import(address, shared.now);
-        if let ImportVerdict::Displaced(imports) = &verdict {
-            self.call(shared.regions, |endpoint, _, fx| displace(imports, tenants, &mut endpoint.node, fx));
+        match self.endpoint.admit_import(address, shared.now) {
+            ImportVerdict::Leaving => {
+                self.displace_some(tenants, shared.regions);
+                let is_admitted = self.endpoint.admit_import(address, shared.now) == ImportVerdict::Admitted;
+                if is_admitted {
+                    // Its node is asked at once.
+                    self.endpoint.node.open_channel(cna_of(address), shared.now);
+                }
+                is_admitted
+            }
+            verdict => verdict == ImportVerdict::Admitted,
         }
-        verdict != ImportVerdict::Refused
+    }
+    /// Whether imports have to end that have lost their place on the bus.
+    pub fn has_displaced(&self) -> bool {
+        !self.displaced.is_empty() || self.endpoint.has_leaving()
+    }
+    /// Ends some of them ([`displace`]).
+    pub fn displace_some(&mut self, tenants: &mut ByNumber<UrmaTenant>, regions: &MrTable) {
+        let mut steps = DISPLACED_AT_ONCE;
+        while steps > 0 {
+            if self.displaced.is_empty() {
+                self.displaced = self.endpoint.take_leaving(steps);
+            }
+            let mut displaced = std::mem::take(&mut self.displaced);
+            if displaced.is_empty() {
+                return;
+            }
+            steps =
+                self.call(regions, |endpoint, _, fx| displace(&mut displaced, tenants, &mut endpoint.node, fx, steps));
+            self.displaced = displaced;
+        }
     }
     /// Takes the objects of a program that has ended.
     pub fn inherit(&mut self, mut tenant: UrmaTenant) {

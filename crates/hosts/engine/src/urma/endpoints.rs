@@ -375,11 +375,15 @@ impl UrmaEndpoints {
 
     /// Gives programs the completions and events of their nodes.
     fn deliver(&mut self, shared: &mut UrmaShared<'_>) {
-        if self.tenants.is_empty() && self.slots.iter().all(|slot| slot.orphans.is_empty()) {
+        let is_idle = |slot: &EndpointSlot| slot.orphans.is_empty() && !slot.has_displaced();
+        if self.tenants.is_empty() && self.slots.iter().all(is_idle) {
             return;
         }
         let UrmaEndpoints { slots, tenants, tickets, .. } = self;
         for slot in slots {
+            if slot.has_displaced() {
+                slot.displace_some(tenants, shared.regions);
+            }
             if !slot.orphans.is_empty() {
                 slot.delete_orphans(shared);
             }

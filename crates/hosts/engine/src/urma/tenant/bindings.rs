@@ -26,9 +26,11 @@ impl Bindings {
         }
         debug_assert!(self.targets.len() == self.jetties.len(), "a binding has ended on one side only");
     }
-    /// The Jetties that are bound to a target.
-    pub(crate) fn jetties_of(&self, target: u32) -> impl Iterator<Item = u32> + '_ {
-        self.jetties.range((target, 0)..=(target, u32::MAX)).map(|(_, jetty)| *jetty)
+    /// Takes the first Jetty that is bound to a target; it is not bound any more.
+    pub(crate) fn take_jetty_of(&mut self, target: u32) -> Option<u32> {
+        let (_, jetty) = *self.jetties.range((target, 0)..=(target, u32::MAX)).next()?;
+        self.remove(jetty);
+        Some(jetty)
     }
 }
 
@@ -39,13 +41,12 @@ mod tests {
     #[test]
     fn jetties_are_found_by_their_target_until_they_are_bound_elsewhere() {
         let mut bindings = Bindings::default();
-        [(1, 7), (2, 8), (3, 7)].into_iter().for_each(|(jetty, target)| bindings.insert(jetty, target));
-        assert_eq!(bindings.jetties_of(7).collect::<Vec<_>>(), [1, 3]);
+        [(1, 7), (2, 8), (3, 7), (4, 7)].into_iter().for_each(|(jetty, target)| bindings.insert(jetty, target));
         bindings.insert(1, 8);
         bindings.remove(2);
         bindings.remove(2);
-        assert_eq!(bindings.jetties_of(7).collect::<Vec<_>>(), [3]);
-        assert_eq!(bindings.jetties_of(8).collect::<Vec<_>>(), [1]);
-        assert_eq!(bindings.jetties_of(9).count(), 0);
+        let mut of = |target| std::iter::from_fn(|| bindings.take_jetty_of(target)).collect::<Vec<_>>();
+        assert_eq!([of(7), of(8), of(9)], [vec![3, 4], vec![1], vec![]]);
+        assert!(bindings.targets.is_empty() && bindings.jetties.is_empty());
     }
 }

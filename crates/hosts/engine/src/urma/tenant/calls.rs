@@ -59,29 +59,37 @@ impl ImportCall {
     }
 }
 
-/// Ends imports from a node that has not answered, and whose place on the bus is another one's from now on. Jetties that are
-/// bound to one of them move to ERROR: what is posted to them must not reach the other node.
+/// Ends imports from a node that has not answered, and whose place on the bus is another one's from now on, from the last on.
+/// Jetties that are bound to one of them move to ERROR: what is posted to them must not reach the other node. Each import and each
+/// such Jetty is a step; returns how many of `steps` are left.
 pub(crate) fn displace(
-    imports: &[UrmaImport],
+    imports: &mut Vec<UrmaImport>,
     tenants: &mut ByNumber<UrmaTenant>,
     node: &mut UrmaNode,
     fx: &mut dyn UrmaEffects,
-) {
-    for import in imports {
-        let (UrmaImport::Segment(context, number) | UrmaImport::Jetty(context, number)) = *import;
-        let Some(tenant) = tenants.get_mut(&context) else { continue };
-        // What is under way ends with its channel.
-        if matches!(import, UrmaImport::Segment(..)) {
-            tenant.remote_segments.remove(&number);
-            let _ = node.unimport_segment(number);
-            continue;
+    mut steps: usize,
+) -> usize {
+    while steps > 0
+        && let Some(import) = imports.last().copied()
+    {
+        let (UrmaImport::Segment(context, number) | UrmaImport::Jetty(context, number)) = import;
+        steps -= 1;
+        if let Some(tenant) = tenants.get_mut(&context) {
+            // What is under way ends with its channel.
+            if matches!(import, UrmaImport::Segment(..)) {
+                tenant.remote_segments.remove(&number);
+                let _ = node.unimport_segment(number);
+            } else if let Some(jetty) = tenant.bindings.take_jetty_of(number) {
+                let _ = node.modify_jetty(jetty, JettyState::Error, fx);
+                continue;
+            } else {
+                tenant.targets.remove(&number);
+                let _ = node.unimport_jetty(number);
+            }
         }
-        tenant.targets.remove(&number);
-        let _ = node.unimport_jetty(number);
-        for jetty in tenant.bindings.jetties_of(number) {
-            let _ = node.modify_jetty(jetty, JettyState::Error, fx);
-        }
+        imports.pop();
     }
+    steps
 }
 
 const fn jetty_state(number: u8) -> Result<JettyState, UrmaError> {
