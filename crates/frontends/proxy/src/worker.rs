@@ -12,7 +12,7 @@ mod conn;
 mod credit_rounds;
 mod decisions;
 mod env;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzed_worker;
 mod held_syns;
 mod link;
@@ -31,6 +31,8 @@ mod tcp_pair;
 mod tcp_pairs;
 mod tick_timer;
 mod token;
+#[cfg(test)]
+mod walks;
 mod watched_socket;
 
 pub use place::NetworkPlace;
@@ -46,24 +48,29 @@ use crate::sys::{EventFlags, Poll, PollEvent, Waker};
 use burst_base::Reason;
 use burst_relay::{LinkHello, Outcome};
 use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
+use conn::ProxyConn;
 use decisions::Decisions;
 use env::WorkerEnv;
 use held_syns::{HeldSyns, SynOwner};
 use links::LinkFault;
 use place::NetworkPlaces;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 use streams::Streams;
-use table::Generations;
+use table::{Generations, TakenObjects};
 use tcp_pairs::TcpPairs;
 use tick_timer::TickTimer;
 use token::{PollToken, StreamKey};
 
 /// Events taken per pass.
 const EVENTS_MAX: usize = 256;
+/// Connections that one pass gives a turn, and connections and SYNs that it ends or sends by TCP because their time is over or their
+/// peer has gone. The others' come in the next pass, before which events are taken.
+const CONNS_AT_ONCE: usize = 256;
 
 /// What a worker is made from.
 #[derive(Debug)]
@@ -94,6 +101,8 @@ pub struct RelayWorker {
     streams: Streams,
     pairs: TcpPairs,
     busy_poll: BusyPollScore,
+    /// The connections of links that have ended, each with its link's index.
+    leaving: VecDeque<(usize, TakenObjects<ProxyConn>)>,
     commands: Receiver<Command>,
     /// Bytes of batches in `commands`.
     queued: Arc<AtomicUsize>,
@@ -133,6 +142,7 @@ impl RelayWorker {
             streams,
             pairs: TcpPairs::default(),
             busy_poll: BusyPollScore::new(),
+            leaving: VecDeque::new(),
             commands: start.commands,
             queued: start.queued,
             wake: start.wake,
@@ -152,7 +162,10 @@ impl RelayWorker {
 
     /// One pass; false if the worker should end.
     fn pass(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<bool> {
-        let busy = self.streams.has_ready() || self.pairs.has_ready() || !self.streams.links.unreceived.is_empty();
+        let busy = self.streams.has_ready()
+            || self.pairs.has_ready()
+            || !self.streams.links.unreceived.is_empty()
+            || !self.leaving.is_empty();
         if busy {
             self.env.poll.wait(events, Some(Duration::ZERO))?;
         } else {
@@ -167,6 +180,7 @@ impl RelayWorker {
             self.receive_all();
         }
         self.tick();
+        self.end_leaving();
         self.receive_left();
         self.pairs.turns(&mut self.env);
         self.streams.turns(&mut self.env);
@@ -260,10 +274,11 @@ impl RelayWorker {
     fn tick(&mut self) {
         let Some(now) = self.env.timer.take_due() else { return };
         self.env.places.resume(&self.env.poll);
-        while let Some(by_tcp) = self.streams.take_unanswered(&mut self.env, now) {
+        let mut steps = CONNS_AT_ONCE;
+        while let Some(by_tcp) = self.streams.take_unanswered(&mut self.env, now, &mut steps) {
             self.pairs.relay(&mut self.env, by_tcp);
         }
-        while let Some(owner) = self.env.take_expired(now) {
+        while let Some(owner) = self.env.take_expired(now, &mut steps) {
             match owner {
                 SynOwner::Stream(key) => self.streams.reset(&mut self.env, key, Outcome::Reset),
                 SynOwner::Pair(key) => self.pairs.end(&mut self.env, key, Verdict::Drop),
@@ -337,13 +352,28 @@ impl RelayWorker {
                 crate::log(format_args!("{count} streams are reset: {why}"));
             }
             self.env.counters.add(ProxyCounter::StreamsReset, count as u64);
-            for (key, conn) in link.conns.drain() {
-                if let Some(taken) = Streams::end_with_link(&mut self.env, StreamKey { link: at, key }, conn) {
-                    self.pairs.relay(&mut self.env, (taken, Reason::ProxyPeerGone));
-                }
-            }
+            self.leaving.push_back((at, std::mem::take(&mut link.conns).into_all()));
             self.env.report(Report::PeerLink { peer, link: link.number, up: false });
         }
+    }
+
+    /// Resets some of the streams whose links have ended; returns how many.
+    fn end_leaving(&mut self) -> usize {
+        let mut ended = 0;
+        while ended < CONNS_AT_ONCE
+            && let Some((at, conns)) = self.leaving.front_mut()
+        {
+            let Some((key, conn)) = conns.next() else {
+                self.leaving.pop_front();
+                continue;
+            };
+            ended += 1;
+            let key = StreamKey { link: *at, key };
+            if let Some(taken) = Streams::end_with_link(&mut self.env, key, conn) {
+                self.pairs.relay(&mut self.env, (taken, Reason::ProxyPeerGone));
+            }
+        }
+        ended
     }
 
     fn snapshot(&self) -> WorkerSnapshot {

@@ -108,10 +108,14 @@ impl WorkerEnv {
     }
 
     /// The owner of the next SYN that has passed and led to no socket in time.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Option<SynOwner> {
-        let expired = self.syns.take_expired(now);
+    /// Takes one of `steps` for each that it looks at, and has the timer expire at once when none is left.
+    pub(super) fn take_expired(&mut self, now: Instant, steps: &mut usize) -> Option<SynOwner> {
+        let expired = self.syns.take_expired(now, steps);
         if expired.is_none() && self.syns.has_passed() {
-            self.timer.start();
+            match *steps {
+                0 => self.timer.start_by(now),
+                _ => self.timer.start(),
+            }
         }
         expired
     }

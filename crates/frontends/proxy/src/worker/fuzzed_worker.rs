@@ -1,4 +1,4 @@
-//! A worker for fuzz targets (`--cfg fuzzing`): a peer that the configuration lists sends it whatever the input says, while
+//! A worker for fuzz targets (`--cfg fuzzing`) and tests: a peer that the configuration lists sends it whatever the input says, while
 //! programs connect, write, read and go, and descriptors run out.
 //!
 //! Messages come as the control thread would pass them on. There is no RDMA device, so batches come by the control channel.
@@ -24,7 +24,7 @@ const MEMORY: u64 = 16 << 20;
 
 /// The worker, its peer's state, and programs.
 pub struct FuzzedWorker {
-    worker: RelayWorker,
+    pub(super) worker: RelayWorker,
     reports: Receiver<Report>,
     wake: Arc<Waker>,
     /// The worker ends without it.
@@ -39,9 +39,9 @@ pub struct FuzzedWorker {
     port: u16,
 }
 
-fn configuration() -> Checked {
+fn configuration(memory: u64) -> Checked {
     let text = format!(
-        "name='a'\nlisten='127.0.0.1:7400'\nkeys='k'\nworkers=1\nwindow='16KiB'\nwindow_max='64KiB'\nmemory='{MEMORY}'\n\
+        "name='a'\nlisten='127.0.0.1:7400'\nkeys='k'\nworkers=1\nwindow='16KiB'\nwindow_max='64KiB'\nmemory='{memory}'\n\
          [[peer]]\nname='b'\naddress='127.0.0.1:7401'\n[[take]]\nto=['127.0.0.2']\nports='1-65535'\n[[serve]]\nto=['127.0.0.3']\n"
     );
     ProxyConfig::parse(&text).expect("sound")
@@ -50,6 +50,11 @@ fn configuration() -> Checked {
 impl FuzzedWorker {
     /// A worker whose peer is there. `None`: no descriptors.
     pub fn new(encrypts: bool) -> Option<Self> {
+        Self::with_memory(encrypts, MEMORY)
+    }
+
+    /// The same with so many bytes for streams.
+    pub(super) fn with_memory(encrypts: bool, memory: u64) -> Option<Self> {
         let place = NetworkPlace {
             namespace: None,
             listeners: Vec::new(),
@@ -62,7 +67,7 @@ impl FuzzedWorker {
         let wake = Arc::new(Waker::new().ok()?);
         let start = WorkerStart {
             number: 0,
-            config: Arc::new(configuration()),
+            config: Arc::new(configuration(memory)),
             places: vec![place],
             own_namespace: Arc::new(std::fs::File::open("/proc/thread-self/ns/net").ok()?.into()),
             commands: from,

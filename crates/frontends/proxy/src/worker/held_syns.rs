@@ -99,14 +99,17 @@ impl HeldSyns {
         self.held.remove(&ends).map(|held| held.owner)
     }
 
-    /// The owner of the next SYN that has passed and led to no socket in time.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Option<SynOwner> {
-        while let Some((until, ends)) = self.passed.front().copied() {
+    /// The owner of the next SYN that has passed and led to no socket in time. Each SYN that it looks at takes one of `steps`.
+    pub(super) fn take_expired(&mut self, now: Instant, steps: &mut usize) -> Option<SynOwner> {
+        while *steps > 0
+            && let Some((until, ends)) = self.passed.front().copied()
+        {
             let waits = self.held.get(&ends).is_some_and(|held| held.until == Some(until));
             if waits && until > now {
                 return None;
             }
             self.passed.pop_front();
+            *steps -= 1;
             if waits {
                 return self.held.remove(&ends).map(|held| held.owner);
             }
@@ -151,7 +154,11 @@ mod tests {
         assert_eq!(syns.repeated(ends()), Some(Verdict::Pass));
         assert_eq!(syns.take_passed(ends()), Some(pair(1)));
         assert_eq!((syns.take_passed(ends()), syns.repeated(ends())), (None, None));
-        assert_eq!((syns.take_expired(now + ACCEPTED_MAX), syns.has_passed()), (None, false), "it has led to a socket");
+        assert_eq!(
+            (syns.take_expired(now + ACCEPTED_MAX, &mut 9), syns.has_passed()),
+            (None, false),
+            "it has led to a socket"
+        );
     }
 
     #[test]
@@ -171,8 +178,8 @@ mod tests {
     fn a_passed_syn_without_a_socket_expires() {
         let (mut syns, now) = (held_for(pair(1)), Instant::now());
         syns.pass(ends(), pair(1), now);
-        assert_eq!(syns.take_expired(now), None);
-        assert_eq!(syns.take_expired(now + ACCEPTED_MAX), Some(pair(1)));
+        assert_eq!(syns.take_expired(now, &mut 9), None);
+        assert_eq!(syns.take_expired(now + ACCEPTED_MAX, &mut 9), Some(pair(1)));
         assert_eq!((syns.repeated(ends()), syns.has_passed()), (None, false));
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct PeerLink {
     /// Connections that wait for room in the outbox, oldest first.
     pub(super) waiting: VecDeque<TableKey>,
     pub(super) pool: WindowPool,
+    /// The link is in the list of those that may have something to send.
+    pub(super) is_dirty: bool,
     next_id: u32,
     last_opened: u32,
     /// The WRITEs of the batch that is being sent.
@@ -70,6 +72,7 @@ impl PeerLink {
             keys: HashMap::new(),
             waiting: VecDeque::new(),
             pool: WindowPool::new(window, seals.is_on()),
+            is_dirty: false,
             seals,
             next_id: if dials { 1 } else { 2 },
             last_opened: 0,

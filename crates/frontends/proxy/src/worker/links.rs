@@ -170,14 +170,21 @@ impl Links {
 
     /// The link may have something to send.
     pub(super) fn mark_dirty(&mut self, at: usize) {
-        if !self.dirty.contains(&at) {
+        if self.get_mut(at).is_some_and(|link| !std::mem::replace(&mut link.is_dirty, true)) {
             self.dirty.push_back(at);
         }
+    }
+
+    /// How often links are in the list of those that may have something to send.
+    #[cfg(test)]
+    pub(super) fn dirty(&self) -> usize {
+        self.dirty.len()
     }
 
     /// Sends what waits on all links that may have something to send.
     pub(super) fn flush_all(&mut self, env: &mut WorkerEnv) {
         while let Some(at) = self.dirty.pop_front() {
+            self.get_mut(at).into_iter().for_each(|link| link.is_dirty = false);
             self.flush(env, at);
         }
     }

@@ -4,6 +4,7 @@
 
 mod frames;
 
+use super::CONNS_AT_ONCE;
 use super::conn::{Phase, ProxyConn, ReadStop, ReadTurn};
 use super::env::WorkerEnv;
 use super::held_syns::SynOwner;
@@ -89,20 +90,26 @@ impl Streams {
         Ok(())
     }
 
-    /// The next connection whose peer has not answered in time; it has to go by TCP.
-    pub(super) fn take_unanswered(&mut self, env: &mut WorkerEnv, now: Instant) -> Option<ByTcp> {
-        while let Some((deadline, key)) = self.opening.front().copied() {
+    /// The next connection whose peer has not answered in time; it has to go by TCP. Each connection that it looks at takes one of
+    /// `steps`; when none is left, the timer expires at once.
+    pub(super) fn take_unanswered(&mut self, env: &mut WorkerEnv, now: Instant, steps: &mut usize) -> Option<ByTcp> {
+        while *steps > 0
+            && let Some((deadline, key)) = self.opening.front().copied()
+        {
             let waits = self.links.conn(key).is_some_and(|conn| conn.phase == Phase::Opening);
             if waits && deadline > now {
                 break;
             }
             self.opening.pop_front();
+            *steps -= 1;
             if waits && let Some(taken) = self.release(env, key, Outcome::Cancelled) {
                 return Some((taken, Reason::ProxyPeerSilent));
             }
         }
-        if !self.opening.is_empty() {
-            env.timer.start();
+        match (self.opening.is_empty(), *steps) {
+            (true, _) => {}
+            (false, 0) => env.timer.start_by(now),
+            (false, _) => env.timer.start(),
         }
         None
     }
@@ -197,9 +204,9 @@ impl Streams {
         self.queue(key);
     }
 
-    /// Gives each connection that was ready a turn.
+    /// Gives the connections that were ready a turn, at most [`CONNS_AT_ONCE`] of them.
     pub(super) fn turns(&mut self, env: &mut WorkerEnv) {
-        for _ in 0..self.ready.len() {
+        for _ in 0..self.ready.len().min(CONNS_AT_ONCE) {
             let Some(key) = self.ready.pop_front() else { return };
             let Some((conn, ..)) = self.links.conn_mut(key) else { continue };
             conn.queued = false;

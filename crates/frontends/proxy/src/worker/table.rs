@@ -45,6 +45,9 @@ pub(super) struct ConnTable<T> {
     free: Vec<u32>,
 }
 
+/// The objects of a table that has ended.
+pub(super) type TakenObjects<T> = std::iter::Flatten<std::vec::IntoIter<Option<(TableKey, T)>>>;
+
 impl<T> Default for ConnTable<T> {
     fn default() -> Self {
         Self { places: Vec::new(), free: Vec::new() }
@@ -92,10 +95,9 @@ impl<T> ConnTable<T> {
         self.places.iter().flatten().map(|(_, object)| object)
     }
 
-    /// Takes all objects out, by index.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (TableKey, T)> {
-        self.free.clear();
-        self.places.drain(..).flatten()
+    /// All objects, by index.
+    pub(super) fn into_all(self) -> TakenObjects<T> {
+        self.places.into_iter().flatten()
     }
 }
 
@@ -115,8 +117,7 @@ mod tests {
         assert_eq!(table.get_mut(third), Some(&mut 'c'));
         assert_eq!(table.iter().collect::<String>(), "cb");
         assert_eq!(TableKey::from_bits(third.to_bits() | 3 << TableKey::BITS), third);
-        assert_eq!(table.drain().collect::<Vec<_>>(), [(third, 'c'), (second, 'b')]);
-        assert_eq!((table.len(), table.get(third)), (0, None));
+        assert_eq!(table.into_all().collect::<Vec<_>>(), [(third, 'c'), (second, 'b')]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! They are those that no peer carries, before their first byte, and those of the policy `relay = "tcp"`, which is the floor of
 //! the benchmark.
 
+use super::CONNS_AT_ONCE;
 use super::env::WorkerEnv;
 use super::held_syns::SynOwner;
 use super::snapshot::StreamView;
@@ -102,9 +103,9 @@ impl TcpPairs {
         }
     }
 
-    /// Gives each connection that was ready a turn.
+    /// Gives the connections that were ready a turn, at most [`CONNS_AT_ONCE`] of them.
     pub(super) fn turns(&mut self, env: &mut WorkerEnv) {
-        for _ in 0..self.ready.len() {
+        for _ in 0..self.ready.len().min(CONNS_AT_ONCE) {
             let Some(key) = self.ready.pop_front() else { return };
             let Some(pair) = self.pairs.get_mut(key) else { continue };
             pair.queued = false;
