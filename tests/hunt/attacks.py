@@ -23,7 +23,10 @@ and nothing of Burst's. The figures must then hold against that run, and the out
 
 import argparse
 import contextlib
+import ipaddress
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +34,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -310,7 +314,7 @@ def unknown(fabric):
     return Flood(fabric, [by.frame(wire.SEND_ONLY, 0x5000 + n, wire.ACK_REQUESTED | 1) for n in range(FLOOD)])
 
 
-#: Sends datagrams, each a line of hexadecimal digits, to UDP port 4791 of argv[1], again and again.
+#: Sends datagrams, each a line of hexadecimal digits, from argv[2] to UDP port argv[3] of argv[1], again and again.
 DATAGRAMS = """
 import socket, sys
 made = [bytes.fromhex(line) for line in sys.stdin]
@@ -320,7 +324,7 @@ sent = 0
 while True:
     for datagram in made:
         try:
-            s.sendto(datagram, (sys.argv[1], 4791))
+            s.sendto(datagram, (sys.argv[1], int(sys.argv[3])))
             sent += 1
         except OSError:
             pass
@@ -328,15 +332,12 @@ while True:
 
 
 class Datagrams:
-    """Management datagrams in the name of host a, by a UDP socket of user 1001 there: the program has no privilege."""
+    """Datagrams in the name of host a, by a UDP socket of user 1001 there: the program has no privilege."""
 
-    def __init__(self, fabric):
-        by = forger(fabric)
-        made = [by.mad(name, roce.ids(n + 1, 77)) for n in range(FLOOD // 2) for name in ("DREQ", "REP")]
-        # From the BTH on: the kernel writes the headers before. It chooses the same IP header fields that the ICRC covers.
-        lines = "\n".join(frame[42:].hex() for frame in made)
+    def __init__(self, fabric, made, port):
+        lines = "\n".join(datagram.hex() for datagram in made)
         user = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", *NICE]
-        words = [*fabric.a.prefix(), *user, PYTHON, "-c", DATAGRAMS, fabric.b.address, fabric.a.address]
+        words = [*fabric.a.prefix(), *user, PYTHON, "-c", DATAGRAMS, fabric.b.address, fabric.a.address, str(port)]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self.process.stdin.write(lines)
         self.process.stdin.close()
@@ -350,6 +351,50 @@ class Datagrams:
         self.process.kill()
         self.process.wait()
         return [], errors
+
+
+def management(fabric):
+    """Management datagrams."""
+    by = forger(fabric)
+    made = [by.mad(name, roce.ids(n + 1, 77)) for n in range(FLOOD // 2) for name in ("DREQ", "REP")]
+    # From the BTH on: the kernel writes the headers before. It chooses the same IP header fields that the ICRC covers.
+    return Datagrams(fabric, [frame[42:] for frame in made], 4791)
+
+
+def bus_write(source, dest, token_id, address):
+    """A WRITE of eight bytes by mode UM, without channel and without token: `crates/bytes/ubwire`, `Nth`, `Btah`, `Maetah`."""
+    cna = lambda ip: ipaddress.ip_address(ip).packed[-3:]  # noqa: E731
+    payload = b"\x07" * 8
+    congestion_at = 7
+    network = b"\0" + cna(source) + cna(dest) + bytes(2) + bytes([0, 1, 0])
+    # Environment 1, queue 5, not ordered and unreliable; rc_type 0.
+    base = bytes([0x03, 1 << 4, 0, 1, 0, 3, 0, 0]) + (5).to_bytes(3, "big") + bytes(5)
+    memory = address.to_bytes(8, "big") + token_id.to_bytes(4, "big") + len(payload).to_bytes(4, "big")
+    packet = network + base + memory + payload
+    covered = packet[:congestion_at] + b"\xff\xff" + packet[congestion_at + 2 :]
+    return packet + zlib.crc32(covered).to_bytes(4, "little")
+
+
+class BusDatagrams(Datagrams):
+    """Writes without token by mode UM to a segment of user 1002 without token, whose numbers the forger knows."""
+
+    def __init__(self, fabric, users):
+        self.fabric = fabric
+        self.victim = users.start(BOB, users.place / "bin" / "attack", "urma-open-segment", fabric.b.socket)
+        self.victim.wait_for_text("\nsegment", 60)
+        token_id, address = map(int, re.search(r"segment (\d+) (\d+)", self.victim.text()).groups())
+        super().__init__(fabric, [bus_write(fabric.a.address, fabric.b.address, token_id, address)], 4792)
+
+    def end(self):
+        said, errors = super().end()
+        counters = json.loads(self.fabric.b.burst("stats", "--json")[1])["counters"]
+        refused = sum(row["value"] for row in counters if row["name"] == "ub_no_channel")
+        if not refused:
+            errors.append("no forged write has reached the check of segments")
+        if not self.victim.running():
+            errors.append(f"the segment was written: {self.victim.text()[-200:]}")
+        self.victim.stop()
+        return [*said, f"{refused} packets refused"], errors
 
 
 class ProxyFront:
@@ -410,7 +455,9 @@ class ProxyFront:
         return [f"{self.count} channels opened, {held} held at the end: no packets"], self.errors
 
 
-WIRE = {"psns": psns, "mads": mads, "requests": requests, "unknown": unknown, "qp1-socket": Datagrams, "proxy-front": ProxyFront}
+WIRE = {"psns": psns, "mads": mads, "requests": requests, "unknown": unknown, "qp1-socket": management, "proxy-front": ProxyFront}
+#: The same beside a victim of their own.
+WIRE_BESIDE = {"um-socket": BusDatagrams}
 #: Attacks that want other daemons than the usual ones: how the hosts are made.
 OTHER_HOSTS = {"packet-groups": {"ports": ("packet:dev=eth0", "packet:dev=eth0")}}
 #: Every attack, by the kind of thing that it takes from others or breaks. The first of each kind is the one that `make test` runs in short
@@ -423,13 +470,13 @@ KINDS = {
     "connections": ["connects", "rubbish", "idle", "unread"],
     "names": ["ports", "hijack", "groups", "packet-groups", "o-path", "qkey"],
     "bus": ["urma-objects", "urma-peers", "urma-same-bits", "urma-silent", "urma-guesses"],
-    "wire": ["unknown", "psns", "mads", "requests", "qp1-socket"],
+    "wire": ["unknown", "psns", "mads", "requests", "qp1-socket", "um-socket"],
     "proxy": ["proxy-front"],
 }
 SHORT_MAX = 8
 ATTACKS = [name for names in KINDS.values() for name in names]
 SHORT = [names[0] for names in KINDS.values()]
-assert len(SHORT) <= SHORT_MAX and sorted(ATTACKS) == sorted([*PROGRAMS, *HOLES, *WIRE, "subuids", "packet-groups"])
+assert len(SHORT) <= SHORT_MAX and sorted(ATTACKS) == sorted([*PROGRAMS, *HOLES, *WIRE, *WIRE_BESIDE, "subuids", "packet-groups"])
 
 
 class Hunt:
@@ -454,6 +501,8 @@ class Hunt:
     def start(self, name):
         if name in WIRE:
             return WIRE[name](self.fabric)
+        if name in WIRE_BESIDE:
+            return WIRE_BESIDE[name](self.fabric, self.users)
         place, kind = self.users.place, {"subuids": "objects", "packet-groups": "groups"}.get(name, name)
         if name in HOLES:
             words = [place / "bin" / "holes", name, "burst0"]

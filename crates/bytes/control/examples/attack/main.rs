@@ -76,6 +76,8 @@ const KINDS: &[(&str, Attack)] = &[
     ("urma-same-bits", urma::same_bits),
     // As many Jetties as there may be, each with requests to a host that never answers, which fail as late as can be.
     ("urma-silent", urma::silent),
+    // No attack: a segment without token, which others try to write.
+    ("urma-open-segment", urma::open_segment),
     // Writes to segments of a true host with numbers and tokens that are guessed.
     ("urma-guesses", urma::guesses),
 ];

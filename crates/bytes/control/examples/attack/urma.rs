@@ -163,6 +163,31 @@ pub(crate) fn silent(attacker: &mut Attacker) -> Outcome {
     Ok(())
 }
 
+/// A victim: registers a segment without token that peers may write, prints "segment", its token id and address, and ends with the
+/// word "written" if somebody has.
+pub(crate) fn open_segment(attacker: &mut Attacker) -> Outcome {
+    let (mut client, ..) = open(attacker)?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let file = memory(PAGE);
+    let pieces = vec![MrPiece { addr: 0, len: PAGE, kind: MrPieceKind::Fd { fd: 0, offset: 0 } }];
+    let region = Request::RegMr { pd, addr: 0, len: PAGE, iova: 0, access: 7, pieces, replaces: None };
+    let Response::Mr { mr, .. } = attacker.ask(&mut client, &region, &[file.as_fd()])?.response else {
+        return Err(ControlError::Malformed("no region".into()));
+    };
+    let segment = UrmaCall::RegisterSegment { mr, addr: 0, len: PAGE, token: None, access: 2 | 4 | 8 };
+    let Some(token_id) = call(attacker, &mut client, segment)? else { return Ok(()) };
+    println!("segment {token_id} 0");
+    let mut bytes = [0; PAGE as usize];
+    loop {
+        let read = rustix::io::pread(&file, &mut bytes, 0).expect("own memory");
+        if bytes[..read].iter().any(|byte| *byte != 0) {
+            println!("written");
+            std::process::exit(1);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 pub(crate) fn guesses(attacker: &mut Attacker) -> Outcome {
     let (mut client, cq, posts) = open(attacker)?;
     let Some(mut posts) = posts else { return Ok(()) };
