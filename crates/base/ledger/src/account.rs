@@ -1,12 +1,13 @@
 //! The ledger, the accounts in it, and charges.
 
+use crate::busiest::{BusiestObjects, PlaceUse};
 use crate::resource::{Capacities, Resource, Scope};
 use crate::time::{TimeRecord, TimeSpent};
 use crate::work::{WorkCount, WorkSum};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Maximum number of resources of one charge.
 const ITEMS_MAX: usize = 4;
@@ -111,6 +112,8 @@ struct AccountBook {
     /// How many charges were refused.
     refused: AtomicU64,
     unread_events: Arc<AtomicUsize>,
+    /// What it uses of single objects.
+    busiest: Mutex<BusiestObjects>,
     /// Time that the control thread has spent.
     control: Mutex<TimeRecord>,
     /// What each worker has done, by its number.
@@ -144,6 +147,8 @@ pub struct AccountUse {
     pub work: WorkSum,
     /// Every resource, in table order.
     pub resources: Vec<ResourceUse>,
+    /// The most that is used of single objects, in table order.
+    pub places: Vec<PlaceUse>,
 }
 
 impl Ledger {
@@ -172,6 +177,7 @@ impl Ledger {
             used,
             refused,
             unread_events,
+            busiest: Mutex::default(),
             control: Mutex::default(),
             work: Mutex::default(),
             books: self.books.clone(),
@@ -279,6 +285,7 @@ impl Account {
             control: self.control_time(now_ns),
             work: self.work(),
             resources: Resource::ALL.iter().map(resource_use).collect(),
+            places: self.0.busiest().uses(),
         }
     }
 
@@ -301,10 +308,15 @@ impl Account {
         self.0.refused.fetch_add(1, Relaxed);
     }
 
-    /// Takes a place of the pool whose account this is.
-    pub(crate) fn take_place(self, resource: Resource) -> Result<PlaceCharge, Exhausted> {
-        self.add(resource, 1)?;
-        Ok(PlaceCharge { account: self, resource, amount: 1 })
+    /// Takes a place of the pool in which this account has the account `own`.
+    pub(crate) fn take_place(&self, own: Account, row: (Resource, Scope)) -> Result<PlaceCharge, Exhausted> {
+        let mut busiest = self.0.busiest();
+        own.add(row.0, 1)?;
+        let used = own.used(row.0);
+        busiest.note(row, used - 1, used);
+        busiest.note_limit(row, own.limit(row.0));
+        drop(busiest);
+        Ok(PlaceCharge { owner: self.clone(), account: own, row, amount: 1 })
     }
 
     /// Adds an amount, and takes it back if that is too much: two threads that charge at once may both be refused, but never
@@ -336,16 +348,32 @@ impl Account {
 /// Places of a [`crate::SharePool`] that are taken. Dropping it gives them back.
 #[derive(Debug)]
 pub struct PlaceCharge {
-    /// That in the pool.
+    /// Whose place it is.
+    owner: Account,
+    /// The owner's account in the pool.
     account: Account,
-    resource: Resource,
+    row: (Resource, Scope),
     amount: u64,
 }
 
 impl Drop for PlaceCharge {
     fn drop(&mut self) {
-        self.account.0.used.subtract(self.resource, self.amount);
-        self.account.0.books.used.subtract(self.resource, self.amount);
+        // Its amount belongs to another charge of the pool.
+        if self.amount == 0 {
+            return;
+        }
+        let (resource, book) = (self.row.0, &self.account.0);
+        let mut busiest = self.owner.0.busiest();
+        let used = book.used.of(resource);
+        book.used.subtract(resource, self.amount);
+        book.books.used.subtract(resource, self.amount);
+        busiest.note(self.row, used, used - self.amount);
+    }
+}
+
+impl AccountBook {
+    fn busiest(&self) -> MutexGuard<'_, BusiestObjects> {
+        self.busiest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -379,7 +407,7 @@ impl Charge {
 
     /// As [`Charge::with_place`].
     pub fn hold_place(&mut self, place: PlaceCharge) {
-        assert!(self.covers(place.resource), "a place of {} without a charge", place.resource.words());
+        assert!(self.covers(place.row.0), "a place of {} without a charge", place.row.0.words());
         self.add_place(place);
     }
 
@@ -387,7 +415,7 @@ impl Charge {
     fn add_place(&mut self, mut place: PlaceCharge) {
         let is_its = |known: &PlaceCharge| Arc::ptr_eq(&known.account.0, &place.account.0);
         if let Some(known) = self.places.iter_mut().flatten().find(|known| is_its(known)) {
-            debug_assert!(known.resource == place.resource, "a pool of two resources");
+            debug_assert!(known.row == place.row, "a pool of two resources");
             known.amount += std::mem::take(&mut place.amount);
             return;
         }

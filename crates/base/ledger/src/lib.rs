@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`resource`] | the resources |
 //! | [`account`] | ledger, accounts and charges |
+//! | [`busiest`] | the most that an account uses of any one object |
 //! | [`pool`] | places of one object, shared in the same way |
 //! | [`time`] | time that threads spend on an account |
 //! | [`work`] | work that workers do for an account |
@@ -21,12 +22,14 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
+pub mod busiest;
 pub mod pool;
 pub mod resource;
 pub mod time;
 pub mod work;
 
 pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, PlaceCharge, Policy};
+pub use busiest::PlaceUse;
 pub use pool::SharePool;
 pub use resource::{Capacities, Resource, Scope};
 pub use time::TimeSpent;

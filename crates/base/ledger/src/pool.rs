@@ -29,7 +29,7 @@ impl SharePool {
     /// [`Exhausted`]: the account has its share of the pool, or the pool is full.
     pub fn charge(&self, account: &Account) -> Result<PlaceCharge, Exhausted> {
         let own = self.ledger.account(account.id().clone(), account.is_privileged());
-        own.take_place(self.resource).map_err(|exhausted| {
+        account.take_place(own, (self.resource, self.scope)).map_err(|exhausted| {
             account.note_refused();
             Exhausted { scope: Some(self.scope), ..exhausted }
         })

@@ -86,6 +86,13 @@ resources! {
     WorkerNumber, "worker_numbers", "worker numbers that are lent", [];
 }
 
+impl Resource {
+    /// The rows of single objects, in table order.
+    pub fn places() -> impl Iterator<Item = (Resource, Scope)> {
+        Resource::ALL.iter().flat_map(|resource| resource.scopes().iter().map(|scope| (*resource, *scope)))
+    }
+}
+
 /// How much there is of each resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacities([u64; Resource::COUNT]);

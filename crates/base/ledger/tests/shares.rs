@@ -236,3 +236,33 @@ fn joined_charges_end_together_and_once() {
     drop(both);
     assert_eq!([Resource::Qp, Resource::QueueBytes, Resource::Mr].map(used), [0, 0, 0]);
 }
+
+#[test]
+fn the_most_that_an_account_uses_of_any_one_object_is_known() {
+    let ledger = Ledger::new(Capacities::new(|_| 1000), Policy { share_percent: 50, reserve_percent: 10 });
+    let (user, other) = (ledger.account(AccountId::User(1), false), ledger.account(AccountId::User(2), false));
+    let pool = || SharePool::new(Resource::GroupMember, Scope::Group, 100, ledger.policy());
+    let (few, many) = (pool(), pool());
+    let seen = |account: &Account| {
+        let of_groups =
+            |place: &burst_ledger::PlaceUse| (place.resource, place.scope) == (Resource::GroupMember, Scope::Group);
+        let found = account.uses(0).places.into_iter().find(of_groups).expect("a row");
+        (found.used, found.limit)
+    };
+    assert_eq!((seen(&user), user.uses(0).places.len()), ((0, 0), Resource::places().count()));
+    let charge = |pool: &SharePool| {
+        user.charge(&[(Resource::GroupMember, 1)]).expect("a share").with_place(pool.charge(&user).expect("a place"))
+    };
+    let in_few: Vec<Charge> = (0..3).map(|_| charge(&few)).collect();
+    let mut in_many: Vec<Charge> = (0..20).map(|_| charge(&many)).collect();
+    assert_eq!((seen(&user), seen(&other)), ((20, 45), (0, 0)));
+    // Charges that were joined end together.
+    let both = in_many.pop().expect("one").and(in_many.pop().expect("another"));
+    assert_eq!(seen(&user).0, 20);
+    drop(both);
+    assert_eq!(seen(&user).0, 18);
+    drop(in_many);
+    assert_eq!(seen(&user).0, 3, "the other group's");
+    drop(in_few);
+    assert_eq!(seen(&user).0, 0);
+}

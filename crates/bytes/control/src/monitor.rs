@@ -232,6 +232,8 @@ pub struct UserUse {
     pub work: UserWork,
     /// Use and limit of each resource, in the order of `burst_ledger::Resource::ALL`.
     pub resources: Vec<UserResource>,
+    /// The most that is used of any one object, and its limit, in the order of `burst_ledger::Resource::places`.
+    pub places: Vec<UserResource>,
 }
 
 /// Time that a thread has spent on a user's programs.

@@ -194,6 +194,7 @@ impl Host {
 
 fn user_use(account: &AccountUse) -> UserUse {
     let resources = account.resources.iter().map(|r| UserResource { used: r.used, limit: r.limit });
+    let places = account.places.iter().map(|place| UserResource { used: place.used, limit: place.limit });
     let WorkSum { turns, requests, bytes, .. } = account.work;
     UserUse {
         owner: account.id.to_string().chars().take(OWNER_MAX).collect(),
@@ -202,6 +203,7 @@ fn user_use(account: &AccountUse) -> UserUse {
         control: UserTime { total_ns: account.control.total_ns, recent_share: account.control.recent_share },
         work: UserWork { turns, requests, bytes },
         resources: resources.collect(),
+        places: places.collect(),
     }
 }
 

@@ -5,7 +5,7 @@ use burst_control::cm::{CmAddr, CmCommand, CmData, CmReply, ConnParam, PortSpace
 use burst_control::urma_calls::{UrmaCall, UrmaJettyAttr};
 use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response, SrqInitAttr, XrcSrqAttr};
 use burst_host::{ClientProcess, Host, HostOptions, Session};
-use burst_ledger::{Resource, Scope};
+use burst_ledger::{AccountId, Resource, Scope};
 use std::cell::Cell;
 use std::net::IpAddr;
 
@@ -290,6 +290,12 @@ fn drive((resource, scope): (Resource, Option<Scope>)) {
     let is_named = sentence.contains(&what) || scope.is_none();
     assert!(is_named, "{row:?}: {sentence}");
     assert!([libc::ENOMEM, libc::EMFILE].contains(&refusal.errno), "{row:?}: errno {}", refusal.errno);
+    if let Some(scope) = scope {
+        let accounts = host.ledger.uses(0);
+        let account = accounts.iter().find(|account| account.id == AccountId::User(HOSTILE)).expect("the account");
+        let place = account.places.iter().find(|place| (place.resource, place.scope) == (resource, scope));
+        assert!(place.is_some_and(|place| place.used > 0 && place.used == place.limit), "{row:?} is shown: {place:?}");
+    }
     let root = rustix::process::geteuid().as_raw();
     [BYSTANDER, root].into_iter().for_each(|uid| honest_program(&mut host, uid));
     assert!(take(&mut hostile, &mut host).is_err(), "{row:?}: an honest program changed the share");
