@@ -6,7 +6,7 @@ use crate::time::{TimeRecord, TimeSpent};
 use crate::work::{WorkCount, WorkSum};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Maximum number of resources of one charge.
@@ -111,7 +111,6 @@ struct AccountBook {
     used: Amounts,
     /// How many charges were refused.
     refused: AtomicU64,
-    unread_events: Arc<AtomicUsize>,
     /// What it uses of single objects.
     busiest: Mutex<BusiestObjects>,
     /// Time that the control thread has spent.
@@ -170,13 +169,12 @@ impl Ledger {
         }
         // Owners that have gone are forgotten here, so that the list is no longer than the number of accounts in use, plus one.
         accounts.retain(|_, account| account.strong_count() > 0);
-        let (used, refused, unread_events) = (Amounts::default(), AtomicU64::new(0), Arc::default());
+        let (used, refused) = (Amounts::default(), AtomicU64::new(0));
         let account = Arc::new(AccountBook {
             id: id.clone(),
             privileged,
             used,
             refused,
-            unread_events,
             busiest: Mutex::default(),
             control: Mutex::default(),
             work: Mutex::default(),
@@ -221,11 +219,6 @@ impl Account {
     /// Whether the capacity is the account's only limit.
     pub fn is_privileged(&self) -> bool {
         self.0.privileged
-    }
-
-    /// A count that all programs of the account share: events that wait in the daemon because a program does not read its own.
-    pub fn unread_events(&self) -> Arc<AtomicUsize> {
-        self.0.unread_events.clone()
     }
 
     /// How much of a resource the account uses.
@@ -301,6 +294,17 @@ impl Account {
             *place = Some(*item);
         }
         Ok(charge)
+    }
+
+    /// Notes the use of an object that has changed.
+    pub(crate) fn note_change(&self, resource: Resource, before: u64, after: u64) {
+        for amounts in [&self.0.books.used, &self.0.used] {
+            if after > before {
+                amounts.add(resource, after - before);
+            } else {
+                amounts.subtract(resource, before - after);
+            }
+        }
     }
 
     /// Counts a charge that was refused.

@@ -1,7 +1,7 @@
 //! How much an account uses of each object of which it has a share: the most of any one, for each row of the table.
 //!
-//! An account may use thousands of objects (the queue pairs of each XRC target, the members of each group), so that no list of them
-//! is kept and none is searched: for each row a count of objects by how much of them is used, which a charge and its end change by
+//! An account may use thousands of objects (the queue pairs of each XRC target, the members of each group), so no list of them is
+//! kept, and none is searched. For each row objects are counted by how much of them is used; a charge and its end change that in
 //! one step.
 
 use crate::resource::{Resource, Scope};

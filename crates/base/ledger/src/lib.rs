@@ -15,6 +15,7 @@
 //! | [`resource`] | the resources |
 //! | [`account`] | ledger, accounts and charges |
 //! | [`busiest`] | the most that an account uses of any one object |
+//! | [`meter`] | use that changes by itself |
 //! | [`pool`] | places of one object, shared in the same way |
 //! | [`time`] | time that threads spend on an account |
 //! | [`work`] | work that workers do for an account |
@@ -23,6 +24,7 @@
 
 pub mod account;
 pub mod busiest;
+pub mod meter;
 pub mod pool;
 pub mod resource;
 pub mod time;
@@ -30,6 +32,7 @@ pub mod work;
 
 pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, PlaceCharge, Policy};
 pub use busiest::PlaceUse;
+pub use meter::Meter;
 pub use pool::SharePool;
 pub use resource::{Capacities, Resource, Scope};
 pub use time::TimeSpent;

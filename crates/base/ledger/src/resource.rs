@@ -75,6 +75,8 @@ resources! {
     GroupMember, "group_members", "queue pairs attached to multicast groups", [Group];
     CmId, "cm_ids", "communication ids", [Worker];
     CmChannel, "cm_channels", "event channels", [];
+    UnreadEvent, "unread_events", "events of connection management that wait for programs to read", [];
+    Capture, "captures", "captures of packets", [Port];
     Port, "ports", "bound addresses of connection management", [];
     UrmaJfc, "urma_jfcs", "completion queues of URMA", [];
     UrmaRequest, "urma_requests", "work requests that Jetties of URMA may have outstanding", [];

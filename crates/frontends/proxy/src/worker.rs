@@ -68,8 +68,8 @@ use token::{PollToken, StreamKey};
 
 /// Events taken per pass.
 const EVENTS_MAX: usize = 256;
-/// Connections that one pass gives a turn, and connections and SYNs that it ends or sends by TCP because their time is over or their
-/// peer has gone. The others' come in the next pass, before which events are taken.
+/// Connections that one pass gives a turn, and connections and SYNs that it ends or sends by TCP because their time is over or
+/// their peer has gone. The others' come in the next pass, before which events are taken.
 const CONNS_AT_ONCE: usize = 256;
 
 /// What a worker is made from.

@@ -7,10 +7,12 @@
 use burst_base::{Nanos, Reason};
 use burst_control::capture::{CAPTURE_MESSAGE_HEAD, CAPTURE_MESSAGE_MAX, CAPTURED_HEAD, CapturedPacket};
 use burst_frame::{Flow, RxFrame, TRAILER_LEN, TxBatch};
+use burst_ledger::Charge;
 use burst_port::{Port, ReceivePressure, RxSink};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Taps of one port at most.
@@ -29,6 +31,8 @@ pub struct PortTap {
     /// Packets that are lost since the last message that was sent.
     lost: u64,
     is_over: bool,
+    /// What the capture costs, with its other taps.
+    _charge: Option<Arc<Charge>>,
 }
 
 fn realtime() -> u64 {
@@ -37,15 +41,16 @@ fn realtime() -> u64 {
 
 impl PortTap {
     /// A tap that sends the first `snap` bytes of each packet's UDP payload to `socket`, of the kind SEQPACKET.
-    pub fn new(socket: OwnedFd, snap: u16) -> PortTap {
-        PortTap { socket, snap: usize::from(snap), message: Vec::new(), packets: 0, lost: 0, is_over: false }
+    pub fn new(socket: OwnedFd, snap: u16, charge: Option<Arc<Charge>>) -> PortTap {
+        let snap = usize::from(snap);
+        PortTap { socket, snap, message: Vec::new(), packets: 0, lost: 0, is_over: false, _charge: charge }
     }
     /// Another one for the same reader.
     ///
     /// # Errors
     /// The system's.
     pub fn try_clone(&self) -> std::io::Result<PortTap> {
-        Ok(PortTap::new(self.socket.try_clone()?, self.snap as u16))
+        Ok(PortTap::new(self.socket.try_clone()?, self.snap as u16, self._charge.clone()))
     }
     /// Begins a packet with at most so many captured bytes, `bytes`; returns how many there may be.
     fn begin(&mut self, packet: &CapturedPacket<'_>, bytes: usize) -> usize {
@@ -131,9 +136,13 @@ impl PortTaps {
     pub fn new(udp_port: u16) -> PortTaps {
         PortTaps { taps: Vec::new(), udp_port }
     }
+    /// Removes taps whose readers have gone.
+    pub fn remove_left(&mut self) {
+        self.taps.retain(|tap| !tap.is_left());
+    }
     /// Adds a tap; false if there are too many.
     pub fn add(&mut self, tap: PortTap) -> bool {
-        self.taps.retain(|tap| !tap.is_left());
+        self.remove_left();
         let has_room = self.taps.len() < TAPS_MAX;
         if has_room {
             self.taps.push(tap);
@@ -224,7 +233,7 @@ mod tests {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair");
         let mut taps = PortTaps::new(4791);
-        assert!(taps.add(PortTap::new(ours, snap)));
+        assert!(taps.add(PortTap::new(ours, snap, None)));
         (taps, theirs)
     }
 
@@ -294,13 +303,13 @@ mod tests {
             let (ours, theirs) =
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair");
             readers.push(theirs);
-            PortTap::new(ours, 1)
+            PortTap::new(ours, 1, None)
         };
         assert!((1..TAPS_MAX).all(|_| taps.add(another())));
         assert!(!taps.add(another()));
         readers.remove(3);
         let (ours, _reader) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair");
-        assert!(taps.add(PortTap::new(ours, 1)));
+        assert!(taps.add(PortTap::new(ours, 1, None)));
     }
 }

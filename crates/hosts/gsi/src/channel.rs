@@ -4,6 +4,7 @@
 use crate::entry::{CmEntry, CmSession};
 use burst_control::cm::{CmEvent, CmEventKey, CmEventKind, CmId};
 use burst_control::events::{BACKLOG_MAX, EventLost, EventPipe, EventSink};
+use burst_ledger::{Account, Meter, Resource};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,13 +34,40 @@ pub struct CmChannel {
     /// The program's end, from which unread records are taken.
     read: OwnedFd,
     /// Admits one writer at a time, so that a migration keeps the order of records. Holds the length of this channel's backlog as
-    /// it was last added to `backlog_sum`.
+    /// it was last counted.
     gate: Mutex<usize>,
-    /// Length of the backlogs of all channels of the program, [`BACKLOG_MAX`] at most: a program that makes many channels and
-    /// reads none costs the daemon no more memory than one channel.
-    backlog_sum: Arc<AtomicUsize>,
+    unread: UnreadCmEvents,
     /// Whether the program has closed the channel.
     closed: AtomicBool,
+}
+
+/// How many events wait in the backlogs of a program's channels, [`BACKLOG_MAX`] at most, and of all programs of its user, as
+/// many as the user's share. A program that makes many channels, or a user who starts many programs, and reads none costs the
+/// daemon no more memory than that.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct UnreadCmEvents {
+    of_program: Arc<AtomicUsize>,
+    /// `None`: there are no users.
+    of_user: Option<Meter>,
+}
+
+impl UnreadCmEvents {
+    /// Those of a program of a user.
+    pub(crate) fn of(account: &Account) -> UnreadCmEvents {
+        let of_user = Some(Meter::new(account, Resource::UnreadEvent));
+        UnreadCmEvents { of_program: Arc::default(), of_user }
+    }
+    pub(crate) fn of_program(&self) -> usize {
+        self.of_program.load(Ordering::Relaxed)
+    }
+    fn has_room(&self) -> bool {
+        self.of_program() < BACKLOG_MAX && self.of_user.as_ref().is_none_or(Meter::has_room)
+    }
+    fn change(&self, before: usize, after: usize) {
+        // Relaxed: no other data depends on the sum. The addition may wrap for a moment.
+        self.of_program.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        self.of_user.iter().for_each(|meter| meter.change(before as u64, after as u64));
+    }
 }
 
 impl CmChannel {
@@ -48,7 +76,7 @@ impl CmChannel {
     /// # Errors
     /// When the process is out of descriptors.
     pub fn new() -> std::io::Result<CmChannel> {
-        CmChannel::sharing(Arc::default())
+        CmChannel::sharing(UnreadCmEvents::default())
     }
 
     /// A channel of a program, which shares the limit of the program's backlogs.
@@ -56,14 +84,14 @@ impl CmChannel {
     /// # Errors
     /// As [`CmChannel::new`].
     pub fn of(session: &CmSession) -> std::io::Result<CmChannel> {
-        CmChannel::sharing(session.backlog_sum.clone())
+        CmChannel::sharing(session.unread.clone())
     }
 
-    fn sharing(backlog_sum: Arc<AtomicUsize>) -> std::io::Result<CmChannel> {
+    fn sharing(unread: UnreadCmEvents) -> std::io::Result<CmChannel> {
         let (pipe, read) = EventPipe::new()?;
         // With a smaller pipe, records only go into the backlog earlier.
         let _ = rustix::pipe::fcntl_setpipe_size(&read, PIPE_BYTES);
-        Ok(CmChannel { pipe, read, gate: Mutex::new(0), backlog_sum, closed: AtomicBool::new(false) })
+        Ok(CmChannel { pipe, read, gate: Mutex::new(0), unread, closed: AtomicBool::new(false) })
     }
 
     /// A descriptor of the program's end, read-only. With a descriptor of the write end, a program could make that end
@@ -89,7 +117,7 @@ impl CmChannel {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if self.pipe.has_backlog() && self.backlog_sum.load(Ordering::Relaxed) >= BACKLOG_MAX {
+        if self.pipe.has_backlog() && !self.unread.has_room() {
             return Err(EventLost);
         }
         let written = self.pipe.write(records);
@@ -106,12 +134,11 @@ impl CmChannel {
         self.settle(&mut gate);
     }
 
-    /// Brings the sum of the program's backlogs up to date.
+    /// Brings the count of unread events up to date.
     fn settle(&self, gate: &mut usize) {
         let now = self.pipe.backlog_len();
         let before = std::mem::replace(gate, now);
-        // Relaxed: no other data depends on the sum. The addition may wrap for a moment.
-        self.backlog_sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        self.unread.change(before, now);
     }
 
     /// Writes whole records, at most PIPE_BUF bytes of them.
@@ -238,7 +265,8 @@ impl CmEntry {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        self.backlog_sum.fetch_sub(*self.enter(), Ordering::Relaxed);
+        let counted = *self.enter();
+        self.unread.change(counted, 0);
     }
 }
 
@@ -251,6 +279,7 @@ impl AsFd for CmChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 
     fn read_one(channel: &CmChannel) -> Option<CmEvent> {
         let mut record = [0; CmEvent::BYTES];
@@ -359,16 +388,18 @@ mod tests {
 
     #[test]
     fn programs_of_one_user_share_the_limit_of_the_backlog() {
-        let of_user = Arc::new(AtomicUsize::new(0));
-        let sessions = [0; 3].map(|_| CmSession::sharing(crate::entry::CmProgram::default(), of_user.clone()));
+        let all = Policy { share_percent: 100, reserve_percent: 0 };
+        let ledger = Ledger::new(Capacities::new(|_| BACKLOG_MAX as u64), all);
+        let of_user = ledger.account(AccountId::User(1001), false);
+        let sessions = [0; 3].map(|_| CmSession::of(crate::entry::CmProgram::default(), &of_user));
         let channels = [0, 1, 2].map(|n| CmChannel::of(&sessions[n]).expect("channel"));
         let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
         let lost = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record) == Err(EventLost)).count();
         assert_eq!((lost(&channels[0]), lost(&channels[1])), (0, 0));
         assert!(lost(&channels[2]) > 20_000, "a third program of the user reads no events, either");
-        assert_eq!(of_user.load(Ordering::Relaxed), BACKLOG_MAX);
+        assert_eq!(of_user.used(Resource::UnreadEvent), BACKLOG_MAX as u64);
         channels.iter().for_each(CmChannel::close);
-        assert_eq!(of_user.load(Ordering::Relaxed), 0);
+        assert_eq!(of_user.used(Resource::UnreadEvent), 0);
     }
 
     #[test]
@@ -379,7 +410,7 @@ mod tests {
         let lost = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record) == Err(EventLost)).count();
         assert_eq!((lost(&channels[0]), lost(&channels[1])), (0, 0));
         assert!(lost(&channels[2]) > 20_000, "the third is not read, either");
-        let sum = || session.backlog_sum.load(Ordering::Relaxed);
+        let sum = || session.backlog_len();
         assert_eq!(sum(), BACKLOG_MAX);
         assert!(CmChannel::new().expect("channel").write(&record).is_ok(), "other programs have a limit of their own");
         // Reading makes room.

@@ -1,12 +1,13 @@
 //! An id (`rdma_cm_id`), as control thread and worker share it: its program, its event channel, its route and its queue pair.
 
-use crate::channel::CmChannel;
+use crate::channel::{CmChannel, UnreadCmEvents};
 use burst_base::Qpn;
 use burst_base::verbs::QpType;
 use burst_cm::{BacklogPlace, ConnAttr, ConnParam, PathRecord};
 use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
+use burst_ledger::Account;
 use crossbeam_queue::SegQueue;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// A queue pair that the daemon moves through its states for the program.
@@ -38,7 +39,7 @@ pub struct CmSession {
     ended: AtomicBool,
     next: AtomicU32,
     /// Length of the backlogs of all of the program's channels.
-    pub(crate) backlog_sum: Arc<AtomicUsize>,
+    pub(crate) unread: UnreadCmEvents,
     /// Ids made for connect requests, for the control thread.
     pub arrivals: SegQueue<Arc<CmEntry>>,
 }
@@ -48,10 +49,10 @@ impl CmSession {
     pub fn new(program: CmProgram) -> CmSession {
         CmSession { program, ..CmSession::default() }
     }
-    /// A session of a program whose unread events count against the limit of all programs that share `backlog`: a user who starts
-    /// many programs and reads no events costs the daemon no more memory than one program.
-    pub fn sharing(program: CmProgram, backlog: Arc<AtomicUsize>) -> CmSession {
-        CmSession { program, backlog_sum: backlog, ..CmSession::default() }
+    /// A session of a program whose unread events count against its user's share: a user who starts many programs and reads no
+    /// events takes no memory from others.
+    pub fn of(program: CmProgram, account: &Account) -> CmSession {
+        CmSession { program, unread: UnreadCmEvents::of(account), ..CmSession::default() }
     }
     /// Marks the program as gone: it gets no new ids.
     pub fn end(&self) {
@@ -63,7 +64,7 @@ impl CmSession {
     }
     /// Length of the backlogs of all of the program's channels.
     pub fn backlog_len(&self) -> usize {
-        self.backlog_sum.load(Ordering::Relaxed)
+        self.unread.of_program()
     }
     /// A number for an id that is made for a connect request.
     pub(crate) fn next_id(&self) -> u32 {

@@ -4,13 +4,14 @@ use crate::authority::ClientProcess;
 use crate::descriptors::OWN_DESCRIPTORS;
 use crate::host::Host;
 use crate::limits::{
-    CM_IDS_MAX, CONTEXTS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX, SESSIONS_MAX, URMA_JFCS_MAX,
-    URMA_PEERS_MAX, URMA_REQUESTS_MAX, XRC_DOMAINS_MAX, XRC_SRQS_MAX,
+    CM_IDS_MAX, CONTEXTS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX, SESSIONS_MAX, UNREAD_EVENTS_MAX,
+    URMA_JFCS_MAX, URMA_PEERS_MAX, URMA_REQUESTS_MAX, XRC_DOMAINS_MAX, XRC_SRQS_MAX,
 };
 use crate::owners::ancestor;
 use burst_base::Qpn;
 use burst_control::Response;
 use burst_control::monitor::{UserPage, UserResource, UserTime, UserUse, UserWork};
+use burst_engine::tap::TAPS_MAX;
 use burst_ledger::{Account, AccountId, AccountUse, Capacities, Resource, WorkSum};
 use burst_mem::key::INDEX_MAX;
 use std::fs;
@@ -56,6 +57,7 @@ pub(crate) fn capacities(devices: u32, workers: usize, descriptors: u64) -> Capa
         Resource::Mapping => mappings,
         Resource::QueueBytes => queue_bytes,
         Resource::AddressSpace => address_space,
+        Resource::Capture => devices * TAPS_MAX as u64,
         other => device_objects(other).map_or_else(|| fixed(other), per_device),
     })
 }
@@ -84,6 +86,7 @@ fn fixed(resource: Resource) -> u64 {
         Resource::Key => INDEX_MAX as u64,
         Resource::XrcSrq => XRC_SRQS_MAX.into(),
         Resource::CmId => CM_IDS_MAX,
+        Resource::UnreadEvent => UNREAD_EVENTS_MAX,
         Resource::Port => PORTS_MAX,
         Resource::UrmaJfc => URMA_JFCS_MAX,
         Resource::UrmaRequest => URMA_REQUESTS_MAX,
@@ -232,6 +235,7 @@ mod tests {
             Resource::Channel | Resource::Dm | Resource::CmChannel | Resource::Descriptor => {
                 "the daemon's limit of open files (LimitNOFILE=), less 64".into()
             }
+            Resource::Capture => format!("{TAPS_MAX} for each device"),
             Resource::Xrcd => format!("as descriptors, {XRC_DOMAINS_MAX} at most"),
             Resource::WorkerNumber => format!("{WORKERS_MAX}, less the daemon's own"),
             Resource::Mapping => "vm.max_map_count, less 4,096".into(),
@@ -249,6 +253,7 @@ mod tests {
         let words = |scope: &Scope| {
             let most = match (scope, resource) {
                 (Scope::Device, _) => u64::from(device_objects(resource).expect("an object of a device")),
+                (Scope::Port, Resource::Capture) => TAPS_MAX as u64,
                 (Scope::Port, _) => GROUPS_MAX.into(),
                 (Scope::Worker, Resource::Qp) => QPS_MAX.into(),
                 (Scope::Worker, _) => CONNECTIONS_MAX.into(),
@@ -257,7 +262,7 @@ mod tests {
                 (Scope::Node, Resource::Mw) => SEGMENTS_MAX as u64,
                 (Scope::Node, _) => OBJECTS_MAX as u64,
             };
-            let least = if *scope == Scope::Port { " (`packet`: 64)" } else { "" };
+            let least = if resource == Resource::Group { " (`packet`: 64)" } else { "" };
             format!("{}: {most}{least}", scope.words())
         };
         resource.scopes().iter().map(words).collect::<Vec<_>>().join("; ")

@@ -5,6 +5,7 @@ use crate::refusal::refuse;
 use burst_base::gid::gid_of;
 use burst_base::{DeviceId, Nanos};
 use burst_control::{DeviceInfo, GidInfo, Impairment, Refusal};
+use burst_engine::tap::TAPS_MAX;
 use burst_ledger::{Policy, Resource, Scope, SharePool};
 use burst_port::{PortAddr, PortCaps};
 
@@ -21,6 +22,8 @@ pub struct HostDevice {
     pub objects: DeviceObjects,
     /// Places for multicast groups at the port.
     pub(crate) groups: SharePool,
+    /// Places for captures of the port's packets.
+    pub(crate) captures: SharePool,
     /// Places for objects, by kind; `None` for regions, of which a device may have as many as the daemon has keys.
     pub(crate) places: [Option<SharePool>; DeviceObject::ALL.len()],
     /// Options of `impair` that were set while the daemon runs, and when they end.
@@ -136,6 +139,11 @@ pub struct PortChanges {
     pub gids: bool,
 }
 
+/// The pool of captures of a port.
+fn taps(policy: Policy) -> SharePool {
+    SharePool::new(Resource::Capture, Scope::Port, TAPS_MAX as u64, policy)
+}
+
 /// The pools of a device: groups of its port, and objects by kind.
 fn pools(groups: u64, policy: Policy) -> (SharePool, [Option<SharePool>; DeviceObject::ALL.len()]) {
     let of = |kind: DeviceObject| {
@@ -149,15 +157,17 @@ impl HostDevice {
     /// A device whose port is `caps`.
     pub fn new(id: DeviceId, caps: PortCaps) -> HostDevice {
         let last_reported = PortReport { up: caps.up, addrs: caps.addrs.clone() };
-        let (groups, places) = pools(u64::from(GROUPS_MAX), Policy::default());
-        HostDevice { id, caps, last_reported, objects: DeviceObjects::default(), groups, places, impairment: None }
+        let policy = Policy::default();
+        let (groups, places) = pools(u64::from(GROUPS_MAX), policy);
+        let (objects, captures) = (DeviceObjects::default(), taps(policy));
+        HostDevice { id, caps, last_reported, objects, groups, captures, places, impairment: None }
     }
 
     /// Shares the device's objects by `policy`, and as many multicast groups as the port can be in at the same time.
     #[must_use]
     pub fn with_groups(self, port_max: usize, policy: Policy) -> HostDevice {
         let (groups, places) = pools((port_max as u64).min(u64::from(GROUPS_MAX)), policy);
-        HostDevice { groups, places, ..self }
+        HostDevice { groups, places, captures: taps(policy), ..self }
     }
 
     /// The changes since the last call; `None` if nothing has changed.

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`host`] | devices, workers, and the numbers that contexts share |
 //! | [`options`] | settings |
-//! | [`session`] | one client |
+//! | [`session`], `session_number` | one client, and its number |
 //! | [`packet`] | its requests as bytes |
 //! | [`authority`] | which users see what, and which programs have a privilege |
 //! | [`context`] | the objects of one context |
@@ -62,6 +62,7 @@ pub mod random;
 pub mod refusal;
 pub mod reply;
 pub mod session;
+mod session_number;
 pub mod trim;
 pub mod upkeep;
 mod urma_peers;
@@ -75,5 +76,6 @@ pub use clock::Clock;
 pub use host::Host;
 pub use options::{HostOptions, URMA_LANES_MAX, WorkerMode};
 pub use packet::PacketAnswer;
-pub use session::{Session, SessionNumber};
+pub use session::Session;
+pub use session_number::SessionNumber;
 pub use upkeep::{SessionTable, Upkeep};

@@ -1,6 +1,7 @@
 //! The limits of every device, as `ibv_query_device` reports them.
 
 use burst_control::Limits;
+use burst_control::events::BACKLOG_MAX;
 use burst_mem::key::INDEX_MAX;
 use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
 use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
@@ -11,6 +12,9 @@ pub const SESSIONS_MAX: usize = 16_384;
 pub const CONTEXTS_MAX: u32 = 1 << 16;
 /// Maximum number of communication ids of all programs.
 pub const CM_IDS_MAX: u64 = 1 << 19;
+/// Maximum number of events of connection management that wait in the daemon for all programs that do not read: 512 bytes each.
+/// One program has a quarter at most.
+pub const UNREAD_EVENTS_MAX: u64 = 4 * BACKLOG_MAX as u64;
 /// Maximum number of bound addresses of all users: as many as there are ephemeral ports. So whatever numbers a user has bound, an
 /// id that chooses none finds one, as long as its own user's share has room.
 pub const PORTS_MAX: u64 = 60_999 - 32_768 + 1;

@@ -15,6 +15,7 @@ use crate::lent::is_lenders;
 use crate::log_limit::LogCause;
 use crate::refusal::{refuse, system};
 use crate::reply::ReplyParts;
+use crate::session_number::SessionNumber;
 use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos};
 use burst_control::cm::CmId;
@@ -37,15 +38,6 @@ pub const ENDED_AT_ONCE: usize = 256;
 
 /// A reply and the descriptors to send with it.
 pub type ReplyWithFds = (Reply, Vec<OwnedFd>);
-
-/// The number of a session, which no other session of the host has had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionNumber(pub u64);
-
-impl SessionNumber {
-    /// Less than any.
-    pub(crate) const MIN: SessionNumber = SessionNumber(0);
-}
 
 /// One client.
 pub struct Session {
@@ -215,7 +207,7 @@ impl Session {
             Request::Impair { device, options, time_ns } => {
                 host.impair(self.caller.process.uid, device, options, Nanos(time_ns))
             }
-            Request::Capture { device, snap } => host.capture(self.caller.process.uid, device, snap),
+            Request::Capture { device, snap } => host.capture(&self.caller, device, snap),
             Request::Stats => Ok(Response::Stats(host.stats()).into()),
             Request::Crashes => Ok(Response::Crashes(host.crashes_for(self.caller.process.uid)).into()),
             Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),

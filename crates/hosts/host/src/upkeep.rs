@@ -7,7 +7,8 @@
 
 use crate::host::Host;
 use crate::log_limit::{LinesLeftOut, LogCause};
-use crate::session::{Session, SessionNumber};
+use crate::session::Session;
+use crate::session_number::SessionNumber;
 use burst_base::Nanos;
 use burst_netif::watch::Watch;
 use std::os::fd::BorrowedFd;

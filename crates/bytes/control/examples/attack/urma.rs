@@ -163,8 +163,8 @@ pub(crate) fn silent(attacker: &mut Attacker) -> Outcome {
     Ok(())
 }
 
-/// A victim: registers a segment without token that peers may write, prints "segment", its token id and address, and ends with the
-/// word "written" if somebody has.
+/// A victim: registers a segment without token that peers may write, prints "segment", its token id and address, and ends with
+/// the word "written" if one has.
 pub(crate) fn open_segment(attacker: &mut Attacker) -> Outcome {
     let (mut client, ..) = open(attacker)?;
     let pd = attacker.handle(&mut client, &Request::AllocPd)?;

@@ -118,7 +118,7 @@ impl ApertureMapping {
             self.faults.wake(self.page_at(page), PAGE);
         }
     }
-    /// Brings a page that is missing: nobody has used it yet, or the program has dropped it (`madvise`). Another thread's fault may
+    /// Brings a page that is missing: it was not used yet, or the program has dropped it (`madvise`). Another thread's fault may
     /// have brought it meanwhile: a page that is there stays.
     fn bring(&self, state: &mut ApertureState, page: usize) -> Result<(), Status> {
         state.present[page] = false;

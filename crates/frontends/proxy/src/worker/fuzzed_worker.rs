@@ -1,5 +1,5 @@
-//! A worker for fuzz targets (`--cfg fuzzing`) and tests: a peer that the configuration lists sends it whatever the input says, while
-//! programs connect, write, read and go, and descriptors run out.
+//! A worker for fuzz targets (`--cfg fuzzing`) and tests: a peer that the configuration lists sends it whatever the input says,
+//! while programs connect, write, read and go, and descriptors run out.
 //!
 //! Messages come as the control thread would pass them on. There is no RDMA device, so batches come by the control channel.
 

@@ -90,8 +90,8 @@ impl Streams {
         Ok(())
     }
 
-    /// The next connection whose peer has not answered in time; it has to go by TCP. Each connection that it looks at takes one of
-    /// `steps`; when none is left, the timer expires at once.
+    /// The next connection whose peer has not answered in time; it has to go by TCP. Each connection that it looks at takes one
+    /// of `steps`; when none is left, the timer expires at once.
     pub(super) fn take_unanswered(&mut self, env: &mut WorkerEnv, now: Instant, steps: &mut usize) -> Option<ByTcp> {
         while *steps > 0
             && let Some((deadline, key)) = self.opening.front().copied()

@@ -117,7 +117,7 @@ struct PeerPlace {
     imports: u32,
     /// Those of programs in other processes.
     programs: BTreeSet<UrmaImport>,
-    /// Its imports end in steps; until then nobody imports from it.
+    /// Its imports end in steps; until then no program imports from it.
     is_leaving: bool,
     /// When a program first asked for another address in this place, and the node had not answered.
     contested_at: Option<Nanos>,
@@ -256,6 +256,10 @@ impl UrmaEndpoint {
     /// Its packets are captured.
     pub(crate) fn add_tap(&mut self, tap: PortTap) -> bool {
         self.slot.taps.add(tap)
+    }
+    /// Captures end whose readers have gone.
+    pub(crate) fn remove_left_taps(&mut self) {
+        self.slot.taps.remove_left();
     }
     /// Own address.
     pub fn address(&self) -> IpAddr {

@@ -129,6 +129,11 @@ impl UrmaEndpoints {
     pub fn of_device(&self, device: DeviceId) -> impl Iterator<Item = &EndpointSlot> {
         self.slots.iter().filter(move |slot| slot.device == Some(device))
     }
+    /// Ends the taps of a device's endpoints whose readers have gone.
+    pub fn remove_left_taps(&mut self, device: DeviceId) {
+        let slots = self.slots.iter_mut().filter(|slot| slot.device == Some(device));
+        slots.for_each(|slot| slot.endpoint.remove_left_taps());
+    }
     /// Each endpoint of a device gets one of the taps.
     pub fn add_taps(&mut self, device: DeviceId, taps: Vec<PortTap>) {
         let slots = self.slots.iter_mut().filter(|slot| slot.device == Some(device));

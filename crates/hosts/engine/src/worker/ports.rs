@@ -53,6 +53,14 @@ impl Worker {
         wrapper.set(spec.as_ref(), until);
     }
 
+    /// Ends captures of the device whose readers have gone.
+    pub fn end_captures(&mut self, device: DeviceId) {
+        self.ports[device.index()].taps.remove_left();
+        if let Some(urma) = &mut self.urma {
+            urma.remove_left_taps(device);
+        }
+    }
+
     /// Packets of the device, those of URMA included, are captured. False if there are too many taps.
     pub fn capture(&mut self, device: DeviceId, tap: PortTap) -> bool {
         let endpoints = self.urma.as_ref().map_or(0, |urma| urma.of_device(device).count());

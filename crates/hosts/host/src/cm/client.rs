@@ -5,7 +5,7 @@ use crate::authority::{Caller, ClientProcess};
 use crate::host::Host;
 use crate::refusal::{refuse, system};
 use crate::reply::ReplyParts;
-use crate::session::SessionNumber;
+use crate::session_number::SessionNumber;
 use burst_base::verbs::QpType;
 use burst_cm::Fold;
 use burst_control::cm::{CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
@@ -58,12 +58,7 @@ impl CmClient {
         let name = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
         let ClientProcess { pid, uid } = caller.process;
         let program = CmProgram { name, pid, uid };
-        // A privileged user's program has a limit of its own for unread events, so one that reads none takes nothing from the
-        // user's others. All programs of another user share one limit.
-        let session = match caller.account.is_privileged() {
-            true => CmSession::new(program),
-            false => CmSession::sharing(program, caller.account.unread_events()),
-        };
+        let session = CmSession::of(program, &caller.account);
         CmClient {
             session: Arc::new(session),
             caller,

@@ -5,7 +5,7 @@ use super::ports::PortTable;
 use super::route::RouteTable;
 use super::waits::HopWaits;
 use crate::clock::Clock;
-use crate::session::SessionNumber;
+use crate::session_number::SessionNumber;
 use burst_base::Nanos;
 use burst_cm::Fold;
 use burst_control::cm::{CmEvent, CmId};

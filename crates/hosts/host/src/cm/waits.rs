@@ -1,13 +1,14 @@
 //! The ids of all programs that wait for next hops, indexed by next hop, by deadline and by when they began to wait.
 //!
-//! A next hop that answers, or a change of routes, may concern all ids that wait. They go on in passes: [`HopWaits::take_due`] gives
-//! one after the other, and whoever takes them stops after a number of its own. What is left is due at once in the next pass. An id
-//! that looks its next hop up again and waits again has a later number, so it is not taken twice for one change. Neither a pass in
-//! which nothing is due nor the search for the earliest deadline depends on how many ids wait, or on how many programs there are.
+//! A next hop that answers, or a change of routes, may concern all ids that wait. They go on in passes:
+//! [`HopWaits::take_due`] gives one after the other, and its caller stops after a bounded number. What is left is due at once in
+//! the next pass. An id that looks its next hop up again and waits again has a later number, so it is not taken twice for one
+//! change. Neither a pass in which nothing is due nor the search for the earliest deadline depends on how many ids wait, or on
+//! how many programs there are.
 
 use super::hops::{HopChange, HopChanges, PendingHop};
 use super::id::HopWait;
-use crate::session::SessionNumber;
+use crate::session_number::SessionNumber;
 use burst_base::Nanos;
 use burst_control::cm::CmId;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

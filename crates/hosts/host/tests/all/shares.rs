@@ -4,10 +4,12 @@ use burst_base::verbs::{AhAttr, MwType, QpType};
 use burst_control::cm::{CmAddr, CmCommand, CmData, CmReply, ConnParam, PortSpace};
 use burst_control::urma_calls::{UrmaCall, UrmaJettyAttr};
 use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response, SrqInitAttr, XrcSrqAttr};
+use burst_engine::tap::TAPS_MAX;
 use burst_host::{ClientProcess, Host, HostOptions, Session};
 use burst_ledger::{AccountId, Resource, Scope};
 use std::cell::Cell;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 
 thread_local! {
     /// The number of the target that all programs may open.
@@ -81,6 +83,7 @@ impl Hostile {
             }
             Resource::CmId => return program.create_id(host, count),
             Resource::CmChannel => Request::CmChannel { channel: count },
+            Resource::UnreadEvent => return program.leave_event_unread(host),
             Resource::UrmaJfc => {
                 let cq = program.cq;
                 program.open_node(host)?;
@@ -106,6 +109,7 @@ impl Hostile {
                 let xrc = Some(XrcSrqAttr { xrcd, cq: program.cq });
                 Request::CreateSrq(SrqInitAttr { pd, max_wr: 1, max_sge: 1, limit: 0, cookie: 0, xrc })
             }
+            Resource::Capture => Request::Capture { device: 0, snap: 64 },
             Resource::WorkerNumber => Request::Lend,
         };
         program.ask(host, request).map(drop)
@@ -136,6 +140,12 @@ fn group(number: u32) -> [u8; 16] {
 
 fn gid(ip: [u8; 4]) -> [u8; 16] {
     std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets()
+}
+
+/// How many writes of events were lost.
+fn lost_events(host: &Host) -> u64 {
+    let numbers = host.cm_stats().numbers;
+    numbers.into_iter().find(|(name, _)| name == "event writes lost").expect("a number").1
 }
 
 /// An import from a host.
@@ -235,6 +245,34 @@ fn honest_program(host: &mut Host, uid: u32) {
     program.end(host);
 }
 
+/// Those of another user, and of root.
+fn honest_programs(host: &mut Host) {
+    let root = rustix::process::geteuid().as_raw();
+    [BYSTANDER, root].into_iter().for_each(|uid| honest_program(host, uid));
+}
+
+#[test]
+fn root_captures_as_often_as_a_port_may_have_taps_and_what_has_ended_is_free() {
+    let mut host = host(50);
+    let mut root = Program::connect(&mut host, rustix::process::geteuid().as_raw()).expect("a program");
+    let before = host.ledger.used(Resource::Descriptor);
+    // The reader's end, which the program would get, is closed with the reply: its capture has ended.
+    for _ in 0..3 * TAPS_MAX {
+        root.ask(&mut host, Request::Capture { device: 0, snap: 64 }).expect("room");
+        assert_eq!(host.ledger.used(Resource::Capture), 1);
+    }
+    assert_eq!(host.ledger.used(Resource::Descriptor), before + 1);
+    let mut readers = Vec::new();
+    while readers.len() < TAPS_MAX {
+        readers.push(root.readers(&mut host).expect("room"));
+    }
+    let refusal = root.readers(&mut host).expect_err("there are as many as may be");
+    assert_eq!(refusal.errno, libc::EBUSY, "{}", refusal.sentence);
+    readers.pop();
+    root.readers(&mut host).expect("the last reader has gone");
+    root.end(&mut host);
+}
+
 /// The rows of the table of resources: of the daemon, and in single objects.
 fn rows() -> Vec<(Resource, Option<Scope>)> {
     let of = |resource: &Resource| {
@@ -277,8 +315,19 @@ fn drive((resource, scope): (Resource, Option<Scope>)) {
         }
     };
     let sentence = &refusal.sentence;
-    if resource == Resource::WorkerNumber {
-        // Only programs of the daemon's own user get one: no other user has a share.
+    if resource == Resource::UnreadEvent {
+        // Nothing is refused: the program loses its own events.
+        let accounts = host.ledger.uses(0);
+        let account = accounts.iter().find(|account| account.id == AccountId::User(HOSTILE)).expect("the account");
+        let row = account.resources.iter().find(|row| row.resource == resource).expect("a row");
+        assert!(row.used > 0 && row.used == row.limit && host.ledger.used(resource) == row.used, "{row:?}");
+        honest_programs(&mut host);
+        hostile.programs.drain(..).chain([owner]).for_each(|program| program.end(&mut host));
+        assert!(crate::common::is_all_given_back(&host), "after {row:?}");
+        return;
+    }
+    if matches!(resource, Resource::WorkerNumber | Resource::Capture) {
+        // Only programs of root and of the daemon's own user get one: no other user has a share.
         assert_eq!((refusal.errno, hostile.count), (libc::EPERM, 1), "{sentence}");
         hostile.programs.drain(..).chain([owner]).for_each(|program| program.end(&mut host));
         return;
@@ -296,8 +345,7 @@ fn drive((resource, scope): (Resource, Option<Scope>)) {
         let place = account.places.iter().find(|place| (place.resource, place.scope) == (resource, scope));
         assert!(place.is_some_and(|place| place.used > 0 && place.used == place.limit), "{row:?} is shown: {place:?}");
     }
-    let root = rustix::process::geteuid().as_raw();
-    [BYSTANDER, root].into_iter().for_each(|uid| honest_program(&mut host, uid));
+    honest_programs(&mut host);
     assert!(take(&mut hostile, &mut host).is_err(), "{row:?}: an honest program changed the share");
     hostile.programs.drain(..).chain([owner]).for_each(|program| program.end(&mut host));
     if !crate::common::is_all_given_back(&host) {
@@ -461,6 +509,12 @@ fn an_admitted_session_is_charged_until_it_is_dropped() {
 }
 
 impl Program {
+    /// Captures packets; the sockets by which they come.
+    fn readers(&mut self, host: &mut Host) -> Result<Vec<OwnedFd>, Refusal> {
+        let fds = self.as_mut().foreign(host, Vec::new());
+        Ok(self.as_mut().handle(host, Request::Capture { device: 0, snap: 64 }, fds)?.fds)
+    }
+
     /// The request for a queue pair.
     fn queue_pair(&self, qp_type: QpType) -> Request {
         queue_pair(self.pd, self.cq, qp_type)
@@ -548,6 +602,24 @@ impl Program {
         let cq = self.cq;
         let jfc = self.urma(host, UrmaCall::CreateJfc { cq })?;
         Ok(UrmaCall::CreateJetty(UrmaJettyAttr { mode: 1, jfc, depth, ..UrmaJettyAttr::default() }))
+    }
+
+    /// Lets an event be written that the program does not read.
+    ///
+    /// # Errors
+    /// The event is lost.
+    fn leave_event_unread(&mut self, host: &mut Host) -> Result<(), Refusal> {
+        const ID: u32 = 1 << 20;
+        if !self.has_events {
+            self.create_id(host, ID)?;
+        }
+        let lost = lost_events(host);
+        let dst = CmAddr { ip: IpAddr::from([10, 0, 0, 1]), port: 7, scope: 0 };
+        self.command(host, CmCommand::ResolveAddr { id: ID, src: None, dst, timeout_ms: 1000 })?;
+        match lost_events(host) == lost {
+            true => Ok(()),
+            false => Err(Refusal { errno: libc::ENOBUFS, sentence: "an event was lost".into() }),
+        }
     }
 
     /// Creates a communication id.

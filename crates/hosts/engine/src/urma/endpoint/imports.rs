@@ -90,8 +90,8 @@ impl UrmaEndpoint {
             self.forget(cna);
         }
     }
-    /// Imports of programs that have to end, `most` of them at most; none if no others are left. To be called again when they have
-    /// ended: a place without imports is free then.
+    /// Imports of programs that have to end, `most` of them at most; none if no others are left. To be called again when they
+    /// have ended: a place without imports is free then.
     pub(crate) fn take_leaving(&mut self, most: usize) -> Vec<UrmaImport> {
         let PeerTable { places, leaving, last } = &mut self.peers;
         while let Some(cna) = leaving.last() {

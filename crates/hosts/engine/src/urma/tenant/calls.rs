@@ -60,8 +60,8 @@ impl ImportCall {
 }
 
 /// Ends imports from a node that has not answered, and whose place on the bus is another one's from now on, from the last on.
-/// Jetties that are bound to one of them move to ERROR: what is posted to them must not reach the other node. Each import and each
-/// such Jetty is a step; returns how many of `steps` are left.
+/// Jetties that are bound to one of them move to ERROR: what is posted to them must not reach the other node. Each import and
+/// each such Jetty is a step; returns how many of `steps` are left.
 pub(crate) fn displace(
     imports: &mut Vec<UrmaImport>,
     tenants: &mut ByNumber<UrmaTenant>,
