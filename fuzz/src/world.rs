@@ -602,7 +602,7 @@ impl World {
             112..=119 => self.work(),
             120..=123 => {
                 self.time.fetch_add(u64::from(tape.half()) << (tape.byte() % 24), Relaxed);
-                self.upkeep.run(&mut self.host, &mut self.programs, tape.byte() & 1 == 1);
+                self.upkeep.run(&mut self.host, self.programs.as_mut_slice(), tape.byte() & 1 == 1);
             }
             124 | 125 => self.programs[at].session.fail_queue_pairs(&mut self.host),
             _ => self.restart(at),
@@ -648,11 +648,28 @@ impl World {
         honest.session.end(&mut self.host);
     }
 
+    /// Lets the time pass in which connections that have ended are forgotten: their peers do not answer, and TIMEWAIT.
+    fn forget_connections(&mut self) {
+        /// The greatest time between two passes, and how many there are at most.
+        const JUMP_NS: u64 = 250_000_000;
+        const JUMPS_MAX: u32 = 1000;
+        self.host.post_cm_jobs();
+        for _ in 0..JUMPS_MAX {
+            self.work();
+            let mut numbers = self.host.cm_stats().numbers.into_iter();
+            if numbers.any(|(name, count)| name == "connections" && count == 0) {
+                return;
+            }
+            self.time.fetch_add(JUMP_NS, Relaxed);
+        }
+    }
+
     /// Ends all programs; nothing may be left.
     pub fn end(mut self) {
         for program in &mut self.programs {
             program.session.end(&mut self.host);
         }
+        self.forget_connections();
         let World { host, programs, .. } = self;
         assert_eq!(host.contexts.taken(), 0);
         drop(programs);

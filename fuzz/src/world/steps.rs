@@ -19,7 +19,7 @@ impl World {
             96..=111 => self.work(),
             112..=117 => {
                 self.time.fetch_add(u64::from(tape.half()) << (tape.byte() % 24), Relaxed);
-                self.upkeep.run(&mut self.host, &mut self.programs, tape.byte() & 1 == 1);
+                self.upkeep.run(&mut self.host, self.programs.as_mut_slice(), tape.byte() & 1 == 1);
             }
             118..=121 => {
                 let theirs = (self.programs[1 - at].urma.token_id, self.programs[1 - at].urma.jetty);
@@ -98,7 +98,7 @@ impl World {
             96..=119 => self.work(),
             120..=123 => {
                 self.time.fetch_add(u64::from(tape.half()) << (tape.byte() % 20), Relaxed);
-                self.upkeep.run(&mut self.host, &mut self.programs, tape.byte() & 1 == 1);
+                self.upkeep.run(&mut self.host, self.programs.as_mut_slice(), tape.byte() & 1 == 1);
             }
             _ => {
                 self.restart(at);

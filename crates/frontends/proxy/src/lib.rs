@@ -24,9 +24,9 @@ mod rdma;
 mod serve;
 mod sys;
 mod tls;
-#[cfg(not(fuzzing))]
+#[cfg(not(any(test, fuzzing)))]
 mod worker;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub mod worker;
 
 use std::fmt::Display;

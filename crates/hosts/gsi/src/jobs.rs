@@ -10,6 +10,7 @@ use burst_base::{DeviceId, Nanos};
 use burst_cm::service::{self, service_id};
 use burst_cm::{Backlog, CmError, ConnParam, ConnectParams, EndParams, Listener, PathRecord, Transport};
 use burst_control::cm::{CmData, CmEvent, CmEventKind, PortSpace};
+use burst_ledger::Charge;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,8 +50,8 @@ pub enum CmJob {
     Notify(Arc<CmEntry>),
     /// Sends a DREQ.
     Disconnect(Arc<CmEntry>),
-    /// Ends the id's connection, whatever its state.
-    Destroy(Arc<CmEntry>),
+    /// Ends the id's connection, whatever its state. What it costs is given back when the connection manager has forgotten it.
+    Destroy(Arc<CmEntry>, Option<Box<Charge>>),
     /// Moves a queue pair to ERR, if it is this worker's.
     FailQp(CmQpRef),
     /// Retries a full channel from now on.
@@ -100,8 +101,13 @@ impl GsiAgent {
         self.machine.unlisten(|owner| Arc::ptr_eq(owner, entry));
     }
 
-    fn carry_out_one(&mut self, now: Nanos, worker: &mut dyn WorkerAccess, job: CmJob) {
+    fn carry_out_one(&mut self, now: Nanos, worker: &mut dyn WorkerAccess, mut job: CmJob) {
         let GsiAgent { machine, io, .. } = self;
+        if let CmJob::Destroy(entry, charge) = &mut job
+            && let Some(charge) = charge.take()
+        {
+            machine.keep_cost(entry.conn(), charge);
+        }
         let conn = |entry: &Arc<CmEntry>| entry.conn();
         let failed = match &job {
             CmJob::Connect(entry, request) => return self.connect(now, worker, entry, request),
@@ -132,7 +138,7 @@ impl GsiAgent {
                 io.retry_later(now, channel.clone());
                 None
             }
-            CmJob::Destroy(entry) => {
+            CmJob::Destroy(entry, _) => {
                 machine.destroy(now, conn(entry), &mut AgentEffects { now, worker, io });
                 None
             }

@@ -10,6 +10,7 @@ use crate::message::Mad;
 use crate::table::ConnKey;
 use burst_base::Nanos;
 use burst_wire::MAD_LEN;
+use std::any::Any;
 
 /// First wait for an answer: many round trips of a data centre, and a scheduling delay of the peer.
 pub const FIRST_TIMEOUT: Nanos = Nanos::from_ms(80);
@@ -70,6 +71,8 @@ impl CmState {
 #[derive(Debug)]
 pub(crate) struct Conn<O> {
     pub owner: Option<O>,
+    /// What it costs an owner that has ended, given back when the connection is forgotten.
+    pub cost: Option<Box<dyn Any + Send>>,
     pub state: CmState,
     pub path: PathRecord,
     pub id: u32,
@@ -115,6 +118,7 @@ impl<O> Conn<O> {
     pub fn new(state: CmState, path: PathRecord, now: Nanos) -> Conn<O> {
         Conn {
             owner: None,
+            cost: None,
             state,
             path,
             id: 0,

@@ -6,6 +6,7 @@ use crate::machine::{Cm, CmError};
 use crate::message::{Apr, Drep, Dreq, Lap, Mad, Rej, reject};
 use crate::source::Question;
 use burst_base::{Nanos, Qpn, Reason};
+use std::any::Any;
 
 /// APR status: the connection is unknown.
 const APR_INVALID_COMM_ID: u8 = 1;
@@ -177,6 +178,14 @@ impl<O> Cm<O> {
         let status = if known { APR_UNSUPPORTED } else { APR_INVALID_COMM_ID };
         let apr = Apr { local_id: lap.remote_id, remote_id: lap.local_id, status, ..Apr::default() };
         Self::answer(path, mad.tid, apr.into(), &[], fx);
+    }
+
+    /// A connection whose owner is about to end keeps this until it is forgotten: it takes a place of the table as long as the
+    /// peer has not answered, and in TIMEWAIT. Without the connection it is dropped.
+    pub fn keep_cost(&mut self, id: u32, cost: Box<dyn Any + Send>) {
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.cost = Some(cost);
+        }
     }
 
     /// Ends a connection whose owner has ended: the peer is notified according to the state; no event is reported here.

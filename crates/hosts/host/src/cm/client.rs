@@ -321,7 +321,7 @@ impl CmClient {
 fn reject_arrival(host: &mut Host, entry: Arc<CmEntry>) {
     entry.end();
     let worker = entry.worker.load(Ordering::Relaxed);
-    host.cm.job(worker, CmJob::Destroy(entry));
+    host.cm.job(worker, CmJob::Destroy(entry, None));
 }
 
 /// Releases everything that an id holds.
@@ -348,7 +348,7 @@ fn end_id(host: &mut Host, id: HostCmId) {
         CmIdStage::Listening => host.cm.listeners -= 1,
         CmIdStage::Connected | CmIdStage::Requested => {
             let worker = id.entry.worker.load(Ordering::Relaxed);
-            host.cm.job(worker, CmJob::Destroy(id.entry));
+            host.cm.job(worker, CmJob::Destroy(id.entry, Some(Box::new(id.charge))));
         }
         CmIdStage::Idle | CmIdStage::Resolving | CmIdStage::Addressed => {}
     }

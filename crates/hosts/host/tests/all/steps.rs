@@ -5,7 +5,7 @@ use crate::common::{Program, host_of_port, options};
 use burst_base::verbs::QpType;
 use burst_base::{Nanos, Reason};
 use burst_control::Request;
-use burst_control::cm::{CmAddr, CmCommand, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmData, ConnParam, PortSpace};
 use burst_frame::TxBatch;
 use burst_host::{Host, Session, SessionNumber, SessionTable, Upkeep};
 use burst_ledger::Resource;
@@ -138,6 +138,27 @@ fn ids_whose_waits_are_over_together_go_on_in_several_passes() {
         }
         sessions.programs.into_values().for_each(|program| program.end(&mut host));
     }
+}
+
+/// A connection whose peer does not answer the DREQ takes a place of the worker's table, and its user's share, until it is
+/// forgotten, also after its id has ended.
+#[test]
+fn an_id_that_has_ended_costs_its_user_as_long_as_its_connection_is_there() {
+    let mut host = crate::common::host(90);
+    let mut program = with_ids(&mut host, 2);
+    let own = CmAddr { ip: "10.0.0.1".parse().expect("ip"), port: 7, scope: 0 };
+    program.command(&mut host, CmCommand::ResolveAddr { id: 1, src: None, dst: own, timeout_ms: 1000 }).expect("known");
+    let data = CmData::new(&[]).expect("short");
+    program
+        .command(&mut host, CmCommand::Connect { id: 1, qp: None, param: ConnParam::default(), data })
+        .expect("sent");
+    assert_eq!(host.ledger.used(Resource::CmId), 2);
+    for id in [1, 2] {
+        program.command(&mut host, CmCommand::Destroy { id, read: 0 }).expect("ended");
+    }
+    // A request that no peer has answered is forgotten at once, by the worker.
+    program.end(&mut host);
+    assert!(crate::common::is_all_given_back(&host));
 }
 
 #[test]

@@ -219,12 +219,16 @@ impl Program {
 
     /// The program has exited: a step of the end of its session.
     pub fn end_some(&mut self, host: &mut Host, budget: usize) -> bool {
-        self.session.end_some(host, budget)
+        let is_over = self.session.end_some(host, budget);
+        host.post_cm_jobs();
+        is_over
     }
 
     /// The program exits.
     pub fn end(mut self, host: &mut Host) {
         self.session.end(host);
+        // As each pass does.
+        host.post_cm_jobs();
         host.disposal.wait_until_idle();
     }
 }

@@ -153,6 +153,12 @@ impl Node {
         self.host.ledger.account(AccountId::User(uid), false)
     }
 
+    /// How many connections the workers have.
+    pub fn connections(&self) -> u64 {
+        let numbers = self.host.cm_stats().numbers;
+        numbers.into_iter().find(|(name, _)| name == "connections").expect("a number").1
+    }
+
     /// One pass of the control thread. Returns whether anything was done.
     pub fn pass(&mut self) -> bool {
         let mut busy = false;

@@ -75,6 +75,9 @@ pub struct World {
     summary: Summary,
 }
 
+/// Jumps of the time until the last connection must be forgotten.
+const JUMPS_MAX: u32 = 1_000_000;
+
 impl World {
     /// A world that follows from the seed.
     pub fn new(seed: u64) -> World {
@@ -189,6 +192,22 @@ impl World {
         self.pairs[at].step(&mut self.nodes, &self.addrs)
     }
 
+    /// Lets the time pass in which connections that have ended are forgotten: peers answer or do not, and TIMEWAIT.
+    fn forget_connections(&mut self) {
+        let mut jumps = 0;
+        while self.nodes.iter().any(|node| node.connections() > 0) {
+            assert!(jumps < JUMPS_MAX, "connections stay after the end of all programs");
+            let mut is_busy = false;
+            for node in &mut self.nodes {
+                is_busy |= (0..node.host.workers().len()).fold(false, |busy, worker| node.turn(worker) | busy);
+            }
+            if !is_busy {
+                jumps += 1;
+                self.jump();
+            }
+        }
+    }
+
     /// Ends everything, and checks that nothing is left.
     pub fn end(mut self) -> Summary {
         self.pairs.clear();
@@ -197,6 +216,7 @@ impl World {
             hostile.kill(node);
         }
         self.nodes.iter_mut().for_each(Node::end_all);
+        self.forget_connections();
         for node in &mut self.nodes {
             // What the ends of the programs left to the workers.
             for worker in 0..node.host.workers().len() {

@@ -449,6 +449,25 @@ fn what_has_ended_for_its_program_sends_the_message_of_its_state() {
 }
 
 #[test]
+fn what_a_connection_costs_is_given_back_when_it_is_forgotten() {
+    // Nothing answers the DREQ: it is repeated, and TIMEWAIT follows.
+    let (mut host, id) = established();
+    let cost = std::sync::Arc::new(());
+    let costs = |cost: &std::sync::Arc<()>| std::sync::Arc::strong_count(cost) - 1;
+    host.cm.keep_cost(id, Box::new(cost.clone()));
+    host.cm.destroy(NOW, id, &mut host.world);
+    let mut now = NOW;
+    while host.cm.state(id).is_some() {
+        assert_eq!(costs(&cost), 1, "{:?}", host.cm.state(id));
+        now = now + Nanos::from_ms(50);
+        host.cm.on_timer(now, 10, &mut host.world);
+    }
+    assert_eq!((costs(&cost), host.cm.is_empty()), (0, true));
+    host.cm.keep_cost(id, Box::new(cost.clone()));
+    assert_eq!(costs(&cost), 0, "there is no connection");
+}
+
+#[test]
 fn all_that_ended_owners_have_ends_and_others_keep_theirs() {
     let mut host = Host::new(1);
     (0..6).for_each(|owner| assert_eq!(host.connect(NOW, peer(), &[]), owner));
