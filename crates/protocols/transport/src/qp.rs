@@ -382,6 +382,14 @@ impl Qp {
         self.resp.recv.follow_srq(srq);
     }
 
+    /// The program begins or ends a fork: its memory is held, or is back. Meanwhile accesses to it are late.
+    pub fn hold_memory(&mut self, now: Nanos, hold: bool) {
+        match hold {
+            true => self.resp.begin_fork(),
+            false => self.resp.end_fork(&self.shared, now),
+        }
+    }
+
     /// The PSN that is expected next from the peer.
     #[inline]
     pub fn expected_psn(&self) -> Psn {

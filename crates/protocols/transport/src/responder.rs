@@ -12,6 +12,7 @@
 //! | `answers`, `resource` | acknowledgements, NAKs, READ and ATOMIC responses; READs and ATOMICs that were accepted |
 //! | `repairs`, `repair_queue` | lost parts of READ responses that the peer asks for again |
 //! | `response_window` | the READ responses in flight |
+//! | `fork_hold` | requests for memory of a program that forks |
 //! | `selective` | the selective repeat family: requests in any order, acknowledgements, records of early packets |
 //! | `early_receives` | receives that were taken before their turn |
 //! | `trains` | request packets of a train, many at a time |
@@ -23,6 +24,7 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod datagrams;
 pub(crate) mod early_receives;
+pub(crate) mod fork_hold;
 pub(crate) mod received_message;
 pub(crate) mod receiver;
 pub(crate) mod refusal;
@@ -38,6 +40,7 @@ pub(crate) mod xrc;
 
 use crate::api::RecvQueue;
 use crate::qp_shared::{QpHalf, QpShared};
+use crate::responder::fork_hold::ForkHold;
 use crate::responder::receiver::Receiver;
 use crate::responder::repair_queue::{READ_REPAIR_DUE, ResponseRepairs};
 use crate::responder::resource::ResponderResource;
@@ -82,6 +85,8 @@ pub(crate) struct Responder {
     pub(crate) last_wqe_raised: bool,
     /// Requests of the selective repeat family are accepted.
     pub(crate) accepts_selective: bool,
+    /// Whether the program forks.
+    fork: ForkHold,
     /// PSN and syndrome of the pending NAK.
     pub(crate) nak_due: Option<(Psn, Syndrome)>,
     /// Bytes of READ responses in flight.
@@ -97,7 +102,7 @@ pub(crate) struct Responder {
     pub(crate) parked: u32,
     /// A NAK was sent for the expected packet. Later packets are dropped silently until it arrives (IBA 9.7.4.1.2).
     pub(crate) nak_given: bool,
-    /// It was that of a gap, sent at `nak_at`: it may have been lost, and is repeated if the gap stays.
+    /// It was that of a gap, sent at `nak_at` (which has another meaning with [`ForkHold::Dropped`]): it may have been lost, and is repeated if the gap stays.
     nak_is_gap: bool,
     /// The pending acknowledgement is for a message that has just completed a receive.
     pub(crate) ack_follows_receive: bool,
@@ -135,6 +140,7 @@ impl Responder {
             flush_recv: false,
             last_wqe_raised: false,
             accepts_selective: false,
+            fork: ForkHold::None,
             window: None,
             repairs: ResponseRepairs::default(),
             recv: Receiver::new(queue),

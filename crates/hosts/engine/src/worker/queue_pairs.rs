@@ -67,6 +67,20 @@ impl Worker {
         self.core.slot(qpn).map(|slot| slot.holder.context)
     }
 
+    /// The program of these queue pairs begins or ends a fork: its memory is held, or is back.
+    pub fn hold_memory(&mut self, now: Nanos, qpns: &[Qpn], hold: bool) {
+        for &qpn in qpns {
+            let index = self.core.directory.find(qpn);
+            // One of them may have been destroyed since.
+            if let Some(slot) =
+                self.core.qps.get_mut(index as usize).and_then(Option::as_mut).filter(|slot| slot.qpn == qpn)
+            {
+                slot.qp.hold_memory(now, hold);
+                self.core.settle(now, index);
+            }
+        }
+    }
+
     /// Destroys a queue pair and returns its slot. With `unclean` its process has died: the peer is notified, and a tombstone
     /// answers further requests for a while.
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn, unclean: bool) -> Option<Box<QpSlot>> {

@@ -8,6 +8,7 @@ use crate::host::Host;
 use crate::limits::LIMITS;
 use crate::refusal::{busy, no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
+use burst_base::Qpn;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
 use burst_ledger::{Charge, Resource};
@@ -174,8 +175,25 @@ impl Context {
     pub(super) fn hold_memory(&mut self, host: &mut Host, hold: bool) -> Result<ReplyParts, Refusal> {
         self.is_held = hold;
         let regions: Vec<_> = self.mrs.values().filter(|mr| mr.holds_pd()).map(|mr| self.shown(&mr.region)).collect();
+        // The queue pairs learn of the hold before a page is late, and of its end when all are back.
+        if hold {
+            self.post_hold(host, hold);
+        }
         replace(host, &regions);
+        if !hold {
+            self.post_hold(host, hold);
+        }
         Ok(Response::Done.into())
+    }
+
+    /// Tells the workers of this context's queue pairs that their memory is held, or is back.
+    fn post_hold(&self, host: &Host, hold: bool) {
+        for worker in 0..host.workers().len() {
+            let qpns: Vec<Qpn> = self.qps.values().filter(|qp| qp.worker == worker).map(|qp| qp.qpn).collect();
+            if !qpns.is_empty() {
+                host.post(worker, move |w, now| w.hold_memory(now, &qpns, hold));
+            }
+        }
     }
 
     /// Charges the mappings that a registration needs in the daemon: one for each piece, and one that reserves the addresses.

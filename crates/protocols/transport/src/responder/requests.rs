@@ -20,7 +20,7 @@ use crate::responder::resource::{EMPTY, ResponderResource};
 use crate::responder::selective::arrivals::RemoteRange;
 use crate::responder::{InboundMessage, NAK_REPEATED_AFTER, Responder};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
-use burst_base::{Psn, Reason, Rkey};
+use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
 
 /// A READ's response is repeated this many times, and [`REPEATS_PER_PACKET`] times for each response packet of this READ and of
@@ -85,7 +85,12 @@ impl Responder {
         }
         self.gap_lasted_ns = 0;
         env.fx.count(Reason::SequenceGap);
-        (self.nak_given, self.nak_is_gap, self.nak_at) = (true, true, env.now);
+        self.report_gap(env.now);
+    }
+
+    /// Asks for the expected packet.
+    pub(crate) fn report_gap(&mut self, now: Nanos) {
+        (self.nak_given, self.nak_is_gap, self.nak_at) = (true, true, now);
         self.set_nak_due(Syndrome::Nak(NakCode::PsnSequence));
     }
 
@@ -101,7 +106,10 @@ impl Responder {
             RequestRefusal::NotReady(reason) => {
                 env.fx.count(reason);
                 (self.nak_given, self.nak_is_gap) = (true, false);
-                self.set_nak_due(Syndrome::Rnr { timer: qp.attr.min_rnr_timer });
+                let timer = qp.attr.min_rnr_timer;
+                if reason != Reason::PageLate || !self.is_dropped_for_fork(timer, env.now) {
+                    self.set_nak_due(Syndrome::Rnr { timer });
+                }
             }
             RequestRefusal::Refuse(code, reason) => {
                 env.fx.count(reason);

@@ -1,14 +1,15 @@
 //! A page of memory has not come, or is gone. When it is late at the responder, an RNR NAK asks for the packet again; late at the
 //! requester, the response is asked for again after the time-out. Both succeed when the page is there. A request whose page was
-//! removed fails, and its completion names that reason.
+//! removed fails, and its completion names that reason. While the responder's program forks there is no RNR NAK: many peers do not repeat
+//! anything after one.
 use crate::common::{ALL_RIGHTS, End, PD, Setup, describe, ip_of};
-use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
+use burst_base::verbs::{QpAttr, QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
 use burst_mem::holes::FillAllowance;
 use burst_mem::{AccessThreads, MapPiece, ProcessMemory, Region};
 use burst_shm::layout::{SendWqe, Sge};
 use burst_transport::WINDOW_PSNS;
-use burst_wire::Syndrome;
+use burst_wire::{NakCode, Syndrome};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -46,10 +47,13 @@ fn rnr(psn: u32) -> [String; 1] {
 impl Peers {
     /// Two ends; the requester has posted a request of [`LENGTH`] bytes.
     fn with_request(opcode: WrOpcode) -> Peers {
-        let setup = Setup::default();
-        let (mut requester, mut responder) = (End::new(0, &setup), End::new(1, &setup));
-        requester.bring_up(1, &setup, QpState::Rts);
-        responder.bring_up(0, &setup, QpState::Rts);
+        Peers::of(&Setup::default(), opcode)
+    }
+
+    fn of(setup: &Setup, opcode: WrOpcode) -> Peers {
+        let (mut requester, mut responder) = (End::new(0, setup), End::new(1, setup));
+        requester.bring_up(1, setup, QpState::Rts);
+        responder.bring_up(0, setup, QpState::Rts);
         requester.write_memory(0, &bytes());
         responder.post_receive(5, &[responder.sge(TO, LENGTH)]);
         let flags = send_flags::SIGNALED as u16;
@@ -151,6 +155,115 @@ fn a_page_that_is_late_in_the_middle_of_a_message_costs_the_rest_only() {
             assert_eq!(again, packets[1..], "the packet before it is acknowledged");
             peers.succeed(&again, false, receives);
         }
+    }
+}
+
+/// A peer that gives up after the first RNR NAK; the responder's `min_rnr_timer`.
+fn without_rnr_retries(min_rnr_timer: u8) -> Setup {
+    let attr = QpAttr { rnr_retry: 0, min_rnr_timer, ..Setup::default().attr };
+    Setup { attr, ..Setup::default() }
+}
+
+/// The responder's program forks.
+fn hold(peers: &mut Peers) -> Arc<Region> {
+    peers.responder.hold_memory(peers.now, true);
+    make_late(&mut peers.responder)
+}
+
+#[test]
+fn a_peer_without_rnr_retries_survives_a_fork() {
+    for (timer, (opcode, receives)) in [0, 1].into_iter().flat_map(|timer| REQUESTS.map(|request| (timer, request))) {
+        let mut peers = Peers::of(&without_rnr_retries(timer), opcode);
+        let packets = peers.requester.drain(NOW);
+        let present = hold(&mut peers);
+        assert!(peers.arrive(&packets, false).is_empty(), "no answer while the program forks");
+        assert_eq!(peers.responder.fx.count_of(Reason::PageLate), 1);
+        come(&mut peers.responder, present);
+        peers.responder.hold_memory(peers.now, false);
+        let asked = format!("RcAck 100 {:?}", Syndrome::Nak(NakCode::PsnSequence));
+        assert_eq!(peers.arrive(&[], false), [asked], "the dropped request is asked for at once");
+        let again = peers.requester.drain(peers.now);
+        assert_eq!(again, packets);
+        peers.succeed(&again, false, receives);
+    }
+}
+
+#[test]
+fn a_fork_that_drops_nothing_asks_for_nothing() {
+    let mut peers = Peers::of(&without_rnr_retries(1), WrOpcode::RdmaWrite);
+    let packets = peers.requester.drain(NOW);
+    let present = hold(&mut peers);
+    come(&mut peers.responder, present);
+    peers.responder.hold_memory(peers.now, false);
+    peers.succeed(&packets, false, 0);
+    // After the fork a late page has an RNR NAK again.
+    let mut peers = Peers::with_request(WrOpcode::RdmaWrite);
+    let packets = peers.requester.drain(NOW);
+    let present = hold(&mut peers);
+    come(&mut peers.responder, present);
+    peers.responder.hold_memory(peers.now, false);
+    make_late(&mut peers.responder);
+    assert_eq!(peers.arrive(&packets, false), rnr(100));
+}
+
+#[test]
+fn a_request_that_came_again_is_not_asked_for() {
+    let mut peers = Peers::of(&without_rnr_retries(1), WrOpcode::RdmaWrite);
+    let packets = peers.requester.drain(NOW);
+    let present = hold(&mut peers);
+    assert!(peers.arrive(&packets, false).is_empty());
+    come(&mut peers.responder, present);
+    // The peer's own time-out was faster.
+    peers.succeed(&packets, false, 0);
+    peers.responder.hold_memory(peers.now, false);
+    assert!(peers.arrive(&[], false).is_empty());
+}
+
+#[test]
+fn a_long_fork_has_an_rnr_nak_where_the_peer_repeats_after_one() {
+    for (timer, expected) in [(1, rnr(100).to_vec()), (0, vec![])] {
+        let setup = Setup::default();
+        let mut peers =
+            Peers::of(&Setup { attr: QpAttr { min_rnr_timer: timer, ..setup.attr }, ..setup }, WrOpcode::RdmaWrite);
+        let packets = peers.requester.drain(NOW);
+        let present = hold(&mut peers);
+        assert!(peers.arrive(&packets, false).is_empty());
+        peers.now = NOW + Nanos::from_ms(60);
+        assert_eq!(peers.arrive(&packets, false), expected, "min_rnr_timer {timer}");
+        come(&mut peers.responder, present);
+        peers.responder.hold_memory(peers.now, false);
+        assert_eq!(peers.arrive(&[], false).len(), 1, "a NAK of the gap");
+    }
+}
+
+#[test]
+fn a_peer_of_the_selective_family_repeats_what_a_fork_dropped() {
+    for (opcode, _) in REQUESTS {
+        let setup = Setup { selective: WINDOW_PSNS, ..without_rnr_retries(1) };
+        let mut peers = Peers::of(&setup, opcode);
+        let packets = peers.requester.drain(NOW);
+        let present = hold(&mut peers);
+        peers.arrive(&packets, false);
+        for _ in 0..4 {
+            peers.now = peers.requester.qp.next_deadline();
+            peers.requester.fire(peers.now);
+            let again = peers.requester.drain(peers.now);
+            peers.arrive(&again, false);
+        }
+        assert_eq!(peers.requester.statuses(), [], "{opcode:?}: it has not given up");
+        come(&mut peers.responder, present);
+        peers.responder.hold_memory(peers.now, false);
+        for _ in 0..8 {
+            if !peers.requester.fx.sends.is_empty() {
+                break;
+            }
+            peers.now = peers.requester.qp.next_deadline().min(peers.now + Nanos::from_ms(1000));
+            peers.requester.fire(peers.now);
+            let again = peers.requester.drain(peers.now);
+            peers.arrive(&again, false);
+        }
+        assert_eq!(peers.requester.statuses(), [WcStatus::Success], "{opcode:?}");
+        assert_eq!(peers.responder.memory(TO, LENGTH as usize), bytes());
     }
 }
 

@@ -458,6 +458,11 @@ impl End {
         self.qp.on_timer(&mut env);
     }
 
+    /// The program begins or ends a fork.
+    pub fn hold_memory(&mut self, now: Nanos, hold: bool) {
+        self.qp.hold_memory(now, hold);
+    }
+
     /// A completion found its queue full.
     pub fn lose_completion(&mut self, now: Nanos) {
         let mut env = Env { now, waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
