@@ -488,6 +488,33 @@ BEHAVIOUR(cm_depths)
 	fact("passive", "%d %d %d %d", attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.retry_cnt, attr.rnr_retry);
 }
 
+/* Each end retries as often as the other end asks: the active one by the REP, the passive one by the REQ. */
+static void rnr_retries(int asked, int answered)
+{
+	struct rdma_conn_param ask = { .retry_count = 7, .rnr_retry_count = asked }, answer = { .retry_count = 5, .rnr_retry_count = answered };
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+
+	listen_here();
+	resolve_here(LISTEN_PORT);
+	NEED(!rdma_connect(active, &ask));
+	event("request");
+	NEED(passive);
+	add_qp(passive);
+	result("accept", rdma_accept(passive, &answer));
+	event("one");
+	event("other");
+	NEED(!ibv_query_qp(active->qp, &attr, IBV_QP_RNR_RETRY, &init));
+	fact("active", "%d %d", attr.retry_cnt, attr.rnr_retry);
+	NEED(!ibv_query_qp(passive->qp, &attr, IBV_QP_RNR_RETRY, &init));
+	fact("passive", "%d %d", attr.retry_cnt, attr.rnr_retry);
+}
+
+BEHAVIOUR(cm_rnr_retry_7_and_0) { rnr_retries(7, 0); }
+BEHAVIOUR(cm_rnr_retry_0_and_7) { rnr_retries(0, 7); }
+BEHAVIOUR(cm_rnr_retry_7_and_7) { rnr_retries(7, 7); }
+BEHAVIOUR(cm_rnr_retry_above_7) { rnr_retries(200, 9); }
+
 BEHAVIOUR(cm_depths_beyond_the_device)
 {
 	struct rdma_conn_param ask = { .responder_resources = 255, .initiator_depth = 254 };

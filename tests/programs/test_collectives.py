@@ -13,25 +13,41 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.download
 
 
-@pytest.fixture(scope="module")
-def gloo_pair(tmp_path_factory):
-    program = tmp_path_factory.mktemp("gloo") / "gloo_pair"
-    subprocess.run(["g++", "-std=c++14", "-O1", HERE / "gloo_pair.cpp", "-o", program, "-lgloo", "-libverbs", "-lpthread"], check=True)
+def compiled(name, folder):
+    """A program of this folder that uses Gloo."""
+    program = folder / name
+    subprocess.run(["g++", "-std=c++14", "-O1", HERE / f"{name}.cpp", "-o", program, "-lgloo", "-libverbs", "-lpthread"], check=True)
     return program
 
 
-@pytest.mark.skipif(not Path("/usr/include/gloo").exists(), reason="Gloo is missing: scripts/install-deps --programs installs libgloo-dev")
-@pytest.mark.program("Gloo, transport ibverbs", "libgloo-dev")
-def test_gloo_makes_and_destroys_contexts(hosts, command, gloo_pair, tmp_path):
-    words = command("gloo_pair", tmp_path, 0, hosts.a.gid_index(hosts.a.address))[1:]
-    other = [words[0], 1, hosts.b.gid_index(hosts.b.address)]
-    second = hosts.b.start(*burst_run(hosts.b), gloo_pair, *other)
+def gloo(hosts, command, program, tmp_path):
+    """Two ranks of a program, one on each host, that meet in a folder."""
+    words = command(program, tmp_path, 0, hosts.a.gid_index(hosts.a.address))
+    other = [program, tmp_path, 1, hosts.b.gid_index(hosts.b.address)]
+    second = hosts.b.start(*burst_run(hosts.b), *other)
     try:
-        code, text = hosts.a.run(*burst_run(hosts.a), gloo_pair, *words, seconds=SECONDS)
+        code, text = hosts.a.run(*burst_run(hosts.a), *words, seconds=SECONDS)
         assert code == 0 and "checked" in text, text + second.text()
         assert second.wait(SECONDS) == 0 and "checked" in second.text(), second.text()
     finally:
         second.stop()
+
+
+needs_gloo = pytest.mark.skipif(
+    not Path("/usr/include/gloo").exists(), reason="Gloo is missing: scripts/install-deps --programs installs libgloo-dev"
+)
+
+
+@needs_gloo
+@pytest.mark.program("Gloo, transport ibverbs", "libgloo-dev")
+def test_gloo_makes_and_destroys_contexts(hosts, command, tmp_path):
+    gloo(hosts, command, compiled("gloo_pair", tmp_path), tmp_path)
+
+
+@needs_gloo
+@pytest.mark.program("Gloo, collective operations over ibverbs", "libgloo-dev")
+def test_gloo_runs_collective_operations(hosts, command, tmp_path):
+    gloo(hosts, command, compiled("gloo_collectives", tmp_path), tmp_path)
 
 
 #: A folder with IMB-MPI1.openmpi.
