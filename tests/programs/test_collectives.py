@@ -1,4 +1,4 @@
-"""Libraries of collective operations over verbs: Gloo's transport ibverbs, and the Intel MPI Benchmarks over Open MPI."""
+"""Libraries of collective operations over verbs: Gloo's transport ibverbs, and the Intel MPI Benchmarks over Open MPI and MPICH."""
 
 import os
 import subprocess
@@ -50,11 +50,13 @@ def test_gloo_runs_collective_operations(hosts, command, tmp_path):
     gloo(hosts, command, compiled("gloo_collectives", tmp_path), tmp_path)
 
 
-#: A folder with IMB-MPI1.openmpi.
+#: A folder with IMB-MPI1.openmpi and IMB-MPI1.mpich.
 IMB = "BURST_IMB"
 #: How an MPI is started over UCX alone: no shared memory, no TCP.
 MPIS = {
     "openmpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", 2, "--mca", "pml", "ucx", "--mca", "btl", "self"],
+    # UCX alone carries what MPICH's ranks say to each other on one host, too.
+    "mpich": ["mpirun.mpich", "-env", "MPIR_CVAR_NOLOCAL", "1", "-n", 2],
 }
 UCX = {"UCX_NET_DEVICES": "burst0:1", "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_TLS": "rc_verbs,ud_verbs,self"}
 BENCHMARKS = ["PingPong", "Sendrecv", "Exchange", "Allreduce", "Allgather", "Alltoall", "Bcast", "Barrier"]
@@ -81,3 +83,10 @@ def imb(hosts, command, mpi):
 @pytest.mark.program("IMB-MPI1 over Open MPI", "openmpi-bin")
 def test_imb_over_open_mpi(hosts, command):
     imb(hosts, command, "openmpi")
+
+
+@foreign(IMB, "IMB-MPI1.mpich")
+@needs("mpirun.mpich", "mpich")
+@pytest.mark.program("IMB-MPI1 over MPICH", "mpich")
+def test_imb_over_mpich(hosts, command):
+    imb(hosts, command, "mpich")
