@@ -1,10 +1,10 @@
 //! The responder, packet by packet: in order, duplicate, gap, stale, malformed, at the limit, after close. Each test gives
 //! packets and checks the answers.
-use crate::common::{End, Setup, describe, ip_of, qpn_of};
-use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, WrOpcode, access, attr_mask};
+use crate::common::{ALL_RIGHTS, End, Setup, describe, ip_of, qpn_of};
+use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, WrOpcode, access, attr_mask, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey, fault};
-use burst_shm::layout::SendWqe;
-use burst_transport::{RD_ATOMIC_MAX, TxBudget};
+use burst_shm::layout::{SendWqe, Sge};
+use burst_transport::{RD_ATOMIC_MAX, TxBudget, WINDOW_PSNS};
 use burst_wire::{AtomicEth, Bth, HeadBuf, ImmDt, NakCode, Opcode, Packet, Reth, Syndrome};
 
 const NOW: Nanos = Nanos(1_000);
@@ -459,4 +459,25 @@ fn access_flags_may_change_in_rts() {
     assert_eq!(feed(&mut end, &request(Opcode::RcReadRequest, 100, reth, b"")), ["RcReadResponseOnly 100"]);
     let write = request(Opcode::RcWriteOnly, 101, reth, b"1234");
     assert_eq!(feed(&mut end, &write), [nak(101, NakCode::InvalidRequest)]);
+}
+
+#[test]
+fn a_receive_may_reach_beyond_its_region_if_the_message_does_not() {
+    let cases =
+        [(1, WcStatus::Success), (1000, WcStatus::Success), (1001, WcStatus::LocProtErr), (3000, WcStatus::LocProtErr)];
+    for (selective, (length, expected)) in [0, WINDOW_PSNS].into_iter().flat_map(|s| cases.map(|case| (s, case))) {
+        let setup = Setup { selective, ..Setup::default() };
+        let mut ends = [End::new(0, &setup), End::new(1, &setup)];
+        ends[0].bring_up(1, &setup, QpState::Rts);
+        ends[1].bring_up(0, &setup, QpState::Rts);
+        let lkey = ends[1].register(1000, ALL_RIGHTS);
+        ends[1].post_receive(1, &[Sge { addr: 0, length: 4096, lkey }]);
+        let sge = ends[0].sge(0, length);
+        let wqe = SendWqe { opcode: WrOpcode::Send as u8, flags: send_flags::SIGNALED as u16, ..SendWqe::default() };
+        ends[0].post(&wqe, &[sge]);
+        for packet in ends[0].drain(NOW) {
+            ends[1].receive_from(NOW, ip_of(0), &packet);
+        }
+        assert_eq!(ends[1].receive_statuses(), [expected], "{length} bytes, selective {selective}");
+    }
 }
