@@ -14,7 +14,7 @@ import pytest
 
 import lab
 from conftest import BUILD
-from lab import LabError, run_pair
+from lab import LabError
 from lab.perftest import await_listener
 from lab.perftest_options import OPTIONS, POSSIBLE, run_options
 

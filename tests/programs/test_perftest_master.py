@@ -25,15 +25,16 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("service, operation, kind", POSSIBLE, ids="-".join)
+@pytest.mark.parametrize("service, operation, kind", POSSIBLE, ids=["-".join(case) for case in POSSIBLE])
 def test_all_options(hosts, command, service, operation, kind):
     for option in POSSIBLE[service, operation, kind]:
         words = run_options(hosts.b, hosts.a, (service, operation, kind, option), SECONDS, PLACE)
         command(*words)
 
 
-@pytest.mark.parametrize("words", [["ib_write_bw", "--use-null-mr"], ["ib_read_bw", "--use-null-mr"], ["ib_send_bw", "-c", "RC", "--tos", 96]], ids=lambda words: " ".join(map(str, words)))
-def test_options_of_master(hosts, command, words):
-    tool, *rest = words
-    words = command(PLACE / tool, "-d", "burst0", "-F", "-n", 200, *rest)
-    assert run_pair(hosts.b, hosts.a, words, seconds=SECONDS).row[1] == 200
+def test_a_null_region_at_the_client(hosts, command):
+    """The client's own memory is a null region: what it writes are zeros, what it reads is discarded."""
+    for tool in ("ib_write_bw", "ib_read_bw"):
+        words = command(PLACE / tool, "-d", "burst0", "-F", "-n", 200, "--use-null-mr")
+        result = run_pair(hosts.b, hosts.a, words, server_words=words[:-1], seconds=SECONDS)
+        assert result.row[1] == 200, result.client

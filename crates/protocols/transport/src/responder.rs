@@ -102,7 +102,8 @@ pub(crate) struct Responder {
     pub(crate) parked: u32,
     /// A NAK was sent for the expected packet. Later packets are dropped silently until it arrives (IBA 9.7.4.1.2).
     pub(crate) nak_given: bool,
-    /// It was that of a gap, sent at `nak_at` (which has another meaning with [`ForkHold::Dropped`]): it may have been lost, and is repeated if the gap stays.
+    /// It was that of a gap, sent at `nak_at` (which has another meaning with [`ForkHold::Dropped`]): it may have been lost,
+    /// and is repeated if the gap stays.
     nak_is_gap: bool,
     /// The pending acknowledgement is for a message that has just completed a receive.
     pub(crate) ack_follows_receive: bool,

@@ -1,20 +1,18 @@
 //! Requests for memory of a program that forks.
 //!
-//! From shortly before a fork until its child has its copy, nothing accesses the registered memory of the program (`burst_mem::swap`).
-//! Pages that an adapter has pinned are copied inside the fork, and the peer notices nothing, so it must notice nothing here either.
-//! An RNR NAK would be noticed: many programs ask for no repetition after one (`rnr_retry` 0, which a reply of `rdma_accept` has if the
-//! program does not set it), because they never run out of receives. So a request is dropped, as if the network had lost it, and is asked for by
-//! a NAK of a sequence gap as soon as the memory is back.
+//! From shortly before a fork until its child has its copy, nothing accesses the registered memory of the program
+//! (`burst_mem::swap`). Pages that an adapter has pinned are copied inside the fork, and the peer notices nothing, so it must
+//! notice nothing here either. An RNR NAK would be noticed: many programs ask for no repetition after one (`rnr_retry` 0, which
+//! a reply of `rdma_accept` has if the program does not set it), because they never run out of receives. So a request is
+//! dropped, as if the network had lost it, and is asked for by a NAK of a sequence gap as soon as the memory is back.
 //!
-//! A hold that lasts longer than [`SILENCE_MAX`] would use up the peer's time-outs. From then on an RNR NAK is the answer, unless the queue
-//! pair's `min_rnr_timer` is 0, the longest: then the peer gives up after RNR NAKs (`burst_base::verbs::min_rnr_timer`).
+//! A hold that lasts longer than [`SILENCE_MAX`] would use up the peer's time-outs. From then on an RNR NAK is the answer, unless
+//! the queue pair's `min_rnr_timer` is 0, the longest: then the peer gives up after RNR NAKs (`burst_base::verbs::min_rnr_timer`).
 
-use crate::qp_shared::QpShared;
-use crate::responder::Responder;
 use burst_base::Nanos;
-use burst_base::verbs::QpState;
 
-/// How long requests are dropped without an answer, from the first. The shortest ACK timeout that programs use much is 67 ms (code 14).
+/// How long requests are dropped without an answer, from the first. The shortest ACK timeout that programs use much is 67 ms
+/// (code 14).
 pub(crate) const SILENCE_MAX: Nanos = Nanos::from_ms(50);
 
 /// Whether the program's memory is held, and what that has cost.
@@ -26,30 +24,4 @@ pub(crate) enum ForkHold {
     Held,
     /// It is held. Requests have been dropped since the time of the responder's `nak_at`.
     Dropped,
-}
-
-impl Responder {
-    /// The program begins a fork.
-    pub(crate) fn begin_fork(&mut self) {
-        self.fork = ForkHold::Held;
-    }
-
-    /// The memory is back: asks at once for the request that was dropped, if it has not come again.
-    pub(crate) fn end_fork(&mut self, qp: &QpShared, now: Nanos) {
-        let was = core::mem::replace(&mut self.fork, ForkHold::None);
-        let receives = matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        // A peer of the selective repeat family asks by a probe, and repeats what the answer shows to be missing.
-        if was == ForkHold::Dropped && receives && self.nak_given && !self.sel.active {
-            self.report_gap(now);
-        }
-    }
-
-    /// Whether a request that finds its memory late is dropped without an answer. `min_rnr_timer` is the queue pair's.
-    #[cold]
-    pub(crate) fn is_dropped_for_fork(&mut self, min_rnr_timer: u8, now: Nanos) -> bool {
-        if self.fork == ForkHold::Held {
-            (self.fork, self.nak_at) = (ForkHold::Dropped, now);
-        }
-        self.fork == ForkHold::Dropped && (min_rnr_timer == 0 || now.since(self.nak_at) < SILENCE_MAX)
-    }
 }

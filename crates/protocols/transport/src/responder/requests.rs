@@ -12,6 +12,7 @@
 use crate::api::Env;
 use crate::qp_shared::QpShared;
 use crate::responder::completions::recv_keys;
+use crate::responder::fork_hold::{ForkHold, SILENCE_MAX};
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::receiver::Load;
 use crate::responder::refusal::{CheckResult, RequestRefusal, access_refusal, receive_reason, unreachable_refusal};
@@ -88,8 +89,32 @@ impl Responder {
         self.report_gap(env.now);
     }
 
+    /// The program begins a fork.
+    pub(crate) fn begin_fork(&mut self) {
+        self.fork = ForkHold::Held;
+    }
+
+    /// The memory is back: asks at once for the request that was dropped, if it has not come again.
+    pub(crate) fn end_fork(&mut self, qp: &QpShared, now: Nanos) {
+        let was = core::mem::replace(&mut self.fork, ForkHold::None);
+        let receives = matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        // A peer of the selective repeat family asks by a probe, and repeats what the answer shows to be missing.
+        if was == ForkHold::Dropped && receives && self.nak_given && !self.sel.active {
+            self.report_gap(now);
+        }
+    }
+
+    /// Whether a request that finds its memory late is dropped without an answer. `min_rnr_timer` is the queue pair's.
+    #[cold]
+    fn is_dropped_for_fork(&mut self, min_rnr_timer: u8, now: Nanos) -> bool {
+        if self.fork == ForkHold::Held {
+            (self.fork, self.nak_at) = (ForkHold::Dropped, now);
+        }
+        self.fork == ForkHold::Dropped && (min_rnr_timer == 0 || now.since(self.nak_at) < SILENCE_MAX)
+    }
+
     /// Asks for the expected packet.
-    pub(crate) fn report_gap(&mut self, now: Nanos) {
+    fn report_gap(&mut self, now: Nanos) {
         (self.nak_given, self.nak_is_gap, self.nak_at) = (true, true, now);
         self.set_nak_due(Syndrome::Nak(NakCode::PsnSequence));
     }

@@ -1,7 +1,7 @@
 //! A page of memory has not come, or is gone. When it is late at the responder, an RNR NAK asks for the packet again; late at the
 //! requester, the response is asked for again after the time-out. Both succeed when the page is there. A request whose page was
-//! removed fails, and its completion names that reason. While the responder's program forks there is no RNR NAK: many peers do not repeat
-//! anything after one.
+//! removed fails, and its completion names that reason. While the responder's program forks there is no RNR NAK: many peers
+//! do not repeat anything after one.
 use crate::common::{ALL_RIGHTS, End, PD, Setup, describe, ip_of};
 use burst_base::verbs::{QpAttr, QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
