@@ -6,8 +6,9 @@
 //! a reply of `rdma_accept` has if the program does not set it), because they never run out of receives. So a request is
 //! dropped, as if the network had lost it, and is asked for by a NAK of a sequence gap as soon as the memory is back.
 //!
-//! A hold that lasts longer than [`SILENCE_MAX`] would use up the peer's time-outs. From then on an RNR NAK is the answer, unless
-//! the queue pair's `min_rnr_timer` is 0, the longest: then the peer gives up after RNR NAKs (`burst_base::verbs::min_rnr_timer`).
+//! A hold that lasts longer than [`SILENCE_MAX`] would use up the peer's time-outs. From then on an RNR NAK is the answer,
+//! unless the queue pair's `min_rnr_timer` is 0, the longest: then the peer gives up after RNR NAKs
+//! (`burst_base::verbs::min_rnr_timer`).
 
 use burst_base::Nanos;
 
