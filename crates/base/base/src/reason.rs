@@ -242,7 +242,7 @@ reasons! {
     UbNoChannel, "ub_no_channel", Nak, "A request without channel (mode UM, a load, a store or an atomic) reaches for a segment without token.", "Register the segment with a token (policy PLAIN_TEXT), or use mode RM or RC; if it was not you, look for a host that forges its packets.";
     UbGuesses, "ub_guesses", Nak, "A request was refused whatever its token is, because its Jetty has shown too many wrong tokens lately, or its host has for the same object.", "Import the Jetty or segment again with the token of its owner and wait a second; if often, look for a program that tries tokens.";
     // --- receipts of UC
-    UcReceiptTimeout, "uc_receipt_timeout", Note, "No receipt of UC packets came in time; they do not count as in flight any more.", "Packets are lost in the network, or the peer does not run.";
+    UcReceiptTimeout, "uc_receipt_timeout", Note, "A UC queue pair sends to a Burst peer that does not answer: no receipt of its packets came in time, so they do not count as in flight any more, and it sends 8 KiB at a time until one comes.", "Look at the peer: its queue pair is gone (`unknown_qpn` in its statistics), its daemon does not run, or packets are lost on the way; end the sender if its receiver has ended.";
 }
 
 impl Reason {

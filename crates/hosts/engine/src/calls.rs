@@ -59,7 +59,7 @@ impl Tables<'_> {
     ) -> T {
         let Tables { now, waited, cqs, ahs, xrc, mem, outbox, paths, hello_due, records, .. } = self;
         let Egress { batch, counters } = egress;
-        let QpSlot { qp, holder, other_holders, device, path, received, .. } = slot;
+        let QpSlot { qp, holder, other_holders, device, received, .. } = &mut *slot;
         let signals = Signals::default();
         let mut fx = QpEffects {
             cqs,
@@ -78,14 +78,21 @@ impl Tables<'_> {
         let result = f(qp, &mut Env { now, waited, mem, tx: batch, fx: &mut fx });
         let signals = fx.signals;
         if !signals.is_empty()
-            && let Some(path) = paths.get_mut(*path as usize)
+            && let Some(path) = paths.get_mut(slot.path as usize)
         {
             // First, because it may say where packets were lost.
             if signals.is_reported() {
                 path.on_report(now, &outbox.report);
             }
             if signals.has_events() {
-                signals.for_each(|signal| path.on_signal(now, signal));
+                let is_path_silent = signals.is_unanswered() && slot.release_inflight(now, path);
+                // A flight without answer says nothing of a path that answers others.
+                let counts = |signal| signal != Signal::Timeout || !signals.is_unanswered() || is_path_silent;
+                signals.for_each(|signal| {
+                    if counts(signal) {
+                        path.on_signal(now, signal)
+                    }
+                });
                 if signals.is_refused() {
                     path.hello.doubted(now);
                     *hello_due = (*hello_due).min(path.hello.due());

@@ -332,6 +332,15 @@ impl QpSlot {
         }
         self.inflight_seen = inflight;
     }
+    /// What it had in flight has no answer, and does not count for its path any more. Whether nothing on the path was
+    /// acknowledged since it was sent.
+    #[cold]
+    pub(crate) fn release_inflight(&mut self, now: Nanos, path: &mut Path) -> bool {
+        let inflight = self.qp.inflight_bytes();
+        path.release(now, self.index, self.inflight_seen.saturating_sub(inflight));
+        self.inflight_seen = self.inflight_seen.min(inflight);
+        path.is_silent(now)
+    }
     /// Writes the event of its shared receive queue if that has reached its limit.
     #[inline]
     pub(crate) fn report_srq_limit(&self) {

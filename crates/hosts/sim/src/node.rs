@@ -19,7 +19,7 @@ use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{ContextSlot, Counters, EngineCq, QpChange, QpHolder, QpSlot, Worker, WorkerOptions};
 use burst_fabric::HostId;
-use burst_ledger::{AccountId, Capacities, Ledger, Policy};
+use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy};
 use burst_mem::{KeySpace, MapPiece, Mapping, MrTable, Region};
 use burst_port::{Port, PortCaps};
 use burst_shm::cq::CqConsumer;
@@ -28,7 +28,7 @@ use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
 use burst_shm::{Cqe, SendWqe, Sge, paired};
 use burst_span::Span;
-use burst_transport::{Qp, QpConfig, RecvQueue};
+use burst_transport::{ModifyError, Qp, QpConfig, RecvQueue};
 use burst_wire::hello::Hello;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
@@ -92,6 +92,7 @@ pub enum Verb {
 /// A program's ends of a queue pair.
 struct NodeQp {
     qpn: Qpn,
+    context: u32,
     doorbell: u32,
     sq: SqProducer,
     rq: RqProducer,
@@ -105,7 +106,8 @@ pub struct SimHost {
     /// What its port exchanges with the network.
     pub wire: Arc<Mutex<Wire>>,
     caps: PortCaps,
-    bells: Doorbells,
+    /// The doorbells of each program's context.
+    bells: Vec<Doorbells>,
     cq: CqConsumer,
     qps: Vec<NodeQp>,
     qpns: QpnSpace,
@@ -190,19 +192,6 @@ impl SimHost {
         let key = keys.alloc().ok_or_else(|| std::io::Error::other("no key is free"))?;
         worker.add_region(Arc::new(region(key, part, &config)?));
         let view = if part.is_some() { Some(region(key, part, &config)?) } else { None };
-        let (bells, drain) = paired::doorbells(0);
-        let account = Ledger::new(Capacities::new(|_| 1), Policy::default()).account(AccountId::User(0), false);
-        worker.add_context(
-            0,
-            ContextSlot {
-                account,
-                fills: None,
-                doorbells: drain,
-                queues: Vec::new(),
-                async_events: sink.clone(),
-                wake: None,
-            },
-        );
         let (producer, cq) = paired::cq(CQ_ENTRIES + 2 * config.depth);
         let shared =
             EngineCq { producer, channel: None, cookie: 0, async_events: sink, overrun_reported: Default::default() };
@@ -210,12 +199,13 @@ impl SimHost {
         let mut random = rng.fork();
         let qpns = QpnSpace::new(0, Box::new(move || random.next_u64()));
         let psns = rng.fork();
-        Ok(SimHost {
+        let account = Ledger::new(Capacities::new(|_| 1), Policy::default()).account(AccountId::User(0), false);
+        let mut made = SimHost {
             host,
             worker,
             wire,
             caps,
-            bells,
+            bells: Vec::new(),
             cq,
             qps: Vec::new(),
             qpns,
@@ -224,7 +214,19 @@ impl SimHost {
             key,
             config,
             view,
-        })
+        };
+        made.add_program(&account);
+        Ok(made)
+    }
+
+    /// Adds a program of a user beside those that are there, all with the same memory. Returns its number; the first is 0.
+    pub fn add_program(&mut self, account: &Account) -> u32 {
+        let (bells, doorbells) = paired::doorbells(0);
+        let (number, account, async_events) = (self.bells.len() as u32, account.clone(), self.async_events.clone());
+        self.bells.push(bells);
+        let slot = ContextSlot { account, fills: None, doorbells, queues: Vec::new(), async_events, wake: None };
+        self.worker.add_context(number, slot);
+        number
     }
 
     /// The engine's counters.
@@ -242,11 +244,19 @@ impl SimHost {
         self.key
     }
 
-    /// Makes a queue pair in RESET and returns its number in this host.
+    /// Makes an RC queue pair of the first program in RESET and returns its number in this host.
     ///
     /// # Errors
     /// A sentence when the host has no queue pair number left.
     pub fn create(&mut self) -> Result<u32, String> {
+        self.create_for(0, QpType::Rc)
+    }
+
+    /// As [`SimHost::create`], of a service and for program number `context`.
+    ///
+    /// # Errors
+    /// As [`SimHost::create`].
+    pub fn create_for(&mut self, context: u32, qp_type: QpType) -> Result<u32, String> {
         let depth = self.config.depth;
         let cap =
             QpCap { max_send_wr: depth, max_recv_wr: depth, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -256,7 +266,7 @@ impl SimHost {
         let doorbell = self.qps.len() as u32;
         let config = QpConfig {
             qpn,
-            qp_type: QpType::Rc,
+            qp_type,
             pd: PD,
             send_cq: 0,
             recv_cq: 0,
@@ -267,9 +277,9 @@ impl SimHost {
             rq: RecvQueue::Own(rq_end),
         };
         let async_events: Arc<dyn EventSink> = self.async_events.clone();
-        let holder = QpHolder { context: 0, async_events, event_cookie: u64::from(doorbell), hold: 0 };
+        let holder = QpHolder { context, async_events, event_cookie: u64::from(doorbell), hold: 0 };
         self.worker.add_qp(Box::new(QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder)));
-        self.qps.push(NodeQp { qpn, doorbell, sq, rq });
+        self.qps.push(NodeQp { qpn, context, doorbell, sq, rq });
         Ok(doorbell)
     }
 
@@ -337,7 +347,14 @@ impl SimHost {
                 _ => Some(flow_of(&self.caps, &ah, entropy_of(own.qpn, peer.qpn)).map_err(|e| e.0)?),
             };
             let attr = QpAttr { qp_state: state, ..attr };
-            self.worker.modify_qp(now, qpn, QpChange { attr: &attr, mask: mask | m::STATE, flow }).map_err(failed)?;
+            let mut change = QpChange { attr: &attr, mask: mask | m::STATE, flow };
+            let mut changed = self.worker.modify_qp(now, qpn, change);
+            if let Err(ModifyError::NotAllowed(more)) = changed {
+                // UC has fewer attributes.
+                change.mask &= !more;
+                changed = self.worker.modify_qp(now, qpn, change);
+            }
+            changed.map_err(failed)?;
         }
         if let Some(hello) = peer.hello.filter(|_| !self.config.is_adapter) {
             self.worker.know_peer(now, DeviceId(0), ip, &hello);
@@ -382,7 +399,7 @@ impl SimHost {
             return false;
         }
         if qp.sq.post() {
-            self.bells.ring(0, qp.doorbell);
+            self.bells[qp.context as usize].ring(0, qp.doorbell);
         }
         true
     }
@@ -393,7 +410,7 @@ impl SimHost {
         let qp = &mut self.qps[at as usize];
         let ok = qp.rq.room() > 0 && qp.rq.write(id, &[sge]).is_ok();
         if ok && qp.rq.post() {
-            self.bells.ring(0, qp.doorbell);
+            self.bells[qp.context as usize].ring(0, qp.doorbell);
         }
         ok
     }

@@ -124,6 +124,10 @@ pub enum Signal {
     Timeout,
     /// A congestion notification packet arrived.
     Cnp,
+    /// What an unreliable queue pair has sent is not answered in time. It does not count as in flight any more, and says nothing
+    /// of the path: the peer's queue pair may be gone. A [`Signal::Timeout`] in the same call counts only if nothing else that
+    /// was sent to the peer is acknowledged either.
+    Unanswered,
     /// The last loss was none: each packet that was sent again had arrived.
     Spurious,
 }

@@ -37,6 +37,8 @@ const WQE_BYTES: u64 = 512;
 pub const IDLE: Nanos = Nanos::from_ms(20_000);
 /// Time without bytes in flight after which a controller is asked whether it trusts its window.
 const IDLE_WINDOW: Nanos = Nanos::from_ms(100);
+/// Time without acknowledgements after which a path may be down: as long as a receipt is waited for at least.
+const SILENCE: Nanos = Nanos::from_ms(20);
 /// A round trip is measured in one of so many turns, towards a peer that does not report it.
 const TURNS_PER_PROBE: u8 = 16;
 /// Longest wait for a next hop. A kernel asks three times at intervals of a second.
@@ -114,6 +116,8 @@ pub struct Path {
     inflight: u64,
     /// When nothing was in flight any more.
     idle_since: Nanos,
+    /// When bytes were last acknowledged.
+    acked_at: Nanos,
     /// Sends are not paced, and nothing is measured: most turns and acknowledgements concern the count of bytes only.
     is_quiet: bool,
     /// Turns until the next one that may measure a round trip, where the peer reports none.
@@ -162,6 +166,7 @@ impl Path {
             qp_min_bytes: u64::from(mtu),
             inflight: 0,
             idle_since: now,
+            acked_at: Nanos(0),
             is_quiet: false,
             unprobed: 0,
             is_recovering: false,
@@ -253,6 +258,7 @@ impl Path {
         let acked_bytes = before - after;
         debug_assert!(acked_bytes <= self.inflight, "more bytes acknowledged than in flight");
         self.inflight = self.inflight.saturating_sub(acked_bytes);
+        self.acked_at = now;
         if self.inflight == 0 {
             self.idle_since = now;
         }
@@ -266,6 +272,22 @@ impl Path {
             Some(tuned) => tuned.on_ack(now, qp, &sample, &mut self.controller),
         }
         self.settle_quiet();
+    }
+
+    /// So many bytes of queue pair `qp` are not in flight any more, and were not acknowledged: that says nothing of the path.
+    #[cold]
+    pub(crate) fn release(&mut self, now: Nanos, qp: u32, bytes: u64) {
+        debug_assert!(bytes <= self.inflight, "more bytes released than in flight");
+        self.inflight = self.inflight.saturating_sub(bytes);
+        if self.inflight == 0 {
+            self.idle_since = now;
+        }
+        self.forget(qp);
+    }
+
+    /// Whether nothing was acknowledged for longer than any flight takes.
+    pub(crate) fn is_silent(&self, now: Nanos) -> bool {
+        now.since(self.acked_at) >= SILENCE.max(Nanos(2 * self.report.rtt().0))
     }
 
     /// Nothing is measured, reported or paced until the controller gets another event.
@@ -422,13 +444,14 @@ impl Path {
         match signal {
             Signal::Loss | Signal::Timeout => self.conditions.on_loss(now),
             Signal::Cnp => self.conditions.on_cnp(now),
-            Signal::Spurious => {}
+            Signal::Spurious | Signal::Unanswered => {}
         }
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
             Signal::Timeout => self.controller.on_loss(now, LossKind::Timeout),
             Signal::Cnp => self.controller.on_cnp(now),
             Signal::Spurious => self.controller.on_spurious(now),
+            Signal::Unanswered => {}
         }
         self.settle_quiet();
     }
@@ -512,6 +535,7 @@ impl Tuned {
             }
             Signal::Spurious => self.guard.iter_mut().for_each(Aimd::on_spurious),
             Signal::Cnp => self.guard.iter_mut().for_each(Aimd::end_slow_start),
+            Signal::Unanswered => {}
         }
     }
 

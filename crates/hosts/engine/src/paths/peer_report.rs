@@ -38,6 +38,11 @@ impl PeerReport {
         self.add(&AckReport { rtt, packets, ce_packets, pressure, remote_delay });
     }
 
+    /// The last round trip; 0 before the first.
+    pub(crate) fn rtt(&self) -> Nanos {
+        self.rtt
+    }
+
     /// Passes each number that is known to `visit`, by its name.
     pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {
         if !self.is_known {

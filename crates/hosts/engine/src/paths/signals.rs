@@ -8,15 +8,20 @@ use burst_transport::Signal;
 /// The signals of one call, counted by kind.
 ///
 /// The counts lie in one word, because almost every call has none and each call is asked: bits 0..16 for losses, 16..32 for
-/// timeouts, 32..48 for congestion notifications, 48..62 for losses that were none; bit 62: there is a report of the path (it
-/// lies in the outbox); bit 63: the peer refuses the selective repeat family. One call sees a packet or a train of at most
-/// 64 KiB, so no count overflows.
+/// timeouts, 32..48 for congestion notifications, 48..61 for losses that were none, 61 for a flight without answer; bit 62:
+/// there is a report of the path (it lies in the outbox); bit 63: the peer refuses the selective repeat family. One call sees a
+/// packet or a train of at most 64 KiB, so no count overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signals(u64);
 
 /// First bit and width of the count of each kind.
-const KINDS: [(Signal, u32, u32); 4] =
-    [(Signal::Loss, 0, 16), (Signal::Timeout, 16, 16), (Signal::Cnp, 32, 16), (Signal::Spurious, 48, 14)];
+const KINDS: [(Signal, u32, u32); 5] = [
+    (Signal::Loss, 0, 16),
+    (Signal::Timeout, 16, 16),
+    (Signal::Cnp, 32, 16),
+    (Signal::Spurious, 48, 13),
+    (Signal::Unanswered, 61, 1),
+];
 const REPORTED: u64 = 1 << 62;
 const REFUSED: u64 = 1 << 63;
 
@@ -28,6 +33,7 @@ impl Signals {
             Signal::Timeout => 16,
             Signal::Cnp => 32,
             Signal::Spurious => 48,
+            Signal::Unanswered => 61,
         };
         self.0 += 1 << shift;
         debug_assert!(self.count(signal) > 0, "a count has overflowed");
@@ -40,6 +46,11 @@ impl Signals {
     /// Whether the peer does not answer packets of the selective repeat family.
     pub fn is_refused(&self) -> bool {
         self.0 & REFUSED != 0
+    }
+
+    /// Whether what the queue pair had in flight is not answered. That is no event of the path: its timeouts may be none either.
+    pub fn is_unanswered(&self) -> bool {
+        self.count(Signal::Unanswered) > 0
     }
 
     /// There is a report of the path.
@@ -70,11 +81,11 @@ impl Signals {
         KINDS.iter().find(|kind| kind.0 == signal).map_or(0, count)
     }
 
-    /// Gives each signal to `take`, kind by kind. The order of their arrival is not kept: it would not matter, because all of
-    /// them belong to one moment.
+    /// Gives each signal of the path to `take`, kind by kind. The order of their arrival is not kept: it would not matter,
+    /// because all of them belong to one moment.
     #[cold]
     pub fn for_each(&self, mut take: impl FnMut(Signal)) {
-        for (signal, ..) in KINDS {
+        for (signal, ..) in KINDS.into_iter().filter(|kind| kind.0 != Signal::Unanswered) {
             (0..self.count(signal)).for_each(|_| take(signal));
         }
     }
@@ -94,11 +105,18 @@ mod tests {
         all.into_iter().for_each(|s| signals.add(s));
         let kinds = [Signal::Loss, Signal::Timeout, Signal::Cnp, Signal::Spurious];
         assert_eq!(kinds.map(|kind| signals.count(kind)), [1, 1, 3, 1]);
+        assert!(!signals.is_unanswered());
+        signals.add(Signal::Unanswered);
+        assert!(signals.is_unanswered());
         signals.refuse();
         assert!(signals.is_refused() && signals.has_events());
         let mut seen = Vec::new();
         signals.for_each(|s| seen.push(s));
         let cnps = [Signal::Cnp; 3];
-        assert_eq!(seen, [&[Signal::Loss, Signal::Timeout][..], &cnps, &[Signal::Spurious]].concat());
+        assert_eq!(
+            seen,
+            [&[Signal::Loss, Signal::Timeout][..], &cnps, &[Signal::Spurious]].concat(),
+            "not the flight without answer"
+        );
     }
 }

@@ -6,6 +6,7 @@ mod bottleneck;
 mod classes;
 mod faults;
 mod recovery;
+mod shared_path;
 mod traffic;
 mod urma_bottleneck;
 mod urma_network;

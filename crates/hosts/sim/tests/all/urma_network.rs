@@ -1,6 +1,6 @@
 //! Hosts that send by URMA or by RC through one switch port to host 0, in virtual time with the whole engine.
 
-use burst_base::verbs::Mtu;
+use burst_base::verbs::{Mtu, QpType};
 use burst_base::{DeviceId, Nanos, RtoMode};
 use burst_cc::{CcTable, Params};
 use burst_fabric::topology::Speeds;
@@ -31,6 +31,7 @@ const CHECKED_EVERY: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Rc,
+    Uc,
     Urma,
 }
 
@@ -67,8 +68,8 @@ struct Sender {
     transport: Transport,
     /// Of URMA: Jetty, completion queue, own segment, imported one.
     urma: [u32; 4],
-    /// Of RC: queue pair, and the receiver's key.
-    rc: (u32, u32),
+    /// Of RC and UC: queue pair, the receiver's key, and the receiver's queue pair.
+    qp: [u32; 3],
     under_way: u32,
     ended: u64,
     failed: u64,
@@ -177,25 +178,27 @@ impl Lab {
     }
 
     fn add_sender(&mut self, host: u32, transport: Transport) {
-        let mut sender = Sender { host, transport, urma: [0; 4], rc: (0, 0), under_way: 0, ended: 0, failed: 0 };
+        let mut sender = Sender { host, transport, urma: [0; 4], qp: [0; 3], under_way: 0, ended: 0, failed: 0 };
         match transport {
-            Transport::Rc => sender.rc = self.connect(host),
+            Transport::Rc => sender.qp = self.connect(host, 0, QpType::Rc),
+            Transport::Uc => sender.qp = self.connect(host, 0, QpType::Uc),
             Transport::Urma => sender.urma = self.import(host),
         }
         self.senders.push(sender);
     }
 
-    fn connect(&mut self, host: u32) -> (u32, u32) {
+    /// A queue pair of a host's program number `context`, connected to one of host 0.
+    fn connect(&mut self, host: u32, context: u32, service: QpType) -> [u32; 3] {
         let now = self.nanos();
-        let mut end = |host: u32| {
+        let mut end = |host: u32, context: u32| {
             let node = &mut self.hosts[host as usize].node;
-            let at = node.create().expect("a queue pair");
+            let at = node.create_for(context, service).expect("a queue pair");
             (at, node.end(at))
         };
-        let ((a, end_a), (b, end_b)) = (end(host), end(0));
+        let ((a, end_a), (b, end_b)) = (end(host, context), end(0, 0));
         self.hosts[0].node.connect(now, b, &end_b, &end_a, 0).expect("connected");
         self.hosts[host as usize].node.connect(now, a, &end_a, &end_b, 0).expect("connected");
-        (a, self.hosts[0].node.key())
+        [a, self.hosts[0].node.key(), b]
     }
 
     fn import(&mut self, host: u32) -> [u32; 4] {
@@ -225,20 +228,25 @@ impl Lab {
         let now = self.nanos();
         for at in (0..self.senders.len()).filter(|at| self.senders[*at].host == host).collect::<Vec<_>>() {
             match self.senders[at].transport {
-                Transport::Rc => self.pump_rc(at),
+                Transport::Rc | Transport::Uc => self.pump_queue_pair(at),
                 Transport::Urma => self.pump_urma(at, now),
             }
         }
     }
 
-    fn pump_rc(&mut self, at: usize) {
-        let sender = &mut self.senders[at];
-        let node = &mut self.hosts[sender.host as usize].node;
-        while let Some((_, cqe)) = node.poll() {
+    fn pump_queue_pair(&mut self, at: usize) {
+        let host = self.senders[at].host;
+        let node = &mut self.hosts[host as usize].node;
+        // Queue pairs of a host have one completion queue.
+        while let Some((qp, cqe)) = node.poll() {
+            let is_its = |sender: &&mut Sender| sender.transport != Transport::Urma && sender.qp[0] == qp;
+            let mut own = self.senders.iter_mut().filter(|sender| sender.host == host);
+            let sender = own.find(is_its).expect("a sender for each queue pair");
             (sender.under_way, sender.ended) = (sender.under_way - 1, sender.ended + 1);
             sender.failed += u64::from(cqe.status != 0);
         }
-        let (qp, key) = sender.rc;
+        let sender = &mut self.senders[at];
+        let [qp, key, _] = sender.qp;
         while sender.under_way < self.depth && node.post(qp, Verb::Write, 1, [0, 0], MESSAGE, key) {
             sender.under_way += 1;
         }
@@ -321,6 +329,12 @@ impl Lab {
             touched.dedup();
             touched.into_iter().for_each(|host| self.run_host(host));
         }
+    }
+
+    /// The queue pair at which a sender's messages arrive is there no more.
+    pub fn end_receiver(&mut self, sender: usize) {
+        let (now, [.., at]) = (self.nanos(), self.senders[sender].qp);
+        self.hosts[0].node.reset(now, at).expect("any state may be reset");
     }
 
     /// Messages that have failed.

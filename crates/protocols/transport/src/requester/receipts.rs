@@ -8,15 +8,18 @@
 //!
 //! Limits, besides the window of the path, which the queue pair shares with all others to the peer:
 //! * [`PACKETS_MAX`] packets in flight, because a socket buffer counts some hundred bytes for the shortest packet;
+//! * a budget of bytes without a receipt, which grows with receipts and is halved by each time-out, down to [`BUDGET_MIN`]: a
+//!   queue pair whose peer is gone takes no more than that of what others share, and sends that much in each time-out;
 //! * the receives that the peer has posted, which its receipts say by the credit codes of IBA 9.7.7.2. A requester without
 //!   credits sends a probe after [`PROBE_WAIT`], and again at longer intervals.
 //!
-//! None of them can stop a queue pair for good, because a message of UC is sent whether the peer receives it or not: after
-//! [`SILENT_TIMEOUTS`] time-outs without a receipt nothing is limited until one comes, and after [`STARVED_MAX`] without a
-//! receive messages are sent without credits until the peer announces one. What is lost then is counted by the receiver
-//! (`receiver_not_ready`, `receive_overflow`).
+//! None of them can stop a queue pair for good, because a message of UC is sent whether the peer receives it or not: what has no
+//! receipt in time does not count any more, and after [`STARVED_MAX`] without a receive messages are sent without credits until
+//! the peer announces one. What is lost then is counted by the receiver (`receiver_not_ready`, `receive_overflow`).
 //!
-//! Congestion control gets a report of each receipt, a loss if packets did not arrive, and time-outs.
+//! Congestion control gets a report of each receipt, and a loss if packets did not arrive. A missing receipt is no loss on the
+//! path: the peer's queue pair may be gone. Only the first one after a receipt is a time-out, which the engine counts if the path
+//! acknowledges nothing else either.
 
 use crate::ack_report::{EchoedCounts, pressure_now};
 use crate::api::{Env, Signal, TxBudget, TxState};
@@ -24,6 +27,7 @@ use crate::qp_shared::QpShared;
 use crate::requester::Requester;
 use crate::requester::probe_state::PROBE;
 use crate::requester::recovery::InflightWqe;
+use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Psn, Reason};
 use burst_frame::{Ecn, Flow};
 use burst_wire::aeth::credits_of_code;
@@ -44,10 +48,14 @@ const FIRST: u32 = 1;
 const PACKET_BYTES_MIN: u32 = 512;
 /// Packets that have asked and have no receipt yet. The newest is replaced if there are more.
 const MARKS: usize = 32;
-/// First wait for a receipt: a software peer may not run for as long. Doubled with each time-out.
+/// Shortest wait for a receipt: a software peer may not run for as long. Twice the round trip, if that is longer.
 const RECEIPT_WAIT: Nanos = Nanos::from_ms(20);
-/// Time-outs without a receipt after which none is expected.
-const SILENT_TIMEOUTS: u8 = 6;
+/// Longest wait for a receipt.
+const RECEIPT_WAIT_MAX: Nanos = Nanos::from_ms(1_000);
+/// Bytes without a receipt, at first, at most, and after time-outs.
+const BUDGET_FIRST: u64 = 128 << 10;
+const BUDGET_MAX: u64 = 2 << 20;
+const BUDGET_MIN: u64 = 8 << 10;
 /// First wait of a requester without credits until it probes.
 const PROBE_WAIT: Nanos = Nanos::from_us(50);
 /// How often that wait is doubled at most.
@@ -56,6 +64,7 @@ const PROBE_BACKOFF_MAX: u8 = 7;
 const STARVED_MAX: Nanos = Nanos::from_ms(1_000);
 
 const _: () = assert!(PACKETS_FIRST < PACKETS_MAX && ASK_MESSAGES * 4 < PACKETS_FIRST as u32);
+const _: () = assert!(BUDGET_MIN >= 2 * Mtu::B4096.bytes() as u64 && BUDGET_MAX >= PACKETS_MAX as u64 * 4096);
 
 /// What had been sent when a packet asked for a receipt.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,6 +89,9 @@ impl Marks {
     fn push(&mut self, mark: Mark) {
         self.count = (self.count + 1).min(MARKS);
         self.ring[(self.first + self.count - 1) % MARKS] = mark;
+    }
+    fn oldest(&self) -> Option<Mark> {
+        (self.count > 0).then(|| self.ring[self.first])
     }
     /// Removes the marks up to `psn`; the newest of them.
     fn take_until(&mut self, psn: Psn) -> Option<Mark> {
@@ -146,15 +158,19 @@ impl ReceiptSender {
 }
 
 /// Receipts of a UC queue pair, of both its halves.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UcReceipts {
     pub(crate) sender: ReceiptSender,
     /// The peer answers packets that ask.
     is_used: bool,
     /// A receipt has come since the queue pair was connected.
     is_answered: bool,
-    /// Time-outs since the last receipt.
-    silent: u8,
+    /// The first packet that has asked in vain since the last receipt.
+    silent: Option<Mark>,
+    /// How long a receipt is waited for.
+    wait: Nanos,
+    /// Bytes that may be sent without a receipt.
+    budget: u64,
     /// Probes since credits came.
     probes: u8,
     /// Credits do not count until the peer announces a receive.
@@ -176,6 +192,33 @@ pub(crate) struct UcReceipts {
     missing: u16,
     echoed: EchoedCounts,
     marks: Marks,
+}
+
+impl Default for UcReceipts {
+    fn default() -> UcReceipts {
+        UcReceipts {
+            sender: ReceiptSender::default(),
+            is_used: false,
+            is_answered: false,
+            silent: None,
+            wait: RECEIPT_WAIT,
+            budget: BUDGET_FIRST,
+            probes: 0,
+            ignores_credits: false,
+            starved_since: None,
+            base: Psn::default(),
+            covered: Psn::default(),
+            messages: 0,
+            asked_messages: 0,
+            message_limit: None,
+            sent_bytes: 0,
+            marked_bytes: 0,
+            covered_bytes: 0,
+            missing: 0,
+            echoed: EchoedCounts::default(),
+            marks: Marks::default(),
+        }
+    }
 }
 
 impl UcReceipts {
@@ -203,19 +246,37 @@ impl UcReceipts {
     /// Nothing that was sent counts as in flight any more.
     fn forget_marks(&mut self) {
         (self.marks.first, self.marks.count) = (0, 0);
-        self.covered_bytes = self.marked_bytes;
+        (self.marked_bytes, self.covered_bytes) = (self.sent_bytes, self.sent_bytes);
     }
-    /// Whether the limits hold.
-    fn limits(&self) -> bool {
-        self.is_used && self.silent < SILENT_TIMEOUTS
+    /// No receipt came for what was sent before PSN `sent`. True if one came before that: the peer has answered until now.
+    fn time_out(&mut self, sent: Psn) -> bool {
+        let is_first = self.silent.is_none() && self.is_answered;
+        let oldest = self.marks.oldest();
+        self.silent = self.silent.or(oldest);
+        self.forget_marks();
+        self.covered = sent;
+        self.budget = (self.budget / 2).max(BUDGET_MIN);
+        is_first
+    }
+    /// Bytes sent without a receipt.
+    fn unanswered_bytes(&self) -> u64 {
+        debug_assert!(self.covered_bytes <= self.sent_bytes);
+        self.sent_bytes - self.covered_bytes
+    }
+    /// Bytes that may be sent before a receipt comes; any packet, if nothing is without one.
+    fn budget_left(&self) -> u64 {
+        match self.unanswered_bytes() {
+            0 => BUDGET_MAX,
+            unanswered => self.budget.saturating_sub(unanswered),
+        }
     }
     /// Bytes sent up to the last packet that asked, without those that receipts have covered.
     pub(crate) fn inflight_bytes(&self) -> u64 {
-        if self.limits() { self.marked_bytes - self.covered_bytes } else { 0 }
+        if self.is_used { self.marked_bytes - self.covered_bytes } else { 0 }
     }
     /// Messages that may be begun; `None` if they are not limited.
     fn credits(&self) -> Option<u32> {
-        let limit = self.message_limit.filter(|_| self.limits() && !self.ignores_credits)?;
+        let limit = self.message_limit.filter(|_| self.is_used && !self.ignores_credits)?;
         Some((limit.wrapping_sub(self.messages) as i32).max(0) as u32)
     }
     fn packets_max(&self) -> i32 {
@@ -240,27 +301,46 @@ impl UcReceipts {
         if !self.is_used || !psn.is_before(sent) {
             return Err(Reason::UnexpectedResponse);
         }
-        if psn.next().is_before(self.covered) {
+        let is_old = psn.next().is_before(self.covered);
+        // What has timed out is covered, but its receipt may come later than that: the peer is there, and further away.
+        let late = self.silent.filter(|first| is_old && !psn.is_before(first.psn));
+        if is_old && late.is_none() {
             return Err(Reason::StaleAck);
         }
-        let newest = self.marks.take_until(psn);
-        (self.silent, self.is_answered, self.covered) = (0, true, psn.next());
+        let was_silent = self.silent.take().is_some();
+        self.is_answered = true;
         let mut rtt = None;
-        if let Some(mark) = newest {
-            self.covered_bytes = mark.bytes;
-            if mark.psn == psn {
-                let delay = u64::from(saeth.delay) * DELAY_UNIT_NS;
-                rtt = Some(Nanos(env.now.since(mark.at).0.saturating_sub(delay)));
-            }
-            self.take_credits(mark.messages, credits_of_code(credit));
+        if let Some(first) = late {
+            self.wait_for(env.now.since(first.at));
+        } else {
+            self.covered = psn.next();
+            rtt = self.take_marks(psn, credit, &saeth, env.now);
         }
         env.fx.acknowledged(&self.echoed.take(&saeth, rtt));
         let missing = (psn.next().diff(self.base) as u16).wrapping_sub(saeth.received_packets);
-        if (missing.wrapping_sub(self.missing) as i16) > 0 {
+        // What is missing after a silence has timed out before.
+        if (missing.wrapping_sub(self.missing) as i16) > 0 && !was_silent {
             env.fx.congestion(Signal::Loss);
         }
         self.missing = missing;
         Ok(())
+    }
+    /// Takes the marks up to `psn` for a receipt with this credit code; the round trip, if one asked for it.
+    fn take_marks(&mut self, psn: Psn, credit: u8, saeth: &Saeth, now: Nanos) -> Option<Nanos> {
+        let mark = self.marks.take_until(psn)?;
+        self.budget = (self.budget + (mark.bytes - self.covered_bytes)).min(BUDGET_MAX);
+        self.covered_bytes = mark.bytes;
+        self.take_credits(mark.messages, credits_of_code(credit));
+        if mark.psn != psn {
+            return None;
+        }
+        let (waited, delay) = (now.since(mark.at), u64::from(saeth.delay) * DELAY_UNIT_NS);
+        self.wait_for(waited);
+        Some(Nanos(waited.0.saturating_sub(delay)))
+    }
+    /// A receipt has come after this time.
+    fn wait_for(&mut self, waited: Nanos) {
+        self.wait = Nanos(waited.0.saturating_mul(2)).clamp(RECEIPT_WAIT, RECEIPT_WAIT_MAX);
     }
     /// When `messages` had been begun, the peer had so many receives.
     fn take_credits(&mut self, messages: u32, credits: Option<u32>) {
@@ -279,7 +359,7 @@ impl Requester {
     /// Why a packet of an unreliable service may not be sent now; `None` if it may.
     #[inline]
     pub(crate) fn receipt_gate(&self, (request, len): (&InflightWqe, u32), window: u64) -> Option<TxState> {
-        let receipts = self.receipts.as_deref().filter(|receipts| receipts.limits())?;
+        let receipts = self.receipts.as_deref().filter(|receipts| receipts.is_used)?;
         let begins = self.recovery.next_packet() == 0 && request.takes_credit();
         if begins && receipts.credits() == Some(0) {
             return Some(TxState::Idle);
@@ -287,7 +367,8 @@ impl Requester {
         if u64::from(len) > window && (window == 0 || receipts.inflight_bytes() > 0) {
             return Some(TxState::Window);
         }
-        (self.uncovered(receipts) >= receipts.packets_max()).then_some(TxState::Idle)
+        let exceeds = u64::from(len.max(PACKET_BYTES_MIN)) > receipts.budget_left();
+        (exceeds || self.uncovered(receipts) >= receipts.packets_max()).then_some(TxState::Idle)
     }
 
     /// Packets sent and not covered by a receipt.
@@ -299,20 +380,19 @@ impl Requester {
     pub(crate) fn receipt_run(&self, mtu: u32, (count, window): (u64, u64)) -> u32 {
         let Some(receipts) = self.receipts.as_deref().filter(|receipts| receipts.is_used) else { return count as u32 };
         let unasked = u64::from((ASK_BYTES - 1).saturating_sub(self.since_ack_request) / mtu);
-        let count = count.min(unasked);
-        if !receipts.limits() {
-            return count as u32;
-        }
         let distance = (receipts.packets_max() - self.uncovered(receipts) - 1).max(0) as u64;
-        count.min(window).min(distance) as u32
+        let budget = (receipts.budget_left() / u64::from(mtu.max(PACKET_BYTES_MIN))).saturating_sub(1);
+        count.min(unasked).min(window).min(distance).min(budget) as u32
     }
 
     /// Whether this packet of an unreliable service asks for a receipt.
     pub(crate) fn wants_receipt(&self, request: &InflightWqe, len: u32, mtu: u32, budget: &TxBudget) -> bool {
         let Some(receipts) = self.receipts.as_deref().filter(|receipts| receipts.is_used) else { return false };
         let (next, is_last) = (u64::from(len) + u64::from(mtu), self.recovery.next_packet() + 1 == request.packets);
-        let ends_window =
-            receipts.limits() && (budget.window_bytes < next || self.uncovered(receipts) + 1 >= receipts.packets_max());
+        let counted = u64::from(len.max(PACKET_BYTES_MIN)) + u64::from(mtu.max(PACKET_BYTES_MIN));
+        let ends_window = budget.window_bytes < next
+            || self.uncovered(receipts) + 1 >= receipts.packets_max()
+            || receipts.budget.saturating_sub(receipts.unanswered_bytes()) < counted;
         let begun = receipts.messages.wrapping_add(u32::from(request.takes_credit() && request.packets == 1));
         let is_due = !receipts.is_answered && receipts.marks.count == 0
             || begun.wrapping_sub(receipts.asked_messages) >= ASK_MESSAGES
@@ -341,8 +421,8 @@ impl Requester {
         }
         if asked {
             receipts.mark(psn, now);
-            if self.ack_deadline == Nanos::NEVER && receipts.limits() {
-                self.ack_deadline = now + Nanos(RECEIPT_WAIT.0 << receipts.silent);
+            if self.ack_deadline == Nanos::NEVER && receipts.is_used {
+                self.ack_deadline = now + receipts.wait;
             }
         }
     }
@@ -350,7 +430,7 @@ impl Requester {
     /// A turn has ended. A requester that was stopped gets a timer if no receipt is under way.
     pub(crate) fn await_receipt(&mut self, now: Nanos) {
         let Some(receipts) = &mut self.receipts else { return };
-        if !self.stalled || !receipts.limits() {
+        if !self.stalled || !receipts.is_used {
             return;
         }
         if receipts.credits() == Some(0) {
@@ -371,7 +451,7 @@ impl Requester {
         if let Err(reason) = receipts.take(pkt, sent, env) {
             return env.fx.count(reason);
         }
-        self.ack_deadline = if receipts.marks.count > 0 { env.now + RECEIPT_WAIT } else { Nanos::NEVER };
+        self.ack_deadline = if receipts.marks.count > 0 { env.now + receipts.wait } else { Nanos::NEVER };
         self.stalled = false;
     }
 
@@ -379,15 +459,20 @@ impl Requester {
     pub(crate) fn on_receipt_timer(&mut self, env: &mut Env<'_>) {
         let Some(receipts) = self.receipts.as_deref_mut().filter(|_| self.ack_deadline <= env.now) else { return };
         (self.ack_deadline, self.stalled) = (Nanos::NEVER, false);
-        if receipts.marks.count > 0 {
-            receipts.silent = receipts.silent.saturating_add(1);
-            receipts.forget_marks();
-            receipts.covered = self.recovery.sent_psn();
+        let has_asked = receipts.marks.count > 0;
+        if has_asked {
             env.fx.count(Reason::UcReceiptTimeout);
-            return env.fx.congestion(Signal::Timeout);
+            env.fx.congestion(Signal::Unanswered);
+            if receipts.time_out(self.recovery.sent_psn()) {
+                env.fx.congestion(Signal::Timeout);
+            }
         }
         if receipts.starved_since.is_some_and(|since| env.now.since(since) >= STARVED_MAX) {
             (receipts.ignores_credits, receipts.starved_since, receipts.probes) = (true, None, 0);
+            return;
+        }
+        // Only who waits for a receive must ask again before it sends.
+        if has_asked && receipts.credits() != Some(0) {
             return;
         }
         receipts.probes = receipts.probes.saturating_add(1);
@@ -404,7 +489,7 @@ impl Requester {
         let Some(receipts) = &mut self.receipts else { return true };
         receipts.mark(psn, env.now);
         self.since_ack_request = 0;
-        self.ack_deadline = env.now + Nanos(RECEIPT_WAIT.0 << receipts.silent);
+        self.ack_deadline = env.now + receipts.wait;
         true
     }
 }

@@ -10,8 +10,6 @@ use burst_wire::{Aeth, Bth, HeadBuf, OpKind, Opcode, Packet, Saeth, Syndrome};
 
 const MESSAGE: u32 = 32 << 10;
 const WINDOW: u64 = 64 << 10;
-/// Time after which nothing is limited if no receipt comes: 20, 40, 80, 160, 320 and 640 ms.
-const SILENCE: Nanos = Nanos::from_ms(1_260);
 
 fn uc() -> Setup {
     Setup { qp_type: QpType::Uc, window: WINDOW, ..Setup::default() }
@@ -180,25 +178,78 @@ fn messages_wait_for_a_receive_and_are_sent_without_one_after_a_while() {
 #[test]
 fn a_peer_that_falls_silent_stops_nothing_for_good() {
     let mut pair = burst_pair(LinkFaults::default());
+    (0..60).for_each(|k| receive(&mut pair.ends[1], k));
+    send(&mut pair.ends[0], 0, MESSAGE);
+    pair.run(Nanos::from_ms(1));
+    assert_eq!((pair.ends[0].statuses().len(), pair.ends[0].fx.signals.len()), (1, 0), "answered");
     pair.link.drops = Some(Box::new(|_, to, _| to == 0));
-    (0..60).for_each(|wr_id| send(&mut pair.ends[0], wr_id, MESSAGE));
-    pair.run(Nanos::from_ms(10));
-    assert_eq!(pair.ends[0].statuses().len(), 1, "the first message");
-    pair.run(SILENCE + Nanos::from_ms(10));
+    assert!(has_room(&mut pair.ends[0]));
+    (0..59).for_each(|wr_id| send(&mut pair.ends[0], wr_id, MESSAGE));
+    pair.run(Nanos::from_ms(500));
+    let sent = pair.link.sent;
+    pair.run(Nanos::from_ms(1_000));
+    // A packet for each KiB, in 25 waits, and at most two receipts for each, which are lost.
+    let in_silence = pair.link.sent - sent;
+    assert!((180..=26 * 10).contains(&in_silence), "{in_silence} packets in 500 ms");
+    pair.run(Nanos::from_ms(6_000));
     let a = &pair.ends[0];
-    assert_eq!((a.statuses().len(), a.fx.count_of(Reason::UcReceiptTimeout)), (60, 6));
-    assert!(a.fx.signals.contains(&Signal::Timeout) && a.qp.inflight_bytes() == 0);
-    assert_eq!(a.qp.next_deadline(), Nanos::NEVER);
-    // It is limited again when a receipt comes.
+    assert_eq!((a.statuses().len(), a.qp.inflight_bytes(), a.qp.next_deadline()), (60, 0, Nanos::NEVER));
+    // All are released, and the first counts if nothing else on the path is acknowledged.
+    let timeouts = a.fx.count_of(Reason::UcReceiptTimeout);
+    let count = |kind| a.fx.signals.iter().filter(|signal| **signal == kind).count() as u32;
+    assert_eq!((count(Signal::Unanswered), count(Signal::Timeout), count(Signal::Loss)), (timeouts, 1, 0));
+    // It is limited by the window again when receipts come.
     pair.link.drops = None;
     assert!(has_room(&mut pair.ends[0]));
+    (0..60).for_each(|k| receive(&mut pair.ends[1], k));
     (0..60).for_each(|wr_id| send(&mut pair.ends[0], wr_id, MESSAGE));
-    pair.step(SILENCE + Nanos::from_ms(100));
-    let until = pair.now + Nanos::from_ms(1);
+    let (before, until) = (pair.ends[0].statuses().len(), pair.now + Nanos::from_ms(60));
     pair.run(until);
-    send(&mut pair.ends[0], 9, MESSAGE);
-    pair.run(until + Nanos::from_us(1));
-    assert!(pair.ends[0].qp.next_deadline() < Nanos::NEVER, "a receipt is waited for");
+    assert_eq!(pair.ends[0].statuses().len(), before + 60);
+    assert!(!pair.ends[0].fx.signals.contains(&Signal::Loss), "what was lost in the silence has timed out");
+}
+
+#[test]
+fn a_sender_that_was_never_answered_is_no_signal_of_the_path() {
+    let mut end = End::new(0, &uc());
+    end.bring_up(1, &uc(), QpState::Rts);
+    end.qp.use_receipts(true);
+    send(&mut end, 0, MESSAGE);
+    let (mut now, mut sent) = (Nanos(0), 0);
+    while now < Nanos::from_ms(100) {
+        sent += end.drain(now).len();
+        end.fire(now);
+        now = now + Nanos::from_ms(1);
+    }
+    assert_eq!((sent, end.fx.signals.clone()), (32, vec![Signal::Unanswered]));
+    assert_eq!(end.qp.inflight_bytes(), 0);
+}
+
+#[test]
+fn a_receipt_that_comes_late_makes_the_wait_longer() {
+    let mut end = sender();
+    // Receipts come after 50 ms: the first two are too late, and the wait is 100 ms from then on.
+    (0..8).for_each(|wr_id| send(&mut end, wr_id, MESSAGE));
+    let mut under_way: Vec<(Nanos, u32)> = Vec::new();
+    let (mut now, mut next) = (Nanos(0), 101);
+    while now < Nanos::from_ms(2_000) {
+        for bytes in end.drain(now) {
+            let packet = Packet::parse(&bytes).expect("well-formed");
+            next = packet.bth.psn.get();
+            if packet.bth.ack_req {
+                under_way.push((now + Nanos::from_ms(50), next));
+            }
+        }
+        if let Some(at) = under_way.iter().position(|(at, _)| *at <= now) {
+            let (_, psn) = under_way.remove(at);
+            end.receive_from(now, ip_of(1), &receipt(psn, 31, (psn - 99) as u16));
+        }
+        end.fire(now);
+        now = now + Nanos::from_ms(1);
+    }
+    assert_eq!((end.statuses().len(), next), (8, 100 + 8 * 32));
+    let timeouts = end.fx.count_of(Reason::UcReceiptTimeout);
+    assert!((1..=3).contains(&timeouts), "{timeouts}");
 }
 
 #[test]

@@ -71,6 +71,7 @@ impl Path {
             self.on_signal(now, Signal::Timeout);
         }
         if change.packets > 0 {
+            self.acked_at = now;
             self.channel_acknowledged(now, used, change);
         }
     }
