@@ -119,17 +119,11 @@ COUNTED = 14
 
 
 def messages_of(clients):
-    """Messages of each client in the same time, in which all send."""
-
-    def counts(more):
-        """What each has written when all have written so many periods more."""
-        wait_until(lambda: all(len(periods(client)) >= least + more for client, least in zip(clients, began)), 200, said=clients[0].text)
-        return [sum(periods(client)) for client in clients]
-
-    began = [0] * len(clients)
-    before = counts(2)
+    """Messages of each client in as many periods, in which all send. A client whose output comes late has not sent less than those with more."""
+    wait_until(lambda: all(len(periods(client)) >= 2 for client in clients), 200, said=clients[0].text)
     began = [len(periods(client)) for client in clients]
-    return [now - was for now, was in zip(counts(COUNTED), before)]
+    wait_until(lambda: all(len(periods(client)) >= least + COUNTED for client, least in zip(clients, began)), 200, said=clients[0].text)
+    return [sum(periods(client)[first : first + COUNTED]) for client, first in zip(clients, began)]
 
 
 def messages_to_shares(hosts, users, of, queue_pairs):
@@ -158,17 +152,11 @@ def test_programs_of_one_user_have_equal_shares_of_a_path(hosts, users):
     assert all(0.8 <= figure <= 1.2 for figure in messages_to_shares(hosts, users, [ALICE] * 9, [1] * 9))
 
 
-#: Queue pairs wait for window and rate of their path in one line, in order, whatever program and user they belong to.
-IN_LINE = "a path's line does not know accounts and contexts (engine, WindowLine)"
-
-
 @pytest.mark.alone
-@pytest.mark.xfail(reason=IN_LINE)
 def test_a_user_with_one_program_has_half_of_a_path_beside_a_user_with_eight(hosts, users):
     assert all(0.8 <= figure <= 1.2 for figure in messages_to_shares(hosts, users, [ALICE] + [BOB] * 8, [1] * 9))
 
 
 @pytest.mark.alone
-@pytest.mark.xfail(reason=IN_LINE)
 def test_a_program_with_one_queue_pair_has_half_of_a_path_beside_one_with_eight(hosts, users):
     assert all(0.8 <= figure <= 1.2 for figure in messages_to_shares(hosts, users, [ALICE] * 2, [1, 8]))

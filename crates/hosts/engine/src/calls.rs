@@ -85,9 +85,13 @@ impl Tables<'_> {
                 path.on_report(now, &outbox.report);
             }
             if signals.has_events() {
-                let is_path_silent = signals.is_unanswered() && slot.release_inflight(now, path);
-                // A flight without answer says nothing of a path that answers others.
-                let counts = |signal| signal != Signal::Timeout || !signals.is_unanswered() || is_path_silent;
+                // A flight without answer says nothing of a path that answers others. Nor does a timer of a queue pair that has
+                // nothing in flight: it waits for the rate, which each time-out would halve.
+                let is_timeout = match signals.is_unanswered() {
+                    true => slot.release_inflight(now, path),
+                    false => slot.inflight_seen > 0,
+                };
+                let counts = |signal| signal != Signal::Timeout || is_timeout;
                 signals.for_each(|signal| {
                     if counts(signal) {
                         path.on_signal(now, signal)

@@ -1,11 +1,11 @@
 //! What the rooms of a worker share: its tables, and what must follow each call to a queue pair ([`Core::settle`]).
 
 use crate::calls::Tables;
-use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for};
+use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, slot_at, waits_for};
 use crate::options::WorkerOptions;
 use crate::outbox::Outbox;
 use crate::paths::hello::Hellos;
-use crate::paths::path::ChannelWakes;
+use crate::paths::path::{ChannelWakes, NO_QP, Path};
 use crate::paths::{NOT_WAITING, Paths};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
@@ -25,6 +25,9 @@ use std::sync::Arc;
 /// Entries of a worker's table of queue pairs from which lines are prefetched. The hot lines of so many are about 1 MiB, a
 /// level 2 cache.
 pub(crate) const MANY: usize = 1024;
+
+/// Queue pairs in a path's line that are passed over at most, because their own acknowledgements must come first.
+const PASSED_MAX: usize = 4;
 
 /// All tables of a worker. Ports and agent lie beside it, so that they can be borrowed at the same time.
 pub(crate) struct Core {
@@ -222,8 +225,8 @@ impl Core {
     /// Makes the first queue pair ready that waits for a path's window, if the window has room for its next packet and the rate
     /// allows a burst.
     #[inline]
-    fn wake_waiting(&mut self, now: Nanos, path: u32) {
-        if self.paths.get(path as usize).is_some_and(|path| !path.waiting.is_empty()) {
+    pub(crate) fn wake_waiting(&mut self, now: Nanos, path: u32) {
+        if self.paths.get(path as usize).is_some_and(Path::awaits_turn) {
             self.wake_first(now, path);
         }
     }
@@ -232,15 +235,31 @@ impl Core {
     #[cold]
     pub fn wake_freed(&mut self, now: Nanos) {
         while let Some(path) = self.channel_wakes.freed.pop() {
+            if let Some(p) = self.paths.get_mut(path as usize)
+                && p.turn_of == URMA_ENTRY
+                && !self.channel_wakes.opened.contains(&path)
+            {
+                // The channels have had their turn.
+                p.turn_of = NO_QP;
+            }
             self.wake_waiting(now, path);
+        }
+    }
+
+    /// A turn ends, which the line of the path may have given, and in which so many bytes of payload have left.
+    #[inline(always)]
+    pub(crate) fn end_line_turn(&mut self, index: u32, used: u64) {
+        if let Some(slot) = slot_at(&self.qps, index)
+            && let Some(path) = self.paths.get_mut(slot.path as usize)
+            && (path.turn_of != NO_QP || !path.waiting.is_empty())
+        {
+            path.charge_turn(slot, used);
         }
     }
 
     #[inline(never)]
     fn wake_first(&mut self, now: Nanos, path: u32) {
         let p = &mut self.paths[path as usize];
-        let waiter = (path, p.channels.ticket);
-        let Some(index) = p.waiting.first(|place| waits_for(&self.qps, waiter, place)) else { return };
         if let Some(gate) = p.faster_gate(now) {
             // Whoever waits there may have READ responses, which need no room for requests.
             self.timers.pacing.arm(path, gate, gate.opens_at());
@@ -248,19 +267,35 @@ impl Core {
         if let Some(gate) = p.closed_gate(now) {
             return self.timers.pacing.arm(path, gate, gate.opens_at());
         }
-        if index == URMA_ENTRY {
-            if p.has_channel_room() {
-                p.open_to_channels(path, &mut self.channel_wakes);
+        for _ in 0..PASSED_MAX {
+            let waiter = (path, p.channels.ticket);
+            let Some(index) = p.waiting.first(|place| waits_for(&self.qps, waiter, place)) else { return };
+            if index == URMA_ENTRY {
+                if p.has_channel_room() {
+                    p.open_to_channels(path, &mut self.channel_wakes);
+                }
+                return;
             }
-            return;
+            let Some(slot) = self.qps[index as usize].as_mut() else { return };
+            if slot.has_room_on(p) {
+                return self.give_line_turn(path, index);
+            }
+            if !slot.is_hopeless_on(p) {
+                return;
+            }
+            // Only its own acknowledgements can help it: others do not wait for them.
+            p.waiting.pop();
+            slot.waiting = p.waiting.push(slot.line, index);
         }
-        let Some(slot) = self.qps[index as usize].as_mut() else { return };
-        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.qp.next_bytes()) {
-            return;
-        }
-        // One at a time: the next is made ready when this one has settled.
+    }
+
+    /// The first of a path's line has its turn next.
+    fn give_line_turn(&mut self, path: u32, index: u32) {
+        let (p, Some(slot)) = (&mut self.paths[path as usize], self.qps[index as usize].as_mut()) else { return };
+        // One at a time: the next is made ready when this one has had its turn.
         debug_assert_ne!(slot.waiting, NOT_WAITING, "a queue pair in a line does not wait");
         p.waiting.pop();
+        p.turn_of = index;
         slot.waiting = NOT_WAITING;
         self.make_ready(index);
     }
@@ -286,9 +321,18 @@ impl Core {
         path.responses_moved(slot.responses_seen, 0);
         if slot.waiting != NOT_WAITING {
             let waiter = (slot.path, path.channels.ticket);
-            path.waiting.leave(|place| waits_for(&self.qps, waiter, place));
+            path.waiting.vacate(slot.line, |place| waits_for(&self.qps, waiter, place));
+        }
+        path.waiting.leave(slot.line);
+        if path.turn_of == index {
+            path.turn_of = NO_QP;
+        }
+        // What it had in flight makes room, and its turn is the next one's.
+        if !path.waiting.is_empty() {
+            self.channel_wakes.freed.push(slot.path);
         }
         self.paths.leave(slot.path);
-        (slot.path, slot.inflight_seen, slot.responses_seen, slot.waiting) = (NO_PATH, 0, 0, NOT_WAITING);
+        (slot.path, slot.inflight_seen, slot.responses_seen) = (NO_PATH, 0, 0);
+        (slot.waiting, slot.answering) = (NOT_WAITING, NOT_WAITING);
     }
 }

@@ -103,6 +103,8 @@ impl DataPath<'_> {
         });
         debug_assert!(slot.path == NO_PATH && slot.inflight_seen == 0, "a queue pair is on two paths");
         slot.path = at;
+        let context = slot.holder.context;
+        slot.line = self.core.paths[at as usize].waiting.join(context, self.core.sched.account_of(context));
         if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.qp.qp_type()) {
             file.note_expected(index, slot.qp.expected_psn());
             file.write(index, &slot.tombstone(flow, None));

@@ -177,6 +177,10 @@ pub struct QpSlot {
     pub(crate) index: u32,
     /// Queue pair number, generation included.
     pub qpn: burst_base::Qpn,
+    /// Its context's entry in the line of its path.
+    pub(crate) line: u32,
+    /// Ticket of its place among those whose answers wait for the rate, or [`NOT_WAITING`].
+    pub(crate) answering: u32,
     /// Those of READ responses among `inflight_seen`.
     pub(crate) responses_seen: u64,
     /// The shared receive queue, if it has one.
@@ -232,6 +236,11 @@ pub(crate) fn waits_for(qps: &[Option<Box<QpSlot>>], (path, channels): (u32, u32
     slot.is_some_and(|slot| slot.path == path && slot.waiting == place.ticket)
 }
 
+/// Whether the queue pair at this place still waits by it for the rate of this path, to answer.
+pub(crate) fn answers_by(qps: &[Option<Box<QpSlot>>], path: u32, place: ReadyPlace) -> bool {
+    slot_at(qps, place.qp).is_some_and(|slot| slot.path == path && slot.answering == place.ticket)
+}
+
 impl QpSlot {
     /// The tombstone of the queue pair, if its process died now.
     pub(crate) fn tombstone(&self, flow: Flow, cm: Option<CmIds>) -> Tombstone {
@@ -257,6 +266,8 @@ impl QpSlot {
             responses_seen: 0,
             ticket: NO_TICKET,
             waiting: NOT_WAITING,
+            line: 0,
+            answering: NOT_WAITING,
             burst: BurstState::Untouched,
             has_more: false,
             received: ReceivedWork::default(),
@@ -331,6 +342,15 @@ impl QpSlot {
             }
         }
         self.inflight_seen = inflight;
+    }
+    /// Whether the window of its path has room for its next packet.
+    #[inline]
+    pub(crate) fn has_room_on(&self, path: &Path) -> bool {
+        path.has_room(self.inflight_seen - self.responses_seen, self.qp.next_bytes())
+    }
+    /// Whether it must wait for its own acknowledgements before it sends more on its path.
+    pub(crate) fn is_hopeless_on(&self, path: &Path) -> bool {
+        path.is_hopeless(self.inflight_seen - self.responses_seen, self.qp.next_bytes())
     }
     /// What it had in flight has no answer, and does not count for its path any more. Whether nothing on the path was
     /// acknowledged since it was sent.

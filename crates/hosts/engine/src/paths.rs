@@ -5,7 +5,6 @@
 //! time.
 
 use crate::paths::path::Path;
-use crate::transmit::sched::ReadyPlace;
 use burst_base::DeviceId;
 use burst_base::heap::{self, OutOfMemory};
 use std::collections::{HashMap, VecDeque};
@@ -19,15 +18,12 @@ pub mod path;
 pub(crate) mod peer_hello;
 mod peer_report;
 pub(crate) mod signals;
+pub mod window_line;
+
+pub use window_line::{NOT_WAITING, WindowLine};
 
 /// Paths that stay without users.
 pub const UNUSED_KEPT: usize = 64;
-
-/// A line with fewer vacant places is not swept.
-const SWEPT_FROM: usize = 64;
-
-/// Ticket of a queue pair that waits in no line.
-pub const NOT_WAITING: u32 = 0;
 
 /// The paths, by index.
 #[derive(Debug, Default)]
@@ -135,80 +131,12 @@ impl Paths {
     }
 }
 
-/// The queue pairs that wait for a path's window or rate, in order.
-///
-/// A queue pair that leaves is not searched for: its place becomes vacant, because the queue pair has another ticket or is on
-/// another path. The line is swept when more than half of its places are vacant.
-#[derive(Debug, Default)]
-pub struct WindowLine {
-    places: VecDeque<ReadyPlace>,
-    /// Upper bound on the number of vacant places.
-    vacant: usize,
-    tickets: u32,
-}
-
-impl WindowLine {
-    /// Adds a queue pair; its ticket.
-    #[inline]
-    pub fn push(&mut self, qp: u32) -> u32 {
-        self.tickets = self.tickets.checked_add(1).unwrap_or(NOT_WAITING + 1);
-        debug_assert_ne!(self.tickets, NOT_WAITING, "the ticket of no place");
-        self.places.push_back(ReadyPlace { qp, ticket: self.tickets });
-        self.tickets
-    }
-
-    /// The first place that is not vacant. Removes the vacant ones before it.
-    #[inline]
-    pub fn first(&mut self, waits: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
-        while let Some(place) = self.places.front() {
-            if waits(*place) {
-                return Some(place.qp);
-            }
-            self.places.pop_front();
-            self.vacant = self.vacant.saturating_sub(1);
-        }
-        None
-    }
-
-    /// Removes the first place.
-    #[inline]
-    pub fn pop(&mut self) {
-        self.places.pop_front();
-    }
-
-    /// A place has become vacant.
-    pub fn leave(&mut self, waits: impl Fn(ReadyPlace) -> bool) {
-        self.vacant += 1;
-        if self.vacant >= SWEPT_FROM && self.vacant > self.places.len() / 2 {
-            self.places.retain(|place| waits(*place));
-            self.vacant = 0;
-        }
-    }
-
-    /// Number of places, vacant ones included.
-    pub fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    /// Whether no queue pair waits.
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
-    /// All places; the line is empty afterwards.
-    pub fn take_all(&mut self) -> VecDeque<ReadyPlace> {
-        self.vacant = 0;
-        std::mem::take(&mut self.places)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::paths::path::PathLink;
     use burst_base::Nanos;
     use burst_cc::Params;
-    use std::collections::HashSet;
 
     fn peer(n: u32) -> IpAddr {
         IpAddr::from(n.to_be_bytes())
@@ -265,34 +193,5 @@ mod tests {
         assert_eq!(paths.len(), UNUSED_KEPT);
         assert_eq!(paths.by_peer.len(), UNUSED_KEPT);
         assert!(paths.unused.len() <= paths.len());
-    }
-
-    #[test]
-    fn vacant_places_are_skipped_and_swept() {
-        let (mut line, mut waiting) = (WindowLine::default(), HashSet::new());
-        for qp in 0..1000 {
-            waiting.insert((qp, line.push(qp)));
-        }
-        for qp in 0..999 {
-            waiting.retain(|(of, _)| *of != qp);
-            line.leave(|place| waiting.contains(&(place.qp, place.ticket)));
-        }
-        assert!(line.len() < 2 * SWEPT_FROM, "{} places for one queue pair", line.len());
-        assert_eq!(line.first(|place| waiting.contains(&(place.qp, place.ticket))), Some(999));
-        line.pop();
-        assert_eq!(line.first(|_| true), None);
-    }
-
-    #[test]
-    fn a_queue_pair_that_waits_again_goes_to_the_end() {
-        let mut line = WindowLine::default();
-        let _left = line.push(7);
-        line.leave(|_| true);
-        let other = line.push(8);
-        let again = line.push(7);
-        let waits = |place: ReadyPlace| [(8, other), (7, again)].contains(&(place.qp, place.ticket));
-        assert_eq!(line.first(waits), Some(8));
-        line.pop();
-        assert_eq!(line.first(waits), Some(7));
     }
 }

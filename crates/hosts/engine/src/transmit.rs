@@ -3,9 +3,10 @@
 use crate::calls::Egress;
 use crate::core::Core;
 use crate::data_path::DataPath;
-use crate::objects::{NO_PATH, is_ready, slot_at};
+use crate::objects::{NO_PATH, answers_by, is_ready, slot_at};
 use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
+use crate::paths::path::NO_QP;
 use crate::port_slot::PortSlot;
 use crate::transmit::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
 use crate::urma::{UrmaEndpoints, UrmaTurn};
@@ -133,7 +134,7 @@ impl TransmitPass<'_> {
         let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             path.begin_turn(now);
-            window_bytes = path.turn_room(slot.qp.request_bytes(), slot.waiting != NOT_WAITING);
+            window_bytes = path.turn_room(index, slot.qp.request_bytes(), slot.waiting != NOT_WAITING);
             if slot.qp.wants_response_room() {
                 let room = path.response_room(slot.qp.response_bytes());
                 slot.qp.allow_responses(room);
@@ -148,6 +149,7 @@ impl TransmitPass<'_> {
         }
         if bytes == 0 {
             slot.wake_by(tables.wheel, now + RESOLVING_PAUSE);
+            self.data_path.core.end_line_turn(index, 0);
             return (0, 0);
         }
         debug_assert!(bytes <= turn_most, "a turn is too long");
@@ -165,7 +167,7 @@ impl TransmitPass<'_> {
         if unacknowledged && let Some(path) = self.data_path.core.paths.get_mut(path as usize) {
             path.sent(used, requests);
         }
-        self.after_turn(index, path, state);
+        self.after_turn(index, (path, used), state);
         if full {
             self.data_path.reborrow().flush_all(now);
         }
@@ -187,6 +189,7 @@ impl TransmitPass<'_> {
             let egress = Egress { batch, counters };
             tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
             if flushes {
+                self.data_path.core.end_line_turn(index, 0);
                 self.data_path.core.settle(now, index);
                 return (0, 0);
             }
@@ -196,28 +199,47 @@ impl TransmitPass<'_> {
             return (0, 0);
         };
         slot.wake_by(&mut timers.wheel, slot.qp.next_deadline());
-        if slot.waiting == NOT_WAITING {
-            slot.waiting = path_slot.waiting.push(index);
+        let had_turn = path_slot.turn_of == index;
+        if had_turn {
+            // Another one's burst has closed the gate: it stays the first.
+            path_slot.turn_of = NO_QP;
         }
-        path_slot.gate_turns = path_slot.waiting.len();
+        if had_turn && slot.waiting == NOT_WAITING {
+            slot.waiting = path_slot.waiting.push_front(slot.line, index);
+        } else if slot.waiting == NOT_WAITING {
+            slot.waiting = path_slot.waiting.push(slot.line, index);
+        }
+        let answers = slot.qp.has_answers() && slot.answering == NOT_WAITING;
+        if answers {
+            let ticket = path_slot.waiting.push_answerer(index, |place| answers_by(qps, path, place));
+            if let Some(slot) = qps[index as usize].as_mut() {
+                slot.answering = ticket;
+            }
+        }
         if let Some(gate) = path_slot.gate() {
-            timers.pacing.arm(path, gate, gate.opens_at());
+            timers.pacing.arm(path, gate, gate.opens_at().max(now));
         }
         (0, 0)
     }
 
     /// Queues a queue pair again, or lets it wait for the window of its path.
     #[inline(always)]
-    fn after_turn(&mut self, index: u32, path: u32, state: TxState) {
+    fn after_turn(&mut self, index: u32, (path, used): (u32, u64), state: TxState) {
         let core = &mut *self.data_path.core;
-        if state == TxState::Window
+        core.end_line_turn(index, used);
+        let mut is_ready = state == TxState::More;
+        if matches!(state, TxState::Window | TxState::More)
             && path != NO_PATH
             && let Some(slot) = core.qps[index as usize].as_mut()
-            && slot.waiting == NOT_WAITING
+            && (state == TxState::Window || !core.paths[path as usize].waiting.is_empty())
         {
-            slot.waiting = core.paths[path as usize].waiting.push(index);
+            // While others wait, the next turn is that of the line.
+            is_ready &= slot.qp.has_answers();
+            if slot.waiting == NOT_WAITING {
+                slot.waiting = core.paths[path as usize].waiting.push(slot.line, index);
+            }
         }
-        if state == TxState::More {
+        if is_ready {
             core.make_ready(index);
         }
         core.settle(self.now, index);

@@ -420,6 +420,11 @@ impl Qp {
         self.shared.id.qp_type.is_reliable() && self.req.recovery.is_outstanding()
     }
 
+    /// Whether anything is to be sent that answers the peer: acknowledgements, or responses to READs and ATOMICs.
+    pub fn has_answers(&self) -> bool {
+        self.resp.has_pending()
+    }
+
     /// Whether an acknowledgement or a NAK is to be sent to the peer.
     pub fn owes_acknowledgement(&self) -> bool {
         self.resp.ack_due.is_some() || self.resp.nak_due.is_some() || self.resp.pending & READ_ACK_DUE != 0

@@ -5,7 +5,7 @@
 //! wait again: none waits for an event that only the old controller would have caused.
 
 use crate::data_path::DataPath;
-use crate::objects::waits_for;
+use crate::objects::{answers_by, waits_for};
 use crate::paths::NOT_WAITING;
 use crate::paths::ecn::sent_tos;
 use crate::paths::path::PathLink;
@@ -59,6 +59,13 @@ impl DataPath<'_> {
         debug_assert!(self.core.paths[at].params == params, "a controller with other parameters");
         let waiter = (at as u32, self.core.paths[at].channels.ticket);
         for place in self.core.paths[at].waiting.take_all() {
+            if answers_by(&self.core.qps, at as u32, place)
+                && let Some(slot) = self.core.qps[place.qp as usize].as_mut()
+            {
+                slot.answering = NOT_WAITING;
+                self.core.make_ready(place.qp);
+                continue;
+            }
             let is_waiting = waits_for(&self.core.qps, waiter, place);
             if is_waiting && place.qp == URMA_ENTRY {
                 self.core.paths[at].channels.ticket = NOT_WAITING;

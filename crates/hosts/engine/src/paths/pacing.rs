@@ -46,6 +46,11 @@ impl Pacer {
         self.opens_at > now + TICK
     }
 
+    /// Whether no entry of the queue wakes the path's line.
+    pub fn is_unarmed(&self) -> bool {
+        self.armed == Nanos::NEVER
+    }
+
     /// When the gate opens.
     pub fn opens_at(&self) -> Nanos {
         self.opens_at

@@ -11,6 +11,7 @@
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
 //! asks the port whether the next hop is resolved, and waits for the answer to the first hello ([`Path::may_send`]).
 
+use crate::objects::QpSlot;
 use crate::paths::WindowLine;
 use crate::paths::pacing::{FRAME_OVERHEAD, PACE_LAG, Pacer};
 use crate::paths::peer_hello::PeerHello;
@@ -30,7 +31,7 @@ mod channels;
 pub(crate) use channels::{ChannelWakes, PathChannels};
 
 /// Instead of a queue pair: none.
-const NO_QP: u32 = u32::MAX;
+pub(crate) const NO_QP: u32 = u32::MAX;
 /// Bytes that a work request takes in that store besides its payload: stores count the memory that keeps a packet.
 const WQE_BYTES: u64 = 512;
 /// Time without unacknowledged messages after which a next hop counts as unknown again. Ports and kernels keep it longer.
@@ -134,11 +135,12 @@ pub struct Path {
     hop: HopKnowledge,
     /// When an unacknowledged message was last about to be sent.
     used_at: Nanos,
-    /// Queue pairs that wait for room in the window, in order.
+    /// Who waits for room in the window, or for the rate.
     pub(crate) waiting: WindowLine,
-    /// How many of them get a turn when the gate opens: those that waited when it was closed. Who waits for the window only would
-    /// be made ready in vain again and again.
-    pub(crate) gate_turns: usize,
+    /// Who was first in the line and has a turn next, [`NO_QP`] for none: a queue pair, or the channels ([`URMA_ENTRY`]).
+    pub(crate) turn_of: u32,
+    /// The last turn of an open gate was that of answers.
+    pub(crate) was_answerers: bool,
     /// Whether it is in the list of unused paths.
     pub(crate) is_listed_unused: bool,
     /// What the controller was made of.
@@ -177,7 +179,8 @@ impl Path {
             hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
             waiting: WindowLine::default(),
-            gate_turns: 0,
+            turn_of: NO_QP,
+            was_answerers: false,
             is_listed_unused: false,
             params: cc,
             why: ChoiceReason::Given,
@@ -228,15 +231,34 @@ impl Path {
         let shared = self.window().saturating_sub(self.inflight);
         shared.max(self.qp_min_bytes.saturating_sub(own))
     }
-    /// As [`Path::room`], in a turn of a queue pair that waits in the path's line or does not. An acknowledgement gives a turn to
-    /// a queue pair that waits, too. Among queue pairs it takes the room that it has made: who has much in flight keeps it.
-    /// Beside channels of URMA it leaves the room to the first in the line, so that each place of the line gets as much.
+    /// As [`Path::room`], in a turn of queue pair `qp`, which `waits` in the path's line or does not. Room belongs to the first
+    /// in the line while others wait: an acknowledgement gives a turn to its queue pair, too, and who has much in flight would
+    /// keep it.
     #[inline]
-    pub(crate) fn turn_room(&self, own: u64, is_in_line: bool) -> u64 {
-        match is_in_line && self.channels.users > 0 {
+    pub(crate) fn turn_room(&self, qp: u32, own: u64, waits: bool) -> u64 {
+        match self.is_others_turn(qp, waits) {
             true => self.qp_min_bytes.saturating_sub(own),
             false => self.room(own),
         }
+    }
+    /// Whether others wait in the line, or have the next turn of it.
+    #[inline]
+    pub(super) fn is_others_turn(&self, qp: u32, waits: bool) -> bool {
+        self.turn_of != qp && (self.waiting.len() > u32::from(waits) || self.turn_of != NO_QP)
+    }
+    /// Charges a turn while others wait, or of the first in the line: what has left, READ responses asked for included.
+    #[inline(never)]
+    pub(crate) fn charge_turn(&mut self, slot: &QpSlot, used: u64) {
+        if self.turn_of == slot.index {
+            self.turn_of = NO_QP;
+        }
+        let asked = slot.qp.inflight_bytes().saturating_sub(slot.inflight_seen);
+        self.waiting.charge(slot.line, used.max(asked));
+    }
+    /// The first of the line may be looked for: none has its turn yet.
+    #[inline]
+    pub(crate) fn awaits_turn(&self) -> bool {
+        self.turn_of == NO_QP && !self.waiting.is_empty()
     }
     /// Bytes of READ responses that a queue pair with `own` such bytes in flight may add now. What the requests of this host have
     /// in flight does not count here: READ requests of both ends fill the windows of both, and each waits for responses.
@@ -417,18 +439,14 @@ impl Path {
         self.gate().and_then(|gate| gate.speed_up(now, rate_bps).then_some(gate))
     }
 
-    /// The gate, if it is closed; each queue pair that waits now is to have a turn when it opens.
+    /// The gate, if it is closed.
     pub(crate) fn closed_gate(&mut self, now: Nanos) -> Option<&mut Pacer> {
-        let waiting = self.waiting.len();
-        let gate = self.tuned.as_mut().map(|tuned| &mut tuned.pacer).filter(|gate| gate.is_closed(now))?;
-        self.gate_turns = waiting;
-        Some(gate)
+        self.tuned.as_mut().map(|tuned| &mut tuned.pacer).filter(|gate| gate.is_closed(now))
     }
 
-    /// The gate has opened. Whether another one that waited when it was closed gets a turn soon.
-    pub(crate) fn take_gate_turn(&mut self) -> bool {
-        self.gate_turns = self.gate_turns.saturating_sub(1).min(self.waiting.len());
-        self.gate_turns > 0
+    /// Whether nothing comes of the gate: it wakes no line.
+    pub(crate) fn is_gate_unarmed(&self) -> bool {
+        self.tuned.as_ref().is_none_or(|tuned| tuned.pacer.is_unarmed())
     }
 
     /// The gate, if sends may be paced.
@@ -502,6 +520,10 @@ impl Path {
         let window = self.controller.limits().window_bytes;
         let guard = self.tuned.as_ref().and_then(|tuned| tuned.guard.as_ref());
         guard.map_or(window, |guard| window.min(guard.limits().window_bytes))
+    }
+    /// Whether a queue pair with `own` bytes in flight could not send `next` more if no other had any in flight.
+    pub(crate) fn is_hopeless(&self, own: u64, next: u64) -> bool {
+        own > 0 && own.saturating_add(next) > self.window().max(self.qp_min_bytes)
     }
     /// Whether a waiting queue pair with `own` bytes in flight may send `next` more bytes. A queue pair with nothing in flight
     /// may send whenever the window is open. Others are woken only if their whole next packet fits; otherwise they would be

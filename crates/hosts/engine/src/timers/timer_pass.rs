@@ -3,15 +3,16 @@
 use crate::calls::Egress;
 use crate::core::Core;
 use crate::data_path::DataPath;
-use crate::objects::waits_for;
+use crate::objects::answers_by;
 use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
+use crate::paths::path::NO_QP;
 use crate::port_slot::PortSlot;
 use crate::transmit::sched::URMA_ENTRY;
 use crate::urma::UrmaEndpoints;
 use burst_base::Nanos;
 
-/// Time between two queue pairs of a line that are made ready by an open gate, if the first did not close it.
+/// Time between two queue pairs that an open gate gives a turn, if the first did not close it.
 const GATE_PAUSE: Nanos = Nanos::from_us(10);
 
 /// The timers' part of a pass.
@@ -22,8 +23,8 @@ pub(crate) struct TimerPass<'a> {
 }
 
 impl TimerPass<'_> {
-    /// Opens the gates that are due: each makes the first queue pair of its line ready, whether or not the window has room for
-    /// its requests, because it may have READ responses to send, and after a pause the next of those that waited for it.
+    /// Opens the gates that are due. By turns the first one in the line goes on, if the window has room for it, and the first of
+    /// those whose answers wait for the rate, and with them the channels of URMA, which keep their place: they may have answers.
     #[cold]
     #[inline(never)]
     pub fn open_gates(&mut self) -> bool {
@@ -35,23 +36,34 @@ impl TimerPass<'_> {
             if !path.gate().is_some_and(|gate| gate.take_entry(at)) {
                 continue;
             }
-            let waiter = (index, path.channels.ticket);
-            let Some(first) = path.waiting.first(|place| waits_for(qps, waiter, place)) else { continue };
-            any = true;
-            if first == URMA_ENTRY {
-                path.open_to_channels(index, channel_wakes);
+            if let Some(gate) = path.closed_gate(now) {
+                timers.pacing.arm(index, gate, gate.opens_at());
                 continue;
             }
-            path.waiting.pop();
-            if let Some(slot) = qps.get_mut(first as usize).and_then(Option::as_mut) {
-                slot.waiting = NOT_WAITING;
+            any = true;
+            if path.channels.ticket != NOT_WAITING {
+                channel_wakes.opened.push(index);
             }
-            if path.take_gate_turn()
+            let is_answers_turn = !std::mem::replace(&mut path.was_answerers, false) || path.waiting.is_empty();
+            let answerer = match is_answers_turn && path.turn_of == NO_QP {
+                true => path.waiting.pop_answerer(|place| answers_by(qps, index, place)),
+                false => None,
+            };
+            if path.waiting.has_answerers()
                 && let Some(gate) = path.gate()
             {
-                timers.pacing.arm(index, gate, gate.opens_at().max(now + GATE_PAUSE));
+                timers.pacing.arm(index, gate, now + GATE_PAUSE);
             }
-            self.data_path.core.make_ready(first);
+            let Some(answerer) = answerer else {
+                self.data_path.core.wake_waiting(now, index);
+                continue;
+            };
+            path.was_answerers = true;
+            path.turn_of = answerer;
+            if let Some(slot) = qps.get_mut(answerer as usize).and_then(Option::as_mut) {
+                slot.answering = NOT_WAITING;
+            }
+            self.data_path.core.make_ready(answerer);
         }
         any
     }

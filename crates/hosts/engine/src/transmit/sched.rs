@@ -264,6 +264,10 @@ impl Scheduler {
         self.accounts[at].contexts += 1;
         self.ready[context as usize].account = at as u32;
     }
+    /// The account of a context, as a number.
+    pub fn account_of(&self, context: u32) -> u32 {
+        self.ready.get(context as usize).map_or(NO_ACCOUNT, |ready| ready.account)
+    }
     /// Empties the ready queue of context `context`, and forgets its account with its last context.
     pub fn remove_context(&mut self, context: u32) {
         let Some(ready) = self.ready.get_mut(context as usize).filter(|ready| ready.account != NO_ACCOUNT) else {

@@ -9,6 +9,7 @@ use crate::paths::ecn::sent_tos;
 use crate::paths::hello::Hellos;
 use crate::paths::pacing::{FRAME_OVERHEAD, PaceQueue};
 use crate::paths::path::{ChannelWakes, Path, PathLink};
+use crate::paths::window_line::CHANNELS;
 use crate::paths::{NOT_WAITING, Paths};
 use crate::transmit::sched::URMA_ENTRY;
 use crate::urma::endpoint::PeerTable;
@@ -116,6 +117,7 @@ impl UrmaPaths for ChannelPaths<'_> {
         });
         let path = &mut paths[at as usize];
         path.channels.users += 1;
+        path.channels.place = path.waiting.join(CHANNELS, CHANNELS);
         if let Some((hellos, asks)) = hellos {
             hellos.greet(now, path, &Flow { dst: address, src_port: burst_wire::ROCE_PORT, ..flow }, *asks);
         }
@@ -127,6 +129,10 @@ impl UrmaPaths for ChannelPaths<'_> {
         debug_assert!(p.channels.users > 0, "a channel leaves a path on which it is not");
         p.channel_changed(now, &PathChange { before: flight, ..PathChange::default() });
         p.channels.users -= 1;
+        if p.channels.users == 0 && std::mem::replace(&mut p.channels.ticket, NOT_WAITING) != NOT_WAITING {
+            p.waiting.vacate(p.channels.place, |_| false);
+        }
+        p.waiting.leave(p.channels.place);
         if !p.waiting.is_empty() {
             wakes.freed.push(path);
         }
@@ -160,7 +166,12 @@ impl UrmaPaths for ChannelPaths<'_> {
         let PathTables { paths, wakes, .. } = &mut self.tables;
         let Some(p) = paths.get_mut(path as usize) else { return };
         p.channel_changed(now, change);
-        if change.packets > 0 && !p.waiting.is_empty() && wakes.freed.last() != Some(&path) {
+        if bytes > 0 && !p.waiting.is_empty() {
+            p.waiting.charge(p.channels.place, bytes.into());
+        }
+        // What is lost makes room, too.
+        let is_freed = change.packets > 0 || change.after.all < change.before.all;
+        if is_freed && !p.waiting.is_empty() && wakes.freed.last() != Some(&path) {
             wakes.freed.push(path);
         }
     }
@@ -177,7 +188,7 @@ impl UrmaPaths for ChannelPaths<'_> {
         }
         p.channels.wanted = packet.into();
         if p.channels.ticket == NOT_WAITING {
-            p.channels.ticket = p.waiting.push(URMA_ENTRY);
+            p.channels.ticket = p.waiting.push(p.channels.place, URMA_ENTRY);
         }
         if let Some(gate) = p.closed_gate(now) {
             pacing.arm(path, gate, gate.opens_at());

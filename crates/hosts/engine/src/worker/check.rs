@@ -4,8 +4,8 @@
 
 use crate::objects::{NO_PATH, QpSlot};
 use crate::paths::NOT_WAITING;
-use crate::paths::path::Path;
-use crate::transmit::sched::NO_TICKET;
+use crate::paths::path::{NO_QP, Path};
+use crate::transmit::sched::{NO_TICKET, URMA_ENTRY};
 use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn};
 use burst_cc::RATE_UNPACED;
@@ -92,10 +92,42 @@ impl Worker {
         if slot.armed > slot.qp.next_deadline() {
             return Err("its timer is not in the wheel");
         }
-        let is_queued = slot.ticket != NO_TICKET || slot.waiting != NOT_WAITING;
+        let is_queued =
+            [slot.ticket != NO_TICKET, slot.waiting != NOT_WAITING, slot.answering != NOT_WAITING].contains(&true);
         // An acknowledgement may wait for a while for what the program sends.
         if qp.wants_tx() && !qp.ack_may_wait() && !is_queued {
             return Err("it has something to send and no turn");
+        }
+        Ok(())
+    }
+
+    /// Whoever waits in the line of a path has something that wakes it.
+    fn check_line(&self, at: u32, path: &Path) -> Result<(), String> {
+        let slots = || self.core.qps.iter().flatten().filter(|slot| slot.path == at);
+        let waiting = slots().filter(|slot| slot.waiting != NOT_WAITING).count();
+        let waiting = waiting + usize::from(path.channels.ticket != NOT_WAITING);
+        if waiting != path.waiting.len() as usize {
+            return Err(format!("{} wait in its line, and it counts {}", waiting, path.waiting.len()));
+        }
+        let wakes = &self.core.channel_wakes;
+        let is_woken = wakes.freed.contains(&at) || wakes.opened.contains(&at);
+        if path.turn_of == URMA_ENTRY && self.urma.is_some() {
+            return if is_woken { Ok(()) } else { Err("its channels have a turn that never ends".into()) };
+        }
+        if path.turn_of != NO_QP {
+            let has_turn = slots().any(|slot| slot.index == path.turn_of && slot.ticket != NO_TICKET);
+            return if has_turn { Ok(()) } else { Err("the first of its line has a turn that never comes".into()) };
+        }
+        // After a turn of the channels the line is looked at again.
+        if !path.is_gate_unarmed() || is_woken {
+            return Ok(());
+        }
+        if slots().any(|slot| slot.answering != NOT_WAITING) {
+            return Err("answers wait for its rate, and nothing opens its gate".into());
+        }
+        let may_go = |slot: &&QpSlot| slot.waiting != NOT_WAITING && slot.has_room_on(path);
+        if waiting > 0 && waiting == slots().map(|slot| &**slot).filter(may_go).count() {
+            return Err("all who wait in its line have room, and none has a turn".into());
         }
         Ok(())
     }
@@ -120,6 +152,7 @@ impl Worker {
                 path.responses()
             ));
         }
+        self.check_line(at, path)?;
         let port = &self.ports[path.device.index()].port;
         let (line_bps, mtu) = (u64::from(port.caps().speed_mbps) * 1_000_000, port.caps().active_mtu().bytes());
         let limits = path.limits();

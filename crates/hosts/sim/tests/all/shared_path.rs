@@ -2,6 +2,7 @@
 //! others.
 
 use crate::urma_network::{Bottleneck, Transport};
+use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 
 const SLOW: Bottleneck = Bottleneck { cc: "cubic", mbit: 300, buffer: 50_000, marks: 0, delay_us: 25, window: 1 << 20 };
 const LONG: Bottleneck = Bottleneck { buffer: 150_000, delay_us: 1_000, ..SLOW };
@@ -28,8 +29,9 @@ fn a_uc_receiver_that_is_gone_slows_down_no_other_queue_pair() {
         let senders = [(1, Transport::Rc), (1, Transport::Uc)];
         let [live, beside] = [&[][..], &[1]].map(|gone| bytes_beside(&place, &senders, gone));
         assert!(beside[0] as f64 >= 0.8 * live[0] as f64, "{}: {live:?}, without the receiver {beside:?}", place.cc);
-        // 8 KiB in each 20 ms.
-        assert!(beside[1] <= 700_000 / 20_000 * (8 << 10), "{}: {beside:?}", place.cc);
+        assert!(beside[0] as f64 >= 0.8 * live.iter().sum::<u64>() as f64, "{}: {live:?}, {beside:?}", place.cc);
+        // 8 KiB in each 20 ms, in messages of 64 KiB.
+        assert!(beside[1] <= 600_000 / 20_000 * (8 << 10) + (128 << 10), "{}: {beside:?}", place.cc);
     }
 }
 
@@ -54,4 +56,54 @@ fn a_uc_sender_whose_peer_is_silent_sends_little_and_narrows_the_path_once() {
     lab.run(300_000);
     let seen = lab.look();
     assert!(seen.used >= 0.9 && lab.failed() == 0, "{seen:?}");
+}
+
+/// RC's own time-outs narrow the path of a host that is gone, as without UC.
+#[test]
+fn a_host_that_is_gone_is_a_time_out_of_the_path() {
+    let mut lab = LONG.build(&[(1, Transport::Rc), (1, Transport::Uc)]);
+    lab.run(300_000);
+    lab.black_hole = Some((1, 0));
+    lab.run(300_000);
+    let window = lab.path(1).expect("a path").window;
+    assert!(window <= 3 * 1024, "{window} bytes");
+    assert_eq!(lab.failed(), 0);
+}
+
+/// Multiples of their shares that programs of these users with so many queue pairs each get of the path to one peer.
+fn of_shares(place: &Bottleneck, programs: &[(u32, usize)]) -> Vec<f64> {
+    let mut lab = place.build(&[(1, Transport::Rc)]);
+    let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+    lab.end_sender(0);
+    let mut of = Vec::new();
+    for (user, queue_pairs) in programs {
+        let program = lab.add_program(1, &ledger.account(AccountId::User(1000 + user), false));
+        (0..*queue_pairs).for_each(|_| lab.add_queue_pair(1, program));
+        of.extend(std::iter::repeat_n(program as usize - 1, *queue_pairs));
+    }
+    lab.run(400_000);
+    lab.look();
+    lab.run(3_000_000);
+    let seen = lab.look();
+    let mut bytes = vec![0; programs.len()];
+    of.iter().zip(&seen.bytes[1..]).for_each(|(program, sent)| bytes[*program] += sent);
+    let users = programs.iter().map(|program| program.0).collect::<std::collections::BTreeSet<u32>>().len();
+    let all: u64 = bytes.iter().sum();
+    let share = |user: u32| 1.0 / (users * programs.iter().filter(|program| program.0 == user).count()) as f64;
+    let of_share = programs.iter().zip(&bytes).map(|(program, sent)| *sent as f64 / all as f64 / share(program.0));
+    let of_share: Vec<f64> = of_share.collect();
+    println!("{} {} us: {of_share:.2?}, used {:.2}, dropped {:.4}", place.cc, place.delay_us, seen.used, seen.dropped);
+    assert!(lab.failed() == 0 && seen.used >= 0.9, "{seen:?}");
+    of_share
+}
+
+#[test]
+fn shares_of_a_path_are_those_of_users_and_their_programs() {
+    for place in [SLOW, LONG, MARKED, RATES] {
+        let eight: Vec<(u32, usize)> = [(0, 1)].into_iter().chain([(1, 1); 8]).collect();
+        for programs in [&eight[..], &[(0, 1), (0, 8)], &[(0, 1); 9]] {
+            let of_share = of_shares(&place, programs);
+            assert!(of_share.iter().all(|figure| (0.8..=1.2).contains(figure)), "{programs:?}: {of_share:?}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ use burst_base::{DeviceId, Nanos, RtoMode};
 use burst_cc::{CcTable, Params};
 use burst_fabric::topology::Speeds;
 use burst_fabric::{ClassSettings, Delivery, HostId, Network, Switches, Topology, Totals};
+use burst_ledger::Account;
 use burst_sim::node::{MEMORY, NodeConfig, SimHost, Verb};
 use burst_sim::port::{SimPortConfig, Wire, lock};
 use burst_sim::run::{PacketRun, PayloadMode};
@@ -71,6 +72,7 @@ struct Sender {
     /// Of RC and UC: queue pair, the receiver's key, and the receiver's queue pair.
     qp: [u32; 3],
     under_way: u32,
+    has_ended: bool,
     ended: u64,
     failed: u64,
 }
@@ -178,13 +180,36 @@ impl Lab {
     }
 
     fn add_sender(&mut self, host: u32, transport: Transport) {
-        let mut sender = Sender { host, transport, urma: [0; 4], qp: [0; 3], under_way: 0, ended: 0, failed: 0 };
+        let mut sender =
+            Sender { host, transport, urma: [0; 4], qp: [0; 3], under_way: 0, has_ended: false, ended: 0, failed: 0 };
         match transport {
             Transport::Rc => sender.qp = self.connect(host, 0, QpType::Rc),
             Transport::Uc => sender.qp = self.connect(host, 0, QpType::Uc),
-            Transport::Urma => sender.urma = self.import(host),
+            Transport::Urma => sender.urma = self.import(host, 0),
         }
         self.senders.push(sender);
+    }
+
+    /// Adds a sender of RC at a host: a queue pair of a further program of a user, or of program number `program`.
+    pub fn add_queue_pair(&mut self, host: u32, program: u32) {
+        let qp = self.connect(host, program, QpType::Rc);
+        self.senders.push(Sender {
+            host,
+            transport: Transport::Rc,
+            urma: [0; 4],
+            qp,
+            under_way: 0,
+            has_ended: false,
+            ended: 0,
+            failed: 0,
+        });
+        self.looked.2.push(0);
+        self.hosts[host as usize].wake_at = self.now;
+    }
+
+    /// A further program at a host, of this user. Returns its number.
+    pub fn add_program(&mut self, host: u32, user: &Account) -> u32 {
+        self.hosts[host as usize].node.add_program(user)
     }
 
     /// A queue pair of a host's program number `context`, connected to one of host 0.
@@ -201,7 +226,16 @@ impl Lab {
         [a, self.hosts[0].node.key(), b]
     }
 
-    fn import(&mut self, host: u32) -> [u32; 4] {
+    /// Adds a sender of URMA from host 0 to another.
+    pub fn add_urma_back(&mut self, to: u32) {
+        let urma = self.import(0, to);
+        let (transport, qp) = (Transport::Urma, [0; 3]);
+        self.senders.push(Sender { host: 0, transport, urma, qp, under_way: 0, has_ended: false, ended: 0, failed: 0 });
+        self.looked.2.push(0);
+        self.hosts[0].wake_at = self.now;
+    }
+
+    fn import(&mut self, host: u32, to: u32) -> [u32; 4] {
         let now = self.nanos();
         let mut make = |host: u32| {
             let made = self.hosts[host as usize].node.with_urma(now, |node, _| {
@@ -218,7 +252,7 @@ impl Lab {
             });
             made.expect("an endpoint")
         };
-        let ((jetty, jfc, own, _), (.., remote)) = (make(host), make(0));
+        let ((jetty, jfc, own, _), (.., remote)) = (make(host), make(to));
         let imported = self.hosts[host as usize].node.with_urma(now, |node, _| node.import_segment(remote));
         [jetty, jfc, own, imported.expect("an endpoint").expect("room")]
     }
@@ -247,7 +281,8 @@ impl Lab {
         }
         let sender = &mut self.senders[at];
         let [qp, key, _] = sender.qp;
-        while sender.under_way < self.depth && node.post(qp, Verb::Write, 1, [0, 0], MESSAGE, key) {
+        while !sender.has_ended && sender.under_way < self.depth && node.post(qp, Verb::Write, 1, [0, 0], MESSAGE, key)
+        {
             sender.under_way += 1;
         }
     }
@@ -335,6 +370,11 @@ impl Lab {
     pub fn end_receiver(&mut self, sender: usize) {
         let (now, [.., at]) = (self.nanos(), self.senders[sender].qp);
         self.hosts[0].node.reset(now, at).expect("any state may be reset");
+    }
+
+    /// A sender posts nothing more.
+    pub fn end_sender(&mut self, sender: usize) {
+        self.senders[sender].has_ended = true;
     }
 
     /// Messages that have failed.

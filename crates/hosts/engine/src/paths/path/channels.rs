@@ -7,6 +7,7 @@
 use super::{NO_QP, Path, TURNS_PER_PROBE};
 use crate::paths::NOT_WAITING;
 use crate::paths::ecn::CNP_QP_INTERVAL;
+use crate::transmit::sched::URMA_ENTRY;
 use burst_base::Nanos;
 use burst_cc::{AckSample, Algorithm, RATE_UNPACED};
 use burst_transport::{AckReport, Signal};
@@ -17,6 +18,8 @@ use burst_urma::{FlightBytes, PathChange, PathRoom};
 pub(crate) struct PathChannels {
     /// How many there are.
     pub users: u32,
+    /// Their entry in the line.
+    pub place: u32,
     /// Their ticket in the line of those that wait, [`NOT_WAITING`] for none.
     pub ticket: u32,
     /// Bytes for which they wait: one packet.
@@ -36,17 +39,17 @@ pub(crate) struct ChannelWakes {
 
 impl Default for PathChannels {
     fn default() -> PathChannels {
-        PathChannels { users: 0, ticket: NOT_WAITING, wanted: 0, notified_from: Nanos(0) }
+        PathChannels { users: 0, place: 0, ticket: NOT_WAITING, wanted: 0, notified_from: Nanos(0) }
     }
 }
 
 impl Path {
-    /// What may leave for a channel that has `own` in flight, as far as the window is concerned. While channels wait in the line
-    /// with queue pairs, the room belongs to the first of the line ([`Path::turn_room`]).
+    /// What may leave for a channel that has `own` in flight, as far as the window is concerned. While queue pairs wait, the room
+    /// belongs to the first of the line ([`Path::turn_room`]).
     #[inline]
     pub(crate) fn channel_room(&self, own: FlightBytes) -> PathRoom {
         let bytes = |room: u64| u32::try_from(room).unwrap_or(u32::MAX - 1);
-        let is_behind = self.channels.ticket != NOT_WAITING && self.users > self.channels.users;
+        let is_behind = self.is_others_turn(URMA_ENTRY, self.channels.ticket != NOT_WAITING);
         let requests = own.requests().into();
         PathRoom {
             requests: bytes(if is_behind { self.qp_min_bytes.saturating_sub(requests) } else { self.room(requests) }),
@@ -120,6 +123,7 @@ impl Path {
     pub(crate) fn open_to_channels(&mut self, path: u32, wakes: &mut ChannelWakes) {
         if std::mem::replace(&mut self.channels.ticket, NOT_WAITING) != NOT_WAITING {
             self.waiting.pop();
+            self.turn_of = URMA_ENTRY;
             wakes.opened.push(path);
         }
     }
