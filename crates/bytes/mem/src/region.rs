@@ -84,7 +84,7 @@ impl Mapping {
     #[must_use]
     pub fn charged(mut self, charge: Charge) -> Mapping {
         if let Mapping::Local(local) = &mut self {
-            local.charge = Some(charge);
+            local.charge = Some(Box::new(charge));
         }
         self
     }
@@ -104,7 +104,7 @@ pub struct LocalMapping {
     /// The watch over missing pages; `None` where the table of watches is full.
     guard: Option<HoleGuard>,
     /// What the program pays for the mapping. Given back when it is unmapped, not when the region is deregistered.
-    charge: Option<Charge>,
+    charge: Option<Box<Charge>>,
 }
 
 // SAFETY: the memory is reached through spans only; the struct itself is immutable.
