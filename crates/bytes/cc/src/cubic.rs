@@ -15,15 +15,17 @@
 //! * **Reductions.** By `beta` for a loss or a notification, by [`BETA_MARK`] for marks (RFC 8511); at most once in a round trip.
 //!   A time-out leaves `initial_packets`, the next one without progress two packets, and slow start leads back to where the first
 //!   loss of the flight would have led (RFC 5681, 3.1). A loss that was none is undone.
-//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction. After a second
-//!   time-out without an acknowledgement it does, up to where slow start ends: the path carried nothing, all that was in flight
-//!   is missing, and comes again by that growth (RFC 5681, 3.1).
+//! * **Recovery.** The window does not grow while packets are missing, nor for a round trip after a reduction. After a time-out
+//!   it does, up to where slow start ends, if a round trip that was measured since shows no queue, and after a second one without
+//!   an acknowledgement in any case: the path carried nothing, all that was in flight is missing, and comes again by that growth
+//!   (RFC 5681, 3.1). The first round trip that is measured after a time-out replaces the smoothed one: that of a queue that has
+//!   gone would pace the repetition of the flight.
 //! * **Pacing.** A window leaves in four fifths of a round trip, in slow start in half of one, so that no burst of a whole window
 //!   meets a short queue. Rates above [`RATE_PACED_MAX`], or that of the link, are not
 //!   paced: bursts are shorter than a timer is exact, or the link itself paces.
 //! * **Floor.** Two packets are always in flight. A smaller window is kept as a rate.
 //! * **Idle.** After [`IDLE_MIN`] without packets in flight the window is at most [`RESTART_BYTES`], and slow start leads back to
-//!   what the path bore before.
+//!   what the path bore before. After [`FORGOTTEN_AFTER`] it begins as on a new path, with nothing known of that.
 //!
 //! **The peer's receive buffers** have a window of their own: software receivers drop packets when a socket buffer is full, and
 //! no switch marks that. [`AckSample::pressure`] halves it at most once in a round trip; it grows by [`ENDPOINT_INCREASE`] for
@@ -104,7 +106,10 @@ const BURST_SECONDS: f64 = 250e-6;
 const BURST_MAX: u64 = 64 << 10;
 /// Time without packets in flight after which the window is not trusted, unless four round trips are longer.
 pub const IDLE_MIN: Nanos = Nanos::from_ms(100);
-/// Window after such a time, in bytes, where the path has borne it.
+/// Time without packets in flight after which nothing that was known of the network counts: another path may be used, or other
+/// senders share it (RFC 7661 does not trust a window for ever, either).
+pub const FORGOTTEN_AFTER: Nanos = Nanos::from_ms(1_000);
+/// Window after [`IDLE_MIN`], in bytes, where the path has borne it.
 pub const RESTART_BYTES: u64 = 64 << 10;
 /// Growth of the window of the peer's buffers, in bytes for each window of acknowledged bytes.
 pub const ENDPOINT_INCREASE: u64 = 16 << 10;
@@ -170,8 +175,11 @@ pub struct Cubic {
     is_reduced: bool,
     /// Bytes were acknowledged since the last reduction.
     has_progress: bool,
-    /// The last reduction was that of a second time-out without an acknowledgement.
+    /// The last reduction was that of a time-out, and of a second one without an acknowledgement.
     is_after_timeout: bool,
+    is_after_timeouts: bool,
+    /// What was measured before a time-out or a long idle time: the next measurement takes its place.
+    is_srtt_old: bool,
 }
 
 impl Cubic {
@@ -208,6 +216,8 @@ impl Cubic {
             is_reduced: false,
             has_progress: true,
             is_after_timeout: false,
+            is_after_timeouts: false,
+            is_srtt_old: false,
         }
     }
 
@@ -241,11 +251,17 @@ impl Cubic {
             self.endpoint = (endpoint + increase).min(max) as f32;
         }
         let is_recent = self.is_reduced && now.since(self.reduced_at) < self.round_trip();
-        let is_returning = self.is_after_timeout && self.window < self.threshold;
-        if (!sample.is_recovering || is_returning) && !is_recent {
+        if (!sample.is_recovering || self.is_returning()) && !is_recent {
             self.grow(now, acked, sample.inflight_bytes as f64 + acked);
         }
         self.set_rate();
+    }
+
+    /// Whether the window grows although packets are missing: all that was in flight before a time-out is, and comes again by that
+    /// growth. After one time-out, if a round trip that was measured since shows no queue.
+    fn is_returning(&self) -> bool {
+        let is_free = self.is_after_timeout && !self.is_srtt_old && !self.has_queue();
+        (self.is_after_timeouts || is_free) && self.window < self.threshold
     }
 
     /// Time between two reductions.
@@ -255,7 +271,8 @@ impl Cubic {
 
     fn measured(&mut self, rtt: Nanos) {
         let rtt = rtt.0.clamp(1, RTT_MAX) as f32;
-        self.srtt = if self.srtt == 0.0 { rtt } else { self.srtt + (rtt - self.srtt) / 8.0 };
+        let is_first = self.srtt == 0.0 || std::mem::take(&mut self.is_srtt_old);
+        self.srtt = if is_first { rtt } else { self.srtt + (rtt - self.srtt) / 8.0 };
         self.rtt_min = if self.rtt_min == 0.0 { rtt } else { self.rtt_min.min(rtt) };
         if self.window >= self.threshold {
             return;
@@ -353,7 +370,7 @@ impl Cubic {
         let peak = if before < peak { before * (1.0 + beta) / 2.0 } else { before };
         self.begin_epoch(now, peak);
         (self.threshold, self.css_left) = (self.window, 0.0);
-        (self.has_progress, self.is_after_timeout) = (false, false);
+        (self.has_progress, self.is_after_timeout, self.is_after_timeouts) = (false, false, false);
         self.set_rate();
         true
     }
@@ -389,7 +406,8 @@ impl Cubic {
         if self.srtt > 0.0 && (!self.has_progress || !self.reduce(now, self.settings.beta)) {
             self.reduced_at = now;
         }
-        (self.timeouts, self.is_after_timeout) = (self.timeouts.saturating_add(1), self.timeouts > 0);
+        (self.is_after_timeout, self.is_after_timeouts) = (true, self.timeouts > 0);
+        (self.timeouts, self.is_srtt_old) = (self.timeouts.saturating_add(1), self.srtt > 0.0);
         self.window = self.window.min(packets).max(self.least());
         self.reno = 0.0;
         self.set_rate();
@@ -416,8 +434,12 @@ impl Cubic {
 
     /// Nothing has been in flight since `since`.
     pub(crate) fn on_idle(&mut self, now: Nanos, since: Nanos) {
-        if now.since(since) < IDLE_MIN.max(Nanos(4 * self.srtt as u64)) {
+        let idle = now.since(since);
+        if idle < IDLE_MIN.max(Nanos(4 * self.srtt as u64)) {
             return;
+        }
+        if idle >= FORGOTTEN_AFTER {
+            return self.forget();
         }
         let restart = self.settings.initial.max(RESTART_BYTES as f64);
         if self.window > restart {
@@ -425,6 +447,16 @@ impl Cubic {
             (self.window, self.css_left, self.reno) = (restart, 0.0, 0.0);
             self.set_rate();
         }
+    }
+
+    /// What is known of the network may be of another one: as at the beginning, but for the rate of the first packets.
+    fn forget(&mut self) {
+        let CubicSettings { initial, window_max, .. } = *self.settings;
+        (self.window, self.threshold, self.css_left) = (initial, window_max, 0.0);
+        (self.reno, self.peak, self.undo) = (0.0, 0.0, Undo::default());
+        (self.rtt_min, self.is_srtt_old) = (0.0, self.srtt > 0.0);
+        (self.is_reduced, self.is_after_timeout, self.is_after_timeouts) = (false, false, false);
+        self.set_rate();
     }
 
     /// The peer's receive buffers are nearly full, or packets were lost there.
@@ -719,5 +751,39 @@ mod tests {
         assert_eq!(window(&c), RESTART_BYTES);
         run(&mut c, now + IDLE_MIN, RTT, 4);
         assert_eq!(window(&c), MAX);
+    }
+
+    /// A path of 0.1 ms and a short queue had ended slow start at two packets, and the next one, of 20 ms, began with that.
+    #[test]
+    fn after_a_second_without_packets_nothing_of_the_network_is_known() {
+        let mut c = cubic();
+        let mut now = run(&mut c, Nanos(1), RTT, 3);
+        for _ in 0..20 {
+            now = now + RTT + RTT;
+            c.on_loss(now, LossKind::Fast);
+        }
+        assert!(c.threshold < 2.0 * MTU as f64);
+        c.on_idle(now + FORGOTTEN_AFTER, now);
+        assert_eq!((window(&c), c.threshold), (10 * MTU, MAX as f64));
+        let long = Nanos::from_ms(20);
+        run(&mut c, now + FORGOTTEN_AFTER, long, 4);
+        assert_eq!((window(&c), c.rtt_min, c.srtt), (160 * MTU, long.0 as f32, long.0 as f32));
+    }
+
+    /// A flight of a long queue is lost with the link, and the queue is gone when it comes again.
+    #[test]
+    fn after_a_timeout_the_first_round_trip_counts_and_without_a_queue_the_window_doubles() {
+        for (rtt, grows) in [(RTT, true), (Nanos::from_ms(9), false)] {
+            let mut c = cubic();
+            let now = run(&mut c, Nanos(1), RTT, 1);
+            let now = run(&mut c, now, Nanos::from_ms(30), 40);
+            c.on_loss(now, LossKind::Timeout);
+            assert_eq!(window(&c), 10 * MTU);
+            let later = now + Nanos::from_ms(40);
+            let missing = AckSample { acked_bytes: MTU, is_recovering: true, rtt: Some(rtt), ..AckSample::default() };
+            c.on_ack(later, &AckSample { inflight_bytes: 9 * MTU, ..missing });
+            assert_eq!(c.srtt, rtt.0 as f32);
+            assert_eq!(window(&c) > 10 * MTU, grows, "{rtt:?}");
+        }
     }
 }

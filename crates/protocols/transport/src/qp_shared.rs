@@ -13,7 +13,7 @@ use burst_wire::aeth::ack_timeout;
 use burst_wire::{Packet, Service};
 
 /// Waits of the fast timer that fit into a local ACK timeout at least: two probes and a time-out come before it.
-const FAST_WAITS: u64 = 4;
+pub(crate) const FAST_WAITS: u64 = 4;
 
 /// Constants of a queue pair, with two exceptions: protection domain and receive completion queue of an XRC target follow the
 /// requests, and the port's MTU follows the port ([`crate::Qp::follow_port`]).

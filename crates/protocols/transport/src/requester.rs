@@ -38,7 +38,7 @@ pub(crate) mod trains;
 pub(crate) mod turns;
 
 use crate::api::{ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, PSN_DISTANCE_MAX, TxBudget, TxState};
-use crate::qp_shared::QpShared;
+use crate::qp_shared::{FAST_WAITS, QpShared};
 use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, ProbeState, WAITS_PER_TIMEOUT};
 use crate::requester::read_acks::ReadAckSender;
 use crate::requester::receipts::UcReceipts;
@@ -290,7 +290,7 @@ impl Requester {
     #[cold]
     #[inline(never)]
     fn longer_wait(&self, qp: &QpShared) -> Nanos {
-        let timeout = qp.ack_timeout();
+        let timeout = qp.ack_timeout().max(qp.answer_wait);
         Nanos(timeout.0.saturating_mul(1 << self.timeouts)).min(timeout.max(ACK_BACKOFF_MAX))
     }
 
@@ -357,6 +357,9 @@ impl Requester {
         let rtt = &self.sel.rtt;
         let wait = rtt.probe_after(0).max(env.fx.probe_wait_min());
         let has_probes = !self.sel.active && rtt.is_known() && wait.0 <= timeout.0 / WAITS_PER_TIMEOUT;
-        qp.answer_wait = if has_probes { wait } else { timeout };
+        // A queue may make the round trip longer than the local ACK timeout. Each packet would be sent twice then, and be taken
+        // for lost. IBA lets a timer run for longer than the attribute says (9.7.6.1.3: up to four times as long).
+        let least = if self.sel.active { Nanos(FAST_WAITS * rtt.answered_within().0) } else { Nanos(0) };
+        qp.answer_wait = if has_probes { wait } else { timeout.max(least) };
     }
 }

@@ -126,3 +126,17 @@ fn so_is_a_flight_whose_repetitions_are_lost() {
         }
     }
 }
+
+/// A window of a MiB in a queue has made the round trip 28 ms, and is lost with the link; the round trip after it is 0.1 ms. Half of
+/// the rate is back within the two probes of the old round trip.
+#[test]
+fn the_round_trip_of_a_queue_that_is_gone_paces_nothing() {
+    let text = include_str!("../../../../../experiments/bottleneck/outage.toml");
+    for cc in ["cubic", "aimd"] {
+        let results = simulate(&text.replace("cc = \"cubic\"", &format!("cc = \"{cc}\"")));
+        let traffic = &results.traffic[0];
+        assert_eq!(traffic.failed, 0, "{cc}");
+        // 128 messages of 64 KiB take 246 ms on the link.
+        assert!(traffic.time_us.p99 < 330e3, "{cc}: {} us", traffic.time_us.p99);
+    }
+}

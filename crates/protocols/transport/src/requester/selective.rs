@@ -25,6 +25,8 @@ pub(crate) struct MeasuredPacket {
     pub(crate) behind: Psn,
     /// Packets that were sent at the same time, from it on. Not 0, so that an option needs no room of its own.
     count: NonZeroU16,
+    /// Its transmission number, which acknowledgements name: repetitions measure, too.
+    pub(crate) transmission: u8,
     pub(crate) sent_at: Nanos,
 }
 
@@ -33,7 +35,7 @@ const _: () = assert!(size_of::<Option<MeasuredPacket>>() == 16);
 impl MeasuredPacket {
     /// The packet in front of `behind`, and those in front of `next`, sent now.
     pub(crate) fn new(behind: Psn, sent_at: Nanos, next: Psn) -> MeasuredPacket {
-        let mut measured = MeasuredPacket { behind, count: NonZeroU16::MIN, sent_at };
+        let mut measured = MeasuredPacket { behind, count: NonZeroU16::MIN, transmission: 0, sent_at };
         measured.extend(next);
         measured
     }

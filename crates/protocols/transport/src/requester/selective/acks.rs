@@ -84,7 +84,7 @@ impl Requester {
         if has_gaps || !is_progress || una != sel.acked || sel.answer_due {
             return false;
         }
-        self.note_answer(saeth, expected, env);
+        self.note_answer(qp, saeth, expected, env);
         self.take_credits(credit, aeth.msn);
         self.sel.acked = expected;
         self.ack_through(qp, psn, env);
@@ -229,7 +229,7 @@ impl Requester {
             return false;
         }
         self.note_trigger(saeth, expected, env);
-        self.note_answer(saeth, expected, env);
+        self.note_answer(qp, saeth, expected, env);
         if let Syndrome::Ack { credit } = aeth.syndrome {
             self.take_credits(credit, aeth.msn);
         }
@@ -270,28 +270,29 @@ impl Requester {
     /// What an acknowledgement says of the path: the round trip, and counts for congestion control. Most say nothing that is
     /// wanted now; the counts are cumulative, so a later one says it, too.
     #[inline(always)]
-    fn note_answer(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
+    fn note_answer(&mut self, qp: &mut QpShared, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
         let (sel, reports_each) = (&mut self.sel, self.reports_each);
         sel.answered = true;
         let is_wanted = sel.measured.is_some() || saeth.is_congested || saeth.pressure > 0;
         if is_wanted || reports_each || sel.echoed.is_behind(saeth) {
-            self.report_answer(saeth, expected, env);
+            self.report_answer(qp, saeth, expected, env);
         }
     }
 
     #[inline(never)]
-    fn report_answer(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
+    fn report_answer(&mut self, qp: &mut QpShared, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
         let sel = &mut self.sel;
-        let mut rtt = None;
+        let (mut rtt, mut is_measured) = (None, false);
         if let Some(measured) = sel.measured {
-            let MeasuredPacket { behind, sent_at, .. } = measured;
+            let MeasuredPacket { behind, sent_at, transmission, .. } = measured;
             let (elapsed, delay) = (env.arrived_at().since(sent_at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));
-            let has_come = !saeth.trigger.next().is_before(behind) && saeth.transmission == 0;
+            let has_come = !saeth.trigger.next().is_before(behind) && saeth.transmission == transmission;
             let is_it = has_come && saeth.trigger.is_before(measured.end());
             // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm, unless
             // what was missing in between has held it up.
             if is_it || (has_come && !expected.is_before(behind) && sel.losses.is_none()) {
                 sel.rtt.measured(elapsed, delay);
+                is_measured = true;
                 rtt = is_it.then(|| Nanos(elapsed.0.saturating_sub(delay.0)));
             }
             if has_come || !expected.is_before(behind) {
@@ -302,6 +303,9 @@ impl Requester {
             }
         }
         env.fx.acknowledged(&sel.echoed.take(saeth, rtt));
+        if is_measured {
+            self.set_answer_wait(qp, env);
+        }
     }
 
     fn advance_acked(&mut self, expected: Psn) {

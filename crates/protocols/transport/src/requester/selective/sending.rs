@@ -21,7 +21,7 @@ use burst_wire::selective::TRANSMISSION_MAX;
 use burst_wire::{Bth, HeadBuf, Opcode, Seth};
 
 /// Probes have transmission numbers above this one, so that their arrival tells them from repetitions.
-const PROBE_TRANSMISSION: u8 = 7;
+pub(crate) const PROBE_TRANSMISSION: u8 = 7;
 
 /// A packet of a SEND or WRITE that is sent again: its index, and its bytes of payload.
 pub(crate) struct RepeatedPacket<'a> {
@@ -158,6 +158,9 @@ impl Requester {
             return Err(TxState::More);
         }
         env.fx.count(Reason::SrRepeated);
+        if len > 0 {
+            self.measure_repetition(lost, env.now);
+        }
         self.note_repeated(qp, env.now);
         Ok(len)
     }

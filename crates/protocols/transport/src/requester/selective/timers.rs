@@ -3,6 +3,8 @@
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
 use crate::requester::selective::MeasuredPacket;
+use crate::requester::selective::losses::LostPacket;
+use crate::requester::selective::sending::PROBE_TRANSMISSION;
 use crate::rtt::PROBES_MAX;
 use burst_base::{Nanos, Psn, RtoMode};
 
@@ -103,7 +105,7 @@ impl Requester {
             return;
         }
         match &mut sel.measured {
-            Some(measured) if measured.sent_at == now => measured.extend(next),
+            Some(measured) if measured.sent_at == now && measured.transmission == 0 => measured.extend(next),
             Some(_) => {}
             none if sel.losses.is_some() || (self.since_ack_request == 0 && sel.rtt.is_due(self.reports_each)) => {
                 *none = Some(MeasuredPacket::new(first.next(), now, next));
@@ -115,6 +117,27 @@ impl Requester {
             let is_irn = rtt.mode() == RtoMode::Irn;
             let wait = if is_irn { self.timeout_after(qp, 0) } else { rtt.probe_after(0).min(qp.fast_wait_max()) };
             self.sel.deadline = now + wait;
+        }
+    }
+
+    /// A packet with payload was sent again. Its acknowledgement names the transmission, so it measures the round trip: while a
+    /// whole flight is repeated nothing else does, and the queue that the last measurement saw is gone.
+    pub(crate) fn measure_repetition(&mut self, lost: LostPacket, now: Nanos) {
+        if lost.transmission >= PROBE_TRANSMISSION {
+            return;
+        }
+        let (behind, measured) = (lost.psn.next(), &mut self.sel.measured);
+        match measured {
+            Some(same) if same.transmission == lost.transmission && same.sent_at == now => {
+                if !behind.is_before(same.behind) {
+                    same.extend(behind);
+                }
+            }
+            Some(other) if other.behind != behind => {}
+            _ => {
+                *measured =
+                    Some(MeasuredPacket { transmission: lost.transmission, ..MeasuredPacket::new(behind, now, behind) })
+            }
         }
     }
 
