@@ -240,9 +240,13 @@ impl Cubic {
             self.reduce(now, BETA_MARK);
         }
         if sample.acked_bytes == 0 {
+            self.on_repaired(sample.packets);
             return self.set_rate();
         }
-        (self.timeouts, self.has_progress) = (0, true);
+        // What has left the network by a time-out counts as acknowledged at that time.
+        if self.timeouts == 0 || now > self.reduced_at {
+            (self.timeouts, self.has_progress) = (0, true);
+        }
         let max = self.settings.window_max;
         let acked = sample.acked_bytes as f64;
         if !sample.is_peer_congested() {
@@ -255,6 +259,14 @@ impl Cubic {
             self.grow(now, acked, sample.inflight_bytes as f64 + acked);
         }
         self.set_rate();
+    }
+
+    /// The peer has received packets that acknowledge nothing new. After a time-out these are repairs of READ responses, which do
+    /// not count as in flight, and leave at the rate of the window.
+    fn on_repaired(&mut self, packets: u32) {
+        if packets > 0 && self.is_after_timeout && self.window < self.threshold {
+            self.window = (self.window + f64::from(packets) * self.settings.mtu).min(self.threshold);
+        }
     }
 
     /// Whether the window grows although packets are missing: all that was in flight before a time-out is, and comes again by that
@@ -403,9 +415,10 @@ impl Cubic {
         }
         // Before anything is known of the path, a time-out may be shorter than its round trip. Without progress it is the same
         // flight's, whose loss has set the threshold.
-        if self.srtt > 0.0 && (!self.has_progress || !self.reduce(now, self.settings.beta)) {
-            self.reduced_at = now;
+        if self.srtt > 0.0 && self.has_progress {
+            self.reduce(now, self.settings.beta);
         }
+        self.reduced_at = now;
         (self.is_after_timeout, self.is_after_timeouts) = (true, self.timeouts > 0);
         (self.timeouts, self.is_srtt_old) = (self.timeouts.saturating_add(1), self.srtt > 0.0);
         self.window = self.window.min(packets).max(self.least());

@@ -410,7 +410,8 @@ impl Qp {
             }
             self.settle_error();
         }
-        if self.resp.response_deadline <= env.now && self.resp.on_response_timeout(env) {
+        let known = (self.shared.mtu, self.req.sel.rtt.is_known());
+        if self.resp.response_deadline <= env.now && self.resp.on_response_timeout(known, env) {
             self.req.stalled = false;
         }
     }

@@ -110,7 +110,7 @@ impl RttEstimate {
     /// How long an answer takes at most, as far as measurements tell; 0 before the first, and with IRN's time-outs.
     pub(crate) fn answered_within(&self) -> Nanos {
         let is_known = self.srtt != 0 && self.mode != RtoMode::Irn;
-        Nanos(if is_known { self.base() + u64::from(self.delay_max) } else { 0 })
+        Nanos(if is_known { self.base().max(2 * u64::from(self.srtt)) + u64::from(self.delay_max) } else { 0 })
     }
     /// How long to wait for an acknowledgement before the last packet is repeated to provoke one, after `probes` without an
     /// answer. Before the first measurement each wait is twice the one before: the path may be longer than the first.

@@ -140,3 +140,13 @@ fn the_round_trip_of_a_queue_that_is_gone_paces_nothing() {
         assert!(traffic.time_us.p99 < 330e3, "{cc}: {} us", traffic.time_us.p99);
     }
 }
+
+/// Seeds of the hunt that did not come back in time: READs whose repairs were paced by a window that nothing made grow, whose first
+/// time-out came before the round trip was known, and whose loss was reported by the time-out and again by the repair; go-back-N
+/// whose second time-out reduced the threshold of slow start of the same flight again.
+#[test]
+fn seeds_that_came_back_late_come_back() {
+    for seed in [84, 292, 312, 448, 560, 732] {
+        burst_sim::liveness::Liveness::of_seed(seed).run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}

@@ -40,7 +40,8 @@ fn a_ring_ends_its_rounds_under_loss_and_stalls() {
     for verb in ["verb = \"write-imm\"", "verb = \"send\"", "verb = \"read\""] {
         let results = ring(verb, "real", "256KiB", &format!("{stall}{lossy}"));
         let messages = results.traffic[0].messages;
-        assert!(messages > 24 && messages.is_multiple_of(4 * 6), "{verb}: whole rounds, {messages} messages");
+        // Four pieces go round; each ends its round of six steps, and one may have begun another round before 4 ms.
+        assert!(messages > 24 && messages.is_multiple_of(6), "{verb}: whole rounds, {messages} messages");
     }
 }
 

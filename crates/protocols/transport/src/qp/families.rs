@@ -109,7 +109,9 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(crate) fn on_read_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if self.resp.take_response_ack(&self.shared, pkt, &mut self.req.sel.rtt, env) {
+        let has_room = self.resp.take_response_ack(&self.shared, pkt, &mut self.req.sel.rtt, env);
+        self.req.set_answer_wait(&mut self.shared, env);
+        if has_room {
             // Requests may have waited for the room as well.
             self.req.stalled = false;
         }

@@ -204,15 +204,21 @@ impl Responder {
     }
 
     /// Responses in flight were not acknowledged in time: they, or the acknowledgement, may be lost. The requester repairs
-    /// what it lacks. The second time in a row neither came, which is a time-out as that of requests. True if responses were in
-    /// flight.
+    /// what it lacks, and what it asks for again of this flight is no further loss. The second time in a row neither came, which is a
+    /// time-out as that of requests. Before a round trip is known the first one may be too early, and says nothing of the path.
+    /// True if responses were in flight.
     #[cold]
-    pub(crate) fn on_response_timeout(&mut self, env: &mut Env<'_>) -> bool {
+    pub(crate) fn on_response_timeout(&mut self, (mtu, is_known): (u32, bool), env: &mut Env<'_>) -> bool {
+        let sent = self.behind_sent(mtu);
         let Some(window) = &mut self.window else { return false };
         window.measured = None;
         window.silent = window.silent.saturating_add(1);
         env.fx.count(Reason::SrReadTimeout);
-        env.fx.congestion(if window.silent < SILENT_TIMEOUTS { Signal::Loss } else { Signal::Timeout });
+        let is_first = window.silent < SILENT_TIMEOUTS;
+        if is_known || !is_first {
+            window.reported = Some((sent, env.now));
+            env.fx.congestion(if is_first { Signal::Loss } else { Signal::Timeout });
+        }
         self.uncount_responses();
         true
     }
