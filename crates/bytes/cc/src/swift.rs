@@ -14,7 +14,8 @@
 //!   filled the queue, and finds it empty then. Flows that see the delay fall so far join it ([`JOIN_SHARE`]), so that all find
 //!   the queue empty. The path may become longer: where the window was below a packet for that long, the smallest round trip of
 //!   this time counts.
-//! * The peer's delay is [`AckSample::remote_delay`], with the fixed target `endpoint_target`. Where the peer's receive
+//! * The peer's delay is [`AckSample::remote_delay`], with the target `endpoint_target`, or an eighth of the smallest round trip if that is
+//!   more: the published one is for paths of tens of microseconds. Where the peer's receive
 //!   buffers are more than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target. The
 //!   peer says both in each acknowledgement of the selective repeat family, whether or not that measures a round trip.
 //!
@@ -78,6 +79,9 @@ const LOSS_GAP: f64 = 1_000_000.0;
 /// Longest time from one packet to the next that anything leads to, in nanoseconds. The round trip of a full queue, at which the
 /// window was reduced, is no measure of the time after which to try again.
 const GAP_MAX: f64 = 16_000_000.0;
+/// A delay of the peer that is at most this part of the smallest round trip is always accepted: what it costs is less than what a
+/// smaller window would.
+const ENDPOINT_PART: f64 = 8.0;
 /// Round trips from one look at the path without an own queue to the next: after the first, doubled until the last.
 const PROBE_TRIPS: [u8; 2] = [4, 128];
 /// A delay that falls below this share of the target shows that another flow looks at the path.
@@ -219,7 +223,7 @@ impl Swift {
         if sample.ce_packets > 0 {
             self.on_cnp(now);
         }
-        let target = self.settings.endpoint_target;
+        let target = self.endpoint_target();
         let mut remote = sample.remote_delay.0 as f64;
         if sample.is_peer_congested() {
             remote = remote.max(2.0 * target);
@@ -312,6 +316,12 @@ impl Swift {
         let scaling = bounded(fs_a / self.fabric.packets.sqrt() + fs_b, 0.0, fs_range);
         let rtt_min = if self.rtt_min == f64::MAX { RTT_UNKNOWN } else { self.rtt_min };
         base_target + min_rtts * rtt_min + scaling
+    }
+
+    /// The delay of the peer that is accepted, in nanoseconds.
+    fn endpoint_target(&self) -> f64 {
+        let part = if self.rtt_min == f64::MAX { 0.0 } else { self.rtt_min / ENDPOINT_PART };
+        self.settings.endpoint_target.max(part)
     }
 
     /// Packets were lost.

@@ -440,6 +440,19 @@ fn swift_measures_the_path_without_its_own_queue() {
     }
 }
 
+/// A software peer takes half of a millisecond to answer. That is little on a path of 20 ms, and much on one of 0.2 ms.
+#[test]
+fn swift_measures_the_peers_delay_by_the_round_trip() {
+    for (rtt, remote, is_reduced) in [(20_000, 500, false), (20_000, 3_000, true), (200, 500, true)] {
+        let mut c = controller("swift");
+        for k in 0..40 {
+            c.on_ack(us(100_000 + 2 * rtt * k), &delay(1, rtt, remote));
+        }
+        let window = value(&c, "ecwnd_bytes");
+        assert_eq!(window < 50.0 * MTU as f64, is_reduced, "{remote} of {rtt} us: {window} bytes");
+    }
+}
+
 /// The path has become longer: more than its target, whatever the window is.
 #[test]
 fn swift_follows_a_path_that_has_become_longer() {
