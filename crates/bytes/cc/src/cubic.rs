@@ -106,8 +106,7 @@ const BURST_SECONDS: f64 = 250e-6;
 const BURST_MAX: u64 = 64 << 10;
 /// Time without packets in flight after which the window is not trusted, unless four round trips are longer.
 pub const IDLE_MIN: Nanos = Nanos::from_ms(100);
-/// Time without packets in flight after which nothing that was known of the network counts: another path may be used, or other
-/// senders share it (RFC 7661 does not trust a window for ever, either).
+/// Time without packets in flight after which nothing that was known of the network counts (RFC 7661 has a limit, too).
 pub const FORGOTTEN_AFTER: Nanos = Nanos::from_ms(1_000);
 /// Window after [`IDLE_MIN`], in bytes, where the path has borne it.
 pub const RESTART_BYTES: u64 = 64 << 10;
@@ -261,16 +260,15 @@ impl Cubic {
         self.set_rate();
     }
 
-    /// The peer has received packets that acknowledge nothing new. After a time-out these are repairs of READ responses, which do
-    /// not count as in flight, and leave at the rate of the window.
+    /// The peer has received packets that acknowledge nothing new: repairs of READ responses, which do not count as in flight.
     fn on_repaired(&mut self, packets: u32) {
         if packets > 0 && self.is_after_timeout && self.window < self.threshold {
             self.window = (self.window + f64::from(packets) * self.settings.mtu).min(self.threshold);
         }
     }
 
-    /// Whether the window grows although packets are missing: all that was in flight before a time-out is, and comes again by that
-    /// growth. After one time-out, if a round trip that was measured since shows no queue.
+    /// Whether the window grows although packets are missing: all that was in flight before a time-out is. After one time-out, if
+    /// a round trip that was measured since shows no queue.
     fn is_returning(&self) -> bool {
         let is_free = self.is_after_timeout && !self.is_srtt_old && !self.has_queue();
         (self.is_after_timeouts || is_free) && self.window < self.threshold

@@ -14,10 +14,10 @@
 //!   filled the queue, and finds it empty then. Flows that see the delay fall so far join it ([`JOIN_SHARE`]), so that all find
 //!   the queue empty. The path may become longer: where the window was below a packet for that long, the smallest round trip of
 //!   this time counts.
-//! * The peer's delay is [`AckSample::remote_delay`], with the target `endpoint_target`, or an eighth of the smallest round trip if that is
-//!   more: the published one is for paths of tens of microseconds. Where the peer's receive
-//!   buffers are more than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target. The
-//!   peer says both in each acknowledgement of the selective repeat family, whether or not that measures a round trip.
+//! * The peer's delay is [`AckSample::remote_delay`], with the target `endpoint_target`, or an eighth of the smallest round trip
+//!   if that is more: the published one is for paths of tens of microseconds. Where the peer's receive buffers are more
+//!   than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target. The peer says both in
+//!   each acknowledgement of the selective repeat family, whether or not that measures a round trip.
 //!
 //! Marks and congestion notifications are not published. They reduce the window as the largest delay does, once in a round trip.
 //!

@@ -127,8 +127,8 @@ fn so_is_a_flight_whose_repetitions_are_lost() {
     }
 }
 
-/// A window of a MiB in a queue has made the round trip 28 ms, and is lost with the link; the round trip after it is 0.1 ms. Half of
-/// the rate is back within the two probes of the old round trip.
+/// A window of a MiB in a queue has made the round trip 28 ms, and is lost with the link; the round trip after it is 0.1 ms.
+/// Half of the rate is back within the two probes of the old round trip.
 #[test]
 fn the_round_trip_of_a_queue_that_is_gone_paces_nothing() {
     let text = include_str!("../../../../../experiments/bottleneck/outage.toml");
@@ -141,9 +141,9 @@ fn the_round_trip_of_a_queue_that_is_gone_paces_nothing() {
     }
 }
 
-/// Seeds of the hunt that did not come back in time: READs whose repairs were paced by a window that nothing made grow, whose first
-/// time-out came before the round trip was known, and whose loss was reported by the time-out and again by the repair; go-back-N
-/// whose second time-out reduced the threshold of slow start of the same flight again.
+/// Seeds of the hunt that did not come back in time: READs whose repairs were paced by a window that nothing made grow, whose
+/// first time-out came before the round trip was known, and whose loss was reported by the time-out and again by the repair;
+/// go-back-N whose second time-out reduced the threshold of slow start of the same flight again.
 #[test]
 fn seeds_that_came_back_late_come_back() {
     for seed in [84, 292, 312, 448, 560, 732] {

@@ -204,9 +204,9 @@ impl Responder {
     }
 
     /// Responses in flight were not acknowledged in time: they, or the acknowledgement, may be lost. The requester repairs
-    /// what it lacks, and what it asks for again of this flight is no further loss. The second time in a row neither came, which is a
-    /// time-out as that of requests. Before a round trip is known the first one may be too early, and says nothing of the path.
-    /// True if responses were in flight.
+    /// what it lacks, and what it asks for again of this flight is no further loss. The second time in a row neither came, which
+    /// is a time-out as that of requests. Before a round trip is known the first one may be too early, and says nothing of the
+    /// path. True if responses were in flight.
     #[cold]
     pub(crate) fn on_response_timeout(&mut self, (mtu, is_known): (u32, bool), env: &mut Env<'_>) -> bool {
         let sent = self.behind_sent(mtu);
