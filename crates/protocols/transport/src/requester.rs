@@ -359,7 +359,7 @@ impl Requester {
         let has_probes = !self.sel.active && rtt.is_known() && wait.0 <= timeout.0 / WAITS_PER_TIMEOUT;
         // A queue may make the round trip longer than the local ACK timeout. Each packet would be sent twice then, and be taken
         // for lost. IBA lets a timer run for longer than the attribute says (9.7.6.1.3: up to four times as long).
-        let waits = if self.sel.window > 0 { FAST_WAITS } else { 1 };
+        let waits = if self.sel.window > 0 { FAST_WAITS / 2 } else { 1 };
         let least = Nanos(waits * rtt.answered_within().0);
         qp.answer_wait = if has_probes { wait } else { timeout.max(least) };
     }
