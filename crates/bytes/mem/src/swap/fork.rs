@@ -31,7 +31,7 @@ use super::gate::ForkGate;
 use super::lock::ForkLockGuard;
 use super::pinned::Pins;
 use super::uffd::{PageMover, copy_from_pool, private_pages, put_over};
-use super::vma::{Maps, Vma};
+use super::vma::{MappedPart, Maps, Vma};
 use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, kernel, pool::PAGE};
 use std::sync::{Arc, Weak};
 
@@ -174,7 +174,7 @@ impl Registry {
         self.fork = ForkState { cancel_state: self.fork.cancel_state, ..ForkState::NONE };
         // Most programs that fork have no pool or no registration.
         let Some(maps) = self.pools.any().then(Maps::open).flatten() else { return };
-        if !maps.any(|vma| matches!(self.class(vma), MappingClass::Swapped)) {
+        if !maps.any(|vma| self.class(vma).is_shared_pool()) {
             return;
         }
         self.fork.has_locked = Pins::without_cuda().has_locked;
@@ -188,15 +188,16 @@ impl Registry {
         self.evict(&maps, &mover, live);
         self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
             let Some(pool) = registry.pools.known(vma.page).filter(|pool| pool.page == PAGE) else { return };
-            if !matches!(registry.class(vma), MappingClass::Swapped) {
+            if !registry.class(vma).is_shared_pool() {
                 return;
             }
             let flags = registry.advice.flags_of(&maps, vma, first, registry.fork.has_locked);
             if flags.dont_fork {
                 return;
             }
+            let MappedPart { offset, prot } = vma.part_at(first);
             // SAFETY: the same pages by another mapping. A failure leaves the pages shared until the child has copied them.
-            let frozen = unsafe { kernel::map_copy_over(first, last - first, vma.prot(), pool.fd(), first) };
+            let frozen = unsafe { kernel::map_copy_over(first, last - first, prot, pool.fd(), offset) };
             if frozen {
                 flags.apply_untouched(first, last);
             }
@@ -228,8 +229,16 @@ impl Registry {
             }
             // Asked about before: none of them is pinned.
             let pins = Pins::without_cuda();
-            for (first, last) in core::mem::take(&mut self.fork.released) {
-                self.swap_out(&maps, &pins, first, last);
+            for range in core::mem::take(&mut self.fork.released) {
+                self.each(&maps, range, |registry, vma, first, last| {
+                    if registry.class(vma).is_shared_pool()
+                        && registry.make_private(&maps, &pins, vma, (first, last))
+                        && let Some(pool) = registry.pools.known(vma.page)
+                    {
+                        let offset = vma.part_at(first).offset;
+                        pool.punch(offset, offset + (last - first));
+                    }
+                });
             }
             if hi > 0 {
                 self.readmit(&maps, &mover, lo, hi);
@@ -244,7 +253,7 @@ impl Registry {
     fn thaw(&self, maps: &Maps, (mover, map): (&PageMover, i32), vma: &Vma, (first, last): (usize, usize)) {
         let Some(pool) = self.pools.known(PAGE) else { return };
         let flags = self.advice.flags_of(maps, vma, first, self.fork.has_locked);
-        if !mover.thaw(pool, (first, last), vma.prot(), map) {
+        if !mover.thaw(pool, (first, last), vma.part_at(first), map) {
             return;
         }
         flags.apply(first, last);
@@ -256,11 +265,11 @@ impl Registry {
     fn evict(&mut self, maps: &Maps, mover: &PageMover, range: (usize, usize)) {
         self.each(maps, range, |registry, vma, first, last| {
             let Some(pool) = registry.pools.known(vma.page) else { return };
-            if !matches!(registry.class(vma), MappingClass::Swapped) {
+            if !registry.class(vma).is_shared_pool() {
                 return;
             }
             let flags = registry.advice.flags_of(maps, vma, first, registry.fork.has_locked);
-            if !flags.dont_fork && mover.swap_out(pool, (first, last), vma.prot(), false) {
+            if !flags.dont_fork && mover.swap_out(pool, (first, last), vma.part_at(first), false) {
                 flags.apply(first, last);
                 let (lo, hi) = registry.fork.evicted;
                 registry.fork.evicted = if hi == 0 { (first, last) } else { (lo, last) };
@@ -296,7 +305,7 @@ impl Registry {
         let (Some(maps), Some(room)) = (Maps::open(), CopyRoom::new()) else { return die() };
         self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
             let class = registry.class(vma);
-            let is_copied = matches!(class, MappingClass::Frozen | MappingClass::Swapped);
+            let is_copied = matches!(class, MappingClass::Frozen) || class.is_shared_pool();
             let flags =
                 if is_copied { registry.advice.flags_of(&maps, vma, first, false) } else { AdviceFlags::default() };
             let copied = match class {
@@ -306,8 +315,9 @@ impl Registry {
                     unsafe { core::ptr::copy_nonoverlapping(first as *const u8, copy, last - first) };
                     true
                 }),
-                MappingClass::Swapped => registry.pools.known(vma.page).is_some_and(|pool| {
-                    copy_over(vma, first, last - first, |copy| copy_from_pool(pool, first, last - first, copy))
+                MappingClass::Swapped | MappingClass::Moved => registry.pools.known(vma.page).is_some_and(|pool| {
+                    let offset = vma.part_at(first).offset;
+                    copy_over(vma, first, last - first, |copy| copy_from_pool(pool, offset, last - first, copy))
                 }),
                 _ => true,
             };

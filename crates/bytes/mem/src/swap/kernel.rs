@@ -83,6 +83,31 @@ pub(crate) unsafe fn move_over(from: *mut u8, len: usize, to: usize, prot: i32) 
     }
 }
 
+/// Moves a mapping over another one, as it is.
+///
+/// # Safety
+/// The caller must own both mappings.
+pub(crate) unsafe fn move_whole(from: usize, len: usize, to: usize) -> bool {
+    // SAFETY: by the caller's promise.
+    unsafe { rustix::mm::mremap_fixed(from as *mut _, len, len, MremapFlags::MAYMOVE, to as *mut _) }.is_ok()
+}
+
+/// Maps fresh private memory at `at`, where nothing is. False: something is there.
+pub(crate) fn map_fresh_at(at: usize, len: usize, prot: i32) -> bool {
+    let (prot, flags) = (ProtFlags::from_bits_retain(prot as u32), MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+    // SAFETY: a new mapping where none was.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, prot, flags) };
+    // A kernel that does not know the flag takes the address as advice.
+    if let Ok(elsewhere) = mapped
+        && elsewhere as usize != at
+    {
+        // SAFETY: the mapping just made.
+        unsafe { unmap(elsewhere.cast(), len) };
+        return false;
+    }
+    mapped.is_ok()
+}
+
 /// Unmaps memory.
 ///
 /// # Safety

@@ -32,6 +32,7 @@ mod kernel;
 mod lock;
 mod pinned;
 mod pool;
+mod program;
 mod refs;
 mod splits;
 #[cfg(test)]
@@ -46,6 +47,7 @@ pub use fork::{MemoryHost, add_host};
 use lock::ForkLock;
 use pinned::Pins;
 use pool::PoolSet;
+pub use program::{NewPlace, madvise, mremap};
 use refs::PageCounts;
 use splits::SplitSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -242,7 +244,9 @@ struct Survey {
 enum MappingClass {
     /// Already swapped: the page at address a is at offset a of the pool.
     Swapped,
-    /// As `Swapped`, but copied on write, while a fork lasts.
+    /// Swapped at another address, from which the program has moved it.
+    Moved,
+    /// As `Swapped` or `Moved`, but copied on write, while a fork lasts.
     Frozen,
     /// Private pages, which can be swapped.
     Private,
@@ -252,17 +256,23 @@ enum MappingClass {
     Other,
 }
 
+impl MappingClass {
+    /// Whether the pages are the pool's and shared with the daemon.
+    fn is_shared_pool(&self) -> bool {
+        matches!(self, MappingClass::Swapped | MappingClass::Moved)
+    }
+}
+
 impl Registry {
     fn class(&self, vma: &Vma) -> MappingClass {
         if let Some(pool) = self.pools.owner(vma) {
-            // The program has moved a mapping of the pool to another address.
-            return if vma.offset == vma.start as u64 && pool.is_alive() {
-                MappingClass::Swapped
-            } else {
-                MappingClass::Other
+            return match (pool.is_alive(), vma.offset == vma.start as u64) {
+                (true, true) => MappingClass::Swapped,
+                (true, false) => MappingClass::Moved,
+                (false, _) => MappingClass::Other,
             };
         }
-        if self.pools.copied(vma).is_some_and(|pool| pool.page == vma.page) && vma.offset == vma.start as u64 {
+        if self.pools.copied(vma).is_some_and(|pool| pool.page == vma.page) {
             return MappingClass::Frozen;
         }
         match (vma.shared, vma.inode) {
@@ -300,6 +310,8 @@ impl Registry {
                 MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => found.mappable = false,
                 // The device would keep the old pages.
                 MappingClass::Private if pins.may_hold(first, vma.end.min(end)) => found.mappable = false,
+                // The pool's pages of these addresses are in use elsewhere.
+                MappingClass::Private if self.has_moved(maps, first, vma.end.min(end)) => found.mappable = false,
                 MappingClass::Swapped | MappingClass::Private => {
                     let is_inside = vma.start < first || end.next_multiple_of(vma.page) < vma.end;
                     found.splits |= matches!(class, MappingClass::Private) && is_inside;
@@ -307,7 +319,7 @@ impl Registry {
                     in_pool = vma.page;
                 }
                 MappingClass::Shared => (pieces, in_pool) = (pieces + 1, 0),
-                MappingClass::Frozen | MappingClass::Other => found.mappable = false,
+                MappingClass::Moved | MappingClass::Frozen | MappingClass::Other => found.mappable = false,
             }
             at = vma.end;
             if at >= end {
@@ -317,6 +329,11 @@ impl Registry {
         }
         found.mappable = false;
         Ok(found)
+    }
+
+    /// Whether the program has moved a registered mapping away from these addresses.
+    fn has_moved(&self, maps: &Maps, lo: usize, hi: usize) -> bool {
+        self.refs.counts(lo, hi) && self.pools.maps_any(maps, lo, hi)
     }
 
     /// Swaps the private pages in and collects the pieces. False: a part was refused. The caller counts the pages that are
@@ -334,7 +351,7 @@ impl Registry {
                 MappingClass::Shared => {
                     foreign::descriptor(&vma, write).map(PieceFile::Own).map(|s| (s, vma.offset_of(at)))
                 }
-                MappingClass::Frozen | MappingClass::Other => None,
+                MappingClass::Moved | MappingClass::Frozen | MappingClass::Other => None,
                 class => self.pools.get(vma.page).map(|p| (PieceFile::Pool(p.fd()), at as u64)).filter(|_| {
                     reg.lo = if reg.hi == 0 { lo } else { reg.lo };
                     reg.hi = hi;
@@ -386,34 +403,64 @@ impl Registry {
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start < hi);
             let gap_end = vma.as_ref().map_or(hi, |v| v.start.clamp(at, hi));
-            // The program has unmapped this part: only pages of the pool are left to free.
-            self.pools.forget(maps, at, gap_end);
+            // The program has unmapped or moved this part.
+            self.forget(maps, pins, at, gap_end);
             let Some(vma) = vma else { return };
             let (first, last) = (vma.start.max(at), vma.end.min(hi));
             debug_assert!(lo <= first && first < last && last <= hi);
-            match (self.class(&vma), self.pools.known(vma.page).copied()) {
-                (MappingClass::Swapped, Some(_)) if pins.may_hold(first, last) => {}
-                // The child may be copying them: the end of the fork makes them private.
-                (MappingClass::Frozen, _) => {
-                    if !pins.may_hold(first, last) {
-                        self.fork.released.push((first, last));
-                    }
-                }
-                (MappingClass::Swapped, Some(pool)) => {
-                    let flags = self.advice.flags_of(maps, &vma, first, pins.has_locked);
-                    if self.mover().is_some_and(|mover| mover.swap_out(&pool, (first, last), vma.prot(), pins.is_alone))
+            match self.class(&vma) {
+                MappingClass::Swapped => {
+                    if self.make_private(maps, pins, &vma, (first, last))
+                        && let Some(pool) = self.pools.known(vma.page)
                     {
                         pool.punch(first, last);
-                        flags.apply(first, last);
-                        self.advice.forget(first, last);
                     }
                 }
-                _ => self.pools.forget(maps, first, last),
+                // The child may be copying them: the end of the fork makes them private.
+                MappingClass::Frozen if vma.offset == vma.start as u64 => self.fork.released.push((first, last)),
+                _ => self.forget(maps, pins, first, last),
             }
             at = last;
             if at >= hi {
                 return;
             }
+        }
+    }
+
+    /// Replaces the pool's pages that `vma` maps at `[first, last)` by private copies. False: a device may have pinned them, or the
+    /// kernel refuses.
+    fn make_private(&mut self, maps: &Maps, pins: &Pins, vma: &Vma, (first, last): (usize, usize)) -> bool {
+        let pool = self.pools.known(vma.page).copied().filter(|_| !pins.may_hold(first, last));
+        let (Some(pool), Some(mover)) = (pool, self.mover()) else { return false };
+        let flags = self.advice.flags_of(maps, vma, first, pins.has_locked);
+        let done = mover.swap_out(&pool, (first, last), vma.part_at(first), pins.is_alone);
+        if done {
+            flags.apply(first, last);
+            self.advice.forget(first, last);
+        }
+        done
+    }
+
+    /// Gives back the pool's pages `[lo, hi)`, which are not mapped at their address any more. If the program has moved them, they
+    /// become private where they are now. Where that fails they stay counted, so that nothing else is swapped into them.
+    fn forget(&mut self, maps: &Maps, pins: &Pins, lo: usize, hi: usize) {
+        if self.pools.forget(maps, lo, hi) {
+            return;
+        }
+        let (mut at, mut waits) = (0, false);
+        while let Some(vma) = maps.at_or_after(at) {
+            at = vma.end;
+            match (self.class(&vma), vma.offsets_in(lo, hi)) {
+                (MappingClass::Moved, Some(range)) => _ = self.make_private(maps, pins, &vma, range),
+                (MappingClass::Frozen, Some(range)) => {
+                    self.fork.released.push(range);
+                    waits = true;
+                }
+                _ => {}
+            }
+        }
+        if !waits && !self.pools.forget(maps, lo, hi) {
+            self.refs.add(lo, hi);
         }
     }
 
@@ -617,7 +664,8 @@ mod tests {
         let swapped: fn(MappingClass) -> bool = |class| matches!(class, MappingClass::Swapped);
         let other: fn(MappingClass) -> bool = |class| matches!(class, MappingClass::Other);
         assert!(is(&format!("10000-30000 rw-s 10000 {file} /memfd:burst-pool (deleted)"), swapped));
-        assert!(is(&format!("10000-30000 rw-s 20000 {file} /memfd:burst-pool (deleted)"), other), "moved");
+        let moved: fn(MappingClass) -> bool = |class| matches!(class, MappingClass::Moved);
+        assert!(is(&format!("10000-30000 rw-s 20000 {file} /memfd:burst-pool (deleted)"), moved));
         assert!(is("10000-30000 rw-p 0 00:00 0 [heap]", |class| matches!(class, MappingClass::Private)));
         assert!(is("10000-30000 rw-s 0 00:01 5 /dev/zero (deleted)", |class| matches!(class, MappingClass::Shared)));
         assert!(is("10000-30000 rw-s 0 00:00 0 [anon_inode]", other) && is("10000-30000 rw-p 0 08:01 5 /a", other));

@@ -5,6 +5,7 @@
 //! exist only at offsets that were swapped in.
 
 use super::vma::{Maps, Vma};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Bytes of an ordinary page.
 pub(crate) const PAGE: usize = 4096;
@@ -14,6 +15,18 @@ pub(crate) const ADDRESS_MAX: usize = 1 << 48;
 const FD_FLOOR: i32 = 512;
 /// Most pools, one for each page size.
 const POOLS_MAX: usize = 3;
+
+/// What the names of mappings of pools begin with.
+pub(crate) const MAPPING_NAME: &[u8] = b"/memfd:burst-pool";
+
+/// Whether this process, or one that it was forked from, has made a pool.
+static MADE: AtomicBool = AtomicBool::new(false);
+
+/// Whether there may be mappings of pools in the process.
+pub(crate) fn is_any_made() -> bool {
+    // Relaxed: whoever discards registered pages has learnt of the registration by something stronger.
+    MADE.load(Relaxed)
+}
 
 /// A memfd with pages of one size.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +63,7 @@ impl Pool {
         let huge = if page > PAGE { libc::MFD_HUGETLB | page.trailing_zeros() << libc::MFD_HUGE_SHIFT } else { 0 };
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge;
         let name = c"burst-pool".as_ptr();
+        MADE.store(true, Relaxed);
         // SAFETY: a constant string; the calls below only take numbers.
         let mut fd = unsafe { libc::memfd_create(name, flags | libc::MFD_NOEXEC_SEAL) };
         if fd < 0 {
@@ -131,19 +145,23 @@ impl PoolSet {
     pub(crate) fn any(&self) -> bool {
         self.0.iter().any(Option::is_some)
     }
+    /// Whether a page of `[lo, hi)` of a pool is mapped anywhere.
+    pub(crate) fn maps_any(&self, maps: &Maps, lo: usize, hi: usize) -> bool {
+        maps.any(|vma| vma.offsets_in(lo, hi).is_some() && self.0.iter().flatten().any(|pool| pool.backs(vma)))
+    }
     /// Frees the pages of `[lo, hi)`, where no pool is mapped any more, unless the program has moved the mapping elsewhere.
-    pub(crate) fn forget(&self, maps: &Maps, lo: usize, hi: usize) {
-        if lo >= hi {
-            return;
-        }
-        for pool in self.0.iter().flatten() {
-            let overlaps =
-                |v: &Vma| pool.backs(v) && v.offset < hi as u64 && v.offset + ((v.end - v.start) as u64) > lo as u64;
-            if !maps.any(overlaps) {
+    /// False: it has.
+    pub(crate) fn forget(&self, maps: &Maps, lo: usize, hi: usize) -> bool {
+        let mut all = true;
+        for pool in self.0.iter().flatten().filter(|_| lo < hi) {
+            let is_mapped = maps.any(|vma| pool.backs(vma) && vma.offsets_in(lo, hi).is_some());
+            if !is_mapped {
                 let round = pool.page - 1;
                 pool.punch((lo + round) & !round, (hi & !round).max((lo + round) & !round));
             }
+            all &= !is_mapped;
         }
+        all
     }
     /// Closes the pools in a forked child: they belong to the parent.
     pub(crate) fn abandon(&mut self) {

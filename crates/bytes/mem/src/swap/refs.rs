@@ -67,6 +67,10 @@ impl PageCounts {
         let before = self.0.range(..=at).next_back().filter(|(_, i)| i.end > at);
         before.or_else(|| self.0.range(at..).next()).map(|(&start, i)| (start, i.end))
     }
+    /// Whether a page of `[lo, hi)` is counted.
+    pub(crate) fn counts(&self, lo: usize, hi: usize) -> bool {
+        self.at_or_after(lo).is_some_and(|(start, _)| start < hi)
+    }
     /// Makes `at` a boundary.
     fn split(&mut self, at: usize) {
         if let Some((_, before)) = self.0.range_mut(..at).next_back()

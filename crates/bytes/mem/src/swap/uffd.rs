@@ -10,7 +10,7 @@
 //! meanwhile, because a signal handler could write anywhere.
 use super::kernel;
 use super::pool::{PAGE, Pool, identity, raised};
-use super::vma::errno;
+use super::vma::{MappedPart, errno};
 use crate::userfaultfd::{
     self, MODE_WP, REGISTER_WP, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, USER_MODE_ONLY,
 };
@@ -77,6 +77,8 @@ struct MoveJob<'a> {
     pool: &'a Pool,
     lo: usize,
     hi: usize,
+    /// Offset in the pool of the page at `lo`.
+    offset: usize,
     prot: i32,
     direction: SwapDirection,
     /// Whether no other thread can write meanwhile.
@@ -122,23 +124,25 @@ impl PageMover {
     /// chunks before it stay swapped (the caller swaps them out).
     /// `alone`: the process has no other thread.
     pub(crate) fn swap_in(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, alone: bool) -> bool {
-        MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::In, alone, done: false }.run()
+        let direction = SwapDirection::In;
+        MoveJob { mover: self, pool, lo, hi, offset: lo, prot, direction, alone, done: false }.run()
     }
-    /// Replaces the pool's pages `[lo, hi)` by private copies. `alone`: the process has no other thread; then the copies become
-    /// part of the mapping beside them.
-    pub(crate) fn swap_out(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, alone: bool) -> bool {
+    /// Replaces the pool's pages that are mapped at `[lo, hi)`, from `part` on, by private copies. `alone`: the process has no
+    /// other thread; then the copies become part of the mapping beside them.
+    pub(crate) fn swap_out(&self, pool: &Pool, (lo, hi): (usize, usize), part: MappedPart, alone: bool) -> bool {
+        let (MappedPart { offset, prot }, direction) = (part, SwapDirection::Out);
         self.features & WP_SHMEM != 0
-            && MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Out, alone, done: false }.run()
+            && MoveJob { mover: self, pool, lo, hi, offset, prot, direction, alone, done: false }.run()
     }
     /// Whether it can protect shared memory.
     pub(crate) fn moves_shared(&self) -> bool {
         self.features & WP_SHMEM != 0
     }
-    /// Replaces the private mapping of the pool's pages `[lo, hi)` by a shared one, with what was written to it. `map`: a
-    /// descriptor of `/proc/self/pagemap`, or -1.
-    pub(crate) fn thaw(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, map: i32) -> bool {
-        let direction = SwapDirection::Thaw(map);
-        MoveJob { mover: self, pool, lo, hi, prot, direction, alone: false, done: false }.run()
+    /// Replaces the private mapping of the pool's pages at `[lo, hi)`, from `part` on, by a shared one, with what was written to
+    /// it. `map`: a descriptor of `/proc/self/pagemap`, or -1.
+    pub(crate) fn thaw(&self, pool: &Pool, (lo, hi): (usize, usize), part: MappedPart, map: i32) -> bool {
+        let (MappedPart { offset, prot }, direction) = (part, SwapDirection::Thaw(map));
+        MoveJob { mover: self, pool, lo, hi, offset, prot, direction, alone: false, done: false }.run()
     }
     fn uffd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is kept open; the program may have closed it, and then the kernel refuses.
@@ -253,14 +257,13 @@ impl MoveJob<'_> {
         while at < self.hi {
             let len = step.min(self.hi - at);
             debug_assert!(len.is_multiple_of(self.pool.page) && len > 0);
+            let chunk = Chunk { pool: self.pool, at, len, offset: self.offset + (at - self.lo), prot: self.prot };
             let moved = match self.direction {
-                SwapDirection::In if self.alone => chunk_in_alone(self.pool, at, len, self.prot),
-                SwapDirection::Out if self.alone && self.pool.page == PAGE => {
-                    chunk_out_alone(self.pool, at, len, self.prot)
-                }
-                SwapDirection::In => chunk_in(self.mover, self.pool, at, len, self.prot),
-                SwapDirection::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
-                SwapDirection::Thaw(map) => chunk_thaw(self.mover, self.pool, (at, len), self.prot, map),
+                SwapDirection::In if self.alone => chunk.swap_in_alone(),
+                SwapDirection::Out if self.alone && self.pool.page == PAGE => chunk.swap_out_alone(),
+                SwapDirection::In => chunk.swap_in(self.mover),
+                SwapDirection::Out => chunk.swap_out(self.mover),
+                SwapDirection::Thaw(map) => chunk.thaw(self.mover, map),
             };
             if !moved {
                 return;
@@ -278,105 +281,126 @@ extern "C" fn helper(job: *mut libc::c_void) -> *mut libc::c_void {
     null_mut()
 }
 
-fn chunk_in_alone(pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
-    // SAFETY: replaces pages by their copy; every address in the range stays valid with the same contents and rights.
-    copy_to_pool(pool, at, len) && unsafe { kernel::map_over(at, len, prot, pool.fd(), at) }
+/// A part of the range of a job.
+struct Chunk<'a> {
+    pool: &'a Pool,
+    at: usize,
+    len: usize,
+    /// Offset in the pool of the page at `at`.
+    offset: usize,
+    prot: i32,
 }
 
-/// Fresh pages in place, not moved there, become part of the mapping beside them: moved pages keep the number of their first
-/// address, by which the kernel does not join them. Other threads would see them empty for a moment.
-fn chunk_out_alone(pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
-    let Some(window) = kernel::map_window(pool.fd(), at, len) else { return false };
-    // SAFETY: pages of the pool, which stay in the window; this thread does not use them meanwhile (`concerns_this_thread`).
-    let mapped = unsafe { kernel::map_fresh_over(at, len, prot | libc::PROT_WRITE) };
-    if mapped {
-        // SAFETY: both are mapped and `len` long; the rights are those that the program has given.
-        unsafe {
-            core::ptr::copy_nonoverlapping(window, at as *mut u8, len);
-            if prot & libc::PROT_WRITE == 0 {
-                kernel::protect(at, len, prot);
+impl Chunk<'_> {
+    fn range(&self) -> UffdRange {
+        UffdRange { start: self.at as u64, len: self.len as u64 }
+    }
+    /// Maps the pool's pages shared in place.
+    ///
+    /// # Safety
+    /// They have the contents of the pages that they replace.
+    unsafe fn map_shared(&self) -> bool {
+        // SAFETY: every address in the range stays valid with the same contents and rights.
+        unsafe { kernel::map_over(self.at, self.len, self.prot, self.pool.fd(), self.offset) }
+    }
+    fn swap_in_alone(&self) -> bool {
+        // SAFETY: the pages are copied before.
+        copy_to_pool(self.pool, self.at, self.len, self.offset) && unsafe { self.map_shared() }
+    }
+
+    /// Fresh pages in place, not moved there, become part of the mapping beside them: moved pages keep the number of their first
+    /// address, by which the kernel does not join them. Other threads would see them empty for a moment.
+    fn swap_out_alone(&self) -> bool {
+        let Some(window) = kernel::map_window(self.pool.fd(), self.offset, self.len) else { return false };
+        // SAFETY: pages of the pool, which stay in the window; this thread does not use them meanwhile (`concerns_this_thread`).
+        let mapped = unsafe { kernel::map_fresh_over(self.at, self.len, self.prot | libc::PROT_WRITE) };
+        if mapped {
+            // SAFETY: both are mapped and `len` long; the rights are those that the program has given.
+            unsafe {
+                core::ptr::copy_nonoverlapping(window, self.at as *mut u8, self.len);
+                if self.prot & libc::PROT_WRITE == 0 {
+                    kernel::protect(self.at, self.len, self.prot);
+                }
             }
         }
+        // SAFETY: the window mapped above.
+        unsafe { kernel::unmap(window, self.len) };
+        mapped
     }
-    // SAFETY: the window mapped above.
-    unsafe { kernel::unmap(window, len) };
-    mapped
-}
-
-fn chunk_in(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
-    let range = UffdRange { start: at as u64, len: len as u64 };
-    if !mover.protect(&range) {
-        return false;
+    fn swap_in(&self, mover: &PageMover) -> bool {
+        let range = self.range();
+        if !mover.protect(&range) {
+            return false;
+        }
+        // SAFETY: the pages are copied before.
+        let mapped = copy_to_pool(self.pool, self.at, self.len, self.offset) && unsafe { self.map_shared() };
+        if !mapped {
+            mover.give_up(&range);
+            return false;
+        }
+        mover.wake(&range);
+        true
     }
-    // SAFETY: replaces pages by their copy; every address in the range stays valid with the same contents and rights.
-    let mapped = copy_to_pool(pool, at, len) && unsafe { kernel::map_over(at, len, prot, pool.fd(), at) };
-    if !mapped {
-        mover.give_up(&range);
-        return false;
+    fn swap_out(&self, mover: &PageMover) -> bool {
+        let (range, len) = (self.range(), self.len);
+        let Some(copy) = private_pages(self.pool.page, len) else { return false };
+        let moved = mover.protect(&range) && {
+            let ok = copy_from_pool(self.pool, self.offset, len, copy) && put_over(copy, len, self.at, self.prot);
+            if ok {
+                mover.wake(&range)
+            } else {
+                mover.give_up(&range)
+            }
+            ok
+        };
+        if !moved {
+            // SAFETY: the pages that `private_pages` made and that were not moved.
+            unsafe { kernel::unmap(copy, len) };
+        }
+        moved
     }
-    mover.wake(&range);
-    true
-}
-
-fn chunk_out(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
-    let range = UffdRange { start: at as u64, len: len as u64 };
-    let Some(copy) = private_pages(pool.page, len) else { return false };
-    let moved = mover.protect(&range) && {
-        let ok = copy_from_pool(pool, at, len, copy) && put_over(copy, len, at, prot);
-        if ok {
+    fn thaw(&self, mover: &PageMover, map: i32) -> bool {
+        let (range, prot) = (self.range(), self.prot);
+        // Present pages show in the map whether they are the pool's. A failure only makes more pages be copied.
+        kernel::populate(self.at, self.len);
+        if !mover.protect(&range) {
+            return false;
+        }
+        // SAFETY: for the time of the copy the pages can be read; then they have their rights again.
+        let readable =
+            prot & libc::PROT_READ != 0 || unsafe { kernel::protect(self.at, self.len, prot | libc::PROT_READ) };
+        // SAFETY: the pages are the pool's, or copied to it.
+        let mapped = readable && self.copy_written_to_pool(map) && unsafe { self.map_shared() };
+        if mapped {
             mover.wake(&range)
         } else {
             mover.give_up(&range)
         }
-        ok
-    };
-    if !moved {
-        // SAFETY: the pages that `private_pages` made and that were not moved.
-        unsafe { kernel::unmap(copy, len) };
+        mapped
     }
-    moved
-}
 
-fn chunk_thaw(mover: &PageMover, pool: &Pool, (at, len): (usize, usize), prot: i32, map: i32) -> bool {
-    let range = UffdRange { start: at as u64, len: len as u64 };
-    // Present pages show in the map whether they are the pool's. A failure only makes more pages be copied.
-    kernel::populate(at, len);
-    if !mover.protect(&range) {
-        return false;
-    }
-    // SAFETY: for the time of the copy the pages can be read; then they have their rights again.
-    let readable = prot & libc::PROT_READ != 0 || unsafe { kernel::protect(at, len, prot | libc::PROT_READ) };
-    // SAFETY: the pages are the pool's, or copied to it.
-    let mapped = readable
-        && copy_written_to_pool(pool, at, len, map)
-        && unsafe { kernel::map_over(at, len, prot, pool.fd(), at) };
-    if mapped {
-        mover.wake(&range)
-    } else {
-        mover.give_up(&range)
-    }
-    mapped
-}
-
-/// Copies those pages at `at` to the pool that are not the pool's own, as `/proc/self/pagemap` shows them.
-fn copy_written_to_pool(pool: &Pool, at: usize, len: usize, map: i32) -> bool {
-    const ENTRIES: usize = 64;
-    let mut entries = [0u64; ENTRIES];
-    let (mut from, end) = (at, at + len);
-    while from < end {
-        let pages = ((end - from) / PAGE).min(ENTRIES);
-        let (bytes, offset) = (pages * size_of::<u64>(), from / PAGE * size_of::<u64>());
-        // SAFETY: `entries` is writable for `bytes`.
-        let known = map >= 0
-            && unsafe { libc::pread(map, entries.as_mut_ptr().cast(), bytes, offset as libc::off_t) } == bytes as isize;
-        for (i, entry) in entries[..pages].iter().enumerate() {
-            if (!known || is_own_page(*entry)) && !copy_to_pool(pool, from + i * PAGE, PAGE) {
-                return false;
+    /// Copies those pages to the pool that are not the pool's own, as `/proc/self/pagemap` shows them.
+    fn copy_written_to_pool(&self, map: i32) -> bool {
+        const ENTRIES: usize = 64;
+        let mut entries = [0u64; ENTRIES];
+        let (mut from, end) = (self.at, self.at + self.len);
+        while from < end {
+            let pages = ((end - from) / PAGE).min(ENTRIES);
+            let (bytes, offset) = (pages * size_of::<u64>(), from / PAGE * size_of::<u64>());
+            let to = entries.as_mut_ptr().cast();
+            // SAFETY: `entries` is writable for `bytes`.
+            let known = map >= 0 && unsafe { libc::pread(map, to, bytes, offset as libc::off_t) } == bytes as isize;
+            for (i, entry) in entries[..pages].iter().enumerate() {
+                let at = from + i * PAGE;
+                let is_pools = known && !is_own_page(*entry);
+                if !is_pools && !copy_to_pool(self.pool, at, PAGE, self.offset + (at - self.at)) {
+                    return false;
+                }
             }
+            from += pages * PAGE;
         }
-        from += pages * PAGE;
+        true
     }
-    true
 }
 
 /// Whether an entry of `/proc/PID/pagemap` of a file's private mapping is that of a page of its own, or may be one.
@@ -400,15 +424,17 @@ pub(crate) fn put_over(from: *mut u8, len: usize, to: usize, prot: i32) -> bool 
 }
 
 /// Copies memory at `at` to the pool, by a write of the kernel: the pool need not be mapped a second time.
-fn copy_to_pool(pool: &Pool, at: usize, len: usize) -> bool {
+fn copy_to_pool(pool: &Pool, at: usize, len: usize, offset: usize) -> bool {
     if pool.page > PAGE {
-        return with_window(pool, at, len, |window| {
+        return with_window(pool, offset, len, |window| {
             // SAFETY: source and window are mapped and `len` long; writers of the source are held by the protection.
             unsafe { core::ptr::copy_nonoverlapping(at as *const u8, window, len) }
         });
     }
     // SAFETY: the kernel checks the source; reading never waits for the protection.
-    each(at, len, |at, left| unsafe { libc::pwrite(pool.fd(), at as *const _, left, at as libc::off_t) })
+    each(offset, len, |to, left| unsafe {
+        libc::pwrite(pool.fd(), (at + (to - offset)) as *const _, left, to as libc::off_t)
+    })
 }
 
 /// Copies the pool's bytes at offset `at` to `to`.
@@ -452,6 +478,11 @@ mod tests {
     use super::super::testing::{Memory, in_child, is_open, is_root, limit, mapped_bytes, memfd, open_count};
     use super::*;
     use std::os::fd::{AsFd, AsRawFd};
+
+    /// Pages of the pool at their own address.
+    fn in_place(at: usize, prot: i32) -> MappedPart {
+        MappedPart { offset: at, prot }
+    }
 
     #[test]
     fn a_transfer_is_repeated_until_all_is_done_and_ends_at_a_failure() {
@@ -506,10 +537,10 @@ mod tests {
             let old =
                 PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
             assert!(
-                !old.swap_out(&pool, (lo, hi), libc::PROT_READ | libc::PROT_WRITE, false),
+                !old.swap_out(&pool, (lo, hi), in_place(lo, libc::PROT_READ | libc::PROT_WRITE), false),
                 "shared memory cannot be protected"
             );
-            assert!(mover.swap_out(&pool, (lo, hi), libc::PROT_READ | libc::PROT_WRITE, false));
+            assert!(mover.swap_out(&pool, (lo, hi), in_place(lo, libc::PROT_READ | libc::PROT_WRITE), false));
             pool.punch(lo, hi);
             assert!(memory.bytes().iter().enumerate().all(|(i, byte)| *byte == if i == 2 * PAGE { 8 } else { 7 }));
         }
@@ -596,7 +627,12 @@ mod tests {
                     "a page of a file"
                 );
                 assert!(
-                    !mover.swap_out(&pool, (memory.page(first), memory.page(last)), rights, false),
+                    !mover.swap_out(
+                        &pool,
+                        (memory.page(first), memory.page(last)),
+                        in_place(memory.page(first), rights),
+                        false
+                    ),
                     "a page of a file"
                 );
             }
@@ -628,7 +664,7 @@ mod tests {
         let errno = unsafe { libc::__errno_location() } as usize;
         let concerns = |lo: usize, len: usize| {
             let (direction, prot, alone, done) = (SwapDirection::In, 0, false, false);
-            MoveJob { mover: &mover, pool: &pool, lo, hi: lo + len, prot, direction, alone, done }
+            MoveJob { mover: &mover, pool: &pool, lo, hi: lo + len, offset: lo, prot, direction, alone, done }
                 .concerns_this_thread()
         };
         assert!(
@@ -646,11 +682,11 @@ mod tests {
         let pool = PoolSet::new().get(PAGE).expect("a pool");
         let mut memory = Memory::new(3);
         memory.bytes().fill(5);
-        assert!(copy_to_pool(&pool, memory.at, 2 * PAGE));
+        assert!(copy_to_pool(&pool, memory.at, 2 * PAGE, memory.at));
         let mut copy = vec![0; 2 * PAGE];
         assert!(copy_from_pool(&pool, memory.at, 2 * PAGE, copy.as_mut_ptr()) && copy == [5; 2 * PAGE]);
         memory.protect(2..3, libc::PROT_NONE);
-        assert!(!copy_to_pool(&pool, memory.page(1), 2 * PAGE), "the second page has no rights");
+        assert!(!copy_to_pool(&pool, memory.page(1), 2 * PAGE, memory.page(1)), "the second page has no rights");
         // Beyond the end of the pool there is nothing.
         assert!(!copy_from_pool(&pool, super::super::pool::ADDRESS_MAX - PAGE, 2 * PAGE, copy.as_mut_ptr()));
         // Reading gives absent pages no memory.
@@ -678,13 +714,13 @@ mod tests {
             // SAFETY: numbers only.
             unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
             limit(libc::RLIMIT_FSIZE, 0);
-            assert!(copy_to_pool(&huge, at, 8 * PAGE) && !copy_to_pool(&ordinary, at, 8 * PAGE));
+            assert!(copy_to_pool(&huge, at, 8 * PAGE, at) && !copy_to_pool(&ordinary, at, 8 * PAGE, at));
             let mut copy = Memory::new(8);
             assert!(copy_from_pool(&huge, at, 8 * PAGE, copy.at as *mut u8));
             assert!(copy.bytes().iter().all(|byte| *byte == 5));
             drop(copy);
             assert_eq!(mapped_bytes(), before, "the windows are gone");
-            assert!(!copy_to_pool(&of_huge_pages(closed(ordinary)), at, 8 * PAGE));
+            assert!(!copy_to_pool(&of_huge_pages(closed(ordinary)), at, 8 * PAGE, at));
         });
     }
 

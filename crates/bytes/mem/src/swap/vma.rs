@@ -60,7 +60,20 @@ pub(crate) struct Vma {
     name_len: usize,
 }
 
+/// What the first page of a part of a mapping of a file is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MappedPart {
+    /// Its offset in the file.
+    pub(crate) offset: usize,
+    /// `PROT_*` bits of the mapping.
+    pub(crate) prot: i32,
+}
+
 impl Vma {
+    /// The part of the mapping from `at` on.
+    pub(crate) fn part_at(&self, at: usize) -> MappedPart {
+        MappedPart { offset: self.offset_of(at) as usize, prot: self.prot() }
+    }
     /// Whether the program may read and write the pages.
     pub(crate) fn is_read_and_written(&self) -> bool {
         self.readable && self.writable
@@ -74,6 +87,12 @@ impl Vma {
     }
     pub(crate) fn name(&self) -> &[u8] {
         &self.name[..self.name_len]
+    }
+    /// First and end address of those pages whose file offsets are in `[lo, hi)`.
+    pub(crate) fn offsets_in(&self, lo: usize, hi: usize) -> Option<(usize, usize)> {
+        let (from, len) = (self.offset as usize, self.end - self.start);
+        let (first, last) = (lo.max(from), hi.min(from + len));
+        (first < last).then(|| (self.start + (first - from), self.start + (last - from)))
     }
     /// File offset of `addr`.
     pub(crate) fn offset_of(&self, addr: usize) -> u64 {
