@@ -1,4 +1,4 @@
-# Turns the tables public.txt, legacy.txt and private.txt into a linker version script (-v want=map) or into assembler aliases
+# Turns the tables public.txt, legacy.txt, private.txt and interposed.txt into a linker version script (-v want=map) or into assembler aliases
 # (-v want=asm). x86-64 and aarch64.
 
 function target(kind) {
@@ -20,6 +20,18 @@ function alias(node, name, to,    local_name) {
     }
     body = body "\t.symver " local_name ", " name "@" node "\n"
 }
+# Patterns for all names but some: what differs from each of them in its first letters, up to INTERPOSED_LETTERS.
+function others(    at, prefix, next_letters, patterns, i) {
+    if (!interposed_count) return "*;"
+    for (i = 1; i <= interposed_count; i++)
+        for (at = 0; at < INTERPOSED_LETTERS; at++) {
+            prefix = substr(interposed[i], 1, at)
+            if (index(next_letters[prefix], substr(interposed[i], at + 1, 1)) == 0)
+                next_letters[prefix] = next_letters[prefix] substr(interposed[i], at + 1, 1)
+        }
+    for (prefix in next_letters) patterns = patterns " " prefix "[!" next_letters[prefix] "]*;"
+    return patterns
+}
 /^# NODES/ { for (i = 3; i <= NF; i++) nodes[++node_count] = $i; next }
 /^#/ || NF == 0 { next }
 FILENAME ~ /\/public\.txt$/ {
@@ -28,14 +40,16 @@ FILENAME ~ /\/public\.txt$/ {
     next
 }
 FILENAME ~ /\/legacy\.txt$/ { alias($1, $2, target($3)); next }
+FILENAME ~ /\/interposed\.txt$/ { interposed[++interposed_count] = $1; next }
 FILENAME ~ /\/private\.txt$/ { for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], $1, target($2)) }
+BEGIN { INTERPOSED_LETTERS = 4 }
 END {
     for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], "verbs_register_driver_" nodes[i], "burst_refuse_none")
     if (want == "map") {
         for (i = 1; i <= publics; i++) {
             printf "%s {\n    global:\n%s", order[i], public[order[i]]
             # Only in the last node: in a node that has aliases the pattern would hide them.
-            if (i == publics) printf "    local: *;\n"
+            if (i == publics) printf "    local: %s\n", others()
             printf "}%s;\n", (i == 1 ? "" : " " order[i - 1])
         }
         for (i = 1; i <= node_count; i++) printf "IBVERBS_PRIVATE_%s { };\n", nodes[i]

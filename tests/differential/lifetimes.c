@@ -1,5 +1,7 @@
 /* Destruction: of objects that others use, in every order; and what two contexts and processes share. */
 #include "facts.h"
+#include <malloc.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -231,6 +233,139 @@ BEHAVIOUR(discarded_pages)
 	wr.wr.rdma.rkey = one->rkey;
 	result("write", post_wr(qp, &wr));
 	completion("completion", cq);
+}
+
+/* Writes `value` to eight bytes of a region, by the queue pair. */
+static void written_by_a_peer(const char *key, struct ibv_qp *qp, struct ibv_mr *one, uint8_t *at, int value)
+{
+	struct ibv_sge sge = piece(mr, 0, 8);
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED };
+
+	memset(area, value, 8);
+	wr.wr.rdma.remote_addr = (uintptr_t)at;
+	wr.wr.rdma.rkey = one->rkey;
+	NEED(!post_wr(qp, &wr));
+	completion(key, cq);
+}
+
+static int all_are(const uint8_t *bytes, int len, int value)
+{
+	for (int i = 0; i < len; i++)
+		if (bytes[i] != value)
+			return 0;
+	return 1;
+}
+
+BEHAVIOUR(discarded_and_used_again)
+{
+	uint8_t *bytes = pages(4 * 4096);
+	struct ibv_mr *one;
+	struct ibv_qp *qp = qp_in(IBV_QPT_RC, IBV_QPS_RTS);
+
+	memset(bytes, 5, 4 * 4096);
+	one = ibv_reg_mr(pd, bytes + 4096, 2 * 4096, ALL_RIGHTS);
+	NEED(one);
+	result("madvise", madvise(bytes, 2 * 4096, MADV_DONTNEED));
+	fact("zeros", "%d", all_are(bytes, 2 * 4096, 0));
+	fact("kept", "%d", all_are(bytes + 2 * 4096, 2 * 4096, 5));
+	memset(bytes, 6, 2 * 4096);
+	written_by_a_peer("kept_page", qp, one, bytes + 2 * 4096, 7);
+	fact("kept_page.byte", "%d", bytes[2 * 4096]);
+	fact("own", "%d", all_are(bytes, 2 * 4096, 6));
+	result("dereg", ibv_dereg_mr(one));
+	fact("after", "%d %d %d", bytes[0], bytes[4096], bytes[2 * 4096]);
+	result("again", madvise(bytes, 4 * 4096, MADV_DONTNEED));
+	fact("again.zeros", "%d", all_are(bytes, 4 * 4096, 0));
+}
+
+BEHAVIOUR(discarded_lazily)
+{
+	uint8_t *bytes = pages(8192);
+	struct ibv_mr *one;
+
+	memset(bytes, 5, 8192);
+	one = ibv_reg_mr(pd, bytes, 8192, ALL_RIGHTS);
+	NEED(one);
+	result("madvise", madvise(bytes, 4096, MADV_FREE));
+	bytes[0] = 6;
+	fact("written", "%d", bytes[0]);
+	fact("kept", "%d", bytes[4096]);
+}
+
+/* What `calloc` returns after a block of `len` bytes that was registered, and perhaps still is, was freed. */
+static void calloc_after(const char *key, int len, int stays)
+{
+	uint8_t *block = malloc(len), *next, *guard = malloc(100);
+	struct ibv_mr *one;
+
+	memset(block, 9, len);
+	one = ibv_reg_mr(pd, block, len, ALL_RIGHTS);
+	NEED(one && guard);
+	if (!stays)
+		NEED(!ibv_dereg_mr(one));
+	free(block);
+	malloc_trim(0);
+	next = calloc(1, len);
+	NEED(next);
+	fact(key, "%d", all_are(next, len, 0));
+	memset(next, 8, len);
+	if (stays)
+		NEED(!ibv_dereg_mr(one));
+	fact(key_of("%s.kept", key), "%d", all_are(next, len, 8));
+	free(next);
+	free(guard);
+}
+
+BEHAVIOUR(calloc_after_free)
+{
+	calloc_after("small", 3 * 4096, 0);
+	calloc_after("small.registered", 3 * 4096, 1);
+	calloc_after("medium", 100 << 10, 0);
+	calloc_after("medium.registered", 100 << 10, 1);
+	calloc_after("large", 8 << 20, 0);
+	calloc_after("large.registered", 8 << 20, 1);
+}
+
+static void *calloc_in_a_thread(void *unused)
+{
+	calloc_after("medium", 100 << 10, 0);
+	calloc_after("medium.registered", 100 << 10, 1);
+	return unused;
+}
+
+/* The arenas of other threads shrink by MADV_DONTNEED. */
+BEHAVIOUR(calloc_after_free_in_a_thread)
+{
+	pthread_t thread;
+
+	NEED(!pthread_create(&thread, NULL, calloc_in_a_thread, NULL));
+	pthread_join(thread, NULL);
+}
+
+BEHAVIOUR(moved_and_written)
+{
+	uint8_t *bytes = pages(8 * 4096), *moved;
+	struct ibv_mr *one, *behind;
+	struct ibv_qp *qp = qp_in(IBV_QPT_RC, IBV_QPS_RTS);
+
+	memset(bytes, 5, 8 * 4096);
+	one = ibv_reg_mr(pd, bytes + 4096, 2 * 4096, ALL_RIGHTS);
+	behind = ibv_reg_mr(pd, bytes + 4 * 4096, 4 * 4096, ALL_RIGHTS);
+	NEED(one && behind);
+	moved = mremap(bytes, 4 * 4096, 8 * 4096, MREMAP_MAYMOVE);
+	result("mremap", moved == MAP_FAILED ? -1 : 0);
+	NEED(moved != MAP_FAILED);
+	fact("kept", "%d", all_are(moved, 4 * 4096, 5));
+	fact("added", "%d", all_are(moved + 4 * 4096, 4 * 4096, 0));
+	written_by_a_peer("write", qp, one, bytes + 4096, 7);
+	fact("written", "%d", moved[4096]);
+	memset(moved, 6, 8 * 4096);
+	fact("behind", "%d", all_are(bytes + 4 * 4096, 4 * 4096, 5));
+	forked("fork", moved + 2 * 4096, 1, 2);
+	result("dereg", ibv_dereg_mr(one));
+	fact("after", "%d %d", moved[0], moved[4096]);
+	result("discard", madvise(moved, 8 * 4096, MADV_DONTNEED));
+	fact("zeros", "%d", all_are(moved, 8 * 4096, 0));
 }
 
 BEHAVIOUR(unmapped_pages)

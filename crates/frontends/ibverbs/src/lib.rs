@@ -28,6 +28,7 @@ pub mod event;
 pub mod flush;
 pub mod fork;
 pub mod import;
+pub mod interposed;
 pub mod kern;
 pub mod mcast;
 pub mod meter;

@@ -50,10 +50,10 @@ fn every_name_of_the_tables_is_there() {
 }
 
 #[test]
-fn only_versioned_names_are_exported() {
+fn only_interposed_functions_are_exported_without_a_version() {
     let mut bare = symbols(&library());
     bare.retain(|name| !name.contains('@') && !name.starts_with("IBVERBS_"));
-    assert!(bare.is_empty(), "{bare:?}");
+    assert_eq!(bare.into_iter().collect::<Vec<_>>(), ["madvise", "mremap"]);
 }
 
 #[test]
