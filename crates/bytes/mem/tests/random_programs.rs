@@ -1,10 +1,14 @@
-//! Random programs of registrations, forks, advice and writes of the program and of a peer, beside a model of what memory does
-//! that an adapter reads and writes in place.
+//! Random programs of registrations, forks, advice, moves and writes of the program and of a peer, beside a model of what memory
+//! does that an adapter reads and writes in place. Pages that are discarded while they are registered stay the region's, as
+//! `burst_mem::swap::madvise` says.
+//!
+//! `cargo test` runs 6,000 steps of each program, `BURST_STEPS=100000` as many as it says; `BURST_SEED` chooses others.
 
 use burst_base::verbs::access;
 use burst_mem::Region;
 use burst_mem::region::MapPiece;
-use burst_mem::swap::{PieceSource, Registration, register, release};
+use burst_mem::swap::{self, NewPlace, PieceSource, Registration, register, release};
+use std::ffi::c_void;
 use std::io::Write as _;
 
 const PAGE: usize = 4096;
@@ -37,6 +41,8 @@ struct Model {
     registered: [usize; PAGES],
     dont_fork: [bool; PAGES],
     regs: Vec<(Registration, Option<Region>, usize, usize)>,
+    /// A run of pages that is elsewhere: the first page, their number, and where they are.
+    away: Option<(usize, usize, usize)>,
 }
 
 fn anon(at: usize, len: usize) -> usize {
@@ -51,12 +57,45 @@ fn anon(at: usize, len: usize) -> usize {
 impl Model {
     fn new() -> Model {
         let (words, registered, dont_fork) = ([[0; WORDS]; PAGES], [0; PAGES], [false; PAGES]);
-        Model { at: anon(0, PAGES * PAGE), words, registered, dont_fork, regs: Vec::new() }
+        Model { at: anon(0, PAGES * PAGE), words, registered, dont_fork, regs: Vec::new(), away: None }
     }
     fn page(&self, page: usize) -> *mut u8 {
-        (self.at + page * PAGE) as *mut u8
+        let elsewhere = self.away.filter(|(first, pages, _)| (*first..first + pages).contains(&page));
+        elsewhere.map_or(self.at + page * PAGE, |(first, _, place)| place + (page - first) * PAGE) as *mut u8
+    }
+    /// Whether all pages of a run are in one place.
+    fn is_together(&self, (page, pages): (usize, usize)) -> bool {
+        (0..pages).all(|i| self.page(page + i) as usize == self.page(page) as usize + i * PAGE)
+    }
+    /// Moves pages: a run elsewhere, with a page more, or the one that is elsewhere back.
+    fn travel(&mut self, (page, pages): (usize, usize)) {
+        let (page, pages, from, to, old, new) = match self.away.take() {
+            Some((page, pages, place)) => (page, pages, place, self.at + page * PAGE, pages + 1, pages),
+            None => (page, pages, self.at + page * PAGE, anon(0, (pages + 1) * PAGE), pages, pages + 1),
+        };
+        let place = NewPlace { len: new * PAGE, flags: libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, at: to };
+        let next = |old: usize, len, new: NewPlace| -> *mut c_void {
+            // SAFETY: memory of this test.
+            unsafe { libc::mremap(old as *mut _, len, new.len, new.flags, new.at) }
+        };
+        // SAFETY: memory of this test.
+        let at = unsafe { swap::mremap(from, old * PAGE, place, next) };
+        assert_eq!(at as usize, to, "{}", std::io::Error::last_os_error());
+        if new > old {
+            self.away = Some((page, pages, to));
+            // So that nothing else comes there.
+            let (at, none) = (from as *mut _, libc::PROT_NONE);
+            // SAFETY: where the pages were.
+            let kept = unsafe {
+                libc::mmap(at, pages * PAGE, none, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED, -1, 0)
+            };
+            assert_eq!(kept as usize, from);
+        }
     }
     fn register(&mut self, (page, pages): (usize, usize)) {
+        if (page..page + pages).any(|page| self.page(page) as usize != self.at + page * PAGE) {
+            return;
+        }
         let (addr, len) = (self.at + page * PAGE + 1, pages * PAGE - 2);
         let reg = register(addr, len, true).expect("registered");
         let rights = access::LOCAL_WRITE | access::REMOTE_WRITE;
@@ -96,23 +135,31 @@ impl Model {
         span.sub(word - 1, 1).write_from(&[value]).expect("there");
         self.words[page][word] = value;
     }
-    /// `MADV_DONTNEED`, or fresh memory in place, of a run without registered pages.
+    /// `MADV_DONTNEED`; or fresh memory in place, of a run without registered pages.
     fn discard(&mut self, (page, pages): (usize, usize), remap: bool) {
-        if self.registered[page..page + pages].iter().any(|n| *n > 0) {
+        if !self.is_together((page, pages)) {
             return;
         }
         if remap {
+            if self.registered[page..page + pages].iter().any(|n| *n > 0) {
+                return;
+            }
             anon(self.page(page) as usize, pages * PAGE);
             self.dont_fork[page..page + pages].fill(false);
         } else {
+            let next = |at: usize, len, advice| {
+                // SAFETY: memory of this test.
+                unsafe { libc::madvise(at as *mut _, len, advice) }
+            };
             // SAFETY: memory of this test.
-            assert_eq!(unsafe { libc::madvise(self.page(page).cast(), pages * PAGE, libc::MADV_DONTNEED) }, 0);
+            let answer = unsafe { swap::madvise(self.page(page) as usize, pages * PAGE, libc::MADV_DONTNEED, next) };
+            assert_eq!(answer, 0);
         }
         self.words[page..page + pages].fill([0; WORDS]);
     }
     /// Advice about forks for a run without registered pages.
     fn advise(&mut self, (page, pages): (usize, usize), dont_fork: bool) {
-        if self.registered[page..page + pages].iter().any(|n| *n > 0) {
+        if !self.is_together((page, pages)) || self.registered[page..page + pages].iter().any(|n| *n > 0) {
             return;
         }
         let advice = if dont_fork { libc::MADV_DONTFORK } else { libc::MADV_DOFORK };
@@ -186,7 +233,8 @@ impl Model {
             12..14 => self.discard(random.run(4), random.below(2) == 0),
             14 => self.advise(random.run(8), random.below(3) == 0),
             15 => self.fork(random),
-            16..36 => self.peer(random.below(8), random.below(PAGES), random.below(256) as u8),
+            16 => self.travel(random.run(8)),
+            17..36 => self.peer(random.below(8), random.below(PAGES), random.below(256) as u8),
             _ => self.write(random.below(PAGES), random.below(256) as u8),
         }
     }
@@ -206,20 +254,30 @@ fn run(seed: u64, steps: usize) {
     assert!(model.is_whole(false), "seed {seed}, at the end");
 }
 
-/// Steps of each of the two programs: `BURST_STEPS` in the environment, or few.
+/// A number of the environment.
+fn number(name: &str) -> Option<usize> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Steps of each of the two programs.
 fn steps() -> usize {
-    std::env::var("BURST_STEPS").ok().and_then(|text| text.parse().ok()).unwrap_or(6000)
+    number("BURST_STEPS").unwrap_or(6000)
+}
+
+/// The seed of a program; `BURST_SEED` gives another one.
+fn seed(own: u64) -> u64 {
+    own + ((number("BURST_SEED").unwrap_or(0) as u64) << 32)
 }
 
 #[test]
 fn random_programs_see_their_memory() {
     // With threads: those of the test harness.
-    run(0x5EED_0001, steps());
+    run(seed(0x5EED_0001), steps());
     // Without: in a child.
     // SAFETY: the child runs the program and ends.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let failed = std::panic::catch_unwind(|| run(0x5EED_0002, steps())).is_err();
+        let failed = std::panic::catch_unwind(|| run(seed(0x5EED_0002), steps())).is_err();
         // SAFETY: ends the child.
         unsafe { libc::_exit(i32::from(failed)) };
     }

@@ -90,7 +90,9 @@ impl KeptAdvice {
     /// The flags of the part of `vma` from `at` on, which is about to be exchanged. `has_locked`: whether the process has locked
     /// memory at all.
     pub(crate) fn flags_of(&self, maps: &Maps, vma: &Vma, at: usize, has_locked: bool) -> AdviceFlags {
-        let before = || self.0.range(..=at).next_back().filter(|(_, (end, _))| at < *end);
+        // Kept at the address at which the page was swapped in.
+        let key = if vma.is_pools() { vma.part_at(at).offset } else { at };
+        let before = || self.0.range(..=key).next_back().filter(|(_, (end, _))| key < *end);
         AdviceFlags::of(maps, vma, at, has_locked)
             .or_else(|| before().map(|(_, (_, flags))| *flags))
             .unwrap_or_default()

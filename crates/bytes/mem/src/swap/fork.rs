@@ -29,6 +29,7 @@
 use super::advice::AdviceFlags;
 use super::gate::ForkGate;
 use super::lock::ForkLockGuard;
+use super::pagemap::PageMap;
 use super::pinned::Pins;
 use super::uffd::{PageMover, copy_from_pool, private_pages, put_over};
 use super::vma::{MappedPart, Maps, Vma};
@@ -216,17 +217,14 @@ impl Registry {
         }
         let (lo, hi) = core::mem::take(&mut self.fork.evicted);
         if let (Some(maps), Some(mover)) = (Maps::open(), self.mover()) {
-            // SAFETY: a constant path.
-            let map = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+            let map = PageMap::open();
+            let fd = map.as_ref().map_or(-1, PageMap::fd);
             self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
                 if matches!(registry.class(vma), MappingClass::Frozen) {
-                    registry.thaw(&maps, (&mover, map), vma, (first, last));
+                    registry.thaw(&maps, (&mover, fd), vma, (first, last));
                 }
             });
-            if map >= 0 {
-                // SAFETY: our own descriptor.
-                unsafe { libc::close(map) };
-            }
+            drop(map);
             // Asked about before: none of them is pinned.
             let pins = Pins::without_cuda();
             for range in core::mem::take(&mut self.fork.released) {

@@ -123,6 +123,12 @@ pub(crate) fn populate(at: usize, len: usize) -> bool {
     unsafe { rustix::mm::madvise(at as *mut _, len, Advice::LinuxPopulateRead) }.is_ok()
 }
 
+/// Makes private pages present that will be written.
+pub(crate) fn populate_for_writes(at: usize, len: usize) {
+    // SAFETY: faults in the kernel; the contents stay.
+    let _ = unsafe { rustix::mm::madvise(at as *mut _, len, Advice::LinuxPopulateWrite) };
+}
+
 /// Keeps the mapping of a page from being merged with its neighbours, by advice (`MADV_RANDOM`) that has no other effect on
 /// anonymous memory. A failure (too many mappings) is ignored: then `realloc` may move the object.
 pub(crate) fn set_apart(at: usize, len: usize) {

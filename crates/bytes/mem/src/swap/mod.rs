@@ -30,6 +30,8 @@ mod fork;
 mod gate;
 mod kernel;
 mod lock;
+mod moved;
+mod pagemap;
 mod pinned;
 mod pool;
 mod program;
@@ -308,10 +310,9 @@ impl Registry {
             match class {
                 // The lowest page of a stack must stay private, so that the stack can grow.
                 MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => found.mappable = false,
-                // The device would keep the old pages.
-                MappingClass::Private if pins.may_hold(first, vma.end.min(end)) => found.mappable = false,
-                // The pool's pages of these addresses are in use elsewhere.
-                MappingClass::Private if self.has_moved(maps, first, vma.end.min(end)) => found.mappable = false,
+                MappingClass::Private if self.must_stay(maps, pins, (first, vma.end.min(end))) => {
+                    found.mappable = false
+                }
                 MappingClass::Swapped | MappingClass::Private => {
                     let is_inside = vma.start < first || end.next_multiple_of(vma.page) < vma.end;
                     found.splits |= matches!(class, MappingClass::Private) && is_inside;
@@ -331,9 +332,12 @@ impl Registry {
         Ok(found)
     }
 
-    /// Whether the program has moved a registered mapping away from these addresses.
-    fn has_moved(&self, maps: &Maps, lo: usize, hi: usize) -> bool {
-        self.refs.counts(lo, hi) && self.pools.maps_any(maps, lo, hi)
+    /// Whether private pages must stay: a device would keep them, or the program has moved a registered mapping away from these
+    /// addresses, so that the pool's pages are in use elsewhere.
+    fn must_stay(&self, maps: &Maps, pins: &Pins, range: (usize, usize)) -> bool {
+        let (lo, hi) = range;
+        debug_assert!(lo < hi);
+        pins.may_hold(lo, hi) || (self.refs.counts(lo, hi) && self.pools.maps_any(maps, lo, hi))
     }
 
     /// Swaps the private pages in and collects the pieces. False: a part was refused. The caller counts the pages that are
@@ -424,43 +428,6 @@ impl Registry {
             if at >= hi {
                 return;
             }
-        }
-    }
-
-    /// Replaces the pool's pages that `vma` maps at `[first, last)` by private copies. False: a device may have pinned them, or the
-    /// kernel refuses.
-    fn make_private(&mut self, maps: &Maps, pins: &Pins, vma: &Vma, (first, last): (usize, usize)) -> bool {
-        let pool = self.pools.known(vma.page).copied().filter(|_| !pins.may_hold(first, last));
-        let (Some(pool), Some(mover)) = (pool, self.mover()) else { return false };
-        let flags = self.advice.flags_of(maps, vma, first, pins.has_locked);
-        let done = mover.swap_out(&pool, (first, last), vma.part_at(first), pins.is_alone);
-        if done {
-            flags.apply(first, last);
-            self.advice.forget(first, last);
-        }
-        done
-    }
-
-    /// Gives back the pool's pages `[lo, hi)`, which are not mapped at their address any more. If the program has moved them, they
-    /// become private where they are now. Where that fails they stay counted, so that nothing else is swapped into them.
-    fn forget(&mut self, maps: &Maps, pins: &Pins, lo: usize, hi: usize) {
-        if self.pools.forget(maps, lo, hi) {
-            return;
-        }
-        let (mut at, mut waits) = (0, false);
-        while let Some(vma) = maps.at_or_after(at) {
-            at = vma.end;
-            match (self.class(&vma), vma.offsets_in(lo, hi)) {
-                (MappingClass::Moved, Some(range)) => _ = self.make_private(maps, pins, &vma, range),
-                (MappingClass::Frozen, Some(range)) => {
-                    self.fork.released.push(range);
-                    waits = true;
-                }
-                _ => {}
-            }
-        }
-        if !waits && !self.pools.forget(maps, lo, hi) {
-            self.refs.add(lo, hi);
         }
     }
 

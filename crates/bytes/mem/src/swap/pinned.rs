@@ -17,6 +17,7 @@ use core::ffi::{CStr, c_int, c_void};
 use core::ptr::NonNull;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes between two questions to CUDA.
 const CUDA_STEP: usize = 2 << 20;
@@ -58,8 +59,23 @@ impl CudaDriver {
     /// The library, if the program has it loaded; it is never loaded for this question.
     fn find() -> Option<CudaDriver> {
         const NAME: &CStr = c"libcuda.so.1";
+        /// So many objects had been loaded when the library was not among them; 0: not looked yet. The loader looks for a library
+        /// that is not loaded in each directory of its search path.
+        static WITHOUT: AtomicU64 = AtomicU64::new(0);
+        let loaded = objects_loaded();
+        // Relaxed: a number for itself. Another thread's older one only asks again.
+        if loaded == WITHOUT.load(Relaxed) && loaded > 0 {
+            return None;
+        }
+        let found = CudaDriver::find_among_loaded(NAME);
+        if found.is_none() {
+            WITHOUT.store(loaded, Relaxed);
+        }
+        found
+    }
+    fn find_among_loaded(name: &CStr) -> Option<CudaDriver> {
         // SAFETY: a constant name; RTLD_NOLOAD runs no constructor.
-        let library = NonNull::new(unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })?;
+        let library = NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })?;
         // SAFETY: an open library and a constant name.
         let symbol = unsafe { libc::dlsym(library.as_ptr(), c"cuPointerGetAttribute".as_ptr()) };
         if symbol.is_null() {
@@ -84,6 +100,21 @@ impl CudaDriver {
         debug_assert!(lo < hi, "a range of at least a page");
         self.knows(hi - 1) || (lo..hi).step_by(CUDA_STEP).any(|addr| self.knows(addr))
     }
+}
+
+/// Number of objects that the loader has loaded since the process began; 0 where it does not count.
+fn objects_loaded() -> u64 {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, size: usize, count: *mut c_void) -> c_int {
+        if size >= core::mem::offset_of!(libc::dl_phdr_info, dlpi_adds) + size_of::<u64>() {
+            // SAFETY: the loader's record is as long as it says, and `count` is the caller's number.
+            unsafe { *count.cast::<u64>() = (*info).dlpi_adds };
+        }
+        1
+    }
+    let mut count = 0u64;
+    // SAFETY: the function ends at the first object, and writes the number.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    count
 }
 
 /// Pinned memory, and what else the kernel counts of the process, as found during one registration or deregistration.

@@ -101,6 +101,15 @@ impl Pool {
     pub(crate) fn is_alive(&self) -> bool {
         identity(self.fd) == Some((self.device, self.inode))
     }
+    /// Gives the pages from `offset` on memory that reads as zeros. False: there is none.
+    pub(crate) fn fill_with_zeros(&self, offset: usize, len: usize) -> bool {
+        let call = |mode| {
+            // SAFETY: numbers only.
+            unsafe { libc::fallocate(self.fd, mode, offset as libc::off_t, len as libc::off_t) == 0 }
+        };
+        // What an earlier registration may have left there goes first.
+        call(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) && call(libc::FALLOC_FL_KEEP_SIZE)
+    }
     /// Frees the pages of `[lo, hi)`.
     pub(crate) fn punch(&self, lo: usize, hi: usize) {
         debug_assert!(lo.is_multiple_of(self.page) && hi.is_multiple_of(self.page) && lo <= hi && hi <= ADDRESS_MAX);

@@ -3,18 +3,18 @@
 //! The library that has the program's symbols of these names passes each call on here, with the function behind it. Without that
 //! the kernel discards nothing of a swapped page, because it is a file's: it is read again.
 //!
-//! | call | registered pages | memory that an adapter has pinned |
-//! |---|---|---|
-//! | `MADV_DONTNEED` | read as zeros; a peer reads zeros, and what it writes later arrives | reads as zeros; a peer reads the old bytes, and what it writes later is lost |
-//! | `MADV_FREE` | nothing happens, which the call allows | is pinned; nothing happens |
-//! | `mremap` | move with their region; what it adds is fresh memory | as here |
+//! * `MADV_DONTNEED`: the pages read as zeros, for the program and for a peer, and what a peer writes later arrives. (Of memory
+//!   that an adapter has pinned a peer reads the old bytes, and its later writes are lost.)
+//! * `MADV_FREE`: nothing happens, which the call allows.
+//! * `mremap`: pages move with their region, as pinned ones; what it adds is fresh memory.
 //!
-//! Zeros are written, not made by the kernel: the daemon has the pages mapped, and finds no hole (`mem::holes`). A store into pages
-//! that are being exchanged waits (`uffd`), so no lock is taken: allocators make these calls under locks of their own, which
-//! whoever holds the registry's lock may be waiting for.
+//! Zeros are written, not made by the kernel: the daemon has the pages mapped, and finds no hole (`mem::holes`). A store
+//! into pages that are being exchanged waits (`uffd`), so no lock is taken: allocators make these calls under locks of
+//! their own, which whoever holds the registry's lock may be waiting for.
 //!
-//! Not seen are calls that do not go by the symbol: system calls by other means, those that libc makes itself (its allocator counts
-//! on zeros only in memory that it maps anew), and those of libraries that were bound before this one was opened (`dlopen`).
+//! Not seen are calls that do not go by the symbol: system calls by other means, those that libc makes itself (its
+//! allocator counts on zeros only in memory that it maps anew), and those of libraries that were bound before this one
+//! was opened (`dlopen`).
 
 use super::pool::{self, PAGE};
 use super::vma::{Maps, Vma, errno};
@@ -49,7 +49,7 @@ pub unsafe fn madvise(at: usize, len: usize, advice: c_int, next: impl Fn(usize,
     }
     let mut answer = 0;
     each(&maps, at, end, |vma, first, last| {
-        if !is_pools(vma) && answer == 0 {
+        if !vma.is_pools() && answer == 0 {
             answer = next(first, last - first, advice);
         }
     });
@@ -75,7 +75,11 @@ pub unsafe fn mremap(
     let Some(new_len) = new.len.checked_next_multiple_of(PAGE) else { return next(old, old_len, new) };
     let stays = new.flags & libc::MREMAP_FIXED == 0 && new_len <= end - old;
     if stays || !overlaps(&maps, old, end) {
-        return next(old, old_len, new);
+        let answer = next(old, old_len, new);
+        // Registrations that have ended may have left one mapping in several parts, which the kernel does not move.
+        if answer != libc::MAP_FAILED || errno() != libc::EFAULT || !are_parts_of_one(&maps, old, end) {
+            return answer;
+        }
     }
     let moved = Move { maps: &maps, old, end, new_len };
     match moved.carry_out(new) {
@@ -104,11 +108,6 @@ fn range_of(at: usize, len: usize) -> Option<usize> {
     (at.is_multiple_of(PAGE) && at < end && end <= pool::ADDRESS_MAX).then_some(end)
 }
 
-/// Whether the mapping is of a pool, of this library's or of another one's in the process.
-fn is_pools(vma: &Vma) -> bool {
-    vma.inode != 0 && vma.name().starts_with(pool::MAPPING_NAME)
-}
-
 /// Calls `f` with each mapping that overlaps the range, and the overlap.
 fn each(maps: &Maps, lo: usize, hi: usize, mut f: impl FnMut(&Vma, usize, usize)) {
     let mut at = lo;
@@ -121,7 +120,7 @@ fn each(maps: &Maps, lo: usize, hi: usize, mut f: impl FnMut(&Vma, usize, usize)
 
 fn each_swapped(maps: &Maps, lo: usize, hi: usize, mut f: impl FnMut(&Vma, usize, usize)) {
     each(maps, lo, hi, |vma, first, last| {
-        if is_pools(vma) {
+        if vma.is_pools() {
             f(vma, first, last);
         }
     });
@@ -133,9 +132,19 @@ fn overlaps(maps: &Maps, lo: usize, hi: usize) -> bool {
     any
 }
 
+/// Whether the mappings of a range are of private memory with the same rights, so that they may have been one.
+fn are_parts_of_one(maps: &Maps, lo: usize, hi: usize) -> bool {
+    let (mut rights, mut all) = (None, true);
+    each(maps, lo, hi, |vma, _, _| {
+        all &= vma.inode == 0 && !vma.shared && *rights.get_or_insert(vma.prot()) == vma.prot()
+    });
+    all
+}
+
 /// Writes zeros to pages of a pool.
 fn clear(vma: &Vma, first: usize, last: usize) {
     let rights = vma.prot();
+    debug_assert!(vma.is_pools() && first < last);
     let is_writable = rights & libc::PROT_WRITE != 0;
     // SAFETY: the program discards these pages; they have their rights again afterwards.
     unsafe {
@@ -148,8 +157,8 @@ fn clear(vma: &Vma, first: usize, last: usize) {
     }
 }
 
-/// A mapping that grows or moves, some of whose pages are a pool's. The kernel would let it grow over the pool's pages behind, which
-/// are those of other addresses, and it does not move several mappings at once.
+/// A mapping that grows or moves, some of whose pages are a pool's. The kernel would let it grow over the pool's pages
+/// behind, which are those of other addresses, and it does not move several mappings at once.
 struct Move<'a> {
     maps: &'a Maps,
     old: usize,
@@ -194,6 +203,7 @@ impl Move<'_> {
 
     /// Moves everything to `place`, where memory of the new length is.
     fn to(&self, place: usize, rights: c_int) -> Result<usize, c_int> {
+        debug_assert!(place.is_multiple_of(PAGE) && self.new_len.is_multiple_of(PAGE) && self.old < self.end);
         let kept = self.new_len.min(self.end - self.old);
         let mut complete = true;
         each(self.maps, self.old, self.old + kept, |_, first, last| {

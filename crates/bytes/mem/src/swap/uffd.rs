@@ -1,18 +1,24 @@
 //! Replacing pages in place while other threads use them.
 //!
-//! A chunk is moved in five steps: register it with userfaultfd, write-protect it (from now on no store lands; a
-//! thread that tries waits in its fault), copy, put the new mapping over the old one in one system call, wake the
-//! waiting threads, whose stores then go to the new mapping. Readers never wait.
+//! A chunk is moved in five steps: register it with userfaultfd, write-protect it (from now on no store lands; a thread
+//! that tries waits in its fault), copy, put the new mapping over the old one in one system call, wake the waiting
+//! threads, whose stores then go to the new mapping. Readers of pages that are there never wait.
+//!
+//! Of private pages that were never touched there is nothing to protect: any access to them waits, and the pool gets
+//! pages of zeros. `/proc/self/pagemap` shows which these are; without it they are made present first, and all are
+//! copied.
 //!
 //! Between the protection and the wake-up this thread must not write into the chunk, or it would wait for itself: it
 //! allocates nothing, takes no lock, and uses only system calls and its own stack. If the chunk contains this thread's
 //! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
 //! meanwhile, because a signal handler could write anywhere.
 use super::kernel;
+use super::pagemap::PageMap;
 use super::pool::{PAGE, Pool, identity, raised};
 use super::vma::{MappedPart, errno};
 use crate::userfaultfd::{
-    self, MODE_WP, REGISTER_WP, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, USER_MODE_ONLY,
+    self, MODE_WP, REGISTER_MISSING, REGISTER_WP, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+    USER_MODE_ONLY,
 };
 use core::ptr::null_mut;
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -21,13 +27,13 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xAA00;
 /// Feature: shared memory and huge pages can be write-protected (Linux 5.19). Swapping out needs it.
 const WP_SHMEM: u64 = 1 << 12;
-/// Feature: pages never touched can be write-protected (Linux 6.4). Without it they are populated first.
-const WP_UNPOPULATED: u64 = 1 << 13;
 
 /// Bytes of a chunk if system calls of other threads wait like stores do.
 const CHUNK: usize = 2 << 20;
 /// Bytes of a chunk if such system calls fail with EFAULT instead: short, so that failures are rare.
 const CHUNK_USER_MODE: usize = 64 << 10;
+/// Ranges of fewer bytes are copied as a whole if no other thread runs.
+const LOOKED_AT: usize = 64 << 10;
 /// Bytes of stack below and above the present frame that count as in use.
 const STACK_BELOW: usize = 256 << 10;
 const STACK_ABOVE: usize = 16 << 10;
@@ -62,8 +68,8 @@ impl Drop for PageMover {
 /// Direction of an exchange of pages.
 #[derive(Clone, Copy)]
 enum SwapDirection {
-    /// Private pages become pages of the pool.
-    In,
+    /// Private pages become pages of the pool. With a descriptor of `/proc/self/pagemap`, which shows those never touched, or -1.
+    In(i32),
     /// Pages of the pool become private pages.
     Out,
     /// A private mapping of the pool becomes a shared one; pages that were written meanwhile are copied to the pool. With a
@@ -89,14 +95,7 @@ struct MoveJob<'a> {
 impl PageMover {
     /// Opens a userfaultfd, for kernel-mode faults too if this process may. None: the kernel or a seccomp filter refuses.
     pub(crate) fn open() -> Option<PageMover> {
-        for (user_mode, features) in [
-            (false, WP_SHMEM | WP_UNPOPULATED),
-            (true, WP_SHMEM | WP_UNPOPULATED),
-            (false, WP_SHMEM),
-            (true, WP_SHMEM),
-            (false, 0),
-            (true, 0),
-        ] {
+        for (user_mode, features) in [(false, WP_SHMEM), (true, WP_SHMEM), (false, 0), (true, 0)] {
             let fd = if user_mode { system_uffd(USER_MODE_ONLY) } else { full_uffd() };
             if fd < 0 {
                 continue;
@@ -124,7 +123,10 @@ impl PageMover {
     /// chunks before it stay swapped (the caller swaps them out).
     /// `alone`: the process has no other thread.
     pub(crate) fn swap_in(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, alone: bool) -> bool {
-        let direction = SwapDirection::In;
+        // Not worth its system calls for few pages that need no protection.
+        let looks = pool.page == PAGE && (!alone || hi - lo >= LOOKED_AT);
+        let map = looks.then(PageMap::open).flatten();
+        let direction = SwapDirection::In(map.as_ref().map_or(-1, PageMap::fd));
         MoveJob { mover: self, pool, lo, hi, offset: lo, prot, direction, alone, done: false }.run()
     }
     /// Replaces the pool's pages that are mapped at `[lo, hi)`, from `part` on, by private copies. `alone`: the process has no
@@ -152,14 +154,14 @@ impl PageMover {
         // SAFETY: the callers pass arrays of the size that `request` encodes.
         unsafe { userfaultfd::call(self.uffd(), request, words) }
     }
-    /// Registers and write-protects the range (steps 1 and 2). False: it is not protected.
-    fn protect(&self, range: &UffdRange) -> bool {
-        if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_WP, 0]) {
+    /// Registers and write-protects the range (steps 1 and 2). `with_missing`: accesses to pages never touched wait as well.
+    /// False: it is not protected.
+    fn protect(&self, range: &UffdRange, with_missing: bool) -> bool {
+        let mode = REGISTER_WP | if with_missing { REGISTER_MISSING } else { 0 };
+        if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, mode, 0]) {
             return false;
         }
-        let populated =
-            self.features & WP_UNPOPULATED != 0 || kernel::populate(range.start as usize, range.len as usize);
-        let protected = populated && self.ioctl(UFFDIO_WRITEPROTECT, &mut [range.start, range.len, MODE_WP]);
+        let protected = self.ioctl(UFFDIO_WRITEPROTECT, &mut [range.start, range.len, MODE_WP]);
         if !protected {
             self.give_up(range);
         }
@@ -259,9 +261,9 @@ impl MoveJob<'_> {
             debug_assert!(len.is_multiple_of(self.pool.page) && len > 0);
             let chunk = Chunk { pool: self.pool, at, len, offset: self.offset + (at - self.lo), prot: self.prot };
             let moved = match self.direction {
-                SwapDirection::In if self.alone => chunk.swap_in_alone(),
+                SwapDirection::In(map) if self.alone => chunk.swap_in_alone(map),
                 SwapDirection::Out if self.alone && self.pool.page == PAGE => chunk.swap_out_alone(),
-                SwapDirection::In => chunk.swap_in(self.mover),
+                SwapDirection::In(map) => chunk.swap_in(self.mover, map),
                 SwapDirection::Out => chunk.swap_out(self.mover),
                 SwapDirection::Thaw(map) => chunk.thaw(self.mover, map),
             };
@@ -303,37 +305,38 @@ impl Chunk<'_> {
         // SAFETY: every address in the range stays valid with the same contents and rights.
         unsafe { kernel::map_over(self.at, self.len, self.prot, self.pool.fd(), self.offset) }
     }
-    fn swap_in_alone(&self) -> bool {
+    fn swap_in_alone(&self, map: i32) -> bool {
         // SAFETY: the pages are copied before.
-        copy_to_pool(self.pool, self.at, self.len, self.offset) && unsafe { self.map_shared() }
+        self.copy_touched_to_pool(map) && unsafe { self.map_shared() }
     }
 
     /// Fresh pages in place, not moved there, become part of the mapping beside them: moved pages keep the number of their first
     /// address, by which the kernel does not join them. Other threads would see them empty for a moment.
     fn swap_out_alone(&self) -> bool {
-        let Some(window) = kernel::map_window(self.pool.fd(), self.offset, self.len) else { return false };
-        // SAFETY: pages of the pool, which stay in the window; this thread does not use them meanwhile (`concerns_this_thread`).
+        // SAFETY: the pool's pages stay in the pool; this thread does not use them meanwhile (`concerns_this_thread`).
         let mapped = unsafe { kernel::map_fresh_over(self.at, self.len, self.prot | libc::PROT_WRITE) };
-        if mapped {
-            // SAFETY: both are mapped and `len` long; the rights are those that the program has given.
-            unsafe {
-                core::ptr::copy_nonoverlapping(window, self.at as *mut u8, self.len);
-                if self.prot & libc::PROT_WRITE == 0 {
-                    kernel::protect(self.at, self.len, self.prot);
-                }
-            }
+        if !mapped {
+            return false;
         }
-        // SAFETY: the window mapped above.
-        unsafe { kernel::unmap(window, self.len) };
-        mapped
+        // All at once. A failure leaves that to the copy.
+        kernel::populate_for_writes(self.at, self.len);
+        // SAFETY: the rights are those that the program has given; without a copy the pool's pages are mapped again.
+        unsafe {
+            if !copy_from_pool(self.pool, self.offset, self.len, self.at as *mut u8) {
+                self.map_shared();
+                return false;
+            }
+            self.prot & libc::PROT_WRITE != 0 || kernel::protect(self.at, self.len, self.prot)
+        }
     }
-    fn swap_in(&self, mover: &PageMover) -> bool {
+    fn swap_in(&self, mover: &PageMover, map: i32) -> bool {
         let range = self.range();
-        if !mover.protect(&range) {
+        // Those that are missing would not be protected.
+        if map < 0 && !kernel::populate(self.at, self.len) || !mover.protect(&range, map >= 0) {
             return false;
         }
         // SAFETY: the pages are copied before.
-        let mapped = copy_to_pool(self.pool, self.at, self.len, self.offset) && unsafe { self.map_shared() };
+        let mapped = self.copy_touched_to_pool(map) && unsafe { self.map_shared() };
         if !mapped {
             mover.give_up(&range);
             return false;
@@ -344,7 +347,7 @@ impl Chunk<'_> {
     fn swap_out(&self, mover: &PageMover) -> bool {
         let (range, len) = (self.range(), self.len);
         let Some(copy) = private_pages(self.pool.page, len) else { return false };
-        let moved = mover.protect(&range) && {
+        let moved = mover.protect(&range, false) && {
             let ok = copy_from_pool(self.pool, self.offset, len, copy) && put_over(copy, len, self.at, self.prot);
             if ok {
                 mover.wake(&range)
@@ -363,7 +366,7 @@ impl Chunk<'_> {
         let (range, prot) = (self.range(), self.prot);
         // Present pages show in the map whether they are the pool's. A failure only makes more pages be copied.
         kernel::populate(self.at, self.len);
-        if !mover.protect(&range) {
+        if !mover.protect(&range, false) {
             return false;
         }
         // SAFETY: for the time of the copy the pages can be read; then they have their rights again.
@@ -381,21 +384,48 @@ impl Chunk<'_> {
 
     /// Copies those pages to the pool that are not the pool's own, as `/proc/self/pagemap` shows them.
     fn copy_written_to_pool(&self, map: i32) -> bool {
-        const ENTRIES: usize = 64;
+        self.each_run(map, is_own_page, |at, len, is_own| !is_own || self.copy_part_to_pool(at, len))
+    }
+
+    /// Copies the pages to the pool; of those that were never touched it gets pages of zeros.
+    fn copy_touched_to_pool(&self, map: i32) -> bool {
+        if map < 0 {
+            return self.copy_part_to_pool(self.at, self.len);
+        }
+        self.each_run(
+            map,
+            |entry| entry & (PRESENT | SWAPPED) != 0,
+            |at, len, is_touched| {
+                let offset = self.offset + (at - self.at);
+                if is_touched { self.copy_part_to_pool(at, len) } else { self.pool.fill_with_zeros(offset, len) }
+            },
+        )
+    }
+    fn copy_part_to_pool(&self, at: usize, len: usize) -> bool {
+        copy_to_pool(self.pool, at, len, self.offset + (at - self.at))
+    }
+
+    /// Calls `f` with each run of pages whose entries in `/proc/self/pagemap` answer `ask` alike, and with the answer, until it
+    /// returns false. Pages whose entries cannot be read count as answered by yes.
+    fn each_run(&self, map: i32, ask: fn(u64) -> bool, mut f: impl FnMut(usize, usize, bool) -> bool) -> bool {
+        const ENTRIES: usize = 512;
         let mut entries = [0u64; ENTRIES];
         let (mut from, end) = (self.at, self.at + self.len);
+        debug_assert!(from.is_multiple_of(PAGE) && self.len.is_multiple_of(PAGE));
         while from < end {
             let pages = ((end - from) / PAGE).min(ENTRIES);
             let (bytes, offset) = (pages * size_of::<u64>(), from / PAGE * size_of::<u64>());
             let to = entries.as_mut_ptr().cast();
             // SAFETY: `entries` is writable for `bytes`.
             let known = map >= 0 && unsafe { libc::pread(map, to, bytes, offset as libc::off_t) } == bytes as isize;
-            for (i, entry) in entries[..pages].iter().enumerate() {
-                let at = from + i * PAGE;
-                let is_pools = known && !is_own_page(*entry);
-                if !is_pools && !copy_to_pool(self.pool, at, PAGE, self.offset + (at - self.at)) {
+            let answer = |i: usize| !known || ask(entries[i]);
+            let mut first = 0;
+            while first < pages {
+                let last = (first..pages).find(|i| answer(*i) != answer(first)).unwrap_or(pages);
+                if !f(from + first * PAGE, (last - first) * PAGE, answer(first)) {
                     return false;
                 }
+                first = last;
             }
             from += pages * PAGE;
         }
@@ -403,10 +433,12 @@ impl Chunk<'_> {
     }
 }
 
+/// Bits of an entry of `/proc/PID/pagemap`: the page is in memory, or on a swap device.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+
 /// Whether an entry of `/proc/PID/pagemap` of a file's private mapping is that of a page of its own, or may be one.
 fn is_own_page(entry: u64) -> bool {
-    const PRESENT: u64 = 1 << 63;
-    const SWAPPED: u64 = 1 << 62;
     const OF_FILE: u64 = 1 << 61;
     entry & SWAPPED != 0 || entry & (PRESENT | OF_FILE) == PRESENT
 }
@@ -519,8 +551,8 @@ mod tests {
     fn check_moves(is_full: bool) {
         let Some(offered) = offered() else { return assert!(PageMover::open().is_none()) };
         let mover = PageMover::open().expect("a userfaultfd");
-        // Bits 12 and 13 are those of WP_HUGETLBFS_SHMEM and WP_UNPOPULATED in linux/userfaultfd.h.
-        assert_eq!(mover.features, offered & 0x3000);
+        // Bit 12 is that of WP_HUGETLBFS_SHMEM in linux/userfaultfd.h.
+        assert_eq!(mover.features, offered & 0x1000);
         assert_eq!(mover.chunk, if is_full { CHUNK } else { CHUNK_USER_MODE });
         // SAFETY: numbers only.
         assert_eq!(unsafe { libc::fcntl(mover.fd, libc::F_GETFD) }, libc::FD_CLOEXEC);
@@ -641,14 +673,15 @@ mod tests {
     }
 
     #[test]
-    fn pages_without_rights_are_protected_if_none_must_be_populated() {
+    fn pages_without_rights_and_never_touched_are_protected() {
         let Some(mover) = PageMover::open() else { return };
         let memory = Memory::new(1);
         memory.protect(0..1, libc::PROT_NONE);
         let range = UffdRange { start: memory.at as u64, len: PAGE as u64 };
-        assert_eq!(mover.protect(&range), mover.features & WP_UNPOPULATED != 0);
-        let old = PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_UNPOPULATED, chunk: CHUNK };
-        assert!(!old.protect(&range));
+        for with_missing in [false, true] {
+            assert!(mover.protect(&range, with_missing));
+            mover.give_up(&range);
+        }
     }
 
     #[test]
@@ -663,7 +696,7 @@ mod tests {
         // SAFETY: only the address is used.
         let errno = unsafe { libc::__errno_location() } as usize;
         let concerns = |lo: usize, len: usize| {
-            let (direction, prot, alone, done) = (SwapDirection::In, 0, false, false);
+            let (direction, prot, alone, done) = (SwapDirection::In(-1), 0, false, false);
             MoveJob { mover: &mover, pool: &pool, lo, hi: lo + len, offset: lo, prot, direction, alone, done }
                 .concerns_this_thread()
         };

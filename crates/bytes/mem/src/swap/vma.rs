@@ -3,7 +3,7 @@
 //! No function here allocates. The text form does not give the page size, so private huge pages are not recognised on
 //! older kernels and are reached in the process there.
 
-use super::pool::PAGE;
+use super::pool::{MAPPING_NAME, PAGE};
 use core::mem::size_of;
 
 /// `_IOWR('f', 17, struct procmap_query)` (linux/fs.h).
@@ -87,6 +87,10 @@ impl Vma {
     }
     pub(crate) fn name(&self) -> &[u8] {
         &self.name[..self.name_len]
+    }
+    /// Whether the mapping is of a pool, of this library's or of another one's in the process.
+    pub(crate) fn is_pools(&self) -> bool {
+        self.inode != 0 && self.name().starts_with(MAPPING_NAME)
     }
     /// First and end address of those pages whose file offsets are in `[lo, hi)`.
     pub(crate) fn offsets_in(&self, lo: usize, hi: usize) -> Option<(usize, usize)> {
