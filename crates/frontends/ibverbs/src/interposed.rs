@@ -1,8 +1,8 @@
 //! `madvise` and `mremap` of the program, which concern its registered memory: [`burst_mem::swap::madvise`] says what they do.
 //!
-//! The library exports both names without a version. The dynamic loader finds them before libc's wherever the program, or a library
-//! that it is linked with, names libibverbs before libc, as all linkers order them. For memory that is not registered they call
-//! the function behind them in the order of look-ups: libc's, or another library's that interposes it, too.
+//! The library exports both names without a version. The dynamic loader finds them before libc's wherever the program, or a
+//! library that it is linked with, names libibverbs before libc, as all linkers order them. For memory that is not registered
+//! they call the function behind them in the order of look-ups: libc's, or another library's that interposes it, too.
 
 use burst_ffi::guarded;
 use burst_mem::swap::{self, NewPlace};
@@ -16,7 +16,8 @@ type MremapFunction = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mu
 static NEXT_MADVISE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_MREMAP: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Run when the library is loaded, and not at the first call: an allocator calls under locks of its own, and `dlsym` may allocate.
+/// Run when the library is loaded, and not at the first call: an allocator calls under locks of its own, and `dlsym` may
+/// allocate.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static INITIALISE: extern "C" fn() = find_next;
@@ -44,8 +45,8 @@ fn next_madvise(at: usize, len: usize, advice: c_int) -> c_int {
 
 fn next_mremap(old: usize, old_len: usize, new: NewPlace) -> *mut c_void {
     let next = NEXT_MREMAP.load(Relaxed);
-    // SAFETY: the caller of `mremap` owns the ranges; the function found by this name takes its fifth argument where it takes those
-    // before it, on x86-64 and aarch64.
+    // SAFETY: the caller of `mremap` owns the ranges; the function found by this name takes its fifth argument where it takes
+    // those before it, on x86-64 and aarch64.
     unsafe {
         if next.is_null() {
             return libc::syscall(libc::SYS_mremap, old, old_len, new.len, new.flags, new.at) as *mut c_void;
