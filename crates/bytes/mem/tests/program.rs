@@ -6,8 +6,12 @@ use burst_mem::region::MapPiece;
 use burst_mem::swap::{self, NewPlace, PieceSource, Registration, register, release};
 use std::ffi::{c_int, c_void};
 use std::io::Write as _;
+use std::sync::RwLock;
 
 const PAGE: usize = 4096;
+/// Held for writing by a test that forks: until the child has its copies, what the program writes is not the daemon's yet, and
+/// the daemon, which tests are here, must not touch the memory.
+static FORKS: RwLock<()> = RwLock::new(());
 const ALL: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE;
 
 fn anon(pages: usize) -> *mut u8 {
@@ -86,6 +90,7 @@ impl Shared {
 
 #[test]
 fn discarded_pages_read_as_zeros_and_stay_the_regions() {
+    let _turn = FORKS.read();
     let at = anon(8);
     bytes(at, 8).fill(7);
     let Some(shared) = Shared::new(at_page(at, 2), 4) else { return };
@@ -107,6 +112,7 @@ fn discarded_pages_read_as_zeros_and_stay_the_regions() {
 
 #[test]
 fn pages_without_the_right_to_write_are_discarded_as_well() {
+    let _turn = FORKS.read();
     let at = anon(4);
     bytes(at, 4).fill(7);
     let Some(shared) = Shared::new(at, 4) else { return };
@@ -124,6 +130,7 @@ fn pages_without_the_right_to_write_are_discarded_as_well() {
 
 #[test]
 fn advice_that_the_kernel_refuses_for_files_is_no_error() {
+    let _turn = FORKS.read();
     let at = anon(6);
     bytes(at, 6).fill(7);
     let Some(shared) = Shared::new(at_page(at, 2), 2) else { return };
@@ -137,6 +144,7 @@ fn advice_that_the_kernel_refuses_for_files_is_no_error() {
 
 #[test]
 fn a_grown_mapping_moves_with_its_region() {
+    let _turn = FORKS.read();
     let at = anon(12);
     bytes(at, 12).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / PAGE) as u8 + 1);
     let (Some(inner), Some(behind)) = (Shared::new(at_page(at, 2), 2), Shared::new(at_page(at, 8), 4)) else { return };
@@ -176,6 +184,7 @@ fn a_grown_mapping_moves_with_its_region() {
 
 #[test]
 fn a_fork_copies_moved_pages() {
+    let _turn = FORKS.write();
     let at = anon(4);
     bytes(at, 4).fill(1);
     let Some(shared) = Shared::new(at, 4) else { return };
@@ -212,6 +221,7 @@ fn a_fork_copies_moved_pages() {
 
 #[test]
 fn what_the_kernel_refuses_is_refused() {
+    let _turn = FORKS.read();
     let at = anon(8);
     let Some(shared) = Shared::new(at_page(at, 2), 2) else { return };
     let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;

@@ -9,12 +9,12 @@ const LONG: Bottleneck = Bottleneck { buffer: 150_000, delay_us: 1_000, ..SLOW }
 const MARKED: Bottleneck = Bottleneck { cc: "dctcp", buffer: 256 << 10, marks: 30 << 10, ..SLOW };
 const RATES: Bottleneck = Bottleneck { cc: "dcqcn", ..MARKED };
 
-/// Bytes of each sender in 0.6 s, where the receivers of some are gone for 0.1 s.
+/// Bytes of each sender in 0.6 s, where the receivers of some are gone for 0.3 s: by then a budget is at its least.
 fn bytes_beside(place: &Bottleneck, senders: &[(u32, Transport)], gone: &[usize]) -> Vec<u64> {
     let mut lab = place.build(senders);
     lab.run(300_000);
     gone.iter().for_each(|sender| lab.end_receiver(*sender));
-    lab.run(100_000);
+    lab.run(300_000);
     lab.look();
     lab.run(600_000);
     let seen = lab.look();
