@@ -22,6 +22,16 @@ fn anon(pages: usize) -> *mut u8 {
     at.cast()
 }
 
+/// Memory below all that the kernel chooses addresses for: what is unmapped there, no other test's thread gets.
+fn anon_below(pages: usize) -> *mut u8 {
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let place = 0x10_0000_0000 as *mut c_void;
+    // SAFETY: a new mapping where none is.
+    let at = unsafe { libc::mmap(place, pages * PAGE, rights, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
+    assert_eq!(at, place);
+    at.cast()
+}
+
 fn bytes<'a>(at: *mut u8, pages: usize) -> &'a mut [u8] {
     // SAFETY: memory of this test.
     unsafe { std::slice::from_raw_parts_mut(at, pages * PAGE) }
@@ -145,7 +155,7 @@ fn advice_that_the_kernel_refuses_for_files_is_no_error() {
 #[test]
 fn a_grown_mapping_moves_with_its_region() {
     let _turn = FORKS.read();
-    let at = anon(12);
+    let at = anon_below(12);
     bytes(at, 12).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / PAGE) as u8 + 1);
     let (Some(inner), Some(behind)) = (Shared::new(at_page(at, 2), 2), Shared::new(at_page(at, 8), 4)) else { return };
     // Behind the eight pages are those of another region, so it must move.
@@ -216,6 +226,25 @@ fn a_fork_copies_moved_pages() {
     }
     assert_eq!(status, 0, "the child has what was there at the fork");
     assert_eq!((bytes(moved, 8)[0], bytes(moved, 8)[2 * PAGE], shared.get(1)), (1, 3, 2));
+    shared.release();
+}
+
+#[test]
+fn the_kernels_error_is_the_calls() {
+    let _turn = FORKS.read();
+    let at = anon(4);
+    let Some(shared) = Shared::new(at, 1) else { return };
+    // A mapping with a name that is longer than those asked for.
+    let (rights, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_FIXED);
+    let name = std::ffi::CString::new("n".repeat(100)).expect("no zero byte");
+    // SAFETY: a terminated name; a page of this test, which is not read.
+    let file = unsafe {
+        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
+        libc::mmap(at_page(at, 3).cast(), PAGE, rights, flags, fd, 0)
+    };
+    assert_eq!(file.cast(), at_page(at, 3));
+    assert!(mremap(at_page(at, 2), 2, 4, libc::MREMAP_MAYMOVE, 0).cast() == libc::MAP_FAILED, "two mappings");
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
     shared.release();
 }
 

@@ -76,8 +76,10 @@ pub unsafe fn mremap(
     let stays = new.flags & libc::MREMAP_FIXED == 0 && new_len <= end - old;
     if stays || !overlaps(&maps, old, end) {
         let answer = next(old, old_len, new);
+        let error = errno();
         // Registrations that have ended may have left one mapping in several parts, which the kernel does not move.
-        if answer != libc::MAP_FAILED || errno() != libc::EFAULT || !are_parts_of_one(&maps, old, end) {
+        if answer != libc::MAP_FAILED || error != libc::EFAULT || !are_parts_of_one(&maps, old, end) {
+            set_errno(error);
             return answer;
         }
     }

@@ -5,15 +5,15 @@
 //! threads, whose stores then go to the new mapping. Readers of pages that are there never wait.
 //!
 //! Of private pages that were never touched there is nothing to protect: any access to them waits, and the pool gets
-//! pages of zeros. `/proc/self/pagemap` shows which these are; without it they are made present first, and all are
-//! copied.
+//! pages of zeros. `/proc/self/pagemap` shows which these are; without it, or if they are many short runs, they are made
+//! present first, and all are copied.
 //!
 //! Between the protection and the wake-up this thread must not write into the chunk, or it would wait for itself: it
 //! allocates nothing, takes no lock, and uses only system calls and its own stack. If the chunk contains this thread's
 //! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
 //! meanwhile, because a signal handler could write anywhere.
 use super::kernel;
-use super::pagemap::PageMap;
+use super::pagemap::{self, PageMap, each_run, is_own_page};
 use super::pool::{PAGE, Pool, identity, raised};
 use super::vma::{MappedPart, errno};
 use crate::userfaultfd::{
@@ -34,6 +34,8 @@ const CHUNK: usize = 2 << 20;
 const CHUNK_USER_MODE: usize = 64 << 10;
 /// Ranges of fewer bytes are copied as a whole if no other thread runs.
 const LOOKED_AT: usize = 64 << 10;
+/// Most runs of pages never touched in a chunk whose accesses wait: each is a mapping of its own meanwhile.
+const HOLES_MAX: usize = 16;
 /// Bytes of stack below and above the present frame that count as in use.
 const STACK_BELOW: usize = 256 << 10;
 const STACK_ABOVE: usize = 16 << 10;
@@ -331,18 +333,44 @@ impl Chunk<'_> {
     }
     fn swap_in(&self, mover: &PageMover, map: i32) -> bool {
         let range = self.range();
+        if map >= 0 && mover.protect(&range, false) {
+            // SAFETY: the pages are copied before.
+            if self.copy_sparse_to_pool(mover, map) && unsafe { self.map_shared() } {
+                mover.wake(&range);
+                return true;
+            }
+            mover.give_up(&range);
+        }
         // Those that are missing would not be protected.
-        if map < 0 && !kernel::populate(self.at, self.len) || !mover.protect(&range, map >= 0) {
+        if !kernel::populate(self.at, self.len) || !mover.protect(&range, false) {
             return false;
         }
         // SAFETY: the pages are copied before.
-        let mapped = self.copy_touched_to_pool(map) && unsafe { self.map_shared() };
-        if !mapped {
-            mover.give_up(&range);
-            return false;
+        let mapped = self.copy_part_to_pool(self.at, self.len) && unsafe { self.map_shared() };
+        if mapped {
+            mover.wake(&range)
+        } else {
+            mover.give_up(&range)
         }
-        mover.wake(&range);
-        true
+        mapped
+    }
+
+    /// Copies pages that are protected, and lets accesses to those never touched wait. False: there are too many runs of such
+    /// pages, or one was touched before accesses to it waited. Accesses to the copied pages do not wait if they are missing by
+    /// now (the program discards them, or the kernel takes those of `MADV_FREE`): this thread would wait for itself.
+    fn copy_sparse_to_pool(&self, mover: &PageMover, map: i32) -> bool {
+        let mut holes = 0;
+        each_run(map, (self.at, self.len), pagemap::is_touched, |at, len, is_touched| {
+            if is_touched {
+                return self.copy_part_to_pool(at, len);
+            }
+            let hole = Chunk { at, len, offset: self.offset + (at - self.at), ..*self };
+            holes += 1;
+            holes <= HOLES_MAX
+                && mover.protect(&hole.range(), true)
+                && each_run(map, (at, len), pagemap::is_touched, |_, _, is_touched| !is_touched)
+                && self.pool.fill_with_zeros(hole.offset, len)
+        })
     }
     fn swap_out(&self, mover: &PageMover) -> bool {
         let (range, len) = (self.range(), self.len);
@@ -384,7 +412,7 @@ impl Chunk<'_> {
 
     /// Copies those pages to the pool that are not the pool's own, as `/proc/self/pagemap` shows them.
     fn copy_written_to_pool(&self, map: i32) -> bool {
-        self.each_run(map, is_own_page, |at, len, is_own| !is_own || self.copy_part_to_pool(at, len))
+        each_run(map, (self.at, self.len), is_own_page, |at, len, is_own| !is_own || self.copy_part_to_pool(at, len))
     }
 
     /// Copies the pages to the pool; of those that were never touched it gets pages of zeros.
@@ -392,55 +420,14 @@ impl Chunk<'_> {
         if map < 0 {
             return self.copy_part_to_pool(self.at, self.len);
         }
-        self.each_run(
-            map,
-            |entry| entry & (PRESENT | SWAPPED) != 0,
-            |at, len, is_touched| {
-                let offset = self.offset + (at - self.at);
-                if is_touched { self.copy_part_to_pool(at, len) } else { self.pool.fill_with_zeros(offset, len) }
-            },
-        )
+        each_run(map, (self.at, self.len), pagemap::is_touched, |at, len, is_touched| {
+            let offset = self.offset + (at - self.at);
+            if is_touched { self.copy_part_to_pool(at, len) } else { self.pool.fill_with_zeros(offset, len) }
+        })
     }
     fn copy_part_to_pool(&self, at: usize, len: usize) -> bool {
         copy_to_pool(self.pool, at, len, self.offset + (at - self.at))
     }
-
-    /// Calls `f` with each run of pages whose entries in `/proc/self/pagemap` answer `ask` alike, and with the answer, until it
-    /// returns false. Pages whose entries cannot be read count as answered by yes.
-    fn each_run(&self, map: i32, ask: fn(u64) -> bool, mut f: impl FnMut(usize, usize, bool) -> bool) -> bool {
-        const ENTRIES: usize = 512;
-        let mut entries = [0u64; ENTRIES];
-        let (mut from, end) = (self.at, self.at + self.len);
-        debug_assert!(from.is_multiple_of(PAGE) && self.len.is_multiple_of(PAGE));
-        while from < end {
-            let pages = ((end - from) / PAGE).min(ENTRIES);
-            let (bytes, offset) = (pages * size_of::<u64>(), from / PAGE * size_of::<u64>());
-            let to = entries.as_mut_ptr().cast();
-            // SAFETY: `entries` is writable for `bytes`.
-            let known = map >= 0 && unsafe { libc::pread(map, to, bytes, offset as libc::off_t) } == bytes as isize;
-            let answer = |i: usize| !known || ask(entries[i]);
-            let mut first = 0;
-            while first < pages {
-                let last = (first..pages).find(|i| answer(*i) != answer(first)).unwrap_or(pages);
-                if !f(from + first * PAGE, (last - first) * PAGE, answer(first)) {
-                    return false;
-                }
-                first = last;
-            }
-            from += pages * PAGE;
-        }
-        true
-    }
-}
-
-/// Bits of an entry of `/proc/PID/pagemap`: the page is in memory, or on a swap device.
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
-
-/// Whether an entry of `/proc/PID/pagemap` of a file's private mapping is that of a page of its own, or may be one.
-fn is_own_page(entry: u64) -> bool {
-    const OF_FILE: u64 = 1 << 61;
-    entry & SWAPPED != 0 || entry & (PRESENT | OF_FILE) == PRESENT
 }
 
 /// Maps fresh private memory in whole pages of size `page`.
@@ -682,6 +669,25 @@ mod tests {
             assert!(mover.protect(&range, with_missing));
             mover.give_up(&range);
         }
+    }
+
+    /// Pages that another thread discards after the look at `/proc/self/pagemap`; a file in its place shows them as present.
+    #[test]
+    fn pages_that_are_missing_by_now_are_zeros_to_the_copy() {
+        let Some(mover) = PageMover::open() else { return };
+        let (pool, mut memory, map) = (PoolSet::new().get(PAGE).expect("a pool"), Memory::new(4), memfd(1, 0));
+        let (entries, offset) = ([pagemap::PRESENT; 4], memory.at / PAGE * size_of::<u64>());
+        // SAFETY: `entries` is readable for its length.
+        let written = unsafe { libc::pwrite(map.as_raw_fd(), entries.as_ptr().cast(), 32, offset as libc::off_t) };
+        assert_eq!(written, 32);
+        let (prot, direction) = (libc::PROT_READ | libc::PROT_WRITE, SwapDirection::In(map.as_raw_fd()));
+        let (lo, hi) = (memory.at, memory.at + 4 * PAGE);
+        let job =
+            MoveJob { mover: &mover, pool: &pool, lo, hi, offset: lo, prot, direction, alone: false, done: false };
+        assert!(job.run());
+        memory.bytes()[0] = 3;
+        let mut copy = [9; 2];
+        assert!(copy_from_pool(&pool, lo, 2, copy.as_mut_ptr()) && copy == [3, 0]);
     }
 
     #[test]
