@@ -1,9 +1,9 @@
 //! Registrations of memory that other threads touch for the first time meanwhile.
 
-mod daemon;
-
-use burst_mem::swap::{register, release};
-use daemon::{ALL, get, map, put};
+use burst_base::verbs::access;
+use burst_mem::Region;
+use burst_mem::region::MapPiece;
+use burst_mem::swap::{PieceSource, register, release};
 use std::io::Write as _;
 
 const PAGE: usize = 4096;
@@ -45,13 +45,19 @@ fn first_touches_meanwhile_are_not_lost() {
             let _ = writeln!(std::io::stderr(), "SKIP: the kernel refuses userfaultfd here");
             return release(reg);
         }
-        let region = map(&reg, ALL).expect("mapped");
+        let PieceSource::Fd { fd, offset } = reg.pieces()[0].kind else { unreachable!("asked before") };
+        let piece = MapPiece { fd: reg.fd(fd).expect("fd"), offset, len: (PAGES * PAGE) as u64 };
+        let mapping = Region::map(&[piece], access::LOCAL_WRITE).expect("mapped");
+        let region = Region::new(1, 1, p as u64, (PAGES * PAGE) as u64, access::LOCAL_WRITE, mapping);
         for i in 0..PAGES {
             let at = p + i * step % PAGES * PAGE;
-            assert_eq!((byte(at), get(&region, at, 1)[0]), (i as u8 + 1, i as u8 + 1), "{round}");
-            put(&region, at, &[200]);
+            let (span, mut seen) = (region.span(at as u64, 1).expect("inside"), [0]);
+            span.read_to(&mut seen).expect("there");
+            assert_eq!((byte(at), seen[0]), (i as u8 + 1, i as u8 + 1), "round {round}");
+            span.write_from(&[200]).expect("there");
             assert_eq!(byte(at), 200);
         }
+        drop(region);
         release(reg);
         // SAFETY: memory of this test, used no more.
         assert_eq!(unsafe { libc::munmap(p as *mut _, PAGES * PAGE) }, 0);

@@ -361,15 +361,16 @@ impl Chunk<'_> {
     fn copy_sparse_to_pool(&self, mover: &PageMover, map: i32) -> bool {
         let mut holes = 0;
         each_run(map, (self.at, self.len), pagemap::is_touched, |at, len, is_touched| {
+            let part = Chunk { at, len, offset: self.offset + (at - self.at), ..*self };
             if is_touched {
-                return self.copy_part_to_pool(at, len);
+                // Again: pages may have come between the protection and the look.
+                return mover.protect(&part.range(), false) && part.copy_part_to_pool(at, len);
             }
-            let hole = Chunk { at, len, offset: self.offset + (at - self.at), ..*self };
             holes += 1;
             holes <= HOLES_MAX
-                && mover.protect(&hole.range(), true)
+                && mover.protect(&part.range(), true)
                 && each_run(map, (at, len), pagemap::is_touched, |_, _, is_touched| !is_touched)
-                && self.pool.fill_with_zeros(hole.offset, len)
+                && self.pool.fill_with_zeros(part.offset, len)
         })
     }
     fn swap_out(&self, mover: &PageMover) -> bool {
