@@ -84,8 +84,7 @@ fn allocated(fd: BorrowedFd) -> i64 {
     st.st_blocks * 512
 }
 
-/// Tests that measure, that load all cores, or that fork, hold this lock for writing. Until the child of a fork has its copies,
-/// what the program writes is not the daemon's yet, and the daemon, which tests are here, must not touch the memory.
+/// Held for writing by tests that measure, load all cores, or fork (until the child has its copies the daemon sees no writes).
 static ALONE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {
