@@ -264,3 +264,59 @@ fn what_the_kernel_refuses_is_refused() {
     assert_eq!(mremap(at, 4, 3, 0, 0), at);
     shared.release();
 }
+
+/// Memory of these kinds is reached in the process.
+#[test]
+fn memory_that_cannot_be_a_files_stays_private() {
+    let _turn = FORKS.write();
+    let at = anon(8);
+    bytes(at, 8).fill(7);
+    // SAFETY: memory of this test.
+    assert_eq!(unsafe { libc::madvise(at.cast(), 8 * PAGE, libc::MADV_WIPEONFORK) }, 0);
+    let reg = register(at as usize, 8 * PAGE, true).expect("registered");
+    assert!(reg.is_in_process(), "a child would see what it must not");
+    release(reg);
+    // SAFETY: the child reads one byte, and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(bytes(at, 8)[PAGE].into()) };
+    }
+    let mut status = 0;
+    // SAFETY: the child of this test.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child finds zeros");
+
+    let at = anon(8);
+    let limit = |bytes| {
+        let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `old` is writable and readable.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut old), 0);
+            let new = libc::rlimit { rlim_cur: bytes, ..old };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const new), 0);
+        }
+        old.rlim_cur
+    };
+    let before = limit(4096);
+    let reg = register(at as usize, 8 * PAGE, true).expect("registered");
+    limit(before);
+    assert!(reg.is_in_process(), "a write to the pool would end the program");
+    release(reg);
+}
+
+#[test]
+fn what_private_memory_does_not_allow_is_refused() {
+    let _turn = FORKS.read();
+    let at = anon(8);
+    bytes(at, 8).fill(7);
+    let Some(shared) = Shared::new(at, 8) else { return };
+    let errno = || std::io::Error::last_os_error().raw_os_error();
+    for (len, old_len, flags) in [(8, 8, libc::MREMAP_DONTUNMAP), (8, 0, 0)] {
+        let moved = mremap(at, old_len, len, libc::MREMAP_MAYMOVE | flags, 0);
+        assert!(moved.cast() == libc::MAP_FAILED && errno() == Some(libc::EINVAL), "{flags:#x}");
+    }
+    assert_eq!((madvise(at, 8, libc::MADV_REMOVE), errno()), (-1, Some(libc::EINVAL)));
+    assert!(bytes(at, 8).iter().all(|byte| *byte == 7));
+    shared.release();
+}

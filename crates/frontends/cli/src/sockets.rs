@@ -11,6 +11,11 @@ use std::time::Duration;
 const PROGRAM: &str = "burst";
 /// How long a program with a host of its own may take to answer: it may be stopped.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// How long a daemon may take: on a busy machine it may have much to do before it answers.
+const DAEMON_ANSWER_MAX: Duration = Duration::from_secs(8);
+
+/// What is said of a daemon that accepts and does not answer.
+const STANDS_STILL: &str = "its daemon does not answer: it stands still, or is stopped (burst why daemon)";
 
 /// Result of an attempt to connect to one socket.
 #[derive(Debug)]
@@ -49,7 +54,11 @@ pub fn candidates(chosen: Option<&Path>) -> Vec<PathBuf> {
 
 /// Tries one socket.
 pub fn try_socket(path: &Path) -> FoundDaemon {
-    found(Daemon::connect_as(path, PROGRAM))
+    try_within(path, DAEMON_ANSWER_MAX)
+}
+
+fn try_within(path: &Path, time: Duration) -> FoundDaemon {
+    found(Daemon::connect_within(path, PROGRAM, time))
 }
 
 fn found(connected: Result<Daemon, ClientError>) -> FoundDaemon {
@@ -63,6 +72,9 @@ fn found(connected: Result<Daemon, ClientError>) -> FoundDaemon {
         },
         Err(ClientError::Control(ControlError::Untrusted(sentence))) => FoundDaemon::Untrusted(sentence),
         Err(ClientError::Control(ControlError::Closed)) => FoundDaemon::Stale,
+        Err(ClientError::Control(ControlError::Io(source))) if source.kind() == ErrorKind::WouldBlock => {
+            FoundDaemon::Strange(STANDS_STILL.to_owned())
+        }
         Err(other) => FoundDaemon::Strange(other.to_string()),
     }
 }
@@ -186,6 +198,18 @@ mod tests {
         rustix::net::bind(&dead, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
         drop(dead);
         assert!(matches!(try_socket(&path), FoundDaemon::Stale));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_daemon_that_stands_still_is_not_waited_for() {
+        let path = scratch("still");
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let stopped = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
+        rustix::net::bind(&stopped, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&stopped, 4).unwrap();
+        let found = try_within(&path, Duration::from_millis(50));
+        assert!(matches!(&found, FoundDaemon::Strange(why) if why == STANDS_STILL), "{found:?}");
         std::fs::remove_file(path).unwrap();
     }
 

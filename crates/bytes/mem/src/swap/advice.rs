@@ -6,7 +6,7 @@
 //! with those that it had when it was swapped in ([`KeptAdvice`]).
 //!
 //! Kept are `MADV_DONTFORK`, `MADV_DONTDUMP`, `MADV_HUGEPAGE`, `MADV_NOHUGEPAGE` and `mlock`. `MADV_MERGEABLE` is lost: shared
-//! memory cannot have it.
+//! memory cannot have it. Nor can it have `MADV_WIPEONFORK`: such memory stays private ([`wipes_on_fork`]).
 
 use super::kernel;
 use super::pool::PAGE;
@@ -77,6 +77,14 @@ impl AdviceFlags {
             None => {}
         }
     }
+}
+
+/// Whether a forked child finds zeros in the part of `vma` from `at` on (`MADV_WIPEONFORK`). Of a mapping of one page it is not
+/// known, and the answer is no.
+pub(crate) fn wipes_on_fork(maps: &Maps, vma: &Vma, at: usize) -> bool {
+    let is_anonymous = !vma.shared && vma.inode == 0;
+    is_anonymous
+        && Probe::new(maps, vma, at).is_some_and(|probe| probe.had(Advice::LinuxWipeOnFork, Advice::LinuxKeepOnFork))
 }
 
 /// The flags that swapped ranges had when they were swapped in, if they had any.

@@ -383,6 +383,9 @@ impl Registry {
     }
 
     fn swap_in(&mut self, maps: &Maps, pins: &Pins, vma: &Vma, (lo, hi): (usize, usize)) -> bool {
+        if advice::wipes_on_fork(maps, vma, lo) {
+            return false;
+        }
         let flags = self.advice.flags_of(maps, vma, lo, pins.has_locked);
         let swapped = match (self.mover(), self.pools.known(vma.page)) {
             (Some(mover), Some(pool)) => mover.swap_in(pool, (lo, hi), vma.prot(), pins.is_alone),

@@ -121,6 +121,11 @@ impl Pool {
     }
 }
 
+/// How long the files may be that this process writes.
+fn file_bytes_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
 /// The pools of the process.
 #[derive(Debug)]
 pub(crate) struct PoolSet([Option<Pool>; POOLS_MAX]);
@@ -133,8 +138,12 @@ impl PoolSet {
     pub(crate) fn known(&self, page: usize) -> Option<&Pool> {
         self.0.iter().flatten().find(|p| p.page == page)
     }
-    /// The pool for this page size; it is made if there is none, or if the program has closed it.
+    /// The pool for this page size; it is made if there is none, or if the program has closed it. `None` if files may not be as
+    /// long (`RLIMIT_FSIZE`): a write beyond the limit is a signal that ends the program.
     pub(crate) fn get(&mut self, page: usize) -> Option<Pool> {
+        if file_bytes_max() < ADDRESS_MAX as u64 {
+            return None;
+        }
         if let Some(pool) = self.known(page).filter(|p| p.is_alive()) {
             return Some(*pool);
         }

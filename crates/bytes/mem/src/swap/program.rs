@@ -6,7 +6,9 @@
 //! * `MADV_DONTNEED`: the pages read as zeros, for the program and for a peer, and what a peer writes later arrives. (Of memory
 //!   that an adapter has pinned a peer reads the old bytes, and its later writes are lost.)
 //! * `MADV_FREE`: nothing happens, which the call allows.
-//! * `mremap`: pages move with their region, as pinned ones; what it adds is fresh memory.
+//! * `MADV_REMOVE`: EINVAL, as of private memory.
+//! * `mremap`: pages move with their region, as pinned ones; what it adds is fresh memory. EINVAL if the old mapping is to stay
+//!   (`MREMAP_DONTUNMAP`, or an old length of 0): a file's pages would be at both addresses then.
 //!
 //! Zeros are written, not made by the kernel: the daemon has the pages mapped, and finds no hole (`mem::holes`). A store
 //! into pages that are being exchanged waits (`uffd`), so no lock is taken: allocators make these calls under locks of
@@ -30,12 +32,17 @@ const DONTNEED_LOCKED: c_int = 24;
 /// As for `madvise`: the program owns the range.
 pub unsafe fn madvise(at: usize, len: usize, advice: c_int, next: impl Fn(usize, usize, c_int) -> c_int) -> c_int {
     let discards = matches!(advice, libc::MADV_DONTNEED | DONTNEED_LOCKED);
-    if !(discards || advice == libc::MADV_FREE) || !pool::is_any_made() {
+    if !(discards || matches!(advice, libc::MADV_FREE | libc::MADV_REMOVE)) || !pool::is_any_made() {
         return next(at, len, advice);
     }
     let Some((end, maps)) = range_of(at, len).zip(Maps::open()) else { return next(at, len, advice) };
     if !overlaps(&maps, at, end) {
         return next(at, len, advice);
+    }
+    if advice == libc::MADV_REMOVE {
+        // To the program it is private memory, of which the kernel removes nothing.
+        set_errno(libc::EINVAL);
+        return -1;
     }
     if discards {
         let answer = next(at, len, advice);
@@ -67,8 +74,15 @@ pub unsafe fn mremap(
     next: impl Fn(usize, usize, NewPlace) -> *mut c_void,
 ) -> *mut c_void {
     const SUPPORTED: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    let is_plain = new.flags & !SUPPORTED == 0 && new.len > 0 && old_len > 0;
-    if !is_plain || !pool::is_any_made() {
+    if new.len == 0 || !pool::is_any_made() {
+        return next(old, old_len, new);
+    }
+    if new.flags & !SUPPORTED != 0 || old_len == 0 {
+        let some = range_of(old, old_len.max(PAGE)).zip(Maps::open());
+        if some.is_some_and(|(end, maps)| overlaps(&maps, old, end)) {
+            set_errno(libc::EINVAL);
+            return libc::MAP_FAILED;
+        }
         return next(old, old_len, new);
     }
     let Some((end, maps)) = range_of(old, old_len).zip(Maps::open()) else { return next(old, old_len, new) };
