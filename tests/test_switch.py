@@ -117,6 +117,14 @@ def test_it_ends_by_itself_and_says_what_passed(hosts):
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["port0", "port1", "port2"], text
 
 
+def test_what_cannot_be_written_is_said(hosts):
+    code, text = run(hosts, "--json", "/nowhere/at/all", "--for", "300ms", "port0", "port1")
+    assert code == 1 and text.count("\n") == 1 and "/nowhere/at/all: No such file" in text, text
+    for option in ("--capture", "--samples"):
+        code, text = run(hosts, option, "/dev/full", "--for", "300ms", "port0", "port1")
+        assert code == 1 and "cannot be written: No space left" in text and "port1 " in text, (option, text)
+
+
 def test_it_ends_with_its_starter(hosts):
     read, write = os.pipe()
     words = [*hosts.middle.prefix(), BUILD / "burst-switch", "--end-with-fd", str(read), "port0", "port1"]

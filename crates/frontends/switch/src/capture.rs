@@ -8,7 +8,7 @@ use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock
 use pcap_file::{DataLink, PcapError};
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -62,5 +62,13 @@ impl SwitchCapture {
             options: Vec::new(),
         };
         self.writer.write_pcapng_block(block).map(|_| ()).map_err(|e| format!("the capture cannot be written: {e}"))
+    }
+
+    /// Writes what is still in memory.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn end(&mut self) -> Result<(), String> {
+        self.writer.get_mut().flush().map_err(|e| format!("the capture cannot be written: {e}"))
     }
 }

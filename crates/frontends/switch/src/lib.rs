@@ -234,6 +234,11 @@ impl SwitchRun {
         let interfaces = names.iter().map(|name| SwitchPort::open(name)).collect::<Result<Vec<_>, _>>()?;
         let path = |name: &str| matches.get_one::<PathBuf>(name);
         let capture = path("capture").map(|path| SwitchCapture::create(path, &names)).transpose()?;
+        if let Some(path) = path("json").filter(|path| path.as_os_str() != "-") {
+            // Before anything is forwarded: the results would be lost at the end.
+            let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+            opened.map_err(|e| format!("{}: {e}", path.display()))?;
+        }
         let samples = path("samples").map(|path| {
             let file = std::fs::File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
             Ok::<_, String>(Samples { file: std::io::BufWriter::new(file), next: 0 })
@@ -273,7 +278,9 @@ impl SwitchRun {
             self.send()?;
             self.sample()?;
         }
-        self.report(matches)
+        // The report first: it is not to be lost with a file.
+        let written = self.capture.as_mut().map_or(Ok(()), SwitchCapture::end);
+        self.report(matches).and(written)
     }
 
     /// The pipe of the starter is readable: whether it has ended. What the starter writes means nothing.
@@ -350,9 +357,8 @@ impl SwitchRun {
 
     /// Prints, or writes, what each port has seen.
     fn report(&mut self, matches: &ArgMatches) -> Result<(), String> {
-        if let Some(samples) = &mut self.samples {
-            samples.file.flush().map_err(|e| format!("the samples cannot be written: {e}"))?;
-        }
+        let samples = self.samples.as_mut().map_or(Ok(()), |samples| samples.file.flush());
+        let samples = samples.map_err(|e| format!("the samples cannot be written: {e}"));
         let seconds = self.began.elapsed().as_secs_f64();
         let (buffer_drops, losses) = self.switch.drops();
         let ports: Vec<serde_json::Value> =
@@ -371,7 +377,7 @@ impl SwitchRun {
         if !matches.get_flag("quiet") && path.is_none_or(|path| path.as_os_str() != "-") {
             print!("{}", table(&results));
         }
-        Ok(())
+        samples
     }
 
     fn port_json(&self, port: usize, seconds: f64) -> serde_json::Value {
