@@ -237,15 +237,44 @@ fn why(snapshot: &Value, server: Option<&String>) -> String {
         let _ = writeln!(text, "{:<28} {:<28} {}", part(0), part(1), part(2));
     }
     if text.is_empty() {
-        text = "Every connection that was taken is carried by a peer. Those that were not taken are counted by \
-                `burst proxy stats`: connects_without_policy, _peer, _listener, connects_marked.\n"
-            .into();
+        text = "Every connection that was taken is carried by a peer.\n".into();
     }
-    text
+    text + &not_taken(snapshot)
+}
+
+/// A line for each reason for which connections were not taken.
+fn not_taken(snapshot: &Value) -> String {
+    const REASONS: [(&str, &str); 4] = [
+        ("connects_without_peer", "no peer that serves the address was connected (`burst proxy ls` tells why)"),
+        ("connects_without_listener", "the proxy had no listener in their namespace"),
+        ("connects_without_policy", "no rule [[take]] names the address"),
+        ("connects_marked", "they had a mark of their own"),
+    ];
+    let counters = &snapshot["counters"];
+    REASONS.iter().fold(String::new(), |mut text, (name, reason)| {
+        if let Some(count @ 1..) = counters[*name].as_u64() {
+            let _ = writeln!(
+                text,
+                "{count} connects since the start of the proxy went by TCP, and not encrypted by it: {reason}."
+            );
+        }
+        text
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn why_counts_what_went_by_tcp() {
+        let snapshot = |counters| serde_json::json!({ "decisions": [], "counters": counters });
+        let none = super::why(&snapshot(serde_json::json!({ "connects_without_peer": 0 })), None);
+        assert_eq!(none, "Every connection that was taken is carried by a peer.\n");
+        let two = super::why(&snapshot(serde_json::json!({ "connects_without_peer": 2, "connects_marked": 1 })), None);
+        assert!(
+            two.contains("\n2 connects since") && two.contains("no peer that serves") && two.contains("\n1 connects")
+        );
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         super::command().debug_assert();
