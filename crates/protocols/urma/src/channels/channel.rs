@@ -161,6 +161,9 @@ const ACK_PACKETS_MAX: u8 = 16;
 /// How long the acknowledgement of an answer waits for something that carries it, or for further answers. Less than the sender's
 /// probe: `PROBE_MIN` if the round trip is short, else four round trips.
 pub(crate) const ACK_DELAY: Nanos = Nanos::from_us(30);
+/// How long an acknowledgement waits for which no packet has asked. The peer asks with the packet that it believes to be its last
+/// one for a time; but what it shares with others, the room of a path and its rate, they may take before its next packet.
+pub(crate) const UNASKED_DELAY: Nanos = Nanos::from_us(240);
 /// Queues longer than this give their memory back when they are empty.
 const KEEP: usize = 32;
 
@@ -317,8 +320,8 @@ impl TpChannel {
         let is_answer = packets.is_carrier && !self.echo.is_due();
         if packets.ack_req && !is_answer || self.rx.has_gap() || self.packets_to_ack >= ACK_PACKETS_MAX {
             self.ack_due = true;
-        } else if packets.ack_req && !self.ack_due && self.ack_at == Nanos::NEVER {
-            self.ack_at = now + ACK_DELAY;
+        } else if !self.ack_due {
+            self.ack_at = self.ack_at.min(now + if packets.ack_req { ACK_DELAY } else { UNASKED_DELAY });
         }
     }
     /// An acknowledgement leaves.

@@ -240,3 +240,23 @@ fn a_lone_taack_is_acknowledged_after_a_delay_and_several_at_once() {
     assert!((1..=4).contains(&tpacks(&ends)), "{}", tpacks(&ends));
     ends.world.assert_drained();
 }
+
+/// The sender asks with its last packet for a time. If what it shares with others is taken before that one, the acknowledgement
+/// of the others comes all the same; two channels of one path waited for each other's time-outs without it.
+#[test]
+fn packets_that_ask_for_nothing_are_acknowledged_after_a_longer_delay() {
+    let mut ends = Ends::new();
+    ends.open();
+    let (list, mut sent) = (ends.seen.clone(), 0);
+    ends.world.filter = Some(Box::new(move |from, _, bytes| {
+        list.borrow_mut().push(seen(from, bytes));
+        sent += u32::from(from == 0);
+        from == 0 && sent > 1
+    }));
+    let tpacks = |ends: &Ends| ends.seen.borrow().iter().filter(|seen| seen.0 == 1 && seen.1.is_none()).count();
+    ends.write(0, 3 * 4096);
+    ends.world.run_for(Nanos(200_000));
+    assert_eq!(tpacks(&ends), 0);
+    ends.world.run_for(Nanos(60_000));
+    assert_eq!(tpacks(&ends), 1);
+}
