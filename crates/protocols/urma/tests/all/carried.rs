@@ -255,8 +255,8 @@ fn packets_that_ask_for_nothing_are_acknowledged_after_a_longer_delay() {
     }));
     let tpacks = |ends: &Ends| ends.seen.borrow().iter().filter(|seen| seen.0 == 1 && seen.1.is_none()).count();
     ends.write(0, 3 * 4096);
-    ends.world.run_for(Nanos(200_000));
+    ends.world.run_for(Nanos(1_900_000));
     assert_eq!(tpacks(&ends), 0);
-    ends.world.run_for(Nanos(60_000));
+    ends.world.run_for(Nanos(200_000));
     assert_eq!(tpacks(&ends), 1);
 }
