@@ -288,10 +288,10 @@ impl Account {
     /// [`Exhausted`]: the account, or the daemon, would use more than it may.
     pub fn charge(&self, items: &[(Resource, u64)]) -> Result<Charge, Exhausted> {
         assert!(items.len() <= ITEMS_MAX, "a charge of more than {ITEMS_MAX} resources");
-        let mut charge = Charge { account: self.clone(), items: [None; ITEMS_MAX], places: Default::default() };
-        for (place, item) in charge.items.iter_mut().zip(items) {
+        let mut charge = Charge { account: self.clone(), items: ChargedItems::default(), places: Default::default() };
+        for item in items {
             self.add(item.0, item.1).inspect_err(|_| self.note_refused())?;
-            *place = Some(*item);
+            charge.items.push(*item);
         }
         Ok(charge)
     }
@@ -357,7 +357,7 @@ pub struct PlaceCharge {
     /// The owner's account in the pool.
     account: Account,
     row: (Resource, Scope),
-    amount: u64,
+    amount: u32,
 }
 
 impl Drop for PlaceCharge {
@@ -368,10 +368,10 @@ impl Drop for PlaceCharge {
         }
         let (resource, book) = (self.row.0, &self.account.0);
         let mut busiest = self.owner.0.busiest();
-        let used = book.used.of(resource);
-        book.used.subtract(resource, self.amount);
-        book.books.used.subtract(resource, self.amount);
-        busiest.note(self.row, used, used - self.amount);
+        let (used, amount) = (book.used.of(resource), u64::from(self.amount));
+        book.used.subtract(resource, amount);
+        book.books.used.subtract(resource, amount);
+        busiest.note(self.row, used, used - amount);
     }
 }
 
@@ -381,11 +381,40 @@ impl AccountBook {
     }
 }
 
+/// Amounts of up to four resources. Resources and amounts lie apart: each object of a program has a charge.
+#[derive(Debug, Default)]
+struct ChargedItems {
+    resources: [Option<Resource>; ITEMS_MAX],
+    amounts: [u64; ITEMS_MAX],
+}
+
+impl ChargedItems {
+    fn iter(&self) -> impl Iterator<Item = (Resource, u64)> + '_ {
+        self.resources.iter().zip(&self.amounts).filter_map(|(resource, amount)| resource.map(|r| (r, *amount)))
+    }
+    /// Adds an item at a place of its own.
+    fn push(&mut self, (resource, amount): (Resource, u64)) {
+        let at = self.resources.iter().position(Option::is_none).expect("room for four resources");
+        (self.resources[at], self.amounts[at]) = (Some(resource), amount);
+    }
+    /// Adds an item to that of the same resource, if there is one.
+    fn add(&mut self, item: (Resource, u64)) {
+        match self.resources.iter().position(|known| *known == Some(item.0)) {
+            Some(at) => self.amounts[at] += item.1,
+            None => self.push(item),
+        }
+    }
+    /// Takes all items out.
+    fn take(&mut self) -> ChargedItems {
+        std::mem::take(self)
+    }
+}
+
 /// Amounts that are in use, in the daemon and in pools. Dropping it gives them back.
 #[derive(Debug)]
 pub struct Charge {
     account: Account,
-    items: [Option<(Resource, u64)>; ITEMS_MAX],
+    items: ChargedItems,
     places: [Option<PlaceCharge>; PLACES_MAX],
 }
 
@@ -396,7 +425,7 @@ impl Charge {
     }
     /// Whether something of a resource is charged.
     pub fn covers(&self, resource: Resource) -> bool {
-        self.items.iter().flatten().any(|(each, amount)| *each == resource && *amount > 0)
+        self.items.iter().any(|(each, amount)| each == resource && amount > 0)
     }
 
     /// The charge with a place of a pool.
@@ -434,10 +463,7 @@ impl Charge {
     #[must_use]
     pub fn and(mut self, mut other: Charge) -> Charge {
         assert!(Arc::ptr_eq(&self.account.0, &other.account.0), "charges of two accounts");
-        let mut free = self.items.iter_mut().filter(|place| place.is_none());
-        for item in other.items.iter_mut().filter(|place| place.is_some()) {
-            *free.next().expect("room for four resources") = item.take();
-        }
+        other.items.take().iter().for_each(|item| self.items.push(item));
         other.places.iter_mut().filter_map(Option::take).for_each(|place| self.add_place(place));
         self
     }
@@ -448,19 +474,14 @@ impl Charge {
     /// If they are different accounts', or of more than four resources together.
     pub fn absorb(&mut self, mut other: Charge) {
         assert!(Arc::ptr_eq(&self.account.0, &other.account.0), "charges of two accounts");
-        for (resource, amount) in other.items.iter_mut().filter_map(Option::take) {
-            let known = self.items.iter().position(|item| item.is_some_and(|item| item.0 == resource));
-            let at = known.or_else(|| self.items.iter().position(Option::is_none)).expect("room for four resources");
-            let item = &mut self.items[at];
-            *item = Some((resource, item.map_or(0, |item| item.1) + amount));
-        }
+        other.items.take().iter().for_each(|item| self.items.add(item));
         other.places.iter_mut().filter_map(Option::take).for_each(|place| self.add_place(place));
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        for (resource, amount) in self.items.into_iter().flatten() {
+        for (resource, amount) in self.items.iter() {
             self.account.0.used.subtract(resource, amount);
             self.account.0.books.used.subtract(resource, amount);
         }
