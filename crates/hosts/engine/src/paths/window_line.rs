@@ -16,8 +16,9 @@
 use crate::transmit::sched::ReadyPlace;
 use std::collections::VecDeque;
 
-/// Vacant places of a context below which nothing is swept.
-const SWEPT_FROM: usize = 64;
+/// Vacant places of a context below which nothing is swept. There is room for twice as many on each path: most contexts have one
+/// queue pair there.
+const SWEPT_FROM: usize = 8;
 /// Ticket of a queue pair that waits in no line.
 pub const NOT_WAITING: u32 = 0;
 /// What an account may use of the window in a round, and a context: a piece of a READ.
