@@ -62,6 +62,10 @@ fn next_mremap(old: usize, old_len: usize, new: NewPlace) -> *mut c_void {
 /// As for libc's: the caller owns the range.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
+    // A program that registers nothing pays for one look.
+    if !swap::is_any_made() {
+        return next_madvise(at as usize, len, advice);
+    }
     // SAFETY: the caller's promise.
     guarded(|| Ok(unsafe { swap::madvise(at as usize, len, advice, next_madvise) })).unwrap_or(-1)
 }
@@ -79,6 +83,9 @@ pub unsafe extern "C" fn mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     let new = NewPlace { len, flags, at: to as usize };
+    if !swap::is_any_made() {
+        return next_mremap(old as usize, old_len, new);
+    }
     // SAFETY: the caller's promise.
     guarded(|| Ok(unsafe { swap::mremap(old as usize, old_len, new, next_mremap) })).unwrap_or(libc::MAP_FAILED)
 }

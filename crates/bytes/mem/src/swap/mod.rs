@@ -49,6 +49,7 @@ pub use fork::{MemoryHost, add_host};
 use lock::ForkLock;
 use pinned::Pins;
 use pool::PoolSet;
+pub use pool::is_any_made;
 pub use program::{NewPlace, madvise, mremap};
 use refs::PageCounts;
 use splits::SplitSet;

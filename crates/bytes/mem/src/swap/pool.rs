@@ -23,7 +23,7 @@ pub(crate) const MAPPING_NAME: &[u8] = b"/memfd:burst-pool";
 static MADE: AtomicBool = AtomicBool::new(false);
 
 /// Whether there may be mappings of pools in the process.
-pub(crate) fn is_any_made() -> bool {
+pub fn is_any_made() -> bool {
     // Relaxed: whoever discards registered pages has learnt of the registration by something stronger.
     MADE.load(Relaxed)
 }
