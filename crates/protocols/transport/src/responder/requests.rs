@@ -12,7 +12,7 @@
 use crate::api::Env;
 use crate::qp_shared::QpShared;
 use crate::responder::completions::recv_keys;
-use crate::responder::fork_hold::{ForkHold, SILENCE_MAX};
+use crate::responder::fork_hold::{ForkHold, silence_max};
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::receiver::Load;
 use crate::responder::refusal::{CheckResult, RequestRefusal, access_refusal, receive_reason, unreachable_refusal};
@@ -20,7 +20,7 @@ use crate::responder::repair_queue::Repair;
 use crate::responder::resource::{EMPTY, ResponderResource};
 use crate::responder::selective::arrivals::RemoteRange;
 use crate::responder::{InboundMessage, NAK_REPEATED_AFTER, Responder};
-use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
+use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, access, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
 
@@ -104,13 +104,13 @@ impl Responder {
         }
     }
 
-    /// Whether a request that finds its memory late is dropped without an answer. `min_rnr_timer` is the queue pair's.
+    /// Whether a request that finds its memory late is dropped without an answer.
     #[cold]
-    fn is_dropped_for_fork(&mut self, min_rnr_timer: u8, now: Nanos) -> bool {
+    fn is_dropped_for_fork(&mut self, attr: &QpAttr, now: Nanos) -> bool {
         if self.fork == ForkHold::Held {
             (self.fork, self.nak_at) = (ForkHold::Dropped, now);
         }
-        self.fork == ForkHold::Dropped && (min_rnr_timer == 0 || now.since(self.nak_at) < SILENCE_MAX)
+        self.fork == ForkHold::Dropped && (attr.min_rnr_timer == 0 || now.since(self.nak_at) < silence_max(attr))
     }
 
     /// Asks for the expected packet.
@@ -131,9 +131,8 @@ impl Responder {
             RequestRefusal::NotReady(reason) => {
                 env.fx.count(reason);
                 (self.nak_given, self.nak_is_gap) = (true, false);
-                let timer = qp.attr.min_rnr_timer;
-                if reason != Reason::PageLate || !self.is_dropped_for_fork(timer, env.now) {
-                    self.set_nak_due(Syndrome::Rnr { timer });
+                if reason != Reason::PageLate || !self.is_dropped_for_fork(&qp.attr, env.now) {
+                    self.set_nak_due(Syndrome::Rnr { timer: qp.attr.min_rnr_timer });
                 }
             }
             RequestRefusal::Refuse(code, reason) => {

@@ -219,6 +219,24 @@ fn a_request_that_came_again_is_not_asked_for() {
     assert!(peers.arrive(&[], false).is_empty());
 }
 
+/// Half of seven time-outs of 67 ms (code 14), as the responder's own are set.
+#[test]
+fn a_fork_may_take_half_of_the_time_after_which_the_peer_gives_up() {
+    let mut setup = without_rnr_retries(1);
+    setup.attr.timeout = 14;
+    let mut peers = Peers::of(&setup, WrOpcode::RdmaWrite);
+    let packets = peers.requester.drain(NOW);
+    let present = hold(&mut peers);
+    for ms in [0, 60, 230] {
+        peers.now = NOW + Nanos::from_ms(ms);
+        assert!(peers.arrive(&packets, false).is_empty(), "{ms} ms");
+    }
+    peers.now = NOW + Nanos::from_ms(240);
+    assert_eq!(peers.arrive(&packets, false), rnr(100));
+    come(&mut peers.responder, present);
+    peers.responder.hold_memory(peers.now, false);
+}
+
 #[test]
 fn a_long_fork_has_an_rnr_nak_where_the_peer_repeats_after_one() {
     for (timer, expected) in [(1, rnr(100).to_vec()), (0, vec![])] {
