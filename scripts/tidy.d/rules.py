@@ -22,6 +22,11 @@ SUBJECT_COLUMNS_MAX = 72
 #: Files with lines of their own length: tables of symbols, hexadecimal vectors.
 CODE_ENDINGS = (".rs", ".py", ".c", ".h", ".sh", ".awk", ".bt")
 
+#: Kinds of targets that rustdoc can test.
+LIBRARIES = {"lib", "rlib", "staticlib"}
+#: What follows ``` where rustdoc compiles the block.
+RUSTDOC_TESTS = re.compile(r"(|(rust|no_run|should_panic|ignore|compile_fail|edition\d+)(,.*)?)")
+
 
 def storey_of(package):
     """(storey, crate) from the folder of a crate's manifest: crates/STOREY/CRATE/Cargo.toml. Crates of experiments/ stand on
@@ -179,6 +184,20 @@ def explained(source, at):
     return False
 
 
+def doc_tests(tree):
+    """A crate whose manifest turns documentation tests off (`doctest = false`; each crate with them costs a run of rustdoc) has none."""
+    for package in tree.metadata["packages"]:
+        if all(target["doctest"] or not set(target["kind"]) & LIBRARIES for target in package.get("targets", [])):
+            continue
+        # crates/STOREY/CRATE or experiments/CRATE
+        folder = package["manifest_path"].rsplit("/", 1)[0]
+        for path, source in tree.sources.items():
+            if path.count("/") >= 2 and folder.endswith("/" + path.split("/src/")[0]):
+                fences = re.findall(r"^\s*//[/!] ```(.*)$", source.text, re.MULTILINE)[::2]
+                if any(RUSTDOC_TESTS.fullmatch(fence.strip()) for fence in fences):
+                    yield path, "the example in the documentation is not tested: the crate's Cargo.toml has `doctest = false`"
+
+
 def subjects(tree):
     """A commit's subject is `crate: what changed`."""
     for commit, subject in tree.subjects:
@@ -189,6 +208,7 @@ def subjects(tree):
 
 
 RULES = [
-    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, subjects,
+    storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, doc_tests,
+    subjects,
     *documents.RULES, *words.RULES, *STRUCTURE_RULES,
 ]  # fmt: skip

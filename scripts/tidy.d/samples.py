@@ -16,6 +16,11 @@ def package(storey, crate, *dependencies, kind=None, above="crates/"):
     }
 
 
+def untested(doctest):
+    """A library whose manifest says whether its documentation is tested."""
+    return package("base", "a") | {"targets": [{"kind": ["lib"], "doctest": doctest}, {"kind": ["bin"], "doctest": False}]}
+
+
 def workspace(*packages, neighbours=()):
     return {"packages": packages, "metadata": {"storeys": {"order": ["base", "bytes"], "neighbours": list(neighbours)}}}
 
@@ -139,6 +144,10 @@ SAMPLES = [
     ("safety", rust("fn f() {\n    // SAFETY: alive.\n    let a = if b { 0 } else { unsafe { g() } };\n    let c = S {\n        // SAFETY: alive.\n        d: unsafe { g() },\n    };\n    // SAFETY: alive.\n    let S { d } = *unsafe { h() };\n}\n"), 0),
     ("safety", rust('// SAFETY: plain data.\nunsafe impl Send for A {}\n/// Does it.\n///\n/// # Safety\n/// Live.\n#[inline]\npub unsafe fn f() {}\nunsafe fn g() {}\n#[unsafe(no_mangle)]\nfn h(x: unsafe fn(u8)) {}\nlet s = "unsafe { }";\n'), 0),
     ("safety", rust("//! A sample.\n//!\n//! SAFETY: of all blocks: memory of this test.\nfn f() {\n    unsafe { g() }\n}\n", TEST), 0),
+    ("doc_tests", Sample({LIB: "//! A sample.\n//!\n//! ```no_run\n//! f();\n//! ```\n"}, workspace(untested(False))), 1),
+    ("doc_tests", Sample({LIB: "//! A sample.\n//! ```text\n//! a\n//! ```\n/// ```\n/// f();\n/// ```\nfn f() {}\n"}, workspace(untested(False))), 1),
+    ("doc_tests", Sample({LIB: "//! A sample.\n//! ```\n//! f();\n//! ```\n", OTHER: "//! ```\n//! f();\n//! ```\n"}, workspace(untested(True))), 0),
+    ("doc_tests", Sample({LIB: "//! A sample.\n//! ```text\n//! a\n//! ```\n", OTHER: "//! ```\n//! f();\n//! ```\n"}, workspace(untested(False))), 0),
     ("circles", ring(9, through_root=False), 1),
     ("circles", ring(9, through_root=True), 1),
     ("circles", ring(8, through_root=True), 0),
