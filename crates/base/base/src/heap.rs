@@ -136,7 +136,7 @@ mod tests {
         assert!(with_room::<u64>(usize::MAX / 4).is_err());
     }
 
-    #[cfg(feature = "faults")]
+    #[cfg(debug_assertions)]
     #[test]
     fn only_what_allocates_is_a_step_that_can_fail() {
         let mut list: Vec<u8> = with_room(8).expect("memory");

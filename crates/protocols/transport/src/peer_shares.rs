@@ -152,6 +152,7 @@ mod tests {
         assert_eq!(shares.growth(peer(1), 5000), 5000);
     }
 
+    #[cfg(debug_assertions)]
     #[test]
     fn without_memory_nothing_is_lent() {
         let mut shares = PeerShares::default();
