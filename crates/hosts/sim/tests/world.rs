@@ -156,8 +156,8 @@ fn who_waits_for_a_window_keeps_no_host_busy() {
     );
 }
 
-/// Fewer where they take ten times as long; the part `oracle` of `make test` runs all of them.
-const SEEDS: u64 = if cfg!(debug_assertions) { 30 } else { 150 };
+/// The first of the seeds that the part `seeds` of `make test` tries.
+const SEEDS: u64 = 30;
 
 #[test]
 fn random_scenarios_hold_under_the_oracle() {
