@@ -84,6 +84,16 @@ enum Output {
 }
 
 impl Output {
+    /// Lines without a target, else a file; `-` is stdout.
+    fn open(target: Option<&str>, devices: &[DeviceInfo]) -> Result<Output, String> {
+        let Some(path) = target else { return Ok(Output::Lines(std::io::stdout())) };
+        if path == "-" {
+            let file = CaptureFile::to(Box::new(std::io::stdout()), devices).map_err(|e| format!("stdout: {e}"))?;
+            return Ok(Output::File(file));
+        }
+        let file = std::fs::File::create(path).map_err(|e| format!("{path}: {e}"))?;
+        Ok(Output::File(CaptureFile::to(Box::new(file), devices).map_err(|e| format!("{path}: {e}"))?))
+    }
     fn write(&mut self, device: usize, packet: &CapturedPacket<'_>, lost: u64) -> std::io::Result<()> {
         match self {
             Output::Lines(out) => out.write_all(line_of(packet).as_bytes()),
@@ -121,55 +131,41 @@ fn run(matches: &ArgMatches) -> Result<(), String> {
         );
     }
     let snap = matches.get_one("snap").copied().unwrap_or(if target.is_none() { SNAP_OF_LINES } else { u16::MAX });
+    let stop = stop_flag()?;
+    let sources = sources_of(&mut daemon, &devices, snap)?;
+    // Only now: a refused capture leaves a file of that name as it is.
+    let output = Output::open(target, &devices)?;
+    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    eprintln!("burst: capturing {}", names.join(", "));
+    let until = matches.get_one::<Duration>("for").map(|time| Instant::now() + *time);
+    let count = matches.get_one::<u64>("count").copied().unwrap_or(u64::MAX);
+    let mut capture = RunningCapture { sources, output, totals: CaptureTotals::default(), count };
+    let broken = |error: std::io::Error| format!("the capture has broken off: {error}");
+    let goes_on = || !stop.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until);
+    if !capture.until_over(goes_on).map_err(broken)? {
+        capture.take_the_rest().map_err(broken)?;
+    }
+    eprintln!("burst: {}", sentence(&capture.totals));
+    Ok(())
+}
+
+/// A flag that SIGINT and SIGTERM set.
+fn stop_flag() -> Result<Arc<AtomicBool>, String> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.clone()).map_err(|e| e.to_string())?;
     }
+    Ok(stop)
+}
+
+/// The sockets of all workers of the devices.
+fn sources_of(daemon: &mut Daemon, devices: &[DeviceInfo], snap: u16) -> Result<Vec<CaptureSource>, String> {
     let mut sources = Vec::new();
     for (index, device) in devices.iter().enumerate() {
         let sockets = daemon.capture(device.index, snap).map_err(|e| e.to_string())?;
         sources.extend(sockets.into_iter().map(|socket| CaptureSource { device: index, socket }));
     }
-    // Only now: a refused capture leaves a file of that name as it is.
-    let mut output = match target {
-        None => Output::Lines(std::io::stdout()),
-        Some("-") => {
-            Output::File(CaptureFile::to(Box::new(std::io::stdout()), &devices).map_err(|e| format!("stdout: {e}"))?)
-        }
-        Some(path) => {
-            let file = std::fs::File::create(path).map_err(|e| format!("{path}: {e}"))?;
-            Output::File(CaptureFile::to(Box::new(file), &devices).map_err(|e| format!("{path}: {e}"))?)
-        }
-    };
-    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-    eprintln!("burst: capturing {}", names.join(", "));
-    let until = matches.get_one::<Duration>("for").map(|time| Instant::now() + *time);
-    let count = matches.get_one::<u64>("count").copied().unwrap_or(u64::MAX);
-    let mut totals = CaptureTotals::default();
-    let mut is_over = false;
-    while !is_over && !stop.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until) {
-        let taken =
-            take(&mut sources, &mut output, &mut totals, count).and_then(|is_over| output.flush().map(|()| is_over));
-        is_over = match taken {
-            Ok(is_over) => is_over,
-            // A reader that has read enough is no fault: `burst capture | head`.
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => true,
-            Err(error) => return Err(format!("the capture has broken off: {error}")),
-        };
-        if sources.is_empty() {
-            eprintln!("burst: the daemon has ended");
-            is_over = true;
-        }
-    }
-    // What has come before the end.
-    let mut before = u64::MAX;
-    while !is_over && before != totals.packets {
-        before = totals.packets;
-        let taken = take(&mut sources, &mut output, &mut totals, count).and_then(|_| output.flush());
-        taken.map_err(|error| format!("the capture has broken off: {error}"))?;
-    }
-    eprintln!("burst: {}", sentence(&totals));
-    Ok(())
+    Ok(sources)
 }
 
 fn sentence(totals: &CaptureTotals) -> String {
@@ -185,44 +181,80 @@ fn chosen(daemon: &mut Daemon, port: Option<&str>) -> Result<Vec<DeviceInfo>, St
     crate::impair::find(&devices, port).map(|device| vec![device.clone()])
 }
 
-/// Waits a moment, and takes what has come. True when `count` packets have.
-fn take(
-    sources: &mut Vec<CaptureSource>,
-    output: &mut Output,
-    totals: &mut CaptureTotals,
+/// A capture that has begun.
+struct RunningCapture {
+    sources: Vec<CaptureSource>,
+    output: Output,
+    totals: CaptureTotals,
+    /// Packets after which it ends.
     count: u64,
-) -> std::io::Result<bool> {
-    let timeout = Timespec::try_from(LOOK_EVERY).expect("a short time");
-    let mut fds: Vec<PollFd<'_>> = sources.iter().map(|source| PollFd::new(&source.socket, PollFlags::IN)).collect();
-    match poll(&mut fds, Some(&timeout)) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(errno) => return Err(errno.into()),
-    }
-    let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-    let (mut buffer, mut gone, mut is_over) = (vec![0; CAPTURE_MESSAGE_MAX], Vec::new(), false);
-    for (at, source) in sources.iter().enumerate().filter(|(at, _)| ready[*at]) {
-        match recv(&source.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
-            Ok((len, _)) if len > 0 => {
-                let (mut lost, packets) = captured(&buffer[..len]).ok_or(std::io::ErrorKind::InvalidData)?;
-                totals.lost += lost;
-                for packet in packets {
-                    is_over |= totals.packets >= count;
-                    if is_over {
-                        break;
-                    }
-                    output.write(source.device, &packet, lost)?;
-                    (totals.packets, lost) = (totals.packets + 1, 0);
-                }
-                is_over |= totals.packets >= count;
+}
+
+impl RunningCapture {
+    /// Takes packets while `goes_on()`. True if nothing is left to be taken: there were enough, or their reader or the daemon has
+    /// ended.
+    fn until_over(&mut self, goes_on: impl Fn() -> bool) -> std::io::Result<bool> {
+        while goes_on() {
+            match self.take() {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                // A reader that has read enough is no fault: `burst capture | head`.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(true),
+                Err(error) => return Err(error),
             }
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Ok(_) | Err(_) => gone.push(at),
+            if self.sources.is_empty() {
+                eprintln!("burst: the daemon has ended");
+                return Ok(true);
+            }
         }
+        Ok(false)
     }
-    for at in gone.into_iter().rev() {
-        sources.remove(at);
+
+    /// Takes what has come before the end.
+    fn take_the_rest(&mut self) -> std::io::Result<()> {
+        let mut before = u64::MAX;
+        while before != self.totals.packets {
+            before = self.totals.packets;
+            self.take()?;
+        }
+        Ok(())
     }
-    Ok(is_over)
+
+    /// Waits a moment, and takes what has come. True when `count` packets have.
+    fn take(&mut self) -> std::io::Result<bool> {
+        let timeout = Timespec::try_from(LOOK_EVERY).expect("a short time");
+        let mut fds: Vec<PollFd<'_>> =
+            self.sources.iter().map(|source| PollFd::new(&source.socket, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let (mut buffer, mut gone) = (vec![0; CAPTURE_MESSAGE_MAX], Vec::new());
+        let (totals, count) = (&mut self.totals, self.count);
+        for (at, source) in self.sources.iter().enumerate().filter(|(at, _)| ready[*at]) {
+            match recv(&source.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((len, _)) if len > 0 => {
+                    let (mut lost, packets) = captured(&buffer[..len]).ok_or(std::io::ErrorKind::InvalidData)?;
+                    totals.lost += lost;
+                    for packet in packets {
+                        if totals.packets >= count {
+                            break;
+                        }
+                        self.output.write(source.device, &packet, lost)?;
+                        (totals.packets, lost) = (totals.packets + 1, 0);
+                    }
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Ok(_) | Err(_) => gone.push(at),
+            }
+        }
+        for at in gone.into_iter().rev() {
+            self.sources.remove(at);
+        }
+        self.output.flush()?;
+        Ok(self.totals.packets >= self.count)
+    }
 }
 
 #[cfg(test)]

@@ -416,6 +416,24 @@ fn only(text: &Text<'_>, span: &Range<usize>, kind: &str, given: &[&str], used: 
     }
 }
 
+/// What a topology that cannot have so many hosts expects; `None`: they fit.
+fn misfit(t: &file::TopologyTable, hosts: u32) -> Option<&'static str> {
+    use file::TopologyKind as K;
+    // Hosts stand in equal numbers on so many leaves or switches.
+    let divided = |parts: Option<u32>, least: u32| parts.is_some_and(|n| n >= least && hosts.is_multiple_of(n));
+    let (fits, expected) = match t.kind {
+        K::Pair | K::Star => return None,
+        K::Dumbbell => (hosts.is_multiple_of(2), "an even number of hosts, half of them on each side"),
+        K::LeafSpine => (divided(t.leaves, 1), "leaves, with the same number of hosts on each"),
+        K::Ring => {
+            let switches = t.switches.as_ref().map(|all| *all.get_ref());
+            (divided(switches, 3), "at least 3 switches, with the same number of hosts on each")
+        }
+        K::FatTree => ([16, 64, 256, 1_024, 4_096].contains(&hosts), "16, 64, 256, 1024 or 4096 hosts"),
+    };
+    (!fits).then_some(expected)
+}
+
 fn topology_hosts(text: &Text<'_>, table: &Spanned<file::TopologyTable>) -> Result<u32, ScenarioError> {
     use file::TopologyKind as K;
     let (span, t) = (table.span(), table.get_ref());
@@ -441,20 +459,7 @@ fn topology_hosts(text: &Text<'_>, table: &Spanned<file::TopologyTable>) -> Resu
         }
         (_, None) => return text.need(&span, "hosts", None),
     };
-    let fits = match t.kind {
-        K::Dumbbell => hosts.is_multiple_of(2),
-        K::LeafSpine => t.leaves.is_some_and(|leaves| leaves > 0 && hosts.is_multiple_of(leaves)),
-        K::FatTree => [16, 64, 256, 1_024, 4_096].contains(&hosts),
-        K::Ring => t.switches.as_ref().is_some_and(|all| *all.get_ref() >= 3 && hosts.is_multiple_of(*all.get_ref())),
-        K::Pair | K::Star => true,
-    };
-    if !fits {
-        let expected = match t.kind {
-            K::Dumbbell => "an even number of hosts, half of them on each side",
-            K::LeafSpine => "leaves, with the same number of hosts on each",
-            K::Ring => "at least 3 switches, with the same number of hosts on each",
-            _ => "16, 64, 256, 1024 or 4096 hosts",
-        };
+    if let Some(expected) = misfit(t, hosts) {
         return text.refuse(span, format!("hosts: {hosts} hosts do not fit kind \"{name}\"; expected {expected}"));
     }
     if t.kind == K::LeafSpine {
