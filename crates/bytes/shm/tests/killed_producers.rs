@@ -11,9 +11,9 @@ use burst_shm::paired;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread::{scope, yield_now};
 
-/// Kills, unless the variable `BURST_KILLS` says another number. Beside a busy compiler each takes some 20 ms: a dozen changes
-/// between threads, each of which waits for a processor.
-const KILLS: u64 = 1000;
+/// Kills, unless the variable `BURST_KILLS` says another number (`make threads`: 20,000). Beside a busy compiler each takes some
+/// 20 ms: a dozen changes between threads, each of which waits for a processor.
+const KILLS: u64 = 250;
 /// Looks at the child between its ring and its death, at most: the child rings several times meanwhile.
 const LOOKS_MAX: u64 = 400;
 /// Queue of the child; those of the other producers follow.
