@@ -3,7 +3,7 @@
 use burst_base::verbs::access;
 use burst_mem::Region;
 use burst_mem::region::MapPiece;
-use burst_mem::swap::{MemoryHost, PieceSource, Registration, add_host, register, release};
+use burst_mem::swap::{ChildKind, MemoryHost, PieceSource, Registration, add_host, fork_by, register, release};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex};
@@ -381,4 +381,128 @@ fn memory_that_is_not_to_be_forked_is_not_copied() {
         release(reg);
         assert_eq!(Child::fork(absent).look(), 0, "after the registration as well");
     }
+}
+
+/// The system call by which libc's functions make a child; it runs no handlers.
+fn system_clone(flags: i32) -> i32 {
+    // SAFETY: a child with a copy of this stack.
+    unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD | flags, 0, 0, 0, 0) as i32 }
+}
+
+#[test]
+fn a_child_of_a_call_without_handlers_is_isolated_as_one_of_fork() {
+    let _alone = ALONE.lock();
+    let len = 64 * PAGE;
+    let memory = anon(len);
+    let Some(reg) = swapped(memory, len) else { return };
+    for round in 0..10 {
+        bytes(memory, len).fill(round);
+        let mut ends = [0; 2];
+        // SAFETY: two writable numbers.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        // SAFETY: one child, which returns from the call.
+        let pid = unsafe { fork_by(ChildKind::default(), |_| system_clone(0)) };
+        let child = Child::of(pid, ends, || {
+            let same = bytes(memory, len).iter().all(|b| *b == round);
+            bytes(memory, len).fill(0xEE);
+            same
+        });
+        bytes(memory, len).fill(0xFF);
+        assert_eq!(child.look(), 0, "round {round}");
+        assert!(bytes(memory, len).iter().all(|b| *b == 0xFF), "round {round}");
+    }
+    release(reg);
+}
+
+/// The child has the table of descriptors of its parent: what it closed, the parent would not have any more.
+#[test]
+fn a_child_that_shares_descriptors_closes_none_of_its_parents() {
+    let _alone = ALONE.lock();
+    let (len, go) = (16 * PAGE, std::os::unix::net::UnixStream::pair().expect("a pair"));
+    let memory = anon(len);
+    bytes(memory, len).fill(1);
+    let Some(reg) = swapped(memory, len) else { return };
+    let open = || std::fs::read_dir("/proc/self/fd").expect("listed").count();
+    let before = open();
+    let kind = ChildKind { shares_files: true, ..ChildKind::default() };
+    // SAFETY: one child, which returns from the call.
+    let pid = unsafe { fork_by(kind, |_| system_clone(libc::CLONE_FILES)) };
+    if pid == 0 {
+        use std::io::Read as _;
+        let read = (&go.0).read(&mut [0]).is_ok();
+        let same = bytes(memory, len).iter().all(|b| *b == 1);
+        bytes(memory, len).fill(0xEE);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!(read && same))) };
+    }
+    bytes(memory, len).fill(2);
+    (&go.1).write_all(&[1]).expect("written");
+    let mut status = -1;
+    // SAFETY: our child.
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!((status, open()), (0, before));
+    // The pages are the pool's again.
+    let region = map(&reg);
+    region.span(memory as u64, 1).expect("inside").write_from(&[9]).expect("there");
+    assert_eq!((bytes(memory, 2)[0], bytes(memory, 2)[1]), (9, 2));
+    drop(region);
+    release(reg);
+}
+
+/// The child runs on a stack that its parent has made, which is registered.
+#[test]
+fn a_child_may_run_on_registered_memory() {
+    extern "C" fn run(start: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: the function and the memory that the parent passes, of which this process has a copy.
+        let (first, memory) = unsafe { *start.cast::<(fn(), usize)>() };
+        first();
+        let here = [5u8; 64];
+        i32::from(!bytes(memory as *mut u8, PAGE).iter().all(|b| *b == 3) || here[63] != 5)
+    }
+    let _alone = ALONE.lock();
+    let len = 256 * PAGE;
+    let memory = anon(len);
+    bytes(memory, len).fill(3);
+    let Some(reg) = swapped(memory, len) else { return };
+    let stack = memory as usize + len;
+    let kind = ChildKind { stack, ..ChildKind::default() };
+    let call = |first: fn()| {
+        let mut start = (first, memory as usize);
+        // SAFETY: the child runs on memory of this test, of which it has a copy.
+        unsafe { libc::clone(run, stack as *mut _, libc::SIGCHLD, (&raw mut start).cast()) }
+    };
+    // SAFETY: the child runs `first`.
+    let pid = unsafe { fork_by(kind, call) };
+    assert!(pid > 0);
+    let mut status = -1;
+    // SAFETY: our child.
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    let region = map(&reg);
+    for at in [memory as usize, stack - 1] {
+        region.span(at as u64, 1).expect("inside").write_from(&[9]).expect("there");
+        assert_eq!(bytes(at as *mut u8, 1), [9], "shared again");
+    }
+    drop(region);
+    release(reg);
+}
+
+#[test]
+fn a_fork_that_fails_leaves_everything_as_it_was() {
+    let _alone = ALONE.lock();
+    let memory = anon(4 * PAGE);
+    let Some(reg) = swapped(memory, 4 * PAGE) else { return };
+    let refuse = |_: fn()| {
+        // SAFETY: the thread's own errno.
+        unsafe { *libc::__errno_location() = libc::EAGAIN };
+        -1
+    };
+    // SAFETY: no child.
+    assert_eq!(unsafe { fork_by(ChildKind::default(), refuse) }, -1);
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+    let region = map(&reg);
+    region.span(memory as u64, 1).expect("inside").write_from(&[9]).expect("there");
+    assert_eq!(bytes(memory, 1), [9]);
+    drop(region);
+    release(reg);
 }

@@ -320,3 +320,32 @@ fn what_private_memory_does_not_allow_is_refused() {
     assert!(bytes(at, 8).iter().all(|byte| *byte == 7));
     shared.release();
 }
+
+/// Faults of this thread for which no page was read from a device.
+fn faults() -> i64 {
+    // SAFETY: all zeroes is a valid `rusage`, and it is writable.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+        usage.ru_minflt
+    }
+}
+
+#[test]
+fn discarded_pages_stay_mapped() {
+    let _turn = FORKS.read();
+    let pages = 2048;
+    let at = anon(pages);
+    bytes(at, pages).fill(3);
+    let Some(shared) = Shared::new(at, pages) else { return };
+    for round in 0..3u8 {
+        bytes(at, pages).fill(round + 1);
+        shared.put(pages - 1, 77);
+        let before = faults();
+        assert_eq!(madvise(at, pages, libc::MADV_DONTNEED), 0);
+        let each = faults() - before;
+        assert!(each < pages as i64 / 4, "{each} faults for {pages} pages");
+        assert!(bytes(at, pages).iter().all(|byte| *byte == 0));
+    }
+    shared.release();
+}

@@ -23,22 +23,32 @@
 //! pinned them keeps the pages from before the fork.
 //!
 //! Fork handlers of other libraries run between these handlers, in the forking thread; they may register and release
-//! memory (`lock.rs`). `vfork` and `posix_spawn` run no handlers and need none. A child of `_Fork` or of the system call `clone`
-//! has not run them: it shares the registered pages with its parent until it calls `execve` or a function of this module.
+//! memory (`lock.rs`). `vfork` and `posix_spawn` run no handlers and need none. Nor does libc run them for `_Fork`, and for
+//! `clone` without `CLONE_VM`; the library that has the program's symbols of these names makes the child by [`fork_by`]. A
+//! child of the bare system call shares the registered pages with its parent until it calls `execve` or a function of this
+//! module.
+//!
+//! Other threads unmap and move memory meanwhile. What the library sees of that waits for one mapping or chunk (`calls`), and
+//! each is asked for again immediately before it is replaced. What moves while all are gone through is looked for once more.
 
 use super::advice::AdviceFlags;
+use super::copies::{copy_from_pool, private_pages, put_over};
 use super::gate::ForkGate;
 use super::lock::ForkLockGuard;
 use super::pagemap::PageMap;
 use super::pinned::Pins;
-use super::uffd::{PageMover, copy_from_pool, private_pages, put_over};
-use super::vma::{MappedPart, Maps, Vma};
-use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, kernel, pool::PAGE};
+use super::uffd::{MovedRange, PageMover};
+use super::vma::{MappedPart, Maps, Vma, errno};
+use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, calls, keep_in_place, kernel, pool::PAGE};
 use std::sync::{Arc, Weak};
 
 /// Bytes of stack below and above the handler's frame that are used between `prepare` and the two returns from fork.
 const LIVE_BELOW: usize = 64 << 10;
 const LIVE_ABOVE: usize = 16 << 10;
+/// Stacks that are used meanwhile: of the thread that forks, and one that it has made for the child.
+const STACKS: usize = 2;
+/// Most times that all mappings are looked at, when other threads change them meanwhile.
+const PASSES_MAX: usize = 16;
 // The frame of the handler lies inside, with whole pages to spare on both sides.
 const _: () = assert!(2 * PAGE < LIVE_ABOVE && LIVE_ABOVE < LIVE_BELOW);
 
@@ -52,8 +62,10 @@ pub trait MemoryHost: Send + Sync + core::fmt::Debug {
 /// What a fork leaves to do after it.
 #[derive(Debug)]
 pub(super) struct ForkState {
-    /// Pages of the live stack, or all, that are swapped out for the duration of the fork.
-    evicted: (usize, usize),
+    /// Pages of live stacks, or all, that are swapped out for the duration of the fork.
+    evicted: [(usize, usize); STACKS],
+    /// Whether the child will have the descriptors of its parent, not copies of them.
+    shares_files: bool,
     /// Where the parent waits for the child; `None`: no page is shared.
     gate: Option<ForkGate>,
     /// Pages whose last registration has ended while the fork lasts.
@@ -68,7 +80,8 @@ pub(super) struct ForkState {
 
 impl ForkState {
     pub(super) const NONE: ForkState = ForkState {
-        evicted: (0, 0),
+        evicted: [(0, 0); STACKS],
+        shares_files: false,
         gate: None,
         released: Vec::new(),
         has_locked: false,
@@ -102,26 +115,71 @@ pub fn add_host(host: &Arc<impl MemoryHost + 'static>) {
 }
 
 unsafe extern "C" fn prepare() {
-    let mut registry = registry();
-    let mark = 0u8;
-    let sp = &raw const mark as usize;
-    // Some calls of the handlers are cancellation points.
-    // SAFETY: `cancel_state` is writable.
-    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut registry.fork.cancel_state) };
-    registry.begin_fork((sp.saturating_sub(LIVE_BELOW) & !(PAGE - 1), (sp + LIVE_ABOVE) & !(PAGE - 1)));
-    // Unlocked by `parent` and `child`.
-    registry.keep();
+    prepare_child(ChildKind::default());
 }
 
 unsafe extern "C" fn parent() {
-    // SAFETY: locked by `prepare` in this thread.
+    in_parent();
+}
+
+unsafe extern "C" fn child() {
+    in_child();
+}
+
+/// How a child differs from one of `fork`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChildKind {
+    /// Address from which the child's stack grows downwards; 0: it is the one of the thread that forks.
+    pub stack: usize,
+    /// Whether the child has the descriptors of its parent, not copies of them (`CLONE_FILES`).
+    pub shares_files: bool,
+}
+
+/// Makes a child by `call`, which runs no handlers of libc (`_Fork`, `clone` without `CLONE_VM`). `call` gets the function that
+/// the child must run first, and returns the number that the call which makes the child returns; where that is 0 in the child,
+/// the function is run here.
+///
+/// # Safety
+/// `call` makes a child at most; where it does not return in the child, the child runs the function before anything else.
+pub unsafe fn fork_by(kind: ChildKind, call: impl FnOnce(fn()) -> i32) -> i32 {
+    if !super::is_any_made() {
+        return call(|| ());
+    }
+    prepare_child(kind);
+    let answer = call(in_child);
+    let error = errno();
+    if answer == 0 {
+        in_child();
+    } else {
+        in_parent();
+    }
+    // SAFETY: the thread's own errno.
+    unsafe { *libc::__errno_location() = error };
+    answer
+}
+
+fn prepare_child(kind: ChildKind) {
+    let mut registry = registry();
+    let mark = 0u8;
+    let used = |sp: usize| (sp.saturating_sub(LIVE_BELOW) & !(PAGE - 1), (sp + LIVE_ABOVE) & !(PAGE - 1));
+    // Some calls of the handlers are cancellation points.
+    // SAFETY: `cancel_state` is writable.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut registry.fork.cancel_state) };
+    let childs = if kind.stack == 0 { (0, 0) } else { used(kind.stack) };
+    registry.begin_fork([used(&raw const mark as usize), childs], kind.shares_files);
+    // Unlocked by `in_parent` and `in_child`.
+    registry.keep();
+}
+
+fn in_parent() {
+    // SAFETY: locked by `prepare_child` in this thread.
     let mut registry = unsafe { REGISTRY.resume() };
     registry.end_fork();
     registry.restore_cancel_state();
 }
 
-unsafe extern "C" fn child() {
-    // SAFETY: locked by `prepare` in the thread that this one continues.
+fn in_child() {
+    // SAFETY: locked by `prepare_child` in the thread that this one continues.
     let mut registry = unsafe { REGISTRY.resume() };
     if registry.fork.held {
         registry.privatise();
@@ -157,11 +215,11 @@ impl Registry {
         core::mem::forget(core::mem::take(&mut self.hosts));
         core::mem::forget(core::mem::replace(&mut self.splits, super::SplitSet::new()));
         core::mem::forget(core::mem::replace(&mut self.advice, super::KeptAdvice::new()));
-        self.pools.abandon();
-        if let Some(mover) = self.mover.take() {
-            mover.close();
-            core::mem::forget(mover);
-        }
+        calls::begin_process();
+        let closes = !self.fork.shares_files;
+        self.pools.abandon(closes);
+        self.mover.as_ref().filter(|_| closes).inspect(|mover| mover.close());
+        core::mem::forget(self.mover.take());
         self.epoch += 1;
         // SAFETY: no precondition.
         self.process = unsafe { libc::getpid() };
@@ -170,9 +228,9 @@ impl Registry {
         // SAFETY: no result is asked for, and the state is one that the thread had.
         unsafe { pthread_setcancelstate(self.fork.cancel_state, core::ptr::null_mut()) };
     }
-    /// Makes the swapped pages private, copied on write; `live`: the stack in use. In the process that will be the parent.
-    fn begin_fork(&mut self, live: (usize, usize)) {
-        self.fork = ForkState { cancel_state: self.fork.cancel_state, ..ForkState::NONE };
+    /// Makes the swapped pages private, copied on write; `live`: the stacks in use. In the process that will be the parent.
+    fn begin_fork(&mut self, live: [(usize, usize); STACKS], shares_files: bool) {
+        self.fork = ForkState { cancel_state: self.fork.cancel_state, shares_files, ..ForkState::NONE };
         // Most programs that fork have no pool or no registration.
         let Some(maps) = self.pools.any().then(Maps::open).flatten() else { return };
         if !maps.any(|vma| self.class(vma).is_shared_pool()) {
@@ -181,31 +239,43 @@ impl Registry {
         self.fork.has_locked = Pins::without_cuda().has_locked;
         self.fork.held = true;
         self.hold(true);
-        self.fork.gate = ForkGate::open();
+        self.fork.gate = if shares_files { None } else { ForkGate::open() };
         let Some(mover) = self.mover().filter(|mover| mover.moves_shared()) else { return };
         if self.fork.gate.is_none() {
-            return self.evict(&maps, &mover, (0, super::pool::ADDRESS_MAX));
+            return self.evict(&maps, &mover, 0, (0, super::pool::ADDRESS_MAX));
         }
-        self.evict(&maps, &mover, live);
-        self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
-            let Some(pool) = registry.pools.known(vma.page).filter(|pool| pool.page == PAGE) else { return };
-            if !registry.class(vma).is_shared_pool() {
+        for (which, stack) in live.into_iter().enumerate() {
+            self.evict(&maps, &mover, which, stack);
+        }
+        // Again, if other threads have changed the mappings.
+        for _ in 0..PASSES_MAX {
+            let mut same = true;
+            self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
+                same &= !registry.class(vma).is_shared_pool() || registry.freeze(&maps, vma, (first, last));
+            });
+            if same {
                 return;
             }
-            let flags = registry.advice.flags_of(&maps, vma, first, registry.fork.has_locked);
-            if flags.dont_fork {
-                return;
-            }
-            let MappedPart { offset, prot } = vma.part_at(first);
-            // SAFETY: the same pages by another mapping. A failure leaves the pages shared until the child has copied them.
-            let frozen = unsafe { kernel::map_copy_over(first, last - first, prot, pool.fd(), offset) };
-            if frozen {
-                flags.apply_untouched(first, last);
-            }
-            if frozen && vma.readable {
-                super::keep_in_place(first, last);
-            }
-        });
+        }
+    }
+    /// Makes a mapping of the pool's pages private, copied on write. False: it is not there any more.
+    fn freeze(&self, maps: &Maps, vma: &Vma, (first, last): (usize, usize)) -> bool {
+        let Some(pool) = self.pools.known(vma.page).filter(|pool| pool.page == PAGE) else { return true };
+        let _exchange = calls::exchange();
+        let Some(now) = maps.still(vma, first, last) else { return false };
+        let flags = self.advice.flags_of(maps, &now, first, self.fork.has_locked);
+        if flags.dont_fork {
+            return true;
+        }
+        // Again, at the latest moment; the question may have divided the mapping.
+        let Some(prot) = maps.rights_of(first, last, |part| part.goes_on(&now)) else { return false };
+        let offset = now.part_at(first).offset;
+        // SAFETY: the same pages by another mapping. A failure leaves the pages shared until the child has copied them.
+        if unsafe { kernel::map_copy_over(first, last - first, prot, pool.fd(), offset) } {
+            flags.apply_untouched(first, last);
+            keep_in_place(pool, offset, first, last);
+        }
+        true
     }
     /// Waits for the child, and shares the pages with the daemon again.
     fn end_fork(&mut self) {
@@ -215,16 +285,8 @@ impl Registry {
         if !core::mem::take(&mut self.fork.held) {
             return;
         }
-        let (lo, hi) = core::mem::take(&mut self.fork.evicted);
         if let (Some(maps), Some(mover)) = (Maps::open(), self.mover()) {
-            let map = PageMap::open();
-            let fd = map.as_ref().map_or(-1, PageMap::fd);
-            self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
-                if matches!(registry.class(vma), MappingClass::Frozen) {
-                    registry.thaw(&maps, (&mover, fd), vma, (first, last));
-                }
-            });
-            drop(map);
+            self.thaw_all(&maps, &mover);
             // Asked about before: none of them is pinned.
             let pins = Pins::without_cuda();
             for range in core::mem::take(&mut self.fork.released) {
@@ -238,7 +300,7 @@ impl Registry {
                     }
                 });
             }
-            if hi > 0 {
+            for (lo, hi) in core::mem::take(&mut self.fork.evicted) {
                 self.readmit(&maps, &mover, lo, hi);
             }
         }
@@ -247,30 +309,49 @@ impl Registry {
     fn hold(&self, hold: bool) {
         self.hosts.iter().filter_map(Weak::upgrade).for_each(|host| host.hold(hold));
     }
-    /// Maps the pool's pages shared again.
+    /// Maps the pool's pages shared again: all of them, also those that other threads move or divide meanwhile.
+    fn thaw_all(&mut self, maps: &Maps, mover: &PageMover) {
+        let map = PageMap::open();
+        let fd = map.as_ref().map_or(-1, PageMap::fd);
+        for _ in 0..PASSES_MAX {
+            self.each(maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
+                if matches!(registry.class(vma), MappingClass::Frozen) {
+                    registry.thaw(maps, (mover, fd), vma, (first, last));
+                }
+            });
+            if !maps.any(|vma| matches!(self.class(vma), MappingClass::Frozen)) {
+                return;
+            }
+        }
+    }
+    /// Maps the pool's pages of one mapping shared again.
     fn thaw(&self, maps: &Maps, (mover, map): (&PageMover, i32), vma: &Vma, (first, last): (usize, usize)) {
         let Some(pool) = self.pools.known(PAGE) else { return };
-        let flags = self.advice.flags_of(maps, vma, first, self.fork.has_locked);
-        if !mover.thaw(pool, (first, last), vma.part_at(first), map) {
-            return;
-        }
-        flags.apply(first, last);
-        if vma.readable {
-            super::keep_in_place(first, last);
+        let Some(flags) = self.flags_now(maps, vma, (first, last), self.fork.has_locked) else { return };
+        let part = vma.part_at(first);
+        let range = MovedRange { pool, lo: first, hi: last, part, flags, maps: Some(maps) };
+        if mover.thaw(range, map) {
+            let _exchange = calls::exchange();
+            let is_there = maps.at_or_after(first).is_some_and(|now| now.shared && pool.backs(&now));
+            if is_there {
+                keep_in_place(pool, part.offset, first, last);
+            }
         }
     }
     /// Makes the swapped pages of a range private, keeping their counts.
-    fn evict(&mut self, maps: &Maps, mover: &PageMover, range: (usize, usize)) {
+    fn evict(&mut self, maps: &Maps, mover: &PageMover, which: usize, range: (usize, usize)) {
         self.each(maps, range, |registry, vma, first, last| {
             let Some(pool) = registry.pools.known(vma.page) else { return };
             if !registry.class(vma).is_shared_pool() {
                 return;
             }
-            let flags = registry.advice.flags_of(maps, vma, first, registry.fork.has_locked);
-            if !flags.dont_fork && mover.swap_out(pool, (first, last), vma.part_at(first), false) {
-                flags.apply(first, last);
-                let (lo, hi) = registry.fork.evicted;
-                registry.fork.evicted = if hi == 0 { (first, last) } else { (lo, last) };
+            let flags = registry.flags_now(maps, vma, (first, last), registry.fork.has_locked);
+            let Some(flags) = flags.filter(|flags| !flags.dont_fork) else { return };
+            let part = vma.part_at(first);
+            let range = MovedRange { pool, lo: first, hi: last, part, flags, maps: Some(maps) };
+            if mover.swap_out(range, false) {
+                let (lo, hi) = registry.fork.evicted[which];
+                registry.fork.evicted[which] = if hi == 0 { (first, last) } else { (lo, last) };
             }
         });
     }
@@ -287,12 +368,11 @@ impl Registry {
                 if !matches!(registry.class(vma), MappingClass::Private) {
                     return;
                 }
-                let flags = registry.advice.flags_of(maps, vma, first, registry.fork.has_locked);
-                if mover.swap_in(pool, (first, last), vma.prot(), false) {
-                    flags.apply(first, last);
-                    if vma.readable {
-                        super::keep_in_place(first, last);
-                    }
+                let flags = registry.flags_now(maps, vma, (first, last), registry.fork.has_locked);
+                let Some(flags) = flags else { return };
+                let part = MappedPart { offset: first, prot: vma.prot() };
+                if mover.swap_in(MovedRange { pool, lo: first, hi: last, part, flags, maps: None }, false) {
+                    keep_in_place(pool, first, first, last);
                 }
             });
             at = last;
@@ -419,5 +499,56 @@ mod tests {
         assert_eq!(parts(2, 6), [(2, 4, libc::PROT_READ), (5, 6, write)]);
         assert_eq!(parts(0, 5), [(1, 4, libc::PROT_READ)], "the second begins where the range ends");
         assert_eq!((parts(0, 1), parts(4, 5), parts(7, 8)), (vec![], vec![], vec![]));
+    }
+
+    /// What another thread does between the question about a mapping and its exchange.
+    #[test]
+    fn a_mapping_that_is_not_there_any_more_is_not_frozen() {
+        let (mut registry, mut memory, maps) = (registry(), Memory::new(8), Maps::open().expect("/proc/self/maps"));
+        let pool = registry.pools.get(PAGE).expect("a pool");
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let (lo, hi) = (memory.at, memory.page(8));
+        let map_pool = |offset: usize| {
+            // SAFETY: memory of this test.
+            assert!(unsafe { kernel::map_over(lo, 8 * PAGE, rights, pool.fd(), offset) });
+        };
+        map_pool(lo);
+        let before = maps.at_or_after(lo).expect("mapped");
+        for (first, last) in [(0, 8), (2, 4), (7, 8)] {
+            // SAFETY: pages of this test.
+            assert!(unsafe { kernel::map_fresh_over(memory.page(first), (last - first) * PAGE, rights) });
+            memory.bytes().fill(6);
+            let found = memory.mappings(&maps);
+            assert!(!registry.freeze(&maps, &before, (lo, hi)));
+            assert_eq!(memory.mappings(&maps), found);
+            assert!(memory.bytes().iter().all(|byte| *byte == 6));
+            map_pool(lo);
+        }
+        // The pages of another address, which a mapping that was moved has.
+        map_pool(lo + (1 << 30));
+        assert!(!registry.freeze(&maps, &before, (lo, hi)));
+        map_pool(lo);
+        // Other rights are no other mapping, and are kept.
+        memory.protect(0..8, libc::PROT_READ);
+        assert!(registry.freeze(&maps, &before, (lo, hi)));
+        let frozen = maps.at_or_after(lo).expect("mapped");
+        assert_eq!((frozen.shared, frozen.prot()), (false, libc::PROT_READ));
+    }
+
+    /// Mappings that another thread moves while all are gone through are thawed where they are.
+    #[test]
+    fn what_has_moved_is_thawed_too() {
+        let (mut registry, mut memory, maps) = (registry(), Memory::new(8), Maps::open().expect("/proc/self/maps"));
+        let Some(mover) = registry.mover().filter(|mover| mover.moves_shared()) else { return };
+        let pool = registry.pools.get(PAGE).expect("a pool");
+        let (rights, lo) = (libc::PROT_READ | libc::PROT_WRITE, memory.at);
+        let offset = lo + (1 << 30);
+        // SAFETY: memory of this test.
+        assert!(unsafe { kernel::map_copy_over(lo, 8 * PAGE, rights, pool.fd(), offset) });
+        memory.bytes().fill(6);
+        registry.thaw_all(&maps, &mover);
+        assert!(maps.at_or_after(lo).is_some_and(|vma| vma.shared && vma.offset_of(lo) == offset as u64));
+        let mut copy = [0; 2];
+        assert!(copy_from_pool(&pool, offset, 2, copy.as_mut_ptr()) && copy == [6; 2], "what was written meanwhile");
     }
 }

@@ -5,8 +5,12 @@
 //!
 //! In between, fork handlers of other libraries run in the same thread, and they may register and deregister memory (UCX
 //! empties its cache of registrations there). The lock is then taken by their own thread, and they use it as it is.
+//!
+//! The thread that has the lock takes no signals, because a handler may fork and would wait for its own thread. Signals of
+//! faults stay as they are.
 
 use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -14,6 +18,8 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 pub(crate) struct ForkLock<T> {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     value: UnsafeCell<T>,
+    /// The signals that the holder of the mutex did not take before.
+    blocked: UnsafeCell<MaybeUninit<libc::sigset_t>>,
     /// Identity of the thread that forks while it holds the mutex ([`ForkLockGuard::keep`]); 0: none.
     forking: AtomicUsize,
 }
@@ -29,9 +35,23 @@ pub(crate) struct ForkLockGuard<'a, T> {
 }
 
 /// Identity of the calling thread, never 0.
-fn this_thread() -> usize {
+pub(super) fn this_thread() -> usize {
     // SAFETY: no precondition. The only thread of a child has the identity of the thread that forked.
     unsafe { libc::pthread_self() as usize }
+}
+
+/// Blocks all signals but those of faults. Returns those that were blocked before.
+fn block_signals() -> libc::sigset_t {
+    let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
+    // SAFETY: both sets are written by these calls before they are used.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT] {
+            libc::sigdelset(all.as_mut_ptr(), fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    }
 }
 
 impl<T> ForkLock<T> {
@@ -39,6 +59,7 @@ impl<T> ForkLock<T> {
         ForkLock {
             mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
             value: UnsafeCell::new(value),
+            blocked: UnsafeCell::new(MaybeUninit::uninit()),
             forking: AtomicUsize::new(0),
         }
     }
@@ -47,8 +68,12 @@ impl<T> ForkLock<T> {
         if self.forking.load(Relaxed) == this_thread() {
             return ForkLockGuard { lock: self, unlocks: false };
         }
-        // SAFETY: an initialised mutex that never moves (the lock is a static) and is never destroyed.
-        unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
+        let before = block_signals();
+        // SAFETY: an initialised mutex that never moves (the lock is a static) and is never destroyed. Then the lock is held.
+        unsafe {
+            libc::pthread_mutex_lock(self.mutex.get());
+            (*self.blocked.get()).write(before);
+        }
         ForkLockGuard { lock: self, unlocks: true }
     }
     /// The guard again, in a fork handler after [`ForkLockGuard::keep`]; dropping it unlocks.
@@ -94,8 +119,56 @@ impl<T> DerefMut for ForkLockGuard<'_, T> {
 impl<T> Drop for ForkLockGuard<'_, T> {
     fn drop(&mut self) {
         if self.unlocks {
-            // SAFETY: locked by this thread, or by the parent's thread that this one continues after a fork.
-            unsafe { libc::pthread_mutex_unlock(self.lock.mutex.get()) };
+            // SAFETY: locked by this thread, or by the parent's thread that this one continues after a fork; `lock` has written
+            // the set. It is copied, because another thread may lock at once.
+            unsafe {
+                let before = (*self.lock.blocked.get()).assume_init();
+                libc::pthread_mutex_unlock(self.lock.mutex.get());
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut());
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::in_child;
+    use super::*;
+    use core::sync::atomic::AtomicU32;
+
+    static LOCK: ForkLock<u32> = ForkLock::new(0);
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn count(_signal: libc::c_int) {
+        *LOCK.lock() += 1;
+        HANDLED.fetch_add(1, Relaxed);
+    }
+
+    /// A handler that takes the lock, as one that forks does, runs when its thread has given the lock back.
+    #[test]
+    fn a_signal_handler_does_not_wait_for_its_own_thread() {
+        in_child(|| {
+            let handler: extern "C" fn(libc::c_int) = count;
+            // SAFETY: a handler that takes a lock which its thread cannot have.
+            unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+            let send = || {
+                // SAFETY: numbers only.
+                assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
+            };
+            let mut guard = LOCK.lock();
+            send();
+            assert_eq!((*guard, HANDLED.load(Relaxed)), (0, 0));
+            *guard += 10;
+            // As in the handlers of a fork: it stays locked in between.
+            guard.keep();
+            send();
+            assert!(LOCK.lock().is_forking());
+            assert_eq!(HANDLED.load(Relaxed), 0);
+            // SAFETY: kept above.
+            drop(unsafe { LOCK.resume() });
+            assert_eq!((*LOCK.lock(), HANDLED.load(Relaxed)), (11, 1), "pending once");
+            send();
+            assert_eq!(HANDLED.load(Relaxed), 2);
+        });
     }
 }

@@ -25,6 +25,8 @@
 //!
 //! This code runs inside other people's programs: it does not panic, does not print, and holds no lock across a fork.
 mod advice;
+mod calls;
+mod copies;
 mod foreign;
 mod fork;
 mod gate;
@@ -44,19 +46,20 @@ mod vma;
 
 use crate::region;
 use advice::KeptAdvice;
+pub use calls::between_exchanges;
 use fork::ForkState;
-pub use fork::{MemoryHost, add_host};
+pub use fork::{ChildKind, MemoryHost, add_host, fork_by};
 use lock::ForkLock;
 use pinned::Pins;
-use pool::PoolSet;
 pub use pool::is_any_made;
+use pool::{Pool, PoolSet};
 pub use program::{NewPlace, madvise, mremap};
 use refs::PageCounts;
 use splits::SplitSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use uffd::PageMover;
-use vma::{Maps, Vma};
+use uffd::{MovedRange, PageMover};
+use vma::{MappedPart, Maps, Vma};
 
 /// Most pieces of a registration; a range that needs more is reached in the process as a whole.
 pub const PIECES_MAX: usize = region::PIECES_MAX;
@@ -388,18 +391,17 @@ impl Registry {
             return false;
         }
         let flags = self.advice.flags_of(maps, vma, lo, pins.has_locked);
-        let swapped = match (self.mover(), self.pools.known(vma.page)) {
-            (Some(mover), Some(pool)) => mover.swap_in(pool, (lo, hi), vma.prot(), pins.is_alone),
-            _ => false,
-        };
+        let (Some(mover), Some(pool)) = (self.mover(), self.pools.known(vma.page).copied()) else { return false };
+        let part = MappedPart { offset: lo, prot: vma.prot() };
+        // The caller must not unmap memory while it registers it.
+        let swapped = mover.swap_in(MovedRange { pool: &pool, lo, hi, part, flags, maps: None }, pins.is_alone);
         if swapped {
-            flags.apply(lo, hi);
             self.advice.forget(lo, hi);
             self.advice.keep(lo, hi, flags);
             self.splits.extend([lo, hi].into_iter().filter(|at| vma.start < *at && *at < vma.end));
         }
-        if swapped && vma.page == pool::PAGE {
-            keep_in_place(lo, hi);
+        if swapped {
+            keep_in_place(&pool, lo, lo, hi);
         }
         swapped
     }
@@ -418,10 +420,11 @@ impl Registry {
             debug_assert!(lo <= first && first < last && last <= hi);
             match self.class(&vma) {
                 MappingClass::Swapped => {
-                    if self.make_private(maps, pins, &vma, (first, last))
-                        && let Some(pool) = self.pools.known(vma.page)
-                    {
-                        pool.punch(first, last);
+                    if self.make_private(maps, pins, &vma, (first, last)) {
+                        self.pools.known(vma.page).inspect(|pool| pool.punch(first, last));
+                    } else if maps.rights_of(first, last, |part| part.goes_on(&vma)).is_none() {
+                        // Unmapped, divided or moved meanwhile, or exchanged in part.
+                        continue;
                     }
                 }
                 // The child may be copying them: the end of the fork makes them private.
@@ -451,14 +454,19 @@ impl Registry {
 /// neighbour. `mremap` refuses a mapping in two parts (EFAULT), so each such object is split behind its first page, and
 /// `realloc` allocates a new object and copies. The objects are recognised by the second word of their first page: their
 /// length with bit 1 set (`IS_MMAPPED`). Other memory that happens to look like one is split without harm.
-fn keep_in_place(lo: usize, hi: usize) {
+///
+/// The words are read in the pool, `offset` bytes from its beginning: another thread may unmap the memory at any time.
+fn keep_in_place(pool: &Pool, offset: usize, lo: usize, hi: usize) {
     const MMAPPED: usize = 2;
     let mut at = lo;
-    while at < hi {
-        // SAFETY: the first words of a whole page that is mapped and readable (`survey`); any value is allowed.
-        let word = unsafe { (at as *const usize).add(1).read_volatile() };
-        let len = word & !7;
-        if word & 7 != MMAPPED || !len.is_multiple_of(pool::PAGE) || len < 2 * pool::PAGE || len > hi - at {
+    while at < hi && pool.page == pool::PAGE {
+        let mut words = [0usize; 2];
+        let to = words.as_mut_ptr().cast();
+        if !copies::copy_from_pool(pool, offset + (at - lo), size_of_val(&words), to) {
+            return;
+        }
+        let len = words[1] & !7;
+        if words[1] & 7 != MMAPPED || !len.is_multiple_of(pool::PAGE) || len < 2 * pool::PAGE || len > hi - at {
             return;
         }
         kernel::set_apart(at, pool::PAGE);
@@ -648,7 +656,7 @@ mod tests {
         huge.page = 2 << 20;
         assert!(other(registry.class(&huge)), "a private mapping of a file");
         let line = format!("10000-30000 rw-s 10000 {file} /memfd:burst-pool (deleted)");
-        registry.pools.abandon();
+        registry.pools.abandon(true);
         assert!(!swapped(registry.class(&vma(&line))), "no pool any more");
     }
 
@@ -752,14 +760,14 @@ mod tests {
     /// The pages inside of eight at which a mapping begins after `keep_in_place` has looked at the first `pages` of them. Objects
     /// of `malloc` begin at some pages: each is given with its second word.
     fn divided(pages: usize, objects: &[(usize, usize)]) -> Vec<usize> {
-        let mut memory = Memory::new(8);
+        let memory = Memory::new(8);
+        let pool = PoolSet::new().get(PAGE).expect("a pool");
         for (page, word) in objects {
-            memory.bytes()[page * PAGE + 8..][..8].copy_from_slice(&word.to_ne_bytes());
+            let (words, offset) = ([0, *word], memory.page(*page) as libc::off_t);
+            // SAFETY: two readable words.
+            assert_eq!(unsafe { libc::pwrite(pool.fd(), words.as_ptr().cast(), 16, offset) }, 16);
         }
-        // Not to be looked at.
-        memory.protect(pages..8, libc::PROT_NONE);
-        keep_in_place(memory.at, memory.page(pages));
-        memory.protect(pages..8, libc::PROT_READ | libc::PROT_WRITE);
+        keep_in_place(&pool, memory.at, memory.at, memory.page(pages));
         let maps = maps();
         (1..8).filter(|i| maps.at_or_after(memory.page(*i)).is_some_and(|vma| vma.start == memory.page(*i))).collect()
     }

@@ -94,7 +94,8 @@ impl Pool {
     fn owns(&self, vma: &Vma) -> bool {
         vma.shared && self.backs(vma)
     }
-    fn backs(&self, vma: &Vma) -> bool {
+    /// Whether `vma` maps the pool, shared or not.
+    pub(crate) fn backs(&self, vma: &Vma) -> bool {
         vma.inode == self.inode && vma.device == self.device
     }
     /// Whether the descriptor still is the pool: programs that become daemons close all descriptors that they do not know.
@@ -181,9 +182,9 @@ impl PoolSet {
         }
         all
     }
-    /// Closes the pools in a forked child: they belong to the parent.
-    pub(crate) fn abandon(&mut self) {
-        for pool in self.0.iter().flatten().filter(|p| p.is_alive()) {
+    /// Forgets the pools in a child: they belong to the parent. `closes`: the descriptors are copies, and closed.
+    pub(crate) fn abandon(&mut self, closes: bool) {
+        for pool in self.0.iter().flatten().filter(|p| closes && p.is_alive()) {
             // SAFETY: our own descriptor, verified.
             unsafe { libc::close(pool.fd) };
         }
@@ -352,7 +353,7 @@ mod tests {
             assert!(third.is_alive() && third.fd != second.fd && set.0.iter().flatten().count() == 1);
             // In a forked child: what is not the pool stays open.
             set.0[1] = Some(second);
-            set.abandon();
+            set.abandon(true);
             assert!(!is_open(third.fd) && is_open(second.fd) && set.0.iter().flatten().count() == 0);
         });
     }

@@ -10,9 +10,11 @@
 //! * `mremap`: pages move with their region, as pinned ones; what it adds is fresh memory. EINVAL if the old mapping is to stay
 //!   (`MREMAP_DONTUNMAP`, or an old length of 0): a file's pages would be at both addresses then.
 //!
-//! Zeros are written, not made by the kernel: the daemon has the pages mapped, and finds no hole (`mem::holes`). A store
-//! into pages that are being exchanged waits (`uffd`), so no lock is taken: allocators make these calls under locks of
-//! their own, which whoever holds the registry's lock may be waiting for.
+//! Zeros are written, not made by the kernel: the daemon has the pages mapped, and finds no hole (`mem::holes`). The kernel is
+//! not asked to discard them as well, or each page would be a fault: 256 MiB take 0.05 s, not 0.4 s.
+//!
+//! Allocators make these calls under locks of their own, which whoever holds the registry's lock may be waiting for. So they do
+//! not take that lock, and wait for exchanges of pages only, one at a time (`calls`).
 //!
 //! Not seen are calls that do not go by the symbol: system calls by other means, those that libc makes itself (its
 //! allocator counts on zeros only in memory that it maps anew), and those of libraries that were bound before this one
@@ -20,7 +22,7 @@
 
 use super::pool::{self, PAGE};
 use super::vma::{Maps, Vma, errno};
-use super::{VMAS_MAX, kernel};
+use super::{VMAS_MAX, between_exchanges, kernel};
 use core::ffi::{c_int, c_void};
 
 /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
@@ -35,32 +37,58 @@ pub unsafe fn madvise(at: usize, len: usize, advice: c_int, next: impl Fn(usize,
     if !(discards || matches!(advice, libc::MADV_FREE | libc::MADV_REMOVE)) || !pool::is_any_made() {
         return next(at, len, advice);
     }
-    let Some((end, maps)) = range_of(at, len).zip(Maps::open()) else { return next(at, len, advice) };
-    if !overlaps(&maps, at, end) {
-        return next(at, len, advice);
-    }
-    if advice == libc::MADV_REMOVE {
-        // To the program it is private memory, of which the kernel removes nothing.
-        set_errno(libc::EINVAL);
-        return -1;
-    }
-    if discards {
-        let answer = next(at, len, advice);
-        // ENOMEM: a part of the range is not mapped, and the others were discarded.
-        if answer == 0 || errno() == libc::ENOMEM {
-            let before = errno();
-            each_swapped(&maps, at, end, clear);
-            set_errno(before);
+    between_exchanges(|| {
+        let Some((end, maps)) = range_of(at, len).zip(Maps::open()) else { return next(at, len, advice) };
+        if !overlaps(&maps, at, end) {
+            return next(at, len, advice);
         }
-        return answer;
-    }
-    let mut answer = 0;
-    each(&maps, at, end, |vma, first, last| {
-        if !vma.is_pools() && answer == 0 {
-            answer = next(first, last - first, advice);
+        let answer = match advice {
+            // To the program it is private memory, of which the kernel removes nothing.
+            libc::MADV_REMOVE => Err(libc::EINVAL),
+            libc::MADV_FREE => {
+                each_part(&maps, at, end, |vma, first, last| vma.is_pools() || next(first, last - first, advice) == 0)
+            }
+            _ => each_part(&maps, at, end, |vma, first, last| {
+                // Of the pool's pages one is enough to learn what the kernel refuses: locked ones.
+                let len = if vma.is_pools() { vma.page } else { last - first };
+                let discarded = next(first, len, advice) == 0;
+                if discarded && vma.is_pools() {
+                    clear(vma, first, last);
+                }
+                discarded
+            }),
+        };
+        answer.map_or_else(fail, |()| 0)
+    })
+}
+
+/// Calls `f`, which returns whether the kernel has agreed, with each mapping of the range and the overlap, as the kernel goes
+/// through it: up to the first refusal, which is the result, or to the end; then ENOMEM if a part is not mapped.
+fn each_part(maps: &Maps, lo: usize, hi: usize, mut f: impl FnMut(&Vma, usize, usize) -> bool) -> Result<(), c_int> {
+    let (mut at, mut answer) = (lo, Ok(()));
+    for _ in 0..VMAS_MAX {
+        let Some(vma) = maps.at_or_after(at).filter(|vma| vma.start < hi) else { break };
+        let (first, last) = (vma.start.max(at), vma.end.min(hi));
+        if first > at {
+            answer = Err(libc::ENOMEM);
         }
-    });
-    answer
+        if !f(&vma, first, last) {
+            match errno() {
+                libc::ENOMEM => answer = Err(libc::ENOMEM),
+                error => return Err(error),
+            }
+        }
+        at = last;
+        if at >= hi {
+            return answer;
+        }
+    }
+    Err(libc::ENOMEM)
+}
+
+fn fail(error: c_int) -> c_int {
+    set_errno(error);
+    -1
 }
 
 /// The program's `mremap`; `next` is the function that would be called without this one.
@@ -73,10 +101,19 @@ pub unsafe fn mremap(
     new: NewPlace,
     next: impl Fn(usize, usize, NewPlace) -> *mut c_void,
 ) -> *mut c_void {
-    const SUPPORTED: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     if new.len == 0 || !pool::is_any_made() {
         return next(old, old_len, new);
     }
+    between_exchanges(|| move_mapping(old, old_len, new, next))
+}
+
+fn move_mapping(
+    old: usize,
+    old_len: usize,
+    new: NewPlace,
+    next: impl Fn(usize, usize, NewPlace) -> *mut c_void,
+) -> *mut c_void {
+    const SUPPORTED: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     if new.flags & !SUPPORTED != 0 || old_len == 0 {
         let some = range_of(old, old_len.max(PAGE)).zip(Maps::open());
         if some.is_some_and(|(end, maps)| overlaps(&maps, old, end)) {
@@ -165,6 +202,7 @@ fn clear(vma: &Vma, first: usize, last: usize) {
     // SAFETY: the program discards these pages; they have their rights again afterwards.
     unsafe {
         if is_writable || kernel::protect(first, last - first, rights | libc::PROT_WRITE) {
+            kernel::populate_for_writes(first, last - first);
             core::ptr::write_bytes(first as *mut u8, 0, last - first);
         }
         if !is_writable {

@@ -23,6 +23,21 @@ impl Memory {
         let at = super::kernel::map_window(fd, offset, pages * PAGE).expect("mapped");
         Memory { at: at as usize, len: pages * PAGE }
     }
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    /// The mappings in it: first address, whether it is shared, and inode.
+    pub(crate) fn mappings(&self, maps: &super::vma::Maps) -> Vec<(usize, bool, u64)> {
+        let mut found = Vec::new();
+        maps.any(|vma| {
+            if vma.start < self.at + self.len && self.at < vma.end {
+                found.push((vma.start.max(self.at), vma.shared, vma.inode));
+            }
+            false
+        });
+        found
+    }
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping of this value, which the test has not taken the rights from.
         unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.len) }

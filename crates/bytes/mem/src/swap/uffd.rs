@@ -12,10 +12,18 @@
 //! allocates nothing, takes no lock, and uses only system calls and its own stack. If the chunk contains this thread's
 //! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
 //! meanwhile, because a signal handler could write anywhere.
+//!
+//! Other threads may unmap and move mappings at any time. Those calls that the library sees wait for the end of a chunk
+//! (`calls`). For others a chunk is looked at before the first step, and before the fourth the kernel is asked whether the
+//! range still is protected: a mapping that has come there is not. What is between that answer and the fourth step, one system
+//! call, cannot be closed: the kernel replaces whatever is there.
+use super::advice::AdviceFlags;
+use super::calls;
+use super::copies::{copy_from_pool, copy_to_pool, private_pages, put_over};
 use super::kernel;
 use super::pagemap::{self, PageMap, each_run, is_own_page};
 use super::pool::{PAGE, Pool, identity, raised};
-use super::vma::{MappedPart, errno};
+use super::vma::{MappedPart, Maps};
 use crate::userfaultfd::{
     self, MODE_WP, REGISTER_MISSING, REGISTER_WP, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
     USER_MODE_ONLY,
@@ -79,15 +87,25 @@ enum SwapDirection {
     Thaw(i32),
 }
 
+/// A range whose pages are exchanged.
+#[derive(Clone, Copy)]
+pub(crate) struct MovedRange<'a> {
+    pub(crate) pool: &'a Pool,
+    /// First and end address.
+    pub(crate) lo: usize,
+    pub(crate) hi: usize,
+    /// The pool's page at `lo`, and the rights of the mapping.
+    pub(crate) part: MappedPart,
+    /// Flags that the new mapping gets.
+    pub(crate) flags: AdviceFlags,
+    /// Where each chunk is looked for before it is exchanged; `None`: the caller knows that it is there.
+    pub(crate) maps: Option<&'a Maps>,
+}
+
 /// The exchange of the pages of a whole range.
 struct MoveJob<'a> {
     mover: &'a PageMover,
-    pool: &'a Pool,
-    lo: usize,
-    hi: usize,
-    /// Offset in the pool of the page at `lo`.
-    offset: usize,
-    prot: i32,
+    range: MovedRange<'a>,
     direction: SwapDirection,
     /// Whether no other thread can write meanwhile.
     alone: bool,
@@ -121,32 +139,31 @@ impl PageMover {
             unsafe { libc::close(self.fd) };
         }
     }
-    /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: the kernel has refused a chunk; the
-    /// chunks before it stay swapped (the caller swaps them out).
+    /// Replaces private pages by the pool's. False: the kernel has refused a chunk; the chunks before it stay swapped (the caller
+    /// swaps them out).
     /// `alone`: the process has no other thread.
-    pub(crate) fn swap_in(&self, pool: &Pool, (lo, hi): (usize, usize), prot: i32, alone: bool) -> bool {
+    pub(crate) fn swap_in(&self, range: MovedRange<'_>, alone: bool) -> bool {
         // Not worth its system calls for few pages that need no protection.
-        let looks = pool.page == PAGE && (!alone || hi - lo >= LOOKED_AT);
+        let looks = range.pool.page == PAGE && (!alone || range.hi - range.lo >= LOOKED_AT);
         let map = looks.then(PageMap::open).flatten();
         let direction = SwapDirection::In(map.as_ref().map_or(-1, PageMap::fd));
-        MoveJob { mover: self, pool, lo, hi, offset: lo, prot, direction, alone, done: false }.run()
+        MoveJob { mover: self, range, direction, alone, done: false }.run()
     }
-    /// Replaces the pool's pages that are mapped at `[lo, hi)`, from `part` on, by private copies. `alone`: the process has no
-    /// other thread; then the copies become part of the mapping beside them.
-    pub(crate) fn swap_out(&self, pool: &Pool, (lo, hi): (usize, usize), part: MappedPart, alone: bool) -> bool {
-        let (MappedPart { offset, prot }, direction) = (part, SwapDirection::Out);
-        self.features & WP_SHMEM != 0
-            && MoveJob { mover: self, pool, lo, hi, offset, prot, direction, alone, done: false }.run()
+    /// Replaces mapped pages of the pool by private copies. `alone`: the process has no other thread; then the copies become part
+    /// of the mapping beside them. False: the kernel refuses, or other memory has come there; the chunks before are private.
+    pub(crate) fn swap_out(&self, range: MovedRange<'_>, alone: bool) -> bool {
+        let direction = SwapDirection::Out;
+        self.features & WP_SHMEM != 0 && MoveJob { mover: self, range, direction, alone, done: false }.run()
     }
     /// Whether it can protect shared memory.
     pub(crate) fn moves_shared(&self) -> bool {
         self.features & WP_SHMEM != 0
     }
-    /// Replaces the private mapping of the pool's pages at `[lo, hi)`, from `part` on, by a shared one, with what was written to
-    /// it. `map`: a descriptor of `/proc/self/pagemap`, or -1.
-    pub(crate) fn thaw(&self, pool: &Pool, (lo, hi): (usize, usize), part: MappedPart, map: i32) -> bool {
-        let (MappedPart { offset, prot }, direction) = (part, SwapDirection::Thaw(map));
-        MoveJob { mover: self, pool, lo, hi, offset, prot, direction, alone: false, done: false }.run()
+    /// Replaces a private mapping of the pool's pages by a shared one, with what was written to it. `map`: a descriptor of
+    /// `/proc/self/pagemap`, or -1. False: as of [`PageMover::swap_out`].
+    pub(crate) fn thaw(&self, range: MovedRange<'_>, map: i32) -> bool {
+        let direction = SwapDirection::Thaw(map);
+        MoveJob { mover: self, range, direction, alone: false, done: false }.run()
     }
     fn uffd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is kept open; the program may have closed it, and then the kernel refuses.
@@ -168,6 +185,10 @@ impl PageMover {
             self.give_up(range);
         }
         protected
+    }
+    /// Whether the range still is the memory that was protected: a mapping that has come there is not registered.
+    fn still_protects(&self, range: &UffdRange) -> bool {
+        self.ioctl(UFFDIO_WRITEPROTECT, &mut [range.start, range.len, MODE_WP])
     }
     /// Removes the protection and wakes the waiting threads; the mapping stays the old one.
     fn give_up(&self, range: &UffdRange) {
@@ -206,9 +227,8 @@ fn device_uffd(flags: i32) -> i32 {
 
 impl MoveJob<'_> {
     fn run(mut self) -> bool {
-        debug_assert!(
-            self.lo < self.hi && self.lo.is_multiple_of(self.pool.page) && self.hi.is_multiple_of(self.pool.page)
-        );
+        let MovedRange { lo, hi, pool, .. } = self.range;
+        debug_assert!(lo < hi && lo.is_multiple_of(pool.page) && hi.is_multiple_of(pool.page));
         let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: both sets are written by these calls before they are used.
@@ -232,7 +252,7 @@ impl MoveJob<'_> {
         let sp = &raw const mark as usize;
         // SAFETY: only the address is used.
         let errno = unsafe { libc::__errno_location() } as usize;
-        let overlaps = |first: usize, last: usize| self.lo < last && first < self.hi;
+        let overlaps = |first: usize, last: usize| self.range.lo < last && first < self.range.hi;
         overlaps(sp.saturating_sub(STACK_BELOW), sp.saturating_add(STACK_ABOVE)) || overlaps(errno, errno + 4)
     }
     fn run_elsewhere(&mut self) {
@@ -256,25 +276,36 @@ impl MoveJob<'_> {
         }
     }
     fn work(&mut self) {
-        let step = self.mover.chunk.max(self.pool.page);
-        let mut at = self.lo;
-        while at < self.hi {
-            let len = step.min(self.hi - at);
-            debug_assert!(len.is_multiple_of(self.pool.page) && len > 0);
-            let chunk = Chunk { pool: self.pool, at, len, offset: self.offset + (at - self.lo), prot: self.prot };
-            let moved = match self.direction {
-                SwapDirection::In(map) if self.alone => chunk.swap_in_alone(map),
-                SwapDirection::Out if self.alone && self.pool.page == PAGE => chunk.swap_out_alone(),
-                SwapDirection::In(map) => chunk.swap_in(self.mover, map),
-                SwapDirection::Out => chunk.swap_out(self.mover),
-                SwapDirection::Thaw(map) => chunk.thaw(self.mover, map),
-            };
-            if !moved {
+        let MovedRange { pool, lo, hi, part, .. } = self.range;
+        let step = self.mover.chunk.max(pool.page);
+        let mut at = lo;
+        while at < hi {
+            let len = step.min(hi - at);
+            debug_assert!(len.is_multiple_of(pool.page) && len > 0);
+            let chunk = Chunk { pool, at, len, offset: part.offset + (at - lo), prot: part.prot };
+            let _exchange = calls::exchange();
+            if !self.exchange(chunk) {
                 return;
             }
+            self.range.flags.apply(at, at + len);
             at += len;
         }
         self.done = true;
+    }
+    /// False: it was refused, or is not there any more.
+    fn exchange(&self, mut chunk: Chunk<'_>) -> bool {
+        let is_shared = matches!(self.direction, SwapDirection::Out);
+        if let Some(maps) = self.range.maps.filter(|maps| chunk.at == self.range.lo || maps.is_asked()) {
+            let Some(prot) = chunk.look(maps, is_shared) else { return false };
+            chunk.prot = prot;
+        }
+        match self.direction {
+            SwapDirection::In(map) if self.alone => chunk.swap_in_alone(map),
+            SwapDirection::Out if self.alone && chunk.pool.page == PAGE => chunk.swap_out_alone(),
+            SwapDirection::In(map) => chunk.swap_in(self.mover, map),
+            SwapDirection::Out => chunk.swap_out(self.mover),
+            SwapDirection::Thaw(map) => chunk.thaw(self.mover, map),
+        }
     }
 }
 
@@ -307,6 +338,15 @@ impl Chunk<'_> {
         // SAFETY: every address in the range stays valid with the same contents and rights.
         unsafe { kernel::map_over(self.at, self.len, self.prot, self.pool.fd(), self.offset) }
     }
+    /// The rights of the pool's pages, if they still are mapped here.
+    fn look(&self, maps: &Maps, is_shared: bool) -> Option<i32> {
+        debug_assert!(self.len > 0 && self.offset.is_multiple_of(PAGE));
+        let distance = (self.offset as u64).wrapping_sub(self.at as u64);
+        maps.rights_of(self.at, self.at + self.len, |vma| {
+            let is_place = vma.offset.wrapping_sub(vma.start as u64) == distance;
+            vma.shared == is_shared && self.pool.backs(vma) && is_place
+        })
+    }
     fn swap_in_alone(&self, map: i32) -> bool {
         // SAFETY: the pages are copied before.
         self.copy_touched_to_pool(map) && unsafe { self.map_shared() }
@@ -335,7 +375,7 @@ impl Chunk<'_> {
         let range = self.range();
         if map >= 0 && mover.protect(&range, false) {
             // SAFETY: the pages are copied before.
-            if self.copy_sparse_to_pool(mover, map) && unsafe { self.map_shared() } {
+            if self.copy_sparse_to_pool(mover, map) && mover.still_protects(&range) && unsafe { self.map_shared() } {
                 mover.wake(&range);
                 return true;
             }
@@ -345,8 +385,9 @@ impl Chunk<'_> {
         if !kernel::populate(self.at, self.len) || !mover.protect(&range, false) {
             return false;
         }
+        let copied = self.copy_part_to_pool(self.at, self.len) && mover.still_protects(&range);
         // SAFETY: the pages are copied before.
-        let mapped = self.copy_part_to_pool(self.at, self.len) && unsafe { self.map_shared() };
+        let mapped = copied && unsafe { self.map_shared() };
         if mapped {
             mover.wake(&range)
         } else {
@@ -377,7 +418,9 @@ impl Chunk<'_> {
         let (range, len) = (self.range(), self.len);
         let Some(copy) = private_pages(self.pool.page, len) else { return false };
         let moved = mover.protect(&range, false) && {
-            let ok = copy_from_pool(self.pool, self.offset, len, copy) && put_over(copy, len, self.at, self.prot);
+            let ok = copy_from_pool(self.pool, self.offset, len, copy)
+                && mover.still_protects(&range)
+                && put_over(copy, len, self.at, self.prot);
             if ok {
                 mover.wake(&range)
             } else {
@@ -402,7 +445,8 @@ impl Chunk<'_> {
         let readable =
             prot & libc::PROT_READ != 0 || unsafe { kernel::protect(self.at, self.len, prot | libc::PROT_READ) };
         // SAFETY: the pages are the pool's, or copied to it.
-        let mapped = readable && self.copy_written_to_pool(map) && unsafe { self.map_shared() };
+        let mapped =
+            readable && self.copy_written_to_pool(map) && mover.still_protects(&range) && unsafe { self.map_shared() };
         if mapped {
             mover.wake(&range)
         } else {
@@ -431,103 +475,17 @@ impl Chunk<'_> {
     }
 }
 
-/// Maps fresh private memory in whole pages of size `page`.
-pub(crate) fn private_pages(page: usize, len: usize) -> Option<*mut u8> {
-    let huge = if page > PAGE { libc::MAP_HUGETLB | (page.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT } else { 0 };
-    kernel::map_private(len, huge)
-}
-
-/// Moves the pages at `from` over the mapping at `to`, in one step, with the rights `prot`.
-pub(crate) fn put_over(from: *mut u8, len: usize, to: usize, prot: i32) -> bool {
-    // SAFETY: `from` is our own fresh memory; at `to` it replaces pages with the same contents.
-    unsafe { kernel::move_over(from, len, to, prot) }
-}
-
-/// Copies memory at `at` to the pool, by a write of the kernel: the pool need not be mapped a second time.
-fn copy_to_pool(pool: &Pool, at: usize, len: usize, offset: usize) -> bool {
-    if pool.page > PAGE {
-        return with_window(pool, offset, len, |window| {
-            // SAFETY: source and window are mapped and `len` long; writers of the source are held by the protection.
-            unsafe { core::ptr::copy_nonoverlapping(at as *const u8, window, len) }
-        });
-    }
-    // SAFETY: the kernel checks the source; reading never waits for the protection.
-    each(offset, len, |to, left| unsafe {
-        libc::pwrite(pool.fd(), (at + (to - offset)) as *const _, left, to as libc::off_t)
-    })
-}
-
-/// Copies the pool's bytes at offset `at` to `to`.
-pub(crate) fn copy_from_pool(pool: &Pool, at: usize, len: usize, to: *mut u8) -> bool {
-    if pool.page > PAGE {
-        return with_window(pool, at, len, |window| {
-            // SAFETY: window and destination are mapped and `len` long.
-            unsafe { core::ptr::copy_nonoverlapping(window, to, len) }
-        });
-    }
-    let first = at;
-    // SAFETY: `to` is writable for `len` bytes.
-    each(at, len, |at, left| unsafe { libc::pread(pool.fd(), to.add(at - first).cast(), left, at as libc::off_t) })
-}
-
-/// Maps a part of a huge-page pool for the duration of `f` (hugetlbfs has no `write`).
-fn with_window(pool: &Pool, at: usize, len: usize, f: impl FnOnce(*mut u8)) -> bool {
-    // Populated: with no free huge page the mapping fails here and not in the copy.
-    let Some(window) = kernel::map_window(pool.fd(), at, len) else { return false };
-    f(window);
-    // SAFETY: the window mapped above.
-    unsafe { kernel::unmap(window, len) };
-    true
-}
-
-/// Repeats a transfer of `left` bytes at `at` until none is left.
-fn each(mut at: usize, mut left: usize, mut transfer: impl FnMut(usize, usize) -> isize) -> bool {
-    while left > 0 {
-        match transfer(at, left) {
-            n if n > 0 => (at, left) = (at + n as usize, left - n as usize),
-            -1 if errno() == libc::EINTR => {}
-            _ => return false,
-        }
-    }
-    true
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::pool::PoolSet;
-    use super::super::testing::{Memory, in_child, is_open, is_root, limit, mapped_bytes, memfd, open_count};
+    use super::super::testing::{Memory, in_child, is_open, is_root, mapped_bytes, memfd, open_count};
     use super::*;
     use std::os::fd::{AsFd, AsRawFd};
 
-    /// Pages of the pool at their own address.
-    fn in_place(at: usize, prot: i32) -> MappedPart {
-        MappedPart { offset: at, prot }
-    }
-
-    #[test]
-    fn a_transfer_is_repeated_until_all_is_done_and_ends_at_a_failure() {
-        let mut calls = Vec::new();
-        assert!(each(100, 8, |at, left| {
-            calls.push((at, left));
-            left.min(3) as isize
-        }));
-        assert_eq!(calls, [(100, 8), (103, 5), (106, 2)]);
-        assert!(!each(0, 8, |_, _| -2) && !each(0, 8, |_, _| 0) && each(0, 0, |_, _| -2));
-    }
-
-    #[test]
-    fn an_interrupted_transfer_is_repeated() {
-        let fail_first = |error| {
-            let mut calls = 0;
-            let done = each(0, 8, |_, left| {
-                calls += 1;
-                // SAFETY: the thread's own errno.
-                unsafe { *libc::__errno_location() = error };
-                if calls == 1 { -1 } else { left as isize }
-            });
-            (done, calls)
-        };
-        assert_eq!((fail_first(libc::EINTR), fail_first(libc::ENOSPC)), ((true, 2), (false, 1)));
+    /// Pages of the pool at their own address, readable and writable.
+    fn in_place(pool: &Pool, (lo, hi): (usize, usize)) -> MovedRange<'_> {
+        let part = MappedPart { offset: lo, prot: libc::PROT_READ | libc::PROT_WRITE };
+        MovedRange { pool, lo, hi, part, flags: AdviceFlags::default(), maps: None }
     }
 
     /// The features that the kernel offers, of a userfaultfd for user-mode faults; `None`: the kernel or a filter refuses.
@@ -548,7 +506,7 @@ mod tests {
         let mut memory = Memory::new(40);
         memory.bytes().fill(7);
         let (lo, hi) = (memory.page(2), memory.page(39));
-        assert!(mover.swap_in(&pool, (lo, hi), libc::PROT_READ | libc::PROT_WRITE, false));
+        assert!(mover.swap_in(in_place(&pool, (lo, hi)), false));
         let mut copy = vec![0; 37 * PAGE];
         assert!(copy_from_pool(&pool, lo, copy.len(), copy.as_mut_ptr()) && copy.iter().all(|byte| *byte == 7));
         memory.bytes()[2 * PAGE] = 8;
@@ -556,11 +514,8 @@ mod tests {
         if mover.features & WP_SHMEM != 0 {
             let old =
                 PageMover { fd: mover.fd, identity: None, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
-            assert!(
-                !old.swap_out(&pool, (lo, hi), in_place(lo, libc::PROT_READ | libc::PROT_WRITE), false),
-                "shared memory cannot be protected"
-            );
-            assert!(mover.swap_out(&pool, (lo, hi), in_place(lo, libc::PROT_READ | libc::PROT_WRITE), false));
+            assert!(!old.swap_out(in_place(&pool, (lo, hi)), false), "shared memory cannot be protected");
+            assert!(mover.swap_out(in_place(&pool, (lo, hi)), false));
             pool.punch(lo, hi);
             assert!(memory.bytes().iter().enumerate().all(|(i, byte)| *byte == if i == 2 * PAGE { 8 } else { 7 }));
         }
@@ -640,21 +595,10 @@ mod tests {
             // SAFETY: a page of this test.
             let file = unsafe { libc::mmap(at, PAGE, libc::PROT_READ, flags, program.as_raw_fd(), 0) };
             assert_eq!(file, at, "{}", std::io::Error::last_os_error());
-            let (before, rights) = (mapped_bytes(), libc::PROT_READ | libc::PROT_WRITE);
+            let before = mapped_bytes();
             for (first, last) in [(0, 4), (2, 3)] {
-                assert!(
-                    !mover.swap_in(&pool, (memory.page(first), memory.page(last)), rights, false),
-                    "a page of a file"
-                );
-                assert!(
-                    !mover.swap_out(
-                        &pool,
-                        (memory.page(first), memory.page(last)),
-                        in_place(memory.page(first), rights),
-                        false
-                    ),
-                    "a page of a file"
-                );
+                let range = in_place(&pool, (memory.page(first), memory.page(last)));
+                assert!(!mover.swap_in(range, false) && !mover.swap_out(range, false), "a page of a file");
             }
             assert_eq!(mapped_bytes(), before);
         });
@@ -681,11 +625,9 @@ mod tests {
         // SAFETY: `entries` is readable for its length.
         let written = unsafe { libc::pwrite(map.as_raw_fd(), entries.as_ptr().cast(), 32, offset as libc::off_t) };
         assert_eq!(written, 32);
-        let (prot, direction) = (libc::PROT_READ | libc::PROT_WRITE, SwapDirection::In(map.as_raw_fd()));
-        let (lo, hi) = (memory.at, memory.at + 4 * PAGE);
-        let job =
-            MoveJob { mover: &mover, pool: &pool, lo, hi, offset: lo, prot, direction, alone: false, done: false };
-        assert!(job.run());
+        let (lo, direction) = (memory.at, SwapDirection::In(map.as_raw_fd()));
+        let range = in_place(&pool, (lo, lo + 4 * PAGE));
+        assert!(MoveJob { mover: &mover, range, direction, alone: false, done: false }.run());
         memory.bytes()[0] = 3;
         let mut copy = [9; 2];
         assert!(copy_from_pool(&pool, lo, 2, copy.as_mut_ptr()) && copy == [3, 0]);
@@ -703,9 +645,8 @@ mod tests {
         // SAFETY: only the address is used.
         let errno = unsafe { libc::__errno_location() } as usize;
         let concerns = |lo: usize, len: usize| {
-            let (direction, prot, alone, done) = (SwapDirection::In(-1), 0, false, false);
-            MoveJob { mover: &mover, pool: &pool, lo, hi: lo + len, offset: lo, prot, direction, alone, done }
-                .concerns_this_thread()
+            let (direction, range) = (SwapDirection::In(-1), in_place(&pool, (lo, lo + len)));
+            MoveJob { mover: &mover, range, direction, alone: false, done: false }.concerns_this_thread()
         };
         assert!(
             concerns(errno, 4) && concerns(errno - 1, 2) && concerns(errno + 3, 1) && concerns(errno - PAGE, 2 * PAGE)
@@ -717,79 +658,98 @@ mod tests {
         assert!(!concerns(here - 2 * STACK_BELOW, PAGE) && !concerns(here + 4 * STACK_ABOVE, PAGE));
     }
 
-    #[test]
-    fn what_cannot_be_read_is_not_copied() {
-        let pool = PoolSet::new().get(PAGE).expect("a pool");
-        let mut memory = Memory::new(3);
-        memory.bytes().fill(5);
-        assert!(copy_to_pool(&pool, memory.at, 2 * PAGE, memory.at));
-        let mut copy = vec![0; 2 * PAGE];
-        assert!(copy_from_pool(&pool, memory.at, 2 * PAGE, copy.as_mut_ptr()) && copy == [5; 2 * PAGE]);
-        memory.protect(2..3, libc::PROT_NONE);
-        assert!(!copy_to_pool(&pool, memory.page(1), 2 * PAGE, memory.page(1)), "the second page has no rights");
-        // Beyond the end of the pool there is nothing.
-        assert!(!copy_from_pool(&pool, super::super::pool::ADDRESS_MAX - PAGE, 2 * PAGE, copy.as_mut_ptr()));
-        // Reading gives absent pages no memory.
-        let blocks = || {
-            // SAFETY: all zeroes is a valid `stat`.
-            let mut st: libc::stat = unsafe { core::mem::zeroed() };
-            // SAFETY: `st` is writable.
-            unsafe { libc::fstat(pool.fd(), &raw mut st) };
-            st.st_blocks
-        };
-        let before = blocks();
-        assert!(copy_from_pool(&pool, memory.page(8), 2 * PAGE, copy.as_mut_ptr()) && copy == [0; 2 * PAGE]);
-        assert_eq!(blocks(), before);
-    }
-
-    #[test]
-    fn huge_pages_are_copied_through_a_mapping() {
-        in_child(|| {
-            let ordinary = PoolSet::new().get(PAGE).expect("a pool");
-            let huge = of_huge_pages(ordinary);
-            let mut memory = Memory::new(12);
-            memory.bytes().fill(5);
-            let (at, before) = (memory.at.next_multiple_of(4 * PAGE), mapped_bytes());
-            // hugetlbfs has no `write`; here it is the limit that refuses.
-            // SAFETY: numbers only.
-            unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-            limit(libc::RLIMIT_FSIZE, 0);
-            assert!(copy_to_pool(&huge, at, 8 * PAGE, at) && !copy_to_pool(&ordinary, at, 8 * PAGE, at));
-            let mut copy = Memory::new(8);
-            assert!(copy_from_pool(&huge, at, 8 * PAGE, copy.at as *mut u8));
-            assert!(copy.bytes().iter().all(|byte| *byte == 5));
-            drop(copy);
-            assert_eq!(mapped_bytes(), before, "the windows are gone");
-            assert!(!copy_to_pool(&of_huge_pages(closed(ordinary)), at, 8 * PAGE, at));
+    /// Maps the pool's pages at the memory's address, or copies of them.
+    fn map_pool(pool: &Pool, memory: &Memory, is_shared: bool) {
+        let (at, rights) = (memory.at, libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: the test's memory.
+        assert!(unsafe {
+            match is_shared {
+                true => kernel::map_over(at, memory.len(), rights, pool.fd(), at),
+                false => kernel::map_copy_over(at, memory.len(), rights, pool.fd(), at),
+            }
         });
     }
 
-    /// The same file as a pool of larger pages.
-    fn of_huge_pages(mut pool: Pool) -> Pool {
-        pool.page = 4 * PAGE;
-        pool
-    }
-
-    /// The pool after its descriptor was closed.
-    fn closed(pool: Pool) -> Pool {
-        // SAFETY: the pool of one test.
-        unsafe { libc::close(pool.fd()) };
-        pool
+    /// What another thread has mapped where the pool's pages were, between the question about them and their exchange.
+    #[test]
+    fn memory_that_has_come_since_stays() {
+        let Some(mover) = PageMover::open().filter(|mover| mover.moves_shared()) else { return };
+        let (pool, maps) = (PoolSet::new().get(PAGE).expect("a pool"), Maps::open().expect("/proc/self/maps"));
+        let text = Maps::open_text().expect("/proc/self/maps");
+        for maps in [&maps, &text] {
+            let mut memory = Memory::new(4);
+            let range = MovedRange { maps: Some(maps), ..in_place(&pool, (memory.at, memory.page(4))) };
+            for came in 0..3 {
+                memory.bytes().fill(6);
+                match came {
+                    // Other memory.
+                    0 => {}
+                    // The pool's pages of another address.
+                    1 => {
+                        let offset = memory.at + (1 << 30);
+                        // SAFETY: the test's memory.
+                        assert!(unsafe { kernel::map_over(memory.at, 4 * PAGE, range.part.prot, pool.fd(), offset) });
+                        memory.bytes().fill(6);
+                    }
+                    // Less than before.
+                    _ => {
+                        map_pool(&pool, &memory, true);
+                        memory.bytes().fill(6);
+                        // SAFETY: a page of this test.
+                        assert!(unsafe { kernel::map_fresh_over(memory.page(2), PAGE, range.part.prot) });
+                        memory.bytes().fill(6);
+                    }
+                }
+                let before: Vec<_> = memory.mappings(maps);
+                assert!(!mover.swap_out(range, false) && !mover.thaw(range, -1), "{came}");
+                assert_eq!(memory.mappings(maps), before, "{came}");
+                assert!(memory.bytes().iter().all(|byte| *byte == 6), "{came}");
+            }
+        }
     }
 
     #[test]
-    fn fresh_pages_have_the_size_of_the_pools() {
-        const HUGE: usize = 2 << 20;
-        let at = private_pages(PAGE, 2 * PAGE).expect("ordinary pages");
-        // SAFETY: the pages made above, not used.
-        assert_eq!(unsafe { (libc::munmap(at.cast(), PAGE), libc::munmap(at.add(PAGE).cast(), PAGE)) }, (0, 0));
-        // With no free huge page there are none.
-        if let Some(at) = private_pages(HUGE, HUGE) {
-            // SAFETY: the page made above, not used.
-            unsafe {
-                assert_eq!(libc::munmap(at.cast(), PAGE), -1, "a huge page is unmapped as a whole");
-                kernel::unmap(at, HUGE);
-            }
+    fn nothing_is_mapped_where_nothing_is_any_more() {
+        in_child(|| {
+            let Some(mover) = PageMover::open().filter(|mover| mover.moves_shared()) else { return };
+            let (pool, maps) = (PoolSet::new().get(PAGE).expect("a pool"), Maps::open().expect("/proc/self/maps"));
+            let memory = Memory::new(4);
+            let range = MovedRange { maps: Some(&maps), ..in_place(&pool, (memory.at, memory.page(4))) };
+            drop(memory);
+            let before = mapped_bytes();
+            assert!(!mover.swap_out(range, false) && !mover.thaw(range, -1));
+            assert_eq!(mapped_bytes(), before);
+        });
+    }
+
+    #[test]
+    fn rights_that_have_changed_since_are_kept() {
+        let Some(mover) = PageMover::open().filter(|mover| mover.moves_shared()) else { return };
+        let (pool, maps) = (PoolSet::new().get(PAGE).expect("a pool"), Maps::open().expect("/proc/self/maps"));
+        for is_shared in [true, false] {
+            let mut memory = Memory::new(4);
+            map_pool(&pool, &memory, is_shared);
+            memory.bytes().fill(6);
+            memory.protect(0..4, libc::PROT_READ);
+            let range = MovedRange { maps: Some(&maps), ..in_place(&pool, (memory.at, memory.page(4))) };
+            assert!(if is_shared { mover.swap_out(range, false) } else { mover.thaw(range, -1) });
+            let vma = maps.at_or_after(memory.at).expect("mapped");
+            assert_eq!((vma.prot(), vma.shared), (libc::PROT_READ, !is_shared));
+            memory.protect(0..4, libc::PROT_READ | libc::PROT_WRITE);
+            assert!(memory.bytes().iter().all(|byte| *byte == 6));
         }
+    }
+
+    /// A call that the library does not see, after the range was protected.
+    #[test]
+    fn a_range_that_was_mapped_anew_is_not_protected_any_more() {
+        let Some(mover) = PageMover::open() else { return };
+        let memory = Memory::new(4);
+        let range = UffdRange { start: memory.at as u64, len: 4 * PAGE as u64 };
+        assert!(mover.protect(&range, false) && mover.still_protects(&range));
+        // SAFETY: the test's memory.
+        assert!(unsafe { kernel::map_fresh_over(memory.at, 4 * PAGE, libc::PROT_READ) });
+        assert!(!mover.still_protects(&range));
+        mover.give_up(&range);
     }
 }

@@ -15,6 +15,8 @@ const SHARED: u64 = 8;
 const COVERING_OR_NEXT: u64 = 0x10;
 /// Longest name of a mapping in bytes; a mapping with a longer name counts as one without a name.
 pub(crate) const NAME_MAX: usize = 64;
+/// Most mappings that count as one range: those that a question about advice leaves, and objects of `malloc` that were divided.
+const RANGE_PARTS_MAX: usize = 64;
 /// Largest line of `/proc/self/maps`: addresses and a path of `PATH_MAX`.
 const LINE_MAX: usize = 8192;
 
@@ -98,6 +100,12 @@ impl Vma {
         let (first, last) = (lo.max(from), hi.min(from + len));
         (first < last).then(|| (self.start + (first - from), self.start + (last - from)))
     }
+    /// Whether the mapping has the file of `other`, at the same distance from its addresses; or both are private memory.
+    pub(crate) fn goes_on(&self, other: &Vma) -> bool {
+        let distance = |vma: &Vma| vma.offset.wrapping_sub(vma.start as u64);
+        let is_file = (self.shared, self.device, self.inode) == (other.shared, other.device, other.inode);
+        is_file && (self.inode == 0 || distance(self) == distance(other))
+    }
     /// File offset of `addr`.
     pub(crate) fn offset_of(&self, addr: usize) -> u64 {
         self.offset + (addr - self.start) as u64
@@ -135,6 +143,29 @@ impl Maps {
             maps.text = true;
             maps
         })
+    }
+    /// Whether the kernel answers for one mapping at a time, in no time that grows with their number.
+    pub(crate) fn is_asked(&self) -> bool {
+        !self.text
+    }
+    /// The mapping that has `[first, last)` now, if that still is of the file, or private memory, that `vma` was.
+    pub(crate) fn still(&self, vma: &Vma, first: usize, last: usize) -> Option<Vma> {
+        self.at_or_after(first).filter(|now| now.start <= first && last <= now.end && now.goes_on(vma))
+    }
+    /// The rights of `[first, last)`, if mappings of equal rights that all are as `is_part` asks cover it.
+    pub(crate) fn rights_of(&self, first: usize, last: usize, is_part: impl Fn(&Vma) -> bool) -> Option<i32> {
+        let (mut at, mut rights) = (first, None);
+        for _ in 0..RANGE_PARTS_MAX {
+            let vma = self.at_or_after(at).filter(|vma| vma.start <= at && is_part(vma))?;
+            if *rights.get_or_insert(vma.prot()) != vma.prot() {
+                return None;
+            }
+            at = vma.end;
+            if at >= last {
+                return rights;
+            }
+        }
+        None
     }
     /// The mapping that contains `addr`, or the next one.
     pub(crate) fn at_or_after(&self, addr: usize) -> Option<Vma> {
