@@ -79,6 +79,12 @@ def test_children_come_and_go(pair):
     still_serves(pair)
 
 
+def test_children_without_fork_handlers_have_memory_of_their_own(pair):
+    program = forks(pair, "unhandled")
+    assert program.wait(60) == 0, program.text()
+    still_serves(pair)
+
+
 def test_writes_arrive_while_the_program_forks(pair):
     program = forks(pair, "traffic")
     assert program.wait(120) == 0, program.text()

@@ -5,12 +5,18 @@
  * forks DEVICE children: forks children that end by _exit, exit, a signal or exec, while the parent writes and polls. The
  * parent's objects must go on working, and a child's writes must not reach the parent's memory.
  *
+ * forks DEVICE unhandled: makes children by _Fork and clone, for which libc runs no handlers. They must have memory of their own,
+ * as those of fork.
+ *
  * forks DEVICE traffic: forks children while a thread writes by RDMA. Each write must complete and arrive, and a child's memory
  * must not change.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -173,6 +179,60 @@ static void children(void)
 	printf("20 children\n");
 }
 
+/* What a child of clone gets. */
+struct look {
+	int go;
+	unsigned char byte;
+};
+
+/* Returns whether the memory is as it was, when the parent has written again. */
+static int look(void *argument)
+{
+	struct look *look = argument;
+	unsigned char byte;
+	int same = read(look->go, &byte, 1) == 1;
+
+	for (int i = 0; i < 64; i++)
+		same = same && data[i] == look->byte && data[PAGE + i] == look->byte;
+	same = same && beside == look->byte;
+	memset(data, 0xee, sizeof data);
+	return !same;
+}
+
+static void unhandled(void)
+{
+	static unsigned char stack[64 * 1024] __attribute__((aligned(64)));
+	/* glibc 2.34. */
+	pid_t (*own_fork)(void) = (pid_t (*)(void))dlsym(RTLD_DEFAULT, "_Fork");
+
+	for (int round = 0; round < 20; round++) {
+		struct look argument = { .byte = round + 1 };
+		int ends[2], status;
+		pid_t pid;
+
+		write_and_check(round);
+		beside = round + 1;
+		must(!pipe(ends), "pipe");
+		argument.go = ends[0];
+		if (round % 2 && own_fork) {
+			pid = own_fork();
+			if (!pid)
+				_exit(look(&argument));
+		} else {
+			pid = clone(look, stack + sizeof stack, SIGCHLD, &argument);
+		}
+		must(pid > 0, "a child");
+		beside = 0;
+		write_and_check(round + 100);
+		must(write(ends[1], "", 1) == 1 && !close(ends[0]) && !close(ends[1]), "pipe");
+		must(waitpid(pid, &status, 0) == pid && !status, "a child's memory is its own");
+		write_and_check(round + 50);
+		for (int i = 2 * PAGE; i < 4 * PAGE; i++)
+			must(!data[i], "a child's writes stay its own");
+	}
+	printf("20 children\n");
+}
+
 static volatile int stop;
 /* Writes that have ended. */
 static volatile int written;
@@ -214,7 +274,7 @@ static void traffic(void)
 int main(int argc, char **argv)
 {
 	if (argc != 3) {
-		fprintf(stderr, "usage: forks DEVICE orphan|children|traffic\n");
+		fprintf(stderr, "usage: forks DEVICE orphan|children|unhandled|traffic\n");
 		return 2;
 	}
 	open_all(argv[1]);
@@ -224,6 +284,10 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(argv[2], "children")) {
 		children();
+		return 0;
+	}
+	if (!strcmp(argv[2], "unhandled")) {
+		unhandled();
 		return 0;
 	}
 	pid_t pid = fork();

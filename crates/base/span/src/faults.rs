@@ -13,6 +13,9 @@
 //! by two words, one of which contains the frame's address, and the mark is erased when the copy ends. So what a former frame
 //! has left on a stack is no frame. The handler reads the stack by a system call, because the end of the stack may be near.
 //!
+//! A thread that blocks SIGSEGV or SIGBUS does not come to the handler: the kernel ends the process. The engine's own thread
+//! blocks neither; a thread of the program that polls may.
+//!
 //! x86-64 only; elsewhere nothing is caught. A handler that the program installs after this one has to pass on what is not its
 //! own, as handlers of other libraries' faults do.
 
