@@ -506,3 +506,45 @@ fn a_fork_that_fails_leaves_everything_as_it_was() {
     drop(region);
     release(reg);
 }
+
+/// Forks that [`fork_in_handler`] has made.
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn fork_in_handler(_signal: libc::c_int) {
+    // SAFETY: the child ends at once. The process has one thread, so libc takes no locks of its own.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::_exit(0);
+        }
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    HANDLED.fetch_add(1, Relaxed);
+}
+
+#[test]
+fn a_signal_handler_may_fork_while_its_thread_registers() {
+    let _alone = ALONE.lock();
+    let child = Child::fork(|| {
+        let memory = anon(16 * PAGE);
+        bytes(memory, 16 * PAGE).fill(3);
+        let Some(reg) = swapped(memory, PAGE) else { return true };
+        let handler: extern "C" fn(libc::c_int) = fork_in_handler;
+        let interval = libc::timeval { tv_sec: 0, tv_usec: 1000 };
+        let timer = libc::itimerval { it_interval: interval, it_value: interval };
+        // SAFETY: a handler of this file, and a readable struct. `alarm` ends a deadlock. Processor time, not the clock, counts.
+        unsafe {
+            libc::alarm(100);
+            libc::signal(libc::SIGPROF, handler as libc::sighandler_t);
+            assert_eq!(libc::syscall(libc::SYS_setitimer, libc::ITIMER_PROF, &raw const timer, 0), 0);
+        }
+        while HANDLED.load(Relaxed) < 40 {
+            release(register(memory as usize + 4 * PAGE, 8 * PAGE, true).expect("registered"));
+        }
+        // SAFETY: numbers only.
+        unsafe { libc::signal(libc::SIGPROF, libc::SIG_IGN) };
+        release(reg);
+        bytes(memory, 16 * PAGE).iter().all(|b| *b == 3)
+    });
+    assert_eq!(child.look(), 0);
+}
