@@ -13,6 +13,7 @@ use std::ops::{Deref, DerefMut};
 
 pub mod ecn;
 pub(crate) mod hello;
+mod line_index;
 pub(crate) mod pacing;
 pub mod path;
 pub(crate) mod peer_hello;

@@ -7,17 +7,19 @@
 //! who has many of them has less of the rest. Queue pairs of a context take turns.
 //!
 //! A queue pair that leaves is not searched for: its place becomes vacant, because the queue pair has another ticket or is on
-//! another path. Places are swept when more than half of a context's are vacant. Lists have room for all users of the path,
-//! which is made when they join it.
+//! another path. Places are swept when more than half of a context's are vacant. A context that leaves while it is in the round
+//! of its account stays there, vacant, in the same way, and so does an account. Entries are found by number ([`LineIndex`]): to
+//! come and to leave cost the same on every path. Lists have room for all users of the path, which is made when they join it.
 //!
 //! Answers that wait for the rate are in a second line, in order: they need no room in the window, so that two hosts whose
 //! requests fill the windows of both can answer each other.
 
+use super::line_index::LineIndex;
 use crate::transmit::sched::ReadyPlace;
 use std::collections::VecDeque;
 
-/// Vacant places of a context below which nothing is swept. There is room for twice as many on each path: most contexts have one
-/// queue pair there.
+/// Vacant places of a list below which nothing is swept. There is room for twice as many in each: most contexts have one queue
+/// pair on a path, and most accounts one context.
 const SWEPT_FROM: usize = 8;
 /// Ticket of a queue pair that waits in no line.
 pub const NOT_WAITING: u32 = 0;
@@ -42,6 +44,11 @@ struct Ring {
     this_round: VecDeque<u32>,
     next_round: VecDeque<u32>,
     round: u64,
+    /// Members that have left the path, whose entries are free when they are removed.
+    vacant: u32,
+    /// Members that sweeps have looked at.
+    #[cfg(test)]
+    looks: u64,
 }
 
 impl Credit {
@@ -54,6 +61,13 @@ impl Credit {
     }
     fn charge(&mut self, bytes: i64) {
         self.left = (self.left - bytes).max(-DEBT_MAX);
+    }
+    /// Its member comes to the path. If the member's place in the ring is vacant, it has that again, and its debts.
+    fn join(&mut self, ring: &mut Ring) {
+        match self.is_queued {
+            true => ring.vacant -= 1,
+            false => *self = Credit { left: ROUND, round: ring.round, is_queued: false },
+        }
     }
 }
 
@@ -96,13 +110,33 @@ impl Ring {
             false => credit.is_queued = false,
         }
     }
+    fn is_empty(&self) -> bool {
+        self.this_round.is_empty() && self.next_round.is_empty()
+    }
+    /// A member has left the path. True: so many have that the ring is to be swept.
+    fn vacate(&mut self) -> bool {
+        self.vacant += 1;
+        let (vacant, len) = (self.vacant as usize, self.this_round.len() + self.next_round.len());
+        vacant >= SWEPT_FROM && vacant > len / 2
+    }
+    /// Removes vacant members.
+    fn sweep(&mut self, mut is_vacant: impl FnMut(u32) -> bool) {
+        for round in [&mut self.this_round, &mut self.next_round] {
+            #[cfg(test)]
+            (self.looks += round.len() as u64);
+            round.retain(|member| !is_vacant(*member));
+        }
+        self.vacant = 0;
+    }
     fn clear(&mut self) {
         self.this_round.clear();
         self.next_round.clear();
+        self.vacant = 0;
     }
+    /// Makes room for so many members, and for as many vacant ones.
     fn reserve(&mut self, members: usize) {
-        reserve(&mut self.this_round, members);
-        reserve(&mut self.next_round, members);
+        reserve(&mut self.this_round, 2 * members.max(SWEPT_FROM));
+        reserve(&mut self.next_round, 2 * members.max(SWEPT_FROM));
     }
 }
 
@@ -118,7 +152,7 @@ fn reserve<T>(list: &mut VecDeque<T>, entries: usize) {
 struct LineContext {
     number: u32,
     account: u32,
-    /// Queue pairs on the path; 0: the entry is free.
+    /// Queue pairs on the path; 0: the entry is free, or its place in the account's ring is vacant.
     users: u32,
     places: VecDeque<ReadyPlace>,
     /// Upper bound on the number of vacant places.
@@ -130,7 +164,7 @@ struct LineContext {
 #[derive(Debug, Default)]
 struct LineAccount {
     number: u32,
-    /// Its contexts on the path; 0: the entry is free.
+    /// Its contexts on the path; 0: the entry is free, or its place in the ring is vacant.
     contexts: u32,
     ring: Ring,
     credit: Credit,
@@ -142,6 +176,8 @@ pub struct WindowLine {
     contexts: Vec<LineContext>,
     accounts: Vec<LineAccount>,
     ring: Ring,
+    /// Not for the data path.
+    index: Box<LineIndex>,
     /// Those that have answers, in order, which wait for the rate only.
     answerers: VecDeque<ReadyPlace>,
     /// Users that wait.
@@ -154,40 +190,47 @@ impl WindowLine {
     /// A queue pair of a context comes to the path: the context's entry. Allocates: not for the data path.
     pub fn join(&mut self, number: u32, account: u32) -> u32 {
         self.users += 1;
-        let is_it = |c: &LineContext, accounts: &[LineAccount]| {
-            c.users > 0 && c.number == number && accounts[c.account as usize].number == account
-        };
-        let known = self.contexts.iter().position(|context| is_it(context, &self.accounts));
+        let known = self.index.context(number, account);
         let at = known.unwrap_or_else(|| self.add_context(number, account));
-        let (contexts, accounts) = (self.contexts.len(), self.accounts.len());
-        let context = &mut self.contexts[at];
+        let context = &mut self.contexts[at as usize];
+        if context.users == 0 {
+            self.enter_context(at);
+        }
+        let context = &mut self.contexts[at as usize];
         context.users += 1;
         reserve(&mut context.places, 2 * (context.users as usize).max(SWEPT_FROM));
         reserve(&mut self.answerers, 2 * self.users);
-        self.accounts[self.contexts[at].account as usize].ring.reserve(contexts);
-        self.ring.reserve(accounts);
-        at as u32
+        at
     }
 
-    fn add_context(&mut self, number: u32, account: u32) -> usize {
-        let known = self.accounts.iter().position(|a| a.contexts > 0 && a.number == account);
-        let of = known.or_else(|| self.accounts.iter().position(|a| a.contexts == 0)).unwrap_or_else(|| {
+    /// Makes entries for a context, and for its account if it has none.
+    fn add_context(&mut self, number: u32, account: u32) -> u32 {
+        let of = self.index.account(account, self.accounts.len());
+        if of as usize == self.accounts.len() {
             self.accounts.push(LineAccount::default());
-            self.accounts.len() - 1
-        });
-        let new = &mut self.accounts[of];
-        if new.contexts == 0 {
-            new.credit = Credit { left: ROUND, round: self.ring.round, is_queued: false };
         }
-        (new.number, new.contexts) = (account, new.contexts + 1);
-        let at = self.contexts.iter().position(|c| c.users == 0).unwrap_or_else(|| {
+        let own = &mut self.accounts[of as usize];
+        own.number = account;
+        let at = self.index.add_context(number, account, self.contexts.len());
+        if at as usize == self.contexts.len() {
             self.contexts.push(LineContext::default());
-            self.contexts.len() - 1
-        });
-        let context = &mut self.contexts[at];
-        (context.number, context.account) = (number, of as u32);
-        context.credit = Credit { left: ROUND, round: self.accounts[of].ring.round, is_queued: false };
+        }
+        let context = &mut self.contexts[at as usize];
+        (context.number, context.account) = (number, of);
         at
+    }
+
+    /// A context without queue pairs gets its first one. If its place in the ring is vacant, it has that again, and its debts.
+    fn enter_context(&mut self, at: u32) {
+        let context = &mut self.contexts[at as usize];
+        let account = &mut self.accounts[context.account as usize];
+        if account.contexts == 0 {
+            account.credit.join(&mut self.ring);
+        }
+        account.contexts += 1;
+        context.credit.join(&mut account.ring);
+        account.ring.reserve(account.contexts as usize);
+        self.ring.reserve(self.accounts.len());
     }
 
     /// A queue pair of context `at` leaves the path; it does not wait.
@@ -198,18 +241,72 @@ impl WindowLine {
         if context.users > 0 {
             return;
         }
-        let account = &mut self.accounts[context.account as usize];
         context.places.clear();
         context.vacant = 0;
-        if std::mem::take(&mut context.credit.is_queued) {
-            account.ring.this_round.retain(|queued| *queued != at);
-            account.ring.next_round.retain(|queued| *queued != at);
-        }
+        let (of, is_queued) = (context.account, context.credit.is_queued);
+        let account = &mut self.accounts[of as usize];
         account.contexts -= 1;
-        if account.contexts == 0 && std::mem::take(&mut account.credit.is_queued) {
-            let number = context.account;
-            self.ring.this_round.retain(|queued| *queued != number);
-            self.ring.next_round.retain(|queued| *queued != number);
+        let is_last = account.contexts == 0;
+        if !is_queued {
+            self.free_context(at);
+        } else if account.ring.vacate() {
+            self.sweep_account(of);
+        }
+        if !is_last {
+            return;
+        }
+        if !self.accounts[of as usize].credit.is_queued {
+            self.free_account(of);
+        } else if self.ring.vacate() {
+            self.sweep();
+        }
+    }
+
+    /// The entry of a context without queue pairs, which is in no ring, is free.
+    fn free_context(&mut self, at: u32) {
+        let context = &self.contexts[at as usize];
+        debug_assert!(context.users == 0 && !context.credit.is_queued, "an entry that is in use is free");
+        self.index.remove_context(context.number, self.accounts[context.account as usize].number);
+    }
+
+    /// The entry of an account without contexts, which is in no ring, is free.
+    fn free_account(&mut self, of: u32) {
+        let account = &self.accounts[of as usize];
+        debug_assert!(account.contexts == 0 && !account.credit.is_queued, "an entry that is in use is free");
+        debug_assert!(account.ring.is_empty(), "an account with contexts in turns is in the ring itself");
+        self.index.remove_account(account.number);
+    }
+
+    /// Removes the contexts that have left from the ring of an account.
+    fn sweep_account(&mut self, of: u32) {
+        let WindowLine { accounts, contexts, index, .. } = self;
+        let account = &mut accounts[of as usize];
+        account.ring.sweep(|at| {
+            let context = &mut contexts[at as usize];
+            let is_vacant = context.users == 0;
+            if is_vacant {
+                context.credit.is_queued = false;
+                index.remove_context(context.number, account.number);
+            }
+            is_vacant
+        });
+    }
+
+    /// Removes the accounts that have left from the ring.
+    fn sweep(&mut self) {
+        let mut left = Vec::new();
+        self.ring.sweep(|of| {
+            let account = &mut self.accounts[of as usize];
+            let is_vacant = account.contexts == 0;
+            if is_vacant {
+                account.credit.is_queued = false;
+                left.push(of);
+            }
+            is_vacant
+        });
+        for of in left {
+            self.sweep_account(of);
+            self.free_account(of);
         }
     }
 
@@ -267,7 +364,7 @@ impl WindowLine {
 
     /// Account and context whose turn it is.
     fn front(&mut self) -> Option<(u32, u32)> {
-        let WindowLine { ring, accounts, contexts, .. } = self;
+        let WindowLine { ring, accounts, contexts, index, .. } = self;
         loop {
             let of = ring.front(|of, take| take(&mut accounts[of as usize].credit))?;
             let LineAccount { ring: own, credit, .. } = &mut accounts[of as usize];
@@ -276,6 +373,10 @@ impl WindowLine {
             }
             // Its last context that waited has left.
             ring.end_turn(false, credit);
+            if accounts[of as usize].contexts == 0 {
+                ring.vacant -= 1;
+                index.remove_account(accounts[of as usize].number);
+            }
         }
     }
 
@@ -292,8 +393,25 @@ impl WindowLine {
     fn end_turn(&mut self, of: u32, at: u32) {
         let (context, account) = (&mut self.contexts[at as usize], &mut self.accounts[of as usize]);
         account.ring.end_turn(!context.places.is_empty(), &mut context.credit);
-        let stays = !(account.ring.this_round.is_empty() && account.ring.next_round.is_empty());
+        let has_left = context.users == 0;
+        let stays = !account.ring.is_empty();
         self.ring.end_turn(stays, &mut account.credit);
+        if has_left {
+            self.end_vacant(of, at);
+        }
+    }
+
+    /// A context that has left the path had its turn, and perhaps the last one of its account.
+    #[cold]
+    fn end_vacant(&mut self, of: u32, at: u32) {
+        let account = &mut self.accounts[of as usize];
+        account.ring.vacant -= 1;
+        let account_has_left = account.contexts == 0 && !account.credit.is_queued;
+        self.free_context(at);
+        if account_has_left {
+            self.ring.vacant -= 1;
+            self.free_account(of);
+        }
     }
 
     /// Bytes of a queue pair of context `at` have left.
@@ -360,11 +478,16 @@ impl WindowLine {
         let mut all: Vec<ReadyPlace> = self.answerers.drain(..).collect();
         for context in &mut self.contexts {
             all.extend(context.places.drain(..));
-            (context.vacant, context.credit.is_queued) = (0, false);
+            context.vacant = 0;
+            if std::mem::take(&mut context.credit.is_queued) && context.users == 0 {
+                self.index.remove_context(context.number, self.accounts[context.account as usize].number);
+            }
         }
         for account in &mut self.accounts {
             account.ring.clear();
-            account.credit.is_queued = false;
+            if std::mem::take(&mut account.credit.is_queued) && account.contexts == 0 {
+                self.index.remove_account(account.number);
+            }
         }
         self.ring.clear();
         self.waiting = 0;
@@ -481,6 +604,67 @@ mod tests {
             line.push([a, b][qp as usize], qp);
         }
         assert!((got[0] as f64 / got[1] as f64 - 1.0).abs() < 0.05, "{got:?}");
+    }
+
+    /// Members of rings that sweeps have looked at, in all.
+    fn looks(line: &WindowLine) -> u64 {
+        line.ring.looks + line.accounts.iter().map(|account| account.ring.looks).sum::<u64>()
+    }
+
+    /// Contexts of an account each, or all of one, that come, wait once, and leave again, in turns with others that stay.
+    #[test]
+    fn coming_and_leaving_cost_the_same_on_a_path_with_many_contexts() {
+        for account_of in [|_| 0, |context| context] {
+            for contexts in [256u32, 1024] {
+                let mut line = WindowLine::default();
+                let stay: Vec<u32> = (0..contexts).map(|context| line.join(context, account_of(context))).collect();
+                let mut tickets: Vec<u32> = stay.iter().map(|at| line.push(*at, *at)).collect();
+                for round in 0..4 * contexts {
+                    let context = contexts + round;
+                    let at = line.join(context, account_of(context));
+                    line.push(at, u32::MAX);
+                    line.vacate(at, |_| false);
+                    line.leave(at);
+                }
+                let steps = looks(&line) / u64::from(4 * contexts);
+                assert!(steps <= 4, "{steps} for each of {contexts} contexts");
+                let entries = (line.contexts.len(), line.accounts.len());
+                assert!(entries.0.max(entries.1) <= 3 * contexts as usize, "{entries:?} of {contexts}");
+                // All that stay have their turns, each once.
+                for _ in 0..contexts {
+                    let qp = line.first(|_| true).expect("it waits");
+                    line.pop();
+                    assert_ne!(std::mem::take(&mut tickets[qp as usize]), NOT_WAITING, "twice");
+                }
+                assert_eq!((line.first(|_| true), line.len()), (None, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn entries_are_used_again_when_turns_lists_or_sweeps_have_removed_them() {
+        for how in 0..3 {
+            let mut line = WindowLine::default();
+            for round in 0..100 {
+                let joined: Vec<u32> = (0..40).map(|n| line.join(1000 * round + n, 100 * round + n / 4)).collect();
+                assert!(
+                    line.contexts.len() <= 80 && line.accounts.len() <= 20,
+                    "{how}, {round}: {}",
+                    line.contexts.len()
+                );
+                joined.iter().for_each(|at| _ = line.push(*at, 0));
+                match how {
+                    0 => {
+                        while line.first(|_| true).is_some() {
+                            line.pop();
+                        }
+                    }
+                    1 => assert_eq!(line.take_all().len(), 40),
+                    _ => joined.iter().for_each(|at| line.vacate(*at, |_| false)),
+                }
+                joined.iter().for_each(|at| line.leave(*at));
+            }
+        }
     }
 
     /// Against a set of those that wait: whoever waits is found, whatever comes, goes and leaves between.
