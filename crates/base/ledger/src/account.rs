@@ -80,10 +80,13 @@ struct Books {
 }
 
 impl Books {
-    /// What an account that is not privileged may use of a resource while the others use `others`.
-    fn limit(&self, resource: Resource, others: u64) -> u64 {
+    /// What an account may use of a resource while the others use `others`.
+    fn limit(&self, resource: Resource, others: u64, privileged: bool) -> u64 {
         let capacity = self.capacities.of(resource);
-        let reserve = percent(capacity, self.policy.reserve_percent);
+        if privileged && !resource.binds_privileged() {
+            return capacity.saturating_sub(others);
+        }
+        let reserve = if privileged { 0 } else { percent(capacity, self.policy.reserve_percent) };
         let rest = capacity.saturating_sub(reserve).saturating_sub(others);
         // One of a few is more than the share. While there is one, a small capacity must not exclude a user.
         percent(rest, self.policy.share_percent).max(rest.min(1))
@@ -136,7 +139,7 @@ pub struct ResourceUse {
 pub struct AccountUse {
     /// The owner.
     pub id: AccountId,
-    /// Whether the capacity is the account's only limit.
+    /// Whether the capacity is the account's only limit, but for [`Resource::binds_privileged`].
     pub privileged: bool,
     /// How many charges were refused since the account was opened.
     pub refused: u64,
@@ -216,7 +219,7 @@ impl Account {
         &self.0.id
     }
 
-    /// Whether the capacity is the account's only limit.
+    /// Whether the capacity is the account's only limit, but for [`Resource::binds_privileged`].
     pub fn is_privileged(&self) -> bool {
         self.0.privileged
     }
@@ -230,11 +233,7 @@ impl Account {
     pub fn limit(&self, resource: Resource) -> u64 {
         let books = &self.0.books;
         let others = books.used.of(resource).saturating_sub(self.used(resource));
-        if self.0.privileged {
-            books.capacities.of(resource).saturating_sub(others)
-        } else {
-            books.limit(resource, others)
-        }
+        books.limit(resource, others, self.0.privileged)
     }
 
     /// Notes that the control thread has spent the time from `begin_ns` to `end_ns` on the account's programs.
@@ -336,7 +335,7 @@ impl Account {
         }
         let all = books.used.add(resource, amount);
         let own = self.0.used.add(resource, amount);
-        let limit = if self.0.privileged { capacity } else { books.limit(resource, all.saturating_sub(own)) };
+        let limit = books.limit(resource, all.saturating_sub(own), self.0.privileged);
         let (full, over_share) = (all > capacity, own > limit);
         if !full && !over_share {
             return Ok(());

@@ -8,7 +8,8 @@
 //! Hahne, IEEE/ACM ToN 1998): an account may use a fixed part ([`Policy::share_percent`]) of what the other accounts and the
 //! reserve leave. With a part of one half, a single user gets half of the capacity, and whatever a user does, as much as that
 //! user holds stays free for others. Privileged accounts (root, and the user who runs the daemon) are limited by the capacity
-//! alone, and the reserve ([`Policy::reserve_percent`]) is for them.
+//! alone, and the reserve ([`Policy::reserve_percent`]) is for them. Of what is lost and not refused they have a share, too
+//! ([`Resource::binds_privileged`]).
 //!
 //! | module | contents |
 //! |---|---|

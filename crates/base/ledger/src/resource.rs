@@ -89,6 +89,12 @@ resources! {
 }
 
 impl Resource {
+    /// Whether privileged accounts have a share, too, of what the others leave, the reserve included. Nothing is refused for such
+    /// a resource, but lost, so root would not see that its programs take what others' need.
+    pub const fn binds_privileged(self) -> bool {
+        matches!(self, Resource::UnreadEvent)
+    }
+
     /// The rows of single objects, in table order.
     pub fn places() -> impl Iterator<Item = (Resource, Scope)> {
         Resource::ALL.iter().flat_map(|resource| resource.scopes().iter().map(|scope| (*resource, *scope)))

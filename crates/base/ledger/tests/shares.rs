@@ -1,7 +1,7 @@
 //! Shares of accounts, the reserve, and charges that come back.
 
 use burst_ledger::{
-    Account, AccountId, Capacities, Charge, Ledger, PlaceCharge, Policy, Resource, Scope, SharePool, WorkSum,
+    Account, AccountId, Capacities, Charge, Ledger, Meter, PlaceCharge, Policy, Resource, Scope, SharePool, WorkSum,
 };
 use proptest::prelude::*;
 
@@ -49,6 +49,18 @@ fn later_users_get_a_share_of_the_rest_and_root_all_of_it() {
     assert_eq!(rest.len(), 1000 - 871);
     assert!(!root.charge(&[(Resource::Mr, 1)]).expect_err("full").over_share, "the daemon has no more");
     assert_eq!(ledger.used(Resource::Mr), CAPACITY);
+}
+
+#[test]
+fn root_leaves_others_their_part_of_what_is_lost_and_not_refused() {
+    let ledger = ledger(50, 10);
+    let [root, other] = [0, 1001].map(|uid| Meter::new(&user(&ledger, uid), Resource::UnreadEvent));
+    let fill = |meter: &Meter| {
+        (0..).take_while(|used| meter.has_room().then(|| meter.change(*used, used + 1)).is_some()).count()
+    };
+    assert_eq!((fill(&root), fill(&other)), (500, 200), "half of all, and half of what that and the reserve leave");
+    let held = user(&ledger, 0).charge(&[(Resource::Qp, CAPACITY)]);
+    assert!(held.is_ok(), "what is refused is limited by the capacity alone");
 }
 
 #[test]
