@@ -236,8 +236,8 @@ impl ProxyConfig {
         let workers = config.checked_workers()?;
         let (window, window_max) = config.checked_windows()?;
         let memory = size("memory", &config.memory)?;
-        let pool = crate::pool::WindowPool::new(window, config.encrypt == EncryptLinks::On);
-        let least = pool.next_region_bytes() * u64::from(workers);
+        let is_sealed = config.encrypt == EncryptLinks::On;
+        let least = crate::pool::WindowPool::region_memory(window, is_sealed) * u64::from(workers);
         if memory < least {
             return Err(format!(
                 "memory = \"{}\": with {workers} workers and windows of {window} bytes at least {least} bytes are needed",
@@ -370,7 +370,8 @@ pub fn inside(prefix: Prefix, outer: Prefix) -> bool {
     prefix.1 >= outer.1 && within(prefix.0, outer)
 }
 
-fn masked(ip: IpAddr, bits: u8) -> IpAddr {
+/// An address without the bits behind a prefix of this length.
+pub fn masked(ip: IpAddr, bits: u8) -> IpAddr {
     match ip {
         IpAddr::V4(v4) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);

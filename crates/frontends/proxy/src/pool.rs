@@ -9,6 +9,7 @@
 
 use crate::rdma::{ProxyDevice, RegisteredMemory};
 use burst_relay::{BatchPlace, PeerWindow};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{Error, Result};
 use std::rc::Rc;
@@ -71,9 +72,55 @@ pub struct WindowSlot {
     pub window: GrowingPart,
 }
 
+/// What all pools of a worker have together, so that a new stream need not ask each of them.
+#[derive(Debug, Default)]
+pub struct PoolTotals {
+    /// Bytes of all regions.
+    mapped: Cell<u64>,
+    /// Bytes of regions for streams that have grown.
+    grown: Cell<u64>,
+    /// Regions without streams.
+    unused: Cell<usize>,
+}
+
+impl PoolTotals {
+    /// Bytes of all regions.
+    pub fn mapped(&self) -> u64 {
+        self.mapped.get()
+    }
+
+    /// Bytes of regions for streams that have grown.
+    pub fn grown(&self) -> u64 {
+        self.grown.get()
+    }
+
+    /// Whether [`WindowPool::shrink`] would free something.
+    pub fn has_unused(&self) -> bool {
+        self.unused.get() > 0
+    }
+
+    /// A region of so many bytes was mapped.
+    fn add(&self, bytes: u64, is_grown: bool) {
+        self.mapped.set(self.mapped.get() + bytes);
+        self.grown.set(self.grown.get() + if is_grown { bytes } else { 0 });
+        self.unused.set(self.unused.get() + 1);
+    }
+
+    /// A region without streams was freed.
+    fn remove(&self, bytes: u64, is_grown: bool) {
+        self.mapped.set(self.mapped.get() - bytes);
+        self.grown.set(self.grown.get() - if is_grown { bytes } else { 0 });
+        self.unused.set(self.unused.get() - 1);
+    }
+}
+
 /// Memory of one region.
 #[derive(Debug)]
 struct PoolRegion {
+    /// Parts that streams have.
+    used: usize,
+    /// It is for a stream that has grown.
+    is_grown: bool,
     /// What sockets read and write; registered if nothing is encrypted.
     clear: RegisteredMemory,
     /// What the device reads and writes, if that is encrypted.
@@ -81,9 +128,9 @@ struct PoolRegion {
 }
 
 impl PoolRegion {
-    fn map(len: usize, is_sealed: bool) -> Result<Self> {
+    fn map(len: usize, is_sealed: bool, is_grown: bool) -> Result<Self> {
         let sealed = if is_sealed { Some(RegisteredMemory::map(len)?) } else { None };
-        Ok(Self { clear: RegisteredMemory::map(len)?, sealed })
+        Ok(Self { used: 0, is_grown, clear: RegisteredMemory::map(len)?, sealed })
     }
 
     /// The memory that the device knows.
@@ -109,16 +156,32 @@ pub struct WindowPool {
     /// By length.
     free: BTreeMap<u32, Vec<RegionPart>>,
     len: u32,
-    /// Bytes of streams in regions for those that have grown.
-    grown: u64,
+    /// Bytes of memory of all regions.
+    mapped: u64,
+    /// Regions without streams.
+    unused: usize,
     /// The device's bytes are encrypted.
     is_sealed: bool,
+    totals: Rc<PoolTotals>,
+}
+
+impl Drop for WindowPool {
+    fn drop(&mut self) {
+        for region in self.regions.iter().flatten() {
+            if region.used > 0 {
+                self.totals.unused.set(self.totals.unused.get() + 1);
+            }
+            self.totals.remove(self.memory_of(region.len() as u64), region.is_grown);
+        }
+    }
 }
 
 impl WindowPool {
-    /// A pool without regions, whose rings and windows have `len` bytes at first. `is_sealed`: the link is encrypted.
-    pub fn new(len: u32, is_sealed: bool) -> Self {
-        Self { regions: Vec::new(), free: BTreeMap::new(), len, grown: 0, is_sealed }
+    /// A pool without regions, whose rings and windows have `len` bytes at first. `is_sealed`: the link is encrypted. `totals`:
+    /// of the worker.
+    pub fn new(len: u32, is_sealed: bool, totals: &Rc<PoolTotals>) -> Self {
+        let (regions, free) = (Vec::new(), BTreeMap::new());
+        Self { regions, free, len, mapped: 0, unused: 0, is_sealed, totals: totals.clone() }
     }
 
     /// Length of each ring and window at first.
@@ -128,12 +191,7 @@ impl WindowPool {
 
     /// Bytes of all regions.
     pub fn mapped(&self) -> u64 {
-        self.regions.iter().flatten().map(|region| self.memory_of(region.len() as u64)).sum()
-    }
-
-    /// Bytes of regions for streams that have grown.
-    pub fn grown(&self) -> u64 {
-        self.memory_of(self.grown)
+        self.mapped
     }
 
     /// Bytes of memory for so many bytes of streams.
@@ -146,9 +204,14 @@ impl WindowPool {
         (SLOTS * 2 * len as usize) as u64
     }
 
+    /// Bytes of memory that a region of first rings and windows takes, twice as many of an encrypted link.
+    pub fn region_memory(len: u32, is_sealed: bool) -> u64 {
+        Self::region_bytes(len) * (1 + u64::from(is_sealed))
+    }
+
     /// Bytes of memory that the next region of first rings and windows takes.
     pub fn next_region_bytes(&self) -> u64 {
-        self.memory_of(Self::region_bytes(self.len))
+        Self::region_memory(self.len, self.is_sealed)
     }
 
     /// A slot; maps another region if none is free and `may_map`.
@@ -160,9 +223,9 @@ impl WindowPool {
             if !may_map {
                 return Err(Error::other("the configured memory is used up"));
             }
-            self.map(device, self.len, 2 * SLOTS)?;
+            self.map(device, self.len, 2 * SLOTS, false)?;
         }
-        let mut part = || self.free.get_mut(&self.len).and_then(Vec::pop).map(|now| GrowingPart { now, before: None });
+        let mut part = || self.take_part(self.len).map(|now| GrowingPart { now, before: None });
         match (part(), part()) {
             (Some(ring), Some(window)) => Ok(WindowSlot { ring, window }),
             _ => Err(Error::other("a region without slots")),
@@ -174,20 +237,30 @@ impl WindowPool {
     /// # Errors
     /// No memory.
     pub fn take_larger(&mut self, device: Option<&Rc<ProxyDevice>>, len: u32, may_map: bool) -> Result<RegionPart> {
-        let free = |pool: &mut Self| pool.free.get_mut(&len).and_then(Vec::pop);
-        if let Some(part) = free(self) {
+        if let Some(part) = self.take_part(len) {
             return Ok(part);
         }
         if !may_map {
             return Err(Error::other("the configured memory is used up"));
         }
-        self.map(device, len, 1)?;
-        self.grown += u64::from(len);
-        free(self).ok_or_else(|| Error::other("a region without parts"))
+        self.map(device, len, 1, true)?;
+        self.take_part(len).ok_or_else(|| Error::other("a region without parts"))
     }
 
-    fn map(&mut self, device: Option<&Rc<ProxyDevice>>, len: u32, parts: usize) -> Result<()> {
-        let mut region = PoolRegion::map(parts * len as usize, self.is_sealed)?;
+    /// A free part of a length.
+    fn take_part(&mut self, len: u32) -> Option<RegionPart> {
+        let part = self.free.get_mut(&len)?.pop()?;
+        let region = self.region_mut(part);
+        region.used += 1;
+        if region.used == 1 {
+            self.unused -= 1;
+            self.totals.unused.set(self.totals.unused.get() - 1);
+        }
+        Some(part)
+    }
+
+    fn map(&mut self, device: Option<&Rc<ProxyDevice>>, len: u32, parts: usize, is_grown: bool) -> Result<()> {
+        let mut region = PoolRegion::map(parts * len as usize, self.is_sealed, is_grown)?;
         if let Some(device) = device {
             region.of_device_mut().register(device)?;
         }
@@ -195,6 +268,10 @@ impl WindowPool {
             self.regions.push(None);
             self.regions.len() - 1
         });
+        let bytes = self.memory_of(region.len() as u64);
+        self.mapped += bytes;
+        self.unused += 1;
+        self.totals.add(bytes, is_grown);
         self.regions[number] = Some(region);
         let parts = (0..parts).map(|part| RegionPart { region: number, at: part * len as usize, len });
         self.free.entry(len).or_default().extend(parts);
@@ -209,6 +286,12 @@ impl WindowPool {
     /// Gives a part back.
     pub fn give_part(&mut self, part: RegionPart) {
         self.free.entry(part.len).or_default().push(part);
+        let region = self.region_mut(part);
+        region.used -= 1;
+        if region.used == 0 {
+            self.unused += 1;
+            self.totals.unused.set(self.totals.unused.get() + 1);
+        }
     }
 
     /// Whether there is no slot for another stream.
@@ -219,18 +302,23 @@ impl WindowPool {
     /// Frees the regions without streams. A WRITE of a stream that has just ended may still read from one: it breaks the
     /// queue pair, which the link survives.
     pub fn shrink(&mut self) {
+        if self.unused == 0 {
+            return;
+        }
+        let is_unused = |region: &PoolRegion| region.used == 0;
+        let stays =
+            |regions: &[Option<PoolRegion>], part: &RegionPart| !regions[part.region].as_ref().is_some_and(is_unused);
+        let Self { regions, free, .. } = self;
+        free.values_mut().for_each(|parts| parts.retain(|part| stays(regions, part)));
         for number in 0..self.regions.len() {
-            let Some(region) = &self.regions[number] else { continue };
-            let own = |part: &&RegionPart| part.region == number;
-            let unused: u64 = self.free.values().flatten().filter(own).map(|part| u64::from(part.len)).sum();
-            if unused == region.len() as u64 {
-                self.free.values_mut().for_each(|parts| parts.retain(|part| part.region != number));
-                if unused != Self::region_bytes(self.len) {
-                    self.grown -= unused;
-                }
-                self.regions[number] = None;
+            if let Some(region) = self.regions[number].take_if(|region| is_unused(region)) {
+                let bytes = self.memory_of(region.len() as u64);
+                self.mapped -= bytes;
+                self.unused -= 1;
+                self.totals.remove(bytes, region.is_grown);
             }
         }
+        debug_assert_eq!(self.unused, 0, "each region without streams was freed");
     }
 
     fn region(&self, part: RegionPart) -> &PoolRegion {
@@ -311,7 +399,7 @@ impl WindowPool {
     /// it there. `None`: the window has its end, or that of its part, in between; or nothing is encrypted.
     pub fn take_sealed(&mut self, slot: WindowSlot, offset: u64, len: usize) -> Option<&mut [u8]> {
         let (part, at, most) = stretch(&slot, offset, len);
-        let PoolRegion { clear, sealed } = self.region_mut(part);
+        let PoolRegion { clear, sealed, .. } = self.region_mut(part);
         let sealed = sealed.as_mut().filter(|_| most == len)?;
         let to = clear.bytes(part.at + at, len);
         to.copy_from_slice(sealed.bytes(part.at + at, len));
@@ -352,7 +440,7 @@ mod tests {
 
     #[test]
     fn slots_are_apart_and_limited() {
-        let mut pool = WindowPool::new(4096, false);
+        let mut pool = WindowPool::new(4096, false, &Rc::default());
         assert!(pool.take(None, false).is_err());
         let slots: Vec<WindowSlot> = (0..SLOTS).map(|_| pool.take(None, true).unwrap()).collect();
         assert_eq!(pool.mapped(), WindowPool::region_bytes(4096));
@@ -384,7 +472,7 @@ mod tests {
 
     #[test]
     fn a_part_that_grows_keeps_the_bytes_below_its_offset() {
-        let mut pool = WindowPool::new(4096, false);
+        let mut pool = WindowPool::new(4096, false, &Rc::default());
         let mut slot = pool.take(None, true).unwrap();
         let one = WindowPool::region_bytes(4096);
         pool.received(slot, 4000, 96).fill(1);
@@ -392,7 +480,7 @@ mod tests {
         assert!(pool.take_larger(None, 8192, false).is_err());
         let part = pool.take_larger(None, 8192, true).unwrap();
         slot.window.grow(part, 5000);
-        assert_eq!((pool.mapped(), pool.grown()), (one + 8192, 8192));
+        assert_eq!((pool.mapped(), pool.totals.grown()), (one + 8192, 8192));
         assert_eq!(pool.windows(slot).map(|window| window.len).collect::<Vec<_>>(), [8192, 4096]);
         assert_eq!(pool.received(slot, 4000, 9000), [1; 96], "up to the end of the part before");
         assert_eq!(pool.received(slot, 4096, 9000).len(), 5000 - 4096, "up to where the next part begins");
@@ -409,12 +497,12 @@ mod tests {
         assert_eq!(pool.take_larger(None, 8192, false).unwrap(), part, "used again");
         pool.give_part(part);
         pool.shrink();
-        assert_eq!((pool.mapped(), pool.grown()), (0, 0));
+        assert_eq!((pool.mapped(), pool.totals.grown()), (0, 0));
     }
 
     #[test]
     fn a_sealed_pool_has_memory_for_the_device_alone() {
-        let mut pool = WindowPool::new(4096, true);
+        let mut pool = WindowPool::new(4096, true, &Rc::default());
         let slot = pool.take(None, true).unwrap();
         assert_eq!(pool.mapped(), 2 * WindowPool::region_bytes(4096));
         pool.ring(slot, 4000, 96).fill(7);
@@ -433,6 +521,31 @@ mod tests {
         written(&mut pool, 2);
         assert_eq!(pool.received(slot, 8192, 101), [&[1; 100][..], &[0]].concat());
         assert_eq!(pool.take_sealed(slot, 8192 + 4000, 97), None, "it would wrap");
-        assert_eq!(WindowPool::new(4096, true).mapped(), 0);
+        assert_eq!(WindowPool::new(4096, true, &Rc::default()).mapped(), 0);
+    }
+
+    #[test]
+    fn the_totals_of_all_pools_are_their_sums() {
+        let totals = Rc::new(PoolTotals::default());
+        let mut pools = [false, true].map(|is_sealed| WindowPool::new(4096, is_sealed, &totals));
+        let mut slots = Vec::new();
+        for turn in 0..60 {
+            let pool = &mut pools[turn % 2];
+            slots.push((turn % 2, pool.take(None, true).unwrap()));
+            if turn % 7 == 0 {
+                let part = pool.take_larger(None, 8192, true).unwrap();
+                pool.give_part(part);
+            }
+        }
+        let sum = |pools: &[WindowPool; 2]| pools.iter().map(WindowPool::mapped).sum::<u64>();
+        let one = WindowPool::region_bytes(4096);
+        assert_eq!((totals.mapped(), sum(&pools)), (3 * (4 * one + 8192), 3 * (4 * one + 8192)));
+        assert_eq!((totals.grown(), totals.unused.get()), (3 * 8192, 2));
+        pools.iter_mut().for_each(WindowPool::shrink);
+        assert_eq!((totals.grown(), totals.has_unused(), totals.mapped()), (0, false, 12 * one));
+        slots.drain(..).filter(|(at, _)| *at == 0).for_each(|(_, slot)| pools[0].give(slot));
+        assert_eq!((totals.unused.get(), totals.mapped()), (4, sum(&pools)));
+        drop(pools);
+        assert_eq!((totals.mapped(), totals.unused.get()), (0, 0), "those with streams, too");
     }
 }

@@ -18,6 +18,7 @@ mod held_syns;
 mod link;
 mod link_transport;
 mod links;
+mod peer_index;
 mod place;
 mod rdma_port;
 mod receive;

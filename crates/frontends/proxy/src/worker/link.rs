@@ -14,7 +14,7 @@ use super::table::{ConnTable, TableKey};
 use crate::counters::ProxyCounter;
 use crate::message::{ControlMessage, Report};
 use crate::pool::WindowPool;
-use crate::rdma::Write;
+use crate::rdma::{CmId, Write};
 use burst_relay::{
     Batch, Frame, FrameReader, HEADER_BYTES, LinkHello, LinkInbox, LinkOutbox, LinkSealer, Novelty, PeerFault,
     PeerWindow, SealOffer, SealedDirection, Stream, WindowOf,
@@ -51,6 +51,8 @@ pub(super) struct PeerLink {
     pub(super) pool: WindowPool,
     /// The link is in the list of those that may have something to send.
     pub(super) is_dirty: bool,
+    /// The link is in the list of those whose connections have waited for room.
+    pub(super) is_unblocked: bool,
     next_id: u32,
     last_opened: u32,
     /// The WRITEs of the batch that is being sent.
@@ -58,8 +60,8 @@ pub(super) struct PeerLink {
 }
 
 impl PeerLink {
-    /// A link without a transport; `window`: bytes of first windows.
-    pub(super) fn new(peer: usize, number: u32, dials: bool, window: u32, seals: LinkSeals) -> Self {
+    /// A link without a transport; `peer`, `number`: as [`PeerLink::peer`] and [`PeerLink::number`].
+    pub(super) fn new((peer, number): (usize, u32), dials: bool, pool: WindowPool, seals: LinkSeals) -> Self {
         Self {
             peer,
             number,
@@ -71,13 +73,19 @@ impl PeerLink {
             conns: ConnTable::default(),
             keys: HashMap::new(),
             waiting: VecDeque::new(),
-            pool: WindowPool::new(window, seals.is_on()),
+            pool,
             is_dirty: false,
+            is_unblocked: false,
             seals,
             next_id: if dials { 1 } else { 2 },
             last_opened: 0,
             writes: Vec::new(),
         }
+    }
+
+    /// Whether an identifier of connection management is that of the queue pair, or of the attempt to make one.
+    pub(super) fn has_id(&self, id: CmId) -> bool {
+        self.transport.resolving == Some(id) || self.transport.qp.as_ref().is_some_and(|qp| qp.id() == id)
     }
 
     /// The id of a new stream of this side; `None`: they are used up. Ids of each side go up by two; the dialing side has the

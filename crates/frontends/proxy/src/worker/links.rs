@@ -8,18 +8,19 @@ mod window_growth;
 use super::conn::ProxyConn;
 use super::env::WorkerEnv;
 use super::link::PeerLink;
+use super::peer_index::PeerIndex;
 use super::rdma_port::RdmaPort;
 use super::seals::LinkSeals;
 use super::snapshot::LinkView;
 use super::token::{LINKS_MAX, StreamKey};
-use crate::config::within;
 use crate::message::{Introduction, PeerUp};
-use crate::pool::WindowPool;
-use crate::rdma::LinkQp;
+use crate::pool::{PoolTotals, WindowPool};
+use crate::rdma::{CmId, LinkQp};
 use burst_base::Reason;
 use burst_relay::{BatchPlace, LinkOutbox, PeerFault};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 /// A fault of a link's peer, with the link's index.
 pub(super) type LinkFault = (usize, PeerFault);
@@ -52,13 +53,20 @@ pub(super) struct Links {
     peers: HashMap<usize, PeerView>,
     /// `None`: free. Before `rdma`: queue pairs end before the device.
     links: Vec<Option<PeerLink>>,
+    /// Memory of all links.
+    totals: Rc<PoolTotals>,
+    index: PeerIndex,
+    /// Links by identifiers of connections that they have had; [`Links::find_id`] asks the link.
+    ids: HashMap<CmId, usize>,
+    /// The link at which the next check of links begins.
+    mended: usize,
     pub(super) rdma: RdmaPort,
     /// Links that may have something to send, in order.
     dirty: VecDeque<usize>,
     /// Links whose messages were not all taken in their last turn.
     pub(super) unreceived: VecDeque<usize>,
-    /// Connections that have waited for room in an outbox that has it now, oldest first.
-    pub(super) unblocked: Vec<StreamKey>,
+    /// Links whose connections have waited for room in the outbox, which had it when they were added.
+    pub(super) unblocked: VecDeque<usize>,
 }
 
 impl Links {
@@ -102,7 +110,7 @@ impl Links {
 
     /// The index of a peer's link.
     pub(super) fn find(&self, peer: usize, number: u32) -> Option<usize> {
-        self.links.iter().position(|link| link.as_ref().is_some_and(|l| l.peer == peer && l.number == number))
+        self.index.link(peer, number)
     }
 
     /// One more than the greatest index.
@@ -114,18 +122,31 @@ impl Links {
     pub(super) fn peer_up(&mut self, env: &mut WorkerEnv, up: PeerUp) {
         let PeerUp { peer, introduction, dials, token, encrypts, secret } = up;
         let (own, theirs) = (env.config.workers, introduction.workers);
+        self.index.add_peer(peer, token, &introduction.serves);
         let view = PeerView { introduction, channel: true, token, listens: HashMap::new() };
-        if self.peers.insert(peer, view).is_some() {
-            self.links.iter_mut().flatten().filter(|link| link.peer == peer).for_each(|link| link.seals.learn(&secret));
+        if let Some(before) = self.peers.insert(peer, view) {
+            let now = &self.peers[&peer].introduction.serves;
+            let gone: Vec<_> =
+                before.introduction.serves.iter().filter(|prefix| !now.contains(prefix)).copied().collect();
+            self.index.remove_serves(peer, &gone);
+            for at in self.index.links_of(peer) {
+                self.links[at].iter_mut().for_each(|link| link.seals.learn(&secret));
+            }
             return self.set_channel(env, peer, true);
         }
         for number in (0..own.max(theirs)).filter(|number| number % own == env.number) {
             let seals = LinkSeals::new(encrypts, &secret);
-            let link = PeerLink::new(peer, number, dials, env.config.window, seals);
-            match self.links.iter().position(Option::is_none) {
-                Some(free) => self.links[free] = Some(link),
-                None => self.links.push(Some(link)),
+            let link = PeerLink::new(
+                (peer, number),
+                dials,
+                WindowPool::new(env.config.window, seals.is_on(), &self.totals),
+                seals,
+            );
+            let at = self.index.add_link(peer, number, self.links.len());
+            if at == self.links.len() {
+                self.links.push(None);
             }
+            self.links[at] = Some(link);
         }
         assert!(self.links.len() <= LINKS_MAX, "memory for queue pairs ends long before");
         env.timer.start();
@@ -140,12 +161,14 @@ impl Links {
 
     /// Forgets a peer; whether it was known. Its links are to be taken out.
     pub(super) fn forget_peer(&mut self, peer: usize) -> bool {
-        self.peers.remove(&peer).is_some()
+        let Some(gone) = self.peers.remove(&peer) else { return false };
+        self.index.remove_peer(peer, gone.token, &gone.introduction.serves);
+        true
     }
 
     /// Takes a link of a peer out, if it has one; with its index.
     pub(super) fn take_link_of(&mut self, peer: usize) -> Option<(usize, PeerLink)> {
-        let at = self.links.iter().position(|link| link.as_ref().is_some_and(|link| link.peer == peer))?;
+        let at = self.index.take_link_of(peer)?;
         let mut link = self.links[at].take()?;
         self.rdma.destroy(link.transport.resolving.take());
         Some((at, link))
@@ -153,18 +176,13 @@ impl Links {
 
     /// The link for a new stream to a server, or why there is none: the least used one of the peer with the longest prefix.
     pub(super) fn choose(&self, server: SocketAddr) -> Result<usize, Reason> {
-        let serves = self.peers.iter().flat_map(|(number, peer)| {
-            let prefixes = peer.introduction.serves.iter().filter(|prefix| within(server.ip(), **prefix));
-            prefixes.map(move |prefix| (prefix.1, *number, peer))
-        });
-        let Some((_, number, peer)) = serves.max_by_key(|(bits, number, _)| (*bits, *number)) else {
-            return Err(Reason::ProxyNoPeer);
-        };
+        let known = self.index.serving(server.ip()).and_then(|number| Some((number, self.peers.get(&number)?)));
+        let Some((number, peer)) = known else { return Err(Reason::ProxyNoPeer) };
         if peer.introduction.draining {
             return Err(Reason::ProxyDraining);
         }
-        let links = self.links.iter().enumerate().filter_map(|(at, link)| link.as_ref().map(|link| (at, link)));
-        let active = links.filter(|(_, link)| link.peer == number && link.transport.active);
+        let links = self.index.links_of(number).filter_map(|at| self.get(at).map(|link| (at, link)));
+        let active = links.filter(|(_, link)| link.transport.active);
         active.min_by_key(|(_, link)| link.conns.len()).map(|(at, _)| at).ok_or(Reason::ProxyNoLink)
     }
 
@@ -189,15 +207,30 @@ impl Links {
         }
     }
 
-    /// Sends what waits on a link. If its outbox has room then, connections that have waited for that are in `unblocked`.
+    /// Sends what waits on a link. If its outbox has room then, and connections have waited for that, it is in `unblocked`.
     pub(super) fn flush(&mut self, env: &mut WorkerEnv, at: usize) {
         let Some(link) = self.links[at].as_mut().filter(|link| link.transport.active) else { return };
         if let Err(e) = link.send(env) {
             return self.qp_failed(env, at, &e);
         }
-        if !link.outbox.blocked() {
-            self.unblocked.extend(link.waiting.drain(..).map(|key| StreamKey { link: at, key }));
+        if !link.outbox.blocked() && !link.waiting.is_empty() && !std::mem::replace(&mut link.is_unblocked, true) {
+            self.unblocked.push_back(at);
         }
+    }
+
+    /// The next connection that has waited for room in an outbox that has it. Takes it from its link.
+    pub(super) fn take_unblocked(&mut self) -> Option<StreamKey> {
+        while let Some(at) = self.unblocked.front().copied() {
+            let link = self.links[at].as_mut();
+            if let Some(link) = link.filter(|link| link.is_unblocked && !link.outbox.blocked())
+                && let Some(key) = link.waiting.pop_front()
+            {
+                return Some(StreamKey { link: at, key });
+            }
+            self.unblocked.pop_front();
+            self.get_mut(at).into_iter().for_each(|link| link.is_unblocked = false);
+        }
+        None
     }
 
     /// The queue pair of a link.

@@ -150,27 +150,25 @@ impl Streams {
         }
     }
 
-    /// The connections that have waited for room in a link's outbox have a turn, if it has room now.
-    pub(super) fn wake(&mut self) {
-        for at in 0..self.links.unblocked.len() {
-            let key = self.links.unblocked[at];
+    /// Connections that have waited for room in a link's outbox have a turn, if it has room now: [`CONNS_AT_ONCE`] at most, and
+    /// the others in the next pass. Returns how many were looked at.
+    pub(super) fn wake(&mut self) -> usize {
+        let mut looked = 0;
+        while looked < CONNS_AT_ONCE
+            && let Some(key) = self.links.take_unblocked()
+        {
+            looked += 1;
             if let Some((conn, ..)) = self.links.conn_mut(key) {
                 conn.waits = false;
                 self.queue(key);
             }
         }
-        self.links.unblocked.clear();
+        looked
     }
 
-    /// Sends what waits on a link, and wakes the connections that have waited for it.
-    fn flush(&mut self, env: &mut WorkerEnv, at: usize) {
-        self.links.flush(env, at);
-        self.wake();
-    }
-
-    /// Whether a connection has a turn.
+    /// Whether a connection has a turn, or may have one.
     pub(super) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() || !self.links.unblocked.is_empty()
     }
 
     /// Takes an event of a socket.
@@ -216,7 +214,7 @@ impl Streams {
             }
             // A full batch need not wait for the rest of the list.
             if self.links.get(key.link).is_some_and(|link| link.outbox.blocked()) {
-                self.flush(env, key.link);
+                self.links.flush(env, key.link);
             }
         }
     }
@@ -254,7 +252,7 @@ impl Streams {
             let Some((conn, outbox, pool)) = self.links.conn_mut(key) else { return };
             match conn.read(outbox, pool, &mut turn) {
                 // What was read is on its way while more is read.
-                Ok(ReadStop::Flush) => self.flush(env, key.link),
+                Ok(ReadStop::Flush) => self.links.flush(env, key.link),
                 Ok(ReadStop::Blocked) => break self.wait_for_outbox(key),
                 Ok(ReadStop::TurnOver) => break self.queue(key),
                 Ok(ReadStop::Idle) => break,

@@ -1,9 +1,14 @@
-//! What a tick and the end of a peer cost a pass of a worker: the same number of connections, however many there are.
+//! What a tick, the end of a peer, and room in an outbox cost a pass of a worker: the same number of connections and links,
+//! however many there are.
 
 use super::fuzzed_worker::FuzzedWorker;
 use super::sockets::TcpEnd;
+use super::token::StreamKey;
 use super::{CONNS_AT_ONCE, RelayWorker};
-use crate::message::Command;
+use crate::message::{Command, Introduction, PeerUp};
+use burst_relay::{ChannelSecret, EXPORT_BYTES};
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 const MEMORY: u64 = 256 << 20;
@@ -66,4 +71,88 @@ fn a_link_is_once_in_the_list_of_those_that_may_send() {
     assert_eq!(streams.links.dirty(), 0);
     streams.links.mark_dirty(0);
     assert_eq!(streams.links.dirty(), 1, "again");
+}
+
+#[test]
+fn room_in_an_outbox_wakes_a_bounded_number_of_the_streams_that_wait_for_it() {
+    for count in [600u16, 2400] {
+        let mut fuzzed = with_opening(count);
+        let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
+        let link = streams.links.get_mut(0).expect("the peer's link");
+        for id in (1..=u32::from(count)).map(|number| 2 * number) {
+            let key = link.find(id).expect("a stream");
+            link.conns.get_mut(key).expect("its connection").waits = true;
+            link.waiting.push_back(key);
+        }
+        streams.links.flush(env, 0);
+        let mut left = usize::from(count);
+        while left > 0 {
+            assert!(streams.has_ready(), "{left} of {count} wait for the next pass");
+            assert_eq!(streams.wake(), left.min(CONNS_AT_ONCE), "of {count}");
+            left -= left.min(CONNS_AT_ONCE);
+            let waiting = &streams.links.get(0).expect("the peer's link").waiting;
+            assert_eq!(waiting.len(), left);
+        }
+        assert_eq!((streams.wake(), streams.links.unblocked.len()), (0, 0));
+    }
+}
+
+/// Another peer, with one link.
+fn peer_up(fuzzed: &mut FuzzedWorker, peer: usize) {
+    let introduction = Introduction {
+        version: 1,
+        features: 15,
+        name: format!("peer{peer}"),
+        session: 1,
+        workers: 1,
+        address: ([127, 0, 0, 1], 7401).into(),
+        serves: vec![(Ipv4Addr::from(10 << 24 | peer as u32).into(), 32)],
+        draining: false,
+    };
+    let secret = ChannelSecret::new(&[7; EXPORT_BYTES]);
+    let mut token = [1; 16];
+    token[..8].copy_from_slice(&peer.to_le_bytes());
+    let up = PeerUp { peer, introduction, dials: false, token, encrypts: false, secret };
+    fuzzed.worker.on_command(Command::PeerUp(up));
+}
+
+#[test]
+fn a_tick_looks_at_a_bounded_number_of_links_and_each_has_its_turn() {
+    for peers in [200, 800] {
+        let mut fuzzed = FuzzedWorker::with_memory(false, MEMORY).expect("descriptors");
+        (1..=peers).for_each(|peer| peer_up(&mut fuzzed, peer));
+        let links = &mut fuzzed.worker.streams.links;
+        let at = (1..=peers).map(|peer| links.find(peer, 0).expect("its link")).collect::<BTreeSet<_>>();
+        assert_eq!((at.len(), links.find(1, 1)), (peers, None), "each has its own");
+        let (mut looked, mut ticks) = (0, 0);
+        while looked <= peers {
+            let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
+            let now = Instant::now();
+            env.timer.take_due();
+            let of_tick = streams.links.mend(env, now);
+            assert!(of_tick <= 64, "{of_tick} of {peers}");
+            looked += of_tick;
+            ticks += 1;
+            assert_eq!(env.timer.left() == Some(Duration::ZERO), looked <= peers, "the rest comes at once");
+        }
+        assert_eq!((looked, ticks), (peers + 1, (peers + 1).div_ceil(64)), "the first peer has a link, too");
+        // The ends of peers make room for others.
+        for peer in 1..=peers {
+            fuzzed.worker.on_command(Command::PeerGone { peer, why: "the test ends".into() });
+            peer_up(&mut fuzzed, peers + peer);
+        }
+        let links = &fuzzed.worker.streams.links;
+        let again = (1..=peers).map(|peer| links.find(peers + peer, 0).expect("its link")).collect::<BTreeSet<_>>();
+        assert_eq!((again, links.iter().count()), (at, peers + 1));
+    }
+}
+
+#[test]
+fn a_key_of_a_link_that_has_ended_leads_to_no_connection_of_the_next() {
+    let mut fuzzed = with_opening(1);
+    let key = fuzzed.worker.streams.links.get(0).and_then(|link| link.find(2)).expect("a stream");
+    fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends".into() });
+    peer_up(&mut fuzzed, 1);
+    assert_eq!(fuzzed.worker.streams.links.find(1, 0), Some(0), "its place");
+    assert!(fuzzed.worker.streams.links.conn(StreamKey { link: 0, key }).is_none());
 }

@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 
 /// How long an attempt may take.
 const ATTEMPT_MAX: Duration = Duration::from_secs(3);
+/// Identifiers of former attempts that are kept beside as many as there are links.
+const IDS_KEPT: usize = 64;
+/// Links that one pass looks at for whether they work.
+pub(super) const MENDED_AT_ONCE: usize = 64;
 /// Time between attempts to use RDMA again.
 const RDMA_AGAIN: Duration = Duration::from_secs(1);
 
@@ -73,9 +77,10 @@ impl Links {
             None => view.listens.remove(&worker),
         };
         let theirs = view.introduction.workers;
-        for at in 0..self.links.len() {
+        let links: Vec<usize> = self.index.links_of(peer).collect();
+        for at in links {
             let Some(link) = self.get(at) else { continue };
-            if link.peer == peer && link.number % theirs == worker && link.dials && link.transport.qp.is_none() {
+            if link.number % theirs == worker && link.dials && link.transport.qp.is_none() {
                 self.attempt(env, at);
             }
         }
@@ -86,9 +91,11 @@ impl Links {
         if let Some(view) = self.peers.get_mut(&peer) {
             view.channel = up;
         }
-        for link in self.links.iter_mut().flatten().filter(|link| link.peer == peer && link.transport.by_channel) {
-            link.transport.stop();
-            link.report_down(env);
+        for at in self.index.links_of(peer) {
+            for link in self.links[at].iter_mut().filter(|link| link.transport.by_channel) {
+                link.transport.stop();
+                link.report_down(env);
+            }
         }
         env.timer.start();
     }
@@ -129,7 +136,7 @@ impl Links {
                 Ok(id) => {
                     transport.qp = None;
                     transport.resolving = Some(id);
-                    return;
+                    return self.note_id(id, at);
                 }
                 Err(e) => crate::log(format_args!("RDMA to {address}: {e}")),
             }
@@ -187,8 +194,9 @@ impl Links {
         Ok(())
     }
 
-    /// Every link that does not work is dialled again, and one on the control channel tries RDMA.
-    pub(crate) fn mend(&mut self, env: &mut WorkerEnv, now: Instant) {
+    /// Links that do not work are dialled again, and those on the control channel try RDMA. Looks at [`MENDED_AT_ONCE`] links at
+    /// most, and at the others in the next pass; returns at how many.
+    pub(crate) fn mend(&mut self, env: &mut WorkerEnv, now: Instant) -> usize {
         if self.rdma.listener.is_none() && !self.links.is_empty() {
             if self.rdma.again.is_none_or(|again| now >= again) {
                 self.rdma.open(env);
@@ -196,7 +204,11 @@ impl Links {
             self.rdma.again.into_iter().for_each(|again| env.timer.start_by(again));
         }
         let mut waits = false;
-        for at in 0..self.links.len() {
+        let all = self.links.len();
+        let first = if self.mended < all { self.mended } else { 0 };
+        let end = all.min(first + MENDED_AT_ONCE);
+        self.mended = end;
+        for at in first..end {
             let Some(link) = self.get(at).filter(|link| !link.transport.is_on_rdma()) else { continue };
             waits |= self.rdma.listener.is_some() || !link.transport.active;
             if !link.dials {
@@ -210,9 +222,14 @@ impl Links {
                 Some(_) | None => {}
             }
         }
+        match end < all {
+            true => env.timer.start_by(now),
+            false => self.mended = 0,
+        }
         if waits {
             env.timer.start();
         }
+        end - first
     }
 
     /// The attempt for a queue pair has failed.
@@ -267,10 +284,18 @@ impl Links {
     }
 
     fn find_id(&self, id: CmId) -> Option<usize> {
-        let is = |link: &PeerLink| {
-            link.transport.resolving == Some(id) || link.transport.qp.as_ref().is_some_and(|qp| qp.id() == id)
-        };
-        self.links.iter().position(|link| link.as_ref().is_some_and(is))
+        let at = self.ids.get(&id).copied()?;
+        self.get(at).is_some_and(|link| link.has_id(id)).then_some(at)
+    }
+
+    /// A link has a new identifier. Those of former attempts are forgotten when they outnumber the links.
+    fn note_id(&mut self, id: CmId, at: usize) {
+        self.ids.insert(id, at);
+        if self.ids.len() > 2 * self.links.len() + IDS_KEPT {
+            let links = &self.links;
+            let is_its = |id: &CmId, at: usize| links[at].as_ref().is_some_and(|link| link.has_id(*id));
+            self.ids.retain(|id, at| is_its(id, *at));
+        }
     }
 
     fn on_established(&mut self, env: &mut WorkerEnv, at: usize) -> std::result::Result<(), LinkFault> {
@@ -317,11 +342,9 @@ impl Links {
     fn on_request(&mut self, env: &mut WorkerEnv, id: CmId, private: &[u8; PRIVATE_BYTES]) {
         let request = QpRequest::from_private(private);
         // The token identifies the peer: each peer gets its own.
-        let is = |link: &PeerLink| {
-            let ours = self.peers.get(&link.peer).is_some_and(|peer| peer.token == request.token);
-            ours && !link.dials && link.number == request.link && request.attempt > link.transport.attempt
-        };
-        let Some(at) = self.links.iter().position(|link| link.as_ref().is_some_and(is)) else {
+        let known = self.index.peer_of(&request.token).and_then(|peer| self.index.link(peer, request.link));
+        let is = |link: &PeerLink| !link.dials && request.attempt > link.transport.attempt;
+        let Some(at) = known.filter(|at| self.get(*at).is_some_and(is)) else {
             env.count(ProxyCounter::RequestsRefused);
             return self.rdma.reject(id);
         };
@@ -343,6 +366,7 @@ impl Links {
         let mut qp = LinkQp::new(id, &device, at, BATCHES)?;
         let joined = qp.join(private, true);
         link.transport.qp = Some(qp);
+        self.note_id(id, at);
         joined
     }
 }

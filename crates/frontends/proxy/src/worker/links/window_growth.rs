@@ -136,19 +136,14 @@ impl Links {
         Ok(())
     }
 
-    /// Bytes of all regions of this worker.
-    fn mapped(&self) -> u64 {
-        self.iter().map(|link| link.pool.mapped()).sum()
-    }
-
     /// Memory for a stream of a link, if the worker's share allows it.
     pub(crate) fn take_slot(&mut self, env: &WorkerEnv, at: usize) -> Option<WindowSlot> {
         let used = env.pair_bytes + self.get(at)?.pool.next_region_bytes();
         let left = env.memory_share().saturating_sub(used);
-        if self.get(at)?.pool.full() && self.mapped() > left {
+        if self.get(at)?.pool.full() && self.totals.mapped() > left && self.totals.has_unused() {
             self.links.iter_mut().flatten().for_each(|link| link.pool.shrink());
         }
-        let may_map = self.mapped() <= left && used <= env.memory_share();
+        let may_map = self.totals.mapped() <= left && used <= env.memory_share();
         let device = self.rdma.known_device();
         self.get_mut(at)?.pool.take(device.as_ref(), may_map).ok()
     }
@@ -156,8 +151,8 @@ impl Links {
     /// Memory for a larger ring or window. At least half of the worker's share is left to first ones.
     fn take_larger(&mut self, env: &WorkerEnv, at: usize, len: u32) -> Option<RegionPart> {
         let (share, more) = (env.memory_share(), self.get(at)?.pool.memory_of(len.into()));
-        let grown: u64 = self.iter().map(|link| link.pool.grown()).sum();
-        let may_map = self.mapped() + env.pair_bytes + more <= share && grown + more <= share / 2;
+        let (mapped, grown) = (self.totals.mapped(), self.totals.grown());
+        let may_map = mapped + env.pair_bytes + more <= share && grown + more <= share / 2;
         let device = self.rdma.known_device();
         self.get_mut(at)?.pool.take_larger(device.as_ref(), len, may_map).ok()
     }
