@@ -3,19 +3,23 @@
 import contextlib
 import hashlib
 import socket
+import ssl
 import struct
 import threading
 
 import pytest
 
 from lab import frames, wait_until
-from lab.proxy import Proxies
-from test_proxy import client, exactly, inside, joined, listen, pattern, read_all
+from lab.proxy import CONTROL, Proxies
+from test_proxy import PORT, client, exactly, inside, joined, listen, pattern, read_all
+from test_proxy_hostile import INTRODUCE, HostilePeer, number
 
 #: What the programs send; long enough that no other bytes look like it.
 TEXT = b"the quick brown fox jumps over the lazy dog; "
 ETH_P_IP, ROCE, BTH, SEND_ONLY, ACK_REQUESTED = 0x800, 4791, 42, 4, 1 << 31
-ON, OFF = 'encrypt = "on"\n', 'encrypt = "off"\n'
+ON, OFF, ONLY = (f'encrypt = "{word}"\n' for word in ("on", "off", "only"))
+#: Features of a proxy that does not know encryption: urgent data, windows that grow. And of one that does.
+OLDER, ENCRYPTS = 1 | 2, 4
 
 
 class Sniffer:
@@ -177,3 +181,123 @@ def test_a_forged_message_ends_the_link_with_a_reason_and_is_not_delivered(make_
             ours.sendall(b"anew")
             assert exactly(theirs, 4) == b"anew"
         assert encrypted(proxies) == {True}
+
+
+def refusal(host, address):
+    """What `connect` says. Where SYNs are not held it succeeds, and the connection is reset."""
+    with inside(host):
+        sock = socket.socket()
+    with sock:
+        sock.settimeout(20)
+        try:
+            sock.connect((address, PORT))
+        except ConnectionRefusedError:
+            return "ECONNREFUSED"
+        return read_all(sock)[1]
+
+
+def is_refused(proxies, answer, why):
+    """A connection from host a to a server of host b is refused, which is counted and said, and the server sees nothing of it."""
+    a, b = proxies.fabric.hosts
+    before = proxies.counters(a).get("connections_refused", 0)
+    with listen(b) as listener:
+        assert refusal(a, b.address) == answer
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    counters = proxies.counters(a)
+    assert counters["connections_refused"] == before + 1 and not counters.get("connections_by_tcp")
+    said = proxies.ask(a, "why", b.address)
+    assert "proxy_encrypt_only" in said and why in said and "no peer that serves" not in said, said
+
+
+@pytest.mark.parametrize("extra, answer", [("", "ECONNREFUSED"), ('intercept = "nft"\n', "ECONNREFUSED"), ("hold_syn = false\n", "ECONNRESET")],
+                         ids=["default", "nft", "early"])
+def test_what_no_peer_can_carry_is_refused(make_fabric, extra, answer):
+    """Without its peer, and while it drains. In between connections are carried, encrypted."""
+    with Proxies(make_fabric(), own={"a": ONLY + extra}) as proxies:
+        a, b = proxies.fabric.hosts
+        moved(proxies, TEXT)
+        assert encrypted(proxies) == {True}
+        proxies.running["b"].stop()
+        wait_until(lambda: not proxies.show(a)["links"], said=proxies.running["a"].text)
+        is_refused(proxies, answer, "proxy_no_peer")
+        proxies.start(b)
+        proxies.await_links()
+        moved(proxies, TEXT)
+        proxies.ask(a, "drain")
+        is_refused(proxies, answer, "proxy_draining")
+
+
+def test_a_peer_that_does_not_encrypt_carries_nothing(make_fabric):
+    proxies = Proxies(make_fabric(), own={"a": ONLY, "b": OFF})
+    proxies.await_links = lambda: None
+    with proxies:
+        said = proxies.running["a"].text
+        wait_until(lambda: "it does not offer encryption" in said(), said=said)
+        is_refused(proxies, "ECONNREFUSED", "proxy_no_peer")
+
+
+class Dialler(HostilePeer):
+    """Takes the place of the proxy of host a, which dials. A context manager; then both have introduced themselves."""
+
+    def __init__(self, proxies, features):
+        super().__init__(proxies, features)
+        (self.host, self.other), keys = proxies.fabric.hosts, proxies.directory / "keys"
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self.context.load_cert_chain(keys / "a.pem", keys / "a.key")
+        self.context.load_verify_locations(keys / "ca.pem")
+
+    def __enter__(self):
+        with inside(self.host):
+            plain = socket.create_connection((self.other.address, CONTROL), timeout=20)
+        self.channel = self.context.wrap_socket(plain, server_hostname="b")
+        address = b"\0" + socket.inet_aton(self.host.address)
+        introduction = number(1) + number(self.features) + number(1) + b"a" + number(12345) + number(1) + address + number(CONTROL)
+        self.send(INTRODUCE, introduction + number(1) + address + bytes([32]) + b"\0")
+        kind, said = self.receive()
+        assert kind == INTRODUCE and said.number() == 1
+        self.theirs = said.number()
+        return self
+
+
+@pytest.fixture
+def one_proxy(make_fabric):
+    """Makes a proxy of one of two hosts; the other one's place is free."""
+    ended = contextlib.ExitStack()
+
+    def make(name, extra):
+        proxies = Proxies(make_fabric(), rdma=False, extra=extra)
+        proxies.keys()
+        proxies.start(next(host for host in proxies.fabric.hosts if host.name == name))
+        ended.callback(proxies.running[name].stop)
+        return proxies
+
+    with ended:
+        yield make
+
+
+@pytest.mark.parametrize("features, extra, is_taken", [(OLDER, "", True), (OLDER, ON, False), (OLDER, ONLY, False), (OLDER | ENCRYPTS, ON, True)],
+                         ids=["agree", "on", "only", "new-on"])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_peer_of_an_earlier_version(one_proxy, name, features, extra, is_taken):
+    """It dials, or is dialled. It ignores the features that it does not know, and has no more than those that it has."""
+    proxies = one_proxy(name, extra)
+    (host,) = [host for host in proxies.fabric.hosts if host.name == name]
+    said = proxies.running[name].text
+    peer = HostilePeer(proxies, features) if name == "a" else Dialler(proxies, features)
+    with contextlib.ExitStack() as end:
+        if is_taken:
+            end.enter_context(peer)
+            wait_until(lambda: proxies.show(host)["peers"][0]["channel"], said=said)
+            if name == "b":
+                assert peer.theirs & ENCRYPTS
+            else:
+                assert [link["carrier"] for link in proxies.show(host)["links"]] == ["control channel"]
+        else:
+            # The proxy says what it has, and ends the channel.
+            with contextlib.suppress(AssertionError, ConnectionError, ssl.SSLError):
+                end.enter_context(peer)
+            wait_until(lambda: "it does not offer encryption, which this proxy demands" in said(), said=said)
+            assert not proxies.show(host)["links"] and not proxies.show(host)["peers"][0]["channel"]

@@ -53,9 +53,11 @@ class Reader:
 
 
 class HostilePeer:
-    """Takes the place of the proxy of host b, with its keys. A context manager; then one link is up, over the control channel."""
+    """Takes the place of the proxy of host b, with its keys. A context manager; then one link is up, over the control channel. `features`:
+    those of the other proxy that it has, too."""
 
-    def __init__(self, proxies):
+    def __init__(self, proxies, features=~0):
+        self.features = features
         self.host, keys = proxies.fabric.b, proxies.directory / "keys"
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -75,7 +77,7 @@ class HostilePeer:
         assert (version, name) == (1, b"a")
         address = b"\0" + socket.inet_aton(self.host.address) + number(CONTROL)
         served = number(1) + b"\0" + socket.inet_aton(self.host.address) + bytes([32])
-        self.send(INTRODUCE, number(1) + number(features) + number(1) + b"b" + number(12345) + number(1) + address + served + b"\0")
+        self.send(INTRODUCE, number(1) + number(features & self.features) + number(1) + b"b" + number(12345) + number(1) + address + served + b"\0")
         # Without a device, the dialling side offers the control channel.
         here = kind = None
         while kind != LINK_HELLO or not here:

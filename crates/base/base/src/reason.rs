@@ -243,6 +243,8 @@ reasons! {
     UbGuesses, "ub_guesses", Nak, "A request was refused whatever its token is, because its Jetty has shown too many wrong tokens lately, or its host has for the same object.", "Import the Jetty or segment again with the token of its owner and wait a second; if often, look for a program that tries tokens.";
     // --- receipts of UC
     UcReceiptTimeout, "uc_receipt_timeout", Note, "A UC queue pair sends to a Burst peer that does not answer: no receipt of its packets came in time, so they do not count as in flight any more, and it sends 8 KiB at a time until one comes.", "Look at the peer: its queue pair is gone (`unknown_qpn` in its statistics), its daemon does not run, or packets are lost on the way; end the sender if its receiver has ended.";
+    // --- connections that burst proxy refused
+    ProxyEncryptOnly, "proxy_encrypt_only", Refusal, "The proxy refused a connection that could go by TCP only, in clear (encrypt = only).", "The reason beside it says why no peer could carry the connection; encrypt = on lets such connections go by TCP.";
 }
 
 impl Reason {

@@ -167,6 +167,8 @@ pub enum InterceptBy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EncryptLinks {
+    /// Always, and connections that no peer can carry are refused instead of going by TCP.
+    Only,
     /// Always: a peer that cannot is refused.
     On,
     /// If the peer asks for it.
@@ -174,6 +176,13 @@ pub enum EncryptLinks {
     Agree,
     /// Never: a peer that asks for it is refused.
     Off,
+}
+
+impl EncryptLinks {
+    /// Whether a peer that does not encrypt is refused.
+    pub fn demands(self) -> bool {
+        matches!(self, EncryptLinks::Only | EncryptLinks::On)
+    }
 }
 
 /// Servers to reach for peers.
@@ -236,8 +245,7 @@ impl ProxyConfig {
         let workers = config.checked_workers()?;
         let (window, window_max) = config.checked_windows()?;
         let memory = size("memory", &config.memory)?;
-        let is_sealed = config.encrypt == EncryptLinks::On;
-        let least = crate::pool::WindowPool::region_memory(window, is_sealed) * u64::from(workers);
+        let least = crate::pool::WindowPool::region_memory(window, config.encrypt.demands()) * u64::from(workers);
         if memory < least {
             return Err(format!(
                 "memory = \"{}\": with {workers} workers and windows of {window} bytes at least {least} bytes are needed",
@@ -246,9 +254,18 @@ impl ProxyConfig {
         }
         let taken = config.take.iter().map(|take| Ok((prefixes(&take.to)?, ports(&take.ports)?)));
         let takes = taken.collect::<Result<Vec<_>, String>>()?;
-        check_overlap(&config.take, &takes)?;
+        config.check_takes(&takes)?;
         let serves = config.serve.iter().map(|serve| prefixes(&serve.to)).collect::<Result<_, _>>()?;
         Ok(Checked { workers, window, window_max, memory, takes, serves, config })
+    }
+
+    /// A rule must not ask for what another rule or key forbids.
+    fn check_takes(&self, takes: &[Taken]) -> Result<(), String> {
+        check_overlap(&self.take, takes)?;
+        if self.encrypt == EncryptLinks::Only && self.take.iter().any(|take| take.relay == RelayBy::Tcp) {
+            return Err("relay = \"tcp\" with encrypt = \"only\": such connections would travel in clear".into());
+        }
+        Ok(())
     }
 
     fn checked_workers(&self) -> Result<u32, String> {
@@ -473,6 +490,9 @@ mod tests {
         assert!(refused("name = \"a\"", "name = \"a\"\nwindow_max = \"1GiB\"").contains("window_max"));
         assert!(refused("name = \"a\"", "name = \"a\"\nworkers = 2\nmemory = \"15MiB\"").contains("16777216"));
         assert!(refused("name = \"a\"", "name = \"a\"\nmark = 0").contains("mark = 0"));
+        let contradiction =
+            GOOD.replace("80, 8000-8010\"", "80\"\nrelay = \"tcp\"").replace("keys =", "encrypt = \"only\"\nkeys =");
+        assert!(ProxyConfig::parse(&contradiction).unwrap_err().contains("in clear"));
         let refused_way = refused("name = \"a\"", "name = \"a\"\nintercept = \"xdp\"");
         assert!(refused_way.contains("xdp") && refused_way.contains("`auto`, `bpf`, `nft`"), "{refused_way}");
         assert!(

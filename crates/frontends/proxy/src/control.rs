@@ -11,7 +11,7 @@ mod admin;
 mod front;
 mod peers;
 
-use crate::config::{Checked, Prefix};
+use crate::config::{Checked, EncryptLinks, Prefix, RelayBy};
 use crate::intercept::Interception;
 use crate::message::{Command, ControlMessage, Introduction, Report};
 use crate::sys::{EventFlags, Poll, Waker};
@@ -325,7 +325,7 @@ impl Control {
                 prefixes.extend(&introduction.serves);
             }
         }
-        prefixes.extend(self.by_tcp());
+        prefixes.extend(self.without_peer());
         let gone = self.alive.difference(&prefixes).map(|prefix| (*prefix, false));
         let changes: Vec<_> = gone.chain(prefixes.difference(&self.alive).map(|prefix| (*prefix, true))).collect();
         if changes.is_empty() {
@@ -339,11 +339,12 @@ impl Control {
         self.alive = prefixes;
     }
 
-    /// Prefixes of policies that need no peer.
-    fn by_tcp(&self) -> Vec<Prefix> {
+    /// Prefixes of policies whose connections are taken without a peer: those that go by TCP, and all if nothing may go in clear.
+    fn without_peer(&self) -> Vec<Prefix> {
+        let is_closed = self.config.config.encrypt == EncryptLinks::Only;
         let takes = self.config.config.take.iter().zip(&self.config.takes);
-        let by_tcp = takes.filter(|(take, _)| take.relay == crate::config::RelayBy::Tcp && !self.draining);
-        by_tcp.flat_map(|(_, (prefixes, _))| prefixes.clone()).collect()
+        let taken = takes.filter(|(take, _)| is_closed || take.relay == RelayBy::Tcp && !self.draining);
+        taken.flat_map(|(_, (prefixes, _))| prefixes.clone()).collect()
     }
 
     /// What is done each second.

@@ -27,7 +27,7 @@ const FEATURES: u64 = 1;
 pub fn features(config: &Checked) -> u64 {
     let grows = if config.window_max > config.window { GROWS } else { 0 };
     let encrypts = match config.config.encrypt {
-        EncryptLinks::On => ENCRYPTS | DEMANDS_ENCRYPTION,
+        EncryptLinks::Only | EncryptLinks::On => ENCRYPTS | DEMANDS_ENCRYPTION,
         EncryptLinks::Agree => ENCRYPTS,
         EncryptLinks::Off => 0,
     };
@@ -42,7 +42,9 @@ pub fn encrypts(own: u64, peers: u64) -> Result<bool, String> {
     match ((own | peers) & DEMANDS_ENCRYPTION != 0, own & ENCRYPTS != 0, peers & ENCRYPTS != 0) {
         (false, ..) => Ok(false),
         (true, true, true) => Ok(true),
-        (true, _, false) => Err("it does not offer encryption, which this proxy demands (encrypt = \"on\")".into()),
+        (true, _, false) => {
+            Err("it does not offer encryption, which this proxy demands (encrypt = \"on\" or \"only\")".into())
+        }
         (true, false, true) => Err("it demands encryption, which is off here (encrypt = \"off\")".into()),
     }
 }

@@ -296,6 +296,11 @@ pub fn accept() -> Attributes {
     verdict(1, None)
 }
 
+/// Drops the packet.
+pub fn drop_packet() -> Attributes {
+    verdict(0, None)
+}
+
 /// Goes back to the chain that jumped here.
 pub fn go_back() -> Attributes {
     verdict(-5, None)

@@ -1,6 +1,6 @@
 //! `burst proxy run`: sets up namespaces, interception, workers and the control thread, and takes them down.
 
-use crate::config::{Checked, InterceptBy, Prefix, Taken};
+use crate::config::{Checked, EncryptLinks, InterceptBy, Prefix, Taken};
 use crate::control::{Control, ControlStart, InterceptedPlace, RelayHandle};
 use crate::hold::{self, SynQueue, SynRules};
 use crate::intercept::bpf::{self, BpfPrograms};
@@ -330,7 +330,8 @@ fn take_by_nft(config: &Checked, groups: &[TakenOfGroup], listeners: &[Vec<Owned
         Ok(SteerPolicy { group: path.map(ControlGroup::at).transpose()?, taken: group.taken.clone() })
     };
     let policies = groups.iter().map(policy).collect::<Result<Vec<_>, String>>()?;
-    NftSteering::load(config.config.mark, listeners, &policies)
+    let is_closed = config.config.encrypt == EncryptLinks::Only;
+    NftSteering::load((config.config.mark, is_closed), listeners, &policies)
 }
 
 /// A descriptor that becomes readable by SIGTERM or SIGINT.

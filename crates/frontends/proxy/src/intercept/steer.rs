@@ -60,11 +60,12 @@ const ARRIVE: &str = "arrive";
 const DEAL: &str = "deal";
 
 /// Counters of the table; rules cannot miss a listener.
-const COUNTERS: [ProxyCounter; 4] = [
+const COUNTERS: [ProxyCounter; 5] = [
     ProxyCounter::ConnectsTaken,
     ProxyCounter::ConnectsWithoutPolicy,
     ProxyCounter::ConnectsWithoutPeer,
     ProxyCounter::ConnectsMarked,
+    ProxyCounter::ConnectsRefused,
 ];
 
 const FLAG_FIN: u8 = 1;
@@ -135,11 +136,16 @@ pub struct NftSteering {
 }
 
 impl NftSteering {
-    /// Makes the rules in the calling thread's namespace. `listeners`: of each worker, IPv4 and perhaps IPv6.
+    /// Makes the rules in the calling thread's namespace: by the mark, and with `is_closed` what cannot be taken is dropped.
+    /// `listeners`: of each worker, IPv4 and perhaps IPv6.
     ///
     /// # Errors
     /// One sentence: what the kernel lacks.
-    pub fn load(mark: u32, listeners: &[Vec<OwnedFd>], policies: &[SteerPolicy]) -> std::result::Result<Self, String> {
+    pub fn load(
+        (mark, is_closed): (u32, bool),
+        listeners: &[Vec<OwnedFd>],
+        policies: &[SteerPolicy],
+    ) -> std::result::Result<Self, String> {
         let failed = |what: &'static str| move |e: Error| format!("{what}: {e} (CAP_NET_ADMIN is needed)");
         let owner = Netlink::open().map_err(failed("netlink"))?;
         let table = format!("burst-proxy-{mark}-steer");
@@ -148,7 +154,7 @@ impl NftSteering {
             let own: Option<Vec<&OwnedFd>> = listeners.iter().map(|own| own.get(which)).collect();
             let Some(own) = own.filter(|_| family == libc::AF_INET || has_ipv6()) else { continue };
             let own: Result<Vec<SocketAddr>> = own.into_iter().map(crate::sys::local_address).collect();
-            let steering = FamilyRules { mark, family, listeners: own.map_err(failed("a listener"))? };
+            let steering = FamilyRules { mark, family, listeners: own.map_err(failed("a listener"))?, is_closed };
             if let Err(e) = steering.make(&owner, &table, policies) {
                 // Its table goes at once.
                 let works_otherwise = || Netlink::open().is_ok_and(|other| steering.make(&other, &table, &[]).is_ok());
@@ -236,6 +242,8 @@ struct FamilyRules {
     family: i32,
     /// Of each worker.
     listeners: Vec<SocketAddr>,
+    /// What cannot be taken is dropped.
+    is_closed: bool,
 }
 
 impl FamilyRules {
@@ -310,9 +318,12 @@ impl FamilyRules {
         let is_dead =
             nft::load_payload(nft::WORD_0, HeaderBase::Network, destination, len).with(nft::when_in(ALIVE, false));
         made.rule(DECIDE, is_dead.with(nft::count(ProxyCounter::ConnectsWithoutPeer)).with(nft::accept()));
-        // If the set is full, the rule ends here, and the connection is not taken.
+        // If the set is full, the rule ends here, and the connection is not taken: by TCP, or not at all.
         let noted = self.change(FLOWS, SetChange::Update).with(nft::count(ProxyCounter::ConnectsTaken));
-        made.rule(DECIDE, noted.with(nft::set_mark(self.mark)));
+        made.rule(DECIDE, noted.with(nft::set_mark(self.mark)).with(nft::accept()));
+        if self.is_closed {
+            made.rule(DECIDE, nft::count(ProxyCounter::ConnectsRefused).with(nft::drop_packet()));
+        }
         // Not back to SYN, which would count it again.
         made.rule(DECIDE, nft::accept());
     }

@@ -11,6 +11,7 @@ use super::sockets::{self, TcpEnd};
 use super::table::{ConnTable, TableKey};
 use super::tcp_pair::TcpPair;
 use super::token::PollToken;
+use crate::config::EncryptLinks;
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::sys::{self, EventFlags};
@@ -30,8 +31,11 @@ pub(super) struct TcpPairs {
 }
 
 impl TcpPairs {
-    /// Relays a taken connection.
+    /// Relays a taken connection, or refuses it if nothing may go in clear.
     pub(super) fn relay(&mut self, env: &mut WorkerEnv, (taken, why): (TcpEnd, Reason)) {
+        if env.config.config.encrypt == EncryptLinks::Only {
+            return refuse(env, taken, why);
+        }
         let TcpEnd { place, socket, ends: (client, server) } = taken;
         env.count(ProxyCounter::ConnectionsByTcp);
         env.decisions.note(client, server, why);
@@ -133,4 +137,15 @@ impl TcpPairs {
             ..StreamView::default()
         })
     }
+}
+
+/// Refuses a connection that could go by TCP only: its SYN, or its socket, is answered by a reset.
+fn refuse(env: &mut WorkerEnv, taken: TcpEnd, why: Reason) {
+    let (client, server) = taken.ends;
+    env.count(ProxyCounter::ConnectionsRefused);
+    env.decisions.note(client, server, why);
+    env.decisions.note(client, server, Reason::ProxyEncryptOnly);
+    // Closed with the option set when it was accepted: RST.
+    drop(taken.socket);
+    env.end_syn(taken.ends, SynOwner::None, Verdict::Refuse);
 }
