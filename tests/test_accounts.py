@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,34 @@ AS = "exec setpriv --reuid={0} --regid={0} --clear-groups "
 JOIN = 'echo $$ >"$1/cgroup.procs" || exit 1; shift; '
 #: Makes a group below a delegated one, moves there, and executes the rest.
 BELOW = 'mkdir "$1/$2" && echo $$ >"$1/$2/cgroup.procs" || exit 1; shift 2; exec "$@"'
+
+
+#: Holds connections that children make and leave to it: each child has exited before the next one is made. Prints how many the daemon keeps
+#: when the file argv[3] is gone.
+ORPHANS = """
+import os, signal, socket, sys, time
+held, words = [], b""
+for _ in range(int(sys.argv[2])):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if not child:
+        one.connect(sys.argv[1])
+        os._exit(0)
+    os.waitpid(child, 0)
+    held.append(one)
+print("made", flush=True)
+while os.path.exists(sys.argv[3]):
+    time.sleep(0.01)
+kept = 0
+for one in held:
+    one.settimeout(0.5)
+    try:
+        words = one.recv(4096)
+    except TimeoutError:
+        kept += 1
+print("held", kept, words.decode(errors="replace"), flush=True)
+signal.pause()
+"""
 
 
 @pytest.fixture
@@ -212,3 +241,28 @@ def test_programs_in_the_root_group_have_their_users_shares(groups, host):
         finally:
             for program in started:
                 program.stop()
+
+
+def test_a_process_that_has_exited_gives_its_group_no_second_account(groups, host):
+    """A child connects and exits before the daemon looks at its group. While it is stopped, the daemon looks later."""
+    with daemon_of(host, (), "--account-by", "cgroup"):
+        host.daemon.stand_still()
+        stopped = Path(host.socket).with_name("stopped")
+        stopped.touch()
+        orphans = host.start(*in_group(groups, ALICE), PYTHON, "-c", ORPHANS, host.socket, 20, stopped, plain=True)
+        try:
+            # All wait in the listener's queue.
+            orphans.wait_for_text("made", SECONDS)
+            os.kill(host.daemon.pid, signal.SIGCONT)
+            stopped.unlink()
+            orphans.wait_for_text("held", SECONDS)
+            assert "has exited" in orphans.text() and "held 0 " in orphans.text(), orphans.text()
+            assert sessions(host) == {}
+            # One that lives on has its group's.
+            program, held = connect(host, *in_group(groups, ALICE))
+            try:
+                assert held == ASKED and list(sessions(host)) == [f"control group /{groups.relative_to(groups.parent)}"]
+            finally:
+                program.stop()
+        finally:
+            orphans.stop()

@@ -6,7 +6,7 @@
 use crate::clients::ClientToken;
 use burst_base::{Nanos, Reason};
 use burst_control::frame::{self, ControlHeader, ControlPacket};
-use burst_control::{ControlError, FIRST_SEQUENCE, Reply};
+use burst_control::{ControlError, FIRST_SEQUENCE, Refusal, Reply};
 use burst_host::foreign::ForeignFds;
 use burst_host::log_limit::LogCause;
 use burst_host::{ClientProcess, Host, PacketAnswer, Session};
@@ -57,7 +57,12 @@ impl Conversation {
     /// its first request, and the socket is closed.
     pub fn admit(socket: OwnedFd, host: &mut Host) -> Result<Conversation, Account> {
         let process = process_of(&socket);
-        match Session::admit(host, process) {
+        let admitted = Session::admit(host, process).and_then(|session| match host.counts_groups() {
+            // Only now it is known whose control group was read.
+            true if has_exited(&socket, process) => Err(exited()),
+            _ => Ok(session),
+        });
+        match admitted {
             Ok(session) => Ok(Conversation { socket, session, token: None, watches_exit: false, is_awake: false }),
             Err(refusal) => {
                 if host.may_log(LogCause::NoRoom, process.uid) {
@@ -234,6 +239,17 @@ pub fn process_of(socket: &OwnedFd) -> ClientProcess {
         Ok(PeerCredentials { pid, uid }) => ClientProcess { pid, uid },
         Err(_) => ClientProcess { pid: 0, uid: u32::MAX },
     }
+}
+
+/// Whether the process that connected has exited: its number may be another one's by now. One that is not visible has not.
+fn has_exited(socket: &OwnedFd, process: ClientProcess) -> bool {
+    process.pid != 0 && PeerProcess::of(socket).is_none_or(|peer| peer.has_exited())
+}
+
+/// A connection that a process has left to another one before it was admitted: nothing says whose control group's it is.
+fn exited() -> Refusal {
+    let sentence = "the process that connected has exited, so that its control group is unknown (account_by = cgroup)";
+    Refusal { errno: libc::ESRCH, sentence: sentence.into() }
 }
 
 impl AsMut<Session> for Conversation {

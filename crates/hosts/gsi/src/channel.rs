@@ -403,6 +403,23 @@ mod tests {
     }
 
     #[test]
+    fn roots_programs_that_read_nothing_leave_other_users_their_part() {
+        let ledger = Ledger::new(Capacities::new(|_| 1000), Policy { share_percent: 50, reserve_percent: 10 });
+        let [root, other] = [0, 1001].map(|uid| ledger.account(AccountId::User(uid), uid == 0));
+        let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
+        let channel =
+            |account| CmChannel::of(&CmSession::of(crate::entry::CmProgram::default(), account)).expect("channel");
+        let fill = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record).is_ok()).count();
+        let channels = [0; 4].map(|_| channel(&root));
+        channels.iter().for_each(|channel| assert!(fill(channel) > 0));
+        // Each further channel finds its pipe full by one event, which it keeps.
+        assert_eq!(root.used(Resource::UnreadEvent), 503);
+        let of_other = channel(&other);
+        fill(&of_other);
+        assert_eq!(other.used(Resource::UnreadEvent), (1000 - 100 - 503) / 2);
+    }
+
+    #[test]
     fn channels_of_a_program_share_the_limit_of_the_backlog() {
         let session = CmSession::default();
         let channels = [0; 3].map(|_| CmChannel::of(&session).expect("channel"));

@@ -158,10 +158,16 @@ fn group_of(text: &str) -> Option<String> {
 }
 
 impl Host {
-    /// The account that pays for a process.
+    /// Whether control groups pay for their processes.
+    pub fn counts_groups(&self) -> bool {
+        self.account_by == AccountBy::ControlGroup
+    }
+
+    /// The account that pays for a process. Where control groups pay, whoever asks has to see afterwards that the process has not
+    /// exited: its number, and so the group, may be another one's, or the user's account was found because there is no process.
     pub fn account_of(&self, process: ClientProcess) -> Account {
         let privileged = self.authority.sees_all(process.uid);
-        let group = (self.account_by == AccountBy::ControlGroup && !privileged && process.pid != 0)
+        let group = (self.counts_groups() && !privileged && process.pid != 0)
             .then(|| fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).ok())
             .flatten()
             .and_then(|text| group_of(&text))
