@@ -11,7 +11,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc install clean
+.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc wheel install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -93,6 +93,11 @@ mutants: ## Mutation test of one crate: make mutants CRATE=wire [SHARD=0/4] [FIL
 
 doc: ## Build the API documentation; warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+wheel: ## Build for glibc 2.28 and newer and make the Python wheel burst-rdma of it: target/packages (docs/python.md; MACHINE=aarch64)
+	@scripts/install-deps --wheel
+	@scripts/build-portable $(or $(MACHINE),x86_64)
+	@scripts/wheel --build $(or $(CARGO_TARGET_DIR),target)/$(or $(MACHINE),x86_64)-unknown-linux-gnu/release
 
 install: ## Install what `make build` has built below PREFIX (default /usr/local), with manual pages and completions; builds nothing
 	@PREFIX=$(PREFIX) scripts/install

@@ -6,6 +6,8 @@
 #
 # Cargo runs once: it unites the features of all packages of a run, so a run for each would compile what they share several times.
 #
+# BURST_TARGET (scripts/build-portable): built for this target, so in target/<triple>/<profile>/lib; BURST_UNWINDER is the library that has the unwinder.
+#
 # Rust's own cdylib cannot give symbols versions, and several versions of one name need an assembler: the tables in
 # crates/frontends/<library>/abi are turned into a linker version script and a list of `.symver` aliases.
 set -eu
@@ -19,7 +21,10 @@ quick) flags="--profile quick" ;;
 *) echo "usage: $0 [debug|release|quick [CARGO-OPTION...]]" >&2; exit 2 ;;
 esac
 shift $(($# ? 1 : 0))
-out=$target/$profile/lib
+# The target may end with a version of glibc, which no directory has.
+triple=${BURST_TARGET:-}
+built=$target/${triple:+${triple%%.*}/}$profile
+out=$built/lib
 mkdir -p "$out/abi" "$out/dpdk"
 
 # newer OUTPUT INPUT...: whether OUTPUT exists and is newer than every INPUT.
@@ -34,7 +39,7 @@ link() {
     abi=$root/crates/frontends/$1/abi
     name=$1
     lib=$out/$2
-    archive=$target/$profile/$3
+    archive=$built/$3
     shift 3
     awk=$root/scripts/symbols.awk
     if newer "$lib" "$archive" "$@" "$abi"/*.txt "$awk" "$0"; then return; fi
@@ -42,7 +47,7 @@ link() {
     awk -v want=asm -f "$awk" "$abi"/*.txt >"$out/abi/$name.S"
     ${CC:-cc} -shared -o "$lib.$$" -Wl,-soname,"${lib##*/}" -Wl,--version-script="$out/abi/$name.map" -Wl,-z,now -Wl,-z,relro \
         -Wl,-z,nodelete -Wl,--gc-sections -Wl,-z,noexecstack -Wl,--no-undefined \
-        "$out/abi/$name.S" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive "$@" -lgcc_s -lpthread -ldl -lm -lc
+        "$out/abi/$name.S" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive "$@" "${BURST_UNWINDER:--lgcc_s}" -lpthread -ldl -lm -lc
     mv "$lib.$$" "$lib"
 }
 
@@ -53,9 +58,9 @@ unversioned() {
 
 # opened BUILT SONAME: copies a library, if it was built, that needs no versions of symbols.
 opened() {
-    [ -e "$target/$profile/$1" ] || return 0
-    if newer "$out/$2" "$target/$profile/$1"; then return; fi
-    cp "$target/$profile/$1" "$out/$2.$$"
+    [ -e "$built/$1" ] || return 0
+    if newer "$out/$2" "$built/$1"; then return; fi
+    cp "$built/$1" "$out/$2.$$"
     mv "$out/$2.$$" "$out/$2"
 }
 

@@ -1,6 +1,8 @@
 """The wheel `burst-rdma`, installed by pip into an environment of its own: programs, Python module, fixtures of pytest, the simulator."""
 
 import contextlib
+import importlib.util
+import json
 import os
 import re
 import shutil
@@ -287,6 +289,31 @@ def test_a_sweep_by_an_executor_equals_one_without(place):
     first, second = done.stdout.splitlines() or [done.stderr, ""]
     assert first == "8 {'hosts.cc': 'swift', 'traffic.0.size': '64KiB', 'seed': 2} 0", done.stderr
     assert '"never" is not a duration' in second
+
+
+def test_a_sweep_by_dask_has_two_worker_processes(place):
+    """The example that docs/python.md names."""
+    if importlib.util.find_spec("distributed") is None:
+        pytest.skip("this Python has no Dask: scripts/install-deps installs it where Python is not Debian's")
+    done = run(place, "python", ROOT / "deploy/wheel/examples/sweep_by_dask.py")
+    first, *rest = done.stdout.splitlines() or [done.stderr]
+    assert first == "8 simulations on 2 workers", done.stdout + done.stderr
+    assert len(rest) == 8 and rest[-1].startswith("{'hosts.cc': 'swift', 'traffic.0.size': '64KiB', 'seed': 2} p99 "), rest
+
+
+def test_the_wheel_says_what_it_contains(wheel):
+    """Licences of the crates in its programs, and a bill of materials whose references are all there."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {Path(name).name: name for name in archive.namelist()}
+        bill = json.loads(archive.read(names["burst-rdma.cdx.json"]))
+        licences = archive.read(names["THIRD-PARTY"]).decode()
+        metadata = archive.read(names["METADATA"]).decode()
+    known = {component["bom-ref"] for component in bill["components"]} | {"burst-rdma"}
+    assert all({row["ref"], *row["dependsOn"]} <= known for row in bill["dependencies"])
+    components = {component["name"]: component["version"] for component in bill["components"]}
+    assert {"burstd", "libc", "rustix", "ring", "rust-std"} <= components.keys() and not {"proptest", "criterion", "bindgen"} & components.keys()
+    assert f"\nlibc {components['libc']}: MIT OR Apache-2.0; [" in licences and "proptest" not in licences
+    assert re.search(r"^Version: (.*)$", metadata, re.M).group(1) == components["burstd"]
 
 
 def test_a_directory_of_ones_own_and_a_removal_that_leaves_nothing(wheel, tmp_path):

@@ -27,7 +27,7 @@ PHRASES = [
 ]
 PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 #: Names that are not ours to change: of the system, and a reason that scripts of users read.
-KEPT = re.compile(r"\bHOME\b|ProtectHome|XDG_\w+_HOME|/home\b|\.home\(\)|cm_nobody_listens|CmNobodyListens|\"nobody\"")
+KEPT = re.compile(r"\b(?:CARGO_)?HOME\b|ProtectHome|XDG_\w+_HOME|/home\b|\.home\(\)|cm_nobody_listens|CmNobodyListens|\"nobody\"")
 ENDINGS = (".rs", ".md", ".py", ".c", ".h", ".sh", ".lua", ".bt", ".toml", ".service", ".socket", "Makefile")
 #: The rule itself, and files that are not written here.
 EXCEPT = ("scripts/tidy.d/words.py", "scripts/tidy.d/samples.py", "tests/programs/", "tests/mutants/", "fuzz/corpus/", "LICENSE")

@@ -23,7 +23,7 @@ class Namespace:
     """A network namespace that exists until [`Namespace.end`]. The first of an unprivileged user has a user namespace, which the others share."""
 
     def __init__(self, within: Namespace | None = None) -> None:
-        self.owner = within.owner if within else None if os.geteuid() == 0 else self
+        self.owner: Namespace | None = within.owner if within else None if os.geteuid() == 0 else self
         unshare = ["unshare", "--net", "--mount", "--propagation", "private"]
         if self.owner is self:
             unshare += ["--user", "--map-root-user"]

@@ -8,10 +8,9 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ._place import BurstError, program, temporary_base
 
@@ -81,13 +80,20 @@ def run(scenario: Mapping[str, Any] | os.PathLike[str] | str, *, seed: int | Non
 
 def _changed(scenario: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
     """The scenario with one value set; `name` is a path: `hosts.cc`, `traffic.0.size`."""
-    made: Any = json.loads(json.dumps(scenario))
+    made: dict[str, Any] = json.loads(json.dumps(scenario))
     *steps, last = name.split(".")
-    here = made
+    here: Any = made
     for step in steps:
         here = here[int(step)] if isinstance(here, list) else here.setdefault(step, {})
     here[int(last) if isinstance(here, list) else last] = value
     return made
+
+
+class Submits(Protocol):
+    """What runs calls elsewhere: any `concurrent.futures.Executor`, and what has its method `submit`, such as submitit's executors."""
+
+    def submit(self, fn: Any, /, *args: Any) -> Any:
+        """Begins a call; `result()` of what it returns waits for the call's result."""
 
 
 def _one(task: tuple[dict[str, Any], int | None, dict[str, Any]]) -> Result:
@@ -96,7 +102,7 @@ def _one(task: tuple[dict[str, Any], int | None, dict[str, Any]]) -> Result:
 
 
 def sweep(
-    scenario: Mapping[str, Any], values: Mapping[str, Sequence[Any]], *, seeds: Sequence[int | None] = (None,), executor: Executor | None = None,
+    scenario: Mapping[str, Any], values: Mapping[str, Sequence[Any]], *, seeds: Sequence[int | None] = (None,), executor: Submits | None = None,
 ) -> list[Result]:
     """Simulates all combinations of values, in the order of `itertools.product`.
 
@@ -104,8 +110,8 @@ def sweep(
         scenario: the dictionary that each simulation begins with.
         values: what to try, by path: `{"hosts.cc": ["dctcp", "swift"], "traffic.0.senders": [2, 8]}`.
         seeds: each combination is simulated with each of them.
-        executor: any `concurrent.futures.Executor`, those of Dask, Ray and submitit included; None: one after the other. Its workers
-            need burst-rdma.
+        executor: any `concurrent.futures.Executor`, that of Dask included, or what has its method `submit`, as submitit's; None: one after
+            the other. Its workers need burst-rdma.
 
     Raises:
         BurstError: the simulator refuses one of them; the text is its sentence.
@@ -136,4 +142,4 @@ def frame(results: Sequence[Result]) -> Any:
     return pandas.json_normalize(rows)
 
 
-__all__ = ["Result", "frame", "run", "sweep", "toml"]
+__all__ = ["Result", "Submits", "frame", "run", "sweep", "toml"]
