@@ -11,7 +11,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc wheel install clean
+.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc wheel packages install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -98,6 +98,10 @@ wheel: ## Build for glibc 2.28 and newer and make the Python wheel burst-rdma of
 	@scripts/install-deps --wheel
 	@scripts/build-portable $(or $(MACHINE),x86_64)
 	@scripts/wheel --build $(or $(CARGO_TARGET_DIR),target)/$(or $(MACHINE),x86_64)-unknown-linux-gnu/release
+
+packages: wheel ## Make packages for Debian, rpm and apk of the same build, and try wheel and packages in a root of Debian (docs/packages.md)
+	@scripts/packages
+	BURST_PACKAGES=1 BURST_BUILD=$(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_packages.py
 
 install: ## Install what `make build` has built below PREFIX (default /usr/local), with manual pages and completions; builds nothing
 	@PREFIX=$(PREFIX) scripts/install
