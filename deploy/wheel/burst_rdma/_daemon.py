@@ -54,9 +54,11 @@ class Tether:
 
 
 class Daemon:
-    """A running `burstd` and what one asks it. Made by [`daemon`] and [`hosts`]."""
+    """A running `burstd` and what one asks it. Made by [`daemon`] and [`hosts`]; with `outlives` it does not end with this process."""
 
-    def __init__(self, directory: Path, port: str, *, prefix: Words = (), options: Words = (), name: str = "burstd") -> None:
+    def __init__(
+        self, directory: Path, port: str, *, prefix: Words = (), options: Words = (), name: str = "burstd", outlives: bool = False,
+    ) -> None:
         #: Control socket.
         self.socket = directory / f"{name}.sock"
         #: File of the log.
@@ -65,7 +67,8 @@ class Daemon:
         burstd = program("burstd")
         ready, announce = os.pipe()
         self._tether = Tether()
-        words = [*self._prefix, burstd, "--socket", self.socket, "--ready-fd", str(announce), *self._tether.words(), "--port", port, *options]
+        bound = [] if outlives else self._tether.words()
+        words = [*self._prefix, burstd, "--socket", self.socket, "--ready-fd", str(announce), *bound, "--port", port, *options]
         # It ends with its block and with this process, not when it has been idle.
         variables = {name: value for name, value in os.environ.items() if name not in ("BURST_IDLE_EXIT", "BURST_END_WITH_FD", "BURST_READY_FD")}
         try:
