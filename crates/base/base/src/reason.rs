@@ -245,6 +245,8 @@ reasons! {
     UcReceiptTimeout, "uc_receipt_timeout", Note, "A UC queue pair sends to a Burst peer that does not answer: no receipt of its packets came in time, so they do not count as in flight any more, and it sends 8 KiB at a time until one comes.", "Look at the peer: its queue pair is gone (`unknown_qpn` in its statistics), its daemon does not run, or packets are lost on the way; end the sender if its receiver has ended.";
     // --- connections that burst proxy refused
     ProxyEncryptOnly, "proxy_encrypt_only", Refusal, "The proxy refused a connection that could go by TCP only, in clear (encrypt = only).", "The reason beside it says why no peer could carry the connection; encrypt = on lets such connections go by TCP.";
+    // --- what other hosts say of packets
+    PeerPortClosed, "peer_port_closed", Drop, "A host answered that nothing listens on the UDP port to which packets were sent (ICMP port unreachable).", "Start burstd, or another RDMA stack, at the peer, and check the peer's address.";
 }
 
 impl Reason {

@@ -18,6 +18,7 @@
 //! | [`busiest`] | the most that an account uses of any one object |
 //! | [`meter`] | use that changes by itself |
 //! | [`pool`] | places of one object, shared in the same way |
+//! | [`ring`] | records, of which no account pushes out another's |
 //! | [`time`] | time that threads spend on an account |
 //! | [`work`] | work that workers do for an account |
 
@@ -28,6 +29,7 @@ pub mod busiest;
 pub mod meter;
 pub mod pool;
 pub mod resource;
+pub mod ring;
 pub mod time;
 pub mod work;
 
@@ -36,5 +38,6 @@ pub use busiest::PlaceUse;
 pub use meter::Meter;
 pub use pool::SharePool;
 pub use resource::{Capacities, Resource, Scope};
+pub use ring::AccountRing;
 pub use time::TimeSpent;
 pub use work::{WorkCount, WorkSum};

@@ -181,6 +181,7 @@ fn only_reads(request: &Request) -> bool {
             | Request::CmStats
             | Request::CmConnections { .. }
             | Request::Urma { .. }
+            | Request::Failures(_)
     )
 }
 

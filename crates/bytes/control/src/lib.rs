@@ -14,6 +14,7 @@ pub mod commands;
 pub mod crash_report;
 pub mod environment;
 pub mod events;
+pub mod failures;
 pub mod frame;
 pub mod in_process;
 pub mod inspection;

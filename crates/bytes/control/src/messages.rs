@@ -4,6 +4,7 @@
 //! contexts. The daemon checks them on every use.
 
 use crate::cm::{CmCommand, CmReply};
+use crate::failures::{FailurePage, FailureQuery};
 use crate::lend::LentWorker;
 use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage};
 use crate::names;
@@ -473,6 +474,8 @@ pub enum Request {
     UrmaCall(UrmaCall),
     /// Asks for a worker number, for an engine in the program. Reply: `Response::Lent`.
     Lend,
+    /// Gets records of failures, the newest first.
+    Failures(FailureQuery),
 }
 
 impl Request {
@@ -648,6 +651,8 @@ pub enum Response {
     UrmaDone(UrmaAnswer),
     /// To `Lend`, with descriptors: see [`crate::lend`].
     Lent(LentWorker),
+    /// To `Failures`.
+    Failures(FailurePage),
 }
 
 /// A response or a refusal, and the number of new arena segments.

@@ -28,6 +28,6 @@ pub use key::{KeyCipher, KeySpace};
 #[cfg(not(loom))]
 pub use region::{MapPiece, Mapping, Region};
 #[cfg(not(loom))]
-pub use table::{MrTable, Peer};
+pub use table::{KeyFinding, MrTable, Peer};
 #[cfg(not(loom))]
 pub use window::{BindRequest, Window};

@@ -9,6 +9,10 @@
 //!
 //! **Life.** A region removed during a turn stays mapped until [`MrTable::reclaim`], which the worker calls
 //! between turns, so that spans made in this turn stay valid.
+mod finding;
+
+pub use finding::KeyFinding;
+
 use crate::holes;
 use crate::key::{INDEX_MAX, KeyCipher};
 use crate::region::Region;

@@ -78,6 +78,11 @@ impl Hops {
         (self.state(hop) != NeighbourState::Resolved && has_neighbours(ifindex)).then_some(hop)
     }
 
+    /// Whether there is a route from `src` to `dst` by interface `ifindex`, or `dst` is this host.
+    pub fn has_route(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32) -> bool {
+        !matches!(self.requests.route(src, dst, ifindex), KernelRoute::None)
+    }
+
     /// The present state of a next hop.
     pub fn state(&mut self, hop: Hop) -> NeighbourState {
         match self.requests.neighbour(hop.ip, hop.ifindex) {

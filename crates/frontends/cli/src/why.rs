@@ -1,6 +1,8 @@
-//! `burst why`: explains a reason, also by the status of a completion, because some programs print the status only. The word
-//! `daemon` is no reason: it shows why former daemons fell ([`crate::falls`]).
+//! `burst why`: explains the last failure, those of a queue pair or a process ([`crate::failures`]), or a reason, also by the
+//! status of a completion, because some programs print the status only. The word `daemon` is no reason: it shows why former
+//! daemons fell ([`crate::falls`]).
 
+use crate::failures::Failures;
 use burst_base::Reason;
 use burst_base::reason::Class;
 use clap::ArgMatches;
@@ -29,21 +31,40 @@ const STATUSES: &[(&str, usize, &[Reason])] = &[
 /// The status of a completion without an error.
 const SUCCESS: &str = "IBV_WC_SUCCESS";
 
-/// Explains one reason, or lists all.
+/// The word that lists the reasons.
+const REASONS: &str = "reasons";
+
+/// Explains one reason or failure, or lists them.
 pub fn why(matches: &ArgMatches) -> ExitCode {
-    if matches.get_one::<String>("reason").is_some_and(|word| word == "daemon") {
-        return crate::falls::falls(matches);
+    let word = matches.get_one::<String>("reason").map(String::as_str);
+    match word {
+        Some("daemon") => return crate::falls::falls(matches),
+        Some(REASONS) => return crate::finish(&Reason::ALL.iter().map(|r| as_line(*r)).collect::<String>()),
+        _ => {}
     }
-    let Some(word) = matches.get_one::<String>("reason") else {
-        return crate::finish(&Reason::ALL.iter().map(|r| as_line(*r)).collect::<String>());
+    let failures = match word {
+        None => Some(Failures::Last),
+        Some("all") => Some(Failures::All),
+        Some(word) => object(word).map(Failures::About),
     };
-    match explain(word) {
+    if let Some(failures) = failures {
+        return crate::failures::failures(matches, failures);
+    }
+    match explain(word.unwrap_or_default()) {
         Ok(text) => crate::finish(&text),
         Err(sentence) => {
             crate::complain(sentence);
             ExitCode::from(burst_args::EXIT_USAGE)
         }
     }
+}
+
+/// The number of a queue pair or process: `qp:0x11f`, `pid:4711`, or a number that is too large for a reason.
+fn object(word: &str) -> Option<u32> {
+    let named = ["qp:", "pid:"].iter().find_map(|kind| word.strip_prefix(kind));
+    let digits = named.unwrap_or(word);
+    let number = digits.strip_prefix("0x").map_or_else(|| digits.parse().ok(), |hex| u32::from_str_radix(hex, 16).ok());
+    number.filter(|number| named.is_some() || *number as usize > Reason::COUNT && *number < 1 << 24)
 }
 
 fn as_line(reason: Reason) -> String {
@@ -174,6 +195,13 @@ mod tests {
         }
         assert!(["IBV_WC_SUCCESS", "ibv_wc_success", "success"].iter().all(|word| explain(word).is_ok()));
         assert!(find("0").is_err() && find("9999").is_err() && find("").is_err());
+    }
+
+    #[test]
+    fn numbers_of_queue_pairs_and_processes_are_no_reasons() {
+        assert_eq!((object("qp:0x11f"), object("pid:12"), object("4711")), (Some(0x11f), Some(12), Some(4711)));
+        assert_eq!((object("12"), object("0xc"), object("bad_icrc"), object("qp:x")), (None, None, None, None));
+        assert_eq!(object("4294967295"), None, "longer than any queue pair number or process id");
     }
 
     #[test]

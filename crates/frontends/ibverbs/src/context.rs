@@ -11,7 +11,7 @@ use crate::unread::UnreadEvents;
 use burst_client::raw::RawContext;
 use burst_client::raw::cookies::EventSources;
 use burst_control::{AsyncObject, AsyncRecord};
-use burst_ffi::report;
+use burst_ffi::{failed_completion, report};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -79,6 +79,7 @@ impl VerbsContext {
     /// Connects to the device's daemon and opens a context with the operations of `verbs`. Objects can be imported from the
     /// context whose token is `exporter`.
     pub fn open(device: &VerbsDevice, exporter: Option<u64>, mut verbs: verbs_context) -> Outcome<*mut ibv_context> {
+        failed_completion::read_environment();
         let raw = RawContext::open(&device.place, device.info.index, exporter)?;
         // The file of an imported context names the exporting context, so that it can be passed on to a third process.
         let name = name_file(exporter.unwrap_or(raw.token()), device.info.index, device.place.socket())?;

@@ -14,6 +14,7 @@ use crate::cq::{VerbsCq, create};
 use crate::flush;
 use crate::sys::*;
 use burst_client::raw::idle::{found as found_some, pause};
+use burst_ffi::failed_completion;
 use burst_shm::Cqe;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -97,6 +98,9 @@ unsafe fn step(cq: *mut ibv_cq_ex, ours: &VerbsCq, context: &VerbsContext) -> bo
         unsafe {
             (*cq).status = inner.current.status.into();
             (*cq).wr_id = inner.current.wr_id;
+        }
+        if failed_completion::is_asked() {
+            failed_completion::completed(context, inner.current.qpn, inner.current.status.into());
         }
     }
     found

@@ -9,6 +9,7 @@ use crate::cq::VerbsCq;
 use crate::flush;
 use crate::sys::*;
 use burst_client::raw::idle::{found, pause};
+use burst_ffi::failed_completion;
 use burst_shm::Cqe;
 use std::ffi::c_int;
 
@@ -33,6 +34,10 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     }
     if done > 0 {
         found();
+        if failed_completion::is_asked() {
+            // SAFETY: so many entries were written.
+            explain(context, unsafe { std::slice::from_raw_parts(wc, done) });
+        }
     } else if wanted > 0
         && pause(context.in_process_calls().is_none(), || cq.inner.lock().progress.take())
         && context.daemon_is_gone()
@@ -41,6 +46,12 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         return unsafe { poll_flushed(cq.as_ibv(), count, wc) };
     }
     done as c_int
+}
+
+/// Explains completions that failed.
+#[cold]
+fn explain(context: &VerbsContext, found: &[ibv_wc]) {
+    found.iter().for_each(|wc| failed_completion::completed(context, wc.qp_num, wc.status));
 }
 
 /// Takes up to `wanted` completions.

@@ -5,6 +5,7 @@ use crate::error::{ClientError, Result};
 use crate::raw::place::HostPlace;
 use crate::raw::program_name;
 use burst_control::cm::CmAddr;
+use burst_control::failures::{FailurePage, FailureQuery, FailureRecord};
 use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
 use burst_control::urma::{UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
@@ -194,6 +195,28 @@ impl Daemon {
         match self.ask(&Request::Crashes)? {
             Response::Crashes(crashes) => Ok(crashes),
             _ => Err(ClientError::Unexpected("no list of crashes")),
+        }
+    }
+
+    /// The newest records of failures that this user may see, at most `most`: of a process or a queue pair (`about`), or all;
+    /// and the number of other users' records.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn failures(&mut self, about: Option<u32>, most: usize) -> Result<(Vec<FailureRecord>, u32)> {
+        let mut all = Vec::new();
+        loop {
+            let skip = all.len() as u32;
+            let Response::Failures(page) = self.ask(&Request::Failures(FailureQuery { about, skip }))? else {
+                return Err(ClientError::Unexpected("no records of failures"));
+            };
+            let FailurePage { records, hidden, has_more } = page;
+            let is_last = !has_more || records.is_empty();
+            all.extend(records);
+            if is_last || all.len() >= most {
+                all.truncate(most);
+                return Ok((all, hidden));
+            }
         }
     }
 

@@ -49,6 +49,7 @@
 //! | [`qp`] | queue pairs, posting |
 //! | [`cm`] | connections by the connection manager |
 //! | [`error`] | the error of every call |
+//! | [`explain`] | from a record of a failure to its cause and cure |
 //! | [`raw`] | the mechanism below, for the drop-in libraries |
 
 pub mod cm;
@@ -56,6 +57,7 @@ pub mod context;
 pub mod cq;
 pub mod device;
 pub mod error;
+pub mod explain;
 pub mod memory;
 pub mod qp;
 pub mod raw;

@@ -38,7 +38,7 @@ pub const VARIABLES: &[ProgramVariable] = &[
         name: "BURST_EXPLAIN",
         reader: "libraries",
         values: "`1`",
-        help: "A refused call prints the daemon's sentence on stderr. Default: the daemon's log alone has it",
+        help: "A refused call prints the daemon's sentence on stderr, a failed completion its cause and cure. Default: the daemon's log and `burst why` alone have them",
     },
     ProgramVariable {
         name: "BURST_QUIET",

@@ -5,10 +5,12 @@
 //! signal of the call to the congestion controller of the queue pair's path.
 
 use crate::counters::Counters;
-use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::failures::FailureView;
+use crate::objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::outbox::{Completions, CqEntry, Outbox};
 use crate::paths::path::Path;
 use crate::paths::signals::Signals;
+use crate::tally::ReasonTally;
 use crate::transmit::sched::ReceivedWork;
 use burst_base::reason::Class;
 use burst_base::verbs::EventType;
@@ -18,7 +20,7 @@ use burst_control::AsyncObject;
 use burst_frame::{Flow, TxBatch};
 use burst_mem::MrTable;
 use burst_shm::Cqe;
-use burst_transport::{AckReport, Effects, Env, HostPressure, Qp, RecordPool, Signal, XrcSrq};
+use burst_transport::{AckReport, Effects, Env, HostPressure, Qp, QpFailure, RecordPool, Signal, XrcSrq};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -37,6 +39,7 @@ pub(crate) struct Tables<'a> {
     pub now: Nanos,
     pub waited: Nanos,
     pub cqs: &'a [Option<Arc<EngineCq>>],
+    pub contexts: &'a [Option<ContextSlot>],
     pub ahs: &'a [Option<AddressHandle>],
     pub xrc: &'a [Option<XrcEntry>],
     pub mem: &'a MrTable,
@@ -57,9 +60,9 @@ impl Tables<'_> {
         completions: Completions,
         f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T,
     ) -> T {
-        let Tables { now, waited, cqs, ahs, xrc, mem, outbox, paths, hello_due, records, .. } = self;
+        let Tables { now, waited, cqs, contexts, ahs, xrc, mem, outbox, paths, hello_due, records, .. } = self;
         let Egress { batch, counters } = egress;
-        let QpSlot { qp, holder, other_holders, device, received, .. } = &mut *slot;
+        let QpSlot { qp, holder, other_holders, device, received, tally, .. } = &mut *slot;
         let signals = Signals::default();
         let mut fx = QpEffects {
             cqs,
@@ -74,9 +77,13 @@ impl Tables<'_> {
             completions,
             records,
             received,
+            tally,
         };
         let result = f(qp, &mut Env { now, waited, mem, tx: batch, fx: &mut fx });
         let signals = fx.signals;
+        if signals.is_failed() {
+            FailureView { now, contexts, paths: &mut *paths, mem, counters }.note(slot, outbox, hello_due);
+        }
         if !signals.is_empty()
             && let Some(path) = paths.get_mut(slot.path as usize)
         {
@@ -125,6 +132,7 @@ struct QpEffects<'a> {
     completions: Completions,
     records: &'a mut RecordPool,
     received: &'a mut ReceivedWork,
+    tally: &'a mut ReasonTally,
 }
 
 impl Effects for QpEffects<'_> {
@@ -147,10 +155,20 @@ impl Effects for QpEffects<'_> {
         }
     }
 
+    #[cold]
+    fn failed(&mut self, failure: QpFailure) {
+        // The first failure of a call is the cause of the others.
+        if !self.signals.is_failed() {
+            self.outbox.failure = Some(failure);
+            self.signals.fail();
+        }
+    }
+
     fn count(&mut self, reason: Reason) {
         if matches!(reason.class(), Class::Drop | Class::Nak) {
             self.received.refuse_last();
         }
+        self.tally.count(reason);
         self.counters.count(reason);
     }
 

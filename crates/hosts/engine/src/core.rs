@@ -139,7 +139,7 @@ impl Core {
     /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
     #[inline]
     pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, timers, hellos, records, waited, .. } = self;
+        let Core { qps, cqs, contexts, ahs, xrc, mem, outbox, paths, timers, hellos, records, waited, .. } = self;
         let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
         debug_assert!(slot.as_ref().is_none_or(|slot| slot.index == index), "a slot at the entry of another");
         (
@@ -148,6 +148,7 @@ impl Core {
                 now,
                 waited: *waited,
                 cqs,
+                contexts,
                 ahs,
                 xrc,
                 mem,

@@ -8,6 +8,7 @@ use crate::paths::ecn::sent_tos;
 use crate::paths::path::{Path, PathLink};
 use crate::port_slot::PortSlot;
 use crate::table::{put, take};
+use crate::tally::device_counts;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpAttr, QpType};
 use burst_base::{DeviceId, Nanos, Qpn};
@@ -99,6 +100,7 @@ impl DataPath<'_> {
             }
             let mut path = Path::new(now, flow.dst, slot.device, &link);
             (path.is_own_address, path.why) = (is_own_address, why);
+            path.counts_before = device_counts(&self.ports[slot.device.index()].counters);
             path
         });
         debug_assert!(slot.path == NO_PATH && slot.inflight_seen == 0, "a queue pair is on two paths");

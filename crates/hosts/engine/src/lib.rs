@@ -17,6 +17,7 @@
 //! | `receive` | demultiplexing; in it groups, packets of other workers and processes, queue pairs that are prefetched |
 //! | `timers` | timers, and what is due; ACKs that wait for the program's answer |
 //! | `paths` | paths by peer: congestion controller and next hop (`path`), rates, ECN, what the peer's daemon can do (`hello`) |
+//! | `failures`, `tally` | records of queue pairs that have ended in error; what their packets met |
 //! | `tap` | copies of packets, for `burst capture` |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
@@ -26,6 +27,7 @@
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
 pub mod counters;
+mod failures;
 pub mod flow;
 pub mod objects;
 mod paths;
@@ -46,6 +48,7 @@ mod options;
 mod outbox;
 mod receive;
 mod table;
+mod tally;
 mod timers;
 mod transmit;
 

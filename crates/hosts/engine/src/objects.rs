@@ -5,6 +5,7 @@ use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
 use crate::paths::path::Path;
 use crate::runner::wakes::Wake;
+use crate::tally::ReasonTally;
 use crate::timers::ack_delay::AckDelay;
 use crate::tombstone::Tombstone;
 use crate::transmit::priority::class_of;
@@ -14,6 +15,7 @@ use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
 use burst_cm::CmIds;
 use burst_control::events::EventSink;
+use burst_control::failures::FailedProgram;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
 use burst_ledger::Account;
@@ -62,6 +64,8 @@ pub struct AddressHandle {
 pub struct ContextSlot {
     /// The account of the program's user.
     pub account: Account,
+    /// The program, for records of failures.
+    pub program: FailedProgram,
     /// Counts the pages that this process allocates in the files of the account's programs; none for a trusted account.
     pub fills: Option<Arc<FillAllowance>>,
     /// The doorbells of the context at this worker.
@@ -191,6 +195,8 @@ pub struct QpSlot {
     pub made_ns: u32,
     /// When a marked packet is next answered by a congestion notification.
     pub(crate) cnp_from: Nanos,
+    /// What its packets have met, for a record of its failure.
+    pub(crate) tally: ReasonTally,
     /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
     pub other_holders: BTreeMap<u64, QpHolder>,
 }
@@ -274,6 +280,7 @@ impl QpSlot {
             ack_delay: AckDelay::default(),
             armed: Nanos::NEVER,
             cnp_from: Nanos(0),
+            tally: ReasonTally::default(),
         }
     }
 }

@@ -7,9 +7,11 @@ use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_control::AsyncObject;
 use burst_control::events::EventSink;
+use burst_control::failures::{FailureRecord, RECORDS};
+use burst_ledger::AccountRing;
 use burst_shm::Cqe;
 use burst_shm::cq::Push;
-use burst_transport::AckReport;
+use burst_transport::{AckReport, QpFailure};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -63,6 +65,10 @@ pub(crate) struct Outbox {
     pub report: AckReport,
     /// Timers of queue pairs that were set when the last one fired.
     pub timers: u32,
+    /// What a queue pair has said of its failure during a call.
+    pub failure: Option<QpFailure>,
+    /// Records of failures.
+    pub failures: AccountRing<FailureRecord>,
 }
 
 impl Outbox {
@@ -77,6 +83,8 @@ impl Outbox {
             delivered: false,
             report: AckReport::default(),
             timers: 0,
+            failure: None,
+            failures: AccountRing::new(RECORDS),
         }
     }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 pub mod check;
 mod connections;
+mod failures;
 mod peers;
 mod ports;
 mod queue_pairs;

@@ -2,11 +2,13 @@
 //!
 //! [`guarded`] runs the Rust part of a call: a panic there is a bug in Burst, and the caller sees EIO instead of an abort; a
 //! cancelled thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`report`] writes sentences to
-//! stderr where an errno is not enough. Each library reports results in its own way (an errno value, -1, NULL).
+//! stderr where an errno is not enough, [`failed_completion`] where the status of a completion is not. Each library reports
+//! results in its own way (an errno value, -1, NULL).
 //!
 //! An engine inside a program has a thread ([`keeper`]) and a socket for tools ([`tool_socket`]).
 
 pub mod block;
+pub mod failed_completion;
 pub mod in_process;
 pub mod keeper;
 pub mod report;

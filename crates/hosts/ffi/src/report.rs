@@ -53,15 +53,20 @@ pub fn refused_call(error: &ControlError) {
     }
 }
 
+/// Whether `BURST_EXPLAIN` is on.
+pub(crate) fn explains() -> bool {
+    is_on(std::env::var_os(EXPLAIN_ENV))
+}
+
 /// Prints why a call failed, if `BURST_EXPLAIN` is on.
 pub fn explain(sentence: impl Display) {
-    if is_on(std::env::var_os(EXPLAIN_ENV)) {
+    if explains() {
         line(&format!("{sentence}."));
     }
 }
 
 /// Writes a line by one system call; errors are ignored.
-fn line(sentence: &str) {
+pub(crate) fn line(sentence: &str) {
     let text = format!("burst: {sentence}\n");
     let before = crate::errno();
     // SAFETY: writes the sentence's bytes.

@@ -4,13 +4,17 @@ use crate::access::WorkerAccess;
 use crate::channel::{CmChannel, PendingEvent, RECORDS_PER_WRITE};
 use crate::effects::{AgentEffects, GSI_QKEY};
 use crate::entry::CmEntry;
+use crate::failures::record_of;
 use crate::mad_queue::{MadClass, MadQueue};
 use crate::probes::Setups;
 use crate::stats::CmTimes;
 use crate::timewait::TimewaitExits;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
-use burst_cm::{Cm, CmIds, PathRecord, Secret, Source};
+use burst_cm::{Cm, CmIds, ConnEventKind, PathRecord, Secret, Source};
+use burst_control::cm::CmRoute;
+use burst_control::failures::{FailureRecord, RECORDS};
 use burst_frame::Flow;
+use burst_ledger::{AccountId, AccountRing};
 use burst_span::Span;
 use burst_wire::{MAD_LEN, Opcode, Packet};
 use std::net::IpAddr;
@@ -120,6 +124,8 @@ pub(crate) struct AgentIo {
     pub guids: Vec<u64>,
     /// Connections established in this pass, if they are noted for a successor of this process.
     pub established: Option<Vec<u32>>,
+    /// Records of connections that failed.
+    pub failures: AccountRing<FailureRecord>,
 }
 
 impl GsiAgent {
@@ -138,6 +144,7 @@ impl GsiAgent {
             setups: Setups::new(),
             guids: vec![0; devices],
             established: None,
+            failures: AccountRing::new(RECORDS),
         };
         let machine = Cm::new(worker, secret);
         GsiAgent { machine, io, received: MadQueue::new(RECEIVED_MAX), timers_served_at: Nanos(0), secret }
@@ -251,6 +258,11 @@ impl GsiAgent {
         self.io.times.clone()
     }
 
+    /// Records of connections that failed, the oldest first.
+    pub fn failures(&self) -> impl Iterator<Item = &FailureRecord> {
+        self.io.failures.iter()
+    }
+
     /// Number of connections and of queued requests.
     pub fn conn_counts(&self) -> ConnCounts {
         let queued = self.machine.queued();
@@ -265,6 +277,13 @@ impl GsiAgent {
 }
 
 impl AgentIo {
+    /// Keeps a record of a connection that has failed.
+    pub fn note_failure(&mut self, now: Nanos, owner: &CmEntry, what: (ConnEventKind, i32), route: &CmRoute) {
+        if let Some(record) = record_of(now, owner, what, route) {
+            self.failures.push(&AccountId::User(owner.session.program.uid), record);
+        }
+    }
+
     /// Writes the events of this pass; returns how many were lost.
     fn publish(&mut self, now: Nanos) -> usize {
         if self.timewait_exits.due <= now {

@@ -73,6 +73,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
             _ => 0,
         };
         let route = owner.route.get().copied().unwrap_or_else(|| self.route_of(path, None, None));
+        self.io.note_failure(self.now, owner, (event.kind, status), &route);
         let cookie = match kind {
             CmEventKind::Disconnected => self.now.0,
             _ => 0,

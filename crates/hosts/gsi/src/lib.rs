@@ -19,6 +19,7 @@
 //! | `list` | connections and listeners for `burst cm` |
 //! | `mad_queue` | received MADs, with a share for each source |
 //! | `stats` | times of the steps of a setup |
+//! | `failures` | records of connections that failed |
 //! | `probes` | static tracepoints |
 
 mod access;
@@ -26,6 +27,7 @@ mod agent;
 mod channel;
 mod effects;
 mod entry;
+mod failures;
 mod jobs;
 mod list;
 mod mad_queue;

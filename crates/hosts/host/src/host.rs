@@ -8,6 +8,7 @@
 //! | `host.rs` | opening, workers, devices |
 //! | `host/capture.rs` | captures of packets |
 //! | `host/cm.rs` | events and jobs of connection management, its statistics |
+//! | `host/failures.rs` | records of failures |
 //! | `host/hops.rs` | next hops: the questions that need a worker or a device |
 //! | `host/multicast.rs` | membership in multicast groups |
 //! | `host/stats.rs` | counters and the description of the host |
@@ -16,6 +17,7 @@
 mod capture;
 mod cm;
 mod congestion;
+mod failures;
 mod hops;
 mod impair;
 mod multicast;
@@ -50,12 +52,13 @@ use burst_base::{DeviceId, Nanos, Qpn};
 use burst_cm::Secret;
 use burst_cm::table::CONNECTIONS_MAX;
 use burst_control::Refusal;
+use burst_control::failures::{FailureRecord, RECORDS};
 use burst_control::monitor::DaemonCrashes;
 use burst_engine::handover::Inbox;
 use burst_engine::pulse::Pulse;
 use burst_engine::qpn::{QPS_MAX, QpnSpace};
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
-use burst_ledger::{Account, Charge, Ledger, Policy, Resource, Scope, SharePool};
+use burst_ledger::{Account, AccountRing, Charge, Ledger, Policy, Resource, Scope, SharePool};
 use burst_mem::{KeySpace, MrTable};
 use burst_port::{AddressSharing, DescriptorStore, Encapsulation, Port, PortSpec, can_lend, open_shared};
 use burst_shm::status::StatusOwner;
@@ -119,6 +122,8 @@ pub struct Host {
     pub authority: Authority,
     /// Bounds the log lines that programs cause.
     pub(crate) log_limiter: LogLimiter,
+    /// Records of calls that were refused.
+    failures: AccountRing<FailureRecord>,
     /// When to return memory to the system.
     pub trimmer: Trimmer,
     /// How many descriptors the process may open.
@@ -253,6 +258,7 @@ impl Host {
         };
         Ok(Host {
             devices: Vec::new(),
+            failures: AccountRing::new(RECORDS),
             workers: Vec::new(),
             status: StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?,
             qpns: Vec::new(),

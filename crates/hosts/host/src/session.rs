@@ -168,6 +168,7 @@ impl Session {
             Ok(parts) => parts,
             Err(refusal) => {
                 self.log_refusal(host, &refusal);
+                host.note_refusal(&self.caller, &self.program, &refusal);
                 return Some((Reply { new_segments: 0, result: Err(refusal) }, Vec::new()));
             }
         };
@@ -208,17 +209,18 @@ impl Session {
                 host.impair(self.caller.process.uid, device, options, Nanos(time_ns))
             }
             Request::Capture { device, snap } => host.capture(&self.caller, device, snap),
-            Request::Stats => Ok(Response::Stats(host.stats()).into()),
-            Request::Crashes => Ok(Response::Crashes(host.crashes_for(self.caller.process.uid)).into()),
-            Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),
+            asked @ (Request::Stats
+            | Request::Crashes
+            | Request::Users { .. }
+            | Request::Failures(_)
+            | Request::CmStats
+            | Request::Cc { .. }
+            | Request::CmConnections { .. }
+            | Request::Urma { .. }) => self.show(host, asked),
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
             Request::Lend => self.borrow(host),
-            Request::Cc { from } => Ok(host.congestion(self.caller.process.uid, from).into()),
             Request::SetCc { kind, cc } => host.set_cc(self.caller.process.uid, kind.as_deref(), &cc),
-            Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
-            Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
-            Request::Urma { from } => Ok(Response::Urma(host.urma_page_for(&self.caller, from)).into()),
             Request::CmCommandRing => self.create_command_ring(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
@@ -231,6 +233,21 @@ impl Session {
                 }
                 None => refuse(libc::EPROTO, "open a context first"),
             },
+        }
+    }
+
+    /// Answers a request about what the host keeps, which changes nothing.
+    fn show(&self, host: &mut Host, request: Request) -> Result<ReplyParts, Refusal> {
+        match request {
+            Request::Stats => Ok(Response::Stats(host.stats()).into()),
+            Request::Crashes => Ok(Response::Crashes(host.crashes_for(self.caller.process.uid)).into()),
+            Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),
+            Request::Failures(query) => Ok(host.failures(self.caller.process.uid, query).into()),
+            Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
+            Request::Cc { from } => Ok(host.congestion(self.caller.process.uid, from).into()),
+            Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
+            Request::Urma { from } => Ok(Response::Urma(host.urma_page_for(&self.caller, from)).into()),
+            _ => refuse(libc::EPROTO, "not a question about the host"),
         }
     }
 
@@ -305,7 +322,7 @@ impl Session {
         if self.context.is_some() {
             return refuse(libc::EPROTO, "this connection has a context already");
         }
-        let (context, reply) = Context::open(host, device, self.caller.clone())?;
+        let (context, reply) = Context::open(host, device, self.caller.clone(), &self.program)?;
         let ClientProcess { pid, uid } = self.caller.process;
         if host.may_log(LogCause::Opened, uid) {
             info!(pid, uid, program = self.program, device, "context opened");

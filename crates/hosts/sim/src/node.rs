@@ -14,6 +14,7 @@ use burst_base::{DeviceId, Nanos, Psn, Qpn, RtoMode};
 use burst_cc::CcTable;
 use burst_cm::Secret;
 use burst_control::events::{EventQueue, EventSink};
+use burst_control::failures::FailedProgram;
 use burst_engine::flow::{entropy_of, flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
@@ -224,7 +225,9 @@ impl SimHost {
         let (bells, doorbells) = paired::doorbells(0);
         let (number, account, async_events) = (self.bells.len() as u32, account.clone(), self.async_events.clone());
         self.bells.push(bells);
-        let slot = ContextSlot { account, fills: None, doorbells, queues: Vec::new(), async_events, wake: None };
+        let program = FailedProgram::default();
+        let slot =
+            ContextSlot { account, program, fills: None, doorbells, queues: Vec::new(), async_events, wake: None };
         self.worker.add_context(number, slot);
         number
     }

@@ -5,8 +5,9 @@
 //! reference after it returns.
 
 use crate::ack_report::AckReport;
+use crate::failure::QpFailure;
 use crate::records::RecordPool;
-use burst_base::verbs::{EventType, Mtu, QpCap, QpState, QpType};
+use burst_base::verbs::{EventType, Mtu, QpCap, QpState, QpType, attr_mask as m};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_mem::table::MrTable;
@@ -150,6 +151,8 @@ pub trait Effects {
     fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool);
     /// The queue pair raised an asynchronous event.
     fn event(&mut self, qpn: Qpn, event: EventType);
+    /// The queue pair, or its send queue, has ended in error.
+    fn failed(&mut self, _failure: QpFailure) {}
     /// A counter of a reason rises by one.
     fn count(&mut self, reason: Reason);
     /// The flow of address handle `ah` of protection domain `pd`.
@@ -226,17 +229,56 @@ pub enum ModifyError {
     NoMemory,
 }
 
+/// The names of attributes, by their bits in a mask.
+struct AttributeNames(u32);
+
+impl core::fmt::Display for AttributeNames {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let names = [
+            (m::STATE, "qp_state"),
+            (m::CUR_STATE, "cur_qp_state"),
+            (m::ACCESS_FLAGS, "qp_access_flags"),
+            (m::PKEY_INDEX, "pkey_index"),
+            (m::PORT, "port_num"),
+            (m::QKEY, "qkey"),
+            (m::AV, "ah_attr"),
+            (m::PATH_MTU, "path_mtu"),
+            (m::TIMEOUT, "timeout"),
+            (m::RETRY_CNT, "retry_cnt"),
+            (m::RNR_RETRY, "rnr_retry"),
+            (m::RQ_PSN, "rq_psn"),
+            (m::MAX_QP_RD_ATOMIC, "max_rd_atomic"),
+            (m::ALT_PATH, "alt_ah_attr"),
+            (m::MIN_RNR_TIMER, "min_rnr_timer"),
+            (m::SQ_PSN, "sq_psn"),
+            (m::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic"),
+            (m::PATH_MIG_STATE, "path_mig_state"),
+            (m::DEST_QPN, "dest_qp_num"),
+        ];
+        let mut found = names.iter().filter(|(bit, _)| self.0 & bit != 0).map(|(_, name)| *name);
+        write!(f, "{}", found.next().unwrap_or("an attribute"))?;
+        found.try_for_each(|name| write!(f, ", {name}"))
+    }
+}
+
 impl core::fmt::Display for ModifyError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             ModifyError::Transition { from, to } => {
                 write!(f, "a queue pair in {from:?} cannot be moved to {to:?}")
             }
-            ModifyError::Missing(mask) => write!(f, "attributes {mask:#x} (mask) are required for this transition"),
-            ModifyError::NotAllowed(mask) => {
-                write!(f, "attributes {mask:#x} (mask) are not allowed in this transition")
+            ModifyError::Missing(mask) => {
+                write!(f, "this transition requires {} (mask {mask:#x})", AttributeNames(*mask))
             }
-            ModifyError::Value(mask) => write!(f, "the value of attribute {mask:#x} (mask) is out of range"),
+            ModifyError::NotAllowed(mask) => {
+                write!(f, "this transition does not allow {} (mask {mask:#x})", AttributeNames(*mask))
+            }
+            ModifyError::Value(m::PATH_MTU) => {
+                write!(f, "path_mtu is larger than the MTU of the interface allows (mask {:#x})", m::PATH_MTU)
+            }
+            ModifyError::Value(mask) => {
+                write!(f, "the value of {} is out of range (mask {mask:#x})", AttributeNames(*mask))
+            }
             ModifyError::NoFlow => write!(f, "the address vector could not be resolved to a path"),
             ModifyError::NoMemory => {
                 write!(
@@ -261,6 +303,9 @@ mod tests {
         for error in [ModifyError::Missing(0x28000), ModifyError::NotAllowed(0x28000), ModifyError::Value(0x28000)] {
             assert!(error.to_string().contains("0x28000"), "{error}");
         }
+        assert!(ModifyError::Missing(0x28000).to_string().contains("min_rnr_timer, max_dest_rd_atomic"));
+        assert!(ModifyError::Value(0x100).to_string().contains("larger than the MTU of the interface"));
+        assert!(ModifyError::Value(0).to_string().contains("an attribute"));
         assert!(ModifyError::NoFlow.to_string().contains("path"));
         assert!(ModifyError::NoMemory.to_string().contains("no memory"));
     }

@@ -15,6 +15,7 @@
 //! | `peer_port` | the UDP source port of the peer's packets |
 //! | `rtt`, `ack_report` | round trips and time-outs; what acknowledgements say to congestion control |
 //! | `records`, `peer_shares`, `psn_bits` | the pool of records of loss recovery; each peer's share; sets of PSNs |
+//! | `failure` | what a queue pair says of its end in error, and of itself |
 //! | `check` | what must hold between two calls, for simulators and tests |
 //!
 //! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, annex A14 (XRC) and annex A17 (RoCEv2).
@@ -28,6 +29,7 @@ const _: () = assert!(burst_wire::ICRC_LEN == burst_frame::TRAILER_LEN);
 mod ack_report;
 mod api;
 mod check;
+mod failure;
 mod middle_packets;
 mod opcodes;
 mod peer_port;
@@ -49,6 +51,7 @@ pub use api::{
 };
 pub use burst_frame::MiddleRun;
 pub use check::QpPositions;
+pub use failure::{FailedPart, NamedMemory, QpFacts, QpFailure};
 pub use psn_bits::WINDOW_PSNS;
 pub use qp::Qp;
 pub use records::{RECORDS_MAX, RecordPool};

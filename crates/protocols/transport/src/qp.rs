@@ -6,6 +6,7 @@
 
 pub(crate) mod check;
 pub(crate) mod errors;
+pub(crate) mod facts;
 pub(crate) mod families;
 pub(crate) mod prefetch;
 pub(crate) mod receipts;
@@ -56,6 +57,11 @@ impl Qp {
     /// Queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.shared.id.qpn
+    }
+
+    /// Number of its protection domain.
+    pub fn domain(&self) -> u32 {
+        self.shared.id.pd
     }
 
     /// Its service type.

@@ -101,6 +101,9 @@ impl RttEstimate {
         self.srtt = self.srtt - self.srtt / 8 + rtt / 8;
     }
     /// Whether a round trip was measured.
+    pub(crate) fn smoothed(&self) -> Nanos {
+        Nanos(self.srtt.into())
+    }
     pub(crate) fn is_known(&self) -> bool {
         self.srtt != 0
     }

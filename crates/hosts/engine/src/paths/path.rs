@@ -16,6 +16,7 @@ use crate::paths::WindowLine;
 use crate::paths::pacing::{FRAME_OVERHEAD, PACE_LAG, Pacer};
 use crate::paths::peer_hello::PeerHello;
 use crate::paths::peer_report::PeerReport;
+use crate::tally::DEVICE_REASONS;
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{
     AckSample, Aimd, Algorithm, ChoiceRank, ChoiceReason, Controller, LossKind, Params, PathConditions, PeerKind,
@@ -151,6 +152,8 @@ pub struct Path {
     pub(crate) conditions: PathConditions,
     /// Whether the peer's address is one of this device's own.
     pub(crate) is_own_address: bool,
+    /// The device's counts of [`crate::tally::DEVICE_REASONS`] when the path began.
+    pub(crate) counts_before: [u64; DEVICE_REASONS.len()],
 }
 
 impl Path {
@@ -186,6 +189,7 @@ impl Path {
             why: ChoiceReason::Given,
             conditions: PathConditions::new(now),
             is_own_address: false,
+            counts_before: [0; DEVICE_REASONS.len()],
         }
     }
     /// Replaces the controller by one in its first state. The caller gives a turn to the queue pairs that wait, and removes the
@@ -307,6 +311,10 @@ impl Path {
         self.forget(qp);
     }
 
+    /// When bytes were last acknowledged; 0: never.
+    pub(crate) fn acked_at(&self) -> Nanos {
+        self.acked_at
+    }
     /// Whether nothing was acknowledged for longer than any flight takes.
     pub(crate) fn is_silent(&self, now: Nanos) -> bool {
         now.since(self.acked_at) >= SILENCE.max(Nanos(2 * self.report.rtt().0))

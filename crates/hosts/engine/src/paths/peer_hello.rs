@@ -9,6 +9,7 @@
 use burst_base::Nanos;
 use burst_base::verbs::QpType;
 use burst_cc::{CcChoice, ChoiceRank, Params, PeerChoice};
+use burst_control::failures::HelloRecord;
 use burst_frame::Flow;
 use burst_transport::{Qp, WINDOW_PSNS};
 use burst_wire::hello::{
@@ -26,6 +27,9 @@ const DOUBTED_FOR: Nanos = Nanos::from_ms(1_000);
 pub const REFRESH: Nanos = Nanos::from_ms(60_000);
 /// Shortest time from an answer to a question about another congestion control.
 const CHOICE_PAUSE: Nanos = Nanos::from_ms(1_000);
+
+/// Shortest time from an answer to a question because a queue pair got none.
+const FAILURE_PAUSE: Nanos = Nanos::from_ms(50);
 
 /// What is known of the daemon at the other end of a path.
 #[derive(Debug)]
@@ -54,6 +58,8 @@ pub(crate) struct PeerHello {
     choice_is_new: bool,
     /// Whether a question named another choice than the one known. Only the answer to an own question tells for sure.
     choice_is_old: bool,
+    /// When an answer showed that the peer's daemon had started anew since the path exists.
+    restarted_at: Nanos,
 }
 
 impl Default for PeerHello {
@@ -72,6 +78,7 @@ impl Default for PeerHello {
             choice: None,
             choice_is_new: false,
             choice_is_old: false,
+            restarted_at: Nanos(0),
         }
     }
 }
@@ -96,6 +103,25 @@ impl PeerHello {
     pub(crate) fn is_first_awaited(&self, now: Nanos) -> bool {
         let is_asked = self.tries == 1 && self.tid != 0;
         !self.is_burst && self.flow.is_some() && (is_asked || self.tries == 0 && self.due <= now)
+    }
+    /// What the peer's daemon has said, for a record of a failure at `failed_at`.
+    pub(crate) fn record(&self, now: Nanos, failed_at: Nanos) -> HelloRecord {
+        let ago = |at: Nanos| (at > Nanos(0)).then(|| now.since(at).0);
+        HelloRecord {
+            asked: self.tid != 0 || self.tries > 0 || self.due != Nanos::NEVER || self.answered_at > Nanos(0),
+            is_waiting: self.tid != 0 || self.due <= now + FAILURE_PAUSE,
+            answered_ago_ns: ago(self.answered_at),
+            restarted_ago_ns: ago(self.restarted_at),
+            answered_since: self.answered_at > failed_at,
+        }
+    }
+    /// A queue pair got no answer: whether the peer's daemon answers tells why. It is asked again, [`FAILURE_PAUSE`] after its
+    /// last answer at the earliest, because many queue pairs may fail at once.
+    #[cold]
+    pub(crate) fn ask_after_failure(&mut self, now: Nanos) {
+        if self.flow.is_some() && self.tid == 0 && self.due != Nanos::NEVER {
+            self.due = self.due.min(now.max(self.answered_at + FAILURE_PAUSE));
+        }
     }
     /// The peer's choice of a congestion control.
     pub(crate) fn choice(&self) -> Option<&PeerChoice> {
@@ -145,6 +171,9 @@ impl PeerHello {
     pub(crate) fn on_answer(&mut self, now: Nanos, hello: &Hello, own_boot_id: u64) -> bool {
         if self.tid == 0 || hello.tid != self.tid {
             return false;
+        }
+        if self.boot_id != 0 && hello.boot_id != self.boot_id {
+            self.restarted_at = now;
         }
         (self.window, self.features) = (hello.window.min(WINDOW_PSNS), hello.features);
         (self.boot_id, self.tid, self.tries, self.due) = (hello.boot_id, 0, 0, now + REFRESH);

@@ -8,7 +8,8 @@ use burst_transport::Signal;
 /// The signals of one call, counted by kind.
 ///
 /// The counts lie in one word, because almost every call has none and each call is asked: bits 0..16 for losses, 16..32 for
-/// timeouts, 32..48 for congestion notifications, 48..61 for losses that were none, 61 for a flight without answer; bit 62:
+/// timeouts, 32..48 for congestion notifications, 48..60 for losses that were none, 60: the
+/// queue pair has failed (what it says lies in the outbox), 61 for a flight without answer; bit 62:
 /// there is a report of the path (it lies in the outbox); bit 63: the peer refuses the selective repeat family. One call sees a
 /// packet or a train of at most 64 KiB, so no count overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,9 +20,10 @@ const KINDS: [(Signal, u32, u32); 5] = [
     (Signal::Loss, 0, 16),
     (Signal::Timeout, 16, 16),
     (Signal::Cnp, 32, 16),
-    (Signal::Spurious, 48, 13),
+    (Signal::Spurious, 48, 12),
     (Signal::Unanswered, 61, 1),
 ];
+const FAILED: u64 = 1 << 60;
 const REPORTED: u64 = 1 << 62;
 const REFUSED: u64 = 1 << 63;
 
@@ -46,6 +48,15 @@ impl Signals {
     /// Whether the peer does not answer packets of the selective repeat family.
     pub fn is_refused(&self) -> bool {
         self.0 & REFUSED != 0
+    }
+
+    /// The queue pair has ended in error.
+    pub fn fail(&mut self) {
+        self.0 |= FAILED;
+    }
+    /// Whether the queue pair has ended in error.
+    pub fn is_failed(&self) -> bool {
+        self.0 & FAILED != 0
     }
 
     /// Whether what the queue pair had in flight is not answered. That is no event of the path: its timeouts may be none either.
@@ -109,7 +120,9 @@ mod tests {
         signals.add(Signal::Unanswered);
         assert!(signals.is_unanswered());
         signals.refuse();
-        assert!(signals.is_refused() && signals.has_events());
+        assert!(signals.is_refused() && signals.has_events() && !signals.is_failed());
+        signals.fail();
+        assert!(signals.is_failed());
         let mut seen = Vec::new();
         signals.for_each(|s| seen.push(s));
         let cnps = [Signal::Cnp; 3];

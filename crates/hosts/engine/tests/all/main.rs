@@ -5,6 +5,7 @@ mod agreement;
 mod automatic;
 mod congestion;
 mod events;
+mod failures;
 mod fall;
 #[path = "../harness/mod.rs"]
 mod harness;

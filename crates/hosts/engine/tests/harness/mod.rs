@@ -9,6 +9,7 @@ use burst_base::{DeviceId, Nanos, Psn, Qpn};
 use burst_cc::{CcTable, Params};
 use burst_cm::Secret;
 use burst_control::events::{EventPipe, EventSink};
+use burst_control::failures::FailedProgram;
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::objects::{SrqShared, XrcEntry};
@@ -145,7 +146,9 @@ impl Host {
         let (account, async_events) = (account.clone(), self.async_events.clone());
         self.context = self.bells.len() as u32;
         self.bells.push(bells);
-        let slot = ContextSlot { account, fills: None, doorbells, queues: Vec::new(), async_events, wake: None };
+        let program = FailedProgram::default();
+        let slot =
+            ContextSlot { account, program, fills: None, doorbells, queues: Vec::new(), async_events, wake: None };
         self.worker.add_context(self.context, slot);
     }
 

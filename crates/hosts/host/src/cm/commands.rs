@@ -66,7 +66,9 @@ impl CmClient {
     }
 
     /// Logs why a command was refused: the program learns only the errno.
-    pub(super) fn log_refusal(&self, host: &mut Host, id: CmId, Refusal { errno, sentence }: &Refusal) {
+    pub(super) fn log_refusal(&self, host: &mut Host, id: CmId, refusal: &Refusal) {
+        host.note_refusal(&self.caller, &self.session.program.name, refusal);
+        let Refusal { errno, sentence } = refusal;
         let ClientProcess { pid, uid } = self.caller.process;
         if host.may_log(LogCause::CmRefused, uid) {
             tracing::info!(pid, uid, id, errno, "connection management refused: {sentence}");

@@ -8,8 +8,10 @@
 use super::hop_cache::HopCache;
 pub use super::hop_cache::{HopQuery, PendingHop};
 use burst_base::{DeviceId, Nanos};
+use burst_control::failures::NextHop;
 use burst_netif::hops::{HopEvent, Hops, NeighbourState};
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 /// Minimum time between two looks at the next hops of all ids.
@@ -129,6 +131,22 @@ impl NextHops {
         }
         self.stop_if_idle();
         None
+    }
+
+    /// What the kernel knows of the next hop from `src` to `dst`, which is not resolved for that. `None`: nothing can be known.
+    pub(crate) fn look(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32) -> Option<NextHop> {
+        if !std::mem::replace(&mut self.opened, true) {
+            self.kernel = Hops::open().inspect_err(|e| tracing::debug!("ids do not wait for next hops: {e}")).ok();
+        }
+        let kernel = self.kernel.as_mut()?;
+        if !kernel.has_route(src, dst, ifindex) {
+            return Some(NextHop::NoRoute);
+        }
+        Some(match kernel.unresolved(src, dst, ifindex).map(|hop| kernel.state(hop)) {
+            None | Some(NeighbourState::Resolved) => NextHop::Resolved,
+            Some(NeighbourState::Failed) => NextHop::Silent,
+            Some(NeighbourState::Incomplete | NeighbourState::Unresolved) => NextHop::Asked,
+        })
     }
 
     /// Reads the kernel's events and adds the changes of next hops that ids wait for.

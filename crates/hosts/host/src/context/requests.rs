@@ -76,6 +76,7 @@ impl Context {
             | Request::Cc { .. }
             | Request::SetCc { .. }
             | Request::CmConnections { .. }
+            | Request::Failures(_)
             | Request::Urma { .. } => refuse(libc::EPROTO, "not a request to a context"),
         }
     }

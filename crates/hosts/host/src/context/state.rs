@@ -2,7 +2,7 @@
 
 use super::handles::HandleTable;
 use super::urma::HostUrma;
-use crate::authority::Caller;
+use crate::authority::{Caller, ClientProcess};
 use crate::host::Host;
 use crate::id_allocator::IdAllocator;
 use crate::refusal::{no_room, refuse, system};
@@ -10,6 +10,7 @@ use crate::reply::ReplyParts;
 use burst_base::verbs::{EventType, QpType};
 use burst_base::{DeviceId, Qpn};
 use burst_control::events::{EventPipe, EventSink};
+use burst_control::failures::FailedProgram;
 use burst_control::{AsyncObject, Refusal, Response};
 use burst_engine::WorkerTable;
 use burst_engine::objects::{SrqShared, write_async};
@@ -205,11 +206,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a context on device number `device` for `caller`.
+    /// Opens a context on device number `device` for `caller`, whose program has this name.
     ///
     /// # Errors
     /// ENODEV: there is no such device. ENOMEM, EMFILE: resources are exhausted.
-    pub fn open(host: &mut Host, device: u32, caller: Caller) -> Result<(Context, ReplyParts), Refusal> {
+    pub fn open(host: &mut Host, device: u32, caller: Caller, program: &str) -> Result<(Context, ReplyParts), Refusal> {
         let Some(dev) = host.devices.get(device as usize) else {
             return refuse(libc::ENODEV, format!("there is no device {device}"));
         };
@@ -236,7 +237,9 @@ impl Context {
             let Some(doorbells) = DoorbellDrain::new(arena.context(), index) else { return no_room("worker") };
             let async_events = async_events.clone();
             let (account, fills, queues) = (caller.account.clone(), fills.clone(), Vec::new());
-            slots.push(ContextSlot { account, fills, doorbells, queues, async_events, wake: Some(wake) });
+            let ClientProcess { pid, uid } = caller.process;
+            let program = FailedProgram { name: program.into(), pid, uid };
+            slots.push(ContextSlot { account, program, fills, doorbells, queues, async_events, wake: Some(wake) });
         }
         let workers = slots.len();
         host.make_room(WorkerTable::Contexts, "context")?;

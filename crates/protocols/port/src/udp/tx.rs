@@ -213,7 +213,11 @@ pub fn empty_error_queue(fd: RawFd, dropped: &mut dyn FnMut(Reason)) -> bool {
         let Some(error) = take_error(fd) else { return taken > 0 };
         // This host's own errors are also results of calls, and are counted there.
         if error.remote {
-            dropped(if error.errno == libc::EMSGSIZE { Reason::SendTooLong } else { Reason::SendFailed });
+            dropped(match error.errno {
+                libc::EMSGSIZE => Reason::SendTooLong,
+                libc::ECONNREFUSED => Reason::PeerPortClosed,
+                _ => Reason::SendFailed,
+            });
         }
     }
     true

@@ -3,9 +3,11 @@
 //! A half that meets an error has stopped itself; the queue pair stops the other one before it does anything else.
 
 use crate::api::{Env, TxBudget, TxState};
+use crate::failure::{FailedPart, QpFailure};
 use crate::qp::Qp;
 use crate::qp_shared::QpHalf;
-use burst_base::verbs::{EventType, QpState};
+use burst_base::Reason;
+use burst_base::verbs::{EventType, QpState, WcStatus};
 
 impl Qp {
     /// The queue pair goes to ERR: only pending answers of the responder are still sent, everything else is flushed.
@@ -41,6 +43,8 @@ impl Qp {
     pub fn on_lost_completion(&mut self, env: &mut Env<'_>) {
         if matches!(self.shared.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             env.fx.event(self.shared.id.qpn, EventType::QpFatal);
+            let psn = self.req.recovery.una_psn();
+            env.fx.failed(QpFailure::of(FailedPart::Queue, WcStatus::GeneralErr, Reason::CqOverrun, psn));
             self.enter_error();
         }
     }

@@ -5,12 +5,13 @@
 //! spread over turns, because a queue may hold 32,768 entries. Entries posted later are flushed as well.
 
 use crate::api::{Env, TxBudget};
+use crate::failure::{FailedPart, NamedMemory, QpFailure};
 use crate::qp_shared::{QpHalf, QpShared, vendor_err};
 use crate::requester::Requester;
 use crate::requester::receipts::UcReceipts;
 use crate::requester::recovery::InflightWqe;
-use burst_base::verbs::{EventType, QpState, WcStatus, WrOpcode, send_flags};
-use burst_base::{Nanos, Reason};
+use burst_base::verbs::{EventType, QpState, WcStatus, WrOpcode, access, send_flags};
+use burst_base::{Nanos, Reason, Rkey};
 use burst_shm::Fetch;
 use burst_shm::layout::{Cqe, SGE_MAX, SendWqe};
 
@@ -20,6 +21,22 @@ struct SendEnding {
     byte_len: u32,
     status: WcStatus,
     reason: Option<Reason>,
+}
+
+/// Adds the request, of which so many packets were answered, to a failure.
+#[cold]
+fn with_request(failure: QpFailure, request: &InflightWqe, answered_packets: u32, mtu: u32) -> QpFailure {
+    let InflightWqe { wqe, opcode, length, packets, .. } = *request;
+    let right = match opcode {
+        WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => access::REMOTE_WRITE,
+        WrOpcode::RdmaRead => access::REMOTE_READ,
+        WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => access::REMOTE_ATOMIC,
+        _ => 0,
+    };
+    let named = NamedMemory { rkey: Rkey(wqe.rkey), addr: wqe.remote_addr, len: length, right };
+    let memory = (right != 0).then_some(named);
+    let answered_bytes = request.bytes_before() + u64::from(answered_packets) * u64::from(mtu);
+    QpFailure { opcode: Some(opcode), length, packets, answered_packets, memory, answered_bytes, ..failure }
 }
 
 impl Requester {
@@ -126,7 +143,11 @@ impl Requester {
 
     /// Ends the oldest request with an error; the queue pair, or its send queue, goes to error.
     pub(crate) fn fail_oldest(&mut self, qp: &mut QpShared, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+        let (psn, answered) = (self.recovery.una_psn(), self.recovery.una_packet());
         let request = self.recovery.retire_oldest();
+        let failure = QpFailure::of(FailedPart::Request, status, reason, psn);
+        let failure = QpFailure { retries_left: self.retry_left, ..failure };
+        env.fx.failed(with_request(failure, &request, answered, qp.mtu));
         self.end_with_error(qp, &request, (status, reason), env);
         if qp.id.qp_type.is_reliable() {
             self.fail(qp);
@@ -140,6 +161,12 @@ impl Requester {
     pub(crate) fn enter_fatal(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
         if qp.state != QpState::Err {
             env.fx.event(qp.id.qpn, EventType::QpFatal);
+            env.fx.failed(QpFailure::of(
+                FailedPart::Queue,
+                WcStatus::GeneralErr,
+                Reason::QueueCorrupt,
+                self.recovery.una_psn(),
+            ));
             self.corrupt = true;
             self.fail(qp);
         }

@@ -85,6 +85,10 @@ pub(crate) struct InflightWqe {
 }
 
 impl InflightWqe {
+    /// Bytes of all requests before it, since the queue pair was started.
+    pub(crate) fn bytes_before(&self) -> u64 {
+        self.bytes_before
+    }
     /// Whether the peer consumes a receive for it.
     pub(crate) fn takes_credit(&self) -> bool {
         self.work == Work::Send || self.opcode == WrOpcode::RdmaWriteWithImm

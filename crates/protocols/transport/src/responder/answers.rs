@@ -4,6 +4,7 @@
 //! need neither budget nor window. READ responses are limited by the turn's bytes; their memory is looked up once in a turn.
 
 use crate::api::{Env, TxBudget};
+use crate::failure::{FailedPart, QpFailure};
 use crate::opcodes::{self, selective_form};
 use crate::qp_shared::QpShared;
 use crate::responder::Responder;
@@ -11,7 +12,7 @@ use crate::responder::repair_queue::READ_REPAIR_DUE;
 use crate::responder::resource::ResponderResource;
 use crate::responder::selective::acks::selective_response_head;
 use crate::rtt::RttEstimate;
-use burst_base::verbs::access;
+use burst_base::verbs::{WcStatus, access};
 use burst_base::{Psn, Reason};
 use burst_mem::Peer;
 use burst_span::Span;
@@ -187,6 +188,7 @@ impl Responder {
         env: &mut Env<'_>,
     ) {
         env.fx.count(reason);
+        env.fx.failed(QpFailure::of(FailedPart::PeerRequest, WcStatus::GeneralErr, reason, resource.psn));
         self.drop_pending();
         self.ack_due = None;
         self.nak_due = Some((resource.psn.add(resource.next), Syndrome::Nak(NakCode::RemoteAccess)));

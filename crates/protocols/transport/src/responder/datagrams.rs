@@ -4,6 +4,7 @@
 //! datagram without a receive, or longer than its receive, is dropped; the receive stays loaded.
 
 use crate::api::Env;
+use crate::failure::{FailedPart, QpFailure};
 use crate::qp_shared::QpShared;
 use crate::responder::Responder;
 use crate::responder::completions::recv_keys;
@@ -69,7 +70,9 @@ impl Responder {
             Ok(()) => {}
             Err(Reason::PageLate) => return Err(Reason::PageLate),
             Err(reason) => {
-                self.complete_receive_error(qp, WcStatus::LocProtErr, receive_reason(reason), env);
+                let (status, reason) = (WcStatus::LocProtErr, receive_reason(reason));
+                env.fx.failed(QpFailure::of(FailedPart::PeerRequest, status, reason, pkt.bth.psn));
+                self.complete_receive_error(qp, status, reason, env);
                 self.fail(qp);
                 return Ok(());
             }

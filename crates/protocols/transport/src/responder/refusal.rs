@@ -1,9 +1,11 @@
 //! Why a responder does not execute a packet: the NAK to send, and the reason to count.
 
+use crate::failure::NamedMemory;
+use crate::responder::InboundMessage;
 use burst_base::Reason;
-use burst_base::verbs::WcStatus;
+use burst_base::verbs::{WcStatus, access};
 use burst_span::Unreachable;
-use burst_wire::NakCode;
+use burst_wire::{NakCode, OpKind, Packet};
 
 /// Why a packet is not executed.
 pub(crate) enum RequestRefusal {
@@ -44,5 +46,30 @@ impl RequestRefusal {
             RequestRefusal::Refuse(_, reason) | RequestRefusal::RefuseReceive(_, _, reason) => reason,
             RequestRefusal::NotReady(reason) => reason,
         }
+    }
+}
+
+/// The memory that a refused request of the peer names.
+#[cold]
+pub(crate) fn memory_of(message: Option<&InboundMessage>, pkt: &Packet<'_>) -> Option<NamedMemory> {
+    let of_reth = |right| pkt.reth().map(|reth| NamedMemory { rkey: reth.rkey, addr: reth.addr, len: reth.len, right });
+    match pkt.info.kind {
+        OpKind::ReadRequest => of_reth(access::REMOTE_READ),
+        OpKind::Write => of_reth(access::REMOTE_WRITE).or_else(|| {
+            if let Some(weth) = pkt.weth() {
+                let len = pkt.payload.len() as u32;
+                return Some(NamedMemory { rkey: weth.rkey, addr: weth.addr, len, right: access::REMOTE_WRITE });
+            }
+            let message = message?;
+            let InboundMessage { rkey, addr, length, .. } = *message;
+            Some(NamedMemory { rkey, addr, len: length, right: access::REMOTE_WRITE })
+        }),
+        OpKind::Send => None,
+        _ => pkt.atomic().map(|atomic| NamedMemory {
+            rkey: atomic.rkey,
+            addr: atomic.addr,
+            len: 8,
+            right: access::REMOTE_ATOMIC,
+        }),
     }
 }

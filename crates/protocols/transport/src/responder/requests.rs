@@ -10,12 +10,15 @@
 //! cumulative, and a gap that stays is reported with the next token.
 
 use crate::api::Env;
+use crate::failure::{FailedPart, NamedMemory, QpFailure};
 use crate::qp_shared::QpShared;
 use crate::responder::completions::recv_keys;
 use crate::responder::fork_hold::{ForkHold, silence_max};
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::receiver::Load;
-use crate::responder::refusal::{CheckResult, RequestRefusal, access_refusal, receive_reason, unreachable_refusal};
+use crate::responder::refusal::{
+    CheckResult, RequestRefusal, access_refusal, memory_of, receive_reason, unreachable_refusal,
+};
 use crate::responder::repair_queue::Repair;
 use crate::responder::resource::{EMPTY, ResponderResource};
 use crate::responder::selective::arrivals::RemoteRange;
@@ -49,7 +52,7 @@ impl Responder {
         }
         match self.choose_srq(qp, pkt, env).and_then(|()| self.execute(qp, pkt, env)) {
             Ok(()) => self.nak_given = false,
-            Err(refusal) => self.refuse(qp, refusal, env),
+            Err(refusal) => self.refuse(qp, pkt, refusal, env),
         }
     }
 
@@ -126,7 +129,25 @@ impl Responder {
         self.ack_due = None;
     }
 
-    pub(crate) fn refuse(&mut self, qp: &mut QpShared, refusal: RequestRefusal, env: &mut Env<'_>) {
+    /// Refuses a request of the peer.
+    pub(crate) fn refuse(&mut self, qp: &mut QpShared, pkt: &Packet<'_>, refusal: RequestRefusal, env: &mut Env<'_>) {
+        let memory = memory_of(self.message.as_ref(), pkt);
+        self.refuse_range(qp, memory, refusal, env);
+    }
+
+    /// Refuses a request of the peer that names this memory.
+    pub(crate) fn refuse_range(
+        &mut self,
+        qp: &mut QpShared,
+        memory: Option<NamedMemory>,
+        refusal: RequestRefusal,
+        env: &mut Env<'_>,
+    ) {
+        let length = memory.map_or(0, |memory| memory.len);
+        let failed = |status, reason| {
+            let failure = QpFailure::of(FailedPart::PeerRequest, status, reason, self.expected);
+            QpFailure { memory, length, ..failure }
+        };
         match refusal {
             RequestRefusal::NotReady(reason) => {
                 env.fx.count(reason);
@@ -137,6 +158,7 @@ impl Responder {
             }
             RequestRefusal::Refuse(code, reason) => {
                 env.fx.count(reason);
+                env.fx.failed(failed(WcStatus::GeneralErr, reason));
                 self.set_nak_due(Syndrome::Nak(code));
                 let event = match code {
                     NakCode::RemoteAccess => EventType::QpAccessErr,
@@ -147,6 +169,7 @@ impl Responder {
                 self.fail(qp);
             }
             RequestRefusal::RefuseReceive(code, status, reason) => {
+                env.fx.failed(failed(status, reason));
                 self.set_nak_due(Syndrome::Nak(code));
                 self.complete_receive_error(qp, status, reason, env);
                 self.fail(qp);

@@ -5,6 +5,7 @@
 //! the broken message had begun to fill stays loaded for the next message.
 
 use crate::api::Env;
+use crate::failure::{FailedPart, QpFailure};
 use crate::qp_shared::QpShared;
 use crate::responder::completions::recv_keys;
 use crate::responder::received_message::ReceivedMessage;
@@ -127,6 +128,7 @@ impl Responder {
 
     /// Ends a receive that cannot take its message with an error. The queue pair goes to ERR (IBA 9.8.3.2).
     fn fail_receive(&mut self, qp: &mut QpShared, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+        env.fx.failed(QpFailure::of(FailedPart::PeerRequest, status, reason, self.expected));
         self.complete_receive_error(qp, status, reason, env);
         self.fail(qp);
     }

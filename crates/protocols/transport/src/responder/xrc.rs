@@ -35,7 +35,7 @@ impl Responder {
         match self.choose_named_srq(qp, pkt, env) {
             Ok(()) => true,
             Err(refusal) => {
-                self.refuse(qp, refusal, env);
+                self.refuse(qp, pkt, refusal, env);
                 false
             }
         }

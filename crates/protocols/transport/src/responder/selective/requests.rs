@@ -81,7 +81,7 @@ impl Responder {
         };
         match executed {
             Ok(()) => self.nak_given = false,
-            Err(refusal) => self.refuse(qp, refusal, env),
+            Err(refusal) => self.refuse(qp, pkt, refusal, env),
         }
     }
 
@@ -128,7 +128,7 @@ impl Responder {
                     self.commit_early(qp, env);
                 }
             }
-            Err(refusal) => self.refuse(qp, refusal, env),
+            Err(refusal) => self.refuse(qp, pkt, refusal, env),
         }
     }
 
@@ -584,7 +584,7 @@ impl Responder {
                 early.withdraw(self.expected);
                 early.forget_before(self.expected);
                 self.keep_or_give(early, env);
-                return self.refuse(qp, refusal, env);
+                return self.refuse_range(qp, None, refusal, env);
             }
         }
         early.forget_before(self.expected);

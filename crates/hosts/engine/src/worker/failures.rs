@@ -1,0 +1,39 @@
+//! Calls for `burst why`: records of failures, and a queue pair as it is now.
+
+use crate::failures::FailureView;
+use crate::worker::Worker;
+use burst_base::{DeviceId, Nanos, Qpn};
+use burst_control::failures::FailureRecord;
+
+impl Worker {
+    /// The records of failures, in no order. Their ages are replaced by what has become of them since; what the peers of
+    /// their paths have said since is added.
+    pub fn failures(&self, now: Nanos) -> Vec<FailureRecord> {
+        let of_connections = self.agent.failures();
+        let mut all: Vec<FailureRecord> = self.core.outbox.failures.iter().chain(of_connections).cloned().collect();
+        for record in &mut all {
+            let at = Nanos(record.ago_ns);
+            record.ago_ns = now.since(at).0;
+            let Some(qp) = &mut record.qp else { continue };
+            let path = self.core.paths.find(DeviceId(qp.device as u16), qp.peer);
+            if let (Some(path), Some(of_path)) = (path, &mut qp.path) {
+                of_path.hello = self.core.paths[path as usize].hello.record(now, at);
+            }
+        }
+        all
+    }
+
+    /// What a queue pair is now, and its context's user.
+    pub fn present(&mut self, now: Nanos, qpn: Qpn) -> Option<FailureRecord> {
+        let slot = self.core.slot(qpn)?;
+        let device = slot.device;
+        let index = slot.index;
+        let core = &mut self.core;
+        let slot = core.qps.get(index as usize)?.as_deref()?;
+        let counters = &self.ports[device.index()].counters;
+        let view = FailureView { now, contexts: &core.contexts, paths: &mut core.paths, mem: &core.mem, counters };
+        let mut record = view.record(slot, None);
+        record.ago_ns = 0;
+        Some(record)
+    }
+}
