@@ -75,7 +75,7 @@ pub fn command() -> Command {
             Command::new("why")
                 .about("Explain the last failure, those of a queue pair or process, or a reason")
                 .arg(Arg::new("reason").value_name("NAME|CODE|QPN|PID").help(
-                    "Nothing: the last failure. A queue pair's number or a process id (qp:0x11f, pid:4711; the prefix may be left \
+                    "Nothing: the last failure. A queue pair number or a process id (qp:0x11f, pid:4711; the prefix may be left \
                      out of large numbers): its failures, and the queue pair as it is now. `all`: all failures. A reason, \
                      vendor_err (decimal, or 0x and hexadecimal) or IBV_WC_…_ERR: what it means; `reasons` lists them. \
                      `daemon`: how often, when and why the daemon fell",
