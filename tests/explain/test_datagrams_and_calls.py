@@ -57,7 +57,7 @@ def test_a_path_mtu_above_the_interface(make_fabric):
     fabric = make_fabric(mtu=1500)
     a = End(fabric.a).make()
     a.refused("rtr", qp="q", peer=0x123, gid=a.gid, mtu=4096)
-    explained(fabric.a, program(a), ["path_mtu is larger than the MTU of the interface allows"], kind="call")
+    explained(fabric.a, program(a), ["is larger than the MTU of the interface allows"], kind="call")
 
 
 def test_a_state_that_is_skipped(fabric):
@@ -126,7 +126,8 @@ def test_a_datagram_longer_than_a_packet(fabric):
     a("handle", name="h", gid=a.gid)
     a("post", qp="q", op="send", region="m", bytes=20000, handle="h", peer=a.qpn)
     assert a.failed() == LOCAL_LENGTH
-    explained(fabric.a, of(a), ["SEND of 20000 bytes is longer than this queue pair may send"], ["shorter messages"])
+    explained(fabric.a, of(a), ["SEND is longer than this queue pair may send"], ["shorter messages"], kind="request")
+    explained(fabric.a, of(a), ["is in SQE"], kind="present")
 
 
 def test_a_number_that_nothing_has(fabric):

@@ -209,9 +209,10 @@ fn present(qp: &QpRecord) -> Explanation {
     let dropped = |reason: &Reason| reason.class() == Class::Drop;
     let failed =
         |reason: &Reason| matches!(reason.class(), Class::Completion | Class::Nak) && *reason != Reason::Flushed;
-    if let Some((reason, _)) = counted(qp).find(|(reason, _)| qp.state == QpState::Err && failed(reason)) {
+    let is_failed = matches!(qp.state, QpState::Err | QpState::Sqe);
+    if let Some((reason, _)) = counted(qp).find(|(reason, _)| is_failed && failed(reason)) {
         return Explanation::new(
-            format!("Queue pair {qpn} is in ERR: {}", lower_first(reason.explanation())),
+            format!("Queue pair {qpn} is in {state}: {}", lower_first(reason.explanation())),
             reason.cure(),
         );
     }
@@ -240,7 +241,7 @@ fn present(qp: &QpRecord) -> Explanation {
             ),
             "Look at the other end (burst why there), then destroy the queue pair or move it through RESET.",
         ),
-        _ => match qp.sent_psns[1] == qp.sent_psns[2] {
+        _ => match qp.sent_psns[1] == qp.sent_psns[2] || !qp.qp_type.is_reliable() {
             true => Explanation::new(
                 format!("Queue pair {qpn} is in {state} and nothing is wrong: all that was sent is answered."),
                 "Nothing.",
@@ -274,6 +275,7 @@ fn range(memory: &MemoryRecord) -> String {
 
 fn operation(qp: &QpRecord) -> String {
     match qp.request {
+        Some(request) if request.length == 0 => format!("a {}", opcode_name(request.opcode)),
         Some(request) => format!("a {} of {} bytes", opcode_name(request.opcode), request.length),
         None => "a request".into(),
     }
