@@ -183,7 +183,7 @@ pub struct QpSlot {
     pub qpn: burst_base::Qpn,
     /// Its context's entry in the line of its path.
     pub(crate) line: u32,
-    /// Ticket of its place among those whose answers wait for the rate, or [`NOT_WAITING`].
+    /// Ticket of its place among those that wait for the rate only, or [`NOT_WAITING`].
     pub(crate) answering: u32,
     /// Those of READ responses among `inflight_seen`.
     pub(crate) responses_seen: u64,
@@ -242,7 +242,7 @@ pub(crate) fn waits_for(qps: &[Option<Box<QpSlot>>], (path, channels): (u32, u32
     slot.is_some_and(|slot| slot.path == path && slot.waiting == place.ticket)
 }
 
-/// Whether the queue pair at this place still waits by it for the rate of this path, to answer.
+/// Whether the queue pair at this place still waits by it for nothing but the rate of this path.
 pub(crate) fn answers_by(qps: &[Option<Box<QpSlot>>], path: u32, place: ReadyPlace) -> bool {
     slot_at(qps, place.qp).is_some_and(|slot| slot.path == path && slot.answering == place.ticket)
 }

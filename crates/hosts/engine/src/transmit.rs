@@ -209,7 +209,7 @@ impl TransmitPass<'_> {
         } else if slot.waiting == NOT_WAITING {
             slot.waiting = path_slot.waiting.push(slot.line, index);
         }
-        let answers = slot.qp.has_answers() && slot.answering == NOT_WAITING;
+        let answers = slot.answering == NOT_WAITING && slot.qp.sends_without_room();
         if answers {
             let ticket = path_slot.waiting.push_answerer(index, |place| answers_by(qps, path, place));
             if let Some(slot) = qps[index as usize].as_mut() {
@@ -234,7 +234,7 @@ impl TransmitPass<'_> {
             && (state == TxState::Window || !core.paths[path as usize].waiting.is_empty())
         {
             // While others wait, the next turn is that of the line.
-            is_ready &= slot.qp.has_answers();
+            is_ready &= slot.qp.sends_without_room();
             if slot.waiting == NOT_WAITING {
                 slot.waiting = core.paths[path as usize].waiting.push(slot.line, index);
             }

@@ -159,9 +159,13 @@ fn who_waits_for_a_window_keeps_no_host_busy() {
 /// The first of the seeds that the part `seeds` of `make test` tries.
 const SEEDS: u64 = 30;
 
+/// Seeds that found a fault: missing parts of READs, and probes, that met a closed rate waited for room in the window that only
+/// they could make.
+const FOUND: [u64; 3] = [117_700_823_089_215, 117_700_823_089_446, 148_067_258_164_559_491];
+
 #[test]
 fn random_scenarios_hold_under_the_oracle() {
-    for seed in 0..SEEDS {
+    for seed in (0..SEEDS).chain(FOUND) {
         if let Err(error) = Draft::of_seed(seed).run() {
             panic!("seed {seed}: {error}\nburst sim replay {seed}\n{}", Draft::of_seed(seed));
         }

@@ -432,6 +432,12 @@ impl Qp {
         self.resp.has_pending()
     }
 
+    /// Whether something is to be sent that no window has to have room for: an answer to the peer, or the repetition without which
+    /// nothing comes back of what is in flight.
+    pub fn sends_without_room(&self) -> bool {
+        self.has_answers() || (self.shared.id.qp_type.is_reliable() && self.req.repeats_without_room())
+    }
+
     /// Whether an acknowledgement or a NAK is to be sent to the peer.
     pub fn owes_acknowledgement(&self) -> bool {
         self.resp.ack_due.is_some() || self.resp.nak_due.is_some() || self.resp.pending & READ_ACK_DUE != 0

@@ -39,7 +39,7 @@ pub(crate) mod turns;
 
 use crate::api::{ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, PSN_DISTANCE_MAX, TxBudget, TxState};
 use crate::qp_shared::{FAST_WAITS, QpShared};
-use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, ProbeState, WAITS_PER_TIMEOUT};
+use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, PROBE, ProbeState, WAITS_PER_TIMEOUT};
 use crate::requester::read_acks::ReadAckSender;
 use crate::requester::receipts::UcReceipts;
 use crate::requester::recovery::{InflightWqe, Recovery};
@@ -201,6 +201,20 @@ impl Requester {
         self.forget_measurement();
         self.stalled = false;
         self.sq_active = true;
+    }
+
+    /// Whether the next packet is sent again and needs no room in the window: parts of READs, a probe, the first missing packet.
+    #[cold]
+    pub(crate) fn repeats_without_room(&self) -> bool {
+        let sel = &self.sel;
+        if self.rnr_deadline != Nanos::NEVER {
+            return false;
+        }
+        if self.recovery.wants_repair() || self.turn_due & PROBE != 0 || sel.answer_due || sel.probe_due {
+            return true;
+        }
+        let first = sel.losses.as_ref().and_then(|losses| losses.first_lost());
+        first.is_some_and(|lost| lost.psn == sel.acked || self.recovery.is_answered_request(lost.psn))
     }
 
     /// Counts a send queue entry that has ended.

@@ -12,7 +12,8 @@
 //! come and to leave cost the same on every path. Lists have room for all users of the path, which is made when they join it.
 //!
 //! Answers that wait for the rate are in a second line, in order: they need no room in the window, so that two hosts whose
-//! requests fill the windows of both can answer each other.
+//! requests fill the windows of both can answer each other. So do the repetitions without which nothing comes back of what fills
+//! the window: missing parts of READs, probes, and the first missing packet.
 
 use super::line_index::LineIndex;
 use crate::transmit::sched::ReadyPlace;
@@ -178,7 +179,7 @@ pub struct WindowLine {
     ring: Ring,
     /// Not for the data path.
     index: Box<LineIndex>,
-    /// Those that have answers, in order, which wait for the rate only.
+    /// Those that have answers or such repetitions, in order, which wait for the rate only.
     answerers: VecDeque<ReadyPlace>,
     /// Users that wait.
     waiting: u32,

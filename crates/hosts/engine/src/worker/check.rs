@@ -98,6 +98,10 @@ impl Worker {
         if qp.wants_tx() && !qp.ack_may_wait() && !is_queued {
             return Err("it has something to send and no turn");
         }
+        let has_turn = slot.ticket != NO_TICKET || slot.answering != NOT_WAITING;
+        if qp.wants_tx() && !qp.ack_may_wait() && qp.sends_without_room() && !has_turn {
+            return Err("what needs no room in the window waits for it");
+        }
         Ok(())
     }
 

@@ -468,6 +468,10 @@ impl Recovery {
         let first = index / piece * piece;
         Some((request, first, piece.min(request.packets - first)))
     }
+    /// Whether `psn`, which is not before *una*, is that of a READ or ATOMIC in flight.
+    pub(crate) fn is_answered_request(&self, psn: Psn) -> bool {
+        self.request_of(psn).is_some_and(|request| request.work.has_response())
+    }
     /// The PSN behind the piece of a READ that *una* lies in, if the first response of the piece has come: the peer has
     /// executed its request.
     pub(crate) fn answered_piece(&self, mtu: u32) -> Option<Psn> {
