@@ -28,6 +28,8 @@ pub struct AckSample {
     pub packets: u32,
     /// Bytes still in flight on the path, after `acked_bytes` was subtracted.
     pub inflight_bytes: u64,
+    /// Somebody waits because the window has no room for what is to leave next: all of the window is used, whatever is in flight.
+    pub is_full: bool,
     /// How full the peer's receive buffers are: 0 free, 1 over one half, 2 over three quarters, 3 packets were lost there.
     pub pressure: u8,
     /// The sender repairs losses: acknowledged bytes are no reason for a larger window (RFC 6675).

@@ -220,8 +220,8 @@ impl Cubic {
         }
     }
 
-    /// Whether an acknowledgement that reports nothing changes nothing, if `used` bytes were in flight: the window was not used,
-    /// or cannot grow.
+    /// Whether an acknowledgement that reports nothing changes nothing, if `used` bytes were in flight, and nobody waited for room:
+    /// the window was not used, or cannot grow.
     #[inline]
     pub(crate) fn ignores(&self, used: u64) -> bool {
         used < self.used_from
@@ -255,7 +255,8 @@ impl Cubic {
         }
         let is_recent = self.is_reduced && now.since(self.reduced_at) < self.round_trip();
         if (!sample.is_recovering || self.is_returning()) && !is_recent {
-            self.grow(now, acked, sample.inflight_bytes as f64 + acked);
+            let used = sample.inflight_bytes as f64 + acked;
+            self.grow(now, acked, if sample.is_full { used.max(self.window) } else { used });
         }
         self.set_rate();
     }

@@ -272,8 +272,9 @@ impl Core {
             let waiter = (path, p.channels.ticket);
             let Some(index) = p.waiting.first(|place| waits_for(&self.qps, waiter, place)) else { return };
             if index == URMA_ENTRY {
-                if p.has_channel_room() {
-                    p.open_to_channels(path, &mut self.channel_wakes);
+                match p.has_channel_room() {
+                    true => p.open_to_channels(path, &mut self.channel_wakes),
+                    false => p.was_full = true,
                 }
                 return;
             }
@@ -281,6 +282,7 @@ impl Core {
             if slot.has_room_on(p) {
                 return self.give_line_turn(path, index);
             }
+            p.was_full = true;
             if !slot.is_hopeless_on(p) {
                 return;
             }

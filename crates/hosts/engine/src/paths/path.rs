@@ -122,6 +122,9 @@ pub struct Path {
     acked_at: Nanos,
     /// Sends are not paced, and nothing is measured: most turns and acknowledgements concern the count of bytes only.
     is_quiet: bool,
+    /// Since the last acknowledgement the window had no room for what was to leave next: a piece of a READ may be longer than what
+    /// the window leaves free, so that the bytes in flight do not show it.
+    pub(crate) was_full: bool,
     /// Turns until the next one that may measure a round trip, where the peer reports none.
     unprobed: u8,
     /// The queue pair whose bytes are counted next repairs losses.
@@ -173,6 +176,7 @@ impl Path {
             idle_since: now,
             acked_at: Nanos(0),
             is_quiet: false,
+            was_full: false,
             unprobed: 0,
             is_recovering: false,
             responses: 0,
@@ -288,11 +292,12 @@ impl Path {
         if self.inflight == 0 {
             self.idle_since = now;
         }
-        if self.is_quiet && self.controller.ignores(self.inflight + acked_bytes) {
+        let is_full = std::mem::take(&mut self.was_full);
+        if self.is_quiet && !is_full && self.controller.ignores(self.inflight + acked_bytes) {
             return;
         }
-        let is_recovering = self.is_recovering;
-        let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, is_recovering, ..AckSample::default() };
+        let (inflight_bytes, is_recovering) = (self.inflight, self.is_recovering);
+        let sample = AckSample { acked_bytes, inflight_bytes, is_recovering, is_full, ..AckSample::default() };
         match &mut self.tuned {
             None => self.controller.on_ack(now, &sample),
             Some(tuned) => tuned.on_ack(now, qp, &sample, &mut self.controller),
