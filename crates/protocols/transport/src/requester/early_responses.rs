@@ -121,7 +121,12 @@ impl Requester {
     fn note_early_responses(&mut self, qp: &QpShared, psn: Psn, count: u32, env: &mut Env<'_>) {
         if !self.recovery.has_ahead() {
             env.fx.count(Reason::ImpliedNak);
-            env.fx.congestion(Signal::Loss);
+            // Once for each window of data: after a whole flight was lost its repairs have gaps, too.
+            let una = self.recovery.una_psn();
+            if self.recover_from(una) == una {
+                env.fx.congestion(Signal::Loss);
+                self.note_signal();
+            }
         }
         (0..count).for_each(|k| self.recovery.note_ahead(psn.add(k)));
         // The peer works on these requests. Each PSN is noted once, so this does not put the time-out off for ever.

@@ -370,7 +370,7 @@ impl Requester {
     }
 
     /// A loss was reported to congestion control: what was sent until now is of the same window of data.
-    fn note_signal(&mut self) {
+    pub(crate) fn note_signal(&mut self) {
         let sent = self.recovery.sent_psn();
         self.recover = sent;
         if let Some(losses) = &mut self.sel.losses {
@@ -380,7 +380,7 @@ impl Requester {
 
     /// The PSN before which losses belong to a window of data whose loss was reported to congestion control. One of long ago says
     /// nothing: PSNs have come round since.
-    fn recover_from(&self, base: Psn) -> Psn {
+    pub(crate) fn recover_from(&self, base: Psn) -> Psn {
         let (recover, sent) = (self.recover, self.recovery.sent_psn());
         if recover.is_after(base) && !recover.is_after(sent) { recover } else { base }
     }
