@@ -95,7 +95,8 @@ pub(crate) struct Losses {
     top: Psn,
     /// Holes are known in front of this PSN.
     searched: Psn,
-    /// The PSN behind the newest packet that has arrived, which may lie behind the end of the bitmap.
+    /// Everything before it has left the network, because a packet that was sent later has arrived. It may lie behind the end of
+    /// the bitmap.
     latest: Psn,
     /// When suspects were noticed, in order of time and PSN.
     notices: Vec<Notice>,
@@ -171,6 +172,15 @@ impl Losses {
     pub(crate) fn has_arrived(&self, psn: Psn) -> bool {
         psn.is_before(self.base) || (psn.is_before(self.top) && self.arrived.has(psn))
     }
+    /// PSNs among the `count` from `first` on that have left the network, and of which it is not known whether they have arrived:
+    /// acknowledgements have no room to say so, and a packet that was sent later has arrived.
+    pub(crate) fn left_within(&self, first: Psn, count: u32) -> u32 {
+        let begin = if self.top.is_before(self.searched) { self.searched } else { self.top };
+        let from = if first.is_before(begin) { begin } else { first };
+        let end = first.add(count);
+        let end = if self.latest.is_before(end) { self.latest } else { end };
+        end.diff(from).max(0) as u32
+    }
     /// Whether `psn` is to be repeated.
     pub(crate) fn is_lost(&self, psn: Psn) -> bool {
         self.is_in_window(psn) && self.lost.has(psn)
@@ -210,6 +220,10 @@ impl Losses {
         let Some(&mut hole) = self.hole(psn) else { return false };
         if hole.transmission == transmission && is_waiting {
             self.newest = self.newest.max(hole.order + 1);
+            // What was sent before it has arrived, or is lost.
+            if self.latest.is_before(hole.mark) {
+                self.latest = hole.mark;
+            }
         }
         transmission < hole.transmission
     }
@@ -541,6 +555,25 @@ mod tests {
         losses.on_newest(Psn::new(20));
         losses.advance(Psn::new(1_600));
         assert!(losses.is_over() && losses.is_consistent());
+    }
+
+    /// A flight longer than what acknowledgements can report, of which all has left: it takes no room, or nothing but the first
+    /// missing packet could be repeated (liveness seed 497).
+    #[test]
+    fn what_was_sent_before_a_repetition_that_has_arrived_has_left() {
+        let mut losses = losses_at(10);
+        take(&mut losses, 10, &[12, 900], 2_000);
+        losses.find(NOW, NONE, single);
+        assert_eq!((losses.left_within(Psn::new(11), 1_989), losses.left_within(Psn::new(901), 99)), (0, 0));
+        losses.on_newest(Psn::new(1_499));
+        assert_eq!(losses.left_within(Psn::new(11), 1_989), 599, "from 901 to 1499");
+        assert_eq!((losses.left_within(Psn::new(1_000), 10), losses.left_within(Psn::new(1_490), 100)), (10, 10));
+        losses.on_repeated(Psn::new(10), Psn::new(2_000));
+        assert_eq!(losses.left_within(Psn::new(11), 1_989), 599, "the repetition has not arrived");
+        losses.on_trigger(Psn::new(10), 1);
+        assert_eq!(losses.left_within(Psn::new(11), 1_989), 1_099);
+        losses.mark_all(Psn::new(2_000), single);
+        assert_eq!(losses.left_within(Psn::new(11), 1_989), 0, "all of it is in the sets");
     }
 
     #[test]

@@ -38,9 +38,9 @@ impl Requester {
             let (rest, left) = (first.add(below), count - below);
             let lost = losses.lost_within(rest, left);
             let last = first.add(count).prev();
-            let last_lost = left > 0 && losses.is_lost(last);
-            let last_covered = count > 0 && (left == 0 || last_lost || losses.has_arrived(last));
-            (below + losses.arrived_within(rest, left) + lost, last_covered)
+            let last_left = left > 0 && (losses.is_lost(last) || losses.left_within(last, 1) > 0);
+            let last_covered = count > 0 && (left == 0 || last_left || losses.has_arrived(last));
+            (below + losses.arrived_within(rest, left) + losses.left_within(rest, left) + lost, last_covered)
         };
         self.sel.covered_bytes = self.recovery.covered_bytes(qp.mtu, covered);
     }
