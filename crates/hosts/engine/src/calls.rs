@@ -95,9 +95,12 @@ impl Tables<'_> {
                 // A flight without answer says nothing of a path that answers others. Nor does a timer of a queue pair that has
                 // nothing in flight: it waits for the rate, which each time-out would halve.
                 let is_timeout = match signals.is_unanswered() {
-                    true => slot.release_inflight(now, path),
-                    false => slot.inflight_seen > 0,
+                    true => path.is_silent(now),
+                    false => slot.inflight_seen > 0 && (path.is_acked_by(slot.index) || path.is_silent(now)),
                 };
+                if signals.is_unanswered() || signals.count(Signal::Timeout) > 0 {
+                    slot.release_inflight(now, path);
+                }
                 let counts = |signal| signal != Signal::Timeout || is_timeout;
                 signals.for_each(|signal| {
                     if counts(signal) {

@@ -359,14 +359,20 @@ impl QpSlot {
     pub(crate) fn is_hopeless_on(&self, path: &Path) -> bool {
         path.is_hopeless(self.inflight_seen - self.responses_seen, self.qp.next_bytes())
     }
-    /// What it had in flight has no answer, and does not count for its path any more. Whether nothing on the path was
-    /// acknowledged since it was sent.
+    /// What it had in flight was not answered in time, and does not count for its path any more: that acknowledges nothing.
     #[cold]
-    pub(crate) fn release_inflight(&mut self, now: Nanos, path: &mut Path) -> bool {
+    pub(crate) fn release_inflight(&mut self, now: Nanos, path: &mut Path) {
         let inflight = self.qp.inflight_bytes();
-        path.release(now, self.index, self.inflight_seen.saturating_sub(inflight));
-        self.inflight_seen = self.inflight_seen.min(inflight);
-        path.is_silent(now)
+        if inflight >= self.inflight_seen {
+            return;
+        }
+        path.release(now, self.index, self.inflight_seen - inflight);
+        self.inflight_seen = inflight;
+        if self.has_more {
+            let responses = self.qp.response_bytes();
+            path.responses_moved(self.responses_seen, responses);
+            self.responses_seen = responses;
+        }
     }
     /// Writes the event of its shared receive queue if that has reached its limit.
     #[inline]

@@ -29,7 +29,7 @@ fn event() -> impl Strategy<Value = Event> {
     let ack = (bytes(), proptest::option::of(number()), number(), counts.clone(), counts, bytes(), any::<u8>());
     let ack = ack.prop_map(|(acked_bytes, rtt, remote, ce_packets, packets, inflight_bytes, pressure)| {
         let (rtt, remote_delay) = (rtt.map(Nanos), Nanos(remote));
-        let is_recovering = acked_bytes % 5 == 4;
+        let (is_recovering, is_full) = (acked_bytes % 5 == 4, acked_bytes % 7 == 6);
         Event::Ack(AckSample {
             acked_bytes,
             rtt,
@@ -39,6 +39,7 @@ fn event() -> impl Strategy<Value = Event> {
             inflight_bytes,
             pressure,
             is_recovering,
+            is_full,
         })
     });
     prop_oneof![

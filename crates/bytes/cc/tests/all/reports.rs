@@ -234,6 +234,7 @@ fn what_a_hostile_peer_says_leaves_a_window_of_a_packet_at_least() {
             let packets = rng.below(4_096) as u32;
             let sample = AckSample {
                 is_recovering: rng.below(8) == 0,
+                is_full: rng.below(4) == 0,
                 acked_bytes: rng.below(128 * MTU),
                 rtt: (rng.below(2) == 0).then(|| Nanos(rng.below(1 << 32))),
                 remote_delay: Nanos(64 * rng.below(1 << 16)),

@@ -120,6 +120,10 @@ pub struct Path {
     idle_since: Nanos,
     /// When bytes were last acknowledged.
     acked_at: Nanos,
+    /// Whose bytes those were; [`NO_QP`] for none, [`URMA_ENTRY`] for a channel's.
+    acked_by: u32,
+    /// When a flight was last given up that says something of the path.
+    timed_out_at: Nanos,
     /// Sends are not paced, and nothing is measured: most turns and acknowledgements concern the count of bytes only.
     is_quiet: bool,
     /// Since the last acknowledgement the window had no room for what was to leave next: a piece of a READ may be longer than what
@@ -175,6 +179,8 @@ impl Path {
             inflight: 0,
             idle_since: now,
             acked_at: Nanos(0),
+            acked_by: NO_QP,
+            timed_out_at: Nanos(0),
             is_quiet: false,
             was_full: false,
             unprobed: 0,
@@ -288,7 +294,7 @@ impl Path {
         let acked_bytes = before - after;
         debug_assert!(acked_bytes <= self.inflight, "more bytes acknowledged than in flight");
         self.inflight = self.inflight.saturating_sub(acked_bytes);
-        self.acked_at = now;
+        (self.acked_at, self.acked_by) = (now, qp);
         if self.inflight == 0 {
             self.idle_since = now;
         }
@@ -320,9 +326,14 @@ impl Path {
     pub(crate) fn acked_at(&self) -> Nanos {
         self.acked_at
     }
-    /// Whether nothing was acknowledged for longer than any flight takes.
+    /// Whether nothing was acknowledged since the last time-out, or for longer than any flight takes.
     pub(crate) fn is_silent(&self, now: Nanos) -> bool {
-        now.since(self.acked_at) >= SILENCE.max(Nanos(2 * self.report.rtt().0))
+        self.acked_at <= self.timed_out_at || now.since(self.acked_at) >= SILENCE.max(Nanos(2 * self.report.rtt().0))
+    }
+
+    /// Whether nothing of others was acknowledged since something of queue pair `qp` was.
+    pub(crate) fn is_acked_by(&self, qp: u32) -> bool {
+        self.acked_by == qp || self.acked_by == NO_QP
     }
 
     /// Nothing is measured, reported or paced until the controller gets another event.
@@ -476,6 +487,9 @@ impl Path {
             Signal::Loss | Signal::Timeout => self.conditions.on_loss(now),
             Signal::Cnp => self.conditions.on_cnp(now),
             Signal::Spurious | Signal::Unanswered => {}
+        }
+        if signal == Signal::Timeout {
+            self.timed_out_at = now;
         }
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),

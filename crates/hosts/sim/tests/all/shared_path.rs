@@ -35,6 +35,35 @@ fn a_uc_receiver_that_is_gone_slows_down_no_other_queue_pair() {
     }
 }
 
+/// After one time-out, which may be a loss of the path, what dead queue pairs send says nothing of the path of others, and takes
+/// the room of a packet each.
+#[test]
+fn rc_receivers_that_are_gone_narrow_the_path_once() {
+    for place in [SLOW, LONG, MARKED, RATES] {
+        let bytes = |senders: &[(u32, Transport)]| {
+            let mut lab = place.build(senders);
+            lab.run(300_000);
+            let before = lab.path(1).expect("a path").window;
+            senders.iter().enumerate().skip(1).for_each(|(sender, _)| lab.end_receiver(sender));
+            lab.run(100_000);
+            lab.look();
+            lab.run(400_000);
+            let window = lab.path(1).expect("a path").window;
+            assert!(window as f64 >= 0.65 * before as f64, "{}: {before} bytes, then {window}", place.cc);
+            lab.look().bytes[0]
+        };
+        let alone = bytes(&[(1, Transport::Rc)]);
+        // A sender has two messages in flight. In four milliseconds they fill the link only if the window does not pace them, and a
+        // reduced one does.
+        let least = if place.delay_us == LONG.delay_us { 0.6 } else { 0.9 };
+        for count in [1, 8] {
+            let beside = bytes(&vec![(1, Transport::Rc); 1 + count]);
+            println!("{} {} us, {count} gone: {beside} bytes, alone {alone}", place.cc, place.delay_us);
+            assert!(beside as f64 >= least * alone as f64, "{}, {count} gone: {beside} bytes, alone {alone}", place.cc);
+        }
+    }
+}
+
 #[test]
 fn a_uc_sender_whose_peer_is_silent_sends_little_and_narrows_the_path_once() {
     let mut lab = LONG.build(&[(1, Transport::Uc)]);

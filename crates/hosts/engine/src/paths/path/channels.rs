@@ -74,7 +74,7 @@ impl Path {
             self.on_signal(now, Signal::Timeout);
         }
         if change.packets > 0 {
-            self.acked_at = now;
+            (self.acked_at, self.acked_by) = (now, URMA_ENTRY);
             self.channel_acknowledged(now, used, change);
         }
     }

@@ -516,7 +516,7 @@ impl Requester {
     /// A time-out: all that is unacknowledged is sent again; in the standard family, if the peer has never answered.
     pub(crate) fn on_selective_timeout(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
         let sel = &mut self.sel;
-        sel.backoff = sel.backoff.saturating_add(1);
+        sel.backoff = sel.backoff.saturating_add(sel.sent_since.into());
         sel.sent_since = false;
         let silent = if sel.rtt.mode() == RtoMode::Irn { SILENT_TIMEOUTS_OF_IRN } else { SILENT_TIMEOUTS };
         if !sel.answered && sel.backoff >= silent {

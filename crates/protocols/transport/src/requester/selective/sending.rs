@@ -50,7 +50,7 @@ impl Requester {
         if self.sel.wants_repair()
             && let Some(state) = self.send_repetitions(qp, turn, env)
         {
-            self.stalled = state == TxState::Window;
+            self.stalled = matches!(state, TxState::Window | TxState::Idle);
             return Some(state);
         }
         let first = self.recovery.next_packet_psn();
@@ -147,6 +147,9 @@ impl Requester {
         if lost.psn != self.sel.acked && u64::from(len) > turn.budget.window_bytes {
             return Err(TxState::Window);
         }
+        if lost.psn != self.sel.acked && len > 0 && self.is_silent() {
+            return Err(TxState::Idle);
+        }
         let marks = PacketMarks { asks_ack: true, is_probe: false, transmission: lost.transmission };
         let pushed = match request.work {
             Work::Send | Work::Write => {
@@ -163,6 +166,12 @@ impl Requester {
         }
         self.note_repeated(qp, env.now);
         Ok(len)
+    }
+
+    /// Whether the peer has said nothing of the repetitions of a flight either: its queue pair may be gone. Then the first missing
+    /// packet alone is sent again, because more in flight would take the room of others on the path.
+    fn is_silent(&self) -> bool {
+        self.sel.backoff > 1
     }
 
     /// Sends packet `index` of a SEND or WRITE again, in the family that is used. True if it was sent, or cannot be made any

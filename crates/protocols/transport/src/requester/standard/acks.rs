@@ -323,6 +323,7 @@ impl Requester {
         if self.ack_deadline <= env.now && !self.probe_first(qp, env) {
             env.fx.count(Reason::AckTimeout);
             env.fx.congestion(Signal::Timeout);
+            let is_silent = self.timeouts > 0;
             self.recovery.rearm_implied_loss();
             self.timeouts = (self.timeouts + 1).min(BACKOFF_STEPS);
             if self.retry_left > 0 && !self.sel.active && self.recovery.ask_again() {
@@ -331,6 +332,9 @@ impl Requester {
                 self.begin_repair();
             } else {
                 self.retry(qp, env);
+                if is_silent && !self.sel.active && self.recovery.has_next() {
+                    self.limit_by_silence(qp);
+                }
             }
         }
     }

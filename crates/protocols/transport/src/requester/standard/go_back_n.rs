@@ -13,7 +13,7 @@
 use crate::api::Env;
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
-use crate::requester::probe_state::WAITS_PER_TIMEOUT;
+use crate::requester::probe_state::{BACK, WAITS_PER_TIMEOUT};
 use crate::requester::selective::MeasuredPacket;
 use burst_base::{Nanos, Reason};
 
@@ -42,6 +42,14 @@ impl Requester {
             true => now + sel.rtt.probe_after(0).min(wait_max),
             false => Nanos::NEVER,
         };
+    }
+
+    /// The peer has said nothing of the repetition of a flight either: its queue pair may be gone. A few packets are sent again until
+    /// it does, because more in flight would take the room of others on the path.
+    #[cold]
+    pub(crate) fn limit_by_silence(&mut self, qp: &QpShared) {
+        self.watched |= BACK;
+        self.back_limit = AFTER_SILENCE as u32 * qp.mtu;
     }
 
     /// There is progress after going back.
