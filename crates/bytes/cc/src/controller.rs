@@ -73,8 +73,8 @@ impl Controller {
         }
     }
 
-    /// Whether an acknowledgement that reports nothing of the path changes nothing, if `used` bytes were in flight before it and the
-    /// window was not full ([`AckSample::is_full`]). The caller may leave out [`Controller::on_ack`] then.
+    /// Whether an acknowledgement that reports nothing of the path changes nothing, if `used` bytes were in flight before it and
+    /// the window was not full ([`AckSample::is_full`]). The caller may leave out [`Controller::on_ack`] then.
     #[inline]
     pub fn ignores(&self, used: u64) -> bool {
         match self {

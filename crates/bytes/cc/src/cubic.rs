@@ -220,8 +220,7 @@ impl Cubic {
         }
     }
 
-    /// Whether an acknowledgement that reports nothing changes nothing, if `used` bytes were in flight, and nobody waited for room:
-    /// the window was not used, or cannot grow.
+    /// Whether an acknowledgement that reports nothing changes nothing, if `used` bytes were in flight and none waited for room.
     #[inline]
     pub(crate) fn ignores(&self, used: u64) -> bool {
         used < self.used_from

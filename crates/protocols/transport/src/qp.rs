@@ -432,8 +432,8 @@ impl Qp {
         self.resp.has_pending()
     }
 
-    /// Whether something is to be sent that no window has to have room for: an answer to the peer, or the repetition without which
-    /// nothing comes back of what is in flight.
+    /// Whether something is to be sent that no window has to have room for: an answer to the peer, or the repetition without
+    /// which nothing comes back of what is in flight.
     pub fn sends_without_room(&self) -> bool {
         self.has_answers() || (self.shared.id.qp_type.is_reliable() && self.req.repeats_without_room())
     }

@@ -126,8 +126,8 @@ pub struct Path {
     timed_out_at: Nanos,
     /// Sends are not paced, and nothing is measured: most turns and acknowledgements concern the count of bytes only.
     is_quiet: bool,
-    /// Since the last acknowledgement the window had no room for what was to leave next: a piece of a READ may be longer than what
-    /// the window leaves free, so that the bytes in flight do not show it.
+    /// Since the last acknowledgement the window had no room for what was to leave next. A piece of a READ may be longer than
+    /// what the window leaves free, so the bytes in flight do not show it.
     pub(crate) was_full: bool,
     /// Turns until the next one that may measure a round trip, where the peer reports none.
     unprobed: u8,

@@ -142,8 +142,9 @@ fn the_round_trip_of_a_queue_that_is_gone_paces_nothing() {
 }
 
 /// Seeds of the hunt that did not come back in time:
-/// * READs whose repairs were paced by a window that nothing made grow, whose first time-out came before the round trip was known,
-///   whose loss was reported by the time-out and again by the repair, or by gaps in the repairs of the same flight (95, 712);
+/// * READs whose repairs were paced by a window that nothing made grow, whose first time-out came before the round trip was
+///   known, whose loss was reported by the time-out and again by the repair, or by gaps in the repairs of the same flight (95,
+///   712);
 /// * READs in pieces that a reduced window did not hold twice, so that it never counted as used (68, 139, 521);
 /// * go-back-N whose second time-out reduced the threshold of slow start of the same flight again;
 /// * flights longer than acknowledgements can report, of which the unreported part counted as in flight (466, 497).

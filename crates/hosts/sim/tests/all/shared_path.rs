@@ -53,8 +53,8 @@ fn rc_receivers_that_are_gone_narrow_the_path_once() {
             lab.look().bytes[0]
         };
         let alone = bytes(&[(1, Transport::Rc)]);
-        // A sender has two messages in flight. In four milliseconds they fill the link only if the window does not pace them, and a
-        // reduced one does.
+        // A sender has two messages in flight. In four milliseconds they fill the link only if the window does not pace them, and
+        // a reduced one does.
         let least = if place.delay_us == LONG.delay_us { 0.6 } else { 0.9 };
         for count in [1, 8] {
             let beside = bytes(&vec![(1, Transport::Rc); 1 + count]);

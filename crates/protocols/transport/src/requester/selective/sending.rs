@@ -144,11 +144,8 @@ impl Requester {
         if turn.budget.wqes == 0 || turn.budget.bytes == 0 || !env.tx.has_room() {
             return Err(TxState::More);
         }
-        if lost.psn != self.sel.acked && u64::from(len) > turn.budget.window_bytes {
-            return Err(TxState::Window);
-        }
-        if lost.psn != self.sel.acked && len > 0 && self.is_silent() {
-            return Err(TxState::Idle);
+        if lost.psn != self.sel.acked && len > 0 {
+            self.may_repeat(len, turn)?;
         }
         let marks = PacketMarks { asks_ack: true, is_probe: false, transmission: lost.transmission };
         let pushed = match request.work {
@@ -168,10 +165,14 @@ impl Requester {
         Ok(len)
     }
 
-    /// Whether the peer has said nothing of the repetitions of a flight either: its queue pair may be gone. Then the first missing
-    /// packet alone is sent again, because more in flight would take the room of others on the path.
-    fn is_silent(&self) -> bool {
-        self.sel.backoff > 1
+    /// Whether a lost packet behind the first missing one may be sent again now, or why not. If the peer has said nothing of the
+    /// repetitions of a flight either, its queue pair may be gone: then the first missing packet alone is sent, because more in
+    /// flight would take the room of others on the path.
+    fn may_repeat(&self, len: u32, turn: &SendTurn<'_>) -> Result<(), TxState> {
+        if u64::from(len) > turn.budget.window_bytes {
+            return Err(TxState::Window);
+        }
+        if self.sel.backoff > 1 { Err(TxState::Idle) } else { Ok(()) }
     }
 
     /// Sends packet `index` of a SEND or WRITE again, in the family that is used. True if it was sent, or cannot be made any

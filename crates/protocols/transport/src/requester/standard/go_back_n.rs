@@ -44,8 +44,8 @@ impl Requester {
         };
     }
 
-    /// The peer has said nothing of the repetition of a flight either: its queue pair may be gone. A few packets are sent again until
-    /// it does, because more in flight would take the room of others on the path.
+    /// The peer has said nothing of the repetition of a flight either: its queue pair may be gone. A few packets are sent again
+    /// until it does, because more in flight would take the room of others on the path.
     #[cold]
     pub(crate) fn limit_by_silence(&mut self, qp: &QpShared) {
         self.watched |= BACK;
