@@ -205,6 +205,8 @@ pub struct QpSlot {
 const OWN: usize = offset_of!(QpSlot, path);
 
 const LINE: usize = 64;
+// A line more would cost each idle queue pair as much.
+const _: () = assert!(size_of::<QpSlot>() <= 19 * LINE);
 // The transport counts the lines of a queue pair from its beginning.
 const _: () = assert!(offset_of!(QpSlot, qp) == 0 && align_of::<QpSlot>() == LINE && OWN.is_multiple_of(LINE));
 const _: () = assert!(offset_of!(QpSlot, holder) + offset_of!(QpHolder, context) + size_of::<u32>() <= OWN + LINE);

@@ -1,7 +1,8 @@
 //! What a record of a failure must know that nothing else counts: what the packets of one queue pair met, and what the device has
 //! counted since a path began.
 //!
-//! A tally has six places: the first six reasons that come. Packets that are handled as usual have no reason.
+//! A tally has six places: the first six reasons, each with a count up to 65,535. Packets that are handled as usual have
+//! no reason.
 
 use crate::counters::Counters;
 use burst_base::Reason;
@@ -32,15 +33,17 @@ pub(crate) fn device_counts(counters: &Counters) -> [u64; DEVICE_REASONS.len()] 
 /// handled as usual.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReasonTally {
-    counts: [u32; TALLIED],
+    counts: [u16; TALLIED],
     /// Numbers of the reasons plus one; 0 where there is none.
-    reasons: [u16; TALLIED],
+    reasons: [u8; TALLIED],
 }
+
+const _: () = assert!(Reason::COUNT < u8::MAX as usize, "the numbers of reasons fit into the places of a tally");
 
 impl ReasonTally {
     /// Counts a reason, if there is place for it.
     pub fn count(&mut self, reason: Reason) {
-        let number = reason.index() as u16 + 1;
+        let number = reason.index() as u8 + 1;
         for (place, count) in self.reasons.iter_mut().zip(&mut self.counts) {
             if *place == number || *place == 0 {
                 (*place, *count) = (number, count.saturating_add(1));
@@ -51,7 +54,7 @@ impl ReasonTally {
     /// Numbers of reasons, and their counts.
     pub fn to_list(self) -> Vec<(u16, u32)> {
         let all = self.reasons.iter().zip(self.counts);
-        all.filter(|(place, _)| **place > 0).map(|(place, count)| (place - 1, count)).collect()
+        all.filter(|(place, _)| **place > 0).map(|(place, count)| (u16::from(*place) - 1, u32::from(count))).collect()
     }
 }
 
