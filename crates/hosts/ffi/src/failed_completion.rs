@@ -2,7 +2,7 @@
 //!
 //! A poll that found completions looks at one flag, and at their statuses only if it is set. The host is then asked for the
 //! record of the queue pair ([`burst_client::explain`]). Of each queue pair one failure is explained: those that follow are
-//! flushed requests. A queue pair whose peer does not answer waits up to [`HELLO_WAIT`] for what the peer's daemon says.
+//! flushed requests. A queue pair whose peer does not answer waits up to `HELLO_WAIT` for what the peer's daemon says.
 
 use crate::report;
 use burst_base::Reason;
