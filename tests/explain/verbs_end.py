@@ -28,7 +28,7 @@ class End:
         words = [*host.prefix(), build_directory() / "programs" / "peer"]
         self.process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, bufsize=1, env=host.environment(env),
+            text=True, bufsize=1, env=host.environment(env), start_new_session=True,
         )
         host.processes.append(self.process)
         index = host.gid_index(gid or host.address)
