@@ -175,7 +175,10 @@ impl Losses {
     /// PSNs among the `count` from `first` on that have left the network, and of which it is not known whether they have arrived:
     /// acknowledgements have no room to say so, and a packet that was sent later has arrived.
     pub(crate) fn left_within(&self, first: Psn, count: u32) -> u32 {
-        let begin = if self.top.is_before(self.searched) { self.searched } else { self.top };
+        // What an acknowledgement could report is missing, and may be late.
+        let unreported = self.base.next().add(REPORTED_PSNS);
+        let known = if self.top.is_before(self.searched) { self.searched } else { self.top };
+        let begin = if known.is_before(unreported) { unreported } else { known };
         let from = if first.is_before(begin) { begin } else { first };
         let end = first.add(count);
         let end = if self.latest.is_before(end) { self.latest } else { end };
