@@ -173,11 +173,10 @@ impl Losses {
         psn.is_before(self.base) || (psn.is_before(self.top) && self.arrived.has(psn))
     }
     /// PSNs among the `count` from `first` on that have left the network, and of which it is not known whether they have arrived:
-    /// acknowledgements have no room to say so, and a packet that was sent later has arrived.
-    pub(crate) fn left_within(&self, first: Psn, count: u32) -> u32 {
-        // What an acknowledgement could report is missing, and may be late.
-        let unreported = self.base.next().add(REPORTED_PSNS);
+    /// a packet that was sent later has. Where packets `may_be_late`, only those that acknowledgements have no room for.
+    pub(crate) fn left_within(&self, first: Psn, count: u32, may_be_late: bool) -> u32 {
         let known = if self.top.is_before(self.searched) { self.searched } else { self.top };
+        let unreported = if may_be_late { self.base.next().add(REPORTED_PSNS) } else { known };
         let begin = if known.is_before(unreported) { unreported } else { known };
         let from = if first.is_before(begin) { begin } else { first };
         let end = first.add(count);

@@ -31,16 +31,19 @@ impl Requester {
             self.sel.covered_bytes = 0;
             return;
         }
-        let losses = sel.losses.as_deref();
+        let (losses, may_be_late) = (sel.losses.as_deref(), sel.rtt.tolerance() > Nanos(0));
         let covered = |first: Psn, count: u32| {
             let below = acked.diff(first).clamp(0, count as i32) as u32;
             let Some(losses) = losses else { return (below, count > 0 && below == count) };
             let (rest, left) = (first.add(below), count - below);
             let lost = losses.lost_within(rest, left);
             let last = first.add(count).prev();
-            let last_left = left > 0 && (losses.is_lost(last) || losses.left_within(last, 1) > 0);
+            let last_left = left > 0 && (losses.is_lost(last) || losses.left_within(last, 1, may_be_late) > 0);
             let last_covered = count > 0 && (left == 0 || last_left || losses.has_arrived(last));
-            (below + losses.arrived_within(rest, left) + losses.left_within(rest, left) + lost, last_covered)
+            (
+                below + losses.arrived_within(rest, left) + losses.left_within(rest, left, may_be_late) + lost,
+                last_covered,
+            )
         };
         self.sel.covered_bytes = self.recovery.covered_bytes(qp.mtu, covered);
     }

@@ -90,16 +90,20 @@ fn what_was_sent_before_a_repetition_that_has_arrived_has_left() {
     let mut losses = losses_at(10);
     take(&mut losses, 10, &[12, 900], 2_000);
     losses.find(NOW, NONE, single);
-    assert_eq!((losses.left_within(Psn::new(11), 1_989), losses.left_within(Psn::new(901), 99)), (0, 0));
+    assert_eq!((losses.left_within(Psn::new(11), 1_989, true), losses.left_within(Psn::new(901), 99, true)), (0, 0));
     losses.on_newest(Psn::new(1_499));
-    assert_eq!(losses.left_within(Psn::new(11), 1_989), 529, "from 971 to 1499");
-    assert_eq!((losses.left_within(Psn::new(1_000), 10), losses.left_within(Psn::new(1_490), 100)), (10, 10));
+    assert_eq!(losses.left_within(Psn::new(11), 1_989, true), 529, "from 971 to 1499");
+    assert_eq!(losses.left_within(Psn::new(11), 1_989, false), 599, "from 901 on, where none may be late");
+    assert_eq!(
+        (losses.left_within(Psn::new(1_000), 10, true), losses.left_within(Psn::new(1_490), 100, true)),
+        (10, 10)
+    );
     losses.on_repeated(Psn::new(10), Psn::new(2_000));
-    assert_eq!(losses.left_within(Psn::new(11), 1_989), 529, "the repetition has not arrived");
+    assert_eq!(losses.left_within(Psn::new(11), 1_989, true), 529, "the repetition has not arrived");
     losses.on_trigger(Psn::new(10), 1);
-    assert_eq!(losses.left_within(Psn::new(11), 1_989), 1_029);
+    assert_eq!(losses.left_within(Psn::new(11), 1_989, true), 1_029);
     losses.mark_all(Psn::new(2_000), single);
-    assert_eq!(losses.left_within(Psn::new(11), 1_989), 0, "all of it is in the sets");
+    assert_eq!(losses.left_within(Psn::new(11), 1_989, true), 0, "all of it is in the sets");
 }
 
 #[test]
