@@ -565,3 +565,27 @@ fn with_the_time_outs_of_irn_more_of_them_are_waited_for() {
     assert_eq!(fallen_back_after(RtoMode::Shared), (4, [2, 2, 0]));
     assert_eq!(fallen_back_after(RtoMode::Irn), (7, [0, 6, 1]));
 }
+
+/// Its peer's queue pair may be gone: a whole flight in flight would keep the room of others on the path. One packet is sent, and
+/// the rest at once when an answer comes.
+#[test]
+fn after_a_second_time_out_one_packet_waits_for_an_answer() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaWrite, 8 * MTU);
+    assert_eq!(sent(&mut end, NOW).len(), 8);
+    acknowledge(&mut end, NOW, FIRST - 1);
+    let mut repeated = Vec::new();
+    while repeated.len() < 3 {
+        let (due, before) = (end.qp.next_deadline(), end.fx.count_of(Reason::SrTimeout));
+        assert_ne!(due, Nanos::NEVER);
+        end.fire(due);
+        let count = sent(&mut end, due).len();
+        if end.fx.count_of(Reason::SrTimeout) > before {
+            repeated.push(count);
+        }
+    }
+    assert_eq!(repeated, [8, 1, 1]);
+    let now = end.qp.next_deadline() - Nanos(1);
+    acknowledge(&mut end, now, FIRST);
+    assert_eq!(sent(&mut end, now).len(), 7);
+}
