@@ -509,3 +509,23 @@ fn a_sign_of_life_begins_the_wait_anew() {
     }
     assert_eq!(end.qp.next_deadline(), START + Nanos(2 * WAIT.0) + ack_timeout(TIMEOUT));
 }
+
+/// The peer's queue pair may be gone: a whole flight in flight would keep the room of others on the path.
+#[test]
+fn after_a_second_time_out_four_packets_wait_for_an_answer() {
+    let base = setup();
+    let setup = Setup { attr: QpAttr { retry_cnt: 7, ..base.attr }, ..base };
+    let mut end = End::new(0, &setup);
+    end.bring_up(1, &setup, QpState::Rts);
+    post(&mut end, WrOpcode::RdmaWrite, 8 * MTU);
+    assert_eq!(sent(&mut end, START).len(), 8);
+    let mut repeated = Vec::new();
+    while repeated.len() < 3 {
+        let due = fire(&mut end);
+        repeated.push(sent(&mut end, due).len());
+    }
+    assert_eq!((repeated, end.fx.count_of(Reason::AckTimeout)), (vec![8, 4, 4], 3));
+    let now = end.qp.next_deadline();
+    answer(&mut end, now, 100, Syndrome::ACK);
+    assert_eq!(sent(&mut end, now).len(), 4, "those that were held back, once the peer answers");
+}
