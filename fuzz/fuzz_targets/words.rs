@@ -4,7 +4,7 @@
 
 use burst_args::ArgsRefusal;
 use burst_control::names::{FILE_NAME_MAX, is_file_name};
-use burst_dpdk::DevArgs;
+use burst_port::spec::DevArgs;
 use burst_port::PortSpec;
 use burst_port::lan::Prefix;
 use libfuzzer_sys::fuzz_target;

@@ -31,6 +31,8 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     one_heap();
+    #[cfg(feature = "dpdk")]
+    burst_port_dpdk::enable();
     log::init(config.log_level, config.log_format);
     if let Some(sentence) = config.raised_window() {
         tracing::warn!("{sentence}");

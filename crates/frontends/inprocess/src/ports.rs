@@ -11,6 +11,8 @@ use std::path::Path;
 /// # Errors
 /// A sentence: a specification is wrong, or a port cannot be opened; if its address is taken, by whom.
 pub fn open(options: &HostOptions) -> Result<Vec<WorkerPorts>, String> {
+    #[cfg(feature = "dpdk")]
+    burst_port_dpdk::enable();
     let mut ports: WorkerPorts = Vec::new();
     for text in &options.ports {
         let spec = PortSpec::parse(text).map_err(|e| e.to_string())?;

@@ -44,6 +44,8 @@ pub fn open(address: IpAddr, config: impl FnOnce(u16, u32) -> UrmaConfig) -> Res
     {
         return Err(format!("{PORT_ENV} does not give its device the address {address}"));
     }
+    #[cfg(feature = "dpdk")]
+    burst_port_dpdk::enable();
     let mut port = burst_port::open(&spec, &Encapsulation::UNIFIED_BUS).map_err(|why| match why {
         PortError::Absent { kind, .. } => format!(
             "this liburma.so.0 was built without {kind} ports: load {kind}/liburma.so.0 from the directory of Burst's libraries \

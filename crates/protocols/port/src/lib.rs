@@ -12,7 +12,7 @@
 //! | [`error`] | [`PortError`] |
 //! | [`udp`] | UDP sockets, trains by UDP_SEGMENT and UDP_GRO: no privileges |
 //! | [`packet`] | whole frames by AF_PACKET: exact headers, needs CAP_NET_RAW |
-//! | `dpdk` | devices of DPDK (with the feature `dpdk`) |
+//! | `dpdk_opener` | where a program that links libdpdk says how ports on its devices are opened (crate `port-dpdk`) |
 //! | [`mem`] | packets between engines of one process, in virtual or real time |
 //! | [`ether`] | Ethernet, IP and UDP headers written and checked, the ICRC: for ports that own their frames |
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
@@ -23,8 +23,7 @@
 //! | `sys` | system calls; the only module with `unsafe` |
 #![deny(unsafe_code)]
 
-#[cfg(feature = "dpdk")]
-pub mod dpdk;
+mod dpdk_opener;
 pub mod encapsulation;
 pub mod error;
 pub mod ether;
@@ -42,6 +41,8 @@ mod testing;
 mod tx_train;
 pub mod udp;
 
+use dpdk_opener::dpdk_opener;
+pub use dpdk_opener::{DpdkOpener, enable_dpdk};
 pub use encapsulation::{Encapsulation, PacketChecksum};
 pub use error::PortError;
 pub use spec::{PortKind, PortSpec};
@@ -455,10 +456,9 @@ pub fn open_beside(
     address: IpAddr,
     worker: usize,
 ) -> Result<Box<dyn Port>, PortError> {
-    #[cfg(feature = "dpdk")]
     if let PortKind::Dpdk(device) = &spec.kind {
-        let guest = dpdk::guest::GuestPort::open(device, encapsulation, &spec.to_string(), address, worker)?;
-        return Ok(wrap(spec, Box::new(guest), None, &WorkerShare::only()));
+        let guest = (dpdk_opener()?.open_guest)(device, encapsulation, &spec.to_string(), address, worker)?;
+        return Ok(wrap(spec, guest, None, &WorkerShare::only()));
     }
     // A port of its own does not care which worker runs it.
     let _ = worker;
@@ -495,17 +495,10 @@ fn open_kind(spec: &PortSpec, encapsulation: &Encapsulation, share: &WorkerShare
         return Err(PortError::Unsupported { kind: name, what: "be lent to a program" });
     }
     let (worker, workers, share) = (share.worker, share.workers, share.clone());
-    #[cfg(not(feature = "dpdk"))]
-    let _ = (worker, workers);
     Ok(match &spec.kind {
         PortKind::Udp(udp) => Box::new(udp::UdpPort::open_share(udp, encapsulation, &name, share)?),
         PortKind::Packet(packet) => Box::new(packet::PacketPort::open_share(packet, encapsulation, &name, share)?),
-        #[cfg(feature = "dpdk")]
-        PortKind::Dpdk(dpdk) => Box::new(dpdk::DpdkPort::open(dpdk, encapsulation, &name, worker, workers)?),
-        #[cfg(not(feature = "dpdk"))]
-        PortKind::Dpdk(_) => {
-            return Err(PortError::Absent { kind: "dpdk", cure: "install libdpdk-dev and run make build" });
-        }
+        PortKind::Dpdk(dpdk) => (dpdk_opener()?.open)(dpdk, encapsulation, &name, (worker, workers))?,
     })
 }
 

@@ -19,9 +19,11 @@ use core::str::FromStr;
 use std::net::IpAddr;
 use std::time::Duration;
 
+mod devargs;
 mod dpdk;
 mod placement;
 
+pub use devargs::{DevArgs, DriverTraits, Pages};
 pub use dpdk::{DPDK_OPTIONS, DpdkSpec};
 pub use placement::{CPU_MAX, PortPlacement};
 use placement::{Placed, cpus_row, workers_row};

@@ -27,11 +27,12 @@ use std::os::fd::RawFd;
 mod store;
 #[cfg(test)]
 mod tests;
-pub(crate) mod train;
-pub(crate) mod wakeup;
+mod train;
+pub mod wakeup;
 mod worker_queue;
 
 pub use store::{STORE_BYTES, TRAINS_MAX};
+pub use train::copy as copy_frame;
 pub use worker_queue::{BLOCK_BYTES, BLOCKS, WorkerQueues};
 
 use store::LoopbackStore;

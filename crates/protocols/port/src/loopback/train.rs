@@ -67,7 +67,7 @@ impl LoopbackTrain {
 ///
 /// # Errors
 /// [`Reason::SendFailed`] when the memory of the payload is gone.
-pub(crate) fn copy(batch: &TxBatch, frame: &TxFrame, room: &mut [u8]) -> Result<(), Reason> {
+pub fn copy(batch: &TxBatch, frame: &TxFrame, room: &mut [u8]) -> Result<(), Reason> {
     debug_assert!(room.len() == frame.udp_payload_len());
     let len = room.len() - ICRC;
     let (head, mut rest) = room[..len].split_at_mut(frame.head().len());

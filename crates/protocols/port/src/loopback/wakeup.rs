@@ -14,12 +14,16 @@ use std::sync::atomic::AtomicU32;
 
 /// The word and the eventfd of one worker, shared by the worker and all senders.
 #[derive(Debug)]
-pub(crate) struct WorkerWakeup {
+pub struct WorkerWakeup {
     sleeping: AtomicU32,
     fd: OwnedFd,
 }
 
 impl WorkerWakeup {
+    /// A word of a worker that does not sleep.
+    ///
+    /// # Errors
+    /// [`PortError`]: no descriptor for the eventfd.
     pub fn new() -> Result<WorkerWakeup, PortError> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| PortError::from_io("make an eventfd", errno.into()))?;
@@ -37,7 +41,7 @@ impl WorkerWakeup {
 
 /// The sleeping worker's side of a [`WorkerWakeup`].
 #[derive(Debug)]
-pub(crate) struct WorkerSleep {
+pub struct WorkerSleep {
     wakeup: Arc<WorkerWakeup>,
     /// Whether the worker has announced a sleep and not yet its end.
     announced: bool,
@@ -46,6 +50,7 @@ pub(crate) struct WorkerSleep {
 }
 
 impl WorkerSleep {
+    /// The side of the worker that `wakeup` wakes.
     pub fn new(wakeup: Arc<WorkerWakeup>) -> WorkerSleep {
         WorkerSleep { wakeup, announced: false, unread: 0 }
     }

@@ -4,10 +4,10 @@
 //! [`DPDK_OPTIONS`]; every other word after `dev=` belongs to the device:
 //! `dpdk:dev=net_memif0,role=server,socket=/run/m.sock,addr=10.0.0.1/24`. `addr` and `gw` may be given several times.
 
+use super::devargs::{DevArgs, Pages};
 use super::placement::{Placed, PortPlacement, cpus_row, workers_row};
 use super::{LOOPBACK, OptionRow, apply, nonempty, set, switch};
 use crate::lan::Prefix;
-use burst_dpdk::{DevArgs, Pages};
 use std::net::IpAddr;
 
 /// Accepted MTUs in bytes, from the least for an RDMA MTU of 256 to a jumbo frame.

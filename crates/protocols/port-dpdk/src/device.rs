@@ -4,10 +4,10 @@
 //! a memif client looks for its server. The [`RunGate`] keeps workers out meanwhile; it costs one ordered store per burst. With
 //! the last queue pair the device is stopped and removed, and its pools are freed.
 
-use crate::devargs::{DevArgs, Pages};
 use crate::eal;
 use crate::ffi::{self, DeviceFacts, DeviceSetup, QueuePools};
 use crate::queue::EthQueue;
+use burst_port::spec::{DevArgs, Pages};
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -182,10 +182,6 @@ impl EthDev {
     /// MTU of the link: bytes of the longest IP packet.
     pub fn mtu(&self) -> u16 {
         self.mtu
-    }
-    /// Index of the kernel's interface behind the device, 0 if there is none.
-    pub fn if_index(&self) -> u32 {
-        self.facts.if_index
     }
     /// State of the link at the last check.
     pub fn link(&self) -> LinkState {

@@ -2,18 +2,24 @@
 //! reference, so payload is copied into the device's buffers, as for the driver of a NIC.
 //!
 //! DPDK starts once for all tests of the process; each test has a device of its own.
-#![cfg(feature = "dpdk")]
+#![cfg(feature = "linked")]
 
+#[path = "../../port/tests/common/mod.rs"]
 mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
-use burst_port::dpdk::DpdkPort;
 use burst_port::{
-    Encapsulation, PacketChecksum, Port, PortError, PortKind, PortSpec, ReceivePressure, RxSink, open, open_all,
-    open_beside,
+    Encapsulation, PacketChecksum, Port, PortError, PortKind, PortSpec, ReceivePressure, RxSink, open_all, open_beside,
 };
+use burst_port_dpdk::DpdkPort;
 use common::{Collect, flow, push};
+
+/// Opens a port as a program does that links libdpdk.
+fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Port>, PortError> {
+    burst_port_dpdk::enable();
+    burst_port::open(spec, encapsulation)
+}
 
 /// Opens the port of one worker on ring number `ring`, without the wrapper that would loop packets to own addresses back.
 fn ring(ring: u32) -> DpdkPort {
@@ -120,13 +126,13 @@ fn a_receive_queue_of_which_a_burst_takes_most_is_under_pressure() {
     let now = Nanos::from_ms(5);
     assert_eq!(send(&mut port, now, &flow, &payloads(1)), []);
     receive(&mut port, now, &mut Collect::default());
-    let mut told = |frames: usize| {
+    let mut reported = |frames: usize| {
         assert_eq!(send(&mut port, now, &flow, &vec![vec![7; 64]; frames]), []);
         let mut sink = Collect::default();
         assert_eq!(port.rx_burst(now, 256, &mut sink), frames);
         sink.pressure
     };
-    let levels = [100, 150, 200, 0].map(&mut told);
+    let levels = [100, 150, 200, 0].map(&mut reported);
     let want = [vec![], vec![ReceivePressure::Half], vec![ReceivePressure::ThreeQuarters], vec![ReceivePressure::Free]];
     assert_eq!(levels, want);
 }
@@ -182,7 +188,7 @@ fn a_guest_that_sleeps_is_woken_and_one_that_is_not_run_loses_packets_by_name() 
     receive(&mut *guest, now, &mut sink);
     assert_same(&sink.payloads(), &payloads(2));
     assert!(!is_readable(&*guest) && !guest.before_sleep());
-    // 8 MiB to a guest that nobody runs.
+    // 8 MiB to a guest that no worker runs.
     for _ in 0..40 {
         assert_eq!(send(&mut *guest, now, &flow, &vec![vec![7; 4000]; 50]), []);
         receive(&mut *port, now, &mut Collect::default());

@@ -1,24 +1,24 @@
 //! The port of another transport on a device that has ports: URMA beside RoCE.
 //!
 //! It has one address and one UDP port of the device, and is run by one worker. It sends by the queue pair of that worker, as the
-//! worker's first port does ([`super::tx`]), with its own encapsulation. The ports that own the device receive its packets,
-//! whichever queue they come to, and put them into its inbox ([`super::inbox`]), which costs a second copy of each. They also
+//! worker's first port does ([`crate::tx`]), with its own encapsulation. The ports that own the device receive its packets,
+//! whichever queue they come to, and put them into its inbox ([`crate::inbox`]), which costs a second copy of each. They also
 //! answer for the addresses, and poll the device: a guest has nothing to wait for but its inbox.
 //!
 //! Packets to another guest on the device go to its inbox directly, because no device returns them.
 
-use super::inbox::{GuestInbox, InboxBuffer};
-use super::rx::PacketCheck;
-use super::share::{DeviceShare, EthLine, lock};
-use super::tx::DpdkTx;
-use crate::error::PortError;
-use crate::loopback::train;
-use crate::loopback::wakeup::{WorkerSleep, WorkerWakeup};
-use crate::spec::DpdkSpec;
-use crate::{Encapsulation, Port, PortCaps, RxSink};
+use crate::inbox::{GuestInbox, InboxBuffer};
+use crate::rx::PacketCheck;
+use crate::share::{DeviceShare, EthLine, lock};
+use crate::tx::DpdkTx;
 use burst_base::{Nanos, Reason};
-use burst_dpdk::DevArgs;
 use burst_frame::{RxFrame, TxBatch, TxFrame};
+use burst_port::error::PortError;
+use burst_port::loopback::copy_frame;
+use burst_port::loopback::wakeup::{WorkerSleep, WorkerWakeup};
+use burst_port::spec::DevArgs;
+use burst_port::spec::DpdkSpec;
+use burst_port::{Encapsulation, Port, PortCaps, RxSink};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -62,7 +62,7 @@ impl GuestPort {
         let (mut caps, mtu, frame_max) = {
             let line = lock(&line);
             let device = line.queue.device();
-            let caps = super::caps_of(name, &args, line.lan.host(), device);
+            let caps = crate::port::caps_of(name, &args, line.lan.host(), device);
             (caps, usize::from(device.mtu()), line.queue.frame_max())
         };
         caps.addrs.retain(|addr| addr.ip == address);
@@ -96,7 +96,7 @@ fn hand_over(share: &DeviceShare, udp_port: u16, batch: &TxBatch, frame: &TxFram
         ..frame.flow
     };
     let guest = share.guest_of(&flow, udp_port).ok_or(Reason::NotOurs)?;
-    guest.put(&flow, None, frame.udp_payload_len(), |room| train::copy(batch, frame, room))
+    guest.put(&flow, None, frame.udp_payload_len(), |room| copy_frame(batch, frame, room))
 }
 
 impl Port for GuestPort {

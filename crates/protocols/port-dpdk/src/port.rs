@@ -1,42 +1,14 @@
-//! The `dpdk` port: packets on any Ethernet device of DPDK, without the kernel.
-//!
-//! - `rx`: delivers a received frame to the engine or to the LAN;
-//! - `tx`: makes a frame of the device from a packet of the engine, by one copy;
-//! - `share`: what the ports of one device share;
-//! - `guest`, `inbox`: the ports of other transports on the device, and how they get their packets;
-//! - `flow_cache`: headers, next hop and seal of the flows that were sent last;
-//! - `poll_backoff`: when to poll next, on devices without receive interrupts.
-//!
-//! Each worker has a queue pair of its own. The device spreads received packets over the queues as it can (RSS by addresses and
-//! ports; memif: the queue of the sender); the engine hands a packet that reaches the wrong worker over. No kernel answers for
-//! the addresses: ARP, neighbour discovery and echo are done by [`crate::lan`]. Packets to an incomplete next hop wait until it
-//! is resolved.
-//!
-//! A pass takes the packets that are there and continues ("run to completion"): bursts of 32, buffers that fit the L2 cache,
-//! first cache lines prefetched, payload copied and its ICRC computed in one loop. The pressure on the receive queue is the
-//! number of packets that one burst finds in it; what the device has lost is not asked for.
-//!
-//! Queue pair and LAN lie behind a lock ([`share::EthLine`]), because a guest of the same worker sends by them too. The guest
-//! runs on the thread of the worker, so the lock is free but for the moment in which a guest is opened: two atomic operations a
-//! burst.
+//! [`DpdkPort`]: a port on one queue pair of a device.
 
-mod flow_cache;
-pub mod guest;
-mod inbox;
-mod poll_backoff;
-mod rx;
-mod share;
-mod tx;
-
-use crate::error::PortError;
-use crate::lan::{Lan, LanHost, LanNeighbour};
-use crate::spec::DpdkSpec;
-use crate::{Encapsulation, NeighbourState, Port, PortAddr, PortCaps, Reach, ReceivePressure, RxSink};
+use crate::device::{DeviceOptions, EthDev, RX_DESCRIPTORS};
+use crate::share::{DeviceShare, EthLine, lock};
 use burst_base::{Nanos, Reason};
-use burst_dpdk::{DevArgs, DeviceOptions, EthDev, RX_DESCRIPTORS};
 use burst_frame::{Flow, TxBatch};
+use burst_port::error::PortError;
+use burst_port::lan::{Lan, LanHost, LanNeighbour};
+use burst_port::spec::{DevArgs, DpdkSpec};
+use burst_port::{Encapsulation, NeighbourState, Port, PortAddr, PortCaps, Reach, ReceivePressure, RxSink};
 use burst_wire::MacAddr;
-use share::{DeviceShare, EthLine, lock};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -48,9 +20,9 @@ pub struct DpdkPort {
     share: Arc<DeviceShare>,
     /// The descriptor of receive interrupts, if the driver has them; known since the first sleep.
     event_fd: Option<RawFd>,
-    tx: tx::DpdkTx,
-    rx: rx::DpdkRx,
-    backoff: poll_backoff::PollBackoff,
+    tx: crate::tx::DpdkTx,
+    rx: crate::rx::DpdkRx,
+    backoff: crate::poll_backoff::PollBackoff,
     level: ReceivePressure,
     /// Whether this worker announces the addresses when the link comes up.
     announces: bool,
@@ -86,9 +58,9 @@ impl DpdkPort {
         let frame_max = queue.frame_max();
         Ok(DpdkPort {
             caps: caps_of(name, &args, &host, &device),
-            tx: tx::DpdkTx::new(encapsulation, usize::from(device.mtu()), frame_max),
-            rx: rx::DpdkRx::new(encapsulation, frame_max),
-            backoff: poll_backoff::PollBackoff::default(),
+            tx: crate::tx::DpdkTx::new(encapsulation, usize::from(device.mtu()), frame_max),
+            rx: crate::rx::DpdkRx::new(encapsulation, frame_max),
+            backoff: crate::poll_backoff::PollBackoff::default(),
             level: ReceivePressure::Free,
             announces: worker == 0,
             was_up: false,
@@ -124,7 +96,8 @@ impl LinkWatch<'_> {
     }
 }
 
-fn caps_of(name: &str, args: &DevArgs, host: &LanHost, device: &EthDev) -> PortCaps {
+/// What a port of `device` says of itself.
+pub(crate) fn caps_of(name: &str, args: &DevArgs, host: &LanHost, device: &EthDev) -> PortCaps {
     let link = device.link();
     let gateway = |v4: bool| host.gateways.iter().any(|g| g.is_ipv4() == v4);
     let addrs = host.addrs.iter().map(|p| PortAddr {
@@ -157,7 +130,7 @@ impl Port for DpdkPort {
         rx.begin(share);
         let taken = queue.receive(budget, |frame| rx.frame(lan.host(), frame, sink));
         rx.pass_to_lan(lan, now, sink, &mut |frame| EthLine::emit(queue, frame));
-        tx::report(queue.flush(), &mut |reason| sink.dropped(reason));
+        crate::tx::report(queue.flush(), &mut |reason| sink.dropped(reason));
         self.backoff.polled(now, taken > 0);
         let level = ReceivePressure::of(taken as u64, RX_DESCRIPTORS.into());
         if level != self.level {

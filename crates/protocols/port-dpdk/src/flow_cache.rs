@@ -1,11 +1,11 @@
 //! Caches the headers, the next hop's state and the seal of the flows that were sent last. A direct-mapped table: two flows with
 //! the same hash replace each other.
 
-use crate::Encapsulation;
-use crate::ether::{HeaderTemplate, IcrcSeal, LinkHeader};
-use crate::lan::{Lan, LanNeighbour, SendFrame};
 use burst_base::{Nanos, Reason};
 use burst_frame::Flow;
+use burst_port::Encapsulation;
+use burst_port::ether::{HeaderTemplate, IcrcSeal, LinkHeader};
+use burst_port::lan::{Lan, LanNeighbour, SendFrame};
 use burst_wire::MacAddr;
 
 /// Slots of the table: enough for the queue pairs of a busy port, each of which is a flow. The table takes 200 KB.
@@ -23,7 +23,7 @@ pub struct CachedFlow {
     pub seal: IcrcSeal,
     /// Whether the next hop is incomplete, so that frames must wait.
     pub is_incomplete: bool,
-    /// Whether the neighbour table was told of this flow's use since the last [`FlowCache::report_use`].
+    /// Whether the neighbour table has noted this flow's use since the last [`FlowCache::report_use`].
     reported: bool,
 }
 

@@ -6,8 +6,8 @@
 //! allowed devices names an address that cannot exist, and [`crate::EthDev`] probes its own. Log: every line goes to `tracing`;
 //! the last error is kept for the sentence of a refusal.
 
-use crate::devargs::{DevArgs, Pages};
 use crate::ffi;
+use burst_port::spec::{DevArgs, Pages};
 use core::ffi::{c_char, c_int};
 use std::ffi::CString;
 use std::sync::mpsc::sync_channel;

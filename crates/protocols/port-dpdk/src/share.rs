@@ -1,15 +1,15 @@
 //! What the ports of one device share: the queue pairs, the addresses that workers have learnt, and the guests.
 //!
 //! A device belongs to the ports of the transport that has opened it, one for each worker. Ports of other transports
-//! ([`super::guest`]) are its *guests*: they send by the queue pair of the worker that runs them ([`EthLine`]), and get received
+//! ([`crate::guest`]) are its *guests*: they send by the queue pair of the worker that runs them ([`EthLine`]), and get received
 //! packets by an inbox, because a device spreads packets over its queues by rules that know no transport. A guest runs on the
-//! thread of its worker, so nobody waits for the lock of a line.
+//! thread of its worker, so no thread waits for the lock of a line.
 
-use super::inbox::GuestInbox;
-use crate::PortError;
-use crate::lan::{Lan, SharedNeighbours};
-use burst_dpdk::EthQueue;
+use crate::inbox::GuestInbox;
+use crate::queue::EthQueue;
 use burst_frame::Flow;
+use burst_port::PortError;
+use burst_port::lan::{Lan, SharedNeighbours};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -54,7 +54,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 static SHARES: Mutex<Vec<(String, Weak<DeviceShare>)>> = Mutex::new(Vec::new());
 
 impl DeviceShare {
-    /// The share of a device that worker 0 has just opened for packets to `udp_port`: nobody has learnt anything.
+    /// The share of a device that worker 0 has just opened for packets to `udp_port`: no port has learnt anything.
     pub fn begin(device: &str, udp_port: u16) -> Arc<DeviceShare> {
         let share = Arc::new(DeviceShare { udp_port, ..DeviceShare::default() });
         let mut all = lock(&SHARES);

@@ -89,7 +89,6 @@ int bd_facts(uint16_t port, struct bd_facts *facts) {
     facts->mtu_max = info.max_mtu;
     facts->rx_queues_max = info.max_rx_queues;
     facts->tx_queues_max = info.max_tx_queues;
-    facts->if_index = info.if_index;
     facts->has_rss = (info.flow_type_rss_offloads & (RTE_ETH_RSS_UDP | RTE_ETH_RSS_IP)) != 0;
     facts->rx_scatter = (info.rx_offload_capa & RTE_ETH_RX_OFFLOAD_SCATTER) != 0;
     return 0;

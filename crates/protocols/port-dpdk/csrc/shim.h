@@ -21,7 +21,6 @@ struct bd_facts {
     uint16_t mtu_max;
     uint16_t rx_queues_max;
     uint16_t tx_queues_max;
-    uint32_t if_index;
     uint8_t has_rss;
     uint8_t rx_scatter;
 };

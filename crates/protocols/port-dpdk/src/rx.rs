@@ -5,13 +5,13 @@
 //! may be for a guest of the device, which gets a copy, or for the LAN. Those of the LAN are put aside until the burst ends,
 //! because replies are sent through the same queue.
 
-use super::share::{DeviceShare, KnownGuests};
-use crate::ether::icrc::IpId;
-use crate::ether::{ChecksumState, Datagram, ICRC, IcrcChecker, IcrcSeal, TRANSPORT_MAX, check_length, parse};
-use crate::lan::{Lan, LanHost, SendFrame, host, is_for};
-use crate::{Encapsulation, RxSink};
+use crate::share::{DeviceShare, KnownGuests};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame};
+use burst_port::ether::icrc::IpId;
+use burst_port::ether::{ChecksumState, Datagram, ICRC, IcrcChecker, IcrcSeal, TRANSPORT_MAX, check_length, parse};
+use burst_port::lan::{Lan, LanHost, SendFrame, host, is_for};
+use burst_port::{Encapsulation, RxSink};
 
 /// Most frames for the LAN in one burst. More are dropped; their senders repeat them.
 const ASIDE_MAX: usize = 32;

@@ -7,17 +7,17 @@
 //! IPv4 packets have identification 0 and no UDP checksum, as RoCEv2 allows; IPv6 packets have a UDP checksum, because hosts
 //! whose kernel receives the datagrams demand one.
 
-use super::flow_cache::{CachedFlow, FlowCache};
-use super::share::EthLine;
-use crate::Encapsulation;
-use crate::ether::{ICRC, UdpChecksum};
-use crate::lan::Lan;
+use crate::flow_cache::{CachedFlow, FlowCache};
+use crate::queue::{EthQueue, FlushResult};
+use crate::share::EthLine;
 use burst_base::{Nanos, Reason};
-use burst_dpdk::{EthQueue, FlushResult};
 use burst_frame::{TxBatch, TxFrame};
+use burst_port::Encapsulation;
+use burst_port::ether::{ICRC, UdpChecksum};
+use burst_port::lan::Lan;
 use burst_wire::Icrc;
 
-/// Interval at which used neighbours are marked in the neighbour table; well below [`crate::lan::neighbours::FRESH`].
+/// Interval at which used neighbours are marked in the neighbour table; well below [`burst_port::lan::neighbours::FRESH`].
 const REPORT_EVERY: Nanos = Nanos::from_ms(5_000);
 
 /// The sending half of the port.

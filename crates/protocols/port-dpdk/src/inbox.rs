@@ -2,14 +2,14 @@
 //!
 //! Workers copy packets into it under a lock; the guest exchanges the full buffer for its empty one, and delivers from that
 //! without a lock. A packet without room is dropped as `ReceiveOverflow`, as a socket drops it. A guest that sleeps is woken by
-//! the rule of the doorbells ([`crate::loopback::wakeup`]); when its own worker has received the packet it is awake, and delivers
-//! it in the same pass.
+//! the rule of the doorbells ([`burst_port::loopback::wakeup`]); when its own worker has received the packet it is awake, and
+//! delivers it in the same pass.
 
-use super::share::lock;
-use crate::ether::icrc::IpId;
-use crate::loopback::wakeup::WorkerWakeup;
+use crate::share::lock;
 use burst_base::Reason;
 use burst_frame::Flow;
+use burst_port::ether::icrc::IpId;
+use burst_port::loopback::wakeup::WorkerWakeup;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

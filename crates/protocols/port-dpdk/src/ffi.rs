@@ -33,7 +33,6 @@ pub struct DeviceFacts {
     pub mtu_max: u16,
     pub rx_queues_max: u16,
     pub tx_queues_max: u16,
-    pub if_index: u32,
     pub has_rss: u8,
     pub rx_scatter: u8,
 }
