@@ -16,6 +16,7 @@ import lab
 from conftest import BUILD
 from lab import run_pair, wait_until
 from lab.perftest import await_listener
+from lab.waiting import contention
 
 # The same tests as with daemons, on the `fabric` of this file.
 from test_cm import (  # noqa: F401
@@ -94,9 +95,11 @@ def test_small_link_mtu(make_fabric):
 # Who runs the engine
 
 def test_a_program_that_never_polls_is_served(fabric):
-    """The target of READs does not poll: its keeper answers."""
+    """The target of READs does not poll: its keeper answers, as soon as it has a processor. What waited for the keeper's next look would
+    take 20 ms."""
+    before = contention()
     result = run_pair(fabric.b, fabric.a, ["ib_read_lat", "-d", "burst0", "-F", "-n", 2000])
-    assert 0 < result.p50_us < 3000
+    assert 0 < result.p50_us < 3000 * max(before, contention())
 
 
 @pytest.mark.parametrize("port", ["udp:dev=eth0,loopback=off", "udp:dev=eth0", "packet:dev=eth0"])

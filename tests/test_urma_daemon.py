@@ -4,6 +4,8 @@ The sources of UMDK are foreign: BURST_UMDK names a directory with its `src`, or
 import json
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import lab
 import pytest
@@ -19,8 +21,10 @@ AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-group
 
 
 @pytest.fixture(scope="module")
-def programs(namespaces, tmp_path_factory):
-    return Umdk(SOURCES, tmp_path_factory.mktemp("urma"), daemons=True)
+def programs(namespaces):
+    # Not in pytest's directory: another run of pytest closes that to other users.
+    with tempfile.TemporaryDirectory(prefix="burst-urma-") as libraries:
+        yield Umdk(SOURCES, Path(libraries), daemons=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,13 @@
 """Waiting for a condition with a deadline, on machines that are busy or paused at times.
 
-The host of a virtual machine may pause it for seconds, in which no program can make progress. A deadline therefore advances with the
-clock, but by at most `LOOK_SECONDS` between two looks.
+The host of a virtual machine may pause it for seconds, in which no program can make progress; and where many programs want the
+processors, each gets a part of them. A deadline therefore advances with the clock, but by at most `LOOK_SECONDS` between two looks, and
+more slowly by as much as there are more running threads than processors.
 """
 
+import os
 import time
+from pathlib import Path
 
 LOOK_SECONDS = 0.25
 EVERY_SECONDS = 0.02
@@ -16,6 +19,12 @@ class LabError(Exception):
     """A part of the test set-up itself does not work."""
 
 
+def contention():
+    """How many threads run or want to run for each processor, at least 1."""
+    running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    return max(1.0, running / len(os.sched_getaffinity(0)))
+
+
 class Deadline:
     """A number of seconds within which a condition must hold."""
 
@@ -25,7 +34,7 @@ class Deadline:
     def left(self):
         """Whether time is left. Reads the clock."""
         now = time.monotonic()
-        self.seconds -= min(now - self.since, LOOK_SECONDS)
+        self.seconds -= min(now - self.since, LOOK_SECONDS) / contention()
         self.since = now
         return self.seconds > 0
 
