@@ -98,7 +98,10 @@ impl Tables<'_> {
                     true => path.is_silent(now),
                     false => slot.inflight_seen > 0 && (path.is_acked_by(slot.index) || path.is_silent(now)),
                 };
-                if signals.is_unanswered() || signals.count(Signal::Timeout) > 0 {
+                if signals.has_lost_bytes() {
+                    slot.lose_bytes(now, path, outbox.unacknowledged);
+                }
+                if signals.is_failed() {
                     slot.release_inflight(now, path);
                 }
                 let counts = |signal| signal != Signal::Timeout || is_timeout;
@@ -195,6 +198,13 @@ impl Effects for QpEffects<'_> {
         }
         self.outbox.report = *report;
         self.signals.report();
+    }
+
+    #[cold]
+    fn unacknowledged(&mut self, bytes: i64) {
+        let before = if self.signals.has_lost_bytes() { self.outbox.unacknowledged } else { 0 };
+        self.outbox.unacknowledged = before + bytes;
+        self.signals.lose_bytes();
     }
 
     fn host_pressure(&self) -> HostPressure {

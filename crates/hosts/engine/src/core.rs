@@ -319,8 +319,7 @@ impl Core {
         }
         debug_assert!(slot.index == index, "a slot at the entry of another");
         let path = &mut self.paths[slot.path as usize];
-        path.forget(index);
-        path.moved(now, index, slot.inflight_seen, 0);
+        path.release(now, index, slot.inflight_seen as i64);
         path.responses_moved(slot.responses_seen, 0);
         if slot.waiting != NOT_WAITING {
             let waiter = (slot.path, path.channels.ticket);

@@ -361,15 +361,27 @@ impl QpSlot {
     pub(crate) fn is_hopeless_on(&self, path: &Path) -> bool {
         path.is_hopeless(self.inflight_seen - self.responses_seen, self.qp.next_bytes())
     }
-    /// What it had in flight was not answered in time, and does not count for its path any more: that acknowledges nothing.
+    /// So many bytes that it had in flight do not count for its path any more, and were not acknowledged; below 0: as many bytes
+    /// are acknowledged that did not count.
+    #[cold]
+    pub(crate) fn lose_bytes(&mut self, now: Nanos, path: &mut Path, bytes: i64) {
+        path.release(now, self.index, bytes);
+        self.inflight_seen = self.inflight_seen.saturating_add_signed(-bytes);
+        self.count_responses(path);
+    }
+    /// It has failed, and what it had in flight does not count for its path any more: that acknowledges nothing.
     #[cold]
     pub(crate) fn release_inflight(&mut self, now: Nanos, path: &mut Path) {
         let inflight = self.qp.inflight_bytes();
         if inflight >= self.inflight_seen {
             return;
         }
-        path.release(now, self.index, self.inflight_seen - inflight);
+        path.release(now, self.index, (self.inflight_seen - inflight) as i64);
         self.inflight_seen = inflight;
+        self.count_responses(path);
+    }
+    /// Counts a change of its bytes of READ responses in flight for its path.
+    fn count_responses(&mut self, path: &mut Path) {
         if self.has_more {
             let responses = self.qp.response_bytes();
             path.responses_moved(self.responses_seen, responses);

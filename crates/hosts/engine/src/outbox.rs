@@ -63,6 +63,8 @@ pub(crate) struct Outbox {
     pub delivered: bool,
     /// What acknowledgements have said of the path during a call to a queue pair.
     pub report: AckReport,
+    /// Bytes in flight that left it in this call without an acknowledgement ([`burst_transport::Effects::unacknowledged`]).
+    pub unacknowledged: i64,
     /// Timers of queue pairs that were set when the last one fired.
     pub timers: u32,
     /// What a queue pair has said of its failure during a call.
@@ -82,6 +84,7 @@ impl Outbox {
             retry_at: Nanos::NEVER,
             delivered: false,
             report: AckReport::default(),
+            unacknowledged: 0,
             timers: 0,
             failure: None,
             failures: AccountRing::new(RECORDS),

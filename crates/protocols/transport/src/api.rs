@@ -165,6 +165,10 @@ pub trait Effects {
     fn congestion(&mut self, signal: Signal);
     /// An acknowledgement of the selective repeat family says this of the path.
     fn acknowledged(&mut self, _report: &AckReport) {}
+    /// So many bytes are not in flight any more ([`crate::Qp::inflight_bytes`]) and were not acknowledged; below 0: bytes were
+    /// acknowledged that did not count as in flight. What else the bytes in flight lose in the call was acknowledged, unless the
+    /// queue pair has failed in it.
+    fn unacknowledged(&mut self, _bytes: i64) {}
     /// How full the receive buffers of this host's port are.
     fn host_pressure(&self) -> HostPressure {
         HostPressure::default()

@@ -186,6 +186,14 @@ impl Requester {
         self.watched & BACK != 0
     }
 
+    /// Packets were lost: everything is sent again ([`Requester::go_back`]), and what was in flight is not acknowledged.
+    #[cold]
+    pub(crate) fn lose_flight(&mut self, qp: &QpShared, env: &mut Env<'_>) {
+        let lost = self.recovery.inflight_bytes(qp.mtu).saturating_sub(self.sel.covered_bytes);
+        env.fx.unacknowledged(lost as i64);
+        self.go_back();
+    }
+
     /// Sends everything again from the oldest unacknowledged packet on; no timer runs until then.
     pub(crate) fn go_back(&mut self) {
         self.recovery.go_back();

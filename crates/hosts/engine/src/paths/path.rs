@@ -312,10 +312,11 @@ impl Path {
     }
 
     /// So many bytes of queue pair `qp` are not in flight any more, and were not acknowledged: that says nothing of the path.
+    /// Below 0: they count again, because an acknowledgement of them follows.
     #[cold]
-    pub(crate) fn release(&mut self, now: Nanos, qp: u32, bytes: u64) {
-        debug_assert!(bytes <= self.inflight, "more bytes released than in flight");
-        self.inflight = self.inflight.saturating_sub(bytes);
+    pub(crate) fn release(&mut self, now: Nanos, qp: u32, bytes: i64) {
+        debug_assert!(bytes <= self.inflight as i64, "more bytes released than in flight");
+        self.inflight = self.inflight.saturating_add_signed(-bytes);
         if self.inflight == 0 {
             self.idle_since = now;
         }

@@ -8,10 +8,10 @@ use burst_transport::Signal;
 /// The signals of one call, counted by kind.
 ///
 /// The counts lie in one word, because almost every call has none and each call is asked: bits 0..16 for losses, 16..32 for
-/// timeouts, 32..48 for congestion notifications, 48..60 for losses that were none, 60: the
-/// queue pair has failed (what it says lies in the outbox), 61 for a flight without answer; bit 62:
-/// there is a report of the path (it lies in the outbox); bit 63: the peer refuses the selective repeat family. One call sees a
-/// packet or a train of at most 64 KiB, so no count overflows.
+/// timeouts, 32..48 for congestion notifications, 48..59 for losses that were none, 61 for a flight without answer. Single bits:
+/// 59: bytes in flight have left it without an acknowledgement, 60: the queue pair has failed, 62: there is a report of the path
+/// (all three lie in the outbox), 63: the peer refuses the selective repeat family. One call sees a packet or a train of at most
+/// 64 KiB, so no count overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signals(u64);
 
@@ -20,9 +20,10 @@ const KINDS: [(Signal, u32, u32); 5] = [
     (Signal::Loss, 0, 16),
     (Signal::Timeout, 16, 16),
     (Signal::Cnp, 32, 16),
-    (Signal::Spurious, 48, 12),
+    (Signal::Spurious, 48, 11),
     (Signal::Unanswered, 61, 1),
 ];
+const UNACKNOWLEDGED: u64 = 1 << 59;
 const FAILED: u64 = 1 << 60;
 const REPORTED: u64 = 1 << 62;
 const REFUSED: u64 = 1 << 63;
@@ -48,6 +49,15 @@ impl Signals {
     /// Whether the peer does not answer packets of the selective repeat family.
     pub fn is_refused(&self) -> bool {
         self.0 & REFUSED != 0
+    }
+
+    /// Bytes in flight have left it without an acknowledgement.
+    pub fn lose_bytes(&mut self) {
+        self.0 |= UNACKNOWLEDGED;
+    }
+    /// Whether bytes in flight have left it without an acknowledgement.
+    pub fn has_lost_bytes(&self) -> bool {
+        self.0 & UNACKNOWLEDGED != 0
     }
 
     /// The queue pair has ended in error.
@@ -119,6 +129,9 @@ mod tests {
         assert!(!signals.is_unanswered());
         signals.add(Signal::Unanswered);
         assert!(signals.is_unanswered());
+        assert!(!signals.has_lost_bytes());
+        signals.lose_bytes();
+        assert!(signals.has_lost_bytes() && !signals.is_failed() && signals.count(Signal::Spurious) == 1);
         signals.refuse();
         assert!(signals.is_refused() && signals.has_events() && !signals.is_failed());
         signals.fail();

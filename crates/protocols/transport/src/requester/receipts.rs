@@ -309,6 +309,7 @@ impl UcReceipts {
         }
         let was_silent = self.silent.take().is_some();
         self.is_answered = true;
+        let (covered, inflight) = (self.covered, self.inflight_bytes());
         let mut rtt = None;
         if let Some(first) = late {
             self.wait_for(env.now.since(first.at));
@@ -319,8 +320,12 @@ impl UcReceipts {
         env.fx.acknowledged(&self.echoed.take(&saeth, rtt));
         let missing = (psn.next().diff(self.base) as u16).wrapping_sub(saeth.received_packets);
         // What is missing after a silence has timed out before.
-        if (missing.wrapping_sub(self.missing) as i16) > 0 && !was_silent {
+        let lost = missing.wrapping_sub(self.missing) as i16;
+        if lost > 0 && !was_silent {
             env.fx.congestion(Signal::Loss);
+            // Which ones is not known: they have the mean length of what the receipt covers.
+            let (freed, packets) = (inflight - self.inflight_bytes(), self.covered.diff(covered).max(i32::from(lost)));
+            env.fx.unacknowledged(freed as i64 * i64::from(lost) / i64::from(packets));
         }
         self.missing = missing;
         Ok(())
@@ -463,6 +468,7 @@ impl Requester {
         if has_asked {
             env.fx.count(Reason::UcReceiptTimeout);
             env.fx.congestion(Signal::Unanswered);
+            env.fx.unacknowledged(receipts.inflight_bytes() as i64);
             if receipts.time_out(self.recovery.sent_psn()) {
                 env.fx.congestion(Signal::Timeout);
             }

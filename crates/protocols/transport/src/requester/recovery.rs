@@ -122,6 +122,24 @@ pub(crate) struct Recovery {
     pub(crate) ahead: ReadAhead,
 }
 
+/// PSNs of a request that need no room in the window.
+pub(crate) struct CoveredPsns {
+    /// The peer has them.
+    pub(crate) known: u32,
+    /// They have left the network, and it is not known whether the peer has them.
+    pub(crate) gone: u32,
+    /// The last one, whose packet may be short.
+    pub(crate) last: LastPsn,
+}
+
+/// The last PSN of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastPsn {
+    InFlight,
+    Known,
+    Gone,
+}
+
 /// A part of a READ in flight that is requested again: packets `first..end` of `request`, within one piece.
 pub(crate) struct MissingRange {
     pub(crate) request: InflightWqe,
@@ -499,11 +517,11 @@ impl Recovery {
             self.wqes.get_mut(at).done = true;
         }
     }
-    /// Payload bytes of SENDs and WRITEs in flight of which `is_covered` says that they need no room in the window: it gets the
-    /// PSNs of a request that were sent and are not acknowledged, and returns how many are covered, and whether the last is.
-    pub(crate) fn covered_bytes(&self, mtu: u32, mut is_covered: impl FnMut(Psn, u32) -> (u32, bool)) -> u64 {
+    /// Payload bytes of SENDs and WRITEs in flight that need no room in the window, and those of them of which it is not known
+    /// that the peer has them. `covered` gets the PSNs of a request that were sent and are not answered.
+    pub(crate) fn covered_bytes(&self, mtu: u32, mut covered: impl FnMut(Psn, u32) -> CoveredPsns) -> (u64, u32) {
         let (una, end) = (self.una_psn(), self.cursor_psn());
-        let mut bytes = 0;
+        let (mut bytes, mut gone_bytes) = (0, 0);
         for age in 0..self.tail.wrapping_sub(self.head) {
             let request = self.wqes.get(self.head.wrapping_add(age));
             if !request.first_psn.is_before(end) {
@@ -516,11 +534,14 @@ impl Recovery {
             let behind = request.first_psn.add(request.packets);
             let is_whole = !behind.is_after(end);
             let count = if is_whole { behind } else { end }.diff(first).max(0) as u32;
-            let (covered, last) = is_covered(first, count);
-            let short = if last && is_whole { request.packets * mtu - request.length } else { 0 };
-            bytes += u64::from(covered) * u64::from(mtu) - u64::from(short);
+            let CoveredPsns { known, gone, last } = covered(first, count);
+            let short = if is_whole { request.packets * mtu - request.length } else { 0 };
+            let short_of = |state| if last == state { short } else { 0 };
+            let gone = gone * mtu - short_of(LastPsn::Gone);
+            bytes += u64::from(known) * u64::from(mtu) - u64::from(short_of(LastPsn::Known)) + u64::from(gone);
+            gone_bytes += gone;
         }
-        bytes
+        (bytes, gone_bytes)
     }
     /// Lets all missing parts of READs be requested again. False, and nothing is done, if no response is noted.
     pub(crate) fn ask_reads_again(&mut self) -> bool {

@@ -219,6 +219,7 @@ impl Responder {
             window.reported = Some((sent, env.now));
             env.fx.congestion(if is_first { Signal::Loss } else { Signal::Timeout });
         }
+        env.fx.unacknowledged(self.response_bytes as i64);
         self.uncount_responses();
         true
     }

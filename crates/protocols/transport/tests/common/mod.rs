@@ -57,6 +57,8 @@ pub struct RecordedEffects {
     pub reports: Vec<AckReport>,
     /// Pressure on the receive buffers of this end.
     pub pressure: HostPressure,
+    /// The sum of [`Effects::unacknowledged`] in this call.
+    unacknowledged: i64,
 }
 
 impl RecordedEffects {
@@ -103,6 +105,9 @@ impl Effects for RecordedEffects {
     }
     fn acknowledged(&mut self, report: &AckReport) {
         self.reports.push(*report);
+    }
+    fn unacknowledged(&mut self, bytes: i64) {
+        self.unacknowledged += bytes;
     }
     fn host_pressure(&self) -> HostPressure {
         self.pressure
@@ -170,6 +175,9 @@ pub struct End {
     pub carried: u64,
     /// How long received packets have waited in the port.
     pub waited: Nanos,
+    /// Bytes in flight after the last call, and those that were acknowledged.
+    inflight_seen: u64,
+    pub acked_bytes: u64,
 }
 
 /// A request that binds `len` bytes from address 0 of a region.
@@ -255,6 +263,7 @@ impl End {
             refused: 0,
             reports: Vec::new(),
             pressure: HostPressure::default(),
+            unacknowledged: 0,
         };
         let (ip, window) = (ip_of(index), setup.window);
         End {
@@ -271,7 +280,18 @@ impl End {
             last: TxState::Idle,
             carried: 0,
             waited: Nanos(0),
+            inflight_seen: 0,
+            acked_bytes: 0,
         }
+    }
+
+    /// Counts what the last call has acknowledged, as an engine does for its congestion control.
+    fn count_acked(&mut self) {
+        let inflight = self.qp.inflight_bytes() as i64;
+        let left = self.inflight_seen as i64 - std::mem::take(&mut self.fx.unacknowledged);
+        assert!(left >= 0, "{left} bytes in flight before what is acknowledged");
+        self.acked_bytes += (left - inflight).max(0) as u64;
+        self.inflight_seen = inflight as u64;
     }
 
     /// Registers another region.
@@ -396,6 +416,7 @@ impl End {
         self.qp.allow_responses(self.window.saturating_sub(self.qp.response_bytes()));
         let mut env = Env { now, waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.last = self.qp.poll_tx(budget, &mut env);
+        self.count_acked();
         self.last
     }
 
@@ -432,6 +453,7 @@ impl End {
         let frame = RxFrame { flow: Flow { src, src_port, dst: self.ip, ..Flow::default() }, bytes };
         let mut env = Env { now, waited: self.waited, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_packet(&frame, &packet, &mut env);
+        self.count_acked();
     }
 
     /// Packets of one length arrive from `src` side by side, as a port hands over a train.
@@ -446,6 +468,7 @@ impl End {
             let mut env = Env { now, waited: self.waited, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
             let taken = self.qp.on_middles(&flow, &train, &mut env);
             self.carried += taken as u64;
+            self.count_acked();
             if taken == 0 {
                 self.receive_from(now, src, &packets[at]);
             }
@@ -456,6 +479,7 @@ impl End {
     pub fn fire(&mut self, now: Nanos) {
         let mut env = Env { now, waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_timer(&mut env);
+        self.count_acked();
     }
 
     /// The program begins or ends a fork.

@@ -257,3 +257,28 @@ fn loss_halves_once_per_pause_and_acks_grow() {
     assert!(p.window() > small);
     assert_eq!(p.inflight(), 0);
 }
+
+/// What has left the network unacknowledged makes room, and no window grows by it, however often it is lost. Each byte counts
+/// when it is acknowledged.
+#[test]
+fn lost_bytes_make_room_and_acknowledge_nothing() {
+    for algorithm in Algorithm::ALL {
+        let mut p = path_with(algorithm);
+        let before = p.window();
+        for _ in 0..50 {
+            p.moved(Nanos(0), 1, 0, before);
+            p.release(Nanos(0), 1, before as i64);
+        }
+        assert_eq!((p.inflight(), p.window(), p.acked_at()), (0, before, Nanos(0)), "{algorithm}");
+        // Half of a flight is lost, and half of that was not: an acknowledgement of it says so.
+        p.moved(Nanos(0), 1, 0, 8 * MTU);
+        p.release(Nanos(0), 1, 4 * MTU as i64);
+        assert_eq!(p.inflight(), 4 * MTU, "{algorithm}");
+        p.release(Nanos(9), 1, -2 * MTU as i64);
+        p.moved(Nanos(9), 1, 6 * MTU, 0);
+        assert_eq!((p.inflight(), p.acked_at()), (0, Nanos(9)), "{algorithm}");
+        if matches!(algorithm, Algorithm::Aimd | Algorithm::Dctcp) {
+            assert_eq!(p.window(), before + 6 * MTU, "{algorithm}: slow start");
+        }
+    }
+}

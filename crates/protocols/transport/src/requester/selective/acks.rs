@@ -336,7 +336,7 @@ impl Requester {
             // Without a record everything is sent again; once until there is progress.
             if self.recovery.on_implied_loss() {
                 env.fx.congestion(Signal::Loss);
-                self.go_back();
+                self.lose_flight(qp, env);
                 self.stop_selective();
             }
             return false;
@@ -449,7 +449,7 @@ impl Requester {
         if self.sel.losses.as_ref().is_some_and(|losses| losses.is_over()) {
             self.end_recovery(env);
         }
-        self.recount_covered(qp);
+        self.recount_covered(qp, env);
         if is_new || self.recovery.una_psn() != una || self.sel.acked != acked {
             self.stalled = false;
             (self.sel.probes, self.sel.backoff, self.sel.sent_since) = (0, 0, true);
@@ -462,6 +462,9 @@ impl Requester {
     fn end_recovery(&mut self, env: &mut Env<'_>) {
         let Some(losses) = self.sel.losses.take() else { return };
         self.sel.rtt.on_recovered();
+        if losses.gone_bytes > 0 {
+            env.fx.unacknowledged(-i64::from(losses.gone_bytes));
+        }
         if losses.was_needless() {
             env.fx.congestion(Signal::Spurious);
         }
@@ -477,7 +480,7 @@ impl Requester {
     #[cold]
     pub(crate) fn on_fast_timer(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
         if !self.sel.active {
-            return self.on_back_timer(env);
+            return self.on_back_timer(qp, env);
         }
         let (now, mtu) = (env.now, qp.mtu);
         let tolerance = self.sel.rtt.tolerance();
@@ -488,7 +491,7 @@ impl Requester {
             // A gap has stayed for as long as reordering is tolerated.
             let found = losses.find(now, tolerance, packet_of);
             self.on_found(found, env);
-            self.recount_covered(qp);
+            self.recount_covered(qp, env);
             return self.arm_fast(qp, now);
         }
         if !sel.sent_since && sel.wants_repair() {
@@ -540,7 +543,7 @@ impl Requester {
             Some(losses)
         };
         let Some(mut losses) = held.or_else(fresh) else {
-            self.go_back();
+            self.lose_flight(qp, env);
             return self.stop_selective();
         };
         let (end, mtu) = (self.recovery.next_packet_psn(), qp.mtu);
@@ -551,7 +554,7 @@ impl Requester {
         if self.recovery.una_psn().is_before(acked) {
             self.ask_answer();
         }
-        self.recount_covered(qp);
+        self.recount_covered(qp, env);
         self.begin_repetition();
         self.arm_fast(qp, env.now);
     }
@@ -568,7 +571,7 @@ impl Requester {
         self.sel.window = 0;
         self.set_family(false);
         self.set_answer_wait(qp, env);
-        self.go_back();
+        self.lose_flight(qp, env);
         self.stop_selective();
         self.begin_repetition();
     }

@@ -113,6 +113,9 @@ pub(crate) struct Losses {
     /// Packets that were repeated, and those of which the first transmission has arrived.
     repeated: u32,
     needless: u32,
+    /// Bytes that have left the network, and of which it is not known that the peer has them: congestion control counts them
+    /// neither as in flight nor as acknowledged.
+    pub(crate) gone_bytes: u32,
 }
 
 fn place(psn: Psn) -> usize {
@@ -145,6 +148,7 @@ impl Losses {
             probe: None,
             repeated: 0,
             needless: 0,
+            gone_bytes: 0,
         })
     }
     /// Begins with `base`, the first missing PSN. The loss of packets before `recover` was reported already.
@@ -155,6 +159,7 @@ impl Losses {
         (self.repetitions, self.newest, self.probe) = (0, 0, None);
         (self.compared, self.recover) = ((base, 0), Recover { psn: recover, order: 0 });
         (self.repeated, self.needless, self.is_reported) = (0, 0, false);
+        self.gone_bytes = 0;
     }
     /// Whether nothing is missing in front of anything that has arrived, nor to be repeated.
     pub(crate) fn is_over(&self) -> bool {

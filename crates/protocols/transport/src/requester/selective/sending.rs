@@ -106,6 +106,7 @@ impl Requester {
             let sent = self.recovery.sent_psn();
             if let Some(losses) = &mut self.sel.losses {
                 losses.on_repeated(lost.psn, sent);
+                losses.gone_bytes -= bytes;
             }
             // It needs room in the window again. Counting all requests anew for each packet would take longer than sending it.
             self.sel.covered_bytes -= u64::from(bytes);

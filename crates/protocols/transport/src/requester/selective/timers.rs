@@ -1,7 +1,9 @@
 //! The fast timer of the selective repeat family, which follows the round trip, and what measures that.
 
+use crate::api::Env;
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
+use crate::requester::recovery::{CoveredPsns, LastPsn};
 use crate::requester::selective::MeasuredPacket;
 use crate::requester::selective::losses::LostPacket;
 use crate::requester::selective::sending::PROBE_TRANSMISSION;
@@ -24,28 +26,42 @@ impl Requester {
     }
 
     /// Counts the bytes in flight that need no room in the window.
-    pub(crate) fn recount_covered(&mut self, qp: &QpShared) {
+    pub(crate) fn recount_covered(&mut self, qp: &QpShared, env: &mut Env<'_>) {
+        let (covered_bytes, gone_bytes) = self.covered(qp);
+        self.sel.covered_bytes = covered_bytes;
+        if let Some(losses) = self.sel.losses.as_mut().filter(|losses| losses.gone_bytes != gone_bytes) {
+            env.fx.unacknowledged(i64::from(gone_bytes) - i64::from(losses.gone_bytes));
+            losses.gone_bytes = gone_bytes;
+        }
+    }
+
+    /// The bytes in flight that need no room in the window, and those of them of which it is not known that the peer has them.
+    fn covered(&self, qp: &QpShared) -> (u64, u32) {
         let sel = &self.sel;
-        let (acked, una) = (sel.acked, self.recovery.una_psn());
-        if sel.losses.is_none() && !una.is_before(acked) {
-            self.sel.covered_bytes = 0;
-            return;
+        let acked = sel.acked;
+        if sel.losses.is_none() && !self.recovery.una_psn().is_before(acked) {
+            return (0, 0);
         }
         let (losses, may_be_late) = (sel.losses.as_deref(), sel.rtt.tolerance() > Nanos(0));
-        let covered = |first: Psn, count: u32| {
+        self.recovery.covered_bytes(qp.mtu, |first, count| {
             let below = acked.diff(first).clamp(0, count as i32) as u32;
-            let Some(losses) = losses else { return (below, count > 0 && below == count) };
             let (rest, left) = (first.add(below), count - below);
-            let lost = losses.lost_within(rest, left);
-            let last = first.add(count).prev();
-            let last_left = left > 0 && (losses.is_lost(last) || losses.left_within(last, 1, may_be_late) > 0);
-            let last_covered = count > 0 && (left == 0 || last_left || losses.has_arrived(last));
-            (
-                below + losses.arrived_within(rest, left) + losses.left_within(rest, left, may_be_late) + lost,
-                last_covered,
-            )
-        };
-        self.sel.covered_bytes = self.recovery.covered_bytes(qp.mtu, covered);
+            let Some(losses) = losses.filter(|_| left > 0) else {
+                let last = if count > 0 && left == 0 { LastPsn::Known } else { LastPsn::InFlight };
+                return CoveredPsns { known: below, gone: 0, last };
+            };
+            let end = first.add(count).prev();
+            let is_gone = losses.is_lost(end) || losses.left_within(end, 1, may_be_late) > 0;
+            CoveredPsns {
+                known: below + losses.arrived_within(rest, left),
+                gone: losses.lost_within(rest, left) + losses.left_within(rest, left, may_be_late),
+                last: match losses.has_arrived(end) {
+                    true => LastPsn::Known,
+                    false if is_gone => LastPsn::Gone,
+                    false => LastPsn::InFlight,
+                },
+            }
+        })
     }
 
     /// Sets the fast timer.

@@ -139,13 +139,13 @@ impl Requester {
     fn ack_or_go_back(&mut self, qp: &mut QpShared, psn: Psn, env: &mut Env<'_>) -> bool {
         let complete = self.ack_through(qp, psn, env);
         if !complete {
-            self.on_implied_nak(env);
+            self.on_implied_nak(qp, env);
         }
         complete
     }
 
     /// A response is missing: the request is sent again, once until there is progress. After that the timer repeats it.
-    fn on_implied_nak(&mut self, env: &mut Env<'_>) {
+    fn on_implied_nak(&mut self, qp: &QpShared, env: &mut Env<'_>) {
         if !self.recovery.on_implied_loss() {
             return env.fx.count(Reason::UnexpectedResponse);
         }
@@ -154,7 +154,7 @@ impl Requester {
         if self.sel.active {
             return self.ask_answer();
         }
-        self.go_back();
+        self.lose_flight(qp, env);
     }
 
     /// The peer has no receive: sends again after the time that the NAK gives (IBA 9.7.5.2.8). It acknowledges all before `psn`.
@@ -171,7 +171,7 @@ impl Requester {
             7 => {}
             left => self.rnr_left = left - 1,
         }
-        self.go_back();
+        self.lose_flight(qp, env);
         self.rnr_deadline = env.now + rnr_timer(timer);
     }
 
@@ -220,7 +220,7 @@ impl Requester {
             self.ack_deadline = Nanos::NEVER;
             return self.on_selective_timeout(qp, env);
         }
-        self.go_back();
+        self.lose_flight(qp, env);
     }
 
     /// Acknowledges everything before `pkt`, a response whose PSN is in flight. Returns whether `pkt` answers the oldest
@@ -229,7 +229,7 @@ impl Requester {
         let psn = pkt.bth.psn;
         if psn != self.recovery.una_psn() && !self.ack_through(qp, psn.prev(), env) {
             if work != Work::Read || !self.on_read_ahead(qp, pkt, env) {
-                self.on_implied_nak(env);
+                self.on_implied_nak(qp, env);
             }
             return false;
         }

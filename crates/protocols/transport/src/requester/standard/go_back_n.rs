@@ -69,7 +69,7 @@ impl Requester {
 
     /// No acknowledgement has come since going back: the repetition was lost.
     #[cold]
-    pub(crate) fn on_back_timer(&mut self, env: &mut Env<'_>) {
+    pub(crate) fn on_back_timer(&mut self, qp: &QpShared, env: &mut Env<'_>) {
         let r = &mut *self;
         (r.sel.deadline, r.sel.measured) = (Nanos::NEVER, None);
         if !r.is_back() || !r.recovery.is_outstanding() || r.rnr_deadline != Nanos::NEVER {
@@ -77,7 +77,7 @@ impl Requester {
         }
         env.fx.count(Reason::BackRepeated);
         r.sel.probes += 1;
-        r.go_back();
+        r.lose_flight(qp, env);
         r.set_back(true);
     }
 }

@@ -155,6 +155,7 @@ impl Responder {
     #[cold]
     pub(crate) fn leave_selective(&mut self, qp: &QpShared, env: &mut Env<'_>) {
         self.sel.active = false;
+        env.fx.unacknowledged(self.response_bytes as i64);
         self.forget_responses();
         self.answer_in_standard_family();
         if let Some(early) = self.sel.early.take()
