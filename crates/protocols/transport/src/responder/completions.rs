@@ -92,7 +92,7 @@ impl Responder {
         &mut self,
         qp: &QpShared,
         (status, opcode, reason): (WcStatus, WcOpcode, Option<Reason>),
-        env: &Env<'_>,
+        env: &mut Env<'_>,
     ) -> Cqe {
         debug_assert!(self.recv.loaded);
         self.recv.loaded = false;
@@ -100,6 +100,7 @@ impl Responder {
         let wqe = self.recv.wqe;
         if self.recv.early.is_some() {
             self.recv.load_early(status != WcStatus::Success);
+            self.release_receives(env);
         }
         Cqe {
             wr_id: wqe.wr_id,

@@ -189,6 +189,24 @@ fn the_last_packets_the_first_ones_or_each_packet_once_are_lost() {
     }
 }
 
+/// The peer is taken for one that does not know the family while it holds packets and receives for what comes in front of them.
+#[test]
+fn records_of_a_family_that_is_given_up_are_given_back() {
+    for kind in KINDS.into_iter().filter(|kind| kind.window > 4096) {
+        let mut flight = Flight::new(kind);
+        let first = setup(kind).attr.sq_psn;
+        flight.pair.link.drops = Some(Box::new(move |_, to, bytes| {
+            let packet = Packet::parse(bytes).expect("well-formed");
+            packet.info.service.is_selective() && (to == 0 || packet.bth.psn == first.next())
+        }));
+        flight.pair.settle();
+        let [a, b] = &flight.pair.ends;
+        assert_eq!(a.fx.refused, 1, "the family is given up");
+        assert!(b.fx.count_of(Reason::SrEarly) > 4, "{:?}", b.fx.reasons());
+        flight.check("refused");
+    }
+}
+
 /// Loses the first `count` packets with an opcode of these.
 fn lose_kind(kind: Kind, count: usize, is_lost: fn(Opcode) -> bool) {
     let mut flight = Flight::new(kind);
