@@ -241,7 +241,7 @@ impl Cubic {
             self.on_repaired(sample.packets);
             return self.set_rate();
         }
-        // What has left the network by a time-out counts as acknowledged at that time.
+        // An acknowledgement that comes together with a time-out is of packets that were sent before it.
         if self.timeouts == 0 || now > self.reduced_at {
             (self.timeouts, self.has_progress) = (0, true);
         }

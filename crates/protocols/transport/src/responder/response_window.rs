@@ -179,7 +179,8 @@ impl Responder {
             return false;
         };
         window.silent = 0;
-        if window.newest.is_none_or(|newest| newest.is_before(saeth.trigger)) {
+        let is_newer = window.newest.is_none_or(|newest| newest.is_before(saeth.trigger));
+        if is_newer {
             window.newest = Some(saeth.trigger);
         }
         let mut rtt = None;
@@ -193,12 +194,15 @@ impl Responder {
             window.measured = None;
         }
         env.fx.acknowledged(&window.echoed.take(&saeth, rtt));
+        // Responses arrive. Behind one that is missing no acknowledgement can say so before that is repaired.
+        if freed > 0 || is_newer {
+            let wait = estimate.timeout_after(0, self.response_packets(qp)).min(qp.fast_wait_max());
+            self.response_deadline = if self.response_bytes == 0 { Nanos::NEVER } else { env.now + wait };
+        }
         if freed == 0 {
             env.fx.count(Reason::StaleAck);
             return false;
         }
-        let wait = estimate.timeout_after(0, self.response_packets(qp)).min(qp.fast_wait_max());
-        self.response_deadline = if self.response_bytes == 0 { Nanos::NEVER } else { env.now + wait };
         self.unpark();
         true
     }

@@ -215,6 +215,35 @@ fn responses_that_are_asked_for_again_are_losses_of_the_responder() {
 }
 
 /// A response that was taken back to its beginning does not send what the requester has meanwhile, above all on a slow path.
+/// Behind a response that is missing no acknowledgement frees anything before that is repaired. That others arrive shows that
+/// those in flight are not lost.
+#[test]
+fn responses_that_arrive_behind_a_missing_one_are_no_second_loss() {
+    for is_heard in [true, false] {
+        let mut end = responder(4 * 1024);
+        ask(&mut end, 10, 20 * MTU);
+        assert_eq!(responses(&mut end, NOW), range(10, 4));
+        acknowledge(&mut end, NOW + Nanos(4 * MS), 13, (13, 0));
+        assert_eq!(responses(&mut end, NOW + Nanos(4 * MS)), range(14, 4));
+        // A round trip is known, and all four are lost: one loss.
+        let lost = end.qp.next_deadline();
+        end.fire(lost);
+        assert_eq!(end.fx.signals, [Signal::Loss]);
+        assert_eq!(responses(&mut end, lost), range(18, 4));
+        let due = end.qp.next_deadline();
+        if is_heard {
+            let heard = Nanos(due.0 - MS);
+            acknowledge(&mut end, heard, 13, (21, 0));
+            assert!(end.qp.next_deadline() > due, "14 is missing, and 18 to 21 have arrived");
+            ask_again(&mut end, 14, (4, 4 * MTU), true);
+            assert_eq!(responses(&mut end, heard), range(14, 4));
+        }
+        end.fire(due);
+        let expected = if is_heard { vec![Signal::Loss] } else { vec![Signal::Loss, Signal::Timeout] };
+        assert_eq!(end.fx.signals, expected);
+    }
+}
+
 #[test]
 fn what_the_requester_has_is_not_sent_again() {
     let mut end = responder(2 * 1024);
