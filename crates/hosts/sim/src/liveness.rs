@@ -5,8 +5,10 @@
 //!
 //! * A whole flight is lost, because the sender's link is down for up to three round trips; or all acknowledgements, because the
 //!   receiver's is; or a flight and its repetitions, because the sender's is down twice. Goodput must be at half of what it was
-//!   within [`TRIPS_MAX`] round trips. The largest window is two products of rate and round trip: with more, packets
-//!   wait in the sender's own adapter, and an acknowledgement takes tens of the round trips that are counted.
+//!   within [`TRIPS_MAX`] round trips; `dctcp` has more after two losses, as its law needs them. In the standard family they
+//!   count from the next time-out, if the repetitions after the first one are lost. The largest window is two products of rate
+//!   and round trip: with more, packets wait in the sender's own adapter, and an acknowledgement takes tens of the round trips
+//!   that are counted.
 //! * Several senders share a bottleneck. It must drop at most [`DROPS_MAX`] of all packets, and its link must be used.
 
 use crate::results::Results;
@@ -128,10 +130,29 @@ impl Liveness {
         what.map_err(|what| SimError::Violation { at: world.now(), what })
     }
 
-    /// When the last fault ends, in microseconds.
-    fn ends_at_us(&self) -> u32 {
-        let again = if let Lost::Repetitions { after_trips } = self.lost { after_trips } else { 0 };
-        (FAULT_TRIPS + again) * self.rtt_us + self.down_us
+    /// When the last fault ends and the sender can know of it, in microseconds. In the standard family nothing but the local ACK
+    /// timeout shows that a whole flight was lost,. If it ends
+    /// while the link is down again, the repetition is lost, too, and the next wait is twice as long (IBA 9.7.6.1.3).
+    fn ends_at_us(&self, ack_timeout_us: f64) -> u32 {
+        let begin = FAULT_TRIPS * self.rtt_us;
+        let Lost::Repetitions { after_trips } = self.lost else { return begin + self.down_us };
+        let again = begin + after_trips * self.rtt_us;
+        // It has run since the last acknowledgement, up to a round trip before.
+        let due = begin + ack_timeout_us as u32;
+        let is_repetition_lost = due > again && due < again + self.down_us + self.rtt_us;
+        match self.selective || !is_repetition_lost {
+            true => again + self.down_us,
+            false => (again + self.down_us).max(begin + 3 * ack_timeout_us as u32),
+        }
+    }
+
+    /// Round trips that the law of the controller needs besides [`TRIPS_MAX`]. `dctcp` has a quarter of its window after two
+    /// losses, half of the product of rate and round trip, and adds a packet in each round trip (RFC 8257). It sends a window at
+    /// once, so the link is half used when window and product are equal, and a round trip takes up to twice as long until then.
+    fn law_trips(&self) -> f64 {
+        let is_reduced_twice = self.cc == "dctcp" && matches!(self.lost, Lost::Repetitions { .. });
+        let product = f64::from(self.rate_mbit) * f64::from(self.rtt_us) / 8.0;
+        if is_reduced_twice { 2.0 * (product / 2.0) / f64::from(self.mtu) } else { 0.0 }
     }
 
     fn check_recovery(&self, results: &Results) -> Result<(), String> {
@@ -142,12 +163,14 @@ impl Liveness {
         };
         let at = |us: u32| (f64::from(us) / results.interval_us) as usize;
         let rate = |at: usize| series[at..at + POINTS].iter().sum::<f64>() / POINTS as f64;
-        let (fault, end) = (at(FAULT_TRIPS * self.rtt_us), at(self.ends_at_us()));
+        let (fault, end) = (at(FAULT_TRIPS * self.rtt_us), at(self.ends_at_us(results.ack_timeout_us)));
         let before = (1..5).map(|k| rate(fault - POINTS * k - 1)).sum::<f64>() / 4.0;
         let back = (end..series.len() - POINTS).find(|at| rate(*at) >= before / 2.0);
         let trips = |points: usize| points as f64 * results.interval_us / f64::from(self.rtt_us);
+        let most = TRIPS_MAX + self.law_trips();
         match back.map(|back| trips(back - end)) {
-            Some(took) if took <= TRIPS_MAX => Ok(()),
+            Some(took) if took <= most => Ok(()),
+            None if most > trips(series.len() - POINTS - end) => Ok(()),
             Some(took) => Err(format!("half of {before:.4} Gbit/s came back {took:.0} round trips after the fault")),
             None => Err(format!("half of {before:.4} Gbit/s has not come back after the fault")),
         }
@@ -250,6 +273,33 @@ mod tests {
             }] += 1;
         }
         assert!(kinds.iter().all(|kind| *kind > 400), "{kinds:?}");
+    }
+
+    #[test]
+    fn round_trips_are_counted_from_when_the_fault_can_be_known() {
+        let twice = |selective, after_trips| Liveness {
+            seed: 1,
+            mtu: 256,
+            cc: "cubic",
+            selective,
+            verb: "send",
+            rate_mbit: 200,
+            rtt_us: 10_000,
+            down_us: 25_000,
+            lost: Lost::Repetitions { after_trips },
+        };
+        // The link is down from 1.00 to 1.025 s, and again from 1.06 to 1.085 s or from 1.07 to 1.095 s.
+        assert_eq!(twice(true, 6).ends_at_us(67_109.0), 1_085_000, "probes follow the round trip");
+        assert_eq!(twice(false, 6).ends_at_us(67_109.0), 1_201_327, "what is sent at 1.067 s is lost");
+        assert_eq!(twice(false, 7).ends_at_us(67_109.0), 1_095_000, "what is sent at 1.067 s arrives");
+        assert_eq!(twice(false, 6).ends_at_us(134_218.0), 1_085_000, "nothing is sent before 1.134 s");
+        let once = Liveness { lost: Lost::Flight, ..twice(false, 6) };
+        assert_eq!(once.ends_at_us(67_109.0), 1_025_000);
+        // 250,000 bytes are 244 packets of 1,024; half of them must be added.
+        let slow = Liveness { cc: "dctcp", mtu: 1_024, ..twice(true, 6) };
+        assert_eq!(slow.law_trips().round(), 244.0);
+        assert_eq!(Liveness { cc: "cubic", ..slow.clone() }.law_trips(), 0.0);
+        assert_eq!(Liveness { lost: Lost::Flight, ..slow }.law_trips(), 0.0);
     }
 
     /// A flow that stays slow, and a bottleneck that drops, are seen.
