@@ -247,6 +247,8 @@ reasons! {
     ProxyEncryptOnly, "proxy_encrypt_only", Refusal, "The proxy refused a connection that could go by TCP only, in clear (encrypt = only).", "The reason beside it says why no peer could carry the connection; encrypt = on lets such connections go by TCP.";
     // --- what other hosts say of packets
     PeerPortClosed, "peer_port_closed", Drop, "A host answered that nothing listens on the UDP port to which packets were sent (ICMP port unreachable).", "Start burstd, or another RDMA stack, at the peer, and check the peer's address.";
+    // --- connection requests and shares of users
+    CmUserShare, "cm_user_share", Refusal, "A connection request was rejected because the listener's user has its share of communication ids or of queued requests.", "Accept or reject requests faster, or end connections: burst ls --users shows cm_ids and cm_requests.";
 }
 
 impl Reason {

@@ -74,6 +74,7 @@ resources! {
     Group, "groups", "multicast groups", [Port];
     GroupMember, "group_members", "queue pairs attached to multicast groups", [Group];
     CmId, "cm_ids", "communication ids", [Worker];
+    CmRequest, "cm_requests", "connection requests that wait for their listeners", [Worker];
     CmChannel, "cm_channels", "event channels", [];
     UnreadEvent, "unread_events", "events of connection management that wait for programs to read", [];
     Capture, "captures", "captures of packets", [Port];

@@ -391,7 +391,7 @@ mod tests {
         let all = Policy { share_percent: 100, reserve_percent: 0 };
         let ledger = Ledger::new(Capacities::new(|_| BACKLOG_MAX as u64), all);
         let of_user = ledger.account(AccountId::User(1001), false);
-        let sessions = [0; 3].map(|_| CmSession::of(crate::entry::CmProgram::default(), &of_user));
+        let sessions = [0; 3].map(|_| CmSession::of(crate::entry::CmProgram::default(), &of_user, Arc::default()));
         let channels = [0, 1, 2].map(|n| CmChannel::of(&sessions[n]).expect("channel"));
         let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
         let lost = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record) == Err(EventLost)).count();
@@ -407,8 +407,9 @@ mod tests {
         let ledger = Ledger::new(Capacities::new(|_| 1000), Policy { share_percent: 50, reserve_percent: 10 });
         let [root, other] = [0, 1001].map(|uid| ledger.account(AccountId::User(uid), uid == 0));
         let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
-        let channel =
-            |account| CmChannel::of(&CmSession::of(crate::entry::CmProgram::default(), account)).expect("channel");
+        let channel = |account| {
+            CmChannel::of(&CmSession::of(crate::entry::CmProgram::default(), account, Arc::default())).expect("channel")
+        };
         let fill = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record).is_ok()).count();
         let channels = [0; 4].map(|_| channel(&root));
         channels.iter().for_each(|channel| assert!(fill(channel) > 0));

@@ -12,14 +12,14 @@ use burst_base::{DeviceId, Nanos, Qkey, Qpn, Reason};
 use burst_cm::message::CmMessage;
 use burst_cm::service::parse_service_id;
 use burst_cm::{
-    BacklogPlace, CmEffects, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest, PathRecord, QpSetup, StepTime,
-    Transport,
+    AdmissionRefusal, BacklogPlace, CmEffects, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest, PathRecord,
+    QpSetup, RequestCharge, StepTime, Transport,
 };
 use burst_control::cm::{CmAddr, CmData, CmEvent, CmEventKind, CmRoute};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The well-known Q_Key of QP1 (IBA 10.2.5).
 pub const GSI_QKEY: Qkey = Qkey(0x8001_0000);
@@ -95,11 +95,16 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         self.io.events.push(PendingEvent { entry: owner.clone(), channel: owner.channel(), event });
     }
 
-    fn incoming(&mut self, listener: &Arc<CmEntry>, request: &ConnRequest<'_>) -> Option<Arc<CmEntry>> {
+    fn incoming(
+        &mut self,
+        listener: &Arc<CmEntry>,
+        request: &ConnRequest<'_>,
+    ) -> Result<Arc<CmEntry>, AdmissionRefusal> {
         let session = &listener.session;
         if session.is_over() {
-            return None;
+            return Err(AdmissionRefusal::NoRoom);
         }
+        let charge = session.charge_id(self.io.worker_id)?;
         let qp_type = match request.transport {
             Some(Transport::Rc) => QpType::Rc,
             Some(Transport::Uc) => QpType::Uc,
@@ -119,6 +124,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         (entry.route, entry.requested, entry.path) = (route.into(), Some(request.conn), Some(request.path));
         entry.worker.store(self.io.worker_id, Ordering::Relaxed);
         entry.conn.store(request.id, Ordering::Relaxed);
+        entry.charge = Mutex::new(charge);
         let entry = Arc::new(entry);
         session.arrivals.push(entry.clone());
         let event = CmEvent {
@@ -129,7 +135,11 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
             ..CmEvent::new(CmEventKind::ConnectRequest, id)
         };
         self.io.events.push(PendingEvent { entry: listener.clone(), channel, event });
-        Some(entry)
+        Ok(entry)
+    }
+
+    fn charge_queued(&mut self, listener: &Arc<CmEntry>) -> Result<Option<RequestCharge>, AdmissionRefusal> {
+        listener.session.charge_queued(self.io.worker_id)
     }
 
     fn unread(&self, listener: &Arc<CmEntry>) -> u32 {

@@ -3,9 +3,12 @@
 use crate::channel::{CmChannel, UnreadCmEvents};
 use burst_base::Qpn;
 use burst_base::verbs::QpType;
-use burst_cm::{BacklogPlace, ConnAttr, ConnParam, PathRecord};
+use burst_cm::{
+    AdmissionRefusal, BacklogPlace, CONNECTIONS_CHARGED, ConnAttr, ConnParam, PathRecord, RequestCharge,
+    WORKER_QUEUE_MAX,
+};
 use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
-use burst_ledger::Account;
+use burst_ledger::{Account, Charge, Exhausted, Policy, Resource, Scope, SharePool};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -30,6 +33,48 @@ pub struct CmProgram {
     pub uid: u32,
 }
 
+/// What all programs share of one worker.
+#[derive(Debug)]
+pub struct CmPlaces {
+    /// Connections.
+    pub connections: SharePool,
+    /// Requests that wait for a place in their listener's backlog.
+    pub requests: SharePool,
+}
+
+impl CmPlaces {
+    /// The places of a worker, of which each user may have the policy's share.
+    pub fn new(policy: Policy) -> CmPlaces {
+        CmPlaces {
+            connections: SharePool::new(Resource::CmId, Scope::Worker, CONNECTIONS_CHARGED.into(), policy),
+            requests: SharePool::new(Resource::CmRequest, Scope::Worker, WORKER_QUEUE_MAX as u64, policy),
+        }
+    }
+}
+
+/// A program's user, and the places of the workers.
+#[derive(Debug)]
+struct CmShares {
+    account: Account,
+    workers: Arc<[CmPlaces]>,
+}
+
+impl CmShares {
+    /// Charges one of a resource, with a place of a worker.
+    fn charge(
+        &self,
+        resource: Resource,
+        worker: u32,
+        pool: impl FnOnce(&CmPlaces) -> &SharePool,
+    ) -> Result<Charge, AdmissionRefusal> {
+        let places = self.workers.get(worker as usize).ok_or(AdmissionRefusal::NoRoom)?;
+        let refusal =
+            |why: Exhausted| if why.over_share { AdmissionRefusal::OverShare } else { AdmissionRefusal::NoRoom };
+        let charge = self.account.charge(&[(resource, 1)]).map_err(refusal)?;
+        Ok(charge.with_place(pool(places).charge(&self.account).map_err(refusal)?))
+    }
+}
+
 /// A program's session with the daemon, as the workers see it.
 #[derive(Debug, Default)]
 pub struct CmSession {
@@ -40,6 +85,8 @@ pub struct CmSession {
     next: AtomicU32,
     /// Length of the backlogs of all of the program's channels.
     pub(crate) unread: UnreadCmEvents,
+    /// What requests to its listeners cost; `None`: nothing.
+    shares: Option<CmShares>,
     /// Ids made for connect requests, for the control thread.
     pub arrivals: SegQueue<Arc<CmEntry>>,
 }
@@ -51,8 +98,22 @@ impl CmSession {
     }
     /// A session of a program whose unread events count against its user's share: a user who starts many programs and reads no
     /// events takes no memory from others.
-    pub fn of(program: CmProgram, account: &Account) -> CmSession {
-        CmSession { program, unread: UnreadCmEvents::of(account), ..CmSession::default() }
+    ///
+    /// Requests to the program's listeners are charged to its user as soon as they come, whether the program looks at them or
+    /// not: its user's share of the places of `workers`, and of the daemon's, bounds them.
+    pub fn of(program: CmProgram, account: &Account, workers: Arc<[CmPlaces]>) -> CmSession {
+        let shares = Some(CmShares { account: account.clone(), workers });
+        CmSession { program, unread: UnreadCmEvents::of(account), shares, ..CmSession::default() }
+    }
+    /// Charges a communication id that a worker is about to make for a request.
+    pub(crate) fn charge_id(&self, worker: u32) -> Result<Option<Charge>, AdmissionRefusal> {
+        let charge = |shares: &CmShares| shares.charge(Resource::CmId, worker, |places| &places.connections);
+        self.shares.as_ref().map(charge).transpose()
+    }
+    /// Charges a request that a worker is about to queue.
+    pub(crate) fn charge_queued(&self, worker: u32) -> Result<Option<RequestCharge>, AdmissionRefusal> {
+        let charge = |shares: &CmShares| shares.charge(Resource::CmRequest, worker, |places| &places.requests);
+        Ok(self.shares.as_ref().map(charge).transpose()?.map(|charge| Box::new(charge) as RequestCharge))
     }
     /// Marks the program as gone: it gets no new ids.
     pub fn end(&self) {
@@ -109,6 +170,8 @@ pub struct CmEntry {
     accepted: AtomicBool,
     /// The place in the listener's backlog of a connect request that the peer has withdrawn.
     place: Mutex<Option<BacklogPlace>>,
+    /// What the id costs, if a worker has made it for a request, until the control thread takes the id over.
+    pub(crate) charge: Mutex<Option<Charge>>,
     /// Events of this id that were written so far; for a listener, connect requests to it are among them.
     written: AtomicU32,
     /// Whether the program has destroyed the id.
@@ -136,6 +199,7 @@ impl CmEntry {
             conn: AtomicU32::new(0),
             accepted: AtomicBool::new(false),
             place: Mutex::default(),
+            charge: Mutex::default(),
             written: AtomicU32::new(0),
             over: AtomicBool::new(false),
         }
@@ -187,6 +251,11 @@ impl CmEntry {
     /// Gives that place up: the program has answered the request, or has destroyed the id.
     pub(crate) fn leave_place(&self) {
         drop(self.place.lock().unwrap_or_else(|e| e.into_inner()).take());
+    }
+
+    /// Takes out what an id costs that a worker has made for a request.
+    pub fn take_charge(&self) -> Option<Charge> {
+        self.charge.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
     /// Whether the program has destroyed the id.

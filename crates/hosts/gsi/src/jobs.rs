@@ -4,7 +4,7 @@ use crate::access::WorkerAccess;
 use crate::agent::GsiAgent;
 use crate::channel::{CmChannel, PendingEvent};
 use crate::effects::AgentEffects;
-use crate::entry::{CmEntry, CmQpRef, CmSession};
+use crate::entry::{CmEntry, CmQpRef};
 use burst_base::verbs::{Mtu, QpType};
 use burst_base::{DeviceId, Nanos};
 use burst_cm::service::{self, service_id};
@@ -91,14 +91,9 @@ impl GsiAgent {
         self.machine.listen(listener)
     }
 
-    /// Ends all listeners of a program. When this has run, no new id of the program comes from this worker.
-    pub fn end_listeners(&mut self, session: &Arc<CmSession>) {
-        self.machine.unlisten(|owner| Arc::ptr_eq(&owner.session, session));
-    }
-
-    /// Ends a listener.
-    pub fn unlisten(&mut self, entry: &Arc<CmEntry>) {
-        self.machine.unlisten(|owner| Arc::ptr_eq(owner, entry));
+    /// Ends the listeners of an id, which listens on this port.
+    pub fn unlisten(&mut self, entry: &Arc<CmEntry>, port: u16) {
+        self.machine.unlisten_service(service_id(entry.ps as u16, port), |owner| Arc::ptr_eq(owner, entry));
     }
 
     fn carry_out_one(&mut self, now: Nanos, worker: &mut dyn WorkerAccess, mut job: CmJob) {

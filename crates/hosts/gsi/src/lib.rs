@@ -39,6 +39,6 @@ pub use access::WorkerAccess;
 pub use agent::{ConnCounts, GsiAgent, PassLoad, RECEIVED_MAX};
 pub use channel::CmChannel;
 pub use effects::GSI_QKEY;
-pub use entry::{CmEntry, CmProgram, CmQpRef, CmSession};
+pub use entry::{CmEntry, CmPlaces, CmProgram, CmQpRef, CmSession};
 pub use jobs::{CmJob, CmRequest, ListenAddr};
 pub use stats::{CmPhase, CmTimes};

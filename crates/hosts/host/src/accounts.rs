@@ -4,11 +4,10 @@ use crate::authority::ClientProcess;
 use crate::descriptors::OWN_DESCRIPTORS;
 use crate::host::Host;
 use crate::limits::{
-    CM_IDS_MAX, CONTEXTS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX, SESSIONS_MAX, UNREAD_EVENTS_MAX,
-    URMA_JFCS_MAX, URMA_PEERS_MAX, URMA_REQUESTS_MAX, XRC_DOMAINS_MAX, XRC_SRQS_MAX,
+    CM_IDS_MAX, CM_REQUESTS_MAX, CONTEXTS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX, SESSIONS_MAX,
+    UNREAD_EVENTS_MAX, URMA_JFCS_MAX, URMA_PEERS_MAX, URMA_REQUESTS_MAX, WORKERS_MAX, XRC_DOMAINS_MAX, XRC_SRQS_MAX,
 };
 use crate::owners::ancestor;
-use burst_base::Qpn;
 use burst_control::Response;
 use burst_control::monitor::{UserPage, UserResource, UserTime, UserUse, UserWork};
 use burst_engine::tap::TAPS_MAX;
@@ -24,8 +23,6 @@ const OWN_MAPPINGS: u64 = 4096;
 const QUEUE_MEMORY_PART: u64 = 4;
 /// The part of the address space that is no user's, for heap, stacks, libraries and the gaps between mappings: one in this many.
 const OWN_ADDRESS_PART: u64 = 8;
-/// Workers of one host, numbers that are lent included.
-const WORKERS_MAX: usize = Qpn::WORKER_MASK as usize + 1;
 /// Accounts of one reply: 64 KiB hold them, with the longest names and the largest numbers.
 const ACCOUNTS_AT_ONCE: usize = 32;
 /// Maximum length of an owner's name in a reply, in characters.
@@ -86,6 +83,7 @@ fn fixed(resource: Resource) -> u64 {
         Resource::Key => INDEX_MAX as u64,
         Resource::XrcSrq => XRC_SRQS_MAX.into(),
         Resource::CmId => CM_IDS_MAX,
+        Resource::CmRequest => CM_REQUESTS_MAX,
         Resource::UnreadEvent => UNREAD_EVENTS_MAX,
         Resource::Port => PORTS_MAX,
         Resource::UrmaJfc => URMA_JFCS_MAX,
@@ -220,7 +218,7 @@ fn user_use(account: &AccountUse) -> UserUse {
 mod tests {
     use super::*;
     use crate::limits::XRC_HOLDS_MAX;
-    use burst_cm::table::CONNECTIONS_MAX;
+    use burst_cm::{CONNECTIONS_CHARGED, WORKER_QUEUE_MAX};
     use burst_engine::qpn::QPS_MAX;
     use burst_ledger::Scope;
     use burst_urma::{OBJECTS_MAX, SEGMENTS_MAX};
@@ -262,7 +260,8 @@ mod tests {
                 (Scope::Port, Resource::Capture) => TAPS_MAX as u64,
                 (Scope::Port, _) => GROUPS_MAX.into(),
                 (Scope::Worker, Resource::Qp) => QPS_MAX.into(),
-                (Scope::Worker, _) => CONNECTIONS_MAX.into(),
+                (Scope::Worker, Resource::CmRequest) => WORKER_QUEUE_MAX as u64,
+                (Scope::Worker, _) => CONNECTIONS_CHARGED.into(),
                 (Scope::Group, _) => GROUP_QPS_MAX.into(),
                 (Scope::XrcTarget, _) => u64::from(XRC_HOLDS_MAX) - 1,
                 (Scope::Node, Resource::Mw) => SEGMENTS_MAX as u64,

@@ -50,15 +50,15 @@ use crate::watchdog::Watchdog;
 use crate::xrc::XrcTable;
 use burst_base::{DeviceId, Nanos, Qpn};
 use burst_cm::Secret;
-use burst_cm::table::CONNECTIONS_MAX;
 use burst_control::Refusal;
 use burst_control::failures::{FailureRecord, RECORDS};
 use burst_control::monitor::DaemonCrashes;
+use burst_engine::gsi::CmPlaces;
 use burst_engine::handover::Inbox;
 use burst_engine::pulse::Pulse;
 use burst_engine::qpn::{QPS_MAX, QpnSpace};
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
-use burst_ledger::{Account, AccountRing, Charge, Ledger, Policy, Resource, Scope, SharePool};
+use burst_ledger::{Account, AccountRing, Charge, Ledger, Resource, Scope, SharePool};
 use burst_mem::{KeySpace, MrTable};
 use burst_port::{AddressSharing, DescriptorStore, Encapsulation, Port, PortSpec, can_lend, open_shared};
 use burst_shm::status::StatusOwner;
@@ -70,23 +70,6 @@ use std::sync::{Arc, Barrier, Mutex};
 /// The ports of each worker, in the order of the devices.
 pub type WorkerPorts = Vec<Box<dyn Port>>;
 
-/// What all programs share of one worker.
-struct WorkerPlaces {
-    /// Queue pair numbers.
-    qpns: SharePool,
-    /// Connections.
-    connections: SharePool,
-}
-
-impl WorkerPlaces {
-    fn new(policy: Policy) -> WorkerPlaces {
-        WorkerPlaces {
-            qpns: SharePool::new(Resource::Qp, Scope::Worker, QPS_MAX.into(), policy),
-            connections: SharePool::new(Resource::CmId, Scope::Worker, CONNECTIONS_MAX.into(), policy),
-        }
-    }
-}
-
 /// The control plane of one host.
 pub struct Host {
     /// Devices, by number.
@@ -96,8 +79,10 @@ pub struct Host {
     pub status: StatusOwner,
     /// Queue pair numbers, by worker: see [`Host::take_qpn`].
     qpns: Vec<QpnSpace>,
-    /// Places for numbers and connections, by worker.
-    worker_places: Vec<WorkerPlaces>,
+    /// Places for queue pair numbers, by worker.
+    qpn_places: Vec<SharePool>,
+    /// Places for connections and queued requests, by worker.
+    pub(crate) cm_places: Arc<[CmPlaces]>,
     /// Memory keys: see [`Host::take_key`].
     keys: KeySpace,
     /// Numbers of contexts.
@@ -262,7 +247,8 @@ impl Host {
             workers: Vec::new(),
             status: StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?,
             qpns: Vec::new(),
-            worker_places: Vec::new(),
+            qpn_places: Vec::new(),
+            cm_places: Arc::default(),
             keys,
             contexts: ChargedNumbers::new(Resource::Context, CONTEXTS_MAX),
             context_users: HashMap::new(),
@@ -342,9 +328,11 @@ impl Host {
         };
         self.workers.push(handle.map_err(|e| format!("cannot start a worker: {e}"))?);
         self.qpns.push(qpns);
-        self.worker_places.push(WorkerPlaces::new(options.policy));
+        self.qpn_places.push(SharePool::new(Resource::Qp, Scope::Worker, QPS_MAX.into(), options.policy));
+        // No program has a session yet, so no place is taken.
+        self.cm_places = self.workers.iter().map(|_| CmPlaces::new(options.policy)).collect();
         assert_eq!(self.workers.len(), self.qpns.len());
-        assert_eq!(self.workers.len(), self.worker_places.len());
+        assert_eq!(self.workers.len(), self.qpn_places.len());
         Ok(())
     }
 
@@ -482,7 +470,7 @@ impl Host {
     /// # Errors
     /// ENOMEM: the worker has no more, or the caller's user a share's worth of them.
     pub(crate) fn take_qpn(&mut self, caller: &Caller, worker: usize, charge: &mut Charge) -> Result<Qpn, Refusal> {
-        charge.hold_place(caller.place(&self.worker_places[worker].qpns)?);
+        charge.hold_place(caller.place(&self.qpn_places[worker])?);
         self.qpns[worker].take().map_or_else(|| no_room("queue pair"), Ok)
     }
 
@@ -504,7 +492,7 @@ impl Host {
 
     /// The places for connections of a worker.
     pub(crate) fn connection_places(&self, worker: u32) -> &SharePool {
-        &self.worker_places[worker as usize].connections
+        &self.cm_places[worker as usize].connections
     }
 
     /// Uncounts an object that has ended, or was not made after all.

@@ -1,17 +1,23 @@
 //! The limits of every device, as `ibv_query_device` reports them.
 
+use burst_base::Qpn;
+use burst_cm::WORKER_QUEUE_MAX;
 use burst_control::Limits;
 use burst_control::events::BACKLOG_MAX;
 use burst_mem::key::INDEX_MAX;
 use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
 use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
 
+/// Maximum number of workers of one host, numbers that are lent included.
+pub const WORKERS_MAX: usize = Qpn::WORKER_MASK as usize + 1;
 /// Maximum number of connections to the daemon.
 pub const SESSIONS_MAX: usize = 16_384;
 /// Maximum number of contexts of all devices.
 pub const CONTEXTS_MAX: u32 = 1 << 16;
 /// Maximum number of communication ids of all programs.
 pub const CM_IDS_MAX: u64 = 1 << 19;
+/// Maximum number of connection requests that wait for their listeners, of all workers.
+pub const CM_REQUESTS_MAX: u64 = (WORKERS_MAX * WORKER_QUEUE_MAX) as u64;
 /// Maximum number of events of connection management that wait in the daemon for all programs that do not read: 512 bytes each.
 /// One program has a quarter at most.
 pub const UNREAD_EVENTS_MAX: u64 = 4 * BACKLOG_MAX as u64;

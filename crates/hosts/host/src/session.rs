@@ -221,10 +221,10 @@ impl Session {
             Request::Token => self.token(host),
             Request::Lend => self.borrow(host),
             Request::SetCc { kind, cc } => host.set_cc(self.caller.process.uid, kind.as_deref(), &cc),
-            Request::CmCommandRing => self.create_command_ring(),
-            Request::CmChannel { channel } => self.cm().create_channel(channel),
-            Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
-            Request::Cm { commands } => Ok(Response::Cm(self.cm().carry_out(host, &commands)).into()),
+            Request::CmCommandRing => self.create_command_ring(host),
+            Request::CmChannel { channel } => self.cm(host).create_channel(channel),
+            Request::CmCloseChannel { channel } => self.cm(host).close_channel(channel),
+            Request::Cm { commands } => Ok(Response::Cm(self.cm(host).carry_out(host, &commands)).into()),
             other => match &mut self.context {
                 Some(context) => {
                     let result = context.handle(host, other, fds);
@@ -273,18 +273,19 @@ impl Session {
     }
 
     /// The client's ids and event channels.
-    fn cm(&mut self) -> &mut CmClient {
-        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.caller.clone(), self.number))
+    fn cm(&mut self, host: &Host) -> &mut CmClient {
+        let workers = || host.cm_places.clone();
+        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.caller.clone(), self.number, workers()))
     }
 
     /// Creates the ring for commands without replies.
-    fn create_command_ring(&mut self) -> Result<ReplyParts, Refusal> {
+    fn create_command_ring(&mut self, host: &Host) -> Result<ReplyParts, Refusal> {
         if self.commands.is_some() {
             return refuse(libc::EEXIST, "this connection has a ring for commands already");
         }
         let charge = self.caller.charge(&crate::context::RING_COST)?;
         let (fd, commands) = CommandReceiver::create().map_err(system("make a ring for commands"))?;
-        self.cm();
+        self.cm(host);
         (self.commands, self.commands_charge) = (Some(commands), Some(charge));
         Ok(ReplyParts::with_fds(Response::Done, vec![fd]))
     }

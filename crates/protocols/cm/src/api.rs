@@ -1,6 +1,6 @@
 //! Inputs and outputs of the state machine: parameters of calls, events for programs, and the effects that it requests.
 
-use crate::backlog::BacklogPlace;
+use crate::backlog::{BacklogPlace, RequestCharge};
 use crate::message::CmMessage;
 pub use burst_base::conn::{BURST_VENDOR, ConnAttr, ConnParam, Ece, PeerClass};
 use burst_base::verbs::Mtu;
@@ -185,14 +185,34 @@ pub enum CmStep {
     SidrRepReceived,
 }
 
+/// Why a host takes no request for a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionRefusal {
+    /// There is no room, or the listener is about to end. The request is dropped: the peer repeats it, and there may be room
+    /// then.
+    NoRoom,
+    /// The listener's user has its share. The request is rejected, so that the peer learns that a repetition would not help.
+    OverShare,
+}
+
 /// Actions that the machine requests from its host. `O` identifies the owner of a connection or listener.
 pub trait CmEffects<O> {
     /// Sends a MAD.
     fn send(&mut self, path: &PathRecord, message: &CmMessage, mad: &[u8; MAD_LEN]);
     /// Reports an event to the owner.
     fn event(&mut self, owner: &O, path: &PathRecord, event: &ConnEvent<'_>);
-    /// Shows a request to a listener; returns the owner of the new connection, or `None` when the host has no room for one.
-    fn incoming(&mut self, listener: &O, request: &ConnRequest<'_>) -> Option<O>;
+    /// Shows a request to a listener; returns the owner of the new connection.
+    ///
+    /// # Errors
+    /// The host makes no owner: see [`AdmissionRefusal`].
+    fn incoming(&mut self, listener: &O, request: &ConnRequest<'_>) -> Result<O, AdmissionRefusal>;
+    /// Charges the listener's user for a request that is about to be queued. `None`: requests cost nothing.
+    ///
+    /// # Errors
+    /// The user must not have another queued request.
+    fn charge_queued(&mut self, _listener: &O) -> Result<Option<RequestCharge>, AdmissionRefusal> {
+        Ok(None)
+    }
     /// Number of events that a listener's program may not have read; `u32::MAX` if it is unknown.
     fn unread(&self, _listener: &O) -> u32 {
         u32::MAX

@@ -4,6 +4,7 @@
 //! accepted. Requests beyond it are queued in the daemon (`queue.rs`) and told as places become free, so that a burst larger
 //! than the backlog does not cost its peers a retransmission timeout (80 ms). Both counts are shared by the workers.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,6 +14,9 @@ pub const READ_MIN: u32 = 128;
 pub const QUEUED_PER_PLACE: u32 = 16;
 /// Most queued requests of one listener, all workers together.
 pub const LISTENER_QUEUE_MAX: u32 = 12 << 10;
+
+/// What a queued request costs the listener's user: the host's own type, which is given back when it is dropped.
+pub type RequestCharge = Box<dyn Any + Send>;
 
 /// Counts of a listener's requests that wait. Programs rely on room for as many requests as their backlog whose events they have
 /// not read (ucma of Linux): they may collect a few more than the backlog before they accept the first.
@@ -71,6 +75,10 @@ impl BacklogPlace {
     pub(crate) fn enter(backlog: &Arc<Backlog>, unread: impl FnOnce() -> u32) -> Option<BacklogPlace> {
         backlog.enter(unread).then(|| BacklogPlace(backlog.clone()))
     }
+
+    pub(crate) fn backlog(&self) -> &Arc<Backlog> {
+        &self.0
+    }
 }
 
 impl Drop for BacklogPlace {
@@ -81,20 +89,30 @@ impl Drop for BacklogPlace {
 
 /// A place in the queue behind a backlog, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct RequestPlace(Arc<Backlog>);
+pub(crate) struct RequestPlace {
+    backlog: Arc<Backlog>,
+    /// What it costs the listener's user.
+    charge: Option<RequestCharge>,
+}
 
 impl RequestPlace {
     pub fn enter(backlog: &Arc<Backlog>) -> Option<RequestPlace> {
-        take(&backlog.queued, backlog.queue_limit()).then(|| RequestPlace(backlog.clone()))
+        take(&backlog.queued, backlog.queue_limit()).then(|| RequestPlace { backlog: backlog.clone(), charge: None })
+    }
+
+    /// Keeps what the place costs the listener's user as long as the place.
+    pub fn hold(&mut self, charge: Option<RequestCharge>) {
+        debug_assert!(self.charge.is_none(), "a place is charged once");
+        self.charge = charge;
     }
 
     pub fn backlog(&self) -> &Arc<Backlog> {
-        &self.0
+        &self.backlog
     }
 }
 
 impl Drop for RequestPlace {
     fn drop(&mut self) {
-        give_back(&self.0.queued);
+        give_back(&self.backlog.queued);
     }
 }

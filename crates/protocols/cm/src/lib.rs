@@ -32,13 +32,14 @@ mod show;
 mod sidr;
 
 pub use api::{
-    BURST_VENDOR, CmEffects, CmIds, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnParam, ConnRequest, ConnectParams,
-    Ece, EndParams, PathRecord, PeerClass, QpSetup, StepTime, Transport,
+    AdmissionRefusal, BURST_VENDOR, CmEffects, CmIds, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnParam,
+    ConnRequest, ConnectParams, Ece, EndParams, PathRecord, PeerClass, QpSetup, StepTime, Transport,
 };
-pub use backlog::{Backlog, BacklogPlace};
+pub use backlog::{Backlog, BacklogPlace, RequestCharge};
 pub use conn::CmState;
 pub use fold::Fold;
 pub use machine::{Cm, CmError, Listener};
 pub use message::{CmMessage, Mad, names_burst};
+pub use queue::WORKER_QUEUE_MAX;
 pub use source::Source;
-pub use table::Secret;
+pub use table::{CONNECTIONS_CHARGED, Secret};

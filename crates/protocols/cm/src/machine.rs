@@ -13,7 +13,7 @@ use crate::message::{CmMessage, Mad, Rej, reject};
 use crate::queue::RequestQueue;
 use crate::rto::RtoEstimator;
 use crate::source::{Question, Sources};
-use crate::table::{Secret, Table};
+use crate::table::{CONNECTIONS_MAX, Secret, Table};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_wire::MAD_LEN;
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ pub struct Cm<O> {
 }
 
 /// Most connections of one worker, unless [`Cm::set_limit`] changes it.
-pub const LIMIT_DEFAULT: u32 = 100_000;
+pub const LIMIT_DEFAULT: u32 = CONNECTIONS_MAX;
 
 impl<O> Cm<O> {
     /// The machine of `worker`; all workers of a daemon share `secret`.
@@ -160,14 +160,22 @@ impl<O> Cm<O> {
         Ok(())
     }
 
-    /// Removes the listeners of owners for which `is_ended` is true.
+    /// Removes the listeners of owners for which `is_ended` is true: a walk over all listeners.
     pub fn unlisten(&mut self, mut is_ended: impl FnMut(&O) -> bool) {
+        let queue = &mut self.queue;
         self.listeners.retain(|_, all| {
-            all.retain(|l| !is_ended(&l.owner));
+            remove_ended(all, queue, &mut is_ended);
             !all.is_empty()
         });
-        // Queued requests to a listener that has ended are refused.
-        self.queue.look();
+    }
+
+    /// As [`Cm::unlisten`] for the listeners of one service.
+    pub fn unlisten_service(&mut self, service_id: u64, mut is_ended: impl FnMut(&O) -> bool) {
+        let Some(all) = self.listeners.get_mut(&service_id) else { return };
+        remove_ended(all, &mut self.queue, &mut is_ended);
+        if all.is_empty() {
+            self.listeners.remove(&service_id);
+        }
     }
 
     /// The listener for a request: the exact address is preferred to all addresses of the family, and these to all addresses.
@@ -395,8 +403,8 @@ impl<O> Cm<O> {
         if conn.counts_unproven {
             self.sources.remove_unproven(conn.path.flow.dst);
         }
-        if conn.waiting.is_some() {
-            self.queue.look();
+        if let Some(place) = &conn.waiting {
+            self.queue.note_free(place.backlog());
         }
         Some(conn)
     }
@@ -418,6 +426,17 @@ impl<O> Cm<O> {
     pub(crate) fn draw_psn(&mut self) -> u32 {
         self.table.draw() & 0x00ff_ffff
     }
+}
+
+/// Removes listeners that have ended. Requests that are queued for them are refused in the next pass.
+fn remove_ended<O>(all: &mut Vec<Listener<O>>, queue: &mut RequestQueue, is_ended: &mut impl FnMut(&O) -> bool) {
+    all.retain(|listener| {
+        let ended = is_ended(&listener.owner);
+        if ended {
+            queue.note_free(&listener.backlog);
+        }
+        !ended
+    });
 }
 
 /// `interval`, varied by chance by up to a quarter.

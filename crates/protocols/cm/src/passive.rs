@@ -165,8 +165,9 @@ impl<O> Cm<O> {
         }
         debug_assert!(conn.waiting.is_some() && conn.queued.is_none());
         conn.state = CmState::RepSent;
-        conn.waiting = None;
-        self.queue.look();
+        if let Some(place) = conn.waiting.take() {
+            self.queue.note_free(place.backlog());
+        }
         (conn.local_qpn, conn.local_guid) = (end.param.qpn, end.ca_guid);
         let param = limited(conn.transport, &end.param);
         let (qpn, eecn) = if conn.transport == Transport::Xrc { (0, param.qpn) } else { (param.qpn, 0) };
@@ -303,7 +304,7 @@ pub(crate) fn asked_address(header: Option<PrivateDataHeader>, path: &PathRecord
     header.map(|h| h.dst).filter(|dst| to_itself && dst.is_loopback()).unwrap_or(path.flow.src)
 }
 
-fn rej_of(req: &Req, reason: u16) -> Rej {
+pub(crate) fn rej_of(req: &Req, reason: u16) -> Rej {
     Rej { remote_id: req.local_id, reason, ..Rej::default() }
 }
 

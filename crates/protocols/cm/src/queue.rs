@@ -12,8 +12,9 @@
 //! comes to the front or the dead outnumber the living.
 //!
 //! A place that this worker frees is given away in the same or the next pass. A place may also be freed by another worker, by the
-//! control thread, or because a program with a small backlog has read its events; none of these wakes this worker, so
-//! non-empty lines are looked at every [`LOOK_INTERVAL`] as well.
+//! control thread, or because a program with a small backlog has read its events; none of these wakes this worker, so listeners
+//! with requests are looked at in turn as well: all of them every [`LOOK_INTERVAL`], and of more than [`LOOKED_MAX`] so many in
+//! each [`LOOK_SOON`], so that a user with thousands of full listeners takes little of the worker's time.
 
 use crate::backlog::{Backlog, RequestPlace};
 use crate::source::Source;
@@ -22,9 +23,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Most queued requests of one worker.
-pub(crate) const WORKER_QUEUE_MAX: usize = 16 << 10;
-/// Longest time until a place that something else has freed is given away.
+pub const WORKER_QUEUE_MAX: usize = 16 << 10;
+/// Longest time until a place that something else has freed is given away, if few listeners have requests.
 pub(crate) const LOOK_INTERVAL: Nanos = Nanos::from_ms(10);
+/// Most listeners that are looked at together because their turn has come.
+pub(crate) const LOOKED_MAX: usize = 256;
+/// Time until the next listeners are looked at, if there are more.
+const LOOK_SOON: Nanos = Nanos::from_us(1250);
 /// Lines that are compared to find a long one.
 const COMPARED: usize = 8;
 /// Dead entries that are kept, beside as many as there are living ones.
@@ -50,6 +55,8 @@ struct ListenerLines {
     /// order that fits it.
     turns: [VecDeque<Source>; 2],
     living: usize,
+    /// Whether the listener is in [`RequestQueue::freed`].
+    is_freed: bool,
 }
 
 impl ListenerLines {
@@ -138,6 +145,8 @@ pub(crate) struct RequestQueue {
     listeners: HashMap<usize, ListenerLines>,
     /// Listeners in order of their turns.
     turns: VecDeque<usize>,
+    /// Listeners that have a place again or have ended, each once.
+    freed: VecDeque<usize>,
     /// Listener and source of each queued request.
     queued: HashMap<u32, (usize, Source)>,
     /// When the lines are looked at.
@@ -155,6 +164,7 @@ impl RequestQueue {
         RequestQueue {
             listeners: HashMap::new(),
             turns: VecDeque::new(),
+            freed: VecDeque::new(),
             queued: HashMap::new(),
             look_at: Nanos::NEVER,
             chance: 0,
@@ -199,7 +209,8 @@ impl RequestQueue {
         let key = key_of(backlog);
         let of = self.listeners.entry(key).or_insert_with(|| {
             self.turns.push_back(key);
-            ListenerLines { backlog: backlog.clone(), lines: HashMap::new(), turns: Default::default(), living: 0 }
+            let (backlog, lines) = (backlog.clone(), HashMap::new());
+            ListenerLines { backlog, lines, turns: Default::default(), living: 0, is_freed: false }
         });
         of.push(source, is_proven, id);
         let before = self.queued.insert(id, (key, source));
@@ -219,7 +230,17 @@ impl RequestQueue {
         self.check();
     }
 
-    /// A place may have become free, or a listener may have ended: the lines are looked at in the next pass.
+    /// The listener with this backlog has a place, or has ended: it is looked at in the next pass.
+    pub fn note_free(&mut self, backlog: &Arc<Backlog>) {
+        let key = key_of(backlog);
+        if let Some(of) = self.listeners.get_mut(&key)
+            && !std::mem::replace(&mut of.is_freed, true)
+        {
+            self.freed.push_back(key);
+        }
+    }
+
+    /// Listeners whose turn had come were not looked at: they are in the next pass.
     pub fn look(&mut self) {
         if !self.queued.is_empty() {
             self.look_at = Nanos(0);
@@ -228,31 +249,46 @@ impl RequestQueue {
 
     /// When [`RequestQueue::listeners_due`] has listeners.
     pub fn next_deadline(&self) -> Nanos {
-        self.look_at
+        if self.freed.is_empty() { self.look_at } else { Nanos(0) }
     }
 
     /// How many listeners are to be looked at now.
     pub fn listeners_due(&mut self, now: Nanos) -> usize {
-        if self.look_at > now {
+        if self.next_deadline() > now {
             return 0;
         }
-        self.look_at = now + LOOK_INTERVAL;
         self.check();
-        self.turns.len()
+        let freed = self.freed.len();
+        if self.look_at > now {
+            return freed;
+        }
+        let all = self.turns.len();
+        self.look_at = now + if all > LOOKED_MAX { LOOK_SOON } else { LOOK_INTERVAL };
+        freed + all.min(LOOKED_MAX)
     }
 
-    /// The request whose turn it is, of the listener whose turn it is, with that listener's backlog.
-    pub fn first(&mut self) -> Option<(u32, Arc<Backlog>)> {
-        while let Some(key) = self.turns.front() {
-            if let Some(of) = self.listeners.get_mut(key)
-                && let Some(id) = of.first(|id| self.queued.contains_key(&id))
-            {
-                return Some((id, of.backlog.clone()));
+    /// The next listener to look at: those that have a place come before those whose turn it is.
+    pub fn next_listener(&mut self) -> Option<Arc<Backlog>> {
+        while let Some(key) = self.freed.pop_front() {
+            if let Some(of) = self.listeners.get_mut(&key) {
+                of.is_freed = false;
+                return Some(of.backlog.clone());
             }
-            self.listeners.remove(key);
-            self.turns.pop_front();
+        }
+        while let Some(key) = self.turns.pop_front() {
+            if let Some(of) = self.listeners.get(&key).filter(|of| of.living > 0) {
+                self.turns.push_back(key);
+                return Some(of.backlog.clone());
+            }
+            self.listeners.remove(&key);
         }
         None
+    }
+
+    /// The request of a listener whose turn it is.
+    pub fn first(&mut self, backlog: &Arc<Backlog>) -> Option<u32> {
+        let of = self.listeners.get_mut(&key_of(backlog))?;
+        of.first(|id| self.queued.contains_key(&id))
     }
 
     /// The turn passes to the listener's next source.
@@ -262,19 +298,13 @@ impl RequestQueue {
         }
     }
 
-    /// Moves the first listener behind the others, if it is the one with this backlog.
-    pub fn rotate(&mut self, backlog: &Arc<Backlog>) {
-        if self.turns.front() == Some(&key_of(backlog)) {
-            self.turns.rotate_left(1);
-        }
-    }
-
     /// Gives back room that is not in use.
     pub fn shrink(&mut self) {
         self.check();
         self.queued.shrink_to_fit();
         self.listeners.shrink_to_fit();
         self.turns.shrink_to_fit();
+        self.freed.shrink_to_fit();
     }
 
     fn check(&mut self) {
@@ -282,9 +312,13 @@ impl RequestQueue {
             self.look_at = Nanos::NEVER;
             self.listeners.clear();
             self.turns.clear();
+            self.freed.clear();
         }
         debug_assert!(self.listeners.len() == self.turns.len(), "a listener without a turn");
-        debug_assert_eq!(self.len(), self.listeners.values().map(|of| of.living).sum::<usize>());
+        debug_assert!(
+            self.listeners.len() > LOOKED_MAX
+                || self.len() == self.listeners.values().map(|of| of.living).sum::<usize>()
+        );
     }
 }
 
@@ -298,13 +332,15 @@ mod tests {
 
     /// Takes all requests in order of their turns.
     fn order(queue: &mut RequestQueue) -> Vec<u32> {
-        std::iter::from_fn(|| {
-            let (id, backlog) = queue.first()?;
-            queue.remove(id);
-            queue.pass_turn(&backlog);
-            Some(id)
-        })
-        .collect()
+        let mut order = Vec::new();
+        while let Some(backlog) = queue.next_listener() {
+            while let Some(id) = queue.first(&backlog) {
+                queue.remove(id);
+                queue.pass_turn(&backlog);
+                order.push(id);
+            }
+        }
+        order
     }
 
     #[test]
@@ -356,6 +392,11 @@ mod tests {
         queue.look();
         assert_eq!(queue.next_deadline(), Nanos(0));
         assert_eq!((queue.listeners_due(at(111)), queue.next_deadline()), (1, at(121)));
+        // A listener with a place is looked at at once, and once however many places there are.
+        [(); 2].map(|()| queue.note_free(&backlog));
+        assert_eq!((queue.next_deadline(), queue.listeners_due(at(112))), (Nanos(0), 1));
+        assert!(queue.next_listener().is_some());
+        assert_eq!(queue.next_deadline(), at(121));
         assert_eq!(order(&mut queue), [1, 2]);
         queue.look();
         assert_eq!((queue.next_deadline(), queue.listeners_due(at(999))), (Nanos::NEVER, 0), "no line is left");
@@ -370,13 +411,34 @@ mod tests {
         }
         assert_eq!((queue.len(), queue.listeners_due(Nanos::from_ms(10))), (6, 3));
         assert!(!queue.has_several_sources(&backlogs[0]));
-        queue.rotate(&backlogs[1]);
-        assert_eq!(queue.first().map(|(id, _)| id), Some(0), "only the first listener goes behind the others");
-        queue.rotate(&backlogs[0]);
-        assert_eq!(queue.first().map(|(id, _)| id), Some(1));
+        let mut next = |queue: &mut RequestQueue| {
+            let backlog = queue.next_listener().expect("a listener");
+            queue.first(&backlog)
+        };
+        assert_eq!([0; 4].map(|_| next(&mut queue)), [0, 1, 2, 0].map(Some), "in turn");
+        // One with a place comes first, and keeps its turn.
+        queue.note_free(&backlogs[0]);
+        assert_eq!([0; 3].map(|_| next(&mut queue)), [0, 1, 2].map(Some));
         // The lines of a listener end, and those of the others stay.
         [1, 4].into_iter().for_each(|id| queue.remove(id));
-        assert_eq!(order(&mut queue), [2, 5, 0, 3]);
+        assert_eq!(order(&mut queue), [0, 3, 2, 5]);
+    }
+
+    #[test]
+    fn of_many_listeners_a_portion_is_looked_at_together() {
+        let mut looks = |listeners: usize| {
+            let mut queue = RequestQueue::new();
+            let backlogs: Vec<_> = (0..listeners).map(|_| Arc::new(Backlog::new(1))).collect();
+            (0..).zip(&backlogs).for_each(|(id, backlog)| queue.push(Nanos(0), backlog, source(1), false, id));
+            let due = queue.listeners_due(Nanos::from_ms(10));
+            queue.note_free(&backlogs[listeners - 1]);
+            let soon = queue.listeners_due(Nanos::from_ms(10));
+            let first = queue.next_listener().and_then(|backlog| queue.first(&backlog));
+            (due, queue.next_deadline(), soon, first)
+        };
+        let (few, many) = (LOOKED_MAX, 4 * LOOKED_MAX);
+        assert_eq!(looks(few), (few, Nanos::from_ms(20), 1, Some(few as u32 - 1)));
+        assert_eq!(looks(many), (few, Nanos::from_ms(10) + LOOK_SOON, 1, Some(many as u32 - 1)), "no more work");
     }
 
     #[test]

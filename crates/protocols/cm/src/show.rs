@@ -1,11 +1,12 @@
 //! Requests and their listeners: a REQ or SIDR_REQ is shown to its listener, or queued while the listener's backlog is full.
 
-use crate::api::{CmEffects, CmStep, ConnRequest, PathRecord};
+use crate::api::{AdmissionRefusal, CmEffects, CmStep, ConnRequest, PathRecord};
 use crate::backlog::{Backlog, BacklogPlace, RequestPlace};
 use crate::conn::{CmState, Conn, SERVICE_TIME_MAX, time_of};
 use crate::machine::{Cm, Listener};
-use crate::message::{CmMessage, Dreq, Mad};
+use crate::message::{CmMessage, Dreq, Mad, Rej, SidrRep, reject};
 use crate::service::{self, PrivateDataHeader};
+use crate::sidr::SIDR_NO_QP;
 use crate::source::{Question, Source};
 use crate::table::ConnKey;
 use burst_base::{Nanos, Reason};
@@ -29,7 +30,8 @@ enum Taken {
 
 impl<O> Cm<O> {
     /// Takes a request for the listener with this backlog: shown at once if there is a place, else queued, else dropped. A drop
-    /// has no answer: the peer repeats its request, and there may be room then.
+    /// has no answer: the peer repeats its request, and there may be room then. A request is rejected if the listener's user has
+    /// its share of queued requests or of connections.
     pub(crate) fn admit(
         &mut self,
         now: Nanos,
@@ -45,17 +47,15 @@ impl<O> Cm<O> {
         }
         conn.waiting = if self.queue.has(backlog) { None } else { self.place(conn.service_id, backlog, fx) };
         if conn.waiting.is_none() {
-            conn.queued = self.queue.reserve(backlog);
-            if conn.queued.is_none() {
-                conn.queued = self.make_room(backlog, Source::of(peer), is_proven, fx);
+            match self.queue_place(&conn, backlog, is_proven, fx) {
+                Ok(place) => conn.queued = Some(place),
+                Err(_) if !is_proven && self.queue.has_several_sources(backlog) => {
+                    return self.ask_source(now, &conn.path, mad, fx);
+                }
+                Err(AdmissionRefusal::NoRoom) => return fx.count(device, Reason::CmBacklogFull),
+                Err(AdmissionRefusal::OverShare) => return Self::refuse_over_share(&conn.path, mad, fx),
             }
             conn.state = CmState::Queued;
-            if conn.queued.is_none() && !is_proven && self.queue.has_several_sources(backlog) {
-                return self.ask_source(now, &conn.path, mad, fx);
-            }
-            if conn.queued.is_none() {
-                return fx.count(device, Reason::CmBacklogFull);
-            }
             mad.emit(&mut conn.mad);
         }
         let is_queued = conn.queued.is_some();
@@ -77,22 +77,57 @@ impl<O> Cm<O> {
             self.queue.push(now, backlog, Source::of(peer), is_proven, id);
             self.table.arm(id, now + given_up_after(&mad.message));
         } else {
-            self.show(now, id, backlog, mad.data, fx);
+            self.show(now, id, backlog, mad, fx);
         }
     }
 
-    /// A place in a full queue, for a request of a source that has far fewer requests there than another: the newest of those is
-    /// dropped. Its peer repeats it.
-    fn make_room(
+    /// A place in the queue for a request. Where there is none for a request of a source that has far fewer requests there than
+    /// another, the newest of those is dropped: its peer repeats it.
+    fn queue_place(
         &mut self,
+        conn: &Conn<O>,
         backlog: &Arc<Backlog>,
-        source: Source,
         is_proven: bool,
         fx: &mut impl CmEffects<O>,
-    ) -> Option<RequestPlace> {
-        let victim = self.queue.victim(backlog, source, is_proven)?;
+    ) -> Result<RequestPlace, AdmissionRefusal> {
+        let refusal = match self.reserve(conn.service_id, backlog, fx) {
+            Ok(place) => return Ok(place),
+            Err(refusal) => refusal,
+        };
+        let victim = self.queue.victim(backlog, Source::of(conn.path.flow.dst), is_proven).ok_or(refusal)?;
         self.expire_queued(victim, fx);
-        self.queue.reserve(backlog)
+        self.reserve(conn.service_id, backlog, fx)
+    }
+
+    /// A free place in the queue, charged to the listener's user.
+    fn reserve(
+        &self,
+        service_id: u64,
+        backlog: &Arc<Backlog>,
+        fx: &mut impl CmEffects<O>,
+    ) -> Result<RequestPlace, AdmissionRefusal> {
+        let listener = self.listener_of(service_id, backlog).ok_or(AdmissionRefusal::NoRoom)?;
+        let mut place = self.queue.reserve(backlog).ok_or(AdmissionRefusal::NoRoom)?;
+        place.hold(fx.charge_queued(&listener.owner)?);
+        Ok(place)
+    }
+
+    /// Rejects a request whose listener's user has its share of what another request needs: no resources are available (IBA
+    /// 12.6.7.2, code 3), or no queue pair (the status of a SIDR_REP that comes nearest).
+    fn refuse_over_share(path: &PathRecord, mad: &Mad<'_>, fx: &mut impl CmEffects<O>) {
+        fx.count(path.device, Reason::CmUserShare);
+        match mad.message {
+            CmMessage::Req(req) => {
+                let rej = Rej { remote_id: req.local_id, reason: reject::NO_RESOURCES, ..Rej::default() };
+                Self::refuse(path, mad.tid, rej, fx);
+            }
+            CmMessage::SidrReq(req) => {
+                let (request_id, service_id) = (req.request_id, req.service_id);
+                let rep = SidrRep { request_id, status: SIDR_NO_QP, service_id, ..SidrRep::default() };
+                Self::answer(path, mad.tid, rep.into(), &[], fx);
+            }
+            _ => debug_assert!(false, "only requests are shown"),
+        }
     }
 
     /// Holds a request until its sender has proved its address (see [`crate::source`]).
@@ -126,14 +161,14 @@ impl<O> Cm<O> {
     pub fn show_queued(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut shown = 0;
         for _ in 0..self.queue.listeners_due(now) {
-            let Some((_, backlog)) = self.queue.first() else { break };
-            while let Some((id, _)) = self.queue.first().filter(|(_, line)| Arc::ptr_eq(line, &backlog)) {
+            let Some(backlog) = self.queue.next_listener() else { break };
+            while let Some(id) = self.queue.first(&backlog) {
                 if shown == budget {
+                    self.queue.note_free(&backlog);
                     self.queue.look();
                     return shown;
                 }
                 if self.take_queued(now, id, &backlog, fx) == Taken::Full {
-                    self.queue.rotate(&backlog);
                     break;
                 }
                 shown += 1;
@@ -174,7 +209,7 @@ impl<O> Cm<O> {
             conn.state = if is_req { CmState::ReqReceived } else { CmState::SidrReceived };
             (conn.waiting, conn.queued) = (Some(place), None);
         }
-        self.show(now, id, backlog, mad.data, fx);
+        self.show(now, id, backlog, &mad, fx);
         Taken::Out
     }
 
@@ -204,11 +239,11 @@ impl<O> Cm<O> {
     }
 
     /// Shows a request to its listener.
-    fn show(&mut self, now: Nanos, id: u32, backlog: &Arc<Backlog>, data: &[u8], fx: &mut impl CmEffects<O>) {
+    fn show(&mut self, now: Nanos, id: u32, backlog: &Arc<Backlog>, mad: &Mad<'_>, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         debug_assert!(conn.owner.is_none() && conn.waiting.is_some() && conn.queued.is_none());
         let is_sidr = conn.state == CmState::SidrReceived;
-        let header = PrivateDataHeader::parse(data);
+        let header = PrivateDataHeader::parse(mad.data);
         let request = ConnRequest {
             id,
             path: conn.path,
@@ -216,13 +251,18 @@ impl<O> Cm<O> {
             service_id: conn.service_id,
             transport: (!is_sidr).then_some(conn.transport),
             conn: conn.conn,
-            data: &data[header.map_or(0, |_| service::HEADER_LEN)..],
+            data: &mad.data[header.map_or(0, |_| service::HEADER_LEN)..],
         };
-        let owner = self.listener_of(request.service_id, backlog).and_then(|l| fx.incoming(&l.owner, &request));
-        let Some(owner) = owner else {
-            fx.count(request.path.device, Reason::CmNoRoom);
-            self.forget(id);
-            return;
+        let listener = self.listener_of(request.service_id, backlog).ok_or(AdmissionRefusal::NoRoom);
+        let owner = match listener.and_then(|listener| fx.incoming(&listener.owner, &request)) {
+            Ok(owner) => owner,
+            Err(refusal) => {
+                self.forget(id);
+                return match refusal {
+                    AdmissionRefusal::NoRoom => fx.count(request.path.device, Reason::CmNoRoom),
+                    AdmissionRefusal::OverShare => Self::refuse_over_share(&request.path, mad, fx),
+                };
+            }
         };
         if let Some(conn) = self.table.get_mut(id) {
             conn.owner = Some(owner);

@@ -15,6 +15,8 @@ use burst_wire::DEFAULT_PKEY;
 pub const SIDR_UNSUPPORTED: u8 = 1;
 /// Status of a SIDR_REP: the program refused.
 pub const SIDR_REJECT: u8 = 2;
+/// Status of a SIDR_REP: there is no queue pair, or no other resource, for the request.
+pub const SIDR_NO_QP: u8 = 3;
 
 impl<O> Cm<O> {
     /// Requests a datagram service by a SIDR_REQ; returns the id of the request. The private data begins with the RDMA-CM header.
@@ -137,8 +139,9 @@ impl<O> Cm<O> {
         }
         debug_assert!(conn.waiting.is_some() && conn.queued.is_none());
         conn.state = CmState::SidrDone;
-        conn.waiting = None;
-        self.queue.look();
+        if let Some(place) = conn.waiting.take() {
+            self.queue.note_free(place.backlog());
+        }
         let rep = SidrRep { request_id: conn.remote_id, service_id: conn.service_id, ..rep };
         let tid = conn.tid;
         self.send_kept(now, id, &Mad { tid, modifier, message: rep.into(), data }, false, fx);

@@ -6,6 +6,7 @@
 //! connections leave no memory in use.
 
 use crate::fold::Fold;
+use crate::queue::WORKER_QUEUE_MAX;
 use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_base::slab::Slab;
@@ -18,6 +19,8 @@ use std::net::IpAddr;
 const CHUNK: u32 = 1024;
 /// Most connections of one worker.
 pub const CONNECTIONS_MAX: u32 = 1 << 17;
+/// Connections of one worker that are charged to users: queued requests have places of their own.
+pub const CONNECTIONS_CHARGED: u32 = CONNECTIONS_MAX - WORKER_QUEUE_MAX as u32;
 const CHUNKS_MAX: u32 = CONNECTIONS_MAX / CHUNK;
 
 /// A permutation of 32-bit numbers with a secret key: a Feistel network of four rounds over two halves of 16 bits. Its round

@@ -6,7 +6,7 @@ use burst_base::Nanos;
 use burst_base::conn::ConnParam;
 use burst_cm::{Backlog, CmError};
 use burst_control::monitor::CmConnection;
-use burst_gsi::{CmEntry, CmJob, CmSession, CmTimes, ConnCounts, ListenAddr, WorkerAccess};
+use burst_gsi::{CmEntry, CmJob, CmTimes, ConnCounts, ListenAddr, WorkerAccess};
 use std::sync::Arc;
 
 impl Worker {
@@ -38,14 +38,9 @@ impl Worker {
         self.agent.listen(owner, at, backlog)
     }
 
-    /// Ends all listeners of a program. When this has run, no new id of the program comes from this worker.
-    pub fn cm_end_listeners(&mut self, session: &Arc<CmSession>) {
-        self.agent.end_listeners(session);
-    }
-
-    /// Ends a listener.
-    pub fn cm_unlisten(&mut self, entry: &Arc<CmEntry>) {
-        self.agent.unlisten(entry);
+    /// Ends the listener of an id, which listens on this port.
+    pub fn cm_unlisten(&mut self, entry: &Arc<CmEntry>, port: u16) {
+        self.agent.unlisten(entry, port);
     }
 
     /// Times of the steps of connection setup.

@@ -10,7 +10,7 @@ use burst_base::verbs::QpType;
 use burst_cm::Fold;
 use burst_control::cm::{CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
 use burst_control::{Refusal, Response};
-use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmProgram, CmSession};
+use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmPlaces, CmProgram, CmSession};
 use burst_ledger::{Charge, Resource};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -54,11 +54,11 @@ pub(super) struct NewCmId {
 
 impl CmClient {
     /// Connection management for a process, which runs `program`.
-    pub fn new(program: &str, caller: Caller, number: SessionNumber) -> CmClient {
+    pub fn new(program: &str, caller: Caller, number: SessionNumber, workers: Arc<[CmPlaces]>) -> CmClient {
         let name = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
         let ClientProcess { pid, uid } = caller.process;
         let program = CmProgram { name, pid, uid };
-        let session = CmSession::of(program, &caller.account);
+        let session = CmSession::of(program, &caller.account, workers);
         CmClient {
             session: Arc::new(session),
             caller,
@@ -106,16 +106,10 @@ impl CmClient {
     fn take_arrivals(&mut self, host: &mut Host) {
         while let Some(entry) = self.session.arrivals.pop() {
             debug_assert!(entry.id >= DAEMON_IDS);
-            let worker = entry.worker.load(Ordering::Relaxed);
-            let charge = self.caller.charge(&[(Resource::CmId, 1)]);
-            let place = || self.caller.place(host.connection_places(worker));
-            let charge = match charge.and_then(|charge| Ok(charge.with_place(place()?))) {
-                Ok(charge) => charge,
-                Err(refusal) => {
-                    self.log_refusal(host, entry.id, &refusal);
-                    reject_arrival(host, entry);
-                    continue;
-                }
+            let Some(charge) = entry.take_charge() else {
+                debug_assert!(false, "a worker made an id that costs nothing");
+                reject_arrival(host, entry);
+                continue;
             };
             host.cm.ids += 1;
             let route = entry.route.get().copied().unwrap_or_default();
@@ -280,19 +274,15 @@ impl CmClient {
             self.session.end();
             host.note_ended(self.session.backlog_len());
             if !self.listening.is_empty() {
-                // When this returns, no worker creates another id for the session.
-                let session = self.session.clone();
-                host.on_all(move |w| w.cm_end_listeners(&session));
+                // No worker creates an id for a session that has ended. When this returns, none is about to.
+                host.on_all(|_| ());
             }
         }
+        if !self.listening.is_empty() {
+            self.end_listeners(host, budget.max(1));
+            return false;
+        }
         for _ in 0..budget.max(1) {
-            if let Some(id) = self.listening.pop_first() {
-                let Some(mut gone) = self.ids.remove(&id) else { continue };
-                host.cm.listeners -= 1;
-                gone.stage = CmIdStage::Idle;
-                self.end_id(host, gone);
-                continue;
-            }
             let ids = &mut self.ids;
             match self.ending.get_or_insert_with(|| std::mem::take(ids).into_iter()).next() {
                 Some((_, gone)) => self.end_id(host, gone),
@@ -306,6 +296,19 @@ impl CmClient {
         false
     }
 
+    /// Ends up to `budget` listeners of a program that has exited: together, because the workers stand meanwhile.
+    fn end_listeners(&mut self, host: &mut Host, budget: usize) {
+        let numbers: Vec<CmId> = std::iter::from_fn(|| self.listening.pop_first()).take(budget).collect();
+        let mut gone: Vec<HostCmId> = numbers.iter().filter_map(|number| self.ids.remove(number)).collect();
+        let ended: Vec<_> = gone.iter().filter_map(listener).collect();
+        host.on_all(move |w| ended.iter().for_each(|(entry, port)| w.cm_unlisten(entry, *port)));
+        for mut id in gone.drain(..) {
+            host.cm.listeners -= 1;
+            id.stage = CmIdStage::Idle;
+            self.end_id(host, id);
+        }
+    }
+
     /// Releases everything that an id holds.
     fn end_id(&mut self, host: &mut Host, id: HostCmId) {
         let number = id.entry.id;
@@ -317,11 +320,17 @@ impl CmClient {
     }
 }
 
-/// Rejects a connection request whose id would be over the user's share. The program finds no id when it accepts.
+/// Rejects a connection request that no program will see. The id is charged until the worker has forgotten the connection.
 fn reject_arrival(host: &mut Host, entry: Arc<CmEntry>) {
     entry.end();
     let worker = entry.worker.load(Ordering::Relaxed);
-    host.cm.job(worker, CmJob::Destroy(entry, None));
+    let charge = entry.take_charge().map(|charge| Box::new(charge) as _);
+    host.cm.job(worker, CmJob::Destroy(entry, charge));
+}
+
+/// A listener as workers know it: the id, and its port.
+fn listener(id: &HostCmId) -> Option<(Arc<CmEntry>, u16)> {
+    Some((id.entry.clone(), id.binding.as_ref()?.port))
 }
 
 /// Releases everything that an id holds.
@@ -329,10 +338,11 @@ fn end_id(host: &mut Host, id: HostCmId) {
     assert!(host.cm.ids > 0, "an id that was not counted");
     host.cm.ids -= 1;
     host.note_ended(1);
-    if id.stage == CmIdStage::Listening {
+    if id.stage == CmIdStage::Listening
+        && let Some((entry, port)) = listener(&id)
+    {
         // Before the entry ends: a worker drops events of ended entries, and a request delivered at this moment would be lost.
-        let entry = id.entry.clone();
-        host.on_all(move |w| w.cm_unlisten(&entry));
+        host.on_all(move |w| w.cm_unlisten(&entry, port));
     }
     id.entry.end();
     if let Some(binding) = &id.binding {

@@ -146,7 +146,7 @@ impl CmClient {
             if done.is_err() {
                 host.on_all({
                     let entry = entry.clone();
-                    move |w| w.cm_unlisten(&entry)
+                    move |w| w.cm_unlisten(&entry, at.port)
                 });
                 return refuse(libc::EADDRINUSE, format!("another id listens on port {}", binding.port));
             }

@@ -7,6 +7,7 @@ mod ends;
 mod identity;
 mod lent;
 mod ports;
+mod requests;
 mod shares;
 mod steps;
 mod urma;

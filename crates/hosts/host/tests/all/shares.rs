@@ -82,6 +82,7 @@ impl Hostile {
                 Request::AttachMcast { qp: grants[0].qp, gid: group(0) }
             }
             Resource::CmId => return program.create_id(host, count),
+            Resource::CmRequest => panic!("peers take it"),
             Resource::CmChannel => Request::CmChannel { channel: count },
             Resource::UnreadEvent => return program.leave_event_unread(host),
             Resource::UrmaJfc => {
@@ -299,6 +300,9 @@ fn host_for(row: (Resource, Option<Scope>)) -> Host {
 /// A user at the limit of a row, beside another user and root, whose requests all succeed.
 fn drive((resource, scope): (Resource, Option<Scope>)) {
     let row = (resource, scope);
+    if resource == Resource::CmRequest {
+        return crate::requests::drive();
+    }
     let mut host = host_for(row);
     let mut owner = Program::start(&mut host, BYSTANDER).expect("a program");
     owner.share_target(&mut host);

@@ -10,8 +10,8 @@ use burst_cm::message::{CmMessage, Mad, Rej, Rep, Req, SidrReq, reject};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::table::Table;
 use burst_cm::{
-    BURST_VENDOR, Backlog, Cm, CmEffects, CmError, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest,
-    ConnectParams, EndParams, Listener, PathRecord, QpSetup, Secret, StepTime, Transport,
+    AdmissionRefusal, BURST_VENDOR, Backlog, Cm, CmEffects, CmError, CmStep, ConnAttr, ConnEvent, ConnEventKind,
+    ConnRequest, ConnectParams, EndParams, Listener, PathRecord, QpSetup, Secret, StepTime, Transport,
 };
 use burst_frame::Flow;
 use std::net::IpAddr;
@@ -288,7 +288,7 @@ impl CmEffects<u32> for Silent {
     fn event(&mut self, owner: &u32, path: &PathRecord, event: &ConnEvent<'_>) {
         self.0.event(owner, path, event);
     }
-    fn incoming(&mut self, listener: &u32, request: &ConnRequest<'_>) -> Option<u32> {
+    fn incoming(&mut self, listener: &u32, request: &ConnRequest<'_>) -> Result<u32, AdmissionRefusal> {
         self.0.incoming(listener, request)
     }
     fn ready(&mut self, owner: &u32, path: &PathRecord, conn: &ConnAttr) -> QpSetup {

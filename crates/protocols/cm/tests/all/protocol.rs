@@ -9,8 +9,8 @@ use burst_cm::backlog::{LISTENER_QUEUE_MAX, QUEUED_PER_PLACE, READ_MIN};
 use burst_cm::message::{Apr, CmMessage, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, reject};
 use burst_cm::service::{HEADER_LEN, PS_TCP, PS_UDP, PrivateDataHeader, service_id};
 use burst_cm::{
-    BURST_VENDOR, Backlog, CmError, CmState, ConnEventKind as K, ConnParam, EndParams, Listener, PathRecord, PeerClass,
-    QpSetup, Transport, names_burst,
+    AdmissionRefusal, BURST_VENDOR, Backlog, CmError, CmState, ConnEventKind as K, ConnParam, EndParams, Listener,
+    PathRecord, PeerClass, QpSetup, Transport, names_burst,
 };
 use burst_frame::Flow;
 use burst_wire::MAD_LEN;
@@ -368,7 +368,7 @@ fn the_backlog_bounds_what_waits_and_the_peer_may_ask_again() {
     ask(&mut host, req(4, 53));
     assert_eq!(host.count(Reason::CmNoRoom), 1);
     host.cm.set_limit(100);
-    host.world.full = true;
+    host.world.refuses = Some(AdmissionRefusal::NoRoom);
     ask(&mut host, req(4, 53));
     assert_eq!((host.count(Reason::CmNoRoom), host.backlog.waiting()), (2, 1), "the place is given back");
 }

@@ -6,8 +6,9 @@ use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::{
-    Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnParam,
-    ConnRequest, ConnectParams, EndParams, Listener, PathRecord, QpSetup, Secret, StepTime, Transport,
+    AdmissionRefusal, Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnAttr, ConnEvent, ConnEventKind,
+    ConnParam, ConnRequest, ConnectParams, EndParams, Listener, PathRecord, QpSetup, RequestCharge, Secret, StepTime,
+    Transport,
 };
 use burst_frame::Flow;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -51,8 +52,12 @@ pub struct World {
     pub mtu: Mtu,
     /// Whether queue pairs are made ready at once, by the program, or not at all.
     pub ready: QpSetup,
-    /// New ids are refused.
-    pub full: bool,
+    /// New ids are refused, for this reason.
+    pub refuses: Option<AdmissionRefusal>,
+    /// How many requests may be queued, if the listeners' user has a share.
+    pub queued_max: Option<usize>,
+    /// Held once more by each queued request.
+    pub charges: Arc<()>,
     /// Events that the program may not have read.
     pub unread: u32,
 }
@@ -70,9 +75,9 @@ impl CmEffects<u32> for World {
             self.responses.push(*owner);
         }
     }
-    fn incoming(&mut self, _: &u32, request: &ConnRequest<'_>) -> Option<u32> {
-        if self.full {
-            return None;
+    fn incoming(&mut self, _: &u32, request: &ConnRequest<'_>) -> Result<u32, AdmissionRefusal> {
+        if let Some(refusal) = self.refuses {
+            return Err(refusal);
         }
         let owner = self.stories.len() as u32;
         self.stories.push(Story {
@@ -84,7 +89,13 @@ impl CmEffects<u32> for World {
             ..Story::default()
         });
         self.requests.push(owner);
-        Some(owner)
+        Ok(owner)
+    }
+    fn charge_queued(&mut self, _: &u32) -> Result<Option<RequestCharge>, AdmissionRefusal> {
+        match self.queued_max {
+            Some(most) if Arc::strong_count(&self.charges) > most => Err(AdmissionRefusal::OverShare),
+            _ => Ok(Some(Box::new(self.charges.clone()))),
+        }
     }
     fn keep_place(&mut self, _: &u32, place: BacklogPlace) {
         self.places.push(place);
@@ -130,7 +141,9 @@ impl Host {
             steps: Vec::new(),
             mtu: Mtu::B4096,
             ready: QpSetup::Done,
-            full: false,
+            refuses: None,
+            queued_max: None,
+            charges: Arc::default(),
             unread: u32::MAX,
         };
         let secret = Secret::new([u64::from(number) * 77, 99]);

@@ -160,3 +160,31 @@ fn datagram_service_requests_are_queued_as_well() {
     }
     assert_eq!((backlog.waiting(), backlog.queued()), (0, 0));
 }
+
+#[test]
+fn a_request_over_the_share_of_the_listeners_user_is_rejected_and_one_over_its_backlog_is_not_answered() {
+    let mut host = Host::new(1);
+    host.listen(2);
+    host.world.queued_max = Some(5);
+    for n in 1..=7 {
+        assert!(ask(&mut host, req(n, 50 + n)).is_empty(), "two are shown, five are queued");
+    }
+    let [CmMessage::Rej(rej)] = ask(&mut host, req(8, 58))[..] else { panic!("one REJ") };
+    assert_eq!((rej.reason, rej.remote_id, rej.message), (reject::NO_RESOURCES, 8, 0));
+    assert_eq!((host.count(Reason::CmUserShare), host.count(Reason::CmBacklogFull)), (1, 0));
+    // A source with few requests takes the place of one of those.
+    let mut other = path();
+    other.flow.dst = IpAddr::from([10, 0, 0, 3]);
+    let mut bytes = [0; 256];
+    Mad { tid: 7, modifier: 0, message: req(9, 59).into(), data: &header() }.emit(&mut bytes);
+    host.cm.on_mad(NOW, &other, &bytes, &mut host.world);
+    assert_eq!((taken(&mut host).len(), host.count(Reason::CmBacklogFull), host.backlog.queued()), (0, 1, 5));
+    // A request that is queued is rejected when its turn comes, if its user has its share of connections by then.
+    host.world.refuses = Some(AdmissionRefusal::OverShare);
+    host.accept(NOW, 0);
+    taken(&mut host);
+    host.cm.on_timer(NOW, 100, &mut host.world);
+    assert!(taken(&mut host).iter().all(|m| matches!(m, CmMessage::Rej(rej) if rej.reason == reject::NO_RESOURCES)));
+    assert_eq!((host.count(Reason::CmUserShare), host.backlog.queued(), host.backlog.waiting()), (6, 0, 1));
+    assert_eq!(Arc::strong_count(&host.world.charges), 1, "what was charged is given back");
+}
