@@ -8,6 +8,7 @@ use crate::counters::Counters;
 use crate::failures::FailureView;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::outbox::{Completions, CqEntry, Outbox};
+use crate::paths::hello_times::HelloTimes;
 use crate::paths::path::Path;
 use crate::paths::signals::Signals;
 use crate::tally::ReasonTally;
@@ -46,7 +47,7 @@ pub(crate) struct Tables<'a> {
     pub outbox: &'a mut Outbox,
     pub paths: &'a mut [Path],
     pub wheel: &'a mut Wheel,
-    pub hello_due: &'a mut Nanos,
+    pub hello_times: &'a mut HelloTimes,
     pub records: &'a mut RecordPool,
 }
 
@@ -60,7 +61,7 @@ impl Tables<'_> {
         completions: Completions,
         f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T,
     ) -> T {
-        let Tables { now, waited, cqs, contexts, ahs, xrc, mem, outbox, paths, hello_due, records, .. } = self;
+        let Tables { now, waited, cqs, contexts, ahs, xrc, mem, outbox, paths, hello_times, records, .. } = self;
         let Egress { batch, counters } = egress;
         let QpSlot { qp, holder, other_holders, device, received, tally, .. } = &mut *slot;
         let signals = Signals::default();
@@ -82,7 +83,7 @@ impl Tables<'_> {
         let result = f(qp, &mut Env { now, waited, mem, tx: batch, fx: &mut fx });
         let signals = fx.signals;
         if signals.is_failed() {
-            FailureView { now, contexts, paths: &mut *paths, mem, counters }.note(slot, outbox, hello_due);
+            FailureView { now, contexts, paths: &mut *paths, mem, counters }.note(slot, outbox, hello_times);
         }
         if !signals.is_empty()
             && let Some(path) = paths.get_mut(slot.path as usize)
@@ -112,12 +113,12 @@ impl Tables<'_> {
                 });
                 if signals.is_refused() {
                     path.hello.doubted(now);
-                    *hello_due = (*hello_due).min(path.hello.due());
+                    hello_times.note_change(now, slot.path, path);
                 }
             }
             if path.conditions.is_new() {
                 // The controller follows with the timers of this pass.
-                *hello_due = now;
+                hello_times.note_change(now, slot.path, path);
             }
         }
         result

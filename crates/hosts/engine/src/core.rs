@@ -155,7 +155,7 @@ impl Core {
                 outbox,
                 paths,
                 wheel: &mut timers.wheel,
-                hello_due: &mut hellos.due,
+                hello_times: &mut hellos.times,
                 records,
             },
         )

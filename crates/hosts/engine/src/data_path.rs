@@ -122,7 +122,9 @@ impl DataPath<'_> {
         put(&mut self.core.qps, index, slot);
         if qp_type != QpType::Ud {
             let Core { hellos, paths, options, .. } = &mut *self.core;
-            hellos.greet(now, &mut paths[at as usize], &flow, options.asks_peers());
+            let path = &mut paths[at as usize];
+            path.greet(now, &flow, options.asks_peers());
+            hellos.times.note(at, path);
         }
     }
 

@@ -8,6 +8,7 @@
 use crate::counters::Counters;
 use crate::objects::{ContextSlot, NO_PATH, QpSlot};
 use crate::outbox::Outbox;
+use crate::paths::hello_times::HelloTimes;
 use crate::paths::path::Path;
 use crate::tally::device_counts;
 use burst_base::verbs::access;
@@ -32,13 +33,13 @@ impl FailureView<'_> {
     /// Keeps the failure that lies in the outbox.
     #[cold]
     #[inline(never)]
-    pub fn note(self, slot: &QpSlot, outbox: &mut Outbox, hello_due: &mut Nanos) {
+    pub fn note(self, slot: &QpSlot, outbox: &mut Outbox, hello_times: &mut HelloTimes) {
         let Some(failure) = outbox.failure.take() else { return };
         if failure.reason == Reason::RetryExhausted
             && let Some(path) = self.paths.get_mut(slot.path as usize)
         {
             path.hello.ask_after_failure(self.now);
-            *hello_due = (*hello_due).min(path.hello.due());
+            hello_times.note(slot.path, path);
         }
         let context = self.contexts.get(slot.holder.context as usize).and_then(Option::as_ref);
         let unknown = AccountId::User(u32::MAX);

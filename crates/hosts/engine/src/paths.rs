@@ -13,6 +13,7 @@ use std::ops::{Deref, DerefMut};
 
 pub mod ecn;
 pub(crate) mod hello;
+pub(crate) mod hello_times;
 mod line_index;
 pub(crate) mod pacing;
 pub mod path;

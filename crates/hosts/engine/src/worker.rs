@@ -96,7 +96,7 @@ impl Worker {
     /// Opens gates, asks peers what they can do, and fires timers, as far as they are due.
     fn run_timers(&mut self, now: Nanos) -> bool {
         let mut any = self.core.timers.pacing.next_deadline() <= now && self.timer_pass(now).open_gates();
-        any |= self.core.hellos.due <= now && self.data_path().run_hellos(now);
+        any |= self.core.hellos.times.due() <= now && self.data_path().run_hellos(now);
         any | self.timer_pass(now).fire_due()
     }
 
@@ -176,7 +176,7 @@ impl Worker {
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
         let Core { timers, outbox, hellos, .. } = &self.core;
-        let tables = timers.next_deadline().min(outbox.retry_at).min(hellos.due);
+        let tables = timers.next_deadline().min(outbox.retry_at).min(hellos.times.due());
         let urma = self.urma.as_ref().map_or(Nanos::NEVER, |slot| slot.next_event());
         ports.min(self.agent.next_deadline()).min(tables).min(urma)
     }

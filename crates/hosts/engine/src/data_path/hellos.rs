@@ -1,7 +1,9 @@
 //! Hellos that are due: answers to questions of peers, and questions to peers whose time has come.
 
+use crate::core::Core;
 use crate::data_path::DataPath;
 use crate::paths::hello::{HelloQuestion, push_hello};
+use crate::paths::hello_times::HELLOS_PER_PASS;
 use crate::paths::peer_hello::PeerHello;
 use crate::port_slot::PortSlot;
 use burst_base::{DeviceId, Nanos};
@@ -10,7 +12,8 @@ use burst_wire::hello::Hello;
 use std::net::IpAddr;
 
 impl DataPath<'_> {
-    /// Answers questions, and asks the peers whose time has come. Returns whether there was any.
+    /// Answers questions, and asks the peers whose time has come: [`HELLOS_PER_PASS`] of them, and the others in the next passes.
+    /// Returns whether there was any.
     #[cold]
     pub fn run_hellos(&mut self, now: Nanos) -> bool {
         let mut any = !self.core.hellos.questions.is_empty();
@@ -18,30 +21,41 @@ impl DataPath<'_> {
             let answer = Hello { is_answer: true, ..self.own_hello(device, tid) };
             self.send_hello(now, device, &back, &answer);
         }
-        for at in 0..self.core.paths.len() {
-            any |= self.follow_choice(now, at);
-            if self.core.paths[at].hello.due() > now {
-                continue;
-            }
-            any = true;
-            let tid = self.core.hellos.next_tid(&self.core.options);
-            let path = &mut self.core.paths[at];
-            if path.users == 0 {
-                // The next queue pair asks again.
-                path.hello = PeerHello::default();
-                continue;
-            }
-            let device = path.device;
-            match path.hello.on_due(now, tid) {
-                Some(flow) => self.send_hello(now, device, &flow, &self.own_hello(device, tid)),
-                None => {
-                    self.core.set_family(at);
-                    self.follow_choice(now, at);
-                }
+        for _ in 0..HELLOS_PER_PASS {
+            let Core { hellos, paths, .. } = &mut *self.core;
+            let Some(at) = hellos.times.next(now, paths) else { break };
+            any |= self.run_hello(now, at as usize);
+            let Core { hellos, paths, .. } = &mut *self.core;
+            hellos.times.note(at, &mut paths[at as usize]);
+        }
+        let Core { hellos, paths, .. } = &mut *self.core;
+        hellos.times.settle(paths);
+        self.flush_all(now);
+        any
+    }
+
+    /// Follows what has changed about a path, and asks its peer if it is time. Returns whether there was anything to do.
+    fn run_hello(&mut self, now: Nanos, at: usize) -> bool {
+        let is_changed = self.follow_choice(now, at);
+        if self.core.paths[at].hello.due() > now {
+            return is_changed;
+        }
+        let tid = self.core.hellos.next_tid(&self.core.options);
+        let path = &mut self.core.paths[at];
+        if path.users == 0 {
+            // The next queue pair asks again.
+            path.hello = PeerHello::default();
+            return true;
+        }
+        let device = path.device;
+        match path.hello.on_due(now, tid) {
+            Some(flow) => self.send_hello(now, device, &flow, &self.own_hello(device, tid)),
+            None => {
+                self.core.set_family(at);
+                self.follow_choice(now, at);
             }
         }
-        self.core.hellos.due = self.core.paths.iter().map(|path| path.hello.due()).min().unwrap_or(Nanos::NEVER);
-        any
+        true
     }
 
     /// Notes what `peer` has answered: as [`crate::Worker::know_peer`].
@@ -53,6 +67,7 @@ impl DataPath<'_> {
             return;
         }
         path.hello.know(now, hello, own_boot_id);
+        self.core.hellos.times.note(at, path);
         self.core.set_family(at as usize);
         self.follow_choice(now, at as usize);
     }
@@ -76,6 +91,5 @@ impl DataPath<'_> {
         }
         let PortSlot { batch, counters, .. } = &mut self.ports[device.index()];
         push_hello(batch, counters, flow, hello);
-        self.flush_all(now);
     }
 }

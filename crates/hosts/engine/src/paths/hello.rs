@@ -8,6 +8,7 @@
 
 use crate::counters::Counters;
 use crate::options::{HELLO_DOMAIN, WorkerOptions};
+use crate::paths::hello_times::HelloTimes;
 use crate::paths::path::Path;
 use crate::paths::peer_hello::PeerHello;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason, TokenBucket};
@@ -30,47 +31,33 @@ pub(crate) struct HelloQuestion {
 }
 
 /// The questions of a worker.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Hellos {
     /// Questions asked.
     asked: u64,
     answers: AnswerBudget,
     /// Questions of peers that are to be answered in this pass.
     pub questions: Vec<HelloQuestion>,
-    /// When a peer is to be asked what it can do.
-    pub due: Nanos,
-}
-
-impl Default for Hellos {
-    fn default() -> Hellos {
-        Hellos { asked: 0, answers: AnswerBudget::default(), questions: Vec::new(), due: Nanos::NEVER }
-    }
+    /// When peers are to be asked what they can do.
+    pub times: HelloTimes,
 }
 
 impl Hellos {
-    /// A queue pair has joined a path.
-    pub fn greet(&mut self, now: Nanos, path: &mut Path, flow: &Flow, asks: bool) {
-        if !path.is_own_address {
-            path.hello.join(now, flow, asks);
-            self.due = self.due.min(path.hello.due());
-        }
-    }
-
     /// This daemon's own choices have changed: peers learn of it by a question, those without queue pairs by the next one.
     pub fn greet_again(&mut self, now: Nanos, paths: &mut [Path]) {
-        for path in paths {
+        for (at, path) in (0..).zip(paths) {
             match path.users {
                 0 => path.hello = PeerHello::default(),
                 _ => path.hello.ask_now(now),
             }
+            self.times.note(at, path);
         }
-        self.due = now;
     }
 
-    /// A message of the connection manager from a path's peer has Burst's vendor id.
-    pub fn on_vendor_id(&mut self, now: Nanos, path: &mut Path) {
+    /// A message of the connection manager from the peer of path `at` has Burst's vendor id.
+    pub fn on_vendor_id(&mut self, now: Nanos, at: u32, path: &mut Path) {
         path.hello.on_vendor_id(now);
-        self.due = self.due.min(path.hello.due());
+        self.times.note(at, path);
     }
 
     /// The number of the next question, in which the worker that asks can be seen.
@@ -86,9 +73,9 @@ impl Hellos {
     }
 
     /// Answers a question with the timers of this pass, when the port is at hand.
-    pub fn answer(&mut self, now: Nanos, question: HelloQuestion) {
+    pub fn answer(&mut self, question: HelloQuestion) {
         self.questions.push(question);
-        self.due = now;
+        self.times.note_answer();
     }
 }
 

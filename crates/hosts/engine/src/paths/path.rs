@@ -22,7 +22,7 @@ use burst_cc::{
     AckSample, Aimd, Algorithm, ChoiceRank, ChoiceReason, Controller, LossKind, Params, PathConditions, PeerKind,
     RATE_UNPACED, SendLimits,
 };
-use burst_frame::TxFrame;
+use burst_frame::{Flow, TxFrame};
 use burst_port::{PortCaps, UNRESOLVED_BYTES};
 use burst_transport::{AckReport, Signal};
 use std::net::IpAddr;
@@ -139,6 +139,8 @@ pub struct Path {
     pub(crate) cnp_from: Nanos,
     /// What the peer's daemon can do.
     pub(crate) hello: PeerHello,
+    /// Time of its entry in [`crate::paths::hello_times::HelloTimes`] that counts; [`Nanos::NEVER`] for none.
+    pub(crate) hello_listed: Nanos,
     report: PeerReport,
     hop: HopKnowledge,
     /// When an unacknowledged message was last about to be sent.
@@ -188,6 +190,7 @@ impl Path {
             responses: 0,
             cnp_from: Nanos(0),
             hello: PeerHello::default(),
+            hello_listed: Nanos::NEVER,
             report: PeerReport::default(),
             hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
@@ -202,6 +205,13 @@ impl Path {
             counts_before: [0; DEVICE_REASONS.len()],
         }
     }
+    /// A queue pair or a channel has joined: the peer is asked what it can do, unless it was.
+    pub(crate) fn greet(&mut self, now: Nanos, flow: &Flow, asks: bool) {
+        if !self.is_own_address {
+            self.hello.join(now, flow, asks);
+        }
+    }
+
     /// Replaces the controller by one in its first state. The caller gives a turn to the queue pairs that wait, and removes the
     /// path from the queue of gates.
     pub(crate) fn retune(&mut self, now: Nanos, link: &PathLink) {

@@ -90,7 +90,7 @@ impl RxBurst<'_> {
         if options.asks_peers()
             && let Some(at) = paths.find(self.device, src)
         {
-            hellos.on_vendor_id(self.now, &mut paths[at as usize]);
+            hellos.on_vendor_id(self.now, at, &mut paths[at as usize]);
         }
     }
 
@@ -107,25 +107,27 @@ impl RxBurst<'_> {
             };
         }
         let now = self.now;
-        let at = self.core.paths.find(self.device, frame.flow.src).map(|at| at as usize);
+        let at = self.core.paths.find(self.device, frame.flow.src);
         let own_boot_id = self.core.options.boot_id();
         let Core { paths, hellos, .. } = &mut *self.core;
         match (hello.is_answer, at) {
-            (true, Some(at)) if paths[at].hello.on_answer(now, &hello, own_boot_id) => {
+            (true, Some(at)) if paths[at as usize].hello.on_answer(now, &hello, own_boot_id) => {
                 // The controller follows with the timers of this pass.
-                hellos.due = now;
-                self.core.set_family(at);
+                hellos.times.note_change(now, at, &mut paths[at as usize]);
+                self.core.set_family(at as usize);
             }
             (true, _) => self.counters.count(Reason::HelloUnexpected),
             // Before anything is read of it: a flood of questions costs no more than its packets.
             (false, _) if !hellos.may_answer(now) => self.counters.count(Reason::HelloWithheld),
             (false, at) => {
                 if let Some(at) = at {
-                    paths[at].hello.on_question(now, &hello);
+                    let path = &mut paths[at as usize];
+                    path.hello.on_question(now, &hello);
+                    hellos.times.note(at, path);
                 }
                 // The answer is due now, and with it what the question asks of the path.
                 let back = Flow { src: frame.flow.dst, dst: frame.flow.src, tos: 0, ..frame.flow };
-                hellos.answer(now, HelloQuestion { device: self.device, back, tid: hello.tid });
+                hellos.answer(HelloQuestion { device: self.device, back, tid: hello.tid });
             }
         }
     }

@@ -119,7 +119,9 @@ impl UrmaPaths for ChannelPaths<'_> {
         path.channels.users += 1;
         path.channels.place = path.waiting.join(CHANNELS, CHANNELS);
         if let Some((hellos, asks)) = hellos {
-            hellos.greet(now, path, &Flow { dst: address, src_port: burst_wire::ROCE_PORT, ..flow }, *asks);
+            let flow = Flow { dst: address, src_port: burst_wire::ROCE_PORT, ..flow };
+            path.greet(now, &flow, *asks);
+            hellos.times.note(at, path);
         }
         Some(at)
     }

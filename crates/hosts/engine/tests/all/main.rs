@@ -9,6 +9,7 @@ mod failures;
 mod fall;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod hello_storm;
 mod many;
 mod multicast;
 mod order;
