@@ -65,6 +65,8 @@ HOLES = {"punched": 2, "huge": 1, "never": 6}
 PYTHON = next((path for path in ("/usr/bin/python3",) if os.access(path, os.X_OK)), sys.executable)
 #: Packets of one injection of the wire attacks.
 FLOOD = 10_000
+#: Requests for the listeners of `listeners`: more than a worker has connections.
+REQUESTS, LISTENERS_FROM, LISTENERS = 140_000, 7400, 64
 RPING_PORT, CM_PORT, BUS_PORT, QUIET_SECONDS, BURST_SECONDS, SETTLE_SECONDS = 7301, 7302, 21300, 12, 4, 60
 #: Rounds of the bystander before a short attack.
 WARM_ROUNDS = 10
@@ -308,6 +310,29 @@ def requests(fabric):
     return Flood(fabric, made, lambda: silent.stop(signal.SIGKILL))
 
 
+class Listeners:
+    """Listeners of user 1001 that accept nothing, and more requests from host a than they could answer. All have come once before the bystander
+    begins. Host a answers for them, so its address is proved."""
+
+    def __init__(self, fabric, users):
+        self.hostile = Hostile(users, [users.place / "bin" / "attack", "listeners", fabric.b.socket], 1)
+        self.programs = self.hostile.programs
+        await_cm_listener(fabric.b, self.programs[0], LISTENERS_FROM + LISTENERS - 1)
+        by = forger(fabric)
+        made = [by.request(n, LISTENERS_FROM + n % LISTENERS, fabric.a.address) for n in range(REQUESTS)]
+        for first in range(0, REQUESTS, FLOOD):
+            by.send(made[first : first + FLOOD])
+        self.flood = Flood(fabric, made[:FLOOD])
+
+    def cpu_seconds(self):
+        return self.flood.cpu_seconds()
+
+    def end(self):
+        said, errors = self.flood.end()
+        more, wrong = self.hostile.end()
+        return said + more, errors + wrong
+
+
 def unknown(fabric):
     """Requests to queue pairs that do not exist."""
     by = forger(fabric)
@@ -456,8 +481,8 @@ class ProxyFront:
 
 
 WIRE = {"psns": psns, "mads": mads, "requests": requests, "unknown": unknown, "qp1-socket": management, "proxy-front": ProxyFront}
-#: The same beside a victim of their own.
-WIRE_BESIDE = {"um-socket": BusDatagrams}
+#: The same beside a program of user 1001: a victim, or one that the packets are for.
+WIRE_BESIDE = {"um-socket": BusDatagrams, "listeners": Listeners}
 #: Attacks that want other daemons than the usual ones: how the hosts are made.
 OTHER_HOSTS = {"packet-groups": {"ports": ("packet:dev=eth0", "packet:dev=eth0")}}
 #: Every attack, by the kind of thing that it takes from others or breaks. The first of each kind is the one that `make test` runs in short
@@ -467,7 +492,7 @@ KINDS = {
     "memory": ["sparse", "large-files", "punched", "huge", "never"],
     "objects": ["objects", "regions", "imports", "xrc-holders", "subuids"],
     "descriptors": ["rings", "lingering", "starving"],
-    "connections": ["connects", "rubbish", "idle", "unread"],
+    "connections": ["connects", "rubbish", "idle", "unread", "listeners"],
     "names": ["ports", "hijack", "groups", "packet-groups", "o-path", "qkey"],
     "bus": ["urma-objects", "urma-peers", "urma-same-bits", "urma-silent", "urma-guesses"],
     "wire": ["unknown", "psns", "mads", "requests", "qp1-socket", "um-socket"],

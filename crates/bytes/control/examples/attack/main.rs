@@ -62,6 +62,8 @@ const KINDS: &[(&str, Attack)] = &[
     ("starving", starving),
     // All ports of the connection manager.
     ("ports", ports),
+    // Listeners with the longest backlogs that accept nothing.
+    ("listeners", listeners),
     // Every address of the bystander's port, with the option to share it.
     ("hijack", hijack),
     // Large files of which the daemon has the last reference.
@@ -84,6 +86,9 @@ const KINDS: &[(&str, Attack)] = &[
 
 /// The port on which the bystander of `tests/hunt/attacks.py` listens.
 const BYSTANDERS_PORT: u16 = 7301;
+/// Ports of `listeners`.
+const LISTENERS_FROM: u16 = 7400;
+const LISTENERS: u16 = 64;
 /// Bytes of a large file. The system needs a good part of a second to free their pages.
 const LARGE: u64 = 512 << 20;
 
@@ -391,6 +396,19 @@ fn ports(attacker: &mut Attacker) -> Outcome {
     for id in 0..ROUND {
         bind(attacker, &mut client, 1 << 17 | id, CmAddr { ip: any, port: 0, scope: 0 })?;
     }
+    Ok(())
+}
+
+/// Listens, and looks at no request until it is killed.
+fn listeners(attacker: &mut Attacker) -> Outcome {
+    let mut client = with_channel(attacker)?;
+    for (id, port) in (1..).zip(LISTENERS_FROM..LISTENERS_FROM + LISTENERS) {
+        let addr = CmAddr { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, scope: 0 };
+        bind(attacker, &mut client, id, addr)?;
+        let commands = vec![CmCommand::Listen { id, backlog: u32::MAX }];
+        attacker.ask(&mut client, &Request::Cm { commands }, &[])?;
+    }
+    std::thread::sleep(Duration::from_secs(3600));
     Ok(())
 }
 
