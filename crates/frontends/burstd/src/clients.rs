@@ -48,6 +48,8 @@ pub struct Clients {
     rings: HashMap<u32, BTreeSet<ClientToken>>,
     /// Clients whose rings for commands are not marked as idle.
     awake: Vec<ClientToken>,
+    /// Clients with a request that has steps left.
+    unfinished: BTreeSet<ClientToken>,
     /// When clients that have not said hello are disconnected, in order; among them clients that have left or said hello, at most
     /// twice as many as there are clients.
     greetings: VecDeque<(Nanos, ClientToken)>,
@@ -130,6 +132,7 @@ impl Clients {
         let gone = self.list.swap_remove(index);
         if let Some(token) = gone.token {
             self.indices.remove(&token);
+            self.unfinished.remove(&token);
         }
         if let Some(token) = self.list.get(index).and_then(|moved| moved.token) {
             self.indices.insert(token, index);
@@ -198,6 +201,11 @@ impl Clients {
             // Without the watch the end of the socket tells that the program has gone.
             client.watches_exit = epoll::add(&queue.epoll, exit, data, epoll::EventFlags::IN).is_ok();
         }
+        match (client.token, client.is_unfinished()) {
+            (Some(token), true) => drop(self.unfinished.insert(token)),
+            (Some(token), false) => drop(self.unfinished.remove(&token)),
+            (None, _) => {}
+        }
         if client.is_awake || !client.session().has_command_ring() {
             return;
         }
@@ -208,8 +216,8 @@ impl Clients {
         of_process.extend(client.token);
     }
 
-    /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns whether the rings of some clients
-    /// have commands already: [`Clients::with_commands`].
+    /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns whether some clients want a turn
+    /// in any case: [`Clients::with_work`].
     pub fn idle_rings(&mut self) -> bool {
         let mut still_awake = Vec::new();
         for token in std::mem::take(&mut self.awake) {
@@ -221,13 +229,14 @@ impl Clients {
             }
         }
         self.awake = still_awake;
-        !self.awake.is_empty()
+        !self.awake.is_empty() || !self.unfinished.is_empty()
     }
 
-    /// Clients whose rings [`Clients::idle_rings`] has not marked as idle, with their accounts.
-    pub fn with_commands(&self) -> Vec<(Account, ClientToken)> {
+    /// Clients whose rings [`Clients::idle_rings`] has not marked as idle, and those with a request that has steps left, with
+    /// their accounts.
+    pub fn with_work(&self) -> Vec<(Account, ClientToken)> {
         let index = |token| Some((self.indices.get(token)?, *token));
-        let clients = self.awake.iter().filter_map(index);
+        let clients = self.awake.iter().chain(&self.unfinished).filter_map(index);
         clients.map(|(index, token)| (self.list[*index].session().account().clone(), token)).collect()
     }
 
@@ -260,7 +269,7 @@ impl Clients {
 
     /// Returns the memory of clients that have left to the heap.
     pub fn shrink(&mut self) {
-        let Clients { list, indices, queues, rings, awake, greetings } = self;
+        let Clients { list, indices, queues, rings, awake, greetings, unfinished: _ } = self;
         list.shrink_to_fit();
         indices.shrink_to_fit();
         queues.shrink_to_fit();

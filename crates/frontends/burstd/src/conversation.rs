@@ -9,7 +9,7 @@ use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{ControlError, FIRST_SEQUENCE, Refusal, Reply};
 use burst_host::foreign::ForeignFds;
 use burst_host::log_limit::LogCause;
-use burst_host::{ClientProcess, Host, PacketAnswer, Session};
+use burst_host::{ClientProcess, Host, PacketAnswer, ReplyWithFds, Session};
 use burst_ledger::Account;
 use burst_peer::{PeerCredentials, PeerProcess, credentials};
 use rustix::net::{RecvFlags, SendFlags};
@@ -47,6 +47,8 @@ pub struct Conversation {
     pub watches_exit: bool,
     /// Whether its ring for commands is not marked as idle.
     pub is_awake: bool,
+    /// The reply to a request that has steps left, with the request's number.
+    unfinished: Option<(u32, Box<ReplyWithFds>)>,
 }
 
 impl Conversation {
@@ -63,7 +65,14 @@ impl Conversation {
             _ => Ok(session),
         });
         match admitted {
-            Ok(session) => Ok(Conversation { socket, session, token: None, watches_exit: false, is_awake: false }),
+            Ok(session) => Ok(Conversation {
+                socket,
+                session,
+                token: None,
+                watches_exit: false,
+                is_awake: false,
+                unfinished: None,
+            }),
             Err(refusal) => {
                 if host.may_log(LogCause::NoRoom, process.uid) {
                     info!(pid = process.pid, uid = process.uid, "connection refused: {}", refusal.sentence);
@@ -122,8 +131,14 @@ impl Conversation {
         until: Nanos,
     ) -> ConversationState {
         let mut state = self.receive_commands(host, requests_left);
+        if state == ConversationState::Open && self.is_unfinished() {
+            state = self.finish(host, until);
+            if self.is_unfinished() {
+                return state;
+            }
+        }
         // The clock is read for each request: that costs less than a hundredth of receiving it and sending the reply.
-        while state == ConversationState::Open && *requests_left > 0 && host.now() < until {
+        while state == ConversationState::Open && *requests_left > 0 && !self.is_unfinished() && host.now() < until {
             *requests_left -= 1;
             if host.refuses_next(self.session.account(), &self.socket) {
                 return self.over_share(host);
@@ -202,8 +217,35 @@ impl Conversation {
             PacketAnswer::WrongVersion(sentence) => return self.refuse_version(host, sequence, &sentence),
             PacketAnswer::Disconnect(why) => return self.disconnected(host, &why),
         };
+        if self.session.is_unfinished() {
+            self.unfinished = Some((sequence, Box::new((reply, fds))));
+            return ConversationState::Open;
+        }
+        self.send(host, sequence, &reply, &fds)
+    }
+
+    /// Whether a request has steps left: it wants turns, whatever comes from the client.
+    pub fn is_unfinished(&self) -> bool {
+        self.unfinished.is_some()
+    }
+
+    /// Goes on with a request that has steps left until the turn is over, one step at least. Sends its reply after the last one.
+    fn finish(&mut self, host: &mut Host, until: Nanos) -> ConversationState {
+        while !self.session.continue_request(host) {
+            if host.now() >= until {
+                return ConversationState::Open;
+            }
+        }
+        match self.unfinished.take() {
+            Some((sequence, reply)) => self.send(host, sequence, &reply.0, &reply.1),
+            None => ConversationState::Open,
+        }
+    }
+
+    /// Sends a reply.
+    fn send(&self, host: &mut Host, sequence: u32, reply: &Reply, fds: &[OwnedFd]) -> ConversationState {
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        match frame::send(&self.socket, sequence, &reply, &fds, SendFlags::DONTWAIT) {
+        match frame::send(&self.socket, sequence, reply, &fds, SendFlags::DONTWAIT) {
             Ok(()) => ConversationState::Open,
             Err(e) => {
                 let ClientProcess { pid, uid } = self.session.process();

@@ -198,8 +198,8 @@ impl Server {
             self.spare = descriptors::spare();
         }
         // Either a program sees that we are idle and wakes us for its next command, or we see the command here.
-        let has_commands = self.clients.idle_rings();
-        self.sleep(!has_commands)
+        let has_work = self.clients.idle_rings();
+        self.sleep(!has_work)
     }
 
     fn sleep(&self, may_sleep: bool) -> PollResult {
@@ -324,11 +324,11 @@ impl Server {
     fn turns(&self, ready: Vec<Account>) -> Vec<AccountTurn> {
         let mut turns: BTreeMap<AccountId, AccountTurn> = BTreeMap::new();
         let endings = self.ending.accounts().cloned().map(|account| (account, None));
-        let commands = self.clients.with_commands().into_iter().map(|(account, token)| (account, Some(token)));
+        let commands = self.clients.with_work().into_iter().map(|(account, token)| (account, Some(token)));
         for (account, token) in ready.into_iter().map(|account| (account, None)).chain(endings).chain(commands) {
             let id = account.id().clone();
-            let turn = turns.entry(id).or_insert_with(|| AccountTurn { account, with_commands: Vec::new() });
-            turn.with_commands.extend(token);
+            let turn = turns.entry(id).or_insert_with(|| AccountTurn { account, with_work: Vec::new() });
+            turn.with_work.extend(token);
         }
         turns.into_values().collect()
     }
@@ -352,8 +352,8 @@ impl Server {
     /// context's program are carried out before its requests, even if their descriptor is not readable.
     fn serve_account(&mut self, turn: &AccountTurn, mut budget: TurnBudget, ended: &mut Vec<usize>) {
         let ready = self.clients.ready(turn.account.id());
-        let with_commands = turn.with_commands.iter().filter_map(|token| self.clients.index_of(*token));
-        let mut all: Vec<usize> = ready.readable.iter().chain(&ready.exited).copied().chain(with_commands).collect();
+        let with_work = turn.with_work.iter().filter_map(|token| self.clients.index_of(*token));
+        let mut all: Vec<usize> = ready.readable.iter().chain(&ready.exited).copied().chain(with_work).collect();
         all.sort_unstable();
         all.dedup();
         // Clients without a context first: the jobs of their commands are posted together.
@@ -524,8 +524,8 @@ fn turn_away(host: &Host, socket: OwnedFd) -> u32 {
 /// What an account has to do in one round.
 struct AccountTurn {
     account: Account,
-    /// Clients with commands in their rings.
-    with_commands: Vec<ClientToken>,
+    /// Clients with commands in their rings, or with a request that has steps left.
+    with_work: Vec<ClientToken>,
 }
 
 /// Descriptors that [`Server::wait`] found readable.

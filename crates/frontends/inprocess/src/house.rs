@@ -156,6 +156,10 @@ impl House {
                 return Err(libc::EPROTO);
             }
         };
+        if let Some(open) = self.sessions.iter_mut().find(|open| open.number == number) {
+            // The engine is this program's alone: no other program waits.
+            while open.session.is_unfinished() && !open.session.continue_request(&mut self.host) {}
+        }
         self.host.post_cm_jobs();
         Ok(answer)
     }

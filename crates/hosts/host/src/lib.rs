@@ -76,6 +76,6 @@ pub use clock::Clock;
 pub use host::Host;
 pub use options::{HostOptions, URMA_LANES_MAX, WorkerMode};
 pub use packet::PacketAnswer;
-pub use session::Session;
+pub use session::{ReplyWithFds, Session};
 pub use session_number::SessionNumber;
 pub use upkeep::{SessionTable, Upkeep};

@@ -177,7 +177,18 @@ impl Session {
         Some((reply, fds))
     }
 
-    /// Carries out a request that has a reply.
+    /// Whether the last request has steps left. Its reply is to be sent, and the next request to be carried out, after the last
+    /// of them: [`Session::continue_request`].
+    pub fn is_unfinished(&self) -> bool {
+        self.context.as_ref().is_some_and(Context::is_holding)
+    }
+
+    /// A step of the last request, short enough for a turn. Returns whether it was the last one.
+    pub fn continue_request(&mut self, host: &mut Host) -> bool {
+        self.context.as_mut().is_none_or(|context| context.continue_hold(host))
+    }
+
+    /// Carries out a request that has a reply, or its first step: [`Session::is_unfinished`].
     ///
     /// # Errors
     /// The refusal for the client.

@@ -62,6 +62,8 @@ const KINDS: &[(&str, Attack)] = &[
     ("starving", starving),
     // All ports of the connection manager.
     ("ports", ports),
+    // Memory that is held and released, as for a fork, with as many regions as one may have.
+    ("holds", holds),
     // Listeners with the longest backlogs that accept nothing.
     ("listeners", listeners),
     // Every address of the bystander's port, with the option to share it.
@@ -395,6 +397,22 @@ fn ports(attacker: &mut Attacker) -> Outcome {
     // Ports that the daemon chooses.
     for id in 0..ROUND {
         bind(attacker, &mut client, 1 << 17 | id, CmAddr { ip: any, port: 0, scope: 0 })?;
+    }
+    Ok(())
+}
+
+/// Holds and releases all its memory again and again.
+fn holds(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let region = Request::RegMr { pd, addr: 0, len: 0, iova: 0, access: 1, pieces: Vec::new(), replaces: None };
+    let mut regions = 0;
+    while attacker.ask(&mut client, &region, &[]).is_ok() {
+        regions += 1;
+    }
+    println!("{regions} regions");
+    for round in 0..ROUND {
+        attacker.ask(&mut client, &Request::HoldMemory { hold: round % 2 == 0 }, &[])?;
     }
     Ok(())
 }

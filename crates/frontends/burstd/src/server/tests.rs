@@ -282,3 +282,42 @@ fn an_mtu_without_room_for_a_packet_is_reported() {
     assert!(sentence.contains("burst0 is 290") && sentence.contains("needs 348"), "{sentence}");
     assert!(small_mtu("burst0", 347).is_some() && small_mtu("burst0", 348).is_none());
 }
+
+/// A hold of many regions goes on by itself, and what the program has sent behind it waits for its reply.
+#[test]
+fn a_request_of_many_steps_is_answered_after_the_last_and_before_the_next_request() {
+    const REGIONS: u32 = 700;
+    let path = std::env::temp_dir().join(format!("burstd-steps-{}.sock", std::process::id()));
+    let mut server = server_with(&path, WorkerMode::Threads);
+    // Before the server looks: it ends without clients.
+    let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
+    connect(&client, &SocketAddrUnix::new(&path).expect("an address")).expect("connected");
+    let kinds = std::thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let region =
+                |pd| Request::RegMr { pd, addr: 0, len: 0, iova: 0, access: 1, pieces: Vec::new(), replaces: None };
+            let (mut number, mut buffer) = (burst_control::FIRST_SEQUENCE, vec![0; MESSAGE_MAX]);
+            let mut ask = |requests: &[Request]| -> Vec<Response> {
+                for (number, request) in (number..).zip(requests) {
+                    frame::send(&client, number, request, &[], SendFlags::empty()).expect("sent");
+                }
+                number += requests.len() as u32;
+                let mut receive = |_| {
+                    let packet =
+                        frame::receive(&client, &mut buffer, RecvFlags::empty(), &mut Vec::new()).expect("a reply");
+                    packet.decode::<Reply>().expect("a reply").result.expect("no refusal")
+                };
+                (0..requests.len()).map(&mut receive).collect()
+            };
+            ask(&[Request::Hello { program: "test".into() }, Request::OpenContext { device: 0 }]);
+            let Response::Handle(pd) = ask(&[Request::AllocPd])[0] else { panic!("no protection domain") };
+            (0..REGIONS).for_each(|_| drop(ask(&[region(pd)])));
+            let hold = |hold| Request::HoldMemory { hold };
+            ask(&[hold(true), Request::DaemonInfo, hold(false), Request::DaemonInfo])
+        });
+        server.serve().expect("served");
+        client.join().expect("replies")
+    });
+    let is = |reply: &Response| matches!(reply, Response::Daemon(_));
+    assert_eq!(kinds.iter().map(is).collect::<Vec<_>>(), [false, true, false, true], "{kinds:?}");
+}

@@ -62,6 +62,10 @@ impl<T> HandleTable<T> {
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.objects.iter().map(|(handle, entry)| (*handle, &entry.0))
     }
+    /// The handles from `from` on and their objects, in order.
+    pub fn iter_from(&self, from: u32) -> impl Iterator<Item = (u32, &T)> {
+        self.objects.range(from..).map(|(handle, entry)| (*handle, &entry.0))
+    }
     /// The number of objects.
     pub fn len(&self) -> usize {
         self.objects.len()

@@ -8,7 +8,6 @@ use crate::host::Host;
 use crate::limits::LIMITS;
 use crate::refusal::{busy, no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
-use burst_base::Qpn;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
 use burst_ledger::{Charge, Resource};
@@ -71,20 +70,15 @@ fn check(r: &MrRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Most regions that workers replace between two passes: other programs wait meanwhile.
-const REPLACED_MAX: usize = 128;
-
-/// Replaces regions in the workers' tables by others with the same keys.
-fn replace(host: &Host, regions: &[Arc<Region>]) {
-    for part in regions.chunks(REPLACED_MAX) {
-        let part: Arc<[Arc<Region>]> = part.into();
-        host.on_all(move |w| {
-            for region in &*part {
-                w.remove_region(region.key);
-                w.add_region(region.clone());
-            }
-        });
-    }
+/// Replaces regions in the workers' tables by others with the same keys. Other programs wait meanwhile: there are few.
+pub(super) fn replace(host: &Host, regions: &[Arc<Region>]) {
+    let regions: Arc<[Arc<Region>]> = regions.into();
+    host.on_all(move |w| {
+        for region in &*regions {
+            w.remove_region(region.key);
+            w.add_region(region.clone());
+        }
+    });
 }
 
 impl Context {
@@ -166,34 +160,9 @@ impl Context {
     }
 
     /// The region that the workers see for `region`.
-    fn shown(&self, region: &Arc<Region>) -> Arc<Region> {
+    pub(super) fn shown(&self, region: &Arc<Region>) -> Arc<Region> {
         let is_mapped = matches!(region.mapping, Mapping::Local(_) | Mapping::InProcess { .. });
         if self.is_held && is_mapped { Arc::new(region.held()) } else { region.clone() }
-    }
-
-    /// Stops or resumes accesses to the regions. When this returns, no worker uses the memory of held regions.
-    pub(super) fn hold_memory(&mut self, host: &mut Host, hold: bool) -> Result<ReplyParts, Refusal> {
-        self.is_held = hold;
-        let regions: Vec<_> = self.mrs.values().filter(|mr| mr.holds_pd()).map(|mr| self.shown(&mr.region)).collect();
-        // The queue pairs learn of the hold before a page is late, and of its end when all are back.
-        if hold {
-            self.post_hold(host, hold);
-        }
-        replace(host, &regions);
-        if !hold {
-            self.post_hold(host, hold);
-        }
-        Ok(Response::Done.into())
-    }
-
-    /// Tells the workers of this context's queue pairs that their memory is held, or is back.
-    fn post_hold(&self, host: &Host, hold: bool) {
-        for worker in 0..host.workers().len() {
-            let qpns: Vec<Qpn> = self.qps.values().filter(|qp| qp.worker == worker).map(|qp| qp.qpn).collect();
-            if !qpns.is_empty() {
-                host.post(worker, move |w, now| w.hold_memory(now, &qpns, hold));
-            }
-        }
     }
 
     /// Charges the mappings that a registration needs in the daemon: one for each piece, and one that reserves the addresses.

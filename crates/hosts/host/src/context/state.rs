@@ -1,5 +1,7 @@
 //! The tables of a context: which objects it has, and what each of them refers to.
 
+mod hold;
+
 use super::handles::HandleTable;
 use super::urma::HostUrma;
 use crate::authority::{Caller, ClientProcess};
@@ -24,6 +26,22 @@ use burst_shm::layout::SEGMENT_BYTES;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// What a step of a hold changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeldPart {
+    QueuePairs,
+    Regions,
+}
+
+/// A hold, or its end, that has not reached all objects.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HoldProgress {
+    pub(super) hold: bool,
+    pub(super) part: HeldPart,
+    /// Objects with smaller handles were reached.
+    pub(super) from: u32,
+}
 
 /// Descriptors of a context beside one for each worker and those of the arena's segments: the event pipe, and the process's
 /// memory.
@@ -177,6 +195,8 @@ pub struct Context {
     pub(super) memory: Option<Arc<ProcessMemory>>,
     /// Whether its memory must not be accessed at present: the program forks.
     pub(super) is_held: bool,
+    /// What of that is not in force yet.
+    pub(super) holding: Option<HoldProgress>,
     pub(super) arena: Arena,
     /// The charges of the arena's segments.
     pub(super) segment_charges: Vec<Charge>,
@@ -255,6 +275,7 @@ impl Context {
             _charge: charge,
             memory: None,
             is_held: false,
+            holding: None,
             arena,
             segment_charges: vec![segments_charge],
             segments_shared: segments.len(),

@@ -175,3 +175,50 @@ fn a_step_of_an_end_releases_a_budget_of_ids_however_many_are_left() {
         assert!(program.end_some(&mut host, BUDGET));
     }
 }
+
+/// A program with regions and queue pairs.
+fn with_regions(host: &mut Host, count: u32) -> Program {
+    let mut program = Program::start(host, UID).expect("a program");
+    let pd = program.pd;
+    for _ in 0..count {
+        let region = Request::RegMr { pd, addr: 0, len: 0, iova: 0, access: 1, pieces: Vec::new(), replaces: None };
+        program.ask(host, region).expect("a region");
+    }
+    for _ in 0..count / 10 {
+        let request = crate::common::queue_pair(program.pd, program.cq, QpType::Rc);
+        program.ask(host, request).expect("a queue pair");
+    }
+    program
+}
+
+/// How many steps a hold of a program's memory has after the request, with another program's request between each two.
+fn steps_of_hold(count: u32, hold: bool) -> u32 {
+    let mut host = crate::common::host(90);
+    let (mut program, mut other) =
+        (with_regions(&mut host, count), Program::start(&mut host, UID + 1).expect("another"));
+    if !hold {
+        program.ask(&mut host, Request::HoldMemory { hold: true }).expect("held");
+        while !program.as_mut().continue_request(&mut host) {}
+    }
+    program.ask(&mut host, Request::HoldMemory { hold }).expect("a first step");
+    let mut steps = 0;
+    while program.as_mut().is_unfinished() {
+        steps += 1;
+        let is_last = program.as_mut().continue_request(&mut host);
+        assert_eq!(is_last, !program.as_mut().is_unfinished());
+        other.ask(&mut host, Request::AllocPd).expect("another program is served");
+    }
+    // One that ends in the midst of a hold leaves nothing.
+    program.ask(&mut host, Request::HoldMemory { hold: !hold }).expect("a first step");
+    [program, other].into_iter().for_each(|program| program.end(&mut host));
+    assert!(crate::common::is_all_given_back(&host));
+    steps
+}
+
+#[test]
+fn a_hold_of_memory_goes_on_in_steps_of_128_objects() {
+    for hold in [true, false] {
+        // 100 regions and 10 queue pairs in the request itself; 3,000 and 300 in 24 and 3 steps, of which it does two.
+        assert_eq!([100, 3_000].map(|count| steps_of_hold(count, hold)), [0, 25]);
+    }
+}

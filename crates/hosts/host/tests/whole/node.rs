@@ -230,7 +230,9 @@ impl Node {
                 }
             };
             let sequence = packet.header.sequence;
-            match client.session.answer_packet(&mut self.host, &packet, fds) {
+            let answer = client.session.answer_packet(&mut self.host, &packet, fds);
+            while client.session.is_unfinished() && !client.session.continue_request(&mut self.host) {}
+            match answer {
                 PacketAnswer::Nothing => {}
                 PacketAnswer::Reply(answer) => {
                     let (reply, fds) = *answer;
