@@ -6,6 +6,7 @@ A rule finds nothing that is right: where a rule cannot decide, it says nothing.
 import re
 from collections import defaultdict
 
+import containers
 import documents
 import modules
 import structure
@@ -210,5 +211,5 @@ def subjects(tree):
 RULES = [
     storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, doc_tests,
     subjects,
-    *documents.RULES, *words.RULES, *STRUCTURE_RULES,
+    *containers.RULES, *documents.RULES, *words.RULES, *STRUCTURE_RULES,
 ]  # fmt: skip

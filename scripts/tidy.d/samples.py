@@ -101,6 +101,16 @@ CALLED = {
     **{f"m{i}.rs": f"use crate::m{i + 1}::T{i + 1};\npub struct T{i} {{ pub next: Box<T{i + 1}> }}\n" for i in range(8)},
 }
 
+
+def growing(fields, *listed):
+    """A struct of the host with fields, and the list of containers."""
+    body = "".join(f"    {field},\n" for field in fields)
+    text = f"//! A sample.\npub struct S<T> {{\n{body}}}\nconst ROOM: usize = 1;\n"
+    rows = 'resources! {\n    Qp, "qps", "queue pairs", [];\n}\n'
+    names = {"crates/hosts/host/src/lib.rs": text, "crates/base/ledger/src/resource.rs": rows}
+    return Sample(names | {"scripts/tidy.d/containers.txt": "# A sample.\n" + "".join(f"{line}\n" for line in listed)})
+
+
 #: (rule, sample, how many violations it has)
 SAMPLES = [
     ("storeys", Sample({}, workspace(package("base", "low", "high"), package("bytes", "high"))), 1),
@@ -194,6 +204,9 @@ SAMPLES = [
     ("written_parts", Sample({"docs/performance.md": "<!-- scripts/documents: figures -->\nold\n<!-- end -->\n", "tests/bench/history.jsonl": RUN}), 1),
     ("variables", Sample({LIB: 'const A: &str = "BURST_A";\n', "docs/configuration.md": "`BURST_B`\n", "scripts/x": 'echo "$BURST_C"\n'}), 3),
     ("variables", Sample({LIB: '// "BURST_Z"\nconst A: &str = "BURST_A";\n', TEST: 'f("BURST_C")', "docs/configuration.md": "| `BURST_A` |\n", "CONTRIBUTING.md": "`BURST_C`\n"}), 0),
+    ("containers", growing(["a: Vec<u8>", "pub b: Option<HashMap<u32, T>>"]), 2),
+    ("containers", growing(["a: Vec<u8>"], "hosts/host S: a = row pds", "hosts/host S: b = most LIMIT", "hosts/host S = turn"), 4),
+    ("containers", growing(["a: Vec<u8>", "b: BTreeSet<T>", "c: u8"], "hosts/host S: a = row qps", "hosts/host S: b = most ROOM"), 0),
     ("words", Sample({LIB: "//! Nobody is told.\nstruct HouseGuard;\nfn has_patience() {}\n", "a.md": "A void place, a former life.\n"}), 6),
     ("words", Sample({LIB: "// news\n", "scripts/tidy.d/unclean.txt": "crates/base/a 0\n"}), 2),
     ("words", Sample({LIB: "// news\n", "scripts/tidy.d/unclean.txt": "crates/base/a 2\n"}), 1),
