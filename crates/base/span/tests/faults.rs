@@ -1,8 +1,12 @@
 //! Local memory that the program takes away: a copy fails or takes another way.
 
 use burst_span::{Span, Unreachable, catch_faults};
+use std::sync::{Mutex, PoisonError};
 
 const PAGE: usize = 4096;
+
+/// Held by each test: what one has unmapped, another one's threads would map again (their stacks).
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Two pages of private memory, filled with 7, which stay mapped until the test changes that.
 fn pages() -> *mut u8 {
@@ -33,6 +37,7 @@ fn span(at: *mut u8, offset: usize, len: usize) -> Span {
 
 #[test]
 fn memory_that_is_unmapped_is_gone() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     assert!(catch_faults() || cfg!(not(target_arch = "x86_64")));
     if cfg!(not(target_arch = "x86_64")) {
         return;
@@ -60,6 +65,7 @@ fn memory_that_is_unmapped_is_gone() {
 
 #[test]
 fn protected_memory_is_reached_as_if_it_were_pinned() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !catch_faults() {
         return;
     }
@@ -82,6 +88,7 @@ fn protected_memory_is_reached_as_if_it_were_pinned() {
 
 #[test]
 fn threads_meet_faults_at_the_same_time() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !catch_faults() {
         return;
     }
