@@ -60,6 +60,57 @@ pub(crate) struct HeldRequest {
     pub bytes: [u8; MAD_LEN],
 }
 
+/// The requests that wait: a ring, and where in it each address has requests, so that a proof looks at no other address's.
+#[derive(Debug)]
+struct HeldRequests {
+    /// The oldest first; `None`: its address was proved.
+    ring: VecDeque<Option<HeldRequest>>,
+    /// How many have left the front of the ring.
+    left: u64,
+    /// The numbers of each address's requests, counted from the first that was ever held.
+    numbers: HashMap<IpAddr, VecDeque<u64>, Fold>,
+}
+
+impl HeldRequests {
+    fn new(fold: Fold) -> HeldRequests {
+        HeldRequests { ring: VecDeque::new(), left: 0, numbers: HashMap::with_hasher(fold) }
+    }
+
+    /// Adds a request, in place of the oldest if there is no room.
+    fn push(&mut self, request: HeldRequest) {
+        if self.ring.len() == HELD_MAX {
+            self.drop_oldest();
+        }
+        let number = self.left + self.ring.len() as u64;
+        self.numbers.entry(request.path.flow.dst).or_default().push_back(number);
+        self.ring.push_back(Some(request));
+    }
+
+    fn drop_oldest(&mut self) {
+        let Some(oldest) = self.ring.pop_front() else { return };
+        self.left += 1;
+        let Some(ip) = oldest.map(|request| request.path.flow.dst) else { return };
+        if let Some(numbers) = self.numbers.get_mut(&ip) {
+            numbers.pop_front();
+            if numbers.is_empty() {
+                self.numbers.remove(&ip);
+            }
+        }
+    }
+
+    /// Takes out the requests from an address, the oldest first.
+    fn take(&mut self, ip: IpAddr) -> Vec<HeldRequest> {
+        let numbers = self.numbers.remove(&ip).unwrap_or_default();
+        let taken = |number: u64| self.ring.get_mut((number - self.left) as usize)?.take();
+        let taken: Vec<HeldRequest> = numbers.into_iter().filter_map(taken).collect();
+        while let Some(None) = self.ring.front() {
+            self.drop_oldest();
+        }
+        debug_assert!(self.numbers.len() <= self.ring.len(), "an address without a request");
+        taken
+    }
+}
+
 /// Ids and transaction id of the DREQ that asks an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
@@ -78,7 +129,7 @@ pub(crate) struct Sources {
     proven: Vec<(Option<IpAddr>, Nanos)>,
     /// By hash of the address: when it was asked. Empty until the first question.
     asked: Vec<(Option<IpAddr>, Nanos)>,
-    held: VecDeque<HeldRequest>,
+    held: HeldRequests,
     /// Number of connections of each address that has proved nothing.
     unproven: HashMap<IpAddr, u32, Fold>,
     /// Their sum.
@@ -96,7 +147,7 @@ impl Sources {
             fold,
             proven: Vec::new(),
             asked: Vec::new(),
-            held: VecDeque::new(),
+            held: HeldRequests::new(fold),
             unproven: HashMap::with_hasher(fold),
             unproven_sum: 0,
             now: Nanos(0),
@@ -147,12 +198,9 @@ impl Sources {
 
     /// Holds a request, in place of the oldest if there is no room. Returns the question to ask, unless it was asked lately.
     pub fn challenge(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> Option<Question> {
-        if self.held.len() == HELD_MAX {
-            self.held.pop_front();
-        }
         let mut bytes = [0; MAD_LEN];
         mad.emit(&mut bytes);
-        self.held.push_back(HeldRequest { path: *path, bytes });
+        self.held.push(HeldRequest { path: *path, bytes });
         if self.asked.is_empty() {
             self.asked = vec![(None, Nanos(0)); REMEMBERED];
         }
@@ -181,16 +229,14 @@ impl Sources {
 
     /// Takes out the requests from an address.
     pub fn take_held(&mut self, ip: IpAddr) -> Vec<HeldRequest> {
-        let (taken, kept) = std::mem::take(&mut self.held).into_iter().partition(|held| held.path.flow.dst == ip);
-        self.held = kept;
-        Vec::from(taken)
+        self.held.take(ip)
     }
 
     /// Returns unused memory.
     pub fn shrink(&mut self) {
         self.unproven.shrink_to_fit();
         if self.unproven.is_empty() {
-            (self.held, self.asked) = (VecDeque::new(), Vec::new());
+            (self.held, self.asked) = (HeldRequests::new(self.fold), Vec::new());
         }
     }
 }
@@ -280,5 +326,29 @@ mod tests {
         (0..HELD_MAX as u64 + 3).for_each(|tid| _ = sources.challenge(now, &peer, &mad(tid)));
         let held = tids(sources.take_held(peer.flow.dst));
         assert_eq!((held.len(), held[0], held[HELD_MAX - 1]), (HELD_MAX, 3, HELD_MAX as u64 + 2));
+    }
+
+    #[test]
+    fn a_proof_takes_the_requests_of_its_address_and_the_others_keep_their_places() {
+        let flow = |n: u32| burst_frame::Flow { dst: IpAddr::from(n.to_be_bytes()), ..Default::default() };
+        let request = |n: u32, mark: u8| HeldRequest {
+            path: PathRecord { device: burst_base::DeviceId(0), flow: flow(n) },
+            bytes: [mark; MAD_LEN],
+        };
+        let mut held = HeldRequests::new(Secret::new([1, 2]).fold());
+        let marks = |taken: Vec<HeldRequest>| -> Vec<u8> { taken.iter().map(|request| request.bytes[0]).collect() };
+        for mark in 0..9 {
+            held.push(request(u32::from(mark) % 3, mark));
+        }
+        assert_eq!(marks(held.take(flow(1).dst)), [1, 4, 7]);
+        assert_eq!((marks(held.take(flow(1).dst)), held.ring.len()), (vec![], 9), "the others are not moved");
+        assert_eq!(marks(held.take(flow(0).dst)), [0, 3, 6]);
+        assert_eq!((held.ring.len(), held.left), (7, 2), "what has gone at the front makes room");
+        // A full ring drops its oldest, of whichever address, and places of those that have gone.
+        (0..HELD_MAX as u32).for_each(|n| held.push(request(1_000 + n, 9)));
+        assert_eq!((held.ring.len(), marks(held.take(flow(2).dst))), (HELD_MAX, vec![]));
+        assert_eq!(marks(held.take(flow(1_000).dst)), [9]);
+        (0..HELD_MAX as u32).for_each(|n| drop(held.take(flow(1_000 + n).dst)));
+        assert!(held.ring.is_empty() && held.numbers.is_empty());
     }
 }
