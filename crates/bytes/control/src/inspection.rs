@@ -182,6 +182,8 @@ fn only_reads(request: &Request) -> bool {
             | Request::CmConnections { .. }
             | Request::Urma { .. }
             | Request::Failures(_)
+            | Request::Workers
+            | Request::QueuePairs { .. }
     )
 }
 

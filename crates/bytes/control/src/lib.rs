@@ -6,6 +6,7 @@
 //! manager have no reply and another encoding. The data path does not use this socket.
 #![forbid(unsafe_code)]
 
+pub mod activity;
 mod async_record;
 pub mod capture;
 pub mod client;
@@ -21,6 +22,7 @@ pub mod inspection;
 pub mod lend;
 pub mod listener;
 pub mod messages;
+pub mod metrics_place;
 pub mod monitor;
 pub mod names;
 mod record;

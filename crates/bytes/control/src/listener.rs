@@ -1,4 +1,4 @@
-//! The control socket's file: bound, and given its mode.
+//! Socket files: bound, and given their mode.
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use std::fs;
@@ -9,11 +9,24 @@ use std::path::Path;
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 256;
 
-/// Binds and listens. Replaces a socket on which no process listens; refuses to replace a live one or another kind of file.
+/// Binds and listens for packets. Replaces a socket on which no process listens; refuses to replace a live one or another kind of
+/// file.
 ///
 /// # Errors
 /// A sentence.
 pub fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
+    bind_of(SocketType::SEQPACKET, path, mode)
+}
+
+/// As [`bind_socket`], for streams.
+///
+/// # Errors
+/// A sentence.
+pub fn bind_stream(path: &Path, mode: u32) -> Result<OwnedFd, String> {
+    bind_of(SocketType::STREAM, path, mode)
+}
+
+fn bind_of(kind: SocketType, path: &Path, mode: u32) -> Result<OwnedFd, String> {
     let say = |what: &str, e: std::io::Error| format!("cannot {what} {}: {e}", path.display());
     if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty() && !d.exists()) {
         fs::create_dir_all(dir).map_err(|e| say("make the directory of", e))?;
@@ -22,12 +35,11 @@ pub fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
             .map_err(|e| say("set the mode of the directory of", e))?;
     }
     let address = SocketAddrUnix::new(path).map_err(|e| say("use the socket path", e.into()))?;
-    let new_socket =
-        || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
+    let new_socket = || socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
     let listener = new_socket().map_err(|e| say("make the socket", e.into()))?;
     if let Ok(found) = path.symlink_metadata() {
         if !found.file_type().is_socket() {
-            return Err(format!("{} is there already and is no socket; choose another --socket", path.display()));
+            return Err(format!("{} is there already and is no socket; choose another path", path.display()));
         }
         let probe = new_socket().map_err(|e| say("make the socket", e.into()))?;
         match rustix::net::connect(&probe, &address) {
@@ -35,7 +47,7 @@ pub fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
                 fs::remove_file(path).map_err(|e| say("replace the dead socket", e))?
             }
             Ok(()) | Err(rustix::io::Errno::AGAIN) => {
-                return Err(format!("another burstd serves {}; stop it, or choose another --socket", path.display()));
+                return Err(format!("another process serves {}; stop it, or choose another path", path.display()));
             }
             Err(e) => return Err(say("probe", e.into())),
         }

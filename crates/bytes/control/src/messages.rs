@@ -3,6 +3,7 @@
 //! Handles (`pd`, `cq`, …) are small numbers that the daemon assigns to the objects of one context; they are invalid in other
 //! contexts. The daemon checks them on every use.
 
+use crate::activity::{QpPage, WorkerUse};
 use crate::cm::{CmCommand, CmReply};
 use crate::failures::{FailurePage, FailureQuery};
 use crate::lend::LentWorker;
@@ -476,6 +477,13 @@ pub enum Request {
     Lend,
     /// Gets records of failures, the newest first.
     Failures(FailureQuery),
+    /// Gets the time and the traffic of each worker.
+    Workers,
+    /// Gets a page of the list of queue pairs.
+    QueuePairs {
+        /// Beginning of the page: `next` of the page before, or the default.
+        from: CmCursor,
+    },
 }
 
 impl Request {
@@ -653,6 +661,10 @@ pub enum Response {
     Lent(LentWorker),
     /// To `Failures`.
     Failures(FailurePage),
+    /// To `Workers`.
+    Workers(Vec<WorkerUse>),
+    /// To `QueuePairs`.
+    QueuePairs(QpPage),
 }
 
 /// A response or a refusal, and the number of new arena segments.

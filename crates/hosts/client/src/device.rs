@@ -4,6 +4,7 @@ use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
 use crate::raw::place::HostPlace;
 use crate::raw::program_name;
+use burst_control::activity::{HostReport, QpPage, QpUse, WorkerUse};
 use burst_control::cm::CmAddr;
 use burst_control::failures::{FailurePage, FailureQuery, FailureRecord};
 use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
@@ -218,6 +219,63 @@ impl Daemon {
                 return Ok((all, hidden));
             }
         }
+    }
+
+    /// Time and traffic of each worker.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn workers(&mut self) -> Result<Vec<WorkerUse>> {
+        match self.ask(&Request::Workers)? {
+            Response::Workers(workers) => Ok(workers),
+            _ => Err(ClientError::Unexpected("no list of workers")),
+        }
+    }
+
+    /// All queue pairs that this user may see, and the number of the others.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn queue_pairs(&mut self) -> Result<(Vec<QpUse>, u64)> {
+        let (mut all, mut others) = (Vec::new(), 0);
+        let mut from = CmCursor::default();
+        loop {
+            let Response::QueuePairs(QpPage { queue_pairs, hidden, next }) = self.ask(&Request::QueuePairs { from })?
+            else {
+                return Err(ClientError::Unexpected("no list of queue pairs"));
+            };
+            all.extend(queue_pairs);
+            others += u64::from(hidden);
+            match next {
+                Some(next) if next > from => from = next,
+                Some(_) => return Err(ClientError::Unexpected("a list of queue pairs that does not end")),
+                None => return Ok((all, others)),
+            }
+        }
+    }
+
+    /// All that the daemon reports to this user: one question for each part, so that the parts are some milliseconds apart.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn report(&mut self) -> Result<HostReport> {
+        let info = self.info_now()?;
+        let (queue_pairs, hidden_queue_pairs) = self.queue_pairs()?;
+        Ok(HostReport {
+            version: info.version,
+            uid: info.uid,
+            uptime_s: info.uptime_s,
+            contexts: info.contexts,
+            crashes: self.crashes()?.crashes,
+            devices: self.devices()?,
+            counters: self.counters()?,
+            workers: self.workers()?,
+            queue_pairs,
+            hidden_queue_pairs,
+            users: self.users()?.0,
+            peers: self.congestion()?.1,
+            cm: self.cm_stats()?,
+        })
     }
 
     /// Histograms of connection setup.

@@ -100,6 +100,10 @@ impl Counters {
     pub fn host_pressure(&self) -> HostPressure {
         HostPressure { level: self.receive_level.load(Relaxed), lost: self.receive_losses.load(Relaxed) }
     }
+    /// The traffic counters, in the order of their names.
+    pub fn traffic_values(&self) -> impl Iterator<Item = u64> {
+        self.traffic.iter().map(|counter| counter.load(Relaxed))
+    }
     /// Every counter with its name.
     pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
         let traffic = TRAFFIC.iter().zip(&self.traffic).map(|(name, c)| (*name, c.load(Relaxed)));

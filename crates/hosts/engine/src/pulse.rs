@@ -2,8 +2,11 @@
 //!
 //! The thread adds to a counter at each step that must be short ([`Pulse::beat`]) and marks the time in which it waits for work
 //! ([`Pulse::rest`]). A watchdog looks from time to time: a thread that neither rests nor beats stands still. Both calls are a
-//! relaxed load and store, because one thread writes and the watchdog needs no order.
+//! relaxed load and store, because one thread writes and the watchdog needs no order. A worker also adds up here what it spends its
+//! time on ([`Pulse::spend`]), in the line that each pass writes anyway.
 
+use burst_base::Nanos;
+use burst_control::activity::WorkerTime;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// What a thread was doing at its last step.
@@ -22,19 +25,35 @@ pub enum PulseTask {
     },
 }
 
+/// What a worker's thread spends a pass on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum PassKind {
+    /// It did something.
+    Busy = 0,
+    /// It found nothing to do.
+    Spinning = 1,
+    /// It found nothing to do for so long that the worker slept.
+    Asleep = 2,
+}
+
 /// The pulse of one thread.
+// A pass writes `beats`, one of `spent` and perhaps `qpn`: one line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Pulse {
-    name: String,
-    /// Number of the thread; 0 before it has begun.
-    thread: AtomicU32,
     /// Odd while the thread rests.
     beats: AtomicU64,
+    /// Nanoseconds by [`PassKind`].
+    spent: [AtomicU64; 3],
     /// Last queue pair of a worker; 0: none.
     qpn: AtomicU32,
+    /// Number of the thread; 0 before it has begun.
+    thread: AtomicU32,
     /// Last process and user of the control thread.
     process: AtomicU64,
     user: AtomicU32,
+    name: String,
 }
 
 /// A look at a pulse.
@@ -54,7 +73,8 @@ impl Pulse {
     /// The pulse of a thread called `name`, which rests until its first beat.
     pub fn new(name: String) -> Pulse {
         let [thread, qpn, user] = [const { AtomicU32::new(0) }; 3];
-        Pulse { name, thread, beats: AtomicU64::new(1), qpn, process: AtomicU64::new(0), user }
+        let spent = [const { AtomicU64::new(0) }; 3];
+        Pulse { beats: AtomicU64::new(1), spent, qpn, thread, process: AtomicU64::new(0), user, name }
     }
     /// The thread's name.
     pub fn name(&self) -> &str {
@@ -75,6 +95,17 @@ impl Pulse {
     #[inline]
     pub fn rest(&self) {
         self.beats.store(self.beats.load(Relaxed) | 1, Relaxed);
+    }
+    /// A pass of this kind has taken this time. For the thread itself alone.
+    #[inline]
+    pub fn spend(&self, kind: PassKind, time: Nanos) {
+        let sum = &self.spent[kind as usize];
+        sum.store(sum.load(Relaxed).wrapping_add(time.0), Relaxed);
+    }
+    /// What the thread has spent its time on since it began.
+    pub fn time(&self) -> WorkerTime {
+        let [busy_ns, spinning_ns, asleep_ns] = [0, 1, 2].map(|kind: usize| self.spent[kind].load(Relaxed));
+        WorkerTime { busy_ns, spinning_ns, asleep_ns }
     }
     /// The thread serves this queue pair.
     #[inline]
@@ -127,6 +158,15 @@ mod tests {
         assert_eq!(pulse.sample(), None);
         pulse.beat();
         assert!(pulse.sample().is_some());
+    }
+
+    #[test]
+    fn time_is_added_up_by_kind() {
+        let pulse = Pulse::new("worker 0".into());
+        for (kind, ns) in [(PassKind::Busy, 5), (PassKind::Asleep, 100), (PassKind::Busy, 2), (PassKind::Spinning, 1)] {
+            pulse.spend(kind, Nanos(ns));
+        }
+        assert_eq!(pulse.time(), WorkerTime { busy_ns: 7, spinning_ns: 1, asleep_ns: 100 });
     }
 
     #[test]

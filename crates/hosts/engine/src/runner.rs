@@ -10,7 +10,7 @@
 //! the handle runs its passes ([`WorkerHandle::turn`]) by a clock of its own, and decides when it sleeps
 //! ([`WorkerHandle::try_sleep`]). The rules of commands, doorbells and wake-ups are the same.
 
-use crate::pulse::Pulse;
+use crate::pulse::{PassKind, Pulse};
 use crate::receive::handover::Inbox;
 use crate::runner::clock::monotonic;
 use crate::runner::in_place::InPlaceWorker;
@@ -351,24 +351,26 @@ impl Runner {
         let mut before = monotonic();
         let mut sharing = Sharing::new();
         let mut idle = 0u32;
+        let mut kind = PassKind::Spinning;
         while !self.stop.load(Ordering::Relaxed) {
             let now = monotonic();
             self.pulse.beat();
+            self.pulse.spend(kind, now.since(before));
             let busy = self.turn(now);
             if busy {
-                (spun, idle) = (Nanos(0), 0);
+                (spun, idle, kind) = (Nanos(0), 0, PassKind::Busy);
                 if self.worker.has_delivered() && !sharing.is_contended(now) {
                     self.yield_now(&mut sharing);
                 }
             } else if spun < spin && !sharing.is_contended(now) {
                 spun = spun + now.since(before).min(PASS_COUNTS_MAX);
-                idle = idle.wrapping_add(1);
+                (idle, kind) = (idle.wrapping_add(1), PassKind::Spinning);
                 if sharing.is_shared() || idle.is_multiple_of(YIELD_EVERY) {
                     self.yield_now(&mut sharing);
                 }
             } else {
                 self.sleep();
-                spun = Nanos(0);
+                (spun, kind) = (Nanos(0), PassKind::Asleep);
             }
             before = now;
         }

@@ -20,6 +20,7 @@ use burst_mem::MrTable;
 use burst_port::Port;
 use std::sync::Arc;
 
+mod activity;
 pub mod check;
 mod connections;
 mod failures;

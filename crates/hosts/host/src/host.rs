@@ -14,6 +14,7 @@
 //! | `host/stats.rs` | counters and the description of the host |
 //! | `host/urma.rs` | nodes of URMA |
 
+mod activity;
 mod capture;
 mod cm;
 mod congestion;

@@ -227,7 +227,9 @@ impl Session {
             | Request::CmStats
             | Request::Cc { .. }
             | Request::CmConnections { .. }
-            | Request::Urma { .. }) => self.show(host, asked),
+            | Request::Urma { .. }
+            | Request::Workers
+            | Request::QueuePairs { .. }) => self.show(host, asked),
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
             Request::Lend => self.borrow(host),
@@ -258,6 +260,8 @@ impl Session {
             Request::Cc { from } => Ok(host.congestion(self.caller.process.uid, from).into()),
             Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
             Request::Urma { from } => Ok(Response::Urma(host.urma_page_for(&self.caller, from)).into()),
+            Request::Workers => Ok(Response::Workers(host.worker_uses()).into()),
+            Request::QueuePairs { from } => Ok(host.queue_pairs(self.caller.process.uid, from).into()),
             _ => refuse(libc::EPROTO, "not a question about the host"),
         }
     }

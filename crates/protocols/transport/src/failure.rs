@@ -97,6 +97,8 @@ pub struct QpFacts {
     pub rtt: Nanos,
     /// Its requests are sent in the selective repeat family.
     pub is_selective: bool,
+    /// Work requests that it has begun, modulo 2^32.
+    pub requests: u32,
 }
 
 impl QpFailure {

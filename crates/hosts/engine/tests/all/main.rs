@@ -1,6 +1,7 @@
 //! All tests of this crate that need no process of their own, as one program: each program is linked anew after a change.
 
 mod accounts;
+mod activity;
 mod agreement;
 mod automatic;
 mod congestion;

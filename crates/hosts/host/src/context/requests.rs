@@ -77,7 +77,9 @@ impl Context {
             | Request::SetCc { .. }
             | Request::CmConnections { .. }
             | Request::Failures(_)
-            | Request::Urma { .. } => refuse(libc::EPROTO, "not a request to a context"),
+            | Request::Urma { .. }
+            | Request::Workers
+            | Request::QueuePairs { .. } => refuse(libc::EPROTO, "not a request to a context"),
         }
     }
 }

@@ -27,6 +27,7 @@ impl Qp {
             timeout: attr.timeout,
             rtt: self.req.sel.rtt.smoothed(),
             is_selective: self.req.sel.active,
+            requests: self.req.sq.taken(),
         }
     }
 }

@@ -1,0 +1,30 @@
+//! What workers and queue pairs do, for `burst stats`, `burst top` and metrics.
+
+use super::Host;
+use burst_control::Response;
+use burst_control::activity::{QUEUE_PAIRS_PAGE, QpPage, WorkerUse};
+use burst_control::monitor::CmCursor;
+
+impl Host {
+    /// Every worker.
+    pub fn worker_uses(&self) -> Vec<WorkerUse> {
+        (0..self.workers().len()).map(|worker| self.on_worker(worker, |w, _| w.activity())).collect()
+    }
+
+    /// A page of the queue pairs of all workers, as a user may see them: of other users' only the number.
+    pub fn queue_pairs(&self, viewer: u32, from: CmCursor) -> Response {
+        let CmCursor { mut worker, mut slot } = from;
+        let mut all = Vec::new();
+        while (worker as usize) < self.workers().len() && all.len() < QUEUE_PAIRS_PAGE {
+            let most = QUEUE_PAIRS_PAGE - all.len();
+            let (page, next) = self.on_worker(worker as usize, move |w, _| w.queue_pair_page(slot, most));
+            all.extend(page);
+            (worker, slot) = next.map_or((worker + 1, 0), |slot| (worker, slot));
+        }
+        let next = ((worker as usize) < self.workers().len()).then_some(CmCursor { worker, slot });
+        let found = all.len();
+        all.retain(|qp| self.authority.may_see(viewer, Some(qp.program.uid)));
+        let hidden = (found - all.len()) as u32;
+        Response::QueuePairs(QpPage { queue_pairs: all, hidden, next })
+    }
+}
