@@ -76,8 +76,12 @@ pub struct FailureRecord {
     pub sentence: String,
     /// How often the same happened again since.
     pub repeats: u32,
+    /// Communication id of this end of a connection that failed; 0: none, or not known.
+    pub comm_id: u32,
     /// Of a queue pair's failure.
     pub qp: Option<Box<QpRecord>>,
+    /// Of a failure of a Jetty's request or receive.
+    pub jetty: Option<Box<JettyRecord>>,
 }
 
 impl FailureRecord {
@@ -85,6 +89,48 @@ impl FailureRecord {
     pub fn reason(&self) -> Option<Reason> {
         Reason::ALL.get(usize::from(self.reason?)).copied()
     }
+}
+
+/// A request of a Jetty, or a receive, that has failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JettyRecord {
+    /// Device number.
+    pub device: u32,
+    /// Number of the Jetty, or of the receive queue.
+    pub jetty: u32,
+    /// This end's address.
+    pub local: IpAddr,
+    /// The peer's address, if it is known, and the number of its Jetty (0: the request names none).
+    pub peer: Option<IpAddr>,
+    /// See `peer`.
+    pub peer_jetty: u32,
+    /// Name of the operation.
+    pub operation: String,
+    /// Whether a receive has failed.
+    pub is_receive: bool,
+    /// Bytes of the request.
+    pub length: u32,
+    /// Status of the completion, by URMA's number.
+    pub status: u8,
+    /// The channel to the peer; `None`: there is none.
+    pub channel: Option<JettyChannelRecord>,
+    /// The path to the peer.
+    pub path: Option<PeerPathRecord>,
+    /// What the host knows of the next hop to the peer when it is asked; `None`: nothing, or it is an own address.
+    pub next_hop: Option<NextHop>,
+}
+
+/// The channel of a request that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JettyChannelRecord {
+    /// Whether the peer has ever answered on it.
+    pub is_open: bool,
+    /// Packets that are not acknowledged.
+    pub packets: u32,
+    /// Requests that are not answered.
+    pub unanswered: u32,
+    /// Smoothed round trip; 0: unknown.
+    pub rtt_ns: u64,
 }
 
 /// A queue pair at its failure.
@@ -242,7 +288,8 @@ pub enum NextHop {
 /// Which records are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureQuery {
-    /// Only those of this process, or of the queue pair of this number; of that also what it is now. `None`: all.
+    /// Only those of the process, queue pair, Jetty or connection (communication id) of this number; of a queue pair also what it is
+    /// now. `None`: all.
     pub about: Option<u32>,
     /// How many of them to leave out.
     pub skip: u32,

@@ -88,7 +88,7 @@ fn as_line(record: &FailureRecord) -> String {
     let whose = format!("{} {}", record.program.pid, record.program.name);
     let what = match &record.qp {
         Some(qp) => format!("qp {:#x}", qp.qpn),
-        None => kind_name(record.kind).into(),
+        None => record.jetty.as_ref().map_or_else(|| kind_name(record.kind).into(), |j| format!("jetty {}", j.jetty)),
     };
     format!("{:>8} ago  {whose:<24} {what:<12} {}\n", time_text(record.ago_ns), explain::explain(record).cause)
 }
@@ -115,8 +115,10 @@ fn as_json(record: &FailureRecord) -> Value {
         "uid": record.program.uid,
         "program": record.program.name,
         "qpn": record.qp.as_ref().map(|qp| qp.qpn),
+        "jetty": record.jetty.as_ref().map(|jetty| jetty.jetty),
+        "comm_id": (record.comm_id != 0).then_some(record.comm_id),
         "reason": record.reason().map(|reason| reason.name()),
-        "status": record.status,
+        "status": record.jetty.as_ref().map_or(record.status, |jetty| jetty.status),
         "errno": record.errno,
         "facts": facts,
         "cause": cause,

@@ -59,9 +59,10 @@ pub fn why(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// The number of a queue pair or process: `qp:0x11f`, `pid:4711`, or a number that is too large for a reason.
+/// The number of a queue pair, process, Jetty or connection: `qp:0x11f`, `pid:4711`, `jetty:20`, `id:0x1234` (a communication id), or
+/// a number that is too large for a reason.
 fn object(word: &str) -> Option<u32> {
-    let named = ["qp:", "pid:"].iter().find_map(|kind| word.strip_prefix(kind));
+    let named = ["qp:", "pid:", "jetty:", "id:"].iter().find_map(|kind| word.strip_prefix(kind));
     let digits = named.unwrap_or(word);
     let number = digits.strip_prefix("0x").map_or_else(|| digits.parse().ok(), |hex| u32::from_str_radix(hex, 16).ok());
     number.filter(|number| named.is_some() || *number as usize > Reason::COUNT && *number < 1 << 24)

@@ -14,6 +14,7 @@ use burst_control::failures::{
 use std::fmt::Write;
 use std::time::Duration;
 
+mod jetty;
 mod silence;
 
 /// A cause and its cure.
@@ -37,6 +38,9 @@ impl Explanation {
 
 /// Explains a record.
 pub fn explain(record: &FailureRecord) -> Explanation {
+    if let Some(jetty) = &record.jetty {
+        return jetty::explain(jetty);
+    }
     match (record.kind, &record.qp) {
         (FailureKind::Call | FailureKind::Connection, _) => of_sentence(record),
         (FailureKind::Present, Some(qp)) => present(qp),
@@ -216,7 +220,9 @@ fn present(qp: &QpRecord) -> Explanation {
             reason.cure(),
         );
     }
-    let drops = counted(qp).filter(|(reason, _)| dropped(reason)).max_by_key(|(_, count)| *count);
+    // A queue pair that has failed drops what comes: that is no cause.
+    let is_cause = |reason: &Reason| dropped(reason) && !(is_failed && *reason == Reason::WrongState);
+    let drops = counted(qp).filter(|(reason, _)| is_cause(reason)).max_by_key(|(_, count)| *count);
     if let Some((reason, count)) = drops {
         return Explanation::new(
             format!(
@@ -359,8 +365,14 @@ pub fn facts(record: &FailureRecord) -> Vec<(&'static str, String)> {
     if let Some(reason) = record.reason() {
         all.push(("reason", format!("{} (vendor_err {})", reason.name(), reason.index() + 1)));
     }
+    if record.comm_id != 0 {
+        all.push(("connection", format!("communication id {} ({})", hex(record.comm_id), record.comm_id)));
+    }
     if let Some(qp) = &record.qp {
         qp_facts(qp, &mut all);
+    }
+    if let Some(jetty) = &record.jetty {
+        jetty::facts(jetty, &mut all);
     }
     all
 }
@@ -527,7 +539,9 @@ mod tests {
             errno: 0,
             sentence: String::new(),
             repeats: 0,
+            comm_id: 0,
             qp: Some(Box::new(qp)),
+            jetty: None,
         }
     }
 
@@ -547,6 +561,7 @@ mod tests {
         let long = Some(RequestRecord { opcode: WrOpcode::RdmaWrite, length: 9000, packets: 3, answered_packets: 0 });
         let used = [5, 8, 9];
         let wrong_source = vec![(Reason::WrongSource.index() as u16, 3)];
+        let odd = vec![(Reason::SequenceNakReceived.index() as u16, 7)];
         let unsent = qp().path.map(|path| PeerPathRecord { unsent: 4, ..path });
         let closed = qp().path.map(|path| PeerPathRecord { closed: 4, ..path });
         for (qp, words) in [
@@ -557,6 +572,7 @@ mod tests {
             (QpRecord { path: closed, ..qp() }, "nothing listens on UDP port 4791"),
             (qp(), "Nothing has ever come from 10.0.0.2"),
             (with_hello(answers), "queue pair 0x22f there has never answered"),
+            (QpRecord { counts: odd, ..with_hello(answers) }, "its rq_psn is not the sq_psn of queue pair 0x11f"),
             (QpRecord { request: long, ..with_hello(answers) }, "packets of 4096 bytes had no answer"),
             (with_hello(HelloRecord { restarted_ago_ns: Some(1), ..answers }), "was started anew"),
             (QpRecord { sent_psns: used, ..qp() }, "has answered and is silent now"),

@@ -99,12 +99,12 @@ impl Core {
 
     /// What URMA's endpoints share with the queue pairs.
     pub(crate) fn urma_shared(&mut self, now: Nanos) -> UrmaShared<'_> {
-        let Core { mem, sched, timers, outbox: Outbox { events, delivered, .. }, .. } = self;
+        let Core { mem, sched, timers, contexts, outbox: Outbox { events, delivered, failures, .. }, .. } = self;
         let Timers { wheel, delayed_acks, pacing } = timers;
         let hellos = Some((&mut self.hellos, self.options.asks_peers()));
         let (wakes, cc) = (&mut self.channel_wakes, &self.options.cc);
         let tables = PathTables { paths: &mut self.paths, pacing, wakes, cc, hellos };
-        UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered, tables }
+        UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered, contexts, failures, tables }
     }
 
     /// Whether programs of URMA have posted, or channels may go on.

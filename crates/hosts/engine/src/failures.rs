@@ -66,7 +66,9 @@ impl FailureView<'_> {
             errno: 0,
             sentence: String::new(),
             repeats: 0,
+            comm_id: 0,
             qp: Some(Box::new(self.qp_record(slot, failure))),
+            jetty: None,
         }
     }
 
@@ -123,18 +125,24 @@ impl FailureView<'_> {
     }
 
     fn path_record(&self, path: &Path) -> PeerPathRecord {
-        let now = device_counts(self.counters);
-        let since = |at: usize| now[at].saturating_sub(path.counts_before[at]);
-        PeerPathRecord {
-            is_own_address: path.is_own_address,
-            acked_ago_ns: (path.acked_at() > Nanos(0)).then(|| self.now.since(path.acked_at()).0),
-            hello: path.hello.record(self.now, self.now),
-            unsent: since(0) + since(1) + since(2),
-            too_long: since(3),
-            corrupt: since(4) + since(5),
-            overflowed: since(6),
-            closed: since(7),
-        }
+        path_record(self.now, path, self.counters)
+    }
+}
+
+/// What is known of a path, from its own state and from what its device has counted since it began.
+#[cold]
+pub(crate) fn path_record(at: Nanos, path: &Path, counters: &Counters) -> PeerPathRecord {
+    let now = device_counts(counters);
+    let since = |place: usize| now[place].saturating_sub(path.counts_before[place]);
+    PeerPathRecord {
+        is_own_address: path.is_own_address,
+        acked_ago_ns: (path.acked_at() > Nanos(0)).then(|| at.since(path.acked_at()).0),
+        hello: path.hello.record(at, at),
+        unsent: since(0) + since(1) + since(2),
+        too_long: since(3),
+        corrupt: since(4) + since(5),
+        overflowed: since(6),
+        closed: since(7),
     }
 }
 

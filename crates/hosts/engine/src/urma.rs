@@ -7,6 +7,7 @@
 //! | `endpoints`, `endpoint_slot` | the endpoints of a worker: turns, bursts, timers; one endpoint with its programs' queues |
 //! | `tenant` | [`UrmaTenant`]: a program in another process: its ring of records, its objects, its calls |
 //! | `records` | work requests and completions as records |
+//! | `failures` | records of requests of Jetties that failed, for `burst why` |
 //! | `orphans` | objects of programs that have ended |
 //! | `region_memory` | memory of such programs: the worker's regions |
 
@@ -14,6 +15,7 @@ mod channel_paths;
 mod endpoint;
 mod endpoint_slot;
 mod endpoints;
+mod failures;
 mod orphans;
 pub mod records;
 mod region_memory;

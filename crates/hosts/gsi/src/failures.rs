@@ -6,6 +6,7 @@ use burst_cm::ConnEventKind;
 use burst_cm::message::reject;
 use burst_control::cm::{CmRoute, PortSpace};
 use burst_control::failures::{FailedProgram, FailureKind, FailureRecord};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The record of a connection that an event ends; `None`: the event is no failure.
 #[cold]
@@ -46,6 +47,8 @@ pub(crate) fn record_of(
         errno: status,
         sentence,
         repeats: 0,
+        comm_id: owner.conn.load(Relaxed),
         qp: None,
+        jetty: None,
     })
 }

@@ -547,7 +547,7 @@ pub struct CompletionRecord {
     pub local_kind: TargetKind,
     /// The Jetty or JFR.
     pub local_id: u32,
-    /// The peer's Jetty (receives).
+    /// The peer's Jetty: of receives, and of requests that failed (0: the request names none).
     pub remote: Option<(Cna, u32)>,
     /// Immediate data (receives).
     pub immediate: u64,

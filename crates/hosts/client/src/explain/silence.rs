@@ -113,6 +113,9 @@ fn local_loss(qp: &QpRecord) -> Option<Explanation> {
 /// Nothing ever came from the peer's queue pair.
 fn never_answered(qp: &QpRecord) -> Explanation {
     let (peer_qp, peer) = (hex(qp.peer_qpn), qp.peer);
+    if let Some(found) = other_psns(qp) {
+        return found;
+    }
     if is_own_address(qp) {
         return Explanation::new(
             format!(
@@ -148,6 +151,25 @@ fn never_answered(qp: &QpRecord) -> Explanation {
              burst capture on {peer} shows whether packets arrive."
         ),
     )
+}
+
+/// The peer's queue pair answers, but not to the packets that were sent: it counts from another number.
+fn other_psns(qp: &QpRecord) -> Option<Explanation> {
+    let odd = [Reason::SequenceNakReceived, Reason::StaleAck, Reason::UnexpectedResponse, Reason::NakRepeated];
+    let answers: u32 = odd.iter().map(|reason| count_of(qp, *reason)).sum();
+    (answers > 0).then(|| {
+        Explanation::new(
+            format!(
+                "Queue pair {} at {} answers, but to none of the packets that were sent from PSN {} on: its rq_psn is not the sq_psn of \
+                 queue pair {} here.",
+                hex(qp.peer_qpn),
+                qp.peer,
+                qp.sent_psns[0],
+                hex(qp.qpn)
+            ),
+            "Exchange the starting PSNs with the queue pair numbers: rq_psn in RTR at each end is the sq_psn in RTS of the other.",
+        )
+    })
 }
 
 /// Small packets pass, this large one had no answer.

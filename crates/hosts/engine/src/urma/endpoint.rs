@@ -261,6 +261,10 @@ impl UrmaEndpoint {
     pub(crate) fn remove_left_taps(&mut self) {
         self.slot.taps.remove_left();
     }
+    /// Its device.
+    pub(crate) fn device(&self) -> DeviceId {
+        self.device
+    }
     /// Own address.
     pub fn address(&self) -> IpAddr {
         self.address

@@ -3,6 +3,7 @@
 use crate::counters::Counters;
 use crate::urma::endpoint::{ImportVerdict, NodeIo, UrmaEndpoint, UrmaImport, cna_of};
 use crate::urma::endpoints::UrmaShared;
+use crate::urma::failures::note;
 use crate::urma::orphans::{OrphanedObjects, Orphans};
 use crate::urma::region_memory::RegionMemory;
 use crate::urma::tenant::{
@@ -268,8 +269,8 @@ impl EndpointSlot {
         TenantTurn { goes_on: true, ..turn }
     }
     /// Gives programs the completions that the node has reported. Returns whether a program's queue had any.
-    pub fn deliver_completions(&mut self, tenants: &ByNumber<UrmaTenant>, events: &mut Vec<u32>) -> bool {
-        let mut delivered = false;
+    pub fn deliver_completions(&mut self, tenants: &ByNumber<UrmaTenant>, shared: &mut UrmaShared<'_>) -> bool {
+        let (mut delivered, mut failures) = (false, Vec::new());
         let EndpointSlot { endpoint, owners, reports, .. } = self;
         // A Jetty that has lost a completion stops, which may complete something: each stops once.
         while !reports.completions.list().is_empty() {
@@ -277,7 +278,7 @@ impl EndpointSlot {
             for jfc in completions.iter().copied() {
                 match owners.get(&jfc).and_then(|context| tenants.get(context)) {
                     Some(tenant) => {
-                        tenant.deliver(jfc, endpoint, reports, events);
+                        tenant.deliver(jfc, endpoint, reports, shared.events, &mut failures);
                         delivered = true;
                     }
                     // Of a program that has ended.
@@ -289,6 +290,7 @@ impl EndpointSlot {
                 break;
             }
         }
+        failures.iter().for_each(|failure| note(failure, endpoint, shared));
         delivered
     }
     /// Gives programs the events that the node has reported.

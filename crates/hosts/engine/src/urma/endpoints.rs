@@ -4,6 +4,7 @@
 //! wheel are those of this entry. A place's ticket says whose turn it is: the endpoints', which send what is ready, or a
 //! program's, which posts to its node ([`crate::urma::tenant`]).
 
+use crate::objects::ContextSlot;
 use crate::tap::PortTap;
 use crate::timers::ack_delay::{AckDelay, DelayedAcks};
 use crate::transmit::priority::class_of;
@@ -15,8 +16,9 @@ use crate::urma::tenant::{ByNumber, ImportCall, TURN_BYTES, TenantCall, UrmaTena
 use burst_base::gid::gid_of;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
+use burst_control::failures::FailureRecord;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
-use burst_ledger::Charge;
+use burst_ledger::{AccountRing, Charge};
 use burst_mem::MrTable;
 use burst_ubwire::Cna;
 use burst_urma::UrmaError;
@@ -37,6 +39,10 @@ pub(crate) struct UrmaShared<'a> {
     pub events: &'a mut Vec<u32>,
     /// Whether completions were written.
     pub delivered: &'a mut bool,
+    /// The worker's contexts, by number.
+    pub contexts: &'a [Option<ContextSlot>],
+    /// Records of failures.
+    pub failures: &'a mut AccountRing<FailureRecord>,
     /// The paths to peers.
     pub tables: PathTables<'a>,
 }
@@ -392,7 +398,7 @@ impl UrmaEndpoints {
             if !slot.orphans.is_empty() {
                 slot.delete_orphans(shared);
             }
-            *shared.delivered |= slot.deliver_completions(tenants, shared.events);
+            *shared.delivered |= slot.deliver_completions(tenants, shared);
             slot.deliver_events(tenants);
             while let Some(owner) = slot.endpoint.node.pop_freed() {
                 if let Some(tenant) = tenants.get_mut(&context_of(owner)).filter(|tenant| tenant.is_held()) {

@@ -9,6 +9,7 @@ use crate::objects::{EngineCq, write_event};
 use crate::transmit::priority::class_of;
 use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 use crate::urma::endpoint::UrmaEndpoint;
+use crate::urma::failures::{JettyFailure, is_failure};
 use crate::urma::records::{cqe_of, receive_of, refused, request_of};
 use burst_base::Reason;
 use burst_control::AsyncObject;
@@ -307,9 +308,13 @@ impl UrmaTenant {
         endpoint: &mut UrmaEndpoint,
         fx: &mut dyn UrmaEffects,
         events: &mut Vec<u32>,
+        failures: &mut Vec<JettyFailure>,
     ) {
         let mut is_whole = true;
         while let Some(cr) = endpoint.node.poll_jfc(jfc) {
+            if is_failure(cr.status) {
+                failures.push(JettyFailure { context: self.context, completion: cr });
+            }
             let entry = self.entry(&cr, &endpoint.node);
             if !self.complete(jfc, &entry, events) {
                 is_whole = false;

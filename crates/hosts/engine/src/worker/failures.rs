@@ -14,9 +14,13 @@ impl Worker {
         for record in &mut all {
             let at = Nanos(record.ago_ns);
             record.ago_ns = now.since(at).0;
-            let Some(qp) = &mut record.qp else { continue };
-            let path = self.core.paths.find(DeviceId(qp.device as u16), qp.peer);
-            if let (Some(path), Some(of_path)) = (path, &mut qp.path) {
+            let (device, peer, of_path) = match (&mut record.qp, &mut record.jetty) {
+                (Some(qp), _) => (qp.device, Some(qp.peer), &mut qp.path),
+                (None, Some(jetty)) => (jetty.device, jetty.peer, &mut jetty.path),
+                (None, None) => continue,
+            };
+            let path = peer.and_then(|peer| self.core.paths.find(DeviceId(device as u16), peer));
+            if let (Some(path), Some(of_path)) = (path, of_path) {
                 of_path.hello = self.core.paths[path as usize].hello.record(now, at);
             }
         }

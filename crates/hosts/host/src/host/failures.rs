@@ -4,9 +4,10 @@ use super::Host;
 use crate::authority::Caller;
 use burst_base::{DeviceId, Nanos, Qpn};
 use burst_control::failures::{
-    FAILURES_PAGE, FailedProgram, FailureKind, FailurePage, FailureQuery, FailureRecord, QpRecord,
+    FAILURES_PAGE, FailedProgram, FailureKind, FailurePage, FailureQuery, FailureRecord, NextHop,
 };
 use burst_control::{Refusal, Response};
+use std::net::IpAddr;
 
 impl Host {
     /// Keeps a refused call of a program: the program itself learns only the errno. The same refusal again is counted.
@@ -29,7 +30,9 @@ impl Host {
             errno: refusal.errno,
             sentence: refusal.sentence.clone(),
             repeats: 0,
+            comm_id: 0,
             qp: None,
+            jetty: None,
         };
         self.failures.push(account, record);
     }
@@ -44,14 +47,15 @@ impl Host {
         records.extend(about.and_then(|number| self.present(number)));
         records.retain(|record| about.is_none_or(|number| is_about(record, number)));
         records.sort_by_key(|record| record.ago_ns);
-        debug_assert!(records.iter().all(|r| r.qp.is_some() || !r.sentence.is_empty()), "a record that says nothing");
+        let says_something = |r: &FailureRecord| r.qp.is_some() || r.jetty.is_some() || !r.sentence.is_empty();
+        debug_assert!(records.iter().all(says_something), "a record that says nothing");
         let found = records.len();
         records.retain(|record| self.authority.may_see(viewer, Some(record.program.uid)));
         let hidden = (found - records.len()) as u32;
         let has_more = records.len() > skip as usize + FAILURES_PAGE;
         let mut records: Vec<_> = records.into_iter().skip(skip as usize).take(FAILURES_PAGE).collect();
         debug_assert!(records.len() <= FAILURES_PAGE && hidden as usize <= found);
-        records.iter_mut().filter_map(|record| record.qp.as_deref_mut()).for_each(|qp| self.add_next_hop(qp));
+        records.iter_mut().for_each(|record| self.add_next_hop(record));
         Response::Failures(FailurePage { records, hidden, has_more })
     }
 
@@ -69,18 +73,29 @@ impl Host {
     }
 
     /// Adds what is known of the next hop to the peer.
-    fn add_next_hop(&mut self, qp: &mut QpRecord) {
-        if qp.path.is_none_or(|path| path.is_own_address) {
-            return;
+    fn add_next_hop(&mut self, record: &mut FailureRecord) {
+        if let Some(qp) = record.qp.as_deref_mut().filter(|qp| qp.path.is_some_and(|path| !path.is_own_address)) {
+            qp.next_hop = self.next_hop_of(qp.device, qp.local, qp.peer);
         }
-        let device = DeviceId::from_index(qp.device as usize);
-        let Some(known) = self.devices.get(device.index()) else { return };
-        let ifindex = known.caps.addrs.iter().find(|addr| addr.ip == qp.local).map_or(0, |addr| addr.ifindex);
-        qp.next_hop = self.cm.hops.look(qp.local, qp.peer, ifindex);
+        let of_jetty = record.jetty.as_deref_mut();
+        if let Some(jetty) = of_jetty.filter(|jetty| jetty.path.is_some_and(|path| !path.is_own_address))
+            && let Some(peer) = jetty.peer
+        {
+            jetty.next_hop = self.next_hop_of(jetty.device, jetty.local, peer);
+        }
+    }
+
+    fn next_hop_of(&mut self, device: u32, local: IpAddr, peer: IpAddr) -> Option<NextHop> {
+        let known = self.devices.get(DeviceId::from_index(device as usize).index())?;
+        let ifindex = known.caps.addrs.iter().find(|addr| addr.ip == local).map_or(0, |addr| addr.ifindex);
+        self.cm.hops.look(local, peer, ifindex)
     }
 }
 
-/// Whether a record is about a process or a queue pair.
+/// Whether a record is about a process, queue pair, Jetty or connection.
 fn is_about(record: &FailureRecord, number: u32) -> bool {
-    record.program.pid == number || record.qp.as_ref().is_some_and(|qp| qp.qpn == number)
+    record.program.pid == number
+        || record.comm_id == number && number != 0
+        || record.qp.as_ref().is_some_and(|qp| qp.qpn == number)
+        || record.jetty.as_ref().is_some_and(|jetty| jetty.jetty == number)
 }

@@ -133,7 +133,7 @@ impl SendRecord {
             len: self.data.len(),
             local_kind: TargetKind::Jetty,
             local_id: id_of(self.jetty),
-            remote: None,
+            remote: (status != CrStatus::Success).then(|| (self.dest, self.target.map_or(0, |target| target.id))),
             immediate: 0,
         }
     }
