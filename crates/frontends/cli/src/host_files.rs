@@ -11,6 +11,7 @@
 //! that takes it for the kernel's gets an error from every write. `/sys/class/infiniband_verbs` and `/dev/infiniband/rdma_cm`
 //! are left out: with them a copy of rdma-core that a program contains would find a device for which it has no driver.
 
+mod counters;
 mod directory;
 pub mod private;
 pub mod system;

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Flags of every directory that is opened here.
@@ -58,6 +59,23 @@ impl OpenDirectory {
     /// The system's; EEXIST if there is anything of this name.
     pub fn put(&self, path: &str, text: &str) -> io::Result<()> {
         self.below(path, |directory, name| directory.make(name)?.write_all(format!("{text}\n").as_bytes()))
+    }
+
+    /// Replaces the line of a file that is there by another. A reader sees one of both, unless the new one is shorter.
+    ///
+    /// # Errors
+    /// The system's; ENOENT if there is no such file.
+    pub fn rewrite(&self, path: &str, text: &str) -> io::Result<()> {
+        self.below(path, |directory, name| {
+            check(name)?;
+            let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let file: File = openat(&directory.0, name, flags, Mode::empty())?.into();
+            let line = format!("{text}\n");
+            if file.metadata()?.len() > line.len() as u64 {
+                file.set_len(line.len() as u64)?;
+            }
+            file.write_all_at(line.as_bytes(), 0)
+        })
     }
 
     /// Makes a symbolic link, and the directories on the way.
@@ -132,6 +150,11 @@ mod tests {
         assert_eq!(fs::read_to_string(directory.path().join("ports/1/state")).expect("read"), "4: ACTIVE\n");
         assert_eq!(fs::read_link(place.join("device/net/eth0")).expect("a link"), Path::new("/sys/class/net/eth0"));
         assert!(directory.put("ports/1/state", "again").is_err(), "only new files");
+        for text in ["5: ACTIVE_DEFER", "1: DOWN"] {
+            directory.rewrite("ports/1/state", text).expect("rewritten");
+            assert_eq!(fs::read_to_string(place.join("ports/1/state")).expect("read"), format!("{text}\n"));
+        }
+        assert!(directory.rewrite("ports/1/rate", "x").is_err(), "only files that are there");
     }
 
     #[test]

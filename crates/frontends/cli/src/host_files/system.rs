@@ -5,6 +5,7 @@
 //! repeated to show the present devices. The list is written before the files that it names are made, so `off` finds them after
 //! a crash.
 
+use super::counters::{LIFESPAN, LIFESPAN_MS};
 use super::directory::OpenDirectory;
 use super::{CLASSES, DeviceSnapshot, MOUNT_NAME, NODES, failed, full_number, overlay_classes, tree};
 use burst_control::names::is_file_name;
@@ -16,9 +17,14 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Directory of the tree and the list. A daemon's user may own `/run/burst`, but not this directory.
 const KEPT: &str = "/run/burst/host-files";
+/// Bounds of the time between two rewrites, in milliseconds, as the kernel's.
+const LIFESPAN_MS_MIN: u64 = 10;
+/// See above.
+const LIFESPAN_MS_MAX: u64 = 10_000;
 /// Name of the list in [`KEPT`].
 const LIST: &str = "made";
 
@@ -29,7 +35,14 @@ pub fn command() -> Command {
         .long_about(
             "Show the devices in /sys/class/infiniband and /dev/infiniband to every program of this host (root).\n\n\
              `burst run` does this for its program alone and needs neither this command nor root. The files show the \
-             devices as they were at `on`; repeat it after a change. `off` undoes it completely.",
+             devices as they were at `on`; repeat it after a change. With --live the counters are kept up to date. \
+             `off` undoes it completely.",
+        )
+        .arg(
+            Arg::new("live")
+                .long("live")
+                .action(clap::ArgAction::SetTrue)
+                .help("With `on`: go on, and write the counters anew every `lifespan` milliseconds, a file beside them, until stopped"),
         )
         .arg(Arg::new("what").value_name("on|off").required(true).value_parser(["on", "off"]))
         .arg(crate::socket())
@@ -40,9 +53,11 @@ pub fn host_files(matches: &ArgMatches) -> ExitCode {
     if !rustix::process::geteuid().is_root() {
         return crate::fail("host-files changes the whole host and needs root; burst run needs neither");
     }
-    let done = match matches.get_one::<String>("what").map(String::as_str) {
-        Some("on") => on(matches),
-        _ => off(),
+    let done = match (matches.get_one::<String>("what").map(String::as_str), matches.get_flag("live")) {
+        (Some("on"), false) => on(matches).map(drop),
+        (Some("on"), true) => on(matches).and_then(|shown| keep_alive(matches, shown)),
+        (_, false) => off(),
+        (_, true) => return crate::fail("--live goes with on: burst host-files on --live"),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -50,7 +65,8 @@ pub fn host_files(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-fn on(matches: &ArgMatches) -> Result<(), String> {
+/// Shows the files; returns the directory of the tree and what it shows.
+fn on(matches: &ArgMatches) -> Result<(OpenDirectory, DeviceSnapshot), String> {
     let mut client = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
     let snapshot = DeviceSnapshot::take(&mut client)?;
     off()?;
@@ -58,10 +74,43 @@ fn on(matches: &ArgMatches) -> Result<(), String> {
     if made.is_err() {
         off()?;
     }
-    made
+    Ok((made?, snapshot))
 }
 
-fn show(snapshot: &DeviceSnapshot) -> Result<(), String> {
+/// Writes the counters anew, for ever, while the tree is that of this process. A daemon that is gone for a while is waited for.
+fn keep_alive(matches: &ArgMatches, (classes, mut snapshot): (OpenDirectory, DeviceSnapshot)) -> Result<(), String> {
+    let mut daemon = None;
+    loop {
+        std::thread::sleep(lifespan(&snapshot));
+        if !overlay_is_on_top()? {
+            return Err("the host files were removed, or shown anew, meanwhile".into());
+        }
+        if daemon.is_none() {
+            daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).ok();
+        }
+        let Some(client) = &mut daemon else { continue };
+        match client.counters() {
+            Ok(counters) => snapshot.counters = counters,
+            Err(_) => {
+                daemon = None;
+                continue;
+            }
+        }
+        let rewritten = tree::rewrite_counters(&classes, &snapshot.devices, &snapshot.counters);
+        rewritten.map_err(failed("write the counters in", Path::new(KEPT)))?;
+    }
+}
+
+/// The time that the first device's file says, within the kernel's bounds.
+fn lifespan(snapshot: &DeviceSnapshot) -> Duration {
+    let path = |name: &str| Path::new(CLASSES).join("infiniband").join(name).join("ports/1/hw_counters").join(LIFESPAN);
+    let read = snapshot.devices.first().and_then(|device| fs::read_to_string(path(&device.name)).ok());
+    let ms = read.and_then(|text| text.trim().parse().ok()).unwrap_or(LIFESPAN_MS);
+    Duration::from_millis(ms.clamp(LIFESPAN_MS_MIN, LIFESPAN_MS_MAX))
+}
+
+/// Makes everything; returns the directory of the tree.
+fn show(snapshot: &DeviceSnapshot) -> Result<OpenDirectory, String> {
     let kept = Path::new(KEPT);
     let directory = make_kept().map_err(failed("make", kept))?;
     let classes = directory.enter("class").map_err(failed("make a directory in", kept))?;
@@ -80,7 +129,8 @@ fn show(snapshot: &DeviceSnapshot) -> Result<(), String> {
         // Without the umask: all users may use the device.
         fs::set_permissions(node, fs::Permissions::from_mode(0o666)).map_err(failed("open to all", node))?;
     }
-    overlay_classes(&classes)
+    overlay_classes(&classes)?;
+    Ok(classes)
 }
 
 fn off() -> Result<(), String> {

@@ -2,37 +2,14 @@
 //!
 //! `DEVICE/device` is a link to the bus device of the interface, if it has one, so that programs learn the topology; for a
 //! virtual interface it is a directory with the files that programs read of a bus device. Counters have the daemon's values at
-//! the time of writing: those with a standard name are in `counters`, all of them by the daemon's names in `hw_counters`.
+//! the time of writing, or of the last [`rewrite_counters`].
 
+use super::counters::{LIFESPAN, LIFESPAN_MS, counters};
 use super::directory::OpenDirectory;
 use burst_control::{Counter, DeviceInfo, GidInfo};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// Standard counters, the daemon's counter of each, and bytes per unit. Without a daemon's counter: always 0.
-const COUNTERS: &[(&str, &str, u64)] = &[
-    // IBA counts data in words of 4 bytes.
-    ("port_xmit_data", "tx_bytes", 4),
-    ("port_rcv_data", "rx_bytes", 4),
-    ("port_xmit_packets", "tx_packets", 1),
-    ("port_rcv_packets", "rx_packets", 1),
-    ("unicast_xmit_packets", "tx_packets", 1),
-    ("unicast_rcv_packets", "rx_packets", 1),
-    ("port_rcv_errors", "bad_icrc", 1),
-    ("port_xmit_discards", "", 1),
-    ("port_xmit_wait", "", 1),
-    ("port_rcv_constraint_errors", "", 1),
-    ("port_rcv_remote_physical_errors", "", 1),
-    ("port_rcv_switch_relay_errors", "", 1),
-    ("port_xmit_constraint_errors", "", 1),
-    ("local_link_integrity_errors", "", 1),
-    ("excessive_buffer_overrun_errors", "", 1),
-    ("link_downed", "", 1),
-    ("link_error_recovery", "", 1),
-    ("symbol_error", "", 1),
-    ("VL15_dropped", "", 1),
-];
 
 /// Line rates in the words of sysfs: minimum speed in Mbit/s, and text. The steps are those of the library's port attributes.
 const RATES: &[(u32, &str)] = &[
@@ -66,6 +43,22 @@ pub fn write(classes: &OpenDirectory, devices: &[DeviceInfo], counters: &[Counte
     Ok(())
 }
 
+/// Writes the present values of the counters into the files that [`write`] has made. A reader sees the value of before or of now.
+///
+/// # Errors
+/// The first file that could not be written.
+pub fn rewrite_counters(classes: &OpenDirectory, devices: &[DeviceInfo], all: &[Counter]) -> io::Result<()> {
+    let infiniband = classes.enter("infiniband")?;
+    for device in devices {
+        let own: Vec<&Counter> = all.iter().filter(|c| c.device == device.name).collect();
+        let place = infiniband.enter(&device.name)?;
+        for (path, value) in counters(&own) {
+            place.rewrite(&path, &value.to_string())?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether a directory has this device with these addresses.
 pub fn shows(place: &Path, device: &DeviceInfo) -> bool {
     files(device, &[])
@@ -75,7 +68,7 @@ pub fn shows(place: &Path, device: &DeviceInfo) -> bool {
 }
 
 /// Paths below the device's directory, and contents without the final newline.
-fn files(device: &DeviceInfo, counters: &[&Counter]) -> Vec<(String, String)> {
+fn files(device: &DeviceInfo, counters_of: &[&Counter]) -> Vec<(String, String)> {
     let guid = quads(&device.guid.to_be_bytes());
     let mut all: Vec<(String, String)> = [
         ("node_type", "1: CA"),
@@ -104,11 +97,8 @@ fn files(device: &DeviceInfo, counters: &[&Counter]) -> Vec<(String, String)> {
     for (index, gid) in device.gids.iter().enumerate() {
         all.extend(gid_files(index, gid));
     }
-    all.extend(COUNTERS.iter().map(|(name, source, unit)| {
-        let value = counters.iter().find(|c| c.name == *source).map_or(0, |c| c.value / unit);
-        (format!("ports/1/counters/{name}"), value.to_string())
-    }));
-    all.extend(counters.iter().map(|c| (format!("ports/1/hw_counters/{}", c.name), c.value.to_string())));
+    all.extend(counters(counters_of).into_iter().map(|(path, value)| (path, value.to_string())));
+    all.push((format!("ports/1/hw_counters/{LIFESPAN}"), LIFESPAN_MS.to_string()));
     all
 }
 
