@@ -3,7 +3,7 @@
 //! The control plane is the crate `burst_host`, the settings and the log are those of `burst_config`. This binary adds what a
 //! daemon needs: [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
 //! [`clients`] and [`endings`] are the queues of the accounts, [`conversation`] a
-//! client's socket, [`reserve`] memory for allocations that cannot fail, [`session`] the session's share of the processors,
+//! client's socket, [`exporter`] metrics, [`reserve`] memory for allocations that cannot fail, [`session`] the session's share of the processors,
 //! [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
 //! [`systemd`] what systemd passes.
 
@@ -17,6 +17,7 @@ use std::sync::Arc;
 mod clients;
 mod conversation;
 mod endings;
+mod exporter;
 mod reserve;
 mod rounds;
 mod server;
@@ -95,6 +96,8 @@ fn run(config: &config::Config) -> Result<ExitCode, String> {
     let listener = store.as_ref().and_then(|store| store.take(supervisor::LISTENER));
     let mut server = server::Server::bind(config, host, listener)?;
     server.watch()?;
+    // Until the server ends.
+    let _metrics = exporter::start(config)?;
     // Only the first daemon of a supervisor has a starter that waits.
     let is_first = host_crashes == 0;
     server.announce(config.ready_fd.filter(|_| is_first))?;

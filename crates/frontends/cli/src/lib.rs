@@ -18,6 +18,7 @@ mod impair;
 mod in_process;
 mod install;
 mod ls;
+mod metrics;
 mod programs;
 mod run;
 mod sharing;
@@ -46,6 +47,7 @@ pub fn main() -> ExitCode {
         Some(("cc", m)) => cc::cc(m),
         Some((name @ ("sim" | "proxy" | "switch"), m)) => programs::execute(name, m),
         Some(("stats", m)) => stats::stats(m),
+        Some(("metrics", m)) => metrics::metrics(m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
         Some((daemon::DETACH, m)) => daemon::detach(m),
@@ -76,7 +78,8 @@ pub fn command() -> Command {
                 .about("Explain the last failure, those of a queue pair or process, or a reason")
                 .arg(Arg::new("reason").value_name("NAME|CODE|QPN|PID").help(
                     "Nothing: the last failure. A queue pair number or a process id (qp:0x11f, pid:4711; the prefix may be left \
-                     out of large numbers): its failures, and the queue pair as it is now. `all`: all failures. A reason, \
+                     out of large numbers): its failures, and the queue pair as it is now. A Jetty or a connection (jetty:20, \
+                     id:0x1a2b, as comm_id of burst cm --json): its failures. `all`: all failures. A reason, \
                      vendor_err (decimal, or 0x and hexadecimal) or IBV_WC_…_ERR: what it means; `reasons` lists them. \
                      `daemon`: how often, when and why the daemon fell",
                 ))
@@ -84,20 +87,8 @@ pub fn command() -> Command {
                 .arg(json())
                 .arg(reports()),
         )
-        .subcommand(
-            Command::new("stats")
-                .about("Show the daemon's counters")
-                .arg(socket())
-                .arg(json())
-                .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0"))
-                .arg(
-                    Arg::new("names")
-                        .long("names")
-                        .action(ArgAction::SetTrue)
-                        .conflicts_with_all(["socket", "json", "all"])
-                        .help("List the names of all counters; needs no daemon"),
-                ),
-        )
+        .subcommand(stats::command())
+        .subcommand(metrics::command())
         .subcommand(capture::command())
         .subcommand(cc::command())
         .subcommand(cm::command())

@@ -60,6 +60,8 @@ pub enum KeyId {
     Guarded,
     /// `state_dir`.
     StateDir,
+    /// `metrics`.
+    Metrics,
     /// `log.level`.
     LogLevel,
     /// `log.format`.
@@ -344,6 +346,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "",
         help: "Directory for the crash reports of a guarded daemon; default $STATE_DIRECTORY, for root /var/lib/burst, else $XDG_STATE_HOME/burst or ~/.local/state/burst",
+    },
+    ConfigKey {
+        id: KeyId::Metrics,
+        name: "metrics",
+        flag: "metrics",
+        env: "BURST_METRICS",
+        kind: ValueKind::MetricsPlace,
+        many: false,
+        default: "",
+        help: "Show metrics over HTTP (docs/metrics.md): 127.0.0.1:9317 shows totals to anybody who reaches the port, unix:/run/burst/metrics.sock shows each user what is its own, too; default: not",
     },
     ConfigKey {
         id: KeyId::LogLevel,

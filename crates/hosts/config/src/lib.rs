@@ -18,6 +18,7 @@ mod value;
 
 use burst_args::ArgsRefusal;
 use burst_cc::{CcChoice, CcTable, ChoiceRank, PeerKind};
+use burst_control::metrics_place::MetricsPlace;
 use burst_host::{AccountBy, HostOptions, Policy, WorkerMode};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::{OsStr, OsString};
@@ -47,6 +48,8 @@ pub struct Config {
     pub guarded: bool,
     /// Directory of crash reports; `None`: the default one.
     pub state_dir: Option<PathBuf>,
+    /// Where metrics are shown; `None`: nowhere.
+    pub metrics: Option<MetricsPlace>,
     /// Least severe line that is logged.
     pub log_level: LogLevel,
     /// Format of log lines.
@@ -257,6 +260,7 @@ const SUBUID_FILE: TextKey = TextKey::new(KeyId::SubuidFile);
 const LEND: TextKey = TextKey::new(KeyId::Lend);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
 const STATE_DIR: TextKey = TextKey::new(KeyId::StateDir);
+const METRICS: TextKey = TextKey::new(KeyId::Metrics);
 const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
 const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
 
@@ -306,6 +310,8 @@ fn assemble(values: &ConfigValues) -> Config {
         end_with_fd: values.number(END_WITH_FD).map(|fd| fd as RawFd),
         guarded: values.number_or_default(GUARDED) == 1,
         state_dir: values.text(STATE_DIR).map(PathBuf::from),
+        // The text was read before.
+        metrics: values.text(METRICS).and_then(|text| text.parse().ok()),
         log_level: match values.text(LOG_LEVEL) {
             Some("error") => LogLevel::Error,
             Some("warn") => LogLevel::Warn,

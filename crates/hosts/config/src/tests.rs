@@ -145,6 +145,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::Lend => "same-user",
         KeyId::Guarded => "yes",
         KeyId::StateDir => "/tmp/other-state",
+        KeyId::Metrics => "127.0.0.1:9317",
         KeyId::LogLevel => "trace",
         KeyId::LogFormat => "json",
     }

@@ -1,6 +1,7 @@
 //! Types of configuration values: reading, range, and how the document shows them.
 
 use burst_cc::{CcChoice, ChoiceRank};
+use burst_control::metrics_place::MetricsPlace;
 use burst_grammar::{bytes, duration, nearest, show_bytes, show_duration, switch};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ pub enum ValueKind {
     Choice(&'static [&'static str]),
     /// A congestion controller with parameters, as `burst_cc::CcChoice` reads it.
     Controller,
+    /// Where metrics are shown.
+    MetricsPlace,
     /// `on` or `off`, or another word of [`burst_grammar::switch`]; the flag alone means `on`.
     Switch,
 }
@@ -53,7 +56,11 @@ impl ValueKind {
     /// Whether values are numbers: counts, bytes, nanoseconds, permission bits, or 0 and 1 of a switch.
     pub const fn is_number(self) -> bool {
         match self {
-            ValueKind::Text | ValueKind::Path | ValueKind::Controller | ValueKind::Choice(_) => false,
+            ValueKind::Text
+            | ValueKind::Path
+            | ValueKind::Controller
+            | ValueKind::MetricsPlace
+            | ValueKind::Choice(_) => false,
             ValueKind::Count { .. }
             | ValueKind::Bytes { .. }
             | ValueKind::Duration { .. }
@@ -89,6 +96,7 @@ impl ValueKind {
                 Ok(ConfigValue::Number(is_on.into()))
             }
             ValueKind::Choice(words) => read_choice(text, words),
+            ValueKind::MetricsPlace => text.parse::<MetricsPlace>().map(|place| ConfigValue::Text(place.to_string())),
         }
     }
 
@@ -97,6 +105,7 @@ impl ValueKind {
         match self {
             ValueKind::Text | ValueKind::Controller => "SPEC",
             ValueKind::Path => "PATH",
+            ValueKind::MetricsPlace => "PLACE",
             ValueKind::Count { .. } => "N",
             ValueKind::Bytes { .. } => "SIZE",
             ValueKind::Duration { .. } => "TIME",
@@ -112,6 +121,7 @@ impl ValueKind {
         match self {
             ValueKind::Text => "text".to_owned(),
             ValueKind::Path => "path".to_owned(),
+            ValueKind::MetricsPlace => "ADDRESS:PORT or unix:PATH".to_owned(),
             ValueKind::Count { min, max } => format!("{min} to {max}"),
             ValueKind::Bytes { min, max } => format!("size, {} to {}", show_bytes(min), show_bytes(max)),
             ValueKind::Duration { max_ns } => {
