@@ -1,7 +1,7 @@
 //! What workers and queue pairs do: answers for `burst stats`, `burst top` and metrics.
 //!
-//! A worker knows all of it anyway: its time is counted once for each pass, the counts of a queue pair lie in its queues and in its
-//! state. Queue pairs are listed in pages, because a daemon may have more of them than fit one message, and because a worker
+//! A worker knows all of it anyway: its time is counted once for each pass, the counts of a queue pair lie in its queues and in
+//! its state. Queue pairs are listed in pages, because a daemon may have more of them than fit one message, and because a worker
 //! serves no packets while it looks at them.
 
 use crate::failures::FailedProgram;

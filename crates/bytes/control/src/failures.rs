@@ -288,8 +288,8 @@ pub enum NextHop {
 /// Which records are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureQuery {
-    /// Only those of the process, queue pair, Jetty or connection (communication id) of this number; of a queue pair also what it is
-    /// now. `None`: all.
+    /// Only those of the process, queue pair, Jetty or connection (communication id) of this number; of a queue pair also what it
+    /// is now. `None`: all.
     pub about: Option<u32>,
     /// How many of them to leave out.
     pub skip: u32,

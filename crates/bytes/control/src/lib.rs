@@ -35,6 +35,7 @@ pub use async_record::{AsyncObject, AsyncRecord};
 pub use client::Client;
 pub use commands::CommandSender;
 pub use messages::*;
+pub use monitor::Counter;
 
 /// Why a control call failed, on the caller's side.
 #[derive(Debug, thiserror::Error)]

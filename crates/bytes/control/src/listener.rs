@@ -37,25 +37,32 @@ fn bind_of(kind: SocketType, path: &Path, mode: u32) -> Result<OwnedFd, String> 
     let address = SocketAddrUnix::new(path).map_err(|e| say("use the socket path", e.into()))?;
     let new_socket = || socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
     let listener = new_socket().map_err(|e| say("make the socket", e.into()))?;
-    if let Ok(found) = path.symlink_metadata() {
-        if !found.file_type().is_socket() {
-            return Err(format!("{} is there already and is no socket; choose another path", path.display()));
-        }
-        let probe = new_socket().map_err(|e| say("make the socket", e.into()))?;
-        match rustix::net::connect(&probe, &address) {
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                fs::remove_file(path).map_err(|e| say("replace the dead socket", e))?
-            }
-            Ok(()) | Err(rustix::io::Errno::AGAIN) => {
-                return Err(format!("another process serves {}; stop it, or choose another path", path.display()));
-            }
-            Err(e) => return Err(say("probe", e.into())),
-        }
-    }
+    clear_place(path, &new_socket, &address)?;
     bind(&listener, &address).map_err(|e| say("bind", e.into()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(|e| say("set the mode of", e))?;
     listen(listener.as_fd(), BACKLOG).map_err(|e| say("listen on", e.into()))?;
     Ok(listener)
+}
+
+/// Removes a socket file on which no process listens.
+fn clear_place(
+    path: &Path,
+    new_socket: &dyn Fn() -> rustix::io::Result<OwnedFd>,
+    address: &SocketAddrUnix,
+) -> Result<(), String> {
+    let say = |what: &str, e: std::io::Error| format!("cannot {what} {}: {e}", path.display());
+    let Ok(found) = path.symlink_metadata() else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err(format!("{} is there already and is no socket; choose another path", path.display()));
+    }
+    let probe = new_socket().map_err(|e| say("make the socket", e.into()))?;
+    match rustix::net::connect(&probe, address) {
+        Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(|e| say("replace the dead socket", e)),
+        Ok(()) | Err(rustix::io::Errno::AGAIN) => {
+            Err(format!("another process serves {}; stop it, or choose another path", path.display()))
+        }
+        Err(e) => Err(say("probe", e.into())),
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::activity::{QpPage, WorkerUse};
 use crate::cm::{CmCommand, CmReply};
 use crate::failures::{FailurePage, FailureQuery};
 use crate::lend::LentWorker;
-use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage};
+use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, Counter, DaemonCrashes, UserPage};
 use crate::names;
 use crate::urma::{UrmaCursor, UrmaPage};
 use crate::urma_calls::{UrmaAnswer, UrmaCall};
@@ -795,17 +795,4 @@ pub struct Limits {
     pub max_mcast_grp: u32,
     /// Queue pairs attached to one multicast group.
     pub max_mcast_qp_attach: u32,
-}
-
-/// A counter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counter {
-    /// Name of a reason or of a traffic counter.
-    #[serde(deserialize_with = "names::file_name")]
-    pub name: String,
-    /// Name of the device; empty for counters of the daemon.
-    #[serde(deserialize_with = "names::file_name_or_empty")]
-    pub device: String,
-    /// Value of the counter.
-    pub value: u64,
 }

@@ -4,6 +4,7 @@
 //! than fit one message.
 
 use crate::cm::CmAddr;
+use crate::names;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -23,6 +24,19 @@ pub const TRAFFIC: [&str; 13] = [
     "send_calls",
     "receive_calls",
 ];
+
+/// A counter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counter {
+    /// Name of a reason or of a traffic counter.
+    #[serde(deserialize_with = "names::file_name")]
+    pub name: String,
+    /// Name of the device; empty for counters of the daemon.
+    #[serde(deserialize_with = "names::file_name_or_empty")]
+    pub device: String,
+    /// Value of the counter.
+    pub value: u64,
+}
 
 macro_rules! states {
     ($($(#[$doc:meta])* $v:ident $name:literal;)+) => {

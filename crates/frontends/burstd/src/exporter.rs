@@ -1,5 +1,5 @@
-//! The metrics of the daemon: a thread that is a client of the daemon's own control socket, as `burst metrics` is, and shows what it
-//! is told over HTTP. So a scrape has its share of the event loop as every tool's request, and the daemon goes on if the thread
+//! The metrics of the daemon: a thread that is a client of the daemon's own control socket, as `burst metrics` is, and shows the
+//! answers over HTTP. So a scrape has its share of the event loop as every tool's request, and the daemon goes on if the thread
 //! waits.
 
 use burst_client::{ClientError, Daemon};

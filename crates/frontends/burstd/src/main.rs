@@ -2,8 +2,8 @@
 //!
 //! The control plane is the crate `burst_host`, the settings and the log are those of `burst_config`. This binary adds what a
 //! daemon needs: [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
-//! [`clients`] and [`endings`] are the queues of the accounts, [`conversation`] a
-//! client's socket, [`exporter`] metrics, [`reserve`] memory for allocations that cannot fail, [`session`] the session's share of the processors,
+//! [`clients`] and [`endings`] are the queues of the accounts, [`conversation`] a client's socket, [`exporter`] shows metrics,
+//! [`reserve`] is memory for allocations that cannot fail, [`session`] the session's share of the processors,
 //! [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
 //! [`systemd`] what systemd passes.
 

@@ -59,8 +59,8 @@ pub fn why(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// The number of a queue pair, process, Jetty or connection: `qp:0x11f`, `pid:4711`, `jetty:20`, `id:0x1234` (a communication id), or
-/// a number that is too large for a reason.
+/// The number of a queue pair, process, Jetty or connection: `qp:0x11f`, `pid:4711`, `jetty:20`, `id:0x1234` (communication id),
+/// or a number that is too large for a reason.
 fn object(word: &str) -> Option<u32> {
     let named = ["qp:", "pid:", "jetty:", "id:"].iter().find_map(|kind| word.strip_prefix(kind));
     let digits = named.unwrap_or(word);

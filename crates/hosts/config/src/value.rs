@@ -88,15 +88,20 @@ impl ValueKind {
                 in_range(ns, 0, max_ns, |n| show_duration(Duration::from_nanos(n)))
             }
             ValueKind::Mode => read_mode(text),
-            ValueKind::Controller => {
-                CcChoice::parse(text, 0, ChoiceRank::Configured).map(|choice| ConfigValue::Text(choice.to_string()))
-            }
+            ValueKind::Controller | ValueKind::MetricsPlace => self.read_parsed(text),
             ValueKind::Switch => {
                 let is_on = switch(text).ok_or_else(|| format!("{text:?} is neither on nor off"))?;
                 Ok(ConfigValue::Number(is_on.into()))
             }
             ValueKind::Choice(words) => read_choice(text, words),
+        }
+    }
+
+    /// Reads a text that a type of its own parses.
+    fn read_parsed(self, text: &str) -> Result<ConfigValue, String> {
+        match self {
             ValueKind::MetricsPlace => text.parse::<MetricsPlace>().map(|place| ConfigValue::Text(place.to_string())),
+            _ => CcChoice::parse(text, 0, ChoiceRank::Configured).map(|choice| ConfigValue::Text(choice.to_string())),
         }
     }
 

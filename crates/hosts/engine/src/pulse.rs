@@ -2,8 +2,8 @@
 //!
 //! The thread adds to a counter at each step that must be short ([`Pulse::beat`]) and marks the time in which it waits for work
 //! ([`Pulse::rest`]). A watchdog looks from time to time: a thread that neither rests nor beats stands still. Both calls are a
-//! relaxed load and store, because one thread writes and the watchdog needs no order. A worker also adds up here what it spends its
-//! time on ([`Pulse::spend`]), in the line that each pass writes anyway.
+//! relaxed load and store, because one thread writes and the watchdog needs no order. A worker also adds up here what it spends
+//! its time on ([`Pulse::spend`]), in the line that each pass writes anyway.
 
 use burst_base::Nanos;
 use burst_control::activity::WorkerTime;

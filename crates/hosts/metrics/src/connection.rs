@@ -56,7 +56,7 @@ pub enum Progress {
 
 /// A connection.
 #[derive(Debug)]
-pub struct Connection {
+pub struct ScraperConnection {
     socket: OwnedFd,
     /// Whom it comes from.
     pub source: ScraperSource,
@@ -69,11 +69,11 @@ pub struct Connection {
     sent: usize,
 }
 
-impl Connection {
+impl ScraperConnection {
     /// A connection that was accepted now, not blocking.
-    pub fn new(socket: OwnedFd, source: ScraperSource, audience: Audience, now: Instant) -> Connection {
+    pub fn new(socket: OwnedFd, source: ScraperSource, audience: Audience, now: Instant) -> ScraperConnection {
         let (request, answer) = (Vec::new(), Vec::new());
-        Connection { socket, source, audience, until: now + LIFE_MAX, request, answer, sent: 0 }
+        ScraperConnection { socket, source, audience, until: now + LIFE_MAX, request, answer, sent: 0 }
     }
 
     /// The socket.
@@ -183,10 +183,10 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-    fn pair() -> (Connection, OwnedFd) {
+    fn pair() -> (ScraperConnection, OwnedFd) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("sockets");
-        (Connection::new(ours, ScraperSource::User(1), Audience::All, Instant::now()), theirs)
+        (ScraperConnection::new(ours, ScraperSource::User(1), Audience::All, Instant::now()), theirs)
     }
 
     fn send_all(to: &OwnedFd, bytes: &[u8]) {

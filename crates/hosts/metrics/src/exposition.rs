@@ -1,11 +1,10 @@
-//! Samples as text: OpenMetrics 1.0 by the crate prometheus-client, and the older text format of Prometheus, which differs in the
-//! names of counters' heads and in the last line.
+//! Metrics as text: OpenMetrics 1.0 by the crate prometheus-client, and the older text format of Prometheus, which differs in
+//! the names of counters' heads and in the last line.
 
 use crate::families::{FAMILIES, FamilyKind};
-use crate::samples::{Sample, SampleValue, Samples};
+use crate::samples::MetricSamples;
 use burst_control::activity::HostReport;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, text};
+use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use std::fmt;
 
@@ -47,37 +46,13 @@ pub struct EngineReport {
 /// The encoder's: there is no memory.
 pub fn write(reports: &[EngineReport], format: TextFormat) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Samples::of(reports)));
+    registry.register_collector(Box::new(MetricSamples::of(reports)));
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(match format {
         TextFormat::OpenMetrics => page,
         TextFormat::Prometheus => to_prometheus(&page),
     })
-}
-
-impl Collector for Samples {
-    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        for (family, samples) in FAMILIES.iter().zip(self.by_family()).filter(|(_, samples)| !samples.is_empty()) {
-            let mut metric = encoder.encode_descriptor(family.name, family.help, None, family.kind.metric_type())?;
-            for Sample { labels, value } in samples {
-                let mut of_labels = metric.encode_family(labels)?;
-                match value {
-                    SampleValue::Number(number) if family.kind == FamilyKind::Counter => {
-                        of_labels.encode_counter::<[(&str, &str); 0], f64, f64>(number, None)?;
-                    }
-                    SampleValue::Number(number) => of_labels.encode_gauge(number)?,
-                    SampleValue::Count(count) => {
-                        of_labels.encode_counter::<[(&str, &str); 0], u64, f64>(count, None)?;
-                    }
-                    SampleValue::Times { sum, count, buckets } => {
-                        of_labels.encode_histogram::<[(&str, &str); 0]>(*sum, *count, buckets, None)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Names counters in heads as in samples, and leaves the last line out.

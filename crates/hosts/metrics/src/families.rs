@@ -11,14 +11,14 @@ macro_rules! families {
         pub enum Metric { $(#[doc = $help] $variant),+ }
 
         /// All metrics, in the order of the output.
-        pub const FAMILIES: &[Family] =
-            &[$(Family { metric: Metric::$variant, name: $name, kind: FamilyKind::$kind, help: $help }),+];
+        pub const FAMILIES: &[MetricFamily] =
+            &[$(MetricFamily { metric: Metric::$variant, name: $name, kind: FamilyKind::$kind, help: $help }),+];
     };
 }
 
 /// One metric.
 #[derive(Clone, Copy, Debug)]
-pub struct Family {
+pub struct MetricFamily {
     /// Its index.
     pub metric: Metric,
     /// Its name, to which a sample adds the ending of the kind.
@@ -119,7 +119,7 @@ families! {
 
 impl Metric {
     /// Its row.
-    pub const fn family(self) -> &'static Family {
+    pub const fn family(self) -> &'static MetricFamily {
         &FAMILIES[self as usize]
     }
     /// The metric of a traffic counter, by its index in `burst_control::monitor::TRAFFIC`.
@@ -167,7 +167,7 @@ mod tests {
         let mark = "<!-- The table is written by BLESS=1 cargo test -p burst-metrics -->\n";
         let (text, _) = written.split_once(mark).expect("the mark above the table");
         let head = "\n| metric | kind | what it says |\n|---|---|---|\n".to_owned();
-        let row = |table: String, f: &Family| {
+        let row = |table: String, f: &MetricFamily| {
             table
                 + &format!(
                     "| `{}{}` | {} | {} |\n",

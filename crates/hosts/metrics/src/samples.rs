@@ -2,14 +2,17 @@
 //! and peer addresses those are shown that use the most.
 
 use crate::exposition::EngineReport;
-use crate::families::{FAMILIES, Metric};
+use crate::families::{FAMILIES, FamilyKind, Metric};
 use burst_base::Reason;
 use burst_base::reason::Class;
 use burst_control::activity::{HostReport, QpUse, state_name, type_name};
 use burst_control::monitor::{CmStepHistogram, TRAFFIC};
 use burst_ledger::Resource;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Queue pairs, processes, accounts and peer addresses of one engine that are shown.
 pub const SHOWN_MAX: usize = 64;
@@ -47,13 +50,13 @@ pub(crate) struct Sample {
 
 /// The samples of all metrics.
 #[derive(Debug)]
-pub(crate) struct Samples {
+pub(crate) struct MetricSamples {
     families: Vec<Vec<Sample>>,
 }
 
-impl Samples {
-    pub fn of(reports: &[EngineReport]) -> Samples {
-        let mut samples = Samples { families: FAMILIES.iter().map(|_| Vec::new()).collect() };
+impl MetricSamples {
+    pub fn of(reports: &[EngineReport]) -> MetricSamples {
+        let mut samples = MetricSamples { families: FAMILIES.iter().map(|_| Vec::new()).collect() };
         for EngineReport { engine, report } in reports {
             let mut of_engine = EngineSamples { engine, samples: &mut samples };
             of_engine.host(report);
@@ -66,17 +69,36 @@ impl Samples {
         }
         samples
     }
+}
 
-    /// The samples in the order of [`FAMILIES`].
-    pub fn by_family(&self) -> impl Iterator<Item = &Vec<Sample>> {
-        self.families.iter()
+impl Collector for MetricSamples {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        for (family, samples) in FAMILIES.iter().zip(&self.families).filter(|(_, samples)| !samples.is_empty()) {
+            let mut metric = encoder.encode_descriptor(family.name, family.help, None, family.kind.metric_type())?;
+            for Sample { labels, value } in samples {
+                let mut of_labels = metric.encode_family(labels)?;
+                match value {
+                    SampleValue::Number(number) if family.kind == FamilyKind::Counter => {
+                        of_labels.encode_counter::<[(&str, &str); 0], f64, f64>(number, None)?;
+                    }
+                    SampleValue::Number(number) => of_labels.encode_gauge(number)?,
+                    SampleValue::Count(count) => {
+                        of_labels.encode_counter::<[(&str, &str); 0], u64, f64>(count, None)?;
+                    }
+                    SampleValue::Times { sum, count, buckets } => {
+                        of_labels.encode_histogram::<[(&str, &str); 0]>(*sum, *count, buckets, None)?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }
 
 /// Adds the samples of one engine.
 struct EngineSamples<'a> {
     engine: &'a str,
-    samples: &'a mut Samples,
+    samples: &'a mut MetricSamples,
 }
 
 impl EngineSamples<'_> {
@@ -357,7 +379,7 @@ pub(crate) mod tests {
     }
 
     fn samples(report: HostReport, metric: Metric) -> Vec<Sample> {
-        Samples::of(&[EngineReport { engine: "daemon".into(), report }]).families[metric as usize].clone()
+        MetricSamples::of(&[EngineReport { engine: "daemon".into(), report }]).families[metric as usize].clone()
     }
 
     #[test]
@@ -380,7 +402,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_metric_of_a_host_at_work_has_samples() {
-        let all = Samples::of(&[EngineReport { engine: "daemon".into(), report: report() }]);
+        let all = MetricSamples::of(&[EngineReport { engine: "daemon".into(), report: report() }]);
         // The report has no device, and counts two counters only.
         let devices = [Metric::DeviceUp, Metric::DeviceSpeed, Metric::DeviceMtu];
         for (family, samples) in FAMILIES.iter().zip(&all.families) {

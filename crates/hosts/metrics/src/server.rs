@@ -6,7 +6,7 @@
 //! a scrape that stalls is cut off, and does not delay others.
 
 use crate::audience::Audience;
-use crate::connection::{Asked, BodyWanted, Connection, Progress, ScraperSource, displaced};
+use crate::connection::{Asked, BodyWanted, Progress, ScraperConnection, ScraperSource, displaced};
 use crate::exposition::{EngineReport, write};
 use burst_control::metrics_place::MetricsPlace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -92,7 +92,7 @@ struct ServerLoop {
     owner: u32,
     source: ReportSource,
     /// The oldest first.
-    connections: Vec<Connection>,
+    connections: Vec<ScraperConnection>,
     /// The last reports, and when they were made.
     kept: Option<(Instant, Result<Vec<EngineReport>, String>)>,
     /// No connection is accepted before.
@@ -159,7 +159,7 @@ impl ServerLoop {
                 if let Some(gone) = displaced(&sources, source, OF_ONE_SOURCE, CONNECTIONS_MAX) {
                     self.connections.remove(gone);
                 }
-                self.connections.push(Connection::new(socket, source, audience, now));
+                self.connections.push(ScraperConnection::new(socket, source, audience, now));
                 debug_assert!(self.connections.len() <= CONNECTIONS_MAX);
             }
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => self.accept_from = now + ACCEPT_PAUSE,
@@ -168,7 +168,7 @@ impl ServerLoop {
         }
     }
 
-    /// Whom a connection comes from. The kernel names the user of a socket in the file system, and nobody over TCP.
+    /// Whom a connection comes from. The kernel names the user of a socket in the file system, and no user over TCP.
     fn scraper(&self, socket: &OwnedFd, from: Option<SocketAddrAny>) -> (ScraperSource, Audience) {
         if let Some(address) = from.and_then(|any| SocketAddr::try_from(any).ok()) {
             let number = match address.ip().to_canonical() {

@@ -1,8 +1,8 @@
-//! The counters of the host files: standard counters of a port in `counters`, and in `hw_counters` all counters under Burst's names,
-//! under those of the kernel's soft-RoCE and under those of mlx5.
+//! The counters of the host files: standard counters of a port in `counters`, and in `hw_counters` all counters under Burst's
+//! names, under those of the kernel's soft-RoCE and under those of mlx5.
 //!
-//! A counter of another driver is the sum of Burst's counters of the same event. Those without a counterpart are left out, and those
-//! of events that cannot happen here are 0.
+//! A counter of another driver is the sum of Burst's counters of the same event. Those without a counterpart are left out, and
+//! those of events that cannot happen here are 0.
 
 use burst_control::Counter;
 

@@ -278,7 +278,7 @@ impl EndpointSlot {
             for jfc in completions.iter().copied() {
                 match owners.get(&jfc).and_then(|context| tenants.get(context)) {
                     Some(tenant) => {
-                        tenant.deliver(jfc, endpoint, reports, shared.events, &mut failures);
+                        failures.extend(tenant.deliver(jfc, endpoint, reports, shared.events));
                         delivered = true;
                     }
                     // Of a program that has ended.

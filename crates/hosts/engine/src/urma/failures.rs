@@ -1,5 +1,5 @@
-//! Records of requests and receives of Jetties that have failed, for `burst why`: made of the completion, the channel to the peer and
-//! the path, and kept beside those of queue pairs.
+//! Records of requests and receives of Jetties that have failed, for `burst why`: made of the completion, the channel to the peer
+//! and the path, and kept beside those of queue pairs.
 
 use crate::failures::path_record;
 use crate::urma::endpoint::UrmaEndpoint;

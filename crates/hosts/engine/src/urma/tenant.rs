@@ -301,16 +301,15 @@ impl UrmaTenant {
         }
     }
 
-    /// Writes the records of a completion queue of the node into the program's.
+    /// Writes the records of a completion queue of the node into the program's. Returns those that report failures.
     pub(crate) fn deliver(
         &self,
         jfc: u32,
         endpoint: &mut UrmaEndpoint,
         fx: &mut dyn UrmaEffects,
         events: &mut Vec<u32>,
-        failures: &mut Vec<JettyFailure>,
-    ) {
-        let mut is_whole = true;
+    ) -> Vec<JettyFailure> {
+        let (mut is_whole, mut failures) = (true, Vec::new());
         while let Some(cr) = endpoint.node.poll_jfc(jfc) {
             if is_failure(cr.status) {
                 failures.push(JettyFailure { context: self.context, completion: cr });
@@ -324,6 +323,7 @@ impl UrmaTenant {
         if !is_whole {
             self.overrun(jfc, endpoint.counters());
         }
+        failures
     }
 
     /// Writes an event of the node, if its object is the program's.

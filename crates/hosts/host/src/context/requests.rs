@@ -16,10 +16,7 @@ impl Context {
             Request::DeallocPd { pd } => self.dealloc_pd(host, pd),
             Request::RegMr { pd, addr, len, iova, access, pieces, replaces } => {
                 let registration = MrRequest { pd, addr, len, iova, access, pieces, fds };
-                match replaces {
-                    None => self.reg_mr(host, registration),
-                    Some(mr) => self.rereg_mr(host, mr, registration),
-                }
+                self.register(host, registration, replaces)
             }
             Request::AllocNullMr { pd } => self.alloc_null_mr(host, pd),
             Request::HoldMemory { hold } => self.hold_memory(host, hold),
@@ -80,6 +77,19 @@ impl Context {
             | Request::Urma { .. }
             | Request::Workers
             | Request::QueuePairs { .. } => refuse(libc::EPROTO, "not a request to a context"),
+        }
+    }
+
+    /// Registers a region, in place of another one if one is given.
+    fn register(
+        &mut self,
+        host: &mut Host,
+        registration: MrRequest,
+        replaces: Option<u32>,
+    ) -> Result<ReplyParts, Refusal> {
+        match replaces {
+            None => self.reg_mr(host, registration),
+            Some(mr) => self.rereg_mr(host, mr, registration),
         }
     }
 }

@@ -21,10 +21,12 @@ impl Host {
             all.extend(page);
             (worker, slot) = next.map_or((worker + 1, 0), |slot| (worker, slot));
         }
+        debug_assert!(all.len() <= QUEUE_PAIRS_PAGE, "a page is full");
         let next = ((worker as usize) < self.workers().len()).then_some(CmCursor { worker, slot });
         let found = all.len();
         all.retain(|qp| self.authority.may_see(viewer, Some(qp.program.uid)));
         let hidden = (found - all.len()) as u32;
+        debug_assert!(next.is_none_or(|next| next > from), "pages go on");
         Response::QueuePairs(QpPage { queue_pairs: all, hidden, next })
     }
 }
