@@ -24,6 +24,7 @@ mod run;
 mod sharing;
 mod sockets;
 mod stats;
+mod top;
 mod users;
 mod why;
 
@@ -46,13 +47,21 @@ pub fn main() -> ExitCode {
         Some(("capture", m)) => capture::capture(m),
         Some(("cc", m)) => cc::cc(m),
         Some((name @ ("sim" | "proxy" | "switch"), m)) => programs::execute(name, m),
-        Some(("stats", m)) => stats::stats(m),
-        Some(("metrics", m)) => metrics::metrics(m),
+        Some((name @ ("stats" | "metrics" | "top"), m)) => watch(name, m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
         Some((daemon::DETACH, m)) => daemon::detach(m),
         Some((in_process::SNAPSHOT, _)) => in_process::snapshot(),
         _ => ExitCode::from(burst_args::EXIT_USAGE),
+    }
+}
+
+/// Commands that show what is counted.
+fn watch(name: &str, matches: &ArgMatches) -> ExitCode {
+    match name {
+        "metrics" => metrics::metrics(matches),
+        "top" => top::top(matches),
+        _ => stats::stats(matches),
     }
 }
 
@@ -89,6 +98,7 @@ pub fn command() -> Command {
         )
         .subcommand(stats::command())
         .subcommand(metrics::command())
+        .subcommand(top::command())
         .subcommand(capture::command())
         .subcommand(cc::command())
         .subcommand(cm::command())
