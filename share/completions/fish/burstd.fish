@@ -24,6 +24,7 @@ complete -c burstd -l subuid-file -d 'Users\' further ids (subuid(5)): a process
 complete -c burstd -l lend -d 'Programs that may run the engine themselves and share the daemon\'s addresses (lent mode): off, or same-user: those of the daemon\'s own user, which must trust each other; ports of kind udp only, for 16 programs less one for each worker [env: BURST_LEND, default: off]' -r
 complete -c burstd -l guarded -d 'Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls [env: BURST_GUARDED, default: off]' -r
 complete -c burstd -l state-dir -d 'Directory for the crash reports of a guarded daemon; default $STATE_DIRECTORY, for root /var/lib/burst, else $XDG_STATE_HOME/burst or ~/.local/state/burst [env: BURST_STATE_DIR]' -r
+complete -c burstd -l metrics -d 'Show metrics over HTTP (docs/metrics.md): 127.0.0.1:9317 shows totals to anybody who reaches the port, unix:/run/burst/metrics.sock shows each user what is its own, too; default: not [env: BURST_METRICS]' -r
 complete -c burstd -l log-level -d 'Least severe line that is logged [env: BURST_LOG_LEVEL, default: info]' -r
 complete -c burstd -l log-format -d 'Format of log lines [env: BURST_LOG_FORMAT, default: text]' -r
 complete -c burstd -s h -l help -d 'Print help (see more with \'--help\')'
