@@ -11,6 +11,7 @@ import pytest
 
 from lab import wait_until
 from lab.proxy import Proxies
+from proxy_connects import kill_while_connecting
 from test_proxy import PORT, await_carried, carried, client, exactly, inside, joined, listen, network_state, read_all
 from test_proxy import proxies as proxies  # noqa: PLC0414 - a fixture
 
@@ -89,6 +90,50 @@ def test_rules_go_with_the_process_and_a_held_connect_goes_on_by_tcp(make_fabric
                 ours.settimeout(10)
                 ours.sendall(b"by TCP")
                 assert exactly(theirs, 6) == b"by TCP"
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_connect_from_before_a_restart_goes_on_by_tcp(make_fabric, connected):
+    """Its socket has the mark of the proxy that was killed, and the routes of the next one would lead it to `lo`, where nothing knows it."""
+    with Proxies(make_fabric()) as proxies:
+        a, b = proxies.fabric.hosts
+
+        def kill():
+            wait_until(lambda: proxies.counters(a).get("syns_held") == 1)
+            os.kill(proxies.running["a"].pid, signal.SIGKILL)
+            wait_until(lambda: table(a) == [])
+        with listen(b, port=SILENT) as listener, contextlib.ExitStack() as end:
+            with firewall(b, SILENT):
+                ours = end.enter_context(begin(a, b.address, SILENT))
+                kill()
+                if not connected:
+                    proxies.start(a)
+            theirs, _ = listener.accept()
+            if connected:
+                wait_until(lambda: state(ours) == 1)
+                proxies.start(a)
+            assert "1 sockets that an earlier proxy had marked go on by TCP" in proxies.running["a"].text()
+            proxies.await_links()
+            with theirs:
+                theirs.settimeout(20)
+                ours.settimeout(20)
+                ours.sendall(b"question")
+                assert exactly(theirs, 8) == b"question"
+                theirs.sendall(b"answer")
+                assert exactly(ours, 6) == b"answer"
+        # The next one is carried.
+        with joined(proxies) as (ours, theirs):
+            ours.sendall(b"x")
+            assert exactly(theirs, 1) == b"x"
+        await_carried(proxies, 1)
+
+
+def test_no_connect_hangs_while_proxies_and_daemons_die(make_fabric):
+    """tests/hunt/proxy_connects.py has the bound; a connect that hung did so for a minute and more."""
+    with Proxies(make_fabric()) as proxies:
+        seen, slowest, slow = kill_while_connecting(proxies, kills=8, seed=3, bound_s=20)
+        assert not slow, (seen, slowest, slow)
+        assert set(seen) <= {"served", "ECONNREFUSED", "after connect ECONNRESET", "end without a byte"} and seen["served"] > 100, seen
 
 
 def test_by_tcp_alone_a_refusal_is_a_refusal_too(make_fabric):

@@ -13,14 +13,16 @@ fn main() {
     println!("cargo::rustc-link-lib=dylib=rdmacm");
     println!("cargo::rustc-link-lib=dylib=ibverbs");
     let out = std::env::var("OUT_DIR").expect("cargo sets it");
-    let object = Path::new(&out).join("steer.bpf.o");
-    if let Err(why) = compile_bpf(&object) {
-        println!("cargo::warning=burst-proxy is built without BPF programs: {why}");
-        std::fs::write(&object, b"").expect("cargo's directory can be written");
+    for name in ["steer", "unmark"] {
+        let object = Path::new(&out).join(format!("{name}.bpf.o"));
+        if let Err(why) = compile_bpf(&format!("csrc/{name}.bpf.c"), &object) {
+            println!("cargo::warning=burst-proxy is built without BPF programs: {why}");
+            std::fs::write(&object, b"").expect("cargo's directory can be written");
+        }
     }
 }
 
-fn compile_bpf(object: &Path) -> Result<(), String> {
+fn compile_bpf(source: &str, object: &Path) -> Result<(), String> {
     let named = std::env::var("BPF_CLANG").ok();
     let candidates =
         named.as_deref().map_or(vec!["clang", "clang-14", "clang-16", "clang-18", "clang-19"], |one| vec![one]);
@@ -28,8 +30,7 @@ fn compile_bpf(object: &Path) -> Result<(), String> {
     for clang in candidates {
         // asm/types.h lies in the architecture's directory, which the target bpf does not search.
         let machine = format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH);
-        let flags =
-            ["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", &machine, "-c", "csrc/steer.bpf.c", "-o"];
+        let flags = ["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", &machine, "-c", source, "-o"];
         match Command::new(clang).args(flags).arg(object).output() {
             Ok(done) if done.status.success() => return Ok(()),
             Ok(done) => last = String::from_utf8_lossy(&done.stderr).into_owned(),

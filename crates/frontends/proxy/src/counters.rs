@@ -33,7 +33,7 @@ counters! {
     ConnectsMarked, "connects_marked", "Connects whose socket had a mark already, of the program or another proxy.";
     // --- connections of programs
     SynsHeld, "syns_held", "SYNs held in a queue until the server's answer is known.";
-    SynsRefused, "syns_refused", "Held SYNs answered with a reset: the server has refused.";
+    SynsRefused, "syns_refused", "Held SYNs answered with a reset: the server has refused, or SYNs that had passed led to no socket.";
     SynsDropped, "syns_dropped", "Held SYNs dropped: the server has not answered, or the program's TCP should try again.";
     SynsLost, "syns_lost", "Reads of a queue that failed because the kernel had dropped messages; programs repeat those SYNs.";
     SocketsWithoutStream, "sockets_without_stream", "Accepted connections reset because their stream had ended meanwhile.";

@@ -245,6 +245,8 @@ type SetUp = (Option<(Interception, String)>, Vec<Vec<OwnedFd>>, Vec<Prefix>);
 /// Sets up the calling thread's namespace: routes, listeners, programs or rules.
 fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp, String> {
     let taken: Vec<Prefix> = rules.takes.iter().flat_map(|take| config.takes[*take].0.clone()).collect();
+    // Before the routes: until then marked sockets of an earlier proxy go by TCP.
+    let unmarked = bpf::unmark(config.config.mark);
     let without_route = intercept::add_routes(config.config.mark, &taken)?;
     for (ip, bits) in &without_route {
         crate::log(format_args!("connections to {ip}/{bits} are not taken: there is no route to {ip}"));
@@ -273,6 +275,11 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
             },
         },
     };
+    match (unmarked, &taken_by) {
+        (Ok(0), _) | (Err(_), (Interception::Nft(_), _)) => {}
+        (Ok(count), _) => crate::log(format_args!("{count} sockets that an earlier proxy had marked go on by TCP")),
+        (Err(why), _) => crate::log(format_args!("sockets that an earlier proxy has marked keep their mark: {why}")),
+    }
     let routed = taken.into_iter().filter(|prefix| !without_route.contains(prefix)).collect();
     Ok((Some(taken_by), listeners, routed))
 }

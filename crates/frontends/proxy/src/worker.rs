@@ -27,6 +27,8 @@ mod seals;
 mod snapshot;
 mod sockets;
 mod streams;
+#[cfg(test)]
+mod syn_orders;
 mod table;
 mod tcp_pair;
 mod tcp_pairs;
@@ -43,16 +45,15 @@ pub use sockets::{listener, own_mark};
 use crate::config::Checked;
 use crate::counters::{ProxyCounter, ProxyCounters};
 use crate::engine::SleepEnd;
-use crate::hold::Verdict;
 use crate::message::{Command, Report};
 use crate::sys::{EventFlags, Poll, PollEvent, Waker};
 use burst_base::Reason;
-use burst_relay::{LinkHello, Outcome};
+use burst_relay::LinkHello;
 use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
 use conn::ProxyConn;
 use decisions::Decisions;
 use env::WorkerEnv;
-use held_syns::{HeldSyns, SynOwner};
+use held_syns::HeldSyns;
 use links::LinkFault;
 use place::NetworkPlaces;
 use std::collections::VecDeque;
@@ -131,6 +132,8 @@ impl RelayWorker {
             counters: ProxyCounters::default(),
             decisions: Decisions::default(),
             draining: false,
+            #[cfg(test)]
+            decided: Vec::new(),
             pair_bytes: 0,
             reports: start.reports,
             wake_control: start.wake_control,
@@ -280,11 +283,7 @@ impl RelayWorker {
             self.pairs.relay(&mut self.env, by_tcp);
         }
         while let Some(owner) = self.env.take_expired(now, &mut steps) {
-            match owner {
-                SynOwner::Stream(key) => self.streams.reset(&mut self.env, key, Outcome::Reset),
-                SynOwner::Pair(key) => self.pairs.end(&mut self.env, key, Verdict::Drop),
-                SynOwner::None => {}
-            }
+            self.end_owner(owner);
         }
         self.streams.connect_postponed(&mut self.env, now);
         self.streams.links.mend(&mut self.env, now);

@@ -6,13 +6,17 @@ use crate::config::{Prefix, RANGES};
 use crate::counters::{Counts, ProxyCounter};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData, SockMap};
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SkLookup, SockOps};
-use aya::{Ebpf, EbpfLoader};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, Iter, ProgramError, SkLookup, SockOps};
+use aya::{Btf, Ebpf, EbpfLoader};
+use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// The compiled programs; empty if clang was missing when the proxy was built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
+
+/// The iterator of `csrc/unmark.bpf.c`; empty as [`OBJECT`] is.
+static UNMARK: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/unmark.bpf.o"));
 
 /// A link always allows other programs beside its own, and takes no flags.
 const NO_FLAGS: CgroupAttachMode = CgroupAttachMode::Single;
@@ -105,6 +109,30 @@ impl BpfPrograms {
         let read = |at: usize| map.as_ref().and_then(|map| map.get(&(at as u32), 0).ok()).unwrap_or(0);
         COUNTS.iter().enumerate().map(|(at, counter)| (*counter, read(at))).collect()
     }
+}
+
+/// Takes the mark from the sockets of the calling thread's namespace that an earlier proxy has marked; returns from how many. Those that
+/// were connecting, or have connected by TCP since that proxy ended, go on by TCP.
+///
+/// # Errors
+/// One sentence. The routes of marked connections would lead such sockets to `lo`, where nothing answers them.
+pub fn unmark(mark: u32) -> Result<usize, String> {
+    let failed = |e: &dyn std::error::Error| {
+        format!("{} (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN are needed, and Linux 5.15 or newer)", chain(e))
+    };
+    if UNMARK.is_empty() {
+        return Err("this burst-proxy was built without clang".into());
+    }
+    let mut bpf = EbpfLoader::new().override_global("MARK", &mark, true).load(UNMARK).map_err(|e| failed(&e))?;
+    let btf = Btf::from_sys_fs().map_err(|e| failed(&e))?;
+    let iterator: &mut Iter = program(&mut bpf, "unmark")?;
+    let attached = iterator.load("tcp", &btf).and_then(|()| iterator.attach());
+    let link = attached.and_then(|attached| iterator.take_link(attached)).map_err(|e| failed(&e))?;
+    // Made in the calling thread's namespace, whose sockets it visits.
+    let mut visits = link.into_file().map_err(|e| failed(&e))?;
+    let mut done = Vec::new();
+    visits.read_to_end(&mut done).map_err(|e| failed(&e))?;
+    Ok(done.len())
 }
 
 /// Attaches the programs to a control group and a namespace.

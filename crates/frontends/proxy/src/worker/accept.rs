@@ -5,7 +5,7 @@
 //! refuses is seen as a reset after the connect.
 
 use super::RelayWorker;
-use super::held_syns::{QueuedSyn, SynOwner};
+use super::held_syns::{QueuedSyn, SynCopy, SynOwner};
 use super::sockets::{self, Ends, TcpEnd};
 use crate::config::RelayBy;
 use crate::counters::ProxyCounter;
@@ -13,6 +13,7 @@ use crate::hold::{Syn, Verdict};
 use crate::intercept::steer;
 use crate::sys;
 use burst_base::Reason;
+use burst_relay::Outcome;
 use std::os::fd::OwnedFd;
 
 /// Connections accepted per pass and listener.
@@ -77,10 +78,10 @@ impl RelayWorker {
         }
     }
 
-    fn on_syn(&mut self, place: usize, syn: Syn) {
+    pub(super) fn on_syn(&mut self, place: usize, syn: Syn) {
         let (ends, queued) = ((syn.client, syn.server), QueuedSyn { place, packet: syn.packet });
-        if let Some(again) = self.env.syns.repeated(ends) {
-            return self.env.decide(queued, again);
+        if let Some(copy) = self.env.syns.repeated(ends, self.env.places.is_paused()) {
+            return self.on_copy(queued, copy);
         }
         let (here, config) = (self.env.places.get(place), &self.env.config);
         // Connections of this proxy to a server for a peer have the mark as well.
@@ -91,6 +92,27 @@ impl RelayWorker {
         self.env.count(ProxyCounter::SynsHeld);
         self.env.syns.hold(ends, queued);
         self.dispatch(TcpEnd { place, socket: None, ends });
+    }
+
+    /// A copy of a SYN has come.
+    fn on_copy(&mut self, queued: QueuedSyn, copy: SynCopy) {
+        let owner = match copy {
+            SynCopy::Drop => return self.env.decide(queued, Verdict::Drop),
+            SynCopy::Pass => return self.env.decide(queued, Verdict::Pass),
+            SynCopy::Refuse(owner) => owner,
+        };
+        self.env.count(ProxyCounter::SynsRefused);
+        self.env.decide(queued, Verdict::Refuse);
+        self.end_owner(owner);
+    }
+
+    /// No socket will come for an owner.
+    pub(super) fn end_owner(&mut self, owner: SynOwner) {
+        match owner {
+            SynOwner::Stream(key) => self.streams.reset(&mut self.env, key, Outcome::Reset),
+            SynOwner::Pair(key) => self.pairs.end(&mut self.env, key, Verdict::Drop),
+            SynOwner::None => {}
+        }
     }
 
     fn dispatch(&mut self, taken: TcpEnd) {

@@ -33,6 +33,9 @@ pub(super) struct WorkerEnv {
     pub(super) decisions: Decisions,
     /// No new streams are opened or accepted.
     pub(super) draining: bool,
+    /// Numbers of SYNs with what was decided about them.
+    #[cfg(test)]
+    pub(super) decided: Vec<(u32, Verdict)>,
     /// Bytes of memory for connections relayed by TCP.
     pub(super) pair_bytes: u64,
     pub(super) reports: Sender<Report>,
@@ -83,7 +86,9 @@ impl WorkerEnv {
     }
 
     /// Decides about a SYN of a queue.
-    pub(super) fn decide(&self, syn: QueuedSyn, verdict: Verdict) {
+    pub(super) fn decide(&mut self, syn: QueuedSyn, verdict: Verdict) {
+        #[cfg(test)]
+        self.decided.push((syn.packet, verdict));
         let Some(queue) = &self.places.get(syn.place).queue else { return };
         if let Err(e) = queue.decide(syn.packet, verdict, self.config.config.mark) {
             crate::log(format_args!("a SYN stays held: {e}"));
@@ -92,7 +97,7 @@ impl WorkerEnv {
 
     /// The server has accepted: lets the SYN of a stream or connection by TCP pass, if it is held.
     pub(super) fn pass_syn(&mut self, ends: Ends, owner: SynOwner) {
-        if let Some(syn) = self.syns.pass(ends, owner, Instant::now()) {
+        if let Some(syn) = self.syns.pass(ends, owner, self.timer.now()) {
             self.decide(syn, Verdict::Pass);
             self.timer.start();
         }

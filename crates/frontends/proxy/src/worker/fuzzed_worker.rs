@@ -233,9 +233,15 @@ impl FuzzedWorker {
         setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("below the hard limit");
     }
 
+    /// The peer's process ends.
+    pub(super) fn peer_gone(&mut self) {
+        self.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends it".into() });
+        self.is_up = false;
+    }
+
     /// The peer goes, and the programs: nothing is left of them.
     pub fn end(mut self) {
-        self.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends".into() });
+        self.peer_gone();
         self.programs.clear();
         self.work();
         self.work();

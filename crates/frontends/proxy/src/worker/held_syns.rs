@@ -2,17 +2,26 @@
 //!
 //! A held SYN opens a stream, or a connection by TCP, that has no socket of the program yet: its owner. When the server has
 //! accepted, the SYN passes to the listener, and its entry waits for the accepted socket, which is joined to the owner.
+//!
+//! A SYN waits no longer than its owner: a stream whose peer does not answer within `open_ms` becomes a connection by TCP, as one whose
+//! peer has gone does at once; and the server of that one has accepted, refused, or is as silent as without a proxy. If the proxy ends,
+//! the kernel drops what it held, and the program's TCP repeats it. So a program waits for `open_ms` and one repetition at most.
+//!
+//! Copies of a SYN that is held are dropped. Copies of one that has passed pass as well, up to [`COPIES_MAX`]: if they led to no socket,
+//! no further one would, and without an answer the program would wait for minutes.
 
 use super::sockets::Ends;
 use super::table::TableKey;
 use super::token::StreamKey;
-use crate::hold::Verdict;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How long a connection may take from the server's answer to the listener. It takes longer when the process has no
 /// descriptors left, and for ever if the program has closed its socket meanwhile.
 const ACCEPTED_MAX: Duration = Duration::from_secs(30);
+
+/// Copies of a SYN that pass after it; the next one is refused. Two: the first copy may be older than the SYN's verdict.
+const COPIES_MAX: u8 = 2;
 
 /// What waits for the program's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +32,17 @@ pub(super) enum SynOwner {
     Pair(TableKey),
     /// Nothing yet, or nothing any more: an accepted socket is reset.
     None,
+}
+
+/// What becomes of a copy of a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SynCopy {
+    /// The first one waits.
+    Drop,
+    /// The first one has passed.
+    Pass,
+    /// Neither the first one nor its copies have led to a socket. Their owner is to be ended.
+    Refuse(SynOwner),
 }
 
 /// A SYN in a queue of the kernel.
@@ -40,6 +60,8 @@ struct HeldSyn {
     owner: SynOwner,
     /// Since it has passed: when nothing waits for the socket any more.
     until: Option<Instant>,
+    /// Copies that have passed after it.
+    copies: u8,
 }
 
 /// SYNs that are held, and those that have passed and lead to a socket soon.
@@ -51,14 +73,22 @@ pub(super) struct HeldSyns {
 }
 
 impl HeldSyns {
-    /// What becomes of a SYN whose first copy is here: the program's TCP repeats it while the first one waits.
-    pub(super) fn repeated(&self, ends: Ends) -> Option<Verdict> {
-        self.held.get(&ends).map(|held| if held.until.is_some() { Verdict::Pass } else { Verdict::Drop })
+    /// What becomes of a copy of a SYN that is here. `may_wait`: passed ones wait because the process accepts nothing for now.
+    pub(super) fn repeated(&mut self, ends: Ends, may_wait: bool) -> Option<SynCopy> {
+        let held = self.held.get_mut(&ends)?;
+        if held.until.is_none() {
+            return Some(SynCopy::Drop);
+        }
+        if held.copies < COPIES_MAX || may_wait {
+            held.copies = held.copies.saturating_add(1);
+            return Some(SynCopy::Pass);
+        }
+        self.held.remove(&ends).map(|held| SynCopy::Refuse(held.owner))
     }
 
     /// Adds a SYN, which has no owner yet.
     pub(super) fn hold(&mut self, ends: Ends, syn: QueuedSyn) {
-        let before = self.held.insert(ends, HeldSyn { syn, owner: SynOwner::None, until: None });
+        let before = self.held.insert(ends, HeldSyn { syn, owner: SynOwner::None, until: None, copies: 0 });
         debug_assert!(before.is_none(), "a repeated SYN is not held");
     }
 
@@ -147,13 +177,13 @@ mod tests {
     #[test]
     fn a_syn_passes_once_and_its_socket_finds_the_owner() {
         let (mut syns, now) = (held_for(pair(1)), Instant::now());
-        assert_eq!((syns.repeated(ends()), syns.take_passed(ends())), (Some(Verdict::Drop), None));
+        assert_eq!((syns.repeated(ends(), false), syns.take_passed(ends())), (Some(SynCopy::Drop), None));
         assert_eq!(syns.pass(ends(), pair(2), now), None, "another owner");
         assert_eq!(syns.pass(ends(), pair(1), now), Some(SYN));
         assert_eq!(syns.pass(ends(), pair(1), now), None, "again");
-        assert_eq!(syns.repeated(ends()), Some(Verdict::Pass));
+        assert_eq!(syns.repeated(ends(), false), Some(SynCopy::Pass));
         assert_eq!(syns.take_passed(ends()), Some(pair(1)));
-        assert_eq!((syns.take_passed(ends()), syns.repeated(ends())), (None, None));
+        assert_eq!((syns.take_passed(ends()), syns.repeated(ends(), false)), (None, None));
         assert_eq!(
             (syns.take_expired(now + ACCEPTED_MAX, &mut 9), syns.has_passed()),
             (None, false),
@@ -167,11 +197,24 @@ mod tests {
         assert_eq!(syns.end(ends(), pair(2)), None, "another owner");
         assert!(syns.is_held(ends(), pair(1)));
         assert_eq!(syns.end(ends(), pair(1)), Some(SYN));
-        assert_eq!(syns.repeated(ends()), None);
+        assert_eq!(syns.repeated(ends(), false), None);
         let mut syns = held_for(pair(1));
         syns.pass(ends(), pair(1), Instant::now());
         assert_eq!(syns.end(ends(), pair(1)), None, "it has passed");
         assert_eq!(syns.take_passed(ends()), Some(SynOwner::None));
+    }
+
+    #[test]
+    fn copies_of_a_passed_syn_pass_until_one_is_refused() {
+        let (mut syns, now) = (held_for(pair(1)), Instant::now());
+        syns.pass(ends(), pair(1), now);
+        for _ in 0..COPIES_MAX {
+            assert_eq!(syns.repeated(ends(), false), Some(SynCopy::Pass));
+        }
+        assert_eq!(syns.repeated(ends(), true), Some(SynCopy::Pass), "the process accepts nothing");
+        assert_eq!(syns.repeated(ends(), false), Some(SynCopy::Refuse(pair(1))));
+        assert_eq!((syns.repeated(ends(), false), syns.take_passed(ends())), (None, None), "the next one is another");
+        assert_eq!((syns.take_expired(now + ACCEPTED_MAX, &mut 9), syns.has_passed()), (None, false));
     }
 
     #[test]
@@ -180,6 +223,6 @@ mod tests {
         syns.pass(ends(), pair(1), now);
         assert_eq!(syns.take_expired(now, &mut 9), None);
         assert_eq!(syns.take_expired(now + ACCEPTED_MAX, &mut 9), Some(pair(1)));
-        assert_eq!((syns.repeated(ends()), syns.has_passed()), (None, false));
+        assert_eq!((syns.repeated(ends(), false), syns.has_passed()), (None, false));
     }
 }

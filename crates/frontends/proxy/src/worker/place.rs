@@ -90,6 +90,11 @@ impl NetworkPlaces {
         self.listen_for(poll, EventFlags::empty());
     }
 
+    /// Whether nothing is accepted for now.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
     /// Accepts again after a pause.
     pub(super) fn resume(&mut self, poll: &Poll) {
         if std::mem::take(&mut self.paused) {

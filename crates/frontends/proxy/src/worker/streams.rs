@@ -84,7 +84,7 @@ impl Streams {
         if is_held {
             env.syns.set_owner(ends, SynOwner::Stream(key));
         }
-        self.opening.push_back((Instant::now() + Duration::from_millis(env.config.config.open_ms), key));
+        self.opening.push_back((env.timer.now() + Duration::from_millis(env.config.config.open_ms), key));
         self.links.mark_dirty(at);
         env.timer.start();
         Ok(())

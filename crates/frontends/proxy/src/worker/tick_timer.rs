@@ -6,39 +6,56 @@ use std::time::{Duration, Instant};
 /// Time between two checks of what waits.
 pub(super) const TICK: Duration = Duration::from_millis(250);
 
-/// When the worker checks again; `None`: the timer is stopped.
+/// When the worker checks again, and its clock.
 #[derive(Debug, Default)]
-pub(super) struct TickTimer(Option<Instant>);
+pub(super) struct TickTimer {
+    /// `None`: the timer is stopped.
+    at: Option<Instant>,
+    /// The time that a test has set.
+    #[cfg(test)]
+    pub(super) set: Option<Instant>,
+}
 
 impl TickTimer {
+    /// The present time.
+    pub(super) fn now(&self) -> Instant {
+        #[cfg(test)]
+        if let Some(set) = self.set {
+            return set;
+        }
+        Instant::now()
+    }
+
     /// Starts the timer: it expires after [`TICK`] at the latest.
     pub(super) fn start(&mut self) {
-        self.start_by(Instant::now() + TICK);
+        self.start_by(self.now() + TICK);
     }
 
     /// The same, unless the timer runs: then its time stays.
     pub(super) fn start_if_stopped(&mut self) {
-        self.0.get_or_insert_with(|| Instant::now() + TICK);
+        if self.at.is_none() {
+            self.start();
+        }
     }
 
     /// Starts the timer: it expires at this time at the latest.
     pub(super) fn start_by(&mut self, at: Instant) {
-        self.0 = Some(self.0.map_or(at, |before| before.min(at)));
+        self.at = Some(self.at.map_or(at, |before| before.min(at)));
     }
 
     /// The present time, if the timer has expired; it stops then. A stopped timer does not read the clock.
     pub(super) fn take_due(&mut self) -> Option<Instant> {
-        let (at, now) = (self.0?, Instant::now());
+        let (at, now) = (self.at?, self.now());
         if now < at {
             return None;
         }
-        self.0 = None;
+        self.at = None;
         Some(now)
     }
 
     /// Time until it expires.
     pub(super) fn left(&self) -> Option<Duration> {
-        self.0.map(|at| at.saturating_duration_since(Instant::now()))
+        self.at.map(|at| at.saturating_duration_since(self.now()))
     }
 }
 

@@ -106,7 +106,7 @@ impl Links {
             link.transport.stop();
             link.report_down(env);
         }
-        env.timer.start_by(Instant::now());
+        env.timer.start_by(env.timer.now());
     }
 
     /// The peer's side of a link has lost the transport of an attempt.
@@ -124,7 +124,7 @@ impl Links {
         debug_assert!(link.dials, "one side of a link counts its attempts");
         self.rdma.destroy(link.transport.resolving.take());
         let Some(peer) = self.peers.get(&link.peer) else { return };
-        let (transport, now) = (&mut link.transport, Instant::now());
+        let (transport, now) = (&mut link.transport, env.timer.now());
         transport.attempt += 1;
         transport.began = Some(now);
         env.timer.start_if_stopped();
@@ -238,7 +238,7 @@ impl Links {
         self.rdma.destroy(link.transport.resolving.take());
         link.transport.stop();
         link.transport.began = None;
-        link.transport.rdma_at = Some(Instant::now() + RDMA_AGAIN);
+        link.transport.rdma_at = Some(env.timer.now() + RDMA_AGAIN);
         env.count(ProxyCounter::RdmaAttemptsFailed);
         // Also if the control channel carried the link: the peer may have left it for the queue pair.
         self.attempt(env, at);

@@ -117,7 +117,7 @@ impl Streams {
         match (refused, key) {
             (Some(outcome), Some(key)) => self.refuse(env, key, outcome),
             (None, Some(key)) if waits => {
-                let now = Instant::now();
+                let now = env.timer.now();
                 // The opener waits no longer than `open_ms`, which is mostly the same at both ends.
                 let until = now + Duration::from_millis(env.config.config.open_ms) / 2;
                 self.postponed.push_back(PostponedConnect { key, next: now + RETRY_FIRST, wait: RETRY_FIRST, until });
