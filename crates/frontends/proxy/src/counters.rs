@@ -59,6 +59,8 @@ counters! {
     WindowsKept, "windows_kept", "Requests of the peer refused: its window is large enough, or the program reads too slowly.";
     WindowsWithoutMemory, "windows_without_memory", "Requests of the peer refused for want of memory.";
     RingsWithoutMemory, "rings_without_memory", "Rings that did not grow with the peer's window for want of memory.";
+    RegionsFreed, "regions_freed", "Regions of windows given back because no stream has used them for some time.";
+    BytesFreed, "bytes_freed", "Bytes of these regions.";
     // --- links
     LinksOnRdma, "links_on_rdma", "Times that a link began to use a queue pair.";
     LinksEncrypted, "links_encrypted", "Times that a link began to use a queue pair with encryption.";

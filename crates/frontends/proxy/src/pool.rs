@@ -4,8 +4,9 @@
 //! streams, and can grow, each by itself: a larger part has a region of its own, and the part before is kept until its bytes are
 //! needed no more ([`GrowingPart`]). Each link has regions of its own, so that a peer's keys reach no other peer's streams. On an
 //! encrypted link each region has two parts of the same layout: the device reads and writes encrypted bytes in the one, and only
-//! this process uses the other. Regions are added as streams come and grow, up to the worker's share of `memory`. Empty ones stay
-//! until a link needs memory that the share does not have otherwise.
+//! this process uses the other. Regions are added as streams come and grow, up to the worker's share of `memory`. Empty ones are
+//! freed when they have stayed empty from one sweep to the next ([`WindowPool::sweep`]), and at once when a link needs memory that the share does not have
+//! otherwise.
 
 use crate::rdma::{ProxyDevice, RegisteredMemory};
 use burst_relay::{BatchPlace, PeerWindow};
@@ -119,6 +120,8 @@ impl PoolTotals {
 struct PoolRegion {
     /// Parts that streams have.
     used: usize,
+    /// It has had no stream since the last sweep.
+    was_unused: bool,
     /// It is for a stream that has grown.
     is_grown: bool,
     /// What sockets read and write; registered if nothing is encrypted.
@@ -130,7 +133,7 @@ struct PoolRegion {
 impl PoolRegion {
     fn map(len: usize, is_sealed: bool, is_grown: bool) -> Result<Self> {
         let sealed = if is_sealed { Some(RegisteredMemory::map(len)?) } else { None };
-        Ok(Self { used: 0, is_grown, clear: RegisteredMemory::map(len)?, sealed })
+        Ok(Self { used: 0, was_unused: false, is_grown, clear: RegisteredMemory::map(len)?, sealed })
     }
 
     /// The memory that the device knows.
@@ -252,6 +255,7 @@ impl WindowPool {
         let part = self.free.get_mut(&len)?.pop()?;
         let region = self.region_mut(part);
         region.used += 1;
+        region.was_unused = false;
         if region.used == 1 {
             self.unused -= 1;
             self.totals.unused.set(self.totals.unused.get() - 1);
@@ -302,23 +306,45 @@ impl WindowPool {
     /// Frees the regions without streams. A WRITE of a stream that has just ended may still read from one: it breaks the
     /// queue pair, which the link survives.
     pub fn shrink(&mut self) {
-        if self.unused == 0 {
-            return;
+        let all = self.regions.len();
+        self.free_unused(all, |_| true);
+        debug_assert_eq!(self.unused, 0, "each region without streams was freed");
+    }
+
+    /// Frees regions that have had no stream since the last sweep, at most so many, and notes which have none now. Returns how many were
+    /// freed, and their bytes.
+    pub fn sweep(&mut self, most: usize) -> (usize, u64) {
+        let freed = self.free_unused(most, |region| region.was_unused);
+        if self.unused > 0 && freed.0 < most {
+            self.regions.iter_mut().flatten().for_each(|region| region.was_unused = region.used == 0);
         }
-        let is_unused = |region: &PoolRegion| region.used == 0;
-        let stays =
-            |regions: &[Option<PoolRegion>], part: &RegionPart| !regions[part.region].as_ref().is_some_and(is_unused);
-        let Self { regions, free, .. } = self;
-        free.values_mut().for_each(|parts| parts.retain(|part| stays(regions, part)));
+        freed
+    }
+
+    /// Frees regions without streams for which `which` holds, at most so many; returns how many, and their bytes.
+    fn free_unused(&mut self, most: usize, which: impl Fn(&PoolRegion) -> bool) -> (usize, u64) {
+        let (mut count, mut sum) = (0, 0);
+        if self.unused == 0 {
+            return (count, sum);
+        }
         for number in 0..self.regions.len() {
-            if let Some(region) = self.regions[number].take_if(|region| is_unused(region)) {
+            if count == most {
+                break;
+            }
+            let taken = self.regions[number].take_if(|region| region.used == 0 && which(region));
+            if let Some(region) = taken {
                 let bytes = self.memory_of(region.len() as u64);
                 self.mapped -= bytes;
                 self.unused -= 1;
                 self.totals.remove(bytes, region.is_grown);
+                (count, sum) = (count + 1, sum + bytes);
             }
         }
-        debug_assert_eq!(self.unused, 0, "each region without streams was freed");
+        if count > 0 {
+            let Self { regions, free, .. } = self;
+            free.values_mut().for_each(|parts| parts.retain(|part| regions[part.region].is_some()));
+        }
+        (count, sum)
     }
 
     fn region(&self, part: RegionPart) -> &PoolRegion {
@@ -468,6 +494,25 @@ mod tests {
         let held: Vec<WindowSlot> = (0..2 * SLOTS - 1).map(|_| pool.take(None, true).unwrap()).collect();
         assert_eq!(pool.mapped(), 2 * WindowPool::region_bytes(4096));
         assert!(!held.contains(&more));
+    }
+
+    #[test]
+    fn a_sweep_frees_what_was_without_streams_since_the_last_one() {
+        let mut pool = WindowPool::new(4096, false, &Rc::default());
+        let one = WindowPool::region_bytes(4096);
+        let slots: Vec<WindowSlot> = (0..3 * SLOTS).map(|_| pool.take(None, true).unwrap()).collect();
+        assert_eq!(pool.sweep(9), (0, 0), "all have streams");
+        slots[SLOTS..].iter().for_each(|slot| pool.give(*slot));
+        assert_eq!((pool.sweep(9), pool.mapped()), ((0, 0), 3 * one), "they had some");
+        let again = pool.take(None, false).unwrap();
+        pool.give(again);
+        assert_eq!((pool.sweep(9), pool.mapped()), ((1, one), 2 * one), "one was used meanwhile");
+        assert_eq!(pool.sweep(0), (0, 0));
+        assert_eq!((pool.sweep(1), pool.mapped()), ((1, one), one));
+        assert_eq!((pool.sweep(9), pool.mapped(), pool.totals.has_unused()), ((0, 0), one, false), "one has streams");
+        let more: Vec<WindowSlot> = (0..SLOTS).map(|_| pool.take(None, true).unwrap()).collect();
+        assert_eq!(pool.mapped(), 2 * one);
+        assert!(more.iter().all(|slot| !slots[..SLOTS].contains(slot)));
     }
 
     #[test]

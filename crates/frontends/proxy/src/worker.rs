@@ -287,6 +287,7 @@ impl RelayWorker {
         }
         self.streams.connect_postponed(&mut self.env, now);
         self.streams.links.mend(&mut self.env, now);
+        self.streams.links.free_idle_memory(&mut self.env, now);
     }
 
     fn take_commands(&mut self) -> bool {

@@ -3,6 +3,7 @@
 //! The dialing of links is in [`dialing`], the growth of their streams' windows in [`window_growth`].
 
 mod dialing;
+mod idle_memory;
 mod window_growth;
 
 use super::conn::ProxyConn;
@@ -18,6 +19,9 @@ use crate::pool::{PoolTotals, WindowPool};
 use crate::rdma::{CmId, LinkQp};
 use burst_base::Reason;
 use burst_relay::{BatchPlace, LinkOutbox, PeerFault};
+use idle_memory::IdleMemory;
+#[cfg(test)]
+pub(super) use idle_memory::{REGIONS_AT_ONCE, SWEEP_PAUSE};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -60,6 +64,7 @@ pub(super) struct Links {
     ids: HashMap<CmId, usize>,
     /// The link at which the next check of links begins.
     mended: usize,
+    idle_memory: IdleMemory,
     pub(super) rdma: RdmaPort,
     /// Links that may have something to send, in order.
     dirty: VecDeque<usize>,

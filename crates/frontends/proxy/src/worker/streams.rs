@@ -242,7 +242,7 @@ impl Streams {
         if conn.finish(outbox) {
             env.count(ProxyCounter::StreamsEnded);
             self.links.mark_dirty(key.link);
-            self.forget_if_gone(key);
+            self.forget_if_gone(env, key);
         }
     }
 
@@ -297,12 +297,13 @@ impl Streams {
         self.links.mark_dirty(key.link);
         let answer = if outcome == Outcome::Unreachable { Verdict::Drop } else { Verdict::Refuse };
         env.end_syn(ends, SynOwner::Stream(key), answer);
-        self.forget_if_gone(key);
+        self.forget_if_gone(env, key);
     }
 
-    fn forget_if_gone(&mut self, key: StreamKey) {
+    fn forget_if_gone(&mut self, env: &mut WorkerEnv, key: StreamKey) {
         if let Some(link) = self.links.get_mut(key.link) {
             link.forget_if_gone(key.key);
+            self.links.note_idle_memory(env);
         }
     }
 

@@ -2,11 +2,13 @@
 //! however many there are.
 
 use super::fuzzed_worker::FuzzedWorker;
+use super::links::{REGIONS_AT_ONCE, SWEEP_PAUSE};
 use super::sockets::TcpEnd;
 use super::token::StreamKey;
 use super::{CONNS_AT_ONCE, RelayWorker};
+use crate::counters::ProxyCounter;
 use crate::message::{Command, Introduction, PeerUp};
-use burst_relay::{ChannelSecret, EXPORT_BYTES};
+use burst_relay::{ChannelSecret, EXPORT_BYTES, Frame, Outcome};
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -59,6 +61,38 @@ fn a_pass_resets_a_bounded_number_of_streams_of_a_peer_that_has_gone() {
         }
         assert_eq!((fuzzed.worker.end_leaving(), fuzzed.worker.leaving.len()), (0, 0));
     }
+}
+
+#[test]
+fn memory_of_streams_that_have_ended_is_given_back_within_a_bounded_time_and_number_of_regions_a_tick() {
+    let mut fuzzed = with_opening(1000);
+    let began = Instant::now();
+    let held = |fuzzed: &FuzzedWorker| fuzzed.worker.streams.links.views().map(|link| link.memory).sum::<u64>();
+    let mapped = held(&fuzzed);
+    assert!(mapped >= 1000 * 2 * (16 << 10), "{mapped} bytes");
+    let mut frames = Vec::new();
+    (1..=1000).for_each(|number| Frame::End { outcome: Outcome::Reset }.write(2 * number, &mut frames));
+    let now = |fuzzed: &mut FuzzedWorker, after| fuzzed.worker.env.timer.set = Some(began + after);
+    now(&mut fuzzed, Duration::ZERO);
+    fuzzed.batch(&frames, 1, 0);
+    assert_eq!((open(&fuzzed), held(&fuzzed)), (0, mapped), "nothing is freed at once: others may come");
+    let (mut after, mut freed) = (Duration::ZERO, 0);
+    while held(&fuzzed) > 0 {
+        after += Duration::from_millis(250);
+        now(&mut fuzzed, after);
+        let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
+        streams.links.free_idle_memory(env, began + after);
+        let all = env.counters.get(ProxyCounter::RegionsFreed).unwrap_or(0);
+        assert!(all - freed <= REGIONS_AT_ONCE as u64, "{} in one tick", all - freed);
+        freed = all;
+        assert!(after > SWEEP_PAUSE || freed == 0, "they may be used again for a while");
+        assert!(after < Duration::from_secs(30), "{} bytes after {after:?}", held(&fuzzed));
+    }
+    assert_eq!((freed, fuzzed.worker.env.counters.get(ProxyCounter::BytesFreed)), (125, Some(mapped)));
+    // Nothing is left to do, and a stream finds memory again.
+    let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
+    assert_eq!(streams.links.free_idle_memory(env, began + Duration::from_secs(3600)), 0);
+    assert!(streams.links.take_slot(env, 0).is_some());
 }
 
 #[test]

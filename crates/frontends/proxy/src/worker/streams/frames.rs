@@ -86,7 +86,7 @@ impl Streams {
         let Some((conn, ..)) = self.links.conn_mut(key) else { return Ok(None) };
         conn.stream.on_end(outcome)?;
         if conn.stream.has_ended() {
-            self.forget_if_gone(key);
+            self.forget_if_gone(env, key);
             return Ok(None);
         }
         let (ends, is_opening, why) = (conn.ends, conn.phase == Phase::Opening, reason(outcome));
