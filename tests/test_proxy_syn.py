@@ -1,6 +1,7 @@
 """`burst proxy` where the kernel has NFQUEUE: `connect` has the result that the server gives it, as with TCP."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import pytest
 from lab import wait_until
 from lab.proxy import Proxies
 from proxy_connects import kill_while_connecting
-from test_proxy import PORT, await_carried, carried, client, exactly, inside, joined, listen, network_state, read_all
+from test_proxy import PORT, TCP_CLOSE, await_carried, carried, client, exactly, inside, joined, listen, network_state, read_all
 from test_proxy import proxies as proxies  # noqa: PLC0414 - a fixture
 
 #: The policy names this port; nobody listens there, or a firewall drops its SYNs.
@@ -27,10 +28,10 @@ def table(host):
 
 
 @contextlib.contextmanager
-def firewall(host, port):
-    """Drops SYNs to a port, as a host that is away does."""
+def firewall(host, port, answer="drop"):
+    """Drops SYNs to a port, as a host that is away does, or answers them."""
     words = ["add table inet silent", "add chain inet silent in { type filter hook input priority 0; }",
-             f"add rule inet silent in tcp dport {port} tcp flags syn drop"]
+             f"add rule inet silent in tcp dport {port} tcp flags syn {answer}"]
     for word in words:
         code, text = host.run("nft", word, plain=True)
         assert code == 0, text
@@ -92,6 +93,33 @@ def test_rules_go_with_the_process_and_a_held_connect_goes_on_by_tcp(make_fabric
                 assert exactly(theirs, 6) == b"by TCP"
 
 
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_a_host_that_is_unreachable_is_an_error_at_once(proxies, family):
+    a, b = proxies.fabric.hosts
+    address = b.address if family == "v4" else b.address6
+    before = proxies.counters(a).get("syns_unreachable", 0)
+    with firewall(b, SILENT, "reject with icmpx host-unreachable"), begin(a, address, SILENT) as ours:
+        wait_until(lambda: state(ours) == TCP_CLOSE)
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EHOSTUNREACH
+    wait_until(lambda: proxies.counters(a).get("syns_unreachable", 0) == before + 1)
+    assert "proxy_unreachable" in proxies.ask(a, "why", address)
+
+
+def test_a_socket_bound_to_a_loopback_address_is_left_to_the_kernel(proxies):
+    """Beside a port that no rule names, the kernel's answer is the same."""
+    a, b = proxies.fabric.hosts
+    before = carried(proxies)
+    with listen(b), listen(b, port=6999):
+        for port in (PORT, 6999):
+            with inside(a):
+                ours = socket.socket()
+            with ours, pytest.raises(OSError) as refused:
+                ours.bind(("127.0.0.1", 0))
+                ours.connect((b.address, port))
+            assert refused.value.errno == errno.EINVAL, port
+    assert carried(proxies) == before
+
+
 @pytest.mark.parametrize("connected", [False, True])
 def test_a_connect_from_before_a_restart_goes_on_by_tcp(make_fabric, connected):
     """Its socket has the mark of the proxy that was killed, and the routes of the next one would lead it to `lo`, where nothing knows it."""
@@ -147,7 +175,9 @@ def test_by_tcp_alone_a_refusal_is_a_refusal_too(make_fabric):
             sender.start()
             assert read_all(theirs) == (data, "end")
             sender.join()
-        assert proxies.counters(a)["connections_by_tcp"] == 2
+        counters = proxies.counters(a)
+        assert counters["connections_by_tcp"] == 2
+        assert counters["bytes_read"] == counters["bytes_delivered"] == len(data)
 
 
 def test_a_proxy_that_serves_what_it_takes_does_not_hold_its_own_syns(make_fabric):

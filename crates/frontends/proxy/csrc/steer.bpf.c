@@ -166,6 +166,18 @@ static __always_inline int decide(struct bpf_sock_addr *ctx, struct prefix *to, 
 	return 1;
 }
 
+/* A socket that is bound to a loopback address reaches no other host: the kernel refuses its connect (IPv4), or sends nothing that returns. On its way to
+ * `lo` it would be taken for one that does. */
+static __always_inline int is_bound_to_loopback(struct bpf_sock_addr *ctx, __u32 is_v4)
+{
+	struct bpf_sock *sk = ctx->sk;
+	if (!sk)
+		return 0;
+	if (is_v4)
+		return (bpf_ntohl(sk->src_ip4) >> 24) == 127;
+	return !sk->src_ip6[0] && !sk->src_ip6[1] && !sk->src_ip6[2] && sk->src_ip6[3] == bpf_htonl(1);
+}
+
 static __always_inline int ours(struct bpf_sock_addr *ctx)
 {
 	return ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && bpf_get_netns_cookie(ctx) == NAMESPACE;
@@ -174,7 +186,7 @@ static __always_inline int ours(struct bpf_sock_addr *ctx)
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	if (!ours(ctx))
+	if (!ours(ctx) || is_bound_to_loopback(ctx, 1))
 		return 1;
 	struct prefix to = { .bits = 128 };
 	to.to.word[2] = bpf_htonl(0xffff);
@@ -193,6 +205,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	to.to.word[2] = ctx->user_ip6[2];
 	to.to.word[3] = ctx->user_ip6[3];
 	__u32 mapped = !to.to.word[0] && !to.to.word[1] && to.to.word[2] == bpf_htonl(0xffff);
+	if (is_bound_to_loopback(ctx, mapped))
+		return 1;
 	return decide(ctx, &to, mapped);
 }
 

@@ -1,10 +1,11 @@
 //! The command line of `burst proxy`.
 
-use crate::config::ProxyConfig;
+use crate::config::{self, ProxyConfig};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -231,7 +232,7 @@ fn why(snapshot: &Value, server: Option<&String>) -> String {
             decision[1].as_str().is_some_and(|at| starts(at) || at.strip_prefix('[').is_some_and(starts))
         })
     });
-    let mut text = String::new();
+    let mut text = server.and_then(|server| not_named(snapshot, server)).unwrap_or_default();
     for decision in decisions {
         let part = |at: usize| decision[at].as_str().unwrap_or("-");
         let _ = writeln!(text, "{:<28} {:<28} {}", part(0), part(1), part(2));
@@ -240,6 +241,29 @@ fn why(snapshot: &Value, server: Option<&String>) -> String {
         text = "Every connection that was taken is carried by a peer.\n".into();
     }
     text + &not_taken(snapshot)
+}
+
+/// A line if no rule takes connections to an address, or to its port.
+fn not_named(snapshot: &Value, server: &str) -> Option<String> {
+    let (ip, port) = match server.parse::<SocketAddr>() {
+        Ok(at) => (at.ip(), Some(at.port())),
+        Err(_) => (server.trim_matches(['[', ']']).parse::<IpAddr>().ok()?, None),
+    };
+    let ip = ip.to_canonical();
+    let named = |take: &Value| {
+        let to: Vec<String> = rows(take, "to").filter_map(|text| text.as_str().map(str::to_owned)).collect();
+        let inside = |text: &String| config::prefix(text).is_ok_and(|prefix| config::within(ip, prefix));
+        to.iter().any(inside).then(|| take["ports"].as_str().unwrap_or_default().to_owned())
+    };
+    let ports: Vec<String> = rows(snapshot, "takes").filter_map(named).collect();
+    if ports.is_empty() {
+        return Some(format!("No rule [[take]] names {ip}: connections to it are ordinary TCP connections.\n"));
+    }
+    let port = port.filter(|port| !ports.iter().any(|text| config::names_port(text, *port)))?;
+    Some(format!(
+        "The rules [[take]] that name {ip} do not name port {port}, but {}: connections to it are ordinary TCP connections.\n",
+        ports.join(",")
+    ))
 }
 
 /// A line for each reason for which connections were not taken.
@@ -272,6 +296,22 @@ mod tests {
         let two = super::why(&snapshot(serde_json::json!({ "connects_without_peer": 2, "connects_marked": 1 })), None);
         assert!(
             two.contains("\n2 connects since") && two.contains("no peer that serves") && two.contains("\n1 connects")
+        );
+    }
+
+    #[test]
+    fn why_says_that_no_rule_names_an_address() {
+        let takes = serde_json::json!([{ "to": ["10.0.0.0/8", "fd00::/64"], "ports": "80,8000-8010" }]);
+        let snapshot = serde_json::json!({ "decisions": [], "counters": {}, "takes": takes });
+        let why = |server: &str| super::why(&snapshot, Some(&server.to_owned()));
+        let unnamed = |server: &str| why(server).starts_with("No rule [[take]] names ");
+        assert!(unnamed("192.0.2.1") && unnamed("192.0.2.1:80") && unnamed("[fd01::1]:80") && unnamed("fd01::1"));
+        assert_eq!(why("10.1.2.3"), "Every connection that was taken is carried by a peer.\n");
+        assert_eq!(why("::ffff:10.1.2.3"), why("10.1.2.3"));
+        assert_eq!(why("[fd00::7]:8001"), why("10.1.2.3"));
+        assert!(
+            why("10.1.2.3:81")
+                .starts_with("The rules [[take]] that name 10.1.2.3 do not name port 81, but 80,8000-8010:")
         );
     }
 

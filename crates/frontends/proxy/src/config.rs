@@ -430,6 +430,11 @@ fn ports(text: &str) -> Result<Vec<(u16, u16)>, String> {
     Ok(ranges)
 }
 
+/// Whether a list of ports, which was checked, has a port.
+pub fn names_port(list: &str, port: u16) -> bool {
+    ports(list).is_ok_and(|ranges| ranges.iter().any(|(first, last)| (*first..=*last).contains(&port)))
+}
+
 /// Two policies of one namespace must not name the same prefix: one of them would be without effect.
 fn check_overlap(takes: &[Take], checked: &[Taken]) -> Result<(), String> {
     for (n, (one, (prefixes, _))) in takes.iter().zip(checked).enumerate() {
@@ -437,7 +442,8 @@ fn check_overlap(takes: &[Take], checked: &[Taken]) -> Result<(), String> {
             let same = prefixes.iter().find(|p| others.contains(p));
             if let (Some((ip, bits)), true) = (same, one.namespace == other.namespace) {
                 return Err(format!(
-                    "two rules [[take]] name {ip}/{bits} in one namespace: join their ports in one rule"
+                    "two rules [[take]] name {ip}/{bits} in one namespace: join their ports in one rule, because each \
+                     prefix has one list of ports, and one of the two rules would be without effect"
                 ));
             }
         }

@@ -34,6 +34,7 @@ counters! {
     // --- connections of programs
     SynsHeld, "syns_held", "SYNs held in a queue until the server's answer is known.";
     SynsRefused, "syns_refused", "Held SYNs answered with a reset: the server has refused, or SYNs that had passed led to no socket.";
+    SynsUnreachable, "syns_unreachable", "Held SYNs whose program was notified by ICMP that the server cannot be reached (with CAP_NET_RAW).";
     SynsDropped, "syns_dropped", "Held SYNs dropped: the server has not answered, or the program's TCP should try again.";
     SynsLost, "syns_lost", "Reads of a queue that failed because the kernel had dropped messages; programs repeat those SYNs.";
     SocketsWithoutStream, "sockets_without_stream", "Accepted connections reset because their stream had ended meanwhile.";
@@ -51,8 +52,8 @@ counters! {
     StreamsReset, "streams_reset", "Streams that this side has reset.";
     StreamsRefused, "streams_refused", "Streams of a peer whose server refused the connection.";
     StreamsUnreachable, "streams_unreachable", "Streams of a peer whose server could not be reached.";
-    BytesRead, "bytes_read", "Bytes read from programs and servers.";
-    BytesDelivered, "bytes_delivered", "Bytes delivered to programs and servers.";
+    BytesRead, "bytes_read", "Bytes read from programs and servers, of connections by TCP as well.";
+    BytesDelivered, "bytes_delivered", "Bytes delivered to programs and servers, of connections by TCP as well.";
     // --- windows
     WindowsWanted, "windows_wanted", "Requests to the peer for a larger window.";
     WindowsGrown, "windows_grown", "Windows that grew at the peer's request.";

@@ -4,7 +4,8 @@
 //! server has been asked. So a rule of nf_tables gives marked SYNs to a queue of the worker that will accept the connection
 //! ([`SynQueue`]). When the peer has connected to the server, the SYN goes on to the listener. If the server refuses,
 //! the SYN gets another mark, by which a second rule answers it with a reset: `connect` fails with ECONNREFUSED. If the
-//! server does not answer, the SYN is dropped, and the program's TCP repeats it or gives up.
+//! server does not answer, the SYN is dropped, and the program's TCP repeats it or gives up; if a router or the server's host has
+//! said that it cannot be reached, the program is notified ([`crate::unreachable`]).
 //!
 //! The table belongs to a netlink socket (`NFT_TABLE_F_OWNER`, Linux 5.12): the kernel removes it with the process.
 //! Without a reader, or with a full queue, SYNs pass at once. Kernels without the expression `queue` have perhaps the
@@ -12,9 +13,11 @@
 
 use crate::netlink::{self, Attributes, NetfilterRequest, Netlink};
 use crate::nft::{self, HeaderBase, TableBatch};
+use crate::unreachable::UnreachableSender;
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 /// Most SYNs that a queue holds; more pass at once.
 const HELD_MAX: u32 = 8192;
@@ -52,7 +55,9 @@ pub struct SynRules {
 /// One sentence: what the kernel lacks.
 pub fn hold(mark: u32, workers: u32) -> std::result::Result<(SynRules, Vec<SynQueue>), String> {
     let failed = |what: &'static str| move |e: Error| format!("{what}: {e}");
-    let queues = (0..workers).map(|worker| SynQueue::open(queue_number(mark, worker)));
+    let silent = |e| crate::log(format_args!("a server that cannot be reached is silent: {e} (CAP_NET_RAW is needed)"));
+    let unreachable = UnreachableSender::open().map_err(silent).ok().map(Arc::new);
+    let queues = (0..workers).map(|worker| SynQueue::open(queue_number(mark, worker), unreachable.clone()));
     let queues: Vec<_> = queues.collect::<Result<_>>().map_err(failed("a queue for SYNs (NFQUEUE)"))?;
     let mut last = None;
     for native in [true, false] {
@@ -132,6 +137,8 @@ pub enum Verdict {
     Pass,
     /// It is answered with a reset.
     Refuse,
+    /// It is gone, and the program's TCP is notified that the server cannot be reached.
+    Unreachable,
     /// It is gone.
     Drop,
 }
@@ -145,6 +152,8 @@ pub struct Syn {
     pub client: SocketAddr,
     /// The server's.
     pub server: SocketAddr,
+    /// Its sequence number.
+    pub seq: u32,
 }
 
 /// One worker's queue in one namespace.
@@ -152,6 +161,8 @@ pub struct Syn {
 pub struct SynQueue {
     netlink: Netlink,
     number: u16,
+    /// `None`: programs are not notified.
+    unreachable: Option<Arc<UnreachableSender>>,
 }
 
 impl AsFd for SynQueue {
@@ -162,9 +173,9 @@ impl AsFd for SynQueue {
 }
 
 impl SynQueue {
-    fn open(number: u16) -> Result<Self> {
+    fn open(number: u16, unreachable: Option<Arc<UnreachableSender>>) -> Result<Self> {
         let netlink = Netlink::open()?;
-        let queue = Self { netlink, number };
+        let queue = Self { netlink, number, unreachable };
         // struct nfqnl_msg_config_cmd: bind, padding, family; struct nfqnl_msg_config_params: range, mode.
         let params = [&COPIED.to_be_bytes()[..], &[nfqnl::COPY_PACKET]].concat();
         queue.configure(Attributes::new().bytes(1, &[1, 0, 0, 0]))?;
@@ -196,7 +207,7 @@ impl SynQueue {
             };
             let Some((id, packet)) = queued(message) else { continue };
             match ends(packet) {
-                Some((client, server)) => return Ok(Some(Syn { packet: id, client, server })),
+                Some((client, server, seq)) => return Ok(Some(Syn { packet: id, client, server, seq })),
                 None => self.decide(id, Verdict::Pass, 0)?,
             }
         }
@@ -207,11 +218,24 @@ impl SynQueue {
     /// # Errors
     /// Of `send`. A packet that the kernel has given up meanwhile is no error.
     pub fn decide(&self, packet: u32, verdict: Verdict, mark: u32) -> Result<()> {
-        let answer = if verdict == Verdict::Drop { nfqnl::DROP } else { nfqnl::ACCEPT };
+        let answer = match verdict {
+            Verdict::Pass | Verdict::Refuse => nfqnl::ACCEPT,
+            Verdict::Unreachable | Verdict::Drop => nfqnl::DROP,
+        };
         let header = [answer.to_be_bytes(), packet.to_be_bytes()].concat();
         let attributes = Attributes::new().bytes(2, &header);
         let attributes = if verdict == Verdict::Refuse { attributes.be32(3, refused_mark(mark)) } else { attributes };
         self.netlink.request(self.request(nfqnl::VERDICT), attributes)
+    }
+}
+
+impl SynQueue {
+    /// Tells the program of a SYN with a sequence number that the server cannot be reached.
+    ///
+    /// # Errors
+    /// Of `sendto`.
+    pub fn tell_unreachable(&self, client: SocketAddr, server: SocketAddr, seq: u32) -> Result<()> {
+        self.unreachable.as_ref().map_or(Ok(()), |sender| sender.tell(client, server, seq))
     }
 }
 
@@ -227,8 +251,8 @@ fn queued(message: &[u8]) -> Option<(u32, &[u8])> {
     Some((u32::from_be_bytes(header.get(..4)?.try_into().ok()?), payload))
 }
 
-/// Source and destination of a TCP segment in an IP packet.
-fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+/// Source, destination and sequence number of a TCP segment in an IP packet.
+fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u32)> {
     let is_tcp = |at: usize| packet.get(at) == Some(&(libc::IPPROTO_TCP as u8));
     let version = packet.first()? >> 4;
     let (from, to, tcp): (IpAddr, IpAddr, usize) = if version == 4 && is_tcp(9) {
@@ -242,7 +266,8 @@ fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
         return None;
     };
     let port = |at| field(packet, at).map(u16::from_be_bytes);
-    Some((SocketAddr::new(from, port(tcp)?), SocketAddr::new(to, port(tcp + 2)?)))
+    let seq = field(packet, tcp + 4).map(u32::from_be_bytes)?;
+    Some((SocketAddr::new(from, port(tcp)?), SocketAddr::new(to, port(tcp + 2)?), seq))
 }
 
 /// Bytes of a packet.
@@ -257,15 +282,15 @@ mod tests {
     #[test]
     fn ends_of_a_syn_are_read() {
         let mut v4 = vec![0x46, 0, 0, 44, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 1, 1, 1, 1];
-        v4.extend([0x9c, 0x40, 0x1b, 0x58]);
+        v4.extend([0x9c, 0x40, 0x1b, 0x58, 0, 0, 1, 2]);
         let read = ends(&v4).unwrap();
-        assert_eq!(read, ("10.0.0.1:40000".parse().unwrap(), "10.0.0.2:7000".parse().unwrap()));
+        assert_eq!(read, ("10.0.0.1:40000".parse().unwrap(), "10.0.0.2:7000".parse().unwrap(), 0x102));
         assert!((0..v4.len()).all(|len| ends(&v4[..len]).is_none()), "cut short");
         let mut v6 = vec![0x60, 0, 0, 0, 0, 20, 6, 64];
         v6.extend("fd99::1".parse::<Ipv6Addr>().unwrap().octets());
         v6.extend("::ffff:10.0.0.2".parse::<Ipv6Addr>().unwrap().octets());
-        v6.extend([0, 80, 0, 81]);
-        assert_eq!(ends(&v6).unwrap(), ("[fd99::1]:80".parse().unwrap(), "10.0.0.2:81".parse().unwrap()));
+        v6.extend([0, 80, 0, 81, 1, 0, 0, 0]);
+        assert_eq!(ends(&v6).unwrap(), ("[fd99::1]:80".parse().unwrap(), "10.0.0.2:81".parse().unwrap(), 1 << 24));
         v6[6] = 17;
         assert_eq!(ends(&v6), None, "UDP");
         assert_eq!(ends(&[]), None);

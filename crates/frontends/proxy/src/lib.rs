@@ -24,6 +24,7 @@ mod rdma;
 mod serve;
 mod sys;
 mod tls;
+mod unreachable;
 #[cfg(not(any(test, fuzzing)))]
 mod worker;
 #[cfg(any(test, fuzzing))]

@@ -5,8 +5,8 @@
 //! needed no more ([`GrowingPart`]). Each link has regions of its own, so that a peer's keys reach no other peer's streams. On an
 //! encrypted link each region has two parts of the same layout: the device reads and writes encrypted bytes in the one, and only
 //! this process uses the other. Regions are added as streams come and grow, up to the worker's share of `memory`. Empty ones are
-//! freed when they have stayed empty from one sweep to the next ([`WindowPool::sweep`]), and at once when a link needs memory that the share does not have
-//! otherwise.
+//! freed when they have stayed empty from one sweep to the next ([`WindowPool::sweep`]), and at once when a link needs memory
+//! that the share does not have otherwise.
 
 use crate::rdma::{ProxyDevice, RegisteredMemory};
 use burst_relay::{BatchPlace, PeerWindow};
@@ -311,8 +311,8 @@ impl WindowPool {
         debug_assert_eq!(self.unused, 0, "each region without streams was freed");
     }
 
-    /// Frees regions that have had no stream since the last sweep, at most so many, and notes which have none now. Returns how many were
-    /// freed, and their bytes.
+    /// Frees regions that have had no stream since the last sweep, at most so many, and notes which have none now. Returns how
+    /// many were freed, and their bytes.
     pub fn sweep(&mut self, most: usize) -> (usize, u64) {
         let freed = self.free_unused(most, |region| region.was_unused);
         if self.unused > 0 && freed.0 < most {

@@ -50,7 +50,7 @@ use crate::sys::{EventFlags, Poll, PollEvent, Waker};
 use burst_base::Reason;
 use burst_relay::LinkHello;
 use busy_poll::{BUSY_POLL_MAX, BusyPollScore, YIELD_MAX};
-use conn::ProxyConn;
+use conn::{Phase, ProxyConn};
 use decisions::Decisions;
 use env::WorkerEnv;
 use held_syns::HeldSyns;
@@ -348,7 +348,8 @@ impl RelayWorker {
             return;
         }
         while let Some((at, mut link)) = self.streams.links.take_link_of(peer) {
-            let count = link.conns.len();
+            // Those that have ended wait for the peer's last frame only, and those that it has not answered go by TCP.
+            let count = link.conns.iter().filter(|conn| matches!(conn.phase, Phase::Connecting | Phase::Open)).count();
             if count > 0 {
                 crate::log(format_args!("{count} streams are reset: {why}"));
             }

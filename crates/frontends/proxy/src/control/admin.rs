@@ -132,6 +132,7 @@ impl Control {
             "name": self.config.config.name,
             "intercept": taken_by.collect::<Vec<_>>(),
             "draining": self.draining,
+            "takes": self.config.config.take.iter().map(|take| json!({ "to": take.to, "ports": take.ports })).collect::<Vec<_>>(),
             "workers": snapshots.len(),
             "peers": peers,
             "links": snapshots.iter().flat_map(|p| &p.links).collect::<Vec<_>>(),

@@ -111,8 +111,8 @@ impl BpfPrograms {
     }
 }
 
-/// Takes the mark from the sockets of the calling thread's namespace that an earlier proxy has marked; returns from how many. Those that
-/// were connecting, or have connected by TCP since that proxy ended, go on by TCP.
+/// Takes the mark from the sockets of the calling thread's namespace that an earlier proxy has marked; returns from how many.
+/// Those that were connecting, or have connected by TCP since that proxy ended, go on by TCP.
 ///
 /// # Errors
 /// One sentence. The routes of marked connections would lead such sockets to `lo`, where nothing answers them.

@@ -79,7 +79,7 @@ impl RelayWorker {
     }
 
     pub(super) fn on_syn(&mut self, place: usize, syn: Syn) {
-        let (ends, queued) = ((syn.client, syn.server), QueuedSyn { place, packet: syn.packet });
+        let (ends, queued) = ((syn.client, syn.server), QueuedSyn { place, packet: syn.packet, seq: syn.seq });
         if let Some(copy) = self.env.syns.repeated(ends, self.env.places.is_paused()) {
             return self.on_copy(queued, copy);
         }

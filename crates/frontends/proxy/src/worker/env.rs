@@ -106,9 +106,16 @@ impl WorkerEnv {
     /// A stream or connection by TCP has ended: answers its SYN, if it is held, or lets the socket be reset to which it leads.
     pub(super) fn end_syn(&mut self, ends: Ends, owner: SynOwner, answer: Verdict) {
         if let Some(syn) = self.syns.end(ends, owner) {
-            let refused = answer == Verdict::Refuse;
-            self.count(if refused { ProxyCounter::SynsRefused } else { ProxyCounter::SynsDropped });
+            self.count(match answer {
+                Verdict::Refuse => ProxyCounter::SynsRefused,
+                Verdict::Unreachable => ProxyCounter::SynsUnreachable,
+                Verdict::Pass | Verdict::Drop => ProxyCounter::SynsDropped,
+            });
             self.decide(syn, answer);
+            let queue = self.places.get(syn.place).queue.as_ref().filter(|_| answer == Verdict::Unreachable);
+            if let Some(Err(e)) = queue.map(|queue| queue.tell_unreachable(ends.0, ends.1, syn.seq)) {
+                crate::log(format_args!("{} is not notified that {} cannot be reached: {e}", ends.0, ends.1));
+            }
         }
     }
 

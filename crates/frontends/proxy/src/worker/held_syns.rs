@@ -3,12 +3,13 @@
 //! A held SYN opens a stream, or a connection by TCP, that has no socket of the program yet: its owner. When the server has
 //! accepted, the SYN passes to the listener, and its entry waits for the accepted socket, which is joined to the owner.
 //!
-//! A SYN waits no longer than its owner: a stream whose peer does not answer within `open_ms` becomes a connection by TCP, as one whose
-//! peer has gone does at once; and the server of that one has accepted, refused, or is as silent as without a proxy. If the proxy ends,
-//! the kernel drops what it held, and the program's TCP repeats it. So a program waits for `open_ms` and one repetition at most.
+//! A SYN waits no longer than its owner: a stream whose peer does not answer within `open_ms` becomes a connection by TCP, as one
+//! whose peer has gone does at once; and the server of that one has accepted, refused, or is as silent as without a proxy. If the
+//! proxy ends, the kernel drops what it held, and the program's TCP repeats it. So a program waits for `open_ms` and one
+//! repetition at most.
 //!
-//! Copies of a SYN that is held are dropped. Copies of one that has passed pass as well, up to [`COPIES_MAX`]: if they led to no socket,
-//! no further one would, and without an answer the program would wait for minutes.
+//! Copies of a SYN that is held are dropped. Copies of one that has passed pass as well, up to [`COPIES_MAX`]: if they led to no
+//! socket, no further one would, and without an answer the program would wait for minutes.
 
 use super::sockets::Ends;
 use super::table::TableKey;
@@ -52,6 +53,8 @@ pub(super) struct QueuedSyn {
     pub(super) place: usize,
     /// The kernel's number.
     pub(super) packet: u32,
+    /// Its sequence number.
+    pub(super) seq: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +160,7 @@ impl HeldSyns {
 mod tests {
     use super::*;
 
-    const SYN: QueuedSyn = QueuedSyn { place: 1, packet: 7 };
+    const SYN: QueuedSyn = QueuedSyn { place: 1, packet: 7, seq: 9 };
 
     fn ends() -> Ends {
         ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:80".parse().unwrap())

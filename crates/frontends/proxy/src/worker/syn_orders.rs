@@ -76,7 +76,7 @@ impl<'a> SynCase<'a> {
         if self.answer.is_none() && self.now_ms >= self.next_syn_ms {
             self.next_syn_ms = self.now_ms + SYN_RETRY_MS;
             self.packet += 1;
-            self.fuzzed.worker.on_syn(0, Syn { packet: self.packet, client: self.ends.0, server: self.ends.1 });
+            self.fuzzed.worker.on_syn(0, Syn { packet: self.packet, client: self.ends.0, server: self.ends.1, seq: 1 });
         }
         self.fuzzed.work();
         while self.server.accept().is_ok() {}

@@ -31,6 +31,8 @@ pub(super) struct TcpPair {
     connected: bool,
     /// The program's socket has keepalives.
     keep_alive: bool,
+    /// Bytes read from, and sent to, both sockets since they were last counted.
+    moved: (u64, u64),
     /// It is in the list of those that have a turn.
     pub(super) queued: bool,
     pub(super) ends: Ends,
@@ -102,6 +104,7 @@ impl TcpPair {
             directions: [RelayDirection::new(bytes), RelayDirection::new(bytes)],
             connected: false,
             keep_alive,
+            moved: (0, 0),
             queued: false,
             ends,
             why,
@@ -138,6 +141,11 @@ impl TcpPair {
         Ok(is_connected && !std::mem::replace(&mut self.connected, true))
     }
 
+    /// Bytes read and delivered since the last call.
+    pub(super) fn take_moved(&mut self) -> (u64, u64) {
+        std::mem::take(&mut self.moved)
+    }
+
     /// Moves bytes in both directions; whether there is more to do now. `None`: both have ended, or a socket has failed.
     pub(super) fn turn(&mut self) -> Option<bool> {
         if !self.connected {
@@ -161,13 +169,18 @@ impl TcpPair {
         let direction = &mut self.directions[side];
         let mut budget = TURN_BYTES;
         loop {
-            if !direction.write(sink)? {
+            let waiting = direction.pending();
+            let goes_on = direction.write(sink)?;
+            self.moved.1 += (waiting - direction.pending()) as u64;
+            if !goes_on {
                 return Ok(false);
             }
             if budget == 0 || direction.is_stopped(source) {
                 return Ok(budget == 0);
             }
-            budget -= direction.read(source, budget)?;
+            let got = direction.read(source, budget)?;
+            self.moved.0 += got as u64;
+            budget -= got;
             if direction.read_end && side == 0 && self.keep_alive {
                 source.get().into_iter().for_each(steer::keep_half_closed);
             }

@@ -17,7 +17,7 @@ use crate::hold::Verdict;
 use crate::sys::{self, EventFlags};
 use burst_base::Reason;
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
 
 /// Buffer of each direction when the configured memory is used up.
@@ -44,7 +44,8 @@ impl TcpPairs {
             Ok(onward) => onward,
             Err(e) => {
                 // Without descriptors the program's TCP tries again.
-                let answer = if sys::no_descriptors(&e) { Verdict::Drop } else { Verdict::Refuse };
+                let answer =
+                    if sys::no_descriptors(&e) { Verdict::Drop } else { answer_to(&e).unwrap_or(Verdict::Refuse) };
                 env.end_syn((client, server), SynOwner::None, answer);
                 return crate::log(format_args!("{client} to {server} by TCP: {e}"));
             }
@@ -96,8 +97,7 @@ impl TcpPairs {
         let (event, ends) = (pair.on_event(side, flags), pair.ends);
         let is_connected = match event {
             Ok(is_connected) => is_connected,
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => return self.end(env, key, Verdict::Refuse),
-            Err(_) => return self.end(env, key, Verdict::Drop),
+            Err(e) => return self.end(env, key, answer_to(&e).unwrap_or(Verdict::Drop)),
         };
         if !std::mem::replace(&mut pair.queued, true) {
             self.ready.push_back(key);
@@ -113,7 +113,11 @@ impl TcpPairs {
             let Some(key) = self.ready.pop_front() else { return };
             let Some(pair) = self.pairs.get_mut(key) else { continue };
             pair.queued = false;
-            match pair.turn() {
+            let turn = pair.turn();
+            let (read, delivered) = pair.take_moved();
+            env.counters.add(ProxyCounter::BytesRead, read);
+            env.counters.add(ProxyCounter::BytesDelivered, delivered);
+            match turn {
                 Some(more) => pair.queued = more,
                 None => self.end(env, key, Verdict::Drop),
             }
@@ -136,6 +140,15 @@ impl TcpPairs {
             state: format!("tcp: {}", pair.why.name()),
             ..StreamView::default()
         })
+    }
+}
+
+/// What a program's SYN gets if the connection to its server has failed so; `None`: there was no answer.
+fn answer_to(error: &Error) -> Option<Verdict> {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => Some(Verdict::Refuse),
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Some(Verdict::Unreachable),
+        _ => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a tick, the end of a peer, and room in an outbox cost a pass of a worker: the same number of connections and links,
 //! however many there are.
 
+use super::conn::Phase;
 use super::fuzzed_worker::FuzzedWorker;
 use super::links::{REGIONS_AT_ONCE, SWEEP_PAUSE};
 use super::sockets::TcpEnd;
@@ -93,6 +94,20 @@ fn memory_of_streams_that_have_ended_is_given_back_within_a_bounded_time_and_num
     let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
     assert_eq!(streams.links.free_idle_memory(env, began + Duration::from_secs(3600)), 0);
     assert!(streams.links.take_slot(env, 0).is_some());
+}
+
+#[test]
+fn streams_that_have_ended_are_not_reset_with_their_link() {
+    let mut fuzzed = with_opening(3);
+    let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
+    let link = streams.links.get_mut(0).expect("the peer's link");
+    let keys = [2, 4, 6].map(|id| link.find(id).expect("a stream"));
+    for (key, phase) in keys.into_iter().zip([Phase::Open, Phase::Ended, Phase::Opening]) {
+        link.conns.get_mut(key).expect("its connection").phase = phase;
+    }
+    assert_eq!(env.counters.get(ProxyCounter::StreamsReset), None);
+    fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends".into() });
+    assert_eq!(fuzzed.worker.env.counters.get(ProxyCounter::StreamsReset), Some(1));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Memory of streams that have ended: given back when no stream has used it from one sweep to the next.
 //!
-//! A sweep visits the pools of all links, [`LINKS_AT_ONCE`] in a tick, and frees at most [`REGIONS_AT_ONCE`] regions there, because the
-//! device has to forget each of them. Between two sweeps lie [`SWEEP_PAUSE`], so that a region is freed when it has been empty for
-//! that time, or twice that time. Without empty regions no timer runs. Connections that come more often than that find the memory of
-//! the ones before.
+//! A sweep visits the pools of all links, [`LINKS_AT_ONCE`] in a tick, and frees at most [`REGIONS_AT_ONCE`] regions there,
+//! because the device has to forget each of them. Between two sweeps lie [`SWEEP_PAUSE`], so that a region is freed when it has
+//! been empty for that time, or twice that time. Without empty regions no timer runs. Connections that come more often than that
+//! find the memory of the ones before.
 
 use super::Links;
 use crate::counters::ProxyCounter;

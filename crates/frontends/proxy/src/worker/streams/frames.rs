@@ -97,7 +97,7 @@ impl Streams {
             return Ok(self.release(env, key, outcome).map(|taken| (taken, why)));
         }
         if outcome == Outcome::Unreachable {
-            env.end_syn(ends, SynOwner::Stream(key), Verdict::Drop);
+            env.end_syn(ends, SynOwner::Stream(key), Verdict::Unreachable);
         }
         self.reset(env, key, Outcome::Reset);
         Ok(None)
