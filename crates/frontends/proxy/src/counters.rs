@@ -62,6 +62,9 @@ counters! {
     RingsWithoutMemory, "rings_without_memory", "Rings that did not grow with the peer's window for want of memory.";
     RegionsFreed, "regions_freed", "Regions of windows given back because no stream has used them for some time.";
     BytesFreed, "bytes_freed", "Bytes of these regions.";
+    // --- workers
+    Sleeps, "sleeps", "Times that a worker slept until an event.";
+    Yields, "yields", "Times that a worker without work let other threads run and looked again.";
     // --- links
     LinksOnRdma, "links_on_rdma", "Times that a link began to use a queue pair.";
     LinksEncrypted, "links_encrypted", "Times that a link began to use a queue pair with encryption.";

@@ -44,7 +44,7 @@ pub use sockets::{listener, own_mark};
 
 use crate::config::Checked;
 use crate::counters::{ProxyCounter, ProxyCounters};
-use crate::engine::SleepEnd;
+use crate::engine::{OwnEngine, SleepEnd};
 use crate::message::{Command, Report};
 use crate::sys::{EventFlags, Poll, PollEvent, Waker};
 use burst_base::Reason;
@@ -180,8 +180,9 @@ impl RelayWorker {
                 return Ok(false);
             }
         }
-        if busy && self.streams.links.rdma.engine.is_some() {
-            self.receive_all();
+        if let (true, Some(engine)) = (busy, self.streams.links.rdma.engine) {
+            // What it completes is an event in the next pass.
+            engine.turn();
         }
         self.tick();
         self.end_leaving();
@@ -233,11 +234,13 @@ impl RelayWorker {
             }
         }
         match engine.sleep(self.env.poll.as_fd(), self.env.timer.left()) {
-            SleepEnd::Found { engine, poll } => {
-                if engine {
-                    self.receive_all();
+            SleepEnd::Found { engine: has_packets, poll } => {
+                self.env.count(ProxyCounter::Sleeps);
+                if has_packets {
+                    // An event says what has been completed. Asking the queues would yield the processor if they are empty.
+                    engine.turn();
                 }
-                if poll {
+                if has_packets || poll {
                     self.env.poll.wait(events, Some(Duration::ZERO))?;
                 }
                 Ok(())
@@ -248,25 +251,34 @@ impl RelayWorker {
 
     /// Sleeps in epoll alone.
     fn sleep(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<()> {
+        self.env.count(ProxyCounter::Sleeps);
         self.env.poll.wait(events, self.env.timer.left()).map(drop)
     }
 
-    /// Polls for events and messages. False: there were none, or polling does not pay.
+    /// Polls for events; messages are events, too. False: there were none, or polling does not pay.
     fn poll_busily(&mut self, events: &mut Vec<PollEvent>) -> std::io::Result<bool> {
         if !self.busy_poll.pays() {
             return Ok(false);
         }
         let began = Instant::now();
+        if self.busy_poll.rests(began) {
+            return Ok(false);
+        }
         let mut last = began;
         loop {
-            let count = self.env.poll.wait(events, Some(Duration::ZERO))?;
-            if self.receive_all() || count > 0 {
+            self.streams.links.rdma.engine.iter().for_each(OwnEngine::turn);
+            if self.env.poll.wait(events, Some(Duration::ZERO))? > 0 {
                 self.busy_poll.note(true);
                 return Ok(true);
             }
+            self.env.count(ProxyCounter::Yields);
             rustix::thread::sched_yield();
             let now = Instant::now();
-            if now - last > YIELD_MAX || now - began > BUSY_POLL_MAX {
+            if now - last > YIELD_MAX {
+                self.busy_poll.note_contended(now);
+                return Ok(false);
+            }
+            if now - began > BUSY_POLL_MAX {
                 self.busy_poll.note(false);
                 return Ok(false);
             }

@@ -38,8 +38,9 @@ impl RelayWorker {
 
     /// Takes messages that have come, at most about [`RECEIVES_MAX`] before others have their turn. Returns whether any has.
     ///
-    /// With an engine in this process a queue that gave less than was asked for is not asked again: polling an empty queue is a
-    /// pass of it.
+    /// A queue that gave less than was asked for is not asked again. It is armed, so that what comes later is an event, and
+    /// polling an empty queue can cost a time slice: libibverbs then yields the processor where others want it, and the messages
+    /// that were just taken would wait meanwhile.
     pub(super) fn receive(&mut self, at: usize) -> bool {
         let mut message = std::mem::take(&mut self.message);
         let mut done = [Done::default(); RECEIVES_POLLED];
@@ -53,8 +54,7 @@ impl RelayWorker {
             let Some(count) = self.streams.links.unless_failed(&mut self.env, at, polled) else { break };
             taken += count;
             let all_taken = done[..count].iter().all(|one| self.take_message(at, id, *one, &mut message).is_some());
-            let is_empty = count == 0 || (self.streams.links.rdma.engine.is_some() && count < RECEIVES_POLLED);
-            if !all_taken || is_empty {
+            if !all_taken || count < RECEIVES_POLLED {
                 break;
             }
         }
