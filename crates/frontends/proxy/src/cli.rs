@@ -51,6 +51,9 @@ pub fn command() -> Command {
         )
         .subcommand(Command::new("drain").about("Take no new connections; open streams go on").arg(admin()))
         .subcommand(
+            Command::new("reload").about("Read rules, peers and certificates again; open streams go on").arg(admin()),
+        )
+        .subcommand(
             Command::new("break-queue-pairs")
                 .hide(true)
                 .about("Break all queue pairs, to test resumption")
@@ -82,7 +85,7 @@ pub fn main() -> ExitCode {
                     return ExitCode::from(burst_args::EXIT_USAGE);
                 }
             };
-            crate::serve::run(config).map(|()| String::new())
+            crate::serve::run(config, path(m, "config")).map(|()| String::new())
         }
         "keys" => {
             let names: Vec<String> = m.get_many::<String>("names").into_iter().flatten().cloned().collect();
@@ -129,7 +132,10 @@ fn ask(m: &ArgMatches, word: &str) -> Result<String, String> {
     socket.write_all(word.as_bytes()).map_err(failed)?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer).map_err(failed)?;
-    Ok(answer)
+    match answer.strip_prefix("error: ") {
+        Some(why) => Err(why.trim_end().to_owned()),
+        None => Ok(answer),
+    }
 }
 
 fn only_socket() -> Result<PathBuf, String> {

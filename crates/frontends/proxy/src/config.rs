@@ -4,6 +4,7 @@
 //! the host.
 
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -301,6 +302,54 @@ impl Checked {
     }
 }
 
+/// The rules of one namespace: indices of `take` and `serve`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlaceRules {
+    /// Of `take`.
+    pub takes: Vec<usize>,
+    /// Of `serve`.
+    pub serves: Vec<usize>,
+}
+
+impl Checked {
+    /// The rules by namespace; `None` is the process's own.
+    pub fn places(&self) -> BTreeMap<Option<PathBuf>, PlaceRules> {
+        let mut named: BTreeMap<Option<PathBuf>, PlaceRules> = BTreeMap::new();
+        for (number, take) in self.config.take.iter().enumerate() {
+            named.entry(take.namespace.clone()).or_default().takes.push(number);
+        }
+        for (number, serve) in self.config.serve.iter().enumerate() {
+            named.entry(serve.namespace.clone()).or_default().serves.push(number);
+        }
+        named
+    }
+
+    /// Whether this file can take the place of `before` while the proxy runs.
+    ///
+    /// # Errors
+    /// One sentence that names the first key that only a restart changes.
+    pub fn check_reload(&self, before: &Self) -> Result<(), String> {
+        let (new, old) = (&self.config, &before.config);
+        let same = [
+            ("name", new.name == old.name),
+            ("listen", new.listen == old.listen),
+            ("rdma", self.rdma() == before.rdma()),
+            ("workers", self.workers == before.workers),
+            ("window", self.window == before.window),
+            ("window_max", self.window_max == before.window_max),
+            ("memory", self.memory == before.memory),
+            ("admin", self.admin() == before.admin()),
+            ("directory", new.directory == old.directory),
+            ("mark", new.mark == old.mark),
+            ("hold_syn", new.hold_syn == old.hold_syn),
+            ("intercept", new.intercept == old.intercept),
+            ("encrypt", new.encrypt == old.encrypt),
+        ];
+        let changed = same.iter().find(|(_, is_same)| !is_same);
+        changed.map_or(Ok(()), |(key, _)| Err(format!("{key} has changed, which needs a restart of the proxy")))
+    }
+}
+
 /// The admin socket of a proxy with this name, if its file names none.
 pub fn default_admin(name: &str) -> PathBuf {
     PathBuf::from(format!("/run/burst/proxy-{name}.sock"))
@@ -454,6 +503,25 @@ fn check_overlap(takes: &[Take], checked: &[Taken]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reload_changes_policy_and_peers_and_nothing_that_needs_a_restart() {
+        let text = "name='a'\nlisten='10.0.0.1:7400'\nkeys='k'\nworkers=1\n";
+        let read = |more: &str| ProxyConfig::parse(&format!("{text}{more}")).unwrap();
+        let before = read("[[take]]\nto=['10.0.0.2']\nports='80'");
+        let policy = read(
+            "open_ms=9\nresume_s=3\n[[peer]]\nname='c'\naddress='10.0.0.3:1'\n[[serve]]\nto=['10.0.0.1']\nnamespace='/n'",
+        );
+        assert_eq!(policy.check_reload(&before), Ok(()));
+        let places: Vec<_> = policy.places().into_keys().collect();
+        assert_eq!(places, [Some("/n".into())]);
+        for (key, line) in
+            [("mark", "mark=5"), ("window", "window='4KiB'"), ("encrypt", "encrypt='off'"), ("memory", "memory='1GiB'")]
+        {
+            let refused = read(line).check_reload(&before).unwrap_err();
+            assert_eq!(refused, format!("{key} has changed, which needs a restart of the proxy"));
+        }
+    }
 
     const GOOD: &str = r#"
         name = "a"

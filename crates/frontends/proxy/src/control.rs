@@ -10,9 +10,11 @@
 mod admin;
 mod front;
 mod peers;
+mod reload;
 
 use crate::config::{Checked, EncryptLinks, Prefix, RelayBy};
 use crate::intercept::Interception;
+use crate::intercept::watch::TakenHere;
 use crate::message::{Command, ControlMessage, Introduction, Report};
 use crate::sys::{EventFlags, Poll, Waker};
 use crate::tls::{ControlChannel, TlsKeys};
@@ -80,10 +82,20 @@ struct PeerState {
     token: [u8; 16],
     /// The last complaint, so that each is logged once.
     complaint: String,
+    /// The directory file names it.
+    is_listed: bool,
+    /// Neither the configuration nor the directory file names it any more: its number stays, because workers know it by that.
+    is_removed: bool,
 }
+
+pub use reload::PolicySource;
 
 /// A namespace in which connections are taken.
 pub struct InterceptedPlace {
+    /// Its path; `None`: the process's own.
+    pub path: Option<PathBuf>,
+    /// Itself, and the prefixes whose routes are kept.
+    pub routed: TakenHere,
     /// Its name, for people.
     pub namespace: String,
     /// How.
@@ -106,6 +118,8 @@ pub struct ControlStart {
     pub wake: Arc<Waker>,
     /// Of each namespace in which connections are taken.
     pub interceptions: Vec<InterceptedPlace>,
+    /// Where the policy is read again.
+    pub policy: PolicySource,
     /// Becomes readable when the process should end.
     pub signal: OwnedFd,
 }
@@ -124,6 +138,7 @@ pub struct Control {
     listener_paused: bool,
     admin: UnixListener,
     admin_path: PathBuf,
+    policy: PolicySource,
     signal: OwnedFd,
     peers: Vec<PeerState>,
     channels: Vec<Option<ControlChannel>>,
@@ -143,7 +158,7 @@ impl Control {
     /// # Errors
     /// One sentence.
     pub fn new(start: ControlStart) -> Result<Self, String> {
-        let ControlStart { config, keys, workers, reports, wake, interceptions, signal } = start;
+        let ControlStart { config, keys, workers, reports, wake, interceptions, policy, signal } = start;
         let at = config.config.listen;
         let listener = TcpListener::bind(at).map_err(|e| format!("listen = \"{at}\": {e}"))?;
         let admin_path = config.admin();
@@ -170,6 +185,7 @@ impl Control {
             listener_paused: false,
             admin,
             admin_path,
+            policy,
             signal,
             peers: Vec::new(),
             channels: Vec::new(),
@@ -350,6 +366,7 @@ impl Control {
     /// What is done each second.
     fn beat(&mut self, now: Instant) {
         self.read_directory();
+        self.follow_policy();
         let more = std::mem::take(&mut self.refusals).saturating_sub(REFUSALS_LOGGED);
         if more > 0 {
             crate::log(format_args!("{more} more control channels were refused in the last second"));

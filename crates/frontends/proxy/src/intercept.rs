@@ -5,7 +5,7 @@
 //! at once. Routing rules, routes and settings would stay: a second process ([`janitor`]) removes them when its standard
 //! input ends. Setting up first removes what a predecessor with the same mark may have left.
 
-use crate::config::Prefix;
+use crate::config::{Checked, PlaceRules, Prefix, Taken};
 use crate::counters::Counts;
 use std::fmt::Display;
 use std::io::{BufRead, Read, Write};
@@ -20,8 +20,50 @@ pub mod watch;
 
 use bpf::BpfPrograms;
 use claim::Claim;
-pub use routes::add_routes;
-use steer::NftSteering;
+pub use routes::{add_routes, set_routes};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use steer::{ControlGroup, NftSteering, SteerPolicy};
+
+/// What one control group's programs have taken; `None`: those of all.
+#[derive(Clone, Debug)]
+pub struct TakenOfGroup {
+    /// Directory of the group.
+    pub path: Option<PathBuf>,
+    /// Prefixes and ports.
+    pub taken: Vec<Taken>,
+}
+
+/// The control groups of a namespace's rules, each once: a group has programs and maps of its own.
+///
+/// # Errors
+/// One sentence: rules with and without a group.
+pub fn groups(config: &Checked, rules: &PlaceRules, without_route: &[Prefix]) -> Result<Vec<TakenOfGroup>, String> {
+    let mut by_path: BTreeMap<Option<PathBuf>, Vec<Taken>> = BTreeMap::new();
+    for take in &rules.takes {
+        let (prefixes, ports) = &config.takes[*take];
+        let routed = prefixes.iter().copied().filter(|prefix| !without_route.contains(prefix)).collect();
+        by_path.entry(config.config.take[*take].cgroup.clone()).or_default().push((routed, ports.clone()));
+    }
+    if by_path.contains_key(&None) && by_path.len() > 1 {
+        return Err(
+            "rules [[take]] with and without cgroup in one namespace: the root group contains all others".into()
+        );
+    }
+    Ok(by_path.into_iter().map(|(path, taken)| TakenOfGroup { path, taken }).collect())
+}
+
+/// The same for rules of nf_tables.
+///
+/// # Errors
+/// One sentence: a path is no control group.
+pub fn policies(groups: &[TakenOfGroup]) -> Result<Vec<SteerPolicy>, String> {
+    let policy = |group: &TakenOfGroup| {
+        let path = group.path.as_deref();
+        Ok(SteerPolicy { group: path.map(ControlGroup::at).transpose()?, taken: group.taken.clone() })
+    };
+    groups.iter().map(policy).collect()
+}
 
 /// What takes connections in one network namespace.
 pub enum Interception {
@@ -52,6 +94,29 @@ impl Interception {
                 })
             }),
             Self::Nft(rules) => rules.set_alive(changes),
+        }
+    }
+
+    /// Takes what these groups say and nothing else; connections that were taken stay so.
+    ///
+    /// # Errors
+    /// One sentence. A group that had no rule when the proxy started has no programs of BPF.
+    pub fn set_policy(&mut self, groups: &[TakenOfGroup]) -> Result<(), String> {
+        match self {
+            Self::Bpf(programs) => {
+                let has_programs = |group: &&TakenOfGroup| programs.iter().any(|one| one.group == group.path);
+                if let Some(TakenOfGroup { path: Some(path), .. }) = groups.iter().find(|group| !has_programs(group)) {
+                    return Err(format!("{}: rules for another control group need a restart", path.display()));
+                }
+                if groups.iter().any(|group| !has_programs(&group)) {
+                    return Err("rules without a control group, which need a restart".into());
+                }
+                programs.iter_mut().try_for_each(|one| {
+                    let own = groups.iter().find(|group| one.group == group.path);
+                    one.set_policy(own.map_or(&[][..], |group| &group.taken))
+                })
+            }
+            Self::Nft(rules) => rules.set_policy(&policies(groups)?),
         }
     }
 

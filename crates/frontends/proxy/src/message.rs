@@ -3,11 +3,12 @@
 //! On the wire: four bytes of length (little-endian), then postcard. A message of more than [`MESSAGE_BYTES`] or one
 //! that cannot be read ends the channel.
 
-use crate::config::{Checked, EncryptLinks};
+use crate::config::{Checked, EncryptLinks, PlaceRules};
 use crate::worker::WorkerSnapshot;
 use burst_relay::{ChannelSecret, LinkHello};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 /// Longest message: a batch with the data of all its places, or a hello with all windows.
@@ -136,6 +137,15 @@ pub struct PeerUp {
 /// What the control thread sends to a worker.
 #[derive(Debug)]
 pub enum Command {
+    /// The configuration was read again: it, and the rules of each place.
+    Policy {
+        /// The configuration.
+        config: Arc<Checked>,
+        /// By place.
+        rules: Vec<PlaceRules>,
+        /// Gets a word when the worker goes by them.
+        done: Sender<()>,
+    },
     /// A peer is there, perhaps again.
     PeerUp(PeerUp),
     /// The channel of a peer works, or not.

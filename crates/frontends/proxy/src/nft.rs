@@ -12,6 +12,7 @@ const SUBSYSTEM: u16 = 10;
 const NEW_TABLE: u16 = 0;
 const NEW_CHAIN: u16 = 3;
 const NEW_RULE: u16 = 6;
+const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
 const NEW_ELEMENTS: u16 = 12;
 const DELETE_ELEMENTS: u16 = 14;
@@ -146,6 +147,11 @@ impl TableBatch {
     pub fn rule(&mut self, chain: &str, expressions: Attributes) {
         let made = self.named().text(2, chain).nested(4, expressions);
         self.message(NEW_RULE, libc::NLM_F_CREATE | libc::NLM_F_APPEND, made);
+    }
+
+    /// Removes all rules of a chain.
+    pub fn clear(&mut self, chain: &str) {
+        self.message(DELETE_RULE, 0, self.named().text(2, chain));
     }
 
     /// Makes a set. Sets of one batch have different numbers.

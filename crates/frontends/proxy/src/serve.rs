@@ -1,41 +1,33 @@
 //! `burst proxy run`: sets up namespaces, interception, workers and the control thread, and takes them down.
 
-use crate::config::{Checked, EncryptLinks, InterceptBy, Prefix, Taken};
-use crate::control::{Control, ControlStart, InterceptedPlace, RelayHandle};
+use crate::config::{Checked, EncryptLinks, InterceptBy, PlaceRules, Prefix};
+use crate::control::{Control, ControlStart, InterceptedPlace, PolicySource, RelayHandle};
 use crate::hold::{self, SynQueue, SynRules};
 use crate::intercept::bpf::{self, BpfPrograms};
-use crate::intercept::steer::{ControlGroup, NftSteering, SteerPolicy};
+use crate::intercept::steer::NftSteering;
 use crate::intercept::watch::{self, TakenHere};
-use crate::intercept::{self, Interception};
+use crate::intercept::{self, Interception, TakenOfGroup};
 use crate::message::Report;
 use crate::sys::{self, Waker};
 use crate::tls::TlsKeys;
 use crate::worker::{NetworkPlace, RelayWorker, WorkerStart, listener};
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 
 /// Where a thread's own namespace is found.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// One namespace: the rules of the configuration that name it.
-#[derive(Default)]
-struct Named {
-    takes: Vec<usize>,
-    serves: Vec<usize>,
-}
-
-/// Runs the proxy until SIGTERM or SIGINT.
+/// Runs the proxy until SIGTERM or SIGINT. `path`: of its configuration, which it reads again when that changes.
 ///
 /// # Errors
 /// One sentence.
-pub fn run(config: Checked) -> Result<(), String> {
+pub fn run(config: Checked, path: PathBuf) -> Result<(), String> {
     let config = Arc::new(config);
     let keys = TlsKeys::load(&config.config.keys, &config.config.name)?;
     check_capabilities(&config)?;
@@ -43,21 +35,23 @@ pub fn run(config: Checked) -> Result<(), String> {
     let signal = signals()?;
     let own_namespace = Arc::new(open(Path::new(OWN))?);
     let mark = config.config.mark;
-    let named = namespaces(&config);
+    let named = config.places();
     let paths: Vec<String> =
         named.keys().map(|path| path.clone().unwrap_or(OWN.into()).display().to_string()).collect();
     let janitor = if named.is_empty() { None } else { Some(intercept::start_janitor(&paths, mark)?) };
 
-    let places = (0..config.workers).map(|_| Vec::new()).collect();
-    let mut made = PlacesMade { interceptions: Vec::new(), syn_rules: Vec::new(), taken_here: Vec::new(), places };
+    let of_workers = (0..config.workers).map(|_| Vec::new()).collect();
+    let mut made = PlacesMade { interceptions: Vec::new(), syn_rules: Vec::new(), places: of_workers };
+    let places = named.keys().cloned().collect();
     for (path, rules) in named {
         made.add(&config, &own_namespace, path.as_deref(), &rules)?;
     }
-    let PlacesMade { interceptions, syn_rules: _syn_rules, taken_here, places } = made;
+    let PlacesMade { interceptions, syn_rules: _syn_rules, places: of_workers } = made;
+    let taken_here: Vec<TakenHere> = interceptions.iter().map(|place| place.routed.clone()).collect();
     if !taken_here.is_empty() {
         watch::follow(mark, taken_here)?;
     }
-    let (workers, reported, wake_control) = start_workers(&config, places, &own_namespace)?;
+    let (workers, reported, wake_control) = start_workers(&config, of_workers, &own_namespace)?;
     let control = Control::new(ControlStart {
         config: config.clone(),
         keys,
@@ -65,6 +59,7 @@ pub fn run(config: Checked) -> Result<(), String> {
         reports: reported,
         wake: wake_control,
         interceptions,
+        policy: PolicySource::new(path, places, own_namespace),
         signal,
     })?;
     println!("ready");
@@ -88,14 +83,19 @@ struct PlacesMade {
     interceptions: Vec<InterceptedPlace>,
     /// The kernel removes the rules when the process ends.
     syn_rules: Vec<SynRules>,
-    taken_here: Vec<TakenHere>,
     /// Of each worker.
     places: Vec<Vec<NetworkPlace>>,
 }
 
 impl PlacesMade {
     /// Sets up a namespace; `None` is the process's own.
-    fn add(&mut self, config: &Checked, own: &Arc<OwnedFd>, path: Option<&Path>, rules: &Named) -> Result<(), String> {
+    fn add(
+        &mut self,
+        config: &Checked,
+        own: &Arc<OwnedFd>,
+        path: Option<&Path>,
+        rules: &PlaceRules,
+    ) -> Result<(), String> {
         let namespace = path.map(open).transpose()?.map(Arc::new);
         let failed = |why: &dyn Display| format!("{}: {why}", show(path));
         namespace.as_ref().map_or(Ok(()), sys::enter_namespace).map_err(|e| failed(&e))?;
@@ -106,11 +106,11 @@ impl PlacesMade {
         sys::enter_namespace(own).map_err(|e| format!("{OWN}: {e}"))?;
         let (taken_by, listeners, prefixes) = made.map_err(|why| failed(&why))?;
         let keep_alive = matches!(taken_by, Some((Interception::Nft(_), _)));
-        self.interceptions.extend(taken_by.map(|by| intercepted(path, by)));
-        if !prefixes.is_empty() {
-            let namespace = namespace.as_ref().unwrap_or(own).clone();
-            self.taken_here.push(TakenHere { namespace, prefixes });
-        }
+        let routed = TakenHere {
+            namespace: namespace.as_ref().unwrap_or(own).clone(),
+            prefixes: Arc::new(Mutex::new(prefixes)),
+        };
+        self.interceptions.extend(taken_by.map(|by| intercepted(path, by, routed)));
         let (rules_of_syns, queues) = held.unzip();
         self.syn_rules.extend(rules_of_syns);
         let mut queues = queues.unwrap_or_default().into_iter();
@@ -151,8 +151,12 @@ fn missing(held: u64, config: &Checked) -> Vec<&'static str> {
 }
 
 /// Says how connections of a namespace are taken.
-fn intercepted(path: Option<&Path>, (interception, why): (Interception, String)) -> InterceptedPlace {
-    let place = InterceptedPlace { namespace: show(path), interception, why };
+fn intercepted(
+    path: Option<&Path>,
+    (interception, why): (Interception, String),
+    routed: TakenHere,
+) -> InterceptedPlace {
+    let place = InterceptedPlace { path: path.map(Path::to_owned), namespace: show(path), interception, why, routed };
     let (namespace, by) = (&place.namespace, place.interception.name());
     crate::log(format_args!("connections of {namespace} are taken by {by}: {}", place.why));
     place
@@ -218,18 +222,6 @@ fn show(path: Option<&Path>) -> String {
     path.map_or("the proxy's network namespace".into(), |path| format!("namespace {}", path.display()))
 }
 
-/// The rules by namespace; `None` is the process's own.
-fn namespaces(config: &Checked) -> BTreeMap<Option<PathBuf>, Named> {
-    let mut named: BTreeMap<Option<PathBuf>, Named> = BTreeMap::new();
-    for (number, take) in config.config.take.iter().enumerate() {
-        named.entry(take.namespace.clone()).or_default().takes.push(number);
-    }
-    for (number, serve) in config.config.serve.iter().enumerate() {
-        named.entry(serve.namespace.clone()).or_default().serves.push(number);
-    }
-    named
-}
-
 /// Holds SYNs in the calling thread's namespace, if that is wanted and the kernel can.
 fn hold_syns(config: &Checked) -> Option<(SynRules, Vec<SynQueue>)> {
     if !config.config.hold_syn {
@@ -243,7 +235,7 @@ fn hold_syns(config: &Checked) -> Option<(SynRules, Vec<SynQueue>)> {
 type SetUp = (Option<(Interception, String)>, Vec<Vec<OwnedFd>>, Vec<Prefix>);
 
 /// Sets up the calling thread's namespace: routes, listeners, programs or rules.
-fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp, String> {
+fn set_up(config: &Checked, namespace: &OwnedFd, rules: &PlaceRules) -> Result<SetUp, String> {
     let taken: Vec<Prefix> = rules.takes.iter().flat_map(|take| config.takes[*take].0.clone()).collect();
     // Before the routes: until then marked sockets of an earlier proxy go by TCP.
     let unmarked = bpf::unmark(config.config.mark);
@@ -261,7 +253,7 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
         // A kernel may be without IPv6.
         listeners.push(std::iter::once(v4).chain(listener(true).ok()).collect::<Vec<_>>());
     }
-    let groups = groups(config, rules, &without_route)?;
+    let groups = intercept::groups(config, rules, &without_route)?;
     let by_bpf = || take_by_bpf(config, namespace, &groups, &listeners).map(Interception::Bpf);
     let by_nft = || take_by_nft(config, &groups, &listeners).map(Interception::Nft);
     let taken_by = match config.config.intercept {
@@ -284,28 +276,6 @@ fn set_up(config: &Checked, namespace: &OwnedFd, rules: &Named) -> Result<SetUp,
     Ok((Some(taken_by), listeners, routed))
 }
 
-/// What one control group's programs have taken; `None`: those of all.
-struct TakenOfGroup {
-    path: Option<PathBuf>,
-    taken: Vec<Taken>,
-}
-
-/// The control groups of a namespace's rules, each once: a group has programs and maps of its own.
-fn groups(config: &Checked, rules: &Named, without_route: &[Prefix]) -> Result<Vec<TakenOfGroup>, String> {
-    let mut by_path: BTreeMap<Option<PathBuf>, Vec<Taken>> = BTreeMap::new();
-    for take in &rules.takes {
-        let (prefixes, ports) = &config.takes[*take];
-        let routed = prefixes.iter().copied().filter(|prefix| !without_route.contains(prefix)).collect();
-        by_path.entry(config.config.take[*take].cgroup.clone()).or_default().push((routed, ports.clone()));
-    }
-    if by_path.contains_key(&None) && by_path.len() > 1 {
-        return Err(
-            "rules [[take]] with and without cgroup in one namespace: the root group contains all others".into()
-        );
-    }
-    Ok(by_path.into_iter().map(|(path, taken)| TakenOfGroup { path, taken }).collect())
-}
-
 fn take_by_bpf(
     config: &Checked,
     namespace: &OwnedFd,
@@ -318,6 +288,7 @@ fn take_by_bpf(
     for TakenOfGroup { path, taken } in groups {
         let group = path.as_deref().map_or_else(bpf::root_group, open)?;
         let mut programs = BpfPrograms::load(namespace, cookie, config.config.mark, config.workers, &group)?;
+        programs.group.clone_from(path);
         for (prefixes, ports) in taken {
             prefixes.iter().try_for_each(|prefix| programs.take(*prefix, ports))?;
         }
@@ -332,13 +303,8 @@ fn take_by_bpf(
 }
 
 fn take_by_nft(config: &Checked, groups: &[TakenOfGroup], listeners: &[Vec<OwnedFd>]) -> Result<NftSteering, String> {
-    let policy = |group: &TakenOfGroup| {
-        let path = group.path.as_deref();
-        Ok(SteerPolicy { group: path.map(ControlGroup::at).transpose()?, taken: group.taken.clone() })
-    };
-    let policies = groups.iter().map(policy).collect::<Result<Vec<_>, String>>()?;
     let is_closed = config.config.encrypt == EncryptLinks::Only;
-    NftSteering::load((config.config.mark, is_closed), listeners, &policies)
+    NftSteering::load((config.config.mark, is_closed), listeners, &intercept::policies(groups)?)
 }
 
 /// A descriptor that becomes readable by SIGTERM or SIGINT.

@@ -331,6 +331,12 @@ impl RelayWorker {
             }
             Command::PeerDraining(peer) => links.peer_drains(peer),
             Command::Drain => env.draining = true,
+            Command::Policy { config, rules, done } => {
+                env.config = config;
+                env.places.set_rules(rules);
+                // The control thread may have stopped waiting.
+                let _ = done.send(());
+            }
             Command::BreakQueuePairs => links.break_queue_pairs(env),
             Command::Show(answer) => {
                 // The control thread may have stopped waiting.

@@ -67,6 +67,7 @@ impl Control {
             "show" => format!("{}\n", self.show()),
             "metrics" => self.metrics(),
             "drain" => self.drain(),
+            "reload" => self.reload().unwrap_or_else(|why| format!("error: {why}\n")),
             "break-queue-pairs" => {
                 self.command_all(|| Command::BreakQueuePairs);
                 "queue pairs are broken\n".into()
@@ -112,6 +113,7 @@ impl Control {
         let peers: Vec<Value> = self
             .peers
             .iter()
+            .filter(|peer| !peer.is_removed)
             .map(|peer| {
                 json!({
                     "name": peer.name,

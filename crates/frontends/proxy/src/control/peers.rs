@@ -22,6 +22,7 @@ impl Control {
         if let Some(peer) = self.peers.iter_mut().find(|peer| peer.name == entry.name) {
             peer.address = entry.address;
             peer.serves = serves;
+            peer.is_removed = false;
             return Ok(());
         }
         self.peers.push(PeerState {
@@ -37,8 +38,16 @@ impl Control {
             alive: false,
             token: crate::random()?,
             complaint: String::new(),
+            is_listed: false,
+            is_removed: false,
         });
         Ok(())
+    }
+
+    /// Ends the streams of a peer that is none any more.
+    pub(super) fn remove_peer(&mut self, number: usize) {
+        self.give_up(number, "the configuration names it no more");
+        self.peers[number].is_removed = true;
     }
 
     /// Reads the directory file if it has changed.
@@ -57,6 +66,10 @@ impl Control {
                     if let Err(why) = self.add_peer(&peer) {
                         crate::log(format_args!("peer {}: {why}", peer.name));
                     }
+                    self.peers
+                        .iter_mut()
+                        .filter(|known| known.name == peer.name)
+                        .for_each(|known| known.is_listed = true);
                 }
             }
             Err(why) => crate::log(format_args!("{}: {why}; the peers known before stay", path.display())),
@@ -137,6 +150,9 @@ impl Control {
 
     /// Dials a peer without a channel, or finds out that it has ended.
     pub(super) fn redial(&mut self, number: usize, now: Instant) {
+        if self.peers[number].is_removed {
+            return;
+        }
         let dials = self.dials(number);
         let peer = &mut self.peers[number];
         if peer.channel.is_some() || now < peer.retry {
@@ -384,7 +400,7 @@ impl Control {
             return Err(format!("it says that it has {} workers", said.workers));
         }
         check_served(&said.serves)?;
-        let Some(number) = self.peers.iter().position(|peer| peer.name == *name) else {
+        let Some(number) = self.peers.iter().position(|peer| peer.name == *name && !peer.is_removed) else {
             return Err(format!("{name} is no peer of this proxy's configuration or directory file"));
         };
         if let Some(allowed) = &self.peers[number].serves {

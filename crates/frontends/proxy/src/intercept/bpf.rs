@@ -2,15 +2,17 @@
 //!
 //! Programs are attached by links whose descriptors this process holds, so its death takes them away.
 
-use crate::config::{Prefix, RANGES};
+use crate::config::{Prefix, RANGES, Taken};
 use crate::counters::{Counts, ProxyCounter};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData, SockMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr, Iter, ProgramError, SkLookup, SockOps};
 use aya::{Btf, Ebpf, EbpfLoader};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 
 /// The compiled programs; empty if clang was missing when the proxy was built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
@@ -34,6 +36,10 @@ const COUNTS: [ProxyCounter; 5] = [
 
 /// The programs of one control group in one namespace.
 pub struct BpfPrograms {
+    /// Directory of the group; `None`: the root.
+    pub group: Option<PathBuf>,
+    /// What is taken.
+    policy: BTreeMap<Prefix, Vec<(u16, u16)>>,
     bpf: Ebpf,
     alive: LpmTrie<MapData, [u8; 16], u64>,
 }
@@ -57,9 +63,9 @@ impl BpfPrograms {
         attach(&mut bpf, namespace, group)?;
         let map = bpf.take_map("alive").ok_or("the BPF object has no map alive")?;
         let alive = LpmTrie::try_from(map).map_err(|e| e.to_string())?;
-        let mut made = Self { bpf, alive };
+        let mut made = Self { group: None, policy: BTreeMap::new(), bpf, alive };
         // Keys of IPv4 lie within ::ffff:0:0/96, which prefixes of IPv6 such as ::/0 must not name.
-        made.take(ALL_V4, &[])?;
+        made.write_ports(ALL_V4, &[])?;
         made.set_alive(ALL_V4, false)?;
         Ok(made)
     }
@@ -69,6 +75,12 @@ impl BpfPrograms {
     /// # Errors
     /// One sentence.
     pub fn take(&mut self, prefix: Prefix, ports: &[(u16, u16)]) -> Result<(), String> {
+        self.write_ports(prefix, ports)?;
+        self.policy.insert(prefix, ports.to_vec());
+        Ok(())
+    }
+
+    fn write_ports(&mut self, prefix: Prefix, ports: &[(u16, u16)]) -> Result<(), String> {
         let mut value = [0u16; 2 * RANGES];
         for (to, (first, last)) in value.chunks_exact_mut(2).zip(ports) {
             to.copy_from_slice(&[*first, *last]);
@@ -76,6 +88,36 @@ impl BpfPrograms {
         let map = self.bpf.map_mut("policy").ok_or("the BPF object has no map policy")?;
         let mut policy: LpmTrie<_, [u8; 16], [u16; 2 * RANGES]> = LpmTrie::try_from(map).map_err(|e| e.to_string())?;
         policy.insert(&key(prefix), value, 0).map_err(|e| chain(&e))
+    }
+
+    /// Takes this and nothing else.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn set_policy(&mut self, taken: &[Taken]) -> Result<(), String> {
+        let each = taken.iter().flat_map(|(prefixes, ports)| prefixes.iter().map(move |prefix| (*prefix, ports)));
+        let wanted: BTreeMap<Prefix, Vec<(u16, u16)>> = each.map(|(prefix, ports)| (prefix, ports.clone())).collect();
+        let gone: Vec<Prefix> = self.policy.keys().filter(|prefix| !wanted.contains_key(prefix)).copied().collect();
+        for prefix in gone {
+            self.leave(prefix)?;
+        }
+        for (prefix, ports) in wanted {
+            if self.policy.get(&prefix) != Some(&ports) {
+                self.take(prefix, &ports)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes connections to a prefix no more.
+    fn leave(&mut self, prefix: Prefix) -> Result<(), String> {
+        self.policy.remove(&prefix);
+        if prefix == ALL_V4 {
+            return self.write_ports(prefix, &[]);
+        }
+        let map = self.bpf.map_mut("policy").ok_or("the BPF object has no map policy")?;
+        let mut policy: LpmTrie<_, [u8; 16], [u16; 2 * RANGES]> = LpmTrie::try_from(map).map_err(|e| e.to_string())?;
+        policy.remove(&key(prefix)).map_err(|e| chain(&e))
     }
 
     /// A listener of a worker.

@@ -55,7 +55,10 @@ pub fn add_routes(mark: u32, taken: &[Prefix]) -> Result<Vec<Prefix>, String> {
 
 /// The routes of the calling thread's namespace to taken prefixes. Where a prefix contains the destinations of several
 /// routes, each gets the source of its own. Returns the prefixes to which there is no route.
-pub(super) fn set_routes(mark: u32, taken: &[Prefix]) -> Result<Vec<Prefix>, String> {
+///
+/// # Errors
+/// One sentence.
+pub fn set_routes(mark: u32, taken: &[Prefix]) -> Result<Vec<Prefix>, String> {
     let number = mark.to_string();
     let mut without = Vec::new();
     for prefix in taken {

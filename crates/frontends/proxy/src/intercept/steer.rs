@@ -131,8 +131,10 @@ fn level_of(mounts: &str, path: &Path) -> Option<u32> {
 pub struct NftSteering {
     owner: Netlink,
     table: String,
-    families: Vec<i32>,
+    families: Vec<FamilyRules>,
     alive: BTreeSet<Prefix>,
+    /// Chains of policies that exist.
+    chains: usize,
 }
 
 impl NftSteering {
@@ -164,9 +166,9 @@ impl NftSteering {
                     failed("rules of nf_tables that take connections (route, dynset, tproxy) cannot be made")(e)
                 });
             }
-            families.push(family);
+            families.push(steering);
         }
-        Ok(Self { owner, table, families, alive: BTreeSet::new() })
+        Ok(Self { owner, table, families, alive: BTreeSet::new(), chains: policies.len() })
     }
 
     /// Sets for prefixes whether a connected peer serves them.
@@ -181,7 +183,7 @@ impl NftSteering {
                 self.alive.remove(prefix)
             };
         }
-        for family in &self.families {
+        for FamilyRules { family, .. } in &self.families {
             let v4 = *family == libc::AF_INET;
             if !changes.iter().any(|((ip, _), _)| ip.is_ipv4() == v4) {
                 continue;
@@ -194,10 +196,26 @@ impl NftSteering {
         Ok(())
     }
 
+    /// Takes what these policies say and nothing else. Connections that were taken have their elements, and go on.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn set_policy(&mut self, policies: &[SteerPolicy]) -> std::result::Result<(), String> {
+        for rules in &self.families {
+            let mut made = TableBatch::new(&self.owner, rules.family, &self.table);
+            [SYN, DECIDE].into_iter().for_each(|chain| made.clear(chain));
+            (1..=self.chains).for_each(|number| made.clear(&policy_chain(number)));
+            rules.begin(&mut made, policies);
+            made.commit(&self.owner).map_err(|e| format!("rules of nf_tables: {e}"))?;
+        }
+        self.chains = self.chains.max(policies.len());
+        Ok(())
+    }
+
     /// The values of `COUNTERS`: SYNs, so a repeated one counts again.
     pub fn counts(&self) -> Counts {
         let read = |counter| {
-            let of = |family: &i32| nft::counted(&self.owner, *family, &self.table, counter).unwrap_or(0);
+            let of = |rules: &FamilyRules| nft::counted(&self.owner, rules.family, &self.table, counter).unwrap_or(0);
             self.families.iter().map(of).sum()
         };
         COUNTERS.iter().map(|counter| (*counter, read(*counter))).collect()
@@ -236,7 +254,13 @@ fn when_within(offset: u32, (ip, bits): Prefix) -> Attributes {
     load.with(nft::masked(&mask[..key.len()])).with(nft::equal(&key))
 }
 
+/// The chain of a policy.
+fn policy_chain(number: usize) -> String {
+    format!("policy-{number}")
+}
+
 /// The rules of one family.
+#[derive(Debug)]
 struct FamilyRules {
     mark: u32,
     family: i32,
@@ -303,7 +327,7 @@ impl FamilyRules {
         }
         made.rule(SYN, nft::when_any_flag(FLAG_ACK).with(nft::accept()));
         for (policy, number) in policies.iter().zip(1..) {
-            let chain = format!("policy-{number}");
+            let chain = policy_chain(number);
             made.chain(&chain);
             let group = policy.group.map_or_else(Attributes::new, |group| {
                 nft::load_control_group(group.level).with(nft::equal(&group.id.to_ne_bytes()))

@@ -11,18 +11,18 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// A namespace, and the prefixes that are taken there.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TakenHere {
     /// The namespace.
     pub namespace: Arc<OwnedFd>,
-    /// Prefixes that had a route when the proxy started.
-    pub prefixes: Vec<Prefix>,
+    /// Prefixes that had a route when the configuration was read.
+    pub prefixes: Arc<Mutex<Vec<Prefix>>>,
 }
 
 /// Starts the thread. The calling thread's namespace stays as it is.
@@ -60,7 +60,8 @@ fn watch(mark: u32, places: &[(OwnedFd, TakenHere)]) {
         for (socket, place) in changed {
             has_changed(socket, mark);
             let done = crate::sys::enter_namespace(&place.namespace).map_err(|e| e.to_string());
-            match done.and_then(|()| set_routes(mark, &place.prefixes)) {
+            let prefixes = place.prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match done.and_then(|()| set_routes(mark, &prefixes)) {
                 Ok(without) => without.iter().for_each(|(ip, bits)| {
                     crate::log(format_args!("{ip}/{bits}: there is no route any more"));
                 }),

@@ -1,7 +1,7 @@
 //! The network namespaces in which a worker listens and connects, and which rules of the configuration hold there.
 
 use super::token::PollToken;
-use crate::config::{Checked, within};
+use crate::config::{Checked, PlaceRules, within};
 use crate::hold::SynQueue;
 use crate::sys::{self, EventFlags, Poll};
 use std::io::Result;
@@ -60,6 +60,13 @@ impl NetworkPlaces {
     /// A place by its index.
     pub(super) fn get(&self, at: usize) -> &NetworkPlace {
         &self.places[at]
+    }
+
+    /// Goes by other rules from now on; a place without any keeps its listeners.
+    pub(super) fn set_rules(&mut self, rules: Vec<PlaceRules>) {
+        for (place, PlaceRules { takes, serves }) in self.places.iter_mut().zip(rules) {
+            (place.takes, place.serves) = (takes, serves);
+        }
     }
 
     /// Watches the listeners and the queues of SYNs.
