@@ -7,11 +7,13 @@ PREFIX ?= /usr/local
 # Whether the port kind `dpdk` is built: auto (where pkg-config finds libdpdk when the build begins, after `deps`), yes or no.
 DPDK ?= auto
 export CARGO DPDK
+# What scripts/build-portable makes.
+PORTABLE = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release
 # Prerequisites run in their order, with -j too: `deps` installs what `build` needs.
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc wheel packages install clean
+.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc wheel packages image kubernetes install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -99,9 +101,20 @@ wheel: ## Build for glibc 2.28 and newer and make the Python wheel burst-rdma of
 	@scripts/build-portable $(or $(MACHINE),x86_64)
 	@scripts/wheel --build $(or $(CARGO_TARGET_DIR),target)/$(or $(MACHINE),x86_64)-unknown-linux-gnu/release
 
-packages: wheel ## Make packages for Debian, rpm and apk of the same build, and try wheel and packages in a root of Debian (docs/packages.md)
+packages: wheel ## Make packages for Debian, rpm and apk and the image for containers of the same build, and try wheel, packages and image (docs/packages.md)
+	@scripts/install-deps --image
 	@scripts/packages
-	BURST_PACKAGES=1 BURST_BUILD=$(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_packages.py
+	@scripts/image
+	BURST_PACKAGES=1 BURST_BUILD=$(PORTABLE) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_packages.py tests/test_image.py
+
+image: wheel ## Make the image for containers, and run it and the pods of deploy/kubernetes/pod-mode by rootless podman (docs/containers.md)
+	@scripts/install-deps --image
+	@scripts/packages --kinds deb
+	@scripts/image
+	BURST_PACKAGES=1 BURST_BUILD=$(PORTABLE) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_image.py
+
+kubernetes: ## Test and build the device plugin, the driver and the helm chart of deploy/kubernetes, and check the steps of deploy/ci (docs/containers.md; needs Go)
+	@BURST_BUILD=$(BURST_BUILD) scripts/kubernetes
 
 install: ## Install what `make build` has built below PREFIX (default /usr/local), with manual pages and completions; builds nothing
 	@PREFIX=$(PREFIX) scripts/install

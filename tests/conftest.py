@@ -23,8 +23,8 @@ HISTORY = Path(os.environ.get("BURST_BENCH_HISTORY", Path(__file__).parent / "be
 FIGURES = {}
 #: Large programs are tested by `make test-matrix` only.
 collect_ignore = [] if os.environ.get("BURST_MATRIX") == "1" else ["test_proxy_programs.py"]
-# They need a packager, lintian and a root of Debian, which `make packages` has.
-collect_ignore += [] if os.environ.get("BURST_PACKAGES") == "1" else ["test_packages.py"]
+# They need a packager, lintian, podman and roots of Debian, which `make packages` has.
+collect_ignore += [] if os.environ.get("BURST_PACKAGES") == "1" else ["test_packages.py", "test_image.py"]
 
 
 def pytest_configure(config):
