@@ -117,6 +117,32 @@ def test_a_debian_installs_upgrades_and_purges_them(packages, debian):
     assert "/usr/lib/x86_64-linux-gnu/libibverbs.so.1" in inside(debian, "ldconfig -p | grep -m 1 libibverbs.so.1")
 
 
+def test_rpm_installs_upgrades_and_erases_in_a_root(packages, debian):
+    """By Debian's rpm in the root of a Debian, which has the packages' shell, ldconfig and useradd: no root of a distribution with rpm is to be had. So what the
+    packages ask for is not checked; their files and scripts are. The programs are those of the packages for Debian."""
+    files = "find /usr /etc -xdev -type f ! -name '*-' | sort"
+    before = inside(debian, files)
+    for path in of_kind(packages, ".rpm"):
+        shutil.copy(path, debian / "root")
+    names = ["burst-rdma-dev", "burst-rdma-proxy", "burst-rdma-host", "burst-rdma"]
+
+    def rpm(*words):
+        done = subprocess.run(["unshare", "--net", "rpm", "--root", debian, *words, "--nodeps"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    rpm("-i", *(debian / "root").glob("*.rpm"))
+    assert rpm("-V", *names) == ""
+    assert "/usr/lib/burst/libibverbs.so.1" in inside(debian, "ldconfig -p | grep -m 1 libibverbs.so.1")
+    rpm("-U", "--replacepkgs", *(debian / "root").glob("*.rpm"))
+    assert rpm("-V", *names) == ""
+    rpm("-e", *names)
+    # Users stay, as with other rpm packages: their files may still be somewhere.
+    left = set(inside(debian, files).split()) ^ set(before.split())
+    assert left <= {"/etc/passwd", "/etc/group"}, left
+    assert "/usr/lib/x86_64-linux-gnu/libibverbs.so.1" in inside(debian, "ldconfig -p | grep -m 1 libibverbs.so.1")
+
+
 def test_the_wheel_runs_on_a_debian_with_glibc_2_31(debian, tmp_path):
     """The oldest glibc that is to be had here; the files ask for 2.28 at most."""
     done = subprocess.run([ROOT / "scripts" / "wheel", "--build", BUILD, "--out", tmp_path], capture_output=True, text=True)
