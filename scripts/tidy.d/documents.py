@@ -4,6 +4,7 @@ import re
 from pathlib import PurePosixPath
 
 import written
+from lab import papers
 
 ARCHITECTURE_WORDS_MAX = 1500
 README_LINES_MAX = 150
@@ -146,6 +147,11 @@ def written_parts(tree):
         yield path, "a part that is made from code or measurements is stale: run scripts/documents"
 
 
+def paper_tables(tree):
+    """Rows about figures of publications name commands and sections that exist, and numbers that stand there."""
+    yield from papers.faults(tree)
+
+
 def variables(tree):
     """Each environment variable that the product reads stands in docs/configuration.md, and each of tests and scripts in CONTRIBUTING.md."""
     tables = {"docs/configuration.md": set(), "CONTRIBUTING.md": set()}
@@ -181,4 +187,4 @@ def variables_read(tree):
                     yield path, number, name, False
 
 
-RULES = [document_paths, links, document_lengths, document_index, written_parts, variables]
+RULES = [document_paths, links, document_lengths, document_index, written_parts, paper_tables, variables]

@@ -55,6 +55,15 @@ CHAIN = {
 
 RUN = '{"date": "2026-11-28T00:00:00", "commit": "1", "machine": {"cpu": "c", "cpus": 2, "kernel": "6.1.0", "memory_gib": 1}, "figures": {}}\n'
 
+
+
+def paper(*fields, state="number"):
+    """A table with one row, and what it names."""
+    row = ['[[figure]]', 'id = "1"', 'shows = "x"', f'state = "{state}"', 'command = "experiments/x/run part"', *fields]
+    files = {"experiments/papers/srnic.toml": "\n".join(['title = "t"', 'source = "s"', *row]), "experiments/x/run": "parts: part\n"}
+    return Sample(files | {"docs/a.md": "# A\n12 and 7.5\n## B\n3\n"})
+
+
 def list_of(rule, *items):
     return {f"scripts/tidy.d/exceptions/{rule}.txt": "# A sample.\n" + "".join(f"{item}\n" for item in items)}
 
@@ -202,6 +211,13 @@ SAMPLES = [
     ("written_parts", Sample({"ARCHITECTURE.md": "| `a` | x | 7 |\n| `b` | x | 1 |\n", LIB: "fn f() { unsafe { g() } }\n", OTHER: "#![forbid(unsafe_code)]\n"}), 1),
     ("written_parts", Sample({"ARCHITECTURE.md": "| `a` | x | 1 |\n| `b` | x | forbidden |\n", LIB: "fn f() { unsafe { g() } }\n#[cfg(test)]\nmod tests { fn f() { unsafe { g() } } }\n", OTHER: "#![forbid(unsafe_code)]\n"}), 0),
     ("written_parts", Sample({"docs/performance.md": "<!-- scripts/documents: figures -->\nold\n<!-- end -->\n", "tests/bench/history.jsonl": RUN}), 1),
+    ("paper_tables", paper('page = "docs/a.md#c"', 'why = "w"'), 2),
+    ("paper_tables", paper('page = "docs/a.md#b"', 'why = "w"', 'value = [{ what = "v", quote = "7.5" }]'), 1),
+    ("paper_tables", paper('page = "docs/a.md"', 'why = "w"', 'value = [{ what = "v", quote = "7" }]'), 1),
+    ("paper_tables", paper('page = "docs/a.md"', 'value = [{ what = "v", history = "h", ours = 3 }]'), 4),
+    ("paper_tables", paper('quick = "--quick"', 'why = "w"', state="missing"), 1),
+    ("paper_tables", paper(state="none"), 2),
+    ("paper_tables", paper('page = "docs/a.md#a"', 'why = "w"', 'value = [{ what = "v", quote = "7.5" }]'), 0),
     ("variables", Sample({LIB: 'const A: &str = "BURST_A";\n', "docs/configuration.md": "`BURST_B`\n", "scripts/x": 'echo "$BURST_C"\n'}), 3),
     ("variables", Sample({LIB: '// "BURST_Z"\nconst A: &str = "BURST_A";\n', TEST: 'f("BURST_C")', "docs/configuration.md": "| `BURST_A` |\n", "CONTRIBUTING.md": "`BURST_C`\n"}), 0),
     ("containers", growing(["a: Vec<u8>", "pub b: Option<HashMap<u32, T>>"]), 2),

@@ -1,6 +1,6 @@
 """Parts of documents that a program writes: `scripts/documents` writes them, and the rule `written_parts` compares.
 
-A written part stands between `<!-- scripts/documents: NAME -->` and `<!-- end -->`. The table of crates in ARCHITECTURE.md has no markers: its
+docs/papers is written as a whole (scripts/lab/papers.py). A written part stands between `<!-- scripts/documents: NAME -->` and `<!-- end -->`. The table of crates in ARCHITECTURE.md has no markers: its
 last column is written, the rest by hand.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import modules
-from lab import performance
+from lab import papers, performance
 
 HISTORY = "tests/bench/history.jsonl"
 #: A row of the table of crates.
@@ -73,3 +73,6 @@ def stale(tree):
             new = write(tree, text)
             if new != text:
                 yield path, new
+    for path, new in papers.pages(tree):
+        if path not in tree.files or tree.read(path) != new:
+            yield path, new
