@@ -13,7 +13,7 @@ PORTABLE = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments lint fuzz mutants doc wheel packages image kubernetes install clean
+.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments papers lint fuzz mutants doc wheel packages image kubernetes install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -78,6 +78,10 @@ experiments: deps build ## Measure a shared bottleneck beside TCP, loss (selecti
 	$(CARGO) build --release --locked -p burst-shm --example doorbells
 	$(CARGO) build --release --locked -p burst-urma-studies
 	@missed=0; for one in bottleneck/run fairness/run loss/run loss/tcp scale/run calibration/run simulator/run urma/run; do experiments/$$one || missed=1; done; exit $$missed
+
+papers: deps build ## Run the experiments behind the figures of five publications, beside their numbers (docs/papers; QUICK=1, PAPER=openurma, ARGS=--check)
+	$(CARGO) build --release --locked -p burst-urma-studies
+	experiments/papers/run $(PAPER) $(if $(QUICK),--quick) $(ARGS)
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy), licenses and sources (deny.toml) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check

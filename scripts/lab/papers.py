@@ -302,7 +302,7 @@ def shown(number, unit):
         return "–"
     if isinstance(number, str):
         return f"{number} {unit}".strip() if re.fullmatch(r"[\d.,]+(, [\d.,]+)*", number) else number
-    if unit in ("ratio", "times"):
+    if unit in ("ratio", "times") and abs(number) < 1000:
         return f"{number:.3g} times"
     text = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
     return f"{text} {unit}".strip()
