@@ -91,6 +91,32 @@ def test_writes_arrive_while_the_program_forks(pair):
     still_serves(pair)
 
 
+def test_a_peer_goes_on_while_a_child_copies_its_memory(pair):
+    program = forks(pair, "busy")
+    assert program.wait(120) == 0, program.text()
+    still_serves(pair)
+
+
+def test_a_program_beside_a_stopped_daemon_can_be_ended(pair):
+    """While a thread talks to the daemon it takes no signals; those that end a program come all the same."""
+    program = forks(pair, "calls")
+    program.wait_for_text("ready", 60)
+    pair.a.daemon.stand_still()
+    try:
+        # The program is the child of nsenter, which has become it.
+        os.kill(program.pid, signal.SIGTERM)
+        assert program.wait(60) == -signal.SIGTERM, program.text()
+    finally:
+        os.kill(pair.a.daemon.pid, signal.SIGCONT)
+    still_serves(pair)
+
+
+def test_handlers_of_signals_fork_inside_control_calls(pair):
+    program = forks(pair, "handlers")
+    assert program.wait(120) == 0, program.text()
+    still_serves(pair)
+
+
 def test_a_program_that_steals_wake_ups_delays_only_itself(pair):
     thieves = [host.start(build_directory() / "programs" / "thief", "burst0") for host in pair.hosts]
     for thief in thieves:

@@ -261,8 +261,9 @@ def test_peers_learn_of_an_exit(fabric):
             client.stop()
 
 
-def test_children_come_and_go(fabric):
-    code, text = fabric.a.run(BUILD / "programs" / "forks", "burst0", "children")
+@pytest.mark.parametrize("how", ["children", "unhandled", "traffic", "busy", "handlers"])
+def test_children_come_and_go(fabric, how):
+    code, text = fabric.a.run(BUILD / "programs" / "forks", "burst0", how)
     assert code == 0, text
 
 

@@ -66,6 +66,15 @@ class Pair:
         self.server.stop(signal.SIGKILL)
 
 
+@pytest.mark.parametrize("order", [("-libverbs", "-l:liburma.so.0"), ("-l:liburma.so.0", "-libverbs")], ids=["verbs first", "urma first"])
+def test_verbs_and_urma_register_the_same_memory(programs, hosts, tmp_path, order):
+    tool = tmp_path / "urma_both"
+    programs.compile("both.c", tool, (*order, "-ldl"))
+    libraries = os.pathsep.join([programs.env["LD_LIBRARY_PATH"], str(BUILD / "lib")])
+    code, text = hosts.a.run(tool, env=programs.env | {"LD_LIBRARY_PATH": libraries}, seconds=WAIT_SECONDS)
+    assert code == 0, text
+
+
 def test_programs_share_the_node_of_an_address(programs, hosts):
     """Five tests at once, in both directions and within one host, and `burst ls` shows one node with all of them."""
     a, b = hosts.a, hosts.b

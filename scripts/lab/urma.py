@@ -112,15 +112,19 @@ class Umdk:
         words = [*before, self.built / "urma/tools/urma_ping/urma_ping", *options.split(), destination]
         return host.run(*words, env=self.env | (env or {}), plain=self.plain)
 
-    def aperture(self, fabric, directory, rounds, env=None):
-        """Runs tests/programs/urma/aperture.c: the client's times, and what the server has in its memory at the end."""
-        tool, description, env = directory / "urma_aperture", directory / "segment", self.env | (env or {})
+    def compile(self, name, tool, libraries=("-l:liburma.so.0",)):
+        """Compiles a program of tests/programs/urma, linked with these libraries in this order."""
         include = [self.sources / "src/urma/lib/urma/core/include", ROOT / "crates/frontends/liburma/include"]
-        command = ["gcc", "-O2", "-Wall", "-o", tool, ROOT / "tests/programs/urma/aperture.c", *(f"-I{path}" for path in include)]
-        command += [f"-L{self.env['LD_LIBRARY_PATH']}", "-l:liburma.so.0", "-Wl,--allow-shlib-undefined"]
+        command = ["gcc", "-O2", "-Wall", "-o", tool, ROOT / "tests/programs/urma" / name, *(f"-I{path}" for path in include)]
+        command += [f"-L{self.env['LD_LIBRARY_PATH']}", "-Wl,--no-as-needed", *libraries, "-Wl,--allow-shlib-undefined"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise LabError(f"{command}: {done.stderr}")
+
+    def aperture(self, fabric, directory, rounds, env=None):
+        """Runs tests/programs/urma/aperture.c: the client's times, and what the server has in its memory at the end."""
+        tool, description, env = directory / "urma_aperture", directory / "segment", self.env | (env or {})
+        self.compile("aperture.c", tool)
         description.unlink(missing_ok=True)
         keeps = directory / "keeps"
         keeps.touch()

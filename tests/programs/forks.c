@@ -10,19 +10,29 @@
  *
  * forks DEVICE traffic: forks children while a thread writes by RDMA. Each write must complete and arrive, and a child's memory
  * must not change.
+ *
+ * forks DEVICE busy: a child does not go on before a thread of the parent has written and sent by RDMA, with rnr_retry 0.
+ *
+ * forks DEVICE calls: calls the daemon without end.
+ *
+ * forks DEVICE handlers: a signal interrupts control calls of verbs and rdma_cm, and its handler forks. The parent must not wait for
+ * itself, its calls must do what they do otherwise, and a child that returns from the handler must leave the parent's connections alone.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <rdma/rdma_cma.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096
@@ -37,6 +47,7 @@ static struct ibv_cq *cq;
 static struct ibv_qp *qp;
 static struct ibv_mr *mr;
 static unsigned char data[4 * PAGE] __attribute__((aligned(PAGE)));
+static int rnr_retry = 7;
 /* On the last registered page, behind the registered bytes. */
 #define beside data[4 * PAGE - 1]
 
@@ -59,7 +70,7 @@ static void open_all(const char *name)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_qp_attr attr = { .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .path_mtu = IBV_MTU_1024,
-				    .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+				    .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = rnr_retry,
 				    .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } } };
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 					 .cap = { .max_send_wr = 16, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
@@ -271,13 +282,182 @@ static void traffic(void)
 	printf("100 children\n");
 }
 
+/* Written and sent; shared with children, and not registered. */
+static volatile int *ended;
+
+static void *sender(void *unused)
+{
+	(void)unused;
+	while (!stop) {
+		struct ibv_sge from = { .addr = (uintptr_t)data, .length = 64, .lkey = mr->lkey };
+		struct ibv_sge to = { .addr = (uintptr_t)data + PAGE, .length = 64, .lkey = mr->lkey };
+		struct ibv_recv_wr receive = { .sg_list = &to, .num_sge = 1 }, *bad_receive;
+		struct ibv_send_wr send = { .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+		struct ibv_wc wc;
+
+		write_and_check(*ended % 200);
+		memset(data, *ended % 200, 64);
+		must(!ibv_post_recv(qp, &receive, &bad_receive) && !ibv_post_send(qp, &send, &bad), "a SEND is posted");
+		for (int completions = 0; completions < 2;) {
+			int n = ibv_poll_cq(cq, 1, &wc);
+
+			must(n >= 0 && (!n || wc.status == IBV_WC_SUCCESS), "a SEND is received");
+			completions += n;
+		}
+		must(!memcmp(data, data + PAGE, 64), "data of a SEND");
+		*ended = *ended + 1;
+	}
+	return NULL;
+}
+
+/* In a child, before its copy of the memory is made: waits for what the parent does meanwhile. */
+static void wait_for_parent(void)
+{
+	int began = *ended;
+
+	alarm(60);
+	while (*ended - began < 20)
+		sched_yield();
+	alarm(0);
+}
+
+static void busy(void)
+{
+	pthread_t thread;
+
+	must(!pthread_create(&thread, NULL, sender, NULL), "pthread_create");
+	for (int i = 0; i < 5; i++) {
+		int status;
+		pid_t pid = fork();
+
+		must(pid >= 0, "fork");
+		if (!pid) {
+			unsigned char before[4 * PAGE];
+			int now = *ended;
+
+			memcpy(before, data, sizeof before);
+			while (*ended - now < 20)
+				sched_yield();
+			_exit(!!memcmp(before, data, sizeof before));
+		}
+		must(waitpid(pid, &status, 0) == pid && !status, "a child's memory stays as it is");
+	}
+	stop = 1;
+	must(!pthread_join(thread, NULL), "pthread_join");
+	printf("5 children waited\n");
+}
+
+/* Forks in handlers that interrupted a call, of each kind of call. */
+#define INTERRUPTIONS 12
+
+static volatile sig_atomic_t inside;
+/* Whether this process is a child that has returned from the handler. */
+static volatile sig_atomic_t is_child;
+static volatile sig_atomic_t interrupted;
+
+static void fork_in_handler(int signal)
+{
+	int error = errno, status;
+	pid_t pid;
+
+	(void)signal;
+	if (!inside || is_child)
+		return;
+	pid = fork();
+	if (pid < 0)
+		_exit(3);
+	if (!pid) {
+		/* Each second child goes on where its parent was interrupted. */
+		if (interrupted % 2)
+			_exit(0);
+		/* A child that waits for its parent's answer ends by this. */
+		alarm(60);
+		is_child = 1;
+		return;
+	}
+	if (waitpid(pid, &status, 0) != pid || status)
+		_exit(4);
+	interrupted = interrupted + 1;
+	errno = error;
+}
+
+static int call_regions(void)
+{
+	static unsigned char more[64 * PAGE] __attribute__((aligned(PAGE)));
+	struct ibv_mr *region = ibv_reg_mr(pd, more, sizeof more, IBV_ACCESS_LOCAL_WRITE);
+
+	return region && !ibv_dereg_mr(region);
+}
+
+static int call_objects(void)
+{
+	struct ibv_cq *made = ibv_create_cq(context, 4, NULL, NULL, 0);
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+
+	return made && !ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) && !ibv_destroy_cq(made);
+}
+
+static int call_connections(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id = NULL;
+	int done = channel && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) && !rdma_destroy_id(id);
+
+	if (channel)
+		rdma_destroy_event_channel(channel);
+	return done;
+}
+
+static void handlers(void)
+{
+	int (*const calls[])(void) = { call_regions, call_objects, call_connections };
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
+	/* The handler's system calls of the parent are begun anew, as most programs ask. */
+	struct sigaction action = { .sa_handler = fork_in_handler, .sa_flags = SA_RESTART };
+	timer_t timer;
+
+	must(!sigaction(SIGUSR1, &action, NULL) && !timer_create(CLOCK_MONOTONIC, &event, &timer), "timer");
+	/* Ends a deadlock. */
+	alarm(100);
+	for (unsigned int kind = 0; kind < sizeof calls / sizeof *calls; kind++) {
+		interrupted = 0;
+		for (long delay = 0; interrupted < INTERRUPTIONS; delay = (delay + 3701) % 150000) {
+			struct itimerspec once = { .it_value = { .tv_nsec = delay + 1 } }, never = { 0 };
+			int done;
+
+			must(!timer_settime(timer, 0, &once, NULL), "timer_settime");
+			inside = 1;
+			done = calls[kind]();
+			inside = 0;
+			if (is_child)
+				_exit(0);
+			must(done, "an interrupted call does what it does otherwise");
+			must(!timer_settime(timer, 0, &never, NULL), "timer_settime");
+			write_and_check(interrupted);
+		}
+	}
+	must(!timer_delete(timer), "timer_delete");
+	printf("%d children of handlers\n", 3 * INTERRUPTIONS);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 3) {
-		fprintf(stderr, "usage: forks DEVICE orphan|children|unhandled|traffic\n");
+		fprintf(stderr, "usage: forks DEVICE orphan|children|unhandled|traffic|busy|calls|handlers\n");
 		return 2;
 	}
+	if (!strcmp(argv[2], "busy")) {
+		ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		/* Before the library's handler, which is added with the first registration. */
+		must(ended != MAP_FAILED && !pthread_atfork(NULL, NULL, wait_for_parent), "mmap, pthread_atfork");
+		rnr_retry = 0;
+	}
 	open_all(argv[1]);
+	if (!strcmp(argv[2], "busy")) {
+		busy();
+		return 0;
+	}
 	if (!strcmp(argv[2], "traffic")) {
 		traffic();
 		return 0;
@@ -288,6 +468,16 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(argv[2], "unhandled")) {
 		unhandled();
+		return 0;
+	}
+	if (!strcmp(argv[2], "calls")) {
+		printf("ready\n");
+		fflush(stdout);
+		for (;;)
+			must(call_objects(), "calls");
+	}
+	if (!strcmp(argv[2], "handlers")) {
+		handlers();
 		return 0;
 	}
 	pid_t pid = fork();

@@ -334,6 +334,11 @@ impl Span {
     }
     /// A read and a write, for words that are not local or not aligned: other processes may store in between.
     fn read_modify_write(&self, f: impl FnOnce(u64) -> Option<u64>) -> Result<u64, Unreachable> {
+        if let Backing::Remote(memory) = self.backing()
+            && remote::postpones_atomics(memory)
+        {
+            return Err(Unreachable::Late);
+        }
         let mut bytes = [0; 8];
         self.read_to(&mut bytes)?;
         let old = u64::from_ne_bytes(bytes);

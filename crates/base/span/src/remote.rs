@@ -7,7 +7,8 @@
 //!
 //! The kernel checks every address; a wrong one is an error and never a fault here. A call may move less than asked
 //! when a later page is unmapped: it is repeated for the rest, so that the end of the mapped part shows as an error, and
-//! any shortfall is [`Unreachable::Gone`].
+//! any shortfall is [`Unreachable::Gone`]. While the process forks, pages are exchanged and mappings may be missing for a moment:
+//! a shortfall is [`Unreachable::Late`] then ([`ProcessMemory::span_in_fork`]).
 
 use crate::guarded::{self, AccessThreads, GuardedMemory};
 use crate::{Span, SpanKind, Unreachable};
@@ -21,18 +22,26 @@ use std::sync::Arc;
 pub const PIECES_PER_CALL: usize = 64;
 
 /// Number of a descriptor of `/proc/PID/mem`, in 24 bits so that a span stays 16 bytes long. The highest bit says that the
-/// memory is reached by threads (module `guarded`).
+/// memory is reached by threads (module `guarded`), the next one that its process forks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFd(u32);
 
 impl MemoryFd {
     const GUARDED: u32 = 1 << 23;
+    const FORKS: u32 = 1 << 22;
     /// Memory that must not be accessed at present; no descriptor has the number.
     const HELD: MemoryFd = MemoryFd((1 << 24) - 1);
 
-    /// `None` for numbers of 2^23 - 1 and more; `fs.nr_open` is 2^20 on usual systems.
+    /// `None` for numbers of 2^22 - 1 and more; `fs.nr_open` is 2^20 on usual systems.
     fn new(fd: RawFd) -> Option<MemoryFd> {
-        u32::try_from(fd).ok().filter(|fd| *fd < Self::GUARDED - 1).map(MemoryFd)
+        u32::try_from(fd).ok().filter(|fd| *fd < Self::FORKS - 1).map(MemoryFd)
+    }
+    fn forks(self) -> bool {
+        self.0 & Self::FORKS != 0
+    }
+    /// Of memory whose process forks, that it cannot be reached is no more than late.
+    fn why(self, why: Unreachable) -> Unreachable {
+        if self.forks() { Unreachable::Late } else { why }
     }
     fn guarded(self) -> MemoryFd {
         MemoryFd(self.0 | Self::GUARDED)
@@ -42,7 +51,7 @@ impl MemoryFd {
         (self.0 & Self::GUARDED != 0).then_some(self.raw() as u32)
     }
     fn raw(self) -> RawFd {
-        (self.0 & !Self::GUARDED) as RawFd
+        (self.0 & !(Self::GUARDED | Self::FORKS)) as RawFd
     }
     /// All 24 bits.
     pub(crate) fn bits(self) -> u32 {
@@ -118,6 +127,16 @@ impl ProcessMemory {
     pub fn span(&self, addr: u64, len: u32) -> Span {
         Span { addr, len, kind: SpanKind::remote(self.fd) }
     }
+    /// As [`ProcessMemory::span`], while the process forks: what cannot be reached is late, and so is each atomic operation,
+    /// which system calls do in two steps.
+    pub fn span_in_fork(&self, addr: u64, len: u32) -> Span {
+        Span { addr, len, kind: SpanKind::remote(MemoryFd(self.fd.0 | MemoryFd::FORKS)) }
+    }
+}
+
+/// Whether an atomic operation must wait: others may change the word between its read and its write.
+pub(crate) fn postpones_atomics(memory: MemoryFd) -> bool {
+    memory.forks()
 }
 
 /// `len` bytes of memory that must not be accessed at present: each access is [`Unreachable::Late`].
@@ -132,6 +151,10 @@ fn guarded_number(memory: MemoryFd) -> Result<Option<u32>, Unreachable> {
 
 /// Copies `dst.len()` bytes from `addr` of a process.
 pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Unreachable> {
+    read_now(memory, addr, dst).map_err(|why| memory.why(why))
+}
+
+fn read_now(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Unreachable> {
     if let Some(number) = guarded_number(memory)? {
         return guarded::read(number, addr, dst);
     }
@@ -147,6 +170,10 @@ pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Un
 
 /// Copies `src` to `addr` of a process.
 pub(crate) fn write(memory: MemoryFd, addr: u64, src: &[u8]) -> Result<(), Unreachable> {
+    write_now(memory, addr, src).map_err(|why| memory.why(why))
+}
+
+fn write_now(memory: MemoryFd, addr: u64, src: &[u8]) -> Result<(), Unreachable> {
     if let Some(number) = guarded_number(memory)? {
         return guarded::write(number, addr, &[IoSlice::new(src)]);
     }
@@ -181,7 +208,8 @@ pub(crate) fn write_pieces<'a>(
             debug_assert_eq!(done, len, "pieces of the span's length");
             return Ok(());
         }
-        write_slices(memory, addr.checked_add(done as u64).ok_or(Unreachable::Gone)?, &mut slices[..count], bytes)?;
+        let at = addr.checked_add(done as u64).ok_or(Unreachable::Gone)?;
+        write_slices(memory, at, &mut slices[..count], bytes).map_err(|why| memory.why(why))?;
         done += bytes;
     }
 }
@@ -219,13 +247,46 @@ mod tests {
 
     #[test]
     fn descriptors_of_three_bytes_only() {
-        for fd in [0, 1, 255, 256, 65_536, (1 << 23) - 2] {
+        for fd in [0, 1, 255, 256, 65_536, (1 << 22) - 2] {
             assert_eq!(MemoryFd::new(fd).map(MemoryFd::raw), Some(fd));
             assert_eq!(MemoryFd::new(fd).and_then(MemoryFd::if_guarded), None);
             assert_eq!(MemoryFd::new(fd).map(MemoryFd::guarded).and_then(MemoryFd::if_guarded), Some(fd as u32));
         }
-        for fd in [-1, (1 << 23) - 1, 1 << 23, i32::MAX] {
+        for fd in [-1, (1 << 22) - 1, 1 << 22, 1 << 23, i32::MAX] {
             assert_eq!(MemoryFd::new(fd), None);
+        }
+    }
+    #[test]
+    fn memory_of_a_process_that_forks_is_reached_or_late() {
+        let own = ProcessMemory::own().expect("own memory");
+        for own in
+            [own, ProcessMemory::own().expect("own memory").by_threads(&AccessThreads::default()).expect("by threads")]
+        {
+            let mut words = [1u64, 2];
+            let at = |addr: u64| own.span_in_fork(addr, 16);
+            let there = at(&raw mut words as u64);
+            // Threads of a busy machine may be late.
+            let reach =
+                |access: &mut dyn FnMut() -> Result<(), Unreachable>| while access() == Err(Unreachable::Late) {};
+            let mut bytes = [0; 16];
+            reach(&mut || there.read_to(&mut bytes));
+            assert_eq!(bytes[0], 1);
+            reach(&mut || there.write_from(&[7; 16]));
+            assert_eq!(words, [u64::from_ne_bytes([7; 8]); 2]);
+            reach(&mut || there.write_pieces([&[8u8; 4][..], &[9; 12]].into_iter()));
+            assert_eq!(words[0].to_ne_bytes(), [8, 8, 8, 8, 9, 9, 9, 9]);
+            // A read and a write of one word would lose what is stored in between.
+            assert_eq!(there.sub(0, 8).fetch_add(1), Err(Unreachable::Late));
+            assert_eq!(there.sub(8, 8).cmp_swap(1, 2), Err(Unreachable::Late));
+            // Nothing is mapped at the first page; a span outside a fork says so.
+            reach(&mut || match own.span(64, 8).read_to(&mut [0; 8]) {
+                Err(Unreachable::Gone) => Ok(()),
+                other => other.and(Err(Unreachable::Late)),
+            });
+            let absent = at(64);
+            assert_eq!(absent.read_to(&mut [0; 16]), Err(Unreachable::Late));
+            assert_eq!(absent.write_from(&[0; 16]), Err(Unreachable::Late));
+            assert_eq!(absent.write_pieces([&[0u8; 16][..]].into_iter()), Err(Unreachable::Late));
         }
     }
     #[test]

@@ -1,7 +1,7 @@
 //! The client's end of the control socket: blocking calls over one connection.
 
 use crate::commands::CommandSender;
-use crate::frame::{self, ControlPacket};
+use crate::frame::{self, ControlHeader, ControlPacket, HEADER_BYTES};
 use crate::in_process::InProcessLink;
 use crate::trust::TrustedUsers;
 use crate::{ControlError, DaemonInfo, FDS_MAX, FIRST_SEQUENCE, MESSAGE_MAX, Reply, Request, Response};
@@ -11,6 +11,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// After this time without an answer of the daemon the caller's own way to wait is used ([`Client::wait_by`]).
+const ANSWER_SOON: Duration = Duration::from_secs(1);
+
+/// Most bytes of the body of a request that [`Client::call_in_fork`] sends.
+const SHORT_MAX: usize = 16;
+
+/// Waits for a daemon that does not answer soon, because it is stopped, or the machine is busy.
+pub trait SlowAnswer: Send + Sync + std::fmt::Debug {
+    /// Returns when the socket can be read from, or written to if `writes` is true, or earlier.
+    fn wait(&self, socket: BorrowedFd<'_>, writes: bool);
+}
 
 /// How packets reach the host.
 #[derive(Debug)]
@@ -22,10 +34,13 @@ pub(crate) enum ControlLink {
 }
 
 impl ControlLink {
-    /// Sends a packet that has no reply.
-    pub fn send_alone(&self, packet: &[u8]) -> Result<(), ControlError> {
+    /// Sends a packet that has no reply. `slow` waits while the socket has no room, or the call itself if there is none.
+    pub fn send_alone(&self, packet: &[u8], slow: Option<&dyn SlowAnswer>) -> Result<(), ControlError> {
         match self {
-            ControlLink::Socket(socket) => frame::send_bytes(socket, packet),
+            ControlLink::Socket(socket) => {
+                let flags = if slow.is_some() { SendFlags::DONTWAIT } else { SendFlags::empty() };
+                until_ready(slow, socket.as_fd(), true, || frame::send_bytes(socket, packet, flags))
+            }
             ControlLink::InProcess(link) => link.call(packet, &[], &mut []).map(drop),
         }
     }
@@ -45,6 +60,8 @@ pub struct Client {
     sequence: u32,
     buffer: Vec<u8>,
     daemon: DaemonInfo,
+    /// Set: the socket gives up after [`ANSWER_SOON`], and this waits.
+    slow: Option<Arc<dyn SlowAnswer>>,
 }
 
 /// A response, and the descriptors that came with it.
@@ -98,7 +115,8 @@ impl Client {
     /// Says hello.
     fn greet(link: ControlLink, program: &str) -> Result<Client, ControlError> {
         let daemon = DaemonInfo { version: String::new(), pid: 0, uid: 0, uptime_s: 0, workers: 0, contexts: 0 };
-        let mut client = Client { link, sequence: FIRST_SEQUENCE - 1, buffer: vec![0; MESSAGE_MAX], daemon };
+        let (sequence, buffer) = (FIRST_SEQUENCE - 1, vec![0; MESSAGE_MAX]);
+        let mut client = Client { link, sequence, buffer, daemon, slow: None };
         match client.call(&Request::Hello { program: program.to_owned() }, &[])?.response {
             Response::Daemon(info) => client.daemon = info,
             other => {
@@ -106,6 +124,18 @@ impl Client {
             }
         }
         Ok(client)
+    }
+
+    /// From now on `slow` waits where the daemon does not answer soon. Without effect on a host in this process.
+    ///
+    /// # Errors
+    /// The system refuses the socket's time-out.
+    pub fn wait_by(&mut self, slow: Arc<dyn SlowAnswer>) -> Result<(), ControlError> {
+        if let ControlLink::Socket(socket) = &self.link {
+            set_socket_timeout(socket, Timeout::Recv, Some(ANSWER_SOON)).map_err(std::io::Error::from)?;
+            self.slow = Some(slow);
+        }
+        Ok(())
     }
 
     /// The daemon's reply to `Hello`.
@@ -129,7 +159,10 @@ impl Client {
         debug_assert!(fds.len() <= FDS_MAX);
         self.sequence = self.sequence.wrapping_add(1);
         match &self.link {
-            ControlLink::Socket(socket) => call_by_socket(socket, self.sequence, request, fds, &mut self.buffer),
+            ControlLink::Socket(socket) => {
+                let sent = frame::send(socket, self.sequence, request, fds, SendFlags::empty());
+                take_answer(socket, self.slow.as_deref(), sent, (self.sequence, &mut self.buffer))
+            }
             ControlLink::InProcess(link) => {
                 let packet = frame::encode(self.sequence, request)?;
                 let (len, fds) = link.call(&packet, fds, &mut self.buffer)?;
@@ -139,6 +172,20 @@ impl Client {
         }
     }
 
+    /// As [`Client::call`] without descriptors, for fork handlers: with a daemon that carries the request out, it allocates no
+    /// memory. A handler may run while its thread has a lock of the allocator.
+    ///
+    /// # Errors
+    /// As [`Client::call`]; `Malformed` for a request of more than [`SHORT_MAX`] bytes.
+    pub fn call_in_fork(&mut self, request: &Request) -> Result<ClientReply, ControlError> {
+        let ControlLink::Socket(socket) = &self.link else { return self.call(request, &[]) };
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut body = [0; SHORT_MAX];
+        let body = postcard::to_slice(request, &mut body).map_err(|e| ControlError::Malformed(e.to_string()))?;
+        let sent = frame::send_raw(socket, ControlHeader::new(self.sequence), body, &[], SendFlags::empty());
+        take_answer(socket, self.slow.as_deref(), sent, (self.sequence, &mut self.buffer))
+    }
+
     /// Sends a request that has no reply.
     ///
     /// # Errors
@@ -146,7 +193,7 @@ impl Client {
     pub fn send_without_reply(&self, request: &Request) -> Result<(), ControlError> {
         debug_assert!(request.is_without_reply());
         // Only replies repeat the sequence number, so its value does not matter.
-        self.link.send_alone(&frame::encode(0, request)?)
+        self.link.send_alone(&frame::encode(0, request)?, self.slow.as_deref())
     }
 
     /// Waits until the daemon has carried out all commands sent before ([`CommandSender`]).
@@ -170,23 +217,41 @@ impl Client {
     }
 }
 
-/// Sends a request to a daemon, and waits for the reply.
-fn call_by_socket(
+/// Repeats a call that finds the socket not ready, once `slow` has waited.
+fn until_ready<R>(
+    slow: Option<&dyn SlowAnswer>,
+    socket: BorrowedFd<'_>,
+    writes: bool,
+    mut call: impl FnMut() -> Result<R, ControlError>,
+) -> Result<R, ControlError> {
+    loop {
+        match (call(), slow) {
+            (Err(ControlError::Io(error)), Some(slow)) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                slow.wait(socket, writes);
+            }
+            (done, _) => return done,
+        }
+    }
+}
+
+/// Waits for a daemon's reply to the request with this sequence number, once that was `sent`.
+fn take_answer(
     socket: &OwnedFd,
-    sequence: u32,
-    request: &Request,
-    fds: &[BorrowedFd<'_>],
-    buffer: &mut [u8],
+    slow: Option<&dyn SlowAnswer>,
+    sent: Result<(), ControlError>,
+    (sequence, buffer): (u32, &mut [u8]),
 ) -> Result<ClientReply, ControlError> {
-    let sent = frame::send(socket, sequence, request, fds, SendFlags::empty());
     // A daemon that refuses a connection says why and closes it, perhaps before the first request is sent or read. The kernel
     // then reports the end first (EPIPE, ECONNRESET) and the reply after it.
     let mut error = sent.err();
     for _ in 0..2 {
-        let flags = if error.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        let (flags, slow) = if error.is_some() { (RecvFlags::DONTWAIT, None) } else { (RecvFlags::empty(), slow) };
         let mut fds = Vec::new();
-        match frame::receive(socket, buffer, flags, &mut fds) {
-            Ok(packet) => return take_reply(&packet, fds, sequence),
+        let received = until_ready(slow, socket.as_fd(), false, || {
+            frame::receive(socket, buffer, flags, &mut fds).map(|packet| HEADER_BYTES + packet.body.len())
+        });
+        match received {
+            Ok(len) => return take_reply(&ControlPacket::parse(&buffer[..len])?, fds, sequence),
             Err(e) => error = Some(error.unwrap_or(e)),
         }
     }

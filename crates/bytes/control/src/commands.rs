@@ -78,7 +78,7 @@ impl CommandSender {
     fn ring(&self) -> Result<(), ControlError> {
         // A bell has no reply, so its sequence number has no meaning.
         let bell: [u8; HEADER_BYTES] = ControlHeader::new(0).to_bell();
-        self.link.send_alone(&bell)
+        self.link.send_alone(&bell, None)
     }
 }
 

@@ -162,9 +162,9 @@ pub fn send_raw(
 }
 
 /// Sends a whole packet, without descriptors.
-pub(crate) fn send_bytes(socket: impl AsFd, packet: &[u8]) -> Result<(), ControlError> {
+pub(crate) fn send_bytes(socket: impl AsFd, packet: &[u8], flags: SendFlags) -> Result<(), ControlError> {
     loop {
-        match rustix::net::send(&socket, packet, SendFlags::NOSIGNAL) {
+        match rustix::net::send(&socket, packet, flags | SendFlags::NOSIGNAL) {
             Ok(_) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(ControlError::Io(e.into())),

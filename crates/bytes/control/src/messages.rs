@@ -235,11 +235,12 @@ pub enum Request {
         /// Handle of the memory region.
         mr: u32,
     },
-    /// The program forks: its memory regions are not accessed between `hold: true` and `hold: false`, nor are those that it
-    /// registers meanwhile. Work on them is late, as with a page that has not come.
+    /// The program forks: until `hold: false` its regions' mappings are not used, and what its process does not give is late.
     HoldMemory {
         /// Whether the regions are held.
         hold: bool,
+        /// Whether the bytes of each are in the process where they were registered.
+        in_place: bool,
     },
     /// Allocates device memory that can be imported. The descriptor of a sealed memfd is sent along.
     AllocDm {

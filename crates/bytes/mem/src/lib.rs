@@ -5,7 +5,7 @@
 //! [`table`] translates a key, an address and a length into a [`Span`].
 //!
 //! Application side: [`swap`] replaces private pages by a sealed memfd in place, so
-//! that the daemon can map the same pages.
+//! that the daemon can map the same pages; [`signals`] keeps handlers away from locks that a fork takes.
 #[cfg(not(loom))]
 pub mod holes;
 #[cfg(not(loom))]
@@ -13,6 +13,8 @@ pub mod key;
 #[cfg(not(loom))]
 pub mod region;
 pub mod seq;
+#[cfg(not(loom))]
+pub mod signals;
 #[cfg(not(loom))]
 pub mod swap;
 #[cfg(not(loom))]

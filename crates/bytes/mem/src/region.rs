@@ -74,6 +74,13 @@ pub enum Mapping {
     Null,
     /// Memory that must not be accessed at present: its program forks.
     Held,
+    /// As `InProcess`, while the program forks: what cannot be reached is late.
+    Forking {
+        /// Memory of that process.
+        memory: Arc<ProcessMemory>,
+        /// Address of the first byte there.
+        addr: u64,
+    },
     /// No memory: reads give bytes that depend on the offset in the region alone, and writes are compared with them
     /// ([`Span::pattern`]).
     Pattern,
@@ -192,6 +199,10 @@ impl Region {
     pub fn held(&self) -> Region {
         Region { mapping: Mapping::Held, windows: self.windows.clone(), ..*self }
     }
+    /// The region while its program forks, and its bytes are in the program's memory at `addr`: they are reached there.
+    pub fn forking(&self, memory: Arc<ProcessMemory>, addr: u64) -> Region {
+        Region { mapping: Mapping::Forking { memory, addr }, windows: self.windows.clone(), ..*self }
+    }
     /// Maps `pieces` one after the other; writable only if `access` has a right to write.
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
         LocalMapping::new(pieces, access & WRITE_RIGHTS != 0, None).map(Mapping::Local)
@@ -270,6 +281,7 @@ impl Region {
             Mapping::Null => Some(Span::null(len)),
             Mapping::Pattern => Some(Span::pattern(offset, len)),
             Mapping::Held => Some(Span::held(len)),
+            Mapping::Forking { memory, addr } => Some(memory.span_in_fork(addr.wrapping_add(offset), len)),
             Mapping::Nothing if len == 0 => Some(Span::nothing()),
             Mapping::Nothing | Mapping::Local(_) => None,
         }

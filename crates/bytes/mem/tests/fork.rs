@@ -1,9 +1,10 @@
 //! A forked child has memory as it was at the fork: what the parent's threads write afterwards, and what they wrote before.
 
 use burst_base::verbs::access;
-use burst_mem::Region;
 use burst_mem::region::MapPiece;
 use burst_mem::swap::{ChildKind, MemoryHost, PieceSource, Registration, add_host, fork_by, register, release};
+use burst_mem::{ProcessMemory, Region};
+use burst_span::Unreachable;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex};
@@ -167,43 +168,79 @@ fn map(reg: &Registration) -> Region {
     Region::new(1, 1, first.addr as u64, first.len as u64, rights, Region::map(&[piece], rights).expect("mapped"))
 }
 
-/// A daemon that writes into the program's memory unless the program forks.
+/// A daemon that writes into the program's memory, by its mapping, or in the process while the program forks.
 #[derive(Debug)]
 struct Daemon {
     state: Mutex<DaemonState>,
     holds: AtomicUsize,
 }
 
+/// How a [`Daemon`] reaches the memory.
+#[derive(Debug, PartialEq, Eq)]
+enum Reach {
+    Mapping,
+    InProcess,
+    Nothing,
+}
+
 #[derive(Debug)]
 struct DaemonState {
     region: Option<Region>,
-    held: bool,
+    forking: Option<Region>,
+    reach: Reach,
     written: u64,
+    /// Those of `written` that were written during a fork.
+    written_in_forks: u64,
+    /// Whether the memory could be reached in the process in the last fork.
+    was_in_place: bool,
 }
 
 impl MemoryHost for Daemon {
-    fn hold(&self, hold: bool) {
+    fn begin_fork(&self, in_place: bool) {
         let mut state = self.state.lock().expect("no panic");
-        assert_ne!(state.held, hold);
-        state.held = hold;
-        self.holds.fetch_add(usize::from(hold), Relaxed);
+        assert_eq!(state.reach, Reach::Mapping, "once, where nothing fails");
+        state.reach = if in_place { Reach::InProcess } else { Reach::Nothing };
+        state.was_in_place = in_place;
+        self.holds.fetch_add(1, Relaxed);
+    }
+    fn end_fork(&self) {
+        let mut state = self.state.lock().expect("no panic");
+        assert_ne!(state.reach, Reach::Mapping);
+        state.reach = Reach::Mapping;
     }
 }
 
 impl Daemon {
     fn of(reg: &Registration) -> Arc<Daemon> {
-        let state = DaemonState { region: Some(map(reg)), held: false, written: 0 };
+        let (region, memory) = (map(reg), Arc::new(ProcessMemory::own().expect("own memory")));
+        let forking = Some(region.forking(memory, reg.pieces()[0].addr as u64));
+        let (region, reach) = (Some(region), Reach::Mapping);
+        let state = DaemonState { region, forking, reach, written: 0, written_in_forks: 0, was_in_place: false };
         let daemon = Arc::new(Daemon { state: Mutex::new(state), holds: AtomicUsize::new(0) });
         add_host(&daemon);
         daemon
     }
     fn write(&self, addr: usize) {
         let mut state = self.state.lock().expect("no panic");
-        if let Some(region) = state.region.as_ref().filter(|_| !state.held) {
-            let next = state.written + 1;
-            region.span(addr as u64, 8).expect("inside").write_from(&next.to_ne_bytes()).expect("there");
-            state.written = next;
+        let region = match state.reach {
+            Reach::Mapping => &state.region,
+            Reach::InProcess => &state.forking,
+            Reach::Nothing => &None,
+        };
+        let Some(region) = region else { return };
+        let next = state.written + 1;
+        let written = region.span(addr as u64, 8).expect("inside").write_from(&next.to_ne_bytes());
+        if state.reach == Reach::InProcess && written == Err(Unreachable::Late) {
+            return;
         }
+        assert_eq!(written, Ok(()));
+        state.written = next;
+        state.written_in_forks += u64::from(state.reach == Reach::InProcess);
+    }
+    /// Forgets the regions.
+    fn end(&self) {
+        let mut state = self.state.lock().expect("no panic");
+        (state.region, state.forking) = (None, None);
     }
 }
 
@@ -240,10 +277,35 @@ fn writes_of_a_peer_go_to_the_parent_and_none_is_lost() {
         quit.store(true, Relaxed);
         assert_eq!(wrong, 0, "of 100 children");
     });
-    let written = daemon.state.lock().expect("no panic").written;
+    let (written, in_forks) = {
+        let state = daemon.state.lock().expect("no panic");
+        (state.written, state.written_in_forks)
+    };
     assert_eq!((peers.load(SeqCst), daemon.holds.load(Relaxed)), (written, 100));
-    assert!(written > 0 && own.load(SeqCst) > 0);
-    daemon.state.lock().expect("no panic").region = None;
+    assert!(in_forks > 0 && written > in_forks && own.load(SeqCst) > 0);
+    daemon.end();
+    release(reg);
+}
+
+#[test]
+fn moved_memory_is_not_reached_in_the_process_during_a_fork() {
+    let _alone = ALONE.lock();
+    let memory = anon(8 * PAGE);
+    bytes(memory, 8 * PAGE).fill(3);
+    let Some(reg) = swapped(memory, 4 * PAGE) else { return };
+    let daemon = Daemon::of(&reg);
+    let in_place = || {
+        assert_eq!(Child::fork(|| true).look(), 0);
+        daemon.state.lock().expect("no panic").was_in_place
+    };
+    assert!(in_place());
+    let elsewhere = anon(PAGE);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: two mappings of this test.
+    let moved = unsafe { libc::mremap(memory.cast(), PAGE, PAGE, flags, elsewhere.cast::<libc::c_void>()) };
+    assert_eq!(moved, elsewhere.cast());
+    assert!(!in_place());
+    daemon.end();
     release(reg);
 }
 
@@ -295,7 +357,7 @@ fn a_program_that_is_started_copies_nothing() {
     // The standard library uses posix_spawn for a program that sets nothing else.
     assert!(std::process::Command::new("true").status().expect("started").success());
     assert_eq!(daemon.holds.load(Relaxed), 0);
-    daemon.state.lock().expect("no panic").region = None;
+    daemon.end();
     release(reg);
 }
 

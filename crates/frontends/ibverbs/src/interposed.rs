@@ -201,8 +201,7 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(at, len, rights, flags, fd, offset) }
 }
 
-/// `_Fork` (POSIX 2024, glibc 2.34). A signal handler that interrupted a call of verbs must not call it: the fork asks the
-/// daemon to wait, by the connection that the interrupted call may be using.
+/// `_Fork` (POSIX 2024, glibc 2.34).
 ///
 /// # Safety
 /// As for libc's.

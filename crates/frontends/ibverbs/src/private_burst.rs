@@ -1,8 +1,10 @@
-//! Functions for Burst's `librdmacm.so.1` that verbs do not have: the version node BURST_PRIVATE_1.
+//! Functions for Burst's `librdmacm.so.1` and `liburma.so.0` that verbs do not have: the version node BURST_PRIVATE_1.
 //!
 //! The connection manager has its own connection to the daemon. The token of a context, which only the context's connection can
 //! request, proves there that a queue pair is this program's. The connection manager also moves new queue pairs to their first
 //! states; such a move cannot fail and needs no reply.
+//!
+//! All libraries of a process that register memory use one registry (`burst_mem::swap`), which this library's may be.
 
 use crate::attr;
 use crate::boundary::{self, EINVAL, EIO};
@@ -11,7 +13,14 @@ use crate::qp::VerbsQp;
 use crate::sys::{ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_state};
 use burst_base::verbs::{QpState, QpType, attr_mask};
 use burst_control::{Request, Response};
+use burst_mem::swap::{self, RegistryTable};
 use std::ffi::c_int;
+
+/// The functions of this library's registry of memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_memory_registry() -> *const RegistryTable {
+    swap::own_registry()
+}
 
 /// Gets the token of a context, for [`burst_control::cm::CmQp`]. Returns an errno value.
 ///

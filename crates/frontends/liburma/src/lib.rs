@@ -16,6 +16,7 @@
 //! | `device` | library, devices, contexts, events |
 //! | `eids` | addresses of the machine |
 //! | `host` | node and port of an address, and who runs them |
+//! | `interposed` | functions of libc that concern registered memory |
 //! | `inspection` | the socket for `burst ls` and `stats` |
 //! | `keeper` | the thread that runs them while the program does not |
 //! | `lane` | loads, stores and atomics through a daemon |
@@ -27,6 +28,7 @@
 //! | `objects` | event channels, segments, imports, states |
 //! | `provider` | functions that are not offered, and those for plug-ins of UMDK's own library: all refuse |
 //! | `queues` | completion, send and receive queues, Jetties, groups |
+//! | `registry` | the registry of memory, which libibverbs may use, too |
 //! | `reports` | events, and which channel, context and object they belong to |
 //! | `topology` | the map of the network: addresses that may have a node |
 //! | `ubagg` | the netlink family by which programs ask for the map |
@@ -45,6 +47,9 @@ mod device;
 mod eids;
 mod host;
 mod inspection;
+/// The same functions as libibverbs': a program may have one of the two libraries only, and with both each passes calls on.
+#[path = "../../ibverbs/src/interposed.rs"]
+mod interposed;
 mod keeper;
 mod lane;
 mod link;
@@ -55,6 +60,7 @@ mod notify;
 mod objects;
 mod provider;
 mod queues;
+mod registry;
 mod reports;
 #[cfg(test)]
 mod tests;

@@ -412,7 +412,7 @@ fn holds(attacker: &mut Attacker) -> Outcome {
     }
     println!("{regions} regions");
     for round in 0..ROUND {
-        attacker.ask(&mut client, &Request::HoldMemory { hold: round % 2 == 0 }, &[])?;
+        attacker.ask(&mut client, &Request::HoldMemory { hold: round % 2 == 0, in_place: round % 4 < 2 }, &[])?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! | step | where | what |
 //! |---|---|---|
-//! | 1 | `prepare` | The daemon stops accessing memory of this process ([`MemoryHost::hold`]). |
+//! | 1 | `prepare` | The daemon stops accessing mapped memory of this process ([`MemoryHost::begin_fork`]). |
 //! | 2 | `prepare` | Each swapped mapping becomes a private mapping of the same pages of the pool, in one system call. |
 //! | 3 | kernel | The fork. From here on each process that writes to such a page gets a page of its own. |
 //! | 4 | child | Each mapping is replaced by an anonymous copy; then the gate ([`ForkGate`]) lets the parent go on. |
@@ -11,6 +11,9 @@
 //! So the kernel takes the snapshot, of swapped and of other pages at the same moment: other threads write until then, and
 //! `malloc` has its locks there. `fork` returns in the parent when the child has its copy, as with pages that an adapter has
 //! pinned, which the kernel copies inside the fork. Step 5 loses no write of another thread (`uffd`).
+//!
+//! Meanwhile the daemon reaches the memory in this process, by system calls: its writes are those of the parent. Where a
+//! registered page is not at the address at which it was registered, or cannot become private, its accesses are late.
 //!
 //! Pages that cannot become private (huge pages; a kernel whose userfaultfd does not know shared memory) stay shared until
 //! step 4: there the child sees what other threads write while the fork lasts. Where the process has no descriptor for the gate,
@@ -37,10 +40,10 @@ use super::gate::ForkGate;
 use super::lock::ForkLockGuard;
 use super::pagemap::PageMap;
 use super::pinned::Pins;
+use super::registries::HostHandle;
 use super::uffd::{MovedRange, PageMover};
 use super::vma::{MappedPart, Maps, Vma, errno};
 use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, calls, keep_in_place, kernel, pool::PAGE};
-use std::sync::{Arc, Weak};
 
 /// Bytes of stack below and above the handler's frame that are used between `prepare` and the two returns from fork.
 const LIVE_BELOW: usize = 64 << 10;
@@ -54,9 +57,12 @@ const _: () = assert!(2 * PAGE < LIVE_ABOVE && LIVE_ABOVE < LIVE_BELOW);
 
 /// A daemon that reaches memory of this process.
 pub trait MemoryHost: Send + Sync + core::fmt::Debug {
-    /// With `true`: returns when the daemon accesses no registered memory any more. With `false`: lets it go on. Called in fork
-    /// handlers, in the parent only.
-    fn hold(&self, hold: bool);
+    /// Returns when the daemon accesses no mapping of registered memory any more. `in_place`: it may reach the memory in this
+    /// process instead, at the addresses at which it was registered. Called in fork handlers, in the parent only, and again with
+    /// `false` if that has changed; allocates nothing.
+    fn begin_fork(&self, in_place: bool);
+    /// Lets the daemon use the mappings again. Called as [`MemoryHost::begin_fork`].
+    fn end_fork(&self);
 }
 
 /// What a fork leaves to do after it.
@@ -74,6 +80,8 @@ pub(super) struct ForkState {
     has_locked: bool,
     /// Whether the daemon is held.
     held: bool,
+    /// Whether a page of the pool could not become private.
+    left_shared: bool,
     /// Whether the thread could be cancelled before.
     cancel_state: i32,
 }
@@ -86,6 +94,7 @@ impl ForkState {
         released: Vec::new(),
         has_locked: false,
         held: false,
+        left_shared: false,
         cancel_state: 0,
     };
 }
@@ -106,11 +115,10 @@ pub(super) fn install(registry: &mut ForkLockGuard<'_, Registry>) -> bool {
     registry.handlers
 }
 
-/// Adds a daemon that reaches memory of this process, for as long as the value lives.
-pub fn add_host(host: &Arc<impl MemoryHost + 'static>) {
-    let host: Weak<dyn MemoryHost> = Arc::downgrade(&(host.clone() as Arc<dyn MemoryHost>));
+/// [`super::add_host`] in this registry.
+pub(super) fn add_host_here(host: HostHandle) {
     let mut registry = registry();
-    registry.hosts.retain(|host| host.strong_count() > 0);
+    registry.hosts.retain(|host| !host.is_gone());
     registry.hosts.push(host);
 }
 
@@ -238,9 +246,11 @@ impl Registry {
         }
         self.fork.has_locked = Pins::without_cuda().has_locked;
         self.fork.held = true;
-        self.hold(true);
+        let mover = self.mover().filter(|mover| mover.moves_shared());
+        let in_place = mover.is_some() && self.is_in_place(&maps);
+        self.hosts.iter().for_each(|host| host.begin_fork(in_place));
         self.fork.gate = if shares_files { None } else { ForkGate::open() };
-        let Some(mover) = self.mover().filter(|mover| mover.moves_shared()) else { return };
+        let Some(mover) = mover else { return };
         if self.fork.gate.is_none() {
             return self.evict(&maps, &mover, 0, (0, super::pool::ADDRESS_MAX));
         }
@@ -254,13 +264,16 @@ impl Registry {
                 same &= !registry.class(vma).is_shared_pool() || registry.freeze(&maps, vma, (first, last));
             });
             if same {
-                return;
+                break;
             }
+        }
+        if in_place && self.fork.left_shared {
+            self.hosts.iter().for_each(|host| host.begin_fork(false));
         }
     }
     /// Makes a mapping of the pool's pages private, copied on write. False: it is not there any more.
-    fn freeze(&self, maps: &Maps, vma: &Vma, (first, last): (usize, usize)) -> bool {
-        let Some(pool) = self.pools.known(vma.page).filter(|pool| pool.page == PAGE) else { return true };
+    fn freeze(&mut self, maps: &Maps, vma: &Vma, (first, last): (usize, usize)) -> bool {
+        let Some(pool) = self.pools.known(vma.page).filter(|pool| pool.page == PAGE).copied() else { return true };
         let _exchange = calls::exchange();
         let Some(now) = maps.still(vma, first, last) else { return false };
         let flags = self.advice.flags_of(maps, &now, first, self.fork.has_locked);
@@ -273,7 +286,9 @@ impl Registry {
         // SAFETY: the same pages by another mapping. A failure leaves the pages shared until the child has copied them.
         if unsafe { kernel::map_copy_over(first, last - first, prot, pool.fd(), offset) } {
             flags.apply_untouched(first, last);
-            keep_in_place(pool, offset, first, last);
+            keep_in_place(&pool, offset, first, last);
+        } else {
+            self.fork.left_shared = true;
         }
         true
     }
@@ -304,10 +319,24 @@ impl Registry {
                 self.readmit(&maps, &mover, lo, hi);
             }
         }
-        self.hold(false);
+        self.hosts.iter().for_each(HostHandle::end_fork);
     }
-    fn hold(&self, hold: bool) {
-        self.hosts.iter().filter_map(Weak::upgrade).for_each(|host| host.hold(hold));
+    /// Whether each registered page of the pools is at its address, in a mapping that the fork makes private.
+    fn is_in_place(&self, maps: &Maps) -> bool {
+        let mut at = 0;
+        while let Some((first, last)) = self.refs.at_or_after(at) {
+            debug_assert!(at <= first && first < last);
+            let mut done = first;
+            while done < last {
+                let vma = maps.at_or_after(done).filter(|vma| vma.start <= done && vma.page == PAGE);
+                let Some(vma) = vma.filter(|vma| matches!(self.class(vma), MappingClass::Swapped)) else {
+                    return false;
+                };
+                done = vma.end;
+            }
+            at = last;
+        }
+        true
     }
     /// Maps the pool's pages shared again: all of them, also those that other threads move or divide meanwhile.
     fn thaw_all(&mut self, maps: &Maps, mover: &PageMover) {

@@ -9,6 +9,7 @@
 //! The thread that has the lock takes no signals, because a handler may fork and would wait for its own thread. Signals of
 //! faults stay as they are.
 
+use crate::signals::SignalMask;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
@@ -19,7 +20,7 @@ pub(crate) struct ForkLock<T> {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     value: UnsafeCell<T>,
     /// The signals that the holder of the mutex did not take before.
-    blocked: UnsafeCell<MaybeUninit<libc::sigset_t>>,
+    blocked: UnsafeCell<MaybeUninit<SignalMask>>,
     /// Identity of the thread that forks while it holds the mutex ([`ForkLockGuard::keep`]); 0: none.
     forking: AtomicUsize,
 }
@@ -40,20 +41,6 @@ pub(super) fn this_thread() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Blocks all signals but those of faults. Returns those that were blocked before.
-fn block_signals() -> libc::sigset_t {
-    let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
-    // SAFETY: both sets are written by these calls before they are used.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT] {
-            libc::sigdelset(all.as_mut_ptr(), fault);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        before.assume_init()
-    }
-}
-
 impl<T> ForkLock<T> {
     pub(crate) const fn new(value: T) -> ForkLock<T> {
         ForkLock {
@@ -68,7 +55,7 @@ impl<T> ForkLock<T> {
         if self.forking.load(Relaxed) == this_thread() {
             return ForkLockGuard { lock: self, unlocks: false };
         }
-        let before = block_signals();
+        let before = SignalMask::block_all();
         // SAFETY: an initialised mutex that never moves (the lock is a static) and is never destroyed. Then the lock is held.
         unsafe {
             libc::pthread_mutex_lock(self.mutex.get());
@@ -124,7 +111,7 @@ impl<T> Drop for ForkLockGuard<'_, T> {
             unsafe {
                 let before = (*self.lock.blocked.get()).assume_init();
                 libc::pthread_mutex_unlock(self.lock.mutex.get());
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut());
+                before.restore();
             }
         }
     }

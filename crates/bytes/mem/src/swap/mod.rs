@@ -38,6 +38,8 @@ mod pinned;
 mod pool;
 mod program;
 mod refs;
+mod registration;
+mod registries;
 mod splits;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -48,16 +50,19 @@ use crate::region;
 use advice::KeptAdvice;
 pub use calls::between_exchanges;
 use fork::ForkState;
-pub use fork::{ChildKind, MemoryHost, add_host, fork_by};
+pub use fork::{ChildKind, MemoryHost, fork_by};
 use lock::ForkLock;
 use pinned::Pins;
 pub use pool::is_any_made;
 use pool::{Pool, PoolSet};
 pub use program::{NewPlace, madvise, mremap};
 use refs::PageCounts;
+use registration::PieceFile;
+pub use registration::{Piece, PieceSource, Registration};
+use registries::HostHandle;
+pub use registries::{RegistryTable, add_host, own_registry, register, register_swapped, release};
 use splits::SplitSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use uffd::{MovedRange, PageMover};
 use vma::{MappedPart, Maps, Vma};
 
@@ -65,31 +70,6 @@ use vma::{MappedPart, Maps, Vma};
 pub const PIECES_MAX: usize = region::PIECES_MAX;
 /// Most mappings in the range of one registration; a range with more is reached in the process.
 const VMAS_MAX: usize = 65_536;
-
-/// How the daemon reaches a part of a registered range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PieceSource {
-    /// By mapping the file of [`Registration::fd`]`(fd)`, from `offset` on.
-    Fd {
-        /// Index of the descriptor in the registration.
-        fd: usize,
-        /// Offset in the file, in bytes.
-        offset: u64,
-    },
-    /// In this process only, by system calls.
-    InProcess,
-}
-
-/// A part of a registered range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Address in this process.
-    pub addr: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// How the daemon reaches it.
-    pub kind: PieceSource,
-}
 
 /// Why a range cannot be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -109,102 +89,6 @@ pub enum RegisterError {
     Device,
 }
 
-/// The descriptor of a file that backs pieces of a registration.
-#[derive(Debug)]
-enum PieceFile {
-    /// Of the pool, which exists as long as the process.
-    Pool(i32),
-    /// A duplicate of a descriptor of the program.
-    Own(OwnedFd),
-}
-
-/// A registered range. [`release`] ends it, after the daemon has dropped the region.
-#[derive(Debug)]
-pub struct Registration {
-    pieces: [Piece; PIECES_MAX],
-    count: usize,
-    fds: [Option<PieceFile>; PIECES_MAX],
-    /// First and end address of the pages that are counted in the registry; both 0 when no page is the pool's.
-    lo: usize,
-    hi: usize,
-    /// Whether the pages stay in the process only to keep the number of its mappings low.
-    spares_mappings: bool,
-    /// The epoch of the registry in which the pages were counted; a fork begins a new epoch in the child.
-    epoch: u64,
-}
-
-impl Registration {
-    /// The pieces, in order of address and without gaps.
-    pub fn pieces(&self) -> &[Piece] {
-        &self.pieces[..self.count]
-    }
-    /// Number of descriptors.
-    pub fn fds(&self) -> usize {
-        self.fds.iter().flatten().count()
-    }
-    /// Descriptor `i`, to be sent to the daemon at once.
-    pub fn fd(&self, i: usize) -> Option<BorrowedFd<'_>> {
-        match self.fds.get(i)?.as_ref()? {
-            // SAFETY: the pool's descriptor is never closed by us while the process lives; if the program closes
-            // it, sending fails or sends a file that the daemon refuses, for it checks seals and size.
-            PieceFile::Pool(fd) => Some(unsafe { BorrowedFd::borrow_raw(*fd) }),
-            PieceFile::Own(fd) => Some(fd.as_fd()),
-        }
-    }
-    /// Whether the daemon must use system calls.
-    pub fn is_in_process(&self) -> bool {
-        self.pieces().iter().any(|p| p.kind == PieceSource::InProcess)
-    }
-    /// Whether it is reached in the process only to keep the number of the process's mappings low: [`register_swapped`] would
-    /// swap the pages.
-    pub fn spares_mappings(&self) -> bool {
-        self.spares_mappings
-    }
-    fn in_process(addr: usize, len: usize) -> Registration {
-        let mut r = Registration::empty();
-        r.pieces[0] = Piece { addr, len, kind: PieceSource::InProcess };
-        r.count = 1;
-        r
-    }
-    fn empty() -> Registration {
-        let none = Piece { addr: 0, len: 0, kind: PieceSource::InProcess };
-        Registration {
-            pieces: [none; PIECES_MAX],
-            count: 0,
-            fds: [const { None }; PIECES_MAX],
-            lo: 0,
-            hi: 0,
-            spares_mappings: false,
-            epoch: 0,
-        }
-    }
-    /// Appends a piece, or extends the last one if the file goes on there. False: there are [`PIECES_MAX`] pieces already.
-    fn push(&mut self, addr: usize, len: usize, offset: u64, source: PieceFile) -> bool {
-        let same = |s: &Option<PieceFile>| match (s, &source) {
-            (Some(PieceFile::Pool(a)), PieceFile::Pool(b)) => a == b,
-            _ => false,
-        };
-        let known = self.fds.iter().position(same);
-        if let (Some(fd), Some(last)) = (known, self.count.checked_sub(1)) {
-            let last = &mut self.pieces[last];
-            if last.kind == (PieceSource::Fd { fd, offset: offset.wrapping_sub(last.len as u64) }) {
-                last.len += len;
-                return true;
-            }
-        }
-        let Some(fd) = known.or_else(|| self.fds.iter().position(Option::is_none)) else { return false };
-        debug_assert!(
-            self.count == 0 || self.pieces[self.count - 1].addr + self.pieces[self.count - 1].len == addr,
-            "no gaps"
-        );
-        let Some(piece) = self.pieces.get_mut(self.count) else { return false };
-        *piece = Piece { addr, len, kind: PieceSource::Fd { fd, offset } };
-        self.fds[fd].get_or_insert(source);
-        self.count += 1;
-        true
-    }
-}
-
 /// The state of swapping in this process.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -222,7 +106,7 @@ pub(crate) struct Registry {
     /// The fork under way ([`fork`]).
     fork: ForkState,
     /// The daemons that reach memory of this process.
-    hosts: Vec<Weak<dyn MemoryHost>>,
+    hosts: Vec<HostHandle>,
 }
 
 static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
@@ -474,31 +358,16 @@ fn keep_in_place(pool: &Pool, offset: usize, lo: usize, hi: usize) {
     }
 }
 
-/// Makes `[addr, addr + len)` reachable for the daemon. `write`: the region has a right to write.
-/// The range may be registered any number of times and overlap others.
-pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, RegisterError> {
-    register_with(addr, len, write, SplitRoom::Limited)
-}
-
-/// As [`register`], also if the process gets more mappings than a swap should take: for a daemon that cannot reach the memory
-/// in the process.
-///
-/// # Errors
-/// As [`register`].
-pub fn register_swapped(addr: usize, len: usize, write: bool) -> Result<Registration, RegisterError> {
-    register_with(addr, len, write, SplitRoom::Unlimited)
-}
-
 /// How many mappings a registration may split.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SplitRoom {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SplitRoom {
     /// Those that [`SplitSet`] allows.
     Limited,
     /// Any number.
     Unlimited,
 }
 
-fn register_with(addr: usize, len: usize, write: bool, room: SplitRoom) -> Result<Registration, RegisterError> {
+fn register_here(addr: usize, len: usize, write: bool, room: SplitRoom) -> Result<Registration, RegisterError> {
     let end =
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
     let Some(maps) = Maps::open() else { return Ok(Registration::in_process(addr, len)) };
@@ -511,7 +380,7 @@ fn register_with(addr: usize, len: usize, write: bool, room: SplitRoom) -> Resul
         return Ok(Registration::in_process(addr, len));
     }
     if found.splits && room == SplitRoom::Limited && !registry.splits.has_room(&maps, len) {
-        return Ok(Registration { spares_mappings: true, ..Registration::in_process(addr, len) });
+        return Ok(Registration::in_process(addr, len).sparing_mappings());
     }
     let (mut reg, complete) = registry.collect(&maps, &pins, (addr, end), write);
     reg.epoch = registry.epoch;
@@ -551,9 +420,8 @@ pub fn check(addr: usize, len: usize, write: bool) -> Result<(), RegisterError> 
     Err(RegisterError::BadRange)
 }
 
-/// Ends a registration: pages that no other registration covers become private again. The daemon must have dropped
-/// the region before; its later writes would be lost.
-pub fn release(registration: Registration) {
+/// [`registries::release`] in this registry.
+fn release_here(registration: Registration) {
     if registration.hi == 0 {
         return;
     }
@@ -583,7 +451,7 @@ mod tests {
     use super::vma::parse_line;
     use super::*;
     use pool::PAGE;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, BorrowedFd};
 
     /// A registry of no process: its counts and its pools are the test's own.
     pub(super) fn registry() -> Registry {
@@ -604,31 +472,6 @@ mod tests {
 
     fn maps() -> Maps {
         Maps::open().expect("/proc/self/maps")
-    }
-
-    #[test]
-    fn pieces_of_the_pool_that_follow_one_another_are_one() {
-        let mut reg = Registration::empty();
-        let mut push = |addr: usize, pages: usize, offset: u64, source| {
-            assert!(reg.push(addr, pages * PAGE, offset, source));
-            let last = reg.pieces()[reg.count - 1];
-            (reg.pieces().len(), reg.fds(), last.addr, last.len / PAGE)
-        };
-        let own = || PieceFile::Own(memfd(1, 0));
-        assert_eq!(push(0x1000, 1, 0x1000, PieceFile::Pool(7)), (1, 1, 0x1000, 1));
-        assert_eq!(push(0x2000, 2, 0x2000, PieceFile::Pool(7)), (1, 1, 0x1000, 3), "goes on in the file");
-        assert_eq!(push(0x4000, 1, 0x9000, PieceFile::Pool(7)), (2, 1, 0x4000, 1), "elsewhere in the file");
-        assert_eq!(push(0x5000, 1, 0xa000, PieceFile::Pool(8)), (3, 2, 0x5000, 1), "another pool");
-        assert_eq!(push(0x6000, 1, 0xb000, own()), (4, 3, 0x6000, 1));
-        assert_eq!(push(0x7000, 1, 0xc000, own()), (5, 4, 0x7000, 1), "each file of the program is one for itself");
-        assert_eq!(push(0x8000, 1, 0xd000, PieceFile::Pool(8)), (6, 4, 0x8000, 1));
-        assert_eq!(push(0x9000, 1, 0x0, own()), (7, 5, 0x9000, 1));
-        assert_eq!(push(0xa000, 1, 0xa000, PieceFile::Pool(7)), (8, 5, 0xa000, 1));
-        assert_eq!(push(0xb000, 1, 0xb000, PieceFile::Pool(7)), (8, 5, 0xa000, 2));
-        assert!(!reg.push(0xc000, PAGE, 0, PieceFile::Pool(7)) && !reg.push(0xc000, PAGE, 0, own()), "too many");
-        assert_eq!((reg.pieces().len(), reg.fds()), (PIECES_MAX, 5));
-        assert!((0..5).all(|i| reg.fd(i).is_some()) && reg.fd(5).is_none() && reg.fd(PIECES_MAX).is_none());
-        assert!(!reg.is_in_process() && Registration::in_process(1, 2).is_in_process());
     }
 
     #[test]

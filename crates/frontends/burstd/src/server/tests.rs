@@ -312,7 +312,7 @@ fn a_request_of_many_steps_is_answered_after_the_last_and_before_the_next_reques
             ask(&[Request::Hello { program: "test".into() }, Request::OpenContext { device: 0 }]);
             let Response::Handle(pd) = ask(&[Request::AllocPd])[0] else { panic!("no protection domain") };
             (0..REGIONS).for_each(|_| drop(ask(&[region(pd)])));
-            let hold = |hold| Request::HoldMemory { hold };
+            let hold = |hold| Request::HoldMemory { hold, in_place: false };
             ask(&[hold(true), Request::DaemonInfo, hold(false), Request::DaemonInfo])
         });
         server.serve().expect("served");

@@ -5,7 +5,7 @@
 
 use crate::error::{ClientError, Result};
 use crate::raw::cookies::{CookieTable, SendSlots};
-use crate::raw::lock::lock;
+use crate::raw::lock::{ControlLock, lock};
 use crate::raw::place::HostPlace;
 use crate::raw::prealloc::QpPrealloc;
 use burst_control::in_process::InProcessCalls;
@@ -54,16 +54,25 @@ pub struct RawContext {
 /// The control connection of a context. Fork handlers use it, too.
 #[derive(Debug)]
 struct ContextControl {
-    state: Mutex<ControlState>,
+    state: ControlLock<ControlState>,
     /// Whether the program ever asked for memory that a peer might reach: a region, a window, device memory, an import.
     has_memory: AtomicBool,
 }
 
 impl MemoryHost for ContextControl {
-    fn hold(&self, hold: bool) {
+    fn begin_fork(&self, in_place: bool) {
+        self.hold(true, in_place);
+    }
+    fn end_fork(&self) {
+        self.hold(false, false);
+    }
+}
+
+impl ContextControl {
+    fn hold(&self, hold: bool, in_place: bool) {
         if self.has_memory.load(Ordering::Relaxed) {
             // A daemon that does not answer has ended, and accesses nothing.
-            let _ = lock(&self.state).client.call(&Request::HoldMemory { hold }, &[]);
+            let _ = self.state.lock().client.call_in_fork(&Request::HoldMemory { hold, in_place });
         }
     }
 }
@@ -157,7 +166,7 @@ impl RawContext {
             return Err(ClientError::Unexpected("no token"));
         };
         let life = LifePage::new().map_err(std::io::Error::from)?;
-        let state = Mutex::new(ControlState { client, arena });
+        let state = ControlLock::new(client, |client| ControlState { client, arena })?;
         let control = Arc::new(ContextControl { state, has_memory: AtomicBool::new(false) });
         swap::add_host(&control);
         Ok(RawContext {
@@ -272,7 +281,7 @@ impl RawContext {
             // Relaxed: a program orders its registrations before the end of a queue pair that could use them.
             self.control.has_memory.store(true, Ordering::Relaxed);
         }
-        let mut control = lock(&self.control.state);
+        let mut control = self.control.state.lock();
         let answer = control.client.call(request, fds)?;
         map_segments(&mut control.arena, answer.segments)?;
         Ok(Answer { response: answer.response, fds: answer.fds })
@@ -303,7 +312,7 @@ impl RawContext {
     /// When the daemon has ended, or [`ClientError::Forked`].
     pub fn send_without_reply(&self, request: &Request) -> Result<()> {
         self.check_alive()?;
-        Ok(lock(&self.control.state).client.send_without_reply(request)?)
+        Ok(self.control.state.lock().client.send_without_reply(request)?)
     }
 
     /// Sends the request that ends an object. A daemon that has ended has no objects, and in a child after fork they are the
@@ -315,7 +324,7 @@ impl RawContext {
         if !self.is_alive() {
             return Ok(());
         }
-        match lock(&self.control.state).client.call(request, &[]) {
+        match self.control.state.lock().client.call(request, &[]) {
             Err(refusal @ ControlError::Refused { .. }) => Err(refusal.into()),
             _ => Ok(()),
         }
@@ -339,7 +348,7 @@ impl RawContext {
     /// # Errors
     /// When the daemon named a place that is not in the arena.
     pub fn area(&self, at: impl Into<ShmRef>, len: usize) -> Result<Area> {
-        lock(&self.control.state).arena.area(at.into(), len).ok_or(ClientError::Unexpected("a place outside the arena"))
+        self.control.state.lock().arena.area(at.into(), len).ok_or(ClientError::Unexpected("a place outside the arena"))
     }
 
     /// Whether a peer might reach memory by a queue pair of this context that has no receives posted.

@@ -1,12 +1,22 @@
-//! The locks of this crate: a spin lock for the data path, and a mutex for control calls.
+//! The locks of this crate: a spin lock for the data path, a mutex, and a mutex for connections to a daemon.
+//!
+//! A thread that has the lock of a connection ([`ControlLock`]) takes no signals. A handler that forks would wait for its own
+//! thread, because a fork asks the daemon to hold memory; and a child that returns from the handler would take the reply for
+//! which its parent waits. While a daemon does not answer, because it is stopped, signals without a handler come all the same:
+//! the user can end the program (`SignalWait`).
 //!
 //! The spin lock spins a few times, then yields the processor. It has no system object and is not poisoned: a holder never
 //! blocks and never panics by design, and if it did panic, the guard's drop would free the lock.
 
+use crate::error::Result;
+use burst_control::Client;
+use burst_control::client::SlowAnswer;
+use burst_mem::signals::SignalMask;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Attempts to take the lock before the thread yields.
 const SPINS: u32 = 64;
@@ -14,6 +24,78 @@ const SPINS: u32 = 64;
 /// Locks a mutex, also after a panic of a holder: no holder leaves the data inconsistent.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The mask that the holder of a [`ControlLock`] had before; `None` before there was a holder.
+#[derive(Debug, Default)]
+struct SignalWait(Mutex<Option<SignalMask>>);
+
+impl SlowAnswer for SignalWait {
+    fn wait(&self, socket: BorrowedFd<'_>, writes: bool) {
+        let events = if writes { libc::POLLOUT } else { libc::POLLIN };
+        let mask = *lock(&self.0);
+        debug_assert!(mask.is_some(), "only the holder uses the connection");
+        if let Some(mask) = mask {
+            mask.and_handled().wait_ready(socket.as_raw_fd(), events);
+        }
+    }
+}
+
+/// A connection to a daemon, and what belongs to it, behind a lock whose holder takes no signals.
+#[derive(Debug)]
+pub struct ControlLock<T> {
+    value: Mutex<T>,
+    before: Arc<SignalWait>,
+}
+
+impl<T> ControlLock<T> {
+    /// The lock of `client`, which `value` puts into a value.
+    ///
+    /// # Errors
+    /// The system refuses the connection's time-out.
+    pub fn new(mut client: Client, value: impl FnOnce(Client) -> T) -> Result<ControlLock<T>> {
+        let before = Arc::<SignalWait>::default();
+        client.wait_by(before.clone())?;
+        Ok(ControlLock { value: Mutex::new(value(client)), before })
+    }
+
+    /// Waits for the lock, also after a panic of a holder.
+    pub fn lock(&self) -> ControlGuard<'_, T> {
+        let before = RestoredMask(SignalMask::block_all());
+        let value = lock(&self.value);
+        *lock(&self.before.0) = Some(before.0);
+        ControlGuard { value, _before: before }
+    }
+}
+
+/// A mask that its thread gets back at the end.
+#[derive(Debug)]
+struct RestoredMask(SignalMask);
+
+impl Drop for RestoredMask {
+    fn drop(&mut self) {
+        self.0.restore();
+    }
+}
+
+/// Access to a value behind a [`ControlLock`]. Its fields are dropped in order: signals come when the lock is free.
+#[derive(Debug)]
+pub struct ControlGuard<'a, T> {
+    value: MutexGuard<'a, T>,
+    _before: RestoredMask,
+}
+
+impl<T> Deref for ControlGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for ControlGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
 }
 
 /// A value behind a lock that spins, then yields.

@@ -3,7 +3,7 @@
 //! A request waits for the daemon's answer, one caller at a time ([`CmControl::call`]). A command has no answer and goes by a
 //! ring in shared memory ([`CmControl::send`]), which costs no system call while the daemon is awake.
 
-use super::lock::lock;
+use super::lock::ControlLock;
 use super::place::HostPlace;
 use crate::error::{ClientError, Result};
 use burst_control::client::ClientReply;
@@ -11,13 +11,12 @@ use burst_control::cm::{CmCommand, CmReply};
 use burst_control::{Client, CommandSender, ControlError, Request, Response};
 use burst_shm::life::LifePage;
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
 
 /// A connection to the daemon for connection management.
 #[derive(Debug)]
 pub struct CmControl {
     life: LifePage,
-    client: Mutex<Client>,
+    client: ControlLock<Client>,
     sender: CommandSender,
 }
 
@@ -30,7 +29,7 @@ impl CmControl {
         let mut client = place.connect(&super::program_name())?;
         let life = LifePage::new().map_err(std::io::Error::from)?;
         let sender = client.command_sender()?;
-        Ok(CmControl { life, client: Mutex::new(client), sender })
+        Ok(CmControl { life, client: ControlLock::new(client, |client| client)?, sender })
     }
 
     /// Whether this process opened the connection: false in a child after fork.
@@ -53,7 +52,7 @@ impl CmControl {
     /// The daemon's refusal; [`ClientError::Forked`].
     pub fn call(&self, request: &Request) -> Result<ClientReply> {
         self.check_alive()?;
-        Ok(lock(&self.client).call(request, &[])?)
+        Ok(self.client.lock().call(request, &[])?)
     }
 
     /// Sends commands as one request, which the daemon carries out in order, and gives the last one's answer.
@@ -81,7 +80,7 @@ impl CmControl {
     pub fn send(&self, commands: &[CmCommand]) -> Result<()> {
         self.check_alive()?;
         while !self.sender.send(commands)? {
-            lock(&self.client).flush_commands()?;
+            self.client.lock().flush_commands()?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Memory regions, memory windows and device memory: a registration is checked, mapped, and added to every worker's table.
 
-use super::state::{Context, HostMr, HostMw};
+use super::state::{Context, HostMr, HostMw, MemoryFork};
 use crate::device::DeviceObject;
 use crate::exports::{ExportedDm, ExportedMr};
 use crate::foreign::ForeignFds;
@@ -100,11 +100,12 @@ impl Context {
                 return Err(refusal);
             }
         };
-        let shown = self.shown(&region);
+        let shown = self.shown(&region, r.addr);
         host.on_all(move |w| w.add_region(shown.clone()));
         self.use_pd(r.pd);
         let is_small = r.close_mapped(&region);
-        let mr = self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping), region, is_small }, charge);
+        let mr =
+            self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping), region, addr: r.addr, is_small }, charge);
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
@@ -122,7 +123,7 @@ impl Context {
         host.on_all(move |w| w.add_region(shown.clone()));
         // The domain does not know it, as with adapters, whose provider makes it of a key that the context has already: perftest
         // ends its domain first.
-        let mr = self.mrs.insert(HostMr { key, pd, mapping: None, region, is_small: true }, charge);
+        let mr = self.mrs.insert(HostMr { key, pd, mapping: None, region, addr: 0, is_small: true }, charge);
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
@@ -135,14 +136,14 @@ impl Context {
         let mapping = self.charge_mappings(&r)?;
         let region = self.region(host, &r, key, number)?.with_windows(windows);
         let region = Arc::new(region);
-        replace(host, &[self.shown(&region)]);
+        replace(host, &[self.shown(&region, r.addr)]);
         self.use_pd(r.pd);
         if held_pd {
             self.release_pd(old_pd);
         }
         if let Some(object) = self.mrs.get_mut(mr) {
             let is_small = r.close_mapped(&region);
-            let new = HostMr { key, pd: r.pd, mapping: Some(mapping), region, is_small };
+            let new = HostMr { key, pd: r.pd, mapping: Some(mapping), region, addr: r.addr, is_small };
             let old = std::mem::replace(object, new);
             self.unmap(host, old);
         }
@@ -159,10 +160,17 @@ impl Context {
         }
     }
 
-    /// The region that the workers see for `region`.
-    pub(super) fn shown(&self, region: &Arc<Region>) -> Arc<Region> {
-        let is_mapped = matches!(region.mapping, Mapping::Local(_) | Mapping::InProcess { .. });
-        if self.is_held && is_mapped { Arc::new(region.held()) } else { region.clone() }
+    /// The region that the workers see for `region`, whose first byte is at `addr` in the program.
+    pub(super) fn shown(&self, region: &Arc<Region>, addr: u64) -> Arc<Region> {
+        match (&self.fork, &region.mapping) {
+            (MemoryFork::None, _) => region.clone(),
+            (MemoryFork::InProcess(memory), Mapping::Local(_)) => Arc::new(region.forking(memory.clone(), addr)),
+            (MemoryFork::InProcess(_), Mapping::InProcess { memory, addr }) => {
+                Arc::new(region.forking(memory.clone(), *addr))
+            }
+            (MemoryFork::Held, Mapping::Local(_) | Mapping::InProcess { .. }) => Arc::new(region.held()),
+            (MemoryFork::InProcess(_) | MemoryFork::Held, _) => region.clone(),
+        }
     }
 
     /// Charges the mappings that a registration needs in the daemon: one for each piece, and one that reserves the addresses.
@@ -236,12 +244,18 @@ impl Context {
         if r.len == 0 {
             return Ok(Mapping::Nothing);
         }
-        let memory = match &self.memory {
-            Some(memory) => memory.clone(),
-            None => Arc::new(self.open_memory(host).map_err(system("reach its memory"))?),
-        };
-        self.memory = Some(memory.clone());
+        let memory = self.process_memory(host).map_err(system("reach its memory"))?;
         Ok(Region::in_process(memory, r.addr))
+    }
+
+    /// The memory of the process, opened when it is first needed.
+    pub(super) fn process_memory(&mut self, host: &mut Host) -> std::io::Result<Arc<ProcessMemory>> {
+        if let Some(memory) = &self.memory {
+            return Ok(memory.clone());
+        }
+        let memory = Arc::new(self.open_memory(host)?);
+        self.memory = Some(memory.clone());
+        Ok(memory)
     }
 
     /// Records device memory, so that other contexts can import it.

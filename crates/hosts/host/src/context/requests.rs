@@ -19,7 +19,7 @@ impl Context {
                 self.register(host, registration, replaces)
             }
             Request::AllocNullMr { pd } => self.alloc_null_mr(host, pd),
-            Request::HoldMemory { hold } => self.hold_memory(host, hold),
+            Request::HoldMemory { hold, in_place } => self.hold_memory(host, hold, in_place),
             Request::AllocDm { len } => self.alloc_dm(host, len, fds),
             Request::FreeDm { dm } => self.free_dm(host, dm),
             Request::Import { token, object } => self.import(host, token, object),

@@ -147,6 +147,16 @@ pub(super) struct HostQp {
     pub groups: Vec<IpAddr>,
 }
 
+/// How the memory of a program is reached while it forks.
+pub(super) enum MemoryFork {
+    /// It does not fork.
+    None,
+    /// Its memory must not be accessed.
+    Held,
+    /// Its memory is reached in its process.
+    InProcess(Arc<ProcessMemory>),
+}
+
 /// A memory region.
 pub(super) struct HostMr {
     /// Its lkey and rkey, which are the same number.
@@ -157,6 +167,8 @@ pub(super) struct HostMr {
     pub mapping: Option<Charge>,
     /// The region. The workers' tables have another one with the same key while the program forks.
     pub region: Arc<Region>,
+    /// Address of its first byte in the program.
+    pub addr: u64,
     /// Whether unmapping it frees few pages, whoever has its file.
     pub is_small: bool,
 }
@@ -193,8 +205,8 @@ pub struct Context {
     _charge: Charge,
     /// Memory of the process, opened when a region needs it.
     pub(super) memory: Option<Arc<ProcessMemory>>,
-    /// Whether its memory must not be accessed at present: the program forks.
-    pub(super) is_held: bool,
+    /// Whether the program forks.
+    pub(super) fork: MemoryFork,
     /// What of that is not in force yet.
     pub(super) holding: Option<HoldProgress>,
     pub(super) arena: Arena,
@@ -274,7 +286,7 @@ impl Context {
             caller,
             _charge: charge,
             memory: None,
-            is_held: false,
+            fork: MemoryFork::None,
             holding: None,
             arena,
             segment_charges: vec![segments_charge],

@@ -657,11 +657,11 @@ fn regions_in_their_process_need_no_mapping_of_the_host() {
     let Ok(Response::Mr { mr: second, .. }) = mapped else { panic!("a mapped region") };
     assert_eq!(host.ledger.used(Resource::Mapping), before + 2, "the piece, and its reservation");
     // While the program forks, regions come and go as well.
-    program.ask(&mut host, Request::HoldMemory { hold: true }).expect("held");
+    program.ask(&mut host, Request::HoldMemory { hold: true, in_place: true }).expect("held");
     program.ask(&mut host, Request::DeregMr { mr }).expect("ended");
     let third = program.ask_with(&mut host, region(pd, vec![piece(0)]), vec![memfd(4096)]);
     let Ok(Response::Mr { mr: third, .. }) = third else { panic!("a mapped region") };
-    program.ask(&mut host, Request::HoldMemory { hold: false }).expect("released");
+    program.ask(&mut host, Request::HoldMemory { hold: false, in_place: false }).expect("released");
     for mr in [second, third] {
         program.ask(&mut host, Request::DeregMr { mr }).expect("ended");
     }

@@ -197,10 +197,10 @@ fn steps_of_hold(count: u32, hold: bool) -> u32 {
     let (mut program, mut other) =
         (with_regions(&mut host, count), Program::start(&mut host, UID + 1).expect("another"));
     if !hold {
-        program.ask(&mut host, Request::HoldMemory { hold: true }).expect("held");
+        program.ask(&mut host, Request::HoldMemory { hold: true, in_place: false }).expect("held");
         while !program.as_mut().continue_request(&mut host) {}
     }
-    program.ask(&mut host, Request::HoldMemory { hold }).expect("a first step");
+    program.ask(&mut host, Request::HoldMemory { hold, in_place: false }).expect("a first step");
     let mut steps = 0;
     while program.as_mut().is_unfinished() {
         steps += 1;
@@ -209,7 +209,7 @@ fn steps_of_hold(count: u32, hold: bool) -> u32 {
         other.ask(&mut host, Request::AllocPd).expect("another program is served");
     }
     // One that ends in the midst of a hold leaves nothing.
-    program.ask(&mut host, Request::HoldMemory { hold: !hold }).expect("a first step");
+    program.ask(&mut host, Request::HoldMemory { hold: !hold, in_place: false }).expect("a first step");
     [program, other].into_iter().for_each(|program| program.end(&mut host));
     assert!(crate::common::is_all_given_back(&host));
     steps

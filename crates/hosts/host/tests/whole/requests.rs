@@ -444,7 +444,9 @@ impl Numbers {
             4 | 5 => Request::AllocPd,
             6 => Request::DeallocPd { pd: self.some(Kind::Pd) },
             7..10 => self.registration(memory),
-            10 if self.rng.chance(1, 2) => Request::HoldMemory { hold: self.rng.chance(1, 2) },
+            10 if self.rng.chance(1, 2) => {
+                Request::HoldMemory { hold: self.rng.chance(1, 2), in_place: self.rng.chance(1, 2) }
+            }
             10 => Request::AllocNullMr { pd: self.some(Kind::Pd) },
             11 => Request::DeregMr { mr: self.some(Kind::Mr) },
             12 => Request::FreeDm { dm: self.some(Kind::Dm) },

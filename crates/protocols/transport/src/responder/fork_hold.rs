@@ -1,9 +1,10 @@
 //! Requests for memory of a program that forks.
 //!
-//! From shortly before a fork until its child has its copy, nothing accesses the registered memory of the program
-//! (`burst_mem::swap`). Pages that an adapter has pinned are copied inside the fork, and the peer notices nothing, so it must
-//! notice nothing here either. An RNR NAK would be noticed: many programs ask for no repetition after one (`rnr_retry` 0, which
-//! a reply of `rdma_accept` has if the program does not set it), because they never run out of receives. So a request is
+//! From shortly before a fork until its child has its copy, the daemon's mappings of the program's registered memory are not
+//! accessed (`burst_mem::swap`); what cannot be reached in the process instead is late. Pages that an adapter has pinned are
+//! copied inside the fork, and the peer notices nothing, so it must notice nothing here either. An RNR NAK would be noticed:
+//! many programs ask for no repetition after one (`rnr_retry` 0, which a reply of `rdma_accept` has if the program does not
+//! set it), because they never run out of receives. So a request is
 //! dropped, as if the network had lost it, and is asked for by a NAK of a sequence gap as soon as the memory is back.
 //!
 //! A hold that lasts longer than [`silence_max`] would use up the peer's time-outs. From then on an RNR NAK is the answer,

@@ -5,7 +5,7 @@
 //! each in a turn of the program's account, and the program gets its reply after the last one ([`Context::continue_hold`]).
 //! Workers do no more than one step between two passes.
 
-use super::{Context, HeldPart, HoldProgress};
+use super::{Context, HeldPart, HoldProgress, MemoryFork};
 use crate::context::memory::replace;
 use crate::host::Host;
 use crate::reply::ReplyParts;
@@ -16,11 +16,21 @@ use burst_control::{Refusal, Response};
 const STEP: usize = 128;
 
 impl Context {
-    /// Stops or resumes accesses to the regions. When no step is left, no worker uses the memory of held regions.
-    pub(in crate::context) fn hold_memory(&mut self, host: &mut Host, hold: bool) -> Result<ReplyParts, Refusal> {
+    /// Stops or resumes accesses to the mappings of the regions. When no step is left, no worker uses the mappings of held regions.
+    pub(in crate::context) fn hold_memory(
+        &mut self,
+        host: &mut Host,
+        hold: bool,
+        in_place: bool,
+    ) -> Result<ReplyParts, Refusal> {
         // The queue pairs learn of the hold before a page is late, and of its end when all are back.
         let part = if hold { HeldPart::QueuePairs } else { HeldPart::Regions };
-        self.is_held = hold;
+        self.fork = match (hold, in_place) {
+            (false, _) => MemoryFork::None,
+            (true, false) => MemoryFork::Held,
+            // A process that the daemon may not reach: its memory is late, as before.
+            (true, true) => self.process_memory(host).map_or(MemoryFork::Held, MemoryFork::InProcess),
+        };
         self.holding = Some(HoldProgress { hold, part, from: 0 });
         // One for each part: most programs have few objects.
         let _ = self.continue_hold(host) || self.continue_hold(host);
@@ -69,7 +79,7 @@ impl Context {
     fn hold_regions(&self, host: &Host, from: u32) -> Option<u32> {
         let mut rest = self.mrs.iter_from(from);
         let reached = rest.by_ref().take(STEP).filter(|(_, mr)| mr.holds_pd());
-        let regions: Vec<_> = reached.map(|(_, mr)| self.shown(&mr.region)).collect();
+        let regions: Vec<_> = reached.map(|(_, mr)| self.shown(&mr.region, mr.addr)).collect();
         let next = rest.next().map(|(handle, _)| handle);
         replace(host, &regions);
         next
