@@ -176,7 +176,7 @@ impl Client {
     /// memory. A handler may run while its thread has a lock of the allocator.
     ///
     /// # Errors
-    /// As [`Client::call`]; `Malformed` for a request of more than [`SHORT_MAX`] bytes.
+    /// As [`Client::call`]; `Malformed` for a request of more than 16 bytes.
     pub fn call_in_fork(&mut self, request: &Request) -> Result<ClientReply, ControlError> {
         let ControlLink::Socket(socket) = &self.link else { return self.call(request, &[]) };
         self.sequence = self.sequence.wrapping_add(1);

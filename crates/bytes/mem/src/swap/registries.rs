@@ -99,7 +99,7 @@ extern "C" fn end<T: MemoryHost>(host: *const c_void) {
     drop(unsafe { Weak::<T>::from_raw(host.cast()) });
 }
 
-/// The functions of a library's registry. All libraries of one [`VERSION`] agree on the layout.
+/// The functions of a library's registry. All libraries of one version agree on the layout.
 #[derive(Debug)]
 #[repr(C)]
 pub struct RegistryTable {
@@ -123,7 +123,7 @@ static OWN: RegistryTable = RegistryTable {
     add_host: add_host_for,
 };
 
-/// The table of this library, for the function [`SYMBOL`] that it exports.
+/// The table of this library, for the function `burst_memory_registry` that it exports.
 pub fn own_registry() -> &'static RegistryTable {
     &OWN
 }
