@@ -54,11 +54,12 @@ pub(crate) fn note(failure: &JettyFailure, endpoint: &UrmaEndpoint, shared: &mut
 fn ask_peer(cr: &CompletionRecord, endpoint: &UrmaEndpoint, shared: &mut UrmaShared<'_>) {
     let peer = cr.remote.and_then(|(cna, _)| endpoint.address_of(cna));
     let at = peer.and_then(|peer| shared.tables.paths.find(endpoint.device(), peer));
-    if let Some(path) = at.and_then(|at| shared.tables.paths.get_mut(at as usize))
+    if let Some(at) = at
+        && let Some(path) = shared.tables.paths.get_mut(at as usize)
         && let Some((hellos, _)) = &mut shared.tables.hellos
     {
         path.hello.ask_after_failure(shared.now);
-        hellos.due = hellos.due.min(path.hello.due());
+        hellos.times.note(at, path);
     }
 }
 

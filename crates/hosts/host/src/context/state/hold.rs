@@ -16,7 +16,7 @@ use burst_control::{Refusal, Response};
 const STEP: usize = 128;
 
 impl Context {
-    /// Stops or resumes accesses to the mappings of the regions. When no step is left, no worker uses the mappings of held regions.
+    /// Stops or resumes accesses to the mappings of the regions. When no step is left, no worker uses those of held regions.
     pub(in crate::context) fn hold_memory(
         &mut self,
         host: &mut Host,
