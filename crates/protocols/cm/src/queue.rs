@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(queue.next_deadline(), Nanos(0));
         assert_eq!((queue.listeners_due(at(111)), queue.next_deadline()), (1, at(121)));
         // A listener with a place is looked at at once, and once however many places there are.
-        [(); 2].map(|()| queue.note_free(&backlog));
+        (0..2).for_each(|_| queue.note_free(&backlog));
         assert_eq!((queue.next_deadline(), queue.listeners_due(at(112))), (Nanos(0), 1));
         assert!(queue.next_listener().is_some());
         assert_eq!(queue.next_deadline(), at(121));
@@ -411,7 +411,7 @@ mod tests {
         }
         assert_eq!((queue.len(), queue.listeners_due(Nanos::from_ms(10))), (6, 3));
         assert!(!queue.has_several_sources(&backlogs[0]));
-        let mut next = |queue: &mut RequestQueue| {
+        let next = |queue: &mut RequestQueue| {
             let backlog = queue.next_listener().expect("a listener");
             queue.first(&backlog)
         };
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn of_many_listeners_a_portion_is_looked_at_together() {
-        let mut looks = |listeners: usize| {
+        let looks = |listeners: usize| {
             let mut queue = RequestQueue::new();
             let backlogs: Vec<_> = (0..listeners).map(|_| Arc::new(Backlog::new(1))).collect();
             (0..).zip(&backlogs).for_each(|(id, backlog)| queue.push(Nanos(0), backlog, source(1), false, id));
