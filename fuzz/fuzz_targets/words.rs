@@ -4,9 +4,9 @@
 
 use burst_args::ArgsRefusal;
 use burst_control::names::{FILE_NAME_MAX, is_file_name};
-use burst_port::spec::DevArgs;
 use burst_port::PortSpec;
 use burst_port::lan::Prefix;
+use burst_port::spec::DevArgs;
 use libfuzzer_sys::fuzz_target;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -1,7 +1,7 @@
 //! The `dpdk` port: packets on any Ethernet device of DPDK, without the kernel.
 //!
 //! This crate links libdpdk, so the programs that shall run without it are built without it. A program that has it calls
-//! [`enable`] at its start; then [`burst_port::open`] opens `dpdk:dev=…`.
+//! `enable` at its start; then [`burst_port::open`] opens `dpdk:dev=…`.
 //!
 //! - `port`: the port, and what its passes do;
 //! - `rx`: delivers a received frame to the engine or to the LAN;
