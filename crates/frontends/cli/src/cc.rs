@@ -1,6 +1,8 @@
 //! `burst cc`: the congestion control of a running daemon, shown and changed.
 
+use crate::sockets::ShownHost;
 use burst_control::monitor::CcPeer;
+use burst_control::socket_path::ProgramKind;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -16,7 +18,8 @@ pub fn command() -> Command {
              A change is in force until the daemon ends. Each peer's controller begins in its first state; parameters that \
              are not named have their defaults; `auto` chooses for each peer, as a daemon does that was given none. Two Burst daemons agree on one: a change is sent to peers that are Burst \
              daemons, and they follow unless they were changed themselves. Each worker has its own controller for a peer. Only root and the user who \
-             runs the daemon may change it, and see the peers.",
+             runs the daemon may change it, and see the peers. Below the daemon's peers are those of your programs with hosts of \
+             their own; what these do is not changed.",
         )
         .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc --for burst dctcp\nburst cc auto")
         .arg(Arg::new("algorithm").value_name("ALGORITHM").help("auto, cubic, aimd, none, dcqcn, dcqcn-nvidia, dctcp, swift, timely"))
@@ -39,19 +42,39 @@ pub fn command() -> Command {
 
 /// Carries it out.
 pub fn cc(matches: &ArgMatches) -> ExitCode {
-    let done = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).and_then(|mut daemon| {
-        if let Some(algorithm) = matches.get_one::<String>("algorithm") {
+    let socket = crate::chosen_socket(matches);
+    let done = match matches.get_one::<String>("algorithm") {
+        None => crate::sockets::hosts(socket.as_deref(), &[ProgramKind::InProcess, ProgramKind::Urma]),
+        Some(algorithm) => crate::sockets::connect(socket.as_deref()).and_then(|mut daemon| {
             let parameters = matches.get_many::<String>("parameters").unwrap_or_default().map(String::as_str);
             let kind = matches.get_one::<String>("for").map(String::as_str);
             daemon.set_congestion(kind, &specification(algorithm, parameters)).map_err(|e| e.to_string())?;
+            Ok(vec![ShownHost { host: daemon, program: None, kind: ProgramKind::InProcess }])
+        }),
+    };
+    let shown = done.and_then(|hosts| show(hosts, matches.get_flag("json")));
+    shown.map_or_else(crate::fail, |text| crate::finish(&text))
+}
+
+/// The peers of the daemon, and below those of programs with hosts of their own.
+fn show(hosts: Vec<ShownHost>, is_json: bool) -> Result<String, String> {
+    let (mut text, mut all, mut programs) = (String::new(), None, Vec::new());
+    for mut host in hosts {
+        let (cc, peers, hidden) = host.host.congestion().map_err(|e| e.to_string())?;
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{}{}", host.heading(), as_text(&cc, &peers, hidden));
+        let value = host.label(as_json(&cc, &peers, hidden));
+        match host.program {
+            None => all = Some(value),
+            Some(_) => programs.push(value),
         }
-        let (cc, peers, hidden) = daemon.congestion().map_err(|e| e.to_string())?;
-        Ok(match matches.get_flag("json") {
-            true => format!("{:#}\n", as_json(&cc, &peers, hidden)),
-            false => as_text(&cc, &peers, hidden),
-        })
-    });
-    done.map_or_else(crate::fail, |text| crate::finish(&text))
+    }
+    if !is_json {
+        return Ok(text);
+    }
+    let mut all = all.unwrap_or_else(|| json!({ "cc": null, "algorithm": null, "peers": [], "not_shown": 0 }));
+    all["programs"] = Value::Array(programs);
+    Ok(format!("{all:#}\n"))
 }
 
 /// As the key `cc` of the configuration.

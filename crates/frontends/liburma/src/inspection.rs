@@ -8,6 +8,7 @@ use crate::host::UrmaHost;
 use burst_base::gid::gid_of;
 use burst_base::{Nanos, Reason};
 use burst_control::inspection::{InspectedHost, InspectionSocket};
+use burst_control::monitor::{CC_PAGE, CmCursor};
 use burst_control::socket_path::ProgramKind;
 use burst_control::urma::{UrmaCursor, UrmaPage};
 use burst_control::{Counter, DaemonInfo, Refusal, Reply, Request, Response};
@@ -122,6 +123,7 @@ impl InspectedHost for Nodes {
             Request::ListDevices => Ok(Response::Devices(Vec::new())),
             Request::Stats => Ok(Response::Stats(self.counters())),
             Request::Urma { from } => Ok(Response::Urma(self.page(from))),
+            Request::Cc { from } => Ok(self.congestion(from)),
             _ => {
                 let sentence = "a program of URMA knows nothing of this".to_owned();
                 Err(Refusal { errno: libc::EOPNOTSUPP, sentence })
@@ -165,6 +167,23 @@ impl Nodes {
         }
         let sums = sums.into_iter();
         sums.map(|(name, value)| Counter { name: name.to_owned(), device: device_name(), value }).collect()
+    }
+
+    /// A page of the peers of all nodes. The cursor's worker is a node, by its place in the list of addresses.
+    fn congestion(&self, from: CmCursor) -> Response {
+        let mut hosts: Vec<&Arc<UrmaHost>> = self.hosts.iter().collect();
+        hosts.sort_by_key(|host| gid_of(host.address));
+        let CmCursor { mut worker, mut slot } = from;
+        let (mut cc, mut peers) = (String::new(), Vec::new());
+        while (worker as usize) < hosts.len() && peers.len() < CC_PAGE {
+            let page = hosts[worker as usize].lock().own().cc_page(slot, CC_PAGE - peers.len());
+            let Some((in_force, page, next)) = page else { break };
+            cc = in_force;
+            peers.extend(page);
+            (worker, slot) = next.map_or((worker + 1, 0), |slot| (worker, slot));
+        }
+        let next = ((worker as usize) < hosts.len()).then_some(CmCursor { worker, slot });
+        Response::Cc { cc, peers, hidden: 0, next }
     }
 
     /// The first node from the cursor on, and a page of its channels.
@@ -276,6 +295,12 @@ mod tests {
         let [channel] = &node.channels[..] else { panic!("{node:?}") };
         assert_eq!((channel.peer, channel.is_open, channel.unanswered), (Some(gid_of(b.address)), true, 0));
         assert_ne!(channel.tpns[1], 0);
+        let Response::Cc { peers, hidden, .. } = ask(&Request::Cc { from: CmCursor::default() }) else {
+            panic!("peers")
+        };
+        let peer = peers.iter().find(|peer| peer.peer == b.address).expect("the channel's peer");
+        assert_eq!((peer.queue_pairs, hidden), (0, 0));
+        assert!(peer.channels > 0 && peer.window_bytes > 0 && peer.cc.starts_with("cubic"), "{peer:?}");
         let Err(refused) = connect().call(&Request::CmStats, &[]) else { panic!("a refusal") };
         assert_eq!(refused.errno(), libc::EOPNOTSUPP);
     }

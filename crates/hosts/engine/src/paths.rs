@@ -11,6 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 
+mod cc_page;
 pub mod ecn;
 pub(crate) mod hello;
 pub(crate) mod hello_times;

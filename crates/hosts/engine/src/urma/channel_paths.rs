@@ -208,6 +208,10 @@ pub(crate) struct OwnPaths {
 }
 
 impl OwnPaths {
+    /// The paths.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
     /// The tables, for a call to the node.
     pub fn tables(&mut self) -> PathTables<'_> {
         let OwnPaths { paths, pacing, wakes, cc } = self;

@@ -1,51 +1,16 @@
 //! Calls about peers: what each path does now, another algorithm for all of them, what daemons say of themselves.
 
 use crate::worker::Worker;
-use burst_base::verbs::QpType;
 use burst_base::{DeviceId, Nanos};
 use burst_cc::CcTable;
-use burst_control::monitor::{CcPeer, CcVariable};
+use burst_control::monitor::CcPeer;
 use burst_wire::hello::Hello;
 use std::net::IpAddr;
 
 impl Worker {
     /// Paths from number `from` on, at most `most`, and the number of the next one.
     pub fn cc_peers(&self, from: u32, most: usize) -> (Vec<CcPeer>, Option<u32>) {
-        let mut peers = Vec::new();
-        for (number, path) in self.core.paths.iter().enumerate().skip(from as usize) {
-            if path.users == 0 {
-                continue;
-            }
-            if peers.len() == most {
-                return (peers, Some(number as u32));
-            }
-            let mut variables = Vec::new();
-            let mut add = |name: &'static str, value: f64| {
-                variables.push(CcVariable { name: name.into(), millionths: (value * 1e6) as i64 });
-            };
-            let rate_bps = path.observe(&mut add);
-            add("cc_changes", f64::from(path.conditions.changes()));
-            add(
-                "selective_repeat",
-                f64::from(u8::from(self.core.options.selective && path.hello.window(QpType::Rc) > 0)),
-            );
-            peers.push(CcPeer {
-                worker: self.core.options.id,
-                device: path.device.index() as u32,
-                peer: path.peer,
-                queue_pairs: path.users - path.channels.users,
-                channels: path.channels.users,
-                inflight_bytes: path.inflight(),
-                window_bytes: path.window(),
-                rate_bps,
-                kind: path.peer_kind().name().into(),
-                cc: path.params.to_string(),
-                is_peers_choice: path.why.is_peers(),
-                why: path.why.sentence().into(),
-                variables,
-            });
-        }
-        (peers, None)
+        self.core.paths.cc_page((self.core.options.id, self.core.options.selective), from, most)
     }
 
     /// From now on each path, and those of later queue pairs, have the controller that this table and the peers' choices give

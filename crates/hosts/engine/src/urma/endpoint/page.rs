@@ -2,10 +2,19 @@
 
 use super::UrmaEndpoint;
 use burst_base::gid::gid_of;
+use burst_control::monitor::CcPeer;
 use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_ubwire::Cna;
 
 impl UrmaEndpoint {
+    /// The congestion control of an endpoint without a worker: what is in force, and the used paths from number `from` on, at most
+    /// `most`, with the number of the next one. `None` for an endpoint of a worker, whose paths are the worker's.
+    pub fn cc_page(&self, from: u32, most: usize) -> Option<(String, Vec<CcPeer>, Option<u32>)> {
+        let own = self.own.as_ref()?;
+        let (peers, next) = own.paths().cc_page((0, false), from, most);
+        Some((own.cc.to_string(), peers, next))
+    }
+
     /// The node, which programs see as `device`, and a page of its channels. If the cursor names another node, the page begins
     /// with the first channel; the next page is that of the next node, if all channels are on this one.
     pub fn page(&self, device: &str, from: UrmaCursor) -> UrmaPage {
