@@ -27,6 +27,7 @@ use burst_port::{PortCaps, UNRESOLVED_BYTES};
 use burst_transport::{AckReport, Signal};
 use std::net::IpAddr;
 
+mod cc_peer;
 mod channels;
 
 pub(crate) use channels::{ChannelWakes, PathChannels};

@@ -7,8 +7,8 @@ use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, 
 use burst_ubwire::Cna;
 
 impl UrmaEndpoint {
-    /// The congestion control of an endpoint without a worker: what is in force, and the used paths from number `from` on, at most
-    /// `most`, with the number of the next one. `None` for an endpoint of a worker, whose paths are the worker's.
+    /// The congestion control of an endpoint without a worker: what is in force, and the used paths from number `from` on, at
+    /// most `most`, with the number of the next one. `None` for an endpoint of a worker, whose paths are the worker's.
     pub fn cc_page(&self, from: u32, most: usize) -> Option<(String, Vec<CcPeer>, Option<u32>)> {
         let own = self.own.as_ref()?;
         let (peers, next) = own.paths().cc_page((0, false), from, most);
