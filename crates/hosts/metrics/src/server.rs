@@ -1,13 +1,13 @@
 //! The HTTP server: one thread, which sleeps until a scraper comes.
 //!
 //! The thread is a client of its host, as every tool: it asks for a report when it is scraped, and the host gives it its share of
-//! time. Reports are kept for [`REPORT_KEPT`], so that scrapers cannot make the host do more than that. Connections are
-//! bounded, in number ([`CONNECTIONS_MAX`], and of one source [`OF_ONE_SOURCE`]) and in time ([`crate::connection::LIFE_MAX`]):
-//! a scrape that stalls is cut off, and does not delay others.
+//! time. Reports, and the pages made of them, are kept for [`REPORT_KEPT`], so that scrapers cannot make the host do more than
+//! that. Connections are bounded, in number ([`CONNECTIONS_MAX`], and of one source [`OF_ONE_SOURCE`]) and in time
+//! ([`crate::connection::LIFE_MAX`]): a scrape that stalls is cut off, and does not delay others.
 
 use crate::audience::Audience;
 use crate::connection::{Asked, BodyWanted, Progress, ScraperConnection, ScraperSource, displaced};
-use crate::exposition::{EngineReport, write};
+use crate::exposition::{EngineReport, TextFormat, write};
 use burst_control::metrics_place::MetricsPlace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ pub const CONNECTIONS_MAX: usize = 16;
 pub const OF_ONE_SOURCE: usize = 4;
 /// How long a report is shown.
 pub const REPORT_KEPT: Duration = Duration::from_millis(250);
+/// Pages of one report that are kept: one for each format and kind of audience, and for some users.
+const PAGES_KEPT: usize = 16;
 /// Pause after an accept that failed for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -87,14 +90,38 @@ pub fn serve(place: &MetricsPlace, owner: u32, source: ReportSource) -> Result<s
     }
 }
 
+/// Reports, and the pages that were made of them.
+struct KeptReports {
+    made: Instant,
+    reports: Result<Vec<EngineReport>, String>,
+    pages: Vec<(Audience, TextFormat, Arc<str>)>,
+}
+
+impl KeptReports {
+    /// The page that an audience sees.
+    fn page(&mut self, audience: Audience, format: TextFormat) -> Result<Arc<str>, String> {
+        if let Some((.., page)) = self.pages.iter().find(|(of, form, _)| (*of, *form) == (audience, format)) {
+            return Ok(page.clone());
+        }
+        let mut reports = self.reports.clone()?;
+        reports.iter_mut().for_each(|engine| audience.restrict(&mut engine.report));
+        let text = write(&reports, format).map_err(|e| format!("cannot write the metrics: {e}"))?;
+        let page: Arc<str> = text.into();
+        if self.pages.len() < PAGES_KEPT {
+            self.pages.push((audience, format, page.clone()));
+        }
+        Ok(page)
+    }
+}
+
 struct ServerLoop {
     listener: OwnedFd,
     owner: u32,
     source: ReportSource,
     /// The oldest first.
     connections: Vec<ScraperConnection>,
-    /// The last reports, and when they were made.
-    kept: Option<(Instant, Result<Vec<EngineReport>, String>)>,
+    /// The last reports.
+    kept: Option<KeptReports>,
     /// No connection is accepted before.
     accept_from: Instant,
 }
@@ -204,10 +231,7 @@ impl ServerLoop {
             Asked::Metrics(format, wanted) => (format, wanted),
         };
         let audience = self.connections[at].audience;
-        let page = self.reports().and_then(|mut reports| {
-            reports.iter_mut().for_each(|engine| audience.restrict(&mut engine.report));
-            write(&reports, format).map_err(|e| format!("cannot write the metrics: {e}"))
-        });
+        let page = self.reports().page(audience, format);
         let connection = &mut self.connections[at];
         match page {
             Ok(page) => connection.answer("200 OK", format.media_type(), &page, wanted),
@@ -216,15 +240,13 @@ impl ServerLoop {
     }
 
     /// Reports that are young enough.
-    fn reports(&mut self) -> Result<Vec<EngineReport>, String> {
-        if let Some((made, reports)) = &self.kept
-            && made.elapsed() < REPORT_KEPT
-        {
-            return reports.clone();
-        }
-        let reports = (self.source)();
-        self.kept = Some((Instant::now(), reports.clone()));
-        reports
+    fn reports(&mut self) -> &mut KeptReports {
+        let young = self.kept.take().filter(|kept| kept.made.elapsed() < REPORT_KEPT);
+        let kept = young.unwrap_or_else(|| {
+            let reports = (self.source)();
+            KeptReports { made: Instant::now(), reports, pages: Vec::new() }
+        });
+        self.kept.insert(kept)
     }
 }
 
@@ -236,7 +258,6 @@ mod tests {
     use std::net::TcpStream;
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A server at a socket file, and how often it has asked for reports.
@@ -275,6 +296,19 @@ mod tests {
         assert!(asked.load(Ordering::SeqCst) <= 2);
         drop(server);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_page_is_written_once_for_each_audience_and_format() {
+        let reports = Ok(vec![EngineReport { engine: "daemon".into(), report: report() }]);
+        let mut kept = KeptReports { made: Instant::now(), reports, pages: Vec::new() };
+        let first = kept.page(Audience::All, TextFormat::OpenMetrics).expect("a page");
+        let again = kept.page(Audience::All, TextFormat::OpenMetrics).expect("a page");
+        assert!(Arc::ptr_eq(&first, &again));
+        let all: Vec<Arc<str>> =
+            (0..100).map(|uid| kept.page(Audience::User(uid), TextFormat::OpenMetrics).expect("a page")).collect();
+        assert!(all.iter().all(|page| **page != *first), "they see less");
+        assert_eq!(kept.pages.len(), PAGES_KEPT);
     }
 
     #[test]
