@@ -38,7 +38,7 @@ differential: build ## Ask the kernel's soft-RoCE in an emulated machine what ea
 
 test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, MPI, QEMU, Mooncake and programs behind the proxy; `make test` runs a part of them
 	@scripts/install-deps --matrix
-	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py tests/test_proxy_programs.py
+	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py tests/test_proxy_programs.py tests/test_metrics_programs.py
 
 threads: ## Test ten million completions on many threads, then ThreadSanitizer and AddressSanitizer (needs a nightly toolchain with rust-src)
 	@scripts/threads

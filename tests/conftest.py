@@ -22,7 +22,7 @@ BUILD = lab.build_directory()
 HISTORY = Path(os.environ.get("BURST_BENCH_HISTORY", Path(__file__).parent / "bench" / "history.jsonl"))
 FIGURES = {}
 #: Large programs are tested by `make test-matrix` only.
-collect_ignore = [] if os.environ.get("BURST_MATRIX") == "1" else ["test_proxy_programs.py"]
+collect_ignore = [] if os.environ.get("BURST_MATRIX") == "1" else ["test_proxy_programs.py", "test_metrics_programs.py"]
 # They need a packager, lintian, podman and roots of Debian, which `make packages` has.
 collect_ignore += [] if os.environ.get("BURST_PACKAGES") == "1" else ["test_packages.py", "test_image.py"]
 

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 #[path = "../../crates/frontends/cli/src/host_files"]
 #[allow(dead_code)]
 mod host_files {
+    pub mod counters;
     pub mod directory;
     pub mod tree;
 }
