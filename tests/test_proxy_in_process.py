@@ -69,17 +69,21 @@ def threads(program):
 
 
 def test_idle_streams_wake_no_worker(proxies):
-    """A clock tick is 10 ms: in ten seconds each process takes less, for its heartbeat and for the keeper's look once a second."""
+    """A clock tick is 10 ms: in ten seconds each process takes less, for its heartbeat and for the keeper's look once a second. In the half
+    minute before, workers give back the memory of streams that have ended."""
     a, b = proxies.fabric.hosts
     with idle_streams(proxies, 40):
         time.sleep(0.5)
-        took = []
+        took, gives_back = [], 4
         while len(took) < 3 and (not took or took[-1] >= 10e6):
             before = [threads(proxies.running[host.name]) for host in (a, b)]
             time.sleep(10)
             after = [threads(proxies.running[host.name]) for host in (a, b)]
             worker = lambda seen: [entry for entry in seen if entry[0].startswith("worker")]  # noqa: E731
-            assert [worker(seen) for seen in before] == [worker(seen) for seen in after], "a worker has run"
+            if [worker(seen) for seen in before] != [worker(seen) for seen in after]:
+                gives_back -= 1
+                assert gives_back > 0, "workers go on running"
+                continue
             total = lambda seen: sum(nanoseconds for _, nanoseconds, _ in seen)  # noqa: E731
             took.append(max(total(late) - total(early) for early, late in zip(before, after)))
         assert took[-1] < 10e6, took
