@@ -1,5 +1,5 @@
 //! The engine on the modelled network against closed formulas (`ideal` hosts): loss recovery, and the fixed points of
-//! controllers. Builds with debug assertions, which `make test` makes, check a part of it; `make hunt PARTS=sim` checks all.
+//! controllers. Builds with debug assertions check a part of it, unless `BURST_ANALYTIC` is `all`.
 //!
 //! The network alone is checked in `crates/base/fabric/tests/theory.rs`, controllers alone in `crates/bytes/cc/tests`.
 
@@ -9,8 +9,10 @@ use burst_sim::scenario::Scenario;
 use burst_sim::world::World;
 use std::collections::VecDeque;
 
-/// Whether all is checked: a simulation takes twenty times as long without optimisation.
-const ALL: bool = !cfg!(debug_assertions);
+/// Whether all is checked.
+fn checks_all() -> bool {
+    !cfg!(debug_assertions) || std::env::var("BURST_ANALYTIC").is_ok_and(|which| which == "all")
+}
 /// Picoseconds.
 const US: u64 = 1_000_000;
 /// `base_target` of Swift and twice the round trip of a star with links of 1 us, in microseconds.
@@ -55,8 +57,8 @@ const PACKETS_PER_WAIT: f64 = 250e3 / 89.4;
 /// more.
 #[test]
 fn goodput_under_loss_is_that_of_the_formulas() {
-    let loops: &[(&str, f64)] = if ALL { &[("1700ns", 50.0), ("12us", 285.0)] } else { &[("12us", 285.0)] };
-    let losses: &[(f64, &str)] = if ALL {
+    let loops: &[(&str, f64)] = if checks_all() { &[("1700ns", 50.0), ("12us", 285.0)] } else { &[("12us", 285.0)] };
+    let losses: &[(f64, &str)] = if checks_all() {
         &[(0.0001, "21ms"), (0.001, "11ms"), (0.005, "11ms"), (0.01, "11ms"), (0.02, "11ms"), (0.05, "11ms")]
     } else {
         &[(0.01, "6ms")]
@@ -86,7 +88,7 @@ fn goodput_under_loss_is_that_of_the_formulas() {
 #[test]
 fn the_window_of_additive_increase_and_halving_is_that_of_mathis() {
     let all = [(10_000, 122.0, 300), (1_000, 38.7, 200), (100, 12.2, 60)];
-    for (every, expected, time_ms) in if ALL { &all[..] } else { &all[2..] }.iter().copied() {
+    for (every, expected, time_ms) in if checks_all() { &all[..] } else { &all[2..] }.iter().copied() {
         let lost: Vec<String> = (1..400_000 / every).map(|k| (k * every).to_string()).collect();
         let text = format!(
             "time = \"{time_ms}ms\"\nwarm_up = \"20ms\"\n[topology]\nkind = \"pair\"\ndelay = \"50us\"\n[hosts]\nmtu = 1024\n\
@@ -148,7 +150,7 @@ fn period_of(samples: &[f64], level: f64, margin: f64) -> f64 {
 fn the_queue_of_dctcp_is_the_published_sawtooth() {
     // Packets of 1,024 bytes take 1,118 on the wire: 89 ns. Four links of 2.9 us: 134 packets in a round trip of 12 us.
     let (packet, threshold, round_trip) = (1_118.0, 300.0, 12.0e3 / 89.4);
-    for (flows, tolerance) in if ALL { vec![(2u32, 0.15), (16, 0.25)] } else { Vec::new() } {
+    for (flows, tolerance) in if checks_all() { vec![(2u32, 0.15), (16, 0.25)] } else { Vec::new() } {
         let settings = format!(
             "delay = \"2900ns\"\n[hosts]\nmtu = 1024\ntrain = \"2KiB\"\ncc = \"dctcp:initial_window=64K\"\nsend_queue = \"4KiB\"\n[switches]\necn_min = {0}\necn_max = {0}",
             threshold * packet
@@ -187,7 +189,7 @@ fn the_queue_of_dctcp_is_the_published_sawtooth() {
 /// the link is used.
 #[test]
 fn the_delay_of_swift_lies_between_its_targets() {
-    for flows in if ALL { vec![2u32, 8] } else { Vec::new() } {
+    for flows in if checks_all() { vec![2u32, 8] } else { Vec::new() } {
         let settings = "delay = \"1us\"\n[hosts]\nmtu = 1024\ntrain = \"2KiB\"\ncc = \"swift\"\nsend_queue = \"4KiB\"";
         let (samples, results) =
             queue_samples(&streams(flows, settings, "20ms", 16_384), (10_000 * US, 10 * US, 1_000), 1.0);
@@ -315,7 +317,7 @@ fn dcqcn_model(flows: u32, with_delays: bool) -> f64 {
 /// and that of the simulation with them.
 #[test]
 fn the_queue_of_dcqcn_is_at_its_fixed_point() {
-    for flows in if ALL { vec![2u32, 4, 8] } else { Vec::new() } {
+    for flows in if checks_all() { vec![2u32, 4, 8] } else { Vec::new() } {
         let settings = "rate = \"40Gbit\"\ndelay = \"1us\"\n[hosts]\nmtu = 1024\ntrain = \"2KiB\"\ncc = \"dcqcn\"\nsend_queue = \"4KiB\"\n\
                         [switches]\necn_min = 5000\necn_max = 200000\necn_share = 0.01";
         let text =
