@@ -73,7 +73,9 @@ fn show(hosts: Vec<ShownHost>, is_json: bool) -> Result<String, String> {
         return Ok(text);
     }
     let mut all = all.unwrap_or_else(|| json!({ "cc": null, "algorithm": null, "peers": [], "not_shown": 0 }));
-    all["programs"] = Value::Array(programs);
+    if !programs.is_empty() {
+        all["programs"] = Value::Array(programs);
+    }
     Ok(format!("{all:#}\n"))
 }
 
