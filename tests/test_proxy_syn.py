@@ -142,11 +142,17 @@ def test_a_connect_from_before_a_restart_goes_on_by_tcp(make_fabric, connected):
                 proxies.start(a)
             assert "1 sockets that an earlier proxy had marked go on by TCP" in proxies.running["a"].text()
             proxies.await_links()
+            ours.settimeout(20)
+            ours.sendall(b"question")
+            try:
+                question = exactly(theirs, 8)
+            except ConnectionResetError:
+                # That was what host b's proxy had opened for the killed one, before it noticed its end.
+                theirs.close()
+                theirs, _ = listener.accept()
+                question = exactly(theirs, 8)
             with theirs:
-                theirs.settimeout(20)
-                ours.settimeout(20)
-                ours.sendall(b"question")
-                assert exactly(theirs, 8) == b"question"
+                assert question == b"question"
                 theirs.sendall(b"answer")
                 assert exactly(ours, 6) == b"answer"
         # The next one is carried.
