@@ -284,9 +284,9 @@ mod tests {
     use core::sync::atomic::AtomicUsize;
 
     #[derive(Debug, Default)]
-    struct Counted([AtomicUsize; 3]);
+    struct CountedForks([AtomicUsize; 3]);
 
-    impl MemoryHost for Counted {
+    impl MemoryHost for CountedForks {
         fn begin_fork(&self, in_place: bool) {
             self.0[usize::from(in_place)].fetch_add(1, Relaxed);
         }
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_handle_reaches_its_host_until_that_has_gone() {
-        let host = Arc::new(Counted::default());
+        let host = Arc::new(CountedForks::default());
         let handle = HostHandle::new(&host);
         handle.begin_fork(true);
         handle.begin_fork(false);
