@@ -116,6 +116,9 @@ class Clients:
     def _outcome(ours):
         """How a connect has ended, and whether the server has served it."""
         error = ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error == errno.ECONNRESET:
+            # A reset in answer to a SYN is ECONNREFUSED: this one came when the connection stood, before this thread looked.
+            return "after connect ECONNRESET"
         if error:
             return errno.errorcode[error]
         waiting = select.poll()
@@ -124,10 +127,12 @@ class Clients:
             return "no byte"
         try:
             served = ours.recv(1) == b"!"
-            ours.shutdown(socket.SHUT_WR)
-            return "served" if served else "end without a byte"
         except OSError as error:
             return "after connect " + errno.errorcode[error.errno]
+        # A reset may have come since.
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_WR)
+        return "served" if served else "end without a byte"
 
     def oldest(self):
         """Age of the oldest connect that waits, and its port."""

@@ -308,6 +308,9 @@ def test_tools_see_jetties_and_channels(own):
         assert code == 0 and f"In urma_perftest (pid {client.pid}):" in text and f"channel to {fabric.a.address} " in text, text
         code, text = fabric.a.burst("stats", "--json")
         assert code == 0 and any(c["name"] == "tx_packets" and c["pid"] == client.pid for c in json.loads(text)["counters"]), text
+        code, text = fabric.a.burst("cc", "--json")
+        peers = {of["pid"]: of["peers"] for of in json.loads(text)["programs"]}
+        assert code == 0 and [(p["peer"], p["channels"], p["queue_pairs"]) for p in peers[client.pid]] == [(fabric.a.address, 1, 0)], text
         code, text = fabric.a.burst("cm")
         assert code != 0 and "no daemon answers" in text, "they have no connections"
         # One that is stopped is named, and holds up nobody for long.

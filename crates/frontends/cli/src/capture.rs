@@ -24,7 +24,7 @@ const SNAP_OF_LINES: u16 = 128;
 /// Longest time without a look at signals and `--for`.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The grammar.
+/// Words and flags of `burst capture`.
 pub fn command() -> Command {
     Command::new("capture")
         .about("Show the packets of a daemon's ports, or write them for Wireshark")
@@ -69,7 +69,7 @@ fn time_of_capture(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Carries it out.
+/// Runs `burst capture`: the exit code.
 pub fn capture(matches: &ArgMatches) -> ExitCode {
     match run(matches) {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// The grammar.
+/// Words and flags of `burst cc`.
 pub fn command() -> Command {
     Command::new("cc")
         .about("Show the congestion control of each peer, or change it")
@@ -40,7 +40,7 @@ pub fn command() -> Command {
         .arg(crate::json())
 }
 
-/// Carries it out.
+/// Runs `burst cc`: the exit code.
 pub fn cc(matches: &ArgMatches) -> ExitCode {
     let socket = crate::chosen_socket(matches);
     let done = match matches.get_one::<String>("algorithm") {

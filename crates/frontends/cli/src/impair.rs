@@ -10,7 +10,7 @@ const TIME_DEFAULT: Duration = Duration::from_secs(60);
 /// The word that ends an impairment.
 const OFF: &str = "off";
 
-/// The grammar.
+/// Words and flags of `burst impair`.
 pub fn command() -> Command {
     Command::new("impair")
         .about("Lose, delay, mark or reorder packets of a port for a time, to see how programs fare")
@@ -38,7 +38,7 @@ pub fn command() -> Command {
         .arg(crate::socket())
 }
 
-/// Carries it out.
+/// Runs `burst impair`: the exit code.
 pub fn impair(matches: &ArgMatches) -> ExitCode {
     let port = matches.get_one::<String>("port").expect("a required argument");
     let words: Vec<&str> =

@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Command};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The grammar.
+/// Words and flags of `burst metrics`.
 pub fn command() -> Command {
     Command::new("metrics")
         .about("Show metrics of the daemon and of programs with engines of their own, for Prometheus")
@@ -26,7 +26,7 @@ pub fn command() -> Command {
         .arg(crate::socket())
 }
 
-/// Carries it out.
+/// Runs `burst metrics`: the exit code.
 pub fn metrics(matches: &ArgMatches) -> ExitCode {
     let socket: Option<PathBuf> = crate::chosen_socket(matches);
     let Some(place) = matches.get_one::<MetricsPlace>("listen") else {

@@ -14,7 +14,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The grammar.
+/// Words and flags of `burst top`.
 pub fn command() -> Command {
     Command::new("top")
         .about("Watch ports, workers and queue pairs on the terminal")
@@ -35,7 +35,7 @@ pub fn command() -> Command {
         .arg(crate::socket())
 }
 
-/// Carries it out.
+/// Runs `burst top`: the exit code.
 pub fn top(matches: &ArgMatches) -> ExitCode {
     if !std::io::stdout().is_terminal() {
         return crate::fail("top draws on a terminal; burst stats --watch writes to a pipe");

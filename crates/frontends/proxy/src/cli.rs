@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The grammar.
+/// Words and flags of `burst-proxy`.
 pub fn command() -> Command {
     let path =
         |name: &'static str, help: &'static str| Arg::new(name).value_parser(clap::value_parser!(PathBuf)).help(help);

@@ -303,12 +303,18 @@ impl Core {
         self.make_ready(index);
     }
 
-    /// Sets the family that the queue pairs of a path use, as far as their peer can.
-    pub(crate) fn set_family(&mut self, at: usize) {
+    /// Sets the family that the queue pairs of these paths use, as far as their peers can: one walk over all queue pairs,
+    /// whatever the number of paths.
+    pub(crate) fn set_families(&mut self, of: &mut [u32]) {
+        if of.is_empty() {
+            return;
+        }
+        of.sort_unstable();
         let Core { paths, qps, options, .. } = self;
-        let hello = &paths[at].hello;
-        for slot in qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
-            hello.tell(&mut slot.qp, options.selective);
+        for slot in qps.iter_mut().flatten().filter(|slot| of.binary_search(&slot.path).is_ok()) {
+            if let Some(path) = paths.get(slot.path as usize) {
+                path.hello.tell(&mut slot.qp, options.selective);
+            }
         }
     }
 

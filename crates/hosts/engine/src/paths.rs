@@ -58,6 +58,11 @@ impl Paths {
         self.by_peer.get(&(device, peer)).copied()
     }
 
+    /// Paths that have users.
+    pub fn in_use(&self) -> usize {
+        self.paths.len() - self.unused_count
+    }
+
     /// Makes room for one more path.
     ///
     /// # Errors

@@ -173,6 +173,11 @@ impl Directory {
         Directory { entries: no_entries(), free: BinaryHeap::new(), end: 1 }
     }
 
+    /// Entries that queue pairs have.
+    pub fn in_use(&self) -> u32 {
+        self.end - 1 - self.free.len() as u32
+    }
+
     /// Makes room for `entries` entries.
     ///
     /// # Errors

@@ -21,21 +21,26 @@ impl DataPath<'_> {
             let answer = Hello { is_answer: true, ..self.own_hello(device, tid) };
             self.send_hello(now, device, &back, &answer);
         }
+        let mut unanswered = std::mem::take(&mut self.core.hellos.unanswered);
         for _ in 0..HELLOS_PER_PASS {
             let Core { hellos, paths, .. } = &mut *self.core;
             let Some(at) = hellos.times.next(now, paths) else { break };
-            any |= self.run_hello(now, at as usize);
+            any |= self.run_hello(now, at as usize, &mut unanswered);
             let Core { hellos, paths, .. } = &mut *self.core;
             hellos.times.note(at, &mut paths[at as usize]);
         }
+        self.core.set_families(&mut unanswered);
+        unanswered.clear();
         let Core { hellos, paths, .. } = &mut *self.core;
+        hellos.unanswered = unanswered;
         hellos.times.settle(paths);
         self.flush_all(now);
         any
     }
 
-    /// Follows what has changed about a path, and asks its peer if it is time. Returns whether there was anything to do.
-    fn run_hello(&mut self, now: Nanos, at: usize) -> bool {
+    /// Follows what has changed about a path, and asks its peer if it is time; notes it if the peer was asked for the last time,
+    /// and has not answered. Returns whether there was anything to do.
+    fn run_hello(&mut self, now: Nanos, at: usize, unanswered: &mut Vec<u32>) -> bool {
         let is_changed = self.follow_choice(now, at);
         if self.core.paths[at].hello.due() > now {
             return is_changed;
@@ -51,7 +56,7 @@ impl DataPath<'_> {
         match path.hello.on_due(now, tid) {
             Some(flow) => self.send_hello(now, device, &flow, &self.own_hello(device, tid)),
             None => {
-                self.core.set_family(at);
+                unanswered.push(at as u32);
                 self.follow_choice(now, at);
             }
         }
@@ -68,7 +73,7 @@ impl DataPath<'_> {
         }
         path.hello.know(now, hello, own_boot_id);
         self.core.hellos.times.note(at, path);
-        self.core.set_family(at as usize);
+        self.core.set_families(&mut [at]);
         self.follow_choice(now, at as usize);
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Hellos {
     answers: AnswerBudget,
     /// Questions of peers that are to be answered in this pass.
     pub questions: Vec<HelloQuestion>,
+    /// Paths whose peers have not answered the last question of this pass; kept for its memory.
+    pub unanswered: Vec<u32>,
     /// When peers are to be asked what they can do.
     pub times: HelloTimes,
 }

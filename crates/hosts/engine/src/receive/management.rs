@@ -114,7 +114,7 @@ impl RxBurst<'_> {
             (true, Some(at)) if paths[at as usize].hello.on_answer(now, &hello, own_boot_id) => {
                 // The controller follows with the timers of this pass.
                 hellos.times.note_change(now, at, &mut paths[at as usize]);
-                self.core.set_family(at as usize);
+                self.core.set_families(&mut [at]);
             }
             (true, _) => self.counters.count(Reason::HelloUnexpected),
             // Before anything is read of it: a flood of questions costs no more than its packets.

@@ -5,6 +5,9 @@ use crate::worker::Worker;
 use burst_control::activity::{QpUse, WorkerUse};
 use burst_control::monitor::TRAFFIC;
 
+/// Most entries of the table at which a page looks, used or not: a user may ask as often as it likes, and packets wait meanwhile.
+const LOOKED_MAX: usize = 1024;
+
 impl Worker {
     /// Time, tables and traffic of the worker.
     pub fn activity(&self) -> WorkerUse {
@@ -16,23 +19,25 @@ impl Worker {
         WorkerUse {
             worker: self.id(),
             time: self.core.pulse.time(),
-            queue_pairs: self.core.qps.iter().flatten().count() as u32,
-            paths: self.core.paths.iter().filter(|path| path.users > 0).count() as u32,
+            queue_pairs: self.core.directory.in_use(),
+            paths: self.core.paths.in_use() as u32,
             traffic: self.ports.iter().map(of_port).collect(),
         }
     }
 
-    /// Queue pairs from an entry of the table on, at most `most`, and the entry of the next one.
+    /// Queue pairs from an entry of the table on, at most `most`, and the entry at which the next page begins. After many unused
+    /// entries a page may be short, or empty.
     pub fn queue_pair_page(&self, from: u32, most: usize) -> (Vec<QpUse>, Option<u32>) {
         let mut page = Vec::new();
-        for (entry, slot) in self.core.qps.iter().enumerate().skip(from as usize) {
+        let end = (from as usize).saturating_add(LOOKED_MAX);
+        for (entry, slot) in self.core.qps.iter().enumerate().skip(from as usize).take(LOOKED_MAX) {
             let Some(slot) = slot.as_deref() else { continue };
             if page.len() == most {
                 return (page, Some(entry as u32));
             }
             page.push(self.use_of(slot));
         }
-        (page, None)
+        (page, (end < self.core.qps.len()).then_some(end as u32))
     }
 
     fn use_of(&self, slot: &QpSlot) -> QpUse {

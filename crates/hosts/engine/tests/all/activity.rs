@@ -8,6 +8,23 @@ use burst_port::mem::{MemConfig, pair};
 use std::net::IpAddr;
 
 #[test]
+fn a_page_looks_at_a_part_of_the_table() {
+    let [ip_a, ip_b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let (pa, _pb) = pair(MemConfig::default(), ip_a, ip_b);
+    let mut host = Host::new(Box::new(pa), 1 << 16);
+    let queue_pairs: Vec<_> = (0..1500).map(|_| host.create(QpType::Ud)).collect();
+    let (last, others) = queue_pairs.split_last().expect("some");
+    for qp in others {
+        host.worker.destroy_qp(Nanos(0), qp.qpn, false).expect("it exists");
+    }
+    assert_eq!(host.worker.activity().queue_pairs, 1);
+    let (page, next) = host.worker.queue_pair_page(0, 10);
+    assert!(page.is_empty(), "far from the only one");
+    let (page, end) = host.worker.queue_pair_page(next.expect("more to look at"), 10);
+    assert_eq!((page.len(), page[0].qpn, end), (1, last.qpn.get(), None));
+}
+
+#[test]
 fn a_queue_pair_shows_its_requests_its_peer_and_what_its_packets_met() {
     let [ip_a, ip_b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
     let (pa, pb) = pair(MemConfig { latency: Nanos(2_000), ..MemConfig::default() }, ip_a, ip_b);

@@ -5,17 +5,24 @@ use burst_control::Response;
 use burst_control::activity::{QUEUE_PAIRS_PAGE, QpPage, WorkerUse};
 use burst_control::monitor::CmCursor;
 
+/// Most visits to workers for one page.
+const VISITS_MAX: usize = 8;
+
 impl Host {
     /// Every worker.
     pub fn worker_uses(&self) -> Vec<WorkerUse> {
         (0..self.workers().len()).map(|worker| self.on_worker(worker, |w, _| w.activity())).collect()
     }
 
-    /// A page of the queue pairs of all workers, as a user may see them: of other users' only the number.
+    /// A page of the queue pairs of all workers, as a user may see them: of other users' only the number. It may be empty, and
+    /// others follow.
     pub fn queue_pairs(&self, viewer: u32, from: CmCursor) -> Response {
         let CmCursor { mut worker, mut slot } = from;
         let mut all = Vec::new();
-        while (worker as usize) < self.workers().len() && all.len() < QUEUE_PAIRS_PAGE {
+        for _ in 0..VISITS_MAX {
+            if (worker as usize) >= self.workers().len() || all.len() >= QUEUE_PAIRS_PAGE {
+                break;
+            }
             let most = QUEUE_PAIRS_PAGE - all.len();
             let (page, next) = self.on_worker(worker as usize, move |w, _| w.queue_pair_page(slot, most));
             all.extend(page);
