@@ -238,8 +238,13 @@ impl<'a> UbPacket<'a> {
             // Zeros follow in dialects that fill frames up.
             return if rest.is_empty() || dialect.padded { Ok(()) } else { Err(Reason::TrailingBytes) };
         }
-        let rest = TaHeader::read(&mut head.ta, rest, dialect)?;
-        let Some(ta) = &head.ta else { return Err(Reason::UbTransactionOpcode) };
+        self.read_transaction(rest, is_data, dialect)
+    }
+
+    /// The transaction header and the payload behind it. `is_data`: not in an acknowledgement, which has responses alone.
+    fn read_transaction(&mut self, rest: &'a [u8], is_data: bool, dialect: &Dialect) -> Result<(), Reason> {
+        let rest = TaHeader::read(&mut self.head.ta, rest, dialect)?;
+        let Some(ta) = &self.head.ta else { return Err(Reason::UbTransactionOpcode) };
         if !is_data && !ta.opcode().is_response() {
             return Err(Reason::UbTransactionOpcode);
         }

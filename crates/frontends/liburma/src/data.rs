@@ -94,40 +94,62 @@ unsafe fn local(sge: &UrmaSge, flag: u32) -> Result<WrData, UrmaError> {
     Ok(WrData::Local(LocalRange { token_id, addr: sge.addr, len: sge.len }))
 }
 
+/// Where the notification of a WRITE with notify is written: the second entry, if there are two.
+///
+/// # Safety
+/// The list's entries and their segments are alive.
+unsafe fn notified(list: &UrmaSg) -> Result<Option<(u32, u64)>, UrmaError> {
+    if list.num < 2 || list.sge.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: there are two entries; as the caller promises.
+    let second = unsafe { *list.sge.add(1) };
+    if second.tseg.is_null() {
+        return Err(UrmaError::Unsupported);
+    }
+    // SAFETY: as the caller promises.
+    Ok(Some((unsafe { (*second.tseg).handle } as u32, second.addr)))
+}
+
+/// The local place of a request, and the remote one if it has one.
+///
+/// # Safety
+/// What the work request points to is alive, and it has this opcode.
+unsafe fn places(opcode: TaOpcode, wr: &UrmaJfsWr) -> Result<(UrmaSge, Option<UrmaSge>), UrmaError> {
+    // SAFETY: the opcode says which member of the union the program has filled; pointers as the caller promises.
+    unsafe {
+        if opcode.is_atomic() {
+            let body = wr.body.atomic;
+            return match body.src.is_null() || body.dst.is_null() {
+                true => Err(UrmaError::Value),
+                false => Ok((*body.src, Some(*body.dst))),
+            };
+        }
+        let rw = &wr.body.rw;
+        match opcode {
+            TaOpcode::Read => Ok((only(&rw.dst)?, Some(first(&rw.src)?))),
+            _ if opcode.has_memory() => Ok((only(&rw.src)?, Some(first(&rw.dst)?))),
+            _ => Ok((only(&wr.body.send.src)?, None)),
+        }
+    }
+}
+
 /// # Safety
 /// What the work request points to is alive.
 unsafe fn translate(wr: &UrmaJfsWr) -> Result<JfsWr, UrmaError> {
     let opcode = opcode_of(wr.opcode).ok_or(UrmaError::Unsupported)?;
     // SAFETY: the opcode says which member of the union the program has filled; pointers as the caller promises.
     unsafe {
-        let (mut notify, mut hint) = (None, 0);
-        let (near, far) = if opcode.is_atomic() {
-            let body = wr.body.atomic;
-            if body.src.is_null() || body.dst.is_null() {
-                return Err(UrmaError::Value);
-            }
-            (*body.src, Some(*body.dst))
-        } else if opcode == TaOpcode::Read {
-            (only(&wr.body.rw.dst)?, Some(first(&wr.body.rw.src)?))
-        } else if opcode.has_memory() {
-            let dst = wr.body.rw.dst;
-            if opcode == TaOpcode::WriteNotify && dst.num >= 2 && !dst.sge.is_null() {
-                // The second entry is where the notification is written.
-                let second = *dst.sge.add(1);
-                if second.tseg.is_null() {
-                    return Err(UrmaError::Unsupported);
-                }
-                notify = Some(((*second.tseg).handle as u32, second.addr));
-            }
-            hint = wr.body.rw.target_hint;
-            (only(&wr.body.rw.src)?, Some(first(&dst)?))
-        } else {
-            hint = wr.body.send.target_hint;
-            (only(&wr.body.send.src)?, None)
-        };
-        let flag = if opcode.is_atomic() || opcode == TaOpcode::Read { 0 } else { wr.flag };
+        let (near, far) = places(opcode, wr)?;
+        let answers = opcode.is_atomic() || opcode == TaOpcode::Read;
+        let flag = if answers { 0 } else { wr.flag };
         let mut out = JfsWr::new(opcode, local(&near, flag)?, wr.user_ctx);
-        (out.notify, out.hint) = (notify, hint);
+        if !answers {
+            out.hint = if opcode.has_memory() { wr.body.rw.target_hint } else { wr.body.send.target_hint };
+        }
+        if opcode == TaOpcode::WriteNotify {
+            out.notify = notified(&wr.body.rw.dst)?;
+        }
         out.target = (!wr.tjetty.is_null()).then(|| (*wr.tjetty).handle as u32);
         if let Some(far) = far {
             if far.tseg.is_null() {

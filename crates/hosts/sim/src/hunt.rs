@@ -349,6 +349,11 @@ fn check_steps(scenario: &Scenario, world: &mut World, standstill: u64) -> Resul
 }
 
 /// The scenario's file.
+/// Writes each body as a table of this array of tables.
+fn write_tables(f: &mut fmt::Formatter<'_>, table: &str, bodies: &[String]) -> fmt::Result {
+    bodies.iter().try_for_each(|body| writeln!(f, "\n[[{table}]]\n{body}"))
+}
+
 impl fmt::Display for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Draft { seed, hosts, topology, rate_gbit, cpu, mtu, cc, selective, rto, train_kib, .. } = self;
@@ -382,12 +387,7 @@ impl fmt::Display for Draft {
             ("traffic", &self.traffic),
             ("fault", &self.faults),
         ];
-        for (table, bodies) in tables {
-            for body in bodies {
-                writeln!(f, "\n[[{table}]]\n{body}")?;
-            }
-        }
-        Ok(())
+        tables.into_iter().try_for_each(|(table, bodies)| write_tables(f, table, bodies))
     }
 }
 

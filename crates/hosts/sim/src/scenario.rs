@@ -25,6 +25,8 @@ use value::Delay;
 pub const HOSTS_MAX: u32 = 4_096;
 /// Most messages of a stream at one time, and most requests of a queue pair.
 pub const DEPTH_MAX: u32 = 1_024;
+/// Most hosts whose messages have real bytes.
+const REAL_HOSTS_MAX: u32 = 64;
 /// Most spine switches.
 const SPINES_MAX: u32 = 256;
 /// Trains that the buffer of a switch holds at least. A train takes its place as a whole, and two hosts whose trains fill a
@@ -275,6 +277,14 @@ impl Text<'_> {
     fn line(&self, span: &Range<usize>) -> usize {
         self.0[..span.start.min(self.0.len())].matches('\n').count() + 1
     }
+    /// What TOML has refused, with the key of its line.
+    fn not_toml(&self, error: &toml::de::Error) -> ScenarioError {
+        let line = self.line(&error.span().unwrap_or(0..0));
+        let key = self.0.lines().nth(line - 1).and_then(|text| text.split_once('=')).map_or("", |(key, _)| key.trim());
+        let what = error.message().lines().next().unwrap_or("not TOML");
+        let is_named = key.is_empty() || what.contains(&format!("`{key}`"));
+        ScenarioError { line, what: if is_named { what.to_owned() } else { format!("{key}: {what}") } }
+    }
     fn refuse<T>(&self, span: Range<usize>, what: impl Into<String>) -> Result<T, ScenarioError> {
         Err(ScenarioError { line: self.line(&span), what: what.into() })
     }
@@ -313,26 +323,13 @@ impl Scenario {
     /// [`ScenarioError`]: the first thing that is wrong.
     pub fn parse(source: &str) -> Result<Scenario, ScenarioError> {
         let text = Text(source);
-        let file: File = toml::from_str(source).map_err(|error| {
-            let span = error.span().unwrap_or(0..0);
-            let line = source.lines().nth(text.line(&span) - 1).unwrap_or_default();
-            let key = line.split_once('=').map(|(key, _)| key.trim()).filter(|key| !key.is_empty());
-            let what = error.message().lines().next().unwrap_or("not TOML").to_owned();
-            let what = match key {
-                Some(key) if !what.contains(&format!("`{key}`")) => format!("{key}: {what}"),
-                _ => what,
-            };
-            ScenarioError { line: text.line(&span), what }
-        })?;
+        let file: File = toml::from_str(source).map_err(|error| text.not_toml(&error))?;
         let hosts = topology_hosts(&text, &file.topology)?;
         let payload = file.payload.as_ref().map_or(file::Payload::default(), |payload| *payload.get_ref());
         let mut node = node_settings(&text, &file.hosts, payload)?;
         let timeout_least = timeout_for(topology::round_trip_max(file.topology.get_ref(), hosts));
         node.timeout = file.hosts.get_ref().timeout.as_ref().map_or(timeout_least, |timeout| *timeout.get_ref());
-        let (time, warm_up) = (file.time.get_ref().0, file.warm_up.unwrap_or_default().0);
-        if time == 0 || warm_up >= time {
-            return text.refuse(file.time.span(), "time: expected more than 0 and more than warm_up");
-        }
+        let (time, warm_up) = read_time(&text, &file)?;
         check_switches(&text, &file.switches)?;
         if let Some(buffer) = file.switches.buffer {
             node.train_bytes = node.train_bytes.min((buffer.0 / TRAINS_MIN).try_into().unwrap_or(u32::MAX));
@@ -350,11 +347,8 @@ impl Scenario {
         let faults =
             file.fault.iter().map(|table| traffic::read_fault(&text, table, hosts, time)).collect::<Result<_, _>>()?;
         let payload = payload.mode();
-        if payload == PayloadMode::Real && hosts > 64 {
-            return text.refuse(
-                file.payload.as_ref().map_or(0..0, Spanned::span),
-                format!("payload: \"real\" is for 64 hosts at most, not {hosts}; use \"pattern\" or \"void\""),
-            );
+        if payload == PayloadMode::Real {
+            check_real(&text, file.payload.as_ref(), hosts)?;
         }
         let scenario = Scenario {
             name: file.name.unwrap_or_else(|| "scenario".into()),
@@ -377,6 +371,24 @@ impl Scenario {
         check_names(&text, &scenario, &file.fault)?;
         Ok(scenario)
     }
+}
+
+/// How long the scenario lasts, and how much of it is not counted.
+fn read_time(text: &Text<'_>, file: &File) -> Result<(u64, u64), ScenarioError> {
+    let (time, warm_up) = (file.time.get_ref().0, file.warm_up.unwrap_or_default().0);
+    if time == 0 || warm_up >= time {
+        return text.refuse(file.time.span(), "time: expected more than 0 and more than warm_up");
+    }
+    Ok((time, warm_up))
+}
+
+/// Whether messages between so many hosts may have real bytes.
+fn check_real(text: &Text<'_>, payload: Option<&Spanned<file::Payload>>, hosts: u32) -> Result<(), ScenarioError> {
+    if hosts <= REAL_HOSTS_MAX {
+        return Ok(());
+    }
+    let most = format!("payload: \"real\" is for {REAL_HOSTS_MAX} hosts at most, not {hosts}");
+    text.refuse(payload.map_or(0..0, Spanned::span), format!("{most}; use \"pattern\" or \"void\""))
 }
 
 /// Checks that the network can be built, and that links and switches of faults exist in it.

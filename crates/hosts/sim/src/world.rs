@@ -329,34 +329,40 @@ impl World {
             && at <= self.now
         {
             self.faults.pop();
-            let fault = &self.scenario.faults[index];
-            match &fault.kind {
-                FaultKind::Link(name) => drop(self.network.set_link(name, !begins)),
-                FaultKind::Drops { switch, share } => {
-                    self.network.set_drops(switch, if begins { *share } else { 0.0 });
-                }
-                FaultKind::Stall { host } if begins => {
-                    let until = if fault.lasts > 0 { self.now + fault.lasts } else { NEVER };
-                    self.network.stall_nic(self.now, HostId(*host), until);
-                }
-                FaultKind::Stall { .. } => {}
-                FaultKind::Restart { host } if begins => {
-                    let (host, lasts) = (*host, fault.lasts);
-                    self.restart(host, lasts)?;
-                }
-                FaultKind::Restart { .. } => {}
-                FaultKind::Clock { host, offset, drift } => {
-                    let (host, (offset, drift)) = (*host, if begins { (*offset, *drift) } else { (0, 0) });
-                    self.hosts[host as usize].clock.change(self.now, offset, drift);
-                    // What it waits for may be due.
-                    self.wake(host, self.now);
-                }
-                FaultKind::Packets { host, numbers, fate } => {
-                    self.network.add_schedule(HostId(*host), PacketSchedule::new(numbers, *fate));
-                }
-                FaultKind::PauseStorm { host, class } => {
-                    self.network.set_pause_storm(self.now, HostId(*host), *class, begins);
-                }
+            self.run_fault(index, begins)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a fault, or ends it.
+    fn run_fault(&mut self, index: usize, begins: bool) -> Result<(), SimError> {
+        let fault = &self.scenario.faults[index];
+        match &fault.kind {
+            FaultKind::Link(name) => drop(self.network.set_link(name, !begins)),
+            FaultKind::Drops { switch, share } => {
+                self.network.set_drops(switch, if begins { *share } else { 0.0 });
+            }
+            FaultKind::Stall { host } if begins => {
+                let until = if fault.lasts > 0 { self.now + fault.lasts } else { NEVER };
+                self.network.stall_nic(self.now, HostId(*host), until);
+            }
+            FaultKind::Restart { host } if begins => {
+                let (host, lasts) = (*host, fault.lasts);
+                self.restart(host, lasts)?;
+            }
+            // They end by themselves.
+            FaultKind::Stall { .. } | FaultKind::Restart { .. } => {}
+            FaultKind::Clock { host, offset, drift } => {
+                let (host, (offset, drift)) = (*host, if begins { (*offset, *drift) } else { (0, 0) });
+                self.hosts[host as usize].clock.change(self.now, offset, drift);
+                // What it waits for may be due.
+                self.wake(host, self.now);
+            }
+            FaultKind::Packets { host, numbers, fate } => {
+                self.network.add_schedule(HostId(*host), PacketSchedule::new(numbers, *fate));
+            }
+            FaultKind::PauseStorm { host, class } => {
+                self.network.set_pause_storm(self.now, HostId(*host), *class, begins);
             }
         }
         Ok(())
@@ -407,19 +413,25 @@ impl World {
         let ordered = matches!(verb, Verb::Write | Verb::WriteImm).then_some(connection);
         let memory = self.place(&message, ordered)?;
         let flow = Transfer { message, traffic, verb, connection, memory, end: 0, status: 0 };
-        let id = match self.free_flows.pop() {
-            Some(id) => id,
-            None => {
-                self.flows.push(flow);
-                self.flows.len() as u32 - 1
-            }
-        };
+        let id = self.free_flows.pop().unwrap_or_else(|| {
+            self.flows.push(flow);
+            self.flows.len() as u32 - 1
+        });
         self.flows[id as usize] = flow;
-        let [source, target] = self.connections.get(connection).ends;
-        let len = message.bytes as u32;
         if self.memory.is_some() {
             self.fill(id)?;
         }
+        self.post(id, &flow)?;
+        self.connections.begin_request(connection);
+        self.tally.begin();
+        Ok(())
+    }
+
+    /// Posts the requests of a message, and wakes the hosts that have them.
+    fn post(&mut self, id: u32, flow: &Transfer) -> Result<(), SimError> {
+        let Transfer { message, verb, connection, memory, .. } = *flow;
+        let [source, target] = self.connections.get(connection).ends;
+        let len = message.bytes as u32;
         let (poster, other) = if verb == Verb::Read { (target, source) } else { (source, target) };
         let [at, there] = if verb == Verb::Read { [memory[1], memory[0]] } else { memory };
         let rkey = self.node(other.host)?.key();
@@ -435,8 +447,6 @@ impl World {
                 oracle.on_post((target.host, target.qp), true, id);
             }
         }
-        self.connections.begin_request(connection);
-        self.tally.begin();
         self.wake(poster.host, self.now);
         if verb.is_received() {
             self.wake(target.host, self.now);
@@ -573,19 +583,24 @@ impl World {
         while let Some((qp, cqe)) = self.hosts[host as usize].node.as_mut().and_then(SimHost::poll) {
             self.on_completion(host, qp, &cqe)?;
         }
-        let now = self.now;
-        let Some(node) = &mut self.hosts[host as usize].node else { return Ok(()) };
-        let soon = now + NANOSECOND;
-        let next = match node.next_deadline(clock.nanos(now)) {
-            _ if is_blocked => NEVER,
-            _ if is_busy || lock(&node.wire).has_arrived() => soon,
-            Nanos::NEVER => NEVER,
-            deadline => clock.when(deadline).max(soon),
-        };
-        if next != NEVER {
-            self.wake(host, next);
+        if !is_blocked {
+            self.wake_next(host, is_busy);
         }
         Ok(())
+    }
+
+    /// Wakes a host, one of whose passes has ended, for the next one. `is_busy`: it had something to do.
+    fn wake_next(&mut self, host: u32, is_busy: bool) {
+        let now = self.now;
+        let state = &mut self.hosts[host as usize];
+        let Some(node) = &mut state.node else { return };
+        let soon = now + NANOSECOND;
+        let next = match node.next_deadline(state.clock.nanos(now)) {
+            _ if is_busy || lock(&node.wire).has_arrived() => soon,
+            Nanos::NEVER => return,
+            deadline => state.clock.when(deadline).max(soon),
+        };
+        self.wake(host, next);
     }
 
     /// Checks what a host has written to pattern memory in a pass.
@@ -628,6 +643,23 @@ impl World {
         self.finish(id, cqe.status)
     }
 
+    /// A message does not use its connection any more. A connection of a lane whose request has failed stays: requests behind it
+    /// have failed, too.
+    fn leave_connection(&mut self, flow: &Transfer, is_stale: bool, is_failure: bool) -> Result<(), SimError> {
+        self.connections.end_request(flow.connection);
+        if is_stale {
+            if self.connections.is_idle(flow.connection) {
+                self.drop_connection(flow.connection)?;
+            }
+        } else if flow.message.lane.is_none() {
+            match is_failure {
+                true => self.connections.forget(flow.connection),
+                false => self.connections.release(flow.connection),
+            }
+        }
+        Ok(())
+    }
+
     /// A message has ended: what it took is free, and others may begin.
     fn finish(&mut self, id: u32, status: u8) -> Result<(), SimError> {
         let now = self.now;
@@ -651,18 +683,7 @@ impl World {
         }
         self.tally.end(&flow, is_stale);
         self.free_flows.push(id);
-        self.connections.end_request(flow.connection);
-        if is_stale {
-            if self.connections.is_idle(flow.connection) {
-                self.drop_connection(flow.connection)?;
-            }
-        } else if flow.message.lane.is_none() {
-            match is_failure {
-                true => self.connections.forget(flow.connection),
-                false => self.connections.release(flow.connection),
-            }
-        }
-        // A connection of a lane whose request has failed stays: requests behind it have failed, too.
+        self.leave_connection(&flow, is_stale, is_failure)?;
         let up_at = self.up_at(&flow.message).max(now);
         let source = &mut self.sources[usize::from(flow.traffic)];
         if is_failure {

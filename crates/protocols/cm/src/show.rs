@@ -65,6 +65,17 @@ impl<O> Cm<O> {
         if !is_proven {
             self.sources.add_unproven(peer);
         }
+        self.note_keys(id, keys);
+        if is_queued {
+            self.queue.push(now, backlog, Source::of(peer), is_proven, id);
+            self.table.arm(id, now + given_up_after(&mad.message));
+        } else {
+            self.show(now, id, backlog, mad, fx);
+        }
+    }
+
+    /// The connection is found by these keys.
+    fn note_keys(&mut self, id: u32, keys: [Option<ConnKey>; 2]) {
         for (at, key) in keys.into_iter().enumerate() {
             if let Some(key) = key
                 && self.table.know(key, id)
@@ -72,12 +83,6 @@ impl<O> Cm<O> {
             {
                 conn.keys[at] = Some(key);
             }
-        }
-        if is_queued {
-            self.queue.push(now, backlog, Source::of(peer), is_proven, id);
-            self.table.arm(id, now + given_up_after(&mad.message));
-        } else {
-            self.show(now, id, backlog, mad, fx);
         }
     }
 

@@ -37,7 +37,7 @@ pub(super) fn read_traffic(
     if begin >= end {
         return text.refuse(span, "begin: not before the end of the traffic");
     }
-    let class = t.class.as_ref().map_or(Ok(0), |class| text.class(class))?;
+    let class = read_class(text, t.class.as_ref())?;
     let verb = match (t.kind, t.verb) {
         (K::Ring, Some(file::VerbName::Write)) => {
             let expected = "expected write-imm, send or read, by which a host learns that a message has come";
@@ -51,57 +51,79 @@ pub(super) fn read_traffic(
 
 fn read_pattern(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable, hosts: u32) -> Result<Pattern, ScenarioError> {
     use file::TrafficKind as K;
-    let size = || match &t.size {
-        Some(size) => text.message("size", size),
-        None => text.need(span, "size", None),
-    };
-    let host = |key: &str, host: &Option<Spanned<u32>>, default: Option<u32>| match (host, default) {
-        (Some(host), _) => text.host(key, host, hosts),
-        (None, Some(default)) => Ok(default),
-        (None, None) => text.need(span, key, None),
-    };
     let every = t.every.unwrap_or_default().0;
     Ok(match t.kind {
-        K::Stream => {
-            let (from, to) = (host("from", &t.from, Some(0))?, host("to", &t.to, Some(1))?);
-            if from == to {
-                let at = t.to.as_ref().or(t.from.as_ref()).map_or(span.clone(), Spanned::span);
-                return text.refuse(at, format!("to: host {to} would send to itself"));
-            }
-            let depth = match t.depth.as_ref().map(|depth| (*depth.get_ref(), depth.span())) {
-                None => 16,
-                Some((depth @ 1..=DEPTH_MAX, _)) => depth,
-                Some((depth, span)) => {
-                    return text.refuse(span, format!("depth: {depth}; expected 1 to {DEPTH_MAX}"));
-                }
-            };
-            Pattern::Stream { from, to, bytes: size()?, depth, count: t.count.unwrap_or(u64::MAX) }
-        }
+        K::Stream => return read_stream(text, span, t, hosts),
         K::Poisson => Pattern::Poisson { sizes: read_sizes(text, span, t)?, load: read_load(text, span, t)? },
         K::Incast => {
-            let to = host("to", &t.to, Some(0))?;
-            let senders = t.senders.as_ref().map_or(hosts - 1, |senders| *senders.get_ref());
-            if senders == 0 || senders >= hosts {
-                let span = t.senders.as_ref().map_or(span.clone(), Spanned::span);
-                return text.refuse(span, format!("senders: {senders}; expected 1 to {}", hosts - 1));
-            }
-            Pattern::Incast { to, senders, bytes: size()?, every }
+            let to = t.to.as_ref().map_or(Ok(0), |to| text.host("to", to, hosts))?;
+            let senders = read_others(text, "senders", t.senders.as_ref(), hosts - 1, hosts)?;
+            Pattern::Incast { to, senders, bytes: read_size(text, span, t)?, every }
         }
-        K::AllToAll => Pattern::AllToAll { bytes: size()?, every },
-        K::Permutation if t.random == Some(true) => match &t.shift {
-            Some(shift) => return text.refuse(shift.span(), "shift: beside random; expected one of them"),
-            None => Pattern::Permutation { shift: None, bytes: size()?, every },
-        },
+        K::AllToAll => Pattern::AllToAll { bytes: read_size(text, span, t)?, every },
         K::Permutation => {
-            let shift = t.shift.as_ref().map_or(hosts / 2, |shift| *shift.get_ref());
-            if shift == 0 || shift >= hosts {
-                let span = t.shift.as_ref().map_or(span.clone(), Spanned::span);
-                return text.refuse(span, format!("shift: {shift}; expected 1 to {}", hosts - 1));
-            }
-            Pattern::Permutation { shift: Some(shift), bytes: size()?, every }
+            Pattern::Permutation { shift: read_shift(text, t, hosts)?, bytes: read_size(text, span, t)?, every }
         }
-        K::Ring => Pattern::Ring { bytes: size()? },
+        K::Ring => Pattern::Ring { bytes: read_size(text, span, t)? },
     })
+}
+
+/// `size` of each message.
+fn read_size(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<u64, ScenarioError> {
+    text.message("size", text.need(span, "size", t.size.as_ref())?)
+}
+
+/// `shift` of a permutation: none for a random one.
+fn read_shift(text: &Text<'_>, t: &TrafficTable, hosts: u32) -> Result<Option<u32>, ScenarioError> {
+    match &t.shift {
+        Some(shift) if t.random == Some(true) => {
+            text.refuse(shift.span(), "shift: beside random; expected one of them")
+        }
+        None if t.random == Some(true) => Ok(None),
+        shift => read_others(text, "shift", shift.as_ref(), hosts / 2, hosts).map(Some),
+    }
+}
+
+fn read_stream(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable, hosts: u32) -> Result<Pattern, ScenarioError> {
+    let (from, to) = read_ends(text, span, t, hosts)?;
+    let (depth, count) = (read_depth(text, t)?, t.count.unwrap_or(u64::MAX));
+    Ok(Pattern::Stream { from, to, bytes: read_size(text, span, t)?, depth, count })
+}
+
+/// `from` and `to` of a stream: two hosts.
+fn read_ends(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable, hosts: u32) -> Result<(u32, u32), ScenarioError> {
+    let from = t.from.as_ref().map_or(Ok(0), |from| text.host("from", from, hosts))?;
+    let to = t.to.as_ref().map_or(Ok(1), |to| text.host("to", to, hosts))?;
+    if from == to {
+        let at = t.to.as_ref().or(t.from.as_ref()).map_or(span.clone(), Spanned::span);
+        return text.refuse(at, format!("to: host {to} would send to itself"));
+    }
+    Ok((from, to))
+}
+
+/// `depth` of a stream: messages at a time.
+fn read_depth(text: &Text<'_>, t: &TrafficTable) -> Result<u32, ScenarioError> {
+    let Some(depth) = &t.depth else { return Ok(16) };
+    match *depth.get_ref() {
+        depth @ 1..=DEPTH_MAX => Ok(depth),
+        number => text.refuse(depth.span(), format!("depth: {number}; expected 1 to {DEPTH_MAX}")),
+    }
+}
+
+/// A number of other hosts than one: 1 to all but one.
+fn read_others(
+    text: &Text<'_>,
+    key: &str,
+    given: Option<&Spanned<u32>>,
+    default: u32,
+    hosts: u32,
+) -> Result<u32, ScenarioError> {
+    let number = given.map_or(default, |number| *number.get_ref());
+    if (1..hosts).contains(&number) {
+        return Ok(number);
+    }
+    let span = given.map_or(0..0, Spanned::span);
+    text.refuse(span, format!("{key}: {number}; expected 1 to {}", hosts - 1))
 }
 
 fn read_load(text: &Text<'_>, span: &Range<usize>, t: &TrafficTable) -> Result<f64, ScenarioError> {
@@ -161,38 +183,72 @@ pub(super) fn read_fault(
         K::Clock => ("clock", &["for", "host", "offset", "drift"]),
     };
     only(text, &span, name, &t.given(), &[&["kind", "at"], own].concat())?;
-    let host = || text.host("host", text.need(&span, "host", t.host.as_ref())?, hosts);
-    let kind = match t.kind {
-        K::Link => FaultKind::Link(text.need(&span, "link", t.link.as_ref())?.get_ref().clone()),
-        K::Drops => FaultKind::Drops {
-            switch: text.need(&span, "switch", t.switch.as_ref())?.get_ref().clone(),
-            share: text.need(&span, "share", t.share)?.0,
-        },
-        K::Stall => FaultKind::Stall { host: host()? },
-        K::Restart => FaultKind::Restart { host: host()? },
-        K::PauseStorm => {
-            FaultKind::PauseStorm { host: host()?, class: t.class.as_ref().map_or(Ok(0), |class| text.class(class))? }
-        }
-        K::Clock => {
-            if t.offset.is_none() && t.drift.is_none() {
-                return text.refuse(span, "offset is missing, and drift: a clock fault has one of them or both");
-            }
-            let (offset, drift) = (t.offset.unwrap_or_default().0, t.drift.unwrap_or_default().0);
-            FaultKind::Clock { host: host()?, offset, drift }
-        }
-        K::Packets => {
-            let numbers = text.need(&span, "numbers", t.numbers.as_ref())?;
-            if !(1..=NUMBERS_MAX).contains(&numbers.get_ref().len()) {
-                let count = numbers.get_ref().len();
-                let expected = format!("numbers: {count} packets; expected 1 to {NUMBERS_MAX}");
-                return text.refuse(numbers.span(), expected);
-            }
-            FaultKind::Packets { host: host()?, numbers: numbers.get_ref().clone(), fate: read_fate(text, &span, t)? }
-        }
-    };
+    let kind = read_fault_kind(text, &span, t, hosts)?;
     let (at, lasts) = (t.at.0, t.lasts.unwrap_or_default().0);
     let every = t.every.as_ref().map_or(Ok(0), |every| read_every(text, every, lasts, time.saturating_sub(at)))?;
     Ok(Fault { at, lasts, every, kind })
+}
+
+/// What fails, and where.
+fn read_fault_kind(
+    text: &Text<'_>,
+    span: &Range<usize>,
+    t: &FaultTable,
+    hosts: u32,
+) -> Result<FaultKind, ScenarioError> {
+    use file::FaultKindName as K;
+    match t.kind {
+        K::Link => Ok(FaultKind::Link(text.need(span, "link", t.link.as_ref())?.get_ref().clone())),
+        K::Drops => read_drops(text, span, t),
+        _ => read_host_fault(text, span, t, text.host("host", text.need(span, "host", t.host.as_ref())?, hosts)?),
+    }
+}
+
+/// What fails at a host.
+fn read_host_fault(
+    text: &Text<'_>,
+    span: &Range<usize>,
+    t: &FaultTable,
+    host: u32,
+) -> Result<FaultKind, ScenarioError> {
+    use file::FaultKindName as K;
+    match t.kind {
+        K::Restart => Ok(FaultKind::Restart { host }),
+        K::PauseStorm => Ok(FaultKind::PauseStorm { host, class: read_class(text, t.class.as_ref())? }),
+        K::Clock => read_clock(text, span, t, host),
+        K::Packets => read_packets(text, span, t, host),
+        K::Stall | K::Link | K::Drops => Ok(FaultKind::Stall { host }),
+    }
+}
+
+/// A traffic class, 0 where none is given.
+fn read_class(text: &Text<'_>, class: Option<&Spanned<u8>>) -> Result<u8, ScenarioError> {
+    class.map_or(Ok(0), |class| text.class(class))
+}
+
+/// A fault in which a switch drops a share of its packets.
+fn read_drops(text: &Text<'_>, span: &Range<usize>, t: &FaultTable) -> Result<FaultKind, ScenarioError> {
+    let switch = text.need(span, "switch", t.switch.as_ref())?.get_ref().clone();
+    Ok(FaultKind::Drops { switch, share: text.need(span, "share", t.share)?.0 })
+}
+
+/// A fault of a host's clock.
+fn read_clock(text: &Text<'_>, span: &Range<usize>, t: &FaultTable, host: u32) -> Result<FaultKind, ScenarioError> {
+    if t.offset.is_none() && t.drift.is_none() {
+        return text.refuse(span.clone(), "offset is missing, and drift: a clock fault has one of them or both");
+    }
+    let (offset, drift) = (t.offset.unwrap_or_default().0, t.drift.unwrap_or_default().0);
+    Ok(FaultKind::Clock { host, offset, drift })
+}
+
+/// A fault of some packets of a host.
+fn read_packets(text: &Text<'_>, span: &Range<usize>, t: &FaultTable, host: u32) -> Result<FaultKind, ScenarioError> {
+    let numbers = text.need(span, "numbers", t.numbers.as_ref())?;
+    let count = numbers.get_ref().len();
+    if !(1..=NUMBERS_MAX).contains(&count) {
+        return text.refuse(numbers.span(), format!("numbers: {count} packets; expected 1 to {NUMBERS_MAX}"));
+    }
+    Ok(FaultKind::Packets { host, numbers: numbers.get_ref().clone(), fate: read_fate(text, span, t)? })
 }
 
 /// `every` of a fault that lasts for `lasts`, and has the time `left` for its repetitions.

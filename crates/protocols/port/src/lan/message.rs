@@ -9,7 +9,7 @@ use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol, EthernetRepr, Icmpv4Packet,
     Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet, Ipv6Repr, NdiscNeighborFlags,
-    NdiscRepr,
+    NdiscRepr, RawHardwareAddress,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -124,6 +124,17 @@ fn emit_ipv4(header: &Ipv4Repr, head: &mut [u8], all: &ChecksumCapabilities) {
     header.emit(&mut Ipv4Packet::new_unchecked(head), all);
 }
 
+/// A link address of Ethernet's length.
+fn ethernet_address(link: RawHardwareAddress) -> Option<EthernetAddress> {
+    Some(EthernetAddress::from_bytes(link.as_bytes().first_chunk::<6>()?))
+}
+
+/// What a neighbour says of itself, and must not say of an address of this host.
+fn receive_advertisement(host: &LanHost, target: Ipv6Addr, link: EthernetAddress) -> Option<LanMessage> {
+    let (ip, mac) = usable(target.into(), link).filter(|(ip, _)| !host.owns(*ip))?;
+    Some(LanMessage::Advertisement { ip, mac })
+}
+
 fn receive_ipv6(host: &LanHost, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>) -> Option<LanMessage> {
     let all = ChecksumCapabilities::default();
     let packet = Ipv6Packet::new_checked(bytes).ok()?;
@@ -139,13 +150,10 @@ fn receive_ipv6(host: &LanHost, back: EthernetAddress, bytes: &[u8], out: &mut V
             Some(LanMessage::Request { from: None })
         }
         Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit { target_addr, lladdr }) if ip.hop_limit == HOP_LIMIT_ND => {
-            let link = lladdr.and_then(|l| Some(EthernetAddress::from_bytes(l.as_bytes().first_chunk::<6>()?)));
-            receive_solicitation(host, ip.src_addr, target_addr, link.unwrap_or(back), out)
+            receive_solicitation(host, ip.src_addr, target_addr, lladdr.and_then(ethernet_address).unwrap_or(back), out)
         }
         Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { target_addr, lladdr, .. }) if ip.hop_limit == HOP_LIMIT_ND => {
-            let link = EthernetAddress::from_bytes(lladdr?.as_bytes().first_chunk::<6>()?);
-            let (ip, mac) = usable(target_addr.into(), link).filter(|(ip, _)| !host.owns(*ip))?;
-            Some(LanMessage::Advertisement { ip, mac })
+            receive_advertisement(host, target_addr, ethernet_address(lladdr?)?)
         }
         _ => host.owns(ip.dst_addr.into()).then_some(LanMessage::Ignored),
     }

@@ -12,9 +12,7 @@ use crate::rx_train::{BufferLevel, PacketVerifier, RxMessages, RxTrain, report_l
 use crate::sys::recv::Message;
 use crate::{Encapsulation, RxSink};
 use burst_base::{Nanos, Reason};
-use burst_netif::is_link_local;
 use burst_wire::Ethernet;
-use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 /// Bits of a tag that are the VLAN ID; 0 is a priority tag without a VLAN.
@@ -154,18 +152,7 @@ fn parse_message<'a>(message: &Message<'a>, own: &LocalLink, again: bool) -> Res
     let vnet::VnetHeader { checksums, segment } = vnet::read(header)?;
     let mut datagram =
         parse::parse(frame, if again { ChecksumState::Trusted } else { checksums }, own.encapsulation.udp_port)?;
-    let flow = &mut datagram.flow;
-    let ours = if link.dst == own.mac { own.has(&flow.dst) } else { own.has_group(&flow.dst) };
-    if !ours {
-        return Err(Reason::NotOurs);
-    }
-    // A packet from the link must not carry an address of this port as its source.
-    if own.has(&flow.src) && !own.loopback {
-        return Err(Reason::WrongSource);
-    }
-    if matches!(flow.src, IpAddr::V6(ip) if is_link_local(&ip)) {
-        flow.scope = own.ifindex;
-    }
+    own.check_flow(&mut datagram.flow, link.dst == own.mac)?;
     if datagram.payload.is_empty() {
         return Err(Reason::Truncated);
     }

@@ -209,6 +209,22 @@ pub fn open(
         }
         return Ok(sock);
     }
+    let fd = open_anew(spec, encapsulation, addr, share)?;
+    if let Some(store) = &share.store {
+        store.store(&name, fd.as_fd());
+    }
+    let sender = own_sender(spec, addr, share)?;
+    Ok(UdpSocket { sender, stored_as, ..UdpSocket::bare(addr.ip, fd) })
+}
+
+/// Opens a socket that there was not before.
+fn open_anew(
+    spec: &UdpSpec,
+    encapsulation: &Encapsulation,
+    addr: &PortAddr,
+    share: &WorkerShare,
+) -> Result<OwnedFd, PortError> {
+    let udp_port = encapsulation.udp_port;
     if share.sharing == AddressSharing::Lent {
         return Err(PortError::Spec(format!("the daemon has lent no socket of {}", addr.ip)));
     }
@@ -232,11 +248,7 @@ pub fn open(
             spec.rcvbuf
         );
     }
-    if let Some(store) = &share.store {
-        store.store(&name, fd.as_fd());
-    }
-    let sender = own_sender(spec, addr, share)?;
-    Ok(UdpSocket { sender, stored_as, ..UdpSocket::bare(addr.ip, fd) })
+    Ok(fd)
 }
 
 /// Options of a socket in an address's reuse group.
