@@ -28,6 +28,26 @@ pub const GSI_QKEY: Qkey = Qkey(0x8001_0000);
 const TIMED_OUT: i32 = -(rustix::io::Errno::TIMEDOUT.raw_os_error());
 const NO_MEMORY: i32 = -(rustix::io::Errno::NOMEM.raw_os_error());
 
+/// What a program sees of an event, and its status.
+fn shown(owner: &CmEntry, event: &ConnEvent<'_>) -> (CmEventKind, i32) {
+    match event.kind {
+        ConnEventKind::Response => (CmEventKind::ConnectResponse, 0),
+        ConnEventKind::Established => (CmEventKind::Established, 0),
+        // As in Linux, a datagram service that refuses is reported as unreachable.
+        ConnEventKind::Rejected if owner.qp_type == QpType::Ud => (CmEventKind::Unreachable, i32::from(event.status)),
+        ConnEventKind::Rejected => (CmEventKind::Rejected, i32::from(event.status)),
+        ConnEventKind::Unreachable => (CmEventKind::Unreachable, TIMED_OUT),
+        ConnEventKind::ConnectError => (CmEventKind::ConnectError, NO_MEMORY),
+        ConnEventKind::Disconnected => (CmEventKind::Disconnected, if event.status == 0 { 0 } else { TIMED_OUT }),
+        ConnEventKind::TimewaitExit => (CmEventKind::TimewaitExit, 0),
+    }
+}
+
+/// As in Linux, programs do not see the private data of an RTU, a DREQ or a DREP.
+fn hides_data(owner: &CmEntry, kind: CmEventKind) -> bool {
+    kind == CmEventKind::Disconnected || kind == CmEventKind::Established && owner.listener != 0
+}
+
 /// The agent and its worker, as the state machine sees them during one call.
 pub(crate) struct AgentEffects<'a> {
     pub now: Nanos,
@@ -54,42 +74,16 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         if event.kind == ConnEventKind::TimewaitExit {
             return self.io.timewait_exits.add(self.now, owner);
         }
-        let kind = match event.kind {
-            ConnEventKind::Response => CmEventKind::ConnectResponse,
-            ConnEventKind::Established => CmEventKind::Established,
-            // As in Linux, a datagram service that refuses is reported as unreachable.
-            ConnEventKind::Rejected if owner.qp_type == QpType::Ud => CmEventKind::Unreachable,
-            ConnEventKind::Rejected => CmEventKind::Rejected,
-            ConnEventKind::Unreachable => CmEventKind::Unreachable,
-            ConnEventKind::ConnectError => CmEventKind::ConnectError,
-            ConnEventKind::Disconnected => CmEventKind::Disconnected,
-            ConnEventKind::TimewaitExit => CmEventKind::TimewaitExit,
-        };
-        let status = match event.kind {
-            ConnEventKind::Rejected => i32::from(event.status),
-            ConnEventKind::Unreachable => TIMED_OUT,
-            ConnEventKind::Disconnected if event.status != 0 => TIMED_OUT,
-            ConnEventKind::ConnectError => NO_MEMORY,
-            _ => 0,
-        };
+        let (kind, status) = shown(owner, event);
         let route = owner.route.get().copied().unwrap_or_else(|| self.route_of(path, None, None));
         self.io.note_failure(self.now, owner, (event.kind, status), &route);
-        let cookie = match kind {
-            CmEventKind::Disconnected => self.now.0,
-            _ => 0,
-        };
-        // As in Linux, programs do not see the private data of an RTU, a DREQ or a DREP.
-        let hides_data = match kind {
-            CmEventKind::Disconnected => true,
-            CmEventKind::Established => owner.listener != 0,
-            _ => false,
-        };
+        let cookie = if kind == CmEventKind::Disconnected { self.now.0 } else { 0 };
         let event = CmEvent {
             status,
             cookie,
             route: CmRoute { mtu: event.conn.mtu, ..route },
             conn: event.conn,
-            data: if hides_data { CmData::EMPTY } else { CmData::new(event.data).unwrap_or_default() },
+            data: if hides_data(owner, kind) { CmData::EMPTY } else { CmData::new(event.data).unwrap_or_default() },
             ..CmEvent::new(kind, owner.id)
         };
         self.io.events.push(PendingEvent { entry: owner.clone(), channel: owner.channel(), event });

@@ -76,78 +76,66 @@ impl Write for AddressText {
 }
 
 macro_rules! probes {
-    ($($step:ident $name:ident;)+) => {
+    (of programs: $($own:ident $own_name:ident),+; of steps: $($step:ident $name:ident),+;) => {
         /// A probe.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)] // the names say it
-        pub enum CmProbe { $($step),+ }
+        pub enum CmProbe { $($own,)+ $($step),+ }
+
+        impl CmProbe {
+            /// The probe of a step of the protocol. `Established` has a function of its own.
+            pub(crate) const fn of(step: CmStep) -> Option<CmProbe> {
+                match step {
+                    CmStep::Established => None,
+                    $(CmStep::$step => Some(CmProbe::$step),)+
+                }
+            }
+        }
 
         /// Fires a probe, if a tracer is attached to it.
         #[inline(never)]
         pub fn fire(probe: CmProbe, id: u32, conn: u32, peer: IpAddr, elapsed: Nanos) {
-            match probe {
-                $(CmProbe::$step => {
+            macro_rules! fire {
+                ($probe:ident) => {{
                     let text;
                     probe::probe_lazy!(
-                        burst, $name, id, conn, concat!(stringify!($name), "\0").as_ptr(),
+                        burst, $probe, id, conn, concat!(stringify!($probe), "\0").as_ptr(),
                         { text = AddressText::of(peer); text.bytes.as_ptr() }, elapsed.0
                     );
-                })+
+                }};
+            }
+            match probe {
+                $(CmProbe::$own => fire!($own_name),)+
+                $(CmProbe::$step => fire!($name),)+
             }
         }
     };
 }
 
 probes! {
-    AddrResolved addr_resolved;
-    RouteResolved route_resolved;
-    QpCreated qp_created;
-    ReqSent req_sent;
-    ReqReceived req_received;
-    RepSent rep_sent;
-    RepReceived rep_received;
-    RtuSent rtu_sent;
-    RtuReceived rtu_received;
-    RejSent rej_sent;
-    RejReceived rej_received;
-    Failed failed;
-    DreqSent dreq_sent;
-    DreqReceived dreq_received;
-    DrepReceived drep_received;
-    Disconnected disconnected;
-    TimewaitExit timewait_exit;
-    SidrReqSent sidr_req_sent;
-    SidrReqReceived sidr_req_received;
-    SidrRepSent sidr_rep_sent;
-    SidrRepReceived sidr_rep_received;
-}
-
-impl CmProbe {
-    /// The probe of a step of the protocol. `Established` has a function of its own.
-    pub(crate) const fn of(step: CmStep) -> Option<CmProbe> {
-        let probe = match step {
-            CmStep::ReqSent => CmProbe::ReqSent,
-            CmStep::ReqReceived => CmProbe::ReqReceived,
-            CmStep::RepSent => CmProbe::RepSent,
-            CmStep::RepReceived => CmProbe::RepReceived,
-            CmStep::RtuSent => CmProbe::RtuSent,
-            CmStep::RtuReceived => CmProbe::RtuReceived,
-            CmStep::Established => return None,
-            CmStep::RejSent => CmProbe::RejSent,
-            CmStep::RejReceived => CmProbe::RejReceived,
-            CmStep::Failed => CmProbe::Failed,
-            CmStep::DreqSent => CmProbe::DreqSent,
-            CmStep::DreqReceived => CmProbe::DreqReceived,
-            CmStep::DrepReceived => CmProbe::DrepReceived,
-            CmStep::Disconnected => CmProbe::Disconnected,
-            CmStep::TimewaitExit => CmProbe::TimewaitExit,
-            CmStep::SidrReqSent => CmProbe::SidrReqSent,
-            CmStep::SidrReqReceived => CmProbe::SidrReqReceived,
-            CmStep::SidrRepSent => CmProbe::SidrRepSent,
-            CmStep::SidrRepReceived => CmProbe::SidrRepReceived,
-        };
-        Some(probe)
-    }
+    of programs:
+        AddrResolved addr_resolved,
+        RouteResolved route_resolved,
+        QpCreated qp_created;
+    of steps:
+        ReqSent req_sent,
+        ReqReceived req_received,
+        RepSent rep_sent,
+        RepReceived rep_received,
+        RtuSent rtu_sent,
+        RtuReceived rtu_received,
+        RejSent rej_sent,
+        RejReceived rej_received,
+        Failed failed,
+        DreqSent dreq_sent,
+        DreqReceived dreq_received,
+        DrepReceived drep_received,
+        Disconnected disconnected,
+        TimewaitExit timewait_exit,
+        SidrReqSent sidr_req_sent,
+        SidrReqReceived sidr_req_received,
+        SidrRepSent sidr_rep_sent,
+        SidrRepReceived sidr_rep_received;
 }
 
 /// Fires the probe of an established connection. `prepared` is called only if a tracer is attached.
