@@ -23,6 +23,11 @@ HISTORY = Path(os.environ.get("BURST_BENCH_HISTORY", Path(__file__).parent / "be
 FIGURES = {}
 #: Large programs are tested by `make test-matrix` only.
 collect_ignore = [] if os.environ.get("BURST_MATRIX") == "1" else ["test_proxy_programs.py", "test_metrics_programs.py"]
+#: Files whose tests take longest, the longest first. Several workers (scripts/test) begin with them, so that none of them is the last one that runs.
+LONGEST = (
+    "urma", "in_process", "perftest", "lent", "ci_step", "wheel", "wire", "run", "faults", "urma_daemon", "proxy_limits", "packet", "proxy", "middleware",
+    "demo", "guarded", "next_hops", "storage", "selective_repeat", "attacks", "in_process_hostile", "interface", "proxy_encrypted", "differential",
+)
 # They need a packager, lintian, podman and roots of Debian, which `make packages` has.
 collect_ignore += [] if os.environ.get("BURST_PACKAGES") == "1" else ["test_packages.py", "test_image.py"]
 
@@ -34,6 +39,11 @@ def pytest_configure(config):
     for part in ("burst", "burstd", "burst-proxy", "burst-sim", "burst-switch", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
         if not (BUILD / part).exists():
             raise pytest.UsageError(f"{BUILD / part} is missing: run make build first")
+
+
+def pytest_collection_modifyitems(items):
+    order = {f"test_{name}.py": at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
 
 
 def pytest_runtest_logreport(report):

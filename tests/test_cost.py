@@ -8,8 +8,6 @@ import pytest
 from lab import build_directory
 from lab.instructions import post_and_poll
 
-pytestmark = pytest.mark.alone
-
 IDLE_SECONDS, IDLE_SHARE = 5, 0.005
 # Idle queue pairs, and the bytes that each may cost.
 COUNT, IDLE_BYTES = 10_000, 2048
@@ -27,12 +25,14 @@ def idle_share(daemon):
     return min(shares)
 
 
+@pytest.mark.alone
 def test_an_idle_daemon_uses_almost_no_processor_time(make_fabric):
     fabric = make_fabric()
     assert idle_share(fabric.a.daemon) < IDLE_SHARE
     assert fabric.a.daemon.rss_kib() < 64 << 10
 
 
+@pytest.mark.alone
 def test_ten_thousand_idle_queue_pairs(make_fabric):
     """What each connected queue pair costs the daemon beside the application's rings, which are shared memory."""
     fabric = make_fabric()

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import wait_until
+from lab import wait_until, waiting
 from lab.fabric import ROOT
-
-pytestmark = pytest.mark.alone
 
 
 class Place:
@@ -72,7 +70,7 @@ def place(namespaces):
 def test_an_ended_demo_leaves_nothing(place, sign, delay):
     demo = place.start(delay)
     demo.send_signal(sign)
-    text, _ = demo.communicate(timeout=60)
+    text, _ = demo.communicate(timeout=60 * waiting.contention())
     assert demo.returncode == 1 and f"{sign.name}; everything is taken down" in text
     place.await_clean()
 
@@ -80,6 +78,6 @@ def test_an_ended_demo_leaves_nothing(place, sign, delay):
 def test_a_killed_demo_leaves_no_process(place):
     demo = place.start(3)
     demo.kill()
-    demo.communicate(timeout=60)
+    demo.communicate(timeout=60 * waiting.contention())
     # After SIGKILL the directory with two sockets stays.
     place.await_clean(files=False)

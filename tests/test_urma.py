@@ -279,7 +279,8 @@ def test_loads_stores_and_apertures_of_a_remote_segment(own, tmp_path, port):
     rounds = 600
     times, (first, counter, last) = programs.aperture(fabric, tmp_path, rounds, {"BURST_PORT": port})
     assert (first, counter, last) == (rounds - 1, 2 + rounds, rounds - 1)
-    assert all(time > 0 for time in times.values())
+    # A rate in whole MiB/s is 0 on a busy machine.
+    assert all(time > 0 for name, time in times.items() if name != "scan_mib_s")
 
 
 def test_loads_stores_and_apertures_work_through_daemons(shared, tmp_path):
