@@ -3,12 +3,17 @@
 import re
 import shutil
 import subprocess
+import sys
+import xml.etree.ElementTree
 from pathlib import Path
 
 import lab
 import pytest
 from conftest import BUILD
 from lab import run_pair
+
+sys.path.append(str(Path(__file__).with_name("explain")))
+from verbs_end import pair  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SEND = ["ib_send_bw", "-d", "burst0", "-F", "-s", 4096, "-n", 2000, "-t", 16]
@@ -143,3 +148,104 @@ def test_the_ninth_reader_is_refused_until_one_has_gone(make_fabric, tmp_path):
     captures.append(Capture(host))
     for capture in captures:
         capture.end()
+
+
+def lines_of(capture):
+    return [line for line in capture.program.text().splitlines() if not line.startswith("burst: ")]
+
+
+def test_what_was_dropped_has_its_reason_in_the_line_and_as_comment(make_fabric, tmp_path):
+    fabric = make_fabric()
+    assert fabric.a.burst("impair", "burst0", "loss=20%", "dir=rx", "for=5m")[0] == 0
+    path = tmp_path / "packets.pcapng"
+    counted = fabric.a.stats()["impaired"]
+    seen, file = Capture(fabric.a), Capture(fabric.a, "-w", path)
+    run_pair(fabric.a, fabric.b, FEW)
+    assert fabric.a.burst("impair", "burst0", "off")[0] == 0
+    assert seen.end()[1] == file.end()[1] == 0
+    dropped = [line for line in lines_of(seen) if line.endswith(" dropped (impaired)")]
+    assert len(dropped) == fabric.a.stats()["impaired"] - counted > 0
+    # What a lost packet leads to is judged, too.
+    assert any(re.search(r"(dropped|refused|noted) \((?!impaired)", line) for line in lines_of(seen))
+    if shutil.which("tshark"):
+        comments = tshark(path, "-T", "fields", "-e", "frame.comment", "-Y", 'frame.comment contains "impaired"')
+        assert len(comments) == len(dropped) and all("dropped: impaired. The impairment wrapper" in comment for comment in comments)
+    code, text = fabric.a.burst("capture", "--read", path, "--stage", "dropped")
+    assert code == 0 and text.count(" dropped (impaired)") == len(dropped) and " > " in text
+
+
+def test_filters_choose_queue_pairs_peers_opcodes_and_stages(make_fabric):
+    fabric = make_fabric()
+    captures = {
+        words: Capture(fabric.a, *words)
+        for words in ((), ("--opcode", "send"), ("--stage", "sent"), ("--peer", fabric.b.address), ("--peer", "10.99.99.99"))
+    }
+    run_pair(fabric.a, fabric.b, FEW)
+    assert all(capture.end()[1] == 0 for capture in captures.values())
+    lines = {words: lines_of(capture) for words, capture in captures.items()}
+    every = lines.pop(())
+    assert lines[("--opcode", "send")] == [line for line in every if " SEND " in line] != []
+    assert lines[("--stage", "sent")] == [line for line in every if line.split()[1] == ">"] != []
+    assert lines[("--peer", fabric.b.address)] == every and lines[("--peer", "10.99.99.99")] == []
+    # Both ends' numbers are in the lines: what one queue pair has sent and received.
+    qpns = {re.search(r" from (0x[0-9a-f]{6})", line)[1] for line in every if " from 0x" in line} - {"0x000001"}
+    assert len(qpns) == 1, every[:5]
+    capture = Capture(fabric.a, "--qp", "0x2,7")
+    run_pair(fabric.a, fabric.b, FEW)
+    assert capture.end() == (0, 0)
+    for words, sentence in (("--opcode", "sned"), "the nearest is"), (("--stage", "lost"), "refused"), (("--qp", "0x1000000"), "below 0x1000000"):
+        code, text = fabric.a.burst("capture", *words)
+        assert code == 2 and sentence in text, text
+
+
+def test_one_queue_pair_of_many_is_filtered_in_both_directions(make_fabric):
+    fabric = make_fabric()
+    a, b = pair(fabric, timeout=18, retries=7)
+    others = pair(fabric, timeout=18, retries=7)
+    mine, all_of_them = Capture(fabric.a, "--qp", hex(a.qpn)), Capture(fabric.a)
+    for sender, receiver in ((a, b), others):
+        receiver("receive", qp="q", region="m", bytes=64)
+        sender.send(64)
+        sender.done()
+    assert all_of_them.end()[1] == mine.end()[1] == 0
+    own = [line for line in lines_of(all_of_them) if f" from 0x{a.qpn:06x}" in line or f" < " in line and f" qp 0x{a.qpn:06x} " in line]
+    assert lines_of(mine) == own and len(own) >= 2
+    assert {line.split()[1] for line in own} == {"<", ">"}
+
+
+def test_a_ladder_of_two_captures_marks_what_was_lost_between_them(make_fabric, tmp_path):
+    fabric = make_fabric()
+    a, b = pair(fabric, timeout=12, retries=7)
+    paths = [tmp_path / "a.pcapng", tmp_path / "b.pcapng"]
+    captures = [Capture(host, "-w", path) for host, path in zip((fabric.a, fabric.b), paths, strict=True)]
+    assert fabric.a.burst("impair", "burst0", "loss=30%", "dir=tx", "for=5m")[0] == 0
+    for _ in range(20):
+        b("receive", qp="q", region="m", bytes=64)
+        a.send(64)
+        a.done()
+    assert all(capture.end()[1] == 0 for capture in captures)
+    svg = tmp_path / "ladder.svg"
+    both = ["capture", "--read", paths[0], "--read", paths[1], "--opcode", "rc", "--count", 1000]
+    code, text = fabric.a.burst(*both)
+    ways = [tuple(line.split()[1:5:1]) for line in text.splitlines()]
+    sent = sum(way[:2] == (">", fabric.a.address) for way in ways)
+    lost = sent - sum(way[:2] == ("<", fabric.a.address) for way in ways)
+    assert code == 0 and 0 < lost < sent, text
+    code, text = fabric.a.burst(*both, "--svg", svg)
+    drawing = svg.read_text()
+    assert code == 0 and drawing.count('class="cross"') == lost and f", {lost} lost, " in drawing, text
+    xml.etree.ElementTree.parse(svg)
+    code, text = fabric.a.burst("capture", "--read", paths[0], "--svg", "-", "--peer", "10.99.99.99")
+    assert code == 1 and "there is no packet to draw" in text
+    code, text = fabric.a.burst("capture", "--read", paths[0], "--svg", svg, "--count", 1001)
+    assert code == 1 and "1000 packets at most" in text
+
+
+def test_a_ladder_of_a_running_capture(make_fabric, tmp_path):
+    fabric, svg = make_fabric(), tmp_path / "ladder.svg"
+    capture = Capture(fabric.a, "--svg", svg, "--count", 12)
+    run_pair(fabric.a, fabric.b, FEW)
+    assert capture.program.wait(60) == 0, capture.program.text()
+    root = xml.etree.ElementTree.parse(svg).getroot()
+    text = "".join(root.itertext())
+    assert "12 packets, 0 lost" in text and fabric.a.address in text and fabric.b.address in text

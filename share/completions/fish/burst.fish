@@ -60,6 +60,7 @@ complete -c burst -n "__fish_burst_using_subcommand doctor" -l json -d 'Print JS
 complete -c burst -n "__fish_burst_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c burst -n "__fish_burst_using_subcommand why" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
 complete -c burst -n "__fish_burst_using_subcommand why" -l reports -d 'With `daemon`: the directory of crash reports to read if no daemon answers (state_dir) [default: this user\'s]' -r -F
+complete -c burst -n "__fish_burst_using_subcommand why" -l pcap -d 'With a queue pair number: write its last packets, up to its failure, as pcapng; the host must keep them (packet_ring)' -r
 complete -c burst -n "__fish_burst_using_subcommand why" -l json -d 'Print JSON'
 complete -c burst -n "__fish_burst_using_subcommand why" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand stats" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
@@ -81,6 +82,12 @@ complete -c burst -n "__fish_burst_using_subcommand capture" -s w -l write -d 'W
 complete -c burst -n "__fish_burst_using_subcommand capture" -l snap -d 'Bytes of each packet behind the UDP header [default: all, without -w 128]' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l count -d 'End after N packets' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l for -d 'End after this time' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l read -d 'Show the packets of this pcapng file instead; twice: of two hosts' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l svg -d 'Draw a ladder of the first packets (30, or --count) between two hosts as SVG; `-`: to stdout' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l qp -d 'Only packets of this queue pair of the host (0x11f or 287); several: with commas, or given again' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l peer -d 'Only packets from or to this address' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l opcode -d 'Only packets whose opcode has this in its name: send, `rdma write`, `read response`, acknowledge, cnp' -r
+complete -c burst -n "__fish_burst_using_subcommand capture" -l stage -d 'Only packets that were sent, received, dropped, or refused with a NAK' -r
 complete -c burst -n "__fish_burst_using_subcommand capture" -l socket -d 'Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]' -r -F
 complete -c burst -n "__fish_burst_using_subcommand capture" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c burst -n "__fish_burst_using_subcommand cc" -l for -d 'Change it for peers of this kind only: standard, burst (other Burst daemons), loopback (own addresses)' -r

@@ -4,6 +4,7 @@
 //! [`CAPTURED_HEAD`] bytes and the captured bytes, from the transport's first header on. Numbers are in the machine's
 //! byte order: both ends are on one host.
 
+use burst_base::Reason;
 use std::net::IpAddr;
 
 /// Longest message.
@@ -12,7 +13,7 @@ pub const CAPTURE_MESSAGE_MAX: usize = 64 << 10;
 pub const CAPTURE_MESSAGE_HEAD: usize = 8;
 
 /// Bytes of a packet's head.
-pub const CAPTURED_HEAD: usize = 56;
+pub const CAPTURED_HEAD: usize = 60;
 
 /// A packet that a port has sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,10 @@ pub struct CapturedPacket<'a> {
     pub at_ns: u64,
     /// Sent; else received.
     pub is_sent: bool,
+    /// What the host counted of it: why it was dropped, refused or noted.
+    pub reason: Option<Reason>,
+    /// Number of the queue pair that has sent it; 0: received, or not known.
+    pub sender: u32,
     /// Source address.
     pub src: IpAddr,
     /// Destination address, of the same family.
@@ -41,6 +46,16 @@ pub struct CapturedPacket<'a> {
     pub bytes: &'a [u8],
 }
 
+const _: () = assert!(Reason::COUNT < u8::MAX as usize, "the number of a reason fits into its byte");
+
+/// The number of a reason plus one; 0: none.
+pub const fn reason_number(reason: Option<Reason>) -> u8 {
+    match reason {
+        Some(reason) => reason.index() as u8 + 1,
+        None => 0,
+    }
+}
+
 fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -58,9 +73,11 @@ impl CapturedPacket<'_> {
         head[12..14].copy_from_slice(&self.src_port.to_ne_bytes());
         head[14..16].copy_from_slice(&self.dst_port.to_ne_bytes());
         head[16..20].copy_from_slice(&self.flow_label.to_ne_bytes());
-        head[20..24].copy_from_slice(&[u8::from(self.is_sent), u8::from(self.src.is_ipv6()), self.tos, self.hop_limit]);
+        let flags = u8::from(self.is_sent) | u8::from(self.src.is_ipv6()) << 1;
+        head[20..24].copy_from_slice(&[flags, reason_number(self.reason), self.tos, self.hop_limit]);
         head[24..40].copy_from_slice(&octets(self.src));
         head[40..56].copy_from_slice(&octets(self.dst));
+        head[56..].copy_from_slice(&self.sender.to_ne_bytes());
         head
     }
 }
@@ -75,7 +92,7 @@ pub fn captured(message: &[u8]) -> Option<(u64, Vec<CapturedPacket<'_>>)> {
         let address = |at: usize| {
             let octets: [u8; 16] = head[at..at + 16].try_into().expect("sixteen bytes");
             let v6 = std::net::Ipv6Addr::from(octets);
-            match v6.to_ipv4_mapped().filter(|_| head[21] == 0) {
+            match v6.to_ipv4_mapped().filter(|_| head[20] & 2 == 0) {
                 Some(v4) => IpAddr::V4(v4),
                 None => IpAddr::V6(v6),
             }
@@ -83,7 +100,9 @@ pub fn captured(message: &[u8]) -> Option<(u64, Vec<CapturedPacket<'_>>)> {
         let (bytes, next) = behind.split_at_checked(usize::from(be16(8)))?;
         packets.push(CapturedPacket {
             at_ns: u64::from_ne_bytes(head[..8].try_into().expect("eight bytes")),
-            is_sent: head[20] != 0,
+            is_sent: head[20] & 1 != 0,
+            reason: usize::from(head[21]).checked_sub(1).and_then(|index| Reason::ALL.get(index)).copied(),
+            sender: u32::from_ne_bytes([head[56], head[57], head[58], head[59]]),
             src: address(24),
             dst: address(40),
             src_port: be16(12),
@@ -108,6 +127,8 @@ mod tests {
         let v4 = CapturedPacket {
             at_ns: 1_700_000_000_123_456_789,
             is_sent: true,
+            reason: Reason::ALL.last().copied(),
+            sender: 0x12_3456,
             src: IpAddr::from([10, 0, 0, 1]),
             dst: IpAddr::from([10, 0, 0, 2]),
             src_port: 50_000,
@@ -120,6 +141,8 @@ mod tests {
         };
         let v6 = CapturedPacket {
             is_sent: false,
+            reason: None,
+            sender: 0,
             src: "fe80::1".parse().expect("an address"),
             dst: "::ffff:10.0.0.1".parse().expect("an address"),
             flow_label: 0xf_ffff,

@@ -178,10 +178,23 @@ pub struct QpRecord {
     pub is_selective: bool,
     /// What packets of this queue pair met, by number of the reason; the first few reasons, with their counts.
     pub counts: Vec<(u16, u32)>,
+    /// The last packet that it has sent, and the last one that it has received; of a train the first one.
+    pub last_packets: [Option<LastPacketRecord>; 2],
     /// The path to the peer, if it is connected.
     pub path: Option<PeerPathRecord>,
     /// What the host knows of the next hop to the peer when it is asked; `None`: nothing, or it is an own address.
     pub next_hop: Option<NextHop>,
+}
+
+/// A packet of a queue pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastPacketRecord {
+    /// How long before the failure, or before now, in steps of 65.5 us.
+    pub ago_ns: u64,
+    /// Name of its opcode.
+    pub opcode: String,
+    /// Its PSN.
+    pub psn: u32,
 }
 
 /// A request.
@@ -293,6 +306,17 @@ pub struct FailureQuery {
     pub about: Option<u32>,
     /// How many of them to leave out.
     pub skip: u32,
+}
+
+/// To [`crate::Request::KeptPackets`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptPackets {
+    /// Device number of the queue pair.
+    pub device: u32,
+    /// Whether these are its packets up to its failure, copied then; else those that the ring has now.
+    pub is_failed: bool,
+    /// Message of [`crate::capture`] with the heads of the packets, the oldest first.
+    pub message: Vec<u8>,
 }
 
 /// To [`crate::Request::Failures`].

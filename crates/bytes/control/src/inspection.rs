@@ -182,6 +182,7 @@ fn only_reads(request: &Request) -> bool {
             | Request::CmConnections { .. }
             | Request::Urma { .. }
             | Request::Failures(_)
+            | Request::KeptPackets { .. }
             | Request::Workers
             | Request::QueuePairs { .. }
     )

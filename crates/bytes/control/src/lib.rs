@@ -20,6 +20,7 @@ pub mod frame;
 pub mod in_process;
 pub mod inspection;
 pub mod lend;
+mod limits;
 pub mod listener;
 pub mod messages;
 pub mod metrics_place;
@@ -34,6 +35,7 @@ pub mod urma_calls;
 pub use async_record::{AsyncObject, AsyncRecord};
 pub use client::Client;
 pub use commands::CommandSender;
+pub use limits::Limits;
 pub use messages::*;
 pub use monitor::Counter;
 

@@ -5,8 +5,9 @@
 
 use crate::activity::{QpPage, WorkerUse};
 use crate::cm::{CmCommand, CmReply};
-use crate::failures::{FailurePage, FailureQuery};
+use crate::failures::{FailurePage, FailureQuery, KeptPackets};
 use crate::lend::LentWorker;
+use crate::limits::Limits;
 use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, Counter, DaemonCrashes, UserPage};
 use crate::names;
 use crate::urma::{UrmaCursor, UrmaPage};
@@ -478,6 +479,11 @@ pub enum Request {
     Lend,
     /// Gets records of failures, the newest first.
     Failures(FailureQuery),
+    /// Gets the packets of a queue pair that were kept up to its failure, or until now.
+    KeptPackets {
+        /// Queue pair number.
+        qpn: u32,
+    },
     /// Gets the time and the traffic of each worker.
     Workers,
     /// Gets a page of the list of queue pairs.
@@ -662,6 +668,8 @@ pub enum Response {
     Lent(LentWorker),
     /// To `Failures`.
     Failures(FailurePage),
+    /// To `KeptPackets`.
+    KeptPackets(KeptPackets),
     /// To `Workers`.
     Workers(Vec<WorkerUse>),
     /// To `QueuePairs`.
@@ -755,45 +763,4 @@ pub struct GidInfo {
     pub ifname: String,
     /// Index of the interface.
     pub ifindex: u32,
-}
-
-/// Limits of a device: maximum numbers and sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Queue pairs.
-    pub max_qp: u32,
-    /// Work requests per queue.
-    pub max_qp_wr: u32,
-    /// SGEs per work request.
-    pub max_sge: u32,
-    /// Bytes of inline data per work request.
-    pub max_inline: u32,
-    /// Completion queues.
-    pub max_cq: u32,
-    /// Entries per completion queue.
-    pub max_cqe: u32,
-    /// Memory regions.
-    pub max_mr: u32,
-    /// Memory windows.
-    pub max_mw: u32,
-    /// Protection domains.
-    pub max_pd: u32,
-    /// Address handles.
-    pub max_ah: u32,
-    /// Shared receive queues.
-    pub max_srq: u32,
-    /// Work requests per shared receive queue.
-    pub max_srq_wr: u32,
-    /// READs and atomics in flight per queue pair, as requester and as responder.
-    pub max_rd_atomic: u32,
-    /// Bytes of a message.
-    pub max_msg_sz: u32,
-    /// Bytes of a memory region.
-    pub max_mr_size: u64,
-    /// Bytes of device memory.
-    pub max_dm_size: u64,
-    /// Multicast groups.
-    pub max_mcast_grp: u32,
-    /// Queue pairs attached to one multicast group.
-    pub max_mcast_qp_attach: u32,
 }

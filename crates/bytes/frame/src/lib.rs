@@ -80,6 +80,8 @@ pub struct TxFrame {
     pub payload_len: u16,
     /// The frame belongs to the same run ([`TxBatch::push_run`]) as the frame before it, and has the same flow.
     pub continues: bool,
+    /// Number of the queue pair that sends it, for captures; 0: not known ([`TxBatch::sign`]).
+    pub sender: u32,
     /// First span in [`TxBatch::spans`].
     span_first: u32,
     /// Number of spans.
@@ -100,6 +102,8 @@ pub struct TxBatch {
     payload_len: usize,
     /// Whether a span may lie in another process ([`TxBatch::fetch_remote`]).
     has_remote: bool,
+    /// Whether frames are captured, so that their senders are noted.
+    is_captured: bool,
     staging: Staging,
 }
 
@@ -108,7 +112,36 @@ impl TxBatch {
     pub fn new(capacity: usize) -> Self {
         let places = vec![TxFrame::default(); capacity];
         let spans = Vec::with_capacity(capacity * 2 + SPANS_MAX);
-        TxBatch { places, len: 0, spans, framed: 0, payload_len: 0, has_remote: false, staging: Staging::default() }
+        TxBatch {
+            places,
+            len: 0,
+            spans,
+            framed: 0,
+            payload_len: 0,
+            has_remote: false,
+            is_captured: false,
+            staging: Staging::default(),
+        }
+    }
+    /// Whether frames are captured: their senders should be noted.
+    #[inline]
+    pub fn is_captured(&self) -> bool {
+        self.is_captured
+    }
+    /// Sets whether frames are captured.
+    pub fn set_captured(&mut self, is_captured: bool) {
+        self.is_captured = is_captured;
+    }
+    /// Opcode (in the upper 8 bits) and PSN of the last frame, which has a BTH. The batch must not be empty (panics).
+    #[inline]
+    pub fn last_packet(&self) -> u32 {
+        let head = &self.places[self.len - 1].head;
+        u32::from_be_bytes([head[0], head[9], head[10], head[11]])
+    }
+    /// Notes that the frames from number `first` on are sent by queue pair `sender`.
+    pub fn sign(&mut self, first: usize, sender: u32) {
+        let frames = self.places[..self.len].get_mut(first..).unwrap_or_default();
+        frames.iter_mut().for_each(|frame| frame.sender = sender);
     }
     /// Whether another frame with up to [`SPANS_MAX`] spans fits.
     pub fn has_room(&self) -> bool {
@@ -203,6 +236,7 @@ impl TxBatch {
         frame.pad = pad;
         frame.payload_len = payload_len;
         frame.continues = false;
+        frame.sender = 0;
         frame.span_first = self.framed as u32;
         frame.span_count = (self.spans.len() - self.framed) as u8;
         self.len += 1;
@@ -277,6 +311,7 @@ impl Default for TxFrame {
             pad: 0,
             payload_len: 0,
             continues: false,
+            sender: 0,
             span_first: 0,
             span_count: 0,
         }

@@ -34,10 +34,13 @@ use std::process::ExitCode;
 
 /// Carries out the command line of this process; returns its exit code.
 pub fn main() -> ExitCode {
-    let matches = match burst_args::parse(command(), std::env::args_os()) {
-        Ok(matches) => matches,
-        Err(code) => return ExitCode::from(code),
-    };
+    match burst_args::parse(command(), std::env::args_os()) {
+        Ok(matches) => carry_out(&matches),
+        Err(code) => ExitCode::from(code),
+    }
+}
+
+fn carry_out(matches: &ArgMatches) -> ExitCode {
     match matches.subcommand() {
         Some(("run", m)) => run::run(m),
         Some(("ls", m)) => ls::ls(m),
@@ -94,7 +97,8 @@ pub fn command() -> Command {
                 ))
                 .arg(socket())
                 .arg(json())
-                .arg(reports()),
+                .arg(reports())
+                .arg(pcap()),
         )
         .subcommand(stats::command())
         .subcommand(metrics::command())
@@ -189,6 +193,13 @@ fn users() -> Arg {
         .long("users")
         .action(clap::ArgAction::SetTrue)
         .help("List what the programs of each user use of the daemon's limited resources, and how much they may use")
+}
+
+/// `--pcap` of `why`.
+fn pcap() -> Arg {
+    Arg::new("pcap").long("pcap").value_name("FILE").help(
+        "With a queue pair number: write its last packets, up to its failure, as pcapng; the host must keep them (packet_ring)",
+    )
 }
 
 /// `--reports` of `why`.

@@ -42,6 +42,9 @@ pub fn why(matches: &ArgMatches) -> ExitCode {
         Some(REASONS) => return crate::finish(&Reason::ALL.iter().map(|r| as_line(*r)).collect::<String>()),
         _ => {}
     }
+    if let Some(path) = matches.get_one::<String>("pcap") {
+        return packets(matches, word, path);
+    }
     let failures = match word {
         None => Some(Failures::Last),
         Some("all") => Some(Failures::All),
@@ -56,6 +59,18 @@ pub fn why(matches: &ArgMatches) -> ExitCode {
             crate::complain(sentence);
             ExitCode::from(burst_args::EXIT_USAGE)
         }
+    }
+}
+
+/// Writes the packets of a queue pair to a file.
+fn packets(matches: &ArgMatches, word: Option<&str>, path: &str) -> ExitCode {
+    let Some(qpn) = word.filter(|word| !word.contains(':') || word.starts_with("qp:")).and_then(object) else {
+        crate::complain("--pcap needs the number of a queue pair: burst why qp:0x11f --pcap packets.pcapng");
+        return ExitCode::from(burst_args::EXIT_USAGE);
+    };
+    match crate::capture::write_kept(crate::chosen_socket(matches).as_deref(), qpn, path) {
+        Ok(text) => crate::finish(&text),
+        Err(sentence) => crate::fail(sentence),
     }
 }
 

@@ -9,7 +9,8 @@ use burst_base::Reason;
 use burst_base::reason::Class;
 use burst_base::verbs::{Mtu, QpState, QpType, WcStatus, WrOpcode, access};
 use burst_control::failures::{
-    FailureKind, FailureRecord, HelloRecord, MemoryFinding, MemoryRecord, NextHop, PeerPathRecord, QpRecord,
+    FailureKind, FailureRecord, HelloRecord, LastPacketRecord, MemoryFinding, MemoryRecord, NextHop, PeerPathRecord,
+    QpRecord,
 };
 use std::fmt::Write;
 use std::time::Duration;
@@ -415,6 +416,8 @@ fn qp_facts(qp: &QpRecord, all: &mut Vec<(&'static str, String)>) {
     if qp.rtt_ns > 0 {
         all.push(("round trip", time_text(qp.rtt_ns)));
     }
+    let [sent, received] = qp.last_packets.each_ref().map(last_words);
+    all.push(("last packets", format!("sent: {sent}; received: {received}")));
     let met: Vec<String> = counted(qp).map(|(reason, count)| format!("{} {count}", reason.name())).collect();
     if !met.is_empty() {
         all.push(("met", met.join(", ")));
@@ -425,6 +428,14 @@ fn qp_facts(qp: &QpRecord, all: &mut Vec<(&'static str, String)>) {
     if let Some(hop) = qp.next_hop {
         all.push(("next hop", hop_words(hop).into()));
     }
+}
+
+/// The last packet in one direction.
+fn last_words(packet: &Option<LastPacketRecord>) -> String {
+    packet.as_ref().map_or_else(
+        || "none".into(),
+        |packet| format!("{}, PSN {}, {} before", packet.opcode, packet.psn, time_text(packet.ago_ns)),
+    )
 }
 
 fn path_facts(path: &PeerPathRecord, all: &mut Vec<(&'static str, String)>) {
@@ -522,6 +533,7 @@ mod tests {
             timeout_ns: 67_108_864,
             answered_bytes: 0,
             rtt_ns: 0,
+            last_packets: [Some(LastPacketRecord { ago_ns: 4_000_000, opcode: "RC SEND Only".into(), psn: 7 }), None],
             is_selective: false,
             counts: Vec::new(),
             path: Some(path),

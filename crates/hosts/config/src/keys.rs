@@ -38,6 +38,8 @@ pub enum KeyId {
     UrmaLanes,
     /// `urma_caqm`.
     UrmaCaqm,
+    /// `packet_ring`.
+    PacketRing,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -236,6 +238,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "off",
         help: "C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md)",
+    },
+    ConfigKey {
+        id: KeyId::PacketRing,
+        name: "packet_ring",
+        flag: "packet-ring",
+        env: "BURST_PACKET_RING",
+        kind: ValueKind::Switch,
+        many: false,
+        default: "off",
+        help: "Each worker keeps the heads of its last 32,768 packets (4 MiB), so that burst why QPN --pcap FILE gives the packets of a queue pair up to its failure",
     },
     ConfigKey {
         id: KeyId::IdleExit,

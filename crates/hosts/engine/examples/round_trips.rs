@@ -1,18 +1,22 @@
-//! Whole workers over the `mem` port, for counting instructions: `round_trips [pings|stream|writes] COUNT [selective]`.
+//! Whole workers over the `mem` port, for counting instructions: `round_trips [pings|stream|writes] COUNT [selective] [ring]`.
 //!
 //! `pings` are round trips of 64-byte SENDs, `stream` is one-way SENDs of 64 bytes in bursts of 16, `writes` is one-way WRITEs of
-//! 64 KiB, which are 64 packets each. With `selective` both workers use selective repeat. Nothing here depends on time, so two
-//! counts differ by the instructions of the additional rounds alone: run it with two counts under `valgrind --tool=callgrind`
-//! (or `perf stat -e instructions:u`) and subtract.
+//! 64 KiB, which are 64 packets each. With `selective` both workers use selective repeat, with `ring` they keep their last
+//! packets. Nothing here depends on time, so two counts differ by the instructions of the additional rounds alone: run it with
+//! two counts under `valgrind --tool=callgrind` (or `perf stat -e instructions:u`) and subtract.
 #[path = "../tests/harness/mod.rs"]
 mod harness;
 
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_cc::Params;
+use burst_engine::WorkerOptions;
+use burst_engine::handover::Inbox;
+use burst_port::Port;
 use burst_port::mem::{MemConfig, pair};
 use harness::{AppQp, BASE, Host, poll, request};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 fn post_receive(host: &Host, qp: &mut AppQp) {
     qp.rq.write(0, &[host.sge(8192, 64)]).expect("room");
@@ -28,9 +32,17 @@ fn main() {
     let kind = args.next();
     let (stream, writes) = (kind.as_deref() == Some("stream"), kind.as_deref() == Some("writes"));
     let count: u64 = args.next().and_then(|n| n.parse().ok()).unwrap_or(1000);
-    let host = match args.next().as_deref() {
-        Some("selective") => |port| Host::with_selective(port, MEMORY, Params::default()),
-        _ => |port| Host::with_cc(port, MEMORY, Params::default()),
+    let words: Vec<String> = args.collect();
+    let has = |word: &str| words.iter().any(|given| given == word);
+    let options = WorkerOptions {
+        cc: Params::default().into(),
+        selective: has("selective"),
+        packet_ring: has("ring"),
+        ..WorkerOptions::default()
+    };
+    let host = |port: Box<dyn Port>| {
+        let inboxes = vec![Arc::new(Inbox::new(1).expect("an inbox"))];
+        Host::with_options(port, MEMORY, inboxes, options)
     };
     let [ip_a, ip_b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
     let (pa, pb) = pair(MemConfig::default(), ip_a, ip_b);

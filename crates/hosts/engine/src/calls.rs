@@ -6,7 +6,7 @@
 
 use crate::counters::Counters;
 use crate::failures::FailureView;
-use crate::objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::objects::{AddressHandle, ContextSlot, EngineCq, OtherHolders, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::outbox::{Completions, CqEntry, Outbox};
 use crate::paths::hello_times::HelloTimes;
 use crate::paths::path::Path;
@@ -22,7 +22,6 @@ use burst_frame::{Flow, TxBatch};
 use burst_mem::MrTable;
 use burst_shm::Cqe;
 use burst_transport::{AckReport, Effects, Env, HostPressure, Qp, QpFailure, RecordPool, Signal, XrcSrq};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Time between two timers for probes of the standard family, over all queue pairs of a worker: with many queue pairs each waits
@@ -64,7 +63,7 @@ impl Tables<'_> {
         let Tables { now, waited, cqs, contexts, ahs, xrc, mem, outbox, paths, hello_times, records, .. } = self;
         let Egress { batch, counters } = egress;
         let QpSlot { qp, holder, other_holders, device, received, tally, .. } = &mut *slot;
-        let signals = Signals::default();
+        let (signals, first) = (Signals::default(), batch.len());
         let mut fx = QpEffects {
             cqs,
             ahs,
@@ -80,8 +79,9 @@ impl Tables<'_> {
             received,
             tally,
         };
-        let result = f(qp, &mut Env { now, waited, mem, tx: batch, fx: &mut fx });
+        let result = f(qp, &mut Env { now, waited, mem, tx: &mut *batch, fx: &mut fx });
         let signals = fx.signals;
+        slot.note_sent(now, batch, first);
         if signals.is_failed() {
             FailureView { now, contexts, paths: &mut *paths, mem, counters }.note(slot, outbox, hello_times);
         }
@@ -133,7 +133,7 @@ struct QpEffects<'a> {
     counters: &'a Counters,
     outbox: &'a mut Outbox,
     holder: &'a QpHolder,
-    other_holders: &'a BTreeMap<u64, QpHolder>,
+    other_holders: &'a OtherHolders,
     device: DeviceId,
     signals: Signals,
     completions: Completions,
@@ -157,7 +157,7 @@ impl Effects for QpEffects<'_> {
     }
 
     fn event(&mut self, _qpn: Qpn, event: EventType) {
-        for holder in std::iter::once(self.holder).chain(self.other_holders.values()) {
+        for holder in std::iter::once(self.holder).chain(self.other_holders.iter()) {
             write_async(&*holder.async_events, event, AsyncObject::Qp, holder.event_cookie);
         }
     }

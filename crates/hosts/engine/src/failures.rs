@@ -44,7 +44,12 @@ impl FailureView<'_> {
         let context = self.contexts.get(slot.holder.context as usize).and_then(Option::as_ref);
         let unknown = AccountId::User(u32::MAX);
         let account = context.map_or(&unknown, |context| context.account.id());
-        outbox.failures.push(account, self.record(slot, Some(&failure)));
+        let record = self.record(slot, Some(&failure));
+        if let Some(excerpts) = &mut outbox.excerpts {
+            excerpts.note(self.now, (slot.device, slot.qpn), record.program.uid, account);
+            outbox.retry_at = outbox.retry_at.min(self.now + Nanos(1));
+        }
+        outbox.failures.push(account, record);
     }
 
     /// The record of a queue pair: with its failure, or as it is now.
@@ -98,6 +103,7 @@ impl FailureView<'_> {
             rtt_ns: facts.rtt.0,
             is_selective: facts.is_selective,
             counts: slot.tally.to_list(),
+            last_packets: slot.last.records(self.now),
             path: path.map(|path| self.path_record(path)),
             next_hop: None,
         }

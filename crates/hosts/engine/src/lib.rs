@@ -18,7 +18,7 @@
 //! | `timers` | timers, and what is due; ACKs that wait for the program's answer |
 //! | `paths` | paths by peer: congestion controller and next hop (`path`), rates, ECN, what the peer's daemon can do (`hello`) |
 //! | `failures`, `tally` | records of queue pairs that have ended in error; what their packets met |
-//! | `tap` | copies of packets, for `burst capture` |
+//! | `tap`, `ring` | copies of packets, for `burst capture`; a worker's last packets, for `burst why` |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
 //! | `port_slot` | a port, what waits to leave by it, and how often it is looked at |
@@ -34,6 +34,7 @@ mod paths;
 mod port_slot;
 pub mod pulse;
 pub mod qpn;
+pub mod ring;
 pub mod runner;
 pub mod tap;
 pub mod tombstone;

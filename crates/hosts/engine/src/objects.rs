@@ -5,7 +5,7 @@ use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
 use crate::paths::path::Path;
 use crate::runner::wakes::Wake;
-use crate::tally::ReasonTally;
+use crate::tally::{LastPackets, ReasonTally};
 use crate::timers::ack_delay::AckDelay;
 use crate::tombstone::Tombstone;
 use crate::transmit::priority::class_of;
@@ -17,7 +17,7 @@ use burst_cm::CmIds;
 use burst_control::events::EventSink;
 use burst_control::failures::FailedProgram;
 use burst_control::{AsyncObject, AsyncRecord};
-use burst_frame::Flow;
+use burst_frame::{Flow, TxBatch};
 use burst_ledger::Account;
 use burst_mem::holes::FillAllowance;
 use burst_shm::cq::CqProducer;
@@ -197,8 +197,38 @@ pub struct QpSlot {
     pub(crate) cnp_from: Nanos,
     /// What its packets have met, for a record of its failure.
     pub(crate) tally: ReasonTally,
+    /// Its last packets, likewise.
+    pub(crate) last: LastPackets,
     /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
-    pub other_holders: BTreeMap<u64, QpHolder>,
+    pub other_holders: OtherHolders,
+}
+
+/// Contexts besides the first one that hold a queue pair, by number of the hold. Most queue pairs have none, and one pointer.
+#[derive(Debug, Default)]
+pub struct OtherHolders(Option<Box<HoldersByNumber>>);
+
+#[derive(Debug, Default)]
+struct HoldersByNumber(BTreeMap<u64, QpHolder>);
+
+impl OtherHolders {
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &QpHolder> {
+        self.0.iter().flat_map(|holders| holders.0.values())
+    }
+    /// Adds one; returns that of the same number.
+    pub fn insert(&mut self, holder: QpHolder) -> Option<QpHolder> {
+        self.0.get_or_insert_default().0.insert(holder.hold, holder)
+    }
+    /// Removes that of a number.
+    pub fn remove(&mut self, hold: u64) {
+        if let Some(holders) = &mut self.0 {
+            holders.0.remove(&hold);
+        }
+    }
+    /// Takes the oldest one.
+    pub fn pop_first(&mut self) -> Option<QpHolder> {
+        self.0.as_mut()?.0.pop_first().map(|(_, holder)| holder)
+    }
 }
 
 /// Offset of the line of a slot's own fields that turns and packets use.
@@ -266,7 +296,7 @@ impl QpSlot {
             device,
             doorbell,
             holder,
-            other_holders: BTreeMap::new(),
+            other_holders: OtherHolders::default(),
             srq: None,
             made_ns: 0,
             path: NO_PATH,
@@ -283,22 +313,34 @@ impl QpSlot {
             armed: Nanos::NEVER,
             cnp_from: Nanos(0),
             tally: ReasonTally::default(),
+            last: LastPackets::default(),
         }
     }
 }
 
 impl QpSlot {
-    /// Notes that it gets packets in this burst, among those in `touched`. Returns when the completions of these packets become
-    /// visible.
+    /// Notes that it gets packets in this burst of `now`, among those in `touched`. Returns when the completions of these packets
+    /// become visible.
     #[inline]
-    pub(crate) fn touch(&mut self, touched: &mut Vec<u32>) -> Completions {
+    pub(crate) fn touch(&mut self, now: Nanos, touched: &mut Vec<u32>) -> Completions {
         if self.burst == BurstState::Untouched {
             // Decided once per burst, so that receive completions of one burst keep their order.
             let awaits = self.qp.awaits_acknowledgement();
             self.burst = if awaits { BurstState::ReceivesLast } else { BurstState::Touched };
+            self.last.received_at(now);
             touched.push(self.index);
         }
         if self.burst == BurstState::ReceivesLast { Completions::ReceivesLast } else { Completions::Visible }
+    }
+    /// Notes what it has sent in a call: the frames of the batch from number `first` on.
+    #[inline(always)]
+    pub(crate) fn note_sent(&mut self, now: Nanos, batch: &mut TxBatch, first: usize) {
+        if batch.len() > first {
+            self.last.sent(now, batch.last_packet());
+            if batch.is_captured() {
+                batch.sign(first, self.qpn.get());
+            }
+        }
     }
     /// Prefetches the lines that a turn, or the packet of a requester, uses.
     #[inline(always)]

@@ -50,6 +50,8 @@ pub struct WorkerOptions {
     pub batch_frames: usize,
     /// Entries for which the lists of a pass have room from the beginning.
     pub list_room: usize,
+    /// Keeps the last packets ([`crate::ring`]).
+    pub packet_ring: bool,
 }
 
 impl Default for WorkerOptions {
@@ -66,6 +68,7 @@ impl Default for WorkerOptions {
             pass_bytes: PASS_BYTES,
             batch_frames: BATCH_FRAMES,
             list_room: LIST_ROOM,
+            packet_ring: false,
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::counters::{Counters, Traffic};
 use crate::objects::{ContextSlot, EngineCq, write_async};
 use crate::port_slot::PortSlot;
+use crate::ring::PacketExcerpts;
 use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_control::AsyncObject;
@@ -57,7 +58,7 @@ pub(crate) struct Outbox {
     pub lost: Vec<Qpn>,
     /// Completion channels that had no room for an event.
     pub full: Vec<Weak<dyn EventSink>>,
-    /// When events that had no room are tried again; never, if there are none.
+    /// When events that had no room are tried again, and packets of failed queue pairs are copied; never, if there are none.
     pub retry_at: Nanos,
     /// Whether completions were written since [`crate::Worker::has_delivered`] was last called.
     pub delivered: bool,
@@ -71,6 +72,8 @@ pub(crate) struct Outbox {
     pub failure: Option<QpFailure>,
     /// Records of failures.
     pub failures: AccountRing<FailureRecord>,
+    /// Packets of queue pairs that have failed, if the worker keeps its last packets.
+    pub excerpts: Option<Box<PacketExcerpts>>,
 }
 
 impl Outbox {
@@ -88,6 +91,7 @@ impl Outbox {
             timers: 0,
             failure: None,
             failures: AccountRing::new(RECORDS),
+            excerpts: None,
         }
     }
 
@@ -166,12 +170,16 @@ impl Outbox {
         any
     }
 
-    /// Writes events that had no room, as far as their programs have read; at most once per `EVENTS_PAUSE`.
+    /// Writes events that had no room, as far as their programs have read; at most once per `EVENTS_PAUSE`. Copies the packets of
+    /// queue pairs that have failed.
     fn retry_events(&mut self, now: Nanos, contexts: &[Option<ContextSlot>]) {
         if now < self.retry_at {
             return;
         }
         self.retry_at = Nanos::NEVER;
+        if let Some(excerpts) = &mut self.excerpts {
+            excerpts.take_due(now);
+        }
         for context in contexts.iter().flatten().filter(|c| c.async_events.has_backlog()) {
             context.async_events.retry();
         }

@@ -1,8 +1,9 @@
 //! A port of a worker, what waits to leave by it, and how often it is looked at.
 
 use crate::counters::{Counters, Traffic};
-use crate::tap::PortTaps;
-use burst_base::{Nanos, Reason};
+use crate::ring::PacketRing;
+use crate::tap::{PortTap, PortTaps};
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_port::Port;
 use std::sync::Arc;
@@ -24,6 +25,19 @@ impl PortSlot {
         PortSlot { port, batch, counters, attention: PortAttention::default(), taps: PortTaps::new(udp_port) }
     }
 
+    /// From now on its packets are kept in the ring of the worker.
+    pub fn keep_packets(&mut self, ring: Arc<PacketRing>, device: DeviceId) {
+        self.taps.set_ring(ring, device);
+        self.batch.set_captured(true);
+    }
+
+    /// Its packets are captured. False if there are too many taps.
+    pub fn add_tap(&mut self, tap: PortTap) -> bool {
+        let is_added = self.taps.add(tap);
+        self.batch.set_captured(!self.taps.is_empty());
+        is_added
+    }
+
     /// Whether the port is still resolving the next hop of a flow. The batch leaves first, so that the port begins to resolve.
     pub fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
         self.flush(now);
@@ -43,7 +57,8 @@ impl PortSlot {
             counters.count(Reason::PageLate);
         }
         if !taps.is_empty() {
-            taps.sent(batch);
+            taps.sent(now, batch);
+            batch.set_captured(!taps.is_empty());
         }
         port.tx_burst(now, batch, &mut |reason: Reason| counters.count(reason));
         counters.count_calls(port.take_calls());

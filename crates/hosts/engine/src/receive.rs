@@ -11,6 +11,7 @@ use crate::port_slot::PortSlot;
 use crate::qpn::worker_of;
 use crate::receive::multicast::GroupTable;
 use crate::receive::prefetch::ExpectedPackets;
+use crate::tap::TappedBurst;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_gsi::GsiAgent;
@@ -75,7 +76,10 @@ impl PacketReceiver {
             let mut sink = RxBurst { now, device, core, rx: self, agent, batch, counters, handed_over: false };
             let burst = match taps.is_empty() {
                 true => port.rx_burst(now, RX_BUDGET, &mut sink),
-                false => taps.receive(&mut **port, now, RX_BUDGET, &mut sink),
+                false => {
+                    let counters: &Counters = counters;
+                    taps.receive(now, TappedBurst { port: &mut **port, budget: RX_BUDGET, sink: &mut sink, counters })
+                }
             };
             core.waited = Nanos(0);
             taken += burst;
@@ -204,13 +208,16 @@ impl RxBurst<'_> {
         if slot.qp.qpn() != bth.dest_qpn || slot.device != self.device {
             return 0;
         }
-        let completions = slot.touch(&mut self.rx.touched);
+        let completions = slot.touch(self.now, &mut self.rx.touched);
+        slot.last.received(&bth);
         let egress = Egress { batch: self.batch, counters: self.counters };
+        // Counted before, so that a capture finds the packet that a reason belongs to: the first one.
+        self.counters.add(Traffic::RxPackets, 1);
         let taken = tables.call_qp(slot, egress, completions, |qp, env| qp.on_middles(flow, run, env));
+        self.counters.add(Traffic::RxPackets, (taken as u64).wrapping_sub(1));
         if taken > 0 {
             let bytes = taken * (run.stride - ICRC_LEN);
             slot.received.add_run(taken, bytes);
-            self.counters.add(Traffic::RxPackets, taken as u64);
             self.counters.add(Traffic::RxBytes, bytes as u64);
             self.rx.data_came = true;
             if is_marked(flow) {
@@ -248,8 +255,9 @@ impl RxBurst<'_> {
             }
             return;
         };
-        let completions = slot.touch(&mut self.rx.touched);
+        let completions = slot.touch(self.now, &mut self.rx.touched);
         slot.received.add(frame.bytes.len());
+        slot.last.received(&packet.bth);
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));
         if is_marked(&frame.flow) {

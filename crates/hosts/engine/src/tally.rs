@@ -5,7 +5,9 @@
 //! no reason.
 
 use crate::counters::Counters;
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
+use burst_control::failures::LastPacketRecord;
+use burst_wire::{Bth, Opcode};
 
 /// Reasons of which a tally has place.
 const TALLIED: usize = 6;
@@ -58,9 +60,76 @@ impl ReasonTally {
     }
 }
 
+/// Bits of a time that [`LastPackets`] leaves out: it counts in 65.5 us, up to 78 hours.
+const TIME_SHIFT: u32 = 16;
+
+/// The last packet that a queue pair has sent, and the last one that it has received: when, opcode and PSN. It is small, because
+/// each idle queue pair has one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastPackets {
+    at: [u32; 2],
+    /// Opcode above the PSN; all bits are set if there was no packet.
+    words: [u32; 2],
+}
+
+impl Default for LastPackets {
+    fn default() -> Self {
+        LastPackets { at: [0; 2], words: [u32::MAX; 2] }
+    }
+}
+
+impl LastPackets {
+    const fn time(at: Nanos) -> u32 {
+        (at.0 >> TIME_SHIFT) as u32
+    }
+    /// It receives packets of a burst.
+    #[inline]
+    pub fn received_at(&mut self, at: Nanos) {
+        self.at[1] = LastPackets::time(at);
+    }
+    /// It receives a packet, of the burst of [`LastPackets::received_at`].
+    #[inline]
+    pub fn received(&mut self, bth: &Bth) {
+        self.words[1] = u32::from(bth.opcode as u8) << 24 | bth.psn.get();
+    }
+    /// It has sent a packet with this opcode, in the upper 8 bits, and PSN.
+    #[inline]
+    pub fn sent(&mut self, at: Nanos, word: u32) {
+        self.at[0] = LastPackets::time(at);
+        self.words[0] = word;
+    }
+    /// The last packets sent and received, as they are shown at `now`.
+    #[cold]
+    pub fn records(&self, now: Nanos) -> [Option<LastPacketRecord>; 2] {
+        [0, 1].map(|way| {
+            let word = self.words[way];
+            let opcode = Opcode::from_number((word >> 24) as u8)?;
+            let ago_ns = u64::from(LastPackets::time(now).wrapping_sub(self.at[way])) << TIME_SHIFT;
+            Some(LastPacketRecord { ago_ns, opcode: opcode.name().into(), psn: word & 0xff_ffff })
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burst_base::{Psn, Qpn};
+
+    #[test]
+    fn the_last_packet_each_way_is_known_with_its_time() {
+        let mut last = LastPackets::default();
+        let unit = |count: u64| Nanos(count << TIME_SHIFT);
+        assert_eq!(last.records(unit(9)), [None, None]);
+        last.sent(unit(3), 0x0401_0203);
+        last.received_at(unit(7));
+        last.received(&Bth::new(Opcode::RcAck, Qpn::new(6), Psn::new(0xfffffe)));
+        let record = |ago_ns, opcode: &str, psn| Some(LastPacketRecord { ago_ns, opcode: opcode.into(), psn });
+        let [sent, received] = [unit(6).0, unit(2).0];
+        assert_eq!(
+            last.records(unit(9)),
+            [record(sent, "RC SEND Only", 0x010203), record(received, "RC Acknowledge", 0xfffffe)]
+        );
+    }
 
     #[test]
     fn a_tally_counts_the_first_reasons_that_come() {

@@ -1,10 +1,16 @@
 //! Copies of what a port sends and receives, for `burst capture`.
 //!
+//! Each received packet has the reason with which it was dropped or refused; so have those that the port dropped and has the
+//! bytes of. Of packets of a train that are carried out together the first one has it. A packet that is handed over to another
+//! worker has none: it is judged there.
+//!
 //! A tap is a socket to the one who captures. Packets of a burst go in few messages; a reader that is too slow loses whole
 //! messages, and learns how many packets. It never holds up the worker. A tap ends when its reader has gone. Ports without
-//! taps pay a look at an empty list for each burst.
+//! taps pay a look at an empty list for each burst. The worker's ring ([`crate::ring`]) sees the packets in the same places.
 
-use burst_base::{Nanos, Reason};
+use crate::counters::Counters;
+use crate::ring::{PacketPlace, PacketRing};
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_control::capture::{CAPTURE_MESSAGE_HEAD, CAPTURE_MESSAGE_MAX, CAPTURED_HEAD, CapturedPacket};
 use burst_frame::{Flow, RxFrame, TRAILER_LEN, TxBatch};
 use burst_ledger::Charge;
@@ -65,15 +71,17 @@ impl PortTap {
         self.packets += 1;
         bytes
     }
-    fn received(&mut self, at_ns: u64, udp_port: u16, frame: &RxFrame<'_>) {
-        let packet = described(at_ns, udp_port, &frame.flow, frame.bytes.len() + TRAILER_LEN);
+    fn received(&mut self, (at_ns, udp_port): (u64, u16), frame: &RxFrame<'_>, reason: Option<Reason>) {
+        let len = frame.bytes.len() + TRAILER_LEN;
+        let packet = CapturedPacket { reason, ..described(at_ns, udp_port, &frame.flow, len) };
         let bytes = self.begin(&packet, frame.bytes.len());
         self.message.extend(&frame.bytes[..bytes]);
     }
     fn sent(&mut self, at_ns: u64, udp_port: u16, batch: &TxBatch) {
         for frame in batch.frames() {
             let len = frame.udp_payload_len();
-            let packet = CapturedPacket { is_sent: true, ..described(at_ns, udp_port, &frame.flow, len) };
+            let packet =
+                CapturedPacket { is_sent: true, sender: frame.sender, ..described(at_ns, udp_port, &frame.flow, len) };
             let bytes = self.begin(&packet, len - TRAILER_LEN);
             let end = self.message.len() + bytes;
             self.message.extend(&frame.head()[..bytes.min(frame.head().len())]);
@@ -112,6 +120,8 @@ fn described(at_ns: u64, udp_port: u16, flow: &Flow, udp_len: usize) -> Captured
     CapturedPacket {
         at_ns,
         is_sent: false,
+        reason: None,
+        sender: 0,
         src: flow.src,
         dst: flow.dst,
         src_port: flow.src_port,
@@ -128,17 +138,31 @@ fn described(at_ns: u64, udp_port: u16, flow: &Flow, udp_len: usize) -> Captured
 #[derive(Debug)]
 pub(crate) struct PortTaps {
     taps: Vec<PortTap>,
+    /// The worker's ring, if it has one, with the port's device.
+    ring: Option<(Arc<PacketRing>, DeviceId)>,
+    /// Whether there are neither taps nor a ring.
+    is_empty: bool,
     udp_port: u16,
 }
 
 impl PortTaps {
     /// No taps of a port whose packets go to this UDP port.
     pub fn new(udp_port: u16) -> PortTaps {
-        PortTaps { taps: Vec::new(), udp_port }
+        PortTaps { taps: Vec::new(), ring: None, is_empty: true, udp_port }
+    }
+    /// From now on packets are kept in a ring, too.
+    pub fn set_ring(&mut self, ring: Arc<PacketRing>, device: DeviceId) {
+        self.ring = Some((ring, device));
+        self.is_empty = false;
+    }
+    /// Some taps may have been removed.
+    fn settle(&mut self) {
+        self.is_empty = self.ring.is_none() && self.taps.is_empty();
     }
     /// Removes taps whose readers have gone.
     pub fn remove_left(&mut self) {
         self.taps.retain(|tap| !tap.is_left());
+        self.settle();
     }
     /// Adds a tap; false if there are too many.
     pub fn add(&mut self, tap: PortTap) -> bool {
@@ -146,6 +170,7 @@ impl PortTaps {
         let has_room = self.taps.len() < TAPS_MAX;
         if has_room {
             self.taps.push(tap);
+            self.is_empty = false;
         }
         has_room
     }
@@ -153,53 +178,85 @@ impl PortTaps {
     pub fn copies(&self) -> impl Iterator<Item = PortTap> {
         self.taps.iter().filter_map(|tap| tap.try_clone().ok())
     }
+    /// Whether packets need not be shown to it.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.taps.is_empty()
+        self.is_empty
     }
     /// Packets that are about to be sent.
+    pub fn sent(&mut self, now: Nanos, batch: &TxBatch) {
+        if let Some((ring, device)) = &self.ring {
+            ring.sent(PacketPlace { at: now, udp_port: self.udp_port, device: *device }, batch);
+        }
+        if !self.taps.is_empty() {
+            self.show_sent(batch);
+        }
+    }
     #[cold]
-    pub fn sent(&mut self, batch: &TxBatch) {
+    fn show_sent(&mut self, batch: &TxBatch) {
         let at = realtime();
         self.taps.iter_mut().for_each(|tap| tap.sent(at, self.udp_port, batch));
         self.finish();
     }
-    /// A burst of a port, which goes to `sink` as well.
-    #[cold]
-    pub fn receive(&mut self, port: &mut dyn Port, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
-        let packets = port.rx_burst(now, budget, &mut TapSink { taps: self, sink, at: realtime() });
-        self.finish();
+    /// A burst of a port, which goes to `sink` as well. The reasons are counted in `counters`.
+    pub fn receive(&mut self, now: Nanos, burst: TappedBurst<'_>) -> usize {
+        let TappedBurst { port, budget, sink, counters } = burst;
+        counters.note_reasons(true);
+        let at = if self.taps.is_empty() { 0 } else { realtime() };
+        let packets = port.rx_burst(now, budget, &mut TapSink { taps: self, sink, counters, now, at });
+        counters.note_reasons(false);
+        if !self.taps.is_empty() {
+            self.finish();
+        }
         packets
     }
     fn finish(&mut self) {
         self.taps.iter_mut().for_each(PortTap::finish);
         self.taps.retain(|tap| !tap.is_over);
+        self.settle();
     }
 }
 
-/// Passes a burst on.
+/// What [`PortTaps::receive`] takes packets from, and where they go.
+pub(crate) struct TappedBurst<'a> {
+    pub port: &'a mut dyn Port,
+    pub budget: usize,
+    pub sink: &'a mut dyn RxSink,
+    pub counters: &'a Counters,
+}
+
+/// Passes a burst on, and notes each packet when what it was counted as is known.
 struct TapSink<'a> {
     taps: &'a mut PortTaps,
     sink: &'a mut dyn RxSink,
+    counters: &'a Counters,
+    now: Nanos,
+    /// Nanoseconds since 1970, for taps.
     at: u64,
 }
 
 impl TapSink<'_> {
-    fn note(&mut self, frame: &RxFrame<'_>) {
-        self.taps.taps.iter_mut().for_each(|tap| tap.received(self.at, self.taps.udp_port, frame));
+    fn note(&mut self, frame: &RxFrame<'_>, reason: Option<Reason>) {
+        let (at, port) = (self.at, self.taps.udp_port);
+        if let Some((ring, device)) = &self.taps.ring {
+            ring.received(PacketPlace { at: self.now, udp_port: port, device: *device }, frame, reason);
+        }
+        self.taps.taps.iter_mut().for_each(|tap| tap.received((at, port), frame, reason));
     }
 }
 
 impl RxSink for TapSink<'_> {
     fn frame(&mut self, frame: &RxFrame<'_>) {
-        self.note(frame);
+        let before = self.counters.begin_notes();
         self.sink.frame(frame);
+        self.note(frame, self.counters.noted(before + 1));
     }
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
-        for packet in train.chunks_exact(stride) {
-            self.note(&RxFrame { flow: *flow, bytes: &packet[..stride - TRAILER_LEN] });
-        }
+        let before = self.counters.begin_notes();
         self.sink.train(flow, train, stride);
+        for (packet, count) in train.chunks_exact(stride).zip(before + 1..) {
+            self.note(&RxFrame { flow: *flow, bytes: &packet[..stride - TRAILER_LEN] }, self.counters.noted(count));
+        }
     }
     fn expects(&self) -> bool {
         self.sink.expects()
@@ -209,6 +266,10 @@ impl RxSink for TapSink<'_> {
     }
     fn dropped(&mut self, reason: Reason) {
         self.sink.dropped(reason);
+    }
+    fn refused(&mut self, frame: &RxFrame<'_>, reason: Reason) {
+        self.sink.refused(frame, reason);
+        self.note(frame, Some(reason));
     }
     fn looped_back(&mut self, packets: usize) {
         self.sink.looped_back(packets);
@@ -263,7 +324,7 @@ mod tests {
         let whole: Vec<u8> = [9; 12].into_iter().chain((0..3000).map(|i| i as u8)).chain([0; 2]).collect();
         for snap in [u16::MAX, 1000, 17, 12, 5, 0] {
             let (mut taps, theirs) = tap(snap);
-            taps.sent(&batch(2));
+            taps.sent(Nanos(1), &batch(2));
             let message = next(&theirs).expect("a message");
             let (lost, packets) = captured(&message).expect("sound");
             assert_eq!((lost, packets.len()), (0, 2));
@@ -278,7 +339,7 @@ mod tests {
     fn a_slow_reader_learns_of_lost_packets_and_one_that_has_gone_ends_the_tap() {
         let (mut taps, theirs) = tap(u16::MAX);
         let batch = batch(50);
-        (0..100).for_each(|_| taps.sent(&batch));
+        (0..100).for_each(|_| taps.sent(Nanos(1), &batch));
         let mut seen = 0;
         while let Some(message) = next(&theirs) {
             let (lost, packets) = captured(&message).expect("sound");
@@ -286,12 +347,12 @@ mod tests {
             seen += packets.len() as u64;
         }
         assert!(seen > 0 && seen < 5000, "{seen}");
-        taps.sent(&batch);
+        taps.sent(Nanos(1), &batch);
         let message = next(&theirs).expect("room again");
         let (lost, packets) = captured(&message).expect("sound");
         assert_eq!((seen + lost, packets.len() > 1), (5000, true));
         drop(theirs);
-        taps.sent(&batch);
+        taps.sent(Nanos(1), &batch);
         assert!(taps.is_empty());
     }
 

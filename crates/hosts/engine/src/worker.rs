@@ -10,11 +10,12 @@ use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
 use crate::receive::PacketReceiver;
 use crate::receive::handover::Inbox;
+use crate::ring::{PacketExcerpts, PacketRing};
 use crate::timers::timer_pass::TimerPass;
 use crate::transmit::TransmitPass;
 use crate::transmit::doorbells::take_doorbells;
 use crate::urma::UrmaEndpoints;
-use burst_base::Nanos;
+use burst_base::{DeviceId, Nanos};
 use burst_gsi::{GsiAgent, PassLoad};
 use burst_mem::MrTable;
 use burst_port::Port;
@@ -46,9 +47,18 @@ impl Worker {
         assert!(options.id.checked_sub(options.first).is_some_and(|place| (place as usize) < inboxes.len()));
         let frames = options.batch_frames.max(4);
         let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), frames);
-        let ports = ports.into_iter().map(|port| PortSlot::new(port, burst_wire::ROCE_PORT, frames)).collect();
+        let mut ports: Vec<_> =
+            ports.into_iter().map(|port| PortSlot::new(port, burst_wire::ROCE_PORT, frames)).collect();
         let receiver = PacketReceiver::new(options.list_room);
-        Worker { core: Core::new(options, mem, inboxes), ports, receiver, agent, urma: None }
+        let mut core = Core::new(options, mem, inboxes);
+        if options.packet_ring {
+            let ring = Arc::<PacketRing>::default();
+            for (at, slot) in ports.iter_mut().enumerate() {
+                slot.keep_packets(ring.clone(), DeviceId::from_index(at));
+            }
+            core.outbox.excerpts = Some(Box::new(PacketExcerpts::new(ring)));
+        }
+        Worker { core, ports, receiver, agent, urma: None }
     }
 
     /// Tables and ports without the agent.

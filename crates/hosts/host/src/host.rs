@@ -9,6 +9,7 @@
 //! | `host/capture.rs` | captures of packets |
 //! | `host/cm.rs` | events and jobs of connection management, its statistics |
 //! | `host/failures.rs` | records of failures |
+//! | `host/kept_packets.rs` | packets of queue pairs, up to their failures |
 //! | `host/hops.rs` | next hops: the questions that need a worker or a device |
 //! | `host/multicast.rs` | membership in multicast groups |
 //! | `host/stats.rs` | counters and the description of the host |
@@ -21,6 +22,7 @@ mod congestion;
 mod failures;
 mod hops;
 mod impair;
+mod kept_packets;
 mod multicast;
 pub(crate) mod room;
 mod stats;
@@ -299,6 +301,7 @@ impl Host {
             cm_secret: self.cm_secret,
             selective: options.selective,
             rto: options.rto,
+            packet_ring: options.packet_ring,
             ..WorkerOptions::default()
         };
         Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec())

@@ -43,6 +43,8 @@ pub struct HostOptions {
     pub urma_lanes: u8,
     /// Whether channels of URMA have the C-AQM of switches instead of the congestion control of their paths.
     pub urma_caqm: bool,
+    /// Whether workers keep their last packets, for `burst why QPN --pcap`.
+    pub packet_ring: bool,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.

@@ -185,6 +185,7 @@ impl SimHost {
             pass_bytes: config.pass_bytes,
             batch_frames: BATCH_FRAMES,
             list_room: LIST_ROOM,
+            packet_ring: false,
         };
         let inbox = Arc::new(Inbox::new(1)?);
         let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![Box::new(port)], vec![inbox]);

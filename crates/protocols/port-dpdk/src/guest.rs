@@ -121,7 +121,7 @@ impl Port for GuestPort {
             count += 1;
             match self.check.check(&packet.flow, packet.header, payload) {
                 Ok(bytes) => sink.frame(&RxFrame { flow: packet.flow, bytes }),
-                Err(reason) => sink.dropped(reason),
+                Err(reason) => sink.refused(&RxFrame { flow: packet.flow, bytes: payload }, reason),
             }
         }
         count

@@ -105,8 +105,10 @@ impl DpdkRx {
         if !ours || !is_for(host.mac, datagram.mac_dst) {
             return Err(Reason::NotOurs);
         }
-        let bytes = self.check.check(flow, Some(*header), payload)?;
-        sink.frame(&RxFrame { flow: *flow, bytes });
+        match self.check.check(flow, Some(*header), payload) {
+            Ok(bytes) => sink.frame(&RxFrame { flow: *flow, bytes }),
+            Err(reason) => sink.refused(&RxFrame { flow: *flow, bytes: payload }, reason),
+        }
         Ok(())
     }
 

@@ -274,8 +274,8 @@ impl RxSink for ImpairSink<'_> {
             return self.sink.frame(frame);
         }
         match self.lane.draw(self.now, &frame.flow, frame.bytes.len()) {
-            FrameFate::Lost => self.sink.dropped(Reason::Impaired),
-            FrameFate::Damaged => self.sink.dropped(Reason::BadIcrc),
+            FrameFate::Lost => self.sink.refused(frame, Reason::Impaired),
+            FrameFate::Damaged => self.sink.refused(frame, Reason::BadIcrc),
             FrameFate::Pass { mark, delay_ns, twice } => {
                 let frame = RxFrame { flow: marked(&frame.flow, mark), bytes: frame.bytes };
                 self.pass(&frame, delay_ns);
@@ -304,6 +304,9 @@ impl RxSink for ImpairSink<'_> {
     }
     fn dropped(&mut self, reason: Reason) {
         self.sink.dropped(reason);
+    }
+    fn refused(&mut self, frame: &RxFrame<'_>, reason: Reason) {
+        self.sink.refused(frame, reason);
     }
     fn looped_back(&mut self, packets: usize) {
         self.sink.looped_back(packets);

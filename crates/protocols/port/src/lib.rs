@@ -157,6 +157,11 @@ pub trait RxSink {
     fn expect(&mut self, _packet: &[u8]) {}
     /// Called for each packet that the port drops.
     fn dropped(&mut self, reason: Reason);
+    /// Called in place of [`RxSink::dropped`] with a packet that the port drops and of which it has flow and bytes, for captures.
+    /// The bytes may be damaged.
+    fn refused(&mut self, _frame: &RxFrame<'_>, reason: Reason) {
+        self.dropped(reason);
+    }
     /// Called when `packets` of this burst were looped back within the port.
     fn looped_back(&mut self, _packets: usize) {}
     /// Called before packets that have waited in the receive buffers of a port with [`Port::time_arrivals`]: the time until

@@ -199,6 +199,12 @@ pub struct RxTrain<'a> {
     pub segment: usize,
 }
 
+/// A packet with a wrong length or checksum.
+#[cold]
+fn without_trailer(flow: Flow, packet: &[u8]) -> RxFrame<'_> {
+    RxFrame { flow, bytes: &packet[..packet.len().saturating_sub(ICRC)] }
+}
+
 /// Verifies lengths and checksums of received packets, and delivers the right ones.
 pub struct PacketVerifier {
     checker: IcrcChecker,
@@ -236,7 +242,7 @@ impl PacketVerifier {
         for packet in rest.chunks(segment).take(budget - taken) {
             match self.check(packet) {
                 Ok(bytes) => sink.frame(&RxFrame { flow, bytes }),
-                Err(reason) => sink.dropped(reason),
+                Err(reason) => sink.refused(&without_trailer(flow, packet), reason),
             }
             taken += 1;
         }

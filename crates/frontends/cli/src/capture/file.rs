@@ -1,9 +1,10 @@
 //! A capture file: pcapng, one interface for each device, IP packets without link layer, times in nanoseconds, directions.
 //!
 //! The IP and UDP headers are made from the addresses that the port got with the packet. Checksums of UDP are left out (0 means
-//! none in IPv4; in IPv6 the kernel or the adapter makes it later). The invariant CRC was not captured either, and is zero.
+//! none in IPv4; in IPv6 the kernel or the adapter makes it later). The invariant CRC was not captured either, and is zero. Why
+//! the host dropped or refused a packet is the packet's comment.
 
-use burst_control::DeviceInfo;
+use super::lines::comment;
 use burst_control::capture::CapturedPacket;
 use burst_wire::{ICRC_LEN, IP_PROTOCOL_UDP, Ipv4, Ipv6, Udp};
 use pcap_file::pcapng::PcapNgWriter;
@@ -29,19 +30,19 @@ pub struct CaptureFile {
 }
 
 impl CaptureFile {
-    /// A new file for the packets of these devices.
+    /// A new file for the packets of these devices, each with the name of its interface.
     ///
     /// # Errors
     /// The system's.
-    pub fn to(out: Box<dyn Write>, devices: &[DeviceInfo]) -> std::io::Result<CaptureFile> {
+    pub fn to(out: Box<dyn Write>, devices: &[(&str, &str)]) -> std::io::Result<CaptureFile> {
         let mut writer = PcapNgWriter::new(BufWriter::new(out)).map_err(system_error)?;
-        for device in devices {
+        for (name, interface) in devices.iter().copied() {
             let block = InterfaceDescriptionBlock {
                 linktype: DataLink::RAW,
                 snaplen: 0,
                 options: vec![
-                    InterfaceDescriptionOption::IfName(Cow::Borrowed(&device.name)),
-                    InterfaceDescriptionOption::IfDescription(Cow::Borrowed(&device.ifname)),
+                    InterfaceDescriptionOption::IfName(Cow::Borrowed(name)),
+                    InterfaceDescriptionOption::IfDescription(Cow::Borrowed(interface)),
                     InterfaceDescriptionOption::IfTsResol(RESOLUTION),
                 ],
             };
@@ -57,6 +58,9 @@ impl CaptureFile {
     pub fn packet(&mut self, device: usize, packet: &CapturedPacket<'_>, lost: u64) -> std::io::Result<()> {
         let original_len = put_together(packet, &mut self.packet);
         let mut options = vec![EnhancedPacketOption::Flags(if packet.is_sent { OUTBOUND } else { INBOUND })];
+        if let Some(reason) = packet.reason {
+            options.push(EnhancedPacketOption::Comment(comment(reason).into()));
+        }
         if lost > 0 {
             options.push(EnhancedPacketOption::DropCount(lost));
         }
@@ -148,6 +152,8 @@ mod tests {
         let v4 = CapturedPacket {
             at_ns: 1,
             is_sent: true,
+            reason: None,
+            sender: 0,
             src: IpAddr::from([10, 0, 0, 1]),
             dst: IpAddr::from([10, 0, 0, 2]),
             src_port: 50_000,

@@ -1,5 +1,7 @@
 //! A captured packet in a line.
 
+use burst_base::Reason;
+use burst_base::reason::Class;
 use burst_control::capture::CapturedPacket;
 use burst_ubwire::{Dialect, TaHeader, TpOpcode, UB_UDP_PORT, UbPacket};
 use burst_wire::{Packet, ROCE_PORT};
@@ -23,12 +25,46 @@ pub fn line_of(packet: &CapturedPacket<'_>) -> String {
     if packet.tos & 3 == 3 {
         line.push_str(" CE");
     }
+    if let Some(reason) = packet.reason {
+        let _ = write!(line, " {} ({})", fate(reason), reason.name());
+    }
     line.push('\n');
     line
 }
 
+/// What a reason says of a received packet.
+pub const fn fate(reason: Reason) -> &'static str {
+    match reason.class() {
+        Class::Drop => "dropped",
+        Class::Nak => "refused",
+        Class::Completion | Class::Refusal | Class::Note => "noted",
+    }
+}
+
+/// The reason that a comment has named, and the text of the comment.
+pub fn comment(reason: Reason) -> String {
+    format!("{}: {}. {} {}", fate(reason), reason.name(), reason.explanation(), reason.cure())
+}
+
+/// Name of a packet's opcode; empty if it has none. `bytes` are those of [`whole`].
+pub fn opcode_of(packet: &CapturedPacket<'_>, bytes: &[u8]) -> String {
+    match packet.dst_port {
+        ROCE_PORT => Packet::parse(bytes).map_or_else(|_| String::new(), |parsed| parsed.bth.opcode.to_string()),
+        UB_UDP_PORT => {
+            let Ok(parsed) = UbPacket::parse(bytes, &Dialect::BURST) else { return String::new() };
+            match parsed.head.ta {
+                Some(TaHeader::Request(request)) => format!("{:?}", request.base.opcode),
+                Some(TaHeader::Response(response)) => format!("{:?}", response.opcode),
+                None if parsed.head.rtph.is_some() => "TPACK".into(),
+                None => String::new(),
+            }
+        }
+        _ => String::new(),
+    }
+}
+
 /// What a parser needs: the beginning of a packet that is longer is followed by zeros.
-fn whole(packet: &CapturedPacket<'_>) -> Vec<u8> {
+pub fn whole(packet: &CapturedPacket<'_>) -> Vec<u8> {
     let mut bytes = packet.bytes.to_vec();
     bytes.resize(usize::from(packet.udp_len).saturating_sub(burst_wire::ICRC_LEN).max(bytes.len()), 0);
     bytes
@@ -45,6 +81,9 @@ fn roce(packet: &CapturedPacket<'_>, line: &mut String) {
     };
     let bth = parsed.bth;
     let _ = write!(line, "{} qp 0x{:06x} psn {}", bth.opcode, bth.dest_qpn.get(), bth.psn.get());
+    if packet.sender != 0 {
+        let _ = write!(line, " from 0x{:06x}", packet.sender);
+    }
     if bth.ack_req {
         line.push_str(" ack-req");
     }
@@ -99,14 +138,17 @@ fn unified_bus(packet: &CapturedPacket<'_>, line: &mut String) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use std::net::IpAddr;
 
-    fn packet(bytes: &[u8], udp_len: u16, dst_port: u16) -> CapturedPacket<'_> {
+    /// A received packet with these bytes.
+    pub fn packet(bytes: &[u8], udp_len: u16, dst_port: u16) -> CapturedPacket<'_> {
         CapturedPacket {
             at_ns: (3 * 3600 + 4 * 60 + 5) * BILLION + 6_007_008,
             is_sent: false,
+            reason: None,
+            sender: 0,
             src: IpAddr::from([10, 0, 0, 1]),
             dst: IpAddr::from([10, 0, 0, 2]),
             src_port: 50_000,
@@ -130,6 +172,15 @@ mod tests {
         assert!(line_of(&packet(&first, 12 + 1024 + 4, 4791)).contains("len 1024"));
         assert!(line_of(&packet(&[0xff; 12], 16, 4791)).contains("malformed ("));
         assert!(line_of(&packet(&[0xff; 12], 16, 4792)).contains("URMA malformed"));
+        let sent = CapturedPacket { is_sent: true, sender: 0x11f, ..packet(&ack, 20, 4791) };
+        assert!(line_of(&sent).contains(" psn 7 from 0x00011f"), "{}", line_of(&sent));
+        for (reason, end) in
+            [(Reason::StaleAck, " CE dropped (stale_ack)"), (Reason::RemoteAccess, "refused (remote_access)")]
+        {
+            let line = line_of(&CapturedPacket { reason: Some(reason), ..packet(&ack, 20, 4791) });
+            assert!(line.ends_with(&format!("{end}\n")), "{line}");
+            assert!(comment(reason).contains(&format!("{}. ", reason.name())));
+        }
         assert!(line_of(&packet(&[], 16, 53)).contains("UDP port 53"));
     }
 }

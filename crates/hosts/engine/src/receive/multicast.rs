@@ -68,7 +68,7 @@ impl RxBurst<'_> {
         let index = self.core.directory.find(qpn);
         let (slot, tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.qpn == qpn) else { return };
-        let completions = slot.touch(&mut self.rx.touched);
+        let completions = slot.touch(self.now, &mut self.rx.touched);
         slot.received.add(frame.bytes.len());
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));

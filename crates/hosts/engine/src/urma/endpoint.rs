@@ -13,7 +13,8 @@
 use crate::counters::{Counters, Traffic};
 use crate::paths::ecn::is_marked;
 use crate::port_slot::PortSlot;
-use crate::tap::PortTap;
+use crate::ring::PacketRing;
+use crate::tap::{PortTap, TappedBurst};
 use crate::urma::channel_paths::{ChannelPaths, OwnPaths, PacedTurn, PathEnds, PathTables, tos_of};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cc::CcTable;
@@ -255,7 +256,11 @@ impl UrmaEndpoint {
     }
     /// Its packets are captured.
     pub(crate) fn add_tap(&mut self, tap: PortTap) -> bool {
-        self.slot.taps.add(tap)
+        self.slot.add_tap(tap)
+    }
+    /// Its packets are kept in the ring of the worker.
+    pub(crate) fn keep_packets(&mut self, ring: Arc<PacketRing>) {
+        self.slot.keep_packets(ring, self.device);
     }
     /// Captures end whose readers have gone.
     pub(crate) fn remove_left_taps(&mut self) {
@@ -331,7 +336,7 @@ impl UrmaEndpoint {
         let mut sink = UrmaSink { node, env, peers, counters, bytes: 0 };
         let packets = match taps.is_empty() {
             true => port.rx_burst(now, budget, &mut sink),
-            false => taps.receive(&mut **port, now, budget, &mut sink),
+            false => taps.receive(now, TappedBurst { port: &mut **port, budget, sink: &mut sink, counters }),
         };
         let bytes = sink.bytes;
         node.leave_paths(now, &mut paths);
@@ -542,9 +547,13 @@ impl RxSink for UrmaSink<'_, '_> {
             // Further ones of a run have the first one's source.
             // Marked packets are counted one by one.
             let is_its_own = !is_marked(flow) && self.is_its_own(flow, rest);
+            // Counted before, so that a capture finds the packet that a reason belongs to: the first one.
+            self.count(1, len);
             let taken = if is_its_own { self.node.on_run(&mut self.env, rest, stride, len) } else { 0 };
+            let more = (taken as u64).wrapping_sub(1);
+            self.counters.add(Traffic::RxPackets, more);
+            self.counters.add(Traffic::RxBytes, more.wrapping_mul(len as u64));
             if taken > 0 {
-                self.count(taken, taken * len);
                 self.bytes += taken * len;
             } else {
                 self.frame(&RxFrame { flow: *flow, bytes: &rest[..len] });

@@ -1,6 +1,7 @@
 //! Calls for `burst why`: records of failures, and a queue pair as it is now.
 
 use crate::failures::FailureView;
+use crate::ring::{KeptPacket, SCANNED};
 use crate::worker::Worker;
 use burst_base::{DeviceId, Nanos, Qpn};
 use burst_control::failures::FailureRecord;
@@ -25,6 +26,24 @@ impl Worker {
             }
         }
         all
+    }
+
+    /// Packets that the worker has written to its ring; `None` without a ring.
+    pub fn packets_written(&self) -> Option<usize> {
+        self.core.outbox.excerpts.as_ref().map(|excerpts| excerpts.ring().written())
+    }
+
+    /// The packets of a user's queue pair up to its failure, if they were copied then.
+    pub fn failed_packets(&mut self, qpn: Qpn, uid: u32) -> Option<Vec<KeptPacket>> {
+        let excerpts = self.core.outbox.excerpts.as_mut()?;
+        excerpts.take_due(Nanos::NEVER);
+        excerpts.find(qpn, uid).map(|excerpt| excerpt.packets.clone())
+    }
+
+    /// The packets of a queue pair in a part of the ring: of the [`SCANNED`] packets before number `end` the last `most`.
+    pub fn ring_packets(&self, of: (DeviceId, Qpn), end: usize, most: usize) -> Vec<KeptPacket> {
+        let ring = self.core.outbox.excerpts.as_ref().map(|excerpts| excerpts.ring());
+        ring.map_or_else(Vec::new, |ring| ring.packets_of(of, end, SCANNED, most))
     }
 
     /// What a queue pair is now, and its context's user.

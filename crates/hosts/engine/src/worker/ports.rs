@@ -65,7 +65,7 @@ impl Worker {
     pub fn capture(&mut self, device: DeviceId, tap: PortTap) -> bool {
         let endpoints = self.urma.as_ref().map_or(0, |urma| urma.of_device(device).count());
         let more: Vec<PortTap> = (0..endpoints).filter_map(|_| tap.try_clone().ok()).collect();
-        let is_added = self.ports[device.index()].taps.add(tap);
+        let is_added = self.ports[device.index()].add_tap(tap);
         if is_added && let Some(urma) = &mut self.urma {
             urma.add_taps(device, more);
         }

@@ -145,7 +145,7 @@ impl Worker {
         if let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut)
             && slot.qpn == qpn
         {
-            let before = slot.other_holders.insert(holder.hold, holder);
+            let before = slot.other_holders.insert(holder);
             assert!(before.is_none(), "two holds of one queue pair have the same number");
         }
     }
@@ -158,10 +158,10 @@ impl Worker {
             return;
         };
         if slot.holder.hold != hold {
-            slot.other_holders.remove(&hold);
+            slot.other_holders.remove(hold);
             return;
         }
-        let Some((_, next)) = slot.other_holders.pop_first() else { return };
+        let Some(next) = slot.other_holders.pop_first() else { return };
         let was = std::mem::replace(&mut slot.holder, next).context;
         if std::mem::replace(&mut slot.ticket, NO_TICKET) != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;

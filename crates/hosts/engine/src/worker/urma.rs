@@ -29,6 +29,9 @@ impl Worker {
     /// Returns whether it is.
     pub fn open_urma(&mut self, context: u32, device: DeviceId, account: &Account, endpoint: UrmaEndpoint) -> bool {
         let mut slot = EndpointSlot::new(endpoint, Some(device), None);
+        if let Some(excerpts) = &self.core.outbox.excerpts {
+            slot.endpoint.keep_packets(excerpts.ring().clone());
+        }
         // Who captures the device's packets gets these, too.
         for tap in self.ports[device.index()].taps.copies() {
             slot.endpoint.add_tap(tap);

@@ -74,6 +74,7 @@ impl Context {
             | Request::SetCc { .. }
             | Request::CmConnections { .. }
             | Request::Failures(_)
+            | Request::KeptPackets { .. }
             | Request::Urma { .. }
             | Request::Workers
             | Request::QueuePairs { .. } => refuse(libc::EPROTO, "not a request to a context"),

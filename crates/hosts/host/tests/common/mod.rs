@@ -23,6 +23,7 @@ pub fn host(share: u8) -> Host {
 /// The settings of these hosts.
 pub fn options(workers: usize, share: u8) -> HostOptions {
     HostOptions {
+        packet_ring: false,
         ports: Vec::new(),
         workers,
         worker_mode: WorkerMode::Threads,

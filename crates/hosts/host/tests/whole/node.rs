@@ -67,6 +67,7 @@ impl Node {
     /// A host on the network.
     pub fn new(number: usize, workers: usize, network: &SharedNetwork, clock: &Clock, rng: &mut Rng) -> Node {
         let options = HostOptions {
+            packet_ring: false,
             ports: Vec::new(),
             workers,
             worker_mode: WorkerMode::InPlace,
