@@ -57,10 +57,14 @@ def test_each_file_is_in_one_package(packages):
     assert {"usr/bin/burst-proxy", "usr/lib/systemd/system/burst-proxy.service"} <= held["burst-rdma-proxy"]
     assert {"etc/ld.so.conf.d/00-burst.conf", "usr/lib/systemd/system/burst-host-files.service"} <= held["burst-rdma-host"]
     assert "usr/include/burst_urma.h" in held["burst-rdma-dev"]
+    wireshark = "usr/lib/x86_64-linux-gnu/wireshark"
+    assert {f"{wireshark}/extcap/burst", f"{wireshark}/plugins/burst.lua", f"{wireshark}/plugins/unified_bus.lua"} <= held["burst-rdma-dev"]
     for path in of_kind(packages, ".rpm"):
         name = path.name.rsplit("-0", 1)[0]
         listed = subprocess.run(["rpm", "-qpl", path], capture_output=True, text=True, check=True).stdout.split()
-        assert {one.lstrip("/") for one in listed} == {one for one in held[name] if "/lintian/" not in one}
+        # Wireshark looks in another folder there.
+        there = {re.sub("^usr/lib/.*/wireshark/", "usr/lib64/wireshark/", one) for one in held[name] if "/lintian/" not in one}
+        assert {one.lstrip("/") for one in listed} == there
 
 
 @pytest.fixture(scope="module")

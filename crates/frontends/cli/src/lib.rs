@@ -11,6 +11,7 @@ mod cc;
 mod cm;
 mod daemon;
 mod doctor;
+mod extcap;
 mod failures;
 mod falls;
 mod host_files;
@@ -34,10 +35,10 @@ use std::process::ExitCode;
 
 /// Carries out the command line of this process; returns its exit code.
 pub fn main() -> ExitCode {
-    match burst_args::parse(command(), std::env::args_os()) {
+    extcap::extcap().unwrap_or_else(|| match burst_args::parse(command(), std::env::args_os()) {
         Ok(matches) => carry_out(&matches),
         Err(code) => ExitCode::from(code),
-    }
+    })
 }
 
 fn carry_out(matches: &ArgMatches) -> ExitCode {
