@@ -97,9 +97,10 @@ def test_a_peer_goes_on_while_a_child_copies_its_memory(pair):
     still_serves(pair)
 
 
-def test_a_program_beside_a_stopped_daemon_can_be_ended(pair):
+@pytest.mark.parametrize("how", ["calls", "opens"])
+def test_a_program_beside_a_stopped_daemon_can_be_ended(pair, how):
     """While a thread talks to the daemon it takes no signals; those that end a program come all the same."""
-    program = forks(pair, "calls")
+    program = forks(pair, how)
     program.wait_for_text("ready", 60)
     pair.a.daemon.stand_still()
     try:
@@ -111,8 +112,9 @@ def test_a_program_beside_a_stopped_daemon_can_be_ended(pair):
     still_serves(pair)
 
 
-def test_handlers_of_signals_fork_inside_control_calls(pair):
-    program = forks(pair, "handlers")
+@pytest.mark.parametrize("how", ["handlers", "opening"])
+def test_handlers_of_signals_fork_inside_control_calls(pair, how):
+    program = forks(pair, how)
     assert program.wait(120) == 0, program.text()
     still_serves(pair)
 

@@ -13,7 +13,10 @@
  *
  * forks DEVICE busy: a child does not go on before a thread of the parent has written and sent by RDMA, with rnr_retry 0.
  *
- * forks DEVICE calls: calls the daemon without end.
+ * forks DEVICE calls: calls the daemon without end. forks DEVICE opens: opens the device without end.
+ *
+ * forks DEVICE opening: a signal interrupts the first contact of a program with its host: the list of devices, the opening of one, and
+ * the first event channel of rdma_cm; its handler forks. The parent's device must work, and the child must end.
  *
  * forks DEVICE handlers: a signal interrupts control calls of verbs and rdma_cm, and its handler forks. The parent must not wait for
  * itself, its calls must do what they do otherwise, and a child that returns from the handler must leave the parent's connections alone.
@@ -51,8 +54,13 @@ static int rnr_retry = 7;
 /* On the last registered page, behind the registered bytes. */
 #define beside data[4 * PAGE - 1]
 
+/* Whether this process is a child that has returned from the handler. Its calls may fail, because the device is its parent's. */
+static volatile sig_atomic_t is_child;
+
 static void must(int true, const char *what)
 {
+	if (!true && is_child)
+		_exit(0);
 	if (!true) {
 		fprintf(stderr, "wrong: %s (%s)\n", what, strerror(errno));
 		exit(1);
@@ -351,8 +359,6 @@ static void busy(void)
 #define INTERRUPTIONS 12
 
 static volatile sig_atomic_t inside;
-/* Whether this process is a child that has returned from the handler. */
-static volatile sig_atomic_t is_child;
 static volatile sig_atomic_t interrupted;
 
 static void fork_in_handler(int signal)
@@ -441,11 +447,104 @@ static void handlers(void)
 	printf("%d children of handlers\n", 3 * INTERRUPTIONS);
 }
 
+static long nanoseconds(void)
+{
+	struct timespec now;
+
+	must(!clock_gettime(CLOCK_MONOTONIC, &now), "clock_gettime");
+	return now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+/* Opens the device as the first thing of this process; a signal comes after so many nanoseconds, if not 0. Returns how long that took. */
+static long open_first(const char *name, long delay)
+{
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
+	struct sigaction action = { .sa_handler = fork_in_handler, .sa_flags = SA_RESTART };
+	struct itimerspec once = { .it_value = { .tv_sec = delay / 1000000000, .tv_nsec = delay % 1000000000 } };
+	struct rdma_event_channel *channel;
+	long began, took;
+	timer_t timer;
+
+	must(!sigaction(SIGUSR1, &action, NULL) && !timer_create(CLOCK_MONOTONIC, &event, &timer), "timer");
+	began = nanoseconds();
+	must(!timer_settime(timer, 0, &once, NULL), "timer_settime");
+	inside = 1;
+	open_all(name);
+	channel = rdma_create_event_channel();
+	inside = 0;
+	took = nanoseconds() - began;
+	must(!!channel, "channel");
+	if (is_child)
+		_exit(0);
+	write_and_check(1);
+	rdma_destroy_event_channel(channel);
+	return took;
+}
+
+#define OPENINGS 40
+
+static void opening(const char *name)
+{
+	/* How long it takes without a signal, and how many of the others were interrupted. */
+	struct { long took, interrupted; } *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	must(shared != MAP_FAILED, "mmap");
+	for (int round = 0; round <= OPENINGS; round++) {
+		int status;
+		pid_t pid = fork();
+
+		must(pid >= 0, "fork");
+		if (!pid) {
+			/* Ends a deadlock. */
+			alarm(60);
+			/* Each second child of a handler returns from it. */
+			interrupted = round % 2;
+			long took = open_first(name, round * (shared->took / OPENINGS));
+
+			if (!round)
+				shared->took = took;
+			shared->interrupted += interrupted != round % 2;
+			_exit(0);
+		}
+		must(waitpid(pid, &status, 0) == pid, "waitpid");
+		if (status) {
+			fprintf(stderr, "wrong: opening %d ended with %#x\n", round, status);
+			exit(1);
+		}
+	}
+	must(shared->interrupted > OPENINGS / 4, "signals come while the device is opened");
+	printf("%ld of %d openings interrupted\n", shared->interrupted, OPENINGS);
+}
+
+static void open_and_close(const char *name)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *opened = NULL;
+
+	for (int i = 0; list && list[i]; i++)
+		if (!strcmp(ibv_get_device_name(list[i]), name))
+			opened = ibv_open_device(list[i]);
+	must(opened && !ibv_close_device(opened), "device");
+	ibv_free_device_list(list);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 3) {
-		fprintf(stderr, "usage: forks DEVICE orphan|children|unhandled|traffic|busy|calls|handlers\n");
+		fprintf(stderr, "usage: forks DEVICE orphan|children|unhandled|traffic|busy|calls|opens|handlers|opening\n");
 		return 2;
+	}
+	if (!strcmp(argv[2], "opening")) {
+		opening(argv[1]);
+		return 0;
+	}
+	if (!strcmp(argv[2], "opens")) {
+		for (int count = 0;; count++) {
+			open_and_close(argv[1]);
+			if (!count)
+				printf("ready\n");
+			fflush(stdout);
+		}
 	}
 	if (!strcmp(argv[2], "busy")) {
 		ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -22,6 +22,8 @@ const SHORT_MAX: usize = 16;
 pub trait SlowAnswer: Send + Sync + std::fmt::Debug {
     /// Returns when the socket can be read from, or written to if `writes` is true, or earlier.
     fn wait(&self, socket: BorrowedFd<'_>, writes: bool);
+    /// Takes the signals that may come during [`SlowAnswer::wait`], and returns: the daemon has not accepted the connection yet.
+    fn take_signals(&self);
 }
 
 /// How packets reach the host.
@@ -91,17 +93,16 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`]; `Io` of the kind `WouldBlock` when no answer comes.
     pub fn connect_within(path: &Path, program: &str, time: Option<Duration>) -> Result<Client, ControlError> {
-        let wrap = |e: rustix::io::Errno| ControlError::Connect { path: path.display().to_string(), source: e.into() };
-        let socket =
-            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(wrap)?;
-        let trusted = TrustedUsers::of_this_process();
-        trusted.check_file(path)?;
-        let address = SocketAddrUnix::new(path).map_err(wrap)?;
-        set_socket_timeout(&socket, Timeout::Send, time).map_err(wrap)?;
-        set_socket_timeout(&socket, Timeout::Recv, time).map_err(wrap)?;
-        connect(&socket, &address).map_err(wrap)?;
-        trusted.check_peer(socket.as_fd(), path)?;
-        Client::greet(ControlLink::Socket(socket), program)
+        Client::greet(ControlLink::Socket(trusted_socket(path, time, None)?), program, None)
+    }
+
+    /// As [`Client::connect`]; `slow` waits where the daemon does not answer soon, from the connection on ([`Client::wait_by`]).
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_waiting(path: &Path, program: &str, slow: Arc<dyn SlowAnswer>) -> Result<Client, ControlError> {
+        let socket = trusted_socket(path, Some(ANSWER_SOON), Some(&*slow))?;
+        Client::greet(ControlLink::Socket(socket), program, Some(slow))
     }
 
     /// Connects to a host in this process.
@@ -109,14 +110,14 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn connect_in_process(link: Arc<dyn InProcessLink>, program: &str) -> Result<Client, ControlError> {
-        Client::greet(ControlLink::InProcess(link), program)
+        Client::greet(ControlLink::InProcess(link), program, None)
     }
 
     /// Says hello.
-    fn greet(link: ControlLink, program: &str) -> Result<Client, ControlError> {
+    fn greet(link: ControlLink, program: &str, slow: Option<Arc<dyn SlowAnswer>>) -> Result<Client, ControlError> {
         let daemon = DaemonInfo { version: String::new(), pid: 0, uid: 0, uptime_s: 0, workers: 0, contexts: 0 };
         let (sequence, buffer) = (FIRST_SEQUENCE - 1, vec![0; MESSAGE_MAX]);
-        let mut client = Client { link, sequence, buffer, daemon, slow: None };
+        let mut client = Client { link, sequence, buffer, daemon, slow };
         match client.call(&Request::Hello { program: program.to_owned() }, &[])?.response {
             Response::Daemon(info) => client.daemon = info,
             other => {
@@ -215,6 +216,30 @@ impl Client {
         };
         CommandSender::over(self.link.try_clone()?, ring)
     }
+}
+
+/// A socket that is connected to the daemon at `path`. Calls give up after `time`; `slow` lets signals come while the daemon does
+/// not accept, because it is stopped and its queue of connections is full.
+fn trusted_socket(path: &Path, time: Option<Duration>, slow: Option<&dyn SlowAnswer>) -> Result<OwnedFd, ControlError> {
+    let wrap = |e: rustix::io::Errno| ControlError::Connect { path: path.display().to_string(), source: e.into() };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(wrap)?;
+    let trusted = TrustedUsers::of_this_process();
+    trusted.check_file(path)?;
+    let address = SocketAddrUnix::new(path).map_err(wrap)?;
+    set_socket_timeout(&socket, Timeout::Send, time).map_err(wrap)?;
+    set_socket_timeout(&socket, Timeout::Recv, time).map_err(wrap)?;
+    loop {
+        match (connect(&socket, &address), slow) {
+            (Err(rustix::io::Errno::AGAIN), Some(slow)) => slow.take_signals(),
+            (done, _) => break done.map_err(wrap)?,
+        }
+    }
+    if slow.is_some() {
+        // Requests are short, and the socket has room for one.
+        set_socket_timeout(&socket, Timeout::Send, None).map_err(wrap)?;
+    }
+    trusted.check_peer(socket.as_fd(), path)?;
+    Ok(socket)
 }
 
 /// Repeats a call that finds the socket not ready, once `slow` has waited.

@@ -59,6 +59,17 @@ impl SignalMask {
         self
     }
 
+    /// Takes the signals that are pending and not in this mask; the thread keeps its own mask.
+    pub fn take_signals(&self) {
+        let mut own = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: a readable set, and one that the first call writes before the second reads it. Pending signals come before
+        // the first call returns.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, own.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, own.as_ptr(), core::ptr::null_mut());
+        }
+    }
+
     /// Waits with this mask until a descriptor is ready for one of the `events` of poll(2), or a signal has come.
     pub fn wait_ready(&self, descriptor: libc::c_int, events: libc::c_short) {
         let mut entry = libc::pollfd { fd: descriptor, events, revents: 0 };
@@ -99,6 +110,21 @@ mod tests {
             assert_eq!(HANDLED.load(Relaxed), 0);
             before.restore();
             assert_eq!(HANDLED.load(Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn pending_signals_are_taken_but_those_of_the_mask() {
+        in_child(|| {
+            handle(libc::SIGUSR1);
+            let before = SignalMask::block_all();
+            send(libc::SIGUSR1);
+            before.and_handled().take_signals();
+            assert_eq!(HANDLED.load(Relaxed), 0);
+            before.take_signals();
+            assert_eq!(HANDLED.load(Relaxed), 1);
+            send(libc::SIGUSR1);
+            assert_eq!(HANDLED.load(Relaxed), 1, "blocked as before");
         });
     }
 

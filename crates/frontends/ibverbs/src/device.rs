@@ -5,6 +5,7 @@
 
 use crate::boundary::{self, EINVAL, Outcome};
 use crate::sys::*;
+use burst_client::raw::lock::HeldSignals;
 use burst_client::raw::place::HostPlace;
 use burst_client::raw::program_name;
 use burst_control::{Client, ControlError, DeviceInfo, Request, Response, in_process, socket_path};
@@ -88,10 +89,10 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
 }
 
 /// Connects to the first host that answers. If none does: the reason for each place.
-fn find_host() -> Result<(HostPlace, Client), Vec<ControlError>> {
+fn find_host(held: &HeldSignals) -> Result<(HostPlace, Client), Vec<ControlError>> {
     let mut failures = Vec::new();
     for place in HostPlace::candidates() {
-        match place.connect(&program_name()) {
+        match place.connect(&program_name(), held) {
             Ok(client) => return Ok((place, client)),
             Err(e) => failures.push(e),
         }
@@ -115,7 +116,8 @@ fn explain(failures: &[ControlError]) {
 
 /// Queries device number `index` of a host. The caller owns the one reference.
 pub fn device_at(place: &HostPlace, index: u32) -> Outcome<*mut ibv_device> {
-    let mut client = place.connect(&program_name())?;
+    let held = HeldSignals::hold();
+    let mut client = place.connect(&program_name(), &held)?;
     let Response::Devices(list) = client.call(&Request::ListDevices, &[])?.response else { return Err(boundary::EIO) };
     let info = list.into_iter().find(|d| d.index == index).ok_or(boundary::Errno(libc::ENODEV))?;
     Ok(VerbsDevice::allocate(place, info).cast())
@@ -123,7 +125,8 @@ pub fn device_at(place: &HostPlace, index: u32) -> Outcome<*mut ibv_device> {
 
 fn list_devices() -> Vec<*mut ibv_device> {
     report::misspelt_variables();
-    let failures = match find_host() {
+    let held = HeldSignals::hold();
+    let failures = match find_host(&held) {
         Ok((place, mut client)) => match client.call(&Request::ListDevices, &[]).map(|a| a.response) {
             Ok(Response::Devices(list)) => {
                 return list.into_iter().map(|info| VerbsDevice::allocate(&place, info).cast()).collect();

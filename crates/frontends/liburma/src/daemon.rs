@@ -8,6 +8,7 @@ use crate::log::{because, explain};
 use burst_base::gid::{gid_of, ip_of};
 use burst_client::raw::RawContext;
 use burst_client::raw::idle::SendProgress;
+use burst_client::raw::lock::HeldSignals;
 use burst_client::raw::memory::{self, MemoryRange, RawMr};
 use burst_client::raw::place::HostPlace;
 use burst_client::raw::queue;
@@ -125,7 +126,8 @@ fn refused(error: &ClientError) -> UrmaError {
 /// # Errors
 /// There is no daemon; as the inner result, that it does not answer.
 fn devices_of(place: &HostPlace) -> std::result::Result<Result<Vec<DeviceInfo>>, ControlError> {
-    let mut client = place.connect(&burst_client::raw::program_name())?;
+    let held = HeldSignals::hold();
+    let mut client = place.connect(&burst_client::raw::program_name(), &held)?;
     Ok(match client.call(&Request::ListDevices, &[]).map(|reply| reply.response) {
         Ok(Response::Devices(devices)) => Ok(devices),
         Ok(_) => Err(ClientError::Unexpected("no list of devices")),

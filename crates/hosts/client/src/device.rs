@@ -2,6 +2,7 @@
 
 use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
+use crate::raw::lock::HeldSignals;
 use crate::raw::place::HostPlace;
 use crate::raw::program_name;
 use burst_control::activity::{HostReport, QpPage, QpUse, WorkerUse};
@@ -51,7 +52,7 @@ impl Daemon {
     /// # Errors
     /// [`ControlError::Connect`], with the host's sentence.
     pub fn in_process() -> Result<Daemon> {
-        let client = HostPlace::InProcess.connect(&program_name())?;
+        let client = HostPlace::InProcess.connect(&program_name(), &HeldSignals::hold())?;
         Ok(Daemon { socket: PathBuf::new(), client })
     }
 

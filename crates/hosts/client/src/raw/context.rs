@@ -5,7 +5,7 @@
 
 use crate::error::{ClientError, Result};
 use crate::raw::cookies::{CookieTable, SendSlots};
-use crate::raw::lock::{ControlLock, lock};
+use crate::raw::lock::{ControlLock, HeldSignals, lock};
 use crate::raw::place::HostPlace;
 use crate::raw::prealloc::QpPrealloc;
 use burst_control::in_process::InProcessCalls;
@@ -141,7 +141,8 @@ impl RawContext {
     /// # Errors
     /// When no daemon answers, or it refuses.
     pub fn open(place: &HostPlace, device: u32, exporter: Option<u64>) -> Result<RawContext> {
-        let mut client = place.connect(&program_name())?;
+        let held = HeldSignals::hold();
+        let mut client = place.connect(&program_name(), &held)?;
         let answer = client.call(&Request::OpenContext { device }, &[])?;
         let Response::Context { workers, device } = answer.response else {
             return Err(ClientError::Unexpected("no context"));

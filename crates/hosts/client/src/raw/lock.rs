@@ -1,8 +1,8 @@
 //! The locks of this crate: a spin lock for the data path, a mutex, and a mutex for connections to a daemon.
 //!
-//! A thread that has the lock of a connection ([`ControlLock`]) takes no signals. A handler that forks would wait for its own
-//! thread, because a fork asks the daemon to hold memory; and a child that returns from the handler would take the reply for
-//! which its parent waits. While a daemon does not answer, because it is stopped, signals without a handler come all the same:
+//! A thread that has the lock of a connection ([`ControlLock`]), or opens one ([`HeldSignals`]), takes no signals. A handler that
+//! forks would wait for its own thread, because a fork asks the daemon to hold memory; and a child that returns from the handler
+//! would take the reply for which its parent waits, or go on starting an engine of which its parent has the threads. While a daemon does not answer, because it is stopped, signals without a handler come all the same:
 //! the user can end the program (`SignalWait`).
 //!
 //! The spin lock spins a few times, then yields the processor. It has no system object and is not poisoned: a holder never
@@ -13,6 +13,7 @@ use burst_control::Client;
 use burst_control::client::SlowAnswer;
 use burst_mem::signals::SignalMask;
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +40,27 @@ impl SlowAnswer for SignalWait {
             mask.and_handled().wait_ready(socket.as_raw_fd(), events);
         }
     }
+    fn take_signals(&self) {
+        if let Some(mask) = *lock(&self.0) {
+            mask.and_handled().take_signals();
+        }
+    }
+}
+
+/// A thread that takes no signals while it opens connections and contexts.
+#[derive(Debug)]
+pub struct HeldSignals(RestoredMask);
+
+impl HeldSignals {
+    /// Holds the signals of the calling thread, until this is dropped in it.
+    pub fn hold() -> HeldSignals {
+        HeldSignals(RestoredMask(SignalMask::block_all(), PhantomData))
+    }
+
+    /// What lets signals without a handler come while a daemon does not answer.
+    pub(super) fn slow_answer(&self) -> Arc<dyn SlowAnswer> {
+        Arc::new(SignalWait(Mutex::new(Some(self.0.0))))
+    }
 }
 
 /// A connection to a daemon, and what belongs to it, behind a lock whose holder takes no signals.
@@ -61,16 +83,16 @@ impl<T> ControlLock<T> {
 
     /// Waits for the lock, also after a panic of a holder.
     pub fn lock(&self) -> ControlGuard<'_, T> {
-        let before = RestoredMask(SignalMask::block_all());
+        let before = RestoredMask(SignalMask::block_all(), PhantomData);
         let value = lock(&self.value);
         *lock(&self.before.0) = Some(before.0);
         ControlGuard { value, _before: before }
     }
 }
 
-/// A mask that its thread gets back at the end.
+/// A mask that its thread gets back at the end. It stays in its thread.
 #[derive(Debug)]
-struct RestoredMask(SignalMask);
+struct RestoredMask(SignalMask, PhantomData<*const ()>);
 
 impl Drop for RestoredMask {
     fn drop(&mut self) {

@@ -1,6 +1,7 @@
 //! Where the host of a program is: behind the socket of a daemon, or in the program's own process.
 
 use super::in_process::{self, LoadedHost};
+use super::lock::HeldSignals;
 use burst_control::in_process::InProcessCalls;
 use burst_control::{Client, ControlError, socket_path};
 use std::path::{Path, PathBuf};
@@ -31,13 +32,13 @@ impl HostPlace {
         HostPlace::candidates()
     }
 
-    /// Connects, under a name for the host's log.
+    /// Connects, under a name for the host's log. The caller holds its signals until it has what it wants of the connection.
     ///
     /// # Errors
     /// [`ControlError::Connect`] if there is no host; as [`Client::connect`].
-    pub fn connect(&self, program: &str) -> Result<Client, ControlError> {
+    pub fn connect(&self, program: &str, held: &HeldSignals) -> Result<Client, ControlError> {
         match self {
-            HostPlace::Socket(path) => Client::connect(path, program),
+            HostPlace::Socket(path) => Client::connect_waiting(path, program, held.slow_answer()),
             HostPlace::InProcess => Client::connect_in_process(in_process::open_session()?, program),
         }
     }

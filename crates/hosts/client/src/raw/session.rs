@@ -3,7 +3,7 @@
 //! A request waits for the daemon's answer, one caller at a time ([`CmControl::call`]). A command has no answer and goes by a
 //! ring in shared memory ([`CmControl::send`]), which costs no system call while the daemon is awake.
 
-use super::lock::ControlLock;
+use super::lock::{ControlLock, HeldSignals};
 use super::place::HostPlace;
 use crate::error::{ClientError, Result};
 use burst_control::client::ClientReply;
@@ -26,7 +26,8 @@ impl CmControl {
     /// # Errors
     /// When no daemon answers.
     pub fn open(place: &HostPlace) -> Result<CmControl> {
-        let mut client = place.connect(&super::program_name())?;
+        let held = HeldSignals::hold();
+        let mut client = place.connect(&super::program_name(), &held)?;
         let life = LifePage::new().map_err(std::io::Error::from)?;
         let sender = client.command_sender()?;
         Ok(CmControl { life, client: ControlLock::new(client, |client| client)?, sender })
