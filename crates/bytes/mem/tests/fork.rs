@@ -348,6 +348,61 @@ fn a_child_that_has_no_room_for_its_copy_is_killed_and_the_parent_goes_on() {
     assert_eq!(child.look(), 0);
 }
 
+/// What may befall a program between registration and fork, so that it can open no file.
+fn without_descriptors() {
+    let limit = libc::rlimit { rlim_cur: 128, rlim_max: 128 };
+    // SAFETY: reads `limit`; the rest are numbers. The copies stay open until this process ends.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        while libc::dup(0) >= 0 {}
+    }
+}
+
+fn without_proc() {
+    // A directory without `proc` in it.
+    // SAFETY: constant paths.
+    unsafe { assert_eq!((libc::chroot(c"/proc/self/fdinfo".as_ptr()), libc::chdir(c"/".as_ptr())), (0, 0)) };
+    assert!(std::fs::metadata("/proc/self").is_err());
+}
+
+#[test]
+fn a_child_has_its_own_memory_where_no_file_can_be_opened() {
+    let _alone = ALONE.lock();
+    // SAFETY: no precondition.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    for befall in [without_descriptors, without_proc].into_iter().take(1 + usize::from(is_root)) {
+        let program = Child::fork(|| {
+            let memory = anon(4 * PAGE);
+            bytes(memory, 4 * PAGE).fill(3);
+            let Some(reg) = swapped(memory, 4 * PAGE) else { return true };
+            let region = map(&reg);
+            befall();
+            for round in 0..3 {
+                // SAFETY: the child looks at its memory, writes to it and ends.
+                let pid = unsafe { libc::fork() };
+                if pid == 0 {
+                    let is_snapshot = bytes(memory, 4 * PAGE).iter().all(|b| *b == 3 + round);
+                    bytes(memory, 4 * PAGE).fill(99);
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(i32::from(!is_snapshot)) };
+                }
+                let mut status = -1;
+                // SAFETY: the child made above.
+                assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+                assert_eq!((status, bytes(memory, 1)[0]), (0, 3 + round));
+                // The daemon's writes arrive again.
+                let span = region.span(memory as u64, 4 * PAGE as u32).expect("inside");
+                span.write_from(&[4 + round; 4 * PAGE]).expect("there");
+                assert!(bytes(memory, 4 * PAGE).iter().all(|b| *b == 4 + round));
+            }
+            drop(region);
+            release(reg);
+            bytes(memory, 4 * PAGE).iter().all(|b| *b == 6)
+        });
+        assert_eq!(program.look(), 0);
+    }
+}
+
 #[test]
 fn a_program_that_is_started_copies_nothing() {
     let _alone = ALONE.lock();

@@ -25,6 +25,9 @@
 //! The stack pages on which the forking thread runs are swapped out in `prepare`, and in again in the parent. A device that has
 //! pinned them keeps the pages from before the fork.
 //!
+//! Where a page cannot be shared with the daemon again, the daemon goes on in this process. A child that cannot find out its mappings
+//! is killed, too (`proc_files`).
+//!
 //! Fork handlers of other libraries run between these handlers, in the forking thread; they may register and release
 //! memory (`lock.rs`). `vfork` and `posix_spawn` run no handlers and need none. Nor does libc run them for `_Fork`, and for
 //! `clone` without `CLONE_VM`; the library that has the program's symbols of these names makes the child by [`fork_by`]. A
@@ -43,7 +46,7 @@ use super::pinned::Pins;
 use super::registries::HostHandle;
 use super::uffd::{MovedRange, PageMover};
 use super::vma::{MappedPart, Maps, Vma, errno};
-use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, calls, keep_in_place, kernel, pool::PAGE};
+use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, calls, keep_in_place, kernel, pool::PAGE, proc_files};
 
 /// Bytes of stack below and above the handler's frame that are used between `prepare` and the two returns from fork.
 const LIVE_BELOW: usize = 64 << 10;
@@ -106,13 +109,13 @@ unsafe extern "C" {
 /// `PTHREAD_CANCEL_DISABLE` (pthread.h).
 const CANCEL_DISABLE: libc::c_int = 1;
 
-/// Installs the handlers once. False: that failed, and no page may be swapped.
+/// Installs the handlers and opens what they use, once in a process. False: that failed, and no page may be swapped.
 pub(super) fn install(registry: &mut ForkLockGuard<'_, Registry>) -> bool {
     if !registry.handlers {
         // SAFETY: three functions that exist as long as this library.
         registry.handlers = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } == 0;
     }
-    registry.handlers
+    registry.handlers && proc_files::keep()
 }
 
 /// [`super::add_host`] in this registry.
@@ -225,6 +228,7 @@ impl Registry {
         core::mem::forget(core::mem::replace(&mut self.advice, super::KeptAdvice::new()));
         calls::begin_process();
         let closes = !self.fork.shares_files;
+        Maps::forget_parents(closes);
         self.pools.abandon(closes);
         self.mover.as_ref().filter(|_| closes).inspect(|mover| mover.close());
         core::mem::forget(self.mover.take());
@@ -240,8 +244,16 @@ impl Registry {
     fn begin_fork(&mut self, live: [(usize, usize); STACKS], shares_files: bool) {
         self.fork = ForkState { cancel_state: self.fork.cancel_state, shares_files, ..ForkState::NONE };
         // Most programs that fork have no pool or no registration.
-        let Some(maps) = self.pools.any().then(Maps::open).flatten() else { return };
-        if !maps.any(|vma| self.class(vma).is_shared_pool()) {
+        if !self.pools.any() {
+            return;
+        }
+        let Some(maps) = Maps::kept() else {
+            // The child will be killed: it may share memory.
+            self.fork.held = true;
+            return;
+        };
+        let is_of_pool = |class: MappingClass| class.is_shared_pool() || matches!(class, MappingClass::Frozen);
+        if !maps.any(|vma| is_of_pool(self.class(vma))) {
             return;
         }
         self.fork.has_locked = Pins::without_cuda().has_locked;
@@ -300,8 +312,10 @@ impl Registry {
         if !core::mem::take(&mut self.fork.held) {
             return;
         }
-        if let (Some(maps), Some(mover)) = (Maps::open(), self.mover()) {
-            self.thaw_all(&maps, &mover);
+        let Some(maps) = Maps::kept() else { return };
+        let mut is_shared = true;
+        if let Some(mover) = self.mover() {
+            is_shared &= self.thaw_all(&maps, &mover);
             // Asked about before: none of them is pinned.
             let pins = Pins::without_cuda();
             for range in core::mem::take(&mut self.fork.released) {
@@ -316,10 +330,12 @@ impl Registry {
                 });
             }
             for (lo, hi) in core::mem::take(&mut self.fork.evicted) {
-                self.readmit(&maps, &mover, lo, hi);
+                is_shared &= self.readmit(&maps, &mover, lo, hi);
             }
         }
-        self.hosts.iter().for_each(HostHandle::end_fork);
+        if is_shared {
+            self.hosts.iter().for_each(HostHandle::end_fork);
+        }
     }
     /// Whether each registered page of the pools is at its address, in a mapping that the fork makes private.
     fn is_in_place(&self, maps: &Maps) -> bool {
@@ -338,8 +354,9 @@ impl Registry {
         }
         true
     }
-    /// Maps the pool's pages shared again: all of them, also those that other threads move or divide meanwhile.
-    fn thaw_all(&mut self, maps: &Maps, mover: &PageMover) {
+    /// Maps the pool's pages shared again: all of them, also those that other threads move or divide meanwhile. False: some are
+    /// private, because the system refuses.
+    fn thaw_all(&mut self, maps: &Maps, mover: &PageMover) -> bool {
         let map = PageMap::open();
         let fd = map.as_ref().map_or(-1, PageMap::fd);
         for _ in 0..PASSES_MAX {
@@ -349,9 +366,10 @@ impl Registry {
                 }
             });
             if !maps.any(|vma| matches!(self.class(vma), MappingClass::Frozen)) {
-                return;
+                return true;
             }
         }
+        false
     }
     /// Maps the pool's pages of one mapping shared again.
     fn thaw(&self, maps: &Maps, (mover, map): (&PageMover, i32), vma: &Vma, (first, last): (usize, usize)) {
@@ -384,9 +402,10 @@ impl Registry {
             }
         });
     }
-    /// Swaps the pages in again that `evict` has made private, if they are still registered.
-    fn readmit(&mut self, maps: &Maps, mover: &PageMover, lo: usize, hi: usize) {
-        let mut at = lo;
+    /// Swaps the pages in again that `evict` has made private, if they are still registered. False: some stay private, because the
+    /// system refuses.
+    fn readmit(&mut self, maps: &Maps, mover: &PageMover, lo: usize, hi: usize) -> bool {
+        let (mut at, mut complete) = (lo, true);
         while at < hi
             && let Some((start, end)) = self.refs.at_or_after(at).filter(|(start, _)| *start < hi)
         {
@@ -402,13 +421,18 @@ impl Registry {
                 let part = MappedPart { offset: first, prot: vma.prot() };
                 if mover.swap_in(MovedRange { pool, lo: first, hi: last, part, flags, maps: None }, false) {
                     keep_in_place(pool, first, first, last);
+                } else {
+                    // Unless the program has unmapped it meanwhile.
+                    complete &= maps.still(vma, first, last).is_none();
                 }
             });
             at = last;
         }
+        complete
     }
     /// In the child: an anonymous copy over each mapping of a pool.
     fn privatise(&mut self) {
+        Maps::forget_parents(!self.fork.shares_files);
         let (Some(maps), Some(room)) = (Maps::open(), CopyRoom::new()) else { return die() };
         self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
             let class = registry.class(vma);

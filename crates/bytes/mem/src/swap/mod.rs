@@ -36,6 +36,7 @@ mod moved;
 mod pagemap;
 mod pinned;
 mod pool;
+mod proc_files;
 mod program;
 mod refs;
 mod registration;

@@ -1,14 +1,14 @@
 //! `/proc/self/pagemap`, which shows what is mapped at each page.
 
 use super::pool::PAGE;
+use super::proc_files;
 
 /// `/proc/self/pagemap`, open.
 pub(crate) struct PageMap(i32);
 
 impl PageMap {
     pub(crate) fn open() -> Option<PageMap> {
-        // SAFETY: a constant path.
-        let fd = unsafe { libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        let fd = proc_files::open(c"/proc/self/pagemap");
         (fd >= 0).then_some(PageMap(fd))
     }
     pub(crate) fn fd(&self) -> i32 {

@@ -151,8 +151,7 @@ impl Pins {
 }
 
 fn read_status(buffer: &mut [u8; STATUS_BYTES]) -> &[u8] {
-    // SAFETY: a constant path.
-    let fd = unsafe { libc::open(c"/proc/self/status".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    let fd = super::proc_files::open(c"/proc/self/status");
     if fd < 0 {
         return &[];
     }

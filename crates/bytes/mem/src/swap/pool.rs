@@ -53,6 +53,7 @@ pub(crate) fn raised(fd: i32) -> i32 {
     if high < 0 {
         return fd;
     }
+    debug_assert!(fd >= 0, "only an open file has a second number");
     // SAFETY: the caller's descriptor, replaced by `high`.
     unsafe { libc::close(fd) };
     high

@@ -4,6 +4,7 @@
 //! older kernels and are reached in the process there.
 
 use super::pool::{MAPPING_NAME, PAGE};
+use super::proc_files;
 use core::mem::size_of;
 
 /// `_IOWR('f', 17, struct procmap_query)` (linux/fs.h).
@@ -117,25 +118,42 @@ impl Vma {
 pub(crate) struct Maps {
     fd: i32,
     text: bool,
+    /// Whether the descriptor stays open.
+    is_kept: bool,
 }
 
 impl Drop for Maps {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor.
-        unsafe { libc::close(self.fd) };
+        if !self.is_kept {
+            // SAFETY: our own descriptor.
+            unsafe { libc::close(self.fd) };
+        }
     }
 }
 
 impl Maps {
     pub(crate) fn open() -> Option<Maps> {
-        // SAFETY: a constant path.
-        let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        if fd < 0 {
-            return None;
-        }
-        let mut maps = Maps { fd, text: false };
+        Maps::of(proc_files::open(c"/proc/self/maps"), false)
+    }
+    fn of(fd: i32, is_kept: bool) -> Option<Maps> {
+        let mut maps = (fd >= 0).then_some(Maps { fd, text: false, is_kept })?;
         maps.text = maps.query(0).is_none();
         Some(maps)
+    }
+    /// The mappings of this process, by the file that is kept open ([`proc_files`]), or else by one that is opened.
+    pub(crate) fn kept() -> Option<Maps> {
+        // A process has mappings; a file that has none is not that file.
+        let kept = Maps::of(proc_files::maps(), true).filter(|maps| maps.any(|_| true));
+        kept.or_else(Maps::open)
+    }
+    /// In a child: forgets the file that its parent has kept open. `closes`: the child has its own copy of the descriptor, and may
+    /// have no other to open its file with.
+    pub(crate) fn forget_parents(closes: bool) {
+        let parents = Maps::of(proc_files::forget_maps(), true).filter(|maps| maps.any(|_| true));
+        if let Some(parents) = parents.filter(|_| closes) {
+            // SAFETY: a copy of the parent's descriptor, used no more.
+            unsafe { libc::close(parents.fd) };
+        }
     }
     #[cfg(test)]
     pub(crate) fn open_text() -> Option<Maps> {
