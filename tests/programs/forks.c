@@ -417,7 +417,11 @@ static int call_connections(void)
 
 static void handlers(void)
 {
-	int (*const calls[])(void) = { call_regions, call_objects, call_connections };
+	static const struct { int (*call)(void); const char *name; } calls[] = {
+		{ call_regions, "interrupted registration" },
+		{ call_objects, "interrupted calls of verbs" },
+		{ call_connections, "interrupted calls of rdma_cm" },
+	};
 	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
 	/* The handler's system calls of the parent are begun anew, as most programs ask. */
 	struct sigaction action = { .sa_handler = fork_in_handler, .sa_flags = SA_RESTART };
@@ -434,11 +438,11 @@ static void handlers(void)
 
 			must(!timer_settime(timer, 0, &once, NULL), "timer_settime");
 			inside = 1;
-			done = calls[kind]();
+			done = calls[kind].call();
 			inside = 0;
 			if (is_child)
 				_exit(0);
-			must(done, "an interrupted call does what it does otherwise");
+			must(done, calls[kind].name);
 			must(!timer_settime(timer, 0, &never, NULL), "timer_settime");
 			write_and_check(interrupted);
 		}

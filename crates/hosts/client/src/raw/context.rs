@@ -225,10 +225,6 @@ impl RawContext {
         false
     }
 
-    fn check_alive(&self) -> Result<()> {
-        if self.is_alive() { Ok(()) } else { Err(ClientError::Forked) }
-    }
-
     /// The device as it was when the context was opened; [`RawContext::device_now`] asks.
     pub fn device(&self) -> &DeviceInfo {
         &self.device
@@ -274,7 +270,6 @@ impl RawContext {
     /// # Errors
     /// The daemon's refusal, or [`ClientError::Forked`].
     pub fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer> {
-        self.check_alive()?;
         if matches!(
             request,
             Request::RegMr { .. } | Request::AllocDm { .. } | Request::AllocMw { .. } | Request::Import { .. }
@@ -282,7 +277,7 @@ impl RawContext {
             // Relaxed: a program orders its registrations before the end of a queue pair that could use them.
             self.control.has_memory.store(true, Ordering::Relaxed);
         }
-        let mut control = self.control.state.lock();
+        let mut control = self.control.state.lock_alive(&self.life)?;
         let answer = control.client.call(request, fds)?;
         map_segments(&mut control.arena, answer.segments)?;
         Ok(Answer { response: answer.response, fds: answer.fds })
@@ -312,8 +307,7 @@ impl RawContext {
     /// # Errors
     /// When the daemon has ended, or [`ClientError::Forked`].
     pub fn send_without_reply(&self, request: &Request) -> Result<()> {
-        self.check_alive()?;
-        Ok(self.control.state.lock().client.send_without_reply(request)?)
+        Ok(self.control.state.lock_alive(&self.life)?.client.send_without_reply(request)?)
     }
 
     /// Sends the request that ends an object. A daemon that has ended has no objects, and in a child after fork they are the
@@ -322,10 +316,8 @@ impl RawContext {
     /// # Errors
     /// The daemon's refusal: the object lives on.
     pub fn end_object(&self, request: &Request) -> Result<()> {
-        if !self.is_alive() {
-            return Ok(());
-        }
-        match self.control.state.lock().client.call(request, &[]) {
+        let Ok(mut control) = self.control.state.lock_alive(&self.life) else { return Ok(()) };
+        match control.client.call(request, &[]) {
             Err(refusal @ ControlError::Refused { .. }) => Err(refusal.into()),
             _ => Ok(()),
         }

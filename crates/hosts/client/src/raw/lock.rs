@@ -8,10 +8,11 @@
 //! The spin lock spins a few times, then yields the processor. It has no system object and is not poisoned: a holder never
 //! blocks and never panics by design, and if it did panic, the guard's drop would free the lock.
 
-use crate::error::Result;
+use crate::error::{ClientError, Result};
 use burst_control::Client;
 use burst_control::client::SlowAnswer;
 use burst_mem::signals::SignalMask;
+use burst_shm::life::LifePage;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -81,9 +82,22 @@ impl<T> ControlLock<T> {
         Ok(ControlLock { value: Mutex::new(value(client)), before })
     }
 
+    /// [`ControlLock::lock`] in the process that has made the connection.
+    ///
+    /// # Errors
+    /// [`ClientError::Forked`]. A check before this call would not do: a handler may fork after it. In a child the lock may be
+    /// taken for ever, because another thread of the parent had it.
+    pub fn lock_alive(&self, life: &LifePage) -> Result<ControlGuard<'_, T>> {
+        let before = RestoredMask(SignalMask::block_all(), PhantomData);
+        if life.is_alive() { Ok(self.lock_without_signals(before)) } else { Err(ClientError::Forked) }
+    }
+
     /// Waits for the lock, also after a panic of a holder.
     pub fn lock(&self) -> ControlGuard<'_, T> {
-        let before = RestoredMask(SignalMask::block_all(), PhantomData);
+        self.lock_without_signals(RestoredMask(SignalMask::block_all(), PhantomData))
+    }
+
+    fn lock_without_signals(&self, before: RestoredMask) -> ControlGuard<'_, T> {
         let value = lock(&self.value);
         *lock(&self.before.0) = Some(before.0);
         ControlGuard { value, _before: before }

@@ -1,7 +1,7 @@
 //! The connection manager's connection to the daemon: one for all ids of a process, beside the connections of its contexts.
 //!
 //! A request waits for the daemon's answer, one caller at a time ([`CmControl::call`]). A command has no answer and goes by a
-//! ring in shared memory ([`CmControl::send`]), which costs no system call while the daemon is awake.
+//! ring in shared memory ([`CmControl::send`]), which waits for nothing while the daemon is awake.
 
 use super::lock::{ControlLock, HeldSignals};
 use super::place::HostPlace;
@@ -52,8 +52,7 @@ impl CmControl {
     /// # Errors
     /// The daemon's refusal; [`ClientError::Forked`].
     pub fn call(&self, request: &Request) -> Result<ClientReply> {
-        self.check_alive()?;
-        Ok(self.client.lock().call(request, &[])?)
+        Ok(self.client.lock_alive(&self.life)?.call(request, &[])?)
     }
 
     /// Sends commands as one request, which the daemon carries out in order, and gives the last one's answer.
@@ -79,11 +78,17 @@ impl CmControl {
     /// # Errors
     /// When the daemon has ended; [`ClientError::Forked`].
     pub fn send(&self, commands: &[CmCommand]) -> Result<()> {
-        self.check_alive()?;
-        while !self.sender.send(commands)? {
-            self.client.lock().flush_commands()?;
+        while !self.try_send(commands)? {
+            self.client.lock_alive(&self.life)?.flush_commands()?;
         }
         Ok(())
+    }
+
+    /// Sends commands if the ring has room. A handler of a signal that forks in between would leave two processes which write to it.
+    fn try_send(&self, commands: &[CmCommand]) -> Result<bool> {
+        let _held = HeldSignals::hold();
+        self.check_alive()?;
+        Ok(self.sender.send(commands)?)
     }
 
     /// Opens event channel number `channel` (chosen by the program): the read end of its pipe.
