@@ -43,17 +43,21 @@ unsafe extern "C" fn before_fork() {
     let Some(instance) = Instance::current() else { return };
     let _ = crate::enclosed(|| {
         for _ in 0..FORK_ATTEMPTS {
-            if let Some(fds) = instance.worker().try_port_descriptors() {
-                return note(&fds);
+            if instance.worker().try_each_port_descriptor(&mut note) {
+                return;
             }
             std::thread::yield_now();
         }
     });
 }
 
-fn note(fds: &[RawFd]) {
-    FDS.iter().zip(fds).for_each(|(place, fd)| place.store(*fd, Ordering::Relaxed));
-    COUNT.store(fds.len().min(FDS_MAX), Ordering::Relaxed);
+/// Notes a descriptor. Allocates nothing: the fork may be a signal handler's that has interrupted the allocator.
+fn note(fd: RawFd) {
+    let count = COUNT.load(Ordering::Relaxed);
+    if let Some(place) = FDS.get(count) {
+        place.store(fd, Ordering::Relaxed);
+        COUNT.store(count + 1, Ordering::Relaxed);
+    }
 }
 
 /// The descriptors of the connection to the daemon in lent mode, which a child closes.

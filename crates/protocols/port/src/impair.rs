@@ -403,8 +403,8 @@ impl Port for Impair {
         self.inner.after_sleep();
     }
 
-    fn descriptors(&self) -> Vec<RawFd> {
-        self.inner.descriptors()
+    fn each_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
+        self.inner.each_descriptor(take);
     }
 
     fn take_calls(&mut self) -> PortCalls {

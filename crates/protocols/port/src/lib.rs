@@ -183,9 +183,10 @@ pub trait Port: Send {
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason));
     /// Descriptors that become readable when `rx_burst` has packets.
     fn wait_fds(&self) -> Vec<RawFd>;
-    /// All descriptors of the port that keep its address in use: a child process closes its copies.
-    fn descriptors(&self) -> Vec<RawFd> {
-        self.wait_fds()
+    /// Passes all descriptors of the port that keep its address in use: a child process closes its copies. A port of a host inside
+    /// a program allocates no memory here: the fork may interrupt the allocator.
+    fn each_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
+        self.wait_fds().into_iter().for_each(take);
     }
     /// When `rx_burst` should be called even if no descriptor is readable, or `Nanos::NEVER`.
     fn next_event(&self) -> Nanos {
@@ -391,7 +392,12 @@ pub fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Po
 
 /// Bytes of the smallest receive buffer among a port's sockets; `None` if it has none.
 pub fn receive_buffer(port: &dyn Port) -> Option<u32> {
-    port.descriptors().into_iter().filter_map(sys::socket::receive_buffer_of).min()
+    let mut least = None;
+    port.each_descriptor(&mut |fd| {
+        let bytes = sys::socket::receive_buffer_of(fd);
+        least = least.into_iter().chain(bytes).min();
+    });
+    least
 }
 
 /// Opens the port that `spec` describes, once for each of `workers` workers; returns the ports in order of the workers' numbers.

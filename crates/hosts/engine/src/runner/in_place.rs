@@ -236,8 +236,8 @@ impl InPlaceWorker {
         let _ = self.with_state(|_| ());
     }
 
-    /// All descriptors of the ports, for a child process to close; `None` if another thread runs the worker.
-    pub fn try_port_descriptors(&self) -> Option<Vec<RawFd>> {
-        self.try_with(|runner, _| runner.worker.port_descriptors()).ok()
+    /// Passes all descriptors of the ports, for a child process to close; false, and none, if another thread runs the worker.
+    pub fn try_each_port_descriptor(&self, take: &mut dyn FnMut(RawFd)) -> bool {
+        self.try_with(|runner, _| runner.worker.each_port_descriptor(take)).is_ok()
     }
 }

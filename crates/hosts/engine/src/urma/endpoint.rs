@@ -482,8 +482,8 @@ impl UrmaEndpoint {
         self.slot.port.next_event()
     }
     /// All descriptors of the port.
-    pub fn descriptors(&self) -> Vec<RawFd> {
-        self.slot.port.descriptors()
+    pub fn each_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
+        self.slot.port.each_descriptor(take);
     }
     /// True when packets have arrived meanwhile.
     pub fn before_sleep(&mut self) -> bool {

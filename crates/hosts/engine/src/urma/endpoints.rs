@@ -124,8 +124,8 @@ impl UrmaEndpoints {
         self.slots.iter().flat_map(|slot| slot.endpoint.wait_fds()).collect()
     }
     /// All descriptors of the ports.
-    pub fn descriptors(&self) -> Vec<RawFd> {
-        self.slots.iter().flat_map(|slot| slot.endpoint.descriptors()).collect()
+    pub fn each_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
+        self.slots.iter().for_each(|slot| slot.endpoint.each_descriptor(take));
     }
     /// The slot of an address.
     pub fn find(&self, address: IpAddr) -> Option<usize> {

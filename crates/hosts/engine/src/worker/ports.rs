@@ -78,10 +78,10 @@ impl Worker {
         self.ports.iter().flat_map(|p| p.port.wait_fds()).chain(urma).collect()
     }
 
-    /// All descriptors of the ports.
-    pub fn port_descriptors(&self) -> Vec<RawFd> {
-        let urma = self.urma.iter().flat_map(|slot| slot.descriptors());
-        self.ports.iter().flat_map(|p| p.port.descriptors()).chain(urma).collect()
+    /// Passes all descriptors of the ports ([`Port::each_descriptor`]).
+    pub fn each_port_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
+        self.ports.iter().for_each(|p| p.port.each_descriptor(take));
+        self.urma.iter().for_each(|slots| slots.each_descriptor(take));
     }
 
     /// Makes a port take part in a group.

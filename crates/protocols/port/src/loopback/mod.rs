@@ -247,8 +247,8 @@ impl Port for Loopback {
         self.inner.after_sleep();
     }
 
-    fn descriptors(&self) -> Vec<RawFd> {
-        self.inner.descriptors()
+    fn each_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
+        self.inner.each_descriptor(take);
     }
 
     fn time_arrivals(&mut self) {

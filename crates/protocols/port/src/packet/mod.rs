@@ -402,6 +402,10 @@ impl Port for PacketPort {
         PortCalls { send: self.tx.take_calls(), receive: self.rx.take_calls() }
     }
 
+    fn each_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
+        take(self.epoll.as_raw_fd());
+    }
+
     fn wait_fds(&self) -> Vec<RawFd> {
         vec![self.epoll.as_raw_fd()]
     }
