@@ -97,6 +97,12 @@ def test_a_peer_goes_on_while_a_child_copies_its_memory(pair):
     still_serves(pair)
 
 
+def test_atomics_wait_for_the_end_of_a_fork(pair):
+    program = forks(pair, "atomics")
+    assert program.wait(240) == 0, program.text()
+    still_serves(pair)
+
+
 @pytest.mark.parametrize("how", ["calls", "opens"])
 def test_a_program_beside_a_stopped_daemon_can_be_ended(pair, how):
     """While a thread talks to the daemon it takes no signals; those that end a program come all the same."""

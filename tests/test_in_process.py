@@ -263,7 +263,7 @@ def test_peers_learn_of_an_exit(fabric):
             client.stop()
 
 
-@pytest.mark.parametrize("how", ["children", "unhandled", "traffic", "busy", "handlers", "opening"])
+@pytest.mark.parametrize("how", ["children", "unhandled", "traffic", "busy", "atomics", "handlers", "opening"])
 def test_children_come_and_go(fabric, how):
     code, text = fabric.a.run(BUILD / "programs" / "forks", "burst0", how)
     assert code == 0, text

@@ -272,7 +272,7 @@ def test_a_killed_program_disturbs_no_other(fabric):
             program.stop(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["children", "unhandled", "traffic", "busy", "handlers", "opening"])
+@pytest.mark.parametrize("how", ["children", "unhandled", "traffic", "busy", "atomics", "handlers", "opening"])
 def test_children_come_and_go(fabric, how):
     code, text = lent(fabric.a).run(BUILD / "programs" / "forks", "burst0", how)
     assert code == 0, text

@@ -13,6 +13,9 @@
  *
  * forks DEVICE busy: a child does not go on before a thread of the parent has written and sent by RDMA, with rnr_retry 0.
  *
+ * forks DEVICE atomics: adds by RDMA while a thread forks, with 64 MiB registered. Atomics wait for the end of a fork; each must end well,
+ * and be done once.
+ *
  * forks DEVICE calls: calls the daemon without end. forks DEVICE opens: opens the device without end.
  *
  * forks DEVICE opening: a signal interrupts the first contact of a program with its host: the list of devices, the opening of one, and
@@ -77,8 +80,9 @@ static void modify(struct ibv_qp_attr *attr, int state, int mask)
 static void open_all(const char *name)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_qp_attr attr = { .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .path_mtu = IBV_MTU_1024,
+	struct ibv_qp_attr attr = { .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC, .path_mtu = IBV_MTU_1024,
 				    .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = rnr_retry,
+				    .max_rd_atomic = 1, .max_dest_rd_atomic = 1,
 				    .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } } };
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 					 .cap = { .max_send_wr = 16, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
@@ -451,6 +455,59 @@ static void handlers(void)
 	printf("%d children of handlers\n", 3 * INTERRUPTIONS);
 }
 
+#define ATOMIC_FORKS 6
+
+static void *fork_often(void *unused)
+{
+	(void)unused;
+	for (int round = 0; round < ATOMIC_FORKS; round++) {
+		int status;
+		pid_t pid = fork();
+
+		must(pid >= 0, "fork");
+		if (!pid)
+			_exit(0);
+		must(waitpid(pid, &status, 0) == pid && !status, "a child beside atomics");
+	}
+	stop = 1;
+	return NULL;
+}
+
+static void atomics(void)
+{
+	const size_t size = 64 << 20;
+	unsigned char *large = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	volatile uint64_t *sum = (void *)(large + PAGE);
+	struct ibv_sge sge = { .addr = (uintptr_t)large, .length = 8 };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD }, *bad;
+	struct ibv_mr *region;
+	uint64_t done = 0;
+	pthread_t thread;
+
+	must(large != MAP_FAILED, "mmap");
+	memset(large, 0, size);
+	region = ibv_reg_mr(pd, large, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+	must(region && !pthread_create(&thread, NULL, fork_often, NULL), "region, thread");
+	sge.lkey = region->lkey;
+	wr.wr.atomic.remote_addr = (uintptr_t)sum;
+	wr.wr.atomic.rkey = region->rkey;
+	wr.wr.atomic.compare_add = 1;
+	for (int last = 0; !last;) {
+		struct ibv_wc wc;
+		int n;
+
+		last = stop;
+		errno = ibv_post_send(qp, &wr, &bad);
+		must(!errno, "ibv_post_send");
+		while (!(n = ibv_poll_cq(cq, 1, &wc)))
+			;
+		must(n == 1 && wc.status == IBV_WC_SUCCESS, "an atomic beside a fork");
+		must(*(uint64_t *)large == done && *sum == ++done, "each atomic is done once");
+	}
+	must(!pthread_join(thread, NULL) && !ibv_dereg_mr(region) && *sum == done, "the end");
+	printf("%llu atomics beside %d forks\n", (unsigned long long)done, ATOMIC_FORKS);
+}
+
 static long nanoseconds(void)
 {
 	struct timespec now;
@@ -535,7 +592,7 @@ static void open_and_close(const char *name)
 int main(int argc, char **argv)
 {
 	if (argc != 3) {
-		fprintf(stderr, "usage: forks DEVICE orphan|children|unhandled|traffic|busy|calls|opens|handlers|opening\n");
+		fprintf(stderr, "usage: forks DEVICE orphan|children|unhandled|traffic|busy|atomics|calls|opens|handlers|opening\n");
 		return 2;
 	}
 	if (!strcmp(argv[2], "opening")) {
@@ -563,6 +620,10 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(argv[2], "traffic")) {
 		traffic();
+		return 0;
+	}
+	if (!strcmp(argv[2], "atomics")) {
+		atomics();
 		return 0;
 	}
 	if (!strcmp(argv[2], "children")) {

@@ -349,13 +349,23 @@ fn a_child_that_has_no_room_for_its_copy_is_killed_and_the_parent_goes_on() {
 }
 
 /// What may befall a program between registration and fork, so that it can open no file.
-fn without_descriptors() {
-    let limit = libc::rlimit { rlim_cur: 128, rlim_max: 128 };
-    // SAFETY: reads `limit`; the rest are numbers. The copies stay open until this process ends.
+fn occupy_descriptors(most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: reads `limit`; a constant path. The files stay open until this process ends.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
-        while libc::dup(0) >= 0 {}
+        while libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY) >= 0 {}
+        assert_eq!(*libc::__errno_location(), libc::EMFILE);
     }
+}
+
+fn without_descriptors() {
+    // Less than the numbers of the descriptors that are kept open, so that closing one of them leaves no room.
+    occupy_descriptors(40);
+}
+
+fn with_few_descriptors() {
+    occupy_descriptors(600);
 }
 
 fn without_proc() {
@@ -370,7 +380,7 @@ fn a_child_has_its_own_memory_where_no_file_can_be_opened() {
     let _alone = ALONE.lock();
     // SAFETY: no precondition.
     let is_root = unsafe { libc::geteuid() } == 0;
-    for befall in [without_descriptors, without_proc].into_iter().take(1 + usize::from(is_root)) {
+    for befall in [without_descriptors, with_few_descriptors, without_proc].into_iter().take(2 + usize::from(is_root)) {
         let program = Child::fork(|| {
             let memory = anon(4 * PAGE);
             bytes(memory, 4 * PAGE).fill(3);

@@ -17,7 +17,8 @@
 //!
 //! Pages that cannot become private (huge pages; a kernel whose userfaultfd does not know shared memory) stay shared until
 //! step 4: there the child sees what other threads write while the fork lasts. Where the process has no descriptor for the gate,
-//! all pages are swapped out before the fork and in again after it. A child whose copy fails for want of memory is killed: it
+//! or cannot open `/proc/self/maps`, so that its child could not either, all pages are swapped out before the fork and in again
+//! after it. A child whose copy fails for want of memory is killed: it
 //! would share memory with its parent.
 //!
 //! Mappings that the program has excluded by `MADV_DONTFORK` stay as they are: the child does not have them.
@@ -83,6 +84,8 @@ pub(super) struct ForkState {
     has_locked: bool,
     /// Whether the daemon is held.
     held: bool,
+    /// Whether the child has mappings of the pools.
+    is_shared: bool,
     /// Whether a page of the pool could not become private.
     left_shared: bool,
     /// Whether the thread could be cancelled before.
@@ -97,6 +100,7 @@ impl ForkState {
         released: Vec::new(),
         has_locked: false,
         held: false,
+        is_shared: false,
         left_shared: false,
         cancel_state: 0,
     };
@@ -192,7 +196,7 @@ fn in_parent() {
 fn in_child() {
     // SAFETY: locked by `prepare_child` in the thread that this one continues.
     let mut registry = unsafe { REGISTRY.resume() };
-    if registry.fork.held {
+    if registry.fork.is_shared {
         registry.privatise();
     }
     registry.begin_process();
@@ -249,7 +253,7 @@ impl Registry {
         }
         let Some(maps) = Maps::kept() else {
             // The child will be killed: it may share memory.
-            self.fork.held = true;
+            (self.fork.held, self.fork.is_shared) = (true, true);
             return;
         };
         let is_of_pool = |class: MappingClass| class.is_shared_pool() || matches!(class, MappingClass::Frozen);
@@ -257,14 +261,16 @@ impl Registry {
             return;
         }
         self.fork.has_locked = Pins::without_cuda().has_locked;
-        self.fork.held = true;
+        (self.fork.held, self.fork.is_shared) = (true, true);
         let mover = self.mover().filter(|mover| mover.moves_shared());
         let in_place = mover.is_some() && self.is_in_place(&maps);
         self.hosts.iter().for_each(|host| host.begin_fork(in_place));
-        self.fork.gate = if shares_files { None } else { ForkGate::open() };
+        self.fork.gate = if shares_files || Maps::open().is_none() { None } else { ForkGate::open() };
         let Some(mover) = mover else { return };
         if self.fork.gate.is_none() {
-            return self.evict(&maps, &mover, 0, (0, super::pool::ADDRESS_MAX));
+            self.evict(&maps, &mover, 0, (0, super::pool::ADDRESS_MAX));
+            self.fork.is_shared = maps.any(|vma| is_of_pool(self.class(vma)));
+            return;
         }
         for (which, stack) in live.into_iter().enumerate() {
             self.evict(&maps, &mover, which, stack);
