@@ -183,8 +183,8 @@ pub trait Port: Send {
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason));
     /// Descriptors that become readable when `rx_burst` has packets.
     fn wait_fds(&self) -> Vec<RawFd>;
-    /// Passes all descriptors of the port that keep its address in use: a child process closes its copies. A port of a host inside
-    /// a program allocates no memory here: the fork may interrupt the allocator.
+    /// Passes all descriptors of the port that keep its address in use: a child process closes its copies. A port of a host
+    /// inside a program allocates no memory here: the fork may interrupt the allocator.
     fn each_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
         self.wait_fds().into_iter().for_each(take);
     }

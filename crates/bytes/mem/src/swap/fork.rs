@@ -26,8 +26,8 @@
 //! The stack pages on which the forking thread runs are swapped out in `prepare`, and in again in the parent. A device that has
 //! pinned them keeps the pages from before the fork.
 //!
-//! Where a page cannot be shared with the daemon again, the daemon goes on in this process. A child that cannot find out its mappings
-//! is killed, too (`proc_files`).
+//! Where a page cannot be shared with the daemon again, the daemon goes on in this process. A child that cannot find out its
+//! mappings is killed, too (`proc_files`).
 //!
 //! Fork handlers of other libraries run between these handlers, in the forking thread; they may register and release
 //! memory (`lock.rs`). `vfork` and `posix_spawn` run no handlers and need none. Nor does libc run them for `_Fork`, and for
@@ -275,18 +275,21 @@ impl Registry {
         for (which, stack) in live.into_iter().enumerate() {
             self.evict(&maps, &mover, which, stack);
         }
-        // Again, if other threads have changed the mappings.
-        for _ in 0..PASSES_MAX {
-            let mut same = true;
-            self.each(&maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
-                same &= !registry.class(vma).is_shared_pool() || registry.freeze(&maps, vma, (first, last));
-            });
-            if same {
-                break;
-            }
-        }
+        self.freeze_all(&maps);
         if in_place && self.fork.left_shared {
             self.hosts.iter().for_each(|host| host.begin_fork(false));
+        }
+    }
+    /// Makes all mappings of the pool's pages private, copied on write: again, if other threads have changed the mappings.
+    fn freeze_all(&mut self, maps: &Maps) {
+        for _ in 0..PASSES_MAX {
+            let mut same = true;
+            self.each(maps, (0, super::pool::ADDRESS_MAX), |registry, vma, first, last| {
+                same &= !registry.class(vma).is_shared_pool() || registry.freeze(maps, vma, (first, last));
+            });
+            if same {
+                return;
+            }
         }
     }
     /// Makes a mapping of the pool's pages private, copied on write. False: it is not there any more.
@@ -408,8 +411,8 @@ impl Registry {
             }
         });
     }
-    /// Swaps the pages in again that `evict` has made private, if they are still registered. False: some stay private, because the
-    /// system refuses.
+    /// Swaps the pages in again that `evict` has made private, if they are still registered. False: some stay private, because
+    /// the system refuses.
     fn readmit(&mut self, maps: &Maps, mover: &PageMover, lo: usize, hi: usize) -> bool {
         let (mut at, mut complete) = (lo, true);
         while at < hi

@@ -1,8 +1,8 @@
 //! Descriptors of `/proc` that are kept open while pages may be swapped.
 //!
 //! A fork must know the mappings of its process, or parent and child would write each other's pages. By then the process may have
-//! no descriptor left, another root (`chroot`), or a filter that refuses to open files (seccomp). So `/proc/self/maps` is kept open
-//! for the parent, and `/proc` for the child, which first closes the parent's file: that leaves it a descriptor for its own.
+//! no descriptor left, another root (`chroot`), or a filter that refuses to open files (seccomp). So `/proc/self/maps` is kept
+//! open for the parent, and `/proc` for the child, which first closes the parent's file: that leaves it a descriptor for its own.
 //!
 //! The numbers are high, where programs expect none of their own. A program that closes them all the same, or has another file
 //! there, is found out at each use ([`super::vma::Maps::kept`]).

@@ -146,8 +146,8 @@ impl Maps {
         let kept = Maps::of(proc_files::maps(), true).filter(|maps| maps.any(|_| true));
         kept.or_else(Maps::open)
     }
-    /// In a child: forgets the file that its parent has kept open. `closes`: the child has its own copy of the descriptor, and may
-    /// have no other to open its file with.
+    /// In a child: forgets the file that its parent has kept open. `closes`: the child has its own copy of the descriptor, and
+    /// may have no other to open its file with.
     pub(crate) fn forget_parents(closes: bool) {
         let parents = Maps::of(proc_files::forget_maps(), true).filter(|maps| maps.any(|_| true));
         if let Some(parents) = parents.filter(|_| closes) {

@@ -2,8 +2,9 @@
 //!
 //! A thread that has the lock of a connection ([`ControlLock`]), or opens one ([`HeldSignals`]), takes no signals. A handler that
 //! forks would wait for its own thread, because a fork asks the daemon to hold memory; and a child that returns from the handler
-//! would take the reply for which its parent waits, or go on starting an engine of which its parent has the threads. While a daemon does not answer, because it is stopped, signals without a handler come all the same:
-//! the user can end the program (`SignalWait`).
+//! would take the reply for which its parent waits, or go on starting an engine of which its parent has the threads. While a
+//! daemon does not answer, because it is stopped, signals without a handler come all the same: the user can end the program
+//! (`SignalWait`).
 //!
 //! The spin lock spins a few times, then yields the processor. It has no system object and is not poisoned: a holder never
 //! blocks and never panics by design, and if it did panic, the guard's drop would free the lock.

@@ -84,7 +84,8 @@ impl CmControl {
         Ok(())
     }
 
-    /// Sends commands if the ring has room. A handler of a signal that forks in between would leave two processes which write to it.
+    /// Sends commands if the ring has room. A handler of a signal that forks in between would leave two processes which write
+    /// to it.
     fn try_send(&self, commands: &[CmCommand]) -> Result<bool> {
         let _held = HeldSignals::hold();
         self.check_alive()?;
