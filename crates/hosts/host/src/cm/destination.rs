@@ -10,7 +10,7 @@ use burst_base::{DeviceId, Nanos};
 use burst_control::Refusal;
 use burst_control::cm::CmAddr;
 use burst_port::PortAddr;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Where a destination address leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,8 @@ fn find_local(devices: &[HostDevice], bound: Option<LocalAddr>, dst: CmAddr) -> 
     // 127.0.0.1, ::1 and the unspecified addresses mean any device.
     if dst.ip.is_loopback() || dst.ip.is_unspecified() {
         let first = || first_of(devices, dst.ip.is_ipv4()).map_or_else(|| no_device("the destination", dst.ip), Ok);
-        return local(bound.map_or_else(first, Ok)?, None);
+        let at = bound.map_or_else(first, Ok)?;
+        return local(at, is_beside(devices[at.device.index()].caps.addrs[at.index].ip, dst.ip).then_some(dst.ip));
     }
     if let Some(own) = owner_of(devices, dst.ip, dst.scope) {
         return local(bound.unwrap_or(own), Some(dst.ip));
@@ -147,6 +148,12 @@ fn find_local(devices: &[HostDevice], bound: Option<LocalAddr>, dst: CmAddr) -> 
         Some(at) => local(at, Some(dst.ip)),
         None => Ok(None),
     }
+}
+
+/// Whether `dst` is another loopback address than that of the device, which has one, too: several daemons of one machine serve 127.0.0.2,
+/// 127.0.0.3 and so on, and each is a host for the others. 127.0.0.1 is the daemon that is asked.
+fn is_beside(own: IpAddr, dst: IpAddr) -> bool {
+    own.is_loopback() && dst.is_loopback() && dst != own && dst != IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
 
 /// The destination by the local address `at`. Without `dst` the packets go to `at` itself.
@@ -202,6 +209,19 @@ mod tests {
         assert_eq!(go(Some("192.0.2.1"), "239.1.2.3").expect("a group").via, ResolveMethod::Local);
         assert_eq!(go(Some("192.0.2.9"), "198.51.100.1").expect_err("not ours").errno, libc::ENODEV);
         assert_eq!(go(Some("192.0.2.1"), "2001:db8::1").expect_err("families").errno, libc::EINVAL);
+    }
+
+    #[test]
+    fn a_daemon_on_a_loopback_address_reaches_those_on_others() {
+        let devices = [device(0, &["127.0.0.2"])];
+        let mut routes = RouteTable::default();
+        for (dst, wire) in [("127.0.0.3", "127.0.0.3"), ("127.0.0.2", "127.0.0.2"), ("127.0.0.1", "127.0.0.2")] {
+            let found = find(&devices, &mut routes, NOW, None, addr(dst)).expect("found");
+            assert_eq!((found.src, found.dst, found.via), (addr("127.0.0.2").ip, addr(wire).ip, ResolveMethod::Local));
+        }
+        // Where the device has an address of a network all loopback addresses are its own.
+        let found = find(&[device(0, &["192.0.2.1"])], &mut routes, NOW, None, addr("127.0.0.3")).expect("found");
+        assert_eq!(found.dst, addr("192.0.2.1").ip);
     }
 
     #[test]

@@ -253,7 +253,9 @@ fn set_address(host: &mut Host, id: &mut HostCmId, addrs: AddrPair, found: &Dest
     // A program sees loopback addresses where it used them.
     let shown = |ip: IpAddr, wire: IpAddr| if ip.is_unspecified() { wire } else { ip };
     let own = src.map_or(found.src, |s| shown(s.ip, found.src));
-    let own = if dst.ip.is_loopback() && src.is_none_or(|s| s.ip.is_unspecified()) { dst.ip } else { own };
+    // Another daemon's loopback address is no address of this id.
+    let is_own = dst.ip.is_loopback() && (dst.ip != found.dst || found.dst == found.src);
+    let own = if is_own && src.is_none_or(|s| s.ip.is_unspecified()) { dst.ip } else { own };
     let port = src.map(|s| s.port).filter(|p| *p != 0);
     let port = port.unwrap_or_else(|| host.cm.ports.any());
     id.route.src = Some(CmAddr { ip: own, port, scope: scope(own) });
