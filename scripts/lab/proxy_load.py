@@ -6,6 +6,7 @@ between two programs of one host: the same two local TCP connections, without RD
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -40,10 +41,11 @@ print(statistics.median(times) * 1e6)
 
 
 class Route:
-    """Programs of `client` reach servers of `server` at `address`."""
+    """Programs of `client` reach servers of `server` at `address`; the servers listen there, or at `bind`, to which a relay leads."""
 
-    def __init__(self, client, server, address=None):
+    def __init__(self, client, server, address=None, bind=None):
         self.client, self.server, self.address = client, server, address or server.address
+        self.bind = bind or self.address
 
 
 class Floor(Proxies):
@@ -62,6 +64,34 @@ class Floor(Proxies):
         self.configuration = lambda _: path
         self.start(host)
         return self
+
+
+class Haproxy:
+    """haproxy on host a, one hop: it relays connections from a to servers on b by two TCP connections, as the floor does within a."""
+
+    def __init__(self, made):
+        self.a, self.b = made.a, made.b
+        self.directory = tempfile.TemporaryDirectory()
+
+    @staticmethod
+    def missing():
+        """Why there is none, or nothing."""
+        return None if shutil.which("haproxy") else "haproxy is not installed"
+
+    def __enter__(self):
+        lines = ["global", " maxconn 4000", "defaults", " mode tcp", " timeout connect 5s", " timeout client 1m", " timeout server 1m"]
+        for port in (IPERF_PORT, REDIS_PORT, HTTP_PORT):
+            lines += [f"listen p{port}", f" bind {self.a.address}:{port}", f" server s {self.b.address}:{port}"]
+        path = f"{self.directory.name}/haproxy.cfg"
+        with open(path, "w") as file:
+            file.write("\n".join(lines) + "\n")
+        self.program = self.a.start("haproxy", "-db", "-f", path, plain=True)
+        await_listener(self.a, HTTP_PORT, self.program)
+        return Route(self.a, self.b, self.a.address, self.b.address)
+
+    def __exit__(self, *_):
+        self.program.stop()
+        self.directory.cleanup()
 
 
 def await_listener(host, port, program):
@@ -100,7 +130,7 @@ def redis_rates(route, clients=(10, 30, 50, 100), requests=20_000, size=3):
     """Requests per second of redis-benchmark with values of `size` bytes: {(clients, "SET"): rate}."""
     with tempfile.TemporaryDirectory() as directory:
         server = route.server.start(
-            "redis-server", "--port", REDIS_PORT, "--bind", route.address, "--save", "", "--dir", directory,
+            "redis-server", "--port", REDIS_PORT, "--bind", route.bind, "--save", "", "--dir", directory,
             "--protected-mode", "no", plain=True)
         try:
             await_listener(route.server, REDIS_PORT, server)
@@ -129,7 +159,7 @@ def http_rate(route, connections=20, requests=4000):
             configuration.write(
                 f"daemon off; pid {directory}/pid; error_log stderr; user root; events {{}} http {{ access_log off; sendfile on; "
                 f"client_body_temp_path {directory}/body; proxy_temp_path {directory}/p; fastcgi_temp_path {directory}/f; "
-                f"uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s; server {{ listen {route.address}:{HTTP_PORT}; "
+                f"uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s; server {{ listen {route.bind}:{HTTP_PORT}; "
                 f"root {directory}; }} }}")
         server = route.server.start("nginx", "-c", f"{directory}/nginx.conf", plain=True)
         try:
