@@ -36,7 +36,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "alone: measures shares or times of the machine, or takes what there is one of: not beside other tests")
     config.addinivalue_line("markers", "counts: depends on counts and processor time, not on the clock")
     config.pluginmanager.register(rows, "rows")
-    for part in ("burst", "burstd", "burst-proxy", "burst-sim", "burst-switch", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
+    for part in ("burst", "burstd", "burst-proxy", "burst-sim", "burst-switch", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair", "lib/burst-exercise"):
         if not (BUILD / part).exists():
             raise pytest.UsageError(f"{BUILD / part} is missing: run make build first")
 

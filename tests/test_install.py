@@ -46,7 +46,7 @@ def test_an_installed_burst_runs_programs_with_its_own_libraries(installed, tmp_
 def test_all_that_belongs_to_it_is_installed(installed):
     found = {str(path.relative_to(installed)) for path in installed.rglob("*") if not path.is_dir()}
     expected = {f"bin/{name}" for name in ("burst", "burstd", "burst-proxy", "burst-sim", "burst-switch")}
-    expected |= {f"lib/burst/{name}" for name in ("libibverbs.so.1", "librdmacm.so.1", "liburma.so.0", "libburst-inprocess.so.1", "liburma.so", "burst-pair")}
+    expected |= {f"lib/burst/{name}" for name in ("libibverbs.so.1", "librdmacm.so.1", "liburma.so.0", "libburst-inprocess.so.1", "liburma.so", "burst-pair", "burst-exercise")}
     expected |= {f"share/man/{page.parent.name}/{page.name}" for page in PAGES}
     expected |= {"share/bash-completion/completions/burst", "share/zsh/site-functions/_burst", "share/fish/vendor_completions.d/burst.fish"}
     expected |= {f"share/doc/burst/{name}" for name in ("LICENSE-MIT", "README.md", "docs/running.md", "docs/decisions/form.md")}

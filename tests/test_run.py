@@ -100,7 +100,7 @@ def reachable(tmp_path_factory):
     (place / "lib/burst").mkdir(parents=True)
     for name in ("burst", "burstd"):
         shutil.copy(BUILD / name, place / "bin" / name)
-    for path in [*BUILD.glob("lib/lib*.so.1"), BUILD / "lib/burst-pair"]:
+    for path in [*BUILD.glob("lib/lib*.so.1"), BUILD / "lib/burst-pair", BUILD / "lib/burst-exercise"]:
         shutil.copy(path, place / "lib/burst" / path.name)
     os.chmod(place, 0o755)
     yield place / "bin" / "burst"

@@ -26,7 +26,7 @@ def public_copy(place, *more):
     (place / "lib/burst").mkdir(parents=True)
     for program in ("burst", "burstd", *more):
         shutil.copy(build / program, place / "bin" / Path(program).name)
-    for path in [*build.glob("lib/lib*.so.1"), build / "lib/burst-pair"]:
+    for path in [*build.glob("lib/lib*.so.1"), build / "lib/burst-pair", build / "lib/burst-exercise"]:
         shutil.copy(path, place / "lib/burst" / path.name)
     os.chmod(place, 0o755)
     return place

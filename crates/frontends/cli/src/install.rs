@@ -3,7 +3,7 @@
 //! | part | build tree | installed |
 //! | --- | --- | --- |
 //! | `burstd` | beside `burst` | beside `burst`, else in `PATH` |
-//! | libraries, `burst-pair` | `lib/` beside `burst` | `../lib/burst/` |
+//! | libraries, `burst-pair`, `burst-exercise` | `lib/` beside `burst` | `../lib/burst/` |
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 pub const VERBS_LIBRARY: &str = "libibverbs.so.1";
 /// The program by which `burst doctor` tests a queue pair.
 pub const PAIR_PROGRAM: &str = "burst-pair";
+
+/// The program that makes the traffic of `burst lab`.
+pub const EXERCISE_PROGRAM: &str = "burst-exercise";
 
 /// Directory of the running program, symbolic links resolved.
 fn own_directory() -> Result<PathBuf, String> {

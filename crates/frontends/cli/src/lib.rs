@@ -18,6 +18,7 @@ mod host_files;
 mod impair;
 mod in_process;
 mod install;
+mod lab;
 mod ls;
 mod metrics;
 mod programs;
@@ -51,8 +52,8 @@ fn carry_out(matches: &ArgMatches) -> ExitCode {
         Some(("capture", m)) => capture::capture(m),
         Some(("cc", m)) => cc::cc(m),
         Some((name @ ("sim" | "proxy" | "switch"), m)) => programs::execute(name, m),
-        Some((name @ ("stats" | "metrics" | "top"), m)) => watch(name, m),
-        Some(("cm", m)) => cm::cm(m),
+        Some((name @ ("stats" | "metrics" | "top" | "cm"), m)) => watch(name, m),
+        Some(("lab", m)) => lab::lab(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
         Some((daemon::DETACH, m)) => daemon::detach(m),
         Some((in_process::SNAPSHOT, _)) => in_process::snapshot(),
@@ -65,6 +66,7 @@ fn watch(name: &str, matches: &ArgMatches) -> ExitCode {
     match name {
         "metrics" => metrics::metrics(matches),
         "top" => top::top(matches),
+        "cm" => cm::cm(matches),
         _ => stats::stats(matches),
     }
 }
@@ -108,6 +110,7 @@ pub fn command() -> Command {
         .subcommand(cc::command())
         .subcommand(cm::command())
         .subcommand(impair::command())
+        .subcommand(lab::command())
         .subcommand(programs::sim_command())
         .subcommand(programs::proxy_command())
         .subcommand(programs::switch_command())

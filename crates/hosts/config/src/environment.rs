@@ -47,6 +47,12 @@ pub const VARIABLES: &[ProgramVariable] = &[
         help: "Suppresses the sentences that libraries print once: no daemon was found, the daemon has ended",
     },
     ProgramVariable {
+        name: "BURST_LAB_DIR",
+        reader: "`burst lab`",
+        values: "directory",
+        help: "Directory of the exercises' sockets, logs and state; default `$XDG_RUNTIME_DIR/burst-lab`, else `/tmp/burst-lab-UID`",
+    },
+    ProgramVariable {
         name: "BURST_SWAP",
         reader: "libraries",
         values: "`off`",

@@ -150,8 +150,8 @@ fn find_local(devices: &[HostDevice], bound: Option<LocalAddr>, dst: CmAddr) -> 
     }
 }
 
-/// Whether `dst` is another loopback address than that of the device, which has one, too: several daemons of one machine serve 127.0.0.2,
-/// 127.0.0.3 and so on, and each is a host for the others. 127.0.0.1 is the daemon that is asked.
+/// Whether `dst` is another loopback address than that of the device, which has one, too: several daemons of one machine serve
+/// 127.0.0.2, 127.0.0.3 and so on, and each is a host for the others. 127.0.0.1 is the daemon that is asked.
 fn is_beside(own: IpAddr, dst: IpAddr) -> bool {
     own.is_loopback() && dst.is_loopback() && dst != own && dst != IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
