@@ -21,10 +21,10 @@ class Learner:
     """A user in a network namespace of its own, with a directory for the lab and no variable of these tests."""
 
     def __init__(self, uid, burst):
-        self.home = Path(tempfile.mkdtemp(prefix="burst-learner-", dir="/tmp"))
+        self.root = Path(tempfile.mkdtemp(prefix="burst-learner-", dir="/tmp"))
         self.burst = burst
-        self.place = self.home / "lab"
-        os.chmod(self.home, 0o755)
+        self.place = self.root / "lab"
+        os.chmod(self.root, 0o755)
         self.place.mkdir()
         os.chown(self.place, uid, uid)
         keep = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec cat"]
@@ -59,7 +59,7 @@ class Learner:
         left = self.processes()
         self.keeper.stdin.close()
         self.keeper.wait()
-        shutil.rmtree(self.home)
+        shutil.rmtree(self.root)
         assert not left, "burst lab stop left processes"
 
 
@@ -171,7 +171,7 @@ def test_two_labs_on_one_machine_have_addresses_of_their_own(plain):
 
 
 def test_a_directory_of_another_user_is_refused(plain):
-    other = plain.home / "roots"
+    other = plain.root / "roots"
     other.mkdir()
     plain.place = other
     code, _, error = plain.lab("pingpong")

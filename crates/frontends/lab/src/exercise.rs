@@ -136,9 +136,9 @@ pub fn status_text(status: u32) -> String {
     match status {
         0 => "IBV_WC_SUCCESS: all went well".to_owned(),
         9 => "IBV_WC_REM_INV_REQ_ERR: the other host calls the request invalid".to_owned(),
-        10 => "IBV_WC_REM_ACCESS_ERR: the other host refused access to its memory".to_owned(),
+        10 => "IBV_WC_REM_ACCESS_ERR: the other host refused access".to_owned(),
         12 => "IBV_WC_RETRY_EXC_ERR: no answer came, however often it was tried".to_owned(),
-        13 => "IBV_WC_RNR_RETRY_EXC_ERR: the receiver was not ready, and no tries are left".to_owned(),
+        13 => "IBV_WC_RNR_RETRY_EXC_ERR: the receiver was not ready, no tries are left".to_owned(),
         other => format!("completion status {other}"),
     }
 }

@@ -96,15 +96,28 @@ mod tests {
     }
 
     #[test]
+    fn questions_fit_a_terminal() {
+        let mut long = Vec::new();
+        for one in all() {
+            let task = task(one, one.draw(&mut Dice));
+            let mut text = crate::text::wrapped(&one.question(&task));
+            for choice in one.choices() {
+                text.push_str(&format!("  {:<28} {}\n", choice.shown(), choice.help));
+            }
+            long.extend(text.lines().filter(|line| line.chars().count() > 80).map(str::to_owned));
+        }
+        assert!(long.is_empty(), "{long:#?}");
+    }
+
+    #[test]
     fn what_a_learner_may_choose_is_read_and_all_else_refused_with_the_choices() {
         for choice in all().iter().flat_map(|one| one.choices()) {
-            for (good, bad) in [match choice.values {
+            let (good, bad) = match choice.values {
                 ChoiceValues::Words(words) => (words[0].to_owned(), "nonsense".to_owned()),
                 ChoiceValues::Range(low, high) => (low.to_string(), (high + 1).to_string()),
-            }] {
-                assert_eq!(choice.read(&good), Ok(good));
-                assert!(choice.read(&bad).is_err_and(|why| why.contains(&choice.shown())));
-            }
+            };
+            assert!(choice.read(&bad).is_err_and(|why| why.contains(&choice.shown())));
+            assert_eq!(choice.read(&good), Ok(good));
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Paragraphs for a terminal of 80 columns.
 
 /// Longest line of a paragraph.
-const WIDTH: usize = 78;
+pub const WIDTH: usize = 78;
 
-/// Breaks lines that begin with a letter and are too long. Lines that begin with a space are drawn or tables, and stay.
+/// Breaks lines that are too long. Lines that begin with a space or have two spaces together are drawn or tables, and stay.
 pub fn wrapped(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
-        if line.starts_with(' ') || line.starts_with('$') || line.len() <= WIDTH {
+        if line.starts_with(' ') || line.contains("  ") || line.starts_with('$') || line.len() <= WIDTH {
             out.push_str(line);
             out.push('\n');
             continue;

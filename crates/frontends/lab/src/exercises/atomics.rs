@@ -11,7 +11,7 @@ const HOSTS: u64 = 2;
 const CHOICES: [Choice; 1] = [Choice {
     name: "op",
     values: ChoiceValues::Words(&["read_write", "fetch_add"]),
-    help: "how a host adds 1: by a READ and a WRITE, or by one request that does both",
+    help: "how to add 1: READ and WRITE, or both in one",
 }];
 
 fn added(run: &RunRecord) -> u64 {
@@ -63,7 +63,8 @@ impl Exercise for Atomics {
 Words
   READ       a request that fetches bytes from another host's memory
   atomic     what happens as a whole: no other request comes in between
-  fetch_add  an atomic request: adds a number to 8 bytes in the other host's memory and answers what was there before
+  fetch_add  an atomic request: adds to a number in the other host's memory, and
+             answers what was there before
 
 Question 1: how many additions got lost?
 Question 2: with which op does none get lost? Run it.

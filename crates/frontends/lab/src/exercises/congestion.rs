@@ -10,7 +10,7 @@ pub struct Congestion;
 const CHOICES: [Choice; 1] = [Choice {
     name: CC,
     values: ChoiceValues::Words(&["none", "dcqcn"]),
-    help: "congestion control: none, or DCQCN, which RDMA adapters use",
+    help: "congestion control: none, or that of adapters",
 }];
 
 fn dropped(run: &RunRecord) -> u64 {
@@ -54,19 +54,19 @@ impl Exercise for Congestion {
 {said}
 Words
   ECN, CE             the mark in a packet, and its name when it is set
-  CNP                 congestion notification packet: b tells a that marked packets arrive
-  congestion control  what a does then: it slows down, and later tries to be faster again
+  CNP                 congestion notification packet, from b to a
+  congestion control  what a does then: it slows down, and speeds up again later
   DCQCN               the congestion control of RDMA adapters
 
 Question: run the same with cc=dcqcn. How many CNPs did b send in that run?
 
 Try:     burst lab run cc=dcqcn
-Look:    burst lab on b burst stats  (cnps_sent; marked_packets; {})
+Look:    burst lab on b burst stats  (cnps_sent; {})
          burst lab ladder --all      (CNP goes from b to a)
-Answer:  burst lab check NUMBER      (cnps_sent counts all runs: run once, or take the difference)
+Answer:  burst lab check NUMBER      (cnps_sent counts all runs)
 ",
             task.number("size") * task.number("count"),
-            "impaired counts what the full queue dropped"
+            "impaired: dropped"
         )
     }
 

@@ -64,9 +64,10 @@ impl Exercise for Incast {
              alone, and all arrived.
 
 Words
-  incast  many hosts send to one at the same moment, as when one asks many for their part of an answer
+  incast  many hosts send to one at the same moment
   queue   packets that wait until the link is free
-  UC      a connection that is not reliable: what is lost is not sent again. Used here so that you can count
+  UC      a connection that does not send again what is lost; used here so that
+          you can count
 
 Question: what is the smallest number of senders at which b misses packets?
 

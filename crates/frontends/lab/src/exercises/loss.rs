@@ -56,7 +56,7 @@ impl Exercise for Loss {
 
 Words
   lost     sent, and never arrived. Cables, switches and full buffers do that
-  counter  a number that a host keeps of something that happened; `burst stats` prints them
+  counter  how often something happened on a host; `burst stats` prints them
   {IMPAIRED}
            the counter of the packets that this bad network has lost
 
@@ -64,7 +64,7 @@ Question: how many packets got lost in the last run?
 
 Look:    burst lab ladder --all      (lost packets end half way)
          burst lab on b burst stats
-Again:   burst lab run               (other packets will get lost; burst stats counts all runs together)
+Again:   burst lab run               (burst stats counts all runs together)
 Answer:  burst lab check NUMBER
 ",
             task.number("size"),

@@ -9,11 +9,8 @@ pub struct NotReady;
 
 const MESSAGES: u64 = 12;
 
-const CHOICES: [Choice; 1] = [Choice {
-    name: "rnr",
-    values: ChoiceValues::Range(0, 7),
-    help: "how often a asks again when b is not ready; 7 means: for ever",
-}];
+const CHOICES: [Choice; 1] =
+    [Choice { name: "rnr", values: ChoiceValues::Range(0, 7), help: "how often a asks again; 7: for ever" }];
 
 fn taken(task: &LabTask) -> u64 {
     task.first().map_or(0, |run| run.received)
@@ -57,8 +54,8 @@ impl Exercise for NotReady {
 Words
   SEND     a request that sends a message
   receive  a place for one message; each message uses one up
-  RNR      receiver not ready: the answer to a message for which there is no receive
-  PSN      the number of a packet, with # in the ladder; the next packet has the next number
+  RNR      receiver not ready: the answer to a message without a receive
+  PSN      the number of a packet, with # in the ladder; they count up
 
 Question 1: how many messages did b take before it said that it was not ready?
 Question 2: with which value of rnr do all {MESSAGES} arrive? Run it.

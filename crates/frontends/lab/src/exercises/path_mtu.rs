@@ -50,7 +50,8 @@ impl Exercise for PathMtu {
             "Host a has sent one message of {} bytes to b. It did not fit in one packet, so it was cut into parts.
 
 Words
-  path MTU  how many bytes of a message one packet may carry. Both ends agree on it when the connection is made
+  path MTU  how many bytes of a message one packet may carry; both ends agree
+            on it when the connection is made
   First, Middle, Last, Only
             which part of a message a packet is; Only is a message in one packet
 

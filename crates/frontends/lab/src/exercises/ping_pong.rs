@@ -48,7 +48,7 @@ Words
   message     the bytes that a program wants to have sent: here 64
   queue pair  one end of a connection; the program puts its requests into it
   packet      what travels over the network; a short message fits in one packet
-  ACK         acknowledgement: a packet that says \"arrived\" and carries no message
+  ACK         acknowledgement: a packet that only says \"arrived\"
 
 Question: how many of the packets were ACKs, both ways together?
 

@@ -10,11 +10,8 @@ pub struct SharedReceives;
 const EACH: u64 = 4;
 const LETTERS: [&str; 3] = ["a", "c", "d"];
 
-const CHOICES: [Choice; 1] = [Choice {
-    name: "srq",
-    values: ChoiceValues::Range(1, 64),
-    help: "receives in one queue that all three connections share",
-}];
+const CHOICES: [Choice; 1] =
+    [Choice { name: "srq", values: ChoiceValues::Range(1, 64), help: "receives in one queue that all three share" }];
 
 /// The last run with so many shared receives.
 fn run_of(task: &LabTask, number: u64) -> Option<&RunRecord> {
