@@ -26,7 +26,7 @@ complete -c burstd -l lend -d 'Programs that may run the engine themselves and s
 complete -c burstd -l guarded -d 'Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls [env: BURST_GUARDED, default: off]' -r
 complete -c burstd -l state-dir -d 'Directory for the crash reports of a guarded daemon; default $STATE_DIRECTORY, for root /var/lib/burst, else $XDG_STATE_HOME/burst or ~/.local/state/burst [env: BURST_STATE_DIR]' -r
 complete -c burstd -l metrics -d 'Show metrics over HTTP (docs/metrics.md): 127.0.0.1:9317 shows totals to anybody who reaches the port, unix:/run/burst/metrics.sock shows each user what is its own, too; default: not [env: BURST_METRICS]' -r
-complete -c burstd -l log-level -d 'Least severe line that is logged [env: BURST_LOG_LEVEL, default: info]' -r
-complete -c burstd -l log-format -d 'Format of log lines [env: BURST_LOG_FORMAT, default: text]' -r
+complete -c burstd -l log-level -d 'Least severe line that is logged; `burst log` changes it at run time [env: BURST_LOG_LEVEL, default: info]' -r
+complete -c burstd -l log-format -d 'Format of log lines; text is entries of the journal where stderr is the journal [env: BURST_LOG_FORMAT, default: text]' -r
 complete -c burstd -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c burstd -s V -l version -d 'Print version'

@@ -27,6 +27,7 @@ pub mod metrics_place;
 pub mod monitor;
 pub mod names;
 mod record;
+mod refusal;
 pub mod socket_path;
 pub mod trust;
 pub mod urma;
@@ -38,6 +39,7 @@ pub use commands::CommandSender;
 pub use limits::Limits;
 pub use messages::*;
 pub use monitor::Counter;
+pub use refusal::Refusal;
 
 /// Why a control call failed, on the caller's side.
 #[derive(Debug, thiserror::Error)]

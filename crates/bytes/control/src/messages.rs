@@ -8,8 +8,9 @@ use crate::cm::{CmCommand, CmReply};
 use crate::failures::{FailurePage, FailureQuery, KeptPackets};
 use crate::lend::LentWorker;
 use crate::limits::Limits;
-use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, Counter, DaemonCrashes, UserPage};
+use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, Counter, DaemonCrashes, LogState, UserPage};
 use crate::names;
+use crate::refusal::Refusal;
 use crate::urma::{UrmaCursor, UrmaPage};
 use crate::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
@@ -491,6 +492,11 @@ pub enum Request {
         /// Beginning of the page: `next` of the page before, or the default.
         from: CmCursor,
     },
+    /// Gets the levels of the host's log. With `levels` it changes them first, which only root and the daemon's user may.
+    Log {
+        /// Level for each target, as in `burst log`: `host=debug port=warn`, or one level for all; `default`: as configured.
+        levels: Option<String>,
+    },
 }
 
 impl Request {
@@ -674,6 +680,8 @@ pub enum Response {
     Workers(Vec<WorkerUse>),
     /// To `QueuePairs`.
     QueuePairs(QpPage),
+    /// To `Log`.
+    Log(LogState),
 }
 
 /// A response or a refusal, and the number of new arena segments.
@@ -683,15 +691,6 @@ pub struct Reply {
     pub new_segments: u32,
     /// The answer.
     pub result: Result<Response, Refusal>,
-}
-
-/// A refused request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// The errno of the verbs call.
-    pub errno: i32,
-    /// Cause, and what to do.
-    pub sentence: String,
 }
 
 /// Description of the daemon.

@@ -127,6 +127,26 @@ pub struct CmConnection {
     pub since_ns: u64,
 }
 
+/// The levels of a host's log, and what its budget has left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogState {
+    /// The targets, each with its level.
+    pub targets: Vec<LogTargetLevel>,
+    /// Lines left out since the start, because one message came too often.
+    pub left_out: u64,
+}
+
+/// The level of a part of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogTargetLevel {
+    /// Its name: `host`.
+    pub name: String,
+    /// Its least severe lines: error, warn, info, debug or trace.
+    pub level: String,
+    /// What its lines are about.
+    pub about: String,
+}
+
 /// Maximum number of peer addresses in one reply.
 pub const CC_PAGE: usize = 64;
 

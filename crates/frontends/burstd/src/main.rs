@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     one_heap();
     #[cfg(feature = "dpdk")]
     burst_port_dpdk::enable();
-    log::init(config.log_level, config.log_format);
+    let log = log::init(config.log_level, config.log_format);
     if let Some(sentence) = config.raised_window() {
         tracing::warn!("{sentence}");
     }
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         }
     }
     let is_supervisor = config.guarded && !supervisor::is_supervised();
-    let result = if is_supervisor { supervisor::supervise(&config) } else { run(&config) };
+    let result = if is_supervisor { supervisor::supervise(&config) } else { run(&config, log) };
     match result {
         Ok(code) => code,
         Err(sentence) => {
@@ -83,7 +83,7 @@ fn return_heap() {
 }
 
 /// Opens everything, serves, and returns when asked to end.
-fn run(config: &config::Config) -> Result<ExitCode, String> {
+fn run(config: &config::Config, log: Arc<log::ProcessLog>) -> Result<ExitCode, String> {
     if !reserve::hold() {
         tracing::warn!("the system gives no memory for the daemon's reserve");
     }
@@ -93,6 +93,7 @@ fn run(config: &config::Config) -> Result<ExitCode, String> {
     let mut host = burst_host::Host::open(&config.host, burst_host::Clock::Monotonic, shared)?;
     let host_crashes = crashes.crashes;
     host.crashes = crashes;
+    host.log = Some(log);
     let listener = store.as_ref().and_then(|store| store.take(supervisor::LISTENER));
     let mut server = server::Server::bind(config, host, listener)?;
     server.watch()?;

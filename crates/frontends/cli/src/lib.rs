@@ -19,6 +19,7 @@ mod impair;
 mod in_process;
 mod install;
 mod lab;
+mod log;
 mod ls;
 mod metrics;
 mod programs;
@@ -48,9 +49,8 @@ fn carry_out(matches: &ArgMatches) -> ExitCode {
         Some(("ls", m)) => ls::ls(m),
         Some(("doctor", m)) => doctor::doctor(m),
         Some(("why", m)) => why::why(m),
-        Some(("impair", m)) => impair::impair(m),
         Some(("capture", m)) => capture::capture(m),
-        Some(("cc", m)) => cc::cc(m),
+        Some((name @ ("impair" | "cc" | "log"), m)) => change(name, m),
         Some((name @ ("sim" | "proxy" | "switch"), m)) => programs::execute(name, m),
         Some((name @ ("stats" | "metrics" | "top" | "cm"), m)) => watch(name, m),
         Some(("lab", m)) => lab::lab(m),
@@ -58,6 +58,15 @@ fn carry_out(matches: &ArgMatches) -> ExitCode {
         Some((daemon::DETACH, m)) => daemon::detach(m),
         Some((in_process::SNAPSHOT, _)) => in_process::snapshot(),
         _ => ExitCode::from(burst_args::EXIT_USAGE),
+    }
+}
+
+/// Commands that change a running daemon.
+fn change(name: &str, matches: &ArgMatches) -> ExitCode {
+    match name {
+        "impair" => impair::impair(matches),
+        "log" => log::log(matches),
+        _ => cc::cc(matches),
     }
 }
 
@@ -111,6 +120,7 @@ pub fn command() -> Command {
         .subcommand(cm::command())
         .subcommand(impair::command())
         .subcommand(lab::command())
+        .subcommand(log::command())
         .subcommand(programs::sim_command())
         .subcommand(programs::proxy_command())
         .subcommand(programs::switch_command())

@@ -8,7 +8,7 @@ use crate::raw::program_name;
 use burst_control::activity::{HostReport, QpPage, QpUse, WorkerUse};
 use burst_control::cm::CmAddr;
 use burst_control::failures::{FailurePage, FailureQuery, FailureRecord, KeptPackets};
-use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
+use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, LogState, UserPage, UserUse};
 use burst_control::urma::{UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::os::fd::OwnedFd;
@@ -330,6 +330,18 @@ impl Daemon {
         match self.ask(&Request::SetCc { kind: kind.map(str::to_owned), cc: cc.to_owned() })? {
             Response::Done => Ok(()),
             _ => Err(ClientError::Unexpected("no answer to a change of congestion control")),
+        }
+    }
+
+    /// The levels of the daemon's log. With `levels` they are changed first: `host=debug port=warn`, one level for all, or
+    /// `default`.
+    ///
+    /// # Errors
+    /// When the daemon refuses (the user is neither root nor the daemon's, or a word is wrong), or the connection fails.
+    pub fn log(&mut self, levels: Option<&str>) -> Result<LogState> {
+        match self.ask(&Request::Log { levels: levels.map(str::to_owned) })? {
+            Response::Log(state) => Ok(state),
+            _ => Err(ClientError::Unexpected("no levels of the log")),
         }
     }
 

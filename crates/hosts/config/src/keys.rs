@@ -377,7 +377,7 @@ pub const KEYS: &[ConfigKey] = &[
         kind: ValueKind::Choice(&["error", "warn", "info", "debug", "trace"]),
         many: false,
         default: "info",
-        help: "Least severe line that is logged",
+        help: "Least severe line that is logged; `burst log` changes it at run time",
     },
     ConfigKey {
         id: KeyId::LogFormat,
@@ -387,7 +387,7 @@ pub const KEYS: &[ConfigKey] = &[
         kind: ValueKind::Choice(&["text", "json"]),
         many: false,
         default: "text",
-        help: "Format of log lines",
+        help: "Format of log lines; text is entries of the journal where stderr is the journal",
     },
 ];
 

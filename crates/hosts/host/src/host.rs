@@ -23,6 +23,7 @@ mod failures;
 mod hops;
 mod impair;
 mod kept_packets;
+mod log;
 mod multicast;
 pub(crate) mod room;
 mod stats;
@@ -41,6 +42,7 @@ use crate::groups::MulticastGroups;
 use crate::id_allocator::ChargedNumbers;
 use crate::lent::Lending;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
+use crate::log_levels::LogLevels;
 use crate::log_limit::{LogCause, LogLimiter};
 use crate::options::{HostOptions, WorkerMode};
 use crate::owners::SubordinateIds;
@@ -108,6 +110,8 @@ pub struct Host {
     pub cm: CmService,
     /// Rules about which users see which objects, and which programs have a privilege.
     pub authority: Authority,
+    /// The levels of the log of the process, if it is the host's.
+    pub log: Option<Arc<dyn LogLevels>>,
     /// Bounds the log lines that programs cause.
     pub(crate) log_limiter: LogLimiter,
     /// Records of calls that were refused.
@@ -263,6 +267,7 @@ impl Host {
             xrc: XrcTable::default(),
             cm: CmService::new(clock.clone()),
             authority: Authority::of_this_process(),
+            log: None,
             log_limiter: LogLimiter::default(),
             trimmer: Trimmer::default(),
             descriptors,

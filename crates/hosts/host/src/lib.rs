@@ -28,6 +28,7 @@
 //! | [`descriptors`] | limits of file descriptors |
 //! | [`placement`] | which workers have the queue pairs of a device, and their processors |
 //! | [`trim`] | when to return memory to the system |
+//! | [`log_levels`] | shows and changes the levels of the log |
 //! | [`log_limit`] | bounds the log lines that programs cause |
 //! | [`reply`], [`refusal`] | replies and their errors |
 //! | [`id_allocator`] | small numbers |
@@ -51,6 +52,7 @@ pub mod id_allocator;
 pub mod lent;
 pub mod limits;
 pub mod listener;
+pub mod log_levels;
 pub mod log_limit;
 pub mod options;
 mod owners;

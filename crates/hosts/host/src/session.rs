@@ -216,9 +216,7 @@ impl Session {
                 let now = host.now();
                 Ok(Response::Devices(host.devices.iter().map(|d| d.info_at(now)).collect()).into())
             }
-            Request::Impair { device, options, time_ns } => {
-                host.impair(self.caller.process.uid, device, options, Nanos(time_ns))
-            }
+            asked @ (Request::Impair { .. } | Request::SetCc { .. } | Request::Log { .. }) => self.change(host, asked),
             Request::Capture { device, snap } => host.capture(&self.caller, device, snap),
             asked @ (Request::Stats
             | Request::Crashes
@@ -234,7 +232,6 @@ impl Session {
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
             Request::Lend => self.borrow(host),
-            Request::SetCc { kind, cc } => host.set_cc(self.caller.process.uid, kind.as_deref(), &cc),
             Request::CmCommandRing => self.create_command_ring(host),
             Request::CmChannel { channel } => self.cm(host).create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm(host).close_channel(channel),
@@ -265,6 +262,17 @@ impl Session {
             Request::Workers => Ok(Response::Workers(host.worker_uses()).into()),
             Request::QueuePairs { from } => Ok(host.queue_pairs(self.caller.process.uid, from).into()),
             _ => refuse(libc::EPROTO, "not a question about the host"),
+        }
+    }
+
+    /// Answers a request that changes how the host works, for all programs.
+    fn change(&self, host: &mut Host, request: Request) -> Result<ReplyParts, Refusal> {
+        let uid = self.caller.process.uid;
+        match request {
+            Request::Impair { device, options, time_ns } => host.impair(uid, device, options, Nanos(time_ns)),
+            Request::SetCc { kind, cc } => host.set_cc(uid, kind.as_deref(), &cc),
+            Request::Log { levels } => host.log_levels(uid, levels.as_deref()),
+            _ => refuse(libc::EPROTO, "not a change of the host"),
         }
     }
 

@@ -60,7 +60,8 @@ impl Upkeep {
     /// `has_sessions`: whether a client is connected. Takes the same time however many there are.
     pub fn due_at(&self, host: &Host, has_sessions: bool) -> Option<Nanos> {
         let refresh = has_sessions.then(|| self.refresh_at());
-        [refresh, host.trimmer.due_at(), host.log_limiter.due_at(), hops_due_at(host)].into_iter().flatten().min()
+        let log = host.log.as_ref().and_then(|log| log.due_at(host.now()));
+        [refresh, host.trimmer.due_at(), host.log_limiter.due_at(), log, hops_due_at(host)].into_iter().flatten().min()
     }
 
     /// Carries out what is due. `hops_readable`: the kernel has events of next hops. Returns whether memory was trimmed, so that
@@ -75,6 +76,7 @@ impl Upkeep {
             refresh(host, sessions);
         }
         report_lines_left_out(host, now);
+        host.log.iter().for_each(|log| log.report(now));
         if std::mem::replace(&mut self.has_sessions, !sessions.is_empty()) && sessions.is_empty() {
             host.trimmer.note_left_alone(now);
         }

@@ -72,6 +72,7 @@ impl Context {
             | Request::CmStats
             | Request::Cc { .. }
             | Request::SetCc { .. }
+            | Request::Log { .. }
             | Request::CmConnections { .. }
             | Request::Failures(_)
             | Request::KeptPackets { .. }

@@ -1,12 +1,14 @@
 //! Users: what a program of another user than the daemon's may not do, and what it sees of others. Its process is not known to
 //! the kernel here, so it has no capability.
 use crate::common::{Program, host};
-use burst_base::Qkey;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask as m};
+use burst_base::{Nanos, Qkey};
 use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
-use burst_control::monitor::{CmConnectionState, CmCursor};
+use burst_control::monitor::{CmConnectionState, CmCursor, LogState, LogTargetLevel};
 use burst_control::{CqInitAttr, QpCookies, QpInitAttr, Refusal, Request, Response};
+use burst_host::log_levels::LogLevels;
 use burst_host::{ClientProcess, Host, Session};
+use std::sync::{Arc, Mutex};
 
 const MASK: u32 = m::STATE | m::PKEY_INDEX | m::PORT | m::QKEY;
 const PRIVILEGED: Qkey = Qkey(0x8001_0000);
@@ -169,4 +171,58 @@ fn only_root_and_the_daemons_user_change_the_congestion_control() {
     assert!(ask(0, &"x".repeat(2000)).0.is_err());
     assert_eq!(ask(0, "auto"), (Ok(()), "auto".into()));
     programs.into_iter().for_each(|program| program.end(&mut host));
+}
+
+/// A log with one target, whose level is the last change.
+#[derive(Default)]
+struct OneLevel(Mutex<String>);
+
+impl LogLevels for OneLevel {
+    fn state(&self) -> LogState {
+        let level = self.0.lock().expect("one thread").clone();
+        LogState { targets: vec![LogTargetLevel { name: "host".into(), level, about: String::new() }], left_out: 3 }
+    }
+
+    fn set(&self, levels: &str) -> Result<(), String> {
+        if levels == "wrong" {
+            return Err("no level".into());
+        }
+        *self.0.lock().expect("one thread") = levels.into();
+        Ok(())
+    }
+
+    fn due_at(&self, _: Nanos) -> Option<Nanos> {
+        None
+    }
+
+    fn report(&self, _: Nanos) {}
+}
+
+/// Levels are shown to everyone. A host that has no log of its own says so.
+#[test]
+fn only_root_and_the_daemons_user_change_the_levels_of_the_log() {
+    let mut host = host(50);
+    let own = rustix::process::geteuid().as_raw();
+    let mut programs = [own, own + 1001, u32::MAX].map(|uid| program(&mut host, uid));
+    let mut request = |host: &mut Host, number: usize, levels: Option<&str>| match ask(
+        &mut programs[number],
+        host,
+        Request::Log { levels: levels.map(str::to_owned) },
+    ) {
+        Ok(Response::Log(LogState { targets, left_out: 3 })) => Ok(targets[0].level.clone()),
+        Ok(other) => panic!("{other:?}"),
+        Err(refusal) => Err(refusal.errno),
+    };
+    assert_eq!(request(&mut host, 0, None), Err(libc::EOPNOTSUPP));
+    host.log = Some(Arc::new(OneLevel::default()));
+    assert_eq!(request(&mut host, 0, Some("debug")), Ok("debug".into()));
+    for viewer in [1, 2] {
+        assert_eq!(request(&mut host, viewer, None), Ok("debug".into()));
+        assert_eq!(request(&mut host, viewer, Some("trace")), Err(libc::EPERM));
+    }
+    for wrong in ["wrong", &"x".repeat(2000)] {
+        assert_eq!(request(&mut host, 0, Some(wrong)), Err(libc::EINVAL));
+    }
+    assert_eq!(request(&mut host, 0, None), Ok("debug".into()), "refused changes have changed nothing");
+    programs.into_iter().for_each(|mut program| program.end(&mut host));
 }
