@@ -56,14 +56,20 @@ def traffic(fabric, count=200):
 
 
 def test_a_page_has_the_daemons_counters(watched):
-    traffic(watched)
+    traffic(watched, 20_000)
     text = scrape(watched.a, watched.place)
     counted = watched.a.stats()
     for name in ("rx_packets", "tx_bytes", "completions"):
         assert value(text, f"burst_{name}_total", engine="daemon", device="burst0") <= counted[name], name
-    assert value(text, "burst_completions_total") >= 200
+    assert value(text, "burst_completions_total") >= 20_000
     assert value(text, "burst_worker_seconds_total", state="busy") > 0 and value(text, "burst_worker_seconds_total", state="asleep") > 0
     assert value(text, "burst_device_up", device="burst0", interface="eth0") == 1
+    # One turn in 16 is measured; host b sends.
+    sender = scrape(watched.b, PORT)
+    assert 0 < value(sender, "burst_message_seconds_count") <= value(sender, "burst_completions_total")
+    assert value(sender, "burst_round_trip_seconds_count") > 0 and value(sender, "burst_round_trip_seconds_sum") > 0
+    assert value(sender, "burst_queueing_seconds_count") >= value(sender, "burst_train_packets_count") > 0
+    assert value(sender, "burst_train_packets_sum") <= value(sender, "burst_tx_packets_total")
     assert value(text, "burst_cm_objects", what="listeners") == 0
     opened = scrape(watched.a, watched.place, "--header", "Accept: application/openmetrics-text;version=1.0.0")
     assert opened.endswith("# EOF\n") and "# TYPE burst_rx_packets counter" in opened, opened[-300:]

@@ -15,12 +15,14 @@ import struct
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from lab import await_true, build_directory, wait_until
 from lab.namespaces import CLONE_NEWNET, LIBC, inside
 from lab.proxy import Proxies
+from lab.users import ALICE, as_user
 
 PORT = 7000
 #: State of a socket in TCP_INFO.
@@ -363,6 +365,26 @@ def test_a_proxy_shows_what_it_does(proxies):
     assert "streams_opened" in proxies.ask(a, "stats")
     metrics = proxies.ask(a, "metrics")
     assert 'burst_proxy_peer_carries{peer="b"} 1' in metrics and "burst_proxy_streams_opened_total" in metrics
+    assert "burst_proxy_peers_that_carry 1" in metrics
+
+
+def test_metrics_over_http_name_peers_to_their_owner_only(make_fabric):
+    made = make_fabric()
+    place = str(made.directory / "metrics-{name}.sock")
+    with Proxies(made, flags=["--metrics", f"unix:{place}"]) as proxies, joined(proxies) as (ours, theirs):
+        a = made.a
+        ours.sendall(b"x" * 1000)
+        exactly(theirs, 1000)
+        words = ["curl", "--silent", "--fail-with-body", "--max-time", 20, "--unix-socket", place.format(name="a")]
+        text = a.run(*words, "http://burst/metrics", plain=True)[1]
+        assert 'burst_proxy_peer_carries{peer="b"} 1' in text and "# TYPE burst_proxy_streams_opened_total counter" in text, text
+        opened = a.run(*words, "--header", "Accept: application/openmetrics-text;version=1.0.0", "http://burst/metrics", plain=True)[1]
+        assert "# TYPE burst_proxy_streams_opened counter" in opened and opened.endswith("# EOF\n"), opened
+        for directory in [made.directory, *made.directory.parents]:
+            if directory.is_relative_to("/tmp") and directory != Path("/tmp"):
+                directory.chmod(directory.stat().st_mode | 0o055)
+        other = a.run(*as_user(ALICE), *words, "http://burst/metrics", plain=True)[1]
+        assert "burst_proxy_peers_that_carry 1" in other and 'peer="' not in other, other
 
 
 # Failures

@@ -87,6 +87,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("capture", Request::Capture { device: 0, snap: 64 }),
         ("kept-packets", Request::KeptPackets { qpn: 0x11f }),
         ("cc", Request::Cc { from: Default::default() }),
+        ("histograms", Request::Histograms),
         ("log", Request::Log { levels: Some("host=debug".into()) }),
         ("set-cc", Request::SetCc { kind: Some("burst".into()), cc: "dcqcn:rpg_ai_rate=100M".into() }),
         ("pd", Request::AllocPd),

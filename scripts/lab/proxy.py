@@ -17,14 +17,16 @@ def addresses(host):
 
 class Proxies:
     """A `burst proxy run` on each host of a fabric: a takes connections to b, and b those to a. A context manager. `before`: words before the
-    command, such as those that drop capabilities; `own`: further lines of the configuration of one host, by its name."""
+    command, such as those that drop capabilities; `own`: further lines of the configuration of one host, by its name; `flags`: flags of `run`, in which {name}
+    is that of the host."""
 
     taken = TAKEN
 
-    def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True, before=(), own=None):
+    def __init__(self, made, window="512KiB", memory="512MiB", workers=1, extra="", relay="rdma", rdma=True, before=(), own=None, flags=()):
         self.fabric, self.relay, self.rdma, self.before = made, relay, rdma, before
         self.options = f'window = "{window}"\nmemory = "{memory}"\nworkers = {workers}\n{extra}'
         self.own = own or {}
+        self.flags = flags
         self.directory = made.directory
         self.running = {}
 
@@ -64,7 +66,7 @@ class Proxies:
 
     def start(self, host):
         """Starts a host's proxy."""
-        words = [*self.before, base.build_directory() / "burst", "proxy", "run", self.configuration(host)]
+        words = [*self.before, base.build_directory() / "burst", "proxy", "run", self.configuration(host), *(flag.format(name=host.name) for flag in self.flags)]
         self.running[host.name] = host.start(*words, plain=not self.rdma)
         self.running[host.name].wait_for_text("ready", base.WAIT_SECONDS)
         return self.running[host.name]

@@ -40,6 +40,39 @@ pub struct WorkerUse {
     pub traffic: Vec<[u64; TRAFFIC.len()]>,
 }
 
+/// Names of the histograms of a worker.
+pub const WORK_HISTOGRAMS: [&str; 4] = ["message", "round_trip", "queueing", "train"];
+/// Buckets of each: bucket `n` counts values below 2^n that are in none before it, the last one all larger ones.
+pub const HISTOGRAM_BUCKETS: usize = 40;
+
+/// A histogram: of nanoseconds, or of packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkHistogram {
+    /// Sum of all values, modulo 2^64.
+    pub sum: u64,
+    /// Counts by [`WorkHistogram::bucket`].
+    pub buckets: Vec<u64>,
+}
+
+impl WorkHistogram {
+    /// The bucket of a value.
+    #[inline]
+    pub const fn bucket(value: u64) -> usize {
+        let bits = (u64::BITS - value.leading_zeros()) as usize;
+        if bits < HISTOGRAM_BUCKETS { bits } else { HISTOGRAM_BUCKETS - 1 }
+    }
+    /// Number of values.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+    /// Adds the values of another one.
+    pub fn add(&mut self, other: &WorkHistogram) {
+        self.sum = self.sum.wrapping_add(other.sum);
+        self.buckets.resize(self.buckets.len().max(other.buckets.len()), 0);
+        self.buckets.iter_mut().zip(&other.buckets).for_each(|(to, count)| *to += count);
+    }
+}
+
 /// One queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpUse {
@@ -129,6 +162,8 @@ pub struct HostReport {
     pub counters: Vec<Counter>,
     /// Workers.
     pub workers: Vec<WorkerUse>,
+    /// Of all workers together, in the order of [`WORK_HISTOGRAMS`].
+    pub histograms: Vec<WorkHistogram>,
     /// Queue pairs.
     pub queue_pairs: Vec<QpUse>,
     /// How many queue pairs of other users there are.

@@ -38,7 +38,7 @@ pub use client::Client;
 pub use commands::CommandSender;
 pub use limits::Limits;
 pub use messages::*;
-pub use monitor::Counter;
+pub use monitor::{Counter, Impairment};
 pub use refusal::Refusal;
 
 /// Why a control call failed, on the caller's side.

@@ -3,12 +3,12 @@
 //! Handles (`pd`, `cq`, …) are small numbers that the daemon assigns to the objects of one context; they are invalid in other
 //! contexts. The daemon checks them on every use.
 
-use crate::activity::{QpPage, WorkerUse};
+use crate::activity::{QpPage, WorkHistogram, WorkerUse};
 use crate::cm::{CmCommand, CmReply};
 use crate::failures::{FailurePage, FailureQuery, KeptPackets};
 use crate::lend::LentWorker;
 use crate::limits::Limits;
-use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, Counter, DaemonCrashes, LogState, UserPage};
+use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, Counter, DaemonCrashes, Impairment, LogState, UserPage};
 use crate::names;
 use crate::refusal::Refusal;
 use crate::urma::{UrmaCursor, UrmaPage};
@@ -492,9 +492,11 @@ pub enum Request {
         /// Beginning of the page: `next` of the page before, or the default.
         from: CmCursor,
     },
-    /// Gets the levels of the host's log. With `levels` it changes them first, which only root and the daemon's user may.
+    /// Gets the histograms of all workers together.
+    Histograms,
+    /// Gets the levels of the host's log, after a change if there is one; that is root's and the daemon's user's.
     Log {
-        /// Level for each target, as in `burst log`: `host=debug port=warn`, or one level for all; `default`: as configured.
+        /// As the words of `burst log`: `host=debug port=warn`.
         levels: Option<String>,
     },
 }
@@ -680,6 +682,8 @@ pub enum Response {
     Workers(Vec<WorkerUse>),
     /// To `QueuePairs`.
     QueuePairs(QpPage),
+    /// To `Histograms`: in the order of [`crate::activity::WORK_HISTOGRAMS`].
+    Histograms(Vec<WorkHistogram>),
     /// To `Log`.
     Log(LogState),
 }
@@ -741,15 +745,6 @@ pub struct DeviceInfo {
     pub limits: Limits,
     /// Impairments set by [`Request::Impair`] that are in force.
     pub impairment: Option<Impairment>,
-}
-
-/// Impairments of a port that end by themselves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Impairment {
-    /// Options of `impair`, as they were given.
-    pub options: String,
-    /// Time until they end.
-    pub left_ns: u64,
 }
 
 /// A GID table entry; all are RoCE v2.

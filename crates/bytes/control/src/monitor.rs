@@ -127,6 +127,15 @@ pub struct CmConnection {
     pub since_ns: u64,
 }
 
+/// Impairments of a port that end by themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Impairment {
+    /// Options of `impair`, as they were given.
+    pub options: String,
+    /// Time until they end.
+    pub left_ns: u64,
+}
+
 /// The levels of a host's log, and what its budget has left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogState {

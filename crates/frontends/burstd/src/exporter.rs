@@ -5,7 +5,7 @@
 use burst_client::{ClientError, Daemon};
 use burst_config::Config;
 use burst_metrics::exposition::EngineReport;
-use burst_metrics::server::MetricsServer;
+use burst_metrics::server::{MetricsReport, MetricsServer};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::info;
@@ -29,7 +29,7 @@ pub fn start(config: &Config) -> Result<Option<MetricsServer>, String> {
     Ok(Some(server))
 }
 
-fn ask(socket: &Path) -> Result<Vec<EngineReport>, ClientError> {
+fn ask(socket: &Path) -> Result<Box<dyn MetricsReport>, ClientError> {
     let report = Daemon::connect_within(socket, PROGRAM, ANSWER_MAX)?.report()?;
-    Ok(vec![EngineReport { engine: "daemon".into(), report }])
+    Ok(Box::new(vec![EngineReport { engine: "daemon".into(), report }]))
 }

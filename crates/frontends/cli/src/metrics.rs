@@ -33,7 +33,7 @@ pub fn metrics(matches: &ArgMatches) -> ExitCode {
         return page(socket.as_deref()).map_or_else(crate::fail, |text| crate::finish(&text));
     };
     let owner = rustix::process::geteuid().as_raw();
-    match burst_metrics::server::serve(place, owner, Box::new(move || reports(socket.as_deref()))) {
+    match burst_metrics::server::serve(place, owner, Box::new(move || Ok(Box::new(reports(socket.as_deref())?)))) {
         Err(sentence) => crate::fail(sentence),
     }
 }

@@ -1,6 +1,7 @@
 //! The command line of `burst proxy`.
 
 use crate::config::{self, ProxyConfig};
+use burst_control::metrics_place::MetricsPlace;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -31,7 +32,14 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("run")
                 .about("Run a proxy until SIGTERM")
-                .arg(path("config", "Configuration file").required(true)),
+                .arg(path("config", "Configuration file").required(true))
+                .arg(
+                    Arg::new("metrics")
+                        .long("metrics")
+                        .value_name("PLACE")
+                        .value_parser(clap::value_parser!(MetricsPlace))
+                        .help("Show counters over HTTP, too: unix:PATH (root and the proxy's user see names of peers), or ADDRESS:PORT (totals only)"),
+                ),
         )
         .subcommand(
             Command::new("keys")
@@ -85,7 +93,7 @@ pub fn main() -> ExitCode {
                     return ExitCode::from(burst_args::EXIT_USAGE);
                 }
             };
-            crate::serve::run(config, path(m, "config")).map(|()| String::new())
+            crate::serve::run(config, path(m, "config"), m.get_one("metrics")).map(|()| String::new())
         }
         "keys" => {
             let names: Vec<String> = m.get_many::<String>("names").into_iter().flatten().cloned().collect();

@@ -13,6 +13,7 @@ mod config;
 mod control;
 mod counters;
 mod engine;
+mod exporter;
 mod hold;
 mod intercept;
 mod keys;

@@ -2,6 +2,7 @@
 
 use crate::config::{Checked, EncryptLinks, InterceptBy, PlaceRules, Prefix};
 use crate::control::{Control, ControlStart, InterceptedPlace, PolicySource, RelayHandle};
+use crate::exporter;
 use crate::hold::{self, SynQueue, SynRules};
 use crate::intercept::bpf::{self, BpfPrograms};
 use crate::intercept::steer::NftSteering;
@@ -11,6 +12,7 @@ use crate::message::Report;
 use crate::sys::{self, Waker};
 use crate::tls::TlsKeys;
 use crate::worker::{NetworkPlace, RelayWorker, WorkerStart, listener};
+use burst_control::metrics_place::MetricsPlace;
 use std::fmt::Display;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -23,11 +25,12 @@ use std::sync::{Arc, Mutex};
 /// Where a thread's own namespace is found.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// Runs the proxy until SIGTERM or SIGINT. `path`: of its configuration, which it reads again when that changes.
+/// Runs the proxy until SIGTERM or SIGINT. `path`: of its configuration, which it reads again when that changes. `metrics`:
+/// where it shows its counters.
 ///
 /// # Errors
 /// One sentence.
-pub fn run(config: Checked, path: PathBuf) -> Result<(), String> {
+pub fn run(config: Checked, path: PathBuf, metrics: Option<&MetricsPlace>) -> Result<(), String> {
     let config = Arc::new(config);
     let keys = TlsKeys::load(&config.config.keys, &config.config.name)?;
     check_capabilities(&config)?;
@@ -62,10 +65,19 @@ pub fn run(config: Checked, path: PathBuf) -> Result<(), String> {
         policy: PolicySource::new(path, places, own_namespace),
         signal,
     })?;
-    println!("ready");
-    let ended = control.run();
+    let ended = run_control(control, metrics, config.admin());
     janitor.map_or(Ok(()), await_janitor)?;
     ended
+}
+
+/// Runs the control thread's loop, which answers the thread that shows metrics.
+///
+/// # Errors
+/// One sentence.
+fn run_control(control: Control, metrics: Option<&MetricsPlace>, admin: PathBuf) -> Result<(), String> {
+    let _metrics = exporter::start(metrics, admin)?;
+    println!("ready");
+    control.run()
 }
 
 /// Lets the process that removes routes end, and waits for it.

@@ -5,7 +5,7 @@ use crate::error::{ClientError, Result};
 use crate::raw::lock::HeldSignals;
 use crate::raw::place::HostPlace;
 use crate::raw::program_name;
-use burst_control::activity::{HostReport, QpPage, QpUse, WorkerUse};
+use burst_control::activity::{HostReport, QpPage, QpUse, WorkHistogram, WorkerUse};
 use burst_control::cm::CmAddr;
 use burst_control::failures::{FailurePage, FailureQuery, FailureRecord, KeptPackets};
 use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, LogState, UserPage, UserUse};
@@ -232,6 +232,16 @@ impl Daemon {
             _ => Err(ClientError::Unexpected("no packets of a queue pair")),
         }
     }
+    /// Histograms of all workers together, in the order of [`burst_control::activity::WORK_HISTOGRAMS`].
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn histograms(&mut self) -> Result<Vec<WorkHistogram>> {
+        match self.ask(&Request::Histograms)? {
+            Response::Histograms(histograms) => Ok(histograms),
+            _ => Err(ClientError::Unexpected("no histograms of workers")),
+        }
+    }
 
     /// Time and traffic of each worker.
     ///
@@ -282,6 +292,7 @@ impl Daemon {
             devices: self.devices()?,
             counters: self.counters()?,
             workers: self.workers()?,
+            histograms: self.histograms()?,
             queue_pairs,
             hidden_queue_pairs,
             users: self.users()?.0,

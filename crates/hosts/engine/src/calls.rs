@@ -6,6 +6,7 @@
 
 use crate::counters::Counters;
 use crate::failures::FailureView;
+use crate::histograms::Measure;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, OtherHolders, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::outbox::{Completions, CqEntry, Outbox};
 use crate::paths::hello_times::HelloTimes;
@@ -82,6 +83,7 @@ impl Tables<'_> {
         let result = f(qp, &mut Env { now, waited, mem, tx: &mut *batch, fx: &mut fx });
         let signals = fx.signals;
         slot.note_sent(now, batch, first);
+        slot.end_timed(now, &mut outbox.histograms);
         if signals.is_failed() {
             FailureView { now, contexts, paths: &mut *paths, mem, counters }.note(slot, outbox, hello_times);
         }
@@ -177,6 +179,10 @@ impl Effects for QpEffects<'_> {
         }
         self.tally.count(reason);
         self.counters.count(reason);
+    }
+
+    fn round_trip(&mut self, elapsed: Nanos) {
+        self.outbox.histograms.add(Measure::RoundTrip, elapsed.0);
     }
 
     fn ah_flow(&self, pd: u32, ah: u32) -> Option<Flow> {

@@ -18,6 +18,7 @@
 //! | `timers` | timers, and what is due; ACKs that wait for the program's answer |
 //! | `paths` | paths by peer: congestion controller and next hop (`path`), rates, ECN, what the peer's daemon can do (`hello`) |
 //! | `failures`, `tally` | records of queue pairs that have ended in error; what their packets met |
+//! | `histograms` | times of messages, round trips and waits; packets of turns |
 //! | `tap`, `ring` | copies of packets, for `burst capture`; a worker's last packets, for `burst why` |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
@@ -45,6 +46,7 @@ pub mod worker;
 mod calls;
 mod core;
 mod data_path;
+mod histograms;
 mod options;
 mod outbox;
 mod receive;

@@ -1,6 +1,7 @@
 //! Entries of a worker's tables. The control thread makes them and passes them by commands; completion queues and shared receive
 //! queues, which several workers use, are shared by `Arc`.
 
+use crate::histograms::{Measure, TimedRequest, WorkHistograms};
 use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
 use crate::paths::path::Path;
@@ -199,6 +200,8 @@ pub struct QpSlot {
     pub(crate) tally: ReasonTally,
     /// Its last packets, likewise.
     pub(crate) last: LastPackets,
+    /// Its request that is timed.
+    pub(crate) timed: TimedRequest,
     /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
     pub other_holders: OtherHolders,
 }
@@ -312,6 +315,7 @@ impl QpSlot {
             ack_delay: AckDelay::default(),
             armed: Nanos::NEVER,
             cnp_from: Nanos(0),
+            timed: TimedRequest::default(),
             tally: ReasonTally::default(),
             last: LastPackets::default(),
         }
@@ -319,6 +323,16 @@ impl QpSlot {
 }
 
 impl QpSlot {
+    /// Adds the time of its timed request, if that has ended.
+    #[inline]
+    pub(crate) fn end_timed(&mut self, now: Nanos, histograms: &mut WorkHistograms) {
+        if self.timed.is_running()
+            && let Some(took) = self.timed.end(now, self.qp.ended_requests())
+        {
+            histograms.add(Measure::Message, took);
+        }
+    }
+
     /// Notes that it gets packets in this burst of `now`, among those in `touched`. Returns when the completions of these packets
     /// become visible.
     #[inline]

@@ -1,6 +1,7 @@
 //! What a worker writes at the end of a turn, burst or pass: completions, completion events, and events that had no room.
 
 use crate::counters::{Counters, Traffic};
+use crate::histograms::WorkHistograms;
 use crate::objects::{ContextSlot, EngineCq, write_async};
 use crate::port_slot::PortSlot;
 use crate::ring::PacketExcerpts;
@@ -74,6 +75,8 @@ pub(crate) struct Outbox {
     pub failures: AccountRing<FailureRecord>,
     /// Packets of queue pairs that have failed, if the worker keeps its last packets.
     pub excerpts: Option<Box<PacketExcerpts>>,
+    /// What took how long.
+    pub histograms: Box<WorkHistograms>,
 }
 
 impl Outbox {
@@ -92,6 +95,7 @@ impl Outbox {
             failure: None,
             failures: AccountRing::new(RECORDS),
             excerpts: None,
+            histograms: Box::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::calls::Egress;
 use crate::core::Core;
 use crate::data_path::DataPath;
+use crate::histograms::Measure;
 use crate::objects::{NO_PATH, answers_by, is_ready, slot_at};
 use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
@@ -18,7 +19,7 @@ pub(crate) mod doorbells;
 pub(crate) mod priority;
 pub mod sched;
 
-/// Work requests in one turn.
+/// Measure requests in one turn.
 const TURN_WQES: u32 = 64;
 
 /// Bytes in one turn: about one GSO send of the largest path MTU.
@@ -47,12 +48,16 @@ impl TransmitPass<'_> {
         let mut any = false;
         self.admit_programs();
         for _ in 0..SHORT_TURNS_PER_PASS {
-            let Some((index, ticket)) = self.next_turn() else { break };
+            let Some((index, ReadyPlace { ticket, since, .. })) = self.next_turn() else { break };
             any = true;
             if self.data_path.core.has_many() {
                 prefetch_turn(self.data_path.core);
             }
             let core = &mut *self.data_path.core;
+            let is_measured = core.outbox.histograms.samples_turn();
+            if is_measured {
+                core.outbox.histograms.add(Measure::Queueing, since.until(self.now));
+            }
             // Without queue pairs the table is empty, and has not even the endpoint's entry.
             core.pulse.serve_qp(slot_at(&core.qps, index).map_or(0, |slot| slot.qp.qpn().get()));
             let (requests, charged, sent) = match index {
@@ -62,7 +67,7 @@ impl TransmitPass<'_> {
                     (requests, charged, sent)
                 }
                 index => {
-                    let (requests, used) = self.turn(index);
+                    let (requests, used) = self.turn(index, is_measured);
                     (requests, used, used)
                 }
             };
@@ -102,19 +107,19 @@ impl TransmitPass<'_> {
         }
     }
 
-    /// Whose turn is next: its entry, and the ticket of its place.
+    /// Whose turn is next: its entry and its place.
     #[inline(always)]
-    fn next_turn(&mut self) -> Option<(u32, u32)> {
+    fn next_turn(&mut self) -> Option<(u32, ReadyPlace)> {
         let Core { sched, qps, .. } = &mut *self.data_path.core;
-        let (urma, ticket) = (&self.urma, Cell::new(NO_TICKET));
-        let is_ready = |place: ReadyPlace| match place.qp {
-            URMA_ENTRY => {
-                ticket.set(place.ticket);
-                urma.as_ref().is_some_and(|slot| slot.has_ticket(place.ticket))
+        let (urma, taken) = (&self.urma, Cell::new(ReadyPlace::waiting(URMA_ENTRY, NO_TICKET)));
+        let is_ready = |place: ReadyPlace| {
+            taken.set(place);
+            match place.qp {
+                URMA_ENTRY => urma.as_ref().is_some_and(|slot| slot.has_ticket(place.ticket)),
+                _ => is_ready(qps, place),
             }
-            _ => is_ready(qps, place),
         };
-        sched.take_turn(is_ready).map(|index| (index, ticket.get()))
+        sched.take_turn(is_ready).map(|index| (index, taken.get()))
     }
 
     /// The same pass for a call that is not inlined: this one stays in registers.
@@ -124,13 +129,14 @@ impl TransmitPass<'_> {
 
     /// One queue pair's turn. Returns how many work requests it has begun or continued, and payload bytes that it may have used.
     #[inline(always)]
-    fn turn(&mut self, index: u32) -> (u32, u64) {
+    fn turn(&mut self, index: u32, is_measured: bool) -> (u32, u64) {
         let now = self.now;
         let turn_most = TURN_BYTES.min(self.data_path.core.options.pass_bytes);
         let (Some(slot), tables) = self.data_path.core.slot_and_tables(now, index) else { return (0, 0) };
         let port = &mut self.data_path.ports[slot.device.index()];
         debug_assert_ne!(slot.ticket, NO_TICKET, "a turn without a place in the ready queue");
         slot.ticket = NO_TICKET;
+        let begun = slot.qp.begun_requests();
         let (mut bytes, mut window_bytes, mut tuned) = (turn_most, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             path.begin_turn(now);
@@ -158,11 +164,16 @@ impl TransmitPass<'_> {
         let (first, before) = (egress.batch.frames().len(), if tuned { slot.qp.inflight_bytes() } else { 0 });
         let state = tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
         let full = !port.batch.has_room();
+        if is_measured {
+            slot.timed.begin(now, begun, slot.qp.begun_requests());
+        }
+        let packets = port.batch.frames().len() - first;
         let (path, unacknowledged) = (slot.path, slot.is_unacknowledged());
         if tuned {
             let after = slot.qp.inflight_bytes();
             self.data_path.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
         }
+        self.data_path.core.outbox.histograms.add_train(is_measured, packets);
         let (requests, used) = (TURN_WQES - budget.wqes, bytes - budget.bytes.min(bytes));
         if unacknowledged && let Some(path) = self.data_path.core.paths.get_mut(path as usize) {
             path.sent(used, requests);

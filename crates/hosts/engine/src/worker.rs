@@ -5,6 +5,7 @@
 
 use crate::core::Core;
 use crate::data_path::DataPath;
+use crate::histograms::PassStamp;
 use crate::options::{RX_BUDGET, WorkerOptions};
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
@@ -77,6 +78,7 @@ impl Worker {
     /// Transmit comes before receive: posted requests leave without waiting for a look at the sockets, and an ACK waits until the
     /// program has had a chance to answer ([`Worker::has_delivered`]), so that both leave in one system call and arrive as one.
     pub fn run_once(&mut self, now: Nanos) -> bool {
+        self.core.sched.begin_pass(PassStamp::of(now));
         self.core.reclaim();
         let mut busy = take_doorbells(&mut self.core);
         self.core.release_delayed_acks(now);

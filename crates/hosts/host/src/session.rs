@@ -228,6 +228,7 @@ impl Session {
             | Request::CmConnections { .. }
             | Request::Urma { .. }
             | Request::Workers
+            | Request::Histograms
             | Request::QueuePairs { .. }) => self.show(host, asked),
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
@@ -259,6 +260,7 @@ impl Session {
             Request::Cc { from } => Ok(host.congestion(self.caller.process.uid, from).into()),
             Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
             Request::Urma { from } => Ok(Response::Urma(host.urma_page_for(&self.caller, from)).into()),
+            Request::Histograms => Ok(Response::Histograms(host.histograms()).into()),
             Request::Workers => Ok(Response::Workers(host.worker_uses()).into()),
             Request::QueuePairs { from } => Ok(host.queue_pairs(self.caller.process.uid, from).into()),
             _ => refuse(libc::EPROTO, "not a question about the host"),

@@ -90,6 +90,10 @@ families! {
     ReceiveCalls, "burst_receive_calls", Counter, "System calls that have received packets.";
     Reasons, "burst_reason", Counter, "Drops, errors and notes by reason (docs/reasons.md); the label kind says which of these.";
     WorkerSeconds, "burst_worker_seconds", Counter, "Time of each worker: busy, spinning without work, asleep. All 0 inside a program.";
+    MessageSeconds, "burst_message_seconds", Histogram, "From the turn that begins a request to its completion; of reliable queue pairs, of one turn in 16.";
+    RoundTripSeconds, "burst_round_trip_seconds", Histogram, "From a packet to its acknowledgement, less the time that the peer says it waited; of each queue pair one packet at a time.";
+    QueueingSeconds, "burst_queueing_seconds", Histogram, "From the worker's pass in which a queue pair became ready to that of its turn, of one turn in 16; 0 within one pass.";
+    TrainPackets, "burst_train_packets", Histogram, "Packets of a turn of a queue pair that sends some, of one turn in 16.";
     WorkerQueuePairs, "burst_worker_queue_pairs", Gauge, "Queue pairs of each worker.";
     WorkerPeers, "burst_worker_peers", Gauge, "Peer addresses of each worker.";
     WorkerPackets, "burst_worker_packets", Counter, "Packets of each worker by direction.";

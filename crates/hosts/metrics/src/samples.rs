@@ -5,7 +5,7 @@ use crate::exposition::EngineReport;
 use crate::families::{FAMILIES, FamilyKind, Metric};
 use burst_base::Reason;
 use burst_base::reason::Class;
-use burst_control::activity::{HostReport, QpUse, state_name, type_name};
+use burst_control::activity::{HostReport, QpUse, WORK_HISTOGRAMS, WorkHistogram, state_name, type_name};
 use burst_control::monitor::{CmStepHistogram, TRAFFIC};
 use burst_ledger::Resource;
 use prometheus_client::collector::Collector;
@@ -20,6 +20,9 @@ pub const SHOWN_MAX: usize = 64;
 /// First and last upper bound of histograms, as powers of two nanoseconds: 1 us and 69 s.
 const OCTAVES: std::ops::RangeInclusive<u32> = 10..=36;
 
+/// The same for packets of a turn: 1 and 511.
+const TRAIN_OCTAVES: std::ops::RangeInclusive<u32> = 1..=9;
+
 /// Labels of a sample.
 pub(crate) type SampleLabels = Vec<(&'static str, String)>;
 
@@ -30,7 +33,7 @@ pub(crate) enum SampleValue {
     Number(f64),
     /// A counter.
     Count(u64),
-    /// A histogram of seconds.
+    /// A histogram, of seconds or packets.
     Times {
         /// Sum of all.
         sum: f64,
@@ -62,6 +65,7 @@ impl MetricSamples {
             of_engine.host(report);
             of_engine.devices(report);
             of_engine.workers(report);
+            of_engine.histograms(report);
             of_engine.queue_pairs(report);
             of_engine.accounts(report);
             of_engine.peers(report);
@@ -162,6 +166,18 @@ impl EngineSamples<'_> {
                     self.count(Metric::WorkerBytes, &labels(direction), traffic[first + 1]);
                 }
             }
+        }
+    }
+
+    fn histograms(&mut self, report: &HostReport) {
+        const METRICS: [Metric; WORK_HISTOGRAMS.len()] =
+            [Metric::MessageSeconds, Metric::RoundTripSeconds, Metric::QueueingSeconds, Metric::TrainPackets];
+        for (metric, histogram) in METRICS.into_iter().zip(&report.histograms) {
+            let value = match metric {
+                Metric::TrainPackets => packets(histogram),
+                _ => nanoseconds(histogram),
+            };
+            self.add(metric, &[], value);
         }
     }
 
@@ -279,6 +295,32 @@ const fn class_name(class: Class) -> &'static str {
     }
 }
 
+/// A histogram of times, with the bounds of [`OCTAVES`].
+fn nanoseconds(histogram: &WorkHistogram) -> SampleValue {
+    // Bucket `n` has the values below 2^n.
+    by_bounds(histogram, OCTAVES, |octave| seconds(1 << octave), seconds(histogram.sum))
+}
+
+/// A histogram of packets, by the largest number of each bucket.
+fn packets(histogram: &WorkHistogram) -> SampleValue {
+    by_bounds(histogram, TRAIN_OCTAVES, |octave| ((1u64 << octave) - 1) as f64, histogram.sum as f64)
+}
+
+fn by_bounds(
+    histogram: &WorkHistogram,
+    octaves: std::ops::RangeInclusive<u32>,
+    bound: impl Fn(u32) -> f64,
+    sum: f64,
+) -> SampleValue {
+    let (first, last) = (*octaves.start() as usize, *octaves.end() as usize);
+    let mut buckets: Vec<(f64, u64)> = octaves.map(|octave| (bound(octave), 0)).collect();
+    buckets.push((f64::INFINITY, 0));
+    for (bucket, count) in histogram.buckets.iter().enumerate() {
+        buckets[bucket.clamp(first, last + 1) - first].1 += count;
+    }
+    SampleValue::Times { sum, count: histogram.count(), buckets }
+}
+
 /// A step with a bound for each power of two: its own buckets are a quarter of that.
 fn times(step: &CmStepHistogram) -> SampleValue {
     let mut buckets: Vec<(f64, u64)> = OCTAVES.map(|octave| (seconds(1 << octave), 0)).collect();
@@ -370,6 +412,7 @@ pub(crate) mod tests {
                 paths: 1,
                 traffic: vec![traffic],
             }],
+            histograms: vec![WorkHistogram { sum: 3_000, buckets: vec![1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1] }; 4],
             queue_pairs: vec![queue_pair(0x111, 1001, 5), queue_pair(0x112, 1002, 50)],
             users: vec![user("user 1001"), user("user 1002")],
             peers: vec![peer],
@@ -410,6 +453,19 @@ pub(crate) mod tests {
                 (Metric::RxBytes as usize..=Metric::ReceiveCalls as usize).contains(&(family.metric as usize));
             assert_eq!(samples.is_empty(), devices.contains(&family.metric) || is_other_traffic, "{}", family.name);
         }
+    }
+
+    #[test]
+    fn histograms_of_workers_have_the_bounds_of_their_unit() {
+        let below = |metric, limit: f64| {
+            let [sample] = &samples(report(), metric)[..] else { panic!("one histogram") };
+            let SampleValue::Times { count, buckets, .. } = &sample.value else { panic!("a histogram") };
+            assert_eq!((*count, buckets.iter().map(|(_, count)| count).sum::<u64>()), (3, 3));
+            buckets.iter().filter(|(bound, _)| *bound <= limit).map(|(_, count)| count).sum::<u64>()
+        };
+        // 0, 2 or 3, and from 2048 to 4095: nanoseconds or packets.
+        assert_eq!((below(Metric::MessageSeconds, 1.1e-6), below(Metric::MessageSeconds, 4.2e-6)), (2, 3));
+        assert_eq!((below(Metric::TrainPackets, 1.0), below(Metric::TrainPackets, 511.0)), (1, 2));
     }
 
     #[test]

@@ -30,8 +30,25 @@ const PAGES_KEPT: usize = 16;
 /// Pause after an accept that failed for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What was reported, before it is known who asks.
+pub trait MetricsReport: Send {
+    /// The page that an audience sees.
+    ///
+    /// # Errors
+    /// A sentence.
+    fn page(&self, audience: Audience, format: TextFormat) -> Result<String, String>;
+}
+
+impl MetricsReport for Vec<EngineReport> {
+    fn page(&self, audience: Audience, format: TextFormat) -> Result<String, String> {
+        let mut reports = self.clone();
+        reports.iter_mut().for_each(|engine| audience.restrict(&mut engine.report));
+        write(&reports, format).map_err(|e| format!("cannot write the metrics: {e}"))
+    }
+}
+
 /// What gets reports: asks hosts, within a bounded time.
-pub type ReportSource = Box<dyn FnMut() -> Result<Vec<EngineReport>, String> + Send>;
+pub type ReportSource = Box<dyn FnMut() -> Result<Box<dyn MetricsReport>, String> + Send>;
 
 /// A server of metrics, until it is dropped.
 #[derive(Debug)]
@@ -93,7 +110,7 @@ pub fn serve(place: &MetricsPlace, owner: u32, source: ReportSource) -> Result<s
 /// Reports, and the pages that were made of them.
 struct KeptReports {
     made: Instant,
-    reports: Result<Vec<EngineReport>, String>,
+    report: Result<Box<dyn MetricsReport>, String>,
     pages: Vec<(Audience, TextFormat, Arc<str>)>,
 }
 
@@ -103,10 +120,8 @@ impl KeptReports {
         if let Some((.., page)) = self.pages.iter().find(|(of, form, _)| (*of, *form) == (audience, format)) {
             return Ok(page.clone());
         }
-        let mut reports = self.reports.clone()?;
-        reports.iter_mut().for_each(|engine| audience.restrict(&mut engine.report));
-        let text = write(&reports, format).map_err(|e| format!("cannot write the metrics: {e}"))?;
-        let page: Arc<str> = text.into();
+        let report = self.report.as_ref().map_err(String::clone)?;
+        let page: Arc<str> = report.page(audience, format)?.into();
         if self.pages.len() < PAGES_KEPT {
             self.pages.push((audience, format, page.clone()));
         }
@@ -243,8 +258,8 @@ impl ServerLoop {
     fn reports(&mut self) -> &mut KeptReports {
         let young = self.kept.take().filter(|kept| kept.made.elapsed() < REPORT_KEPT);
         let kept = young.unwrap_or_else(|| {
-            let reports = (self.source)();
-            KeptReports { made: Instant::now(), reports, pages: Vec::new() }
+            let report = (self.source)();
+            KeptReports { made: Instant::now(), report, pages: Vec::new() }
         });
         self.kept.insert(kept)
     }
@@ -267,7 +282,7 @@ mod tests {
         let counts = asked.clone();
         let source = move || {
             counts.fetch_add(1, Ordering::SeqCst);
-            Ok(vec![EngineReport { engine: "daemon".into(), report: report() }])
+            Ok(Box::new(vec![EngineReport { engine: "daemon".into(), report: report() }]) as Box<dyn MetricsReport>)
         };
         let place = MetricsPlace::Unix(path.clone());
         (MetricsServer::start(&place, owner, Box::new(source)).expect("a server"), path, asked)
@@ -300,8 +315,8 @@ mod tests {
 
     #[test]
     fn a_page_is_written_once_for_each_audience_and_format() {
-        let reports = Ok(vec![EngineReport { engine: "daemon".into(), report: report() }]);
-        let mut kept = KeptReports { made: Instant::now(), reports, pages: Vec::new() };
+        let reports = vec![EngineReport { engine: "daemon".into(), report: report() }];
+        let mut kept = KeptReports { made: Instant::now(), report: Ok(Box::new(reports)), pages: Vec::new() };
         let first = kept.page(Audience::All, TextFormat::OpenMetrics).expect("a page");
         let again = kept.page(Audience::All, TextFormat::OpenMetrics).expect("a page");
         assert!(Arc::ptr_eq(&first, &again));
@@ -313,7 +328,8 @@ mod tests {
 
     #[test]
     fn over_tcp_only_totals_are_shown() {
-        let source = || Ok(vec![EngineReport { engine: "daemon".into(), report: report() }]);
+        let source =
+            || Ok(Box::new(vec![EngineReport { engine: "daemon".into(), report: report() }]) as Box<dyn MetricsReport>);
         let mut state = ServerLoop::new(
             MetricsPlace::Tcp("127.0.0.1:0".parse().expect("an address")).listen().expect("a port"),
             own_uid(),

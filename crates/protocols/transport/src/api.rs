@@ -165,6 +165,8 @@ pub trait Effects {
     fn congestion(&mut self, signal: Signal);
     /// An acknowledgement of the selective repeat family says this of the path.
     fn acknowledged(&mut self, _report: &AckReport) {}
+    /// A packet was answered after this time. Of each queue pair one packet at a time is measured.
+    fn round_trip(&mut self, _elapsed: Nanos) {}
     /// So many bytes are not in flight any more ([`crate::Qp::inflight_bytes`]) and were not acknowledged; below 0: bytes were
     /// acknowledged that did not count as in flight. What else the bytes in flight lose in the call was acknowledged, unless the
     /// queue pair has failed in it.

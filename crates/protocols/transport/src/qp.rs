@@ -443,6 +443,18 @@ impl Qp {
         self.resp.ack_due.is_some() || self.resp.nak_due.is_some() || self.resp.pending & READ_ACK_DUE != 0
     }
 
+    /// Work requests that have ended, modulo 2^32.
+    #[inline]
+    pub fn ended_requests(&self) -> u32 {
+        self.req.retired
+    }
+
+    /// Work requests that it has begun, modulo 2^32.
+    #[inline]
+    pub fn begun_requests(&self) -> u32 {
+        self.req.sq.taken()
+    }
+
     /// Payload bytes sent, or requested by READs, that are not yet acknowledged or received; and those of READ responses that the
     /// peer will acknowledge ([`Qp::response_bytes`]).
     #[inline]

@@ -1,12 +1,13 @@
 //! The admin socket: one word comes, one text goes.
 
 use super::Control;
+use crate::exporter::{self, ProxyReport};
 use crate::message::{Command, ControlMessage};
 use crate::sys::EventFlags;
 use crate::worker::WorkerSnapshot;
+use burst_metrics::exposition::TextFormat;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -65,7 +66,8 @@ impl Control {
         let Ok(len) = asked else { return };
         let answer = match String::from_utf8_lossy(&word[..len]).trim() {
             "show" => format!("{}\n", self.show()),
-            "metrics" => self.metrics(),
+            "metrics" => self.report().text(TextFormat::Prometheus, true),
+            exporter::ASKED => format!("{}\n", json!(self.report())),
             "drain" => self.drain(),
             "reload" => self.reload().unwrap_or_else(|why| format!("error: {why}\n")),
             "break-queue-pairs" => {
@@ -144,20 +146,16 @@ impl Control {
         })
     }
 
-    fn metrics(&self) -> String {
+    /// What is counted, for metrics.
+    fn report(&self) -> ProxyReport {
         let snapshots = self.snapshots();
-        let mut text = String::new();
-        for (name, value) in self.counters(&snapshots) {
-            let _ = writeln!(text, "# TYPE burst_proxy_{name}_total counter\nburst_proxy_{name}_total {value}");
+        let counters = self.counters(&snapshots).into_iter().map(|(name, value)| (name.to_owned(), value));
+        let peers = self.peers.iter().filter(|peer| !peer.is_removed).map(|peer| (peer.name.clone(), peer.alive));
+        ProxyReport {
+            counters: counters.collect(),
+            streams: snapshots.iter().map(|snapshot| snapshot.streams.len() as u64).sum(),
+            memory: snapshots.iter().flat_map(|snapshot| &snapshot.links).map(|link| link.memory).sum(),
+            peers: peers.collect(),
         }
-        let streams: usize = snapshots.iter().map(|snapshot| snapshot.streams.len()).sum();
-        let memory: u64 = snapshots.iter().flat_map(|snapshot| &snapshot.links).map(|link| link.memory).sum();
-        let _ = writeln!(text, "# TYPE burst_proxy_streams gauge\nburst_proxy_streams {streams}");
-        let _ = writeln!(text, "# TYPE burst_proxy_memory_bytes gauge\nburst_proxy_memory_bytes {memory}");
-        let _ = writeln!(text, "# TYPE burst_proxy_peer_carries gauge");
-        for peer in &self.peers {
-            let _ = writeln!(text, "burst_proxy_peer_carries{{peer=\"{}\"}} {}", peer.name, u8::from(peer.alive));
-        }
-        text
     }
 }

@@ -24,6 +24,7 @@
 //! places. A queue is swept only when more than half of its places are vacant, so each of thousands of queue pairs that end at
 //! once costs constant time.
 
+use crate::histograms::PassStamp;
 use crate::transmit::priority::{CLASSES, ClassQueues};
 use burst_base::heap::{self, OutOfMemory};
 use burst_ledger::{Account, AccountId, WorkCount};
@@ -124,6 +125,15 @@ pub struct ReadyPlace {
     pub qp: u32,
     /// Ticket from [`Scheduler::push`].
     pub ticket: u32,
+    /// The pass in which it took the place.
+    pub(crate) since: PassStamp,
+}
+
+impl ReadyPlace {
+    /// A place in the line of a path, of which it does not matter how long it is waited in.
+    pub(crate) fn waiting(qp: u32, ticket: u32) -> ReadyPlace {
+        ReadyPlace { qp, ticket, since: PassStamp::default() }
+    }
 }
 
 /// Instead of an account's index: there is no such context.
@@ -190,6 +200,8 @@ pub struct Scheduler {
     served: u32,
     served_class: usize,
     tickets: u32,
+    /// The present pass.
+    pass: PassStamp,
 }
 
 impl ReadyAccount {
@@ -302,11 +314,16 @@ impl Scheduler {
         self.this_round.shrink_to_fit();
         self.next_round.shrink_to_fit();
     }
+    /// A pass begins: places that are taken from now on have its stamp.
+    #[inline]
+    pub(crate) fn begin_pass(&mut self, pass: PassStamp) {
+        self.pass = pass;
+    }
     /// Appends queue pair `qp` of `context`, which must not be queued, to a class (`priority::class_of`), and
     /// returns its ticket.
     pub fn push(&mut self, context: u32, class: usize, qp: u32) -> u32 {
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
-        let place = ReadyPlace { qp, ticket: self.tickets };
+        let place = ReadyPlace { qp, ticket: self.tickets, since: self.pass };
         let ready = &mut self.ready[context as usize];
         debug_assert!(ready.account != NO_ACCOUNT, "context {context} was not added");
         let queue = &mut ready.queues[class];

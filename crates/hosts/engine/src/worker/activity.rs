@@ -2,7 +2,7 @@
 
 use crate::objects::QpSlot;
 use crate::worker::Worker;
-use burst_control::activity::{QpUse, WorkerUse};
+use burst_control::activity::{QpUse, WorkHistogram, WorkerUse};
 use burst_control::monitor::TRAFFIC;
 
 /// Most entries of the table at which a page looks, used or not: a user may ask as often as it likes, and packets wait meanwhile.
@@ -23,6 +23,11 @@ impl Worker {
             paths: self.core.paths.in_use() as u32,
             traffic: self.ports.iter().map(of_port).collect(),
         }
+    }
+
+    /// What took how long, in the order of [`burst_control::activity::WORK_HISTOGRAMS`].
+    pub fn histograms(&self) -> Vec<WorkHistogram> {
+        self.core.outbox.histograms.to_list()
     }
 
     /// Queue pairs from an entry of the table on, at most `most`, and the entry at which the next page begins. After many unused

@@ -3,6 +3,7 @@
 use crate::harness::{BASE, Host, poll, request, run};
 use burst_base::verbs::{Mtu, QpState, QpType, WrOpcode};
 use burst_base::{Nanos, Reason};
+use burst_control::activity::WORK_HISTOGRAMS;
 use burst_engine::counters::Traffic;
 use burst_port::mem::{MemConfig, pair};
 use std::net::IpAddr;
@@ -64,4 +65,37 @@ fn a_queue_pair_shows_its_requests_its_peer_and_what_its_packets_met() {
     let failed = page.iter().find(|qp| qp.qpn == qa.qpn.get()).expect("it is listed");
     assert_eq!((failed.state, failed.requests), (QpState::Err, 4));
     assert!(failed.counts.iter().any(|(reason, count)| *reason == Reason::AckTimeout.index() as u16 && *count > 0));
+}
+
+/// Messages that are sent one by one, each in a turn with all of its packets. One turn of 16 is measured, the first one is.
+#[test]
+fn histograms_have_messages_round_trips_waits_and_trains() {
+    let [ip_a, ip_b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let latency = Nanos(20_000);
+    let (pa, pb) = pair(MemConfig { latency, ..MemConfig::default() }, ip_a, ip_b);
+    let (mut a, mut b) = (Host::new(Box::new(pa), 1 << 16), Host::new(Box::new(pb), 1 << 16));
+    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let (caps_a, caps_b) = (a.caps.clone(), b.caps.clone());
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    b.connect(&qb, qa.qpn, &caps_a, Mtu::B1024);
+    let before: Vec<u64> = a.worker.histograms().iter().map(|histogram| histogram.count()).collect();
+    assert_eq!(before, [0; WORK_HISTOGRAMS.len()]);
+    let (mut now, messages) = (Nanos(0), 320);
+    for _ in 0..messages {
+        let sge = a.sge(0, 3000);
+        a.post(&mut qa, request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]);
+        assert!(run(&mut a, &mut b, &mut now, |_, _| poll(&mut qa).is_some()));
+    }
+    let [message, round_trip, queueing, train] = &a.worker.histograms()[..] else { panic!("four") };
+    let measured = message.count();
+    assert_eq!(measured, messages / 16);
+    let round_trip_ns = 2 * latency.0;
+    // Stamps have 64 ns.
+    assert!(message.sum + 64 * measured >= measured * round_trip_ns, "{message:?}");
+    assert!(message.sum <= now.0, "one after the other");
+    assert!(round_trip.count() > 0 && round_trip.sum >= round_trip.count() * round_trip_ns, "{round_trip:?}");
+    assert_eq!((train.count(), train.sum), (measured, 3 * measured), "three packets each");
+    assert_eq!((queueing.count(), queueing.sum), (measured, 0), "nothing else wants a turn");
+    let [message, _, _, train] = &b.worker.histograms()[..] else { panic!("four") };
+    assert_eq!((message.count(), train.count()), (0, measured), "acknowledgements only");
 }

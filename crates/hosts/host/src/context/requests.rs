@@ -15,8 +15,7 @@ impl Context {
             Request::AllocPd => self.alloc_pd(host),
             Request::DeallocPd { pd } => self.dealloc_pd(host, pd),
             Request::RegMr { pd, addr, len, iova, access, pieces, replaces } => {
-                let registration = MrRequest { pd, addr, len, iova, access, pieces, fds };
-                self.register(host, registration, replaces)
+                self.register(host, MrRequest { pd, addr, len, iova, access, pieces, fds }, replaces)
             }
             Request::AllocNullMr { pd } => self.alloc_null_mr(host, pd),
             Request::HoldMemory { hold, in_place } => self.hold_memory(host, hold, in_place),
@@ -78,6 +77,7 @@ impl Context {
             | Request::KeptPackets { .. }
             | Request::Urma { .. }
             | Request::Workers
+            | Request::Histograms
             | Request::QueuePairs { .. } => refuse(libc::EPROTO, "not a request to a context"),
         }
     }

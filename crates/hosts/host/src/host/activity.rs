@@ -2,7 +2,7 @@
 
 use super::Host;
 use burst_control::Response;
-use burst_control::activity::{QUEUE_PAIRS_PAGE, QpPage, WorkerUse};
+use burst_control::activity::{QUEUE_PAIRS_PAGE, QpPage, WORK_HISTOGRAMS, WorkHistogram, WorkerUse};
 use burst_control::monitor::CmCursor;
 
 /// Most visits to workers for one page.
@@ -12,6 +12,16 @@ impl Host {
     /// Every worker.
     pub fn worker_uses(&self) -> Vec<WorkerUse> {
         (0..self.workers().len()).map(|worker| self.on_worker(worker, |w, _| w.activity())).collect()
+    }
+
+    /// The histograms of all workers together.
+    pub fn histograms(&self) -> Vec<WorkHistogram> {
+        let mut sums = vec![WorkHistogram::default(); WORK_HISTOGRAMS.len()];
+        for worker in 0..self.workers().len() {
+            let of_worker = self.on_worker(worker, |w, _| w.histograms());
+            sums.iter_mut().zip(&of_worker).for_each(|(sum, histogram)| sum.add(histogram));
+        }
+        sums
     }
 
     /// A page of the queue pairs of all workers, as a user may see them: of other users' only the number. It may be empty, and

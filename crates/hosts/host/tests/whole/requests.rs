@@ -412,7 +412,7 @@ impl Numbers {
 
     /// A request that needs no context, or little.
     fn general(&mut self, memory: u64) -> Request {
-        match self.rng.below(16) {
+        match self.rng.below(17) {
             0 => Request::Hello { program: "x".repeat(self.rng.below(300) as usize) },
             1 => Request::DaemonInfo,
             2 => Request::ListDevices,
@@ -433,6 +433,7 @@ impl Numbers {
                     cc: ["swift", "dcqcn", "aimd", "none", "timley", "cubic"][self.rng.below(6) as usize].into(),
                 }
             }
+            15 => Request::Histograms,
             14 => Request::Log { levels: self.rng.chance(1, 2).then(|| "debug".into()) },
             _ => Request::ResolveMac { attr: self.ah() },
         }

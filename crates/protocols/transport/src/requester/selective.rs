@@ -12,7 +12,7 @@ pub(crate) mod timers;
 pub(crate) mod trains;
 
 use crate::ack_report::EchoedCounts;
-use crate::api::PSN_DISTANCE_MAX;
+use crate::api::{Env, PSN_DISTANCE_MAX};
 use crate::requester::selective::losses::Losses;
 use crate::rtt::RttEstimate;
 use burst_base::{Nanos, Psn, RtoMode};
@@ -87,6 +87,12 @@ pub(crate) struct SelectiveRequester {
 }
 
 impl SelectiveRequester {
+    /// A packet was answered: `elapsed` after it was sent, of which the peer took `delay` to answer.
+    pub(crate) fn measure(&mut self, elapsed: Nanos, delay: Nanos, env: &mut Env<'_>) {
+        self.rtt.measured(elapsed, delay);
+        env.fx.round_trip(Nanos(elapsed.0.saturating_sub(delay.0)));
+    }
+
     pub(crate) fn new(rto: RtoMode) -> Self {
         SelectiveRequester {
             active: false,

@@ -139,7 +139,7 @@ fn the_next_queue_pair_in_a_slot_has_one_turn() {
     let first = s.push(0, 2, 7);
     s.remove(0, |place| place.ticket != first);
     let second = s.push(0, 2, 7);
-    let still = |place: ReadyPlace| place == ReadyPlace { qp: 7, ticket: second };
+    let still = |place: ReadyPlace| (place.qp, place.ticket) == (7, second);
     assert_eq!((s.take_turn(still), s.take_turn(still)), (Some(7), None));
     s.tickets = u32::MAX;
     assert_ne!(s.push(0, 2, 7), NO_TICKET);

@@ -135,7 +135,7 @@ impl Requester {
         let before = self.acked_positions();
         self.sel.answered = true;
         if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
-            self.answers_measure(pkt.bth.psn, 1, env.arrived_at());
+            self.answers_measure(pkt.bth.psn, 1, env);
         }
         match pkt.info.kind {
             OpKind::ReadResponse => {
@@ -291,7 +291,7 @@ impl Requester {
             // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm, unless
             // what was missing in between has held it up.
             if is_it || (has_come && !expected.is_before(behind) && sel.losses.is_none()) {
-                sel.rtt.measured(elapsed, delay);
+                sel.measure(elapsed, delay, env);
                 is_measured = true;
                 rtt = is_it.then(|| Nanos(elapsed.0.saturating_sub(delay.0)));
             }

@@ -55,14 +55,14 @@ impl Requester {
     /// There is progress after going back.
     #[cold]
     #[inline(never)]
-    pub(crate) fn end_back(&mut self, now: Nanos) {
+    pub(crate) fn end_back(&mut self, env: &mut Env<'_>) {
         self.set_back(false);
         let sel = &mut self.sel;
         if sel.active {
             return;
         }
         if let Some(measured) = sel.measured.take() {
-            sel.rtt.measured(now.since(measured.sent_at), Nanos(0));
+            sel.measure(env.now.since(measured.sent_at), Nanos(0), env);
         }
         (sel.deadline, sel.probes) = (Nanos::NEVER, 0);
     }

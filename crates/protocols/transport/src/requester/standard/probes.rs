@@ -65,12 +65,12 @@ impl Requester {
             (self.probes.end, self.probes.sent) = (una, 0);
         }
         if self.watched & BACK != 0 {
-            self.end_back(env.now);
+            self.end_back(env);
             return self.set_answer_wait(qp, env);
         }
         match self.sel.measured {
             Some(measured) if !una.is_before(measured.behind) => {
-                self.sel.rtt.measured(env.arrived_at().since(measured.sent_at), Nanos(0));
+                self.sel.measure(env.arrived_at().since(measured.sent_at), Nanos(0), env);
                 (self.sel.measured, self.watched) = (None, 0);
                 self.set_answer_wait(qp, env);
             }
