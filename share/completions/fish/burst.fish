@@ -159,6 +159,7 @@ complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_s
 complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "break-queue-pairs" -d 'Break all queue pairs, to test resumption'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "janitor" -d 'Remove routes when standard input ends'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and not __fish_seen_subcommand_from run keys ls stats metrics why drain reload break-queue-pairs janitor help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from run" -l metrics -d 'Show counters over HTTP, too: unix:PATH (root and the proxy\'s user see names of peers), or ADDRESS:PORT (totals only)' -r
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from run" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from keys" -s h -l help -d 'Print help'
 complete -c burst -n "__fish_burst_using_subcommand proxy; and __fish_seen_subcommand_from ls" -l admin -d 'Admin socket of the proxy [default: the only one in /run/burst]' -r -F
