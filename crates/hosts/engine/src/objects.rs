@@ -198,10 +198,10 @@ pub struct QpSlot {
     pub(crate) cnp_from: Nanos,
     /// What its packets have met, for a record of its failure.
     pub(crate) tally: ReasonTally,
-    /// Its last packets, likewise.
-    pub(crate) last: LastPackets,
     /// Its request that is timed.
     pub(crate) timed: TimedRequest,
+    /// Its last packets, for that record.
+    pub(crate) last: LastPackets,
     /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
     pub other_holders: OtherHolders,
 }
