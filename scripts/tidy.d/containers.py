@@ -1,4 +1,4 @@
-"""The rule about containers: what bounds each field of the daemon's structs that can grow.
+"""The rule about containers: what bounds each field of a struct of daemon or proxy that can grow.
 
 `containers.txt` names every such field, and what bounds it; the rule finds fields that are not listed, entries for what is not there, rows that
 the table of resources does not have, and constants that do not exist.
@@ -9,8 +9,13 @@ import re
 LIST = "scripts/tidy.d/containers.txt"
 #: The table of resources, whose rows bound what is charged.
 ROWS = "crates/base/ledger/src/resource.rs"
-#: Crates whose structs are listed: those that keep something for programs and peers in the daemon.
-CRATES = ("hosts/host", "hosts/engine", "hosts/gsi", "protocols/cm", "frontends/burstd")
+#: Crates whose structs are listed: those that keep something for programs and peers in the daemon, an engine or a proxy.
+CRATES = (
+    "hosts/host", "hosts/engine", "hosts/gsi", "hosts/metrics", "protocols/cm", "protocols/port", "protocols/port-dpdk", "protocols/relay",
+    "protocols/transport", "protocols/urma", "bytes/mem", "bytes/netif", "frontends/burstd", "frontends/inprocess", "frontends/proxy",
+)
+#: Files that only tests have.
+OF_TESTS = re.compile(r"/(?:tests|testing)\.rs$")
 GROWS = re.compile(r"\b(?:VecDeque|HashMap|HashSet|BTreeMap|BTreeSet|Vec|BinaryHeap|SegQueue|Slab|AccountRing)<")
 STRUCT = re.compile(r"(?m)^(?:pub(?:\([a-z]+\))? )?struct (\w+)[^;{(]*\{\n(.*?)^\}", re.DOTALL)
 FIELD = re.compile(r"(?m)^    (?:pub(?:\([a-z ]+\))? )?(\w+): (.*),$")
@@ -22,7 +27,7 @@ def fields(tree):
     found = {}
     for path, source in tree.sources.items():
         crate = re.match(r"crates/([^/]+/[^/]+)/src/", path)
-        if not crate or crate.group(1) not in CRATES:
+        if not crate or crate.group(1) not in CRATES or OF_TESTS.search(path):
             continue
         for struct in STRUCT.finditer(source.code):
             if any(begin <= struct.start() < end for begin, end in source.test_ranges):

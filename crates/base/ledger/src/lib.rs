@@ -17,6 +17,7 @@
 //! | [`account`] | ledger, accounts and charges |
 //! | [`busiest`] | the most that an account uses of any one object |
 //! | [`meter`] | use that changes by itself |
+//! | [`open`] | pools that others than users fill: hosts, peers, scrapers |
 //! | [`pool`] | places of one object, shared in the same way |
 //! | [`ring`] | records, of which no account pushes out another's |
 //! | [`time`] | time that threads spend on an account |
@@ -27,6 +28,7 @@
 pub mod account;
 pub mod busiest;
 pub mod meter;
+pub mod open;
 pub mod pool;
 pub mod resource;
 pub mod ring;
@@ -36,6 +38,7 @@ pub mod work;
 pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, PlaceCharge, Policy};
 pub use busiest::PlaceUse;
 pub use meter::Meter;
+pub use open::{OpenPool, PlaceOwner};
 pub use pool::SharePool;
 pub use resource::{Capacities, Resource, Scope};
 pub use ring::AccountRing;

@@ -71,8 +71,9 @@ resources! {
     Channel, "channels", "completion channels", [];
     Dm, "dms", "device memories", [];
     Xrcd, "xrcds", "XRC domains", [];
-    Group, "groups", "multicast groups", [Port];
+    Group, "groups", "multicast groups, each once for each user in it", [Port];
     GroupMember, "group_members", "queue pairs attached to multicast groups", [Group];
+    GroupJoin, "group_joins", "joins of multicast groups by communication ids", [Group];
     CmId, "cm_ids", "communication ids", [Worker];
     CmRequest, "cm_requests", "connection requests that wait for their listeners", [Worker];
     CmChannel, "cm_channels", "event channels", [];

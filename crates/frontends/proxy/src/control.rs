@@ -35,7 +35,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(5);
 /// Pause after a peer broke the protocol or showed a wrong certificate.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Bytes of batches that may wait for a worker before channels are read on.
+/// Bytes of commands that may wait for a worker before channels are read on.
 const QUEUED_MAX: usize = 16 << 20;
 /// Pause before a worker's backlog is looked at again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
@@ -58,7 +58,7 @@ pub struct RelayHandle {
     pub wake: Arc<Waker>,
     /// Where it listens for queue pairs; 0: nowhere.
     pub port: u16,
-    /// Bytes of batches that it has not taken yet.
+    /// Bytes of commands that it has not taken yet.
     pub queued: Arc<AtomicUsize>,
 }
 
@@ -249,10 +249,12 @@ impl Control {
     }
 
     fn command(&self, worker: usize, command: Command) {
-        if let Some(worker) = self.workers.get(worker)
-            && worker.commands.send(command).is_ok()
-        {
-            worker.wake.wake();
+        if let Some(worker) = self.workers.get(worker) {
+            // Counts only; the channel of commands orders the rest.
+            worker.queued.fetch_add(command.waiting_bytes(), Ordering::Relaxed);
+            if worker.commands.send(command).is_ok() {
+                worker.wake.wake();
+            }
         }
     }
 

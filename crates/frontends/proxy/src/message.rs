@@ -5,7 +5,7 @@
 
 use crate::config::{Checked, EncryptLinks, PlaceRules};
 use crate::worker::WorkerSnapshot;
-use burst_relay::{ChannelSecret, LinkHello};
+use burst_relay::{ChannelSecret, LinkHello, WindowOf};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -208,6 +208,18 @@ pub enum Command {
     BreakQueuePairs,
     /// Show streams and counters.
     Show(Sender<WorkerSnapshot>),
+}
+
+impl Command {
+    /// Bytes that it takes while it waits for its worker.
+    pub fn waiting_bytes(&self) -> usize {
+        let behind = match self {
+            Command::Batch { bytes, .. } => bytes.len(),
+            Command::LinkHello { hello, .. } => hello.windows.len() * size_of::<WindowOf>(),
+            _ => 0,
+        };
+        size_of::<Command>() + behind
+    }
 }
 
 /// What a worker sends to the control thread.

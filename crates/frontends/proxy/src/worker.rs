@@ -89,7 +89,7 @@ pub struct WorkerStart {
     pub commands: Receiver<Command>,
     /// Wakes this worker.
     pub wake: Arc<Waker>,
-    /// Bytes of batches in `commands`.
+    /// Bytes of what is in `commands`.
     pub queued: Arc<AtomicUsize>,
     /// To the control thread.
     pub reports: Sender<Report>,
@@ -106,7 +106,7 @@ pub struct RelayWorker {
     /// The connections of links that have ended, each with its link's index.
     leaving: VecDeque<(usize, TakenObjects<ProxyConn>)>,
     commands: Receiver<Command>,
-    /// Bytes of batches in `commands`.
+    /// Bytes of what is in `commands`.
     queued: Arc<AtomicUsize>,
     wake: Arc<Waker>,
     /// The message that is being taken.
@@ -305,7 +305,11 @@ impl RelayWorker {
     fn take_commands(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
-                Ok(command) => self.on_command(command),
+                Ok(command) => {
+                    let bytes = command.waiting_bytes();
+                    self.on_command(command);
+                    self.queued.fetch_sub(bytes, Ordering::Relaxed);
+                }
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
@@ -322,7 +326,6 @@ impl RelayWorker {
             Command::LinkHello { peer, by_channel, hello } => self.on_hello(peer, by_channel, hello),
             Command::Batch { peer, link, attempt, bytes } => {
                 self.on_channel_batch(peer, link, attempt, &bytes);
-                self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);
             }
             Command::Broken { peer, link, attempt } => {
                 if let Some(at) = links.find(peer, link) {

@@ -14,14 +14,14 @@ use burst_cm::{Cm, CmIds, ConnEventKind, PathRecord, Secret, Source};
 use burst_control::cm::CmRoute;
 use burst_control::failures::{FailureRecord, RECORDS};
 use burst_frame::Flow;
-use burst_ledger::{AccountId, AccountRing};
+use burst_ledger::{AccountId, AccountRing, OpenPool};
 use burst_span::Span;
 use burst_wire::{MAD_LEN, Opcode, Packet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Received MADs that may wait, of all ports together. Further ones are dropped and counted.
-pub const RECEIVED_MAX: usize = 4096;
+pub const RECEIVED_MAX: usize = OpenPool::ReceivedMad.places();
 /// MADs served in one pass.
 const MADS_PER_PASS: usize = 512;
 /// MADs served in a pass in which data packets came: in a flood of requests, established queue pairs still get most of the
@@ -147,7 +147,7 @@ impl GsiAgent {
             failures: AccountRing::new(RECORDS),
         };
         let machine = Cm::new(worker, secret);
-        GsiAgent { machine, io, received: MadQueue::new(RECEIVED_MAX), timers_served_at: Nanos(0), secret }
+        GsiAgent { machine, io, received: MadQueue::new(OpenPool::ReceivedMad), timers_served_at: Nanos(0), secret }
     }
 
     /// The MAD in a packet to QP1.

@@ -11,6 +11,7 @@
 //! address.
 
 use burst_cm::{Fold, Source};
+use burst_ledger::OpenPool;
 use std::collections::{HashMap, VecDeque};
 
 /// Turns of new requests among all turns: one in this many, if messages of connections wait as well.
@@ -73,7 +74,12 @@ pub(crate) struct MadQueue<T> {
 }
 
 impl<T> MadQueue<T> {
-    pub fn new(limit: usize) -> MadQueue<T> {
+    /// The queue of a row of the table of pools.
+    pub fn new(pool: OpenPool) -> MadQueue<T> {
+        MadQueue::of(pool.places())
+    }
+
+    fn of(limit: usize) -> MadQueue<T> {
         MadQueue { nodes: Vec::new(), free: NONE, classes: Default::default(), len: 0, limit, count: 0 }
     }
 
@@ -181,7 +187,7 @@ impl<T> MadQueue<T> {
     /// Returns memory that is not in use.
     pub fn shrink(&mut self) {
         if self.is_empty() {
-            *self = MadQueue::new(self.limit);
+            *self = MadQueue::of(self.limit);
         }
     }
 }
@@ -200,8 +206,22 @@ mod tests {
     }
 
     #[test]
+    fn a_full_queue_of_one_source_leaves_others_room() {
+        let (pool, flood, other) = (OpenPool::ReceivedMad, source(1), source(2));
+        let (most, mut queue) = (pool.places() as u32, MadQueue::new(pool));
+        (0..2 * most).for_each(|n| assert_eq!(queue.push(New, flood, n), n < most));
+        // The longest chain gives way to another source until both have half of the places.
+        (0..most).for_each(|n| assert!(!queue.push(New, other, 2 * most + n), "something was dropped"));
+        let has = |queue: &MadQueue<u32>, source| queue.classes[New as usize].len_of(source) as u32;
+        assert_eq!((queue.len() as u32, has(&queue, &flood), has(&queue, &other)), (most, most / 2, most / 2));
+        // A connection's messages need no room of either.
+        assert!(!queue.push(Connection, source(3), 0) && queue.classes[1].len_of(&source(3)) == 1);
+        assert!((0..8).filter_map(|_| queue.pop()).any(|n| n >= 2 * most), "others have turns");
+    }
+
+    #[test]
     fn each_source_keeps_its_order_and_sources_take_turns() {
-        let mut queue = MadQueue::new(100);
+        let mut queue = MadQueue::of(100);
         for n in 0..5 {
             assert!(queue.push(New, source(1), n));
         }
@@ -212,7 +232,7 @@ mod tests {
 
     #[test]
     fn connections_come_first_and_do_not_stop_requests() {
-        let mut queue = MadQueue::new(100);
+        let mut queue = MadQueue::of(100);
         (0..3).for_each(|n| assert!(queue.push(New, source(1), n)));
         (10..19).for_each(|n| assert!(queue.push(Connection, source(1), n)));
         let order = all(&mut queue);
@@ -223,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_flood_loses_its_own_messages_and_displaces_no_others() {
-        let mut queue = MadQueue::new(64);
+        let mut queue = MadQueue::of(64);
         (0..1000).for_each(|n| assert_eq!(queue.push(New, source(1), n), n < 64));
         assert!(!queue.push(New, source(2), 2000), "something was dropped");
         assert!(!queue.push(Connection, source(3), 3000));
@@ -236,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_flood_with_forged_addresses_does_not_displace_connections() {
-        let mut queue = MadQueue::new(64);
+        let mut queue = MadQueue::of(64);
         (0..40).for_each(|n| assert!(queue.push(Connection, source(1), 100 + n)));
         (0..10_000).for_each(|n| assert_eq!(queue.push(New, source(1000 + n), n), n < 24));
         (40..64).for_each(|n| assert!(!queue.push(Connection, source(1), 100 + n)));

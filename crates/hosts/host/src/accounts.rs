@@ -4,8 +4,9 @@ use crate::authority::ClientProcess;
 use crate::descriptors::OWN_DESCRIPTORS;
 use crate::host::Host;
 use crate::limits::{
-    CM_IDS_MAX, CM_REQUESTS_MAX, CONTEXTS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX, SESSIONS_MAX,
-    UNREAD_EVENTS_MAX, URMA_JFCS_MAX, URMA_PEERS_MAX, URMA_REQUESTS_MAX, WORKERS_MAX, XRC_DOMAINS_MAX, XRC_SRQS_MAX,
+    CM_IDS_MAX, CM_REQUESTS_MAX, CONTEXTS_MAX, GROUP_JOINS_MAX, GROUP_QPS_MAX, GROUPS_MAX, LIMITS, PORTS_MAX,
+    SESSIONS_MAX, UNREAD_EVENTS_MAX, URMA_JFCS_MAX, URMA_PEERS_MAX, URMA_REQUESTS_MAX, WORKERS_MAX, XRC_DOMAINS_MAX,
+    XRC_SRQS_MAX,
 };
 use crate::owners::ancestor;
 use burst_control::Response;
@@ -80,6 +81,7 @@ fn fixed(resource: Resource) -> u64 {
         Resource::Context => u64::from(CONTEXTS_MAX),
         Resource::Group => u64::from(GROUPS_MAX),
         Resource::GroupMember => u64::from(GROUPS_MAX) * u64::from(GROUP_QPS_MAX),
+        Resource::GroupJoin => u64::from(GROUPS_MAX) * u64::from(GROUP_JOINS_MAX),
         Resource::Key => INDEX_MAX as u64,
         Resource::XrcSrq => XRC_SRQS_MAX.into(),
         Resource::CmId => CM_IDS_MAX,
@@ -220,7 +222,7 @@ mod tests {
     use crate::limits::XRC_HOLDS_MAX;
     use burst_cm::{CONNECTIONS_CHARGED, WORKER_QUEUE_MAX};
     use burst_engine::qpn::QPS_MAX;
-    use burst_ledger::Scope;
+    use burst_ledger::{OpenPool, PlaceOwner, Scope};
     use burst_urma::{OBJECTS_MAX, SEGMENTS_MAX};
 
     #[test]
@@ -262,6 +264,7 @@ mod tests {
                 (Scope::Worker, Resource::Qp) => QPS_MAX.into(),
                 (Scope::Worker, Resource::CmRequest) => WORKER_QUEUE_MAX as u64,
                 (Scope::Worker, _) => CONNECTIONS_CHARGED.into(),
+                (Scope::Group, Resource::GroupJoin) => GROUP_JOINS_MAX.into(),
                 (Scope::Group, _) => GROUP_QPS_MAX.into(),
                 (Scope::XrcTarget, _) => u64::from(XRC_HOLDS_MAX) - 1,
                 (Scope::Node, Resource::Mw) => SEGMENTS_MAX as u64,
@@ -271,6 +274,21 @@ mod tests {
             format!("{}: {most}{least}", scope.words())
         };
         resource.scopes().iter().map(words).collect::<Vec<_>>().join("; ")
+    }
+
+    /// The table of what others than users fill.
+    fn pool_table() -> String {
+        let mut table =
+            "\n| name | what has a place | places | of one | when full |\n| --- | --- | --- | --- | --- |\n".to_owned();
+        for pool in OpenPool::ALL {
+            let (name, words, of, places) = (pool.name(), pool.words(), pool.of(), pool.places());
+            let of_one = match pool.owner() {
+                PlaceOwner::NoOwner => "".into(),
+                _ => format!("{}: {}", pool.owner().words(), pool.of_one()),
+            };
+            table += &format!("| `{name}` | {words} | {of}: {places} | {of_one} | {} |\n", pool.when_full());
+        }
+        table
     }
 
     #[test]
@@ -288,6 +306,10 @@ mod tests {
             table += &format!("| `{name}` | {words} | {capacity} | {scopes} |\n");
         }
         let want = format!("{before}{begin}{table}\n{end}{after}");
+        let (begin, end) = ("<!-- cargo test -p burst-host: pools -->\n", "<!-- end of pools -->");
+        let (before, rest) = want.split_once(begin).expect("the begin of the second table");
+        let (_, after) = rest.split_once(end).expect("the end of the second table");
+        let want = format!("{before}{begin}{}\n{end}{after}", pool_table());
         if std::env::var_os("BLESS").is_some() {
             std::fs::write(path, &want).expect("write docs/threats.md");
             return;

@@ -43,6 +43,8 @@ pub const XRC_HOLDS_MAX: u32 = 1024;
 pub const GROUPS_MAX: u32 = 256;
 /// Maximum number of queue pairs attached to one multicast group.
 pub const GROUP_QPS_MAX: u32 = 1024;
+/// Maximum number of joins of one multicast group by communication ids.
+pub const GROUP_JOINS_MAX: u32 = 1024;
 
 /// The limits of one device.
 pub const LIMITS: Limits = Limits {

@@ -5,6 +5,7 @@
 
 use crate::audience::Audience;
 use crate::exposition::TextFormat;
+use burst_ledger::OpenPool;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -164,18 +165,23 @@ fn asked(request: &[u8]) -> Option<Asked> {
     Some(Asked::Metrics(TextFormat::accepted_by(&accept), wanted))
 }
 
-/// Which connection ends so that there is room for one more of `source`: the oldest of the same source if that has `of_one`
-/// already; the oldest of the source with the most if there are `of_all`. `None`: there is room.
-pub fn displaced(sources: &[ScraperSource], source: ScraperSource, of_one: usize, of_all: usize) -> Option<usize> {
+/// Which connection ends so that there is room for one more of `source`: one of the same source if that has as many as the pool
+/// gives one; one of the sources with the most if there are as many as it has. `None`: there is room. `random`, any number,
+/// decides which: who connects again and again then cuts off another's scrape sometimes, and not always.
+pub fn displaced(sources: &[ScraperSource], source: ScraperSource, pool: OpenPool, random: usize) -> Option<usize> {
     let count = |source: &ScraperSource| sources.iter().filter(|other| *other == source).count();
-    let oldest_of = |source: &ScraperSource| sources.iter().position(|other| other == source);
-    if count(&source) >= of_one {
-        return oldest_of(&source);
+    let one_of = |may_end: &dyn Fn(&ScraperSource) -> bool| {
+        let all: Vec<usize> = (0..sources.len()).filter(|at| may_end(&sources[*at])).collect();
+        all.get(random % all.len().max(1)).copied()
+    };
+    if count(&source) >= pool.of_one() {
+        return one_of(&|other| *other == source);
     }
-    if sources.len() < of_all {
+    if sources.len() < pool.places() {
         return None;
     }
-    sources.iter().max_by_key(|source| count(source)).and_then(oldest_of)
+    let most = sources.iter().map(count).max();
+    one_of(&|other| Some(count(other)) == most)
 }
 
 #[cfg(test)]
@@ -260,9 +266,36 @@ mod tests {
     #[test]
     fn a_source_has_its_share_and_the_largest_gives_way() {
         let (a, b, c) = (ScraperSource::User(1), ScraperSource::User(2), ScraperSource::Address(3));
-        assert_eq!(displaced(&[a, b, a], a, 2, 8), Some(0));
-        assert_eq!(displaced(&[a, b, a], b, 2, 8), None);
-        assert_eq!(displaced(&[c, a, b, a], b, 3, 4), Some(1));
-        assert_eq!(displaced(&[], a, 1, 1), None);
+        let pool = OpenPool::Scraper;
+        let places = |of: &[(ScraperSource, usize)]| -> Vec<ScraperSource> {
+            of.iter().flat_map(|(source, count)| vec![*source; *count]).collect()
+        };
+        let full = places(&[(a, pool.of_one()), (b, 1)]);
+        for random in 0..8 {
+            assert_eq!(displaced(&full, a, pool, random), Some(random % pool.of_one()));
+        }
+        assert_eq!(displaced(&full, b, pool, 3), None);
+        // As many as there may be, of sources with different counts.
+        let others = (0..).map(|n| (ScraperSource::Address(n), 1)).take(pool.places() - pool.of_one());
+        let all = places(&[(a, pool.of_one())].into_iter().chain(others).collect::<Vec<_>>());
+        assert!((0..64).all(|random| displaced(&all, c, pool, random).is_some_and(|at| all[at] == a)));
+        assert_eq!(displaced(&[], a, pool, 0), None);
+    }
+
+    #[test]
+    fn one_who_connects_from_many_addresses_does_not_cut_off_every_scrape() {
+        let pool = OpenPool::Scraper;
+        let mut survived = 0;
+        for seed in 0..1000 {
+            let mut sources: Vec<ScraperSource> = (0..pool.places() as u128).map(ScraperSource::Address).collect();
+            for n in 0..4 {
+                let source = ScraperSource::Address(if n == 0 { 1 << 64 } else { 1000 + n });
+                let gone = displaced(&sources, source, pool, seed * 31 + n as usize * 17).expect("no room");
+                sources.remove(gone);
+                sources.push(source);
+            }
+            survived += usize::from(sources.contains(&ScraperSource::Address(1 << 64)));
+        }
+        assert!(survived > 700, "{survived} of 1000");
     }
 }

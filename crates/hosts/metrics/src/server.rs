@@ -2,27 +2,25 @@
 //!
 //! The thread is a client of its host, as every tool: it asks for a report when it is scraped, and the host gives it its share of
 //! time. Reports, and the pages made of them, are kept for [`REPORT_KEPT`], so that scrapers cannot make the host do more than
-//! that. Connections are bounded, in number ([`CONNECTIONS_MAX`], and of one source [`OF_ONE_SOURCE`]) and in time
+//! that. Connections are bounded, in number ([`OpenPool::Scraper`]) and in time
 //! ([`crate::connection::LIFE_MAX`]): a scrape that stalls is cut off, and does not delay others.
 
 use crate::audience::Audience;
 use crate::connection::{Asked, BodyWanted, Progress, ScraperConnection, ScraperSource, displaced};
 use crate::exposition::{EngineReport, TextFormat, write};
 use burst_control::metrics_place::MetricsPlace;
+use burst_ledger::OpenPool;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections at the same time.
-pub const CONNECTIONS_MAX: usize = 16;
-/// Connections of one user or address at the same time.
-pub const OF_ONE_SOURCE: usize = 4;
 /// How long a report is shown.
 pub const REPORT_KEPT: Duration = Duration::from_millis(250);
 /// Pages of one report that are kept: one for each format and kind of audience, and for some users.
@@ -129,6 +127,11 @@ impl KeptReports {
     }
 }
 
+/// A number that no scraper can foresee: the keys of the hash are random.
+fn random() -> usize {
+    RandomState::new().build_hasher().finish() as usize
+}
+
 struct ServerLoop {
     listener: OwnedFd,
     owner: u32,
@@ -198,11 +201,11 @@ impl ServerLoop {
             Ok((socket, from)) => {
                 let (source, audience) = self.scraper(&socket, from);
                 let sources: Vec<ScraperSource> = self.connections.iter().map(|connection| connection.source).collect();
-                if let Some(gone) = displaced(&sources, source, OF_ONE_SOURCE, CONNECTIONS_MAX) {
+                if let Some(gone) = displaced(&sources, source, OpenPool::Scraper, random()) {
                     self.connections.remove(gone);
                 }
                 self.connections.push(ScraperConnection::new(socket, source, audience, now));
-                debug_assert!(self.connections.len() <= CONNECTIONS_MAX);
+                debug_assert!(self.connections.len() <= OpenPool::Scraper.places());
             }
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => self.accept_from = now + ACCEPT_PAUSE,
             // It has gone again.
@@ -352,10 +355,13 @@ mod tests {
         let stalled: Vec<UnixStream> = (0..40).map(|_| UnixStream::connect(&path).expect("a server")).collect();
         let answer = scrape(UnixStream::connect(&path).expect("a server"));
         assert!(answer.contains("# TYPE burst_rx_packets"), "{answer}");
-        // The oldest were cut off.
-        let mut first = &stalled[0];
-        first.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
-        assert_eq!(first.read(&mut [0; 8]).expect("the end"), 0);
+        // All but those of one source's places were cut off.
+        let is_open = |mut socket: &UnixStream| {
+            socket.set_nonblocking(true).expect("a socket");
+            socket.read(&mut [0; 8]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
+        };
+        let most = OpenPool::Scraper.of_one();
+        assert_eq!(stalled.iter().filter(|socket| is_open(socket)).count(), most - 1, "the scraper had a place");
     }
 
     #[test]

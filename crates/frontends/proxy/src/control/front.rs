@@ -6,15 +6,16 @@
 //! restarted proxy say, out for long. If all [`UNKNOWN_MAX`] places are in use, the source that has the most gives one up. The
 //! addresses of peers have places of their own, which no other source can take.
 
+use burst_ledger::OpenPool;
 use std::net::IpAddr;
 use std::time::Duration;
 
 /// Time in which a peer introduces itself, from the connection on.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Channels without an introduction of sources that are no peer's address.
-const UNKNOWN_MAX: usize = 64;
+const UNKNOWN_MAX: usize = OpenPool::ProxyChannel.places();
 /// Channels without an introduction of one source.
-const SOURCE_MAX: usize = 8;
+const SOURCE_MAX: usize = OpenPool::ProxyChannel.of_one();
 
 /// Who has opened a channel, as far as shares go: an IPv4 address or the first 64 bits of an IPv6 address.
 pub(super) fn source_of(address: IpAddr) -> IpAddr {
@@ -71,7 +72,8 @@ mod tests {
     fn a_source_has_its_share_and_leaves_the_others_theirs() {
         let left = opened((0..1000).map(|n| if n % 100 == 99 { ip(2) } else { ip(1) }), |_| false);
         let count = |source| left.iter().filter(|(_, other)| *other == source).count();
-        assert_eq!((count(ip(1)), count(ip(2))), (SOURCE_MAX, SOURCE_MAX));
+        let of_one = OpenPool::ProxyChannel.of_one();
+        assert_eq!((count(ip(1)), count(ip(2))), (of_one, of_one));
     }
 
     #[test]

@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Prefixes that one peer may serve: the maps of the BPF programs hold 4096.
@@ -356,6 +355,8 @@ impl Control {
         match message {
             ControlMessage::Introduce(_) | ControlMessage::Ping => {}
             ControlMessage::Rdma { worker, address, token } => {
+                let said = self.peers[peer].introduction.as_ref().map_or(0, |said| said.workers);
+                check_worker(worker, said)?;
                 let at = (address.port() != 0).then_some((address, token));
                 self.command_all(|| Command::Rdma { peer, worker, at });
             }
@@ -365,10 +366,7 @@ impl Control {
                 self.command(self.owner(hello.link), Command::LinkHello { peer, by_channel, hello });
             }
             ControlMessage::Batch { link, attempt, bytes } => {
-                let owner = self.owner(link);
-                // Counts only; the channel of commands orders the rest.
-                self.workers[owner].queued.fetch_add(bytes.len(), Ordering::Relaxed);
-                self.command(owner, Command::Batch { peer, link, attempt, bytes });
+                self.command(self.owner(link), Command::Batch { peer, link, attempt, bytes });
             }
             ControlMessage::Broken { link, attempt } => {
                 self.command(self.owner(link), Command::Broken { peer, link, attempt });
@@ -485,9 +483,14 @@ fn check_served(serves: &[Prefix]) -> Result<(), String> {
     serves.iter().try_for_each(|prefix| config::check_prefix(*prefix)).map_err(|why| format!("it serves {why}"))
 }
 
+/// Whether a peer that said that it has so many workers may name this one.
+fn check_worker(worker: u32, workers: u32) -> Result<(), String> {
+    if worker < workers { Ok(()) } else { Err(format!("it says where its worker {worker} listens, and has {workers}")) }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{SERVES_MAX, check_served};
+    use super::{SERVES_MAX, check_served, check_worker};
 
     #[test]
     fn what_a_peer_says_that_it_serves_is_checked() {
@@ -498,5 +501,12 @@ mod tests {
         assert!(check_served(&[prefix("10.0.0.1", 8)]).is_err(), "bits behind the prefix");
         assert!(check_served(&[prefix("::ffff:10.0.0.0", 104)]).is_err(), "IPv4 in another form");
         assert!(check_served(&vec![prefix("10.0.0.1", 32); SERVES_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn a_peer_names_no_worker_that_it_does_not_have() {
+        assert_eq!(check_worker(3, 4), Ok(()));
+        assert_eq!(check_worker(4, 4).unwrap_err(), "it says where its worker 4 listens, and has 4");
+        assert!(check_worker(u32::MAX, 4).is_err() && check_worker(0, 0).is_err());
     }
 }

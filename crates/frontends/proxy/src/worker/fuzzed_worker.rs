@@ -150,8 +150,6 @@ impl FuzzedWorker {
 
     /// Bytes that should be a batch.
     pub fn message(&mut self, bytes: Vec<u8>) {
-        // As the control thread counts them.
-        self.worker.queued.fetch_add(bytes.len(), std::sync::atomic::Ordering::Relaxed);
         self.worker.on_command(Command::Batch { peer: 0, link: 0, attempt: self.attempt, bytes });
     }
 

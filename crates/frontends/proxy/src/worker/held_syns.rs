@@ -23,6 +23,8 @@ const ACCEPTED_MAX: Duration = Duration::from_secs(30);
 
 /// Copies of a SYN that pass after it; the next one is refused. Two: the first copy may be older than the SYN's verdict.
 const COPIES_MAX: u8 = 2;
+/// SYNs that have led to sockets and are remembered in vain, beside as many as are held or wait for theirs.
+const STALE_MAX: usize = 1024;
 
 /// What waits for the program's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +73,8 @@ struct HeldSyn {
 #[derive(Debug, Default)]
 pub(super) struct HeldSyns {
     held: HashMap<Ends, HeldSyn>,
-    /// Those that have passed, oldest first.
+    /// Those that have passed, oldest first, and some that have led to sockets since: no more than the others and
+    /// [`STALE_MAX`].
     passed: VecDeque<(Instant, Ends)>,
 }
 
@@ -112,8 +115,20 @@ impl HeldSyns {
         let held = self.held.get_mut(&ends).filter(|held| held.owner == owner && held.until.is_none())?;
         let until = now + ACCEPTED_MAX;
         held.until = Some(until);
+        let syn = held.syn;
         self.passed.push_back((until, ends));
-        Some(held.syn)
+        self.forget_joined();
+        Some(syn)
+    }
+
+    /// Forgets those that have led to sockets, when they are the most. One that leads to none stays in front of them for
+    /// [`ACCEPTED_MAX`], in which a program can connect a million times.
+    fn forget_joined(&mut self) {
+        if self.passed.len() > 2 * self.held.len() + STALE_MAX {
+            let waits =
+                |(until, ends): &(Instant, Ends)| self.held.get(ends).is_some_and(|held| held.until == Some(*until));
+            self.passed.retain(waits);
+        }
     }
 
     /// The owner has ended. Returns its SYN if that is still held; otherwise the socket to which it leads will be reset.
@@ -192,6 +207,22 @@ mod tests {
             (None, false),
             "it has led to a socket"
         );
+    }
+
+    #[test]
+    fn syns_that_have_led_to_sockets_are_forgotten_behind_one_that_does_not() {
+        let (mut syns, now) = (held_for(pair(1)), Instant::now());
+        syns.pass(ends(), pair(1), now);
+        for n in 0..100_000u32 {
+            let ends = (([10, 0, (n >> 8) as u8, n as u8], 7).into(), ([10, 0, 0, 2], 80).into());
+            syns.hold(ends, SYN);
+            syns.set_owner(ends, pair(2));
+            assert_eq!(syns.pass(ends, pair(2), now), Some(SYN));
+            assert_eq!(syns.take_passed(ends), Some(pair(2)));
+            assert!(syns.passed.len() <= 2 * (syns.held.len() + 1) + STALE_MAX, "{} after {n}", syns.passed.len());
+        }
+        assert_eq!(syns.take_expired(now, &mut usize::MAX.clone()), None);
+        assert_eq!(syns.take_passed(ends()), Some(pair(1)), "the first one still waits");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 use burst_base::{DeviceId, Reason};
 use burst_frame::{Flow, RxFrame};
+use burst_ledger::OpenPool;
 use burst_wire::MAD_LEN;
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use rustix::event::{EventfdFlags, eventfd};
@@ -21,7 +22,8 @@ const FRAMES: usize = 512;
 /// Longest frame: the largest payload with the longest head and padding.
 const BYTES_MAX: usize = 4096 + burst_frame::HEAD_MAX + 3;
 /// Management datagrams that may wait; about 350 bytes each.
-const MADS: usize = burst_gsi::RECEIVED_MAX;
+const MADS: usize = OpenPool::HandedMad.places();
+const _: () = assert!(MADS == burst_gsi::RECEIVED_MAX);
 /// Longest packet with a management datagram: base and datagram headers (IBA 9.2, 9.3.2), the MAD, and padding.
 const MAD_BYTES_MAX: usize = 12 + 8 + MAD_LEN + 3;
 
@@ -214,17 +216,18 @@ mod tests {
     /// A process that dies withdraws thousands of requests within one pass of a worker, and the receiver's workers take turns on
     /// the same processor. The messages are not repeated.
     #[test]
-    fn management_datagrams_have_places_of_their_own() {
+    fn as_many_mads_wait_as_the_agent_keeps() {
+        let most = OpenPool::HandedMad.places();
         let inbox = Inbox::new(2).expect("inbox");
         let mad = |number: usize| {
             let mut bytes = [0; MAD_BYTES_MAX];
             bytes[..8].copy_from_slice(&number.to_ne_bytes());
             bytes
         };
-        for number in 0..MADS {
+        for number in 0..most {
             inbox.hand_over_mad(DEVICE, &frame(&mad(number))).expect("room");
         }
-        assert_eq!(inbox.hand_over_mad(DEVICE, &frame(&mad(MADS))), Err(Reason::MadQueueFull));
+        assert_eq!(inbox.hand_over_mad(DEVICE, &frame(&mad(most))), Err(Reason::MadQueueFull));
         assert_eq!(inbox.hand_over_mad(DEVICE, &frame(&[0; MAD_BYTES_MAX + 1])), Err(Reason::InvalidLength));
         for _ in 0..FRAMES {
             inbox.hand_over(DEVICE, &frame(&[0xff; 20])).expect("datagrams take no place of packets");
@@ -239,6 +242,6 @@ mod tests {
                 }
             });
         }
-        assert_eq!(next, MADS);
+        assert_eq!(next, most);
     }
 }

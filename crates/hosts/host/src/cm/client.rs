@@ -282,16 +282,22 @@ impl CmClient {
             self.end_listeners(host, budget.max(1));
             return false;
         }
-        for _ in 0..budget.max(1) {
+        let mut left = budget.max(1);
+        while left > 0 {
             let ids = &mut self.ids;
             match self.ending.get_or_insert_with(|| std::mem::take(ids).into_iter()).next() {
-                Some((_, gone)) => self.end_id(host, gone),
+                Some((_, gone)) => {
+                    // It leaves each of its groups.
+                    left = left.saturating_sub(gone.groups.len());
+                    self.end_id(host, gone);
+                }
                 // Ids of connection requests that the program has never seen.
                 None => match self.session.arrivals.pop() {
                     Some(entry) => reject_arrival(host, entry),
                     None => return true,
                 },
             }
+            left = left.saturating_sub(1);
         }
         false
     }
@@ -352,7 +358,7 @@ fn end_id(host: &mut Host, id: HostCmId) {
         host.cm.hops.leave(&wait.hop);
     }
     for (device, addr) in &id.groups {
-        host.leave(*device, addr.ip);
+        host.leave(id.charge.account(), *device, addr.ip);
     }
     match id.stage {
         CmIdStage::Listening => host.cm.listeners -= 1,

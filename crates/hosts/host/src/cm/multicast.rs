@@ -59,7 +59,7 @@ impl CmClient {
             return refuse(libc::EADDRNOTAVAIL, format!("the id has not joined {}", addr.ip));
         };
         let (device, addr) = id.groups.swap_remove(at);
-        host.leave(device, addr.ip);
+        host.leave(&self.caller.account, device, addr.ip);
         Ok(CmReply::Done)
     }
 }

@@ -54,15 +54,28 @@ impl Context {
         host.disposal.release(&caller.account, (arena, segment_charges));
     }
 
-    /// Releases one object, or some queue pairs. Returns how many; 0: there are no more.
+    /// The queue pairs that end next, about `most` steps, and their steps: each membership in a multicast group takes one, too.
+    fn next_qps(&self, most: usize) -> (Vec<u32>, usize) {
+        let (mut qps, mut steps) = (self.qps.first(most.min(QPS_ENDED_AT_ONCE)), 0);
+        let fits = qps.iter().take_while(|qp| {
+            let is_next = steps < most;
+            steps += if is_next { 1 + self.qps.get(**qp).map_or(0, |object| object.groups.len()) } else { 0 };
+            is_next
+        });
+        let fits = fits.count();
+        qps.truncate(fits);
+        (qps, steps)
+    }
+
+    /// Releases one object, or some queue pairs. Returns how many steps it took; 0: there are no more.
     fn close_next(&mut self, host: &mut Host, most: usize) -> usize {
         if let ended @ 1.. = self.end_urma_some(host, most) {
             return ended;
         }
-        let qps = self.qps.first(most.min(QPS_ENDED_AT_ONCE));
+        let (qps, steps) = self.next_qps(most);
         if !qps.is_empty() {
             self.end_qps(host, &qps, true);
-            return qps.len();
+            return steps;
         }
         let next = |handles: Vec<u32>| handles.first().copied();
         if let Some(mw) = next(self.mws.first(1)) {

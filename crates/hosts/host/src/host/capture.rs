@@ -4,6 +4,7 @@ use super::Host;
 use crate::authority::Caller;
 use crate::refusal::refuse;
 use crate::reply::ReplyParts;
+use burst_control::capture::CAPTURE_MESSAGE_MAX;
 use burst_control::{Refusal, Response};
 use burst_engine::tap::{PortTap, TAPS_MAX};
 use burst_ledger::Resource;
@@ -36,7 +37,10 @@ impl Host {
         if self.devices[device as usize].captures.used() >= TAPS_MAX as u64 {
             return refuse(libc::EBUSY, format!("{TAPS_MAX} capture the packets of burst{device} already"));
         }
-        let charge = caller.charge(&[(Resource::Capture, 1), (Resource::Descriptor, workers as u64)])?;
+        // Each worker puts messages together in a buffer of its own.
+        let buffers = (workers * CAPTURE_MESSAGE_MAX) as u64;
+        let costs = [(Resource::Capture, 1), (Resource::Descriptor, workers as u64), (Resource::QueueBytes, buffers)];
+        let charge = caller.charge(&costs)?;
         let place = caller.place(&self.devices[device as usize].captures)?;
         let charge = Arc::new(charge.with_place(place));
         let mut sockets = Vec::new();

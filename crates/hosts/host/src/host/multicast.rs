@@ -12,8 +12,7 @@ use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use burst_engine::multicast::MulticastGroup;
 use burst_engine::qpn::worker_of;
-use burst_ledger::{Charge, Resource};
-use std::collections::hash_map::Entry;
+use burst_ledger::{Account, Charge, Resource};
 use std::net::IpAddr;
 
 impl Host {
@@ -22,12 +21,14 @@ impl Host {
     /// # Errors
     /// ENOMEM when there are too many groups or members; the port's errno when it cannot join.
     pub(crate) fn attach(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
-        if let Err(refusal) = self.join_port(caller, device, ip)?.attach(caller, qpn) {
+        let (members, group) = self.join_port(caller, device, ip)?;
+        let attached = members.attach(caller, qpn, group);
+        if attached.is_ok() {
+            self.update_workers(device, ip);
+        } else {
             self.leave_port_if_empty(device, ip);
-            return Err(refusal);
         }
-        self.update_workers(device, ip);
-        Ok(())
+        attached
     }
 
     /// Detaches a queue pair from a group.
@@ -45,44 +46,54 @@ impl Host {
     /// # Errors
     /// As [`Host::attach`].
     pub(crate) fn join(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
-        self.join_port(caller, device, ip)?.joins += 1;
-        Ok(())
+        let (members, group) = self.join_port(caller, device, ip)?;
+        let joined = members.join(caller, group);
+        self.leave_port_if_empty(device, ip);
+        joined
     }
 
-    /// Removes an id that had joined from a group.
-    pub fn leave(&mut self, device: DeviceId, ip: IpAddr) {
+    /// Removes an id of a user that had joined from a group.
+    pub(crate) fn leave(&mut self, account: &Account, device: DeviceId, ip: IpAddr) {
         if let Some(members) = self.groups.groups.get_mut(&(device, ip)) {
-            debug_assert!(members.joins > 0, "no id has joined {ip}");
-            members.joins = members.joins.saturating_sub(1);
+            members.leave(account);
         }
         self.leave_port_if_empty(device, ip);
     }
 
-    /// Makes the port take part in the group, unless it does already. Returns the members.
-    fn join_port(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<&mut GroupMembers, Refusal> {
+    /// Makes the port take part in the group, unless it does already. Returns the members, and what the group costs the caller if
+    /// that has no member in it.
+    fn join_port(
+        &mut self,
+        caller: &Caller,
+        device: DeviceId,
+        ip: IpAddr,
+    ) -> Result<(&mut GroupMembers, Option<Charge>), Refusal> {
         let policy = self.ledger.policy();
-        let charge = match self.groups.groups.contains_key(&(device, ip)) {
-            true => None,
-            false => Some(self.charge_group(caller, device, ip)?),
-        };
-        let known = self.groups.groups.entry((device, ip));
-        match (known, charge) {
-            (Entry::Occupied(members), _) => Ok(members.into_mut()),
-            (Entry::Vacant(place), Some(charge)) => Ok(place.insert(GroupMembers::new(charge, policy))),
-            (Entry::Vacant(_), None) => unreachable!("a new group has a charge"),
+        let known = self.groups.groups.get(&(device, ip));
+        let has_member = known.is_some_and(|members| members.has_member_of(&caller.account));
+        let is_new = known.is_none();
+        let charge = if has_member { None } else { Some(self.charge_group(caller, device)?) };
+        if is_new {
+            self.take_part(device, ip)?;
         }
+        let members = self.groups.groups.entry((device, ip)).or_insert_with(|| GroupMembers::new(policy));
+        Ok((members, charge))
     }
 
-    /// Charges a new group and makes the port take part in it.
-    fn charge_group(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<Charge, Refusal> {
+    /// Charges a group to a user who has no member in it.
+    fn charge_group(&self, caller: &Caller, device: DeviceId) -> Result<Charge, Refusal> {
         // A port may have a descriptor for each group.
         let charge = caller.charge(&[(Resource::Group, 1), (Resource::Descriptor, 1)])?;
-        let charge = charge.with_place(caller.place(&self.devices[device.index()].groups)?);
+        Ok(charge.with_place(caller.place(&self.devices[device.index()].groups)?))
+    }
+
+    /// Makes the port take part in a new group.
+    fn take_part(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
         if self.groups.groups.len() >= GROUPS_MAX as usize {
             return refuse(libc::ENOMEM, format!("there are at most {GROUPS_MAX} multicast groups"));
         }
         let joined = self.on_worker(0, move |w, _| w.join_group(device, ip));
-        joined.map(|()| charge).map_err(|e| {
+        joined.map_err(|e| {
             let errno = match &e {
                 burst_port::PortError::Unsupported { .. } => libc::EOPNOTSUPP,
                 burst_port::PortError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),

@@ -51,6 +51,47 @@ fn a_program_with_many_objects_ends_in_steps_and_leaves_nothing() {
     assert!(Resource::ALL.iter().all(|resource| host.ledger.used(*resource) == 0));
 }
 
+/// Each queue pair and each id leaves all of its groups: a step has as many memberships as objects.
+#[test]
+fn members_of_many_groups_end_in_steps() {
+    const GROUPS: u32 = 60;
+    let mut host = host(90);
+    let mut program = Program::start(&mut host, ENDING).expect("a program");
+    let (pd, cq) = (program.pd, program.cq);
+    let group = |number: u32| std::net::Ipv4Addr::from(0xef01_0000 + number);
+    let qps = (0..10).map(|_| {
+        let Ok(Response::Qps(grants)) = program.ask(&mut host, queue_pair(pd, cq, QpType::Ud)) else { panic!("none") };
+        grants[0].qp
+    });
+    let qps: Vec<u32> = qps.collect();
+    program.ask(&mut host, Request::CmChannel { channel: 0 }).expect("a channel");
+    for id in 0..10 {
+        let create = CmCommand::Create { id, channel: 0, ps: PortSpace::Udp, qp_type: QpType::Ud };
+        program.command(&mut host, create).expect("an id");
+        let addr = CmAddr { ip: "10.0.0.1".parse().expect("an address"), port: 0, scope: 0 };
+        program.command(&mut host, CmCommand::Bind { id, addr }).expect("bound");
+    }
+    for number in 0..GROUPS {
+        let gid = group(number).to_ipv6_mapped().octets();
+        qps.iter().for_each(|qp| drop(program.ask(&mut host, Request::AttachMcast { qp: *qp, gid }).expect("room")));
+        for id in 0..10 {
+            let addr = CmAddr { ip: group(number).into(), port: 0, scope: 0 };
+            program.command(&mut host, CmCommand::Join { id, addr, cookie: 0 }).expect("valid");
+        }
+    }
+    let memberships =
+        |host: &Host| [Resource::GroupMember, Resource::GroupJoin].map(|of| host.ledger.used(of)).iter().sum::<u64>();
+    assert_eq!(memberships(&host), 20 * u64::from(GROUPS));
+    let mut is_over = false;
+    while !is_over {
+        let had = memberships(&host);
+        is_over = program.end_some(&mut host, BUDGET);
+        let left = had - memberships(&host);
+        assert!(left <= BUDGET as u64 + u64::from(GROUPS), "{left} memberships ended in one step");
+    }
+    assert_eq!(memberships(&host), 0);
+}
+
 #[test]
 fn listeners_end_first_so_that_their_ports_are_free() {
     let mut host = host(90);

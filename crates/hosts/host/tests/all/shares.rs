@@ -81,6 +81,7 @@ impl Hostile {
                 let Response::Qps(grants) = program.ask(host, request)? else { panic!("no queue pair") };
                 Request::AttachMcast { qp: grants[0].qp, gid: group(0) }
             }
+            Resource::GroupJoin => return program.join(host, group(0)),
             Resource::CmId => return program.create_id(host, count),
             Resource::CmRequest => panic!("peers take it"),
             Resource::CmChannel => Request::CmChannel { channel: count },
@@ -229,6 +230,7 @@ fn honest_program(host: &mut Host, uid: u32) {
     program.ask_with(host, Request::AllocDm { len: 4096 }, vec![memfd(4096)]).expect("device memory");
     let qp = program.datagrams(host);
     program.ask(host, Request::AttachMcast { qp, gid: group(0) }).expect("a group");
+    program.join(host, group(0)).expect("a joined group");
     program.create_id(host, 1).expect("an id");
     program.bind(host, 1, 0).expect("a port");
     let jetty = program.jetty(host, 64).expect("a completion queue of URMA");
@@ -319,12 +321,17 @@ fn drive((resource, scope): (Resource, Option<Scope>)) {
         }
     };
     let sentence = &refusal.sentence;
-    if resource == Resource::UnreadEvent {
-        // Nothing is refused: the program loses its own events.
+    if matches!(resource, Resource::UnreadEvent | Resource::GroupJoin) {
+        // Nothing is refused: the program loses its own events, and learns by an event that it has not joined.
         let accounts = host.ledger.uses(0);
         let account = accounts.iter().find(|account| account.id == AccountId::User(HOSTILE)).expect("the account");
         let row = account.resources.iter().find(|row| row.resource == resource).expect("a row");
-        assert!(row.used > 0 && row.used == row.limit && host.ledger.used(resource) == row.used, "{row:?}");
+        assert!(row.used > 0 && host.ledger.used(resource) == row.used, "{row:?}");
+        // A group has fewer joins than the daemon.
+        let place =
+            account.places.iter().find(|place| place.resource == resource).map(|place| (place.used, place.limit));
+        let (used, limit) = place.unwrap_or((row.used, row.limit));
+        assert_eq!(used, limit, "{row:?}");
         honest_programs(&mut host);
         hostile.programs.drain(..).chain([owner]).for_each(|program| program.end(&mut host));
         assert!(crate::common::is_all_given_back(&host), "after {row:?}");
@@ -430,6 +437,32 @@ fn a_user_fills_neither_a_group_nor_the_groups_of_a_port() {
     for resource in [Resource::Group, Resource::GroupMember] {
         assert_eq!(host.ledger.used(resource), 0);
     }
+}
+
+#[test]
+fn a_group_costs_each_user_in_it_as_long_as_it_is_in_it() {
+    let mut host = host(50);
+    let mut programs = [HOSTILE, BYSTANDER].map(|uid| Program::start(&mut host, uid).expect("a program"));
+    let groups_of = |host: &Host, uid| {
+        let all = host.ledger.uses(0);
+        let account = all.iter().find(|account| account.id == AccountId::User(uid)).expect("an account");
+        account.resources.iter().find(|row| row.resource == Resource::Group).expect("a row").used
+    };
+    let [hostile, other] = &mut programs;
+    // The other user makes a group, the hostile user joins it and stays in it.
+    let qp = other.datagrams(&mut host);
+    for number in 0..20 {
+        other.ask(&mut host, Request::AttachMcast { qp, gid: group(number) }).expect("room");
+        hostile.join(&mut host, group(number)).expect("room");
+    }
+    assert_eq!([HOSTILE, BYSTANDER].map(|uid| groups_of(&host, uid)), [20, 20]);
+    for number in 0..20 {
+        other.ask(&mut host, Request::DetachMcast { qp, gid: group(number) }).expect("attached");
+    }
+    assert_eq!([HOSTILE, BYSTANDER].map(|uid| groups_of(&host, uid)), [20, 0], "who stays pays");
+    other.ask(&mut host, Request::AttachMcast { qp, gid: group(0) }).expect("room");
+    programs.into_iter().for_each(|program| program.end(&mut host));
+    assert_eq!([Resource::Group, Resource::GroupJoin, Resource::GroupMember].map(|of| host.ledger.used(of)), [0; 3]);
 }
 
 #[test]
@@ -626,13 +659,36 @@ impl Program {
         }
     }
 
+    /// Lets an id for datagrams, which is made at the first call, join a group once more.
+    ///
+    /// # Errors
+    /// It has not joined.
+    fn join(&mut self, host: &mut Host, gid: [u8; 16]) -> Result<(), Refusal> {
+        const ID: u32 = 1 << 21;
+        let (joins, ip) = (host.ledger.used(Resource::GroupJoin), burst_base::gid::ip_of(gid));
+        if !std::mem::replace(&mut self.has_joined, true) {
+            self.create_id_of(host, ID, (PortSpace::Udp, QpType::Ud))?;
+            let addr = CmAddr { ip: IpAddr::from([10, 0, 0, 1]), port: 0, scope: 0 };
+            self.command(host, CmCommand::Bind { id: ID, addr })?;
+        }
+        self.command(host, CmCommand::Join { id: ID, addr: CmAddr { ip, port: 0, scope: 0 }, cookie: 0 })?;
+        match host.ledger.used(Resource::GroupJoin) > joins {
+            true => Ok(()),
+            false => Err(Refusal { errno: libc::ENOMEM, sentence: "the id has not joined".into() }),
+        }
+    }
+
     /// Creates a communication id.
     fn create_id(&mut self, host: &mut Host, id: u32) -> Result<(), Refusal> {
+        self.create_id_of(host, id, (PortSpace::Tcp, QpType::Rc))
+    }
+
+    /// The same of a port space and a type.
+    fn create_id_of(&mut self, host: &mut Host, id: u32, (ps, qp_type): (PortSpace, QpType)) -> Result<(), Refusal> {
         if !std::mem::replace(&mut self.has_events, true) {
             self.ask(host, Request::CmChannel { channel: 0 })?;
         }
-        let command = CmCommand::Create { id, channel: 0, ps: PortSpace::Tcp, qp_type: QpType::Rc };
-        self.command(host, command).map(drop)
+        self.command(host, CmCommand::Create { id, channel: 0, ps, qp_type }).map(drop)
     }
 
     /// Binds an id to a port of all IPv4 addresses; 0: any port. Returns the port.

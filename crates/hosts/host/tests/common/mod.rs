@@ -152,6 +152,7 @@ pub struct Program {
     pub datagrams: Option<u32>,
     /// Whether event channel 0 exists.
     pub has_events: bool,
+    pub has_joined: bool,
     /// A completion queue of URMA, if one was made.
     pub jfc: Option<u32>,
     /// A memory region, if one was made.
@@ -164,8 +165,17 @@ impl Program {
     /// A program that has said hello and opened nothing.
     pub fn connect(host: &mut Host, uid: u32) -> Result<Program, Refusal> {
         let session = Session::admit(host, ClientProcess { pid: std::process::id(), uid })?;
-        let mut program =
-            Program { session, pd: 0, cq: 0, datagrams: None, has_events: false, jfc: None, mr: None, xrcd: None };
+        let mut program = Program {
+            session,
+            pd: 0,
+            cq: 0,
+            datagrams: None,
+            has_events: false,
+            has_joined: false,
+            jfc: None,
+            mr: None,
+            xrcd: None,
+        };
         program.ask(host, Request::Hello { program: "test".into() })?;
         Ok(program)
     }

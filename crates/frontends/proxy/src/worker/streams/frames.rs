@@ -110,6 +110,10 @@ impl Streams {
             None => Err(Outcome::NoMemory),
             Some(_) => connect_server(env, ends),
         };
+        // Some of those that wait may have ended.
+        let is_full = self.postponed.len() >= POSTPONED_MAX;
+        let connected =
+            connected.and_then(|end| if end.socket.is_none() && is_full { Err(Outcome::NoMemory) } else { Ok(end) });
         let (refused, waits) =
             (connected.as_ref().err().copied(), matches!(&connected, Ok(end) if end.socket.is_none()));
         let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends });
@@ -181,6 +185,8 @@ impl Streams {
 /// Time until a connect is tried again, at first and at most.
 const RETRY_FIRST: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(64);
+/// Connects that may be postponed at the same time, those of streams that have ended since included.
+const POSTPONED_MAX: usize = 4096;
 /// Postponed connects that are looked at in one tick of the worker.
 const CONNECTS_PER_TICK: usize = 64;
 
