@@ -6,7 +6,8 @@
 
 use std::ffi::{c_int, c_void};
 
-// SAFETY: as in unistd.h and poll.h.
+// SAFETY: as in unistd.h and poll.h. Newer compilers expect `read` to unwind never: here a cancelled thread does.
+#[allow(unknown_lints, invalid_runtime_symbol_definitions)]
 unsafe extern "C-unwind" {
     /// read(2).
     pub fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
