@@ -48,7 +48,7 @@ from lab.namespaces import inside  # noqa: E402
 from lab.perftest import run_pair  # noqa: E402
 from lab.proxy import CONTROL, Proxies  # noqa: E402
 from lab.urma import Umdk, await_listener  # noqa: E402
-from lab.users import ALICE, BOB, Users, public_copy  # noqa: E402
+from lab.users import ALICE, BOB, Users, as_user, public_copy  # noqa: E402
 from test_cm import await_cm_listener  # noqa: E402
 
 #: Attacks of programs: the kinds of crates/bytes/control/examples/attack, and how many at once.
@@ -60,7 +60,9 @@ PROGRAMS = {
 #: The first of the further ids of user 1001 (subuid(5)), and how many of them attack at once.
 SUBUID, SUBUIDS = 300_000, 16
 #: Attacks by missing pages: the kinds of tests/programs/holes.c, and how many at once. An account has four threads that may wait for pages.
-HOLES = {"punched": 2, "huge": 1, "never": 6}
+HOLES = {"punched": 2, "huge": 1, "never": 6, "served": 4, "faults": 4}
+#: By which those with late pages choose (BURST_SEED).
+SEED = int(os.environ.get("BURST_SEED", "1"))
 #: An interpreter that every user may execute.
 PYTHON = next((path for path in ("/usr/bin/python3",) if os.access(path, os.X_OK)), sys.executable)
 #: Packets of one injection of the wire attacks.
@@ -198,19 +200,22 @@ class Hostile:
 
 
 class Silent(Hostile):
-    """Programs with pages of a file system that never answers. It ends after them: the daemon's threads wait for it."""
+    """Programs with pages of a file system that never answers, or late. It ends after them: the daemon's threads wait for it."""
 
     def __init__(self, users, words, count, place):
         place.mkdir(exist_ok=True)
         host = users.host
-        self.system = Program([*host.prefix(), sys.executable, HERE / "silent.py", place])
+        self.system = Program([*host.prefix(), sys.executable, HERE / "silent.py", place, SEED])
         self.system.wait_for_text("mounted", 10)
         super().__init__(users, [*words, place / "f"], count)
 
     def end(self):
-        said = super().end()
+        errors = [f"the attack ended: {p.text()[-500:]}" for p in self.programs if not p.running()]
+        # They may wait for their own pages: then they end when the file system has.
+        for program in self.programs:
+            os.kill(program.pid, signal.SIGKILL)
         self.system.stop(signal.SIGKILL)
-        return said
+        return super().end()[0], errors
 
 
 def cpu_seconds(pid):
@@ -489,7 +494,8 @@ OTHER_HOSTS = {"packet-groups": {"ports": ("packet:dev=eth0", "packet:dev=eth0")
 #: (tests/test_attacks.py): the kind's simplest, which needs no second program, no huge pages and no time-out of a peer. A new attack is written
 #: behind it, a new kind beside the others; there are at most SHORT_MAX kinds.
 KINDS = {
-    "memory": ["sparse", "large-files", "punched", "huge", "never", "holds"],
+    "memory": ["sparse", "large-files", "punched", "huge", "holds"],
+    "pages": ["served", "never", "faults"],
     "objects": ["objects", "regions", "imports", "xrc-holders", "subuids"],
     "descriptors": ["rings", "lingering", "starving"],
     "connections": ["connects", "rubbish", "idle", "unread", "listeners"],
@@ -498,7 +504,7 @@ KINDS = {
     "wire": ["unknown", "psns", "mads", "requests", "qp1-socket", "um-socket"],
     "proxy": ["proxy-front"],
 }
-SHORT_MAX = 8
+SHORT_MAX = 9
 ATTACKS = [name for names in KINDS.values() for name in names]
 SHORT = [names[0] for names in KINDS.values()]
 assert len(SHORT) <= SHORT_MAX and sorted(ATTACKS) == sorted([*PROGRAMS, *HOLES, *WIRE, *WIRE_BESIDE, "subuids", "packet-groups"])
@@ -531,7 +537,11 @@ class Hunt:
         place, kind = self.users.place, {"subuids": "objects", "packet-groups": "groups"}.get(name, name)
         if name in HOLES:
             words = [place / "bin" / "holes", name, "burst0"]
-            return Silent(self.users, words, HOLES[name], place / "silent") if name == "never" else Hostile(self.users, words, HOLES[name])
+            if name in ("never", "served"):
+                return Silent(self.users, words, HOLES[name], place / "silent")
+            # Only with this capability may a program catch faults of the kernel, by which the daemon waits.
+            uids = (as_user(ALICE, "sys_ptrace"),) if name == "faults" else (ALICE,)
+            return Hostile(self.users, [*words, "-", SEED] if name == "faults" else words, HOLES[name], uids)
         a, b = self.fabric.hosts
         at, victim = (a, b) if name == "urma-guesses" else (b, a)
         users = Users(a, place) if at is a else self.users

@@ -1,10 +1,13 @@
 /*
- * holes KIND DEVICE [FILE]: lets the daemon write to memory whose pages are missing, again and again, until it is killed. It writes by RDMA
+ * holes KIND DEVICE [FILE [SEED]]: lets the daemon write to memory whose pages are missing, again and again, until it is killed. It writes by RDMA
  * through a queue pair that is connected to itself, and begins anew with another queue pair and region after an error.
  *
  *   punched   pages of a region that were removed since it was registered
  *   huge      the same with huge pages, of which none is left: other memory of this program takes all that are free
  *   never     pages of FILE, whose file system never answers a read
+ *   served    pages of the files FILE0, FILE1, ..., whose file system answers some reads late, some with an error or too few bytes,
+ *             and some never
+ *   faults    pages that a thread of this program brings by userfaultfd: some late, some never. SEED decides which
  *
  * It prints "refused STATUS, VENDOR_ERR" for the first completion with each status, and "rounds N" at each power of two.
  */
@@ -12,8 +15,11 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -26,6 +32,10 @@
 #define WRITE_BYTES (1 << 20)
 /* How often it writes to a region whose page is missing. */
 #define WRITES_MAX 4
+/* Files that are registered at once at most: their regions stay. */
+#define FILES_MAX 512
+/* A page that comes late comes after this time at most: longer than the daemon waits for one. */
+#define LATE_MAX_US 1500000
 /* How often a region is punched before another one is made. */
 #define PUNCHES 16
 
@@ -35,6 +45,10 @@ static struct ibv_cq *cq;
 static struct ibv_qp *qp;
 static struct ibv_mr *own;
 static unsigned char here[WRITE_BYTES] __attribute__((aligned(PAGE)));
+static unsigned long long seed = 1;
+static int faults_fd = -1;
+/* The library may touch what is being registered: such a page comes. */
+static volatile int may_be_late;
 
 static void open_device(const char *name)
 {
@@ -170,18 +184,100 @@ static void never(const char *file)
 	write_to(mr, 0, PAGE);
 }
 
+/* A number below `end`. */
+static unsigned random_below(unsigned end)
+{
+	seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+	return (unsigned)(seed >> 33) % end;
+}
+
+static void write_somewhere(struct ibv_mr *mr)
+{
+	for (int n = 0; n < WRITES_MAX; n++) {
+		size_t at = random_below(FILE_BYTES - PAGE), length = 1 + random_below(n & 1 ? PAGE : FILE_BYTES - at);
+
+		if (!write_to(mr, at, length))
+			break;
+	}
+}
+
+static void served(const char *file)
+{
+	static int number;
+	char path[4096];
+	int fd;
+
+	if (number == FILES_MAX) {
+		pause();
+		return;
+	}
+	snprintf(path, sizeof path, "%s%d", file, number++);
+	CHECK((fd = open(path, O_RDWR)) >= 0);
+	write_somewhere(region(map(FILE_BYTES, MAP_PRIVATE, fd), FILE_BYTES));
+	CHECK(!close(fd));
+}
+
+/* Brings missing pages: one of eight never, two late. */
+static void *bring(void *unused)
+{
+	static unsigned char page[PAGE] __attribute__((aligned(PAGE)));
+	struct uffd_msg message;
+
+	(void)unused;
+	while (read(faults_fd, &message, sizeof message) == sizeof message) {
+		struct uffdio_copy copy = { .dst = message.arg.pagefault.address & ~(PAGE - 1ull), .src = (uintptr_t)page, .len = PAGE };
+		unsigned what = may_be_late ? random_below(8) : 7;
+
+		if (what == 0)
+			continue;
+		if (what < 3)
+			usleep(random_below(LATE_MAX_US));
+		/* The region may have gone meanwhile. */
+		ioctl(faults_fd, UFFDIO_COPY, &copy);
+	}
+	return NULL;
+}
+
+static void faults(const char *file)
+{
+	int fd = memfd_create("faults", MFD_CLOEXEC);
+	unsigned char *memory;
+	struct ibv_mr *mr;
+
+	(void)file;
+	if (faults_fd < 0) {
+		struct uffdio_api api = { .api = UFFD_API };
+		pthread_t thread;
+
+		CHECK((faults_fd = syscall(SYS_userfaultfd, O_CLOEXEC)) >= 0 && !ioctl(faults_fd, UFFDIO_API, &api));
+		CHECK(!pthread_create(&thread, NULL, bring, NULL));
+	}
+	CHECK(fd >= 0 && !ftruncate(fd, FILE_BYTES));
+	memory = map(FILE_BYTES, MAP_PRIVATE, fd);
+	struct uffdio_register range = { .range = { (uintptr_t)memory, FILE_BYTES }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	CHECK(!ioctl(faults_fd, UFFDIO_REGISTER, &range));
+	may_be_late = 0;
+	mr = region(memory, FILE_BYTES);
+	may_be_late = 1;
+	write_somewhere(mr);
+	/* Without its page, the daemon's access ends. */
+	CHECK(!munmap(memory, FILE_BYTES) && !close(fd) && !ibv_dereg_mr(mr));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		void (*attack)(const char *file);
-	} kinds[] = { { "punched", punched }, { "huge", huge }, { "never", never } };
-	size_t kind = 0;
+	} kinds[] = { { "punched", punched }, { "huge", huge }, { "never", never }, { "served", served }, { "faults", faults } };
+	size_t kind = 0, all = sizeof kinds / sizeof *kinds;
 
 	CHECK(argc >= 3);
-	while (kind < 3 && strcmp(kinds[kind].name, argv[1]))
+	while (kind < all && strcmp(kinds[kind].name, argv[1]))
 		kind++;
-	CHECK(kind < 3 && (argc == 4 || strcmp(argv[1], "never")));
+	CHECK(kind < all && (argc >= 4 || (kinds[kind].attack != never && kinds[kind].attack != served)));
+	if (argc > 4)
+		seed = strtoull(argv[4], NULL, 0);
 	open_device(argv[2]);
 	for (unsigned long rounds = 1;; rounds++) {
 		connect_anew();

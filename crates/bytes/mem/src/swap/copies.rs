@@ -27,9 +27,10 @@ pub(super) fn copy_to_pool(pool: &Pool, at: usize, len: usize, offset: usize) ->
             unsafe { core::ptr::copy_nonoverlapping(at as *const u8, window, len) }
         });
     }
+    // By its number, because AddressSanitizer's own `pwrite` refuses bytes between a program's objects.
     // SAFETY: the kernel checks the source; reading never waits for the protection.
     each(offset, len, |to, left| unsafe {
-        libc::pwrite(pool.fd(), (at + (to - offset)) as *const _, left, to as libc::off_t)
+        libc::syscall(libc::SYS_pwrite64, pool.fd(), at + (to - offset), left, to as libc::off_t) as isize
     })
 }
 
@@ -42,8 +43,11 @@ pub(crate) fn copy_from_pool(pool: &Pool, at: usize, len: usize, to: *mut u8) ->
         });
     }
     let first = at;
+    // By its number, as above.
     // SAFETY: `to` is writable for `len` bytes.
-    each(at, len, |at, left| unsafe { libc::pread(pool.fd(), to.add(at - first).cast(), left, at as libc::off_t) })
+    each(at, len, |at, left| unsafe {
+        libc::syscall(libc::SYS_pread64, pool.fd(), to.add(at - first), left, at as libc::off_t) as isize
+    })
 }
 
 /// Maps a part of a huge-page pool for the duration of `f` (hugetlbfs has no `write`).

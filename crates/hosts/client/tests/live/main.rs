@@ -15,8 +15,10 @@ fn open() -> Option<ClientContext> {
 
 /// An example's program, built beside this test.
 fn example(name: &str) -> Command {
-    let deps = std::env::current_exe().unwrap();
-    let mut command = Command::new(deps.parent().unwrap().parent().unwrap().join("examples").join(name));
+    let test = std::env::current_exe().unwrap();
+    // Newer cargo runs tests in a deeper folder.
+    let mut programs = test.ancestors().map(|folder| folder.join("examples").join(name));
+    let mut command = Command::new(programs.find(|path| path.exists()).expect("cargo build --examples"));
     command.stdin(Stdio::null());
     command
 }
