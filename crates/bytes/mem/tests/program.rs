@@ -25,11 +25,12 @@ fn anon(pages: usize) -> *mut u8 {
 /// Memory below all that the kernel chooses addresses for: what is unmapped there, no other test's thread gets.
 fn anon_below(pages: usize) -> *mut u8 {
     let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let place = 0x10_0000_0000 as *mut c_void;
+    // Each sanitizer has memory of its own at one of the two.
+    let places = [0x10_0000_0000, 0x2000_0000_0000].map(|place: usize| place as *mut c_void);
     // SAFETY: a new mapping where none is.
-    let at = unsafe { libc::mmap(place, pages * PAGE, rights, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
-    assert_eq!(at, place);
-    at.cast()
+    let map = |place| unsafe { libc::mmap(place, pages * PAGE, rights, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
+    let at = places.into_iter().find(|place| map(*place) == *place);
+    at.expect("room below").cast()
 }
 
 fn bytes<'a>(at: *mut u8, pages: usize) -> &'a mut [u8] {

@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 pub const REPORT_KEPT: Duration = Duration::from_millis(250);
 /// Pages of one report that are kept: one for each format and kind of audience, and for some users.
 const PAGES_KEPT: usize = 16;
+/// Connections that are accepted in one pass.
+const ACCEPTS_AT_ONCE: usize = 256;
 /// Pause after an accept that failed for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -164,7 +166,9 @@ impl ServerLoop {
             }
         }
         if accepts {
-            self.accept(now);
+            // As many as wait, so that one who connects again and again does not fill the queue of the listener.
+            let more = (0..ACCEPTS_AT_ONCE).take_while(|_| self.accept(now));
+            let _ = more.count();
         }
         true
     }
@@ -196,7 +200,8 @@ impl ServerLoop {
         (stopped, may_accept && ready[0], ready[1..=self.connections.len()].to_vec())
     }
 
-    fn accept(&mut self, now: Instant) {
+    /// Accepts a connection; returns whether one was there.
+    fn accept(&mut self, now: Instant) -> bool {
         match acceptfrom_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok((socket, from)) => {
                 let (source, audience) = self.scraper(&socket, from);
@@ -206,11 +211,13 @@ impl ServerLoop {
                 }
                 self.connections.push(ScraperConnection::new(socket, source, audience, now));
                 debug_assert!(self.connections.len() <= OpenPool::Scraper.places());
+                return true;
             }
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => self.accept_from = now + ACCEPT_PAUSE,
-            // It has gone again.
+            // None is left, or it has gone again.
             Err(_) => {}
         }
+        false
     }
 
     /// Whom a connection comes from. The kernel names the user of a socket in the file system, and no user over TCP.
@@ -362,6 +369,25 @@ mod tests {
         };
         let most = OpenPool::Scraper.of_one();
         assert_eq!(stalled.iter().filter(|socket| is_open(socket)).count(), most - 1, "the scraper had a place");
+    }
+
+    #[test]
+    fn a_pass_accepts_all_that_wait() {
+        let path = std::env::temp_dir().join(format!("burst-metrics-{}-waiting", std::process::id()));
+        let listener = MetricsPlace::Unix(path.clone()).listen().expect("a place");
+        let mut state = ServerLoop::new(listener, 0, Box::new(|| Err("no daemon answers".into())));
+        let waiting: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&path).expect("room")).collect();
+        assert!(state.pass(None));
+        assert_eq!(state.connections.len(), OpenPool::Scraper.of_one());
+        // Whoever connects now waits behind none of them.
+        let mut last = UnixStream::connect(&path).expect("room");
+        last.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("room");
+        (0..2).for_each(|_| assert!(state.pass(None)));
+        let mut answer = String::new();
+        last.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        drop(waiting);
+        std::fs::remove_file(path).expect("removed");
     }
 
     #[test]
