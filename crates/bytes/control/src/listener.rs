@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 
 /// Clients that may wait to be accepted.
-const BACKLOG: i32 = 256;
+const BACKLOG: i32 = 4096;
 
 /// Binds and listens for packets. Replaces a socket on which no process listens; refuses to replace a live one or another kind of
 /// file.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 256;
+const BACKLOG: i32 = 4096;
 
 /// A place where metrics are shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
