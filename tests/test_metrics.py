@@ -1,5 +1,6 @@
 """Metrics: over HTTP by a daemon, by `burst metrics`, by `burst stats`; who sees what; scrapers that stall; counters in the host files."""
 
+import contextlib
 import json
 import resource
 import socket
@@ -124,8 +125,9 @@ def test_a_scrape_that_stalls_is_cut_off_and_delays_no_one(watched):
     assert "burst_rx_packets_total" in scrape(watched.a, watched.place, user=as_user(ALICE))
     for one in stalled:
         one.settimeout(60)
-        # Displaced at once, or cut off at its time.
-        assert one.recv(100) == b""
+        # Displaced at once, perhaps before its bytes were read, or cut off at its time.
+        with contextlib.suppress(ConnectionResetError):
+            assert one.recv(100) == b""
     assert "burst_rx_packets_total" in scrape(watched.a, watched.place)
 
 

@@ -206,14 +206,16 @@ impl ServerLoop {
             Ok((socket, from)) => {
                 let (source, audience) = self.scraper(&socket, from);
                 let sources: Vec<ScraperSource> = self.connections.iter().map(|connection| connection.source).collect();
-                if let Some(gone) = displaced(&sources, source, OpenPool::Scraper, random()) {
-                    self.connections.remove(gone);
+                let gone = displaced(&sources, source, OpenPool::Scraper, random());
+                if let Some(at) = gone {
+                    self.connections.remove(at);
                 }
                 self.connections.push(ScraperConnection::new(socket, source, audience, now));
                 debug_assert!(self.connections.len() <= OpenPool::Scraper.places());
-                // Its request may have come already: then it needs no place for long, and the next one displaces it no more.
+                // Its request may have come already: then it needs no place for long, and the next one displaces it no more. Whose
+                // places are all in use waits for its turn: to make an answer takes longer than to accept.
                 let at = self.connections.len() - 1;
-                if self.advance(at) {
+                if gone.is_none() && self.advance(at) {
                     self.connections.remove(at);
                 }
                 return true;
@@ -387,9 +389,7 @@ mod tests {
         // Whoever connects now waits behind none of them.
         let mut last = UnixStream::connect(&path).expect("room");
         last.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("room");
-        let behind: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&path).expect("room")).collect();
-        assert!(state.pass(None));
-        drop(behind);
+        (0..2).for_each(|_| assert!(state.pass(None)));
         let mut answer = String::new();
         last.read_to_string(&mut answer).expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
