@@ -212,8 +212,8 @@ impl ServerLoop {
                 }
                 self.connections.push(ScraperConnection::new(socket, source, audience, now));
                 debug_assert!(self.connections.len() <= OpenPool::Scraper.places());
-                // Its request may have come already: then it needs no place for long, and the next one displaces it no more. Whose
-                // places are all in use waits for its turn: to make an answer takes longer than to accept.
+                // Its request may have come already: then it needs no place for long, and the next one displaces it no more.
+                // Whose places are all in use waits for its turn: to make an answer takes longer than to accept.
                 let at = self.connections.len() - 1;
                 if gone.is_none() && self.advance(at) {
                     self.connections.remove(at);
