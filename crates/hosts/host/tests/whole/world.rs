@@ -200,6 +200,8 @@ impl World {
             let mut is_busy = false;
             for node in &mut self.nodes {
                 is_busy |= (0..node.host.workers().len()).fold(false, |busy, worker| node.turn(worker) | busy);
+                // What is due for the control thread would stop the time.
+                is_busy |= node.pass();
             }
             if !is_busy {
                 jumps += 1;
