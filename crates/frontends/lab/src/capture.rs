@@ -2,6 +2,7 @@
 
 use crate::host::LabHost;
 use crate::packet::LabPacket;
+use burst_base::Reason;
 use burst_client::Daemon;
 use burst_control::capture::{CAPTURE_MESSAGE_MAX, captured};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -112,7 +113,8 @@ fn note(seen: &mut SeenPackets, message: &[u8], addresses: &[(IpAddr, String)]) 
     let Some((lost, packets)) = captured(message) else { return };
     seen.missed += lost;
     let letter = |ip: IpAddr| addresses.iter().find(|(known, _)| *known == ip).map(|(_, letter)| letter.as_str());
-    for captured in packets {
+    // What the impairment of the way has taken away is captured at its end, too, and did not arrive.
+    for captured in packets.into_iter().filter(|one| one.is_sent || one.reason != Some(Reason::Impaired)) {
         let (Some(from), Some(to)) = (letter(captured.src), letter(captured.dst)) else { continue };
         let Some(packet) = LabPacket::read(&captured, from, to) else { continue };
         let list = if captured.is_sent { &mut seen.sent } else { &mut seen.received };
