@@ -208,7 +208,7 @@ def test_one_queue_pair_of_many_is_filtered_in_both_directions(make_fabric):
         sender.send(64)
         sender.done()
     assert all_of_them.end()[1] == mine.end()[1] == 0
-    own = [line for line in lines_of(all_of_them) if f" from 0x{a.qpn:06x}" in line or f" < " in line and f" qp 0x{a.qpn:06x} " in line]
+    own = [line for line in lines_of(all_of_them) if f" from 0x{a.qpn:06x}" in line or " < " in line and f" qp 0x{a.qpn:06x} " in line]
     assert lines_of(mine) == own and len(own) >= 2
     assert {line.split()[1] for line in own} == {"<", ">"}
 

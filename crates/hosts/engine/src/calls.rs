@@ -95,12 +95,7 @@ impl Tables<'_> {
                 path.on_report(now, &outbox.report);
             }
             if signals.has_events() {
-                // A flight without answer says nothing of a path that answers others. Nor does a timer of a queue pair that has
-                // nothing in flight: it waits for the rate, which each time-out would halve.
-                let is_timeout = match signals.is_unanswered() {
-                    true => path.is_silent(now),
-                    false => slot.inflight_seen > 0 && (path.is_acked_by(slot.index) || path.is_silent(now)),
-                };
+                let is_timeout = slot.times_out_path(now, path, signals.is_unanswered());
                 if signals.has_lost_bytes() {
                     slot.lose_bytes(now, path, outbox.unacknowledged);
                 }

@@ -323,6 +323,16 @@ impl QpSlot {
 }
 
 impl QpSlot {
+    /// Whether a time-out says something of the path. A flight without answer says nothing of a path that answers others. Nor
+    /// does a timer of a queue pair that has nothing in flight: it waits for the rate, which each time-out would halve.
+    #[inline]
+    pub(crate) fn times_out_path(&self, now: Nanos, path: &Path, is_unanswered: bool) -> bool {
+        match is_unanswered {
+            true => path.is_silent(now),
+            false => self.inflight_seen > 0 && (path.is_acked_by(self.index) || path.is_silent(now)),
+        }
+    }
+
     /// Adds the time of its timed request, if that has ended.
     #[inline]
     pub(crate) fn end_timed(&mut self, now: Nanos, histograms: &mut WorkHistograms) {

@@ -8,9 +8,56 @@ use crate::refusal::refuse;
 use crate::reply::ReplyParts;
 use burst_control::{Refusal, Request};
 
+/// What the session carries out before it comes here.
+const NOT_OURS: &str = "not a request to a context";
+
 impl Context {
     /// Carries out a request on this context's objects.
     pub fn handle(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Result<ReplyParts, Refusal> {
+        match request {
+            Request::AllocPd
+            | Request::DeallocPd { .. }
+            | Request::RegMr { .. }
+            | Request::AllocNullMr { .. }
+            | Request::HoldMemory { .. }
+            | Request::AllocDm { .. }
+            | Request::FreeDm { .. }
+            | Request::Import { .. }
+            | Request::DeregMr { .. }
+            | Request::AllocMw { .. }
+            | Request::DeallocMw { .. } => self.handle_memory(host, request, fds),
+            Request::CreateChannel
+            | Request::DestroyChannel { .. }
+            | Request::CreateCq(_)
+            | Request::ResizeCq { .. }
+            | Request::RetireCq { .. }
+            | Request::DestroyCq { .. } => self.handle_completions(host, request),
+            Request::OpenXrcd { .. }
+            | Request::CloseXrcd { .. }
+            | Request::CreateTarget { .. }
+            | Request::OpenQp { .. }
+            | Request::CreateSrq(_)
+            | Request::ModifySrq { .. }
+            | Request::ResizeSrq { .. }
+            | Request::QuerySrq { .. }
+            | Request::DestroySrq { .. } => self.handle_shared(host, request, fds),
+            Request::CreateQp { .. }
+            | Request::ModifyQp { .. }
+            | Request::QueryQp { .. }
+            | Request::DestroyQp { .. }
+            | Request::AttachMcast { .. }
+            | Request::DetachMcast { .. }
+            | Request::CreateAh { .. }
+            | Request::DestroyAh { .. }
+            | Request::ResolveMac { .. } => self.handle_queue_pairs(host, request),
+            Request::UrmaOpen { eid } => self.urma_open(host, eid),
+            Request::UrmaCall(call) => self.urma_call(host, call),
+            _ => refuse(libc::EPROTO, NOT_OURS),
+        }
+    }
+
+    /// Protection domains and memory.
+    fn handle_memory(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Result<ReplyParts, Refusal> {
         match request {
             Request::AllocPd => self.alloc_pd(host),
             Request::DeallocPd { pd } => self.dealloc_pd(host, pd),
@@ -25,12 +72,26 @@ impl Context {
             Request::DeregMr { mr } => self.dereg_mr(host, mr),
             Request::AllocMw { pd, mw_type } => self.alloc_mw(host, pd, mw_type),
             Request::DeallocMw { mw } => self.dealloc_mw(host, mw),
+            _ => refuse(libc::EPROTO, NOT_OURS),
+        }
+    }
+
+    /// Completion channels and completion queues.
+    fn handle_completions(&mut self, host: &mut Host, request: Request) -> Result<ReplyParts, Refusal> {
+        match request {
             Request::CreateChannel => self.create_channel(host),
             Request::DestroyChannel { channel } => self.destroy_channel(channel),
             Request::CreateCq(init) => self.create_cq(host, &init),
             Request::ResizeCq { cq, entries } => self.resize_cq(host, cq, entries),
             Request::RetireCq { cq } => self.retire_cq(host, cq),
             Request::DestroyCq { cq } => self.destroy_cq(host, cq),
+            _ => refuse(libc::EPROTO, NOT_OURS),
+        }
+    }
+
+    /// What queue pairs share: XRC domains and targets, and shared receive queues.
+    fn handle_shared(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Result<ReplyParts, Refusal> {
+        match request {
             Request::OpenXrcd { with_file, flags } => self.open_xrcd(host, with_file, flags, fds),
             Request::CloseXrcd { xrcd } => self.close_xrcd(host, xrcd),
             Request::CreateTarget { xrcd, event_cookie } => self.create_target(host, xrcd, event_cookie),
@@ -40,6 +101,13 @@ impl Context {
             Request::ResizeSrq { srq, max_wr } => self.resize_srq(host, srq, max_wr),
             Request::QuerySrq { srq } => self.query_srq(srq),
             Request::DestroySrq { srq } => self.destroy_srq(host, srq),
+            _ => refuse(libc::EPROTO, NOT_OURS),
+        }
+    }
+
+    /// Queue pairs, their groups, and addresses.
+    fn handle_queue_pairs(&mut self, host: &mut Host, request: Request) -> Result<ReplyParts, Refusal> {
+        match request {
             Request::CreateQp { init, names } => self.create_qps(host, init, &names),
             Request::ModifyQp { qp, attr, mask } => self.modify_qp(host, qp, attr, mask),
             Request::QueryQp { qp } => self.query_qp(host, qp),
@@ -49,36 +117,7 @@ impl Context {
             Request::CreateAh { pd, attr } => self.create_ah(host, pd, attr),
             Request::DestroyAh { ah } => self.destroy_ah(host, ah),
             Request::ResolveMac { attr } => self.resolve_mac(host, attr),
-            Request::UrmaOpen { eid } => self.urma_open(host, eid),
-            Request::UrmaCall(call) => self.urma_call(host, call),
-            Request::Hello { .. }
-            | Request::DaemonInfo
-            | Request::ListDevices
-            | Request::Stats
-            | Request::Impair { .. }
-            | Request::Capture { .. }
-            | Request::Crashes
-            | Request::Users { .. }
-            | Request::OpenContext { .. }
-            | Request::Token
-            | Request::Lend
-            | Request::CmCommandRing
-            | Request::CmChannel { .. }
-            | Request::CmCloseChannel { .. }
-            | Request::Cm { .. }
-            | Request::ModifyQpWithoutReply { .. }
-            | Request::DropQps { .. }
-            | Request::CmStats
-            | Request::Cc { .. }
-            | Request::SetCc { .. }
-            | Request::Log { .. }
-            | Request::CmConnections { .. }
-            | Request::Failures(_)
-            | Request::KeptPackets { .. }
-            | Request::Urma { .. }
-            | Request::Workers
-            | Request::Histograms
-            | Request::QueuePairs { .. } => refuse(libc::EPROTO, "not a request to a context"),
+            _ => refuse(libc::EPROTO, NOT_OURS),
         }
     }
 
