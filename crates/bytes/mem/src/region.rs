@@ -317,26 +317,8 @@ impl LocalMapping {
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let mut at = start;
         for piece in pieces {
-            let size = page_size(piece)?;
-            let first = piece.offset / size * size;
-            let bytes = (piece.offset + piece.len).next_multiple_of(size) - first;
-            check_fault()?;
-            // SAFETY: [at, at + bytes) lies inside our reservation: `check_joints` added up the same numbers.
-            unsafe {
-                rustix::mm::mmap(
-                    at as *mut _,
-                    bytes as usize,
-                    prot,
-                    MapFlags::SHARED | MapFlags::FIXED,
-                    piece.fd,
-                    first,
-                )?
-            };
-            // Huge pages are not charged to the memory of a control group.
-            if allowance.is_some() && size == PAGE && !watch_missing(at as usize, bytes as usize) {
-                return Err(MapRefused::Unwatched);
-            }
-            at += bytes;
+            // SAFETY: the piece's pages lie inside our reservation from `at` on: `reservation` added up the same numbers.
+            at += unsafe { map_piece(piece, at, prot, allowance.is_some())? };
         }
         assert!(at <= reserved as u64 + len as u64, "the pieces lie inside the reservation");
         Ok(mapping)
@@ -345,6 +327,25 @@ impl LocalMapping {
     fn bytes(&self) -> u64 {
         self.reserved as u64 + self.reserved_len as u64 - self.base as u64
     }
+}
+
+/// Maps the pages of a piece at an address; returns their bytes. `is_watched`: missing ones are to show as SIGBUS.
+///
+/// # Safety
+/// The addresses are a reservation of the caller's.
+unsafe fn map_piece(piece: &MapPiece<'_>, at: u64, prot: ProtFlags, is_watched: bool) -> Result<u64, MapRefused> {
+    let size = page_size(piece)?;
+    let first = piece.offset / size * size;
+    let bytes = (piece.offset + piece.len).next_multiple_of(size) - first;
+    check_fault()?;
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: as the caller promises.
+    unsafe { rustix::mm::mmap(at as *mut _, bytes as usize, prot, flags, piece.fd, first)? };
+    // Huge pages are not charged to the memory of a control group.
+    if is_watched && size == PAGE && !watch_missing(at as usize, bytes as usize) {
+        return Err(MapRefused::Unwatched);
+    }
+    Ok(bytes)
 }
 
 const RESERVE: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);

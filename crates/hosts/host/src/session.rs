@@ -188,22 +188,25 @@ impl Session {
         self.context.as_mut().is_none_or(|context| context.continue_hold(host))
     }
 
+    /// Refuses what comes before the hello, and what a program that has borrowed its device asks of its own engine.
+    fn check_turn(&self, host: &Host, request: &Request) -> Result<(), Refusal> {
+        if !self.said_hello && !matches!(request, Request::Hello { .. }) {
+            return refuse(libc::EPROTO, "say hello first");
+        }
+        match is_lenders(request).filter(|_| host.is_lent) {
+            Some(what) => {
+                refuse(libc::EOPNOTSUPP, format!("{what} is not for programs in lent mode: run it without BURST_MODE"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Carries out a request that has a reply, or its first step: [`Session::is_unfinished`].
     ///
     /// # Errors
     /// The refusal for the client.
     pub fn handle(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Result<ReplyParts, Refusal> {
-        if !self.said_hello && !matches!(request, Request::Hello { .. }) {
-            return refuse(libc::EPROTO, "say hello first");
-        }
-        if host.is_lent
-            && let Some(what) = is_lenders(&request)
-        {
-            return refuse(
-                libc::EOPNOTSUPP,
-                format!("{what} is not for programs in lent mode: run it without BURST_MODE"),
-            );
-        }
+        self.check_turn(host, &request)?;
         match request {
             Request::Hello { program } => {
                 self.said_hello = true;
@@ -237,15 +240,16 @@ impl Session {
             Request::CmChannel { channel } => self.cm(host).create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm(host).close_channel(channel),
             Request::Cm { commands } => Ok(Response::Cm(self.cm(host).carry_out(host, &commands)).into()),
-            other => match &mut self.context {
-                Some(context) => {
-                    let result = context.handle(host, other, fds);
-                    crate::context::check::check(context);
-                    result
-                }
-                None => refuse(libc::EPROTO, "open a context first"),
-            },
+            other => self.ask_context(host, other, fds),
         }
+    }
+
+    /// A request on the context's objects.
+    fn ask_context(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Result<ReplyParts, Refusal> {
+        let Some(context) = &mut self.context else { return refuse(libc::EPROTO, "open a context first") };
+        let result = context.handle(host, request, fds);
+        crate::context::check::check(context);
+        result
     }
 
     /// Answers a request about what the host keeps, which changes nothing.

@@ -185,10 +185,8 @@ impl Registry {
         let (mut at, mut pieces, mut in_pool) = (addr, 0, 0);
         let mut found = Survey { mappable: true, splits: false };
         for _ in 0..VMAS_MAX {
-            let vma = maps.at_or_after(at).filter(|v| v.start <= at).ok_or(RegisterError::Fault)?;
-            if write && !vma.is_read_and_written() {
-                return Err(RegisterError::Fault);
-            }
+            let usable = |vma: &Vma| vma.start <= at && (!write || vma.is_read_and_written());
+            let vma = maps.at_or_after(at).filter(usable).ok_or(RegisterError::Fault)?;
             // As the kernel pins them: what only the adapter reads need not be readable for the program.
             found.mappable &= vma.readable;
             let first = at.max(vma.start) & !(vma.page - 1);
@@ -198,13 +196,15 @@ impl Registry {
             }
             match class {
                 // The lowest page of a stack must stay private, so that the stack can grow.
-                MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => found.mappable = false,
-                MappingClass::Private if self.must_stay(maps, pins, (first, vma.end.min(end))) => {
+                MappingClass::Private
+                    if first <= vma.start && vma.name() == b"[stack]"
+                        || self.must_stay(maps, pins, (first, vma.end.min(end))) =>
+                {
                     found.mappable = false
                 }
                 MappingClass::Swapped | MappingClass::Private => {
-                    let is_inside = vma.start < first || end.next_multiple_of(vma.page) < vma.end;
-                    found.splits |= matches!(class, MappingClass::Private) && is_inside;
+                    let reaches_on = vma.reaches_beyond(first, end.next_multiple_of(vma.page));
+                    found.splits |= matches!(class, MappingClass::Private) && reaches_on;
                     pieces += usize::from(in_pool != vma.page);
                     in_pool = vma.page;
                 }

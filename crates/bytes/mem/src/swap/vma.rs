@@ -73,6 +73,11 @@ pub(crate) struct MappedPart {
 }
 
 impl Vma {
+    /// Whether it has addresses outside of this range.
+    pub fn reaches_beyond(&self, start: usize, end: usize) -> bool {
+        self.start < start || end < self.end
+    }
+
     /// The part of the mapping from `at` on.
     pub(crate) fn part_at(&self, at: usize) -> MappedPart {
         MappedPart { offset: self.offset_of(at) as usize, prot: self.prot() }
@@ -276,18 +281,19 @@ fn number(text: &[u8], radix: u32) -> Option<u64> {
     u64::from_str_radix(core::str::from_utf8(text).ok()?, radix).ok()
 }
 
+/// Two hexadecimal numbers.
+fn pair(word: &[u8], separator: u8) -> Option<(u64, u64)> {
+    let mut halves = word.split(|b| *b == separator);
+    Some((number(halves.next()?, 16)?, number(halves.next()?, 16)?))
+}
+
 /// `start-end perms offset major:minor inode   name`
 pub(super) fn parse_line(line: &[u8]) -> Option<Vma> {
     let mut words = line.splitn(5, |b| *b == b' ');
-    let mut pair = |separator: u8| -> Option<(u64, u64)> {
-        let mut halves = words.next()?.split(|b| *b == separator);
-        Some((number(halves.next()?, 16)?, number(halves.next()?, 16)?))
-    };
-    let (start, end) = pair(b'-')?;
+    let (start, end) = pair(words.next()?, b'-')?;
     let perms = words.next()?;
     let offset = number(words.next()?, 16)?;
-    let mut device = words.next()?.split(|b| *b == b':');
-    let (major, minor) = (number(device.next()?, 16)?, number(device.next()?, 16)?);
+    let (major, minor) = pair(words.next()?, b':')?;
     let rest = words.next()?;
     let inode_len = rest.iter().position(|b| *b == b' ').unwrap_or(rest.len());
     let long_name = rest[inode_len..].trim_ascii();

@@ -43,18 +43,31 @@ impl CmClient {
                 self.resolve_addr(host, id, AddrPair { src, dst }, timeout_ms)
             }
             CmCommand::ResolveRoute { id, .. } => self.resolve_route(host, id),
-            CmCommand::Connect { id, qp, ref param, ref data } => self.connect(host, id, qp, param, data),
             CmCommand::Listen { id, backlog } => self.listen(host, id, backlog),
+            CmCommand::Connect { .. }
+            | CmCommand::Accept { .. }
+            | CmCommand::Reject { .. }
+            | CmCommand::Establish { .. }
+            | CmCommand::Notify { .. }
+            | CmCommand::Disconnect { .. }
+            | CmCommand::QueryConn { .. } => self.dispatch_connection(host, command),
+            CmCommand::SetOption { id, option } => self.set_option(host, id, option),
+            CmCommand::Join { id, addr, cookie } => self.join(host, id, addr, cookie),
+            CmCommand::Leave { id, addr } => self.leave(host, id, addr),
+            CmCommand::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
+        }
+    }
+
+    /// Commands for one connection.
+    fn dispatch_connection(&mut self, host: &mut Host, command: &CmCommand) -> Result<CmReply, Refusal> {
+        match *command {
+            CmCommand::Connect { id, qp, ref param, ref data } => self.connect(host, id, qp, param, data),
             CmCommand::Accept { id, qp, ref param, ref data } => self.accept(host, id, qp, param, data),
             CmCommand::Reject { id, reason, ref data } => self.reject(host, id, reason, data),
             CmCommand::Establish { id } => self.send_job(host, id, CmJob::Establish),
             CmCommand::Notify { id } => self.send_job(host, id, CmJob::Notify),
             CmCommand::Disconnect { id } => self.disconnect(host, id),
-            CmCommand::SetOption { id, option } => self.set_option(host, id, option),
-            CmCommand::Join { id, addr, cookie } => self.join(host, id, addr, cookie),
-            CmCommand::Leave { id, addr } => self.leave(host, id, addr),
-            CmCommand::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
-            CmCommand::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
+            _ => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
         }
     }
 

@@ -163,6 +163,22 @@ impl Context {
         Ok(ReplyParts::with_fds(response, vec![fd]))
     }
 
+    /// Notes an object that a call has made, its charge, and the completion queue or region that it uses.
+    fn note_made(&mut self, key: (UrmaKind, u32), charge: UrmaCost, (cq, region): (Option<u32>, Option<u32>)) {
+        let Some(urma) = &mut self.urma else { return };
+        urma.charges.insert(key, charge);
+        if let Some(cq) = cq
+            && let Some(used) = self.cqs.get_mut(cq)
+        {
+            used.add_user();
+            urma.cqs.insert(key.1, cq);
+        }
+        if let Some(mr) = region {
+            urma.regions.insert(key.1, mr);
+            *urma.region_users.entry(mr).or_default() += 1;
+        }
+    }
+
     /// Carries out a call for an object.
     pub(super) fn urma_call(&mut self, host: &mut Host, call: UrmaCall) -> Result<ReplyParts, Refusal> {
         let Some((worker, own)) = self.urma.as_ref().map(|urma| (urma.worker, urma.address)) else {
@@ -192,20 +208,8 @@ impl Context {
             let number = burst_urma::UrmaError::ALL.iter().position(|known| *known == error);
             UrmaAnswer::Refused(number.unwrap_or(0) as u8)
         });
-        if let Some(urma) = &mut self.urma
-            && let (UrmaAnswer::Number(number), Some((kind, charge))) = (&answer, made)
-        {
-            urma.charges.insert((kind, *number), charge);
-            if let Some(cq) = cq_of_jfc
-                && let Some(used) = self.cqs.get_mut(cq)
-            {
-                used.add_user();
-                urma.cqs.insert(*number, cq);
-            }
-            if let Some(mr) = region_of_segment {
-                urma.regions.insert(*number, mr);
-                *urma.region_users.entry(mr).or_default() += 1;
-            }
+        if let (UrmaAnswer::Number(number), Some((kind, charge))) = (&answer, made) {
+            self.note_made((kind, *number), charge, (cq_of_jfc, region_of_segment));
         }
         // An import that another program's has displaced does not exist any more.
         let is_displaced = |kind| matches!(kind, UrmaKind::RemoteSegment | UrmaKind::Target) && is_no_object(&answer);
