@@ -2,9 +2,9 @@
 //!
 //! Each line has a level, a target, a sentence and fields. Three layers handle it:
 //!
-//! 1. the level of its target ([`target_levels`]), which `burst log` changes at run time: `tracing` compares a number before
+//! 1. the level of its target (`target_levels`), which `burst log` changes at run time: `tracing` compares a number before
 //!    anything of a line is computed;
-//! 2. a budget for each message ([`line_budget`]), so that no program and no peer fills the disk;
+//! 2. a budget for each message (`line_budget`), so that no program and no peer fills the disk;
 //! 3. the output. Where stderr is the journal (`JOURNAL_STREAM`, systemd.exec(5)) and the format is text, entries go to the
 //!    journal's socket: PRIORITY, TARGET, CODE_FILE, CODE_LINE, and each field as BURST_NAME. Otherwise lines go to stderr,
 //!    as text or JSON.

@@ -78,7 +78,7 @@ impl Worker {
         self.ports.iter().flat_map(|p| p.port.wait_fds()).chain(urma).collect()
     }
 
-    /// Passes all descriptors of the ports ([`Port::each_descriptor`]).
+    /// Passes all descriptors of the ports (`Port::each_descriptor`).
     pub fn each_port_descriptor(&self, take: &mut dyn FnMut(RawFd)) {
         self.ports.iter().for_each(|p| p.port.each_descriptor(take));
         self.urma.iter().for_each(|slots| slots.each_descriptor(take));
