@@ -141,6 +141,7 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2], bus: &Bus) -> Host {
         subordinate_ids: None,
         lend: false,
         lent: None,
+        packet_ring: true,
         seed: Some(1),
     };
     let [a, b] = ADDRESSES.map(IpAddr::from);

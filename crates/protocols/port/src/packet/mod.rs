@@ -34,9 +34,9 @@ use crate::sys::socket;
 use crate::{Encapsulation, Port, PortAddr, PortCalls, PortCaps, RxSink, WorkerShare, store};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
+use burst_netif::NetifError;
 use burst_netif::iface::{self, Interface};
 use burst_netif::netlink::{EventSocket, NetlinkEvent, RequestSocket};
-use burst_netif::{NetifError, is_link_local};
 use burst_wire::MacAddr;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -73,22 +73,6 @@ impl LocalLink {
     /// Whether `ip` is an address of the port.
     fn has(&self, ip: &IpAddr) -> bool {
         self.addrs.contains(ip)
-    }
-    /// Refuses a packet that is not for this port, or says that it comes from it; gives a link-local source its interface.
-    /// `is_unicast`: its link address is the port's.
-    fn check_flow(&self, flow: &mut Flow, is_unicast: bool) -> Result<(), Reason> {
-        let ours = if is_unicast { self.has(&flow.dst) } else { self.has_group(&flow.dst) };
-        if !ours {
-            return Err(Reason::NotOurs);
-        }
-        // A packet from the link must not carry an address of this port as its source.
-        if self.has(&flow.src) && !self.loopback {
-            return Err(Reason::WrongSource);
-        }
-        if matches!(flow.src, IpAddr::V6(ip) if is_link_local(&ip)) {
-            flow.scope = self.ifindex;
-        }
-        Ok(())
     }
     /// Whether packets to the multicast group `ip` are accepted.
     fn has_group(&self, ip: &IpAddr) -> bool {

@@ -12,7 +12,10 @@ use crate::rx_train::{BufferLevel, PacketVerifier, RxMessages, RxTrain, report_l
 use crate::sys::recv::Message;
 use crate::{Encapsulation, RxSink};
 use burst_base::{Nanos, Reason};
+use burst_frame::Flow;
+use burst_netif::is_link_local;
 use burst_wire::Ethernet;
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 /// Bits of a tag that are the VLAN ID; 0 is a priority tag without a VLAN.
@@ -136,6 +139,25 @@ impl PacketRx {
         let all = bytes == train.bytes.len();
         self.messages.delivered(bytes, all);
         Some(taken)
+    }
+}
+
+impl LocalLink {
+    /// Refuses a packet that is not for this port, or says that it comes from it; gives a link-local source its interface.
+    /// `is_unicast`: its link address is the port's.
+    fn check_flow(&self, flow: &mut Flow, is_unicast: bool) -> Result<(), Reason> {
+        let ours = if is_unicast { self.has(&flow.dst) } else { self.has_group(&flow.dst) };
+        if !ours {
+            return Err(Reason::NotOurs);
+        }
+        // A packet from the link must not carry an address of this port as its source.
+        if self.has(&flow.src) && !self.loopback {
+            return Err(Reason::WrongSource);
+        }
+        if matches!(flow.src, IpAddr::V6(ip) if is_link_local(&ip)) {
+            flow.scope = self.ifindex;
+        }
+        Ok(())
     }
 }
 
