@@ -48,14 +48,14 @@ impl TransmitPass<'_> {
         let mut any = false;
         self.admit_programs();
         for _ in 0..SHORT_TURNS_PER_PASS {
-            let Some((index, ReadyPlace { ticket, since, .. })) = self.next_turn() else { break };
+            let Some((index, ReadyPlace { ticket, .. })) = self.next_turn() else { break };
             any = true;
             if self.data_path.core.has_many() {
                 prefetch_turn(self.data_path.core);
             }
             let core = &mut *self.data_path.core;
             let is_measured = core.outbox.histograms.samples_turn();
-            if is_measured {
+            if let Some(since) = core.sched.end_timed(ticket) {
                 core.outbox.histograms.add(Measure::Queueing, since.until(self.now));
             }
             // Without queue pairs the table is empty, and has not even the endpoint's entry.
@@ -111,7 +111,7 @@ impl TransmitPass<'_> {
     #[inline(always)]
     fn next_turn(&mut self) -> Option<(u32, ReadyPlace)> {
         let Core { sched, qps, .. } = &mut *self.data_path.core;
-        let (urma, taken) = (&self.urma, Cell::new(ReadyPlace::waiting(URMA_ENTRY, NO_TICKET)));
+        let (urma, taken) = (&self.urma, Cell::new(ReadyPlace { qp: URMA_ENTRY, ticket: NO_TICKET }));
         let is_ready = |place: ReadyPlace| {
             taken.set(place);
             match place.qp {

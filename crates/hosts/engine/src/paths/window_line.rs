@@ -315,7 +315,7 @@ impl WindowLine {
     #[inline]
     pub fn push(&mut self, at: u32, qp: u32) -> u32 {
         let ticket = self.ticket();
-        self.contexts[at as usize].places.push_back(ReadyPlace::waiting(qp, ticket));
+        self.contexts[at as usize].places.push_back(ReadyPlace { qp, ticket });
         self.queue(at);
         ticket
     }
@@ -324,7 +324,7 @@ impl WindowLine {
     #[cold]
     pub fn push_front(&mut self, at: u32, qp: u32) -> u32 {
         let ticket = self.ticket();
-        self.contexts[at as usize].places.push_front(ReadyPlace::waiting(qp, ticket));
+        self.contexts[at as usize].places.push_front(ReadyPlace { qp, ticket });
         self.queue(at);
         ticket
     }
@@ -442,7 +442,7 @@ impl WindowLine {
         if self.answerers.len() == self.answerers.capacity() {
             self.answerers.retain(|place| answers(*place));
         }
-        self.answerers.push_back(ReadyPlace::waiting(qp, ticket));
+        self.answerers.push_back(ReadyPlace { qp, ticket });
         ticket
     }
 

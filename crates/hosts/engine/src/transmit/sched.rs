@@ -125,15 +125,20 @@ pub struct ReadyPlace {
     pub qp: u32,
     /// Ticket from [`Scheduler::push`].
     pub ticket: u32,
-    /// The pass in which it took the place.
-    pub(crate) since: PassStamp,
 }
 
-impl ReadyPlace {
-    /// A place in the line of a path, of which it does not matter how long it is waited in.
-    pub(crate) fn waiting(qp: u32, ticket: u32) -> ReadyPlace {
-        ReadyPlace { qp, ticket, since: PassStamp::default() }
-    }
+/// Places from one that is timed to the next one, at least.
+const TIMED_SPACING: u32 = 16;
+/// Places after which a timed one that had no turn counts as vacant.
+const TIMED_STALE: u32 = 1 << 20;
+
+/// The place whose wait for a turn is timed, one at a time: a stamp in each place would cost every idle queue pair as much.
+#[derive(Clone, Copy, Debug, Default)]
+struct TimedPlace {
+    ticket: u32,
+    since: PassStamp,
+    /// How many places later the next one is timed: [`TIMED_STALE`] while it waits.
+    spacing: u32,
 }
 
 /// Instead of an account's index: there is no such context.
@@ -202,6 +207,7 @@ pub struct Scheduler {
     tickets: u32,
     /// The present pass.
     pass: PassStamp,
+    timed: TimedPlace,
 }
 
 impl ReadyAccount {
@@ -319,11 +325,23 @@ impl Scheduler {
     pub(crate) fn begin_pass(&mut self, pass: PassStamp) {
         self.pass = pass;
     }
+    /// Since when the place of this ticket, which has its turn, has waited, if it is the one that is timed.
+    #[inline]
+    pub(crate) fn end_timed(&mut self, ticket: u32) -> Option<PassStamp> {
+        if ticket != self.timed.ticket || self.timed.spacing != TIMED_STALE {
+            return None;
+        }
+        self.timed.spacing = TIMED_SPACING;
+        Some(self.timed.since)
+    }
     /// Appends queue pair `qp` of `context`, which must not be queued, to a class (`priority::class_of`), and
     /// returns its ticket.
     pub fn push(&mut self, context: u32, class: usize, qp: u32) -> u32 {
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
-        let place = ReadyPlace { qp, ticket: self.tickets, since: self.pass };
+        let place = ReadyPlace { qp, ticket: self.tickets };
+        if self.tickets.wrapping_sub(self.timed.ticket) >= self.timed.spacing {
+            self.timed = TimedPlace { ticket: self.tickets, since: self.pass, spacing: TIMED_STALE };
+        }
         let ready = &mut self.ready[context as usize];
         debug_assert!(ready.account != NO_ACCOUNT, "context {context} was not added");
         let queue = &mut ready.queues[class];
