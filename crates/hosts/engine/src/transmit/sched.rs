@@ -130,7 +130,7 @@ pub struct ReadyPlace {
 /// Places from one that is timed to the next one, at least.
 const TIMED_SPACING: u32 = 16;
 /// Places after which a timed one that had no turn counts as vacant.
-const TIMED_STALE: u32 = 1 << 20;
+const TIMED_STALE: u32 = 1 << 16;
 
 /// The place whose wait for a turn is timed, one at a time: a stamp in each place would cost every idle queue pair as much.
 #[derive(Clone, Copy, Debug, Default)]

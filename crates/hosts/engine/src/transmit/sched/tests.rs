@@ -405,3 +405,34 @@ fn void_places_of_all_classes_are_swept_and_leave_no_context_queued() {
     s.remove_context(0);
     assert!(s.is_empty() && s.take_turn(|_| true).is_none());
 }
+
+#[test]
+fn one_wait_is_timed_at_a_time_and_one_that_never_ends_is_given_up() {
+    let mut s = Scheduler::default();
+    add(&mut s, 1001, [0]);
+    let stamp = |units: u64| PassStamp::of(burst_base::Nanos(units << 6));
+    s.begin_pass(stamp(7));
+    let first = s.push(0, 2, 0);
+    s.begin_pass(stamp(9));
+    let others: Vec<u32> = (0..TIMED_SPACING).map(|_| s.push(0, 2, 1)).collect();
+    assert!(others.iter().all(|ticket| s.end_timed(*ticket).is_none()), "the first is timed");
+    assert_eq!((s.end_timed(first), s.end_timed(first)), (Some(stamp(7)), None), "once");
+    // So many places have passed meanwhile.
+    let next = s.push(0, 2, 2);
+    assert!((1..TIMED_SPACING).all(|_| {
+        let ticket = s.push(0, 2, 3);
+        s.end_timed(ticket).is_none()
+    }));
+    assert_eq!(s.end_timed(next), Some(stamp(9)));
+    // The next one is timed, its queue pair goes, and its place never has a turn.
+    s.push(0, 2, 4);
+    let mut timed = |places: u32| {
+        (0..places)
+            .filter(|_| {
+                let ticket = s.push(0, 2, 5);
+                s.end_timed(ticket).is_some()
+            })
+            .count()
+    };
+    assert_eq!((timed(TIMED_STALE - 1), timed(TIMED_SPACING)), (0, 1));
+}
