@@ -5,8 +5,8 @@
 //! which it began takes 0 ns.
 //!
 //! A histogram of every turn and message would cost more than a hundredth of a message's instructions. So one turn of
-//! [`SAMPLED`] is measured: its packets, and how long its first new request takes ([`TimedRequest`]), unless an earlier one of the
-//! queue pair is still timed. Of the waits for a turn one is timed at a time (`transmit::sched`).
+//! [`SAMPLED`] is measured: its packets, and how long its first new request takes ([`TimedRequest`]), unless an earlier one of
+//! the queue pair is still timed. Of the waits for a turn one is timed at a time (`transmit::sched`).
 
 use burst_base::Nanos;
 use burst_control::activity::{HISTOGRAM_BUCKETS, WORK_HISTOGRAMS, WorkHistogram};
