@@ -59,10 +59,10 @@ impl WorkHistograms {
         turn.is_multiple_of(SAMPLED)
     }
 
-    /// Adds the packets of a turn, if it is measured and has sent some.
-    #[inline]
-    pub fn add_train(&mut self, is_measured: bool, packets: usize) {
-        if is_measured && packets > 0 {
+    /// Adds the packets of a turn that is measured, if it has sent some.
+    #[cold]
+    pub fn add_train(&mut self, packets: usize) {
+        if packets > 0 {
             self.add(Measure::Train, packets as u64);
         }
     }

@@ -214,7 +214,9 @@ impl RxBurst<'_> {
         // Counted before, so that a capture finds the packet that a reason belongs to: the first one.
         self.counters.add(Traffic::RxPackets, 1);
         let taken = tables.call_qp(slot, egress, completions, |qp, env| qp.on_middles(flow, run, env));
-        self.counters.add(Traffic::RxPackets, (taken as u64).wrapping_sub(1));
+        if taken != 1 {
+            self.counters.add(Traffic::RxPackets, (taken as u64).wrapping_sub(1));
+        }
         if taken > 0 {
             let bytes = taken * (run.stride - ICRC_LEN);
             slot.received.add_run(taken, bytes);

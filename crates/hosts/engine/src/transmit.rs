@@ -19,7 +19,7 @@ pub(crate) mod doorbells;
 pub(crate) mod priority;
 pub mod sched;
 
-/// Measure requests in one turn.
+/// Work requests in one turn.
 const TURN_WQES: u32 = 64;
 
 /// Bytes in one turn: about one GSO send of the largest path MTU.
@@ -48,7 +48,7 @@ impl TransmitPass<'_> {
         let mut any = false;
         self.admit_programs();
         for _ in 0..SHORT_TURNS_PER_PASS {
-            let Some((index, ReadyPlace { ticket, .. })) = self.next_turn() else { break };
+            let Some((index, ticket)) = self.next_turn() else { break };
             any = true;
             if self.data_path.core.has_many() {
                 prefetch_turn(self.data_path.core);
@@ -107,19 +107,19 @@ impl TransmitPass<'_> {
         }
     }
 
-    /// Whose turn is next: its entry and its place.
+    /// Whose turn is next: its entry, and the ticket of its place.
     #[inline(always)]
-    fn next_turn(&mut self) -> Option<(u32, ReadyPlace)> {
+    fn next_turn(&mut self) -> Option<(u32, u32)> {
         let Core { sched, qps, .. } = &mut *self.data_path.core;
-        let (urma, taken) = (&self.urma, Cell::new(ReadyPlace { qp: URMA_ENTRY, ticket: NO_TICKET }));
+        let (urma, ticket) = (&self.urma, Cell::new(NO_TICKET));
         let is_ready = |place: ReadyPlace| {
-            taken.set(place);
+            ticket.set(place.ticket);
             match place.qp {
                 URMA_ENTRY => urma.as_ref().is_some_and(|slot| slot.has_ticket(place.ticket)),
                 _ => is_ready(qps, place),
             }
         };
-        sched.take_turn(is_ready).map(|index| (index, taken.get()))
+        sched.take_turn(is_ready).map(|index| (index, ticket.get()))
     }
 
     /// The same pass for a call that is not inlined: this one stays in registers.
@@ -161,19 +161,20 @@ impl TransmitPass<'_> {
         debug_assert!(bytes <= turn_most, "a turn is too long");
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
-        let (first, before) = (egress.batch.frames().len(), if tuned { slot.qp.inflight_bytes() } else { 0 });
+        let (first, before) = (egress.batch.len(), if tuned { slot.qp.inflight_bytes() } else { 0 });
         let state = tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
-        let full = !port.batch.has_room();
+        let (full, packets) = (!port.batch.has_room(), port.batch.len() - first);
         if is_measured {
             slot.timed.begin(now, begun, slot.qp.begun_requests());
         }
-        let packets = port.batch.frames().len() - first;
         let (path, unacknowledged) = (slot.path, slot.is_unacknowledged());
         if tuned {
             let after = slot.qp.inflight_bytes();
             self.data_path.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
         }
-        self.data_path.core.outbox.histograms.add_train(is_measured, packets);
+        if is_measured {
+            self.data_path.core.outbox.histograms.add_train(packets);
+        }
         let (requests, used) = (TURN_WQES - budget.wqes, bytes - budget.bytes.min(bytes));
         if unacknowledged && let Some(path) = self.data_path.core.paths.get_mut(path as usize) {
             path.sent(used, requests);
