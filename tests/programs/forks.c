@@ -359,6 +359,68 @@ static void busy(void)
 	printf("5 children waited\n");
 }
 
+/*
+ * The allocator of the program and of its libraries is that of libc, with a mark while it runs: glibc's fork takes the locks of the
+ * allocator if the process has threads, so a handler that interrupted it would wait for its own thread, whatever library is used.
+ */
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+extern void __libc_free(void *);
+
+static __thread volatile sig_atomic_t allocating;
+
+void *malloc(size_t size)
+{
+	void *memory;
+
+	allocating++;
+	memory = __libc_malloc(size);
+	allocating--;
+	return memory;
+}
+
+void *calloc(size_t count, size_t size)
+{
+	void *memory;
+
+	allocating++;
+	memory = __libc_calloc(count, size);
+	allocating--;
+	return memory;
+}
+
+void *realloc(void *old, size_t size)
+{
+	void *memory;
+
+	allocating++;
+	memory = __libc_realloc(old, size);
+	allocating--;
+	return memory;
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+	void *memory;
+
+	allocating++;
+	memory = __libc_memalign(alignment, size);
+	allocating--;
+	return memory;
+}
+
+int posix_memalign(void **memory, size_t alignment, size_t size)
+{
+	*memory = aligned_alloc(alignment, size);
+	return *memory ? 0 : ENOMEM;
+}
+
+void free(void *memory)
+{
+	allocating++;
+	__libc_free(memory);
+	allocating--;
+}
+
 /* Forks in handlers that interrupted a call, of each kind of call. */
 #define INTERRUPTIONS 12
 
@@ -371,7 +433,7 @@ static void fork_in_handler(int signal)
 	pid_t pid;
 
 	(void)signal;
-	if (!inside || is_child)
+	if (!inside || is_child || allocating)
 		return;
 	pid = fork();
 	if (pid < 0)
