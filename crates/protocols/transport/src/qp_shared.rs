@@ -5,6 +5,7 @@
 
 use crate::api::{ACK_TIMEOUT_MIN, PKEY_DEFAULT, QpConfig};
 use crate::peer_port::PeerPort;
+use crate::rtt::RttEstimate;
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame};
@@ -115,9 +116,11 @@ impl QpShared {
         ack_timeout(self.attr.timeout).max(ACK_TIMEOUT_MIN)
     }
 
-    /// Probes and a time-out of selective repeat come before the local ACK timeout.
-    pub(crate) fn fast_wait_max(&self) -> Nanos {
-        Nanos(self.answer_wait.0 / FAST_WAITS)
+    /// The longest wait of the fast timers: probes and a time-out of selective repeat come before the local ACK timeout. Not less than
+    /// an answer takes: on a path whose round trip is longer than a quarter of that timeout everything would be sent twice, and be
+    /// taken for lost.
+    pub(crate) fn fast_wait_max(&self, rtt: &RttEstimate) -> Nanos {
+        Nanos(self.answer_wait.0 / FAST_WAITS).max(rtt.answered_within())
     }
 
     /// Checks that every packet must pass (IBA 9.6.1).

@@ -154,3 +154,29 @@ fn seeds_that_came_back_late_come_back() {
         burst_sim::liveness::Liveness::of_seed(seed).run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
+
+/// The answer to a READ leaves in trains, one in each round trip while the window is small, and the round trip is longer than a
+/// quarter of the local ACK timeout: neither end takes that for a loss. Repetitions took half of the link, and a responder that
+/// gave up its trains too early measured no round trip and stayed at its first window.
+#[test]
+fn a_read_is_as_fast_as_a_write_where_the_ack_timeout_is_a_few_round_trips() {
+    let run = |verb: &str, cc: &str, timeout: u32, window: u32| {
+        let results = simulate(&format!(
+            "time = \"600ms\"\ndrain = \"60s\"\n[topology]\nkind = \"pair\"\nrate = \"100Mbit\"\ndelay = \"1ms\"\n[hosts]\nmtu = 1024\n\
+             cc = \"{cc}\"\nselective_repeat = true\ntimeout = {timeout}\nwindow = {window}\n[[traffic]]\nkind = \"stream\"\n\
+             size = \"64KiB\"\ndepth = 32\nverb = \"{verb}\"\n"
+        ));
+        assert_eq!((results.network.losses, results.traffic[0].failed), (0, 0));
+        (results.traffic[0].goodput_gbps, results.packets as f64 / results.traffic[0].messages as f64)
+    };
+    // 8.4 and 16.8 ms: four and eight round trips.
+    for timeout in 11..=12 {
+        for (cc, window) in [("cubic", 65_536), ("cubic", 131_072), ("aimd", 131_072)] {
+            let ((write, _), (read, packets)) = (run("write", cc, timeout, window), run("read", cc, timeout, window));
+            let what = format!("{cc}, window {window}, timeout {timeout}");
+            assert!(read > 0.9 * write, "{what}: {read} Gbit/s by READ, {write} by WRITE");
+            // 64 of data for each message, and requests and acknowledgements of trains.
+            assert!(packets < 1.5 * 64.0, "{what}: {packets} packets of both hosts for a message");
+        }
+    }
+}

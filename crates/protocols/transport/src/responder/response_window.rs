@@ -124,7 +124,7 @@ impl Responder {
         }
         let packets = self.response_packets(qp);
         let Some(window) = &mut self.window else { return };
-        let wait = rtt.timeout_after(window.silent, packets).min(qp.fast_wait_max());
+        let wait = rtt.timeout_after(window.silent, packets).min(qp.fast_wait_max(rtt));
         window.room = window.room.saturating_sub(added.into());
         if self.response_deadline == Nanos::NEVER {
             self.response_deadline = now + wait;
@@ -196,7 +196,7 @@ impl Responder {
         env.fx.acknowledged(&window.echoed.take(&saeth, rtt));
         // Responses arrive. Behind one that is missing no acknowledgement can say so before that is repaired.
         if freed > 0 || is_newer {
-            let wait = estimate.timeout_after(0, self.response_packets(qp)).min(qp.fast_wait_max());
+            let wait = estimate.timeout_after(0, self.response_packets(qp)).min(qp.fast_wait_max(estimate));
             self.response_deadline = if self.response_bytes == 0 { Nanos::NEVER } else { env.now + wait };
         }
         if freed == 0 {
@@ -215,7 +215,7 @@ impl Responder {
     pub(crate) fn on_response_timeout(&mut self, (mtu, is_known): (u32, bool), env: &mut Env<'_>) -> bool {
         let sent = self.behind_sent(mtu);
         let Some(window) = &mut self.window else { return false };
-        window.measured = None;
+        // What was measured goes on: nothing is sent again by this, and a time-out that came too early would hide the round trip for ever.
         window.silent = window.silent.saturating_add(1);
         env.fx.count(Reason::SrReadTimeout);
         let is_first = window.silent < SILENT_TIMEOUTS;

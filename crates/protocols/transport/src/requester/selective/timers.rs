@@ -73,7 +73,7 @@ impl Requester {
         }
         let has_probe = sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn;
         let wait = match has_probe {
-            true => sel.rtt.probe_after(sel.probes).min(qp.fast_wait_max()),
+            true => sel.rtt.probe_after(sel.probes).min(qp.fast_wait_max(&sel.rtt)),
             false => spread(qp, self.timeout_after(qp, sel.backoff)),
         };
         let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));
@@ -86,7 +86,7 @@ impl Requester {
         let packets = self.recovery.psn_distance().max(0) as u32;
         let is_unknown = !self.sel.rtt.is_known() && self.sel.rtt.mode() != RtoMode::Irn;
         let backoff = backoff.saturating_add(if is_unknown { PROBES_MAX } else { 0 });
-        self.sel.rtt.timeout_after(backoff, packets).min(qp.fast_wait_max())
+        self.sel.rtt.timeout_after(backoff, packets).min(qp.fast_wait_max(&self.sel.rtt))
     }
 
     /// A READ or ATOMIC was sent: its first answer, with this PSN, measures the round trip, unless an acknowledgement does
@@ -134,7 +134,7 @@ impl Requester {
         if self.sel.deadline == Nanos::NEVER {
             let rtt = &self.sel.rtt;
             let is_irn = rtt.mode() == RtoMode::Irn;
-            let wait = if is_irn { self.timeout_after(qp, 0) } else { rtt.probe_after(0).min(qp.fast_wait_max()) };
+            let wait = if is_irn { self.timeout_after(qp, 0) } else { rtt.probe_after(0).min(qp.fast_wait_max(rtt)) };
             self.sel.deadline = now + wait;
         }
     }
