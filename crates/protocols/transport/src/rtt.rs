@@ -51,8 +51,9 @@ const RTT_MAX: u64 = 1_000_000_000;
 /// Round trips of one queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RttEstimate {
-    /// Smoothed round trip and variation in nanoseconds; 0 before the first measurement.
+    /// Smoothed round trip in nanoseconds; 0 before the first measurement.
     srtt: u32,
+    /// Variation in nanoseconds; before the first measurement a wait in which an answer has come, 0 if none is known.
     rttvar: u32,
     /// Longest time that the peer took to answer lately, in nanoseconds.
     delay_max: u32,
@@ -110,10 +111,21 @@ impl RttEstimate {
     fn base(&self) -> u64 {
         u64::from(self.srtt) + 4 * u64::from(self.rttvar)
     }
-    /// How long an answer takes at most, as far as measurements tell; 0 before the first, and with IRN's time-outs.
+    /// An answer has come in a wait of this length, which time-outs had made longer, and measures nothing, because all was sent
+    /// twice. Until the first measurement no wait is shorter (RFC 6298, 5.5 to 5.7): nothing would ever be sent once.
+    pub(crate) fn answered_in(&mut self, wait: Nanos) {
+        if self.srtt == 0 {
+            self.rttvar = self.rttvar.max(wait.0.min(RTT_MAX) as u32);
+        }
+    }
+    /// How long an answer takes at most, as far as measurements tell. Before the first: the longest wait in which one has come,
+    /// if that was longer than the program's. 0 if nothing is known, and with IRN's time-outs.
     pub(crate) fn answered_within(&self) -> Nanos {
-        let is_known = self.srtt != 0 && self.mode != RtoMode::Irn;
-        Nanos(if is_known { self.base().max(2 * u64::from(self.srtt)) + u64::from(self.delay_max) } else { 0 })
+        Nanos(match (self.mode, self.srtt) {
+            (RtoMode::Irn, _) => 0,
+            (_, 0) => self.rttvar.into(),
+            (_, srtt) => self.base().max(2 * u64::from(srtt)) + u64::from(self.delay_max),
+        })
     }
     /// How long to wait for an acknowledgement before the last packet is repeated to provoke one, after `probes` without an
     /// answer. Before the first measurement each wait is twice the one before: the path may be longer than the first.

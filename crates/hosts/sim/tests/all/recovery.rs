@@ -180,3 +180,24 @@ fn a_read_is_as_fast_as_a_write_where_the_ack_timeout_is_a_few_round_trips() {
         }
     }
 }
+
+/// A round trip of 150 ms and a local ACK timeout of 67: everything is sent twice until the wait is longer, and what was sent
+/// twice measures nothing. The longer wait stays until a round trip is measured.
+#[test]
+fn a_path_longer_than_the_ack_timeout_carries_messages_once_its_round_trip_is_known() {
+    for selective in [false, true] {
+        for verb in ["write", "read"] {
+            let results = simulate(&format!(
+                "time = \"6s\"\ndrain = \"60s\"\n[topology]\nkind = \"pair\"\nrate = \"100Mbit\"\ndelay = \"75ms\"\n[hosts]\nmtu = 1024\n\
+                 cc = \"cubic\"\nselective_repeat = {selective}\ntimeout = 14\n[[traffic]]\nkind = \"stream\"\nsize = \"64KiB\"\n\
+                 depth = 64\nverb = \"{verb}\"\n"
+            ));
+            assert_eq!((results.network.losses, results.traffic[0].failed), (0, 0));
+            let packets = results.packets as f64 / results.traffic[0].messages as f64;
+            assert!(
+                packets < 1.5 * 64.0,
+                "{verb}, selective {selective}: {packets} packets of both hosts for a message"
+            );
+        }
+    }
+}

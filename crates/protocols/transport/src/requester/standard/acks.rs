@@ -123,12 +123,12 @@ impl Requester {
         self.retire_local(qp, env);
         self.retry_left = qp.attr.retry_cnt;
         self.rnr_left = qp.attr.rnr_retry;
-        self.timeouts = 0;
         self.stalled = false;
         self.recovery.rearm_implied_loss();
         if self.watched != 0 {
             self.on_watched_progress(qp, env);
         }
+        self.timeouts = 0;
         self.ack_deadline = if self.recovery.is_outstanding() { env.now + qp.answer_wait } else { Nanos::NEVER };
         self.end_failed_oldest(qp, env);
         self.check_drained(qp, env);

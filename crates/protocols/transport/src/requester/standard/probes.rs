@@ -64,6 +64,11 @@ impl Requester {
         if !una.is_before(self.probes.end) {
             (self.probes.end, self.probes.sent) = (una, 0);
         }
+        if self.timeouts > 0 && !self.sel.rtt.is_known() {
+            let wait = self.ack_wait(qp);
+            self.sel.rtt.answered_in(wait);
+            self.set_answer_wait(qp, env);
+        }
         if self.watched & BACK != 0 {
             self.end_back(env);
             return self.set_answer_wait(qp, env);
