@@ -53,7 +53,7 @@ const RTT_MAX: u64 = 1_000_000_000;
 pub(crate) struct RttEstimate {
     /// Smoothed round trip in nanoseconds; 0 before the first measurement.
     srtt: u32,
-    /// Variation in nanoseconds; before the first measurement a wait in which an answer has come, 0 if none is known.
+    /// Variation in nanoseconds; before the first measurement the wait in which an answer has come, 1 after the first, 0 before.
     rttvar: u32,
     /// Longest time that the peer took to answer lately, in nanoseconds.
     delay_max: u32,
@@ -112,10 +112,11 @@ impl RttEstimate {
         u64::from(self.srtt) + 4 * u64::from(self.rttvar)
     }
     /// An answer has come in a wait of this length, which time-outs had made longer, and measures nothing, because all was sent
-    /// twice. Until the first measurement no wait is shorter (RFC 6298, 5.5 to 5.7): nothing would ever be sent once.
+    /// twice. The second time this is so of all that was sent, no wait is shorter until the first measurement (RFC 6298, 5.5 to
+    /// 5.7): nothing would ever be sent once. The first time the peer may only have paused.
     pub(crate) fn answered_in(&mut self, wait: Nanos) {
         if self.srtt == 0 {
-            self.rttvar = self.rttvar.max(wait.0.min(RTT_MAX) as u32);
+            self.rttvar = if self.rttvar == 0 { 1 } else { self.rttvar.max(wait.0.min(RTT_MAX) as u32) };
         }
     }
     /// How long an answer takes at most, as far as measurements tell. Before the first: the longest wait in which one has come,
