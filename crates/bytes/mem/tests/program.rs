@@ -289,21 +289,20 @@ fn memory_that_cannot_be_a_files_stays_private() {
     assert_eq!(status, 0, "the child finds zeros");
 
     let at = anon(8);
-    let limit = |bytes| {
-        let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `old` is writable and readable.
-        unsafe {
-            assert_eq!(libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut old), 0);
-            let new = libc::rlimit { rlim_cur: bytes, ..old };
-            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const new), 0);
-        }
-        old.rlim_cur
-    };
-    let before = limit(4096);
-    let reg = register(at as usize, 8 * PAGE, true).expect("registered");
-    limit(before);
-    assert!(reg.is_in_process(), "a write to the pool would end the program");
-    release(reg);
+    // In a child: the limit is the whole process's, and would end the other tests.
+    // SAFETY: the child registers memory, and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+        // SAFETY: `limit` is readable.
+        let limited = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) } == 0;
+        let stays = register(at as usize, 8 * PAGE, true).is_ok_and(|reg| reg.is_in_process());
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(if limited && stays { 0 } else { 1 }) };
+    }
+    // SAFETY: the child of this test.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "a write to the pool would end the program");
 }
 
 #[test]

@@ -5,8 +5,9 @@
 //! `PROCMAP_QUERY` shows. The flag is taken back then. A mapping of one page tells nothing: it counts as one without flags, or
 //! with those that it had when it was swapped in ([`KeptAdvice`]).
 //!
-//! Kept are `MADV_DONTFORK`, `MADV_DONTDUMP`, `MADV_HUGEPAGE`, `MADV_NOHUGEPAGE` and `mlock`. `MADV_MERGEABLE` is lost: shared
-//! memory cannot have it. Nor can it have `MADV_WIPEONFORK`: such memory stays private ([`wipes_on_fork`]).
+//! Kept are `MADV_DONTFORK`, `MADV_DONTDUMP`, `MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`, `MADV_MERGEABLE` and `mlock`. Shared memory cannot have
+//! `MADV_MERGEABLE`, so an exchanged mapping is without it until its pages are private again; the kernel merges no page that an adapter
+//! has pinned either. Nor can it have `MADV_WIPEONFORK`: such memory stays private ([`wipes_on_fork`]).
 
 use super::kernel;
 use super::pool::PAGE;
@@ -22,6 +23,8 @@ pub(crate) struct AdviceFlags {
     dont_dump: bool,
     /// `Some(true)`: huge pages are wanted, `Some(false)`: they are not.
     huge: Option<bool>,
+    /// The kernel may merge pages of equal contents.
+    mergeable: bool,
     locked: bool,
 }
 
@@ -33,6 +36,8 @@ impl AdviceFlags {
         let probe = Probe::new(maps, vma, at)?;
         flags.dont_fork = probe.had(Advice::LinuxDontFork, Advice::LinuxDoFork);
         flags.dont_dump = probe.had(Advice::LinuxDontDump, Advice::LinuxDoDump);
+        // Of a file's or of huge pages the kernel accepts the advice, and ignores it.
+        flags.mergeable = vma.inode == 0 && probe.had(Advice::LinuxMergeable, Advice::LinuxUnmergeable);
         if has_locked {
             kernel::unlock(at, vma.page);
             flags.locked = !probe.is_joined();
@@ -49,7 +54,7 @@ impl AdviceFlags {
     }
     /// Gives the flags to a mapping. A failure (too many mappings, too little memory to lock) leaves it without.
     pub(crate) fn apply(self, lo: usize, hi: usize) {
-        let give = |advice| kernel::advise(lo, hi - lo, advice);
+        let give = |advice| _ = kernel::advise(lo, hi - lo, advice);
         if self.dont_fork {
             give(Advice::LinuxDontFork);
         }
@@ -67,7 +72,7 @@ impl AdviceFlags {
     }
     /// Those flags that a forked child inherits.
     pub(crate) fn apply_inherited(self, lo: usize, hi: usize) {
-        let give = |advice| kernel::advise(lo, hi - lo, advice);
+        let give = |advice| _ = kernel::advise(lo, hi - lo, advice);
         if self.dont_dump {
             give(Advice::LinuxDontDump);
         }
@@ -75,6 +80,10 @@ impl AdviceFlags {
             Some(true) => give(Advice::LinuxHugepage),
             Some(false) => give(Advice::LinuxNoHugepage),
             None => {}
+        }
+        // Shared memory ignores it.
+        if self.mergeable {
+            give(Advice::LinuxMergeable);
         }
     }
 }
@@ -100,10 +109,11 @@ impl KeptAdvice {
     pub(crate) fn flags_of(&self, maps: &Maps, vma: &Vma, at: usize, has_locked: bool) -> AdviceFlags {
         // Kept at the address at which the page was swapped in.
         let key = if vma.is_pools() { vma.part_at(at).offset } else { at };
-        let before = || self.0.range(..=key).next_back().filter(|(_, (end, _))| key < *end);
-        AdviceFlags::of(maps, vma, at, has_locked)
-            .or_else(|| before().map(|(_, (_, flags))| *flags))
-            .unwrap_or_default()
+        let before =
+            || self.0.range(..=key).next_back().filter(|(_, (end, _))| key < *end).map(|(_, (_, flags))| *flags);
+        let Some(now) = AdviceFlags::of(maps, vma, at, has_locked) else { return before().unwrap_or_default() };
+        let mergeable = now.mergeable || vma.is_pools() && before().is_some_and(|flags| flags.mergeable);
+        AdviceFlags { mergeable, ..now }
     }
     /// Keeps the flags of a range that is swapped in.
     pub(crate) fn keep(&mut self, lo: usize, hi: usize, flags: AdviceFlags) {
@@ -143,8 +153,8 @@ impl<'a> Probe<'a> {
         let behind = at + vma.page < vma.end;
         (behind || vma.start < at).then_some(Probe { maps, at, page: vma.page, behind })
     }
-    fn advise(&self, advice: Advice) {
-        kernel::advise(self.at, self.page, advice);
+    fn advise(&self, advice: Advice) -> bool {
+        kernel::advise(self.at, self.page, advice)
     }
     /// Whether the page has the flag that `advice` gives and `undo` takes.
     fn had(&self, advice: Advice, undo: Advice) -> bool {
@@ -156,8 +166,8 @@ impl<'a> Probe<'a> {
     }
     /// Gives the page the flag. Returns whether its neighbour has it already.
     fn has(&self, advice: Advice) -> bool {
-        self.advise(advice);
-        self.is_joined()
+        // A refusal leaves the mapping whole: it says nothing.
+        self.advise(advice) && self.is_joined()
     }
     fn is_joined(&self) -> bool {
         let joined = |vma: Vma| if self.behind { vma.end > self.at + self.page } else { vma.start < self.at };
@@ -190,10 +200,13 @@ mod tests {
     #[test]
     fn each_flag_is_found_and_no_other() {
         let none = AdviceFlags::default();
-        let advised = |advice| flags_after(|memory| kernel::advise(memory.at, 8 * PAGE, advice));
+        let advised = |advice| flags_after(|memory| _ = kernel::advise(memory.at, 8 * PAGE, advice));
         assert_eq!(flags_after(|_| ()), none);
         assert_eq!(advised(Advice::LinuxDontFork), AdviceFlags { dont_fork: true, ..none });
         assert_eq!(advised(Advice::LinuxDontDump), AdviceFlags { dont_dump: true, ..none });
+        // A kernel without this refuses the advice.
+        let merges = std::path::Path::new("/sys/kernel/mm/ksm").exists();
+        assert_eq!(advised(Advice::LinuxMergeable), AdviceFlags { mergeable: merges, ..none });
         // A kernel without huge pages refuses the advice.
         let huge = |is| [Some(is), None];
         assert!(huge(true).contains(&advised(Advice::LinuxHugepage).huge));
@@ -204,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_is_applied_is_found_again() {
-        let flags = AdviceFlags { dont_fork: true, dont_dump: true, huge: Some(false), locked: true };
+        let flags = AdviceFlags { dont_fork: true, dont_dump: true, huge: Some(false), mergeable: false, locked: true };
         let memory = Memory::new(8);
         flags.apply(memory.at, memory.page(8));
         let found = flags_at(&memory, 0);

@@ -136,10 +136,10 @@ pub(crate) fn set_apart(at: usize, len: usize) {
     let _ = unsafe { rustix::mm::madvise(at as *mut _, len, Advice::Random) };
 }
 
-/// Gives advice that changes no contents. A failure leaves the mapping as it is.
-pub(crate) fn advise(at: usize, len: usize, advice: Advice) {
-    // SAFETY: the callers give advice about forks, core dumps and huge pages only.
-    let _ = unsafe { rustix::mm::madvise(at as *mut _, len, advice) };
+/// Gives advice that changes no contents. False: the kernel refuses it, and leaves the mapping as it is.
+pub(crate) fn advise(at: usize, len: usize, advice: Advice) -> bool {
+    // SAFETY: the callers give advice about forks, core dumps, huge pages and merging only.
+    unsafe { rustix::mm::madvise(at as *mut _, len, advice) }.is_ok()
 }
 
 /// Locks pages in memory; `untouched`: only those that are there, and others when they come.

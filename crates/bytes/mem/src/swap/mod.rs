@@ -53,9 +53,10 @@ pub use calls::between_exchanges;
 use fork::ForkState;
 pub use fork::{ChildKind, MemoryHost, fork_by};
 use lock::ForkLock;
+use pagemap::{PageMap, each_run, is_touched};
 use pinned::Pins;
 pub use pool::is_any_made;
-use pool::{Pool, PoolSet};
+use pool::{PAGE, Pool, PoolSet};
 pub use program::{NewPlace, madvise, mremap};
 use refs::PageCounts;
 use registration::PieceFile;
@@ -129,6 +130,8 @@ struct Survey {
     mappable: bool,
     /// Whether swapping splits a mapping.
     splits: bool,
+    /// Bytes of private pages.
+    private: usize,
 }
 
 /// Kind of a mapping, which decides how it is registered.
@@ -183,7 +186,7 @@ impl Registry {
         write: bool,
     ) -> Result<Survey, RegisterError> {
         let (mut at, mut pieces, mut in_pool) = (addr, 0, 0);
-        let mut found = Survey { mappable: true, splits: false };
+        let mut found = Survey { mappable: true, splits: false, private: 0 };
         for _ in 0..VMAS_MAX {
             let usable = |vma: &Vma| vma.start <= at && (!write || vma.is_read_and_written());
             let vma = maps.at_or_after(at).filter(usable).ok_or(RegisterError::Fault)?;
@@ -204,7 +207,10 @@ impl Registry {
                 }
                 MappingClass::Swapped | MappingClass::Private => {
                     let reaches_on = vma.reaches_beyond(first, end.next_multiple_of(vma.page));
-                    found.splits |= matches!(class, MappingClass::Private) && reaches_on;
+                    if matches!(class, MappingClass::Private) {
+                        found.splits |= reaches_on;
+                        found.private += vma.end.min(end) - first;
+                    }
                     pieces += usize::from(in_pool != vma.page);
                     in_pool = vma.page;
                 }
@@ -219,6 +225,29 @@ impl Registry {
         }
         found.mappable = false;
         Ok(found)
+    }
+
+    /// Whether the private pages of the range that were never touched are more than `max` bytes. Swapped pages have memory.
+    fn has_untouched(&self, maps: &Maps, (addr, end): (usize, usize), max: usize) -> bool {
+        let Some(map) = PageMap::open() else { return false };
+        let (mut at, mut left) = (addr, max);
+        for _ in 0..VMAS_MAX {
+            let Some(vma) = maps.at_or_after(at).filter(|vma| vma.start < end) else { break };
+            let (first, last) = (vma.start.max(at) & !(PAGE - 1), vma.end.min(end.next_multiple_of(PAGE)));
+            at = vma.end;
+            if !matches!(self.class(&vma), MappingClass::Private) || vma.page > PAGE {
+                continue;
+            }
+            let is_within = each_run(map.fd(), (first, last - first), is_touched, |_, len, touched| {
+                let is_within = touched || len <= left;
+                left = left.saturating_sub(if touched { 0 } else { len });
+                is_within
+            });
+            if !is_within {
+                return true;
+            }
+        }
+        false
     }
 
     /// Whether private pages must stay: a device would keep them, or the program has moved a registered mapping away from these
@@ -368,6 +397,14 @@ pub(crate) enum SplitRoom {
     Unlimited,
 }
 
+/// Most bytes of pages never touched for which a registration takes memory: half of the machine's. The pool gets all pages of a range, as
+/// an adapter pins them, at a quarter of a second for each GiB. A sparse range of more than that is address space that the program
+/// uses here and there; its pages come one by one where it stays in the process.
+fn most_untouched() -> usize {
+    let info = rustix::system::sysinfo();
+    (info.totalram as usize).saturating_mul(info.mem_unit as usize) / 2
+}
+
 fn register_here(addr: usize, len: usize, write: bool, room: SplitRoom) -> Result<Registration, RegisterError> {
     let end =
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
@@ -378,6 +415,10 @@ fn register_here(addr: usize, len: usize, write: bool, room: SplitRoom) -> Resul
     // A fork handler of another library: this process may be the child, whose pages must not go into its parent's pool.
     let forking = registry.is_forking();
     if !found.mappable || forking || pinned::is_switched_off() || !fork::install(&mut registry) {
+        return Ok(Registration::in_process(addr, len));
+    }
+    let untouched_max = most_untouched();
+    if found.private > untouched_max && registry.has_untouched(&maps, (addr, end), untouched_max) {
         return Ok(Registration::in_process(addr, len));
     }
     if found.splits && room == SplitRoom::Limited && !registry.splits.has_room(&maps, len) {
