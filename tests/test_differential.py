@@ -51,6 +51,26 @@ def test_burst_answers_as_the_kernel(host, kernel, mode):
     assert not found, f"{len(found)} facts differ from the kernel's:\n" + "\n".join(found)
 
 
+#: Behaviours of registered pages that the program unmaps, moves, protects or discards, or of which a fork makes a copy.
+CHANGED_PAGES = ["moved_*", "unmapped_*", "protected_*", "discarded_*", "calloc_after_free*", "fork_is_*", "fork_and_*"]
+
+
+@pytest.mark.parametrize("mode", ["in process", "lent"])
+def test_memory_that_is_mapped_twice_is_as_pinned_memory(host, kernel, mode):
+    """An engine in a program reaches registered memory by its address; with BURST_REGISTER=shared it keeps the pages, as an adapter."""
+    environment = {"BURST_QUIET": "1", "BURST_REGISTER": "shared", **ENVIRONMENTS[mode]}
+    code, text = host.run(PROGRAM, *CHANGED_PAGES, env=environment, seconds=SECONDS)
+    assert code == 0, text
+    found = compare.parse(text)
+    names = compare.behaviours(found)
+    assert {"moved_and_written", "moved_pages", "unmapped_pages", "protected_pages", "fork_is_a_snapshot"} <= names, text
+    theirs = {key: fact for key, fact in kernel.items() if key.split(".", 1)[0] in names}
+    # Of this memory the daemon's differences hold.
+    listed = {key: value for key, value in compare.expected("daemon", compare.load_differences()).items() if key in theirs}
+    differing = compare.disagreements(theirs, found, listed)
+    assert not differing, "\n".join(differing)
+
+
 def test_every_behaviour_has_an_answer(host, kernel):
     code, text = host.run(PROGRAM, "--list")
     names = text.split()

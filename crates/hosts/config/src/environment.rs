@@ -62,7 +62,7 @@ pub const VARIABLES: &[ProgramVariable] = &[
         name: "BURST_REGISTER",
         reader: "libraries, engine in the program",
         values: "`shared`",
-        help: "Registered memory is mapped a second time, so that memory unmapped too early gives an error instead of a fault. Default: it is reached by its address",
+        help: "Registered memory is mapped a second time, so that pages which the program unmaps, moves or replaces stay the region's, as if pinned. Default: it is reached by its address",
     },
     ProgramVariable {
         name: "BURST_KEEPER",
