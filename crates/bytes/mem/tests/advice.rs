@@ -18,7 +18,6 @@ fn anon() -> usize {
     }
 }
 
-/// The flags of each mapping of the memory that are shared with no others, in order of address: those of writing and of the kind of
 /// Those of the flags `names` that each mapping of the memory has, in order of address, equal neighbours once.
 fn flags(at: usize, names: &[&str]) -> Vec<String> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");

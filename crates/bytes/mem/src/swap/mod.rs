@@ -41,6 +41,7 @@ mod program;
 mod refs;
 mod registration;
 mod registries;
+mod served;
 mod splits;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -409,6 +410,7 @@ fn register_here(addr: usize, len: usize, write: bool, room: SplitRoom) -> Resul
     let end =
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
     let Some(maps) = Maps::open() else { return Ok(Registration::in_process(addr, len)) };
+    served::fetch(&maps, (addr, end));
     let pins = Pins::look();
     let mut registry = fork::registry();
     let found = registry.survey(&maps, &pins, (addr, end), write)?;

@@ -23,7 +23,7 @@ use super::copies::{copy_from_pool, copy_to_pool, private_pages, put_over};
 use super::kernel;
 use super::pagemap::{self, PageMap, each_run, is_own_page};
 use super::pool::{PAGE, Pool, identity, raised};
-use super::vma::{MappedPart, Maps};
+use super::vma::{MappedPart, Maps, errno};
 use crate::userfaultfd::{
     self, MODE_WP, REGISTER_MISSING, REGISTER_WP, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
     USER_MODE_ONLY,
@@ -164,6 +164,15 @@ impl PageMover {
     pub(crate) fn thaw(&self, range: MovedRange<'_>, map: i32) -> bool {
         let direction = SwapDirection::Thaw(map);
         MoveJob { mover: self, range, direction, alone: false, done: false }.run()
+    }
+    /// Whether the range, in one mapping, is registered with another userfaultfd: the program's.
+    pub(crate) fn is_anothers(&self, lo: usize, hi: usize) -> bool {
+        let range = UffdRange { start: lo as u64, len: (hi - lo) as u64 };
+        if self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_MISSING, 0]) {
+            self.give_up(&range);
+            return false;
+        }
+        errno() == libc::EBUSY
     }
     fn uffd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is kept open; the program may have closed it, and then the kernel refuses.
