@@ -26,7 +26,7 @@ fn map(flags: i32, fd: i32) -> usize {
     p as usize
 }
 
-/// Provides the missing pages of `[at, at + PAGES * PAGE)` in a thread. `None`: the kernel gives no userfaultfd. Returns their number.
+/// Provides the missing pages of the memory at `at` in a thread, and counts them. `None`: the kernel gives no userfaultfd.
 fn provide(at: usize) -> Option<Arc<AtomicUsize>> {
     let uffd = userfaultfd::open(0)?;
     userfaultfd::agree(uffd.as_fd(), 0)?;

@@ -210,46 +210,6 @@ fn never_touched() {
     }
 }
 
-/// Which pages are in memory.
-fn present(p: *mut u8, pages: usize) -> Vec<usize> {
-    let mut found = vec![0u8; pages];
-    // SAFETY: memory of this test; a byte for each page.
-    assert_eq!(unsafe { libc::mincore(p.cast(), pages * PAGE, found.as_mut_ptr()) }, 0);
-    (0..pages).filter(|i| found[*i] & 1 == 1).collect()
-}
-
-/// An adapter would pin all of it, or fail.
-#[test]
-fn a_range_that_memory_cannot_hold_is_reached_in_the_process_and_costs_none() {
-    let _alone = alone();
-    // SAFETY: all zeroes is a valid `sysinfo`, which the call fills.
-    let total = unsafe {
-        let mut info: libc::sysinfo = std::mem::zeroed();
-        assert_eq!(libc::sysinfo(&raw mut info), 0);
-        info.totalram as usize * info.mem_unit as usize
-    };
-    let len = (total + total / 4).next_multiple_of(PAGE);
-    let rights = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let p = unsafe { libc::mmap(std::ptr::null_mut(), len, rights, flags, -1, 0) }.cast::<u8>();
-    if p.cast() == libc::MAP_FAILED {
-        let _ = writeln!(std::io::stderr(), "SKIP: the kernel gives no more address space than memory here");
-        return;
-    }
-    // SAFETY: advice on memory of this test.
-    unsafe { libc::madvise(p.cast(), len, libc::MADV_NOHUGEPAGE) };
-    bytes(p, len)[len / 2] = 7;
-    let reg = register(p as usize, len, true).expect("registered");
-    assert!(reg.is_in_process());
-    assert_eq!(bytes(p, len)[len / 2], 7);
-    release(reg);
-    let pages = 1024;
-    // SAFETY: within the mapping.
-    assert_eq!(present(unsafe { p.add(len / 2 / PAGE * PAGE) }, pages), [0]);
-    unmap(p, len);
-}
-
 #[test]
 fn huge_pages() {
     let _shared = ALONE.read();

@@ -5,9 +5,9 @@
 //! `PROCMAP_QUERY` shows. The flag is taken back then. A mapping of one page tells nothing: it counts as one without flags, or
 //! with those that it had when it was swapped in ([`KeptAdvice`]).
 //!
-//! Kept are `MADV_DONTFORK`, `MADV_DONTDUMP`, `MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`, `MADV_MERGEABLE` and `mlock`. Shared memory cannot have
-//! `MADV_MERGEABLE`, so an exchanged mapping is without it until its pages are private again; the kernel merges no page that an adapter
-//! has pinned either. Nor can it have `MADV_WIPEONFORK`: such memory stays private ([`wipes_on_fork`]).
+//! Kept are `MADV_DONTFORK`, `MADV_DONTDUMP`, `MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`, `MADV_MERGEABLE` and `mlock`. Shared memory
+//! cannot have `MADV_MERGEABLE`, so an exchanged mapping is without it until its pages are private again; the kernel merges no
+//! page that an adapter has pinned either. Nor can it have `MADV_WIPEONFORK`: such memory stays private ([`wipes_on_fork`]).
 
 use super::kernel;
 use super::pool::PAGE;

@@ -228,8 +228,12 @@ impl Registry {
         Ok(found)
     }
 
-    /// Whether the private pages of the range that were never touched are more than `max` bytes. Swapped pages have memory.
-    fn has_untouched(&self, maps: &Maps, (addr, end): (usize, usize), max: usize) -> bool {
+    /// Whether the private pages of the range that were never touched are more than [`most_untouched`].
+    fn fills_memory(&self, maps: &Maps, (addr, end): (usize, usize), found: &Survey) -> bool {
+        let max = most_untouched();
+        if found.private <= max {
+            return false;
+        }
         let Some(map) = PageMap::open() else { return false };
         let (mut at, mut left) = (addr, max);
         for _ in 0..VMAS_MAX {
@@ -398,9 +402,9 @@ pub(crate) enum SplitRoom {
     Unlimited,
 }
 
-/// Most bytes of pages never touched for which a registration takes memory: half of the machine's. The pool gets all pages of a range, as
-/// an adapter pins them, at a quarter of a second for each GiB. A sparse range of more than that is address space that the program
-/// uses here and there; its pages come one by one where it stays in the process.
+/// Most bytes of pages never touched for which a registration takes memory: half of the machine's. The pool gets all pages
+/// of a range, as an adapter pins them, at a quarter of a second for each GiB. A sparse range of more than that is address
+/// space that the program uses here and there; its pages come one by one where it stays in the process.
 fn most_untouched() -> usize {
     let info = rustix::system::sysinfo();
     (info.totalram as usize).saturating_mul(info.mem_unit as usize) / 2
@@ -416,11 +420,8 @@ fn register_here(addr: usize, len: usize, write: bool, room: SplitRoom) -> Resul
     let found = registry.survey(&maps, &pins, (addr, end), write)?;
     // A fork handler of another library: this process may be the child, whose pages must not go into its parent's pool.
     let forking = registry.is_forking();
-    if !found.mappable || forking || pinned::is_switched_off() || !fork::install(&mut registry) {
-        return Ok(Registration::in_process(addr, len));
-    }
-    let untouched_max = most_untouched();
-    if found.private > untouched_max && registry.has_untouched(&maps, (addr, end), untouched_max) {
+    let stays = !found.mappable || forking || pinned::is_switched_off();
+    if stays || !fork::install(&mut registry) || registry.fills_memory(&maps, (addr, end), &found) {
         return Ok(Registration::in_process(addr, len));
     }
     if found.splits && room == SplitRoom::Limited && !registry.splits.has_room(&maps, len) {

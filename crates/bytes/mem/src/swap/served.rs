@@ -1,15 +1,15 @@
-//! Shared memory whose missing pages the program itself provides, by a `userfaultfd` of its own (a virtual machine that is restored
-//! lazily, a garbage collector).
+//! Shared memory whose missing pages the program itself provides, by a `userfaultfd` of its own (a virtual machine that is
+//! restored lazily, a garbage collector).
 //!
-//! An adapter pins all pages of a region when it is registered, so each one is provided then. The daemon never asks the program: by
-//! its own mapping of a file it would read zeros where a page is missing, and `/proc/PID/mem` refuses such a page. So these pages are
-//! fetched at registration. Private memory needs no question: it is made present for its exchange.
+//! An adapter pins all pages of a region when it is registered, so each one is provided then. The daemon never asks the program:
+//! by its own mapping of a file it would read zeros where a page is missing, and `/proc/PID/mem` refuses such a page. So these
+//! pages are fetched at registration. Private memory needs no question: it is made present for its exchange.
 
 use super::uffd::PageMover;
 use super::vma::Maps;
 use super::{VMAS_MAX, fork, kernel};
 
-/// Makes the pages of `[addr, end)` present that the program provides itself. Waits for the program, which may not be waiting for the
+/// Makes the pages of `[addr, end)` present that the program provides itself. Waits for the program, which may be waiting for the
 /// registry: the caller does not hold it.
 pub(super) fn fetch(maps: &Maps, (addr, end): (usize, usize)) {
     debug_assert!(addr < end);
