@@ -145,7 +145,7 @@ class Bystander:
     def bus(self):
         """The two ends of a `urma_perftest` that does not end by itself."""
         tool = self.umdk.built / "urma/tools/urma_perftest/urma_perftest"
-        words = [tool, "write_bw", "-n", "1000000000", "-s", 4096, "-d", "burst0", "-P", BUS_PORT]
+        words = [tool, "write_bw", "-y", "-s", 4096, "-d", "burst0", "-P", BUS_PORT]
         served = self.users.start(BOB, *words, env=self.umdk.env)
         await_listener(self.fabric.b, served, BUS_PORT)
         return [("urma_perftest", self.fabric.a.start(*words, "-S", self.fabric.b.address, env=self.umdk.env)), ("urma_perftest's server", served)]
