@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes read from a channel before others have their turn.
-const TURN_BYTES: usize = 1 << 20;
+pub(crate) const TURN_BYTES: usize = 1 << 20;
 /// Most bytes of a record (RFC 8446, 5.1), and those of head, type and tag that it has beside.
 const RECORD_BYTES: u64 = 16 << 10;
 const RECORD_OVERHEAD: u64 = 5 + 1 + 16;

@@ -491,6 +491,111 @@ fn check_worker(worker: u32, workers: u32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{SERVES_MAX, check_served, check_worker};
+    use crate::config::ProxyConfig;
+    use crate::control::{Control, ControlStart, PolicySource, QUEUED_MAX, RelayHandle};
+    use crate::message::{CONTROL_VERSION, Command, ControlMessage, Introduction};
+    use crate::sys::{EventFlags, Waker};
+    use crate::tls::{ControlChannel, TURN_BYTES, TlsKeys};
+    use std::net::{TcpListener, TcpStream};
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Receiver, channel};
+
+    /// The control thread of a proxy named a with the peer b, and what its worker receives.
+    fn control(place: &Path) -> (Control, Receiver<Command>, TlsKeys) {
+        crate::keys::make(&place.join("keys"), &["a".into(), "b".into()]).expect("keys");
+        let text = format!(
+            "name='a'\nlisten='127.0.0.1:0'\nkeys='{0}/keys'\nadmin='{0}/admin'\nworkers=1\n[[peer]]\nname='b'\naddress='127.0.0.1:9'\n",
+            place.display()
+        );
+        let ((commands, commanded), (_, reports)) = (channel(), channel());
+        let waker = || Arc::new(Waker::new().expect("a descriptor"));
+        let worker = RelayHandle { commands, wake: waker(), port: 0, queued: Arc::new(AtomicUsize::new(0)) };
+        let own = Arc::new(std::fs::File::open("/proc/thread-self/ns/net").expect("a namespace").into());
+        let signal = std::os::unix::net::UnixStream::pair().expect("descriptors").0.into();
+        let keys = |name| TlsKeys::load(&place.join("keys"), name).expect("keys");
+        let start = ControlStart {
+            config: Arc::new(ProxyConfig::parse(&text).expect("sound")),
+            keys: keys("a"),
+            workers: vec![worker],
+            reports,
+            wake: waker(),
+            interceptions: Vec::new(),
+            policy: PolicySource::new(place.join("none"), Vec::new(), own),
+            signal,
+        };
+        (Control::new(start).expect("started"), commanded, keys("b"))
+    }
+
+    /// A channel of the peer b that has introduced itself.
+    fn introduced(control: &mut Control, keys: &TlsKeys) -> ControlChannel {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let dialling = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (accepted, from) = listener.accept().expect("connected");
+        for socket in [&dialling, &accepted] {
+            socket.set_nonblocking(true).expect("a socket");
+        }
+        let mut peer = ControlChannel::dial(dialling, keys, "a", 0, u64::MAX).expect("a channel");
+        peer.connecting = false;
+        let own = ControlChannel::accept(accepted, from.ip(), &control.keys, u64::MAX).expect("a channel");
+        control.add_channel(own);
+        let said = Introduction {
+            version: CONTROL_VERSION,
+            features: 0,
+            name: "b".into(),
+            session: 1,
+            workers: 1,
+            address: from,
+            serves: Vec::new(),
+            draining: false,
+        };
+        peer.push(&ControlMessage::Introduce(said)).expect("room");
+        while control.peers[0].introduction.is_none() {
+            peer.write().expect("the channel is open");
+            control.channel_event(0, EventFlags::IN);
+            peer.read(&mut Vec::new()).expect("the channel is open");
+        }
+        peer
+    }
+
+    #[test]
+    fn a_peer_whose_worker_is_behind_is_not_read_on_and_nothing_is_lost() {
+        let place = std::env::temp_dir().join(format!("burst-proxy-backlog-{}", std::process::id()));
+        let (mut control, commanded, keys) = control(&place);
+        let mut peer = introduced(&mut control, &keys);
+        let (sent, bytes) = (2000, 16 << 10);
+        for number in 0..sent {
+            peer.push(&ControlMessage::Batch { link: 0, attempt: number, bytes: vec![0; bytes] }).expect("room");
+        }
+        let queued = control.workers[0].queued.clone();
+        // The worker takes nothing.
+        let (mut before, mut same) = (0, 0);
+        while same < 100 {
+            peer.write().expect("the channel is open");
+            control.channel_event(0, EventFlags::IN);
+            let now = queued.load(Ordering::Relaxed);
+            same = if now == before { same + 1 } else { 0 };
+            before = now;
+        }
+        assert!(before > QUEUED_MAX && before < QUEUED_MAX + 2 * TURN_BYTES, "{before} bytes wait");
+        assert_eq!(control.unread, [0], "the channel is read later");
+        // It goes on.
+        let mut taken = 0;
+        while taken < sent {
+            peer.write().expect("the channel is open");
+            control.channel_event(0, EventFlags::IN);
+            while let Ok(command) = commanded.try_recv() {
+                queued.fetch_sub(command.waiting_bytes(), Ordering::Relaxed);
+                if let Command::Batch { attempt, .. } = command {
+                    assert_eq!(attempt, taken, "in the order in which they were sent");
+                    taken += 1;
+                }
+            }
+        }
+        assert_eq!(queued.load(Ordering::Relaxed), 0);
+        std::fs::remove_dir_all(&place).expect("removed");
+    }
 
     #[test]
     fn what_a_peer_says_that_it_serves_is_checked() {
