@@ -4,12 +4,15 @@ import collections
 import contextlib
 import os
 import resource
+import signal
 import socket
 import struct
+import sys
 import time
 
 from lab import wait_until
 from lab.proxy import CONTROL, Proxies
+from lab.users import ALICE, BOB, as_user
 from test_proxy import LIBC, PORT, await_carried, carried, client, exactly, inside, joined, listen, read_all
 from test_proxy import _replace as replace
 from test_proxy import proxies as proxies  # noqa: PLC0414 - a fixture
@@ -288,3 +291,66 @@ def test_a_taken_prefix_with_several_routes_keeps_the_source_of_each(make_fabric
                     theirs.sendall(b"hello")
                     assert exactly(ours, 5) == b"hello"
             await_carried(proxies, before + 1)
+
+
+#: An interpreter that every user may execute.
+PYTHON = next((path for path in ("/usr/bin/python3",) if os.access(path, os.X_OK)), sys.executable)
+#: Opens connections to an address, and keeps them until it is killed.
+OPENS = """
+import resource, signal, socket, sys
+address, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+opened = []
+for _ in range(count):
+    made = socket.socket()
+    made.setblocking(False)
+    made.connect_ex((address, port))
+    opened.append(made)
+print("opened", flush=True)
+signal.pause()
+"""
+
+#: Asks a server that sends bytes back.
+ASKS = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60) as made:
+    made.sendall(b"hello")
+    print("answer", made.recv(5), flush=True)
+"""
+
+
+def answered(a, b, uid):
+    """Whether a program of a user on host a reaches a server on host b."""
+    with listen(b, port=7001) as listener:
+        asking = a.start(*as_user(uid), PYTHON, "-c", ASKS, b.address, 7001, plain=True)
+        theirs, _ = listener.accept()
+        with theirs:
+            theirs.settimeout(60)
+            theirs.sendall(theirs.recv(5))
+            code = asking.wait(60)
+    return code == 0 and "answer b'hello'" in asking.text()
+
+
+def test_a_user_with_all_sockets_of_a_proxy_leaves_others_theirs(make_fabric):
+    """A user opens more connections than the proxy has descriptors. Another user and root connect as before, and carried by the peer; when
+    the first user's program ends, its sockets are free again."""
+    files, count = 1024, 1200
+    # Seven eighths are for connections; half of what the reserve leaves, two for each connection.
+    share = files * 7 // 8 * 9 // 10 // 2 // 2
+    with Proxies(make_fabric(), before=("prlimit", f"--nofile={files}:{files}")) as proxies:
+        a, b = proxies.fabric.hosts
+        with listen(b) as _:
+            hostile = a.start(*as_user(ALICE), PYTHON, "-c", OPENS, b.address, PORT, count, plain=True)
+            hostile.wait_for_text("opened", 60)
+            wait_until(lambda: carried(proxies) >= share - 1 and proxies.counters(a).get("connections_over_share", 0) > 0, said=lambda: proxies.show(a)["counters"])
+            before = carried(proxies)
+            assert before <= share + 1, "more than the share"
+            for uid in (BOB, 0):
+                assert answered(a, b, uid), uid
+            assert carried(proxies) >= before + 2
+            assert "accepts_paused" not in proxies.counters(a) and "proxy_user_share" in proxies.ask(a, "why")
+            hostile.stop(signal.SIGKILL)
+        # SYNs that were in the queue when their program was killed are of no known user, and lead to no socket for 30 s.
+        wait_until(lambda: not proxies.show(a)["streams"], 120, said=lambda: proxies.show(a)["counters"])
+        assert answered(a, b, ALICE)

@@ -249,6 +249,8 @@ reasons! {
     PeerPortClosed, "peer_port_closed", Drop, "A host answered that nothing listens on the UDP port to which packets were sent (ICMP port unreachable).", "Start burstd, or another RDMA stack, at the peer, and check the peer's address.";
     // --- connection requests and shares of users
     CmUserShare, "cm_user_share", Refusal, "A connection request was rejected because the listener's user has its share of communication ids or of queued requests.", "Accept or reject requests faster, or end connections: burst ls --users shows cm_ids and cm_requests.";
+    // --- shares of a proxy's users
+    ProxyUserShare, "proxy_user_share", Refusal, "The connections of a user through the proxy have all sockets, or all memory, that they may have; with no memory left this one went by TCP.", "Close connections, raise user_share or LimitNOFILE=, or give the proxy more memory.";
 }
 
 impl Reason {

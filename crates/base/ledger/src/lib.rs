@@ -17,10 +17,12 @@
 //! | [`account`] | ledger, accounts and charges |
 //! | [`busiest`] | the most that an account uses of any one object |
 //! | [`meter`] | use that changes by itself |
-//! | [`open`] | pools that others than users fill: hosts, peers, scrapers |
+//! | [`open`] | pools outside the accounts of a daemon: of hosts, peers, scrapers, and of a proxy's users |
 //! | [`pool`] | places of one object, shared in the same way |
 //! | [`ring`] | records, of which no account pushes out another's |
+//! | [`subordinate`] | ids that a user may use beside its own |
 //! | [`time`] | time that threads spend on an account |
+//! | [`user_pool`] | places of a pool of [`open`], shared among users |
 //! | [`work`] | work that workers do for an account |
 
 #![forbid(unsafe_code)]
@@ -32,7 +34,9 @@ pub mod open;
 pub mod pool;
 pub mod resource;
 pub mod ring;
+pub mod subordinate;
 pub mod time;
+pub mod user_pool;
 pub mod work;
 
 pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, PlaceCharge, Policy};
@@ -42,5 +46,7 @@ pub use open::{OpenPool, PlaceOwner};
 pub use pool::SharePool;
 pub use resource::{Capacities, Resource, Scope};
 pub use ring::AccountRing;
+pub use subordinate::SubordinateIds;
 pub use time::TimeSpent;
+pub use user_pool::{PoolCharge, PoolOwner, UserPool};
 pub use work::{WorkCount, WorkSum};

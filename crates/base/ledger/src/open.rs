@@ -1,14 +1,24 @@
-//! Pools that others than users fill: hosts on the network, peers, and whoever opens a connection.
+//! Pools outside the accounts of a daemon: what hosts on the network, peers and scrapers fill, and what the connections of users
+//! take of a proxy.
 //!
-//! They have no accounts, so no share of a user limits them: a pool says how many places it has, whose places count together, and
-//! which one is given up when all are taken. A pool is made for a row of this table, and has the row's places. Documents and
-//! tests are made from the table; each row names the test that drives the pool to its limit beside others.
+//! A pool says how many places it has, whose places count together, and what happens when all are taken. A pool is made for a row
+//! of this table, and has the row's places, or fewer where the system or the configuration gives fewer. Documents and tests are
+//! made from the table; each row names the test that drives the pool to its limit beside others.
+//!
+//! Places of users are shared as those of a daemon are: [`crate::UserPool`].
+
+/// The part of what other users and the reserve leave that one user may have, and the part that is for root alone: those of
+/// [`crate::Policy`].
+const SHARE_PERCENT: usize = 50;
+const RESERVE_PERCENT: usize = 10;
 
 /// Whose places in a pool count together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceOwner {
     /// An IPv4 address, or the first 64 bits of an IPv6 address; over a socket in the file system a user.
     Source,
+    /// A user of the host, with the ids that were given to it (`/etc/subuid`).
+    User,
     /// None: what comes when the pool is full is handled without a place.
     NoOwner,
 }
@@ -18,6 +28,7 @@ impl PlaceOwner {
     pub const fn words(self) -> &'static str {
         match self {
             PlaceOwner::Source => "its source",
+            PlaceOwner::User => "its user",
             PlaceOwner::NoOwner => "none",
         }
     }
@@ -52,6 +63,11 @@ macro_rules! pools {
     };
 }
 
+/// Most places of one user, where the others use none.
+const fn of_one_user(places: usize) -> usize {
+    (places - places / 100 * RESERVE_PERCENT) / 100 * SHARE_PERCENT
+}
+
 /// The words before and after `::`.
 const fn split(test: &'static str) -> (&'static str, &'static str) {
     let bytes = test.as_bytes();
@@ -76,6 +92,18 @@ pools! {
     ProxyChannel, "proxy_channels", "control channels of a proxy on which no peer has introduced itself", "a proxy", 64, Source, 8,
         "a random one of the same source, or of the one with the most, ends; peers' addresses have places of their own",
         "frontends/proxy/src/control/front.rs::a_source_has_its_share_and_leaves_the_others_theirs";
+    ProxySocket, "proxy_sockets", "sockets of connections, two for each that a program opens and one for each of a peer, and fewer with a lower `LimitNOFILE=`",
+        "a worker of a proxy", 1 << 20, User, of_one_user(1 << 20),
+        "a program's SYN is dropped, so that its TCP tries again, or its connection is reset; a peer's stream goes by TCP",
+        "frontends/proxy/src/worker/shares.rs::a_user_with_all_it_may_have_leaves_others_sockets";
+    ProxySyn, "proxy_syns", "SYNs of programs that are held until the server's answer is known",
+        "a worker of a proxy", 8192, User, of_one_user(8192),
+        "the SYN passes at once: the program is connected before the server has answered",
+        "frontends/proxy/src/worker/shares.rs::a_user_whose_syns_fill_its_share_leaves_others_places";
+    ProxyMemory, "proxy_memory", "bytes of first rings and windows, and of buffers of connections by TCP, and fewer as `memory` and `workers` say",
+        "a worker of a proxy", 1 << 46, User, of_one_user(1 << 46),
+        "the connection goes by TCP, with small buffers",
+        "frontends/proxy/src/worker/shares.rs::a_user_that_fills_its_share_of_the_memory_leaves_others_streams";
 }
 
 #[cfg(test)]
@@ -97,7 +125,7 @@ mod tests {
                 pool.name()
             );
         }
-        println!("{} rows of pools that others than users fill, each with a test", OpenPool::ALL.len());
+        println!("{} rows of pools outside the accounts, each with a test", OpenPool::ALL.len());
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub struct ProxyConfig {
     /// Memory for all streams.
     #[serde(default = "default_memory")]
     pub memory: String,
+    /// Percent of what other users leave that the connections of one user may have.
+    #[serde(default = "default_share")]
+    pub user_share: u8,
     /// Unix socket of `burst proxy ls` and others.
     pub admin: Option<PathBuf>,
     /// File with more peers; watched.
@@ -77,6 +80,10 @@ fn default_window() -> String {
 
 fn default_memory() -> String {
     "2GiB".into()
+}
+
+fn default_share() -> u8 {
+    50
 }
 
 fn default_mark() -> u32 {
@@ -269,11 +276,15 @@ impl ProxyConfig {
         Ok(())
     }
 
+    /// The number of workers; what one user may have of each is checked, too.
     fn checked_workers(&self) -> Result<u32, String> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let workers = self.workers.unwrap_or((cores / 2).clamp(1, 4));
         if workers == 0 || workers > WORKERS_MAX {
             return Err(format!("workers = {workers}: between 1 and {WORKERS_MAX} are possible"));
+        }
+        if !(1..=100).contains(&self.user_share) {
+            return Err(format!("user_share = {}: percent, from 1 to 100", self.user_share));
         }
         Ok(workers)
     }
@@ -294,6 +305,11 @@ impl Checked {
     /// Address of the RDMA listener, without port.
     pub fn rdma(&self) -> IpAddr {
         self.config.rdma.unwrap_or(self.config.listen.ip())
+    }
+
+    /// Bytes of memory of one worker.
+    pub fn memory_share(&self) -> u64 {
+        self.memory / u64::from(self.workers)
     }
 
     /// Path of the admin socket.
@@ -338,6 +354,7 @@ impl Checked {
             ("window", self.window == before.window),
             ("window_max", self.window_max == before.window_max),
             ("memory", self.memory == before.memory),
+            ("user_share", new.user_share == old.user_share),
             ("admin", self.admin() == before.admin()),
             ("directory", new.directory == old.directory),
             ("mark", new.mark == old.mark),

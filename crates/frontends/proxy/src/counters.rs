@@ -42,6 +42,7 @@ counters! {
     ConnectionsNotNamed, "connections_not_named", "Accepted connections closed because no rule [[take]] names their destination.";
     ConnectionsByTcp, "connections_by_tcp", "Taken connections relayed by a second TCP connection instead of a peer.";
     ConnectionsRefused, "connections_refused", "Taken connections that no peer could carry, and that were refused because nothing may go in clear.";
+    ConnectionsOverShare, "connections_over_share", "Connections refused because their user has all that it may have (SYNs dropped: the program's TCP tries again).";
     ConnectsRefused, "connects_refused", "Connects that could not be taken, and were dropped because nothing may go in clear (nf_tables only).";
     AcceptsPaused, "accepts_paused", "Times that a worker stopped accepting for want of descriptors.";
     // --- streams

@@ -23,6 +23,7 @@ mod nft;
 mod pool;
 mod rdma;
 mod serve;
+mod socket_owner;
 mod sys;
 mod tls;
 mod unreachable;

@@ -212,6 +212,11 @@ impl WindowPool {
         Self::region_bytes(len) * (1 + u64::from(is_sealed))
     }
 
+    /// Bytes of memory of a stream's first ring and window.
+    pub fn first_bytes(&self) -> u64 {
+        self.next_region_bytes() / SLOTS as u64
+    }
+
     /// Bytes of memory that the next region of first rings and windows takes.
     pub fn next_region_bytes(&self) -> u64 {
         Self::region_memory(self.len, self.is_sealed)

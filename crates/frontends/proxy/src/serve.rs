@@ -9,6 +9,7 @@ use crate::intercept::steer::NftSteering;
 use crate::intercept::watch::{self, TakenHere};
 use crate::intercept::{self, Interception, TakenOfGroup};
 use crate::message::Report;
+use crate::socket_owner::SocketTable;
 use crate::sys::{self, Waker};
 use crate::tls::TlsKeys;
 use crate::worker::{NetworkPlace, RelayWorker, WorkerStart, listener};
@@ -115,6 +116,7 @@ impl PlacesMade {
         // takes some time, in which a listener would take connections that no worker relays.
         let held = if rules.takes.is_empty() { None } else { hold_syns(config) };
         let made = set_up(config, namespace.as_ref().unwrap_or(own), rules);
+        let tables: Vec<_> = (0..config.workers).map(|_| SocketTable::open()).collect();
         sys::enter_namespace(own).map_err(|e| format!("{OWN}: {e}"))?;
         let (taken_by, listeners, prefixes) = made.map_err(|why| failed(&why))?;
         let keep_alive = matches!(taken_by, Some((Interception::Nft(_), _)));
@@ -126,10 +128,19 @@ impl PlacesMade {
         let (rules_of_syns, queues) = held.unzip();
         self.syn_rules.extend(rules_of_syns);
         let mut queues = queues.unwrap_or_default().into_iter();
-        for (places, listeners) in self.places.iter_mut().zip(listeners) {
+        for ((places, listeners), sockets) in self.places.iter_mut().zip(listeners).zip(tables) {
             let (takes, serves) = (rules.takes.clone(), rules.serves.clone());
             let (namespace, queue) = (namespace.clone(), queues.next());
-            places.push(NetworkPlace { namespace, listeners, queue, keep_alive, takes, serves });
+            let sockets = sockets.map_err(|e| failed(&format!("sock_diag: {e}")))?;
+            places.push(NetworkPlace {
+                namespace,
+                listeners,
+                queue,
+                sockets: Some(sockets),
+                keep_alive,
+                takes,
+                serves,
+            });
         }
         Ok(())
     }

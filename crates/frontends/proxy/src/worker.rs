@@ -24,6 +24,7 @@ mod rdma_port;
 mod receive;
 mod round_trips;
 mod seals;
+mod shares;
 mod snapshot;
 mod sockets;
 mod streams;
@@ -56,6 +57,7 @@ use env::WorkerEnv;
 use held_syns::HeldSyns;
 use links::LinkFault;
 use place::NetworkPlaces;
+use shares::WorkerShares;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -123,6 +125,11 @@ impl RelayWorker {
         poll.add(&start.wake, EventFlags::IN, PollToken::Wake.to_bits())?;
         let mut env = WorkerEnv {
             number: start.number,
+            shares: WorkerShares::new(
+                start.config.workers,
+                start.config.memory_share(),
+                start.config.config.user_share,
+            ),
             config: start.config,
             places: NetworkPlaces::new(start.places, start.own_namespace),
             syns: HeldSyns::default(),

@@ -183,7 +183,11 @@ impl Host {
         if self.authority.sees_all(uid) {
             return uid;
         }
-        let owner = self.subordinate_ids.lock().unwrap_or_else(PoisonError::into_inner).owner_of(uid);
+        let owner = self
+            .subordinate_ids
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .owner_of(uid, |why| tracing::warn!("{why}"));
         if self.authority.sees_all(owner) { uid } else { owner }
     }
 

@@ -59,7 +59,14 @@ impl RelayWorker {
             Some(SynOwner::Pair(key)) => self.pairs.join(&mut self.env, key, socket),
             // Closed with its option set: a reset.
             Some(SynOwner::None) => self.env.count(ProxyCounter::SocketsWithoutStream),
-            None => self.dispatch(TcpEnd { place, socket: Some(socket), ends }),
+            None => {
+                let owner = self.env.shares.owner_of(&self.env.places, place, ends);
+                match self.env.shares.connection(owner) {
+                    Some(charges) => self.dispatch(TcpEnd { place, socket: Some(socket), ends, charges }),
+                    // Closed with its option set: a reset.
+                    None => self.env.note_over_share(ends),
+                }
+            }
         }
     }
 
@@ -89,9 +96,18 @@ impl RelayWorker {
         if here.named(config, syn.server).is_none() || is_own() {
             return self.env.decide(queued, Verdict::Pass);
         }
+        let owner = self.env.shares.owner_of(&self.env.places, place, ends);
+        let Some(charges) = self.env.shares.connection(owner) else {
+            self.env.note_over_share(ends);
+            return self.env.decide(queued, Verdict::Drop);
+        };
+        let Some(syn) = self.env.shares.syn(owner) else {
+            // As with a full queue. The sockets are charged again when it is accepted.
+            return self.env.decide(queued, Verdict::Pass);
+        };
         self.env.count(ProxyCounter::SynsHeld);
-        self.env.syns.hold(ends, queued);
-        self.dispatch(TcpEnd { place, socket: None, ends });
+        self.env.syns.hold(ends, queued, Some(syn));
+        self.dispatch(TcpEnd { place, socket: None, ends, charges });
     }
 
     /// A copy of a SYN has come.

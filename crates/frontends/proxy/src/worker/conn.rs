@@ -4,6 +4,7 @@
 //! outbox has no room, or after 256 KiB.
 
 use super::credit_rounds::CreditRounds;
+use super::shares::ConnCharges;
 use super::sockets::{Ends, SOCKET_BUFFER, TURN_BYTES, TcpEnd, close_in_order};
 use super::watched_socket::{Received, WatchedSocket};
 use crate::pool::{WindowPool, WindowSlot};
@@ -37,6 +38,8 @@ pub(super) struct ProxyConn {
     pub(super) stream: Stream,
     /// The stream's memory in the link's pool; `None`: it was refused.
     pub(super) slot: Option<WindowSlot>,
+    /// What it has of the worker's pools.
+    pub(super) charges: ConnCharges,
     /// Whether the window limits the stream.
     pub(super) rounds: CreditRounds,
     /// It is in the list of those that have a turn.
@@ -96,6 +99,7 @@ impl ProxyConn {
             place: end.place,
             stream,
             slot,
+            charges: end.charges,
             rounds: CreditRounds::default(),
             queued: false,
             waits: false,
@@ -122,6 +126,7 @@ impl ProxyConn {
         if is_complete {
             self.phase = Phase::Ended;
             self.socket.take().iter().for_each(close_in_order);
+            self.charges.sockets = None;
             self.stream.end(Outcome::Clean, outbox);
         }
         is_complete

@@ -4,6 +4,7 @@
 use super::decisions::Decisions;
 use super::held_syns::{HeldSyns, QueuedSyn, SynOwner};
 use super::place::NetworkPlaces;
+use super::shares::WorkerShares;
 use super::sockets::{Ends, WATCHED};
 use super::table::Generations;
 use super::tick_timer::TickTimer;
@@ -13,6 +14,7 @@ use crate::counters::{ProxyCounter, ProxyCounters};
 use crate::hold::Verdict;
 use crate::message::Report;
 use crate::sys::{Poll, Waker};
+use burst_base::Reason;
 use std::io::{Error, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,6 +28,7 @@ pub(super) struct WorkerEnv {
     pub(super) config: Arc<Checked>,
     pub(super) places: NetworkPlaces,
     pub(super) syns: HeldSyns,
+    pub(super) shares: WorkerShares,
     pub(super) poll: Poll,
     pub(super) timer: TickTimer,
     pub(super) generations: Generations,
@@ -36,7 +39,7 @@ pub(super) struct WorkerEnv {
     /// Numbers of SYNs with what was decided about them.
     #[cfg(test)]
     pub(super) decided: Vec<(u32, Verdict)>,
-    /// Bytes of memory for connections relayed by TCP.
+    /// Bytes of memory for connections relayed by TCP, without the small buffers of those that have no share of it.
     pub(super) pair_bytes: u64,
     pub(super) reports: Sender<Report>,
     pub(super) wake_control: Arc<Waker>,
@@ -45,7 +48,7 @@ pub(super) struct WorkerEnv {
 impl WorkerEnv {
     /// Bytes of memory that this worker may use.
     pub(super) fn memory_share(&self) -> u64 {
-        self.config.memory / u64::from(self.config.workers)
+        self.config.memory_share()
     }
 
     /// The mark of intercepted connections.
@@ -83,6 +86,12 @@ impl WorkerEnv {
         self.count(ProxyCounter::AcceptsPaused);
         self.places.pause(&self.poll);
         self.timer.start();
+    }
+
+    /// A connection is refused: its user has all that it may have.
+    pub(super) fn note_over_share(&mut self, (client, server): Ends) {
+        self.count(ProxyCounter::ConnectionsOverShare);
+        self.decisions.note(client, server, Reason::ProxyUserShare);
     }
 
     /// Decides about a SYN of a queue.

@@ -7,6 +7,7 @@ use super::sockets::TcpEnd;
 use super::{NetworkPlace, RelayWorker, WorkerStart};
 use crate::config::{Checked, ProxyConfig};
 use crate::message::{Command, Introduction, PeerUp, Report};
+use crate::socket_owner::SocketTable;
 use crate::sys::Waker;
 use burst_relay::{ChannelSecret, EXPORT_BYTES, Header, LinkHello, MessageKind, PeerWindow, WindowOf};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -59,6 +60,7 @@ impl FuzzedWorker {
             namespace: None,
             listeners: Vec::new(),
             queue: None,
+            sockets: SocketTable::open().ok(),
             keep_alive: false,
             takes: vec![0],
             serves: vec![0],
@@ -181,8 +183,10 @@ impl FuzzedWorker {
         }
         self.port = self.port.wrapping_add(1).max(1024);
         let ends = (([127, 0, 0, 1], self.port).into(), ([127, 0, 0, 2], 9).into());
-        let taken = TcpEnd { place: 0, socket: Some(accepted), ends };
         let RelayWorker { streams, pairs, env, .. } = &mut self.worker;
+        let owner = env.shares.owner_of(&env.places, 0, ends);
+        let Some(charges) = env.shares.connection(owner) else { return };
+        let taken = TcpEnd { place: 0, socket: Some(accepted), ends, charges };
         let left = match streams.links.choose(ends.1) {
             Ok(link) => streams.open(env, link, taken),
             Err(why) => Err((taken, why)),

@@ -14,6 +14,7 @@
 use super::sockets::Ends;
 use super::table::TableKey;
 use super::token::StreamKey;
+use burst_ledger::PoolCharge;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,7 @@ pub(super) struct QueuedSyn {
     pub(super) seq: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct HeldSyn {
     syn: QueuedSyn,
     owner: SynOwner,
@@ -67,6 +68,8 @@ struct HeldSyn {
     until: Option<Instant>,
     /// Copies that have passed after it.
     copies: u8,
+    /// Its place in the queue; `None`: it has passed.
+    charge: Option<PoolCharge>,
 }
 
 /// SYNs that are held, and those that have passed and lead to a socket soon.
@@ -93,8 +96,8 @@ impl HeldSyns {
     }
 
     /// Adds a SYN, which has no owner yet.
-    pub(super) fn hold(&mut self, ends: Ends, syn: QueuedSyn) {
-        let before = self.held.insert(ends, HeldSyn { syn, owner: SynOwner::None, until: None, copies: 0 });
+    pub(super) fn hold(&mut self, ends: Ends, syn: QueuedSyn, charge: Option<PoolCharge>) {
+        let before = self.held.insert(ends, HeldSyn { syn, owner: SynOwner::None, until: None, copies: 0, charge });
         debug_assert!(before.is_none(), "a repeated SYN is not held");
     }
 
@@ -115,6 +118,7 @@ impl HeldSyns {
         let held = self.held.get_mut(&ends).filter(|held| held.owner == owner && held.until.is_none())?;
         let until = now + ACCEPTED_MAX;
         held.until = Some(until);
+        held.charge = None;
         let syn = held.syn;
         self.passed.push_back((until, ends));
         self.forget_joined();
@@ -187,7 +191,7 @@ mod tests {
 
     fn held_for(owner: SynOwner) -> HeldSyns {
         let mut syns = HeldSyns::default();
-        syns.hold(ends(), SYN);
+        syns.hold(ends(), SYN, None);
         syns.set_owner(ends(), owner);
         syns
     }
@@ -215,7 +219,7 @@ mod tests {
         syns.pass(ends(), pair(1), now);
         for n in 0..100_000u32 {
             let ends = (([10, 0, (n >> 8) as u8, n as u8], 7).into(), ([10, 0, 0, 2], 80).into());
-            syns.hold(ends, SYN);
+            syns.hold(ends, SYN, None);
             syns.set_owner(ends, pair(2));
             assert_eq!(syns.pass(ends, pair(2), now), Some(SYN));
             assert_eq!(syns.take_passed(ends), Some(pair(2)));

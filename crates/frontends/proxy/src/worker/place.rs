@@ -3,6 +3,7 @@
 use super::token::PollToken;
 use crate::config::{Checked, PlaceRules, within};
 use crate::hold::SynQueue;
+use crate::socket_owner::SocketTable;
 use crate::sys::{self, EventFlags, Poll};
 use std::io::Result;
 use std::net::{IpAddr, SocketAddr};
@@ -18,6 +19,8 @@ pub struct NetworkPlace {
     pub listeners: Vec<OwnedFd>,
     /// This worker's held SYNs here; `None`: the kernel answers them at once.
     pub queue: Option<SynQueue>,
+    /// The sockets of programs here; `None`: their users cannot be found.
+    pub sockets: Option<SocketTable>,
     /// Accepted sockets have keepalives: rules of nf_tables would forget connections without packets.
     pub keep_alive: bool,
     /// Indices of the configuration's `take`s here.
@@ -143,7 +146,15 @@ mod tests {
 
     fn place(takes: &[usize], serves: &[usize]) -> NetworkPlace {
         let (takes, serves) = (takes.to_vec(), serves.to_vec());
-        NetworkPlace { namespace: None, listeners: Vec::new(), queue: None, keep_alive: false, takes, serves }
+        NetworkPlace {
+            namespace: None,
+            listeners: Vec::new(),
+            queue: None,
+            sockets: None,
+            keep_alive: false,
+            takes,
+            serves,
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! connection when they are closed, also by the death of the process, until both directions have ended in order: so a program
 //! never takes a cut stream for a whole one.
 
+use super::shares::ConnCharges;
 use crate::sys::{self, EventFlags};
 use rustix::net::{self, sockopt};
 use std::io::{Error, ErrorKind, Result};
@@ -36,6 +37,8 @@ pub(super) struct TcpEnd {
     pub(super) socket: Option<OwnedFd>,
     /// Client and server.
     pub(super) ends: Ends,
+    /// What it has of the worker.
+    pub(super) charges: ConnCharges,
 }
 
 /// The mark of the proxy's own connections, which no policy takes and no rule routes: the intercepted ones' plus 2^16.

@@ -9,6 +9,7 @@ use super::conn::{Phase, ProxyConn, ReadStop, ReadTurn};
 use super::env::WorkerEnv;
 use super::held_syns::SynOwner;
 use super::links::Links;
+use super::shares::ConnCharges;
 use super::snapshot::StreamView;
 use super::sockets::TcpEnd;
 use super::token::{PollToken, StreamKey};
@@ -65,8 +66,12 @@ impl Streams {
     /// Opens a stream of a link for a taken connection.
     ///
     /// # Errors
-    /// There is no memory or no number for it.
-    pub(super) fn open(&mut self, env: &mut WorkerEnv, at: usize, taken: TcpEnd) -> Result<(), ByTcp> {
+    /// There is no memory or no number for it, or its user has all the memory that it may have.
+    pub(super) fn open(&mut self, env: &mut WorkerEnv, at: usize, mut taken: TcpEnd) -> Result<(), ByTcp> {
+        let bytes = self.links.get(at).map_or(0, |link| link.pool.first_bytes());
+        if !env.shares.memory(&mut taken.charges, bytes) {
+            return Err((taken, Reason::ProxyUserShare));
+        }
         let Some(slot) = self.links.take_slot(env, at) else { return Err((taken, Reason::ProxyNoMemory)) };
         let Some(link) = self.links.get_mut(at) else { return Err((taken, Reason::ProxyNoLink)) };
         let Some(id) = link.take_id() else {
@@ -285,6 +290,7 @@ impl Streams {
         conn.phase = Phase::Ended;
         // Closed with the option set when it was made: RST.
         drop(conn.socket.take());
+        conn.charges.sockets = None;
         let ends = conn.ends;
         if !conn.stream.has_ended() {
             conn.stream.end(outcome, outbox);
@@ -341,5 +347,6 @@ fn release_end(env: &mut WorkerEnv, conn: &mut ProxyConn, key: StreamKey) -> Opt
         }
         None => return None,
     };
-    Some(TcpEnd { place, socket, ends })
+    let charges = ConnCharges { sockets: conn.charges.sockets.take(), memory: None };
+    Some(TcpEnd { place, socket, ends, charges })
 }

@@ -1,6 +1,7 @@
 //! One connection relayed by TCP alone: the program's socket and the one to the server, joined by two buffers.
 
-use super::sockets::{Ends, TURN_BYTES, close_in_order};
+use super::shares::ConnCharges;
+use super::sockets::{Ends, TURN_BYTES, TcpEnd, close_in_order};
 use super::watched_socket::{Received, WatchedSocket};
 use crate::intercept::steer;
 use crate::sys::EventFlags;
@@ -37,6 +38,7 @@ pub(super) struct TcpPair {
     pub(super) queued: bool,
     pub(super) ends: Ends,
     pub(super) why: Reason,
+    charges: ConnCharges,
 }
 
 impl RelayDirection {
@@ -97,10 +99,11 @@ impl RelayDirection {
 }
 
 impl TcpPair {
-    /// `bytes`: of each buffer.
-    pub(super) fn new(sockets: [Option<OwnedFd>; 2], bytes: usize, keep_alive: bool, ends: Ends, why: Reason) -> Self {
+    /// `bytes`: of each buffer. `onward`: to the server.
+    pub(super) fn new(taken: TcpEnd, onward: OwnedFd, bytes: usize, keep_alive: bool, why: Reason) -> Self {
+        let TcpEnd { socket, ends, charges, .. } = taken;
         Self {
-            sockets: sockets.map(WatchedSocket::new),
+            sockets: [socket, Some(onward)].map(WatchedSocket::new),
             directions: [RelayDirection::new(bytes), RelayDirection::new(bytes)],
             connected: false,
             keep_alive,
@@ -108,11 +111,15 @@ impl TcpPair {
             queued: false,
             ends,
             why,
+            charges,
         }
     }
 
-    /// Bytes of both buffers.
+    /// Bytes of both buffers that count as memory of streams: small ones are a part of what a socket costs.
     pub(super) fn bytes(&self) -> u64 {
+        if self.charges.memory.is_none() {
+            return 0;
+        }
         self.directions.iter().map(|direction| direction.buffer.len() as u64).sum()
     }
 

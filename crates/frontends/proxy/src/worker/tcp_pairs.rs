@@ -32,11 +32,11 @@ pub(super) struct TcpPairs {
 
 impl TcpPairs {
     /// Relays a taken connection, or refuses it if nothing may go in clear.
-    pub(super) fn relay(&mut self, env: &mut WorkerEnv, (taken, why): (TcpEnd, Reason)) {
+    pub(super) fn relay(&mut self, env: &mut WorkerEnv, (mut taken, why): (TcpEnd, Reason)) {
         if env.config.config.encrypt == EncryptLinks::Only {
             return refuse(env, taken, why);
         }
-        let TcpEnd { place, socket, ends: (client, server) } = taken;
+        let TcpEnd { place, ends: (client, server), .. } = taken;
         env.count(ProxyCounter::ConnectionsByTcp);
         env.decisions.note(client, server, why);
         let mark = env.mark();
@@ -50,14 +50,14 @@ impl TcpPairs {
                 return crate::log(format_args!("{client} to {server} by TCP: {e}"));
             }
         };
-        // Without memory left a connection goes on slowly rather than not at all.
+        // Without memory left, or with no more for its user, a connection goes on slowly rather than not at all.
         let window = env.config.window;
-        let full = env.pair_bytes + 2 * u64::from(window) > env.memory_share();
+        let both = 2 * u64::from(window);
+        let full = env.pair_bytes + both > env.memory_share() || !env.shares.memory(&mut taken.charges, both);
         let bytes = if full { PAIR_BYTES_MIN.min(window as usize) } else { window as usize };
         let keep_alive = env.places.get(place).keep_alive;
-        let is_held = socket.is_none();
-        let sockets = [socket, Some(onward)];
-        let pair = TcpPair::new(sockets, bytes, keep_alive, (client, server), why);
+        let is_held = taken.socket.is_none();
+        let pair = TcpPair::new(taken, onward, bytes, keep_alive, why);
         let key = self.pairs.insert(&mut env.generations, pair);
         let Some(pair) = self.pairs.get(key) else { return };
         env.pair_bytes += pair.bytes();

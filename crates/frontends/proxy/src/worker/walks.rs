@@ -4,6 +4,7 @@
 use super::conn::Phase;
 use super::fuzzed_worker::FuzzedWorker;
 use super::links::{REGIONS_AT_ONCE, SWEEP_PAUSE};
+use super::shares::ConnCharges;
 use super::sockets::TcpEnd;
 use super::token::StreamKey;
 use super::{CONNS_AT_ONCE, RelayWorker};
@@ -22,7 +23,12 @@ fn with_opening(count: u16) -> FuzzedWorker {
     let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
     let server = ([127, 0, 0, 2], 9).into();
     for port in 0..count {
-        let taken = TcpEnd { place: 0, socket: None, ends: (([127, 0, 0, 1], 1024 + port).into(), server) };
+        let taken = TcpEnd {
+            place: 0,
+            socket: None,
+            ends: (([127, 0, 0, 1], 1024 + port).into(), server),
+            charges: ConnCharges::default(),
+        };
         let link = streams.links.choose(server).expect("the peer's link");
         assert!(streams.open(env, link, taken).is_ok(), "memory for {port}");
     }

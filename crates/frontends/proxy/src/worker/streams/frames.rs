@@ -7,8 +7,10 @@ use crate::worker::conn::{Phase, ProxyConn};
 use crate::worker::decisions::reason;
 use crate::worker::env::WorkerEnv;
 use crate::worker::held_syns::SynOwner;
+use crate::worker::shares::ConnCharges;
 use crate::worker::sockets::{self, Ends, TcpEnd};
 use crate::worker::token::{PollToken, StreamKey};
+use burst_ledger::PoolOwner;
 use burst_relay::{Frame, Outcome, PeerFault, Stream};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -108,15 +110,12 @@ impl Streams {
         let connected = match slot {
             _ if env.draining => Err(Outcome::Draining),
             None => Err(Outcome::NoMemory),
-            Some(_) => connect_server(env, ends),
+            Some(_) => self.connect_for_peer(env, at, ends),
         };
-        // Some of those that wait may have ended.
-        let is_full = self.postponed.len() >= POSTPONED_MAX;
-        let connected =
-            connected.and_then(|end| if end.socket.is_none() && is_full { Err(Outcome::NoMemory) } else { Ok(end) });
+        let connected = connected.and_then(|end| self.admit_postponed(end));
         let (refused, waits) =
             (connected.as_ref().err().copied(), matches!(&connected, Ok(end) if end.socket.is_none()));
-        let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends });
+        let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends, charges: ConnCharges::default() });
         let key = self.add(env, at, ProxyConn::new(Phase::Connecting, end, stream, slot));
         match (refused, key) {
             (Some(outcome), Some(key)) => self.refuse(env, key, outcome),
@@ -130,6 +129,19 @@ impl Streams {
             }
             _ => env.count(ProxyCounter::StreamsAccepted),
         }
+    }
+
+    /// Connects to the server of a peer's stream, at the cost of the peer's share of the sockets.
+    fn connect_for_peer(&self, env: &WorkerEnv, at: usize, ends: Ends) -> Result<TcpEnd, Outcome> {
+        let peer = self.links.get(at).ok_or(Outcome::NotServed)?.peer;
+        let charges = env.shares.connection(PoolOwner::Peer(peer)).ok_or(Outcome::NoMemory)?;
+        connect_server(env, ends).map(|end| TcpEnd { charges, ..end })
+    }
+
+    /// A connect that has to be tried again, if there is a place for it. Some of those that wait may have ended.
+    fn admit_postponed(&self, end: TcpEnd) -> Result<TcpEnd, Outcome> {
+        let is_full = self.postponed.len() >= POSTPONED_MAX;
+        if end.socket.is_none() && is_full { Err(Outcome::NoMemory) } else { Ok(end) }
     }
 
     /// Ends a stream whose server could not be reached; the opener learns why.
@@ -197,14 +209,47 @@ fn connect_server(env: &WorkerEnv, ends: Ends) -> Result<TcpEnd, Outcome> {
     let ((client, server), mark) = (ends, env.mark());
     let place = env.places.serving(&env.config, server.ip()).ok_or(Outcome::NotServed)?;
     match env.places.enter(place, || sockets::connect_as(client, server, mark)) {
-        Ok(socket) => Ok(TcpEnd { place, socket: Some(socket), ends }),
+        Ok(socket) => Ok(TcpEnd { place, socket: Some(socket), ends, charges: ConnCharges::default() }),
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => Err(Outcome::Refused),
         Err(e) if matches!(e.kind(), ErrorKind::AddrNotAvailable | ErrorKind::AddrInUse) => {
-            Ok(TcpEnd { place, socket: None, ends })
+            Ok(TcpEnd { place, socket: None, ends, charges: ConnCharges::default() })
         }
         Err(e) => {
             crate::log(format_args!("cannot connect to {server} from {client}: {e}"));
             Err(Outcome::NotServed)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::RelayWorker;
+    use crate::worker::fuzzed_worker::FuzzedWorker;
+    use crate::worker::table::{ConnTable, Generations};
+
+    #[test]
+    fn connects_are_postponed_up_to_a_bound_and_those_that_have_ended_make_room_in_turns() {
+        let mut fuzzed = FuzzedWorker::new(false).expect("descriptors");
+        let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
+        let again = || {
+            let ends = (([10, 9, 9, 9], 5).into(), ([127, 0, 0, 3], 9).into());
+            TcpEnd { place: 0, socket: None, ends, charges: ConnCharges::default() }
+        };
+        let (mut gone, mut generations, now) = (ConnTable::default(), Generations::default(), Instant::now());
+        for _ in 0..POSTPONED_MAX {
+            assert!(streams.admit_postponed(again()).is_ok());
+            // Of a stream that has ended since.
+            let key = StreamKey { link: 0, key: gone.insert(&mut generations, ()) };
+            streams.postponed.push_back(PostponedConnect { key, next: now, wait: RETRY_FIRST, until: now });
+        }
+        assert_eq!(streams.admit_postponed(again()).err(), Some(Outcome::NoMemory));
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a descriptor").into();
+        assert!(streams.admit_postponed(TcpEnd { socket: Some(socket), ..again() }).is_ok(), "it waits for nothing");
+        for tick in 1..=POSTPONED_MAX / CONNECTS_PER_TICK {
+            streams.connect_postponed(env, now);
+            assert_eq!(streams.postponed.len(), POSTPONED_MAX - tick * CONNECTS_PER_TICK);
+            assert!(streams.admit_postponed(again()).is_ok());
         }
     }
 }
