@@ -39,7 +39,7 @@ pub(super) struct ProxyConn {
     /// The stream's memory in the link's pool; `None`: it was refused.
     pub(super) slot: Option<WindowSlot>,
     /// What it has of the worker's pools.
-    pub(super) charges: ConnCharges,
+    pub(super) charges: Box<ConnCharges>,
     /// Whether the window limits the stream.
     pub(super) rounds: CreditRounds,
     /// It is in the list of those that have a turn.

@@ -78,14 +78,14 @@ impl WorkerShares {
         if sees_all(uid) {
             return PoolOwner::Privileged;
         }
-        let owner = self.subordinate.owner_of(uid, |why| crate::log(why));
+        let owner = self.subordinate.owner_of(uid, crate::log);
         PoolOwner::User(if sees_all(owner) { uid } else { owner })
     }
 
     /// Charges the sockets of a connection; `None`: its owner has all that it may have.
-    pub(super) fn connection(&self, owner: PoolOwner) -> Option<ConnCharges> {
+    pub(super) fn connection(&self, owner: PoolOwner) -> Option<Box<ConnCharges>> {
         let places = if matches!(owner, PoolOwner::Peer(_)) { 1 } else { CONN_SOCKETS };
-        self.sockets.charge(owner, places).map(|sockets| ConnCharges { sockets: Some(sockets), memory: None })
+        self.sockets.charge(owner, places).map(|sockets| Box::new(ConnCharges { sockets: Some(sockets), memory: None }))
     }
 
     /// Charges a place in the queue of SYNs.

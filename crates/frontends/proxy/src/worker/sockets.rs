@@ -38,7 +38,7 @@ pub(super) struct TcpEnd {
     /// Client and server.
     pub(super) ends: Ends,
     /// What it has of the worker.
-    pub(super) charges: ConnCharges,
+    pub(super) charges: Box<ConnCharges>,
 }
 
 /// The mark of the proxy's own connections, which no policy takes and no rule routes: the intercepted ones' plus 2^16.

@@ -347,6 +347,6 @@ fn release_end(env: &mut WorkerEnv, conn: &mut ProxyConn, key: StreamKey) -> Opt
         }
         None => return None,
     };
-    let charges = ConnCharges { sockets: conn.charges.sockets.take(), memory: None };
+    let charges = Box::new(ConnCharges { sockets: conn.charges.sockets.take(), memory: None });
     Some(TcpEnd { place, socket, ends, charges })
 }

@@ -38,7 +38,7 @@ pub(super) struct TcpPair {
     pub(super) queued: bool,
     pub(super) ends: Ends,
     pub(super) why: Reason,
-    charges: ConnCharges,
+    charges: Box<ConnCharges>,
 }
 
 impl RelayDirection {

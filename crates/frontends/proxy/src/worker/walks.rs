@@ -4,7 +4,6 @@
 use super::conn::Phase;
 use super::fuzzed_worker::FuzzedWorker;
 use super::links::{REGIONS_AT_ONCE, SWEEP_PAUSE};
-use super::shares::ConnCharges;
 use super::sockets::TcpEnd;
 use super::token::StreamKey;
 use super::{CONNS_AT_ONCE, RelayWorker};
@@ -27,7 +26,7 @@ fn with_opening(count: u16) -> FuzzedWorker {
             place: 0,
             socket: None,
             ends: (([127, 0, 0, 1], 1024 + port).into(), server),
-            charges: ConnCharges::default(),
+            charges: Box::default(),
         };
         let link = streams.links.choose(server).expect("the peer's link");
         assert!(streams.open(env, link, taken).is_ok(), "memory for {port}");

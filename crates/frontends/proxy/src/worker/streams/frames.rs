@@ -7,7 +7,6 @@ use crate::worker::conn::{Phase, ProxyConn};
 use crate::worker::decisions::reason;
 use crate::worker::env::WorkerEnv;
 use crate::worker::held_syns::SynOwner;
-use crate::worker::shares::ConnCharges;
 use crate::worker::sockets::{self, Ends, TcpEnd};
 use crate::worker::token::{PollToken, StreamKey};
 use burst_ledger::PoolOwner;
@@ -115,7 +114,7 @@ impl Streams {
         let connected = connected.and_then(|end| self.admit_postponed(end));
         let (refused, waits) =
             (connected.as_ref().err().copied(), matches!(&connected, Ok(end) if end.socket.is_none()));
-        let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends, charges: ConnCharges::default() });
+        let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends, charges: Box::default() });
         let key = self.add(env, at, ProxyConn::new(Phase::Connecting, end, stream, slot));
         match (refused, key) {
             (Some(outcome), Some(key)) => self.refuse(env, key, outcome),
@@ -209,10 +208,10 @@ fn connect_server(env: &WorkerEnv, ends: Ends) -> Result<TcpEnd, Outcome> {
     let ((client, server), mark) = (ends, env.mark());
     let place = env.places.serving(&env.config, server.ip()).ok_or(Outcome::NotServed)?;
     match env.places.enter(place, || sockets::connect_as(client, server, mark)) {
-        Ok(socket) => Ok(TcpEnd { place, socket: Some(socket), ends, charges: ConnCharges::default() }),
+        Ok(socket) => Ok(TcpEnd { place, socket: Some(socket), ends, charges: Box::default() }),
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => Err(Outcome::Refused),
         Err(e) if matches!(e.kind(), ErrorKind::AddrNotAvailable | ErrorKind::AddrInUse) => {
-            Ok(TcpEnd { place, socket: None, ends, charges: ConnCharges::default() })
+            Ok(TcpEnd { place, socket: None, ends, charges: Box::default() })
         }
         Err(e) => {
             crate::log(format_args!("cannot connect to {server} from {client}: {e}"));
@@ -234,7 +233,7 @@ mod tests {
         let RelayWorker { streams, env, .. } = &mut fuzzed.worker;
         let again = || {
             let ends = (([10, 9, 9, 9], 5).into(), ([127, 0, 0, 3], 9).into());
-            TcpEnd { place: 0, socket: None, ends, charges: ConnCharges::default() }
+            TcpEnd { place: 0, socket: None, ends, charges: Box::default() }
         };
         let (mut gone, mut generations, now) = (ConnTable::default(), Generations::default(), Instant::now());
         for _ in 0..POSTPONED_MAX {
