@@ -14,7 +14,8 @@ attack `huge` needs free huge pages (vm.nr_hugepages); without them it is skippe
 
 Before each attack the bystander runs alone. Expected of every attack: the daemon lives; no program of the bystander fails; its bandwidth is
 at least 0.8 and the 99th percentile of its rounds of control calls at most three times the value alone; at the end the daemon's memory is back within a
-tenth and its descriptors are back.
+tenth and its descriptors are back. A daemon has some 4 MiB, of which a tenth is less than an allocator keeps; so where memory is not back the attack is
+repeated, and must leave no more than the first one did.
 
 Where processors are few, an attack takes some of the bystander's by the kernel's scheduler, whatever the daemon does. So after an attack
 that misses a bound of bandwidth or calls, the bystander runs once more, beside programs that use as much processor time as the attack's did
@@ -583,17 +584,31 @@ class Hunt:
         if not daemon.running():
             return [*wrong, f"the daemon died: {daemon.text()[-1000:]}"]
         show(name, seen, self.alone)
-        back = lambda: daemon.rss_kib(files=False) <= 1.1 * memory and descriptors(daemon) <= fds  # noqa: E731
-        is_back = await_true(back, SETTLE_SECONDS)
-        figures = f"memory {memory} -> {daemon.rss_kib(files=False)} KiB, descriptors {fds} -> {descriptors(daemon)}"
+        is_back, figures = self.await_back(memory, fds)
         print(f"{'':22} {figures}")
-        if not is_back:
-            wrong.append(f"not back within a tenth after {SETTLE_SECONDS} s: {figures}")
+        if not is_back and not self.is_kept(name, fds):
+            wrong.append(f"not back within a tenth after {SETTLE_SECONDS} s, and more after a second attack: {figures}")
         for line in dict.fromkeys(line for line in said if line.startswith(("refused", "idle")) or "packets" in line):
             print(f"{'':22} {line[:160]}")
         if missed(seen, self.alone):
             wrong += self.control_run(seen, part, count)
         return wrong
+
+    def await_back(self, memory, fds):
+        """Waits until memory and descriptors are back within a tenth; whether they are, and the figures."""
+        daemon = self.fabric.b.daemon
+        is_back = await_true(lambda: daemon.rss_kib(files=False) <= 1.1 * memory and descriptors(daemon) <= fds, SETTLE_SECONDS)
+        return is_back, f"memory {memory} -> {daemon.rss_kib(files=False)} KiB, descriptors {fds} -> {descriptors(daemon)}"
+
+    def is_kept(self, name, fds):
+        """Whether what has not come back is what an allocator keeps: a second attack, as long as the first, leaves no more."""
+        memory = self.fabric.b.daemon.rss_kib(files=False)
+        hostile = self.start(name)
+        self.bystander.watch(self.seconds)
+        hostile.end()
+        is_kept, figures = self.await_back(memory, fds)
+        print(f"{'':22} after a second attack: {figures}")
+        return is_kept
 
     def control_run(self, seen, part, count):
         """The bounds that an attack misses also against a run beside programs that use as much processor time as the attack's."""
