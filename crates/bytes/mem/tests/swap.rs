@@ -785,19 +785,16 @@ fn again_without_privileges() {
     if !is_root() {
         return;
     }
-    let nobody = 65534;
     let dir = std::env::temp_dir().join(format!("burst-swap-test-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("directory");
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).expect("permissions");
     let copy = dir.join("swap-test");
     std::fs::copy(std::env::current_exe().expect("own path"), &copy).expect("copied");
-    // What was left out here (`--skip`, by `scripts/threads`) is left out there.
-    let skipped = std::env::args().skip_while(|word| word != "--skip");
-    let mut again = std::process::Command::new(&copy);
-    let out = again.uid(nobody).gid(nobody).current_dir("/").arg("--nocapture").args(skipped).output();
+    let words = std::env::args().skip_while(|word| word != "--skip"); // of `scripts/threads`
+    let (uid, mut again) = (65534, std::process::Command::new(&copy));
+    let out = again.uid(uid).gid(uid).current_dir("/").arg("--nocapture").args(words).output().expect("started");
     std::fs::remove_dir_all(&dir).expect("removed");
-    let out = out.expect("started");
     let text = String::from_utf8_lossy(&out.stderr);
-    let _ = writeln!(std::io::stderr(), "--- as uid {nobody}:\n{text}{}", String::from_utf8_lossy(&out.stdout));
+    let _ = writeln!(std::io::stderr(), "--- as uid {uid}:\n{text}{}", String::from_utf8_lossy(&out.stdout));
     assert!(out.status.success(), "{}", out.status);
 }
