@@ -141,6 +141,36 @@ def test_a_kernel_that_refuses_namespaces_gives_one_sentence(host, who):
     assert len(lines) == 2 and "refuses" in lines[0] and "--no-host-files" in lines[0], text
 
 
+# A device as Azure's machines have it, in the kernel's places.
+MAKE_FOREIGN = """
+mount -t tmpfs new /tmp
+mkdir -p /tmp/class/infiniband/mana_0/ports/1 /tmp/class/infiniband_verbs/uverbs0 /tmp/dev/infiniband
+for node in null zero full random urandom; do cp -a /dev/$node /tmp/dev; done
+mknod /tmp/dev/infiniband/uverbs0 c 231 192
+mount -t overlay kernel -o lowerdir=/tmp/class:/sys/class /sys/class && mount --bind /tmp/dev /dev && umount -l /tmp
+exec "$@"
+"""
+FOREIGN_PROBE = "cd /sys/class && ls infiniband infiniband_verbs /dev/infiniband; cat infiniband/burst0/ports/1/state; readlink -f infiniband/burst0/device; ls net"
+
+
+@pytest.mark.parametrize("user", [None, NOBODY], ids=["root", "nobody"])
+def test_devices_of_the_kernel_are_hidden(host, user):
+    drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"] if user else []
+    shell = ["unshare", "--mount", "sh", "-c", MAKE_FOREIGN, "x", *drop]
+    code, text = host.run(*shell, "ls", "/sys/class/infiniband", "/sys/class/infiniband_verbs", "/dev/infiniband")
+    assert code == 0 and "mana_0" in text and text.count("uverbs0") == 2, text
+    run = [burst_of(host), "run", "--socket", host.socket, "--no-start", "--"]
+    expected = ["/dev/infiniband:", "uverbs_burst0", "", "infiniband:", "burst0", "", "infiniband_verbs:", "4: ACTIVE",
+                "/sys/class/infiniband/burst0/device", "eth0", "lo"]
+    code, text = host.run(*shell, *run, "sh", "-c", FOREIGN_PROBE)
+    assert code == 0 and text.splitlines() == expected, text
+    # Nor does a program that asks the library find it; a nested run has nothing to do.
+    inner = "readlink /proc/self/ns/mnt"
+    code, text = host.run(*shell, *run, "sh", "-c", f'ibv_devices; {inner}; "$@" sh -c "{inner}"', "x", *run)
+    assert code == 0 and "burst0" in text and "mana_0" not in text, text
+    assert len(set(text.split()[-2:])) == 1, text
+
+
 MAKE_RUN_AND_DEV = """
 mount -t tmpfs run /run
 mount -t tmpfs dev /tmp

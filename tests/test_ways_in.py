@@ -1,6 +1,7 @@
 """Ways in which Burst's library gets into a program, and programs that were compiled against other releases of it."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,13 +47,38 @@ def vendored(tmp_path_factory):
     compile_ = ["cc", "-Wall", "-Wextra", "-Werror", source / "vendored.c"]
     as_library = ["-DLIBRARY", "-shared", "-fPIC", f"-Wl,-soname,{library}", f"-Wl,--version-script={source / 'versions.map'}"]
     subprocess.run([*compile_, *as_library, "-o", place / library], check=True)
-    subprocess.run([*compile_, place / library, "-Wl,-rpath,$ORIGIN", "-o", place / "program"], check=True)
+    packages = "lib/python3.11/site-packages/some.libs"
+    run_paths = ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath,$ORIGIN/../{packages}"]
+    subprocess.run([*compile_, place / library, *run_paths, "-o", place / "program"], check=True)
+    # And an environment of Python, in which the copy lies where auditwheel puts it.
+    for directory, file in (("environment/bin", place / "program"), (f"environment/{packages}", place / library)):
+        (place / directory).mkdir(parents=True)
+        shutil.copy(file, place / directory)
     return place / "program"
 
 
 def test_a_vendored_copy_gives_way_to_a_preload_alone(fabric, vendored):
     assert plainly(fabric.a, vendored, env={"LD_LIBRARY_PATH": str(LIB)}) == (0, "0 found\n")
     assert plainly(fabric.a, vendored, env=PRELOAD) == (0, "burst0\n1 found\n")
+
+
+def test_burst_run_finds_the_copy_of_an_environment(fabric, vendored):
+    """By the place of the program, of the interpreter that a script names, and by PYTHONPATH."""
+    run = [BUILD / "burst", "run", "--no-start", "--no-host-files", "--"]
+    environment = vendored.parent / "environment"
+    assert plainly(fabric.a, *run, environment / "bin" / "program", env={}) == (0, "burst0\n1 found\n")
+    script = vendored.parent / "script"
+    script.write_text(f"#!{environment / 'bin' / 'program'}\n")
+    script.chmod(0o755)
+    assert plainly(fabric.a, *run, script, env={}) == (0, "burst0\n1 found\n")
+    assert plainly(fabric.a, *run, vendored, env={"PYTHONPATH": str(environment / "lib/python3.11/site-packages")}) == (0, "burst0\n1 found\n")
+    # By an active environment, for a program that is not in it; the doctor names the copy.
+    active = {"VIRTUAL_ENV": str(environment), "PATH": "/usr/bin:/bin"}
+    assert plainly(fabric.a, *run, "sh", "-c", str(vendored), env=active) == (0, "burst0\n1 found\n")
+    _, text = plainly(fabric.a, BUILD / "burst", "doctor", env=active)
+    assert re.search(rf"^ok +wheels +{re.escape(str(environment))}/.*/libibverbs-1de1263b.so.1.14.48.0: burst run preloads", text, re.M), text
+    # Nothing is preloaded where no environment has a copy.
+    assert plainly(fabric.a, *run, "sh", "-c", "echo preloaded: $LD_PRELOAD", env={"PATH": "/usr/bin:/bin"}) == (0, "preloaded:\n")
 
 
 def test_structs_of_other_releases(fabric):

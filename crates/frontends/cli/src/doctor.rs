@@ -11,6 +11,7 @@ mod udp;
 use crate::install;
 use crate::ls;
 use crate::sockets::{self, FoundDaemon};
+use crate::vendored;
 use burst_control::DeviceInfo;
 use clap::ArgMatches;
 use serde_json::json;
@@ -54,6 +55,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("memlock", memlock),
     ("scheduler", scheduling),
     ("library", library_in_place),
+    ("wheels", copies_of_wheels),
     ("transfer", transfer),
 ];
 
@@ -258,6 +260,19 @@ fn library_in_place(inspection: &Inspection) -> Finding {
         }
         Ok(directory) => library::check(directory),
     }
+}
+
+/// Copies of libibverbs in environments of Python, over which `burst run` preloads.
+fn copies_of_wheels(_: &Inspection) -> Finding {
+    let found = vendored::copies(None);
+    let Some(first) = found.first() else {
+        return Finding::Ok("no environment of Python here carries a libibverbs of its own".to_owned());
+    };
+    let others = match found.len() - 1 {
+        0 => String::new(),
+        n => format!(" and {n} more"),
+    };
+    Finding::Ok(format!("{}{others}: burst run preloads Burst's library, which comes before it", first.display()))
 }
 
 fn transfer(inspection: &Inspection) -> Finding {

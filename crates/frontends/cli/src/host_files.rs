@@ -28,6 +28,8 @@ use std::path::{Path, PathBuf};
 const NODES: &str = "/dev/infiniband";
 /// Directory over which the tree is mounted.
 const CLASSES: &str = "/sys/class";
+/// Directory of the devices, below it.
+const DEVICES: &str = "infiniband";
 /// Name of Burst's mounts in the kernel's table.
 const MOUNT_NAME: &str = "burst";
 
@@ -58,7 +60,15 @@ impl DeviceSnapshot {
     fn is_shown(&self) -> bool {
         let classes = Path::new(CLASSES);
         self.nodes().all(|node| is_character_node(&Path::new(NODES).join(node)))
-            && self.devices.iter().all(|d| tree::shows(&classes.join("infiniband").join(&d.name), d))
+            && self.devices.iter().all(|d| tree::shows(&classes.join(DEVICES).join(&d.name), d))
+    }
+
+    /// Whether this process sees no devices beside these.
+    fn is_alone(&self) -> bool {
+        let ours: Vec<String> = self.nodes().chain(self.devices.iter().map(|d| d.name.clone())).collect();
+        let places = [PathBuf::from(NODES), Path::new(CLASSES).join(DEVICES)];
+        let entries = places.iter().filter_map(|place| place.read_dir().ok()).flatten().flatten();
+        entries.map(|entry| entry.file_name()).all(|name| ours.iter().any(|one| name == one.as_str()))
     }
 }
 

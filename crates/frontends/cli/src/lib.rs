@@ -29,6 +29,7 @@ mod sockets;
 mod stats;
 mod top;
 mod users;
+mod vendored;
 mod why;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};

@@ -6,6 +6,7 @@ use crate::in_process;
 use crate::install;
 use crate::sharing;
 use crate::sockets::{self, FoundDaemon};
+use crate::vendored;
 use burst_control::in_process::{LENT_MODE, MODE_ENV};
 use burst_control::socket_path::SOCKET_ENV;
 use burst_control::trust::{self, TRUST_ENV};
@@ -167,6 +168,9 @@ fn become_program(matches: &ArgMatches, libraries: &Path, variables: Vec<(&'stat
     let search = with_ours_first(libraries, std::env::var_os("LD_LIBRARY_PATH").as_deref());
     let mut command = Command::new(program);
     command.args(words).env("LD_LIBRARY_PATH", search).envs(variables);
+    if !vendored::copies(Some(program)).is_empty() {
+        command.env("LD_PRELOAD", vendored::preload(libraries, std::env::var_os("LD_PRELOAD").as_deref()));
+    }
     let error = command.exec();
     if error.kind() == ErrorKind::NotFound {
         return not_found(program);

@@ -7,9 +7,12 @@
 //! `/dev` may have no directory `infiniband`, and none can be made for a single program. So `/dev` is replaced by a directory
 //! with bind mounts of all old entries and a new entry. This directory and the tree for `/sys/class` are made in a small tmpfs
 //! that covers `/tmp` meanwhile.
+//!
+//! Devices of the kernel are hidden: cloud machines carry some that do not work (Azure's `mana_0`), and a program that looks for devices in these directories
+//! may take them. Burst's library could not open them in any case.
 
 use super::directory::OpenDirectory;
-use super::{CLASSES, DeviceSnapshot, MOUNT_NAME, NODES, failed, full_node, overlay_classes, tree};
+use super::{CLASSES, DEVICES, DeviceSnapshot, MOUNT_NAME, NODES, failed, full_node, overlay_classes, tree};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use std::fs;
 use std::io::ErrorKind;
@@ -19,12 +22,15 @@ use std::path::Path;
 /// Directory that the tmpfs covers while the files are made.
 const SCRATCH: &str = "/tmp";
 
-/// Moves this process to namespaces with the host files, unless it sees them already. The process must have one thread.
+/// Classes of files that the kernel has for each of its devices, beside the device's own.
+const OF_KERNEL_DEVICES: [&str; 3] = ["infiniband_verbs", "infiniband_mad", "infiniband_cm"];
+
+/// Moves this process to namespaces with the host files and no other devices, unless it sees just these already. The process must have one thread.
 ///
 /// # Errors
 /// A sentence. The process can go on: it may be in new namespaces, but no mount is half done.
 pub fn enter(snapshot: &DeviceSnapshot) -> Result<(), String> {
-    if snapshot.is_shown() {
+    if snapshot.is_shown() && snapshot.is_alone() {
         return Ok(());
     }
     leave_the_host()?;
@@ -70,7 +76,6 @@ fn make(snapshot: &DeviceSnapshot, scratch: &Path) -> Result<(), String> {
     let nodes = Path::new(NODES);
     let stage = scratch.join("dev");
     if nodes.is_dir() {
-        copy_bound(nodes, &stage)?;
         bind_nodes(snapshot, &stage)?;
         bind(&stage, nodes)?;
     } else {
@@ -79,7 +84,17 @@ fn make(snapshot: &DeviceSnapshot, scratch: &Path) -> Result<(), String> {
         bind_nodes(snapshot, &stage.join("infiniband"))?;
         bind(&stage, dev)?;
     }
-    overlay_classes(&classes)
+    // The overlay would unite the kernel's directories with ours.
+    let kernel = |class: &&str| Path::new(CLASSES).join(class).is_dir();
+    let (has_devices, others) =
+        (kernel(&DEVICES), OF_KERNEL_DEVICES.iter().filter(|class| kernel(*class)).collect::<Vec<_>>());
+    overlay_classes(&classes)?;
+    if has_devices {
+        bind(&scratch.join("class").join(DEVICES), &Path::new(CLASSES).join(DEVICES))?;
+    }
+    let nothing = scratch.join("nothing");
+    fs::create_dir(&nothing).map_err(failed("make", &nothing))?;
+    others.iter().try_for_each(|class| bind(&nothing, &Path::new(CLASSES).join(class)))
 }
 
 /// Makes `stage` a directory with bind mounts of all entries of `from`.
