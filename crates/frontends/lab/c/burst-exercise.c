@@ -65,7 +65,7 @@ struct side {
 	size_t length;
 };
 
-static void fail(const char *step, int error)
+static _Noreturn void fail(const char *step, int error)
 {
 	fprintf(stderr, "%s: %s\n", step, error ? strerror(error) : "failed");
 	exit(1);
