@@ -24,7 +24,7 @@ ROWS = {}
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "program(name, version): the row of the table; `version` is a package of Debian or a function")
+    config.addinivalue_line("markers", "program(name, version, mode=…): the row of the table; `version` is a package of Debian or a function, `mode` daemon or in process if not given")
     config.addinivalue_line("markers", "download: needs what only `scripts/install-deps --programs` brings, or takes long")
 
 
@@ -82,7 +82,7 @@ def pytest_runtest_makereport(item, call):
     if not marker or (report.when != "call" and report.passed):
         return
     callspec = getattr(item, "callspec", None)
-    mode = callspec.params.get("hosts", "daemon") if callspec else "daemon"
+    mode = marker.kwargs.get("mode") or (callspec.params.get("hosts", "daemon") if callspec else "daemon")
     if hasattr(report, "wasxfail"):
         result = f"known failure: {report.wasxfail}" if report.skipped else f"right, though a failure is known: {report.wasxfail}"
     elif report.skipped:
