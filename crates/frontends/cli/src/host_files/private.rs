@@ -87,7 +87,7 @@ fn make(snapshot: &DeviceSnapshot, scratch: &Path) -> Result<(), String> {
     // The overlay would unite the kernel's directories with ours.
     let kernel = |class: &&str| Path::new(CLASSES).join(class).is_dir();
     let (has_devices, others) =
-        (kernel(&DEVICES), OF_KERNEL_DEVICES.iter().filter(|class| kernel(*class)).collect::<Vec<_>>());
+        (kernel(&DEVICES), OF_KERNEL_DEVICES.iter().filter(|class| kernel(class)).collect::<Vec<_>>());
     overlay_classes(&classes)?;
     if has_devices {
         bind(&scratch.join("class").join(DEVICES), &Path::new(CLASSES).join(DEVICES))?;
