@@ -251,6 +251,12 @@ reasons! {
     CmUserShare, "cm_user_share", Refusal, "A connection request was rejected because the listener's user has its share of communication ids or of queued requests.", "Accept or reject requests faster, or end connections: burst ls --users shows cm_ids and cm_requests.";
     // --- shares of a proxy's users
     ProxyUserShare, "proxy_user_share", Refusal, "The connections of a user through the proxy have all sockets, or all memory, that they may have; with no memory left this one went by TCP.", "Close connections, raise user_share or LimitNOFILE=, or give the proxy more memory.";
+    // --- connections that burst proxy carried and that ended in error
+    ProxyProgramReset, "proxy_program_reset", Note, "The program at this host's end reset a connection: it ended or closed its socket without reading all that had come (or with SO_LINGER 0), or wrote after the other end was closed.", "Look in that program's log. The proxy passed the reset on to the other end, as TCP does.";
+    ProxyPeerReset, "proxy_peer_reset", Note, "The program at the peer's end reset a connection: it ended or closed its socket without reading all that had come (or with SO_LINGER 0), or its connection to the proxy there failed.", "Look in that program's log, and ask burst proxy why on the peer's host.";
+    ProxySocketFailed, "proxy_socket_failed", Note, "The kernel ended a program's connection with the proxy of its host, for want of something or because a keepalive had no answer.", "Look at the error beside it: descriptors (ulimit -n), memory, or a program that was stopped or cut off from its proxy.";
+    ProxyPeerLost, "proxy_peer_lost", Note, "A connection was reset at both ends because the other proxy was given up: its process or host has ended, it was away for longer than resume_s, it broke the protocol, or the policy no longer names it.", "Start the other proxy and see its log; use burst proxy drain before a restart, and raise resume_s for a network that is away for longer.";
+    ProxyTcpFailed, "proxy_tcp_failed", Note, "A connection that the proxy relayed by TCP failed: one of its two TCP connections could not be made or was reset.", "Look at the error beside it, and at the server; the reason why no peer carried the connection is named, too.";
 }
 
 impl Reason {

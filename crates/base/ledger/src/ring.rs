@@ -8,22 +8,24 @@ use crate::AccountId;
 use std::collections::VecDeque;
 
 /// The list.
+///
+/// `A`: what the accounts are known by.
 #[derive(Debug)]
-pub struct AccountRing<T> {
-    entries: VecDeque<(AccountId, T)>,
+pub struct AccountRing<T, A = AccountId> {
+    entries: VecDeque<(A, T)>,
     /// How many entries each account has; accounts without any are left out.
-    counts: Vec<(AccountId, usize)>,
+    counts: Vec<(A, usize)>,
     most: usize,
 }
 
-impl<T> AccountRing<T> {
+impl<T, A: Clone + PartialEq> AccountRing<T, A> {
     /// A list of at most `most` records, which takes no memory yet.
-    pub const fn new(most: usize) -> AccountRing<T> {
+    pub const fn new(most: usize) -> AccountRing<T, A> {
         AccountRing { entries: VecDeque::new(), counts: Vec::new(), most }
     }
 
     /// Adds a record. Without memory for it, it is left out.
-    pub fn push(&mut self, account: &AccountId, record: T) {
+    pub fn push(&mut self, account: &A, record: T) {
         if self.most == 0 {
             return;
         }
@@ -42,7 +44,7 @@ impl<T> AccountRing<T> {
     }
 
     /// Makes room for a record of `account`.
-    fn drop_one(&mut self, account: &AccountId) {
+    fn drop_one(&mut self, account: &A) {
         let most = self.counts.iter().map(|(_, count)| *count).max().unwrap_or(0);
         let own = self.counts.iter().position(|(id, count)| id == account && *count == most);
         let Some(at) = own.or_else(|| self.counts.iter().position(|(_, count)| *count == most)) else { return };
@@ -57,7 +59,7 @@ impl<T> AccountRing<T> {
     }
 
     /// The newest record of an account.
-    pub fn last_of(&mut self, account: &AccountId) -> Option<&mut T> {
+    pub fn last_of(&mut self, account: &A) -> Option<&mut T> {
         self.entries.iter_mut().rev().find(|(of, _)| of == account).map(|(_, record)| record)
     }
 

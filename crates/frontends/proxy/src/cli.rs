@@ -1,6 +1,7 @@
 //! The command line of `burst proxy`.
 
 use crate::config::{self, ProxyConfig};
+use crate::stream_failure::{AwayPeer, StreamFailure};
 use burst_control::metrics_place::MetricsPlace;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
@@ -52,8 +53,10 @@ pub fn command() -> Command {
         .subcommand(Command::new("metrics").about("Show counters as Prometheus text").arg(admin()))
         .subcommand(
             Command::new("why")
-                .about("Show why connections were not carried by a peer: the last 256 per worker")
-                .arg(Arg::new("server").value_name("ADDRESS").help("Only those to this server"))
+                .about("Explain the last connection that ended in error, and show which ones no peer carried: the last 256 of each per worker")
+                .arg(Arg::new("what").value_name("ADDRESS|NUMBER|all").help(
+                    "Connections to this server only; one that ended in error, by its number; or all of those, a line each",
+                ))
                 .arg(admin())
                 .arg(json()),
         )
@@ -107,7 +110,7 @@ pub fn main() -> ExitCode {
         }
         "ls" => show(m, list),
         "stats" => show(m, stats),
-        "why" => show(m, |snapshot| why(snapshot, m.get_one::<String>("server"))),
+        "why" => explain(m, m.get_one::<String>("what").map(String::as_str)),
         other => ask(m, other),
     };
     match done {
@@ -238,7 +241,60 @@ fn stats(snapshot: &Value) -> String {
     })
 }
 
-fn why(snapshot: &Value, server: Option<&String>) -> String {
+/// The answer to `why`: failures, then connections that no peer carried.
+fn explain(m: &ArgMatches, what: Option<&str>) -> Result<String, String> {
+    let answer = ask(m, "why")?;
+    let unreadable = |e: serde_json::Error| format!("the proxy's answer cannot be read: {e}");
+    let mut snapshot: Value = serde_json::from_str(&answer).map_err(unreadable)?;
+    let failures: Vec<StreamFailure> = serde_json::from_value(snapshot["failures"].take()).map_err(unreadable)?;
+    let away = away_peers(&snapshot);
+    if m.get_flag("json") {
+        snapshot["failures"] = chosen(&failures, what).iter().map(|failure| failure.json(&away)).collect();
+        return Ok(format!("{snapshot:#}\n"));
+    }
+    failure_text(&failures, what, &away).map(|text| match what {
+        Some(word) if is_number(word) || word == "all" => text,
+        server => text + &why(&snapshot, server),
+    })
+}
+
+fn is_number(what: &str) -> bool {
+    what.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The failures that were asked for, the latest first.
+fn chosen<'a>(failures: &'a [StreamFailure], what: Option<&str>) -> Vec<&'a StreamFailure> {
+    let is_meant = |failure: &&StreamFailure| match what {
+        None | Some("all") => true,
+        Some(number) if is_number(number) => number.parse() == Ok(failure.number),
+        Some(server) => failure.is_about(server),
+    };
+    failures.iter().filter(is_meant).collect()
+}
+
+/// The last failure, the one with a number, or a line of each.
+fn failure_text(failures: &[StreamFailure], what: Option<&str>, away: &[AwayPeer]) -> Result<String, String> {
+    let meant = chosen(failures, what);
+    match (what, meant.first()) {
+        (Some("all"), None) => Ok("No connection has ended in error.\n".into()),
+        (Some("all"), Some(_)) => Ok(meant.iter().map(|failure| failure.line(away)).collect()),
+        (Some(number), None) if is_number(number) => {
+            Err(format!("no connection that ended in error has the number {number}: `burst proxy why all` lists them"))
+        }
+        (_, None) => Ok(String::new()),
+        (Some(number), Some(one)) if is_number(number) => Ok(one.text(away)),
+        (_, Some(last)) => Ok(last.text(away) + "\n"),
+    }
+}
+
+/// Peers that carry nothing, with their trouble.
+fn away_peers(snapshot: &Value) -> Vec<AwayPeer> {
+    let away = rows(snapshot, "peers").filter(|peer| peer["carries"] == false);
+    let troubled = away.filter(|peer| peer["trouble"].as_str().is_some_and(|trouble| !trouble.is_empty()));
+    troubled.map(|peer| (word(peer, "name").to_owned(), word(peer, "trouble").to_owned())).collect()
+}
+
+fn why(snapshot: &Value, server: Option<&str>) -> String {
     let decisions = rows(snapshot, "decisions").filter(|decision| {
         server.is_none_or(|server| {
             let starts =
@@ -317,7 +373,7 @@ mod tests {
     fn why_says_that_no_rule_names_an_address() {
         let takes = serde_json::json!([{ "to": ["10.0.0.0/8", "fd00::/64"], "ports": "80,8000-8010" }]);
         let snapshot = serde_json::json!({ "decisions": [], "counters": {}, "takes": takes });
-        let why = |server: &str| super::why(&snapshot, Some(&server.to_owned()));
+        let why = |server: &str| super::why(&snapshot, Some(server));
         let unnamed = |server: &str| why(server).starts_with("No rule [[take]] names ");
         assert!(unnamed("192.0.2.1") && unnamed("192.0.2.1:80") && unnamed("[fd01::1]:80") && unnamed("fd01::1"));
         assert_eq!(why("10.1.2.3"), "Every connection that was taken is carried by a peer.\n");

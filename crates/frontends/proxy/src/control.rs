@@ -16,6 +16,7 @@ use crate::config::{Checked, EncryptLinks, Prefix, RelayBy};
 use crate::intercept::Interception;
 use crate::intercept::watch::TakenHere;
 use crate::message::{Command, ControlMessage, Introduction, Report};
+use crate::peer_loss::PeerLoss;
 use crate::sys::{EventFlags, Poll, Waker};
 use crate::tls::{ControlChannel, TlsKeys};
 use front::HANDSHAKE;
@@ -290,7 +291,7 @@ impl Control {
                 }
                 Report::PeerFault(peer, what) => {
                     crate::log(format_args!("peer {}: its channel is closed: {what}", self.peers[peer].name));
-                    self.give_up(peer, "it broke the protocol");
+                    self.give_up(peer, PeerLoss::BrokeProtocol);
                     self.peers[peer].retry = Instant::now() + PAUSE;
                 }
             }

@@ -53,6 +53,7 @@ counters! {
     StreamsReset, "streams_reset", "Streams that this side has reset.";
     StreamsRefused, "streams_refused", "Streams of a peer whose server refused the connection.";
     StreamsUnreachable, "streams_unreachable", "Streams of a peer whose server could not be reached.";
+    FailuresNoted, "failures_noted", "Streams and connections that ended in error; `burst proxy why` has the last 256 of each worker.";
     BytesRead, "bytes_read", "Bytes read from programs and servers, of connections by TCP as well.";
     BytesDelivered, "bytes_delivered", "Bytes delivered to programs and servers, of connections by TCP as well.";
     // --- windows

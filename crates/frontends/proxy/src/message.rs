@@ -4,7 +4,8 @@
 //! that cannot be read ends the channel.
 
 use crate::config::{Checked, EncryptLinks, PlaceRules};
-use crate::worker::WorkerSnapshot;
+use crate::peer_loss::PeerLoss;
+use crate::worker::{StreamRecord, WorkerSnapshot};
 use burst_relay::{ChannelSecret, LinkHello, WindowOf};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -159,8 +160,8 @@ pub enum Command {
     PeerGone {
         /// The peer.
         peer: usize,
-        /// A sentence.
-        why: String,
+        /// What happened to it.
+        why: PeerLoss,
     },
     /// [`ControlMessage::Rdma`] of a peer; `None`: no RDMA.
     Rdma {
@@ -208,6 +209,8 @@ pub enum Command {
     BreakQueuePairs,
     /// Show streams and counters.
     Show(Sender<WorkerSnapshot>),
+    /// Show the streams that ended in error, oldest first.
+    ShowFailures(Sender<Vec<StreamRecord>>),
 }
 
 impl Command {

@@ -27,6 +27,7 @@ mod seals;
 mod shares;
 mod snapshot;
 mod sockets;
+mod stream_record;
 mod streams;
 #[cfg(test)]
 mod syn_orders;
@@ -42,11 +43,13 @@ mod watched_socket;
 pub use place::NetworkPlace;
 pub use snapshot::WorkerSnapshot;
 pub use sockets::{listener, own_mark};
+pub use stream_record::{RecordedStream, StreamRecord};
 
 use crate::config::Checked;
 use crate::counters::{ProxyCounter, ProxyCounters};
 use crate::engine::{OwnEngine, SleepEnd};
 use crate::message::{Command, Report};
+use crate::peer_loss::PeerLoss;
 use crate::sys::{EventFlags, Poll, PollEvent, Waker};
 use burst_base::Reason;
 use burst_relay::LinkHello;
@@ -64,7 +67,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
-use streams::Streams;
+use stream_record::StreamRecords;
+use streams::{EndedLink, Streams};
 use table::{Generations, TakenObjects};
 use tcp_pairs::TcpPairs;
 use tick_timer::TickTimer;
@@ -105,8 +109,8 @@ pub struct RelayWorker {
     streams: Streams,
     pairs: TcpPairs,
     busy_poll: BusyPollScore,
-    /// The connections of links that have ended, each with its link's index.
-    leaving: VecDeque<(usize, TakenObjects<ProxyConn>)>,
+    /// The connections of links that have ended, each with its link and that one's index.
+    leaving: VecDeque<(usize, EndedLink, TakenObjects<ProxyConn>)>,
     commands: Receiver<Command>,
     /// Bytes of what is in `commands`.
     queued: Arc<AtomicUsize>,
@@ -123,6 +127,7 @@ impl RelayWorker {
     pub fn new(start: WorkerStart) -> std::io::Result<Self> {
         let poll = Poll::new()?;
         poll.add(&start.wake, EventFlags::IN, PollToken::Wake.to_bits())?;
+        let records = StreamRecords::new(start.number, start.config.workers);
         let mut env = WorkerEnv {
             number: start.number,
             shares: WorkerShares::new(
@@ -138,6 +143,7 @@ impl RelayWorker {
             generations: Generations::default(),
             counters: ProxyCounters::default(),
             decisions: Decisions::default(),
+            records,
             draining: false,
             #[cfg(test)]
             decided: Vec::new(),
@@ -328,7 +334,7 @@ impl RelayWorker {
         match command {
             Command::PeerUp(up) => links.peer_up(env, up),
             Command::ControlChannel { peer, up } => links.set_channel(env, peer, up),
-            Command::PeerGone { peer, why } => self.peer_gone(peer, &why),
+            Command::PeerGone { peer, why } => self.peer_gone(peer, why),
             Command::Rdma { peer, worker, at } => links.peer_listens(env, peer, worker, at),
             Command::LinkHello { peer, by_channel, hello } => self.on_hello(peer, by_channel, hello),
             Command::Batch { peer, link, attempt, bytes } => {
@@ -348,6 +354,10 @@ impl RelayWorker {
                 let _ = done.send(());
             }
             Command::BreakQueuePairs => links.break_queue_pairs(env),
+            Command::ShowFailures(answer) => {
+                // The control thread may have stopped waiting.
+                let _ = answer.send(self.env.records.all());
+            }
             Command::Show(answer) => {
                 // The control thread may have stopped waiting.
                 let _ = answer.send(self.snapshot());
@@ -371,7 +381,8 @@ impl RelayWorker {
     }
 
     /// A peer has gone: resets its streams, but those that can still go by TCP.
-    fn peer_gone(&mut self, peer: usize, why: &str) {
+    fn peer_gone(&mut self, peer: usize, why: PeerLoss) {
+        let (name, why): (Arc<str>, Arc<str>) = (self.streams.links.peer_name(peer).into(), why.words().into());
         if !self.streams.links.forget_peer(peer) {
             return;
         }
@@ -382,7 +393,8 @@ impl RelayWorker {
                 crate::log(format_args!("{count} streams are reset: {why}"));
             }
             self.env.counters.add(ProxyCounter::StreamsReset, count as u64);
-            self.leaving.push_back((at, std::mem::take(&mut link.conns).into_all()));
+            let ended = EndedLink { link: link.recorded(name.clone()), dials: link.dials, why: why.clone() };
+            self.leaving.push_back((at, ended, std::mem::take(&mut link.conns).into_all()));
             self.env.report(Report::PeerLink { peer, link: link.number, up: false });
         }
     }
@@ -391,7 +403,7 @@ impl RelayWorker {
     fn end_leaving(&mut self) -> usize {
         let mut ended = 0;
         while ended < CONNS_AT_ONCE
-            && let Some((at, conns)) = self.leaving.front_mut()
+            && let Some((at, link, conns)) = self.leaving.front_mut()
         {
             let Some((key, conn)) = conns.next() else {
                 self.leaving.pop_front();
@@ -399,7 +411,7 @@ impl RelayWorker {
             };
             ended += 1;
             let key = StreamKey { link: *at, key };
-            if let Some(taken) = Streams::end_with_link(&mut self.env, key, conn) {
+            if let Some(taken) = Streams::end_with_link(&mut self.env, key, conn, link) {
                 self.pairs.relay(&mut self.env, (taken, Reason::ProxyPeerGone));
             }
         }

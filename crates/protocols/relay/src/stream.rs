@@ -247,6 +247,11 @@ impl Stream {
         self.sent_end
     }
 
+    /// Whether the peer's direction has ended.
+    pub fn has_received_end(&self) -> bool {
+        self.received_end
+    }
+
     /// The peer's socket has taken `delivered` bytes (one more with the FIN).
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use super::Control;
 use crate::exporter::{self, ProxyReport};
 use crate::message::{Command, ControlMessage};
+use crate::stream_failure::StreamFailure;
 use crate::sys::EventFlags;
 use crate::worker::WorkerSnapshot;
 use burst_metrics::exposition::TextFormat;
@@ -12,8 +13,8 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, SystemTime};
 
 /// How long a worker or the asking process may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -66,6 +67,7 @@ impl Control {
         let Ok(len) = asked else { return };
         let answer = match String::from_utf8_lossy(&word[..len]).trim() {
             "show" => format!("{}\n", self.show()),
+            "why" => format!("{}\n", self.why()),
             "metrics" => self.report().text(TextFormat::Prometheus, true),
             exporter::ASKED => format!("{}\n", json!(self.report())),
             "drain" => self.drain(),
@@ -90,10 +92,27 @@ impl Control {
         "no new connections are taken; open streams go on\n".into()
     }
 
+    /// What `show` has, and the failures that the workers keep, the latest first.
+    fn why(&self) -> Value {
+        let now = SystemTime::now();
+        let records = self.ask_workers(Command::ShowFailures);
+        let mut failures: Vec<StreamFailure> =
+            records.iter().flatten().map(|record| StreamFailure::of(record, now)).collect();
+        failures.sort_by_key(|failure| failure.ago_ms);
+        let mut shown = self.show();
+        shown["failures"] = json!(failures);
+        shown
+    }
+
     fn snapshots(&self) -> Vec<WorkerSnapshot> {
+        self.ask_workers(Command::Show)
+    }
+
+    /// The answers of the workers, in their order, without those that do not answer.
+    fn ask_workers<T>(&self, question: impl Fn(Sender<T>) -> Command) -> Vec<T> {
         let asked = self.workers.iter().enumerate().map(|(worker, _)| {
             let (to, from) = channel();
-            self.command(worker, Command::Show(to));
+            self.command(worker, question(to));
             from
         });
         let asked: Vec<_> = asked.collect();

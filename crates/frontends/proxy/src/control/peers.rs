@@ -3,6 +3,7 @@
 use super::{Control, HEARTBEAT, PAUSE, PeerState, REFUSALS_LOGGED, TOKEN_ADMIN, TOKEN_CHANNEL, TOKEN_LISTENER, front};
 use crate::config::{self, Checked, PeerEntry, Prefix};
 use crate::message::{self, CONTROL_VERSION, Command, ControlMessage, Introduction, MESSAGE_BYTES, PeerUp, features};
+use crate::peer_loss::PeerLoss;
 use crate::sys::{self, EventFlags};
 use crate::tls::ControlChannel;
 use burst_relay::{Header, LinkHello};
@@ -45,7 +46,7 @@ impl Control {
 
     /// Ends the streams of a peer that is none any more.
     pub(super) fn remove_peer(&mut self, number: usize) {
-        self.give_up(number, "the configuration names it no more");
+        self.give_up(number, PeerLoss::Unnamed);
         self.peers[number].is_removed = true;
     }
 
@@ -159,7 +160,7 @@ impl Control {
         }
         let resume = Duration::from_secs(self.config.config.resume_s);
         if peer.lost.is_some_and(|lost| now > lost + resume) {
-            self.give_up(number, "it has not come back in time");
+            self.give_up(number, PeerLoss::Away);
         }
         let peer = &mut self.peers[number];
         let address = peer.address;
@@ -202,13 +203,13 @@ impl Control {
 
     fn dial_failed(&mut self, number: usize, error: &std::io::Error) {
         if error.kind() == ErrorKind::ConnectionRefused && self.peers[number].introduction.is_some() {
-            self.give_up(number, "its process has ended");
+            self.give_up(number, PeerLoss::Ended);
         }
         self.complain(number, &format!("{error}"));
     }
 
     /// Ends the peer's streams without its knowledge: it finds out by this side's next introduction.
-    pub(super) fn give_up(&mut self, number: usize, why: &str) {
+    pub(super) fn give_up(&mut self, number: usize, why: PeerLoss) {
         match crate::random() {
             Ok(session) => self.peers[number].session = u64::from_le_bytes(session),
             Err(e) => crate::log(format_args!("peer {}: {e}", self.peers[number].name)),
@@ -217,7 +218,7 @@ impl Control {
     }
 
     /// The peer's streams end.
-    fn end_peer(&mut self, number: usize, why: &str) {
+    fn end_peer(&mut self, number: usize, why: PeerLoss) {
         let peer = &mut self.peers[number];
         let channel = peer.channel.take();
         peer.lost = None;
@@ -227,8 +228,8 @@ impl Control {
             self.channels[at] = None;
         }
         if known {
-            crate::log(format_args!("peer {} is gone: {why}", self.peers[number].name));
-            self.command_all(|| Command::PeerGone { peer: number, why: why.to_owned() });
+            crate::log(format_args!("peer {} is gone: {}", self.peers[number].name, why.words()));
+            self.command_all(|| Command::PeerGone { peer: number, why });
         }
         self.update_alive();
     }
@@ -431,7 +432,7 @@ impl Control {
         };
         if self.peers[number].introduction.as_ref().is_some_and(|before| before.session != said.session) {
             let own = self.peers[number].channel.take_if(|open| *open == at);
-            self.end_peer(number, "it has begun again");
+            self.end_peer(number, PeerLoss::BegunAgain);
             self.peers[number].channel = own;
         }
         // The newer channel replaces an older one, which may be broken without this side's knowledge.

@@ -125,7 +125,7 @@ impl RelayWorker {
     /// No socket will come for an owner.
     pub(super) fn end_owner(&mut self, owner: SynOwner) {
         match owner {
-            SynOwner::Stream(key) => self.streams.reset(&mut self.env, key, Outcome::Reset),
+            SynOwner::Stream(key) => self.streams.reset(&mut self.env, key, Outcome::Reset, Reason::ProxyReset.into()),
             SynOwner::Pair(key) => self.pairs.end(&mut self.env, key, Verdict::Drop),
             SynOwner::None => {}
         }

@@ -10,6 +10,7 @@ use super::watched_socket::{Received, WatchedSocket};
 use crate::pool::{WindowPool, WindowSlot};
 use burst_relay::{Frame, LinkOutbox, Outcome, Stream};
 use std::io::{ErrorKind, Result};
+use std::time::Instant;
 
 /// Bytes of one turn after which they are sent, though the turn goes on.
 const FLUSH_BYTES: usize = 64 << 10;
@@ -33,6 +34,8 @@ pub(super) struct ProxyConn {
     pub(super) phase: Phase,
     pub(super) socket: WatchedSocket,
     pub(super) ends: Ends,
+    /// When it began here.
+    pub(super) began: Instant,
     /// Index of the place to which the socket belongs.
     pub(super) place: usize,
     pub(super) stream: Stream,
@@ -90,10 +93,11 @@ fn is_fast(taken: u64, window: u32) -> bool {
 }
 
 impl ProxyConn {
-    /// A connection of a stream.
-    pub(super) fn new(phase: Phase, end: TcpEnd, stream: Stream, slot: Option<WindowSlot>) -> Self {
+    /// A connection of a stream. `now`: when it begins.
+    pub(super) fn new((phase, now): (Phase, Instant), end: TcpEnd, stream: Stream, slot: Option<WindowSlot>) -> Self {
         Self {
             phase,
+            began: now,
             socket: WatchedSocket::new(end.socket),
             ends: end.ends,
             place: end.place,

@@ -6,6 +6,7 @@ use super::held_syns::{HeldSyns, QueuedSyn, SynOwner};
 use super::place::NetworkPlaces;
 use super::shares::WorkerShares;
 use super::sockets::{Ends, WATCHED};
+use super::stream_record::{RecordedStream, StreamFault, StreamRecords};
 use super::table::Generations;
 use super::tick_timer::TickTimer;
 use super::token::PollToken;
@@ -34,6 +35,7 @@ pub(super) struct WorkerEnv {
     pub(super) generations: Generations,
     pub(super) counters: ProxyCounters,
     pub(super) decisions: Decisions,
+    pub(super) records: StreamRecords,
     /// No new streams are opened or accepted.
     pub(super) draining: bool,
     /// Numbers of SYNs with what was decided about them.
@@ -59,6 +61,12 @@ impl WorkerEnv {
     /// Counts one event.
     pub(super) fn count(&mut self, counter: ProxyCounter) {
         self.counters.count(counter);
+    }
+
+    /// Counts and keeps a stream or connection that ends in error. `stream`: what it has moved, if a peer carried it.
+    pub(super) fn note_failure(&mut self, ends: Ends, fault: StreamFault, stream: Option<RecordedStream>) {
+        self.count(ProxyCounter::FailuresNoted);
+        self.records.note(ends, fault, stream);
     }
 
     /// Sends a report to the control thread.

@@ -7,6 +7,7 @@ use super::sockets::TcpEnd;
 use super::{NetworkPlace, RelayWorker, WorkerStart};
 use crate::config::{Checked, ProxyConfig};
 use crate::message::{Command, Introduction, PeerUp, Report};
+use crate::peer_loss::PeerLoss;
 use crate::socket_owner::SocketTable;
 use crate::sys::Waker;
 use burst_relay::{ChannelSecret, EXPORT_BYTES, Header, LinkHello, MessageKind, PeerWindow, WindowOf};
@@ -237,7 +238,7 @@ impl FuzzedWorker {
 
     /// The peer's process ends.
     pub(super) fn peer_gone(&mut self) {
-        self.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends it".into() });
+        self.worker.on_command(Command::PeerGone { peer: 0, why: PeerLoss::Ended });
         self.is_up = false;
     }
 

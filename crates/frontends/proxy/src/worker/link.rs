@@ -10,6 +10,7 @@ use super::link_transport::LinkTransport;
 use super::round_trips::RoundTrips;
 use super::seals::LinkSeals;
 use super::snapshot::LinkView;
+use super::stream_record::RecordedLink;
 use super::table::{ConnTable, TableKey};
 use crate::counters::ProxyCounter;
 use crate::message::{ControlMessage, Report};
@@ -21,6 +22,7 @@ use burst_relay::{
 };
 use std::collections::{HashMap, VecDeque};
 use std::io::{Error, Result};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Batches of a link that may wait for the peer's acknowledgements, beside those under way.
@@ -306,6 +308,16 @@ impl PeerLink {
         Ok(true)
     }
 
+    /// For records of streams. `peer`: its name.
+    pub(super) fn recorded(&self, peer: Arc<str>) -> RecordedLink {
+        RecordedLink { peer, number: self.number, carrier: self.transport.carrier(), encrypted: self.is_encrypted() }
+    }
+
+    /// Whether what travels now is encrypted: by AES-GCM, or by the control channel's TLS.
+    fn is_encrypted(&self) -> bool {
+        self.transport.active && (self.transport.by_channel || self.seals.is_on())
+    }
+
     /// For `burst proxy ls`. `peer`: its name.
     pub(super) fn view(&self, peer: String) -> LinkView {
         let round_trip = self.round_trips.shortest(self.transport.by_channel);
@@ -313,7 +325,7 @@ impl PeerLink {
             peer,
             link: self.number,
             carrier: self.transport.carrier(),
-            encrypted: self.transport.active && (self.transport.by_channel || self.seals.is_on()),
+            encrypted: self.is_encrypted(),
             streams: self.conns.len(),
             attempts: self.transport.attempt,
             memory: self.pool.mapped(),

@@ -4,6 +4,7 @@ use super::RelayWorker;
 use super::link::PeerLink;
 use crate::counters::ProxyCounter;
 use crate::message::Report;
+use crate::peer_loss::PeerLoss;
 use crate::rdma::{CmId, Done, RECEIVES_POLLED};
 use burst_relay::{BATCHES, Frame, FrameReader, Header, LinkOpener, MessageKind, PeerFault};
 
@@ -106,7 +107,7 @@ impl RelayWorker {
         self.env.count(ProxyCounter::PeerFaults);
         let Some(peer) = self.streams.links.get(at).map(|link| link.peer) else { return };
         self.env.report(Report::PeerFault(peer, fault.to_string()));
-        self.peer_gone(peer, "it broke the protocol");
+        self.peer_gone(peer, PeerLoss::BrokeProtocol);
     }
 
     fn try_message(&mut self, at: usize, message: &[u8]) -> Result<(), PeerFault> {

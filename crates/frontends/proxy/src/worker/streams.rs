@@ -6,12 +6,14 @@ mod frames;
 
 use super::CONNS_AT_ONCE;
 use super::conn::{Phase, ProxyConn, ReadStop, ReadTurn};
+use super::decisions::reason;
 use super::env::WorkerEnv;
 use super::held_syns::SynOwner;
 use super::links::Links;
 use super::shares::ConnCharges;
 use super::snapshot::StreamView;
 use super::sockets::TcpEnd;
+use super::stream_record::{RecordedLink, RecordedStream, StreamFault};
 use super::token::{PollToken, StreamKey};
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
@@ -22,7 +24,19 @@ use burst_base::Reason;
 use burst_relay::{Frame, Outcome, Stream};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// A link that has ended with its peer.
+#[derive(Debug)]
+pub(super) struct EndedLink {
+    /// As it was.
+    pub(super) link: RecordedLink,
+    /// Whether this side dialled it.
+    pub(super) dials: bool,
+    /// What happened to the peer.
+    pub(super) why: Arc<str>,
+}
 
 /// A connection that has to go by TCP, and why.
 pub(super) type ByTcp = (TcpEnd, Reason);
@@ -57,8 +71,8 @@ impl Streams {
         let link = self.links.get_mut(at)?;
         let key = StreamKey { link: at, key: link.add(env, conn) };
         let socket = link.conns.get(key.key).and_then(|conn| conn.socket.get());
-        if socket.is_some_and(|socket| env.watch(socket, PollToken::Stream(key)).is_err()) {
-            self.reset(env, key, Outcome::Reset);
+        if let Some(Err(e)) = socket.map(|socket| env.watch(socket, PollToken::Stream(key))) {
+            self.reset(env, key, Outcome::Reset, e.into());
         }
         Some(key)
     }
@@ -84,7 +98,7 @@ impl Streams {
         let (ring, window) = (link.pool.ring_len(), link.pool.window(slot));
         link.outbox.push(id, &Frame::Open { client: ends.0, server: ends.1, window });
         let stream = Stream::new(id, ring, ring, None);
-        let conn = ProxyConn::new(Phase::Opening, taken, stream, Some(slot));
+        let conn = ProxyConn::new((Phase::Opening, env.timer.now()), taken, stream, Some(slot));
         let Some(key) = self.add(env, at, conn) else { return Ok(()) };
         if is_held {
             env.syns.set_owner(ends, SynOwner::Stream(key));
@@ -123,14 +137,31 @@ impl Streams {
     fn release(&mut self, env: &mut WorkerEnv, key: StreamKey, outcome: Outcome) -> Option<TcpEnd> {
         let (conn, ..) = self.links.conn_mut(key)?;
         let released = release_end(env, conn, key);
-        self.reset(env, key, outcome);
+        if released.is_none() {
+            self.note_failure(env, key, Reason::ProxyReset.into());
+        }
+        self.end_at_once(env, key, outcome);
         released
     }
 
     /// Ends a connection whose link has ended. Returns it if it has to go by TCP: the peer had not answered.
-    pub(super) fn end_with_link(env: &mut WorkerEnv, key: StreamKey, mut conn: ProxyConn) -> Option<TcpEnd> {
-        let is_opening = conn.phase == Phase::Opening;
-        let released = if is_opening { release_end(env, &mut conn, key) } else { None };
+    pub(super) fn end_with_link(
+        env: &mut WorkerEnv,
+        key: StreamKey,
+        mut conn: ProxyConn,
+        link: &EndedLink,
+    ) -> Option<TcpEnd> {
+        let released = match conn.phase {
+            Phase::Opening => release_end(env, &mut conn, key),
+            Phase::Connecting | Phase::Open => {
+                let fault = StreamFault::new(Reason::ProxyPeerLost, link.why.clone());
+                let lasted = env.timer.now() - conn.began;
+                let moved = RecordedStream::of(&conn, link.link.clone(), lasted, link.dials);
+                env.note_failure(conn.ends, fault, Some(moved));
+                None
+            }
+            Phase::Ended => None,
+        };
         env.end_syn(conn.ends, SynOwner::Stream(key), Verdict::Refuse);
         released
     }
@@ -140,8 +171,8 @@ impl Streams {
         let Some((conn, ..)) = self.links.conn_mut(key).filter(|(conn, ..)| conn.phase == Phase::Open) else { return };
         let watched = env.watch(&socket, PollToken::Stream(key));
         conn.socket.set(socket);
-        if watched.is_err() {
-            return self.reset(env, key, Outcome::Reset);
+        if let Err(e) = watched {
+            return self.reset(env, key, Outcome::Reset, e.into());
         }
         self.queue(key);
     }
@@ -180,16 +211,18 @@ impl Streams {
     pub(super) fn on_event(&mut self, env: &mut WorkerEnv, key: StreamKey, flags: EventFlags) {
         let Some((conn, ..)) = self.links.conn_mut(key) else { return };
         conn.socket.on_event(flags);
-        let failed = match conn.phase {
+        let fault = match conn.phase {
             Phase::Connecting => return self.on_connected(env, key),
-            Phase::Opening => flags.intersects(EventFlags::ERR | EventFlags::HUP),
-            Phase::Open => flags.contains(EventFlags::ERR) && !matches!(conn.socket.take_error(), Ok(None)),
-            Phase::Ended => false,
+            Phase::Opening if flags.intersects(EventFlags::ERR | EventFlags::HUP) => Some(Reason::ProxyReset.into()),
+            Phase::Open if flags.contains(EventFlags::ERR) => {
+                conn.socket.take_error().unwrap_or_else(Some).map(StreamFault::from)
+            }
+            Phase::Opening | Phase::Open | Phase::Ended => None,
         };
-        if failed {
-            return self.reset(env, key, Outcome::Reset);
+        match fault {
+            Some(fault) => self.reset(env, key, Outcome::Reset, fault),
+            None => self.queue(key),
         }
-        self.queue(key);
     }
 
     /// The server may have answered this side's connect.
@@ -197,7 +230,7 @@ impl Streams {
         let Some((conn, outbox, pool)) = self.links.conn_mut(key) else { return };
         match conn.is_connected() {
             Ok(false) => return,
-            Err(outcome) => return self.reset(env, key, outcome),
+            Err(outcome) => return self.reset(env, key, outcome, reason(outcome).into()),
             Ok(true) => conn.phase = Phase::Open,
         }
         if let Some(slot) = conn.slot {
@@ -234,7 +267,7 @@ impl Streams {
             conn.deliver_end(outbox)
         });
         match ended {
-            Err(_) => return self.reset(env, key, Outcome::Reset),
+            Err(e) => return self.reset(env, key, Outcome::Reset, e.into()),
             Ok(has_ended) if has_ended || moved > 0 => self.links.mark_dirty(key.link),
             Ok(_) => {}
         }
@@ -261,7 +294,7 @@ impl Streams {
                 Ok(ReadStop::Blocked) => break self.wait_for_outbox(key),
                 Ok(ReadStop::TurnOver) => break self.queue(key),
                 Ok(ReadStop::Idle) => break,
-                Err(_) => return self.reset(env, key, Outcome::Reset),
+                Err(e) => return self.reset(env, key, Outcome::Reset, e.into()),
             }
         }
         if !turn.has_asked {
@@ -284,8 +317,23 @@ impl Streams {
         }
     }
 
+    /// Ends a connection at once, and keeps why; the program's socket is reset.
+    pub(super) fn reset(&mut self, env: &mut WorkerEnv, key: StreamKey, outcome: Outcome, fault: StreamFault) {
+        self.note_failure(env, key, fault);
+        self.end_at_once(env, key, outcome);
+    }
+
+    /// Keeps why a connection ends, unless it has ended.
+    fn note_failure(&mut self, env: &mut WorkerEnv, key: StreamKey, fault: StreamFault) {
+        let Some(link) = self.links.get(key.link) else { return };
+        let Some(conn) = link.conns.get(key.key).filter(|conn| !conn.stream.has_ended()) else { return };
+        let recorded = link.recorded(self.links.peer_name(link.peer).into());
+        let moved = RecordedStream::of(conn, recorded, env.timer.now() - conn.began, link.dials);
+        env.note_failure(conn.ends, fault, Some(moved));
+    }
+
     /// Ends a connection at once; the program's socket is reset.
-    pub(super) fn reset(&mut self, env: &mut WorkerEnv, key: StreamKey, outcome: Outcome) {
+    fn end_at_once(&mut self, env: &mut WorkerEnv, key: StreamKey, outcome: Outcome) {
         let Some((conn, outbox, _)) = self.links.conn_mut(key) else { return };
         conn.phase = Phase::Ended;
         // Closed with the option set when it was made: RST.

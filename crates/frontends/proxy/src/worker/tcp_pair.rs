@@ -153,17 +153,20 @@ impl TcpPair {
         std::mem::take(&mut self.moved)
     }
 
-    /// Moves bytes in both directions; whether there is more to do now. `None`: both have ended, or a socket has failed.
-    pub(super) fn turn(&mut self) -> Option<bool> {
+    /// Moves bytes in both directions; whether there is more to do now. `None`: both have ended.
+    ///
+    /// # Errors
+    /// A socket has failed.
+    pub(super) fn turn(&mut self) -> Result<Option<bool>> {
         if !self.connected {
-            return Some(false);
+            return Ok(Some(false));
         }
-        let (Ok(more), Ok(back)) = (self.step(0), self.step(1)) else { return None };
+        let (more, back) = (self.step(0)?, self.step(1)?);
         if self.directions.iter().all(|direction| direction.sent_end) {
             self.sockets.iter().filter_map(WatchedSocket::get).for_each(close_in_order);
-            return None;
+            return Ok(None);
         }
-        Some(more || back)
+        Ok(Some(more || back))
     }
 
     /// Moves bytes from socket `side` to the other; true if there is more to do now.

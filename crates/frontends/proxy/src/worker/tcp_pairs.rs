@@ -8,6 +8,7 @@ use super::env::WorkerEnv;
 use super::held_syns::SynOwner;
 use super::snapshot::StreamView;
 use super::sockets::{self, TcpEnd};
+use super::stream_record::StreamFault;
 use super::table::{ConnTable, TableKey};
 use super::tcp_pair::TcpPair;
 use super::token::PollToken;
@@ -47,7 +48,8 @@ impl TcpPairs {
                 let answer =
                     if sys::no_descriptors(&e) { Verdict::Drop } else { answer_to(&e).unwrap_or(Verdict::Refuse) };
                 env.end_syn((client, server), SynOwner::None, answer);
-                return crate::log(format_args!("{client} to {server} by TCP: {e}"));
+                crate::log(format_args!("{client} to {server} by TCP: {e}"));
+                return env.note_failure((client, server), failed(&e, why), None);
             }
         };
         // Without memory left, or with no more for its user, a connection goes on slowly rather than not at all.
@@ -81,6 +83,14 @@ impl TcpPairs {
         }
     }
 
+    /// Ends a connection of which a socket has failed, and keeps why.
+    fn fail(&mut self, env: &mut WorkerEnv, key: TableKey, error: &Error) {
+        if let Some(pair) = self.pairs.get(key) {
+            env.note_failure(pair.ends, failed(error, pair.why), None);
+        }
+        self.end(env, key, answer_to(error).unwrap_or(Verdict::Drop));
+    }
+
     /// Joins the program's socket to a connection whose SYN was held.
     pub(super) fn join(&mut self, env: &mut WorkerEnv, key: TableKey, socket: OwnedFd) {
         let Some(pair) = self.pairs.get_mut(key) else { return };
@@ -97,7 +107,7 @@ impl TcpPairs {
         let (event, ends) = (pair.on_event(side, flags), pair.ends);
         let is_connected = match event {
             Ok(is_connected) => is_connected,
-            Err(e) => return self.end(env, key, answer_to(&e).unwrap_or(Verdict::Drop)),
+            Err(e) => return self.fail(env, key, &e),
         };
         if !std::mem::replace(&mut pair.queued, true) {
             self.ready.push_back(key);
@@ -118,8 +128,9 @@ impl TcpPairs {
             env.counters.add(ProxyCounter::BytesRead, read);
             env.counters.add(ProxyCounter::BytesDelivered, delivered);
             match turn {
-                Some(more) => pair.queued = more,
-                None => self.end(env, key, Verdict::Drop),
+                Ok(Some(more)) => pair.queued = more,
+                Ok(None) => self.end(env, key, Verdict::Drop),
+                Err(e) => self.fail(env, key, &e),
             }
             if self.pairs.get(key).is_some_and(|pair| pair.queued) {
                 self.ready.push_back(key);
@@ -143,6 +154,11 @@ impl TcpPairs {
     }
 }
 
+/// The fault of a connection whose socket has failed so, and which no peer carried because of `why`.
+fn failed(error: &Error, why: Reason) -> StreamFault {
+    StreamFault::new(Reason::ProxyTcpFailed, error.to_string().into()).by_tcp(why)
+}
+
 /// What a program's SYN gets if the connection to its server has failed so; `None`: there was no answer.
 fn answer_to(error: &Error) -> Option<Verdict> {
     match error.kind() {
@@ -158,6 +174,7 @@ fn refuse(env: &mut WorkerEnv, taken: TcpEnd, why: Reason) {
     env.count(ProxyCounter::ConnectionsRefused);
     env.decisions.note(client, server, why);
     env.decisions.note(client, server, Reason::ProxyEncryptOnly);
+    env.note_failure(taken.ends, StreamFault::from(Reason::ProxyEncryptOnly).by_tcp(why), None);
     // Closed with the option set when it was accepted: RST.
     drop(taken.socket);
     env.end_syn(taken.ends, SynOwner::None, Verdict::Refuse);

@@ -9,6 +9,7 @@ use super::token::StreamKey;
 use super::{CONNS_AT_ONCE, RelayWorker};
 use crate::counters::ProxyCounter;
 use crate::message::{Command, Introduction, PeerUp};
+use crate::peer_loss::PeerLoss;
 use burst_relay::{ChannelSecret, EXPORT_BYTES, Frame, Outcome};
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -57,7 +58,7 @@ fn a_tick_gives_up_a_bounded_number_of_streams_whose_peer_is_silent() {
 fn a_pass_resets_a_bounded_number_of_streams_of_a_peer_that_has_gone() {
     for count in [600, 2400] {
         let mut fuzzed = with_opening(count);
-        fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends".into() });
+        fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: PeerLoss::Ended });
         assert_eq!(open(&fuzzed), 0, "none is carried any more");
         let mut left = usize::from(count);
         while left > 0 {
@@ -111,7 +112,7 @@ fn streams_that_have_ended_are_not_reset_with_their_link() {
         link.conns.get_mut(key).expect("its connection").phase = phase;
     }
     assert_eq!(env.counters.get(ProxyCounter::StreamsReset), None);
-    fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends".into() });
+    fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: PeerLoss::Ended });
     assert_eq!(fuzzed.worker.env.counters.get(ProxyCounter::StreamsReset), Some(1));
 }
 
@@ -192,7 +193,7 @@ fn a_tick_looks_at_a_bounded_number_of_links_and_each_has_its_turn() {
         assert_eq!((looked, ticks), (peers + 1, (peers + 1).div_ceil(64)), "the first peer has a link, too");
         // The ends of peers make room for others.
         for peer in 1..=peers {
-            fuzzed.worker.on_command(Command::PeerGone { peer, why: "the test ends".into() });
+            fuzzed.worker.on_command(Command::PeerGone { peer, why: PeerLoss::Ended });
             peer_up(&mut fuzzed, peers + peer);
         }
         let links = &fuzzed.worker.streams.links;
@@ -205,7 +206,7 @@ fn a_tick_looks_at_a_bounded_number_of_links_and_each_has_its_turn() {
 fn a_key_of_a_link_that_has_ended_leads_to_no_connection_of_the_next() {
     let mut fuzzed = with_opening(1);
     let key = fuzzed.worker.streams.links.get(0).and_then(|link| link.find(2)).expect("a stream");
-    fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: "the test ends".into() });
+    fuzzed.worker.on_command(Command::PeerGone { peer: 0, why: PeerLoss::Ended });
     peer_up(&mut fuzzed, 1);
     assert_eq!(fuzzed.worker.streams.links.find(1, 0), Some(0), "its place");
     assert!(fuzzed.worker.streams.links.conn(StreamKey { link: 0, key }).is_none());

@@ -9,6 +9,7 @@ use crate::worker::env::WorkerEnv;
 use crate::worker::held_syns::SynOwner;
 use crate::worker::sockets::{self, Ends, TcpEnd};
 use crate::worker::token::{PollToken, StreamKey};
+use burst_base::Reason;
 use burst_ledger::PoolOwner;
 use burst_relay::{Frame, Outcome, PeerFault, Stream};
 use std::io::ErrorKind;
@@ -100,7 +101,8 @@ impl Streams {
         if outcome == Outcome::Unreachable {
             env.end_syn(ends, SynOwner::Stream(key), Verdict::Unreachable);
         }
-        self.reset(env, key, Outcome::Reset);
+        let fault = if outcome == Outcome::Reset { Reason::ProxyPeerReset } else { why };
+        self.reset(env, key, Outcome::Reset, fault.into());
         Ok(None)
     }
 
@@ -115,7 +117,7 @@ impl Streams {
         let (refused, waits) =
             (connected.as_ref().err().copied(), matches!(&connected, Ok(end) if end.socket.is_none()));
         let end = connected.unwrap_or(TcpEnd { place: 0, socket: None, ends, charges: Box::default() });
-        let key = self.add(env, at, ProxyConn::new(Phase::Connecting, end, stream, slot));
+        let key = self.add(env, at, ProxyConn::new((Phase::Connecting, env.timer.now()), end, stream, slot));
         match (refused, key) {
             (Some(outcome), Some(key)) => self.refuse(env, key, outcome),
             (None, Some(key)) if waits => {
@@ -148,7 +150,7 @@ impl Streams {
         if let Some(conn) = self.links.conn(key) {
             env.decisions.note(conn.ends.0, conn.ends.1, reason(outcome));
         }
-        self.reset(env, key, outcome);
+        self.reset(env, key, outcome, reason(outcome).into());
     }
 
     /// Connects again for streams whose client has used its port again before its former connection was closed here.
@@ -186,8 +188,8 @@ impl Streams {
         let Some((conn, ..)) = self.links.conn_mut(key) else { return };
         let watched = env.watch(&socket, PollToken::Stream(key));
         conn.socket.set(socket);
-        if watched.is_err() {
-            return self.reset(env, key, Outcome::Reset);
+        if let Err(e) = watched {
+            return self.reset(env, key, Outcome::Reset, e.into());
         }
         env.count(ProxyCounter::StreamsAccepted);
     }
