@@ -1,9 +1,10 @@
-"""The Wireshark dissector of the selective repeat family (share/wireshark/burst.lua) reads one golden packet of each opcode.
+"""The Wireshark dissectors of the selective repeat family and of hellos (share/wireshark/burst.lua) read one golden packet of each opcode.
 
 `crates/bytes/wire/tests/all/selective.rs` writes the packets: each field follows from the opcode's number. scapy computes the ICRCs.
 """
 
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -220,3 +221,53 @@ def test_acknowledgements_and_messages_of_the_unified_bus_are_read():
     message = bus_numbers("next", "source", "dest", "cc.increase", "cc.hint", "sl", "tp_message.kind", "tp_message.mtu", "tp_message.tpn",
                           "tp_message.psn", "tp_message.incarnation")[-1]
     assert list(message.values()) == [3, 0x010203, 0x040506, 1, 5, 3, 1, 4096, 0x010203, 0x0A0B0C, 77]
+
+
+def hello_pcap(path, answer, edit=lambda mad: None):
+    """A hello by the table of docs/protocol.md, in a UD SEND to queue pair 1."""
+    mad = bytearray(256)
+    mad[0:4] = 1, 0x32, 1, 0x81 if answer else 0x01
+    mad[8:16], mad[16:18], mad[37:40] = bytes(range(1, 9)), b"\x00\x10", b"BUR"
+    mad[40:44], mad[44:52], mad[52:56], mad[56:60] = b"\x01\x05\x00\x40", bytes(range(0x11, 0x19)), bytes([0, 0, 0, 0b1101]), (2048).to_bytes(4, "big")
+    text = b"dcqcn:rpg_ai_rate=100M"
+    mad[60:62], mad[62:62 + len(text)] = bytes([1, len(text)]), text
+    edit(mad)
+    roce = bytes.fromhex("64007fff" "00000001" "00000007" "80010000" "00000001") + mad + bytes(4)
+    udp = struct.pack(">HHHH", 49152, 4791, 8 + len(roce), 0) + roce
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0, bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2])) + udp
+    frame = bytes(12) + b"\x08\x00" + ip
+    path.write_bytes(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 16, 1) + struct.pack("<IIII", 0, 0, len(frame), len(frame)) + frame)
+
+
+HELLO = "answer tid version mtu tail boot_id selective xrc read_acks uc_receipts window cc_rank cc".split()
+
+
+def hello_fields(path):
+    words = [word for name in ("_ws.malformed", *(f"burst_hello.{name}" for name in HELLO)) for word in ("-e", name)]
+    malformed, *values = tshark("-T", "fields", "-E", "separator=|", *words, path=path).rstrip("\n").split("|")
+    assert not malformed
+    return dict(zip(HELLO, values, strict=True))
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_hellos_are_read(tmp_path, answer):
+    hello_pcap(tmp_path / "hello.pcap", answer)
+    row = hello_fields(tmp_path / "hello.pcap")
+    is_set = {name: row.pop(name) in ("1", "True") for name in ("answer", "selective", "xrc", "read_acks", "uc_receipts")}
+    assert is_set == {"answer": answer, "selective": True, "xrc": False, "read_acks": True, "uc_receipts": True}
+    assert row == {
+        "tid": "0x0102030405060708", "version": "1", "mtu": "5", "tail": "64", "boot_id": "0x1112131415161718", "window": "2048",
+        "cc_rank": "1", "cc": "dcqcn:rpg_ai_rate=100M",
+    }
+    assert "Hello answer" in tshark(path=tmp_path / "hello.pcap") or not answer
+
+
+@pytest.mark.parametrize("at,value", [(1, 0x03), (37, 0), (17, 0x11)])
+def test_other_management_datagrams_are_no_hellos(tmp_path, at, value):
+    hello_pcap(tmp_path / "other.pcap", False, lambda mad: mad.__setitem__(at, value))
+    assert not any(hello_fields(tmp_path / "other.pcap").values())
+
+
+def test_a_hello_whose_text_says_it_is_longer_is_read_to_its_end(tmp_path):
+    hello_pcap(tmp_path / "long.pcap", False, lambda mad: mad.__setitem__(61, 255))
+    assert hello_fields(tmp_path / "long.pcap")["cc"].startswith("dcqcn")

@@ -1,9 +1,11 @@
--- Wireshark dissector of Burst's selective repeat family (docs/protocol.md): RoCEv2 packets, UDP port 4791, whose BTH opcode is
--- 0xC0 or above. Every other packet of that port goes to Wireshark's own InfiniBand dissector, as without this script.
+-- Wireshark dissectors of Burst's selective repeat family (docs/protocol.md), RoCEv2 packets, UDP port 4791, whose BTH opcode is
+-- 0xC0 or above, and of its hellos, management datagrams by which two Burst hosts tell each other what they can do. Every other packet
+-- of that port goes to Wireshark's own InfiniBand dissector, as without this script; so do hellos, for their headers.
 --
 -- Use it once:     wireshark -X lua_script:burst.lua        tshark -X lua_script:burst.lua -r file.pcap
 -- Install it:      copy it to ~/.local/lib/wireshark/plugins (Help, About Wireshark, Folders shows the place)
 -- Filter examples: burst_sr.opcode == 0xd1 && burst_sr.words > 0      burst_sr.xn > 0      burst_sr.repair
+--                  burst_hello      burst_hello.answer && !burst_hello.selective
 
 local ROCE_PORT = 4791
 local FIRST_OPCODE = 0xC0
@@ -219,15 +221,63 @@ local function dissect(b, pinfo, root)
     tree:add(f.icrc, b(stop, 4))
 end
 
+-- Hellos: MADs of a vendor class with Burst's OUI, in UD SEND packets to queue pair 1, behind BTH and DETH.
+local UD_SEND, MAD_AT, MAD_LEN = 0x64, 20, 256
+local HELLO_CLASS, HELLO_OUI, HELLO_ATTRIBUTE, GET_RESP = 0x32, 0x425552, 0x0010, 0x81
+
+local hello = Proto("burst_hello", "Burst hello")
+local h = hello.fields
+h.answer = ProtoField.bool("burst_hello.answer", "Answer")
+h.tid = ProtoField.uint64("burst_hello.tid", "Transaction id", base.HEX)
+h.version = ProtoField.uint8("burst_hello.version", "Version", base.DEC)
+h.mtu = ProtoField.uint8("burst_hello.mtu", "MTU of the port", base.DEC,
+    { [1] = "256 bytes", [2] = "512 bytes", [3] = "1024 bytes", [4] = "2048 bytes", [5] = "4096 bytes" })
+h.tail = ProtoField.uint16("burst_hello.tail", "Last bytes of a WRITE written in their turn", base.DEC)
+h.boot_id = ProtoField.uint64("burst_hello.boot_id", "Boot id", base.HEX)
+h.selective = ProtoField.bool("burst_hello.selective", "Selective repeat on RC", 32, nil, 0x1)
+h.xrc = ProtoField.bool("burst_hello.xrc", "Selective repeat on XRC", 32, nil, 0x2)
+h.read_acks = ProtoField.bool("burst_hello.read_acks", "READ responses are acknowledged", 32, nil, 0x4)
+h.uc_receipts = ProtoField.bool("burst_hello.uc_receipts", "Receipts of UC", 32, nil, 0x8)
+h.window = ProtoField.uint32("burst_hello.window", "PSNs that the receiver keeps track of", base.DEC)
+h.cc_rank = ProtoField.uint8("burst_hello.cc_rank", "Congestion control chosen by", base.DEC,
+    { [0] = "no one", [1] = "the configuration", [2] = "a command" })
+h.cc = ProtoField.string("burst_hello.cc", "Congestion control")
+
+local function is_hello(b)
+    return b:len() >= MAD_AT + MAD_LEN and b(0, 1):uint() == UD_SEND and b(5, 3):uint() == 1
+        and b(MAD_AT + 1, 1):uint() == HELLO_CLASS and b(MAD_AT + 37, 3):uint() == HELLO_OUI
+        and b(MAD_AT + 16, 2):uint() == HELLO_ATTRIBUTE
+end
+
+local function dissect_hello(b, pinfo, root)
+    local is_answer = b(3, 1):uint() == GET_RESP
+    local kind = is_answer and "answer" or "question"
+    local tree = root:add(hello, b(), "Burst hello, " .. kind)
+    tree:add(h.answer, b(3, 1), is_answer)
+    tree:add(h.tid, b(8, 8))
+    local data = b(40)
+    for at, field in pairs({ [0] = h.version, [1] = h.mtu }) do tree:add(field, data(at, 1)) end
+    tree:add(h.tail, data(2, 2))
+    tree:add(h.boot_id, data(4, 8))
+    for _, field in ipairs({ h.selective, h.xrc, h.read_acks, h.uc_receipts }) do tree:add(field, data(12, 4)) end
+    tree:add(h.window, data(16, 4))
+    tree:add(h.cc_rank, data(20, 1))
+    local len = math.min(data(21, 1):uint(), data:len() - 22)
+    if len > 0 then tree:add(h.cc, data(22, len)) end
+    pinfo.cols.protocol = "Burst hello"
+    pinfo.cols.info = string.format("Hello %s, boot id %s", kind, tostring(data(4, 8):bytes()))
+end
+
 local udp_ports = DissectorTable.get("udp.port")
 local infiniband = udp_ports:get_dissector(ROCE_PORT)
 
 function burst.dissector(b, pinfo, root)
     if b:len() > 0 and b(0, 1):uint() >= FIRST_OPCODE then
         dissect(b, pinfo, root)
-    elseif infiniband then
-        infiniband:call(b, pinfo, root)
+        return
     end
+    if infiniband then infiniband:call(b, pinfo, root) end
+    if is_hello(b) then dissect_hello(b(MAD_AT, MAD_LEN):tvb(), pinfo, root) end
 end
 
 udp_ports:set(ROCE_PORT, burst)
