@@ -14,8 +14,8 @@ BUILD = lab.build_directory()
 PAGES = sorted((ROOT / "share" / "man").glob("man?/*"))
 
 
-def install(prefix, build=BUILD, destination=""):
-    env = dict(os.environ, PREFIX=str(prefix), DESTDIR=str(destination), BURST_BUILD=str(build))
+def install(prefix, build=BUILD, destination="", **more):
+    env = dict(os.environ, PREFIX=str(prefix), DESTDIR=str(destination), BURST_BUILD=str(build), **more)
     return subprocess.run([ROOT / "scripts" / "install"], env=env, capture_output=True, text=True, timeout=60)
 
 
@@ -27,6 +27,25 @@ def installed(tmp_path):
     done = install(tmp_path / "usr")
     assert done.returncode == 0, done.stderr
     return tmp_path / "usr"
+
+
+def test_wireshark_finds_burst_where_it_is_told_to_be_linked(tmp_path):
+    """With DESTDIR the links lead to where the files will be; a relative directory is refused."""
+    done = install("/usr", destination=tmp_path, WIRESHARK="/usr/lib/wireshark")
+    assert done.returncode == 0, done.stderr
+    place = tmp_path / "usr/lib/wireshark"
+    links = {str(path.relative_to(place)): os.readlink(path) for path in place.rglob("*") if path.is_symlink()}
+    assert links.pop("extcap/burst") == "/usr/bin/burst"
+    assert links and all(target == f"/usr/share/burst/{name.removeprefix('plugins/')}" for name, target in links.items()), links
+    assert all((tmp_path / target[1:]).exists() for target in links.values())
+    if shutil.which("tshark"):
+        # As a user's own directory: Wireshark lists Burst among its interfaces' programs.
+        own = install(tmp_path / "own", WIRESHARK=str(tmp_path / "config"))
+        assert own.returncode == 0, own.stderr
+        asked = subprocess.run([tmp_path / "config/extcap/burst", "--extcap-interfaces"], capture_output=True, text=True, timeout=60)
+        assert asked.returncode == 0 and asked.stdout.startswith("extcap {version="), asked.stdout + asked.stderr
+    refused = install(tmp_path / "other", WIRESHARK="lib")
+    assert refused.returncode == 2 and "no absolute path" in refused.stderr
 
 
 def test_an_installed_burst_runs_programs_with_its_own_libraries(installed, tmp_path):
