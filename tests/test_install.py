@@ -29,7 +29,7 @@ def installed(tmp_path):
     return tmp_path / "usr"
 
 
-def test_wireshark_finds_burst_where_it_is_told_to_be_linked(tmp_path):
+def test_wireshark_finds_burst_where_install_has_linked_it(tmp_path):
     """With DESTDIR the links lead to where the files will be; a relative directory is refused."""
     done = install("/usr", destination=tmp_path, WIRESHARK="/usr/lib/wireshark")
     assert done.returncode == 0, done.stderr

@@ -116,7 +116,7 @@ def test_a_learner_finds_the_way_step_by_step(plain):
         code, _, error = plain.lab(*words)
         assert code == 1 and "no exercise has begun" in error and error.count("\n") == 1, words
     code, _, error = plain.lab("key")
-    assert code == 1 and "did you mean keys?" in error
+    assert code == 1 and "did you mean \"keys\"?" in error
     code, question, _ = plain.lab("3")
     assert code == 0 and "Question 1" in question and "rnr=0..7" in question
     assert plain.lab("again")[1] == question

@@ -19,6 +19,9 @@ pub fn all() -> [&'static dyn Exercise; 10] {
     ]
 }
 
+/// Words that stand where an exercise may stand: those of `burst lab` itself.
+pub const COMMANDS: [&str; 7] = ["check", "run", "ladder", "on", "again", "solve", "stop"];
+
 /// The exercise of a name or a number from 1.
 ///
 /// # Errors
@@ -32,8 +35,8 @@ pub fn find(word: &str) -> Result<&'static dyn Exercise, String> {
         return Ok(*found);
     }
     let names: Vec<&str> = all.iter().map(|one| one.name()).collect();
-    let meant = burst_grammar::nearest_within(word, names.iter().copied(), 3);
-    let meant = meant.map_or_else(String::new, |name| format!(" (did you mean {name}?)"));
+    let meant = burst_grammar::nearest_within(word, names.iter().copied().chain(COMMANDS), 3);
+    let meant = meant.map_or_else(String::new, |name| format!(" (did you mean {name:?}?)"));
     Err(format!("there is no exercise {word:?}{meant}; the exercises are {}", names.join(", ")))
 }
 
@@ -65,10 +68,18 @@ mod tests {
         }
         let why = |word: &str| find(word).err().unwrap_or_default();
         assert!(
-            why("key").contains("did you mean keys?")
+            why("key").contains("did you mean \"keys\"?")
+                && why("chcek").contains("did you mean \"check\"?")
                 && why("11").contains("pingpong")
                 && why("0").contains("no exercise")
         );
+    }
+
+    #[test]
+    fn the_words_of_the_command_line_are_known() {
+        let command = crate::command();
+        let words: BTreeSet<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        assert_eq!(words, COMMANDS.into_iter().collect());
     }
 
     #[test]

@@ -136,9 +136,7 @@ fn sim(matches: &ArgMatches) -> ExitCode {
     let path = matches.get_one::<PathBuf>("scenario").expect("a required argument");
     let mut scenario = match read(path) {
         Ok(scenario) => scenario,
-        Err(sentence) => {
-            return misused(sentence);
-        }
+        Err(sentence) => return misused(sentence + &meant_command(path)),
     };
     if let Some(seed) = matches.get_one::<u64>("seed") {
         scenario.seed = *seed;
@@ -151,6 +149,15 @@ fn sim(matches: &ArgMatches) -> ExitCode {
         return fail(sentence);
     }
     if results.is_partial { ExitCode::from(EXIT_STOPPED) } else { ExitCode::SUCCESS }
+}
+
+/// Words that ask whether a path that does not exist is a misspelt command.
+fn meant_command(path: &Path) -> String {
+    let word = path.to_str().filter(|_| !path.exists());
+    let command = command();
+    let names = command.get_subcommands().map(clap::Command::get_name);
+    let near = word.and_then(|word| burst_grammar::nearest_within(word, names, 2));
+    near.map_or_else(String::new, |name| format!("; did you mean {name:?}?"))
 }
 
 /// Reads a scenario; the sentence of an error begins with the file's name.
