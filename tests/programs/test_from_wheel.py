@@ -199,7 +199,7 @@ def test_a_program_of_debian(place, command, gid_index, server, client, says):
             asking = place.start(*client)
             code, text = place.finish(asking), place.text(asking)
             right = code == 0 and re.search(says, text, re.M)
-            # fio ends with 0 if nobody listens. A server that has ended has heard this client.
+            # fio ends with 0 if no program listens. A server that has ended has heard this client.
             if right or not serving or serving.poll() is not None or time.monotonic() > end:
                 break
             time.sleep(PACE)

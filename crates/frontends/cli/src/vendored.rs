@@ -1,14 +1,15 @@
 //! Copies of libibverbs and librdmacm that Python wheels carry, under names such as `libibverbs-1de1263b.so.1.14.48.0`.
 //!
-//! Such a copy finds no device of Burst, and neither `LD_LIBRARY_PATH` nor a library of the usual name takes its place: the wheel's libraries ask for its own
-//! name. Preloaded libraries come first in the search for symbols, whatever a copy is called. They are preloaded only where a copy is found, because a
-//! preload reaches all children of the program, too.
+//! Such a copy finds no device of Burst, and neither `LD_LIBRARY_PATH` nor a library of the usual name takes its place: the
+//! wheel's libraries ask for its own name. Preloaded libraries come first in the search for symbols, whatever a copy is called.
+//! They are preloaded only where a copy is found, because a preload reaches all children of the program, too.
 //!
-//! An environment of Python is found by the place of its programs: `PREFIX/bin/python` and scripts beside it have `PREFIX/lib/pythonX.Y/site-packages`. Symbolic
-//! links are not resolved, because in a virtual environment the link's place counts. Looked at are the environments of the program, of the interpreter that a
-//! script names, of the python3 in `PATH` (for `sh -c`, `mpirun` and other programs that start it), those that `VIRTUAL_ENV`, `CONDA_PREFIX` and `PYTHONUSERBASE` name, `.venv`
-//! of the working directory (`uv run`), and `PYTHONPATH`. auditwheel puts copies into `PACKAGE.libs`. conda has them in `PREFIX/lib` under the usual name, where the run path
-//! of its programs comes before `LD_LIBRARY_PATH`.
+//! An environment of Python is found by the place of its programs: `PREFIX/bin/python` and scripts beside it have
+//! `PREFIX/lib/pythonX.Y/site-packages`. Symbolic links are not resolved, because in a virtual environment the link's place
+//! counts. Looked at are the environments of the program, of the interpreter that a script names, of the python3 in `PATH` (for
+//! `sh -c`, `mpirun` and other programs that start it), those that `VIRTUAL_ENV`, `CONDA_PREFIX` and `PYTHONUSERBASE` name,
+//! `.venv` of the working directory (`uv run`), and `PYTHONPATH`. auditwheel puts copies into `PACKAGE.libs`. conda has them in
+//! `PREFIX/lib` under the usual name, where the run path of its programs comes before `LD_LIBRARY_PATH`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -64,7 +65,7 @@ fn prefixes(program: Option<&OsStr>) -> Vec<PathBuf> {
     made.extend(
         ["VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONUSERBASE"].iter().filter_map(std::env::var_os).map(PathBuf::from),
     );
-    made.extend(std::env::var_os("HOME").map(|home| Path::new(&home).join(".local")));
+    made.extend(std::env::var_os("HOME").map(|user| Path::new(&user).join(".local")));
     made.extend(std::env::current_dir().ok().map(|here| here.join(".venv")));
     made.sort();
     made.dedup();
@@ -128,7 +129,8 @@ fn copies_in(directory: &Path) -> Vec<PathBuf> {
     entries.filter(|entry| is_copy(entry.file_name().as_bytes())).map(|entry| entry.path()).collect()
 }
 
-/// Whether a file's name is that of a copy: the library's, then perhaps a hyphen and a hash, then the ending. A provider (`libibverbs-mlx5.so`) is none.
+/// Whether a file's name is that of a copy: the library's, then perhaps a hyphen and a hash, then the ending. A provider
+/// (`libibverbs-mlx5.so`) is none.
 fn is_copy(name: &[u8]) -> bool {
     REPLACED.iter().any(|(library, _)| {
         let Some(rest) = name.strip_prefix(library.as_bytes()) else { return false };
@@ -176,7 +178,8 @@ mod tests {
         }
     }
 
-    /// A virtual environment with a copy, as it lies after `pip install`: a link to an interpreter elsewhere, a script, a package's libraries.
+    /// A virtual environment with a copy, as it lies after `pip install`: a link to an interpreter elsewhere, a script, a
+    /// package's libraries.
     #[test]
     fn an_environment_is_found_by_interpreter_and_by_script() {
         let place = std::env::temp_dir().join(format!("burst-vendored-{}", std::process::id()));

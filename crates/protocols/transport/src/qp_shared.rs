@@ -116,9 +116,9 @@ impl QpShared {
         ack_timeout(self.attr.timeout).max(ACK_TIMEOUT_MIN)
     }
 
-    /// The longest wait of the fast timers: probes and a time-out of selective repeat come before the local ACK timeout. Not less than
-    /// an answer takes: on a path whose round trip is longer than a quarter of that timeout everything would be sent twice, and be
-    /// taken for lost.
+    /// The longest wait of the fast timers: probes and a time-out of selective repeat come before the local ACK timeout. Not less
+    /// than an answer takes: on a path whose round trip is longer than a quarter of that timeout everything would be sent twice,
+    /// and be taken for lost.
     pub(crate) fn fast_wait_max(&self, rtt: &RttEstimate) -> Nanos {
         Nanos(self.answer_wait.0 / FAST_WAITS).max(rtt.answered_within())
     }

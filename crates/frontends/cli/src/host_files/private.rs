@@ -8,8 +8,8 @@
 //! with bind mounts of all old entries and a new entry. This directory and the tree for `/sys/class` are made in a small tmpfs
 //! that covers `/tmp` meanwhile.
 //!
-//! Devices of the kernel are hidden: cloud machines carry some that do not work (Azure's `mana_0`), and a program that looks for devices in these directories
-//! may take them. Burst's library could not open them in any case.
+//! Devices of the kernel are hidden: cloud machines carry some that do not work (Azure's `mana_0`), and a program that looks for
+//! devices in these directories may take them. Burst's library could not open them in any case.
 
 use super::directory::OpenDirectory;
 use super::{CLASSES, DEVICES, DeviceSnapshot, MOUNT_NAME, NODES, failed, full_node, overlay_classes, tree};
@@ -25,7 +25,8 @@ const SCRATCH: &str = "/tmp";
 /// Classes of files that the kernel has for each of its devices, beside the device's own.
 const OF_KERNEL_DEVICES: [&str; 3] = ["infiniband_verbs", "infiniband_mad", "infiniband_cm"];
 
-/// Moves this process to namespaces with the host files and no other devices, unless it sees just these already. The process must have one thread.
+/// Moves this process to namespaces with the host files and no other devices, unless it sees just these already. The process must
+/// have one thread.
 ///
 /// # Errors
 /// A sentence. The process can go on: it may be in new namespaces, but no mount is half done.

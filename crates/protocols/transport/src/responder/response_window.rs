@@ -215,7 +215,8 @@ impl Responder {
     pub(crate) fn on_response_timeout(&mut self, (mtu, is_known): (u32, bool), env: &mut Env<'_>) -> bool {
         let sent = self.behind_sent(mtu);
         let Some(window) = &mut self.window else { return false };
-        // What was measured goes on: nothing is sent again by this, and a time-out that came too early would hide the round trip for ever.
+        // What was measured goes on: nothing is sent again by this, and a time-out that came too early would hide the round trip
+        // for ever.
         window.silent = window.silent.saturating_add(1);
         env.fx.count(Reason::SrReadTimeout);
         let is_first = window.silent < SILENT_TIMEOUTS;
