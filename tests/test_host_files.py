@@ -257,13 +257,13 @@ def test_host_files_keep_other_files(whole_host):
     burst = BUILD / "burst"
     assert whole_host(burst, "host-files", "on") == (0, "")
     try:
-        whole_host("touch", "/dev/infiniband/stranger")
+        whole_host("touch", "/dev/infiniband/foreign")
         assert whole_host(burst, "host-files", "off") == (0, "")
-        assert whole_host("ls", "/dev/infiniband") == (0, "stranger\n")
+        assert whole_host("ls", "/dev/infiniband") == (0, "foreign\n")
         assert whole_host(burst, "host-files", "on") == (0, "")
-        assert whole_host("ls", "/dev/infiniband") == (0, "stranger\nuverbs_burst0\n")
+        assert whole_host("ls", "/dev/infiniband") == (0, "foreign\nuverbs_burst0\n")
         assert whole_host(burst, "host-files", "off") == (0, "")
-        assert whole_host("ls", "/dev/infiniband") == (0, "stranger\n")
+        assert whole_host("ls", "/dev/infiniband") == (0, "foreign\n")
     finally:
         whole_host("rm", "-r", "/dev/infiniband")
 
