@@ -9,7 +9,8 @@ function target(kind) {
     if (kind ~ /^own:/) return substr(kind, 5)
     print "symbols.awk: unknown kind " kind > "/dev/stderr"; exit 1
 }
-function alias(node, name, to,    local_name) {
+# `at`: "@@" if this is the version that whoever asks for none gets (dlsym); such a name has none of its versions otherwise.
+function alias(node, name, to, at,    local_name) {
     local_name = "burst_alias_" ++aliases
     if (to == "data") {
         body = body "\t.data\n\t.globl " local_name "\n\t.type " local_name ", %object\n\t.size " local_name ", 8\n"
@@ -18,7 +19,7 @@ function alias(node, name, to,    local_name) {
         body = body "\t.globl " local_name "\n\t.type " local_name ", %function\n\t.hidden " to "\n"
         body = body local_name ":\tJUMP " to "\n\t.size " local_name ", . - " local_name "\n"
     }
-    body = body "\t.symver " local_name ", " name "@" node "\n"
+    body = body "\t.symver " local_name ", " name at node "\n"
 }
 # Patterns for all names but some: what differs from each of them in its first letters, up to INTERPOSED_LETTERS.
 function others(    at, prefix, next_letters, patterns, i) {
@@ -39,12 +40,12 @@ FILENAME ~ /\/public\.txt$/ {
     public[$1] = public[$1] "        " $2 ";\n"
     next
 }
-FILENAME ~ /\/legacy\.txt$/ { alias($1, $2, target($3)); next }
+FILENAME ~ /\/legacy\.txt$/ { alias($1, $2, target($3), "@"); next }
 FILENAME ~ /\/interposed\.txt$/ { interposed[++interposed_count] = $1; next }
-FILENAME ~ /\/private\.txt$/ { for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], $1, target($2)) }
+FILENAME ~ /\/private\.txt$/ { for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], $1, target($2), i == node_count ? "@@" : "@") }
 BEGIN { INTERPOSED_LETTERS = 4 }
 END {
-    for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], "verbs_register_driver_" nodes[i], "burst_refuse_none")
+    for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], "verbs_register_driver_" nodes[i], "burst_refuse_none", "@@")
     if (want == "map") {
         for (i = 1; i <= publics; i++) {
             printf "%s {\n    global:\n%s", order[i], public[order[i]]

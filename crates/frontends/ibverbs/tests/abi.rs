@@ -49,6 +49,21 @@ fn every_name_of_the_tables_is_there() {
     }
 }
 
+/// A program that looks up a name at run time gives no version, and finds only names that have a default one.
+#[test]
+fn every_private_name_is_found_without_a_version() {
+    let file = CString::new(library().into_os_string().into_encoded_bytes()).unwrap();
+    // SAFETY: the library's constructors have no demands, and it stays loaded.
+    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(!handle.is_null());
+    let table = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("abi/private.txt")).unwrap();
+    for line in table.lines().filter(|l| !l.starts_with('#')) {
+        let name = CString::new(line.split_whitespace().next().unwrap()).unwrap();
+        // SAFETY: the handle is that of the library.
+        assert!(!unsafe { libc::dlsym(handle, name.as_ptr()) }.is_null(), "{name:?}");
+    }
+}
+
 #[test]
 fn only_interposed_functions_are_exported_without_a_version() {
     let mut bare = symbols(&library());
