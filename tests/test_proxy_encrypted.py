@@ -174,7 +174,9 @@ def test_a_forged_message_ends_the_link_with_a_reason_and_is_not_delivered(make_
             wait_until(lambda: "altered, repeated, missing, out of order or cut" in said(), said=said)
             assert read_all(theirs) == (b"", "ECONNRESET")
             assert read_all(ours) == (b"", "ECONNRESET")
-        assert proxies.counters(b)["peer_faults"] == 1
+        # Once: a hello of the other proxy, which learns later that the link has ended, may be a fault of its own.
+        assert said().count("altered, repeated, missing, out of order or cut") == 1, said()
+        assert proxies.counters(b)["peer_faults"] >= 1
         # The proxies agree anew, with other keys.
         proxies.await_links()
         with listen(b) as listener, client(a, b.address) as ours, listener.accept()[0] as theirs:
