@@ -147,10 +147,12 @@ fn the_round_trip_of_a_queue_that_is_gone_paces_nothing() {
 ///   712);
 /// * READs in pieces that a reduced window did not hold twice, so that it never counted as used (68, 139, 521);
 /// * go-back-N whose second time-out reduced the threshold of slow start of the same flight again;
-/// * flights longer than acknowledgements can report, of which the unreported part counted as in flight (466, 497).
+/// * flights longer than acknowledgements can report, of which the unreported part counted as in flight (466, 497);
+/// * READs whose answers took longer than a quarter of the local ACK timeout (6, 194, 975, 1455, 1888);
+/// * a loss after a time-out, of the same flight, that reduced the window of a few packets again (618).
 #[test]
 fn seeds_that_came_back_late_come_back() {
-    for seed in [68, 84, 95, 139, 292, 312, 448, 466, 497, 521, 560, 712, 732] {
+    for seed in [6, 68, 84, 95, 139, 194, 292, 312, 448, 466, 497, 521, 560, 618, 712, 732, 975, 1455, 1888] {
         burst_sim::liveness::Liveness::of_seed(seed).run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }

@@ -260,6 +260,27 @@ fn loss_halves_once_per_pause_and_acks_grow() {
 
 /// What has left the network unacknowledged makes room, and no window grows by it, however often it is lost. Each byte counts
 /// when it is acknowledged.
+/// A time-out is about all that is in flight. That parts of it are missing, or their repetitions, reduces the window no further: from
+/// what it is after a time-out that would be a few packets, far below what the path has carried.
+#[test]
+fn losses_of_a_flight_that_timed_out_say_nothing_more() {
+    let ms = Nanos::from_ms;
+    for algorithm in Algorithm::ALL {
+        let mut p = path_with(algorithm);
+        p.moved(ms(1), 1, 0, 100 * MTU);
+        p.moved(ms(2), 1, 100 * MTU, 50 * MTU);
+        p.on_signal(ms(10), Signal::Timeout);
+        let after = p.limits();
+        (11..20).for_each(|at| p.on_signal(ms(10 * at), Signal::Loss));
+        assert_eq!(p.limits().window_bytes, after.window_bytes, "{algorithm}");
+        // What was sent since is another flight.
+        p.moved(ms(300), 1, 50 * MTU, 0);
+        let grown = p.window();
+        (0..10).for_each(|at| p.on_signal(ms(400 + 100 * at), Signal::Loss));
+        assert!(algorithm == Algorithm::None || p.window() < grown, "{algorithm}: {} of {grown}", p.window());
+    }
+}
+
 #[test]
 fn lost_bytes_make_room_and_acknowledge_nothing() {
     for algorithm in Algorithm::ALL {
