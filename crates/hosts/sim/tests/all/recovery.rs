@@ -149,10 +149,11 @@ fn the_round_trip_of_a_queue_that_is_gone_paces_nothing() {
 /// * go-back-N whose second time-out reduced the threshold of slow start of the same flight again;
 /// * flights longer than acknowledgements can report, of which the unreported part counted as in flight (466, 497);
 /// * READs whose answers took longer than a quarter of the local ACK timeout (6, 194, 975, 1455, 1888);
-/// * a loss after a time-out, of the same flight, that reduced the window of a few packets again (618).
+/// * a loss after a time-out, of the same flight, that reduced the window of a few packets again (618);
+/// * a local ACK timeout that did not follow the round trips that answers measured, and came before the probe (1905).
 #[test]
 fn seeds_that_came_back_late_come_back() {
-    for seed in [6, 68, 84, 95, 139, 194, 292, 312, 448, 466, 497, 521, 560, 618, 712, 732, 975, 1455, 1888] {
+    for seed in [6, 68, 84, 95, 139, 194, 292, 312, 448, 466, 497, 521, 560, 618, 712, 732, 975, 1455, 1888, 1905] {
         burst_sim::liveness::Liveness::of_seed(seed).run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }

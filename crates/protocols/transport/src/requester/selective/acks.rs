@@ -135,7 +135,7 @@ impl Requester {
         let before = self.acked_positions();
         self.sel.answered = true;
         if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
-            self.answers_measure(pkt.bth.psn, 1, env);
+            self.answers_measure(qp, (pkt.bth.psn, 1), env);
         }
         match pkt.info.kind {
             OpKind::ReadResponse => {

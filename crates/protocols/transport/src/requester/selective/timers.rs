@@ -102,12 +102,14 @@ impl Requester {
     /// Answers with PSNs from `first` on have come to requests that were sent once. Acknowledgements of READs are few, so answers
     /// measure, too; without measurements a lost repair would be missed only after [`crate::rtt::RTO_FIRST`].
     #[inline]
-    pub(crate) fn answers_measure(&mut self, first: Psn, count: u32, env: &mut Env<'_>) {
+    pub(crate) fn answers_measure(&mut self, qp: &mut QpShared, (first, count): (Psn, u32), env: &mut Env<'_>) {
         let sel = &mut self.sel;
         let Some(measured) = sel.measured else { return };
         if measured.behind.prev().is_within(first, count) {
             sel.measure(env.arrived_at().since(measured.sent_at), Nanos(0), env);
             sel.measured = None;
+            // Else the local ACK timeout would pass before a probe of a path that has become slower.
+            self.set_answer_wait(qp, env);
         } else if !self.recovery.una_psn().is_before(measured.behind) {
             // Its first answer was lost, and has been repaired.
             sel.measured = None;

@@ -42,7 +42,7 @@ impl Requester {
         let done = span.len() / qp.mtu as usize;
         let before = AckedPositions { una: psn, acked: self.sel.acked };
         self.sel.answered = true;
-        self.answers_measure(psn, done as u32, env);
+        self.answers_measure(qp, (psn, done as u32), env);
         self.note_responses(flow, (psn.add(done as u32 - 1), 0), (done as u16, span.len() as u32), env.now);
         self.recovery.on_acked(done as u32);
         self.progressed(qp, env);
@@ -73,7 +73,7 @@ impl Requester {
             return 0;
         }
         self.sel.answered = true;
-        self.answers_measure(psn, done, env);
+        self.answers_measure(qp, (psn, done), env);
         self.note_responses(flow, (psn.add(done - 1), 0), (done as u16, done * qp.mtu), env.now);
         self.owe_read_ack();
         self.after_answer(qp, before, false, env);
