@@ -494,7 +494,10 @@ impl Path {
     pub fn on_signal(&mut self, now: Nanos, signal: Signal) {
         // Nothing was acknowledged since a time-out: what is missing is of the flight that it was about, or a repetition of it.
         if signal == Signal::Loss && self.timed_out_at > Nanos(0) && self.acked_at <= self.timed_out_at {
-            return self.conditions.on_loss(now);
+            self.conditions.on_loss(now);
+            // A packet that is sent twice measures nothing.
+            self.tuned.iter_mut().for_each(|tuned| tuned.probe = None);
+            return self.settle_quiet();
         }
         if let Some(tuned) = &mut self.tuned {
             tuned.on_signal(now, signal);

@@ -258,10 +258,8 @@ fn loss_halves_once_per_pause_and_acks_grow() {
     assert_eq!(p.inflight(), 0);
 }
 
-/// What has left the network unacknowledged makes room, and no window grows by it, however often it is lost. Each byte counts
-/// when it is acknowledged.
-/// A time-out is about all that is in flight. That parts of it are missing, or their repetitions, reduces the window no further: from
-/// what it is after a time-out that would be a few packets, far below what the path has carried.
+/// A time-out is about all that is in flight. That parts of it are missing, or their repetitions, reduces the window no further:
+/// from what it is after a time-out that would be a few packets, far below what the path has carried.
 #[test]
 fn losses_of_a_flight_that_timed_out_say_nothing_more() {
     let ms = Nanos::from_ms;
@@ -281,6 +279,8 @@ fn losses_of_a_flight_that_timed_out_say_nothing_more() {
     }
 }
 
+/// What has left the network unacknowledged makes room, and no window grows by it, however often it is lost. Each byte counts
+/// when it is acknowledged.
 #[test]
 fn lost_bytes_make_room_and_acknowledge_nothing() {
     for algorithm in Algorithm::ALL {
