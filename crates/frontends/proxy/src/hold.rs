@@ -13,6 +13,7 @@
 
 use crate::netlink::{self, Attributes, NetfilterRequest, Netlink};
 use crate::nft::{self, HeaderBase, TableBatch};
+use crate::sys::field;
 use crate::unreachable::UnreachableSender;
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -268,11 +269,6 @@ fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u32)> {
     let port = |at| field(packet, at).map(u16::from_be_bytes);
     let seq = field(packet, tcp + 4).map(u32::from_be_bytes)?;
     Some((SocketAddr::new(from, port(tcp)?), SocketAddr::new(to, port(tcp + 2)?), seq))
-}
-
-/// Bytes of a packet.
-fn field<const N: usize>(packet: &[u8], at: usize) -> Option<[u8; N]> {
-    packet.get(at..)?.first_chunk().copied()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! The kernel answers for an exact pair of addresses. A socket that its program has closed has no user any more, and the kernel
 //! says 0 then: only an answer with an inode counts, so that no program is taken for root's.
 
+use crate::sys::field;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +13,8 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `struct nlmsghdr`, and `struct inet_diag_req_v2` behind it.
 const HEADER: usize = 16;
 const REQUEST: usize = 56;
-/// Of `struct inet_diag_msg`: the remote port, the user, the inode.
+/// Of `struct inet_diag_msg`: the local and the remote port, the user, the inode.
+const LOCAL_PORT: usize = 4;
 const REMOTE_PORT: usize = 6;
 const USER: usize = 64;
 const INODE: usize = 68;
@@ -40,7 +42,7 @@ impl SocketTable {
         // The kernel has answered before `send` returns.
         let mut buffer = [0; 1024];
         let (got, _) = net::recv(&self.0, &mut buffer[..], RecvFlags::DONTWAIT)?;
-        user_in(&buffer[..got], remote)
+        user_in(&buffer[..got], (local.port(), remote.port()))
     }
 }
 
@@ -68,8 +70,8 @@ fn request(local: SocketAddr, remote: SocketAddr) -> [u8; HEADER + REQUEST] {
     bytes
 }
 
-/// The user in an answer.
-fn user_in(answer: &[u8], remote: SocketAddr) -> Result<Option<u32>> {
+/// The user in an answer about the socket between two ports.
+fn user_in(answer: &[u8], ports: (u16, u16)) -> Result<Option<u32>> {
     let cut = || Error::new(ErrorKind::InvalidData, "an answer that is cut short");
     let kind = u16::from_ne_bytes(field(answer, 4).ok_or_else(cut)?);
     if i32::from(kind) == libc::NLMSG_ERROR {
@@ -78,13 +80,10 @@ fn user_in(answer: &[u8], remote: SocketAddr) -> Result<Option<u32>> {
     }
     let number = |at| field(answer, HEADER + at).map(u32::from_ne_bytes).ok_or_else(cut);
     let (user, inode) = (number(USER)?, number(INODE)?);
-    // Without such a connection the kernel finds a listener at the local address.
-    let port = u16::from_be_bytes(field(answer, HEADER + REMOTE_PORT).ok_or_else(cut)?);
-    Ok((inode != 0 && port == remote.port()).then_some(user))
-}
-
-fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..)?.first_chunk().copied()
+    // Without such a connection the kernel finds a listener at the local address, which has no remote port.
+    let port = |at| field(answer, HEADER + at).map(u16::from_be_bytes).ok_or_else(cut);
+    let is_asked = (port(LOCAL_PORT)?, port(REMOTE_PORT)?) == ports;
+    Ok((inode != 0 && is_asked).then_some(user))
 }
 
 #[cfg(test)]
@@ -117,16 +116,20 @@ mod tests {
 
     #[test]
     fn answers_that_are_cut_short_are_errors() {
-        let remote = SocketAddr::from(([10, 0, 0, 1], 7));
+        let ports = (8, 7);
         let mut answer = vec![0; HEADER + INODE + 4];
         answer[4] = SOCK_DIAG_BY_FAMILY as u8;
+        answer[HEADER + LOCAL_PORT + 1] = 8;
         answer[HEADER + REMOTE_PORT + 1] = 7;
         answer[HEADER + USER] = 9;
         answer[HEADER + INODE] = 1;
-        assert_eq!(user_in(&answer, remote).unwrap(), Some(9));
-        assert!((0..answer.len()).all(|len| user_in(&answer[..len], remote).is_err()));
+        assert_eq!(user_in(&answer, ports).unwrap(), Some(9));
+        for others in [(8, 6), (9, 7)] {
+            assert_eq!(user_in(&answer, others).unwrap(), None, "an answer to another question");
+        }
+        assert!((0..answer.len()).all(|len| user_in(&answer[..len], ports).is_err()));
         answer[4] = libc::NLMSG_ERROR as u8;
         answer[HEADER..HEADER + 4].copy_from_slice(&(-libc::EPERM).to_ne_bytes());
-        assert_eq!(user_in(&answer, remote).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert_eq!(user_in(&answer, ports).unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
 }

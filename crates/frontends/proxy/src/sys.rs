@@ -18,6 +18,11 @@ use std::time::Duration;
 
 pub use rustix::event::epoll::{Event as PollEvent, EventFlags};
 
+/// The bytes of a field of a message; `None`: the message ends before.
+pub fn field<const N: usize>(message: &[u8], at: usize) -> Option<[u8; N]> {
+    message.get(at..)?.first_chunk().copied()
+}
+
 /// A non-blocking TCP socket for addresses like `like`.
 ///
 /// # Errors
