@@ -27,7 +27,7 @@ fn main() {
         })
     };
     let plain = measure();
-    assert!(catch_faults() || cfg!(not(target_arch = "x86_64")));
+    assert!(catch_faults() || cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))));
     let guarded = measure();
     println!("{:>6} {:>9} {:>11}", "bytes", "plain ns", "guarded ns");
     for (len, (plain, guarded)) in lens.iter().zip(plain.iter().zip(guarded)) {

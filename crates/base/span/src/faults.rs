@@ -16,8 +16,14 @@
 //! A thread that blocks SIGSEGV or SIGBUS does not come to the handler: the kernel ends the process. The engine's own thread
 //! blocks neither; a thread of the program that polls may.
 //!
-//! x86-64 only; elsewhere nothing is caught. A handler that the program installs after this one has to pass on what is not its
+//! x86-64 and aarch64 only; elsewhere nothing is caught. A handler that the program installs after this one has to pass on what is not its
 //! own, as handlers of other libraries' faults do.
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod frames;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[path = "faults/no_frames.rs"]
+mod frames;
 
 use crate::Unreachable;
 use crate::remote::ProcessMemory;
@@ -157,162 +163,5 @@ unsafe fn pass_on(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut
                 handler(number);
             }
         },
-    }
-}
-
-/// The frames on the stack.
-#[cfg(target_arch = "x86_64")]
-mod frames {
-    use core::ffi::c_void;
-
-    pub(super) const CAN_GUARD: bool = true;
-    /// The words of a frame's mark; the second is combined with the frame's address.
-    const MARK: u64 = 0x6275_7273_745f_6672;
-    const MARK_OF_ADDRESS: u64 = 0xa6d1_3f58_0c97_e24b;
-    /// Bytes of stack between the frame and a fault: copies and checksums are shallow.
-    const DEPTH_MAX: u64 = 32 << 10;
-    /// Words read at a time.
-    const WORDS: usize = 64;
-
-    // The frame, from its address on: the two words of the mark, the address to continue at, padding, then the registers.
-    core::arch::global_asm!(
-        ".pushsection .text.burst_span_guarded_call,\"ax\",@progbits",
-        ".globl burst_span_guarded_call",
-        ".hidden burst_span_guarded_call",
-        ".type burst_span_guarded_call,@function",
-        "burst_span_guarded_call:",
-        ".cfi_startproc",
-        "push rbp",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset rbp, 0",
-        "push rbx",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset rbx, 0",
-        "push r12",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset r12, 0",
-        "push r13",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset r13, 0",
-        "push r14",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset r14, 0",
-        "push r15",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset r15, 0",
-        "sub rsp, 40",
-        ".cfi_adjust_cfa_offset 40",
-        "lea rax, [rip + 3f]",
-        "mov [rsp + 16], rax",
-        "movabs rax, {of_address}",
-        "xor rax, rsp",
-        "mov [rsp + 8], rax",
-        "movabs rax, {mark}",
-        "mov [rsp], rax",
-        "mov rax, rdi",
-        "mov rdi, rsi",
-        "call rax",
-        "mov eax, 1",
-        "2:",
-        "mov qword ptr [rsp], 0",
-        "mov qword ptr [rsp + 8], 0",
-        "add rsp, 40",
-        ".cfi_remember_state",
-        ".cfi_adjust_cfa_offset -40",
-        "pop r15",
-        ".cfi_adjust_cfa_offset -8",
-        "pop r14",
-        ".cfi_adjust_cfa_offset -8",
-        "pop r13",
-        ".cfi_adjust_cfa_offset -8",
-        "pop r12",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rbx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rbp",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        // Where a fault continues, with the frame's address as the stack pointer.
-        "3:",
-        ".cfi_restore_state",
-        "xor eax, eax",
-        "jmp 2b",
-        ".cfi_endproc",
-        ".size burst_span_guarded_call, . - burst_span_guarded_call",
-        ".popsection",
-        mark = const MARK,
-        of_address = const MARK_OF_ADDRESS,
-    );
-
-    // SAFETY: the assembly above defines the symbol, with this signature by the C ABI.
-    unsafe extern "C" {
-        /// Calls `f(data)` behind a frame. 1: it has returned; 0: it was left at a fault.
-        fn burst_span_guarded_call(f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> u32;
-    }
-
-    /// Calls `f(data)`. False: it was left at a fault.
-    pub(super) unsafe fn call(f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { burst_span_guarded_call(f, data) != 0 }
-    }
-
-    /// Lets the thread continue behind the frame above the fault. False: there is none.
-    pub(super) unsafe fn leave(context: *mut c_void) -> bool {
-        // SAFETY: the kernel gives the handler a `ucontext_t`.
-        let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-        let stack = registers[libc::REG_RSP as usize] as u64;
-        let Some((frame, landing)) = find(stack.next_multiple_of(8)) else { return false };
-        registers[libc::REG_RSP as usize] = frame as i64;
-        registers[libc::REG_RIP as usize] = landing as i64;
-        // The direction flag: a copy from the end sets it.
-        registers[libc::REG_EFL as usize] &= !(1 << 10);
-        true
-    }
-
-    /// Address and landing of the first frame above `stack`.
-    fn find(stack: u64) -> Option<(u64, u64)> {
-        let (mut words, mut at) = ([0u64; WORDS], stack);
-        while at < stack + DEPTH_MAX {
-            let read = read_words(at, &mut words);
-            // The three words of a frame; the last words of this piece are the first of the next.
-            for (i, three) in words[..read].windows(3).enumerate() {
-                let frame = at + 8 * i as u64;
-                if three[0] == MARK && three[1] == MARK_OF_ADDRESS ^ frame {
-                    return Some((frame, three[2]));
-                }
-            }
-            if read < WORDS {
-                return None;
-            }
-            at += 8 * (WORDS as u64 - 2);
-        }
-        None
-    }
-
-    /// Reads words of this process from `at` on; fewer where its memory ends.
-    fn read_words(at: u64, words: &mut [u64; WORDS]) -> usize {
-        let bytes = size_of_val(words);
-        let to = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: bytes };
-        let from = libc::iovec { iov_base: at as *mut c_void, iov_len: bytes };
-        // SAFETY: the kernel checks the addresses; `words` is writable.
-        let read = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
-        usize::try_from(read).unwrap_or(0) / 8
-    }
-}
-
-/// Nothing is caught.
-#[cfg(not(target_arch = "x86_64"))]
-mod frames {
-    use core::ffi::c_void;
-
-    pub(super) const CAN_GUARD: bool = false;
-
-    pub(super) unsafe fn call(f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { f(data) };
-        true
-    }
-    pub(super) unsafe fn leave(_context: *mut c_void) -> bool {
-        false
     }
 }

@@ -90,7 +90,7 @@ fn read(at: *mut u8) {
 
 #[test]
 fn a_fault_elsewhere_goes_to_the_handler_before_this_one() {
-    if cfg!(not(target_arch = "x86_64")) {
+    if cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {
         return;
     }
     for flags in [0, libc::SA_ONSTACK, libc::SA_NODEFER, libc::SA_RESETHAND] {
@@ -108,7 +108,7 @@ fn a_fault_elsewhere_goes_to_the_handler_before_this_one() {
 
 #[test]
 fn a_fault_elsewhere_ends_a_process_that_had_no_handler() {
-    if cfg!(not(target_arch = "x86_64")) {
+    if cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {
         return;
     }
     assert_eq!(child(libc::SIG_DFL, 0, read), Err(libc::SIGSEGV));
@@ -122,7 +122,7 @@ fn a_fault_elsewhere_ends_a_process_that_had_no_handler() {
 /// What a copy has left on the stack is no frame: the fault in the function that gets the same stack is not caught.
 #[test]
 fn a_former_frame_catches_nothing() {
-    if cfg!(not(target_arch = "x86_64")) {
+    if cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {
         return;
     }
     #[inline(never)]

@@ -38,8 +38,8 @@ fn span(at: *mut u8, offset: usize, len: usize) -> Span {
 #[test]
 fn memory_that_is_unmapped_is_gone() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    assert!(catch_faults() || cfg!(not(target_arch = "x86_64")));
-    if cfg!(not(target_arch = "x86_64")) {
+    assert!(catch_faults() || cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))));
+    if cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {
         return;
     }
     for len in [1, 8, 64, 1000, PAGE, PAGE + 9] {
