@@ -18,6 +18,7 @@
 //!
 //! The handler makes system calls and touches atomics only. A SIGBUS anywhere else goes to the handler before this one.
 
+use crate::page::PAGE;
 use crate::userfaultfd::{self, REGISTER_MISSING, UFFDIO_REGISTER, UFFDIO_ZEROPAGE, USER_MODE_ONLY};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cell::Cell;
@@ -26,7 +27,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Maximum number of mappings in the table. The kernel's default limit of mappings (`vm.max_map_count`) is lower.
 const SLOTS_MAX: usize = 65_536;
-const PAGE: usize = 4096;
 /// Maximum number of pages that one signal allocates: those of one turn of a queue pair.
 const FILL_PAGES_MAX: usize = 16;
 

@@ -11,6 +11,8 @@ pub mod holes;
 #[cfg(not(loom))]
 pub mod key;
 #[cfg(not(loom))]
+pub mod page;
+#[cfg(not(loom))]
 pub mod region;
 pub mod seq;
 #[cfg(not(loom))]

@@ -214,6 +214,7 @@ impl Host {
         store: Option<&dyn DescriptorStore>,
         placement: HostPlacement,
     ) -> Result<Host, String> {
+        burst_mem::page::check_size()?;
         let Some(devices) = ports.first().map(Vec::len).filter(|n| ports.iter().all(|of| of.len() == *n)) else {
             return Err("every worker needs a port of every device".into());
         };

@@ -8,7 +8,7 @@ use super::vma::{Maps, Vma};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Bytes of an ordinary page.
-pub(crate) const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = crate::page::PAGE;
 /// End of the user address space (47 bits on x86-64, 48 on aarch64), and size of a pool.
 pub(crate) const ADDRESS_MAX: usize = 1 << 48;
 /// Lowest preferred descriptor: programs expect low numbers to be their own.
