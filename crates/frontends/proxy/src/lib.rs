@@ -17,6 +17,7 @@ mod exporter;
 mod hold;
 mod intercept;
 mod keys;
+mod log;
 mod message;
 mod netlink;
 mod nft;
@@ -34,17 +35,7 @@ mod worker;
 #[cfg(any(test, fuzzing))]
 pub mod worker;
 
-use std::fmt::Display;
-use std::io::Write;
-
-/// Writes a line of the log to stderr.
-fn log(line: impl Display) {
-    if cfg!(fuzzing) {
-        return;
-    }
-    // A log that cannot be written must not end the proxy.
-    let _ = writeln!(std::io::stderr(), "burst-proxy: {line}");
-}
+use log::log;
 
 /// Random bytes of the kernel.
 ///
