@@ -324,8 +324,9 @@ def test_mckey(fabric, group, family):
         receiver.stop()
 
 
+@pytest.mark.alone
 def test_the_live_tests_of_libibverbs(namespaces):
-    """The tests that run against a daemon, with the engine in their process."""
+    """The tests that run against a daemon, with the engine in their process. Alone, because cargo's directory of debug builds is one."""
     # The packages of `make test`: others have other features, and all below them would be compiled once more.
     features = subprocess.run(["scripts/features"], cwd=lab.fabric.ROOT, capture_output=True, text=True, check=True).stdout.split()
     cargo = ["cargo", "test", "--workspace", "--exclude", "burst-liburma-dpdk", *features, "--locked", "--test", "live", "--no-run", "--message-format=json"]
