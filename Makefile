@@ -13,7 +13,7 @@ PORTABLE = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments papers lint fuzz mutants doc wheel packages image kubernetes install clean
+.PHONY: help deps build test test-matrix programs interop differential conformance hunt threads demo demo-proxy bench bench-rxe experiments papers lint fuzz mutants doc wheel aarch64 packages image kubernetes install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -110,6 +110,13 @@ packages: wheel ## Make packages for Debian, rpm and apk and the image for conta
 	@scripts/packages
 	@scripts/image
 	BURST_PACKAGES=1 BURST_BUILD=$(PORTABLE) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_packages.py tests/test_image.py
+
+aarch64: ## Make the wheel for aarch64 and try it in an emulated machine: its programs among themselves and with burstd here (docs/packages.md)
+	@scripts/install-deps --aarch64
+	@scripts/build-portable aarch64
+	@scripts/wheel --build $(or $(CARGO_TARGET_DIR),target)/aarch64-unknown-linux-gnu/release
+	@scripts/build
+	BURST_AARCH64=1 BURST_WHEEL=$$(ls -t target/packages/*aarch64.whl | head -n 1) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_aarch64.py
 
 image: wheel ## Make the image for containers, and run it and the pods of deploy/kubernetes/pod-mode by rootless podman (docs/containers.md)
 	@scripts/install-deps --image

@@ -22,6 +22,7 @@ import time
 
 from lab import LabError, Program
 
+from . import foreign
 from .image import build
 
 DOOR = 7777
@@ -154,20 +155,36 @@ class GuestProgram:
         return self.code() if EXIT.search(bytes(self.data)) else None
 
 
-class Guest:
-    """A booted guest; `number` is the last byte of its addresses."""
+def x86_64(icount):
+    """Words of the command line that only an emulated x86-64 has: (QEMU and its processor, kernel's parameters)."""
+    words = [
+        "qemu-system-x86_64", "-machine", "q35,usb=off,vmport=off", "-accel", "tcg,thread=single,tb-size=256",
+        "-cpu", "max,-erms,-fsrm" if icount else "max",
+    ]
+    return words, "console=ttyS0 mitigations=off nokaslr tsc=reliable no_timer_check random.trust_cpu=on"
 
-    def __init__(self, host, tap, number, *, kernel="6.1", mtu=1500, rxe=True, icount=False, memory=384):
-        image = build(kernel)
+
+def aarch64():
+    """Those of an emulated aarch64. Pointer authentication by QEMU's own cipher, which is fast."""
+    words = ["qemu-system-aarch64", "-machine", "virt,gic-version=3", "-accel", "tcg,thread=single,tb-size=256", "-cpu", "max,pauth-impdef=on"]
+    return words, "console=ttyAMA0 mitigations=off nokaslr random.trust_cpu=on"
+
+
+class Guest:
+    """A booted guest; `number` is the last byte of its addresses, `kernel` a series, `machine` its processor."""
+
+    def __init__(self, host, tap, number, *, kernel="6.1", mtu=1500, rxe=True, icount=False, memory=384, machine="x86_64"):
+        image = build(kernel) if machine == "x86_64" else foreign.build()
+        emulator, parameters = x86_64(icount) if machine == "x86_64" else aarch64()
         self.name, self.number, self.mtu, self.kernel = f"guest{number}", number, mtu, kernel
         self.address, self.address6 = f"10.77.0.{number}", f"fd77::{number}"
         self.namespace = f"/proc/{host.keeper.pid}/ns/net"
+        #: Variables of all its programs.
+        self.env = {}
         self.door = DOOR + number
-        append = f"console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check random.trust_cpu=on " \
-            f"interop.id={number} interop.mtu={mtu} interop.rxe={'yes' if rxe else 'no'}"
+        append = f"{parameters} quiet panic=-1 interop.id={number} interop.mtu={mtu} interop.rxe={'yes' if rxe else 'no'}"
         words = [
-            "qemu-system-x86_64", "-name", self.name, "-machine", "q35,usb=off,vmport=off", "-accel", "tcg,thread=single,tb-size=256",
-            "-cpu", "max,-erms,-fsrm" if icount else "max", "-smp", 1, "-m", memory, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+            *emulator, "-name", self.name, "-smp", 1, "-m", memory, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-kernel", image / "vmlinux", "-initrd", image / "initrd", "-append", append, "-serial", "stdio", "-monitor", "none",
             "-netdev", f"tap,id=wire,ifname={tap},script=no,downscript=no",
             "-device", f"virtio-net-pci,netdev=wire,mac=52:54:77:00:00:{number:02x},host_mtu={mtu},romfile=",
@@ -202,9 +219,10 @@ class Guest:
         return "\n".join(self.machine.text().splitlines()[-20:])
 
     def start(self, *words, env=None, plain=False, keep_stdin=False):
-        """Starts a program in the guest. `plain` has no effect: all programs use the kernel's verbs."""
+        """Starts a program in the guest. `plain` has no effect: its programs use the kernel's verbs, or what `self.env` says."""
         del plain
-        line = " ".join([*(f"{k}={shlex.quote(str(v))}" for k, v in (env or {}).items()), shlex.join(map(str, words))])
+        env = {**self.env, **(env or {})}
+        line = " ".join([*(f"{k}={shlex.quote(str(v))}" for k, v in env.items()), shlex.join(map(str, words))])
         return GuestProgram(self, f"exec env {line}" if env else f"exec {line}", keep_stdin)
 
     def run(self, *words, seconds=30, env=None, plain=False):

@@ -125,12 +125,12 @@ def unpacked(boot_image):
     return elf
 
 
-def copy_modules(kernel, release, to):
+def copy_modules(kernel, release, to, modules=MODULES):
     """Puts the modules and what they need into `to`, unpacked, and their names in loading order into `order`."""
     to.mkdir(parents=True)
     run("depmod", "-b", kernel, release)
     order = []
-    for module in MODULES:
+    for module in modules:
         try:
             lines = run("modprobe", "-d", kernel, "-S", release, "--show-depends", module)
         except ImageError:
