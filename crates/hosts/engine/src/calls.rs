@@ -12,6 +12,7 @@ use crate::outbox::{Completions, CqEntry, Outbox};
 use crate::paths::hello_times::HelloTimes;
 use crate::paths::path::Path;
 use crate::paths::signals::Signals;
+use crate::probes;
 use crate::tally::ReasonTally;
 use crate::transmit::sched::ReceivedWork;
 use burst_base::reason::Class;
@@ -104,6 +105,9 @@ impl Tables<'_> {
                 }
                 let counts = |signal| signal != Signal::Timeout || is_timeout;
                 signals.for_each(|signal| {
+                    if signal == Signal::Cnp {
+                        probes::cnp(slot.qp.qpn().get(), true);
+                    }
                     if counts(signal) {
                         path.on_signal(now, signal)
                     }
@@ -173,7 +177,7 @@ impl Effects for QpEffects<'_> {
             self.received.refuse_last();
         }
         self.tally.count(reason);
-        self.counters.count(reason);
+        self.counters.count_of(reason, self.holder.qpn);
     }
 
     fn round_trip(&mut self, elapsed: Nanos) {

@@ -1,6 +1,7 @@
 //! Counters of one worker and device: one per reason, and the traffic; and the pressure on the port's receive buffers, which
 //! acknowledgements of the selective repeat family report. The worker writes them; any thread may read them.
 
+use crate::probes;
 use burst_base::Reason;
 use burst_base::reason::Class;
 use burst_control::monitor::TRAFFIC;
@@ -113,6 +114,11 @@ fn add(cell: &AtomicU64, n: u64) {
 impl Counters {
     /// Counts a reason.
     pub fn count(&self, reason: Reason) {
+        self.count_of(reason, 0);
+    }
+    /// Counts a reason of a queue pair's packets.
+    pub(crate) fn count_of(&self, reason: Reason, qpn: u32) {
+        probes::counted(reason, qpn);
         add(&self.reasons[reason.index()], 1);
         if self.notes.on.load(Relaxed) {
             self.notes.add(self.traffic(Traffic::RxPackets), reason);

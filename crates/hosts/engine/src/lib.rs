@@ -20,6 +20,7 @@
 //! | `failures`, `tally` | records of queue pairs that have ended in error; what their packets met |
 //! | `histograms` | times of messages, round trips and waits; packets of turns |
 //! | `tap`, `ring` | copies of packets, for `burst capture`; a worker's last packets, for `burst why` |
+//! | `probes` | static tracepoints |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
 //! | `port_slot` | a port, what waits to leave by it, and how often it is looked at |
@@ -49,6 +50,7 @@ mod data_path;
 mod histograms;
 mod options;
 mod outbox;
+mod probes;
 mod receive;
 mod table;
 mod tally;

@@ -142,6 +142,8 @@ pub struct XrcEntry {
 pub struct QpHolder {
     /// Number of the context.
     pub context: u32,
+    /// Number of the queue pair, which [`QpSlot::new`] sets.
+    pub qpn: u32,
     /// Identifies the queue pair in asynchronous events.
     pub event_cookie: u64,
     /// Number of the hold, which rises with each holder of the same queue pair. 0 for the first.
@@ -298,7 +300,7 @@ impl QpSlot {
             index: 0,
             device,
             doorbell,
-            holder,
+            holder: QpHolder { qpn: qpn.get(), ..holder },
             other_holders: OtherHolders::default(),
             srq: None,
             made_ns: 0,

@@ -4,6 +4,7 @@ use crate::counters::{Counters, Traffic};
 use crate::histograms::WorkHistograms;
 use crate::objects::{ContextSlot, EngineCq, write_async};
 use crate::port_slot::PortSlot;
+use crate::probes;
 use crate::ring::PacketExcerpts;
 use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
@@ -127,6 +128,7 @@ impl Outbox {
     pub fn write(&mut self, entry: &CqEntry, cqs: &[Option<Arc<EngineCq>>], counters: &Counters) {
         let Some(shared) = cqs.get(entry.cq as usize).and_then(Option::as_ref) else { return };
         counters.add(Traffic::Completions, 1);
+        probes::completion(entry.cq, &entry.cqe);
         self.delivered = true;
         match shared.producer.push(&entry.cqe, entry.solicited) {
             Push::Quiet => {}

@@ -9,6 +9,7 @@ use crate::outbox::Completions;
 use crate::paths::NOT_WAITING;
 use crate::paths::path::NO_QP;
 use crate::port_slot::PortSlot;
+use crate::probes;
 use crate::transmit::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
 use crate::urma::{UrmaEndpoints, UrmaTurn};
 use burst_base::Nanos;
@@ -59,7 +60,8 @@ impl TransmitPass<'_> {
                 core.outbox.histograms.add(Measure::Queueing, since.until(self.now));
             }
             // Without queue pairs the table is empty, and has not even the endpoint's entry.
-            core.pulse.serve_qp(slot_at(&core.qps, index).map_or(0, |slot| slot.qp.qpn().get()));
+            let qpn = slot_at(&core.qps, index).map_or(0, |slot| slot.qp.qpn().get());
+            core.pulse.serve_qp(qpn);
             let (requests, charged, sent) = match index {
                 URMA_ENTRY => {
                     let turn = self.urma.as_mut().map(|urma| urma.turn(ticket, &mut core.urma_shared(self.now)));
@@ -71,6 +73,7 @@ impl TransmitPass<'_> {
                     (requests, used, used)
                 }
             };
+            probes::turn(qpn, requests, sent);
             self.data_path.core.sched.charge(requests, charged);
             bytes_left = bytes_left.saturating_sub(sent);
             if bytes_left == 0 {

@@ -30,13 +30,15 @@ use std::net::IpAddr;
 const TEXT_MAX: usize = 48;
 
 /// An address as a C string on the stack.
-struct AddressText {
+#[derive(Debug)]
+pub struct AddressText {
     bytes: [u8; TEXT_MAX],
     len: usize,
 }
 
 impl AddressText {
-    fn of(peer: IpAddr) -> AddressText {
+    /// The text of an address.
+    pub fn of(peer: IpAddr) -> AddressText {
         let mut text = AddressText { bytes: [0; TEXT_MAX], len: 0 };
         match peer {
             // Without `fmt`, because it is done for each step while a tracer is attached.
@@ -45,6 +47,11 @@ impl AddressText {
             IpAddr::V6(_) => drop(write!(text, "{peer}")),
         }
         text
+    }
+
+    /// The address of the first byte; a 0 follows the last one.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.bytes.as_ptr()
     }
 
     /// Appends a number, after a dot unless it is the first.

@@ -281,7 +281,7 @@ impl SimHost {
             rq: RecvQueue::Own(rq_end),
         };
         let async_events: Arc<dyn EventSink> = self.async_events.clone();
-        let holder = QpHolder { context, async_events, event_cookie: u64::from(doorbell), hold: 0 };
+        let holder = QpHolder { context, qpn: 0, async_events, event_cookie: u64::from(doorbell), hold: 0 };
         self.worker.add_qp(Box::new(QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder)));
         self.qps.push(NodeQp { qpn, context, doorbell, sq, rq });
         Ok(doorbell)

@@ -18,6 +18,7 @@ use crate::calls::Egress;
 use crate::counters::Traffic;
 use crate::objects::QpSlot;
 use crate::paths::path::Path;
+use crate::probes;
 use burst_base::verbs::{QpState, QpType};
 use burst_base::{Nanos, Psn};
 use burst_cc::Algorithm;
@@ -90,6 +91,7 @@ pub(crate) fn answer_mark(
     CnpPayload::default().emit(&mut head[Bth::LEN..]);
     if batch.push(&flow, &head, &[], 0) {
         counters.add(Traffic::CnpsSent, 1);
+        probes::cnp(slot.qp.qpn().get(), false);
         slot.cnp_from = now + CNP_QP_INTERVAL;
         path.cnp_from = now + CNP_PATH_INTERVAL;
     }

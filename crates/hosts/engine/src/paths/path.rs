@@ -16,6 +16,7 @@ use crate::paths::WindowLine;
 use crate::paths::pacing::{FRAME_OVERHEAD, PACE_LAG, Pacer};
 use crate::paths::peer_hello::PeerHello;
 use crate::paths::peer_report::PeerReport;
+use crate::probes;
 use crate::tally::DEVICE_REASONS;
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{
@@ -398,7 +399,9 @@ impl Path {
     #[cold]
     fn paced_burst(&mut self, now: Nanos) -> Option<u64> {
         if self.controller.next_deadline() <= now {
+            let before = self.controller.limits().rate_bps;
             self.controller.on_timer(now);
+            probes::rate_change(self.peer, before, self.controller.limits().rate_bps);
         }
         let SendLimits { rate_bps, burst_bytes, .. } = self.controller.limits();
         match &mut self.tuned {
@@ -510,6 +513,7 @@ impl Path {
         if signal == Signal::Timeout {
             self.timed_out_at = now;
         }
+        let before = self.controller.limits().rate_bps;
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
             Signal::Timeout => self.controller.on_loss(now, LossKind::Timeout),
@@ -517,6 +521,7 @@ impl Path {
             Signal::Spurious => self.controller.on_spurious(now),
             Signal::Unanswered => {}
         }
+        probes::rate_change(self.peer, before, self.controller.limits().rate_bps);
         self.settle_quiet();
     }
     /// Bytes of unacknowledged messages that may be sent now; 0 while the next hop is being resolved, which `is_resolving` asks

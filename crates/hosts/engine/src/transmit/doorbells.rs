@@ -2,6 +2,7 @@
 
 use crate::core::{Core, MANY};
 use crate::objects::{ContextSlot, QpSlot};
+use crate::probes;
 use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 
 /// Doorbells whose queue pairs are prefetched together.
@@ -56,6 +57,7 @@ impl DoorbellTargets<'_> {
                 self.ring(*entry);
             }
         });
+        probes::doorbell(self.context, rung);
         rung > 0
     }
 
@@ -79,6 +81,7 @@ impl DoorbellTargets<'_> {
                 break;
             }
         }
+        probes::doorbell(self.context, taken);
         taken > 0
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 const TARGET: Qpn = Qpn::new(0x123_450);
 
 fn holder(hold: u64, sink: &Arc<EventQueue>) -> QpHolder {
-    QpHolder { context: 0, async_events: sink.clone(), event_cookie: 5, hold }
+    QpHolder { context: 0, qpn: 0, async_events: sink.clone(), event_cookie: 5, hold }
 }
 
 fn host_with_target(sink: &Arc<EventQueue>) -> Host {

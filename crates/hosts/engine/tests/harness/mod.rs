@@ -198,8 +198,13 @@ impl Host {
             sq: sq_end,
             rq: if qp_type == QpType::XrcRecv { RecvQueue::Xrc { domain: 0 } } else { RecvQueue::Own(rq_end) },
         };
-        let holder =
-            QpHolder { context: self.context, async_events: self.async_events.clone(), event_cookie: 77, hold: 0 };
+        let holder = QpHolder {
+            context: self.context,
+            qpn: 0,
+            async_events: self.async_events.clone(),
+            event_cookie: 77,
+            hold: 0,
+        };
         let slot = QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder);
         self.worker.add_qp(Box::new(slot));
         (qpn, doorbell, sq, rq)

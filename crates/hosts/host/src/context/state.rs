@@ -319,7 +319,7 @@ impl Context {
 
     /// This context as a holder of a queue pair whose asynchronous events carry `event_cookie`.
     pub(super) fn qp_holder(&self, event_cookie: u64) -> QpHolder {
-        QpHolder { context: self.id, async_events: self.async_events.clone(), event_cookie, hold: 0 }
+        QpHolder { context: self.id, qpn: 0, async_events: self.async_events.clone(), event_cookie, hold: 0 }
     }
 
     /// How many queue pairs it has.
