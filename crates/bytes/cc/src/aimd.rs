@@ -15,7 +15,7 @@
 //! controller, as the window of the peer's receive buffers, marks and notifications end that as well: the other one has taken
 //! over ([`Aimd::end_slow_start`]).
 
-use crate::api::{AckSample, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, SendLimits};
 use burst_base::Nanos;
 
 /// The largest window of a path is not smaller than this, in bytes.
@@ -148,13 +148,14 @@ impl Aimd {
     /// The window; sends are not paced.
     #[inline]
     pub fn limits(&self) -> SendLimits {
-        SendLimits { window_bytes: self.window_bytes, rate_bps: RATE_UNPACED, burst_bytes: self.window_bytes }
+        SendLimits::unpaced(self.window_bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::RATE_UNPACED;
 
     const MAX: u64 = 512 << 10;
     /// Two packets are [`WINDOW_MIN`].

@@ -65,3 +65,10 @@ pub struct SendLimits {
     /// Most bytes that may leave at once where a rate is given.
     pub burst_bytes: u64,
 }
+
+impl SendLimits {
+    /// A window whose bytes may leave at once.
+    pub const fn unpaced(window_bytes: u64) -> SendLimits {
+        SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes }
+    }
+}

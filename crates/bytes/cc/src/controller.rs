@@ -1,7 +1,7 @@
 //! The enum of all controllers: each call is passed to the controller that the path was given.
 
 use crate::aimd::Aimd;
-use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, SendLimits};
 use crate::cubic::Cubic;
 use crate::dcqcn::{Dcqcn, Variant};
 use crate::dctcp::Dctcp;
@@ -177,7 +177,7 @@ impl Controller {
     #[inline]
     pub fn limits(&self) -> SendLimits {
         match self {
-            Controller::Aimd(aimd) => aimd.limits(),
+            Controller::Cubic(cubic) => cubic.limits(),
             other => other.limits_of_others(),
         }
     }
@@ -185,9 +185,7 @@ impl Controller {
     fn limits_of_others(&self) -> SendLimits {
         match self {
             Controller::Aimd(aimd) => aimd.limits(),
-            Controller::Fixed { window_bytes } => {
-                SendLimits { window_bytes: *window_bytes, rate_bps: RATE_UNPACED, burst_bytes: *window_bytes }
-            }
+            Controller::Fixed { window_bytes } => SendLimits::unpaced(*window_bytes),
             Controller::Cubic(cubic) => cubic.limits(),
             Controller::Dcqcn(dcqcn) => dcqcn.limits(),
             Controller::Dctcp(dctcp) => dctcp.limits(),
@@ -214,6 +212,7 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::RATE_UNPACED;
 
     const WINDOW: u64 = 512 << 10;
     const LOSSES: [LossKind; 3] = [LossKind::Fast, LossKind::Timeout, LossKind::LocalDrop];

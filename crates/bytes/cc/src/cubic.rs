@@ -164,7 +164,9 @@ pub struct Cubic {
     /// When the peer was last under pressure, and when it has last lost packets in its buffers.
     pressed_at: Nanos,
     overflowed_at: Nanos,
-    /// Bits per second; [`RATE_UNPACED`] for none.
+    /// What follows from the windows and the round trip ([`Cubic::set_rate`]), because it is asked for more often than those change:
+    /// bytes in flight, and bits per second; [`RATE_UNPACED`] for none.
+    window_bytes: u64,
     rate_bps: u64,
     /// An acknowledgement with fewer bytes in flight changes nothing, unless it reports something.
     used_from: u64,
@@ -209,6 +211,7 @@ impl Cubic {
             reduced_at: Nanos(0),
             pressed_at: Nanos(0),
             overflowed_at: Nanos(0),
+            window_bytes: initial as u64,
             rate_bps: RATE_UNPACED,
             used_from: 0,
             timeouts: 0,
@@ -493,6 +496,7 @@ impl Cubic {
         let rate = gain * window * 8e9 / f64::from(self.srtt);
         let is_paced = self.srtt > 0.0 && window < window_max && rate < rate_max;
         self.rate_bps = if is_paced { (rate as u64).max(1) } else { RATE_UNPACED };
+        self.window_bytes = self.window_now() as u64;
         let is_grown = self.window >= window_max;
         self.used_from = match () {
             () if f64::from(self.endpoint) < window_max || self.timeouts > 0 => 0,
@@ -504,14 +508,23 @@ impl Cubic {
     /// The smaller window, and the rate.
     #[inline]
     pub(crate) fn limits(&self) -> SendLimits {
-        let mtu = self.settings.mtu;
-        let window_bytes = self.window.min(self.endpoint.into()).max(FLOOR_PACKETS * mtu) as u64;
-        let burst_bytes = if self.rate_bps == RATE_UNPACED {
-            window_bytes
-        } else {
-            ((self.rate_bps as f64 / 8.0 * BURST_SECONDS) as u64).clamp(mtu as u64, BURST_MAX.max(mtu as u64))
-        };
-        SendLimits { window_bytes, rate_bps: self.rate_bps, burst_bytes }
+        let unpaced = SendLimits::unpaced(self.window_bytes);
+        debug_assert_eq!(self.window_bytes, self.window_now() as u64, "a change without set_rate");
+        if self.rate_bps == RATE_UNPACED {
+            return unpaced;
+        }
+        SendLimits { rate_bps: self.rate_bps, burst_bytes: self.burst_bytes(), ..unpaced }
+    }
+
+    /// The smaller window, in bytes.
+    fn window_now(&self) -> f64 {
+        self.window.min(self.endpoint.into()).max(FLOOR_PACKETS * self.settings.mtu)
+    }
+
+    /// What may leave at once at the rate.
+    fn burst_bytes(&self) -> u64 {
+        let mtu = self.settings.mtu as u64;
+        ((self.rate_bps as f64 / 8.0 * BURST_SECONDS) as u64).clamp(mtu, BURST_MAX.max(mtu))
     }
 
     /// Passes each variable to `visit`.

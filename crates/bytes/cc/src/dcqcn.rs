@@ -39,7 +39,7 @@
 //! Nothing needs a timer of microseconds: each call first does what would have happened since the call before
 //! ([`Dcqcn::advance`]), in constant time. While R_C is the line rate, sends are not paced.
 
-use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, SendLimits};
 use crate::math::{bounded, burst_bytes, power};
 use crate::params::{Parameter, ParameterUnit, Params};
 use burst_base::Nanos;
@@ -415,7 +415,7 @@ impl Dcqcn {
     pub(crate) fn limits(&self) -> SendLimits {
         let DcqcnSettings { window_bytes, mtu, .. } = *self.settings;
         if !self.limited {
-            return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
+            return SendLimits::unpaced(window_bytes);
         }
         // In a long round trip a window as well: a queue that grows stops the sender before its measurement says so.
         let window_bytes = match self.is_slow() {

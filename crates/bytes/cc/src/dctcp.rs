@@ -14,7 +14,7 @@
 //!
 //! A loss that was none is undone, unless another loss, a mark or pressure came since.
 
-use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, SendLimits};
 use crate::math::bounded;
 use crate::params::{Parameter, ParameterUnit, Params};
 use std::sync::Arc;
@@ -203,7 +203,7 @@ impl Dctcp {
 
     pub(crate) fn limits(&self) -> SendLimits {
         let window_bytes = self.window as u64;
-        SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes }
+        SendLimits::unpaced(window_bytes)
     }
 
     pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {

@@ -29,7 +29,7 @@
 //! acknowledged by nothing at all, and acknowledgements may be lost: without a word of the peer for two packets' time and a round
 //! trip, both windows double as long as they are under one packet.
 
-use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, SendLimits};
 use crate::math::bounded;
 use crate::params::{Parameter, ParameterUnit, Params};
 use burst_base::Nanos;
@@ -361,7 +361,7 @@ impl Swift {
         let mtu = self.settings.mtu;
         if packets >= 1.0 {
             let window_bytes = ((packets * mtu as f64) as u64).max(mtu);
-            return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
+            return SendLimits::unpaced(window_bytes);
         }
         // A round trip may be shorter than a packet, if it was measured by a short one.
         let rate = (mtu as f64 * 8.0 / (self.gap(packets) * 1e-9)).min(self.settings.line_rate);

@@ -20,7 +20,7 @@
 //! Without measured round trips only congestion notifications and marks change the rate: each halves it, at most once in a round
 //! trip or [`CNP_PAUSE`]. While the rate is the line rate, sends are not paced.
 
-use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, SendLimits};
 use crate::math::{bounded, burst_bytes};
 use crate::params::{Parameter, ParameterUnit, Params};
 use burst_base::Nanos;
@@ -194,7 +194,7 @@ impl Timely {
     pub(crate) fn limits(&self) -> SendLimits {
         let TimelySettings { line_rate, window_bytes, mtu, .. } = *self.settings;
         if self.rate >= line_rate {
-            return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
+            return SendLimits::unpaced(window_bytes);
         }
         SendLimits { window_bytes, rate_bps: (self.rate as u64).max(1), burst_bytes: burst_bytes(self.rate, mtu) }
     }
