@@ -86,9 +86,11 @@ pub struct DeviceAttr {
 }
 
 /// Room of `pthread_mutex_t` in 64-bit words.
-const MUTEX: usize = 5;
-/// Room of `pthread_cond_t`.
-const COND: usize = 6;
+const MUTEX: usize = size_of::<libc::pthread_mutex_t>() / 8;
+/// Room of a mutex, a condition and a counter of events.
+const SYNC: usize = MUTEX + size_of::<libc::pthread_cond_t>() / 8 + 1;
+/// By how many bytes a mutex is longer than on x86-64.
+const LONGER: usize = MUTEX * 8 - 40;
 
 #[repr(C)]
 pub struct UrmaContext {
@@ -166,7 +168,7 @@ pub struct UrmaJettyGroup {
     pub list: *mut *mut UrmaJetty,
     pub list_mutex: [u64; MUTEX],
     pub handle: u64,
-    pub sync: [u64; 12],
+    pub sync: [u64; SYNC],
 }
 
 /// Mask, and state or threshold, of `urma_query_jfs` (state second), `urma_query_jfr` and `urma_query_jetty` (state third).
@@ -215,7 +217,7 @@ pub struct UrmaJfc {
     pub id: ObjectId,
     pub cfg: JfcCfg,
     pub handle: u64,
-    pub sync: [u64; 12],
+    pub sync: [u64; SYNC],
     pub opt: QueueOpt,
 }
 
@@ -241,7 +243,7 @@ pub struct UrmaJfs {
     pub id: ObjectId,
     pub cfg: JfsCfg,
     pub handle: u64,
-    pub sync: [u64; 12],
+    pub sync: [u64; SYNC],
     pub opt: QueueOpt,
 }
 
@@ -265,7 +267,7 @@ pub struct UrmaJfr {
     pub id: ObjectId,
     pub cfg: JfrCfg,
     pub handle: u64,
-    pub sync: [u64; 12],
+    pub sync: [u64; SYNC],
     pub opt: QueueOpt,
 }
 
@@ -288,7 +290,7 @@ pub struct UrmaJetty {
     pub remote: *mut TargetJetty,
     pub cfg: JettyCfg,
     pub handle: u64,
-    pub sync: [u64; 12],
+    pub sync: [u64; SYNC],
     pub opt: JettyOpt,
 }
 
@@ -465,7 +467,7 @@ pub struct UrmaAsyncEvent {
 }
 
 macro_rules! layout {
-    ($($ty:ty, $size:literal $(, $field:ident @ $at:literal)*;)+) => {
+    ($($ty:ty, $size:expr $(, $field:ident @ $at:expr)*;)+) => {
         $(const _: () = assert!(size_of::<$ty>() == $size); $(const _: () = assert!(offset_of!($ty, $field) == $at);)*)+
     };
 }
@@ -475,20 +477,21 @@ layout! {
     UrmaDevice, 4184, path @ 64, kind @ 4160, ops @ 4168, sysfs @ 4176;
     DeviceCap, 304, max_inline @ 40, max_msg_size @ 56, trans_mode @ 104, priority @ 172;
     DeviceAttr, 496, cap @ 16, port_cnt @ 320, ports @ 324, reserved_min @ 484, reserved_max @ 488;
-    UrmaContext, 104, ops @ 8, dev_fd @ 16, async_fd @ 20, mutex @ 24, eid @ 64, eid_index @ 80, uasid @ 84, refs @ 88, aggr_mode @ 96;
+    UrmaContext, 104 + LONGER, ops @ 8, dev_fd @ 16, async_fd @ 20, mutex @ 24, eid @ 64 + LONGER, eid_index @ 80 + LONGER, uasid @ 84 + LONGER,
+        refs @ 88 + LONGER, aggr_mode @ 96 + LONGER;
     UrmaJfce, 24, fd @ 8, refs @ 16;
     JfcCfg, 32, jfce @ 16;
     QueueOpt, 80, is_active @ 8, base_addr @ 16, id @ 24, doorbell @ 32, doorbell_status @ 40, producer @ 42, producer_type @ 44, consumer @ 46;
     JettyOpt, 120, jfs @ 8;
-    UrmaJfc, 248, id @ 8, cfg @ 32, handle @ 64, opt @ 168;
+    UrmaJfc, 248 + LONGER, id @ 8, cfg @ 32, handle @ 64, opt @ 168 + LONGER;
     JfsCfg, 40, jfc @ 24;
-    UrmaJfs, 256, id @ 8, cfg @ 32, handle @ 72, opt @ 176;
+    UrmaJfs, 256 + LONGER, id @ 8, cfg @ 32, handle @ 72, opt @ 176 + LONGER;
     JfrCfg, 48, jfc @ 24, token @ 32;
-    UrmaJfr, 264, id @ 8, cfg @ 32, handle @ 80, opt @ 184;
+    UrmaJfr, 264 + LONGER, id @ 8, cfg @ 32, handle @ 80, opt @ 184 + LONGER;
     JettyCfg, 80, jfs @ 8, jfr @ 48, group @ 64;
-    UrmaJetty, 344, id @ 8, remote @ 32, cfg @ 40, handle @ 120, opt @ 224;
+    UrmaJetty, 344 + LONGER, id @ 8, remote @ 32, cfg @ 40, handle @ 120, opt @ 224 + LONGER;
     GroupCfg, 88, flag @ 64, token @ 68, id @ 72, policy @ 76, user_ctx @ 80;
-    UrmaJettyGroup, 280, id @ 8, cfg @ 32, count @ 120, list @ 128, handle @ 176;
+    UrmaJettyGroup, 280 + 2 * LONGER, id @ 8, cfg @ 32, count @ 120, list @ 128, handle @ 176 + LONGER;
     QueueAttr, 12;
     UrmaNotifier, 24, fd @ 8, list @ 16;
     UrmaNotify, 24, status @ 4, user_ctx @ 8, object @ 16;
@@ -509,7 +512,7 @@ layout! {
     UrmaCr, 80, user_ctx @ 8, opcode @ 16, flag @ 20, len @ 24, local_id @ 28, remote @ 32, imm_data @ 56, tpn @ 64, user_data @ 72;
     UrmaAsyncEvent, 32;
 }
-const _: () = assert!(MUTEX * 8 == size_of::<libc::pthread_mutex_t>() && COND * 8 == size_of::<libc::pthread_cond_t>());
+const _: () = assert!(size_of::<libc::pthread_mutex_t>().is_multiple_of(8) && size_of::<libc::pthread_cond_t>() == 48);
 
 /// Return values of the interface.
 pub type Status = c_int;
