@@ -52,7 +52,8 @@ def probes_of(script):
 @needs("readelf", "binutils")
 def test_the_notes_are_in_the_binary():
     found = notes()
-    assert sorted(found) == sorted(STEPS)
+    # Those of the data path are there, too (test_data_path_probes.py).
+    assert set(STEPS) <= set(found)
     for name, place in found.items():
         # Arguments of eight bytes, and a semaphore, so that an unattached probe costs a load and a branch.
         assert len(re.findall(r"-8@", place)) == {"established": 6, "setups": 2}.get(name, 5), (name, place)

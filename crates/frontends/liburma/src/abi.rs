@@ -86,9 +86,9 @@ pub struct DeviceAttr {
 }
 
 /// Room of `pthread_mutex_t` in 64-bit words.
-const MUTEX: usize = size_of::<libc::pthread_mutex_t>() / 8;
+pub const MUTEX: usize = size_of::<libc::pthread_mutex_t>() / 8;
 /// Room of a mutex, a condition and a counter of events.
-const SYNC: usize = MUTEX + size_of::<libc::pthread_cond_t>() / 8 + 1;
+pub const SYNC: usize = MUTEX + size_of::<libc::pthread_cond_t>() / 8 + 1;
 /// By how many bytes a mutex is longer than on x86-64.
 const LONGER: usize = MUTEX * 8 - 40;
 

@@ -1,8 +1,8 @@
 //! Library, devices, contexts, asynchronous events, log function.
 
 use crate::abi::{
-    AlignedAddress, DeviceAttr, EAGAIN, EINVAL, EPERM, Eid, EidInfo, FAIL, NetAddr, PriorityInfo, SUCCESS, Status,
-    UrmaAsyncEvent, UrmaContext, UrmaDevice,
+    AlignedAddress, DeviceAttr, EAGAIN, EINVAL, EPERM, Eid, EidInfo, FAIL, MUTEX, NetAddr, PriorityInfo, SUCCESS,
+    Status, UrmaAsyncEvent, UrmaContext, UrmaDevice,
 };
 use crate::eids::{DEVICE_NAME, addresses};
 use crate::host::UrmaHost;
@@ -142,7 +142,7 @@ pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaConte
         ops: (&raw const OPS).cast(),
         dev_fd: -1,
         async_fd,
-        mutex: [0; 5],
+        mutex: [0; MUTEX],
         eid: eid_of(address),
         eid_index: index,
         uasid: std::process::id(),

@@ -5,8 +5,8 @@
 //! doorbells and indices belong to devices and are refused.
 
 use crate::abi::{
-    EINVAL, EPERM, GroupCfg, JettyCfg, JettyOpt, JfcCfg, JfrCfg, JfsCfg, QueueAttr, QueueOpt, SUCCESS, Status,
-    UrmaContext, UrmaJetty, UrmaJettyGroup, UrmaJfc, UrmaJfr, UrmaJfs,
+    EINVAL, EPERM, GroupCfg, JettyCfg, JettyOpt, JfcCfg, JfrCfg, JfsCfg, MUTEX, QueueAttr, QueueOpt, SUCCESS, SYNC,
+    Status, UrmaContext, UrmaJetty, UrmaJettyGroup, UrmaJfc, UrmaJfr, UrmaJfs,
 };
 use crate::checks::{UM, check_jetty, check_jfc, check_policy, check_receive, check_send};
 use crate::device::OwnedContext;
@@ -96,7 +96,7 @@ macro_rules! queue {
             fn idle(ctx: *mut UrmaContext, cfg: $cfg) -> $ty {
                 // SAFETY: the caller's context is alive.
                 let id = id_of(unsafe { &*ctx }, 0);
-                $ty { ctx, id, cfg, handle: INACTIVE, sync: [0; 12], $($init: $value),* }
+                $ty { ctx, id, cfg, handle: INACTIVE, sync: [0; SYNC], $($init: $value),* }
             }
             unsafe fn attach(&$self, $inner_arg: &mut Inner) -> Result<u32, UrmaError> {
                 // SAFETY: as the caller promises.
@@ -539,8 +539,8 @@ exported! {
             check_policy((*cfg).flag)?;
             let id = inner.create_group(policy, token((*cfg).flag, (*cfg).token))?;
             let list = Box::into_raw(vec![null_mut::<UrmaJetty>(); GROUP_MEMBERS_MAX].into_boxed_slice()).cast();
-            let (count, list_mutex) = (0, [0; 5]);
-            Ok(UrmaJettyGroup { ctx, id: id_of(&*ctx, id), cfg: *cfg, count, list, list_mutex, handle: u64::from(id), sync: [0; 12] })
+            let (count, list_mutex) = (0, [0; MUTEX]);
+            Ok(UrmaJettyGroup { ctx, id: id_of(&*ctx, id), cfg: *cfg, count, list, list_mutex, handle: u64::from(id), sync: [0; SYNC] })
         })
     }
     fn urma_delete_jetty_grp(group: *mut UrmaJettyGroup) -> Status {
