@@ -37,9 +37,9 @@ class Loss:
 class Rig:
     """burstd on a bridge and guests at its ports; a context manager."""
 
-    def __init__(self, *, kernel="6.1", mtu=1500, port="udp:dev=eth0", guests=1, daemon=True, icount=False, memory=384, extra=(), machine="x86_64"):
+    def __init__(self, *, kernel="6.1", mtu=1500, port="udp:dev=eth0", guests=1, daemon=True, icount=False, memory=384, extra=(), machine="x86_64", rxe=True):
         self.kernel, self.mtu, self.port, self.count, self.daemon = kernel, mtu, port, guests, daemon
-        self.icount, self.memory, self.extra, self.machine = icount, memory, extra, machine
+        self.icount, self.memory, self.extra, self.machine, self.rxe = icount, memory, extra, machine, rxe
         self.directory = None
         self.host = None
         self.guests = []
@@ -77,7 +77,7 @@ class Rig:
         ip("addr add fd77::1/64 dev eth0 nodad")
         self._command("ethtool", "-K", "eth0", "tx-udp-segmentation", "off")
         for number in range(2, 2 + self.count):
-            shape = {"kernel": self.kernel, "mtu": self.mtu, "icount": self.icount, "memory": self.memory, "machine": self.machine}
+            shape = {"kernel": self.kernel, "mtu": self.mtu, "icount": self.icount, "memory": self.memory, "machine": self.machine, "rxe": self.rxe}
             self.guests.append(Guest(self.host, f"tap{number}", number, **shape))
         self._await_addresses()
         # A kernel keeps few packets for a neighbour that it must find first: a long first message of UC would not be whole.
