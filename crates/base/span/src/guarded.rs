@@ -19,7 +19,6 @@
 use crate::Unreachable;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::IoSlice;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -366,15 +365,14 @@ pub(crate) fn read(number: u32, addr: u64, dst: &mut [u8]) -> Result<(), Unreach
     Ok(())
 }
 
-/// Writes `slices`, `len` bytes together, to `addr`: one access, because a train is shorter than the longest access.
-pub(crate) fn write(number: u32, addr: u64, slices: &[IoSlice<'_>]) -> Result<(), Unreachable> {
+/// Writes `src` to `addr`.
+pub(crate) fn write(number: u32, addr: u64, src: &[u8]) -> Result<(), Unreachable> {
     let memory = GuardedMemory::of(number)?;
-    let len = slices.iter().map(|slice| slice.len()).sum();
     let fill = |buffer: &mut Vec<u8>| {
         buffer.clear();
-        slices.iter().for_each(|slice| buffer.extend_from_slice(slice));
+        buffer.extend_from_slice(src);
     };
-    memory.access(Access::Write { addr, len }, fill, |_| ())
+    memory.access(Access::Write { addr, len: src.len() }, fill, |_| ())
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub use faults::catch_faults;
 pub use guarded::{AccessThreads, LATE_MAX, THREADS_MAX, WAIT_MAX, WAIT_PERCENT};
 pub use pattern::{PatternWrite, pattern_fill, take_pattern_writes};
 pub use prefetch::{prefetch, prefetch_line};
-pub use remote::{MemoryFd, PIECES_PER_CALL, ProcessMemory};
+pub use remote::{MemoryFd, ProcessMemory, TRAIN_BYTES};
 pub use staging::{STAGING_BYTES, StagedReads, Staging};
 
 use std::num::NonZeroU32;
@@ -246,7 +246,7 @@ impl Span {
     }
     /// Copies `pieces` one behind the other into the span. Together they must have the span's length (panics if they are
     /// longer; a shorter sum leaves the rest of the span as it is). Memory of another process costs one system call for
-    /// up to [`PIECES_PER_CALL`] pieces, not one for each: the payloads of a train are written together.
+    /// [`TRAIN_BYTES`], not one for each piece: the payloads of a train are written together.
     pub fn write_pieces<'a>(&self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Unreachable> {
         match self.backing() {
             Backing::Local => {
@@ -458,9 +458,10 @@ mod tests {
 
     #[test]
     fn pieces_of_a_train_lie_one_behind_the_other() {
-        let train: Vec<u8> = (0..3 * PIECES_PER_CALL * 5).map(|i| (i * 7) as u8).collect();
-        // Payloads of 3 bytes in packets of 5.
-        let payloads = || train.chunks(5).map(|packet| &packet[1..4]);
+        // Payloads of 300 bytes in packets of 303: three bytes more than two system calls write.
+        let packets = (2 * TRAIN_BYTES).div_ceil(300);
+        let train: Vec<u8> = (0..packets * 303).map(|i| ((i * 7) >> 3) as u8).collect();
+        let payloads = || train.chunks(303).map(|packet| &packet[1..301]);
         let expect: Vec<u8> = payloads().flatten().copied().collect();
         let mut memory = vec![0xee_u8; expect.len() + 2];
         let own = ProcessMemory::own().unwrap();

@@ -14,6 +14,7 @@ mod probes;
 mod read_acks;
 mod read_repair;
 mod receipts;
+mod remote_trains;
 mod requester;
 mod responder;
 mod selective;
