@@ -7,6 +7,7 @@ use crate::core::Core;
 use crate::data_path::DataPath;
 use crate::histograms::PassStamp;
 use crate::options::{RX_BUDGET, WorkerOptions};
+use crate::outbox::Outbox;
 use crate::port_slot::PortSlot;
 use crate::pulse::Pulse;
 use crate::receive::PacketReceiver;
@@ -180,6 +181,17 @@ impl Worker {
         self.transmit(now);
     }
 
+    /// As [`Worker::send_posted`], where perhaps no pass follows: events of requests that have completed are written, too.
+    /// Returns whether nothing is left that a pass must do at once; the limits of a pass hold here, too.
+    #[inline]
+    pub(crate) fn send_posted_alone(&mut self, now: Nanos) -> bool {
+        self.send_posted(now);
+        if !self.core.outbox.events.is_empty() {
+            self.publish(now);
+        }
+        self.core.sched.is_empty() && self.core.outbox.lost.is_empty() && !self.core.has_urma_work()
+    }
+
     /// Whether the last pass wrote completions: a program on the same processor should run before the next pass.
     pub fn has_delivered(&mut self) -> bool {
         std::mem::take(&mut self.core.outbox.delivered)
@@ -227,9 +239,10 @@ impl Worker {
         }
     }
 
-    /// Whether some queue pair is ready now (the worker must not sleep).
+    /// Whether some queue pair is ready now, or an event of a completion must be written (the worker must not sleep).
     pub fn has_work(&mut self) -> bool {
-        let pending = !self.core.own_inbox().is_empty() || !self.core.outbox.lost.is_empty();
+        let Outbox { lost, events, .. } = &self.core.outbox;
+        let pending = !self.core.own_inbox().is_empty() || !lost.is_empty() || !events.is_empty();
         pending || take_doorbells(&mut self.core) || self.core.has_urma_work() || !self.core.sched.is_empty()
     }
 }

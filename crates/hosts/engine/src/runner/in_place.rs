@@ -170,8 +170,9 @@ impl InPlaceWorker {
         }
     }
 
-    /// The first half of a pass: requests that programs have posted leave. Returns when those who sleep must be awake, never if
-    /// no thread has announced a sleep; `None` if another thread runs the worker. Does not wait.
+    /// The first half of a pass: requests that programs have posted leave, and events of those that have completed are written.
+    /// Returns when those who sleep must be awake: at once (zero) if not all have left, never if no thread has announced a sleep;
+    /// `None` if another thread runs the worker. Does not wait.
     ///
     /// # Panics
     /// As [`InPlaceWorker::try_turn`].
@@ -179,8 +180,11 @@ impl InPlaceWorker {
         let due = self.try_with_state(|InPlaceState { runner, clock, sleepers }| {
             let now = clock();
             self.last_turn.store(now.0, Ordering::Relaxed);
-            runner.worker.send_posted(now);
-            if *sleepers == 0 { Nanos::NEVER } else { runner.worker.next_deadline() }
+            match runner.worker.send_posted_alone(now) {
+                _ if *sleepers == 0 => Nanos::NEVER,
+                true => runner.worker.next_deadline(),
+                false => Nanos(0),
+            }
         });
         due.ok()
     }

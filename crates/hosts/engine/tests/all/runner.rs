@@ -9,7 +9,7 @@ use burst_port::mem::{MemConfig, pair};
 use burst_shm::status::StatusOwner;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -153,6 +153,79 @@ fn a_sleep_ends_though_another_thread_has_the_worker() {
     worker.wait_for_others();
     handle.post(|_, _| ()).expect("alive");
     assert!(!handle.is_woken(), "no worker sleeps");
+}
+
+#[test]
+fn the_event_of_what_a_post_completes_comes_though_no_pass_follows() {
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
+    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let caps_b = b.caps.clone();
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    assert!(a.fail_qp(Nanos(7), &qa));
+    let (sge, bells) = (a.sge(0, BYTES), a.bells);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let worker = handle.in_place_worker().expect("it has no thread");
+    while worker.try_turn() == TurnOutcome::Active {}
+    assert!(worker.try_sleep().is_some(), "nothing to do");
+    // As a thread of the program does whose other thread waits for the event: the request is flushed.
+    qa.cq.arm(false);
+    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
+    assert!(qa.sq.post());
+    bells[0].ring(0, qa.doorbell);
+    assert!(worker.try_send_posted().is_some());
+    assert!(qa.cq.has_next() && is_readable(qa.channel.as_raw_fd()), "completed, and the program gets its event");
+}
+
+#[test]
+fn what_is_completed_before_a_command_is_work_until_its_event_is_written() {
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
+    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let caps_b = b.caps.clone();
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    assert!(a.fail_qp(Nanos(7), &qa));
+    let (sge, bells) = (a.sge(0, BYTES), a.bells);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let worker = handle.in_place_worker().expect("it has no thread");
+    while worker.try_turn() == TurnOutcome::Active {}
+    // A thread of the program has posted and left the rest to the next pass; another one's command comes first.
+    qa.cq.arm(false);
+    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
+    assert!(qa.sq.post());
+    bells[0].ring(0, qa.doorbell);
+    assert_eq!(handle.call(|_, _| ()), Ok(()));
+    assert!(qa.cq.has_next(), "flushed");
+    assert_eq!(worker.try_due(), Some(Nanos(0)), "a pass must follow");
+    assert!(worker.try_sleep().is_none(), "no thread sleeps before");
+    assert_eq!(worker.try_turn(), TurnOutcome::Active);
+    assert!(is_readable(qa.channel.as_raw_fd()) && worker.try_sleep().is_some());
+}
+
+#[test]
+fn a_post_that_is_longer_than_a_pass_keeps_a_sleeper_from_sleeping_on() {
+    const LONG: u32 = 4 << 20;
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let (mut a, mut b) = (Host::new(Box::new(pa), LONG), Host::new(Box::new(pb), LONG));
+    let (mut qa, qb) = (a.create(QpType::Uc), b.create(QpType::Uc));
+    let caps_b = b.caps.clone();
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    let (sge, bells) = (a.sge(0, LONG), a.bells);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let worker = handle.in_place_worker().expect("it has no thread");
+    while worker.try_turn() == TurnOutcome::Active {}
+    assert!(worker.try_sleep().is_some(), "nothing to do");
+    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
+    assert!(qa.sq.post());
+    bells[0].ring(0, qa.doorbell);
+    let due = worker.try_send_posted();
+    assert_eq!((worker.try_due(), due), (Some(Nanos(0)), Some(Nanos(0))), "the rest leaves in a pass that is due now");
 }
 
 /// Whether a descriptor of a sleeping worker is readable.
