@@ -191,6 +191,16 @@ def test_a_program_gets_new_ids_from_a_new_daemon(pair):
     assert program.wait(60) == 0, program.text()
 
 
+@pytest.mark.parametrize("rule", ["level", "edge", "blocked"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
+def test_descriptors_of_events_rest_after_the_end_of_the_daemon(pair, rule, how):
+    """What is due comes once, then an error, and then nothing wakes a program that waits for them."""
+    program = pair.a.start(build_directory() / "programs" / "after_end", pair.a.address, rule)
+    program.wait_for_text("ready", 60)
+    pair.a.daemon.stop(how)
+    assert program.wait(180) == 0, program.text()
+
+
 def test_a_terminated_daemon_drains_and_ends(pair):
     server, client = start_transfer(pair)
     os.kill(pair.a.daemon.pid, signal.SIGTERM)

@@ -153,8 +153,9 @@ impl EventPipe {
     }
 
     /// A pipe as [`EventPipe::new`] makes it, whose read end the program may open again for writing by `/proc/self/fd`, although
-    /// the daemon is another user: the library takes the records of a destroyed object out and writes the others back. Only the
-    /// owners of a descriptor reach a pipe, whatever its mode; what a program writes there, it reads itself.
+    /// the daemon is another user: the library takes the records of a destroyed object out and writes the others back, and keeps
+    /// the pipe of a daemon that has ended from hanging up for ever. Only the owners of a descriptor reach a pipe, whatever its
+    /// mode; what a program writes there, it reads itself.
     ///
     /// # Errors
     /// When the process is out of descriptors.

@@ -338,6 +338,11 @@ impl CqConsumer {
         let ring = self.next.as_ref().map_or(&self.ring, |(ring, _)| ring);
         protocol::arm(ring.armed(), if solicited_only { ARMED_SOLICITED } else { ARMED_ANY });
     }
+    /// Whether an event was asked for that has not come.
+    pub fn is_armed(&self) -> bool {
+        let rings = [Some(&self.ring), self.next.as_ref().map(|(ring, _)| ring)];
+        rings.into_iter().flatten().any(|ring| ring.armed().load(Acquire) != 0)
+    }
     /// Withdraws the request of [`CqConsumer::arm`]. True: there was one, and no event has answered it.
     pub fn disarm(&self) -> bool {
         let rings = [Some(&self.ring), self.next.as_ref().map(|(ring, _)| ring)];

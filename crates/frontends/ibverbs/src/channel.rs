@@ -3,8 +3,10 @@
 
 use crate::boundary::{self, EIO, Errno, Outcome};
 use crate::context::VerbsContext;
+use crate::cq::VerbsCq;
 use crate::sys::*;
 use crate::unread::UnreadEvents;
+use burst_client::raw::ended_pipe::EventEnd;
 use burst_control::{Request, Response};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -20,6 +22,8 @@ pub struct VerbsChannel {
     users: AtomicU32,
     /// Events that are neither read nor in the pipe.
     pub unread: UnreadEvents<8>,
+    /// Readers of the pipe, and what becomes of it when the daemon has ended.
+    pub end: EventEnd<8>,
 }
 
 impl VerbsChannel {
@@ -40,6 +44,11 @@ impl VerbsChannel {
     pub unsafe fn from_ibv<'a>(channel: *mut ibv_comp_channel) -> Option<&'a VerbsChannel> {
         // SAFETY: `base` is the first field.
         unsafe { channel.cast::<VerbsChannel>().as_ref() }
+    }
+
+    /// Whether the events of a CQ come through this channel.
+    pub fn is_of(&self, cq: &VerbsCq) -> bool {
+        std::ptr::eq(cq.channel().cast(), self)
     }
 
     fn refcnt(&self) -> *mut c_int {
@@ -87,6 +96,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
             pipe,
             users: AtomicU32::new(0),
             unread: UnreadEvents::default(),
+            end: EventEnd::default(),
         }))
         .cast())
     })

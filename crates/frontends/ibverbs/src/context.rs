@@ -10,6 +10,7 @@ use crate::sys::*;
 use crate::unread::UnreadEvents;
 use burst_client::raw::RawContext;
 use burst_client::raw::cookies::EventSources;
+use burst_client::raw::ended_pipe::EventEnd;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_ffi::{failed_completion, report};
 use std::collections::VecDeque;
@@ -54,6 +55,8 @@ pub struct VerbsContext {
     pub owed: Mutex<OwedEvents>,
     /// Asynchronous events that are neither read nor in the pipe.
     pub unread: UnreadEvents<{ AsyncRecord::BYTES }>,
+    /// Readers of the pipe of asynchronous events, and what becomes of it when the daemon has ended.
+    pub async_end: EventEnd<{ AsyncRecord::BYTES }>,
     /// The file that names the context; `cmd_fd` is its descriptor number.
     _name: OwnedFd,
 }
@@ -100,6 +103,7 @@ impl VerbsContext {
             sources: Mutex::default(),
             owed: Mutex::default(),
             unread: UnreadEvents::default(),
+            async_end: EventEnd::default(),
             _name: name,
         });
         Ok(Box::into_raw(context).cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())

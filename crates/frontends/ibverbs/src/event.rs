@@ -13,7 +13,10 @@ use crate::flush;
 use crate::qp::VerbsQp;
 use crate::srq::VerbsSrq;
 use crate::sys::*;
+use crate::unread::UnreadEvents;
+use burst_client::raw::ended_pipe::EventEnd;
 use burst_client::raw::lock::lock;
+use burst_control::in_process::InProcessCalls;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_ffi::{block, in_process, report};
 use std::ffi::{c_int, c_uint, c_void};
@@ -41,6 +44,53 @@ fn read_outcome(got: isize, len: usize) -> Outcome<()> {
     }
 }
 
+/// How a thread gets its next record.
+enum ReadPlan<const N: usize> {
+    /// It has it.
+    Taken([u8; N]),
+    /// It reads this descriptor, and is counted as a reader. With a host in this process, its functions.
+    Read(RawFd, Option<InProcessCalls>),
+    /// The daemon has ended, and the descriptor rests.
+    Ended,
+}
+
+impl<const N: usize> ReadPlan<N> {
+    /// The plan of a thread that waits for a record of the pipe whose read end is `fd`.
+    fn of(end: &EventEnd<N>, unread: &UnreadEvents<N>, fd: RawFd, calls: Option<&InProcessCalls>) -> ReadPlan<N> {
+        match unread.pop() {
+            Some(record) => ReadPlan::Taken(record),
+            None if end.enter() => ReadPlan::Read(fd, calls.copied()),
+            None => ReadPlan::Ended,
+        }
+    }
+
+    /// Carries the plan out, and returns what read(2) returns.
+    ///
+    /// # Safety
+    /// The caller's frame owns nothing.
+    unsafe fn carry_out(&self, record: &mut [u8; N]) -> isize {
+        // SAFETY: the caller's promise; N writable bytes.
+        unsafe {
+            match self {
+                ReadPlan::Taken(taken) => {
+                    *record = *taken;
+                    N as isize
+                }
+                ReadPlan::Read(fd, Some(calls)) => in_process::read(calls, *fd, record.as_mut_ptr().cast(), N),
+                ReadPlan::Read(fd, None) => read_record(*fd, record),
+                ReadPlan::Ended => 0,
+            }
+        }
+    }
+
+    /// Ends what [`ReadPlan::of`] has begun.
+    fn end(&self, end: &EventEnd<N>) {
+        if let ReadPlan::Read(..) = self {
+            end.leave();
+        }
+    }
+}
+
 /// `ibv_get_cq_event`: waits for the next event of a channel, unless the descriptor is non-blocking (EAGAIN). The thread may be
 /// cancelled while it waits.
 ///
@@ -53,15 +103,13 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     loop {
-        let (mut fd, mut wait, mut unread) = (-1, None, None);
+        let mut plan = ReadPlan::Ended;
         let failed = boundary::number(|| {
             // SAFETY: the caller gives a live channel of an open context.
             let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
             // SAFETY: as above.
-            unsafe { VerbsContext::from_ibv(ours.context()) }?;
-            (fd, unread) = (ours.pipe(), ours.unread.pop());
-            // SAFETY: as above.
-            wait = unsafe { VerbsContext::from_ibv(ours.context()) }?.in_process_calls().copied();
+            let context = unsafe { VerbsContext::from_ibv(ours.context()) }?;
+            plan = ReadPlan::of(&ours.end, &ours.unread, ours.pipe(), context.in_process_calls());
             Ok(0)
         });
         if failed != 0 {
@@ -69,28 +117,22 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         }
         let mut record = [0; 8];
         // SAFETY: this frame owns nothing.
-        let got = unsafe {
-            match (&wait, &unread) {
-                (_, Some(taken)) => {
-                    record = *taken;
-                    record.len() as isize
-                }
-                (Some(calls), None) => in_process::read(calls, fd, record.as_mut_ptr().cast(), record.len()),
-                (None, None) => read_record(fd, &mut record),
-            }
-        };
+        let got = unsafe { plan.carry_out(&mut record) };
         let mut found = None;
         let failed = boundary::number(|| {
+            // The errno of the read, before any other call.
+            let read = read_outcome(got, record.len());
             // SAFETY: the caller gives a live channel.
             let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
+            plan.end(&ours.end);
             // SAFETY: as above.
             let context = unsafe { VerbsContext::from_ibv(ours.context()) }?;
             if got == 0 && context.daemon_has_hung_up() {
-                found =
-                    Some(flush::next_event(context, channel).and_then(|cookie| source_of(context, cookie)).ok_or(EIO)?);
+                let due = flush::completion_event(context, ours);
+                found = Some(due.and_then(|cookie| source_of(context, cookie)).ok_or(EIO)?);
                 return Ok(0);
             }
-            read_outcome(got, record.len())?;
+            read?;
             found = source_of(context, u64::from_ne_bytes(record));
             Ok(0)
         });
@@ -138,30 +180,30 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     loop {
-        let (mut fd, mut unread) = (-1, None);
+        let mut plan = ReadPlan::Ended;
         let failed = boundary::number(|| {
             // SAFETY: the caller gives an open context.
             let ours = unsafe { VerbsContext::from_ibv(context) }?;
-            (fd, unread) = (ours.async_fd().as_raw_fd(), ours.unread.pop());
+            plan = ReadPlan::of(&ours.async_end, &ours.unread, ours.async_fd().as_raw_fd(), None);
             Ok(0)
         });
         if failed != 0 {
             return failed;
         }
-        let mut record = unread.unwrap_or([0; AsyncRecord::BYTES]);
-        let got = match unread {
-            Some(_) => record.len() as isize,
-            // SAFETY: this frame owns nothing.
-            None => unsafe { read_record(fd, &mut record) },
-        };
+        let mut record = [0; AsyncRecord::BYTES];
+        // SAFETY: this frame owns nothing.
+        let got = unsafe { plan.carry_out(&mut record) };
         let mut found = None;
         let failed = boundary::number(|| {
+            // The errno of the read, before any other call.
+            let read = read_outcome(got, record.len());
             // SAFETY: the caller gives an open context.
             let context = unsafe { VerbsContext::from_ibv(context) }?;
+            plan.end(&context.async_end);
             let record = if got == 0 && context.daemon_has_hung_up() {
-                Some(flush::next_async_event(context).ok_or(EIO)?)
+                Some(flush::async_event(context).ok_or(EIO)?)
             } else {
-                read_outcome(got, record.len())?;
+                read?;
                 AsyncRecord::from_bytes(&record).inspect(|record| flush::note_async_event(context, record))
             };
             found = record.and_then(|r| element_of(context, &r).map(|element| (element, r.event as ibv_event_type)));

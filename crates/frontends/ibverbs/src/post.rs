@@ -5,6 +5,8 @@
 
 use crate::ah;
 use crate::boundary::{EINVAL, Errno, Outcome};
+use crate::context::VerbsContext;
+use crate::flush;
 use crate::mw;
 use crate::qp::VerbsQp;
 use crate::srq::VerbsSrq;
@@ -206,7 +208,17 @@ pub unsafe fn bind(qp: &VerbsQp, wr_id: u64, flags: u32, fields: SendWqe) -> Out
     }
     let flags = (flags & (send_flags::FENCE | send_flags::SIGNALED) | qp.always) as u16;
     let wqe = SendWqe { wr_id, flags, opcode: WrOpcode::BindMw as u8, ..fields };
-    qp.sq.post(context, |ring| ring.write(&wqe, &[])).map_err(|e| Errno(errno_of(e)))
+    let posted = qp.sq.post(context, |ring| ring.write(&wqe, &[])).map_err(|e| Errno(errno_of(e)));
+    note_posted(context);
+    posted
+}
+
+/// To be called after requests were published: after the end of the daemon the library completes them.
+#[inline]
+pub fn note_posted(context: &VerbsContext) {
+    if context.is_known_to_have_ended() {
+        flush::posted(context);
+    }
 }
 
 /// `ibv_post_send`: posts a list of send requests.
@@ -246,6 +258,7 @@ unsafe fn send_list(qp: &VerbsQp, mut wr: *mut ibv_send_wr) -> (c_int, *mut ibv_
         }
         0
     });
+    note_posted(context);
     (rc, wr)
 }
 
@@ -293,6 +306,7 @@ unsafe fn recv_on_qp(qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> (c_int, *mut ibv_
     if ring {
         qp.sq.doorbell.ring(context);
     }
+    note_posted(context);
     (rc, bad)
 }
 

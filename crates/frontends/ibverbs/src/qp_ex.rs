@@ -8,7 +8,7 @@
 
 use crate::ah;
 use crate::mw;
-use crate::post::{allowed, bit_of};
+use crate::post::{allowed, bit_of, note_posted};
 use crate::qp::VerbsQp;
 use crate::sys::*;
 use burst_base::verbs::{QpType, WrOpcode, send_flags};
@@ -215,8 +215,11 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as above; `side` is not used any more.
     unsafe { ours.sq.side.release() };
     // SAFETY: a live queue pair.
-    if ring && let Ok(context) = unsafe { ours.context() } {
-        ours.sq.doorbell.ring(context);
+    if let Ok(context) = unsafe { ours.context() } {
+        if ring {
+            ours.sq.doorbell.ring(context);
+        }
+        note_posted(context);
     }
     error
 }

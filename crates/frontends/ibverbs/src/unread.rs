@@ -6,12 +6,12 @@
 //! ([`burst_control::events::EventPipe::new_editable`]). [`UnreadEvents::purge`] then reads each record once and writes back
 //! those that stay.
 
+use burst_client::raw::ended_pipe::open_again;
 use burst_client::raw::lock::lock;
 use std::collections::VecDeque;
-use std::ffi::{CString, c_int};
-use std::fs::File;
+use std::ffi::c_int;
 use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -72,20 +72,11 @@ fn unread_bytes(fd: RawFd) -> Option<usize> {
     usize::try_from(bytes).ok().filter(|_| rc == 0)
 }
 
-/// A description of the same pipe, for reading and writing without blocking.
-fn open_again(fd: RawFd) -> Option<File> {
-    let path = CString::new(format!("/proc/self/fd/{fd}")).ok()?;
-    // SAFETY: a path that ends with 0; the descriptor is new and owned by the file alone.
-    unsafe {
-        let again = libc::open(path.as_ptr(), libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC);
-        (again >= 0).then(|| File::from_raw_fd(again))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use burst_control::events::{EventPipe, EventSink};
+    use std::fs::File;
     use std::os::fd::{AsRawFd, OwnedFd};
 
     fn read(fd: &OwnedFd) -> Vec<u64> {

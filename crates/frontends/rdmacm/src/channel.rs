@@ -4,11 +4,14 @@
 //! Some programs destroy a channel while another of their threads reads it, and then exit (rping). As in Linux, that thread goes
 //! on waiting: a channel that is being read stays open. The memory of the last destroyed channels is kept, so that a thread that
 //! reads one later gets an error.
+//!
+//! When the daemon has ended, the descriptor hangs up until the program has got what is due; then it rests ([`EndedPipe`]).
 
 use crate::boundary::{self, EINVAL, EIO, Outcome, errno, lock};
 use crate::event::Record;
 use crate::session::{DaemonSession, session};
 use crate::sys::rdma_event_channel;
+use burst_client::raw::ended_pipe::EndedPipe;
 use burst_control::cm::CmEvent;
 use burst_control::{Request, Response};
 use burst_ffi::{block, report};
@@ -35,6 +38,19 @@ pub struct Channel {
     pub number: u32,
     /// Number of threads that read the channel now, and the bit [`ENDED`].
     readers: AtomicU32,
+    /// The descriptor after the end of the daemon.
+    pub ended: EndedPipe<{ CmEvent::BYTES }>,
+}
+
+/// What a thread that wants to read a channel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entered {
+    /// It reads this descriptor, and is counted.
+    Read(c_int),
+    /// The channel was destroyed.
+    Destroyed,
+    /// The daemon has ended, and the descriptor rests.
+    Ended,
 }
 
 impl Channel {
@@ -55,7 +71,8 @@ impl Channel {
             return Err(errno());
         }
         let base = rdma_event_channel { fd: pipe.into_raw_fd() };
-        Ok(Box::into_raw(Box::new(Channel { base, session, number, readers: AtomicU32::new(0) })).cast())
+        let (readers, ended) = (AtomicU32::new(0), EndedPipe::default());
+        Ok(Box::into_raw(Box::new(Channel { base, session, number, readers, ended })).cast())
     }
 
     /// Destroys a channel.
@@ -99,18 +116,28 @@ impl Channel {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Counts a reader. Returns the descriptor to read, or `None` if the channel was destroyed.
+    /// Counts a reader, if there is something to read.
     ///
     /// # Errors
     /// EIO if the parent process made the channel.
-    pub fn enter(&self) -> Outcome<Option<c_int>> {
+    pub fn enter(&self) -> Outcome<Entered> {
         if !self.session.is_alive() {
             return Err(EIO);
         }
         if self.readers.fetch_add(1, Ordering::SeqCst) & ENDED != 0 {
-            return Ok(None);
+            return Ok(Entered::Destroyed);
         }
-        Ok(Some(self.base.fd))
+        // Pairs with `rest`: either it sees this reader, or this reader sees that the descriptor rests.
+        if self.ended.is_resting() {
+            self.leave();
+            return Ok(Entered::Ended);
+        }
+        Ok(Entered::Read(self.base.fd))
+    }
+
+    /// Lets the descriptor rest, unless other threads read it.
+    pub fn rest(&self) {
+        self.ended.rest(self.base.fd, || self.readers.load(Ordering::SeqCst) != 0);
     }
 
     /// Uncounts a reader. A thread that is cancelled while it reads is never uncounted.

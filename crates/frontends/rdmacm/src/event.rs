@@ -5,7 +5,7 @@
 
 use crate::attr;
 use crate::boundary::{self, EINVAL, EIO, Outcome, lock};
-use crate::channel::Channel;
+use crate::channel::{Channel, Entered};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmCommand, CmData, CmEvent, CmEventKind};
@@ -37,7 +37,11 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Outcome<*mut rdma_cm_eve
     // SAFETY: the caller's promise.
     let channel = unsafe { Channel::from_rdma(channel) }?;
     loop {
-        let fd = channel.enter()?.ok_or(EINVAL)?;
+        let fd = match channel.enter()? {
+            Entered::Read(fd) => fd,
+            Entered::Destroyed => return Err(EINVAL),
+            Entered::Ended => return Err(EIO),
+        };
         let mut record: Record = [0; CmEvent::BYTES];
         // SAFETY: just entered.
         let read = Channel::outcome(unsafe { Channel::read(fd, &mut record) });
@@ -100,6 +104,25 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     boxed.base.status = status;
     fill_param(&mut boxed, id, event);
     Some(Box::into_raw(boxed).cast())
+}
+
+/// The next event after the end of the daemon. If there is none, the channel rests until an id is created on it.
+fn after_end(channel: &Channel) -> Outcome<CmEvent> {
+    channel.ended.drain();
+    let event = removal(channel).or_else(|| {
+        channel.rest();
+        // An id that was created before the channel rested did not announce itself.
+        removal(channel)
+    });
+    if channel.ended.is_resting() && channel.session.find(|id| is_to_be_removed(id, channel)).is_some() {
+        channel.ended.announce();
+    }
+    event.ok_or(EIO)
+}
+
+/// Whether an id of this channel must still get its event of the daemon's end.
+fn is_to_be_removed(id: &Id, channel: &Channel) -> bool {
+    id.is_on(channel) && !id.removal_reported.load(Ordering::Relaxed)
 }
 
 /// After the end of the daemon: RDMA_CM_EVENT_DEVICE_REMOVAL for an id of the channel that did not get it yet. As in Linux after
@@ -202,7 +225,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     loop {
-        let mut entered = None;
+        let mut entered = Entered::Destroyed;
         let failed = boundary::status(|| {
             if event.is_null() {
                 return Err(EINVAL);
@@ -214,11 +237,14 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
         if failed != 0 {
             return failed;
         }
-        // SAFETY: this frame owns nothing.
-        let Some(fd) = entered else { unsafe { block::for_ever() } };
         let mut record: Record = [0; CmEvent::BYTES];
-        // SAFETY: just entered; this frame owns nothing.
-        let got = unsafe { Channel::read(fd, &mut record) };
+        let got = match entered {
+            // SAFETY: just entered; this frame owns nothing.
+            Entered::Read(fd) => unsafe { Channel::read(fd, &mut record) },
+            Entered::Ended => 0,
+            // SAFETY: this frame owns nothing.
+            Entered::Destroyed => unsafe { block::for_ever() },
+        };
         let mut found = null_mut();
         let failed = boundary::status(|| {
             // The errno of the read, before any other call.
@@ -226,11 +252,13 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
             // SAFETY: being read, the channel has not gone.
             let channel = unsafe { Channel::from_rdma(channel) }?;
             let mut event = CmEvent::from_bytes(&record);
-            if got == 0 {
-                event = removal(channel);
-                read = event.map(|_| ()).ok_or(EIO);
+            if let Entered::Read(_) = entered {
+                channel.leave();
             }
-            channel.leave();
+            if got == 0 {
+                let removal = after_end(channel);
+                (event, read) = (removal.ok(), removal.map(|_| ()));
+            }
             read?;
             found = event.and_then(|event| hand_out(channel, &event)).unwrap_or(null_mut());
             Ok(())

@@ -247,12 +247,16 @@ impl Id {
         let sync = channel.is_null();
         let channel = if sync { Channel::create()? } else { channel };
         // SAFETY: alive, or just made.
-        let Channel { session, number: channel_number, .. } = *unsafe { Channel::from_rdma(channel) }?;
+        let on = unsafe { Channel::from_rdma(channel) }?;
+        let session = on.session;
         if !session.is_alive() {
             return Err(EIO);
         }
         let number = session.id_number();
-        Ok(Id::allocate(session, channel, context, &kind, (number, ps, sync), Some((channel_number, qp_type))))
+        let id = Id::allocate(session, channel, context, &kind, (number, ps, sync), Some((on.number, qp_type)));
+        // If the daemon has ended, the id gets an event.
+        on.ended.announce();
+        Ok(id)
     }
 
     /// The id of a connection request, which the daemon has created, from an event of this channel.
@@ -457,8 +461,8 @@ impl Id {
         }
         let target = if own { Channel::create()? } else { channel };
         // SAFETY: alive, or just made.
-        let number = unsafe { Channel::from_rdma(target) }?.number;
-        if let Err(e) = self.move_events(number) {
+        let to = unsafe { Channel::from_rdma(target) }?;
+        if let Err(e) = self.move_events(to.number) {
             if own {
                 // SAFETY: just made, and nothing uses it.
                 unsafe { Channel::destroy(target) };
@@ -472,6 +476,8 @@ impl Id {
             self.forget_event();
         }
         self.counted.wait();
+        // As in `create`.
+        to.ended.announce();
         if was_sync {
             // SAFETY: it was the id's own, and the id has left it.
             unsafe { Channel::destroy(old) };

@@ -12,6 +12,7 @@
 //! | [`prealloc`] | queue pairs that the daemon makes before the program asks |
 //! | [`queue`] | mapped queue ends, and the core of posting |
 //! | [`completion`] | the core of polling |
+//! | [`ended_pipe`] | descriptors of events after the daemon has fallen |
 //! | [`flush`] | completions that the library makes after the daemon has fallen |
 //! | [`idle`] | what a thread does when a poll finds nothing |
 //! | [`memory`] | registration of memory |
@@ -23,6 +24,7 @@
 pub mod completion;
 pub mod context;
 pub mod cookies;
+pub mod ended_pipe;
 pub mod flush;
 pub mod idle;
 pub mod in_process;

@@ -88,7 +88,8 @@ impl CmChannel {
     }
 
     fn sharing(unread: UnreadCmEvents) -> std::io::Result<CmChannel> {
-        let (pipe, read) = EventPipe::new()?;
+        // Editable: when this process has ended, the library opens the pipe again, so that it does not hang up for ever.
+        let (pipe, read) = EventPipe::new_editable()?;
         // With a smaller pipe, records only go into the backlog earlier.
         let _ = rustix::pipe::fcntl_setpipe_size(&read, PIPE_BYTES);
         Ok(CmChannel { pipe, read, gate: Mutex::new(0), unread, closed: AtomicBool::new(false) })

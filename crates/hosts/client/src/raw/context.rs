@@ -41,6 +41,8 @@ pub struct RawContext {
     prealloc: Mutex<QpPrealloc>,
     /// Read end of the pipe of asynchronous events. The daemon holds the write end.
     async_pipe: OwnedFd,
+    /// Whether it was seen that the daemon has ended.
+    has_ended: AtomicBool,
     /// Token of the context that objects can be imported from.
     exporter: Option<u64>,
     /// Token of this context: it proves to the connection manager that a queue pair is this context's.
@@ -178,6 +180,7 @@ impl RawContext {
             last_event_cookie: AtomicU64::new(0),
             prealloc: Mutex::default(),
             async_pipe,
+            has_ended: AtomicBool::new(false),
             exporter,
             token,
             device,
@@ -250,6 +253,13 @@ impl RawContext {
         self.async_pipe.as_fd()
     }
 
+    /// Whether a call has seen that the daemon has ended. Costs a load: for the data path.
+    #[inline]
+    pub fn is_known_to_have_ended(&self) -> bool {
+        // Relaxed: a request is published with a fence before this, and whoever flushes fences after the store.
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
     /// Whether the daemon has ended: it held the only write end of the async event pipe.
     #[cold]
     pub fn daemon_has_ended(&self) -> bool {
@@ -260,9 +270,17 @@ impl RawContext {
     /// one: where another one shows the end, this one follows.
     #[cold]
     pub fn daemon_ends_within(&self, ms: i32) -> bool {
+        if self.is_known_to_have_ended() {
+            // The pipe does not hang up any more once the program has got its events (`ended_pipe`).
+            return true;
+        }
         let mut entry = libc::pollfd { fd: self.async_pipe.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: one valid entry.
-        unsafe { libc::poll(&mut entry, 1, ms) == 1 && entry.revents & libc::POLLHUP != 0 }
+        let ended = unsafe { libc::poll(&mut entry, 1, ms) == 1 && entry.revents & libc::POLLHUP != 0 };
+        if ended {
+            self.has_ended.store(true, Ordering::SeqCst);
+        }
+        ended
     }
 
     /// Sends a request with descriptors and waits for the answer. New arena segments are mapped before it returns.
