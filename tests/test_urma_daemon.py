@@ -165,6 +165,19 @@ def test_programs_learn_that_the_daemon_has_ended(programs, namespaces, options)
         pair.kill()
 
 
+@pytest.mark.parametrize("rule", ["epoll", "blocked"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
+def test_descriptors_of_events_rest_after_the_end_of_the_daemon(programs, make_fabric, tmp_path, rule, how):
+    """An error once, and then nothing wakes a program that waits for them."""
+    tool = tmp_path / "after_end"
+    programs.compile("after_end.c", tool, ("-l:liburma.so.0", "-lpthread"))
+    host = make_fabric().a
+    program = host.start(tool, rule, env=programs.env)
+    program.wait_for_text("ready", 60)
+    host.daemon.stop(how)
+    assert program.wait(60) == 0 and "checked" in program.text(), program.text()
+
+
 @pytest.fixture
 def hosts_of_a_long_program(programs, namespaces):
     """Host b's node outlives the tests between a and b, for a program of it has a long test within b."""

@@ -357,19 +357,24 @@ exported! {
         if jfce.is_null() || jfcs.is_null() || count == 0 {
             return -1;
         }
-        let (fd, host, channel) = ((*jfce).fd, host_of((*jfce).ctx), (*jfce.cast::<OwnedJfce>()).number);
+        let (fd, host, own) = ((*jfce).fd, host_of((*jfce).ctx), &*jfce.cast::<OwnedJfce>());
         let end = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
         loop {
             let left = end.map_or(-1, |end| end.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000) as c_int);
             let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // Otherwise the daemon has ended.
+            if !own.end.enter() {
+                return -1;
+            }
             let ready = libc::poll(&raw mut poll, 1, left);
+            own.end.leave();
             if ready <= 0 {
                 return ready;
             }
             let Some(mut inner) = host.enter() else { return -1 };
             let mut found = 0;
             while found < count {
-                let Some(queue) = inner.next_queue(channel) else { break };
+                let Some(queue) = inner.next_queue(own.number) else { break };
                 *jfcs.add(found as usize) = inner.reports.pointer_of(CLASS_JFC, queue) as *mut UrmaJfc;
                 found += 1;
             }
@@ -377,8 +382,9 @@ exported! {
             if found > 0 {
                 return found as c_int;
             }
-            // The end of the daemon is an event of its pipe, for ever.
+            // The end of the daemon is an event of its pipe, until it is seen here.
             if inner.has_ended() {
+                own.end.rest(fd);
                 return -1;
             }
         }

@@ -11,6 +11,8 @@ use crate::macros::exported;
 use crate::node::ProgramNode;
 use crate::objects::set_errno;
 use burst_base::gid::{gid_of, ip_of};
+use burst_client::raw::ended_pipe::EventEnd;
+use burst_control::AsyncRecord;
 use burst_urma::{GROUP_MEMBERS_MAX, URMA_INLINE_MAX, URMA_MESSAGE_MAX};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,6 +29,8 @@ pub struct OwnedContext {
     pub objects: AtomicUsize,
     /// Its number for events.
     pub number: u64,
+    /// Threads that wait for its events, and what becomes of their descriptor when the daemon has ended.
+    end: EventEnd<{ AsyncRecord::BYTES }>,
 }
 
 /// The table of a provider's functions. Programs look whether `import_jetty_ex` is there: it is not.
@@ -149,7 +153,8 @@ pub fn open(dev: *mut UrmaDevice, address: IpAddr, index: u32) -> *mut UrmaConte
         refs: 1,
         aggr_mode: 0,
     };
-    Box::into_raw(Box::new(OwnedContext { c, host, objects: AtomicUsize::new(0), number })).cast()
+    Box::into_raw(Box::new(OwnedContext { c, host, objects: AtomicUsize::new(0), number, end: EventEnd::default() }))
+        .cast()
 }
 
 exported! {
@@ -252,14 +257,20 @@ exported! {
                 return SUCCESS;
             }
             if inner.has_ended() {
+                context.end.rest((*ctx).async_fd);
                 return FAIL;
             }
             drop(inner);
             if libc::fcntl((*ctx).async_fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 {
                 return EAGAIN;
             }
+            if !context.end.enter() {
+                return FAIL;
+            }
             let mut poll = libc::pollfd { fd: (*ctx).async_fd, events: libc::POLLIN, revents: 0 };
-            if libc::poll(&raw mut poll, 1, -1) < 0 {
+            let ready = libc::poll(&raw mut poll, 1, -1);
+            context.end.leave();
+            if ready < 0 {
                 return FAIL;
             }
         }

@@ -13,6 +13,7 @@ use crate::macros::exported;
 use crate::node::Inner;
 use crate::reports::CLASS_JETTY;
 use burst_base::gid::ip_of;
+use burst_client::raw::ended_pipe::EventEnd;
 use burst_engine::urma::cna_of;
 use burst_urma::{JettyState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, UrmaError};
 use std::ffi::{c_int, c_void};
@@ -26,6 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct OwnedJfce {
     c: UrmaJfce,
     pub number: u64,
+    /// Threads that wait for it, and what becomes of it when the daemon has ended.
+    pub end: EventEnd<8>,
 }
 
 /// A status of the interface for a refusal of the node.
@@ -196,7 +199,7 @@ exported! {
     fn urma_create_jfce(ctx: *mut UrmaContext) -> *mut UrmaJfce {
         create(ctx, |inner| {
             let NewChannel { fd, number } = inner.open_channel()?;
-            Ok(OwnedJfce { c: UrmaJfce { ctx, fd, refs: 1 }, number })
+            Ok(OwnedJfce { c: UrmaJfce { ctx, fd, refs: 1 }, number, end: EventEnd::default() })
         })
         .cast()
     }
