@@ -4,11 +4,11 @@
 #![no_main]
 
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
+use burst_ubwire::{OrderTag, ServiceMode, TaOpcode};
 use burst_urma::{
     ECHO_JETTY, JettyConfig, JettyState, JfrConfig, JfrWr, JfsWr, LocalRange, LossRecovery, MemoryGone, NoPaths,
-    RemoteJetty, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, WrData,
-    access,
+    NodeEid, RemoteJetty, SegmentConfig, TargetKind, TransMode, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode,
+    WrData, access,
 };
 use libfuzzer_sys::fuzz_target;
 use std::collections::VecDeque;
@@ -68,7 +68,7 @@ struct Side {
 const SERVICES: [ServiceMode; 4] = [ServiceMode::Roi, ServiceMode::Rot, ServiceMode::Rol, ServiceMode::Uno];
 
 fn side(index: u32, recovery: LossRecovery, lanes: u8) -> Side {
-    let mut config = UrmaConfig::new(Cna::new(index + 1), u64::from(index) + 1);
+    let mut config = UrmaConfig::new(NodeEid::numbered(index + 1), u64::from(index) + 1);
     (config.mtu, config.recovery, config.lanes) = (256, recovery, lanes);
     (config.reorder_packets, config.inbound_max, config.responses_max, config.contexts_max) = (4, 6, 10, 2);
     let mut node = UrmaNode::new(config);
@@ -135,9 +135,10 @@ fn transmit(sides: &mut [Side; 2], now: Nanos, fate: &mut dyn FnMut() -> u8) {
 }
 
 fn deliver(sides: &mut [Side; 2], now: Nanos) {
-    for side in sides {
+    for (index, side) in sides.iter_mut().enumerate() {
+        let other = NodeEid::numbered(2 - index as u32);
         while let Some(bytes) = side.arrivals.pop_front() {
-            with(side, now, |node, env| node.on_packet(env, &bytes));
+            with(side, now, |node, env| node.on_packet(env, other, &bytes));
         }
         with(side, now, |node, env| node.on_timer(env));
         collect(side);
@@ -184,14 +185,19 @@ fuzz_target!(|bytes: &[u8]| {
     let mut sides = [side(0, recovery, lanes), side(1, recovery, lanes)];
     for i in 0..2 {
         let (own, other) = if i == 0 { (0, 1) } else { (1, 0) };
-        let echo =
-            RemoteJetty { cna: Cna::new(other as u32 + 1), id: ECHO_JETTY, kind: TargetKind::Jetty, token: None };
+        let echo = RemoteJetty {
+            eid: NodeEid::numbered(other as u32 + 1),
+            id: ECHO_JETTY,
+            kind: TargetKind::Jetty,
+            token: None,
+        };
         sides[own].echo = sides[own].node.import_jetty(echo).expect("room");
         let segment = sides[other].node.export_segment(sides[other].token_id).expect("registered");
         sides[own].segment = sides[own].node.import_segment(segment).expect("room");
         let targets: Vec<u32> = sides[other].jetties.clone();
         for id in targets {
-            let remote = RemoteJetty { cna: Cna::new(other as u32 + 1), id, kind: TargetKind::Jetty, token: None };
+            let remote =
+                RemoteJetty { eid: NodeEid::numbered(other as u32 + 1), id, kind: TargetKind::Jetty, token: None };
             let target = sides[own].node.import_jetty(remote).expect("room");
             sides[own].targets.push(target);
         }
@@ -259,7 +265,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(side.node.jetty_state(jetty), Some(JettyState::Ready), "no Jetty is harmed");
         }
         if is_changed {
-            with(side, now, |node, _| node.end_channel(Cna::new(2 - i as u32)));
+            with(side, now, |node, _| node.end_channel(NodeEid::numbered(2 - i as u32)));
             // A request that another one held begins with a channel of its own.
             for _ in 0..200 {
                 with(side, now, |node, env| while node.poll_tx(env, &mut [0; 4096]).is_some() {});

@@ -89,7 +89,7 @@ impl StudyWorld {
         let (token_id, id) = (self.hosts[to as usize].token_id, self.hosts[to as usize].jetties[0]);
         let node = &mut self.hosts[to as usize].node;
         let segment = node.with_urma(now, |node, _| node.export_segment(token_id)).flatten().ok_or("no segment")?;
-        let jetty = RemoteJetty { cna: segment.cna, id, kind: TargetKind::Jetty, token: None };
+        let jetty = RemoteJetty { eid: segment.eid, id, kind: TargetKind::Jetty, token: None };
         let node = &mut self.hosts[from as usize].node;
         let imported = node.with_urma(now, |node, _| Ok((node.import_segment(segment)?, node.import_jetty(jetty)?)));
         let imported = imported.ok_or("a host without endpoint")?.map_err(refused)?;

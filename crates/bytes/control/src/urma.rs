@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of channels in one reply.
 pub const URMA_PAGE: usize = 256;
 
-/// Where a page begins: nodes are in order of their EIDs, their channels in order of the peers' CNAs. The default is the
+/// Where a page begins: nodes are in order of their EIDs, their channels in order of the peers' EIDs. The default is the
 /// beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UrmaCursor {
     /// EID of the node, or of none: the next one is meant.
     pub eid: [u8; 16],
-    /// CNA of the first channel's peer.
-    pub peer: u32,
+    /// EID of the first channel's peer.
+    pub peer: [u8; 16],
 }
 
 impl UrmaCursor {
     /// The node behind the one of this EID; `None` if there can be none.
     pub fn behind(eid: [u8; 16]) -> Option<UrmaCursor> {
         let next = u128::from_be_bytes(eid).checked_add(1)?;
-        Some(UrmaCursor { eid: next.to_be_bytes(), peer: 0 })
+        Some(UrmaCursor { eid: next.to_be_bytes(), peer: [0; 16] })
     }
 }
 
@@ -64,10 +64,8 @@ pub struct UrmaNodeInfo {
 /// A transport channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UrmaChannelInfo {
-    /// The peer's EID; `None` if it is not known.
-    pub peer: Option<[u8; 16]>,
-    /// The peer's network address.
-    pub cna: u32,
+    /// The peer's EID.
+    pub peer: [u8; 16],
     /// Number of this end, and of the peer's; 0 until it is known.
     pub tpns: [u32; 2],
     /// Whether the peer has answered; else the channel is being opened.

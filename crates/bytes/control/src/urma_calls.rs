@@ -196,11 +196,6 @@ pub enum UrmaCall {
         /// The Jetty.
         jetty: u32,
     },
-    /// Asks where a peer is that has sent something.
-    Peer {
-        /// Its address on the bus.
-        cna: u32,
-    },
 }
 
 /// The answer to a call.
@@ -226,8 +221,6 @@ pub enum UrmaAnswer {
         /// Requests that have ended since the Jetty was made.
         finished: u32,
     },
-    /// EID of a peer, if the node has heard of it.
-    Peer(Option<[u8; 16]>),
     /// The node has refused the call; the number of its reason.
     Refused(u8),
 }

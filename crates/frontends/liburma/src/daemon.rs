@@ -21,10 +21,9 @@ use burst_shm::Cqe;
 use burst_shm::arena::Segment;
 use burst_shm::cq::CqConsumer;
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingProducer};
-use burst_ubwire::Cna;
 use burst_urma::{
-    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, RemoteJetty, RemoteSegment, SegmentConfig,
-    TransMode, URMA_INLINE_MAX, UrmaError, UrmaNode, WrData,
+    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, NodeEid, RemoteJetty, RemoteSegment,
+    SegmentConfig, TransMode, URMA_INLINE_MAX, UrmaError, UrmaNode, WrData,
 };
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -69,7 +68,7 @@ impl PostedCount {
 
 struct DaemonJetty {
     config: JettyConfig,
-    bound: Option<Cna>,
+    bound: Option<NodeEid>,
     count: PostedCount,
 }
 
@@ -100,9 +99,7 @@ pub struct DaemonNode {
     jfrs: HashMap<u32, PostedCount>,
     jetties: HashMap<u32, DaemonJetty>,
     segments: HashMap<u32, DaemonSegment>,
-    remote_segments: HashMap<u32, Cna>,
-    /// Addresses of peers that were imported from, or that have sent: found by their CNA.
-    peers: HashMap<Cna, IpAddr>,
+    remote_segments: HashMap<u32, NodeEid>,
     targets: HashMap<u32, RemoteJetty>,
     /// For loads, stores and atomics without a Jetty of the program.
     pub lane: Option<AccessLane>,
@@ -189,22 +186,10 @@ impl DaemonNode {
             jetties: HashMap::new(),
             segments: HashMap::new(),
             remote_segments: HashMap::new(),
-            peers: HashMap::new(),
             targets: HashMap::new(),
             lane: None,
             channels: HashMap::new(),
         })
-    }
-
-    /// The address of a peer that has sent something. The node is asked once.
-    pub fn address_of(&mut self, cna: Cna) -> Option<IpAddr> {
-        if let Some(address) = self.peers.get(&cna) {
-            return Some(*address);
-        }
-        let Ok(UrmaAnswer::Peer(Some(eid))) = self.call(UrmaCall::Peer { cna: cna.get() }) else { return None };
-        let address = ip_of(eid);
-        self.peers.insert(cna, address);
-        Some(address)
     }
 
     /// A descriptor of asynchronous events, for the program.
@@ -377,7 +362,7 @@ impl DaemonNode {
 
     pub fn bind(&mut self, jetty: u32, target: u32) -> std::result::Result<(), UrmaError> {
         self.execute(UrmaCall::BindJetty { jetty, target })?;
-        let peer = self.targets.get(&target).map(|remote| remote.cna);
+        let peer = self.targets.get(&target).map(|remote| remote.eid);
         if let Some(known) = self.jetties.get_mut(&jetty) {
             known.bound = peer;
         }
@@ -434,10 +419,10 @@ impl DaemonNode {
         memory::unshare(&self.context, mr.registration);
     }
 
-    pub fn import_segment(&mut self, address: IpAddr, segment: RemoteSegment) -> std::result::Result<u32, UrmaError> {
-        let RemoteSegment { cna, token_id, addr, len, token } = segment;
-        let number = self.number(UrmaCall::ImportSegment { eid: gid_of(address), token_id, addr, len, token })?;
-        self.remote_segments.insert(number, cna);
+    pub fn import_segment(&mut self, segment: RemoteSegment) -> std::result::Result<u32, UrmaError> {
+        let RemoteSegment { eid, token_id, addr, len, token } = segment;
+        let number = self.number(UrmaCall::ImportSegment { eid: eid.octets(), token_id, addr, len, token })?;
+        self.remote_segments.insert(number, eid);
         Ok(number)
     }
 
@@ -448,14 +433,9 @@ impl DaemonNode {
         Ok(())
     }
 
-    pub fn import_jetty(
-        &mut self,
-        address: IpAddr,
-        kind: u8,
-        jetty: RemoteJetty,
-    ) -> std::result::Result<u32, UrmaError> {
-        let RemoteJetty { id, token, .. } = jetty;
-        let number = self.number(UrmaCall::ImportJetty { eid: gid_of(address), id, kind, token })?;
+    pub fn import_jetty(&mut self, kind: u8, jetty: RemoteJetty) -> std::result::Result<u32, UrmaError> {
+        let RemoteJetty { eid, id, token, .. } = jetty;
+        let number = self.number(UrmaCall::ImportJetty { eid: eid.octets(), id, kind, token })?;
         self.targets.insert(number, jetty);
         Ok(number)
     }
@@ -484,7 +464,7 @@ impl DaemonNode {
         }
         let peer = match (jetty.config.mode, wr.target) {
             (TransMode::Rc, _) => Some(jetty.bound.ok_or(UrmaError::State)?),
-            (_, Some(target)) => Some(self.targets.get(&target).ok_or(UrmaError::NoObject)?.cna),
+            (_, Some(target)) => Some(self.targets.get(&target).ok_or(UrmaError::NoObject)?.eid),
             (_, None) => None,
         };
         if peer.is_none() && UrmaNode::needs_target(wr.opcode) {

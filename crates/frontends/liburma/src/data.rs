@@ -227,10 +227,7 @@ fn record(inner: &mut Inner, cr: &CompletionRecord) -> UrmaCr {
         | u8::from(class == CLASS_JETTY) << 1
         | u8::from(cr.status == burst_urma::CrStatus::SuspendDone) << 2
         | u8::from(cr.status == burst_urma::CrStatus::FlushErrDone) << 3;
-    let (eid, id) = match cr.remote {
-        Some((cna, id)) => (inner.eid_of(cna), id),
-        None => ([0; 16], 0),
-    };
+    let (eid, id) = cr.remote.map_or(([0; 16], 0), |(peer, id)| (peer.octets(), id));
     let remote = ObjectId { eid: Eid(eid), uasid: 0, id };
     UrmaCr {
         status,

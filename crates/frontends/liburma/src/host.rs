@@ -11,7 +11,7 @@ use crate::link;
 use crate::node::{Inner, ProgramNode};
 use crate::reports::Reports;
 use burst_base::Nanos;
-use burst_engine::urma::cna_of;
+use burst_engine::urma::node_at;
 use burst_ffi::keeper::Bell;
 use burst_shm::life::LifePage;
 use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects};
@@ -130,7 +130,7 @@ impl UrmaHost {
             caqm: false,
             window_max,
             rto_base: Nanos::from_ms(10),
-            ..UrmaConfig::new(cna_of(address), seed)
+            ..UrmaConfig::new(node_at(address), seed)
         })?;
         let fds = end.wait_fds();
         UrmaHost::at(address, ProgramNode::Own(Box::new(end)), fds)

@@ -242,7 +242,9 @@ mod tests {
     /// The node of a host, as a tool sees it.
     fn seen(host: &UrmaHost) -> UrmaNodeInfo {
         let eid = gid_of(host.address);
-        let Response::Urma(page) = ask(&Request::Urma { from: UrmaCursor { eid, peer: 0 } }) else { panic!("a page") };
+        let Response::Urma(page) = ask(&Request::Urma { from: UrmaCursor { eid, peer: [0; 16] } }) else {
+            panic!("a page")
+        };
         page.node.filter(|node| node.eid == eid).expect("the node")
     }
 
@@ -272,7 +274,6 @@ mod tests {
         let before = count("ub_token");
         let jfc = {
             let mut inner = a.lock();
-            assert!(inner.own().learn(b.address));
             let node = &mut inner.own().node;
             let jfc = node.create_jfc(8).expect("room");
             let jetty = node.create_jetty(JettyConfig::new(jfc, None)).expect("room");
@@ -293,7 +294,7 @@ mod tests {
         let node = seen(&a);
         assert_eq!((node.jetties, node.jfcs, node.jfrs, node.segments), (1, 1, 0, 0));
         let [channel] = &node.channels[..] else { panic!("{node:?}") };
-        assert_eq!((channel.peer, channel.is_open, channel.unanswered), (Some(gid_of(b.address)), true, 0));
+        assert_eq!((channel.peer, channel.is_open, channel.unanswered), (gid_of(b.address), true, 0));
         assert_ne!(channel.tpns[1], 0);
         let Response::Cc { peers, hidden, .. } = ask(&Request::Cc { from: CmCursor::default() }) else {
             panic!("peers")

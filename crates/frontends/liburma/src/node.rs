@@ -3,18 +3,15 @@
 use crate::daemon::{DaemonNode, NewChannel};
 use crate::reports::{CLASS_JFC, CLASS_JFR, JFR_LIMIT, Reports};
 use burst_base::Nanos;
-use burst_base::gid::gid_of;
 use burst_client::raw::idle::SendProgress;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_engine::urma::UrmaEndpoint;
 use burst_span::Span;
-use burst_ubwire::Cna;
 use burst_urma::{
     CompletionRecord, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, JfsWr, MemoryGone, RemoteJetty,
     RemoteSegment, SegmentConfig, TargetKind, UrmaEnv, UrmaError, UrmaMemory, UrmaNode,
 };
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A node.
@@ -88,14 +85,6 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// The entity id of a node that was heard of.
-    pub fn eid_of(&mut self, cna: Cna) -> [u8; 16] {
-        let known = match &mut self.node {
-            ProgramNode::Own(end) => end.address_of(cna),
-            ProgramNode::Daemon(daemon) => daemon.address_of(cna),
-        };
-        known.map_or([0; 16], gid_of)
-    }
     /// Calls something of the node.
     pub fn with<R>(&mut self, now: Nanos, call: impl FnOnce(&mut UrmaNode, &mut UrmaEnv<'_>) -> R) -> R {
         let Inner { node, reports } = self;
@@ -319,16 +308,11 @@ impl Inner {
             ProgramNode::Daemon(daemon) => daemon.unregister(token_id),
         }
     }
-    /// Imports the segment of a peer at `address`. [`UrmaError::Bound`]: another peer has the same CNA.
-    pub fn import_segment(&mut self, address: IpAddr, segment: RemoteSegment) -> Result<u32, UrmaError> {
+    /// Imports the segment of a peer.
+    pub fn import_segment(&mut self, segment: RemoteSegment) -> Result<u32, UrmaError> {
         match &mut self.node {
-            ProgramNode::Own(end) => {
-                if !end.learn(address) {
-                    return Err(UrmaError::Bound);
-                }
-                end.node.import_segment(segment)
-            }
-            ProgramNode::Daemon(daemon) => daemon.import_segment(address, segment),
+            ProgramNode::Own(end) => end.node.import_segment(segment),
+            ProgramNode::Daemon(daemon) => daemon.import_segment(segment),
         }
     }
     pub fn unimport_segment(&mut self, segment: u32) -> Result<(), UrmaError> {
@@ -337,19 +321,11 @@ impl Inner {
             ProgramNode::Daemon(daemon) => daemon.unimport_segment(segment),
         }
     }
-    /// Imports a Jetty, JFR or group of a peer at `address`. [`UrmaError::Bound`]: another peer has the same CNA.
-    pub fn import_jetty(&mut self, address: IpAddr, jetty: RemoteJetty) -> Result<u32, UrmaError> {
+    /// Imports a Jetty, JFR or group of a peer.
+    pub fn import_jetty(&mut self, jetty: RemoteJetty) -> Result<u32, UrmaError> {
         match &mut self.node {
-            ProgramNode::Own(end) => {
-                if !end.learn(address) {
-                    return Err(UrmaError::Bound);
-                }
-                end.node.import_jetty(jetty)
-            }
-            ProgramNode::Daemon(daemon) => {
-                let kind = kind_number(jetty.kind);
-                daemon.import_jetty(address, kind, jetty)
-            }
+            ProgramNode::Own(end) => end.node.import_jetty(jetty),
+            ProgramNode::Daemon(daemon) => daemon.import_jetty(kind_number(jetty.kind), jetty),
         }
     }
     pub fn unimport_jetty(&mut self, jetty: u32) -> Result<(), UrmaError> {

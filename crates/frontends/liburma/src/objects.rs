@@ -8,16 +8,13 @@ use crate::checks::{RC, RM, check_policy, check_remote, check_segment, remote_or
 use crate::daemon::NewChannel;
 use crate::device::OwnedContext;
 use crate::host::UrmaHost;
-use crate::log::{because, begin_call, explain_refusal};
+use crate::log::{begin_call, explain_refusal};
 use crate::macros::exported;
 use crate::node::Inner;
 use crate::reports::CLASS_JETTY;
-use burst_base::gid::ip_of;
 use burst_client::raw::ended_pipe::EventEnd;
-use burst_engine::urma::cna_of;
-use burst_urma::{JettyState, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, UrmaError};
+use burst_urma::{JettyState, NodeEid, RemoteJetty, RemoteSegment, SegmentConfig, TargetKind, UrmaError};
 use std::ffi::{c_int, c_void};
-use std::net::IpAddr;
 use std::ptr::null_mut;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -149,16 +146,6 @@ pub fn token(flag: u32, value: u32) -> Option<u32> {
     (flag & 7 != 0).then_some(value)
 }
 
-/// Explains why a peer at an address cannot be imported from.
-fn has_same_cna(address: IpAddr, error: UrmaError) -> UrmaError {
-    match error {
-        UrmaError::Bound => {
-            because(error, format!("{address} ends like the address of another peer: both have the same CNA"))
-        }
-        error => error,
-    }
-}
-
 /// Imports a remote Jetty or JFR.
 ///
 /// # Safety
@@ -169,7 +156,6 @@ pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) 
         create(ctx, |inner| {
             check_policy(remote.flag)?;
             check_remote(remote)?;
-            let address = ip_of(remote.id.eid.0);
             let kind = match remote.kind {
                 0 => TargetKind::Jfr,
                 1 => TargetKind::Jetty,
@@ -177,9 +163,8 @@ pub unsafe fn import(ctx: *mut UrmaContext, remote: &RJetty, value: *const u32) 
                 _ => return Err(UrmaError::Value),
             };
             let shown = if value.is_null() { None } else { token(remote.flag, *value) };
-            let jetty = RemoteJetty { cna: cna_of(address), id: remote.id.id, kind, token: shown };
-            let imported = inner.import_jetty(address, jetty).map_err(|error| has_same_cna(address, error));
-            let handle = u64::from(imported?);
+            let jetty = RemoteJetty { eid: NodeEid::new(remote.id.eid.0), id: remote.id.id, kind, token: shown };
+            let handle = u64::from(inner.import_jetty(jetty)?);
             Ok(TargetJetty {
                 ctx,
                 id: remote.id,
@@ -370,11 +355,9 @@ exported! {
         create(ctx, |inner| {
             let s = *seg;
             check_policy(s.attr)?;
-            let address = ip_of(s.ubva.eid);
             let shown = if value.is_null() { None } else { token(s.attr, *value) };
-            let remote = RemoteSegment { cna: cna_of(address), token_id: s.token_id, addr: s.ubva.va, len: s.len, token: shown };
-            let imported = inner.import_segment(address, remote).map_err(|error| has_same_cna(address, error));
-            let handle = u64::from(imported?);
+            let remote = RemoteSegment { eid: NodeEid::new(s.ubva.eid), token_id: s.token_id, addr: s.ubva.va, len: s.len, token: shown };
+            let handle = u64::from(inner.import_segment(remote)?);
             Ok(TargetSeg { seg: s, user_ctx: 0, mva: s.ubva.va, ctx, token_id: null_mut(), handle })
         })
     }

@@ -11,7 +11,7 @@ mod harness;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_base::{Nanos, Reason};
 use burst_cc::Params;
-use burst_engine::urma::{UrmaEndpoint, cna_of};
+use burst_engine::urma::{UrmaEndpoint, node_at};
 use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 use burst_port::Port;
 use burst_port::mem::{MemConfig, pair};
@@ -99,7 +99,7 @@ impl UrmaProgram {
             mtu,
             caqm: false,
             window_max: 1 << 20,
-            ..UrmaConfig::new(cna_of(address(last)), u64::from(last))
+            ..UrmaConfig::new(node_at(address(last)), u64::from(last))
         };
         let endpoint = UrmaEndpoint::new(port, address(last), 64, config).expect("its address");
         let (roce, _) = pair(MemConfig::default(), address(last), address(9));
@@ -128,9 +128,7 @@ impl UrmaProgram {
     }
     fn import(&mut self, peer: &UrmaProgram, last: u8) {
         let (token_id, len) = (peer.token_id, MEMORY as u64);
-        let remote = RemoteSegment { cna: cna_of(address(last)), token_id, addr: BASE, len, token: Some(7) };
-        let endpoint = self.endpoint.as_mut().or_else(|| self.host.worker.urma());
-        assert!(endpoint.expect("one of them").learn(address(last)));
+        let remote = RemoteSegment { eid: node_at(address(last)), token_id, addr: BASE, len, token: Some(7) };
         self.segment = self.with(Nanos(0), |node, _| node.import_segment(remote)).expect("room");
     }
 }

@@ -23,7 +23,7 @@ mod tenant;
 
 pub use burst_base::gid::{gid_of as eid_of, ip_of as address_of};
 pub(crate) use channel_paths::PathTables;
-pub use endpoint::{UrmaBurst, UrmaEndpoint, cna_of, window_max};
+pub use endpoint::{UrmaBurst, UrmaEndpoint, address_at, node_at, window_max};
 pub(crate) use endpoint_slot::EndpointSlot;
 pub use endpoint_slot::UrmaReports;
 pub(crate) use endpoints::{UrmaEndpoints, UrmaShared, UrmaTurn};

@@ -17,10 +17,10 @@ pub(crate) type PeerHold = Arc<Charge>;
 /// Entries before those without holds are removed.
 const ENTRIES_MIN: usize = 64;
 
-/// The peers of all accounts, by the address of the node and the peer's network address.
+/// The peers of all accounts, by the addresses of the node and the peer.
 #[derive(Debug, Default)]
 pub(crate) struct UrmaPeers {
-    peers: HashMap<(AccountId, IpAddr, u32), Weak<Charge>>,
+    peers: HashMap<(AccountId, IpAddr, IpAddr), Weak<Charge>>,
     /// So many entries, and those without holds are removed.
     clean_at: usize,
 }
@@ -30,8 +30,8 @@ impl UrmaPeers {
     ///
     /// # Errors
     /// ENOMEM: the account imports from as many hosts as one account may, or all together do.
-    pub fn hold(&mut self, caller: &Caller, own: IpAddr, cna: u32) -> Result<PeerHold, Refusal> {
-        let key = (caller.account.id().clone(), own, cna);
+    pub fn hold(&mut self, caller: &Caller, own: IpAddr, peer: IpAddr) -> Result<PeerHold, Refusal> {
+        let key = (caller.account.id().clone(), own, peer);
         if let Some(known) = self.peers.get(&key).and_then(Weak::upgrade) {
             return Ok(known);
         }
@@ -45,7 +45,7 @@ impl UrmaPeers {
     }
 
     /// Whether programs of an account import from a peer.
-    pub fn has(&self, account: &Account, own: IpAddr, cna: u32) -> bool {
-        self.peers.get(&(account.id().clone(), own, cna)).is_some_and(|hold| hold.strong_count() > 0)
+    pub fn has(&self, account: &Account, own: IpAddr, peer: IpAddr) -> bool {
+        self.peers.get(&(account.id().clone(), own, peer)).is_some_and(|hold| hold.strong_count() > 0)
     }
 }

@@ -3,10 +3,11 @@
 //!
 //! Names and numbers are those of the URMA interface (liburma 0.9), so that a library can pass them through.
 
+use crate::node_eid::NodeEid;
 use crate::paths::{NO_PATH, UrmaPaths};
 use burst_base::{Nanos, Reason};
 use burst_span::Span;
-use burst_ubwire::{Cna, OrderTag, ServiceMode, TaOpcode};
+use burst_ubwire::{OrderTag, ServiceMode, TaOpcode};
 
 /// Longest message.
 pub const URMA_MESSAGE_MAX: u32 = (1 << 24) - 1;
@@ -65,7 +66,7 @@ pub trait UrmaEffects {
     /// Something happened to an object.
     fn event(&mut self, _event: UrmaEvent) {}
     /// A request of a peer was executed here: its effect on memory or a receive queue is complete, or its data begin to be read.
-    fn executed(&mut self, _peer: Cna, _rc_id: u32, _tassn: u16) {}
+    fn executed(&mut self, _peer: NodeEid, _rc_id: u32, _tassn: u16) {}
 }
 
 /// Arguments that most calls need.
@@ -93,7 +94,7 @@ pub enum LossRecovery {
 #[derive(Clone, Copy, Debug)]
 pub struct UrmaConfig {
     /// Own address.
-    pub cna: Cna,
+    pub eid: NodeEid,
     /// Greater after each restart of the node; peers end a channel of an older one.
     pub incarnation: u64,
     /// Seed of channel numbers and initial PSNs. A daemon takes it from the system's generator.
@@ -136,9 +137,9 @@ pub struct UrmaConfig {
 
 impl UrmaConfig {
     /// Usual values for a node.
-    pub const fn new(cna: Cna, seed: u64) -> UrmaConfig {
+    pub const fn new(eid: NodeEid, seed: u64) -> UrmaConfig {
         UrmaConfig {
-            cna,
+            eid,
             incarnation: 1,
             seed,
             token_seed: seed.rotate_left(32) ^ 0x746f_6b65_6e69_6473,
@@ -309,7 +310,7 @@ pub struct SegmentConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteSegment {
     /// The owner.
-    pub cna: Cna,
+    pub eid: NodeEid,
     /// Names the segment on the wire.
     pub token_id: u32,
     /// First byte.
@@ -346,7 +347,7 @@ pub enum GroupPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteJetty {
     /// The owner.
-    pub cna: Cna,
+    pub eid: NodeEid,
     /// Number.
     pub id: u32,
     /// What it is.
@@ -548,7 +549,7 @@ pub struct CompletionRecord {
     /// The Jetty or JFR.
     pub local_id: u32,
     /// The peer's Jetty: of receives, and of requests that failed (0: the request names none).
-    pub remote: Option<(Cna, u32)>,
+    pub remote: Option<(NodeEid, u32)>,
     /// Immediate data (receives).
     pub immediate: u64,
 }
@@ -628,7 +629,7 @@ impl std::fmt::Display for UrmaError {
 #[derive(Clone, Copy, Debug)]
 pub struct UrmaTransmit {
     /// Where to.
-    pub dest: Cna,
+    pub dest: NodeEid,
     /// The lane; packets of different ones should take different paths through the network.
     pub lane: u8,
     /// Bytes in the buffer.
@@ -640,7 +641,7 @@ pub struct UrmaTransmit {
 }
 
 impl UrmaTransmit {
-    pub(crate) const fn whole((dest, lane): (Cna, u8), len: usize) -> UrmaTransmit {
+    pub(crate) const fn whole((dest, lane): (NodeEid, u8), len: usize) -> UrmaTransmit {
         UrmaTransmit { dest, lane, len, lent: None, path: NO_PATH }
     }
 }
@@ -709,7 +710,7 @@ impl AccessKind {
 /// Names an access until its outcome is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AccessTag {
-    pub(crate) peer: Cna,
+    pub(crate) peer: NodeEid,
     pub(crate) number: u16,
 }
 

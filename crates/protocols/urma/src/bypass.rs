@@ -12,6 +12,7 @@ use crate::api::{
     UrmaError, UrmaMemory, access,
 };
 use crate::channels::Channels;
+use crate::node_eid::NodeEid;
 use crate::objects::Objects;
 use crate::objects::segment_table::{PeerAccess, SegmentTable};
 use crate::refusal::UrmaRefusal;
@@ -19,9 +20,7 @@ use crate::timers::UrmaTimer;
 use crate::urma_target::checks::{check_tokens, guess_of};
 use crate::urma_target::execution::changed;
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{
-    Atah, Btah, Cna, Dialect, Maetah, NextLayer, TaHeader, TaOpcode, TaRequest, UbHead, UbPacket, UbStatus,
-};
+use burst_ubwire::{Atah, Btah, Dialect, Maetah, NextLayer, TaHeader, TaOpcode, TaRequest, UbHead, UbPacket, UbStatus};
 use std::collections::{HashMap, VecDeque};
 
 /// Initiators whose executed stores and atomics a target remembers. Of more, the one that was silent for longest is forgotten.
@@ -111,7 +110,7 @@ impl AccessHistory {
 
 /// A request of a peer.
 struct AccessRequest<'a> {
-    peer: Cna,
+    peer: NodeEid,
     request: &'a TaRequest,
     payload: &'a [u8],
 }
@@ -119,7 +118,7 @@ struct AccessRequest<'a> {
 /// An answer to be sent.
 #[derive(Clone, Copy, Debug)]
 struct AccessAnswer {
-    dest: Cna,
+    dest: NodeEid,
     header: Atah,
     len: u8,
     bytes: [u8; ACCESS_MAX],
@@ -130,10 +129,10 @@ struct AccessAnswer {
 pub(crate) struct Accesses {
     /// Names this life of the node to its targets; 20 bits.
     life: u32,
-    streams: HashMap<Cna, AccessStream>,
+    streams: HashMap<NodeEid, AccessStream>,
     /// Requests to be sent.
     asks: VecDeque<AccessTag>,
-    initiators: HashMap<Cna, AccessHistory>,
+    initiators: HashMap<NodeEid, AccessHistory>,
     answers: VecDeque<AccessAnswer>,
 }
 
@@ -152,8 +151,8 @@ impl Accesses {
     }
     pub(crate) fn heap_bytes(&self) -> usize {
         let records: usize = self.streams.values().map(|s| s.records.capacity() * size_of::<AccessRecord>()).sum();
-        self.streams.capacity() * size_of::<(Cna, AccessStream)>()
-            + self.initiators.capacity() * size_of::<(Cna, AccessHistory)>()
+        self.streams.capacity() * size_of::<(NodeEid, AccessStream)>()
+            + self.initiators.capacity() * size_of::<(NodeEid, AccessHistory)>()
             + self.answers.capacity() * size_of::<AccessAnswer>()
             + self.asks.capacity() * size_of::<AccessTag>()
             + records
@@ -162,7 +161,7 @@ impl Accesses {
         self.streams.get_mut(&tag.peer)?.records.iter_mut().find(|record| record.number == tag.number)
     }
     /// What is remembered of an initiator; of a new one nothing.
-    fn initiator(&mut self, peer: Cna, life: u32, number: u16, now: Nanos) -> &mut AccessHistory {
+    fn initiator(&mut self, peer: NodeEid, life: u32, number: u16, now: Nanos) -> &mut AccessHistory {
         if self.initiators.len() >= INITIATORS_MAX
             && !self.initiators.contains_key(&peer)
             && let Some(oldest) = self.initiators.iter().min_by_key(|(_, i)| i.used_at).map(|(peer, _)| *peer)
@@ -190,14 +189,14 @@ impl Accesses {
         if offset.checked_add(u64::from(kind.len())).is_none_or(|end| end > segment.len) {
             return Err(UrmaError::Access);
         }
-        let stream = self.streams.entry(segment.cna).or_default();
+        let stream = self.streams.entry(segment.eid).or_default();
         let spread = stream.records.front().map_or(0, |oldest| stream.next.wrapping_sub(oldest.number));
         if spread >= ACCESS_WINDOW {
             return Err(UrmaError::Full);
         }
         let number = stream.next;
         stream.next = stream.next.wrapping_add(1);
-        let RemoteSegment { token_id, token, cna, .. } = segment;
+        let RemoteSegment { token_id, token, eid, .. } = segment;
         stream.records.push_back(AccessRecord {
             number,
             addr,
@@ -208,7 +207,7 @@ impl Accesses {
             due: Nanos::NEVER,
             outcome: None,
         });
-        let tag = AccessTag { peer: cna, number };
+        let tag = AccessTag { peer: eid, number };
         self.asks.push_back(tag);
         Ok(tag)
     }
@@ -221,7 +220,7 @@ impl Accesses {
         Some(outcome)
     }
     /// The next packet of an access: its head and payload in `out`, the peer and the length.
-    pub(crate) fn poll(&mut self, channels: &mut Channels, now: Nanos, out: &mut [u8]) -> Option<(Cna, usize)> {
+    pub(crate) fn poll(&mut self, channels: &mut Channels, now: Nanos, out: &mut [u8]) -> Option<(NodeEid, usize)> {
         if let Some(AccessAnswer { dest, header, len, bytes }) = self.answers.pop_front() {
             return Some((
                 dest,
@@ -269,9 +268,8 @@ impl Accesses {
         &mut self,
         objects: &mut Objects,
         env: &mut UrmaEnv<'_>,
-        packet: &UbPacket<'_>,
+        (peer, packet): (NodeEid, &UbPacket<'_>),
     ) -> Result<(), Reason> {
-        let peer = packet.head.nth.source;
         match &packet.head.ta {
             Some(TaHeader::Request(request)) => {
                 self.on_request(objects, env, &AccessRequest { peer, request, payload: packet.payload })
@@ -323,7 +321,7 @@ impl Accesses {
         Ok(())
     }
     /// What the number of a request is. Loads are executed whenever they come.
-    fn judge(&mut self, peer: Cna, request: &TaRequest, now: Nanos) -> NumberVerdict {
+    fn judge(&mut self, peer: NodeEid, request: &TaRequest, now: Nanos) -> NumberVerdict {
         let base = &request.base;
         if base.opcode != TaOpcode::Read {
             return self.initiator(peer, base.rc_id, base.tassn, now).judge(base.rc_id, base.tassn);
@@ -334,7 +332,7 @@ impl Accesses {
         }
         NumberVerdict::New
     }
-    fn on_answer(&mut self, peer: Cna, response: &Atah, payload: &[u8]) -> Result<(), Reason> {
+    fn on_answer(&mut self, peer: NodeEid, response: &Atah, payload: &[u8]) -> Result<(), Reason> {
         if response.rc_id != self.life {
             return Err(Reason::UbLate);
         }
@@ -366,7 +364,12 @@ impl Accesses {
 }
 
 /// The answer to a request: a refusal, or its outcome; of a load that is the region, which is read now.
-fn answer_to(peer: Cna, request: &TaRequest, result: Result<u64, UrmaRefusal>, mem: &dyn UrmaMemory) -> AccessAnswer {
+fn answer_to(
+    peer: NodeEid,
+    request: &TaRequest,
+    result: Result<u64, UrmaRefusal>,
+    mem: &dyn UrmaMemory,
+) -> AccessAnswer {
     let base = &request.base;
     let header = Atah { mode: base.mode, ..Atah::new(TaOpcode::TaAck, base.tassn, base.rc_id) };
     let mut answer = AccessAnswer { dest: peer, header, len: 0, bytes: [0; ACCESS_MAX] };
@@ -418,7 +421,7 @@ fn execute_access(region: u32, env: &mut UrmaEnv<'_>, request: &TaRequest, paylo
     }
 }
 
-fn write_access(channels: &Channels, dest: Cna, ta: TaHeader, payload: &[u8], out: &mut [u8]) -> usize {
+fn write_access(channels: &Channels, dest: NodeEid, ta: TaHeader, payload: &[u8], out: &mut [u8]) -> usize {
     let nth = channels.network_header(dest, NextLayer::Bypass);
     let head = UbHead { nth, rtph: None, cetph: None, saetph: None, ta: Some(ta) };
     let len = head.emit(&Dialect::BURST, out);

@@ -37,14 +37,14 @@ use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::sweeps::{ChannelEnd, Sweeps};
 use crate::channels::tx_window::TxOwner;
 use crate::initiator::send_record::SendRecord;
+use crate::node_eid::NodeEid;
 use crate::paths::{FlightBytes, NO_PATH};
 use crate::pool::{PoolList, PoolRef, UrmaPool};
 use crate::timers::UrmaTimers;
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{
-    Btah, Cna, CongestionField, Dialect, Mtetah, NextLayer, Nth, Rtph, ServiceMode, TaHeader, TaOpcode, TaRequest,
-    UbHead,
+    Btah, CongestionField, Dialect, Mtetah, NextLayer, Nth, Rtph, ServiceMode, TaHeader, TaOpcode, TaRequest, UbHead,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -61,9 +61,9 @@ pub(crate) struct Channels {
     incarnations: u64,
     pub(crate) table: UrmaPool<TpChannel>,
     /// Channels by peer and lane.
-    pub(crate) by_peer: BTreeMap<(Cna, u8), PoolRef>,
+    pub(crate) by_peer: BTreeMap<(NodeEid, u8), PoolRef>,
     /// Lanes that have failed and are not open.
-    rests: BTreeMap<(Cna, u8), LaneRest>,
+    rests: BTreeMap<(NodeEid, u8), LaneRest>,
     /// Channels that may have something to send. It is the first one's turn.
     pub(crate) active: VecDeque<PoolRef>,
     /// Packets that it has sent in its turn.
@@ -75,7 +75,7 @@ pub(crate) struct Channels {
     /// When the next UNKNOWN may leave, if it were not for the burst that is allowed.
     unknown_at: Nanos,
     /// Management messages to send: where to, on the path of which lane, and the message.
-    pub(crate) management: VecDeque<(Cna, u8, TpMessage)>,
+    pub(crate) management: VecDeque<(NodeEid, u8, TpMessage)>,
     pub(crate) timers: UrmaTimers,
     pub(crate) sweeps: Sweeps,
     /// Channels that have ended in this call of the node.
@@ -149,13 +149,14 @@ impl Channels {
             self.activate(channel);
         }
     }
-    pub(crate) fn network_header(&self, dest: Cna, next: NextLayer) -> Nth {
+    pub(crate) fn network_header(&self, dest: NodeEid, next: NextLayer) -> Nth {
         let congestion = CongestionField::default();
-        Nth { source: self.config.cna, dest, congestion, balance: 0, service_level: 0, next }
+        let (source, dest) = (self.config.eid.cna(), dest.cna());
+        Nth { source, dest, congestion, balance: 0, service_level: 0, next }
     }
     pub(crate) fn write_management(
         &self,
-        (dest, lane): (Cna, u8),
+        (dest, lane): (NodeEid, u8),
         message: &TpMessage,
         out: &mut [u8],
     ) -> UrmaTransmit {
@@ -168,21 +169,21 @@ impl Channels {
         out[len..len + TpMessage::LEN].copy_from_slice(&message.bytes());
         UrmaTransmit::whole((dest, lane), len + TpMessage::LEN)
     }
-    pub(crate) fn push_management(&mut self, dest: Cna, message: TpMessage) {
+    pub(crate) fn push_management(&mut self, dest: NodeEid, message: TpMessage) {
         self.push_management_on(dest, message.lane, message);
     }
     /// The same on the path of a lane.
-    pub(crate) fn push_management_on(&mut self, dest: Cna, lane: u8, message: TpMessage) {
+    pub(crate) fn push_management_on(&mut self, dest: NodeEid, lane: u8, message: TpMessage) {
         if self.management.len() < MANAGEMENT_MAX {
             self.management.push_back((dest, lane, message));
         }
     }
     /// The channel that a packet names, if it is the sender's.
-    pub(crate) fn receiver(&self, nth: &Nth, rtph: &Rtph) -> Result<PoolRef, Reason> {
+    pub(crate) fn receiver(&self, from: NodeEid, rtph: &Rtph) -> Result<PoolRef, Reason> {
         let at = self.table.ref_of(rtph.dst_tpn & 0xffff).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.table.get(at).ok_or(Reason::UbUnknownChannel)?;
         let is_its = channel.state == ChannelState::Open
-            && (channel.local_tpn, channel.peer_tpn, channel.peer) == (rtph.dst_tpn, rtph.src_tpn, nth.source);
+            && (channel.local_tpn, channel.peer_tpn, channel.peer) == (rtph.dst_tpn, rtph.src_tpn, from);
         if is_its { Ok(at) } else { Err(Reason::UbUnknownChannel) }
     }
     /// A packet of the peer has come on a channel.
@@ -234,7 +235,7 @@ impl Channels {
         self.ended.push((at, channel));
     }
     /// Ends the channels to a peer as if they had failed.
-    pub(crate) fn end_all_to(&mut self, peer: Cna) {
+    pub(crate) fn end_all_to(&mut self, peer: NodeEid) {
         let lanes: Vec<PoolRef> = self.lanes_to(peer).map(|(at, _)| at).collect();
         // None of them takes the requests of another one.
         (0..LANES_MAX).for_each(|lane| _ = self.by_peer.remove(&(peer, lane)));
@@ -257,8 +258,8 @@ impl Channels {
         let own: usize = self.table.iter().map(|(_, c)| c.heap_bytes()).sum();
         self.table.heap_bytes()
             + own
-            + self.by_peer.len() * 2 * size_of::<((Cna, u8), PoolRef)>()
-            + self.rests.len() * 2 * size_of::<((Cna, u8), LaneRest)>()
+            + self.by_peer.len() * 2 * size_of::<((NodeEid, u8), PoolRef)>()
+            + self.rests.len() * 2 * size_of::<((NodeEid, u8), LaneRest)>()
             + (self.active.capacity() + self.blocked.capacity()) * size_of::<PoolRef>()
             + self.left.capacity() * size_of::<(u32, FlightBytes)>()
             + self.timers.heap_bytes()

@@ -15,6 +15,7 @@
 //! | `check` | what must hold between two calls, for simulators and tests |
 //! | `initiator` | own requests: posting, order, packets, responses, completions |
 //! | `node` | the node and its control calls |
+//! | `node_eid` | what distinguishes peers: their addresses |
 //! | `node_shared` | what the parts of a node share |
 //! | `objects` | completion and receive queues, Jetties, groups, segments |
 //! | `paths` | congestion control of the network paths, which the caller has |
@@ -32,6 +33,7 @@ mod channels;
 mod check;
 mod initiator;
 mod node;
+mod node_eid;
 mod node_shared;
 mod objects;
 mod paths;
@@ -51,6 +53,7 @@ pub use api::{
 pub use initiator::runs::UrmaRun;
 pub use node::view::{ChannelView, ObjectCounts};
 pub use node::{NodeState, UrmaNode};
+pub use node_eid::NodeEid;
 pub use objects::OBJECTS_MAX;
 pub use objects::segment_table::SEGMENTS_MAX;
 pub use paths::{FlightBytes, NO_PATH, NoPaths, PathChange, PathRoom, UrmaPaths};

@@ -14,6 +14,7 @@ use crate::api::{
 use crate::bypass::Accesses;
 use crate::channels::tx_window::TxPacket;
 use crate::initiator::{Initiator, posting};
+use crate::node_eid::NodeEid;
 use crate::node_shared::NodeShared;
 use crate::objects::id_of;
 use crate::objects::records::{JETTY_BYTES, StreamState};
@@ -81,7 +82,7 @@ impl UrmaNode {
     }
     /// Own address.
     pub const fn cna(&self) -> Cna {
-        self.shared.channels.config.cna
+        self.shared.channels.config.eid.cna()
     }
     /// Lanes to each peer at most.
     pub const fn lanes(&self) -> u8 {
@@ -196,7 +197,7 @@ impl UrmaNode {
     pub fn export_segment(&self, token_id: u32) -> Option<RemoteSegment> {
         let config = self.shared.objects.segments.get(token_id)?;
         Some(RemoteSegment {
-            cna: self.shared.channels.config.cna,
+            eid: self.shared.channels.config.eid,
             token_id,
             addr: config.addr,
             len: config.len,
@@ -312,13 +313,13 @@ impl UrmaNode {
         JETTY_BYTES
     }
     /// Begins to open a channel to a peer before there is a request, unless there is one, or there are too many.
-    pub fn open_channel(&mut self, peer: Cna, now: Nanos) {
+    pub fn open_channel(&mut self, peer: NodeEid, now: Nanos) {
         let _ = self.shared.channels.channel_to(peer, now);
     }
     /// Ends the channels to a peer as if they had failed: all requests to it end with
     /// [`CrStatus::AckTimeout`](crate::CrStatus::AckTimeout), in the next calls of [`UrmaNode::on_timer`]. For a peer that
     /// acknowledges packets and answers nothing; no time-out of the transport notices that. Does nothing without a channel.
-    pub fn end_channel(&mut self, peer: Cna) {
+    pub fn end_channel(&mut self, peer: NodeEid) {
         self.shared.channels.end_all_to(peer);
         self.clear_ended();
     }

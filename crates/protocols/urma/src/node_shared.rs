@@ -9,11 +9,12 @@ use crate::channels::channel::TpChannel;
 use crate::channels::rx_window::WITHHELD_MAX;
 use crate::channels::tx_window::TxOwner;
 use crate::check::must;
+use crate::node_eid::NodeEid;
 use crate::objects::records::{OrderStream, StreamState};
 use crate::objects::{Objects, id_of};
 use crate::pool::{PoolRef, UrmaPool};
 use crate::response_record::{ECHO_SLOTS, ResponseKind, ResponseRecord};
-use burst_ubwire::{Cna, ServiceMode};
+use burst_ubwire::ServiceMode;
 
 /// What the parts of a node use.
 pub(crate) struct NodeShared {
@@ -81,8 +82,12 @@ impl NodeShared {
     pub(crate) fn end_stream(&mut self, jetty: PoolRef) {
         let Some(record) = self.objects.jetties.get_mut(jetty) else { return };
         let stream = record.stream;
-        record.stream =
-            OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 };
+        record.stream = OrderStream {
+            state: StreamState::None,
+            peer: NodeEid::UNSPECIFIED,
+            channel: PoolRef::NONE,
+            next_number: 0,
+        };
         let StreamState::Granted { context } = stream.state else { return };
         if self.channels.get(stream.channel).is_none() {
             return;

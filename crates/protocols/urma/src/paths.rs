@@ -5,8 +5,8 @@
 //! takes ([`UrmaPaths::room`]), and it reports each change of what it has in flight. Acknowledgements and the messages by which
 //! channels open are never bounded.
 
+use crate::node_eid::NodeEid;
 use burst_base::Nanos;
-use burst_ubwire::Cna;
 
 /// Instead of a path: none.
 pub const NO_PATH: u32 = u32::MAX;
@@ -100,7 +100,7 @@ pub struct PathChange {
 /// The paths to peers.
 pub trait UrmaPaths {
     /// A channel will send to a peer: the number of its path. `None`: there is no room for another one now.
-    fn join(&mut self, now: Nanos, peer: Cna) -> Option<u32>;
+    fn join(&mut self, now: Nanos, peer: NodeEid) -> Option<u32>;
     /// A channel has ended that had this in flight.
     fn leave(&mut self, now: Nanos, path: u32, flight: FlightBytes);
     /// What may leave for a channel that has `own` in flight.
@@ -117,7 +117,7 @@ pub trait UrmaPaths {
 pub struct NoPaths;
 
 impl UrmaPaths for NoPaths {
-    fn join(&mut self, _now: Nanos, _peer: Cna) -> Option<u32> {
+    fn join(&mut self, _now: Nanos, _peer: NodeEid) -> Option<u32> {
         Some(0)
     }
     fn leave(&mut self, _now: Nanos, _path: u32, _flight: FlightBytes) {}

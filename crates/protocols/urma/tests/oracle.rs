@@ -286,7 +286,7 @@ impl Oracle {
             // A message without immediate data is known by its bytes; those of unreliable ones are checked by their length only.
             let bytes = &self.world.hosts[host].ram.bytes[at as usize..][..cr.len as usize];
             let (from, rc_id) = cr.remote.expect("a receive");
-            let from = from.get() as usize - 1;
+            let from = from.cna().get() as usize - 1;
             let jetty = self.jetties[from].iter().position(|j| *j == rc_id).expect("a Jetty");
             let sent = self.posted[&(from, jetty)].iter().rev();
             let found = sent.copied().find(|n| {

@@ -7,7 +7,7 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_ubwire::ServiceMode;
-use burst_urma::{JettyConfig, NoPaths, UrmaConfig, UrmaEnv, UrmaNode};
+use burst_urma::{JettyConfig, NoPaths, NodeEid, UrmaConfig, UrmaEnv, UrmaNode};
 use common::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
@@ -32,7 +32,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Management message REQUEST of a host that has this address.
 fn open_request(world: &mut World, peer: u32) -> Vec<u8> {
-    let mut node = UrmaNode::new(UrmaConfig::new(burst_ubwire::Cna::new(peer), u64::from(peer)));
+    let mut node = UrmaNode::new(UrmaConfig::new(NodeEid::numbered(peer), u64::from(peer)));
     let jfc = node.create_jfc(16).expect("room");
     let jetty = node.create_jetty(JettyConfig::new(jfc, None)).expect("sound");
     let token_id = world.hosts[0].all;
@@ -68,7 +68,7 @@ fn a_thousand_jetties_and_sixty_four_channels_cost_their_sum() {
     let requests: Vec<Vec<u8>> = (2..66).map(|peer| open_request(&mut world, peer)).collect();
     let before = HEAP.load(Relaxed);
     for request in &requests {
-        world.with(0, |node, env| node.on_packet(env, request));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(request), request));
     }
     let mut buffer = [0; 8192];
     while world.with(0, |node, env| node.poll_tx(env, &mut buffer)).is_some() {}

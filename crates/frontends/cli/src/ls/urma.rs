@@ -21,7 +21,7 @@ pub fn as_text(node: &UrmaNodeInfo) -> String {
     text.extend(node.channels.iter().map(|channel| {
         format!(
             "  channel to {:<15} {:<8} in flight: {} packets, {} bytes; unanswered requests: {}{}\n",
-            peer(channel),
+            ip_address(channel.peer),
             state(channel),
             channel.packets,
             channel.bytes,
@@ -52,8 +52,8 @@ pub fn as_json(node: &UrmaNodeInfo) -> Value {
 
 fn channel_json(channel: &UrmaChannelInfo) -> Value {
     json!({
-        "peer": channel.peer.map(ip_address),
-        "cna": channel.cna,
+        "peer": ip_address(channel.peer),
+        "cna": cna(channel),
         "tpn": channel.tpns[0],
         "peer_tpn": channel.tpns[1],
         "state": state(channel),
@@ -64,9 +64,10 @@ fn channel_json(channel: &UrmaChannelInfo) -> Value {
     })
 }
 
-/// The peer's address, or its CNA if the node has not learnt the address.
-fn peer(channel: &UrmaChannelInfo) -> String {
-    channel.peer.map_or_else(|| format!("CNA {:#08x}", channel.cna), ip_address)
+/// The peer's network address on the bus: the last 24 bits of its EID.
+const fn cna(channel: &UrmaChannelInfo) -> u32 {
+    let [.., a, b, c] = channel.peer;
+    u32::from_be_bytes([0, a, b, c])
 }
 
 const fn state(channel: &UrmaChannelInfo) -> &'static str {
@@ -87,22 +88,21 @@ mod tests {
             as_text(&node).contains("address 10.0.0.1  EID ::ffff:10.0.0.1")
                 && as_text(&node).ends_with("no channel\n")
         );
-        let open = UrmaChannelInfo {
-            peer: Some(eid(2)),
-            is_open: true,
-            packets: 3,
-            bytes: 3072,
-            ..UrmaChannelInfo::default()
-        };
-        node.channels = vec![open, UrmaChannelInfo { cna: 9, ..UrmaChannelInfo::default() }];
+        let open =
+            UrmaChannelInfo { peer: eid(2), is_open: true, packets: 3, bytes: 3072, ..UrmaChannelInfo::default() };
+        node.channels = vec![open, UrmaChannelInfo { peer: eid(9), ..UrmaChannelInfo::default() }];
         let text = as_text(&node);
         assert!(text.contains("channel to 10.0.0.2        open     in flight: 3 packets, 3072 bytes"), "{text}");
-        assert!(text.contains("channel to CNA 0x000009    opening "), "{text}");
+        assert!(text.contains("channel to 10.0.0.9        opening "), "{text}");
         let value = as_json(&node);
         assert_eq!(
             (&value["channels"][0]["peer"], &value["channels"][0]["packets_in_flight"]),
             (&json!("10.0.0.2"), &json!(3))
         );
-        assert_eq!((&value["channels"][1]["peer"], &value["channels"][1]["state"]), (&Value::Null, &json!("opening")));
+        assert_eq!(
+            (&value["channels"][1]["peer"], &value["channels"][1]["state"]),
+            (&json!("10.0.0.9"), &json!("opening"))
+        );
+        assert_eq!(value["channels"][1]["cna"], json!(9));
     }
 }

@@ -12,13 +12,12 @@ use crate::paths::path::{ChannelWakes, Path, PathLink};
 use crate::paths::window_line::CHANNELS;
 use crate::paths::{NOT_WAITING, Paths};
 use crate::transmit::sched::URMA_ENTRY;
-use crate::urma::endpoint::PeerTable;
+use crate::urma::endpoint::address_at;
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{CcTable, PeerKind};
 use burst_frame::{Flow, TRAILER_LEN};
 use burst_port::PortCaps;
-use burst_ubwire::Cna;
-use burst_urma::{FlightBytes, NO_PATH, PathChange, PathRoom, UrmaPaths};
+use burst_urma::{FlightBytes, NO_PATH, NodeEid, PathChange, PathRoom, UrmaPaths};
 
 /// The tables of a worker, or of an endpoint without one.
 pub(crate) struct PathTables<'a> {
@@ -45,7 +44,6 @@ pub(crate) struct PathEnds<'a> {
     pub device: DeviceId,
     /// Addresses without the peer's.
     pub flow: Flow,
-    pub peers: &'a PeerTable,
     pub caps: &'a PortCaps,
 }
 
@@ -102,9 +100,9 @@ impl ChannelPaths<'_> {
 }
 
 impl UrmaPaths for ChannelPaths<'_> {
-    fn join(&mut self, now: Nanos, peer: Cna) -> Option<u32> {
-        let PathEnds { device, flow, peers, caps } = self.ends?;
-        let address = peers.address_of(peer)?;
+    fn join(&mut self, now: Nanos, peer: NodeEid) -> Option<u32> {
+        let PathEnds { device, flow, caps } = self.ends?;
+        let address = address_at(peer);
         let PathTables { paths, pacing, cc, hellos, .. } = &mut self.tables;
         paths.reserve_one().ok()?;
         pacing.reserve(2 * (paths.len() + 1)).ok()?;

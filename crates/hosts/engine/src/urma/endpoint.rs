@@ -16,21 +16,20 @@ use crate::port_slot::PortSlot;
 use crate::ring::PacketRing;
 use crate::tap::{PortTap, TappedBurst};
 use crate::urma::channel_paths::{ChannelPaths, OwnPaths, PacedTurn, PathEnds, PathTables, tos_of};
+use burst_base::gid::{gid_of, ip_of};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cc::CcTable;
 use burst_frame::{Flow, HEAD_MAX, RxFrame, TRAILER_LEN};
 use burst_port::{Port, PortCaps, PortError, ReceivePressure, RxSink, SOURCE_PORTS_MAX};
 use burst_ubwire::Cna;
-use burst_urma::{LANES_MAX, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaRun, UrmaTransmit};
-use std::collections::{BTreeSet, HashMap};
+use burst_urma::{LANES_MAX, NodeEid, UrmaConfig, UrmaEffects, UrmaEnv, UrmaMemory, UrmaNode, UrmaRun, UrmaTransmit};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 mod imports;
 mod page;
-
-pub(crate) use imports::{ImportVerdict, UrmaImport};
 
 /// Payloads of packets, the greatest first, that a link's MTU can carry.
 const PAYLOADS: [u16; 5] = [4096, 2048, 1024, 512, 256];
@@ -51,13 +50,14 @@ pub fn window_max(port: &dyn Port) -> u32 {
 /// What a node that closes sends at most before its last messages: answers that were ready, not the windows of all peers.
 const LEAVE_BYTES: u64 = 4 << 20;
 
-/// The network address of a node: the last 24 bits of its IP address.
-pub fn cna_of(address: IpAddr) -> Cna {
-    let last = match address {
-        IpAddr::V4(v4) => u32::from(v4),
-        IpAddr::V6(v6) => u128::from(v6) as u32,
-    };
-    Cna::new(last)
+/// The node at an address.
+pub fn node_at(address: IpAddr) -> NodeEid {
+    NodeEid::new(gid_of(address))
+}
+
+/// Where a node is.
+pub fn address_at(node: NodeEid) -> IpAddr {
+    ip_of(node.octets())
 }
 
 const _: () = assert!(LANES_MAX as usize <= SOURCE_PORTS_MAX);
@@ -79,12 +79,13 @@ pub struct UrmaEndpoint {
     /// The node.
     pub node: UrmaNode,
     slot: PortSlot,
-    peers: PeerTable,
+    /// Imports of programs in other processes from each node, as long as there are any. Each is charged to its user.
+    imports: HashMap<NodeEid, u32>,
     head: Vec<u8>,
     address: IpAddr,
     scope: u32,
     /// Where channels that no import needs are looked for next.
-    looked: Cna,
+    looked: NodeEid,
     device: DeviceId,
     turn: PacedTurn,
     /// The paths to peers, if it has no worker. They are taken out for the time of a call.
@@ -106,78 +107,6 @@ pub struct UrmaBurst {
     pub packets: usize,
     /// Bytes of those that the node got.
     pub bytes: usize,
-}
-
-/// Most nodes that are remembered. Those without imports and channels make room.
-const PEERS_MAX: usize = 1 << 16;
-
-/// Where a node is.
-struct PeerPlace {
-    address: IpAddr,
-    /// Imports from it: while there are any, no other address takes its place unless the node is silent.
-    imports: u32,
-    /// Those of programs in other processes.
-    programs: BTreeSet<UrmaImport>,
-    /// Its imports end in steps; until then no program imports from it.
-    is_leaving: bool,
-    /// When a program first asked for another address in this place, and the node had not answered.
-    contested_at: Option<Nanos>,
-}
-
-impl PeerPlace {
-    fn new(address: IpAddr) -> PeerPlace {
-        PeerPlace { address, imports: 0, programs: BTreeSet::new(), is_leaving: false, contested_at: None }
-    }
-}
-
-/// Where nodes are.
-#[derive(Default)]
-pub(crate) struct PeerTable {
-    places: HashMap<Cna, PeerPlace>,
-    /// The last one: most packets are between the same two.
-    last: Option<(Cna, IpAddr)>,
-    /// The places whose imports end in steps.
-    leaving: Vec<Cna>,
-}
-
-impl PeerTable {
-    /// False if the address clashes with another one's that is in use, or if there are too many.
-    fn learn(&mut self, address: IpAddr, node: &UrmaNode) -> bool {
-        let cna = cna_of(address);
-        if self.last == Some((cna, address)) {
-            return true;
-        }
-        let is_used = |cna: Cna, place: &PeerPlace| place.imports > 0 || node.has_channel(cna);
-        match self.places.get_mut(&cna) {
-            Some(known) if known.address == address => {}
-            Some(known) if is_used(cna, known) => return false,
-            Some(known) => known.address = address,
-            None => {
-                if self.places.len() >= PEERS_MAX {
-                    self.places.retain(|cna, place| is_used(*cna, place));
-                }
-                if self.places.len() >= PEERS_MAX {
-                    return false;
-                }
-                self.places.insert(cna, PeerPlace::new(address));
-                debug_assert!(self.places.len() <= PEERS_MAX, "too many nodes are remembered");
-            }
-        }
-        self.last = Some((cna, address));
-        true
-    }
-    /// Where a node is.
-    pub fn address_of(&self, cna: Cna) -> Option<IpAddr> {
-        self.places.get(&cna).map(|place| place.address)
-    }
-    fn find(&mut self, cna: Cna) -> Option<IpAddr> {
-        if let Some((_, address)) = self.last.filter(|last| last.0 == cna) {
-            return Some(address);
-        }
-        let address = self.places.get(&cna)?.address;
-        self.last = Some((cna, address));
-        Some(address)
-    }
 }
 
 impl UrmaEndpoint {
@@ -206,11 +135,11 @@ impl UrmaEndpoint {
         Ok(UrmaEndpoint {
             node,
             slot,
-            peers: PeerTable::default(),
+            imports: HashMap::new(),
             head,
             address,
             scope,
-            looked: Cna::new(0),
+            looked: NodeEid::UNSPECIFIED,
             device: DeviceId(0),
             turn: PacedTurn::default(),
             own: Some(Box::default()),
@@ -274,26 +203,6 @@ impl UrmaEndpoint {
     pub fn address(&self) -> IpAddr {
         self.address
     }
-    /// Remembers where a node is from which something is imported; false if its address clashes with another one's.
-    pub fn learn(&mut self, address: IpAddr) -> bool {
-        let is_its = self.peers.learn(address, &self.node);
-        if is_its && let Some(place) = self.peers.places.get_mut(&cna_of(address)) {
-            place.imports += 1;
-        }
-        is_its
-    }
-    /// An import from a node has ended.
-    pub fn forget(&mut self, cna: Cna) {
-        if let Some(place) = self.peers.places.get_mut(&cna) {
-            place.imports = place.imports.saturating_sub(1);
-            // The next packet or import looks again.
-            self.peers.last = None;
-        }
-    }
-    /// Where a node is.
-    pub fn address_of(&self, cna: Cna) -> Option<IpAddr> {
-        self.peers.address_of(cna)
-    }
     /// Calls something of the node.
     pub fn with<R>(
         &mut self,
@@ -330,10 +239,10 @@ impl UrmaEndpoint {
     /// Gives the node what has arrived.
     pub(crate) fn receive_on(&mut self, io: NodeIo<'_>, budget: usize) -> UrmaBurst {
         let NodeIo { now, mem, fx, tables } = io;
-        let UrmaEndpoint { node, slot: PortSlot { port, counters, taps, .. }, peers, turn, .. } = self;
+        let UrmaEndpoint { node, slot: PortSlot { port, counters, taps, .. }, turn, .. } = self;
         let mut paths = ChannelPaths { tables, turn, ends: None };
         let env = UrmaEnv { now, mem, fx, paths: &mut paths };
-        let mut sink = UrmaSink { node, env, peers, counters, bytes: 0 };
+        let mut sink = UrmaSink { node, env, counters, bytes: 0 };
         let packets = match taps.is_empty() {
             true => port.rx_burst(now, budget, &mut sink),
             false => taps.receive(now, TappedBurst { port: &mut **port, budget, sink: &mut sink, counters }),
@@ -373,9 +282,9 @@ impl UrmaEndpoint {
         let mut bytes = 0;
         while bytes < bytes_max {
             let room = self.room_for_run(bytes_max - bytes);
-            let UrmaEndpoint { node, slot, peers, turn, head, .. } = self;
+            let UrmaEndpoint { node, slot, turn, head, .. } = self;
             let flow = Flow { src: self.address, scope: self.scope, ..Flow::default() };
-            let ends = Some(PathEnds { device: self.device, flow, peers, caps: slot.port.caps() });
+            let ends = Some(PathEnds { device: self.device, flow, caps: slot.port.caps() });
             let mut paths = ChannelPaths { tables: tables.reborrow(), turn, ends };
             let env = &mut UrmaEnv { now, mem, fx, paths: &mut paths };
             if let Some(run) = node.poll_run(env, room) {
@@ -387,10 +296,7 @@ impl UrmaEndpoint {
             }
             let Some(packet) = node.poll_tx_lent(env, head) else { break };
             bytes += (packet.len + packet.lent.map_or(0, |span| span.len())) as u64;
-            let Some(flow) = self.flow_to((packet.dest, packet.lane), tos_of(tables.paths, packet.path)) else {
-                fx.count(Reason::UbForeign);
-                continue;
-            };
+            let flow = self.flow_to((packet.dest, packet.lane), tos_of(tables.paths, packet.path));
             if !self.push(&flow, &packet) {
                 self.flush(now);
                 if !self.push(&flow, &packet) {
@@ -418,18 +324,17 @@ impl UrmaEndpoint {
     }
     /// Makes frames of a run, for which there is room.
     fn push_run(&mut self, run: &UrmaRun, tos: u8, fx: &mut dyn UrmaEffects) {
-        let Some(flow) = self.flow_to((run.dest, run.lane), tos) else { return fx.count(Reason::UbForeign) };
+        let flow = self.flow_to((run.dest, run.lane), tos);
         debug_assert!(run.count() <= self.slot.batch.room_for_run(), "the batch has no room for the run");
         let vary = |index, head: &mut [u8; HEAD_MAX]| run.vary(index, head);
         if !self.slot.batch.push_run(&flow, self.node.run_head(), &run.payload, run.len, vary) {
             fx.count(Reason::SendTooLong);
         }
     }
-    /// Addresses of packets on a lane to a peer, with their traffic class. `None`: it is not known.
-    fn flow_to(&mut self, (peer, lane): (Cna, u8), tos: u8) -> Option<Flow> {
-        let dst = self.peers.find(peer)?;
-        let src_port = self.source_port(peer, lane);
-        Some(Flow { src: self.address, dst, scope: self.scope, src_port, tos, ..Flow::default() })
+    /// Addresses of packets on a lane to a peer, with their traffic class.
+    fn flow_to(&self, (peer, lane): (NodeEid, u8), tos: u8) -> Flow {
+        let src_port = self.source_port(peer.cna(), lane);
+        Flow { src: self.address, dst: address_at(peer), scope: self.scope, src_port, tos, ..Flow::default() }
     }
     /// The UDP source port of a lane to a peer.
     fn source_port(&self, peer: Cna, lane: u8) -> u16 {
@@ -509,7 +414,6 @@ fn payload_max(caps: &PortCaps) -> u16 {
 struct UrmaSink<'a, 'b> {
     node: &'a mut UrmaNode,
     env: UrmaEnv<'b>,
-    peers: &'a mut PeerTable,
     counters: &'a Counters,
     bytes: usize,
 }
@@ -519,37 +423,29 @@ impl UrmaSink<'_, '_> {
         self.counters.add(Traffic::RxPackets, packets as u64);
         self.counters.add(Traffic::RxBytes, bytes as u64);
     }
-    /// Whether the packet's source is the sender's own address.
-    fn is_its_own(&mut self, flow: &Flow, packet: &[u8]) -> bool {
-        let source = packet.get(1..4).map(|b| Cna::new(u32::from_be_bytes([0, b[0], b[1], b[2]])));
-        source == Some(cna_of(flow.src)) && self.peers.learn(flow.src, self.node)
-    }
 }
 
 impl RxSink for UrmaSink<'_, '_> {
     fn frame(&mut self, frame: &RxFrame<'_>) {
         self.count(1, frame.bytes.len());
-        if !self.is_its_own(&frame.flow, frame.bytes) {
-            return self.env.fx.count(Reason::UbForeign);
-        }
+        let from = node_at(frame.flow.src);
         self.bytes += frame.bytes.len();
         match is_marked(&frame.flow) {
-            false => self.node.on_packet(&mut self.env, frame.bytes),
+            false => self.node.on_packet(&mut self.env, from, frame.bytes),
             true => {
                 self.counters.add(Traffic::MarkedPackets, 1);
-                self.node.on_marked_packet(&mut self.env, frame.bytes);
+                self.node.on_marked_packet(&mut self.env, from, frame.bytes);
             }
         }
     }
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
-        let (mut rest, len) = (train, stride - TRAILER_LEN);
+        let (mut rest, len, from) = (train, stride - TRAILER_LEN, node_at(flow.src));
+        // Marked packets are counted one by one.
+        let has_runs = !is_marked(flow);
         while rest.len() >= stride {
-            // Further ones of a run have the first one's source.
-            // Marked packets are counted one by one.
-            let is_its_own = !is_marked(flow) && self.is_its_own(flow, rest);
             // Counted before, so that a capture finds the packet that a reason belongs to: the first one.
             self.count(1, len);
-            let taken = if is_its_own { self.node.on_run(&mut self.env, rest, stride, len) } else { 0 };
+            let taken = if has_runs { self.node.on_run(&mut self.env, from, rest, (stride, len)) } else { 0 };
             let more = (taken as u64).wrapping_sub(1);
             self.counters.add(Traffic::RxPackets, more);
             self.counters.add(Traffic::RxBytes, more.wrapping_mul(len as u64));

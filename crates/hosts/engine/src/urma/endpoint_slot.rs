@@ -1,21 +1,18 @@
 //! An endpoint in a worker: with the memory of its programs, their queues, and what the node has reported.
 
 use crate::counters::Counters;
-use crate::urma::endpoint::{ImportVerdict, NodeIo, UrmaEndpoint, UrmaImport, cna_of};
+use crate::urma::endpoint::{NodeIo, UrmaEndpoint};
 use crate::urma::endpoints::UrmaShared;
 use crate::urma::failures::note;
 use crate::urma::orphans::{OrphanedObjects, Orphans};
 use crate::urma::region_memory::RegionMemory;
-use crate::urma::tenant::{
-    ByNumber, ImportCall, NextRecord, TURN_BYTES, TURN_RECORDS, TenantCall, UrmaTenant, displace,
-};
+use crate::urma::tenant::{ByNumber, ImportCall, NextRecord, TURN_BYTES, TURN_RECORDS, TenantCall, UrmaTenant};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_control::urma_calls::UrmaAnswer;
 use burst_mem::MrTable;
 use burst_urma::{SegmentConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode};
 use std::collections::HashSet;
 use std::hash::Hash;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Reports that are listed as they come. Further ones are listed once each, so that all together are no more than the node's
@@ -103,9 +100,6 @@ impl UrmaEffects for UrmaReports {
     }
 }
 
-/// Imports, and Jetties that are bound to them, that end at once because they have lost their place on the bus.
-const DISPLACED_AT_ONCE: usize = 256;
-
 /// What a program's turn has posted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TenantTurn {
@@ -129,8 +123,6 @@ pub(crate) struct EndpointSlot {
     pub owners: ByNumber<u32>,
     /// Objects of programs that have ended.
     pub orphans: Orphans,
-    /// Imports that end next because they have lost their place on the bus.
-    displaced: Vec<UrmaImport>,
     /// Programs that use the node.
     pub tenants: u32,
 }
@@ -151,13 +143,12 @@ impl EndpointSlot {
             reports: UrmaReports { counters, completions: ReportList::default(), events: ReportList::default() },
             owners: ByNumber::default(),
             orphans: Orphans::default(),
-            displaced: Vec::new(),
             tenants: 0,
         }
     }
-    /// When timers are due, or more orphans can be deleted, or imports have to end.
+    /// When timers are due, or more orphans can be deleted.
     pub fn next_deadline(&self) -> Nanos {
-        if self.orphans.is_due || self.has_displaced() { Nanos(0) } else { self.endpoint.node.next_deadline() }
+        if self.orphans.is_due { Nanos(0) } else { self.endpoint.node.next_deadline() }
     }
     /// Calls something of the endpoint with its memory and its reports.
     pub fn call<R>(
@@ -181,51 +172,9 @@ impl EndpointSlot {
         let (now, tables) = (shared.now, shared.tables.reborrow());
         self.call(shared.regions, |endpoint, mem, fx| endpoint.call_node(NodeIo { now, mem, fx, tables }, call))
     }
-    /// Decides on an import of a program from an address. Those that must make room for it end, in steps: if they are many, it is
-    /// refused until they have ended.
-    pub fn admit_import(
-        &mut self,
-        address: IpAddr,
-        tenants: &mut ByNumber<UrmaTenant>,
-        shared: &UrmaShared<'_>,
-    ) -> bool {
-        match self.endpoint.admit_import(address, shared.now) {
-            ImportVerdict::Leaving => {
-                self.displace_some(tenants, shared.regions);
-                let is_admitted = self.endpoint.admit_import(address, shared.now) == ImportVerdict::Admitted;
-                if is_admitted {
-                    // Its node is asked at once.
-                    self.endpoint.node.open_channel(cna_of(address), shared.now);
-                }
-                is_admitted
-            }
-            verdict => verdict == ImportVerdict::Admitted,
-        }
-    }
-    /// Whether imports have to end that have lost their place on the bus.
-    pub fn has_displaced(&self) -> bool {
-        !self.displaced.is_empty() || self.endpoint.has_leaving()
-    }
-    /// Ends some of them ([`displace`]).
-    pub fn displace_some(&mut self, tenants: &mut ByNumber<UrmaTenant>, regions: &MrTable) {
-        let mut steps = DISPLACED_AT_ONCE;
-        while steps > 0 {
-            if self.displaced.is_empty() {
-                self.displaced = self.endpoint.take_leaving(steps);
-            }
-            let mut displaced = std::mem::take(&mut self.displaced);
-            if displaced.is_empty() {
-                return;
-            }
-            steps =
-                self.call(regions, |endpoint, _, fx| displace(&mut displaced, tenants, &mut endpoint.node, fx, steps));
-            self.displaced = displaced;
-        }
-    }
     /// Takes the objects of a program that has ended.
     pub fn inherit(&mut self, mut tenant: UrmaTenant) {
-        let context = tenant.context;
-        std::mem::take(tenant.take_leaving()).iter().for_each(|object| object.end(context, self));
+        std::mem::take(tenant.take_leaving()).iter().for_each(|object| object.end(self));
         tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
         self.orphans.add(OrphanedObjects {
             jetties: tenant.jetties.into_keys().collect(),
@@ -303,7 +252,7 @@ impl EndpointSlot {
             }
         }
     }
-    /// Carries out a call of a program for an object. An import was admitted ([`UrmaEndpoint::admit_import`]).
+    /// Carries out a call of a program for an object.
     ///
     /// # Errors
     /// The node's refusal; [`UrmaError::NoObject`] also for objects of others.
@@ -321,15 +270,9 @@ impl EndpointSlot {
         let import = ImportCall::of(&call);
         let ended = import.and_then(|import| import.ended(tenant));
         let result = self.call_node(shared, |node, env| tenant.carry_out(node, env, call));
-        let context = tenant.context;
         match (import, &result) {
-            (Some(ImportCall::Begins(kind, address)), Ok(UrmaAnswer::Number(number))) => {
-                self.endpoint.hold_import(cna_of(address), kind(context, *number));
-            }
-            (Some(ImportCall::Begins(_, address)), _) => self.endpoint.forget(cna_of(address)),
-            (Some(ImportCall::Ends(kind, number)), Ok(_)) => {
-                ended.into_iter().for_each(|cna| self.endpoint.end_import(cna, kind(context, number)));
-            }
+            (Some(ImportCall::Begins(peer)), Ok(_)) => self.endpoint.hold_import(peer),
+            (Some(_), Ok(_)) => ended.into_iter().for_each(|peer| self.endpoint.end_import(peer)),
             _ => {}
         }
         if let Ok(UrmaAnswer::Number(number)) = result

@@ -12,15 +12,13 @@ use crate::transmit::sched::{NO_TICKET, ReceivedWork, Scheduler, URMA_ENTRY};
 use crate::urma::PathTables;
 use crate::urma::endpoint::NodeIo;
 use crate::urma::endpoint_slot::EndpointSlot;
-use crate::urma::tenant::{ByNumber, ImportCall, TURN_BYTES, TenantCall, UrmaTenant, context_of};
-use burst_base::gid::gid_of;
+use crate::urma::tenant::{ByNumber, TURN_BYTES, TenantCall, UrmaTenant, context_of};
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
 use burst_control::failures::FailureRecord;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall};
 use burst_ledger::{AccountRing, Charge};
 use burst_mem::MrTable;
-use burst_ubwire::Cna;
 use burst_urma::UrmaError;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -187,7 +185,7 @@ impl UrmaEndpoints {
         let Some(slot) = slot else { return 0 };
         let leaving = tenant.take_leaving();
         let part = leaving.split_off(leaving.len().saturating_sub(most));
-        part.iter().for_each(|object| object.end(context, slot));
+        part.iter().for_each(|object| object.end(slot));
         part.len()
     }
     /// Sets what the objects of a program cost that has ended: until nothing uses them any more.
@@ -211,18 +209,8 @@ impl UrmaEndpoints {
                 tenant.remind(jfc, shared.events);
                 Ok(UrmaAnswer::Done)
             }
-            TenantCall::Plain(UrmaCall::Peer { cna }) => {
-                Ok(UrmaAnswer::Peer(slot.endpoint.address_of(Cna::new(cna)).map(gid_of)))
-            }
             call => {
-                let is_admitted = match ImportCall::of(&call) {
-                    Some(ImportCall::Begins(_, address)) => slot.admit_import(address, &mut self.tenants, shared),
-                    _ => true,
-                };
-                let result = match self.tenants.get_mut(&context).filter(|_| is_admitted) {
-                    Some(tenant) => slot.carry_out(tenant, call, shared),
-                    None => Err(UrmaError::Bound),
-                };
+                let result = slot.carry_out(tenant, call, shared);
                 self.settle(shared);
                 result
             }
@@ -386,15 +374,12 @@ impl UrmaEndpoints {
 
     /// Gives programs the completions and events of their nodes.
     fn deliver(&mut self, shared: &mut UrmaShared<'_>) {
-        let is_idle = |slot: &EndpointSlot| slot.orphans.is_empty() && !slot.has_displaced();
+        let is_idle = |slot: &EndpointSlot| slot.orphans.is_empty();
         if self.tenants.is_empty() && self.slots.iter().all(is_idle) {
             return;
         }
         let UrmaEndpoints { slots, tenants, tickets, .. } = self;
         for slot in slots {
-            if slot.has_displaced() {
-                slot.displace_some(tenants, shared.regions);
-            }
             if !slot.orphans.is_empty() {
                 slot.delete_orphans(shared);
             }

@@ -3,6 +3,7 @@
 
 use crate::failures::path_record;
 use crate::urma::endpoint::UrmaEndpoint;
+use crate::urma::endpoint::address_at;
 use crate::urma::endpoints::UrmaShared;
 use burst_control::failures::{FailedProgram, FailureKind, FailureRecord, JettyChannelRecord, JettyRecord};
 use burst_ledger::AccountId;
@@ -52,7 +53,7 @@ pub(crate) fn note(failure: &JettyFailure, endpoint: &UrmaEndpoint, shared: &mut
 
 /// Asks a peer that does not answer for a hello: whether its daemon answers is half of the cause.
 fn ask_peer(cr: &CompletionRecord, endpoint: &UrmaEndpoint, shared: &mut UrmaShared<'_>) {
-    let peer = cr.remote.and_then(|(cna, _)| endpoint.address_of(cna));
+    let peer = cr.remote.map(|(peer, _)| address_at(peer));
     let at = peer.and_then(|peer| shared.tables.paths.find(endpoint.device(), peer));
     if let Some(at) = at
         && let Some(path) = shared.tables.paths.get_mut(at as usize)
@@ -64,8 +65,9 @@ fn ask_peer(cr: &CompletionRecord, endpoint: &UrmaEndpoint, shared: &mut UrmaSha
 }
 
 fn jetty_record(cr: &CompletionRecord, endpoint: &UrmaEndpoint, shared: &UrmaShared<'_>) -> JettyRecord {
-    let channel = cr.remote.and_then(|(cna, _)| endpoint.node.channels_from(cna).find(|channel| channel.peer == cna));
-    let peer = cr.remote.and_then(|(cna, _)| endpoint.address_of(cna));
+    let channel =
+        cr.remote.and_then(|(peer, _)| endpoint.node.channels_from(peer).find(|channel| channel.peer == peer));
+    let peer = cr.remote.map(|(peer, _)| address_at(peer));
     let path = peer.and_then(|peer| shared.tables.paths.find(endpoint.device(), peer));
     let path = path.and_then(|at| shared.tables.paths.get(at as usize));
     JettyRecord {

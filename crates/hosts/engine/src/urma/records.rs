@@ -3,11 +3,14 @@
 
 use burst_control::urma_calls::{URMA_NONE, UrmaPost};
 use burst_shm::Cqe;
-use burst_ubwire::{Cna, OrderTag, TaOpcode};
-use burst_urma::{CompletionRecord, CrStatus, JfrWr, JfsWr, LocalRange, TargetKind, URMA_INLINE_MAX, WrData};
+use burst_ubwire::{OrderTag, TaOpcode};
+use burst_urma::{CompletionRecord, CrStatus, JfrWr, JfsWr, LocalRange, NodeEid, TargetKind, URMA_INLINE_MAX, WrData};
 
-/// In a completion's `imm`: the peer is known.
-const HAS_REMOTE: u32 = 1 << 31;
+/// In a completion's `sl`: the object is a Jetty, not a JFR.
+const IS_JETTY: u8 = 1;
+/// In a completion's `sl`: the peer is known. The words of its EID, from the first on, are in `imm`, `vendor_err`, `wc_flags`,
+/// and in `pkey_index` with `reserved`.
+const HAS_REMOTE: u8 = 2;
 
 const fn number_of(object: Option<u32>) -> u32 {
     match object {
@@ -95,18 +98,25 @@ fn range_of(post: &UrmaPost) -> LocalRange {
 
 /// The entry of a completion. Of the queue `queue` (a Jetty, or the receive queue of a receive) `finished` requests have ended.
 pub fn cqe_of(cr: &CompletionRecord, queue: u32, finished: u32) -> Cqe {
+    let (peer, remote_id) = cr.remote.unwrap_or((NodeEid::UNSPECIFIED, 0));
+    let [high, low] = peer.words();
+    let is_jetty = if cr.local_kind == TargetKind::Jfr { 0 } else { IS_JETTY };
     Cqe {
         wr_id: cr.user_ctx,
         timestamp_ns: cr.immediate,
         byte_len: cr.len,
-        imm: cr.remote.map_or(0, |(cna, _)| cna.get() | HAS_REMOTE),
+        imm: (high >> 32) as u32,
+        vendor_err: high as u32,
+        wc_flags: (low >> 32) as u32,
+        pkey_index: (low >> 16) as u16,
+        reserved: low as u16,
         qpn: cr.local_id,
-        src_qpn: cr.remote.map_or(0, |(_, id)| id),
-        wc_flags: cr.local_kind as u32,
+        src_qpn: remote_id,
         qp_cookie: queue,
         sq_consumer: finished,
         status: cr.status as u8,
         opcode: cr.opcode as u8,
+        sl: if cr.remote.is_some() { is_jetty | HAS_REMOTE } else { is_jetty },
         is_recv: u8::from(cr.is_receive),
         ..Cqe::default()
     }
@@ -114,19 +124,17 @@ pub fn cqe_of(cr: &CompletionRecord, queue: u32, finished: u32) -> Cqe {
 
 /// The completion in an entry.
 pub fn record_of(cqe: &Cqe) -> CompletionRecord {
-    let has_remote = cqe.imm & HAS_REMOTE != 0;
+    let low = u64::from(cqe.wc_flags) << 32 | u64::from(cqe.pkey_index) << 16 | u64::from(cqe.reserved);
+    let peer = NodeEid::of_words([u64::from(cqe.imm) << 32 | u64::from(cqe.vendor_err), low]);
     CompletionRecord {
         status: CrStatus::from_number(cqe.status).unwrap_or(CrStatus::RemOperation),
         user_ctx: cqe.wr_id,
         opcode: TaOpcode::from_number(cqe.opcode).unwrap_or(TaOpcode::Send),
         is_receive: cqe.is_recv != 0,
         len: cqe.byte_len,
-        local_kind: match cqe.wc_flags {
-            0 => TargetKind::Jfr,
-            _ => TargetKind::Jetty,
-        },
+        local_kind: if cqe.sl & IS_JETTY == 0 { TargetKind::Jfr } else { TargetKind::Jetty },
         local_id: cqe.qpn,
-        remote: has_remote.then(|| (Cna::new(cqe.imm & !HAS_REMOTE), cqe.src_qpn)),
+        remote: (cqe.sl & HAS_REMOTE != 0).then_some((peer, cqe.src_qpn)),
         immediate: cqe.timestamp_ns,
     }
 }
@@ -149,7 +157,8 @@ pub fn refused(jetty: u32, post: &UrmaPost, status: CrStatus) -> CompletionRecor
 /// An entry of a completion queue as words.
 pub(crate) fn words_of(cqe: &Cqe) -> [u64; 8] {
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let last = u64::from_le_bytes([cqe.status, cqe.opcode, cqe.sl, cqe.is_recv, 0, 0, 0, 0]);
+    let ([p0, p1], [r0, r1]) = (cqe.pkey_index.to_le_bytes(), cqe.reserved.to_le_bytes());
+    let last = u64::from_le_bytes([cqe.status, cqe.opcode, cqe.sl, cqe.is_recv, p0, p1, r0, r1]);
     [
         cqe.wr_id,
         cqe.timestamp_ns,
@@ -165,7 +174,7 @@ pub(crate) fn words_of(cqe: &Cqe) -> [u64; 8] {
 /// The entry that is in words, as in [`burst_control::urma_calls::UrmaAnswer::Flushed`].
 pub fn entry_of(words: &[u64; 8]) -> Cqe {
     let (low, high) = (|i: usize| words[i] as u32, |i: usize| (words[i] >> 32) as u32);
-    let [status, opcode, sl, is_recv, ..] = words[6].to_le_bytes();
+    let [status, opcode, sl, is_recv, p0, p1, r0, r1] = words[6].to_le_bytes();
     Cqe {
         wr_id: words[0],
         timestamp_ns: words[1],
@@ -181,6 +190,8 @@ pub fn entry_of(words: &[u64; 8]) -> Cqe {
         opcode,
         sl,
         is_recv,
+        pkey_index: u16::from_le_bytes([p0, p1]),
+        reserved: u16::from_le_bytes([r0, r1]),
         ..Cqe::default()
     }
 }
@@ -223,7 +234,7 @@ mod tests {
             len: 2,
             local_kind: TargetKind::Jetty,
             local_id: 3,
-            remote: Some((Cna::new(0xab_cdef), 4)),
+            remote: Some((NodeEid::new(std::array::from_fn(|at| 0xf0 - at as u8)), 4)),
             immediate: u64::MAX,
         };
         for cr in [cr, CompletionRecord { remote: None, local_kind: TargetKind::Jfr, ..cr }] {
@@ -249,6 +260,8 @@ mod tests {
             opcode: 12,
             sl: 13,
             is_recv: 14,
+            pkey_index: 15,
+            reserved: 16,
             ..Cqe::default()
         };
         assert_eq!(entry_of(&words_of(&cqe)), cqe);

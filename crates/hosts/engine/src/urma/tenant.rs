@@ -18,20 +18,17 @@ use burst_control::urma_calls::UrmaPost;
 use burst_ledger::Charge;
 use burst_shm::Cqe;
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingConsumer};
-use burst_ubwire::Cna;
-use burst_urma::{CompletionRecord, CrStatus, JfsWr, TargetKind, UrmaEffects, UrmaError, UrmaEvent, UrmaNode};
+use burst_urma::{CompletionRecord, CrStatus, JfsWr, NodeEid, TargetKind, UrmaEffects, UrmaError, UrmaEvent, UrmaNode};
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-mod bindings;
 mod calls;
 mod leaving;
 
-use bindings::Bindings;
+pub(crate) use calls::ImportCall;
 pub use calls::TenantCall;
-pub(crate) use calls::{ImportCall, displace};
 pub(crate) use leaving::UrmaLeaving;
 
 /// Bytes of one turn, as of a queue pair's.
@@ -75,11 +72,9 @@ pub struct UrmaTenant {
     pub(crate) jetties: ByNumber<TenantJetty>,
     pub(crate) groups: HashSet<u32>,
     pub(crate) segments: HashSet<u32>,
-    /// Imports, with the address on the bus from which they are.
-    pub(crate) remote_segments: ByNumber<Cna>,
-    pub(crate) targets: ByNumber<Cna>,
-    /// The targets to which Jetties are bound.
-    pub(crate) bindings: Bindings,
+    /// Imports, with the node from which they are.
+    pub(crate) remote_segments: ByNumber<NodeEid>,
+    pub(crate) targets: ByNumber<NodeEid>,
     /// Imports and segments that are left to delete, if the program has ended.
     pub(crate) leaving: Option<Vec<UrmaLeaving>>,
     /// What the program's objects cost that outlive it until nothing uses them.
@@ -111,7 +106,6 @@ impl UrmaTenant {
             segments: HashSet::new(),
             remote_segments: ByNumber::default(),
             targets: ByNumber::default(),
-            bindings: Bindings::default(),
             leaving: None,
             charges: [None, None],
         }
@@ -194,7 +188,7 @@ impl UrmaTenant {
 
     /// Whether all objects that a work request names are the program's.
     fn owns(&self, wr: &JfsWr) -> bool {
-        let has = |objects: &ByNumber<Cna>, number: Option<u32>| number.is_none_or(|n| objects.contains_key(&n));
+        let has = |objects: &ByNumber<NodeEid>, number: Option<u32>| number.is_none_or(|n| objects.contains_key(&n));
         let local = match &wr.data {
             burst_urma::WrData::Local(range) => self.segments.contains(&range.token_id),
             burst_urma::WrData::Inline { .. } => true,

@@ -4,7 +4,7 @@ use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_base::{Nanos, Reason};
 use burst_cc::Params;
 use burst_engine::counters::Traffic;
-use burst_engine::urma::{UrmaEndpoint, cna_of};
+use burst_engine::urma::{UrmaEndpoint, node_at};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 use burst_port::impair::Impair;
@@ -114,7 +114,7 @@ impl Both {
             caqm: false,
             window_max: 2 << 20,
             lanes,
-            ..UrmaConfig::new(cna_of(address(last)), u64::from(last))
+            ..UrmaConfig::new(node_at(address(last)), u64::from(last))
         };
         let endpoint = UrmaEndpoint::new(urma, address(last), 64, config).expect("its address");
         assert_eq!(endpoint.node.packet_max() & !0xfff, 4096, "packets of 4 KiB fit");
@@ -141,13 +141,12 @@ impl Both {
     }
     fn import(&mut self, peer: &Both, last: u8) {
         let remote = RemoteSegment {
-            cna: cna_of(address(last)),
+            eid: node_at(address(last)),
             token_id: peer.token_id,
             addr: peer.addr(),
             len: BYTES as u64,
             token: Some(7),
         };
-        assert!(self.host.worker.urma().expect("an endpoint").learn(address(last)));
         let segment = self.host.worker.with_urma(Nanos(0), |node, _| node.import_segment(remote));
         self.segment = segment.expect("an endpoint").expect("room");
     }
@@ -352,7 +351,7 @@ fn no_peer_makes_a_port_open_source_ports() {
 fn a_port_without_enough_source_ports_has_no_endpoint() {
     let port = || -> Box<dyn Port> { Box::new(Hub::new(MemConfig::default()).port("mem1", &[address(1)])) };
     let six = || SourcePorts { inner: port(), first: None, seen: Arc::default() };
-    let config = |lanes| move |mtu| UrmaConfig { mtu, lanes, ..UrmaConfig::new(cna_of(address(1)), 1) };
+    let config = |lanes| move |mtu| UrmaConfig { mtu, lanes, ..UrmaConfig::new(node_at(address(1)), 1) };
     assert!(UrmaEndpoint::new(Box::new(six()), address(1), 64, config(6)).is_ok());
     let why = UrmaEndpoint::new(Box::new(six()), address(1), 64, config(7)).err().expect("refused");
     assert_eq!(why.to_string(), "six at most");

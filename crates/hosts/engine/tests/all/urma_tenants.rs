@@ -10,7 +10,7 @@ use burst_engine::counters::Traffic;
 use burst_engine::urma::eid_of;
 use burst_engine::urma::records::{post_of, receive_post};
 use burst_engine::urma::{TenantCall, UrmaTenant};
-use burst_engine::urma::{UrmaEndpoint, cna_of};
+use burst_engine::urma::{UrmaEndpoint, node_at};
 use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy};
 use burst_port::mem::{Hub, MemConfig};
 use burst_shm::Cqe;
@@ -43,7 +43,7 @@ fn pair() -> [Host; 2] {
             mtu,
             caqm: false,
             window_max: 2 << 20,
-            ..UrmaConfig::new(cna_of(address(last)), u64::from(last))
+            ..UrmaConfig::new(node_at(address(last)), u64::from(last))
         };
         let endpoint = UrmaEndpoint::new(port(&hubs[1]), address(last), 64, config).expect("its address");
         assert!(host.worker.open_urma(OWN, DeviceId(0), &account(0), endpoint));
@@ -610,48 +610,6 @@ fn a_wrong_token_is_refused_and_counted_where_the_memory_is() {
 }
 
 #[test]
-fn an_address_on_the_bus_is_another_host_s_only_when_nothing_is_imported_from_the_first() {
-    let mut hosts = pair();
-    let user = account(1);
-    let p = Program::new(&mut hosts, 0, &user);
-    let import = |last: [u8; 4]| {
-        let eid = eid_of(IpAddr::from(last));
-        TenantCall::Plain(UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None })
-    };
-    // Their last 24 bits are the same.
-    let (first, second) = ([10, 7, 7, 7], [11, 7, 7, 7]);
-    let held: Vec<u32> = (0..2).map(|_| p.number(&mut hosts, import(first))).collect();
-    assert_eq!(p.call(&mut hosts, import(second)), Err(UrmaError::Bound));
-    for jetty in &held {
-        assert_eq!(p.call(&mut hosts, import(second)), Err(UrmaError::Bound));
-        let done = p.call(&mut hosts, TenantCall::Plain(UrmaCall::UnimportJetty { jetty: *jetty }));
-        assert_eq!(done, Ok(UrmaAnswer::Done));
-    }
-    p.number(&mut hosts, import(second));
-    assert_eq!(p.call(&mut hosts, import(first)), Err(UrmaError::Bound));
-    // Those of a program that has ended hold nothing.
-    let q = Program::new(&mut hosts, 0, &user);
-    assert!(!hosts[0].worker.remove_urma_tenant(Nanos(0), p.context));
-    q.number(&mut hosts, import(first));
-}
-
-#[test]
-fn unused_addresses_make_room() {
-    let mut hosts = pair();
-    let user = account(1);
-    let p = Program::new(&mut hosts, 0, &user);
-    for i in 0..200_000u32 {
-        let eid = eid_of(IpAddr::from((10 << 24 | i).to_be_bytes()));
-        let call = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
-        let jetty = p.number(&mut hosts, TenantCall::Plain(call));
-        p.call(&mut hosts, TenantCall::Plain(UrmaCall::UnimportJetty { jetty })).expect("imported");
-    }
-    let endpoint = hosts[0].worker.urma_endpoint(address(1)).expect("open");
-    let known = (0..200_000).filter(|i| endpoint.address_of(burst_ubwire::Cna::new(*i)).is_some()).count();
-    assert!(known <= 1 << 16, "{known} addresses are remembered");
-}
-
-#[test]
 fn the_node_s_work_is_seen_in_the_counters_of_its_device() {
     let mut hosts = pair();
     let user = account(1);
@@ -747,54 +705,74 @@ fn import_at(hosts: &mut [Host; 2], now: Nanos, program: &Program, eid: [u8; 16]
     hosts[program.host].worker.urma_call(now, program.context, TenantCall::Plain(call)).expect("a node")
 }
 
-/// An address at which there is no node. Its last 24 bits are those of the second host's.
-const INVENTED: [u8; 4] = [11, 0, 0, 2];
-
-#[test]
-fn an_import_of_an_invented_address_does_not_block_the_host_with_the_same_network_address() {
-    let mut hosts = pair();
-    let users = [account(1), account(2)];
-    let [mut p, evil] = [0, 1].map(|i| Program::new(&mut hosts, 0, &users[i]));
-    let x = Program::new(&mut hosts, 1, &users[0]);
-    let (invented, eid) = (eid_of(IpAddr::from(INVENTED)), eid_of(address(2)));
-    let mut now = Nanos(0);
-    let Ok(UrmaAnswer::Number(to_none)) = import_at(&mut hosts, now, &evil, invented) else { panic!("the first") };
-    assert_eq!(import_at(&mut hosts, now, &p, eid), Err(UrmaError::Bound), "the invented address is asked first");
-    while import_at(&mut hosts, now, &p, eid).is_err() {
-        assert!(now < Nanos::from_ms(2000), "it gives no answer");
-        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
-        now = now + Nanos::from_ms(5);
-    }
-    let to_x = p.import(&mut hosts, &x);
-    let (jetty, wr) = (p.jetty, p.write(to_x, &x, 64, 5));
-    p.post(jetty, &wr);
-    p.show(&mut hosts);
-    assert!(until(&mut hosts, &mut now, || p.poll().is_some_and(|cqe| cqe.status == 0)), "data arrives");
-    // The other program's import has ended, and its address does not come back, however long it waits.
-    let unimport = TenantCall::Plain(UrmaCall::UnimportJetty { jetty: to_none });
-    assert_eq!(evil.call(&mut hosts, unimport), Err(UrmaError::NoObject));
-    for _ in 0..5 {
-        assert_eq!(import_at(&mut hosts, now, &evil, invented), Err(UrmaError::Bound));
-        now = now + Nanos::from_ms(1500);
-    }
-    assert!(import_at(&mut hosts, now, &evil, eid).is_ok(), "the host's address is everyone's");
+/// Addresses at which there is no node. The last 24 bits are those of the second host's, of an IPv6 address, too.
+fn invented(network: u8) -> [u8; 16] {
+    let like = std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, u16::from(network) << 8, 2);
+    if network.is_multiple_of(2) { eid_of(like.into()) } else { eid_of(IpAddr::from([network, 0, 0, 2])) }
 }
 
 #[test]
-fn an_import_that_is_not_used_yet_is_not_displaced_from_a_host_that_answers() {
+fn imports_from_invented_addresses_that_end_like_a_true_one_change_nothing_for_others() {
     let mut hosts = pair();
     let users = [account(1), account(2)];
-    let [mut p, evil] = [0, 1].map(|i| Program::new(&mut hosts, 0, &users[i]));
+    let [mut p, mut evil] = [0, 1].map(|i| Program::new(&mut hosts, 0, &users[i]));
     let x = Program::new(&mut hosts, 1, &users[0]);
-    let to_x = p.import(&mut hosts, &x);
     let mut now = Nanos(0);
-    for _ in 0..1_000 {
-        assert_eq!(import_at(&mut hosts, now, &evil, eid_of(IpAddr::from(INVENTED))), Err(UrmaError::Bound));
-        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
-        now = now + Nanos::from_ms(5);
+    // The invented addresses come first, and again and again, with requests that open channels.
+    let import = |hosts: &mut [Host; 2], now, evil: &mut Program, network| {
+        let eid = invented(network);
+        let call = UrmaCall::ImportSegment { eid, token_id: 0x10000, addr: x.addr, len: 4096, token: Some(1) };
+        let made = hosts[0].worker.urma_call(now, evil.context, TenantCall::Plain(call)).expect("a node");
+        let Ok(UrmaAnswer::Number(segment)) = made else { panic!("{made:?}") };
+        let (jetty, wr) = (evil.jetty, evil.write(segment, &x, 64, u64::from(network)));
+        evil.post(jetty, &wr);
+        evil.show(hosts);
+    };
+    (11..60).for_each(|network| import(&mut hosts, now, &mut evil, network));
+    let eid = eid_of(address(2));
+    for round in 0..100 {
+        // A single call is enough, at any time.
+        let Ok(UrmaAnswer::Number(to_x)) = import_at(&mut hosts, now, &p, eid) else { panic!("round {round}") };
+        let segment = p.import(&mut hosts, &x);
+        import(&mut hosts, now, &mut evil, 60 + round);
+        let (jetty, wr) = (p.jetty, p.write(segment, &x, 64, 5));
+        p.post(jetty, &wr);
+        p.show(&mut hosts);
+        let before = now;
+        assert!(until(&mut hosts, &mut now, || p.poll().is_some_and(|cqe| cqe.status == 0)), "round {round}");
+        assert!(now.since(before) < Nanos::from_ms(10), "round {round}: {:?}", now.since(before));
+        let ends = [UrmaCall::UnimportSegment { segment }, UrmaCall::UnimportJetty { jetty: to_x }];
+        for end in ends {
+            assert_eq!(p.call(&mut hosts, TenantCall::Plain(end)), Ok(UrmaAnswer::Done), "round {round}");
+        }
+        now = now + Nanos::from_ms(30);
     }
-    let (jetty, wr) = (p.jetty, p.write(to_x, &x, 64, 5));
+    let node = &hosts[0].worker.urma_endpoint(address(1)).expect("open").node;
+    assert!(node.channels().all(|channel| !channel.is_open || channel.peer == node_at(address(2))));
+    // A program that imports again and again opens no channel by it, and what it imports ends with it.
+    assert!(!hosts[0].worker.remove_urma_tenant(now, evil.context));
+    hosts[0].worker.remove_context(evil.context);
+}
+
+#[test]
+fn completions_name_peers_by_their_whole_addresses() {
+    let mut hosts = pair();
+    let user = account(1);
+    let mut p = Program::new(&mut hosts, 0, &user);
+    let eid = invented(11);
+    let x = Program::new(&mut hosts, 1, &user);
+    let call = UrmaCall::ImportSegment { eid, token_id: 0x10000, addr: x.addr, len: 4096, token: Some(1) };
+    let segment = p.number(&mut hosts, TenantCall::Plain(call));
+    let (jetty, wr) = (p.jetty, p.write(segment, &x, 64, 5));
     p.post(jetty, &wr);
     p.show(&mut hosts);
-    assert!(until(&mut hosts, &mut now, || p.poll().is_some_and(|cqe| cqe.status == 0)));
+    let (mut now, mut seen) = (Nanos(0), None);
+    while seen.is_none() {
+        assert!(now < Nanos::from_ms(100_000), "no time-out");
+        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
+        seen = p.poll();
+        now = now + Nanos::from_ms(1);
+    }
+    let record = seen.map(|cqe| burst_engine::urma::records::record_of(&cqe)).expect("a completion");
+    assert_eq!((record.status, record.remote.map(|remote| remote.0.octets())), (CrStatus::AckTimeout, Some(eid)));
 }

@@ -13,7 +13,7 @@ use burst_control::urma::{UrmaCursor, UrmaPage};
 use burst_engine::WorkerTable;
 use burst_engine::urma::address_of;
 use burst_engine::urma::eid_of;
-use burst_engine::urma::{UrmaEndpoint, cna_of, window_max};
+use burst_engine::urma::{UrmaEndpoint, node_at, window_max};
 use burst_ledger::{AccountId, Charge, Policy, Resource, Scope, SharePool};
 use burst_port::{Encapsulation, Port, PortSpec};
 use burst_urma::{OBJECTS_MAX, SEGMENTS_MAX, UrmaConfig};
@@ -159,7 +159,7 @@ impl Host {
             rto_base: Nanos::from_ms(10),
             requests_max: URMA_REQUESTS_MAX as usize,
             channels_max: CHANNELS_MAX,
-            ..UrmaConfig::new(cna_of(address), seed)
+            ..UrmaConfig::new(node_at(address), seed)
         };
         let endpoint = UrmaEndpoint::new(port, address, FRAMES, config);
         let endpoint = endpoint.or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))?;
@@ -224,7 +224,7 @@ impl Host {
     /// # Errors
     /// ENOMEM: the account imports from as many hosts as one account may.
     pub(crate) fn hold_urma_peer(&mut self, caller: &Caller, own: IpAddr, peer: IpAddr) -> Result<PeerHold, Refusal> {
-        self.urma.peers.hold(caller, own, cna_of(peer).get())
+        self.urma.peers.hold(caller, own, peer)
     }
 
     /// What a caller sees of [`Host::urma_page`]: root and the daemon's user all channels, others those to hosts from which they
@@ -235,7 +235,7 @@ impl Host {
             && let Some(node) = &mut page.node
         {
             let own = address_of(node.eid);
-            node.channels.retain(|channel| self.urma.peers.has(&caller.account, own, channel.cna));
+            node.channels.retain(|channel| self.urma.peers.has(&caller.account, own, address_of(channel.peer)));
         }
         page
     }

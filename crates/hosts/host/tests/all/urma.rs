@@ -4,11 +4,13 @@ use burst_base::{Nanos, Reason};
 use burst_control::urma::UrmaCursor;
 use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_control::{MrPiece, MrPieceKind, Refusal, Request, Response};
+use burst_engine::urma::{UrmaEndpoint, node_at};
 use burst_frame::TxBatch;
 use burst_host::{Host, HostOptions};
 use burst_ledger::Resource;
 use burst_port::mem::{Hub, MemConfig};
 use burst_port::{Port, PortCaps, PortError, RxSink};
+use burst_urma::{MemoryGone, UrmaConfig, UrmaEffects, UrmaMemory};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -264,25 +266,93 @@ fn users_share_queues_requests_and_peers_of_a_node() {
     assert!(crate::common::is_all_given_back(&host));
 }
 
+/// Memory of a node that has no segments.
+struct NoMemory;
+
+impl UrmaMemory for NoMemory {
+    fn read(&self, _: u32, _: u64, _: &mut [u8]) -> Result<(), MemoryGone> {
+        Err(MemoryGone)
+    }
+    fn write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), MemoryGone> {
+        Err(MemoryGone)
+    }
+    fn update(&mut self, _: u32, _: u64, _: &dyn Fn(u64) -> u64) -> Result<u64, MemoryGone> {
+        Err(MemoryGone)
+    }
+}
+
+struct Silent;
+
+impl UrmaEffects for Silent {
+    fn count(&mut self, _: Reason) {}
+}
+
+/// Other nodes, at 10.0.0.7 and so on, ask the host's node for channels.
+fn open_channels(hub: &Hub, last: &[u8]) {
+    for last in last {
+        let address = IpAddr::from([10, 0, 0, *last]);
+        let config = |mtu| UrmaConfig { mtu, ..UrmaConfig::new(node_at(address), u64::from(*last)) };
+        let port = Box::new(hub.port("peer", &[address]));
+        let mut peer = UrmaEndpoint::new(port, address, 16, config).expect("its address");
+        let own = node_at(IpAddr::from([10, 0, 0, 1]));
+        peer.with(Nanos(0), &mut NoMemory, &mut Silent, |node, _| node.open_channel(own, Nanos(0)));
+        peer.send(Nanos(0), &mut NoMemory, &mut Silent, u64::MAX);
+        peer.flush(Nanos(0));
+    }
+}
+
 #[test]
 fn a_user_sees_the_channels_to_hosts_from_which_it_imports() {
-    let mut host = host_with_nodes(50);
+    let (mut host, hub) = (host(50), Hub::new(MemConfig::default()));
+    let lent = hub.clone();
+    host.lend_urma_ports(Box::new(move |_, address: IpAddr| Some(Box::new(lent.port("urma", &[address])))));
     let mut users = [1001, 1002, rustix::process::geteuid().as_raw()].map(|uid| start(&mut host, uid).0);
-    for (at, last) in [(0, 7), (1, 8), (1, 9)] {
-        // A contested import makes the node open a channel.
-        for network in [11, 12] {
-            let eid = std::net::Ipv4Addr::new(network, 0, 0, last).to_ipv6_mapped().octets();
-            let import = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
-            let _ = users[at].ask(&mut host, Request::UrmaCall(import)).expect("an answer");
-        }
+    // A host with an address that ends like another one's is another one.
+    for (at, network, last) in [(0, 10, 7), (1, 11, 7), (1, 10, 8), (1, 10, 9)] {
+        let eid = Ipv4Addr::new(network, 0, 0, last).to_ipv6_mapped().octets();
+        number(&mut users[at], &mut host, UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None });
     }
+    open_channels(&hub, &[7, 8, 9]);
     let mut peers =
         |at: usize, host: &mut Host| match users[at].ask(host, Request::Urma { from: UrmaCursor::default() }) {
             Ok(Response::Urma(page)) => {
-                page.node.expect("the node").channels.iter().map(|c| c.cna & 0xff).collect::<Vec<_>>()
+                page.node.expect("the node").channels.iter().map(|c| c.peer[15]).collect::<Vec<_>>()
             }
             other => panic!("{other:?}"),
         };
+    let all_open = (0..10_000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        peers(2, &mut host).len() == 3
+    });
+    assert!(all_open, "the node has no channels: {:?}", peers(2, &mut host));
     assert_eq!((peers(0, &mut host), peers(1, &mut host), peers(2, &mut host)), (vec![7], vec![8, 9], vec![7, 8, 9]));
     users.into_iter().for_each(|user| user.end(&mut host));
+}
+
+#[test]
+fn imports_from_invented_addresses_that_end_like_a_true_one_are_of_no_harm_to_others() {
+    let mut host = host_with_nodes(50);
+    let (mut hostile, _) = start(&mut host, 1001);
+    let (mut other, _) = start(&mut host, 1002);
+    let import = |network: u8| {
+        let eid = Ipv4Addr::new(network, 0, 0, 2).to_ipv6_mapped().octets();
+        UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None }
+    };
+    for round in 0..20 {
+        for network in 11..200 {
+            number(&mut hostile, &mut host, import(network));
+            if network % 20 == 11 {
+                // One call, and it is not repeated.
+                let jetty = number(&mut other, &mut host, import(10));
+                let done = call(&mut other, &mut host, UrmaCall::UnimportJetty { jetty });
+                assert!(matches!(done, Ok(UrmaAnswer::Done)), "round {round}, network {network}: {done:?}");
+            }
+        }
+        // It comes back with what it has imported gone.
+        hostile.end(&mut host);
+        hostile = start(&mut host, 1001).0;
+    }
+    hostile.end(&mut host);
+    other.end(&mut host);
+    assert!(crate::common::is_all_given_back(&host));
 }

@@ -6,8 +6,7 @@
 use super::{BATCH_FRAMES, SimHost};
 use crate::port::{SimPort, Wire, address_of};
 use burst_base::Nanos;
-use burst_engine::urma::{UrmaEndpoint, cna_of};
-use burst_fabric::HostId;
+use burst_engine::urma::{UrmaEndpoint, node_at};
 use burst_span::Span;
 use burst_urma::{MemoryGone, UrmaConfig, UrmaEnv, UrmaMemory, UrmaNode};
 use std::collections::BTreeMap;
@@ -45,7 +44,7 @@ impl UrmaMemory for VoidMemory {
 }
 
 impl SimHost {
-    /// Adds URMA's endpoint, which knows where all hosts of the network are. Returns what its port exchanges with the network.
+    /// Adds URMA's endpoint. Returns what its port exchanges with the network.
     ///
     /// # Errors
     /// A sentence of the endpoint's.
@@ -53,17 +52,12 @@ impl SimHost {
         let address = address_of(self.host);
         let (port, wire) = SimPort::new(self.host, self.config.port);
         let seed = self.config.seed ^ (u64::from(self.host.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut endpoint = UrmaEndpoint::new(Box::new(port), address, BATCH_FRAMES, |mtu| {
-            let mut config = UrmaConfig { mtu, ..UrmaConfig::new(cna_of(address), seed) };
+        let endpoint = UrmaEndpoint::new(Box::new(port), address, BATCH_FRAMES, |mtu| {
+            let mut config = UrmaConfig { mtu, ..UrmaConfig::new(node_at(address), seed) };
             change(&mut config);
             config
         })
         .map_err(|e| e.to_string())?;
-        for peer in (0..self.config.port.hosts).filter(|peer| *peer != self.host.0) {
-            if !endpoint.learn(address_of(HostId(peer))) {
-                return Err(format!("host {peer} has the bus address of another one"));
-            }
-        }
         self.worker.add_urma(0, endpoint, Box::new(VoidMemory::default()));
         Ok(wire)
     }

@@ -15,11 +15,12 @@ use crate::channels::rx_window::{DeliveredPackets, RX_WINDOW, RxWindow};
 use crate::channels::tx_window::{TxLimits, TxOwner, TxPacket, TxWindow, rto};
 use crate::check::must;
 use crate::initiator::send_record::SendRecord;
+use crate::node_eid::NodeEid;
 use crate::paths::{FlightBytes, NO_PATH, PathRoom};
 use crate::pool::{PoolList, PoolRef};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Psn};
-use burst_ubwire::{Cna, Rtph, TpOpcode, UbStatus};
+use burst_ubwire::{Rtph, TpOpcode, UbStatus};
 use std::collections::VecDeque;
 
 /// A packet asks for an acknowledgement at least once in so many.
@@ -57,7 +58,7 @@ pub(crate) struct FusedAck {
 /// A channel.
 #[derive(Debug)]
 pub(crate) struct TpChannel {
-    pub(crate) peer: Cna,
+    pub(crate) peer: NodeEid,
     /// Which of the channels to the peer it is.
     pub(crate) lane: u8,
     /// Lanes that the peer takes; 1 until it is known.
@@ -170,7 +171,7 @@ const KEEP: usize = 32;
 
 impl TpChannel {
     /// A channel that is not open yet.
-    pub(crate) fn new((peer, lane): (Cna, u8), incarnation: u64, config: &UrmaConfig, rng: &mut Rng) -> Self {
+    pub(crate) fn new((peer, lane): (NodeEid, u8), incarnation: u64, config: &UrmaConfig, rng: &mut Rng) -> Self {
         let first_psn = Psn::new(rng.next_u32());
         TpChannel {
             peer,
@@ -405,9 +406,14 @@ impl TpChannel {
         let owes_ack = self.ack_due || self.nak_due || !self.fused.is_empty();
         owes_ack || self.tx.has_lost() || self.is_asking() || self.is_stale(now)
     }
-    /// Whether packets of data change nothing here but the state of PSNs and of acknowledgements.
-    pub(crate) fn takes_following(&self) -> bool {
-        self.state == ChannelState::Open && self.is_used && !self.is_doubted && self.refused.is_empty()
+    /// Whether packets of data from a node are the channel's, and change nothing here but the state of PSNs and of acknowledgements.
+    /// Their heads name the node by the last 24 bits of its address, which another node's may have, too.
+    pub(crate) fn takes_following_of(&self, from: NodeEid) -> bool {
+        self.peer == from
+            && self.state == ChannelState::Open
+            && self.is_used
+            && !self.is_doubted
+            && self.refused.is_empty()
     }
     /// What a TAACK that leaves now may acknowledge: the PSN, if an acknowledgement of its own would say no more.
     pub(crate) fn acknowledgeable(&self) -> Option<Psn> {

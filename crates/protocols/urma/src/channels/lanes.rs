@@ -21,9 +21,9 @@ use crate::channels::management::TpMessageKind;
 use crate::channels::sweeps::{ChannelEnd, Sweep, SweepKind};
 use crate::channels::tx_window::TxOwner;
 use crate::initiator::send_record::SendRecord;
+use crate::node_eid::NodeEid;
 use crate::pool::PoolRef;
 use burst_base::Nanos;
-use burst_ubwire::Cna;
 
 /// Time-outs in silence after which requests of a lane that may go on on another one do so, if that is heard.
 const SILENT_TRIES: u8 = 3;
@@ -43,12 +43,12 @@ pub(crate) struct LaneRest {
 
 impl Channels {
     /// The channels to a peer, by lane.
-    pub(crate) fn lanes_to(&self, peer: Cna) -> impl Iterator<Item = (PoolRef, &TpChannel)> {
+    pub(crate) fn lanes_to(&self, peer: NodeEid) -> impl Iterator<Item = (PoolRef, &TpChannel)> {
         let lanes = self.by_peer.range((peer, 0)..=(peer, u8::MAX));
         lanes.filter_map(|(_, at)| self.table.get(*at).map(|channel| (*at, channel)))
     }
     /// The channel for a request to a peer; a new one begins to open. `None` if there are too many.
-    pub(crate) fn channel_to(&mut self, peer: Cna, now: Nanos) -> Option<PoolRef> {
+    pub(crate) fn channel_to(&mut self, peer: NodeEid, now: Nanos) -> Option<PoolRef> {
         if self.config.lanes == 1 {
             return self.by_peer.get(&(peer, 0)).copied().or_else(|| self.open_lane(peer, 0, now));
         }
@@ -65,7 +65,7 @@ impl Channels {
         u64::from(if self.config.caqm { channel.window.bytes() } else { self.config.window_max.max(1) })
     }
     /// The lane with the least load relative to its window, among the healthiest ones, which are at least so healthy.
-    pub(crate) fn best_lane(&self, peer: Cna, worst: LaneHealth) -> Option<(PoolRef, &TpChannel)> {
+    pub(crate) fn best_lane(&self, peer: NodeEid, worst: LaneHealth) -> Option<(PoolRef, &TpChannel)> {
         let lanes = self.lanes_to(peer).filter(|(_, channel)| channel.health() <= worst);
         lanes.min_by(|(_, a), (_, b)| {
             let loads = (a.load * self.window(b)).cmp(&(b.load * self.window(a)));
@@ -78,7 +78,7 @@ impl Channels {
         self.table.len() * 2 < self.config.channels_max
     }
     /// Begins to open the next lane to a peer, unless one is being opened.
-    fn open_further(&mut self, peer: Cna, now: Nanos) {
+    fn open_further(&mut self, peer: NodeEid, now: Nanos) {
         let is_opening = |channel: &TpChannel| channel.state == ChannelState::Opening && channel.asks < ASKS;
         let count = self.lanes_of_both(peer);
         let is_full = self.by_peer.range((peer, 0)..(peer, count)).count() >= usize::from(count);
@@ -94,20 +94,20 @@ impl Channels {
         }
     }
     /// Lanes that both nodes take; as many as this one if nothing is known of the peer.
-    fn lanes_of_both(&self, peer: Cna) -> u8 {
+    fn lanes_of_both(&self, peer: NodeEid) -> u8 {
         let open = self.lanes_to(peer).filter(|(_, channel)| channel.state == ChannelState::Open);
         open.map(|(_, channel)| channel.peer_lanes)
             .max()
             .map_or(self.config.lanes, |lanes| lanes.min(self.config.lanes))
     }
-    fn open_lane(&mut self, peer: Cna, lane: u8, now: Nanos) -> Option<PoolRef> {
+    fn open_lane(&mut self, peer: NodeEid, lane: u8, now: Nanos) -> Option<PoolRef> {
         let at = self.new_channel(peer, lane)?;
         self.table.get_mut(at)?.ask_at = now;
         self.activate(at);
         self.arm_channel(at, now);
         Some(at)
     }
-    pub(crate) fn new_channel(&mut self, peer: Cna, lane: u8) -> Option<PoolRef> {
+    pub(crate) fn new_channel(&mut self, peer: NodeEid, lane: u8) -> Option<PoolRef> {
         self.incarnations += 1;
         let channel = TpChannel::new((peer, lane), self.incarnations, &self.config, &mut self.rng);
         let at = self.table.insert(channel).ok()?;
@@ -141,12 +141,12 @@ impl Channels {
         }
     }
     /// The other open lanes.
-    fn open_beside(&self, at: PoolRef, peer: Cna) -> impl Iterator<Item = u8> {
+    fn open_beside(&self, at: PoolRef, peer: NodeEid) -> impl Iterator<Item = u8> {
         let is_open = |channel: &TpChannel| channel.state == ChannelState::Open;
         self.lanes_to(peer).filter(move |(other, channel)| *other != at && is_open(channel)).map(|(_, c)| c.lane)
     }
     /// Closes channels to earlier incarnations of the peer, after a message of the incarnation `life`.
-    pub(crate) fn end_former_lives(&mut self, peer: Cna, life: u8) {
+    pub(crate) fn end_former_lives(&mut self, peer: NodeEid, life: u8) {
         if self.config.lanes == 1 {
             return;
         }
@@ -175,7 +175,7 @@ impl Channels {
         }
     }
     /// A lane has opened. A packet of nothing shows both ends that the path carries data.
-    pub(crate) fn lane_is_open(&mut self, at: PoolRef, peer: Cna) {
+    pub(crate) fn lane_is_open(&mut self, at: PoolRef, peer: NodeEid) {
         if self.config.lanes == 1 {
             return;
         }
@@ -191,7 +191,7 @@ impl Channels {
     }
     /// The first packet of the peer has come on a lane: it takes its share of what the others have not begun to send, and the
     /// next lane may open.
-    pub(crate) fn lane_is_heard(&mut self, at: PoolRef, peer: Cna, now: Nanos) {
+    pub(crate) fn lane_is_heard(&mut self, at: PoolRef, peer: NodeEid, now: Nanos) {
         if self.config.lanes == 1 {
             return;
         }
@@ -204,8 +204,8 @@ impl Channels {
         }
     }
     /// No lane to a peer is left: the next one opens at once.
-    pub(crate) fn forget_rests(&mut self, peer: Cna) {
-        let resting: Vec<(Cna, u8)> = self.rests.range((peer, 0)..=(peer, u8::MAX)).map(|(key, _)| *key).collect();
+    pub(crate) fn forget_rests(&mut self, peer: NodeEid) {
+        let resting: Vec<(NodeEid, u8)> = self.rests.range((peer, 0)..=(peer, u8::MAX)).map(|(key, _)| *key).collect();
         for key in resting {
             self.rests.remove(&key);
         }

@@ -5,16 +5,16 @@ use crate::channels::Channels;
 use crate::channels::channel::ChannelState;
 use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::sweeps::ChannelEnd;
+use crate::node_eid::NodeEid;
 use crate::pool::PoolRef;
 use burst_base::Reason;
-use burst_ubwire::Cna;
 
 impl Channels {
     /// A management message arrived.
     pub(crate) fn on_management(
         &mut self,
         env: &mut UrmaEnv<'_>,
-        peer: Cna,
+        peer: NodeEid,
         message: &TpMessage,
     ) -> Result<(), Reason> {
         match message.kind {
@@ -25,7 +25,7 @@ impl Channels {
             TpMessageKind::Unknown => self.on_unknown(env.now, peer, message),
         }
     }
-    fn on_open_request(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+    fn on_open_request(&mut self, env: &mut UrmaEnv<'_>, peer: NodeEid, message: &TpMessage) -> Result<(), Reason> {
         let echo = (message.tpn, message.incarnation);
         if message.lane >= self.config.lanes {
             return Err(Reason::UbChannelLimit);
@@ -48,7 +48,7 @@ impl Channels {
         Ok(())
     }
     /// Ends the open channel in the place of which a REQUEST asks for one, if the peer shows that it asks now. Whether it has.
-    fn end_older(&mut self, peer: Cna, message: &TpMessage) -> Result<bool, Reason> {
+    fn end_older(&mut self, peer: NodeEid, message: &TpMessage) -> Result<bool, Reason> {
         let Some(at) = self.by_peer.get(&(peer, message.lane)).copied() else { return Ok(false) };
         let Some(channel) = self.table.get(at) else { return Ok(false) };
         if channel.state != ChannelState::Open || channel.is_of_peer(message) {
@@ -64,7 +64,7 @@ impl Channels {
         Ok(true)
     }
     /// Makes the channel for which a peer asks.
-    fn accept(&mut self, env: &UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<PoolRef, Reason> {
+    fn accept(&mut self, env: &UrmaEnv<'_>, peer: NodeEid, message: &TpMessage) -> Result<PoolRef, Reason> {
         if message.lane > 0 && !self.has_lane_room() {
             return Err(Reason::UbChannelLimit);
         }
@@ -79,7 +79,7 @@ impl Channels {
         }
         Ok(at)
     }
-    fn on_open_reply(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+    fn on_open_reply(&mut self, env: &mut UrmaEnv<'_>, peer: NodeEid, message: &TpMessage) -> Result<(), Reason> {
         let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.table.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         if !channel.is_echoed(message) {
@@ -100,7 +100,7 @@ impl Channels {
         Ok(())
     }
     /// The peer has another channel to this node, and wants to see that this node asks now.
-    fn on_challenge(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+    fn on_challenge(&mut self, env: &mut UrmaEnv<'_>, peer: NodeEid, message: &TpMessage) -> Result<(), Reason> {
         let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.table.get_mut(at).ok_or(Reason::UbUnknownChannel)?;
         if !channel.is_echoed(message) || !channel.is_asking() {
@@ -115,7 +115,7 @@ impl Channels {
         Ok(())
     }
     /// The peer has ended a channel.
-    pub(crate) fn on_end(&mut self, env: &mut UrmaEnv<'_>, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+    pub(crate) fn on_end(&mut self, env: &mut UrmaEnv<'_>, peer: NodeEid, message: &TpMessage) -> Result<(), Reason> {
         let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;
         let channel = self.table.get(at).ok_or(Reason::UbUnknownChannel)?;
         if !channel.is_of_peer(message) || !channel.is_echoed(message) {

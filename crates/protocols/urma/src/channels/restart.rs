@@ -16,9 +16,10 @@ use crate::channels::Channels;
 use crate::channels::channel::{ChannelState, TpChannel};
 use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::sweeps::ChannelEnd;
+use crate::node_eid::NodeEid;
 use crate::pool::PoolRef;
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, Rtph, TpOpcode};
+use burst_ubwire::{Rtph, TpOpcode};
 
 /// One UNKNOWN in this time, on average, and at once as many as come in the second time.
 const UNKNOWN_EVERY: Nanos = Nanos::from_ms(1);
@@ -55,7 +56,7 @@ impl Channels {
         }
     }
     /// A packet came on a channel that this node does not have, perhaps of its former life: its sender is told.
-    pub(crate) fn tell_unknown(&mut self, now: Nanos, peer: Cna, rtph: &Rtph) {
+    pub(crate) fn tell_unknown(&mut self, now: Nanos, peer: NodeEid, rtph: &Rtph) {
         // Which is being opened, and not open yet at this end.
         let is_own = |channel: &TpChannel| channel.local_tpn == rtph.dst_tpn;
         if rtph.opcode != TpOpcode::Data || self.lanes_to(peer).any(|(_, channel)| is_own(channel)) {
@@ -81,7 +82,7 @@ impl Channels {
         self.push_management(peer, message);
     }
     /// A peer says that it does not have a channel.
-    pub(crate) fn on_unknown(&mut self, now: Nanos, peer: Cna, message: &TpMessage) -> Result<(), Reason> {
+    pub(crate) fn on_unknown(&mut self, now: Nanos, peer: NodeEid, message: &TpMessage) -> Result<(), Reason> {
         let is_meant = |channel: &TpChannel| {
             channel.state == ChannelState::Open
                 && (channel.local_tpn, channel.peer_tpn) == (message.echo_tpn, message.tpn)

@@ -1,8 +1,8 @@
 //! Sweeps that are due: work on all requests of a channel, which [`crate::initiator::sweep`] does in parts.
 
 use crate::channels::channel::LaneHealth;
+use crate::node_eid::NodeEid;
 use crate::pool::{PoolList, PoolRef};
-use burst_ubwire::Cna;
 use std::collections::{HashMap, VecDeque};
 
 /// Requests, packets and timers that one call of [`crate::UrmaNode::on_timer`] handles before others go on. Tens of microseconds.
@@ -22,7 +22,7 @@ pub(crate) enum ChannelEnd {
 /// A channel that has ended, and whose requests have not.
 #[derive(Debug)]
 pub(crate) struct EndedChannel {
-    pub(crate) peer: Cna,
+    pub(crate) peer: NodeEid,
     pub(crate) why: ChannelEnd,
     pub(crate) requests: PoolList,
 }
@@ -65,7 +65,7 @@ impl Sweeps {
         self.ended.get_mut(&channel).map(|ended| &mut ended.requests)
     }
     /// A channel has ended, and its requests are to end.
-    pub(crate) fn end(&mut self, channel: PoolRef, (peer, why): (Cna, ChannelEnd), requests: PoolList) {
+    pub(crate) fn end(&mut self, channel: PoolRef, (peer, why): (NodeEid, ChannelEnd), requests: PoolList) {
         if !requests.is_empty() {
             let before = self.ended.insert(channel, EndedChannel { peer, why, requests });
             debug_assert!(before.is_none(), "a channel has ended twice");

@@ -558,10 +558,11 @@ pub(crate) fn rto(config: &UrmaConfig, tries: u8, srtt: Nanos) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burst_ubwire::{Cna, SACK_WORDS_MAX};
+    use crate::node_eid::NodeEid;
+    use burst_ubwire::SACK_WORDS_MAX;
 
     fn window(count: u32) -> TxWindow {
-        let mut window = TxWindow::new(Psn::new(0xff_fff0), &UrmaConfig::new(Cna::new(1), 1));
+        let mut window = TxWindow::new(Psn::new(0xff_fff0), &UrmaConfig::new(NodeEid::numbered(1), 1));
         for i in 0..count {
             let owner = TxOwner::Response(PoolRef::NONE);
             window.push(Nanos(0), TxPacket { owner, offset: i, len: 100, last: true, tpmsn: i });
@@ -634,7 +635,7 @@ mod tests {
     /// Of two packets in flight both are lost, which no acknowledgement shows.
     #[test]
     fn what_a_probe_repairs_is_one_loss_unless_it_was_late() {
-        let (config, rtt, first) = (UrmaConfig::new(Cna::new(1), 1), 100_000, Psn::new(0xff_fff0));
+        let (config, rtt, first) = (UrmaConfig::new(NodeEid::numbered(1), 1), 100_000, Psn::new(0xff_fff0));
         for (wait, is_loss) in [(rtt, true), (rtt / 10, false)] {
             let mut w = window(3);
             w.on_ack(Nanos(rtt), first, None, &mut |_| ()).expect("sound");
@@ -653,7 +654,7 @@ mod tests {
 
     #[test]
     fn time_outs_double_and_end() {
-        let config = UrmaConfig::new(Cna::new(1), 1);
+        let config = UrmaConfig::new(NodeEid::numbered(1), 1);
         let mut w = window(40);
         let mut at = Nanos(0);
         for n in 0..config.rto_tries {

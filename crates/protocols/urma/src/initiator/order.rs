@@ -12,13 +12,14 @@
 use crate::channels::tx_window::TxOwner;
 use crate::initiator::Initiator;
 use crate::initiator::send_record::{RequestPhase, SendRecord};
+use crate::node_eid::NodeEid;
 use crate::node_shared::NodeShared;
 use crate::objects::records::{Jetty, OrderStream, StreamState};
 use crate::pool::PoolRef;
 use crate::timers::UrmaTimer;
 use crate::urma_target::order_tracker::CONTEXT_WINDOW;
 use burst_base::Nanos;
-use burst_ubwire::{Cna, OrderTag, ServiceMode};
+use burst_ubwire::{OrderTag, ServiceMode};
 
 /// Requests behind the first waiting one that are looked at.
 const LOOKAHEAD: u32 = 64;
@@ -227,7 +228,7 @@ fn effective_order(service: ServiceMode, order: OrderTag) -> OrderTag {
 
 /// The channel to which the order of a Jetty's requests binds this one: a sequence context belongs to a channel, and all
 /// requests of ROL take the same.
-fn stream_channel(node: &NodeShared, jetty: PoolRef, dest: Cna, leave: Leave) -> Option<PoolRef> {
+fn stream_channel(node: &NodeShared, jetty: PoolRef, dest: NodeEid, leave: Leave) -> Option<PoolRef> {
     let record = node.objects.jetties.get(jetty)?;
     let stream = &record.stream;
     let is_bound = leave == Leave::Numbered || leave == Leave::Plain && record.config.service == ServiceMode::Rol;

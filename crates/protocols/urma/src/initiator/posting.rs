@@ -6,15 +6,16 @@ use crate::api::{
 };
 use crate::initiator::Initiator;
 use crate::initiator::send_record::{RequestPhase, SendRecord};
+use crate::node_eid::NodeEid;
 use crate::node_shared::NodeShared;
 use crate::objects::Objects;
 use crate::objects::records::{Jetty, TASSN_WINDOW};
 use crate::pool::PoolRef;
-use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, ServiceMode, TaOpcode};
+use burst_ubwire::{Maetah, Mtetah, NotifyTarget, OrderTag, ServiceMode, TaOpcode};
 
 /// What a request reaches.
 struct RequestReach {
-    dest: Cna,
+    dest: NodeEid,
     target: Option<Mtetah>,
     token: Option<u32>,
     memory: Option<Maetah>,
@@ -129,15 +130,15 @@ fn reach(objects: &Objects, jetty: &Jetty, wr: &JfsWr) -> Result<RequestReach, U
     };
     if !wr.opcode.has_memory() {
         let remote = remote.ok_or(UrmaError::Value)?;
-        return Ok(RequestReach { dest: remote.cna, target, token: remote.token, memory: None, notify: None });
+        return Ok(RequestReach { dest: remote.eid, target, token: remote.token, memory: None, notify: None });
     }
     let segment = segment.ok_or(UrmaError::Value)?;
-    if remote.is_some_and(|remote| remote.cna != segment.cna) {
+    if remote.is_some_and(|remote| remote.eid != segment.eid) {
         return Err(UrmaError::Value);
     }
     let notify = notify_target(objects, wr, &segment)?;
     let memory = Maetah { addr: wr.remote_addr, token_id: segment.token_id, len: wr.data.len() };
-    Ok(RequestReach { dest: segment.cna, target, token: segment.token, memory: Some(memory), notify })
+    Ok(RequestReach { dest: segment.eid, target, token: segment.token, memory: Some(memory), notify })
 }
 
 /// The Jetty or JFR of a peer that a work request names; in mode RC the bound one.
@@ -164,7 +165,7 @@ fn notify_target(objects: &Objects, wr: &JfsWr, data: &RemoteSegment) -> Result<
     }
     let (segment, addr) = wr.notify.ok_or(UrmaError::Value)?;
     let segment = objects.remote_segments.at(segment).ok_or(UrmaError::NoObject)?;
-    if segment.cna != data.cna {
+    if segment.eid != data.eid {
         return Err(UrmaError::Value);
     }
     Ok(Some(NotifyTarget { addr, token_id: segment.token_id, token: segment.token }))

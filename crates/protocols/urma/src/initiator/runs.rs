@@ -9,11 +9,12 @@ use crate::channels::channel::{ACK_EVERY, TpChannel};
 use crate::channels::tx_window::{TxLimits, TxOwner, TxPacket};
 use crate::initiator::Initiator;
 use crate::initiator::send_record::SendRecord;
+use crate::node_eid::NodeEid;
 use crate::node_shared::NodeShared;
 use crate::pool::PoolRef;
 use burst_base::{Nanos, Psn};
 use burst_span::Span;
-use burst_ubwire::{Cna, CongestionField, MessageHead};
+use burst_ubwire::{CongestionField, MessageHead};
 
 /// Packets of a run at most: as many as there are bits for.
 const RUN_MAX: u32 = 32;
@@ -22,7 +23,7 @@ const RUN_MAX: u32 = 32;
 #[derive(Clone, Copy, Debug)]
 pub struct UrmaRun {
     /// Where to.
-    pub dest: Cna,
+    pub dest: NodeEid,
     /// The lane.
     pub lane: u8,
     /// The path of the channel.

@@ -17,7 +17,7 @@ pub(crate) enum RequestPhase {
 #[derive(Debug)]
 pub(crate) struct SendRecord {
     pub(crate) jetty: PoolRef,
-    pub(crate) dest: Cna,
+    pub(crate) dest: NodeEid,
     pub(crate) tassn: u16,
     pub(crate) opcode: TaOpcode,
     pub(crate) order: OrderTag,
@@ -139,8 +139,9 @@ impl SendRecord {
     }
 }
 use crate::api::{CompletionRecord, CrStatus, LocalRange, TargetKind, UrmaMemory, WrData};
+use crate::node_eid::NodeEid;
 use crate::objects::id_of;
 use crate::objects::segment_table::SegmentTable;
 use crate::pool::PoolRef;
 use burst_base::Psn;
-use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode};
+use burst_ubwire::{Maetah, Mtetah, NotifyTarget, OrderTag, TaOpcode};

@@ -6,6 +6,7 @@ use crate::channels::rx_window::{DeliveredPackets, PsnVerdict};
 use crate::channels::tx_window::{Acked, TxOwner};
 use crate::initiator::responses::ResponsePacket;
 use crate::node::UrmaNode;
+use crate::node_eid::NodeEid;
 use crate::paths::PathChange;
 use crate::pool::PoolRef;
 use crate::urma_target::message::{MessageOrigin, RequestPacket};
@@ -16,17 +17,18 @@ use burst_ubwire::{
 };
 
 impl UrmaNode {
-    /// A packet arrived, from the NTH on and without checksum. Drops are counted by reason.
-    pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
-        self.on_packet_of(env, bytes, false);
+    /// A packet arrived from a node, from the NTH on and without checksum. Drops are counted by reason: a packet is dropped that
+    /// names another source than its sender's address ends with.
+    pub fn on_packet(&mut self, env: &mut UrmaEnv<'_>, from: NodeEid, bytes: &[u8]) {
+        self.on_packet_of(env, (from, false), bytes);
     }
     /// As [`UrmaNode::on_packet`], for a packet that a switch has marked in its IP header (ECN). Its sender hears of it.
-    pub fn on_marked_packet(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8]) {
-        self.on_packet_of(env, bytes, true);
+    pub fn on_marked_packet(&mut self, env: &mut UrmaEnv<'_>, from: NodeEid, bytes: &[u8]) {
+        self.on_packet_of(env, (from, true), bytes);
     }
     #[inline]
-    fn on_packet_of(&mut self, env: &mut UrmaEnv<'_>, bytes: &[u8], is_marked: bool) {
-        if !is_marked && self.target.on_following(&mut self.shared, env, bytes) {
+    fn on_packet_of(&mut self, env: &mut UrmaEnv<'_>, (from, is_marked): (NodeEid, bool), bytes: &[u8]) {
+        if !is_marked && self.target.on_following(&mut self.shared, env, (from, bytes)) {
             if self.target.contexts.has_moved() {
                 self.target.run_contexts(&mut self.shared, env);
             }
@@ -36,13 +38,16 @@ impl UrmaNode {
         if let Err(reason) = packet.read(bytes, &Dialect::BURST) {
             return env.fx.count(reason);
         }
-        if packet.head.nth.dest != self.shared.channels.config.cna {
+        let nth = &packet.head.nth;
+        if (nth.source, nth.dest) != (from.cna(), self.cna()) {
             return env.fx.count(Reason::UbForeign);
         }
         let verdict = match (packet.head.nth.next, &packet.head.rtph) {
-            (NextLayer::Reliable, Some(_)) => self.on_reliable(env, &packet, (bytes.len() as u32, is_marked)),
-            (NextLayer::Unreliable, _) => self.on_unreliable(env, &packet).map(|()| None),
-            (NextLayer::Bypass, _) => self.accesses.on_packet(&mut self.shared.objects, env, &packet).map(|()| None),
+            (NextLayer::Reliable, Some(_)) => self.on_reliable(env, (from, is_marked), &packet, bytes.len() as u32),
+            (NextLayer::Unreliable, _) => self.on_unreliable(env, from, &packet).map(|()| None),
+            (NextLayer::Bypass, _) => {
+                self.accesses.on_packet(&mut self.shared.objects, env, (from, &packet)).map(|()| None)
+            }
             (NextLayer::Reliable, None) => Err(Reason::UbNextLayer),
         };
         match verdict {
@@ -66,15 +71,17 @@ impl UrmaNode {
     fn on_reliable(
         &mut self,
         env: &mut UrmaEnv<'_>,
+        sender: (NodeEid, bool),
         packet: &UbPacket<'_>,
-        (len, is_marked): (u32, bool),
+        len: u32,
     ) -> Result<Option<PoolRef>, Reason> {
+        let (from, is_marked) = sender;
         let Some(rtph) = &packet.head.rtph else { return Err(Reason::UbNextLayer) };
         let channels = &mut self.shared.channels;
-        let at = match channels.receiver(&packet.head.nth, rtph) {
+        let at = match channels.receiver(from, rtph) {
             Ok(at) => at,
             Err(reason) => {
-                channels.tell_unknown(env.now, packet.head.nth.source, rtph);
+                channels.tell_unknown(env.now, from, rtph);
                 return Err(reason);
             }
         };
@@ -215,9 +222,8 @@ impl UrmaNode {
         self.acked = acked;
         result
     }
-    fn on_unreliable(&mut self, env: &mut UrmaEnv<'_>, packet: &UbPacket<'_>) -> Result<(), Reason> {
+    fn on_unreliable(&mut self, env: &mut UrmaEnv<'_>, peer: NodeEid, packet: &UbPacket<'_>) -> Result<(), Reason> {
         let Some(TaHeader::Request(request)) = &packet.head.ta else { return Err(Reason::UbLate) };
-        let peer = packet.head.nth.source;
         match request.base.opcode {
             TaOpcode::Management => {
                 let message = TpMessage::parse(packet.payload).ok_or(Reason::UbManagement)?;
@@ -239,11 +245,12 @@ impl UrmaNode {
             _ => Err(Reason::UbUnreliableLost),
         }
     }
-    /// Packets of `len` bytes have come, one begins every `stride` bytes of `packets`. Takes those from the first one on that
-    /// follow the last one of their message in every respect, but not the message's last one. Returns their number; the outcome
+    /// Packets have come from a node, of which one begins every so many bytes of `packets`, and has so many (`lengths`). Takes those
+    /// from the first one on that follow the last one of their message in every respect, but not the message's last one. Returns their number; the outcome
     /// is that of [`UrmaNode::on_packet`] for each. 0 changes nothing but, where memory is gone, payload that comes again.
-    pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, packets: &[u8], stride: usize, len: usize) -> usize {
-        self.target.on_run(&mut self.shared, env, &ReceivedRun { packets, stride, len })
+    pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, from: NodeEid, packets: &[u8], lengths: (usize, usize)) -> usize {
+        let (stride, len) = lengths;
+        self.target.on_run(&mut self.shared, env, &ReceivedRun { from, packets, stride, len })
     }
     /// The next packet takes the usual way, whatever the last one was: for tests that compare the two.
     #[doc(hidden)]

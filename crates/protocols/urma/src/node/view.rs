@@ -3,10 +3,10 @@
 use crate::api::UrmaEvent;
 use crate::channels::channel::ChannelState;
 use crate::node::UrmaNode;
+use crate::node_eid::NodeEid;
 use crate::paths::FlightBytes;
 use crate::pool::PoolRef;
 use burst_base::Nanos;
-use burst_ubwire::Cna;
 
 /// Numbers of objects of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct ObjectCounts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelView {
     /// Address of the peer.
-    pub peer: Cna,
+    pub peer: NodeEid,
     /// Which of the channels to the peer.
     pub lane: u8,
     /// Number of this end.
@@ -78,12 +78,12 @@ impl UrmaNode {
         self.initiator.requests.has_room()
     }
     /// Whether there is a channel to a peer, open or being opened.
-    pub fn has_channel(&self, peer: Cna) -> bool {
+    pub fn has_channel(&self, peer: NodeEid) -> bool {
         self.shared.channels.by_peer.range((peer, 0)..=(peer, u8::MAX)).next().is_some()
     }
     /// Whether a channel to a peer is open. No request, token or payload is sent before, and a channel opens only if the peer
     /// sends back numbers that are known to a receiver at its address alone. So such a peer is where its packets are sent.
-    pub fn has_open_channel(&self, peer: Cna) -> bool {
+    pub fn has_open_channel(&self, peer: NodeEid) -> bool {
         self.shared.channels.lanes_to(peer).any(|(_, channel)| channel.state == ChannelState::Open)
     }
     /// How many channels there are, to all peers.
@@ -116,10 +116,10 @@ impl UrmaNode {
     }
     /// All channels.
     pub fn channels(&self) -> impl Iterator<Item = ChannelView> + '_ {
-        self.channels_from(Cna::new(0))
+        self.channels_from(NodeEid::UNSPECIFIED)
     }
     /// The channels to peers from this one on, in order of their addresses, and lanes.
-    pub fn channels_from(&self, peer: Cna) -> impl Iterator<Item = ChannelView> + '_ {
+    pub fn channels_from(&self, peer: NodeEid) -> impl Iterator<Item = ChannelView> + '_ {
         let channels =
             self.shared.channels.by_peer.range((peer, 0)..).filter_map(|(_, at)| self.shared.channels.get(*at));
         channels.map(|channel| ChannelView {

@@ -13,9 +13,9 @@
 //! The counts are in sets of four, and the one that is forgiven first makes room, so that counts of other keys displace no
 //! exhausted one. Nothing is looked up while no wrong token was shown lately.
 
+use crate::node_eid::NodeEid;
 use burst_base::Nanos;
 use burst_base::rng::splitmix64;
-use burst_ubwire::Cna;
 
 /// Counts in a set.
 const WAYS: usize = 4;
@@ -25,7 +25,7 @@ const SETS: usize = 128;
 /// Who guesses, and what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Guess {
-    pub(crate) peer: Cna,
+    pub(crate) peer: NodeEid,
     /// The Jetty of the request.
     pub(crate) rc_id: u32,
     /// The object whose token is asked for.
@@ -62,10 +62,13 @@ struct GuessLimit {
 const OF_JETTY: GuessLimit = GuessLimit { at_once: 16, interval: Nanos::from_ms(1000) };
 const OF_OBJECT: GuessLimit = GuessLimit { at_once: 256, interval: Nanos(62_500_000) };
 
+/// The key of a count that was never used: no guess has it.
+const NO_KEY: GuessKey = [u64::MAX; 3];
+
 /// A count of wrong tokens.
 #[derive(Clone, Copy, Debug)]
 struct GuessCount {
-    key: u64,
+    key: GuessKey,
     /// When all are forgiven.
     until: Nanos,
 }
@@ -80,19 +83,20 @@ struct GuessTable {
 
 impl GuessTable {
     fn new(limit: GuessLimit, seed: u64) -> GuessTable {
-        GuessTable { limit, seed, counts: vec![GuessCount { key: u64::MAX, until: Nanos(0) }; SETS * WAYS] }
+        GuessTable { limit, seed, counts: vec![GuessCount { key: NO_KEY, until: Nanos(0) }; SETS * WAYS] }
     }
-    fn set(&mut self, key: u64) -> &mut [GuessCount] {
-        let mut mixed = key ^ self.seed;
-        let at = splitmix64(&mut mixed) as usize % SETS * WAYS;
+    fn set(&mut self, key: GuessKey) -> &mut [GuessCount] {
+        debug_assert!(key != NO_KEY, "no guess has this key");
+        let mixed = key.into_iter().fold(self.seed, |mixed, word| splitmix64(&mut (mixed ^ word)));
+        let at = mixed as usize % SETS * WAYS;
         &mut self.counts[at..at + WAYS]
     }
-    fn is_shut(&mut self, key: u64, now: Nanos) -> bool {
+    fn is_shut(&mut self, key: GuessKey, now: Nanos) -> bool {
         let allowed = (self.limit.at_once - 1) * self.limit.interval.0;
         self.set(key).iter().any(|count| count.key == key && count.until.0 > now.0 + allowed)
     }
     /// Counts a wrong token, and returns when all of its key are forgiven.
-    fn note(&mut self, key: u64, now: Nanos) -> Nanos {
+    fn note(&mut self, key: GuessKey, now: Nanos) -> Nanos {
         let interval = self.limit.interval;
         let set = self.set(key);
         let at = set.iter().position(|count| count.key == key);
@@ -141,12 +145,18 @@ impl Guesses {
     }
 }
 
+/// What is counted for one key: the words of the source's address, and what it guesses or by which Jetty.
+type GuessKey = [u64; 3];
+
 /// The keys of a guess in the two tables.
-fn keys(guess: &Guess) -> (u64, u64) {
+fn keys(guess: &Guess) -> (GuessKey, GuessKey) {
     let by_channel = u64::from(guess.has_channel);
-    let jetty = u64::from(guess.peer.get()) << 32 | u64::from(guess.rc_id) << 1 | by_channel;
-    let source = if guess.has_channel { 1 << 24 | u64::from(guess.peer.get()) } else { 0 };
-    (jetty, source << 36 ^ guess.object.key())
+    let [high, low] = guess.peer.words();
+    let source = if guess.has_channel { [high, low] } else { [0; 2] };
+    (
+        [high, low, u64::from(guess.rc_id) << 1 | by_channel],
+        [source[0], source[1], guess.object.key() << 1 | by_channel],
+    )
 }
 
 #[cfg(test)]
@@ -154,7 +164,7 @@ mod tests {
     use super::*;
 
     fn guess(peer: u32, rc_id: u32, token_id: u32, has_channel: bool) -> Guess {
-        Guess { peer: Cna::new(peer), rc_id, object: GuessedObject::Segment(token_id), has_channel }
+        Guess { peer: NodeEid::numbered(peer), rc_id, object: GuessedObject::Segment(token_id), has_channel }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Completion queues (JFC), receive queues (JFR) and the Jetty record.
 
 use crate::api::{CompletionRecord, GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, JfrWr, RemoteJetty};
+use crate::node_eid::NodeEid;
 use crate::pool::PoolRef;
-use burst_ubwire::Cna;
 use std::collections::VecDeque;
 
 /// A completion queue.
@@ -52,7 +52,7 @@ pub(crate) enum StreamState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OrderStream {
     pub(crate) state: StreamState,
-    pub(crate) peer: Cna,
+    pub(crate) peer: NodeEid,
     pub(crate) channel: PoolRef,
     pub(crate) next_number: u16,
 }
@@ -118,7 +118,12 @@ impl Jetty {
             ordered: 0,
             reads: 0,
             outside: 0,
-            stream: OrderStream { state: StreamState::None, peer: Cna::new(0), channel: PoolRef::NONE, next_number: 0 },
+            stream: OrderStream {
+                state: StreamState::None,
+                peer: NodeEid::UNSPECIFIED,
+                channel: PoolRef::NONE,
+                next_number: 0,
+            },
             drain: Drain::No,
             is_abandoned: false,
             is_awaited: false,

@@ -4,6 +4,7 @@
 //! and the count of wrong tokens ([`crate::objects::guesses`]).
 
 use crate::api::{JettyState, JfrState, TargetKind, TransMode, URMA_MESSAGE_MAX, UrmaEnv, access};
+use crate::node_eid::NodeEid;
 use crate::objects::Objects;
 use crate::objects::guesses::{Guess, GuessedObject};
 use crate::objects::records::{Jetty, Jfr};
@@ -12,7 +13,7 @@ use crate::pool::PoolRef;
 use crate::refusal::UrmaRefusal;
 use crate::urma_target::message::{MessageOrigin, Placement};
 use burst_base::Reason;
-use burst_ubwire::{Cna, Maetah, Mtetah, NotifyTarget, ServiceMode, TaOpcode, TaRequest};
+use burst_ubwire::{Maetah, Mtetah, NotifyTarget, ServiceMode, TaOpcode, TaRequest};
 
 const UNKNOWN: UrmaRefusal = UrmaRefusal::error(UrmaRefusal::OPERATION, Reason::UbUnknownTarget);
 
@@ -43,7 +44,7 @@ pub(crate) fn check_tokens<T>(
 }
 
 /// What a request guesses if its token is wrong.
-pub(crate) fn guess_of(peer: Cna, request: &TaRequest, has_channel: bool) -> Guess {
+pub(crate) fn guess_of(peer: NodeEid, request: &TaRequest, has_channel: bool) -> Guess {
     let object = match (request.memory, request.target) {
         (Some(memory), _) => GuessedObject::Segment(memory.token_id),
         (None, Some(target)) => GuessedObject::Target(target.kind, target.id),
@@ -215,7 +216,7 @@ fn check_jetty(jetty: &Jetty, origin: &MessageOrigin) -> Result<u32, UrmaRefusal
     let is_unreliable = origin.request.base.mode == ServiceMode::Uno;
     let is_peer = match jetty.config.mode {
         TransMode::Rc => {
-            let bound = jetty.bound.map(|bound| (bound.cna, bound.id));
+            let bound = jetty.bound.map(|bound| (bound.eid, bound.id));
             !is_unreliable && bound == Some((origin.peer, origin.request.base.rc_id))
         }
         TransMode::Rm => !is_unreliable,

@@ -14,6 +14,7 @@
 //!   room the message is refused as not ready, and its sender tries again later, at the transport's pace.
 
 use crate::api::{JETTY_ID_FIRST, UrmaEffects, UrmaEnv};
+use crate::node_eid::NodeEid;
 use crate::node_shared::NodeShared;
 use crate::pool::PoolRef;
 use crate::refusal::UrmaRefusal;
@@ -21,7 +22,7 @@ use crate::response_record::{ECHO_SLOTS, ResponseKind, ResponseRecord};
 use crate::urma_target::UrmaTarget;
 use crate::urma_target::message::{InboundPhase, MessageOrigin};
 use burst_base::Reason;
-use burst_ubwire::{Atah, Btah, Cna, Mtetah, ServiceMode, TaOpcode, TaRequest, UbStatus};
+use burst_ubwire::{Atah, Btah, Mtetah, ServiceMode, TaOpcode, TaRequest, UbStatus};
 
 /// Number of the echo's Jetty: that of `urma_ping`.
 pub const ECHO_JETTY: u32 = 5;
@@ -59,7 +60,7 @@ struct EchoPayload {
 #[derive(Debug)]
 struct EchoSlot {
     owner: SlotOwner,
-    peer: Cna,
+    peer: NodeEid,
     payload: Vec<u8>,
 }
 
@@ -169,7 +170,7 @@ impl UrmaTarget {
         }
     }
     /// A free slot, full of zeros: a message with a hole must not show what another peer has sent.
-    fn take_slot(&mut self, node: &mut NodeShared, peer: Cna, owner: SlotOwner) -> Result<usize, UrmaRefusal> {
+    fn take_slot(&mut self, node: &mut NodeShared, peer: NodeEid, owner: SlotOwner) -> Result<usize, UrmaRefusal> {
         let (mut used, mut own, mut free) = (0, 0, None);
         for (i, slot) in self.echo.slots.iter().enumerate() {
             if self.is_slot_used(node, slot.owner) {

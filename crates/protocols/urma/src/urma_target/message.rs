@@ -1,19 +1,20 @@
 //! Messages of peers: where they come from, where their payload goes, what is known of one that is incomplete.
 
 use crate::api::{CompletionRecord, CrStatus, TargetKind, UrmaEffects, UrmaEnv};
+use crate::node_eid::NodeEid;
 use crate::objects::Objects;
 use crate::objects::records::PostedReceive;
 use crate::objects::segment_table::SegmentTable;
 use crate::pool::PoolRef;
 use crate::refusal::UrmaRefusal;
 use burst_base::{Psn, Reason};
-use burst_ubwire::{Cna, Rtph, TaOpcode, TaRequest};
+use burst_ubwire::{Rtph, TaOpcode, TaRequest};
 
 /// The message to which a packet or refusal belongs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MessageOrigin {
     pub(crate) channel: PoolRef,
-    pub(crate) peer: Cna,
+    pub(crate) peer: NodeEid,
     /// PSN of the last packet.
     pub(crate) last_psn: Psn,
     /// In ROL: the peer knows that it waits and that its answer is a TAACK.

@@ -6,6 +6,7 @@
 
 use crate::api::UrmaEnv;
 use crate::channels::rx_window::{DeliveredPackets, PsnVerdict, RX_WINDOW};
+use crate::node_eid::NodeEid;
 use crate::node_shared::NodeShared;
 use crate::pool::PoolRef;
 use crate::urma_target::UrmaTarget;
@@ -25,8 +26,9 @@ pub(crate) struct LastPart {
     pub(crate) head: MessageHead,
 }
 
-/// Packets of equal length, of which one begins every `stride` bytes.
+/// Packets of equal length from one node, of which one begins every `stride` bytes.
 pub(crate) struct ReceivedRun<'a> {
+    pub(crate) from: NodeEid,
     pub(crate) packets: &'a [u8],
     pub(crate) stride: usize,
     /// Bytes of each packet.
@@ -87,10 +89,11 @@ impl UrmaTarget {
             return 0;
         };
         let InboundPhase::Placing(placement) = &message.phase else { return 0 };
-        if !channel.takes_following() || message.total.is_some() || channel.rx.has_gap() {
+        if !channel.takes_following_of(run.from) || message.total.is_some() || channel.rx.has_gap() {
             return 0;
         }
-        let ReceivedRun { packets, stride, len } = *run;
+        let ReceivedRun { packets, stride, len, .. } = *run;
+        debug_assert!(0 < len && len <= stride, "packets of a run overlap");
         let head = &self.last_part.head;
         let limit = self.last_part.len.map_or(placement.limit, |len| len.min(placement.limit));
         let (psn, base) = (channel.rx.expected(), channel.rx.base());
@@ -119,7 +122,12 @@ impl UrmaTarget {
     }
     /// Takes a packet that follows the last one of its message in every respect. False: it is another one, and nothing has
     /// changed.
-    pub(crate) fn on_following(&mut self, node: &mut NodeShared, env: &mut UrmaEnv<'_>, bytes: &[u8]) -> bool {
+    pub(crate) fn on_following(
+        &mut self,
+        node: &mut NodeShared,
+        env: &mut UrmaEnv<'_>,
+        (from, bytes): (NodeEid, &[u8]),
+    ) -> bool {
         let Some((at, message_at)) = self.last_part.of else { return false };
         let Some(part) = self.last_part.head.follow(bytes) else { return false };
         let (Some(channel), Some(message)) = (node.channels.get_mut(at), self.inbound.get_mut(message_at)) else {
@@ -131,7 +139,7 @@ impl UrmaTarget {
         let limit = self.last_part.len.map_or(placement.limit, |len| len.min(placement.limit));
         let is_last_early = part.last && message.received < part.offset;
         let has_place = message.total.is_none() && !is_last_early && len > 0 && end <= limit;
-        if !has_place || !channel.takes_following() || channel.rx.judge(part.psn) != PsnVerdict::Expected {
+        if !has_place || !channel.takes_following_of(from) || channel.rx.judge(part.psn) != PsnVerdict::Expected {
             return false;
         }
         let addr = placement.addr + u64::from(part.offset);

@@ -2,10 +2,10 @@
 
 use crate::common::*;
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, Dialect, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbPacket};
+use burst_ubwire::{Dialect, ServiceMode, TaHeader, TaOpcode, TpOpcode, UbPacket};
 use burst_urma::{
-    CrStatus, JettyConfig, JfrConfig, JfrState, JfsWr, LossRecovery, RemoteJetty, RemoteSegment, SegmentConfig,
-    TargetKind, TransMode, UrmaError, UrmaEvent, WrData, access,
+    CrStatus, JettyConfig, JfrConfig, JfrState, JfsWr, LossRecovery, NodeEid, RemoteJetty, RemoteSegment,
+    SegmentConfig, TargetKind, TransMode, UrmaError, UrmaEvent, WrData, access,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -125,7 +125,7 @@ fn immediate_data_arrive_with_the_bytes() {
         assert_eq!(crs.len(), 1, "{opcode:?}");
         let cr = crs[0];
         assert_eq!((cr.status, cr.opcode, cr.len, cr.user_ctx), (CrStatus::Success, opcode, len, user_ctx));
-        assert_eq!((cr.immediate, cr.remote), (0x1234_5678_9abc_def0, Some((Cna::new(1), p.jetty[0]))));
+        assert_eq!((cr.immediate, cr.remote), (0x1234_5678_9abc_def0, Some((NodeEid::numbered(1), p.jetty[0]))));
         if opcode == TaOpcode::WriteImm {
             assert_eq!(p.world.hosts[0].ram.bytes[..10_000], p.world.hosts[1].ram.bytes[100_000..110_000]);
         }
@@ -245,7 +245,7 @@ fn a_jetty_with_a_token_and_a_bound_one_refuse_others() {
     p.world.recv(1, p.jfr[1], 0, 100, 1);
     let wr = p.wr(TaOpcode::Send, 0, 10, 0);
     assert_eq!(p.go(wr).0, [CrStatus::RemAccessAbort]);
-    let shown = RemoteJetty { cna: Cna::new(2), id: p.jetty[1], kind: TargetKind::Jetty, token: Some(5) };
+    let shown = RemoteJetty { eid: NodeEid::numbered(2), id: p.jetty[1], kind: TargetKind::Jetty, token: Some(5) };
     let target = p.world.hosts[0].node.import_jetty(shown).expect("room");
     let wr = JfsWr { target: Some(target), ..wr };
     assert_eq!(p.go(wr).0, [CrStatus::Success]);
@@ -438,7 +438,7 @@ fn a_jfr_whose_completion_is_lost_takes_no_more_messages_and_another_one_does() 
         p.world.recv(1, jfr, 0, 64, 1);
     }
     let mut import = |id| {
-        let remote = RemoteJetty { cna: Cna::new(2), id, kind: TargetKind::Jfr, token: None };
+        let remote = RemoteJetty { eid: NodeEid::numbered(2), id, kind: TargetKind::Jfr, token: None };
         p.world.hosts[0].node.import_jetty(remote).expect("room")
     };
     let (to_full, to_other) = (import(full), import(other));
@@ -478,7 +478,7 @@ fn queues_report_overflow_error_and_their_limit_once() {
     for i in 0..3 {
         p.world.recv(1, jfr, 0, 64, i);
     }
-    let remote = RemoteJetty { cna: Cna::new(2), id: jfr, kind: TargetKind::Jfr, token: Some(4) };
+    let remote = RemoteJetty { eid: NodeEid::numbered(2), id: jfr, kind: TargetKind::Jfr, token: Some(4) };
     let target = p.world.hosts[0].node.import_jetty(remote).expect("room");
     let send = JfsWr { target: Some(target), ..p.wr(TaOpcode::Send, 0, 8, 0) };
     for events in [0, 1, 1] {

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, Dialect, Nth, TaHeader, TaOpcode, TpOpcode, UbPacket};
-use burst_urma::{CrStatus, JettyConfig, JfsWr, LossRecovery};
+use burst_ubwire::{Dialect, Nth, TaHeader, TaOpcode, TpOpcode, UbPacket};
+use burst_urma::{CrStatus, JettyConfig, JfsWr, LossRecovery, NodeEid};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -138,17 +138,18 @@ fn an_answer_that_go_back_n_drops_behind_a_gap_acknowledges_all_the_same() {
     let answers = [0; 2].map(|_| {
         ends.write(0, 64);
         let write = take(&mut ends.world, 0).expect("the WRITE");
-        ends.world.with(1, |node, env| node.on_packet(env, &write));
+        ends.world.with(1, |node, env| node.on_packet(env, crate::common::sender(&write), &write));
         take(&mut ends.world, 1).expect("the TAACK")
     });
-    let in_flight = |ends: &Ends| ends.world.hosts[0].node.channels_from(Cna::new(0)).map(|c| c.packets).sum::<usize>();
+    let in_flight =
+        |ends: &Ends| ends.world.hosts[0].node.channels_from(NodeEid::UNSPECIFIED).map(|c| c.packets).sum::<usize>();
     assert_eq!(in_flight(&ends), 2);
     // The first one is lost.
-    ends.world.with(0, |node, env| node.on_packet(env, &answers[1]));
+    ends.world.with(0, |node, env| node.on_packet(env, crate::common::sender(&answers[1]), &answers[1]));
     assert_eq!((in_flight(&ends), ends.world.count(0, Reason::UbGap)), (0, 1));
     assert_eq!(ends.world.poll(0, ends.jfcs[0]).len(), 0);
     for answer in &answers {
-        ends.world.with(0, |node, env| node.on_packet(env, answer));
+        ends.world.with(0, |node, env| node.on_packet(env, crate::common::sender(answer), answer));
     }
     ends.world.run_for(Nanos(1_000_000_000));
     assert_eq!(ends.world.poll(0, ends.jfcs[0]).len(), 2);
@@ -174,7 +175,7 @@ fn a_peer_that_does_not_say_that_it_reads_them_gets_acknowledgements_by_themselv
         if !is_reader {
             write[Nth::LEN + 8] &= !0x40;
         }
-        ends.world.with(1, |node, env| node.on_packet(env, &write));
+        ends.world.with(1, |node, env| node.on_packet(env, crate::common::sender(&write), &write));
         let packets: Vec<Vec<u8>> = std::iter::from_fn(|| take(&mut ends.world, 1)).collect();
         let kinds: Vec<_> = packets.iter().map(|p| seen(1, p)).map(|seen| (seen.1, seen.3.is_some())).collect();
         match is_reader {
@@ -182,7 +183,7 @@ fn a_peer_that_does_not_say_that_it_reads_them_gets_acknowledgements_by_themselv
             false => assert_eq!(kinds, [(None, false), (Some(TaOpcode::TaAck), false)]),
         }
         for packet in packets {
-            ends.world.with(0, |node, env| node.on_packet(env, &packet));
+            ends.world.with(0, |node, env| node.on_packet(env, crate::common::sender(&packet), &packet));
         }
         ends.world.run_for(MS);
         let crs = ends.world.poll(0, ends.jfcs[0]);
@@ -196,12 +197,12 @@ fn an_acknowledgement_of_packets_that_were_never_sent_is_counted_and_its_answer_
     ends.open();
     ends.write(0, 64);
     let write = take(&mut ends.world, 0).expect("the WRITE");
-    ends.world.with(1, |node, env| node.on_packet(env, &write));
+    ends.world.with(1, |node, env| node.on_packet(env, crate::common::sender(&write), &write));
     let mut answer = take(&mut ends.world, 1).expect("the TAACK");
     let at = answer.len() - 3;
     // A thousand packets ahead.
     answer[at + 1] = answer[at + 1].wrapping_add(4);
-    ends.world.with(0, |node, env| node.on_packet(env, &answer));
+    ends.world.with(0, |node, env| node.on_packet(env, crate::common::sender(&answer), &answer));
     assert_eq!(ends.world.count(0, Reason::UbBadAck), 1);
     assert_eq!(ends.world.poll(0, ends.jfcs[0]).len(), 1);
     ends.world.run_for(Nanos(1_000_000_000));

@@ -3,8 +3,8 @@
 use crate::common::forge::write;
 use crate::common::*;
 use burst_base::Nanos;
-use burst_ubwire::{Cna, Dialect, OrderTag, TaOpcode, TpOpcode, UbPacket};
-use burst_urma::{CrStatus, JettyConfig, JettyState, JfrState, JfsWr};
+use burst_ubwire::{Dialect, OrderTag, TaOpcode, TpOpcode, UbPacket};
+use burst_urma::{CrStatus, JettyConfig, JettyState, JfrState, JfsWr, NodeEid};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -99,11 +99,11 @@ fn a_late_request_of_a_former_channel_does_not_spoil_the_new_one() {
     world.filter = None;
     let late = saved.borrow()[0].clone();
     // Host 0 ends the channel and asks for another one; the copy arrives before the answer.
-    world.hosts[0].node.end_channel(Cna::new(2));
+    world.hosts[0].node.end_channel(NodeEid::numbered(2));
     let wr = write(&world, 0, s0, 0, 8);
     world.post_sound(0, jetty0, wr);
     world.transmit();
-    world.with(0, |node, env| node.on_packet(env, &late));
+    world.with(0, |node, env| node.on_packet(env, crate::common::sender(&late), &late));
     world.run_for(Nanos(5_000_000_000));
     let crs = world.poll(0, jfc0);
     assert_eq!(crs.iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success]);
@@ -169,16 +169,16 @@ fn tools_see_objects_and_channels_in_every_state() {
     let jfc = world.jfc(0);
     let jetty = world.jetty(0, JettyConfig::new(jfc, None));
     let segments = [world.import_all(0, 1), world.import_all(0, 2)];
-    let peers = [world.hosts[1].node.cna(), world.hosts[2].node.cna()];
+    let peers = [NodeEid::numbered(2), NodeEid::numbered(3)];
     let before = world.hosts[0].node.object_counts();
     assert_eq!((before.jetties, before.jfrs, before.jfcs, before.segments, before.requests), (1, 0, 1, 1, 0));
-    assert_eq!(world.hosts[0].node.channels_from(Cna::new(0)).count(), 0);
+    assert_eq!(world.hosts[0].node.channels_from(NodeEid::UNSPECIFIED).count(), 0);
     for segment in segments {
         let wr = write(&world, 0, segment, 0, 8);
         world.post_sound(0, jetty, wr);
     }
     let node = &world.hosts[0].node;
-    let opening: Vec<_> = node.channels_from(Cna::new(0)).collect();
+    let opening: Vec<_> = node.channels_from(NodeEid::UNSPECIFIED).collect();
     assert_eq!(opening.iter().map(|c| c.peer).collect::<Vec<_>>(), peers, "in order");
     assert!(opening.iter().all(|c| !c.is_open && (c.packets, c.peer_tpn) == (0, 0)), "{opening:?}");
     assert_eq!(node.object_counts().requests, 2);
@@ -187,13 +187,13 @@ fn tools_see_objects_and_channels_in_every_state() {
     let wr = write(&world, 0, segments[0], 0, 8000);
     world.post_sound(0, jetty, wr);
     world.transmit();
-    let open: Vec<_> = world.hosts[0].node.channels_from(Cna::new(0)).collect();
+    let open: Vec<_> = world.hosts[0].node.channels_from(NodeEid::UNSPECIFIED).collect();
     assert!(open.iter().all(|c| c.is_open && c.peer_tpn != 0 && c.srtt > Nanos(0)), "{open:?}");
     let mtu = usize::from(world.hosts[0].node.mtu());
     assert_eq!((open[0].packets, open[0].bytes, open[0].unanswered), (8000usize.div_ceil(mtu), 8000, 1));
     assert_eq!((open[1].packets, open[1].bytes, open[1].unanswered), (0, 0, 0));
     world.run_for(Nanos(1_000_000));
-    assert_eq!(world.hosts[0].node.channels_from(Cna::new(0)).map(|c| c.packets).sum::<usize>(), 0);
+    assert_eq!(world.hosts[0].node.channels_from(NodeEid::UNSPECIFIED).map(|c| c.packets).sum::<usize>(), 0);
 }
 
 /// Packets of 1 KiB that hosts 1 and 2 are to get, each by a channel of its own: the order in which they leave host 0.
@@ -257,11 +257,11 @@ fn a_channel_that_fails_takes_its_turn_with_it() {
     let mut send = |world: &mut World, packets: usize| {
         for _ in 0..packets {
             let sent = world.with(0, |node, env| node.poll_tx(env, &mut buffer)).expect("a packet");
-            dests.push(sent.dest.get() as usize - 1);
+            dests.push(sent.dest.cna().get() as usize - 1);
         }
     };
     send(&mut world, 16 + 10);
-    world.hosts[0].node.end_channel(Cna::new(3));
+    world.hosts[0].node.end_channel(NodeEid::numbered(3));
     send(&mut world, 16);
     assert_eq!(dests, runs(&[(1, 16), (2, 10), (1, 16)]));
 }

@@ -66,7 +66,7 @@ fn run(is_caqm: bool) -> Outcome {
         }
         while back.front().is_some_and(|b| b.0 <= step) {
             let Some((_, dest, bytes)) = back.pop_front() else { break };
-            world.with(dest, |node, env| node.on_packet(env, &bytes));
+            world.with(dest, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         }
         for host in 0..=SENDERS {
             world.with(host, |node, env| node.on_timer(env));
@@ -94,7 +94,7 @@ fn run(is_caqm: bool) -> Outcome {
             credit -= bytes.len() as i64;
             queued -= bytes.len() as u64;
             carried += bytes.len() as u64 * u64::from(is_second_half);
-            world.with(0, |node, env| node.on_packet(env, &bytes));
+            world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         }
         if is_second_half {
             outcome.queue_max = outcome.queue_max.max(queued);
@@ -116,7 +116,7 @@ fn poll(world: &mut World, host: usize, buffer: &mut [u8]) -> Option<(usize, usi
     buffer[Nth::CONGESTION_AT] ^= 0x02;
     assert_eq!(encap::checksum(&buffer[..sent.len]), sum);
     buffer[Nth::CONGESTION_AT] ^= 0x02;
-    Some((sent.dest.get() as usize - 1, sent.len))
+    Some((sent.dest.cna().get() as usize - 1, sent.len))
 }
 
 #[test]

@@ -6,7 +6,7 @@ use burst_base::{Nanos, Reason};
 use burst_ubwire::{Btah, Dialect, Mtetah, ServiceMode, TaHeader, TaOpcode, TaRequest, UbPacket};
 use burst_urma::{
     CompletionRecord, CrStatus, ECHO_JETTY, ECHO_MAX, JETTY_ID_FIRST, JettyConfig, JettyState, JfsWr, LossRecovery,
-    TransMode, UrmaError,
+    NodeEid, TransMode, UrmaError,
 };
 
 /// Where answers go in a host's memory.
@@ -80,7 +80,7 @@ fn what_is_sent_to_jetty_5_comes_back_with_its_immediate_data() {
             let [answer] = answers[..] else { panic!("{answers:?}") };
             assert_eq!((answer.status, answer.len, answer.immediate), (CrStatus::Success, len, sequence));
             assert_eq!((answer.opcode, answer.local_id), (TaOpcode::SendImm, pinger.jetty));
-            assert_eq!(answer.remote.map(|(cna, id)| (cna.get(), id)), Some((2, ECHO_JETTY)));
+            assert_eq!(answer.remote, Some((NodeEid::numbered(2), ECHO_JETTY)));
             let ram = &world.hosts[0].ram.bytes;
             assert!(ram[..len as usize] == ram[BACK as usize..][..len as usize], "{mtu} {len}");
         }
@@ -216,12 +216,12 @@ fn two_echoes_do_not_answer_each_other() {
     let known = open_and_cut(&mut world);
     for (i, rc_id) in [ECHO_JETTY, 0, JETTY_ID_FIRST - 1].into_iter().enumerate() {
         let bytes = packet(&known, i as u32 + 1, (100 + i as u32, true), forged(rc_id, i as u16, 0), &[1; 64]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
     }
     // The same in two packets.
     for (ahead, offset, last) in [(4, 0, false), (5, 64, true)] {
         let bytes = packet(&known, ahead, (104, last), forged(ECHO_JETTY, 9, offset), &[1; 64]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
     }
     assert_eq!(sent_back(&mut world).len(), 0);
     assert_eq!((world.count(0, Reason::UbRefused), world.count(0, Reason::UbEcho)), (4, 0));
@@ -238,7 +238,7 @@ fn a_message_with_a_hole_shows_nothing_of_others() {
     // Two packets at offset 0 and the last one: as many bytes as the message has, and a hole.
     for (ahead, offset, last) in [(1, 0, false), (2, 0, false), (3, 128, true)] {
         let bytes = packet(&known, ahead, (100, last), forged(1024, 1, offset), &[9; 64]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
     }
     let back = sent_back(&mut world);
     assert_eq!(back, [[[9; 64], [0; 64], [9; 64]].concat()]);
@@ -266,7 +266,7 @@ fn a_flood_finds_a_bound_and_others_are_served() {
     for i in 0..900u32 {
         let last = i % 2 == 0;
         let bytes = packet(&known, i + 1, (1000 + i, last), forged(1024, i as u16, 0), &[7; 4000]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         sent += sent_back(&mut world).len();
         if i % 100 == 99 {
             honest.ping(&mut world, 64, u64::from(i));
@@ -290,7 +290,7 @@ fn a_flood_of_messages_without_answers_is_no_amplification() {
     let (mut received, mut returned) = (0, 0);
     for i in 0..200u32 {
         let bytes = packet(&known, i + 1, (1000 + i, true), forged(1024, i as u16, 0), &[7; 500]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         received += 500;
         returned += sent_back(&mut world).iter().map(Vec::len).sum::<usize>();
     }

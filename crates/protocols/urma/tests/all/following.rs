@@ -219,9 +219,13 @@ fn random_trains(seed: u64, has_runs: bool) -> (Outcome, Vec<Vec<u8>>, usize) {
         let bytes: Vec<u8> = train.iter().flat_map(|packet| [packet.as_slice(), &TRAILER].concat()).collect();
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            let run = if has_runs { world.with(0, |node, env| node.on_run(env, rest, stride, len)) } else { 0 };
+            let run = if has_runs {
+                world.with(0, |node, env| node.on_run(env, crate::common::sender(rest), rest, (stride, len)))
+            } else {
+                0
+            };
             if run == 0 {
-                world.with(0, |node, env| node.on_packet(env, &rest[..len]));
+                world.with(0, |node, env| node.on_packet(env, crate::common::sender(&rest[..len]), &rest[..len]));
             }
             taken += run;
             rest = &rest[run.max(1) * stride..];
@@ -288,7 +292,7 @@ fn memory_that_is_gone_is_no_source_of_packets_that_follow() {
         let span = sent.lent.expect("registered memory");
         span.read_to(&mut out[sent.len..sent.len + span.len()]).expect("mapped");
         let bytes = out[..sent.len + span.len()].to_vec();
-        world.with(1, |node, env| node.on_packet(env, &bytes));
+        world.with(1, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
     }
     world.hosts[0].node.unregister_segment(token_id).expect("there");
     world.run_for(Nanos(3_000_000_000));

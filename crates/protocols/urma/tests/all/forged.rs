@@ -39,7 +39,7 @@ fn hundreds_of_packets_may_come_between_two_turns_to_send() {
     let known = open_and_cut(&mut world);
     for ahead in 1..=300 {
         let bytes = packet(&known, ahead, (78, true), nothing(), &[]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
     }
 }
 
@@ -98,7 +98,7 @@ fn a_forged_nak_does_not_repeat_the_window_again_and_again() {
         let head = UbHead { nth: nth(), rtph: Some(rtph), cetph: None, saetph: None, ta: None };
         let mut bytes = vec![0; UB_HEAD_MAX];
         let len = head.emit(&Dialect::BURST, &mut bytes);
-        world.with(0, |node, env| node.on_packet(env, &bytes[..len]));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes[..len]), &bytes[..len]));
         world.transmit();
     }
     assert!(world.sent - before <= 300, "{} packets after ten NAKs of 28 bytes", world.sent - before);

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use burst_base::Nanos;
-use burst_ubwire::{Cna, TaOpcode};
-use burst_urma::{CrStatus, GroupPolicy, JettyConfig, JettyState, JfsWr, RemoteJetty, TargetKind, UrmaError};
+use burst_ubwire::TaOpcode;
+use burst_urma::{CrStatus, GroupPolicy, JettyConfig, JettyState, JfsWr, NodeEid, RemoteJetty, TargetKind, UrmaError};
 
 const SECOND: Nanos = Nanos(1_000_000_000);
 const MEMBERS: usize = 4;
@@ -29,7 +29,7 @@ fn farm(policy: GroupPolicy, token: Option<u32>) -> Farm {
         world.jetty(1, JettyConfig { group: Some(group), ..JettyConfig::new(jfc[1], Some(jfr)) })
     };
     let members = jfrs.iter().map(|jfr| member(&mut world, *jfr)).collect();
-    let remote = RemoteJetty { cna: Cna::new(2), id: group, kind: TargetKind::Group, token };
+    let remote = RemoteJetty { eid: NodeEid::numbered(2), id: group, kind: TargetKind::Group, token };
     let target = world.hosts[0].node.import_jetty(remote).expect("room");
     Farm { world, jfc, sender, group, members, jfrs, target }
 }
@@ -111,7 +111,7 @@ fn the_group_s_token_is_asked_for() {
     let mut f = farm(GroupPolicy::RoundRobin, Some(5));
     f.receives([2; MEMBERS]);
     assert_eq!(f.send([0].into_iter(), 64), [1, 0, 0, 0]);
-    let wrong = RemoteJetty { cna: Cna::new(2), id: f.group, kind: TargetKind::Group, token: Some(6) };
+    let wrong = RemoteJetty { eid: NodeEid::numbered(2), id: f.group, kind: TargetKind::Group, token: Some(6) };
     f.target = f.world.hosts[0].node.import_jetty(wrong).expect("room");
     let data = f.world.data(0, 0, 64);
     let wr = JfsWr { target: Some(f.target), ..JfsWr::new(TaOpcode::Send, data, 0) };

@@ -145,7 +145,7 @@ fn any_bytes_and_changed_bits_are_dropped_with_reasons() {
         if let Some(next) = bytes.get_mut(10) {
             *next = 1 + rng.below(3) as u8;
         }
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         total += 1;
     }
     let counted: u64 = world.hosts[0].log.counts.values().sum();

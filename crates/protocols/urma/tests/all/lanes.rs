@@ -5,9 +5,10 @@ use crate::common::forge::write;
 use crate::common::*;
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
-use burst_ubwire::{Cna, Dialect, OrderTag, ServiceMode, TaHeader, TaOpcode, UbPacket};
+use burst_ubwire::{Dialect, OrderTag, ServiceMode, TaHeader, TaOpcode, UbPacket};
 use burst_urma::{
-    ChannelView, CrStatus, JettyConfig, JettyState, JfsWr, LANES_MAX, NoPaths, UrmaConfig, UrmaEnv, UrmaNode, WrData,
+    ChannelView, CrStatus, JettyConfig, JettyState, JfsWr, LANES_MAX, NoPaths, NodeEid, UrmaConfig, UrmaEnv, UrmaNode,
+    WrData,
 };
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -28,7 +29,7 @@ fn four_paths(hosts: usize, lanes: u8, seed: u64) -> World {
 }
 
 fn channels(world: &World, host: usize) -> Vec<ChannelView> {
-    world.hosts[host].node.channels_from(Cna::new(0)).collect()
+    world.hosts[host].node.channels_from(NodeEid::UNSPECIFIED).collect()
 }
 
 fn lanes_open(world: &World, host: usize) -> Vec<u8> {
@@ -430,7 +431,7 @@ fn paths_that_come_and_go_execute_nothing_twice() {
 fn nodes_with_different_numbers_of_lanes_take_the_fewer() {
     for (own, theirs) in [(4, 1), (1, 4), (4, 2), (3, LANES_MAX), (0, 4), (200, 200)] {
         let mut world = four_paths(2, own, 1);
-        let config = UrmaConfig { lanes: theirs, ..UrmaConfig::new(Cna::new(2), 9) };
+        let config = UrmaConfig { lanes: theirs, ..UrmaConfig::new(NodeEid::numbered(2), 9) };
         let rights = burst_urma::access::READ | burst_urma::access::WRITE;
         world.hosts[1].node = UrmaNode::new(config);
         let all = burst_urma::SegmentConfig { addr: RAM_BASE, len: 1 << 20, token: None, access: rights };
@@ -473,7 +474,8 @@ fn a_peer_that_has_restarted_gets_no_request_on_lanes_of_its_former_life() {
     for seed in 1..=4 {
         let mut world = four_paths(2, 4, seed);
         open_all(&mut world, 4);
-        let config = UrmaConfig { lanes: 4, incarnation: 900 + seed, ..UrmaConfig::new(Cna::new(2), 50 + seed) };
+        let config =
+            UrmaConfig { lanes: 4, incarnation: 900 + seed, ..UrmaConfig::new(NodeEid::numbered(2), 50 + seed) };
         world.hosts[1].node = UrmaNode::new(config);
         let rights = burst_urma::access::READ | burst_urma::access::WRITE;
         let all = burst_urma::SegmentConfig { addr: RAM_BASE, len: 1 << 20, token: None, access: rights };
@@ -515,11 +517,16 @@ fn lanes_open_one_after_the_other_and_only_with_traffic() {
 
 /// Management message REQUEST of a host for a lane.
 fn open_request(peer: u32, lane: u8, lanes: u8) -> Vec<u8> {
-    let mut node = UrmaNode::new(UrmaConfig { lanes, ..UrmaConfig::new(Cna::new(peer), u64::from(peer)) });
+    let mut node = UrmaNode::new(UrmaConfig { lanes, ..UrmaConfig::new(NodeEid::numbered(peer), u64::from(peer)) });
     let jfc = node.create_jfc(16).expect("room");
     let jetty = node.create_jetty(JettyConfig::new(jfc, None)).expect("sound");
-    let remote =
-        burst_urma::RemoteSegment { cna: Cna::new(2), token_id: 0x1_0000, addr: RAM_BASE, len: 64, token: None };
+    let remote = burst_urma::RemoteSegment {
+        eid: NodeEid::numbered(2),
+        token_id: 0x1_0000,
+        addr: RAM_BASE,
+        len: 64,
+        token: None,
+    };
     let segment = node.import_segment(remote).expect("room");
     let mut ram =
         Ram { bytes: vec![0; 64], is_gone: false, own: burst_span::ProcessMemory::own().expect("own memory") };
@@ -557,7 +564,7 @@ fn forged_requests_of_many_lanes_are_bounded_and_end_no_living_lane() {
     for peer in 1..400 {
         for lane in 0..=u8::MAX {
             let request = if lane < 8 || peer < 3 { open_request(peer, lane, 8) } else { continue };
-            world.with(1, |node, env| node.on_packet(env, &request));
+            world.with(1, |node, env| node.on_packet(env, crate::common::sender(&request), &request));
             while world.with(1, |node, env| node.poll_tx(env, &mut out)).is_some() {}
         }
         assert!(world.hosts[1].node.state().channels <= 32);
@@ -616,11 +623,11 @@ fn a_lane_that_a_node_does_not_take_is_not_opened() {
         let mut world = four_paths(2, lanes, 1);
         for lane in [lanes, 7, 255] {
             let request = open_request(9, lane, 8);
-            world.with(1, |node, env| node.on_packet(env, &request));
+            world.with(1, |node, env| node.on_packet(env, crate::common::sender(&request), &request));
         }
         assert_eq!((world.count(1, Reason::UbChannelLimit), world.hosts[1].node.state().channels), (3, 0));
         let request = open_request(9, lanes - 1, 8);
-        world.with(1, |node, env| node.on_packet(env, &request));
+        world.with(1, |node, env| node.on_packet(env, crate::common::sender(&request), &request));
         assert_eq!(lanes_open(&world, 1), [lanes - 1]);
     }
 }
@@ -633,7 +640,7 @@ fn forged_and_late_ends_do_nothing() {
     let kind = end.len() - 32;
     // END of host 0's address for lane 2, with other values than the lane's.
     end[kind] = 4;
-    world.with(1, |node, env| node.on_packet(env, &end));
+    world.with(1, |node, env| node.on_packet(env, crate::common::sender(&end), &end));
     assert_eq!((world.count(1, Reason::UbStaleChannel), lanes_open(&world, 1)), (1, vec![0, 1, 2, 3]));
 }
 

@@ -17,6 +17,7 @@ mod lanes;
 mod ordering;
 mod restarts;
 mod room;
+mod same_cna;
 mod timer_steps;
 mod tokens;
 mod waiting;

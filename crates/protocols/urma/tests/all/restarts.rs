@@ -162,7 +162,7 @@ fn nodes_that_are_run_three_times_a_second_get_on() {
                 }
             }
             for (to, bytes) in flying {
-                world.with(to, |node, env| node.on_packet(env, &bytes));
+                world.with(to, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
             }
             (0..2).for_each(|host| world.with(host, |node, env| node.on_timer(env)));
             world.now = world.now + Nanos(300 * MS);
@@ -228,7 +228,7 @@ fn who_forges_the_end_of_a_peer_gets_a_question_asked_and_no_channel_ended() {
     ];
     for rtph in wrong {
         let bytes = forged(5, &rtph);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
     }
     let before = world.sent;
     world.transmit();
@@ -236,7 +236,7 @@ fn who_forges_the_end_of_a_peer_gets_a_question_asked_and_no_channel_ended() {
     // Who sees the packet can have a question asked, but cannot answer it.
     for kind in [5, 2, 3, 2] {
         let bytes = forged(kind, &sent);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
     }
     world.run_for(Nanos(1000 * MS));
     assert_eq!(statuses(&world.poll(0, jfc)), [CrStatus::Success]);
@@ -257,7 +257,7 @@ fn packets_of_unknown_channels_are_answered_within_limits() {
     for i in 0..1000u32 {
         let unknown = Rtph { dst_tpn: 0xff_0000 | i & 0xffff, ..known };
         let bytes = packet(&unknown, 1, (1, true), nothing(), &[]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         world.transmit();
     }
     let burst = *sent.borrow();
@@ -267,7 +267,7 @@ fn packets_of_unknown_channels_are_answered_within_limits() {
     for i in 0..1000u32 {
         let unknown = Rtph { dst_tpn: 0xff_0000 | i & 0xffff, ..known };
         let bytes = packet(&unknown, 1, (1, true), nothing(), &[]);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         world.transmit();
     }
     let later = *sent.borrow() - burst;
@@ -279,7 +279,7 @@ fn packets_of_unknown_channels_are_answered_within_limits() {
     let head = UbHead { nth: crate::common::forge::nth(), rtph: Some(ack), cetph: None, saetph: None, ta: None };
     let mut bytes = vec![0; UB_HEAD_MAX];
     let len = head.emit(&Dialect::BURST, &mut bytes);
-    world.with(0, |node, env| node.on_packet(env, &bytes[..len]));
+    world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes[..len]), &bytes[..len]));
     world.transmit();
     assert_eq!((world.count(0, Reason::UbUnknownChannel), *sent.borrow()), (2001, before));
 }

@@ -142,7 +142,7 @@ fn channels_that_carry_nothing_make_room_for_others() {
         let mut head = UbPacket::parse(&bytes, &Dialect::BURST).expect("a packet").head;
         head.nth.source = Cna::new(source);
         head.emit(&Dialect::BURST, &mut bytes);
-        world.with(0, |node, env| node.on_packet(env, &bytes));
+        world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
         assert!(world.hosts[0].node.state().channels <= 4);
     }
     while world.with(0, |node, env| node.poll_tx(env, &mut [0; 16384])).is_some() {}
@@ -184,7 +184,7 @@ fn a_stream_that_arrives_with_its_oldest_last(is_read: fn(u64) -> bool) {
         }
         for (host, packets) in flying.iter().enumerate() {
             for bytes in packets {
-                world.with(1 - host, |node, env| node.on_packet(env, bytes));
+                world.with(1 - host, |node, env| node.on_packet(env, crate::common::sender(bytes), bytes));
             }
         }
         (0..2).for_each(|host| world.with(host, |node, env| node.on_timer(env)));
@@ -224,12 +224,12 @@ fn a_request_that_would_wait_is_refused_without_a_place_for_a_response() {
     let (oldest, later) = packets.split_last().expect("READs of the stream");
     assert_eq!(later.len(), 7);
     for packet in later {
-        world.with(1, |node, env| node.on_packet(env, packet));
+        world.with(1, |node, env| node.on_packet(env, crate::common::sender(packet), packet));
     }
     let state = world.hosts[1].node.state();
     assert_eq!((state.inbound, state.responses), (2, 0), "two wait, five are refused");
     assert_eq!(world.count(1, Reason::UbOrderBufferFull), 5);
-    world.with(1, |node, env| node.on_packet(env, oldest));
+    world.with(1, |node, env| node.on_packet(env, crate::common::sender(oldest), oldest));
     assert!(world.hosts[1].node.state().responses > 0, "the oldest one is executed");
     world.run_for(Nanos(1_000_000_000));
     let done = world.poll(0, jfc);

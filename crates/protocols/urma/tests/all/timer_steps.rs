@@ -7,8 +7,8 @@
 use crate::common::forge::{deliver, open_and_cut, packet, write};
 use crate::common::*;
 use burst_base::Nanos;
-use burst_ubwire::{Btah, Cna, Mtetah, OrderTag, ServiceMode, TaHeader, TaOpcode, TaRequest};
-use burst_urma::{CrStatus, JettyConfig, JfrState, JfsWr, RemoteSegment, UrmaConfig, UrmaError};
+use burst_ubwire::{Btah, Mtetah, OrderTag, ServiceMode, TaHeader, TaOpcode, TaRequest};
+use burst_urma::{CrStatus, JettyConfig, JfrState, JfsWr, NodeEid, RemoteSegment, UrmaConfig, UrmaError};
 
 /// Steps of one call that is bounded by its budgets, and of the packets in flight of the last channel.
 const STEPS_MAX: u64 = 2 * 1024 + 256 + 1000;
@@ -27,8 +27,8 @@ fn silent_world() -> World {
 
 /// Posts `count` requests of as many Jetties as they need to a peer.
 fn post_to(world: &mut World, jfc: u32, peer: u32, (count, err_timeout): (u32, u8)) {
-    let (cna, token_id) = (Cna::new(peer), 0x10000);
-    let remote = RemoteSegment { cna, token_id, addr: RAM_BASE, len: 1 << 16, token: None };
+    let (eid, token_id) = (NodeEid::numbered(peer), 0x10000);
+    let remote = RemoteSegment { eid, token_id, addr: RAM_BASE, len: 1 << 16, token: None };
     let segment = world.hosts[0].node.import_segment(remote).expect("room");
     let mut jetty = 0;
     for number in 0..count {
@@ -126,7 +126,7 @@ fn requests_of_a_channel_that_has_failed_end_with_their_jetty_in_any_order() {
     let jfc = world.jfc(0);
     post_to(&mut world, jfc, 100, (3_000, 0));
     world.run_for(Nanos(1_000_000));
-    world.hosts[0].node.end_channel(Cna::new(100));
+    world.hosts[0].node.end_channel(NodeEid::numbered(100));
     // One pass has handled a part; then the program posts again, to the same peer and to another one.
     world.step(Nanos::NEVER);
     let first = world.poll(0, jfc).len();
@@ -146,7 +146,8 @@ fn steps_behind(silent: u32, service: ServiceMode, change: impl Fn(JfsWr) -> Jfs
     let config =
         JettyConfig { depth: 20_000, err_timeout: ERROR_TIMEOUT_LONGEST, service, ..JettyConfig::new(jfc, None) };
     let jetty = world.jetty(0, config);
-    let remote = RemoteSegment { cna: Cna::new(100), token_id: 0x10000, addr: RAM_BASE, len: 1 << 16, token: None };
+    let remote =
+        RemoteSegment { eid: NodeEid::numbered(100), token_id: 0x10000, addr: RAM_BASE, len: 1 << 16, token: None };
     let nowhere = world.hosts[0].node.import_segment(remote).expect("room");
     for _ in 0..silent {
         let wr = write(&world, 0, nowhere, 0, 8);
@@ -195,7 +196,8 @@ fn requests_are_found_by_number_while_others_come_and_go() {
     let jfc = world.jfc(0);
     let config = JettyConfig { depth: 4096, err_timeout: ERROR_TIMEOUT_LONGEST, ..JettyConfig::new(jfc, None) };
     let jetty = world.jetty(0, config);
-    let remote = RemoteSegment { cna: Cna::new(100), token_id: 0x10000, addr: RAM_BASE, len: 1 << 16, token: None };
+    let remote =
+        RemoteSegment { eid: NodeEid::numbered(100), token_id: 0x10000, addr: RAM_BASE, len: 1 << 16, token: None };
     let nowhere = world.hosts[0].node.import_segment(remote).expect("room");
     let answering = world.import_all(0, 1);
     let mut answered = 0;
@@ -212,7 +214,7 @@ fn requests_are_found_by_number_while_others_come_and_go() {
     let unanswered = 6_000usize.div_ceil(23);
     assert_eq!((answered, world.hosts[0].node.state().requests), (6_000 - unanswered, unanswered));
     // They end, and so does the index.
-    world.hosts[0].node.end_channel(Cna::new(100));
+    world.hosts[0].node.end_channel(NodeEid::numbered(100));
     world.run_for(Nanos(3_600_000_000_000));
     assert_eq!(world.poll(0, jfc).len(), unanswered);
     world.assert_drained();

@@ -6,7 +6,7 @@ use burst_base::{Nanos, Reason};
 use burst_ubwire::{
     Btah, Dialect, Maetah, Mtetah, NextLayer, Nth, ServiceMode, TaHeader, TaOpcode, TaRequest, UB_HEAD_MAX, UbHead,
 };
-use burst_urma::{JettyConfig, JfrConfig, JfrWr, RemoteJetty, SegmentConfig, TransMode, access};
+use burst_urma::{JettyConfig, JfrConfig, JfrWr, NodeEid, RemoteJetty, SegmentConfig, TransMode, access};
 
 /// A packet without channel in the name of host 1 to host 0, as any program with a UDP socket can send it.
 fn datagram(next: NextLayer, request: TaRequest, payload: &[u8]) -> Vec<u8> {
@@ -88,8 +88,7 @@ fn a_datagram_takes_no_receive_that_is_for_reliable_messages() {
     let rm = world.jetty(0, JettyConfig::new(jfc, Some(reliable)));
     let um = JettyConfig { mode: TransMode::Um, service: ServiceMode::Uno, ..JettyConfig::new(jfc, Some(reliable)) };
     let um = world.jetty(0, um);
-    let remote =
-        RemoteJetty { cna: burst_ubwire::Cna::new(2), id: 1024, kind: burst_urma::TargetKind::Jetty, token: None };
+    let remote = RemoteJetty { eid: NodeEid::numbered(2), id: 1024, kind: burst_urma::TargetKind::Jetty, token: None };
     let remote = world.hosts[0].node.import_jetty(remote).expect("room");
     world.hosts[0].node.bind_jetty(rc, remote).expect("not bound");
     for jfr in [reliable, unreliable] {

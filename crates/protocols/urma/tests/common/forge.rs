@@ -84,7 +84,7 @@ pub fn nothing() -> TaHeader {
 
 /// Host 0 gets a packet and sends what it may send; the answers are lost. How many there were.
 pub fn deliver(world: &mut World, bytes: &[u8]) -> usize {
-    world.with(0, |node, env| node.on_packet(env, bytes));
+    world.with(0, |node, env| node.on_packet(env, crate::common::sender(bytes), bytes));
     let mut out = vec![0; 16384];
     std::iter::from_fn(|| world.with(0, |node, env| node.poll_tx(env, &mut out))).count()
 }

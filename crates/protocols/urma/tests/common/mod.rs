@@ -6,9 +6,9 @@ pub mod forge;
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_span::{ProcessMemory, Span};
-use burst_ubwire::{Cna, encap};
+use burst_ubwire::encap;
 use burst_urma::{
-    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, NoPaths, RemoteJetty,
+    CompletionRecord, JettyConfig, JfrConfig, JfrWr, JfsWr, LocalRange, MemoryGone, NoPaths, NodeEid, RemoteJetty,
     SegmentConfig, TargetKind, UrmaConfig, UrmaEffects, UrmaEnv, UrmaError, UrmaEvent, UrmaMemory, UrmaNode,
     UrmaTransmit, WrData, access,
 };
@@ -78,8 +78,8 @@ impl UrmaEffects for Log {
     fn event(&mut self, event: UrmaEvent) {
         self.events.push(event);
     }
-    fn executed(&mut self, peer: Cna, rc_id: u32, tassn: u16) {
-        self.executed.push((peer.get(), rc_id, tassn));
+    fn executed(&mut self, peer: NodeEid, rc_id: u32, tassn: u16) {
+        self.executed.push((peer.cna().get(), rc_id, tassn));
         self.executed_at.push(self.clock.get());
         self.clock.set(self.clock.get() + 1);
     }
@@ -148,6 +148,7 @@ impl Path {
 struct Flight {
     at: Nanos,
     number: u64,
+    from: NodeEid,
     dest: usize,
     bytes: Vec<u8>,
 }
@@ -177,6 +178,12 @@ pub struct Receiver {
     pub target: u32,
 }
 
+/// The node from which a packet comes that names its source truly.
+pub fn sender(packet: &[u8]) -> NodeEid {
+    let source = packet.get(1..4).map_or(0, |cna| u32::from_be_bytes([0, cna[0], cna[1], cna[2]]));
+    NodeEid::numbered(source)
+}
+
 /// A packet that a filter sees: source host, destination host, bytes. True drops it.
 pub type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
 
@@ -184,6 +191,8 @@ pub type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
 pub struct World {
     pub now: Nanos,
     pub hosts: Vec<TestHost>,
+    /// Their ids.
+    pub eids: Vec<NodeEid>,
     pub weather: Weather,
     pub rng: Rng,
     pub filter: Option<Filter>,
@@ -213,10 +222,13 @@ impl World {
     /// Hosts with addresses 1, 2, …; each with `ram` bytes of memory.
     pub fn new(count: usize, ram: usize, seed: u64, change: impl Fn(&mut UrmaConfig)) -> World {
         let clock = Rc::new(Cell::new(0));
+        let mut eids = Vec::new();
         let hosts = (0..count).map(|i| {
             let seed = seed.wrapping_mul(31).wrapping_add(i as u64);
-            let mut config = UrmaConfig { token_seed: i as u64, ..UrmaConfig::new(Cna::new(i as u32 + 1), seed) };
+            let mut config =
+                UrmaConfig { token_seed: i as u64, ..UrmaConfig::new(NodeEid::numbered(i as u32 + 1), seed) };
             change(&mut config);
+            eids.push(config.eid);
             let mut node = UrmaNode::new(config);
             let rights = access::READ | access::WRITE | access::ATOMIC;
             let all = SegmentConfig { addr: RAM_BASE, len: ram as u64, token: None, access: rights };
@@ -234,6 +246,7 @@ impl World {
         World {
             now: Nanos(0),
             hosts: hosts.collect(),
+            eids,
             weather: FAIR,
             rng: Rng::new(seed),
             filter: None,
@@ -270,16 +283,16 @@ impl World {
     pub fn count(&self, host: usize, reason: Reason) -> u64 {
         self.hosts[host].log.counts.get(&reason).copied().unwrap_or(0)
     }
-    fn schedule(&mut self, dest: usize, at: Nanos, bytes: Vec<u8>) {
+    fn schedule(&mut self, (from, dest): (NodeEid, usize), at: Nanos, bytes: Vec<u8>) {
         self.number += 1;
-        self.flights.push(Reverse(Flight { at, number: self.number, dest, bytes }));
+        self.flights.push(Reverse(Flight { at, number: self.number, from, dest, bytes }));
     }
     /// Puts a packet into the network, sealed, as if a host had sent it.
     pub fn inject(&mut self, dest: usize, packet: &[u8]) {
         let mut bytes = packet.to_vec();
         bytes.resize(packet.len() + encap::UB_CHECKSUM_LEN, 0);
         encap::seal(&mut bytes, packet.len());
-        self.schedule(dest, self.now + self.weather.delay, bytes);
+        self.schedule((sender(packet), dest), self.now + self.weather.delay, bytes);
     }
     /// Sends all that the hosts may send now.
     pub fn transmit(&mut self) {
@@ -293,14 +306,14 @@ impl World {
                 self.sent += 1;
                 let busy = Nanos(sent.len as u64 * self.weather.ns_per_kb / 1000);
                 self.hosts[host].busy_until = self.now + busy;
-                let dest = sent.dest.get() as usize - 1;
+                let dest = self.eids.iter().position(|eid| *eid == sent.dest).unwrap_or(usize::MAX);
                 let is_dropped = self.filter.as_mut().is_some_and(|filter| filter(host, dest, &buffer[..sent.len]));
                 if is_dropped || dest >= self.hosts.len() {
                     continue;
                 }
                 let len = encap::seal(&mut buffer, sent.len);
                 if self.paths.is_empty() {
-                    self.fly(dest, busy, &buffer[..len]);
+                    self.fly((host, dest), busy, &buffer[..len]);
                 } else {
                     self.take_path((host, dest), sent.lane, &buffer[..len]);
                 }
@@ -355,9 +368,9 @@ impl World {
         }
         path.carried += bytes.len() as u64;
         let at = sent_at + path.delay;
-        self.schedule(dest, at, bytes.to_vec());
+        self.schedule((self.eids[host], dest), at, bytes.to_vec());
     }
-    fn fly(&mut self, dest: usize, busy: Nanos, bytes: &[u8]) {
+    fn fly(&mut self, (host, dest): (usize, usize), busy: Nanos, bytes: &[u8]) {
         let weather = self.weather;
         let copies = 1 + u64::from(self.rng.chance(weather.duplication, 1_000_000));
         for _ in 0..copies {
@@ -366,7 +379,7 @@ impl World {
             }
             let is_late = self.rng.chance(weather.reorder, 1_000_000);
             let jitter = if is_late { self.rng.below(weather.jitter.0) } else { 0 };
-            self.schedule(dest, self.now + busy + weather.delay + Nanos(jitter), bytes.to_vec());
+            self.schedule((self.eids[host], dest), self.now + busy + weather.delay + Nanos(jitter), bytes.to_vec());
         }
     }
     /// The time of the next event.
@@ -388,7 +401,7 @@ impl World {
         while self.flights.peek().is_some_and(|f| f.0.at <= self.now) {
             let Some(Reverse(flight)) = self.flights.pop() else { break };
             let packet = encap::open(&flight.bytes).expect("the network corrupts nothing").to_vec();
-            self.with(flight.dest, |node, env| node.on_packet(env, &packet));
+            self.with(flight.dest, |node, env| node.on_packet(env, flight.from, &packet));
         }
         for host in 0..self.hosts.len() {
             self.with(host, |node, env| node.on_timer(env));
@@ -444,7 +457,7 @@ impl World {
         SegmentConfig { addr: RAM_BASE, len: self.hosts[host].ram.bytes.len() as u64, token: None, access: rights }
     }
     pub fn import_jetty(&mut self, host: usize, owner: usize, id: u32) -> u32 {
-        let jetty = RemoteJetty { cna: Cna::new(owner as u32 + 1), id, kind: TargetKind::Jetty, token: None };
+        let jetty = RemoteJetty { eid: self.eids[owner], id, kind: TargetKind::Jetty, token: None };
         self.hosts[host].node.import_jetty(jetty).expect("room")
     }
     /// A Jetty of host 1 with a receive queue, which host 0 has imported.
@@ -456,7 +469,7 @@ impl World {
     }
     /// A host restarts: it forgets all. Its whole memory is registered again, by the same token id.
     pub fn restart(&mut self, host: usize, change: impl Fn(&mut UrmaConfig)) {
-        let mut config = UrmaConfig { token_seed: host as u64, ..UrmaConfig::new(Cna::new(host as u32 + 1), 77) };
+        let mut config = UrmaConfig { token_seed: host as u64, ..UrmaConfig::new(self.eids[host], 77) };
         change(&mut config);
         let mut node = UrmaNode::new(config);
         self.hosts[host].all = node.register_segment(self.whole_segment(host)).expect("room");

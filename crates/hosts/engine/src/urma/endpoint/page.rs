@@ -4,7 +4,7 @@ use super::UrmaEndpoint;
 use burst_base::gid::gid_of;
 use burst_control::monitor::CcPeer;
 use burst_control::urma::{URMA_PAGE, UrmaChannelInfo, UrmaCursor, UrmaNodeInfo, UrmaPage};
-use burst_ubwire::Cna;
+use burst_urma::NodeEid;
 
 impl UrmaEndpoint {
     /// The congestion control of an endpoint without a worker: what is in force, and the used paths from number `from` on, at
@@ -19,21 +19,20 @@ impl UrmaEndpoint {
     /// with the first channel; the next page is that of the next node, if all channels are on this one.
     pub fn page(&self, device: &str, from: UrmaCursor) -> UrmaPage {
         let eid = gid_of(self.address());
-        let first = if eid == from.eid { from.peer } else { 0 };
+        let first = if eid == from.eid { NodeEid::new(from.peer) } else { NodeEid::UNSPECIFIED };
         let counts = self.node.object_counts();
         let mut channels: Vec<UrmaChannelInfo> = Vec::new();
         let mut next = UrmaCursor::behind(eid);
-        for channel in self.node.channels_from(Cna::new(first)) {
+        for channel in self.node.channels_from(first) {
             if channels.len() == URMA_PAGE {
                 // The next page begins with all lanes of this peer.
-                let peer = channel.peer.get();
-                channels.retain(|shown| shown.cna != peer);
+                let peer = channel.peer.octets();
+                channels.retain(|shown| shown.peer != peer);
                 next = Some(UrmaCursor { eid, peer });
                 break;
             }
             channels.push(UrmaChannelInfo {
-                peer: self.address_of(channel.peer).map(gid_of),
-                cna: channel.peer.get(),
+                peer: channel.peer.octets(),
                 tpns: [channel.local_tpn, channel.peer_tpn],
                 is_open: channel.is_open,
                 packets: channel.packets as u32,

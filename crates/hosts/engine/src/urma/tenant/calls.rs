@@ -1,18 +1,15 @@
 //! Calls of programs in other processes for their objects of URMA.
 
 use crate::objects::EngineCq;
-use crate::urma::endpoint::{UrmaImport, cna_of};
 use crate::urma::orphans::delete_jetty;
 use crate::urma::records::{cqe_of, words_of};
-use crate::urma::tenant::{ByNumber, UrmaLeaving, UrmaTenant};
-use burst_base::gid::ip_of;
+use crate::urma::tenant::{UrmaLeaving, UrmaTenant};
 use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr};
-use burst_ubwire::{Cna, ServiceMode};
+use burst_ubwire::ServiceMode;
 use burst_urma::{
-    GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, RemoteJetty, RemoteSegment, TargetKind, TransMode,
-    UrmaEffects, UrmaEnv, UrmaError, UrmaNode,
+    GroupPolicy, JettyConfig, JettyState, JfrConfig, JfrState, NodeEid, RemoteJetty, RemoteSegment, TargetKind,
+    TransMode, UrmaEnv, UrmaError, UrmaNode,
 };
-use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Records of a node's own completion queue: programs' are rings, which are filled after each call to the node, so that this is
@@ -30,66 +27,38 @@ pub enum TenantCall {
     RegisterSegment(u32, burst_urma::SegmentConfig),
 }
 
-/// A call that begins or ends an import: how an import is named by context and number, and the peer's address or the number.
+/// A call that begins or ends an import.
 #[derive(Clone, Copy)]
 pub(crate) enum ImportCall {
-    Begins(fn(u32, u32) -> UrmaImport, IpAddr),
-    Ends(fn(u32, u32) -> UrmaImport, u32),
+    /// An import from this node.
+    Begins(NodeEid),
+    /// The end of a segment's import with this number.
+    EndsSegment(u32),
+    /// The end of a Jetty's import with this number.
+    EndsJetty(u32),
 }
 
 impl ImportCall {
     pub(crate) fn of(call: &TenantCall) -> Option<ImportCall> {
         let TenantCall::Plain(call) = call else { return None };
         Some(match call {
-            UrmaCall::ImportSegment { eid, .. } => ImportCall::Begins(UrmaImport::Segment, ip_of(*eid)),
-            UrmaCall::ImportJetty { eid, .. } => ImportCall::Begins(UrmaImport::Jetty, ip_of(*eid)),
-            UrmaCall::UnimportSegment { segment } => ImportCall::Ends(UrmaImport::Segment, *segment),
-            UrmaCall::UnimportJetty { jetty } => ImportCall::Ends(UrmaImport::Jetty, *jetty),
+            UrmaCall::ImportSegment { eid, .. } | UrmaCall::ImportJetty { eid, .. } => {
+                ImportCall::Begins(NodeEid::new(*eid))
+            }
+            UrmaCall::UnimportSegment { segment } => ImportCall::EndsSegment(*segment),
+            UrmaCall::UnimportJetty { jetty } => ImportCall::EndsJetty(*jetty),
             _ => return None,
         })
     }
 
     /// The peer of the import that ends.
-    pub(crate) fn ended(self, tenant: &UrmaTenant) -> Option<Cna> {
-        let ImportCall::Ends(kind, number) = self else { return None };
-        match kind(tenant.context, number) {
-            UrmaImport::Segment(..) => tenant.remote_segments.get(&number).copied(),
-            UrmaImport::Jetty(..) => tenant.targets.get(&number).copied(),
+    pub(crate) fn ended(self, tenant: &UrmaTenant) -> Option<NodeEid> {
+        match self {
+            ImportCall::Begins(_) => None,
+            ImportCall::EndsSegment(number) => tenant.remote_segments.get(&number).copied(),
+            ImportCall::EndsJetty(number) => tenant.targets.get(&number).copied(),
         }
     }
-}
-
-/// Ends imports from a node that has not answered, and whose place on the bus is another one's from now on, from the last on.
-/// Jetties that are bound to one of them move to ERROR: what is posted to them must not reach the other node. Each import and
-/// each such Jetty is a step; returns how many of `steps` are left.
-pub(crate) fn displace(
-    imports: &mut Vec<UrmaImport>,
-    tenants: &mut ByNumber<UrmaTenant>,
-    node: &mut UrmaNode,
-    fx: &mut dyn UrmaEffects,
-    mut steps: usize,
-) -> usize {
-    while steps > 0
-        && let Some(import) = imports.last().copied()
-    {
-        let (UrmaImport::Segment(context, number) | UrmaImport::Jetty(context, number)) = import;
-        steps -= 1;
-        if let Some(tenant) = tenants.get_mut(&context) {
-            // What is under way ends with its channel.
-            if matches!(import, UrmaImport::Segment(..)) {
-                tenant.remote_segments.remove(&number);
-                let _ = node.unimport_segment(number);
-            } else if let Some(jetty) = tenant.bindings.take_jetty_of(number) {
-                let _ = node.modify_jetty(jetty, JettyState::Error, fx);
-                continue;
-            } else {
-                tenant.targets.remove(&number);
-                let _ = node.unimport_jetty(number);
-            }
-        }
-        imports.pop();
-    }
-    steps
 }
 
 const fn jetty_state(number: u8) -> Result<JettyState, UrmaError> {
@@ -124,8 +93,8 @@ impl UrmaTenant {
             let segments = std::mem::take(segments).into_iter().map(UrmaLeaving::Segment);
             let remote = std::mem::take(remote_segments).into_iter();
             let targets = std::mem::take(targets).into_iter();
-            let remote = remote.map(|(number, cna)| UrmaLeaving::RemoteSegment(number, cna));
-            segments.chain(remote).chain(targets.map(|(number, cna)| UrmaLeaving::Target(number, cna))).collect()
+            let remote = remote.map(|(number, peer)| UrmaLeaving::RemoteSegment(number, peer));
+            segments.chain(remote).chain(targets.map(|(number, peer)| UrmaLeaving::Target(number, peer))).collect()
         })
     }
 
@@ -287,7 +256,6 @@ impl UrmaTenant {
             UrmaCall::DeleteJetty { .. } => {
                 delete_jetty(node, jetty, env)?;
                 self.jetties.remove(&jetty);
-                self.bindings.remove(jetty);
                 Ok(UrmaAnswer::Done)
             }
             UrmaCall::QueryJetty { .. } => {
@@ -306,28 +274,22 @@ impl UrmaTenant {
             }
             UrmaCall::BindJetty { target, .. } => {
                 check(self.targets.contains_key(&target))?;
-                node.bind_jetty(jetty, target)?;
-                self.bindings.insert(jetty, target);
-                Ok(UrmaAnswer::Done)
+                node.bind_jetty(jetty, target).map(|()| UrmaAnswer::Done)
             }
-            _ => {
-                node.unbind_jetty(jetty)?;
-                self.bindings.remove(jetty);
-                Ok(UrmaAnswer::Done)
-            }
+            _ => node.unbind_jetty(jetty).map(|()| UrmaAnswer::Done),
         }
     }
 
     fn import(&mut self, node: &mut UrmaNode, call: UrmaCall) -> Result<UrmaAnswer, UrmaError> {
-        let cna = |eid: &[u8; 16]| cna_of(ip_of(*eid));
         match call {
             UrmaCall::UnregisterSegment { token_id } => {
                 check(self.segments.remove(&token_id))?;
                 node.unregister_segment(token_id).map(|()| UrmaAnswer::Done)
             }
             UrmaCall::ImportSegment { eid, token_id, addr, len, token } => {
-                let number = node.import_segment(RemoteSegment { cna: cna(&eid), token_id, addr, len, token })?;
-                self.remote_segments.insert(number, cna(&eid));
+                let eid = NodeEid::new(eid);
+                let number = node.import_segment(RemoteSegment { eid, token_id, addr, len, token })?;
+                self.remote_segments.insert(number, eid);
                 Ok(UrmaAnswer::Number(number))
             }
             UrmaCall::UnimportSegment { segment } => {
@@ -341,8 +303,9 @@ impl UrmaTenant {
                     2 => TargetKind::Group,
                     _ => return Err(UrmaError::Value),
                 };
-                let number = node.import_jetty(RemoteJetty { cna: cna(&eid), id, kind, token })?;
-                self.targets.insert(number, cna(&eid));
+                let eid = NodeEid::new(eid);
+                let number = node.import_jetty(RemoteJetty { eid, id, kind, token })?;
+                self.targets.insert(number, eid);
                 Ok(UrmaAnswer::Number(number))
             }
             UrmaCall::UnimportJetty { jetty } => {
