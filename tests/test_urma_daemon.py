@@ -3,6 +3,7 @@
 The sources of UMDK are foreign: BURST_UMDK names a directory with its `src`, or an archive of it (docs/urma.md)."""
 import json
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -16,8 +17,8 @@ from lab.waiting import WAIT_SECONDS
 SOURCES = os.environ.get("BURST_UMDK")
 pytestmark = pytest.mark.skipif(not SOURCES, reason="foreign sources: BURST_UMDK names no sources of UMDK (docs/urma.md)")
 #: The user of programs that the daemons do not trust, and who may use their sockets.
-NOBODY = 65534
-AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+UNTRUSTED = 65534
+AS_UNTRUSTED = ["setpriv", f"--reuid={UNTRUSTED}", f"--regid={UNTRUSTED}", "--clear-groups"]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_both_ends_may_be_on_one_host(programs, hosts, options):
 
 @pytest.mark.parametrize("options", ["write_bw -n 300 -s 65536", "read_lat -n 200 -s 4096", "send_lat -n 200 -s 64", "atomic_bw -A cas -n 200"])
 def test_a_program_without_privileges_is_served(programs, hosts, options):
-    Pair(programs, hosts.a, hosts.b, options, 21220, before=AS_NOBODY).end()
+    Pair(programs, hosts.a, hosts.b, options, 21220, before=AS_UNTRUSTED).end()
 
 
 def test_the_program_runs_by_burst_run(programs, hosts):
@@ -133,7 +134,7 @@ def test_ping_runs_by_burst_run_and_is_counted(programs, hosts):
         before = counters(hosts.a)["ub_echo"]
         code, text = hosts.b.run(*runs, tool, "-c", 5, "-i", 0, "-s", 4096, hosts.a.address, env=env)
         assert code == 0 and "5 packets transmitted, 5 received, 0.0% packet loss" in text, text
-        code, text = programs.ping(hosts.b, "-c 5 -i 0", hosts.a.address, before=AS_NOBODY)
+        code, text = programs.ping(hosts.b, "-c 5 -i 0", hosts.a.address, before=AS_UNTRUSTED)
         assert code == 0 and "5 packets transmitted, 5 received, 0.0% packet loss" in text, text
         assert counters(hosts.a)["ub_echo"] == before + 10
         assert [(node["jetties"], node["jfrs"]) for node in nodes(hosts.a)] == [(1, 1)], "the echo is no object"
@@ -275,3 +276,22 @@ def test_packets_of_urma_are_captured(programs, hosts, tmp_path):
     lines = [line for line in capture.text().splitlines() if " URMA " in line]
     assert sum(" Send tassn " in line for line in lines) >= 40 and {line.split()[1] for line in lines} == {"<", ">"}
     assert not any("malformed" in line for line in lines)
+
+
+def test_imports_from_invented_addresses_that_end_like_a_host_s_delay_no_program(programs, hosts):
+    """A program of another user imports, again and again, from all networks' addresses with the last 24 bits of host a's, and so it does before each program
+    of the test begins. Those import once each, and are not refused."""
+    a, b = hosts.a, hosts.b
+    with tempfile.TemporaryDirectory(prefix="burst-attack-") as place:
+        os.chmod(place, 0o755)
+        attack = shutil.copy(BUILD / "examples/attack", place)
+        hostile = b.start(*AS_UNTRUSTED, attack, "urma-same-bits", b.socket, attack, a.address)
+        try:
+            # A Jetty, and a segment with a request, of each of 189 networks: all are accepted.
+            hostile.wait_for_text("idle 378 imports and requests", 60)
+            for at in range(5):
+                Pair(programs, a, b, "write_bw -n 50 -s 4096", 21230 + 2 * at).end()
+                Pair(programs, b, a, "send_lat -n 50 -s 64", 21231 + 2 * at).end()
+            assert hostile.running(), hostile.text()
+        finally:
+            hostile.stop(signal.SIGKILL)

@@ -122,16 +122,24 @@ pub(crate) fn peers(attacker: &mut Attacker) -> Outcome {
     Ok(())
 }
 
-/// The last 24 bits of an address, in a network that does not exist.
+/// Imports from all networks' addresses that end like the victim's, and writes to each, for which the node opens a channel.
 pub(crate) fn same_bits(attacker: &mut Attacker) -> Outcome {
-    let (mut client, ..) = open(attacker)?;
+    let (mut client, cq, posts) = open(attacker)?;
+    let Some(mut posts) = posts else { return Ok(()) };
+    let Some(jfc) = call(attacker, &mut client, UrmaCall::CreateJfc { cq })? else { return Ok(()) };
+    let Some(jetty) = jetty(attacker, &mut client, jfc, 256)? else { return Ok(()) };
     let victim = u32::from(attacker.victim.expect("the kind urma-same-bits needs an address"));
+    let mut made = 0;
     for network in 11..200 {
         let eid = Ipv4Addr::from(victim & 0x00ff_ffff | network << 24).to_ipv6_mapped().octets();
         let import = UrmaCall::ImportJetty { eid, id: 1024, kind: 1, token: None };
-        // A refusal is what should come.
-        let _ = call(attacker, &mut client, import);
+        let segment = UrmaCall::ImportSegment { eid, token_id: 0x10000, addr: 0, len: PAGE, token: Some(1) };
+        made += u32::from(call(attacker, &mut client, import)?.is_some());
+        if let Some(segment) = call(attacker, &mut client, segment)? {
+            made += u32::from(posts.write(jetty, segment, 0));
+        }
     }
+    println!("idle {made} imports and requests");
     std::thread::sleep(Duration::from_millis(50));
     Ok(())
 }
