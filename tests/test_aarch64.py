@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "interop"))
 
+import lab  # noqa: E402
 from lab import LabError, run_pair, wait_until  # noqa: E402
+from lab.perftest import await_listener  # noqa: E402
 from rig import ImageError, Rig  # noqa: E402
 
 SITE = "/site"
@@ -24,7 +26,7 @@ TIMEOUT = ("-u", 17)
 ROUNDS = 50
 TESTS = (
     ["ib_send_bw"], ["ib_write_bw"], ["ib_read_bw"], ["ib_atomic_bw"], ["ib_send_lat"], ["ib_write_lat"], ["ib_read_lat"], ["ib_atomic_lat"],
-    ["ib_send_bw", "-c", "UD"], ["ib_write_bw", "-c", "UC"], ["ib_send_bw", "-R"], ["ib_write_lat", "-R"],
+    ["ib_send_bw", "-c", "UD"], ["ib_write_bw", "-c", "UC"],
 )
 
 
@@ -36,6 +38,12 @@ def patiently(server, client, line):
         except LabError:
             if not {"UD", "UC"} & set(line) or attempt == 2:
                 raise
+
+
+def connections(end):
+    """What `burst cm` lists on one end."""
+    ask = (BURST,) if hasattr(end, "machine") else (lab.build_directory() / "burst",)
+    return end.run(*ask, "cm", "--connections")[1]
 
 
 def name(words):
@@ -67,9 +75,10 @@ def daemon(rig):
     guest.env = {"LD_LIBRARY_PATH": LIBRARIES, "BURST_SOCKET": "/run/burst.sock"}
     wait_until(lambda: guest.run(BURST, "ls")[0] == 0, 60, program.text, program)
     yield program
-    assert program.running() and "panicked" not in program.text(), program.text()
+    was_running = program.running()
     guest.env = {}
     program.stop()
+    assert was_running and "panicked" not in program.text(), program.text()
 
 
 def test_it_says_what_it_is(rig):
@@ -77,12 +86,14 @@ def test_it_says_what_it_is(rig):
     assert "aarch64" in guest.shell("uname -m")
     code, text = guest.run(f"{SITE}/bin/burst", "--version", env={"PYTHONPATH": SITE})
     assert code == 0 and text.startswith("burst "), text
-    code, text = guest.run(BURST, "doctor", seconds=120)
-    assert "userfaultfd" in text, text
 
 
 @pytest.mark.usefixtures("daemon")
 class TestByDaemon:
+    def test_the_doctor_finds_nothing(self, rig):
+        code, text = rig.guest.run(BURST, "doctor", seconds=120)
+        assert code == 0, text
+
     def test_devices(self, rig):
         code, text = rig.guest.run("ibv_devinfo", "-v")
         assert code == 0 and "burst0" in text and "PORT_ACTIVE" in text, text
@@ -103,26 +114,27 @@ class TestByDaemon:
         line = [words[0], "-d", "burst0", "-F", *TIMEOUT, "-n", ROUNDS]
         assert run_pair(rig.guest, rig.guest, line, seconds=60).row[1] == ROUNDS
 
-    def test_bytes_arrive_as_they_were_sent(self, rig):
+    @pytest.mark.parametrize("serves", ["aarch64", "x86-64"])
+    @pytest.mark.parametrize("words", [["rping", "-C", 20, "-S", 4000, "-V", "-v"], ["ib_send_bw", "-R", "-F", *TIMEOUT, "-n", ROUNDS]], ids=lambda words: words[0])
+    def test_connections_by_rdma_cm(self, rig, words, serves):
         """`rping -v` compares what it gets with a pattern of its own."""
-        guest, host = rig.guest, rig.host
-        for server, client in ((guest, host), (host, guest)):
-            serving = server.start("rping", "-s", "-C", 20, "-S", 4000, "-V", "-a", server.address)
-            try:
-                burst = (BURST,) if server is guest else ()
-                listens = lambda: "listening" in (server.run(*burst, "cm", "--connections")[1] if burst else server.burst("cm", "--connections")[1])  # noqa: E731
-                wait_until(listens, 60, serving.text, serving)
-                code, text = client.run("rping", "-c", "-C", 20, "-S", 4000, "-V", "-v", "-a", server.address, seconds=60)
-                assert (code, serving.wait(60)) == (0, 0), text + serving.text()
-            finally:
-                serving.stop()
+        server, client = (rig.guest, rig.host) if serves == "aarch64" else (rig.host, rig.guest)
+        is_rping = words[0] == "rping"
+        serving = server.start(*words, *(("-s", "-a", server.address) if is_rping else ()))
+        try:
+            wait_until(lambda: "listening" in connections(server), 60, serving.text, serving)
+            code, text = client.run(*words, *(("-c", "-a") if is_rping else ()), server.address, seconds=60)
+            assert (code, serving.wait(60)) == (0, 0), text + serving.text()
+        finally:
+            serving.stop()
 
     def test_registered_memory_is_shared_with_the_daemon(self, rig):
         """Private memory of a program is replaced by shared memory while it is registered."""
         guest = rig.guest
         program = guest.start("ibv_rc_pingpong", "-d", "burst0", "-g", 0)
         try:
-            wait_until(lambda: "local address" in program.text(), 60, program.text, program)
+            # It registers its memory, then listens.
+            await_listener(guest, program, 18515)
             maps = guest.files(f"/proc/{program.pid}/maps")
             assert "/memfd:burst-pool" in maps, maps
         finally:
@@ -150,7 +162,7 @@ def test_without_rights(rig):
     run = f"busybox su other -s /bin/sh -c '{BURST} run -- {line}"
     server = guest.start("sh", "-c", f"exec {run}'", env=env)
     try:
-        wait_until(lambda: "Waiting for client" in server.text(), 60, server.text, server)
+        await_listener(guest, server, 18515)
         code, text = guest.run("sh", "-c", f"exec {run} 127.0.0.1'", seconds=60, env=env)
         assert (code, server.wait(60)) == (0, 0) and "t_avg" in text, text + server.text()
     finally:
