@@ -174,7 +174,7 @@ impl EndpointSlot {
     }
     /// Takes the objects of a program that has ended.
     pub fn inherit(&mut self, mut tenant: UrmaTenant) {
-        std::mem::take(tenant.take_leaving()).iter().for_each(|object| object.end(self));
+        tenant.take_leaving().for_each(|object| object.end(self));
         tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
         self.orphans.add(OrphanedObjects {
             jetties: tenant.jetties.into_keys().collect(),

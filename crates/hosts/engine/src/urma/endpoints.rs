@@ -183,10 +183,7 @@ impl UrmaEndpoints {
         let Some(tenant) = self.tenants.get_mut(&context) else { return 0 };
         let slot = self.slots.iter_mut().find(|slot| slot.endpoint.address() == tenant.address);
         let Some(slot) = slot else { return 0 };
-        let leaving = tenant.take_leaving();
-        let part = leaving.split_off(leaving.len().saturating_sub(most));
-        part.iter().for_each(|object| object.end(slot));
-        part.len()
+        tenant.take_leaving().take(most).map(|object| object.end(slot)).count()
     }
     /// Sets what the objects of a program cost that has ended: until nothing uses them any more.
     pub fn keep_charges(&mut self, context: u32, charges: [Option<Charge>; 2]) {

@@ -29,7 +29,7 @@ mod leaving;
 
 pub(crate) use calls::ImportCall;
 pub use calls::TenantCall;
-pub(crate) use leaving::UrmaLeaving;
+pub(crate) use leaving::LeavingObjects;
 
 /// Bytes of one turn, as of a queue pair's.
 pub(crate) const TURN_BYTES: u64 = 64 << 10;
@@ -76,7 +76,7 @@ pub struct UrmaTenant {
     pub(crate) remote_segments: ByNumber<NodeEid>,
     pub(crate) targets: ByNumber<NodeEid>,
     /// Imports and segments that are left to delete, if the program has ended.
-    pub(crate) leaving: Option<Vec<UrmaLeaving>>,
+    pub(crate) leaving: Option<LeavingObjects>,
     /// What the program's objects cost that outlive it until nothing uses them.
     pub(crate) charges: [Option<Charge>; 2],
 }

@@ -211,9 +211,7 @@ impl Context {
         if let (UrmaAnswer::Number(number), Some((kind, charge))) = (&answer, made) {
             self.note_made((kind, *number), charge, (cq_of_jfc, region_of_segment));
         }
-        // An import that another program's has displaced does not exist any more.
-        let is_displaced = |kind| matches!(kind, UrmaKind::RemoteSegment | UrmaKind::Target) && is_no_object(&answer);
-        if let Some(key) = ended.filter(|key| answer == UrmaAnswer::Done || is_displaced(key.0)) {
+        if let Some(key) = ended.filter(|_| answer == UrmaAnswer::Done) {
             self.end_charge(key);
             host.note_ended(1);
         }
@@ -331,11 +329,6 @@ impl Context {
             host.close_urma(address);
         }
     }
-}
-
-fn is_no_object(answer: &UrmaAnswer) -> bool {
-    let UrmaAnswer::Refused(number) = answer else { return false };
-    burst_urma::UrmaError::ALL.get(usize::from(*number)) == Some(&burst_urma::UrmaError::NoObject)
 }
 
 /// The object that a call ends if it is done.

@@ -406,8 +406,8 @@ impl TpChannel {
         let owes_ack = self.ack_due || self.nak_due || !self.fused.is_empty();
         owes_ack || self.tx.has_lost() || self.is_asking() || self.is_stale(now)
     }
-    /// Whether packets of data from a node are the channel's, and change nothing here but the state of PSNs and of acknowledgements.
-    /// Their heads name the node by the last 24 bits of its address, which another node's may have, too.
+    /// Whether packets of data from a node are the channel's, and change nothing here but the state of PSNs and of
+    /// acknowledgements. Their heads name the node by the last 24 bits of its address, which another node's may have, too.
     pub(crate) fn takes_following_of(&self, from: NodeEid) -> bool {
         self.peer == from
             && self.state == ChannelState::Open

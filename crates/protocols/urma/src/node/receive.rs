@@ -245,9 +245,10 @@ impl UrmaNode {
             _ => Err(Reason::UbUnreliableLost),
         }
     }
-    /// Packets have come from a node, of which one begins every so many bytes of `packets`, and has so many (`lengths`). Takes those
-    /// from the first one on that follow the last one of their message in every respect, but not the message's last one. Returns their number; the outcome
-    /// is that of [`UrmaNode::on_packet`] for each. 0 changes nothing but, where memory is gone, payload that comes again.
+    /// Packets have come from a node, of which one begins every so many bytes of `packets`, and has so many (`lengths`). Takes
+    /// those from the first one on that follow the last one of their message in every respect, but not the message's last one.
+    /// Returns their number; the outcome is that of [`UrmaNode::on_packet`] for each. 0 changes nothing but, where memory is
+    /// gone, payload that comes again.
     pub fn on_run(&mut self, env: &mut UrmaEnv<'_>, from: NodeEid, packets: &[u8], lengths: (usize, usize)) -> usize {
         let (stride, len) = lengths;
         self.target.on_run(&mut self.shared, env, &ReceivedRun { from, packets, stride, len })

@@ -1,9 +1,9 @@
 //! Imports of programs in other processes, by the nodes from which they are.
 //!
 //! A program may name any address. An import opens no channel and takes nothing from others: nodes are distinguished by their
-//! whole addresses, so that an invented one stands beside a true one that ends alike. The first request to a node opens a channel. The
-//! table of channels is one for all programs, and the number of nodes from which a user imports is bounded, so what can fill the
-//! table are channels that were opened and left.
+//! whole addresses, so that an invented one stands beside a true one that ends alike. The first request to a node opens a
+//! channel. The table of channels is one for all programs, and the number of nodes from which a user imports is bounded, so what
+//! can fill the table are channels that were opened and left.
 
 use super::UrmaEndpoint;
 use burst_urma::NodeEid;

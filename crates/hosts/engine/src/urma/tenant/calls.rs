@@ -3,7 +3,7 @@
 use crate::objects::EngineCq;
 use crate::urma::orphans::delete_jetty;
 use crate::urma::records::{cqe_of, words_of};
-use crate::urma::tenant::{UrmaLeaving, UrmaTenant};
+use crate::urma::tenant::{LeavingObjects, UrmaTenant};
 use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_ubwire::ServiceMode;
 use burst_urma::{
@@ -87,14 +87,10 @@ const fn check(is_own: bool) -> Result<(), UrmaError> {
 
 impl UrmaTenant {
     /// Segments and imports that are left to delete. The program has ended: what it still posts names none of its own.
-    pub(crate) fn take_leaving(&mut self) -> &mut Vec<UrmaLeaving> {
+    pub(crate) fn take_leaving(&mut self) -> &mut LeavingObjects {
         let UrmaTenant { segments, remote_segments, targets, leaving, .. } = self;
         leaving.get_or_insert_with(|| {
-            let segments = std::mem::take(segments).into_iter().map(UrmaLeaving::Segment);
-            let remote = std::mem::take(remote_segments).into_iter();
-            let targets = std::mem::take(targets).into_iter();
-            let remote = remote.map(|(number, peer)| UrmaLeaving::RemoteSegment(number, peer));
-            segments.chain(remote).chain(targets.map(|(number, peer)| UrmaLeaving::Target(number, peer))).collect()
+            LeavingObjects::new(std::mem::take(segments), std::mem::take(remote_segments), std::mem::take(targets))
         })
     }
 
