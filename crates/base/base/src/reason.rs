@@ -257,6 +257,10 @@ reasons! {
     ProxySocketFailed, "proxy_socket_failed", Note, "The kernel ended a program's connection with the proxy of its host, for want of something or because a keepalive had no answer.", "Look at the error beside it: descriptors (ulimit -n), memory, or a program that was stopped or cut off from its proxy.";
     ProxyPeerLost, "proxy_peer_lost", Note, "A connection was reset at both ends because the other proxy was given up: its process or host has ended, it was away for longer than resume_s, it broke the protocol, or the policy no longer names it.", "Start the other proxy and see its log; use burst proxy drain before a restart, and raise resume_s for a network that is away for longer.";
     ProxyTcpFailed, "proxy_tcp_failed", Note, "A connection that the proxy relayed by TCP failed: one of its two TCP connections could not be made or was reset.", "Look at the error beside it, and at the server; the reason why no peer carried the connection is named, too.";
+    // --- bytes that an engine copies
+    CopyFailed, "copy_failed", Completion, "The engine that copies a program's received bytes has failed or stopped.", "No engine of this release copies: report it.";
+    CopyPending, "copy_pending", Nak, "A request that must see earlier bytes came while these were still being copied; an RNR NAK asks for it again.", "Nothing: the peer sends it again.";
+    CopyQueueFull, "copy_queue_full", Drop, "A packet was dropped because the copies that a queue pair has begun, or what waits for them, are too many.", "Nothing if rare: the peer sends it again.";
 }
 
 impl Reason {

@@ -44,9 +44,15 @@ impl<'a> MiddleRun<'a> {
     /// by one, and the packet that fails has its reason.
     #[inline]
     pub fn write_to(&self, span: &Span, head_len: usize, len: usize) -> bool {
-        debug_assert!(head_len + len <= self.stride && span.len().is_multiple_of(len));
-        let payloads = self.packets().take(span.len() / len).map(|packet| &packet[head_len..head_len + len]);
-        span.write_pieces(payloads).is_ok()
+        debug_assert!(span.len().is_multiple_of(len));
+        span.write_pieces(self.payloads(head_len, len).take(span.len() / len)).is_ok()
+    }
+
+    /// The payloads of the packets, `len` bytes each behind a header of `head_len`.
+    #[inline]
+    pub fn payloads(&self, head_len: usize, len: usize) -> impl Iterator<Item = &'a [u8]> {
+        debug_assert!(head_len + len <= self.stride);
+        self.packets().map(move |packet| &packet[head_len..head_len + len])
     }
 }
 

@@ -15,7 +15,13 @@ const STATUSES: &[(&str, usize, &[Reason])] = &[
     (
         "IBV_WC_LOC_PROT_ERR",
         4,
-        &[Reason::LocalProtection, Reason::ReceiveProtection, Reason::PageMissing, Reason::PageRemoved],
+        &[
+            Reason::LocalProtection,
+            Reason::ReceiveProtection,
+            Reason::PageMissing,
+            Reason::PageRemoved,
+            Reason::CopyFailed,
+        ],
     ),
     ("IBV_WC_WR_FLUSH_ERR", 5, &[Reason::Flushed, Reason::DaemonDied]),
     ("IBV_WC_MW_BIND_ERR", 6, &[Reason::WindowBind]),

@@ -5,6 +5,7 @@
 //! reference after it returns.
 
 use crate::ack_report::AckReport;
+use crate::copies::CopyExecutor;
 use crate::failure::QpFailure;
 use crate::records::RecordPool;
 use burst_base::verbs::{EventType, Mtu, QpCap, QpState, QpType, attr_mask as m};
@@ -183,6 +184,14 @@ pub trait Effects {
     /// The records of loss recovery; `None` if there are none, so that queue pairs go back to the first missing packet.
     fn records(&mut self) -> Option<&mut RecordPool> {
         None
+    }
+    /// Who places the bytes of queue pairs that have executors ([`crate::Qp::use_copies`]).
+    fn copies(&mut self) -> Option<&mut dyn CopyExecutor> {
+        None
+    }
+    /// Whether a copy that the queue pair has begun has not ended.
+    fn has_open_copies(&self) -> bool {
+        false
     }
     /// The peer does not answer packets of the selective repeat family. The queue pair uses the standard family from now on.
     fn selective_refused(&mut self) {}

@@ -11,6 +11,7 @@ pub(crate) mod families;
 pub(crate) mod prefetch;
 pub(crate) mod receipts;
 pub(crate) mod source_port;
+pub(crate) mod trailing;
 pub(crate) mod trains;
 pub(crate) mod transitions;
 
@@ -197,6 +198,9 @@ impl Qp {
     #[inline]
     pub fn on_packet(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         debug_assert!(self.shared.failed.is_none(), "a half has failed, and the other has not stopped");
+        if self.shared.trails && self.shared.trail.is_some() {
+            return self.on_packet_trailing(frame, pkt, env);
+        }
         if pkt.info.service.is_selective() {
             return self.on_selective(frame, pkt, env);
         }
@@ -297,6 +301,15 @@ impl Qp {
     /// stop them.
     pub fn poll_tx(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         debug_assert!(self.shared.failed.is_none(), "a half has failed, and the other has not stopped");
+        if self.shared.trails && self.shared.trail.is_some() {
+            return self.poll_tx_trailing(budget, env);
+        }
+        self.poll_turn(budget, env)
+    }
+
+    /// [`Qp::poll_tx`], if nothing has to wait for copies.
+    #[inline(always)]
+    fn poll_turn(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         let has_requests = self.req.wants_requests(&self.shared);
         let ack_last = self.resp.has_only_ack_pending() && has_requests;
         let (mut answered, first) = (true, env.tx.len());
@@ -360,7 +373,8 @@ impl Qp {
     /// Whether `poll_tx` would do something now. False for a queue pair that waits for its window, until an acknowledgement
     /// comes, unless an answer is pending: answers never wait for a window.
     pub fn wants_tx(&self) -> bool {
-        self.resp.has_pending() || self.req.wants_requests(&self.shared) || self.wants_flush()
+        let wants = self.resp.has_pending() || self.req.wants_requests(&self.shared) || self.wants_flush();
+        wants && !(self.shared.trails && self.waits_for_copies())
     }
 
     /// Whether the only thing to send is an acknowledgement of a message that has just completed a receive. A program that
@@ -409,6 +423,9 @@ impl Qp {
 
     /// Fires the timers that are due.
     pub fn on_timer(&mut self, env: &mut Env<'_>) {
+        if self.shared.trails && self.shared.trail.is_some() {
+            return self.on_timer_trailing(env);
+        }
         if matches!(self.shared.state, QpState::Rts | QpState::Sqd) {
             match self.req.receipts {
                 Some(_) => self.req.on_receipt_timer(env),

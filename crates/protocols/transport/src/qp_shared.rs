@@ -6,8 +6,9 @@
 use crate::api::{ACK_TIMEOUT_MIN, PKEY_DEFAULT, QpConfig};
 use crate::peer_port::PeerPort;
 use crate::rtt::RttEstimate;
+use crate::trail::Trail;
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType};
-use burst_base::{Nanos, Qpn, Reason};
+use burst_base::{Nanos, Psn, Qpn, Reason};
 use burst_frame::{Flow, RxFrame};
 use burst_mem::Peer;
 use burst_wire::aeth::ack_timeout;
@@ -41,8 +42,12 @@ pub(crate) enum QpHalf {
 // In the order of use: see `qp::prefetch`.
 #[repr(C)]
 pub(crate) struct QpShared {
+    /// What waits for copies, if it has executors. Not there during a call of such a queue pair.
+    pub(crate) trail: Option<Box<Trail>>,
+    /// While copies are open: the first PSN whose bytes may be missing. READs from there on are not answered.
+    pub(crate) held_from: Option<Psn>,
     /// Nothing: what most packets use begins behind the first two lines.
-    _unused: [u64; 7],
+    _unused: [u64; 5],
     pub(crate) attr: QpAttr,
     /// `attr.dest_qpn` and `attr.qp_access_flags`, in a line that each packet uses.
     pub(crate) dest_qpn: Qpn,
@@ -52,6 +57,8 @@ pub(crate) struct QpShared {
     pub(crate) state: QpState,
     /// The half that has moved the queue pair to ERR, until the other half has stopped as well.
     pub(crate) failed: Option<QpHalf>,
+    /// Its bytes are placed by an executor ([`crate::copies`]).
+    pub(crate) trails: bool,
     /// The wait that each sign of progress begins: the local ACK timeout, or the time until a probe
     /// ([`crate::requester::standard::probes`]).
     pub(crate) answer_wait: Nanos,
@@ -70,13 +77,16 @@ impl QpShared {
     pub(crate) fn new(config: &QpConfig) -> QpShared {
         let &QpConfig { qpn, qp_type, pd, send_cq, recv_cq, cookie, cap, port_mtu, .. } = config;
         QpShared {
-            _unused: [0; 7],
+            trail: None,
+            held_from: None,
+            _unused: [0; 5],
             attr: QpAttr { cap, ..QpAttr::default() },
             dest_qpn: QpAttr::default().dest_qpn,
             access_flags: 0,
             mtu: port_mtu.bytes(),
             state: QpState::Reset,
             failed: None,
+            trails: false,
             answer_wait: Nanos::NEVER,
             id: QpIdentity { qpn, qp_type, pd, send_cq, recv_cq, cookie, port_mtu },
             flow: Flow::default(),
@@ -93,6 +103,8 @@ impl QpShared {
         self.mtu = self.id.port_mtu.bytes();
         self.answer_wait = Nanos::NEVER;
         self.state = QpState::Reset;
+        self.trail.as_deref_mut().into_iter().for_each(Trail::clear);
+        self.held_from = None;
         debug_assert!(self.failed.is_none() && self.mtu > 0);
     }
 
@@ -104,6 +116,12 @@ impl QpShared {
         debug_assert!(self.failed.is_none(), "a half was called before the other had stopped");
         (self.state, self.failed) = (QpState::Err, Some(half));
         true
+    }
+
+    /// Whether a request with this PSN must not be answered, because bytes of requests before it are not there yet.
+    #[inline]
+    pub(crate) fn is_held(&self, psn: Psn) -> bool {
+        self.trails && self.held_from.is_some_and(|limit| !psn.is_before(limit))
     }
 
     /// Domain and number, by which memory tables check access.

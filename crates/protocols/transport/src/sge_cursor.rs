@@ -4,6 +4,10 @@
 //! within one turn, in which spans stay valid. The next turn looks the keys up again, so a region that was deregistered
 //! in between is noticed (IBA 10.6.7.2).
 
+use crate::api::Env;
+use crate::copies::{Copies, copies_of, place};
+use crate::qp_shared::QpShared;
+use burst_base::verbs::access;
 use burst_base::{Lkey, Reason};
 use burst_frame::TxBatch;
 use burst_mem::table::MrTable;
@@ -17,6 +21,21 @@ pub(crate) struct Keys<'a> {
     pub(crate) pd: u32,
     /// Right that the region must grant: 0 to read it, `LOCAL_WRITE` to write it.
     pub(crate) access: u32,
+}
+
+/// The keys by which bytes are written, and who places them.
+pub(crate) struct Placing<'a> {
+    pub(crate) keys: Keys<'a>,
+    pub(crate) copies: Copies<'a>,
+}
+
+impl<'a> Placing<'a> {
+    /// For the memory of the queue pair's own program.
+    #[inline(always)]
+    pub(crate) fn of(qp: &QpShared, env: &'a mut Env<'_>) -> Placing<'a> {
+        let keys = Keys { mem: env.mem, pd: qp.id.pd, access: access::LOCAL_WRITE };
+        Placing { keys, copies: copies_of(qp, env) }
+    }
 }
 
 /// The reason why memory of this side's program cannot be written.
@@ -125,11 +144,11 @@ impl SgeCursor {
     }
 
     /// Writes `bytes` at the position and advances.
-    pub(crate) fn scatter(&mut self, keys: Keys<'_>, sges: &[Sge], mut bytes: &[u8]) -> Result<(), Reason> {
+    pub(crate) fn scatter(&mut self, sges: &[Sge], mut bytes: &[u8], placing: &mut Placing<'_>) -> Result<(), Reason> {
         while !bytes.is_empty() {
-            let piece = self.piece(keys, sges, bytes.len() as u32)?;
+            let piece = self.piece(placing.keys, sges, bytes.len() as u32)?;
             let (now, later) = bytes.split_at(piece.len());
-            piece.write_from(now).map_err(unreachable_reason)?;
+            place(&piece, now, &mut placing.copies).map_err(unreachable_reason)?;
             bytes = later;
         }
         Ok(())

@@ -13,11 +13,12 @@
 mod common;
 
 use burst_base::rng::Rng;
-use burst_base::verbs::{Mtu, QpAttr, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
+use burst_base::verbs::{Mtu, QpAttr, QpType, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::{Cqe, SGE_MAX, SendWqe, Sge};
 use burst_shm::rq::RqProducer;
-use burst_transport::{RD_ATOMIC_MAX, RECORDS_MAX, RecordPool};
+use burst_transport::{COPIES_PER_CALL, RD_ATOMIC_MAX, RECORDS_MAX, RecordPool};
+use common::shuffled::Shuffled;
 use common::{End, LinkFaults, Pair, Setup};
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -98,6 +99,8 @@ struct Posted {
     result: Option<Result_>,
     /// Bytes of the results ring it holds.
     ring: u64,
+    /// What a WRITE has written in the peer's target: offset and length.
+    written: (u64, u32),
 }
 
 /// A receive that the peer will complete here.
@@ -115,8 +118,9 @@ struct Awaited {
 /// One direction: `from` posts, the other end's target is written.
 struct Side {
     pool: Vec<u8>,
-    /// Expected bytes of the peer's target.
+    /// Expected bytes of the peer's target, and of each the last request that writes it.
     target: Vec<u8>,
+    writers: Vec<u32>,
     posted: VecDeque<Posted>,
     /// Messages that this end has sent and the peer has not received.
     awaited: VecDeque<Awaited>,
@@ -172,8 +176,17 @@ fn faults(rng: &mut Rng) -> LinkFaults {
     }
 }
 
+/// An executor of an end; sometimes only one end has one.
+fn executor(rng: &mut Rng, index: u8) -> Option<Shuffled> {
+    let is_used = index == 1 || rng.below(4) > 0;
+    let most = [COPIES_PER_CALL as u64, 100, 1000][rng.below(3) as usize] as usize;
+    let late_max = Nanos::from_us([1, 10, 100][rng.below(3) as usize]);
+    let executor = Shuffled::new(rng.next_u64(), most, late_max, [0, 30, 90][rng.below(3) as usize]);
+    is_used.then_some(executor)
+}
+
 impl Oracle {
-    fn new(seed: u64, operations: u64, kind: Ends) -> Oracle {
+    fn new(seed: u64, operations: u64, (kind, trails): (Ends, bool)) -> Oracle {
         let selective = kind != Ends::Standard;
         let mut rng = Rng::new(seed);
         let mtus = Mtu::ALL;
@@ -193,9 +206,15 @@ impl Oracle {
             ..base
         };
         let fate = faults(&mut rng);
+        let link_seed = rng.next_u64();
         let mut pair = match kind {
-            Ends::Xrc => Pair::xrc(&setup, rng.next_u64(), fate),
-            _ => Pair::new(&setup, rng.next_u64(), fate),
+            _ if trails => {
+                let types = if kind == Ends::Xrc { [QpType::XrcSend, QpType::XrcRecv] } else { [QpType::Rc; 2] };
+                let [a, b] = types.map(|qp_type| Setup { qp_type, ..setup });
+                Pair::with_copies([&a, &b], link_seed, fate, |index| executor(&mut rng, index))
+            }
+            Ends::Xrc => Pair::xrc(&setup, link_seed, fate),
+            _ => Pair::new(&setup, link_seed, fate),
         };
         let queues = match kind {
             Ends::Xrc => (1..=2).map(|n| common::xrc_queue(&mut pair.ends[1], n, common::PD, (16, SGE_MAX))).collect(),
@@ -390,7 +409,9 @@ impl Oracle {
     /// The model's WRITE; returns the offset in the target.
     fn write_target(&mut self, me: usize, bytes: &[u8]) -> u64 {
         let at = self.rng.below(TARGET_LEN - bytes.len() as u64 + 1);
-        self.sides[me].target[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        let (side, range) = (&mut self.sides[me], at as usize..at as usize + bytes.len());
+        side.target[range.clone()].copy_from_slice(bytes);
+        side.writers[range].fill(side.next_wr as u32);
         at
     }
 
@@ -427,6 +448,7 @@ impl Oracle {
             (false, false) => before,
         };
         side.target[cell..cell + 8].copy_from_slice(&after.to_ne_bytes());
+        side.writers[cell..cell + 8].fill(side.next_wr as u32);
         let sges = vec![self.pair.ends[me].sge(at, 8)];
         let data = Data { sges: sges.clone(), bytes: Vec::new(), is_inline: false };
         let opcode = if is_add { WrOpcode::AtomicFetchAndAdd } else { WrOpcode::AtomicCmpAndSwp };
@@ -483,7 +505,12 @@ impl Oracle {
         };
         let (result, ring) = result.map_or((None, 0), |(result, ring)| (Some(result), ring));
         let byte_len = byte_len as u32;
-        side.posted.push_back(Posted { wr_id, signaled, opcode: wc_opcode, byte_len, result, ring });
+        let written = if wc_opcode == WcOpcode::RdmaWrite && byte_len > 0 {
+            (wqe.remote_addr - TARGET, byte_len)
+        } else {
+            (0, 0)
+        };
+        side.posted.push_back(Posted { wr_id, signaled, opcode: wc_opcode, byte_len, result, ring, written });
         true
     }
 
@@ -524,6 +551,7 @@ impl Oracle {
                     at += got.len();
                 }
             }
+            check_written(side, &self.pair.ends[1 - me], &done);
             if done.signaled {
                 let want = (done.wr_id, done.opcode as u8, side.retired, done.byte_len);
                 assert_eq!((cqe.wr_id, cqe.opcode, cqe.sq_consumer, cqe.byte_len), want);
@@ -556,6 +584,17 @@ impl Oracle {
             window.1 = Window::Closed;
         }
     }
+}
+
+/// The bytes of a WRITE that has been acknowledged are there, where no later request writes.
+fn check_written(side: &Side, peer: &End, done: &Posted) {
+    let (at, len) = done.written;
+    let there = peer.memory(TARGET + at, len as usize);
+    let range = at as usize..at as usize + len as usize;
+    let expected = side.target[range.clone()].iter().zip(&side.writers[range]);
+    let is_there =
+        there.iter().zip(expected).all(|(byte, (want, writer))| *writer != done.wr_id as u32 || byte == want);
+    assert!(is_there, "wr {} is acknowledged, and its bytes are not there", done.wr_id);
 }
 
 /// The bytes of a request.
@@ -592,6 +631,7 @@ impl Side {
         Side {
             pool,
             target: vec![0; TARGET_LEN as usize],
+            writers: vec![u32::MAX; TARGET_LEN as usize],
             posted: VecDeque::new(),
             awaited: VecDeque::new(),
             next_wr: 0,
@@ -625,25 +665,46 @@ fn amount(name: &str, default: u64) -> u64 {
 
 #[test]
 fn memory_equals_the_model_and_each_completion_comes_once() {
-    check_seeds(Ends::Standard, &WHAT_MUST_HAPPEN);
+    check_seeds((Ends::Standard, false), &WHAT_MUST_HAPPEN);
 }
 
 #[test]
 fn with_selective_repeat_memory_equals_the_model_and_each_completion_comes_once() {
-    check_seeds(Ends::Selective, &WHAT_MUST_HAPPEN_SELECTIVELY);
+    check_seeds((Ends::Selective, false), &WHAT_MUST_HAPPEN_SELECTIVELY);
 }
 
 #[test]
 fn with_selective_repeat_of_xrc_memory_equals_the_model_and_each_completion_comes_once() {
-    check_seeds(Ends::Xrc, &WHAT_MUST_HAPPEN_SELECTIVELY);
+    check_seeds((Ends::Xrc, false), &WHAT_MUST_HAPPEN_SELECTIVELY);
 }
 
-fn check_seeds(kind: Ends, what_must_happen: &[Reason]) {
+#[test]
+fn with_late_copies_memory_equals_the_model_when_completions_come() {
+    check_seeds(
+        (Ends::Standard, true),
+        &[&WHAT_MUST_HAPPEN[..], &[Reason::CopyPending, Reason::CopyQueueFull]].concat(),
+    );
+}
+
+#[test]
+fn with_late_copies_and_selective_repeat_memory_equals_the_model_when_completions_come() {
+    let of_copies = [Reason::SrEarly, Reason::SrRepeated, Reason::CopyPending, Reason::CopyQueueFull];
+    check_seeds((Ends::Selective, true), &of_copies);
+}
+
+#[test]
+fn with_late_copies_of_an_xrc_target_memory_equals_the_model_when_completions_come() {
+    let of_copies = [Reason::SrEarly, Reason::SrRepeated, Reason::CopyPending, Reason::CopyQueueFull];
+    check_seeds((Ends::Xrc, true), &of_copies);
+}
+
+fn check_seeds(ends: (Ends, bool), what_must_happen: &[Reason]) {
+    let kind = ends.0;
     let seeds = if kind == Ends::Standard { 6 } else { 12 };
     let (seeds, operations) = if cfg!(debug_assertions) { (seeds, 1_000) } else { (200, 10_000) };
     let (seeds, operations) = (amount("BURST_SEEDS", seeds), amount("BURST_OPS", operations));
     if let Ok(seed) = std::env::var("BURST_SEED") {
-        Oracle::new(seed.parse().expect("a number"), operations, kind).run();
+        Oracle::new(seed.parse().expect("a number"), operations, ends).run();
         return;
     }
     let next = AtomicU64::new(0);
@@ -657,7 +718,7 @@ fn check_seeds(kind: Ends, what_must_happen: &[Reason]) {
                     if seed >= seeds {
                         return;
                     }
-                    let run = std::panic::catch_unwind(|| Oracle::new(seed, operations, kind).run());
+                    let run = std::panic::catch_unwind(|| Oracle::new(seed, operations, ends).run());
                     match run {
                         Ok(counts) => {
                             let mut totals = totals.lock().expect("not poisoned");

@@ -17,6 +17,9 @@ impl Qp {
     /// Executes the packets at the beginning of `train` that continue the message or the response that is being received and ask
     /// for no acknowledgement. Returns how many; the packet after them is for [`Qp::on_packet`].
     pub fn on_middles(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
+        if self.shared.trails && self.shared.trail.is_some() {
+            return self.on_middles_trailing(flow, train, env);
+        }
         let stride = Bth::LEN + self.shared.mtu as usize + burst_wire::ICRC_LEN;
         let is_peer = flow.src == self.shared.flow.dst && flow.src_port == self.shared.peer_port.port;
         if self.shared.id.qp_type != QpType::Rc || !is_peer {

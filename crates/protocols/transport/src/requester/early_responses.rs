@@ -11,6 +11,7 @@
 //! follows.
 
 use crate::api::{Env, READ_CHUNK_BYTES, Signal};
+use crate::copies::{copies_of, place_train};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
@@ -60,7 +61,9 @@ impl Requester {
         if self.recovery.reserve_ahead().is_err() {
             return false;
         }
-        if let Err(reason) = self.recovery.place_response(ResponseMemory::of(qp, env), &request, offset, pkt.payload) {
+        if let Err(reason) =
+            self.recovery.place_response(&mut ResponseMemory::of(qp, env), &request, offset, pkt.payload)
+        {
             // It counts as lost; if the cause stays, the response in order meets it again.
             env.fx.count(reason);
             return true;
@@ -108,7 +111,7 @@ impl Requester {
         let sges = self.recovery.sges_of(&run.request);
         let mut cursor = SgeCursor::at(sges, u64::from(run.first * qp.mtu));
         let Some(span) = cursor.run(keys, sges, qp.mtu, count as u32) else { return 0 };
-        if !train.write_to(&span, head_len, qp.mtu as usize) {
+        if !place_train(train, &span, (head_len, qp.mtu as usize), copies_of(qp, env)) {
             return 0;
         }
         let done = span.len() / qp.mtu as usize;

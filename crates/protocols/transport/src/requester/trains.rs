@@ -1,6 +1,7 @@
 //! Middle packets of a READ response of the standard family, many at a time ([`crate::qp::trains`]).
 
 use crate::api::Env;
+use crate::copies::{copies_of, place_train};
 use crate::middle_packets::count_middles;
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
@@ -32,7 +33,7 @@ impl Requester {
         let sges = self.recovery.sges_of(request);
         let mut cursor = SgeCursor::at(sges, u64::from(una_packet * qp.mtu));
         let Some(span) = cursor.run(keys, sges, qp.mtu, count as u32) else { return 0 };
-        if !train.write_to(&span, Bth::LEN, qp.mtu as usize) {
+        if !place_train(train, &span, (Bth::LEN, qp.mtu as usize), copies_of(qp, env)) {
             return 0;
         }
         let done = span.len() / qp.mtu as usize;

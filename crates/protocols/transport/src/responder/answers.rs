@@ -127,6 +127,10 @@ impl Responder {
         turn: &mut AnswerTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
+        if qp.is_held(resource.psn) {
+            self.park();
+            return false;
+        }
         if resource.held > resource.next {
             let is_done = resource.skip_held();
             if let Some(stored) = self.oldest_pending() {

@@ -7,10 +7,10 @@ use crate::api::Env;
 use crate::failure::{FailedPart, QpFailure};
 use crate::qp_shared::QpShared;
 use crate::responder::Responder;
-use crate::responder::completions::recv_keys;
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::receiver::Load;
 use crate::responder::refusal::receive_reason;
+use crate::sge_cursor::Placing;
 use burst_base::Reason;
 use burst_base::verbs::{QpState, WcStatus, wc_flags};
 use burst_frame::RxFrame;
@@ -60,12 +60,11 @@ impl Responder {
         if total > self.recv.room && self.recv.check().is_ok() {
             return Err(Reason::UdReceiveTooShort);
         }
-        let keys = recv_keys(qp, env);
         let written = self
             .recv
             .check()
-            .and_then(|()| self.recv.scatter(keys, 0, &route_header(frame)))
-            .and_then(|()| self.recv.scatter(keys, GRH_BYTES as u64, pkt.payload));
+            .and_then(|()| self.recv.scatter(0, &route_header(frame), Placing::of(qp, env)))
+            .and_then(|()| self.recv.scatter(GRH_BYTES as u64, pkt.payload, Placing::of(qp, env)));
         match written {
             Ok(()) => {}
             Err(Reason::PageLate) => return Err(Reason::PageLate),

@@ -63,6 +63,9 @@ impl EarlyReceives {
         self.receives.clear();
         self.sges.clear();
     }
+    pub(crate) fn len(&self) -> usize {
+        self.receives.len()
+    }
     pub(crate) fn is_empty(&self) -> bool {
         self.receives.is_empty()
     }

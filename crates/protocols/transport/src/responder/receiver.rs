@@ -5,7 +5,7 @@
 
 use crate::api::{RecvQueue, XrcSrq};
 use crate::responder::early_receives::EarlyReceives;
-use crate::sge_cursor::{Keys, SgeCursor};
+use crate::sge_cursor::{Keys, Placing, SgeCursor};
 use burst_base::heap::OutOfMemory;
 use burst_base::num::MASK_24;
 use burst_base::{Reason, heap};
@@ -203,12 +203,12 @@ impl Receiver {
     pub(crate) fn scatter_early(
         &self,
         (rsn, early): (u32, &EarlyReceives),
-        keys: Keys<'_>,
         offset: u64,
         bytes: &[u8],
+        mut placing: Placing<'_>,
     ) -> bool {
         let Some(sges) = self.early_entries((rsn, early), offset + bytes.len() as u64) else { return false };
-        SgeCursor::at(sges, offset).scatter(keys, sges, bytes).is_ok()
+        SgeCursor::at(sges, offset).scatter(sges, bytes, &mut placing).is_ok()
     }
     /// Contiguous memory for packets of `each` bytes from `offset` of receive number `rsn` on, at most `count` packets.
     pub(crate) fn run_early(
@@ -325,7 +325,7 @@ impl Receiver {
     }
     /// Writes `bytes` at `offset` of the loaded receive.
     #[inline(always)]
-    pub(crate) fn scatter(&self, keys: Keys<'_>, offset: u64, bytes: &[u8]) -> Result<(), Reason> {
-        SgeCursor::at(self.entries(), offset).scatter(keys, self.entries(), bytes)
+    pub(crate) fn scatter(&self, offset: u64, bytes: &[u8], mut placing: Placing<'_>) -> Result<(), Reason> {
+        SgeCursor::at(self.entries(), offset).scatter(self.entries(), bytes, &mut placing)
     }
 }

@@ -10,9 +10,9 @@
 //! cumulative, and a gap that stays is reported with the next token.
 
 use crate::api::Env;
+use crate::copies::{copies_of, place};
 use crate::failure::{FailedPart, NamedMemory, QpFailure};
 use crate::qp_shared::QpShared;
-use crate::responder::completions::recv_keys;
 use crate::responder::fork_hold::{ForkHold, silence_max};
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::receiver::Load;
@@ -23,6 +23,7 @@ use crate::responder::repair_queue::Repair;
 use crate::responder::resource::{EMPTY, ResponderResource};
 use crate::responder::selective::arrivals::RemoteRange;
 use crate::responder::{InboundMessage, NAK_REPEATED_AFTER, Responder};
+use crate::sge_cursor::Placing;
 use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, access, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
@@ -215,8 +216,7 @@ impl Responder {
             let (status, reason) = (WcStatus::LocLenErr, Reason::ReceiveTooShort);
             return Err(RequestRefusal::RefuseReceive(NakCode::InvalidRequest, status, reason));
         }
-        let keys = recv_keys(qp, env);
-        self.recv.scatter(keys, received, pkt.payload).map_err(|reason| match reason {
+        self.recv.scatter(received, pkt.payload, Placing::of(qp, env)).map_err(|reason| match reason {
             Reason::PageLate => RequestRefusal::NotReady(reason),
             reason => {
                 let reason = receive_reason(reason);
@@ -366,6 +366,10 @@ impl Responder {
         env: &Env<'_>,
     ) -> Result<u64, RequestRefusal> {
         check_right(qp, access::REMOTE_ATOMIC)?;
+        if qp.trails && env.fx.has_open_copies() {
+            // It would not see the bytes of the requests in front of it.
+            return Err(RequestRefusal::NotReady(Reason::CopyPending));
+        }
         if !atomic.addr.is_multiple_of(8) {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::MisalignedAtomic));
         }
@@ -549,13 +553,13 @@ pub(crate) fn invalidate(qp: &QpShared, rkey: Rkey, env: &mut Env<'_>) -> CheckR
 }
 
 /// Writes a packet's payload where a WRITE says.
-pub(crate) fn write_payload(qp: &QpShared, rkey: Rkey, addr: u64, payload: &[u8], env: &Env<'_>) -> CheckResult {
+pub(crate) fn write_payload(qp: &QpShared, rkey: Rkey, addr: u64, payload: &[u8], env: &mut Env<'_>) -> CheckResult {
     if payload.is_empty() {
         return Ok(());
     }
     let len = payload.len() as u32;
     let span = env.mem.remote(qp.peer(), rkey, addr, len, access::REMOTE_WRITE).map_err(access_refusal)?;
-    span.write_from(payload).map_err(unreachable_refusal)
+    place(&span, payload, &mut copies_of(qp, env)).map_err(unreachable_refusal)
 }
 
 /// PSNs that a READ takes: the packets of its response.

@@ -1,6 +1,7 @@
 //! Middle packets of a SEND or WRITE of the standard family, many at a time ([`crate::qp::trains`]).
 
 use crate::api::Env;
+use crate::copies::{copies_of, place_train};
 use crate::middle_packets::count_middles;
 use crate::qp_shared::QpShared;
 use crate::responder::Responder;
@@ -32,7 +33,7 @@ impl Responder {
             return 0;
         }
         let Some(span) = self.middles_span(qp, count, env) else { return 0 };
-        if !train.write_to(&span, Bth::LEN, qp.mtu as usize) {
+        if !place_train(train, &span, (Bth::LEN, qp.mtu as usize), copies_of(qp, env)) {
             return 0;
         }
         debug_assert!(span.len().is_multiple_of(qp.mtu as usize));

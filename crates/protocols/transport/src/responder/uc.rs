@@ -7,12 +7,12 @@
 use crate::api::Env;
 use crate::failure::{FailedPart, QpFailure};
 use crate::qp_shared::QpShared;
-use crate::responder::completions::recv_keys;
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::receiver::Load;
 use crate::responder::refusal::{RequestRefusal, receive_reason};
 use crate::responder::requests::{check_length, write_payload};
 use crate::responder::{InboundMessage, Responder};
+use crate::sge_cursor::Placing;
 use burst_base::verbs::{QpState, WcStatus, access, wc_flags};
 use burst_base::{Reason, Rkey};
 use burst_wire::{OpKind, Packet};
@@ -74,8 +74,7 @@ impl Responder {
             self.fail_receive(qp, WcStatus::LocLenErr, Reason::ReceiveTooShort, env);
             return Ok(());
         }
-        let keys = recv_keys(qp, env);
-        match self.recv.check().and_then(|()| self.recv.scatter(keys, received, pkt.payload)) {
+        match self.recv.check().and_then(|()| self.recv.scatter(received, pkt.payload, Placing::of(qp, env))) {
             Ok(()) => {}
             Err(Reason::PageLate) => return Err(Reason::PageLate),
             Err(reason) => {

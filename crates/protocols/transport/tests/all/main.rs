@@ -5,6 +5,7 @@ mod attributes;
 mod basics;
 #[path = "../common/mod.rs"]
 mod common;
+mod copies;
 mod early_trains;
 mod forged;
 mod golden;

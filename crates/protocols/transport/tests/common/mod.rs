@@ -5,6 +5,8 @@
 //! packets, with one seeded generator. [`Pair::run`] plays events in time order until nothing is left to do before a given time.
 #![allow(dead_code)]
 
+pub mod shuffled;
+
 use burst_base::rng::Rng;
 use burst_base::verbs::{
     EventType, Mtu, MwType, QpAttr, QpCap, QpState, QpType, WcStatus, WrOpcode, access, attr_mask as m, send_flags,
@@ -17,9 +19,11 @@ use burst_shm::paired;
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
 use burst_transport::{
-    AckReport, Effects, Env, HostPressure, Qp, QpConfig, RecordPool, RecvQueue, Signal, TxBudget, TxState, XrcSrq,
+    AckReport, CopyExecutor, Effects, Env, HostPressure, Qp, QpConfig, RecordPool, RecvQueue, Signal, TxBudget,
+    TxState, XrcSrq,
 };
 use burst_wire::{Opcode, Packet};
+use shuffled::Shuffled;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -59,6 +63,8 @@ pub struct RecordedEffects {
     pub pressure: HostPressure,
     /// The sum of [`Effects::unacknowledged`] in this call.
     unacknowledged: i64,
+    /// Who places the bytes, if not the calls themselves.
+    pub copies: Option<Shuffled>,
 }
 
 impl RecordedEffects {
@@ -99,6 +105,9 @@ impl Effects for RecordedEffects {
     }
     fn records(&mut self) -> Option<&mut RecordPool> {
         Some(&mut self.records)
+    }
+    fn copies(&mut self) -> Option<&mut dyn CopyExecutor> {
+        self.copies.as_mut().map(|copies| copies as &mut dyn CopyExecutor)
     }
     fn selective_refused(&mut self) {
         self.refused += 1;
@@ -264,6 +273,7 @@ impl End {
             reports: Vec::new(),
             pressure: HostPressure::default(),
             unacknowledged: 0,
+            copies: None,
         };
         let (ip, window) = (ip_of(index), setup.window);
         End {
@@ -482,6 +492,34 @@ impl End {
         self.count_acked();
     }
 
+    /// Has its bytes placed by an executor. Before [`End::bring_up`].
+    pub fn use_copies(&mut self, executor: Shuffled) {
+        self.qp.use_copies().expect("memory");
+        self.fx.copies = Some(executor);
+    }
+
+    /// Runs copies whose time has come, and tells the queue pair.
+    pub fn run_copies(&mut self, now: Nanos) {
+        let Some(copies) = &mut self.fx.copies else { return };
+        copies.set_now(now);
+        copies.run(now);
+        self.note_copies(now);
+    }
+
+    /// Tells the queue pair how far its executor is.
+    pub fn note_copies(&mut self, now: Nanos) {
+        let Some(copies) = &self.fx.copies else { return };
+        let progress = copies.progress();
+        let mut env = Env { now, waited: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
+        self.qp.on_copies(progress, &mut env);
+        self.count_acked();
+    }
+
+    /// When copies run next.
+    fn next_copies(&self) -> Nanos {
+        self.fx.copies.as_ref().map_or(Nanos::NEVER, Shuffled::next_at)
+    }
+
     /// The program begins or ends a fork.
     pub fn hold_memory(&mut self, now: Nanos, hold: bool) {
         self.qp.hold_memory(now, hold);
@@ -632,17 +670,30 @@ pub struct Pair {
 impl Pair {
     /// Two connected ends in RTS.
     pub fn new(setup: &Setup, seed: u64, faults: LinkFaults) -> Pair {
-        Pair::of([setup; 2], seed, faults)
+        Pair::of([setup; 2], seed, faults, |_| None)
+    }
+
+    /// The same; `copies` gives the executor of each end.
+    pub fn with_copies(
+        [a, b]: [&Setup; 2],
+        seed: u64,
+        faults: LinkFaults,
+        copies: impl FnMut(u8) -> Option<Shuffled>,
+    ) -> Pair {
+        Pair::of([a, b], seed, faults, copies)
     }
 
     /// An XRC initiator, end 0, and its target.
     pub fn xrc(setup: &Setup, seed: u64, faults: LinkFaults) -> Pair {
         let [ini, tgt] = [QpType::XrcSend, QpType::XrcRecv].map(|qp_type| Setup { qp_type, ..*setup });
-        Pair::of([&ini, &tgt], seed, faults)
+        Pair::of([&ini, &tgt], seed, faults, |_| None)
     }
 
-    fn of(setups: [&Setup; 2], seed: u64, faults: LinkFaults) -> Pair {
+    fn of(setups: [&Setup; 2], seed: u64, faults: LinkFaults, mut copies: impl FnMut(u8) -> Option<Shuffled>) -> Pair {
         let mut ends = [End::new(0, setups[0]), End::new(1, setups[1])];
+        for (index, end) in ends.iter_mut().enumerate() {
+            copies(index as u8).into_iter().for_each(|executor| end.use_copies(executor));
+        }
         ends[0].bring_up(1, setups[0], QpState::Rts);
         ends[1].bring_up(0, setups[1], QpState::Rts);
         Pair { ends, link: Link::new(seed, faults), now: Nanos(0) }
@@ -668,7 +719,7 @@ impl Pair {
     /// Time of the next event.
     pub fn next_event(&self) -> Nanos {
         let arrival = self.link.on_way.peek().map_or(Nanos::NEVER, |p| p.0.at);
-        self.ends.iter().map(|end| end.qp.next_deadline()).fold(arrival, Nanos::min)
+        self.ends.iter().map(|end| end.qp.next_deadline().min(end.next_copies())).fold(arrival, Nanos::min)
     }
 
     /// Plays the next event; false when there is none before `until`.
@@ -699,6 +750,7 @@ impl Pair {
             if end.qp.next_deadline() <= self.now {
                 end.fire(self.now);
             }
+            end.run_copies(self.now);
         }
         true
     }

@@ -7,22 +7,18 @@
 use crate::api::Env;
 use crate::qp_shared::QpShared;
 use crate::requester::recovery::{InflightWqe, Recovery};
-use crate::sge_cursor::{Keys, SgeCursor};
+use crate::sge_cursor::{Placing, SgeCursor};
 use burst_base::Reason;
-use burst_base::verbs::access;
-use burst_mem::table::MrTable;
 
-/// The memory that responses are written to, and the payload bytes per packet.
-#[derive(Clone, Copy)]
+/// The memory that responses are written to, the payload bytes per packet, and who writes.
 pub(crate) struct ResponseMemory<'a> {
-    mem: &'a MrTable,
-    pd: u32,
+    placing: Placing<'a>,
     mtu: u32,
 }
 
 impl<'a> ResponseMemory<'a> {
-    pub(crate) fn of(qp: &QpShared, env: &Env<'a>) -> ResponseMemory<'a> {
-        ResponseMemory { mem: env.mem, pd: qp.id.pd, mtu: qp.mtu }
+    pub(crate) fn of(qp: &QpShared, env: &'a mut Env<'_>) -> ResponseMemory<'a> {
+        ResponseMemory { placing: Placing::of(qp, env), mtu: qp.mtu }
     }
 }
 
@@ -30,15 +26,14 @@ impl Recovery {
     /// Writes response bytes at `offset` of the scatter list of a request in flight.
     pub(crate) fn place_at(
         &self,
-        memory: ResponseMemory<'_>,
+        memory: &mut ResponseMemory<'_>,
         request: &InflightWqe,
         offset: u32,
         bytes: &[u8],
     ) -> Result<(), Reason> {
         let sges = self.sges_of(request);
         debug_assert!(offset as usize + bytes.len() <= request.length as usize, "bytes behind the end of a response");
-        let keys = Keys { mem: memory.mem, pd: memory.pd, access: access::LOCAL_WRITE };
-        SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes)
+        SgeCursor::at(sges, u64::from(offset)).scatter(sges, bytes, &mut memory.placing)
     }
 
     /// Writes response bytes at `offset` of the scatter list of a READ in flight, but not over bytes of later READs that have
@@ -46,7 +41,7 @@ impl Recovery {
     #[inline]
     pub(crate) fn place_response(
         &self,
-        memory: ResponseMemory<'_>,
+        memory: &mut ResponseMemory<'_>,
         request: &InflightWqe,
         offset: u32,
         bytes: &[u8],
@@ -61,7 +56,7 @@ impl Recovery {
     #[inline(never)]
     fn place_under_later(
         &self,
-        memory: ResponseMemory<'_>,
+        memory: &mut ResponseMemory<'_>,
         request: &InflightWqe,
         offset: u32,
         bytes: &[u8],

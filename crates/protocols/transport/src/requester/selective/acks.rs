@@ -204,7 +204,7 @@ impl Requester {
         if request.done || request.fail.is_some() {
             return env.fx.count(Reason::UnexpectedResponse);
         }
-        match self.recovery.place_at(ResponseMemory::of(qp, env), &request, 0, &ack.original.to_ne_bytes()) {
+        match self.recovery.place_at(&mut ResponseMemory::of(qp, env), &request, 0, &ack.original.to_ne_bytes()) {
             Ok(()) => self.recovery.mark_answered(psn),
             Err(reason) => env.fx.count(reason),
         }

@@ -1,6 +1,7 @@
 //! Middle packets of a READ response of the selective repeat family, many at a time ([`crate::qp::trains`]).
 
 use crate::api::{Env, READ_CHUNK_BYTES};
+use crate::copies::{copies_of, place_train};
 use crate::middle_packets::{HEAD, READ_MASKS, middle_words};
 use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
@@ -36,7 +37,7 @@ impl Requester {
         let sges = recovery.sges_of(request);
         let mut cursor = SgeCursor::at(sges, u64::from(una_packet * qp.mtu));
         let Some(span) = cursor.run(keys, sges, qp.mtu, count as u32) else { return 0 };
-        if !train.write_to(&span, HEAD, qp.mtu as usize) {
+        if !place_train(train, &span, (HEAD, qp.mtu as usize), copies_of(qp, env)) {
             return 0;
         }
         let done = span.len() / qp.mtu as usize;

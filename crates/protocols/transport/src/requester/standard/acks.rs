@@ -263,7 +263,8 @@ impl Requester {
             return self.fail_oldest(qp, WcStatus::BadRespErr, Reason::BadResponse, env);
         }
         let Some(oldest) = self.recovery.oldest() else { return };
-        if let Err(reason) = self.recovery.place_response(ResponseMemory::of(qp, env), oldest, offset, pkt.payload) {
+        if let Err(reason) = self.recovery.place_response(&mut ResponseMemory::of(qp, env), oldest, offset, pkt.payload)
+        {
             return self.not_placed(qp, reason, env);
         }
         self.recovery.on_acked(1);
@@ -303,9 +304,9 @@ impl Requester {
     }
 
     /// Writes response bytes at `offset` of the oldest request's scatter list.
-    fn place(&self, qp: &QpShared, offset: u32, bytes: &[u8], env: &Env<'_>) -> Result<(), Reason> {
+    fn place(&self, qp: &QpShared, offset: u32, bytes: &[u8], env: &mut Env<'_>) -> Result<(), Reason> {
         let Some(oldest) = self.recovery.oldest() else { return Err(Reason::LocalProtection) };
-        self.recovery.place_at(ResponseMemory::of(qp, env), oldest, offset, bytes)
+        self.recovery.place_at(&mut ResponseMemory::of(qp, env), oldest, offset, bytes)
     }
 
     /// Fires the requester's timers that are due.

@@ -20,12 +20,34 @@ impl Responder {
     /// Sends an acknowledgement. Its PSN is the last one that was executed.
     #[inline(never)]
     pub(crate) fn push_selective_ack(&mut self, qp: &QpShared, env: &mut Env<'_>) -> bool {
+        if qp.trails
+            && let Some(limit) = qp.held_from.filter(|limit| *limit != self.expected)
+        {
+            return self.push_held_ack(qp, limit.prev(), env);
+        }
         let psn = self.expected.prev();
         if self.sel.early.is_some() {
             return self.push_selective_answer(qp, psn, Syndrome::ACK, env);
         }
         let (pressure, lost) = pressure_now(self.sel.lost_seen(), env);
         let head = self.selective_ack_head(qp, (psn, Syndrome::ACK), (pressure, 0), env.now);
+        let pushed = env.tx.push(&qp.flow, head.as_slice(), &[], 0);
+        if pushed {
+            self.sel.acked(lost);
+        }
+        pushed
+    }
+
+    /// Sends an acknowledgement of what was placed, while copies of later packets are open. It says nothing of those: not that
+    /// they have arrived, and not that others are missing.
+    #[cold]
+    #[inline(never)]
+    fn push_held_ack(&mut self, qp: &QpShared, psn: Psn, env: &mut Env<'_>) -> bool {
+        let newest = (self.sel.trigger, self.sel.transmission);
+        (self.sel.trigger, self.sel.transmission) = (psn, 0);
+        let (pressure, lost) = pressure_now(self.sel.lost_seen(), env);
+        let head = self.selective_ack_head(qp, (psn, Syndrome::ACK), (pressure, 0), env.now);
+        (self.sel.trigger, self.sel.transmission) = newest;
         let pushed = env.tx.push(&qp.flow, head.as_slice(), &[], 0);
         if pushed {
             self.sel.acked(lost);

@@ -8,15 +8,16 @@
 //! An early packet that fails a check is dropped as if it had been lost. It is sent again, and judged when its turn has come.
 
 use crate::api::{Env, MESSAGE_BYTES_MAX};
+use crate::copies::{Copies, copies_of, place};
 use crate::psn_bits::WINDOW_PSNS;
 use crate::qp_shared::QpShared;
-use crate::responder::completions::recv_keys;
 use crate::responder::early_receives::EarlyReceives;
 use crate::responder::received_message::ReceivedMessage;
 use crate::responder::refusal::{CheckResult, RequestRefusal, access_refusal, unreachable_refusal};
 use crate::responder::requests::{check_length, check_right, invalidate, read_psns, write_payload};
 use crate::responder::selective::arrivals::{ArrivalKind, ArrivalNote, Arrivals, HeldWork, RemoteRange, TAIL_BYTES};
 use crate::responder::{InboundMessage, Responder};
+use crate::sge_cursor::Placing;
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, QpType, access, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
@@ -280,15 +281,17 @@ impl Responder {
         qp: &QpShared,
         early: Option<&Arrivals>,
         write: EarlyWrite<'_>,
-        env: &Env<'_>,
+        env: &mut Env<'_>,
     ) -> CheckResult {
         let EarlyWrite { psn, range, bytes } = write;
         let whole = remote_range(qp, range, env)?;
-        let Some(early) = early else { return whole.write_from(bytes).map_err(unreachable_refusal) };
+        let Some(early) = early else {
+            return place(&whole, bytes, &mut copies_of(qp, env)).map_err(unreachable_refusal);
+        };
         if early.aliases(psn, range).next().is_some() {
             return self.write_beside_aliases(qp, early, write, env);
         }
-        write_parts(early, write, &whole)
+        write_parts(early, write, &whole, copies_of(qp, env))
     }
 
     /// Writes where packets with higher PSNs have written to the same addresses by other keys. These may name the same memory, so
@@ -299,9 +302,13 @@ impl Responder {
         qp: &QpShared,
         early: &Arrivals,
         write: EarlyWrite<'_>,
-        env: &Env<'_>,
+        env: &mut Env<'_>,
     ) -> CheckResult {
         let EarlyWrite { psn, range, .. } = write;
+        if qp.trails && env.fx.has_open_copies() {
+            // What the later packets have written may not be there yet.
+            return Err(RequestRefusal::NotReady(Reason::CopyPending));
+        }
         let (mut saved, mut used) = ([0; ALIASED_BYTES_MAX], 0);
         let (mut spans, mut count) = ([Span::nothing(); ALIASES_MAX], 0);
         for (writer, alias) in early.aliases(psn, range).take(ALIASES_MAX) {
@@ -314,23 +321,24 @@ impl Responder {
             }
         }
         let whole = remote_range(qp, range, env)?;
-        write_parts(early, write, &whole)?;
+        write_parts(early, write, &whole, copies_of(qp, env))?;
         let mut at = 0;
         for span in &spans[..count] {
-            span.write_from(&saved[at..at + span.len()]).map_err(unreachable_refusal)?;
+            let bytes = &saved[at..at + span.len()];
+            place(span, bytes, &mut copies_of(qp, env)).map_err(unreachable_refusal)?;
             at += span.len();
         }
         Ok(())
     }
 }
 
-fn write_parts(early: &Arrivals, write: EarlyWrite<'_>, whole: &Span) -> CheckResult {
+fn write_parts(early: &Arrivals, write: EarlyWrite<'_>, whole: &Span, mut copies: Copies<'_>) -> CheckResult {
     let EarlyWrite { psn, range, bytes } = write;
     let mut rest = range;
     while let Some(part) = early.next_uncovered(psn, rest) {
         let from = (part.addr - range.addr) as usize;
         let to = from + part.len as usize;
-        whole.sub(from, to - from).write_from(&bytes[from..to]).map_err(unreachable_refusal)?;
+        place(&whole.sub(from, to - from), &bytes[from..to], &mut copies).map_err(unreachable_refusal)?;
         rest = RemoteRange { addr: range.addr + to as u64, len: range.len - to as u32, ..range };
     }
     Ok(())
@@ -508,7 +516,7 @@ impl Responder {
         self.take_receive(qp, seth.rsn, env)?;
         let Some(receives) = self.recv.early.as_deref() else { return Err(Reason::SrUnplaced) };
         let offset = u64::from(seth.index) * u64::from(qp.mtu);
-        if !self.recv.scatter_early((seth.rsn, receives), recv_keys(qp, env), offset, pkt.payload) {
+        if !self.recv.scatter_early((seth.rsn, receives), offset, pkt.payload, Placing::of(qp, env)) {
             return Err(Reason::SrUnplaced);
         }
         if ends {

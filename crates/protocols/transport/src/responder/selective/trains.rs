@@ -7,6 +7,7 @@
 //! before its first packet; that one is handled singly, where each refusal has its reason.
 
 use crate::api::Env;
+use crate::copies::{copies_of, place_train};
 use crate::middle_packets::{MiddlePlace, count_selective_middles};
 use crate::psn_bits::WINDOW_PSNS;
 use crate::qp_shared::QpShared;
@@ -47,7 +48,7 @@ impl Responder {
             return 0;
         }
         let Some(span) = self.middles_span(qp, count, env) else { return 0 };
-        if !train.write_to(&span, head, qp.mtu as usize) {
+        if !place_train(train, &span, (head, qp.mtu as usize), copies_of(qp, env)) {
             return 0;
         }
         let count = span.len() / qp.mtu as usize;
@@ -131,7 +132,11 @@ impl Responder {
         let Some(span) = self.recv.run_early((place.rsn, receives), recv_keys(qp, env), offset, lengths) else {
             return 0;
         };
-        if train.write_to(&span, head, qp.mtu as usize) { span.len() / qp.mtu as usize } else { 0 }
+        if place_train(train, &span, (head, qp.mtu as usize), copies_of(qp, env)) {
+            span.len() / qp.mtu as usize
+        } else {
+            0
+        }
     }
 }
 
@@ -152,7 +157,7 @@ fn place_early_writes(
         return 0;
     }
     let Ok(span) = remote_range(qp, range, env) else { return 0 };
-    if !train.write_to(&span, head, qp.mtu as usize) {
+    if !place_train(train, &span, (head, qp.mtu as usize), copies_of(qp, env)) {
         return 0;
     }
     early.add_runs(place.psn, count as u32, range);

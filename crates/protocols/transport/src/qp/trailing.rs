@@ -1,0 +1,170 @@
+//! Calls of a queue pair whose bytes are placed by an executor: what says that they are there waits for them ([`crate::trail`]).
+
+use crate::api::{Env, TxBudget, TxState};
+use crate::copies::{CopyExecutor, CopyProgress};
+use crate::failure::{FailedPart, QpFailure};
+use crate::qp::Qp;
+use crate::trail::{DueAnswers, Trail, TrailingEffects};
+use burst_base::Reason;
+use burst_base::heap::OutOfMemory;
+use burst_base::verbs::{EventType, QpState, WcStatus};
+use burst_frame::{Flow, MiddleRun, RxFrame};
+use burst_wire::{NakCode, Packet, Syndrome};
+
+/// Completions of one call besides those of requests in flight and of receives that were taken early: a turn's work requests, and
+/// some for timers.
+const CALL_COMPLETIONS: usize = 128;
+
+/// The answers of a queue pair that trails, to its calls.
+impl Qp {
+    /// Has its bytes placed by the executor of each call ([`crate::Effects::copies`]) from now on. For a queue pair in RESET.
+    ///
+    /// # Errors
+    /// There is no memory for what waits.
+    pub fn use_copies(&mut self) -> Result<(), OutOfMemory> {
+        debug_assert_eq!(self.shared.state, QpState::Reset);
+        self.shared.trail = Some(Box::new(Trail::new()?));
+        self.shared.trails = true;
+        Ok(())
+    }
+
+    /// Whether something waits for copies.
+    pub fn is_trailing(&self) -> bool {
+        self.shared.trail.as_ref().is_some_and(|trail| trail.is_open())
+    }
+
+    /// Copies have ended: what waited for them leaves.
+    pub fn on_copies(&mut self, progress: CopyProgress, env: &mut Env<'_>) {
+        let Some(trail) = self.shared.trail.as_mut().filter(|trail| trail.is_open()) else { return };
+        let due = trail.advance(progress, env.fx);
+        let fails = trail.fails_by(progress);
+        self.shared.held_from = trail.is_open().then_some(trail.limit.0);
+        self.take_due(due);
+        if fails {
+            self.fail_copies(env);
+        }
+    }
+
+    /// Makes the answers pending that may be sent now.
+    fn take_due(&mut self, due: DueAnswers) {
+        self.resp.ack_due = due.ack.or(self.resp.ack_due);
+        self.resp.nak_due = due.nak.or(self.resp.nak_due);
+        self.resp.unpark();
+    }
+
+    /// A copy has failed: what waits for it ends in error, and the queue pair with it.
+    #[cold]
+    fn fail_copies(&mut self, env: &mut Env<'_>) {
+        let Some(trail) = &mut self.shared.trail else { return };
+        let (psn, msn) = trail.limit;
+        trail.fail(env.fx);
+        self.shared.held_from = None;
+        if !matches!(self.shared.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return;
+        }
+        env.fx.failed(QpFailure::of(FailedPart::PeerRequest, WcStatus::LocProtErr, Reason::CopyFailed, psn));
+        env.fx.event(self.shared.id.qpn, EventType::QpFatal);
+        if self.shared.id.qp_type.is_reliable() && self.resp.expected != psn {
+            self.resp.drop_pending();
+            (self.resp.expected, self.resp.msn, self.resp.ack_due) = (psn, msn, None);
+            self.resp.nak_due = Some((psn, Syndrome::Nak(NakCode::RemoteOperation)));
+        }
+        self.enter_error();
+    }
+
+    /// Makes a call whose completions and answers may have to wait.
+    fn trailing<T>(
+        &mut self,
+        mut trail: Box<Trail>,
+        env: &mut Env<'_>,
+        call: impl FnOnce(&mut Qp, &mut Env<'_>) -> T,
+    ) -> T {
+        trail.begin((self.resp.expected, self.resp.msn));
+        self.shared.held_from = trail.is_open().then_some(trail.limit.0);
+        let mut fx = TrailingEffects { fx: &mut *env.fx, trail: &mut trail };
+        let &mut Env { now, waited, mem, .. } = env;
+        let result = call(self, &mut Env { now, waited, mem, tx: &mut *env.tx, fx: &mut fx });
+        self.hold_answers(&mut trail);
+        self.shared.trail = Some(trail);
+        result
+    }
+
+    /// Takes the answers that must wait out of the responder.
+    fn hold_answers(&mut self, trail: &mut Trail) {
+        if !trail.is_open() {
+            self.shared.held_from = None;
+            return;
+        }
+        let limit = trail.limit.0;
+        let ack = self.resp.ack_due.take_if(|(psn, _)| !psn.is_before(limit));
+        let nak = self.resp.nak_due.take_if(|(psn, _)| *psn != limit || self.resp.expected != limit);
+        trail.note((self.resp.expected, self.resp.msn), DueAnswers { ack, nak });
+        self.shared.held_from = Some(trail.limit.0);
+    }
+
+    /// Most completions of the next call.
+    fn completions_of_call(&self) -> usize {
+        let early = self.resp.recv.early.as_ref().map_or(0, |receives| receives.len());
+        let inflight = self.shared.attr.cap.max_send_wr.min(crate::api::INFLIGHT_WQES_MAX);
+        inflight as usize + early + CALL_COMPLETIONS
+    }
+
+    /// The trail, if a call may be made that completes requests, and that begins copies if it `places` bytes.
+    fn take_trail(&mut self, places: bool, env: &mut Env<'_>) -> Option<Box<Trail>> {
+        let more = self.completions_of_call();
+        let has_room = !places || env.fx.copies().is_some_and(|executor: &mut dyn CopyExecutor| executor.has_room());
+        let mut trail = self.shared.trail.take()?;
+        if !has_room || !trail.make_room(more) {
+            self.shared.trail = Some(trail);
+            return None;
+        }
+        Some(trail)
+    }
+
+    /// [`Qp::on_packet`].
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn on_packet_trailing(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        match self.take_trail(true, env) {
+            Some(trail) => self.trailing(trail, env, |qp, env| qp.on_packet(frame, pkt, env)),
+            None => env.fx.count(Reason::CopyQueueFull),
+        }
+    }
+
+    /// [`Qp::on_middles`]. Without room the packets are dropped one by one.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn on_middles_trailing(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
+        match self.take_trail(true, env) {
+            Some(trail) => self.trailing(trail, env, |qp, env| qp.on_middles(flow, train, env)),
+            None => 0,
+        }
+    }
+
+    /// [`Qp::poll_tx`].
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn poll_tx_trailing(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
+        debug_assert!(budget.wqes as usize <= CALL_COMPLETIONS);
+        match self.take_trail(false, env) {
+            Some(trail) => self.trailing(trail, env, |qp, env| qp.poll_tx(budget, env)),
+            None => TxState::Idle,
+        }
+    }
+
+    /// [`Qp::on_timer`]. Without room a timer fires later: the next completions make room.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn on_timer_trailing(&mut self, env: &mut Env<'_>) {
+        if let Some(trail) = self.take_trail(false, env) {
+            self.trailing(trail, env, |qp, env| qp.on_timer(env));
+        }
+    }
+
+    /// Whether a turn would do nothing because too much waits.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn waits_for_copies(&self) -> bool {
+        self.shared.trail.as_ref().is_some_and(|trail| trail.is_full(self.completions_of_call()))
+    }
+}
