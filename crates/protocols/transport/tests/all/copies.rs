@@ -117,6 +117,27 @@ fn an_acknowledgement_covers_what_is_there_and_nothing_behind_it() {
 }
 
 #[test]
+fn more_copies_than_positions_are_kept_acknowledge_nothing_too_early() {
+    for selective in [false, true] {
+        let mut peers = Peers::new(selective, 1000);
+        // Three packets each, and a copy for each packet.
+        (0..30).for_each(|k| peers.post(WrOpcode::RdmaWrite, TO + k * 4096, LENGTH));
+        assert_eq!(peers.exchange(), [""; 0]);
+        assert_eq!(peers.copies().open_copies(), 90);
+        // The last of 64 positions stands for all behind it: it waits for the last copy.
+        for (done, messages) in [(2, 0), (3, 1), (63, 21), (64, 21), (89, 21), (90, 30)] {
+            let Peers { responder, .. } = &mut peers;
+            let progress = CopyProgress { done: Ticket(done), failed: None };
+            let mut env =
+                Env { now: NOW, waited: Nanos(0), mem: &responder.mem, tx: &mut responder.tx, fx: &mut responder.fx };
+            responder.qp.on_copies(progress, &mut env);
+            peers.answers();
+            assert_eq!(peers.requester.statuses().len(), messages, "{done} copies have ended");
+        }
+    }
+}
+
+#[test]
 fn a_read_is_answered_when_the_writes_before_it_are_there() {
     for selective in [false, true] {
         let mut peers = Peers::new(selective, 1000);
