@@ -16,8 +16,8 @@
 //! A thread that blocks SIGSEGV or SIGBUS does not come to the handler: the kernel ends the process. The engine's own thread
 //! blocks neither; a thread of the program that polls may.
 //!
-//! x86-64 and aarch64 only; elsewhere nothing is caught. A handler that the program installs after this one has to pass on what is not its
-//! own, as handlers of other libraries' faults do.
+//! x86-64 and aarch64 only; elsewhere nothing is caught. A handler that the program installs after this one has to pass on
+//! what is not its own, as handlers of other libraries' faults do.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod frames;

@@ -33,7 +33,7 @@
 //! network.
 
 use crate::api::{AckSample, LossKind, PRESSURE_LOST, RATE_UNPACED, SendLimits};
-use crate::math::{bounded, cube_root};
+use crate::math::{bounded, burst_of, cube_root};
 use crate::params::{Parameter, ParameterUnit, Params};
 use burst_base::Nanos;
 use std::sync::Arc;
@@ -102,8 +102,6 @@ const GAINS: [f64; 2] = [2.0, 1.25];
 pub const RATE_PACED_MAX: f64 = 8e9;
 /// A burst lasts as long as this at the rate.
 const BURST_SECONDS: f64 = 250e-6;
-/// Longest burst in bytes: what one GSO send carries.
-const BURST_MAX: u64 = 64 << 10;
 /// Time without packets in flight after which the window is not trusted, unless four round trips are longer.
 pub const IDLE_MIN: Nanos = Nanos::from_ms(100);
 /// Time without packets in flight after which nothing that was known of the network counts (RFC 7661 has a limit, too).
@@ -164,8 +162,8 @@ pub struct Cubic {
     /// When the peer was last under pressure, and when it has last lost packets in its buffers.
     pressed_at: Nanos,
     overflowed_at: Nanos,
-    /// What follows from the windows and the round trip ([`Cubic::set_rate`]), because it is asked for more often than those change:
-    /// bytes in flight, and bits per second; [`RATE_UNPACED`] for none.
+    /// What follows from windows and round trip, because it is asked for more often than they change: bytes in flight, and
+    /// bits per second; [`RATE_UNPACED`] for none.
     window_bytes: u64,
     rate_bps: u64,
     /// An acknowledgement with fewer bytes in flight changes nothing, unless it reports something.
@@ -496,7 +494,7 @@ impl Cubic {
         let rate = gain * window * 8e9 / f64::from(self.srtt);
         let is_paced = self.srtt > 0.0 && window < window_max && rate < rate_max;
         self.rate_bps = if is_paced { (rate as u64).max(1) } else { RATE_UNPACED };
-        self.window_bytes = self.window_now() as u64;
+        self.window_bytes = window.max(FLOOR_PACKETS * mtu) as u64;
         let is_grown = self.window >= window_max;
         self.used_from = match () {
             () if f64::from(self.endpoint) < window_max || self.timeouts > 0 => 0,
@@ -509,22 +507,11 @@ impl Cubic {
     #[inline]
     pub(crate) fn limits(&self) -> SendLimits {
         let unpaced = SendLimits::unpaced(self.window_bytes);
-        debug_assert_eq!(self.window_bytes, self.window_now() as u64, "a change without set_rate");
         if self.rate_bps == RATE_UNPACED {
             return unpaced;
         }
-        SendLimits { rate_bps: self.rate_bps, burst_bytes: self.burst_bytes(), ..unpaced }
-    }
-
-    /// The smaller window, in bytes.
-    fn window_now(&self) -> f64 {
-        self.window.min(self.endpoint.into()).max(FLOOR_PACKETS * self.settings.mtu)
-    }
-
-    /// What may leave at once at the rate.
-    fn burst_bytes(&self) -> u64 {
-        let mtu = self.settings.mtu as u64;
-        ((self.rate_bps as f64 / 8.0 * BURST_SECONDS) as u64).clamp(mtu, BURST_MAX.max(mtu))
+        let burst_bytes = burst_of(self.rate_bps as f64, BURST_SECONDS, self.settings.mtu as u64);
+        SendLimits { rate_bps: self.rate_bps, burst_bytes, ..unpaced }
     }
 
     /// Passes each variable to `visit`.

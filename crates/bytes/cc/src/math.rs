@@ -32,9 +32,14 @@ pub(crate) fn bounded(value: f64, least: f64, most: f64) -> f64 {
     if value > least { value.min(most).max(least) } else { least }
 }
 
+/// The bytes of some seconds at `rate_bps`: at least one MTU, at most 64 KiB, which one GSO send carries.
+pub(crate) fn burst_of(rate_bps: f64, seconds: f64, mtu: u64) -> u64 {
+    ((rate_bps / 8.0 * seconds) as u64).clamp(mtu, (64 << 10).max(mtu))
+}
+
 /// Most bytes that may leave at once at `rate_bps`: those of 50 us, at least one MTU, at most 64 KiB, which one GSO send carries.
 pub(crate) fn burst_bytes(rate_bps: f64, mtu: u64) -> u64 {
-    ((rate_bps * 50e-6 / 8.0) as u64).clamp(mtu, (64 << 10).max(mtu))
+    burst_of(rate_bps, 50e-6, mtu)
 }
 
 #[cfg(test)]

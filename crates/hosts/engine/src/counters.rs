@@ -118,6 +118,7 @@ impl Counters {
     }
     /// Counts a reason of a queue pair's packets.
     pub(crate) fn count_of(&self, reason: Reason, qpn: u32) {
+        debug_assert!(qpn < 1 << 24, "{qpn:#x} is no number of a queue pair");
         probes::counted(reason, qpn);
         add(&self.reasons[reason.index()], 1);
         if self.notes.on.load(Relaxed) {

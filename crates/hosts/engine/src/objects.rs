@@ -294,6 +294,8 @@ impl QpSlot {
 
     /// A slot for a queue pair that has not been scheduled yet.
     pub fn new(qp: Qp, qpn: burst_base::Qpn, device: DeviceId, doorbell: u32, holder: QpHolder) -> QpSlot {
+        debug_assert!(qpn.get() != 0, "0 says that a packet belongs to no queue pair");
+        debug_assert!(holder.qpn == 0 || holder.qpn == qpn.get(), "a holder of another queue pair");
         QpSlot {
             qp,
             qpn,

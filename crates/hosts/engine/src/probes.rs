@@ -1,5 +1,5 @@
-//! Static tracepoints of the data path: SystemTap notes (USDT) of provider `burst` in the daemon and in the library with the engine
-//! for programs, for `bpftrace` and `perf`. `share/data-path.bt` and `share/losses.bt` use them.
+//! Static tracepoints of the data path: SystemTap notes (USDT) of provider `burst` in the daemon and in the library with the
+//! engine for programs, for `bpftrace` and `perf`. `share/data-path.bt` and `share/losses.bt` use them.
 //!
 //! | probe | when | arguments |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | `nak` | a NAK is sent or has come | queue pair; reason, its length; 1 if it has come |
 //! | `drop` | a packet is dropped | queue pair, or 0; reason, its length |
 //! | `cnp` | a congestion notification is sent or has come | queue pair; 1 if it has come |
-//! | `rate_change` | a loss, a notification or the controller's timer has changed a path's rate | peer (C string); rate before and after, bit/s; all ones: not limited |
+//! | `rate_change` | loss, notification or timer has changed a path's rate | peer (C string); rate before and after in bit/s, 0: any |
 //!
 //! Reasons are those of docs/reasons.md, as bytes without an end. The first three probes are a `nop` each, without a semaphore:
 //! their arguments are values at hand, and nothing is tested. The others are tested where the rare thing has happened, so that

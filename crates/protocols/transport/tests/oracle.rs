@@ -702,7 +702,8 @@ fn check_seeds(ends: (Ends, bool), what_must_happen: &[Reason]) {
     let kind = ends.0;
     let seeds = if kind == Ends::Standard { 6 } else { 12 };
     let (seeds, operations) = if cfg!(debug_assertions) { (seeds, 1_000) } else { (200, 10_000) };
-    let (seeds, operations) = (amount("BURST_SEEDS", seeds), amount("BURST_OPS", operations));
+    let of_seeds = if ends.1 { "BURST_LATE_SEEDS" } else { "BURST_SEEDS" };
+    let (seeds, operations) = (amount(of_seeds, seeds), amount("BURST_OPS", operations));
     if let Ok(seed) = std::env::var("BURST_SEED") {
         Oracle::new(seed.parse().expect("a number"), operations, ends).run();
         return;
