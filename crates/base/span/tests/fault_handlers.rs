@@ -29,6 +29,20 @@ fn unmap(at: *mut u8, len: usize) {
     assert_eq!(unsafe { libc::munmap(at.cast(), len) }, 0);
 }
 
+/// An address at which nothing is mapped, nor will be soon: the kernel fills holes from their end, and what a sanitizer maps
+/// while the copy fails would take the place of two pages.
+fn hole() -> *mut u8 {
+    const LEN: usize = 64 << 20;
+    // SAFETY: fresh memory at an address that the kernel chooses.
+    let at = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        libc::mmap(std::ptr::null_mut(), LEN, libc::PROT_NONE, flags, -1, 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    unmap(at.cast(), LEN);
+    at.cast()
+}
+
 fn span(at: *mut u8, offset: usize, len: usize) -> Span {
     // SAFETY: faults are caught.
     unsafe { Span::local(at.wrapping_add(offset), len as u32) }
@@ -68,8 +82,7 @@ fn child(handler: usize, flags: libc::c_int, inside: impl FnOnce(*mut u8)) -> Re
             let mut action: libc::sigaction = std::mem::zeroed();
             (action.sa_sigaction, action.sa_flags) = (handler, flags);
             libc::sigaction(libc::SIGSEGV, &action, std::ptr::null_mut());
-            let (at, gone) = (pages(), pages());
-            unmap(gone, 2 * PAGE);
+            let (at, gone) = (pages(), hole());
             let is_caught = catch_faults() && span(gone, 0, 8).write_from(&[1; 8]) == Err(Unreachable::Gone);
             protect(at, PAGE, libc::PROT_NONE);
             FAULTY.store(at as usize, SeqCst);

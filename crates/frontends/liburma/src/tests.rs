@@ -351,7 +351,7 @@ fn posts_leave_although_the_program_never_polls() {
             // As a program that polls: the keeper watches, and only the first post sends.
             host_of(a.ctx).keeper_serves.store(false, std::sync::atomic::Ordering::Relaxed);
             for k in 0..4 {
-                (a.memory.as_ptr() as *mut u64).add(k).write_volatile(round);
+                (a.memory.as_ptr() as *mut u64).add(k).write_volatile(round << 56);
                 let mut near = a.sge(8 * k as u64, 8);
                 let there = b.memory.as_ptr() as u64 + 8 * k as u64;
                 let mut dst = UrmaSge { addr: there, len: 8, tseg: far, user_tseg: null_mut() };
@@ -371,10 +371,13 @@ fn posts_leave_although_the_program_never_polls() {
             }
             let until = Instant::now() + Duration::from_secs(20);
             for k in 0..4 {
-                while b.memory.as_mut_ptr().add(k).read_volatile() != round {
+                // The last byte appears after the others.
+                let last = b.memory.as_mut_ptr().add(k).cast::<std::sync::atomic::AtomicU8>().add(7);
+                while u64::from((*last).load(std::sync::atomic::Ordering::Acquire)) != round {
                     assert!(Instant::now() < until, "round {round}, WRITE {k}");
                     std::thread::yield_now();
                 }
+                assert_eq!(b.memory[k], round << 56, "round {round}, WRITE {k}");
             }
             (0..4).for_each(|_| assert_eq!(a.wait().status, 0));
         }
