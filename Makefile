@@ -116,7 +116,7 @@ aarch64: ## Make the wheel for aarch64 and try it in an emulated machine: its pr
 	@scripts/build-portable aarch64
 	@scripts/wheel --build $(or $(CARGO_TARGET_DIR),target)/aarch64-unknown-linux-gnu/release
 	@scripts/build
-	BURST_AARCH64=1 BURST_WHEEL=$$(ls -t target/packages/*aarch64.whl | head -n 1) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_aarch64.py
+	BURST_WHEEL=$$(ls -t target/packages/*aarch64.whl | head -n 1) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/test_aarch64.py
 
 image: wheel ## Make the image for containers, and run it and the pods of deploy/kubernetes/pod-mode by rootless podman (docs/containers.md)
 	@scripts/install-deps --image

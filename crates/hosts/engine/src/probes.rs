@@ -10,7 +10,7 @@
 //! | `nak` | a NAK is sent or has come | queue pair; reason, its length; 1 if it has come |
 //! | `drop` | a packet is dropped | queue pair, or 0; reason, its length |
 //! | `cnp` | a congestion notification is sent or has come | queue pair; 1 if it has come |
-//! | `rate_change` | loss, notification or timer has changed a path's rate | peer (C string); rate before and after in bit/s, 0: any |
+//! | `rate_change` | a path's rate has changed, not by an ACK | peer (C string); rate before, after (bit/s, 0: any) |
 //!
 //! Reasons are those of docs/reasons.md, as bytes without an end. The first three probes are a `nop` each, without a semaphore:
 //! their arguments are values at hand, and nothing is tested. The others are tested where the rare thing has happened, so that
