@@ -143,6 +143,12 @@ impl Outbox {
         }
     }
 
+    /// Drops the events of a completion queue that ends: the next one with this number would get them.
+    pub fn forget_cq(&mut self, cq: u32) {
+        debug_assert!(self.completions.is_empty(), "completions wait between two passes");
+        self.events.retain(|of| *of != cq);
+    }
+
     /// Writes the events of this pass. A full sink keeps its records, and `retry_events` tries them again.
     #[inline(always)]
     pub fn publish(

@@ -57,8 +57,9 @@ impl Worker {
         put(&mut self.core.cqs, cq, shared);
     }
 
-    /// Removes a completion queue.
+    /// Removes a completion queue. Its number may be another one's soon.
     pub fn remove_cq(&mut self, cq: u32) {
+        self.core.outbox.forget_cq(cq);
         take(&mut self.core.cqs, cq);
     }
 

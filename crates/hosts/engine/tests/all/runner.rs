@@ -2,6 +2,7 @@
 use crate::harness::{BASE, Host, request};
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_control::events::{EventPipe, EventSink};
 use burst_engine::clock::monotonic;
 use burst_engine::in_place::TurnOutcome;
 use burst_engine::{RunnerOptions, WorkerHandle};
@@ -10,6 +11,7 @@ use burst_shm::status::StatusOwner;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -204,6 +206,30 @@ fn what_is_completed_before_a_command_is_work_until_its_event_is_written() {
     assert!(worker.try_sleep().is_none(), "no thread sleeps before");
     assert_eq!(worker.try_turn(), TurnOutcome::Active);
     assert!(is_readable(qa.channel.as_raw_fd()) && worker.try_sleep().is_some());
+}
+
+#[test]
+fn an_event_of_a_queue_that_has_ended_is_not_that_of_the_next_one_with_its_number() {
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
+    let (pipe, channel) = EventPipe::new().expect("a pipe");
+    let sink: Arc<dyn EventSink> = Arc::new(pipe);
+    let mut qa = a.create_with_channel(QpType::Rc, sink.clone(), channel);
+    let (qb, caps_b, number) = (b.create(QpType::Rc), b.caps.clone(), a.last_cq());
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    assert!(a.fail_qp(Nanos(7), &qa));
+    while a.worker.run_once(Nanos(7)) {}
+    // Flushed in the first half of a pass, whose second half does not come before the program ends the queue.
+    qa.cq.arm(false);
+    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[a.sge(0, BYTES)]).expect("room");
+    assert!(qa.sq.post());
+    a.bells[0].ring(0, qa.doorbell);
+    a.worker.send_posted(Nanos(7));
+    assert!(qa.cq.has_next() && !qa.cq.is_armed(), "its event is due");
+    a.worker.remove_cq(number);
+    let _next = a.create_cq_again(number, 512, sink);
+    while a.worker.run_once(Nanos(7)) {}
+    assert!(!is_readable(qa.channel.as_raw_fd()), "no queue that is there has completed anything");
 }
 
 #[test]

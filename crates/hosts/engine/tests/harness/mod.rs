@@ -166,9 +166,19 @@ impl Host {
 
     /// A completion queue with `entries`, whose events go into `sink`: its number and the program's end.
     pub fn create_cq(&mut self, entries: u32, sink: Arc<dyn EventSink>) -> (u32, CqConsumer) {
-        let (producer, cq) = paired::cq(entries);
         let number = self.next_cq;
         self.next_cq += 1;
+        (number, self.create_cq_again(number, entries, sink))
+    }
+
+    /// The number of the last completion queue.
+    pub fn last_cq(&self) -> u32 {
+        self.next_cq - 1
+    }
+
+    /// A completion queue with a number that is free again.
+    pub fn create_cq_again(&mut self, number: u32, entries: u32, sink: Arc<dyn EventSink>) -> CqConsumer {
+        let (producer, cq) = paired::cq(entries);
         let shared = EngineCq {
             producer,
             channel: Some(sink),
@@ -177,7 +187,7 @@ impl Host {
             overrun_reported: Default::default(),
         };
         self.worker.add_cq(number, Arc::new(shared));
-        (number, cq)
+        cq
     }
 
     /// A queue pair on completion queue `cq`: its number, its doorbell, and the program's ends of its queues.
