@@ -54,7 +54,8 @@ def test_the_notes_are_in_the_binary():
     found = notes()
     # Those of the data path are there, too (test_data_path_probes.py).
     assert set(STEPS) <= set(found)
-    for name, place in found.items():
+    for name in STEPS:
+        place = found[name]
         # Arguments of eight bytes, and a semaphore, so that an unattached probe costs a load and a branch.
         assert len(re.findall(r"-8@", place)) == {"established": 6, "setups": 2}.get(name, 5), (name, place)
         assert not re.search(r"Semaphore: 0x0+\b", place), (name, place)
