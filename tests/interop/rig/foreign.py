@@ -5,6 +5,7 @@ machine's. What only an installation would run (scripts, users) is left out. The
 """
 
 import hashlib
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -33,14 +34,19 @@ def apt(place, *words):
 
 
 def packages():
-    """The packages of the guest and of its kernel, the newest of each, downloaded where they are missing."""
+    """The packages of the guest and of its kernel, downloaded where they are missing."""
     place = cache() / "arm64"
-    if not any((place / "lists").glob("*Packages*")):
+    install = ("-y", "--no-install-recommends", "install", *PACKAGES, KERNEL)
+    try:
+        apt(place, "--download-only", *install)
+    except ImageError:
+        # Without lists, or with old ones, whose packages the servers have no more.
         apt(place, "update")
-    apt(place, "-y", "--download-only", "--no-install-recommends", "install", *PACKAGES, KERNEL)
-    kept = sorted((place / "archives").glob("*.deb"), key=lambda package: package.stat().st_mtime)
-    # Of each name the one that came last.
-    return sorted({package.name.split("_", 1)[0]: package for package in kept}.values())
+        apt(place, "--download-only", *install)
+    # Lines `Inst NAME (VERSION …)`: earlier versions, and other kernels, may lie there, too.
+    wanted = re.findall(r"^Inst (\S+) \((\S+) ", apt(place, "--simulate", *install), re.M)
+    files = [f"{name}_{version.replace(':', '%3a')}_*.deb" for name, version in wanted]
+    return sorted(next((place / "archives").glob(pattern)) for pattern in files)
 
 
 def stamp(debs):
