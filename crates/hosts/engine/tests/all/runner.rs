@@ -1,5 +1,5 @@
 //! A worker on its own thread: requests posted before a command leave before it.
-use crate::harness::{BASE, Host, request};
+use crate::harness::{AppQp, BASE, Host, request};
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_control::events::{EventPipe, EventSink};
@@ -157,11 +157,20 @@ fn a_sleep_ends_though_another_thread_has_the_worker() {
     assert!(!handle.is_woken(), "no worker sleeps");
 }
 
-#[test]
-fn the_event_of_what_a_post_completes_comes_though_no_pass_follows() {
+/// A queue pair in ERR, on a worker without a thread that has nothing to do.
+struct FailedQp<P> {
+    handle: WorkerHandle,
+    qa: AppQp,
+    /// Posts a request and rings; it is flushed.
+    post: P,
+    /// The page with the worker's flag, which must last as long as the worker.
+    status: StatusOwner,
+}
+
+fn failed_qp() -> FailedQp<impl FnMut(&mut AppQp)> {
     let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
     let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
-    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let (qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
     let caps_b = b.caps.clone();
     a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
     assert!(a.fail_qp(Nanos(7), &qa));
@@ -171,35 +180,34 @@ fn the_event_of_what_a_post_completes_comes_though_no_pass_follows() {
     let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
     let worker = handle.in_place_worker().expect("it has no thread");
     while worker.try_turn() == TurnOutcome::Active {}
+    let key = b.key;
+    let post = move |qa: &mut AppQp| {
+        qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, key), &[sge]).expect("room");
+        assert!(qa.sq.post());
+        bells[0].ring(0, qa.doorbell);
+    };
+    FailedQp { handle, qa, post, status }
+}
+
+#[test]
+fn the_event_of_what_a_post_completes_comes_though_no_pass_follows() {
+    let FailedQp { handle, mut qa, mut post, status: _status } = failed_qp();
+    let worker = handle.in_place_worker().expect("it has no thread");
     assert!(worker.try_sleep().is_some(), "nothing to do");
     // As a thread of the program does whose other thread waits for the event: the request is flushed.
     qa.cq.arm(false);
-    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
-    assert!(qa.sq.post());
-    bells[0].ring(0, qa.doorbell);
+    post(&mut qa);
     assert!(worker.try_send_posted().is_some());
     assert!(qa.cq.has_next() && is_readable(qa.channel.as_raw_fd()), "completed, and the program gets its event");
 }
 
 #[test]
 fn what_is_completed_before_a_command_is_work_until_its_event_is_written() {
-    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-    let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
-    let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
-    let caps_b = b.caps.clone();
-    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
-    assert!(a.fail_qp(Nanos(7), &qa));
-    let (sge, bells) = (a.sge(0, BYTES), a.bells);
-    let status = StatusOwner::create().expect("a status page");
-    let flag = status.sleep_flag(0).expect("a sleep flag");
-    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    let FailedQp { handle, mut qa, mut post, status: _status } = failed_qp();
     let worker = handle.in_place_worker().expect("it has no thread");
-    while worker.try_turn() == TurnOutcome::Active {}
     // A thread of the program has posted and left the rest to the next pass; another one's command comes first.
     qa.cq.arm(false);
-    qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
-    assert!(qa.sq.post());
-    bells[0].ring(0, qa.doorbell);
+    post(&mut qa);
     assert_eq!(handle.call(|_, _| ()), Ok(()));
     assert!(qa.cq.has_next(), "flushed");
     assert_eq!(worker.try_due(), Some(Nanos(0)), "a pass must follow");
