@@ -29,6 +29,7 @@ pub mod names;
 mod record;
 mod refusal;
 pub mod socket_path;
+pub mod supervisor;
 pub mod trust;
 pub mod urma;
 pub mod urma_calls;

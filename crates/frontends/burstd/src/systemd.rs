@@ -15,11 +15,11 @@
 //! passes them on removes the process ids.
 
 use burst_base::Nanos;
+use burst_control::supervisor::SupervisorNotifier;
 use burst_host::Host;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with, sockopt};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::ffi::OsString;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -97,35 +97,24 @@ fn check_listener(socket: &OwnedFd) -> Result<(), String> {
     rustix::io::ioctl_fionbio(socket, true).map_err(cannot)
 }
 
-/// Sends notifications to the supervisor; does nothing without one.
+/// Sends the daemon's notifications to the supervisor; does nothing without one.
 #[derive(Debug, Default)]
 pub struct Notifier {
-    to: Option<(OwnedFd, SocketAddrUnix)>,
+    to: SupervisorNotifier,
 }
 
 impl Notifier {
-    /// A notifier for the address in `NOTIFY_SOCKET`: a path, or an abstract name after `@`. An address that cannot be used is
-    /// logged.
+    /// A notifier for the address in `NOTIFY_SOCKET`. An address that cannot be used is logged.
     pub fn new(env: Env<'_>) -> Notifier {
-        let Some(address) = env("NOTIFY_SOCKET") else { return Notifier::default() };
-        let parsed = match address.as_bytes() {
-            [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name),
-            path => SocketAddrUnix::new(path),
-        };
-        let socket = || socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        match parsed.and_then(|address| Ok((socket()?, address))) {
-            Ok(to) => Notifier { to: Some(to) },
-            Err(error) => {
-                warn!("NOTIFY_SOCKET={} cannot be used: {error}", address.display());
-                Notifier::default()
-            }
-        }
+        let to = SupervisorNotifier::new(env("NOTIFY_SOCKET")).unwrap_or_else(|error| {
+            warn!("NOTIFY_SOCKET cannot be used: {error}");
+            SupervisorNotifier::default()
+        });
+        Notifier { to }
     }
 
     fn send(&self, message: &str) {
-        let Some((socket, address)) = &self.to else { return };
-        // The event loop does not wait for the supervisor: its socket has room for hundreds of messages.
-        if let Err(error) = sendto(socket, message.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL, address) {
+        if let Err(error) = self.to.notify(message) {
             warn!("the supervisor was not notified: {error}");
         }
     }
@@ -198,7 +187,7 @@ impl WatchdogNotifier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{RecvFlags, bind, listen, recv};
+    use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, bind, listen, recv, socket_with};
 
     fn env<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
         move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into())

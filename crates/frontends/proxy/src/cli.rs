@@ -1,21 +1,33 @@
 //! The command line of `burst proxy`.
 
+use crate::admin_client::AdminClient;
 use crate::config::{self, ProxyConfig};
+use crate::serve::RunFlags;
 use crate::stream_failure::{AwayPeer, StreamFailure};
 use burst_control::metrics_place::MetricsPlace;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 use std::fmt::Write as _;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// Most seconds that a proxy may take to end.
+const DRAIN_MAX: u64 = 86_400;
+
+/// An argument that is a path.
+fn file(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).value_parser(clap::value_parser!(PathBuf)).help(help)
+}
+
+/// A flag that is a time.
+fn seconds(name: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("SECONDS").value_parser(clap::value_parser!(u64).range(..=DRAIN_MAX))
+}
+
 /// Words and flags of `burst-proxy`.
 pub fn command() -> Command {
-    let path =
-        |name: &'static str, help: &'static str| Arg::new(name).value_parser(clap::value_parser!(PathBuf)).help(help);
     let admin = || {
         Arg::new("admin")
             .long("admin")
@@ -30,22 +42,11 @@ pub fn command() -> Command {
         .about("Carry TCP connections of unmodified programs over RDMA (docs/proxy.md)")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(
-            Command::new("run")
-                .about("Run a proxy until SIGTERM")
-                .arg(path("config", "Configuration file").required(true))
-                .arg(
-                    Arg::new("metrics")
-                        .long("metrics")
-                        .value_name("PLACE")
-                        .value_parser(clap::value_parser!(MetricsPlace))
-                        .help("Show counters over HTTP, too: unix:PATH (root and the proxy's user see names of peers), or ADDRESS:PORT (totals only)"),
-                ),
-        )
+        .subcommand(run_command())
         .subcommand(
             Command::new("keys")
                 .about("Make a certificate authority and a certificate for each name, where they are missing")
-                .arg(path("directory", "Where the files lie").required(true))
+                .arg(file("directory", "Where the files lie").required(true))
                 .arg(Arg::new("names").value_name("NAME").num_args(1..).required(true).help("Names of proxies")),
         )
         .subcommand(Command::new("ls").about("List peers, links and streams").arg(admin()).arg(json()))
@@ -60,7 +61,13 @@ pub fn command() -> Command {
                 .arg(admin())
                 .arg(json()),
         )
-        .subcommand(Command::new("drain").about("Take no new connections; open streams go on").arg(admin()))
+        .subcommand(
+            Command::new("drain").about("Take no new connections; open streams go on").arg(admin()).arg(
+                seconds("end").help(
+                    "End the proxy with its last open stream, and reset those that are left after so long; wait for that",
+                ),
+            ),
+        )
         .subcommand(
             Command::new("reload").about("Read rules, peers and certificates again; open streams go on").arg(admin()),
         )
@@ -77,6 +84,22 @@ pub fn command() -> Command {
                 .arg(Arg::new("mark").required(true).value_parser(clap::value_parser!(u32)))
                 .arg(Arg::new("namespaces").num_args(0..)),
         )
+}
+
+fn run_command() -> Command {
+    Command::new("run")
+                .about("Run a proxy until SIGTERM")
+                .arg(file("config", "Configuration file").required(true))
+                .arg(
+                    Arg::new("metrics")
+                        .long("metrics")
+                        .value_name("PLACE")
+                        .value_parser(clap::value_parser!(MetricsPlace))
+                        .help("Show counters over HTTP, too: unix:PATH (root and the proxy's user see names of peers), or ADDRESS:PORT (totals only)"),
+                )
+                .arg(seconds("replace").help(
+                    "If a proxy runs at the admin socket of CONFIG: first let it end, as `drain --end SECONDS` does",
+                ))
 }
 
 /// Carries out the command line of this process; returns its exit code.
@@ -96,7 +119,8 @@ pub fn main() -> ExitCode {
                     return ExitCode::from(burst_args::EXIT_USAGE);
                 }
             };
-            crate::serve::run(config, path(m, "config"), m.get_one("metrics")).map(|()| String::new())
+            let how = RunFlags { metrics: m.get_one("metrics"), replace: m.get_one("replace").copied() };
+            crate::serve::run(config, path(m, "config"), &how).map(|()| String::new())
         }
         "keys" => {
             let names: Vec<String> = m.get_many::<String>("names").into_iter().flatten().cloned().collect();
@@ -110,6 +134,7 @@ pub fn main() -> ExitCode {
         }
         "ls" => show(m, list),
         "stats" => show(m, stats),
+        "drain" => drain(m),
         "why" => explain(m, m.get_one::<String>("what").map(String::as_str)),
         other => ask(m, other),
     };
@@ -134,19 +159,20 @@ fn path(m: &ArgMatches, name: &str) -> PathBuf {
 
 /// Asks a running proxy.
 fn ask(m: &ArgMatches, word: &str) -> Result<String, String> {
-    let path = match m.get_one::<PathBuf>("admin") {
-        Some(path) => path.clone(),
-        None => only_socket()?,
-    };
-    let failed = |e: std::io::Error| format!("no proxy answers at {}: {e}", path.display());
-    let mut socket = UnixStream::connect(&path).map_err(failed)?;
-    socket.write_all(word.as_bytes()).map_err(failed)?;
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).map_err(failed)?;
-    match answer.strip_prefix("error: ") {
-        Some(why) => Err(why.trim_end().to_owned()),
-        None => Ok(answer),
+    AdminClient::connect(&admin_socket(m)?)?.ask(word)
+}
+
+/// Takes no new connections any more; with `--end` waits for the proxy's end.
+fn drain(m: &ArgMatches) -> Result<String, String> {
+    let proxy = AdminClient::connect(&admin_socket(m)?)?;
+    match m.get_one::<u64>("end") {
+        Some(seconds) => proxy.end(*seconds),
+        None => proxy.ask("drain"),
     }
+}
+
+fn admin_socket(m: &ArgMatches) -> Result<PathBuf, String> {
+    m.get_one::<PathBuf>("admin").cloned().map_or_else(only_socket, Ok)
 }
 
 fn only_socket() -> Result<PathBuf, String> {

@@ -145,6 +145,8 @@ pub struct Control {
     channels: Vec<Option<ControlChannel>>,
     directory_time: Option<SystemTime>,
     draining: bool,
+    /// When it ends, if it was asked to.
+    end: Option<admin::DrainEnd>,
     /// Channels that were not read to their end in their last turn.
     unread: Vec<usize>,
     next_beat: Instant,
@@ -192,6 +194,7 @@ impl Control {
             channels: Vec::new(),
             directory_time: None,
             draining: false,
+            end: None,
             unread: Vec::new(),
             next_beat: Instant::now(),
             alive: BTreeSet::new(),
@@ -215,6 +218,9 @@ impl Control {
             if now >= self.next_beat {
                 self.next_beat = now + HEARTBEAT;
                 self.beat(now);
+                if self.is_drained(now) {
+                    return self.leave();
+                }
             }
             let timeout = match (self.unread.is_empty(), self.backlogged()) {
                 (true, _) => self.next_beat.saturating_duration_since(Instant::now()),
@@ -230,8 +236,7 @@ impl Control {
                     TOKEN_SIGNAL => {
                         // The signal's descriptor stays with the process, whose end resets what is left.
                         debug_assert!(self.signal.as_raw_fd() >= 0);
-                        let _ = std::fs::remove_file(&self.admin_path);
-                        return Ok(());
+                        return self.leave();
                     }
                     channel => self.channel_event((channel - TOKEN_CHANNEL) as usize, event.flags),
                 }
@@ -242,6 +247,13 @@ impl Control {
             self.take_reports();
             self.write_channels();
         }
+    }
+
+    /// Leaves the loop: the process ends.
+    fn leave(&self) -> Result<(), String> {
+        // It may be gone already.
+        let _ = std::fs::remove_file(&self.admin_path);
+        Ok(())
     }
 
     /// Whether a worker has so much to do that nothing more should be read for it.

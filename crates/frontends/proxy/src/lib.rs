@@ -8,6 +8,7 @@
 //! serve alike.
 #![deny(unsafe_code)]
 
+mod admin_client;
 pub mod cli;
 mod config;
 mod control;

@@ -207,6 +207,8 @@ pub enum Command {
     Drain,
     /// Break the queue pairs: for tests of resumption.
     BreakQueuePairs,
+    /// How many connections are open.
+    CountOpen(Sender<usize>),
     /// Show streams and counters.
     Show(Sender<WorkerSnapshot>),
     /// Show the streams that ended in error, oldest first.

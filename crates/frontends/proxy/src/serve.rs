@@ -1,5 +1,6 @@
 //! `burst proxy run`: sets up namespaces, interception, workers and the control thread, and takes them down.
 
+use crate::admin_client::AdminClient;
 use crate::config::{Checked, EncryptLinks, InterceptBy, PlaceRules, Prefix};
 use crate::control::{Control, ControlStart, InterceptedPlace, PolicySource, RelayHandle};
 use crate::exporter;
@@ -14,6 +15,7 @@ use crate::sys::{self, Waker};
 use crate::tls::TlsKeys;
 use crate::worker::{NetworkPlace, RelayWorker, WorkerStart, listener};
 use burst_control::metrics_place::MetricsPlace;
+use burst_control::supervisor::SupervisorNotifier;
 use std::fmt::Display;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -26,17 +28,26 @@ use std::sync::{Arc, Mutex};
 /// Where a thread's own namespace is found.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// Runs the proxy until SIGTERM or SIGINT. `path`: of its configuration, which it reads again when that changes. `metrics`:
-/// where it shows its counters.
+/// Flags of `burst proxy run`.
+pub struct RunFlags<'a> {
+    /// Where it shows its counters.
+    pub metrics: Option<&'a MetricsPlace>,
+    /// A proxy that runs with the same admin socket ends first: the seconds that its open streams have.
+    pub replace: Option<u64>,
+}
+
+/// Runs the proxy until SIGTERM or SIGINT, or until it has been drained. `path`: of its configuration, which it reads again
+/// when that changes.
 ///
 /// # Errors
 /// One sentence.
-pub fn run(config: Checked, path: PathBuf, metrics: Option<&MetricsPlace>) -> Result<(), String> {
+pub fn run(config: Checked, path: PathBuf, flags: &RunFlags<'_>) -> Result<(), String> {
     let config = Arc::new(config);
     let keys = TlsKeys::load(&config.config.keys, &config.config.name)?;
     check_capabilities(&config)?;
     sys::raise_descriptor_limit().map_err(|e| format!("the limit of open files cannot be raised: {e}"))?;
     let signal = signals()?;
+    flags.replace.map_or(Ok(()), |seconds| replace(&config.admin(), seconds))?;
     let own_namespace = Arc::new(open(Path::new(OWN))?);
     let mark = config.config.mark;
     let named = config.places();
@@ -51,10 +62,7 @@ pub fn run(config: Checked, path: PathBuf, metrics: Option<&MetricsPlace>) -> Re
         made.add(&config, &own_namespace, path.as_deref(), &rules)?;
     }
     let PlacesMade { interceptions, syn_rules: _syn_rules, places: of_workers } = made;
-    let taken_here: Vec<TakenHere> = interceptions.iter().map(|place| place.routed.clone()).collect();
-    if !taken_here.is_empty() {
-        watch::follow(mark, taken_here)?;
-    }
+    follow_routes(mark, &interceptions)?;
     let (workers, reported, wake_control) = start_workers(&config, of_workers, &own_namespace)?;
     let control = Control::new(ControlStart {
         config: config.clone(),
@@ -66,9 +74,22 @@ pub fn run(config: Checked, path: PathBuf, metrics: Option<&MetricsPlace>) -> Re
         policy: PolicySource::new(path, places, own_namespace),
         signal,
     })?;
-    let ended = run_control(control, metrics, config.admin());
+    let ended = run_control(control, flags.metrics, config.admin());
     janitor.map_or(Ok(()), await_janitor)?;
     ended
+}
+
+/// Keeps the routes of what is taken in step with the host's.
+fn follow_routes(mark: u32, interceptions: &[InterceptedPlace]) -> Result<(), String> {
+    let taken_here: Vec<TakenHere> = interceptions.iter().map(|place| place.routed.clone()).collect();
+    if taken_here.is_empty() { Ok(()) } else { watch::follow(mark, taken_here) }
+}
+
+/// Lets the proxy that listens at an admin socket end, if there is one. Until this one takes connections they go by TCP.
+fn replace(admin: &Path, seconds: u64) -> Result<(), String> {
+    let Ok(earlier) = AdminClient::connect(admin) else { return Ok(()) };
+    crate::log(format_args!("the proxy at {} has {seconds} s for its open streams", admin.display()));
+    earlier.end(seconds).map(drop).map_err(|why| format!("--replace: {why}"))
 }
 
 /// Runs the control thread's loop, which answers the thread that shows metrics.
@@ -77,8 +98,22 @@ pub fn run(config: Checked, path: PathBuf, metrics: Option<&MetricsPlace>) -> Re
 /// One sentence.
 fn run_control(control: Control, metrics: Option<&MetricsPlace>, admin: PathBuf) -> Result<(), String> {
     let _metrics = exporter::start(metrics, admin)?;
+    // A socket that cannot be used is the supervisor's fault; connections are carried without it.
+    let supervisor = SupervisorNotifier::new(std::env::var_os("NOTIFY_SOCKET")).unwrap_or_else(|e| {
+        crate::log(format_args!("NOTIFY_SOCKET cannot be used: {e}"));
+        SupervisorNotifier::default()
+    });
     println!("ready");
-    control.run()
+    notify(&supervisor, "READY=1\nSTATUS=carrying connections");
+    let ended = control.run();
+    notify(&supervisor, "STOPPING=1\nSTATUS=ending");
+    ended
+}
+
+fn notify(supervisor: &SupervisorNotifier, message: &str) {
+    if let Err(e) = supervisor.notify(message) {
+        crate::log(format_args!("the supervisor was not notified: {e}"));
+    }
 }
 
 /// Lets the process that removes routes end, and waits for it.

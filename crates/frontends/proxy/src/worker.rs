@@ -354,6 +354,10 @@ impl RelayWorker {
                 let _ = done.send(());
             }
             Command::BreakQueuePairs => links.break_queue_pairs(env),
+            Command::CountOpen(answer) => {
+                // The control thread may have stopped waiting.
+                let _ = answer.send(self.streams.open_count() + self.pairs.open_count());
+            }
             Command::ShowFailures(answer) => {
                 // The control thread may have stopped waiting.
                 let _ = answer.send(self.env.records.all());

@@ -1,6 +1,6 @@
 //! The admin socket: one word comes, one text goes.
 
-use super::Control;
+use super::{Control, HEARTBEAT};
 use crate::exporter::{self, ProxyReport};
 use crate::message::{Command, ControlMessage};
 use crate::stream_failure::StreamFailure;
@@ -14,10 +14,19 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long a worker or the asking process may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// When a proxy that is drained ends.
+#[derive(Clone, Copy)]
+pub(super) struct DrainEnd {
+    /// Not before: connections that were taken when it was asked have come to a worker by then.
+    after: Instant,
+    /// At the latest.
+    by: Instant,
+}
 
 /// Listens; a socket without a server is replaced.
 ///
@@ -70,26 +79,52 @@ impl Control {
             "why" => format!("{}\n", self.why()),
             "metrics" => self.report().text(TextFormat::Prometheus, true),
             exporter::ASKED => format!("{}\n", json!(self.report())),
-            "drain" => self.drain(),
+            "drain" => self.drain(None),
             "reload" => self.reload().unwrap_or_else(|why| format!("error: {why}\n")),
             "break-queue-pairs" => {
                 self.command_all(|| Command::BreakQueuePairs);
                 "queue pairs are broken\n".into()
             }
-            other => format!("error: unknown word {other}\n"),
+            other => match other.strip_prefix("drain ").and_then(|seconds| seconds.parse().ok()) {
+                Some(seconds) => self.drain(Some(Duration::from_secs(seconds))),
+                None => format!("error: unknown word {other}\n"),
+            },
         };
         // The client may have closed the connection.
         let _ = socket.write_all(answer.as_bytes());
     }
 
-    fn drain(&mut self) -> String {
+    /// Takes no new connections. `within`: the process ends with the last open stream, at the latest after so long.
+    fn drain(&mut self, within: Option<Duration>) -> String {
         self.draining = true;
         self.command_all(|| Command::Drain);
         for peer in 0..self.peers.len() {
             self.send(peer, &ControlMessage::Draining);
         }
         self.update_alive();
-        "no new connections are taken; open streams go on\n".into()
+        let Some(within) = within else { return "no new connections are taken; open streams go on\n".into() };
+        let now = Instant::now();
+        self.end = Some(DrainEnd { after: now + HEARTBEAT, by: now + within.max(HEARTBEAT) });
+        format!(
+            "no new connections are taken; the proxy ends with the last open stream, or after {} s\n",
+            within.as_secs()
+        )
+    }
+
+    /// Whether a proxy that is drained should end now. Streams that are open then are reset by the end of the process.
+    pub(super) fn is_drained(&self, now: Instant) -> bool {
+        let Some(DrainEnd { after, by }) = self.end else { return false };
+        if now < after {
+            return false;
+        }
+        let counts = self.ask_workers(Command::CountOpen);
+        let open: usize = counts.iter().sum();
+        // A worker that does not answer may have streams.
+        let is_idle = open == 0 && counts.len() == self.workers.len();
+        if !is_idle && now >= by {
+            crate::log(format_args!("{open} connections are reset: the time in which they should have ended is over"));
+        }
+        is_idle || now >= by
     }
 
     /// What `show` has, and the failures that the workers keep, the latest first.

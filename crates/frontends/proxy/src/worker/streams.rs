@@ -361,6 +361,11 @@ impl Streams {
         }
     }
 
+    /// Streams, those included of which only the peer's last frame is missing.
+    pub(super) fn open_count(&self) -> usize {
+        self.links.iter().map(|link| link.conns.len()).sum()
+    }
+
     /// For `burst proxy ls`.
     pub(super) fn views(&self) -> impl Iterator<Item = StreamView> {
         self.links.iter().flat_map(|link| {

@@ -143,6 +143,11 @@ impl TcpPairs {
         !self.ready.is_empty()
     }
 
+    /// Connections.
+    pub(super) fn open_count(&self) -> usize {
+        self.pairs.len()
+    }
+
     /// For `burst proxy ls`.
     pub(super) fn views(&self) -> impl Iterator<Item = StreamView> {
         self.pairs.iter().map(|pair| StreamView {
