@@ -13,7 +13,7 @@ from conftest import BUILD
 from lab import run_pair
 
 sys.path.append(str(Path(__file__).with_name("explain")))
-from verbs_end import pair  # noqa: E402
+from verbs_end import End, pair  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SEND = ["ib_send_bw", "-d", "burst0", "-F", "-s", 4096, "-n", 2000, "-t", 16]
@@ -26,8 +26,8 @@ AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 class Capture:
     """A running `burst capture` of a host."""
 
-    def __init__(self, host, *words):
-        self.program = host.start(BUILD / "burst", "capture", "--socket", host.socket, *words)
+    def __init__(self, host, *words, socket=None):
+        self.program = host.start(BUILD / "burst", "capture", "--socket", socket or host.socket, *words)
         lab.wait_until(lambda: "burst: capturing" in self.program.text(), 60, self.program.text, self.program)
 
     def end(self):
@@ -249,3 +249,24 @@ def test_a_ladder_of_a_running_capture(make_fabric, tmp_path):
     root = xml.etree.ElementTree.parse(svg).getroot()
     text = "".join(root.itertext())
     assert "12 packets, 0 lost" in text and fabric.a.address in text and fabric.b.address in text
+
+
+@pytest.mark.parametrize("mode", ["inprocess", "lent"])
+def test_a_program_with_an_engine_of_its_own_is_captured(make_fabric, mode):
+    """By its own socket, beside no daemon, or on the addresses of one. Its user and root may."""
+    fabric = make_fabric(in_process=True) if mode == "inprocess" else make_fabric(extra=["--lend", "same-user"])
+    env = {"BURST_MODE": "lent"} if mode == "lent" else {}
+    a, b = [End(host, env=env).make() for host in (fabric.a, fabric.b)]
+    for end, other in ((a, b), (b, a)):
+        end.connect(other.qpn, other.gid, timeout=18, retries=7)
+    path = fabric.a.socket.parent / f"in-process-{a.process.pid}.sock"
+    capture = Capture(fabric.a, "--qp", hex(a.qpn), "--count", 2, socket=path)
+    b("receive", qp="q", region="m", bytes=64)
+    a.send(64)
+    a.done()
+    assert capture.program.wait(60) == 0
+    lines = [line for line in capture.program.text().splitlines() if LINE.fullmatch(line)]
+    assert len(lines) == 2 and f" > {fabric.b.address} " in lines[0] and " SEND Only " in lines[0] and " Acknowledge " in lines[1], lines
+    # It has left: the program is captured again.
+    again = Capture(fabric.a, "--for", "1ms", socket=path)
+    assert again.program.wait(60) == 0, again.program.text()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 
 from conftest import BUILD
 from lab import Daemon, wait_until
+from lab.proxy import Proxies
 from lab.users import ALICE, as_user
+from test_proxy import await_carried, carried, exactly, joined
 
 #: Names of fields begin so.
 PREFIX = "BURST"
@@ -164,3 +167,26 @@ def test_a_program_cannot_fill_the_disk_while_requests_are_logged(daemon):
     written = daemon.text().count("request=")
     assert shown["lines_left_out"] > 0 and written + shown["lines_left_out"] >= 2 * ROUNDS, (written, shown)
     assert "lines were left out since the start" in burst(daemon, "log").stdout
+
+
+def test_a_proxy_has_lines_of_connections_when_they_are_asked_for(make_fabric):
+    """With the priority of systemd where stderr is the journal's."""
+    journal = ["sh", "-c", 'JOURNAL_STREAM=$(stat -L -c %d:%i /proc/self/fd/2) exec "$@"', "sh"]
+    with Proxies(make_fabric(), before=journal) as proxies:
+        a, b = proxies.fabric.hosts
+        ended = lambda: re.findall(rf"<7>burst-proxy: \S+ to {b.address}:\d+: ended; 5 bytes read here, 0 delivered\n", proxies.running["a"].text())  # noqa: E731
+        assert proxies.ask(a, "log") == "info\n"
+        for level, lines in (("info", 0), ("debug", 1), ("info", 1)):
+            assert proxies.ask(a, "log", level) == f"{level}\n"
+            before = carried(proxies)
+            with joined(proxies) as (ours, theirs):
+                ours.sendall(b"hello")
+                assert exactly(theirs, 5) == b"hello"
+            await_carried(proxies, before + 1)
+            wait_until(lambda: not proxies.show(a)["streams"], said=proxies.running["a"].text)
+            assert len(ended()) == lines, proxies.running["a"].text()
+        text = proxies.running["a"].text()
+        assert len(re.findall(rf"<7>burst-proxy: \S+ to {b.address}:\d+: stream \d+ of link \d+, by rdma\n", text)) == 1, text
+        assert "<6>burst-proxy: " in text
+        with pytest.raises(subprocess.CalledProcessError):
+            proxies.ask(a, "log", "loud")

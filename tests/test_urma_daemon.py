@@ -295,3 +295,25 @@ def test_imports_from_invented_addresses_that_end_like_a_host_s_delay_no_program
             assert hostile.running(), hostile.text()
         finally:
             hostile.stop(signal.SIGKILL)
+
+
+def test_the_packets_of_a_jetty_up_to_its_failure(programs, tmp_path):
+    """Its memory at the peer goes away with the peer's program, so a WRITE is refused."""
+    with lab.Fabric(mtu=1500, extra=["--packet-ring"]) as fabric:
+        pair = Pair(programs, fabric.a, fabric.b, "write_bw -n 100000000 -s 64", 21240)
+        failed = lambda: [r["jetty"] for r in json.loads(fabric.b.burst("why", "all", "--json")[1])["failures"] if r["jetty"]]  # noqa: E731
+        try:
+            lab.wait_until(lambda: counters(fabric.b).get("tx_packets", 0) > 1000, 60, pair.client.text, pair.client)
+            pair.server.stop(signal.SIGKILL)
+            lab.wait_until(failed, 120, pair.client.text)
+        finally:
+            pair.kill()
+        jetty, path = failed()[0], tmp_path / "kept.pcapng"
+        code, text = fabric.b.burst("why", f"jetty:{jetty}", "--pcap", path)
+        assert code == 0 and f"packets of Jetty {jetty} up to its failure" in text, text
+        lines = fabric.b.burst("capture", "--read", path)[1].splitlines()
+        assert any(f"> {fabric.a.address} " in line and " Write" in line for line in lines), lines
+        assert fabric.b.burst("capture", "--read", path, "--jetty", jetty)[1].splitlines() == lines
+        assert fabric.b.burst("capture", "--read", path, "--jetty", jetty + 1)[1] == ""
+        code, text = fabric.b.burst("why", "jetty:1048575", "--pcap", path)
+        assert code == 1 and "no request of a Jetty of yours with the id 1048575 has failed" in text, text

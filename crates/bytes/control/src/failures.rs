@@ -308,10 +308,28 @@ pub struct FailureQuery {
     pub skip: u32,
 }
 
+/// Whose packets are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PacketOwner {
+    /// The queue pair with this number.
+    QueuePair(u32),
+    /// The Jetty with this id.
+    Jetty(u32),
+}
+
+impl std::fmt::Display for PacketOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PacketOwner::QueuePair(qpn) => write!(f, "queue pair {qpn:#x}"),
+            PacketOwner::Jetty(id) => write!(f, "Jetty {id}"),
+        }
+    }
+}
+
 /// To [`crate::Request::KeptPackets`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptPackets {
-    /// Device number of the queue pair.
+    /// Device number of the queue pair or Jetty.
     pub device: u32,
     /// Whether these are its packets up to its failure, copied then; else those that the ring has now.
     pub is_failed: bool,

@@ -2,7 +2,8 @@
 //!
 //! The socket is beside the daemon's ([`socket_path::program_socket`]), for this user and root alone. A thread of the program
 //! that has other work serves it, so everything is bounded: connections at a time, requests of each call, the time without a
-//! request, and the length of answers, which are dropped if the socket is full. Requests that change anything are refused.
+//! request, and the length of answers, which are dropped if the socket is full. Requests that change anything are refused. A
+//! capture changes nothing: its packets come by sockets of their own, and the worker does not wait for who reads them.
 //! Nothing here is needed for the program: without the socket it runs as well.
 
 use crate::frame::{self, ControlPacket};
@@ -31,8 +32,8 @@ pub trait InspectedHost {
     type Visitor;
     /// Admits a connection.
     fn admit(&mut self, peer: PeerCredentials) -> Option<Self::Visitor>;
-    /// Answers a request that only reads. `None` ends the connection.
-    fn answer(&mut self, visitor: &mut Self::Visitor, request: Request) -> Option<Reply>;
+    /// Answers a request that only reads; descriptors go with the reply. `None` ends the connection.
+    fn answer(&mut self, visitor: &mut Self::Visitor, request: Request) -> Option<(Reply, Vec<OwnedFd>)>;
     /// A connection has ended.
     fn leave(&mut self, visitor: Self::Visitor);
 }
@@ -149,19 +150,25 @@ impl<V> InspectionClient<V> {
                 Err(_) => return false,
             };
             self.since = now;
-            let Some(reply) = self.answer(host, &packet) else { return false };
-            if frame::send(self.socket.as_fd(), packet.header.sequence, &reply, &[], SendFlags::DONTWAIT).is_err() {
+            let Some((reply, fds)) = self.answer(host, &packet) else { return false };
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            if frame::send(self.socket.as_fd(), packet.header.sequence, &reply, &fds, SendFlags::DONTWAIT).is_err() {
                 return false;
             }
         }
         true
     }
 
-    fn answer(&mut self, host: &mut impl InspectedHost<Visitor = V>, packet: &ControlPacket<'_>) -> Option<Reply> {
+    fn answer(
+        &mut self,
+        host: &mut impl InspectedHost<Visitor = V>,
+        packet: &ControlPacket<'_>,
+    ) -> Option<(Reply, Vec<OwnedFd>)> {
         let request: Request = packet.decode().ok()?;
         if !only_reads(&request) {
             let sentence = "this socket of a program with a host of its own answers questions only".to_owned();
-            return Some(Reply { new_segments: 0, result: Err(Refusal { errno: libc::EPERM, sentence }) });
+            let refused = Reply { new_segments: 0, result: Err(Refusal { errno: libc::EPERM, sentence }) };
+            return Some((refused, Vec::new()));
         }
         host.answer(&mut self.visitor, request)
     }
@@ -185,6 +192,7 @@ fn only_reads(request: &Request) -> bool {
             | Request::KeptPackets { .. }
             | Request::Workers
             | Request::QueuePairs { .. }
+            | Request::Capture { .. }
     )
 }
 
@@ -210,14 +218,14 @@ mod tests {
             self.visitors += 1;
             Some(())
         }
-        fn answer(&mut self, (): &mut (), request: Request) -> Option<Reply> {
+        fn answer(&mut self, (): &mut (), request: Request) -> Option<(Reply, Vec<OwnedFd>)> {
             self.answers += 1;
             let info = DaemonInfo { version: "1".into(), pid: 2, uid: 3, uptime_s: 4, workers: 0, contexts: 1 };
             let result = match request {
                 Request::Hello { .. } | Request::DaemonInfo => Ok(Response::Daemon(info)),
                 _ => Ok(Response::Done),
             };
-            Some(Reply { new_segments: 0, result })
+            Some((Reply { new_segments: 0, result }, Vec::new()))
         }
         fn leave(&mut self, (): ()) {
             self.visitors -= 1;

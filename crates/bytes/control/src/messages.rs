@@ -5,7 +5,7 @@
 
 use crate::activity::{QpPage, WorkHistogram, WorkerUse};
 use crate::cm::{CmCommand, CmReply};
-use crate::failures::{FailurePage, FailureQuery, KeptPackets};
+use crate::failures::{FailurePage, FailureQuery, KeptPackets, PacketOwner};
 use crate::lend::LentWorker;
 use crate::limits::Limits;
 use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, Counter, DaemonCrashes, Impairment, LogState, UserPage};
@@ -480,10 +480,10 @@ pub enum Request {
     Lend,
     /// Gets records of failures, the newest first.
     Failures(FailureQuery),
-    /// Gets the packets of a queue pair that were kept up to its failure, or until now.
+    /// Gets the packets of a queue pair that were kept up to its failure, or until now; or of a Jetty that has failed.
     KeptPackets {
-        /// Queue pair number.
-        qpn: u32,
+        /// Whose.
+        of: PacketOwner,
     },
     /// Gets the time and the traffic of each worker.
     Workers,

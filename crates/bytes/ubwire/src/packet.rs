@@ -6,7 +6,7 @@
 use crate::bytes::{be16, be24, put24};
 use crate::dialect::Dialect;
 use crate::nth::{CongestionField, NextLayer, Nth};
-use crate::ta::{Btah, TA_HEAD_MAX, TaHeader, TaOpcode};
+use crate::ta::{Btah, Mtetah, TA_HEAD_MAX, TaHeader, TaOpcode};
 use crate::tp::{Cetph, Rtph, SACK_WORDS_MAX, Saetph, TpOpcode, UbStatus};
 use burst_base::{Psn, Reason};
 
@@ -239,6 +239,20 @@ impl<'a> UbPacket<'a> {
             return if rest.is_empty() || dialect.padded { Ok(()) } else { Err(Reason::TrailingBytes) };
         }
         self.read_transaction(rest, is_data, dialect)
+    }
+
+    /// The Jetty of this host that the packet belongs to: the one that has sent a request or gets its response, or to which a
+    /// received request is addressed. `None`: responses that were sent, and requests that reach memory or a JFR of its own, name
+    /// none, and neither do packets of the transport alone.
+    pub fn own_jetty(&self, is_sent: bool) -> Option<u32> {
+        match self.head.ta? {
+            TaHeader::Request(request) if is_sent => Some(request.base.rc_id),
+            TaHeader::Request(request) => {
+                request.target.filter(|target| target.kind == Mtetah::JETTY).map(|target| target.id)
+            }
+            TaHeader::Response(_) if is_sent => None,
+            TaHeader::Response(response) => Some(response.rc_id),
+        }
     }
 
     /// The transaction header and the payload behind it. `is_data`: not in an acknowledgement, which has responses alone.

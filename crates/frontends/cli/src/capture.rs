@@ -40,7 +40,8 @@ pub fn command() -> Command {
         .long_about(
             "Show the packets of a daemon's ports, or write them for Wireshark.\n\n\
              The daemon copies what its workers send and receive, packets within this host and those of URMA included, so no privilege for \
-             the interface is needed: root and the user who runs the daemon may do it. The copies are taken above the port: without invariant \
+             the interface is needed: root and the user who runs the daemon may do it. --socket names a daemon, or a program with an \
+             engine of its own (in-process-PID.sock beside the daemon's socket). The copies are taken above the port: without invariant \
              CRC, and before an impairment loses a packet that is sent. A received packet that was dropped or refused has the reason: in \
              the line, and in a file as its comment. A daemon that is not captured pays nothing. Packets are lost in the capture, not in \
              the network, if they come faster than they are written; the end says how many.\n\n\

@@ -213,7 +213,7 @@ fn users() -> Arg {
 /// `--pcap` of `why`.
 fn pcap() -> Arg {
     Arg::new("pcap").long("pcap").value_name("FILE").help(
-        "With a queue pair number: write its last packets, up to its failure, as pcapng; the host must keep them (packet_ring)",
+        "With qp:NUMBER or jetty:ID: write its last packets, up to its failure, as pcapng; the host must keep them (packet_ring)",
     )
 }
 

@@ -14,7 +14,7 @@ pub fn proxy_command() -> Command {
     command(
         "proxy",
         "Carry TCP connections of unmodified programs over RDMA",
-        "run, keys, ls, stats, why, drain, metrics; `burst proxy --help` explains them",
+        "run, keys, ls, stats, why, log, reload, drain, metrics; `burst proxy --help` explains them",
     )
 }
 

@@ -5,6 +5,7 @@
 use crate::failures::Failures;
 use burst_base::Reason;
 use burst_base::reason::Class;
+use burst_control::failures::PacketOwner;
 use clap::ArgMatches;
 use std::process::ExitCode;
 
@@ -68,15 +69,27 @@ pub fn why(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// Writes the packets of a queue pair to a file.
+/// Writes the packets of a queue pair or Jetty to a file.
 fn packets(matches: &ArgMatches, word: Option<&str>, path: &str) -> ExitCode {
-    let Some(qpn) = word.filter(|word| !word.contains(':') || word.starts_with("qp:")).and_then(object) else {
-        crate::complain("--pcap needs the number of a queue pair: burst why qp:0x11f --pcap packets.pcapng");
+    let Some(of) = word.and_then(packet_owner) else {
+        crate::complain(
+            "--pcap needs the number of a queue pair or Jetty: burst why qp:0x11f --pcap packets.pcapng, or jetty:20",
+        );
         return ExitCode::from(burst_args::EXIT_USAGE);
     };
-    match crate::capture::write_kept(crate::chosen_socket(matches).as_deref(), qpn, path) {
+    match crate::capture::write_kept(crate::chosen_socket(matches).as_deref(), of, path) {
         Ok(text) => crate::finish(&text),
         Err(sentence) => crate::fail(sentence),
+    }
+}
+
+/// A number without a word is a queue pair's.
+fn packet_owner(word: &str) -> Option<PacketOwner> {
+    let number = object(word)?;
+    match word.split_once(':') {
+        None | Some(("qp", _)) => Some(PacketOwner::QueuePair(number)),
+        Some(("jetty", _)) => Some(PacketOwner::Jetty(number)),
+        Some(_) => None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `burst ls`, `stats` and `cm` see of a program with an engine of its own: sessions that only read
+//! What `burst ls`, `stats`, `cm` and `capture` see of a program with an engine of its own: sessions that only read
 //! ([`burst_control::inspection`]). The keeper serves the socket.
 
 use crate::house::House;
@@ -7,6 +7,7 @@ use burst_control::socket_path::ProgramKind;
 use burst_control::{Reply, Request};
 use burst_host::{ClientProcess, Session};
 use burst_peer::credentials::PeerCredentials;
+use std::os::fd::OwnedFd;
 
 /// The socket of this process. `None`: it cannot be bound, and nobody sees the program.
 pub fn open() -> Option<InspectionSocket<Session>> {
@@ -21,9 +22,9 @@ impl InspectedHost for House {
         Session::admit(&self.host, ClientProcess { pid: peer.pid, uid: peer.uid }).ok()
     }
 
-    fn answer(&mut self, session: &mut Session, request: Request) -> Option<Reply> {
+    fn answer(&mut self, session: &mut Session, request: Request) -> Option<(Reply, Vec<OwnedFd>)> {
         let fds = session.foreign(&self.host, Vec::new());
-        session.answer(&mut self.host, request, fds).map(|(reply, _)| reply)
+        session.answer(&mut self.host, request, fds)
     }
 
     fn leave(&mut self, mut session: Session) {

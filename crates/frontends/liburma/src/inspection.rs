@@ -14,7 +14,7 @@ use burst_control::urma::{UrmaCursor, UrmaPage};
 use burst_control::{Counter, DaemonInfo, Refusal, Reply, Request, Response};
 use burst_ffi::tool_socket;
 use burst_peer::credentials::PeerCredentials;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
@@ -117,7 +117,7 @@ impl InspectedHost for Nodes {
         Some(())
     }
 
-    fn answer(&mut self, (): &mut (), request: Request) -> Option<Reply> {
+    fn answer(&mut self, (): &mut (), request: Request) -> Option<(Reply, Vec<OwnedFd>)> {
         let result = match request {
             Request::Hello { .. } | Request::DaemonInfo => Ok(Response::Daemon(self.info())),
             Request::ListDevices => Ok(Response::Devices(Vec::new())),
@@ -129,7 +129,7 @@ impl InspectedHost for Nodes {
                 Err(Refusal { errno: libc::EOPNOTSUPP, sentence })
             }
         };
-        Some(Reply { new_segments: 0, result })
+        Some((Reply { new_segments: 0, result }, Vec::new()))
     }
 
     fn leave(&mut self, (): ()) {}

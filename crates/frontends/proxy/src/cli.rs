@@ -2,6 +2,7 @@
 
 use crate::admin_client::AdminClient;
 use crate::config::{self, ProxyConfig};
+use crate::log::{self, ProxyLogLevel};
 use crate::serve::RunFlags;
 use crate::stream_failure::{AwayPeer, StreamFailure};
 use burst_control::metrics_place::MetricsPlace;
@@ -62,6 +63,12 @@ pub fn command() -> Command {
                 .arg(json()),
         )
         .subcommand(
+            Command::new("log")
+                .about("Show the level of the log, or change it while the proxy runs: `debug` has lines of each connection")
+                .arg(Arg::new("level").value_name("LEVEL").value_parser(ProxyLogLevel::NAMES))
+                .arg(admin()),
+        )
+        .subcommand(
             Command::new("drain").about("Take no new connections; open streams go on").arg(admin()).arg(
                 seconds("end").help(
                     "End the proxy with its last open stream, and reset those that are left after so long; wait for that",
@@ -97,6 +104,13 @@ fn run_command() -> Command {
                         .value_parser(clap::value_parser!(MetricsPlace))
                         .help("Show counters over HTTP, too: unix:PATH (root and the proxy's user see names of peers), or ADDRESS:PORT (totals only)"),
                 )
+                .arg(
+                    Arg::new("log-level")
+                        .long("log-level")
+                        .value_name("LEVEL")
+                        .value_parser(ProxyLogLevel::NAMES)
+                        .help("Level of the log at the start [default: info]"),
+                )
                 .arg(seconds("replace").help(
                     "If a proxy runs at the admin socket of CONFIG: first let it end, as `drain --end SECONDS` does",
                 ))
@@ -112,6 +126,8 @@ pub fn main() -> ExitCode {
     let done = match name {
         "run" => {
             crate::engine::prepare();
+            let level = m.get_one::<String>("log-level").and_then(|name| ProxyLogLevel::named(name));
+            level.into_iter().for_each(log::set_level);
             let config = match ProxyConfig::load(&path(m, "config")) {
                 Ok(config) => config,
                 Err(sentence) => {
@@ -135,6 +151,10 @@ pub fn main() -> ExitCode {
         "ls" => show(m, list),
         "stats" => show(m, stats),
         "drain" => drain(m),
+        "log" => {
+            let level = m.get_one::<String>("level").map(String::as_str).unwrap_or_default();
+            ask(m, &format!("log {level}"))
+        }
         "why" => explain(m, m.get_one::<String>("what").map(String::as_str)),
         other => ask(m, other),
     };

@@ -7,7 +7,7 @@ use crate::raw::place::HostPlace;
 use crate::raw::program_name;
 use burst_control::activity::{HostReport, QpPage, QpUse, WorkHistogram, WorkerUse};
 use burst_control::cm::CmAddr;
-use burst_control::failures::{FailurePage, FailureQuery, FailureRecord, KeptPackets};
+use burst_control::failures::{FailurePage, FailureQuery, FailureRecord, KeptPackets, PacketOwner};
 use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, LogState, UserPage, UserUse};
 use burst_control::urma::{UrmaCursor, UrmaNodeInfo, UrmaPage};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
@@ -222,12 +222,13 @@ impl Daemon {
         }
     }
 
-    /// The packets of a queue pair of this user that the host has kept: up to its failure, or until now.
+    /// The packets of a queue pair of this user that the host has kept, up to its failure or until now, or of a Jetty that has
+    /// failed.
     ///
     /// # Errors
-    /// When the host keeps no packets or this user has no such queue pair, or the connection fails.
-    pub fn kept_packets(&mut self, qpn: u32) -> Result<KeptPackets> {
-        match self.ask(&Request::KeptPackets { qpn })? {
+    /// When the host keeps no packets or this user has no such object, or the connection fails.
+    pub fn kept_packets(&mut self, of: PacketOwner) -> Result<KeptPackets> {
+        match self.ask(&Request::KeptPackets { of })? {
             Response::KeptPackets(packets) => Ok(packets),
             _ => Err(ClientError::Unexpected("no packets of a queue pair")),
         }

@@ -99,12 +99,27 @@ impl Core {
 
     /// What URMA's endpoints share with the queue pairs.
     pub(crate) fn urma_shared(&mut self, now: Nanos) -> UrmaShared<'_> {
-        let Core { mem, sched, timers, contexts, outbox: Outbox { events, delivered, failures, .. }, .. } = self;
+        let Core { mem, sched, timers, contexts, outbox, .. } = self;
+        let Outbox { events, delivered, failures, excerpts, retry_at, .. } = outbox;
+        let excerpts = excerpts.as_deref_mut();
         let Timers { wheel, delayed_acks, pacing } = timers;
         let hellos = Some((&mut self.hellos, self.options.asks_peers()));
         let (wakes, cc) = (&mut self.channel_wakes, &self.options.cc);
         let tables = PathTables { paths: &mut self.paths, pacing, wakes, cc, hellos };
-        UrmaShared { now, regions: mem, sched, wheel, delayed_acks, events, delivered, contexts, failures, tables }
+        UrmaShared {
+            now,
+            regions: mem,
+            sched,
+            wheel,
+            delayed_acks,
+            events,
+            delivered,
+            contexts,
+            failures,
+            excerpts,
+            retry_at,
+            tables,
+        }
     }
 
     /// Whether programs of URMA have posted, or channels may go on.

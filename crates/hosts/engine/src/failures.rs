@@ -14,7 +14,8 @@ use crate::tally::device_counts;
 use burst_base::verbs::access;
 use burst_base::{Nanos, Reason};
 use burst_control::failures::{
-    FailedProgram, FailureKind, FailureRecord, MemoryFinding, MemoryRecord, PeerPathRecord, QpRecord, RequestRecord,
+    FailedProgram, FailureKind, FailureRecord, MemoryFinding, MemoryRecord, PacketOwner, PeerPathRecord, QpRecord,
+    RequestRecord,
 };
 use burst_ledger::AccountId;
 use burst_mem::{KeyFinding, MrTable, Peer};
@@ -46,7 +47,8 @@ impl FailureView<'_> {
         let account = context.map_or(&unknown, |context| context.account.id());
         let record = self.record(slot, Some(&failure));
         if let Some(excerpts) = &mut outbox.excerpts {
-            excerpts.note(self.now, (slot.device, slot.qpn), record.program.uid, account);
+            let of = (slot.device, PacketOwner::QueuePair(slot.qpn.get()));
+            excerpts.note(self.now, of, record.program.uid, account);
             outbox.retry_at = outbox.retry_at.min(self.now + Nanos(1));
         }
         outbox.failures.push(account, record);

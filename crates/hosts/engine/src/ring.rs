@@ -10,10 +10,12 @@
 //! Only the worker's thread uses the ring. Its words are atomic because the worker's ports share it, and relaxed stores cost what
 //! plain ones do.
 
-use burst_base::{DeviceId, Nanos, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_control::capture::{CapturedPacket, reason_number};
+use burst_control::failures::PacketOwner;
 use burst_frame::{Flow, RxFrame, TRAILER_LEN, TxBatch};
 use burst_ledger::{AccountId, AccountRing};
+use burst_ubwire::{Dialect, UB_UDP_PORT, UbPacket};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -143,29 +145,48 @@ impl PacketRing {
         }
     }
 
-    /// The packets of a queue pair among the `scanned` packets before number `end`, the oldest first: at most `most`, the
-    /// last ones. Those that it has received, and those that it has sent.
+    /// The packets of a queue pair or Jetty among the `scanned` packets before number `end`, the oldest first: at most `most`,
+    /// the last ones. Those that it has received, and those that it has sent.
     #[cold]
-    pub fn packets_of(&self, of: (DeviceId, Qpn), end: usize, scanned: usize, most: usize) -> Vec<KeptPacket> {
-        let (device, qpn) = of;
+    pub fn packets_of(&self, of: (DeviceId, PacketOwner), end: usize, scanned: usize, most: usize) -> Vec<KeptPacket> {
+        let (device, owner) = of;
         let written = self.written();
         let first = end.saturating_sub(scanned).max(written.saturating_sub(RING_SLOTS));
         let numbers = (first..end.min(written)).rev();
         let slots = numbers.map(|number| &self.slots[number % RING_SLOTS]);
-        let is_of = |slot: &&[AtomicU64; SLOT_WORDS]| {
+        let is_asked_for = |slot: &&[AtomicU64; SLOT_WORDS]| {
             let facts = slot[1].load(Relaxed);
             let of_device = (facts >> 24) as u8 == device.0 as u8;
-            of_device && (owner_of(slot, facts) == qpn.get()) && slot[3].load(Relaxed) as u16 == burst_wire::ROCE_PORT
+            of_device && is_of(owner, slot, facts)
         };
         let copy = |slot: &[AtomicU64; SLOT_WORDS]| KeptPacket(std::array::from_fn(|at| slot[at].load(Relaxed)));
-        let mut found: Vec<KeptPacket> = slots.filter(is_of).take(most).map(copy).collect();
+        let mut found: Vec<KeptPacket> = slots.filter(is_asked_for).take(most).map(copy).collect();
         found.reverse();
         found
     }
 }
 
+/// Whether a packet was sent by a queue pair or Jetty of this host, or is for it.
+fn is_of(owner: PacketOwner, slot: &[AtomicU64; SLOT_WORDS], facts: u64) -> bool {
+    match (owner, slot[3].load(Relaxed) as u16) {
+        (PacketOwner::QueuePair(qpn), burst_wire::ROCE_PORT) => queue_pair_of(slot, facts) == qpn,
+        (PacketOwner::Jetty(id), UB_UDP_PORT) => jetty_of(slot, facts) == Some(id),
+        _ => false,
+    }
+}
+
+/// The Jetty of this host that a packet of the Unified Bus belongs to.
+fn jetty_of(slot: &[AtomicU64; SLOT_WORDS], facts: u64) -> Option<u32> {
+    let mut bytes = [0; KEPT_BYTES];
+    for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&slot[HEAD_WORDS..]) {
+        *to = word.load(Relaxed).to_le_bytes();
+    }
+    let kept = ((facts >> 16) as u8 as usize).min(KEPT_BYTES);
+    UbPacket::parse(&bytes[..kept], &Dialect::BURST).ok()?.own_jetty(facts & SENT != 0)
+}
+
 /// The queue pair that has sent a packet, or that a received one is for.
-fn owner_of(slot: &[AtomicU64; SLOT_WORDS], facts: u64) -> u32 {
+fn queue_pair_of(slot: &[AtomicU64; SLOT_WORDS], facts: u64) -> u32 {
     if facts & SENT != 0 {
         return slot[2].load(Relaxed) as u32;
     }
@@ -214,28 +235,28 @@ impl KeptPacket {
     }
 }
 
-/// The packets of a queue pair that has failed.
+/// The packets of a queue pair or Jetty that has failed.
 #[derive(Debug)]
 pub struct PacketExcerpt {
-    /// The queue pair.
-    pub qpn: Qpn,
+    /// What has failed.
+    pub of: PacketOwner,
     /// User of its program.
     pub uid: u32,
     /// The packets, the oldest first.
     pub packets: Vec<KeptPacket>,
 }
 
-/// A queue pair that has failed and whose packets are to be copied.
+/// A queue pair or Jetty that has failed and whose packets are to be copied.
 #[derive(Debug)]
 struct DueExcerpt {
     at: Nanos,
     device: DeviceId,
-    qpn: Qpn,
+    of: PacketOwner,
     uid: u32,
     account: AccountId,
 }
 
-/// Excerpts for queue pairs that have failed, and the ring.
+/// Excerpts for queue pairs and Jetties that have failed, and the ring.
 #[derive(Debug)]
 pub struct PacketExcerpts {
     ring: Arc<PacketRing>,
@@ -257,31 +278,31 @@ impl PacketExcerpts {
         &self.ring
     }
 
-    /// A queue pair has failed: its packets are copied in a later pass, if not too many have been.
+    /// A queue pair or Jetty has failed: its packets are copied in a later pass, if not too many have been.
     #[cold]
-    pub fn note(&mut self, at: Nanos, of: (DeviceId, Qpn), uid: u32, account: &AccountId) {
-        let (device, qpn) = of;
+    pub fn note(&mut self, at: Nanos, of: (DeviceId, PacketOwner), uid: u32, account: &AccountId) {
+        let (device, of) = of;
         let latest = at + Nanos(SCAN_EVERY.0 * SCANS_SAVED);
         let paid = self.paid_until.max(at) + SCAN_EVERY;
         if paid <= latest && self.due.try_reserve(1).is_ok() {
             self.paid_until = paid;
-            self.due.push(DueExcerpt { at, device, qpn, uid, account: account.clone() });
+            self.due.push(DueExcerpt { at, device, of, uid, account: account.clone() });
         }
     }
 
-    /// Copies what is due at `now`: of queue pairs that failed before.
+    /// Copies what is due at `now`: of what failed before.
     #[cold]
     pub fn take_due(&mut self, now: Nanos) {
         while let Some(due) = self.due.first().filter(|due| due.at < now) {
-            let packets = self.ring.packets_of((due.device, due.qpn), self.ring.written(), SCANNED, EXCERPT_PACKETS);
-            self.kept.push(&due.account, PacketExcerpt { qpn: due.qpn, uid: due.uid, packets });
+            let packets = self.ring.packets_of((due.device, due.of), self.ring.written(), SCANNED, EXCERPT_PACKETS);
+            self.kept.push(&due.account, PacketExcerpt { of: due.of, uid: due.uid, packets });
             self.due.remove(0);
         }
     }
 
-    /// The newest excerpt of a user's queue pair.
-    pub fn find(&self, qpn: Qpn, uid: u32) -> Option<&PacketExcerpt> {
-        self.kept.iter().rev().find(|excerpt| (excerpt.qpn, excerpt.uid) == (qpn, uid))
+    /// The newest excerpt of a user's queue pair or Jetty.
+    pub fn find(&self, of: PacketOwner, uid: u32) -> Option<&PacketExcerpt> {
+        self.kept.iter().rev().find(|excerpt| (excerpt.of, excerpt.uid) == (of, uid))
     }
 }
 
@@ -289,6 +310,9 @@ impl PacketExcerpts {
 mod tests {
     use super::*;
     use burst_control::capture::captured;
+    use burst_ubwire::{
+        Atah, Btah, Cna, CongestionField, Mtetah, NextLayer, Nth, TaHeader, TaOpcode, TaRequest, UB_HEAD_MAX, UbHead,
+    };
 
     const PLACE: PacketPlace = PacketPlace { at: Nanos(5), udp_port: burst_wire::ROCE_PORT, device: DeviceId(1) };
 
@@ -320,7 +344,7 @@ mod tests {
             [(flow(), &long[..13], None), (v6, &long[..], Some(Reason::BadIcrc)), (flow(), &long[..12], None)]
         {
             ring.received(PLACE, &RxFrame { flow, bytes }, reason);
-            let found = ring.packets_of((DeviceId(1), Qpn::new(0x123456)), ring.written(), 1, 9);
+            let found = ring.packets_of((DeviceId(1), PacketOwner::QueuePair(0x123456)), ring.written(), 1, 9);
             let mut message = vec![0; 8];
             found[0].append_to(&mut message, 100);
             let (_, packets) = captured(&message).expect("a message");
@@ -344,15 +368,51 @@ mod tests {
             batch.sign(first, sender);
         }
         ring.sent(PacketPlace { at: Nanos(10), ..PLACE }, &batch);
-        let of =
-            |qpn, scanned, most| times(&ring.packets_of((DeviceId(1), Qpn::new(qpn)), ring.written(), scanned, most));
+        let of = |qpn, scanned, most| {
+            times(&ring.packets_of((DeviceId(1), PacketOwner::QueuePair(qpn)), ring.written(), scanned, most))
+        };
         assert_eq!(of(0x11, SCANNED, 9), [0, 2, 4, 6, 8, 10], "not the packet that another one sent to its number");
         assert_eq!(of(0x12, SCANNED, 2), [9, 10]);
         assert_eq!((of(0x11, 4, 9), of(0x13, SCANNED, 9)), (vec![8, 10], vec![]));
-        assert!(ring.packets_of((DeviceId(0), Qpn::new(0x11)), ring.written(), SCANNED, 9).is_empty(), "other device");
+        assert!(
+            ring.packets_of((DeviceId(0), PacketOwner::QueuePair(0x11)), ring.written(), SCANNED, 9).is_empty(),
+            "other device"
+        );
         (0..RING_SLOTS as u64).for_each(|at| receive(&ring, 100 + at, 0x99));
         assert!(of(0x11, usize::MAX, 9).is_empty(), "overwritten");
         assert_eq!(of(0x99, usize::MAX, usize::MAX).len(), RING_SLOTS);
+    }
+
+    /// A packet of the Unified Bus with a transaction header.
+    fn unified_bus(ta: TaHeader) -> Vec<u8> {
+        let mut bytes = vec![0; UB_HEAD_MAX];
+        let (source, dest, congestion) = (Cna::new(1), Cna::new(2), CongestionField::parse(0));
+        let nth = Nth { source, dest, congestion, balance: 0, service_level: 0, next: NextLayer::Bypass };
+        let len = UbHead { ta: Some(ta), ..UbHead::new(nth) }.emit(&Dialect::BURST, &mut bytes);
+        bytes.truncate(len);
+        bytes
+    }
+
+    #[test]
+    fn a_jetty_gets_what_it_sends_what_answers_it_and_what_is_sent_to_it() {
+        let (ring, ours, theirs) = (PacketRing::default(), 20, 30);
+        let request = |from, to| {
+            let target = Some(Mtetah { hint: 0, kind: Mtetah::JETTY, id: to });
+            TaHeader::Request(TaRequest { target, ..TaRequest::new(Btah::new(TaOpcode::Send, 1, from)) })
+        };
+        let response = |to| TaHeader::Response(Atah::new(TaOpcode::TaAck, 1, to));
+        let packets = [request(ours, theirs), request(theirs, ours), response(ours), response(theirs)];
+        for (at, ta) in (0..).zip(packets) {
+            let (place, bytes) = (PacketPlace { at: Nanos(at), udp_port: UB_UDP_PORT, ..PLACE }, unified_bus(ta));
+            ring.received(place, &RxFrame { flow: flow(), bytes: &bytes }, None);
+            let mut batch = TxBatch::new(1);
+            assert!(batch.push(&flow(), &bytes, &[], 0));
+            ring.sent(PacketPlace { at: Nanos(10 + at), ..place }, &batch);
+        }
+        let of = |owner| times(&ring.packets_of((DeviceId(1), owner), ring.written(), SCANNED, 9));
+        assert_eq!(of(PacketOwner::Jetty(ours)), [10, 1, 2]);
+        assert_eq!(of(PacketOwner::Jetty(theirs)), [0, 11, 3]);
+        assert!(of(PacketOwner::Jetty(0)).is_empty() && of(PacketOwner::QueuePair(ours)).is_empty());
     }
 
     #[test]
@@ -361,18 +421,20 @@ mod tests {
         let account = AccountId::User;
         (0..100).for_each(|qpn| receive(&excerpts.ring, 1, qpn));
         let mut now = Nanos(1_000_000);
-        (0..100).for_each(|qpn| excerpts.note(now, (DeviceId(1), Qpn::new(qpn)), 7, &account(7)));
+        (0..100).for_each(|qpn| excerpts.note(now, (DeviceId(1), PacketOwner::QueuePair(qpn)), 7, &account(7)));
         excerpts.take_due(now);
-        assert!(excerpts.find(Qpn::new(0), 7).is_none(), "not in the pass of the failure");
+        assert!(excerpts.find(PacketOwner::QueuePair(0), 7).is_none(), "not in the pass of the failure");
         now = now + SCAN_EVERY;
         excerpts.take_due(now);
         let has = |excerpts: &PacketExcerpts, uid| {
-            (0..100).filter(|qpn| excerpts.find(Qpn::new(*qpn), uid).is_some_and(|e| !e.packets.is_empty())).count()
+            (0..100)
+                .filter(|qpn| excerpts.find(PacketOwner::QueuePair(*qpn), uid).is_some_and(|e| !e.packets.is_empty()))
+                .count()
         };
         assert_eq!((has(&excerpts, 7), has(&excerpts, 8)), (SCANS_SAVED as usize, 0));
         for qpn in 0..100 {
             now = now + SCAN_EVERY;
-            excerpts.note(now, (DeviceId(1), Qpn::new(qpn)), 8, &account(8));
+            excerpts.note(now, (DeviceId(1), PacketOwner::QueuePair(qpn)), 8, &account(8));
             excerpts.take_due(now + Nanos(1));
         }
         assert_eq!((has(&excerpts, 7), has(&excerpts, 8)), (SCANS_SAVED as usize, EXCERPTS - SCANS_SAVED as usize));

@@ -259,7 +259,7 @@ impl Session {
             Request::Crashes => Ok(Response::Crashes(host.crashes_for(self.caller.process.uid)).into()),
             Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),
             Request::Failures(query) => Ok(host.failures(self.caller.process.uid, query).into()),
-            Request::KeptPackets { qpn } => host.kept_packets(self.caller.process.uid, qpn),
+            Request::KeptPackets { of } => host.kept_packets(self.caller.process.uid, of),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
             Request::Cc { from } => Ok(host.congestion(self.caller.process.uid, from).into()),
             Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),

@@ -1,14 +1,15 @@
 //! Which packets of a capture are shown: by queue pair, peer, opcode and stage.
 //!
-//! Several values of one kind are alternatives; all kinds that are given must agree. A packet that was sent belongs to the queue
-//! pair that sent it, one that was received to the queue pair that it names.
+//! Several values of one kind are alternatives; all kinds that are given must agree, but queue pairs and Jetties are
+//! alternatives, because no packet has both. A packet that was sent belongs to the queue pair or Jetty that sent it, one that
+//! was received to the one that it names.
 
 use super::lines::{opcode_of, whole};
 use burst_base::reason::Class;
 use burst_control::capture::CapturedPacket;
-use burst_ubwire::{TaOpcode, UB_UDP_PORT};
+use burst_ubwire::{Dialect, TaOpcode, UB_UDP_PORT, UbPacket};
 use burst_wire::{Bth, Opcode, ROCE_PORT};
-use clap::{Arg, ArgAction, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use std::net::IpAddr;
 
 /// What has become of a packet.
@@ -51,6 +52,7 @@ impl PacketStage {
 #[derive(Clone, Debug, Default)]
 pub struct PacketFilter {
     qpns: Vec<u32>,
+    jetties: Vec<u32>,
     peers: Vec<IpAddr>,
     /// Parts of names of opcodes, in small letters.
     opcodes: Vec<String>,
@@ -58,7 +60,7 @@ pub struct PacketFilter {
 }
 
 /// The flags of a filter.
-pub fn args() -> [Arg; 4] {
+pub fn args() -> [Arg; 5] {
     let several = |name: &'static str, value: &'static str| {
         Arg::new(name).long(name).value_name(value).action(ArgAction::Append).value_delimiter(',')
     };
@@ -66,6 +68,9 @@ pub fn args() -> [Arg; 4] {
         several("qp", "QPN")
             .value_parser(qpn)
             .help("Only packets of this queue pair of the host (0x11f or 287); several: with commas, or given again"),
+        several("jetty", "ID")
+            .value_parser(value_parser!(u32))
+            .help("Only packets of this Jetty of the host: its requests and their responses, and what is sent to it"),
         several("peer", "ADDRESS").value_parser(peer).help("Only packets from or to this address"),
         several("opcode", "WORD").value_parser(opcode).help(
             "Only packets whose opcode has this in its name: send, `rdma write`, `read response`, acknowledge, cnp",
@@ -113,6 +118,7 @@ impl PacketFilter {
         }
         PacketFilter {
             qpns: all(matches, "qp"),
+            jetties: all(matches, "jetty"),
             peers: all(matches, "peer"),
             opcodes: all(matches, "opcode"),
             stages: all(matches, "stage"),
@@ -123,7 +129,9 @@ impl PacketFilter {
     pub fn takes(&self, packet: &CapturedPacket<'_>) -> bool {
         (self.stages.is_empty() || self.stages.contains(&PacketStage::of(packet)))
             && (self.peers.is_empty() || self.peers.contains(&if packet.is_sent { packet.dst } else { packet.src }))
-            && (self.qpns.is_empty() || qpn_of(packet).is_some_and(|qpn| self.qpns.contains(&qpn)))
+            && (self.qpns.is_empty() && self.jetties.is_empty()
+                || qpn_of(packet).is_some_and(|qpn| self.qpns.contains(&qpn))
+                || jetty_of(packet).is_some_and(|jetty| self.jetties.contains(&jetty)))
             && (self.opcodes.is_empty() || self.has_opcode(packet))
     }
 
@@ -143,6 +151,14 @@ fn qpn_of(packet: &CapturedPacket<'_>) -> Option<u32> {
     }
     let bth = Bth::parse(packet.bytes).ok().filter(|_| packet.dst_port == ROCE_PORT)?;
     Some(bth.dest_qpn.get())
+}
+
+/// The Jetty of this host that a packet belongs to.
+fn jetty_of(packet: &CapturedPacket<'_>) -> Option<u32> {
+    if packet.dst_port != UB_UDP_PORT {
+        return None;
+    }
+    UbPacket::parse(&whole(packet), &Dialect::BURST).ok()?.own_jetty(packet.is_sent)
 }
 
 #[cfg(test)]

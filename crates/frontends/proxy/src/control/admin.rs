@@ -2,6 +2,7 @@
 
 use super::{Control, HEARTBEAT};
 use crate::exporter::{self, ProxyReport};
+use crate::log::{self, ProxyLogLevel};
 use crate::message::{Command, ControlMessage};
 use crate::stream_failure::StreamFailure;
 use crate::sys::EventFlags;
@@ -18,6 +19,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// How long a worker or the asking process may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Changes the level of the log, if one is named, and shows it.
+fn log_level(name: &str) -> String {
+    match ProxyLogLevel::named(name) {
+        Some(level) => log::set_level(level),
+        None if name.is_empty() => {}
+        None => return format!("error: the levels are {}\n", ProxyLogLevel::NAMES.join(" and ")),
+    }
+    format!("{}\n", log::level().name())
+}
 
 /// When a proxy that is drained ends.
 #[derive(Clone, Copy)]
@@ -74,24 +85,31 @@ impl Control {
             .and_then(|()| socket.set_write_timeout(Some(TIMEOUT)))
             .and_then(|()| socket.read(&mut word));
         let Ok(len) = asked else { return };
-        let answer = match String::from_utf8_lossy(&word[..len]).trim() {
+        let answer = self.answer_to(String::from_utf8_lossy(&word[..len]).trim());
+        // The client may have closed the connection.
+        let _ = socket.write_all(answer.as_bytes());
+    }
+
+    fn answer_to(&mut self, word: &str) -> String {
+        let (name, about) = word.split_once(' ').unwrap_or((word, ""));
+        match name {
             "show" => format!("{}\n", self.show()),
             "why" => format!("{}\n", self.why()),
             "metrics" => self.report().text(TextFormat::Prometheus, true),
             exporter::ASKED => format!("{}\n", json!(self.report())),
-            "drain" => self.drain(None),
+            "log" => log_level(about),
+            "drain" => match about.parse() {
+                Ok(seconds) => self.drain(Some(Duration::from_secs(seconds))),
+                Err(_) if about.is_empty() => self.drain(None),
+                Err(_) => format!("error: {about} is no number of seconds\n"),
+            },
             "reload" => self.reload().unwrap_or_else(|why| format!("error: {why}\n")),
             "break-queue-pairs" => {
                 self.command_all(|| Command::BreakQueuePairs);
                 "queue pairs are broken\n".into()
             }
-            other => match other.strip_prefix("drain ").and_then(|seconds| seconds.parse().ok()) {
-                Some(seconds) => self.drain(Some(Duration::from_secs(seconds))),
-                None => format!("error: unknown word {other}\n"),
-            },
-        };
-        // The client may have closed the connection.
-        let _ = socket.write_all(answer.as_bytes());
+            other => format!("error: unknown word {other}\n"),
+        }
     }
 
     /// Takes no new connections. `within`: the process ends with the last open stream, at the latest after so long.

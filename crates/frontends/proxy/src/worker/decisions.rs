@@ -1,5 +1,6 @@
 //! The last connections that were not carried by a peer, and why: `burst proxy why`.
 
+use crate::log::log_connection;
 use burst_base::Reason;
 use burst_relay::Outcome;
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ impl Decisions {
         if self.0.len() == DECISIONS_MAX {
             self.0.pop_front();
         }
+        log_connection(format_args!("{client} to {server}: by no peer ({})", reason.name()));
         self.0.push_back((client, server, reason));
     }
 

@@ -18,6 +18,7 @@ use super::token::{PollToken, StreamKey};
 use crate::counters::ProxyCounter;
 use crate::hold::Verdict;
 use crate::intercept::steer;
+use crate::log::log_connection;
 use crate::message::Report;
 use crate::sys::EventFlags;
 use burst_base::Reason;
@@ -97,6 +98,8 @@ impl Streams {
         let (ends, is_held) = (taken.ends, taken.socket.is_none());
         let (ring, window) = (link.pool.ring_len(), link.pool.window(slot));
         link.outbox.push(id, &Frame::Open { client: ends.0, server: ends.1, window });
+        let (number, by) = (link.number, link.transport.carrier());
+        log_connection(format_args!("{} to {}: stream {id} of link {number}, by {by}", ends.0, ends.1));
         let stream = Stream::new(id, ring, ring, None);
         let conn = ProxyConn::new((Phase::Opening, env.timer.now()), taken, stream, Some(slot));
         let Some(key) = self.add(env, at, conn) else { return Ok(()) };
@@ -278,6 +281,8 @@ impl Streams {
     fn finish(&mut self, env: &mut WorkerEnv, key: StreamKey) {
         let Some((conn, outbox, _)) = self.links.conn_mut(key) else { return };
         if conn.finish(outbox) {
+            let ((client, server), sent, received) = (conn.ends, conn.stream.sent(), conn.stream.undelivered().0);
+            log_connection(format_args!("{client} to {server}: ended; {sent} bytes read here, {received} delivered"));
             env.count(ProxyCounter::StreamsEnded);
             self.links.mark_dirty(key.link);
             self.forget_if_gone(env, key);

@@ -5,6 +5,7 @@
 //! program's, which posts to its node ([`crate::urma::tenant`]).
 
 use crate::objects::ContextSlot;
+use crate::ring::PacketExcerpts;
 use crate::tap::PortTap;
 use crate::timers::ack_delay::{AckDelay, DelayedAcks};
 use crate::transmit::priority::class_of;
@@ -41,6 +42,10 @@ pub(crate) struct UrmaShared<'a> {
     pub contexts: &'a [Option<ContextSlot>],
     /// Records of failures.
     pub failures: &'a mut AccountRing<FailureRecord>,
+    /// The packets of what has failed, if the worker keeps any.
+    pub excerpts: Option<&'a mut PacketExcerpts>,
+    /// When the outbox looks at them next.
+    pub retry_at: &'a mut Nanos,
     /// The paths to peers.
     pub tables: PathTables<'a>,
 }

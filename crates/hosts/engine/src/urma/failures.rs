@@ -5,7 +5,10 @@ use crate::failures::path_record;
 use crate::urma::endpoint::UrmaEndpoint;
 use crate::urma::endpoint::address_at;
 use crate::urma::endpoints::UrmaShared;
-use burst_control::failures::{FailedProgram, FailureKind, FailureRecord, JettyChannelRecord, JettyRecord};
+use burst_base::Nanos;
+use burst_control::failures::{
+    FailedProgram, FailureKind, FailureRecord, JettyChannelRecord, JettyRecord, PacketOwner,
+};
 use burst_ledger::AccountId;
 use burst_urma::{CompletionRecord, CrStatus};
 
@@ -48,6 +51,11 @@ pub(crate) fn note(failure: &JettyFailure, endpoint: &UrmaEndpoint, shared: &mut
         qp: None,
         jetty: Some(Box::new(jetty_record(&failure.completion, endpoint, shared))),
     };
+    if let Some(excerpts) = shared.excerpts.as_deref_mut() {
+        let of = (endpoint.device(), PacketOwner::Jetty(failure.completion.local_id));
+        excerpts.note(shared.now, of, record.program.uid, account);
+        *shared.retry_at = (*shared.retry_at).min(shared.now + Nanos(1));
+    }
     shared.failures.push(account, record);
 }
 

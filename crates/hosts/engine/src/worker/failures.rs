@@ -4,7 +4,7 @@ use crate::failures::FailureView;
 use crate::ring::{KeptPacket, SCANNED};
 use crate::worker::Worker;
 use burst_base::{DeviceId, Nanos, Qpn};
-use burst_control::failures::FailureRecord;
+use burst_control::failures::{FailureRecord, PacketOwner};
 
 impl Worker {
     /// The records of failures, in no order. Their ages are replaced by what has become of them since; what the peers of
@@ -33,15 +33,16 @@ impl Worker {
         self.core.outbox.excerpts.as_ref().map(|excerpts| excerpts.ring().written())
     }
 
-    /// The packets of a user's queue pair up to its failure, if they were copied then.
-    pub fn failed_packets(&mut self, qpn: Qpn, uid: u32) -> Option<Vec<KeptPacket>> {
+    /// The packets of a user's queue pair or Jetty up to its failure, if they were copied then.
+    pub fn failed_packets(&mut self, of: PacketOwner, uid: u32) -> Option<Vec<KeptPacket>> {
         let excerpts = self.core.outbox.excerpts.as_mut()?;
         excerpts.take_due(Nanos::NEVER);
-        excerpts.find(qpn, uid).map(|excerpt| excerpt.packets.clone())
+        excerpts.find(of, uid).map(|excerpt| excerpt.packets.clone())
     }
 
-    /// The packets of a queue pair in a part of the ring: of the [`SCANNED`] packets before number `end` the last `most`.
-    pub fn ring_packets(&self, of: (DeviceId, Qpn), end: usize, most: usize) -> Vec<KeptPacket> {
+    /// The packets of a queue pair or Jetty in a part of the ring: of the [`SCANNED`] packets before number `end` the last
+    /// `most`.
+    pub fn ring_packets(&self, of: (DeviceId, PacketOwner), end: usize, most: usize) -> Vec<KeptPacket> {
         let ring = self.core.outbox.excerpts.as_ref().map(|excerpts| excerpts.ring());
         ring.map_or_else(Vec::new, |ring| ring.packets_of(of, end, SCANNED, most))
     }
