@@ -105,17 +105,31 @@ const TOO_LARGE: usize = 1200;
 
 /// Returns the blocks that the allocator keeps for this thread to the heap, so that trimming can return their pages to the
 /// system. Under another allocator it allocates and frees half a megabyte, and changes nothing.
+///
+/// A freed block is kept unless as many of its size are. So others are freed first: they are kept, and the blocks that were kept
+/// before go to the heap when they are freed next. The others, too, must not stay: one that grows in place is too large to be
+/// kept when it is freed. It grows if what follows it is free, so they grow in descending order of addresses, each after what
+/// follows it was freed. Those that cannot grow lie between blocks that are in use.
 pub fn return_thread_cache() {
-    let (smallest, largest, step) = SIZES;
-    let mut taken = Vec::with_capacity(KEPT * ((largest - smallest) / step + 1));
-    for bytes in (smallest..=largest).step_by(step) {
-        for _ in 0..KEPT {
-            let mut block: Vec<u8> = black_box(Vec::with_capacity(bytes));
-            // A block that lies alone between free memory grows in place, and is then too large to be kept when it is freed.
-            block.reserve_exact(TOO_LARGE);
-            taken.push(black_box(block));
-        }
+    let kept = blocks();
+    let others = blocks();
+    drop(others);
+    drop(kept);
+    let mut others = blocks();
+    others.sort_unstable_by_key(|block| std::cmp::Reverse(block.as_ptr().addr()));
+    for mut block in others {
+        block.reserve_exact(TOO_LARGE);
+        drop(black_box(block));
     }
+}
+
+/// As many blocks of each size as may be kept. What is kept is taken first.
+fn blocks() -> Vec<Vec<u8>> {
+    let (smallest, largest, step) = SIZES;
+    let sizes = (smallest..=largest).step_by(step);
+    let mut taken = Vec::with_capacity(KEPT * sizes.clone().count());
+    taken.extend(sizes.flat_map(|bytes| (0..KEPT).map(move |_| black_box(Vec::with_capacity(bytes)))));
+    taken
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod pattern;
 mod prefetch;
 mod remote;
 mod staging;
+mod zeroed;
 
 pub use copy::{PIECE, copy};
 pub use faults::catch_faults;
@@ -27,6 +28,7 @@ pub use pattern::{PatternWrite, pattern_fill, take_pattern_writes};
 pub use prefetch::{prefetch, prefetch_line};
 pub use remote::{MemoryFd, ProcessMemory, TRAIN_BYTES};
 pub use staging::{STAGING_BYTES, StagedReads, Staging};
+pub use zeroed::ZeroedWords;
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -15,6 +15,7 @@
 
 use burst_base::Qpn;
 use burst_base::heap::{self, OutOfMemory};
+use burst_span::ZeroedWords;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -156,21 +157,17 @@ pub const REST: usize = 1024;
 /// Finds the entry in a worker's table that belongs to a number. Entry 0 is never used: it stands for "none".
 #[derive(Debug)]
 pub(crate) struct Directory {
-    /// Entry of each slot. From zeroed pages of the system: only pages with a queue pair occupy memory.
-    entries: Box<[u32; SLOT_MAX as usize]>,
+    /// Entry of each slot. Only pages with a queue pair occupy memory.
+    entries: ZeroedWords<{ SLOT_MAX as usize }>,
     /// Freed entries, the smallest first, so that the table can shrink.
     free: BinaryHeap<Reverse<u32>>,
     /// One more than the largest entry in use or free.
     end: u32,
 }
 
-fn no_entries() -> Box<[u32; SLOT_MAX as usize]> {
-    vec![0; SLOT_MAX as usize].into_boxed_slice().try_into().expect("a slice of this length")
-}
-
 impl Directory {
     pub fn new() -> Directory {
-        Directory { entries: no_entries(), free: BinaryHeap::new(), end: 1 }
+        Directory { entries: ZeroedWords::new(), free: BinaryHeap::new(), end: 1 }
     }
 
     /// Entries that queue pairs have.
@@ -221,7 +218,7 @@ impl Directory {
         self.free.retain(|Reverse(entry)| *entry < end);
         self.free.shrink_to_fit();
         if self.end == 1 {
-            self.entries = no_entries();
+            self.entries.clear();
         }
     }
 }
