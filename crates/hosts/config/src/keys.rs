@@ -38,6 +38,8 @@ pub enum KeyId {
     UrmaLanes,
     /// `urma_caqm`.
     UrmaCaqm,
+    /// `urma_hold`.
+    UrmaHold,
     /// `packet_ring`.
     PacketRing,
     /// `idle_exit`.
@@ -238,6 +240,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "off",
         help: "C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md)",
+    },
+    ConfigKey {
+        id: KeyId::UrmaHold,
+        name: "urma_hold",
+        flag: "urma-hold",
+        env: "BURST_URMA_HOLD",
+        kind: ValueKind::Switch,
+        many: false,
+        default: "on",
+        help: "Hold UDP port 4792 of each address while no program of the daemon uses URMA, so that no other user takes it; off for programs that have nodes of their own at the daemon's addresses (docs/urma-programs.md)",
     },
     ConfigKey {
         id: KeyId::PacketRing,

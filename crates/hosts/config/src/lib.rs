@@ -248,6 +248,7 @@ const CC_KINDS: [(PeerKind, TextKey); 3] = [
 const SELECTIVE_REPEAT: NumberKey = NumberKey::new(KeyId::SelectiveRepeat);
 const URMA_LANES: NumberKey = NumberKey::new(KeyId::UrmaLanes);
 const URMA_CAQM: NumberKey = NumberKey::new(KeyId::UrmaCaqm);
+const URMA_HOLD: NumberKey = NumberKey::new(KeyId::UrmaHold);
 const PACKET_RING: NumberKey = NumberKey::new(KeyId::PacketRing);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
@@ -292,6 +293,7 @@ fn assemble(values: &ConfigValues) -> Config {
             rto: values.text(RTO).and_then(|word| word.parse().ok()).unwrap_or_default(),
             urma_lanes: values.number_or_default(URMA_LANES) as u8,
             urma_caqm: values.number_or_default(URMA_CAQM) == 1,
+            hold_urma: values.number_or_default(URMA_HOLD) == 1,
             packet_ring: values.number_or_default(PACKET_RING) == 1,
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,

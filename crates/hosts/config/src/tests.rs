@@ -134,6 +134,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::Rto => "dedicated",
         KeyId::UrmaLanes => "4",
         KeyId::UrmaCaqm => "yes",
+        KeyId::UrmaHold => "no",
         KeyId::PacketRing => "on",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",

@@ -14,6 +14,7 @@
 //! | `host/multicast.rs` | membership in multicast groups |
 //! | `host/stats.rs` | counters and the description of the host |
 //! | `host/urma.rs` | nodes of URMA |
+//! | `host/urma_ports.rs` | their UDP port, while no program uses it |
 
 mod activity;
 mod capture;
@@ -28,6 +29,7 @@ mod multicast;
 pub(crate) mod room;
 mod stats;
 mod urma;
+mod urma_ports;
 
 use crate::accounts::{AccountBy, capacities};
 use crate::authority::Authority;
@@ -179,6 +181,8 @@ impl Host {
         host.store = store;
         host.lending = Lending::new(options, specs.clone());
         host.urma.specs = specs;
+        host.urma.ports.is_on = options.hold_urma;
+        host.hold_urma_ports();
         Ok(host)
     }
 
@@ -553,6 +557,7 @@ impl Host {
                 self.devices[index].take_changes();
             }
         }
+        self.hold_urma_ports();
     }
 }
 

@@ -43,6 +43,9 @@ pub struct HostOptions {
     pub urma_lanes: u8,
     /// Whether channels of URMA have the C-AQM of switches instead of the congestion control of their paths.
     pub urma_caqm: bool,
+    /// Whether the UDP port of URMA is held at each address while no program uses URMA. Only a host that opens its ports itself
+    /// holds it.
+    pub hold_urma: bool,
     /// Whether workers keep their last packets, for `burst why QPN --pcap`.
     pub packet_ring: bool,
     /// How users share what there is.

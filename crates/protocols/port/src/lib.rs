@@ -18,6 +18,7 @@
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
 //! | [`loopback`] | packets to the port's own addresses, delivered by memory |
 //! | [`impair`] | loss, duplication, reordering, delay, corruption, ECN marks around any port |
+//! | [`held`] | UDP ports that are held for a transport while no program uses it |
 //! | [`store`] | descriptors that a supervisor keeps for the successor of this process |
 //! | `tx_train`, `rx_train` | trains sent by `sendmmsg` and received by `recvmmsg`, for `udp` and `packet` |
 //! | `sys` | system calls; the only module with `unsafe` |
@@ -27,6 +28,7 @@ mod dpdk_opener;
 pub mod encapsulation;
 pub mod error;
 pub mod ether;
+pub mod held;
 pub mod impair;
 pub mod lan;
 pub mod loopback;
@@ -45,6 +47,7 @@ use dpdk_opener::dpdk_opener;
 pub use dpdk_opener::{DpdkOpener, enable_dpdk};
 pub use encapsulation::{Encapsulation, PacketChecksum};
 pub use error::PortError;
+pub use held::HeldPort;
 pub use spec::{PortKind, PortSpec};
 pub use store::DescriptorStore;
 

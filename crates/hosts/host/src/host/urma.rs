@@ -2,7 +2,9 @@
 //! told when a node closes.
 
 use super::Host;
+use super::urma_ports::{HeldUrmaPorts, UrmaAddress, UrmaHold};
 use crate::authority::Caller;
+use crate::device::HostDevice;
 use crate::limits::{URMA_JFCS_MAX, URMA_PEERS_MAX, URMA_REQUESTS_MAX};
 use crate::options::HostOptions;
 use crate::refusal::{no_room, refuse, refuse_charge};
@@ -15,7 +17,7 @@ use burst_engine::urma::address_of;
 use burst_engine::urma::eid_of;
 use burst_engine::urma::{UrmaEndpoint, node_at, window_max};
 use burst_ledger::{AccountId, Charge, Policy, Resource, Scope, SharePool};
-use burst_port::{Encapsulation, Port, PortSpec};
+use burst_port::{Encapsulation, HeldPort, Port, PortSpec};
 use burst_urma::{OBJECTS_MAX, SEGMENTS_MAX, UrmaConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,6 +37,8 @@ pub type UrmaPortLender = Box<dyn FnMut(DeviceId, IpAddr) -> Option<Box<dyn Port
 pub(crate) struct UrmaNodes {
     /// The ports' specifications, by device; none for a host on ports of somebody else.
     pub specs: Vec<PortSpec>,
+    /// The UDP ports that are held while no program uses URMA.
+    pub ports: HeldUrmaPorts,
     /// Opens ports in their place.
     lender: Option<UrmaPortLender>,
     /// Lanes of each node to a peer.
@@ -117,7 +121,34 @@ impl Host {
         }
         let worker = self.workers_of(device).pick();
         let port = self.urma_port(device, address, worker)?;
-        self.start_urma(device, address, (worker, port))
+        let started = self.start_urma(device, address, (worker, port));
+        if started.is_err() {
+            self.urma.ports.get(device, address).into_iter().for_each(HeldPort::rest);
+        }
+        started
+    }
+
+    /// Holds the UDP port of URMA at the present addresses, if it is to be held.
+    pub(super) fn hold_urma_ports(&mut self) {
+        if !self.urma.ports.is_on {
+            return;
+        }
+        let of_device = |device: &HostDevice| {
+            let id = device.id;
+            device.caps.addrs.iter().map(move |addr| (id, addr.ip)).collect::<Vec<_>>()
+        };
+        let present: Vec<UrmaAddress> = self.devices.iter().flat_map(of_device).collect();
+        let mut ports = std::mem::take(&mut self.urma.ports);
+        ports.update(&present, |at| self.hold_urma_port(at));
+        self.urma.ports = ports;
+    }
+
+    fn hold_urma_port(&self, (device, address): UrmaAddress) -> Result<UrmaHold, String> {
+        let Some(spec) = self.urma.specs.get(device.index()) else { return Ok(None) };
+        let account = self.ledger.account(AccountId::User(rustix::process::getuid().as_raw()), true);
+        let charge = account.charge(&[(Resource::Descriptor, 1)]).map_err(|why| why.to_string())?;
+        let held = HeldPort::hold(spec, &Encapsulation::UNIFIED_BUS, address, self.store.clone());
+        Ok(held.map_err(|why| why.to_string())?.map(|held| (held, charge)))
     }
 
     /// A host on ports of somebody else ([`Host::with_ports`]) takes those of URMA's nodes from `lender`.
@@ -133,8 +164,11 @@ impl Host {
         let Some(spec) = self.urma.specs.get(device.index()) else {
             return refuse(libc::EOPNOTSUPP, "this host has ports of its own and no URMA");
         };
-        burst_port::open_beside(spec, &Encapsulation::UNIFIED_BUS, address, worker)
-            .or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))
+        let opened = match self.urma.ports.get(device, address) {
+            Some(held) => held.open(),
+            None => burst_port::open_beside(spec, &Encapsulation::UNIFIED_BUS, address, worker),
+        };
+        opened.or_else(|why| refuse(why.errno(), format!("URMA at {address}: {why}")))
     }
 
     /// Starts the node of an address on a worker, with its port.
@@ -207,6 +241,7 @@ impl Host {
         if let Some(context) = self.on_worker(open.worker, move |w, now| w.close_urma(now, address)) {
             self.contexts.put(context);
         }
+        self.urma.ports.get(open.device, address).into_iter().for_each(HeldPort::rest);
         tracing::info!(%address, "node of URMA closed");
     }
 

@@ -356,3 +356,46 @@ fn imports_from_invented_addresses_that_end_like_a_true_one_are_of_no_harm_to_ot
     other.end(&mut host);
     assert!(crate::common::is_all_given_back(&host));
 }
+
+#[test]
+fn no_other_program_takes_the_port_of_urma_before_between_and_after_programs_that_use_it() {
+    use std::net::UdpSocket;
+    const BUS: u16 = 4792;
+    let [held, taken, free] =
+        ["127.0.45.11", "127.0.45.12", "127.0.45.13"].map(|ip| ip.parse::<Ipv4Addr>().expect("ip"));
+    let other = UdpSocket::bind((taken, BUS)).expect("no program of this machine uses URMA here");
+    let open = |ip: Ipv4Addr, hold_urma: bool| {
+        let ports = vec![format!("udp:dev=lo,addr={ip}")];
+        let options = HostOptions { ports, hold_urma, ..crate::common::options(1, 50) };
+        Host::open(&options, burst_host::Clock::Monotonic, None).expect("a host")
+    };
+    let is_free = |ip: Ipv4Addr| UdpSocket::bind((ip, BUS)).is_ok();
+    let uses = |host: &mut Host, ip: Ipv4Addr| {
+        let mut program = Program::start(host, 1001).expect("a program");
+        let opened = program.ask(host, Request::UrmaOpen { eid: ip.to_ipv6_mapped().octets() });
+        let is_free = is_free(ip);
+        program.end(host);
+        (opened.map(drop), is_free)
+    };
+    let mut host = open(held, true);
+    assert!(!is_free(held), "before a program uses URMA");
+    for _ in 0..2 {
+        let (opened, was_free) = uses(&mut host, held);
+        opened.expect("a node");
+        assert!(!was_free && !is_free(held));
+    }
+    drop(host);
+    assert!(is_free(held));
+
+    // The daemon serves verbs all the same, and takes the port when it is free.
+    let mut host = open(taken, true);
+    assert_eq!(uses(&mut host, taken).0.expect_err("another process has the port").errno, libc::EADDRINUSE);
+    drop(other);
+    host.refresh();
+    assert!(!is_free(taken));
+    uses(&mut host, taken).0.expect("a node");
+
+    let mut host = open(free, false);
+    assert!(is_free(free));
+    uses(&mut host, free).0.expect("a node");
+}

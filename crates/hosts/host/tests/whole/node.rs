@@ -78,6 +78,7 @@ impl Node {
             rto: burst_base::RtoMode::default(),
             urma_lanes: 1,
             urma_caqm: false,
+            hold_urma: false,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             account_depth: 0,

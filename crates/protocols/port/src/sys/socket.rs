@@ -306,6 +306,19 @@ pub fn receive_nothing(fd: &OwnedFd) -> io::Result<()> {
     bpf::attach(fd, Attach::Filter, &[op(libc::BPF_RET | libc::BPF_K, 0)])
 }
 
+/// Ends what [`receive_nothing`] has begun, or does nothing.
+pub fn receive_all(fd: &OwnedFd) -> io::Result<()> {
+    let value: libc::c_int = 0;
+    // SAFETY: the value lives during the call, and its length is given.
+    let rc = unsafe {
+        let length = size_of_val(&value) as libc::socklen_t;
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, (&raw const value).cast(), length)
+    };
+    let error = io::Error::last_os_error();
+    // Without a filter there is none to detach.
+    if rc == 0 || error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
+}
+
 /// Waits until the socket has room, at most `timeout_ms` milliseconds.
 pub fn wait_writable(fd: RawFd, timeout_ms: i32) {
     let mut request = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
