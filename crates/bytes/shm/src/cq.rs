@@ -12,8 +12,8 @@
 //! after arming, as verbs demand.
 //!
 //! **Resize.** Indices go on across rings, and the reservation word holds the ring's generation:
-//! 1. the daemon allocates a ring and calls [`CqProducer::switch_to`], which makes the two visible at one instant;
-//!    entries from the returned `base` on go to the new ring;
+//! 1. the daemon allocates a ring and calls [`CqProducer::switch_to`], which makes the two visible at one instant, while
+//!    workers publish; entries from the returned `base` on go to the new ring;
 //! 2. the library gets the new ring and `base`, and calls [`CqConsumer::switch_to`] under its CQ lock: it drains the old
 //!    ring up to `base`, then goes on in the new one;
 //! 3. when [`CqConsumer::is_draining`] is false the library reports it, and the daemon calls
@@ -86,6 +86,13 @@ impl CqRing {
     fn armed(&self) -> &AtomicU32 {
         self.area.word32(ARMED)
     }
+    /// Writes to each entry of a zeroed ring whose first index will be `base`, or up to [`PREPARED`] later, that it is not there
+    /// yet. The sequence of entry i is i + 1: zeroes say so already, unless the indices begin again from 0 in this ring.
+    fn prepare(&self, base: u32) {
+        if base.checked_add(self.entries + PREPARED).is_none() {
+            (0..self.entries).for_each(|i| self.sequence(i).store(base, Relaxed));
+        }
+    }
     fn publish(&self, index: u32, cqe: &Cqe) {
         // The words before `sequence`; then, with Release, the sequence: pairs with the Acquire in `take`.
         self.area.store(self.slot(index), cqe, SEQUENCE);
@@ -111,6 +118,10 @@ pub enum Push {
 
 /// Most rings of one queue. Each resize leaves a few words in the daemon until the queue ends, so their number is bounded.
 const RINGS_MAX: usize = 1 << 14;
+
+/// Completions that workers publish at most while a ring is switched to: as many as they make in minutes.
+const PREPARED: u32 = 1 << 30;
+const _: () = assert!(PREPARED > CQE_MAX && CQE_MAX.checked_add(PREPARED).is_some());
 
 /// A resize was refused: the queue has had `RINGS_MAX` rings, the resize before is not finished (`retire_old`), or the area
 /// is too small.
@@ -198,8 +209,8 @@ impl CqProducer {
         }
         due
     }
-    /// Sends all later completions to a new, zeroed ring; returns the index of its first entry. One control thread
-    /// at a time.
+    /// Sends all later completions to a new, zeroed ring; returns the index of its first entry. One control thread at a time;
+    /// workers may publish meanwhile.
     pub fn switch_to(&self, area: Area, spec: CqSpec) -> Result<u32, SwitchRefused> {
         let mut owned = self.0.owned.lock().unwrap_or_else(PoisonError::into_inner);
         if owned.len() >= RINGS_MAX {
@@ -207,6 +218,7 @@ impl CqProducer {
         }
         let ring = Arc::new(CqRing::new(area, spec).ok_or(SwitchRefused)?);
         let mut seen = self.0.head.load(Acquire);
+        ring.prepare(seen as u32);
         let generation = (seen >> 32) as u32;
         let next = generation.wrapping_add(1);
         let old = self.ring(generation).ok_or(SwitchRefused)?;
@@ -219,9 +231,6 @@ impl CqProducer {
         owned.push(ring);
         loop {
             let base = seen as u32;
-            // No old contents may look like an entry from `base` on: the sequence of entry i is i + 1, which is never `base`.
-            let Some(ring) = self.ring(next) else { return Err(SwitchRefused) };
-            (0..ring.entries).for_each(|i| ring.sequence(i).store(base, Relaxed));
             // Release: a worker that sees the generation sees the ring.
             match self.0.head.compare_exchange(seen, protocol::head_word(next, base), AcqRel, Acquire) {
                 Ok(_) => return Ok(base),
@@ -374,5 +383,50 @@ impl CqConsumer {
     pub fn is_draining(&mut self) -> bool {
         self.go_on();
         self.next.is_some()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::paired;
+
+    /// Both ends of a queue of which `made` completions were made and taken.
+    fn queue_at(made: u32) -> (CqProducer, CqConsumer) {
+        let (daemon, mut app) = paired::cq(4);
+        daemon.0.head.store(protocol::head_word(0, made), Relaxed);
+        app.ring.consumer().store(made, Relaxed);
+        app.index = made;
+        (0..4).for_each(|i| app.ring.sequence(i).store(made, Relaxed));
+        (daemon, app)
+    }
+
+    #[test]
+    fn a_new_ring_is_empty_wherever_the_indices_are() {
+        for made in [0, 5, u32::MAX - PREPARED - 8, u32::MAX - 6, u32::MAX - 3, u32::MAX] {
+            let (daemon, mut app) = queue_at(made);
+            let spec = CqSpec::new(8).expect("a spec");
+            let area = paired::area(spec.bytes());
+            let base = daemon.switch_to(area.clone(), spec).expect("switched");
+            assert!(base == made && app.switch_to(area, spec, base));
+            let mut out = Cqe::default();
+            for wr_id in 0..20 {
+                assert!(!app.poll(&mut out), "{made}: nothing was made after {wr_id}");
+                assert!(daemon.publish(&Cqe { wr_id, ..Cqe::default() }));
+                assert!(app.poll(&mut out) && out.wr_id == wr_id, "{made}: {wr_id}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_resize_touches_no_entry_unless_the_indices_begin_again() {
+        for (made, entry) in [(9, 0), (u32::MAX - 100, u32::MAX - 100)] {
+            let (daemon, _app) = queue_at(made);
+            let spec = CqSpec::new(64).expect("a spec");
+            let area = paired::area(spec.bytes());
+            daemon.switch_to(area.clone(), spec).expect("switched");
+            let ring = CqRing::new(area, spec).expect("a ring");
+            assert!((0..64).all(|i| ring.sequence(i).load(Relaxed) == entry), "{made}");
+        }
     }
 }

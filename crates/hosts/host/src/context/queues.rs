@@ -94,14 +94,15 @@ impl Context {
     }
 
     /// Moves a completion queue to another ring.
-    pub(super) fn resize_cq(&mut self, host: &mut Host, cq: u32, entries: u32) -> Result<ReplyParts, Refusal> {
+    pub(super) fn resize_cq(&mut self, cq: u32, entries: u32) -> Result<ReplyParts, Refusal> {
         let spec = cq_spec(entries)?;
         let Some(shared) = self.cqs.get(cq).map(|c| c.object.shared.clone()) else {
             return unknown("completion queue", cq);
         };
         let ring = self.charge_ring(spec.bytes())?;
         let (place, area) = self.new_ring(spec)?;
-        let Ok(old_end) = host.while_all_stand(move |_| shared.producer.switch_to(area, spec)) else {
+        // Workers go on publishing.
+        let Ok(old_end) = shared.producer.switch_to(area, spec) else {
             self.free_room(place);
             return refuse(
                 libc::EBUSY,

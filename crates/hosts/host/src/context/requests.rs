@@ -82,7 +82,7 @@ impl Context {
             Request::CreateChannel => self.create_channel(host),
             Request::DestroyChannel { channel } => self.destroy_channel(channel),
             Request::CreateCq(init) => self.create_cq(host, &init),
-            Request::ResizeCq { cq, entries } => self.resize_cq(host, cq, entries),
+            Request::ResizeCq { cq, entries } => self.resize_cq(cq, entries),
             Request::RetireCq { cq } => self.retire_cq(host, cq),
             Request::DestroyCq { cq } => self.destroy_cq(host, cq),
             _ => refuse(libc::EPROTO, NOT_OURS),

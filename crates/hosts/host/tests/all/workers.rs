@@ -96,3 +96,33 @@ fn queue_pairs_of_a_port_stay_on_its_workers() {
     let refused = Host::open(&HostOptions { ports, ..options }, Clock::Monotonic, None).err().expect("no worker 4");
     assert!(refused.contains("worker 4") && refused.contains("workers 0 to 3"), "{refused}");
 }
+
+#[test]
+fn the_resize_of_a_completion_queue_stops_no_worker() {
+    let mut host = host_of(WORKERS, 50);
+    let mut program = Program::start(&mut host, 1000).expect("a program");
+    let cq = completion_queue(&mut program, &mut host, 0);
+    // Workers that serve others for long. A command would wait for them.
+    let (begun, resized) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let waited = Arc::new(AtomicUsize::new(0));
+    for worker in 0..WORKERS {
+        let (begun, resized, waited) = (begun.clone(), resized.clone(), waited.clone());
+        host.post(worker, move |_, _| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            let end = Instant::now() + Duration::from_secs(10);
+            while resized.load(Ordering::SeqCst) == 0 && Instant::now() < end {
+                std::thread::yield_now();
+            }
+            waited.fetch_add(1 - resized.load(Ordering::SeqCst), Ordering::SeqCst);
+        });
+    }
+    while begun.load(Ordering::SeqCst) < WORKERS {
+        std::thread::yield_now();
+    }
+    let answer = program.ask(&mut host, Request::ResizeCq { cq, entries: 1 << 16 });
+    assert!(matches!(answer, Ok(Response::CqResized { old_end: 0, .. })), "{answer:?}");
+    resized.store(1, Ordering::SeqCst);
+    host.on_all(|_| ());
+    assert_eq!(waited.load(Ordering::SeqCst), 0, "workers for which the resize has waited");
+    program.end(&mut host);
+}
