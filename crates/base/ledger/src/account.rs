@@ -6,6 +6,7 @@ use crate::time::{TimeRecord, TimeSpent};
 use crate::work::{WorkCount, WorkSum};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -102,8 +103,38 @@ fn percent(whole: u64, part: u8) -> u64 {
 #[derive(Debug)]
 pub struct Ledger {
     books: Arc<Books>,
-    /// The accounts that exist: someone holds them, or a charge does.
-    accounts: Mutex<BTreeMap<AccountId, Weak<AccountBook>>>,
+    accounts: Mutex<KnownAccounts>,
+}
+
+/// The accounts that exist: someone holds them, or a charge does. Some that have gone are among them.
+#[derive(Debug, Default)]
+struct KnownAccounts {
+    books: BTreeMap<AccountId, Weak<AccountBook>>,
+    /// The last one at which [`KnownAccounts::forget_some`] has looked.
+    looked: Option<AccountId>,
+    /// Entries that were looked at.
+    steps: u64,
+}
+
+/// Entries at which a new account looks. All are looked at while a quarter as many are opened. So there are fewer than three
+/// times as many entries as there ever were accounts at once.
+const LOOKS: usize = 4;
+
+impl KnownAccounts {
+    /// Forgets accounts that have gone, among the next few.
+    fn forget_some(&mut self) {
+        for _ in 0..LOOKS.min(self.books.len()) {
+            let behind = (self.looked.take().map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+            // Behind the last one comes the first.
+            let next = self.books.range(behind).next().or_else(|| self.books.iter().next());
+            let Some((id, has_gone)) = next.map(|(id, book)| (id.clone(), book.strong_count() == 0)) else { return };
+            self.steps += 1;
+            if has_gone {
+                self.books.remove(&id);
+            }
+            self.looked = Some(id);
+        }
+    }
 }
 
 /// The state of one account.
@@ -167,11 +198,10 @@ impl Ledger {
     /// The account of an owner, opened if there is none. An account is privileged or not for as long as it exists.
     pub fn account(&self, id: AccountId, privileged: bool) -> Account {
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = accounts.get(&id).and_then(Weak::upgrade) {
+        if let Some(known) = accounts.books.get(&id).and_then(Weak::upgrade) {
             return Account(known);
         }
-        // Owners that have gone are forgotten here, so that the list is no longer than the number of accounts in use, plus one.
-        accounts.retain(|_, account| account.strong_count() > 0);
+        accounts.forget_some();
         let (used, refused) = (Amounts::default(), AtomicU64::new(0));
         let account = Arc::new(AccountBook {
             id: id.clone(),
@@ -183,14 +213,14 @@ impl Ledger {
             work: Mutex::default(),
             books: self.books.clone(),
         });
-        accounts.insert(id, Arc::downgrade(&account));
+        accounts.books.insert(id, Arc::downgrade(&account));
         Account(account)
     }
 
     /// What every account uses at `now_ns`, in the order of the owners.
     pub fn uses(&self, now_ns: u64) -> Vec<AccountUse> {
         let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
-        accounts.values().filter_map(Weak::upgrade).map(|account| Account(account).uses(now_ns)).collect()
+        accounts.books.values().filter_map(Weak::upgrade).map(|account| Account(account).uses(now_ns)).collect()
     }
 
     /// How much of a resource all accounts use.
@@ -526,3 +556,45 @@ impl fmt::Display for Exhausted {
 }
 
 impl std::error::Error for Exhausted {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger() -> Ledger {
+        Ledger::new(Capacities::new(|_| 1 << 20), Policy::default())
+    }
+
+    #[test]
+    fn a_new_account_costs_the_same_however_many_there_are() {
+        let steps = |count: u32| {
+            let ledger = ledger();
+            let _others: Vec<Account> = (0..count).map(|uid| ledger.account(AccountId::User(uid), false)).collect();
+            let before = ledger.accounts.lock().expect("no panic").steps;
+            // A user that comes and goes.
+            (0..100).for_each(|_| drop(ledger.account(AccountId::User(u32::MAX), false)));
+            ledger.accounts.lock().expect("no panic").steps - before
+        };
+        assert_eq!((steps(1000), steps(4000)), (400, 400));
+    }
+
+    #[test]
+    fn accounts_that_have_gone_are_forgotten() {
+        let ledger = ledger();
+        let entries = || ledger.accounts.lock().expect("no panic").books.len();
+        let mut live = std::collections::VecDeque::new();
+        for uid in 0..20_000 {
+            live.push_back(ledger.account(AccountId::User(uid), false));
+            if live.len() > 100 {
+                live.pop_front();
+            }
+            assert!(entries() < 300, "{} entries after {uid}", entries());
+        }
+        assert_eq!(ledger.uses(0).len(), 100, "those that have gone are not shown");
+        // All at once, and others after them.
+        live.clear();
+        let _others: Vec<Account> = (0..100).map(|uid| ledger.account(AccountId::User(1 << 20 | uid), false)).collect();
+        assert!(entries() < 300);
+        assert_eq!(ledger.uses(0).len(), 100);
+    }
+}
