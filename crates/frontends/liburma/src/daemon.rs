@@ -13,7 +13,7 @@ use burst_client::raw::memory::{self, MemoryRange, RawMr};
 use burst_client::raw::place::HostPlace;
 use burst_client::raw::queue;
 use burst_client::{ClientError, Result};
-use burst_control::urma_calls::{UrmaAnswer, UrmaCall, UrmaJettyAttr, UrmaPost};
+use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr, UrmaPost};
 use burst_control::{AsyncRecord, ControlError, CqInitAttr, DeviceInfo, Request, Response};
 use burst_engine::urma::records::entry_of;
 use burst_engine::urma::records::{post_of, receive_post, record_of};
@@ -344,7 +344,12 @@ impl DaemonNode {
 
     pub fn delete_jetty(&mut self, jetty: u32) -> std::result::Result<(), UrmaError> {
         self.send_posted();
-        self.execute(UrmaCall::DeleteJetty { jetty })?;
+        let mut deleted = self.execute(UrmaCall::DeleteJetty { jetty });
+        // One call drops a part of the requests that were not executed. Without any left, some are under way.
+        while deleted == Err(UrmaError::Busy) && !self.flush_jetty(jetty, URMA_FLUSHED_MAX).is_empty() {
+            deleted = self.execute(UrmaCall::DeleteJetty { jetty });
+        }
+        deleted?;
         self.jetties.remove(&jetty);
         Ok(())
     }

@@ -245,17 +245,23 @@ impl CmEntry {
         self.id == if event.kind == CmEventKind::ConnectRequest { event.listener } else { event.id }
     }
 
-    /// Moves the id to another channel, together with its unread records, which come first there. To be called between two
-    /// passes, when no worker has unwritten events of the id. Returns the ids of the connect requests that have moved, and the
-    /// number of records that were lost.
-    pub fn migrate(&self, to: &Arc<CmChannel>) -> (Vec<CmId>, u64) {
-        let mut place = self.channel.lock().unwrap_or_else(|e| e.into_inner());
-        let old = std::mem::replace(&mut *place, to.clone());
-        if Arc::ptr_eq(&old, to) {
-            return (Vec::new(), 0);
-        }
+    /// Events of this id that were written so far. As long as it is the same, [`CmEntry::move_records`] has nothing more to move.
+    pub fn records(&self) -> u32 {
+        self.written()
+    }
+
+    /// Later events of the id go to another channel. A worker may write some of the present pass to the former one.
+    pub fn set_channel(&self, to: &Arc<CmChannel>) {
+        *self.channel.lock().unwrap_or_else(|e| e.into_inner()) = to.clone();
+    }
+
+    /// Moves the unread records of the id from its former channel to another one, behind those that are there. Returns the ids of
+    /// the connect requests that have moved, and the number of records that were lost. It looks at all records of the former
+    /// channel, so no worker should wait for it.
+    pub fn move_records(&self, from: &CmChannel, to: &CmChannel) -> (Vec<CmId>, u64) {
+        debug_assert!(!std::ptr::eq(from, to), "records move to where they are");
         let (mut requests, mut lost) = (Vec::new(), 0);
-        for record in old.take_records(usize::MAX, |e| self.is_of(e)) {
+        for record in from.take_records(usize::MAX, |e| self.is_of(e)) {
             lost += u64::from(to.write(&record).is_err());
             let event = CmEvent::from_bytes(&record);
             requests.extend(event.filter(|e| e.kind == CmEventKind::ConnectRequest).map(|e| e.id));
@@ -336,6 +342,43 @@ mod tests {
         let expected: Vec<i32> = (0..total).filter(|n| n % 3 != 1).map(|n| n as i32).collect();
         assert_eq!(left, expected);
     }
+
+    #[test]
+    fn events_that_are_written_while_an_id_moves_are_behind_those_that_moved() {
+        use burst_base::verbs::QpType;
+        use burst_control::cm::PortSpace;
+        let [from, to] = [(); 2].map(|()| Arc::new(CmChannel::new().expect("channel")));
+        let session = Arc::new(CmSession::default());
+        let entry = |id| CmEntry::new(session.clone(), id, PortSpace::Tcp, QpType::Rc, from.clone());
+        let [one, other] = [1, 2].map(|id| Arc::new(entry(id)));
+        let write = |channel: &CmChannel, entry: &Arc<CmEntry>, status| {
+            let event = CmEvent { status, ..CmEvent::new(CmEventKind::Established, entry.id) };
+            let event = PendingEvent { entry: entry.clone(), channel: from.clone(), event };
+            channel.write_events(&[event]).expect("kept");
+        };
+        (0..1000).for_each(|n| write(&from, if n % 2 == 0 { &one } else { &other }, n));
+        let records = one.records();
+        assert_eq!(one.move_records(&from, &to), (Vec::new(), 0));
+        assert_eq!(one.records(), records, "nothing is left");
+        // An event of the pass in which the channel changed, and a later one.
+        write(&from, &one, 1000);
+        one.set_channel(&to);
+        assert_ne!(one.records(), records);
+        one.move_records(&from, &to);
+        write(&one.channel(), &one, 1001);
+        let all = |channel: &CmChannel| {
+            let mut read = Vec::new();
+            while let Some(event) = read_one(channel) {
+                read.push(event.status);
+                channel.retry();
+            }
+            read
+        };
+        let moved: Vec<i32> = (0..=1000).step_by(2).chain([1001]).collect();
+        assert_eq!(all(&to), moved);
+        assert_eq!(all(&from), (1..1000).step_by(2).collect::<Vec<_>>());
+    }
+
     /// Ten thousand ids with unread events may end one after the other.
     #[test]
     fn one_record_is_taken_without_moving_the_others() {

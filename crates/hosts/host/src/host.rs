@@ -71,7 +71,7 @@ use burst_shm::status::StatusOwner;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Mutex};
 
 /// The ports of each worker, in the order of the devices.
 pub type WorkerPorts = Vec<Box<dyn Port>>;
@@ -412,30 +412,6 @@ impl Host {
         };
         let answers: Vec<_> = self.workers.iter().map(begin).collect();
         answers.into_iter().for_each(|answer| answer.wait().expect(WORKER_GONE));
-    }
-
-    /// Runs `f` on worker 0 while all other workers stand still between two passes. Nothing in it can fail: it starts no thread.
-    pub fn while_all_stand<T: Send + 'static>(&self, f: impl FnOnce(&mut Worker) -> T + Send + 'static) -> T {
-        if self.workers.iter().all(WorkerHandle::is_in_place) {
-            // They stand still whenever the caller runs. Their earlier commands come first.
-            (1..self.workers.len()).for_each(|worker| self.on_worker(worker, |_, _| ()));
-            return self.on_worker(0, move |w, _| f(w));
-        }
-        let arrived = Arc::new(Barrier::new(self.workers.len()));
-        let finished = Arc::new(Barrier::new(self.workers.len()));
-        for worker in 1..self.workers.len() {
-            let (arrived, finished) = (arrived.clone(), finished.clone());
-            self.post(worker, move |_, _| {
-                arrived.wait();
-                finished.wait();
-            });
-        }
-        self.on_worker(0, move |w, _| {
-            arrived.wait();
-            let result = f(w);
-            finished.wait();
-            result
-        })
     }
 
     /// Whether a log line may be written that the program of a user has caused. A line that may not is counted, and reported

@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::urma::endpoint::{NodeIo, UrmaEndpoint};
 use crate::urma::endpoints::UrmaShared;
 use crate::urma::failures::note;
-use crate::urma::orphans::{OrphanedObjects, Orphans};
+use crate::urma::orphans::{OrphanNumbers, OrphanedObjects, Orphans};
 use crate::urma::region_memory::RegionMemory;
 use crate::urma::tenant::{ByNumber, ImportCall, NextRecord, TURN_BYTES, TURN_RECORDS, TenantCall, UrmaTenant};
 use burst_base::{DeviceId, Nanos, Reason};
@@ -172,17 +172,18 @@ impl EndpointSlot {
         let (now, tables) = (shared.now, shared.tables.reborrow());
         self.call(shared.regions, |endpoint, mem, fx| endpoint.call_node(NodeIo { now, mem, fx, tables }, call))
     }
-    /// Takes the objects of a program that has ended.
+    /// Takes the objects of a program that has ended. That takes as long however many they are, if its segments, imports and
+    /// completion queues have left before ([`UrmaTenant::take_leaving`]).
     pub fn inherit(&mut self, mut tenant: UrmaTenant) {
         tenant.take_leaving().for_each(|object| object.end(self));
-        tenant.jfcs.keys().for_each(|jfc| _ = self.owners.remove(jfc));
+        let jfcs = tenant.take_leaving().take_ended_jfcs();
         self.orphans.add(OrphanedObjects {
-            jetties: tenant.jetties.into_keys().collect(),
-            jfrs: tenant.jfrs.into_keys().collect(),
-            groups: tenant.groups.into_iter().collect(),
-            jfcs: tenant.jfcs.into_keys().collect(),
+            jetties: OrphanNumbers::new(tenant.jetties.into_keys()),
+            jfrs: OrphanNumbers::new(tenant.jfrs.into_keys()),
+            groups: OrphanNumbers::new(tenant.groups.into_iter()),
+            jfcs: OrphanNumbers::new(jfcs.into_iter()),
             _charges: tenant.charges,
-            ..OrphanedObjects::default()
+            abandoned: 0,
         });
     }
     /// Deletes a part of the orphans, as far as nothing uses them any more.

@@ -182,7 +182,8 @@ impl UrmaEndpoints {
             self.settle(shared);
         }
     }
-    /// Deletes segments and imports of a program that has ended, `most` at most. Returns how many; 0: there are no more.
+    /// Deletes segments and imports of a program that has ended, and takes its completion queues from it, `most` at most. Returns
+    /// how many; 0: there are no more.
     pub fn leave(&mut self, context: u32, most: usize) -> usize {
         assert!(most > 0, "no progress");
         let Some(tenant) = self.tenants.get_mut(&context) else { return 0 };

@@ -5,20 +5,57 @@
 //! and requests. A Jetty whose requests are under way is abandoned, and the node says when it is drained; so nothing is looked at
 //! again and again while it waits for a peer.
 
+use crate::urma::tenant::TenantJetty;
+use burst_control::urma_calls::URMA_FLUSHED_MAX;
 use burst_ledger::Charge;
 use burst_urma::{JettyState, JfrState, UrmaEnv, UrmaError, UrmaNode};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque, hash_map, hash_set};
+use std::vec;
 
 /// Objects and requests that are deleted at once.
 const STEPS: usize = 256;
 
+/// Objects of one kind. Those of a program's table are taken out one by one: a list of them would be made in one step, however
+/// many they are.
+pub(crate) struct OrphanNumbers<I> {
+    rest: I,
+    /// Those that were in use when they were to be deleted.
+    again: Vec<u32>,
+}
+
+impl<I: ExactSizeIterator<Item = u32>> OrphanNumbers<I> {
+    pub fn new(rest: I) -> OrphanNumbers<I> {
+        OrphanNumbers { rest, again: Vec::new() }
+    }
+    fn is_empty(&self) -> bool {
+        self.rest.len() == 0 && self.again.is_empty()
+    }
+    fn pop(&mut self) -> Option<u32> {
+        self.rest.next().or_else(|| self.again.pop())
+    }
+    /// Deletes as many as there are steps left. Whether one is in use.
+    fn delete(&mut self, steps: &mut usize, mut delete: impl FnMut(u32) -> Result<(), UrmaError>) -> bool {
+        let mut busy = Vec::new();
+        while *steps > 0
+            && let Some(number) = self.pop()
+        {
+            *steps -= 1;
+            if delete(number) == Err(UrmaError::Busy) {
+                busy.push(number);
+            }
+        }
+        let is_busy = !busy.is_empty();
+        self.again.append(&mut busy);
+        is_busy
+    }
+}
+
 /// Objects of a program that has ended.
-#[derive(Default)]
 pub(crate) struct OrphanedObjects {
-    pub jetties: Vec<u32>,
-    pub jfrs: Vec<u32>,
-    pub groups: Vec<u32>,
-    pub jfcs: Vec<u32>,
+    pub jetties: OrphanNumbers<hash_map::IntoKeys<u32, TenantJetty>>,
+    pub jfrs: OrphanNumbers<hash_map::IntoKeys<u32, u32>>,
+    pub groups: OrphanNumbers<hash_set::IntoIter<u32>>,
+    pub jfcs: OrphanNumbers<vec::IntoIter<u32>>,
     /// What they cost, until all are deleted.
     pub _charges: [Option<Charge>; 2],
     /// Jetties that are abandoned and not drained.
@@ -76,28 +113,14 @@ impl OrphanedObjects {
         if self.abandoned > 0 {
             return DeletionState::Draining;
         }
-        let mut busy = false;
-        let mut delete = |list: &mut Vec<u32>, delete: &mut dyn FnMut(u32) -> Result<(), UrmaError>| {
-            let mut left = Vec::new();
-            while *steps > 0
-                && let Some(number) = list.pop()
-            {
-                spend(steps, 1);
-                if delete(number) == Err(UrmaError::Busy) {
-                    left.push(number);
-                }
-            }
-            busy |= !left.is_empty();
-            list.append(&mut left);
-        };
-        delete(&mut self.jfrs, &mut |jfr| {
+        let mut busy = self.jfrs.delete(steps, |jfr| {
             // Refused if it is in that state already.
             let _ = node.modify_jfr(jfr, JfrState::Error, env.fx);
             node.delete_jfr(jfr)
         });
-        delete(&mut self.groups, &mut |group| node.delete_group(group));
+        busy |= self.groups.delete(steps, |group| node.delete_group(group));
         if self.jfrs.is_empty() {
-            delete(&mut self.jfcs, &mut |jfc| node.delete_jfc(jfc));
+            busy |= self.jfcs.delete(steps, |jfc| node.delete_jfc(jfc));
         }
         match (self.jfrs.is_empty() && self.groups.is_empty() && self.jfcs.is_empty(), busy) {
             (true, _) => DeletionState::Done,
@@ -170,17 +193,46 @@ impl Orphans {
 }
 
 /// Deletes a Jetty as an adapter does: it is stopped, and what was not executed is dropped. [`UrmaError::Busy`]: requests of it
-/// are under way.
+/// are under way, or [`URMA_FLUSHED_MAX`] of them were dropped and more are left, with which the next call goes on.
 pub(crate) fn delete_jetty(node: &mut UrmaNode, jetty: u32, env: &mut UrmaEnv<'_>) -> Result<(), UrmaError> {
     match node.delete_jetty(jetty) {
         Err(UrmaError::Busy) => {
             if node.modify_jetty(jetty, JettyState::Error, env.fx).is_ok()
                 || node.jetty_state(jetty) == Some(JettyState::Error)
             {
-                while node.flush_jetty(jetty).is_some() {}
+                let _dropped = (0..URMA_FLUSHED_MAX).take_while(|_| node.flush_jetty(jetty).is_some()).count();
             }
             node.delete_jetty(jetty)
         }
         done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn objects_are_looked_at_when_they_are_deleted_and_not_before() {
+        let steps = |count: u32| {
+            let looked = Cell::new(0);
+            let numbers: Vec<u32> = (0..count).collect();
+            let mut orphans = OrphanNumbers::new(numbers.into_iter().inspect(|_| looked.set(looked.get() + 1)));
+            let (made, mut steps) = (looked.get(), 100);
+            // Every tenth is in use, and comes again.
+            let is_busy = orphans.delete(&mut steps, |n| if n % 10 == 0 { Err(UrmaError::Busy) } else { Ok(()) });
+            assert!(is_busy && steps == 0 && !orphans.is_empty());
+            let first = looked.get();
+            let (mut steps, mut deleted) = (usize::MAX, 0);
+            let delete = |_| {
+                deleted += 1;
+                Ok(())
+            };
+            assert!(!orphans.delete(&mut steps, delete) && orphans.is_empty());
+            assert_eq!(deleted, count - 90);
+            (made, first)
+        };
+        assert_eq!((steps(1000), steps(4000)), ((0, 100), (0, 100)));
     }
 }

@@ -22,5 +22,6 @@ mod reports;
 mod runner;
 mod selective;
 mod urma;
+mod urma_ends;
 mod urma_tenants;
 mod xrc_holders;

@@ -29,12 +29,12 @@ const BYTES: u32 = 4 << 20;
 /// Number of the host's own context: behind those of programs.
 const OWN: u32 = 90;
 
-fn address(last: u8) -> IpAddr {
+pub(crate) fn address(last: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, last])
 }
 
 /// Two hosts with a node each.
-fn pair() -> [Host; 2] {
+pub(crate) fn pair() -> [Host; 2] {
     let hubs = [0, 1].map(|_| Hub::new(MemConfig { depth: 1 << 14, ..MemConfig::default() }));
     [1, 2].map(|last| {
         let port = |hub: &Hub| Box::new(hub.port(&format!("mem{last}"), &[address(last)]));
@@ -51,32 +51,32 @@ fn pair() -> [Host; 2] {
     })
 }
 
-fn account(user: u32) -> Account {
+pub(crate) fn account(user: u32) -> Account {
     Ledger::new(Capacities::new(|_| 1), Policy::default()).account(AccountId::User(user), false)
 }
 
 /// A program: its ends of everything, and its part of the host's memory.
-struct Program {
+pub(crate) struct Program {
     host: usize,
-    context: u32,
+    pub(crate) context: u32,
     ring: RecordRingProducer,
     events: Arc<EventQueue>,
     cq: CqConsumer,
-    jfc: u32,
+    pub(crate) jfc: u32,
     jfr: u32,
-    jetty: u32,
-    token_id: u32,
-    addr: u64,
+    pub(crate) jetty: u32,
+    pub(crate) token_id: u32,
+    pub(crate) addr: u64,
     /// What was posted and is not in the ring yet.
     waiting: VecDeque<Vec<u8>>,
     finished: u32,
 }
 
 /// Bytes of each program.
-const PART: u64 = 256 << 10;
+pub(crate) const PART: u64 = 256 << 10;
 
 impl Program {
-    fn new(hosts: &mut [Host; 2], at: usize, user: &Account) -> Program {
+    pub(crate) fn new(hosts: &mut [Host; 2], at: usize, user: &Account) -> Program {
         let host = &mut hosts[at];
         host.add_context(user);
         let context = host.context;
@@ -110,10 +110,10 @@ impl Program {
         program.token_id = program.register(hosts, program.addr, PART, access::READ | access::WRITE | access::ATOMIC);
         program
     }
-    fn call(&self, hosts: &mut [Host; 2], call: TenantCall) -> Result<UrmaAnswer, UrmaError> {
+    pub(crate) fn call(&self, hosts: &mut [Host; 2], call: TenantCall) -> Result<UrmaAnswer, UrmaError> {
         hosts[self.host].worker.urma_call(Nanos(0), self.context, call).expect("a node")
     }
-    fn number(&self, hosts: &mut [Host; 2], call: TenantCall) -> u32 {
+    pub(crate) fn number(&self, hosts: &mut [Host; 2], call: TenantCall) -> u32 {
         match self.call(hosts, call) {
             Ok(UrmaAnswer::Number(number)) => number,
             other => panic!("{other:?}"),
@@ -135,7 +135,7 @@ impl Program {
         self.number(hosts, TenantCall::RegisterSegment(key, SegmentConfig { addr, len, token: Some(7), access }))
     }
     /// Imports another program's memory.
-    fn import(&self, hosts: &mut [Host; 2], peer: &Program) -> u32 {
+    pub(crate) fn import(&self, hosts: &mut [Host; 2], peer: &Program) -> u32 {
         let eid = eid_of(address(peer.host as u8 + 1));
         let (token_id, addr) = (peer.token_id, peer.addr);
         self.number(
@@ -153,16 +153,16 @@ impl Program {
         LocalRange { token_id: self.token_id, addr: self.addr, len }
     }
     /// A WRITE of the program's first bytes to the peer's.
-    fn write(&self, segment: u32, peer: &Program, len: u32, user_ctx: u64) -> JfsWr {
+    pub(crate) fn write(&self, segment: u32, peer: &Program, len: u32, user_ctx: u64) -> JfsWr {
         let data = WrData::Local(self.range(len));
         JfsWr { segment: Some(segment), remote_addr: peer.addr, ..JfsWr::new(TaOpcode::Write, data, user_ctx) }
     }
-    fn post(&mut self, jetty: u32, wr: &JfsWr) {
+    pub(crate) fn post(&mut self, jetty: u32, wr: &JfsWr) {
         let (post, inline) = post_of(jetty, wr);
         self.waiting.push_back([&post.to_bytes()[..], inline].concat());
     }
     /// Shows the worker as much as there is room for.
-    fn show(&mut self, hosts: &mut [Host; 2]) {
+    pub(crate) fn show(&mut self, hosts: &mut [Host; 2]) {
         while self.ring.has_room(1)
             && let Some(record) = self.waiting.pop_front()
         {
@@ -172,14 +172,14 @@ impl Program {
             hosts[self.host].bells[self.context as usize].ring(0, 0);
         }
     }
-    fn poll(&mut self) -> Option<Cqe> {
+    pub(crate) fn poll(&mut self) -> Option<Cqe> {
         let mut cqe = Cqe::default();
         self.cq.poll(&mut cqe).then(|| {
             self.finished = cqe.sq_consumer;
             cqe
         })
     }
-    fn counts(&self, hosts: &[Host; 2]) -> ObjectCounts {
+    pub(crate) fn counts(&self, hosts: &[Host; 2]) -> ObjectCounts {
         hosts[self.host].worker.urma_endpoint(address(self.host as u8 + 1)).expect("open").node.object_counts()
     }
 }
@@ -657,46 +657,6 @@ fn a_node_that_closes_answers_what_it_has_executed() {
     let page = |hosts: &[Host; 2]| hosts[1].worker.urma_endpoint(address(2)).expect("open").node.state().channels;
     until(&mut hosts, &mut now, || true);
     assert_eq!(page(&hosts), 0);
-}
-
-#[test]
-fn what_a_program_with_many_objects_leaves_behind_is_deleted_in_parts() {
-    let mut hosts = pair();
-    let users = [account(1), account(2)];
-    let [mut p, mut dead] = [0, 1].map(|i| Program::new(&mut hosts, 0, &users[i]));
-    let x = Program::new(&mut hosts, 1, &users[0]);
-    let (to_x, of_dead) = (p.import(&mut hosts, &x), dead.import(&mut hosts, &x));
-    let jfc = dead.number(&mut hosts, TenantCall::Plain(UrmaCall::CreateGroup { policy: 0, token: None }));
-    assert!(jfc > 0, "an object of another kind");
-    for _ in 0..3_000 {
-        dead.number(&mut hosts, TenantCall::Plain(UrmaCall::CreateGroup { policy: 0, token: None }));
-    }
-    for i in 0..100 {
-        let (jetty, wr) = (dead.jetty, dead.write(of_dead, &x, 64 << 10, i));
-        dead.post(jetty, &wr);
-    }
-    dead.show(&mut hosts);
-    let mut now = Nanos(0);
-    hosts[0].worker.run_once(now);
-    let groups = |hosts: &[Host; 2]| hosts[0].worker.urma_endpoint(address(1)).expect("open").node.group_count();
-    assert_eq!(groups(&hosts), 3_001);
-    assert!(!hosts[0].worker.remove_urma_tenant(now, dead.context));
-    hosts[0].worker.remove_context(dead.context);
-    let (mut before, mut most) = (groups(&hosts), 0);
-    let (jetty, wr) = (p.jetty, p.write(to_x, &x, 64, 5));
-    p.post(jetty, &wr);
-    p.show(&mut hosts);
-    let mut is_done = false;
-    for _ in 0..20_000 {
-        hosts.iter_mut().for_each(|host| _ = host.worker.run_once(now));
-        is_done |= p.poll().is_some_and(|cqe| cqe.status == 0);
-        most = most.max(before - groups(&hosts));
-        before = groups(&hosts);
-        now = now + Nanos(10_000);
-    }
-    assert!(is_done, "the other program is served meanwhile");
-    assert_eq!((before, p.counts(&hosts).requests), (0, 0));
-    assert!(most <= 4 * 256, "{most} objects in one pass");
 }
 
 /// An import by a program of a Jetty at an address, at a time.

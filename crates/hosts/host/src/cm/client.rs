@@ -206,14 +206,32 @@ impl CmClient {
         let id = self.arrived(host, id)?;
         let (entry, listens) = (id.entry.clone(), id.stage == CmIdStage::Listening);
         host.cm.write_events();
-        // The worker is between two passes, so that it is not writing to the old channel. All workers know a listener.
-        let worker = entry.worker.load(Ordering::Relaxed) as usize;
-        let target = to.clone();
-        let (requests, lost) = if listens {
-            host.while_all_stand(move |_| entry.migrate(&target))
-        } else {
-            host.on_worker(worker, move |_, _| entry.migrate(&target))
+        let from = entry.channel();
+        if Arc::ptr_eq(&from, &to) {
+            return Ok(CmReply::Done);
+        }
+        // Most move while the workers go on.
+        let records = entry.records();
+        let (mut requests, mut lost) = entry.move_records(&from, &to);
+        let rest = move |entry: &CmEntry, from: &CmChannel, to: &CmChannel| {
+            if entry.records() == records { (Vec::new(), 0) } else { entry.move_records(from, to) }
         };
+        let later = if listens {
+            // All workers know a listener. Its events are requests for ids of their own, which have no order among each other, so
+            // it is enough that each worker has ended its pass. None waits for another one.
+            entry.set_channel(&to);
+            host.on_all(|_| ());
+            rest(&entry, &from, &to)
+        } else {
+            // The worker is between two passes, so that it is not writing to the old channel, and what is left comes first.
+            let (worker, target) = (entry.worker.load(Ordering::Relaxed) as usize, to.clone());
+            host.on_worker(worker, move |_, _| {
+                entry.set_channel(&target);
+                rest(&entry, &from, &target)
+            })
+        };
+        requests.extend(later.0);
+        lost += later.1;
         host.cm.lost += lost;
         if to.has_backlog() {
             host.cm.job(0, CmJob::Retry(to.clone()));

@@ -86,11 +86,13 @@ const fn check(is_own: bool) -> Result<(), UrmaError> {
 }
 
 impl UrmaTenant {
-    /// Segments and imports that are left to delete. The program has ended: what it still posts names none of its own.
+    /// Segments, imports and completion queues that are left to delete. The program has ended: what it still posts names none of
+    /// its own.
     pub(crate) fn take_leaving(&mut self) -> &mut LeavingObjects {
-        let UrmaTenant { segments, remote_segments, targets, leaving, .. } = self;
+        let UrmaTenant { segments, remote_segments, targets, jfcs, leaving, .. } = self;
         leaving.get_or_insert_with(|| {
-            LeavingObjects::new(std::mem::take(segments), std::mem::take(remote_segments), std::mem::take(targets))
+            let (segments, jfcs) = (std::mem::take(segments), std::mem::take(jfcs));
+            LeavingObjects::new(segments, std::mem::take(remote_segments), std::mem::take(targets), jfcs)
         })
     }
 
