@@ -111,10 +111,10 @@ CALLED = {
 }
 
 
-def growing(fields, *listed):
+def growing(fields, *listed, more=""):
     """A struct of the host with fields, and the list of containers."""
     body = "".join(f"    {field},\n" for field in fields)
-    text = f"//! A sample.\npub struct S<T> {{\n{body}}}\nconst ROOM: usize = 1;\n"
+    text = f"//! A sample.\npub struct S<T> {{\n{body}}}\nconst ROOM: usize = 1;\ntype Numbers<T> = HashMap<u32, T>;\n{more}"
     rows = 'resources! {\n    Qp, "qps", "queue pairs", [];\n}\n'
     names = {"crates/hosts/host/src/lib.rs": text, "crates/base/ledger/src/resource.rs": rows}
     return Sample(names | {"scripts/tidy.d/containers.txt": "# A sample.\n" + "".join(f"{line}\n" for line in listed)})
@@ -223,6 +223,8 @@ SAMPLES = [
     ("containers", growing(["a: Vec<u8>", "pub b: Option<HashMap<u32, T>>"]), 2),
     ("containers", growing(["a: Vec<u8>"], "hosts/host S: a = row pds", "hosts/host S: b = most LIMIT", "hosts/host S = turn"), 4),
     ("containers", growing(["a: Vec<u8>", "b: BTreeSet<T>", "c: u8"], "hosts/host S: a = row qps", "hosts/host S: b = most ROOM"), 0),
+    ("containers", growing(["a: Numbers<u8>", "b: UrmaPool<u8>"], more="struct N(Vec<u8>);\nstatic V: Mutex<Vec<u8>> = Mutex::new(Vec::new());\n"), 4),
+    ("containers", growing(["a: Numbers<u8>"], "hosts/host S: a = turn", "hosts/host N: 0 = turn", more="struct N(Vec<u8>);\nstruct M(u8);\n"), 0),
     ("words", Sample({LIB: "//! Nobody is told.\nstruct HouseGuard;\nfn has_patience() {}\n", "a.md": "A void place, a former life.\n"}), 6),
     ("words", Sample({LIB: "// news\n", "scripts/tidy.d/unclean.txt": "crates/base/a 0\n"}), 2),
     ("words", Sample({LIB: "// news\n", "scripts/tidy.d/unclean.txt": "crates/base/a 2\n"}), 1),
