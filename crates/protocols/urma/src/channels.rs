@@ -78,6 +78,8 @@ pub(crate) struct Channels {
     pub(crate) management: VecDeque<(NodeEid, u8, TpMessage)>,
     pub(crate) timers: UrmaTimers,
     pub(crate) sweeps: Sweeps,
+    /// The place of the table at which was looked last for a channel that nothing needs.
+    looked: u32,
     /// Channels that have ended in this call of the node.
     pub(crate) ended: Vec<(PoolRef, TpChannel)>,
 }
@@ -98,6 +100,7 @@ impl Channels {
             management: VecDeque::new(),
             timers: UrmaTimers::default(),
             sweeps: Sweeps::default(),
+            looked: 0,
             ended: Vec::new(),
             config,
         }

@@ -2,12 +2,15 @@
 
 use crate::api::UrmaEnv;
 use crate::channels::Channels;
-use crate::channels::channel::ChannelState;
+use crate::channels::channel::{ChannelState, TpChannel};
 use crate::channels::management::{TpMessage, TpMessageKind};
 use crate::channels::sweeps::ChannelEnd;
 use crate::node_eid::NodeEid;
 use crate::pool::PoolRef;
 use burst_base::Reason;
+
+/// Channels at which a REQUEST looks that finds the table full.
+const IDLE_LOOKS: u32 = 64;
 
 impl Channels {
     /// A management message arrived.
@@ -70,14 +73,28 @@ impl Channels {
         }
         if !self.table.has_room() {
             // The table may be full of those that forged REQUESTs have made.
-            let idle = self.table.iter().find(|(_, channel)| channel.is_idle_from_birth()).map(|(at, _)| at);
-            self.end(idle.ok_or(Reason::UbChannelLimit)?, ChannelEnd::Failed);
+            let idle = self.idle_channel().ok_or(Reason::UbChannelLimit)?;
+            self.end(idle, ChannelEnd::Failed);
         }
         let at = self.new_channel(peer, message.lane).ok_or(Reason::UbChannelLimit)?;
         if let Some(channel) = self.table.get_mut(at) {
             channel.open(message, env.now);
         }
         Ok(at)
+    }
+    /// A channel that only a REQUEST has made, if there is one among the next few. The search goes round, so that a channel stays
+    /// as long as it can, and a peer that asks again finds one if there is any.
+    fn idle_channel(&mut self) -> Option<PoolRef> {
+        let places = self.table.limit() as u32;
+        for _ in 0..IDLE_LOOKS.min(places) {
+            self.sweeps.steps += 1;
+            self.looked = (self.looked + 1) % places;
+            let at = self.table.ref_of(self.looked);
+            if let Some(at) = at.filter(|at| self.table.get(*at).is_some_and(TpChannel::is_idle_from_birth)) {
+                return Some(at);
+            }
+        }
+        None
     }
     fn on_open_reply(&mut self, env: &mut UrmaEnv<'_>, peer: NodeEid, message: &TpMessage) -> Result<(), Reason> {
         let at = *self.by_peer.get(&(peer, message.lane)).ok_or(Reason::UbUnknownChannel)?;

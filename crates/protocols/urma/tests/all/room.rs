@@ -4,7 +4,7 @@ use crate::common::forge::{deliver, open_and_cut, packet, write, write_request};
 use crate::common::*;
 use burst_base::{Nanos, Reason};
 use burst_ubwire::{Cna, Dialect, Maetah, OrderTag, RC_TYPE_CONTEXT, ServiceMode, TaHeader, TaOpcode, UbPacket};
-use burst_urma::{CrStatus, JettyConfig, JfsWr};
+use burst_urma::{CrStatus, JettyConfig, JfsWr, NodeEid};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -118,9 +118,8 @@ fn a_full_order_buffer_does_not_count_as_receiver_not_ready() {
     assert!(crs.iter().all(|s| *s == CrStatus::Success));
 }
 
-#[test]
-fn channels_that_carry_nothing_make_room_for_others() {
-    let mut world = World::new(2, 1 << 12, 1, |config| config.channels_max = 4);
+/// Delivers the first REQUEST of host 1 to host 0 as it would come from another address. Host 1 posts a write, by which it asks.
+fn open_requests(world: &mut World) -> impl Fn(&mut World, u32) + use<> {
     let seen: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
     let copy = seen.clone();
     world.filter = Some(Box::new(move |from, _, bytes| {
@@ -133,21 +132,61 @@ fn channels_that_carry_nothing_make_room_for_others() {
     let jfc = world.jfc(1);
     let jetty = world.jetty(1, JettyConfig::new(jfc, None));
     let segment = world.import_all(1, 0);
-    let wr = write(&world, 1, segment, 0, 8);
+    let wr = write(world, 1, segment, 0, 8);
     world.post(1, jetty, wr).expect("accepted");
     world.transmit();
-    // REQUESTs of addresses at which nobody is.
-    for source in 100..110 {
+    world.filter = None;
+    move |world, source| {
         let mut bytes = seen.borrow()[0].clone();
         let mut head = UbPacket::parse(&bytes, &Dialect::BURST).expect("a packet").head;
         head.nth.source = Cna::new(source);
         head.emit(&Dialect::BURST, &mut bytes);
         world.with(0, |node, env| node.on_packet(env, crate::common::sender(&bytes), &bytes));
+    }
+}
+
+#[test]
+fn channels_that_carry_nothing_make_room_for_others() {
+    let mut world = World::new(2, 1 << 12, 1, |config| config.channels_max = 4);
+    let request_from = open_requests(&mut world);
+    // REQUESTs of addresses at which nobody is.
+    for source in 100..110 {
+        request_from(&mut world, source);
         assert!(world.hosts[0].node.state().channels <= 4);
     }
     while world.with(0, |node, env| node.poll_tx(env, &mut [0; 16384])).is_some() {}
     world.run_for(Nanos(10_000_000));
-    assert_eq!(world.poll(1, jfc).iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success]);
+    assert_eq!(world.poll(1, 0).iter().map(|cr| cr.status).collect::<Vec<_>>(), [CrStatus::Success]);
+}
+
+#[test]
+fn a_request_that_finds_the_table_full_costs_the_same_however_long_it_is() {
+    let steps = |channels: u32| {
+        let mut world = World::new(2, 1 << 12, 1, |config| config.channels_max = channels as usize);
+        let request_from = open_requests(&mut world);
+        let now = world.now;
+        let open = |world: &mut World, peer: u32| world.hosts[0].node.open_channel(NodeEid::numbered(peer), now);
+        // Others' channels, and behind them one that only a REQUEST has made.
+        (0..channels - 1).for_each(|n| open(&mut world, 10_000 + n));
+        request_from(&mut world, 100);
+        let has = |world: &World, peer: u32| {
+            let (from, peer) = (&world.hosts[0].node, NodeEid::numbered(peer));
+            from.channels_from(peer).next().is_some_and(|channel| channel.peer == peer)
+        };
+        assert!(has(&world, 100));
+        let (mut most, mut asked) = (0, 0);
+        while !has(&world, 101) {
+            let before = world.hosts[0].node.timer_steps();
+            request_from(&mut world, 101);
+            most = most.max(world.hosts[0].node.timer_steps() - before);
+            asked += 1;
+            assert!(asked <= channels, "a peer that asks again gets the place");
+        }
+        assert!(!has(&world, 100));
+        most
+    };
+    let (few, many) = (steps(256), steps(1024));
+    assert!(few > 0 && few == many, "{few} steps with 256 channels, {many} with 1,024");
 }
 
 /// Number in its stream of the request that a packet belongs to.
