@@ -110,6 +110,29 @@ def test_privileged_ports(users):
     assert "needs CAP_NET_BIND_SERVICE" in users.host.daemon.text()
 
 
+#: Binds UDP ports of an address that is its argument, with every option to share them.
+BINDS = """
+import socket, sys
+for port in (4791, 4792):
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        one.setsockopt(socket.SOL_SOCKET, option, 1)
+    try:
+        one.bind((sys.argv[1], port))
+        print(port, "bound")
+    except OSError as error:
+        print(port, error.errno)
+"""
+
+
+@pytest.mark.parametrize("ip", ["own", "0.0.0.0"])
+def test_no_program_binds_the_ports_of_the_daemons_transports(users, ip):
+    """4792 is URMA's, which no program uses here."""
+    program = users.start(ALICE, "/usr/bin/python3", "-c", BINDS, users.host.address if ip == "own" else ip)
+    assert program.wait(SECONDS) == 0
+    assert program.text() == f"4791 {errno.EADDRINUSE}\n4792 {errno.EADDRINUSE}\n"
+
+
 @pytest.mark.parametrize("first", ["0.0.0.0", "own"])
 def test_no_other_listener_shares_a_listeners_address(users, first):
     """As in the kernel: ids may be bound to one address if all allow it, but a listener's address, or a part of it, is its own."""

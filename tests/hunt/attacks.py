@@ -56,7 +56,7 @@ from test_cm import await_cm_listener  # noqa: E402
 PROGRAMS = {
     "regions": 1, "lingering": 2, "xrc-holders": 1, "o-path": 1, "qkey": 1, "objects": 1, "imports": 1, "connects": 2, "rubbish": 1,
     "idle": 1, "unread": 2, "rings": 1, "ports": 1, "hijack": 1, "large-files": 1, "groups": 1, "urma-objects": 1, "urma-peers": 1,
-    "holds": 1, "sparse": 2, "starving": 2, "urma-same-bits": 1, "urma-silent": 2, "urma-guesses": 1,
+    "holds": 1, "stops": 1, "sparse": 2, "starving": 2, "urma-same-bits": 1, "urma-silent": 2, "urma-guesses": 1,
 }
 #: The first of the further ids of user 1001 (subuid(5)), and how many of them attack at once.
 SUBUID, SUBUIDS = 300_000, 16
@@ -497,7 +497,7 @@ OTHER_HOSTS = {"packet-groups": {"ports": ("packet:dev=eth0", "packet:dev=eth0")
 KINDS = {
     "memory": ["sparse", "large-files", "punched", "huge", "holds"],
     "pages": ["served", "never", "faults"],
-    "objects": ["objects", "regions", "imports", "xrc-holders", "subuids"],
+    "objects": ["objects", "regions", "imports", "xrc-holders", "subuids", "stops"],
     "descriptors": ["rings", "lingering", "starving"],
     "connections": ["connects", "rubbish", "idle", "unread", "listeners"],
     "names": ["ports", "hijack", "groups", "packet-groups", "o-path", "qkey"],

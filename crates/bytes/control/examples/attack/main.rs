@@ -68,6 +68,8 @@ const KINDS: &[(&str, Attack)] = &[
     ("listeners", listeners),
     // Every address of the bystander's port, with the option to share it.
     ("hijack", hijack),
+    // Resizes of a large queue, and migrations of a listener beside many unread events: once they stopped all workers.
+    ("stops", stops),
     // Large files of which the daemon has the last reference.
     ("large-files", large_files),
     // All places of a multicast group, and all groups of the port.
@@ -427,6 +429,34 @@ fn listeners(attacker: &mut Attacker) -> Outcome {
         attacker.ask(&mut client, &Request::Cm { commands }, &[])?;
     }
     std::thread::sleep(Duration::from_secs(3600));
+    Ok(())
+}
+
+/// Resizes a completion queue, and moves a listener from channel to channel.
+fn stops(attacker: &mut Attacker) -> Outcome {
+    const UNREAD: u32 = 20_000;
+    const ENTRIES: u32 = 1 << 20;
+    let mut client = attacker.context()?;
+    for channel in [1, 2] {
+        attacker.ask(&mut client, &Request::CmChannel { channel }, &[])?;
+    }
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    bind(attacker, &mut client, 1, CmAddr { ip: any, port: 0, scope: 0 })?;
+    attacker.ask(&mut client, &Request::Cm { commands: vec![CmCommand::Listen { id: 1, backlog: 1 }] }, &[])?;
+    let dst = CmAddr { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 1, scope: 0 };
+    for id in 2..UNREAD {
+        let create = CmCommand::Create { id, channel: 1 + id % 2, ps: PortSpace::Tcp, qp_type: QpType::Rc };
+        let resolve = CmCommand::ResolveAddr { id, src: None, dst, timeout_ms: 1 };
+        attacker.ask(&mut client, &Request::Cm { commands: vec![create, resolve] }, &[])?;
+    }
+    let attr = CqInitAttr { entries: ENTRIES, channel: None, cookie: 0, vector: 0 };
+    let cq = attacker.handle(&mut client, &Request::CreateCq(attr))?;
+    for round in 0..ROUND {
+        let commands = vec![CmCommand::Migrate { id: 1, channel: 1 + round % 2 }];
+        attacker.ask(&mut client, &Request::Cm { commands }, &[])?;
+        attacker.ask(&mut client, &Request::ResizeCq { cq, entries: ENTRIES >> (round % 2) }, &[])?;
+        attacker.ask(&mut client, &Request::RetireCq { cq }, &[])?;
+    }
     Ok(())
 }
 
