@@ -1,6 +1,7 @@
 //! The agent of one worker: the state machine, MADs that were received and MADs that leave, events to write.
 
 use crate::access::WorkerAccess;
+use crate::backlogged::BackloggedChannels;
 use crate::channel::{CmChannel, PendingEvent, RECORDS_PER_WRITE};
 use crate::effects::{AgentEffects, GSI_QKEY};
 use crate::entry::CmEntry;
@@ -31,8 +32,6 @@ const MADS_BESIDE_DATA: usize = 16;
 const TIMERS_PER_PASS: usize = 256;
 /// Longest time that timers wait for packets that the port holds unread: answers may be among those packets.
 const UNREAD_MAX: Nanos = Nanos::from_ms(250);
-/// Time until a full channel is tried again.
-const RETRY_AFTER: Nanos = Nanos::from_ms(1);
 /// Domain of the number that seeds the random choice of [`TimewaitExits`]; `cm` uses 0 to 2.
 const TIMEWAIT_DOMAIN: u8 = 3;
 
@@ -115,8 +114,7 @@ pub(crate) struct AgentIo {
     /// Events of this pass.
     pub events: Vec<PendingEvent>,
     /// Channels with records for which the program has not made room.
-    backlogged: Vec<Arc<CmChannel>>,
-    retry_at: Nanos,
+    backlogged: BackloggedChannels,
     pub timewait_exits: TimewaitExits,
     pub times: Arc<CmTimes>,
     pub setups: Setups,
@@ -137,8 +135,7 @@ impl GsiAgent {
             worker_id: worker,
             mads: MadRing::new(batch_frames * devices.max(1)),
             events: Vec::new(),
-            backlogged: Vec::new(),
-            retry_at: Nanos::NEVER,
+            backlogged: BackloggedChannels::default(),
             timewait_exits: TimewaitExits::new(secret.number((TIMEWAIT_DOMAIN, worker))),
             times: Arc::default(),
             setups: Setups::new(),
@@ -250,7 +247,7 @@ impl GsiAgent {
         if !self.received.is_empty() {
             return Nanos(0);
         }
-        self.machine.next_deadline().min(self.io.retry_at).min(self.io.timewait_exits.due)
+        self.machine.next_deadline().min(self.io.backlogged.due()).min(self.io.timewait_exits.due)
     }
 
     /// Times of the steps of connection setup, for the control thread.
@@ -308,28 +305,13 @@ impl AgentIo {
         }
         debug_assert_eq!(at, self.events.len(), "each event is written once");
         self.events.clear();
-        if self.retry_at <= now {
-            self.retry(now);
-        }
+        self.backlogged.retry(now);
         lost
     }
 
     /// Notes a full channel.
     pub fn retry_later(&mut self, now: Nanos, channel: Arc<CmChannel>) {
-        if !self.backlogged.iter().any(|c| Arc::ptr_eq(c, &channel)) {
-            self.backlogged.push(channel);
-            self.retry_at = now + RETRY_AFTER;
-        }
-        debug_assert!(self.retry_at != Nanos::NEVER, "a channel waits without a time");
-    }
-
-    fn retry(&mut self, now: Nanos) {
-        self.backlogged.retain(|channel| {
-            channel.retry();
-            channel.has_backlog()
-        });
-        debug_assert!(self.backlogged.iter().all(|c| c.has_backlog()));
-        self.retry_at = if self.backlogged.is_empty() { Nanos::NEVER } else { now + RETRY_AFTER };
+        self.backlogged.add(now, channel);
     }
 }
 

@@ -39,6 +39,8 @@ pub struct CmChannel {
     unread: UnreadCmEvents,
     /// Whether the program has closed the channel.
     closed: AtomicBool,
+    /// Whether a worker tries from time to time to write the backlog.
+    is_retried: AtomicBool,
 }
 
 /// How many events wait in the backlogs of a program's channels, [`BACKLOG_MAX`] at most, and of all programs of its user, as
@@ -92,7 +94,14 @@ impl CmChannel {
         let (pipe, read) = EventPipe::new_editable()?;
         // With a smaller pipe, records only go into the backlog earlier.
         let _ = rustix::pipe::fcntl_setpipe_size(&read, PIPE_BYTES);
-        Ok(CmChannel { pipe, read, gate: Mutex::new(0), unread, closed: AtomicBool::new(false) })
+        Ok(CmChannel {
+            pipe,
+            read,
+            gate: Mutex::new(0),
+            unread,
+            closed: AtomicBool::new(false),
+            is_retried: AtomicBool::new(false),
+        })
     }
 
     /// A descriptor of the program's end, read-only. With a descriptor of the write end, a program could make that end
@@ -179,6 +188,21 @@ impl CmChannel {
     /// Records in the pipe that the program has not read.
     pub fn unread(&self) -> usize {
         rustix::io::ioctl_fionread(&self.read).map_or(0, |bytes| bytes as usize / CmEvent::BYTES)
+    }
+
+    /// A worker is about to try the backlog from time to time. False: one does already.
+    pub(crate) fn begin_retries(&self) -> bool {
+        !self.is_retried.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends what [`CmChannel::begin_retries`] has begun, if there is no backlog. Whether it has ended.
+    pub(crate) fn end_retries(&self) -> bool {
+        if self.has_backlog() {
+            return false;
+        }
+        // Pairs with the swap of a worker that has just left a backlog: either it begins, or its backlog is seen here.
+        self.is_retried.swap(false, Ordering::AcqRel);
+        !(self.has_backlog() && self.begin_retries())
     }
 
     /// Writes the backlog, as far as there is room.

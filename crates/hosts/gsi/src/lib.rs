@@ -15,6 +15,7 @@
 //! | `jobs` | what programs ask for, as the control thread passes it on |
 //! | `entry` | an id, as control thread and worker share it |
 //! | `channel` | event channels |
+//! | `backlogged` | channels with unread events, tried again in parts |
 //! | `timewait` | ends of time-wait, reported in portions |
 //! | `list` | connections and listeners for `burst cm` |
 //! | `mad_queue` | received MADs, with a share for each source |
@@ -24,6 +25,7 @@
 
 mod access;
 mod agent;
+mod backlogged;
 mod channel;
 mod effects;
 mod entry;
