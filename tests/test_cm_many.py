@@ -12,7 +12,7 @@ from lab import await_true, run_pair
 MANY = BUILD / "programs" / "cm_many"
 FLOOD = BUILD / "programs" / "cm_flood"
 PORT = 7200
-ROCE, DISCARD = 4791, 4792
+ROCE, DISCARD = 4791, 4793
 COUNT = 10_000
 #: Requests that wait for each place of a full backlog, at most (`QUEUED_PER_PLACE` of the crate cm).
 QUEUED_PER_PLACE = 16
