@@ -13,19 +13,12 @@
 //! Where the answer covers the process, no page is swapped while it is yes. CUDA is asked at both ends of a range and once
 //! per 2 MiB: a shorter pinned range in the middle of a longer registration goes unnoticed. AF_XDP, `vmsplice` and direct
 //! I/O under way are counted nowhere. For programs that need them beside swapped memory there is `BURST_SWAP=off`.
-use core::ffi::{CStr, c_int, c_void};
-use core::ptr::NonNull;
+use burst_cuda::CudaDriver;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes between two questions to CUDA.
 const CUDA_STEP: usize = 2 << 20;
-/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` (cuda.h).
-const MEMORY_TYPE: c_int = 2;
-/// Results by which CUDA says that it does not know an address: `CUDA_ERROR_INVALID_VALUE`, and for a library without use or
-/// device `NOT_INITIALIZED`, `DEINITIALIZED`, `NO_DEVICE` (cuda.h).
-const NOT_KNOWN: [c_int; 4] = [1, 3, 4, 100];
 /// Longest `/proc/self/status` that is read; the lines looked for are in its first kilobyte.
 const STATUS_BYTES: usize = 4096;
 
@@ -38,83 +31,10 @@ pub(super) fn is_switched_off() -> bool {
     })
 }
 
-/// `CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)`.
-type PointerGetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
-
-/// The CUDA driver library that the program has loaded.
-#[derive(Debug)]
-struct CudaDriver {
-    library: NonNull<c_void>,
-    pointer_get_attribute: PointerGetAttribute,
-}
-
-impl Drop for CudaDriver {
-    fn drop(&mut self) {
-        // SAFETY: the handle of `find`.
-        unsafe { libc::dlclose(self.library.as_ptr()) };
-    }
-}
-
-impl CudaDriver {
-    /// The library, if the program has it loaded; it is never loaded for this question.
-    fn find() -> Option<CudaDriver> {
-        const NAME: &CStr = c"libcuda.so.1";
-        /// So many objects had been loaded when the library was not among them; 0: not looked yet. The loader looks for a library
-        /// that is not loaded in each directory of its search path.
-        static WITHOUT: AtomicU64 = AtomicU64::new(0);
-        let loaded = objects_loaded();
-        // Relaxed: a number for itself. Another thread's older one only asks again.
-        if loaded == WITHOUT.load(Relaxed) && loaded > 0 {
-            return None;
-        }
-        let found = CudaDriver::find_among_loaded(NAME);
-        if found.is_none() {
-            WITHOUT.store(loaded, Relaxed);
-        }
-        found
-    }
-    fn find_among_loaded(name: &CStr) -> Option<CudaDriver> {
-        // SAFETY: a constant name; RTLD_NOLOAD runs no constructor.
-        let library = NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })?;
-        // SAFETY: an open library and a constant name.
-        let symbol = unsafe { libc::dlsym(library.as_ptr(), c"cuPointerGetAttribute".as_ptr()) };
-        if symbol.is_null() {
-            // SAFETY: the handle opened above, used no more.
-            unsafe { libc::dlclose(library.as_ptr()) };
-            return None;
-        }
-        // SAFETY: cuda.h declares the function with this type.
-        let pointer_get_attribute = unsafe { core::mem::transmute::<*mut c_void, PointerGetAttribute>(symbol) };
-        Some(CudaDriver { library, pointer_get_attribute })
-    }
-    /// Whether CUDA knows `addr`: host memory that it knows is pinned. An error that says neither counts as yes.
-    fn knows(&self, addr: usize) -> bool {
-        // As wide as the widest attribute.
-        let mut memory_type = 0u64;
-        // SAFETY: the result is writable; any number is allowed for the address.
-        let rc = unsafe { (self.pointer_get_attribute)((&raw mut memory_type).cast(), MEMORY_TYPE, addr as u64) };
-        !NOT_KNOWN.contains(&rc)
-    }
-    /// Whether CUDA knows a part of `[lo, hi)`, as far as both ends and one address per [`CUDA_STEP`] tell.
-    fn knows_part(&self, lo: usize, hi: usize) -> bool {
-        debug_assert!(lo < hi, "a range of at least a page");
-        self.knows(hi - 1) || (lo..hi).step_by(CUDA_STEP).any(|addr| self.knows(addr))
-    }
-}
-
-/// Number of objects that the loader has loaded since the process began; 0 where it does not count.
-fn objects_loaded() -> u64 {
-    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, size: usize, count: *mut c_void) -> c_int {
-        if size >= core::mem::offset_of!(libc::dl_phdr_info, dlpi_adds) + size_of::<u64>() {
-            // SAFETY: the loader's record is as long as it says, and `count` is the caller's number.
-            unsafe { *count.cast::<u64>() = (*info).dlpi_adds };
-        }
-        1
-    }
-    let mut count = 0u64;
-    // SAFETY: the function ends at the first object, and writes the number.
-    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
-    count
+/// Whether CUDA knows a part of `[lo, hi)`, as far as both ends and one address per [`CUDA_STEP`] tell.
+fn knows_part(cuda: &CudaDriver, lo: usize, hi: usize) -> bool {
+    debug_assert!(lo < hi, "a range of at least a page");
+    cuda.knows(hi - 1) || (lo..hi).step_by(CUDA_STEP).any(|addr| cuda.knows(addr))
 }
 
 /// Pinned memory, and what else the kernel counts of the process, as found during one registration or deregistration.
@@ -146,7 +66,7 @@ impl Pins {
     }
     /// Whether pages of `[lo, hi)` may be pinned.
     pub(super) fn may_hold(&self, lo: usize, hi: usize) -> bool {
-        self.anywhere || self.cuda.as_ref().is_some_and(|cuda| cuda.knows_part(lo, hi))
+        self.anywhere || self.cuda.as_ref().is_some_and(|cuda| knows_part(cuda, lo, hi))
     }
 }
 
