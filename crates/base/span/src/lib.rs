@@ -33,7 +33,7 @@ pub use zeroed::ZeroedWords;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the bytes of a span are. Memory of a device (a GPU) will be one more variant.
+/// Where the bytes of a span are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Mapped in this process; the address is one of this process.
@@ -45,6 +45,26 @@ pub enum Backing {
     /// No memory: reads give bytes that depend on the address alone, and writes are compared with them and noted
     /// ([`take_pattern_writes`]).
     Pattern,
+    /// Memory of a device, which only the owner of this number can have copied; the address is one of the device. Each access
+    /// from here is [`Unreachable::Gone`].
+    Device(DeviceNumber),
+}
+
+/// Whose device memory a span lies in: a number below [`DeviceNumber::END`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceNumber(u32);
+
+impl DeviceNumber {
+    /// One more than the largest number.
+    pub const END: u32 = (1 << 29) - 1;
+    /// `None` from [`DeviceNumber::END`] on.
+    pub const fn new(number: u32) -> Option<DeviceNumber> {
+        if number < Self::END { Some(DeviceNumber(number)) } else { None }
+    }
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
 }
 
 /// A contiguous piece of reachable memory. Cheap to copy.
@@ -61,7 +81,8 @@ pub struct Span {
 // compiler copies it piece by piece, twice as many instructions for each span.
 const _: () = assert!(size_of::<Span>() == 16 && size_of::<Option<Span>>() == 16);
 
-/// A [`Backing`] in one word: 1 local, 2 null, 4 pattern, or 3 and the bits of a [`MemoryFd`] above two bits.
+/// A [`Backing`] in one word: 1 local, 2 null, 4 pattern, 3 and the bits of a [`MemoryFd`] above two bits, or a
+/// [`DeviceNumber`] plus one above three bits that are 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct SpanKind(NonZeroU32);
 
@@ -74,6 +95,12 @@ impl SpanKind {
     fn remote(memory: MemoryFd) -> SpanKind {
         SpanKind(Self::REMOTE | memory.bits() << 2)
     }
+    const fn device(number: DeviceNumber) -> SpanKind {
+        SpanKind(NonZeroU32::new((number.0 + 1) << 3).expect("a number below the end"))
+    }
+    const fn is_device(self) -> bool {
+        self.0.get() & 7 == 0
+    }
     const fn is_local(self) -> bool {
         self.0.get() == 1
     }
@@ -85,6 +112,7 @@ impl SpanKind {
             1 => Backing::Local,
             2 => Backing::Null,
             4 => Backing::Pattern,
+            device if device & 7 == 0 => Backing::Device(DeviceNumber((device >> 3) - 1)),
             remote => Backing::Remote(MemoryFd::from_bits(remote >> 2)),
         }
     }
@@ -123,6 +151,10 @@ impl Span {
     pub const fn pattern(addr: u64, len: u32) -> Span {
         Span { addr, len, kind: SpanKind::PATTERN }
     }
+    /// `len` bytes at `addr` of a device's memory.
+    pub const fn device(number: DeviceNumber, addr: u64, len: u32) -> Span {
+        Span { addr, len, kind: SpanKind::device(number) }
+    }
     /// `len` bytes of memory that must not be accessed at present: each access is [`Unreachable::Late`].
     pub fn held(len: u32) -> Span {
         remote::held(len)
@@ -149,7 +181,11 @@ impl Span {
     pub const fn is_remote(&self) -> bool {
         self.kind.is_remote()
     }
-    /// Address in this process (local spans), in the owner (remote spans) or of the pattern.
+    /// Whether the bytes are in the memory of a device.
+    pub const fn is_device(&self) -> bool {
+        self.kind.is_device()
+    }
+    /// Address in this process (local spans), in the owner (remote spans), of the device or of the pattern.
     pub const fn as_ptr(&self) -> *mut u8 {
         self.addr as *mut u8
     }
@@ -209,6 +245,7 @@ impl Span {
                 pattern::pattern_fill(self.addr, dst);
                 Ok(())
             }
+            Backing::Device(_) => Err(Unreachable::Gone),
             Backing::Local | Backing::Null => {
                 debug_assert!(!self.is_local(), "local spans are copied by the caller");
                 dst.fill(0);
@@ -240,6 +277,7 @@ impl Span {
                 pattern::note(self.addr, std::iter::once(src));
                 Ok(())
             }
+            Backing::Device(_) => Err(Unreachable::Gone),
             Backing::Local | Backing::Null => {
                 debug_assert!(!self.is_local(), "local spans are copied by the caller");
                 Ok(())
@@ -268,6 +306,7 @@ impl Span {
             }
             Backing::Remote(memory) => remote::write_pieces(memory, self.addr, self.len(), pieces),
             Backing::Null => Ok(()),
+            Backing::Device(_) => Err(Unreachable::Gone),
             Backing::Pattern => {
                 pattern::note(self.addr, pieces);
                 Ok(())
@@ -433,6 +472,24 @@ mod tests {
         assert_eq!(span.sub(8, 8).fetch_add(1), Ok(0), "the sums before vanished");
         assert!(span.with_bytes(|_| ()).is_none() && !span.is_local() && !span.is_remote());
         assert_eq!((span.len(), span.sub(20, 4).len()), (24, 4));
+    }
+
+    #[test]
+    fn memory_of_a_device_is_never_accessed_from_here() {
+        assert_eq!(DeviceNumber::new(DeviceNumber::END), None);
+        for number in [0, 1, 7, DeviceNumber::END - 1] {
+            let number = DeviceNumber::new(number).expect("below the end");
+            let span = Span::device(number, 0x10_0000, 16);
+            assert!(span.is_device() && !span.is_local() && !span.is_remote());
+            assert_eq!((span.backing(), span.sub(8, 8).as_ptr() as u64), (Backing::Device(number), 0x10_0008));
+            assert_eq!(span.read_to(&mut [0; 16]), Err(Unreachable::Gone));
+            assert_eq!(span.write_from(&[0; 16]), Err(Unreachable::Gone));
+            assert_eq!(span.write_pieces([&[0u8; 16][..]].into_iter()), Err(Unreachable::Gone));
+            assert_eq!(span.sub(0, 8).fetch_add(1), Err(Unreachable::Gone));
+            assert_eq!(span.sub(0, 8).cmp_swap(0, 1), Err(Unreachable::Gone));
+            assert!(span.with_bytes(|_| ()).is_none());
+        }
+        assert!(!Span::null(8).is_device() && !Span::held(8).is_device() && !Span::pattern(0, 8).is_device());
     }
 
     #[test]

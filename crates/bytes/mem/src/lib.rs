@@ -26,7 +26,7 @@ pub mod userfaultfd;
 #[cfg(not(loom))]
 pub mod window;
 
-pub use burst_span::{AccessThreads, Backing, ProcessMemory, Span};
+pub use burst_span::{AccessThreads, Backing, DeviceNumber, ProcessMemory, Span};
 #[cfg(not(loom))]
 pub use key::{KeyCipher, KeySpace};
 #[cfg(not(loom))]

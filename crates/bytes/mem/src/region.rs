@@ -9,7 +9,7 @@ use crate::holes::{FillAllowance, HoleGuard, watch_missing};
 use burst_base::Reason;
 use burst_base::verbs::access;
 use burst_ledger::Charge;
-use burst_span::{ProcessMemory, Span};
+use burst_span::{DeviceNumber, ProcessMemory, Span};
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
@@ -84,6 +84,13 @@ pub enum Mapping {
     /// No memory: reads give bytes that depend on the offset in the region alone, and writes are compared with them
     /// ([`Span::pattern`]).
     Pattern,
+    /// Memory of a device, which the program itself copies for this process ([`Span::device`]).
+    Device {
+        /// Number of the program's copier.
+        copier: DeviceNumber,
+        /// Address of the first byte on the device.
+        addr: u64,
+    },
 }
 
 impl Mapping {
@@ -280,6 +287,7 @@ impl Region {
             Mapping::InProcess { memory, addr } => Some(memory.span(addr.wrapping_add(offset), len)),
             Mapping::Null => Some(Span::null(len)),
             Mapping::Pattern => Some(Span::pattern(offset, len)),
+            Mapping::Device { copier, addr } => Some(Span::device(*copier, addr.wrapping_add(offset), len)),
             Mapping::Held => Some(Span::held(len)),
             Mapping::Forking { memory, addr } => Some(memory.span_in_fork(addr.wrapping_add(offset), len)),
             Mapping::Nothing if len == 0 => Some(Span::nothing()),
