@@ -3,15 +3,17 @@
 //! A context owns an *arena*: a few large sealed memfd segments made by the daemon ([`arena`]). Queues lie in it
 //! at offsets that the daemon chose ([`ShmRef`]). All data that an application writes is hostile: the daemon copies
 //! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`], [`doorbell`],
-//! [`record_ring`] and [`status`] have the two ends of each structure; [`protocol`] has the few rules about shared words
-//! that all of them follow, written once so that loom can check them (`scripts/loom`). [`words`] is no part of the contract:
-//! memory in which a daemon leaves notes for its successor.
+//! [`record_ring`], [`copy_ring`] and [`status`] have the two ends of each structure; [`protocol`] has the few rules about
+//! shared words that all of them follow, written once so that loom can check them (`scripts/loom`). [`words`] is no part of the
+//! contract: memory in which a daemon leaves notes for its successor.
 //!
 //! Index arithmetic is modulo 2^32 everywhere: an index is "entries ever", a slot is `index & (entries - 1)`.
 #[cfg(not(loom))]
 pub mod area;
 #[cfg(not(loom))]
 pub mod arena;
+#[cfg(not(loom))]
+pub mod copy_ring;
 #[cfg(not(loom))]
 pub mod cq;
 #[cfg(not(loom))]
