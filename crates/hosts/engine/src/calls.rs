@@ -23,7 +23,7 @@ use burst_control::AsyncObject;
 use burst_frame::{Flow, TxBatch};
 use burst_mem::MrTable;
 use burst_shm::Cqe;
-use burst_transport::{AckReport, Effects, Env, HostPressure, Qp, QpFailure, RecordPool, Signal, XrcSrq};
+use burst_transport::{AckReport, CopyExecutor, Effects, Env, HostPressure, Qp, QpFailure, RecordPool, Signal, XrcSrq};
 use std::sync::Arc;
 
 /// Time between two timers for probes of the standard family, over all queue pairs of a worker: with many queue pairs each waits
@@ -223,6 +223,11 @@ impl Effects for QpEffects<'_> {
 
     fn records(&mut self) -> Option<&mut RecordPool> {
         Some(self.records)
+    }
+
+    #[cold]
+    fn copies(&mut self) -> Option<&mut dyn CopyExecutor> {
+        self.outbox.copiers.for_call(self.holder.context, self.holder.qpn)
     }
 
     fn selective_refused(&mut self) {

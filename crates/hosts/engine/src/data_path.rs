@@ -18,6 +18,7 @@ use burst_transport::{Env, ModifyError, Qp};
 
 mod congestion_control;
 mod connections;
+mod copies;
 mod hellos;
 
 /// A change of a queue pair's attributes.

@@ -11,6 +11,7 @@
 //! | `worker` | [`Worker`]: the pass; calls of the control thread |
 //! | `core`, `data_path` | what the rooms of a worker share: its tables; the tables with the ports |
 //! | `calls`, `outbox` | calls to queue pairs; completions and events on their way to programs |
+//! | [`copiers`] | programs that copy to devices for a worker |
 //! | `objects`, `table`, `options` | what the tables hold; tables by number; options of a worker |
 //! | [`urma`] | nodes of the Unified Bus, and programs of URMA in other processes |
 //! | `transmit` | turns; in it doorbells, fair order (`sched`), classes within an account (`priority`) |
@@ -28,6 +29,7 @@
 //! | `runner` | the worker's thread, its wake-ups, its clock; a worker without a thread (`in_place`) |
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
+pub mod copiers;
 pub mod counters;
 mod failures;
 pub mod flow;

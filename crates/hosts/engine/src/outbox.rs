@@ -1,5 +1,6 @@
 //! What a worker writes at the end of a turn, burst or pass: completions, completion events, and events that had no room.
 
+use crate::copiers::Copiers;
 use crate::counters::{Counters, Traffic};
 use crate::histograms::WorkHistograms;
 use crate::objects::{ContextSlot, EngineCq, write_async};
@@ -78,6 +79,8 @@ pub(crate) struct Outbox {
     pub excerpts: Option<Box<PacketExcerpts>>,
     /// What took how long.
     pub histograms: Box<WorkHistograms>,
+    /// Programs that copy for the worker.
+    pub copiers: Copiers,
 }
 
 impl Outbox {
@@ -97,6 +100,7 @@ impl Outbox {
             failures: AccountRing::new(RECORDS),
             excerpts: None,
             histograms: Box::default(),
+            copiers: Copiers::default(),
         }
     }
 

@@ -26,6 +26,7 @@ use std::sync::Arc;
 mod activity;
 pub mod check;
 mod connections;
+mod copiers;
 mod failures;
 mod peers;
 mod ports;
@@ -91,6 +92,7 @@ impl Worker {
         busy |= self.run_agent(now);
         busy |= self.run_timers(now);
         busy |= self.fail_overrun(now);
+        busy |= self.run_copiers(now);
         busy | self.publish(now)
     }
 
@@ -156,6 +158,12 @@ impl Worker {
         any
     }
 
+    /// Looks at the programs that copy for this worker. Returns whether copies have ended.
+    #[inline]
+    fn run_copiers(&mut self, now: Nanos) -> bool {
+        !self.core.outbox.copiers.is_idle() && self.data_path().run_copiers(now)
+    }
+
     /// Lets the agent serve received management datagrams and due timers. Returns whether there were any.
     fn run_agent(&mut self, now: Nanos) -> bool {
         let Worker { core, ports, receiver, agent, .. } = self;
@@ -179,6 +187,9 @@ impl Worker {
     pub fn send_posted(&mut self, now: Nanos) {
         take_doorbells(&mut self.core);
         self.transmit(now);
+        if !self.core.outbox.copiers.is_idle() {
+            self.core.outbox.copiers.post();
+        }
     }
 
     /// As [`Worker::send_posted`], where perhaps no pass follows: events of requests that have completed are written, too.
@@ -241,8 +252,12 @@ impl Worker {
 
     /// Whether some queue pair is ready now, or an event of a completion must be written (the worker must not sleep).
     pub fn has_work(&mut self) -> bool {
-        let Outbox { lost, events, .. } = &self.core.outbox;
+        let Outbox { lost, events, copiers, .. } = &self.core.outbox;
         let pending = !self.core.own_inbox().is_empty() || !lost.is_empty() || !events.is_empty();
-        pending || take_doorbells(&mut self.core) || self.core.has_urma_work() || !self.core.sched.is_empty()
+        pending
+            || copiers.has_changes()
+            || take_doorbells(&mut self.core)
+            || self.core.has_urma_work()
+            || !self.core.sched.is_empty()
     }
 }

@@ -61,3 +61,4 @@ pub use qp::Qp;
 pub use records::{RECORDS_MAX, RecordPool};
 pub use responder::datagrams::GRH_BYTES;
 pub use responder::selective::arrivals::TAIL_BYTES;
+pub use trail::{TRAIL_BYTES, TRAIL_BYTES_MAX};

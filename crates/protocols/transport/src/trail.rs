@@ -19,7 +19,7 @@
 //! The peer gets a NAK (remote operational error) of the first packet whose bytes may be missing.
 
 use crate::ack_report::AckReport;
-use crate::api::{Effects, HostPressure, Signal, XrcSrq};
+use crate::api::{Effects, HostPressure, INFLIGHT_WQES_MAX, Signal, XrcSrq};
 use crate::copies::{CopyExecutor, CopyProgress, PlacedBytes, Ticket};
 use crate::failure::QpFailure;
 use crate::qp_shared::vendor_err;
@@ -32,10 +32,23 @@ use burst_shm::layout::Cqe;
 use burst_span::{Span, Unreachable};
 use burst_wire::Syndrome;
 
+/// Completions of one call besides those of requests in flight and of receives that were taken early: a turn's work requests, and
+/// some for timers.
+pub(crate) const CALL_COMPLETIONS: usize = 128;
 /// Most completions that wait for the copies of a queue pair.
 pub(crate) const HELD_MAX: usize = 4096;
 /// Most positions of the responder that wait.
 pub(crate) const MARKS_MAX: usize = 64;
+
+/// Completions that a queue pair keeps room for while nothing waits: twice what most calls need.
+const HELD_ROOM: usize = 2 * (INFLIGHT_WQES_MAX as usize + CALL_COMPLETIONS);
+const fn trail_bytes(held: usize) -> usize {
+    held * size_of::<HeldCompletion>() + MARKS_MAX * size_of::<HeldPosition>() + size_of::<Trail>()
+}
+/// Most bytes that the trail of a queue pair takes.
+pub const TRAIL_BYTES_MAX: usize = trail_bytes(2 * HELD_MAX);
+/// Most bytes that it takes while nothing waits.
+pub const TRAIL_BYTES: usize = trail_bytes(HELD_ROOM);
 
 /// A completion that waits.
 #[derive(Clone, Copy)]
@@ -92,9 +105,15 @@ impl Trail {
     }
     /// Forgets everything: completions of a queue pair that goes to RESET do not come.
     pub(crate) fn clear(&mut self) {
-        self.held.clear();
+        self.forget_held();
         self.marks.clear();
-        (self.completed, self.done) = (0, self.last);
+        self.done = self.last;
+    }
+    /// Forgets the completions, and gives back much room: others may wait next.
+    fn forget_held(&mut self) {
+        self.held.clear();
+        self.held.shrink_to(HELD_ROOM);
+        self.completed = 0;
     }
     /// Makes room for so many completions. False if there would be too many, or there is no memory.
     pub(crate) fn make_room(&mut self, more: usize) -> bool {
@@ -156,8 +175,7 @@ impl Trail {
             self.completed += 1;
         }
         if self.completed == self.held.len() {
-            self.held.clear();
-            self.completed = 0;
+            self.forget_held();
         }
         let ended = self.marks.iter().take_while(|mark| mark.ticket <= self.done).count();
         let mut due = DueAnswers::default();
@@ -196,9 +214,7 @@ impl Trail {
         if is_first {
             fx.count(Reason::CopyFailed);
         }
-        self.held.clear();
-        self.marks.clear();
-        (self.completed, self.done) = (0, self.last);
+        self.clear();
     }
 }
 

@@ -35,6 +35,10 @@ impl Worker {
         let qp = &mut slot.qp;
         qp.accept_selective(self.core.options.selective);
         qp.set_rto(self.core.options.rto);
+        if qp.qp_type() != QpType::XrcRecv && self.core.outbox.copiers.has(slot.holder.context) {
+            // Without memory for it, what it places on a device is refused.
+            let _ = qp.use_copies();
+        }
         if slot.doorbell != NO_DOORBELL
             && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
         {

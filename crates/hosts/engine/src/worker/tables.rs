@@ -49,6 +49,7 @@ impl Worker {
     /// Removes a context whose queue pairs have been destroyed.
     pub fn remove_context(&mut self, context: u32) {
         take(&mut self.core.contexts, context);
+        self.core.outbox.copiers.remove(context);
         self.core.sched.remove_context(context);
     }
 

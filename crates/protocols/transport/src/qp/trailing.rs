@@ -4,25 +4,24 @@ use crate::api::{Env, TxBudget, TxState};
 use crate::copies::{CopyExecutor, CopyProgress};
 use crate::failure::{FailedPart, QpFailure};
 use crate::qp::Qp;
-use crate::trail::{DueAnswers, Trail, TrailingEffects};
+use crate::trail::{CALL_COMPLETIONS, DueAnswers, Trail, TrailingEffects};
 use burst_base::Reason;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{EventType, QpState, WcStatus};
 use burst_frame::{Flow, MiddleRun, RxFrame};
 use burst_wire::{NakCode, Packet, Syndrome};
 
-/// Completions of one call besides those of requests in flight and of receives that were taken early: a turn's work requests, and
-/// some for timers.
-const CALL_COMPLETIONS: usize = 128;
-
 /// The answers of a queue pair that trails, to its calls.
 impl Qp {
-    /// Has its bytes placed by the executor of each call ([`crate::Effects::copies`]) from now on. For a queue pair in RESET.
+    /// Has its bytes placed by the executor of each call ([`crate::Effects::copies`]) from now on. What it has placed before is
+    /// there: nothing waits for that.
     ///
     /// # Errors
     /// There is no memory for what waits.
     pub fn use_copies(&mut self) -> Result<(), OutOfMemory> {
-        debug_assert_eq!(self.shared.state, QpState::Reset);
+        if self.shared.trails {
+            return Ok(());
+        }
         self.shared.trail = Some(Box::new(Trail::new()?));
         self.shared.trails = true;
         Ok(())
