@@ -91,6 +91,9 @@ pub enum MrPieceKind {
     },
     /// In the application's private memory, which the daemon reaches by `/proc/PID/mem`.
     InProcess,
+    /// In the memory of a device, at this address of the device; the whole region is. The application copies the bytes
+    /// ([`Request::OpenCopier`]).
+    Device,
 }
 
 /// An object to import, by its handle in the exporting context.
@@ -244,6 +247,9 @@ pub enum Request {
         /// Whether the bytes of each are in the process where they were registered.
         in_place: bool,
     },
+    /// Opens the copier of this context, once: the program copies between rings of the daemon and the memory of its device. The
+    /// reply is `Done` with a segment for each worker (`burst_shm::copy_ring`).
+    OpenCopier,
     /// Allocates device memory that can be imported. The descriptor of a sealed memfd is sent along.
     AllocDm {
         /// Length in bytes.

@@ -9,7 +9,7 @@
 //! | `state` | the tables, opening |
 //! | `requests` | which function carries out which request |
 //! | `domains` | protection domains, completion channels, address handles |
-//! | `memory` | memory regions, windows and device memory |
+//! | `memory` | memory regions, windows and device memory; the copier for the memory of a GPU |
 //! | `queues` | completion queues and shared receive queues |
 //! | `queue_pair` | queue pairs |
 //! | `urma` | the use of URMA |

@@ -10,9 +10,12 @@ use crate::refusal::{busy, no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
+use burst_engine::copiers::{COPIER_BYTES, Copier};
 use burst_ledger::{Charge, Resource};
 use burst_mem::region::MapRefused;
-use burst_mem::{MapPiece, Mapping, ProcessMemory, Region, Window};
+use burst_mem::{DeviceNumber, MapPiece, Mapping, ProcessMemory, Region, Window};
+use burst_shm::copy_ring::{COPY_RING_BYTES, CopyRingProducer};
+use burst_transport::TRAIL_BYTES;
 use std::sync::Arc;
 
 /// The attributes of a registration (`ibv_reg_mr`), as the client sent them.
@@ -36,7 +39,7 @@ pub(super) struct MrRequest {
 impl MrRequest {
     /// Whether the daemon maps the memory.
     fn is_mapped(&self) -> bool {
-        !self.pieces.is_empty() && self.pieces.iter().all(|p| p.kind != MrPieceKind::InProcess)
+        !self.pieces.is_empty() && self.pieces.iter().all(|p| matches!(p.kind, MrPieceKind::Fd { .. }))
     }
 
     /// Closes the descriptors whose memory a region has mapped: the mapping holds the files, so that this frees nothing. Returns
@@ -196,6 +199,9 @@ impl Context {
             // SAFETY: the promise of the caller of `Session::admit_own`.
             return Ok(unsafe { Region::own(addr, len) });
         }
+        if r.pieces.iter().any(|p| p.kind == MrPieceKind::Device) {
+            return self.device_memory(r);
+        }
         if !r.is_mapped() {
             return self.in_process(host, r);
         }
@@ -205,7 +211,7 @@ impl Context {
         }
         let piece = |p: &MrPiece| match p.kind {
             MrPieceKind::Fd { fd, offset } => r.fds.get(fd as usize).map(|fd| MapPiece { fd, offset, len: p.len }),
-            MrPieceKind::InProcess => None,
+            MrPieceKind::InProcess | MrPieceKind::Device => None,
         };
         let Some(pieces) = r.pieces.iter().map(piece).collect::<Option<Vec<_>>>() else {
             return refuse(libc::EINVAL, "a piece names a descriptor that was not sent");
@@ -227,6 +233,61 @@ impl Context {
             Err(why) => refuse(libc::EINVAL, why.to_string()),
             Ok(mapping) => Ok(mapping.charged(charge)),
         }
+    }
+
+    /// The number of this context in spans of its device memory.
+    fn device_number(&self) -> Result<DeviceNumber, Refusal> {
+        DeviceNumber::new(self.id).map_or_else(|| no_room("copier"), Ok)
+    }
+
+    /// Opens the copier: a ring for each worker, whose segments go to the program.
+    pub(super) fn open_copier(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
+        if self.copier.is_some() {
+            return refuse(libc::EEXIST, "this context has a copier already");
+        }
+        let (workers, number) = (host.workers().len(), self.device_number()?);
+        let trails = (self.qps.len() * TRAIL_BYTES) as u64;
+        let charge = self.caller.charge(&[
+            (Resource::Descriptor, workers as u64),
+            (Resource::Mapping, workers as u64),
+            (Resource::AddressSpace, (workers * COPY_RING_BYTES) as u64),
+            (Resource::QueueBytes, workers as u64 * COPIER_BYTES + trails),
+        ])?;
+        let (mut copiers, mut fds) = (Vec::new(), Vec::new());
+        for _ in 0..workers {
+            let (segment, ring) = CopyRingProducer::create().map_err(|why| Refusal {
+                errno: libc::ENOMEM,
+                sentence: format!("cannot make a ring for copies: {why}"),
+            })?;
+            let Some(fd) = segment.fd() else { return refuse(libc::EIO, "the ring for copies has no descriptor") };
+            fds.push(fd.try_clone_to_owned().map_err(system("share the ring for copies"))?);
+            let Ok(copier) = Copier::new(number, ring) else { return no_room("copier") };
+            copiers.push(copier);
+        }
+        let context = self.id;
+        // From now on it is charged, even if a worker has no memory: others have theirs.
+        self.copier = Some(charge);
+        for (worker, copier) in copiers.into_iter().enumerate() {
+            if host.on_worker(worker, move |w, _| w.add_copier(context, copier)).is_err() {
+                return no_room("copier");
+            }
+        }
+        Ok(ReplyParts::with_fds(Response::Done, fds))
+    }
+
+    /// A region of device memory: one piece, for a program with a copier.
+    fn device_memory(&self, r: &MrRequest) -> Result<Mapping, Refusal> {
+        let [piece] = r.pieces[..] else {
+            return refuse(libc::EINVAL, "a region of device memory has one piece");
+        };
+        debug_assert_eq!(piece.kind, MrPieceKind::Device, "the caller has looked");
+        if self.copier.is_none() {
+            return refuse(libc::EINVAL, "the program has no copier for the memory of its device");
+        }
+        if piece.len != r.len || piece.addr.checked_add(piece.len).is_none() {
+            return refuse(libc::EINVAL, "the piece is not as long as the region");
+        }
+        Ok(Mapping::Device { copier: self.device_number()?, addr: piece.addr })
     }
 
     /// Opens the memory of the process. Only threads reach it, unless the account is trusted: a page may never come.

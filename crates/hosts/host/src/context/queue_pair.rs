@@ -23,7 +23,7 @@ use burst_peer::Capability;
 use burst_shm::rq::{RqConsumer, RqSpec};
 use burst_shm::sq::{SqConsumer, SqSpec};
 use burst_shm::{ShmRef, rq_stride, sq_stride};
-use burst_transport::{ModifyError, Qp, QpConfig, RecvQueue};
+use burst_transport::{ModifyError, Qp, QpConfig, RecvQueue, TRAIL_BYTES};
 use std::sync::Arc;
 
 /// The bit of privileged ("controlled") Q_Keys (IBA 3.5.3): the management datagrams of QP1 have one.
@@ -167,7 +167,9 @@ impl Context {
         // One allocation holds both queues.
         let sq_bytes = plan.sq.bytes().next_multiple_of(64);
         let bytes = sq_bytes + plan.rq.map_or(0, |spec| spec.bytes());
-        let ring = self.caller.charge(&[(Resource::QueueBytes, bytes as u64)])?;
+        // What waits for copies, if the program has a copier.
+        let waiting = if self.copier.is_some() { TRAIL_BYTES } else { 0 };
+        let ring = self.caller.charge(&[(Resource::QueueBytes, (bytes + waiting) as u64)])?;
         let sq_place = self.room(bytes)?;
         let rq_place = ShmRef { offset: sq_place.offset + sq_bytes as u32, ..sq_place };
         let QpNumbers { worker, qpn, doorbell, charge } = match self.take_numbers(host, plan.init.recv_cq) {

@@ -20,6 +20,7 @@ impl Context {
             | Request::RegMr { .. }
             | Request::AllocNullMr { .. }
             | Request::HoldMemory { .. }
+            | Request::OpenCopier
             | Request::AllocDm { .. }
             | Request::FreeDm { .. }
             | Request::Import { .. }
@@ -66,6 +67,7 @@ impl Context {
             }
             Request::AllocNullMr { pd } => self.alloc_null_mr(host, pd),
             Request::HoldMemory { hold, in_place } => self.hold_memory(host, hold, in_place),
+            Request::OpenCopier => self.open_copier(host),
             Request::AllocDm { len } => self.alloc_dm(host, len, fds),
             Request::FreeDm { dm } => self.free_dm(host, dm),
             Request::Import { token, object } => self.import(host, token, object),

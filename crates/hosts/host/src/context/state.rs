@@ -221,6 +221,8 @@ pub struct Context {
     pub(super) mrs: HandleTable<HostMr>,
     pub(super) mws: HandleTable<HostMw>,
     pub(super) dms: HandleTable<()>,
+    /// What its copier costs, if it has one.
+    pub(super) copier: Option<Charge>,
     pub(super) channels: HandleTable<InUse<Arc<dyn EventSink>>>,
     pub(super) cqs: HandleTable<InUse<HostCq>>,
     pub(super) srqs: HandleTable<InUse<HostSrq>>,
@@ -297,6 +299,7 @@ impl Context {
             mrs: HandleTable::default(),
             mws: HandleTable::default(),
             dms: HandleTable::default(),
+            copier: None,
             channels: HandleTable::default(),
             cqs: HandleTable::default(),
             srqs: HandleTable::default(),

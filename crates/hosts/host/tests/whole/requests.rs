@@ -412,7 +412,7 @@ impl Numbers {
 
     /// A request that needs no context, or little.
     fn general(&mut self, memory: u64) -> Request {
-        match self.rng.below(17) {
+        match self.rng.below(18) {
             0 => Request::Hello { program: "x".repeat(self.rng.below(300) as usize) },
             1 => Request::DaemonInfo,
             2 => Request::ListDevices,
@@ -434,6 +434,7 @@ impl Numbers {
                 }
             }
             15 => Request::Histograms,
+            16 => Request::OpenCopier,
             14 => Request::Log { levels: self.rng.chance(1, 2).then(|| "debug".into()) },
             _ => Request::ResolveMac { attr: self.ah() },
         }
