@@ -67,7 +67,7 @@ impl SleepFlag {
 }
 
 /// The application's view, read-only.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct WorkerView {
     area: Area,
 }

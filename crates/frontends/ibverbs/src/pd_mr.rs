@@ -8,9 +8,8 @@ use crate::context::VerbsContext;
 use crate::domain;
 use crate::sys::*;
 use burst_base::verbs::access;
-use burst_client::raw::memory::{self, MemoryRange};
+use burst_client::raw::memory::{self, MemoryRange, MemorySharing};
 use burst_control::{Request, Response};
-use burst_mem::swap::Registration;
 use std::ffi::{c_int, c_uint, c_void};
 
 /// Access bits for which the memory must be writable.
@@ -31,7 +30,7 @@ pub struct VerbsMr {
     /// Address of the first byte in work requests.
     pub iova: u64,
     /// How the pages are shared; `None` if the daemon reaches them by the process's memory file, or if the region was imported.
-    pub registration: Option<Registration>,
+    pub registration: Option<MemorySharing>,
 }
 
 /// `ibv_alloc_pd`.

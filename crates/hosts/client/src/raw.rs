@@ -8,6 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`context`] | control connection, arena, doorbells of one open device |
+//! | [`copier`] | threads that copy to and from the memory of a GPU |
 //! | [`cookies`] | tables from the cookies in completions and events to objects |
 //! | [`prealloc`] | queue pairs that the daemon makes before the program asks |
 //! | [`queue`] | mapped queue ends, and the core of posting |
@@ -24,6 +25,7 @@
 pub mod completion;
 pub mod context;
 pub mod cookies;
+pub mod copier;
 pub mod ended_pipe;
 pub mod flush;
 pub mod idle;

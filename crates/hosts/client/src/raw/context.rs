@@ -5,6 +5,7 @@
 
 use crate::error::{ClientError, Result};
 use crate::raw::cookies::{CookieTable, SendSlots};
+use crate::raw::copier::DeviceCopier;
 use crate::raw::lock::{ControlLock, HeldSignals, lock};
 use crate::raw::place::HostPlace;
 use crate::raw::prealloc::QpPrealloc;
@@ -39,6 +40,8 @@ pub struct RawContext {
     /// Last cookie given to an object that gets events.
     last_event_cookie: AtomicU64,
     prealloc: Mutex<QpPrealloc>,
+    /// Copies to and from the memory of a GPU, once the program has registered such memory.
+    copier: Mutex<Option<DeviceCopier>>,
     /// Read end of the pipe of asynchronous events. The daemon holds the write end.
     async_pipe: OwnedFd,
     /// Whether it was seen that the daemon has ended.
@@ -112,17 +115,53 @@ impl DoorbellRinger {
         }
     }
 
+    /// An alarm for each worker, for threads of the library.
+    fn alarms(&self, workers: usize) -> std::io::Result<Vec<WorkerAlarm>> {
+        let alarm = |worker: usize| {
+            let waker = match &self.waker {
+                WorkerWaker::Descriptors(fds) => WorkerWaker::Descriptors(Box::new([fds[worker].try_clone()?])),
+                WorkerWaker::InProcess(calls) => WorkerWaker::InProcess(*calls),
+            };
+            Ok(WorkerAlarm { worker, view: self.workers.clone(), waker })
+        };
+        (0..workers).map(alarm).collect()
+    }
+
     #[cold]
     fn wake(&self, worker: usize) {
-        let one = 1u64.to_ne_bytes();
         let fds = match &self.waker {
             WorkerWaker::Descriptors(fds) => fds,
             WorkerWaker::InProcess(calls) => return (calls.posted)(),
         };
-        if let Some(fd) = fds.get(worker) {
-            // The system call itself: a thread may be cancelled in write(2) (pthread_cancel), and must not be cancelled here.
-            // SAFETY: eight readable bytes. A failure (counter full) means that the worker is being woken already.
-            unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), one.as_ptr(), one.len()) };
+        fds.get(worker).into_iter().for_each(wake_by);
+    }
+}
+
+/// Wakes the worker whose descriptor this is.
+fn wake_by(fd: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // The system call itself: a thread may be cancelled in write(2) (pthread_cancel), and must not be cancelled here.
+    // SAFETY: eight readable bytes. A failure (counter full) means that the worker is being woken already.
+    unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), one.as_ptr(), one.len()) };
+}
+
+/// What tells a worker from another thread that the program has done something for it.
+#[derive(Debug)]
+pub(super) struct WorkerAlarm {
+    worker: usize,
+    view: WorkerView,
+    waker: WorkerWaker,
+}
+
+impl WorkerAlarm {
+    /// Wakes the worker if it sleeps. A host in this process makes a pass in this thread.
+    pub(super) fn ring(&self) {
+        if !self.view.needs_wake(self.worker) {
+            return;
+        }
+        match &self.waker {
+            WorkerWaker::Descriptors(fds) => fds.iter().for_each(wake_by),
+            WorkerWaker::InProcess(calls) => drop((calls.turn)()),
         }
     }
 }
@@ -179,6 +218,7 @@ impl RawContext {
             send_slots: CookieTable::default(),
             last_event_cookie: AtomicU64::new(0),
             prealloc: Mutex::default(),
+            copier: Mutex::default(),
             async_pipe,
             has_ended: AtomicBool::new(false),
             exporter,
@@ -320,6 +360,23 @@ impl RawContext {
         }
     }
 
+    /// Calls `f` with the copier of this context, which is opened for the first registration of device memory.
+    ///
+    /// # Errors
+    /// The daemon's refusal, or there are no threads.
+    pub(super) fn with_copier<T>(&self, f: impl FnOnce(&DeviceCopier) -> T) -> Result<T> {
+        let mut copier = lock(&self.copier);
+        if copier.is_none() {
+            let alarms = self.doorbells.alarms(self.workers as usize)?;
+            let answer = self.call(&Request::OpenCopier, &[])?;
+            if answer.fds.len() != alarms.len() {
+                return Err(ClientError::Unexpected("no ring for copies for each worker"));
+            }
+            *copier = Some(DeviceCopier::start(answer.fds, alarms)?);
+        }
+        copier.as_ref().map(f).ok_or(ClientError::Unexpected("no copier"))
+    }
+
     /// Sends a request that has no reply ([`Request::is_without_reply`]), and does not wait.
     ///
     /// # Errors
@@ -398,6 +455,15 @@ impl RawContext {
         };
         let found = devices.into_iter().find(|device| device.index == self.device.index);
         found.ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENODEV).into())
+    }
+}
+
+impl Drop for RawContext {
+    fn drop(&mut self) {
+        let copier = lock(&self.copier).take();
+        if let Some(copier) = copier.filter(|_| !self.is_alive()) {
+            copier.abandon();
+        }
     }
 }
 

@@ -5,8 +5,10 @@
 
 use super::RawContext;
 use crate::error::{ClientError, Result};
+use crate::raw::copier::DeviceRegistration;
 use burst_base::verbs::access;
 use burst_control::{MrPiece, MrPieceKind, Request, Response};
+use burst_cuda::{CudaDriver, DeviceContext};
 use burst_mem::swap::{self, PieceSource, Registration};
 use std::os::fd::BorrowedFd;
 
@@ -37,8 +39,17 @@ pub struct RawMr {
     pub lkey: u32,
     /// Remote key.
     pub rkey: u32,
-    /// How the pages are shared; `None` if the daemon reaches them by `/proc/PID/mem`.
-    pub registration: Option<Registration>,
+    /// How the bytes are shared; `None` if the daemon reaches them by `/proc/PID/mem`.
+    pub registration: Option<MemorySharing>,
+}
+
+/// How the bytes of a region are shared with the daemon.
+#[derive(Debug)]
+pub enum MemorySharing {
+    /// As pages of a file.
+    Pages(Box<Registration>),
+    /// By copies that this process makes of the memory of a device.
+    Device(DeviceRegistration),
 }
 
 /// Environment variable: with [`REGISTER_SHARED`] a host in this process maps registered memory a second time.
@@ -81,6 +92,12 @@ fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
 /// # Errors
 /// EFAULT for a range that is not mapped, ENOMEM without memory to share it; else the daemon's refusal.
 pub fn register(context: &RawContext, pd: u32, range: MemoryRange) -> Result<RawMr> {
+    if let Some(driver) = CudaDriver::find()
+        && let Some(device) = driver.device_context(range.addr as u64, range.len as u64)
+    {
+        driver.synchronize_copies(range.addr as u64);
+        return register_device(context, pd, range, device);
+    }
     let (pieces, registration) = share(context, &range)?;
     let spares_mappings = registration.as_ref().is_some_and(Registration::spares_mappings);
     match send(context, pd, range, (pieces, registration)) {
@@ -94,6 +111,39 @@ pub fn register(context: &RawContext, pd: u32, range: MemoryRange) -> Result<Raw
     }
 }
 
+/// Registers memory of a device, which this process copies for the daemon.
+fn register_device(context: &RawContext, pd: u32, range: MemoryRange, device: DeviceContext) -> Result<RawMr> {
+    let (addr, len) = (range.addr as u64, range.len as u64);
+    // Before the daemon writes records for it.
+    let registration = context.with_copier(|copier| copier.add(addr, len, device))?;
+    let piece = MrPiece { addr, len, kind: MrPieceKind::Device };
+    match ask(context, pd, range, vec![piece], &[]) {
+        Ok((handle, lkey, rkey)) => {
+            Ok(RawMr { handle, lkey, rkey, registration: Some(MemorySharing::Device(registration)) })
+        }
+        Err(error) => {
+            unshare(context, Some(MemorySharing::Device(registration)));
+            Err(error)
+        }
+    }
+}
+
+/// Asks the daemon for a region: its handle and keys.
+fn ask(
+    context: &RawContext,
+    pd: u32,
+    range: MemoryRange,
+    pieces: Vec<MrPiece>,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(u32, u32, u32)> {
+    let MemoryRange { addr, len, iova, access, replaces } = range;
+    let request = Request::RegMr { pd, addr: addr as u64, len: len as u64, iova, access, pieces, replaces };
+    match context.call(&request, fds)?.response {
+        Response::Mr { mr, lkey, rkey } => Ok((mr, lkey, rkey)),
+        _ => Err(ClientError::Unexpected("no memory region")),
+    }
+}
+
 /// Registers shared pages at the daemon; a refusal releases them.
 fn send(
     context: &RawContext,
@@ -103,26 +153,31 @@ fn send(
 ) -> Result<RawMr> {
     let fds: Vec<BorrowedFd<'_>> =
         registration.as_ref().map(|r| (0..r.fds()).filter_map(|i| r.fd(i)).collect()).unwrap_or_default();
-    let MemoryRange { addr, len, iova, access, replaces } = range;
-    let request = Request::RegMr { pd, addr: addr as u64, len: len as u64, iova, access, pieces, replaces };
-    let answer = context.call(&request, &fds);
+    let answer = ask(context, pd, range, pieces, &fds);
     drop(fds);
-    let error = match answer.map(|a| a.response) {
-        Ok(Response::Mr { mr, lkey, rkey }) => return Ok(RawMr { handle: mr, lkey, rkey, registration }),
-        Ok(_) => ClientError::Unexpected("no memory region"),
-        Err(e) => e,
-    };
-    if let Some(r) = registration {
-        swap::release(r);
+    match answer {
+        Ok((handle, lkey, rkey)) => Ok(RawMr {
+            handle,
+            lkey,
+            rkey,
+            registration: registration.map(|pages| MemorySharing::Pages(Box::new(pages))),
+        }),
+        Err(error) => {
+            registration.into_iter().for_each(swap::release);
+            Err(error)
+        }
     }
-    Err(error)
 }
 
 /// Makes the pages of a registration private again, after the daemon has unmapped them. In a child after fork the pages and
 /// descriptors are copies that end with the process: nothing is done.
-pub fn unshare(context: &RawContext, registration: Option<Registration>) {
+pub fn unshare(context: &RawContext, registration: Option<MemorySharing>) {
     match registration {
-        Some(r) if context.is_alive() => swap::release(r),
+        Some(MemorySharing::Pages(pages)) if context.is_alive() => swap::release(*pages),
+        Some(MemorySharing::Device(device)) if context.is_alive() => {
+            // There is one: it was opened for this registration.
+            let _ = context.with_copier(|copier| copier.release(&device));
+        }
         other => std::mem::forget(other),
     }
 }
