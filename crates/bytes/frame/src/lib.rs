@@ -263,6 +263,23 @@ impl TxBatch {
         self.has_remote = false;
         self.staging.fetch(&mut self.spans).late
     }
+    /// Replaces the spans of frames from number `first` on that lie in memory of a device by what `find` gives for them, of the
+    /// same length; it gets the frame's PSN. Frames without a replacement cannot be sent: ports drop them.
+    #[cold]
+    pub fn replace_device_spans(&mut self, first: usize, mut find: impl FnMut(u32, &Span) -> Option<Span>) {
+        for frame in self.places[..self.len].get(first..).unwrap_or_default() {
+            let psn = u32::from_be_bytes([0, frame.head[9], frame.head[10], frame.head[11]]);
+            let begin = frame.span_first as usize;
+            for span in &mut self.spans[begin..begin + usize::from(frame.span_count)] {
+                if span.is_device()
+                    && let Some(found) = find(psn, span)
+                {
+                    assert_eq!(found.len(), span.len(), "bytes of the span's length");
+                    *span = found;
+                }
+            }
+        }
+    }
     /// Moves the last frame in front of the frames from number `first` on, if it is longer than that one: a train may end with a
     /// shorter packet, not with a longer one. There must be a frame `first`, which begins a run if it is of one (panics if there
     /// is none).

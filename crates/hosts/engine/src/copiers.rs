@@ -4,6 +4,9 @@
 //! thread of the program works off. Received bytes are put into the staging area, and what says that they have arrived waits for
 //! the thread ([`burst_transport::CopyExecutor`]). A worker looks at its rings once in a pass, and never waits.
 //!
+//! Bytes to be sent are staged in blocks before a turn sends them. A block is used again when it was sent, or was not used for
+//! [`UNUSED_PASSES`] passes.
+//!
 //! **Bounds.** Of a copier: [`COPY_RING_ENTRIES`] open copies, [`RECEIVE_BYTES`] staged bytes, [`TRAILING_MAX`] queue pairs that
 //! wait for it. What finds no room is dropped like a packet without a buffer, and sent again.
 //!
@@ -15,7 +18,10 @@ use burst_base::Qpn;
 use burst_base::heap::{self, OutOfMemory};
 use burst_shm::copy_ring::{COPY_RING_BYTES, COPY_RING_ENTRIES, CopyDirection, CopyRingProducer, STAGING_BYTES};
 use burst_span::{Backing, DeviceNumber, Span, Unreachable};
-use burst_transport::{COPIES_PER_CALL, CopyExecutor, CopyProgress, PlacedBytes, TRAIL_BYTES_MAX, Ticket};
+use burst_transport::{
+    COPIES_PER_CALL, CopyExecutor, CopyProgress, PacketCuts, PlacedBytes, STAGED_BYTES_MAX, StagedFor, TRAIL_BYTES_MAX,
+    Ticket,
+};
 
 /// Bytes of the staging area for received bytes; the rest is for bytes to be sent.
 pub const RECEIVE_BYTES: usize = STAGING_BYTES / 2;
@@ -26,6 +32,26 @@ const CALL_BYTES: u64 = (64 << 10) + (COPIES_PER_CALL as u64) * 4096;
 const _: () = assert!(2 * CALL_BYTES < RECEIVE_BYTES as u64 && COPIES_PER_CALL < COPY_RING_ENTRIES as usize);
 /// Memory that a copier costs each worker at most, the staging area and what waits included.
 pub const COPIER_BYTES: u64 = COPY_RING_BYTES as u64 + (TRAILING_MAX * TRAIL_BYTES_MAX) as u64;
+
+/// Bytes of a block of bytes to be sent, and their number.
+const BLOCK_BYTES: usize = STAGED_BYTES_MAX as usize;
+const BLOCKS: usize = (STAGING_BYTES - RECEIVE_BYTES) / BLOCK_BYTES;
+/// Passes after which a block that was not sent may be used for other bytes.
+const UNUSED_PASSES: u64 = 64;
+
+/// A block of bytes to be sent.
+#[derive(Clone, Copy, Debug)]
+struct StagedBlock {
+    qpn: u32,
+    tag: StagedFor,
+    /// Address on the device, and bytes.
+    addr: u64,
+    len: u32,
+    ticket: u64,
+    /// The pass in which it was last begun or sent, and whether it was sent.
+    pass: u64,
+    is_sent: bool,
+}
 
 /// A queue pair that waits for a copier.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +74,10 @@ pub struct Copier {
     /// Up to which ticket `freed` counts.
     counted: u64,
     trailing: Vec<Trailing>,
+    /// Bytes to be sent, by block of the staging area behind [`RECEIVE_BYTES`].
+    blocks: [Option<StagedBlock>; BLOCKS],
+    /// Passes in which something was under way.
+    pass: u64,
     /// The queue pair that is being called.
     calling: u32,
     /// Whether records were written that the program does not see yet.
@@ -63,9 +93,9 @@ impl Copier {
         let mut ends = heap::with_room(COPY_RING_ENTRIES as usize)?;
         ends.resize(COPY_RING_ENTRIES as usize, 0);
         let trailing = heap::with_room(TRAILING_MAX)?;
-        let (used, freed, counted, calling) = (0, 0, 0, 0);
-        let ends = ends.into_boxed_slice();
-        Ok(Copier { number, ring, used, freed, ends, counted, trailing, calling, has_unposted: false })
+        let (used, freed, counted, calling, pass) = (0, 0, 0, 0, 0);
+        let (ends, blocks) = (ends.into_boxed_slice(), [None; BLOCKS]);
+        Ok(Copier { number, ring, used, freed, ends, counted, trailing, blocks, pass, calling, has_unposted: false })
     }
 
     /// How far the program is.
@@ -124,9 +154,66 @@ impl Copier {
         if std::mem::take(&mut self.has_unposted) {
             self.ring.post();
         }
+        self.pass += 1;
         let has_changed = self.ring.refresh();
         self.free_ended();
-        has_changed
+        // Queue pairs for which there was no block.
+        has_changed || self.trailing.iter().any(|trailing| trailing.last <= self.ring.counts().done)
+    }
+
+    /// The block of the queue pair of this call that has the byte at `addr`.
+    fn block_at(&self, addr: u64, tag: &StagedFor) -> Option<usize> {
+        let has = |block: &StagedBlock| {
+            block.qpn == self.calling
+                && addr.checked_sub(block.addr).is_some_and(|offset| offset < block.len.into())
+                && block.tag.is_good_for(tag)
+        };
+        self.blocks.iter().position(|block| block.as_ref().is_some_and(has))
+    }
+
+    /// Staged bytes of the block from `addr` on; `None` while its copy has not ended.
+    fn staged_part(&self, at: usize, addr: u64) -> Option<Span> {
+        let block = self.blocks[at].filter(|block| block.ticket <= self.ring.counts().done)?;
+        let offset = (addr - block.addr) as usize;
+        Some(self.ring.staging(RECEIVE_BYTES + at * BLOCK_BYTES + offset, block.len as usize - offset))
+    }
+
+    /// A block for other bytes: a free one, else the one that was not used for longest.
+    fn free_block(&self) -> Option<usize> {
+        let age = |block: &StagedBlock| {
+            let passes = self.pass - block.pass;
+            let is_free = passes > 0 && (block.is_sent || passes > UNUSED_PASSES);
+            (is_free && block.ticket <= self.ring.counts().done).then_some(passes)
+        };
+        let ages = self.blocks.iter().map(|block| block.as_ref().map_or(Some(u64::MAX), age));
+        ages.enumerate().filter_map(|(at, age)| age.map(|age| (age, at))).max().map(|(_, at)| at)
+    }
+
+    /// Begins to stage at most a block of bytes of the device. False without room.
+    fn begin_block(&mut self, addr: u64, len: u32, tag: StagedFor) -> bool {
+        // Received bytes go first: a call that has asked for room must find it.
+        if self.ring.room() <= COPIES_PER_CALL {
+            return false;
+        }
+        let Some(at) = self.free_block() else { return false };
+        if !self.note_trailing(self.ring.last() + 1) {
+            return false;
+        }
+        debug_assert!(len as usize <= BLOCK_BYTES);
+        let offset = (RECEIVE_BYTES + at * BLOCK_BYTES) as u32;
+        let ticket = self.ring.write(CopyDirection::FromDevice, offset, addr, len);
+        let end = self.end_at(ticket);
+        self.ends[end] = self.used;
+        self.has_unposted = true;
+        let (qpn, pass) = (self.calling, self.pass);
+        self.blocks[at] = Some(StagedBlock { qpn, tag, addr, len, ticket, pass, is_sent: false });
+        true
+    }
+
+    /// Whether a span is of this program's device, whose copies go on.
+    fn check(&self, span: &Span) -> Result<(), Unreachable> {
+        let is_own = span.backing() == Backing::Device(self.number);
+        if is_own && self.ring.counts().failed.is_none() { Ok(()) } else { Err(Unreachable::Gone) }
     }
 
     /// Begins the copy of `pieces` to the device.
@@ -161,6 +248,46 @@ impl CopyExecutor for Copier {
             Backing::Device(_) => Err(Unreachable::Gone),
             _ => span.write_pieces(pieces).map(|()| PlacedBytes::Done),
         }
+    }
+
+    fn stage(&mut self, span: &Span, cuts: PacketCuts, tag: StagedFor) -> Result<u32, Unreachable> {
+        self.check(span)?;
+        let (begin, end) = (span.as_ptr() as u64, span.as_ptr() as u64 + span.len() as u64);
+        let (mut addr, mut ready, mut is_ready) = (begin, 0, true);
+        while addr < end {
+            match self.block_at(addr, &tag) {
+                Some(at) => {
+                    is_ready &= self.staged_part(at, addr).is_some();
+                    addr = self.blocks[at].map_or(end, |block| block.addr + u64::from(block.len));
+                    ready = if is_ready { addr.min(end) - begin } else { ready };
+                }
+                None => {
+                    is_ready = false;
+                    if !self.begin_block(addr, cuts.whole((addr - begin) as u32, (end - addr) as u32), tag) {
+                        break;
+                    }
+                }
+            }
+        }
+        if !is_ready {
+            // Wakes it even if nothing was begun.
+            self.note_trailing(self.ring.last());
+        }
+        Ok(ready as u32)
+    }
+
+    fn staged(&mut self, span: &Span, tag: StagedFor) -> Option<Span> {
+        self.check(span).ok()?;
+        let addr = span.as_ptr() as u64;
+        let Some(at) = self.block_at(addr, &tag) else {
+            self.begin_block(addr, span.len() as u32, tag);
+            return None;
+        };
+        let part = self.staged_part(at, addr).filter(|part| part.len() >= span.len())?;
+        if let Some(block) = &mut self.blocks[at] {
+            (block.pass, block.is_sent) = (self.pass, block.is_sent || part.len() == span.len());
+        }
+        Some(part.sub(0, span.len()))
     }
 }
 

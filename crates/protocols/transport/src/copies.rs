@@ -13,6 +13,7 @@
 
 use crate::qp_shared::QpShared;
 use burst_base::heap::{self, OutOfMemory};
+use burst_base::{Nanos, Psn};
 use burst_frame::MiddleRun;
 use burst_span::{Span, Unreachable};
 
@@ -33,6 +34,56 @@ pub enum PlacedBytes {
     Begun(Ticket),
 }
 
+/// For what bytes of a device are staged: one request of one queue pair, or its answer to one READ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagedFor {
+    /// Rises when the queue pair is reset.
+    pub epoch: u32,
+    /// Whether it is an answer.
+    pub is_answer: bool,
+    /// First PSN.
+    pub psn: Psn,
+    /// When it is asked for.
+    pub now: Nanos,
+}
+
+impl StagedFor {
+    /// Whether bytes that were staged for `self` may be sent for `later`: the same, and not [`STAGED_FOR`] ago. In that time no
+    /// queue pair comes round to the same PSN.
+    pub fn is_good_for(&self, later: &StagedFor) -> bool {
+        let StagedFor { epoch, is_answer, psn, now } = *later;
+        (self.epoch, self.is_answer, self.psn) == (epoch, is_answer, psn) && now.since(self.now) < STAGED_FOR
+    }
+}
+
+/// Most bytes that are staged by one copy.
+pub const STAGED_BYTES_MAX: u32 = 64 << 10;
+
+/// Where the packets of bytes that are to be staged end.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketCuts {
+    /// Behind so many bytes first,
+    pub first: u32,
+    /// then behind each so many.
+    pub mtu: u32,
+}
+
+impl PacketCuts {
+    /// How many of `len` bytes, `offset` bytes behind the first, one copy stages: up to the end of a packet, so that each
+    /// packet's bytes are of one copy.
+    pub fn whole(&self, offset: u32, len: u32) -> u32 {
+        if len <= STAGED_BYTES_MAX {
+            return len;
+        }
+        let behind = (offset + STAGED_BYTES_MAX).saturating_sub(self.first) % self.mtu;
+        debug_assert!(behind < STAGED_BYTES_MAX, "a packet is shorter than a copy");
+        STAGED_BYTES_MAX - behind
+    }
+}
+
+/// How long staged bytes may be sent.
+pub const STAGED_FOR: Nanos = Nanos::from_ms(500);
+
 /// How far the copies of an executor are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyProgress {
@@ -51,6 +102,20 @@ pub trait CopyExecutor {
     /// # Errors
     /// The memory is gone, or the bytes cannot be taken now ([`Unreachable::Late`]). Some of them may have been copied.
     fn place(&mut self, span: &Span, pieces: &mut dyn Iterator<Item = &[u8]>) -> Result<PlacedBytes, Unreachable>;
+    /// Asks for the bytes of `span`, which is of a device. Returns how many of them, from the first on, are staged; copies of
+    /// others begin as far as there is room. With fewer than all, the queue pair is called ([`crate::Qp::on_copies`]) when more
+    /// may be there.
+    ///
+    /// # Errors
+    /// The memory is gone.
+    fn stage(&mut self, _span: &Span, _cuts: PacketCuts, _tag: StagedFor) -> Result<u32, Unreachable> {
+        Err(Unreachable::Gone)
+    }
+    /// The staged bytes of `span`, good until the end of the turn. `None`: they are not staged; then their copy begins, if there
+    /// is room.
+    fn staged(&mut self, _span: &Span, _tag: StagedFor) -> Option<Span> {
+        None
+    }
 }
 
 /// The executor of a queue pair; `None`: bytes are moved at once.
@@ -154,6 +219,33 @@ impl TicketLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_packet_is_staged_by_one_copy() {
+        for (mtu, first) in [(1024, 0), (4096, 0), (1024, 1000), (256, 1), (4096, 4095)] {
+            let (cuts, total) = (PacketCuts { first, mtu }, 300_000);
+            let mut at = 0;
+            while at < total {
+                let len = cuts.whole(at, total - at);
+                assert!(len > 0 && len <= STAGED_BYTES_MAX);
+                at += len;
+                assert!(at == total || at >= first && (at - first) % mtu == 0, "{mtu} {first}: cut at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn staged_bytes_are_of_one_request_and_not_old() {
+        let tag = StagedFor { epoch: 1, is_answer: false, psn: Psn::new(7), now: Nanos(1000) };
+        assert!(tag.is_good_for(&StagedFor { now: Nanos(2000), ..tag }));
+        assert!(!tag.is_good_for(&StagedFor { now: tag.now + STAGED_FOR, ..tag }));
+        let others = [
+            StagedFor { epoch: 2, ..tag },
+            StagedFor { is_answer: true, ..tag },
+            StagedFor { psn: Psn::new(8), ..tag },
+        ];
+        assert!(others.iter().all(|other| !tag.is_good_for(other)));
+    }
 
     #[test]
     fn tickets_end_in_their_order() {

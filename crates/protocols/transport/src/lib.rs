@@ -16,7 +16,7 @@
 //! | `rtt`, `ack_report` | round trips and time-outs; what acknowledgements say to congestion control |
 //! | `records`, `peer_shares`, `psn_bits` | the pool of records of loss recovery; each peer's share; sets of PSNs |
 //! | `failure` | what a queue pair says of its end in error, and of itself |
-//! | `copies`, `trail` | who places received bytes, and when; what waits until they are there |
+//! | `copies`, `trail` | who places received bytes, and stages those to be sent, and when; what waits until they are there |
 //! | `check` | what must hold between two calls, for simulators and tests |
 //!
 //! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, annex A14 (XRC) and annex A17 (RoCEv2).
@@ -54,7 +54,10 @@ pub use api::{
 };
 pub use burst_frame::MiddleRun;
 pub use check::QpPositions;
-pub use copies::{COPIES_PER_CALL, CopyExecutor, CopyProgress, PlacedBytes, Ticket, TicketLine};
+pub use copies::{
+    COPIES_PER_CALL, CopyExecutor, CopyProgress, PacketCuts, PlacedBytes, STAGED_BYTES_MAX, STAGED_FOR, StagedFor,
+    Ticket, TicketLine,
+};
 pub use failure::{FailedPart, NamedMemory, QpFacts, QpFailure};
 pub use psn_bits::WINDOW_PSNS;
 pub use qp::Qp;

@@ -11,6 +11,7 @@ pub(crate) mod families;
 pub(crate) mod prefetch;
 pub(crate) mod receipts;
 pub(crate) mod source_port;
+pub(crate) mod staging;
 pub(crate) mod trailing;
 pub(crate) mod trains;
 pub(crate) mod transitions;
@@ -333,7 +334,7 @@ impl Qp {
 
     /// Sends requests in the states that allow it.
     #[inline(always)]
-    fn poll_requests(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
+    pub(crate) fn poll_requests(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         let state = match self.shared.state {
             QpState::Rts | QpState::Sqd => self.req.poll_requests(&mut self.shared, budget, env),
             _ => TxState::Idle,
@@ -353,7 +354,7 @@ impl Qp {
     }
 
     /// Sends pending answers; false if budget or batch ended before all were sent.
-    fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+    pub(crate) fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         if self.resp.pending & READ_ACK_DUE != 0 {
             let is_pushed = match self.shared.id.qp_type {
                 QpType::Uc => self.push_receipt(env),

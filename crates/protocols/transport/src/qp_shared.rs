@@ -46,8 +46,10 @@ pub(crate) struct QpShared {
     pub(crate) trail: Option<Box<Trail>>,
     /// While copies are open: the first PSN whose bytes may be missing. READs from there on are not answered.
     pub(crate) held_from: Option<Psn>,
+    /// Rises with each reset, so that bytes that were staged before are not sent.
+    pub(crate) staging_epoch: u32,
     /// Nothing: what most packets use begins behind the first two lines.
-    _unused: [u64; 5],
+    _unused: [u32; 9],
     pub(crate) attr: QpAttr,
     /// `attr.dest_qpn` and `attr.qp_access_flags`, in a line that each packet uses.
     pub(crate) dest_qpn: Qpn,
@@ -79,7 +81,8 @@ impl QpShared {
         QpShared {
             trail: None,
             held_from: None,
-            _unused: [0; 5],
+            staging_epoch: 0,
+            _unused: [0; 9],
             attr: QpAttr { cap, ..QpAttr::default() },
             dest_qpn: QpAttr::default().dest_qpn,
             access_flags: 0,
@@ -105,6 +108,7 @@ impl QpShared {
         self.state = QpState::Reset;
         self.trail.as_deref_mut().into_iter().for_each(Trail::clear);
         self.held_from = None;
+        self.staging_epoch = self.staging_epoch.wrapping_add(1);
         debug_assert!(self.failed.is_none() && self.mtu > 0);
     }
 

@@ -20,7 +20,7 @@
 
 use crate::ack_report::AckReport;
 use crate::api::{Effects, HostPressure, INFLIGHT_WQES_MAX, Signal, XrcSrq};
-use crate::copies::{CopyExecutor, CopyProgress, PlacedBytes, Ticket};
+use crate::copies::{CopyExecutor, CopyProgress, PacketCuts, PlacedBytes, StagedFor, Ticket};
 use crate::failure::QpFailure;
 use crate::qp_shared::vendor_err;
 use crate::records::RecordPool;
@@ -238,6 +238,12 @@ impl CopyExecutor for TrailingEffects<'_> {
             self.trail.note_ticket(ticket);
         }
         Ok(placed)
+    }
+    fn stage(&mut self, span: &Span, cuts: PacketCuts, tag: StagedFor) -> Result<u32, Unreachable> {
+        self.fx.copies().ok_or(Unreachable::Gone)?.stage(span, cuts, tag)
+    }
+    fn staged(&mut self, span: &Span, tag: StagedFor) -> Option<Span> {
+        self.fx.copies()?.staged(span, tag)
     }
 }
 

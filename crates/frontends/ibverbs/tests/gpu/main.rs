@@ -7,3 +7,4 @@ mod fake;
 #[allow(dead_code, reason = "these tests use a part of it")]
 mod pair;
 mod receiving;
+mod sending;

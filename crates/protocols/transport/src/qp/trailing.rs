@@ -34,6 +34,9 @@ impl Qp {
 
     /// Copies have ended: what waited for them leaves.
     pub fn on_copies(&mut self, progress: CopyProgress, env: &mut Env<'_>) {
+        // Bytes may be staged for which it has waited.
+        self.req.stalled = false;
+        self.resp.unpark();
         let Some(trail) = self.shared.trail.as_mut().filter(|trail| trail.is_open()) else { return };
         let due = trail.advance(progress, env.fx);
         let fails = trail.fails_by(progress);
@@ -146,7 +149,7 @@ impl Qp {
     pub(crate) fn poll_tx_trailing(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         debug_assert!(budget.wqes as usize <= CALL_COMPLETIONS);
         match self.take_trail(false, env) {
-            Some(trail) => self.trailing(trail, env, |qp, env| qp.poll_tx(budget, env)),
+            Some(trail) => self.trailing(trail, env, |qp, env| qp.poll_staged_turn(budget, env)),
             None => TxState::Idle,
         }
     }

@@ -179,6 +179,12 @@ impl Requester {
         Fetched::Request
     }
 
+    /// Takes the next work request, if there is one that may be taken: for a turn that looks at its bytes first.
+    pub(crate) fn take_next(&mut self, qp: &mut QpShared, env: &mut Env<'_>) {
+        // What stops it stops the turn, too.
+        let _: Fetched = self.fetch(qp, env);
+    }
+
     #[inline(always)]
     fn put_in_flight(
         &mut self,
