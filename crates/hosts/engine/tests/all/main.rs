@@ -5,6 +5,7 @@ mod activity;
 mod agreement;
 mod automatic;
 mod congestion;
+mod copiers;
 mod events;
 mod failures;
 mod fall;

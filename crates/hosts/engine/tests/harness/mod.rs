@@ -16,7 +16,7 @@ use burst_engine::objects::{SrqShared, XrcEntry};
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{ContextSlot, EngineCq, QpChange, QpHolder, QpSlot, Worker, WorkerOptions};
 use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy};
-use burst_mem::{KeySpace, MapPiece, MrTable, Region, Span};
+use burst_mem::{DeviceNumber, KeySpace, MapPiece, Mapping, MrTable, Region, Span};
 use burst_port::{Port, PortCaps};
 use burst_shm::cq::CqConsumer;
 use burst_shm::doorbell::Doorbells;
@@ -29,6 +29,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 pub const PD: u32 = 1;
+/// Address on the device of a region of a device's memory.
+pub const DEVICE_BASE: u64 = 0x7f00_0000_0000;
 pub const CAP: QpCap =
     QpCap { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
 const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
@@ -46,6 +48,7 @@ pub struct Host {
     pub traffic_class: u8,
     pub memory: Span,
     qpns: QpnSpace,
+    keys: KeySpace,
     async_events: Arc<dyn EventSink>,
     next_cq: u32,
     next_doorbell: u32,
@@ -130,6 +133,7 @@ impl Host {
             traffic_class,
             memory,
             qpns,
+            keys,
             async_events,
             next_cq,
             next_doorbell,
@@ -150,6 +154,14 @@ impl Host {
         let slot =
             ContextSlot { account, program, fills: None, doorbells, queues: Vec::new(), async_events, wake: None };
         self.worker.add_context(self.context, slot);
+    }
+
+    /// Registers `bytes` of a device's memory at [`BASE`], which the copier of this number copies; returns the key.
+    pub fn add_device_region(&mut self, copier: DeviceNumber, bytes: u64) -> u32 {
+        let key = self.keys.alloc().expect("key");
+        let mapping = Mapping::Device { copier, addr: DEVICE_BASE };
+        self.worker.add_region(Arc::new(Region::new(key, PD, BASE, bytes, ALL_RIGHTS, mapping)));
+        key
     }
 
     pub fn create(&mut self, qp_type: QpType) -> AppQp {
