@@ -258,7 +258,7 @@ reasons! {
     ProxyPeerLost, "proxy_peer_lost", Note, "A connection was reset at both ends because the other proxy was given up: its process or host has ended, it was away for longer than resume_s, it broke the protocol, or the policy no longer names it.", "Start the other proxy and see its log; use burst proxy drain before a restart, and raise resume_s for a network that is away for longer.";
     ProxyTcpFailed, "proxy_tcp_failed", Note, "A connection that the proxy relayed by TCP failed: one of its two TCP connections could not be made or was reset.", "Look at the error beside it, and at the server; the reason why no peer carried the connection is named, too.";
     // --- bytes that an engine copies
-    CopyFailed, "copy_failed", Completion, "The engine that copies a program's received bytes has failed or stopped.", "No engine of this release copies: report it.";
+    CopyFailed, "gpu_copy_failed", Completion, "A copy to or from the memory of a program's GPU has failed: the memory was freed while it was registered, or its context has ended. All GPU memory that the context had registered is lost.", "Deregister memory before it is freed; open the device again (docs/gpu.md).";
     CopyPending, "copy_pending", Nak, "A request that must see earlier bytes came while these were still being copied; an RNR NAK asks for it again.", "Nothing: the peer sends it again.";
     CopyQueueFull, "copy_queue_full", Drop, "A packet was dropped because the copies that a queue pair has begun, or what waits for them, are too many.", "Nothing if rare: the peer sends it again.";
 }

@@ -5,7 +5,7 @@
 //! ([`burst_ffi`]).
 
 use burst_ffi::guarded;
-pub use burst_ffi::{EINVAL, EIO, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, set_errno};
+pub use burst_ffi::{EBADF, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, set_errno};
 use std::ffi::c_int;
 
 /// For functions that return an errno value.

@@ -3,7 +3,7 @@
 //! A registration makes the application's pages reachable for the daemon ([`burst_mem::swap`]) and sends it the descriptors.
 //! Deregistration goes the other way: the daemon unmaps the pages first, then they become private again.
 
-use crate::boundary::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::boundary::{self, EBADF, EINVAL, EIO, EOPNOTSUPP, Outcome};
 use crate::context::VerbsContext;
 use crate::domain;
 use crate::sys::*;
@@ -162,6 +162,44 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
     boundary::pointer(|| unsafe { register(pd, addr, length, iova, access) })
+}
+
+/// `ibv_reg_dmabuf_mr`: memory of a GPU, by the address that programs give as `iova`, which is that on the device. The
+/// descriptor is not used: the bytes are copied by CUDA.
+///
+/// EOPNOTSUPP: the program has not loaded CUDA, or `iova` is no address of a device. EBADF: `fd` is no descriptor; by this
+/// answer to descriptor -1 UCX and NCCL know that there are such regions.
+///
+/// # Safety
+/// As for `ibv_reg_mr`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    boundary::pointer(|| {
+        if !memory::may_copy_for_devices() {
+            return Err(EOPNOTSUPP);
+        }
+        // SAFETY: asks for the flags of a descriptor, if there is one.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            return Err(EBADF);
+        }
+        if length == 0 {
+            return Err(EINVAL);
+        }
+        let access = check_access(access as u32)?;
+        if access & access::ZERO_BASED != 0 || !memory::is_on_device(iova, length as u64) {
+            return Err(EOPNOTSUPP);
+        }
+        let range = MemoryRange { addr: iova as usize, len: length, iova, access, replaces: None };
+        // SAFETY: the caller's promise.
+        unsafe { new_mr(pd, range, offset as usize as *mut c_void) }
+    })
 }
 
 /// `ibv_dereg_mr`.

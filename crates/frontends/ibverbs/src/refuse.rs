@@ -87,7 +87,6 @@ macro_rules! absent {
 }
 
 absent! {
-    ibv_reg_dmabuf_mr -> pointer,
     ibv_alloc_dmah -> pointer,
     ibv_dealloc_dmah -> value,
     ibv_reg_mr_ex -> pointer,

@@ -27,6 +27,8 @@ pub type Outcome<T> = Result<T, Errno>;
 
 /// The argument is wrong, or the object is not in a state for this.
 pub const EINVAL: Errno = Errno(libc::EINVAL);
+/// No descriptor.
+pub const EBADF: Errno = Errno(libc::EBADF);
 /// No memory, or no room in a queue.
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
 /// Not offered.

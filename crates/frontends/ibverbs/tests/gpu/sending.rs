@@ -3,9 +3,10 @@
 use crate::daemon::socket;
 use crate::fake::{cuda, lock};
 use crate::pair::*;
-use crate::receiving::{device_mr, pattern};
+use crate::receiving::{RIGHTS, device_mr, pattern};
 use burst_client::Daemon;
-use burst_ibverbs::pd_mr::ibv_dereg_mr;
+use burst_ibverbs::boundary;
+use burst_ibverbs::pd_mr::{ibv_dereg_mr, ibv_reg_dmabuf_mr, ibv_reg_mr};
 use burst_ibverbs::sys::*;
 use std::time::Duration;
 
@@ -58,6 +59,61 @@ fn responses_to_reads_leave_the_device() {
         unsafe { assert_eq!((ibv_dereg_mr(source), ibv_dereg_mr(rm)), (0, 0)) };
         cuda.free(device);
     }
+}
+
+#[test]
+fn a_dma_buf_is_registered_by_the_address_on_the_device() {
+    let (_one, Some(cuda), Some(open)) = (lock(), cuda(), Open::new()) else { return };
+    let reg = |iova: u64, len: usize, fd: i32| {
+        // SAFETY: a live PD; the library checks the rest.
+        let mr = unsafe { ibv_reg_dmabuf_mr(open.pd, 0, len, iova, fd, RIGHTS) };
+        if mr.is_null() { Err(boundary::errno()) } else { Ok(mr) }
+    };
+    let (cq, len) = (open.cq(64), 9000);
+    let (a, _b) = open.pair(cq);
+    let device = cuda.alloc(len);
+    let (bytes, mut written) = (pattern(11, len), vec![0u8; len]);
+    cuda.put(device, &bytes);
+    assert_eq!(reg(device, len, -1).err(), Some(boundary::EBADF), "what programs probe for");
+    assert_eq!(reg(bytes.as_ptr() as u64, len, 0).err(), Some(boundary::EOPNOTSUPP), "not on a device");
+    assert_eq!(reg(device, len + 1, 0).err(), Some(boundary::EOPNOTSUPP), "not all of it");
+    let source = reg(device, len, 0).expect("a region");
+    let wm = open.mr(&mut written);
+    // SAFETY: a live region.
+    let (lkey, shown) = unsafe { ((*source).lkey, (*source).addr) };
+    assert!(shown.is_null(), "the offset, as rdma-core has it");
+    let mut piece = [ibv_sge { addr: device, length: len as u32, lkey }];
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut piece), wm, 0)).0, 0);
+    complete_all(cq, 1);
+    assert!(written == bytes);
+    // SAFETY: a live region.
+    assert_eq!(unsafe { ibv_dereg_mr(source) }, 0);
+}
+
+#[test]
+fn atomics_to_a_device_are_refused() {
+    let (_one, Some(cuda), Some(open)) = (lock(), cuda(), Open::new()) else { return };
+    let cq = open.cq(64);
+    let (a, _b) = open.pair(cq);
+    let device = cuda.alloc(64);
+    cuda.put(device, &[7; 64]);
+    // SAFETY: a live PD.
+    let target = unsafe { ibv_reg_mr(open.pd, device as *mut _, 64, RIGHTS | IBV_ACCESS_REMOTE_ATOMIC as i32) };
+    assert!(!target.is_null(), "{:?}", boundary::errno());
+    let mut result = vec![0u8; 8];
+    let rm = open.mr(&mut result);
+    let mut piece = [sge(rm, 0, 8)];
+    let mut request = wr(IBV_WR_ATOMIC_FETCH_AND_ADD, &mut piece);
+    // SAFETY: live regions.
+    unsafe {
+        request.wr.atomic.remote_addr = (*target).addr as u64;
+        request.wr.atomic.rkey = (*target).rkey;
+        request.wr.atomic.compare_add = 2;
+    }
+    assert_eq!(send(a, &mut request).0, 0);
+    let end = complete(cq);
+    assert!([IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR].contains(&end.status), "status {}", end.status);
+    assert_eq!(cuda.get(device, 64), [7; 64]);
 }
 
 #[test]

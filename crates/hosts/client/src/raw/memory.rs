@@ -111,6 +111,16 @@ pub fn register(context: &RawContext, pd: u32, range: MemoryRange) -> Result<Raw
     }
 }
 
+/// Whether this process can copy for the memory of devices: it has loaded CUDA.
+pub fn may_copy_for_devices() -> bool {
+    CudaDriver::find().is_some()
+}
+
+/// Whether `len` bytes at `addr` are in the memory of a device.
+pub fn is_on_device(addr: u64, len: u64) -> bool {
+    CudaDriver::find().is_some_and(|driver| driver.device_context(addr, len).is_some())
+}
+
 /// Registers memory of a device, which this process copies for the daemon.
 fn register_device(context: &RawContext, pd: u32, range: MemoryRange, device: DeviceContext) -> Result<RawMr> {
     let (addr, len) = (range.addr as u64, range.len as u64);
