@@ -3,6 +3,7 @@
 #[path = "../../../../hosts/client/tests/live/daemon.rs"]
 mod daemon;
 mod fake;
+mod killing;
 #[path = "../live/pair.rs"]
 #[allow(dead_code, reason = "these tests use a part of it")]
 mod pair;
