@@ -8,7 +8,7 @@
 //! [`UNUSED_PASSES`] passes.
 //!
 //! **Bounds.** Of a copier: [`COPY_RING_ENTRIES`] open copies, [`RECEIVE_BYTES`] staged bytes, [`TRAILING_MAX`] queue pairs that
-//! wait for it. What finds no room is dropped like a packet without a buffer, and sent again.
+//! wait for it with received bytes. What finds no room is dropped like a packet without a buffer, and sent again.
 //!
 //! **Trust.** The worker writes records only for ranges that keys have opened. A program that lies, stops or dies ends or delays
 //! its own queue pairs; its bytes are its own in any case. After a copy that has failed nothing is copied any more: all device
@@ -82,6 +82,8 @@ pub struct Copier {
     calling: u32,
     /// Whether records were written that the program does not see yet.
     has_unposted: bool,
+    /// Whether queue pairs wait for bytes to be sent that found no place in `trailing`.
+    wakes_all: bool,
 }
 
 impl Copier {
@@ -95,7 +97,21 @@ impl Copier {
         let trailing = heap::with_room(TRAILING_MAX)?;
         let (used, freed, counted, calling, pass) = (0, 0, 0, 0, 0);
         let (ends, blocks) = (ends.into_boxed_slice(), [None; BLOCKS]);
-        Ok(Copier { number, ring, used, freed, ends, counted, trailing, blocks, pass, calling, has_unposted: false })
+        let (has_unposted, wakes_all) = (false, false);
+        Ok(Copier {
+            number,
+            ring,
+            used,
+            freed,
+            ends,
+            counted,
+            trailing,
+            blocks,
+            pass,
+            calling,
+            has_unposted,
+            wakes_all,
+        })
     }
 
     /// How far the program is.
@@ -110,7 +126,7 @@ impl Copier {
     }
 
     /// Offset of `len` free bytes in one piece, behind those in use.
-    fn stage(&mut self, len: u64) -> Option<u64> {
+    fn take_bytes(&mut self, len: u64) -> Option<u64> {
         let whole = RECEIVE_BYTES as u64;
         let at = self.used % whole;
         let begin = if at + len > whole { self.used + (whole - at) } else { self.used };
@@ -158,7 +174,10 @@ impl Copier {
         let has_changed = self.ring.refresh();
         self.free_ended();
         // Queue pairs for which there was no block.
-        has_changed || self.trailing.iter().any(|trailing| trailing.last <= self.ring.counts().done)
+        let done = self.ring.counts().done;
+        has_changed
+            || self.trailing.iter().any(|trailing| trailing.last <= done)
+            || (self.wakes_all && done == self.ring.last())
     }
 
     /// The block of the queue pair of this call that has the byte at `addr`.
@@ -221,10 +240,12 @@ impl Copier {
         if self.ring.counts().failed.is_some() {
             return Err(Unreachable::Gone);
         }
+        let before = self.used;
+        let offset = self.take_bytes(span.len() as u64).ok_or(Unreachable::Late)?;
         if self.ring.room() == 0 || !self.note_trailing(self.ring.last() + 1) {
+            self.used = before;
             return Err(Unreachable::Late);
         }
-        let offset = self.stage(span.len() as u64).ok_or(Unreachable::Late)?;
         self.ring.staging(offset as usize, span.len()).write_pieces(pieces)?;
         let ticket = self.ring.write(CopyDirection::ToDevice, offset as u32, span.as_ptr() as u64, span.len() as u32);
         let end = self.end_at(ticket);
@@ -269,9 +290,8 @@ impl CopyExecutor for Copier {
                 }
             }
         }
-        if !is_ready {
-            // Wakes it even if nothing was begun.
-            self.note_trailing(self.ring.last());
+        if !is_ready && !self.note_trailing(self.ring.last()) {
+            self.wakes_all = true;
         }
         Ok(ready as u32)
     }
@@ -372,6 +392,12 @@ impl Copiers {
             false => *at += 1,
         }
         Some(Qpn::new(trailing.qpn))
+    }
+
+    /// Whether all queue pairs of a context must be called: more wait than are noted.
+    pub fn take_wakes_all(&mut self, context: u32) -> bool {
+        let copier = self.of.get_mut(context as usize).and_then(Option::as_mut);
+        copier.is_some_and(|copier| std::mem::take(&mut copier.wakes_all))
     }
 
     /// Takes the copier of `active` number `at` off if nothing of it is under way. Returns whether it was.

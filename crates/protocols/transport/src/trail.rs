@@ -191,8 +191,8 @@ impl Trail {
     pub(crate) fn fails_by(&self, progress: CopyProgress) -> bool {
         self.is_open() && progress.failed.is_some_and(|failed| failed <= self.last)
     }
-    /// Ends what waits for a copy that has failed: no ticket is open any more.
-    pub(crate) fn fail(&mut self, fx: &mut dyn Effects) {
+    /// Ends what waits for a copy that has failed: no ticket is open any more. Returns whether a completion says so.
+    pub(crate) fn fail(&mut self, fx: &mut dyn Effects) -> bool {
         let mut is_first = true;
         for held in &self.held[self.completed..] {
             let HeldCompletion { cq, mut cqe, solicited, .. } = *held;
@@ -211,10 +211,8 @@ impl Trail {
                 fx.complete(cq, cqe, solicited);
             }
         }
-        if is_first {
-            fx.count(Reason::CopyFailed);
-        }
         self.clear();
+        !is_first
     }
 }
 

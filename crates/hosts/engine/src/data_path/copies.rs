@@ -2,10 +2,11 @@
 
 use crate::data_path::DataPath;
 use burst_base::Nanos;
+use burst_transport::CopyProgress;
 
 impl DataPath<'_> {
     /// Looks at the copiers that have something under way. Returns whether copies have ended. At most
-    /// [`crate::copiers::TRAILING_MAX`] queue pairs of each copier are called.
+    /// [`crate::copiers::TRAILING_MAX`] queue pairs of each copier are called, or all, if more wait.
     #[cold]
     #[inline(never)]
     pub(crate) fn run_copiers(&mut self, now: Nanos) -> bool {
@@ -28,6 +29,19 @@ impl DataPath<'_> {
             let _ = self.call_qp(now, qpn, |qp, env| qp.on_copies(progress, env));
             self.core.settle(now, self.core.directory.find(qpn));
         }
+        if self.core.outbox.copiers.take_wakes_all(context) {
+            self.call_all(now, context, progress);
+        }
         true
+    }
+
+    /// Calls all queue pairs of a context: more of them wait for bytes to be sent than are noted.
+    fn call_all(&mut self, now: Nanos, context: u32, progress: CopyProgress) {
+        for index in 0..self.core.qps.len() as u32 {
+            let slot = self.core.qps[index as usize].as_ref().filter(|slot| slot.holder.context == context);
+            let Some(qpn) = slot.map(|slot| slot.qpn) else { continue };
+            let _ = self.call_qp(now, qpn, |qp, env| qp.on_copies(progress, env));
+            self.core.settle(now, index);
+        }
     }
 }

@@ -248,3 +248,65 @@ fn as_many_queue_pairs_wait_as_are_charged() {
     });
     assert!(all, "{done:?}");
 }
+
+#[test]
+fn more_queue_pairs_send_from_a_device_than_are_noted() {
+    let mut pair = Pair::new(11, 10_000);
+    let mut more = Vec::new();
+    for _ in 0..2 * TRAILING_MAX + 3 {
+        let ends = [0, 1].map(|at| pair.hosts[at].create(QpType::Rc));
+        for at in 0..2 {
+            let caps = pair.hosts[1 - at].caps.clone();
+            pair.hosts[at].connect(&ends[at], ends[1 - at].qpn, &caps, Mtu::B1024);
+        }
+        more.push(ends);
+    }
+    let mut rng = Rng::new(1);
+    pair.programs[0].device.iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
+    let entry = pair.sge(0, 0, 30_000);
+    for ends in &mut more {
+        let wqe = request(WrOpcode::RdmaWrite, 1, BASE, pair.keys[1]);
+        pair.hosts[0].post(&mut ends[0], wqe, &[entry]);
+    }
+    let mut done = vec![false; more.len()];
+    let all = pair.run(|_| {
+        for (at, ends) in more.iter_mut().enumerate() {
+            while let Some(cqe) = poll(&mut ends[0]) {
+                assert_eq!(cqe.status, WcStatus::Success as u8);
+                done[at] = true;
+            }
+        }
+        done.iter().all(|done| *done)
+    });
+    assert!(all, "{} of {} ended", done.iter().filter(|done| **done).count(), done.len());
+    assert!(pair.programs[0].device[..30_000] == pair.programs[1].device[..30_000]);
+}
+
+#[test]
+fn a_receive_that_is_half_full_says_that_its_copy_has_failed() {
+    let mut pair = Pair::new(13, 0);
+    pair.programs[1].works = false;
+    let (near, far) = (pair.sge(0, 0, 250_000), pair.sge(1, 0, 250_000));
+    pair.qps[1].rq.write(5, &[far]).expect("room");
+    let _ = pair.qps[1].rq.post();
+    pair.hosts[0].post(&mut pair.qps[0], request(WrOpcode::Send, 4, 0, 0), &[near]);
+    while pair.programs[1].ring.take() == Ok(None) {
+        let mut passes = 0;
+        pair.run(|_| {
+            passes += 1;
+            passes == 2
+        });
+    }
+    pair.programs[1].ring.fail(1);
+    let mut ends = Vec::new();
+    let done = pair.run(|qps| {
+        let ended = qps.iter_mut().flat_map(|qp| std::iter::from_fn(|| poll(qp)));
+        ends.extend(ended.map(|cqe| (cqe.wr_id, cqe.status, cqe.vendor_err)));
+        ends.len() == 2
+    });
+    ends.sort_unstable();
+    assert!(done, "{ends:?}");
+    let failed = Reason::CopyFailed.index() as u32 + 1;
+    assert_eq!((ends[0].0, ends[0].1), (4, WcStatus::RemOpErr as u8));
+    assert_eq!(ends[1], (5, WcStatus::LocProtErr as u8, failed));
+}

@@ -34,6 +34,9 @@ impl Qp {
 
     /// Copies have ended: what waited for them leaves.
     pub fn on_copies(&mut self, progress: CopyProgress, env: &mut Env<'_>) {
+        if !self.shared.trails {
+            return;
+        }
         // Bytes may be staged for which it has waited.
         self.req.stalled = false;
         self.resp.unpark();
@@ -59,8 +62,15 @@ impl Qp {
     fn fail_copies(&mut self, env: &mut Env<'_>) {
         let Some(trail) = &mut self.shared.trail else { return };
         let (psn, msn) = trail.limit;
-        trail.fail(env.fx);
+        let is_said = trail.fail(env.fx);
         self.shared.held_from = None;
+        if !is_said && self.resp.recv.loaded {
+            // Its message has not come whole.
+            let (status, reason) = (WcStatus::LocProtErr, Reason::CopyFailed);
+            self.resp.complete_receive_error(&self.shared, status, reason, env);
+        } else if !is_said {
+            env.fx.count(Reason::CopyFailed);
+        }
         if !matches!(self.shared.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             return;
         }
