@@ -117,7 +117,7 @@ static void begin(void)
         abort();
     for (int i = 0; i < CONTEXTS; i++)
         contexts[i].number = i;
-    const char *us = getenv("FAKE_CUDA_DELAY_US"), *seed = getenv("FAKE_CUDA_SEED");
+    const char *us = getenv("BURST_FAKE_CUDA_DELAY_US"), *seed = getenv("BURST_FAKE_CUDA_SEED");
     delay_us = us ? strtoull(us, NULL, 0) : 0;
     state += seed ? strtoull(seed, NULL, 0) : 0;
     pthread_t thread;

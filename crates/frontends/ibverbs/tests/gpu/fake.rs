@@ -52,7 +52,12 @@ fn load() -> Option<FakeCuda> {
         return None;
     }
     // SAFETY: before the library reads its environment, and no other thread does: each test takes the lock first.
-    unsafe { std::env::set_var("FAKE_CUDA_DELAY_US", "300") };
+    unsafe {
+        std::env::set_var("BURST_FAKE_CUDA_DELAY_US", "300");
+        if std::env::var_os("BURST_FAKE_CUDA_SEED").is_none() {
+            std::env::set_var("BURST_FAKE_CUDA_SEED", "1");
+        }
+    }
     let path = CString::new(file.as_os_str().as_bytes()).expect("no zero byte");
     // SAFETY: a library without constructors.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };

@@ -141,7 +141,11 @@ fn a_header_in_host_memory_goes_before_bytes_of_the_device() {
 #[test]
 fn bytes_go_from_device_to_device_over_a_wire_that_loses_packets() {
     let (_one, Some(cuda), Some(open)) = (lock(), cuda(), Open::new()) else { return };
-    let mut daemon = Daemon::connect(socket().expect("a daemon")).expect("a connection");
+    let mut daemon = match burst_control::in_process::is_chosen() {
+        true => Daemon::in_process(),
+        false => Daemon::connect(socket().expect("a daemon")),
+    }
+    .expect("a connection");
     daemon.impair(0, "loss=1%", Duration::from_secs(60)).expect("an impairment");
     let cq = open.cq(64);
     let (a, b) = open.pair(cq);

@@ -13,6 +13,7 @@ use burst_control::{Refusal, Response};
 use burst_engine::urma::address_of;
 use burst_engine::urma::{TenantCall, UrmaTenant};
 use burst_ledger::{Charge, Resource};
+use burst_mem::Mapping;
 use burst_shm::record_ring;
 use burst_urma::SegmentConfig;
 use std::collections::HashMap;
@@ -195,6 +196,9 @@ impl Context {
             }
             UrmaCall::RegisterSegment { mr, addr, len, token, access } => {
                 let Some(region) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+                if matches!(region.region.mapping, Mapping::Device { .. }) {
+                    return refuse(libc::EOPNOTSUPP, "URMA does not reach the memory of a GPU");
+                }
                 region_of_segment = Some(mr);
                 TenantCall::RegisterSegment(region.key, SegmentConfig { addr, len, token, access })
             }

@@ -399,3 +399,25 @@ fn no_other_program_takes_the_port_of_urma_before_between_and_after_programs_tha
     assert!(is_free(free));
     uses(&mut host, free).0.expect("a node");
 }
+
+#[test]
+fn a_program_opens_one_copier_and_its_device_memory_is_no_segment() {
+    let mut host = host_with_nodes(100);
+    let (mut a, _) = start(&mut host, 1001);
+    let pd = a.pd;
+    let device = |pieces| Request::RegMr { pd, addr: BASE, len: 100, iova: BASE, access: 1, pieces, replaces: None };
+    let piece = |len| MrPiece { addr: 0x7f00_0000_0000, len, kind: MrPieceKind::Device };
+    let refusal = a.ask(&mut host, device(vec![piece(100)])).expect_err("no copier");
+    assert_eq!(refusal.errno, libc::EINVAL, "{}", refusal.sentence);
+    assert!(matches!(a.ask(&mut host, Request::OpenCopier), Ok(Response::Done)));
+    assert_eq!(errno(a.ask(&mut host, Request::OpenCopier)), libc::EEXIST);
+    let beyond = MrPiece { addr: u64::MAX, ..piece(100) };
+    for wrong in [vec![piece(99)], vec![piece(50), piece(50)], vec![beyond]] {
+        assert_eq!(errno(a.ask(&mut host, device(wrong))), libc::EINVAL);
+    }
+    let Ok(Response::Mr { mr, .. }) = a.ask(&mut host, device(vec![piece(100)])) else { panic!("no region") };
+    let segment = UrmaCall::RegisterSegment { mr, addr: BASE, len: 100, token: Some(1), access: 1 };
+    assert_eq!(errno(call(&mut a, &mut host, segment)), libc::EOPNOTSUPP);
+    assert!(matches!(a.ask(&mut host, Request::DeregMr { mr }), Ok(Response::Done)));
+    a.end(&mut host);
+}
