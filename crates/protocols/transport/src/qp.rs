@@ -504,14 +504,20 @@ impl Qp {
 }
 
 impl Qp {
-    /// Bytes that the next packet puts in flight. With less room in the window nothing is sent, unless nothing is in flight.
+    /// The first PSN that was never sent.
+    pub fn sent_psn(&self) -> Psn {
+        self.req.recovery.sent_psn()
+    }
+
+    /// Bytes of room in the window without which the next packet is not sent, unless nothing is in flight: those that it puts in
+    /// flight, or half of those of a piece of a READ in the standard family.
     pub fn next_bytes(&self) -> u64 {
         if self.req.sel.active && self.req.sel.wants_repair() {
             return self.shared.mtu.into();
         }
         let Some(request) = self.req.recovery.next() else { return 0 };
         u64::from(match request.work {
-            Work::Read => self.req.read_piece(&self.shared, request).1,
+            Work::Read => self.req.read_room(self.req.read_piece(&self.shared, request).1),
             _ => (request.length - self.req.recovery.next_packet() * self.shared.mtu).min(self.shared.mtu),
         })
     }

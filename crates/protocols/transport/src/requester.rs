@@ -43,7 +43,7 @@ use crate::requester::probe_state::{BACK, BEGIN_BACK, MEASURE_DUE, MEASURING, PR
 use crate::requester::read_acks::ReadAckSender;
 use crate::requester::receipts::UcReceipts;
 use crate::requester::recovery::{InflightWqe, Recovery};
-use crate::requester::selective::{MeasuredPacket, SelectiveRequester};
+use crate::requester::selective::{MeasuredPacket, SelectiveProbe, SelectiveRequester};
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::send_flags;
 use burst_base::{Nanos, Psn, RtoMode};
@@ -218,7 +218,11 @@ impl Requester {
         if self.rnr_deadline != Nanos::NEVER {
             return false;
         }
-        if self.recovery.wants_repair() || self.turn_due & PROBE != 0 || sel.answer_due || sel.probe_due {
+        if self.recovery.wants_repair()
+            || self.turn_due & PROBE != 0
+            || sel.answer_due
+            || sel.probe == SelectiveProbe::Due
+        {
             return true;
         }
         let first = sel.losses.as_ref().and_then(|losses| losses.first_lost());
@@ -364,7 +368,8 @@ impl Requester {
     pub(crate) fn stop_selective(&mut self) {
         let sel = &mut self.sel;
         (sel.deadline, sel.covered_bytes, sel.measured) = (Nanos::NEVER, 0, None);
-        (sel.probe_due, sel.answer_due, sel.probes, sel.backoff, sel.sent_since) = (false, false, 0, 0, true);
+        (sel.probe, sel.answer_due) = (SelectiveProbe::None, false);
+        (sel.probes, sel.backoff, sel.sent_since) = (0, 0, true);
     }
 
     /// Something is to be sent again.

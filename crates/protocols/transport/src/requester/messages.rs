@@ -248,6 +248,14 @@ impl Requester {
         (end, (request.length - pkt * qp.mtu).min((end - pkt) * qp.mtu))
     }
 
+    /// Room in the window that a piece of a READ with a response of `len` bytes needs. In the standard family half of it: the
+    /// pieces in flight are as many as the window holds, rounded to the nearest number. Rounded down, a window of less than two
+    /// pieces would carry half of what it allows, and grow by as little. In the other one the responder has a window in
+    /// packets.
+    pub(crate) fn read_room(&self, len: u32) -> u32 {
+        if self.sel.active { len } else { len.div_ceil(2) }
+    }
+
     /// Sends the requests of a READ, one for each piece.
     pub(crate) fn send_read(
         &mut self,
@@ -265,7 +273,7 @@ impl Requester {
             if self.must_wait_for_reads(qp, request) {
                 return SendStep::Stop(TxState::Idle);
             }
-            if let Some(state) = self.gate(qp, (request, len), turn, env) {
+            if let Some(state) = self.gate(qp, (request, self.read_room(len)), turn, env) {
                 return SendStep::Stop(state);
             }
             if self.sel.active && self.is_too_far(end - pkt) {
@@ -305,6 +313,7 @@ impl Requester {
                 self.ack_deadline = env.now + self.ack_wait(qp);
             }
             self.sel.sent_since = true;
+            self.sel.note_asked();
         }
         self.recovery.on_ranges_sent();
         true

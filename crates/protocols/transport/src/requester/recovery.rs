@@ -543,13 +543,14 @@ impl Recovery {
         }
         (bytes, gone_bytes)
     }
-    /// Lets all missing parts of READs be requested again. False, and nothing is done, if no response is noted.
-    pub(crate) fn ask_reads_again(&mut self) -> bool {
+    /// Lets all missing parts of READs before `acked`, of which the peer has executed the requests, be requested again. False,
+    /// and nothing is done, if no response is noted.
+    pub(crate) fn ask_reads_again(&mut self, acked: Psn) -> bool {
         let una = self.una_psn();
         if !self.has_ahead() || self.oldest().is_none_or(|oldest| oldest.work != Work::Read) {
             return false;
         }
-        let asked = self.psn_distance().min(AHEAD_MAX as i32) as u32;
+        let asked = acked.diff(una).clamp(0, AHEAD_MAX as i32) as u32;
         self.ahead.ask_again(una, una.add(asked));
         true
     }

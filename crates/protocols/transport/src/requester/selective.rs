@@ -50,6 +50,16 @@ impl MeasuredPacket {
     }
 }
 
+/// A probe, which provokes an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SelectiveProbe {
+    None,
+    /// It is to be sent.
+    Due,
+    /// It was sent, after everything that asks for missing responses, and none has come since.
+    Sent,
+}
+
 /// State of a requester.
 // In the order of use: see `qp::prefetch`.
 #[repr(C)]
@@ -77,8 +87,8 @@ pub(crate) struct SelectiveRequester {
     pub(crate) active: bool,
     /// The next request is to be of the other family.
     pub(crate) switch_due: bool,
-    /// The last packet is to be sent again, to provoke an acknowledgement.
-    pub(crate) probe_due: bool,
+    /// Whether the last packet is to be sent again, to provoke an acknowledgement.
+    pub(crate) probe: SelectiveProbe,
     /// The request of *una* is to be sent again: its response is missing.
     pub(crate) answer_due: bool,
     /// With so many PSNs in flight no packet is sent without a further check: [`PSN_DISTANCE_MAX`], or, in this family, the
@@ -109,7 +119,7 @@ impl SelectiveRequester {
             probes: 0,
             backoff: 0,
             sent_since: true,
-            probe_due: false,
+            probe: SelectiveProbe::None,
             answer_due: false,
             distance_max: PSN_DISTANCE_MAX,
         }
@@ -117,7 +127,13 @@ impl SelectiveRequester {
     /// Whether something is to be sent again.
     #[inline(always)]
     pub(crate) fn wants_repair(&self) -> bool {
-        self.probe_due || self.answer_due || (self.losses.is_some() && self.has_lost())
+        self.probe == SelectiveProbe::Due || self.answer_due || (self.losses.is_some() && self.has_lost())
+    }
+    /// Missing responses were asked for again, or have come: a probe that was sent before says nothing of them.
+    pub(crate) fn note_asked(&mut self) {
+        if self.probe == SelectiveProbe::Sent {
+            self.probe = SelectiveProbe::None;
+        }
     }
     #[cold]
     #[inline(never)]

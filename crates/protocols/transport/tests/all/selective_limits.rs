@@ -289,6 +289,77 @@ fn lost_requests_of_reads_and_atomics_are_repeated_as_they_were() {
     assert_eq!(sent(&mut end, due), ["RcSrCmpSwap 10 xn1".replace("CmpSwap", "FetchAdd")]);
 }
 
+fn sent_probe(end: &mut End, probe: &str) -> Nanos {
+    let due = end.qp.next_deadline();
+    end.fire(due);
+    assert_eq!(sent(end, due), [probe]);
+    due
+}
+
+/// The repair of a response was lost with all that follows. A responder sends repairs first, so the answer to the probe behind it
+/// shows that: it is asked for again at once, and not after two more waits.
+#[test]
+fn the_answer_to_a_probe_shows_that_responses_asked_for_before_are_lost() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaRead, 8 * MTU);
+    assert_eq!(sent(&mut end, NOW), ["RcSrReadRequest 10 xn0"]);
+    respond(&mut end, NOW, &[10, 14, 15, 16, 17]);
+    assert_eq!(sent(&mut end, NOW), ["RcSrReadRequest 11 xn1 A"]);
+    let at = sent_probe(&mut end, "RcSrProbe 17 xn8 P");
+    let answered = Answer { at, psn: 17, syndrome: Syndrome::ACK, there: &[], trigger: (17, 8), delay: 0 };
+    answer(&mut end, &answered);
+    assert_eq!(sent(&mut end, at), ["RcSrReadRequest 11 xn1 A"]);
+    // A second answer to the same probe says nothing of what was asked for since.
+    answer(&mut end, &answered);
+    assert_eq!(sent(&mut end, at), Vec::<String>::new());
+}
+
+/// One request at a time would take a wait for each. Without a later response the first may still wait for the responder's
+/// window, so the answer to the probe alone shows nothing, and one that has come begins the wait anew.
+#[test]
+fn all_responses_are_asked_for_again_that_stay_away_after_a_probe() {
+    for comes in [false, true] {
+        let mut end = requester();
+        post(&mut end, WrOpcode::RdmaRead, 8 * MTU);
+        post(&mut end, WrOpcode::RdmaRead, 8 * MTU);
+        assert_eq!(sent(&mut end, NOW), ["RcSrReadRequest 10 xn0", "RcSrReadRequest 18 xn0"]);
+        let at = sent_probe(&mut end, "RcSrProbe 25 xn8 P");
+        answer(&mut end, &Answer { at, psn: 25, syndrome: Syndrome::ACK, there: &[], trigger: (25, 8), delay: 0 });
+        assert_eq!(sent(&mut end, at), Vec::<String>::new());
+        if comes {
+            respond(&mut end, at, &[10]);
+        }
+        let due = end.qp.next_deadline();
+        end.fire(due);
+        let asked = sent(&mut end, due);
+        match comes {
+            false => assert_eq!(asked, ["RcSrReadRequest 10 xn1 A", "RcSrReadRequest 18 xn1 A"]),
+            true => assert_eq!(asked, ["RcSrReadRequest 11 xn1 A"]),
+        }
+    }
+}
+
+/// A window of less than two pieces would carry one, half of what it allows. In this family the responder's window counts
+/// packets.
+#[test]
+fn a_piece_of_a_read_needs_half_of_its_room_in_the_standard_family() {
+    for (window_psns, needed) in [(WINDOW_PSNS, u64::from(8 * MTU)), (0, u64::from(4 * MTU))] {
+        let mut end = requester_of(&setup(window_psns));
+        post(&mut end, WrOpcode::RdmaRead, 8 * MTU);
+        post(&mut end, WrOpcode::RdmaRead, 8 * MTU);
+        let turn = |end: &mut End, window_bytes: u64| {
+            let state = end.poll(NOW, &mut TxBudget { wqes: 8, bytes: 16 << 10, window_bytes });
+            let count = end.tx.len();
+            end.tx.clear();
+            (state, count)
+        };
+        assert_eq!(turn(&mut end, u64::from(8 * MTU) + needed - 1), (TxState::Window, 1));
+        assert_eq!(end.qp.next_bytes(), needed);
+        assert_eq!(turn(&mut end, needed - 1), (TxState::Window, 0));
+        assert_eq!(turn(&mut end, needed).1, 1);
+    }
+}
+
 #[test]
 fn a_read_is_probed_without_a_payload() {
     let mut end = requester();

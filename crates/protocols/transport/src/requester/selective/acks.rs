@@ -17,8 +17,9 @@ use crate::opcodes::Work;
 use crate::qp_shared::QpShared;
 use crate::requester::Requester;
 use crate::requester::recovery::placement::ResponseMemory;
-use crate::requester::selective::MeasuredPacket;
 use crate::requester::selective::losses::{Losses, LossesFound};
+use crate::requester::selective::sending::PROBE_TRANSMISSION;
+use crate::requester::selective::{MeasuredPacket, SelectiveProbe};
 use crate::rtt::PROBES_MAX;
 use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason, RtoMode};
@@ -91,6 +92,7 @@ impl Requester {
         if self.recovery.una_psn() != expected {
             // READs and ATOMICs wait for their responses, or the queue pair has ended.
             if matches!(qp.state, QpState::Rts | QpState::Sqd) {
+                self.note_probe_answer(saeth);
                 self.after_answer(qp, AckedPositions { una, acked: una }, true, env);
             }
             return true;
@@ -239,6 +241,7 @@ impl Requester {
         if !matches!(qp.state, QpState::Rts | QpState::Sqd) {
             return progress;
         }
+        self.note_probe_answer(saeth);
         let arrived = self.take_selective_bitmap(qp, pkt, (saeth, expected), env);
         match aeth.syndrome {
             Syndrome::Rnr { timer } => self.on_selective_rnr(qp, timer, env),
@@ -264,6 +267,17 @@ impl Requester {
         }
         if let Some(losses) = sel.losses.as_mut().filter(|_| is_sent && saeth.transmission == 0) {
             losses.on_newest(saeth.trigger);
+        }
+    }
+
+    /// The answer to a probe that was sent after the repairs of responses that are missing although later ones have arrived: a
+    /// responder sends repairs first, so they are lost, or their requests. Another wait would show no more. Without later ones
+    /// the responses may wait for the window of the responder.
+    fn note_probe_answer(&mut self, saeth: &Saeth) {
+        let is_answer = saeth.transmission > PROBE_TRANSMISSION && self.sel.probe == SelectiveProbe::Sent;
+        if is_answer && self.recovery.has_ahead() {
+            self.sel.probe = SelectiveProbe::None;
+            self.ask_answer();
         }
     }
 
@@ -425,7 +439,7 @@ impl Requester {
 
     /// The response of the oldest request is missing: it is asked for again.
     pub(crate) fn ask_answer(&mut self) {
-        if !self.recovery.ask_reads_again() {
+        if !self.recovery.ask_reads_again(self.sel.acked) {
             self.sel.answer_due = true;
         }
         self.begin_repetition();
@@ -445,6 +459,7 @@ impl Requester {
         }
         if self.recovery.una_psn() != una {
             self.sel.answer_due = false;
+            self.sel.note_asked();
         }
         if self.sel.losses.as_ref().is_some_and(|losses| losses.is_over()) {
             self.end_recovery(env);
@@ -504,7 +519,7 @@ impl Requester {
             self.ask_answer();
         } else if sel.probes < PROBES_MAX && sel.rtt.mode() != RtoMode::Irn {
             sel.probes += 1;
-            (sel.probe_due, sel.sent_since) = (true, false);
+            (sel.probe, sel.sent_since) = (SelectiveProbe::Due, false);
             sel.rtt.measure_next();
             self.begin_repetition();
         } else {

@@ -8,6 +8,7 @@ use crate::opcodes::{self, Work};
 use crate::qp_shared::QpShared;
 use crate::requester::heads::message_head;
 use crate::requester::recovery::InflightWqe;
+use crate::requester::selective::SelectiveProbe;
 use crate::requester::selective::heads::{
     PacketMarks, atomic_eth, selective_atomic_head, selective_message_head, selective_read_head, set_selective_place,
 };
@@ -96,7 +97,11 @@ impl Requester {
             if !self.repeat_request_of(qp, (self.recovery.una_psn(), true), turn, env) {
                 return Some(TxState::More);
             }
+            if self.sel.probe == SelectiveProbe::Sent {
+                self.repeat_requests_behind(qp, turn, env);
+            }
             self.sel.answer_due = false;
+            self.sel.note_asked();
         }
         while let Some(lost) = self.sel.losses.as_ref().and_then(|losses| losses.first_lost()) {
             let bytes = match self.repeat(qp, lost, turn, env) {
@@ -111,11 +116,11 @@ impl Requester {
             // It needs room in the window again. Counting all requests anew for each packet would take longer than sending it.
             self.sel.covered_bytes -= u64::from(bytes);
         }
-        if self.sel.probe_due {
+        if self.sel.probe == SelectiveProbe::Due {
             if !self.send_probe(qp, turn, env) {
                 return Some(TxState::More);
             }
-            self.sel.probe_due = false;
+            self.sel.probe = SelectiveProbe::Sent;
         }
         None
     }
@@ -240,6 +245,23 @@ impl Requester {
             self.note_repeated(qp, env.now);
         }
         pushed
+    }
+
+    /// A probe was answered, and no response has come for a further wait: those to all requests that the peer has executed are
+    /// missing, not that to the oldest alone. Those that budget or batch have no room for are asked for the next time.
+    fn repeat_requests_behind(&mut self, qp: &QpShared, turn: &mut SendTurn<'_>, env: &mut Env<'_>) {
+        let mut psn = self.recovery.una_psn();
+        while let Some((request, first, psns)) = self.recovery.packet_of(psn, qp.mtu) {
+            let (has_answer, packet) = (request.work.has_response() && !request.done, request.first_psn.add(first));
+            let is_behind = psn != self.recovery.una_psn();
+            if is_behind && has_answer && !self.repeat_request_of(qp, (packet, true), turn, env) {
+                return;
+            }
+            psn = packet.add(psns.max(1));
+            if !psn.is_before(self.sel.acked) {
+                return;
+            }
+        }
     }
 
     /// Sends the last packet again, so that the peer acknowledges what it has; for a READ or ATOMIC, a probe without payload.
