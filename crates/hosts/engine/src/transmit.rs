@@ -13,7 +13,7 @@ use crate::probes;
 use crate::transmit::sched::{NO_TICKET, ReadyPlace, URMA_ENTRY};
 use crate::urma::{UrmaEndpoints, UrmaTurn};
 use burst_base::Nanos;
-use burst_transport::{TxBudget, TxState};
+use burst_transport::{Qp, TxBudget, TxState};
 use std::cell::Cell;
 
 pub(crate) mod doorbells;
@@ -164,16 +164,19 @@ impl TransmitPass<'_> {
         debug_assert!(bytes <= turn_most, "a turn is too long");
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
-        let (first, before) = (egress.batch.len(), if tuned { slot.qp.inflight_bytes() } else { 0 });
+        let in_flight = |qp: &Qp| (qp.sent_psn(), qp.inflight_bytes());
+        let (first, before) = (egress.batch.len(), tuned.then(|| in_flight(&slot.qp)));
         let state = tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
         let (full, packets) = (!port.batch.has_room(), port.batch.len() - first);
         if is_measured {
             slot.timed.begin(now, begun, slot.qp.begun_requests());
         }
         let (path, unacknowledged) = (slot.path, slot.is_unacknowledged());
-        if tuned {
-            let after = slot.qp.inflight_bytes();
-            self.data_path.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
+        if let Some((sent, before)) = before {
+            let after = in_flight(&slot.qp);
+            // What is sent again measures no round trip: the packets that were sent before may be acknowledged (Karn).
+            let inflight = if after.0 == sent { (after.1, after.1) } else { (before, after.1) };
+            self.data_path.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], inflight);
         }
         if is_measured {
             self.data_path.core.outbox.histograms.add_train(packets);

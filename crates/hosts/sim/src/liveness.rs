@@ -149,8 +149,12 @@ impl Liveness {
     /// Round trips that the law of the controller needs besides [`TRIPS_MAX`]. `dctcp` has a quarter of its window after two
     /// losses, half of the product of rate and round trip, and adds a packet in each round trip (RFC 8257). It sends a window at
     /// once, so the link is half used when window and product are equal, and a round trip takes up to twice as long until then.
+    ///
+    /// One fault is two losses to READs of the standard family: what was lost of responses shows when others arrive, and
+    /// requests that were lost are missed by the local ACK timeout, which reduces again (RFC 5681, 3.1; RFC 8257, 3.5).
     fn law_trips(&self) -> f64 {
-        let is_reduced_twice = self.cc == "dctcp" && matches!(self.lost, Lost::Repetitions { .. });
+        let is_fault_twice = !self.selective && self.verb == "read";
+        let is_reduced_twice = self.cc == "dctcp" && (is_fault_twice || matches!(self.lost, Lost::Repetitions { .. }));
         let product = f64::from(self.rate_mbit) * f64::from(self.rtt_us) / 8.0;
         if is_reduced_twice { 2.0 * (product / 2.0) / f64::from(self.mtu) } else { 0.0 }
     }
@@ -299,7 +303,11 @@ mod tests {
         let slow = Liveness { cc: "dctcp", mtu: 1_024, ..twice(true, 6) };
         assert_eq!(slow.law_trips().round(), 244.0);
         assert_eq!(Liveness { cc: "cubic", ..slow.clone() }.law_trips(), 0.0);
-        assert_eq!(Liveness { lost: Lost::Flight, ..slow }.law_trips(), 0.0);
+        let once = Liveness { lost: Lost::Flight, ..slow };
+        assert_eq!(once.law_trips(), 0.0);
+        let read = Liveness { selective: false, verb: "read", ..once };
+        assert_eq!(read.law_trips().round(), 244.0, "responses, and requests");
+        assert_eq!(Liveness { verb: "write", ..read }.law_trips(), 0.0);
     }
 
     /// A flow that stays slow, and a bottleneck that drops, are seen.
