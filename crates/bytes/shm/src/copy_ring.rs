@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_full_ring_has_room_when_the_oldest_copy_has_ended() {
         let (mut worker, program) = ring();
-        (0..COPY_RING_ENTRIES).for_each(|_| drop(worker.write(CopyDirection::FromDevice, 0, 1, 1)));
+        (0..COPY_RING_ENTRIES).for_each(|_| _ = worker.write(CopyDirection::FromDevice, 0, 1, 1));
         assert_eq!(worker.room(), 0);
         program.end(2);
         worker.refresh();
@@ -305,11 +305,11 @@ mod tests {
     #[test]
     fn what_cannot_be_is_cut_to_what_was_begun() {
         let (mut worker, program) = ring();
-        (0..4).for_each(|_| drop(worker.write(CopyDirection::ToDevice, 0, 1, 1)));
+        (0..4).for_each(|_| _ = worker.write(CopyDirection::ToDevice, 0, 1, 1));
         program.end(u64::MAX);
         worker.refresh();
         assert_eq!(worker.counts(), CopyCounts { done: 4, failed: None });
-        (0..4).for_each(|_| drop(worker.write(CopyDirection::ToDevice, 0, 1, 1)));
+        (0..4).for_each(|_| _ = worker.write(CopyDirection::ToDevice, 0, 1, 1));
         program.fail(u64::MAX);
         program.end(5);
         worker.refresh();

@@ -6,7 +6,7 @@
 use core::mem::size_of;
 
 /// Version of the shared-memory formats and of the control messages; both ends must agree exactly.
-pub const ABI_VERSION: u32 = 18;
+pub const ABI_VERSION: u32 = 17;
 /// Size of a freshly made arena segment (sparse: pages cost memory when touched).
 pub const SEGMENT_BYTES: u64 = 64 << 20;
 /// Cache line.
