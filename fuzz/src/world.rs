@@ -135,6 +135,7 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2], bus: &Bus) -> Host {
         rto: Default::default(),
         urma_lanes: 1,
         urma_caqm: false,
+        hold_urma: false,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
         account_depth: 0,
