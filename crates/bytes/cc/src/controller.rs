@@ -54,7 +54,7 @@ impl Controller {
             Algorithm::None => Controller::Fixed { window_bytes },
             Algorithm::Dcqcn => Controller::Dcqcn(Dcqcn::new(Variant::Paper, params, now, line_rate, mtu)),
             Algorithm::DcqcnNvidia => Controller::Dcqcn(Dcqcn::new(Variant::Nvidia, params, now, line_rate, mtu)),
-            Algorithm::Dctcp => Controller::Dctcp(Dctcp::new(params, mtu)),
+            Algorithm::Dctcp => Controller::Dctcp(Dctcp::new(params, line_rate, mtu)),
             Algorithm::Swift => Controller::Swift(Swift::new(params, now, line_rate, mtu)),
             Algorithm::Timely => Controller::Timely(Timely::new(params, now, line_rate, mtu)),
         }

@@ -12,11 +12,14 @@
 //! receive buffers are more than three quarters full ([`AckSample::pressure`]) counts as F = 1, too: no switch marks the queue
 //! there.
 //!
+//! A window of twelve packets or more leaves over a round trip ([`crate::spread`]).
+//!
 //! A loss that was none is undone, unless another loss, a mark or pressure came since.
 
 use crate::api::{AckSample, LossKind, SendLimits};
 use crate::math::bounded;
 use crate::params::{Parameter, ParameterUnit, Params};
+use crate::spread::{GAINS, PACKETS_MIN, SpreadRule, WindowSpread};
 use std::sync::Arc;
 
 /// What can be set, in the order of the values in [`Params`].
@@ -68,6 +71,7 @@ struct DctcpSettings {
     g: f64,
     window_max: f64,
     mtu: f64,
+    line_rate: f64,
 }
 
 /// State of the controller.
@@ -93,16 +97,17 @@ pub struct Dctcp {
     lost: bool,
     /// Window and threshold before the last loss; 0 if marks or pressure came since.
     undo: (f64, f64),
+    spread: WindowSpread,
 }
 
 impl Dctcp {
-    pub(crate) fn new(params: &Params, mtu: u64) -> Dctcp {
+    pub(crate) fn new(params: &Params, line_rate: f64, mtu: u64) -> Dctcp {
         let window_max = params.window_max_bytes.max(mtu) as f64;
         let slow = params.value("slow_start") == 1;
         let first = if slow { ten_packets_or(params.number("initial_window"), mtu) } else { window_max };
         let window = bounded(first, mtu as f64, window_max);
         Dctcp {
-            settings: Arc::new(DctcpSettings { g: params.fraction("g"), window_max, mtu: mtu as f64 }),
+            settings: Arc::new(DctcpSettings { g: params.fraction("g"), window_max, mtu: mtu as f64, line_rate }),
             window,
             threshold: if slow { window_max } else { window },
             alpha: params.fraction("initial_alpha"),
@@ -114,11 +119,15 @@ impl Dctcp {
             pressed: false,
             lost: false,
             undo: (0.0, 0.0),
+            spread: WindowSpread::default(),
         }
     }
 
     /// Bytes were acknowledged.
     pub(crate) fn on_ack(&mut self, sample: &AckSample) {
+        if let Some(rtt) = sample.rtt {
+            self.spread.measured(rtt + sample.remote_delay);
+        }
         self.packets = self.packets.saturating_add(u64::from(sample.packets));
         self.ce_packets = self.ce_packets.saturating_add(u64::from(sample.ce_packets.min(sample.packets)));
         self.pressed |= sample.is_peer_congested();
@@ -202,8 +211,10 @@ impl Dctcp {
     }
 
     pub(crate) fn limits(&self) -> SendLimits {
-        let window_bytes = self.window as u64;
-        SendLimits::unpaced(window_bytes)
+        let DctcpSettings { mtu, line_rate, .. } = *self.settings;
+        let gain = GAINS[usize::from(self.window < self.threshold)];
+        let rule = SpreadRule { gain, packets_min: PACKETS_MIN, mtu: mtu as u64, line_rate };
+        self.spread.limits(self.window, &rule)
     }
 
     pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {

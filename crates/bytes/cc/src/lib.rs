@@ -21,6 +21,7 @@
 //! | `dctcp` | [`Dctcp`]: a window, reduced by the share of marked packets |
 //! | `swift` | [`Swift`]: two windows that follow delays to their targets |
 //! | `timely` | [`Timely`]: a rate that follows the gradient of round-trip times |
+//! | `spread` | windows that leave over a round trip: those of `dctcp` and `swift` |
 //! | `math` | arithmetic that is equal on every machine |
 //! | `controller` | [`Controller`]: the enum of all controllers |
 //!
@@ -37,6 +38,7 @@ mod dcqcn;
 mod dctcp;
 mod math;
 mod params;
+mod spread;
 mod swift;
 mod timely;
 

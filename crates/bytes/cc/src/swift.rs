@@ -23,15 +23,17 @@
 //!
 //! A loss that was none is undone, unless the window was reduced again since.
 //!
-//! A window under one packet is sent as one packet per round trip / window, so sends are paced. Packets that were sent twice
-//! measure no round trip. While they are all there is, a window under one packet doubles when one is acknowledged;
-//! otherwise it would stay as small as it is, since what follows waits behind them. Responses to READs of the standard family are
-//! acknowledged by nothing at all, and acknowledgements may be lost: without a word of the peer for two packets' time and a round
-//! trip, both windows double as long as they are under one packet.
+//! A window of 64 packets or more leaves over a round trip ([`crate::spread`]). One under one packet is sent as one packet per
+//! round trip / window, so sends are paced. Packets that were sent twice measure no round trip. While they are all there is, a
+//! window under one packet doubles when one is acknowledged; otherwise it would stay as small as it is, since what follows
+//! waits behind them. Responses to READs of the standard family are acknowledged by nothing at all, and acknowledgements may be
+//! lost: without a word of the peer for two packets' time and a round trip, both windows double as long as they are under one
+//! packet.
 
 use crate::api::{AckSample, LossKind, SendLimits};
 use crate::math::bounded;
 use crate::params::{Parameter, ParameterUnit, Params};
+use crate::spread::{GAINS, PACKETS_MIN_OF_DELAY, SpreadRule, WindowSpread};
 use burst_base::Nanos;
 use std::sync::Arc;
 
@@ -150,6 +152,7 @@ pub struct Swift {
     timeouts: u32,
     /// The fabric's window in packets before the last loss; 0 if other signs of congestion came since.
     undo: f64,
+    spread: WindowSpread,
 }
 
 impl Swift {
@@ -192,6 +195,7 @@ impl Swift {
             heard_at: now,
             timeouts: 0,
             undo: 0.0,
+            spread: WindowSpread::default(),
         }
     }
 
@@ -238,6 +242,7 @@ impl Swift {
         let (target, before) = (self.fabric_target(), self.fabric.packets);
         let falls = rtt < JOIN_SHARE * target && self.rtt >= JOIN_SHARE * target;
         (self.rtt, self.measured_at) = (rtt, now);
+        self.spread.measured(Nanos(rtt as u64));
         self.probe(now, falls);
         self.was_large |= before >= 1.0;
         self.fabric.follow(now, rtt, &self.settings, (rtt, target, packets));
@@ -360,8 +365,9 @@ impl Swift {
         let packets = self.fabric.packets.min(self.endpoint.packets).min(most);
         let mtu = self.settings.mtu;
         if packets >= 1.0 {
-            let window_bytes = ((packets * mtu as f64) as u64).max(mtu);
-            return SendLimits::unpaced(window_bytes);
+            let window = (packets * mtu as f64).max(mtu as f64);
+            let (packets_min, line_rate) = (PACKETS_MIN_OF_DELAY, self.settings.line_rate);
+            return self.spread.limits(window, &SpreadRule { gain: GAINS[0], packets_min, mtu, line_rate });
         }
         // A round trip may be shorter than a packet, if it was measured by a short one.
         let rate = (mtu as f64 * 8.0 / (self.gap(packets) * 1e-9)).min(self.settings.line_rate);

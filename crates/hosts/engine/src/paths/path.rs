@@ -84,8 +84,9 @@ struct Tuned {
     guard: Option<Aimd>,
     /// The peer's acknowledgements say what the path is like, so that nothing else need be measured.
     is_reported: bool,
-    /// Time by which a late path may catch up.
+    /// Time by which a late path may catch up: this part of a round trip, if a window clocks itself; 0: a rate does not.
     lag: Nanos,
+    lag_part: u64,
     pacer: Pacer,
     probe: Option<RttProbe>,
     /// What acknowledgements have said since bytes were last acknowledged.
@@ -592,6 +593,12 @@ impl Tuned {
             guard: is_guarded.then(|| Aimd::starting(cc.window_max_bytes, mtu.into())),
             is_reported: false,
             lag: PACE_LAG,
+            lag_part: match cc.algorithm() {
+                Algorithm::Cubic => 1,
+                // A whole window that has left at once comes back at once, and would leave at once for ever.
+                Algorithm::Dctcp | Algorithm::Swift => 16,
+                _ => 0,
+            },
             pacer: Pacer::default(),
             probe: None,
             reported: None,
@@ -625,16 +632,15 @@ impl Tuned {
             None => AckSample { rtt: measured, ..*sample },
         };
         controller.on_ack(now, &sample);
-        match &mut self.guard {
-            Some(guard) => {
-                // The controller above has taken over, and nothing is to grow.
-                match sample.ce_packets {
-                    0 => guard.on_ack(now, &sample),
-                    _ => guard.end_slow_start(),
-                }
+        if let Some(guard) = &mut self.guard {
+            // The controller above has taken over, and nothing is to grow.
+            match sample.ce_packets {
+                0 => guard.on_ack(now, &sample),
+                _ => guard.end_slow_start(),
             }
-            // A window clocks itself: what was late may leave at once, for as long as a round trip.
-            None => self.lag = sample.rtt.map_or(self.lag, |rtt| rtt.max(PACE_LAG)),
+        }
+        if let Some(part) = sample.rtt.and_then(|rtt| rtt.0.checked_div(self.lag_part)) {
+            self.lag = Nanos(part).max(PACE_LAG);
         }
     }
 

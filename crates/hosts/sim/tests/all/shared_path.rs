@@ -4,7 +4,8 @@
 use crate::urma_network::{Bottleneck, Transport};
 use burst_ledger::{AccountId, Capacities, Ledger, Policy};
 
-const SLOW: Bottleneck = Bottleneck { cc: "cubic", mbit: 300, buffer: 50_000, marks: 0, delay_us: 25, window: 1 << 20 };
+const SLOW: Bottleneck =
+    Bottleneck { cc: "cubic", mbit: 300, buffer: 50_000, marks: 0, delay_us: 25, window: 1 << 20, train: 2_048 };
 const LONG: Bottleneck = Bottleneck { buffer: 150_000, delay_us: 1_000, ..SLOW };
 const MARKED: Bottleneck = Bottleneck { cc: "dctcp", buffer: 256 << 10, marks: 30 << 10, ..SLOW };
 const RATES: Bottleneck = Bottleneck { cc: "dcqcn", ..MARKED };

@@ -4,7 +4,8 @@
 use crate::urma_network::{Bottleneck, Seen, Transport};
 use burst_engine::PathLoad;
 
-const SLOW: Bottleneck = Bottleneck { cc: "cubic", mbit: 300, buffer: 50_000, marks: 0, delay_us: 25, window: 1 << 20 };
+const SLOW: Bottleneck =
+    Bottleneck { cc: "cubic", mbit: 300, buffer: 50_000, marks: 0, delay_us: 25, window: 1 << 20, train: 2_048 };
 
 /// After `ms` milliseconds, for twice as long.
 fn measure(bottleneck: &Bottleneck, transport: Transport, senders: u32, ms: u64) -> Seen {
@@ -140,4 +141,19 @@ fn a_lost_flight_comes_back_within_ten_round_trips() {
     println!("first message after {waited} ms, then {seen:?}");
     assert!(waited < 100 && seen.used >= 0.5, "{waited} ms, {seen:?}");
     assert_eq!(lab.failed(), 0);
+}
+
+/// Hosts send trains, and one acknowledgement answers a train: a window that leaves at once comes back at once, waits for a round
+/// trip, and meets the queue as a whole. At a queue that marks from a third on, one sender used 0.29 of the link.
+#[test]
+fn windows_that_follow_marks_are_spread_over_a_round_trip() {
+    for (buffer, delay_us, ms) in [(50_000, 250, 400), (150_000, 250, 400), (750_000, 5_000, 1_500)] {
+        let place = Bottleneck { cc: "dctcp", buffer, marks: buffer / 3, delay_us, train: 64 << 10, ..SLOW };
+        for senders in [1, 2, 4, 16] {
+            let seen = measure(&place, Transport::Rc, senders, ms);
+            assert!(seen.dropped == 0.0 && seen.used >= 0.9, "{senders} senders, {buffer} bytes: {seen:?}");
+            // Sixteen windows differ for longer than this.
+            assert!(senders == 16 || seen.jain >= 0.95, "{senders} senders, {buffer} bytes: {seen:?}");
+        }
+    }
 }

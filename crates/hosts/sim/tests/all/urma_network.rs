@@ -48,6 +48,8 @@ pub struct Bottleneck {
     pub delay_us: u64,
     /// Bytes that a channel may have in flight, and a path.
     pub window: u32,
+    /// Most bytes of packets that stay together on their way, as a train of a kernel's offload does on a virtual interface.
+    pub train: u32,
 }
 
 /// What a bottleneck has seen since it was last looked at.
@@ -107,7 +109,7 @@ impl Bottleneck {
         let port = SimPortConfig {
             link_mtu: 1500,
             rate_bps: 10_000_000_000,
-            train_bytes: 2048,
+            train_bytes: self.train,
             receive_bytes: 0,
             hosts,
             knows_management: true,
