@@ -174,6 +174,8 @@ const INCREASES_MAX: u64 = 64;
 const HYPER_PACKETS: f64 = 5.0;
 /// The first notification leaves the rate of so many packets in a round trip, before the cut.
 const USED_PACKETS: f64 = 10.0;
+/// Least weight of the share of marks before, after a round trip (g of RFC 8257).
+const SHARE_KEEP: f64 = 15.0 / 16.0;
 /// Stages are counted up to here: far above `rpg_threshold`.
 const STAGE_MAX: u32 = 1 << 20;
 /// Longest round trip that is believed, in nanoseconds.
@@ -431,8 +433,11 @@ impl Dcqcn {
         visit("alpha", self.alpha);
     }
 
+    /// When the next cut may come. Where a round trip is long, the queue that the last one met is a part of it that the smoothed
+    /// round trip does not have yet: marks of packets that were sent before would cut twice.
     fn cut_due(&self) -> Nanos {
-        self.decreased_at + Nanos(self.period(self.settings.decrease_period.0))
+        let wait = if self.is_slow() { self.increase_period() } else { self.period(self.settings.decrease_period.0) };
+        self.decreased_at + Nanos(wait)
     }
 
     /// The first CNP.
@@ -496,7 +501,9 @@ impl Dcqcn {
         self.alpha_at = self.alpha_at + Nanos(periods * alpha_period);
         if self.follows_share() {
             let share = if packets == 0 { self.alpha } else { f64::from(marked) / f64::from(packets) };
-            let keep = power(keep, periods);
+            // A change of the rate shows after a round trip: what is newer than several has the weight that it has in `dctcp`.
+            let trips = elapsed / u64::from(self.srtt).max(1);
+            let keep = power(keep, periods).max(power(SHARE_KEEP, trips));
             self.alpha = keep * self.alpha + (1.0 - keep) * share;
         } else if variant == Variant::Nvidia && self.cnp_in_period {
             self.alpha = keep * self.alpha + (1.0 - keep);

@@ -13,6 +13,11 @@
 //! (1 - w) `add_step` + R (1 - `beta` w (rtt - `t_low`) / `t_low`), where w rises from 0 at a gradient of -1/4 to 1 at 1/4. At
 //! rest w is 1/2, and each rate follows from the round trip, which is the same for all.
 //!
+//! **Paths whose empty round trip is longer than `t_high`.** By the published rules their rate would only ever fall: at 20 ms
+//! each update halves it. There the thresholds are delays over the smallest round trip seen, as they are over `min_rtt` where
+//! it was published; the gradient is of that round trip; and an update comes once in a round trip, because the one before is
+//! not seen earlier.
+//!
 //! The publication has no rule for silence. Here a time-out halves the rate, at most once in a round trip or [`CNP_PAUSE`]:
 //! nothing was acknowledged, so nothing would be measured, and the rate of before would last. After a time without packets in
 //! flight the first round trip is compared with none of before.
@@ -86,6 +91,9 @@ pub struct Timely {
     bytes: u64,
     /// Increases in a row at a gradient of zero or less.
     increases: u32,
+    /// The smallest round trip, in nanoseconds.
+    rtt_min: f32,
+    updated_at: Nanos,
     notified_at: Nanos,
 }
 
@@ -112,6 +120,8 @@ impl Timely {
             last_rtt: 0.0,
             bytes: 0,
             increases: 0,
+            rtt_min: f32::MAX,
+            updated_at: now,
             notified_at: now,
         }
     }
@@ -123,20 +133,30 @@ impl Timely {
         }
         self.bytes = self.bytes.saturating_add(sample.acked_bytes);
         let Some(rtt) = sample.rtt else { return };
-        if self.bytes < self.settings.segment {
+        let rtt = (rtt.0 as f64).max(1.0);
+        self.rtt_min = self.rtt_min.min(rtt as f32);
+        if self.bytes < self.settings.segment || (now.since(self.updated_at).0 as f64) < self.longer() {
             return;
         }
-        self.bytes = 0;
-        let rtt = (rtt.0 as f64).max(1.0);
+        (self.bytes, self.updated_at) = (0, now);
         let last = std::mem::replace(&mut self.last_rtt, rtt);
         if last > 0.0 {
             self.update(rtt, rtt - last);
         }
     }
 
+    /// By how much the path is longer than the one for which the thresholds are, in nanoseconds; 0 unless it is longer than
+    /// `t_high`.
+    fn longer(&self) -> f64 {
+        let rtt_min = f64::from(self.rtt_min);
+        if self.rtt_min < f32::MAX && rtt_min > self.settings.t_high { rtt_min - self.settings.min_rtt } else { 0.0 }
+    }
+
     /// A new round trip, in nanoseconds, and its difference from the last.
     fn update(&mut self, rtt: f64, difference: f64) {
         let TimelySettings { ewma_alpha, beta, t_low, t_high, min_rtt, add_step, patched, .. } = *self.settings;
+        let longer = self.longer();
+        let (t_low, t_high, min_rtt) = (t_low + longer, t_high + longer, min_rtt + longer);
         self.diff = (1.0 - ewma_alpha) * self.diff + ewma_alpha * difference;
         let gradient = self.diff / min_rtt;
         if rtt < t_low {

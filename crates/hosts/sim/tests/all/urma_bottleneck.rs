@@ -157,3 +157,16 @@ fn windows_that_follow_marks_are_spread_over_a_round_trip() {
         }
     }
 }
+
+/// 300 Mbit/s for 20 ms are 730 packets. By rules for round trips of tens of microseconds `timely` used a third of it, its
+/// smallest rate, and `dcqcn` was cut by half twice at each mark.
+#[test]
+fn one_sender_uses_a_long_path_with_every_controller() {
+    for (cc, marks, least) in
+        [("timely", 0, 0.7), ("dcqcn", 250_000, 0.75), ("swift", 0, 0.85), ("dctcp", 250_000, 0.95)]
+    {
+        let place = Bottleneck { cc, buffer: 750_000, marks, delay_us: 5_000, train: 16 << 10, ..SLOW };
+        let seen = measure(&place, Transport::Rc, 1, 1_500);
+        assert!(seen.dropped <= 0.03 && seen.used >= least, "{cc}: {seen:?}");
+    }
+}
