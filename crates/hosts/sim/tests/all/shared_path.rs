@@ -88,6 +88,28 @@ fn a_uc_sender_whose_peer_is_silent_sends_little_and_narrows_the_path_once() {
     assert!(seen.used >= 0.9 && lab.failed() == 0, "{seen:?}");
 }
 
+/// All data is lost for a while, or all receipts and acknowledgements: the link is used again, also where RC shares the path.
+#[test]
+fn uc_comes_back_after_a_black_hole_alone_and_beside_rc() {
+    for senders in [&[(1, Transport::Uc)][..], &[(1, Transport::Rc), (1, Transport::Uc)]] {
+        for (lost, ms) in [((1, 0), 30), ((1, 0), 300), ((0, 1), 30), ((0, 1), 300)] {
+            let mut lab = LONG.build(senders);
+            lab.run(300_000);
+            lab.black_hole = Some(lost);
+            lab.run(ms * 1_000);
+            assert!(lab.swallowed > 0, "{lost:?} for {ms} ms");
+            lab.black_hole = None;
+            lab.run(200_000);
+            lab.look();
+            lab.run(300_000);
+            let seen = lab.look();
+            println!("{senders:?}, {lost:?} for {ms} ms: {seen:?}");
+            assert!(seen.used >= 0.9 && lab.failed() == 0, "{senders:?}, {lost:?} for {ms} ms: {seen:?}");
+            assert!(seen.bytes.iter().all(|bytes| *bytes > 0), "{senders:?}, {lost:?} for {ms} ms: {seen:?}");
+        }
+    }
+}
+
 /// RC's own time-outs narrow the path of a host that is gone, as without UC.
 #[test]
 fn a_host_that_is_gone_is_a_time_out_of_the_path() {
