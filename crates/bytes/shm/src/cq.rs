@@ -218,13 +218,14 @@ impl CqProducer {
         }
         let ring = Arc::new(CqRing::new(area, spec).ok_or(SwitchRefused)?);
         let mut seen = self.0.head.load(Acquire);
-        ring.prepare(seen as u32);
         let generation = (seen >> 32) as u32;
         let next = generation.wrapping_add(1);
         let old = self.ring(generation).ok_or(SwitchRefused)?;
         if self.ring(next).is_some() {
             return Err(SwitchRefused);
         }
+        // What may take long is done only for a switch that is made.
+        ring.prepare(seen as u32);
         ring.consumer().store(old.consumer().load(Acquire), Relaxed);
         assert!(self.0.rings[(next & 1) as usize].load(Acquire).is_null(), "the ring before the last is retired");
         self.0.rings[(next & 1) as usize].store(Arc::as_ptr(&ring).cast_mut(), Release);

@@ -2,7 +2,8 @@
 
 use burst_peer::PeerProcess;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{Error, Read, Write};
+use std::io::{Error, ErrorKind, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,8 +25,17 @@ impl AdminClient {
     /// # Errors
     /// One sentence.
     pub fn connect(path: &Path) -> Result<Self, String> {
+        Self::connect_to_any(path)?.ok_or_else(|| no_answer(path, &Error::from_raw_os_error(libc::ENOENT)))
+    }
+
+    /// Connects; `None`: no proxy runs there.
+    ///
+    /// # Errors
+    /// One sentence: this user may not connect, for example.
+    pub fn connect_to_any(path: &Path) -> Result<Option<Self>, String> {
         match UnixStream::connect(path) {
-            Ok(socket) => Ok(Self { socket, path: path.to_owned() }),
+            Ok(socket) => Ok(Some(Self { socket, path: path.to_owned() })),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
             Err(e) => Err(no_answer(path, &e)),
         }
     }
@@ -44,19 +54,24 @@ impl AdminClient {
         }
     }
 
-    /// Asks the proxy to end with its last open stream, at the latest after `seconds`, and waits until its process has ended.
+    /// Asks the proxy to end with its last open stream, at the latest after `seconds`, and waits until its process has ended, or
+    /// `stop` is readable.
     ///
     /// # Errors
     /// One sentence.
-    pub fn end(self, seconds: u64) -> Result<String, String> {
+    pub fn end(self, seconds: u64, stop: Option<BorrowedFd<'_>>) -> Result<String, String> {
         let (process, path) = (PeerProcess::of(&self.socket), self.path.clone());
         let limit = Instant::now() + Duration::from_secs(seconds) + END_SLACK;
         let answer = self.ask(&format!("drain {seconds}"))?;
-        let has_ended = match process {
-            Some(process) => exits(&process, limit)?,
-            None => stops_listening(&path, limit),
+        let ended = match process {
+            Some(process) => exits(&process, limit, stop)?,
+            None => stops_listening(&path, limit, stop)?,
         };
-        if has_ended { Ok(answer) } else { Err(format!("the proxy at {} has not ended in time", path.display())) }
+        match ended {
+            Awaited::Ended => Ok(answer),
+            Awaited::TooLate => Err(format!("the proxy at {} has not ended in time", path.display())),
+            Awaited::Stopped => Err(format!("ended by a signal; the proxy at {} still drains", path.display())),
+        }
     }
 }
 
@@ -64,26 +79,44 @@ fn no_answer(path: &Path, e: &Error) -> String {
     format!("no proxy answers at {}: {e}", path.display())
 }
 
-/// Waits until a process has exited; false: it has not until then.
-fn exits(process: &PeerProcess, limit: Instant) -> Result<bool, String> {
+/// What a wait for the end of a proxy has come to.
+enum Awaited {
+    Ended,
+    TooLate,
+    Stopped,
+}
+
+/// Waits until a process has exited.
+fn exits(process: &PeerProcess, limit: Instant, stop: Option<BorrowedFd<'_>>) -> Result<Awaited, String> {
+    readable(Some(process.exit()), stop, limit)
+}
+
+/// Waits until no process listens at a socket.
+fn stops_listening(path: &Path, limit: Instant, stop: Option<BorrowedFd<'_>>) -> Result<Awaited, String> {
+    while UnixStream::connect(path).is_ok() {
+        if Instant::now() >= limit {
+            return Ok(Awaited::TooLate);
+        }
+        if let Awaited::Stopped = readable(None, stop, Instant::now() + LOOK)? {
+            return Ok(Awaited::Stopped);
+        }
+    }
+    Ok(Awaited::Ended)
+}
+
+/// Waits until a descriptor is readable.
+fn readable(exit: Option<BorrowedFd<'_>>, stop: Option<BorrowedFd<'_>>, limit: Instant) -> Result<Awaited, String> {
+    let fds = exit.into_iter().chain(stop).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let mut fds: Vec<PollFd<'_>> = fds.collect();
     loop {
         let rest = limit.saturating_duration_since(Instant::now());
         let rest = Timespec::try_from(rest).map_err(|e| format!("the time to wait: {e}"))?;
-        match poll(&mut [PollFd::from_borrowed_fd(process.exit(), PollFlags::IN)], Some(&rest)) {
+        match poll(&mut fds, Some(&rest)) {
             Err(rustix::io::Errno::INTR) => {}
-            Ok(ready) => return Ok(ready > 0),
+            Ok(0) => return Ok(Awaited::TooLate),
+            Ok(_) if exit.is_some() && !fds[0].revents().is_empty() => return Ok(Awaited::Ended),
+            Ok(_) => return Ok(Awaited::Stopped),
             Err(e) => return Err(format!("the end of the proxy cannot be awaited: {e}")),
         }
     }
-}
-
-/// Waits until no process listens at a socket; false: one did until then.
-fn stops_listening(path: &Path, limit: Instant) -> bool {
-    while UnixStream::connect(path).is_ok() {
-        if Instant::now() >= limit {
-            return false;
-        }
-        std::thread::sleep(LOOK);
-    }
-    true
 }

@@ -2,6 +2,7 @@
 
 use crate::admin_client::AdminClient;
 use crate::config::{self, ProxyConfig};
+use crate::control::DRAIN_MAX;
 use crate::log::{self, ProxyLogLevel};
 use crate::serve::RunFlags;
 use crate::stream_failure::{AwayPeer, StreamFailure};
@@ -13,9 +14,6 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// Most seconds that a proxy may take to end.
-const DRAIN_MAX: u64 = 86_400;
 
 /// An argument that is a path.
 fn file(name: &'static str, help: &'static str) -> Arg {
@@ -186,7 +184,7 @@ fn ask(m: &ArgMatches, word: &str) -> Result<String, String> {
 fn drain(m: &ArgMatches) -> Result<String, String> {
     let proxy = AdminClient::connect(&admin_socket(m)?)?;
     match m.get_one::<u64>("end") {
-        Some(seconds) => proxy.end(*seconds),
+        Some(seconds) => proxy.end(*seconds, None),
         None => proxy.ask("drain"),
     }
 }

@@ -89,6 +89,7 @@ struct PeerState {
     is_removed: bool,
 }
 
+pub use admin::DRAIN_MAX;
 pub use reload::PolicySource;
 
 /// A namespace in which connections are taken.

@@ -18,7 +18,7 @@ use burst_control::metrics_place::MetricsPlace;
 use burst_control::supervisor::SupervisorNotifier;
 use std::fmt::Display;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::AtomicUsize;
@@ -47,7 +47,7 @@ pub fn run(config: Checked, path: PathBuf, flags: &RunFlags<'_>) -> Result<(), S
     check_capabilities(&config)?;
     sys::raise_descriptor_limit().map_err(|e| format!("the limit of open files cannot be raised: {e}"))?;
     let signal = signals()?;
-    flags.replace.map_or(Ok(()), |seconds| replace(&config.admin(), seconds))?;
+    flags.replace.map_or(Ok(()), |seconds| replace(&config.admin(), seconds, signal.as_fd()))?;
     let own_namespace = Arc::new(open(Path::new(OWN))?);
     let mark = config.config.mark;
     let named = config.places();
@@ -86,10 +86,11 @@ fn follow_routes(mark: u32, interceptions: &[InterceptedPlace]) -> Result<(), St
 }
 
 /// Lets the proxy that listens at an admin socket end, if there is one. Until this one takes connections they go by TCP.
-fn replace(admin: &Path, seconds: u64) -> Result<(), String> {
-    let Ok(earlier) = AdminClient::connect(admin) else { return Ok(()) };
+fn replace(admin: &Path, seconds: u64, stop: BorrowedFd<'_>) -> Result<(), String> {
+    let earlier = AdminClient::connect_to_any(admin).map_err(|why| format!("--replace: {why}"))?;
+    let Some(earlier) = earlier else { return Ok(()) };
     crate::log(format_args!("the proxy at {} has {seconds} s for its open streams", admin.display()));
-    earlier.end(seconds).map(drop).map_err(|why| format!("--replace: {why}"))
+    earlier.end(seconds, Some(stop)).map(drop).map_err(|why| format!("--replace: {why}"))
 }
 
 /// Runs the control thread's loop, which answers the thread that shows metrics.

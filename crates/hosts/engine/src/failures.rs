@@ -10,12 +10,12 @@ use crate::objects::{ContextSlot, NO_PATH, QpSlot};
 use crate::outbox::Outbox;
 use crate::paths::hello_times::HelloTimes;
 use crate::paths::path::Path;
+use crate::ring::{RingOwner, RingQuery};
 use crate::tally::device_counts;
 use burst_base::verbs::access;
 use burst_base::{Nanos, Reason};
 use burst_control::failures::{
-    FailedProgram, FailureKind, FailureRecord, MemoryFinding, MemoryRecord, PacketOwner, PeerPathRecord, QpRecord,
-    RequestRecord,
+    FailedProgram, FailureKind, FailureRecord, MemoryFinding, MemoryRecord, PeerPathRecord, QpRecord, RequestRecord,
 };
 use burst_ledger::AccountId;
 use burst_mem::{KeyFinding, MrTable, Peer};
@@ -47,7 +47,8 @@ impl FailureView<'_> {
         let account = context.map_or(&unknown, |context| context.account.id());
         let record = self.record(slot, Some(&failure));
         if let Some(excerpts) = &mut outbox.excerpts {
-            let of = (slot.device, PacketOwner::QueuePair(slot.qpn.get()));
+            let owner = RingOwner::QueuePair(slot.qpn.get());
+            let of = RingQuery { device: slot.device, owner, since: excerpts.owned_since(slot.index) };
             excerpts.note(self.now, of, record.program.uid, account);
             outbox.retry_at = outbox.retry_at.min(self.now + Nanos(1));
         }

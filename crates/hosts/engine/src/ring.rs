@@ -12,7 +12,6 @@
 
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_control::capture::{CapturedPacket, reason_number};
-use burst_control::failures::PacketOwner;
 use burst_frame::{Flow, RxFrame, TRAILER_LEN, TxBatch};
 use burst_ledger::{AccountId, AccountRing};
 use burst_ubwire::{Dialect, UB_UDP_PORT, UbPacket};
@@ -63,6 +62,35 @@ pub struct PacketPlace {
     pub udp_port: u16,
     /// Device.
     pub device: DeviceId,
+}
+
+/// Whose packets are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingOwner {
+    /// The queue pair with this number.
+    QueuePair(u32),
+    /// The Jetty with this id at the node of an address of this host: each node counts its own.
+    Jetty(u32, IpAddr),
+}
+
+/// Packets that are asked for. Numbers are used again: what was sent and received before the object was made is another's.
+#[derive(Clone, Copy, Debug)]
+pub struct RingQuery {
+    /// Device.
+    pub device: DeviceId,
+    /// Whose.
+    pub owner: RingOwner,
+    /// Since when it has the number.
+    pub since: OwnedSince,
+}
+
+/// Since when an object has its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnedSince {
+    /// A time.
+    Time(Nanos),
+    /// The ring had seen so many packets, modulo 2^32.
+    Packet(u32),
 }
 
 /// What is noted of a packet besides its flow and bytes.
@@ -148,16 +176,22 @@ impl PacketRing {
     /// The packets of a queue pair or Jetty among the `scanned` packets before number `end`, the oldest first: at most `most`,
     /// the last ones. Those that it has received, and those that it has sent.
     #[cold]
-    pub fn packets_of(&self, of: (DeviceId, PacketOwner), end: usize, scanned: usize, most: usize) -> Vec<KeptPacket> {
-        let (device, owner) = of;
+    pub fn packets_of(&self, of: RingQuery, end: usize, scanned: usize, most: usize) -> Vec<KeptPacket> {
+        let RingQuery { device, owner, since } = of;
         let written = self.written();
-        let first = end.saturating_sub(scanned).max(written.saturating_sub(RING_SLOTS));
+        let (since, from) = match since {
+            OwnedSince::Time(time) => (time, 0),
+            OwnedSince::Packet(number) => {
+                (Nanos(0), written.saturating_sub((written as u32).wrapping_sub(number) as usize))
+            }
+        };
+        let first = end.saturating_sub(scanned).max(written.saturating_sub(RING_SLOTS)).max(from);
         let numbers = (first..end.min(written)).rev();
         let slots = numbers.map(|number| &self.slots[number % RING_SLOTS]);
         let is_asked_for = |slot: &&[AtomicU64; SLOT_WORDS]| {
             let facts = slot[1].load(Relaxed);
             let of_device = (facts >> 24) as u8 == device.0 as u8;
-            of_device && is_of(owner, slot, facts)
+            of_device && slot[0].load(Relaxed) >= since.0 && is_of(owner, slot, facts)
         };
         let copy = |slot: &[AtomicU64; SLOT_WORDS]| KeptPacket(std::array::from_fn(|at| slot[at].load(Relaxed)));
         let mut found: Vec<KeptPacket> = slots.filter(is_asked_for).take(most).map(copy).collect();
@@ -167,12 +201,20 @@ impl PacketRing {
 }
 
 /// Whether a packet was sent by a queue pair or Jetty of this host, or is for it.
-fn is_of(owner: PacketOwner, slot: &[AtomicU64; SLOT_WORDS], facts: u64) -> bool {
+fn is_of(owner: RingOwner, slot: &[AtomicU64; SLOT_WORDS], facts: u64) -> bool {
     match (owner, slot[3].load(Relaxed) as u16) {
-        (PacketOwner::QueuePair(qpn), burst_wire::ROCE_PORT) => queue_pair_of(slot, facts) == qpn,
-        (PacketOwner::Jetty(id), UB_UDP_PORT) => jetty_of(slot, facts) == Some(id),
+        (RingOwner::QueuePair(qpn), burst_wire::ROCE_PORT) => queue_pair_of(slot, facts) == qpn,
+        (RingOwner::Jetty(id, node), UB_UDP_PORT) => {
+            own_words(slot, facts) == words_of(node) && jetty_of(slot, facts) == Some(id)
+        }
         _ => false,
     }
+}
+
+/// This host's address of a packet.
+fn own_words(slot: &[AtomicU64; SLOT_WORDS], facts: u64) -> [u64; 2] {
+    let at = if facts & SENT != 0 { 4 } else { 6 };
+    [slot[at].load(Relaxed), slot[at + 1].load(Relaxed)]
 }
 
 /// The Jetty of this host that a packet of the Unified Bus belongs to.
@@ -239,7 +281,7 @@ impl KeptPacket {
 #[derive(Debug)]
 pub struct PacketExcerpt {
     /// What has failed.
-    pub of: PacketOwner,
+    pub of: RingOwner,
     /// User of its program.
     pub uid: u32,
     /// The packets, the oldest first.
@@ -250,8 +292,7 @@ pub struct PacketExcerpt {
 #[derive(Debug)]
 struct DueExcerpt {
     at: Nanos,
-    device: DeviceId,
-    of: PacketOwner,
+    of: RingQuery,
     uid: u32,
     account: AccountId,
 }
@@ -265,12 +306,20 @@ pub struct PacketExcerpts {
     due: Vec<DueExcerpt>,
     /// Until when scans are paid.
     paid_until: Nanos,
+    /// By a queue pair's entry in the worker's table: packets that the ring had seen when it came, modulo 2^32.
+    from: Vec<u32>,
 }
 
 impl PacketExcerpts {
     /// No excerpts.
     pub fn new(ring: Arc<PacketRing>) -> PacketExcerpts {
-        PacketExcerpts { ring, kept: AccountRing::new(EXCERPTS), due: Vec::new(), paid_until: Nanos(0) }
+        PacketExcerpts {
+            ring,
+            kept: AccountRing::new(EXCERPTS),
+            due: Vec::new(),
+            paid_until: Nanos(0),
+            from: Vec::new(),
+        }
     }
 
     /// The ring.
@@ -278,15 +327,31 @@ impl PacketExcerpts {
         &self.ring
     }
 
+    /// A queue pair has come. Without memory to note that, none of its packets are shown.
+    pub fn begin(&mut self, index: u32) {
+        let (at, seen) = (index as usize, self.ring.written() as u32);
+        if at >= self.from.len() && self.from.try_reserve(at + 1 - self.from.len()).is_ok() {
+            self.from.resize(at + 1, seen);
+        }
+        if let Some(from) = self.from.get_mut(at) {
+            *from = seen;
+        }
+    }
+
+    /// Since when the queue pair of an entry has its number.
+    pub fn owned_since(&self, index: u32) -> OwnedSince {
+        let seen = self.ring.written() as u32;
+        OwnedSince::Packet(self.from.get(index as usize).copied().unwrap_or(seen))
+    }
+
     /// A queue pair or Jetty has failed: its packets are copied in a later pass, if not too many have been.
     #[cold]
-    pub fn note(&mut self, at: Nanos, of: (DeviceId, PacketOwner), uid: u32, account: &AccountId) {
-        let (device, of) = of;
+    pub fn note(&mut self, at: Nanos, of: RingQuery, uid: u32, account: &AccountId) {
         let latest = at + Nanos(SCAN_EVERY.0 * SCANS_SAVED);
         let paid = self.paid_until.max(at) + SCAN_EVERY;
         if paid <= latest && self.due.try_reserve(1).is_ok() {
             self.paid_until = paid;
-            self.due.push(DueExcerpt { at, device, of, uid, account: account.clone() });
+            self.due.push(DueExcerpt { at, of, uid, account: account.clone() });
         }
     }
 
@@ -294,14 +359,14 @@ impl PacketExcerpts {
     #[cold]
     pub fn take_due(&mut self, now: Nanos) {
         while let Some(due) = self.due.first().filter(|due| due.at < now) {
-            let packets = self.ring.packets_of((due.device, due.of), self.ring.written(), SCANNED, EXCERPT_PACKETS);
-            self.kept.push(&due.account, PacketExcerpt { of: due.of, uid: due.uid, packets });
+            let packets = self.ring.packets_of(due.of, self.ring.written(), SCANNED, EXCERPT_PACKETS);
+            self.kept.push(&due.account, PacketExcerpt { of: due.of.owner, uid: due.uid, packets });
             self.due.remove(0);
         }
     }
 
     /// The newest excerpt of a user's queue pair or Jetty.
-    pub fn find(&self, of: PacketOwner, uid: u32) -> Option<&PacketExcerpt> {
+    pub fn find(&self, of: RingOwner, uid: u32) -> Option<&PacketExcerpt> {
         self.kept.iter().rev().find(|excerpt| (excerpt.of, excerpt.uid) == (of, uid))
     }
 }
@@ -315,6 +380,11 @@ mod tests {
     };
 
     const PLACE: PacketPlace = PacketPlace { at: Nanos(5), udp_port: burst_wire::ROCE_PORT, device: DeviceId(1) };
+
+    /// What is asked for of device 1.
+    fn of_device_1(owner: RingOwner) -> RingQuery {
+        RingQuery { device: DeviceId(1), owner, since: OwnedSince::Packet(0) }
+    }
 
     fn bth(qpn: u32) -> [u8; 12] {
         let [_, a, b, c] = qpn.to_be_bytes();
@@ -344,7 +414,7 @@ mod tests {
             [(flow(), &long[..13], None), (v6, &long[..], Some(Reason::BadIcrc)), (flow(), &long[..12], None)]
         {
             ring.received(PLACE, &RxFrame { flow, bytes }, reason);
-            let found = ring.packets_of((DeviceId(1), PacketOwner::QueuePair(0x123456)), ring.written(), 1, 9);
+            let found = ring.packets_of(of_device_1(RingOwner::QueuePair(0x123456)), ring.written(), 1, 9);
             let mut message = vec![0; 8];
             found[0].append_to(&mut message, 100);
             let (_, packets) = captured(&message).expect("a message");
@@ -369,13 +439,23 @@ mod tests {
         }
         ring.sent(PacketPlace { at: Nanos(10), ..PLACE }, &batch);
         let of = |qpn, scanned, most| {
-            times(&ring.packets_of((DeviceId(1), PacketOwner::QueuePair(qpn)), ring.written(), scanned, most))
+            times(&ring.packets_of(of_device_1(RingOwner::QueuePair(qpn)), ring.written(), scanned, most))
         };
         assert_eq!(of(0x11, SCANNED, 9), [0, 2, 4, 6, 8, 10], "not the packet that another one sent to its number");
         assert_eq!(of(0x12, SCANNED, 2), [9, 10]);
         assert_eq!((of(0x11, 4, 9), of(0x13, SCANNED, 9)), (vec![8, 10], vec![]));
+        for (from, seen) in [(0, 6), (4, 4), (12, 0), (u32::MAX, 6)] {
+            let since = RingQuery { since: OwnedSince::Packet(from), ..of_device_1(RingOwner::QueuePair(0x11)) };
+            assert_eq!(ring.packets_of(since, ring.written(), SCANNED, 9).len(), seen, "since packet {from}");
+        }
         assert!(
-            ring.packets_of((DeviceId(0), PacketOwner::QueuePair(0x11)), ring.written(), SCANNED, 9).is_empty(),
+            ring.packets_of(
+                RingQuery { device: DeviceId(0), ..of_device_1(RingOwner::QueuePair(0x11)) },
+                ring.written(),
+                SCANNED,
+                9
+            )
+            .is_empty(),
             "other device"
         );
         (0..RING_SLOTS as u64).for_each(|at| receive(&ring, 100 + at, 0x99));
@@ -409,10 +489,17 @@ mod tests {
             assert!(batch.push(&flow(), &bytes, &[], 0));
             ring.sent(PacketPlace { at: Nanos(10 + at), ..place }, &batch);
         }
-        let of = |owner| times(&ring.packets_of((DeviceId(1), owner), ring.written(), SCANNED, 9));
-        assert_eq!(of(PacketOwner::Jetty(ours)), [10, 1, 2]);
-        assert_eq!(of(PacketOwner::Jetty(theirs)), [0, 11, 3]);
-        assert!(of(PacketOwner::Jetty(0)).is_empty() && of(PacketOwner::QueuePair(ours)).is_empty());
+        let of = |owner| times(&ring.packets_of(of_device_1(owner), ring.written(), SCANNED, 9));
+        // Sent from one address, and received at the other one: two nodes, which count their own.
+        let [sender, receiver] = [flow().src, flow().dst];
+        assert_eq!([of(RingOwner::Jetty(ours, sender)), of(RingOwner::Jetty(ours, receiver))], [vec![10], vec![1, 2]]);
+        assert_eq!(
+            [of(RingOwner::Jetty(theirs, sender)), of(RingOwner::Jetty(theirs, receiver))],
+            [vec![11], vec![0, 3]]
+        );
+        assert!(of(RingOwner::Jetty(0, sender)).is_empty() && of(RingOwner::QueuePair(ours)).is_empty());
+        let later = RingQuery { since: OwnedSince::Time(Nanos(2)), ..of_device_1(RingOwner::Jetty(ours, receiver)) };
+        assert_eq!(times(&ring.packets_of(later, ring.written(), SCANNED, 9)), [2], "not those of a former one");
     }
 
     #[test]
@@ -421,20 +508,20 @@ mod tests {
         let account = AccountId::User;
         (0..100).for_each(|qpn| receive(&excerpts.ring, 1, qpn));
         let mut now = Nanos(1_000_000);
-        (0..100).for_each(|qpn| excerpts.note(now, (DeviceId(1), PacketOwner::QueuePair(qpn)), 7, &account(7)));
+        (0..100).for_each(|qpn| excerpts.note(now, of_device_1(RingOwner::QueuePair(qpn)), 7, &account(7)));
         excerpts.take_due(now);
-        assert!(excerpts.find(PacketOwner::QueuePair(0), 7).is_none(), "not in the pass of the failure");
+        assert!(excerpts.find(RingOwner::QueuePair(0), 7).is_none(), "not in the pass of the failure");
         now = now + SCAN_EVERY;
         excerpts.take_due(now);
         let has = |excerpts: &PacketExcerpts, uid| {
             (0..100)
-                .filter(|qpn| excerpts.find(PacketOwner::QueuePair(*qpn), uid).is_some_and(|e| !e.packets.is_empty()))
+                .filter(|qpn| excerpts.find(RingOwner::QueuePair(*qpn), uid).is_some_and(|e| !e.packets.is_empty()))
                 .count()
         };
         assert_eq!((has(&excerpts, 7), has(&excerpts, 8)), (SCANS_SAVED as usize, 0));
         for qpn in 0..100 {
             now = now + SCAN_EVERY;
-            excerpts.note(now, (DeviceId(1), PacketOwner::QueuePair(qpn)), 8, &account(8));
+            excerpts.note(now, of_device_1(RingOwner::QueuePair(qpn)), 8, &account(8));
             excerpts.take_due(now + Nanos(1));
         }
         assert_eq!((has(&excerpts, 7), has(&excerpts, 8)), (SCANS_SAVED as usize, EXCERPTS - SCANS_SAVED as usize));

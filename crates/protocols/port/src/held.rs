@@ -90,6 +90,10 @@ impl HeldPort {
         let sockets = Arc::new(HeldSockets { held: Mutex::default(), outlives: store });
         let held = HeldPort { spec: spec.at(address), encapsulation: *encapsulation, sockets };
         drop(held.open_sockets()?);
+        if held.sockets.enter().is_empty() {
+            let none_kept = std::io::Error::from_raw_os_error(libc::EMFILE);
+            return Err(PortError::from_io("keep a socket that holds a UDP port", none_kept));
+        }
         held.rest();
         Ok(Some(held))
     }

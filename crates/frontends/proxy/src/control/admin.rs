@@ -17,6 +17,8 @@ use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant, SystemTime};
 
+/// Most seconds that a proxy may take to end.
+pub const DRAIN_MAX: u64 = 86_400;
 /// How long a worker or the asking process may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -99,9 +101,9 @@ impl Control {
             exporter::ASKED => format!("{}\n", json!(self.report())),
             "log" => log_level(about),
             "drain" => match about.parse() {
-                Ok(seconds) => self.drain(Some(Duration::from_secs(seconds))),
+                Ok(seconds) if seconds <= DRAIN_MAX => self.drain(Some(Duration::from_secs(seconds))),
                 Err(_) if about.is_empty() => self.drain(None),
-                Err(_) => format!("error: {about} is no number of seconds\n"),
+                _ => format!("error: {about} is no number of seconds up to {DRAIN_MAX}\n"),
             },
             "reload" => self.reload().unwrap_or_else(|why| format!("error: {why}\n")),
             "break-queue-pairs" => {
@@ -122,11 +124,14 @@ impl Control {
         self.update_alive();
         let Some(within) = within else { return "no new connections are taken; open streams go on\n".into() };
         let now = Instant::now();
-        self.end = Some(DrainEnd { after: now + HEARTBEAT, by: now + within.max(HEARTBEAT) });
-        format!(
-            "no new connections are taken; the proxy ends with the last open stream, or after {} s\n",
-            within.as_secs()
-        )
+        // A later request neither takes back what an earlier one has said nor shortens the time that it gave to streams.
+        let by = self.end.map_or(now + within.max(HEARTBEAT), |end| end.by);
+        self.end.get_or_insert(DrainEnd { after: now + HEARTBEAT, by });
+        let left = by.saturating_duration_since(now).as_secs();
+        if left > within.as_secs() + 1 {
+            return format!("error: the proxy ends already, with its last open stream or in {left} s\n");
+        }
+        format!("no new connections are taken; the proxy ends with the last open stream, or in {left} s\n")
     }
 
     /// Whether a proxy that is drained should end now. Streams that are open then are reset by the end of the process.

@@ -2,13 +2,12 @@
 //! and the path, and kept beside those of queue pairs.
 
 use crate::failures::path_record;
+use crate::ring::{OwnedSince, RingOwner, RingQuery};
 use crate::urma::endpoint::UrmaEndpoint;
 use crate::urma::endpoint::address_at;
 use crate::urma::endpoints::UrmaShared;
 use burst_base::Nanos;
-use burst_control::failures::{
-    FailedProgram, FailureKind, FailureRecord, JettyChannelRecord, JettyRecord, PacketOwner,
-};
+use burst_control::failures::{FailedProgram, FailureKind, FailureRecord, JettyChannelRecord, JettyRecord};
 use burst_ledger::AccountId;
 use burst_urma::{CompletionRecord, CrStatus};
 
@@ -18,6 +17,8 @@ pub(crate) struct JettyFailure {
     pub context: u32,
     /// How it has ended.
     pub completion: CompletionRecord,
+    /// When its Jetty was made. `None`: it is a receive queue's.
+    pub since: Option<Nanos>,
 }
 
 /// Whether a completion reports a failure of its own, not the end of a Jetty that has failed before.
@@ -51,8 +52,9 @@ pub(crate) fn note(failure: &JettyFailure, endpoint: &UrmaEndpoint, shared: &mut
         qp: None,
         jetty: Some(Box::new(jetty_record(&failure.completion, endpoint, shared))),
     };
-    if let Some(excerpts) = shared.excerpts.as_deref_mut() {
-        let of = (endpoint.device(), PacketOwner::Jetty(failure.completion.local_id));
+    if let (Some(excerpts), Some(since)) = (shared.excerpts.as_deref_mut(), failure.since) {
+        let owner = RingOwner::Jetty(failure.completion.local_id, endpoint.address());
+        let of = RingQuery { device: endpoint.device(), owner, since: OwnedSince::Time(since) };
         excerpts.note(shared.now, of, record.program.uid, account);
         *shared.retry_at = (*shared.retry_at).min(shared.now + Nanos(1));
     }

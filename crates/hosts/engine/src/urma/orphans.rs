@@ -20,18 +20,18 @@ const STEPS: usize = 256;
 pub(crate) struct OrphanNumbers<I> {
     rest: I,
     /// Those that were in use when they were to be deleted.
-    again: Vec<u32>,
+    again: VecDeque<u32>,
 }
 
 impl<I: ExactSizeIterator<Item = u32>> OrphanNumbers<I> {
     pub fn new(rest: I) -> OrphanNumbers<I> {
-        OrphanNumbers { rest, again: Vec::new() }
+        OrphanNumbers { rest, again: VecDeque::new() }
     }
     fn is_empty(&self) -> bool {
         self.rest.len() == 0 && self.again.is_empty()
     }
     fn pop(&mut self) -> Option<u32> {
-        self.rest.next().or_else(|| self.again.pop())
+        self.rest.next().or_else(|| self.again.pop_front())
     }
     /// Deletes as many as there are steps left. Whether one is in use.
     fn delete(&mut self, steps: &mut usize, mut delete: impl FnMut(u32) -> Result<(), UrmaError>) -> bool {
@@ -45,7 +45,7 @@ impl<I: ExactSizeIterator<Item = u32>> OrphanNumbers<I> {
             }
         }
         let is_busy = !busy.is_empty();
-        self.again.append(&mut busy);
+        self.again.extend(busy);
         is_busy
     }
 }

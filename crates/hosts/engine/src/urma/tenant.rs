@@ -11,7 +11,7 @@ use crate::transmit::sched::{NO_TICKET, Scheduler, URMA_ENTRY};
 use crate::urma::endpoint::UrmaEndpoint;
 use crate::urma::failures::{JettyFailure, is_failure};
 use crate::urma::records::{cqe_of, receive_of, refused, request_of};
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
 use burst_control::AsyncObject;
 use burst_control::events::EventSink;
 use burst_control::urma_calls::UrmaPost;
@@ -51,6 +51,8 @@ pub(crate) struct TenantJetty {
     jfr: Option<u32>,
     /// Work requests that were taken from the ring.
     taken: u32,
+    /// When it was made.
+    made_at: Nanos,
 }
 
 /// A program with its objects.
@@ -137,8 +139,8 @@ impl UrmaTenant {
     }
 
     /// Adds a Jetty.
-    pub(crate) fn add_jetty(&mut self, jetty: u32, jfc: u32, jfr: Option<u32>) {
-        let before = self.jetties.insert(jetty, TenantJetty { jfc, jfr, taken: 0 });
+    pub(crate) fn add_jetty(&mut self, jetty: u32, (jfc, jfr): (u32, Option<u32>), made_at: Nanos) {
+        let before = self.jetties.insert(jetty, TenantJetty { jfc, jfr, taken: 0, made_at });
         debug_assert!(before.is_none(), "Jetty {jetty} was created twice");
     }
 
@@ -306,7 +308,10 @@ impl UrmaTenant {
         let (mut is_whole, mut failures) = (true, Vec::new());
         while let Some(cr) = endpoint.node.poll_jfc(jfc) {
             if is_failure(cr.status) {
-                failures.push(JettyFailure { context: self.context, completion: cr });
+                // Receive queues have numbers of their own.
+                let jetty = self.jetties.get(&cr.local_id).filter(|_| cr.local_kind == TargetKind::Jetty);
+                let since = jetty.map(|jetty| jetty.made_at);
+                failures.push(JettyFailure { context: self.context, completion: cr, since });
             }
             let entry = self.entry(&cr, &endpoint.node);
             if !self.complete(jfc, &entry, events) {

@@ -1,10 +1,10 @@
 //! Calls for `burst why`: records of failures, and a queue pair as it is now.
 
 use crate::failures::FailureView;
-use crate::ring::{KeptPacket, SCANNED};
+use crate::ring::{KeptPacket, OwnedSince, RingOwner, RingQuery, SCANNED};
 use crate::worker::Worker;
 use burst_base::{DeviceId, Nanos, Qpn};
-use burst_control::failures::{FailureRecord, PacketOwner};
+use burst_control::failures::FailureRecord;
 
 impl Worker {
     /// The records of failures, in no order. Their ages are replaced by what has become of them since; what the peers of
@@ -34,7 +34,7 @@ impl Worker {
     }
 
     /// The packets of a user's queue pair or Jetty up to its failure, if they were copied then.
-    pub fn failed_packets(&mut self, of: PacketOwner, uid: u32) -> Option<Vec<KeptPacket>> {
+    pub fn failed_packets(&mut self, of: RingOwner, uid: u32) -> Option<Vec<KeptPacket>> {
         let excerpts = self.core.outbox.excerpts.as_mut()?;
         excerpts.take_due(Nanos::NEVER);
         excerpts.find(of, uid).map(|excerpt| excerpt.packets.clone())
@@ -42,9 +42,15 @@ impl Worker {
 
     /// The packets of a queue pair or Jetty in a part of the ring: of the [`SCANNED`] packets before number `end` the last
     /// `most`.
-    pub fn ring_packets(&self, of: (DeviceId, PacketOwner), end: usize, most: usize) -> Vec<KeptPacket> {
+    pub fn ring_packets(&self, of: RingQuery, end: usize, most: usize) -> Vec<KeptPacket> {
         let ring = self.core.outbox.excerpts.as_ref().map(|excerpts| excerpts.ring());
         ring.map_or_else(Vec::new, |ring| ring.packets_of(of, end, SCANNED, most))
+    }
+
+    /// Since when a queue pair has its number.
+    pub fn owned_since(&self, qpn: Qpn) -> Option<OwnedSince> {
+        let index = self.core.slot(qpn)?.index;
+        self.core.outbox.excerpts.as_ref().map(|excerpts| excerpts.owned_since(index))
     }
 
     /// What a queue pair is now, and its context's user.

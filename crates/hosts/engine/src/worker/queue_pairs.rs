@@ -32,6 +32,9 @@ impl Worker {
         debug_assert!(self.core.directory.find(slot.qpn) == index && index != 0, "an entry without a number");
         slot.index = index;
         slot.has_more = slot.srq.is_some();
+        if let Some(excerpts) = &mut self.core.outbox.excerpts {
+            excerpts.begin(index);
+        }
         let qp = &mut slot.qp;
         qp.accept_selective(self.core.options.selective);
         qp.set_rto(self.core.options.rto);

@@ -137,7 +137,11 @@ impl Host {
             let id = device.id;
             device.caps.addrs.iter().map(move |addr| (id, addr.ip)).collect::<Vec<_>>()
         };
-        let present: Vec<UrmaAddress> = self.devices.iter().flat_map(of_device).collect();
+        let mut present: Vec<UrmaAddress> = self.devices.iter().flat_map(of_device).collect();
+        // A node that is open has its port until it ends, whether or not its address is away for a while.
+        let nodes = self.urma.open.iter().map(|(eid, open)| (open.device, address_of(*eid)));
+        let away: Vec<UrmaAddress> = nodes.filter(|at| !present.contains(at)).collect();
+        present.extend(away);
         let mut ports = std::mem::take(&mut self.urma.ports);
         ports.update(&present, |at| self.hold_urma_port(at));
         self.urma.ports = ports;

@@ -39,7 +39,8 @@ impl HeldUrmaPorts {
             return;
         }
         self.held.retain(|at, _| present.contains(at));
-        if let Some(at) = self.missing.pop_front().filter(|at| present.contains(at)) {
+        self.missing.retain(|at| present.contains(at));
+        if let Some(at) = self.missing.pop_front() {
             match hold(at) {
                 Ok(held) => {
                     tracing::info!(address = %at.1, "the port of URMA is free again, and held");
@@ -60,5 +61,33 @@ impl HeldUrmaPorts {
             self.held.insert(*at, held);
         }
         assert!(self.missing.len() <= self.held.len(), "an address is missing twice");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_go_while_another_process_has_their_ports_are_not_missing_any_more() {
+        let at = |last: u8| (DeviceId(0), IpAddr::from([127, 0, 0, last]));
+        let mut ports = HeldUrmaPorts { is_on: true, ..HeldUrmaPorts::default() };
+        let mut tried = Vec::new();
+        let mut look = |present: &[UrmaAddress], is_free: bool| {
+            tried.clear();
+            ports.update(present, |at| {
+                tried.push(at);
+                if is_free { Ok(None) } else { Err("taken".into()) }
+            });
+            (ports.missing.len(), ports.held.len(), tried.len())
+        };
+        let all = [at(1), at(2), at(3)];
+        assert_eq!(look(&all, false), (3, 3, 3));
+        assert_eq!(look(&all[..1], false), (1, 1, 1), "two go at once");
+        assert_eq!(look(&all, false), (3, 3, 3), "they are back");
+        for left in (0..3).rev() {
+            assert_eq!(look(&all, true), (left, 3, 1));
+        }
+        assert_eq!(look(&all, true), (0, 3, 0), "nothing is left to be tried");
     }
 }

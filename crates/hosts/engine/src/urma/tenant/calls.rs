@@ -4,6 +4,7 @@ use crate::objects::EngineCq;
 use crate::urma::orphans::delete_jetty;
 use crate::urma::records::{cqe_of, words_of};
 use crate::urma::tenant::{LeavingObjects, UrmaTenant};
+use burst_base::Nanos;
 use burst_control::urma_calls::{URMA_FLUSHED_MAX, UrmaAnswer, UrmaCall, UrmaJettyAttr};
 use burst_ubwire::ServiceMode;
 use burst_urma::{
@@ -120,7 +121,7 @@ impl UrmaTenant {
             }
         };
         match call {
-            UrmaCall::CreateJetty(attr) => self.create_jetty(node, &attr),
+            UrmaCall::CreateJetty(attr) => self.create_jetty(node, &attr, env.now),
             UrmaCall::DeleteJfc { .. } | UrmaCall::CreateGroup { .. } | UrmaCall::DeleteGroup { .. } => {
                 self.use_group_or_jfc(node, call)
             }
@@ -199,7 +200,7 @@ impl UrmaTenant {
         }
     }
 
-    fn create_jetty(&mut self, node: &mut UrmaNode, attr: &UrmaJettyAttr) -> Result<UrmaAnswer, UrmaError> {
+    fn create_jetty(&mut self, node: &mut UrmaNode, attr: &UrmaJettyAttr, now: Nanos) -> Result<UrmaAnswer, UrmaError> {
         let mode = match attr.mode {
             1 => TransMode::Rm,
             2 => TransMode::Rc,
@@ -230,7 +231,7 @@ impl UrmaTenant {
             owner: self.owner(),
             ..JettyConfig::new(attr.jfc, attr.jfr)
         })?;
-        self.add_jetty(jetty, attr.jfc, attr.jfr);
+        self.add_jetty(jetty, (attr.jfc, attr.jfr), now);
         Ok(UrmaAnswer::Number(jetty))
     }
 
