@@ -136,6 +136,7 @@ fn host(time: &Arc<AtomicU64>, forged: &[Forged; 2], bus: &Bus) -> Host {
         urma_lanes: 1,
         urma_caqm: false,
         hold_urma: false,
+        gpu: true,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
         account_depth: 0,

@@ -14,6 +14,7 @@ complete -c burstd -l rto -d 'Waits of loss recovery: shared where peers sleep o
 complete -c burstd -l urma-lanes -d 'Lanes of URMA to each peer (docs/urma.md), the fewer of both hosts\': channels with a window each that leave by UDP source ports of their own, so that switches and adapters spread them over paths and queues [env: BURST_URMA_LANES, default: 1]' -r
 complete -c burstd -l urma-caqm -d 'C-AQM for channels of URMA instead of the congestion control of their paths: only where all switches answer it (docs/urma-transport.md) [env: BURST_URMA_CAQM, default: off]' -r
 complete -c burstd -l urma-hold -d 'Hold UDP port 4792 of each address while no program of the daemon uses URMA, so that no other user takes it; off for programs that have nodes of their own at the daemon\'s addresses (docs/urma-programs.md) [env: BURST_URMA_HOLD, default: on]' -r
+complete -c burstd -l gpu -d 'Let programs register memory of their GPUs, which no GPU has run yet (docs/gpu.md) [env: BURST_GPU, default: off]' -r
 complete -c burstd -l packet-ring -d 'Each worker keeps the heads of its last 32,768 packets (4 MiB), so that burst why QPN --pcap FILE gives the packets of a queue pair up to its failure [env: BURST_PACKET_RING, default: off]' -r
 complete -c burstd -l idle-exit -d 'End when no program has been connected for this long; 0: never [env: BURST_IDLE_EXIT, default: 0]' -r
 complete -c burstd -l ready-fd -d 'Descriptor that gets the line "ready" once the daemon serves; default none [env: BURST_READY_FD]' -r

@@ -167,8 +167,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 /// `ibv_reg_dmabuf_mr`: memory of a GPU, by the address that programs give as `iova`, which is that on the device. The
 /// descriptor is not used: the bytes are copied by CUDA.
 ///
-/// EOPNOTSUPP: the program has not loaded CUDA, or `iova` is no address of a device. EBADF: `fd` is no descriptor; by this
-/// answer to descriptor -1 UCX and NCCL know that there are such regions.
+/// EOPNOTSUPP: the program has not loaded CUDA, the daemon's key `gpu` is off, or `iova` is no address of a device. EBADF:
+/// `fd` is no descriptor; by this answer to descriptor -1 UCX and NCCL know that there are such regions.
 ///
 /// # Safety
 /// As for `ibv_reg_mr`.
@@ -185,6 +185,8 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
         if !memory::may_copy_for_devices() {
             return Err(EOPNOTSUPP);
         }
+        // SAFETY: the caller gives a live PD.
+        memory::open_copier(unsafe { pd_of(pd) }?.0)?;
         // SAFETY: asks for the flags of a descriptor, if there is one.
         if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
             return Err(EBADF);

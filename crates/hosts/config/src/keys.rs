@@ -40,6 +40,8 @@ pub enum KeyId {
     UrmaCaqm,
     /// `urma_hold`.
     UrmaHold,
+    /// `gpu`.
+    Gpu,
     /// `packet_ring`.
     PacketRing,
     /// `idle_exit`.
@@ -250,6 +252,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "on",
         help: "Hold UDP port 4792 of each address while no program of the daemon uses URMA, so that no other user takes it; off for programs that have nodes of their own at the daemon's addresses (docs/urma-programs.md)",
+    },
+    ConfigKey {
+        id: KeyId::Gpu,
+        name: "gpu",
+        flag: "gpu",
+        env: "BURST_GPU",
+        kind: ValueKind::Switch,
+        many: false,
+        default: "off",
+        help: "Let programs register memory of their GPUs, which no GPU has run yet (docs/gpu.md)",
     },
     ConfigKey {
         id: KeyId::PacketRing,

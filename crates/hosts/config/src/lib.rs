@@ -249,6 +249,7 @@ const SELECTIVE_REPEAT: NumberKey = NumberKey::new(KeyId::SelectiveRepeat);
 const URMA_LANES: NumberKey = NumberKey::new(KeyId::UrmaLanes);
 const URMA_CAQM: NumberKey = NumberKey::new(KeyId::UrmaCaqm);
 const URMA_HOLD: NumberKey = NumberKey::new(KeyId::UrmaHold);
+const GPU: NumberKey = NumberKey::new(KeyId::Gpu);
 const PACKET_RING: NumberKey = NumberKey::new(KeyId::PacketRing);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
@@ -294,6 +295,7 @@ fn assemble(values: &ConfigValues) -> Config {
             urma_lanes: values.number_or_default(URMA_LANES) as u8,
             urma_caqm: values.number_or_default(URMA_CAQM) == 1,
             hold_urma: values.number_or_default(URMA_HOLD) == 1,
+            gpu: values.number_or_default(GPU) == 1,
             packet_ring: values.number_or_default(PACKET_RING) == 1,
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,

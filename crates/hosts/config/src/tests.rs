@@ -135,6 +135,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::UrmaLanes => "4",
         KeyId::UrmaCaqm => "yes",
         KeyId::UrmaHold => "no",
+        KeyId::Gpu => "on",
         KeyId::PacketRing => "on",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",

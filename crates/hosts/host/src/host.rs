@@ -143,6 +143,8 @@ pub struct Host {
     pub(crate) program_memory: ProgramMemory,
     /// Worker numbers lent to programs.
     pub(crate) lending: Lending,
+    /// Whether programs may open copiers ([`HostOptions::gpu`]).
+    pub(crate) has_copiers: bool,
     /// Whether this host has a lent number.
     pub(crate) is_lent: bool,
     room: room::TableRoom,
@@ -289,6 +291,7 @@ impl Host {
             store: None,
             program_memory: ProgramMemory::new(),
             lending: Lending::default(),
+            has_copiers: options.gpu,
             is_lent: options.lent.is_some(),
             room: room::TableRoom::default(),
             urma: urma::UrmaNodes::new(options),

@@ -46,6 +46,8 @@ pub struct HostOptions {
     /// Whether the UDP port of URMA is held at each address while no program uses URMA. Only a host that opens its ports itself
     /// holds it.
     pub hold_urma: bool,
+    /// Whether programs may open copiers for the memory of their GPUs.
+    pub gpu: bool,
     /// Whether workers keep their last packets, for `burst why QPN --pcap`.
     pub packet_ring: bool,
     /// How users share what there is.

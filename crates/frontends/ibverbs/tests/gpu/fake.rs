@@ -57,6 +57,10 @@ fn load() -> Option<FakeCuda> {
         if std::env::var_os("BURST_FAKE_CUDA_SEED").is_none() {
             std::env::set_var("BURST_FAKE_CUDA_SEED", "1");
         }
+        // Also before the daemon starts, which inherits it.
+        if std::env::var_os("BURST_GPU").is_none() {
+            std::env::set_var("BURST_GPU", "on");
+        }
     }
     let path = CString::new(file.as_os_str().as_bytes()).expect("no zero byte");
     // SAFETY: a library without constructors.

@@ -8,4 +8,5 @@ mod killing;
 #[allow(dead_code, reason = "these tests use a part of it")]
 mod pair;
 mod receiving;
+mod refused;
 mod sending;

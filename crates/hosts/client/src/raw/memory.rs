@@ -7,7 +7,7 @@ use super::RawContext;
 use crate::error::{ClientError, Result};
 use crate::raw::copier::DeviceRegistration;
 use burst_base::verbs::access;
-use burst_control::{MrPiece, MrPieceKind, Request, Response};
+use burst_control::{ControlError, MrPiece, MrPieceKind, Request, Response};
 use burst_cuda::{CudaDriver, DeviceContext};
 use burst_mem::swap::{self, PieceSource, Registration};
 use std::os::fd::BorrowedFd;
@@ -116,6 +116,14 @@ pub fn may_copy_for_devices() -> bool {
     CudaDriver::find().is_some()
 }
 
+/// Opens the context's copier for the memory of devices, if it has none yet.
+///
+/// # Errors
+/// The daemon's refusal: EOPNOTSUPP where it allows no copiers.
+pub fn open_copier(context: &RawContext) -> Result<()> {
+    context.with_copier(|_| ())
+}
+
 /// Whether `len` bytes at `addr` are in the memory of a device.
 pub fn is_on_device(addr: u64, len: u64) -> bool {
     CudaDriver::find().is_some_and(|driver| driver.device_context(addr, len).is_some())
@@ -125,7 +133,8 @@ pub fn is_on_device(addr: u64, len: u64) -> bool {
 fn register_device(context: &RawContext, pd: u32, range: MemoryRange, device: DeviceContext) -> Result<RawMr> {
     let (addr, len) = (range.addr as u64, range.len as u64);
     // Before the daemon writes records for it.
-    let registration = context.with_copier(|copier| copier.add(addr, len, device))?;
+    let registration =
+        context.with_copier(|copier| copier.add(addr, len, device)).map_err(unreachable_without_copier)?;
     let piece = MrPiece { addr, len, kind: MrPieceKind::Device };
     match ask(context, pd, range, vec![piece], &[]) {
         Ok((handle, lkey, rkey)) => {
@@ -135,6 +144,17 @@ fn register_device(context: &RawContext, pd: u32, range: MemoryRange, device: De
             unshare(context, Some(MemorySharing::Device(registration)));
             Err(error)
         }
+    }
+}
+
+/// Where the daemon allows no copiers, memory of a device is an address that is not mapped, as without CUDA; the daemon's
+/// sentence stays.
+fn unreachable_without_copier(error: ClientError) -> ClientError {
+    match error {
+        ClientError::Control(ControlError::Refused { errno: libc::EOPNOTSUPP, sentence }) => {
+            ControlError::Refused { errno: libc::EFAULT, sentence }.into()
+        }
+        other => other,
     }
 }
 

@@ -242,6 +242,9 @@ impl Context {
 
     /// Opens the copier: a ring for each worker, whose segments go to the program.
     pub(super) fn open_copier(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
+        if !host.has_copiers {
+            return refuse(libc::EOPNOTSUPP, "memory of GPUs is not enabled: the key gpu is off (docs/gpu.md)");
+        }
         if self.copier.is_some() {
             return refuse(libc::EEXIST, "this context has a copier already");
         }

@@ -24,7 +24,10 @@ fn eid(last: u8) -> [u8; 16] {
 
 /// A host whose nodes have ports in memory.
 fn host_with_nodes(share: u8) -> Host {
-    let mut host = host(share);
+    with_nodes(host(share))
+}
+
+fn with_nodes(mut host: Host) -> Host {
     host.lend_urma_ports(Box::new(|_, address: IpAddr| {
         let port: Box<dyn Port> = Box::new(Hub::new(MemConfig::default()).port("urma", &[address]));
         Some(port)
@@ -402,7 +405,14 @@ fn no_other_program_takes_the_port_of_urma_before_between_and_after_programs_tha
 
 #[test]
 fn a_program_opens_one_copier_and_its_device_memory_is_no_segment() {
-    let mut host = host_with_nodes(100);
+    let mut off = host(100);
+    let mut refused = Program::start(&mut off, 1001).expect("a program");
+    let refusal = refused.ask(&mut off, Request::OpenCopier).expect_err("no copiers unless they are allowed");
+    assert_eq!(refusal.errno, libc::EOPNOTSUPP);
+    assert!(refusal.sentence.contains("the key gpu"), "{}", refusal.sentence);
+    refused.end(&mut off);
+
+    let mut host = with_nodes(crate::common::host_with(&HostOptions { gpu: true, ..crate::common::options(1, 100) }));
     let (mut a, _) = start(&mut host, 1001);
     let pd = a.pd;
     let device = |pieces| Request::RegMr { pd, addr: BASE, len: 100, iova: BASE, access: 1, pieces, replaces: None };

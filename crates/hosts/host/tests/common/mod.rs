@@ -35,6 +35,7 @@ pub fn options(workers: usize, share: u8) -> HostOptions {
         urma_lanes: 1,
         urma_caqm: false,
         hold_urma: false,
+        gpu: false,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         account_depth: 0,

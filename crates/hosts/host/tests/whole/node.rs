@@ -79,6 +79,7 @@ impl Node {
             urma_lanes: 1,
             urma_caqm: false,
             hold_urma: false,
+            gpu: true,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             account_depth: 0,
